@@ -1,0 +1,71 @@
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex};
+
+use crate::Result;
+
+/// Plans by what they were made from, so that a training step plans nothing after its first run.
+///
+/// A key is everything that a plan depends on: layouts and an operator's options, never a scalar argument.
+#[derive(Default)]
+pub struct PlanCache {
+    tables: Mutex<HashMap<TypeId, Box<dyn Any + Send>>>,
+}
+
+impl PlanCache {
+    /// The plan stored under `key`, or the one that `make` returns, which is then stored.
+    ///
+    /// # Errors
+    /// Those of `make`; nothing is stored then.
+    pub fn get_or_make<K, V>(&self, key: K, make: impl FnOnce(&K) -> Result<V>) -> Result<Arc<V>>
+    where
+        K: Hash + Eq + Send + 'static,
+        V: Send + Sync + 'static,
+    {
+        if let Some(plan) = self.table(|table: &mut HashMap<K, Arc<V>>| table.get(&key).cloned()) {
+            return Ok(plan);
+        }
+        let plan = Arc::new(make(&key)?);
+        self.table(|table| table.insert(key, plan.clone()));
+        Ok(plan)
+    }
+
+    fn table<K, V, T>(&self, use_table: impl FnOnce(&mut HashMap<K, Arc<V>>) -> T) -> T
+    where
+        K: Hash + Eq + Send + 'static,
+        V: Send + Sync + 'static,
+    {
+        let mut tables = self.tables.lock().unwrap_or_else(|e| e.into_inner());
+        let table = tables
+            .entry(TypeId::of::<(K, V)>())
+            .or_insert_with(|| Box::new(HashMap::<K, Arc<V>>::new()));
+        use_table(table.downcast_mut().expect("tables are kept by their type"))
+    }
+}
+
+impl fmt::Debug for PlanCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PlanCache")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_made_once_per_key() {
+        let cache = PlanCache::default();
+        let mut made = 0;
+        for key in [1_u32, 2, 1] {
+            let plan = cache.get_or_make(key, |key| {
+                made += 1;
+                Ok(key * 10)
+            });
+            assert_eq!(*plan.unwrap(), key * 10);
+        }
+        assert_eq!(made, 2);
+    }
+}

@@ -1,0 +1,228 @@
+//! Collective operations over a group of ranks, built on batches of messages.
+//!
+//! Sums run in the order of the group on every rank, so that all ranks, and all engines, get the same bits.
+
+use burn::tensor::Tensor;
+
+use super::{Batch, Communicator, Expected, Operation, Payload, Traffic};
+use crate::layout::ReduceOp;
+use crate::{Error, Result};
+
+/// Above this many elements a sum is split over the ranks; below it every rank adds all contributions.
+const SPLIT_REDUCTION_ABOVE: usize = 1 << 14;
+
+/// Sends one payload to every rank of the group but this one, and returns what they sent, by place in the group.
+fn exchange_all(
+    comm: &dyn Communicator,
+    group: &[usize],
+    operation: &Operation,
+    send: impl Fn(usize) -> Payload,
+    expected: &Expected,
+) -> Result<Vec<Option<Payload>>> {
+    let peers = || {
+        let others = group.iter().enumerate();
+        others.filter(|(_, rank)| **rank != comm.rank())
+    };
+    let in_flight = comm.start(Batch {
+        operation: operation.clone(),
+        sends: peers().map(|(place, &rank)| (rank, send(place))).collect(),
+        receives: peers().map(|(_, &rank)| (rank, expected.clone())).collect(),
+    })?;
+    let mut received = in_flight.finish()?.into_iter();
+    Ok(group
+        .iter()
+        .map(|rank| (*rank != comm.rank()).then(|| received.next()).flatten())
+        .collect())
+}
+
+/// Every rank's bytes, by place in the group.
+pub(crate) fn all_gather_bytes(
+    comm: &dyn Communicator,
+    group: &[usize],
+    operation: &Operation,
+    bytes: &[u8],
+) -> Result<Vec<Vec<u8>>> {
+    let send = |_| Payload::Bytes(bytes.to_vec());
+    let received = exchange_all(comm, group, operation, send, &Expected::Bytes)?;
+    Ok(received
+        .into_iter()
+        .map(|payload| match payload {
+            Some(Payload::Bytes(bytes)) => bytes,
+            _ => bytes.to_vec(),
+        })
+        .collect())
+}
+
+/// The bytes that `source` has, on every rank of the group.
+pub(crate) fn broadcast_bytes(
+    comm: &dyn Communicator,
+    group: &[usize],
+    source: usize,
+    operation: &Operation,
+    bytes: Option<Vec<u8>>,
+) -> Result<Vec<u8>> {
+    let is_source = comm.rank() == source;
+    let bytes = bytes.unwrap_or_default();
+    let others = group.iter().filter(|rank| is_source && **rank != source);
+    let received = comm
+        .start(Batch {
+            operation: operation.clone(),
+            sends: others.map(|&rank| (rank, Payload::Bytes(bytes.clone()))).collect(),
+            receives: if is_source {
+                Vec::new()
+            } else {
+                vec![(source, Expected::Bytes)]
+            },
+        })?
+        .finish()?;
+    Ok(match received.into_iter().next() {
+        Some(Payload::Bytes(bytes)) => bytes,
+        _ => bytes,
+    })
+}
+
+/// Waits until every rank of the group is here.
+pub(crate) fn barrier(comm: &dyn Communicator, group: &[usize]) -> Result<()> {
+    let operation = Operation::new("barrier", Traffic::Control, None);
+    all_gather_bytes(comm, group, &operation, &[]).map(|_| ())
+}
+
+/// Checks that all ranks of the group are about to run the same operation, if the settings ask for it.
+pub(crate) fn agree(
+    comm: &dyn Communicator,
+    group: &[usize],
+    operation: &Operation,
+) -> Result<()> {
+    if !comm.settings().check || group.len() == 1 {
+        return Ok(());
+    }
+    let check = Operation::new("agreement", Traffic::Control, None);
+    let own = operation.to_string();
+    let texts = all_gather_bytes(comm, group, &check, own.as_bytes()).map_err(|e| match e {
+        // The name of the check helps nobody; the operation does.
+        Error::Timeout { rank, peer, expected, seconds, .. } => Error::Timeout {
+            rank,
+            operation: own.clone(),
+            peer,
+            expected,
+            seconds,
+        },
+        Error::PeerEnded { rank, peer, cause, .. } => Error::PeerEnded {
+            rank,
+            operation: own.clone(),
+            peer,
+            cause,
+        },
+        other => other,
+    })?;
+    for (&peer, text) in group.iter().zip(texts) {
+        if text != own.as_bytes() {
+            return Err(Error::Diverged {
+                rank: comm.rank(),
+                operation: own,
+                peer,
+                peer_operation: String::from_utf8_lossy(&text).into_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn only_tensor(payload: Option<Payload>) -> Option<Tensor<1>> {
+    match payload {
+        Some(Payload::Tensors(mut tensors)) => tensors.pop().map(Tensor::from_dispatch),
+        _ => None,
+    }
+}
+
+fn payload(tensor: Tensor<1>) -> Payload {
+    Payload::Tensors(vec![tensor.into_dispatch()])
+}
+
+fn expected_like(tensor: &Tensor<1>, elements: usize) -> Expected {
+    Expected::Tensors {
+        shapes: vec![vec![elements]],
+        dtype: tensor.dtype(),
+        device: tensor.device(),
+    }
+}
+
+/// Every rank's tensor, by place in the group; all have the same size.
+pub(crate) fn all_gather(
+    comm: &dyn Communicator,
+    group: &[usize],
+    operation: &Operation,
+    tensor: &Tensor<1>,
+) -> Result<Vec<Tensor<1>>> {
+    let expected = expected_like(tensor, tensor.dims()[0]);
+    let send = |_| payload(tensor.clone());
+    let received = exchange_all(comm, group, operation, send, &expected)?;
+    Ok(received
+        .into_iter()
+        .map(|payload| only_tensor(payload).unwrap_or_else(|| tensor.clone()))
+        .collect())
+}
+
+/// Combines tensors elementwise, in order.
+fn combine(tensors: Vec<Tensor<1>>, op: ReduceOp) -> Tensor<1> {
+    let combined = tensors.into_iter().reduce(|lhs, rhs| match op {
+        ReduceOp::Sum => lhs + rhs,
+        ReduceOp::Max => lhs.max_pair(rhs),
+        ReduceOp::Min => lhs.min_pair(rhs),
+    });
+    combined.expect("a group has at least one rank")
+}
+
+/// The reduction of all ranks' tensors, on every rank.
+pub(crate) fn all_reduce(
+    comm: &dyn Communicator,
+    group: &[usize],
+    operation: &Operation,
+    tensor: Tensor<1>,
+    op: ReduceOp,
+) -> Result<Tensor<1>> {
+    let [elements] = tensor.dims();
+    if group.len() == 1 || elements == 0 {
+        return Ok(tensor);
+    }
+    if elements <= SPLIT_REDUCTION_ABOVE {
+        return Ok(combine(all_gather(comm, group, operation, &tensor)?, op));
+    }
+    // Each rank reduces its share, then all collect the shares: an element travels twice, whatever the group's size.
+    let bound = |place: usize| place * elements / group.len();
+    let share = |place: usize| bound(place)..bound(place + 1);
+    let cut = |place: usize| tensor.clone().slice([share(place)]);
+    let place = group.iter().position(|&rank| rank == comm.rank());
+    let place = place.expect("a rank reduces in groups that it is in");
+    let contributions = exchange_all(
+        comm,
+        group,
+        operation,
+        |place| payload(cut(place)),
+        &expected_like(&tensor, share(place).len()),
+    )?;
+    let contributions = contributions
+        .into_iter()
+        .map(|payload| only_tensor(payload).unwrap_or_else(|| cut(place)))
+        .collect();
+    let reduced = combine(contributions, op);
+
+    let peers = || (0..group.len()).filter(|&other| other != place);
+    let received = comm
+        .start(Batch {
+            operation: operation.clone(),
+            sends: peers()
+                .map(|other| (group[other], payload(reduced.clone())))
+                .collect(),
+            receives: peers()
+                .map(|other| (group[other], expected_like(&tensor, share(other).len())))
+                .collect(),
+        })?
+        .finish()?;
+    let mut shares: Vec<Tensor<1>> = received
+        .into_iter()
+        .filter_map(|payload| only_tensor(Some(payload)))
+        .collect();
+    shares.insert(place, reduced);
+    Ok(Tensor::cat(shares, 0))
+}

@@ -1,0 +1,314 @@
+//! The embedded engine: ranks are threads of one process, and a message hands over tensor handles.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Instant;
+
+use burn::backend::TensorMetadata;
+
+use super::{Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings};
+use crate::{Error, Result};
+
+/// How often a waiting rank looks before it sleeps: a message that is about to come costs no wake-up then.
+const LOOKS_BEFORE_SLEEP: usize = 64;
+
+struct Message {
+    operation: Operation,
+    payload: Payload,
+}
+
+/// Messages for one rank, a queue per sender.
+#[derive(Default)]
+struct Mailbox {
+    queues: Mutex<Vec<VecDeque<Message>>>,
+    arrived: Condvar,
+}
+
+/// What connects the ranks of one process.
+pub(crate) struct Hub {
+    mailboxes: Vec<Mailbox>,
+    finished: Vec<AtomicBool>,
+    failure: Mutex<Option<(usize, String)>>,
+    failed: AtomicBool,
+}
+
+impl Hub {
+    /// A hub for `size` ranks.
+    pub(crate) fn new(size: usize) -> Arc<Self> {
+        let mailbox = || Mailbox {
+            queues: Mutex::new((0..size).map(|_| VecDeque::new()).collect()),
+            arrived: Condvar::new(),
+        };
+        Arc::new(Self {
+            mailboxes: (0..size).map(|_| mailbox()).collect(),
+            finished: (0..size).map(|_| AtomicBool::new(false)).collect(),
+            failure: Mutex::new(None),
+            failed: AtomicBool::new(false),
+        })
+    }
+
+    /// The communicator of one rank.
+    pub(crate) fn communicator(self: &Arc<Self>, rank: usize, settings: Settings) -> Local {
+        Local {
+            hub: self.clone(),
+            rank,
+            settings,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Records that a rank cannot go on and wakes all others. The first cause stays.
+    pub(crate) fn fail(&self, rank: usize, cause: &str) {
+        lock(&self.failure).get_or_insert_with(|| (rank, cause.to_string()));
+        self.failed.store(true, Ordering::Release);
+        self.wake_all();
+    }
+
+    /// Records that a rank's program has ended.
+    pub(crate) fn finish(&self, rank: usize) {
+        self.finished[rank].store(true, Ordering::Release);
+        self.wake_all();
+    }
+
+    /// The rank that failed first, and why.
+    pub(crate) fn failure(&self) -> Option<(usize, String)> {
+        lock(&self.failure).clone()
+    }
+
+    fn wake_all(&self) {
+        for mailbox in &self.mailboxes {
+            // The lock orders this with a waiter that has just looked.
+            let _queues = lock(&mailbox.queues);
+            mailbox.arrived.notify_all();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// One rank's end of a [`Hub`].
+pub(crate) struct Local {
+    hub: Arc<Hub>,
+    rank: usize,
+    settings: Settings,
+    counters: Counters,
+}
+
+impl std::fmt::Debug for Local {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Local(rank {} of {})", self.rank, self.size())
+    }
+}
+
+impl Local {
+    fn take(&self, peer: usize) -> Option<Message> {
+        lock(&self.hub.mailboxes[self.rank].queues)[peer].pop_front()
+    }
+
+    /// Why no message can come from `peer` any more.
+    fn ended(&self, operation: &Operation, peer: usize) -> Option<Error> {
+        let ended = |peer, cause| Error::PeerEnded {
+            rank: self.rank,
+            operation: operation.to_string(),
+            peer,
+            cause,
+        };
+        if self.hub.failed.load(Ordering::Acquire) {
+            let (peer, cause) = self.hub.failure()?;
+            return Some(ended(peer, format!("failed: {cause}")));
+        }
+        self.hub.finished[peer]
+            .load(Ordering::Acquire)
+            .then(|| ended(peer, "has ended its program".into()))
+    }
+
+    fn wait(&self, operation: &Operation, peer: usize, expected: &Expected) -> Result<Message> {
+        for _ in 0..LOOKS_BEFORE_SLEEP {
+            if let Some(message) = self.take(peer) {
+                return Ok(message);
+            }
+            std::thread::yield_now();
+        }
+        let mailbox = &self.hub.mailboxes[self.rank];
+        let deadline = Instant::now() + self.settings.timeout;
+        let mut queues = lock(&mailbox.queues);
+        loop {
+            // First the state, then the queue: a rank's last message comes before its end.
+            let ended = self.ended(operation, peer);
+            if let Some(message) = queues[peer].pop_front() {
+                return Ok(message);
+            }
+            if let Some(error) = ended {
+                return Err(error);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::Timeout {
+                    rank: self.rank,
+                    operation: operation.to_string(),
+                    peer,
+                    expected: expected.to_string(),
+                    seconds: self.settings.timeout.as_secs_f64(),
+                });
+            }
+            let waited = mailbox.arrived.wait_timeout(queues, left);
+            queues = waited.unwrap_or_else(|e| e.into_inner()).0;
+        }
+    }
+
+    fn receive(&self, operation: &Operation, peer: usize, expected: &Expected) -> Result<Payload> {
+        let message = self.wait(operation, peer, expected)?;
+        let same = message.operation.fingerprint() == operation.fingerprint();
+        if !same || !expected.accepts(&message.payload) {
+            return Err(Error::Diverged {
+                rank: self.rank,
+                operation: format!("{operation} (expecting {expected})"),
+                peer,
+                peer_operation: format!("{} (sending {})", message.operation, message.payload),
+            });
+        }
+        Ok(message.payload)
+    }
+}
+
+impl std::fmt::Display for Payload {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tensors(tensors) => {
+                let shapes: Vec<_> = tensors.iter().map(|t| t.shape().to_vec()).collect();
+                write!(f, "{shapes:?}")
+            }
+            Self::Bytes(bytes) => write!(f, "{} bytes of metadata", bytes.len()),
+        }
+    }
+}
+
+impl Payload {
+    /// The size of the payload in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Tensors(tensors) => tensors
+                .iter()
+                .map(|t| t.shape().num_elements() * t.dtype().size())
+                .sum(),
+            Self::Bytes(bytes) => bytes.len(),
+        }
+    }
+}
+
+impl Communicator for Local {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.hub.mailboxes.len()
+    }
+
+    fn start(&self, batch: Batch) -> Result<InFlight<'_>> {
+        let Batch {
+            operation,
+            sends,
+            receives,
+        } = batch;
+        for (peer, payload) in sends {
+            self.counters.count(operation.traffic(), payload.bytes());
+            let message = Message {
+                operation: operation.clone(),
+                payload,
+            };
+            let mailbox = &self.hub.mailboxes[peer];
+            lock(&mailbox.queues)[self.rank].push_back(message);
+            mailbox.arrived.notify_all();
+        }
+        Ok(InFlight::new(move || {
+            receives
+                .iter()
+                .map(|(peer, expected)| self.receive(&operation, *peer, expected))
+                .collect()
+        }))
+    }
+
+    fn fail(&self, cause: &str) {
+        self.hub.fail(self.rank, cause);
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Traffic;
+    use super::*;
+    use std::time::Duration;
+
+    fn exchange(local: &Local, name: &'static str, peer: usize, bytes: &[u8]) -> Result<Vec<u8>> {
+        let batch = Batch {
+            operation: Operation::new(name, Traffic::Control, None),
+            sends: vec![(peer, Payload::Bytes(bytes.to_vec()))],
+            receives: vec![(peer, Expected::Bytes)],
+        };
+        match local.start(batch)?.finish()?.pop() {
+            Some(Payload::Bytes(bytes)) => Ok(bytes),
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+
+    fn pair(timeout: Duration) -> (Local, Local) {
+        let settings = Settings {
+            timeout,
+            ..Settings::default()
+        };
+        let hub = Hub::new(2);
+        (hub.communicator(0, settings), hub.communicator(1, settings))
+    }
+
+    #[test]
+    fn messages_arrive_in_order_and_are_counted() {
+        let (a, b) = pair(Duration::from_secs(10));
+        let other = std::thread::spawn(move || {
+            (0..5).map(|i| exchange(&b, "x", 0, &[i]).unwrap()[0]).collect::<Vec<_>>()
+        });
+        for i in 0..5 {
+            assert_eq!(exchange(&a, "x", 1, &[10 + i]).unwrap(), [i]);
+        }
+        assert_eq!(other.join().unwrap(), [10, 11, 12, 13, 14]);
+        assert_eq!(a.counters().snapshot().of(Traffic::Control).bytes, 5);
+    }
+
+    #[test]
+    fn a_silent_peer_is_a_timeout_that_names_it() {
+        let (a, _b) = pair(Duration::from_millis(30));
+        let error = exchange(&a, "conv2d", 1, &[1]).unwrap_err().to_string();
+        assert!(error.contains("conv2d: nothing from rank 1 within 0.03 s"), "{error}");
+    }
+
+    #[test]
+    fn ranks_in_different_operations_get_an_error_naming_both() {
+        let (a, b) = pair(Duration::from_secs(10));
+        let other = std::thread::spawn(move || exchange(&b, "sum", 0, &[1]).unwrap_err());
+        let error = exchange(&a, "conv2d", 1, &[1]).unwrap_err().to_string();
+        assert!(error.contains("rank 0 is in conv2d") && error.contains("rank 1 is in sum"));
+        assert!(other.join().unwrap().to_string().contains("rank 0 is in conv2d"));
+    }
+
+    #[test]
+    fn a_peer_that_failed_or_ended_is_noticed_at_once() {
+        let (a, b) = pair(Duration::from_secs(60));
+        b.hub.finish(1);
+        let error = exchange(&a, "x", 1, &[1]).unwrap_err().to_string();
+        assert!(error.contains("rank 1 has ended its program"), "{error}");
+        b.fail("disk full");
+        let error = exchange(&a, "x", 1, &[1]).unwrap_err().to_string();
+        assert!(error.contains("rank 1 failed: disk full"), "{error}");
+    }
+}

@@ -1,0 +1,138 @@
+use std::error::Error as StdError;
+
+/// The result of everything in Halocline that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, where, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A mesh that cannot be built, or an axis that it does not have.
+    #[error("mesh: {0}")]
+    Mesh(String),
+    /// A layout whose placements, extents or shape do not fit together.
+    #[error("layout: {0}")]
+    Layout(String),
+    /// An operator has no rule for a placement. Nothing was communicated.
+    #[error("{operator}: no rule for {placement}; {help}")]
+    Placement {
+        /// The operator that was called.
+        operator: String,
+        /// The placement that it cannot work on, with its axis.
+        placement: String,
+        /// The redistribution that makes the call work.
+        help: String,
+    },
+    /// An operator was called with arguments that do not fit.
+    #[error("{operator}: {message}")]
+    Operator {
+        /// The operator that was called.
+        operator: String,
+        /// What was wrong, expected and found.
+        message: String,
+    },
+    /// A message did not come in time.
+    #[error(
+        "rank {rank}: {operation}: nothing from rank {peer} within {seconds} s, expected {expected}; \
+         is rank {peer} in another operation, or slower than the timeout (Launcher::timeout)?"
+    )]
+    Timeout {
+        /// The rank that waited.
+        rank: usize,
+        /// The operator and layout that it waited in.
+        operation: String,
+        /// The rank that it waited for.
+        peer: usize,
+        /// The shapes that it waited for.
+        expected: String,
+        /// How long it waited.
+        seconds: f64,
+    },
+    /// Two ranks communicated in different operations.
+    #[error("ranks diverged: rank {rank} is in {operation}, rank {peer} is in {peer_operation}")]
+    Diverged {
+        /// The rank that noticed.
+        rank: usize,
+        /// Its operation.
+        operation: String,
+        /// The other rank.
+        peer: usize,
+        /// The other rank's operation.
+        peer_operation: String,
+    },
+    /// Another rank ended, so that this one cannot go on.
+    #[error("rank {rank}: {operation}: stopped because rank {peer} {cause}")]
+    PeerEnded {
+        /// The rank that stopped.
+        rank: usize,
+        /// What it was doing.
+        operation: String,
+        /// The rank that ended first.
+        peer: usize,
+        /// Why that rank ended.
+        cause: String,
+    },
+    /// The program of a rank failed; the cause of a whole job's end.
+    #[error("rank {rank} failed: {cause}")]
+    Rank {
+        /// The rank that failed first.
+        rank: usize,
+        /// Its error or the message of its panic.
+        cause: String,
+    },
+    /// Replicas of a module that should be equal are not.
+    #[error("{0}")]
+    Replicas(String),
+    /// The engine (MPI, the environment) refused something.
+    #[error("engine: {0}")]
+    Engine(String),
+    /// An error of the program or of another library.
+    #[error(transparent)]
+    Other(#[from] Box<dyn StdError + Send + Sync>),
+}
+
+impl Error {
+    /// Wraps any error of the program, so that `?` and this type go together.
+    pub fn other(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::Other(error.into())
+    }
+
+    /// An [`Error::Operator`].
+    pub fn operator(operator: &str, message: impl Into<String>) -> Self {
+        Self::Operator {
+            operator: operator.into(),
+            message: message.into(),
+        }
+    }
+
+    /// Panics with this error as the payload.
+    ///
+    /// The launcher turns the payload back into the error, [`Error::catch`] does so anywhere else. This is how a
+    /// failure travels through a backward pass, whose functions return tensors only.
+    pub fn raise(self) -> ! {
+        if matches!(self, Self::PeerEnded { .. }) {
+            // The rank that failed first reports; the others end quietly.
+            std::panic::resume_unwind(Box::new(self));
+        }
+        std::panic::panic_any(self)
+    }
+
+    /// Runs `f` and returns an error that was [raised](Error::raise) in it; other panics go on.
+    ///
+    /// # Errors
+    /// The error that was raised.
+    pub fn catch<T>(f: impl FnOnce() -> T) -> Result<T> {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(|payload| {
+            match payload.downcast::<Error>() {
+                Ok(error) => *error,
+                Err(payload) => std::panic::resume_unwind(payload),
+            }
+        })
+    }
+}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Self::other(error)
+    }
+}

@@ -1,0 +1,431 @@
+//! Starting a program on ranks.
+
+use std::any::Any;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use burn::module::Module;
+use burn::tensor::Device;
+
+use crate::comm::local::Hub;
+use crate::comm::{CommStats, Communicator, Settings, collectives};
+use crate::mesh::{DeviceMesh, MeshShape};
+use crate::{Error, Result, module};
+
+/// How long ranks may go on after another one has failed, before the process is ended.
+const GRACE: Duration = Duration::from_secs(4);
+
+/// What a rank's program sees of the world: who it is, its device, and how to build meshes.
+#[derive(Clone, Debug)]
+pub struct World {
+    comm: Arc<dyn Communicator>,
+    device: Device,
+    seed: u64,
+}
+
+impl World {
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.comm.size()
+    }
+
+    /// Whether this is rank 0, which reads, prints and writes.
+    pub fn is_root(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// This rank's device, with autodiff.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The seed of the job.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// A mesh over all ranks.
+    ///
+    /// # Errors
+    /// Sizes that do not multiply to the number of ranks, and an axis name that occurs twice.
+    pub fn mesh<const N: usize>(&self, axes: [(&str, usize); N]) -> Result<DeviceMesh> {
+        let shape = MeshShape::new(&axes, (0..self.size()).collect())?;
+        DeviceMesh::new(shape, self.comm.clone(), self.device.clone())
+    }
+
+    /// The connection to the other ranks.
+    pub fn comm(&self) -> &Arc<dyn Communicator> {
+        &self.comm
+    }
+
+    /// What this rank has sent so far.
+    pub fn comm_stats(&self) -> CommStats {
+        self.comm.counters().snapshot()
+    }
+
+    /// Waits until every rank is here.
+    ///
+    /// # Errors
+    /// A rank that does not come in time, or that ended.
+    pub fn barrier(&self) -> Result<()> {
+        collectives::barrier(&*self.comm, &self.everyone())
+    }
+
+    /// Sends bytes from one rank to all.
+    ///
+    /// # Errors
+    /// A failure of communication.
+    pub fn broadcast_bytes(&self, source: usize, bytes: Option<Vec<u8>>) -> Result<Vec<u8>> {
+        let operation =
+            crate::Operation::new("broadcast_bytes", crate::Traffic::Control, None);
+        collectives::broadcast_bytes(&*self.comm, &self.everyone(), source, &operation, bytes)
+    }
+
+    /// Makes a module with the same parameters on all ranks.
+    ///
+    /// Rank 0's parameters, drawn from the job's seed, are sent to the others; each rank owns its leaves.
+    ///
+    /// # Errors
+    /// A failure of communication.
+    pub fn init<M: Module>(&self, make: impl FnOnce(&Device) -> M) -> Result<M> {
+        let made = module::seeded(&self.device, self.seed, self.is_root(), make);
+        self.sync_module(made, 0)
+    }
+
+    /// Gives every rank the parameters that rank `source` has, as leaves of its own.
+    ///
+    /// Also for a module that was made outside of the ranks' program: ranks that are threads must not share leaves.
+    ///
+    /// # Errors
+    /// A module of another structure on this rank than on the source; a failure of communication.
+    pub fn sync_module<M: Module>(&self, module: M, source: usize) -> Result<M> {
+        module::sync(&*self.comm, &self.everyone(), source, &self.device, module)
+    }
+
+    /// Checks that the parameters of all ranks are equal, bit for bit.
+    ///
+    /// # Errors
+    /// Names the first parameter that differs, and the ranks.
+    pub fn check_replicas<M: Module>(&self, module: &M) -> Result<()> {
+        module::check_replicas(&*self.comm, &self.everyone(), module)
+    }
+
+    fn everyone(&self) -> Vec<usize> {
+        (0..self.size()).collect()
+    }
+}
+
+/// How ranks are started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Engine {
+    Local,
+    #[cfg(feature = "mpi")]
+    Mpi,
+}
+
+/// Starts a program on ranks: threads of this process, or the processes of an MPI job.
+///
+/// # Example
+/// ```
+/// use halocline_core::Launcher;
+///
+/// let ranks = Launcher::local(3).collect(|world| Ok(world.rank()))?;
+/// assert_eq!(ranks, [0, 1, 2]);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    engine: Engine,
+    ranks: usize,
+    settings: Settings,
+    seed: u64,
+    device: Option<Device>,
+}
+
+impl Launcher {
+    /// Ranks as threads of this process.
+    pub fn local(ranks: usize) -> Self {
+        Self {
+            engine: Engine::Local,
+            ranks,
+            settings: Settings::default(),
+            seed: 0,
+            device: None,
+        }
+    }
+
+    /// The engine that the environment asks for: MPI under `mpirun` or `srun`, else threads.
+    ///
+    /// `HALOCLINE_TIMEOUT` (seconds) and `HALOCLINE_CHECK` (`0` or `1`) set [`timeout`](Self::timeout) and
+    /// [`check`](Self::check).
+    ///
+    /// # Panics
+    /// Panics if one of the two has another form.
+    pub fn from_env() -> Self {
+        let mut launcher = Self::local(1);
+        #[cfg(feature = "mpi")]
+        if crate::comm::mpi::in_mpi_job() {
+            launcher.engine = Engine::Mpi;
+        }
+        if let Ok(value) = std::env::var("HALOCLINE_TIMEOUT") {
+            let seconds: Result<f64, _> = value.parse();
+            match seconds {
+                Ok(seconds) if seconds > 0.0 => {
+                    launcher.settings.timeout = Duration::from_secs_f64(seconds);
+                }
+                _ => panic!("HALOCLINE_TIMEOUT={value}: expected a positive number of seconds"),
+            }
+        }
+        if let Ok(value) = std::env::var("HALOCLINE_CHECK") {
+            launcher.settings.check = match value.as_str() {
+                "0" => false,
+                "1" => true,
+                _ => panic!("HALOCLINE_CHECK={value}: expected 0 or 1"),
+            };
+        }
+        launcher
+    }
+
+    /// The number of ranks, where the environment does not give it: an MPI job has the ranks that it was started with.
+    #[must_use]
+    pub fn ranks(mut self, ranks: usize) -> Self {
+        self.ranks = ranks;
+        self
+    }
+
+    /// How long a rank waits for a message. Default 60 s.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.settings.timeout = timeout;
+        self
+    }
+
+    /// Whether ranks compare operation and layout before each communication. Default in debug builds.
+    #[must_use]
+    pub fn check(mut self, check: bool) -> Self {
+        self.settings.check = check;
+        self
+    }
+
+    /// The seed from which modules are initialised. Default 0.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// The device of the ranks. Default burn's default device.
+    #[must_use]
+    pub fn device(mut self, device: Device) -> Self {
+        self.device = Some(device);
+        self
+    }
+
+    /// Runs a program on every rank and waits for all of them.
+    ///
+    /// # Errors
+    /// The error, or the panic, of the rank that failed first. Other ranks stop at their next communication; ranks
+    /// that have not stopped after five seconds end with the process.
+    pub fn run(self, program: impl Fn(World) -> Result<()> + Send + Sync) -> Result<()> {
+        self.collect(program).map(|_| ())
+    }
+
+    /// [`run`](Self::run), with the results of the ranks of this process, in order.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run).
+    pub fn collect<T: Send>(
+        self,
+        program: impl Fn(World) -> Result<T> + Send + Sync,
+    ) -> Result<Vec<T>> {
+        if self.ranks == 0 {
+            return Err(Error::Engine("a job needs at least one rank".into()));
+        }
+        let device = self.device.clone().unwrap_or_default().autodiff();
+        let world = |comm| World {
+            comm,
+            device: device.clone(),
+            seed: self.seed,
+        };
+        match self.engine {
+            Engine::Local => run_threads(self.ranks, self.settings, world, program),
+            #[cfg(feature = "mpi")]
+            Engine::Mpi => {
+                let comm = crate::comm::mpi::Mpi::start(self.settings)?;
+                let rank = comm.rank();
+                match attempt(|| program(world(comm.clone()))) {
+                    Ok(value) => {
+                        comm.shut_down()?;
+                        Ok(vec![value])
+                    }
+                    Err(failure) => {
+                        // MPI ends all other ranks; nothing after this line runs.
+                        comm.fail(&failure.to_string());
+                        Err(Error::Rank {
+                            rank,
+                            cause: failure.to_string(),
+                        })
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Why a rank's program ended early.
+enum Failure {
+    Error(Error),
+    Panic(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Error(error) => error.fmt(f),
+            Self::Panic(message) => write!(f, "panicked: {message}"),
+        }
+    }
+}
+
+fn attempt<T>(program: impl FnOnce() -> Result<T>) -> Result<T, Failure> {
+    match catch_unwind(AssertUnwindSafe(program)) {
+        Ok(result) => result.map_err(Failure::Error),
+        Err(payload) => Err(match payload.downcast::<Error>() {
+            Ok(error) => Failure::Error(*error),
+            Err(payload) => Failure::Panic(message_of(&*payload)),
+        }),
+    }
+}
+
+fn message_of(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "with a payload that is not a message".into())
+}
+
+fn run_threads<T: Send>(
+    ranks: usize,
+    settings: Settings,
+    world: impl Fn(Arc<dyn Communicator>) -> World,
+    program: impl Fn(World) -> Result<T> + Send + Sync,
+) -> Result<Vec<T>> {
+    let hub = Hub::new(ranks);
+    let (ended, ends) = mpsc::channel();
+    let results = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks)
+            .map(|rank| {
+                let world = world(Arc::new(hub.communicator(rank, settings)));
+                let (hub, ended, program) = (&hub, ended.clone(), &program);
+                let body = move || {
+                    let result = attempt(|| program(world));
+                    match &result {
+                        Ok(_) => hub.finish(rank),
+                        Err(failure) => hub.fail(rank, &failure.to_string()),
+                    }
+                    let _ = ended.send(());
+                    result
+                };
+                let thread = std::thread::Builder::new().name(format!("rank {rank}"));
+                thread.spawn_scoped(scope, body)
+            })
+            .collect();
+        wait_for_ranks(&hub, ranks, &ends);
+        threads
+            .into_iter()
+            .map(|thread| {
+                let joined = thread.map_err(|e| Failure::Error(e.into()))?.join();
+                joined.unwrap_or_else(|payload| Err(Failure::Panic(message_of(&*payload))))
+            })
+            .collect::<Vec<Result<T, Failure>>>()
+    });
+    if let Some((rank, cause)) = hub.failure() {
+        return Err(Error::Rank { rank, cause });
+    }
+    let ranks = results.into_iter().enumerate();
+    ranks
+        .map(|(rank, result)| {
+            result.map_err(|failure| Error::Rank {
+                rank,
+                cause: failure.to_string(),
+            })
+        })
+        .collect()
+}
+
+/// Waits until all ranks have ended. Threads cannot be stopped from outside, so ranks that go on for too long after a
+/// failure are ended with the process.
+fn wait_for_ranks(hub: &Hub, ranks: usize, ends: &mpsc::Receiver<()>) {
+    let mut failed_at = None;
+    let mut running = ranks;
+    while running > 0 {
+        match ends.recv_timeout(Duration::from_millis(200)) {
+            Ok(()) => running -= 1,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => return,
+        }
+        if let Some((rank, cause)) = hub.failure() {
+            let since = *failed_at.get_or_insert_with(Instant::now);
+            if running > 0 && since.elapsed() > GRACE {
+                eprintln!(
+                    "halocline: rank {rank} failed: {cause}\n\
+                     halocline: {running} rank(s) did not stop within {GRACE:?}; ending the process"
+                );
+                std::process::exit(1);
+            }
+        }
+    }
+}
+
+/// The mesh of one rank that is connected to no other.
+pub(crate) fn solo_mesh(device: &Device) -> DeviceMesh {
+    thread_local! {
+        static SOLO: Arc<dyn Communicator> = Arc::new(Hub::new(1).communicator(0, Settings::default()));
+    }
+    let comm = SOLO.with(Clone::clone);
+    DeviceMesh::new(MeshShape::solo(0), comm, device.clone()).expect("rank 0 is in its own mesh")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_on_one_rank_ends_the_others_with_its_cause() {
+        let start = Instant::now();
+        let result = Launcher::local(3).run(|world| {
+            if world.rank() == 1 {
+                panic!("out of ocean");
+            }
+            world.barrier()
+        });
+        let error = result.unwrap_err().to_string();
+        assert_eq!(error, "rank 1 failed: panicked: out of ocean");
+        assert!(start.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn an_error_is_the_result_of_the_run() {
+        let result = Launcher::local(2).run(|world| {
+            world.mesh([("lat", 3)])?;
+            Ok(())
+        });
+        assert!(result.unwrap_err().to_string().contains("there are 2 ranks"));
+    }
+
+    #[test]
+    fn a_rank_that_ends_early_is_noticed_by_one_that_waits() {
+        let result = Launcher::local(2).run(|world| {
+            if world.is_root() { world.barrier() } else { Ok(()) }
+        });
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("rank 1 has ended its program"), "{error}");
+    }
+}

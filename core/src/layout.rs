@@ -1,0 +1,440 @@
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::mesh::{MeshShape, ravel, unravel};
+use crate::{Error, IndexBox, Result};
+
+/// How partial values of several ranks combine to the value that they stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReduceOp {
+    /// The sum of all ranks' values.
+    Sum,
+    /// The largest of all ranks' values.
+    Max,
+    /// The smallest of all ranks' values.
+    Min,
+}
+
+/// What the ranks along one mesh axis hold of a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// Each rank holds a piece of this tensor dim.
+    Shard(usize),
+    /// All ranks hold the same values.
+    Replicate,
+    /// Each rank holds a contribution; the value is their reduction.
+    Partial(ReduceOp),
+}
+
+pub use Placement::{Partial, Replicate, Shard};
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// Who holds what of a field: mesh, global shape, a placement per axis, and the extents of every dim.
+///
+/// Pure data, equal on all ranks: every rank computes every rank's box with arithmetic alone. A dim may be sharded
+/// over several axes; its parts are then numbered with the leftmost axis outermost. Cloning is cheap.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Layout, MeshShape, Shard};
+///
+/// let mesh = MeshShape::new(&[("lat", 2), ("lon", 2)], (0..4).collect())?;
+/// let layout = Layout::new(&mesh.into(), &[3, 721, 1440], &[Shard(1), Shard(2)])?;
+/// assert_eq!(layout.extents(1), [361, 360]); // as even as can be
+/// assert_eq!(layout.local_box(2).to_string(), "[0..3, 361..721, 0..720]");
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Layout(Arc<Inner>);
+
+struct Inner {
+    mesh: Arc<MeshShape>,
+    shape: Vec<usize>,
+    placements: Vec<Placement>,
+    extents: Vec<Vec<usize>>,
+    hash: u64,
+}
+
+impl Layout {
+    /// A layout whose shards differ by at most one cell.
+    ///
+    /// # Errors
+    /// A number of placements that differs from the number of axes, and a placement on a dim that is not there.
+    pub fn new(mesh: &Arc<MeshShape>, shape: &[usize], placements: &[Placement]) -> Result<Self> {
+        if placements.len() != mesh.sizes().len() {
+            return Err(Error::Layout(format!(
+                "{} placements {placements:?} for the {} axes {:?}; give one per axis",
+                placements.len(),
+                mesh.sizes().len(),
+                mesh.names(),
+            )));
+        }
+        for placement in placements {
+            if let Shard(dim) = placement
+                && *dim >= shape.len()
+            {
+                return Err(Error::Layout(format!(
+                    "{placement} for a tensor of {} dims {shape:?}",
+                    shape.len()
+                )));
+            }
+        }
+        let extents = (0..shape.len())
+            .map(|dim| {
+                let parts = parts(mesh, placements, dim);
+                (0..parts)
+                    .map(|part| shape[dim] / parts + usize::from(part < shape[dim] % parts))
+                    .collect()
+            })
+            .collect();
+        Ok(Self::build(
+            mesh.clone(),
+            shape.to_vec(),
+            placements.to_vec(),
+            extents,
+        ))
+    }
+
+    /// A layout in which every rank holds the whole field.
+    pub fn replicated(mesh: &Arc<MeshShape>, shape: &[usize]) -> Self {
+        let placements = vec![Replicate; mesh.sizes().len()];
+        let extents = shape.iter().map(|&size| vec![size]).collect();
+        Self::build(mesh.clone(), shape.to_vec(), placements, extents)
+    }
+
+    /// This layout with the given extents of a dim, one per part; zero is allowed.
+    ///
+    /// # Errors
+    /// A number of extents that differs from the number of parts, or a sum that differs from the dim's size.
+    pub fn with_extents(&self, dim: usize, extents: &[usize]) -> Result<Self> {
+        let expected = self.0.extents.get(dim).map_or(0, Vec::len);
+        let size = self.0.shape.get(dim).copied().unwrap_or(0);
+        if extents.len() != expected || extents.iter().sum::<usize>() != size {
+            return Err(Error::Layout(format!(
+                "extents {extents:?} for dim {dim} of {:?}; expected {expected} extents that sum to {size}",
+                self.0.shape
+            )));
+        }
+        let mut all = self.0.extents.clone();
+        all[dim] = extents.to_vec();
+        Ok(Self::build(
+            self.0.mesh.clone(),
+            self.0.shape.clone(),
+            self.0.placements.clone(),
+            all,
+        ))
+    }
+
+    /// The layout of an operator's result: other placements, and for every dim of the result its extents.
+    ///
+    /// # Panics
+    /// Panics if a dim's extents are not one per part, which is a mistake in the operator's rule.
+    pub fn derive(&self, placements: Vec<Placement>, extents: Vec<Vec<usize>>) -> Self {
+        for (dim, extents) in extents.iter().enumerate() {
+            assert_eq!(
+                extents.len(),
+                parts(&self.0.mesh, &placements, dim),
+                "extents {extents:?} of dim {dim} under {placements:?}"
+            );
+        }
+        let shape = extents.iter().map(|e| e.iter().sum()).collect();
+        Self::build(self.0.mesh.clone(), shape, placements, extents)
+    }
+
+    /// This layout with another placement on one axis.
+    ///
+    /// # Panics
+    /// Panics if that changes which dims are sharded.
+    pub fn with_placement(&self, axis: usize, placement: Placement) -> Self {
+        let mut placements = self.0.placements.clone();
+        placements[axis] = placement;
+        self.derive(placements, self.0.extents.clone())
+    }
+
+    fn build(
+        mesh: Arc<MeshShape>,
+        shape: Vec<usize>,
+        placements: Vec<Placement>,
+        extents: Vec<Vec<usize>>,
+    ) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (&mesh, &placements, &extents).hash(&mut hasher);
+        Self(Arc::new(Inner {
+            mesh,
+            shape,
+            placements,
+            extents,
+            hash: hasher.finish(),
+        }))
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &Arc<MeshShape> {
+        &self.0.mesh
+    }
+
+    /// The global shape.
+    pub fn shape(&self) -> &[usize] {
+        &self.0.shape
+    }
+
+    /// The placement on every axis.
+    pub fn placements(&self) -> &[Placement] {
+        &self.0.placements
+    }
+
+    /// How many cells of a dim its parts hold; one part where the dim is not sharded.
+    pub fn extents(&self, dim: usize) -> &[usize] {
+        &self.0.extents[dim]
+    }
+
+    /// The extents of all dims.
+    pub fn all_extents(&self) -> &[Vec<usize>] {
+        &self.0.extents
+    }
+
+    /// Whether several parts make up this dim.
+    pub fn is_sharded(&self, dim: usize) -> bool {
+        self.0.placements.contains(&Shard(dim))
+    }
+
+    /// The axes over which a dim is sharded, outermost first.
+    pub fn axes_of(&self, dim: usize) -> Vec<usize> {
+        self.axes_where(|placement| placement == Shard(dim))
+    }
+
+    /// The axes whose placement is as asked.
+    pub fn axes_where(&self, is: impl Fn(Placement) -> bool) -> Vec<usize> {
+        (0..self.0.placements.len())
+            .filter(|&axis| is(self.0.placements[axis]))
+            .collect()
+    }
+
+    /// The first axis with a partial value, if there is one.
+    pub fn partial_axis(&self) -> Option<(usize, ReduceOp)> {
+        self.0
+            .placements
+            .iter()
+            .enumerate()
+            .find_map(|(axis, placement)| match placement {
+                Partial(op) => Some((axis, *op)),
+                _ => None,
+            })
+    }
+
+    /// Whether some rank holds no cell.
+    pub fn has_empty_shard(&self) -> bool {
+        self.0.extents.iter().flatten().any(|&extent| extent == 0)
+    }
+
+    /// The part of a dim that a position holds.
+    pub fn part(&self, dim: usize, position: usize) -> usize {
+        let coords = self.0.mesh.coords(position);
+        self.part_at(dim, &coords)
+    }
+
+    fn part_at(&self, dim: usize, coords: &[usize]) -> usize {
+        let placements = self.0.placements.iter().zip(self.0.mesh.sizes());
+        placements
+            .zip(coords)
+            .filter(|((placement, _), _)| **placement == Shard(dim))
+            .fold(0, |part, ((_, size), coord)| part * size + coord)
+    }
+
+    /// The cells of a dim that a part holds.
+    pub fn part_range(&self, dim: usize, part: usize) -> Range<usize> {
+        let extents = &self.0.extents[dim];
+        let start = extents[..part].iter().sum();
+        start..start + extents[part]
+    }
+
+    /// The cells that a position holds.
+    pub fn local_box(&self, position: usize) -> IndexBox {
+        let coords = self.0.mesh.coords(position);
+        let dims = 0..self.0.shape.len();
+        IndexBox::new(
+            dims.map(|dim| self.part_range(dim, self.part_at(dim, &coords)))
+                .collect(),
+        )
+    }
+
+    /// The shape of the shard at a position.
+    pub fn local_shape(&self, position: usize) -> Vec<usize> {
+        self.local_box(position).shape()
+    }
+
+    /// Splits a box of cells by owner: the position that `near` gets each piece from, and the piece.
+    ///
+    /// Where several positions hold the same cells, the one that shares `near`'s other coordinates is chosen, so that
+    /// nothing travels along axes on which the field is replicated.
+    pub fn owners(&self, cells: &IndexBox, near: usize) -> Vec<(usize, IndexBox)> {
+        let overlaps: Vec<Vec<(usize, Range<usize>)>> = cells
+            .ranges()
+            .iter()
+            .enumerate()
+            .map(|(dim, range)| self.overlaps(dim, range))
+            .collect();
+        let counts: Vec<usize> = overlaps.iter().map(Vec::len).collect();
+        let coords = self.0.mesh.coords(near);
+        (0..counts.iter().product())
+            .map(|index| {
+                let mut owner = coords.clone();
+                let mut ranges = Vec::with_capacity(counts.len());
+                for (dim, choice) in unravel(index, &counts).into_iter().enumerate() {
+                    let (part, range) = &overlaps[dim][choice];
+                    ranges.push(range.clone());
+                    let axes = self.axes_of(dim);
+                    let sizes: Vec<usize> =
+                        axes.iter().map(|&axis| self.0.mesh.sizes()[axis]).collect();
+                    for (axis, coord) in axes.into_iter().zip(unravel(*part, &sizes)) {
+                        owner[axis] = coord;
+                    }
+                }
+                (ravel(&owner, self.0.mesh.sizes()), IndexBox::new(ranges))
+            })
+            .collect()
+    }
+
+    /// The parts of a dim that hold some of `range`, each with what it holds of it.
+    fn overlaps(&self, dim: usize, range: &Range<usize>) -> Vec<(usize, Range<usize>)> {
+        let mut start = 0;
+        let mut found = Vec::new();
+        for (part, extent) in self.0.extents[dim].iter().enumerate() {
+            let overlap = range.start.max(start)..range.end.min(start + extent);
+            if !overlap.is_empty() {
+                found.push((part, overlap));
+            }
+            start += extent;
+        }
+        found
+    }
+}
+
+/// The number of parts of a dim.
+fn parts(mesh: &MeshShape, placements: &[Placement], dim: usize) -> usize {
+    placements
+        .iter()
+        .zip(mesh.sizes())
+        .filter(|(placement, _)| **placement == Shard(dim))
+        .map(|(_, size)| size)
+        .product()
+}
+
+impl PartialEq for Layout {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+            || (self.0.hash == other.0.hash
+                && self.0.placements == other.0.placements
+                && self.0.extents == other.0.extents
+                && self.0.mesh == other.0.mesh)
+    }
+}
+
+impl Eq for Layout {}
+
+impl Hash for Layout {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.0.hash);
+    }
+}
+
+impl fmt::Display for Layout {
+    /// Global shape, then per axis its placement, with the extents of sharded dims.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0.shape)?;
+        for ((name, size), placement) in self
+            .0
+            .mesh
+            .names()
+            .iter()
+            .zip(self.0.mesh.sizes())
+            .zip(&self.0.placements)
+        {
+            write!(f, " {name}({size}):{placement}")?;
+            if let Shard(dim) = placement {
+                write!(f, "{:?}", self.0.extents[*dim])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mesh(axes: &[(&str, usize)]) -> Arc<MeshShape> {
+        let size = axes.iter().map(|(_, size)| size).product();
+        Arc::new(MeshShape::new(axes, (0..size).collect()).unwrap())
+    }
+
+    #[test]
+    fn nested_sharding_numbers_parts_with_the_left_axis_outermost() {
+        let layout = Layout::new(
+            &mesh(&[("a", 2), ("b", 3)]),
+            &[5, 4],
+            &[Shard(0), Shard(0)],
+        )
+        .unwrap();
+        assert_eq!(layout.extents(0), [1, 1, 1, 1, 1, 0]);
+        assert!(layout.has_empty_shard());
+        assert_eq!(layout.part(0, 4), 4);
+        assert_eq!(layout.local_box(4).to_string(), "[4..5, 0..4]");
+        assert_eq!(layout.local_box(5).volume(), 0);
+    }
+
+    #[test]
+    fn owners_are_found_without_travelling_along_replicated_axes() {
+        let mesh = mesh(&[("data", 2), ("lat", 2)]);
+        let layout = Layout::new(&mesh, &[9], &[Replicate, Shard(0)]).unwrap();
+        let cells = IndexBox::new(vec![3..7]);
+        let owners = layout.owners(&cells, 2); // data 1, lat 0
+        assert_eq!(owners[0], (2, IndexBox::new(vec![3..5])));
+        assert_eq!(owners[1], (3, IndexBox::new(vec![5..7])));
+    }
+
+    #[test]
+    fn extents_may_be_any_that_sum_to_the_dim() {
+        let layout = Layout::new(&mesh(&[("x", 3)]), &[7], &[Shard(0)]).unwrap();
+        let uneven = layout.with_extents(0, &[0, 6, 1]).unwrap();
+        assert_eq!(uneven.part_range(0, 1), 0..6);
+        assert_ne!(uneven, layout);
+        let error = layout.with_extents(0, &[1, 2]).unwrap_err().to_string();
+        assert!(error.contains("[1, 2]") && error.contains("3 extents that sum to 7"));
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        let mesh = mesh(&[("x", 2)]);
+        let count = Layout::new(&mesh, &[4], &[]).unwrap_err().to_string();
+        assert!(count.contains("one per axis"), "{count}");
+        let dim = Layout::new(&mesh, &[4], &[Shard(1)]).unwrap_err();
+        assert!(dim.to_string().contains("Shard(1) for a tensor of 1 dims"));
+    }
+
+    #[test]
+    fn display_shows_shape_placements_and_extents() {
+        let layout = Layout::new(
+            &mesh(&[("data", 1), ("lat", 2)]),
+            &[2, 5],
+            &[Replicate, Shard(1)],
+        );
+        assert_eq!(
+            layout.unwrap().to_string(),
+            "[2, 5] data(1):Replicate lat(2):Shard(1)[3, 2]"
+        );
+    }
+}

@@ -1,0 +1,36 @@
+//! Sharded tensors and what moves their cells: meshes, layouts, exchange plans, engines.
+//!
+//! A [`Layout`] says, by arithmetic alone, which cells of a field each rank of a [`DeviceMesh`] holds. An
+//! [`ExchangePlan`] says which boxes travel so that each rank has the cells that an operator needs. A [`ShardTensor`]
+//! is a burn tensor per rank together with its layout. [`Launcher`] starts a program on ranks.
+//!
+//! This crate knows nothing about convolutions, files or models.
+
+mod bridge;
+mod cache;
+mod comm;
+mod error;
+mod launch;
+mod layout;
+mod mesh;
+mod module;
+pub mod ops;
+mod plan;
+mod region;
+mod rng;
+mod tensor;
+
+pub use bridge::{Direction, Exchange, Move};
+pub use cache::PlanCache;
+pub use comm::{
+    Batch, CommStats, Communicator, Count, Counters, Expected, InFlight, Operation, Payload,
+    Settings, Traffic,
+};
+pub use error::{Error, Result};
+pub use launch::{Launcher, World};
+pub use layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
+pub use mesh::{DeviceMesh, MeshShape};
+pub use plan::{ExchangePlan, Need, Piece, Source, Transfer};
+pub use region::{Boundary, IndexBox, Segment, segments};
+pub use rng::{Distribution, RandomKey, philox4x32_10};
+pub use tensor::{Halo, LocalGradient, ShardTensor, scatter_tensor};

@@ -1,0 +1,318 @@
+use std::fmt;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use burn::tensor::Device;
+
+use crate::cache::PlanCache;
+use crate::comm::Communicator;
+use crate::{Error, Result};
+
+/// The shape of a mesh: named axes and the ranks at its positions, in row-major order. Pure data.
+///
+/// A *position* is an index into the mesh; a *rank* is a rank of the world. They differ in a sub-mesh.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MeshShape {
+    names: Vec<String>,
+    sizes: Vec<usize>,
+    ranks: Vec<usize>,
+}
+
+impl MeshShape {
+    /// A mesh of the given axes over `ranks`.
+    ///
+    /// # Errors
+    /// Sizes that do not multiply to the number of ranks, and an axis name that occurs twice.
+    pub fn new(axes: &[(&str, usize)], ranks: Vec<usize>) -> Result<Self> {
+        let sizes: Vec<usize> = axes.iter().map(|(_, size)| *size).collect();
+        let names: Vec<String> = axes.iter().map(|(name, _)| name.to_string()).collect();
+        if let Some(name) = names
+            .iter()
+            .enumerate()
+            .find_map(|(i, name)| names[..i].contains(name).then_some(name))
+        {
+            return Err(Error::Mesh(format!(
+                "axis \"{name}\" is named twice in {axes:?}; axis names must differ"
+            )));
+        }
+        let product: usize = sizes.iter().product();
+        if product != ranks.len() || ranks.is_empty() {
+            return Err(Error::Mesh(format!(
+                "sizes of {axes:?} multiply to {product}, but there are {} ranks",
+                ranks.len()
+            )));
+        }
+        Ok(Self {
+            names,
+            sizes,
+            ranks,
+        })
+    }
+
+    /// The mesh of one rank, for tensors that are not sharded at all.
+    pub fn solo(rank: usize) -> Self {
+        Self {
+            names: vec!["solo".into()],
+            sizes: vec![1],
+            ranks: vec![rank],
+        }
+    }
+
+    /// The number of positions.
+    pub fn size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// The size of every axis.
+    pub fn sizes(&self) -> &[usize] {
+        &self.sizes
+    }
+
+    /// The name of every axis.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// The ranks of the world, by position.
+    pub fn ranks(&self) -> &[usize] {
+        &self.ranks
+    }
+
+    /// The index of the axis called `name`.
+    ///
+    /// # Errors
+    /// The mesh has no such axis.
+    pub fn axis(&self, name: &str) -> Result<usize> {
+        self.names.iter().position(|n| n == name).ok_or_else(|| {
+            Error::Mesh(format!("no axis \"{name}\"; the axes are {:?}", self.names))
+        })
+    }
+
+    /// The coordinates of a position, one per axis.
+    pub fn coords(&self, position: usize) -> Vec<usize> {
+        unravel(position, &self.sizes)
+    }
+
+    /// The position at the given coordinates.
+    pub fn position(&self, coords: &[usize]) -> usize {
+        ravel(coords, &self.sizes)
+    }
+
+    /// The positions that differ from `position` in the given axes only, in row-major order.
+    pub fn group(&self, position: usize, axes: &[usize]) -> Vec<usize> {
+        let sizes: Vec<usize> = axes.iter().map(|&axis| self.sizes[axis]).collect();
+        let mut coords = self.coords(position);
+        (0..sizes.iter().product())
+            .map(|index| {
+                for (&axis, coord) in axes.iter().zip(unravel(index, &sizes)) {
+                    coords[axis] = coord;
+                }
+                self.position(&coords)
+            })
+            .collect()
+    }
+
+    /// The sub-mesh of the named axes through `position`.
+    ///
+    /// # Errors
+    /// An axis that the mesh does not have, or one named twice.
+    pub fn submesh(&self, position: usize, names: &[&str]) -> Result<Self> {
+        let axes = names
+            .iter()
+            .map(|name| self.axis(name))
+            .collect::<Result<Vec<_>>>()?;
+        let shape: Vec<(&str, usize)> = names
+            .iter()
+            .zip(&axes)
+            .map(|(name, &axis)| (*name, self.sizes[axis]))
+            .collect();
+        let ranks = self.group(position, &axes);
+        Self::new(&shape, ranks.iter().map(|&p| self.ranks[p]).collect())
+    }
+}
+
+/// The row-major index of `coords` in an array of the given sizes.
+pub(crate) fn ravel(coords: &[usize], sizes: &[usize]) -> usize {
+    coords
+        .iter()
+        .zip(sizes)
+        .fold(0, |index, (coord, size)| index * size + coord)
+}
+
+/// The inverse of [`ravel`].
+pub(crate) fn unravel(mut index: usize, sizes: &[usize]) -> Vec<usize> {
+    let mut coords = vec![0; sizes.len()];
+    for (coord, size) in coords.iter_mut().zip(sizes).rev() {
+        *coord = index % size;
+        index /= size;
+    }
+    coords
+}
+
+impl fmt::Display for MeshShape {
+    /// A table of ranks: the last axis runs across, the others down.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let axes: Vec<String> = self
+            .names
+            .iter()
+            .zip(&self.sizes)
+            .map(|(name, size)| format!("{name} {size}"))
+            .collect();
+        writeln!(f, "mesh [{}]", axes.join(" × "))?;
+        let across = *self.sizes.last().unwrap_or(&1);
+        let leading = self.sizes.len().saturating_sub(1);
+        for row in 0..self.size() / across {
+            let coords = self.coords(row * across);
+            let label: Vec<String> = (0..leading)
+                .map(|axis| format!("{} {}", self.names[axis], coords[axis]))
+                .collect();
+            write!(f, "  {:<16}", label.join(", "))?;
+            for rank in &self.ranks[row * across..(row + 1) * across] {
+                write!(f, "{rank:>5}")?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+/// A mesh of ranks as one of them sees it: its shape, this rank's position, and the way to the others.
+#[derive(Clone, Debug)]
+pub struct DeviceMesh(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    shape: Arc<MeshShape>,
+    position: usize,
+    comm: Arc<dyn Communicator>,
+    device: Device,
+    cache: PlanCache,
+}
+
+impl DeviceMesh {
+    /// A mesh over the ranks of a communicator.
+    ///
+    /// # Errors
+    /// Those of [`MeshShape::new`]; and this rank must be part of the mesh.
+    pub fn new(shape: MeshShape, comm: Arc<dyn Communicator>, device: Device) -> Result<Self> {
+        let rank = comm.rank();
+        let position = shape
+            .ranks()
+            .iter()
+            .position(|&r| r == rank)
+            .ok_or_else(|| Error::Mesh(format!("rank {rank} is not part of the {shape}")))?;
+        Ok(Self(Arc::new(Inner {
+            shape: Arc::new(shape),
+            position,
+            comm,
+            device,
+            cache: PlanCache::default(),
+        })))
+    }
+
+    /// The shape of the mesh, which every rank has alike.
+    pub fn shape(&self) -> &Arc<MeshShape> {
+        &self.0.shape
+    }
+
+    /// This rank's position in the mesh.
+    pub fn position(&self) -> usize {
+        self.0.position
+    }
+
+    /// This rank's coordinates, one per axis.
+    pub fn coords(&self) -> Vec<usize> {
+        self.0.shape.coords(self.0.position)
+    }
+
+    /// The number of ranks in the mesh.
+    pub fn size(&self) -> usize {
+        self.0.shape.size()
+    }
+
+    /// The device of this rank.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// The communicator that connects the ranks.
+    pub fn comm(&self) -> &Arc<dyn Communicator> {
+        &self.0.comm
+    }
+
+    /// Plans that were made for this mesh.
+    pub fn cache(&self) -> &PlanCache {
+        &self.0.cache
+    }
+
+    /// The sub-mesh of the named axes that this rank is in.
+    ///
+    /// # Errors
+    /// An axis that the mesh does not have, or one named twice.
+    pub fn submesh(&self, names: &[&str]) -> Result<Self> {
+        let shape = self.0.shape.submesh(self.0.position, names)?;
+        Self::new(shape, self.0.comm.clone(), self.0.device.clone())
+    }
+
+    /// The ranks of the world along one axis through this rank.
+    ///
+    /// # Errors
+    /// The mesh has no such axis.
+    pub fn group(&self, name: &str) -> Result<Vec<usize>> {
+        let axis = self.0.shape.axis(name)?;
+        Ok(self.ranks_along(&[axis]))
+    }
+
+    /// The ranks of the world that differ from this one in the given axes only.
+    pub fn ranks_along(&self, axes: &[usize]) -> Vec<usize> {
+        let shape = &self.0.shape;
+        let positions = shape.group(self.0.position, axes);
+        positions.iter().map(|&p| shape.ranks()[p]).collect()
+    }
+
+    /// Whether both are the same mesh.
+    pub fn same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0.shape == other.0.shape
+    }
+}
+
+impl fmt::Display for DeviceMesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.shape.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_coordinates_and_groups_agree() {
+        let mesh = MeshShape::new(&[("data", 2), ("lat", 3)], (0..6).collect()).unwrap();
+        assert_eq!(mesh.coords(4), [1, 1]);
+        assert_eq!(mesh.position(&[1, 1]), 4);
+        assert_eq!(mesh.group(4, &[1]), [3, 4, 5]);
+        assert_eq!(mesh.group(4, &[0]), [1, 4]);
+        assert_eq!(mesh.submesh(4, &["lat"]).unwrap().ranks(), [3, 4, 5]);
+    }
+
+    #[test]
+    fn display_is_a_table() {
+        let mesh = MeshShape::new(&[("lat", 2), ("lon", 2)], (0..4).collect()).unwrap();
+        assert_eq!(
+            mesh.to_string(),
+            "mesh [lat 2 × lon 2]\n  lat 0               0    1\n  lat 1               2    3\n"
+        );
+    }
+
+    #[test]
+    fn errors_name_what_is_wrong() {
+        let ranks = || (0..4).collect::<Vec<_>>();
+        let error = |axes: &[(&str, usize)]| MeshShape::new(axes, ranks()).unwrap_err().to_string();
+        assert!(error(&[("lat", 3)]).contains("multiply to 3, but there are 4 ranks"));
+        assert!(error(&[("lat", 2), ("lat", 2)]).contains("\"lat\" is named twice"));
+        let mesh = MeshShape::new(&[("lat", 4)], ranks()).unwrap();
+        let unknown = mesh.axis("lon").unwrap_err().to_string();
+        assert!(unknown.contains("no axis \"lon\"") && unknown.contains("\"lat\""));
+    }
+}

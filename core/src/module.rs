@@ -1,0 +1,191 @@
+//! Parameters that all ranks hold alike.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Mutex;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Device, Tensor, TensorData};
+
+use crate::comm::{Batch, Communicator, Expected, Operation, Payload, Traffic, collectives};
+use crate::{Error, Result};
+
+/// burn's initialisers draw from one generator of the process.
+static GENERATOR: Mutex<()> = Mutex::new(());
+
+/// Makes a module and, on the rank that is to be the source, draws its parameters from the seed.
+pub(crate) fn seeded<M: Module>(
+    device: &Device,
+    seed: u64,
+    draw: bool,
+    make: impl FnOnce(&Device) -> M,
+) -> M {
+    let _guard = GENERATOR.lock().unwrap_or_else(|e| e.into_inner());
+    if draw {
+        device.seed(seed);
+    }
+    let module = make(device);
+    if draw {
+        // Parameters are drawn on first use; this is it.
+        let _ = module.num_params();
+        module.visit(&mut Checksums::default());
+    }
+    module
+}
+
+/// Sends every parameter of one rank to the others.
+pub(crate) fn sync<M: Module>(
+    comm: &dyn Communicator,
+    group: &[usize],
+    source: usize,
+    device: &Device,
+    module: M,
+) -> Result<M> {
+    // Leaves of its own for each rank, also where the program cloned one module into all of them.
+    let module = module.fork(device);
+    if group.len() == 1 {
+        return Ok(module);
+    }
+    let mut sync = Sync {
+        comm,
+        group,
+        source,
+        path: Vec::new(),
+        error: None,
+    };
+    let module = module.map(&mut sync);
+    match sync.error {
+        Some(error) => Err(error),
+        None => Ok(module),
+    }
+}
+
+struct Sync<'a> {
+    comm: &'a dyn Communicator,
+    group: &'a [usize],
+    source: usize,
+    path: Vec<String>,
+    error: Option<Error>,
+}
+
+impl Sync<'_> {
+    fn broadcast<const D: usize>(&self, tensor: Tensor<D>) -> Result<Tensor<D>> {
+        let operation = Operation::new("sync_module", Traffic::Scatter, None);
+        let is_source = self.comm.rank() == self.source;
+        let others = self.group.iter().filter(|rank| is_source && **rank != self.source);
+        let plain = tensor.clone().inner();
+        let expected = Expected::Tensors {
+            shapes: vec![tensor.dims().to_vec()],
+            dtype: tensor.dtype(),
+            device: plain.device(),
+        };
+        let batch = Batch {
+            operation,
+            sends: others
+                .map(|&rank| (rank, Payload::Tensors(vec![plain.clone().into_dispatch()])))
+                .collect(),
+            receives: if is_source {
+                Vec::new()
+            } else {
+                vec![(self.source, expected)]
+            },
+        };
+        let received = self.comm.start(batch)?.finish().map_err(|error| match error {
+            Error::Diverged { peer_operation, .. } => Error::Replicas(format!(
+                "parameter {} is {:?} on rank {}, but rank {} sends {peer_operation}; \
+                 the ranks made different modules",
+                self.path.join("."),
+                tensor.dims(),
+                self.comm.rank(),
+                self.source,
+            )),
+            other => other,
+        })?;
+        Ok(match received.into_iter().next() {
+            // A copy, so that ranks that are threads share no memory that one of them updates.
+            Some(Payload::Tensors(mut tensors)) => {
+                let received = tensors.pop().map(Tensor::<D>::from_dispatch);
+                let data = received.map(|tensor| tensor.into_data());
+                data.map_or(plain, |data| Tensor::from_data(data, &tensor.device().inner()))
+            }
+            _ => plain,
+        })
+    }
+}
+
+impl ModuleMapper for Sync<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.error.is_some() {
+            return param;
+        }
+        let (id, tensor, mapper) = param.consume();
+        let tensor = match self.broadcast(tensor.clone()) {
+            Ok(value) if tensor.is_autodiff() => {
+                value.autodiff().set_require_grad(tensor.is_require_grad())
+            }
+            Ok(value) => value,
+            Err(error) => {
+                self.error = Some(error);
+                tensor
+            }
+        };
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}
+
+/// Compares checksums of all parameters.
+pub(crate) fn check_replicas<M: Module>(
+    comm: &dyn Communicator,
+    group: &[usize],
+    module: &M,
+) -> Result<()> {
+    let mut own = Checksums::default();
+    module.visit(&mut own);
+    let bytes: Vec<u8> = own.sums.iter().flat_map(|(_, sum)| sum.to_le_bytes()).collect();
+    let operation = Operation::new("check_replicas", Traffic::Control, None);
+    let all = collectives::all_gather_bytes(comm, group, &operation, &bytes)?;
+    for (rank, theirs) in group.iter().zip(&all) {
+        let reference = &all[0];
+        if theirs == reference {
+            continue;
+        }
+        let differs = |i: &usize| theirs.get(8 * i..8 * i + 8) != reference.get(8 * i..8 * i + 8);
+        let path = (0..own.sums.len()).find(differs).map(|i| own.sums[i].0.as_str());
+        return Err(Error::Replicas(format!(
+            "parameter {} differs between rank {} and rank {rank}; initialise with World::init or call sync_module",
+            path.unwrap_or("count"),
+            group[0],
+        )));
+    }
+    Ok(())
+}
+
+#[derive(Default)]
+struct Checksums {
+    path: Vec<String>,
+    sums: Vec<(String, u64)>,
+}
+
+impl ModuleVisitor for Checksums {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let data: TensorData = param.val().inner().into_data();
+        let mut hasher = DefaultHasher::new();
+        (&data.shape()[..], data.as_bytes()).hash(&mut hasher);
+        self.sums.push((self.path.join("."), hasher.finish()));
+    }
+}

@@ -1,0 +1,86 @@
+//! Communication as functions of burn tensors, differentiable: what operators are built from.
+
+use std::sync::Arc;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use crate::bridge::{CommBackend, Exchange, Pass, Reduce};
+use crate::comm::{Operation, Traffic};
+use crate::mesh::DeviceMesh;
+use crate::plan::ExchangePlan;
+
+/// Moves boxes between the ranks of a mesh and assembles what this rank needs.
+///
+/// # Adjoint
+/// What came from a cell is added to that cell's gradient, on the rank that owns it.
+pub fn exchange<const D: usize>(
+    tensor: Tensor<D>,
+    mesh: &DeviceMesh,
+    plan: Arc<ExchangePlan>,
+    operation: Operation,
+) -> Tensor<D> {
+    let ranks: Arc<[usize]> = mesh.shape().ranks().into();
+    run(
+        tensor,
+        Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan),
+    )
+}
+
+/// Runs an exchange whose adjoint is given with it.
+pub fn run<const D: usize>(tensor: Tensor<D>, exchange: Exchange) -> Tensor<D> {
+    Tensor::from_dispatch(<Dispatch as CommBackend>::exchange(
+        tensor.into_dispatch(),
+        exchange,
+    ))
+}
+
+/// Sums a tensor over the ranks along some axes of a mesh.
+///
+/// # Adjoint
+/// The identity: the gradient, which all ranks hold alike, is that of each summand.
+pub fn all_reduce_sum<const D: usize>(
+    tensor: Tensor<D>,
+    mesh: &DeviceMesh,
+    axes: &[usize],
+    operation: Operation,
+) -> Tensor<D> {
+    reduce(tensor, mesh, axes, operation, Pass::Forward)
+}
+
+/// Passes a replicated operand on to work that differs by rank along some axes of a mesh.
+///
+/// # Adjoint
+/// The sum of the ranks' gradients, so that the operand's gradient is complete.
+pub fn fan_out<const D: usize>(
+    tensor: Tensor<D>,
+    mesh: &DeviceMesh,
+    axes: &[usize],
+    operator: &'static str,
+) -> Tensor<D> {
+    let operation = Operation::new(operator, Traffic::Reduce, None);
+    reduce(tensor, mesh, axes, operation, Pass::Backward)
+}
+
+fn reduce<const D: usize>(
+    tensor: Tensor<D>,
+    mesh: &DeviceMesh,
+    axes: &[usize],
+    operation: Operation,
+    pass: Pass,
+) -> Tensor<D> {
+    let group: Arc<[usize]> = mesh.ranks_along(axes).into();
+    if group.len() == 1 {
+        return tensor;
+    }
+    let reduce = Reduce {
+        operation,
+        comm: mesh.comm().clone(),
+        group,
+        pass,
+    };
+    Tensor::from_dispatch(<Dispatch as CommBackend>::reduce(
+        tensor.into_dispatch(),
+        reduce,
+    ))
+}

@@ -1,0 +1,180 @@
+use std::fmt;
+use std::ops::Range;
+
+/// A product of half-open index ranges, one per dim: a box of cells.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct IndexBox(Vec<Range<usize>>);
+
+impl IndexBox {
+    /// The box of the given ranges.
+    pub fn new(ranges: Vec<Range<usize>>) -> Self {
+        Self(ranges)
+    }
+
+    /// The box of all cells of an array.
+    pub fn whole(shape: &[usize]) -> Self {
+        Self(shape.iter().map(|&size| 0..size).collect())
+    }
+
+    /// The ranges, one per dim.
+    pub fn ranges(&self) -> &[Range<usize>] {
+        &self.0
+    }
+
+    /// The number of cells in every dim.
+    pub fn shape(&self) -> Vec<usize> {
+        self.0.iter().map(ExactSizeIterator::len).collect()
+    }
+
+    /// The number of cells.
+    pub fn volume(&self) -> usize {
+        self.0.iter().map(ExactSizeIterator::len).product()
+    }
+}
+
+impl fmt::Display for IndexBox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ranges: Vec<String> = self
+            .0
+            .iter()
+            .map(|r| format!("{}..{}", r.start, r.end))
+            .collect();
+        write!(f, "[{}]", ranges.join(", "))
+    }
+}
+
+impl fmt::Debug for IndexBox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What lies beyond an end of a dim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Boundary {
+    /// Zeros, or what the operator fills with (minus infinity in a maximum).
+    #[default]
+    Zeros,
+    /// The dim goes on at its other end, as longitude does.
+    Periodic,
+    /// The field mirrored at its last cell, which is not repeated.
+    Reflect,
+    /// The last cell, repeated.
+    Replicate,
+}
+
+impl Boundary {
+    /// The cell of a dim of `size` cells whose value stands at `index`, which may lie beyond an end.
+    pub fn source(self, index: isize, size: usize) -> Option<usize> {
+        let last = size as isize - 1;
+        if last < 0 {
+            return None;
+        }
+        if (0..=last).contains(&index) {
+            return Some(index as usize);
+        }
+        match self {
+            Self::Zeros => None,
+            Self::Periodic => Some(index.rem_euclid(size as isize) as usize),
+            Self::Replicate => Some(index.clamp(0, last) as usize),
+            Self::Reflect if last == 0 => Some(0),
+            Self::Reflect => {
+                let turn = index.rem_euclid(2 * last);
+                Some(turn.min(2 * last - turn) as usize)
+            }
+        }
+    }
+}
+
+/// A run of cells of one dim that a rank needs: `src` in the global field, found from `dst` on in what is assembled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Where the run begins in the assembled dim.
+    pub dst: usize,
+    /// The global cells.
+    pub src: Range<usize>,
+    /// Whether the cells come in reverse order.
+    pub flip: bool,
+}
+
+/// The runs that make up the cells `range` of a dim of `size` cells, beyond whose ends lies what `low` and `high` say.
+///
+/// Cells that no run covers are filled by the operator.
+pub fn segments(range: Range<isize>, size: usize, low: Boundary, high: Boundary) -> Vec<Segment> {
+    let mut runs: Vec<Segment> = Vec::new();
+    for (dst, index) in range.enumerate() {
+        let boundary = if index < 0 { low } else { high };
+        let Some(cell) = boundary.source(index, size) else {
+            continue;
+        };
+        if let Some(run) = runs
+            .last_mut()
+            .filter(|run| run.dst + run.src.len() == dst)
+        {
+            let single = run.src.len() == 1;
+            if cell == run.src.end && (single || !run.flip) {
+                run.src.end += 1;
+                run.flip = false;
+                continue;
+            }
+            if cell + 1 == run.src.start && (single || run.flip) {
+                run.src.start -= 1;
+                run.flip = true;
+                continue;
+            }
+        }
+        runs.push(Segment {
+            dst,
+            src: cell..cell + 1,
+            flip: false,
+        });
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const BOUNDARIES: [Boundary; 4] = [
+        Boundary::Zeros,
+        Boundary::Periodic,
+        Boundary::Reflect,
+        Boundary::Replicate,
+    ];
+
+    #[test]
+    fn periodic_runs_wrap_at_the_ends() {
+        let runs = segments(-1..5, 4, Boundary::Periodic, Boundary::Periodic);
+        let cells: Vec<_> = runs.iter().map(|r| (r.dst, r.src.clone())).collect();
+        assert_eq!(cells, [(0, 3..4), (1, 0..4), (5, 0..1)]);
+    }
+
+    #[test]
+    fn reflection_does_not_repeat_the_last_cell() {
+        let runs = segments(-2..3, 5, Boundary::Reflect, Boundary::Zeros);
+        assert_eq!((runs[0].src.clone(), runs[0].flip), (0..3, true));
+        assert_eq!((runs[1].dst, runs[1].src.clone()), (3, 1..3));
+    }
+
+    proptest! {
+        #[test]
+        fn runs_give_the_cells_of_the_boundary(
+            start in -30_isize..30, len in 0_usize..60, size in 0_usize..12, low in 0_usize..4, high in 0_usize..4,
+        ) {
+            let (low, high) = (BOUNDARIES[low], BOUNDARIES[high]);
+            let range = start..start + len as isize;
+            let mut cells = vec![None; len];
+            for run in segments(range.clone(), size, low, high) {
+                for (offset, cell) in run.src.clone().enumerate() {
+                    let at = run.dst + if run.flip { run.src.len() - 1 - offset } else { offset };
+                    prop_assert!(cells[at].replace(cell).is_none(), "cell {at} is covered twice");
+                }
+            }
+            for (index, cell) in range.zip(cells) {
+                prop_assert_eq!(cell, if index < 0 { low } else { high }.source(index, size));
+            }
+        }
+    }
+}

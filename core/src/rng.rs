@@ -1,0 +1,241 @@
+//! Random numbers by global index: Philox4x32-10.
+//!
+//! Salmon, Moraes, Dror, Shaw: *Parallel random numbers: as easy as 1, 2, 3*, SC 2011. A value is a pure function of
+//! seed, stream and the element's index in the whole field, so it does not depend on who computes it.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use crate::IndexBox;
+use crate::mesh::ravel;
+
+const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+const ROUNDS: usize = 10;
+
+/// Four random words for a counter and a key.
+///
+/// # Example
+/// ```
+/// // The first of the published test vectors.
+/// let words = halocline_core::philox4x32_10([0; 4], [0; 2]);
+/// assert_eq!(words, [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]);
+/// ```
+pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for round in 0..ROUNDS {
+        if round > 0 {
+            key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+        }
+        let product = |i: usize, word: u32| u64::from(MULTIPLIERS[i]) * u64::from(word);
+        let (p0, p1) = (product(0, counter[0]), product(1, counter[2]));
+        counter = [
+            (p1 >> 32) as u32 ^ counter[1] ^ key[0],
+            p1 as u32,
+            (p0 >> 32) as u32 ^ counter[3] ^ key[1],
+            p0 as u32,
+        ];
+    }
+    counter
+}
+
+/// How random values are distributed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Distribution {
+    /// Uniform in `[low, high)`.
+    Uniform {
+        /// The lower end.
+        low: f64,
+        /// The upper end.
+        high: f64,
+    },
+    /// Normal.
+    Normal {
+        /// The mean.
+        mean: f64,
+        /// The standard deviation.
+        std: f64,
+    },
+    /// One with the given probability, else zero.
+    Bernoulli {
+        /// The probability of a one.
+        probability: f64,
+    },
+}
+
+impl Distribution {
+    /// Four values from four words.
+    fn values(self, words: [u32; 4]) -> [f32; 4] {
+        // 24 bits, so that a uniform value is exact in f32.
+        let unit = |word: u32| f64::from(word >> 8) / f64::from(1 << 24);
+        match self {
+            Self::Uniform { low, high } => words.map(|w| (low + (high - low) * unit(w)) as f32),
+            Self::Bernoulli { probability } => {
+                words.map(|w| if unit(w) < probability { 1.0 } else { 0.0 })
+            }
+            Self::Normal { mean, std } => {
+                let mut values = [0.0; 4];
+                for pair in 0..2 {
+                    // Box-Muller; the radius takes a uniform value in (0, 1].
+                    let radius = (-2.0 * (1.0 - unit(words[2 * pair])).ln()).sqrt();
+                    let (sin, cos) = (std::f64::consts::TAU * unit(words[2 * pair + 1])).sin_cos();
+                    values[2 * pair] = (mean + std * radius * cos) as f32;
+                    values[2 * pair + 1] = (mean + std * radius * sin) as f32;
+                }
+                values
+            }
+        }
+    }
+}
+
+/// Which random field: a seed, and a stream within it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RandomKey {
+    seed: u64,
+    stream: u64,
+}
+
+impl RandomKey {
+    /// The stream called `name` of a seed. A name is anything that hashes: a parameter's path, an epoch, a step.
+    pub fn new(seed: u64, name: impl Hash) -> Self {
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        Self {
+            seed,
+            stream: hasher.finish(),
+        }
+    }
+
+    /// The stream of this one called `name`.
+    #[must_use]
+    pub fn stream(self, name: impl Hash) -> Self {
+        Self::new(self.seed, (self.stream, name))
+    }
+
+    /// The words of four consecutive elements, the `block`-th four of the field.
+    fn words(self, block: u64) -> [u32; 4] {
+        let halves = |x: u64| [x as u32, (x >> 32) as u32];
+        let ([b0, b1], [s0, s1]) = (halves(block), halves(self.stream));
+        philox4x32_10([b0, b1, s0, s1], halves(self.seed))
+    }
+
+    /// The values of a box of cells of a field of the given shape, in row-major order.
+    pub fn fill(self, distribution: Distribution, shape: &[usize], cells: &IndexBox) -> Vec<f32> {
+        let mut values = Vec::with_capacity(cells.volume());
+        if cells.volume() == 0 {
+            return values;
+        }
+        let (last, outer) = cells.ranges().split_last().expect("a field has a dim");
+        let mut row: Vec<usize> = outer.iter().map(|range| range.start).collect();
+        loop {
+            let first = ravel(&row, &shape[..row.len()]) * shape[row.len()];
+            let mut block = None;
+            for index in (first + last.start)..(first + last.end) {
+                let at = (index / 4) as u64;
+                let four = match block {
+                    Some((b, four)) if b == at => four,
+                    _ => distribution.values(self.words(at)),
+                };
+                block = Some((at, four));
+                values.push(four[index % 4]);
+            }
+            // The next row, as an odometer counts.
+            let Some(dim) = (0..row.len()).rev().find(|&dim| row[dim] + 1 < outer[dim].end) else {
+                return values;
+            };
+            row[dim] += 1;
+            for dim in dim + 1..row.len() {
+                row[dim] = outer[dim].start;
+            }
+        }
+    }
+
+    /// A random permutation of `0..count` (Fisher-Yates), the same on every rank.
+    pub fn permutation(self, count: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..count).collect();
+        for last in (1..count).rev() {
+            let words = self.words(last as u64);
+            let word = u64::from(words[0]) | u64::from(words[1]) << 32;
+            // The high half of a 128-bit product: uniform but for a bias below 2⁻⁶⁴·count.
+            let pick = (u128::from(word) * (last as u128 + 1)) >> 64;
+            order.swap(last, pick as usize);
+        }
+        order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn published_test_vectors() {
+        // kat_vectors of the Random123 distribution, philox4x32 with 10 rounds.
+        let ones = u32::MAX;
+        assert_eq!(
+            philox4x32_10([ones; 4], [ones; 2]),
+            [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd]
+        );
+        assert_eq!(
+            philox4x32_10(
+                [0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344],
+                [0xa4093822, 0x299f31d0]
+            ),
+            [0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1]
+        );
+    }
+
+    #[test]
+    fn moments_are_those_of_the_distributions() {
+        let shape = [100_000];
+        let moments = |distribution| {
+            let values = RandomKey::new(3, "x").fill(distribution, &shape, &IndexBox::whole(&shape));
+            let count = values.len() as f64;
+            let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / count;
+            let square = |v: &f32| (f64::from(*v) - mean).powi(2);
+            (mean, values.iter().map(square).sum::<f64>() / count)
+        };
+        let close = |(mean, var): (f64, f64), m: f64, v: f64| {
+            assert!((mean - m).abs() < 0.02 && (var - v).abs() < 0.05 * v.max(0.1), "{mean} {var}");
+        };
+        close(moments(Distribution::Uniform { low: -1.0, high: 1.0 }), 0.0, 1.0 / 3.0);
+        close(moments(Distribution::Normal { mean: 2.0, std: 1.5 }), 2.0, 2.25);
+        close(moments(Distribution::Bernoulli { probability: 0.3 }), 0.3, 0.21);
+    }
+
+    #[test]
+    fn streams_and_seeds_differ() {
+        let words = |seed, name: &str| RandomKey::new(seed, name).words(0);
+        assert_ne!(words(1, "a"), words(1, "b"));
+        assert_ne!(words(1, "a"), words(2, "a"));
+    }
+
+    #[test]
+    fn a_permutation_has_every_index_once() {
+        let mut order = RandomKey::new(1, "epoch").permutation(1000);
+        assert_ne!(order[..5], [0, 1, 2, 3, 4]);
+        order.sort_unstable();
+        assert!(order.into_iter().eq(0..1000));
+    }
+
+    proptest! {
+        #[test]
+        fn a_box_has_the_values_that_the_whole_field_has_there(
+            shape in prop::collection::vec(1..7_usize, 1..4), cuts in prop::collection::vec((0..7_usize, 0..7_usize), 3),
+        ) {
+            let cells = IndexBox::new(shape.iter().zip(cuts).map(|(&size, (a, b))| {
+                let (a, b) = (a.min(size), b.min(size));
+                a.min(b)..a.max(b)
+            }).collect());
+            let key = RandomKey::new(11, "field");
+            let normal = Distribution::Normal { mean: 0.0, std: 1.0 };
+            let whole = key.fill(normal, &shape, &IndexBox::whole(&shape));
+            let part = key.fill(normal, &shape, &cells);
+            let expected: Vec<f32> = (0..cells.volume()).map(|index| {
+                let at: Vec<usize> = crate::mesh::unravel(index, &cells.shape())
+                    .iter().zip(cells.ranges()).map(|(o, r)| o + r.start).collect();
+                whole[ravel(&at, &shape)]
+            }).collect();
+            prop_assert_eq!(part, expected);
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! Elementwise arithmetic and comparison, with broadcasting over replicated operands.
+
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+use burn::tensor::{Bool, Tensor, activation};
+
+use super::{ShardTensor, require_same_mesh};
+use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
+use crate::ops::fan_out;
+use crate::{Error, Result};
+
+/// Which combinations of partial values an operator permits.
+#[derive(Clone, Copy, PartialEq)]
+enum Linearity {
+    /// Both may be sums: addition.
+    Additive,
+    /// One may be a sum: multiplication.
+    Multiplicative,
+    /// The left may be a sum: division.
+    LeftLinear,
+    /// None may.
+    None,
+}
+
+/// The common layout of two operands, and for each the axes over which it must fan out.
+struct Pairing {
+    layout: Layout,
+    fan_out: [Vec<usize>; 2],
+}
+
+/// The rule of elementwise operators: per axis, which placements go together.
+fn pair(operator: &str, operands: [&Layout; 2], linearity: Linearity) -> Result<Pairing> {
+    let [lhs, rhs] = operands;
+    require_same_mesh(operator, lhs.mesh(), rhs.mesh())?;
+    let dims = lhs.shape().len();
+    for dim in 0..dims {
+        let (l, r) = (lhs.shape()[dim], rhs.shape()[dim]);
+        if l != r && l != 1 && r != 1 {
+            return Err(Error::operator(
+                operator,
+                format!("shapes {:?} and {:?} do not broadcast", lhs.shape(), rhs.shape()),
+            ));
+        }
+    }
+    let mut fan_out = [Vec::new(), Vec::new()];
+    let mut placements = Vec::with_capacity(lhs.placements().len());
+    for (axis, (&l, &r)) in lhs.placements().iter().zip(rhs.placements()).enumerate() {
+        let sum = Partial(ReduceOp::Sum);
+        let broadcasts = |layout: &Layout, dim: usize| layout.shape()[dim] == 1;
+        let (placement, fans) = match (l, r) {
+            (Replicate, Replicate) => (Replicate, None),
+            (Shard(a), Shard(b)) if a == b && lhs.extents(a) == rhs.extents(a) => (l, None),
+            (Shard(dim), Replicate) if broadcasts(rhs, dim) => (l, Some(1)),
+            (Replicate, Shard(dim)) if broadcasts(lhs, dim) => (r, Some(0)),
+            (l, r) if l == sum && r == sum && linearity == Linearity::Additive => (sum, None),
+            (l, Replicate)
+                if l == sum && matches!(linearity, Linearity::Multiplicative | Linearity::LeftLinear) =>
+            {
+                (sum, Some(1))
+            }
+            (Replicate, r) if r == sum && linearity == Linearity::Multiplicative => (sum, Some(0)),
+            _ => {
+                return Err(Error::Placement {
+                    operator: operator.into(),
+                    placement: format!("{lhs} with {rhs} on axis \"{}\"", lhs.mesh().names()[axis]),
+                    help: if matches!((l, r), (Partial(_), _) | (_, Partial(_))) {
+                        "call resolve() on the partial operand first".into()
+                    } else {
+                        format!("redistribute one operand to {l} or {r}, with the other's extents, first")
+                    },
+                });
+            }
+        };
+        placements.push(placement);
+        if let Some(operand) = fans {
+            fan_out[operand].push(axis);
+        }
+    }
+    let extents = (0..dims)
+        .map(|dim| {
+            // The operand that is sharded there, or else the one that is not broadcast.
+            let shards = |layout: &Layout| layout.is_sharded(dim);
+            let of = if shards(lhs) || (!shards(rhs) && lhs.shape()[dim] != 1) { lhs } else { rhs };
+            of.extents(dim).to_vec()
+        })
+        .collect();
+    let layout = if fan_out.iter().all(Vec::is_empty) && lhs.shape() == rhs.shape() {
+        lhs.clone()
+    } else {
+        lhs.derive(placements, extents)
+    };
+    Ok(Pairing { layout, fan_out })
+}
+
+impl<const D: usize> ShardTensor<D> {
+    fn binary(
+        self,
+        other: Self,
+        operator: &'static str,
+        linearity: Linearity,
+        f: impl FnOnce(Tensor<D>, Tensor<D>) -> Tensor<D>,
+    ) -> Self {
+        let (layout, lhs, rhs) = self
+            .paired(other, operator, linearity)
+            .unwrap_or_else(|error| error.raise());
+        Self::from_parts(f(lhs, rhs), layout.0, layout.1)
+    }
+
+    #[allow(clippy::type_complexity, reason = "three values that only meet here")]
+    fn paired(
+        self,
+        other: Self,
+        operator: &'static str,
+        linearity: Linearity,
+    ) -> Result<((Layout, crate::DeviceMesh), Tensor<D>, Tensor<D>)> {
+        if self.layout == other.layout && self.layout.partial_axis().is_none() {
+            return Ok(((self.layout, self.mesh), self.local, other.local));
+        }
+        let pairing = pair(operator, [&self.layout, &other.layout], linearity)?;
+        let [lhs_axes, rhs_axes] = &pairing.fan_out;
+        let lhs = fan_out(self.local, &self.mesh, lhs_axes, operator);
+        let rhs = fan_out(other.local, &self.mesh, rhs_axes, operator);
+        Ok(((pairing.layout, self.mesh), lhs, rhs))
+    }
+
+    /// A tensor that every rank holds alike, next to this one.
+    pub fn replicate_beside<const E: usize>(&self, tensor: Tensor<E>) -> ShardTensor<E> {
+        let layout = Layout::replicated(self.layout.mesh(), &tensor.dims());
+        ShardTensor::from_parts(tensor, layout, self.mesh.clone())
+    }
+
+    /// An elementwise function of two tensors, as [`map_local`](Self::map_local) is of one.
+    ///
+    /// # Panics
+    /// Panics if the layouts do not go together.
+    pub fn zip_local(
+        self,
+        other: Self,
+        operator: &'static str,
+        f: impl FnOnce(Tensor<D>, Tensor<D>) -> Tensor<D>,
+    ) -> Self {
+        self.binary(other, operator, Linearity::None, f)
+    }
+
+    fn compare(
+        self,
+        other: Self,
+        operator: &'static str,
+        f: impl FnOnce(Tensor<D>, Tensor<D>) -> Tensor<D, Bool>,
+    ) -> ShardTensor<D, Bool> {
+        let ((layout, mesh), lhs, rhs) = self
+            .paired(other, operator, Linearity::None)
+            .unwrap_or_else(|error| error.raise());
+        ShardTensor::from_parts(f(lhs, rhs), layout, mesh)
+    }
+
+    /// Raises every element to an integer power.
+    #[must_use]
+    pub fn powi(self, exponent: i32) -> Self {
+        self.map_local(|local| local.powi_scalar(exponent))
+    }
+
+    /// Limits every element to a range.
+    #[must_use]
+    pub fn clamp(self, low: f64, high: f64) -> Self {
+        self.map_local(|local| local.clamp(low, high))
+    }
+
+    /// Where each element is greater than `value`.
+    pub fn greater_elem(self, value: f64) -> ShardTensor<D, Bool> {
+        self.map_local(|local| local.greater_elem(value))
+    }
+
+    /// Where each element is lower than `value`.
+    pub fn lower_elem(self, value: f64) -> ShardTensor<D, Bool> {
+        self.map_local(|local| local.lower_elem(value))
+    }
+
+    /// Takes `value` where the mask is true. The layouts must be the same.
+    ///
+    /// # Panics
+    /// Panics if the layouts differ.
+    #[must_use]
+    pub fn mask_where(self, mask: ShardTensor<D, Bool>, value: Self) -> Self {
+        assert_eq!(self.layout, mask.layout, "mask_where: the mask's layout differs");
+        self.zip_local(value, "mask_where", |local, value| local.mask_where(mask.local, value))
+    }
+}
+
+macro_rules! unary {
+    ($($(#[$doc:meta])* $name:ident = $f:expr;)*) => {
+        impl<const D: usize> ShardTensor<D> {
+            $($(#[$doc])*
+            #[must_use]
+            pub fn $name(self) -> Self {
+                self.map_local($f)
+            })*
+        }
+    };
+}
+
+unary! {
+    /// The absolute value of every element.
+    abs = Tensor::abs;
+    /// The square of every element.
+    square = |local: Tensor<D>| local.square();
+    /// The square root of every element.
+    sqrt = Tensor::sqrt;
+    /// The exponential of every element.
+    exp = Tensor::exp;
+    /// The natural logarithm of every element.
+    log = Tensor::log;
+    /// The sine of every element, in radians.
+    sin = Tensor::sin;
+    /// The cosine of every element, in radians.
+    cos = Tensor::cos;
+    /// The sign of every element.
+    sign = Tensor::sign;
+    /// The reciprocal of every element.
+    recip = Tensor::recip;
+    /// The rectified linear unit: `max(x, 0)`.
+    relu = activation::relu;
+    /// The Gaussian error linear unit, by the error function.
+    gelu = activation::gelu;
+    /// The sigmoid linear unit: `x · sigmoid(x)`.
+    silu = activation::silu;
+    /// The logistic function.
+    sigmoid = activation::sigmoid;
+    /// The hyperbolic tangent.
+    tanh = activation::tanh;
+}
+
+macro_rules! comparison {
+    ($($(#[$doc:meta])* $name:ident;)*) => {
+        impl<const D: usize> ShardTensor<D> {
+            $($(#[$doc])*
+            ///
+            /// # Panics
+            /// Panics if the layouts do not go together.
+            pub fn $name(self, other: Self) -> ShardTensor<D, Bool> {
+                self.compare(other, stringify!($name), Tensor::$name)
+            })*
+        }
+    };
+}
+
+comparison! {
+    /// Where this tensor's elements are greater.
+    greater;
+    /// Where this tensor's elements are greater or equal.
+    greater_equal;
+    /// Where this tensor's elements are lower.
+    lower;
+    /// Where this tensor's elements are lower or equal.
+    lower_equal;
+    /// Where elements are equal.
+    equal;
+}
+
+macro_rules! operator {
+    ($trait:ident, $method:ident, $linearity:expr, $scalar_on_partial:expr) => {
+        impl<const D: usize> $trait for ShardTensor<D> {
+            type Output = Self;
+
+            fn $method(self, other: Self) -> Self {
+                self.binary(other, stringify!($method), $linearity, $trait::$method)
+            }
+        }
+
+        impl<const D: usize> $trait<Tensor<D>> for ShardTensor<D> {
+            type Output = Self;
+
+            /// With a tensor that every rank holds alike; its gradient comes back complete.
+            fn $method(self, other: Tensor<D>) -> Self {
+                let other = self.replicate_beside(other);
+                self.binary(other, stringify!($method), $linearity, $trait::$method)
+            }
+        }
+
+        operator!(@scalar $trait, $method, $scalar_on_partial, f32);
+        operator!(@scalar $trait, $method, $scalar_on_partial, f64);
+    };
+    (@scalar $trait:ident, $method:ident, $on_partial:expr, $scalar:ty) => {
+        impl<const D: usize> $trait<$scalar> for ShardTensor<D> {
+            type Output = Self;
+
+            fn $method(self, other: $scalar) -> Self {
+                if $on_partial {
+                    self.map_scaling(|local| $trait::$method(local, other))
+                } else {
+                    self.map_local(|local| $trait::$method(local, other))
+                }
+            }
+        }
+    };
+}
+
+operator!(Add, add, Linearity::Additive, false);
+operator!(Sub, sub, Linearity::Additive, false);
+operator!(Mul, mul, Linearity::Multiplicative, true);
+operator!(Div, div, Linearity::LeftLinear, true);
+
+impl<const D: usize> Neg for ShardTensor<D> {
+    type Output = Self;
+
+    fn neg(self) -> Self {
+        self.map_scaling(Tensor::neg)
+    }
+}
+
+impl<const D: usize> ShardTensor<D> {
+    /// A scaling, which sums permit and extrema do not.
+    fn map_scaling(self, f: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Self {
+        let sums = |placement: &Placement| !matches!(placement, Partial(op) if *op != ReduceOp::Sum);
+        if self.placements().iter().all(sums) {
+            self.map_linear(f)
+        } else {
+            self.map_local(f)
+        }
+    }
+}

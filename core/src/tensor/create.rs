@@ -1,0 +1,193 @@
+//! Sharded tensors from whole ones, from one rank, and from nothing.
+
+use std::sync::Arc;
+
+use burn::tensor::{Device, Tensor};
+
+use super::ShardTensor;
+use crate::comm::{Operation, Traffic, collectives};
+use crate::layout::{Layout, Partial, Placement};
+use crate::mesh::DeviceMesh;
+use crate::ops;
+use crate::plan::{ExchangePlan, Need, Source};
+use crate::rng::{self, Distribution};
+use crate::{Error, IndexBox, Result};
+
+/// Sends a tensor that one rank of the world holds to the ranks of a mesh, each of which gets its shard and no more.
+///
+/// The source passes `Some`, all others `None`. The result is a leaf: call
+/// [`require_grad`](ShardTensor::require_grad) on it for its gradient.
+///
+/// # Errors
+/// Placements that do not fit; a source that is not in the mesh or passed `None`; a failure of communication.
+pub fn scatter_tensor<const D: usize>(
+    tensor: Option<Tensor<D>>,
+    source: usize,
+    mesh: &DeviceMesh,
+    placements: &[Placement],
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "scatter_tensor";
+    let ranks: Arc<[usize]> = mesh.shape().ranks().into();
+    let comm = &**mesh.comm();
+    let owner = ranks.iter().position(|&rank| rank == source).ok_or_else(|| {
+        Error::operator(NAME, format!("source rank {source} is not in the {mesh}"))
+    })?;
+    // An empty message says that the source has nothing, so that all ranks fail alike.
+    let operation = Operation::new(NAME, Traffic::Control, None);
+    let shape = (comm.rank() == source).then(|| {
+        let dims = tensor.iter().flat_map(|tensor| tensor.dims());
+        dims.flat_map(|dim| (dim as u64).to_le_bytes()).collect()
+    });
+    let shape = collectives::broadcast_bytes(comm, &ranks, source, &operation, shape)?;
+    if shape.is_empty() {
+        return Err(Error::operator(
+            NAME,
+            format!("the source, rank {source}, passed None; it must pass the tensor"),
+        ));
+    }
+    let shape: Vec<usize> = shape
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .map(|bytes| u64::from_le_bytes(*bytes) as usize)
+        .collect();
+    let layout = Layout::new(mesh.shape(), &shape, placements)?;
+    if let Some(placement) = placements.iter().find(|p| matches!(p, Partial(_))) {
+        return Err(Error::Placement {
+            operator: NAME.into(),
+            placement: placement.to_string(),
+            help: "scatter to Shard or Replicate".into(),
+        });
+    }
+    let held = match tensor {
+        Some(tensor) if comm.rank() == source => tensor.inner(),
+        _ => Tensor::empty([0; D], &mesh.device().clone().inner()),
+    };
+    let plan = ExchangePlan::new(
+        Source::Single(owner, &shape),
+        mesh.position(),
+        mesh.size(),
+        |position| Need::of(layout.local_box(position)),
+    );
+    let operation = Operation::new(NAME, Traffic::Scatter, Some(&layout));
+    let local = Error::catch(|| ops::exchange(held, mesh, Arc::new(plan), operation))?;
+    let local = on_device(local, mesh.device());
+    Ok(ShardTensor::from_parts(local, layout, mesh.clone()))
+}
+
+/// Gives a tensor the autodiff setting of a device.
+fn on_device<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
+    if device.is_autodiff() {
+        tensor.autodiff()
+    } else {
+        tensor
+    }
+}
+
+impl<const D: usize> ShardTensor<D> {
+    /// Shards a tensor that every rank holds alike: each rank keeps its box. Nothing is communicated.
+    ///
+    /// # Errors
+    /// Placements that do not fit the tensor.
+    pub fn distribute(
+        tensor: Tensor<D>,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+    ) -> Result<Self> {
+        let layout = Layout::new(mesh.shape(), &tensor.dims(), placements)?;
+        Self::distribute_to(tensor, mesh, &layout)
+    }
+
+    /// Shards a tensor that every rank holds alike, in a layout with extents of its own.
+    ///
+    /// # Errors
+    /// A layout of another shape, or one with partial values.
+    pub fn distribute_to(tensor: Tensor<D>, mesh: &DeviceMesh, layout: &Layout) -> Result<Self> {
+        if tensor.dims().to_vec() != layout.shape() || layout.partial_axis().is_some() {
+            return Err(Error::operator(
+                "distribute",
+                format!("a tensor of {:?} as {layout}", tensor.dims()),
+            ));
+        }
+        let whole = Layout::replicated(layout.mesh(), layout.shape());
+        Self::from_local(tensor, &whole, mesh)?.try_redistribute_to(layout)
+    }
+
+    /// A tensor of zeros, of which every rank allocates its shard only.
+    ///
+    /// # Errors
+    /// Placements that do not fit the shape.
+    pub fn zeros(shape: [usize; D], mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
+        Self::full(shape, 0.0, mesh, placements)
+    }
+
+    /// A tensor of ones.
+    ///
+    /// # Errors
+    /// Placements that do not fit the shape.
+    pub fn ones(shape: [usize; D], mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
+        Self::full(shape, 1.0, mesh, placements)
+    }
+
+    /// A tensor whose elements are all `value`.
+    ///
+    /// # Errors
+    /// Placements that do not fit the shape.
+    pub fn full(
+        shape: [usize; D],
+        value: f64,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+    ) -> Result<Self> {
+        Self::create(shape, mesh, placements, |cells| {
+            Tensor::full(cells.shape(), value, mesh.device())
+        })
+    }
+
+    /// Random values that depend on the seed, the stream and an element's global index alone: the same field on any
+    /// mesh, bit for bit.
+    ///
+    /// # Errors
+    /// Placements that do not fit the shape.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Distribution, Launcher, LocalGradient, RandomKey, Shard, ShardTensor};
+    ///
+    /// let fields = Launcher::local(2).collect(|world| {
+    ///     let mesh = world.mesh([("lat", world.size())])?;
+    ///     let key = RandomKey::new(7, "noise");
+    ///     let x = ShardTensor::random([5, 3], Distribution::Normal { mean: 0.0, std: 1.0 }, key, &mesh, &[Shard(0)])?;
+    ///     Ok(x.full_tensor(LocalGradient::Replicated).into_data())
+    /// })?;
+    /// assert_eq!(fields[0], fields[1]);
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn random(
+        shape: [usize; D],
+        distribution: Distribution,
+        key: rng::RandomKey,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+    ) -> Result<Self> {
+        Self::create(shape, mesh, placements, |cells| {
+            let values = key.fill(distribution, &shape, cells);
+            let data = burn::tensor::TensorData::new(values, cells.shape());
+            Tensor::from_data(data, mesh.device())
+        })
+    }
+
+    fn create(
+        shape: [usize; D],
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        local: impl FnOnce(&IndexBox) -> Tensor<D>,
+    ) -> Result<Self> {
+        let layout = Layout::new(mesh.shape(), &shape, placements)?;
+        if layout.partial_axis().is_some() {
+            return Err(Error::Layout(format!("cannot create partial values {layout}")));
+        }
+        let local = local(&layout.local_box(mesh.position()));
+        Ok(Self::from_parts(local, layout, mesh.clone()))
+    }
+}

@@ -1,0 +1,34 @@
+//! How a sharded tensor prints: its layout, and which box this rank holds.
+
+use std::fmt;
+
+use burn::tensor::kind::Basic;
+
+use super::ShardTensor;
+
+impl<const D: usize, K: Basic> fmt::Display for ShardTensor<D, K> {
+    /// Global shape, a line per axis with its placement and extents, and this rank's box.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shape = self.layout.mesh();
+        writeln!(f, "ShardTensor {:?}", self.layout.shape())?;
+        for ((name, size), placement) in shape.names().iter().zip(shape.sizes()).zip(self.placements()) {
+            write!(f, "  {name:<8} {size:>4} × {placement}")?;
+            match placement {
+                crate::Shard(dim) => writeln!(f, "  extents {:?}", self.layout.extents(*dim))?,
+                _ => writeln!(f)?,
+            }
+        }
+        write!(
+            f,
+            "  rank {} holds {}",
+            self.mesh.comm().rank(),
+            self.layout.local_box(self.mesh.position())
+        )
+    }
+}
+
+impl<const D: usize, K: Basic> fmt::Debug for ShardTensor<D, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ShardTensor({})", self.layout)
+    }
+}

@@ -1,0 +1,136 @@
+//! Shards with the cells around them: for stencils written by hand, and for every stencil operator.
+
+use std::hash::Hash;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+
+use super::ShardTensor;
+use crate::comm::{Operation, Traffic};
+use crate::ops;
+use crate::plan::{ExchangePlan, Need, Source};
+use crate::region::{Boundary, segments};
+use crate::{Error, Result};
+
+/// The cells around a shard in one dim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Halo {
+    /// The dim.
+    pub dim: usize,
+    /// How many cells before the shard.
+    pub low: usize,
+    /// How many cells after it.
+    pub high: usize,
+    /// What lies beyond the two ends of the field.
+    pub boundary: [Boundary; 2],
+}
+
+impl Halo {
+    /// A halo of the same width and boundary on both sides.
+    pub fn new(dim: usize, width: usize, boundary: Boundary) -> Self {
+        Self {
+            dim,
+            low: width,
+            high: width,
+            boundary: [boundary; 2],
+        }
+    }
+}
+
+impl<const D: usize> ShardTensor<D> {
+    /// This rank's shard with the cells around it, corners included.
+    ///
+    /// # Shapes
+    /// Local: the shard's shape, grown by `low + high` in each of the given dims, sharded or not.
+    ///
+    /// # Adjoint
+    /// The gradients of halo cells are added to the cells that they are copies of, on the rank that owns them.
+    ///
+    /// # Errors
+    /// Partial values; a dim that the tensor does not have, or that is given twice; a failure of communication.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::{Boundary, Halo, Launcher, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lon", world.size())])?;
+    ///     let cells = Tensor::<1>::from_floats([0.0, 1.0, 2.0, 3.0], world.device());
+    ///     let x = ShardTensor::distribute(cells, &mesh, &[Shard(0)])?;
+    ///     let padded = x.with_halo(&[Halo::new(0, 1, Boundary::Periodic)])?;
+    ///     let expected = [[3.0, 0.0, 1.0, 2.0], [1.0, 2.0, 3.0, 0.0]];
+    ///     padded.into_data().assert_eq(&expected[world.rank()].into(), false);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn with_halo(&self, halos: &[Halo]) -> Result<Tensor<D>> {
+        const NAME: &str = "with_halo";
+        for (i, halo) in halos.iter().enumerate() {
+            if halo.dim >= D || halos[..i].iter().any(|other| other.dim == halo.dim) {
+                let message = format!("halos {halos:?} for {D} dims; each dim at most once");
+                return Err(Error::operator(NAME, message));
+            }
+        }
+        let layout = self.layout().clone();
+        self.assemble(NAME, halos.to_vec(), |position| {
+            let own = layout.local_box(position);
+            let of = |dim| halos.iter().find(|halo| halo.dim == dim);
+            let ranges: Vec<_> = (0..D)
+                .map(|dim| {
+                    let range = &own.ranges()[dim];
+                    let (low, high) = of(dim).map_or((0, 0), |halo| (halo.low, halo.high));
+                    range.start as isize - low as isize..(range.end + high) as isize
+                })
+                .collect();
+            let runs: Vec<_> = (0..D)
+                .map(|dim| {
+                    let [low, high] = of(dim).map_or_else(Default::default, |halo| halo.boundary);
+                    segments(ranges[dim].clone(), layout.shape()[dim], low, high)
+                })
+                .collect();
+            Need::product(ranges.iter().map(ExactSizeIterator::len).collect(), &runs)
+        })
+    }
+
+    /// Assembles on every rank the cells that `need_of` says its position needs.
+    ///
+    /// `need_of` must be the same function on all ranks; `key` stands for what it depends on besides the layout, so
+    /// that the plan is made once.
+    ///
+    /// # Errors
+    /// Partial values; a failure of communication.
+    pub fn assemble<K>(
+        &self,
+        operator: &'static str,
+        key: K,
+        need_of: impl Fn(usize) -> Need,
+    ) -> Result<Tensor<D>>
+    where
+        K: Hash + Eq + Send + 'static,
+    {
+        self.require_resolved(operator)?;
+        let key = (operator, self.layout().clone(), key);
+        let plan = self.mesh().cache().get_or_make(key, |(_, layout, _)| {
+            let mesh = self.mesh();
+            Ok(Arc::new(ExchangePlan::new(
+                Source::Layout(layout),
+                mesh.position(),
+                mesh.size(),
+                need_of,
+            )))
+        })?;
+        self.run_plan(operator, &plan)
+    }
+
+    /// Runs a plan that was made for this tensor's layout.
+    ///
+    /// # Errors
+    /// A failure of communication.
+    pub fn run_plan(&self, operator: &'static str, plan: &Arc<ExchangePlan>) -> Result<Tensor<D>> {
+        let operation = Operation::new(operator, Traffic::Exchange, Some(self.layout()));
+        let (local, mesh) = (self.local().clone(), self.mesh());
+        Error::catch(|| ops::exchange(local, mesh, plan.clone(), operation))
+    }
+}

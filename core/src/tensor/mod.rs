@@ -1,0 +1,303 @@
+//! Tensors whose cells lie on several ranks.
+
+mod arithmetic;
+mod create;
+mod display;
+mod halo;
+mod redistribute;
+
+use std::sync::Arc;
+
+use burn::tensor::kind::Basic;
+use burn::tensor::{Bool, Device, Float, Gradients, Int, Tensor};
+
+use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate};
+use crate::mesh::{DeviceMesh, MeshShape};
+use crate::{Error, Result};
+
+pub use create::scatter_tensor;
+pub use halo::Halo;
+
+/// A tensor of `D` dims whose cells lie on the ranks of a mesh.
+///
+/// It is this rank's local tensor, and the [`Layout`] that says which cells those are. Operators give the result that
+/// one device would give on the whole tensor; they communicate as their plan says and never gather.
+///
+/// # Gradients
+/// A gradient has the layout of its tensor. On axes with [`Replicate`] all ranks hold the same full gradient, on axes
+/// with [`Partial`] as well: the gradient of a sum is the gradient of each of its terms.
+#[derive(Clone)]
+pub struct ShardTensor<const D: usize, K: Basic = Float> {
+    local: Tensor<D, K>,
+    layout: Layout,
+    mesh: DeviceMesh,
+}
+
+/// What gradients of a replicated local tensor mean, when it leaves the sharded world.
+///
+/// Both occur, and only the program knows which: nothing is assumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalGradient {
+    /// All ranks go on with the same computation, so each of them finds the full gradient.
+    Replicated,
+    /// Each rank goes on with a computation of its own, so that the gradients must be summed.
+    Partial,
+}
+
+impl<const D: usize, K: Basic> ShardTensor<D, K> {
+    /// Joins this rank's tensor to a layout.
+    ///
+    /// # Errors
+    /// A local tensor whose shape is not that of this rank's shard, or a layout of another mesh.
+    pub fn from_local(local: Tensor<D, K>, layout: &Layout, mesh: &DeviceMesh) -> Result<Self> {
+        let expected = layout.local_shape(mesh.position());
+        if **layout.mesh() != **mesh.shape() {
+            return Err(Error::Layout(format!(
+                "{layout} belongs to another mesh than\n{mesh}"
+            )));
+        }
+        if local.dims().to_vec() != expected {
+            return Err(Error::Layout(format!(
+                "rank {}: local tensor {:?} for a shard of {expected:?} of {layout}",
+                mesh.comm().rank(),
+                local.dims()
+            )));
+        }
+        Ok(Self::from_parts(local, layout.clone(), mesh.clone()))
+    }
+
+    /// Joins parts that an operator made to fit.
+    pub fn from_parts(local: Tensor<D, K>, layout: Layout, mesh: DeviceMesh) -> Self {
+        debug_assert_eq!(
+            local.dims().to_vec(),
+            layout.local_shape(mesh.position()),
+            "{layout}"
+        );
+        Self {
+            local,
+            layout,
+            mesh,
+        }
+    }
+
+    /// A tensor of one rank only, on which every operator is the single-device one.
+    pub fn solo(local: Tensor<D, K>) -> Self {
+        let mesh = crate::launch::solo_mesh(&local.device());
+        let layout = Layout::replicated(mesh.shape(), &local.dims());
+        Self {
+            local,
+            layout,
+            mesh,
+        }
+    }
+
+    /// Takes the tensor apart: local tensor, layout and mesh.
+    pub fn into_parts(self) -> (Tensor<D, K>, Layout, DeviceMesh) {
+        (self.local, self.layout, self.mesh)
+    }
+
+    /// This rank's shard, as it is.
+    pub fn local(&self) -> &Tensor<D, K> {
+        &self.local
+    }
+
+    /// Who holds what.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &DeviceMesh {
+        &self.mesh
+    }
+
+    /// The placement on every mesh axis.
+    pub fn placements(&self) -> &[Placement] {
+        self.layout.placements()
+    }
+
+    /// The global shape.
+    pub fn dims(&self) -> [usize; D] {
+        let shape = self.layout.shape();
+        shape.try_into().expect("a layout has the tensor's dims")
+    }
+
+    /// The shape of this rank's shard.
+    pub fn local_dims(&self) -> [usize; D] {
+        self.local.dims()
+    }
+
+    /// The device of this rank's shard.
+    pub fn device(&self) -> Device {
+        self.local.device()
+    }
+
+    /// Applies an elementwise function to every shard.
+    ///
+    /// The function must not depend on a cell's place or on other cells, and be the same on all ranks.
+    ///
+    /// # Panics
+    /// Panics if the tensor holds partial values, or if `f` changes the shape.
+    pub fn map_local<L: Basic>(
+        self,
+        f: impl FnOnce(Tensor<D, K>) -> Tensor<D, L>,
+    ) -> ShardTensor<D, L> {
+        self.require_resolved("map_local")
+            .unwrap_or_else(|e| panic!("{e}"));
+        self.map_linear(f)
+    }
+
+    /// [`map_local`](Self::map_local) for a linear function, which partial values permit.
+    pub(crate) fn map_linear<L: Basic>(
+        self,
+        f: impl FnOnce(Tensor<D, K>) -> Tensor<D, L>,
+    ) -> ShardTensor<D, L> {
+        let before = self.local.dims();
+        let local = f(self.local);
+        assert_eq!(local.dims(), before, "an elementwise function keeps the shape");
+        ShardTensor {
+            local,
+            layout: self.layout,
+            mesh: self.mesh,
+        }
+    }
+
+    /// An error if some axis holds partial values.
+    ///
+    /// # Errors
+    /// Names the axis, and `resolve()`, which helps.
+    pub fn require_resolved(&self, operator: &str) -> Result<()> {
+        match self.layout.partial_axis() {
+            None => Ok(()),
+            Some((axis, op)) => Err(Error::Placement {
+                operator: operator.into(),
+                placement: format!("{} on axis \"{}\"", Partial(op), self.axis_name(axis)),
+                help: "call resolve() first".into(),
+            }),
+        }
+    }
+
+    /// An error if the given dim is sharded.
+    ///
+    /// # Errors
+    /// Names the axis and the redistribution that helps.
+    pub fn require_whole(&self, operator: &str, dim: usize) -> Result<()> {
+        match self.layout.axes_of(dim).first() {
+            None => Ok(()),
+            Some(&axis) => {
+                let mut placements = self.placements().to_vec();
+                placements[axis] = Replicate;
+                Err(Error::Placement {
+                    operator: operator.into(),
+                    placement: format!("Shard({dim}) on axis \"{}\"", self.axis_name(axis)),
+                    help: format!("redistribute(&{placements:?}) first"),
+                })
+            }
+        }
+    }
+
+    fn axis_name(&self, axis: usize) -> &str {
+        &self.layout.mesh().names()[axis]
+    }
+}
+
+impl<const D: usize> ShardTensor<D> {
+    /// This rank's shard, leaving the sharded world.
+    ///
+    /// # Panics
+    /// Panics if the tensor holds partial values; [`resolve`](Self::resolve) it first.
+    pub fn to_local(&self, gradient: LocalGradient) -> Tensor<D> {
+        self.require_resolved("to_local")
+            .unwrap_or_else(|e| panic!("{e}"));
+        match gradient {
+            LocalGradient::Replicated => self.local.clone(),
+            LocalGradient::Partial => {
+                let axes = self.layout.axes_where(|placement| placement == Replicate);
+                crate::ops::fan_out(self.local.clone(), &self.mesh, &axes, "to_local")
+            }
+        }
+    }
+
+    /// Marks the tensor as one whose gradient is kept.
+    #[must_use]
+    pub fn require_grad(self) -> Self {
+        self.map_linear(|local| local.autodiff().require_grad())
+    }
+
+    /// The gradient of this tensor, in its layout; `None` if it has none.
+    pub fn grad(&self, gradients: &Gradients) -> Option<Self> {
+        let local = self.local.grad(gradients)?;
+        let layout = self.layout.clone();
+        let resolved = layout
+            .axes_where(|placement| matches!(placement, Partial(_)))
+            .into_iter()
+            .fold(layout, |layout, axis| layout.with_placement(axis, Replicate));
+        Some(Self::from_parts(local, resolved, self.mesh.clone()))
+    }
+
+    /// Computes gradients by backpropagating from this tensor. All ranks call it together.
+    ///
+    /// Gradients of replicated parameters are complete and equal on all ranks afterwards.
+    ///
+    /// # Panics
+    /// Panics if the tensor is sharded, or partial by another reduction than a sum.
+    pub fn backward(&self) -> Gradients {
+        let allowed = |placement: &Placement| {
+            matches!(placement, Replicate | Partial(ReduceOp::Sum))
+        };
+        if let Some(axis) = self.placements().iter().position(|p| !allowed(p)) {
+            let error = Error::Placement {
+                operator: "backward".into(),
+                placement: format!("{} on axis \"{}\"", self.placements()[axis], self.axis_name(axis)),
+                help: "reduce it to a loss with mean() or sum() first".into(),
+            };
+            panic!("{error}");
+        }
+        self.local.backward()
+    }
+
+    /// The same values, cut off from the autodiff graph.
+    #[must_use]
+    pub fn detach(self) -> Self {
+        self.map_linear(Tensor::detach)
+    }
+
+    /// The same values without autodiff, for inference.
+    #[must_use]
+    pub fn inner(self) -> Self {
+        self.map_linear(Tensor::inner)
+    }
+
+    /// The ranks of the world, by mesh position.
+    pub fn ranks(&self) -> Arc<[usize]> {
+        self.mesh.shape().ranks().into()
+    }
+}
+
+/// Bounds on kinds that can be compared and masked.
+impl<const D: usize> ShardTensor<D, Bool> {
+    /// One where true, zero elsewhere.
+    pub fn int(self) -> ShardTensor<D, Int> {
+        self.map_linear(|local| local.int())
+    }
+
+    /// One where true, zero elsewhere.
+    pub fn float(self) -> ShardTensor<D> {
+        self.map_linear(|local| local.float())
+    }
+}
+
+/// Whether two layouts may meet in an operator: the same mesh.
+pub(crate) fn require_same_mesh(
+    operator: &str,
+    lhs: &Arc<MeshShape>,
+    rhs: &Arc<MeshShape>,
+) -> Result<()> {
+    if Arc::ptr_eq(lhs, rhs) || lhs == rhs {
+        return Ok(());
+    }
+    Err(Error::operator(
+        operator,
+        format!("operands lie on different meshes:\n{lhs}and\n{rhs}"),
+    ))
+}
