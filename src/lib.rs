@@ -1,1 +1,34 @@
-//! Halocline
+//! Train and run neural surrogates of fields that are too large for one device.
+//!
+//! A field lives on a mesh of ranks, each holding one shard of its grid. Operators give the single-device result,
+//! forward and backward, by moving exactly the cells that each shard needs. `use halocline::prelude::*` brings in what
+//! most programs use.
+//!
+//! | crate | holds |
+//! |---|---|
+//! | [`core`] | meshes, layouts, exchange plans, sharded tensors, engines, launch, random numbers |
+//! | [`ops`] | operators on sharded tensors, layers, losses |
+//! | [`io`] | field files, datasets, loaders |
+//! | [`models`] | models, metrics, a shallow-water solver |
+
+pub use halocline_core as core;
+pub use halocline_io as io;
+pub use halocline_models as models;
+pub use halocline_ops as ops;
+
+pub use halocline_core::{Error, Result};
+
+/// What most programs use.
+pub mod prelude {
+    pub use burn::module::Module;
+    pub use burn::tensor::{Device, Tensor, TensorData};
+    pub use halocline_core::{
+        Boundary, DeviceMesh, Distribution, Error, Halo, Launcher, Layout, LocalGradient, Partial,
+        Placement, RandomKey, ReduceOp, Replicate, Result, Shard, ShardTensor, World,
+        scatter_tensor,
+    };
+    pub use halocline_ops::{
+        Apply, ConvOptions, Field, Layer, Padding, PlanOf, PoolOptions, Reduction, huber_loss,
+        l1_loss, mse_loss,
+    };
+}

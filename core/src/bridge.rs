@@ -285,7 +285,12 @@ impl Started<'_> {
             tensor,
             run: Move { plan, direction },
         } = self;
-        if plan.is_identity() {
+        let incoming = match direction {
+            Direction::Forward => &plan.receives,
+            Direction::Reverse => &plan.sends,
+        };
+        let received = in_flight.map_or(Ok(Vec::new()), InFlight::finish)?;
+        if plan.is_identity() && incoming.is_empty() {
             return Ok(tensor);
         }
         let fill = |shape: &[usize], value: f64| {
@@ -319,11 +324,6 @@ impl Started<'_> {
                 },
             );
         }
-        let incoming = match direction {
-            Direction::Forward => &plan.receives,
-            Direction::Reverse => &plan.sends,
-        };
-        let received = in_flight.map_or(Ok(Vec::new()), InFlight::finish)?;
         for ((_, transfers), payload) in incoming.iter().zip(received) {
             if let Payload::Tensors(tensors) = payload {
                 for (transfer, cells) in transfers.iter().zip(tensors) {

@@ -57,7 +57,15 @@ impl World {
     /// # Errors
     /// Sizes that do not multiply to the number of ranks, and an axis name that occurs twice.
     pub fn mesh<const N: usize>(&self, axes: [(&str, usize); N]) -> Result<DeviceMesh> {
-        let shape = MeshShape::new(&axes, (0..self.size()).collect())?;
+        self.mesh_of(&axes)
+    }
+
+    /// [`mesh`](Self::mesh) for a number of axes that is known at run time.
+    ///
+    /// # Errors
+    /// Those of [`mesh`](Self::mesh).
+    pub fn mesh_of(&self, axes: &[(&str, usize)]) -> Result<DeviceMesh> {
+        let shape = MeshShape::new(axes, (0..self.size()).collect())?;
         DeviceMesh::new(shape, self.comm.clone(), self.device.clone())
     }
 
@@ -192,6 +200,11 @@ impl Launcher {
             };
         }
         launcher
+    }
+
+    /// Whether the ranks are those of an MPI job.
+    pub fn is_mpi(&self) -> bool {
+        self.engine != Engine::Local
     }
 
     /// The number of ranks, where the environment does not give it: an MPI job has the ranks that it was started with.

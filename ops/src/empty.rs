@@ -1,0 +1,54 @@
+//! Ranks without cells.
+//!
+//! Kernels of the backend need not cope with dims of size zero. Where some rank has such a shard, every rank passes its
+//! tensor through the same two steps, so that the graph is the same everywhere: empty dims get one cell of a value that
+//! changes nothing, and what was computed from it is dropped. On ranks with cells both steps pass the tensor as it is.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use halocline_core::{ExchangePlan, IndexBox, Layout, Need, Result, ShardTensor, Source};
+
+/// Gives empty dims one cell of `value`, if some rank's shard is empty in one of `dims`.
+pub(crate) fn fill_empty<const D: usize>(
+    local: Tensor<D>,
+    layout: &Layout,
+    dims: &[usize],
+    operator: &'static str,
+    value: f64,
+) -> Result<Tensor<D>> {
+    if !dims.iter().any(|&dim| layout.extents(dim).contains(&0)) {
+        return Ok(local);
+    }
+    let held = local.dims();
+    let plan = ExchangePlan::new(Source::Single(0, &held), 0, 1, |_| {
+        let mut need = Need::of(IndexBox::whole(&held));
+        for &dim in dims {
+            need.shape[dim] = held[dim].max(1);
+        }
+        need
+    });
+    run(local, operator, plan.with_fill(value))
+}
+
+/// Keeps the cells of a shard, if some rank's shard of the result is empty.
+pub(crate) fn drop_empty<const D: usize>(
+    local: Tensor<D>,
+    layout: &Layout,
+    position: usize,
+    operator: &'static str,
+) -> Result<Tensor<D>> {
+    if !layout.has_empty_shard() {
+        return Ok(local);
+    }
+    let kept = layout.local_shape(position);
+    let plan = ExchangePlan::new(Source::Single(0, &local.dims()), 0, 1, |_| {
+        Need::of(IndexBox::whole(&kept))
+    });
+    run(local, operator, plan)
+}
+
+/// Runs a plan without messages.
+fn run<const D: usize>(local: Tensor<D>, operator: &'static str, plan: ExchangePlan) -> Result<Tensor<D>> {
+    ShardTensor::solo(local).run_plan(operator, &Arc::new(plan))
+}

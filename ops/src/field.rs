@@ -1,0 +1,266 @@
+use std::fmt::Debug;
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+use burn::tensor::{Tensor, activation};
+use halocline_core::{ReduceOp, Result, ShardTensor};
+
+use crate::conv::{self, ConvOptions};
+use crate::pool::{self, PoolOptions};
+use crate::{matmul, reduce, reshape};
+
+/// A tensor on one device or on many: what model code is written for.
+///
+/// Implemented for burn's [`Tensor<D>`] and for [`ShardTensor<D>`], with the same results. On a `Tensor` nothing is
+/// communicated and [`resolve`](Field::resolve) is the identity.
+///
+/// Methods panic where their operator has no rule, as burn's do on shapes that do not fit; [`Field::try_op`] returns
+/// the typed error instead.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_ops::Field;
+///
+/// fn energy<X: Field<2>>(x: X) -> X::Rank<1> {
+///     (x.clone() * x).mean().resolve()
+/// }
+///
+/// Launcher::local(2).run(|world| {
+///     let cells = Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], world.device());
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let sharded = ShardTensor::distribute(cells.clone(), &mesh, &[Shard(0)])?;
+///     let on_two = energy(sharded).to_local(LocalGradient::Replicated);
+///     assert_eq!(on_two.into_scalar::<f32>(), energy(cells).into_scalar::<f32>());
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub trait Field<const D: usize>:
+    Clone
+    + Debug
+    + Sized
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+    + Add<f64, Output = Self>
+    + Sub<f64, Output = Self>
+    + Mul<f64, Output = Self>
+    + Div<f64, Output = Self>
+{
+    /// The same kind of tensor with another number of dims.
+    type Rank<const E: usize>: Field<E>;
+
+    /// This tensor as a sharded one; a plain tensor becomes one of a single rank.
+    fn into_shard(self) -> ShardTensor<D>;
+
+    /// The inverse of [`into_shard`](Field::into_shard), for the result of an operator on it.
+    fn from_shard<const E: usize>(shard: ShardTensor<E>) -> Self::Rank<E>;
+
+    /// [`from_shard`](Field::from_shard) for the same number of dims.
+    fn same_rank(shard: ShardTensor<D>) -> Self;
+
+    /// The global shape.
+    fn global_dims(&self) -> [usize; D];
+
+    /// A tensor that every rank holds alike, beside this one.
+    fn beside<const E: usize>(&self, tensor: Tensor<E>) -> Self::Rank<E> {
+        Self::from_shard(self.clone().into_shard().replicate_beside(tensor))
+    }
+
+    /// [`beside`](Field::beside) for the same number of dims.
+    #[must_use]
+    fn beside_same(&self, tensor: Tensor<D>) -> Self {
+        Self::same_rank(self.clone().into_shard().replicate_beside(tensor))
+    }
+
+    /// Runs an operator of one's own on either kind of tensor.
+    ///
+    /// # Errors
+    /// Those of the operator.
+    fn try_op<const E: usize>(
+        self,
+        operator: impl FnOnce(ShardTensor<D>) -> Result<ShardTensor<E>>,
+    ) -> Result<Self::Rank<E>> {
+        operator(self.into_shard()).map(Self::from_shard)
+    }
+
+    /// Applies an elementwise function.
+    #[must_use]
+    fn map(self, f: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Self {
+        Self::same_rank(self.into_shard().map_local(f))
+    }
+
+    /// Partial values made whole.
+    #[must_use]
+    fn resolve(self) -> Self {
+        Self::same_rank(self.into_shard().resolve())
+    }
+
+    /// This tensor with the shards of another one of the same global shape.
+    #[must_use]
+    fn align_to(self, other: &Self) -> Self {
+        let layout = other.clone().into_shard().layout().clone();
+        same(self, |x| x.try_redistribute_to(&layout))
+    }
+
+    /// Convolution with weights that all ranks hold alike. See the [module](crate::conv).
+    #[must_use]
+    fn conv<const N: usize>(
+        self,
+        weight: Tensor<D>,
+        bias: Option<Tensor<1>>,
+        options: &ConvOptions<N>,
+    ) -> Self {
+        same(self, |x| conv::conv(x, weight, bias, options))
+    }
+
+    /// The maximum over windows. See the [module](crate::pool).
+    #[must_use]
+    fn max_pool<const N: usize>(self, options: &PoolOptions<N>) -> Self {
+        same(self, |x| pool::max_pool(x, options))
+    }
+
+    /// The average over windows. See the [module](crate::pool).
+    #[must_use]
+    fn avg_pool<const N: usize>(self, options: &PoolOptions<N>) -> Self {
+        same(self, |x| pool::avg_pool(x, options))
+    }
+
+    /// The sum over dims, which stay with one cell. See the [module](crate::reduce).
+    #[must_use]
+    fn sum_over(self, dims: &[usize]) -> Self {
+        same(self, |x| reduce::sum_dims(x, dims))
+    }
+
+    /// The mean over dims, which stay with one cell.
+    #[must_use]
+    fn mean_over(self, dims: &[usize]) -> Self {
+        same(self, |x| reduce::mean_dims(x, dims))
+    }
+
+    /// The maximum over dims, which stay with one cell.
+    #[must_use]
+    fn max_over(self, dims: &[usize]) -> Self {
+        same(self, |x| reduce::extremum_dims(x, dims, ReduceOp::Max))
+    }
+
+    /// The minimum over dims, which stay with one cell.
+    #[must_use]
+    fn min_over(self, dims: &[usize]) -> Self {
+        same(self, |x| reduce::extremum_dims(x, dims, ReduceOp::Min))
+    }
+
+    /// The sum of all elements, of shape `[1]`.
+    fn sum(self) -> Self::Rank<1> {
+        or_panic(self.try_op(reduce::sum))
+    }
+
+    /// The mean of all elements, of shape `[1]`.
+    fn mean(self) -> Self::Rank<1> {
+        or_panic(self.try_op(reduce::mean))
+    }
+
+    /// The mean over the spatial dims, resolved: `[batch, channels]`, ready for a linear head.
+    fn global_avg_pool(self) -> Self::Rank<2> {
+        let spatial: Vec<usize> = (2..D).collect();
+        or_panic(self.try_op(|x| reshape::leading(reduce::mean_dims(x, &spatial)?.resolve())))
+    }
+
+    /// The matrix product. See the [module](crate::matmul).
+    #[must_use]
+    fn matmul(self, other: Self) -> Self {
+        let other = other.into_shard();
+        same(self, |x| matmul::matmul(x, other))
+    }
+
+    /// `x · weight + bias` over the last dim, with `weight` `[features_in, features_out]`.
+    #[must_use]
+    fn linear(self, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Self {
+        same(self, |x| matmul::linear(x, weight, bias))
+    }
+
+    /// Joins tensors along a dim that is whole on every rank.
+    #[must_use]
+    fn join(parts: Vec<Self>, dim: usize) -> Self {
+        let parts = parts.into_iter().map(Self::into_shard).collect();
+        Self::same_rank(or_panic(reshape::join(parts, dim)))
+    }
+
+    /// Repeats every cell of the spatial dims `factor` times: upsampling to the nearest.
+    #[must_use]
+    fn upsample_nearest(self, factor: usize) -> Self {
+        same(self, |x| reshape::upsample_nearest(x, factor))
+    }
+
+    /// The rectified linear unit.
+    #[must_use]
+    fn relu(self) -> Self {
+        self.map(activation::relu)
+    }
+
+    /// The Gaussian error linear unit, by the error function.
+    #[must_use]
+    fn gelu(self) -> Self {
+        self.map(activation::gelu)
+    }
+
+    /// `x · sigmoid(x)`.
+    #[must_use]
+    fn silu(self) -> Self {
+        self.map(activation::silu)
+    }
+}
+
+fn same<const D: usize, X: Field<D>>(
+    x: X,
+    operator: impl FnOnce(ShardTensor<D>) -> Result<ShardTensor<D>>,
+) -> X {
+    X::same_rank(or_panic(operator(x.into_shard())))
+}
+
+fn or_panic<T>(result: Result<T>) -> T {
+    result.unwrap_or_else(|error| error.raise())
+}
+
+impl<const D: usize> Field<D> for ShardTensor<D> {
+    type Rank<const E: usize> = ShardTensor<E>;
+
+    fn into_shard(self) -> Self {
+        self
+    }
+
+    fn from_shard<const E: usize>(shard: ShardTensor<E>) -> ShardTensor<E> {
+        shard
+    }
+
+    fn same_rank(shard: Self) -> Self {
+        shard
+    }
+
+    fn global_dims(&self) -> [usize; D] {
+        self.dims()
+    }
+}
+
+impl<const D: usize> Field<D> for Tensor<D> {
+    type Rank<const E: usize> = Tensor<E>;
+
+    fn into_shard(self) -> ShardTensor<D> {
+        ShardTensor::solo(self)
+    }
+
+    fn from_shard<const E: usize>(shard: ShardTensor<E>) -> Tensor<E> {
+        shard.into_parts().0
+    }
+
+    fn same_rank(shard: ShardTensor<D>) -> Self {
+        shard.into_parts().0
+    }
+
+    fn global_dims(&self) -> [usize; D] {
+        self.dims()
+    }
+}

@@ -1,0 +1,83 @@
+//! Losses between a prediction and a target of the same layout.
+//!
+//! # Placement
+//! The result has shape `[1]` and is `Partial(Sum)` on every axis over which the prediction is sharded: call
+//! [`resolve`](Field::resolve) before reading it. `backward()` takes either.
+//!
+//! # Adjoint
+//! The derivative of the loss with respect to each cell, on the rank that owns it.
+
+use halocline_core::ShardTensor;
+
+use crate::field::Field;
+
+/// How element losses become one number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reduction {
+    /// Their mean over all elements of the whole field.
+    #[default]
+    Mean,
+    /// Their sum.
+    Sum,
+}
+
+fn reduced<const D: usize, X: Field<D>>(losses: X, reduction: Reduction) -> X::Rank<1> {
+    match reduction {
+        Reduction::Mean => losses.mean(),
+        Reduction::Sum => losses.sum(),
+    }
+}
+
+/// `(x − target)²`.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::{Reduction, mse_loss};
+///
+/// let x = Tensor::<1>::from([1.0, 2.0, 4.0]);
+/// let loss = mse_loss(x, Tensor::from([1.0, 0.0, 3.0]), Reduction::Mean);
+/// assert!((loss.into_scalar::<f32>() - 5.0 / 3.0).abs() < 1e-6);
+/// ```
+pub fn mse_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reduction) -> X::Rank<1> {
+    let error = x - target;
+    reduced(error.clone() * error, reduction)
+}
+
+/// `|x − target|`.
+pub fn l1_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reduction) -> X::Rank<1> {
+    reduced((x - target).map(|error| error.abs()), reduction)
+}
+
+/// `½·e²` where `|e| ≤ δ`, else `δ·(|e| − δ/2)`, for `e = x − target` (Huber 1964).
+///
+/// # Panics
+/// Panics if `delta` is not positive.
+pub fn huber_loss<const D: usize, X: Field<D>>(
+    x: X,
+    target: X,
+    delta: f64,
+    reduction: Reduction,
+) -> X::Rank<1> {
+    assert!(delta > 0.0, "huber_loss: delta must be positive, got {delta}");
+    let losses = (x - target).map(|error| {
+        let size = error.abs();
+        // The quadratic part of an error, and the linear rest.
+        let quadratic = size.clone().clamp_max(delta);
+        let linear = size - quadratic.clone();
+        quadratic.clone() * quadratic * 0.5 + linear * delta
+    });
+    reduced(losses, reduction)
+}
+
+/// The value of a loss, on every rank: an all-reduce where it is partial.
+pub fn loss_value<X: Field<1>>(loss: &X) -> f64 {
+    let (local, _, _) = loss.clone().into_shard().detach().resolve().into_parts();
+    f64::from(local.into_scalar::<f32>())
+}
+
+/// Backpropagates from a loss of either kind.
+pub fn backward<X: Field<1>>(loss: X) -> burn::tensor::Gradients {
+    let loss: ShardTensor<1> = loss.into_shard();
+    loss.backward()
+}

@@ -1,0 +1,118 @@
+//! Matrix products and the linear layer.
+//!
+//! `y[.., i, j] = Σ_k a[.., i, k] · b[.., k, j]`.
+//!
+//! # Placement
+//!
+//! | `a` | `b` | `y` |
+//! |---|---|---|
+//! | `Shard(batch dim)` | the same | the same |
+//! | `Shard(rows)` | `Replicate` | `Shard(rows)` |
+//! | `Replicate` | `Shard(columns)` | `Shard(columns)` |
+//! | `Shard(columns)` | `Shard(rows)` | `Partial(Sum)` |
+//! | `Replicate` | `Replicate` | `Replicate` |
+//!
+//! # Adjoint
+//! The single-device one on each rank; the gradient of a replicated operand is summed over the axes on which the other
+//! one is sharded.
+
+use burn::tensor::{Tensor, module};
+use halocline_core::{
+    Error, Layout, Partial, Placement, ReduceOp, Replicate, Result, Shard, ShardTensor,
+    ops::fan_out,
+};
+
+use crate::empty::{drop_empty, fill_empty};
+
+const MATMUL: &str = "matmul";
+
+/// The rule of one axis: the placement of the result, and which operand fans out (0 or 1).
+fn rule(a: Placement, b: Placement, dims: usize) -> Option<(Placement, Option<usize>)> {
+    let (rows, columns) = (dims - 2, dims - 1);
+    match (a, b) {
+        (Replicate, Replicate) => Some((Replicate, None)),
+        (Shard(i), Shard(j)) if i == j && i < rows => Some((a, None)),
+        (Shard(i), Replicate) if i == rows => Some((a, Some(1))),
+        (Replicate, Shard(j)) if j == columns => Some((b, Some(0))),
+        (Shard(i), Shard(j)) if i == columns && j == rows => Some((Partial(ReduceOp::Sum), None)),
+        _ => None,
+    }
+}
+
+/// The product of two sharded tensors of the same batch shape.
+///
+/// # Errors
+/// A combination of placements without a rule, shapes that do not fit.
+pub(crate) fn matmul<const D: usize>(a: ShardTensor<D>, b: ShardTensor<D>) -> Result<ShardTensor<D>> {
+    let (shape_a, shape_b) = (a.dims(), b.dims());
+    if D < 2 || shape_a[..D - 2] != shape_b[..D - 2] || shape_a[D - 1] != shape_b[D - 2] {
+        let message = format!("shapes {shape_a:?} and {shape_b:?}; expected [.., m, k] and [.., k, n]");
+        return Err(Error::operator(MATMUL, message));
+    }
+    let mut placements = Vec::new();
+    let mut fans = [Vec::new(), Vec::new()];
+    for (axis, (&of_a, &of_b)) in a.placements().iter().zip(b.placements()).enumerate() {
+        let name = &a.layout().mesh().names()[axis];
+        let (placement, fan) = rule(of_a, of_b, D).ok_or_else(|| Error::Placement {
+            operator: MATMUL.into(),
+            placement: format!("{of_a} with {of_b} on axis \"{name}\""),
+            help: format!(
+                "redistribute to Shard({}) with Replicate, Replicate with Shard({}), or Shard({}) with Shard({})",
+                D - 2, D - 1, D - 1, D - 2
+            ),
+        })?;
+        placements.push(placement);
+        if let Some(operand) = fan {
+            fans[operand].push(axis);
+        }
+    }
+    let same = |dim_a: usize, dim_b: usize| a.layout().extents(dim_a) == b.layout().extents(dim_b);
+    if !same(D - 1, D - 2) || (0..D - 2).any(|dim| !same(dim, dim)) {
+        let message = format!("extents differ: {} and {}", a.layout(), b.layout());
+        return Err(Error::operator(MATMUL, message));
+    }
+    let extents = (0..D).map(|dim| {
+        let of = if dim == D - 1 { b.layout() } else { a.layout() };
+        of.extents(dim).to_vec()
+    });
+    let layout = a.layout().derive(placements, extents.collect());
+    let all: Vec<usize> = (0..D).collect();
+    let (a, layout_a, mesh) = a.into_parts();
+    let (b, layout_b, _) = b.into_parts();
+    let a = fan_out(a, &mesh, &fans[0], MATMUL);
+    let b = fan_out(b, &mesh, &fans[1], MATMUL);
+    let product = fill_empty(a, &layout_a, &all, MATMUL, 0.0)?
+        .matmul(fill_empty(b, &layout_b, &all, MATMUL, 0.0)?);
+    let product = drop_empty(product, &layout, mesh.position(), MATMUL)?;
+    Ok(ShardTensor::from_parts(product, layout, mesh))
+}
+
+/// `x · weight + bias` over the last dim, with `weight` `[features_in, features_out]` as in burn.
+///
+/// # Errors
+/// A last dim that is sharded or of another size than the weight's, partial values.
+pub(crate) fn linear<const D: usize>(
+    x: ShardTensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "linear";
+    x.require_resolved(NAME)?;
+    x.require_whole(NAME, D - 1)?;
+    let [features_in, features_out] = weight.dims();
+    if x.dims()[D - 1] != features_in {
+        let message = format!("weight [{features_in}, {features_out}] on {:?}", x.dims());
+        return Err(Error::operator(NAME, message));
+    }
+    let axes = crate::sharded_axes(&x);
+    let mut extents = x.layout().all_extents().to_vec();
+    extents[D - 1] = vec![features_out];
+    let layout: Layout = x.layout().derive(x.placements().to_vec(), extents);
+    let all: Vec<usize> = (0..D).collect();
+    let (local, from, mesh) = x.into_parts();
+    let weight = fan_out(weight, &mesh, &axes, NAME);
+    let bias = bias.map(|bias| fan_out(bias, &mesh, &axes, NAME));
+    let local = module::linear(fill_empty(local, &from, &all, NAME, 0.0)?, weight, bias);
+    let local = drop_empty(local, &layout, mesh.position(), NAME)?;
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}

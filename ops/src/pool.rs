@@ -1,0 +1,221 @@
+//! Maximum and average pooling in one to three spatial dims.
+//!
+//! `y[b, c, i] = max (or mean) over k of x[b, c, i·stride − low + k·dilation]`. Semantics follow PyTorch's
+//! `max_pool{1,2,3}d` and `avg_pool{1,2,3}d`: a maximum never takes padding, an average counts it or not, and
+//! [`Rounding::Ceil`] keeps a last window that begins in the field or its low padding.
+//!
+//! # Placement
+//! All dims may be sharded. A window's output lies with the rank that holds the window's middle cell.
+//!
+//! # Adjoint
+//! The gradient of a maximum goes to the first cell, in row-major order, that holds it; that of an average to all cells
+//! of the window alike. Gradients of halo cells travel back and add up.
+
+use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
+use burn::tensor::{Tensor, TensorData, module};
+use halocline_core::{Result, ShardTensor};
+
+use crate::retype;
+use crate::stencil::{KernelPadding, Padding, Rounding, Stencil, Window};
+
+/// Whether an average counts padded cells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PaddingCount {
+    /// Padding counts as cells that are zero.
+    #[default]
+    Included,
+    /// The average is over cells of the field only.
+    Excluded,
+}
+
+/// Window, stride, dilation and padding of a pooling over `N` spatial dims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PoolOptions<const N: usize> {
+    /// Cells of a window.
+    pub kernel: [usize; N],
+    /// Cells from one window to the next.
+    pub stride: [usize; N],
+    /// Cells from one cell of a window to the next (maximum only).
+    pub dilation: [usize; N],
+    /// Padding of every dim.
+    pub padding: [Padding; N],
+    /// What happens to a last window that does not fit.
+    pub rounding: Rounding,
+    /// Whether an average counts padded cells.
+    pub count: PaddingCount,
+}
+
+impl<const N: usize> PoolOptions<N> {
+    /// Windows that do not overlap and leave no gap.
+    pub fn new(kernel: [usize; N]) -> Self {
+        Self {
+            kernel,
+            stride: kernel,
+            dilation: [1; N],
+            padding: [Padding::default(); N],
+            rounding: Rounding::Floor,
+            count: PaddingCount::Included,
+        }
+    }
+
+    /// These options with another stride.
+    #[must_use]
+    pub fn with_stride(self, stride: [usize; N]) -> Self {
+        Self { stride, ..self }
+    }
+
+    /// These options with another padding.
+    #[must_use]
+    pub fn with_padding(self, padding: [Padding; N]) -> Self {
+        Self { padding, ..self }
+    }
+
+    /// These options with another dilation.
+    #[must_use]
+    pub fn with_dilation(self, dilation: [usize; N]) -> Self {
+        Self { dilation, ..self }
+    }
+
+    /// These options with another rounding.
+    #[must_use]
+    pub fn with_rounding(self, rounding: Rounding) -> Self {
+        Self { rounding, ..self }
+    }
+
+    /// These options with another way to count.
+    #[must_use]
+    pub fn with_count(self, count: PaddingCount) -> Self {
+        Self { count, ..self }
+    }
+
+    pub(crate) fn stencil(&self, operator: &'static str, fill: f64) -> Stencil {
+        let windows = (0..N).map(|dim| Window {
+            kernel: self.kernel[dim],
+            stride: self.stride[dim],
+            dilation: self.dilation[dim],
+            padding: self.padding[dim],
+            rounding: self.rounding,
+        });
+        Stencil {
+            operator,
+            windows: windows.collect(),
+            kernel_padding: KernelPadding::Nothing,
+            channels: None,
+            fill: fill.to_bits(),
+        }
+    }
+}
+
+/// The maximum over windows.
+///
+/// # Errors
+/// A placement without a rule, a window that fits nowhere, a failure of communication.
+pub(crate) fn max_pool<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    options: &PoolOptions<N>,
+) -> Result<ShardTensor<D>> {
+    let stencil = options.stencil(["max_pool1d", "max_pool2d", "max_pool3d"][N - 1], f64::NEG_INFINITY);
+    stencil.run(x, |x, _| {
+        by_planes(x, &stencil.windows, |x, windows| {
+            let options = MaxPoolOptions::new(windows.map(|w| w.kernel))
+                .with_stride(windows.map(|w| w.stride))
+                .with_dilation(windows.map(|w| w.dilation));
+            module::max_pool2d(x, options)
+        })
+    })
+}
+
+/// The average over windows.
+///
+/// # Errors
+/// A placement without a rule, a window that fits nowhere, a failure of communication.
+pub(crate) fn avg_pool<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    options: &PoolOptions<N>,
+) -> Result<ShardTensor<D>> {
+    let options = PoolOptions {
+        dilation: [1; N],
+        ..*options
+    };
+    let stencil = options.stencil(["avg_pool1d", "avg_pool2d", "avg_pool3d"][N - 1], 0.0);
+    let size = x.dims();
+    let position = x.mesh().position();
+    stencil.run(x, |x, plan| {
+        let mut y = by_planes(x, &stencil.windows, |x, windows| {
+            let options = AvgPoolOptions::new(windows.map(|w| w.kernel)).with_stride(windows.map(|w| w.stride));
+            module::avg_pool2d(x, options)
+        });
+        let outputs = plan.output.local_box(position);
+        for (spatial, window) in stencil.windows.iter().enumerate() {
+            let dim = spatial + 2;
+            // As many factors as the kernel made outputs: one more than none, where this rank has none.
+            let range = outputs.ranges()[dim].clone();
+            let range = range.start..range.start + y.dims()[dim];
+            if let Some(factors) = factors(window, options.count, size[dim], plan.output.shape()[dim], range) {
+                let mut shape = [1; D];
+                shape[dim] = factors.len();
+                y = y.clone() * Tensor::from_data(TensorData::new(factors, shape), &y.device().inner());
+            }
+        }
+        y
+    })
+}
+
+/// Kernel size over the number of cells that count, for every output of a range; `None` if all are one, which is
+/// decided from the whole field, so that every rank decides alike.
+fn factors(
+    window: &Window,
+    count: PaddingCount,
+    size: usize,
+    outputs: usize,
+    range: std::ops::Range<usize>,
+) -> Option<Vec<f32>> {
+    let Padding { low, high, .. } = window.padding;
+    let (first, end) = match count {
+        PaddingCount::Included => (-(low as isize), (size + high) as isize),
+        PaddingCount::Excluded => (0, size as isize),
+    };
+    let counted = |output: usize| {
+        let cells = window.input_range(&(output..output + 1));
+        (cells.end.min(end) - cells.start.max(first)).max(1) as usize
+    };
+    let factor = |output: usize| window.kernel as f32 / counted(output) as f32;
+    (0..outputs)
+        .any(|output| counted(output) != window.kernel)
+        .then(|| range.map(|output| factor(output.min(outputs - 1))).collect())
+}
+
+/// Pools over planes: a maximum or mean over a box is one over its last two dims and then one over the first.
+fn by_planes<const D: usize>(
+    x: Tensor<D>,
+    windows: &[Window],
+    pool: impl Fn(Tensor<4>, [&Window; 2]) -> Tensor<4>,
+) -> Tensor<D> {
+    let one = Window {
+        kernel: 1,
+        stride: 1,
+        dilation: 1,
+        padding: Padding::default(),
+        rounding: Rounding::Floor,
+    };
+    let dims = x.dims();
+    match windows {
+        [width] => {
+            let plane = x.reshape([dims[0], dims[1], 1, dims[2]]);
+            let y = pool(plane, [&one, width]);
+            let [batch, channels, _, width] = y.dims();
+            retype(y.reshape([batch, channels, width]))
+        }
+        [height, width] => retype(pool(retype(x), [height, width])),
+        [depth, height, width] => {
+            let planes = x.reshape([dims[0], dims[1] * dims[2], dims[3], dims[4]]);
+            let planes = pool(planes, [height, width]);
+            let [_, _, rows, columns] = planes.dims();
+            let lines = planes.reshape([dims[0], dims[1], dims[2], rows * columns]);
+            let y = pool(lines, [depth, &one]);
+            let layers = y.dims()[2];
+            retype(y.reshape([dims[0], dims[1], layers, rows, columns]))
+        }
+        _ => unreachable!("a stencil of {} dims has been refused", windows.len()),
+    }
+}

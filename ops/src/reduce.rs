@@ -1,0 +1,143 @@
+//! Sum, mean, maximum and minimum over dims, sharded or not.
+//!
+//! # Shapes
+//! The dims that are reduced stay with one cell each, as in burn's `sum_dim`; `sum` and `mean` of everything give
+//! shape `[1]`.
+//!
+//! # Placement
+//! An axis over which a reduced dim is sharded becomes `Partial`: nothing travels until the result is resolved. All
+//! other axes keep their placement.
+//!
+//! # Adjoint
+//! The cotangent goes to every cell of a sum, divided by the global count for a mean, and to one cell that holds the
+//! extremum for a maximum or minimum.
+
+use burn::tensor::Tensor;
+use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
+
+use crate::empty::fill_empty;
+
+fn check_dims<const D: usize>(operator: &str, dims: &[usize]) -> Result<()> {
+    let bad = dims.iter().enumerate().any(|(i, dim)| *dim >= D || dims[..i].contains(dim));
+    if bad {
+        let message = format!("dims {dims:?} of a tensor of {D} dims; each at most once");
+        return Err(Error::operator(operator, message));
+    }
+    Ok(())
+}
+
+/// The rule: the layout of the result of reducing `dims`.
+fn rule(operator: &str, layout: &Layout, dims: &[usize], op: ReduceOp) -> Result<Layout> {
+    let placements = layout
+        .placements()
+        .iter()
+        .zip(layout.mesh().names())
+        .map(|(placement, name)| match placement {
+            Shard(dim) if dims.contains(dim) => Ok(Partial(op)),
+            // A sum of partial sums is a partial sum; nothing else commutes so.
+            Partial(held) if *held != op => Err(Error::Placement {
+                operator: operator.into(),
+                placement: format!("{placement} on axis \"{name}\""),
+                help: "call resolve() first".into(),
+            }),
+            other => Ok(*other),
+        })
+        .collect::<Result<Vec<Placement>>>()?;
+    let extents = (0..layout.shape().len()).map(|dim| {
+        if dims.contains(&dim) { vec![1] } else { layout.extents(dim).to_vec() }
+    });
+    Ok(layout.derive(placements, extents.collect()))
+}
+
+/// The sum over `dims`.
+///
+/// # Errors
+/// A dim that is not there or given twice; values that are partial by another reduction.
+pub(crate) fn sum_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
+    check_dims::<D>("sum_dims", dims)?;
+    let layout = rule("sum_dims", x.layout(), dims, ReduceOp::Sum)?;
+    let (local, _, mesh) = x.into_parts();
+    Ok(ShardTensor::from_parts(local.sum_dims(dims), layout, mesh))
+}
+
+/// The mean over `dims`: where a dim is sharded, the local sum over the global count, exact for uneven shards.
+///
+/// # Errors
+/// Those of [`sum_dims`].
+pub(crate) fn mean_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
+    check_dims::<D>("mean_dims", dims)?;
+    let layout = rule("mean_dims", x.layout(), dims, ReduceOp::Sum)?;
+    let sharded = dims.iter().any(|&dim| x.layout().extents(dim).len() > 1);
+    let count: usize = dims.iter().map(|&dim| x.dims()[dim]).product();
+    let (local, _, mesh) = x.into_parts();
+    let local = if sharded {
+        local.sum_dims(dims) / count as f64
+    } else {
+        local.mean_dims(dims)
+    };
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// The maximum or minimum over `dims`.
+///
+/// # Errors
+/// A dim that is not there, given twice or without cells; partial values.
+pub(crate) fn extremum_dims<const D: usize>(
+    x: ShardTensor<D>,
+    dims: &[usize],
+    op: ReduceOp,
+) -> Result<ShardTensor<D>> {
+    let (operator, worst) = match op {
+        ReduceOp::Min => ("min_dims", f64::INFINITY),
+        _ => ("max_dims", f64::NEG_INFINITY),
+    };
+    check_dims::<D>(operator, dims)?;
+    x.require_resolved(operator)?;
+    if let Some(dim) = dims.iter().find(|&&dim| x.dims()[dim] == 0) {
+        return Err(Error::operator(operator, format!("dim {dim} has no cells")));
+    }
+    let layout = rule(operator, x.layout(), dims, op)?;
+    let (local, from, mesh) = x.into_parts();
+    let mut local = fill_empty(local, &from, dims, operator, worst)?;
+    for &dim in dims {
+        local = match op {
+            ReduceOp::Min => local.min_dim(dim),
+            _ => local.max_dim(dim),
+        };
+    }
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// The sum of everything, of shape `[1]`.
+///
+/// # Errors
+/// Values that are partial by another reduction than a sum.
+pub(crate) fn sum<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
+    let all: Vec<usize> = (0..D).collect();
+    scalar(x, "sum", &all, Tensor::sum)
+}
+
+/// The mean of everything, of shape `[1]`.
+///
+/// # Errors
+/// Values that are partial by another reduction than a sum.
+pub(crate) fn mean<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
+    let all: Vec<usize> = (0..D).collect();
+    let sharded = x.layout().all_extents().iter().any(|extents| extents.len() > 1);
+    let count: usize = x.dims().iter().product();
+    scalar(x, "mean", &all, |local| {
+        if sharded { local.sum() / count as f64 } else { local.mean() }
+    })
+}
+
+fn scalar<const D: usize>(
+    x: ShardTensor<D>,
+    operator: &str,
+    all: &[usize],
+    reduce: impl FnOnce(Tensor<D>) -> Tensor<1>,
+) -> Result<ShardTensor<1>> {
+    let layout = rule(operator, x.layout(), all, ReduceOp::Sum)?;
+    let layout = layout.derive(layout.placements().to_vec(), vec![vec![1]]);
+    let (local, _, mesh) = x.into_parts();
+    Ok(ShardTensor::from_parts(reduce(local), layout, mesh))
+}

@@ -1,0 +1,86 @@
+//! Operators that move no value between ranks: joining, repeating, dropping dims.
+
+use burn::tensor::Tensor;
+use halocline_core::{Error, Result, ShardTensor};
+
+/// Joins tensors along a dim that is whole on every rank; all else must agree.
+///
+/// # Adjoint
+/// Each part gets its piece of the cotangent.
+///
+/// # Errors
+/// No tensors, a dim that is sharded, layouts that differ elsewhere.
+pub(crate) fn join<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Result<ShardTensor<D>> {
+    const NAME: &str = "join";
+    let Some(first) = parts.first() else {
+        return Err(Error::operator(NAME, "no tensors"));
+    };
+    let mut extents = first.layout().all_extents().to_vec();
+    if dim >= D {
+        return Err(Error::operator(NAME, format!("dim {dim} of tensors of {D} dims")));
+    }
+    extents[dim] = vec![parts.iter().map(|part| part.dims()[dim]).sum()];
+    for part in &parts {
+        part.require_whole(NAME, dim)?;
+        let others = |t: &ShardTensor<D>| {
+            let mut extents = t.layout().all_extents().to_vec();
+            extents[dim].clear();
+            (t.placements().to_vec(), extents)
+        };
+        if others(part) != others(first) || part.layout().mesh() != first.layout().mesh() {
+            let message = format!("{} and {} differ in another dim than {dim}", first.layout(), part.layout());
+            return Err(Error::operator(NAME, message));
+        }
+    }
+    let layout = first.layout().derive(first.placements().to_vec(), extents);
+    let mesh = first.mesh().clone();
+    let locals = parts.into_iter().map(|part| part.into_parts().0).collect();
+    Ok(ShardTensor::from_parts(Tensor::cat(locals, dim), layout, mesh))
+}
+
+/// Repeats every cell of the spatial dims `factor` times.
+///
+/// # Adjoint
+/// A cell gets the sum over its copies.
+///
+/// # Errors
+/// A factor of zero.
+pub(crate) fn upsample_nearest<const D: usize>(x: ShardTensor<D>, factor: usize) -> Result<ShardTensor<D>> {
+    if factor == 0 {
+        return Err(Error::operator("upsample_nearest", "a factor of zero"));
+    }
+    let mut extents = x.layout().all_extents().to_vec();
+    for extent in extents[2..].iter_mut().flatten() {
+        *extent *= factor;
+    }
+    let layout = x.layout().derive(x.placements().to_vec(), extents);
+    let (mut local, _, mesh) = x.into_parts();
+    for dim in 2..D {
+        local = repeat_cells(local, dim, factor);
+    }
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+fn repeat_cells<const D: usize>(x: Tensor<D>, dim: usize, factor: usize) -> Tensor<D> {
+    let mut shape = x.dims();
+    let outer: usize = shape[..dim].iter().product();
+    let inner: usize = shape[dim + 1..].iter().product();
+    let copies = x.reshape([outer * shape[dim], 1, inner]).expand([outer * shape[dim], factor, inner]);
+    shape[dim] *= factor;
+    copies.reshape(shape)
+}
+
+/// The first two dims of a tensor whose other dims have one cell.
+///
+/// # Errors
+/// A further dim with more than one cell.
+pub(crate) fn leading<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<2>> {
+    let shape = x.dims();
+    if D < 2 || shape[2..].iter().any(|&size| size != 1) {
+        return Err(Error::operator("leading", format!("{shape:?}; expected [batch, channels, 1, ..]")));
+    }
+    let layout = x.layout().derive(x.placements().to_vec(), x.layout().all_extents()[..2].to_vec());
+    let (local, _, mesh) = x.into_parts();
+    let dims = local.dims();
+    Ok(ShardTensor::from_parts(local.reshape([dims[0], dims[1]]), layout, mesh))
+}

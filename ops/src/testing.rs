@@ -1,0 +1,201 @@
+//! Testing that an operator on shards is the operator on one device.
+
+use burn::tensor::{Tensor, TensorData};
+use halocline_core::{
+    DeviceMesh, Distribution, IndexBox, Launcher, Layout, LocalGradient, Placement, RandomKey,
+    Replicate, Result, Shard, ShardTensor,
+};
+
+use crate::field::Field;
+
+/// How a tensor is sharded in a test: mesh axes, placements, and extents other than even ones.
+#[derive(Clone, Debug)]
+pub struct Sharding {
+    /// Axes and their sizes.
+    pub axes: Vec<(&'static str, usize)>,
+    /// A placement per axis.
+    pub placements: Vec<Placement>,
+    /// Dims with extents of their own.
+    pub extents: Vec<(usize, Vec<usize>)>,
+}
+
+impl Sharding {
+    /// The number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.axes.iter().map(|(_, size)| size).product()
+    }
+
+    /// The layout of a tensor of the given shape. Placements on dims that it does not have become `Replicate`, and
+    /// extents that do not fit are left out.
+    ///
+    /// # Errors
+    /// Those of [`Layout::new`].
+    pub fn layout(&self, mesh: &DeviceMesh, shape: &[usize]) -> Result<Layout> {
+        let has = |placement: &Placement| !matches!(placement, Shard(dim) if *dim >= shape.len());
+        let placements: Vec<Placement> = self
+            .placements
+            .iter()
+            .map(|placement| if has(placement) { *placement } else { Replicate })
+            .collect();
+        let mut layout = Layout::new(mesh.shape(), shape, &placements)?;
+        for (dim, extents) in &self.extents {
+            if let Ok(with) = layout.with_extents(*dim, extents) {
+                layout = with;
+            }
+        }
+        Ok(layout)
+    }
+}
+
+/// Shardings of the given dims of a tensor of `shape` over up to `ranks` ranks: every dim alone, pairs on a 2×2 mesh,
+/// nested, with even extents, very uneven ones, and empty shards.
+pub fn shardings(shape: &[usize], dims: &[usize], ranks: usize) -> Vec<Sharding> {
+    let mut found = Vec::new();
+    for parts in 1..=ranks {
+        for &dim in dims {
+            let sharding = |extents: Vec<(usize, Vec<usize>)>| Sharding {
+                axes: vec![("x", parts)],
+                placements: vec![Shard(dim)],
+                extents,
+            };
+            found.push(sharding(Vec::new()));
+            if parts > 1 && shape[dim] > 0 {
+                found.push(sharding(vec![(dim, uneven(shape[dim], parts))]));
+                let mut empty = vec![0; parts];
+                empty[parts - 1] = shape[dim];
+                found.push(sharding(vec![(dim, empty)]));
+            }
+        }
+    }
+    if ranks >= 4 {
+        for (i, &first) in dims.iter().enumerate() {
+            found.push(Sharding {
+                axes: vec![("y", 2), ("x", 2)],
+                placements: vec![Shard(first), Shard(first)],
+                extents: Vec::new(),
+            });
+            for &second in &dims[i + 1..] {
+                for (first, second) in [(first, second), (second, first)] {
+                    found.push(Sharding {
+                        axes: vec![("y", 2), ("x", 2)],
+                        placements: vec![Shard(first), Shard(second)],
+                        extents: vec![
+                            (first, uneven(shape[first], 2)),
+                            (second, uneven(shape[second], 2)),
+                        ],
+                    });
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Extents of one cell each, with all the rest in the first part.
+fn uneven(size: usize, parts: usize) -> Vec<usize> {
+    let mut extents = vec![usize::from(size >= parts); parts];
+    extents[0] = size - extents[1..].iter().sum::<usize>();
+    extents
+}
+
+/// An operator under test, written once for both kinds of tensor: inputs and parameters to a result.
+pub trait Operator<const D: usize, const E: usize>: Sync {
+    /// Applies it.
+    fn apply<X: Field<D>>(&self, inputs: Vec<X>, parameters: Vec<Tensor<D>>) -> X::Rank<E>;
+}
+
+/// Checks that an operator on shards gives the values, all gradients and layouts that it gives on one device.
+///
+/// Inputs, parameters and the cotangent are random, from a fixed seed. Every sharding of [`shardings`] over `dims` is
+/// tried on up to four ranks.
+///
+/// # Panics
+/// Panics with the sharding and the largest difference where a value or gradient differs by more than `tolerance`
+/// times the largest magnitude, or a gradient has another layout than its tensor.
+pub fn check_op<const D: usize, const E: usize>(
+    operator: &impl Operator<D, E>,
+    inputs: &[[usize; D]],
+    parameters: &[[usize; D]],
+    dims: &[usize],
+    tolerance: f64,
+) {
+    let expected = on_one_device(operator, inputs, parameters);
+    for sharding in shardings(&inputs[0], dims, 4) {
+        let results = Launcher::local(sharding.ranks())
+            .collect(|world| {
+                let mesh = world.mesh_of(&sharding.axes)?;
+                let shard = |(i, shape): (usize, &[usize; D])| -> Result<ShardTensor<D>> {
+                    let whole = random(*shape, "input", i).inner();
+                    let layout = sharding.layout(&mesh, shape)?;
+                    Ok(ShardTensor::distribute_to(whole, &mesh, &layout)?.require_grad())
+                };
+                let inputs = inputs.iter().enumerate().map(shard).collect::<Result<Vec<_>>>()?;
+                let parameters = random_all(parameters, "parameter");
+                let y = operator.apply(inputs.clone(), parameters.clone()).resolve();
+                let cotangent = random(y.dims(), "cotangent", 0).inner();
+                let loss = (y.clone() * cotangent).sum();
+                let gradients = loss.backward();
+                let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
+                for input in &inputs {
+                    let gradient = input.grad(&gradients).expect("an input has a gradient");
+                    assert_eq!(gradient.layout(), input.layout(), "layout of a gradient");
+                    found.push(gradient.full_tensor(LocalGradient::Replicated).into_data());
+                }
+                for parameter in &parameters {
+                    let gradient = parameter.grad(&gradients).expect("a parameter has a gradient");
+                    found.push(gradient.into_data());
+                }
+                Ok(found)
+            })
+            .unwrap_or_else(|error| panic!("{sharding:?}: {error}"));
+        for (rank, found) in results.iter().enumerate() {
+            assert_eq!(found.len(), expected.len());
+            for (which, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let off = difference(found, expected);
+                assert!(
+                    off <= tolerance,
+                    "{sharding:?}, rank {rank}: result {which} (0 = value, then gradients) differs by {off:e} \
+                     of its largest magnitude"
+                );
+            }
+        }
+    }
+}
+
+fn on_one_device<const D: usize, const E: usize>(
+    operator: &impl Operator<D, E>,
+    inputs: &[[usize; D]],
+    parameters: &[[usize; D]],
+) -> Vec<TensorData> {
+    let inputs = random_all(inputs, "input");
+    let parameters = random_all(parameters, "parameter");
+    let y = operator.apply(inputs.clone(), parameters.clone());
+    let y = <Tensor<D> as Field<D>>::from_shard(y.into_shard());
+    let gradients = (y.clone() * random(y.dims(), "cotangent", 0).inner()).sum().backward();
+    let leaves = inputs.iter().chain(&parameters);
+    let gradients = leaves.map(|leaf| leaf.grad(&gradients).expect("a leaf has a gradient").into_data());
+    std::iter::once(y.inner().into_data()).chain(gradients).collect()
+}
+
+fn random_all<const D: usize>(shapes: &[[usize; D]], name: &str) -> Vec<Tensor<D>> {
+    let tensors = shapes.iter().enumerate();
+    tensors.map(|(i, shape)| random(*shape, name, i).require_grad()).collect()
+}
+
+fn random<const D: usize>(shape: [usize; D], name: &str, index: usize) -> Tensor<D> {
+    let normal = Distribution::Normal { mean: 0.0, std: 1.0 };
+    let values = RandomKey::new(0, (name, index)).fill(normal, &shape, &IndexBox::whole(&shape));
+    let device = burn::tensor::Device::default().autodiff();
+    Tensor::from_data(TensorData::new(values, shape), &device)
+}
+
+/// The largest difference, in units of the largest magnitude expected.
+pub fn difference(found: &TensorData, expected: &TensorData) -> f64 {
+    assert_eq!(found.shape(), expected.shape(), "shapes differ");
+    let values = |data: &TensorData| data.iter::<f64>().collect::<Vec<_>>();
+    let (found, expected) = (values(found), values(expected));
+    let scale = expected.iter().fold(f64::MIN_POSITIVE, |max, value| max.max(value.abs()));
+    let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+    // NaN counts as infinitely far.
+    worst.fold(0.0, |max: f64, d| if d.is_nan() { f64::INFINITY } else { max.max(d) }) / scale
+}
