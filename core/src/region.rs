@@ -50,7 +50,7 @@ impl fmt::Debug for IndexBox {
 }
 
 /// What lies beyond an end of a dim.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Boundary {
     /// Zeros, or what the operator fills with (minus infinity in a maximum).
     #[default]

@@ -1,5 +1,5 @@
 use std::fmt::Debug;
-use std::ops::{Add, Div, Mul, Neg, Sub};
+use std::ops::{Add, Div, Mul, Neg, Range, Sub};
 
 use burn::tensor::{Tensor, activation};
 use halocline_core::{ReduceOp, Result, ShardTensor};
@@ -187,6 +187,19 @@ pub trait Field<const D: usize>:
     fn join(parts: Vec<Self>, dim: usize) -> Self {
         let parts = parts.into_iter().map(Self::into_shard).collect();
         Self::same_rank(or_panic(reshape::join(parts, dim)))
+    }
+
+    /// A range of a dim that is whole on every rank.
+    #[must_use]
+    fn slice_of(self, dim: usize, range: Range<usize>) -> Self {
+        same(self, |x| reshape::narrow(x, dim, range))
+    }
+
+    /// A constant that varies along one dim only, such as weights by latitude: one cell in all other dims, and this
+    /// tensor's shards in that one. Nothing is communicated.
+    #[must_use]
+    fn profile(&self, dim: usize, values: &[f64]) -> Self {
+        Self::same_rank(or_panic(reshape::profile(&self.clone().into_shard(), dim, values)))
     }
 
     /// Repeats every cell of the spatial dims `factor` times: upsampling to the nearest.

@@ -1,7 +1,7 @@
 //! Operators that move no value between ranks: joining, repeating, dropping dims.
 
-use burn::tensor::Tensor;
-use halocline_core::{Error, Result, ShardTensor};
+use burn::tensor::{Tensor, TensorData};
+use halocline_core::{Error, Replicate, Result, Shard, ShardTensor};
 
 /// Joins tensors along a dim that is whole on every rank; all else must agree.
 ///
@@ -36,6 +36,55 @@ pub(crate) fn join<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Re
     let mesh = first.mesh().clone();
     let locals = parts.into_iter().map(|part| part.into_parts().0).collect();
     Ok(ShardTensor::from_parts(Tensor::cat(locals, dim), layout, mesh))
+}
+
+/// A range of a dim that is whole on every rank.
+///
+/// # Adjoint
+/// The cotangent in the range, zero elsewhere.
+///
+/// # Errors
+/// A dim that is sharded or not there, a range beyond its end.
+pub(crate) fn narrow<const D: usize>(
+    x: ShardTensor<D>,
+    dim: usize,
+    range: std::ops::Range<usize>,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "narrow";
+    if dim >= D || range.end > x.dims()[dim] || range.is_empty() {
+        return Err(Error::operator(NAME, format!("{range:?} of dim {dim} of {:?}", x.dims())));
+    }
+    x.require_whole(NAME, dim)?;
+    let mut extents = x.layout().all_extents().to_vec();
+    extents[dim] = vec![range.len()];
+    let layout = x.layout().derive(x.placements().to_vec(), extents);
+    let (local, _, mesh) = x.into_parts();
+    Ok(ShardTensor::from_parts(local.narrow(dim, range.start, range.len()), layout, mesh))
+}
+
+/// A tensor that varies along one dim only, with one cell in all others and the shards that `x` has in that dim.
+///
+/// # Errors
+/// A number of values that differs from the dim's size.
+pub(crate) fn profile<const D: usize>(x: &ShardTensor<D>, dim: usize, values: &[f64]) -> Result<ShardTensor<D>> {
+    const NAME: &str = "profile";
+    if dim >= D || values.len() != x.dims()[dim] {
+        let message = format!("{} values along dim {dim} of {:?}", values.len(), x.dims());
+        return Err(Error::operator(NAME, message));
+    }
+    let own = x.layout().local_box(x.mesh().position()).ranges()[dim].clone();
+    let values: Vec<f32> = values[own.clone()].iter().map(|&value| value as f32).collect();
+    let mut shape = [1; D];
+    shape[dim] = own.len();
+    let local = Tensor::from_data(TensorData::new(values, shape), &x.device().inner());
+    let placements = x.placements().iter().map(|placement| match placement {
+        Shard(sharded) if *sharded == dim => *placement,
+        _ => Replicate,
+    });
+    let mut extents = vec![vec![1]; D];
+    extents[dim] = x.layout().extents(dim).to_vec();
+    let layout = x.layout().derive(placements.collect(), extents);
+    Ok(ShardTensor::from_parts(local, layout, x.mesh().clone()))
 }
 
 /// Repeats every cell of the spatial dims `factor` times.

@@ -1,0 +1,32 @@
+# `make demo` and `make test` do everything on a fresh machine; both first see to the system's packages.
+
+CARGO_FLAGS := --workspace --features mpi
+EXAMPLES := 01_scatter_and_conv 02_partial 03_halo
+MPIRUN := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --allow-run-as-root --oversubscribe
+TARGET := $(or $(CARGO_TARGET_DIR),$(shell cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'))
+
+.PHONY: demo test check bench packages
+
+demo: packages
+	cargo build --release $(CARGO_FLAGS) --example weather
+	$(TARGET)/release/examples/weather demo --ranks 4
+
+test: packages
+	cargo nextest --version > /dev/null 2>&1 || cargo install --locked cargo-nextest
+	cargo build $(CARGO_FLAGS) --examples
+	cargo nextest run $(CARGO_FLAGS)
+	cargo test --doc $(CARGO_FLAGS)
+	set -e; for example in $(EXAMPLES); do for ranks in 1 2 4; do \
+		echo "== $$example on $$ranks local ranks"; $(TARGET)/debug/examples/$$example $$ranks > /dev/null; done; \
+		echo "== $$example under mpirun -n 4"; $(MPIRUN) -n 4 $(TARGET)/debug/examples/$$example > /dev/null; done
+
+check: packages
+	cargo fmt --all --check
+	cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc $(CARGO_FLAGS) --no-deps
+
+bench: packages
+	cargo bench $(CARGO_FLAGS)
+
+packages:
+	@scripts/packages.sh

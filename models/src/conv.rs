@@ -1,0 +1,71 @@
+use burn::config::Config;
+use burn::module::{Module, Param};
+use burn::nn::PaddingConfig2d;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::tensor::Device;
+use halocline_core::Boundary;
+use halocline_ops::{ConvOptions, Field, Layer, Padding};
+
+/// Configuration of [`FieldConv2d`].
+#[derive(Config, Debug)]
+pub struct FieldConv2dConfig {
+    /// Channels in and out.
+    pub channels: [usize; 2],
+    /// Cells of the kernel; odd, so that the field keeps its size.
+    pub kernel: [usize; 2],
+    /// What lies beyond the ends of latitude and longitude.
+    #[config(default = "[Boundary::Replicate, Boundary::Periodic]")]
+    pub boundary: [Boundary; 2],
+}
+
+/// A convolution of a latitude-longitude field that keeps its size: periodic in longitude, and beyond the poles what
+/// the configuration says.
+///
+/// # Shapes
+/// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_models::FieldConv2dConfig;
+/// use halocline_ops::Apply;
+///
+/// let device = Device::default();
+/// let conv = FieldConv2dConfig::new([3, 8], [3, 3]).init(&device);
+/// let y = Tensor::<4>::ones([1, 3, 6, 12], &device).apply(&conv);
+/// assert_eq!(y.dims(), [1, 8, 6, 12]);
+/// ```
+#[derive(Module, Debug)]
+pub struct FieldConv2d {
+    conv: Conv2d,
+    #[module(skip)]
+    boundary: [Boundary; 2],
+}
+
+impl FieldConv2dConfig {
+    /// Makes the layer.
+    ///
+    /// # Panics
+    /// Panics if a kernel size is even.
+    pub fn init(&self, device: &Device) -> FieldConv2d {
+        let odd = self.kernel.iter().all(|size| size % 2 == 1);
+        assert!(odd, "FieldConv2d: kernel {:?} must be odd in both dims", self.kernel);
+        FieldConv2d {
+            conv: Conv2dConfig::new(self.channels, self.kernel)
+                .with_padding(PaddingConfig2d::Valid)
+                .init(device),
+            boundary: self.boundary,
+        }
+    }
+}
+
+impl<X: Field<4>> Layer<X> for FieldConv2d {
+    type Output = X;
+
+    fn forward(&self, x: X) -> X {
+        let padding = |dim: usize| Padding::new(self.conv.kernel_size[dim] / 2, self.boundary[dim]);
+        let options = ConvOptions::default().with_padding([padding(0), padding(1)]);
+        let bias = self.conv.bias.as_ref().map(Param::val);
+        x.conv(self.conv.weight.val(), bias, &options)
+    }
+}

@@ -1,0 +1,166 @@
+//! Latitude-weighted loss and scores, as WeatherBench 2 defines them (Rasp et al. 2024).
+
+use halocline_core::Result;
+use halocline_ops::Field;
+
+/// The weight of every latitude row: the sine of its upper bound minus that of its lower one, over their mean.
+///
+/// Bounds lie midway between rows, and at the poles for the first and last row, so that no row weighs nothing.
+/// Latitudes are in degrees, in either order.
+///
+/// # Example
+/// ```
+/// let weights = halocline_models::latitude_weights(&[60.0, 0.0, -60.0]);
+/// assert!((weights.iter().sum::<f64>() - 3.0).abs() < 1e-12);
+/// assert!((weights[1] - 1.5).abs() < 1e-12);
+/// ```
+pub fn latitude_weights(latitudes: &[f64]) -> Vec<f64> {
+    let sign = if latitudes.first() < latitudes.last() { -1.0 } else { 1.0 };
+    let bound = |row: usize| match row {
+        0 => 90.0 * sign,
+        row if row == latitudes.len() => -90.0 * sign,
+        row => f64::midpoint(latitudes[row - 1], latitudes[row]),
+    };
+    let sine = |row: usize| f64::to_radians(bound(row)).sin();
+    let weights: Vec<f64> = (0..latitudes.len()).map(|row| (sine(row) - sine(row + 1)).abs()).collect();
+    let mean = weights.iter().sum::<f64>() / weights.len() as f64;
+    weights.into_iter().map(|weight| weight / mean).collect()
+}
+
+/// The mean over all elements of `weight(lat) · (x − target)²`, for `[batch, channels, lat, lon]`.
+///
+/// The result is `Partial(Sum)` where `x` is sharded, as that of every loss.
+pub fn weighted_mse<X: Field<4>>(x: X, target: X, weights: &[f64]) -> X::Rank<1> {
+    let weights = x.profile(2, weights);
+    let error = x - target;
+    (error.clone() * error * weights).mean()
+}
+
+/// Root-mean-square error and anomaly correlation of one variable.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scores {
+    /// The root of the mean over forecasts of the weighted spatial mean of the squared error, in the variable's unit.
+    pub rmse: f64,
+    /// The mean over forecasts of the weighted correlation of forecast and true anomalies.
+    pub acc: f64,
+}
+
+/// Collects scores over forecasts of the same lead time.
+#[derive(Clone, Debug)]
+pub struct Evaluation {
+    weights: Vec<f64>,
+    /// Per variable: the number of forecasts, the sum of squared errors, the sum of correlations.
+    sums: Vec<(usize, f64, f64)>,
+}
+
+impl Evaluation {
+    /// An evaluation of a number of variables, on rows of the given latitudes in degrees.
+    pub fn new(latitudes: &[f64], variables: usize) -> Self {
+        Self {
+            weights: latitude_weights(latitudes),
+            sums: vec![(0, 0.0, 0.0); variables],
+        }
+    }
+
+    /// Adds forecasts `[batch, variables, lat, lon]`, in physical units, against the truth. Anomalies are taken from
+    /// `climatology` `[1 or batch, variables, lat, lon]`. All ranks call this together.
+    ///
+    /// # Errors
+    /// A failure of communication.
+    pub fn add<X: Field<4>>(&mut self, forecast: X, truth: X, climatology: X) -> Result<()> {
+        let error = forecast.clone() - truth.clone();
+        let forecast = forecast - climatology.clone();
+        let truth = truth - climatology;
+        let weights = forecast.profile(2, &self.weights);
+        let mean = |product: X| self.values((product * weights.clone()).mean_over(&[2, 3]).resolve());
+        let squared_error = mean(error.clone() * error);
+        let covariance = mean(forecast.clone() * truth.clone());
+        let variances = [mean(forecast.clone() * forecast), mean(truth.clone() * truth)];
+        let variables = self.sums.len();
+        for (i, squared_error) in squared_error.into_iter().enumerate() {
+            let (count, errors, correlations) = &mut self.sums[i % variables];
+            *count += 1;
+            *errors += squared_error;
+            *correlations += covariance[i] / (variances[0][i] * variances[1][i]).sqrt();
+        }
+        Ok(())
+    }
+
+    fn values<X: Field<4>>(&self, means: X) -> Vec<f64> {
+        let (local, _, _) = means.into_shard().inner().into_parts();
+        local.into_data().iter::<f64>().collect()
+    }
+
+    /// The scores of every variable so far.
+    pub fn scores(&self) -> Vec<Scores> {
+        let scores = self.sums.iter().map(|&(count, errors, correlations)| Scores {
+            rmse: (errors / count as f64).sqrt(),
+            acc: correlations / count as f64,
+        });
+        scores.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Tensor;
+    use halocline_core::{Launcher, Shard, ShardTensor};
+
+    #[test]
+    fn scores_are_those_of_the_definition_on_any_mesh() {
+        let latitudes = [60.0, 0.0, -60.0];
+        let field = |scale: f32| {
+            let values: Vec<f32> = (0..24).map(|i| scale * ((i * 7 % 11) as f32 - 5.0) + i as f32).collect();
+            Tensor::<1>::from_floats(values.as_slice(), &Default::default()).reshape([2, 1, 3, 4])
+        };
+        let (forecast, truth) = (field(1.0), field(1.5));
+        let climatology = Tensor::<4>::full([1, 1, 3, 4], 2.0, &Default::default());
+
+        let weights = [0.75, 1.5, 0.75];
+        let at = |t: &Tensor<4>| t.to_data().iter::<f64>().collect::<Vec<_>>();
+        let (f, o) = (at(&forecast), at(&truth));
+        let mean = |time: usize, g: &dyn Fn(f64, f64) -> f64| {
+            let cells = (0..12).map(|i| weights[i / 4] * g(f[12 * time + i], o[12 * time + i]));
+            cells.sum::<f64>() / 12.0
+        };
+        let errors = [0, 1].map(|time| mean(time, &|f, o| (f - o).powi(2)));
+        let acc = [0, 1].map(|time| {
+            let (a, b) = (|x: f64| x - 2.0, |x: f64| x - 2.0);
+            mean(time, &|f, o| a(f) * b(o))
+                / (mean(time, &|f, _| a(f).powi(2)) * mean(time, &|_, o| b(o).powi(2))).sqrt()
+        });
+        let expected = Scores {
+            rmse: f64::midpoint(errors[0], errors[1]).sqrt(),
+            acc: f64::midpoint(acc[0], acc[1]),
+        };
+        let close = |scores: &[Scores]| {
+            let off = (scores[0].rmse - expected.rmse).abs() + (scores[0].acc - expected.acc).abs();
+            assert!(off < 1e-5, "{scores:?}, expected {expected:?}");
+        };
+
+        let mut plain = Evaluation::new(&latitudes, 1);
+        plain.add(forecast.clone(), truth.clone(), climatology.clone()).unwrap();
+        close(&plain.scores());
+
+        Launcher::local(4)
+            .run(|world| {
+                let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
+                let shard = |t: &Tensor<4>| ShardTensor::distribute(t.clone(), &mesh, &[Shard(2), Shard(3)]);
+                let mut sharded = Evaluation::new(&latitudes, 1);
+                sharded.add(shard(&forecast)?, shard(&truth)?, shard(&climatology)?)?;
+                close(&sharded.scores());
+                Ok(())
+            })
+            .unwrap();
+    }
+
+    #[test]
+    fn weights_follow_the_area_between_bounds() {
+        let rows: Vec<f64> = (0..18).map(|row| 85.0 - 10.0 * f64::from(row)).collect();
+        let weights = latitude_weights(&rows);
+        let ascending: Vec<f64> = rows.iter().rev().copied().collect();
+        assert_eq!(weights, latitude_weights(&ascending).into_iter().rev().collect::<Vec<_>>());
+        assert!((weights[0] / weights[1] - 0.3374).abs() < 1e-3, "{}", weights[0] / weights[1]);
+    }
+}

@@ -1,0 +1,112 @@
+use burn::config::Config;
+use burn::module::{Module, Param};
+use burn::nn::Initializer;
+use burn::tensor::{Device, Tensor};
+use halocline_core::Boundary;
+use halocline_ops::{Field, Layer};
+
+use crate::conv::{FieldConv2d, FieldConv2dConfig};
+
+/// Configuration of [`SurrogateCnn`].
+#[derive(Config, Debug)]
+pub struct SurrogateCnnConfig {
+    /// Variables of a state.
+    pub variables: usize,
+    /// States given as input, the newest last.
+    #[config(default = "1")]
+    pub history: usize,
+    /// Constant channels after the states, such as the sine of latitude.
+    #[config(default = "0")]
+    pub constants: usize,
+    /// Channels of the hidden fields.
+    #[config(default = "32")]
+    pub width: usize,
+    /// Residual blocks.
+    #[config(default = "4")]
+    pub blocks: usize,
+    /// Cells of the kernels, in both dims.
+    #[config(default = "3")]
+    pub kernel: usize,
+    /// What lies beyond the ends of latitude and longitude.
+    #[config(default = "[Boundary::Replicate, Boundary::Periodic]")]
+    pub boundary: [Boundary; 2],
+}
+
+/// A residual convolutional network that adds an increment to the newest state.
+///
+/// Blocks are `x + scale · conv(gelu(conv(x)))` (He et al. 2016, with the per-channel scale of ConvNeXt, Liu et al.
+/// 2022). The increment starts small, so that the untrained model is near to persistence.
+///
+/// # Shapes
+/// `[batch, history · variables + constants, lat, lon]` → `[batch, variables, lat, lon]`.
+#[derive(Module, Debug)]
+pub struct SurrogateCnn {
+    stem: FieldConv2d,
+    blocks: Vec<Block>,
+    head: FieldConv2d,
+    scale: Param<Tensor<4>>,
+    history: usize,
+    variables: usize,
+}
+
+#[derive(Module, Debug)]
+struct Block {
+    first: FieldConv2d,
+    second: FieldConv2d,
+    scale: Param<Tensor<4>>,
+}
+
+/// One factor per channel.
+fn channel_scale(channels: usize, value: f64, device: &Device) -> Param<Tensor<4>> {
+    Initializer::Constant { value }.init([1, channels, 1, 1], device)
+}
+
+impl SurrogateCnnConfig {
+    /// Makes the model.
+    pub fn init(&self, device: &Device) -> SurrogateCnn {
+        let conv = |channels: [usize; 2]| {
+            FieldConv2dConfig::new(channels, [self.kernel; 2])
+                .with_boundary(self.boundary)
+                .init(device)
+        };
+        let block = |_| Block {
+            first: conv([self.width; 2]),
+            second: conv([self.width; 2]),
+            scale: channel_scale(self.width, 0.5, device),
+        };
+        SurrogateCnn {
+            stem: conv([self.history * self.variables + self.constants, self.width]),
+            blocks: (0..self.blocks).map(block).collect(),
+            head: conv([self.width, self.variables]),
+            scale: channel_scale(self.variables, 0.1, device),
+            history: self.history,
+            variables: self.variables,
+        }
+    }
+}
+
+impl<X: Field<4>> Layer<X> for Block {
+    type Output = X;
+
+    fn forward(&self, x: X) -> X {
+        let y = self.second.forward(self.first.forward(x.clone()).gelu());
+        let scale = x.beside_same(self.scale.val());
+        x + y * scale
+    }
+}
+
+impl<X: Field<4>> Layer<X> for SurrogateCnn {
+    type Output = X;
+
+    fn forward(&self, x: X) -> X {
+        let newest = (self.history - 1) * self.variables..self.history * self.variables;
+        let state = x.clone().slice_of(1, newest); // [batch, variables, lat, lon]
+        let mut y = self.stem.forward(x).gelu(); // [batch, width, lat, lon]
+        for block in &self.blocks {
+            y = block.forward(y);
+        }
+        let increment = self.head.forward(y.gelu());
+        let scale = increment.beside_same(self.scale.val());
+        state + increment * scale
+    }
+}

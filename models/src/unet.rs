@@ -1,0 +1,107 @@
+use burn::config::Config;
+use burn::module::Module;
+use burn::tensor::Device;
+use halocline_core::Boundary;
+use halocline_ops::{Field, Layer, PoolOptions};
+
+use crate::conv::{FieldConv2d, FieldConv2dConfig};
+
+/// Configuration of [`UNet`].
+#[derive(Config, Debug)]
+pub struct UNetConfig {
+    /// Channels in.
+    pub channels_in: usize,
+    /// Channels out.
+    pub channels_out: usize,
+    /// Channels of the finest hidden fields; they double with every level.
+    #[config(default = "16")]
+    pub width: usize,
+    /// How often the field is halved.
+    #[config(default = "2")]
+    pub levels: usize,
+    /// What lies beyond the ends of latitude and longitude.
+    #[config(default = "[Boundary::Replicate, Boundary::Periodic]")]
+    pub boundary: [Boundary; 2],
+}
+
+/// An encoder and a decoder joined by skip connections (Ronneberger et al. 2015): average pooling down, nearest cells
+/// up, two convolutions at every level.
+///
+/// # Shapes
+/// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`; `lat` and `lon` are multiples of
+/// `2^levels`. Shards may have any extents.
+#[derive(Module, Debug)]
+pub struct UNet {
+    down: Vec<DoubleConv>,
+    bottom: DoubleConv,
+    up: Vec<DoubleConv>,
+    head: FieldConv2d,
+}
+
+#[derive(Module, Debug)]
+struct DoubleConv {
+    first: FieldConv2d,
+    second: FieldConv2d,
+}
+
+impl UNetConfig {
+    /// Makes the model.
+    pub fn init(&self, device: &Device) -> UNet {
+        let conv = |channels, kernel| {
+            FieldConv2dConfig::new(channels, [kernel; 2])
+                .with_boundary(self.boundary)
+                .init(device)
+        };
+        let double = |channels_in, channels_out| DoubleConv {
+            first: conv([channels_in, channels_out], 3),
+            second: conv([channels_out, channels_out], 3),
+        };
+        let width = |level: usize| self.width << level;
+        let below = |level: usize| if level == 0 { self.channels_in } else { width(level - 1) };
+        UNet {
+            down: (0..self.levels).map(|level| double(below(level), width(level))).collect(),
+            bottom: double(below(self.levels), width(self.levels)),
+            up: (0..self.levels)
+                .map(|level| double(width(level + 1) + width(level), width(level)))
+                .collect(),
+            head: conv([self.width, self.channels_out], 1),
+        }
+    }
+}
+
+impl<X: Field<4>> Layer<X> for DoubleConv {
+    type Output = X;
+
+    fn forward(&self, x: X) -> X {
+        let y = self.first.forward(x).gelu();
+        self.second.forward(y).gelu()
+    }
+}
+
+impl<X: Field<4>> Layer<X> for UNet {
+    type Output = X;
+
+    fn forward(&self, x: X) -> X {
+        let [_, _, lat, lon] = x.global_dims();
+        let factor = 1 << self.down.len();
+        assert!(
+            lat % factor == 0 && lon % factor == 0,
+            "UNet: a field of {lat} × {lon} cells; {} levels need multiples of {factor}",
+            self.down.len()
+        );
+        let mut y = x;
+        let mut skips = Vec::new();
+        for level in &self.down {
+            let skip = level.forward(y);
+            y = skip.clone().avg_pool(&PoolOptions::new([2, 2]));
+            skips.push(skip);
+        }
+        y = self.bottom.forward(y);
+        for (level, skip) in self.up.iter().zip(skips).rev() {
+            // Shards of odd extents come back with others: the skip's are the ones to keep.
+            let upsampled = y.upsample_nearest(2).align_to(&skip);
+            y = level.forward(X::join(vec![upsampled, skip], 1));
+        }
+        self.head.forward(y)
+    }
+}

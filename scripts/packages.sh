@@ -1,0 +1,39 @@
+#!/bin/sh
+# Makes sure of the system's packages: HDF5, MPI, and what their bindings are built with. Installs them by apt where it
+# may, else prints what to run.
+set -eu
+
+missing() {
+    command -v pkg-config > /dev/null || echo pkg-config
+    command -v mpirun > /dev/null || echo openmpi-bin
+    command -v mpicc > /dev/null || echo libopenmpi-dev
+    ls /usr/lib/*/libclang*.so* /usr/lib/llvm-*/lib/libclang*.so* /usr/lib64/libclang*.so* \
+        /opt/homebrew/opt/llvm/lib/libclang* /usr/local/opt/llvm/lib/libclang* 2> /dev/null | grep -q . || echo libclang-dev
+    { pkg-config --exists hdf5 2> /dev/null || pkg-config --exists hdf5-serial 2> /dev/null \
+        || command -v h5cc > /dev/null || command -v brew > /dev/null && brew --prefix hdf5 > /dev/null 2>&1; } || echo libhdf5-dev
+}
+
+if [ -z "$(missing)" ]; then
+    exit 0
+fi
+packages="libhdf5-dev libopenmpi-dev openmpi-bin libclang-dev pkg-config"
+if command -v apt-get > /dev/null; then
+    if [ "$(id -u)" = 0 ]; then
+        sudo=""
+    elif sudo -n true 2> /dev/null; then
+        sudo="sudo"
+    else
+        sudo="none"
+    fi
+    if [ "$sudo" != none ]; then
+        echo "Installing $packages"
+        $sudo apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq $packages > /dev/null
+        exit 0
+    fi
+fi
+echo "Missing on this system: $(missing | tr '\n' ' ')" >&2
+echo "Debian, Ubuntu:  sudo apt-get install $packages" >&2
+echo "Fedora, RHEL:    sudo dnf install hdf5-devel openmpi-devel clang-devel pkgconf" >&2
+echo "macOS:           brew install hdf5 open-mpi llvm pkg-config" >&2
+exit 1
