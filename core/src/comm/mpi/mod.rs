@@ -5,15 +5,16 @@
 //! because the rank gave up waiting, leaks. No call waits inside MPI, so that every wait has an end.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::{Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings};
 use crate::{Error, Result};
+use outbox::Outbox;
 use raw::{Link, Tag, Transfer};
 use wire::Message;
 
+mod outbox;
 mod raw;
 mod wire;
 
@@ -293,55 +294,6 @@ enum Slot {
     Done(Payload),
 }
 
-/// Messages that this rank has sent and that have not left.
-///
-/// A thread drives them on, so that a rank that computes for long, or reads a file, does not hold up those that wait
-/// for what it has sent: MPI itself works during its calls only.
-struct Outbox {
-    posted: mpsc::Sender<Transfer<u8>>,
-    thread: JoinHandle<Result<()>>,
-}
-
-impl Outbox {
-    fn open(link: Arc<Link>) -> Result<Self> {
-        let (posted, messages) = mpsc::channel();
-        let thread = std::thread::Builder::new().name("mpi outbox".into());
-        let thread = thread.spawn(move || drive(&link, &messages))?;
-        Ok(Self { posted, thread })
-    }
-
-    fn post(&self, transfer: Transfer<u8>) -> Result<()> {
-        self.posted
-            .send(transfer)
-            .map_err(|_| Error::Engine("MPI failed to send an earlier message".into()))
-    }
-
-    /// Waits until all messages have left.
-    fn close(self) -> Result<()> {
-        drop(self.posted);
-        let ended = self.thread.join();
-        ended.unwrap_or_else(|_| Err(Error::Engine("the thread that sends panicked".into())))
-    }
-}
-
-fn drive(link: &Link, messages: &mpsc::Receiver<Transfer<u8>>) -> Result<()> {
-    while let Ok(first) = messages.recv() {
-        let mut leaving = vec![first];
-        let mut patience = Patience::default();
-        while !leaving.is_empty() {
-            for mut transfer in std::mem::take(&mut leaving) {
-                match link.poll(&mut transfer)? {
-                    Some(_) => patience = Patience::default(),
-                    None => leaving.push(transfer),
-                }
-            }
-            leaving.extend(messages.try_iter());
-            patience.wait();
-        }
-    }
-    Ok(())
-}
-
 /// Waits a little longer each time: cores are often shared by several ranks.
 #[derive(Default)]
 struct Patience(u32);
@@ -353,10 +305,12 @@ impl Patience {
 
     fn wait(&mut self) {
         self.0 = self.0.saturating_add(1);
-        match self.0 {
-            ..Self::SPINS => std::hint::spin_loop(),
-            ..Self::YIELDS => std::thread::yield_now(),
-            _ => std::thread::sleep(Self::SLEEP),
+        if self.0 < Self::SPINS {
+            std::hint::spin_loop();
+        } else if self.0 < Self::YIELDS {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(Self::SLEEP);
         }
     }
 }

@@ -1,8 +1,6 @@
-//! The MPI engine, as processes: each test starts this binary again under `mpirun`, where `rank_program` runs.
-#![cfg(feature = "mpi")]
+//! What the ranks of a job run.
 
-use std::process::{Command, Stdio};
-use std::sync::Mutex;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use burn::backend::{DispatchTensor, TensorMetadata};
@@ -15,113 +13,35 @@ use halocline_core::{
     Traffic, World, scatter_tensor,
 };
 
-const CASE: &str = "HALOCLINE_MPI_CASE";
-const RANKS: &str = "HALOCLINE_MPI_RANKS";
+use crate::job::RANKS;
 
 /// What a rank has computed, to be compared bit for bit.
 type Found = Vec<TensorData>;
 
-/// What the ranks of a job run, and what the test that starts the job expects of it.
-const CASES: &[(&str, fn())] = &[
-    ("placements", || agrees_with_local(placements)),
-    ("halos", || agrees_with_local(halos)),
-    ("reductions", || agrees_with_local(reductions)),
-    ("scatter_and_gather", || {
-        agrees_with_local(scatter_and_gather)
-    }),
-    ("modules", || agrees_with_local(modules)),
-    ("payloads", || agrees_with_local(payloads)),
-    ("many_in_flight", || agrees_with_local(many_in_flight)),
-    ("sends_do_not_wait", || succeed(sends_do_not_wait)),
-    ("large_message", || succeed(large_message)),
-    ("dropped_in_flight", || succeed(dropped_in_flight)),
-    ("after_the_end", after_the_end),
-    ("panic", || fail_on_last(|_| panic!("out of ocean"))),
-    ("error", || {
-        fail_on_last(|_| Err(Error::other("no such file")))
-    }),
-    ("panic_while_others_compute", panic_while_others_compute),
-    ("early_end", early_end),
-    ("diverged", diverged),
-    ("other_shape", other_shape),
-    ("timeout", timeout),
-    ("killed", || fail_on_last(|_| kill_this_process())),
-];
-
-/// One rank of a job; does nothing when it is run as a test.
-#[test]
-fn rank_program() {
-    if let Ok(case) = std::env::var(CASE) {
-        let (_, program) = CASES
-            .iter()
-            .find(|(name, _)| *name == case)
-            .expect("a case");
-        program();
-    }
-}
-
-struct Job {
-    succeeded: bool,
-    output: String,
-    took: Duration,
-}
-
-/// Runs a case on so many ranks, with variables of the environment.
-fn job(ranks: usize, case: &str, variables: &[(&str, &str)]) -> Job {
-    /// A job uses all cores.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
-
-    let start = Instant::now();
-    let output = Command::new("mpirun")
-        .args([
-            "--allow-run-as-root",
-            "--oversubscribe",
-            "--timeout",
-            "120",
-            "-n",
-            &ranks.to_string(),
-        ])
-        .arg(std::env::current_exe().expect("this binary has a path"))
-        .args(["rank_program", "--exact", "--nocapture"])
-        .env(CASE, case)
-        .env(RANKS, ranks.to_string())
-        .env("RAYON_NUM_THREADS", "1")
-        .envs(variables.iter().copied())
-        .stdin(Stdio::null())
-        .output();
-    let output = output.unwrap_or_else(|error| {
-        panic!("cannot run mpirun ({error}); these tests need Open MPI and its mpirun in PATH")
-    });
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Job {
-        succeeded: output.status.success(),
-        output: text(&output.stdout) + &text(&output.stderr),
-        took: start.elapsed(),
-    }
-}
-
-impl Job {
-    fn expect_success(&self) {
-        assert!(self.succeeded, "{}", self.output);
-    }
-
-    /// The job ended with an error, soon, and said why.
-    fn expect_failure(&self, causes: &[&str]) {
-        assert!(!self.succeeded, "{}", self.output);
-        assert!(
-            self.took < Duration::from_secs(5),
-            "{:?}\n{}",
-            self.took,
-            self.output
-        );
-        for cause in causes {
-            assert!(
-                self.output.contains(cause),
-                "no {cause:?} in\n{}",
-                self.output
-            );
-        }
+/// Runs the program of that name as one rank.
+pub(crate) fn run(case: &str) {
+    let agree = agrees_with_local;
+    match case {
+        "placements" => agree(placements),
+        "halos" => agree(halos),
+        "reductions" => agree(reductions),
+        "scatter_and_gather" => agree(scatter_and_gather),
+        "modules" => agree(modules),
+        "payloads" => agree(payloads),
+        "many_in_flight" => agree(many_in_flight),
+        "sends_do_not_wait" => succeed(sends_do_not_wait),
+        "large_message" => succeed(large_message),
+        "dropped_in_flight" => succeed(dropped_in_flight),
+        "after_the_end" => after_the_end(),
+        "panic" => fail_on_last(|| panic!("out of ocean")),
+        "error" => fail_on_last(|| Err(Error::other("no such file"))),
+        "killed" => fail_on_last(kill_this_process),
+        "panic_while_others_compute" => panic_while_others_compute(),
+        "early_end" => early_end(),
+        "diverged" => diverged(),
+        "other_shape" => other_shape(),
+        "timeout" => timeout(),
+        _ => panic!("there is no program {case:?}"),
     }
 }
 
@@ -159,11 +79,11 @@ fn succeed(program: impl Fn(World) -> Result<()> + Send + Sync) {
 }
 
 /// All ranks meet, then the last one does what fails while the others wait for it.
-fn fail_on_last(failure: fn(&World) -> Result<()>) {
+fn fail_on_last(failure: fn() -> Result<()>) {
     let result = Launcher::from_env().run(|world| {
         world.barrier()?;
         if world.rank() + 1 == world.size() {
-            failure(&world)?;
+            failure()?;
         }
         world.barrier()
     });
@@ -554,114 +474,4 @@ fn kill_this_process() -> Result<()> {
     Command::new("kill").args(["-9", &id]).status()?;
     std::thread::sleep(Duration::from_secs(60));
     Ok(())
-}
-
-#[test]
-fn placements_are_those_of_local_ranks() {
-    (1..=4).for_each(|ranks| job(ranks, "placements", &[]).expect_success());
-}
-
-#[test]
-fn halos_are_those_of_local_ranks() {
-    (1..=4).for_each(|ranks| job(ranks, "halos", &[]).expect_success());
-}
-
-#[test]
-fn reductions_give_the_bits_of_local_ranks() {
-    (1..=4).for_each(|ranks| job(ranks, "reductions", &[]).expect_success());
-}
-
-#[test]
-fn empty_shards_are_scattered_and_gathered() {
-    (1..=4).for_each(|ranks| job(ranks, "scatter_and_gather", &[]).expect_success());
-}
-
-#[test]
-fn modules_are_equal_on_all_ranks() {
-    (1..=3).for_each(|ranks| job(ranks, "modules", &[]).expect_success());
-}
-
-#[test]
-fn payloads_of_every_form_arrive_as_they_are() {
-    (2..=3).for_each(|ranks| job(ranks, "payloads", &[]).expect_success());
-}
-
-#[test]
-fn many_batches_may_be_in_flight() {
-    (2..=3).for_each(|ranks| job(ranks, "many_in_flight", &[]).expect_success());
-}
-
-#[test]
-fn a_send_does_not_wait_for_its_receiver_nor_hold_it_up() {
-    job(2, "sends_do_not_wait", &[]).expect_success();
-}
-
-#[test]
-#[ignore = "needs 12 GB of memory"]
-fn a_message_may_be_larger_than_an_int_counts() {
-    job(2, "large_message", &[]).expect_success();
-}
-
-#[test]
-fn a_batch_may_be_dropped() {
-    (2..=3).for_each(|ranks| job(ranks, "dropped_in_flight", &[]).expect_success());
-}
-
-#[test]
-fn communication_and_a_second_job_after_the_end_are_errors() {
-    (1..=2).for_each(|ranks| job(ranks, "after_the_end", &[]).expect_success());
-}
-
-#[test]
-fn a_panic_ends_the_job_with_its_cause() {
-    let cause = "halocline: rank 2 failed: panicked: out of ocean";
-    job(3, "panic", &[]).expect_failure(&[cause]);
-    let cause = "halocline: rank 0 failed: panicked: out of ocean";
-    job(2, "panic_while_others_compute", &[]).expect_failure(&[cause]);
-}
-
-#[test]
-fn an_error_ends_the_job_with_its_cause() {
-    job(3, "error", &[]).expect_failure(&["halocline: rank 2 failed: no such file"]);
-}
-
-#[test]
-fn a_killed_rank_ends_the_job() {
-    job(3, "killed", &[]).expect_failure(&["signal 9"]);
-}
-
-#[test]
-fn a_rank_that_ends_early_is_noticed_by_one_that_waits() {
-    job(3, "early_end", &[]).expect_failure(&[
-        "rank 0: barrier: stopped because rank",
-        "has ended its program",
-    ]);
-}
-
-#[test]
-fn ranks_in_different_operations_end_the_job_naming_both() {
-    let checked = [("HALOCLINE_CHECK", "1")];
-    job(2, "diverged", &checked).expect_failure(&[
-        "ranks diverged",
-        "is in with_halo",
-        "is in redistribute",
-    ]);
-    let unchecked = [("HALOCLINE_CHECK", "0")];
-    let causes = [
-        "ranks diverged",
-        "in another operation, fingerprint",
-        "HALOCLINE_CHECK=1 names it",
-    ];
-    job(2, "diverged", &unchecked).expect_failure(&causes);
-}
-
-#[test]
-fn a_message_of_another_shape_ends_the_job() {
-    job(2, "other_shape", &[]).expect_failure(&["ranks diverged", "the same operation (sending 1"]);
-}
-
-#[test]
-fn a_silent_rank_is_a_timeout_that_names_it() {
-    let causes = ["rank 0: barrier: nothing from rank 1 within 0.5 s, expected metadata"];
-    job(2, "timeout", &[]).expect_failure(&causes);
 }
