@@ -9,6 +9,9 @@ pub(crate) const CASE: &str = "HALOCLINE_MPI_CASE";
 /// The variable that says how many ranks there are.
 pub(crate) const RANKS: &str = "HALOCLINE_MPI_RANKS";
 
+/// What a rank says that went on after the job should have ended.
+pub(crate) const NOT_ENDED: &str = "the job was not ended";
+
 /// What became of a job.
 pub(crate) struct Job {
     succeeded: bool,
@@ -57,7 +60,7 @@ impl Job {
         assert!(self.succeeded, "{}", self.output);
     }
 
-    /// The job ended with an error, soon, and said why.
+    /// The engine ended the job, soon, and said why.
     pub(crate) fn expect_failure(&self, causes: &[&str]) {
         assert!(!self.succeeded, "{}", self.output);
         assert!(
@@ -66,6 +69,7 @@ impl Job {
             self.took,
             self.output
         );
+        assert!(!self.output.contains(NOT_ENDED), "{}", self.output);
         for cause in causes {
             assert!(
                 self.output.contains(cause),

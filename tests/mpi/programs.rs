@@ -13,7 +13,7 @@ use halocline_core::{
     Traffic, World, scatter_tensor,
 };
 
-use crate::job::RANKS;
+use crate::job::{NOT_ENDED, RANKS};
 
 /// What a rank has computed, to be compared bit for bit.
 type Found = Vec<TensorData>;
@@ -39,6 +39,7 @@ pub(crate) fn run(case: &str) {
         "panic_while_others_compute" => panic_while_others_compute(),
         "early_end" => early_end(),
         "diverged" => diverged(),
+        "other_operation" => other_operation(),
         "other_shape" => other_shape(),
         "timeout" => timeout(),
         _ => panic!("there is no program {case:?}"),
@@ -87,7 +88,7 @@ fn fail_on_last(failure: fn() -> Result<()>) {
         }
         world.barrier()
     });
-    panic!("the job was not ended: {result:?}");
+    panic!("{NOT_ENDED}: {result:?}");
 }
 
 fn noise<const D: usize>(shape: [usize; D], world: &World) -> Result<ShardTensor<D>> {
@@ -418,7 +419,7 @@ fn panic_while_others_compute() {
         std::thread::sleep(Duration::from_secs(60));
         Ok(())
     });
-    panic!("the job was not ended: {result:?}");
+    panic!("{NOT_ENDED}: {result:?}");
 }
 
 fn early_end() {
@@ -426,7 +427,7 @@ fn early_end() {
         0 => world.barrier(),
         _ => Ok(()),
     });
-    panic!("the job was not ended: {result:?}");
+    panic!("{NOT_ENDED}: {result:?}");
 }
 
 fn diverged() {
@@ -439,7 +440,21 @@ fn diverged() {
         }
         Ok(())
     });
-    panic!("the job was not ended: {result:?}");
+    panic!("{NOT_ENDED}: {result:?}");
+}
+
+/// Nothing but the operation differs.
+fn other_operation() {
+    let result = Launcher::from_env().run(|world| {
+        let name = ["sum", "mean"][world.rank()];
+        let in_flight = world.comm().start(Batch {
+            operation: Operation::new(name, Traffic::Control, None),
+            sends: vec![(1 - world.rank(), Payload::Bytes(vec![1]))],
+            receives: vec![(1 - world.rank(), Expected::Bytes)],
+        })?;
+        in_flight.finish().map(|_| ())
+    });
+    panic!("{NOT_ENDED}: {result:?}");
 }
 
 fn other_shape() {
@@ -455,7 +470,7 @@ fn other_shape() {
         exchange(&world, |_| Payload::Tensors(vec![tensor.clone()]), expected)?;
         Ok(())
     });
-    panic!("the job was not ended: {result:?}");
+    panic!("{NOT_ENDED}: {result:?}");
 }
 
 fn timeout() {
@@ -466,7 +481,7 @@ fn timeout() {
         }
         world.barrier()
     });
-    panic!("the job was not ended: {result:?}");
+    panic!("{NOT_ENDED}: {result:?}");
 }
 
 fn kill_this_process() -> Result<()> {
