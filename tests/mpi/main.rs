@@ -1,0 +1,129 @@
+//! The MPI engine, as processes: each test starts this binary again under `mpirun`, where `rank_program` runs.
+#![cfg(feature = "mpi")]
+
+mod job;
+mod programs;
+
+use job::job;
+
+/// One rank of a job; does nothing when it is run as a test.
+#[test]
+fn rank_program() {
+    if let Ok(case) = std::env::var(job::CASE) {
+        programs::run(&case);
+    }
+}
+
+#[test]
+fn placements_are_those_of_local_ranks() {
+    (1..=4).for_each(|ranks| job(ranks, "placements", &[]).expect_success());
+}
+
+#[test]
+fn halos_are_those_of_local_ranks() {
+    (1..=4).for_each(|ranks| job(ranks, "halos", &[]).expect_success());
+}
+
+#[test]
+fn reductions_give_the_bits_of_local_ranks() {
+    (1..=4).for_each(|ranks| job(ranks, "reductions", &[]).expect_success());
+}
+
+#[test]
+fn empty_shards_are_scattered_and_gathered() {
+    (1..=4).for_each(|ranks| job(ranks, "scatter_and_gather", &[]).expect_success());
+}
+
+#[test]
+fn modules_are_equal_on_all_ranks() {
+    (1..=3).for_each(|ranks| job(ranks, "modules", &[]).expect_success());
+}
+
+#[test]
+fn payloads_of_every_form_arrive_as_they_are() {
+    (2..=3).for_each(|ranks| job(ranks, "payloads", &[]).expect_success());
+}
+
+#[test]
+fn many_batches_may_be_in_flight() {
+    (2..=3).for_each(|ranks| job(ranks, "many_in_flight", &[]).expect_success());
+}
+
+#[test]
+fn a_send_does_not_wait_for_its_receiver_nor_hold_it_up() {
+    // Without it, messages travel in pieces, and each piece takes a call into MPI on both sides.
+    let no_single_copy = [("OMPI_MCA_btl_vader_single_copy_mechanism", "none")];
+    job(2, "sends_do_not_wait", &[]).expect_success();
+    job(2, "sends_do_not_wait", &no_single_copy).expect_success();
+}
+
+#[test]
+#[ignore = "needs 12 GB of memory"]
+fn a_message_may_be_larger_than_an_int_counts() {
+    job(2, "large_message", &[]).expect_success();
+}
+
+#[test]
+fn a_batch_may_be_dropped() {
+    (2..=3).for_each(|ranks| job(ranks, "dropped_in_flight", &[]).expect_success());
+}
+
+#[test]
+fn communication_and_a_second_job_after_the_end_are_errors() {
+    (1..=2).for_each(|ranks| job(ranks, "after_the_end", &[]).expect_success());
+}
+
+#[test]
+fn a_panic_ends_the_job_with_its_cause() {
+    let cause = "halocline: rank 2 failed: panicked: out of ocean";
+    job(3, "panic", &[]).expect_failure(&[cause]);
+    let cause = "halocline: rank 0 failed: panicked: out of ocean";
+    job(2, "panic_while_others_compute", &[]).expect_failure(&[cause]);
+}
+
+#[test]
+fn an_error_ends_the_job_with_its_cause() {
+    job(3, "error", &[]).expect_failure(&["halocline: rank 2 failed: no such file"]);
+}
+
+#[test]
+fn a_killed_rank_ends_the_job() {
+    job(3, "killed", &[]).expect_failure(&["signal 9"]);
+}
+
+#[test]
+fn a_rank_that_ends_early_is_noticed_by_one_that_waits() {
+    job(3, "early_end", &[]).expect_failure(&[
+        "rank 0: barrier: stopped because rank",
+        "has ended its program",
+    ]);
+}
+
+#[test]
+fn ranks_in_different_operations_end_the_job_naming_both() {
+    let checked = [("HALOCLINE_CHECK", "1")];
+    job(2, "diverged", &checked).expect_failure(&[
+        "ranks diverged",
+        "is in with_halo",
+        "is in redistribute",
+    ]);
+    let unchecked = [("HALOCLINE_CHECK", "0")];
+    let causes = [
+        "ranks diverged",
+        "in another operation, fingerprint",
+        "HALOCLINE_CHECK=1 names it",
+    ];
+    job(2, "diverged", &unchecked).expect_failure(&causes);
+    job(2, "other_operation", &[]).expect_failure(&causes);
+}
+
+#[test]
+fn a_message_of_another_shape_ends_the_job() {
+    job(2, "other_shape", &[]).expect_failure(&["ranks diverged", "the same operation (sending 1"]);
+}
+
+#[test]
+fn a_silent_rank_is_a_timeout_that_names_it() {
+    let causes = ["rank 0: barrier: nothing from rank 1 within 0.5 s, expected metadata"];
+    job(2, "timeout", &[]).expect_failure(&causes);
+}
