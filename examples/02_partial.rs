@@ -31,7 +31,7 @@ fn main() -> Result<()> {
 
         // A maximum is partial as well; its gradient goes to the cell that holds it.
         let x = x.require_grad();
-        let gradients = x.clone().max_over(&[0, 1]).sum().resolve().backward();
+        let gradients = x.clone().max_over(&[0, 1]).resolve().sum().backward();
         let gradient = x.grad(&gradients).expect("a gradient").full_tensor(LocalGradient::Replicated);
         let gradient: Vec<f32> = gradient.into_data().iter().collect();
         assert_eq!(gradient.iter().sum::<f32>(), 1.0);

@@ -105,16 +105,20 @@ impl Error {
         }
     }
 
-    /// Panics with this error as the payload.
+    /// Panics with this error.
     ///
-    /// The launcher turns the payload back into the error, [`Error::catch`] does so anywhere else. This is how a
-    /// failure travels through a backward pass, whose functions return tensors only.
+    /// A mistake of the program panics with its message, as burn does. A failure of communication keeps its type as
+    /// the payload: the launcher reports it, [`Error::catch`] gives it back. This is how it travels through a backward
+    /// pass, whose functions return tensors only.
     pub fn raise(self) -> ! {
-        if matches!(self, Self::PeerEnded { .. }) {
-            // The rank that failed first reports; the others end quietly.
-            std::panic::resume_unwind(Box::new(self));
+        match self {
+            Self::Timeout { .. }
+            | Self::Diverged { .. }
+            | Self::PeerEnded { .. }
+            | Self::Rank { .. }
+            | Self::Engine(_) => std::panic::resume_unwind(Box::new(self)),
+            mistake => panic!("{mistake}"),
         }
-        std::panic::panic_any(self)
     }
 
     /// Runs `f` and returns an error that was [raised](Error::raise) in it; other panics go on.

@@ -81,3 +81,55 @@ pub fn backward<X: Field<1>>(loss: X) -> burn::tensor::Gradients {
     let loss: ShardTensor<1> = loss.into_shard();
     loss.backward()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Operator, check_op};
+    use burn::tensor::Tensor;
+
+    struct Huber;
+
+    impl Operator<3, 1> for Huber {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X::Rank<1> {
+            let target = inputs.remove(1);
+            huber_loss(inputs.remove(0), target, 0.8, Reduction::Mean)
+        }
+    }
+
+    struct Head;
+
+    impl Operator<4, 2> for Head {
+        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X::Rank<2> {
+            inputs.remove(0).gelu().global_avg_pool()
+        }
+    }
+
+    struct Resample;
+
+    impl Operator<4, 4> for Resample {
+        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X::Rank<4> {
+            let x = inputs.remove(0);
+            let coarse = x.clone().avg_pool(&crate::PoolOptions::new([2, 2]));
+            let weights = x.profile(2, &[0.5, 1.0, 1.5, 2.0, 2.5, 3.0]);
+            let fine = coarse.upsample_nearest(2).align_to(&x) * weights;
+            let y = X::join(vec![fine.slice_of(1, 1..2), x], 1);
+            X::from_shard(y.into_shard())
+        }
+    }
+
+    #[test]
+    fn losses_over_all_dims() {
+        check_op(&Huber, &[[2, 5, 6], [2, 5, 6]], &[], &[0, 1, 2], 1e-6);
+    }
+
+    #[test]
+    fn a_global_average_for_a_head() {
+        check_op(&Head, &[[2, 3, 5, 4]], &[], &[0, 2, 3], 1e-6);
+    }
+
+    #[test]
+    fn resampling_joining_and_profiles() {
+        check_op(&Resample, &[[1, 2, 6, 4]], &[], &[2, 3], 1e-6);
+    }
+}

@@ -116,3 +116,38 @@ pub(crate) fn linear<const D: usize>(
     let local = drop_empty(local, &layout, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Field;
+    use crate::testing::{Operator, check_op};
+    use halocline_core::Launcher;
+
+    struct Dense;
+
+    impl Operator<2, 2> for Dense {
+        fn apply<X: Field<2>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<2>>) -> X::Rank<2> {
+            let y = inputs.remove(0).linear(parameters.remove(0), None);
+            X::from_shard(y.into_shard())
+        }
+    }
+
+    #[test]
+    fn a_linear_layer_on_sharded_rows() {
+        check_op(&Dense, &[[7, 5]], &[[5, 3]], &[0], 1e-6);
+    }
+
+    #[test]
+    fn a_combination_without_a_rule_is_refused() {
+        Launcher::local(2)
+            .run(|world| {
+                let mesh = world.mesh([("x", 2)])?;
+                let of = |placement| ShardTensor::<2>::ones([4, 4], &mesh, &[placement]);
+                let error = matmul(of(Shard(0))?, of(Shard(1))?).unwrap_err().to_string();
+                assert!(error.starts_with("matmul: no rule for Shard(0) with Shard(1) on axis \"x\""), "{error}");
+                Ok(())
+            })
+            .unwrap();
+    }
+}

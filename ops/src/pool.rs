@@ -219,3 +219,48 @@ fn by_planes<const D: usize>(
         _ => unreachable!("a stencil of {} dims has been refused", windows.len()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Field;
+    use crate::testing::{Operator, check_op};
+    use halocline_core::Boundary;
+
+    struct Pool(PoolOptions<2>, Kind);
+
+    enum Kind {
+        Max,
+        Average,
+    }
+
+    impl Operator<4, 4> for Pool {
+        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X::Rank<4> {
+            let x = inputs.remove(0);
+            let y = match self.1 {
+                Kind::Max => x.max_pool(&self.0),
+                Kind::Average => x.avg_pool(&self.0),
+            };
+            X::from_shard(y.into_shard())
+        }
+    }
+
+    #[test]
+    fn overlapping_periodic_windows() {
+        let padding = [Padding::zeros(1, 0), Padding::new(1, Boundary::Periodic)];
+        let options = PoolOptions::new([3, 3]).with_stride([2, 1]).with_padding(padding);
+        for kind in [Kind::Max, Kind::Average] {
+            check_op(&Pool(options, kind), &[[2, 2, 9, 7]], &[], &[0, 1, 2, 3], 1e-6);
+        }
+    }
+
+    #[test]
+    fn windows_that_count_field_cells_only() {
+        let options = PoolOptions::new([4, 2])
+            .with_stride([3, 2])
+            .with_padding([Padding::zeros(2, 1), Padding::zeros(1, 1)])
+            .with_rounding(Rounding::Ceil)
+            .with_count(PaddingCount::Excluded);
+        check_op(&Pool(options, Kind::Average), &[[1, 2, 11, 8]], &[], &[2, 3], 1e-6);
+    }
+}

@@ -277,15 +277,11 @@ macro_rules! operator {
             }
         }
 
-        operator!(@scalar $trait, $method, $scalar_on_partial, f32);
-        operator!(@scalar $trait, $method, $scalar_on_partial, f64);
-    };
-    (@scalar $trait:ident, $method:ident, $on_partial:expr, $scalar:ty) => {
-        impl<const D: usize> $trait<$scalar> for ShardTensor<D> {
+        impl<const D: usize> $trait<f64> for ShardTensor<D> {
             type Output = Self;
 
-            fn $method(self, other: $scalar) -> Self {
-                if $on_partial {
+            fn $method(self, other: f64) -> Self {
+                if $scalar_on_partial {
                     self.map_scaling(|local| $trait::$method(local, other))
                 } else {
                     self.map_local(|local| $trait::$method(local, other))

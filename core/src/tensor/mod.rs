@@ -143,7 +143,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         f: impl FnOnce(Tensor<D, K>) -> Tensor<D, L>,
     ) -> ShardTensor<D, L> {
         self.require_resolved("map_local")
-            .unwrap_or_else(|e| panic!("{e}"));
+            .unwrap_or_else(|error| error.raise());
         self.map_linear(f)
     }
 
@@ -208,7 +208,7 @@ impl<const D: usize> ShardTensor<D> {
     /// Panics if the tensor holds partial values; [`resolve`](Self::resolve) it first.
     pub fn to_local(&self, gradient: LocalGradient) -> Tensor<D> {
         self.require_resolved("to_local")
-            .unwrap_or_else(|e| panic!("{e}"));
+            .unwrap_or_else(|error| error.raise());
         match gradient {
             LocalGradient::Replicated => self.local.clone(),
             LocalGradient::Partial => {
