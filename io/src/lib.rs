@@ -1,1 +1,19 @@
-//! Halocline io.
+//! Field files, datasets and loaders.
+//!
+//! A [`FieldFile`] holds fields on a latitude-longitude [`Grid`] over time, in an HDF5 layout that h5py, netCDF, xarray
+//! and Makani read; a [`FieldWriter`] writes it. [`Statistics`] of the channels normalise them. A [`FieldDataset`]
+//! makes samples of several files, and a [`FieldLoader`] brings batches of samples onto the ranks of a mesh.
+//!
+//! This crate computes nothing with fields but their statistics, and knows no models.
+
+mod error;
+mod field_file;
+mod field_writer;
+mod grid;
+mod scales;
+mod staged;
+
+pub use error::{Error, Result};
+pub use field_file::{FieldFile, Missing};
+pub use field_writer::{FieldWriter, WriterConfig};
+pub use grid::Grid;
