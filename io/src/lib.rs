@@ -10,10 +10,17 @@ mod error;
 mod field_file;
 mod field_writer;
 mod grid;
+mod metadata;
+mod moments;
+mod progress;
 mod scales;
 mod staged;
+mod statistics;
 
 pub use error::{Error, Result};
 pub use field_file::{FieldFile, Missing};
 pub use field_writer::{FieldWriter, WriterConfig};
 pub use grid::Grid;
+pub use metadata::Metadata;
+pub use progress::Progress;
+pub use statistics::{Statistics, StatisticsBuilder};

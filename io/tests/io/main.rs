@@ -2,6 +2,7 @@
 
 mod field_file;
 mod field_writer;
+mod statistics;
 
 use std::path::{Path, PathBuf};
 
