@@ -6,6 +6,7 @@
 //!
 //! This crate computes nothing with fields but their statistics, and knows no models.
 
+mod dataset;
 mod error;
 mod field_file;
 mod field_writer;
@@ -17,6 +18,7 @@ mod scales;
 mod staged;
 mod statistics;
 
+pub use dataset::{DatasetConfig, FieldDataset, Sample};
 pub use error::{Error, Result};
 pub use field_file::{FieldFile, Missing};
 pub use field_writer::{FieldWriter, WriterConfig};
