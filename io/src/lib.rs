@@ -6,14 +6,17 @@
 //!
 //! This crate computes nothing with fields but their statistics, and knows no models.
 
+mod agreement;
 mod dataset;
 mod error;
 mod field_file;
 mod field_writer;
 mod grid;
+mod loader;
 mod metadata;
 mod moments;
 mod progress;
+mod read_ahead;
 mod scales;
 mod staged;
 mod statistics;
@@ -23,6 +26,7 @@ pub use error::{Error, Result};
 pub use field_file::{FieldFile, Missing};
 pub use field_writer::{FieldWriter, WriterConfig};
 pub use grid::Grid;
+pub use loader::{Batch, Epoch, FieldLoader, LastBatch, LoaderConfig, Order, Source};
 pub use metadata::Metadata;
 pub use progress::Progress;
 pub use statistics::{Statistics, StatisticsBuilder};

@@ -3,6 +3,7 @@
 mod dataset;
 mod field_file;
 mod field_writer;
+mod loader;
 mod statistics;
 
 use std::path::{Path, PathBuf};
