@@ -1,1 +1,32 @@
-//! Halocline io.
+//! Field files, datasets and loaders.
+//!
+//! A [`FieldFile`] holds fields on a latitude-longitude [`Grid`] over time, in an HDF5 layout that h5py, netCDF, xarray
+//! and Makani read; a [`FieldWriter`] writes it. [`Statistics`] of the channels normalise them. A [`FieldDataset`]
+//! makes samples of several files, and a [`FieldLoader`] brings batches of samples onto the ranks of a mesh.
+//!
+//! This crate computes nothing with fields but their statistics, and knows no models.
+
+mod agreement;
+mod dataset;
+mod error;
+mod field_file;
+mod field_writer;
+mod grid;
+mod loader;
+mod metadata;
+mod moments;
+mod progress;
+mod read_ahead;
+mod scales;
+mod staged;
+mod statistics;
+
+pub use dataset::{DatasetConfig, FieldDataset, Sample};
+pub use error::{Error, Result};
+pub use field_file::{FieldFile, Missing};
+pub use field_writer::{FieldWriter, WriterConfig};
+pub use grid::Grid;
+pub use loader::{Batch, Epoch, FieldLoader, LastBatch, LoaderConfig, Order, Source};
+pub use metadata::Metadata;
+pub use progress::Progress;
+pub use statistics::{Statistics, StatisticsBuilder};

@@ -1,0 +1,251 @@
+use std::ops::Range;
+use std::path::Path;
+
+use burn::config::Config;
+use ndarray::{Array3, ArrayViewMut3, Axis, concatenate};
+
+use crate::{Error, FieldFile, Metadata, Missing, Result, Statistics};
+
+/// What a sample is.
+#[derive(Config, Debug)]
+pub struct DatasetConfig {
+    /// How many times an input has, the last of them the present.
+    #[config(default = "1")]
+    pub history: usize,
+    /// How many time steps after the present the target is.
+    #[config(default = "1")]
+    pub lead: usize,
+    /// What to do about missing values.
+    #[config(default = "Missing::Reject")]
+    pub missing: Missing,
+}
+
+/// An input and the field that is to be predicted from it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// [history · channels, lat, lon], the earliest time first.
+    pub input: Array3<f32>,
+    /// [channels, lat, lon].
+    pub target: Array3<f32>,
+}
+
+/// Samples from field files, each of which is a trajectory: a year, or a run of a model.
+///
+/// No sample reaches from one file into the next.
+///
+/// # Example
+/// ```
+/// # use halocline_io::{FieldFile, FieldWriter, Grid, WriterConfig};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("2018.h5");
+/// # let grid = Grid::cell_centred(4, 8)?;
+/// # let mut writer = FieldWriter::create(&path, &grid, &["u10m", "v10m"], &WriterConfig::new())?;
+/// # for step in 0..5 {
+/// #     let field = ndarray::Array3::from_elem((2, 4, 8), step as f32);
+/// #     writer.append(f64::from(step) * 21600.0, field.view())?;
+/// # }
+/// # writer.finish()?;
+/// use halocline_io::{DatasetConfig, FieldDataset};
+///
+/// let config = DatasetConfig::new().with_history(2).with_lead(1);
+/// let dataset = FieldDataset::open(&[path], &config)?; // 5 times
+/// assert_eq!(dataset.len(), 3);
+/// let sample = dataset.sample(2)?;
+/// assert_eq!(sample.input.dim(), (4, 4, 8)); // u10m, v10m, u10m, v10m
+/// assert_eq!((sample.input[[0, 0, 0]], sample.input[[2, 0, 0]], sample.target[[0, 0, 0]]), (2.0, 3.0, 4.0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct FieldDataset {
+    files: Vec<FieldFile>,
+    metadata: Metadata,
+    history: usize,
+    lead: usize,
+    /// The number of samples in the files before each, and in all.
+    starts: Vec<usize>,
+    /// Mean and standard deviation of every channel, if values are normalised.
+    scale: Option<Vec<(f64, f64)>>,
+}
+
+impl FieldDataset {
+    /// Opens files that have the same channels, grid and time step.
+    ///
+    /// # Errors
+    /// Those of [`FieldFile::open`]; files that do not go together or whose times are not evenly spaced; a history of
+    /// zero; files too short for any sample.
+    pub fn open(paths: &[impl AsRef<Path>], config: &DatasetConfig) -> Result<Self> {
+        if config.history == 0 {
+            return Err(Error::argument("history", 0, "at least 1 time"));
+        }
+        let files = paths
+            .iter()
+            .map(|path| Ok(FieldFile::open(path)?.with_missing(config.missing)))
+            .collect::<Result<Vec<_>>>()?;
+        let first = files
+            .first()
+            .ok_or_else(|| Error::argument("files", 0, "at least one field file"))?;
+        let metadata = Metadata::of(first)?;
+        let mut starts = vec![0];
+        for file in &files {
+            metadata.check(file, first.path())?;
+            let samples = file
+                .times()
+                .len()
+                .saturating_sub(config.history - 1 + config.lead);
+            starts.push(starts[starts.len() - 1] + samples);
+        }
+        let dataset = Self {
+            metadata,
+            history: config.history,
+            lead: config.lead,
+            starts,
+            scale: None,
+            files,
+        };
+        if dataset.is_empty() {
+            let longest = dataset.files.iter().map(|file| file.times().len()).max();
+            return Err(Error::argument(
+                "history and lead",
+                format!("{} and {}", config.history, config.lead),
+                format!(
+                    "a sum of at most the {} times of the longest file",
+                    longest.unwrap_or(0)
+                ),
+            ));
+        }
+        Ok(dataset)
+    }
+
+    /// The same dataset with normalised values: less the mean of their channel, over its standard deviation.
+    ///
+    /// # Errors
+    /// Statistics of other channels, and a channel that does not vary.
+    pub fn with_statistics(mut self, statistics: &Statistics) -> Result<Self> {
+        let (own, others) = (self.metadata.channels(), statistics.metadata().channels());
+        if own != others {
+            let expected = format!("those of channels {own:?}");
+            return Err(Error::argument(
+                "statistics",
+                format!("{others:?}"),
+                expected,
+            ));
+        }
+        if let Some(channel) = statistics.stds().iter().position(|&std| std <= 0.0) {
+            let expected = "a channel that varies; leave constant ones out";
+            return Err(Error::argument(
+                "statistics",
+                format!("a standard deviation of 0 for {}", own[channel]),
+                expected,
+            ));
+        }
+        let pairs = statistics.means().iter().zip(statistics.stds());
+        self.scale = Some(pairs.map(|(mean, std)| (*mean, *std)).collect());
+        Ok(self)
+    }
+
+    /// The number of samples.
+    pub fn len(&self) -> usize {
+        self.starts[self.files.len()]
+    }
+
+    /// Whether there is no sample.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Channels, grid and time step.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The shape of an input, [history · channels, lat, lon].
+    pub fn input_shape(&self) -> [usize; 3] {
+        let [channels, rows, columns] = self.target_shape();
+        [self.history * channels, rows, columns]
+    }
+
+    /// The shape of a target, [channels, lat, lon].
+    pub fn target_shape(&self) -> [usize; 3] {
+        let [rows, columns] = self.metadata.grid().shape();
+        [self.metadata.channels().len(), rows, columns]
+    }
+
+    /// The time of a sample's present, the last of its input, in seconds since 1970-01-01 UTC.
+    ///
+    /// # Panics
+    /// Panics if there is no such sample.
+    pub fn time(&self, sample: usize) -> f64 {
+        let (file, first) = self.find(sample);
+        file.times()[first + self.history - 1]
+    }
+
+    /// Reads a sample.
+    ///
+    /// # Errors
+    /// A file that cannot be read, and missing values if they are [rejected](Missing::Reject).
+    ///
+    /// # Panics
+    /// Panics if there is no such sample.
+    pub fn sample(&self, sample: usize) -> Result<Sample> {
+        Ok(Sample {
+            input: self.input(sample, self.input_shape().map(|size| 0..size))?,
+            target: self.target(sample, self.target_shape().map(|size| 0..size))?,
+        })
+    }
+
+    /// Reads a box of the input of a sample.
+    pub(crate) fn input(&self, sample: usize, cells: [Range<usize>; 3]) -> Result<Array3<f32>> {
+        let (file, first) = self.find(sample);
+        let channels = self.metadata.channels().len();
+        let [wanted, rows, columns] = cells;
+        let parts = (0..self.history).map(|back| {
+            // The wanted of the channels at this time, which begin at `base`.
+            let base = back * channels;
+            let low = wanted.start.clamp(base, base + channels) - base;
+            let high = wanted.end.clamp(base, base + channels) - base;
+            self.field(
+                file,
+                first + back,
+                [low..high, rows.clone(), columns.clone()],
+            )
+        });
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
+        Ok(concatenate(Axis(0), &views).expect("the parts have the same rows and columns"))
+    }
+
+    /// Reads a box of the target of a sample.
+    pub(crate) fn target(&self, sample: usize, cells: [Range<usize>; 3]) -> Result<Array3<f32>> {
+        let (file, first) = self.find(sample);
+        self.field(file, first + self.history - 1 + self.lead, cells)
+    }
+
+    fn field(
+        &self,
+        file: &FieldFile,
+        time: usize,
+        cells: [Range<usize>; 3],
+    ) -> Result<Array3<f32>> {
+        let [channels, rows, columns] = cells;
+        let values = file.read([time..time + 1, channels.clone(), rows, columns])?;
+        let mut values = values.index_axis_move(Axis(0), 0); // [channel, lat, lon]
+        if let Some(scale) = &self.scale {
+            normalize(values.view_mut(), &scale[channels]);
+        }
+        Ok(values)
+    }
+
+    /// The file of a sample, and the index of its first time there.
+    fn find(&self, sample: usize) -> (&FieldFile, usize) {
+        assert!(sample < self.len(), "sample {sample} of {}", self.len());
+        let file = self.starts.partition_point(|&start| start <= sample) - 1;
+        (&self.files[file], sample - self.starts[file])
+    }
+}
+
+fn normalize(mut values: ArrayViewMut3<'_, f32>, scale: &[(f64, f64)]) {
+    for (mut field, (mean, std)) in values.outer_iter_mut().zip(scale) {
+        // In f64: a geopotential differs from its mean in the last digits of f32 only.
+        field.mapv_inplace(|value| ((f64::from(value) - mean) / std) as f32);
+    }
+}

@@ -1,0 +1,228 @@
+use std::path::{Path, PathBuf};
+
+use burn::config::Config;
+use hdf5_metno::types::VarLenUnicode;
+use hdf5_metno::{Dataset, File};
+use ndarray::ArrayView3;
+
+use crate::field_file::{CHANNEL, FIELDS, LAT, LON, SCALES, TIMESTAMP};
+use crate::staged::Staged;
+use crate::{Error, Grid, Result, scales};
+
+/// The largest extent of a chunk along latitude and longitude: 256 KiB of f32, a quarter of HDF5's chunk cache.
+const CHUNK: usize = 256;
+
+/// How fields are stored.
+#[derive(Config, Debug)]
+pub struct WriterConfig {
+    /// How hard to compress, from 0 (not at all) to 9.
+    #[config(default = "4")]
+    pub deflate: u8,
+    /// The extents of a chunk along [time, channel, lat, lon]. Unless set, one time, one channel and at most 256 × 256
+    /// cells, so that a rank that reads its own box reads little else.
+    pub chunk: Option<[usize; 4]>,
+}
+
+/// Writes a field file, one time after the other. See [`FieldFile`](crate::FieldFile) for the layout and an example.
+///
+/// The file takes its name when it is [finished](Self::finish). A writer that fails, or is dropped before, leaves
+/// nothing behind, and a file that had the name is untouched.
+#[derive(Debug)]
+#[must_use = "a writer that is dropped before finish() leaves no file"]
+pub struct FieldWriter {
+    fields: Dataset,
+    timestamp: Dataset,
+    shape: [usize; 3],
+    last: Option<f64>,
+    count: usize,
+    // Closed before the file is removed, as fields are dropped in this order.
+    file: File,
+    staged: Staged,
+}
+
+impl FieldWriter {
+    /// Begins a file.
+    ///
+    /// # Errors
+    /// A folder that cannot be written; no channels, or one named twice; a chunk or compression out of range.
+    pub fn create(
+        path: impl AsRef<Path>,
+        grid: &Grid,
+        channels: &[impl AsRef<str>],
+        config: &WriterConfig,
+    ) -> Result<Self> {
+        let path = path.as_ref();
+        let channels: Vec<&str> = channels.iter().map(AsRef::as_ref).collect();
+        check_channels(&channels)?;
+        let [rows, columns] = grid.shape();
+        let chunk = config
+            .chunk
+            .unwrap_or([1, 1, rows.min(CHUNK), columns.min(CHUNK)]);
+        if chunk.contains(&0) || chunk.iter().product::<usize>() >= 1 << 30 {
+            let expected = "extents from 1, of less than 4 GiB together";
+            return Err(Error::argument("chunk", format!("{chunk:?}"), expected));
+        }
+        if config.deflate > 9 {
+            return Err(Error::argument(
+                "deflate",
+                config.deflate,
+                "a level from 0 to 9",
+            ));
+        }
+        let staged = Staged::new(path)?;
+        let shape = [channels.len(), rows, columns];
+        let begin = || {
+            let file = File::create(staged.path())?;
+            let [fields, timestamp] = begin(&file, grid, &channels, chunk, config.deflate)?;
+            Ok((file, fields, timestamp))
+        };
+        let (file, fields, timestamp) = begin().map_err(|e| Error::hdf5(path, FIELDS, e))?;
+        Ok(Self {
+            fields,
+            timestamp,
+            shape,
+            last: None,
+            count: 0,
+            file,
+            staged,
+        })
+    }
+
+    /// Writes the field at the next time, in seconds since 1970-01-01 UTC.
+    ///
+    /// # Shapes
+    /// [channel, lat, lon] as the file was begun.
+    ///
+    /// # Errors
+    /// A field of another shape, a time that is not after the last one, and a disk that is full.
+    pub fn append(&mut self, time: f64, field: ArrayView3<'_, f32>) -> Result<()> {
+        let path = self.path();
+        if field.shape() != self.shape {
+            return Err(Error::Shape {
+                path,
+                dataset: FIELDS,
+                found: format!(
+                    "a field of {:?} at time index {}",
+                    field.shape(),
+                    self.count
+                ),
+                expected: format!("{:?} [channel, lat, lon]", self.shape),
+            });
+        }
+        if !time.is_finite() || self.last.is_some_and(|last| time <= last) {
+            let after = self.last.map_or("a finite time".into(), |last| {
+                format!("a time after {last}")
+            });
+            return Err(Error::Value {
+                path,
+                dataset: TIMESTAMP,
+                index: vec![self.count],
+                found: time.to_string(),
+                expected: format!("{after}, in seconds"),
+            });
+        }
+        let [channels, rows, columns] = self.shape;
+        let (index, count) = (self.count, self.count + 1);
+        let write = || {
+            self.fields.resize((count, channels, rows, columns))?;
+            self.fields
+                .write_slice(&field.as_standard_layout(), (index, .., .., ..))?;
+            self.timestamp.resize(count)?;
+            self.timestamp.write_slice(&[time], index..count)
+        };
+        write().map_err(|e| Error::hdf5(&path, FIELDS, e))?;
+        (self.last, self.count) = (Some(time), count);
+        Ok(())
+    }
+
+    /// Completes the file and gives it its name.
+    ///
+    /// # Errors
+    /// A file without times; a disk that is full; a name that cannot be given.
+    pub fn finish(self) -> Result<()> {
+        let path = self.path();
+        if self.count == 0 {
+            return Err(Error::Shape {
+                path,
+                dataset: FIELDS,
+                found: "no time".into(),
+                expected: "at least one append() before finish()".into(),
+            });
+        }
+        let Self {
+            fields,
+            timestamp,
+            file,
+            staged,
+            ..
+        } = self;
+        scales::attach(&file, FIELDS, &SCALES)
+            .and_then(|()| file.flush())
+            .map_err(|e| Error::hdf5(&path, FIELDS, e))?;
+        drop((fields, timestamp));
+        file.close().map_err(|e| Error::hdf5(&path, FIELDS, e))?;
+        staged.commit()
+    }
+
+    fn path(&self) -> PathBuf {
+        self.staged.target().into()
+    }
+}
+
+fn check_channels(channels: &[&str]) -> Result<()> {
+    let twice = (0..channels.len()).any(|index| channels[..index].contains(&channels[index]));
+    let odd = channels
+        .iter()
+        .any(|name| name.is_empty() || name.contains('\0'));
+    if channels.is_empty() || twice || odd {
+        let expected = "at least one name, and no name twice or empty";
+        return Err(Error::argument(
+            "channels",
+            format!("{channels:?}"),
+            expected,
+        ));
+    }
+    Ok(())
+}
+
+/// Makes the datasets of the layout, without times.
+fn begin(
+    file: &File,
+    grid: &Grid,
+    channels: &[&str],
+    chunk: [usize; 4],
+    deflate: u8,
+) -> hdf5_metno::Result<[Dataset; 2]> {
+    let [rows, columns] = grid.shape();
+    let mut builder = file
+        .new_dataset::<f32>()
+        .shape((0.., channels.len(), rows, columns))
+        .chunk(chunk);
+    if deflate > 0 {
+        // Bytes of equal significance side by side compress much better.
+        builder = builder.shuffle().deflate(deflate);
+    }
+    let fields = builder.create(FIELDS)?;
+    // 8 KiB of times per chunk.
+    let timestamp = file
+        .new_dataset::<f64>()
+        .shape(0..)
+        .chunk(1024)
+        .create(TIMESTAMP)?;
+    scales::describe(&timestamp, "units", "seconds since 1970-01-01 00:00:00")?;
+    scales::describe(&timestamp, "calendar", "standard")?;
+    let names = channels.iter().map(|name| name.parse());
+    let names = names.collect::<Result<Vec<VarLenUnicode>, _>>();
+    let names = names.map_err(|e| hdf5_metno::Error::from(e.to_string()))?;
+    file.new_dataset_builder()
+        .with_data(&names)
+        .create(CHANNEL)?;
+    for (name, degrees, units) in [
+        (LAT, grid.lat(), "degrees_north"),
+        (LON, grid.lon(), "degrees_east"),
+    ] {
+        let scale = file.new_dataset_builder().with_data(degrees).create(name)?;
+        scales::describe(&scale, "units", units)?;
+    }
+    Ok([fields, timestamp])
+}

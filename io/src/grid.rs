@@ -1,0 +1,232 @@
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// A latitude-longitude grid: the coordinates of its rows and columns in degrees.
+///
+/// # Example
+/// ```
+/// use halocline_io::Grid;
+///
+/// let grid = Grid::with_poles(5, 8)?;
+/// assert_eq!(grid.lat(), [90.0, 45.0, 0.0, -45.0, -90.0]);
+/// assert_eq!(grid.lon()[1], 45.0);
+/// // The pole rows have an area; the cosine of their latitude would give them none.
+/// assert!(grid.latitude_weights()[0] > 0.0);
+/// # Ok::<(), halocline_io::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Grid {
+    lat: Vec<f64>,
+    lon: Vec<f64>,
+}
+
+impl Grid {
+    /// A grid of the given coordinates in degrees.
+    ///
+    /// # Errors
+    /// Latitudes that are not strictly monotone within ±90, and longitudes that do not increase within one turn.
+    pub fn new(lat: Vec<f64>, lon: Vec<f64>) -> Result<Self> {
+        let falls = lat.windows(2).all(|pair| pair[0] > pair[1]);
+        let rises = lat.windows(2).all(|pair| pair[0] < pair[1]);
+        let in_range = lat.iter().all(|lat| lat.abs() <= 90.0);
+        if lat.is_empty() || !in_range || !(falls || rises) {
+            return Err(Error::argument(
+                "lat",
+                ends(&lat),
+                "strictly falling (or rising) degrees from 90 to -90",
+            ));
+        }
+        let turn = lon
+            .last()
+            .zip(lon.first())
+            .map(|(last, first)| last - first);
+        if !turn.is_some_and(|turn| turn < 360.0) || !lon.windows(2).all(|pair| pair[0] < pair[1]) {
+            return Err(Error::argument(
+                "lon",
+                ends(&lon),
+                "strictly rising degrees within one turn, from 0 to less than 360",
+            ));
+        }
+        Ok(Self { lat, lon })
+    }
+
+    /// An equiangular grid whose first and last rows are the poles, such as the 721 × 1440 grid of ERA5.
+    ///
+    /// # Errors
+    /// Fewer than two rows, or no column.
+    pub fn with_poles(rows: usize, columns: usize) -> Result<Self> {
+        let step = 180.0 / (rows.max(2) - 1) as f64;
+        Self::equiangular(rows, columns, step, 0.0)
+    }
+
+    /// An equiangular grid whose first and last rows lie half a row from the poles, such as the 32 × 64 grid of
+    /// WeatherBench.
+    ///
+    /// # Errors
+    /// Fewer than two rows, or no column.
+    pub fn cell_centred(rows: usize, columns: usize) -> Result<Self> {
+        Self::equiangular(rows, columns, 180.0 / rows.max(1) as f64, 0.5)
+    }
+
+    fn equiangular(rows: usize, columns: usize, step: f64, offset: f64) -> Result<Self> {
+        if rows < 2 || columns == 0 {
+            let got = format!("{rows} x {columns}");
+            return Err(Error::argument("grid", got, "at least 2 rows and 1 column"));
+        }
+        // Counted from the equator, so that the two hemispheres are mirror images to the last bit.
+        let middle = (rows - 1) as f64 / 2.0;
+        debug_assert!((middle + offset) * step <= 90.0 + 1e-9);
+        let lat = (0..rows).map(|row| ((middle - row as f64) * step).clamp(-90.0, 90.0));
+        let lon = (0..columns).map(|column| 360.0 * column as f64 / columns as f64);
+        Self::new(lat.collect(), lon.collect())
+    }
+
+    /// The latitude of every row, in degrees north.
+    pub fn lat(&self) -> &[f64] {
+        &self.lat
+    }
+
+    /// The longitude of every column, in degrees east.
+    pub fn lon(&self) -> &[f64] {
+        &self.lon
+    }
+
+    /// The number of rows and columns.
+    pub fn shape(&self) -> [usize; 2] {
+        [self.lat.len(), self.lon.len()]
+    }
+
+    /// The area of a cell of every row, divided by the mean over the rows (WeatherBench 2).
+    ///
+    /// A row reaches from mid-point to mid-point between its neighbours, the outermost ones to the pole; the area is
+    /// the difference of the sines. On a regional grid the outermost rows are as wide as their neighbours' distance.
+    pub fn latitude_weights(&self) -> Vec<f64> {
+        let sign = if self.lat.len() > 1 && self.lat[0] < self.lat[1] {
+            -1.0
+        } else {
+            1.0
+        };
+        let lat: Vec<f64> = self.lat.iter().map(|lat| sign * lat).collect();
+        let rows = lat.len();
+        // Row boundaries from north to south, one more than there are rows.
+        let bounds = (0..=rows).map(|row| match row {
+            _ if rows == 1 => {
+                if row == 0 {
+                    90.0
+                } else {
+                    -90.0
+                }
+            }
+            0 => outer_bound(lat[0], lat[0] - lat[1], 90.0),
+            row if row == rows => outer_bound(lat[rows - 1], lat[rows - 1] - lat[rows - 2], -90.0),
+            row => (lat[row - 1] + lat[row]) / 2.0,
+        });
+        let sines: Vec<f64> = bounds.map(|bound: f64| bound.to_radians().sin()).collect();
+        let areas: Vec<f64> = sines.windows(2).map(|pair| pair[0] - pair[1]).collect();
+        let mean = areas.iter().sum::<f64>() / rows as f64;
+        areas.iter().map(|area| area / mean).collect()
+    }
+
+    /// Makani's name for the kind of grid.
+    pub(crate) fn kind(&self) -> &'static str {
+        let even = |coords: &[f64]| {
+            let steps = coords.windows(2).map(|pair| pair[1] - pair[0]);
+            steps
+                .clone()
+                .all(|step| (step - steps.clone().next().unwrap_or(step)).abs() < 1e-4)
+        };
+        if even(&self.lat) && even(&self.lon) {
+            "equiangular"
+        } else {
+            "rectilinear"
+        }
+    }
+}
+
+impl fmt::Display for Grid {
+    /// Rows and columns with the first and last of their degrees.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "lat {}, lon {}", ends(&self.lat), ends(&self.lon))
+    }
+}
+
+/// The outer bound of an outermost row: the pole, if it lies within one row's width.
+fn outer_bound(lat: f64, outward: f64, pole: f64) -> f64 {
+    if (pole - lat).abs() <= outward.abs() {
+        pole
+    } else {
+        lat + outward / 2.0
+    }
+}
+
+fn ends(coords: &[f64]) -> String {
+    match coords {
+        [first, .., last] => format!("{} values from {first} to {last}", coords.len()),
+        _ => format!("{coords:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_the_areas_of_the_rows() {
+        let centred = Grid::cell_centred(4, 8).unwrap().latitude_weights();
+        // Rows of 45 degrees: sin 90 - sin 45 and sin 45 - sin 0, whose mean is 1/2.
+        let half = 0.5_f64.sqrt();
+        for (weight, expected) in centred.iter().zip([1.0 - half, half, half, 1.0 - half]) {
+            assert!((weight - 2.0 * expected).abs() < 1e-14, "{centred:?}");
+        }
+        let poles = Grid::with_poles(3, 4).unwrap().latitude_weights();
+        // 90 to 45, 45 to -45, -45 to -90; the mean is 2/3.
+        for (weight, expected) in poles.iter().zip([1.0 - half, 2.0 * half, 1.0 - half]) {
+            assert!((weight - 1.5 * expected).abs() < 1e-14, "{poles:?}");
+        }
+    }
+
+    #[test]
+    fn weights_do_not_depend_on_the_direction_of_latitude() {
+        let grid = Grid::new(vec![80.0, 30.0, -10.0, -85.0], vec![0.0]).unwrap();
+        let mut rising = grid.lat().to_vec();
+        rising.reverse();
+        let mut weights = Grid::new(rising, vec![0.0]).unwrap().latitude_weights();
+        weights.reverse();
+        assert_eq!(weights, grid.latitude_weights());
+        assert!((weights.iter().sum::<f64>() - 4.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn regional_rows_do_not_reach_the_poles() {
+        let weights = Grid::new(vec![51.0, 50.0, 49.0], vec![0.0])
+            .unwrap()
+            .latitude_weights();
+        let cosines: Vec<f64> = [51.0_f64, 50.0, 49.0]
+            .map(|lat| lat.to_radians().cos())
+            .into();
+        let mean = cosines.iter().sum::<f64>() / 3.0;
+        for (weight, cosine) in weights.iter().zip(cosines) {
+            assert!((weight - cosine / mean).abs() < 1e-12, "{weights:?}");
+        }
+    }
+
+    #[test]
+    fn coordinates_that_are_no_grid_are_refused() {
+        let message = |lat: &[f64], lon: &[f64]| {
+            Grid::new(lat.to_vec(), lon.to_vec())
+                .unwrap_err()
+                .to_string()
+        };
+        assert_eq!(
+            message(&[10.0, 20.0, 15.0], &[0.0]),
+            "lat: got 3 values from 10 to 15, expected strictly falling (or rising) degrees from 90 to -90"
+        );
+        assert!(message(&[91.0, 0.0], &[0.0]).starts_with("lat: got 2 values from 91"));
+        assert!(message(&[f64::NAN], &[0.0]).starts_with("lat: got [NaN]"));
+        assert!(message(&[1.0], &[0.0, 360.0]).starts_with("lon: got 2 values from 0 to 360"));
+        assert!(message(&[1.0], &[]).starts_with("lon: got []"));
+    }
+}

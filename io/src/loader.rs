@@ -1,0 +1,333 @@
+//! Batches of samples, sharded over the ranks of a mesh.
+
+use std::sync::Arc;
+
+use burn::config::Config;
+use burn::tensor::{Tensor, TensorData};
+use halocline_core::{
+    DeviceMesh, IndexBox, Layout, Partial, Placement, RandomKey, ShardTensor, scatter_tensor,
+};
+
+use crate::agreement::{Fallible, agree, broadcast};
+use crate::read_ahead::{HostBatch, ReadAhead};
+use crate::{Error, FieldDataset, Result};
+
+/// Who reads the files.
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The first rank of the mesh reads whole samples and sends each rank its shard: for files on one node's disk.
+    Scatter,
+    /// Every rank reads its own box of cells: for file systems that all ranks share.
+    PerRank,
+}
+
+/// In which order an epoch goes through the samples.
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// As they are in the files.
+    Sequential,
+    /// At random, another way in every epoch; the seed and the number of the epoch determine it on any mesh.
+    Shuffled {
+        /// The seed.
+        seed: u64,
+    },
+}
+
+/// What becomes of the samples that do not fill a batch.
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
+pub enum LastBatch {
+    /// They are left out of the epoch.
+    Drop,
+    /// They make a smaller batch.
+    Keep,
+}
+
+/// How samples become batches.
+#[derive(Config, Debug)]
+pub struct LoaderConfig {
+    /// The number of samples in a batch, over all ranks.
+    pub batch_size: usize,
+    /// Who reads the files.
+    #[config(default = "Source::Scatter")]
+    pub source: Source,
+    /// The order of samples.
+    #[config(default = "Order::Sequential")]
+    pub order: Order,
+    /// What becomes of the samples that do not fill a batch.
+    #[config(default = "LastBatch::Drop")]
+    pub last_batch: LastBatch,
+    /// How many batches wait, read in the background, while another is read and a third is in use.
+    #[config(default = "2")]
+    pub prefetch: usize,
+}
+
+/// Some samples, sharded.
+#[derive(Clone)]
+pub struct Batch {
+    /// [batch, history · channels, lat, lon].
+    pub input: ShardTensor<4>,
+    /// [batch, channels, lat, lon].
+    pub target: ShardTensor<4>,
+    /// The samples' indices in the dataset.
+    pub samples: Vec<usize>,
+}
+
+/// Loads batches onto a mesh. All ranks of the mesh make and use it together.
+///
+/// Both [sources](Source) give the same batches, bit for bit.
+///
+/// # Example
+/// ```
+/// # use halocline_io::{FieldWriter, Grid, WriterConfig};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("2018.h5");
+/// # let grid = Grid::cell_centred(5, 8)?;
+/// # let mut writer = FieldWriter::create(&path, &grid, &["u10m", "v10m"], &WriterConfig::new())?;
+/// # for step in 0..5 {
+/// #     let field = ndarray::Array3::from_elem((2, 5, 8), step as f32);
+/// #     writer.append(f64::from(step) * 21600.0, field.view())?;
+/// # }
+/// # writer.finish()?;
+/// use halocline_core::{Launcher, Shard};
+/// use halocline_io::{DatasetConfig, FieldDataset, FieldLoader, LoaderConfig, Order};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let config = LoaderConfig::new(2).with_order(Order::Shuffled { seed: 7 });
+///     let loader = FieldLoader::new(&mesh, &[Shard(2)], &config, || {
+///         FieldDataset::open(&[&path], &DatasetConfig::new())
+///     })?;
+///     for batch in loader.epoch(0) {
+///         let batch = batch?;
+///         assert_eq!(batch.input.dims(), [2, 2, 5, 8]);
+///         assert_eq!(batch.input.local_dims(), [2, 2, 3 - world.rank(), 8]);
+///     }
+///     Ok(())
+/// })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct FieldLoader {
+    mesh: DeviceMesh,
+    placements: Vec<Placement>,
+    config: LoaderConfig,
+    samples: usize,
+    /// The shapes of an input and of a target.
+    shapes: [[usize; 3]; 2],
+    /// On the ranks that read.
+    dataset: Option<Arc<FieldDataset>>,
+}
+
+impl FieldLoader {
+    /// A loader onto `mesh`. `open` is called on the ranks that read, as the [source](Source) says.
+    ///
+    /// # Placement
+    /// `placements` are of [batch, channel, lat, lon], one per mesh axis: [`Shard`](halocline_core::Shard) or
+    /// [`Replicate`](halocline_core::Replicate). Shards need not be even.
+    ///
+    /// # Errors
+    /// Placements that do not fit; a batch size of zero, or too large for a single batch; on all ranks, an error of
+    /// `open` on any of them, and ranks that found different data; a failure of communication.
+    pub fn new(
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        config: &LoaderConfig,
+        open: impl FnOnce() -> Result<FieldDataset>,
+    ) -> halocline_core::Result<Self> {
+        // What fails here fails alike on all ranks, so they may part without a word.
+        Layout::new(mesh.shape(), &[1; 4], placements)?;
+        if let Some(placement) = placements.iter().find(|p| matches!(p, Partial(_))) {
+            return Err(halocline_core::Error::Placement {
+                operator: "FieldLoader".into(),
+                placement: placement.to_string(),
+                help: "load to Shard or Replicate".into(),
+            });
+        }
+        if config.batch_size == 0 {
+            return Err(Error::argument("batch_size", 0, "at least 1 sample").into());
+        }
+        let mut loader = Self {
+            mesh: mesh.clone(),
+            placements: placements.to_vec(),
+            config: config.clone(),
+            samples: 0,
+            shapes: [[0; 3]; 2],
+            dataset: None,
+        };
+        loader.open(open)?;
+        if loader.batches() == 0 {
+            let expected = format!("at most the {} samples, or LastBatch::Keep", loader.samples);
+            return Err(Error::argument("batch_size", config.batch_size, expected).into());
+        }
+        Ok(loader)
+    }
+
+    /// Opens the dataset where it is read, and tells the other ranks what it holds.
+    fn open(&mut self, open: impl FnOnce() -> Result<FieldDataset>) -> halocline_core::Result<()> {
+        let opened = if self.reads() {
+            open().map(Some)
+        } else {
+            Ok(None)
+        };
+        let dataset = agree(&self.mesh, self.fallible(), opened)?;
+        let summary = |dataset: &FieldDataset| {
+            (
+                dataset.len(),
+                [dataset.input_shape(), dataset.target_shape()],
+            )
+        };
+        let own = dataset.as_ref().map(summary);
+        let bytes = serde_json::to_vec(&own).map_err(halocline_core::Error::other)?;
+        let bytes = broadcast(&self.mesh, bytes)?;
+        let first: Option<(usize, [[usize; 3]; 2])> =
+            serde_json::from_slice(&bytes).map_err(halocline_core::Error::other)?;
+        let Some((samples, shapes)) = first else {
+            unreachable!("the first rank reads under every source");
+        };
+        let same = match own {
+            Some(own) if own != (samples, shapes) => {
+                let expected = format!("{samples} samples of {shapes:?}, as on the first rank");
+                Err(Error::argument(
+                    "dataset",
+                    format!("{} samples of {:?}", own.0, own.1),
+                    expected,
+                ))
+            }
+            _ => Ok(()),
+        };
+        agree(&self.mesh, self.fallible(), same)?;
+        (self.samples, self.shapes) = (samples, shapes);
+        self.dataset = dataset.map(Arc::new);
+        Ok(())
+    }
+
+    /// The number of samples in the dataset.
+    pub fn samples(&self) -> usize {
+        self.samples
+    }
+
+    /// The number of batches in an epoch.
+    pub fn batches(&self) -> usize {
+        match self.config.last_batch {
+            LastBatch::Drop => self.samples / self.config.batch_size,
+            LastBatch::Keep => self.samples.div_ceil(self.config.batch_size),
+        }
+    }
+
+    /// The batches of an epoch, which all ranks go through together.
+    ///
+    /// Reading begins at once, in the background. An error on one rank is the item of all ranks, and the last.
+    pub fn epoch(&self, epoch: usize) -> Epoch<'_> {
+        let batches = self.order(epoch);
+        let ahead = self.dataset.clone().map(|dataset| {
+            let jobs = batches
+                .iter()
+                .map(|samples| (samples.clone(), self.boxes(samples.len())));
+            ReadAhead::start(dataset, jobs.collect(), self.config.prefetch)
+        });
+        Epoch {
+            loader: self,
+            batches: batches.into_iter(),
+            ahead,
+        }
+    }
+
+    /// The samples of every batch of an epoch.
+    fn order(&self, epoch: usize) -> Vec<Vec<usize>> {
+        let order = match self.config.order {
+            Order::Sequential => (0..self.samples).collect(),
+            Order::Shuffled { seed } => {
+                RandomKey::new(seed, ("epoch", epoch)).permutation(self.samples)
+            }
+        };
+        let batches = order.chunks(self.config.batch_size).map(<[usize]>::to_vec);
+        batches.take(self.batches()).collect()
+    }
+
+    /// Whether this rank reads files.
+    fn reads(&self) -> bool {
+        match self.config.source {
+            Source::Scatter => self.mesh.position() == 0,
+            Source::PerRank => true,
+        }
+    }
+
+    fn fallible(&self) -> Fallible {
+        match self.config.source {
+            Source::Scatter => Fallible::First,
+            Source::PerRank => Fallible::All,
+        }
+    }
+
+    /// The layouts of the inputs and the targets of a batch.
+    fn layouts(&self, batch: usize) -> [Layout; 2] {
+        self.shapes.map(|[channels, rows, columns]| {
+            let shape = [batch, channels, rows, columns];
+            Layout::new(self.mesh.shape(), &shape, &self.placements).expect("checked in new()")
+        })
+    }
+
+    /// The cells of inputs and targets that this rank reads.
+    fn boxes(&self, batch: usize) -> [IndexBox; 2] {
+        self.layouts(batch).map(|layout| match self.config.source {
+            Source::Scatter => IndexBox::whole(layout.shape()),
+            Source::PerRank => layout.local_box(self.mesh.position()),
+        })
+    }
+
+    /// Makes the batch of what this rank has read.
+    fn batch(&self, samples: Vec<usize>, read: Option<HostBatch>) -> halocline_core::Result<Batch> {
+        let [input_layout, target_layout] = self.layouts(samples.len());
+        let (input, target) = read.unzip();
+        Ok(Batch {
+            input: self.place(input, &input_layout)?,
+            target: self.place(target, &target_layout)?,
+            samples,
+        })
+    }
+
+    fn place(
+        &self,
+        read: Option<TensorData>,
+        layout: &Layout,
+    ) -> halocline_core::Result<ShardTensor<4>> {
+        let tensor = read.map(|data| Tensor::from_data(data, self.mesh.device()));
+        match (self.config.source, tensor) {
+            (Source::PerRank, Some(local)) => ShardTensor::from_local(local, layout, &self.mesh),
+            (_, whole) => {
+                let root = self.mesh.shape().ranks()[0];
+                scatter_tensor(whole, root, &self.mesh, &self.placements)
+            }
+        }
+    }
+}
+
+/// The batches of an epoch. See [`FieldLoader::epoch`].
+#[derive(Debug)]
+#[must_use = "an epoch does nothing unless it is iterated over"]
+pub struct Epoch<'a> {
+    loader: &'a FieldLoader,
+    batches: std::vec::IntoIter<Vec<usize>>,
+    ahead: Option<ReadAhead>,
+}
+
+impl Iterator for Epoch<'_> {
+    type Item = halocline_core::Result<Batch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let samples = self.batches.next()?;
+        let read = self.ahead.as_ref().map(ReadAhead::next);
+        let batch = agree(&self.loader.mesh, self.loader.fallible(), read.transpose())
+            .and_then(|read| self.loader.batch(samples, read));
+        if batch.is_err() {
+            self.batches = Vec::new().into_iter();
+        }
+        Some(batch)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.batches.size_hint()
+    }
+}
+
+impl ExactSizeIterator for Epoch<'_> {}

@@ -1,0 +1,139 @@
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Write};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::field_file::{CHANNEL, FIELDS, LAT, LON};
+use crate::staged::Staged;
+use crate::{Error, FieldFile, Grid, Result};
+
+/// The name of the metadata's file.
+const NAME: &str = "data.json";
+
+/// What the files of a dataset have in common: Makani's `data.json`.
+///
+/// # Example
+/// ```
+/// # use halocline_io::{FieldFile, FieldWriter, Grid, WriterConfig};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("2018.h5");
+/// # let grid = Grid::cell_centred(4, 8)?;
+/// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
+/// # for step in 0..2 {
+/// #     writer.append(f64::from(step) * 21600.0, ndarray::Array3::zeros((1, 4, 8)).view())?;
+/// # }
+/// # writer.finish()?;
+/// use halocline_io::Metadata;
+///
+/// let metadata = Metadata::of(&FieldFile::open(&path)?)?;
+/// assert_eq!(metadata.time_step(), 21600.0);
+/// assert_eq!(metadata.channels(), ["t2m"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Metadata {
+    h5_path: String,
+    dims: Vec<String>,
+    dhours: f64,
+    coords: Coords,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Coords {
+    grid_type: String,
+    #[serde(flatten)]
+    grid: Grid,
+    channel: Vec<String>,
+}
+
+impl Metadata {
+    /// The metadata of a file.
+    ///
+    /// # Errors
+    /// Fewer than two times, or times that are not evenly spaced.
+    pub fn of(file: &FieldFile) -> Result<Self> {
+        Ok(Self {
+            h5_path: FIELDS.into(),
+            dims: ["time", CHANNEL, LAT, LON].map(String::from).into(),
+            dhours: file.time_step()? / 3600.0,
+            coords: Coords {
+                grid_type: file.grid().kind().into(),
+                grid: file.grid().clone(),
+                channel: file.channels().into(),
+            },
+        })
+    }
+
+    /// The names of the channels.
+    pub fn channels(&self) -> &[String] {
+        &self.coords.channel
+    }
+
+    /// The grid.
+    pub fn grid(&self) -> &Grid {
+        &self.coords.grid
+    }
+
+    /// The time between two fields, in seconds.
+    pub fn time_step(&self) -> f64 {
+        self.dhours * 3600.0
+    }
+
+    /// Checks that a file has these channels, this grid and this time step; `reference` is where they come from.
+    pub(crate) fn check(&self, file: &FieldFile, reference: &Path) -> Result<()> {
+        let other = Self::of(file)?;
+        let differs = |what: &'static str, found: String, expected: String| {
+            Err(Error::Differs {
+                path: file.path().into(),
+                what,
+                found,
+                expected,
+                reference: reference.into(),
+            })
+        };
+        if other.channels() != self.channels() {
+            let [found, expected] = [&other, self].map(|m| format!("{:?}", m.channels()));
+            return differs("channels", found, expected);
+        }
+        if other.grid() != self.grid() {
+            let [found, expected] = [&other, self].map(|m| m.grid().to_string());
+            return differs("grid", found, expected);
+        }
+        if (other.dhours - self.dhours).abs() > 1e-4 * self.dhours {
+            let [found, expected] = [&other, self].map(|m| format!("{} s", m.time_step()));
+            return differs("time step", found, expected);
+        }
+        Ok(())
+    }
+
+    /// Reads `data.json` of a folder.
+    ///
+    /// # Errors
+    /// A file that is not there or is not such metadata.
+    pub fn load(folder: impl AsRef<Path>) -> Result<Self> {
+        let path = folder.as_ref().join(NAME);
+        let file = File::open(&path).map_err(|e| Error::io(&path, e))?;
+        serde_json::from_reader(BufReader::new(file)).map_err(|e| Error::io(&path, e))
+    }
+
+    /// Writes `data.json` into a folder.
+    ///
+    /// # Errors
+    /// A folder that cannot be written.
+    pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
+        self.stage(folder.as_ref())?.commit()
+    }
+
+    /// Writes `data.json` under its temporary name.
+    pub(crate) fn stage(&self, folder: &Path) -> Result<Staged> {
+        let staged = Staged::new(&folder.join(NAME))?;
+        let write = || {
+            let mut file = BufWriter::new(File::create(staged.path())?);
+            serde_json::to_writer_pretty(&mut file, self)?;
+            file.flush()
+        };
+        write().map_err(|e: std::io::Error| Error::io(staged.target(), e))?;
+        Ok(staged)
+    }
+}

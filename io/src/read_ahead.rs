@@ -1,0 +1,76 @@
+//! Reading batches in the background.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+
+use burn::tensor::TensorData;
+use halocline_core::IndexBox;
+use ndarray::Array3;
+
+use crate::{Error, FieldDataset, Result};
+
+/// What a rank reads of the inputs and of the targets of a batch.
+pub(crate) type HostBatch = (TensorData, TensorData);
+
+/// The samples of a batch, and the cells to read of its inputs and of its targets.
+pub(crate) type Job = (Vec<usize>, [IndexBox; 2]);
+
+/// A thread that reads batches, and what it has read.
+#[derive(Debug)]
+pub(crate) struct ReadAhead(Receiver<Result<HostBatch>>);
+
+impl ReadAhead {
+    /// Reads at most `depth` batches more than have been taken.
+    ///
+    /// The thread ends after the last batch, at the first error, or once its batches are not wanted any more.
+    pub(crate) fn start(dataset: Arc<FieldDataset>, jobs: Vec<Job>, depth: usize) -> Self {
+        let (sender, receiver) = sync_channel(depth);
+        std::thread::spawn(move || {
+            for (samples, cells) in jobs {
+                let read = read_batch(&dataset, &samples, &cells);
+                let failed = read.is_err();
+                if sender.send(read).is_err() || failed {
+                    return;
+                }
+            }
+        });
+        Self(receiver)
+    }
+
+    /// The next batch.
+    pub(crate) fn next(&self) -> Result<HostBatch> {
+        let ended = || Error::argument("reader", "a thread that has ended", "a batch");
+        self.0.recv().unwrap_or_else(|_| Err(ended()))
+    }
+}
+
+fn read_batch(
+    dataset: &FieldDataset,
+    samples: &[usize],
+    [input, target]: &[IndexBox; 2],
+) -> Result<HostBatch> {
+    Ok((
+        read_box(samples, input, |sample, cells| dataset.input(sample, cells))?,
+        read_box(samples, target, |sample, cells| {
+            dataset.target(sample, cells)
+        })?,
+    ))
+}
+
+/// Reads a box of [batch, channel, lat, lon].
+fn read_box(
+    samples: &[usize],
+    cells: &IndexBox,
+    read: impl Fn(usize, [Range<usize>; 3]) -> Result<Array3<f32>>,
+) -> Result<TensorData> {
+    let [batch, channels, rows, columns] = cells.ranges() else {
+        unreachable!("a batch has 4 dims");
+    };
+    let mut values: Vec<f32> = Vec::with_capacity(cells.volume());
+    for &sample in &samples[batch.clone()] {
+        let field = read(sample, [channels.clone(), rows.clone(), columns.clone()])?;
+        values.extend(field.iter());
+    }
+    Ok(TensorData::new(values, cells.shape()))
+}

@@ -1,0 +1,106 @@
+//! Dimension scales: which dataset holds the coordinates of which dim.
+//!
+//! They are attributes (HDF5 Dimension Scale Specification, version 1): a scale has `CLASS` and `NAME`, the dataset
+//! refers to its scales in `DIMENSION_LIST`, and each scale back to the dataset in `REFERENCE_LIST`. The bindings
+//! do not offer HDF5's functions for them (`H5DSset_scale`, `H5DSattach_scale`), so they are written here.
+
+use std::ffi::c_int;
+
+use hdf5_metno::types::{FixedAscii, VarLenArray, VarLenUnicode};
+use hdf5_metno::{Dataset, Datatype, Error, File, H5Type, ObjectReference1, Result};
+
+/// What readers look for in `CLASS`; with its final zero it fills [`TEXT`] bytes, which they check too.
+const CLASS: &str = "DIMENSION_SCALE";
+const TEXT: usize = 16;
+
+const H5T_STR_NULLTERM: c_int = 0;
+
+unsafe extern "C" {
+    /// Of libhdf5, which the bindings link: strings that end in a zero, which the bindings never write but which the
+    /// specification asks for.
+    fn H5Tset_strpad(datatype: i64, padding: c_int) -> c_int;
+}
+
+/// An entry of `REFERENCE_LIST`: a dataset, and which of its dims the scale belongs to.
+#[derive(H5Type, Clone, Copy)]
+#[repr(C)]
+struct BackReference {
+    dataset: ObjectReference1,
+    dimension: i32,
+}
+
+/// Makes the datasets called `scales` the dimension scales of `dataset`, in the order of its dims.
+pub(crate) fn attach(file: &File, dataset: &str, scales: &[&str]) -> Result<()> {
+    let mut list: Vec<VarLenArray<ObjectReference1>> = Vec::with_capacity(scales.len());
+    for (dim, &name) in scales.iter().enumerate() {
+        let scale = file.dataset(name)?;
+        write_text(&scale, "CLASS", CLASS)?;
+        write_text(&scale, "NAME", name)?;
+        let back = BackReference {
+            dataset: file.reference(dataset)?,
+            dimension: dim as i32,
+        };
+        scale
+            .new_attr_builder()
+            .with_data(&[back])
+            .create("REFERENCE_LIST")?;
+        list.push(VarLenArray::from_slice(&[file.reference(name)?]));
+    }
+    let dataset = file.dataset(dataset)?;
+    dataset
+        .new_attr_builder()
+        .with_data(&list)
+        .create("DIMENSION_LIST")?;
+    Ok(())
+}
+
+/// Writes an attribute that says what a dataset's values are, for people and for xarray.
+pub(crate) fn describe(dataset: &Dataset, attribute: &str, text: &str) -> Result<()> {
+    let text: VarLenUnicode = text
+        .parse()
+        .map_err(|_| Error::from("a text with a zero"))?;
+    dataset
+        .new_attr::<VarLenUnicode>()
+        .create(attribute)?
+        .write_scalar(&text)
+}
+
+/// Writes an ASCII attribute of [`TEXT`] bytes that ends in a zero.
+fn write_text(dataset: &Dataset, attribute: &str, text: &str) -> Result<()> {
+    let value = FixedAscii::<TEXT>::from_ascii(text.as_bytes())
+        .map_err(|e| Error::from(format!("{text}: {e}")))?;
+    let datatype = Datatype::from_type::<FixedAscii<TEXT>>()?;
+    // SAFETY: the id is that of a datatype of our own, alive until the end of this function; the lock of the bindings
+    // is held, as HDF5 is not thread-safe.
+    let status =
+        hdf5_metno::sync::sync(|| unsafe { H5Tset_strpad(datatype.id(), H5T_STR_NULLTERM) });
+    if status < 0 {
+        return Err(Error::from("H5Tset_strpad failed"));
+    }
+    let builder = dataset.new_attr_builder().empty_as(&datatype);
+    builder.shape(()).create(attribute)?.write_scalar(&value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    unsafe extern "C" {
+        fn H5Tget_strpad(datatype: i64) -> c_int;
+    }
+
+    #[test]
+    fn the_class_ends_in_a_zero_and_fills_its_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = File::create(folder.path().join("scales.h5")).unwrap();
+        file.new_dataset::<f32>().shape(3).create("field").unwrap();
+        file.new_dataset::<f32>().shape(3).create("lat").unwrap();
+        attach(&file, "field", &["lat"]).unwrap();
+        let class = file.dataset("lat").unwrap().attr("CLASS").unwrap();
+        let datatype = class.dtype().unwrap();
+        // SAFETY: the id is that of a living datatype, and the lock of the bindings is held.
+        let padding = hdf5_metno::sync::sync(|| unsafe { H5Tget_strpad(datatype.id()) });
+        // HDF5 takes a scale for none where either differs; 0 is its H5T_STR_NULLTERM.
+        assert_eq!((padding, datatype.size()), (0, 16));
+    }
+}

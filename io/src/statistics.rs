@@ -1,0 +1,292 @@
+//! Normalisation statistics: per channel, over time and, weighted by area, over the grid.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+
+use ndarray::{Array4, s};
+
+use crate::moments::Moments;
+use crate::staged::Staged;
+use crate::{Error, FieldFile, Metadata, Progress, Result};
+
+/// Means and standard deviations of every channel, and of its increments from one time to another.
+///
+/// # Example
+/// ```
+/// # use halocline_io::{FieldFile, FieldWriter, Grid, WriterConfig};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("2018.h5");
+/// # let grid = Grid::cell_centred(4, 8)?;
+/// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
+/// # for step in 0..3 {
+/// #     let field = ndarray::Array3::from_elem((1, 4, 8), 280.0 + step as f32);
+/// #     writer.append(f64::from(step) * 21600.0, field.view())?;
+/// # }
+/// # writer.finish()?;
+/// use halocline_io::Statistics;
+///
+/// let files = [FieldFile::open(&path)?]; // uniform fields of 280, 281 and 282 K
+/// let statistics = Statistics::compute(&files, 1)?;
+/// assert_eq!(statistics.means(), [281.0]);
+/// assert_eq!(statistics.increment_means(), [1.0]);
+/// statistics.save(folder.path())?;
+/// assert_eq!(Statistics::load(folder.path())?.means(), [281.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Statistics {
+    metadata: Metadata,
+    values: [Vec<f64>; 4],
+}
+
+/// Makani's names of the files of [`Statistics`].
+const NAMES: [&str; 4] = [
+    "global_means.npy",
+    "global_stds.npy",
+    "time_diff_means.npy",
+    "time_diff_stds.npy",
+];
+
+impl Statistics {
+    /// The statistics of all files together, with increments over `lead` time steps.
+    ///
+    /// # Errors
+    /// Those of [`StatisticsBuilder::add`] and [`StatisticsBuilder::finish`].
+    pub fn compute(files: &[FieldFile], lead: usize) -> Result<Self> {
+        let mut builder = StatisticsBuilder::new(lead)?;
+        for file in files {
+            builder.add(file, &Progress::hidden())?;
+        }
+        builder.finish()
+    }
+
+    /// Channels, grid and time step of the files.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The mean of every channel, in its units.
+    pub fn means(&self) -> &[f64] {
+        &self.values[0]
+    }
+
+    /// The standard deviation of every channel, in its units.
+    pub fn stds(&self) -> &[f64] {
+        &self.values[1]
+    }
+
+    /// The mean of the increment of every channel.
+    pub fn increment_means(&self) -> &[f64] {
+        &self.values[2]
+    }
+
+    /// The standard deviation of the increment of every channel, by which residual predictions are scaled.
+    pub fn increment_stds(&self) -> &[f64] {
+        &self.values[3]
+    }
+
+    /// Reads what [`save`](Self::save), or Makani, has written to a folder.
+    ///
+    /// # Errors
+    /// A file that is not there, is not `.npy` of f32, or has not the shape [1, channels, 1, 1].
+    pub fn load(folder: impl AsRef<Path>) -> Result<Self> {
+        let folder = folder.as_ref();
+        let metadata = Metadata::load(folder)?;
+        let expected = [1, metadata.channels().len(), 1, 1];
+        let read = |name: &'static str| {
+            let path = folder.join(name);
+            let values: Array4<f32> = ndarray_npy::read_npy(&path)
+                .map_err(|e| Error::io(&path, std::io::Error::other(e)))?;
+            if values.shape() != expected {
+                return Err(Error::Shape {
+                    path,
+                    dataset: name,
+                    found: format!("{:?}", values.shape()),
+                    expected: format!("{expected:?} for the channels of data.json"),
+                });
+            }
+            Ok(values.iter().copied().map(f64::from).collect::<Vec<f64>>())
+        };
+        let mut values: [Vec<f64>; 4] = Default::default();
+        for (values, name) in values.iter_mut().zip(NAMES) {
+            *values = read(name)?;
+        }
+        Ok(Self { metadata, values })
+    }
+
+    /// Writes `global_means.npy`, `global_stds.npy`, `time_diff_means.npy`, `time_diff_stds.npy` and `data.json`.
+    ///
+    /// # Shapes
+    /// Every array is f32 [1, channels, 1, 1].
+    ///
+    /// # Errors
+    /// A folder that cannot be written; nothing partial is left then.
+    pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
+        let folder = folder.as_ref();
+        let mut staged = vec![self.metadata.stage(folder)?];
+        for (name, values) in NAMES.into_iter().zip(&self.values) {
+            let array = Array4::from_shape_fn((1, values.len(), 1, 1), |at| values[at.1] as f32);
+            let file = Staged::new(&folder.join(name))?;
+            ndarray_npy::write_npy(file.path(), &array)
+                .map_err(|e| Error::io(file.target(), std::io::Error::other(e)))?;
+            staged.push(file);
+        }
+        staged.into_iter().try_for_each(Staged::commit)
+    }
+}
+
+/// Collects [`Statistics`] file by file; parts of the files may be collected on different ranks and merged.
+#[derive(Clone, Debug)]
+pub struct StatisticsBuilder {
+    lead: usize,
+    reference: Option<(Metadata, PathBuf)>,
+    fields: Vec<Moments>,
+    increments: Vec<Moments>,
+}
+
+impl StatisticsBuilder {
+    /// Nothing collected yet; increments will be over `lead` time steps.
+    ///
+    /// # Errors
+    /// A lead of zero.
+    pub fn new(lead: usize) -> Result<Self> {
+        if lead == 0 {
+            return Err(Error::argument("lead", lead, "at least 1 time step"));
+        }
+        Ok(Self {
+            lead,
+            reference: None,
+            fields: Vec::new(),
+            increments: Vec::new(),
+        })
+    }
+
+    /// Collects a file. Increments are within it, not from it to the next. Progress advances once per time.
+    ///
+    /// # Errors
+    /// A file of other channels, grid or time step than the first, and one that cannot be read. Missing values are an
+    /// error or left out, as the [file](FieldFile::with_missing) says.
+    pub fn add(&mut self, file: &FieldFile, progress: &Progress) -> Result<()> {
+        match &self.reference {
+            Some((metadata, path)) => metadata.check(file, path)?,
+            None => {
+                self.reference = Some((Metadata::of(file)?, file.path().into()));
+                self.fields = vec![Moments::default(); file.channels().len()];
+                self.increments = self.fields.clone();
+            }
+        }
+        let weights = file.grid().latitude_weights();
+        let [times, channels, rows, columns] = file.shape();
+        let mut earlier: VecDeque<Array4<f32>> = VecDeque::with_capacity(self.lead);
+        for time in 0..times {
+            // [1, channel, lat, lon]
+            let field = file.read([time..time + 1, 0..channels, 0..rows, 0..columns])?;
+            collect(&mut self.fields, &field, None, &weights);
+            if earlier.len() == self.lead {
+                collect(
+                    &mut self.increments,
+                    &field,
+                    earlier.pop_front().as_ref(),
+                    &weights,
+                );
+            }
+            earlier.push_back(field);
+            progress.advance();
+        }
+        Ok(())
+    }
+
+    /// What both have collected.
+    ///
+    /// # Errors
+    /// Another lead, or files that do not go together.
+    pub fn merge(mut self, other: Self) -> Result<Self> {
+        if self.lead != other.lead {
+            let expected = format!("{}, as in the other part", self.lead);
+            return Err(Error::argument("lead", other.lead, expected));
+        }
+        let (Some((own, path)), Some((others, other_path))) = (&self.reference, &other.reference)
+        else {
+            return Ok(if self.reference.is_some() {
+                self
+            } else {
+                other
+            });
+        };
+        if own != others {
+            return Err(Error::Differs {
+                path: other_path.clone(),
+                what: "channels, grid or time step",
+                found: format!("{others:?}"),
+                expected: format!("{own:?}"),
+                reference: path.clone(),
+            });
+        }
+        for (own, other) in [
+            (&mut self.fields, other.fields),
+            (&mut self.increments, other.increments),
+        ] {
+            own.iter_mut()
+                .zip(other)
+                .for_each(|(own, other)| *own = own.merge(other));
+        }
+        Ok(self)
+    }
+
+    /// The statistics of what has been collected.
+    ///
+    /// # Errors
+    /// No file; a channel without values, or with infinite ones; no file longer than the lead.
+    pub fn finish(self) -> Result<Statistics> {
+        let Some((metadata, path)) = self.reference else {
+            return Err(Error::argument("files", 0, "at least one field file"));
+        };
+        let mut values: [Vec<f64>; 4] = Default::default();
+        for (index, name) in metadata.channels().iter().enumerate() {
+            for (kind, moments) in [&self.fields, &self.increments].into_iter().enumerate() {
+                let found = moments[index].mean_and_std();
+                let Some((mean, std)) = found.filter(|(_, std)| std.is_finite()) else {
+                    let what = ["values", "increments"][kind];
+                    let found = found.map_or(format!("no {what}"), |_| format!("infinite {what}"));
+                    return Err(Error::Shape {
+                        path,
+                        dataset: crate::field_file::FIELDS,
+                        found: format!("{found} of channel {name}"),
+                        expected: format!(
+                            "finite ones, and files longer than the lead of {}",
+                            self.lead
+                        ),
+                    });
+                };
+                values[2 * kind].push(mean);
+                values[2 * kind + 1].push(std);
+            }
+        }
+        Ok(Statistics { metadata, values })
+    }
+}
+
+/// Adds a field [1, channel, lat, lon], or its difference from an earlier one, to the moments of its channels.
+fn collect(
+    moments: &mut [Moments],
+    field: &Array4<f32>,
+    earlier: Option<&Array4<f32>>,
+    weights: &[f64],
+) {
+    for (channel, moments) in moments.iter_mut().enumerate() {
+        for (row, &weight) in weights.iter().enumerate() {
+            let now = field.slice(s![0, channel, row, ..]);
+            let of_row = match earlier {
+                None => Moments::of(now.iter().map(|&value| f64::from(value)), weight),
+                Some(earlier) => {
+                    let before = earlier.slice(s![0, channel, row, ..]);
+                    let pairs = now.iter().zip(before.iter());
+                    let increments =
+                        pairs.map(|(&now, &before)| f64::from(now) - f64::from(before));
+                    Moments::of(increments, weight)
+                }
+            };
+            *moments = moments.merge(of_row);
+        }
+    }
+}

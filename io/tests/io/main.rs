@@ -1,0 +1,62 @@
+//! Files, statistics, datasets and loaders, as a program uses them.
+
+mod dataset;
+mod field_file;
+mod field_writer;
+mod loader;
+mod statistics;
+
+use std::path::{Path, PathBuf};
+
+use halocline_io::{FieldWriter, Grid, WriterConfig};
+use ndarray::{Array3, Array4};
+
+/// Seconds between the fields of the files.
+const STEP: f64 = 21600.0;
+
+/// Values from which the index can be told.
+fn numbered(shape: [usize; 4], first: f32) -> Array4<f32> {
+    Array4::from_shape_fn(shape, |(t, c, i, j)| {
+        first + (t * 1000 + c * 100 + i * 10 + j) as f32
+    })
+}
+
+fn names(channels: usize) -> Vec<String> {
+    (0..channels).map(|channel| format!("z{channel}")).collect()
+}
+
+fn grid(rows: usize, columns: usize) -> Grid {
+    Grid::with_poles(rows, columns).unwrap()
+}
+
+/// Writes [time, channel, lat, lon].
+fn write(path: &Path, fields: &Array4<f32>, config: &WriterConfig) {
+    let (_, channels, rows, columns) = fields.dim();
+    let mut writer =
+        FieldWriter::create(path, &grid(rows, columns), &names(channels), config).unwrap();
+    for (index, field) in fields.outer_iter().enumerate() {
+        writer.append(index as f64 * STEP, field).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+/// A folder with one file of numbered values.
+fn numbered_file(shape: [usize; 4]) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("2018.h5");
+    write(&path, &numbered(shape, 0.0), &WriterConfig::new());
+    (folder, path)
+}
+
+/// The names of the files in a folder, hidden ones too.
+fn listing(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
+}
+
+/// A field of zeros to write where the values do not matter.
+fn zeros(shape: [usize; 3]) -> Array3<f32> {
+    Array3::zeros(shape)
+}
