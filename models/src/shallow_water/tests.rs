@@ -29,6 +29,21 @@ fn error_of(case: Case, rows: usize, days: f64) -> f64 {
     })
 }
 
+/// The largest depth error of a steady case in five days; it swings on the way to the scheme's own balance.
+fn largest_error(case: Case, rows: usize) -> f64 {
+    alone(|world| {
+        let model = model(&world, rows, case.config())?;
+        let start = model.initial(case)?;
+        let mut state = start.clone();
+        let mut largest: f64 = 0.0;
+        for _ in 0..10 {
+            state = model.run(state, 0.5 * DAY)?;
+            largest = largest.max(model.depth_error(&state, &start)?[0]);
+        }
+        Ok(largest)
+    })
+}
+
 /// The relative change of a sum.
 fn change(end: Vec<f64>, start: Vec<f64>) -> f64 {
     let changes = end.iter().zip(&start).map(|(end, start)| (end / start - 1.0).abs());
@@ -44,12 +59,12 @@ fn values(state: &ShardTensor<4>) -> Vec<f64> {
 fn williamson_2_converges_at_second_order() {
     // Also across the poles, which the flow passes at the second and third angle.
     for angle in [0.0, FRAC_PI_4, FRAC_PI_2 - 0.05] {
-        let errors = [16, 32, 64].map(|rows| error_of(Case::SteadyFlow(angle), rows, 1.0));
+        let errors = [16, 32, 64].map(|rows| largest_error(Case::SteadyFlow(angle), rows));
         for pair in errors.windows(2) {
             let order = (pair[0] / pair[1]).log2();
             assert!(order >= 1.8, "order {order} at angle {angle}, errors {errors:?}");
         }
-        assert!(errors[2] < 4e-4, "{errors:?}");
+        assert!(errors[2] < 2e-3, "{errors:?}");
     }
 }
 
