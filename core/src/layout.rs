@@ -376,6 +376,10 @@ impl fmt::Debug for Layout {
 mod tests {
     use super::*;
 
+    fn cells_of(range: Range<usize>) -> IndexBox {
+        IndexBox::new(Vec::from([range]))
+    }
+
     fn mesh(axes: &[(&str, usize)]) -> Arc<MeshShape> {
         let size = axes.iter().map(|(_, size)| size).product();
         Arc::new(MeshShape::new(axes, (0..size).collect()).unwrap())
@@ -400,10 +404,10 @@ mod tests {
     fn owners_are_found_without_travelling_along_replicated_axes() {
         let mesh = mesh(&[("data", 2), ("lat", 2)]);
         let layout = Layout::new(&mesh, &[9], &[Replicate, Shard(0)]).unwrap();
-        let cells = IndexBox::new(vec![3..7]);
+        let cells = cells_of(3..7);
         let owners = layout.owners(&cells, 2); // data 1, lat 0
-        assert_eq!(owners[0], (2, IndexBox::new(vec![3..5])));
-        assert_eq!(owners[1], (3, IndexBox::new(vec![5..7])));
+        assert_eq!(owners[0], (2, cells_of(3..5)));
+        assert_eq!(owners[1], (3, cells_of(5..7)));
     }
 
     #[test]

@@ -133,6 +133,7 @@ pub fn check_op<const D: usize, const E: usize>(
                 let parameters = random_all(parameters, "parameter");
                 let y = operator.apply(inputs.clone(), parameters.clone()).resolve();
                 let cotangent = random(y.dims(), "cotangent", 0).inner();
+                let cotangent = ShardTensor::distribute_to(cotangent, &mesh, y.layout())?;
                 let loss = (y.clone() * cotangent).sum();
                 let gradients = loss.backward();
                 let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];

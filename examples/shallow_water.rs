@@ -1,0 +1,173 @@
+//! The shallow-water equations on the rotating sphere, with latitude sharded over ranks.
+//!
+//! `cargo run --release --example shallow_water -- perturbed-jet --nlat 128 --ranks 2`
+//!
+//! Runs a standard test, prints what should be conserved, and checks what is known: mass always, the return of
+//! Williamson's case 1, the order of convergence of his case 2.
+
+use std::path::PathBuf;
+
+use burn::tensor::{DType, Tensor};
+use clap::{Parser, ValueEnum};
+use halocline_core::{Error, Launcher, Result, Shard, ShardTensor, World};
+use halocline_models::shallow_water::{Case, Config, DAY, Dynamics, Grid, ShallowWater};
+
+#[derive(Parser)]
+#[command(about = "Solves the shallow-water equations on the rotating sphere")]
+struct Args {
+    /// The standard test.
+    #[arg(value_enum, default_value = "steady-flow")]
+    case: CaseName,
+    /// Latitudes; there are twice as many longitudes.
+    #[arg(long, default_value_t = 32)]
+    nlat: usize,
+    /// Ranks, over which latitude is sharded.
+    #[arg(long, default_value_t = 1)]
+    ranks: usize,
+    /// Simulated days; the default depends on the case.
+    #[arg(long)]
+    days: Option<u32>,
+    /// The angle between flow and equator in cosine-bell and steady-flow, in degrees.
+    #[arg(long, default_value_t = 0.0)]
+    angle: f64,
+    /// A file for the fields of every day.
+    #[arg(long)]
+    output: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum CaseName {
+    /// Williamson 1: a bell goes once around the sphere.
+    CosineBell,
+    /// Williamson 2: a steady flow.
+    SteadyFlow,
+    /// Williamson 5: a flow over a mountain.
+    Mountain,
+    /// Williamson 6: a wave of wavenumber 4.
+    RossbyHaurwitz,
+    /// Galewsky et al.: a steady jet.
+    SteadyJet,
+    /// Galewsky et al.: the jet rolls up.
+    PerturbedJet,
+}
+
+impl Args {
+    fn case(&self) -> Case {
+        let angle = self.angle.to_radians();
+        match self.case {
+            CaseName::CosineBell => Case::CosineBell(angle),
+            CaseName::SteadyFlow => Case::SteadyFlow(angle),
+            CaseName::Mountain => Case::Mountain,
+            CaseName::RossbyHaurwitz => Case::RossbyHaurwitz,
+            CaseName::SteadyJet => Case::SteadyJet,
+            CaseName::PerturbedJet => Case::PerturbedJet,
+        }
+    }
+
+    fn days(&self) -> u32 {
+        self.days.unwrap_or(match self.case {
+            CaseName::CosineBell => 12,
+            CaseName::SteadyFlow => 5,
+            CaseName::Mountain => 15,
+            CaseName::RossbyHaurwitz => 14,
+            CaseName::SteadyJet => 5,
+            CaseName::PerturbedJet => 6,
+        })
+    }
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    Launcher::from_env().ranks(args.ranks).run(|world| {
+        let mut frames = Vec::new();
+        let errors = integrate(&world, &args, args.nlat, &mut |_, frame| frames.push(frame))?;
+        if let (Some(path), true) = (&args.output, world.is_root()) {
+            println!("{} frames of {:?} for {}", frames.len(), frames[0].dims(), path.display());
+        }
+
+        match args.case {
+            // Dispersion of the bell's shorter waves, which falls with the square of the cell's size or faster.
+            CaseName::CosineBell if args.days() == 12 => {
+                let error = errors[12];
+                let bound = 0.75 * (32.0 / args.nlat as f64).powi(2);
+                check(error < bound, || format!("the bell returned with an error of {error}"))
+            }
+            // The largest error of any day: on its way to its own balance the flow swings.
+            CaseName::SteadyFlow if args.days() > 0 => {
+                let coarse = integrate(&world, &args, args.nlat / 2, &mut |_, _| {})?;
+                let order = (largest(&coarse) / largest(&errors)).log2();
+                if world.is_root() {
+                    println!("order of convergence from {} to {} rows: {order:.3}", args.nlat / 2, args.nlat);
+                }
+                check(order >= 1.8, || format!("order of convergence {order}; expected 2"))
+            }
+            _ => Ok(()),
+        }
+    })
+}
+
+/// Runs the case on a grid of `nlat` rows, hands rank 0 the fields of every day, and returns each day's error of depth
+/// against the initial state.
+fn integrate(
+    world: &World,
+    args: &Args,
+    nlat: usize,
+    output: &mut dyn FnMut(f64, Tensor<4>),
+) -> Result<Vec<f64>> {
+    // Physics: the planet, what it is covered with, and what moves.
+    let case = args.case();
+    let config = Config { dtype: DType::F64, ..case.config() };
+
+    // Numerics: a grid, and who holds what of it.
+    let mesh = world.mesh([("lat", world.size())])?;
+    let model = ShallowWater::new(Grid::new(nlat, 2 * nlat)?, &mesh, &[Shard(2)], config)?;
+
+    // Fields: every rank samples its own cells.
+    let start = model.initial(case)?; // [1, 3, nlat, 2 nlat]
+    let sums = |state: &ShardTensor<4>| -> Result<Vec<f64>> {
+        let mut sums = model.mass(state)?;
+        if config.dynamics == Dynamics::ShallowWater {
+            sums.extend(model.energy(state)?);
+            sums.extend(model.potential_enstrophy(state)?);
+        }
+        Ok(sums)
+    };
+    let first = sums(&start)?;
+
+    if world.is_root() {
+        println!("{case:?} on {nlat} × {} cells, {} ranks", 2 * nlat, world.size());
+        let names = ["error", "mass", "energy", "enstrophy"];
+        let names: String = names[..1 + first.len()].iter().map(|name| format!("{name:>12}")).collect();
+        println!(" day{names}");
+    }
+    let mut state = start.clone();
+    let mut errors = Vec::new();
+    for day in 0..=args.days() {
+        if day > 0 {
+            state = model.run(state, DAY)?;
+        }
+        errors.extend(model.depth_error(&state, &start)?);
+        let now = sums(&state)?;
+        let changes: Vec<f64> = now.iter().zip(&first).map(|(now, first)| now / first - 1.0).collect();
+        if world.is_root() {
+            let row = errors.last().into_iter().chain(&changes);
+            let row: String = row.map(|value| format!("{value:>12.2e}")).collect();
+            println!("{day:>4}{row}");
+        }
+        if args.output.is_some()
+            && let Some(frame) = model.at_centres(&state)?.gather_tensor(0)?
+        {
+            output(f64::from(day) * DAY, frame);
+        }
+        check(changes[0].abs() < 1e-13, || format!("mass changed by {:e}", changes[0]))?;
+    }
+    Ok(errors)
+}
+
+fn largest(values: &[f64]) -> f64 {
+    values.iter().copied().fold(0.0, f64::max)
+}
+
+fn check(holds: bool, message: impl FnOnce() -> String) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::other(message())) }
+}

@@ -1,0 +1,116 @@
+//! A neural surrogate of a rotating ocean, from simulation to forecast, sharded over ranks.
+//!
+//! - `weather simulate` runs the shallow-water equations from random initial states and writes field files;
+//! - `weather train` trains a convolutional surrogate on them, from data on rank 0, and can resume;
+//! - `weather forecast` rolls it out on states that it has not seen, and compares with persistence and climatology;
+//! - `weather demo` does all three.
+//!
+//! Ranks are threads (`--ranks N`) or, with the feature `mpi`, the processes that `mpirun` started.
+
+mod forecast;
+mod plots;
+mod simulate;
+mod train;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use halocline::prelude::*;
+
+/// Variables of a state, as they are called in files.
+const VARIABLES: [&str; 3] = ["depth", "eastward_wind", "northward_wind"];
+
+#[derive(Parser)]
+#[command(about = "A neural surrogate of a rotating ocean")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Simulate trajectories to train and to test on.
+    Simulate(simulate::Options),
+    /// Train the surrogate.
+    Train(train::Options),
+    /// Forecast, and compare.
+    Forecast(forecast::Options),
+    /// Simulate, train and forecast.
+    Demo {
+        #[command(flatten)]
+        simulate: simulate::Options,
+        #[command(flatten)]
+        train: train::Options,
+        #[command(flatten)]
+        forecast: forecast::Options,
+    },
+}
+
+/// What all commands share.
+#[derive(Args, Clone)]
+struct Common {
+    /// Ranks, where no MPI job gives them.
+    #[arg(long, global = true, default_value_t = 1)]
+    ranks: usize,
+    /// The folder of all files.
+    #[arg(long, global = true, default_value = "forecast")]
+    folder: PathBuf,
+    /// The seed of initial states, parameters and the order of samples.
+    #[arg(long, global = true, default_value_t = 1)]
+    seed: u64,
+}
+
+impl Common {
+    fn train_files(&self) -> Result<Vec<PathBuf>> {
+        self.files("train_")
+    }
+
+    fn test_files(&self) -> Result<Vec<PathBuf>> {
+        self.files("test_")
+    }
+
+    /// The field files of a kind, in order.
+    fn files(&self, prefix: &str) -> Result<Vec<PathBuf>> {
+        let folder = self.folder.join("data");
+        let missing = |e: std::io::Error| {
+            Error::other(format!("{}: {e}; run `weather simulate` first", folder.display()))
+        };
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(&folder).map_err(missing)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with(prefix) && name.ends_with(".h5") {
+                files.push(path);
+            }
+        }
+        files.sort();
+        Ok(files)
+    }
+}
+
+fn main() -> Result<()> {
+    let Arguments { command, common } = Arguments::parse();
+    let launcher = Launcher::from_env().ranks(common.ranks).seed(common.seed);
+    launcher.run(|world| match &command {
+        Command::Simulate(options) => simulate::run(&world, &common, options),
+        Command::Train(options) => train::run(&world, &common, options),
+        Command::Forecast(options) => forecast::run(&world, &common, options),
+        Command::Demo { simulate, train, forecast } => {
+            simulate::run(&world, &common, simulate)?;
+            train::run(&world, &common, train)?;
+            forecast::run(&world, &common, forecast)
+        }
+    })
+}
+
+/// A mesh of latitude and longitude that is as square as the number of ranks allows.
+fn square_mesh(world: &World) -> Result<DeviceMesh> {
+    let size = world.size();
+    let lat = (1..=size).filter(|n| size.is_multiple_of(*n) && n * n <= size).max().unwrap_or(1);
+    world.mesh([("lat", lat), ("lon", size / lat)])
+}
+
+/// How fields `[batch, channels, lat, lon]` lie on [`square_mesh`].
+const PLACEMENTS: [Placement; 2] = [Shard(2), Shard(3)];

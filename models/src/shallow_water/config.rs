@@ -1,0 +1,108 @@
+use burn::tensor::DType;
+
+use super::PolarFilter;
+
+/// The planet, in SI units.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Planet {
+    /// Radius in m.
+    pub radius: f64,
+    /// Angular velocity in 1/s.
+    pub rotation: f64,
+    /// Gravity in m/s².
+    pub gravity: f64,
+    /// The angle between the axis of rotation and that of the grid, in radians.
+    pub tilt: f64,
+}
+
+impl Planet {
+    /// The earth of Williamson et al. 1992.
+    pub const EARTH: Self = Self {
+        radius: 6.371_22e6,
+        rotation: 7.292e-5,
+        gravity: 9.806_16,
+        tilt: 0.0,
+    };
+
+    /// The Coriolis parameter at a place, in 1/s.
+    pub fn coriolis(&self, latitude: f64, longitude: f64) -> f64 {
+        2.0 * self.rotation * sine_from_axis(self.tilt, latitude, longitude)
+    }
+}
+
+/// The sine of the latitude about an axis that is tilted against the grid's.
+pub(super) fn sine_from_axis(tilt: f64, latitude: f64, longitude: f64) -> f64 {
+    latitude.sin() * tilt.cos() - longitude.cos() * latitude.cos() * tilt.sin()
+}
+
+/// What changes in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dynamics {
+    /// Depth and wind, by the shallow-water equations.
+    ShallowWater,
+    /// Depth only, carried by the wind of the initial state.
+    Advection,
+}
+
+/// What the water flows over.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Topography {
+    /// The cone of Williamson's case 5: 2000 m high, 20° in radius, at 30° N 270° E.
+    Mountain,
+}
+
+impl Topography {
+    /// The height of the ground in m.
+    pub fn height(self, latitude: f64, longitude: f64) -> f64 {
+        use std::f64::consts::{PI, TAU};
+        let Self::Mountain = self;
+        let east = longitude.rem_euclid(TAU) - 1.5 * PI;
+        let north = latitude - PI / 6.0;
+        let radius = PI / 9.0;
+        let distance = east.hypot(north).min(radius);
+        2000.0 * (1.0 - distance / radius)
+    }
+}
+
+/// What a [`ShallowWater`](super::ShallowWater) solves, and how.
+///
+/// # Example
+/// ```
+/// use burn::tensor::DType;
+/// use halocline_models::shallow_water::{Case, Config, PolarFilter};
+///
+/// let config = Config {
+///     filter: PolarFilter::Off,
+///     dtype: DType::F64,
+///     ..Case::Mountain.config()
+/// };
+/// assert!(config.topography.is_some());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Config {
+    /// The planet. Default the earth.
+    pub planet: Planet,
+    /// What changes in time. Default both depth and wind.
+    pub dynamics: Dynamics,
+    /// What the water flows over. Default nothing.
+    pub topography: Option<Topography>,
+    /// The polar filter. Default poleward of 60°.
+    pub filter: PolarFilter,
+    /// A diffusion of wind in m²/s. Default none.
+    pub viscosity: f64,
+    /// The number type of states and of all arithmetic. Default f32.
+    pub dtype: DType,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            planet: Planet::EARTH,
+            dynamics: Dynamics::ShallowWater,
+            topography: None,
+            filter: PolarFilter::Poleward(60.0),
+            viscosity: 0.0,
+            dtype: DType::F32,
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Integrals over the sphere, errors, and fields derived from a state.
+
+use burn::tensor::{DType, Tensor};
+use halocline_core::{
+    Error, IndexBox, Partial, Placement, ReduceOp, Replicate, Result, Shard, ShardTensor,
+};
+
+use super::scheme::{Block, window};
+use super::{
+    Dynamics, LATITUDE, LONGITUDE, Metrics, PolarFilter, STATES, ShallowWater, device, with_halo,
+};
+
+/// The part of the fastest step that a stable step takes: the bound is for a resting mean state.
+const SAFETY: f64 = 0.8;
+/// How far the classical Runge–Kutta scheme is stable along the imaginary axis.
+const STABILITY: f64 = 2.828;
+
+impl ShallowWater {
+    /// The volume of water of every state, in m³, summed in f64.
+    ///
+    /// # Errors
+    /// A tensor that is not a state of this solver; a failure of communication.
+    pub fn mass(&self, state: &ShardTensor<4>) -> Result<Vec<f64>> {
+        self.check_state(state)?;
+        let depth = state.local().clone().inner().narrow(1, 0, 1).cast(DType::F64);
+        self.integral(state, depth * self.exact_metrics().areas.cell)
+    }
+
+    /// The energy of every state over the density of water, in m⁵/s²: kinetic, and potential above sea level.
+    ///
+    /// The scheme conserves it, but for the error in time, the polar filter and viscosity.
+    ///
+    /// # Errors
+    /// Those of [`mass`](Self::mass).
+    pub fn energy(&self, state: &ShardTensor<4>) -> Result<Vec<f64>> {
+        let (block, metrics) = self.exact(state)?;
+        let (n, m) = (block.rows, block.columns);
+        let own = |field: &Tensor<4>| window(field, 1..n + 1, 1..m + 1);
+        let square = |field: &Tensor<4>| own(field).square();
+        // ½ h̄ u² over the faces, where the block has twice the depth.
+        let east = own(&block.depth_east) * square(&block.east) * metrics.areas.east.clone();
+        let north = own(&block.depth_south) * square(&block.north) * metrics.areas.south.clone();
+        let kinetic = (east + north).mul_scalar(0.25);
+        let depth = own(&block.depth);
+        let mut level = depth.clone().mul_scalar(0.5);
+        if let Some(ground) = &metrics.ground {
+            level = level + window(ground, 0..n, 0..m);
+        }
+        let potential = depth * level.mul_scalar(self.config().planet.gravity);
+        self.integral(state, kinetic + potential * metrics.areas.cell.clone())
+    }
+
+    /// The potential enstrophy of every state, `½ ∫ (ζ + f)² / h`, in m/s², without the two pole points.
+    ///
+    /// # Errors
+    /// Those of [`mass`](Self::mass).
+    pub fn potential_enstrophy(&self, state: &ShardTensor<4>) -> Result<Vec<f64>> {
+        let (block, metrics) = self.exact(state)?;
+        let (n, m) = (block.rows, block.columns);
+        let own = |field: &Tensor<4>| window(field, 1..n + 1, 1..m + 1);
+        let absolute = block.vorticity(&metrics) + metrics.coriolis.clone();
+        let depth = own(&block.depth_corner()).mul_scalar(0.5); // twice the depth
+        self.integral(state, own(&absolute).square() / depth * metrics.areas.corner.clone())
+    }
+
+    /// The error of every state's depth against a reference, in the norm `√(∫ (h − h₀)² / ∫ h₀²)`.
+    ///
+    /// # Errors
+    /// Those of [`mass`](Self::mass).
+    pub fn depth_error(
+        &self,
+        state: &ShardTensor<4>,
+        reference: &ShardTensor<4>,
+    ) -> Result<Vec<f64>> {
+        self.check_state(reference)?;
+        self.check_state(state)?;
+        let depth = |state: &ShardTensor<4>| {
+            state.local().clone().inner().narrow(1, 0, 1).cast(DType::F64)
+        };
+        let area = self.exact_metrics().areas.cell;
+        let (found, expected) = (depth(state), depth(reference));
+        let error = (found - expected.clone()).square() * area.clone();
+        let errors = self.integral(state, error)?;
+        let norms = self.integral(state, expected.square() * area)?;
+        Ok(errors.iter().zip(norms).map(|(error, norm)| (error / norm).sqrt()).collect())
+    }
+
+    /// The longest time step that is stable for a state, in s, from its fastest wave and the narrowest cells that are
+    /// not filtered.
+    ///
+    /// # Errors
+    /// Those of [`mass`](Self::mass).
+    pub fn stable_step(&self, state: &ShardTensor<4>) -> Result<f64> {
+        self.check_state(state)?;
+        let local = state.local().clone().inner().cast(DType::F64);
+        let largest = |channel: usize| {
+            let field = local.clone().narrow(1, channel, 1);
+            if field.shape().num_elements() == 0 {
+                Tensor::zeros([1], (&device(state.mesh()), DType::F64))
+            } else {
+                field.max_abs()
+            }
+        };
+        let extremes = Tensor::cat((0..3).map(largest).collect(), 0); // [3]
+        let axes = state.placements().len();
+        let layout = state.layout().derive(vec![Partial(ReduceOp::Max); axes], vec![vec![3]]);
+        let extremes = to_vec(self.sharded(extremes, &layout).resolve())?;
+
+        let (grid, config) = (self.grid(), self.config());
+        let radius = config.planet.radius;
+        let cosine = match config.filter {
+            PolarFilter::Off => grid.cos_centre(0),
+            PolarFilter::Poleward(latitude) => {
+                latitude.to_radians().cos().max(grid.cos_centre(0))
+            }
+        };
+        let [dx, dy] = [radius * grid.dlon() * cosine, radius * grid.dlat()];
+        // The largest eigenvalues of a difference of second and of fourth order.
+        let (gravity, steepness) = match config.dynamics {
+            Dynamics::ShallowWater => ((config.planet.gravity * extremes[0]).sqrt(), 1.0),
+            Dynamics::Advection => (0.0, 1.372),
+        };
+        // The filter limits differences over one cell; wind carries by those over two, which may be twice as fast.
+        let rate = 2.0 * gravity * (1.0 / dx).hypot(1.0 / dy)
+            + 2.0 * steepness * extremes[1] / dx
+            + steepness * extremes[2] / dy
+            + 4.0 * config.viscosity * (1.0 / (dx * dx) + 1.0 / (dy * dy));
+        Ok(SAFETY * STABILITY / rate)
+    }
+
+    /// Depth, eastward and northward wind at the cell centres, `[states, 3, rows, columns]`: what is written to files
+    /// and learnt from.
+    ///
+    /// # Errors
+    /// Those of [`mass`](Self::mass).
+    pub fn at_centres(&self, state: &ShardTensor<4>) -> Result<ShardTensor<4>> {
+        self.check_state(state)?;
+        let haloed = with_halo(&state.clone().inner(), 1)?;
+        let [_, _, high, wide] = haloed.dims();
+        let (n, m) = (high - 2, wide - 2);
+        let channel = |channel: usize| haloed.clone().narrow(1, channel, 1);
+        let (east, north) = (channel(1), channel(2));
+        let east = window(&east, 1..n + 1, 0..m) + window(&east, 1..n + 1, 1..m + 1);
+        let north = window(&north, 0..n, 1..m + 1) + window(&north, 1..n + 1, 1..m + 1);
+        let depth = window(&channel(0), 1..n + 1, 1..m + 1);
+        let fields = vec![depth, east.mul_scalar(0.5), north.mul_scalar(0.5)];
+        Ok(self.sharded(Tensor::cat(fields, 1), state.layout()))
+    }
+
+    /// Relative vorticity in 1/s at the south-eastern corners of the cells, `[states, 1, rows, columns]`; zero at the
+    /// pole.
+    ///
+    /// # Errors
+    /// Those of [`mass`](Self::mass).
+    pub fn vorticity(&self, state: &ShardTensor<4>) -> Result<ShardTensor<4>> {
+        self.check_state(state)?;
+        let block = Block::new(&with_halo(&state.clone().inner(), 1)?, &self.metrics);
+        let vorticity = block.vorticity(&self.metrics);
+        let own = window(&vorticity, 1..block.rows + 1, 1..block.columns + 1);
+        let mut extents = state.layout().all_extents().to_vec();
+        extents[1] = vec![1];
+        let layout = state.layout().derive(state.placements().to_vec(), extents);
+        Ok(self.sharded(own, &layout))
+    }
+
+    /// A state with its halo, and the metrics, in f64.
+    fn exact(&self, state: &ShardTensor<4>) -> Result<(Block, Metrics)> {
+        self.check_state(state)?;
+        let haloed = with_halo(&state.clone().inner(), 1)?.cast(DType::F64);
+        let metrics = self.exact_metrics();
+        Ok((Block::new(&haloed, &metrics), metrics))
+    }
+
+    fn exact_metrics(&self) -> Metrics {
+        if self.metrics.dtype == DType::F64 {
+            return self.metrics.clone();
+        }
+        let cells = self.layout.local_box(self.mesh.position());
+        let cells = [LATITUDE, LONGITUDE].map(|dim| cells.ranges()[dim].clone());
+        let cells = IndexBox::new(cells.to_vec());
+        Metrics::new(&self.grid, &self.config, &cells, DType::F64, &device(&self.mesh))
+    }
+
+    /// The sum of `[states, 1, rows, columns]` over all cells of all ranks, for every state.
+    fn integral(&self, state: &ShardTensor<4>, integrand: Tensor<4>) -> Result<Vec<f64>> {
+        let [states, ..] = integrand.dims();
+        let local = integrand.sum_dims(&[1, 2, 3]).reshape([states]);
+        let placements = state.placements().iter().map(|placement| match placement {
+            Shard(STATES) => *placement,
+            Shard(_) => Partial(ReduceOp::Sum),
+            _ => Replicate,
+        });
+        let extents = vec![state.layout().extents(STATES).to_vec()];
+        let layout = state.layout().derive(placements.collect(), extents);
+        let sums = self.sharded(local, &layout).resolve();
+        let everywhere: Vec<Placement> = vec![Replicate; sums.placements().len()];
+        to_vec(sums.try_redistribute(&everywhere)?)
+    }
+}
+
+fn to_vec(values: ShardTensor<1>) -> Result<Vec<f64>> {
+    let data = values.local().clone().into_data();
+    data.try_to_vec().map_err(|error| Error::other(format!("{error:?}")))
+}

@@ -1,0 +1,203 @@
+//! Zonal jets in balance with the depth: the steady state of Galewsky et al., and random ones to train on.
+
+use std::f64::consts::{FRAC_PI_2, FRAC_PI_4, PI, TAU};
+use std::fmt;
+use std::sync::Arc;
+
+use halocline_core::{Distribution, IndexBox, RandomKey};
+
+use super::cases::{Bump, Flow};
+use super::Planet;
+
+/// Intervals of the quadrature from pole to pole.
+const INTERVALS: usize = 2048;
+
+/// A zonal wind, with the depth that balances it and bumps that do not.
+#[derive(Clone)]
+pub struct Jet {
+    wind: Arc<dyn Fn(f64) -> f64 + Send + Sync>,
+    planet: Planet,
+    /// Depth less its mean at the bounds of the intervals, from south to north, in m.
+    depth: Vec<f64>,
+    mean: f64,
+    bumps: Vec<Bump>,
+}
+
+impl Jet {
+    /// A zonal wind in m/s as a function of latitude, with a mean depth in m.
+    ///
+    /// The depth follows from `g ∂h/∂φ = −u (a f + u tan φ)` by quadrature. The wind must vanish at the poles.
+    pub fn new(planet: &Planet, mean: f64, wind: impl Fn(f64) -> f64 + Send + Sync + 'static) -> Self {
+        let mut jet = Self {
+            wind: Arc::new(wind),
+            planet: *planet,
+            depth: vec![0.0],
+            mean,
+            bumps: Vec::new(),
+        };
+        for interval in 0..INTERVALS {
+            let rise = jet.rise(bound(interval), bound(interval + 1));
+            jet.depth.push(jet.depth[interval] + rise);
+        }
+        let mean: f64 = (0..INTERVALS)
+            .map(|i| {
+                let share = 0.5 * (bound(i + 1).sin() - bound(i).sin());
+                share * 0.5 * (jet.depth[i] + jet.depth[i + 1])
+            })
+            .sum();
+        jet.depth.iter_mut().for_each(|depth| *depth -= mean);
+        jet
+    }
+
+    /// The jet of Galewsky et al. 2004: 80 m/s between 25.7° N and 64.3° N, in water of 10 km mean depth.
+    pub fn galewsky(planet: &Planet) -> Self {
+        let (south, north) = (PI / 7.0, FRAC_PI_2 - PI / 7.0);
+        let scale = (-4.0 / (north - south).powi(2)).exp();
+        Self::new(planet, 10_000.0, move |latitude| {
+            if latitude > south && latitude < north {
+                80.0 / scale * (1.0 / ((latitude - south) * (latitude - north))).exp()
+            } else {
+                0.0
+            }
+        })
+    }
+
+    /// This jet with the bump that makes it roll up.
+    #[must_use]
+    pub fn with_galewsky_bump(self) -> Self {
+        self.with_bump(Bump {
+            height: 120.0,
+            centre: [FRAC_PI_4, 0.0],
+            widths: [1.0 / 15.0, 1.0 / 3.0],
+        })
+    }
+
+    /// This jet with a bump in the depth.
+    #[must_use]
+    pub fn with_bump(mut self, bump: Bump) -> Self {
+        self.bumps.push(bump);
+        self
+    }
+
+    /// Random states to train on: in each hemisphere a jet of 15 to 60 m/s at 25° to 60°, water of 8 to 10 km mean
+    /// depth, and six bumps or hollows of up to 150 m.
+    ///
+    /// They depend on the key alone, hence are the same on any mesh.
+    pub fn random(key: RandomKey, states: usize, planet: &Planet) -> Vec<Self> {
+        const BUMPS: usize = 6;
+        const NUMBERS: usize = 7 + 4 * BUMPS;
+        let shape = [states, NUMBERS];
+        let unit = Distribution::Uniform { low: 0.0, high: 1.0 };
+        let numbers = key.fill(unit, &shape, &IndexBox::whole(&shape));
+        let jet = |numbers: &[f32]| {
+            let mut numbers = numbers.iter().map(|&number| f64::from(number));
+            let mut between = |low: f64, high: f64| {
+                low + (high - low) * numbers.next().expect("as many numbers as are drawn")
+            };
+            let mean = between(8_000.0, 10_000.0);
+            let streams = [1.0, -1.0].map(|hemisphere: f64| {
+                let speed = between(15.0, 60.0);
+                let latitude = hemisphere * between(25.0, 60.0).to_radians();
+                (speed, latitude, between(8.0, 15.0).to_radians())
+            });
+            let wind = move |at: f64| {
+                let stream = |(speed, latitude, width): (f64, f64, f64)| {
+                    let offset = (at - latitude) / width;
+                    speed * at.cos() / latitude.cos() * (-0.5 * offset * offset).exp()
+                };
+                streams.into_iter().map(stream).sum::<f64>()
+            };
+            (0..BUMPS).fold(Self::new(planet, mean, wind), |jet, _| {
+                let latitude = between(-60.0, 60.0).to_radians();
+                let width = between(0.1, 0.35);
+                jet.with_bump(Bump {
+                    height: between(-150.0, 150.0),
+                    centre: [latitude, between(0.0, TAU)],
+                    widths: [width, width / latitude.cos()],
+                })
+            })
+        };
+        numbers.chunks_exact(NUMBERS).map(jet).collect()
+    }
+
+    /// How much higher the water stands at `north` than at `south`, by three-point Gauss quadrature.
+    fn rise(&self, south: f64, north: f64) -> f64 {
+        let Planet { radius, gravity, .. } = self.planet;
+        let (middle, half) = (0.5 * (south + north), 0.5 * (north - south));
+        let slope = |offset: f64| {
+            let at = middle + half * offset;
+            let wind = (self.wind)(at);
+            let coriolis = 2.0 * self.planet.rotation * at.sin();
+            -wind * (radius * coriolis + wind * at.tan()) / gravity
+        };
+        let node = 0.6_f64.sqrt();
+        half * (5.0 * (slope(-node) + slope(node)) + 8.0 * slope(0.0)) / 9.0
+    }
+}
+
+/// The southern bound of an interval.
+fn bound(interval: usize) -> f64 {
+    PI * interval as f64 / INTERVALS as f64 - FRAC_PI_2
+}
+
+impl Flow for Jet {
+    fn depth(&self, latitude: f64, longitude: f64) -> f64 {
+        let interval = ((latitude + FRAC_PI_2) / PI * INTERVALS as f64) as usize;
+        let interval = interval.min(INTERVALS - 1);
+        let balanced = self.depth[interval] + self.rise(bound(interval), latitude);
+        let bumps: f64 = self.bumps.iter().map(|bump| bump.at(latitude, longitude)).sum();
+        self.mean + balanced + bumps
+    }
+
+    fn wind(&self, latitude: f64, _longitude: f64) -> [f64; 2] {
+        [(self.wind)(latitude), 0.0]
+    }
+}
+
+impl fmt::Debug for Jet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { planet, mean, bumps, .. } = self;
+        let mut out = f.debug_struct("Jet");
+        out.field("planet", planet).field("mean", mean).field("bumps", bumps).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_depth_balances_a_solid_body_wind() {
+        // Its balance is known: −(a Ω u₀ + u₀²/2) sin²φ / g.
+        let planet = Planet::EARTH;
+        let jet = Jet::new(&planet, 5000.0, |latitude| 40.0 * latitude.cos());
+        let head = 40.0 * (planet.radius * planet.rotation + 20.0) / planet.gravity;
+        for latitude in [-1.5, -0.4, 0.0, 0.7, 1.57_f64] {
+            let expected = 5000.0 + head * (1.0 / 3.0 - latitude.sin().powi(2));
+            let depth = jet.depth(latitude, 1.0);
+            assert!((depth - expected).abs() < 1e-3, "{latitude}: {depth}, expected {expected}");
+        }
+    }
+
+    #[test]
+    fn the_jet_is_80_metres_per_second_at_45_degrees() {
+        let jet = Jet::galewsky(&Planet::EARTH);
+        assert!((jet.wind(FRAC_PI_4, 0.0)[0] - 80.0).abs() < 1e-10);
+        assert_eq!(jet.wind(0.4, 0.0), [0.0, 0.0]);
+        let bump = jet.clone().with_galewsky_bump().depth(FRAC_PI_4, TAU) - jet.depth(FRAC_PI_4, 0.0);
+        assert!((bump - 120.0 * FRAC_PI_4.cos()).abs() < 1e-9, "{bump}");
+    }
+
+    #[test]
+    fn random_states_differ_and_depend_on_the_key_only() {
+        let planet = Planet::EARTH;
+        let depths = |seed| -> Vec<f64> {
+            let jets = Jet::random(RandomKey::new(seed, "states"), 3, &planet);
+            jets.iter().map(|jet| jet.depth(0.3, 2.0)).collect()
+        };
+        assert_eq!(depths(1), depths(1));
+        assert_ne!(depths(1), depths(2));
+        assert_ne!(depths(1)[0], depths(1)[1]);
+        assert!(depths(1).iter().all(|depth| (5_000.0..12_000.0).contains(depth)));
+    }
+}
