@@ -43,7 +43,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs all cases of a folder and returns how many failed.
-pub fn run(folder: &Path, op: Option<&str>, ranks: &[usize]) -> Result<usize> {
+pub(crate) fn run(folder: &Path, op: Option<&str>, ranks: &[usize]) -> Result<usize> {
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
         .map_err(|e| Error::other(format!("{}: {e}", folder.display())))?
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))

@@ -144,7 +144,7 @@ impl Truth {
     fn at(&self, step: usize) -> Array4<f32> {
         let of = |field: &Array4<f32>| field.select(Axis(0), &self.starts.iter().map(|s| s + step).collect::<Vec<_>>());
         let all: Vec<Array4<f32>> = self.fields.iter().map(of).collect();
-        let views: Vec<ArrayView4<f32>> = all.iter().map(Array4::view).collect();
+        let views: Vec<ArrayView4<f32>> = all.iter().map(|field| field.view()).collect();
         concatenate(Axis(0), &views).expect("test files have one shape")
     }
 }
