@@ -86,7 +86,7 @@ impl ShallowWater {
     }
 
     /// The longest time step that is stable for a state, in s, from its fastest wave and the narrowest cells that are
-    /// not filtered.
+    /// not filtered. The same on all ranks, which must call it together.
     ///
     /// # Errors
     /// Those of [`mass`](Self::mass).
@@ -104,7 +104,7 @@ impl ShallowWater {
         let extremes = Tensor::cat((0..3).map(largest).collect(), 0); // [3]
         let axes = state.placements().len();
         let layout = state.layout().derive(vec![Partial(ReduceOp::Max); axes], vec![vec![3]]);
-        let extremes = to_vec(self.sharded(extremes, &layout).resolve())?;
+        let extremes = to_vec(self.sharded(extremes, &layout))?;
 
         let (grid, config) = (self.grid(), self.config());
         let radius = config.planet.radius;
@@ -192,13 +192,13 @@ impl ShallowWater {
         });
         let extents = vec![state.layout().extents(STATES).to_vec()];
         let layout = state.layout().derive(placements.collect(), extents);
-        let sums = self.sharded(local, &layout).resolve();
-        let everywhere: Vec<Placement> = vec![Replicate; sums.placements().len()];
-        to_vec(sums.try_redistribute(&everywhere)?)
+        to_vec(self.sharded(local, &layout))
     }
 }
 
+/// The values of all ranks together, on every rank.
 fn to_vec(values: ShardTensor<1>) -> Result<Vec<f64>> {
-    let data = values.local().clone().into_data();
+    let everywhere: Vec<Placement> = vec![Replicate; values.placements().len()];
+    let data = values.try_redistribute(&everywhere)?.local().clone().into_data();
     data.try_to_vec().map_err(|error| Error::other(format!("{error:?}")))
 }

@@ -12,7 +12,42 @@ use super::Planet;
 /// Intervals of the quadrature from pole to pole.
 const INTERVALS: usize = 2048;
 
-/// A zonal wind, with the depth that balances it and bumps that do not.
+/// A round vortex: a hill or hollow in the depth with the wind that goes around it.
+///
+/// The depth is `height exp(−d²/width²)` with the chord `d` to the centre; the wind is geostrophic with the Coriolis
+/// parameter of the centre, which must not be the equator.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Vortex {
+    /// The fastest wind in m/s; positive around a hill.
+    pub speed: f64,
+    /// Latitude and longitude of the centre, in radians.
+    pub centre: [f64; 2],
+    /// The width in radians.
+    pub width: f64,
+}
+
+impl Vortex {
+    /// Depth in m, eastward and northward wind in m/s.
+    fn at(&self, planet: &Planet, latitude: f64, longitude: f64) -> [f64; 3] {
+        let (sin, cos) = latitude.sin_cos();
+        let (sin_centre, cos_centre) = self.centre[0].sin_cos();
+        let (sin_apart, cos_apart) = (longitude - self.centre[1]).sin_cos();
+        let square = self.width * self.width;
+        let chord = 2.0 * (1.0 - sin * sin_centre - cos * cos_centre * cos_apart);
+        // The wind is fastest, √2 exp(−½) of its scale, where the chord is width / √2.
+        let scale = self.speed / (2.0_f64.sqrt() * (-0.5_f64).exp());
+        let shape = scale * (-chord / square).exp();
+        let coriolis = planet.coriolis(self.centre[0], self.centre[1]);
+        let slope = 2.0 * coriolis.signum() * shape / self.width;
+        [
+            coriolis.abs() * planet.radius * self.width / planet.gravity * shape,
+            -slope * (cos * sin_centre - sin * cos_centre * cos_apart),
+            -slope * cos_centre * sin_apart,
+        ]
+    }
+}
+
+/// A zonal wind with the depth that balances it, and with bumps and vortices.
 #[derive(Clone)]
 pub struct Jet {
     wind: Arc<dyn Fn(f64) -> f64 + Send + Sync>,
@@ -21,6 +56,7 @@ pub struct Jet {
     depth: Vec<f64>,
     mean: f64,
     bumps: Vec<Bump>,
+    vortices: Vec<Vortex>,
 }
 
 impl Jet {
@@ -34,6 +70,7 @@ impl Jet {
             depth: vec![0.0],
             mean,
             bumps: Vec::new(),
+            vortices: Vec::new(),
         };
         for interval in 0..INTERVALS {
             let rise = jet.rise(bound(interval), bound(interval + 1));
@@ -79,13 +116,20 @@ impl Jet {
         self
     }
 
-    /// Random states to train on: in each hemisphere a jet of 15 to 60 m/s at 25° to 60°, water of 8 to 10 km mean
-    /// depth, and six bumps or hollows of up to 150 m.
+    /// This jet with a vortex.
+    #[must_use]
+    pub fn with_vortex(mut self, vortex: Vortex) -> Self {
+        self.vortices.push(vortex);
+        self
+    }
+
+    /// Random states to train on: in each hemisphere a jet of 20 to 60 m/s at 30° to 55° and five vortices of up to
+    /// 30 m/s, in water of 8 to 10 km mean depth.
     ///
     /// They depend on the key alone, hence are the same on any mesh.
     pub fn random(key: RandomKey, states: usize, planet: &Planet) -> Vec<Self> {
-        const BUMPS: usize = 6;
-        const NUMBERS: usize = 7 + 4 * BUMPS;
+        const VORTICES: usize = 5;
+        const NUMBERS: usize = 1 + 2 * (3 + 4 * VORTICES);
         let shape = [states, NUMBERS];
         let unit = Distribution::Uniform { low: 0.0, high: 1.0 };
         let numbers = key.fill(unit, &shape, &IndexBox::whole(&shape));
@@ -95,10 +139,11 @@ impl Jet {
                 low + (high - low) * numbers.next().expect("as many numbers as are drawn")
             };
             let mean = between(8_000.0, 10_000.0);
-            let streams = [1.0, -1.0].map(|hemisphere: f64| {
-                let speed = between(15.0, 60.0);
-                let latitude = hemisphere * between(25.0, 60.0).to_radians();
-                (speed, latitude, between(8.0, 15.0).to_radians())
+            let hemispheres = [1.0, -1.0];
+            let streams = hemispheres.map(|hemisphere: f64| {
+                let speed = between(20.0, 60.0);
+                let latitude = hemisphere * between(30.0, 55.0).to_radians();
+                (speed, latitude, between(6.0, 12.0).to_radians())
             });
             let wind = move |at: f64| {
                 let stream = |(speed, latitude, width): (f64, f64, f64)| {
@@ -107,13 +152,13 @@ impl Jet {
                 };
                 streams.into_iter().map(stream).sum::<f64>()
             };
-            (0..BUMPS).fold(Self::new(planet, mean, wind), |jet, _| {
-                let latitude = between(-60.0, 60.0).to_radians();
-                let width = between(0.1, 0.35);
-                jet.with_bump(Bump {
-                    height: between(-150.0, 150.0),
+            let places = hemispheres.into_iter().flat_map(|hemisphere| [hemisphere; VORTICES]);
+            places.fold(Self::new(planet, mean, wind), |jet, hemisphere| {
+                let latitude = hemisphere * between(25.0, 70.0).to_radians();
+                jet.with_vortex(Vortex {
+                    speed: between(-30.0, 30.0),
                     centre: [latitude, between(0.0, TAU)],
-                    widths: [width, width / latitude.cos()],
+                    width: between(0.12, 0.3),
                 })
             })
         };
@@ -146,19 +191,22 @@ impl Flow for Jet {
         let interval = interval.min(INTERVALS - 1);
         let balanced = self.depth[interval] + self.rise(bound(interval), latitude);
         let bumps: f64 = self.bumps.iter().map(|bump| bump.at(latitude, longitude)).sum();
-        self.mean + balanced + bumps
+        let vortices = self.vortices.iter().map(|vortex| vortex.at(&self.planet, latitude, longitude));
+        self.mean + balanced + bumps + vortices.map(|[depth, ..]| depth).sum::<f64>()
     }
 
-    fn wind(&self, latitude: f64, _longitude: f64) -> [f64; 2] {
-        [(self.wind)(latitude), 0.0]
+    fn wind(&self, latitude: f64, longitude: f64) -> [f64; 2] {
+        let vortices = self.vortices.iter().map(|vortex| vortex.at(&self.planet, latitude, longitude));
+        let zonal = [(self.wind)(latitude), 0.0];
+        vortices.fold(zonal, |[east, north], [_, u, v]| [east + u, north + v])
     }
 }
 
 impl fmt::Debug for Jet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { planet, mean, bumps, .. } = self;
         let mut out = f.debug_struct("Jet");
-        out.field("planet", planet).field("mean", mean).field("bumps", bumps).finish_non_exhaustive()
+        out.field("planet", &self.planet).field("mean", &self.mean);
+        out.field("bumps", &self.bumps).field("vortices", &self.vortices).finish_non_exhaustive()
     }
 }
 
@@ -186,6 +234,27 @@ mod tests {
         assert_eq!(jet.wind(0.4, 0.0), [0.0, 0.0]);
         let bump = jet.clone().with_galewsky_bump().depth(FRAC_PI_4, TAU) - jet.depth(FRAC_PI_4, 0.0);
         assert!((bump - 120.0 * FRAC_PI_4.cos()).abs() < 1e-9, "{bump}");
+    }
+
+    #[test]
+    fn the_wind_of_a_vortex_is_geostrophic() {
+        let planet = Planet::EARTH;
+        let (width, centre) = (0.2, [-0.8, 3.0]);
+        let vortex = Vortex { speed: 20.0, centre, width };
+        let factor = planet.gravity / planet.coriolis(centre[0], centre[1]) / planet.radius;
+        let mut fastest: f64 = 0.0;
+        for (north, east) in [(0.0, 0.14), (0.0, -0.2), (0.1, 0.1), (-0.3, 0.0), (-0.14142, 0.0)] {
+            let (latitude, longitude) = (centre[0] + north, centre[1] + east);
+            let depth = |north, east| vortex.at(&planet, latitude + north, longitude + east)[0];
+            let step = 1e-5;
+            let slope_north = (depth(step, 0.0) - depth(-step, 0.0)) / (2.0 * step);
+            let slope_east = (depth(0.0, step) - depth(0.0, -step)) / (2.0 * step * latitude.cos());
+            let [_, u, v] = vortex.at(&planet, latitude, longitude);
+            assert!((u + factor * slope_north).abs() < 1e-6, "{u}");
+            assert!((v - factor * slope_east).abs() < 1e-6, "{v}");
+            fastest = fastest.max(u.hypot(v));
+        }
+        assert!((fastest - 20.0).abs() < 0.2, "{fastest}");
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub use cases::{Bump, Case, DAY, Flow};
 pub use config::{Config, Dynamics, Planet, Topography};
 pub use filter::PolarFilter;
 pub use grid::Grid;
-pub use jets::Jet;
+pub use jets::{Jet, Vortex};
 pub use scheme::CHANNELS;
 
 use filter::Filter;
