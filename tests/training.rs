@@ -1,0 +1,167 @@
+//! Training on shards is training on one device: the same losses on every mesh, no communication but what plans say.
+
+use burn::nn::conv::{Conv1d, Conv1dConfig, Conv2dConfig};
+use burn::nn::pool::{AvgPool2dConfig, MaxPool2dConfig};
+use burn::nn::{Linear, LinearConfig, PaddingConfig1d, PaddingConfig2d};
+use burn::optim::{AdamWConfig, GradientsParams};
+use halocline::core::{CommStats, Traffic};
+use halocline::models::{SurrogateCnn, SurrogateCnnConfig, UNetConfig, weighted_mse};
+use halocline::ops::{Reduction, loss_value};
+use halocline::prelude::*;
+
+const SHAPE: [usize; 4] = [2, 3, 13, 18];
+
+fn sample<const D: usize>(name: &str, shape: [usize; D], mesh: &DeviceMesh, placements: &[Placement]) -> Result<ShardTensor<D>> {
+    let normal = Distribution::Normal { mean: 0.0, std: 1.0 };
+    ShardTensor::random(shape, normal, RandomKey::new(3, name), mesh, placements)
+}
+
+/// Trains the demo's model and returns the loss of every step, and what rank 0 sent in the last one.
+fn train(world: &World, mesh: &DeviceMesh, placements: &[Placement], steps: usize) -> Result<(Vec<f64>, CommStats)> {
+    let config = SurrogateCnnConfig::new(3).with_width(8).with_blocks(2);
+    let mut model: SurrogateCnn = world.init(|device| config.init(device))?;
+    let mut optimizer = AdamWConfig::new().init();
+    let x = sample("x", SHAPE, mesh, placements)?;
+    let target = sample("target", SHAPE, mesh, placements)?;
+    let weights = vec![1.0; SHAPE[2]];
+    let mut losses = Vec::new();
+    let mut sent = world.comm_stats();
+    for _ in 0..steps {
+        let before = world.comm_stats();
+        let loss = weighted_mse(x.clone().apply(&model), target.clone(), &weights).resolve();
+        losses.push(loss_value(&loss));
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(3e-3, model, gradients);
+        sent = world.comm_stats().since(&before);
+    }
+    world.check_replicas(&model)?;
+    Ok((losses, sent))
+}
+
+#[test]
+fn fifty_steps_have_the_same_losses_on_every_mesh() {
+    let run = |axes: &[(&str, usize)], placements: &[Placement]| {
+        let ranks = axes.iter().map(|(_, size)| size).product();
+        let losses = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh_of(axes)?;
+            Ok(train(&world, &mesh, placements, 50)?.0)
+        });
+        losses.unwrap()
+    };
+    let one = run(&[("lat", 1)], &[Shard(2)]).remove(0);
+    assert!(one[49] < 0.9 * one[0], "training must get somewhere: {one:?}");
+    let meshes: [(&[(&str, usize)], &[Placement]); 4] = [
+        (&[("lat", 2)], &[Shard(2)]),
+        (&[("lat", 2), ("lon", 2)], &[Shard(2), Shard(3)]),
+        (&[("data", 2), ("lon", 2)], &[Shard(0), Shard(3)]),
+        (&[("lat", 3)], &[Shard(2)]),
+    ];
+    for (axes, placements) in meshes {
+        for losses in run(axes, placements) {
+            for (step, (found, expected)) in losses.iter().zip(&one).enumerate() {
+                let off = (found - expected).abs() / expected;
+                assert!(off < 1e-4, "{axes:?}: step {step}: {found} and {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_training_step_gathers_nothing() {
+    let sent = Launcher::local(4).check(false).collect(|world| {
+        let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
+        Ok(train(&world, &mesh, &[Shard(2), Shard(3)], 2)?.1)
+    });
+    for sent in sent.unwrap() {
+        assert_eq!(sent.of(Traffic::Redistribute).messages, 0);
+        assert_eq!(sent.of(Traffic::Scatter).messages, 0);
+        assert_eq!(sent.of(Traffic::Control).messages, 0);
+        assert!(sent.of(Traffic::Exchange).messages > 0 && sent.of(Traffic::Reduce).messages > 0);
+    }
+}
+
+#[test]
+fn a_convolution_sends_the_halo_of_its_formula() {
+    // 3×3 on a 2×2 mesh, zero padding: a rank sends a row, a column and a corner, forward and back.
+    let [batch, channels, rows, columns] = SHAPE;
+    let sent = Launcher::local(4).check(false).collect(|world| {
+        let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
+        let config = Conv2dConfig::new([channels, 5], [3, 3]).with_padding(PaddingConfig2d::Same);
+        let conv = world.init(|device| config.init(device))?;
+        let x = sample("x", SHAPE, &mesh, &[Shard(2), Shard(3)])?.require_grad();
+        let [_, _, high, wide] = x.local_dims();
+        let before = world.comm_stats();
+        let y = x.clone().apply(&conv);
+        let forward = world.comm_stats().since(&before).of(Traffic::Exchange);
+        let plan = x.plan_of(&conv)?.expect("a halo travels");
+        let before = world.comm_stats();
+        y.mean().backward();
+        let backward = world.comm_stats().since(&before).of(Traffic::Exchange);
+        let bytes = |elements: usize| (elements * size_of::<f32>()) as u64;
+        assert_eq!(forward.bytes, bytes(plan.elements_sent()));
+        assert_eq!(backward.bytes, bytes(plan.elements_received()));
+        assert_eq!(forward.bytes, bytes(batch * channels * (high + wide + 1)));
+        assert_eq!(forward.messages, 3);
+        Ok((high, wide))
+    });
+    let total: usize = sent.unwrap().iter().map(|(high, wide)| high * wide).sum();
+    assert_eq!(total, rows * columns);
+}
+
+/// On one rank a sharded tensor gives the bits that burn gives.
+#[test]
+fn one_rank_gives_the_bits_of_one_device() {
+    Launcher::local(1)
+        .run(|world| {
+            let mesh = world.mesh([("lat", 1)])?;
+            let x = sample("x", SHAPE, &mesh, &[Shard(2)])?;
+            let plain = x.local().clone();
+            let same = |found: ShardTensor<4>, expected: Tensor<4>| {
+                found.into_parts().0.into_data().assert_eq(&expected.into_data(), true);
+            };
+            for (stride, padding) in [([1, 1], PaddingConfig2d::Same), ([2, 3], PaddingConfig2d::Explicit(1, 0, 2, 1))] {
+                let config = Conv2dConfig::new([3, 4], [3, 5]).with_stride(stride).with_padding(padding);
+                let conv = world.init(|device| config.init(device))?;
+                same(x.clone().apply(&conv), conv.forward(plain.clone()));
+            }
+            let pool = MaxPool2dConfig::new([3, 2]).with_strides([2, 2]).with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1)).init();
+            same(x.clone().apply(&pool), pool.forward(plain.clone()));
+            let pool = AvgPool2dConfig::new([2, 3]).with_strides([1, 2]).init();
+            same(x.clone().apply(&pool), pool.forward(plain.clone()));
+            let linear: Linear = world.init(|device| LinearConfig::new(18, 7).init(device))?;
+            same(x.clone().apply(&linear), linear.forward(plain.clone()));
+            same(x.clone().gelu(), burn::tensor::activation::gelu(plain.clone()));
+            same(x.clone().mean_over(&[2, 3]).resolve(), plain.clone().mean_dims(&[2, 3]));
+            same(x.clone().max_over(&[3]).resolve(), plain.clone().max_dim(3));
+            let lines = sample("lines", [2, 3, 20], &mesh, &[Shard(2)])?;
+            let config = Conv1dConfig::new(3, 2, 4).with_padding(PaddingConfig1d::Same);
+            let conv: Conv1d = world.init(|device| config.init(device))?;
+            let expected = conv.forward(lines.local().clone());
+            lines.apply(&conv).into_parts().0.into_data().assert_eq(&expected.into_data(), true);
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn a_unet_on_odd_shards_is_the_unet_on_one_device() {
+    let run = |ranks: usize| {
+        let results = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("lat", ranks)])?;
+            let model = world.init(|device| UNetConfig::new(3, 2).with_width(4).init(device))?;
+            let x = sample("x", [1, 3, 12, 8], &mesh, &[Shard(2)])?.require_grad();
+            let y = x.clone().apply(&model);
+            let loss = mse_loss(y.clone(), y.clone().detach() * 0.5, Reduction::Mean);
+            let gradient = x.grad(&loss.backward()).expect("a gradient");
+            Ok([y, gradient].map(|t| t.full_tensor(LocalGradient::Replicated).into_data()))
+        });
+        results.unwrap().remove(0)
+    };
+    let one = run(1);
+    for ranks in [2, 3, 5] {
+        for (found, expected) in run(ranks).iter().zip(&one) {
+            let off = halocline::ops::testing::difference(found, expected);
+            assert!(off < 1e-5, "{ranks} ranks: off by {off:e}");
+        }
+    }
+}
