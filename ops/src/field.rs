@@ -99,11 +99,11 @@ pub trait Field<const D: usize>:
         Self::same_rank(self.into_shard().resolve())
     }
 
-    /// This tensor with the shards of another one of the same global shape.
+    /// This tensor with the shards of another one, whose whole dims may have other sizes.
     #[must_use]
     fn align_to(self, other: &Self) -> Self {
-        let layout = other.clone().into_shard().layout().clone();
-        same(self, |x| x.try_redistribute_to(&layout))
+        let other = other.clone().into_shard();
+        same(self, |x| reshape::align(x, &other))
     }
 
     /// Convolution with weights that all ranks hold alike. See the [module](crate::conv).

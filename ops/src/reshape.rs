@@ -3,6 +3,8 @@
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{Error, Replicate, Result, Shard, ShardTensor};
 
+use crate::empty::{drop_empty, fill_empty};
+
 /// Joins tensors along a dim that is whole on every rank; all else must agree.
 ///
 /// # Adjoint
@@ -38,6 +40,24 @@ pub(crate) fn join<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Re
     Ok(ShardTensor::from_parts(Tensor::cat(locals, dim), layout, mesh))
 }
 
+/// A tensor with the shards of another one, which may differ in the size of dims that are whole there.
+///
+/// # Adjoint
+/// The way back.
+///
+/// # Errors
+/// A dim that is sharded there and of another size here, another mesh, a failure of communication.
+pub(crate) fn align<const D: usize>(x: ShardTensor<D>, other: &ShardTensor<D>) -> Result<ShardTensor<D>> {
+    if x.layout() == other.layout() {
+        return Ok(x);
+    }
+    let extents = (0..D).map(|dim| {
+        if other.layout().is_sharded(dim) { other.layout().extents(dim).to_vec() } else { vec![x.dims()[dim]] }
+    });
+    let layout = other.layout().derive(other.placements().to_vec(), extents.collect());
+    x.try_redistribute_to(&layout)
+}
+
 /// A range of a dim that is whole on every rank.
 ///
 /// # Adjoint
@@ -58,8 +78,12 @@ pub(crate) fn narrow<const D: usize>(
     let mut extents = x.layout().all_extents().to_vec();
     extents[dim] = vec![range.len()];
     let layout = x.layout().derive(x.placements().to_vec(), extents);
-    let (local, _, mesh) = x.into_parts();
-    Ok(ShardTensor::from_parts(local.narrow(dim, range.start, range.len()), layout, mesh))
+    let all: Vec<usize> = (0..D).collect();
+    let (local, from, mesh) = x.into_parts();
+    // burn cuts a slice without cells off from the graph, on that rank alone.
+    let local = fill_empty(local, &from, &all, NAME, 0.0)?.narrow(dim, range.start, range.len());
+    let local = drop_empty(local, &layout, mesh.position(), NAME)?;
+    Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
 /// A tensor that varies along one dim only, with one cell in all others and the shards that `x` has in that dim.
@@ -95,18 +119,22 @@ pub(crate) fn profile<const D: usize>(x: &ShardTensor<D>, dim: usize, values: &[
 /// # Errors
 /// A factor of zero.
 pub(crate) fn upsample_nearest<const D: usize>(x: ShardTensor<D>, factor: usize) -> Result<ShardTensor<D>> {
+    const NAME: &str = "upsample_nearest";
     if factor == 0 {
-        return Err(Error::operator("upsample_nearest", "a factor of zero"));
+        return Err(Error::operator(NAME, "a factor of zero"));
     }
     let mut extents = x.layout().all_extents().to_vec();
     for extent in extents[2..].iter_mut().flatten() {
         *extent *= factor;
     }
     let layout = x.layout().derive(x.placements().to_vec(), extents);
-    let (mut local, _, mesh) = x.into_parts();
+    let all: Vec<usize> = (0..D).collect();
+    let (local, from, mesh) = x.into_parts();
+    let mut local = fill_empty(local, &from, &all, NAME, 0.0)?;
     for dim in 2..D {
         local = repeat_cells(local, dim, factor);
     }
+    let local = drop_empty(local, &layout, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 

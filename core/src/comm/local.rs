@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
-use burn::backend::TensorMetadata;
+use burn::backend::flex::FlexTensor;
+use burn::backend::{BackendTensor, DispatchKindConversion, DispatchTensor, Flex, TensorMetadata};
 
 use super::{Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings};
 use crate::{Error, Result};
@@ -83,6 +84,11 @@ impl Hub {
             mailbox.arrived.notify_all();
         }
     }
+}
+
+/// Whether a tensor is a view of less than half of the memory that it keeps alive.
+fn is_thin(view: &FlexTensor) -> bool {
+    2 * view.shape().num_elements() * view.dtype().size() < view.bytes().len()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -187,6 +193,24 @@ impl std::fmt::Display for Payload {
 }
 
 impl Payload {
+    /// This payload with copies of thin slices: a message must not keep a whole field alive for its edge, nor stop its
+    /// sender from updating the field in place.
+    fn compacted(self) -> Self {
+        let compact = |tensor: DispatchTensor| {
+            let flex: Result<BackendTensor<Flex>, _> = DispatchTensor::try_into_backend(tensor.clone());
+            match flex {
+                Ok(BackendTensor::Float(view)) if is_thin(&view) => {
+                    DispatchTensor::from_backend(BackendTensor::<Flex>::Float(view.to_contiguous()))
+                }
+                _ => tensor,
+            }
+        };
+        match self {
+            Self::Tensors(tensors) => Self::Tensors(tensors.into_iter().map(compact).collect()),
+            bytes => bytes,
+        }
+    }
+
     /// The size of the payload in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {
@@ -216,6 +240,7 @@ impl Communicator for Local {
         } = batch;
         for (peer, payload) in sends {
             self.counters.count(operation.traffic(), payload.bytes());
+            let payload = payload.compacted();
             let message = Message {
                 operation: operation.clone(),
                 payload,

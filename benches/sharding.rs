@@ -1,0 +1,223 @@
+//! What sharding costs, each figure beside its peer in one run: `cargo bench --bench sharding`.
+//!
+//! - a training step on two ranks against one, on the same cores;
+//! - planning and rule of an operator with a warm cache;
+//! - a halo of one cell, until it lies on the receiving rank, against a copy of its bytes;
+//! - bytes of tensors alive per rank in a training step, on four ranks against one.
+
+use std::alloc::{GlobalAlloc, Layout as Block, System};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use burn::optim::{AdamWConfig, GradientsParams};
+use halocline::core::{Batch, Expected, Operation, Payload, Traffic};
+use halocline::models::{SurrogateCnn, SurrogateCnnConfig, weighted_mse};
+use halocline::prelude::*;
+
+fn main() -> Result<()> {
+    println!("{:<58}{:>12}{:>12}{:>9}", "", "Halocline", "peer", "ratio");
+    steps()?;
+    overhead()?;
+    halo()?;
+    memory()?;
+    Ok(())
+}
+
+fn row(what: &str, ours: f64, peer: f64, unit: &str) {
+    println!("{what:<58}{ours:>9.2} {unit}{peer:>9.2} {unit}{:>9.2}", ours / peer);
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
+}
+
+/// Runs `f` and returns how long it took, in seconds.
+fn timed<T>(f: impl FnOnce() -> T) -> f64 {
+    let start = Instant::now();
+    black_box(f());
+    start.elapsed().as_secs_f64()
+}
+
+/// The demo's model on a field, ready to take a training step.
+struct Trainer {
+    model: Option<SurrogateCnn>,
+    optimizer: burn::optim::ModuleOptimizer,
+    x: ShardTensor<4>,
+    weights: Vec<f64>,
+}
+
+impl Trainer {
+    fn new(world: &World, shape: [usize; 4], width: usize) -> Result<Self> {
+        let mesh = world.mesh([("lat", world.size())])?;
+        let config = SurrogateCnnConfig::new(shape[1]).with_width(width).with_blocks(2);
+        let normal = Distribution::Normal { mean: 0.0, std: 1.0 };
+        Ok(Self {
+            model: Some(world.init(|device| config.init(device))?),
+            optimizer: AdamWConfig::new().init(),
+            x: ShardTensor::random(shape, normal, RandomKey::new(1, "x"), &mesh, &[Shard(2)])?,
+            weights: vec![1.0; shape[2]],
+        })
+    }
+
+    fn step(&mut self) {
+        let model = self.model.take().expect("a step gives the model back");
+        let y = self.x.clone().apply(&model);
+        let loss = weighted_mse(y, self.x.clone(), &self.weights).resolve();
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        self.model = Some(self.optimizer.step(1e-3, model, gradients));
+    }
+}
+
+/// Steps on one rank and on two in turn, so that both see the same machine.
+fn steps() -> Result<()> {
+    const ROUNDS: usize = 7;
+    let mut seconds = [Vec::new(), Vec::new()];
+    for _ in 0..ROUNDS {
+        for (ranks, samples) in [1, 2].into_iter().zip(&mut seconds) {
+            let times = Launcher::local(ranks).check(false).collect(|world| {
+                let mut trainer = Trainer::new(&world, [2, 3, 128, 256], 16)?;
+                trainer.step();
+                world.barrier()?;
+                Ok(timed(|| {
+                    trainer.step();
+                    trainer.step();
+                    world.barrier()
+                }) / 2.0)
+            })?;
+            samples.push(times.into_iter().fold(0.0, f64::max));
+        }
+    }
+    let [one, two] = seconds.map(median);
+    row("training step, 128×256, 2 local ranks (peer: 1 rank)", two * 1e3, one * 1e3, "ms");
+    Ok(())
+}
+
+/// The cost of a sharded operator over the same call on the local tensor, where there is nothing to compute.
+fn overhead() -> Result<()> {
+    Launcher::local(1).check(false).run(|world| {
+        const CALLS: usize = 2000;
+        let mesh = world.mesh([("lat", 1), ("lon", 1)])?;
+        let device = world.device().clone().inner();
+        let x = ShardTensor::<4>::ones([1, 1, 3, 3], &mesh, &[Shard(2), Shard(3)])?.inner();
+        let weight = Tensor::<4>::ones([1, 1, 3, 3], &device);
+        let plain = x.local().clone();
+        let options = ConvOptions::<2>::default();
+        let burn_options = || burn::tensor::ops::ConvOptions::new([1, 1], [0, 0], [1, 1], 1);
+        let call = |f: &dyn Fn()| timed(|| (0..CALLS).for_each(|_| f())) / CALLS as f64 * 1e6;
+        let mut samples = [const { Vec::new() }; 4];
+        for _ in 0..15 {
+            samples[0].push(call(&|| drop(black_box(x.clone().conv(weight.clone(), None, &options)))));
+            samples[1].push(call(&|| {
+                let y = burn::tensor::module::conv2d(plain.clone(), weight.clone(), None, burn_options());
+                drop(black_box(y));
+            }));
+            samples[2].push(call(&|| drop(black_box(x.clone() + x.clone()))));
+            samples[3].push(call(&|| drop(black_box(plain.clone() + plain.clone()))));
+        }
+        let [conv, burn_conv, add, burn_add] = samples.map(median);
+        row("conv2d on 3×3 cells (peer: burn's)", conv, burn_conv, "µs");
+        row("add on 3×3 cells (peer: burn's)", add, burn_add, "µs");
+        println!("{:<58}{:>9.2} µs", "planning and rule of conv2d, warm", conv - burn_conv);
+        Ok(())
+    })
+}
+
+/// One row of `[1, 64, 512, 512]` from a neighbour into a tensor of this rank's own, against a copy of its bytes.
+fn halo() -> Result<()> {
+    const ROUNDS: usize = 400;
+    let results = Launcher::local(2).check(false).collect(|world| {
+        let mesh = world.mesh([("lat", 2)])?;
+        let field = ShardTensor::<4>::ones([1, 64, 512, 512], &mesh, &[Shard(2)])?.inner();
+        let rows = field.local_dims()[2];
+        let peer = 1 - world.rank();
+        let edge = if world.is_root() { rows - 1 } else { 0 };
+        let own = |tensor: Tensor<4>| tensor.into_data(); // a view of another's field becomes memory of one's own
+        let mut exchanged = Vec::new();
+        let mut copied = Vec::new();
+        for _ in 0..ROUNDS {
+            world.barrier()?;
+            let start = Instant::now();
+            let row = field.local().clone().narrow(2, edge, 1);
+            let batch = Batch {
+                operation: Operation::new("halo", Traffic::Exchange, None),
+                sends: vec![(peer, Payload::Tensors(vec![row.into_dispatch()]))],
+                receives: vec![(
+                    peer,
+                    Expected::Tensors {
+                        shapes: vec![vec![1, 64, 1, 512]],
+                        dtype: field.local().dtype(),
+                        device: field.device(),
+                    },
+                )],
+            };
+            let received = world.comm().start(batch)?.finish()?;
+            black_box(received); // what a thin message carries is the receiver's own memory already
+            exchanged.push(start.elapsed().as_secs_f64() * 1e6);
+            let row = field.local().clone().narrow(2, edge, 1);
+            copied.push(timed(|| own(row)) * 1e6);
+        }
+        Ok((median(exchanged), median(copied)))
+    })?;
+    let worst = |of: fn(&(f64, f64)) -> f64| results.iter().map(of).fold(0.0, f64::max);
+    let (ours, copy) = (worst(|r| r.0), worst(|r| r.1));
+    row("halo of one cell, [1, 64, 512, 512] (peer: copy)", ours, copy, "µs");
+    println!("{:<58}{:>9.2} µs", "  allowed: twice the copy and 20 µs", 2.0 * copy + 20.0);
+    Ok(())
+}
+
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts the bytes of large blocks, which are the tensors.
+struct Counting;
+
+const TENSOR: usize = 4096;
+
+// SAFETY: every call is passed on to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, block: Block) -> *mut u8 {
+        if block.size() >= TENSOR {
+            let alive = BYTES.fetch_add(block.size(), Ordering::Relaxed) + block.size();
+            PEAK.fetch_max(alive, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promises are those of this function.
+        unsafe { System.alloc(block) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, block: Block) {
+        if block.size() >= TENSOR {
+            BYTES.fetch_sub(block.size(), Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promises are those of this function.
+        unsafe { System.dealloc(pointer, block) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// The peak of tensor bytes in a training step, per rank. Ranks are threads that share an allocator, so the peak of
+/// four ranks is that of all of them together, and a fourth of it is what one holds.
+fn memory() -> Result<()> {
+    const SHAPE: [usize; 4] = [1, 3, 128, 256];
+    let peak = |ranks: usize| -> Result<f64> {
+        let peaks = Launcher::local(ranks).check(false).collect(|world| {
+            let before = BYTES.load(Ordering::Relaxed);
+            world.barrier()?;
+            let mut trainer = Trainer::new(&world, SHAPE, 16)?;
+            trainer.step();
+            world.barrier()?;
+            PEAK.store(BYTES.load(Ordering::Relaxed), Ordering::Relaxed);
+            world.barrier()?;
+            trainer.step();
+            world.barrier()?;
+            Ok((PEAK.load(Ordering::Relaxed) - before) as f64 / 1e6)
+        })?;
+        Ok(peaks.into_iter().fold(0.0, f64::max) / ranks as f64)
+    };
+    let (one, four) = (peak(1)?, peak(4)?);
+    row("peak of tensors alive per rank, 4 ranks (peer: 1 rank)", four, one, "MB");
+    Ok(())
+}
