@@ -185,6 +185,21 @@ fn vorticity_and_diffusion_of_a_turning_body_are_the_known_ones() {
     });
 }
 
+#[test]
+fn a_run_of_a_state_that_blew_up_ends_with_an_error() {
+    alone(|world| {
+        let case = Case::RossbyHaurwitz;
+        let model = model(&world, 8, case.config())?;
+        let start = model.initial(case)?;
+        for factor in [1e12, f64::NAN] {
+            let state = start.clone().map_local(|local| local.mul_scalar(factor));
+            let error = model.run(state, DAY).unwrap_err().to_string();
+            assert!(error.contains("blown up"), "{error}");
+        }
+        Ok(())
+    });
+}
+
 /// Three steps of random states on a mesh, and their diagnostics.
 fn run_on(
     axes: &[(&str, usize)],
