@@ -12,6 +12,8 @@ use super::{
 
 /// The part of the fastest step that a stable step takes: the bound is for a resting mean state.
 const SAFETY: f64 = 0.8;
+/// The highest rate of change that is taken for a flow of water, in 1/s.
+const FASTEST: f64 = 1e3;
 /// How far the classical Runge–Kutta scheme is stable along the imaginary axis.
 const STABILITY: f64 = 2.828;
 
@@ -89,19 +91,21 @@ impl ShallowWater {
     /// not filtered. The same on all ranks, which must call it together.
     ///
     /// # Errors
-    /// Those of [`mass`](Self::mass).
+    /// Those of [`mass`](Self::mass); a state that has blown up.
     pub fn stable_step(&self, state: &ShardTensor<4>) -> Result<f64> {
         self.check_state(state)?;
         let local = state.local().clone().inner().cast(DType::F64);
-        let largest = |channel: usize| {
-            let field = local.clone().narrow(1, channel, 1);
-            if field.shape().num_elements() == 0 {
-                Tensor::zeros([1], (&device(state.mesh()), DType::F64))
-            } else {
-                field.max_abs()
+        // A maximum passes over what is not a number; a sum does not.
+        let largest = |channel: usize| -> f64 {
+            let field = local.clone().narrow(1, channel, 1).abs();
+            match field.shape().num_elements() {
+                0 => 0.0,
+                _ if field.clone().sum().into_scalar::<f64>().is_finite() => field.max().into_scalar(),
+                _ => f64::INFINITY,
             }
         };
-        let extremes = Tensor::cat((0..3).map(largest).collect(), 0); // [3]
+        let extremes = [0, 1, 2].map(largest);
+        let extremes = Tensor::from_data(extremes, (&device(state.mesh()), DType::F64)); // [3]
         let axes = state.placements().len();
         let layout = state.layout().derive(vec![Partial(ReduceOp::Max); axes], vec![vec![3]]);
         let extremes = to_vec(self.sharded(extremes, &layout))?;
@@ -125,6 +129,15 @@ impl ShallowWater {
             + 2.0 * steepness * extremes[1] / dx
             + steepness * extremes[2] / dy
             + 4.0 * config.viscosity * (1.0 / (dx * dx) + 1.0 / (dy * dy));
+        // Without this bound, a run of a state that grew without limit would not end.
+        if rate.is_nan() || rate > FASTEST {
+            let [depth, east, north] = [extremes[0], extremes[1], extremes[2]];
+            let message = format!(
+                "the state has blown up: depth {depth:.3e} m, wind {east:.3e} and {north:.3e} m/s; take shorter steps \
+                 or more viscosity"
+            );
+            return Err(Error::operator("stable_step", message));
+        }
         Ok(SAFETY * STABILITY / rate)
     }
 

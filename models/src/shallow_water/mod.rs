@@ -196,7 +196,7 @@ impl ShallowWater {
     /// The state after `seconds`, in equal steps no longer than [`stable_step`](Self::stable_step) of the first state.
     ///
     /// # Errors
-    /// Those of [`step`](Self::step).
+    /// Those of [`step`](Self::step) and [`stable_step`](Self::stable_step).
     pub fn run(&self, state: ShardTensor<4>, seconds: f64) -> Result<ShardTensor<4>> {
         let steps = (seconds / self.stable_step(&state)?).ceil().max(1.0);
         (0..steps as usize).try_fold(state, |state, _| self.step(&state, seconds / steps))
