@@ -25,7 +25,10 @@ fn main() -> Result<()> {
 }
 
 fn row(what: &str, ours: f64, peer: f64, unit: &str) {
-    println!("{what:<58}{ours:>9.2} {unit}{peer:>9.2} {unit}{:>9.2}", ours / peer);
+    println!(
+        "{what:<58}{ours:>9.2} {unit}{peer:>9.2} {unit}{:>9.2}",
+        ours / peer
+    );
 }
 
 fn median(mut samples: Vec<f64>) -> f64 {
@@ -51,8 +54,13 @@ struct Trainer {
 impl Trainer {
     fn new(world: &World, shape: [usize; 4], width: usize) -> Result<Self> {
         let mesh = world.mesh([("lat", world.size())])?;
-        let config = SurrogateCnnConfig::new(shape[1]).with_width(width).with_blocks(2);
-        let normal = Distribution::Normal { mean: 0.0, std: 1.0 };
+        let config = SurrogateCnnConfig::new(shape[1])
+            .with_width(width)
+            .with_blocks(2);
+        let normal = Distribution::Normal {
+            mean: 0.0,
+            std: 1.0,
+        };
         Ok(Self {
             model: Some(world.init(|device| config.init(device))?),
             optimizer: AdamWConfig::new().init(),
@@ -90,7 +98,12 @@ fn steps() -> Result<()> {
         }
     }
     let [one, two] = seconds.map(median);
-    row("training step, 128×256, 2 local ranks (peer: 1 rank)", two * 1e3, one * 1e3, "ms");
+    row(
+        "training step, 128×256, 2 local ranks (peer: 1 rank)",
+        two * 1e3,
+        one * 1e3,
+        "ms",
+    );
     Ok(())
 }
 
@@ -108,9 +121,16 @@ fn overhead() -> Result<()> {
         let call = |f: &dyn Fn()| timed(|| (0..CALLS).for_each(|_| f())) / CALLS as f64 * 1e6;
         let mut samples = [const { Vec::new() }; 4];
         for _ in 0..15 {
-            samples[0].push(call(&|| drop(black_box(x.clone().conv(weight.clone(), None, &options)))));
+            samples[0].push(call(&|| {
+                drop(black_box(x.clone().conv(weight.clone(), None, &options)))
+            }));
             samples[1].push(call(&|| {
-                let y = burn::tensor::module::conv2d(plain.clone(), weight.clone(), None, burn_options());
+                let y = burn::tensor::module::conv2d(
+                    plain.clone(),
+                    weight.clone(),
+                    None,
+                    burn_options(),
+                );
                 drop(black_box(y));
             }));
             samples[2].push(call(&|| drop(black_box(x.clone() + x.clone()))));
@@ -119,7 +139,11 @@ fn overhead() -> Result<()> {
         let [conv, burn_conv, add, burn_add] = samples.map(median);
         row("conv2d on 3×3 cells (peer: burn's)", conv, burn_conv, "µs");
         row("add on 3×3 cells (peer: burn's)", add, burn_add, "µs");
-        println!("{:<58}{:>9.2} µs", "planning and rule of conv2d, warm", conv - burn_conv);
+        println!(
+            "{:<58}{:>9.2} µs",
+            "planning and rule of conv2d, warm",
+            conv - burn_conv
+        );
         Ok(())
     })
 }
@@ -162,8 +186,17 @@ fn halo() -> Result<()> {
     })?;
     let worst = |of: fn(&(f64, f64)) -> f64| results.iter().map(of).fold(0.0, f64::max);
     let (ours, copy) = (worst(|r| r.0), worst(|r| r.1));
-    row("halo of one cell, [1, 64, 512, 512] (peer: copy)", ours, copy, "µs");
-    println!("{:<58}{:>9.2} µs", "  allowed: twice the copy and 20 µs", 2.0 * copy + 20.0);
+    row(
+        "halo of one cell, [1, 64, 512, 512] (peer: copy)",
+        ours,
+        copy,
+        "µs",
+    );
+    println!(
+        "{:<58}{:>9.2} µs",
+        "  allowed: twice the copy and 20 µs",
+        2.0 * copy + 20.0
+    );
     Ok(())
 }
 
@@ -218,6 +251,11 @@ fn memory() -> Result<()> {
         Ok(peaks.into_iter().fold(0.0, f64::max) / ranks as f64)
     };
     let (one, four) = (peak(1)?, peak(4)?);
-    row("peak of tensors alive per rank, 4 ranks (peer: 1 rank)", four, one, "MB");
+    row(
+        "peak of tensors alive per rank, 4 ranks (peer: 1 rank)",
+        four,
+        one,
+        "MB",
+    );
     Ok(())
 }

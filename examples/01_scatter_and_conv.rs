@@ -8,14 +8,18 @@ use burn::nn::conv::Conv2dConfig;
 use halocline::prelude::*;
 
 fn main() -> Result<()> {
-    let ranks = std::env::args().nth(1).map_or(2, |ranks| ranks.parse().expect("a number of ranks"));
+    let ranks = std::env::args()
+        .nth(1)
+        .map_or(2, |ranks| ranks.parse().expect("a number of ranks"));
     Launcher::from_env().ranks(ranks).run(|world| {
         let mesh = world.mesh([("lat", world.size())])?;
         let config = Conv2dConfig::new([3, 16], [3, 3]).with_padding(PaddingConfig2d::Same);
         let conv = world.init(|device| config.init(device))?; // equal on all ranks
 
         // Rank 0 holds the sample; every rank receives its shard and nothing else.
-        let sample = world.is_root().then(|| Tensor::<4>::ones([1, 3, 45, 90], world.device()));
+        let sample = world
+            .is_root()
+            .then(|| Tensor::<4>::ones([1, 3, 45, 90], world.device()));
         let x = scatter_tensor(sample, 0, &mesh, &[Shard(2)])?; // [batch, channels, lat, lon]
         if let Some(plan) = x.plan_of(&conv)? {
             println!("rank {}: {plan}", world.rank());
@@ -28,7 +32,12 @@ fn main() -> Result<()> {
 
         let bias = conv.bias.as_ref().expect("the layer has a bias").val();
         let weight = conv.weight.val();
-        check_against_one_device(&world, &conv, &weight.grad(&gradients), &bias.grad(&gradients));
+        check_against_one_device(
+            &world,
+            &conv,
+            &weight.grad(&gradients),
+            &bias.grad(&gradients),
+        );
         Ok(())
     })
 }
@@ -48,9 +57,21 @@ fn check_against_one_device(
         found.assert_approx_eq(&expected, tolerance);
     };
     let expected = conv.weight.val().grad(&gradients).expect("a gradient");
-    close(weight.clone().expect("a gradient").into_data(), expected.into_data());
-    let expected = conv.bias.as_ref().expect("a bias").val().grad(&gradients).expect("a gradient");
-    close(bias.clone().expect("a gradient").into_data(), expected.into_data());
+    close(
+        weight.clone().expect("a gradient").into_data(),
+        expected.into_data(),
+    );
+    let expected = conv
+        .bias
+        .as_ref()
+        .expect("a bias")
+        .val()
+        .grad(&gradients)
+        .expect("a gradient");
+    close(
+        bias.clone().expect("a gradient").into_data(),
+        expected.into_data(),
+    );
     if world.is_root() {
         println!("gradients are those of one device");
     }

@@ -12,7 +12,9 @@ fn main() -> Result<()> {
     let wave = std::f64::consts::TAU / CELLS as f64;
     let kappa = 0.2; // κ·Δt/Δx²
 
-    let ranks = std::env::args().nth(1).map_or(2, |ranks| ranks.parse().expect("a number of ranks"));
+    let ranks = std::env::args()
+        .nth(1)
+        .map_or(2, |ranks| ranks.parse().expect("a number of ranks"));
     Launcher::from_env().ranks(ranks).run(|world| {
         let mesh = world.mesh([("lon", world.size())])?;
         let start: Vec<f32> = (0..CELLS).map(|i| (wave * i as f64).cos() as f32).collect();
@@ -38,7 +40,10 @@ fn main() -> Result<()> {
         let cells_sent = if world.size() == 1 { 0 } else { 2 };
         assert_eq!(sent.bytes as usize, STEPS * cells_sent * size_of::<f32>());
         if world.is_root() {
-            println!("error {error:.1e} after {STEPS} steps; {} bytes sent by rank 0", sent.bytes);
+            println!(
+                "error {error:.1e} after {STEPS} steps; {} bytes sent by rank 0",
+                sent.bytes
+            );
         }
         Ok(())
     })

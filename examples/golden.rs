@@ -50,10 +50,19 @@ pub(crate) fn run(folder: &Path, op: Option<&str>, ranks: &[usize]) -> Result<us
         .filter(|path| path.extension().is_some_and(|e| e == "safetensors"))
         .collect();
     files.sort();
-    let cases = files.iter().map(|file| Case::read(file)).collect::<Result<Vec<_>>>()?;
-    let cases: Vec<Case> = cases.into_iter().filter(|case| op.is_none_or(|op| case.op == op)).collect();
+    let cases = files
+        .iter()
+        .map(|file| Case::read(file))
+        .collect::<Result<Vec<_>>>()?;
+    let cases: Vec<Case> = cases
+        .into_iter()
+        .filter(|case| op.is_none_or(|op| case.op == op))
+        .collect();
     if cases.is_empty() {
-        return Err(Error::other(format!("no case in {} for {op:?}", folder.display())));
+        return Err(Error::other(format!(
+            "no case in {} for {op:?}",
+            folder.display()
+        )));
     }
 
     let report = if Launcher::from_env().is_mpi() {
@@ -64,7 +73,9 @@ pub(crate) fn run(folder: &Path, op: Option<&str>, ranks: &[usize]) -> Result<us
                     report.add(case, &sharding, case.run(&world, &sharding));
                 }
             }
-            if world.is_root() { report.print() }
+            if world.is_root() {
+                report.print()
+            }
             Ok(report)
         })?;
         reports.into_iter().next().unwrap_or_default()
@@ -72,7 +83,8 @@ pub(crate) fn run(folder: &Path, op: Option<&str>, ranks: &[usize]) -> Result<us
         let mut report = Report::default();
         for case in &cases {
             for sharding in case.shardings(ranks) {
-                let outcomes = Launcher::local(sharding.ranks()).collect(|world| case.run(&world, &sharding));
+                let outcomes =
+                    Launcher::local(sharding.ranks()).collect(|world| case.run(&world, &sharding));
                 report.add(case, &sharding, outcomes.map(|_| ()));
             }
         }
@@ -123,23 +135,49 @@ struct Case {
 
 impl Case {
     fn read(file: &Path) -> Result<Self> {
-        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let name = file
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         let bad = |what: String| Error::other(format!("{}: {what}", file.display()));
         let bytes = std::fs::read(file)?;
         let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| bad(e.to_string()))?;
         let metadata = metadata.metadata().clone().unwrap_or_default();
-        let text = |key: &str| metadata.get(key).cloned().ok_or_else(|| bad(format!("no metadata {key}")));
-        let number = |key: &str| text(key)?.parse::<f64>().map_err(|e| bad(format!("{key}: {e}")));
-        let json = |key: &str| serde_json::from_str::<Value>(&text(key)?).map_err(|e| bad(format!("{key}: {e}")));
+        let text = |key: &str| {
+            metadata
+                .get(key)
+                .cloned()
+                .ok_or_else(|| bad(format!("no metadata {key}")))
+        };
+        let number = |key: &str| {
+            text(key)?
+                .parse::<f64>()
+                .map_err(|e| bad(format!("{key}: {e}")))
+        };
+        let json = |key: &str| {
+            serde_json::from_str::<Value>(&text(key)?).map_err(|e| bad(format!("{key}: {e}")))
+        };
         let views = SafeTensors::deserialize(&bytes).map_err(|e| bad(e.to_string()))?;
         let mut tensors = HashMap::new();
         for (name, view) in views.tensors() {
-            let values: Vec<f32> = view.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+            let values: Vec<f32> = view
+                .data()
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|b| f32::from_le_bytes(*b))
+                .collect();
             // A scalar has no dims there and one cell here.
-            let shape = if view.shape().is_empty() { vec![1] } else { view.shape().to_vec() };
+            let shape = if view.shape().is_empty() {
+                vec![1]
+            } else {
+                view.shape().to_vec()
+            };
             tensors.insert(name, TensorData::new(values, shape));
         }
-        let inputs = serde_json::from_value(json("inputs")?).map_err(|e| bad(format!("inputs: {e}")))?;
+        let inputs =
+            serde_json::from_value(json("inputs")?).map_err(|e| bad(format!("inputs: {e}")))?;
         Ok(Self {
             op: text("op")?,
             attrs: json("attrs")?,
@@ -152,7 +190,9 @@ impl Case {
     }
 
     fn shape(&self, name: &str) -> Vec<usize> {
-        self.tensors.get(name).map_or(Vec::new(), |data| data.shape().to_vec())
+        self.tensors
+            .get(name)
+            .map_or(Vec::new(), |data| data.shape().to_vec())
     }
 
     fn list<const N: usize>(&self, key: &str) -> [usize; N] {
@@ -184,7 +224,9 @@ impl Case {
         };
         let most = ranks.iter().copied().max().unwrap_or(1);
         let all = shardings(&shape, &dims, most);
-        all.into_iter().filter(|sharding| ranks.contains(&sharding.ranks())).collect()
+        all.into_iter()
+            .filter(|sharding| ranks.contains(&sharding.ranks()))
+            .collect()
     }
 
     /// The sharding of one input of the operator.
@@ -249,11 +291,14 @@ impl<'a, const D: usize> Run<'a, D> {
             let layout = case.sharding_of(i, sharding).layout(&mesh, &whole.dims())?;
             let leaf = ShardTensor::distribute_to(whole, &mesh, &layout)?.require_grad();
             let input = leaf.clone();
-            leaves.push((name.clone(), Box::new(move |gradients| {
-                let gradient = input.grad(gradients)?;
-                assert_eq!(gradient.layout(), input.layout(), "layout of a gradient");
-                Some(gradient.full_tensor(LocalGradient::Replicated).into_data())
-            })));
+            leaves.push((
+                name.clone(),
+                Box::new(move |gradients| {
+                    let gradient = input.grad(gradients)?;
+                    assert_eq!(gradient.layout(), input.layout(), "layout of a gradient");
+                    Some(gradient.full_tensor(LocalGradient::Replicated).into_data())
+                }),
+            ));
             inputs.push(leaf);
         }
         Ok(Self {
@@ -270,21 +315,26 @@ impl<'a, const D: usize> Run<'a, D> {
         let leaf = Tensor::<E>::from_data(data, self.mesh.device()).require_grad();
         let parameter = leaf.clone();
         let gradient = move |gradients: &Gradients| Some(parameter.grad(gradients)?.into_data());
-        self.leaves.borrow_mut().push((name.into(), Box::new(gradient)));
+        self.leaves
+            .borrow_mut()
+            .push((name.into(), Box::new(gradient)));
         Some(leaf)
     }
 
     fn needs<const E: usize>(&self, name: &str) -> Result<Tensor<E>> {
-        self.parameter(name).ok_or_else(|| Error::other(format!("no parameter {name}")))
+        self.parameter(name)
+            .ok_or_else(|| Error::other(format!("no parameter {name}")))
     }
 
     /// Applies the operator and compares.
     fn check(&self) -> Result<()> {
         let case = self.case;
         let x = self.inputs[0].clone();
-        let dims: Vec<usize> = case.attrs["dims"]
-            .as_array()
-            .map_or(Vec::new(), |dims| dims.iter().filter_map(|d| Some(d.as_u64()? as usize)).collect());
+        let dims: Vec<usize> = case.attrs["dims"].as_array().map_or(Vec::new(), |dims| {
+            dims.iter()
+                .filter_map(|d| Some(d.as_u64()? as usize))
+                .collect()
+        });
         let reduction = match case.attrs["reduction"].as_str() {
             Some("sum") => Reduction::Sum,
             _ => Reduction::Mean,
@@ -326,7 +376,9 @@ impl<'a, const D: usize> Run<'a, D> {
             Some("replicate") => Boundary::Replicate,
             _ => Boundary::Zeros,
         };
-        self.case.list("padding").map(|width| Padding::new(width, boundary))
+        self.case
+            .list("padding")
+            .map(|width| Padding::new(width, boundary))
     }
 
     fn conv<const N: usize>(&self, x: ShardTensor<D>) -> Result<()> {
@@ -342,9 +394,21 @@ impl<'a, const D: usize> Run<'a, D> {
 
     fn pool<const N: usize>(&self) -> PoolOptions<N> {
         let case = self.case;
-        let dilation = if case.attrs["dilation"].is_null() { [1; N] } else { case.list("dilation") };
-        let rounding = if case.flag("ceil_mode") { Rounding::Ceil } else { Rounding::Floor };
-        let count = if case.flag("count_include_pad") { PaddingCount::Included } else { PaddingCount::Excluded };
+        let dilation = if case.attrs["dilation"].is_null() {
+            [1; N]
+        } else {
+            case.list("dilation")
+        };
+        let rounding = if case.flag("ceil_mode") {
+            Rounding::Ceil
+        } else {
+            Rounding::Floor
+        };
+        let count = if case.flag("count_include_pad") {
+            PaddingCount::Included
+        } else {
+            PaddingCount::Excluded
+        };
         PoolOptions::new(case.list("kernel_size"))
             .with_stride(case.list("stride"))
             .with_padding(self.padding())
@@ -357,12 +421,23 @@ impl<'a, const D: usize> Run<'a, D> {
     fn compare<const E: usize>(&self, y: ShardTensor<E>) -> Result<()> {
         let expected = &self.case.tensors["y"];
         if y.dims()[..] != expected.shape()[..] {
-            return Err(Error::other(format!("shape {:?}, expected {:?}", y.dims(), expected.shape())));
+            return Err(Error::other(format!(
+                "shape {:?}, expected {:?}",
+                y.dims(),
+                expected.shape()
+            )));
         }
         let resolved = y.resolve();
         let local = resolved.layout().local_shape(self.mesh.position());
-        assert_eq!(resolved.local_dims()[..], local[..], "a shard differs from its layout");
-        let cotangent = Tensor::<E>::from_data(self.case.tensors["gy"].clone(), &self.mesh.device().clone().inner());
+        assert_eq!(
+            resolved.local_dims()[..],
+            local[..],
+            "a shard differs from its layout"
+        );
+        let cotangent = Tensor::<E>::from_data(
+            self.case.tensors["gy"].clone(),
+            &self.mesh.device().clone().inner(),
+        );
         let cotangent = ShardTensor::distribute_to(cotangent, &self.mesh, resolved.layout())?;
         let gradients = (resolved.clone() * cotangent).sum().backward();
 
@@ -377,7 +452,11 @@ impl<'a, const D: usize> Run<'a, D> {
                 None => Some(format!("{name} has no gradient")),
             });
         }
-        match failures.into_iter().flatten().reduce(|a, b| format!("{a}; {b}")) {
+        match failures
+            .into_iter()
+            .flatten()
+            .reduce(|a, b| format!("{a}; {b}"))
+        {
             Some(failures) => Err(Error::other(failures)),
             None => Ok(()),
         }
@@ -386,7 +465,9 @@ impl<'a, const D: usize> Run<'a, D> {
     /// What is wrong with a result: `|a − b| ≤ atol + rtol·max|b|` must hold.
     fn off(&self, name: &str, found: &TensorData, expected: &TensorData) -> Option<String> {
         let found = found.clone().convert_dtype(DType::F32);
-        let largest = expected.iter::<f64>().fold(0.0, |max: f64, value| max.max(value.abs()));
+        let largest = expected
+            .iter::<f64>()
+            .fold(0.0, |max: f64, value| max.max(value.abs()));
         let allowed = self.case.rtol + self.case.atol / largest.max(f64::MIN_POSITIVE);
         let off = difference(&found, expected);
         (off > allowed).then(|| format!("{name} is off by {off:.1e} of its largest magnitude"))

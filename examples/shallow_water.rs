@@ -5,12 +5,14 @@
 //! Runs a standard test, prints what should be conserved, and checks what is known: mass always, the return of
 //! Williamson's case 1, the order of convergence of his case 2.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
 use clap::{Parser, ValueEnum};
-use halocline_core::{Error, Launcher, Result, Shard, ShardTensor, World};
-use halocline_models::shallow_water::{Case, Config, DAY, Dynamics, Grid, ShallowWater};
+use halocline::io::{FieldWriter, Grid as FileGrid, WriterConfig};
+use halocline::models::shallow_water::{Case, Config, DAY, Dynamics, Grid, ShallowWater};
+use halocline::prelude::*;
+use ndarray::ArrayView3;
 
 #[derive(Parser)]
 #[command(about = "Solves the shallow-water equations on the rotating sphere")]
@@ -79,10 +81,22 @@ impl Args {
 fn main() -> Result<()> {
     let args = Args::parse();
     Launcher::from_env().ranks(args.ranks).run(|world| {
-        let mut frames = Vec::new();
-        let errors = integrate(&world, &args, args.nlat, &mut |_, frame| frames.push(frame))?;
-        if let (Some(path), true) = (&args.output, world.is_root()) {
-            println!("{} frames of {:?} for {}", frames.len(), frames[0].dims(), path.display());
+        let mut writer = match &args.output {
+            Some(path) if world.is_root() => Some(writer(path, args.nlat)?),
+            _ => None,
+        };
+        let errors = integrate(&world, &args, args.nlat, &mut |time, fields| {
+            let values: Vec<f32> = fields.to_data().iter().collect();
+            let [_, channels, rows, columns] = fields.dims();
+            let fields = ArrayView3::from_shape([channels, rows, columns], &values);
+            match &mut writer {
+                Some(writer) => Ok(writer.append(time, fields.map_err(Error::other)?)?),
+                None => Ok(()),
+            }
+        })?;
+        if let (Some(path), Some(writer)) = (&args.output, writer) {
+            writer.finish()?;
+            println!("fields of every day are in {}", path.display());
         }
 
         match args.case {
@@ -90,16 +104,24 @@ fn main() -> Result<()> {
             CaseName::CosineBell if args.days() == 12 => {
                 let error = errors[12];
                 let bound = 0.75 * (32.0 / args.nlat as f64).powi(2);
-                check(error < bound, || format!("the bell returned with an error of {error}"))
+                check(error < bound, || {
+                    format!("the bell returned with an error of {error}")
+                })
             }
             // The largest error of any day: on its way to its own balance the flow swings.
             CaseName::SteadyFlow if args.days() > 0 => {
-                let coarse = integrate(&world, &args, args.nlat / 2, &mut |_, _| {})?;
+                let coarse = integrate(&world, &args, args.nlat / 2, &mut |_, _| Ok(()))?;
                 let order = (largest(&coarse) / largest(&errors)).log2();
                 if world.is_root() {
-                    println!("order of convergence from {} to {} rows: {order:.3}", args.nlat / 2, args.nlat);
+                    println!(
+                        "order of convergence from {} to {} rows: {order:.3}",
+                        args.nlat / 2,
+                        args.nlat
+                    );
                 }
-                check(order >= 1.8, || format!("order of convergence {order}; expected 2"))
+                check(order >= 1.8, || {
+                    format!("order of convergence {order}; expected 2")
+                })
             }
             _ => Ok(()),
         }
@@ -112,11 +134,14 @@ fn integrate(
     world: &World,
     args: &Args,
     nlat: usize,
-    output: &mut dyn FnMut(f64, Tensor<4>),
+    output: &mut dyn FnMut(f64, Tensor<4>) -> Result<()>,
 ) -> Result<Vec<f64>> {
     // Physics: the planet, what it is covered with, and what moves.
     let case = args.case();
-    let config = Config { dtype: DType::F64, ..case.config() };
+    let config = Config {
+        dtype: DType::F64,
+        ..case.config()
+    };
 
     // Numerics: a grid, and who holds what of it.
     let mesh = world.mesh([("lat", world.size())])?;
@@ -135,9 +160,16 @@ fn integrate(
     let first = sums(&start)?;
 
     if world.is_root() {
-        println!("{case:?} on {nlat} × {} cells, {} ranks", 2 * nlat, world.size());
+        println!(
+            "{case:?} on {nlat} × {} cells, {} ranks",
+            2 * nlat,
+            world.size()
+        );
         let names = ["error", "mass", "energy", "enstrophy"];
-        let names: String = names[..1 + first.len()].iter().map(|name| format!("{name:>12}")).collect();
+        let names: String = names[..1 + first.len()]
+            .iter()
+            .map(|name| format!("{name:>12}"))
+            .collect();
         println!(" day{names}");
     }
     let mut state = start.clone();
@@ -148,7 +180,11 @@ fn integrate(
         }
         errors.extend(model.depth_error(&state, &start)?);
         let now = sums(&state)?;
-        let changes: Vec<f64> = now.iter().zip(&first).map(|(now, first)| now / first - 1.0).collect();
+        let changes: Vec<f64> = now
+            .iter()
+            .zip(&first)
+            .map(|(now, first)| now / first - 1.0)
+            .collect();
         if world.is_root() {
             let row = errors.last().into_iter().chain(&changes);
             let row: String = row.map(|value| format!("{value:>12.2e}")).collect();
@@ -157,11 +193,25 @@ fn integrate(
         if args.output.is_some()
             && let Some(frame) = model.at_centres(&state)?.gather_tensor(0)?
         {
-            output(f64::from(day) * DAY, frame);
+            output(f64::from(day) * DAY, frame)?;
         }
-        check(changes[0].abs() < 1e-13, || format!("mass changed by {:e}", changes[0]))?;
+        check(changes[0].abs() < 1e-13, || {
+            format!("mass changed by {:e}", changes[0])
+        })?;
     }
     Ok(errors)
+}
+
+/// A file for depth in m and wind in m/s at the cell centres.
+fn writer(path: &Path, nlat: usize) -> Result<FieldWriter> {
+    let grid = FileGrid::cell_centred(nlat, 2 * nlat)?;
+    let channels = ["depth", "eastward_wind", "northward_wind"];
+    Ok(FieldWriter::create(
+        path,
+        &grid,
+        &channels,
+        &WriterConfig::new(),
+    )?)
 }
 
 fn largest(values: &[f64]) -> f64 {
@@ -169,5 +219,9 @@ fn largest(values: &[f64]) -> f64 {
 }
 
 fn check(holds: bool, message: impl FnOnce() -> String) -> Result<()> {
-    if holds { Ok(()) } else { Err(Error::other(message())) }
+    if holds {
+        Ok(())
+    } else {
+        Err(Error::other(message()))
+    }
 }

@@ -11,13 +11,26 @@ use halocline::prelude::*;
 
 const SHAPE: [usize; 4] = [2, 3, 13, 18];
 
-fn sample<const D: usize>(name: &str, shape: [usize; D], mesh: &DeviceMesh, placements: &[Placement]) -> Result<ShardTensor<D>> {
-    let normal = Distribution::Normal { mean: 0.0, std: 1.0 };
+fn sample<const D: usize>(
+    name: &str,
+    shape: [usize; D],
+    mesh: &DeviceMesh,
+    placements: &[Placement],
+) -> Result<ShardTensor<D>> {
+    let normal = Distribution::Normal {
+        mean: 0.0,
+        std: 1.0,
+    };
     ShardTensor::random(shape, normal, RandomKey::new(3, name), mesh, placements)
 }
 
 /// Trains the demo's model and returns the loss of every step, and what rank 0 sent in the last one.
-fn train(world: &World, mesh: &DeviceMesh, placements: &[Placement], steps: usize) -> Result<(Vec<f64>, CommStats)> {
+fn train(
+    world: &World,
+    mesh: &DeviceMesh,
+    placements: &[Placement],
+    steps: usize,
+) -> Result<(Vec<f64>, CommStats)> {
     let config = SurrogateCnnConfig::new(3).with_width(8).with_blocks(2);
     let mut model: SurrogateCnn = world.init(|device| config.init(device))?;
     let mut optimizer = AdamWConfig::new().init();
@@ -49,7 +62,10 @@ fn fifty_steps_have_the_same_losses_on_every_mesh() {
         losses.unwrap()
     };
     let one = run(&[("lat", 1)], &[Shard(2)]).remove(0);
-    assert!(one[49] < 0.9 * one[0], "training must get somewhere: {one:?}");
+    assert!(
+        one[49] < 0.9 * one[0],
+        "training must get somewhere: {one:?}"
+    );
     let meshes: [(&[(&str, usize)], &[Placement]); 4] = [
         (&[("lat", 2)], &[Shard(2)]),
         (&[("lat", 2), ("lon", 2)], &[Shard(2), Shard(3)]),
@@ -117,27 +133,50 @@ fn one_rank_gives_the_bits_of_one_device() {
             let x = sample("x", SHAPE, &mesh, &[Shard(2)])?;
             let plain = x.local().clone();
             let same = |found: ShardTensor<4>, expected: Tensor<4>| {
-                found.into_parts().0.into_data().assert_eq(&expected.into_data(), true);
+                found
+                    .into_parts()
+                    .0
+                    .into_data()
+                    .assert_eq(&expected.into_data(), true);
             };
-            for (stride, padding) in [([1, 1], PaddingConfig2d::Same), ([2, 3], PaddingConfig2d::Explicit(1, 0, 2, 1))] {
-                let config = Conv2dConfig::new([3, 4], [3, 5]).with_stride(stride).with_padding(padding);
+            for (stride, padding) in [
+                ([1, 1], PaddingConfig2d::Same),
+                ([2, 3], PaddingConfig2d::Explicit(1, 0, 2, 1)),
+            ] {
+                let config = Conv2dConfig::new([3, 4], [3, 5])
+                    .with_stride(stride)
+                    .with_padding(padding);
                 let conv = world.init(|device| config.init(device))?;
                 same(x.clone().apply(&conv), conv.forward(plain.clone()));
             }
-            let pool = MaxPool2dConfig::new([3, 2]).with_strides([2, 2]).with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1)).init();
+            let pool = MaxPool2dConfig::new([3, 2])
+                .with_strides([2, 2])
+                .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
+                .init();
             same(x.clone().apply(&pool), pool.forward(plain.clone()));
             let pool = AvgPool2dConfig::new([2, 3]).with_strides([1, 2]).init();
             same(x.clone().apply(&pool), pool.forward(plain.clone()));
             let linear: Linear = world.init(|device| LinearConfig::new(18, 7).init(device))?;
             same(x.clone().apply(&linear), linear.forward(plain.clone()));
-            same(x.clone().gelu(), burn::tensor::activation::gelu(plain.clone()));
-            same(x.clone().mean_over(&[2, 3]).resolve(), plain.clone().mean_dims(&[2, 3]));
+            same(
+                x.clone().gelu(),
+                burn::tensor::activation::gelu(plain.clone()),
+            );
+            same(
+                x.clone().mean_over(&[2, 3]).resolve(),
+                plain.clone().mean_dims(&[2, 3]),
+            );
             same(x.clone().max_over(&[3]).resolve(), plain.clone().max_dim(3));
             let lines = sample("lines", [2, 3, 20], &mesh, &[Shard(2)])?;
             let config = Conv1dConfig::new(3, 2, 4).with_padding(PaddingConfig1d::Same);
             let conv: Conv1d = world.init(|device| config.init(device))?;
             let expected = conv.forward(lines.local().clone());
-            lines.apply(&conv).into_parts().0.into_data().assert_eq(&expected.into_data(), true);
+            lines
+                .apply(&conv)
+                .into_parts()
+                .0
+                .into_data()
+                .assert_eq(&expected.into_data(), true);
             Ok(())
         })
         .unwrap();

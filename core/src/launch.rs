@@ -92,8 +92,7 @@ impl World {
     /// # Errors
     /// A failure of communication.
     pub fn broadcast_bytes(&self, source: usize, bytes: Option<Vec<u8>>) -> Result<Vec<u8>> {
-        let operation =
-            crate::Operation::new("broadcast_bytes", crate::Traffic::Control, None);
+        let operation = crate::Operation::new("broadcast_bytes", crate::Traffic::Control, None);
         collectives::broadcast_bytes(&*self.comm, &self.everyone(), source, &operation, bytes)
     }
 
@@ -430,13 +429,22 @@ mod tests {
             world.mesh([("lat", 3)])?;
             Ok(())
         });
-        assert!(result.unwrap_err().to_string().contains("there are 2 ranks"));
+        assert!(
+            result
+                .unwrap_err()
+                .to_string()
+                .contains("there are 2 ranks")
+        );
     }
 
     #[test]
     fn a_rank_that_ends_early_is_noticed_by_one_that_waits() {
         let result = Launcher::local(2).run(|world| {
-            if world.is_root() { world.barrier() } else { Ok(()) }
+            if world.is_root() {
+                world.barrier()
+            } else {
+                Ok(())
+            }
         });
         let error = result.unwrap_err().to_string();
         assert!(error.contains("rank 1 has ended its program"), "{error}");

@@ -387,12 +387,8 @@ mod tests {
 
     #[test]
     fn nested_sharding_numbers_parts_with_the_left_axis_outermost() {
-        let layout = Layout::new(
-            &mesh(&[("a", 2), ("b", 3)]),
-            &[5, 4],
-            &[Shard(0), Shard(0)],
-        )
-        .unwrap();
+        let layout =
+            Layout::new(&mesh(&[("a", 2), ("b", 3)]), &[5, 4], &[Shard(0), Shard(0)]).unwrap();
         assert_eq!(layout.extents(0), [1, 1, 1, 1, 1, 0]);
         assert!(layout.has_empty_shard());
         assert_eq!(layout.part(0, 4), 4);

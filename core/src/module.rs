@@ -71,7 +71,10 @@ impl Sync<'_> {
     fn broadcast<const D: usize>(&self, tensor: Tensor<D>) -> Result<Tensor<D>> {
         let operation = Operation::new("sync_module", Traffic::Scatter, None);
         let is_source = self.comm.rank() == self.source;
-        let others = self.group.iter().filter(|rank| is_source && **rank != self.source);
+        let others = self
+            .group
+            .iter()
+            .filter(|rank| is_source && **rank != self.source);
         let plain = tensor.clone().inner();
         let expected = Expected::Tensors {
             shapes: vec![tensor.dims().to_vec()],
@@ -89,23 +92,29 @@ impl Sync<'_> {
                 vec![(self.source, expected)]
             },
         };
-        let received = self.comm.start(batch)?.finish().map_err(|error| match error {
-            Error::Diverged { peer_operation, .. } => Error::Replicas(format!(
-                "parameter {} is {:?} on rank {}, but rank {} sends {peer_operation}; \
+        let received = self
+            .comm
+            .start(batch)?
+            .finish()
+            .map_err(|error| match error {
+                Error::Diverged { peer_operation, .. } => Error::Replicas(format!(
+                    "parameter {} is {:?} on rank {}, but rank {} sends {peer_operation}; \
                  the ranks made different modules",
-                self.path.join("."),
-                tensor.dims(),
-                self.comm.rank(),
-                self.source,
-            )),
-            other => other,
-        })?;
+                    self.path.join("."),
+                    tensor.dims(),
+                    self.comm.rank(),
+                    self.source,
+                )),
+                other => other,
+            })?;
         Ok(match received.into_iter().next() {
             // A copy, so that ranks that are threads share no memory that one of them updates.
             Some(Payload::Tensors(mut tensors)) => {
                 let received = tensors.pop().map(Tensor::<D>::from_dispatch);
                 let data = received.map(|tensor| tensor.into_data());
-                data.map_or(plain, |data| Tensor::from_data(data, &tensor.device().inner()))
+                data.map_or(plain, |data| {
+                    Tensor::from_data(data, &tensor.device().inner())
+                })
             }
             _ => plain,
         })
@@ -148,7 +157,11 @@ pub(crate) fn check_replicas<M: Module>(
 ) -> Result<()> {
     let mut own = Checksums::default();
     module.visit(&mut own);
-    let bytes: Vec<u8> = own.sums.iter().flat_map(|(_, sum)| sum.to_le_bytes()).collect();
+    let bytes: Vec<u8> = own
+        .sums
+        .iter()
+        .flat_map(|(_, sum)| sum.to_le_bytes())
+        .collect();
     let operation = Operation::new("check_replicas", Traffic::Control, None);
     let all = collectives::all_gather_bytes(comm, group, &operation, &bytes)?;
     for (rank, theirs) in group.iter().zip(&all) {
@@ -157,7 +170,9 @@ pub(crate) fn check_replicas<M: Module>(
             continue;
         }
         let differs = |i: &usize| theirs.get(8 * i..8 * i + 8) != reference.get(8 * i..8 * i + 8);
-        let path = (0..own.sums.len()).find(differs).map(|i| own.sums[i].0.as_str());
+        let path = (0..own.sums.len())
+            .find(differs)
+            .map(|i| own.sums[i].0.as_str());
         return Err(Error::Replicas(format!(
             "parameter {} differs between rank {} and rank {rank}; initialise with World::init or call sync_module",
             path.unwrap_or("count"),

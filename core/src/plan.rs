@@ -338,11 +338,7 @@ mod tests {
                 let plan = &plans[p];
                 let mut out = vec![-1; plan.output_shape.iter().product()];
                 let mut put = |owner: usize, transfer: &Transfer| {
-                    let from = flipped(
-                        &transfer.src,
-                        &transfer.flip,
-                        &plans[owner].source_shape,
-                    );
+                    let from = flipped(&transfer.src, &transfer.flip, &plans[owner].source_shape);
                     let to = cells(&transfer.dst, &plan.output_shape);
                     for (from, to) in from.into_iter().zip(to) {
                         assert_eq!(out[to], -1, "a cell is written twice");
@@ -352,7 +348,11 @@ mod tests {
                 plan.copies.iter().for_each(|copy| put(p, copy));
                 for (owner, transfers) in &plan.receives {
                     let sent = plans[*owner].sends.iter().find(|(peer, _)| *peer == p);
-                    assert_eq!(sent.map(|(_, t)| t), Some(transfers), "send and receive differ");
+                    assert_eq!(
+                        sent.map(|(_, t)| t),
+                        Some(transfers),
+                        "send and receive differ"
+                    );
                     transfers.iter().for_each(|t| put(*owner, t));
                 }
                 out
@@ -382,24 +382,27 @@ mod tests {
             let placements = prop::collection::vec(prop::option::of(0..dims), axes);
             let extents = prop::collection::vec(prop::collection::vec(0..4_usize, 27), dims);
             let pads = prop::collection::vec((0..9_isize, 0..9_isize, boundary()), dims);
-            (sizes, placements, extents, pads).prop_map(move |(sizes, placements, extents, pads)| {
-                let names = ["a", "b", "c"];
-                let axes: Vec<(&str, usize)> = names.iter().copied().zip(sizes.clone()).collect();
-                let ranks = (0..sizes.iter().product()).collect();
-                let mesh = Arc::new(MeshShape::new(&axes, ranks).unwrap());
-                let placements: Vec<Placement> = placements
-                    .iter()
-                    .map(|dim| dim.map_or(Replicate, Shard))
-                    .collect();
-                let blank = Layout::new(&mesh, &vec![0; dims], &placements).unwrap();
-                let extents = (0..dims)
-                    .map(|dim| extents[dim][..blank.extents(dim).len()].to_vec())
-                    .collect();
-                Case {
-                    layout: blank.derive(placements, extents),
-                    pads,
-                }
-            })
+            (sizes, placements, extents, pads).prop_map(
+                move |(sizes, placements, extents, pads)| {
+                    let names = ["a", "b", "c"];
+                    let axes: Vec<(&str, usize)> =
+                        names.iter().copied().zip(sizes.clone()).collect();
+                    let ranks = (0..sizes.iter().product()).collect();
+                    let mesh = Arc::new(MeshShape::new(&axes, ranks).unwrap());
+                    let placements: Vec<Placement> = placements
+                        .iter()
+                        .map(|dim| dim.map_or(Replicate, Shard))
+                        .collect();
+                    let blank = Layout::new(&mesh, &vec![0; dims], &placements).unwrap();
+                    let extents = (0..dims)
+                        .map(|dim| extents[dim][..blank.extents(dim).len()].to_vec())
+                        .collect();
+                    Case {
+                        layout: blank.derive(placements, extents),
+                        pads,
+                    }
+                },
+            )
         })
     }
 

@@ -50,7 +50,9 @@ impl fmt::Debug for IndexBox {
 }
 
 /// What lies beyond an end of a dim.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
+)]
 pub enum Boundary {
     /// Zeros, or what the operator fills with (minus infinity in a maximum).
     #[default]
@@ -107,10 +109,7 @@ pub fn segments(range: Range<isize>, size: usize, low: Boundary, high: Boundary)
         let Some(cell) = boundary.source(index, size) else {
             continue;
         };
-        if let Some(run) = runs
-            .last_mut()
-            .filter(|run| run.dst + run.src.len() == dst)
-        {
+        if let Some(run) = runs.last_mut().filter(|run| run.dst + run.src.len() == dst) {
             let single = run.src.len() == 1;
             if cell == run.src.end && (single || !run.flip) {
                 run.src.end += 1;

@@ -138,7 +138,10 @@ impl RandomKey {
                 values.push(four[index % 4]);
             }
             // The next row, as an odometer counts.
-            let Some(dim) = (0..row.len()).rev().find(|&dim| row[dim] + 1 < outer[dim].end) else {
+            let Some(dim) = (0..row.len())
+                .rev()
+                .find(|&dim| row[dim] + 1 < outer[dim].end)
+            else {
                 return values;
             };
             row[dim] += 1;
@@ -188,18 +191,40 @@ mod tests {
     fn moments_are_those_of_the_distributions() {
         let shape = [100_000];
         let moments = |distribution| {
-            let values = RandomKey::new(3, "x").fill(distribution, &shape, &IndexBox::whole(&shape));
+            let values =
+                RandomKey::new(3, "x").fill(distribution, &shape, &IndexBox::whole(&shape));
             let count = values.len() as f64;
             let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / count;
             let square = |v: &f32| (f64::from(*v) - mean).powi(2);
             (mean, values.iter().map(square).sum::<f64>() / count)
         };
         let close = |(mean, var): (f64, f64), m: f64, v: f64| {
-            assert!((mean - m).abs() < 0.02 && (var - v).abs() < 0.05 * v.max(0.1), "{mean} {var}");
+            assert!(
+                (mean - m).abs() < 0.02 && (var - v).abs() < 0.05 * v.max(0.1),
+                "{mean} {var}"
+            );
         };
-        close(moments(Distribution::Uniform { low: -1.0, high: 1.0 }), 0.0, 1.0 / 3.0);
-        close(moments(Distribution::Normal { mean: 2.0, std: 1.5 }), 2.0, 2.25);
-        close(moments(Distribution::Bernoulli { probability: 0.3 }), 0.3, 0.21);
+        close(
+            moments(Distribution::Uniform {
+                low: -1.0,
+                high: 1.0,
+            }),
+            0.0,
+            1.0 / 3.0,
+        );
+        close(
+            moments(Distribution::Normal {
+                mean: 2.0,
+                std: 1.5,
+            }),
+            2.0,
+            2.25,
+        );
+        close(
+            moments(Distribution::Bernoulli { probability: 0.3 }),
+            0.3,
+            0.21,
+        );
     }
 
     #[test]

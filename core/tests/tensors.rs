@@ -15,7 +15,9 @@ fn values(world: &World) -> Tensor<2> {
 
 fn close(found: Tensor<2>, expected: Tensor<2>) {
     let tolerance = Tolerance::<f32>::absolute(1e-4);
-    found.into_data().assert_approx_eq(&expected.inner().into_data(), tolerance);
+    found
+        .into_data()
+        .assert_approx_eq(&expected.inner().into_data(), tolerance);
 }
 
 /// Layouts of [`SHAPE`] on a mesh [("a", 2), ("b", 2)].
@@ -46,7 +48,13 @@ fn every_layout_becomes_every_other_with_its_gradient() {
                     let x = x.detach().require_grad();
                     let y = x.clone().try_redistribute_to(to)?;
                     assert_eq!(y.layout(), to);
-                    close(y.clone().detach().full_tensor(LocalGradient::Replicated).inner(), whole.clone());
+                    close(
+                        y.clone()
+                            .detach()
+                            .full_tensor(LocalGradient::Replicated)
+                            .inner(),
+                        whole.clone(),
+                    );
                     // A loss whose gradient differs by cell: Σ w·y, with w sharded as y.
                     let w = ShardTensor::distribute_to(whole.clone() * 2.0, &mesh, to)?;
                     let gradients = sum(y * w).backward();
@@ -78,21 +86,41 @@ fn partial_sums_resolve_and_scatter_with_their_gradients() {
         .run(|world| {
             let mesh = world.mesh([("a", 2), ("b", 2)])?;
             let partial = [Partial(ReduceOp::Sum), Shard(1)];
-            for target in [[Replicate, Shard(1)], [Shard(0), Shard(1)], [Shard(0), Replicate], [Shard(1), Shard(1)]] {
+            for target in [
+                [Replicate, Shard(1)],
+                [Shard(0), Shard(1)],
+                [Shard(0), Replicate],
+                [Shard(1), Shard(1)],
+            ] {
                 // Rank (a, b) contributes (a + 1) times its columns, so the value is three times the whole.
                 let share = mesh.coords()[0] as f64 + 1.0;
                 let layout = Layout::new(mesh.shape(), &SHAPE, &[Replicate, Shard(1)])?;
                 let shard = ShardTensor::distribute_to(values(&world).detach(), &mesh, &layout)?;
-                let leaf = (shard.into_parts().0.detach() * share).detach().require_grad();
-                let x = ShardTensor::from_parts(leaf.clone(), layout.with_placement(0, partial[0]), mesh.clone());
+                let leaf = (shard.into_parts().0.detach() * share)
+                    .detach()
+                    .require_grad();
+                let x = ShardTensor::from_parts(
+                    leaf.clone(),
+                    layout.with_placement(0, partial[0]),
+                    mesh.clone(),
+                );
                 let y = x.try_redistribute(&target)?;
                 assert_eq!(y.placements(), target);
-                close(y.clone().detach().full_tensor(LocalGradient::Replicated).inner(), values(&world) * 3.0);
+                close(
+                    y.clone()
+                        .detach()
+                        .full_tensor(LocalGradient::Replicated)
+                        .inner(),
+                    values(&world) * 3.0,
+                );
                 let w = ShardTensor::distribute_to(values(&world).inner(), &mesh, y.layout())?;
                 let gradients = sum(y * w).backward();
                 // Each term of a sum has the sum's gradient.
                 let expected = ShardTensor::distribute_to(values(&world).inner(), &mesh, &layout)?;
-                close(leaf.grad(&gradients).expect("a gradient"), expected.into_parts().0);
+                close(
+                    leaf.grad(&gradients).expect("a gradient"),
+                    expected.into_parts().0,
+                );
             }
             Ok(())
         })
@@ -104,16 +132,24 @@ fn a_replicated_tensor_that_leaves_says_what_its_gradient_means() {
     Launcher::local(3)
         .run(|world| {
             let mesh = world.mesh([("x", 3)])?;
-            let x = ShardTensor::distribute(values(&world), &mesh, &[Shard(0)])?.detach().require_grad();
+            let x = ShardTensor::distribute(values(&world), &mesh, &[Shard(0)])?
+                .detach()
+                .require_grad();
             let gradient = |gradient: LocalGradient, factor: f64| -> Result<Tensor<2>> {
                 let loss = (x.full_tensor(gradient) * factor).sum();
                 let found = x.grad(&loss.backward()).expect("a gradient");
                 Ok(found.full_tensor(LocalGradient::Replicated))
             };
             let ones = Tensor::<2>::ones(SHAPE, &world.device().clone().inner());
-            close(gradient(LocalGradient::Replicated, 2.0)?, ones.clone() * 2.0);
+            close(
+                gradient(LocalGradient::Replicated, 2.0)?,
+                ones.clone() * 2.0,
+            );
             // Ranks weigh it by 1, 2 and 3: the gradients add up to 6.
-            close(gradient(LocalGradient::Partial, world.rank() as f64 + 1.0)?, ones * 6.0);
+            close(
+                gradient(LocalGradient::Partial, world.rank() as f64 + 1.0)?,
+                ones * 6.0,
+            );
             Ok(())
         })
         .unwrap();
@@ -124,14 +160,20 @@ fn a_maximum_has_one_owner_even_if_ranks_tie() {
     Launcher::local(3)
         .run(|world| {
             let mesh = world.mesh([("x", 3)])?;
-            let local = Tensor::<1>::from_floats([[1.0, 5.0], [4.0, 5.0], [4.0, 2.0]][world.rank()], world.device());
+            let local = Tensor::<1>::from_floats(
+                [[1.0, 5.0], [4.0, 5.0], [4.0, 2.0]][world.rank()],
+                world.device(),
+            );
             let leaf = local.require_grad();
             let layout = Layout::new(mesh.shape(), &[2], &[Partial(ReduceOp::Max)])?;
             let y = ShardTensor::from_local(leaf.clone(), &layout, &mesh)?.resolve();
             y.local().to_data().assert_eq(&[4.0_f32, 5.0].into(), false);
             let gradients = y.local().clone().sum().backward();
             let expected = [[0.0_f32, 1.0], [1.0, 0.0], [0.0, 0.0]][world.rank()];
-            leaf.grad(&gradients).expect("a gradient").into_data().assert_eq(&expected.into(), false);
+            leaf.grad(&gradients)
+                .expect("a gradient")
+                .into_data()
+                .assert_eq(&expected.into(), false);
             Ok(())
         })
         .unwrap();
@@ -153,6 +195,36 @@ fn scatter_sends_each_rank_its_shard_and_no_more() {
                 assert!(x.clone().require_grad().local().is_require_grad());
                 close(x.full_tensor(LocalGradient::Replicated), values(&world));
             }
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn scatter_keeps_the_number_type() {
+    use burn::tensor::DType;
+    Launcher::local(2)
+        .run(|world| {
+            let mesh = world.mesh([("lat", 2)])?;
+            let sample = world.is_root().then(|| values(&world).cast(DType::F64));
+            let x = scatter_tensor(sample, 0, &mesh, &[Shard(0)])?;
+            assert_eq!(x.local().dtype(), DType::F64);
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn what_is_not_a_number_shows_in_a_maximum() {
+    Launcher::local(2)
+        .run(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let layout = Layout::new(mesh.shape(), &[2], &[Partial(ReduceOp::Max)])?;
+            let local = [[f32::NAN, 1.0], [3.0, 2.0]][world.rank()];
+            let local = Tensor::<1>::from_floats(local, world.device());
+            let y = ShardTensor::from_local(local, &layout, &mesh)?.resolve();
+            let y: Vec<f32> = y.into_parts().0.into_data().iter().collect();
+            assert!(y[0].is_nan() && y[1] == 2.0, "{y:?}");
             Ok(())
         })
         .unwrap();
@@ -182,7 +254,9 @@ fn gradients_of_replicated_operands_are_complete() {
             let x = ShardTensor::distribute(values(&world), &mesh, &[Shard(0), Shard(1)])?;
             let bias = Tensor::<2>::ones([1, 5], world.device()).require_grad();
             // The bias lies sharded over b with x's columns, and is replicated over a.
-            let beside = x.replicate_beside(bias.clone()).redistribute(&[Replicate, Shard(1)]);
+            let beside = x
+                .replicate_beside(bias.clone())
+                .redistribute(&[Replicate, Shard(1)]);
             let gradients = sum(x.clone() * beside).backward();
             let expected = values(&world).inner().sum_dim(0);
             close(bias.grad(&gradients).expect("a gradient"), expected);
@@ -198,7 +272,10 @@ fn random_fields_are_the_same_bits_on_any_mesh() {
         let fields = Launcher::local(ranks).collect(|world| {
             let mesh = world.mesh_of(axes)?;
             let key = RandomKey::new(5, "field");
-            let normal = Distribution::Normal { mean: 0.0, std: 1.0 };
+            let normal = Distribution::Normal {
+                mean: 0.0,
+                std: 1.0,
+            };
             let x = ShardTensor::<2>::random([9, 11], normal, key, &mesh, placements)?;
             Ok(x.full_tensor(LocalGradient::Replicated).into_data())
         });
@@ -216,23 +293,41 @@ fn halos_have_an_adjoint() {
     Launcher::local(4)
         .run(|world| {
             let mesh = world.mesh([("a", 2), ("b", 2)])?;
-            let layout = Layout::new(mesh.shape(), &SHAPE, &[Shard(0), Shard(1)])?.with_extents(0, &[6, 1])?;
-            let x = ShardTensor::distribute_to(values(&world).detach(), &mesh, &layout)?.require_grad();
-            let halos = [Halo::new(0, 3, Boundary::Reflect), Halo::new(1, 4, Boundary::Periodic)];
+            let layout = Layout::new(mesh.shape(), &SHAPE, &[Shard(0), Shard(1)])?
+                .with_extents(0, &[6, 1])?;
+            let x =
+                ShardTensor::distribute_to(values(&world).detach(), &mesh, &layout)?.require_grad();
+            let halos = [
+                Halo::new(0, 3, Boundary::Reflect),
+                Halo::new(1, 4, Boundary::Periodic),
+            ];
             let padded = x.with_halo(&halos)?;
             let key = RandomKey::new(1, world.rank());
             let size: usize = padded.dims().iter().product();
             let y = key.fill(
-                Distribution::Uniform { low: -1.0, high: 1.0 },
+                Distribution::Uniform {
+                    low: -1.0,
+                    high: 1.0,
+                },
                 &[size],
                 &halocline_core::IndexBox::whole(&[size]),
             );
-            let y = Tensor::from_data(TensorData::new(y, padded.shape()), &world.device().clone().inner());
+            let y = Tensor::from_data(
+                TensorData::new(y, padded.shape()),
+                &world.device().clone().inner(),
+            );
             let lhs = (padded * y).sum();
             let adjoint = x.grad(&lhs.backward()).expect("a gradient");
-            let rhs = sum(x.clone().inner() * adjoint).resolve().into_parts().0.into_scalar::<f32>();
+            let rhs = sum(x.clone().inner() * adjoint)
+                .resolve()
+                .into_parts()
+                .0
+                .into_scalar::<f32>();
             let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum); 2])?;
-            let lhs = ShardTensor::from_local(lhs.inner(), &layout, &mesh)?.resolve().into_parts().0;
+            let lhs = ShardTensor::from_local(lhs.inner(), &layout, &mesh)?
+                .resolve()
+                .into_parts()
+                .0;
             assert!((lhs.into_scalar::<f32>() - rhs).abs() < 1e-3 * rhs.abs().max(1.0));
             Ok(())
         })
@@ -247,11 +342,25 @@ fn misuse_is_an_error_that_names_the_way_out() {
             let x = ShardTensor::distribute(values(&world), &mesh, &[Shard(0)])?;
             let partial = sum(x.clone());
             let says = |error: Error, text: &str| {
-                assert!(error.to_string().contains(text), "{error}\nshould contain: {text}");
+                assert!(
+                    error.to_string().contains(text),
+                    "{error}\nshould contain: {text}"
+                );
             };
-            says(partial.require_resolved("gelu").unwrap_err(), "gelu: no rule for Partial(Sum) on axis \"lat\"; call resolve()");
-            says(x.require_whole("conv2d", 0).unwrap_err(), "redistribute(&[Replicate]) first");
-            says(x.clone().try_redistribute(&[Partial(ReduceOp::Sum)]).unwrap_err(), "partial values come from operators only");
+            says(
+                partial.require_resolved("gelu").unwrap_err(),
+                "gelu: no rule for Partial(Sum) on axis \"lat\"; call resolve()",
+            );
+            says(
+                x.require_whole("conv2d", 0).unwrap_err(),
+                "redistribute(&[Replicate]) first",
+            );
+            says(
+                x.clone()
+                    .try_redistribute(&[Partial(ReduceOp::Sum)])
+                    .unwrap_err(),
+                "partial values come from operators only",
+            );
             says(
                 ShardTensor::from_local(values(&world), x.layout(), &mesh).unwrap_err(),
                 "local tensor [7, 5] for a shard of",
@@ -261,7 +370,11 @@ fn misuse_is_an_error_that_names_the_way_out() {
                 "the source, rank 0, passed None",
             );
             says(x.gather_tensor(9).unwrap_err(), "rank 9 is not in the mesh");
-            says(x.with_halo(&[Halo::new(2, 1, Boundary::Zeros)]).unwrap_err(), "each dim at most once");
+            says(
+                x.with_halo(&[Halo::new(2, 1, Boundary::Zeros)])
+                    .unwrap_err(),
+                "each dim at most once",
+            );
             Ok(())
         })
         .unwrap();
@@ -280,7 +393,12 @@ fn ranks_that_diverge_get_an_error_naming_both_sides() {
         Ok(())
     });
     let error = result.unwrap_err().to_string();
-    assert!(error.contains("ranks diverged") && error.contains("resolve on") && error.contains("redistribute on"), "{error}");
+    assert!(
+        error.contains("ranks diverged")
+            && error.contains("resolve on")
+            && error.contains("redistribute on"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -308,7 +426,10 @@ fn modules_are_equal_on_all_ranks_and_a_difference_is_named() {
         world.check_replicas(&other)
     });
     let error = result.unwrap_err().to_string();
-    assert!(error.contains("parameter bias differs between rank 0 and rank 1"), "{error}");
+    assert!(
+        error.contains("parameter bias differs between rank 0 and rank 1"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -323,7 +444,16 @@ fn a_module_cloned_into_all_ranks_gets_leaves_of_its_own() {
             let mesh = world.mesh([("rows", 2)])?;
             let x = ShardTensor::distribute(values(&world), &mesh, &[Shard(0)])?;
             let weight = x.replicate_beside(linear.weight.val());
-            let product = x.clone().into_parts().0.matmul(halocline_core::ops::fan_out(weight.into_parts().0, &mesh, &[0], "test"));
+            let product = x
+                .clone()
+                .into_parts()
+                .0
+                .matmul(halocline_core::ops::fan_out(
+                    weight.into_parts().0,
+                    &mesh,
+                    &[0],
+                    "test",
+                ));
             let gradients = product.sum().backward();
             assert!(linear.weight.val().grad(&gradients).is_some());
             Ok(())

@@ -38,12 +38,20 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
     let hours = statistics.metadata().time_step() / 3600.0;
 
     // Rank 0 reads; the others get their shards of every field.
-    let truth = if world.is_root() { Some(Truth::read(common, options)?) } else { None };
+    let truth = if world.is_root() {
+        Some(Truth::read(common, options)?)
+    } else {
+        None
+    };
     let shard = |field: Option<Array4<f32>>| -> Result<ShardTensor<4>> {
         let device = world.device().clone().inner();
         let tensor = field.map(|field| {
             let shape: [usize; 4] = field.dim().into();
-            let values = field.as_standard_layout().iter().copied().collect::<Vec<f32>>();
+            let values = field
+                .as_standard_layout()
+                .iter()
+                .copied()
+                .collect::<Vec<f32>>();
             Tensor::from_data(TensorData::new(values, shape), &device)
         });
         Ok(scatter_tensor(tensor, 0, &mesh, &PLACEMENTS)?.inner())
@@ -116,8 +124,17 @@ impl Truth {
             let file = FieldFile::open(path)?;
             Ok(file.read(file.shape().map(|size| 0..size))?)
         };
-        let fields = common.test_files()?.iter().map(whole).collect::<Result<Vec<_>>>()?;
-        let times = fields.iter().map(Array4::shape).map(|shape| shape[0]).min().unwrap_or(0);
+        let fields = common
+            .test_files()?
+            .iter()
+            .map(whole)
+            .collect::<Result<Vec<_>>>()?;
+        let times = fields
+            .iter()
+            .map(Array4::shape)
+            .map(|shape| shape[0])
+            .min()
+            .unwrap_or(0);
         let last = times.checked_sub(options.steps + 1).ok_or_else(|| {
             Error::other(format!(
                 "{} steps ahead in test trajectories of {times} times; simulate more days or forecast fewer steps",
@@ -129,7 +146,9 @@ impl Truth {
         let files = common.train_files()?;
         for path in &files {
             let own = whole(path)?.mapv(f64::from).mean_axis(Axis(0));
-            let own = own.ok_or_else(|| Error::other("a training file without times"))?.insert_axis(Axis(0));
+            let own = own
+                .ok_or_else(|| Error::other("a training file without times"))?
+                .insert_axis(Axis(0));
             mean = Some(mean.map_or(own.clone(), |mean| mean + own));
         }
         let mean = mean.ok_or_else(|| Error::other("no training files"))?;
@@ -142,7 +161,12 @@ impl Truth {
 
     /// The fields a number of steps after every start, `[forecast, variable, lat, lon]`.
     fn at(&self, step: usize) -> Array4<f32> {
-        let of = |field: &Array4<f32>| field.select(Axis(0), &self.starts.iter().map(|s| s + step).collect::<Vec<_>>());
+        let of = |field: &Array4<f32>| {
+            field.select(
+                Axis(0),
+                &self.starts.iter().map(|s| s + step).collect::<Vec<_>>(),
+            )
+        };
         let all: Vec<Array4<f32>> = self.fields.iter().map(of).collect();
         let views: Vec<ArrayView4<f32>> = all.iter().map(|field| field.view()).collect();
         concatenate(Axis(0), &views).expect("test files have one shape")
@@ -160,12 +184,16 @@ fn report(
 ) -> Result<()> {
     let grid = FieldFile::open(&common.train_files()?[0])?.grid().clone();
     let path = |name: &str| common.folder.join(name);
-    let mut writer = FieldWriter::create(path("forecast.h5"), &grid, &VARIABLES, &WriterConfig::new())?;
+    let mut writer =
+        FieldWriter::create(path("forecast.h5"), &grid, &VARIABLES, &WriterConfig::new())?;
     for (step, field) in first.iter().enumerate() {
         writer.append(step as f64 * hours * 3600.0, field.slice(s![0, .., .., ..]))?;
     }
     writer.finish()?;
-    std::fs::write(path("metrics.json"), serde_json::to_vec_pretty(scores).map_err(Error::other)?)?;
+    std::fs::write(
+        path("metrics.json"),
+        serde_json::to_vec_pretty(scores).map_err(Error::other)?,
+    )?;
 
     let last = options.steps;
     let lead = last as f64 * hours;
@@ -173,26 +201,62 @@ fn report(
     let depth = |field: &Array4<f32>| field.slice(s![0, 0, .., ..]).to_owned();
     let (observed, forecast) = (depth(&observed), depth(&first[last]));
     let error = &forecast - &observed;
-    plots::map(&path("truth.png"), &format!("Truth after {lead} h: depth in m"), &observed, &observed)?;
-    plots::map(&path("forecast.png"), &format!("Forecast after {lead} h: depth in m"), &forecast, &observed)?;
-    plots::map(&path("error.png"), &format!("Forecast minus truth after {lead} h: m"), &error, &error)?;
+    plots::map(
+        &path("truth.png"),
+        &format!("Truth after {lead} h: depth in m"),
+        &observed,
+        &observed,
+    )?;
+    plots::map(
+        &path("forecast.png"),
+        &format!("Forecast after {lead} h: depth in m"),
+        &forecast,
+        &observed,
+    )?;
+    plots::map(
+        &path("error.png"),
+        &format!("Forecast minus truth after {lead} h: m"),
+        &error,
+        &error,
+    )?;
     plots::curves(&path("rmse.png"), scores)?;
 
     println!(
         "\n{:>6}  {:<16}{:>10}{:>14}{:>14}{:>8}",
         "hours", "variable", "RMSE", "persistence", "climatology", "ACC"
     );
-    let shown = |score: &&Score| (score.lead_hours / hours).round() as usize % 2 == 0;
+    let shown = |score: &&Score| {
+        let step = (score.lead_hours / hours).round() as usize;
+        step.is_multiple_of(2)
+    };
     for score in scores.iter().filter(shown) {
         println!(
             "{:>6}  {:<16}{:>10.3}{:>14.3}{:>14.3}{:>8.3}",
-            score.lead_hours, score.variable, score.rmse, score.rmse_persistence, score.rmse_climatology, score.acc
+            score.lead_hours,
+            score.variable,
+            score.rmse,
+            score.rmse_persistence,
+            score.rmse_climatology,
+            score.acc
         );
     }
-    let better = scores.iter().filter(|score| score.rmse < score.rmse_persistence).count();
-    println!("\nbetter than persistence in {better} of {} scores", scores.len());
+    let better = scores
+        .iter()
+        .filter(|score| score.rmse < score.rmse_persistence)
+        .count();
+    println!(
+        "\nbetter than persistence in {better} of {} scores",
+        scores.len()
+    );
     println!("look at:");
-    for name in ["forecast.h5", "metrics.json", "truth.png", "forecast.png", "error.png", "rmse.png"] {
+    for name in [
+        "forecast.h5",
+        "metrics.json",
+        "truth.png",
+        "forecast.png",
+        "error.png",
+        "rmse.png",
+    ] {
         println!("  {}", path(name).display());
     }
     Ok(())

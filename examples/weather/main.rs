@@ -75,7 +75,10 @@ impl Common {
     fn files(&self, prefix: &str) -> Result<Vec<PathBuf>> {
         let folder = self.folder.join("data");
         let missing = |e: std::io::Error| {
-            Error::other(format!("{}: {e}; run `weather simulate` first", folder.display()))
+            Error::other(format!(
+                "{}: {e}; run `weather simulate` first",
+                folder.display()
+            ))
         };
         let mut files = Vec::new();
         for entry in std::fs::read_dir(&folder).map_err(missing)? {
@@ -97,7 +100,11 @@ fn main() -> Result<()> {
         Command::Simulate(options) => simulate::run(&world, &common, options),
         Command::Train(options) => train::run(&world, &common, options),
         Command::Forecast(options) => forecast::run(&world, &common, options),
-        Command::Demo { simulate, train, forecast } => {
+        Command::Demo {
+            simulate,
+            train,
+            forecast,
+        } => {
             simulate::run(&world, &common, simulate)?;
             train::run(&world, &common, train)?;
             forecast::run(&world, &common, forecast)
@@ -108,7 +115,10 @@ fn main() -> Result<()> {
 /// A mesh of latitude and longitude that is as square as the number of ranks allows.
 fn square_mesh(world: &World) -> Result<DeviceMesh> {
     let size = world.size();
-    let lat = (1..=size).filter(|n| size.is_multiple_of(*n) && n * n <= size).max().unwrap_or(1);
+    let lat = (1..=size)
+        .filter(|n| size.is_multiple_of(*n) && n * n <= size)
+        .max()
+        .unwrap_or(1);
     world.mesh([("lat", lat), ("lon", size / lat)])
 }
 

@@ -16,16 +16,29 @@ fn picture(error: impl std::fmt::Display) -> Error {
 
 /// Text needs a font, and the program brings it along.
 fn with_font() -> Result<()> {
-    register_font("sans-serif", FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT)
-        .map_err(|_| picture("the font cannot be read"))
+    register_font(
+        "sans-serif",
+        FontStyle::Normal,
+        epaint_default_fonts::UBUNTU_LIGHT,
+    )
+    .map_err(|_| picture("the font cannot be read"))
 }
 
 /// A map of a field `[lat, lon]`, north up, in colours that span the values of `range`.
-pub(crate) fn map(path: &Path, title: &str, field: &Array2<f32>, range: &Array2<f32>) -> Result<()> {
+pub(crate) fn map(
+    path: &Path,
+    title: &str,
+    field: &Array2<f32>,
+    range: &Array2<f32>,
+) -> Result<()> {
     with_font()?;
     let (rows, columns) = field.dim();
     let low = range.iter().copied().fold(f32::INFINITY, f32::min);
-    let high = range.iter().copied().fold(f32::NEG_INFINITY, f32::max).max(low + f32::MIN_POSITIVE);
+    let high = range
+        .iter()
+        .copied()
+        .fold(f32::NEG_INFINITY, f32::max)
+        .max(low + f32::MIN_POSITIVE);
     let colour = |value: f32| ViridisRGB::get_color(((value - low) / (high - low)).clamp(0.0, 1.0));
 
     let area = BitMapBackend::new(path, (900, 500)).into_drawing_area();
@@ -48,7 +61,10 @@ pub(crate) fn map(path: &Path, title: &str, field: &Array2<f32>, range: &Array2<
     let (width, height) = (360.0 / columns as f64, 180.0 / rows as f64);
     let cells = field.indexed_iter().map(|((row, column), value)| {
         let (west, north) = (column as f64 * width, 90.0 - row as f64 * height);
-        Rectangle::new([(west, north), (west + width, north - height)], colour(*value).filled())
+        Rectangle::new(
+            [(west, north), (west + width, north - height)],
+            colour(*value).filled(),
+        )
     });
     chart.draw_series(cells).map_err(picture)?;
 
@@ -59,10 +75,18 @@ pub(crate) fn map(path: &Path, title: &str, field: &Array2<f32>, range: &Array2<
         .y_label_area_size(56)
         .build_cartesian_2d(0.0..1.0, low..high)
         .map_err(picture)?;
-    legend.configure_mesh().disable_mesh().disable_x_axis().draw().map_err(picture)?;
+    legend
+        .configure_mesh()
+        .disable_mesh()
+        .disable_x_axis()
+        .draw()
+        .map_err(picture)?;
     let bands = (0..100).map(|band| {
         let at = |edge: i32| low + (high - low) * edge as f32 / 100.0;
-        Rectangle::new([(0.0, at(band)), (1.0, at(band + 1))], colour(at(band)).filled())
+        Rectangle::new(
+            [(0.0, at(band)), (1.0, at(band + 1))],
+            colour(at(band)).filled(),
+        )
     });
     legend.draw_series(bands).map_err(picture)?;
     area.present().map_err(picture)
@@ -73,9 +97,18 @@ pub(crate) fn curves(path: &Path, scores: &[Score]) -> Result<()> {
     with_font()?;
     let area = BitMapBackend::new(path, (1200, 420)).into_drawing_area();
     area.fill(&WHITE).map_err(picture)?;
-    for (panel, variable) in area.split_evenly((1, VARIABLES.len())).iter().zip(VARIABLES) {
-        let own: Vec<&Score> = scores.iter().filter(|score| score.variable == variable).collect();
-        let values = own.iter().flat_map(|s| [s.rmse, s.rmse_persistence, s.rmse_climatology]);
+    for (panel, variable) in area
+        .split_evenly((1, VARIABLES.len()))
+        .iter()
+        .zip(VARIABLES)
+    {
+        let own: Vec<&Score> = scores
+            .iter()
+            .filter(|score| score.variable == variable)
+            .collect();
+        let values = own
+            .iter()
+            .flat_map(|s| [s.rmse, s.rmse_persistence, s.rmse_climatology]);
         let highest = values.fold(0.0, f64::max);
         let longest = own.iter().map(|score| score.lead_hours).fold(0.0, f64::max);
         let mut chart = ChartBuilder::on(panel)
@@ -103,7 +136,9 @@ pub(crate) fn curves(path: &Path, scores: &[Score]) -> Result<()> {
                 .draw_series(LineSeries::new(points, colour.stroke_width(2)))
                 .map_err(picture)?
                 .label(name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+                .legend(move |(x, y)| {
+                    PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2))
+                });
         }
         chart
             .configure_series_labels()

@@ -43,7 +43,11 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
     jets.extend(draw("test", options.test_states));
     let mut state = model.run(model.states(&jets)?, DAY)?;
 
-    let mut writers = if world.is_root() { writers(common, options)? } else { Vec::new() };
+    let mut writers = if world.is_root() {
+        writers(common, options)?
+    } else {
+        Vec::new()
+    };
     let frames = (options.days * 24.0 / options.hours).round() as usize + 1;
     let progress = Progress::new(world.rank(), "simulate", frames);
     for frame in 0..frames {
@@ -67,7 +71,11 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
     progress.finish();
 
     if world.is_root() {
-        let files = common.train_files()?.iter().map(FieldFile::open).collect::<Result<Vec<_>, _>>()?;
+        let files = common
+            .train_files()?
+            .iter()
+            .map(FieldFile::open)
+            .collect::<Result<Vec<_>, _>>()?;
         Statistics::compute(&files, 1)?.save(common.folder.join("data"))?;
         println!(
             "simulated {} + {} trajectories of {frames} times into {}",
@@ -93,6 +101,13 @@ fn writers(common: &Common, options: &Options) -> Result<Vec<FieldWriter>> {
         }
     });
     states
-        .map(|name| Ok(FieldWriter::create(folder.join(name), &grid, &VARIABLES, &WriterConfig::new())?))
+        .map(|name| {
+            Ok(FieldWriter::create(
+                folder.join(name),
+                &grid,
+                &VARIABLES,
+                &WriterConfig::new(),
+            )?)
+        })
         .collect()
 }

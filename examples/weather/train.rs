@@ -8,7 +8,9 @@ use burn::lr_scheduler::LrSchedulerRecord;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
 use clap::Args;
-use halocline::io::{DatasetConfig, FieldDataset, FieldLoader, LoaderConfig, Order, Progress, Statistics};
+use halocline::io::{
+    DatasetConfig, FieldDataset, FieldLoader, LoaderConfig, Order, Progress, Statistics,
+};
 use halocline::models::{SurrogateCnn, SurrogateCnnConfig, latitude_weights, weighted_mse};
 use halocline::ops::loss_value;
 use halocline::prelude::*;
@@ -76,7 +78,9 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
         .map_err(Error::other)?;
     let mut model = if options.resume {
         done = records.progressed()?;
-        optimizer = optimizer.load(records.path("optimizer")).map_err(wrong_record)?;
+        optimizer = optimizer
+            .load(records.path("optimizer"))
+            .map_err(wrong_record)?;
         let record = LrSchedulerRecord::load(records.path("schedule")).map_err(wrong_record)?;
         schedule = schedule.load_record(record);
         records.model(world, &done)?
@@ -95,13 +99,18 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
     let weights = latitude_weights(&latitudes);
     for epoch in done.epochs_done..options.epochs {
         let start = Instant::now();
-        let progress = Progress::new(world.rank(), format!("epoch {}", epoch + 1), loader.batches());
+        let progress = Progress::new(
+            world.rank(),
+            format!("epoch {}", epoch + 1),
+            loader.batches(),
+        );
         let mut total = 0.0;
         for batch in loader.epoch(epoch) {
             let batch = batch?;
             let forecast = with_constants(batch.input, &latitudes).apply(&model);
             let scale = forecast.profile(1, &scales);
-            let loss = weighted_mse(forecast * scale.clone(), batch.target * scale, &weights).resolve();
+            let loss =
+                weighted_mse(forecast * scale.clone(), batch.target * scale, &weights).resolve();
             total += loss_value(&loss);
             let gradients = GradientsParams::from_grads(loss.backward(), &model);
             model = optimizer.step(schedule.step(), model, gradients);
@@ -112,8 +121,19 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
         if world.is_root() {
             let optimizer = optimizer.into_bytes().map_err(wrong_record)?;
             let schedule = schedule.to_record().into_bytes().map_err(wrong_record)?;
-            let record = model.clone().into_record().into_bytes().map_err(wrong_record)?;
-            records.save([("model", &record[..]), ("optimizer", &optimizer[..]), ("schedule", &schedule[..])], &done)?;
+            let record = model
+                .clone()
+                .into_record()
+                .into_bytes()
+                .map_err(wrong_record)?;
+            records.save(
+                [
+                    ("model", &record[..]),
+                    ("optimizer", &optimizer[..]),
+                    ("schedule", &schedule[..]),
+                ],
+                &done,
+            )?;
             println!(
                 "epoch {:>2}: loss {:.4} of the increments' variance, {:.1} s",
                 epoch + 1,
@@ -142,7 +162,10 @@ pub(crate) fn load(world: &World, common: &Common) -> Result<SurrogateCnn> {
 pub(crate) fn with_constants<X: Field<4>>(x: X, latitudes: &[f64]) -> X {
     let nothing = x.clone().slice_of(1, 0..1) * 0.0;
     let constant = |of: fn(f64) -> f64| {
-        let values: Vec<f64> = latitudes.iter().map(|latitude| of(latitude.to_radians())).collect();
+        let values: Vec<f64> = latitudes
+            .iter()
+            .map(|latitude| of(latitude.to_radians()))
+            .collect();
         nothing.clone() + nothing.profile(2, &values)
     };
     let constants = [constant(f64::sin), constant(f64::cos)];
@@ -178,13 +201,19 @@ impl Records {
 
     fn progressed(&self) -> Result<Progressed> {
         let path = self.0.join("training.json");
-        let bytes = std::fs::read(&path)
-            .map_err(|e| Error::other(format!("{}: {e}; run `weather train` first", path.display())))?;
+        let bytes = std::fs::read(&path).map_err(|e| {
+            Error::other(format!(
+                "{}: {e}; run `weather train` first",
+                path.display()
+            ))
+        })?;
         serde_json::from_slice(&bytes).map_err(|e| Error::other(format!("{}: {e}", path.display())))
     }
 
     fn model(&self, world: &World, made: &Progressed) -> Result<SurrogateCnn> {
         let fresh = world.init(|device| model_config(made).init(device))?;
-        fresh.try_load_file(self.path("model")).map_err(wrong_record)
+        fresh
+            .try_load_file(self.path("model"))
+            .map_err(wrong_record)
     }
 }

@@ -49,7 +49,11 @@ impl FieldConv2dConfig {
     /// Panics if a kernel size is even.
     pub fn init(&self, device: &Device) -> FieldConv2d {
         let odd = self.kernel.iter().all(|size| size % 2 == 1);
-        assert!(odd, "FieldConv2d: kernel {:?} must be odd in both dims", self.kernel);
+        assert!(
+            odd,
+            "FieldConv2d: kernel {:?} must be odd in both dims",
+            self.kernel
+        );
         FieldConv2d {
             conv: Conv2dConfig::new(self.channels, self.kernel)
                 .with_padding(PaddingConfig2d::Valid)

@@ -15,14 +15,20 @@ use halocline_ops::Field;
 /// assert!((weights[1] - 1.5).abs() < 1e-12);
 /// ```
 pub fn latitude_weights(latitudes: &[f64]) -> Vec<f64> {
-    let sign = if latitudes.first() < latitudes.last() { -1.0 } else { 1.0 };
+    let sign = if latitudes.first() < latitudes.last() {
+        -1.0
+    } else {
+        1.0
+    };
     let bound = |row: usize| match row {
         0 => 90.0 * sign,
         row if row == latitudes.len() => -90.0 * sign,
         row => f64::midpoint(latitudes[row - 1], latitudes[row]),
     };
     let sine = |row: usize| f64::to_radians(bound(row)).sin();
-    let weights: Vec<f64> = (0..latitudes.len()).map(|row| (sine(row) - sine(row + 1)).abs()).collect();
+    let weights: Vec<f64> = (0..latitudes.len())
+        .map(|row| (sine(row) - sine(row + 1)).abs())
+        .collect();
     let mean = weights.iter().sum::<f64>() / weights.len() as f64;
     weights.into_iter().map(|weight| weight / mean).collect()
 }
@@ -72,10 +78,14 @@ impl Evaluation {
         let forecast = forecast - climatology.clone();
         let truth = truth - climatology;
         let weights = forecast.profile(2, &self.weights);
-        let mean = |product: X| self.values((product * weights.clone()).mean_over(&[2, 3]).resolve());
+        let mean =
+            |product: X| self.values((product * weights.clone()).mean_over(&[2, 3]).resolve());
         let squared_error = mean(error.clone() * error);
         let covariance = mean(forecast.clone() * truth.clone());
-        let variances = [mean(forecast.clone() * forecast), mean(truth.clone() * truth)];
+        let variances = [
+            mean(forecast.clone() * forecast),
+            mean(truth.clone() * truth),
+        ];
         let variables = self.sums.len();
         for (i, squared_error) in squared_error.into_iter().enumerate() {
             let (count, errors, correlations) = &mut self.sums[i % variables];
@@ -93,10 +103,13 @@ impl Evaluation {
 
     /// The scores of every variable so far.
     pub fn scores(&self) -> Vec<Scores> {
-        let scores = self.sums.iter().map(|&(count, errors, correlations)| Scores {
-            rmse: (errors / count as f64).sqrt(),
-            acc: correlations / count as f64,
-        });
+        let scores = self
+            .sums
+            .iter()
+            .map(|&(count, errors, correlations)| Scores {
+                rmse: (errors / count as f64).sqrt(),
+                acc: correlations / count as f64,
+            });
         scores.collect()
     }
 }
@@ -111,7 +124,9 @@ mod tests {
     fn scores_are_those_of_the_definition_on_any_mesh() {
         let latitudes = [60.0, 0.0, -60.0];
         let field = |scale: f32| {
-            let values: Vec<f32> = (0..24).map(|i| scale * ((i * 7 % 11) as f32 - 5.0) + i as f32).collect();
+            let values: Vec<f32> = (0..24)
+                .map(|i| scale * ((i * 7 % 11) as f32 - 5.0) + i as f32)
+                .collect();
             Tensor::<1>::from_floats(values.as_slice(), &Default::default()).reshape([2, 1, 3, 4])
         };
         let (forecast, truth) = (field(1.0), field(1.5));
@@ -140,13 +155,17 @@ mod tests {
         };
 
         let mut plain = Evaluation::new(&latitudes, 1);
-        plain.add(forecast.clone(), truth.clone(), climatology.clone()).unwrap();
+        plain
+            .add(forecast.clone(), truth.clone(), climatology.clone())
+            .unwrap();
         close(&plain.scores());
 
         Launcher::local(4)
             .run(|world| {
                 let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
-                let shard = |t: &Tensor<4>| ShardTensor::distribute(t.clone(), &mesh, &[Shard(2), Shard(3)]);
+                let shard = |t: &Tensor<4>| {
+                    ShardTensor::distribute(t.clone(), &mesh, &[Shard(2), Shard(3)])
+                };
                 let mut sharded = Evaluation::new(&latitudes, 1);
                 sharded.add(shard(&forecast)?, shard(&truth)?, shard(&climatology)?)?;
                 close(&sharded.scores());
@@ -160,7 +179,17 @@ mod tests {
         let rows: Vec<f64> = (0..18).map(|row| 85.0 - 10.0 * f64::from(row)).collect();
         let weights = latitude_weights(&rows);
         let ascending: Vec<f64> = rows.iter().rev().copied().collect();
-        assert_eq!(weights, latitude_weights(&ascending).into_iter().rev().collect::<Vec<_>>());
-        assert!((weights[0] / weights[1] - 0.3374).abs() < 1e-3, "{}", weights[0] / weights[1]);
+        assert_eq!(
+            weights,
+            latitude_weights(&ascending)
+                .into_iter()
+                .rev()
+                .collect::<Vec<_>>()
+        );
+        assert!(
+            (weights[0] / weights[1] - 0.3374).abs() < 1e-3,
+            "{}",
+            weights[0] / weights[1]
+        );
     }
 }

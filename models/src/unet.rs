@@ -57,9 +57,17 @@ impl UNetConfig {
             second: conv([channels_out, channels_out], 3),
         };
         let width = |level: usize| self.width << level;
-        let below = |level: usize| if level == 0 { self.channels_in } else { width(level - 1) };
+        let below = |level: usize| {
+            if level == 0 {
+                self.channels_in
+            } else {
+                width(level - 1)
+            }
+        };
         UNet {
-            down: (0..self.levels).map(|level| double(below(level), width(level))).collect(),
+            down: (0..self.levels)
+                .map(|level| double(below(level), width(level)))
+                .collect(),
             bottom: double(below(self.levels), width(self.levels)),
             up: (0..self.levels)
                 .map(|level| double(width(level + 1) + width(level), width(level)))

@@ -94,7 +94,11 @@ impl<const N: usize> ConvOptions<N> {
             operator: ["conv1d", "conv2d", "conv3d"][N - 1],
             windows: windows.collect(),
             // burn pads three spatial dims on both sides alike only.
-            kernel_padding: if N == 3 { KernelPadding::Symmetric } else { KernelPadding::AnySides },
+            kernel_padding: if N == 3 {
+                KernelPadding::Symmetric
+            } else {
+                KernelPadding::AnySides
+            },
             channels: Some(weight[0]),
             fill: 0.0_f64.to_bits(),
         }
@@ -127,7 +131,9 @@ pub(crate) fn conv<const D: usize, const N: usize>(
     let axes = crate::sharded_axes(&x);
     let weight = fan_out(weight, x.mesh(), &axes, stencil.operator);
     let bias = bias.map(|bias| fan_out(bias, x.mesh(), &axes, stencil.operator));
-    stencil.run(x, |x, plan| local(x, weight, bias, options, &plan.kernel_padding))
+    stencil.run(x, |x, plan| {
+        local(x, weight, bias, options, &plan.kernel_padding)
+    })
 }
 
 fn local<const D: usize, const N: usize>(
@@ -167,7 +173,11 @@ mod tests {
     struct Conv<const N: usize>(ConvOptions<N>);
 
     impl<const D: usize, const N: usize> Operator<D, D> for Conv<N> {
-        fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<D>>) -> X::Rank<D> {
+        fn apply<X: Field<D>>(
+            &self,
+            mut inputs: Vec<X>,
+            mut parameters: Vec<Tensor<D>>,
+        ) -> X::Rank<D> {
             let y = inputs.remove(0).conv(parameters.remove(0), None, &self.0);
             X::from_shard(y.into_shard())
         }
@@ -175,9 +185,18 @@ mod tests {
 
     #[test]
     fn weather_padding_is_periodic_in_longitude_and_zero_beyond_the_poles() {
-        let padding = [Padding::new(1, Boundary::Zeros), Padding::new(2, Boundary::Periodic)];
+        let padding = [
+            Padding::new(1, Boundary::Zeros),
+            Padding::new(2, Boundary::Periodic),
+        ];
         let options = ConvOptions::default().with_padding(padding);
-        check_op(&Conv(options), &[[2, 3, 7, 9]], &[[4, 3, 3, 5]], &[0, 2, 3], 1e-5);
+        check_op(
+            &Conv(options),
+            &[[2, 3, 7, 9]],
+            &[[4, 3, 3, 5]],
+            &[0, 2, 3],
+            1e-5,
+        );
     }
 
     #[test]
@@ -187,8 +206,16 @@ mod tests {
             high: 1,
             boundary: [Boundary::Reflect, Boundary::Replicate],
         };
-        let options = ConvOptions::default().with_padding([side, side]).with_stride([2, 1]);
-        check_op(&Conv(options), &[[1, 2, 8, 6]], &[[2, 2, 3, 2]], &[2, 3], 1e-5);
+        let options = ConvOptions::default()
+            .with_padding([side, side])
+            .with_stride([2, 1]);
+        check_op(
+            &Conv(options),
+            &[[1, 2, 8, 6]],
+            &[[2, 2, 3, 2]],
+            &[2, 3],
+            1e-5,
+        );
     }
 
     #[test]
@@ -203,15 +230,28 @@ mod tests {
 
     #[test]
     fn a_halo_may_span_several_neighbours() {
-        let options = ConvOptions::<1>::default().with_padding([Padding::new(8, Boundary::Periodic)]);
+        let options =
+            ConvOptions::<1>::default().with_padding([Padding::new(8, Boundary::Periodic)]);
         check_op(&Conv(options), &[[1, 1, 6]], &[[1, 1, 17]], &[2], 1e-5);
     }
 
     #[test]
     fn three_dims_with_uneven_padding() {
-        let padding = [Padding::zeros(1, 0), Padding::new(1, Boundary::Periodic), Padding::zeros(0, 2)];
-        let options = ConvOptions::default().with_padding(padding).with_stride([1, 2, 2]);
-        check_op(&Conv(options), &[[1, 2, 5, 6, 4]], &[[3, 2, 2, 3, 3]], &[2, 3, 4], 1e-5);
+        let padding = [
+            Padding::zeros(1, 0),
+            Padding::new(1, Boundary::Periodic),
+            Padding::zeros(0, 2),
+        ];
+        let options = ConvOptions::default()
+            .with_padding(padding)
+            .with_stride([1, 2, 2]);
+        check_op(
+            &Conv(options),
+            &[[1, 2, 5, 6, 4]],
+            &[[3, 2, 2, 3, 3]],
+            &[2, 3, 4],
+            1e-5,
+        );
     }
 
     #[test]
@@ -221,13 +261,18 @@ mod tests {
                 let sizes = if ranks == 1 { [1, 1, 1] } else { [2, 2, 2] };
                 let mesh = world.mesh([("z", sizes[0]), ("y", sizes[1]), ("x", sizes[2])])?;
                 let placements = [Shard(2), Shard(3), Shard(4)];
-                let normal = halocline_core::Distribution::Normal { mean: 0.0, std: 1.0 };
+                let normal = halocline_core::Distribution::Normal {
+                    mean: 0.0,
+                    std: 1.0,
+                };
                 let key = halocline_core::RandomKey::new(1, "x");
                 let x = ShardTensor::random([1, 2, 5, 3, 7], normal, key, &mesh, &placements)?;
-                let options = ConvOptions::default().with_padding([Padding::new(1, Boundary::Periodic); 3]);
+                let options =
+                    ConvOptions::default().with_padding([Padding::new(1, Boundary::Periodic); 3]);
                 let weight = Tensor::ones([2, 2, 3, 3, 3], world.device());
                 let y = x.conv(weight, None, &options);
-                Ok(y.full_tensor(halocline_core::LocalGradient::Replicated).into_data())
+                Ok(y.full_tensor(halocline_core::LocalGradient::Replicated)
+                    .into_data())
             });
             outputs.unwrap()
         };
@@ -260,7 +305,12 @@ mod tests {
     fn weights_that_do_not_fit_are_told() {
         let x = ShardTensor::solo(Tensor::<4>::ones([1, 4, 6, 6], &Default::default()));
         let weight = Tensor::ones([2, 3, 3, 3], &Default::default());
-        let error = conv(x, weight, None, &ConvOptions::<2>::default()).unwrap_err().to_string();
-        assert!(error.contains("weight [2, 3, 3, 3] with 1 groups on 4 channels"), "{error}");
+        let error = conv(x, weight, None, &ConvOptions::<2>::default())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("weight [2, 3, 3, 3] with 1 groups on 4 channels"),
+            "{error}"
+        );
     }
 }

@@ -49,6 +49,10 @@ pub(crate) fn drop_empty<const D: usize>(
 }
 
 /// Runs a plan without messages.
-fn run<const D: usize>(local: Tensor<D>, operator: &'static str, plan: ExchangePlan) -> Result<Tensor<D>> {
+fn run<const D: usize>(
+    local: Tensor<D>,
+    operator: &'static str,
+    plan: ExchangePlan,
+) -> Result<Tensor<D>> {
     ShardTensor::solo(local).run_plan(operator, &Arc::new(plan))
 }

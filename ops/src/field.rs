@@ -199,7 +199,11 @@ pub trait Field<const D: usize>:
     /// tensor's shards in that one. Nothing is communicated.
     #[must_use]
     fn profile(&self, dim: usize, values: &[f64]) -> Self {
-        Self::same_rank(or_panic(reshape::profile(&self.clone().into_shard(), dim, values)))
+        Self::same_rank(or_panic(reshape::profile(
+            &self.clone().into_shard(),
+            dim,
+            values,
+        )))
     }
 
     /// Repeats every cell of the spatial dims `factor` times: upsampling to the nearest.

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use burn::module::Param;
+use burn::nn::activation::SiLU;
 use burn::nn::conv::{Conv1d, Conv2d, Conv3d};
 use burn::nn::pool::{AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
 use burn::nn::{
     Gelu, LeakyRelu, Linear, PaddingConfig1d, PaddingConfig2d, PaddingConfig3d, Relu, Sigmoid, Tanh,
 };
-use burn::nn::activation::SiLU;
 use burn::tensor::{Tensor, activation};
 use halocline_core::{ExchangePlan, Result, ShardTensor};
 
@@ -64,7 +64,10 @@ impl<const D: usize> PlanOf<D> for ShardTensor<D> {
     }
 }
 
-fn plan<const D: usize>(stencil: &Stencil, x: &ShardTensor<D>) -> Result<Option<Arc<ExchangePlan>>> {
+fn plan<const D: usize>(
+    stencil: &Stencil,
+    x: &ShardTensor<D>,
+) -> Result<Option<Arc<ExchangePlan>>> {
     Ok(stencil.plan(x)?.exchange.clone())
 }
 
@@ -72,7 +75,11 @@ fn plan<const D: usize>(stencil: &Stencil, x: &ShardTensor<D>) -> Result<Option<
 fn same_padding(size: usize, span: usize, stride: usize) -> Padding {
     let outputs = size.div_ceil(stride);
     let total = (outputs.max(1) - 1) * stride + span;
-    let total = if outputs == 0 { 0 } else { total.saturating_sub(size) };
+    let total = if outputs == 0 {
+        0
+    } else {
+        total.saturating_sub(size)
+    };
     Padding::zeros(total / 2, total - total / 2)
 }
 
@@ -122,7 +129,9 @@ macro_rules! conv_layer {
 
             fn options(&self, dims: [usize; $d]) -> ConvOptions<$n> {
                 let (stride, dilation) = ($array(self.stride), $array(self.dilation));
-                let padding = self.padding.padding(&dims[2..], $array(self.kernel_size), stride);
+                let padding = self
+                    .padding
+                    .padding(&dims[2..], $array(self.kernel_size), stride);
                 ConvOptions {
                     stride,
                     dilation,
@@ -137,7 +146,11 @@ macro_rules! conv_layer {
 
             fn forward(&self, x: X) -> X {
                 let options = self.options(x.global_dims());
-                x.conv(self.weight.val(), self.bias.as_ref().map(Param::val), &options)
+                x.conv(
+                    self.weight.val(),
+                    self.bias.as_ref().map(Param::val),
+                    &options,
+                )
             }
         }
 
@@ -167,7 +180,11 @@ macro_rules! pool_layer {
 
             fn options(&self, dims: [usize; $d]) -> PoolOptions<$n> {
                 let (kernel, stride) = ($array(self.kernel_size), $array(self.stride));
-                let rounding = if self.ceil_mode { Rounding::Ceil } else { Rounding::Floor };
+                let rounding = if self.ceil_mode {
+                    Rounding::Ceil
+                } else {
+                    Rounding::Floor
+                };
                 let options = PoolOptions::new(kernel)
                     .with_stride(stride)
                     .with_padding(self.padding.padding(&dims[2..], kernel, stride))
@@ -194,17 +211,53 @@ macro_rules! pool_layer {
 }
 
 fn count(included: bool) -> PaddingCount {
-    if included { PaddingCount::Included } else { PaddingCount::Excluded }
+    if included {
+        PaddingCount::Included
+    } else {
+        PaddingCount::Excluded
+    }
 }
 
-pool_layer!(MaxPool1d, 3, 1, |x| [x], max_pool, "max_pool1d", f64::NEG_INFINITY,
-    |pool: &MaxPool1d, o: PoolOptions<1>| o.with_dilation([pool.dilation]));
-pool_layer!(MaxPool2d, 4, 2, |x| x, max_pool, "max_pool2d", f64::NEG_INFINITY,
-    |pool: &MaxPool2d, o: PoolOptions<2>| o.with_dilation(pool.dilation));
-pool_layer!(AvgPool1d, 3, 1, |x| [x], avg_pool, "avg_pool1d", 0.0,
-    |pool: &AvgPool1d, o: PoolOptions<1>| o.with_count(count(pool.count_include_pad)));
-pool_layer!(AvgPool2d, 4, 2, |x| x, avg_pool, "avg_pool2d", 0.0,
-    |pool: &AvgPool2d, o: PoolOptions<2>| o.with_count(count(pool.count_include_pad)));
+pool_layer!(
+    MaxPool1d,
+    3,
+    1,
+    |x| [x],
+    max_pool,
+    "max_pool1d",
+    f64::NEG_INFINITY,
+    |pool: &MaxPool1d, o: PoolOptions<1>| o.with_dilation([pool.dilation])
+);
+pool_layer!(
+    MaxPool2d,
+    4,
+    2,
+    |x| x,
+    max_pool,
+    "max_pool2d",
+    f64::NEG_INFINITY,
+    |pool: &MaxPool2d, o: PoolOptions<2>| o.with_dilation(pool.dilation)
+);
+pool_layer!(
+    AvgPool1d,
+    3,
+    1,
+    |x| [x],
+    avg_pool,
+    "avg_pool1d",
+    0.0,
+    |pool: &AvgPool1d, o: PoolOptions<1>| o.with_count(count(pool.count_include_pad))
+);
+pool_layer!(
+    AvgPool2d,
+    4,
+    2,
+    |x| x,
+    avg_pool,
+    "avg_pool2d",
+    0.0,
+    |pool: &AvgPool2d, o: PoolOptions<2>| o.with_count(count(pool.count_include_pad))
+);
 
 macro_rules! linear_layer {
     ($($d:literal)*) => {$(

@@ -27,7 +27,8 @@ use halocline_core::{Shard, ShardTensor};
 
 /// The axes over which a tensor is sharded: those over which gradients of replicated operands are summed.
 pub(crate) fn sharded_axes<const D: usize>(x: &ShardTensor<D>) -> Vec<usize> {
-    x.layout().axes_where(|placement| matches!(placement, Shard(_)))
+    x.layout()
+        .axes_where(|placement| matches!(placement, Shard(_)))
 }
 
 /// A tensor under a rank that is known to be its own.

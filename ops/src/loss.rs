@@ -59,7 +59,10 @@ pub fn huber_loss<const D: usize, X: Field<D>>(
     delta: f64,
     reduction: Reduction,
 ) -> X::Rank<1> {
-    assert!(delta > 0.0, "huber_loss: delta must be positive, got {delta}");
+    assert!(
+        delta > 0.0,
+        "huber_loss: delta must be positive, got {delta}"
+    );
     let losses = (x - target).map(|error| {
         let size = error.abs();
         // The quadratic part of an error, and the linear rest.

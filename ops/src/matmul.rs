@@ -43,10 +43,14 @@ fn rule(a: Placement, b: Placement, dims: usize) -> Option<(Placement, Option<us
 ///
 /// # Errors
 /// A combination of placements without a rule, shapes that do not fit.
-pub(crate) fn matmul<const D: usize>(a: ShardTensor<D>, b: ShardTensor<D>) -> Result<ShardTensor<D>> {
+pub(crate) fn matmul<const D: usize>(
+    a: ShardTensor<D>,
+    b: ShardTensor<D>,
+) -> Result<ShardTensor<D>> {
     let (shape_a, shape_b) = (a.dims(), b.dims());
     if D < 2 || shape_a[..D - 2] != shape_b[..D - 2] || shape_a[D - 1] != shape_b[D - 2] {
-        let message = format!("shapes {shape_a:?} and {shape_b:?}; expected [.., m, k] and [.., k, n]");
+        let message =
+            format!("shapes {shape_a:?} and {shape_b:?}; expected [.., m, k] and [.., k, n]");
         return Err(Error::operator(MATMUL, message));
     }
     let mut placements = Vec::new();
@@ -127,7 +131,11 @@ mod tests {
     struct Dense;
 
     impl Operator<2, 2> for Dense {
-        fn apply<X: Field<2>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<2>>) -> X::Rank<2> {
+        fn apply<X: Field<2>>(
+            &self,
+            mut inputs: Vec<X>,
+            mut parameters: Vec<Tensor<2>>,
+        ) -> X::Rank<2> {
             let y = inputs.remove(0).linear(parameters.remove(0), None);
             X::from_shard(y.into_shard())
         }
@@ -144,8 +152,13 @@ mod tests {
             .run(|world| {
                 let mesh = world.mesh([("x", 2)])?;
                 let of = |placement| ShardTensor::<2>::ones([4, 4], &mesh, &[placement]);
-                let error = matmul(of(Shard(0))?, of(Shard(1))?).unwrap_err().to_string();
-                assert!(error.starts_with("matmul: no rule for Shard(0) with Shard(1) on axis \"x\""), "{error}");
+                let error = matmul(of(Shard(0))?, of(Shard(1))?)
+                    .unwrap_err()
+                    .to_string();
+                assert!(
+                    error.starts_with("matmul: no rule for Shard(0) with Shard(1) on axis \"x\""),
+                    "{error}"
+                );
                 Ok(())
             })
             .unwrap();

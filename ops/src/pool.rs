@@ -114,7 +114,10 @@ pub(crate) fn max_pool<const D: usize, const N: usize>(
     x: ShardTensor<D>,
     options: &PoolOptions<N>,
 ) -> Result<ShardTensor<D>> {
-    let stencil = options.stencil(["max_pool1d", "max_pool2d", "max_pool3d"][N - 1], f64::NEG_INFINITY);
+    let stencil = options.stencil(
+        ["max_pool1d", "max_pool2d", "max_pool3d"][N - 1],
+        f64::NEG_INFINITY,
+    );
     stencil.run(x, |x, _| {
         by_planes(x, &stencil.windows, |x, windows| {
             let options = MaxPoolOptions::new(windows.map(|w| w.kernel))
@@ -142,7 +145,8 @@ pub(crate) fn avg_pool<const D: usize, const N: usize>(
     let position = x.mesh().position();
     stencil.run(x, |x, plan| {
         let mut y = by_planes(x, &stencil.windows, |x, windows| {
-            let options = AvgPoolOptions::new(windows.map(|w| w.kernel)).with_stride(windows.map(|w| w.stride));
+            let options = AvgPoolOptions::new(windows.map(|w| w.kernel))
+                .with_stride(windows.map(|w| w.stride));
             module::avg_pool2d(x, options)
         });
         let outputs = plan.output.local_box(position);
@@ -151,10 +155,17 @@ pub(crate) fn avg_pool<const D: usize, const N: usize>(
             // As many factors as the kernel made outputs: one more than none, where this rank has none.
             let range = outputs.ranges()[dim].clone();
             let range = range.start..range.start + y.dims()[dim];
-            if let Some(factors) = factors(window, options.count, size[dim], plan.output.shape()[dim], range) {
+            if let Some(factors) = factors(
+                window,
+                options.count,
+                size[dim],
+                plan.output.shape()[dim],
+                range,
+            ) {
                 let mut shape = [1; D];
                 shape[dim] = factors.len();
-                y = y.clone() * Tensor::from_data(TensorData::new(factors, shape), &y.device().inner());
+                y = y.clone()
+                    * Tensor::from_data(TensorData::new(factors, shape), &y.device().inner());
             }
         }
         y
@@ -182,7 +193,11 @@ fn factors(
     let factor = |output: usize| window.kernel as f32 / counted(output) as f32;
     (0..outputs)
         .any(|output| counted(output) != window.kernel)
-        .then(|| range.map(|output| factor(output.min(outputs - 1))).collect())
+        .then(|| {
+            range
+                .map(|output| factor(output.min(outputs - 1)))
+                .collect()
+        })
 }
 
 /// Pools over planes: a maximum or mean over a box is one over its last two dims and then one over the first.
@@ -248,9 +263,17 @@ mod tests {
     #[test]
     fn overlapping_periodic_windows() {
         let padding = [Padding::zeros(1, 0), Padding::new(1, Boundary::Periodic)];
-        let options = PoolOptions::new([3, 3]).with_stride([2, 1]).with_padding(padding);
+        let options = PoolOptions::new([3, 3])
+            .with_stride([2, 1])
+            .with_padding(padding);
         for kind in [Kind::Max, Kind::Average] {
-            check_op(&Pool(options, kind), &[[2, 2, 9, 7]], &[], &[0, 1, 2, 3], 1e-6);
+            check_op(
+                &Pool(options, kind),
+                &[[2, 2, 9, 7]],
+                &[],
+                &[0, 1, 2, 3],
+                1e-6,
+            );
         }
     }
 
@@ -261,6 +284,12 @@ mod tests {
             .with_padding([Padding::zeros(2, 1), Padding::zeros(1, 1)])
             .with_rounding(Rounding::Ceil)
             .with_count(PaddingCount::Excluded);
-        check_op(&Pool(options, Kind::Average), &[[1, 2, 11, 8]], &[], &[2, 3], 1e-6);
+        check_op(
+            &Pool(options, Kind::Average),
+            &[[1, 2, 11, 8]],
+            &[],
+            &[2, 3],
+            1e-6,
+        );
     }
 }

@@ -18,7 +18,10 @@ use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard,
 use crate::empty::fill_empty;
 
 fn check_dims<const D: usize>(operator: &str, dims: &[usize]) -> Result<()> {
-    let bad = dims.iter().enumerate().any(|(i, dim)| *dim >= D || dims[..i].contains(dim));
+    let bad = dims
+        .iter()
+        .enumerate()
+        .any(|(i, dim)| *dim >= D || dims[..i].contains(dim));
     if bad {
         let message = format!("dims {dims:?} of a tensor of {D} dims; each at most once");
         return Err(Error::operator(operator, message));
@@ -44,7 +47,11 @@ fn rule(operator: &str, layout: &Layout, dims: &[usize], op: ReduceOp) -> Result
         })
         .collect::<Result<Vec<Placement>>>()?;
     let extents = (0..layout.shape().len()).map(|dim| {
-        if dims.contains(&dim) { vec![1] } else { layout.extents(dim).to_vec() }
+        if dims.contains(&dim) {
+            vec![1]
+        } else {
+            layout.extents(dim).to_vec()
+        }
     });
     Ok(layout.derive(placements, extents.collect()))
 }
@@ -53,7 +60,10 @@ fn rule(operator: &str, layout: &Layout, dims: &[usize], op: ReduceOp) -> Result
 ///
 /// # Errors
 /// A dim that is not there or given twice; values that are partial by another reduction.
-pub(crate) fn sum_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
+pub(crate) fn sum_dims<const D: usize>(
+    x: ShardTensor<D>,
+    dims: &[usize],
+) -> Result<ShardTensor<D>> {
     check_dims::<D>("sum_dims", dims)?;
     let layout = rule("sum_dims", x.layout(), dims, ReduceOp::Sum)?;
     let (local, _, mesh) = x.into_parts();
@@ -64,7 +74,10 @@ pub(crate) fn sum_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Res
 ///
 /// # Errors
 /// Those of [`sum_dims`].
-pub(crate) fn mean_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
+pub(crate) fn mean_dims<const D: usize>(
+    x: ShardTensor<D>,
+    dims: &[usize],
+) -> Result<ShardTensor<D>> {
     check_dims::<D>("mean_dims", dims)?;
     let layout = rule("mean_dims", x.layout(), dims, ReduceOp::Sum)?;
     let sharded = dims.iter().any(|&dim| x.layout().extents(dim).len() > 1);
@@ -123,10 +136,18 @@ pub(crate) fn sum<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
 /// Values that are partial by another reduction than a sum.
 pub(crate) fn mean<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
     let all: Vec<usize> = (0..D).collect();
-    let sharded = x.layout().all_extents().iter().any(|extents| extents.len() > 1);
+    let sharded = x
+        .layout()
+        .all_extents()
+        .iter()
+        .any(|extents| extents.len() > 1);
     let count: usize = x.dims().iter().product();
     scalar(x, "mean", &all, |local| {
-        if sharded { local.sum() / count as f64 } else { local.mean() }
+        if sharded {
+            local.sum() / count as f64
+        } else {
+            local.mean()
+        }
     })
 }
 

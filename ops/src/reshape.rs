@@ -12,14 +12,20 @@ use crate::empty::{drop_empty, fill_empty};
 ///
 /// # Errors
 /// No tensors, a dim that is sharded, layouts that differ elsewhere.
-pub(crate) fn join<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Result<ShardTensor<D>> {
+pub(crate) fn join<const D: usize>(
+    parts: Vec<ShardTensor<D>>,
+    dim: usize,
+) -> Result<ShardTensor<D>> {
     const NAME: &str = "join";
     let Some(first) = parts.first() else {
         return Err(Error::operator(NAME, "no tensors"));
     };
     let mut extents = first.layout().all_extents().to_vec();
     if dim >= D {
-        return Err(Error::operator(NAME, format!("dim {dim} of tensors of {D} dims")));
+        return Err(Error::operator(
+            NAME,
+            format!("dim {dim} of tensors of {D} dims"),
+        ));
     }
     extents[dim] = vec![parts.iter().map(|part| part.dims()[dim]).sum()];
     for part in &parts {
@@ -30,14 +36,22 @@ pub(crate) fn join<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Re
             (t.placements().to_vec(), extents)
         };
         if others(part) != others(first) || part.layout().mesh() != first.layout().mesh() {
-            let message = format!("{} and {} differ in another dim than {dim}", first.layout(), part.layout());
+            let message = format!(
+                "{} and {} differ in another dim than {dim}",
+                first.layout(),
+                part.layout()
+            );
             return Err(Error::operator(NAME, message));
         }
     }
     let layout = first.layout().derive(first.placements().to_vec(), extents);
     let mesh = first.mesh().clone();
     let locals = parts.into_iter().map(|part| part.into_parts().0).collect();
-    Ok(ShardTensor::from_parts(Tensor::cat(locals, dim), layout, mesh))
+    Ok(ShardTensor::from_parts(
+        Tensor::cat(locals, dim),
+        layout,
+        mesh,
+    ))
 }
 
 /// A tensor with the shards of another one, which may differ in the size of dims that are whole there.
@@ -47,14 +61,23 @@ pub(crate) fn join<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Re
 ///
 /// # Errors
 /// A dim that is sharded there and of another size here, another mesh, a failure of communication.
-pub(crate) fn align<const D: usize>(x: ShardTensor<D>, other: &ShardTensor<D>) -> Result<ShardTensor<D>> {
+pub(crate) fn align<const D: usize>(
+    x: ShardTensor<D>,
+    other: &ShardTensor<D>,
+) -> Result<ShardTensor<D>> {
     if x.layout() == other.layout() {
         return Ok(x);
     }
     let extents = (0..D).map(|dim| {
-        if other.layout().is_sharded(dim) { other.layout().extents(dim).to_vec() } else { vec![x.dims()[dim]] }
+        if other.layout().is_sharded(dim) {
+            other.layout().extents(dim).to_vec()
+        } else {
+            vec![x.dims()[dim]]
+        }
     });
-    let layout = other.layout().derive(other.placements().to_vec(), extents.collect());
+    let layout = other
+        .layout()
+        .derive(other.placements().to_vec(), extents.collect());
     x.try_redistribute_to(&layout)
 }
 
@@ -72,7 +95,10 @@ pub(crate) fn narrow<const D: usize>(
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "narrow";
     if dim >= D || range.end > x.dims()[dim] || range.is_empty() {
-        return Err(Error::operator(NAME, format!("{range:?} of dim {dim} of {:?}", x.dims())));
+        return Err(Error::operator(
+            NAME,
+            format!("{range:?} of dim {dim} of {:?}", x.dims()),
+        ));
     }
     x.require_whole(NAME, dim)?;
     let mut extents = x.layout().all_extents().to_vec();
@@ -90,14 +116,21 @@ pub(crate) fn narrow<const D: usize>(
 ///
 /// # Errors
 /// A number of values that differs from the dim's size.
-pub(crate) fn profile<const D: usize>(x: &ShardTensor<D>, dim: usize, values: &[f64]) -> Result<ShardTensor<D>> {
+pub(crate) fn profile<const D: usize>(
+    x: &ShardTensor<D>,
+    dim: usize,
+    values: &[f64],
+) -> Result<ShardTensor<D>> {
     const NAME: &str = "profile";
     if dim >= D || values.len() != x.dims()[dim] {
         let message = format!("{} values along dim {dim} of {:?}", values.len(), x.dims());
         return Err(Error::operator(NAME, message));
     }
     let own = x.layout().local_box(x.mesh().position()).ranges()[dim].clone();
-    let values: Vec<f32> = values[own.clone()].iter().map(|&value| value as f32).collect();
+    let values: Vec<f32> = values[own.clone()]
+        .iter()
+        .map(|&value| value as f32)
+        .collect();
     let mut shape = [1; D];
     shape[dim] = own.len();
     let local = Tensor::from_data(TensorData::new(values, shape), &x.device().inner());
@@ -118,7 +151,10 @@ pub(crate) fn profile<const D: usize>(x: &ShardTensor<D>, dim: usize, values: &[
 ///
 /// # Errors
 /// A factor of zero.
-pub(crate) fn upsample_nearest<const D: usize>(x: ShardTensor<D>, factor: usize) -> Result<ShardTensor<D>> {
+pub(crate) fn upsample_nearest<const D: usize>(
+    x: ShardTensor<D>,
+    factor: usize,
+) -> Result<ShardTensor<D>> {
     const NAME: &str = "upsample_nearest";
     if factor == 0 {
         return Err(Error::operator(NAME, "a factor of zero"));
@@ -142,7 +178,9 @@ fn repeat_cells<const D: usize>(x: Tensor<D>, dim: usize, factor: usize) -> Tens
     let mut shape = x.dims();
     let outer: usize = shape[..dim].iter().product();
     let inner: usize = shape[dim + 1..].iter().product();
-    let copies = x.reshape([outer * shape[dim], 1, inner]).expand([outer * shape[dim], factor, inner]);
+    let copies =
+        x.reshape([outer * shape[dim], 1, inner])
+            .expand([outer * shape[dim], factor, inner]);
     shape[dim] *= factor;
     copies.reshape(shape)
 }
@@ -154,10 +192,20 @@ fn repeat_cells<const D: usize>(x: Tensor<D>, dim: usize, factor: usize) -> Tens
 pub(crate) fn leading<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<2>> {
     let shape = x.dims();
     if D < 2 || shape[2..].iter().any(|&size| size != 1) {
-        return Err(Error::operator("leading", format!("{shape:?}; expected [batch, channels, 1, ..]")));
+        return Err(Error::operator(
+            "leading",
+            format!("{shape:?}; expected [batch, channels, 1, ..]"),
+        ));
     }
-    let layout = x.layout().derive(x.placements().to_vec(), x.layout().all_extents()[..2].to_vec());
+    let layout = x.layout().derive(
+        x.placements().to_vec(),
+        x.layout().all_extents()[..2].to_vec(),
+    );
     let (local, _, mesh) = x.into_parts();
     let dims = local.dims();
-    Ok(ShardTensor::from_parts(local.reshape([dims[0], dims[1]]), layout, mesh))
+    Ok(ShardTensor::from_parts(
+        local.reshape([dims[0], dims[1]]),
+        layout,
+        mesh,
+    ))
 }

@@ -94,9 +94,15 @@ impl Window {
     pub fn output_size(&self, operator: &str, dim: usize, size: usize) -> Result<usize> {
         let fail = |what: String| Err(Error::operator(operator, format!("dim {dim}: {what}")));
         if self.kernel == 0 || self.stride == 0 || self.dilation == 0 {
-            return fail(format!("kernel, stride and dilation must not be zero, got {self:?}"));
+            return fail(format!(
+                "kernel, stride and dilation must not be zero, got {self:?}"
+            ));
         }
-        let Padding { low, high, boundary } = self.padding;
+        let Padding {
+            low,
+            high,
+            boundary,
+        } = self.padding;
         let padded = size + low + high;
         if padded < self.span() {
             return fail(format!(
@@ -106,7 +112,9 @@ impl Window {
         }
         for (width, boundary) in [(low, boundary[0]), (high, boundary[1])] {
             if width > 0 && boundary == Boundary::Reflect && width >= size {
-                return fail(format!("reflecting {width} cells needs more than {width} cells, got {size}"));
+                return fail(format!(
+                    "reflecting {width} cells needs more than {width} cells, got {size}"
+                ));
             }
             if width > 0 && boundary != Boundary::Zeros && size == 0 {
                 return fail(format!("{boundary:?} padding of a dim without cells"));
@@ -154,7 +162,11 @@ impl Window {
                 let range = start..start + extent;
                 start = range.end;
                 // Without cells there is nothing to own; if no part has any, the last one takes what padding yields.
-                if range.is_empty() { 0 } else { bound(range.end) - bound(range.start) }
+                if range.is_empty() {
+                    0
+                } else {
+                    bound(range.end) - bound(range.start)
+                }
             })
             .collect()
     }
@@ -240,7 +252,8 @@ impl Stencil {
                     KernelPadding::Nothing => low == 0 && high == 0,
                 };
                 let whole = layout.extents(dim).len() == 1;
-                let fits = window.rounding == Rounding::Floor || self.kernel_padding != KernelPadding::Nothing;
+                let fits = window.rounding == Rounding::Floor
+                    || self.kernel_padding != KernelPadding::Nothing;
                 !(whole && window.padding.is_plain() && kernel_pads && fits)
             })
             .collect();
@@ -254,10 +267,14 @@ impl Stencil {
             let plan = ExchangePlan::new(Source::Layout(layout), position, size, need_of);
             Arc::new(plan.with_fill(f64::from_bits(self.fill)))
         });
-        let kernel_padding = self.windows.iter().zip(&supplied).map(|(window, supplied)| {
-            let Padding { low, high, .. } = window.padding;
-            if *supplied { (0, 0) } else { (low, high) }
-        });
+        let kernel_padding = self
+            .windows
+            .iter()
+            .zip(&supplied)
+            .map(|(window, supplied)| {
+                let Padding { low, high, .. } = window.padding;
+                if *supplied { (0, 0) } else { (low, high) }
+            });
         Ok(StencilPlan {
             exchange,
             kernel_padding: kernel_padding.collect(),
@@ -278,8 +295,15 @@ impl Stencil {
                 Some(spatial) => self.windows[spatial].input_range(&outputs.ranges()[dim]),
                 None => own.start as isize..own.end as isize,
             };
-            let boundary = spatial.map_or_else(Default::default, |spatial| self.windows[spatial].padding.boundary);
-            runs.push(segments(range.clone(), layout.shape()[dim], boundary[0], boundary[1]));
+            let boundary = spatial.map_or_else(Default::default, |spatial| {
+                self.windows[spatial].padding.boundary
+            });
+            runs.push(segments(
+                range.clone(),
+                layout.shape()[dim],
+                boundary[0],
+                boundary[1],
+            ));
             shape.push(match spatial {
                 Some(spatial) if range.is_empty() => self.windows[spatial].span(),
                 _ => range.len().max(1),
@@ -312,13 +336,24 @@ mod tests {
     use proptest::prelude::*;
 
     fn window() -> impl Strategy<Value = Window> {
-        let sizes = (1..6_usize, 1..5_usize, 1..4_usize, 0..6_usize, 0..6_usize, any::<bool>());
+        let sizes = (
+            1..6_usize,
+            1..5_usize,
+            1..4_usize,
+            0..6_usize,
+            0..6_usize,
+            any::<bool>(),
+        );
         sizes.prop_map(|(kernel, stride, dilation, low, high, ceil)| Window {
             kernel,
             stride,
             dilation,
             padding: Padding::zeros(low, high),
-            rounding: if ceil { Rounding::Ceil } else { Rounding::Floor },
+            rounding: if ceil {
+                Rounding::Ceil
+            } else {
+                Rounding::Floor
+            },
         })
     }
 

@@ -35,7 +35,13 @@ impl Sharding {
         let placements: Vec<Placement> = self
             .placements
             .iter()
-            .map(|placement| if has(placement) { *placement } else { Replicate })
+            .map(|placement| {
+                if has(placement) {
+                    *placement
+                } else {
+                    Replicate
+                }
+            })
             .collect();
         let mut layout = Layout::new(mesh.shape(), shape, &placements)?;
         for (dim, extents) in &self.extents {
@@ -129,7 +135,11 @@ pub fn check_op<const D: usize, const E: usize>(
                     let layout = sharding.layout(&mesh, shape)?;
                     Ok(ShardTensor::distribute_to(whole, &mesh, &layout)?.require_grad())
                 };
-                let inputs = inputs.iter().enumerate().map(shard).collect::<Result<Vec<_>>>()?;
+                let inputs = inputs
+                    .iter()
+                    .enumerate()
+                    .map(shard)
+                    .collect::<Result<Vec<_>>>()?;
                 let parameters = random_all(parameters, "parameter");
                 let y = operator.apply(inputs.clone(), parameters.clone()).resolve();
                 let cotangent = random(y.dims(), "cotangent", 0).inner();
@@ -143,7 +153,9 @@ pub fn check_op<const D: usize, const E: usize>(
                     found.push(gradient.full_tensor(LocalGradient::Replicated).into_data());
                 }
                 for parameter in &parameters {
-                    let gradient = parameter.grad(&gradients).expect("a parameter has a gradient");
+                    let gradient = parameter
+                        .grad(&gradients)
+                        .expect("a parameter has a gradient");
                     found.push(gradient.into_data());
                 }
                 Ok(found)
@@ -172,19 +184,32 @@ fn on_one_device<const D: usize, const E: usize>(
     let parameters = random_all(parameters, "parameter");
     let y = operator.apply(inputs.clone(), parameters.clone());
     let y = <Tensor<D> as Field<D>>::from_shard(y.into_shard());
-    let gradients = (y.clone() * random(y.dims(), "cotangent", 0).inner()).sum().backward();
+    let gradients = (y.clone() * random(y.dims(), "cotangent", 0).inner())
+        .sum()
+        .backward();
     let leaves = inputs.iter().chain(&parameters);
-    let gradients = leaves.map(|leaf| leaf.grad(&gradients).expect("a leaf has a gradient").into_data());
-    std::iter::once(y.inner().into_data()).chain(gradients).collect()
+    let gradients = leaves.map(|leaf| {
+        leaf.grad(&gradients)
+            .expect("a leaf has a gradient")
+            .into_data()
+    });
+    std::iter::once(y.inner().into_data())
+        .chain(gradients)
+        .collect()
 }
 
 fn random_all<const D: usize>(shapes: &[[usize; D]], name: &str) -> Vec<Tensor<D>> {
     let tensors = shapes.iter().enumerate();
-    tensors.map(|(i, shape)| random(*shape, name, i).require_grad()).collect()
+    tensors
+        .map(|(i, shape)| random(*shape, name, i).require_grad())
+        .collect()
 }
 
 fn random<const D: usize>(shape: [usize; D], name: &str, index: usize) -> Tensor<D> {
-    let normal = Distribution::Normal { mean: 0.0, std: 1.0 };
+    let normal = Distribution::Normal {
+        mean: 0.0,
+        std: 1.0,
+    };
     let values = RandomKey::new(0, (name, index)).fill(normal, &shape, &IndexBox::whole(&shape));
     let device = burn::tensor::Device::default().autodiff();
     Tensor::from_data(TensorData::new(values, shape), &device)
@@ -195,8 +220,16 @@ pub fn difference(found: &TensorData, expected: &TensorData) -> f64 {
     assert_eq!(found.shape(), expected.shape(), "shapes differ");
     let values = |data: &TensorData| data.iter::<f64>().collect::<Vec<_>>();
     let (found, expected) = (values(found), values(expected));
-    let scale = expected.iter().fold(f64::MIN_POSITIVE, |max, value| max.max(value.abs()));
+    let scale = expected
+        .iter()
+        .fold(f64::MIN_POSITIVE, |max, value| max.max(value.abs()));
     let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
     // NaN counts as infinitely far.
-    worst.fold(0.0, |max: f64, d| if d.is_nan() { f64::INFINITY } else { max.max(d) }) / scale
+    worst.fold(0.0, |max: f64, d| {
+        if d.is_nan() {
+            f64::INFINITY
+        } else {
+            max.max(d)
+        }
+    }) / scale
 }

@@ -67,7 +67,9 @@ pub(crate) fn broadcast_bytes(
     let received = comm
         .start(Batch {
             operation: operation.clone(),
-            sends: others.map(|&rank| (rank, Payload::Bytes(bytes.clone()))).collect(),
+            sends: others
+                .map(|&rank| (rank, Payload::Bytes(bytes.clone())))
+                .collect(),
             receives: if is_source {
                 Vec::new()
             } else {
@@ -88,11 +90,7 @@ pub(crate) fn barrier(comm: &dyn Communicator, group: &[usize]) -> Result<()> {
 }
 
 /// Checks that all ranks of the group are about to run the same operation, if the settings ask for it.
-pub(crate) fn agree(
-    comm: &dyn Communicator,
-    group: &[usize],
-    operation: &Operation,
-) -> Result<()> {
+pub(crate) fn agree(comm: &dyn Communicator, group: &[usize], operation: &Operation) -> Result<()> {
     if !comm.settings().check || group.len() == 1 {
         return Ok(());
     }
@@ -100,14 +98,22 @@ pub(crate) fn agree(
     let own = operation.to_string();
     let texts = all_gather_bytes(comm, group, &check, own.as_bytes()).map_err(|e| match e {
         // The name of the check helps nobody; the operation does.
-        Error::Timeout { rank, peer, expected, seconds, .. } => Error::Timeout {
+        Error::Timeout {
+            rank,
+            peer,
+            expected,
+            seconds,
+            ..
+        } => Error::Timeout {
             rank,
             operation: own.clone(),
             peer,
             expected,
             seconds,
         },
-        Error::PeerEnded { rank, peer, cause, .. } => Error::PeerEnded {
+        Error::PeerEnded {
+            rank, peer, cause, ..
+        } => Error::PeerEnded {
             rank,
             operation: own.clone(),
             peer,

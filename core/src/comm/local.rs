@@ -197,7 +197,8 @@ impl Payload {
     /// sender from updating the field in place.
     fn compacted(self) -> Self {
         let compact = |tensor: DispatchTensor| {
-            let flex: Result<BackendTensor<Flex>, _> = DispatchTensor::try_into_backend(tensor.clone());
+            let flex: Result<BackendTensor<Flex>, _> =
+                DispatchTensor::try_into_backend(tensor.clone());
             match flex {
                 Ok(BackendTensor::Float(view)) if is_thin(&view) => {
                     DispatchTensor::from_backend(BackendTensor::<Flex>::Float(view.to_contiguous()))
@@ -301,7 +302,9 @@ mod tests {
     fn messages_arrive_in_order_and_are_counted() {
         let (a, b) = pair(Duration::from_secs(10));
         let other = std::thread::spawn(move || {
-            (0..5).map(|i| exchange(&b, "x", 0, &[i]).unwrap()[0]).collect::<Vec<_>>()
+            (0..5)
+                .map(|i| exchange(&b, "x", 0, &[i]).unwrap()[0])
+                .collect::<Vec<_>>()
         });
         for i in 0..5 {
             assert_eq!(exchange(&a, "x", 1, &[10 + i]).unwrap(), [i]);
@@ -314,7 +317,10 @@ mod tests {
     fn a_silent_peer_is_a_timeout_that_names_it() {
         let (a, _b) = pair(Duration::from_millis(30));
         let error = exchange(&a, "conv2d", 1, &[1]).unwrap_err().to_string();
-        assert!(error.contains("conv2d: nothing from rank 1 within 0.03 s"), "{error}");
+        assert!(
+            error.contains("conv2d: nothing from rank 1 within 0.03 s"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -323,7 +329,13 @@ mod tests {
         let other = std::thread::spawn(move || exchange(&b, "sum", 0, &[1]).unwrap_err());
         let error = exchange(&a, "conv2d", 1, &[1]).unwrap_err().to_string();
         assert!(error.contains("rank 0 is in conv2d") && error.contains("rank 1 is in sum"));
-        assert!(other.join().unwrap().to_string().contains("rank 0 is in conv2d"));
+        assert!(
+            other
+                .join()
+                .unwrap()
+                .to_string()
+                .contains("rank 0 is in conv2d")
+        );
     }
 
     #[test]

@@ -38,7 +38,11 @@ fn pair(operator: &str, operands: [&Layout; 2], linearity: Linearity) -> Result<
         if l != r && l != 1 && r != 1 {
             return Err(Error::operator(
                 operator,
-                format!("shapes {:?} and {:?} do not broadcast", lhs.shape(), rhs.shape()),
+                format!(
+                    "shapes {:?} and {:?} do not broadcast",
+                    lhs.shape(),
+                    rhs.shape()
+                ),
             ));
         }
     }
@@ -54,7 +58,8 @@ fn pair(operator: &str, operands: [&Layout; 2], linearity: Linearity) -> Result<
             (Replicate, Shard(dim)) if broadcasts(lhs, dim) => (r, Some(0)),
             (l, r) if l == sum && r == sum && linearity == Linearity::Additive => (sum, None),
             (l, Replicate)
-                if l == sum && matches!(linearity, Linearity::Multiplicative | Linearity::LeftLinear) =>
+                if l == sum
+                    && matches!(linearity, Linearity::Multiplicative | Linearity::LeftLinear) =>
             {
                 (sum, Some(1))
             }
@@ -66,7 +71,9 @@ fn pair(operator: &str, operands: [&Layout; 2], linearity: Linearity) -> Result<
                     help: if matches!((l, r), (Partial(_), _) | (_, Partial(_))) {
                         "call resolve() on the partial operand first".into()
                     } else {
-                        format!("redistribute one operand to {l} or {r}, with the other's extents, first")
+                        format!(
+                            "redistribute one operand to {l} or {r}, with the other's extents, first"
+                        )
                     },
                 });
             }
@@ -80,7 +87,11 @@ fn pair(operator: &str, operands: [&Layout; 2], linearity: Linearity) -> Result<
         .map(|dim| {
             // The operand that is sharded there, or else the one that is not broadcast.
             let shards = |layout: &Layout| layout.is_sharded(dim);
-            let of = if shards(lhs) || (!shards(rhs) && lhs.shape()[dim] != 1) { lhs } else { rhs };
+            let of = if shards(lhs) || (!shards(rhs) && lhs.shape()[dim] != 1) {
+                lhs
+            } else {
+                rhs
+            };
             of.extents(dim).to_vec()
         })
         .collect();
@@ -182,8 +193,13 @@ impl<const D: usize> ShardTensor<D> {
     /// Panics if the layouts differ.
     #[must_use]
     pub fn mask_where(self, mask: ShardTensor<D, Bool>, value: Self) -> Self {
-        assert_eq!(self.layout, mask.layout, "mask_where: the mask's layout differs");
-        self.zip_local(value, "mask_where", |local, value| local.mask_where(mask.local, value))
+        assert_eq!(
+            self.layout, mask.layout,
+            "mask_where: the mask's layout differs"
+        );
+        self.zip_local(value, "mask_where", |local, value| {
+            local.mask_where(mask.local, value)
+        })
     }
 }
 
@@ -307,7 +323,8 @@ impl<const D: usize> Neg for ShardTensor<D> {
 impl<const D: usize> ShardTensor<D> {
     /// A scaling, which sums permit and extrema do not.
     fn map_scaling(self, f: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Self {
-        let sums = |placement: &Placement| !matches!(placement, Partial(op) if *op != ReduceOp::Sum);
+        let sums =
+            |placement: &Placement| !matches!(placement, Partial(op) if *op != ReduceOp::Sum);
         if self.placements().iter().all(sums) {
             self.map_linear(f)
         } else {

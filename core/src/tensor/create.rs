@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use super::ShardTensor;
 use crate::comm::{Operation, Traffic, collectives};
@@ -12,6 +12,9 @@ use crate::ops;
 use crate::plan::{ExchangePlan, Need, Source};
 use crate::rng::{self, Distribution};
 use crate::{Error, IndexBox, Result};
+
+/// Number types that can be scattered.
+const NUMBERS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
 /// Sends a tensor that one rank of the world holds to the ranks of a mesh, each of which gets its shard and no more.
 ///
@@ -29,29 +32,40 @@ pub fn scatter_tensor<const D: usize>(
     const NAME: &str = "scatter_tensor";
     let ranks: Arc<[usize]> = mesh.shape().ranks().into();
     let comm = &**mesh.comm();
-    let owner = ranks.iter().position(|&rank| rank == source).ok_or_else(|| {
-        Error::operator(NAME, format!("source rank {source} is not in the {mesh}"))
-    })?;
-    // An empty message says that the source has nothing, so that all ranks fail alike.
+    let owner = ranks
+        .iter()
+        .position(|&rank| rank == source)
+        .ok_or_else(|| {
+            Error::operator(NAME, format!("source rank {source} is not in the {mesh}"))
+        })?;
+    // Number type and shape. Without a number type the source has nothing, so that all ranks fail alike.
     let operation = Operation::new(NAME, Traffic::Control, None);
-    let shape = (comm.rank() == source).then(|| {
+    let metadata = (comm.rank() == source).then(|| {
+        let number = tensor
+            .iter()
+            .filter_map(|tensor| NUMBERS.iter().position(|number| *number == tensor.dtype()));
         let dims = tensor.iter().flat_map(|tensor| tensor.dims());
-        dims.flat_map(|dim| (dim as u64).to_le_bytes()).collect()
+        number
+            .chain(dims)
+            .flat_map(|word| (word as u64).to_le_bytes())
+            .collect()
     });
-    let shape = collectives::broadcast_bytes(comm, &ranks, source, &operation, shape)?;
-    if shape.is_empty() {
+    let metadata = collectives::broadcast_bytes(comm, &ranks, source, &operation, metadata)?;
+    let words = metadata.as_chunks::<8>().0.iter();
+    let words: Vec<usize> = words
+        .map(|bytes| u64::from_le_bytes(*bytes) as usize)
+        .collect();
+    let [number, shape @ ..] = words.as_slice() else {
         return Err(Error::operator(
             NAME,
             format!("the source, rank {source}, passed None; it must pass the tensor"),
         ));
+    };
+    if shape.len() != D || *number >= NUMBERS.len() {
+        let message = format!("rank {source} sends {shape:?}; expected {D} dims of {NUMBERS:?}");
+        return Err(Error::operator(NAME, message));
     }
-    let shape: Vec<usize> = shape
-        .as_chunks::<8>()
-        .0
-        .iter()
-        .map(|bytes| u64::from_le_bytes(*bytes) as usize)
-        .collect();
-    let layout = Layout::new(mesh.shape(), &shape, placements)?;
+    let layout = Layout::new(mesh.shape(), shape, placements)?;
     if let Some(placement) = placements.iter().find(|p| matches!(p, Partial(_))) {
         return Err(Error::Placement {
             operator: NAME.into(),
@@ -61,10 +75,10 @@ pub fn scatter_tensor<const D: usize>(
     }
     let held = match tensor {
         Some(tensor) if comm.rank() == source => tensor.inner(),
-        _ => Tensor::empty([0; D], &mesh.device().clone().inner()),
+        _ => Tensor::empty([0; D], (&mesh.device().clone().inner(), NUMBERS[*number])),
     };
     let plan = ExchangePlan::new(
-        Source::Single(owner, &shape),
+        Source::Single(owner, shape),
         mesh.position(),
         mesh.size(),
         |position| Need::of(layout.local_box(position)),
@@ -185,7 +199,9 @@ impl<const D: usize> ShardTensor<D> {
     ) -> Result<Self> {
         let layout = Layout::new(mesh.shape(), &shape, placements)?;
         if layout.partial_axis().is_some() {
-            return Err(Error::Layout(format!("cannot create partial values {layout}")));
+            return Err(Error::Layout(format!(
+                "cannot create partial values {layout}"
+            )));
         }
         let local = local(&layout.local_box(mesh.position()));
         Ok(Self::from_parts(local, layout, mesh.clone()))

@@ -11,7 +11,12 @@ impl<const D: usize, K: Basic> fmt::Display for ShardTensor<D, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shape = self.layout.mesh();
         writeln!(f, "ShardTensor {:?}", self.layout.shape())?;
-        for ((name, size), placement) in shape.names().iter().zip(shape.sizes()).zip(self.placements()) {
+        for ((name, size), placement) in shape
+            .names()
+            .iter()
+            .zip(shape.sizes())
+            .zip(self.placements())
+        {
             write!(f, "  {name:<8} {size:>4} × {placement}")?;
             match placement {
                 crate::Shard(dim) => writeln!(f, "  extents {:?}", self.layout.extents(*dim))?,

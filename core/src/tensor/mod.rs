@@ -154,7 +154,11 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ) -> ShardTensor<D, L> {
         let before = self.local.dims();
         let local = f(self.local);
-        assert_eq!(local.dims(), before, "an elementwise function keeps the shape");
+        assert_eq!(
+            local.dims(),
+            before,
+            "an elementwise function keeps the shape"
+        );
         ShardTensor {
             local,
             layout: self.layout,
@@ -231,7 +235,9 @@ impl<const D: usize> ShardTensor<D> {
         let resolved = layout
             .axes_where(|placement| matches!(placement, Partial(_)))
             .into_iter()
-            .fold(layout, |layout, axis| layout.with_placement(axis, Replicate));
+            .fold(layout, |layout, axis| {
+                layout.with_placement(axis, Replicate)
+            });
         Some(Self::from_parts(local, resolved, self.mesh.clone()))
     }
 
@@ -242,13 +248,16 @@ impl<const D: usize> ShardTensor<D> {
     /// # Panics
     /// Panics if the tensor is sharded, or partial by another reduction than a sum.
     pub fn backward(&self) -> Gradients {
-        let allowed = |placement: &Placement| {
-            matches!(placement, Replicate | Partial(ReduceOp::Sum))
-        };
+        let allowed =
+            |placement: &Placement| matches!(placement, Replicate | Partial(ReduceOp::Sum));
         if let Some(axis) = self.placements().iter().position(|p| !allowed(p)) {
             let error = Error::Placement {
                 operator: "backward".into(),
-                placement: format!("{} on axis \"{}\"", self.placements()[axis], self.axis_name(axis)),
+                placement: format!(
+                    "{} on axis \"{}\"",
+                    self.placements()[axis],
+                    self.axis_name(axis)
+                ),
                 help: "reduce it to a loss with mean() or sum() first".into(),
             };
             panic!("{error}");

@@ -112,7 +112,9 @@ impl<const D: usize> ShardTensor<D> {
         let layout = self.layout.with_placement(axis, Replicate);
         let local = match op {
             ReduceOp::Sum => self.local,
-            ReduceOp::Max | ReduceOp::Min => owned_extremum(self.local, &self.mesh, axis, op, &operation),
+            ReduceOp::Max | ReduceOp::Min => {
+                owned_extremum(self.local, &self.mesh, axis, op, &operation)
+            }
         };
         let local = ops::all_reduce_sum(local, &self.mesh, &[axis], operation);
         Self::from_parts(local, layout, self.mesh)
@@ -218,7 +220,10 @@ impl<const D: usize> ShardTensor<D> {
     pub fn gather_tensor(&self, root: usize) -> Result<Option<Tensor<D>>> {
         let ranks = self.mesh.shape().ranks();
         let root = ranks.iter().position(|&rank| rank == root).ok_or_else(|| {
-            Error::operator("gather_tensor", format!("rank {root} is not in the {}", self.mesh))
+            Error::operator(
+                "gather_tensor",
+                format!("rank {root} is not in the {}", self.mesh),
+            )
         })?;
         let whole = IndexBox::whole(self.layout.shape());
         Error::catch(|| {
@@ -236,7 +241,8 @@ impl<const D: usize> ShardTensor<D> {
                 self.mesh.size(),
                 need,
             );
-            let operation = Operation::new("gather_tensor", Traffic::Scatter, Some(&resolved.layout));
+            let operation =
+                Operation::new("gather_tensor", Traffic::Scatter, Some(&resolved.layout));
             let gathered = ops::exchange(resolved.local, &self.mesh, Arc::new(plan), operation);
             (self.mesh.position() == root).then_some(gathered)
         })
@@ -267,7 +273,11 @@ fn owned_extremum<const D: usize>(
         })
         .expect("a group has at least one rank");
     let place = group.iter().position(|&rank| rank == comm.rank());
-    let mut lost = best.clone().not_equal(flat);
+    // What is not a number is never lost, so that it shows in the result.
+    let mut lost = best
+        .clone()
+        .not_equal(flat.clone())
+        .bool_and(flat.is_nan().bool_not());
     for earlier in all.iter().take(place.unwrap_or(0)) {
         lost = lost.bool_or(best.clone().equal(earlier.clone()));
     }

@@ -74,13 +74,19 @@ impl Case {
                 planet: *planet,
                 speed: turn_in_12_days,
                 angle,
-                profile: Profile::Balanced { depth: 2.94e4 / planet.gravity, over: None },
+                profile: Profile::Balanced {
+                    depth: 2.94e4 / planet.gravity,
+                    over: None,
+                },
             }),
             Self::Mountain => Box::new(SolidBody {
                 planet: *planet,
                 speed: 20.0,
                 angle: 0.0,
-                profile: Profile::Balanced { depth: 5960.0, over: Some(Topography::Mountain) },
+                profile: Profile::Balanced {
+                    depth: 5960.0,
+                    over: Some(Topography::Mountain),
+                },
             }),
             Self::RossbyHaurwitz => Box::new(RossbyHaurwitz { planet: *planet }),
             Self::SteadyJet => Box::new(Jet::galewsky(planet)),
@@ -94,7 +100,10 @@ enum Profile {
     /// A cosine bell at 0° N 270° E.
     Bell,
     /// That in balance with the wind, over the ground.
-    Balanced { depth: f64, over: Option<Topography> },
+    Balanced {
+        depth: f64,
+        over: Option<Topography>,
+    },
 }
 
 /// A wind like that of a turning solid body.
@@ -109,13 +118,21 @@ impl Flow for SolidBody {
     fn depth(&self, latitude: f64, longitude: f64) -> f64 {
         match self.profile {
             Profile::Bell => {
-                let distance = (latitude.cos() * (longitude - 1.5 * PI).cos()).clamp(-1.0, 1.0).acos();
+                let distance = (latitude.cos() * (longitude - 1.5 * PI).cos())
+                    .clamp(-1.0, 1.0)
+                    .acos();
                 let radius = 1.0 / 3.0;
-                let inside = (distance < radius).then(|| 500.0 * (1.0 + (PI * distance / radius).cos()));
+                let inside =
+                    (distance < radius).then(|| 500.0 * (1.0 + (PI * distance / radius).cos()));
                 inside.unwrap_or(0.0)
             }
             Profile::Balanced { depth, over } => {
-                let Planet { radius, rotation, gravity, .. } = self.planet;
+                let Planet {
+                    radius,
+                    rotation,
+                    gravity,
+                    ..
+                } = self.planet;
                 let head = self.speed * (radius * rotation + 0.5 * self.speed) / gravity;
                 let sine = sine_from_axis(self.angle, latitude, longitude);
                 let ground = over.map_or(0.0, |ground| ground.height(latitude, longitude));
@@ -144,14 +161,23 @@ impl RossbyHaurwitz {
 
 impl Flow for RossbyHaurwitz {
     fn depth(&self, latitude: f64, longitude: f64) -> f64 {
-        let Planet { radius, rotation, gravity, .. } = self.planet;
+        let Planet {
+            radius,
+            rotation,
+            gravity,
+            ..
+        } = self.planet;
         let (w, k, r) = (Self::SPEED, Self::SPEED, Self::WAVENUMBER);
         let cos = latitude.cos();
         let square = cos * cos;
         let even = 0.5 * w * (2.0 * rotation + w) * square
-            + 0.25 * k * k * cos.powf(2.0 * r - 2.0)
+            + 0.25
+                * k
+                * k
+                * cos.powf(2.0 * r - 2.0)
                 * ((r + 1.0) * square * square + (2.0 * r * r - r - 2.0) * square - 2.0 * r * r);
-        let single = 2.0 * (rotation + w) * k / ((r + 1.0) * (r + 2.0)) * cos.powf(r)
+        let single = 2.0 * (rotation + w) * k / ((r + 1.0) * (r + 2.0))
+            * cos.powf(r)
             * ((r * r + 2.0 * r + 2.0) - (r + 1.0).powi(2) * square);
         let double = 0.25 * k * k * cos.powf(2.0 * r) * ((r + 1.0) * square - (r + 2.0));
         let wave = even + single * (r * longitude).cos() + double * (2.0 * r * longitude).cos();

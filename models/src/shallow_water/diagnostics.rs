@@ -24,7 +24,12 @@ impl ShallowWater {
     /// A tensor that is not a state of this solver; a failure of communication.
     pub fn mass(&self, state: &ShardTensor<4>) -> Result<Vec<f64>> {
         self.check_state(state)?;
-        let depth = state.local().clone().inner().narrow(1, 0, 1).cast(DType::F64);
+        let depth = state
+            .local()
+            .clone()
+            .inner()
+            .narrow(1, 0, 1)
+            .cast(DType::F64);
         self.integral(state, depth * self.exact_metrics().areas.cell)
     }
 
@@ -62,7 +67,10 @@ impl ShallowWater {
         let own = |field: &Tensor<4>| window(field, 1..n + 1, 1..m + 1);
         let absolute = block.vorticity(&metrics) + metrics.coriolis.clone();
         let depth = own(&block.depth_corner()).mul_scalar(0.5); // twice the depth
-        self.integral(state, own(&absolute).square() / depth * metrics.areas.corner.clone())
+        self.integral(
+            state,
+            own(&absolute).square() / depth * metrics.areas.corner.clone(),
+        )
     }
 
     /// The error of every state's depth against a reference, in the norm `√(∫ (h − h₀)² / ∫ h₀²)`.
@@ -77,14 +85,23 @@ impl ShallowWater {
         self.check_state(reference)?;
         self.check_state(state)?;
         let depth = |state: &ShardTensor<4>| {
-            state.local().clone().inner().narrow(1, 0, 1).cast(DType::F64)
+            state
+                .local()
+                .clone()
+                .inner()
+                .narrow(1, 0, 1)
+                .cast(DType::F64)
         };
         let area = self.exact_metrics().areas.cell;
         let (found, expected) = (depth(state), depth(reference));
         let error = (found - expected.clone()).square() * area.clone();
         let errors = self.integral(state, error)?;
         let norms = self.integral(state, expected.square() * area)?;
-        Ok(errors.iter().zip(norms).map(|(error, norm)| (error / norm).sqrt()).collect())
+        Ok(errors
+            .iter()
+            .zip(norms)
+            .map(|(error, norm)| (error / norm).sqrt())
+            .collect())
     }
 
     /// The longest time step that is stable for a state, in s, from its fastest wave and the narrowest cells that are
@@ -100,23 +117,25 @@ impl ShallowWater {
             let field = local.clone().narrow(1, channel, 1).abs();
             match field.shape().num_elements() {
                 0 => 0.0,
-                _ if field.clone().sum().into_scalar::<f64>().is_finite() => field.max().into_scalar(),
+                _ if field.clone().sum().into_scalar::<f64>().is_finite() => {
+                    field.max().into_scalar()
+                }
                 _ => f64::INFINITY,
             }
         };
         let extremes = [0, 1, 2].map(largest);
         let extremes = Tensor::from_data(extremes, (&device(state.mesh()), DType::F64)); // [3]
         let axes = state.placements().len();
-        let layout = state.layout().derive(vec![Partial(ReduceOp::Max); axes], vec![vec![3]]);
+        let layout = state
+            .layout()
+            .derive(vec![Partial(ReduceOp::Max); axes], vec![vec![3]]);
         let extremes = to_vec(self.sharded(extremes, &layout))?;
 
         let (grid, config) = (self.grid(), self.config());
         let radius = config.planet.radius;
         let cosine = match config.filter {
             PolarFilter::Off => grid.cos_centre(0),
-            PolarFilter::Poleward(latitude) => {
-                latitude.to_radians().cos().max(grid.cos_centre(0))
-            }
+            PolarFilter::Poleward(latitude) => latitude.to_radians().cos().max(grid.cos_centre(0)),
         };
         let [dx, dy] = [radius * grid.dlon() * cosine, radius * grid.dlat()];
         // The largest eigenvalues of a difference of second and of fourth order.
@@ -191,7 +210,13 @@ impl ShallowWater {
         let cells = self.layout.local_box(self.mesh.position());
         let cells = [LATITUDE, LONGITUDE].map(|dim| cells.ranges()[dim].clone());
         let cells = IndexBox::new(cells.to_vec());
-        Metrics::new(&self.grid, &self.config, &cells, DType::F64, &device(&self.mesh))
+        Metrics::new(
+            &self.grid,
+            &self.config,
+            &cells,
+            DType::F64,
+            &device(&self.mesh),
+        )
     }
 
     /// The sum of `[states, 1, rows, columns]` over all cells of all ranks, for every state.
@@ -212,6 +237,11 @@ impl ShallowWater {
 /// The values of all ranks together, on every rank.
 fn to_vec(values: ShardTensor<1>) -> Result<Vec<f64>> {
     let everywhere: Vec<Placement> = vec![Replicate; values.placements().len()];
-    let data = values.try_redistribute(&everywhere)?.local().clone().into_data();
-    data.try_to_vec().map_err(|error| Error::other(format!("{error:?}")))
+    let data = values
+        .try_redistribute(&everywhere)?
+        .local()
+        .clone()
+        .into_data();
+    data.try_to_vec()
+        .map_err(|error| Error::other(format!("{error:?}")))
 }

@@ -51,12 +51,18 @@ impl Filter {
         };
         // Depth and eastward wind at the centre, northward wind at the southern face.
         let cosines = |row: usize| {
-            let (centre, face) = (grid.cos_centre(row as isize), grid.cos_face(row as isize + 1));
+            let (centre, face) = (
+                grid.cos_centre(row as isize),
+                grid.cos_face(row as isize + 1),
+            );
             [centre, centre, face]
         };
         let filtered = |row: &usize| cosines(*row).iter().any(|&cosine| cosine < cos_limit);
         let half = grid.rows() / 2;
-        let hemispheres = [rows.start..rows.end.min(half), rows.start.max(half)..rows.end];
+        let hemispheres = [
+            rows.start..rows.end.min(half),
+            rows.start.max(half)..rows.end,
+        ];
         let bands = hemispheres.into_iter().filter_map(|band| {
             let kept: Vec<usize> = band.filter(filtered).collect();
             let first = kept.first()? - rows.start;
@@ -71,7 +77,11 @@ impl Filter {
             })
         });
         let bands: Vec<Band> = bands.collect();
-        let waves = if bands.is_empty() { Vec::new() } else { waves(columns) };
+        let waves = if bands.is_empty() {
+            Vec::new()
+        } else {
+            waves(columns)
+        };
         let shape = [waves.len() / columns, columns];
         Self {
             bands,
@@ -117,8 +127,17 @@ fn waves(columns: usize) -> Vec<f64> {
         let m = wavenumber(column);
         let phase = TAU * ((m * place) % columns) as f64 / n;
         let single = m == 0 || 2 * m == columns;
-        let amplitude = if single { (1.0 / n).sqrt() } else { (2.0 / n).sqrt() };
-        amplitude * if column % 2 == 1 || m == 0 { phase.cos() } else { phase.sin() }
+        let amplitude = if single {
+            (1.0 / n).sqrt()
+        } else {
+            (2.0 / n).sqrt()
+        };
+        amplitude
+            * if column % 2 == 1 || m == 0 {
+                phase.cos()
+            } else {
+                phase.sin()
+            }
     };
     (0..columns * columns).map(wave).collect()
 }
@@ -135,18 +154,27 @@ mod tests {
             let filter = Filter::new(&grid, filter, &(0..6), DType::F64, &device);
             for m in 0..=columns / 2 {
                 let phase = |k: usize| TAU * (m * k) as f64 / columns as f64 + 0.4;
-                let wave: Vec<f64> = (0..18 * columns).map(|i| phase(i % columns).cos()).collect();
+                let wave: Vec<f64> = (0..18 * columns)
+                    .map(|i| phase(i % columns).cos())
+                    .collect();
                 let data = TensorData::new(wave.clone(), [1, 3, 6, columns]);
                 let field = Tensor::<4>::from_data(data, (&device, DType::F64));
                 let out: Vec<f64> = filter.apply(field).into_data().try_to_vec().unwrap();
                 for (index, (out, wave)) in out.into_iter().zip(wave).enumerate() {
                     let row = (index / columns % 6) as isize;
                     let north = index / columns / 6 == 2;
-                    let cosine = if north { grid.cos_face(row + 1) } else { grid.cos_centre(row) };
+                    let cosine = if north {
+                        grid.cos_face(row + 1)
+                    } else {
+                        grid.cos_centre(row)
+                    };
                     let sine = (PI * m as f64 / columns as f64).sin();
                     let ratio = cosine / 30.0_f64.to_radians().cos() / sine;
                     let expected = if m == 0 { 1.0 } else { ratio.min(1.0) };
-                    assert!((out - expected * wave).abs() < 1e-14, "wavenumber {m}, row {row}");
+                    assert!(
+                        (out - expected * wave).abs() < 1e-14,
+                        "wavenumber {m}, row {row}"
+                    );
                 }
             }
         }

@@ -29,7 +29,8 @@ impl Grid {
     /// Fewer than 2 rows or 4 columns, on which no wave can be seen.
     pub fn new(rows: usize, columns: usize) -> Result<Self> {
         if rows < 2 || columns < 4 {
-            let message = format!("{rows} × {columns} cells; expected at least 2 rows and 4 columns");
+            let message =
+                format!("{rows} × {columns} cells; expected at least 2 rows and 4 columns");
             return Err(Error::operator("Grid::new", message));
         }
         Ok(Self { rows, columns })
@@ -121,13 +122,19 @@ mod tests {
     #[test]
     fn faces_have_no_length_at_the_poles() {
         let grid = Grid::new(5, 8).unwrap();
-        assert_eq!((grid.cos_face(0), grid.cos_face(5), grid.cos_face(6)), (0.0, 0.0, 0.0));
+        assert_eq!(
+            (grid.cos_face(0), grid.cos_face(5), grid.cos_face(6)),
+            (0.0, 0.0, 0.0)
+        );
         assert!((grid.cos_face(2) - grid.cos_face(3)).abs() < 1e-15);
     }
 
     #[test]
     fn a_grid_too_small_is_told() {
         let error = Grid::new(1, 8).unwrap_err().to_string();
-        assert!(error.contains("1 × 8") && error.contains("at least 2 rows and 4"), "{error}");
+        assert!(
+            error.contains("1 × 8") && error.contains("at least 2 rows and 4"),
+            "{error}"
+        );
     }
 }

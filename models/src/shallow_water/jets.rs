@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use halocline_core::{Distribution, IndexBox, RandomKey};
 
-use super::cases::{Bump, Flow};
 use super::Planet;
+use super::cases::{Bump, Flow};
 
 /// Intervals of the quadrature from pole to pole.
 const INTERVALS: usize = 2048;
@@ -63,7 +63,11 @@ impl Jet {
     /// A zonal wind in m/s as a function of latitude, with a mean depth in m.
     ///
     /// The depth follows from `g ∂h/∂φ = −u (a f + u tan φ)` by quadrature. The wind must vanish at the poles.
-    pub fn new(planet: &Planet, mean: f64, wind: impl Fn(f64) -> f64 + Send + Sync + 'static) -> Self {
+    pub fn new(
+        planet: &Planet,
+        mean: f64,
+        wind: impl Fn(f64) -> f64 + Send + Sync + 'static,
+    ) -> Self {
         let mut jet = Self {
             wind: Arc::new(wind),
             planet: *planet,
@@ -131,7 +135,10 @@ impl Jet {
         const VORTICES: usize = 5;
         const NUMBERS: usize = 1 + 2 * (3 + 4 * VORTICES);
         let shape = [states, NUMBERS];
-        let unit = Distribution::Uniform { low: 0.0, high: 1.0 };
+        let unit = Distribution::Uniform {
+            low: 0.0,
+            high: 1.0,
+        };
         let numbers = key.fill(unit, &shape, &IndexBox::whole(&shape));
         let jet = |numbers: &[f32]| {
             let mut numbers = numbers.iter().map(|&number| f64::from(number));
@@ -152,7 +159,9 @@ impl Jet {
                 };
                 streams.into_iter().map(stream).sum::<f64>()
             };
-            let places = hemispheres.into_iter().flat_map(|hemisphere| [hemisphere; VORTICES]);
+            let places = hemispheres
+                .into_iter()
+                .flat_map(|hemisphere| [hemisphere; VORTICES]);
             places.fold(Self::new(planet, mean, wind), |jet, hemisphere| {
                 let latitude = hemisphere * between(25.0, 70.0).to_radians();
                 jet.with_vortex(Vortex {
@@ -167,7 +176,9 @@ impl Jet {
 
     /// How much higher the water stands at `north` than at `south`, by three-point Gauss quadrature.
     fn rise(&self, south: f64, north: f64) -> f64 {
-        let Planet { radius, gravity, .. } = self.planet;
+        let Planet {
+            radius, gravity, ..
+        } = self.planet;
         let (middle, half) = (0.5 * (south + north), 0.5 * (north - south));
         let slope = |offset: f64| {
             let at = middle + half * offset;
@@ -190,13 +201,23 @@ impl Flow for Jet {
         let interval = ((latitude + FRAC_PI_2) / PI * INTERVALS as f64) as usize;
         let interval = interval.min(INTERVALS - 1);
         let balanced = self.depth[interval] + self.rise(bound(interval), latitude);
-        let bumps: f64 = self.bumps.iter().map(|bump| bump.at(latitude, longitude)).sum();
-        let vortices = self.vortices.iter().map(|vortex| vortex.at(&self.planet, latitude, longitude));
+        let bumps: f64 = self
+            .bumps
+            .iter()
+            .map(|bump| bump.at(latitude, longitude))
+            .sum();
+        let vortices = self
+            .vortices
+            .iter()
+            .map(|vortex| vortex.at(&self.planet, latitude, longitude));
         self.mean + balanced + bumps + vortices.map(|[depth, ..]| depth).sum::<f64>()
     }
 
     fn wind(&self, latitude: f64, longitude: f64) -> [f64; 2] {
-        let vortices = self.vortices.iter().map(|vortex| vortex.at(&self.planet, latitude, longitude));
+        let vortices = self
+            .vortices
+            .iter()
+            .map(|vortex| vortex.at(&self.planet, latitude, longitude));
         let zonal = [(self.wind)(latitude), 0.0];
         vortices.fold(zonal, |[east, north], [_, u, v]| [east + u, north + v])
     }
@@ -206,7 +227,9 @@ impl fmt::Debug for Jet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut out = f.debug_struct("Jet");
         out.field("planet", &self.planet).field("mean", &self.mean);
-        out.field("bumps", &self.bumps).field("vortices", &self.vortices).finish_non_exhaustive()
+        out.field("bumps", &self.bumps)
+            .field("vortices", &self.vortices)
+            .finish_non_exhaustive()
     }
 }
 
@@ -223,7 +246,10 @@ mod tests {
         for latitude in [-1.5, -0.4, 0.0, 0.7, 1.57_f64] {
             let expected = 5000.0 + head * (1.0 / 3.0 - latitude.sin().powi(2));
             let depth = jet.depth(latitude, 1.0);
-            assert!((depth - expected).abs() < 1e-3, "{latitude}: {depth}, expected {expected}");
+            assert!(
+                (depth - expected).abs() < 1e-3,
+                "{latitude}: {depth}, expected {expected}"
+            );
         }
     }
 
@@ -232,7 +258,8 @@ mod tests {
         let jet = Jet::galewsky(&Planet::EARTH);
         assert!((jet.wind(FRAC_PI_4, 0.0)[0] - 80.0).abs() < 1e-10);
         assert_eq!(jet.wind(0.4, 0.0), [0.0, 0.0]);
-        let bump = jet.clone().with_galewsky_bump().depth(FRAC_PI_4, TAU) - jet.depth(FRAC_PI_4, 0.0);
+        let bump =
+            jet.clone().with_galewsky_bump().depth(FRAC_PI_4, TAU) - jet.depth(FRAC_PI_4, 0.0);
         assert!((bump - 120.0 * FRAC_PI_4.cos()).abs() < 1e-9, "{bump}");
     }
 
@@ -240,10 +267,20 @@ mod tests {
     fn the_wind_of_a_vortex_is_geostrophic() {
         let planet = Planet::EARTH;
         let (width, centre) = (0.2, [-0.8, 3.0]);
-        let vortex = Vortex { speed: 20.0, centre, width };
+        let vortex = Vortex {
+            speed: 20.0,
+            centre,
+            width,
+        };
         let factor = planet.gravity / planet.coriolis(centre[0], centre[1]) / planet.radius;
         let mut fastest: f64 = 0.0;
-        for (north, east) in [(0.0, 0.14), (0.0, -0.2), (0.1, 0.1), (-0.3, 0.0), (-0.14142, 0.0)] {
+        for (north, east) in [
+            (0.0, 0.14),
+            (0.0, -0.2),
+            (0.1, 0.1),
+            (-0.3, 0.0),
+            (-0.14142, 0.0),
+        ] {
             let (latitude, longitude) = (centre[0] + north, centre[1] + east);
             let depth = |north, east| vortex.at(&planet, latitude + north, longitude + east)[0];
             let step = 1e-5;
@@ -267,6 +304,10 @@ mod tests {
         assert_eq!(depths(1), depths(1));
         assert_ne!(depths(1), depths(2));
         assert_ne!(depths(1)[0], depths(1)[1]);
-        assert!(depths(1).iter().all(|depth| (5_000.0..12_000.0).contains(depth)));
+        assert!(
+            depths(1)
+                .iter()
+                .all(|depth| (5_000.0..12_000.0).contains(depth))
+        );
     }
 }

@@ -92,9 +92,17 @@ impl Metrics {
         let own = 1..n + 1;
         let open = |face: isize| if grid.cos_face(face) == 0.0 { 0.0 } else { 1.0 };
 
-        let eastward = if config.planet.tilt == 0.0 { 0..1 } else { 0..columns.len() + 1 };
+        let eastward = if config.planet.tilt == 0.0 {
+            0..1
+        } else {
+            0..columns.len() + 1
+        };
         let coriolis: Vec<f64> = (0..n + 1)
-            .flat_map(|row| eastward.clone().map(move |column| (north + row + 1, column)))
+            .flat_map(|row| {
+                eastward
+                    .clone()
+                    .map(move |column| (north + row + 1, column))
+            })
             .map(|(face, column)| {
                 let longitude = grid.longitude(columns.start as f64 + column as f64 - 0.5);
                 open(face) * config.planet.coriolis(grid.face(face), longitude)
@@ -117,7 +125,9 @@ impl Metrics {
             aspect_south: column(0..n + 2, &|row| aspect * grid.cos_face(row + 1)),
             inverse_aspect: column(1..n + 2, &|row| inverse(aspect * grid.cos_centre(row))),
             divergence: column(1..n + 2, &|row| dy * inverse(square * grid.cell_area(row))),
-            curl: column(0..n + 1, &|row| dy * inverse(square * grid.corner_area(row + 1))),
+            curl: column(0..n + 1, &|row| {
+                dy * inverse(square * grid.corner_area(row + 1))
+            }),
             coriolis: tensor(coriolis, [1, 1, rows.len() + 1, eastward.len()]),
             gradient_east: column(own.clone(), &|row| {
                 0.5 * scale * inverse(aspect * grid.cos_centre(row))
@@ -133,8 +143,12 @@ impl Metrics {
             ground,
             areas: Areas {
                 cell: column(own.clone(), &|row| square * grid.cell_area(row)),
-                east: column(own.clone(), &|row| square * dlat * dlon * grid.cos_centre(row)),
-                south: column(own.clone(), &|row| square * dlat * dlon * grid.cos_face(row + 1)),
+                east: column(own.clone(), &|row| {
+                    square * dlat * dlon * grid.cos_centre(row)
+                }),
+                south: column(own.clone(), &|row| {
+                    square * dlat * dlon * grid.cos_face(row + 1)
+                }),
                 corner: column(own, &|row| square * grid.corner_area(row + 1)),
             },
             scale,

@@ -90,7 +90,12 @@ impl ShallowWater {
         config: Config,
     ) -> Result<Self> {
         let shape = [1, CHANNELS.len(), grid.rows(), grid.columns()];
-        Self::with_layout(grid, mesh, Layout::new(mesh.shape(), &shape, placements)?, config)
+        Self::with_layout(
+            grid,
+            mesh,
+            Layout::new(mesh.shape(), &shape, placements)?,
+            config,
+        )
     }
 
     /// This solver with other extents of latitude (dim 2) or longitude (dim 3).
@@ -234,7 +239,8 @@ impl ShallowWater {
         if *state.layout() != expected || state.local().dtype() != self.config.dtype {
             let (found, dtype) = (state.layout(), state.local().dtype());
             let wanted = self.config.dtype;
-            let message = format!("a state {found} of {dtype:?}; expected {expected} of {wanted:?}");
+            let message =
+                format!("a state {found} of {dtype:?}; expected {expected} of {wanted:?}");
             return Err(Error::operator(NAME, message));
         }
         Ok(())
@@ -282,7 +288,10 @@ fn check_config(config: &Config) -> Result<()> {
             format!("a polar filter from {latitude}°; expected 0° to below 90°")
         }
         _ if config.viscosity.is_nan() || config.viscosity < 0.0 => {
-            format!("a viscosity of {} m²/s; expected none or more", config.viscosity)
+            format!(
+                "a viscosity of {} m²/s; expected none or more",
+                config.viscosity
+            )
         }
         _ => return Ok(()),
     };

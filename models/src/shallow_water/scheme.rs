@@ -72,15 +72,15 @@ impl Block {
 
     /// 2 V/Δy at the southern faces, `[states, 1, rows + 1, columns + 2]`.
     fn flux_south(&self) -> Tensor<4> {
-        self.depth_south.clone()
-            * window(&self.north_scaled, 0..self.rows + 1, 0..self.columns + 2)
+        self.depth_south.clone() * window(&self.north_scaled, 0..self.rows + 1, 0..self.columns + 2)
     }
 
     /// Relative vorticity at the corners, `[states, 1, rows + 1, columns + 1]`; zero at the poles.
     pub(super) fn vorticity(&self, metrics: &Metrics) -> Tensor<4> {
         let (n, m) = (self.rows, self.columns);
         let east = self.east.clone() * metrics.aspect_east.clone();
-        let across = window(&self.north, 0..n + 1, 1..m + 2) - window(&self.north, 0..n + 1, 0..m + 1);
+        let across =
+            window(&self.north, 0..n + 1, 1..m + 2) - window(&self.north, 0..n + 1, 0..m + 1);
         let along = window(&east, 1..n + 2, 0..m + 1) - window(&east, 0..n + 1, 0..m + 1);
         (across + along) * metrics.curl.clone()
     }

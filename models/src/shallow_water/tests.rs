@@ -1,9 +1,7 @@
 use std::f64::consts::{FRAC_PI_2, FRAC_PI_4};
 
 use burn::tensor::DType;
-use halocline_core::{
-    Launcher, LocalGradient, RandomKey, ReduceOp, Replicate, Result, World,
-};
+use halocline_core::{Launcher, LocalGradient, RandomKey, ReduceOp, Replicate, Result, World};
 
 use super::*;
 
@@ -15,8 +13,16 @@ fn alone<T: Send>(program: impl Fn(World) -> Result<T> + Send + Sync) -> T {
 /// A model in f64 on one rank.
 fn model(world: &World, rows: usize, config: Config) -> Result<ShallowWater> {
     let mesh = world.mesh([("lat", 1)])?;
-    let config = Config { dtype: DType::F64, ..config };
-    ShallowWater::new(Grid::new(rows, 2 * rows)?, &mesh, &[Shard(LATITUDE)], config)
+    let config = Config {
+        dtype: DType::F64,
+        ..config
+    };
+    ShallowWater::new(
+        Grid::new(rows, 2 * rows)?,
+        &mesh,
+        &[Shard(LATITUDE)],
+        config,
+    )
 }
 
 /// The depth error of a case that ends as it began.
@@ -46,12 +52,17 @@ fn largest_error(case: Case, rows: usize) -> f64 {
 
 /// The relative change of a sum.
 fn change(end: Vec<f64>, start: Vec<f64>) -> f64 {
-    let changes = end.iter().zip(&start).map(|(end, start)| (end / start - 1.0).abs());
+    let changes = end
+        .iter()
+        .zip(&start)
+        .map(|(end, start)| (end / start - 1.0).abs());
     changes.fold(0.0, f64::max)
 }
 
 fn values(state: &ShardTensor<4>) -> Vec<f64> {
-    let whole = state.full_tensor(LocalGradient::Replicated).cast(DType::F64);
+    let whole = state
+        .full_tensor(LocalGradient::Replicated)
+        .cast(DType::F64);
     whole.into_data().try_to_vec().unwrap()
 }
 
@@ -62,7 +73,10 @@ fn williamson_2_converges_at_second_order() {
         let errors = [16, 32, 64].map(|rows| largest_error(Case::SteadyFlow(angle), rows));
         for pair in errors.windows(2) {
             let order = (pair[0] / pair[1]).log2();
-            assert!(order >= 1.8, "order {order} at angle {angle}, errors {errors:?}");
+            assert!(
+                order >= 1.8,
+                "order {order} at angle {angle}, errors {errors:?}"
+            );
         }
         assert!(errors[2] < 2e-3, "{errors:?}");
     }
@@ -75,14 +89,23 @@ fn williamson_1_returns_to_where_it_began() {
         let error = error_of(Case::CosineBell(angle), 64, 12.0);
         assert!(error < bound, "angle {angle}: {error}");
         let halfway = error_of(Case::CosineBell(angle), 32, 6.0);
-        assert!(halfway > 1.0, "angle {angle}: it should be on the other side, {halfway}");
+        assert!(
+            halfway > 1.0,
+            "angle {angle}: it should be on the other side, {halfway}"
+        );
     }
 }
 
 #[test]
 fn mass_is_conserved_to_round_off() {
-    let all_terms = Config { viscosity: 1e5, ..Case::Mountain.config() };
-    let tilted = Config { topography: Some(Topography::Mountain), ..Case::SteadyFlow(0.7).config() };
+    let all_terms = Config {
+        viscosity: 1e5,
+        ..Case::Mountain.config()
+    };
+    let tilted = Config {
+        topography: Some(Topography::Mountain),
+        ..Case::SteadyFlow(0.7).config()
+    };
     for config in [all_terms, tilted, Case::CosineBell(1.0).config()] {
         alone(|world| {
             let model = model(&world, 16, config)?;
@@ -101,8 +124,15 @@ fn mass_is_conserved_to_round_off() {
 fn energy_is_conserved_but_for_the_error_in_time() {
     // The error of the scheme in time goes with the fifth power of the step; one in space would not.
     alone(|world| {
-        let planet = Planet { tilt: 0.5, ..Planet::EARTH };
-        let config = Config { planet, filter: PolarFilter::Off, ..Case::Mountain.config() };
+        let planet = Planet {
+            tilt: 0.5,
+            ..Planet::EARTH
+        };
+        let config = Config {
+            planet,
+            filter: PolarFilter::Off,
+            ..Case::Mountain.config()
+        };
         let model = model(&world, 12, config)?;
         let start = model.states(&Jet::random(RandomKey::new(2, "energy"), 1, &planet))?;
         let drift = |steps: usize| -> Result<f64> {
@@ -125,10 +155,17 @@ fn williamson_6_stays_bounded() {
         let end = model.run(start.clone(), 10.0 * DAY)?;
         let drift = change(model.energy(&end)?, model.energy(&start)?);
         assert!(drift < 1e-7, "energy {drift}");
-        let drift = change(model.potential_enstrophy(&end)?, model.potential_enstrophy(&start)?);
+        let drift = change(
+            model.potential_enstrophy(&end)?,
+            model.potential_enstrophy(&start)?,
+        );
         assert!(drift < 1e-2, "potential enstrophy {drift}");
         let depths = &values(&end)[..32 * 64];
-        assert!(depths.iter().all(|depth| (7_900.0..10_800.0).contains(depth)));
+        assert!(
+            depths
+                .iter()
+                .all(|depth| (7_900.0..10_800.0).contains(depth))
+        );
         // The wave goes east, a quarter of its length in about two days.
         assert!(model.depth_error(&end, &start)?[0] > 0.01);
         Ok(())
@@ -140,7 +177,8 @@ fn the_jet_is_steady_until_it_is_perturbed() {
     alone(|world| {
         let config = Case::SteadyJet.config();
         let model = model(&world, 48, config)?;
-        let [still, bumped] = [Case::SteadyJet, Case::PerturbedJet].map(|case| case.flow(&config.planet));
+        let [still, bumped] =
+            [Case::SteadyJet, Case::PerturbedJet].map(|case| case.flow(&config.planet));
         let start = model.states(&[still, bumped])?;
         let end = model.run(start.clone(), 5.0 * DAY)?;
         let errors = model.depth_error(&end, &start)?;
@@ -148,10 +186,17 @@ fn the_jet_is_steady_until_it_is_perturbed() {
         let vorticity = model.vorticity(&end)?;
         let eddies = |state: usize| {
             let field = vorticity.local().clone().narrow(0, state, 1);
-            (field.clone() - field.mean_dim(3)).max_abs().into_scalar::<f64>()
+            (field.clone() - field.mean_dim(3))
+                .max_abs()
+                .into_scalar::<f64>()
         };
         // Rolled-up vorticity is of the order of the Coriolis parameter.
-        assert!(eddies(0) < 1e-9 && eddies(1) > 3e-5, "{} {}", eddies(0), eddies(1));
+        assert!(
+            eddies(0) < 1e-9 && eddies(1) > 3e-5,
+            "{} {}",
+            eddies(0),
+            eddies(1)
+        );
         Ok(())
     });
 }
@@ -160,14 +205,28 @@ fn the_jet_is_steady_until_it_is_perturbed() {
 fn vorticity_and_diffusion_of_a_turning_body_are_the_known_ones() {
     alone(|world| {
         let case = Case::SteadyFlow(0.6);
-        let config = Config { filter: PolarFilter::Off, ..case.config() };
-        let model = |viscosity| model(&world, 48, Config { viscosity, ..config });
+        let config = Config {
+            filter: PolarFilter::Off,
+            ..case.config()
+        };
+        let model = |viscosity| {
+            model(
+                &world,
+                48,
+                Config {
+                    viscosity,
+                    ..config
+                },
+            )
+        };
         let (inviscid, viscous) = (model(0.0)?, model(1e6)?);
         let state = inviscid.initial(case)?;
         let difference = viscous.tendency(&state)? - inviscid.tendency(&state)?;
         let spin = std::f64::consts::TAU / (12.0 * DAY);
         let row = |tensor: Tensor<4>, channel: usize, row: usize| -> f64 {
-            tensor.slice([0..1, channel..channel + 1, row..row + 1, 5..6]).into_scalar()
+            tensor
+                .slice([0..1, channel..channel + 1, row..row + 1, 5..6])
+                .into_scalar()
         };
         let grid = *inviscid.grid();
         let scale = 2e6 * spin / Planet::EARTH.radius;
@@ -175,13 +234,19 @@ fn vorticity_and_diffusion_of_a_turning_body_are_the_known_ones() {
             let vorticity = row(inviscid.vorticity(&state)?.local().clone(), 0, at);
             let place = (grid.face(at as isize + 1), grid.longitude(5.5));
             let expected = 2.0 * spin * config::sine_from_axis(0.6, place.0, place.1);
-            assert!((vorticity - expected).abs() < 2e-3 * spin, "row {at}: {vorticity}");
+            assert!(
+                (vorticity - expected).abs() < 2e-3 * spin,
+                "row {at}: {vorticity}"
+            );
             // ν ∇²u = −2 ν u / a²
             for channel in [1, 2] {
                 let wind = row(state.local().clone(), channel, at);
                 let expected = -2e6 * wind / Planet::EARTH.radius.powi(2);
                 let found = row(difference.clone(), channel, at);
-                assert!((found - expected).abs() < 1e-2 * scale, "row {at}: {found}, {expected}");
+                assert!(
+                    (found - expected).abs() < 1e-2 * scale,
+                    "row {at}: {found}, {expected}"
+                );
             }
         }
         let centred = inviscid.at_centres(&state)?;
@@ -228,13 +293,20 @@ fn run_on(
             for _ in 0..3 {
                 state = model.step(&state, seconds)?;
             }
-            let sums = [model.mass(&state)?, model.energy(&state)?, model.potential_enstrophy(&state)?];
+            let sums = [
+                model.mass(&state)?,
+                model.energy(&state)?,
+                model.potential_enstrophy(&state)?,
+            ];
             let centred = values(&model.at_centres(&state)?);
             Ok(([values(&state), centred].concat(), sums))
         })
         .unwrap();
     let first = results.remove(0);
-    assert!(results.iter().all(|other| other.0 == first.0), "ranks differ");
+    assert!(
+        results.iter().all(|other| other.0 == first.0),
+        "ranks differ"
+    );
     first
 }
 
@@ -262,14 +334,24 @@ fn difference(
 #[test]
 fn every_mesh_gives_the_same_bits() {
     let [lat, lon] = [Shard(LATITUDE), Shard(LONGITUDE)];
-    let planet = Planet { tilt: 0.3, ..Planet::EARTH };
+    let planet = Planet {
+        tilt: 0.3,
+        ..Planet::EARTH
+    };
     let double = Config {
         filter: PolarFilter::Off,
         viscosity: 1e4,
         dtype: DType::F64,
         ..Case::Mountain.config()
     };
-    for config in [double, Config { planet, dtype: DType::F32, ..double }] {
+    for config in [
+        double,
+        Config {
+            planet,
+            dtype: DType::F32,
+            ..double
+        },
+    ] {
         let same = |axes: &[_], placements: &[_], extents: &[_]| {
             let difference = difference(axes, placements, extents, config);
             assert_eq!(difference, 0.0, "{axes:?} {placements:?} {extents:?}");
@@ -279,14 +361,22 @@ fn every_mesh_gives_the_same_bits() {
         same(&[("lat", 3)], &[lat], &[(LATITUDE, &[4, 0, 7])]);
         same(&[("data", 2), ("lat", 2)], &[Shard(STATES), lat], &[]);
         same(&square, &[lat, lon], &[]);
-        same(&square, &[lat, lon], &[(LATITUDE, &[9, 2]), (LONGITUDE, &[5, 13])]);
+        same(
+            &square,
+            &[lat, lon],
+            &[(LATITUDE, &[9, 2]), (LONGITUDE, &[5, 13])],
+        );
     }
 }
 
 #[test]
 fn every_mesh_filters_alike_to_round_off() {
     let filter = PolarFilter::Poleward(50.0);
-    let config = Config { filter, dtype: DType::F64, ..Config::default() };
+    let config = Config {
+        filter,
+        dtype: DType::F64,
+        ..Config::default()
+    };
     let extents: [&[usize]; 4] = [&[6, 5], &[1, 8, 2], &[4, 0, 7], &[10, 1]];
     for extents in extents {
         let axes = [("lat", extents.len())];
@@ -298,7 +388,10 @@ fn every_mesh_filters_alike_to_round_off() {
 #[test]
 fn advection_is_the_same_on_every_mesh() {
     // Its halo of two cells is wider than a shard.
-    let config = Config { filter: PolarFilter::Off, ..Case::CosineBell(0.5).config() };
+    let config = Config {
+        filter: PolarFilter::Off,
+        ..Case::CosineBell(0.5).config()
+    };
     let placements = [Shard(LATITUDE), Shard(LONGITUDE)];
     let extents: &[(usize, &[usize])] = &[(LATITUDE, &[10, 1])];
     let difference = difference(&[("lat", 2), ("lon", 2)], &placements, extents, config);
@@ -317,26 +410,49 @@ fn misuse_is_told() {
             };
             let filtered = error(Shard(LONGITUDE), Config::default());
             assert!(filtered.contains("Shard(3) on axis \"x\""), "{filtered}");
-            assert!(filtered.contains("shard latitude (dim 2), or set PolarFilter::Off"), "{filtered}");
+            assert!(
+                filtered.contains("shard latitude (dim 2), or set PolarFilter::Off"),
+                "{filtered}"
+            );
             assert!(error(Shard(CHANNEL), Config::default()).contains("no rule for Shard(1)"));
-            assert!(error(Partial(ReduceOp::Sum), Config::default()).contains("no rule for Partial"));
-            let config = Config { filter: PolarFilter::Poleward(90.0), ..Config::default() };
+            assert!(
+                error(Partial(ReduceOp::Sum), Config::default()).contains("no rule for Partial")
+            );
+            let config = Config {
+                filter: PolarFilter::Poleward(90.0),
+                ..Config::default()
+            };
             assert!(error(Shard(LATITUDE), config).contains("from 90°; expected 0° to below 90°"));
-            let config = Config { viscosity: -1.0, ..Config::default() };
+            let config = Config {
+                viscosity: -1.0,
+                ..Config::default()
+            };
             assert!(error(Shard(LATITUDE), config).contains("viscosity of -1 m²/s"));
 
             let model = ShallowWater::new(grid, &mesh, &[Shard(LATITUDE)], Config::default())?;
             let none: &[Box<dyn Flow>] = &[];
-            assert!(model.states(none).unwrap_err().to_string().contains("0 flows"));
+            assert!(
+                model
+                    .states(none)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("0 flows")
+            );
             let foreign = ShardTensor::<4>::zeros([1, 3, 9, 16], &mesh, &[Shard(LATITUDE)])?;
             let error = model.step(&foreign, 1.0).unwrap_err().to_string();
-            assert!(error.contains("[1, 3, 9, 16]") && error.contains("expected [1, 3, 8, 16]"), "{error}");
+            assert!(
+                error.contains("[1, 3, 9, 16]") && error.contains("expected [1, 3, 8, 16]"),
+                "{error}"
+            );
             assert!(model.mass(&foreign).is_err());
             let state = model.initial(Case::RossbyHaurwitz)?;
             let double = state.local().clone().cast(DType::F64);
             let double = ShardTensor::from_local(double, state.layout(), &mesh)?;
             let error = model.step(&double, 1.0).unwrap_err().to_string();
-            assert!(error.contains("of F64") && error.contains("of F32"), "{error}");
+            assert!(
+                error.contains("of F64") && error.contains("of F32"),
+                "{error}"
+            );
             Ok(())
         })
         .unwrap();
