@@ -66,7 +66,8 @@ fn fifty_steps_have_the_same_losses_on_every_mesh() {
         one[49] < 0.9 * one[0],
         "training must get somewhere: {one:?}"
     );
-    let meshes: [(&[(&str, usize)], &[Placement]); 4] = [
+    type Mesh<'a> = (&'a [(&'a str, usize)], &'a [Placement]);
+    let meshes: [Mesh; 4] = [
         (&[("lat", 2)], &[Shard(2)]),
         (&[("lat", 2), ("lon", 2)], &[Shard(2), Shard(3)]),
         (&[("data", 2), ("lon", 2)], &[Shard(0), Shard(3)]),

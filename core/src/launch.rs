@@ -98,12 +98,12 @@ impl World {
 
     /// Makes a module with the same parameters on all ranks.
     ///
-    /// Rank 0's parameters, drawn from the job's seed, are sent to the others; each rank owns its leaves.
+    /// Parameters are drawn from the job's seed, and those of rank 0 are sent to the others; each rank owns its leaves.
     ///
     /// # Errors
     /// A failure of communication.
     pub fn init<M: Module>(&self, make: impl FnOnce(&Device) -> M) -> Result<M> {
-        let made = module::seeded(&self.device, self.seed, self.is_root(), make);
+        let made = module::seeded(&self.device, self.seed, make);
         self.sync_module(made, 0)
     }
 

@@ -12,23 +12,13 @@ use crate::{Error, Result};
 /// burn's initialisers draw from one generator of the process.
 static GENERATOR: Mutex<()> = Mutex::new(());
 
-/// Makes a module and, on the rank that is to be the source, draws its parameters from the seed.
-pub(crate) fn seeded<M: Module>(
-    device: &Device,
-    seed: u64,
-    draw: bool,
-    make: impl FnOnce(&Device) -> M,
-) -> M {
+/// Makes a module with parameters that depend on the seed alone.
+pub(crate) fn seeded<M: Module>(device: &Device, seed: u64, make: impl FnOnce(&Device) -> M) -> M {
     let _guard = GENERATOR.lock().unwrap_or_else(|e| e.into_inner());
-    if draw {
-        device.seed(seed);
-    }
+    device.seed(seed);
     let module = make(device);
-    if draw {
-        // Parameters are drawn on first use; this is it.
-        let _ = module.num_params();
-        module.visit(&mut Checksums::default());
-    }
+    // Parameters are drawn on first use. That is now, before another rank touches the generator.
+    module.visit(&mut Checksums::default());
     module
 }
 
