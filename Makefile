@@ -19,6 +19,7 @@ test: packages
 	set -e; for example in $(EXAMPLES); do for ranks in 1 2 4; do \
 		echo "== $$example on $$ranks local ranks"; $(TARGET)/debug/examples/$$example $$ranks > /dev/null; done; \
 		echo "== $$example under mpirun -n 4"; $(MPIRUN) -n 4 $(TARGET)/debug/examples/$$example > /dev/null; done
+	$(MPIRUN) -n 4 -x RAYON_NUM_THREADS=1 $(TARGET)/debug/examples/golden tests/golden
 
 check: packages
 	cargo fmt --all --check

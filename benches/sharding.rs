@@ -234,7 +234,7 @@ static ALLOCATOR: Counting = Counting;
 /// The peak of tensor bytes in a training step, per rank. Ranks are threads that share an allocator, so the peak of
 /// four ranks is that of all of them together, and a fourth of it is what one holds.
 fn memory() -> Result<()> {
-    const SHAPE: [usize; 4] = [1, 3, 128, 256];
+    const SHAPE: [usize; 4] = [1, 3, 512, 512];
     let peak = |ranks: usize| -> Result<f64> {
         let peaks = Launcher::local(ranks).check(false).collect(|world| {
             let before = BYTES.load(Ordering::Relaxed);

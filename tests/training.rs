@@ -3,53 +3,13 @@
 use burn::nn::conv::{Conv1d, Conv1dConfig, Conv2dConfig};
 use burn::nn::pool::{AvgPool2dConfig, MaxPool2dConfig};
 use burn::nn::{Linear, LinearConfig, PaddingConfig1d, PaddingConfig2d};
-use burn::optim::{AdamWConfig, GradientsParams};
-use halocline::core::{CommStats, Traffic};
-use halocline::models::{SurrogateCnn, SurrogateCnnConfig, UNetConfig, weighted_mse};
-use halocline::ops::{Reduction, loss_value};
+use halocline::core::Traffic;
+use halocline::models::UNetConfig;
 use halocline::prelude::*;
 
-const SHAPE: [usize; 4] = [2, 3, 13, 18];
+mod trainer;
 
-fn sample<const D: usize>(
-    name: &str,
-    shape: [usize; D],
-    mesh: &DeviceMesh,
-    placements: &[Placement],
-) -> Result<ShardTensor<D>> {
-    let normal = Distribution::Normal {
-        mean: 0.0,
-        std: 1.0,
-    };
-    ShardTensor::random(shape, normal, RandomKey::new(3, name), mesh, placements)
-}
-
-/// Trains the demo's model and returns the loss of every step, and what rank 0 sent in the last one.
-fn train(
-    world: &World,
-    mesh: &DeviceMesh,
-    placements: &[Placement],
-    steps: usize,
-) -> Result<(Vec<f64>, CommStats)> {
-    let config = SurrogateCnnConfig::new(3).with_width(8).with_blocks(2);
-    let mut model: SurrogateCnn = world.init(|device| config.init(device))?;
-    let mut optimizer = AdamWConfig::new().init();
-    let x = sample("x", SHAPE, mesh, placements)?;
-    let target = sample("target", SHAPE, mesh, placements)?;
-    let weights = vec![1.0; SHAPE[2]];
-    let mut losses = Vec::new();
-    let mut sent = world.comm_stats();
-    for _ in 0..steps {
-        let before = world.comm_stats();
-        let loss = weighted_mse(x.clone().apply(&model), target.clone(), &weights).resolve();
-        losses.push(loss_value(&loss));
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        model = optimizer.step(3e-3, model, gradients);
-        sent = world.comm_stats().since(&before);
-    }
-    world.check_replicas(&model)?;
-    Ok((losses, sent))
-}
+use trainer::{SHAPE, sample, train};
 
 #[test]
 fn fifty_steps_have_the_same_losses_on_every_mesh() {

@@ -3,6 +3,8 @@
 
 mod job;
 mod programs;
+#[path = "../trainer/mod.rs"]
+mod trainer;
 
 use job::job;
 
@@ -37,6 +39,13 @@ fn empty_shards_are_scattered_and_gathered() {
 #[test]
 fn modules_are_equal_on_all_ranks() {
     (1..=3).for_each(|ranks| job(ranks, "modules", &[]).expect_success());
+}
+
+#[test]
+fn fifty_steps_of_training_give_the_bits_of_local_ranks() {
+    [2, 4]
+        .into_iter()
+        .for_each(|ranks| job(ranks, "training", &[]).expect_success());
 }
 
 #[test]

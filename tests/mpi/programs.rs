@@ -14,6 +14,7 @@ use halocline_core::{
 };
 
 use crate::job::{NOT_ENDED, RANKS};
+use crate::trainer::train;
 
 /// What a rank has computed, to be compared bit for bit.
 type Found = Vec<TensorData>;
@@ -27,6 +28,7 @@ pub(crate) fn run(case: &str) {
         "reductions" => agree(reductions),
         "scatter_and_gather" => agree(scatter_and_gather),
         "modules" => agree(modules),
+        "training" => agree(training),
         "payloads" => agree(payloads),
         "many_in_flight" => agree(many_in_flight),
         "sends_do_not_wait" => succeed(sends_do_not_wait),
@@ -215,6 +217,14 @@ fn modules(world: World) -> Result<Found> {
 }
 
 /// Sends each peer a payload and returns what they sent.
+/// The demo's model, trained on a mesh of two axes.
+fn training(world: World) -> Result<Found> {
+    let mesh = world.mesh([("lat", 2), ("lon", world.size() / 2)])?;
+    let (losses, _) = train(&world, &mesh, &[Shard(2), Shard(3)], 50)?;
+    let steps = losses.len();
+    Ok(vec![TensorData::new(losses, [steps])])
+}
+
 fn exchange(
     world: &World,
     payload: impl Fn(usize) -> Payload,
