@@ -27,7 +27,7 @@ check: packages
 	RUSTDOCFLAGS="-D warnings" cargo doc $(CARGO_FLAGS) --no-deps
 
 bench: packages
-	cargo bench $(CARGO_FLAGS)
+	cargo bench $(CARGO_FLAGS) --bench sharding --bench operators
 
 packages:
 	@scripts/packages.sh

@@ -1,10 +1,11 @@
 use std::error::Error as StdError;
+use std::fmt;
 
 /// The result of everything in Halocline that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong, where, and what to do about it.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A mesh that cannot be built, or an axis that it does not have.
@@ -89,6 +90,13 @@ pub enum Error {
     /// An error of the program or of another library.
     #[error(transparent)]
     Other(#[from] Box<dyn StdError + Send + Sync>),
+}
+
+impl fmt::Debug for Error {
+    /// The message, so that a `main` that returns an error ends with a sentence.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {

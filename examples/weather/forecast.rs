@@ -1,7 +1,7 @@
 //! Forecasts from states that the surrogate has not seen, against persistence and climatology.
 
 use clap::Args;
-use halocline::io::{FieldFile, FieldWriter, Progress, Statistics, WriterConfig};
+use halocline::io::{FieldFile, FieldWriter, Progress, WriterConfig};
 use halocline::models::Evaluation;
 use halocline::prelude::*;
 use ndarray::{Array4, ArrayView4, Axis, concatenate, s};
@@ -33,7 +33,7 @@ pub(crate) struct Score {
 pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<()> {
     let mesh = square_mesh(world)?;
     let model = train::load(world, common)?.valid();
-    let statistics = Statistics::load(common.folder.join("data"))?;
+    let statistics = common.statistics()?;
     let latitudes = statistics.metadata().grid().lat().to_vec();
     let hours = statistics.metadata().time_step() / 3600.0;
 

@@ -15,6 +15,7 @@ mod train;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use halocline::io::Statistics;
 use halocline::prelude::*;
 
 /// Variables of a state, as they are called in files.
@@ -63,6 +64,12 @@ struct Common {
 }
 
 impl Common {
+    /// Means and standard deviations of the training files.
+    fn statistics(&self) -> Result<Statistics> {
+        Statistics::load(self.folder.join("data"))
+            .map_err(|e| Error::other(format!("{e}; run `weather simulate` first")))
+    }
+
     fn train_files(&self) -> Result<Vec<PathBuf>> {
         self.files("train_")
     }

@@ -79,6 +79,8 @@ pub(crate) fn map(
         .configure_mesh()
         .disable_mesh()
         .disable_x_axis()
+        .y_label_style(("sans-serif", 14))
+        .y_label_formatter(&|value| format!("{value:.0}"))
         .draw()
         .map_err(picture)?;
     let bands = (0..100).map(|band| {
@@ -116,7 +118,7 @@ pub(crate) fn curves(path: &Path, scores: &[Score]) -> Result<()> {
             .margin(10)
             .x_label_area_size(36)
             .y_label_area_size(56)
-            .build_cartesian_2d(0.0..longest, 0.0..highest * 1.05)
+            .build_cartesian_2d(0.0..longest, 0.0..highest * 1.35)
             .map_err(picture)?;
         chart
             .configure_mesh()
@@ -143,7 +145,7 @@ pub(crate) fn curves(path: &Path, scores: &[Score]) -> Result<()> {
         chart
             .configure_series_labels()
             .background_style(WHITE.mix(0.8))
-            .position(SeriesLabelPosition::LowerRight)
+            .position(SeriesLabelPosition::UpperLeft)
             .draw()
             .map_err(picture)?;
     }

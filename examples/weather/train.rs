@@ -8,9 +8,7 @@ use burn::lr_scheduler::LrSchedulerRecord;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
 use clap::Args;
-use halocline::io::{
-    DatasetConfig, FieldDataset, FieldLoader, LoaderConfig, Order, Progress, Statistics,
-};
+use halocline::io::{DatasetConfig, FieldDataset, FieldLoader, LoaderConfig, Order, Progress};
 use halocline::models::{SurrogateCnn, SurrogateCnnConfig, latitude_weights, weighted_mse};
 use halocline::ops::loss_value;
 use halocline::prelude::*;
@@ -21,7 +19,7 @@ use crate::{Common, PLACEMENTS, VARIABLES, square_mesh};
 #[derive(Args)]
 pub(crate) struct Options {
     /// Passes over the samples.
-    #[arg(long, default_value_t = 6)]
+    #[arg(long, default_value_t = 8)]
     epochs: usize,
     /// Samples in a batch, over all ranks.
     #[arg(long, default_value_t = 8)]
@@ -53,7 +51,7 @@ const CONSTANTS: usize = 2;
 
 pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<()> {
     let mesh = square_mesh(world)?;
-    let statistics = Statistics::load(common.folder.join("data"))?;
+    let statistics = common.statistics()?;
     let config = LoaderConfig::new(options.batch).with_order(Order::Shuffled { seed: common.seed });
     let loader = FieldLoader::new(&mesh, &PLACEMENTS, &config, || {
         let files = common.train_files().unwrap_or_default();
