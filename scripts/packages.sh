@@ -3,14 +3,19 @@
 # may, else prints what to run.
 set -eu
 
+has_hdf5() {
+    pkg-config --exists hdf5 2> /dev/null || pkg-config --exists hdf5-serial 2> /dev/null && return
+    command -v h5cc > /dev/null && return
+    command -v brew > /dev/null && brew --prefix hdf5 > /dev/null 2>&1
+}
+
 missing() {
     command -v pkg-config > /dev/null || echo pkg-config
     command -v mpirun > /dev/null || echo openmpi-bin
     command -v mpicc > /dev/null || echo libopenmpi-dev
     ls /usr/lib/*/libclang*.so* /usr/lib/llvm-*/lib/libclang*.so* /usr/lib64/libclang*.so* \
         /opt/homebrew/opt/llvm/lib/libclang* /usr/local/opt/llvm/lib/libclang* 2> /dev/null | grep -q . || echo libclang-dev
-    { pkg-config --exists hdf5 2> /dev/null || pkg-config --exists hdf5-serial 2> /dev/null \
-        || command -v h5cc > /dev/null || command -v brew > /dev/null && brew --prefix hdf5 > /dev/null 2>&1; } || echo libhdf5-dev
+    has_hdf5 || echo libhdf5-dev
 }
 
 if [ -z "$(missing)" ]; then
