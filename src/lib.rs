@@ -32,3 +32,8 @@ pub mod prelude {
         l1_loss, mse_loss,
     };
 }
+
+/// The README's programs, compiled and run as doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -4,6 +4,7 @@ use std::ops::{Add, Div, Mul, Neg, Range, Sub};
 use burn::tensor::{Tensor, activation};
 use halocline_core::{ReduceOp, Result, ShardTensor};
 
+use crate::Apply;
 use crate::conv::{self, ConvOptions};
 use crate::pool::{self, PoolOptions};
 use crate::{matmul, reduce, reshape};
@@ -37,7 +38,8 @@ use crate::{matmul, reduce, reshape};
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub trait Field<const D: usize>:
-    Clone
+    Apply
+    + Clone
     + Debug
     + Sized
     + Add<Output = Self>
