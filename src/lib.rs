@@ -28,8 +28,8 @@ pub mod prelude {
         scatter_tensor,
     };
     pub use halocline_ops::{
-        Apply, ConvOptions, Field, Layer, Padding, PlanOf, PoolOptions, Reduction, huber_loss,
-        l1_loss, mse_loss,
+        Apply, ConvOptions, Field, Layer, Padding, PlanOf, PoolOptions, Reduction, Stencil, Window,
+        huber_loss, l1_loss, mse_loss,
     };
 }
 

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use burn::tensor::Device;
 use crate::comm::local::Hub;
 use crate::comm::{CommStats, Communicator, Settings, collectives};
 use crate::mesh::{DeviceMesh, MeshShape};
-use crate::{Error, Result, module};
+use crate::{Error, RandomKey, Result, module};
 
 /// How long ranks may go on after another one has failed, before the process is ended.
 const GRACE: Duration = Duration::from_secs(4);
@@ -24,6 +25,8 @@ pub struct World {
     comm: Arc<dyn Communicator>,
     device: Device,
     seed: u64,
+    /// How many modules have been made; equal on all ranks, because they make them together.
+    modules: Arc<AtomicU64>,
 }
 
 impl World {
@@ -98,12 +101,15 @@ impl World {
 
     /// Makes a module with the same parameters on all ranks.
     ///
-    /// Parameters are drawn from the job's seed, and those of rank 0 are sent to the others; each rank owns its leaves.
+    /// Parameters are drawn from the job's seed and the number of modules made before, and those of rank 0 are sent to
+    /// the others; each rank owns its leaves.
     ///
     /// # Errors
     /// A failure of communication.
     pub fn init<M: Module>(&self, make: impl FnOnce(&Device) -> M) -> Result<M> {
-        let made = module::seeded(&self.device, self.seed, make);
+        let module = self.modules.fetch_add(1, Ordering::Relaxed);
+        let seed = RandomKey::new(self.seed, ("module", module)).number();
+        let made = module::seeded(&self.device, seed, make);
         self.sync_module(made, 0)
     }
 
@@ -134,7 +140,6 @@ impl World {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Engine {
     Local,
-    #[cfg(feature = "mpi")]
     Mpi,
 }
 
@@ -178,8 +183,7 @@ impl Launcher {
     /// Panics if one of the two has another form.
     pub fn from_env() -> Self {
         let mut launcher = Self::local(1);
-        #[cfg(feature = "mpi")]
-        if crate::comm::mpi::in_mpi_job() {
+        if in_mpi_job() {
             launcher.engine = Engine::Mpi;
         }
         if let Ok(value) = std::env::var("HALOCLINE_TIMEOUT") {
@@ -266,9 +270,16 @@ impl Launcher {
             comm,
             device: device.clone(),
             seed: self.seed,
+            modules: Arc::default(),
         };
         match self.engine {
             Engine::Local => run_threads(self.ranks, self.settings, world, program),
+            #[cfg(not(feature = "mpi"))]
+            Engine::Mpi => Err(Error::Engine(
+                "this is a process of an MPI job, but the program was built without the feature `mpi`; build it with \
+                 `--features mpi`, or ask for threads with Launcher::local"
+                    .into(),
+            )),
             #[cfg(feature = "mpi")]
             Engine::Mpi => {
                 let comm = crate::comm::mpi::Mpi::start(self.settings)?;
@@ -290,6 +301,25 @@ impl Launcher {
             }
         }
     }
+}
+
+/// Whether `mpirun`, `mpiexec` or `srun` started this process.
+///
+/// They set `OMPI_COMM_WORLD_SIZE` (Open MPI), `PMI_SIZE` (MPICH, Intel MPI, `srun --mpi=pmi2`), `PMIX_RANK`
+/// (`srun --mpi=pmix` and other PMIx launchers), or `SLURM_STEP_NUM_TASKS` (`srun`; counts if greater than one, because
+/// an interactive shell has it too).
+fn in_mpi_job() -> bool {
+    let launchers = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"];
+    launchers
+        .iter()
+        .any(|name| std::env::var_os(name).is_some())
+        || slurm_tasks() > 1
+}
+
+/// The number of processes that `srun` started.
+pub(crate) fn slurm_tasks() -> usize {
+    let tasks = std::env::var("SLURM_STEP_NUM_TASKS").ok();
+    tasks.and_then(|tasks| tasks.parse().ok()).unwrap_or(1)
 }
 
 /// Why a rank's program ended early.

@@ -110,6 +110,12 @@ impl RandomKey {
         Self::new(self.seed, (self.stream, name))
     }
 
+    /// A number of one's own for this stream, to seed another generator with.
+    pub fn number(self) -> u64 {
+        let words = self.words(0);
+        u64::from(words[0]) | u64::from(words[1]) << 32
+    }
+
     /// The words of four consecutive elements, the `block`-th four of the field.
     fn words(self, block: u64) -> [u32; 4] {
         let halves = |x: u64| [x as u32, (x >> 32) as u32];

@@ -417,6 +417,15 @@ fn modules_are_equal_on_all_ranks_and_a_difference_is_named() {
     assert_eq!(weights, make(3), "the same seed gives the same module");
     assert_ne!(weights, make(4));
 
+    Launcher::local(1)
+        .run(|world| {
+            let make = || world.init(|device| LinearConfig::new(4, 3).init(device));
+            let [first, second] = [make()?, make()?].map(|linear| linear.weight.val().into_data());
+            assert_ne!(first, second, "modules of one shape differ from each other");
+            Ok(())
+        })
+        .unwrap();
+
     let result = Launcher::local(2).run(|world| {
         let linear = world.init(|device| LinearConfig::new(4, 3).init(device))?;
         let mut other = linear.clone();

@@ -16,10 +16,11 @@
 //! bias are summed over all ranks between which `x` is sharded.
 
 use burn::tensor::{Tensor, module};
-use halocline_core::{Error, Result, ShardTensor, ops::fan_out};
+use halocline_core::{Error, Result, ShardTensor};
 
 use crate::retype;
-use crate::stencil::{KernelPadding, Padding, Rounding, Stencil, Window};
+use crate::stencil::{KernelPadding, Stencil};
+use crate::window::{Padding, Rounding, Window};
 
 /// Stride, dilation, padding and groups of a convolution over `N` spatial dims.
 ///
@@ -90,18 +91,15 @@ impl<const N: usize> ConvOptions<N> {
             padding: self.padding[dim],
             rounding: Rounding::Floor,
         });
-        Stencil {
-            operator: ["conv1d", "conv2d", "conv3d"][N - 1],
-            windows: windows.collect(),
-            // burn pads three spatial dims on both sides alike only.
-            kernel_padding: if N == 3 {
-                KernelPadding::Symmetric
-            } else {
-                KernelPadding::AnySides
-            },
-            channels: Some(weight[0]),
-            fill: 0.0_f64.to_bits(),
-        }
+        // burn pads three spatial dims on both sides alike only.
+        let kernel_padding = if N == 3 {
+            KernelPadding::Symmetric
+        } else {
+            KernelPadding::AnySides
+        };
+        Stencil::new(["conv1d", "conv2d", "conv3d"][N - 1], windows.collect())
+            .with_channels(weight[0])
+            .with_kernel_padding(kernel_padding)
     }
 }
 
@@ -120,17 +118,15 @@ pub(crate) fn conv<const D: usize, const N: usize>(
     let channels = x.dims()[1];
     if shape[1] * options.groups != channels || !shape[0].is_multiple_of(options.groups) {
         return Err(Error::operator(
-            stencil.operator,
+            stencil.operator(),
             format!(
                 "weight {shape:?} with {} groups on {channels} channels; expected [groups·n, channels / groups, *kernel]",
                 options.groups
             ),
         ));
     }
-    stencil.plan(&x)?;
-    let axes = crate::sharded_axes(&x);
-    let weight = fan_out(weight, x.mesh(), &axes, stencil.operator);
-    let bias = bias.map(|bias| fan_out(bias, x.mesh(), &axes, stencil.operator));
+    let weight = stencil.parameter(&x, weight)?;
+    let bias = bias.map(|bias| stencil.parameter(&x, bias)).transpose()?;
     stencil.run(x, |x, plan| {
         local(x, weight, bias, options, &plan.kernel_padding)
     })

@@ -15,7 +15,8 @@ use halocline_core::{ExchangePlan, Result, ShardTensor};
 use crate::conv::ConvOptions;
 use crate::field::Field;
 use crate::pool::{PaddingCount, PoolOptions};
-use crate::stencil::{Padding, Rounding, Stencil};
+use crate::stencil::Stencil;
+use crate::window::{Padding, Rounding};
 
 /// A function of a tensor, with or without parameters.
 ///

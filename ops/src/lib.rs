@@ -14,13 +14,15 @@ pub mod reduce;
 mod reshape;
 mod stencil;
 pub mod testing;
+mod window;
 
 pub use conv::ConvOptions;
 pub use field::Field;
 pub use layer::{Apply, Layer, PlanOf, Planned};
 pub use loss::{Reduction, backward, huber_loss, l1_loss, loss_value, mse_loss};
 pub use pool::{PaddingCount, PoolOptions};
-pub use stencil::{Padding, Rounding, StencilPlan, Window};
+pub use stencil::{Stencil, StencilPlan};
+pub use window::{Padding, Rounding, Window};
 
 use burn::tensor::Tensor;
 use halocline_core::{Shard, ShardTensor};

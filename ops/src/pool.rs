@@ -16,7 +16,8 @@ use burn::tensor::{Tensor, TensorData, module};
 use halocline_core::{Result, ShardTensor};
 
 use crate::retype;
-use crate::stencil::{KernelPadding, Padding, Rounding, Stencil, Window};
+use crate::stencil::Stencil;
+use crate::window::{Padding, Rounding, Window};
 
 /// Whether an average counts padded cells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -96,13 +97,7 @@ impl<const N: usize> PoolOptions<N> {
             padding: self.padding[dim],
             rounding: self.rounding,
         });
-        Stencil {
-            operator,
-            windows: windows.collect(),
-            kernel_padding: KernelPadding::Nothing,
-            channels: None,
-            fill: fill.to_bits(),
-        }
+        Stencil::new(operator, windows.collect()).with_fill(fill)
     }
 }
 
@@ -119,7 +114,7 @@ pub(crate) fn max_pool<const D: usize, const N: usize>(
         f64::NEG_INFINITY,
     );
     stencil.run(x, |x, _| {
-        by_planes(x, &stencil.windows, |x, windows| {
+        by_planes(x, stencil.windows(), |x, windows| {
             let options = MaxPoolOptions::new(windows.map(|w| w.kernel))
                 .with_stride(windows.map(|w| w.stride))
                 .with_dilation(windows.map(|w| w.dilation));
@@ -144,13 +139,13 @@ pub(crate) fn avg_pool<const D: usize, const N: usize>(
     let size = x.dims();
     let position = x.mesh().position();
     stencil.run(x, |x, plan| {
-        let mut y = by_planes(x, &stencil.windows, |x, windows| {
+        let mut y = by_planes(x, stencil.windows(), |x, windows| {
             let options = AvgPoolOptions::new(windows.map(|w| w.kernel))
                 .with_stride(windows.map(|w| w.stride));
             module::avg_pool2d(x, options)
         });
         let outputs = plan.output.local_box(position);
-        for (spatial, window) in stencil.windows.iter().enumerate() {
+        for (spatial, window) in stencil.windows().iter().enumerate() {
             let dim = spatial + 2;
             // As many factors as the kernel made outputs: one more than none, where this rank has none.
             let range = outputs.ranges()[dim].clone();
@@ -206,13 +201,7 @@ fn by_planes<const D: usize>(
     windows: &[Window],
     pool: impl Fn(Tensor<4>, [&Window; 2]) -> Tensor<4>,
 ) -> Tensor<D> {
-    let one = Window {
-        kernel: 1,
-        stride: 1,
-        dilation: 1,
-        padding: Padding::default(),
-        rounding: Rounding::Floor,
-    };
+    let one = Window::new(1);
     let dims = x.dims();
     match windows {
         [width] => {

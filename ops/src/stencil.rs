@@ -1,176 +1,17 @@
-//! What all stencil operators share: the map from output to input ranges, and the driver that plans and exchanges.
+//! The driver of all stencil operators: plan, exchange, kernel.
 //!
 //! An operator gives a [`Window`] per spatial dim. From it follow the global output size, the extents of the output,
 //! what each rank needs, and whether anything must travel at all.
 
-use std::hash::Hash;
-use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use halocline_core::{
-    Boundary, Error, ExchangePlan, Layout, Need, Result, ShardTensor, Source, segments,
+    Error, ExchangePlan, Layout, Need, Result, ShardTensor, Source, ops::fan_out, segments,
 };
 
 use crate::empty::drop_empty;
-
-/// Padding of one dim: how many cells on each side, and what they hold.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Padding {
-    /// Cells before the first.
-    pub low: usize,
-    /// Cells after the last.
-    pub high: usize,
-    /// What they hold, before and after.
-    pub boundary: [Boundary; 2],
-}
-
-impl Padding {
-    /// The same padding on both sides.
-    pub fn new(width: usize, boundary: Boundary) -> Self {
-        Self::zeros(width, width).with_boundary(boundary)
-    }
-
-    /// Zeros on both sides.
-    pub fn zeros(low: usize, high: usize) -> Self {
-        Self {
-            low,
-            high,
-            boundary: [Boundary::Zeros; 2],
-        }
-    }
-
-    /// This padding with other values.
-    #[must_use]
-    pub fn with_boundary(self, boundary: Boundary) -> Self {
-        Self {
-            boundary: [boundary; 2],
-            ..self
-        }
-    }
-
-    /// Whether a kernel that pads with zeros can do this padding itself.
-    fn is_plain(&self) -> bool {
-        let zeros = |width: usize, boundary| width == 0 || boundary == Boundary::Zeros;
-        zeros(self.low, self.boundary[0]) && zeros(self.high, self.boundary[1])
-    }
-}
-
-/// How a last window that does not fit is treated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Rounding {
-    /// It is left out.
-    #[default]
-    Floor,
-    /// It counts if it begins in the field or its low padding.
-    Ceil,
-}
-
-/// The window of an operator in one dim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Window {
-    /// Cells in the window.
-    pub kernel: usize,
-    /// Cells from one window to the next.
-    pub stride: usize,
-    /// Cells from one cell of a window to the next.
-    pub dilation: usize,
-    /// Padding.
-    pub padding: Padding,
-    /// What happens to a last window that does not fit.
-    pub rounding: Rounding,
-}
-
-impl Window {
-    /// The cells from the window's first to its last.
-    pub fn span(&self) -> usize {
-        (self.kernel - 1) * self.dilation + 1
-    }
-
-    /// The global output size for an input of `size` cells; the one place with this arithmetic.
-    ///
-    /// # Errors
-    /// A window of nothing, one that fits nowhere, or padding wider than its boundary can fill.
-    pub fn output_size(&self, operator: &str, dim: usize, size: usize) -> Result<usize> {
-        let fail = |what: String| Err(Error::operator(operator, format!("dim {dim}: {what}")));
-        if self.kernel == 0 || self.stride == 0 || self.dilation == 0 {
-            return fail(format!(
-                "kernel, stride and dilation must not be zero, got {self:?}"
-            ));
-        }
-        let Padding {
-            low,
-            high,
-            boundary,
-        } = self.padding;
-        let padded = size + low + high;
-        if padded < self.span() {
-            return fail(format!(
-                "a window of {} cells does not fit into {size} cells with padding {low} and {high}",
-                self.span()
-            ));
-        }
-        for (width, boundary) in [(low, boundary[0]), (high, boundary[1])] {
-            if width > 0 && boundary == Boundary::Reflect && width >= size {
-                return fail(format!(
-                    "reflecting {width} cells needs more than {width} cells, got {size}"
-                ));
-            }
-            if width > 0 && boundary != Boundary::Zeros && size == 0 {
-                return fail(format!("{boundary:?} padding of a dim without cells"));
-            }
-        }
-        let free = padded - self.span();
-        Ok(match self.rounding {
-            Rounding::Floor => free / self.stride + 1,
-            Rounding::Ceil => {
-                let outputs = free.div_ceil(self.stride) + 1;
-                let begins_inside = (outputs - 1) * self.stride < size + low;
-                outputs - usize::from(!begins_inside)
-            }
-        })
-    }
-
-    /// The input cells that a range of outputs is computed from, padding included.
-    pub fn input_range(&self, outputs: &Range<usize>) -> Range<isize> {
-        let first = |output: usize| (output * self.stride) as isize - self.padding.low as isize;
-        if outputs.is_empty() {
-            return 0..0;
-        }
-        first(outputs.start)..first(outputs.end - 1) + self.span() as isize
-    }
-
-    /// The extents of the output: a window belongs to the part that holds its middle cell.
-    pub fn output_extents(&self, extents: &[usize], outputs: usize) -> Vec<usize> {
-        let size: usize = extents.iter().sum();
-        let middle = (self.span() - 1) / 2;
-        // The first output whose middle lies at or after a cell.
-        let bound = |cell: usize| {
-            if cell == 0 {
-                0
-            } else if cell == size {
-                outputs
-            } else {
-                let reach = (cell + self.padding.low).saturating_sub(middle);
-                reach.div_ceil(self.stride).min(outputs)
-            }
-        };
-        let mut start = 0;
-        extents
-            .iter()
-            .map(|extent| {
-                let range = start..start + extent;
-                start = range.end;
-                // Without cells there is nothing to own; if no part has any, the last one takes what padding yields.
-                if range.is_empty() {
-                    0
-                } else {
-                    bound(range.end) - bound(range.start)
-                }
-            })
-            .collect()
-    }
-}
+use crate::window::{Padding, Rounding, Window};
 
 /// What a stencil operator does on a layout: the same on every rank but for the boxes.
 #[derive(Clone, Debug)]
@@ -194,22 +35,117 @@ pub(crate) enum KernelPadding {
     Nothing,
 }
 
-/// How an operator's stencil is to be run.
+/// A stencil operator on `[batch, channels, *spatial]`: a window per spatial dim, and what lies beyond the field.
+///
+/// # Placement
+/// All dims may be sharded, with any extents; channels must be whole if the operator mixes them.
+///
+/// # Adjoint
+/// That of the exchange and of the local kernel, in turn: gradients of halo cells travel back and add up.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Boundary, Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_ops::{Padding, Stencil, Window};
+///
+/// // The difference to the next cell on a ring.
+/// let forward = Padding { low: 0, high: 1, boundary: [Boundary::Periodic; 2] };
+/// let stencil = Stencil::new("difference", vec![Window::new(2).with_padding(forward)]);
+/// Launcher::local(3).run(|world| {
+///     let mesh = world.mesh([("x", 3)])?;
+///     let x = ShardTensor::<3>::ones([1, 1, 7], &mesh, &[Shard(2)])?;
+///     let y = stencil.run(x, |x, _| {
+///         let cells = x.dims()[2] - 1;
+///         x.clone().narrow(2, 1, cells) - x.narrow(2, 0, cells)
+///     })?;
+///     assert_eq!(y.full_tensor(LocalGradient::Replicated).sum().into_scalar::<f32>(), 0.0);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Stencil {
-    pub(crate) operator: &'static str,
-    /// A window per spatial dim, the first of which is dim 2.
-    pub(crate) windows: Vec<Window>,
-    pub(crate) kernel_padding: KernelPadding,
-    /// Output channels, where they differ from the input's.
-    pub(crate) channels: Option<usize>,
-    /// The bits of the value beyond zero boundaries.
-    pub(crate) fill: u64,
+pub struct Stencil {
+    operator: &'static str,
+    windows: Vec<Window>,
+    kernel_padding: KernelPadding,
+    channels: Option<usize>,
+    /// The bits of the fill value, so that stencils can be compared and hashed.
+    fill: u64,
 }
 
 impl Stencil {
-    /// Plans the stencil on a tensor's layout, or finds the plan.
-    pub(crate) fn plan<const D: usize>(&self, x: &ShardTensor<D>) -> Result<Arc<StencilPlan>> {
+    /// An operator with a window per spatial dim, whose kernel treats channels alike and does not pad.
+    pub fn new(operator: &'static str, windows: Vec<Window>) -> Self {
+        Self {
+            operator,
+            windows,
+            kernel_padding: KernelPadding::Nothing,
+            channels: None,
+            fill: 0.0_f64.to_bits(),
+        }
+    }
+
+    /// An operator that mixes channels and gives `channels` of them.
+    #[must_use]
+    pub fn with_channels(self, channels: usize) -> Self {
+        Self {
+            channels: Some(channels),
+            ..self
+        }
+    }
+
+    /// An operator for which cells beyond a [`Boundary::Zeros`](halocline_core::Boundary::Zeros) are `fill`.
+    #[must_use]
+    pub fn with_fill(self, fill: f64) -> Self {
+        Self {
+            fill: fill.to_bits(),
+            ..self
+        }
+    }
+
+    /// An operator whose kernel can pad with zeros, so that dims of one part need not be copied for it.
+    #[must_use]
+    pub(crate) fn with_kernel_padding(self, kernel_padding: KernelPadding) -> Self {
+        Self {
+            kernel_padding,
+            ..self
+        }
+    }
+
+    /// The operator's name.
+    pub fn operator(&self) -> &'static str {
+        self.operator
+    }
+
+    /// The windows, one per spatial dim.
+    pub fn windows(&self) -> &[Window] {
+        &self.windows
+    }
+
+    /// A parameter that all ranks hold alike, for use in the kernel on `x`: its gradient is summed over the ranks
+    /// between which `x` is sharded.
+    ///
+    /// # Errors
+    /// Those of [`plan`](Self::plan), before anything is sent.
+    pub fn parameter<const D: usize, const E: usize>(
+        &self,
+        x: &ShardTensor<D>,
+        parameter: Tensor<E>,
+    ) -> Result<Tensor<E>> {
+        self.plan(x)?;
+        Ok(fan_out(
+            parameter,
+            x.mesh(),
+            &crate::sharded_axes(x),
+            self.operator,
+        ))
+    }
+
+    /// What the operator would do on a tensor: nothing is sent.
+    ///
+    /// # Errors
+    /// A placement without a rule, a window that fits nowhere.
+    pub fn plan<const D: usize>(&self, x: &ShardTensor<D>) -> Result<Arc<StencilPlan>> {
         x.require_resolved(self.operator)?;
         if self.windows.len() + 2 != D {
             return Err(Error::operator(
@@ -312,8 +248,12 @@ impl Stencil {
         Need::product(shape, &runs)
     }
 
-    /// Runs the stencil: plan, exchange, kernel.
-    pub(crate) fn run<const D: usize>(
+    /// Runs the operator. The kernel gets this rank's shard with the cells around it, and gives its part of the result;
+    /// on a rank without outputs it gets one window of fill, and what it gives is dropped.
+    ///
+    /// # Errors
+    /// Those of [`plan`](Self::plan); a failure of communication.
+    pub fn run<const D: usize>(
         &self,
         x: ShardTensor<D>,
         kernel: impl FnOnce(Tensor<D>, &StencilPlan) -> Tensor<D>,
@@ -327,76 +267,5 @@ impl Stencil {
         let local = kernel(haloed, &plan);
         let local = drop_empty(local, &plan.output, mesh.position(), self.operator)?;
         Ok(ShardTensor::from_parts(local, plan.output.clone(), mesh))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn window() -> impl Strategy<Value = Window> {
-        let sizes = (
-            1..6_usize,
-            1..5_usize,
-            1..4_usize,
-            0..6_usize,
-            0..6_usize,
-            any::<bool>(),
-        );
-        sizes.prop_map(|(kernel, stride, dilation, low, high, ceil)| Window {
-            kernel,
-            stride,
-            dilation,
-            padding: Padding::zeros(low, high),
-            rounding: if ceil {
-                Rounding::Ceil
-            } else {
-                Rounding::Floor
-            },
-        })
-    }
-
-    proptest! {
-        #[test]
-        fn output_extents_sum_to_the_output(window in window(), extents in prop::collection::vec(0..9_usize, 1..6)) {
-            let size: usize = extents.iter().sum();
-            prop_assume!(size > 0);
-            if let Ok(outputs) = window.output_size("test", 2, size) {
-                let parts = window.output_extents(&extents, outputs);
-                prop_assert_eq!(parts.iter().sum::<usize>(), outputs, "{:?}", parts);
-                let low = (window.span() - 1) / 2;
-                if window.stride == 1 && window.padding == Padding::zeros(low, window.span() - 1 - low) {
-                    prop_assert_eq!(parts, extents);
-                }
-            }
-        }
-
-        #[test]
-        fn floor_windows_stay_within_the_padded_field(window in window(), size in 1..40_usize) {
-            let window = Window { rounding: Rounding::Floor, ..window };
-            if let Ok(outputs) = window.output_size("test", 2, size) {
-                let reach = window.input_range(&(0..outputs));
-                prop_assert_eq!(reach.start, -(window.padding.low as isize));
-                prop_assert!(reach.end <= (size + window.padding.high) as isize);
-                prop_assert!(reach.end + window.stride as isize > (size + window.padding.high) as isize);
-            }
-        }
-    }
-
-    #[test]
-    fn a_window_that_fits_nowhere_is_an_error_with_its_numbers() {
-        let window = Window {
-            kernel: 5,
-            stride: 1,
-            dilation: 2,
-            padding: Padding::zeros(1, 1),
-            rounding: Rounding::Floor,
-        };
-        let error = window.output_size("conv2d", 3, 4).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "conv2d: dim 3: a window of 9 cells does not fit into 4 cells with padding 1 and 1"
-        );
     }
 }

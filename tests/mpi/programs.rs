@@ -216,7 +216,6 @@ fn modules(world: World) -> Result<Found> {
     Ok(vec![weight])
 }
 
-/// Sends each peer a payload and returns what they sent.
 /// The demo's model, trained on a mesh of two axes.
 fn training(world: World) -> Result<Found> {
     let mesh = world.mesh([("lat", 2), ("lon", world.size() / 2)])?;
@@ -225,6 +224,7 @@ fn training(world: World) -> Result<Found> {
     Ok(vec![TensorData::new(losses, [steps])])
 }
 
+/// Sends each peer a payload and returns what they sent.
 fn exchange(
     world: &World,
     payload: impl Fn(usize) -> Payload,

@@ -38,6 +38,13 @@ pub fn scatter_tensor<const D: usize>(
         .ok_or_else(|| {
             Error::operator(NAME, format!("source rank {source} is not in the {mesh}"))
         })?;
+    if let Some(placement) = placements.iter().find(|p| matches!(p, Partial(_))) {
+        return Err(Error::Placement {
+            operator: NAME.into(),
+            placement: placement.to_string(),
+            help: "scatter to Shard or Replicate".into(),
+        });
+    }
     // Number type and shape. Without a number type the source has nothing, so that all ranks fail alike.
     let operation = Operation::new(NAME, Traffic::Control, None);
     let metadata = (comm.rank() == source).then(|| {
@@ -66,13 +73,6 @@ pub fn scatter_tensor<const D: usize>(
         return Err(Error::operator(NAME, message));
     }
     let layout = Layout::new(mesh.shape(), shape, placements)?;
-    if let Some(placement) = placements.iter().find(|p| matches!(p, Partial(_))) {
-        return Err(Error::Placement {
-            operator: NAME.into(),
-            placement: placement.to_string(),
-            help: "scatter to Shard or Replicate".into(),
-        });
-    }
     let held = match tensor {
         Some(tensor) if comm.rank() == source => tensor.inner(),
         _ => Tensor::empty([0; D], (&mesh.device().clone().inner(), NUMBERS[*number])),

@@ -18,24 +18,6 @@ mod outbox;
 mod raw;
 mod wire;
 
-/// Whether `mpirun`, `mpiexec` or `srun` started this process.
-///
-/// They set `OMPI_COMM_WORLD_SIZE` (Open MPI), `PMI_SIZE` (MPICH, Intel MPI, `srun --mpi=pmi2`), `PMIX_RANK`
-/// (`srun --mpi=pmix` and other PMIx launchers), or `SLURM_STEP_NUM_TASKS` (`srun`; counts if greater than one, because
-/// an interactive shell has it too).
-pub(crate) fn in_mpi_job() -> bool {
-    let launchers = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"];
-    launchers
-        .iter()
-        .any(|name| std::env::var_os(name).is_some())
-        || slurm_tasks() > 1
-}
-
-fn slurm_tasks() -> usize {
-    let tasks = std::env::var("SLURM_STEP_NUM_TASKS").ok();
-    tasks.and_then(|tasks| tasks.parse().ok()).unwrap_or(1)
-}
-
 /// One process of an MPI job.
 pub(crate) struct Mpi {
     link: Arc<Link>,
@@ -62,12 +44,12 @@ impl Mpi {
         let link = Arc::new(Link::open()?);
         if link.size() == 1
             && std::env::var_os("OMPI_COMM_WORLD_SIZE").is_none()
-            && slurm_tasks() > 1
+            && crate::launch::slurm_tasks() > 1
         {
             return Err(Error::Engine(format!(
                 "srun started {} tasks, but MPI sees each of them alone; \
                  choose the plugin that fits the MPI library, as in srun --mpi=pmix",
-                slurm_tasks()
+                crate::launch::slurm_tasks()
             )));
         }
         Ok(Arc::new(Self {

@@ -1,0 +1,251 @@
+//! The window of a stencil operator in one dim: the map from outputs to inputs, and whose an output is.
+
+use std::ops::Range;
+
+use halocline_core::{Boundary, Error, Result};
+
+/// Padding of one dim: how many cells on each side, and what they hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Padding {
+    /// Cells before the first.
+    pub low: usize,
+    /// Cells after the last.
+    pub high: usize,
+    /// What they hold, before and after.
+    pub boundary: [Boundary; 2],
+}
+
+impl Padding {
+    /// The same padding on both sides.
+    pub fn new(width: usize, boundary: Boundary) -> Self {
+        Self::zeros(width, width).with_boundary(boundary)
+    }
+
+    /// Zeros on both sides.
+    pub fn zeros(low: usize, high: usize) -> Self {
+        Self {
+            low,
+            high,
+            boundary: [Boundary::Zeros; 2],
+        }
+    }
+
+    /// This padding with other values.
+    #[must_use]
+    pub fn with_boundary(self, boundary: Boundary) -> Self {
+        Self {
+            boundary: [boundary; 2],
+            ..self
+        }
+    }
+
+    /// Whether a kernel that pads with zeros can do this padding itself.
+    pub(crate) fn is_plain(&self) -> bool {
+        let zeros = |width: usize, boundary| width == 0 || boundary == Boundary::Zeros;
+        zeros(self.low, self.boundary[0]) && zeros(self.high, self.boundary[1])
+    }
+}
+
+/// How a last window that does not fit is treated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Rounding {
+    /// It is left out.
+    #[default]
+    Floor,
+    /// It counts if it begins in the field or its low padding.
+    Ceil,
+}
+
+/// The window of an operator in one dim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Window {
+    /// Cells in the window.
+    pub kernel: usize,
+    /// Cells from one window to the next.
+    pub stride: usize,
+    /// Cells from one cell of a window to the next.
+    pub dilation: usize,
+    /// Padding.
+    pub padding: Padding,
+    /// What happens to a last window that does not fit.
+    pub rounding: Rounding,
+}
+
+impl Window {
+    /// Windows of `kernel` neighbouring cells around every cell, without padding.
+    pub fn new(kernel: usize) -> Self {
+        Self {
+            kernel,
+            stride: 1,
+            dilation: 1,
+            padding: Padding::default(),
+            rounding: Rounding::Floor,
+        }
+    }
+
+    /// This window with another padding.
+    #[must_use]
+    pub fn with_padding(self, padding: Padding) -> Self {
+        Self { padding, ..self }
+    }
+
+    /// The cells from the window's first to its last.
+    pub fn span(&self) -> usize {
+        (self.kernel - 1) * self.dilation + 1
+    }
+
+    /// The global output size for an input of `size` cells; the one place with this arithmetic.
+    ///
+    /// # Errors
+    /// A window of nothing, one that fits nowhere, or padding wider than its boundary can fill.
+    pub fn output_size(&self, operator: &str, dim: usize, size: usize) -> Result<usize> {
+        let fail = |what: String| Err(Error::operator(operator, format!("dim {dim}: {what}")));
+        if self.kernel == 0 || self.stride == 0 || self.dilation == 0 {
+            return fail(format!(
+                "kernel, stride and dilation must not be zero, got {self:?}"
+            ));
+        }
+        let Padding {
+            low,
+            high,
+            boundary,
+        } = self.padding;
+        let padded = size + low + high;
+        if padded < self.span() {
+            return fail(format!(
+                "a window of {} cells does not fit into {size} cells with padding {low} and {high}",
+                self.span()
+            ));
+        }
+        for (width, boundary) in [(low, boundary[0]), (high, boundary[1])] {
+            if width > 0 && boundary == Boundary::Reflect && width >= size {
+                return fail(format!(
+                    "reflecting {width} cells needs more than {width} cells, got {size}"
+                ));
+            }
+            if width > 0 && boundary != Boundary::Zeros && size == 0 {
+                return fail(format!("{boundary:?} padding of a dim without cells"));
+            }
+        }
+        let free = padded - self.span();
+        Ok(match self.rounding {
+            Rounding::Floor => free / self.stride + 1,
+            Rounding::Ceil => {
+                let outputs = free.div_ceil(self.stride) + 1;
+                let begins_inside = (outputs - 1) * self.stride < size + low;
+                outputs - usize::from(!begins_inside)
+            }
+        })
+    }
+
+    /// The input cells that a range of outputs is computed from, padding included.
+    pub fn input_range(&self, outputs: &Range<usize>) -> Range<isize> {
+        let first = |output: usize| (output * self.stride) as isize - self.padding.low as isize;
+        if outputs.is_empty() {
+            return 0..0;
+        }
+        first(outputs.start)..first(outputs.end - 1) + self.span() as isize
+    }
+
+    /// The extents of the output: a window belongs to the part that holds its middle cell.
+    pub fn output_extents(&self, extents: &[usize], outputs: usize) -> Vec<usize> {
+        let size: usize = extents.iter().sum();
+        let middle = (self.span() - 1) / 2;
+        // The first output whose middle lies at or after a cell.
+        let bound = |cell: usize| {
+            if cell == 0 {
+                0
+            } else if cell == size {
+                outputs
+            } else {
+                let reach = (cell + self.padding.low).saturating_sub(middle);
+                reach.div_ceil(self.stride).min(outputs)
+            }
+        };
+        let mut start = 0;
+        extents
+            .iter()
+            .map(|extent| {
+                let range = start..start + extent;
+                start = range.end;
+                // Without cells there is nothing to own; if no part has any, the last one takes what padding yields.
+                if range.is_empty() {
+                    0
+                } else {
+                    bound(range.end) - bound(range.start)
+                }
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn window() -> impl Strategy<Value = Window> {
+        let sizes = (
+            1..6_usize,
+            1..5_usize,
+            1..4_usize,
+            0..6_usize,
+            0..6_usize,
+            any::<bool>(),
+        );
+        sizes.prop_map(|(kernel, stride, dilation, low, high, ceil)| Window {
+            kernel,
+            stride,
+            dilation,
+            padding: Padding::zeros(low, high),
+            rounding: if ceil {
+                Rounding::Ceil
+            } else {
+                Rounding::Floor
+            },
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn output_extents_sum_to_the_output(window in window(), extents in prop::collection::vec(0..9_usize, 1..6)) {
+            let size: usize = extents.iter().sum();
+            prop_assume!(size > 0);
+            if let Ok(outputs) = window.output_size("test", 2, size) {
+                let parts = window.output_extents(&extents, outputs);
+                prop_assert_eq!(parts.iter().sum::<usize>(), outputs, "{:?}", parts);
+                let low = (window.span() - 1) / 2;
+                if window.stride == 1 && window.padding == Padding::zeros(low, window.span() - 1 - low) {
+                    prop_assert_eq!(parts, extents);
+                }
+            }
+        }
+
+        #[test]
+        fn floor_windows_stay_within_the_padded_field(window in window(), size in 1..40_usize) {
+            let window = Window { rounding: Rounding::Floor, ..window };
+            if let Ok(outputs) = window.output_size("test", 2, size) {
+                let reach = window.input_range(&(0..outputs));
+                prop_assert_eq!(reach.start, -(window.padding.low as isize));
+                prop_assert!(reach.end <= (size + window.padding.high) as isize);
+                prop_assert!(reach.end + window.stride as isize > (size + window.padding.high) as isize);
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_that_fits_nowhere_is_an_error_with_its_numbers() {
+        let window = Window {
+            kernel: 5,
+            stride: 1,
+            dilation: 2,
+            padding: Padding::zeros(1, 1),
+            rounding: Rounding::Floor,
+        };
+        let error = window.output_size("conv2d", 3, 4).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "conv2d: dim 3: a window of 9 cells does not fit into 4 cells with padding 1 and 1"
+        );
+    }
+}
