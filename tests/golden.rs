@@ -1,6 +1,6 @@
 //! The golden cases of all operators, on every mesh of up to four local ranks.
 
-#[path = "../examples/golden.rs"]
+#[path = "../examples/golden/main.rs"]
 #[allow(dead_code, reason = "the example's main is not the test's")]
 mod golden;
 

@@ -4,18 +4,20 @@
 //! case runs on every mesh and sharding; a line is printed per operator. Under `mpirun` the shardings are those of the
 //! world that it started.
 
+mod case;
+
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use burn::tensor::{DType, Gradients};
 use clap::Parser;
-use halocline::ops::testing::{Sharding, difference, shardings};
+use halocline::ops::testing::{Sharding, difference};
 use halocline::ops::{PaddingCount, Rounding};
 use halocline::prelude::*;
-use safetensors::{Dtype, SafeTensors};
-use serde_json::Value;
+
+use case::{Case, OPERATORS};
 
 /// Runs golden cases on shards.
 #[derive(Parser)]
@@ -124,162 +126,7 @@ impl Report {
     }
 }
 
-/// The operators that [`Run::check`] knows.
-const OPERATORS: [&str; 18] = [
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "sum",
-    "mean",
-    "max",
-    "min",
-    "matmul",
-    "linear",
-    "mse_loss",
-    "l1_loss",
-    "huber_loss",
-];
-
-struct Case {
-    name: String,
-    op: String,
-    attrs: Value,
-    inputs: Vec<String>,
-    tensors: HashMap<String, TensorData>,
-    rtol: f64,
-    atol: f64,
-}
-
 impl Case {
-    fn read(file: &Path) -> Result<Self> {
-        let name = file
-            .file_stem()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        let bad = |what: String| Error::other(format!("{}: {what}", file.display()));
-        let bytes = std::fs::read(file)?;
-        let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| bad(e.to_string()))?;
-        let metadata = metadata.metadata().clone().unwrap_or_default();
-        let text = |key: &str| {
-            metadata
-                .get(key)
-                .cloned()
-                .ok_or_else(|| bad(format!("no metadata {key}")))
-        };
-        let number = |key: &str| {
-            text(key)?
-                .parse::<f64>()
-                .map_err(|e| bad(format!("{key}: {e}")))
-        };
-        let json = |key: &str| {
-            serde_json::from_str::<Value>(&text(key)?).map_err(|e| bad(format!("{key}: {e}")))
-        };
-        let views = SafeTensors::deserialize(&bytes).map_err(|e| bad(e.to_string()))?;
-        let mut tensors = HashMap::new();
-        for (name, view) in views.tensors() {
-            let values = numbers(view.dtype(), view.data())
-                .ok_or_else(|| bad(format!("{name} is of type {:?}", view.dtype())))?;
-            // A scalar has no dims there and one cell here.
-            let shape = if view.shape().is_empty() {
-                vec![1]
-            } else {
-                view.shape().to_vec()
-            };
-            tensors.insert(name, TensorData::new(values, shape));
-        }
-        let inputs =
-            serde_json::from_value(json("inputs")?).map_err(|e| bad(format!("inputs: {e}")))?;
-        Ok(Self {
-            op: text("op")?,
-            attrs: json("attrs")?,
-            inputs,
-            rtol: number("rtol")?,
-            atol: number("atol")?,
-            name,
-            tensors,
-        })
-    }
-
-    fn shape(&self, name: &str) -> Vec<usize> {
-        self.tensors
-            .get(name)
-            .map_or(Vec::new(), |data| data.shape().to_vec())
-    }
-
-    fn list<const N: usize>(&self, key: &str) -> [usize; N] {
-        let values = self.attrs[key].as_array();
-        std::array::from_fn(|i| values.and_then(|v| v.get(i)?.as_u64()).unwrap_or(0) as usize)
-    }
-
-    fn flag(&self, key: &str) -> bool {
-        self.attrs[key].as_bool().unwrap_or(false)
-    }
-
-    /// All shardings of the dims that may be sharded.
-    fn shardings(&self, ranks: &[usize]) -> Vec<Sharding> {
-        if !OPERATORS.contains(&self.op.as_str()) {
-            // A failure, once.
-            return shardings(&[1], &[0], 1);
-        }
-        let shape = self.shape(&self.inputs[0]);
-        let (shape, dims): (Vec<usize>, Vec<usize>) = match self.op.as_str() {
-            // Batch, rows, what is summed over, columns.
-            "matmul" => {
-                let columns = self.shape(&self.inputs[1])[shape.len() - 1];
-                let shape = [&shape[..], &[columns]].concat();
-                let dims = (0..shape.len()).collect();
-                (shape, dims)
-            }
-            "linear" => (shape.clone(), (0..shape.len() - 1).collect()),
-            op if op.contains("conv") || op.contains("pool") => {
-                let dims = (0..shape.len()).filter(|&dim| dim != 1).collect();
-                (shape, dims)
-            }
-            _ => (shape.clone(), (0..shape.len()).collect()),
-        };
-        let most = ranks.iter().copied().max().unwrap_or(1);
-        let all = shardings(&shape, &dims, most);
-        all.into_iter()
-            .filter(|sharding| ranks.contains(&sharding.ranks()))
-            .collect()
-    }
-
-    /// The sharding of one input of the operator.
-    fn sharding_of(&self, input: usize, sharding: &Sharding) -> Sharding {
-        if self.op != "matmul" {
-            return sharding.clone();
-        }
-        let dims = self.shape(&self.inputs[0]).len();
-        let moved = |dim: usize| match (input, dim) {
-            (_, dim) if dim < dims - 2 => Some(dim),
-            (0, dim) => (dim < dims).then_some(dim),
-            (_, dim) => (dim > dims - 2).then(|| dim - 1),
-        };
-        Sharding {
-            axes: sharding.axes.clone(),
-            placements: sharding
-                .placements
-                .iter()
-                .map(|placement| match placement {
-                    Shard(dim) => moved(*dim).map_or(Replicate, Shard),
-                    other => *other,
-                })
-                .collect(),
-            extents: sharding
-                .extents
-                .iter()
-                .filter_map(|(dim, extents)| Some((moved(*dim)?, extents.clone())))
-                .collect(),
-        }
-    }
-
     fn run(&self, world: &World, sharding: &Sharding) -> Result<()> {
         if !OPERATORS.contains(&self.op.as_str()) {
             return Err(Error::other(format!("unknown operator {}", self.op)));
@@ -293,20 +140,6 @@ impl Case {
             dims => Err(Error::other(format!("an input of {dims} dims"))),
         }
     }
-}
-
-/// The numbers of a tensor; indices and classes become floats as well.
-fn numbers(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
-    let words = bytes.as_chunks::<4>().0.iter();
-    let long = bytes.as_chunks::<8>().0.iter();
-    Some(match dtype {
-        Dtype::F32 => words.map(|b| f32::from_le_bytes(*b)).collect(),
-        Dtype::I32 => words.map(|b| i32::from_le_bytes(*b) as f32).collect(),
-        Dtype::F64 => long.map(|b| f64::from_le_bytes(*b) as f32).collect(),
-        Dtype::I64 => long.map(|b| i64::from_le_bytes(*b) as f32).collect(),
-        Dtype::U8 | Dtype::BOOL => bytes.iter().map(|b| f32::from(*b)).collect(),
-        _ => return None,
-    })
 }
 
 type GradientOf<'a> = Box<dyn Fn(&Gradients) -> Option<TensorData> + 'a>;
