@@ -13,8 +13,9 @@ missing() {
     command -v pkg-config > /dev/null || echo pkg-config
     command -v mpirun > /dev/null || echo openmpi-bin
     command -v mpicc > /dev/null || echo libopenmpi-dev
-    ls /usr/lib/*/libclang*.so* /usr/lib/llvm-*/lib/libclang*.so* /usr/lib64/libclang*.so* \
-        /opt/homebrew/opt/llvm/lib/libclang* /usr/local/opt/llvm/lib/libclang* 2> /dev/null | grep -q . || echo libclang-dev
+    ls /usr/lib/*/libclang.so* /usr/lib/*/libclang-[0-9]*.so* /usr/lib/llvm-*/lib/libclang.so* \
+        /usr/lib/llvm-*/lib/libclang-[0-9]*.so* /usr/lib64/libclang.so* \
+        /opt/homebrew/opt/llvm/lib/libclang.* /usr/local/opt/llvm/lib/libclang.* 2> /dev/null | grep -q . || echo libclang-dev
     has_hdf5 || echo libhdf5-dev
 }
 
@@ -33,7 +34,7 @@ if command -v apt-get > /dev/null; then
     if [ "$sudo" != none ]; then
         echo "Installing $packages"
         $sudo apt-get update -qq
-        DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq $packages > /dev/null
+        $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $packages > /dev/null
         exit 0
     fi
 fi

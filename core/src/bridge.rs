@@ -302,6 +302,12 @@ impl Started<'_> {
             Dispatch::float_reshape(flat.into_dispatch(), Shape::from(shape.to_vec()))
         };
         let mut output = match direction {
+            Direction::Forward if plan.covers_output() => {
+                let options = (&Device::new(tensor.device()), tensor.dtype());
+                let elements = plan.output_shape.iter().product::<usize>();
+                let flat = Tensor::<1>::empty([elements], options).into_dispatch();
+                Dispatch::float_reshape(flat, Shape::from(plan.output_shape.clone()))
+            }
             Direction::Forward => fill(&plan.output_shape, plan.fill),
             Direction::Reverse => fill(&plan.source_shape, 0.0),
         };

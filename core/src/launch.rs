@@ -116,6 +116,8 @@ impl World {
     /// Gives every rank the parameters that rank `source` has, as leaves of its own.
     ///
     /// Also for a module that was made outside of the ranks' program: ranks that are threads must not share leaves.
+    /// Float parameters are sent. Running statistics, as of a batch norm, stay shared between clones of one module:
+    /// make such a module with [`init`](Self::init).
     ///
     /// # Errors
     /// A module of another structure on this rank than on the source; a failure of communication.
@@ -187,11 +189,10 @@ impl Launcher {
             launcher.engine = Engine::Mpi;
         }
         if let Ok(value) = std::env::var("HALOCLINE_TIMEOUT") {
-            let seconds: Result<f64, _> = value.parse();
-            match seconds {
-                Ok(seconds) if seconds > 0.0 => {
-                    launcher.settings.timeout = Duration::from_secs_f64(seconds);
-                }
+            let seconds = value.parse().ok();
+            let timeout = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+            match timeout {
+                Some(timeout) if !timeout.is_zero() => launcher.settings.timeout = timeout,
                 _ => panic!("HALOCLINE_TIMEOUT={value}: expected a positive number of seconds"),
             }
         }
@@ -249,7 +250,7 @@ impl Launcher {
     ///
     /// # Errors
     /// The error, or the panic, of the rank that failed first. Other ranks stop at their next communication; ranks
-    /// that have not stopped after five seconds end with the process.
+    /// that have not stopped within five seconds end with the process.
     pub fn run(self, program: impl Fn(World) -> Result<()> + Send + Sync) -> Result<()> {
         self.collect(program).map(|_| ())
     }
@@ -365,18 +366,22 @@ fn run_threads<T: Send>(
         let threads: Vec<_> = (0..ranks)
             .map(|rank| {
                 let world = world(Arc::new(hub.communicator(rank, settings)));
-                let (hub, ended, program) = (&hub, ended.clone(), &program);
+                let (hub, ended, program) = (&hub, &ended, &program);
+                let end = ended.clone();
                 let body = move || {
                     let result = attempt(|| program(world));
                     match &result {
                         Ok(_) => hub.finish(rank),
                         Err(failure) => hub.fail(rank, &failure.to_string()),
                     }
-                    let _ = ended.send(());
+                    let _ = end.send(());
                     result
                 };
                 let thread = std::thread::Builder::new().name(format!("rank {rank}"));
-                thread.spawn_scoped(scope, body)
+                thread.spawn_scoped(scope, body).inspect_err(|error| {
+                    hub.fail(rank, &format!("its thread cannot be started: {error}"));
+                    let _ = ended.send(());
+                })
             })
             .collect();
         wait_for_ranks(&hub, ranks, &ends);

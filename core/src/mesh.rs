@@ -269,11 +269,6 @@ impl DeviceMesh {
         let positions = shape.group(self.0.position, axes);
         positions.iter().map(|&p| shape.ranks()[p]).collect()
     }
-
-    /// Whether both are the same mesh.
-    pub fn same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self.0.shape == other.0.shape
-    }
 }
 
 impl fmt::Display for DeviceMesh {

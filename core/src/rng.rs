@@ -67,7 +67,11 @@ impl Distribution {
         // 24 bits, so that a uniform value is exact in f32.
         let unit = |word: u32| f64::from(word >> 8) / f64::from(1 << 24);
         match self {
-            Self::Uniform { low, high } => words.map(|w| (low + (high - low) * unit(w)) as f32),
+            Self::Uniform { low, high } => words.map(|w| {
+                let value = (low + (high - low) * unit(w)) as f32;
+                // Rounding may not reach the upper end.
+                value.min((high as f32).next_down()).max(low as f32)
+            }),
             Self::Bernoulli { probability } => {
                 words.map(|w| if unit(w) < probability { 1.0 } else { 0.0 })
             }
@@ -102,12 +106,6 @@ impl RandomKey {
             seed,
             stream: hasher.finish(),
         }
-    }
-
-    /// The stream of this one called `name`.
-    #[must_use]
-    pub fn stream(self, name: impl Hash) -> Self {
-        Self::new(self.seed, (self.stream, name))
     }
 
     /// A number of one's own for this stream, to seed another generator with.

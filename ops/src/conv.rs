@@ -107,13 +107,20 @@ impl<const N: usize> ConvOptions<N> {
 ///
 /// # Errors
 /// A placement without a rule, shapes that do not fit, a failure of communication.
-pub(crate) fn conv<const D: usize, const N: usize>(
+pub fn conv<const D: usize, const N: usize>(
     x: ShardTensor<D>,
     weight: Tensor<D>,
     bias: Option<Tensor<1>>,
     options: &ConvOptions<N>,
 ) -> Result<ShardTensor<D>> {
     let shape = weight.dims();
+    if D != N + 2 || !(1..=3).contains(&N) {
+        let message = format!(
+            "options of {N} dims for a tensor {:?}; expected [batch, channels, *spatial]",
+            x.dims()
+        );
+        return Err(Error::operator("conv", message));
+    }
     let stencil = options.stencil(&shape);
     let channels = x.dims()[1];
     if shape[1] * options.groups != channels || !shape[0].is_multiple_of(options.groups) {
@@ -124,6 +131,12 @@ pub(crate) fn conv<const D: usize, const N: usize>(
                 options.groups
             ),
         ));
+    }
+    if let Some(bias) = &bias
+        && bias.dims() != [shape[0]]
+    {
+        let message = format!("bias {:?} for {} channels", bias.dims(), shape[0]);
+        return Err(Error::operator(stencil.operator(), message));
     }
     let weight = stencil.parameter(&x, weight)?;
     let bias = bias.map(|bias| stencil.parameter(&x, bias)).transpose()?;
@@ -301,12 +314,28 @@ mod tests {
     fn weights_that_do_not_fit_are_told() {
         let x = ShardTensor::solo(Tensor::<4>::ones([1, 4, 6, 6], &Default::default()));
         let weight = Tensor::ones([2, 3, 3, 3], &Default::default());
-        let error = conv(x, weight, None, &ConvOptions::<2>::default())
+        let error = conv(x.clone(), weight, None, &ConvOptions::<2>::default())
             .unwrap_err()
             .to_string();
         assert!(
             error.contains("weight [2, 3, 3, 3] with 1 groups on 4 channels"),
             "{error}"
         );
+        let weight = Tensor::ones([2, 4, 3, 3], &Default::default());
+        let bias = Some(Tensor::ones([3], &Default::default()));
+        let error = conv(
+            x.clone(),
+            weight.clone(),
+            bias,
+            &ConvOptions::<2>::default(),
+        );
+        assert!(
+            error
+                .unwrap_err()
+                .to_string()
+                .contains("bias [3] for 2 channels")
+        );
+        let error = conv(x, weight, None, &ConvOptions::<1>::default());
+        assert!(error.unwrap_err().to_string().contains("options of 1 dims"));
     }
 }

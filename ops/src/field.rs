@@ -14,8 +14,8 @@ use crate::{matmul, reduce, reshape};
 /// Implemented for burn's [`Tensor<D>`] and for [`ShardTensor<D>`], with the same results. On a `Tensor` nothing is
 /// communicated and [`resolve`](Field::resolve) is the identity.
 ///
-/// Methods panic where their operator has no rule, as burn's do on shapes that do not fit; [`Field::try_op`] returns
-/// the typed error instead.
+/// Methods panic where their operator has no rule, as burn's do on shapes that do not fit. The functions that they call
+/// return the typed error instead: `x.try_op(|x| conv(x, weight, bias, &options))` with [`conv`](crate::conv::conv).
 ///
 /// # Example
 /// ```

@@ -73,9 +73,9 @@ fn plan<const D: usize>(
 }
 
 /// burn's `Same`: as many outputs as windows begin in the field.
-fn same_padding(size: usize, span: usize, stride: usize) -> Padding {
+fn same_padding(size: usize, kernel: usize, stride: usize) -> Padding {
     let outputs = size.div_ceil(stride);
-    let total = (outputs.max(1) - 1) * stride + span;
+    let total = (outputs.max(1) - 1) * stride + kernel;
     let total = if outputs == 0 {
         0
     } else {

@@ -11,7 +11,7 @@ mod loss;
 pub mod matmul;
 pub mod pool;
 pub mod reduce;
-mod reshape;
+pub mod reshape;
 mod stencil;
 pub mod testing;
 mod window;

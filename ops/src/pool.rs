@@ -13,7 +13,7 @@
 
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Tensor, TensorData, module};
-use halocline_core::{Result, ShardTensor};
+use halocline_core::{Error, Result, ShardTensor};
 
 use crate::retype;
 use crate::stencil::Stencil;
@@ -105,12 +105,12 @@ impl<const N: usize> PoolOptions<N> {
 ///
 /// # Errors
 /// A placement without a rule, a window that fits nowhere, a failure of communication.
-pub(crate) fn max_pool<const D: usize, const N: usize>(
+pub fn max_pool<const D: usize, const N: usize>(
     x: ShardTensor<D>,
     options: &PoolOptions<N>,
 ) -> Result<ShardTensor<D>> {
     let stencil = options.stencil(
-        ["max_pool1d", "max_pool2d", "max_pool3d"][N - 1],
+        name::<D, N>(x.dims(), ["max_pool1d", "max_pool2d", "max_pool3d"])?,
         f64::NEG_INFINITY,
     );
     stencil.run(x, |x, _| {
@@ -127,7 +127,7 @@ pub(crate) fn max_pool<const D: usize, const N: usize>(
 ///
 /// # Errors
 /// A placement without a rule, a window that fits nowhere, a failure of communication.
-pub(crate) fn avg_pool<const D: usize, const N: usize>(
+pub fn avg_pool<const D: usize, const N: usize>(
     x: ShardTensor<D>,
     options: &PoolOptions<N>,
 ) -> Result<ShardTensor<D>> {
@@ -135,7 +135,10 @@ pub(crate) fn avg_pool<const D: usize, const N: usize>(
         dilation: [1; N],
         ..*options
     };
-    let stencil = options.stencil(["avg_pool1d", "avg_pool2d", "avg_pool3d"][N - 1], 0.0);
+    let stencil = options.stencil(
+        name::<D, N>(x.dims(), ["avg_pool1d", "avg_pool2d", "avg_pool3d"])?,
+        0.0,
+    );
     let size = x.dims();
     let position = x.mesh().position();
     stencil.run(x, |x, plan| {
@@ -160,10 +163,26 @@ pub(crate) fn avg_pool<const D: usize, const N: usize>(
                 let mut shape = [1; D];
                 shape[dim] = factors.len();
                 y = y.clone()
-                    * Tensor::from_data(TensorData::new(factors, shape), &y.device().inner());
+                    * Tensor::from_data(
+                        TensorData::new(factors, shape),
+                        (&y.device().inner(), y.dtype()),
+                    );
             }
         }
         y
+    })
+}
+
+/// The name of a pooling over `N` dims.
+fn name<const D: usize, const N: usize>(
+    dims: [usize; D],
+    names: [&'static str; 3],
+) -> Result<&'static str> {
+    let name = N.checked_sub(1).and_then(|i| names.get(i));
+    name.copied().filter(|_| D == N + 2).ok_or_else(|| {
+        let message =
+            format!("options of {N} dims for {dims:?}; expected [batch, channels, *spatial]");
+        Error::operator("pool", message)
     })
 }
 
@@ -177,13 +196,15 @@ fn factors(
     range: std::ops::Range<usize>,
 ) -> Option<Vec<f32>> {
     let Padding { low, high, .. } = window.padding;
-    let (first, end) = match count {
-        PaddingCount::Included => (-(low as isize), (size + high) as isize),
-        PaddingCount::Excluded => (0, size as isize),
+    let padded = -(low as isize)..(size + high) as isize;
+    let counts = |cell: &isize| {
+        let boundary = window.padding.boundary[usize::from(*cell >= 0)];
+        padded.contains(cell)
+            && (count == PaddingCount::Included || boundary.source(*cell, size).is_some())
     };
     let counted = |output: usize| {
         let cells = window.input_range(&(output..output + 1));
-        (cells.end.min(end) - cells.start.max(first)).max(1) as usize
+        cells.filter(counts).count().max(1)
     };
     let factor = |output: usize| window.kernel as f32 / counted(output) as f32;
     (0..outputs)
@@ -264,6 +285,40 @@ mod tests {
                 1e-6,
             );
         }
+    }
+
+    /// Where what lies beyond the field is the field itself, the average of ones is one.
+    #[test]
+    fn averages_count_what_a_boundary_supplies() {
+        let ones = Tensor::<3>::ones([1, 1, 5], &Default::default());
+        for boundary in [Boundary::Periodic, Boundary::Reflect, Boundary::Replicate] {
+            for count in [PaddingCount::Included, PaddingCount::Excluded] {
+                for rounding in [Rounding::Floor, Rounding::Ceil] {
+                    let options = PoolOptions::new([2])
+                        .with_padding([Padding::new(1, boundary)])
+                        .with_rounding(rounding)
+                        .with_count(count);
+                    let y: Vec<f32> = ones.clone().avg_pool(&options).into_data().iter().collect();
+                    assert!(y.iter().all(|&y| y == 1.0), "{options:?}: {y:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_over_the_end_takes_nothing_from_the_other() {
+        let x = Tensor::<3>::from_floats([[[1.0, 2.0, 3.0, 4.0, 5.0]]], &Default::default());
+        let options = PoolOptions::new([2])
+            .with_padding([Padding::new(0, Boundary::Periodic)])
+            .with_rounding(Rounding::Ceil);
+        let y: Vec<f32> = (x.clone() * -1.0)
+            .max_pool(&options)
+            .into_data()
+            .iter()
+            .collect();
+        assert_eq!(y, [-1.0, -3.0, -5.0]);
+        let y: Vec<f32> = x.avg_pool(&options).into_data().iter().collect();
+        assert_eq!(y, [1.5, 3.5, 5.0]);
     }
 
     #[test]

@@ -12,7 +12,7 @@
 //! The cotangent goes to every cell of a sum, divided by the global count for a mean, and to one cell that holds the
 //! extremum for a maximum or minimum.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
 
 use crate::empty::fill_empty;
@@ -60,10 +60,7 @@ fn rule(operator: &str, layout: &Layout, dims: &[usize], op: ReduceOp) -> Result
 ///
 /// # Errors
 /// A dim that is not there or given twice; values that are partial by another reduction.
-pub(crate) fn sum_dims<const D: usize>(
-    x: ShardTensor<D>,
-    dims: &[usize],
-) -> Result<ShardTensor<D>> {
+pub fn sum_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
     check_dims::<D>("sum_dims", dims)?;
     let layout = rule("sum_dims", x.layout(), dims, ReduceOp::Sum)?;
     let (local, _, mesh) = x.into_parts();
@@ -74,28 +71,36 @@ pub(crate) fn sum_dims<const D: usize>(
 ///
 /// # Errors
 /// Those of [`sum_dims`].
-pub(crate) fn mean_dims<const D: usize>(
-    x: ShardTensor<D>,
-    dims: &[usize],
-) -> Result<ShardTensor<D>> {
+pub fn mean_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
     check_dims::<D>("mean_dims", dims)?;
     let layout = rule("mean_dims", x.layout(), dims, ReduceOp::Sum)?;
     let sharded = dims.iter().any(|&dim| x.layout().extents(dim).len() > 1);
     let count: usize = dims.iter().map(|&dim| x.dims()[dim]).product();
     let (local, _, mesh) = x.into_parts();
     let local = if sharded {
-        local.sum_dims(dims) / count as f64
+        wide(local, |local| local.sum_dims(dims) / count as f64)
     } else {
         local.mean_dims(dims)
     };
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
+/// A reduction in f32 at least: a sum of many half-precision numbers overflows before it is divided.
+fn wide<const D: usize, const E: usize>(
+    local: Tensor<D>,
+    reduce: impl FnOnce(Tensor<D>) -> Tensor<E>,
+) -> Tensor<E> {
+    match local.dtype() {
+        half @ (DType::F16 | DType::BF16) => reduce(local.cast(DType::F32)).cast(half),
+        _ => reduce(local),
+    }
+}
+
 /// The maximum or minimum over `dims`.
 ///
 /// # Errors
 /// A dim that is not there, given twice or without cells; partial values.
-pub(crate) fn extremum_dims<const D: usize>(
+pub fn extremum_dims<const D: usize>(
     x: ShardTensor<D>,
     dims: &[usize],
     op: ReduceOp,
@@ -125,7 +130,7 @@ pub(crate) fn extremum_dims<const D: usize>(
 ///
 /// # Errors
 /// Values that are partial by another reduction than a sum.
-pub(crate) fn sum<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
+pub fn sum<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
     let all: Vec<usize> = (0..D).collect();
     scalar(x, "sum", &all, Tensor::sum)
 }
@@ -134,7 +139,7 @@ pub(crate) fn sum<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
 ///
 /// # Errors
 /// Values that are partial by another reduction than a sum.
-pub(crate) fn mean<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
+pub fn mean<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
     let all: Vec<usize> = (0..D).collect();
     let sharded = x
         .layout()
@@ -144,7 +149,7 @@ pub(crate) fn mean<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> 
     let count: usize = x.dims().iter().product();
     scalar(x, "mean", &all, |local| {
         if sharded {
-            local.sum() / count as f64
+            wide(local, |local| local.sum() / count as f64)
         } else {
             local.mean()
         }
@@ -161,4 +166,26 @@ fn scalar<const D: usize>(
     let layout = layout.derive(layout.placements().to_vec(), vec![vec![1]]);
     let (local, _, mesh) = x.into_parts();
     Ok(ShardTensor::from_parts(reduce(local), layout, mesh))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use halocline_core::{Launcher, LocalGradient};
+
+    #[test]
+    fn means_of_half_precision_do_not_overflow_on_shards() {
+        Launcher::local(2)
+            .run(|world| {
+                let mesh = world.mesh([("x", 2)])?;
+                let ones = Tensor::<2>::ones([512, 512], (world.device(), DType::F16));
+                let x = ShardTensor::distribute(ones, &mesh, &[Shard(0)])?;
+                for mean in [mean(x.clone())?, mean(mean_dims(x, &[0, 1])?)?] {
+                    let mean = mean.resolve().to_local(LocalGradient::Replicated);
+                    assert_eq!(mean.into_data().iter::<f32>().collect::<Vec<_>>(), [1.0]);
+                }
+                Ok(())
+            })
+            .unwrap();
+    }
 }

@@ -12,10 +12,7 @@ use crate::empty::{drop_empty, fill_empty};
 ///
 /// # Errors
 /// No tensors, a dim that is sharded, layouts that differ elsewhere.
-pub(crate) fn join<const D: usize>(
-    parts: Vec<ShardTensor<D>>,
-    dim: usize,
-) -> Result<ShardTensor<D>> {
+pub fn join<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Result<ShardTensor<D>> {
     const NAME: &str = "join";
     let Some(first) = parts.first() else {
         return Err(Error::operator(NAME, "no tensors"));
@@ -61,10 +58,7 @@ pub(crate) fn join<const D: usize>(
 ///
 /// # Errors
 /// A dim that is sharded there and of another size here, another mesh, a failure of communication.
-pub(crate) fn align<const D: usize>(
-    x: ShardTensor<D>,
-    other: &ShardTensor<D>,
-) -> Result<ShardTensor<D>> {
+pub fn align<const D: usize>(x: ShardTensor<D>, other: &ShardTensor<D>) -> Result<ShardTensor<D>> {
     if x.layout() == other.layout() {
         return Ok(x);
     }
@@ -88,7 +82,7 @@ pub(crate) fn align<const D: usize>(
 ///
 /// # Errors
 /// A dim that is sharded or not there, a range beyond its end.
-pub(crate) fn narrow<const D: usize>(
+pub fn narrow<const D: usize>(
     x: ShardTensor<D>,
     dim: usize,
     range: std::ops::Range<usize>,
@@ -116,7 +110,7 @@ pub(crate) fn narrow<const D: usize>(
 ///
 /// # Errors
 /// A number of values that differs from the dim's size.
-pub(crate) fn profile<const D: usize>(
+pub fn profile<const D: usize>(
     x: &ShardTensor<D>,
     dim: usize,
     values: &[f64],
@@ -133,7 +127,10 @@ pub(crate) fn profile<const D: usize>(
         .collect();
     let mut shape = [1; D];
     shape[dim] = own.len();
-    let local = Tensor::from_data(TensorData::new(values, shape), &x.device().inner());
+    let local = Tensor::from_data(
+        TensorData::new(values, shape),
+        (&x.device().inner(), x.local().dtype()),
+    );
     let placements = x.placements().iter().map(|placement| match placement {
         Shard(sharded) if *sharded == dim => *placement,
         _ => Replicate,
@@ -151,7 +148,7 @@ pub(crate) fn profile<const D: usize>(
 ///
 /// # Errors
 /// A factor of zero.
-pub(crate) fn upsample_nearest<const D: usize>(
+pub fn upsample_nearest<const D: usize>(
     x: ShardTensor<D>,
     factor: usize,
 ) -> Result<ShardTensor<D>> {
@@ -160,7 +157,7 @@ pub(crate) fn upsample_nearest<const D: usize>(
         return Err(Error::operator(NAME, "a factor of zero"));
     }
     let mut extents = x.layout().all_extents().to_vec();
-    for extent in extents[2..].iter_mut().flatten() {
+    for extent in extents.iter_mut().skip(2).flatten() {
         *extent *= factor;
     }
     let layout = x.layout().derive(x.placements().to_vec(), extents);
@@ -189,7 +186,7 @@ fn repeat_cells<const D: usize>(x: Tensor<D>, dim: usize, factor: usize) -> Tens
 ///
 /// # Errors
 /// A further dim with more than one cell.
-pub(crate) fn leading<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<2>> {
+pub fn leading<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<2>> {
     let shape = x.dims();
     if D < 2 || shape[2..].iter().any(|&size| size != 1) {
         return Err(Error::operator(

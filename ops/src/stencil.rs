@@ -234,12 +234,12 @@ impl Stencil {
             let boundary = spatial.map_or_else(Default::default, |spatial| {
                 self.windows[spatial].padding.boundary
             });
-            runs.push(segments(
-                range.clone(),
-                layout.shape()[dim],
-                boundary[0],
-                boundary[1],
-            ));
+            // A last window may reach beyond the padding; what lies there is fill, whatever the boundary.
+            let size = layout.shape()[dim];
+            let padding =
+                spatial.map_or_else(Padding::default, |spatial| self.windows[spatial].padding);
+            let padded = range.start..range.end.min((size + padding.high) as isize);
+            runs.push(segments(padded, size, boundary[0], boundary[1]));
             shape.push(match spatial {
                 Some(spatial) if range.is_empty() => self.windows[spatial].span(),
                 _ => range.len().max(1),

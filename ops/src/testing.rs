@@ -75,6 +75,13 @@ pub fn shardings(shape: &[usize], dims: &[usize], ranks: usize) -> Vec<Sharding>
     }
     if ranks >= 4 {
         for (i, &first) in dims.iter().enumerate() {
+            for placements in [[Shard(first), Replicate], [Replicate, Shard(first)]] {
+                found.push(Sharding {
+                    axes: vec![("y", 2), ("x", 2)],
+                    placements: placements.to_vec(),
+                    extents: Vec::new(),
+                });
+            }
             found.push(Sharding {
                 axes: vec![("y", 2), ("x", 2)],
                 placements: vec![Shard(first), Shard(first)],

@@ -168,7 +168,7 @@ impl Window {
             .map(|extent| {
                 let range = start..start + extent;
                 start = range.end;
-                // Without cells there is nothing to own; if no part has any, the last one takes what padding yields.
+                // Without cells there is nothing to own.
                 if range.is_empty() {
                     0
                 } else {

@@ -139,7 +139,7 @@ impl Local {
             std::thread::yield_now();
         }
         let mailbox = &self.hub.mailboxes[self.rank];
-        let deadline = Instant::now() + self.settings.timeout;
+        let start = Instant::now();
         let mut queues = lock(&mailbox.queues);
         loop {
             // First the state, then the queue: a rank's last message comes before its end.
@@ -150,7 +150,7 @@ impl Local {
             if let Some(error) = ended {
                 return Err(error);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = self.settings.timeout.saturating_sub(start.elapsed());
             if left.is_zero() {
                 return Err(Error::Timeout {
                     rank: self.rank,

@@ -283,7 +283,6 @@ impl<const D: usize> ShardTensor<D> {
     }
 }
 
-/// Bounds on kinds that can be compared and masked.
 impl<const D: usize> ShardTensor<D, Bool> {
     /// One where true, zero elsewhere.
     pub fn int(self) -> ShardTensor<D, Int> {

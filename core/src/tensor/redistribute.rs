@@ -194,23 +194,19 @@ impl<const D: usize> ShardTensor<D> {
     /// # Panics
     /// Panics if communication fails.
     pub fn full_tensor(&self, gradient: LocalGradient) -> Tensor<D> {
-        let everywhere = vec![Replicate; self.placements().len()];
         let resolved = self.clone().resolve();
-        let sharded = resolved
-            .layout
-            .axes_where(|placement| matches!(placement, Shard(_)));
-        let whole = resolved.redistribute(&everywhere);
-        match gradient {
-            LocalGradient::Replicated => whole.local,
-            LocalGradient::Partial if sharded.len() == whole.placements().len() => {
-                // Every axis goes from shards to replicas: the reduce-scatter that is the exchange's adjoint.
-                let resolved = self.clone().resolve();
-                let plan = resolved.plan(&resolved.layout, &whole.layout);
-                let operation = resolved.operation(&whole.layout);
-                ops::exchange(resolved.local, &resolved.mesh, plan, operation)
-            }
-            LocalGradient::Partial => whole.to_local(LocalGradient::Partial),
+        let whole = Layout::replicated(self.layout.mesh(), self.layout.shape());
+        let all_sharded = (resolved.placements().iter()).all(|p| matches!(p, Shard(_)));
+        if gradient == LocalGradient::Partial && all_sharded {
+            // Every axis goes from shards to replicas: the reduce-scatter that is the exchange's adjoint.
+            let plan = resolved.plan(&resolved.layout, &whole);
+            let operation = resolved.operation(&whole);
+            return ops::exchange(resolved.local, &resolved.mesh, plan, operation);
         }
+        let whole = resolved.try_redistribute_to(&whole);
+        whole
+            .unwrap_or_else(|error| error.raise())
+            .to_local(gradient)
     }
 
     /// The whole tensor on one rank of the world and nothing on the others: for writing files.
