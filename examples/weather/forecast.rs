@@ -15,8 +15,8 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 16)]
     steps: usize,
     /// Forecasts from each test trajectory.
-    #[arg(long, default_value_t = 8)]
-    starts: usize,
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    starts: u16,
 }
 
 /// Scores at one lead time, of one variable, in its unit.
@@ -34,7 +34,8 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
     let mesh = square_mesh(world)?;
     let model = train::load(world, common)?.valid();
     let statistics = common.statistics()?;
-    let latitudes = statistics.metadata().grid().lat().to_vec();
+    let grid = statistics.metadata().grid();
+    let (latitudes, weights) = (grid.lat().to_vec(), grid.latitude_weights());
     let hours = statistics.metadata().time_step() / 3600.0;
 
     // Rank 0 reads; the others get their shards of every field.
@@ -71,7 +72,7 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
         let observed = shard(truth.as_ref().map(|truth| truth.at(step)))?;
         let everywhere = observed.clone() * 0.0 + climatology.clone();
         let evaluate = |forecast: ShardTensor<4>| {
-            let mut evaluation = Evaluation::new(&latitudes, VARIABLES.len());
+            let mut evaluation = Evaluation::new(&weights, VARIABLES.len());
             evaluation.add(forecast, observed.clone(), climatology.clone())?;
             Ok::<_, Error>(evaluation.scores())
         };
@@ -141,7 +142,8 @@ impl Truth {
                 options.steps
             ))
         })?;
-        let every = (last / options.starts.max(1)).max(1);
+        let starts = usize::from(options.starts);
+        let every = (last / starts).max(1);
         let mut mean: Option<Array4<f64>> = None;
         let files = common.train_files()?;
         for path in &files {
@@ -154,7 +156,7 @@ impl Truth {
         let mean = mean.ok_or_else(|| Error::other("no training files"))?;
         Ok(Self {
             fields,
-            starts: (0..=last).step_by(every).take(options.starts).collect(),
+            starts: (0..=last).step_by(every).take(starts).collect(),
             climatology: mean.mapv(|sum| (sum / files.len() as f64) as f32),
         })
     }

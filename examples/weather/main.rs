@@ -13,6 +13,7 @@ mod simulate;
 mod train;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use halocline::io::Statistics;
@@ -55,7 +56,7 @@ struct Common {
     /// Ranks, where no MPI job gives them.
     #[arg(long, global = true, default_value_t = 1)]
     ranks: usize,
-    /// The folder of all files.
+    /// The folder of all files, on a disk that all ranks see.
     #[arg(long, global = true, default_value = "forecast")]
     folder: PathBuf,
     /// The seed of initial states, parameters and the order of samples.
@@ -102,7 +103,11 @@ impl Common {
 
 fn main() -> Result<()> {
     let Arguments { command, common } = Arguments::parse();
-    let launcher = Launcher::from_env().ranks(common.ranks).seed(common.seed);
+    let mut launcher = Launcher::from_env().ranks(common.ranks).seed(common.seed);
+    if std::env::var_os("HALOCLINE_TIMEOUT").is_none() {
+        // The others wait while rank 0 writes files and draws pictures.
+        launcher = launcher.timeout(Duration::from_secs(900));
+    }
     launcher.run(|world| match &command {
         Command::Simulate(options) => simulate::run(&world, &common, options),
         Command::Train(options) => train::run(&world, &common, options),

@@ -24,6 +24,19 @@ fn with_font() -> Result<()> {
     .map_err(|_| picture("the font cannot be read"))
 }
 
+/// The range of the finite values, which is never empty: a forecast may have blown up.
+fn span(values: impl Iterator<Item = f32>) -> (f32, f32) {
+    let finite = values.filter(|value| value.is_finite());
+    let (low, high) = finite.fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), value| {
+        (low.min(value), high.max(value))
+    });
+    match (low <= high, low < high) {
+        (false, _) => (0.0, 1.0),
+        (true, false) => (low - 0.5, low + 0.5),
+        _ => (low, high),
+    }
+}
+
 /// A map of a field `[lat, lon]`, north up, in colours that span the values of `range`.
 pub(crate) fn map(
     path: &Path,
@@ -33,12 +46,7 @@ pub(crate) fn map(
 ) -> Result<()> {
     with_font()?;
     let (rows, columns) = field.dim();
-    let low = range.iter().copied().fold(f32::INFINITY, f32::min);
-    let high = range
-        .iter()
-        .copied()
-        .fold(f32::NEG_INFINITY, f32::max)
-        .max(low + f32::MIN_POSITIVE);
+    let (low, high) = span(range.iter().copied());
     let colour = |value: f32| ViridisRGB::get_color(((value - low) / (high - low)).clamp(0.0, 1.0));
 
     let area = BitMapBackend::new(path, (900, 500)).into_drawing_area();
@@ -111,7 +119,9 @@ pub(crate) fn curves(path: &Path, scores: &[Score]) -> Result<()> {
         let values = own
             .iter()
             .flat_map(|s| [s.rmse, s.rmse_persistence, s.rmse_climatology]);
-        let highest = values.fold(0.0, f64::max);
+        let highest = values
+            .filter(|value| value.is_finite())
+            .fold(1e-9, f64::max);
         let longest = own.iter().map(|score| score.lead_hours).fold(0.0, f64::max);
         let mut chart = ChartBuilder::on(panel)
             .caption(variable.replace('_', " "), ("sans-serif", 22))

@@ -1,7 +1,7 @@
 //! Trajectories of the shallow-water equations.
 
 use clap::Args;
-use halocline::io::{FieldFile, FieldWriter, Grid, Progress, Statistics, WriterConfig};
+use halocline::io::{FieldFile, FieldWriter, Grid, Missing, Progress, Statistics, WriterConfig};
 use halocline::models::shallow_water::{Config, DAY, Grid as Sphere, Jet, Planet, ShallowWater};
 use halocline::prelude::*;
 use ndarray::{ArrayView3, ArrayView4, Axis};
@@ -32,6 +32,12 @@ pub(crate) struct Options {
 
 pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<()> {
     // The solver's polar filter needs whole circles of latitude.
+    if !(options.hours > 0.0 && options.days * 24.0 >= options.hours) {
+        return Err(Error::other(format!(
+            "--hours {} of --days {}: expected a positive step of at most the whole time",
+            options.hours, options.days
+        )));
+    }
     let mesh = world.mesh([("lat", world.size())])?;
     let sphere = Sphere::new(options.rows, options.columns)?;
     let model = ShallowWater::new(sphere, &mesh, &[Shard(2)], Config::default())?;
@@ -74,8 +80,8 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
         let files = common
             .train_files()?
             .iter()
-            .map(FieldFile::open)
-            .collect::<Result<Vec<_>, _>>()?;
+            .map(|file| Ok(FieldFile::open(file)?.with_missing(Missing::Reject)))
+            .collect::<Result<Vec<_>>>()?;
         Statistics::compute(&files, 1)?.save(common.folder.join("data"))?;
         println!(
             "simulated {} + {} trajectories of {frames} times into {}",
@@ -89,10 +95,11 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
 
 fn writers(common: &Common, options: &Options) -> Result<Vec<FieldWriter>> {
     let folder = common.folder.join("data");
-    if folder.exists() {
-        std::fs::remove_dir_all(&folder)?;
-    }
     std::fs::create_dir_all(&folder)?;
+    // Trajectories of an earlier run are not of this one.
+    for old in [common.train_files()?, common.test_files()?].concat() {
+        std::fs::remove_file(old)?;
+    }
     let grid = Grid::cell_centred(options.rows, options.columns)?;
     let states = (0..options.train_states + options.test_states).map(|state| {
         match state.checked_sub(options.train_states) {

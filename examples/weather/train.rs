@@ -1,6 +1,6 @@
 //! Training of the surrogate, from data on rank 0.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use burn::grad_clipping::GradientClippingConfig;
@@ -9,7 +9,7 @@ use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
 use clap::Args;
 use halocline::io::{DatasetConfig, FieldDataset, FieldLoader, LoaderConfig, Order, Progress};
-use halocline::models::{SurrogateCnn, SurrogateCnnConfig, latitude_weights, weighted_mse};
+use halocline::models::{SurrogateCnn, SurrogateCnnConfig, weighted_mse};
 use halocline::ops::loss_value;
 use halocline::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ use crate::{Common, PLACEMENTS, VARIABLES, square_mesh};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Passes over the samples.
+    /// Passes over the samples, in all; the learning rate falls over all of them.
     #[arg(long, default_value_t = 8)]
     epochs: usize,
     /// Samples in a batch, over all ranks.
@@ -33,15 +33,18 @@ pub(crate) struct Options {
     /// Residual blocks.
     #[arg(long, default_value_t = 4)]
     blocks: usize,
-    /// Go on from the last finished epoch.
+    /// Go on from the last finished epoch, with the options of then but for the number of epochs.
     #[arg(long)]
     resume: bool,
 }
 
-/// What is kept beside the records: how the model was made and how far it has come.
+/// What is kept beside the records: how training was started and how far it has come.
 #[derive(Serialize, Deserialize)]
 struct Progressed {
     epochs_done: usize,
+    batch: usize,
+    learning_rate: f64,
+    seed: u64,
     width: usize,
     blocks: usize,
 }
@@ -52,34 +55,40 @@ const CONSTANTS: usize = 2;
 pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<()> {
     let mesh = square_mesh(world)?;
     let statistics = common.statistics()?;
-    let config = LoaderConfig::new(options.batch).with_order(Order::Shuffled { seed: common.seed });
+    let latitudes = statistics.metadata().grid().lat().to_vec();
+    let records = Records(common.folder.join("model"));
+    let mut done = if options.resume {
+        records.progressed()?
+    } else {
+        Progressed {
+            epochs_done: 0,
+            batch: options.batch,
+            learning_rate: options.learning_rate,
+            seed: common.seed,
+            width: options.width,
+            blocks: options.blocks,
+        }
+    };
+    let files = common.train_files()?;
+    let config = LoaderConfig::new(done.batch).with_order(Order::Shuffled { seed: done.seed });
     let loader = FieldLoader::new(&mesh, &PLACEMENTS, &config, || {
-        let files = common.train_files().unwrap_or_default();
         FieldDataset::open(&files, &DatasetConfig::new())?.with_statistics(&statistics)
     })?;
-    let latitudes = statistics.metadata().grid().lat().to_vec();
-
-    let records = Records(common.folder.join("model"));
-    let mut done = Progressed {
-        epochs_done: 0,
-        width: options.width,
-        blocks: options.blocks,
-    };
     let mut optimizer = AdamWConfig::new()
         .with_weight_decay(1e-5)
         .with_grad_clipping(Some(GradientClippingConfig::Norm(1.0)))
         .init();
     let steps = options.epochs * loader.batches();
-    let mut schedule = CosineAnnealingLrSchedulerConfig::new(options.learning_rate, steps.max(1))
-        .with_min_lr(options.learning_rate / 100.0)
+    let mut schedule = CosineAnnealingLrSchedulerConfig::new(done.learning_rate, steps.max(1))
+        .with_min_lr(done.learning_rate / 100.0)
         .init()
         .map_err(Error::other)?;
     let mut model = if options.resume {
-        done = records.progressed()?;
         optimizer = optimizer
-            .load(records.path("optimizer"))
+            .load(records.path(&done, "optimizer"))
             .map_err(wrong_record)?;
-        let record = LrSchedulerRecord::load(records.path("schedule")).map_err(wrong_record)?;
+        let record =
+            LrSchedulerRecord::load(records.path(&done, "schedule")).map_err(wrong_record)?;
         schedule = schedule.load_record(record);
         records.model(world, &done)?
     } else {
@@ -94,7 +103,7 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
         .zip(statistics.increment_stds())
         .map(|(std, increment)| std / increment)
         .collect();
-    let weights = latitude_weights(&latitudes);
+    let weights = statistics.metadata().grid().latitude_weights();
     for epoch in done.epochs_done..options.epochs {
         let start = Instant::now();
         let progress = Progress::new(
@@ -174,27 +183,37 @@ fn wrong_record(error: impl std::fmt::Display) -> Error {
     Error::other(format!("record: {error}"))
 }
 
-/// burn records in a folder.
+/// burn records, in a folder for each epoch of which one is kept.
 struct Records(PathBuf);
 
 impl Records {
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(format!("{name}.bpk"))
+    fn path(&self, done: &Progressed, name: &str) -> PathBuf {
+        let epoch = format!("epoch_{:03}", done.epochs_done);
+        self.0.join(epoch).join(format!("{name}.bpk"))
     }
 
-    /// Writes the records, and last how far training has come, each under its name only once it is whole.
+    /// Writes the records of an epoch, and then how far training has come, which names them: until that file takes the
+    /// place of the last one, the records of the epoch before are those that count.
     fn save(&self, records: [(&str, &[u8]); 3], done: &Progressed) -> Result<()> {
-        std::fs::create_dir_all(&self.0)?;
-        let write = |path: &Path, bytes: &[u8]| -> Result<()> {
-            let partial = path.with_extension("partial");
-            std::fs::write(&partial, bytes)?;
-            Ok(std::fs::rename(partial, path)?)
-        };
         for (name, bytes) in records {
-            write(&self.path(name), bytes)?;
+            let path = self.path(done, name);
+            std::fs::create_dir_all(path.parent().unwrap_or(&self.0))?;
+            std::fs::write(path, bytes)?;
         }
         let json = serde_json::to_vec_pretty(done).map_err(Error::other)?;
-        write(&self.0.join("training.json"), &json)
+        let partial = self.0.join("training.partial");
+        std::fs::write(&partial, json)?;
+        std::fs::rename(partial, self.0.join("training.json"))?;
+
+        let kept = self.path(done, "model");
+        for entry in std::fs::read_dir(&self.0)? {
+            let folder = entry?.path();
+            let name = folder.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with("epoch_") && !kept.starts_with(&folder) {
+                std::fs::remove_dir_all(folder)?;
+            }
+        }
+        Ok(())
     }
 
     fn progressed(&self) -> Result<Progressed> {
@@ -211,7 +230,7 @@ impl Records {
     fn model(&self, world: &World, made: &Progressed) -> Result<SurrogateCnn> {
         let fresh = world.init(|device| model_config(made).init(device))?;
         fresh
-            .try_load_file(self.path("model"))
+            .try_load_file(self.path(made, "model"))
             .map_err(wrong_record)
     }
 }

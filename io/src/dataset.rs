@@ -130,11 +130,17 @@ impl FieldDataset {
                 expected,
             ));
         }
-        if let Some(channel) = statistics.stds().iter().position(|&std| std <= 0.0) {
-            let expected = "a channel that varies; leave constant ones out";
+        let scales = statistics.means().iter().zip(statistics.stds());
+        let usable = |(mean, std): (&f64, &f64)| mean.is_finite() && std.is_finite() && *std > 0.0;
+        if let Some(channel) = scales.into_iter().position(|scale| !usable(scale)) {
+            let expected = "finite statistics of a channel that varies; leave constant ones out";
             return Err(Error::argument(
                 "statistics",
-                format!("a standard deviation of 0 for {}", own[channel]),
+                format!(
+                    "a standard deviation of {} for {}",
+                    statistics.stds()[channel],
+                    own[channel]
+                ),
                 expected,
             ));
         }

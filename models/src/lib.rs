@@ -10,6 +10,6 @@ mod surrogate;
 mod unet;
 
 pub use conv::{FieldConv2d, FieldConv2dConfig};
-pub use metrics::{Evaluation, Scores, latitude_weights, weighted_mse};
+pub use metrics::{Evaluation, Scores, weighted_mse};
 pub use surrogate::{SurrogateCnn, SurrogateCnnConfig};
 pub use unet::{UNet, UNetConfig};

@@ -1,37 +1,7 @@
 //! Latitude-weighted loss and scores, as WeatherBench 2 defines them (Rasp et al. 2024).
 
-use halocline_core::Result;
+use halocline_core::{Error, Replicate, Result};
 use halocline_ops::Field;
-
-/// The weight of every latitude row: the sine of its upper bound minus that of its lower one, over their mean.
-///
-/// Bounds lie midway between rows, and at the poles for the first and last row, so that no row weighs nothing.
-/// Latitudes are in degrees, in either order.
-///
-/// # Example
-/// ```
-/// let weights = halocline_models::latitude_weights(&[60.0, 0.0, -60.0]);
-/// assert!((weights.iter().sum::<f64>() - 3.0).abs() < 1e-12);
-/// assert!((weights[1] - 1.5).abs() < 1e-12);
-/// ```
-pub fn latitude_weights(latitudes: &[f64]) -> Vec<f64> {
-    let sign = if latitudes.first() < latitudes.last() {
-        -1.0
-    } else {
-        1.0
-    };
-    let bound = |row: usize| match row {
-        0 => 90.0 * sign,
-        row if row == latitudes.len() => -90.0 * sign,
-        row => f64::midpoint(latitudes[row - 1], latitudes[row]),
-    };
-    let sine = |row: usize| f64::to_radians(bound(row)).sin();
-    let weights: Vec<f64> = (0..latitudes.len())
-        .map(|row| (sine(row) - sine(row + 1)).abs())
-        .collect();
-    let mean = weights.iter().sum::<f64>() / weights.len() as f64;
-    weights.into_iter().map(|weight| weight / mean).collect()
-}
 
 /// The mean over all elements of `weight(lat) · (x − target)²`, for `[batch, channels, lat, lon]`.
 ///
@@ -60,10 +30,11 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// An evaluation of a number of variables, on rows of the given latitudes in degrees.
-    pub fn new(latitudes: &[f64], variables: usize) -> Self {
+    /// An evaluation of a number of variables, with a weight per latitude row whose mean is one: rows weigh as their
+    /// area, which is the difference of the sines of their bounds.
+    pub fn new(weights: &[f64], variables: usize) -> Self {
         Self {
-            weights: latitude_weights(latitudes),
+            weights: weights.to_vec(),
             sums: vec![(0, 0.0, 0.0); variables],
         }
     }
@@ -72,19 +43,23 @@ impl Evaluation {
     /// `climatology` `[1 or batch, variables, lat, lon]`. All ranks call this together.
     ///
     /// # Errors
-    /// A failure of communication.
+    /// A number of channels that differs from that of variables; a failure of communication.
     pub fn add<X: Field<4>>(&mut self, forecast: X, truth: X, climatology: X) -> Result<()> {
+        let channels = forecast.global_dims()[1];
+        if channels != self.sums.len() {
+            let message = format!("{channels} channels for {} variables", self.sums.len());
+            return Err(Error::operator("Evaluation", message));
+        }
         let error = forecast.clone() - truth.clone();
         let forecast = forecast - climatology.clone();
         let truth = truth - climatology;
         let weights = forecast.profile(2, &self.weights);
-        let mean =
-            |product: X| self.values((product * weights.clone()).mean_over(&[2, 3]).resolve());
-        let squared_error = mean(error.clone() * error);
-        let covariance = mean(forecast.clone() * truth.clone());
+        let mean = |product: X| values((product * weights.clone()).mean_over(&[2, 3]).resolve());
+        let squared_error = mean(error.clone() * error)?;
+        let covariance = mean(forecast.clone() * truth.clone())?;
         let variances = [
-            mean(forecast.clone() * forecast),
-            mean(truth.clone() * truth),
+            mean(forecast.clone() * forecast)?,
+            mean(truth.clone() * truth)?,
         ];
         let variables = self.sums.len();
         for (i, squared_error) in squared_error.into_iter().enumerate() {
@@ -94,11 +69,6 @@ impl Evaluation {
             *correlations += covariance[i] / (variances[0][i] * variances[1][i]).sqrt();
         }
         Ok(())
-    }
-
-    fn values<X: Field<4>>(&self, means: X) -> Vec<f64> {
-        let (local, _, _) = means.into_shard().inner().into_parts();
-        local.into_data().iter::<f64>().collect()
     }
 
     /// The scores of every variable so far.
@@ -114,15 +84,22 @@ impl Evaluation {
     }
 }
 
+/// All values of a small tensor, on every rank.
+fn values<X: Field<4>>(means: X) -> Result<Vec<f64>> {
+    let means = means.into_shard().inner();
+    let everywhere = vec![Replicate; means.placements().len()];
+    let (local, _, _) = means.try_redistribute(&everywhere)?.into_parts();
+    Ok(local.into_data().iter::<f64>().collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use burn::tensor::Tensor;
-    use halocline_core::{Launcher, Shard, ShardTensor};
+    use halocline_core::{Launcher, Placement, Shard, ShardTensor};
 
     #[test]
     fn scores_are_those_of_the_definition_on_any_mesh() {
-        let latitudes = [60.0, 0.0, -60.0];
         let field = |scale: f32| {
             let values: Vec<f32> = (0..24)
                 .map(|i| scale * ((i * 7 % 11) as f32 - 5.0) + i as f32)
@@ -132,7 +109,7 @@ mod tests {
         let (forecast, truth) = (field(1.0), field(1.5));
         let climatology = Tensor::<4>::full([1, 1, 3, 4], 2.0, &Default::default());
 
-        let weights = [0.75, 1.5, 0.75];
+        let weights = [0.75, 1.5, 0.75]; // of rows at 60, 0 and -60 degrees
         let at = |t: &Tensor<4>| t.to_data().iter::<f64>().collect::<Vec<_>>();
         let (f, o) = (at(&forecast), at(&truth));
         let mean = |time: usize, g: &dyn Fn(f64, f64) -> f64| {
@@ -154,7 +131,7 @@ mod tests {
             assert!(off < 1e-5, "{scores:?}, expected {expected:?}");
         };
 
-        let mut plain = Evaluation::new(&latitudes, 1);
+        let mut plain = Evaluation::new(&weights, 1);
         plain
             .add(forecast.clone(), truth.clone(), climatology.clone())
             .unwrap();
@@ -162,34 +139,28 @@ mod tests {
 
         Launcher::local(4)
             .run(|world| {
-                let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
-                let shard = |t: &Tensor<4>| {
-                    ShardTensor::distribute(t.clone(), &mesh, &[Shard(2), Shard(3)])
-                };
-                let mut sharded = Evaluation::new(&latitudes, 1);
-                sharded.add(shard(&forecast)?, shard(&truth)?, shard(&climatology)?)?;
-                close(&sharded.scores());
+                let mesh = world.mesh([("a", 2), ("b", 2)])?;
+                // Over space, and over forecasts, of which all have one climatology.
+                for placements in [[Shard(2), Shard(3)], [Shard(0), Shard(2)]] {
+                    let shard = |t: &Tensor<4>| {
+                        let whole = |p: Placement| p == Shard(0) && t.dims()[0] == 1;
+                        let placements = placements.map(|p| if whole(p) { Replicate } else { p });
+                        ShardTensor::distribute(t.clone(), &mesh, &placements)
+                    };
+                    let mut sharded = Evaluation::new(&weights, 1);
+                    sharded.add(shard(&forecast)?, shard(&truth)?, shard(&climatology)?)?;
+                    close(&sharded.scores());
+                    let mut two = Evaluation::new(&weights, 2);
+                    let error = two.add(shard(&forecast)?, shard(&truth)?, shard(&climatology)?);
+                    assert!(
+                        error
+                            .unwrap_err()
+                            .to_string()
+                            .contains("1 channels for 2 variables")
+                    );
+                }
                 Ok(())
             })
             .unwrap();
-    }
-
-    #[test]
-    fn weights_follow_the_area_between_bounds() {
-        let rows: Vec<f64> = (0..18).map(|row| 85.0 - 10.0 * f64::from(row)).collect();
-        let weights = latitude_weights(&rows);
-        let ascending: Vec<f64> = rows.iter().rev().copied().collect();
-        assert_eq!(
-            weights,
-            latitude_weights(&ascending)
-                .into_iter()
-                .rev()
-                .collect::<Vec<_>>()
-        );
-        assert!(
-            (weights[0] / weights[1] - 0.3374).abs() < 1e-3,
-            "{}",
-            weights[0] / weights[1]
-        );
     }
 }

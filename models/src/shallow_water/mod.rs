@@ -203,6 +203,12 @@ impl ShallowWater {
     /// # Errors
     /// Those of [`step`](Self::step) and [`stable_step`](Self::stable_step).
     pub fn run(&self, state: ShardTensor<4>, seconds: f64) -> Result<ShardTensor<4>> {
+        if !(seconds.is_finite() && seconds >= 0.0) {
+            return Err(Error::operator(
+                NAME,
+                format!("a run of {seconds} s; expected zero or more"),
+            ));
+        }
         let steps = (seconds / self.stable_step(&state)?).ceil().max(1.0);
         (0..steps as usize).try_fold(state, |state, _| self.step(&state, seconds / steps))
     }
