@@ -72,7 +72,7 @@ fn statistics_must_fit() {
     );
     assert_eq!(
         message(&other),
-        "statistics: got a standard deviation of 0 for z0, expected a channel that varies; leave constant ones out"
+        "statistics: got a standard deviation of 0 for z0, expected finite statistics of a channel that varies; leave constant ones out"
     );
 }
 
