@@ -17,7 +17,7 @@ use crate::mesh::{DeviceMesh, MeshShape};
 use crate::{Error, RandomKey, Result, module};
 
 /// How long ranks may go on after another one has failed, before the process is ended.
-const GRACE: Duration = Duration::from_secs(4);
+const GRACE: Duration = Duration::from_secs(3);
 
 /// What a rank's program sees of the world: who it is, its device, and how to build meshes.
 #[derive(Clone, Debug)]
