@@ -18,7 +18,6 @@ use burn::backend::{
 use burn::tensor::{Device, Shape, Slice, Tensor};
 
 use crate::comm::{Batch, Communicator, Expected, InFlight, Operation, Payload, collectives};
-use crate::layout::ReduceOp;
 use crate::plan::{ExchangePlan, Transfer};
 use crate::{Error, IndexBox, Result};
 
@@ -160,7 +159,7 @@ fn all_reduce(tensor: DispatchTensor, reduce: &Reduce) -> Result<DispatchTensor>
         tensor,
         Shape::from([shape.num_elements()]),
     ));
-    let sum = collectives::all_reduce(&**comm, group, operation, flat, ReduceOp::Sum)?;
+    let sum = collectives::all_reduce_sum(&**comm, group, operation, flat)?;
     Ok(Dispatch::float_reshape(sum.into_dispatch(), shape))
 }
 
@@ -293,24 +292,12 @@ impl Started<'_> {
         if plan.is_identity() && incoming.is_empty() {
             return Ok(tensor);
         }
-        let fill = |shape: &[usize], value: f64| {
-            let device = Device::new(tensor.device());
-            let options = (&device, tensor.dtype());
-            // Rank is a run-time matter here; `Tensor<1>` only carries the data.
-            let elements = shape.iter().product::<usize>();
-            let flat = Tensor::<1>::full([elements], value, options);
-            Dispatch::float_reshape(flat.into_dispatch(), Shape::from(shape.to_vec()))
+        let (shape, value) = match direction {
+            Direction::Forward if plan.covers_output() => (&plan.output_shape, None),
+            Direction::Forward => (&plan.output_shape, Some(plan.fill)),
+            Direction::Reverse => (&plan.source_shape, Some(0.0)),
         };
-        let mut output = match direction {
-            Direction::Forward if plan.covers_output() => {
-                let options = (&Device::new(tensor.device()), tensor.dtype());
-                let elements = plan.output_shape.iter().product::<usize>();
-                let flat = Tensor::<1>::empty([elements], options).into_dispatch();
-                Dispatch::float_reshape(flat, Shape::from(plan.output_shape.clone()))
-            }
-            Direction::Forward => fill(&plan.output_shape, plan.fill),
-            Direction::Reverse => fill(&plan.source_shape, 0.0),
-        };
+        let mut output = blank(&tensor, shape, value);
         let mut place = |transfer: &Transfer, cells: DispatchTensor| {
             let whole = std::mem::replace(&mut output, cells.clone());
             output = match direction {
@@ -339,6 +326,18 @@ impl Started<'_> {
         }
         Ok(output)
     }
+}
+
+/// A tensor of the kind of `like`, of another shape, that holds one value or nothing in particular.
+fn blank(like: &DispatchTensor, shape: &[usize], value: Option<f64>) -> DispatchTensor {
+    let options = (&Device::new(like.device()), like.dtype());
+    // Rank is a run-time matter here; `Tensor<1>` only carries the data.
+    let elements = [shape.iter().product::<usize>()];
+    let flat = match value {
+        Some(value) => Tensor::<1>::full(elements, value, options),
+        None => Tensor::<1>::empty(elements, options),
+    };
+    Dispatch::float_reshape(flat.into_dispatch(), Shape::from(shape.to_vec()))
 }
 
 fn slices(cells: &IndexBox) -> Vec<Slice> {

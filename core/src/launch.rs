@@ -1,6 +1,7 @@
 //! Starting a program on ranks.
 
 use std::any::Any;
+use std::cell::RefCell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -431,13 +432,24 @@ fn wait_for_ranks(hub: &Hub, ranks: usize, ends: &mpsc::Receiver<()>) {
     }
 }
 
-/// The mesh of one rank that is connected to no other.
+/// The mesh of one rank that is connected to no other: one per device and thread, which keeps its plans.
 pub(crate) fn solo_mesh(device: &Device) -> DeviceMesh {
     thread_local! {
-        static SOLO: Arc<dyn Communicator> = Arc::new(Hub::new(1).communicator(0, Settings::default()));
+        static MESHES: RefCell<Vec<DeviceMesh>> = const { RefCell::new(Vec::new()) };
     }
-    let comm = SOLO.with(Clone::clone);
-    DeviceMesh::new(MeshShape::solo(0), comm, device.clone()).expect("rank 0 is in its own mesh")
+    MESHES.with_borrow_mut(|meshes| {
+        // Devices compare by hardware, whatever their autodiff setting.
+        let same = |mesh: &&DeviceMesh| {
+            mesh.device() == device && mesh.device().is_autodiff() == device.is_autodiff()
+        };
+        if let Some(mesh) = meshes.iter().find(same) {
+            return mesh.clone();
+        }
+        let comm = Arc::new(Hub::new(1).communicator(0, Settings::default()));
+        let mesh = DeviceMesh::new(MeshShape::solo(0), comm, device.clone());
+        meshes.push(mesh.expect("rank 0 is in its own mesh"));
+        meshes[meshes.len() - 1].clone()
+    })
 }
 
 #[cfg(test)]

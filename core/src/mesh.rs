@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 
 use crate::cache::PlanCache;
-use crate::comm::Communicator;
+use crate::comm::{Communicator, Operation, Traffic, collectives};
 use crate::{Error, Result};
 
 /// The shape of a mesh: named axes and the ranks at its positions, in row-major order. Pure data.
@@ -243,6 +243,21 @@ impl DeviceMesh {
     /// Plans that were made for this mesh.
     pub fn cache(&self) -> &PlanCache {
         &self.0.cache
+    }
+
+    /// Sends bytes from one rank of the world to all ranks of the mesh, as part of an operation that errors name.
+    ///
+    /// # Errors
+    /// A failure of communication.
+    pub fn broadcast_bytes(
+        &self,
+        operator: &'static str,
+        source: usize,
+        bytes: Option<Vec<u8>>,
+    ) -> Result<Vec<u8>> {
+        let operation = Operation::new(operator, Traffic::Control, None);
+        let ranks = self.0.shape.ranks();
+        collectives::broadcast_bytes(&*self.0.comm, ranks, source, &operation, bytes)
     }
 
     /// The sub-mesh of the named axes that this rank is in.

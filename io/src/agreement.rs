@@ -4,29 +4,7 @@ use halocline_core::{Batch, DeviceMesh, Error, Expected, Operation, Payload, Res
 
 /// Bytes that the first rank of the mesh has.
 pub(crate) fn broadcast(mesh: &DeviceMesh, bytes: Vec<u8>) -> Result<Vec<u8>> {
-    let comm = mesh.comm();
-    let (root, others) = mesh
-        .shape()
-        .ranks()
-        .split_first()
-        .expect("a mesh has a rank");
-    let is_root = comm.rank() == *root;
-    let received = comm
-        .start(Batch {
-            operation: Operation::new("field_loader", Traffic::Control, None),
-            sends: others
-                .iter()
-                .filter(|_| is_root)
-                .map(|&rank| (rank, Payload::Bytes(bytes.clone())))
-                .collect(),
-            receives: if is_root {
-                Vec::new()
-            } else {
-                vec![(*root, Expected::Bytes)]
-            },
-        })?
-        .finish()?;
-    Ok(received.into_iter().next().map_or(bytes, into_bytes))
+    mesh.broadcast_bytes("field_loader", mesh.shape().ranks()[0], Some(bytes))
 }
 
 /// Bytes of every rank of the mesh, on the first one; nothing on the others.

@@ -5,7 +5,6 @@
 use burn::tensor::Tensor;
 
 use super::{Batch, Communicator, Expected, Operation, Payload, Traffic};
-use crate::layout::ReduceOp;
 use crate::{Error, Result};
 
 /// Above this many elements a sum is split over the ranks; below it every rank adds all contributions.
@@ -17,7 +16,7 @@ fn exchange_all(
     group: &[usize],
     operation: &Operation,
     send: impl Fn(usize) -> Payload,
-    expected: &Expected,
+    expected: impl Fn(usize) -> Expected,
 ) -> Result<Vec<Option<Payload>>> {
     let peers = || {
         let others = group.iter().enumerate();
@@ -26,7 +25,9 @@ fn exchange_all(
     let in_flight = comm.start(Batch {
         operation: operation.clone(),
         sends: peers().map(|(place, &rank)| (rank, send(place))).collect(),
-        receives: peers().map(|(_, &rank)| (rank, expected.clone())).collect(),
+        receives: peers()
+            .map(|(place, &rank)| (rank, expected(place)))
+            .collect(),
     })?;
     let mut received = in_flight.finish()?.into_iter();
     Ok(group
@@ -43,7 +44,7 @@ pub(crate) fn all_gather_bytes(
     bytes: &[u8],
 ) -> Result<Vec<Vec<u8>>> {
     let send = |_| Payload::Bytes(bytes.to_vec());
-    let received = exchange_all(comm, group, operation, send, &Expected::Bytes)?;
+    let received = exchange_all(comm, group, operation, send, |_| Expected::Bytes)?;
     Ok(received
         .into_iter()
         .map(|payload| match payload {
@@ -160,75 +161,53 @@ pub(crate) fn all_gather(
     operation: &Operation,
     tensor: &Tensor<1>,
 ) -> Result<Vec<Tensor<1>>> {
-    let expected = expected_like(tensor, tensor.dims()[0]);
+    let expected = |_| expected_like(tensor, tensor.dims()[0]);
     let send = |_| payload(tensor.clone());
-    let received = exchange_all(comm, group, operation, send, &expected)?;
+    let received = exchange_all(comm, group, operation, send, expected)?;
     Ok(received
         .into_iter()
         .map(|payload| only_tensor(payload).unwrap_or_else(|| tensor.clone()))
         .collect())
 }
 
-/// Combines tensors elementwise, in order.
-fn combine(tensors: Vec<Tensor<1>>, op: ReduceOp) -> Tensor<1> {
-    let combined = tensors.into_iter().reduce(|lhs, rhs| match op {
-        ReduceOp::Sum => lhs + rhs,
-        ReduceOp::Max => lhs.max_pair(rhs),
-        ReduceOp::Min => lhs.min_pair(rhs),
-    });
-    combined.expect("a group has at least one rank")
+/// Adds tensors, in order.
+fn add(tensors: impl IntoIterator<Item = Tensor<1>>) -> Tensor<1> {
+    let sum = tensors.into_iter().reduce(|lhs, rhs| lhs + rhs);
+    sum.expect("a group has at least one rank")
 }
 
-/// The reduction of all ranks' tensors, on every rank.
-pub(crate) fn all_reduce(
+/// The sum of all ranks' tensors, on every rank.
+pub(crate) fn all_reduce_sum(
     comm: &dyn Communicator,
     group: &[usize],
     operation: &Operation,
     tensor: Tensor<1>,
-    op: ReduceOp,
 ) -> Result<Tensor<1>> {
     let [elements] = tensor.dims();
     if group.len() == 1 || elements == 0 {
         return Ok(tensor);
     }
     if elements <= SPLIT_REDUCTION_ABOVE {
-        return Ok(combine(all_gather(comm, group, operation, &tensor)?, op));
+        return Ok(add(all_gather(comm, group, operation, &tensor)?));
     }
-    // Each rank reduces its share, then all collect the shares: an element travels twice, whatever the group's size.
+    // Each rank adds its share, then all collect the shares: an element travels twice, whatever the group's size.
     let bound = |place: usize| place * elements / group.len();
     let share = |place: usize| bound(place)..bound(place + 1);
     let cut = |place: usize| tensor.clone().slice([share(place)]);
-    let place = group.iter().position(|&rank| rank == comm.rank());
-    let place = place.expect("a rank reduces in groups that it is in");
+    let expected = |place: usize| expected_like(&tensor, share(place).len());
+    let own = group.iter().position(|&rank| rank == comm.rank());
+    let own = own.expect("a rank reduces in groups that it is in");
     let contributions = exchange_all(
         comm,
         group,
         operation,
         |place| payload(cut(place)),
-        &expected_like(&tensor, share(place).len()),
+        |_| expected(own),
     )?;
-    let contributions = contributions
-        .into_iter()
-        .map(|payload| only_tensor(payload).unwrap_or_else(|| cut(place)))
-        .collect();
-    let reduced = combine(contributions, op);
-
-    let peers = || (0..group.len()).filter(|&other| other != place);
-    let received = comm
-        .start(Batch {
-            operation: operation.clone(),
-            sends: peers()
-                .map(|other| (group[other], payload(reduced.clone())))
-                .collect(),
-            receives: peers()
-                .map(|other| (group[other], expected_like(&tensor, share(other).len())))
-                .collect(),
-        })?
-        .finish()?;
-    let mut shares: Vec<Tensor<1>> = received
-        .into_iter()
-        .filter_map(|payload| only_tensor(Some(payload)))
-        .collect();
-    shares.insert(place, reduced);
-    Ok(Tensor::cat(shares, 0))
+    let contributions = contributions.into_iter();
+    let sum = add(contributions.map(|payload| only_tensor(payload).unwrap_or_else(|| cut(own))));
+    let shares = exchange_all(comm, group, operation, |_| payload(sum.clone()), expected)?;
+    let shares = shares.into_iter();
+    let shares = shares.map(|payload| only_tensor(payload).unwrap_or_else(|| sum.clone()));
+    Ok(Tensor::cat(shares.collect(), 0))
 }

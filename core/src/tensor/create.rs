@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Tensor};
 
 use super::ShardTensor;
-use crate::comm::{Operation, Traffic, collectives};
+use crate::comm::{Operation, Traffic};
 use crate::layout::{Layout, Partial, Placement};
 use crate::mesh::DeviceMesh;
 use crate::ops;
@@ -46,7 +46,6 @@ pub fn scatter_tensor<const D: usize>(
         });
     }
     // Number type and shape. Without a number type the source has nothing, so that all ranks fail alike.
-    let operation = Operation::new(NAME, Traffic::Control, None);
     let metadata = (comm.rank() == source).then(|| {
         let number = tensor
             .iter()
@@ -57,7 +56,7 @@ pub fn scatter_tensor<const D: usize>(
             .flat_map(|word| (word as u64).to_le_bytes())
             .collect()
     });
-    let metadata = collectives::broadcast_bytes(comm, &ranks, source, &operation, metadata)?;
+    let metadata = mesh.broadcast_bytes(NAME, source, metadata)?;
     let words = metadata.as_chunks::<8>().0.iter();
     let words: Vec<usize> = words
         .map(|bytes| u64::from_le_bytes(*bytes) as usize)
@@ -77,14 +76,18 @@ pub fn scatter_tensor<const D: usize>(
         Some(tensor) if comm.rank() == source => tensor.inner(),
         _ => Tensor::empty([0; D], (&mesh.device().clone().inner(), NUMBERS[*number])),
     };
-    let plan = ExchangePlan::new(
-        Source::Single(owner, shape),
-        mesh.position(),
-        mesh.size(),
-        |position| Need::of(layout.local_box(position)),
-    );
+    let plan = mesh
+        .cache()
+        .get_or_make((NAME, layout.clone(), owner), |_| {
+            Ok(ExchangePlan::new(
+                Source::Single(owner, shape),
+                mesh.position(),
+                mesh.size(),
+                |position| Need::of(layout.local_box(position)),
+            ))
+        })?;
     let operation = Operation::new(NAME, Traffic::Scatter, Some(&layout));
-    let local = Error::catch(|| ops::exchange(held, mesh, Arc::new(plan), operation))?;
+    let local = Error::catch(|| ops::exchange(held, mesh, plan, operation))?;
     let local = on_device(local, mesh.device());
     Ok(ShardTensor::from_parts(local, layout, mesh.clone()))
 }

@@ -231,15 +231,20 @@ impl<const D: usize> ShardTensor<D> {
                     Need::nothing(vec![0; D])
                 }
             };
-            let plan = ExchangePlan::new(
-                Source::Layout(&resolved.layout),
-                self.mesh.position(),
-                self.mesh.size(),
-                need,
-            );
+            let key = ("gather_tensor", resolved.layout.clone(), root);
+            let plan = self.mesh.cache().get_or_make(key, |(_, layout, _)| {
+                let (position, size) = (self.mesh.position(), self.mesh.size());
+                Ok(ExchangePlan::new(
+                    Source::Layout(layout),
+                    position,
+                    size,
+                    need,
+                ))
+            });
+            let plan = plan.expect("making this plan cannot fail");
             let operation =
                 Operation::new("gather_tensor", Traffic::Scatter, Some(&resolved.layout));
-            let gathered = ops::exchange(resolved.local, &self.mesh, Arc::new(plan), operation);
+            let gathered = ops::exchange(resolved.local, &self.mesh, plan, operation);
             (self.mesh.position() == root).then_some(gathered)
         })
     }
