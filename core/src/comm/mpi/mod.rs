@@ -4,6 +4,7 @@
 //! No two threads call MPI at once. Memory that MPI may still use is never freed: a message that cannot be completed,
 //! because the rank gave up waiting, leaks. No call waits inside MPI, so that every wait has an end.
 
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -255,7 +256,9 @@ impl Communicator for Mpi {
 
     fn fail(&self, cause: &str) {
         if !self.failed.swap(true, Ordering::Relaxed) {
-            eprintln!("halocline: rank {} failed: {cause}", self.rank());
+            // In one write, so that nothing of what `mpirun` says about the end comes between.
+            let line = format!("halocline: rank {} failed: {cause}\n", self.rank());
+            let _ = std::io::stderr().write_all(line.as_bytes());
             self.link.abort();
         }
     }
