@@ -76,7 +76,8 @@ impl Exchange {
     }
 
     /// The exchange that is this one's gradient.
-    fn reversed(self) -> Self {
+    #[must_use]
+    pub fn reversed(self) -> Self {
         Self {
             operation: self.operation.backward(),
             forward: self.backward,
@@ -118,6 +119,27 @@ pub(crate) trait CommBackend: Backend {
     fn reduce(tensor: FloatTensor<Self>, reduce: Reduce) -> FloatTensor<Self>;
 }
 
+/// A concrete backend's tensor as one of any backend.
+pub fn to_dispatch<B: Backend>(tensor: FloatTensor<B>) -> DispatchTensor
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    DispatchTensor::from_backend(BackendTensor::Float(tensor))
+}
+
+/// The inverse of [`to_dispatch`].
+///
+/// # Errors
+/// The tensor belongs to another backend.
+pub fn from_dispatch<B: Backend>(tensor: DispatchTensor) -> Result<FloatTensor<B>>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    let tensor: BackendTensor<B> =
+        DispatchTensor::try_into_backend(tensor).map_err(Error::Engine)?;
+    Ok(tensor.float())
+}
+
 /// Runs a function of dispatch tensors on a concrete backend's tensor.
 fn on<B: Backend>(
     tensor: FloatTensor<B>,
@@ -126,16 +148,14 @@ fn on<B: Backend>(
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
-    let tensor = DispatchTensor::from_backend(BackendTensor::Float(tensor));
-    let result = f(tensor).unwrap_or_else(|error| error.raise());
-    let result: BackendTensor<B> = DispatchTensor::try_into_backend(result)
-        .unwrap_or_else(|error| Error::Engine(error).raise());
-    result.float()
+    f(to_dispatch::<B>(tensor))
+        .and_then(from_dispatch::<B>)
+        .unwrap_or_else(|error| error.raise())
 }
 
 impl CommBackend for Flex {
     fn exchange(tensor: FloatTensor<Self>, exchange: Exchange) -> FloatTensor<Self> {
-        on::<Self>(tensor, |tensor| start(tensor, &exchange)?.finish())
+        on::<Self>(tensor, |tensor| assemble(tensor, &exchange))
     }
 
     fn reduce(tensor: FloatTensor<Self>, reduce: Reduce) -> FloatTensor<Self> {
@@ -217,119 +237,131 @@ impl<B: CommBackend, C: CheckpointStrategy> CommBackend for Autodiff<B, C> {
     }
 }
 
-/// An exchange on its way: what this rank sends has left, what it receives has not come.
-#[must_use = "an exchange in flight must be finished"]
-pub(crate) struct Started<'a> {
+/// Boxes on their way between ranks: what this rank sends has left, what it receives has not come.
+#[derive(Debug)]
+#[must_use = "boxes on their way must be received"]
+pub struct Boxes<'a> {
     in_flight: Option<InFlight<'a>>,
-    tensor: DispatchTensor,
-    run: &'a Move,
+    expected: &'a [(usize, Vec<Transfer>)],
 }
 
-/// Sends what the exchange's forward pass sends.
-pub(crate) fn start(tensor: DispatchTensor, exchange: &Exchange) -> Result<Started<'_>> {
-    let Exchange {
-        operation,
-        comm,
-        ranks,
-        forward: run,
-        ..
-    } = exchange;
-    let plan = &run.plan;
-    collectives::agree(&**comm, ranks, operation)?;
-
-    let (outgoing, incoming) = match run.direction {
-        Direction::Forward => (&plan.sends, &plan.receives),
-        Direction::Reverse => (&plan.receives, &plan.sends),
-    };
-    if outgoing.is_empty() && incoming.is_empty() {
-        return Ok(Started {
-            in_flight: None,
-            tensor,
-            run,
+impl<'a> Boxes<'a> {
+    /// Waits for what this rank receives: each box as it lies on its owner if the exchange runs forward, as it lies
+    /// where it was needed otherwise, which is the same but for [`Transfer::flip`].
+    ///
+    /// # Errors
+    /// A failure of communication.
+    pub fn finish(self) -> Result<Vec<(&'a Transfer, DispatchTensor)>> {
+        let received = self.in_flight.map_or(Ok(Vec::new()), InFlight::finish)?;
+        let tensors = received.into_iter().flat_map(|payload| match payload {
+            Payload::Tensors(tensors) => tensors,
+            Payload::Bytes(_) => Vec::new(),
         });
+        let transfers = self.expected.iter().flat_map(|(_, transfers)| transfers);
+        Ok(transfers.zip(tensors).collect())
     }
-    let sends = outgoing.iter().map(|(peer, transfers)| {
-        let boxes = transfers.iter().map(|transfer| match run.direction {
-            Direction::Forward => cut(&tensor, &transfer.src),
-            Direction::Reverse => flipped(cut(&tensor, &transfer.dst), &transfer.flip),
-        });
-        (ranks[*peer], Payload::Tensors(boxes.collect()))
-    });
-    let device = Device::new(tensor.device());
-    let receives = incoming.iter().map(|(peer, transfers)| {
-        let expected = Expected::Tensors {
-            shapes: transfers.iter().map(|t| t.src.shape()).collect(),
-            dtype: tensor.dtype(),
-            device: device.clone(),
-        };
-        (ranks[*peer], expected)
-    });
-    let batch = Batch {
-        operation: operation.clone(),
-        sends: sends.collect(),
-        receives: receives.collect(),
-    };
-    Ok(Started {
-        in_flight: Some(comm.start(batch)?),
-        tensor,
-        run,
-    })
 }
 
-impl Started<'_> {
-    /// Assembles this rank's result from its own boxes and those that it receives.
-    pub(crate) fn finish(self) -> Result<DispatchTensor> {
+impl Exchange {
+    /// Sends the boxes of the exchange's forward pass, each as `cells_of` gives it, of the kind of `like`.
+    ///
+    /// For operators that use boxes one by one, rather than a tensor assembled of them. In an exchange that runs forward
+    /// a box is [`cut`] from this rank's shard; in one that runs in reverse it is the gradient of a box that was needed
+    /// here.
+    ///
+    /// # Errors
+    /// A failure of communication.
+    pub fn send<'a>(
+        &'a self,
+        like: &DispatchTensor,
+        mut cells_of: impl FnMut(&'a Transfer) -> DispatchTensor,
+    ) -> Result<Boxes<'a>> {
         let Self {
-            in_flight,
-            tensor,
-            run: Move { plan, direction },
+            operation,
+            comm,
+            ranks,
+            forward: Move { plan, direction },
+            ..
         } = self;
-        let incoming = match direction {
-            Direction::Forward => &plan.receives,
-            Direction::Reverse => &plan.sends,
+        collectives::agree(&**comm, ranks, operation)?;
+        let (outgoing, expected) = match direction {
+            Direction::Forward => (&plan.sends, &plan.receives),
+            Direction::Reverse => (&plan.receives, &plan.sends),
         };
-        let received = in_flight.map_or(Ok(Vec::new()), InFlight::finish)?;
-        if plan.is_identity() && incoming.is_empty() {
-            return Ok(tensor);
+        if outgoing.is_empty() && expected.is_empty() {
+            return Ok(Boxes {
+                in_flight: None,
+                expected,
+            });
         }
-        let (shape, value) = match direction {
-            Direction::Forward if plan.covers_output() => (&plan.output_shape, None),
-            Direction::Forward => (&plan.output_shape, Some(plan.fill)),
-            Direction::Reverse => (&plan.source_shape, Some(0.0)),
-        };
-        let mut output = blank(&tensor, shape, value);
-        let mut place = |transfer: &Transfer, cells: DispatchTensor| {
-            let whole = std::mem::replace(&mut output, cells.clone());
-            output = match direction {
-                Direction::Forward => paste(whole, &transfer.dst, flipped(cells, &transfer.flip)),
-                Direction::Reverse => {
-                    let sum = Dispatch::float_add(cut(&whole, &transfer.src), cells);
-                    paste(whole, &transfer.src, sum)
-                }
+        let sends = outgoing.iter().map(|(peer, transfers)| {
+            let boxes = transfers.iter().map(&mut cells_of);
+            (ranks[*peer], Payload::Tensors(boxes.collect()))
+        });
+        let device = Device::new(like.device());
+        let receives = expected.iter().map(|(peer, transfers)| {
+            let expected = Expected::Tensors {
+                shapes: transfers.iter().map(|t| t.src.shape()).collect(),
+                dtype: like.dtype(),
+                device: device.clone(),
             };
+            (ranks[*peer], expected)
+        });
+        let batch = Batch {
+            operation: operation.clone(),
+            sends: sends.collect(),
+            receives: receives.collect(),
         };
-        for copy in &plan.copies {
-            place(
-                copy,
-                match direction {
-                    Direction::Forward => cut(&tensor, &copy.src),
-                    Direction::Reverse => flipped(cut(&tensor, &copy.dst), &copy.flip),
-                },
-            );
-        }
-        for ((_, transfers), payload) in incoming.iter().zip(received) {
-            if let Payload::Tensors(tensors) = payload {
-                for (transfer, cells) in transfers.iter().zip(tensors) {
-                    place(transfer, cells);
-                }
-            }
-        }
-        Ok(output)
+        Ok(Boxes {
+            in_flight: Some(comm.start(batch)?),
+            expected,
+        })
     }
+}
+
+/// Runs an exchange's forward pass and assembles this rank's result from its own boxes and those that it receives.
+fn assemble(tensor: DispatchTensor, exchange: &Exchange) -> Result<DispatchTensor> {
+    let Move { plan, direction } = &exchange.forward;
+    let boxes = exchange.send(&tensor, |transfer| match direction {
+        Direction::Forward => cut(&tensor, &transfer.src),
+        Direction::Reverse => cut(&tensor, &transfer.dst),
+    })?;
+    if plan.is_identity() && boxes.expected.is_empty() {
+        return Ok(tensor);
+    }
+    let received = boxes.finish()?;
+    let own = plan.copies.iter().map(|copy| match direction {
+        Direction::Forward => (copy, cut(&tensor, &copy.src)),
+        Direction::Reverse => (copy, cut(&tensor, &copy.dst)),
+    });
+    match direction {
+        Direction::Forward => {
+            let value = (!plan.covers_output()).then_some(plan.fill);
+            let mut output = blank(&tensor, &plan.output_shape, value);
+            for (transfer, cells) in own.chain(received) {
+                output = paste(output, &transfer.dst, flipped(cells, &transfer.flip));
+            }
+            Ok(output)
+        }
+        Direction::Reverse => {
+            let sum = blank(&tensor, &plan.source_shape, Some(0.0));
+            Ok(own.chain(received).fold(sum, add_box))
+        }
+    }
+}
+
+/// Adds the gradient of a box, as it lies where it was needed, to the cells that it is a copy of.
+pub fn add_box(
+    sum: DispatchTensor,
+    (transfer, gradient): (&Transfer, DispatchTensor),
+) -> DispatchTensor {
+    let gradient = flipped(gradient, &transfer.flip);
+    let cells = Dispatch::float_add(cut(&sum, &transfer.src), gradient);
+    paste(sum, &transfer.src, cells)
 }
 
 /// A tensor of the kind of `like`, of another shape, that holds one value or nothing in particular.
-fn blank(like: &DispatchTensor, shape: &[usize], value: Option<f64>) -> DispatchTensor {
+pub fn blank(like: &DispatchTensor, shape: &[usize], value: Option<f64>) -> DispatchTensor {
     let options = (&Device::new(like.device()), like.dtype());
     // Rank is a run-time matter here; `Tensor<1>` only carries the data.
     let elements = [shape.iter().product::<usize>()];
@@ -345,7 +377,8 @@ fn slices(cells: &IndexBox) -> Vec<Slice> {
     ranges.map(|range| Slice::from(range.clone())).collect()
 }
 
-fn cut(tensor: &DispatchTensor, cells: &IndexBox) -> DispatchTensor {
+/// A box of a tensor.
+pub fn cut(tensor: &DispatchTensor, cells: &IndexBox) -> DispatchTensor {
     Dispatch::float_slice(tensor.clone(), &slices(cells))
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
+pub use crate::bridge::{Boxes, add_box, blank, cut, from_dispatch, to_dispatch};
 use crate::bridge::{CommBackend, Exchange, Pass, Reduce};
 use crate::comm::{Operation, Traffic};
 use crate::mesh::DeviceMesh;

@@ -6,6 +6,8 @@
 pub mod conv;
 mod empty;
 mod field;
+mod flex;
+mod kernel;
 mod layer;
 mod loss;
 pub mod matmul;

@@ -20,19 +20,6 @@ pub struct StencilPlan {
     pub output: Layout,
     /// What each rank assembles before its kernel runs; `None` if every rank has what it needs.
     pub exchange: Option<Arc<ExchangePlan>>,
-    /// Zeros that the kernel pads with itself, per spatial dim: nothing where the exchange supplies them.
-    pub kernel_padding: Vec<(usize, usize)>,
-}
-
-/// Which padding a local kernel can do by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum KernelPadding {
-    /// Any number of zeros on either side.
-    AnySides,
-    /// As many zeros on both sides.
-    Symmetric,
-    /// None.
-    Nothing,
 }
 
 /// A stencil operator on `[batch, channels, *spatial]`: a window per spatial dim, and what lies beyond the field.
@@ -67,7 +54,6 @@ pub(crate) enum KernelPadding {
 pub struct Stencil {
     operator: &'static str,
     windows: Vec<Window>,
-    kernel_padding: KernelPadding,
     channels: Option<usize>,
     /// The bits of the fill value, so that stencils can be compared and hashed.
     fill: u64,
@@ -79,7 +65,6 @@ impl Stencil {
         Self {
             operator,
             windows,
-            kernel_padding: KernelPadding::Nothing,
             channels: None,
             fill: 0.0_f64.to_bits(),
         }
@@ -99,15 +84,6 @@ impl Stencil {
     pub fn with_fill(self, fill: f64) -> Self {
         Self {
             fill: fill.to_bits(),
-            ..self
-        }
-    }
-
-    /// An operator whose kernel can pad with zeros, so that dims of one part need not be copied for it.
-    #[must_use]
-    pub(crate) fn with_kernel_padding(self, kernel_padding: KernelPadding) -> Self {
-        Self {
-            kernel_padding,
             ..self
         }
     }
@@ -181,16 +157,9 @@ impl Stencil {
             .iter()
             .zip(2..)
             .map(|(window, dim)| {
-                let Padding { low, high, .. } = window.padding;
-                let kernel_pads = match self.kernel_padding {
-                    KernelPadding::AnySides => true,
-                    KernelPadding::Symmetric => low == high,
-                    KernelPadding::Nothing => low == 0 && high == 0,
-                };
                 let whole = layout.extents(dim).len() == 1;
-                let fits = window.rounding == Rounding::Floor
-                    || self.kernel_padding != KernelPadding::Nothing;
-                !(whole && window.padding.is_plain() && kernel_pads && fits)
+                let inside = window.padding.low == 0 && window.padding.high == 0;
+                !(whole && inside && window.rounding == Rounding::Floor)
             })
             .collect();
         let need_of = |position| self.need(layout, &output, &supplied, position);
@@ -203,19 +172,7 @@ impl Stencil {
             let plan = ExchangePlan::new(Source::Layout(layout), position, size, need_of);
             Arc::new(plan.with_fill(f64::from_bits(self.fill)))
         });
-        let kernel_padding = self
-            .windows
-            .iter()
-            .zip(&supplied)
-            .map(|(window, supplied)| {
-                let Padding { low, high, .. } = window.padding;
-                if *supplied { (0, 0) } else { (low, high) }
-            });
-        Ok(StencilPlan {
-            exchange,
-            kernel_padding: kernel_padding.collect(),
-            output,
-        })
+        Ok(StencilPlan { output, exchange })
     }
 
     /// The cells that a position needs. One without outputs gets a single window of fill, so that its kernel has

@@ -38,12 +38,6 @@ impl Padding {
             ..self
         }
     }
-
-    /// Whether a kernel that pads with zeros can do this padding itself.
-    pub(crate) fn is_plain(&self) -> bool {
-        let zeros = |width: usize, boundary| width == 0 || boundary == Boundary::Zeros;
-        zeros(self.low, self.boundary[0]) && zeros(self.high, self.boundary[1])
-    }
 }
 
 /// How a last window that does not fit is treated.

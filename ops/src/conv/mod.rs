@@ -15,12 +15,16 @@
 //! Gradients of halo cells travel back to the cells that they are copies of and add up there. Gradients of weight and
 //! bias are summed over all ranks between which `x` is sharded.
 
-use burn::tensor::{Tensor, module};
-use halocline_core::{Error, Result, ShardTensor};
+mod backend;
+mod engine;
 
-use crate::retype;
-use crate::stencil::{KernelPadding, Stencil};
+use burn::tensor::Tensor;
+use halocline_core::{Error, Exchange, Operation, Result, ShardTensor, Traffic};
+
+use crate::stencil::Stencil;
 use crate::window::{Padding, Rounding, Window};
+use backend::ConvRun;
+use engine::geometry::Conv;
 
 /// Stride, dilation, padding and groups of a convolution over `N` spatial dims.
 ///
@@ -91,15 +95,8 @@ impl<const N: usize> ConvOptions<N> {
             padding: self.padding[dim],
             rounding: Rounding::Floor,
         });
-        // burn pads three spatial dims on both sides alike only.
-        let kernel_padding = if N == 3 {
-            KernelPadding::Symmetric
-        } else {
-            KernelPadding::AnySides
-        };
         Stencil::new(["conv1d", "conv2d", "conv3d"][N - 1], windows.collect())
             .with_channels(weight[0])
-            .with_kernel_padding(kernel_padding)
     }
 }
 
@@ -140,36 +137,33 @@ pub fn conv<const D: usize, const N: usize>(
     }
     let weight = stencil.parameter(&x, weight)?;
     let bias = bias.map(|bias| stencil.parameter(&x, bias)).transpose()?;
-    stencil.run(x, |x, plan| {
-        local(x, weight, bias, options, &plan.kernel_padding)
-    })
+    let plan = stencil.plan(&x)?;
+    let (local, layout, mesh) = x.into_parts();
+    let run = ConvRun {
+        conv: Conv {
+            groups: options.groups,
+            inputs: shape[1],
+            outputs: shape[0] / options.groups,
+            kernel: three(&shape[2..]),
+            stride: three(&options.stride),
+            dilation: three(&options.dilation),
+        },
+        exchange: plan.exchange.as_ref().map(|plan| {
+            let operation = Operation::new(stencil.operator(), Traffic::Exchange, Some(&layout));
+            let ranks = mesh.shape().ranks().into();
+            Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan.clone())
+        }),
+        output: plan.output.local_shape(mesh.position()),
+    };
+    let y = Error::catch(|| backend::conv(local, weight, bias, run))?;
+    Ok(ShardTensor::from_parts(y, plan.output.clone(), mesh))
 }
 
-fn local<const D: usize, const N: usize>(
-    x: Tensor<D>,
-    weight: Tensor<D>,
-    bias: Option<Tensor<1>>,
-    options: &ConvOptions<N>,
-    padding: &[(usize, usize)],
-) -> Tensor<D> {
-    macro_rules! call {
-        ($conv:ident, $n:literal) => {{
-            let take = |all: [usize; N]| std::array::from_fn::<usize, $n, _>(|dim| all[dim]);
-            let options = burn::tensor::ops::ConvOptions::new_with_padding(
-                take(options.stride),
-                std::array::from_fn(|dim| padding[dim]),
-                take(options.dilation),
-                options.groups,
-            );
-            retype(module::$conv(retype(x), retype(weight), bias, options))
-        }};
-    }
-    match N {
-        1 => call!(conv1d, 1),
-        2 => call!(conv2d, 2),
-        3 => call!(conv3d, 3),
-        _ => unreachable!("a stencil of {N} dims has been refused"),
-    }
+/// Sizes of up to three dims as three: leading dims of one cell do not matter to a convolution.
+fn three(sizes: &[usize]) -> [usize; 3] {
+    let mut dims = [1; 3];
+    dims[3 - sizes.len()..].copy_from_slice(sizes);
+    dims
 }
 
 #[cfg(test)]

@@ -1,0 +1,285 @@
+//! The driver of forward passes and input gradients: tiles, blocks of channels, panels of weights.
+
+use std::ops::Range;
+
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::geometry::{Correlation, Dims};
+use super::strip::{self, Strip};
+use super::tile::{Piece, TileLayout, tile_extents};
+use crate::kernel::memory::{Shared, with_scratch};
+use crate::kernel::pool::Buffer;
+use crate::kernel::simd::{Element, Isa};
+
+/// Bytes that a tile may take: it stays in the second-level cache beside a block of weights.
+const TILE_BYTES: usize = 512 << 10;
+/// Strips that a row of a tile has if it can: long rows are kind to the TLB and to prefetchers.
+const STRIPS: usize = 10;
+/// Terms of a block of channels: its weights for a panel stay in the first-level cache.
+const TERMS: usize = 640;
+/// Tasks that a call is cut into where it can be, for balance among threads.
+const TASKS: usize = 32;
+/// Multiplications below which a second thread does not pay.
+const SERIAL: usize = 1 << 19;
+
+/// Correlations of the same source whose results make up one output.
+#[derive(Debug)]
+pub(crate) struct Job<'a, E> {
+    /// The correlations; none of their results overlap.
+    pub parts: &'a [Correlation],
+    /// Groups of channels.
+    pub groups: usize,
+    /// Channels of the source, per group.
+    pub inputs: usize,
+    /// Channels of the output, per group.
+    pub outputs: usize,
+    /// The batch.
+    pub batch: usize,
+    /// The output's cells.
+    pub shape: Dims,
+    /// The source.
+    pub pieces: &'a [Piece<'a, E>],
+    /// What is added to every channel of the output, of all groups.
+    pub bias: Option<&'a [E]>,
+}
+
+/// A correlation with all that tasks share.
+struct Part<'a, E> {
+    correlation: &'a Correlation,
+    layout: TileLayout,
+    /// Extents of a tile, in results.
+    tile: Dims,
+    /// Tiles per dim.
+    tiles: Dims,
+    /// Channels of the source that are worked on at a time.
+    block: usize,
+    offsets: Vec<u32>,
+    /// `[group][block][panel][term][channel]`.
+    weights: Vec<E>,
+}
+
+impl<E: Element> Job<'_, E> {
+    /// The output, `[batch, groups · outputs, *shape]`. `weight` gives the weight of (group, output, input, element).
+    pub(crate) fn run(&self, isa: Isa, weight: impl Fn([usize; 4]) -> E + Sync) -> Buffer<E> {
+        isa.run(Whole { job: self, weight })
+    }
+
+    fn cells(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+struct Whole<'a, E, W> {
+    job: &'a Job<'a, E>,
+    weight: W,
+}
+
+impl<E: Element, W: Fn([usize; 4]) -> E + Sync> WithSimd for Whole<'_, E, W> {
+    type Output = Buffer<E>;
+
+    fn with_simd<S: Simd>(self, simd: S) -> Buffer<E> {
+        let Self { job, weight } = self;
+        let len = job.batch * job.groups * job.outputs * job.cells();
+        let taps: usize = job.parts.iter().map(|part| part.taps.len()).sum();
+        let gaps = job.parts.iter().any(|part| part.taps.is_empty());
+        let fill = |output: Shared<E>| {
+            if gaps || job.inputs == 0 {
+                // SAFETY: the buffer has room for `len` elements.
+                unsafe { std::slice::from_raw_parts_mut(output.at(0), len) }.fill(E::default());
+            }
+            if len == 0 || job.inputs == 0 {
+                return;
+            }
+            for correlation in job.parts.iter().filter(|part| !part.taps.is_empty()) {
+                let part = Part::new::<S>(job, correlation, &weight);
+                let tiles: usize = part.tiles.iter().product();
+                let tasks = 0..job.batch * job.groups * tiles;
+                let run = |task| {
+                    let (field, tile) = (task / tiles, task % tiles);
+                    simd.vectorize(Task {
+                        job,
+                        part: &part,
+                        batch: field / job.groups,
+                        group: field % job.groups,
+                        tile,
+                        output,
+                    });
+                };
+                if len * job.inputs * taps < SERIAL {
+                    tasks.for_each(run);
+                } else {
+                    tasks.into_par_iter().with_max_len(1).for_each(run);
+                }
+            }
+        };
+        // SAFETY: the lattices of all parts cover the output; where one has no taps it was filled before.
+        unsafe { Buffer::filled(len, fill) }
+    }
+}
+
+impl<'a, E: Element> Part<'a, E> {
+    fn new<S: Simd>(
+        job: &Job<'_, E>,
+        correlation: &'a Correlation,
+        weight: &(impl Fn([usize; 4]) -> E + Sync),
+    ) -> Self {
+        let taps = correlation.taps.len();
+        let block = (TERMS / taps).clamp(1, job.inputs);
+        let strip = strip::width::<S>(strip::heights::<S>()[0]) * E::lanes::<S>();
+        let room = TILE_BYTES / size_of::<E>() / block;
+        let fits = |layout: &TileLayout, _: Dims| layout.channel() <= room;
+        let tasks = TASKS.div_ceil(job.batch * job.groups);
+        let tile = tile_extents(correlation, [strip, STRIPS], tasks, fits);
+        let layout = TileLayout::new(correlation, tile);
+        Self {
+            offsets: layout.offsets(correlation, block),
+            tiles: std::array::from_fn(|dim| correlation.count[dim].div_ceil(tile[dim])),
+            weights: pack::<S, E>(job, correlation, block, weight),
+            correlation,
+            layout,
+            tile,
+            block,
+        }
+    }
+}
+
+/// The panels that `outputs` channels are cut into: first channel and height.
+fn panels<S: Simd>(outputs: usize) -> impl Iterator<Item = (usize, usize)> {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let fits = |&&height: &&usize| height <= outputs - start;
+        let height = *strip::heights::<S>().iter().find(fits)?;
+        start += height;
+        Some((start - height, height))
+    })
+}
+
+/// The weights in the order in which strips read them.
+fn pack<S: Simd, E: Element>(
+    job: &Job<'_, E>,
+    correlation: &Correlation,
+    block: usize,
+    weight: &(impl Fn([usize; 4]) -> E + Sync),
+) -> Vec<E> {
+    let taps = &correlation.taps;
+    let mut packed = Vec::with_capacity(job.groups * job.inputs * job.outputs * taps.len());
+    for group in 0..job.groups {
+        for first in (0..job.inputs).step_by(block) {
+            for (start, height) in panels::<S>(job.outputs) {
+                for input in first..job.inputs.min(first + block) {
+                    for tap in taps {
+                        let outputs = start..start + height;
+                        packed.extend(
+                            outputs.map(|output| weight([group, output, input, tap.element])),
+                        );
+                    }
+                }
+            }
+        }
+    }
+    packed
+}
+
+/// One tile of one group of one sample.
+struct Task<'a, E> {
+    job: &'a Job<'a, E>,
+    part: &'a Part<'a, E>,
+    batch: usize,
+    group: usize,
+    tile: usize,
+    output: Shared<E>,
+}
+
+impl<E: Element> WithSimd for Task<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { job, part, .. } = self;
+        let Part {
+            tile: extents,
+            tiles,
+            correlation,
+            ..
+        } = part;
+        let place = [
+            self.tile / (tiles[1] * tiles[2]),
+            self.tile / tiles[2] % tiles[1],
+            self.tile % tiles[2],
+        ];
+        let at: Dims = std::array::from_fn(|dim| place[dim] * extents[dim]);
+        let size: Dims =
+            std::array::from_fn(|dim| extents[dim].min(correlation.count[dim] - at[dim]));
+        with_scratch(part.layout.len(part.block), |buffer| {
+            for first in (0..job.inputs).step_by(part.block) {
+                let block = first..job.inputs.min(first + part.block);
+                let base = self.group * job.inputs;
+                let channels = base + block.start..base + block.end;
+                part.layout
+                    .fill(buffer, job.pieces, self.batch, channels, at);
+                self.block(simd, buffer, block, at, size);
+            }
+        });
+    }
+}
+
+impl<E: Element> Task<'_, E> {
+    /// Adds what a block of channels gives to the tile's results.
+    #[inline(always)]
+    fn block<S: Simd>(&self, simd: S, buffer: &[E], block: Range<usize>, at: Dims, size: Dims) {
+        let Self { job, part, .. } = self;
+        let taps = part.correlation.taps.len();
+        let terms = block.len() * taps;
+        let [_, rows, columns] = job.shape;
+        let cells = job.cells();
+        let first_weight = (self.group * job.inputs + block.start) * job.outputs * taps;
+        let last = block.end == job.inputs;
+        for (start, height) in panels::<S>(job.outputs) {
+            let weights = &part.weights[first_weight + start * terms..][..terms * height];
+            let channel = self.group * job.outputs + start;
+            let bias = job
+                .bias
+                .filter(|_| last)
+                .map(|bias| &bias[channel..channel + height]);
+            for plane in 0..size[0] {
+                for row in 0..size[1] {
+                    let cell = |dim: usize, index: usize| {
+                        part.correlation.start[dim]
+                            + part.correlation.out_step[dim] * (at[dim] + index)
+                    };
+                    let line = (cell(0, plane) * rows + cell(1, row)) * columns;
+                    let output = ((self.batch * job.groups * job.outputs) + channel) * cells + line;
+                    let from = part.layout.row(plane, row);
+                    let mut column = 0;
+                    while column < size[2] {
+                        let lanes = E::lanes::<S>();
+                        let vectors = (size[2] - column)
+                            .div_ceil(lanes)
+                            .min(strip::width::<S>(height));
+                        let left = (size[2] - column).min(vectors * lanes);
+                        // SAFETY: the lattice lies in the output, its channels are `cells` apart, and tasks have
+                        // disjoint parts of it. The tile has room for all offsets from any of its cells, and a margin
+                        // for the widest strip.
+                        unsafe {
+                            let strip = Strip {
+                                tile: buffer.as_ptr().add(from + column),
+                                offsets: part.offsets.as_ptr(),
+                                terms,
+                                weights: weights.as_ptr(),
+                                bias: bias.map_or(std::ptr::null(), <[E]>::as_ptr),
+                                add: block.start > 0,
+                                output: self.output.at(output + cell(2, column)),
+                                channel: cells,
+                                step: part.correlation.out_step[2],
+                                columns: left,
+                            };
+                            strip::run(simd, strip, height, vectors);
+                        }
+                        column += left;
+                    }
+                }
+            }
+        }
+    }
+}

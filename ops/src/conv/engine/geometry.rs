@@ -1,0 +1,138 @@
+//! Convolutions and their gradients as one thing: correlations of a field with taps.
+
+use std::ops::Range;
+
+/// Sizes, offsets or counts of three spatial dims; fields of fewer have leading dims of one cell.
+pub(crate) type Dims = [usize; 3];
+
+/// The parameters of a convolution on a field that holds every cell its windows reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Conv {
+    /// Groups of channels that do not mix.
+    pub groups: usize,
+    /// Channels of the input, per group.
+    pub inputs: usize,
+    /// Channels of the output, per group.
+    pub outputs: usize,
+    /// Elements of the kernel.
+    pub kernel: Dims,
+    /// Cells from one window to the next.
+    pub stride: Dims,
+    /// Cells from one element of the kernel to the next.
+    pub dilation: Dims,
+}
+
+/// A sum over channels and taps, for every cell of a lattice of results:
+/// `result[o, start + out_step·m] = Σ_{c, t} weight[o, c, t] · source[c, step·m + offset[t]]`.
+///
+/// A convolution is one correlation. The gradient of its input is one for every residue modulo the stride, of step one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Correlation {
+    /// Source cells between neighbours of the lattice.
+    pub step: Dims,
+    /// Result cells between neighbours of the lattice.
+    pub out_step: Dims,
+    /// The first result cell.
+    pub start: Dims,
+    /// The extents of the lattice.
+    pub count: Dims,
+    /// The taps.
+    pub taps: Vec<Tap>,
+}
+
+/// One element of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tap {
+    /// The source cell that it meets at the lattice's origin.
+    pub offset: [isize; 3],
+    /// Its place in the kernel.
+    pub element: usize,
+}
+
+impl Conv {
+    /// The number of elements of a kernel, per pair of channels.
+    pub(crate) fn elements(&self) -> usize {
+        self.kernel.iter().product()
+    }
+
+    /// The convolution that gives `count` results, the first of them from the window that begins at cell zero.
+    pub(crate) fn forward(&self, count: Dims) -> Correlation {
+        let taps = self.taps(|dim| {
+            let cells = (0..self.kernel[dim]).map(|k| (k * self.dilation[dim]) as isize);
+            cells.enumerate().collect()
+        });
+        Correlation {
+            step: self.stride,
+            out_step: [1; 3],
+            start: [0; 3],
+            count,
+            taps,
+        }
+    }
+
+    /// The gradient of a box of input cells. Together the correlations give every cell of the box once.
+    pub(crate) fn input_gradient(&self, cells: &[Range<usize>; 3]) -> Vec<Correlation> {
+        let residues: usize = self.stride.iter().product();
+        let mut parts = Vec::new();
+        for index in 0..residues {
+            let [_, high, wide] = self.stride;
+            let residue = [index / (high * wide), index / wide % high, index % wide];
+            // Cells of the box with `cell ≡ residue`: `first + stride·m`.
+            let first: Dims = std::array::from_fn(|dim| {
+                let (from, stride) = (cells[dim].start, self.stride[dim]);
+                from + (residue[dim] + stride - from % stride) % stride
+            });
+            let count: Dims = std::array::from_fn(|dim| {
+                let left = cells[dim].end.saturating_sub(first[dim]);
+                left.div_ceil(self.stride[dim])
+            });
+            if count.contains(&0) {
+                continue;
+            }
+            let taps = self.taps(|dim| {
+                let stride = self.stride[dim] as isize;
+                let taps = (0..self.kernel[dim]).map(|k| {
+                    let distance = first[dim] as isize - (k * self.dilation[dim]) as isize;
+                    (k, distance)
+                });
+                taps.filter(|(_, distance)| distance.rem_euclid(stride) == 0)
+                    .map(|(k, distance)| (k, distance.div_euclid(stride)))
+                    .collect()
+            });
+            parts.push(Correlation {
+                step: [1; 3],
+                out_step: self.stride,
+                start: std::array::from_fn(|dim| first[dim] - cells[dim].start),
+                count,
+                taps,
+            });
+        }
+        parts
+    }
+
+    /// The product of the taps of each dim, given as (place in the kernel, offset).
+    fn taps(&self, of: impl Fn(usize) -> Vec<(usize, isize)>) -> Vec<Tap> {
+        let [depth, rows, columns] = [of(0), of(1), of(2)];
+        let mut taps = Vec::new();
+        for &(kd, d) in &depth {
+            for &(kh, h) in &rows {
+                for &(kw, w) in &columns {
+                    taps.push(Tap {
+                        offset: [d, h, w],
+                        element: (kd * self.kernel[1] + kh) * self.kernel[2] + kw,
+                    });
+                }
+            }
+        }
+        taps
+    }
+}
+
+impl Correlation {
+    /// The smallest and one more than the largest offset of the taps in a dim; empty without taps.
+    pub(crate) fn reach(&self, dim: usize) -> Range<isize> {
+        let offsets = || self.taps.iter().map(|tap| tap.offset[dim]);
+        let low = offsets().min().unwrap_or(0);
+        low..offsets().max().map_or(low, |high| high + 1)
+    }
+}

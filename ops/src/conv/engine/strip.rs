@@ -1,0 +1,203 @@
+//! The innermost kernel of forward passes and input gradients: a block of channels × columns that stays in registers.
+
+use pulp::{Simd, WithSimd};
+
+use crate::kernel::simd::Element;
+
+/// What one call of the kernel needs to know.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Strip<E> {
+    /// The first column of the tile's row.
+    pub tile: *const E,
+    /// The offset of every (channel, tap) from there.
+    pub offsets: *const u32,
+    /// How many there are.
+    pub terms: usize,
+    /// The weights, `[term][channel]`.
+    pub weights: *const E,
+    /// What is added to every channel; null for nothing.
+    pub bias: *const E,
+    /// Whether results are added to what the output holds.
+    pub add: bool,
+    /// The first result.
+    pub output: *mut E,
+    /// Elements between channels of the output.
+    pub channel: usize,
+    /// Elements between columns of the output.
+    pub step: usize,
+    /// The columns that exist.
+    pub columns: usize,
+}
+
+/// [`Strip`] with its block of `M` channels × `N` vectors.
+struct Block<E, const M: usize, const N: usize>(Strip<E>);
+
+/// The channels of blocks, largest first, that an instruction set has registers for.
+pub(crate) fn heights<S: Simd>() -> &'static [usize] {
+    if S::REGISTER_COUNT >= 32 {
+        &[8, 4, 2, 1]
+    } else {
+        &[4, 2, 1]
+    }
+}
+
+/// The vectors of the widest block of so many channels.
+pub(crate) fn width<S: Simd>(channels: usize) -> usize {
+    match (channels, S::REGISTER_COUNT >= 32) {
+        (8, _) | (4, false) => 3,
+        (4, true) | (2, false) => 6,
+        _ => 8,
+    }
+}
+
+/// Runs a strip of as many vectors as its columns need and a block of `channels` is wide.
+///
+/// # Safety
+/// The pointers must be valid for the block: the tile for every offset and `vectors` vectors from there, the weights for
+/// `terms · channels`, the output for `columns` columns of every channel, with nothing else using these.
+#[inline(always)]
+pub(crate) unsafe fn run<S: Simd, E: Element>(
+    simd: S,
+    strip: Strip<E>,
+    channels: usize,
+    vectors: usize,
+) {
+    macro_rules! block {
+        ($m:literal, $n:literal) => {
+            simd.vectorize(Block::<E, $m, $n>(strip))
+        };
+    }
+    match (channels, vectors) {
+        (8, 1) => block!(8, 1),
+        (8, 2) => block!(8, 2),
+        (8, _) => block!(8, 3),
+        (4, 1) => block!(4, 1),
+        (4, 2) => block!(4, 2),
+        (4, 3) => block!(4, 3),
+        (4, _) => block!(4, 6),
+        (2, 1) => block!(2, 1),
+        (2, 2) => block!(2, 2),
+        (2, 3..=4) => block!(2, 4),
+        (2, 5..=6) => block!(2, 6),
+        (2, _) => block!(2, 8),
+        (_, 1) => block!(1, 1),
+        (_, 2) => block!(1, 2),
+        (_, 3..=4) => block!(1, 4),
+        (_, 5..=6) => block!(1, 6),
+        _ => block!(1, 8),
+    }
+}
+
+impl<E: Element, const M: usize, const N: usize> WithSimd for Block<E, M, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        // SAFETY: the caller of `run` promises that the pointers are valid.
+        unsafe {
+            let mut sums = self.products(simd);
+            self.finish(simd, &mut sums);
+        }
+    }
+}
+
+impl<E: Element, const M: usize, const N: usize> Block<E, M, N> {
+    /// The sums over all terms.
+    #[inline(always)]
+    unsafe fn products<S: Simd>(&self, simd: S) -> [[E::Vector<S>; N]; M] {
+        let Strip {
+            tile,
+            offsets,
+            terms,
+            mut weights,
+            ..
+        } = self.0;
+        let zero = E::splat(simd, E::default());
+        let mut sums = [[zero; N]; M];
+        for term in 0..terms {
+            // SAFETY: the caller of `run` promises that the pointers are valid.
+            unsafe {
+                let from = tile.add(*offsets.add(term) as usize);
+                if M >= N {
+                    let mut cells = [zero; N];
+                    for (n, cell) in cells.iter_mut().enumerate() {
+                        *cell = E::load::<S>(from.add(n * E::lanes::<S>()));
+                    }
+                    for (m, sums) in sums.iter_mut().enumerate() {
+                        let weight = E::splat(simd, *weights.add(m));
+                        for (sum, cell) in sums.iter_mut().zip(&cells) {
+                            *sum = E::mul_add(simd, weight, *cell, *sum);
+                        }
+                    }
+                } else {
+                    let mut factors = [zero; M];
+                    for (m, factor) in factors.iter_mut().enumerate() {
+                        *factor = E::splat(simd, *weights.add(m));
+                    }
+                    for n in 0..N {
+                        let cell = E::load::<S>(from.add(n * E::lanes::<S>()));
+                        for (sums, factor) in sums.iter_mut().zip(&factors) {
+                            sums[n] = E::mul_add(simd, *factor, cell, sums[n]);
+                        }
+                    }
+                }
+                weights = weights.add(M);
+            }
+        }
+        sums
+    }
+
+    /// Adds what is there and the bias, and writes the columns that exist.
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self, simd: S, sums: &mut [[E::Vector<S>; N]; M]) {
+        let Strip {
+            bias,
+            add,
+            output,
+            channel,
+            step,
+            columns,
+            ..
+        } = self.0;
+        let lanes = E::lanes::<S>();
+        let direct = step == 1 && columns >= N * lanes;
+        // SAFETY: the caller of `run` promises that the pointers are valid.
+        unsafe {
+            for (m, sums) in sums.iter_mut().enumerate() {
+                let row = output.add(m * channel);
+                if add {
+                    let mut old = [E::splat(simd, E::default()); N];
+                    if direct {
+                        for (n, old) in old.iter_mut().enumerate() {
+                            *old = E::load::<S>(row.add(n * lanes));
+                        }
+                    } else {
+                        let old = old.as_mut_ptr().cast::<E>();
+                        for column in 0..columns.min(N * lanes) {
+                            *old.add(column) = *row.add(column * step);
+                        }
+                    }
+                    for (sum, old) in sums.iter_mut().zip(&old) {
+                        *sum = E::plus(simd, *sum, *old);
+                    }
+                }
+                if !bias.is_null() {
+                    let bias = E::splat(simd, *bias.add(m));
+                    for sum in sums.iter_mut() {
+                        *sum = E::plus(simd, *sum, bias);
+                    }
+                }
+                if direct {
+                    for (n, sum) in sums.iter().enumerate() {
+                        E::store::<S>(row.add(n * lanes), *sum);
+                    }
+                } else {
+                    let sums = sums.as_ptr().cast::<E>();
+                    for column in 0..columns.min(N * lanes) {
+                        *row.add(column * step) = *sums.add(column);
+                    }
+                }
+            }
+        }
+    }
+}

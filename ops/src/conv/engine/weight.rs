@@ -1,0 +1,447 @@
+//! The gradient of the weights: `Σ_cells cotangent[o] · source[c, cell + tap]`, for all outputs, channels and taps.
+//!
+//! A block of outputs × (channel, tap) stays in registers while the cells of a tile go by, vector by vector; the lanes
+//! are summed once per tile. The grid is cut into chunks that have sums of their own, added in order at the end: how
+//! many there are follows from the shapes alone, so that the result does not depend on the number of threads.
+
+use std::ops::Range;
+
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::geometry::{Conv, Dims};
+use super::tile::{Piece, SKEW, TileLayout, tile_extents};
+use crate::kernel::memory::{Shared, View, with_scratch};
+use crate::kernel::simd::{Element, Isa};
+
+/// Bytes of the cotangent that a block of outputs reads again and again: half of a first-level cache.
+const CELLS_BYTES: usize = 24 << 10;
+/// Bytes that a tile of the source may take.
+const TILE_BYTES: usize = 384 << 10;
+/// Outputs that a task works on.
+const OUTPUTS: usize = 64;
+/// Tasks that a call is cut into where it can be.
+const TASKS: usize = 32;
+/// Bytes that the chunks' own sums may take together.
+const SUMS_BYTES: usize = 8 << 20;
+
+/// A gradient with respect to weights.
+#[derive(Debug)]
+pub(crate) struct WeightJob<'a, E> {
+    /// The convolution.
+    pub conv: &'a Conv,
+    /// Its input.
+    pub pieces: &'a [Piece<'a, E>],
+    /// The gradient of its output, `[batch, channels, *cells]`.
+    pub cotangent: View<'a, E, 5>,
+}
+
+/// The gradients of weight and bias.
+#[derive(Debug)]
+pub(crate) struct WeightGradient<E> {
+    /// `[outputs, inputs / groups, *kernel]`.
+    pub weight: Vec<E>,
+    /// `[outputs]`.
+    pub bias: Vec<E>,
+}
+
+/// What all tasks share.
+struct Plan<'a, E> {
+    job: &'a WeightJob<'a, E>,
+    layout: TileLayout,
+    tile: Dims,
+    tiles: Dims,
+    /// Channels of the source that are worked on at a time.
+    block: usize,
+    offsets: Vec<u32>,
+    /// Elements from one row of a tile of the cotangent to the next.
+    row: usize,
+    /// Elements from one output of a tile of the cotangent to the next.
+    output: usize,
+    /// (sample, tile) pairs of every chunk.
+    chunks: Vec<Range<usize>>,
+    /// Ranges of outputs of a group.
+    ranges: usize,
+}
+
+/// A chunk's sums: weights of all groups, then biases.
+struct Sums<E> {
+    weights: Shared<E>,
+    biases: Shared<E>,
+}
+
+impl<E: Element> WeightJob<'_, E> {
+    /// Computes it.
+    pub(crate) fn run(&self, isa: Isa) -> WeightGradient<E> {
+        isa.run(Whole(self))
+    }
+}
+
+struct Whole<'a, E>(&'a WeightJob<'a, E>);
+
+impl<E: Element> WithSimd for Whole<'_, E> {
+    type Output = WeightGradient<E>;
+
+    fn with_simd<S: Simd>(self, simd: S) -> WeightGradient<E> {
+        let Conv {
+            groups,
+            inputs,
+            outputs,
+            ..
+        } = *self.0.conv;
+        let weights = groups * outputs * inputs * self.0.conv.elements();
+        let biases = groups * outputs;
+        let zeros = || WeightGradient {
+            weight: vec![E::default(); weights],
+            bias: vec![E::default(); biases],
+        };
+        let [batch, _, count @ ..] = self.0.cotangent.shape();
+        if weights == 0 || batch == 0 || count.contains(&0) {
+            return zeros();
+        }
+        let plan = Plan::new::<S>(self.0, weights * size_of::<E>());
+        let mut sums: Vec<WeightGradient<E>> = plan.chunks.iter().map(|_| zeros()).collect();
+        let shared: Vec<Sums<E>> = sums
+            .iter_mut()
+            .map(|sums| Sums {
+                weights: Shared::new(&mut sums.weight),
+                biases: Shared::new(&mut sums.bias),
+            })
+            .collect();
+        let tasks = 0..plan.chunks.len() * groups * plan.ranges;
+        let run = |task: usize| {
+            let (chunk, rest) = (task / (groups * plan.ranges), task % (groups * plan.ranges));
+            let (group, range) = (rest / plan.ranges, rest % plan.ranges);
+            simd.vectorize(Task {
+                plan: &plan,
+                sums: &shared[chunk],
+                chunk,
+                group,
+                range,
+            });
+        };
+        if tasks.len() == 1 {
+            tasks.for_each(run);
+        } else {
+            tasks.into_par_iter().with_max_len(1).for_each(run);
+        }
+        let mut sums = sums.into_iter();
+        let mut total = sums.next().unwrap_or_else(zeros);
+        for more in sums {
+            for (sum, value) in total.weight.iter_mut().zip(more.weight) {
+                *sum += value;
+            }
+            for (sum, value) in total.bias.iter_mut().zip(more.bias) {
+                *sum += value;
+            }
+        }
+        total
+    }
+}
+
+impl<'a, E: Element> Plan<'a, E> {
+    fn new<S: Simd>(job: &'a WeightJob<'a, E>, bytes: usize) -> Self {
+        let Conv {
+            groups,
+            inputs,
+            outputs,
+            ..
+        } = *job.conv;
+        let [batch, _, count @ ..] = job.cotangent.shape();
+        let correlation = job.conv.forward(count);
+        let lanes = E::lanes::<S>();
+        let cells = CELLS_BYTES / size_of::<E>() / block::<S>();
+        let fits = |_: &TileLayout, tile: Dims| {
+            tile[0] * tile[1] * tile[2].next_multiple_of(lanes) <= cells
+        };
+        let tile = tile_extents(&correlation, [4 * lanes, 8], 1, fits);
+        let layout = TileLayout::new(&correlation, tile);
+        let tiles: Dims = std::array::from_fn(|dim| count[dim].div_ceil(tile[dim]));
+        let channel = layout.channel() * size_of::<E>();
+        let block = (TILE_BYTES / channel).clamp(1, inputs);
+        let ranges = outputs.div_ceil(OUTPUTS);
+        let fields = batch * tiles.iter().product::<usize>();
+        let wanted = TASKS.div_ceil(groups * ranges);
+        let chunks = wanted.min(fields).min((SUMS_BYTES / bytes).max(1));
+        let size = fields.div_ceil(chunks);
+        let row = tile[2].next_multiple_of(lanes);
+        Self {
+            job,
+            offsets: layout.offsets(&correlation, block),
+            layout,
+            tile,
+            tiles,
+            block,
+            output: tile[0] * tile[1] * row + SKEW,
+            row,
+            chunks: (0..fields)
+                .step_by(size)
+                .map(|first| first..fields.min(first + size))
+                .collect(),
+            ranges,
+        }
+    }
+}
+
+/// The outputs of a block that an instruction set has registers for.
+fn block<S: Simd>() -> usize {
+    if S::REGISTER_COUNT >= 32 { 4 } else { 2 }
+}
+
+/// A range of outputs of one group, over the tiles of a chunk.
+struct Task<'a, E> {
+    plan: &'a Plan<'a, E>,
+    sums: &'a Sums<E>,
+    chunk: usize,
+    group: usize,
+    range: usize,
+}
+
+impl<E: Element> WithSimd for Task<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { plan, .. } = self;
+        let Plan {
+            job,
+            layout,
+            tile: extents,
+            tiles,
+            ..
+        } = plan;
+        let Conv {
+            inputs, outputs, ..
+        } = *job.conv;
+        let [_, _, count @ ..] = job.cotangent.shape();
+        let first = self.range * OUTPUTS;
+        let range = first..outputs.min(first + OUTPUTS);
+        let room = range.len() * plan.output;
+        with_scratch(room + layout.len(plan.block), |scratch| {
+            let (cotangent, tile) = scratch.split_at_mut(room);
+            for field in plan.chunks[self.chunk].clone() {
+                let per_sample: usize = tiles.iter().product();
+                let (batch, index) = (field / per_sample, field % per_sample);
+                let place = [
+                    index / (tiles[1] * tiles[2]),
+                    index / tiles[2] % tiles[1],
+                    index % tiles[2],
+                ];
+                let at: Dims = std::array::from_fn(|dim| place[dim] * extents[dim]);
+                let size: Dims = std::array::from_fn(|dim| extents[dim].min(count[dim] - at[dim]));
+                self.fill_cotangent(simd, cotangent, range.clone(), batch, at, size);
+                for first in (0..inputs).step_by(plan.block) {
+                    let channels = first..inputs.min(first + plan.block);
+                    let base = self.group * inputs;
+                    let held = base + channels.start..base + channels.end;
+                    layout.fill(tile, job.pieces, batch, held, at);
+                    self.products(simd, cotangent, tile, range.clone(), channels, size);
+                }
+            }
+        });
+    }
+}
+
+impl<E: Element> Task<'_, E> {
+    /// Copies a tile of the cotangent, `[output][plane][row][column]`, rows padded with zeros; adds up the biases.
+    #[inline(always)]
+    fn fill_cotangent<S: Simd>(
+        &self,
+        simd: S,
+        buffer: &mut [E],
+        outputs: Range<usize>,
+        batch: usize,
+        at: Dims,
+        size: Dims,
+    ) {
+        let Plan { job, row, .. } = self.plan;
+        let stride = job.cotangent.strides()[4];
+        for (output, buffer) in outputs.zip(buffer.chunks_exact_mut(self.plan.output)) {
+            let mut rows = buffer.chunks_exact_mut(*row);
+            let channel = self.group * job.conv.outputs + output;
+            let mut sum = E::splat(simd, E::default());
+            for plane in 0..size[0] {
+                for line in 0..size[1] {
+                    let from =
+                        job.cotangent
+                            .at([batch, channel, at[0] + plane, at[1] + line, at[2]]);
+                    let Some(to) = rows.next() else { return };
+                    for (column, to) in to[..size[2]].iter_mut().enumerate() {
+                        // SAFETY: the tile lies within the cotangent.
+                        *to = unsafe { *from.offset(column as isize * stride) };
+                    }
+                    to[size[2]..].fill(E::default());
+                    for vector in to.chunks_exact(E::lanes::<S>()) {
+                        // SAFETY: the chunk is a vector long.
+                        sum = E::plus(simd, sum, unsafe { E::load::<S>(vector.as_ptr()) });
+                    }
+                }
+            }
+            // SAFETY: this task alone adds to these outputs of its chunk.
+            unsafe { *self.sums.biases.at(channel) += E::sum(simd, sum) };
+        }
+    }
+
+    /// Adds what a tile gives to the weights of a range of outputs and channels.
+    #[inline(always)]
+    fn products<S: Simd>(
+        &self,
+        simd: S,
+        cotangent: &[E],
+        tile: &[E],
+        outputs: Range<usize>,
+        channels: Range<usize>,
+        size: Dims,
+    ) {
+        let Plan {
+            job,
+            layout,
+            row,
+            offsets,
+            ..
+        } = self.plan;
+        let Conv {
+            inputs,
+            outputs: all,
+            ..
+        } = *job.conv;
+        let elements = job.conv.elements();
+        let terms = channels.len() * elements;
+        let cells = self.plan.output;
+        let mut output = outputs.start;
+        while output < outputs.end {
+            let height = [4, 2, 1]
+                .into_iter()
+                .find(|&height| height <= block::<S>() && height <= outputs.end - output)
+                .unwrap_or(1);
+            let first = ((self.group * all + output) * inputs + channels.start) * elements;
+            let mut term = 0;
+            while term < terms {
+                let width = [6, 3, 2, 1]
+                    .into_iter()
+                    .find(|&width| width <= terms - term)
+                    .unwrap_or(1);
+                // SAFETY: rows of the cotangent's tile are padded to whole vectors, and the tile of the source has a
+                // margin. This task alone adds to these weights of its chunk, which are `inputs · elements` apart.
+                unsafe {
+                    let dot = Dot {
+                        cotangent: cotangent.as_ptr().add((output - outputs.start) * cells),
+                        channel: cells,
+                        tile: tile.as_ptr(),
+                        offsets: offsets.as_ptr().add(term),
+                        layout,
+                        planes: size[0],
+                        rows: size[1],
+                        columns: *row,
+                        sums: self.sums.weights.at(first + term),
+                        output: inputs * elements,
+                    };
+                    dot.run(simd, height, width);
+                }
+                term += width;
+            }
+            output += height;
+        }
+    }
+}
+
+/// The innermost kernel: outputs × terms.
+struct Dot<'a, E> {
+    cotangent: *const E,
+    /// Elements between outputs of the cotangent's tile.
+    channel: usize,
+    tile: *const E,
+    offsets: *const u32,
+    layout: &'a TileLayout,
+    planes: usize,
+    rows: usize,
+    columns: usize,
+    sums: *mut E,
+    /// Elements between outputs of the sums.
+    output: usize,
+}
+
+/// [`Dot`] with its block of `M` outputs × `K` terms.
+struct Block<'a, E, const M: usize, const K: usize>(Dot<'a, E>);
+
+impl<E: Element> Dot<'_, E> {
+    /// Runs the block of a size.
+    ///
+    /// # Safety
+    /// The pointers must be valid for the block, and nothing else may use the sums.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, simd: S, height: usize, width: usize) {
+        macro_rules! block {
+            ($m:literal, $k:literal) => {
+                simd.vectorize(Block::<E, $m, $k>(self))
+            };
+        }
+        match (height, width) {
+            (4, 6) => block!(4, 6),
+            (4, 3) => block!(4, 3),
+            (4, 2) => block!(4, 2),
+            (4, _) => block!(4, 1),
+            (2, 6) => block!(2, 6),
+            (2, 3) => block!(2, 3),
+            (2, 2) => block!(2, 2),
+            (2, _) => block!(2, 1),
+            (_, 6) => block!(1, 6),
+            (_, 3) => block!(1, 3),
+            (_, 2) => block!(1, 2),
+            _ => block!(1, 1),
+        }
+    }
+}
+
+impl<E: Element, const M: usize, const K: usize> WithSimd for Block<'_, E, M, K> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Dot {
+            cotangent,
+            channel,
+            tile,
+            offsets,
+            layout,
+            planes,
+            rows,
+            columns,
+            sums,
+            output,
+        } = self.0;
+        let zero = E::splat(simd, E::default());
+        let mut products = [[zero; K]; M];
+        // SAFETY: the caller of `run` promises that the pointers are valid.
+        unsafe {
+            let mut at = [0; K];
+            for (k, at) in at.iter_mut().enumerate() {
+                *at = *offsets.add(k) as usize;
+            }
+            for plane in 0..planes {
+                for row in 0..rows {
+                    let cells = cotangent.add((plane * rows + row) * columns);
+                    let source = tile.add(layout.row(plane, row));
+                    for column in (0..columns).step_by(E::lanes::<S>()) {
+                        let mut cotangents = [zero; M];
+                        for (m, cotangent) in cotangents.iter_mut().enumerate() {
+                            *cotangent = E::load::<S>(cells.add(m * channel + column));
+                        }
+                        for k in 0..K {
+                            let value = E::load::<S>(source.add(at[k] + column));
+                            for m in 0..M {
+                                products[m][k] =
+                                    E::mul_add(simd, cotangents[m], value, products[m][k]);
+                            }
+                        }
+                    }
+                }
+            }
+            for (m, products) in products.iter().enumerate() {
+                for (k, product) in products.iter().enumerate() {
+                    *sums.add(m * output + k) += E::sum(simd, *product);
+                }
+            }
+        }
+    }
+}

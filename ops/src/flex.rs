@@ -1,0 +1,85 @@
+//! Tensors of the CPU backend as what kernels read and write.
+
+use std::mem::MaybeUninit;
+
+use burn::backend::flex::{FlexTensor, Layout};
+use burn::tensor::{Element as BurnElement, Shape};
+use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
+use halocline_core::IndexBox;
+
+use crate::kernel::memory::View;
+use crate::kernel::pool::{Block, Buffer};
+use crate::kernel::simd::Element;
+
+/// A float that both burn and kernels know.
+pub(crate) trait Float: Element + BurnElement + bytemuck::Pod {}
+
+impl Float for f32 {}
+impl Float for f64 {}
+
+/// A tensor `[batch, channels, *spatial]` with three spatial dims, the leading ones of one cell.
+pub(crate) fn field<E: Float>(tensor: &FlexTensor) -> View<'_, E, 5> {
+    let whole = IndexBox::whole(&tensor.layout().shape()[..]);
+    field_box(tensor, &whole, &[])
+}
+
+/// A box of a tensor, with some dims in reverse order, as [`field`] gives it.
+pub(crate) fn field_box<'a, E: Float>(
+    tensor: &'a FlexTensor,
+    cells: &IndexBox,
+    flip: &[bool],
+) -> View<'a, E, 5> {
+    let layout = tensor.layout();
+    let mut start = layout.start_offset() as isize;
+    let (mut shape, mut strides) = ([1; 5], [0; 5]);
+    let missing = 5 - cells.ranges().len();
+    for (dim, range) in cells.ranges().iter().enumerate() {
+        let to = if dim < 2 { dim } else { dim + missing };
+        let stride = layout.strides()[dim];
+        let flipped = flip.get(dim) == Some(&true) && !range.is_empty();
+        let first = if flipped { range.end - 1 } else { range.start };
+        start += first as isize * stride;
+        shape[to] = range.len();
+        strides[to] = if flipped { -stride } else { stride };
+    }
+    View::new(tensor.storage(), start as usize, shape, strides)
+}
+
+/// A kernel's result as a tensor.
+pub(crate) fn tensor<E: Float>(elements: Buffer<E>, shape: &[usize]) -> FlexTensor {
+    debug_assert_eq!(elements.len(), shape.iter().product::<usize>());
+    let (block, len) = elements.into_block();
+    // SAFETY: the buffer's elements are the first `len` bytes, and they are initialised.
+    let bytes = unsafe { Bytes::from_controller(Box::new(block), len) };
+    let layout = Layout::contiguous(Shape::from(shape.to_vec()));
+    FlexTensor::new(bytes, layout, E::dtype())
+}
+
+/// A kernel's small result as a tensor.
+pub(crate) fn small_tensor<E: Float>(elements: Vec<E>, shape: &[usize]) -> FlexTensor {
+    let layout = Layout::contiguous(Shape::from(shape.to_vec()));
+    FlexTensor::new(Bytes::from_elems(elements), layout, E::dtype())
+}
+
+impl AllocationController for Block {
+    fn alloc_align(&self) -> usize {
+        Self::ALIGN
+    }
+
+    fn property(&self) -> AllocationProperty {
+        AllocationProperty::Other
+    }
+
+    unsafe fn memory_mut(
+        &mut self,
+        _policy: AccessPolicy,
+    ) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+        // SAFETY: the block owns its memory, and is borrowed mutably.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.start().cast().as_ptr(), self.len()) })
+    }
+
+    fn memory(&self, _policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
+        // SAFETY: the block owns its memory, and is borrowed.
+        Ok(unsafe { std::slice::from_raw_parts(self.start().cast().as_ptr(), self.len()) })
+    }
+}

@@ -1,0 +1,122 @@
+//! Where kernels read: views of fields, and scratch.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+
+/// A strided view of a dense buffer, of `N` dims. Strides count elements; they may be negative, or zero.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'a, E, const N: usize> {
+    first: *const E,
+    shape: [usize; N],
+    strides: [isize; N],
+    data: PhantomData<&'a [E]>,
+}
+
+// SAFETY: a view is a shared borrow of a slice.
+unsafe impl<E: Sync, const N: usize> Send for View<'_, E, N> {}
+// SAFETY: as above.
+unsafe impl<E: Sync, const N: usize> Sync for View<'_, E, N> {}
+
+impl<'a, E, const N: usize> View<'a, E, N> {
+    /// The view whose first element is `data[start]`.
+    ///
+    /// # Panics
+    /// Some element would lie outside of `data`.
+    pub(crate) fn new(data: &'a [E], start: usize, shape: [usize; N], strides: [isize; N]) -> Self {
+        let (mut low, mut high) = (start as isize, start as isize);
+        for (size, stride) in shape.iter().zip(strides) {
+            let reach = (size.max(&1) - 1) as isize * stride;
+            low += reach.min(0);
+            high += reach.max(0);
+        }
+        let empty = shape.contains(&0);
+        assert!(
+            empty || (low >= 0 && high < data.len() as isize),
+            "a view of {shape:?} with strides {strides:?} leaves its {} elements",
+            data.len()
+        );
+        // `wrapping_add`, as a view of nothing may start anywhere.
+        let first = data.as_ptr().wrapping_add(start);
+        Self {
+            first,
+            shape,
+            strides,
+            data: PhantomData,
+        }
+    }
+
+    /// The number of elements in every dim.
+    pub(crate) fn shape(&self) -> [usize; N] {
+        self.shape
+    }
+
+    /// The strides.
+    pub(crate) fn strides(&self) -> [isize; N] {
+        self.strides
+    }
+
+    /// A pointer to an element. Reading it is sound for indices within the shape.
+    pub(crate) fn at(&self, index: [usize; N]) -> *const E {
+        let offset: isize = (0..N)
+            .map(|dim| index[dim] as isize * self.strides[dim])
+            .sum();
+        self.first.wrapping_offset(offset)
+    }
+}
+
+/// A buffer that tasks write disjoint elements of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shared<E>(*mut E);
+
+// SAFETY: whoever writes through it promises that no two tasks touch the same element.
+unsafe impl<E: Send> Send for Shared<E> {}
+// SAFETY: as above.
+unsafe impl<E: Send> Sync for Shared<E> {}
+
+impl<E> Shared<E> {
+    /// The elements from a pointer on.
+    pub(crate) fn at_start(start: std::ptr::NonNull<E>) -> Self {
+        Self(start.as_ptr())
+    }
+
+    /// The elements of a slice, which must outlive the use of this.
+    pub(crate) fn new(elements: &mut [E]) -> Self {
+        Self(elements.as_mut_ptr())
+    }
+
+    /// A pointer to an element.
+    ///
+    /// # Safety
+    /// `index` must lie in the buffer.
+    pub(crate) unsafe fn at(self, index: usize) -> *mut E {
+        // SAFETY: the caller's.
+        unsafe { self.0.add(index) }
+    }
+}
+
+/// A scratch buffer of this thread, kept between calls: what it holds is left from earlier ones.
+///
+/// Kernels that hold it must not enter another parallel loop, which could run a second kernel on this thread.
+pub(crate) fn with_scratch<E: Copy + Default, T>(len: usize, f: impl FnOnce(&mut [E]) -> T) -> T {
+    thread_local! {
+        static SCRATCH: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    }
+    const {
+        assert!(
+            align_of::<E>() <= align_of::<u64>() && size_of::<u64>().is_multiple_of(size_of::<E>())
+        )
+    };
+    SCRATCH.with_borrow_mut(|scratch| {
+        // Room to begin at a cache line.
+        let words = (len * size_of::<E>()).div_ceil(size_of::<u64>()) + 8;
+        if scratch.len() < words {
+            scratch.resize(words, 0);
+        }
+        let skip = scratch.as_ptr().align_offset(64);
+        let room = &mut scratch[skip..];
+        // SAFETY: aligned for `E`, initialised, long enough, and any bits are a float.
+        let elements =
+            unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast::<E>(), len) };
+        f(elements)
+    })
+}
