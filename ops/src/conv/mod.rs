@@ -120,7 +120,8 @@ pub fn conv<const D: usize, const N: usize>(
     }
     let stencil = options.stencil(&shape);
     let channels = x.dims()[1];
-    if shape[1] * options.groups != channels || !shape[0].is_multiple_of(options.groups) {
+    let fits = shape[1] * options.groups == channels && shape[0].is_multiple_of(options.groups);
+    if !fits || shape.contains(&0) {
         return Err(Error::operator(
             stencil.operator(),
             format!(

@@ -84,12 +84,12 @@ impl<E: Element, W: Fn([usize; 4]) -> E + Sync> WithSimd for Whole<'_, E, W> {
         let taps: usize = job.parts.iter().map(|part| part.taps.len()).sum();
         let gaps = job.parts.iter().any(|part| part.taps.is_empty());
         let fill = |output: Shared<E>| {
-            if gaps || job.inputs == 0 {
+            if len == 0 {
+                return;
+            }
+            if gaps {
                 // SAFETY: the buffer has room for `len` elements.
                 unsafe { std::slice::from_raw_parts_mut(output.at(0), len) }.fill(E::default());
-            }
-            if len == 0 || job.inputs == 0 {
-                return;
             }
             for correlation in job.parts.iter().filter(|part| !part.taps.is_empty()) {
                 let part = Part::new::<S>(job, correlation, &weight);

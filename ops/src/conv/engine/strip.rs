@@ -35,9 +35,9 @@ struct Block<E, const M: usize, const N: usize>(Strip<E>);
 /// The channels of blocks, largest first, that an instruction set has registers for.
 pub(crate) fn heights<S: Simd>() -> &'static [usize] {
     if S::REGISTER_COUNT >= 32 {
-        &[8, 4, 2, 1]
+        &[8, 4, 3, 2, 1]
     } else {
-        &[4, 2, 1]
+        &[4, 3, 2, 1]
     }
 }
 
@@ -45,6 +45,7 @@ pub(crate) fn heights<S: Simd>() -> &'static [usize] {
 pub(crate) fn width<S: Simd>(channels: usize) -> usize {
     match (channels, S::REGISTER_COUNT >= 32) {
         (8, _) | (4, false) => 3,
+        (3, false) => 4,
         (4, true) | (2, false) => 6,
         _ => 8,
     }
@@ -75,6 +76,10 @@ pub(crate) unsafe fn run<S: Simd, E: Element>(
         (4, 2) => block!(4, 2),
         (4, 3) => block!(4, 3),
         (4, _) => block!(4, 6),
+        (3, 1) => block!(3, 1),
+        (3, 2) => block!(3, 2),
+        (3, 3..=4) => block!(3, 4),
+        (3, _) => block!(3, 8),
         (2, 1) => block!(2, 1),
         (2, 2) => block!(2, 2),
         (2, 3..=4) => block!(2, 4),

@@ -218,21 +218,33 @@ impl TileLayout {
         stride: isize,
         cells: usize,
     ) {
-        if self.step[2] == 1 && stride == 1 {
-            // SAFETY: the caller's; a tile is never part of a field.
-            let source = unsafe { std::slice::from_raw_parts(source, cells) };
-            row[first..first + cells].copy_from_slice(source);
-            return;
-        }
         let step = self.step[2];
         for skipped in 0..step.min(cells) {
             let column = first + skipped;
             let start = column % step * self.residue + column / step;
             let row = &mut row[start..start + (cells - skipped).div_ceil(step)];
-            for (cell, to) in row.iter_mut().enumerate() {
-                // SAFETY: the caller's.
-                *to = unsafe { *source.offset((skipped + cell * step) as isize * stride) };
+            // SAFETY: the caller's.
+            unsafe {
+                let source = source.offset(skipped as isize * stride);
+                copy_strided(row, source, step as isize * stride);
             }
+        }
+    }
+}
+
+/// Fills a slice with elements that are `stride` apart.
+///
+/// # Safety
+/// So many elements must be readable from `source` on, and none of them lie in the slice.
+#[inline(always)]
+pub(crate) unsafe fn copy_strided<E: Copy>(to: &mut [E], source: *const E, stride: isize) {
+    if stride == 1 {
+        // SAFETY: the caller's.
+        unsafe { source.copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) };
+    } else {
+        for (index, to) in to.iter_mut().enumerate() {
+            // SAFETY: the caller's.
+            *to = unsafe { *source.offset(index as isize * stride) };
         }
     }
 }

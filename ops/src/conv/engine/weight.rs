@@ -10,12 +10,12 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::geometry::{Conv, Dims};
-use super::tile::{Piece, SKEW, TileLayout, tile_extents};
+use super::tile::{Piece, SKEW, TileLayout, copy_strided, tile_extents};
 use crate::kernel::memory::{Shared, View, with_scratch};
 use crate::kernel::simd::{Element, Isa};
 
-/// Bytes of the cotangent that a block of outputs reads again and again: half of a first-level cache.
-const CELLS_BYTES: usize = 24 << 10;
+/// Bytes of the cotangent that a block of outputs reads again and again: about a first-level cache.
+const CELLS_BYTES: usize = 48 << 10;
 /// Bytes that a tile of the source may take.
 const TILE_BYTES: usize = 384 << 10;
 /// Outputs that a task works on.
@@ -266,10 +266,8 @@ impl<E: Element> Task<'_, E> {
                         job.cotangent
                             .at([batch, channel, at[0] + plane, at[1] + line, at[2]]);
                     let Some(to) = rows.next() else { return };
-                    for (column, to) in to[..size[2]].iter_mut().enumerate() {
-                        // SAFETY: the tile lies within the cotangent.
-                        *to = unsafe { *from.offset(column as isize * stride) };
-                    }
+                    // SAFETY: the tile lies within the cotangent.
+                    unsafe { copy_strided(&mut to[..size[2]], from, stride) };
                     to[size[2]..].fill(E::default());
                     for vector in to.chunks_exact(E::lanes::<S>()) {
                         // SAFETY: the chunk is a vector long.
