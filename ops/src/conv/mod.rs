@@ -17,6 +17,8 @@
 
 mod backend;
 mod engine;
+#[cfg(test)]
+mod tests;
 
 use burn::tensor::Tensor;
 use halocline_core::{Error, Exchange, Operation, Result, ShardTensor, Traffic};
@@ -168,7 +170,7 @@ fn three(sizes: &[usize]) -> [usize; 3] {
 }
 
 #[cfg(test)]
-mod tests {
+mod sharded {
     use super::*;
     use crate::Field;
     use crate::testing::{Operator, check_op};
