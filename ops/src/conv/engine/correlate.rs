@@ -20,6 +20,8 @@ const STRIPS: usize = 10;
 const TERMS: usize = 640;
 /// Tasks that a call is cut into where it can be, for balance among threads.
 const TASKS: usize = 32;
+/// Outputs that a task has at least where tiles alone are too few for balance: each copies its tile.
+const OUTPUTS: usize = 32;
 /// Multiplications below which a second thread does not pay.
 const SERIAL: usize = 1 << 19;
 
@@ -52,11 +54,13 @@ struct Part<'a, E> {
     tile: Dims,
     /// Tiles per dim.
     tiles: Dims,
+    /// Ranges that the outputs are cut into.
+    ranges: usize,
     /// Channels of the source that are worked on at a time.
     block: usize,
     offsets: Vec<u32>,
     /// `[group][block][panel][term][channel]`.
-    weights: Vec<E>,
+    weights: Buffer<E>,
 }
 
 impl<E: Element> Job<'_, E> {
@@ -94,15 +98,17 @@ impl<E: Element, W: Fn([usize; 4]) -> E + Sync> WithSimd for Whole<'_, E, W> {
             for correlation in job.parts.iter().filter(|part| !part.taps.is_empty()) {
                 let part = Part::new::<S>(job, correlation, &weight);
                 let tiles: usize = part.tiles.iter().product();
-                let tasks = 0..job.batch * job.groups * tiles;
+                let tasks = 0..job.batch * job.groups * tiles * part.ranges;
                 let run = |task| {
-                    let (field, tile) = (task / tiles, task % tiles);
+                    let (rest, range) = (task / part.ranges, task % part.ranges);
+                    let (field, tile) = (rest / tiles, rest % tiles);
                     simd.vectorize(Task {
                         job,
                         part: &part,
                         batch: field / job.groups,
                         group: field % job.groups,
                         tile,
+                        range,
                         output,
                     });
                 };
@@ -130,11 +136,14 @@ impl<'a, E: Element> Part<'a, E> {
         let room = TILE_BYTES / size_of::<E>() / block;
         let fits = |layout: &TileLayout, _: Dims| layout.channel() <= room;
         let tasks = TASKS.div_ceil(job.batch * job.groups);
-        let tile = tile_extents(correlation, [strip, STRIPS], tasks, fits);
+        let most = job.outputs.div_ceil(OUTPUTS);
+        let tile = tile_extents(correlation, [strip, STRIPS], tasks.div_ceil(most), fits);
+        let tiles: Dims = std::array::from_fn(|dim| correlation.count[dim].div_ceil(tile[dim]));
         let layout = TileLayout::new(correlation, tile);
         Self {
             offsets: layout.offsets(correlation, block),
-            tiles: std::array::from_fn(|dim| correlation.count[dim].div_ceil(tile[dim])),
+            ranges: tasks.div_ceil(tiles.iter().product()).min(most),
+            tiles,
             weights: pack::<S, E>(job, correlation, block, weight),
             correlation,
             layout,
@@ -161,33 +170,47 @@ fn pack<S: Simd, E: Element>(
     correlation: &Correlation,
     block: usize,
     weight: &(impl Fn([usize; 4]) -> E + Sync),
-) -> Vec<E> {
+) -> Buffer<E> {
     let taps = &correlation.taps;
-    let mut packed = Vec::with_capacity(job.groups * job.inputs * job.outputs * taps.len());
-    for group in 0..job.groups {
-        for first in (0..job.inputs).step_by(block) {
-            for (start, height) in panels::<S>(job.outputs) {
-                for input in first..job.inputs.min(first + block) {
-                    for tap in taps {
-                        let outputs = start..start + height;
-                        packed.extend(
-                            outputs.map(|output| weight([group, output, input, tap.element])),
-                        );
+    let len = job.groups * job.inputs * job.outputs * taps.len();
+    let fill = |packed: Shared<E>| {
+        let panels: Vec<(usize, usize)> = panels::<S>(job.outputs).collect();
+        let blocks = job.inputs.div_ceil(block);
+        let panel = |index: usize| {
+            let (rest, (start, height)) = (index / panels.len(), panels[index % panels.len()]);
+            let (group, first) = (rest / blocks, rest % blocks * block);
+            let inputs = first..job.inputs.min(first + block);
+            let before = (group * job.inputs + first) * job.outputs + inputs.len() * start;
+            let mut place = before * taps.len();
+            for input in inputs {
+                for tap in taps {
+                    for output in start..start + height {
+                        // SAFETY: places follow on each other, panel by panel, and there are `len` of them.
+                        unsafe { *packed.at(place) = weight([group, output, input, tap.element]) };
+                        place += 1;
                     }
                 }
             }
+        };
+        let all = 0..job.groups * blocks * panels.len();
+        if len < SERIAL {
+            all.for_each(panel);
+        } else {
+            all.into_par_iter().for_each(panel);
         }
-    }
-    packed
+    };
+    // SAFETY: every weight of a tap is written once.
+    unsafe { Buffer::filled(len, fill) }
 }
 
-/// One tile of one group of one sample.
+/// One tile of one group of one sample, for a range of outputs.
 struct Task<'a, E> {
     job: &'a Job<'a, E>,
     part: &'a Part<'a, E>,
     batch: usize,
     group: usize,
     tile: usize,
+    range: usize,
     output: Shared<E>,
 }
 
@@ -235,7 +258,8 @@ impl<E: Element> Task<'_, E> {
         let cells = job.cells();
         let first_weight = (self.group * job.inputs + block.start) * job.outputs * taps;
         let last = block.end == job.inputs;
-        for (start, height) in panels::<S>(job.outputs) {
+        let here = |(start, _): &(usize, usize)| start * part.ranges / job.outputs == self.range;
+        for (start, height) in panels::<S>(job.outputs).filter(here) {
             let weights = &part.weights[first_weight + start * terms..][..terms * height];
             let channel = self.group * job.outputs + start;
             let bias = job
