@@ -5,7 +5,7 @@ EXAMPLES := 01_scatter_and_conv 02_partial 03_halo
 MPIRUN := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --allow-run-as-root --oversubscribe
 TARGET := $(or $(CARGO_TARGET_DIR),$(shell cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'))
 
-.PHONY: demo test check bench packages
+.PHONY: demo test check bench bench-conv packages
 
 demo: packages
 	cargo build --release $(CARGO_FLAGS) --example weather
@@ -28,6 +28,9 @@ check: packages
 
 bench: packages
 	cargo bench $(CARGO_FLAGS) --bench sharding --bench operators
+
+bench-conv: packages
+	cargo bench $(CARGO_FLAGS) --bench conv
 
 packages:
 	@scripts/packages.sh

@@ -1,0 +1,495 @@
+//! Convolution beside its peers, burn-flex and PyTorch, in one run: `make bench-conv`.
+//!
+//! Every round of a case runs each pass with each implementation, in turn, so that a noisy machine hits all of them
+//! alike; a figure is the median over rounds. All work on contiguous `f32` tensors, in the layout of burn and PyTorch,
+//! with as many threads as there are cores, and never two at a time: before each turn is a pause in which the threads of
+//! the one before fall asleep. In its turn an implementation runs twice, and the second run counts: threads are awake,
+//! and caches and the pages of results as they are in a loop. The time of a run includes making its results and freeing
+//! them. Results and gradients of ours are compared with burn-flex's first.
+//!
+//! - `fwd` is inference, without autodiff.
+//! - `fwd+bwd` makes the gradients of input, weight and bias from a given cotangent, with no work but the
+//!   convolution's: by `torch.autograd.grad(y, leaves, cotangent)` in PyTorch, by [`pair`] in burn.
+//!
+//! A convolution counts 2 · outputs · inputs / groups · kernel elements of floating-point operations, and three times
+//! that with its gradients. The peak is that of multiply-adds in registers on all cores, the best of a case's rounds.
+//!
+//! `HALOCLINE_BENCH_SECONDS` bounds the time per case (at least 5 rounds are run), `HALOCLINE_PYTHON` is the python that
+//! has PyTorch, arguments choose cases whose names contain one of them. Medians go to `bench/conv.csv` in cargo's target
+//! directory.
+
+use std::error::Error;
+use std::fmt;
+use std::hint::black_box;
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread::{self, available_parallelism};
+use std::time::{Duration, Instant};
+
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, Backend, Dispatch, Flex, TensorMetadata, backend_extension};
+use burn::tensor::{Distribution, module};
+use halocline::ops::{ConvOptions, Field, Padding};
+use halocline::prelude::{Device, Tensor};
+use pulp::{Arch, Simd, WithSimd};
+
+/// A convolution with a bias, and half a kernel of zeros on every side of the field. Kernels are odd.
+struct Case {
+    /// `[batch, channels_in, *cells]`
+    x: &'static [usize],
+    /// `[channels_out, channels_in / groups, *kernel]`
+    weight: &'static [usize],
+    stride: usize,
+}
+
+impl Case {
+    const fn new(x: &'static [usize], weight: &'static [usize], stride: usize) -> Self {
+        Self { x, weight, stride }
+    }
+
+    /// `[batch, channels_out, *outputs]`
+    fn y(&self) -> Vec<usize> {
+        let mut sizes = vec![self.x[0], self.weight[0]];
+        sizes.extend(self.x[2..].iter().map(|size| size.div_ceil(self.stride)));
+        sizes
+    }
+
+    fn groups(&self) -> usize {
+        self.x[1] / self.weight[1]
+    }
+
+    fn padding<const N: usize>(&self) -> [usize; N] {
+        std::array::from_fn(|dim| self.weight[dim + 2] / 2)
+    }
+
+    fn options<const N: usize>(&self) -> ConvOptions<N> {
+        ConvOptions::default()
+            .with_stride([self.stride; N])
+            .with_padding(self.padding().map(|width| Padding::zeros(width, width)))
+            .with_groups(self.groups())
+    }
+
+    fn burn_options<const N: usize>(&self) -> burn::tensor::ops::ConvOptions<N> {
+        let stride = [self.stride; N];
+        burn::tensor::ops::ConvOptions::new(stride, self.padding(), [1; N], self.groups())
+    }
+
+    fn forward_flops(&self) -> f64 {
+        let products_per_output: usize = self.weight[1..].iter().product();
+        2.0 * (self.y().iter().product::<usize>() * products_per_output) as f64
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let sizes = |of: &[usize]| format!("{of:?}").replace(", ", "×").replace(['[', ']'], "");
+        let batch = sizes(&self.x[..1]) + "×";
+        let stride = format!("/{}", self.stride);
+        let channels = match self.groups() {
+            1 => format!("{}→{}", self.x[1], self.weight[0]),
+            _ => format!("{} depthwise", self.x[1]),
+        };
+        f.write_str(if self.x[0] > 1 { &batch } else { "" })?;
+        write!(f, "{channels} {}", sizes(&self.weight[2..]))?;
+        f.write_str(if self.stride > 1 { &stride } else { "" })?;
+        write!(f, " {}", sizes(&self.x[2..]))
+    }
+}
+
+const CASES: [Case; 10] = [
+    Case::new(&[1, 64, 256, 512], &[64, 64, 3, 3], 1),
+    Case::new(&[1, 32, 721, 1440], &[32, 32, 3, 3], 1),
+    Case::new(&[1, 16, 256, 512], &[16, 16, 3, 3], 1),
+    Case::new(&[8, 32, 128, 128], &[32, 32, 3, 3], 1),
+    Case::new(&[1, 64, 256, 256], &[128, 64, 3, 3], 2),
+    Case::new(&[1, 64, 256, 256], &[64, 1, 7, 7], 1),
+    Case::new(&[1, 128, 128, 128], &[512, 128, 1, 1], 1),
+    Case::new(&[1, 3, 512, 512], &[32, 3, 5, 5], 1),
+    Case::new(&[1, 16, 64, 64, 64], &[16, 16, 3, 3, 3], 1),
+    Case::new(&[1, 32, 65536], &[32, 32, 9], 1),
+];
+
+/// Names of the passes, and their work in units of the forward pass.
+const PASSES: [(&str, f64); 2] = [("fwd", 1.0), ("fwd+bwd", 3.0)];
+const IMPLEMENTATIONS: [&str; 3] = ["halocline", "burn-flex", "pytorch"];
+const MIN_ROUNDS: usize = 5;
+/// Of some milliseconds each, per round.
+const PEAK_RUNS: usize = 4;
+/// PyTorch's threads spin for some milliseconds after their work.
+const PAUSE: Duration = Duration::from_millis(10);
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let budget = match std::env::var("HALOCLINE_BENCH_SECONDS") {
+        Ok(seconds) => Duration::from_secs_f64(seconds.parse()?),
+        Err(_) => Duration::from_secs(25),
+    };
+    let arguments = std::env::args().skip(1);
+    let chosen: Vec<String> = arguments.filter(|part| part != "--bench").collect();
+    let mut pytorch = PyTorch::start();
+    println!(
+        "\n{:35}{:>30}{:>20}{:>40}",
+        "", "median, ms", "speed-up over", "of peak, GFLOP/s"
+    );
+    let [ours, flex, torch] = IMPLEMENTATIONS;
+    let heads = [ours, flex, torch, flex, torch, ours, flex, torch, "peak"];
+    println!("{}", line("", "", heads.map(String::from)));
+    let mut rows = Vec::new();
+    for case in &CASES {
+        let name = case.to_string();
+        if !chosen.is_empty() && !chosen.iter().any(|part| name.contains(part)) {
+            continue;
+        }
+        macro_rules! measure {
+            ($dims:literal, $spatial:literal, $conv:ident) => {
+                measure::<$dims>(
+                    case,
+                    &|x, weight, bias| x.conv(weight, Some(bias), &case.options::<$spatial>()),
+                    &|x, weight, bias| module::$conv(x, weight, Some(bias), case.burn_options()),
+                    &mut pytorch,
+                    budget,
+                )
+            };
+        }
+        let measured = match case.x.len() {
+            3 => measure!(3, 1, conv1d),
+            4 => measure!(4, 2, conv2d),
+            _ => measure!(5, 3, conv3d),
+        };
+        for row in &measured {
+            println!("{}", line(&row.case, row.pass, row.figures().map(number)));
+        }
+        rows.extend(measured);
+    }
+    for (pass, _) in PASSES {
+        let figures = rows.iter().filter(|row| row.pass == pass).map(Row::figures);
+        let figures: Vec<_> = figures.collect();
+        let means = std::array::from_fn(|column| {
+            let logs = figures.iter().map(|figures| figures[column].map(f64::ln));
+            let sum: Option<f64> = logs.sum();
+            sum.map(|sum| (sum / figures.len() as f64).exp())
+        });
+        println!("{}", line("geometric mean", pass, means.map(number)));
+    }
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench/conv.csv");
+    std::fs::create_dir_all(path.with_file_name(""))?;
+    let lines: String = rows.iter().map(Row::csv).collect();
+    std::fs::write(&path, format!("case,pass,impl,median_s,gflops\n{lines}"))?;
+    println!("{}", path.display());
+    Ok(())
+}
+
+/// What a pass of a case took.
+struct Row {
+    case: String,
+    pass: &'static str,
+    flops: f64,
+    /// By implementation; none where PyTorch is not installed.
+    median_s: [Option<f64>; 3],
+    peak_gflops: f64,
+}
+
+impl Row {
+    fn gflops(&self, implementation: usize) -> Option<f64> {
+        Some(self.flops / self.median_s[implementation]? / 1e9)
+    }
+
+    /// The columns of the table.
+    fn figures(&self) -> [Option<f64>; 9] {
+        let [ours, flex, torch] = self.median_s.map(|seconds| Some(seconds? * 1e3));
+        let speedup = |peer: Option<f64>| Some(peer? / ours?);
+        let of_peak = |implementation| Some(self.gflops(implementation)? / self.peak_gflops);
+        let peak = Some(self.peak_gflops);
+        [
+            ours,
+            flex,
+            torch,
+            speedup(flex),
+            speedup(torch),
+            of_peak(0),
+            of_peak(1),
+            of_peak(2),
+            peak,
+        ]
+    }
+
+    fn csv(&self) -> String {
+        let lines = (0..3).filter_map(|implementation| {
+            let (seconds, gflops) = (self.median_s[implementation]?, self.gflops(implementation)?);
+            let (case, pass, name) = (&self.case, self.pass, IMPLEMENTATIONS[implementation]);
+            Some(format!("{case},{pass},{name},{seconds:.6e},{gflops:.3}\n"))
+        });
+        lines.collect()
+    }
+}
+
+fn line(case: &str, pass: &str, columns: [String; 9]) -> String {
+    let columns = columns.map(|column| format!("{column:>10}")).concat();
+    format!("{case:<27}{pass:<8}{columns}")
+}
+
+fn number(value: Option<f64>) -> String {
+    value.map_or("-".into(), |value| format!("{value:.2}"))
+}
+
+type Conv<'a, const D: usize> = &'a dyn Fn(Tensor<D>, Tensor<D>, Tensor<1>) -> Tensor<D>;
+
+fn measure<const D: usize>(
+    case: &Case,
+    ours: Conv<D>,
+    flex: Conv<D>,
+    pytorch: &mut Option<PyTorch>,
+    budget: Duration,
+) -> [Row; 2] {
+    let start = Instant::now();
+    let plain = Tensors::random(case);
+    let leaves = plain.leaves();
+    compare("y", plain.forward(ours), plain.forward(flex));
+    let ((x, weight, bias), expected) = (leaves.gradients(ours), leaves.gradients(flex));
+    compare("gradient of x", x, expected.0);
+    compare("gradient of weight", weight, expected.1);
+    compare("gradient of bias", bias, expected.2);
+
+    let mut run = |implementation: usize, pass: usize| match [ours, flex].get(implementation) {
+        Some(conv) if pass == 0 => Some(timed(|| plain.forward(conv))),
+        Some(conv) => Some(timed(|| leaves.gradients(conv))),
+        None => Some(pytorch.as_mut()?.run(case, PASSES[pass].0)),
+    };
+    let mut samples = [const { [const { Vec::new() }; 3] }; 2];
+    let mut peak_gflops: f64 = 0.0;
+    let mut rounds = 0;
+    while rounds < MIN_ROUNDS || start.elapsed() < budget {
+        for _ in 0..PEAK_RUNS {
+            peak_gflops = peak_gflops.max(gflops_in_registers());
+        }
+        for (pass, samples) in samples.iter_mut().enumerate() {
+            for turn in 0..3 {
+                let implementation = (rounds + turn) % 3; // so that none always follows the same one
+                thread::sleep(PAUSE);
+                run(implementation, pass);
+                samples[implementation].extend(run(implementation, pass));
+            }
+        }
+        rounds += 1;
+    }
+    [0, 1].map(|pass| Row {
+        case: case.to_string(),
+        pass: PASSES[pass].0,
+        flops: PASSES[pass].1 * case.forward_flops(),
+        median_s: samples[pass].each_mut().map(|samples| median(samples)),
+        peak_gflops,
+    })
+}
+
+fn timed<T>(f: impl FnOnce() -> T) -> f64 {
+    let start = Instant::now();
+    black_box(f());
+    start.elapsed().as_secs_f64()
+}
+
+fn median(samples: &mut [f64]) -> Option<f64> {
+    samples.sort_by(f64::total_cmp);
+    samples.get(samples.len() / 2).copied()
+}
+
+/// What a convolution is run on.
+struct Tensors<const D: usize> {
+    x: Tensor<D>,
+    weight: Tensor<D>,
+    bias: Tensor<1>,
+    cotangent: Tensor<D>,
+}
+
+impl<const D: usize> Tensors<D> {
+    fn random(case: &Case) -> Self {
+        fn random<const D: usize>(shape: &[usize]) -> Tensor<D> {
+            let shape: [usize; D] = shape.try_into().expect("a shape of this rank");
+            Tensor::random(shape, Distribution::Normal(0.0, 1.0), &Device::default())
+        }
+        Self {
+            x: random(case.x),
+            weight: random(case.weight),
+            bias: random(&case.weight[..1]),
+            cotangent: random(&case.y()),
+        }
+    }
+
+    /// The same tensors, with gradients.
+    fn leaves(&self) -> Self {
+        Self {
+            x: self.x.clone().autodiff().require_grad(),
+            weight: self.weight.clone().autodiff().require_grad(),
+            bias: self.bias.clone().autodiff().require_grad(),
+            cotangent: self.cotangent.clone(),
+        }
+    }
+
+    fn forward(&self, conv: Conv<D>) -> Tensor<D> {
+        conv(self.x.clone(), self.weight.clone(), self.bias.clone())
+    }
+
+    /// Those of input, weight and bias.
+    fn gradients(&self, conv: Conv<D>) -> (Tensor<D>, Tensor<D>, Tensor<1>) {
+        let gradients = pair(self.forward(conv), self.cotangent.clone()).backward();
+        let message = "a leaf has a gradient";
+        (
+            self.x.grad(&gradients).expect(message),
+            self.weight.grad(&gradients).expect(message),
+            self.bias.grad(&gradients).expect(message),
+        )
+    }
+}
+
+/// Makes sure that implementations do the same thing.
+fn compare<const D: usize>(what: &str, ours: Tensor<D>, flex: Tensor<D>) {
+    let largest = |tensor: Tensor<D>| tensor.abs().max().into_scalar::<f32>();
+    let difference = largest(ours - flex.clone()) / largest(flex);
+    assert!(
+        difference < 1e-3,
+        "{what}: {difference} of the largest value away from burn-flex's, expected at most 1e-3"
+    );
+}
+
+/// A number whose gradient in `y` is the cotangent: burn's backward starts from ones only.
+fn pair<const D: usize>(y: Tensor<D>, cotangent: Tensor<D>) -> Tensor<1> {
+    let (y, cotangent) = (y.into_dispatch(), cotangent.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as Pairing>::pair(y, cotangent))
+}
+
+#[backend_extension(Flex, Autodiff)]
+trait Pairing: Backend {
+    fn pair(y: FloatTensor<Self>, cotangent: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+impl Pairing for Flex {
+    fn pair(y: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
+        // The number itself is never read.
+        <Self as FloatTensorOps<Self>>::float_zeros([1].into(), &y.device(), y.dtype().into())
+    }
+}
+
+impl<B: Pairing, C: CheckpointStrategy> Pairing for Autodiff<B, C> {
+    fn pair(y: FloatTensor<Self>, cotangent: FloatTensor<Self>) -> FloatTensor<Self> {
+        #[derive(Debug)]
+        struct Step;
+
+        impl<B: Backend> Backward<B, 1> for Step {
+            type State = FloatTensor<B>;
+
+            fn backward(
+                self,
+                ops: Ops<Self::State, 1>,
+                grads: &mut Gradients,
+                _: &mut Checkpointer,
+            ) {
+                unary::<B, _>(ops.parents, ops.node, grads, |_| ops.state);
+            }
+        }
+
+        let ((y, node), (cotangent, _)) = (y.into_parts(), cotangent.into_parts());
+        match Step.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(cotangent.clone(), B::pair(y, cotangent)),
+            OpsKind::UnTracked(prep) => prep.finish(B::pair(y, cotangent)),
+        }
+    }
+}
+
+/// What the machine can do at this moment: multiply-adds in registers, on all cores.
+fn gflops_in_registers() -> f64 {
+    const STEPS: usize = 1 << 21;
+    /// They hide the latency of two units; with their operands they fit into the 16 registers of AVX2.
+    const CHAINS: usize = 12;
+
+    struct Chains;
+
+    impl WithSimd for Chains {
+        /// Floating-point operations.
+        type Output = usize;
+
+        #[inline(always)]
+        fn with_simd<S: Simd>(self, simd: S) -> usize {
+            let [factor, summand] = black_box([0.5, 1.0]).map(|value| simd.splat_f32s(value));
+            let mut sums = black_box([summand; CHAINS]);
+            for _ in 0..STEPS {
+                for sum in &mut sums {
+                    *sum = simd.mul_add_e_f32s(*sum, factor, summand);
+                }
+            }
+            black_box(sums);
+            2 * STEPS * CHAINS * S::F32_LANES
+        }
+    }
+
+    let start = Instant::now();
+    let flops: usize = thread::scope(|scope| {
+        let run = |_| scope.spawn(|| Arch::new().dispatch(Chains));
+        let threads: Vec<_> = (0..cores()).map(run).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("arithmetic"))
+            .sum()
+    });
+    flops as f64 / start.elapsed().as_secs_f64() / 1e9
+}
+
+fn cores() -> usize {
+    available_parallelism().map_or(1, |count| count.get())
+}
+
+/// The process of `conv_pytorch.py`.
+struct PyTorch {
+    process: Child,
+    answers: Lines<BufReader<ChildStdout>>,
+}
+
+impl PyTorch {
+    /// `None`, with a note, where PyTorch is not installed.
+    fn start() -> Option<Self> {
+        let python = std::env::var("HALOCLINE_PYTHON").unwrap_or_else(|_| "python3".into());
+        let start = || {
+            let mut process = Command::new(&python)
+                .arg(concat!(
+                    env!("CARGO_MANIFEST_DIR"),
+                    "/benches/conv_pytorch.py"
+                ))
+                .arg(cores().to_string())
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .ok()?;
+            let mut answers = BufReader::new(process.stdout.take()?).lines();
+            println!("{}, {} threads", answers.next()?.ok()?, cores());
+            Some(Self { process, answers })
+        };
+        let started = start();
+        if started.is_none() {
+            println!(
+                "Without PyTorch, which {python} does not have. Set HALOCLINE_PYTHON to a python"
+            );
+            println!(
+                "that has it, or install it: {python} -m pip install torch (numpy is not needed)."
+            );
+        }
+        started
+    }
+
+    /// The seconds of one run.
+    fn run(&mut self, case: &Case, pass: &str) -> f64 {
+        let request = serde_json::json!({
+            "x": case.x,
+            "weight": case.weight,
+            "stride": case.stride,
+            "padding": case.weight[2..].iter().map(|size| size / 2).collect::<Vec<_>>(),
+            "groups": case.groups(),
+        });
+        let requests = self.process.stdin.as_mut().expect("a pipe");
+        writeln!(requests, "{pass} {request}").expect("PyTorch's process is alive");
+        let answer = self.answers.next().expect("PyTorch's process answers");
+        answer.expect("a line").parse().expect("seconds")
+    }
+}
