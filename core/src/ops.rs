@@ -5,9 +5,10 @@ use std::sync::Arc;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
+use crate::Result;
 pub use crate::bridge::{Boxes, add_box, blank, cut, from_dispatch, to_dispatch};
 use crate::bridge::{CommBackend, Exchange, Pass, Reduce};
-use crate::comm::{Operation, Traffic};
+use crate::comm::{Communicator, Operation, Traffic, collectives};
 use crate::mesh::DeviceMesh;
 use crate::plan::ExchangePlan;
 
@@ -61,6 +62,29 @@ pub fn fan_out<const D: usize>(
 ) -> Tensor<D> {
     let operation = Operation::new(operator, Traffic::Reduce, None);
     reduce(tensor, mesh, axes, operation, Pass::Backward)
+}
+
+/// The numbers that every rank of a group holds, in the group's order: for statistics, which are few.
+///
+/// # Errors
+/// A failure of communication.
+pub fn all_gather_numbers(
+    comm: &dyn Communicator,
+    group: &[usize],
+    operation: &Operation,
+    own: &[f64],
+) -> Result<Vec<Vec<f64>>> {
+    if group.len() == 1 {
+        return Ok(vec![own.to_vec()]);
+    }
+    collectives::agree(comm, group, operation)?;
+    let bytes: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let all = collectives::all_gather_bytes(comm, group, operation, &bytes)?;
+    let numbers = |bytes: Vec<u8>| {
+        let (words, _) = bytes.as_chunks();
+        words.iter().map(|word| f64::from_le_bytes(*word)).collect()
+    };
+    Ok(all.into_iter().map(numbers).collect())
 }
 
 fn reduce<const D: usize>(

@@ -9,7 +9,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 /// The operators that `Run::check` knows.
-pub(crate) const OPERATORS: [&str; 18] = [
+pub(crate) const OPERATORS: [&str; 22] = [
     "conv1d",
     "conv2d",
     "conv3d",
@@ -25,6 +25,10 @@ pub(crate) const OPERATORS: [&str; 18] = [
     "min",
     "matmul",
     "linear",
+    "group_norm",
+    "instance_norm",
+    "layer_norm",
+    "interpolate2d",
     "mse_loss",
     "l1_loss",
     "huber_loss",
@@ -126,8 +130,11 @@ impl Case {
                 let dims = (0..shape.len()).collect();
                 (shape, dims)
             }
-            "linear" => (shape.clone(), (0..shape.len() - 1).collect()),
-            op if op.contains("conv") || op.contains("pool") => {
+            "linear" | "layer_norm" => (shape.clone(), (0..shape.len() - 1).collect()),
+            op if ["conv", "pool", "group_norm", "instance_norm"]
+                .iter()
+                .any(|part| op.contains(part)) =>
+            {
                 let dims = (0..shape.len()).filter(|&dim| dim != 1).collect();
                 (shape, dims)
             }

@@ -231,13 +231,44 @@ impl<'a, const D: usize> Run<'a, D> {
                 let weight = self.needs::<2>("weight")?.transpose(); // [in, out]
                 self.compare(x.linear(weight, self.parameter("bias")))
             }
+            "group_norm" => self.group_norm(x, case.attrs["num_groups"].as_u64()),
+            "instance_norm" => self.group_norm(x, None),
+            "layer_norm" if case.attrs["normalized_shape"].as_array().map(Vec::len) == Some(1) => {
+                let (weight, bias) = (self.parameter("weight"), self.parameter("bias"));
+                self.compare(x.layer_norm(weight, bias, self.epsilon()))
+            }
+            "interpolate2d" => self.interpolate(x),
             "mse_loss" => self.compare(mse_loss(x, target(), reduction)),
             "l1_loss" => self.compare(l1_loss(x, target(), reduction)),
             "huber_loss" => {
                 let delta = case.attrs["delta"].as_f64().unwrap_or(1.0);
                 self.compare(huber_loss(x, target(), delta, reduction))
             }
-            _ => unreachable!("unknown operators have been refused"),
+            op => Err(Error::other(format!("no {op} of this kind yet"))),
+        }
+    }
+
+    fn epsilon(&self) -> f64 {
+        self.case.attrs["eps"].as_f64().unwrap_or(1e-5)
+    }
+
+    /// As many groups as channels, if not told.
+    fn group_norm(&self, x: ShardTensor<D>, groups: Option<u64>) -> Result<()> {
+        let groups = groups.map_or(x.dims()[1], |groups| groups as usize);
+        let (weight, bias) = (self.parameter("weight"), self.parameter("bias"));
+        self.compare(x.group_norm(groups, weight, bias, self.epsilon()))
+    }
+
+    fn interpolate(&self, x: ShardTensor<D>) -> Result<()> {
+        let from = x.dims();
+        let twice = self.case.list::<2>("output_size") == [2 * from[2], 2 * from[3]];
+        let aligned = self.case.flag("align_corners");
+        match self.case.attrs["mode"].as_str() {
+            Some("nearest") if twice => self.compare(x.upsample_nearest(2)),
+            Some("bilinear") if twice && !aligned => {
+                self.compare(x.upsample_bilinear([Boundary::Replicate; 2]))
+            }
+            _ => Err(Error::other("no interpolation of this kind yet")),
         }
     }
 

@@ -1,13 +1,15 @@
 use std::fmt::Debug;
 use std::ops::{Add, Div, Mul, Neg, Range, Sub};
 
-use burn::tensor::{Tensor, activation};
-use halocline_core::{ReduceOp, Result, ShardTensor};
+use burn::tensor::Tensor;
+use halocline_core::{Boundary, ReduceOp, Result, ShardTensor};
 
 use crate::Apply;
 use crate::conv::{self, ConvOptions};
+use crate::kernel::activation::Activation;
+use crate::local::LocalOperator;
 use crate::pool::{self, PoolOptions};
-use crate::{matmul, reduce, reshape};
+use crate::{matmul, norm, reduce, resample, reshape};
 
 /// A tensor on one device or on many: what model code is written for.
 ///
@@ -211,25 +213,50 @@ pub trait Field<const D: usize>:
     /// Repeats every cell of the spatial dims `factor` times: upsampling to the nearest.
     #[must_use]
     fn upsample_nearest(self, factor: usize) -> Self {
-        same(self, |x| reshape::upsample_nearest(x, factor))
+        same(self, |x| resample::upsample_nearest(x, factor))
+    }
+
+    /// Twice the resolution of rows and columns, `[batch, channels, rows, columns]`, by bilinear interpolation. See the
+    /// [module](crate::resample).
+    #[must_use]
+    fn upsample_bilinear(self, boundary: [Boundary; 2]) -> Self {
+        same(self, |x| resample::upsample_bilinear(x, boundary))
+    }
+
+    /// Group normalization. See the [module](crate::norm).
+    #[must_use]
+    fn group_norm(
+        self,
+        groups: usize,
+        weight: Option<Tensor<1>>,
+        bias: Option<Tensor<1>>,
+        epsilon: f64,
+    ) -> Self {
+        same(self, |x| norm::group_norm(x, groups, weight, bias, epsilon))
+    }
+
+    /// Layer normalization over the last dim. See the [module](crate::norm).
+    #[must_use]
+    fn layer_norm(self, weight: Option<Tensor<1>>, bias: Option<Tensor<1>>, epsilon: f64) -> Self {
+        same(self, |x| norm::layer_norm(x, weight, bias, epsilon))
     }
 
     /// The rectified linear unit.
     #[must_use]
     fn relu(self) -> Self {
-        self.map(activation::relu)
+        self.map(|x| LocalOperator::Activation(Activation::Relu).apply(x))
     }
 
     /// The Gaussian error linear unit, by the error function.
     #[must_use]
     fn gelu(self) -> Self {
-        self.map(activation::gelu)
+        self.map(|x| LocalOperator::Activation(Activation::Gelu).apply(x))
     }
 
     /// `x · sigmoid(x)`.
     #[must_use]
     fn silu(self) -> Self {
-        self.map(activation::silu)
+        self.map(|x| LocalOperator::Activation(Activation::Silu).apply(x))
     }
 }
 

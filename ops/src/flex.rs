@@ -2,8 +2,10 @@
 
 use std::mem::MaybeUninit;
 
+use burn::backend::Flex;
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::tensor::{Element as BurnElement, Shape};
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::{DType, Element as BurnElement, FloatDType, Shape};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 use halocline_core::IndexBox;
 
@@ -59,6 +61,22 @@ pub(crate) fn tensor<E: Float>(elements: Buffer<E>, shape: &[usize]) -> FlexTens
 pub(crate) fn small_tensor<E: Float>(elements: Vec<E>, shape: &[usize]) -> FlexTensor {
     let layout = Layout::contiguous(Shape::from(shape.to_vec()));
     FlexTensor::new(Bytes::from_elems(elements), layout, E::dtype())
+}
+
+/// The elements of a contiguous tensor.
+pub(crate) fn elements<E: Float>(tensor: &FlexTensor) -> &[E] {
+    let layout = tensor.layout();
+    &tensor.storage()[layout.start_offset()..][..layout.num_elements()]
+}
+
+/// A tensor of a narrow float as `f32`, in which it is computed with.
+pub(crate) fn widened(tensor: FlexTensor) -> FlexTensor {
+    Flex::float_cast(tensor, FloatDType::F32)
+}
+
+/// The inverse of [`widened`], but for rounding.
+pub(crate) fn narrowed(tensor: FlexTensor, dtype: DType) -> FlexTensor {
+    Flex::float_cast(tensor, dtype.into())
 }
 
 impl AllocationController for Block {

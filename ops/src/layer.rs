@@ -7,7 +7,8 @@ use burn::nn::activation::SiLU;
 use burn::nn::conv::{Conv1d, Conv2d, Conv3d};
 use burn::nn::pool::{AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
 use burn::nn::{
-    Gelu, LeakyRelu, Linear, PaddingConfig1d, PaddingConfig2d, PaddingConfig3d, Relu, Sigmoid, Tanh,
+    Gelu, GroupNorm, InstanceNorm, LeakyRelu, Linear, PaddingConfig1d, PaddingConfig2d,
+    PaddingConfig3d, Relu, Sigmoid, Tanh,
 };
 use burn::tensor::{Tensor, activation};
 use halocline_core::{ExchangePlan, Result, ShardTensor};
@@ -303,10 +304,31 @@ macro_rules! activation_layer {
 }
 
 activation_layer! {
-    Relu: |_, x| activation::relu(x);
-    Gelu: |gelu: &Gelu, x| if gelu.approximate { activation::gelu_approximate(x) } else { activation::gelu(x) };
-    SiLU: |_, x| activation::silu(x);
+    Relu: |_, x| Field::relu(x);
+    Gelu: |gelu: &Gelu, x| if gelu.approximate { activation::gelu_approximate(x) } else { Field::gelu(x) };
+    SiLU: |_, x| Field::silu(x);
     Sigmoid: |_, x| activation::sigmoid(x);
     Tanh: |_, x| activation::tanh(x);
     LeakyRelu: |leaky: &LeakyRelu, x| activation::leaky_relu(x, leaky.negative_slope);
+}
+
+macro_rules! norm_layer {
+    ($($module:ident: $groups:ident, $tensor:ident;)*) => {$(
+        impl<const D: usize> Layer<$tensor<D>> for $module {
+            type Output = $tensor<D>;
+
+            fn forward(&self, x: $tensor<D>) -> $tensor<D> {
+                let parameter = |of: &Option<Param<Tensor<1>>>| of.as_ref().map(Param::val);
+                let (weight, bias) = (parameter(&self.gamma), parameter(&self.beta));
+                x.group_norm(self.$groups, weight, bias, self.epsilon)
+            }
+        }
+    )*};
+}
+
+norm_layer! {
+    GroupNorm: num_groups, Tensor;
+    GroupNorm: num_groups, ShardTensor;
+    InstanceNorm: num_channels, Tensor;
+    InstanceNorm: num_channels, ShardTensor;
 }

@@ -15,6 +15,7 @@ use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Tensor, TensorData, module};
 use halocline_core::{Error, Result, ShardTensor};
 
+use crate::local::LocalOperator;
 use crate::retype;
 use crate::stencil::Stencil;
 use crate::window::{Padding, Rounding, Window};
@@ -115,12 +116,20 @@ pub fn max_pool<const D: usize, const N: usize>(
     );
     stencil.run(x, |x, _| {
         by_planes(x, stencil.windows(), |x, windows| {
+            if windows.into_iter().all(is_pair) {
+                return LocalOperator::MaxPairs.apply(x);
+            }
             let options = MaxPoolOptions::new(windows.map(|w| w.kernel))
                 .with_stride(windows.map(|w| w.stride))
                 .with_dilation(windows.map(|w| w.dilation));
             module::max_pool2d(x, options)
         })
     })
+}
+
+/// Whether a dim is halved, as pooling mostly does.
+fn is_pair(window: &Window) -> bool {
+    (window.kernel, window.stride, window.dilation) == (2, 2, 1)
 }
 
 /// The average over windows.
@@ -143,6 +152,9 @@ pub fn avg_pool<const D: usize, const N: usize>(
     let position = x.mesh().position();
     stencil.run(x, |x, plan| {
         let mut y = by_planes(x, stencil.windows(), |x, windows| {
+            if windows.into_iter().all(is_pair) {
+                return LocalOperator::AveragePairs.apply(x);
+            }
             let options = AvgPoolOptions::new(windows.map(|w| w.kernel))
                 .with_stride(windows.map(|w| w.stride));
             module::avg_pool2d(x, options)

@@ -141,47 +141,6 @@ pub fn profile<const D: usize>(
     Ok(ShardTensor::from_parts(local, layout, x.mesh().clone()))
 }
 
-/// Repeats every cell of the spatial dims `factor` times.
-///
-/// # Adjoint
-/// A cell gets the sum over its copies.
-///
-/// # Errors
-/// A factor of zero.
-pub fn upsample_nearest<const D: usize>(
-    x: ShardTensor<D>,
-    factor: usize,
-) -> Result<ShardTensor<D>> {
-    const NAME: &str = "upsample_nearest";
-    if factor == 0 {
-        return Err(Error::operator(NAME, "a factor of zero"));
-    }
-    let mut extents = x.layout().all_extents().to_vec();
-    for extent in extents.iter_mut().skip(2).flatten() {
-        *extent *= factor;
-    }
-    let layout = x.layout().derive(x.placements().to_vec(), extents);
-    let all: Vec<usize> = (0..D).collect();
-    let (local, from, mesh) = x.into_parts();
-    let mut local = fill_empty(local, &from, &all, NAME, 0.0)?;
-    for dim in 2..D {
-        local = repeat_cells(local, dim, factor);
-    }
-    let local = drop_empty(local, &layout, mesh.position(), NAME)?;
-    Ok(ShardTensor::from_parts(local, layout, mesh))
-}
-
-fn repeat_cells<const D: usize>(x: Tensor<D>, dim: usize, factor: usize) -> Tensor<D> {
-    let mut shape = x.dims();
-    let outer: usize = shape[..dim].iter().product();
-    let inner: usize = shape[dim + 1..].iter().product();
-    let copies =
-        x.reshape([outer * shape[dim], 1, inner])
-            .expand([outer * shape[dim], factor, inner]);
-    shape[dim] *= factor;
-    copies.reshape(shape)
-}
-
 /// The first two dims of a tensor whose other dims have one cell.
 ///
 /// # Errors

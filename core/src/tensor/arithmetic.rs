@@ -234,12 +234,6 @@ unary! {
     sign = Tensor::sign;
     /// The reciprocal of every element.
     recip = Tensor::recip;
-    /// The rectified linear unit: `max(x, 0)`.
-    relu = activation::relu;
-    /// The Gaussian error linear unit, by the error function.
-    gelu = activation::gelu;
-    /// The sigmoid linear unit: `x · sigmoid(x)`.
-    silu = activation::silu;
     /// The logistic function.
     sigmoid = activation::sigmoid;
     /// The hyperbolic tangent.

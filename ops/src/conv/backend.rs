@@ -9,12 +9,11 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
-use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{
     Autodiff, Backend, Dispatch, DispatchTensor, Flex, TensorMetadata, backend_extension,
 };
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Tensor};
 use halocline_core::ops::{add_box, blank, cut, from_dispatch, to_dispatch};
 use halocline_core::{Exchange, IndexBox, Result, Transfer};
 
@@ -175,10 +174,10 @@ impl ConvKernels for Flex {
             DType::F32 => run.forward::<f32>(&x, &received, weight, bias)?,
             DType::F64 => run.forward::<f64>(&x, &received, weight, bias)?,
             narrow => {
-                let [x, weight, bias] = [x, weight, bias].map(widened);
-                let received: Vec<_> = received.iter().cloned().map(widened).collect();
+                let [x, weight, bias] = [x, weight, bias].map(flex::widened);
+                let received: Vec<_> = received.iter().cloned().map(flex::widened).collect();
                 let y = run.forward::<f32>(&x, &received, weight, bias)?;
-                Self::float_cast(y, narrow.into())
+                flex::narrowed(y, narrow)
             }
         };
         Ok((y, received))
@@ -195,26 +194,16 @@ impl ConvKernels for Flex {
             DType::F64 => run.backward::<f64>(&saved, &cotangent, wanted),
             narrow => {
                 let saved = Saved {
-                    x: widened(saved.x),
-                    received: saved.received.into_iter().map(widened).collect(),
-                    weight: widened(saved.weight),
+                    x: flex::widened(saved.x),
+                    received: saved.received.into_iter().map(flex::widened).collect(),
+                    weight: flex::widened(saved.weight),
                 };
-                let gradients = run.backward::<f32>(&saved, &widened(cotangent), wanted)?;
-                let narrowed = |gradient| Self::float_cast(gradient, narrow.into());
+                let gradients = run.backward::<f32>(&saved, &flex::widened(cotangent), wanted)?;
+                let narrowed = |gradient| flex::narrowed(gradient, narrow);
                 Ok(gradients.map(|gradient| gradient.map(narrowed)))
             }
         }
     }
-}
-
-/// A tensor of a narrow float as `f32`, in which it is computed with.
-fn widened(tensor: FlexTensor) -> FlexTensor {
-    Flex::float_cast(tensor, FloatDType::F32)
-}
-
-/// The elements of a parameter.
-fn elements<E: Float>(parameter: &FlexTensor) -> &[E] {
-    &parameter.storage()[..parameter.layout().num_elements()]
 }
 
 /// The spatial extents of a shape, as three.
@@ -276,7 +265,7 @@ impl ConvRun {
             ..
         } = self.conv;
         let (weight, bias) = (weight.to_contiguous(), bias.to_contiguous());
-        let (weight, bias) = (elements::<E>(&weight), elements::<E>(&bias));
+        let (weight, bias) = (flex::elements::<E>(&weight), flex::elements::<E>(&bias));
         let shape = spatial(&self.output);
         let kernel = self.conv.elements();
         let job = Job {
@@ -306,7 +295,7 @@ impl ConvRun {
         let exchange = self.exchange.clone().map(Exchange::reversed);
         let like = to_dispatch::<Flex>(saved.x.clone());
         let gradient_of = |cells: &IndexBox| {
-            let gradient = self.input_gradient::<E>(isa, cotangent, elements(&weight), cells);
+            let gradient = self.input_gradient::<E>(isa, cotangent, flex::elements(&weight), cells);
             to_dispatch::<Flex>(gradient)
         };
         // What other ranks wait for goes first.

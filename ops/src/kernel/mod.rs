@@ -1,5 +1,15 @@
 //! What compute kernels on the CPU share. Kernels know slices, strides and geometry; nothing of backends or ranks.
 
+pub(crate) mod activation;
+mod lanes;
+pub(crate) mod layer_norm;
+mod math;
 pub(crate) mod memory;
+pub(crate) mod moments;
+pub(crate) mod norm;
 pub(crate) mod pool;
+pub(crate) mod pooling;
+pub(crate) mod resample;
 pub(crate) mod simd;
+#[cfg(test)]
+pub(crate) mod testing;

@@ -10,6 +10,8 @@ use std::sync::OnceLock;
 use halocline_core::{Error, Result};
 use pulp::{Simd, WithSimd};
 
+use super::math::{self, Constants};
+
 /// The environment variable that forces an instruction set.
 const VARIABLE: &str = "HALOCLINE_ISA";
 
@@ -133,8 +135,62 @@ pub(crate) trait Element:
         c: Self::Vector<S>,
     ) -> Self::Vector<S>;
 
+    /// `a · b + c`, rounded once on every instruction set, however slow that is.
+    fn fused_mul_add<S: Simd>(
+        simd: S,
+        a: Self::Vector<S>,
+        b: Self::Vector<S>,
+        c: Self::Vector<S>,
+    ) -> Self::Vector<S>;
+
     /// `a + b`.
     fn plus<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+
+    /// `a - b`.
+    fn minus<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+
+    /// `a · b`.
+    fn times<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+
+    /// `a / b`.
+    fn over<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+
+    /// `|a|`.
+    fn abs<S: Simd>(simd: S, a: Self::Vector<S>) -> Self::Vector<S>;
+
+    /// `yes` in the lanes where the first of a pair is less than the second, else `no`: also where one is NaN.
+    fn select_less<S: Simd>(
+        simd: S,
+        pair: [Self::Vector<S>; 2],
+        yes: Self::Vector<S>,
+        no: Self::Vector<S>,
+    ) -> Self::Vector<S>;
+
+    /// `yes` in the lanes where both of a pair are equal, else `no`: also where one is NaN.
+    fn select_equal<S: Simd>(
+        simd: S,
+        pair: [Self::Vector<S>; 2],
+        yes: Self::Vector<S>,
+        no: Self::Vector<S>,
+    ) -> Self::Vector<S>;
+
+    /// `a · 2ⁿ` for `shifted = n + 1.5 · 2ᵐ`, with `m` the bits of the mantissa; `a` and the result must be normal.
+    fn scale<S: Simd>(simd: S, a: Self::Vector<S>, shifted: Self::Vector<S>) -> Self::Vector<S>;
+
+    /// The vector that begins with a slice of at most as many elements; the other lanes are those of `rest`.
+    fn load_part<S: Simd>(simd: S, from: &[Self], rest: Self::Vector<S>) -> Self::Vector<S>;
+
+    /// Writes the first lanes to a slice of at most as many elements.
+    fn store_part<S: Simd>(simd: S, to: &mut [Self], vector: Self::Vector<S>);
+
+    /// What the functions of [`math`](super::math) are made of.
+    const CONSTANTS: Constants<Self>;
+
+    /// The nearest value.
+    fn from_f64(value: f64) -> Self;
+
+    /// The same value.
+    fn to_f64(self) -> f64;
 
     /// The sum of the lanes, in an order that the instruction set fixes.
     fn sum<S: Simd>(simd: S, a: Self::Vector<S>) -> Self;
@@ -149,6 +205,42 @@ pub(crate) trait Element:
         unsafe { from.cast::<Self::Vector<S>>().read_unaligned() }
     }
 
+    /// The lanes of two vectors in turn: `a₀ b₀ a₁ b₁ …`.
+    #[inline(always)]
+    fn interleave<S: Simd>(pair: [Self::Vector<S>; 2]) -> [Self::Vector<S>; 2] {
+        let (lanes, mut turns) = (Self::lanes::<S>(), pair);
+        let (from, to) = (
+            pair.as_ptr().cast::<Self>(),
+            turns.as_mut_ptr().cast::<Self>(),
+        );
+        for lane in 0..lanes {
+            // SAFETY: both have twice as many elements as there are lanes, and no padding.
+            unsafe {
+                *to.add(2 * lane) = *from.add(lane);
+                *to.add(2 * lane + 1) = *from.add(lanes + lane);
+            }
+        }
+        turns
+    }
+
+    /// The even and the odd lanes of two vectors: the inverse of [`interleave`](Element::interleave).
+    #[inline(always)]
+    fn deinterleave<S: Simd>(turns: [Self::Vector<S>; 2]) -> [Self::Vector<S>; 2] {
+        let (lanes, mut pair) = (Self::lanes::<S>(), turns);
+        let (from, to) = (
+            turns.as_ptr().cast::<Self>(),
+            pair.as_mut_ptr().cast::<Self>(),
+        );
+        for lane in 0..lanes {
+            // SAFETY: both have twice as many elements as there are lanes, and no padding.
+            unsafe {
+                *to.add(lane) = *from.add(2 * lane);
+                *to.add(lanes + lane) = *from.add(2 * lane + 1);
+            }
+        }
+        pair
+    }
+
     /// Writes a vector to a pointer of any alignment.
     ///
     /// # Safety
@@ -161,9 +253,14 @@ pub(crate) trait Element:
 }
 
 macro_rules! element {
-    ($float:ty, $vector:ident, $splat:ident, $mul_add:ident, $add:ident, $sum:ident) => {
+    ($float:ident, $bits:ident, $vector:ident, $constants:ident, {$($method:ident: $pulp:ident($($arg:ident),+);)+}, {
+        $splat:ident, $sum:ident, $less:ident, $equal:ident, $select:ident, $to_bits:ident, $from_bits:ident,
+        $add_bits:ident, $mul_bits:ident, $splat_bits:ident, $mask:ident, $load:ident, $store:ident $(,)?
+    }) => {
         impl Element for $float {
             type Vector<S: Simd> = S::$vector;
+
+            const CONSTANTS: Constants<Self> = math::$constants;
 
             #[inline(always)]
             fn splat<S: Simd>(simd: S, value: Self) -> S::$vector {
@@ -171,41 +268,94 @@ macro_rules! element {
             }
 
             #[inline(always)]
-            fn mul_add<S: Simd>(
-                simd: S,
-                a: S::$vector,
-                b: S::$vector,
-                c: S::$vector,
-            ) -> S::$vector {
-                simd.$mul_add(a, b, c)
-            }
-
-            #[inline(always)]
-            fn plus<S: Simd>(simd: S, a: S::$vector, b: S::$vector) -> S::$vector {
-                simd.$add(a, b)
-            }
-
-            #[inline(always)]
             fn sum<S: Simd>(simd: S, a: S::$vector) -> Self {
                 simd.$sum(a)
+            }
+
+            $(#[inline(always)]
+            fn $method<S: Simd>(simd: S, $($arg: S::$vector),+) -> S::$vector {
+                simd.$pulp($($arg),+)
+            })+
+
+            #[inline(always)]
+            fn select_less<S: Simd>(
+                simd: S,
+                [a, b]: [S::$vector; 2],
+                yes: S::$vector,
+                no: S::$vector,
+            ) -> S::$vector {
+                simd.$select(simd.$less(a, b), yes, no)
+            }
+
+            #[inline(always)]
+            fn select_equal<S: Simd>(
+                simd: S,
+                [a, b]: [S::$vector; 2],
+                yes: S::$vector,
+                no: S::$vector,
+            ) -> S::$vector {
+                simd.$select(simd.$equal(a, b), yes, no)
+            }
+
+            #[inline(always)]
+            fn scale<S: Simd>(simd: S, a: S::$vector, shifted: S::$vector) -> S::$vector {
+                // A shift to the left by the bits of the mantissa, which every instruction set has as a product.
+                let unit = simd.$splat_bits(1 << (Self::MANTISSA_DIGITS - 1));
+                let exponent = simd.$mul_bits(simd.$to_bits(shifted), unit);
+                simd.$from_bits(simd.$add_bits(simd.$to_bits(a), exponent))
+            }
+
+            #[inline(always)]
+            fn load_part<S: Simd>(simd: S, from: &[Self], rest: S::$vector) -> S::$vector {
+                debug_assert!(from.len() <= Self::lanes::<S>());
+                let mask = simd.$mask(0, from.len() as $bits);
+                // SAFETY: the mask has the lanes of the slice.
+                let loaded = unsafe { simd.$load(mask, from.as_ptr()) };
+                simd.$select(mask.mask(), loaded, rest)
+            }
+
+            #[inline(always)]
+            fn store_part<S: Simd>(simd: S, to: &mut [Self], vector: S::$vector) {
+                debug_assert!(to.len() <= Self::lanes::<S>());
+                let mask = simd.$mask(0, to.len() as $bits);
+                // SAFETY: the mask has the lanes of the slice.
+                unsafe { simd.$store(mask, to.as_mut_ptr(), vector) }
+            }
+
+            #[inline]
+            fn from_f64(value: f64) -> Self {
+                value as Self
+            }
+
+            #[inline]
+            fn to_f64(self) -> f64 {
+                self as f64
             }
         }
     };
 }
 
-element!(
-    f32,
-    f32s,
-    splat_f32s,
-    mul_add_e_f32s,
-    add_f32s,
-    reduce_sum_f32s
-);
-element!(
-    f64,
-    f64s,
-    splat_f64s,
-    mul_add_e_f64s,
-    add_f64s,
-    reduce_sum_f64s
-);
+element!(f32, u32, f32s, F32, {
+    mul_add: mul_add_e_f32s(a, b, c);
+    fused_mul_add: mul_add_f32s(a, b, c);
+    plus: add_f32s(a, b);
+    minus: sub_f32s(a, b);
+    times: mul_f32s(a, b);
+    over: div_f32s(a, b);
+    abs: abs_f32s(a);
+}, {
+    splat_f32s, reduce_sum_f32s, less_than_f32s, equal_f32s, select_f32s, transmute_u32s_f32s, transmute_f32s_u32s,
+    add_u32s, mul_u32s, splat_u32s, mask_between_m32s, mask_load_ptr_f32s, mask_store_ptr_f32s,
+});
+element!(f64, u64, f64s, F64, {
+    mul_add: mul_add_e_f64s(a, b, c);
+    fused_mul_add: mul_add_f64s(a, b, c);
+    plus: add_f64s(a, b);
+    minus: sub_f64s(a, b);
+    times: mul_f64s(a, b);
+    over: div_f64s(a, b);
+    abs: abs_f64s(a);
+}, {
+    splat_f64s, reduce_sum_f64s, less_than_f64s, equal_f64s, select_f64s, transmute_u64s_f64s, transmute_f64s_u64s,
+    add_u64s, mul_u64s, splat_u64s, mask_between_m64s, mask_load_ptr_f64s, mask_store_ptr_f64s,
+});

@@ -1,0 +1,120 @@
+//! Activations, and their gradients.
+
+use pulp::Simd;
+
+use super::lanes::{Function, map};
+use super::math::{Distribution, gated, gated_slope, relu, relu_slope};
+use super::pool::Buffer;
+use super::simd::{Element, Isa};
+
+/// A function of one variable that follows a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activation {
+    /// `max(x, 0)`.
+    Relu,
+    /// `x · Φ(x)`, exact, with the distribution function of the normal distribution.
+    Gelu,
+    /// `x · σ(x)`, with the sigmoid.
+    Silu,
+}
+
+impl Activation {
+    /// Its values. NaN stays NaN.
+    #[inline(always)]
+    pub(crate) fn apply<S: Simd, E: Element>(self, simd: S, x: E::Vector<S>) -> E::Vector<S> {
+        match self {
+            Self::Relu => relu::<S, E>(simd, x),
+            Self::Gelu => gated::<S, E>(simd, Distribution::Normal, x),
+            Self::Silu => gated::<S, E>(simd, Distribution::Logistic, x),
+        }
+    }
+
+    /// Its derivative.
+    #[inline(always)]
+    pub(crate) fn slope<S: Simd, E: Element>(self, simd: S, x: E::Vector<S>) -> E::Vector<S> {
+        match self {
+            Self::Relu => relu_slope::<S, E>(simd, x),
+            Self::Gelu => gated_slope::<S, E>(simd, Distribution::Normal, x),
+            Self::Silu => gated_slope::<S, E>(simd, Distribution::Logistic, x),
+        }
+    }
+}
+
+/// The activation of every element.
+pub(crate) fn forward<E: Element>(isa: Isa, activation: Activation, x: &[E]) -> Buffer<E> {
+    map(isa, [x], 1, &Forward(activation))
+}
+
+/// The gradient of the input: the cotangent times the derivative.
+pub(crate) fn backward<E: Element>(
+    isa: Isa,
+    activation: Activation,
+    x: &[E],
+    cotangent: &[E],
+) -> Buffer<E> {
+    map(isa, [x, cotangent], 1, &Backward(activation))
+}
+
+struct Forward(Activation);
+
+impl<E: Element> Function<E, 1> for Forward {
+    #[inline(always)]
+    fn at<S: Simd>(&self, simd: S, _: usize, [x]: [E::Vector<S>; 1]) -> E::Vector<S> {
+        self.0.apply::<S, E>(simd, x)
+    }
+}
+
+struct Backward(Activation);
+
+impl<E: Element> Function<E, 2> for Backward {
+    #[inline(always)]
+    fn at<S: Simd>(&self, simd: S, _: usize, [x, cotangent]: [E::Vector<S>; 2]) -> E::Vector<S> {
+        E::times(simd, self.0.slope::<S, E>(simd, x), cotangent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::testing::{random, same_for_all_pools};
+
+    const ALL: [Activation; 3] = [Activation::Relu, Activation::Gelu, Activation::Silu];
+
+    #[test]
+    fn an_element_does_not_depend_on_its_place_or_on_threads() {
+        let x = random(40_003, 1);
+        for isa in Isa::available() {
+            for activation in ALL {
+                let y = same_for_all_pools(|| forward(isa, activation, &x).to_vec());
+                for range in [0..0, 0..1, 5..6, 17..50, 16_000..40_003] {
+                    assert_eq!(*forward(isa, activation, &x[range.clone()]), y[range]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_gradient_is_the_limit_of_differences() {
+        let (x, cotangent) = (random(1_003, 2), random(1_003, 3));
+        let step = 1e-5;
+        for isa in Isa::available() {
+            for activation in ALL {
+                let moved = |step: f64| {
+                    let x: Vec<f64> = x.iter().map(|x| 3.0 * x + step).collect();
+                    forward(isa, activation, &x)
+                };
+                let (high, low) = (moved(step), moved(-step));
+                let x: Vec<f64> = x.iter().map(|x| 3.0 * x).collect();
+                let gradient =
+                    same_for_all_pools(|| backward(isa, activation, &x, &cotangent).to_vec());
+                for index in 0..x.len() {
+                    if activation == Activation::Relu && x[index].abs() <= step {
+                        continue;
+                    }
+                    let slope = (high[index] - low[index]) / (2.0 * step);
+                    assert!((gradient[index] - slope * cotangent[index]).abs() < 1e-9);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! LayerNorm over the last dim of `[rows, features]`: a row is normalised while it is in the first-level cache.
+
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::lanes::{CHUNK, apply, filled_bands, load, store, sums};
+use super::memory::Shared;
+use super::moments::{BLOCK, Moments, Statistic};
+use super::pool::Buffer;
+use super::simd::{Element, Isa};
+
+/// Parts that rows are cut into, each with sums of its own for the gradients of weight and bias.
+const PARTS: usize = 64;
+
+/// `(x - mean) / √(variance + epsilon) · weight + bias`, with mean and variance of the row.
+pub(crate) fn forward<E: Element>(
+    isa: Isa,
+    x: &[E],
+    weight: &[E],
+    bias: &[E],
+    epsilon: f64,
+) -> Buffer<E> {
+    let features = weight.len();
+    assert_eq!(bias.len(), features);
+    let rows = x.len() / features.max(1);
+    let band = (CHUNK / features.max(1)).clamp(1, rows.max(1));
+    let run = |[_, index]: [usize; 2], output: &mut [E]| {
+        let x = &x[index * band * features..][..output.len()];
+        isa.run(Forward {
+            x,
+            weight,
+            bias,
+            epsilon,
+            output,
+        });
+    };
+    // SAFETY: the task writes a result for every element of its rows.
+    unsafe { filled_bands([1, rows, features], band, run) }
+}
+
+struct Forward<'a, E> {
+    x: &'a [E],
+    weight: &'a [E],
+    bias: &'a [E],
+    epsilon: f64,
+    output: &'a mut [E],
+}
+
+impl<E: Element> WithSimd for Forward<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self {
+            x,
+            weight,
+            bias,
+            epsilon,
+            output,
+        } = self;
+        let features = weight.len();
+        for (x, output) in x.chunks(features).zip(output.chunks_mut(features)) {
+            let normal = Normal::<E>::new(Moments::of(simd, x).statistic(epsilon));
+            apply(
+                simd,
+                [x, weight, bias],
+                output,
+                #[inline(always)]
+                |[x, weight, bias]| E::mul_add(simd, normal.at(simd, x), weight, bias),
+            );
+        }
+    }
+}
+
+/// How a row is normalised.
+#[derive(Clone, Copy)]
+struct Normal<E> {
+    center: E,
+    scale: E,
+    offset: E,
+}
+
+impl<E: Element> Normal<E> {
+    fn new(Statistic { mean, scale }: Statistic) -> Self {
+        let center = E::from_f64(mean);
+        Self {
+            center,
+            scale: E::from_f64(scale),
+            // What the centre lacks in precision is made up for here.
+            offset: E::from_f64((center.to_f64() - mean) * scale),
+        }
+    }
+
+    #[inline(always)]
+    fn at<S: Simd>(&self, simd: S, x: E::Vector<S>) -> E::Vector<S> {
+        let away = E::minus(simd, x, E::splat(simd, self.center));
+        E::mul_add(
+            simd,
+            away,
+            E::splat(simd, self.scale),
+            E::splat(simd, self.offset),
+        )
+    }
+}
+
+/// The gradients of [`forward`].
+#[derive(Debug)]
+pub(crate) struct Gradient<E> {
+    pub input: Buffer<E>,
+    pub weight: Vec<E>,
+    pub bias: Vec<E>,
+}
+
+/// The gradients with respect to input, weight and bias; statistics are found again, as the input is read anyway.
+pub(crate) fn backward<E: Element>(
+    isa: Isa,
+    x: &[E],
+    cotangent: &[E],
+    weight: &[E],
+    epsilon: f64,
+) -> Gradient<E> {
+    let features = weight.len();
+    let rows = x.len() / features.max(1);
+    assert_eq!([x.len(), cotangent.len()], [rows * features; 2]);
+    let part = rows.div_ceil(PARTS).max(1);
+    let mut sums = vec![E::default(); rows.div_ceil(part) * 2 * features];
+    let fill = |input: Shared<E>| {
+        let run = |(index, sums): (usize, &mut [E])| {
+            let range = index * part * features..((index + 1) * part).min(rows) * features;
+            // SAFETY: the parts are disjoint.
+            let input =
+                unsafe { std::slice::from_raw_parts_mut(input.at(range.start), range.len()) };
+            let (x, cotangent) = (&x[range.clone()], &cotangent[range]);
+            isa.run(Backward {
+                x,
+                cotangent,
+                weight,
+                epsilon,
+                input,
+                sums,
+            });
+        };
+        let together = (CHUNK / (part * features).max(1)).max(1);
+        let sums = sums.par_chunks_mut((2 * features).max(1));
+        sums.enumerate().with_min_len(together).for_each(run);
+    };
+    // SAFETY: the parts are all rows, and the task writes a result for every element of its own.
+    let input = unsafe { Buffer::filled(x.len(), fill) };
+    let total = |feature: usize| {
+        let parts = sums.chunks(2 * features).map(|part| part[feature].to_f64());
+        E::from_f64(parts.sum())
+    };
+    Gradient {
+        input,
+        weight: (0..features).map(total).collect(),
+        bias: (features..2 * features).map(total).collect(),
+    }
+}
+
+struct Backward<'a, E> {
+    x: &'a [E],
+    cotangent: &'a [E],
+    weight: &'a [E],
+    epsilon: f64,
+    input: &'a mut [E],
+    /// What to add the gradients of weight and bias to.
+    sums: &'a mut [E],
+}
+
+impl<E: Element> WithSimd for Backward<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self {
+            x,
+            cotangent,
+            weight,
+            epsilon,
+            input,
+            sums,
+        } = self;
+        let features = weight.len();
+        let (weights, biases) = sums.split_at_mut(features);
+        let rows = x.chunks(features).zip(cotangent.chunks(features));
+        for ((x, cotangent), input) in rows.zip(input.chunks_mut(features)) {
+            let statistic = Moments::of(simd, x).statistic(epsilon);
+            let normal = Normal::<E>::new(statistic);
+            let [mean, product] = means(simd, [x, cotangent, weight], normal);
+            let slope = |mean: f64| E::splat(simd, E::from_f64(-statistic.scale * mean));
+            let (constant, slope) = (slope(mean), slope(product));
+            let scale = E::splat(simd, normal.scale);
+            let lanes = E::lanes::<S>();
+            for start in (0..features).step_by(lanes) {
+                let part = start..features.min(start + lanes);
+                let [x, cotangent, weight] = [
+                    load(simd, &x[part.clone()]),
+                    load(simd, &cotangent[part.clone()]),
+                    load(simd, &weight[part.clone()]),
+                ];
+                let normal = normal.at(simd, x);
+                let weighted = E::times(simd, cotangent, weight);
+                let offset = E::mul_add(simd, normal, slope, constant);
+                store(
+                    simd,
+                    &mut input[part.clone()],
+                    E::mul_add(simd, weighted, scale, offset),
+                );
+                let sum = &mut weights[part.clone()];
+                store(
+                    simd,
+                    sum,
+                    E::mul_add(simd, cotangent, normal, load(simd, sum)),
+                );
+                let sum = &mut biases[part];
+                store(simd, sum, E::plus(simd, cotangent, load(simd, sum)));
+            }
+        }
+    }
+}
+
+/// The means over a row of `weight · cotangent`, and of its product with the normalised input.
+#[inline(always)]
+fn means<S: Simd, E: Element>(simd: S, row: [&[E]; 3], normal: Normal<E>) -> [f64; 2] {
+    let zero = E::splat(simd, E::default());
+    let mut totals = [0.0; 2];
+    for start in (0..row[0].len()).step_by(BLOCK) {
+        let end = row[0].len().min(start + BLOCK);
+        let parts = sums(
+            simd,
+            [
+                &row[0][start..end],
+                &row[1][start..end],
+                &row[2][start..end],
+            ],
+            [zero; 3],
+            #[inline(always)]
+            |[sum, product], [x, cotangent, weight]| {
+                let weighted = E::times(simd, cotangent, weight);
+                let product = E::mul_add(simd, weighted, normal.at(simd, x), product);
+                [E::plus(simd, sum, weighted), product]
+            },
+        );
+        for (total, part) in totals.iter_mut().zip(parts) {
+            *total += part.to_f64();
+        }
+    }
+    totals.map(|total| total / row[0].len() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::norm::{self, Extents};
+    use crate::kernel::testing::{assert_close, random, rounded, same_for_all_pools};
+
+    const EPSILON: f64 = 1e-5;
+    const CASES: [[usize; 2]; 7] = [
+        [37, 5],
+        [1_500, 96],
+        [3, 4_099],
+        [1, 1],
+        [130, 33],
+        [0, 4],
+        [4, 0],
+    ];
+
+    /// Rows as samples of one group, features as channels of one cell.
+    fn extents([batch, channels]: [usize; 2]) -> Extents {
+        Extents {
+            batch,
+            channels,
+            cells: 1,
+            groups: 1,
+        }
+    }
+
+    fn statistics(isa: Isa, x: &[f64], extents: Extents) -> Vec<Statistic> {
+        let moments = norm::moments(isa, x, extents);
+        moments
+            .iter()
+            .map(|moments| moments.statistic(EPSILON))
+            .collect()
+    }
+
+    #[test]
+    fn it_is_group_norm_with_one_group() {
+        for case in CASES {
+            let (extents, len) = (extents(case), case[0] * case[1]);
+            let [x, cotangent] = [1, 2].map(|seed| random(len, seed));
+            let [weight, bias] = [3, 4].map(|seed| random(case[1], seed));
+            let single = |x: &[f64]| rounded::<f32>(x);
+            for isa in Isa::available() {
+                let statistics = statistics(isa, &x, extents);
+                let expected = norm::normalize(isa, &x, extents, &statistics, &weight, &bias);
+                let y = same_for_all_pools(|| forward(isa, &x, &weight, &bias, EPSILON).to_vec());
+                assert_close(&y, &expected, 1e-12);
+                let y = forward(isa, &single(&x), &single(&weight), &single(&bias), EPSILON);
+                assert_close(&y, &expected, 3e-6);
+
+                let sums = norm::channel_sums(isa, &x, &cotangent, extents, &statistics);
+                let [weights, biases] = norm::parameter_gradients(extents, &sums);
+                let sums = norm::group_sums(extents, &sums, &weight);
+                let expected = norm::input_gradient(
+                    isa,
+                    &x,
+                    &cotangent,
+                    extents,
+                    &statistics,
+                    &weight,
+                    &sums,
+                    case[1] as f64,
+                );
+                let [input, weights_found, biases_found] = same_for_all_pools(|| {
+                    let Gradient {
+                        input,
+                        weight,
+                        bias,
+                    } = backward(isa, &x, &cotangent, &weight, EPSILON);
+                    [input.to_vec(), weight, bias]
+                });
+                assert_close(&input, &expected, 1e-10);
+                assert_close(&weights_found, &weights, 1e-11);
+                assert_close(&biases_found, &biases, 1e-11);
+                let found = backward(
+                    isa,
+                    &single(&x),
+                    &single(&cotangent),
+                    &single(&weight),
+                    EPSILON,
+                );
+                if case[1] > 10 {
+                    assert_close(&found.input, &expected, 1e-5);
+                    assert_close(&found.weight, &weights, 1e-3);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! Pooling of `[planes, rows, columns]` by windows of 2 × 2 that do not overlap, and the adjoints.
+//!
+//! A last row or column without a partner is ignored, and gets a gradient of zero.
+
+use pulp::{Simd, WithSimd};
+
+use super::lanes::{filled_bands, load, load_pairs, store, store_pairs};
+use super::pool::Buffer;
+use super::simd::{Element, Isa};
+
+/// `[planes, rows, columns]` after pooling.
+pub(crate) fn pooled([planes, rows, columns]: [usize; 3]) -> [usize; 3] {
+    [planes, rows / 2, columns / 2]
+}
+
+/// The largest element of every window; NaN counts as larger than all.
+pub(crate) fn max<E: Element>(isa: Isa, x: &[E], shape: [usize; 3]) -> Buffer<E> {
+    windows(isa, x, shape, Window::Max)
+}
+
+/// The mean of every window.
+pub(crate) fn average<E: Element>(isa: Isa, x: &[E], shape: [usize; 3]) -> Buffer<E> {
+    windows(isa, x, shape, Window::Sum(0.25))
+}
+
+/// The adjoint of [`average`]: the gradient of its input, of `shape`.
+pub(crate) fn average_adjoint<E: Element>(
+    isa: Isa,
+    cotangent: &[E],
+    shape: [usize; 3],
+) -> Buffer<E> {
+    spread(isa, cotangent, shape, 0.25)
+}
+
+/// What is made of a window.
+#[derive(Clone, Copy)]
+enum Window {
+    Max,
+    /// The sum, times a factor.
+    Sum(f64),
+}
+
+/// The two rows of a band of windows, without a column that has no partner.
+fn pair_of_rows<E>(x: &[E], [_, rows, columns]: [usize; 3], [plane, row]: [usize; 2]) -> [&[E]; 2] {
+    let start = (plane * rows + 2 * row) * columns;
+    [start, start + columns].map(|start| &x[start..start + columns / 2 * 2])
+}
+
+fn windows<E: Element>(isa: Isa, x: &[E], shape: [usize; 3], window: Window) -> Buffer<E> {
+    assert_eq!(x.len(), shape.iter().product::<usize>());
+    let run = |place: [usize; 2], output: &mut [E]| {
+        isa.run(Windows {
+            rows: pair_of_rows(x, shape, place),
+            window,
+            output,
+        });
+    };
+    // SAFETY: the task writes a result for every window of its row.
+    unsafe { filled_bands(pooled(shape), 1, run) }
+}
+
+/// The sums of windows times a factor.
+pub(super) fn window_sums<E: Element>(
+    isa: Isa,
+    x: &[E],
+    shape: [usize; 3],
+    factor: f64,
+) -> Buffer<E> {
+    windows(isa, x, shape, Window::Sum(factor))
+}
+
+struct Windows<'a, E> {
+    rows: [&'a [E]; 2],
+    window: Window,
+    output: &'a mut [E],
+}
+
+impl<E: Element> WithSimd for Windows<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self {
+            rows: [high, low],
+            window,
+            output,
+        } = self;
+        let lanes = E::lanes::<S>();
+        let rows = high.chunks(2 * lanes).zip(low.chunks(2 * lanes));
+        for ((high, low), output) in rows.zip(output.chunks_mut(lanes)) {
+            let ([a, b], [c, d]) = (load_pairs(simd, high), load_pairs(simd, low));
+            let result = match window {
+                Window::Max => largest::<S, E>(simd, [a, b, c, d]).0,
+                Window::Sum(factor) => {
+                    let sum = E::plus(simd, E::plus(simd, a, b), E::plus(simd, c, d));
+                    E::times(simd, sum, E::splat(simd, E::from_f64(factor)))
+                }
+            };
+            store(simd, output, result);
+        }
+    }
+}
+
+/// The largest of four, and which it was. Of equal ones it is the first, of several NaN the last, as in PyTorch.
+#[inline(always)]
+fn largest<S: Simd, E: Element>(
+    simd: S,
+    [first, rest @ ..]: [E::Vector<S>; 4],
+) -> (E::Vector<S>, E::Vector<S>) {
+    let (mut best, mut index) = (first, E::splat(simd, E::default()));
+    for (n, x) in rest.into_iter().enumerate() {
+        let n = E::splat(simd, E::from_f64(n as f64 + 1.0));
+        let larger = E::select_less(simd, [best, x], x, best);
+        let at = E::select_less(simd, [best, x], n, index);
+        best = E::select_equal(simd, [x, x], larger, x);
+        index = E::select_equal(simd, [x, x], at, n);
+    }
+    (best, index)
+}
+
+/// The adjoint of [`max`] at `x`, of `shape`: the cotangent of a window goes to the element that [`max`] takes.
+pub(crate) fn max_adjoint<E: Element>(
+    isa: Isa,
+    x: &[E],
+    cotangent: &[E],
+    shape: [usize; 3],
+) -> Buffer<E> {
+    let [_, rows, columns] = pooled(shape);
+    assert_eq!(x.len(), shape.iter().product::<usize>());
+    bands(shape, |[plane, row], band| {
+        let cotangent = &cotangent[(plane * rows + row) * columns..][..columns];
+        isa.run(MaxAdjoint {
+            rows: pair_of_rows(x, shape, [plane, row]),
+            cotangent,
+            band,
+        });
+    })
+}
+
+/// The adjoint of the sums of windows times a factor, of `shape`.
+pub(super) fn spread<E: Element>(
+    isa: Isa,
+    cotangent: &[E],
+    shape: [usize; 3],
+    factor: f64,
+) -> Buffer<E> {
+    let [_, rows, columns] = pooled(shape);
+    bands(shape, |[plane, row], band| {
+        let cotangent = &cotangent[(plane * rows + row) * columns..][..columns];
+        isa.run(Spread {
+            cotangent,
+            factor,
+            band,
+        });
+    })
+}
+
+/// The two rows of a band of windows, to be written.
+struct Band<'a, E> {
+    rows: [&'a mut [E]; 2],
+}
+
+/// A buffer of `shape` of which `run` fills every window of a band, given its plane and row; zero elsewhere.
+fn bands<E: Element>(shape: [usize; 3], run: impl Fn([usize; 2], Band<'_, E>) + Sync) -> Buffer<E> {
+    let [_, rows, columns] = shape;
+    let pairs = columns / 2 * 2;
+    let fill = |place: [usize; 2], elements: &mut [E]| {
+        let (windows, rest) = elements.split_at_mut(if rows < 2 { 0 } else { 2 * columns });
+        rest.fill(E::default());
+        if pairs < columns {
+            for row in windows.chunks_mut(columns) {
+                row[pairs] = E::default();
+            }
+        }
+        if pairs > 0 && rows > 1 {
+            let (high, low) = windows.split_at_mut(columns);
+            run(
+                place,
+                Band {
+                    rows: [&mut high[..pairs], &mut low[..pairs]],
+                },
+            );
+        }
+    };
+    // SAFETY: all windows are written by `run`, and the rest here.
+    unsafe { filled_bands(shape, 2, fill) }
+}
+
+struct Spread<'a, E> {
+    cotangent: &'a [E],
+    factor: f64,
+    band: Band<'a, E>,
+}
+
+impl<E: Element> WithSimd for Spread<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self {
+            cotangent,
+            factor,
+            band: Band { rows: [high, low] },
+        } = self;
+        let (lanes, factor) = (E::lanes::<S>(), E::splat(simd, E::from_f64(factor)));
+        let rows = high.chunks_mut(2 * lanes).zip(low.chunks_mut(2 * lanes));
+        for ((high, low), cotangent) in rows.zip(cotangent.chunks(lanes)) {
+            let value = E::times(simd, load(simd, cotangent), factor);
+            store_pairs(simd, high, [value; 2]);
+            store_pairs(simd, low, [value; 2]);
+        }
+    }
+}
+
+struct MaxAdjoint<'a, E> {
+    rows: [&'a [E]; 2],
+    cotangent: &'a [E],
+    band: Band<'a, E>,
+}
+
+impl<E: Element> WithSimd for MaxAdjoint<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self {
+            rows: [high, low],
+            cotangent,
+            band: Band {
+                rows: [out_high, out_low],
+            },
+        } = self;
+        let (lanes, zero) = (E::lanes::<S>(), E::splat(simd, E::default()));
+        let from = high.chunks(2 * lanes).zip(low.chunks(2 * lanes));
+        let to = out_high
+            .chunks_mut(2 * lanes)
+            .zip(out_low.chunks_mut(2 * lanes));
+        for (((high, low), (out_high, out_low)), cotangent) in
+            from.zip(to).zip(cotangent.chunks(lanes))
+        {
+            let ([a, b], [c, d]) = (load_pairs(simd, high), load_pairs(simd, low));
+            let (_, index) = largest::<S, E>(simd, [a, b, c, d]);
+            let cotangent = load(simd, cotangent);
+            let mut parts = [zero; 4];
+            for (n, part) in parts.iter_mut().enumerate() {
+                let n = E::splat(simd, E::from_f64(n as f64));
+                *part = E::select_equal(simd, [index, n], cotangent, zero);
+            }
+            let [a, b, c, d] = parts;
+            store_pairs(simd, out_high, [a, b]);
+            store_pairs(simd, out_low, [c, d]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::testing::{dot, random, rounded, same_for_all_pools};
+
+    const SHAPES: [[usize; 3]; 9] = [
+        [2, 6, 70],
+        [3, 7, 33],
+        [1, 2, 2],
+        [2, 1, 5],
+        [2, 5, 1],
+        [0, 4, 4],
+        [2, 0, 4],
+        [1, 4, 0],
+        [5, 64, 131],
+    ];
+
+    /// The windows of a shape: the indices of their elements.
+    fn windows_of(shape: [usize; 3]) -> Vec<[usize; 4]> {
+        let [planes, rows, columns] = pooled(shape);
+        let mut windows = Vec::new();
+        for plane in 0..planes {
+            for row in 0..rows {
+                for column in 0..columns {
+                    let at = (plane * shape[1] + 2 * row) * shape[2] + 2 * column;
+                    windows.push([at, at + 1, at + shape[2], at + shape[2] + 1]);
+                }
+            }
+        }
+        windows
+    }
+
+    fn check<E: Element>() {
+        for shape in SHAPES {
+            let len = shape.iter().product();
+            // Few values, so that many are equal.
+            let x: Vec<f64> = random(len, 1).iter().map(|x| (4.0 * x).round()).collect();
+            let x = rounded::<E>(&x);
+            let windows = windows_of(shape);
+            let cotangent = rounded::<E>(&random(windows.len(), 2));
+            for isa in Isa::available() {
+                let largest = same_for_all_pools(|| max(isa, &x, shape).to_vec());
+                let mean = same_for_all_pools(|| average(isa, &x, shape).to_vec());
+                let from_max =
+                    same_for_all_pools(|| max_adjoint(isa, &x, &cotangent, shape).to_vec());
+                let from_mean =
+                    same_for_all_pools(|| average_adjoint(isa, &cotangent, shape).to_vec());
+                let mut gradient = vec![E::default(); len];
+                assert_eq!([largest.len(), mean.len()], [windows.len(); 2]);
+                for (index, window) in windows.iter().enumerate() {
+                    let values = window.map(|at| x[at].to_f64());
+                    let first = (0..4).fold(
+                        0,
+                        |best, at| if values[at] > values[best] { at } else { best },
+                    );
+                    assert_eq!(largest[index].to_f64(), values[first]);
+                    assert_eq!(mean[index].to_f64(), values.iter().sum::<f64>() / 4.0);
+                    gradient[window[first]] = cotangent[index];
+                }
+                assert_eq!(from_max, gradient);
+                let sides = [dot(&mean, &cotangent), dot(&x, &from_mean)];
+                assert!((sides[0] - sides[1]).abs() < 1e-4, "{sides:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn windows_are_pooled_and_the_first_maximum_takes_the_gradient() {
+        check::<f32>();
+        check::<f64>();
+    }
+
+    #[test]
+    fn nan_is_the_largest_and_the_last_of_several_takes_the_gradient() {
+        let nan = f32::NAN;
+        let x = [
+            1.0,
+            nan,
+            nan,
+            5.0,
+            nan,
+            2.0,
+            7.0,
+            3.0,
+            f32::INFINITY,
+            9.0,
+            nan,
+            nan,
+        ];
+        let shape = [1, 2, 6];
+        let x: Vec<f32> = [0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11]
+            .map(|at| x[at])
+            .to_vec();
+        for isa in Isa::available() {
+            assert!(max(isa, &x, shape).iter().all(|value| value.is_nan()));
+            let gradient = max_adjoint(isa, &x, &[1.0, 2.0, 3.0], shape);
+            let taken: Vec<usize> = (0..12).filter(|&at| gradient[at] != 0.0).collect();
+            assert_eq!(taken, [2, 6, 11]);
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! Upsampling of the last two dims of `[planes, rows, columns]` by two, and the adjoints.
+//!
+//! Bilinear interpolation puts two cells into each, at a quarter from its edges, as PyTorch does with
+//! `align_corners = False`: along a dim, cells `2k` and `2k + 1` get `¼ x[k-1] + ¾ x[k]` and `¾ x[k] + ¼ x[k+1]`.
+
+use pulp::{Simd, WithSimd};
+
+use super::lanes::{WIDEST, apply, filled_bands, load, load_pairs, store, store_pairs};
+use super::memory::with_scratch;
+use super::pool::Buffer;
+use super::pooling::{spread, window_sums};
+use super::simd::{Element, Isa};
+
+/// Where the neighbours of cells at the edges come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Edge {
+    /// The input has them: one more row and column on every side.
+    Halo,
+    /// They are the cells at the edges themselves.
+    Replicate,
+}
+
+impl Edge {
+    /// Cells beyond the field on every side.
+    fn width(self) -> usize {
+        match self {
+            Self::Halo => 1,
+            Self::Replicate => 0,
+        }
+    }
+
+    /// The shape of the input of a field of `shape`.
+    pub(crate) fn input(self, [planes, rows, columns]: [usize; 3]) -> [usize; 3] {
+        let both = 2 * self.width();
+        [planes, rows + both, columns + both]
+    }
+}
+
+/// `[planes, rows, columns]` after upsampling.
+pub(crate) fn doubled([planes, rows, columns]: [usize; 3]) -> [usize; 3] {
+    [planes, 2 * rows, 2 * columns]
+}
+
+/// Every cell four times.
+pub(crate) fn nearest<E: Element>(isa: Isa, x: &[E], shape: [usize; 3]) -> Buffer<E> {
+    spread(isa, x, doubled(shape), 1.0)
+}
+
+/// The adjoint of [`nearest`]: the gradient of its input, of `shape`.
+pub(crate) fn nearest_adjoint<E: Element>(
+    isa: Isa,
+    cotangent: &[E],
+    shape: [usize; 3],
+) -> Buffer<E> {
+    window_sums(isa, cotangent, doubled(shape), 1.0)
+}
+
+/// Bilinear interpolation of a field of `shape`, not counting the halo.
+pub(crate) fn bilinear<E: Element>(isa: Isa, x: &[E], shape: [usize; 3], edge: Edge) -> Buffer<E> {
+    let [_, rows, columns] = edge.input(shape);
+    assert_eq!(x.len(), edge.input(shape).iter().product::<usize>());
+    let run = |[plane, row]: [usize; 2], output: &mut [E]| {
+        if output.is_empty() {
+            return;
+        }
+        let at = |neighbour: usize| {
+            let row = match edge {
+                Edge::Halo => row + neighbour,
+                Edge::Replicate => (row + neighbour).saturating_sub(1).min(rows - 1),
+            };
+            &x[(plane * rows + row) * columns..][..columns]
+        };
+        let rows = [at(0), at(1), at(2)];
+        with_scratch(output.len() / 4 + 2 + WIDEST, |line| {
+            isa.run(Bilinear {
+                rows,
+                edge,
+                line,
+                output,
+            });
+        });
+    };
+    // SAFETY: the task writes both rows of its band.
+    unsafe { filled_bands(doubled(shape), 2, run) }
+}
+
+struct Bilinear<'a, E> {
+    rows: [&'a [E]; 3],
+    edge: Edge,
+    /// Room for a row between two of the input, with its neighbours on both sides.
+    line: &'a mut [E],
+    /// Two rows.
+    output: &'a mut [E],
+}
+
+impl<E: Element> WithSimd for Bilinear<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self {
+            rows: [above, here, below],
+            edge,
+            line,
+            output,
+        } = self;
+        let (lanes, columns) = (E::lanes::<S>(), output.len() / 4);
+        let first = 1 - edge.width();
+        let (high, low) = output.split_at_mut(2 * columns);
+        for (near, output) in [(above, high), (below, low)] {
+            apply(
+                simd,
+                [near, here],
+                &mut line[first..first + here.len()],
+                #[inline(always)]
+                |[near, here]| blend::<S, E>(simd, near, here),
+            );
+            if edge == Edge::Replicate {
+                line[0] = line[1];
+                line[columns + 1] = line[columns];
+            }
+            for (output, column) in output.chunks_mut(2 * lanes).zip((0..).step_by(lanes)) {
+                let low = load(simd, &line[column..column + lanes]);
+                let here = load(simd, &line[column + 1..column + 1 + lanes]);
+                let high = load(simd, &line[column + 2..column + 2 + lanes]);
+                let even = blend::<S, E>(simd, low, here);
+                let odd = blend::<S, E>(simd, high, here);
+                store_pairs(simd, output, [even, odd]);
+            }
+        }
+    }
+}
+
+/// `¼ far + ¾ near`.
+#[inline(always)]
+fn blend<S: Simd, E: Element>(simd: S, far: E::Vector<S>, near: E::Vector<S>) -> E::Vector<S> {
+    let [quarter, rest] = [
+        E::splat(simd, E::from_f64(0.25)),
+        E::splat(simd, E::from_f64(0.75)),
+    ];
+    E::mul_add(simd, near, rest, E::times(simd, far, quarter))
+}
+
+/// The adjoint of [`bilinear`] of a field of `shape`: the gradient of its input, with the halo if it has one.
+pub(crate) fn bilinear_adjoint<E: Element>(
+    isa: Isa,
+    cotangent: &[E],
+    shape: [usize; 3],
+    edge: Edge,
+) -> Buffer<E> {
+    let [_, rows, columns] = doubled(shape);
+    assert_eq!(cotangent.len(), doubled(shape).iter().product::<usize>());
+    let run = |[plane, row]: [usize; 2], output: &mut [E]| {
+        let at = |neighbour: usize| {
+            // The rows `2k - 1 … 2k + 2` of the cotangent meet row `k` of the field.
+            let row = (2 * row + neighbour).checked_sub(1 + 2 * edge.width());
+            let row = match (edge, row) {
+                (Edge::Replicate, row) => row.unwrap_or(0).min(rows.saturating_sub(1)),
+                (Edge::Halo, Some(row)) if row < rows => row,
+                (Edge::Halo, _) => return &[][..],
+            };
+            &cotangent[(plane * rows + row) * columns..][..columns]
+        };
+        if output.is_empty() {
+            return;
+        }
+        let rows = [at(0), at(1), at(2), at(3)];
+        with_scratch(2 * columns + 2 * MARGIN + 4 * WIDEST, |scratch| {
+            let (zeros, line) = scratch.split_at_mut(columns);
+            isa.run(Adjoint {
+                rows,
+                zeros,
+                edge,
+                line,
+                output,
+            });
+        });
+    };
+    // SAFETY: the task writes its row.
+    unsafe { filled_bands(edge.input(shape), 1, run) }
+}
+
+struct Adjoint<'a, E> {
+    /// Rows of the cotangent; none is a row of zeros.
+    rows: [&'a [E]; 4],
+    /// Room for that.
+    zeros: &'a mut [E],
+    edge: Edge,
+    /// Room for a sum of rows, with margins.
+    line: &'a mut [E],
+    output: &'a mut [E],
+}
+
+/// Cells that the line of an adjoint has before the row and after it.
+const MARGIN: usize = 3;
+
+impl<E: Element> WithSimd for Adjoint<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self {
+            rows,
+            zeros,
+            edge,
+            line,
+            output,
+        } = self;
+        let lanes = E::lanes::<S>();
+        let row = MARGIN..MARGIN + zeros.len();
+        if rows.iter().any(|row| row.is_empty()) {
+            zeros.fill(E::default());
+        }
+        apply(
+            simd,
+            rows.map(|row| if row.is_empty() { &*zeros } else { row }),
+            &mut line[row.clone()],
+            #[inline(always)]
+            |rows| gather::<S, E>(simd, rows),
+        );
+        let [before, after] = match edge {
+            Edge::Halo => [E::default(); 2],
+            Edge::Replicate => [line[row.start], line[row.end - 1]],
+        };
+        line[..row.start].fill(before);
+        line[row.end..row.end + MARGIN].fill(after);
+        let first = MARGIN - 1 - 2 * edge.width();
+        for (output, column) in output.chunks_mut(lanes).zip((0..).step_by(lanes)) {
+            let start = first + 2 * column;
+            let [far_low, low] = load_pairs(simd, &line[start..start + 2 * lanes]);
+            let [high, far_high] = load_pairs(simd, &line[start + 2..start + 2 + 2 * lanes]);
+            store(
+                simd,
+                output,
+                gather::<S, E>(simd, [far_low, low, high, far_high]),
+            );
+        }
+    }
+}
+
+/// `¼ (a + d) + ¾ (b + c)`.
+#[inline(always)]
+fn gather<S: Simd, E: Element>(simd: S, [a, b, c, d]: [E::Vector<S>; 4]) -> E::Vector<S> {
+    blend::<S, E>(simd, E::plus(simd, a, d), E::plus(simd, b, c))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::testing::{assert_close, dot, random, rounded, same_for_all_pools};
+
+    const SHAPES: [[usize; 3]; 8] = [
+        [2, 3, 37],
+        [1, 1, 1],
+        [3, 4, 1],
+        [2, 1, 9],
+        [0, 3, 3],
+        [2, 0, 3],
+        [2, 3, 0],
+        [3, 40, 129],
+    ];
+
+    /// The field with its edges repeated once.
+    fn padded(x: &[f64], [planes, rows, columns]: [usize; 3]) -> Vec<f64> {
+        let mut y = Vec::new();
+        for plane in 0..planes {
+            for row in 0..rows + 2 {
+                for column in 0..columns + 2 {
+                    let row = row.saturating_sub(1).min(rows.saturating_sub(1));
+                    let column = column.saturating_sub(1).min(columns.saturating_sub(1));
+                    let cell = x.get((plane * rows + row) * columns + column);
+                    y.push(cell.copied().unwrap_or(0.0));
+                }
+            }
+        }
+        y
+    }
+
+    /// Interpolation of a field that has a halo.
+    fn naive(x: &[f64], [planes, rows, columns]: [usize; 3]) -> Vec<f64> {
+        // The cell of the haloed input that is nearest, and the one on the other side.
+        let pair = |at: usize| {
+            [
+                at / 2 + 1,
+                if at.is_multiple_of(2) {
+                    at / 2
+                } else {
+                    at / 2 + 2
+                },
+            ]
+        };
+        let mut y = Vec::new();
+        for plane in 0..planes {
+            for row in 0..2 * rows {
+                for column in 0..2 * columns {
+                    let mut sum = 0.0;
+                    for (row, high) in pair(row).into_iter().zip([0.75, 0.25]) {
+                        for (column, wide) in pair(column).into_iter().zip([0.75, 0.25]) {
+                            let at = (plane * (rows + 2) + row) * (columns + 2) + column;
+                            sum += high * wide * x[at];
+                        }
+                    }
+                    y.push(sum);
+                }
+            }
+        }
+        y
+    }
+
+    fn len(shape: [usize; 3]) -> usize {
+        shape.iter().product()
+    }
+
+    fn check<E: Element>(tolerance: f64) {
+        for shape in SHAPES {
+            let field = random(len(shape), 1);
+            let haloed = random(len(Edge::Halo.input(shape)), 2);
+            let cases = [
+                (
+                    Edge::Replicate,
+                    rounded::<E>(&field),
+                    naive(&padded(&field, shape), shape),
+                ),
+                (Edge::Halo, rounded::<E>(&haloed), naive(&haloed, shape)),
+            ];
+            let cotangent = rounded::<E>(&random(len(doubled(shape)), 3));
+            for isa in Isa::available() {
+                for (edge, x, expected) in &cases {
+                    let y = same_for_all_pools(|| bilinear(isa, x, shape, *edge).to_vec());
+                    assert_close(&y, expected, tolerance);
+                    let gradient = same_for_all_pools(|| {
+                        bilinear_adjoint(isa, &cotangent, shape, *edge).to_vec()
+                    });
+                    let sides = [dot(&y, &cotangent), dot(x, &gradient)];
+                    assert!((sides[0] - sides[1]).abs() < 1e4 * tolerance, "{sides:?}");
+                }
+                let x = rounded::<E>(&field);
+                let y = same_for_all_pools(|| nearest(isa, &x, shape).to_vec());
+                let sums = same_for_all_pools(|| nearest_adjoint(isa, &cotangent, shape).to_vec());
+                let sides = [dot(&y, &cotangent), dot(&x, &sums)];
+                assert!((sides[0] - sides[1]).abs() < 1e4 * tolerance, "{sides:?}");
+                let [_, rows, columns] = doubled(shape);
+                for (index, value) in y.iter().enumerate() {
+                    let (row, column) = (index / columns, index % columns);
+                    let [plane, row] = [row / rows, row % rows];
+                    let from = (plane * shape[1] + row / 2) * shape[2] + column / 2;
+                    assert_eq!(*value, x[from]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn fields_are_interpolated_and_adjoints_match() {
+        check::<f32>(3e-7);
+        check::<f64>(1e-15);
+    }
+
+    #[test]
+    fn a_halo_of_neighbours_gives_the_same_bits() {
+        let (shape, columns) = ([2, 6, 50], 50);
+        let x = random(len(shape), 4);
+        let halo = padded(&x, shape);
+        for isa in Isa::available() {
+            let whole = bilinear(isa, &x, shape, Edge::Replicate);
+            assert_eq!(*bilinear(isa, &halo, shape, Edge::Halo), *whole);
+            // The right part of the first plane, from column 13 on.
+            let part: Vec<f64> = halo[..8 * (columns + 2)]
+                .chunks(columns + 2)
+                .flat_map(|row| row[13..].to_vec())
+                .collect();
+            let part = bilinear(isa, &part, [1, 6, columns - 13], Edge::Halo);
+            for (found, row) in part
+                .chunks(2 * (columns - 13))
+                .zip(whole.chunks(2 * columns))
+            {
+                assert_eq!(*found, row[26..]);
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Fields at a higher resolution: upsampling to the nearest, and bilinear interpolation.
+//!
+//! Semantics follow PyTorch's `interpolate` with `align_corners=False`: cells are areas, and a new cell lies within the
+//! cell that it is a part of.
+//!
+//! # Placement
+//! All dims may be sharded; values must be resolved for `upsample_bilinear`.
+//!
+//! # Communication
+//! `upsample_nearest` sends nothing, `upsample_bilinear` a halo of one cell.
+//!
+//! # Adjoint
+//! A cell gets what its copies, or the new cells that it is a part of, have, by the same weights; gradients of halo cells
+//! travel back to the cells that they are copies of.
+
+use burn::tensor::Tensor;
+use halocline_core::{Boundary, Error, Halo, Result, ShardTensor};
+
+use crate::empty::{drop_empty, fill_empty};
+use crate::local::LocalOperator;
+
+/// Repeats every cell of the spatial dims `factor` times.
+///
+/// # Adjoint
+/// A cell gets the sum over its copies.
+///
+/// # Errors
+/// A factor of zero.
+pub fn upsample_nearest<const D: usize>(
+    x: ShardTensor<D>,
+    factor: usize,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "upsample_nearest";
+    if factor == 0 {
+        return Err(Error::operator(NAME, "a factor of zero"));
+    }
+    let mut extents = x.layout().all_extents().to_vec();
+    for extent in extents.iter_mut().skip(2).flatten() {
+        *extent *= factor;
+    }
+    let layout = x.layout().derive(x.placements().to_vec(), extents);
+    let all: Vec<usize> = (0..D).collect();
+    let (local, from, mesh) = x.into_parts();
+    let mut local = fill_empty(local, &from, &all, NAME, 0.0)?;
+    let mut repeated = 2..D;
+    if factor == 2 && D >= 4 {
+        local = LocalOperator::NearestDouble.apply(local);
+        repeated.end -= 2;
+    }
+    for dim in repeated {
+        local = repeat_cells(local, dim, factor);
+    }
+    let local = drop_empty(local, &layout, mesh.position(), NAME)?;
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+fn repeat_cells<const D: usize>(x: Tensor<D>, dim: usize, factor: usize) -> Tensor<D> {
+    let mut shape = x.dims();
+    let outer: usize = shape[..dim].iter().product();
+    let inner: usize = shape[dim + 1..].iter().product();
+    let copies =
+        x.reshape([outer * shape[dim], 1, inner])
+            .expand([outer * shape[dim], factor, inner]);
+    shape[dim] *= factor;
+    copies.reshape(shape)
+}
+
+/// Twice the resolution of rows and columns, `[batch, channels, rows, columns]`, by bilinear interpolation.
+///
+/// `boundary` says what lies beyond the ends of rows and columns: `Replicate` is what PyTorch does; longitude is
+/// `Periodic`.
+///
+/// # Errors
+/// Another number of dims, partial values, a failure of communication.
+pub fn upsample_bilinear<const D: usize>(
+    x: ShardTensor<D>,
+    boundary: [Boundary; 2],
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "upsample_bilinear";
+    if D != 4 {
+        let message = format!("{:?}; expected [batch, channels, rows, columns]", x.dims());
+        return Err(Error::operator(NAME, message));
+    }
+    let haloed = x.with_halo(&[Halo::new(2, 1, boundary[0]), Halo::new(3, 1, boundary[1])])?;
+    let mut extents = x.layout().all_extents().to_vec();
+    for extent in extents.iter_mut().skip(2).flatten() {
+        *extent *= 2;
+    }
+    let layout = x.layout().derive(x.placements().to_vec(), extents);
+    let (_, _, mesh) = x.into_parts();
+    let local = LocalOperator::BilinearDouble.apply(haloed);
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Field;
+    use crate::testing::{Operator, check_op};
+
+    struct Bilinear([Boundary; 2]);
+
+    impl Operator<4, 4> for Bilinear {
+        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X::Rank<4> {
+            let y = inputs.remove(0).upsample_bilinear(self.0);
+            X::from_shard(y.into_shard())
+        }
+    }
+
+    #[test]
+    fn bilinear_interpolation_crosses_shards_and_the_date_line() {
+        for columns in [Boundary::Replicate, Boundary::Periodic] {
+            let operator = Bilinear([Boundary::Replicate, columns]);
+            check_op(&operator, &[[2, 2, 5, 7]], &[], &[0, 2, 3], 1e-5);
+        }
+    }
+
+    #[test]
+    fn a_linear_field_stays_linear() {
+        let x = Tensor::<1>::from_floats([0.0, 2.0, 4.0], &Default::default());
+        let x = x.reshape([1, 1, 1, 3]).expand([1, 1, 2, 3]);
+        let y = x.upsample_bilinear([Boundary::Replicate; 2]);
+        let row = [0.0, 0.5, 1.5, 2.5, 3.5, 4.0];
+        let expected = [[[row; 4]]];
+        y.into_data().assert_eq(&expected.into(), false);
+    }
+
+    struct Nearest(usize);
+
+    impl<const D: usize> Operator<D, D> for Nearest {
+        fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<D>>) -> X::Rank<D> {
+            let y = inputs.remove(0).upsample_nearest(self.0);
+            X::from_shard(y.into_shard())
+        }
+    }
+
+    #[test]
+    fn cells_are_repeated_in_all_spatial_dims() {
+        check_op(&Nearest(2), &[[2, 2, 5]], &[], &[0, 2], 1e-6);
+        check_op(&Nearest(2), &[[1, 2, 5, 3]], &[], &[2, 3], 1e-6);
+        check_op(&Nearest(3), &[[1, 2, 5, 3]], &[], &[2, 3], 1e-6);
+        check_op(&Nearest(2), &[[1, 2, 3, 2, 5]], &[], &[2, 4], 1e-6);
+    }
+}
