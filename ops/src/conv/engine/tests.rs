@@ -376,8 +376,7 @@ impl Case {
             prop_assert_eq!(found.len(), expected.len());
             for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
                 let error = (found.number() - expected).abs();
-                // `!(a <= b)`, so that NaN is an error.
-                if !(error <= E::TOLERANCE * expected.abs().max(1.0)) {
+                if error.is_nan() || error > E::TOLERANCE * expected.abs().max(1.0) {
                     let message =
                         format!("{name} [{i}] on {}: {found:?} for {expected}", isa.name());
                     return Err(TestCaseError::fail(message));
