@@ -19,7 +19,7 @@ use halocline_core::{Exchange, IndexBox, Result, Transfer};
 
 use super::engine::correlate::Job;
 use super::engine::geometry::{Conv, Dims};
-use super::engine::tile::Piece;
+use super::engine::tile::{Piece, Pieces};
 use super::engine::weight::WeightJob;
 use crate::flex::{self, Float};
 use crate::kernel::pool::Buffer;
@@ -226,14 +226,9 @@ impl ConvRun {
     }
 
     /// All that the windows reach, where it lies.
-    fn pieces<'a, E: Float>(
-        &self,
-        x: &'a FlexTensor,
-        received: &'a [FlexTensor],
-    ) -> Vec<Piece<'a, E>> {
+    fn pieces<'a, E: Float>(&self, x: &'a FlexTensor, received: &'a [FlexTensor]) -> Pieces<'a, E> {
         let Some(exchange) = &self.exchange else {
-            let (at, cells) = ([0; 3], flex::field(x));
-            return vec![Piece { at, cells }];
+            return Pieces::whole(flex::field(x));
         };
         let plan = &exchange.forward.plan;
         let own = plan.copies.iter().map(|copy| Piece {
@@ -248,7 +243,7 @@ impl ConvRun {
                 cells: flex::field_box(cells, &whole, &transfer.flip),
             }
         });
-        own.chain(others).collect()
+        Pieces::new(own.chain(others).collect())
     }
 
     fn forward<E: Float>(
@@ -371,10 +366,7 @@ impl ConvRun {
             outputs: inputs,
             batch: shape[0],
             shape: spatial(&shape),
-            pieces: &[Piece {
-                at: [0; 3],
-                cells: flex::field(cotangent),
-            }],
+            pieces: &Pieces::whole(flex::field(cotangent)),
             bias: None,
         };
         let gradient: Buffer<E> = job.run(isa, |[group, input, output, element]| {

@@ -6,8 +6,9 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::geometry::{Correlation, Dims};
+use super::rows::{self, ROWS, Recipe, RowStrip};
 use super::strip::{self, Strip};
-use super::tile::{Piece, TileLayout, tile_extents};
+use super::tile::{Pieces, TileLayout, tile_extents};
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::pool::Buffer;
 use crate::kernel::simd::{Element, Isa};
@@ -41,7 +42,7 @@ pub(crate) struct Job<'a, E> {
     /// The output's cells.
     pub shape: Dims,
     /// The source.
-    pub pieces: &'a [Piece<'a, E>],
+    pub pieces: &'a Pieces<'a, E>,
     /// What is added to every channel of the output, of all groups.
     pub bias: Option<&'a [E]>,
 }
@@ -61,6 +62,8 @@ struct Part<'a, E> {
     offsets: Vec<u32>,
     /// `[group][block][panel][term][channel]`.
     weights: Buffer<E>,
+    /// How rows are computed together where channels do not mix, and the weights for it, `[group][element]`.
+    rows: Option<(Recipe, Vec<E>)>,
 }
 
 impl<E: Element> Job<'_, E> {
@@ -140,7 +143,17 @@ impl<'a, E: Element> Part<'a, E> {
         let tile = tile_extents(correlation, [strip, STRIPS], tasks.div_ceil(most), fits);
         let tiles: Dims = std::array::from_fn(|dim| correlation.count[dim].div_ceil(tile[dim]));
         let layout = TileLayout::new(correlation, tile);
+        let alone = (job.inputs, job.outputs) == (1, 1) && tile[1] >= ROWS;
+        let recipe = alone.then(|| Recipe::new(correlation, &layout)).flatten();
         Self {
+            rows: recipe.map(|recipe| {
+                let weights = (0..job.groups).flat_map(|group| {
+                    let elements = recipe.elements.iter();
+                    elements.map(move |element| weight([group, 0, 0, *element]))
+                });
+                let weights = weights.collect();
+                (recipe, weights)
+            }),
             offsets: layout.offsets(correlation, block),
             ranges: tasks.div_ceil(tiles.iter().product()).min(most),
             tiles,
@@ -267,7 +280,8 @@ impl<E: Element> Task<'_, E> {
                 .filter(|_| last)
                 .map(|bias| &bias[channel..channel + height]);
             for plane in 0..size[0] {
-                for row in 0..size[1] {
+                let together = self.rows(simd, buffer, at, size, plane);
+                for row in together..size[1] {
                     let cell = |dim: usize, index: usize| {
                         part.correlation.start[dim]
                             + part.correlation.out_step[dim] * (at[dim] + index)
@@ -305,5 +319,44 @@ impl<E: Element> Task<'_, E> {
                 }
             }
         }
+    }
+
+    /// Computes rows of a plane together, where channels do not mix; returns how many.
+    #[inline(always)]
+    fn rows<S: Simd>(&self, simd: S, buffer: &[E], at: Dims, size: Dims, plane: usize) -> usize {
+        let Self { job, part, .. } = self;
+        let Some((recipe, weights)) = &part.rows else {
+            return 0;
+        };
+        let Correlation {
+            start, out_step, ..
+        } = part.correlation;
+        let [_, rows, columns] = job.shape;
+        let elements = recipe.elements.len();
+        let field = (self.batch * job.groups + self.group) * job.cells();
+        let cell = |dim: usize, index: usize| start[dim] + out_step[dim] * (at[dim] + index);
+        let together = size[1] / ROWS * ROWS;
+        let wide = rows::width::<S>() * E::lanes::<S>();
+        for row in (0..together).step_by(ROWS) {
+            for column in (0..size[2]).step_by(wide) {
+                let left = wide.min(size[2] - column);
+                let line = (cell(0, plane) * rows + cell(1, row)) * columns;
+                // SAFETY: the lattice lies in the output, and tasks have disjoint parts of it. The tile has room for
+                // all reads from any of its cells, and a margin for the widest strip.
+                unsafe {
+                    let strip = RowStrip {
+                        tile: buffer.as_ptr().add(part.layout.row(plane, row) + column),
+                        recipe,
+                        weights: weights[self.group * elements..][..elements].as_ptr(),
+                        bias: job.bias.map_or(E::default(), |bias| bias[self.group]),
+                        output: self.output.at(field + line + cell(2, column)),
+                        row: out_step[1] * columns,
+                        columns: left,
+                    };
+                    strip.run(simd, left.div_ceil(E::lanes::<S>()));
+                }
+            }
+        }
+        together
     }
 }

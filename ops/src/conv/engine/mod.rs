@@ -2,6 +2,7 @@
 
 pub(crate) mod correlate;
 pub(crate) mod geometry;
+mod rows;
 pub(crate) mod strip;
 #[cfg(test)]
 mod tests;

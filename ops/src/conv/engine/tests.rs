@@ -5,7 +5,7 @@ use proptest::test_runner::Config;
 
 use super::correlate::Job;
 use super::geometry::{Conv, Dims};
-use super::tile::Piece;
+use super::tile::{Piece, Pieces};
 use super::weight::WeightJob;
 use crate::kernel::memory::View;
 use crate::kernel::simd::{Element, Isa};
@@ -304,13 +304,15 @@ impl Case {
                 (from, cells)
             })
             .collect();
-        let pieces: Vec<Piece<'_, E>> = stored
+        let pieces = stored
             .iter()
             .map(|(at, cells)| Piece {
                 at: *at,
                 cells: cells.view(),
             })
+            .rev()
             .collect();
+        let pieces = Pieces::new(pieces);
         let [depth, rows, columns] = self.count;
         let shape = [self.batch, groups * outputs, depth, rows, columns];
         let cotangent = Stored::new(self, shape, |[b, c, d, h, w]| {
@@ -338,10 +340,7 @@ impl Case {
             outputs: inputs,
             batch: self.batch,
             shape: truth.cells,
-            pieces: &[Piece {
-                at: [0; 3],
-                cells: cotangent.view(),
-            }],
+            pieces: &Pieces::whole(cotangent.view()),
             bias: None,
         }
         .run(isa, |[g, i, o, k]| weight[place(g, o, i, k)]);
@@ -400,7 +399,14 @@ proptest! {
     }
 
     #[test]
-    fn the_gradient_of_a_box_has_the_bits_of_the_gradient_of_all(case in case(), from in any::<[u8; 3]>(), to in any::<[u8; 3]>()) {
+    fn the_gradient_of_a_box_has_the_bits_of_the_gradient_of_all(
+        case in case(), from in any::<[u8; 3]>(), to in any::<[u8; 3]>(), mixes: bool,
+    ) {
+        let mut case = case;
+        if !mixes {
+            (case.conv.inputs, case.conv.outputs) = (1, 1);
+            case.count[1] += 7;
+        }
         let truth = case.truth();
         let Conv { groups, inputs, outputs, .. } = case.conv;
         let weight: Vec<f32> = truth.weight.iter().map(|w| *w as f32).collect();
@@ -417,7 +423,7 @@ proptest! {
                 outputs: inputs,
                 batch: case.batch,
                 shape: ranges.each_ref().map(ExactSizeIterator::len),
-                pieces: &[Piece { at: [0; 3], cells }],
+                pieces: &Pieces::whole(cells),
                 bias: None,
             }
             .run(Isa::available()[0], |[g, i, o, k]| {
@@ -439,6 +445,22 @@ proptest! {
                 let expected = all[field * volume(truth.cells) + flat(cell, truth.cells)];
                 prop_assert_eq!(part[field * volume(size) + flat(at, size)].to_bits(), expected.to_bits());
             }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(Config { cases: 48, ..Config::default() })]
+
+    #[test]
+    fn channels_that_do_not_mix_share_reads_between_rows(case in case(), rows in 1..=23_usize, columns in 1..=130_usize) {
+        let mut case = case;
+        (case.conv.inputs, case.conv.outputs) = (1, 1);
+        case.count = [case.count[0].min(2), rows, columns];
+        let truth = case.truth();
+        for isa in Isa::available() {
+            case.check::<f32>(isa, &truth)?;
+            case.check::<f64>(isa, &truth)?;
         }
     }
 }

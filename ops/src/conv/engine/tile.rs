@@ -18,6 +18,23 @@ pub(crate) struct Piece<'a, E> {
     pub cells: View<'a, E, 5>,
 }
 
+/// The pieces of a field, none of which overlap, in the order of their first columns.
+#[derive(Clone, Debug)]
+pub(crate) struct Pieces<'a, E>(Vec<Piece<'a, E>>);
+
+impl<'a, E> Pieces<'a, E> {
+    /// A field of pieces; what none covers is zero.
+    pub(crate) fn new(mut pieces: Vec<Piece<'a, E>>) -> Self {
+        pieces.sort_by_key(|piece| piece.at[2]);
+        Self(pieces)
+    }
+
+    /// A field in one piece.
+    pub(crate) fn whole(cells: View<'a, E, 5>) -> Self {
+        Self(vec![Piece { at: [0; 3], cells }])
+    }
+}
+
 /// How a tile's source cells lie in the buffer: `[channel][plane][row][residue][column]`.
 #[derive(Clone, Debug)]
 pub(crate) struct TileLayout {
@@ -121,17 +138,19 @@ impl TileLayout {
         self.channel * channels + MARGIN
     }
 
+    /// Where the source cell lies that a tap's offset meets at the tile's origin.
+    pub(crate) fn offset(&self, offset: [isize; 3]) -> usize {
+        let [d, h, w]: Dims = std::array::from_fn(|dim| (offset[dim] - self.low[dim]) as usize);
+        let column = w % self.step[2] * self.residue + w / self.step[2];
+        d * self.plane + h * self.row + column
+    }
+
     /// The offset of every (channel, tap), channels first.
     pub(crate) fn offsets(&self, correlation: &Correlation, channels: usize) -> Vec<u32> {
-        let of = |offset: [isize; 3]| {
-            let [d, h, w]: Dims = std::array::from_fn(|dim| (offset[dim] - self.low[dim]) as usize);
-            let column = w % self.step[2] * self.residue + w / self.step[2];
-            d * self.plane + h * self.row + column
-        };
         (0..channels)
             .flat_map(|channel| {
                 let taps = correlation.taps.iter();
-                taps.map(move |tap| (channel * self.channel + of(tap.offset)) as u32)
+                taps.map(move |tap| (channel * self.channel + self.offset(tap.offset)) as u32)
             })
             .collect()
     }
@@ -145,7 +164,7 @@ impl TileLayout {
     pub(crate) fn fill<E: Copy + Default>(
         &self,
         tile: &mut [E],
-        pieces: &[Piece<'_, E>],
+        pieces: &Pieces<'_, E>,
         batch: usize,
         channels: Range<usize>,
         at: Dims,
@@ -154,53 +173,65 @@ impl TileLayout {
         // are no more, or they do no harm.
         let first: [isize; 3] =
             std::array::from_fn(|dim| (at[dim] * self.step[dim]) as isize + self.low[dim]);
+        let covered = |piece: &Piece<'_, E>| {
+            std::array::from_fn(|dim| {
+                let (from, size) = (
+                    piece.at[dim] as isize,
+                    piece.cells.shape()[dim + 2] as isize,
+                );
+                let low = from.max(first[dim]) - first[dim];
+                let high = (from + size - first[dim]).min(self.cells[dim] as isize);
+                low as usize..high.max(low) as usize
+            })
+        };
+        let met = pieces.0.iter().map(|piece| (piece, covered(piece)));
+        let met: Vec<(&Piece<'_, E>, [Range<usize>; 3])> = met
+            .filter(|(_, cells)| cells.iter().all(|range| !range.is_empty()))
+            .collect();
         let (tile, margin) =
             tile[..self.len(channels.len())].split_at_mut(self.channel * channels.len());
         margin.fill(E::default());
-        let covered = |piece: &Piece<'_, E>, dim: usize| {
-            let (from, size) = (
-                piece.at[dim] as isize,
-                piece.cells.shape()[dim + 2] as isize,
+        for (index, to) in tile.chunks_exact_mut(self.row).enumerate() {
+            let (channel, line) = (
+                index / (self.channel / self.row),
+                index % (self.channel / self.row),
             );
-            let low = from.max(first[dim]);
-            let high = (from + size).min(first[dim] + self.cells[dim] as isize);
-            low..high.max(low)
-        };
-        let whole =
-            |piece: &Piece<'_, E>| (0..3).all(|dim| covered(piece, dim).len() == self.cells[dim]);
-        let padded = self.row != self.cells[2];
-        if !pieces.iter().any(whole) || (padded && self.step[2] > 1) {
-            tile.fill(E::default());
-        } else if padded {
-            for row in tile.chunks_exact_mut(self.row) {
-                row[self.cells[2]..].fill(E::default());
+            let (plane, row) = (line / self.cells[1], line % self.cells[1]);
+            if self.step[2] > 1 {
+                to.fill(E::default());
             }
-        }
-        for piece in pieces {
-            let [planes, rows, columns] = std::array::from_fn(|dim| covered(piece, dim));
-            if columns.is_empty() {
-                continue;
-            }
-            let stride = piece.cells.strides()[4];
-            let to_column = (columns.start - first[2]) as usize;
-            for (c, channel) in channels.clone().enumerate() {
-                for plane in planes.clone() {
-                    for row in rows.clone() {
-                        let source = piece.cells.at([
-                            batch,
-                            channel,
-                            (plane - piece.at[0] as isize) as usize,
-                            (row - piece.at[1] as isize) as usize,
-                            (columns.start - piece.at[2] as isize) as usize,
-                        ]);
-                        let start = c * self.channel
-                            + (plane - first[0]) as usize * self.plane
-                            + (row - first[1]) as usize * self.row;
-                        let to = &mut tile[start..start + self.row];
-                        // SAFETY: the columns are within the piece, whose elements may be read.
-                        unsafe { self.copy_row(to, to_column, source, stride, columns.len()) };
-                    }
+            let mut filled = 0;
+            for (piece, [planes, rows, columns]) in &met {
+                if !planes.contains(&plane) || !rows.contains(&row) {
+                    continue;
                 }
+                let cell = |dim: usize, index: usize| {
+                    (first[dim] + index as isize) as usize - piece.at[dim]
+                };
+                let source = piece.cells.at([
+                    batch,
+                    channels.start + channel,
+                    cell(0, plane),
+                    cell(1, row),
+                    cell(2, columns.start),
+                ]);
+                if self.step[2] == 1 {
+                    to[filled..columns.start].fill(E::default());
+                }
+                // SAFETY: the columns are within the piece, whose elements may be read.
+                unsafe {
+                    self.copy_row(
+                        to,
+                        columns.start,
+                        source,
+                        piece.cells.strides()[4],
+                        columns.len(),
+                    );
+                }
+                filled = columns.end;
+            }
+            if self.step[2] == 1 {
+                to[filled..].fill(E::default());
             }
         }
     }
@@ -219,6 +250,29 @@ impl TileLayout {
         cells: usize,
     ) {
         let step = self.step[2];
+        if (step, stride) == (2, 1) {
+            // In pairs, which compiles to shuffles.
+            // SAFETY: the caller's; a tile is never part of a field.
+            let mut cells = unsafe { std::slice::from_raw_parts(source, cells) };
+            let (even, odd) = row.split_at_mut(self.residue);
+            let mut column = first / 2;
+            if first % 2 == 1
+                && let Some((cell, rest)) = cells.split_first()
+            {
+                odd[column] = *cell;
+                column += 1;
+                cells = rest;
+            }
+            let (pairs, last) = cells.as_chunks();
+            let to = even[column..].iter_mut().zip(&mut odd[column..]);
+            for ((even, odd), [first, second]) in to.zip(pairs) {
+                (*even, *odd) = (*first, *second);
+            }
+            if let [cell] = last {
+                even[column + pairs.len()] = *cell;
+            }
+            return;
+        }
         for skipped in 0..step.min(cells) {
             let column = first + skipped;
             let start = column % step * self.residue + column / step;

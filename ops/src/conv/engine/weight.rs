@@ -10,7 +10,7 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::geometry::{Conv, Dims};
-use super::tile::{Piece, SKEW, TileLayout, copy_strided, tile_extents};
+use super::tile::{Pieces, SKEW, TileLayout, copy_strided, tile_extents};
 use crate::kernel::memory::{Shared, View, with_scratch};
 use crate::kernel::simd::{Element, Isa};
 
@@ -31,7 +31,7 @@ pub(crate) struct WeightJob<'a, E> {
     /// The convolution.
     pub conv: &'a Conv,
     /// Its input.
-    pub pieces: &'a [Piece<'a, E>],
+    pub pieces: &'a Pieces<'a, E>,
     /// The gradient of its output, `[batch, channels, *cells]`.
     pub cotangent: View<'a, E, 5>,
 }

@@ -1,0 +1,235 @@
+//! The innermost kernel where channels do not mix: some rows of one channel stay in registers and share what they read.
+
+use pulp::{Simd, WithSimd};
+
+use super::geometry::{Correlation, Tap};
+use super::tile::TileLayout;
+use crate::kernel::simd::Element;
+
+/// Rows of results that are worked on together.
+pub(crate) const ROWS: usize = 4;
+
+/// Neighbouring reads for the same rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    reads: usize,
+    /// First row, and one more than the last.
+    rows: [usize; 2],
+}
+
+/// How a channel's rows are computed from its weights.
+#[derive(Debug)]
+pub(crate) struct Recipe {
+    runs: Vec<Run>,
+    /// Where the tile is read.
+    offsets: Vec<usize>,
+    /// The elements of the kernel, read by read, row by row.
+    pub(crate) elements: Vec<usize>,
+}
+
+impl Recipe {
+    /// The recipe of a correlation, if neighbouring rows share reads: not where rows or columns of results are apart.
+    pub(crate) fn new(correlation: &Correlation, layout: &TileLayout) -> Option<Self> {
+        let taps = &correlation.taps;
+        if correlation.step[1] != 1 || correlation.out_step[2] != 1 || correlation.count[1] < ROWS {
+            return None;
+        }
+        let mut recipe = Self {
+            runs: Vec::new(),
+            offsets: Vec::new(),
+            elements: Vec::new(),
+        };
+        // In the order of the taps, so that a result has the same bits however many rows are worked on together.
+        let mut places: [Vec<isize>; 3] = Default::default();
+        for tap in taps {
+            for (places, offset) in places.iter_mut().zip(tap.offset) {
+                if !places.contains(&offset) {
+                    places.push(offset);
+                }
+            }
+        }
+        let [planes, lines, columns] = &places;
+        let reach = correlation.reach(1);
+        let mut reached: Vec<isize> = (reach.start..reach.end + ROWS as isize - 1).collect();
+        if lines.first() > lines.last() {
+            reached.reverse();
+        }
+        for &plane in planes {
+            for &line in &reached {
+                for &column in columns {
+                    let tap_of = |row: usize| {
+                        let offset = [plane, line - row as isize, column];
+                        taps.iter().find(|tap: &&Tap| tap.offset == offset)
+                    };
+                    let users: Vec<usize> =
+                        (0..ROWS).filter(|&row| tap_of(row).is_some()).collect();
+                    let (&[first, ..], &[.., last]) = (&users[..], &users[..]) else {
+                        continue;
+                    };
+                    if last - first + 1 != users.len() {
+                        return None;
+                    }
+                    let rows = [first, last + 1];
+                    match recipe.runs.last_mut().filter(|run| run.rows == rows) {
+                        Some(run) => run.reads += 1,
+                        None => recipe.runs.push(Run { reads: 1, rows }),
+                    }
+                    recipe.offsets.push(layout.offset([plane, line, column]));
+                    let taps = users.into_iter().filter_map(tap_of);
+                    recipe.elements.extend(taps.map(|tap| tap.element));
+                }
+            }
+        }
+        Some(recipe)
+    }
+}
+
+/// What one call of the kernel needs to know.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowStrip<'a, E> {
+    /// The first column of the tile's row.
+    pub tile: *const E,
+    pub recipe: &'a Recipe,
+    /// The weights of the channel, as the recipe lists their elements.
+    pub weights: *const E,
+    /// What is added to every result.
+    pub bias: E,
+    /// The first result.
+    pub output: *mut E,
+    /// Elements between rows of the output.
+    pub row: usize,
+    /// The columns that exist.
+    pub columns: usize,
+}
+
+struct Block<'a, E, const N: usize>(RowStrip<'a, E>);
+
+/// The vectors of the widest block.
+pub(crate) fn width<S: Simd>() -> usize {
+    if S::REGISTER_COUNT >= 32 { 6 } else { 2 }
+}
+
+impl<E: Element> RowStrip<'_, E> {
+    /// Computes [`ROWS`] rows of at most [`width`] vectors.
+    ///
+    /// # Safety
+    /// The tile must be valid for all reads of so many vectors, the weights for the recipe, and the output for the
+    /// columns of every row, with nothing else using these.
+    #[inline(always)]
+    pub(crate) unsafe fn run<S: Simd>(self, simd: S, vectors: usize) {
+        match vectors {
+            1 => simd.vectorize(Block::<E, 1>(self)),
+            2 => simd.vectorize(Block::<E, 2>(self)),
+            3 => simd.vectorize(Block::<E, 3>(self)),
+            _ => simd.vectorize(Block::<E, 6>(self)),
+        }
+    }
+}
+
+impl<E: Element, const N: usize> WithSimd for Block<'_, E, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        // SAFETY: the caller of `run` promises that the pointers are valid.
+        unsafe {
+            let sums = self.products(simd);
+            self.store(simd, sums);
+        }
+    }
+}
+
+impl<E: Element, const N: usize> Block<'_, E, N> {
+    /// The sums over all reads.
+    #[inline(always)]
+    unsafe fn products<S: Simd>(&self, simd: S) -> [[E::Vector<S>; N]; ROWS] {
+        let RowStrip {
+            tile,
+            recipe,
+            mut weights,
+            ..
+        } = self.0;
+        let mut sums = [[E::splat(simd, E::default()); N]; ROWS];
+        let mut offsets = recipe.offsets.as_slice();
+        for run in &recipe.runs {
+            let (reads, rest) = offsets.split_at(run.reads);
+            offsets = rest;
+            macro_rules! rows {
+                ($($first:literal..$last:literal)*) => {
+                    match run.rows {
+                        $([$first, $last] => {
+                            for read in reads {
+                                // SAFETY: the caller of `run` promises that the pointers are valid.
+                                unsafe {
+                                    let from = tile.add(*read);
+                                    multiply::<S, E, N, $first, $last>(simd, from, weights, &mut sums);
+                                    weights = weights.add($last - $first);
+                                }
+                            }
+                        })*
+                        _ => unreachable!("rows of a block"),
+                    }
+                };
+            }
+            rows!(0..1 0..2 0..3 0..4 1..2 1..3 1..4 2..3 2..4 3..4);
+        }
+        sums
+    }
+
+    /// Adds the bias and writes the columns that exist.
+    #[inline(always)]
+    unsafe fn store<S: Simd>(&self, simd: S, sums: [[E::Vector<S>; N]; ROWS]) {
+        let RowStrip {
+            bias,
+            output,
+            row,
+            columns,
+            ..
+        } = self.0;
+        let (lanes, bias) = (E::lanes::<S>(), E::splat(simd, bias));
+        let whole = (columns / lanes).min(N);
+        for (index, sums) in sums.iter().enumerate() {
+            let mut cells = [bias; N];
+            for (cell, sum) in cells.iter_mut().zip(sums) {
+                *cell = E::plus(simd, *sum, bias);
+            }
+            // SAFETY: the caller of `run` promises that the pointers are valid.
+            unsafe {
+                let output = output.add(index * row);
+                for (n, cell) in cells.iter().enumerate().take(whole) {
+                    E::store::<S>(output.add(n * lanes), *cell);
+                }
+                let cells = cells.as_ptr().cast::<E>();
+                for column in whole * lanes..columns.min(N * lanes) {
+                    *output.add(column) = *cells.add(column);
+                }
+            }
+        }
+    }
+}
+
+/// Adds what a read gives to rows `FIRST..LAST`.
+///
+/// # Safety
+/// `N` vectors must be readable from `from`, and `LAST - FIRST` weights.
+#[inline(always)]
+unsafe fn multiply<S: Simd, E: Element, const N: usize, const FIRST: usize, const LAST: usize>(
+    simd: S,
+    from: *const E,
+    weights: *const E,
+    sums: &mut [[E::Vector<S>; N]; ROWS],
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut factors = [E::splat(simd, E::default()); ROWS];
+        for row in FIRST..LAST {
+            factors[row] = E::splat(simd, *weights.add(row - FIRST));
+        }
+        for n in 0..N {
+            let cell = E::load::<S>(from.add(n * E::lanes::<S>()));
+            for row in FIRST..LAST {
+                sums[row][n] = E::mul_add(simd, factors[row], cell, sums[row][n]);
+            }
+        }
+    }
+}
