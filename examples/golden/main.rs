@@ -290,6 +290,7 @@ impl<'a, const D: usize> Run<'a, D> {
             dilation: self.case.list("dilation"),
             padding: self.padding::<N>(),
             groups: self.case.attrs["groups"].as_u64().unwrap_or(1) as usize,
+            activation: None,
         };
         let weight = self.needs::<D>("weight")?;
         self.compare(x.conv(weight, self.parameter("bias"), &options))

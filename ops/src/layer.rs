@@ -139,6 +139,7 @@ macro_rules! conv_layer {
                     dilation,
                     padding,
                     groups: self.groups,
+                    activation: None,
                 }
             }
         }

@@ -22,8 +22,10 @@ use super::engine::geometry::{Conv, Dims};
 use super::engine::tile::{Piece, Pieces};
 use super::engine::weight::WeightJob;
 use crate::flex::{self, Float};
+use crate::kernel::activation::Activation;
 use crate::kernel::pool::Buffer;
 use crate::kernel::simd::Isa;
+use crate::local::{LocalKernels, LocalOperator};
 
 /// One convolution on one rank.
 #[derive(Clone, Debug)]
@@ -34,6 +36,8 @@ pub(crate) struct ConvRun {
     pub exchange: Option<Exchange>,
     /// The shape of this rank's result.
     pub output: Vec<usize>,
+    /// What is applied to the result.
+    pub activation: Option<Activation>,
 }
 
 /// What the backward pass needs.
@@ -60,17 +64,17 @@ pub(crate) trait ConvBackend: Backend {
 }
 
 /// The passes of a convolution, on a backend without gradients.
-pub(crate) trait ConvKernels: Backend {
+pub(crate) trait ConvKernels: LocalKernels {
     /// The result, and the boxes that came from other ranks.
-    fn forward(
+    fn conv_forward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         run: &ConvRun,
     ) -> Result<(FloatTensor<Self>, Vec<FloatTensor<Self>>)>;
 
-    /// The gradients of input, weight and bias, those that are `wanted`.
-    fn backward(
+    /// The gradients of input, weight and bias, those that are `wanted`, without the activation.
+    fn conv_backward(
         saved: Saved<FloatTensor<Self>>,
         cotangent: FloatTensor<Self>,
         run: &ConvRun,
@@ -105,7 +109,13 @@ impl<B: ConvKernels, C: CheckpointStrategy> ConvBackend for Autodiff<B, C> {
         struct Step;
 
         impl<B: ConvKernels> Backward<B, 3> for Step {
-            type State = (NodeId, NodeId, Vec<FloatTensor<B>>, ConvRun);
+            type State = (
+                NodeId,
+                NodeId,
+                Vec<FloatTensor<B>>,
+                ConvRun,
+                Option<(FloatTensor<B>, LocalOperator)>,
+            );
 
             fn backward(
                 self,
@@ -113,15 +123,19 @@ impl<B: ConvKernels, C: CheckpointStrategy> ConvBackend for Autodiff<B, C> {
                 grads: &mut Gradients,
                 checkpointer: &mut Checkpointer,
             ) {
-                let (x, weight, received, run) = ops.state;
+                let (x, weight, received, run, activation) = ops.state;
                 let saved = Saved {
                     x: checkpointer.retrieve_node_output(x),
                     weight: checkpointer.retrieve_node_output(weight),
                     received,
                 };
-                let cotangent = grads.consume::<B>(&ops.node);
+                let mut cotangent = grads.consume::<B>(&ops.node);
+                if let Some((y, operator)) = activation {
+                    cotangent =
+                        B::backward(y, cotangent, operator).unwrap_or_else(|error| error.raise());
+                }
                 let wanted = ops.parents.each_ref().map(Option::is_some);
-                let gradients = B::backward(saved, cotangent, &run, wanted)
+                let gradients = B::conv_backward(saved, cotangent, &run, wanted)
                     .unwrap_or_else(|error| error.raise());
                 for (node, gradient) in ops.parents.into_iter().zip(gradients) {
                     if let (Some(node), Some(gradient)) = (node, gradient) {
@@ -131,8 +145,8 @@ impl<B: ConvKernels, C: CheckpointStrategy> ConvBackend for Autodiff<B, C> {
             }
         }
 
-        let forward = |x, weight, bias| {
-            B::forward(x, weight, bias, &run).unwrap_or_else(|error| error.raise())
+        let forward = |x, weight, bias, run: &ConvRun| {
+            B::conv_forward(x, weight, bias, run).unwrap_or_else(|error| error.raise())
         };
         let (x_inner, x_node) = x.clone().into_parts();
         let (weight_inner, weight_node) = weight.clone().into_parts();
@@ -145,17 +159,29 @@ impl<B: ConvKernels, C: CheckpointStrategy> ConvBackend for Autodiff<B, C> {
         {
             OpsKind::Tracked(mut prep) => {
                 let (x, weight) = (prep.checkpoint(&x), prep.checkpoint(&weight));
-                let (y, received) = forward(x_inner, weight_inner, bias);
-                prep.finish((x, weight, received, run), y)
+                // The derivative of the activation needs what goes into it.
+                let operator = run.activation.map(LocalOperator::Activation);
+                let run = ConvRun {
+                    activation: None,
+                    ..run
+                };
+                let (y, received) = forward(x_inner, weight_inner, bias, &run);
+                let Some(operator) = operator else {
+                    return prep.finish((x, weight, received, run, None), y);
+                };
+                let activated =
+                    B::forward(y.clone(), operator).unwrap_or_else(|error| error.raise());
+                let state = (x, weight, received, run, Some((y, operator)));
+                prep.finish(state, activated)
             }
-            OpsKind::UnTracked(prep) => prep.finish(forward(x_inner, weight_inner, bias).0),
+            OpsKind::UnTracked(prep) => prep.finish(forward(x_inner, weight_inner, bias, &run).0),
         }
     }
 }
 
 impl ConvBackend for Flex {
     fn conv(x: FlexTensor, weight: FlexTensor, bias: FlexTensor, run: ConvRun) -> FlexTensor {
-        match Self::forward(x, weight, bias, &run) {
+        match Self::conv_forward(x, weight, bias, &run) {
             Ok((y, _)) => y,
             Err(error) => error.raise(),
         }
@@ -163,7 +189,7 @@ impl ConvBackend for Flex {
 }
 
 impl ConvKernels for Flex {
-    fn forward(
+    fn conv_forward(
         x: FlexTensor,
         weight: FlexTensor,
         bias: FlexTensor,
@@ -183,7 +209,7 @@ impl ConvKernels for Flex {
         Ok((y, received))
     }
 
-    fn backward(
+    fn conv_backward(
         saved: Saved<FlexTensor>,
         cotangent: FlexTensor,
         run: &ConvRun,
@@ -272,6 +298,7 @@ impl ConvRun {
             shape,
             pieces: &self.pieces(x, received),
             bias: (!bias.is_empty()).then_some(bias),
+            activation: self.activation,
         };
         let y = job.run(Isa::chosen()?, |[group, output, input, element]| {
             weight[((group * outputs + output) * inputs + input) * kernel + element]
@@ -368,6 +395,7 @@ impl ConvRun {
             shape: spatial(&shape),
             pieces: &Pieces::whole(flex::field(cotangent)),
             bias: None,
+            activation: None,
         };
         let gradient: Buffer<E> = job.run(isa, |[group, input, output, element]| {
             weight[((group * outputs + output) * inputs + input) * kernel + element]

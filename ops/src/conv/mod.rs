@@ -23,12 +23,13 @@ mod tests;
 use burn::tensor::Tensor;
 use halocline_core::{Error, Exchange, Operation, Result, ShardTensor, Traffic};
 
+use crate::kernel::activation::Activation;
 use crate::stencil::Stencil;
 use crate::window::{Padding, Rounding, Window};
 use backend::ConvRun;
 use engine::geometry::Conv;
 
-/// Stride, dilation, padding and groups of a convolution over `N` spatial dims.
+/// Stride, dilation, padding, groups and activation of a convolution over `N` spatial dims.
 ///
 /// # Example
 /// ```
@@ -50,16 +51,19 @@ pub struct ConvOptions<const N: usize> {
     pub padding: [Padding; N],
     /// Groups of channels that do not mix.
     pub groups: usize,
+    /// What is applied to the result. Without gradients it is done while results are in the cache.
+    pub activation: Option<Activation>,
 }
 
 impl<const N: usize> Default for ConvOptions<N> {
-    /// Stride and dilation one, no padding, one group.
+    /// Stride and dilation one, no padding, one group, no activation.
     fn default() -> Self {
         Self {
             stride: [1; N],
             dilation: [1; N],
             padding: [Padding::default(); N],
             groups: 1,
+            activation: None,
         }
     }
 }
@@ -87,6 +91,15 @@ impl<const N: usize> ConvOptions<N> {
     #[must_use]
     pub fn with_groups(self, groups: usize) -> Self {
         Self { groups, ..self }
+    }
+
+    /// These options with an activation.
+    #[must_use]
+    pub fn with_activation(self, activation: Activation) -> Self {
+        Self {
+            activation: Some(activation),
+            ..self
+        }
     }
 
     pub(crate) fn stencil(&self, weight: &[usize]) -> Stencil {
@@ -157,6 +170,7 @@ pub fn conv<const D: usize, const N: usize>(
             Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan.clone())
         }),
         output: plan.output.local_shape(mesh.position()),
+        activation: options.activation,
     };
     let y = Error::catch(|| backend::conv(local, weight, bias, run))?;
     Ok(ShardTensor::from_parts(y, plan.output.clone(), mesh))
@@ -203,6 +217,40 @@ mod sharded {
             &[0, 2, 3],
             1e-5,
         );
+    }
+
+    #[test]
+    fn an_activation_has_the_bits_of_its_own_operator() {
+        use crate::Activation;
+        let random = |shape: [usize; 4]| {
+            let normal = burn::tensor::Distribution::Normal(0.0, 1.0);
+            Tensor::<4>::random(shape, normal, &Default::default())
+        };
+        let (x, weight) = (random([2, 3, 9, 37]), random([5, 3, 3, 3]));
+        let options = ConvOptions::default().with_padding([Padding::new(1, Boundary::Periodic); 2]);
+        let y = x.clone().conv(weight.clone(), None, &options);
+        for activation in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+            let apart = match activation {
+                Activation::Relu => y.clone().relu(),
+                Activation::Gelu => y.clone().gelu(),
+                Activation::Silu => y.clone().silu(),
+            };
+            let options = options.with_activation(activation);
+            let fused = x.clone().conv(weight.clone(), None, &options);
+            let tracked = x.clone().autodiff().require_grad();
+            let tracked = tracked.conv(weight.clone().autodiff(), None, &options);
+            fused
+                .into_data()
+                .assert_eq(&apart.clone().into_data(), true);
+            tracked.into_data().assert_eq(&apart.into_data(), true);
+            check_op(
+                &Conv(options),
+                &[[1, 2, 6, 7]],
+                &[[3, 2, 3, 3]],
+                &[2, 3],
+                2e-5,
+            );
+        }
     }
 
     #[test]

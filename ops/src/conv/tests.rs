@@ -159,6 +159,7 @@ impl<const N: usize> Case<N> {
                 .padding
                 .map(|width| Padding::new(width, Boundary::Zeros)),
             groups: self.groups,
+            activation: None,
         };
         let y = viewed(ours.0.clone()).conv(ours.1.clone(), ours.2.clone(), &options);
         let theirs = leaves(&x);

@@ -1,6 +1,6 @@
 //! Activations, and their gradients.
 
-use pulp::Simd;
+use pulp::{Simd, WithSimd};
 
 use super::lanes::{Function, map};
 use super::math::{Distribution, gated, gated_slope, relu, relu_slope};
@@ -8,8 +8,8 @@ use super::pool::Buffer;
 use super::simd::{Element, Isa};
 
 /// A function of one variable that follows a linear layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Activation {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
     /// `max(x, 0)`.
     Relu,
     /// `x · Φ(x)`, exact, with the distribution function of the normal distribution.
@@ -29,6 +29,12 @@ impl Activation {
         }
     }
 
+    /// Replaces elements by its values.
+    #[inline(always)]
+    pub(crate) fn apply_to<S: Simd, E: Element>(self, simd: S, elements: &mut [E]) {
+        simd.vectorize(InPlace(self, elements));
+    }
+
     /// Its derivative.
     #[inline(always)]
     pub(crate) fn slope<S: Simd, E: Element>(self, simd: S, x: E::Vector<S>) -> E::Vector<S> {
@@ -37,6 +43,28 @@ impl Activation {
             Self::Gelu => gated_slope::<S, E>(simd, Distribution::Normal, x),
             Self::Silu => gated_slope::<S, E>(simd, Distribution::Logistic, x),
         }
+    }
+}
+
+struct InPlace<'a, E>(Activation, &'a mut [E]);
+
+impl<E: Element> WithSimd for InPlace<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self(activation, elements) = self;
+        let mut vectors = elements.chunks_exact_mut(E::lanes::<S>());
+        for vector in &mut vectors {
+            // SAFETY: the chunk is a vector long.
+            unsafe {
+                let x = E::load::<S>(vector.as_ptr());
+                E::store::<S>(vector.as_mut_ptr(), activation.apply::<S, E>(simd, x));
+            }
+        }
+        let rest = vectors.into_remainder();
+        let x = E::load_part(simd, rest, E::splat(simd, E::default()));
+        E::store_part(simd, rest, activation.apply::<S, E>(simd, x));
     }
 }
 

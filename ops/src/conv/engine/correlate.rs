@@ -9,6 +9,7 @@ use super::geometry::{Correlation, Dims};
 use super::rows::{self, ROWS, Recipe, RowStrip};
 use super::strip::{self, Strip};
 use super::tile::{Pieces, TileLayout, tile_extents};
+use crate::kernel::activation::Activation;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::pool::Buffer;
 use crate::kernel::simd::{Element, Isa};
@@ -45,6 +46,8 @@ pub(crate) struct Job<'a, E> {
     pub pieces: &'a Pieces<'a, E>,
     /// What is added to every channel of the output, of all groups.
     pub bias: Option<&'a [E]>,
+    /// What is applied to every result, of a single correlation, while it is in the cache.
+    pub activation: Option<Activation>,
 }
 
 /// A correlation with all that tasks share.
@@ -256,6 +259,9 @@ impl<E: Element> WithSimd for Task<'_, E> {
                     .fill(buffer, job.pieces, self.batch, channels, at);
                 self.block(simd, buffer, block, at, size);
             }
+            if let Some(activation) = job.activation {
+                self.activate(simd, activation, at, size);
+            }
         });
     }
 }
@@ -271,8 +277,7 @@ impl<E: Element> Task<'_, E> {
         let cells = job.cells();
         let first_weight = (self.group * job.inputs + block.start) * job.outputs * taps;
         let last = block.end == job.inputs;
-        let here = |(start, _): &(usize, usize)| start * part.ranges / job.outputs == self.range;
-        for (start, height) in panels::<S>(job.outputs).filter(here) {
+        for (start, height) in self.panels::<S>() {
             let weights = &part.weights[first_weight + start * terms..][..terms * height];
             let channel = self.group * job.outputs + start;
             let bias = job
@@ -358,5 +363,35 @@ impl<E: Element> Task<'_, E> {
             }
         }
         together
+    }
+
+    /// The panels of this task's range of outputs.
+    #[inline(always)]
+    fn panels<S: Simd>(&self) -> impl Iterator<Item = (usize, usize)> {
+        let (ranges, outputs, own) = (self.part.ranges, self.job.outputs, self.range);
+        panels::<S>(outputs).filter(move |(start, _)| start * ranges / outputs == own)
+    }
+
+    /// Applies an activation to the tile's results.
+    #[inline(always)]
+    fn activate<S: Simd>(&self, simd: S, activation: Activation, at: Dims, size: Dims) {
+        let [_, rows, columns] = self.job.shape;
+        let first = (self.batch * self.job.groups + self.group) * self.job.outputs;
+        for output in self
+            .panels::<S>()
+            .flat_map(|(start, height)| start..start + height)
+        {
+            for plane in at[0]..at[0] + size[0] {
+                for row in at[1]..at[1] + size[1] {
+                    let start =
+                        (first + output) * self.job.cells() + (plane * rows + row) * columns;
+                    // SAFETY: the columns lie in the output, are written, and belong to this task alone.
+                    let cells = unsafe {
+                        std::slice::from_raw_parts_mut(self.output.at(start + at[2]), size[2])
+                    };
+                    activation.apply_to(simd, cells);
+                }
+            }
+        }
     }
 }

@@ -222,13 +222,14 @@ unsafe fn multiply<S: Simd, E: Element, const N: usize, const FIRST: usize, cons
     // SAFETY: the caller's.
     unsafe {
         let mut factors = [E::splat(simd, E::default()); ROWS];
-        for row in FIRST..LAST {
-            factors[row] = E::splat(simd, *weights.add(row - FIRST));
+        let factors = &mut factors[FIRST..LAST];
+        for (index, factor) in factors.iter_mut().enumerate() {
+            *factor = E::splat(simd, *weights.add(index));
         }
         for n in 0..N {
             let cell = E::load::<S>(from.add(n * E::lanes::<S>()));
-            for row in FIRST..LAST {
-                sums[row][n] = E::mul_add(simd, factors[row], cell, sums[row][n]);
+            for (sums, factor) in sums[FIRST..LAST].iter_mut().zip(&*factors) {
+                sums[n] = E::mul_add(simd, *factor, cell, sums[n]);
             }
         }
     }

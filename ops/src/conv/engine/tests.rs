@@ -331,6 +331,7 @@ impl Case {
             shape: self.count,
             pieces: &pieces,
             bias: Some(&bias),
+            activation: None,
         }
         .run(isa, |[g, o, i, k]| weight[place(g, o, i, k)]);
         let x_gradient = Job {
@@ -342,6 +343,7 @@ impl Case {
             shape: truth.cells,
             pieces: &Pieces::whole(cotangent.view()),
             bias: None,
+            activation: None,
         }
         .run(isa, |[g, i, o, k]| weight[place(g, o, i, k)]);
         let parameters = WeightJob {
@@ -425,6 +427,7 @@ proptest! {
                 shape: ranges.each_ref().map(ExactSizeIterator::len),
                 pieces: &Pieces::whole(cells),
                 bias: None,
+            activation: None,
             }
             .run(Isa::available()[0], |[g, i, o, k]| {
                 weight[((g * outputs + o) * inputs + i) * case.conv.elements() + k]
