@@ -2,9 +2,10 @@
 //!
 //! Every round of a case runs each pass with each implementation, in turn, so that a noisy machine hits all of them
 //! alike; a figure is the median over rounds. All work on contiguous `f32` tensors, in the layout of burn and PyTorch,
-//! with as many threads as there are cores, and never two at a time: before each turn is a pause in which the threads of
-//! the one before fall asleep. In its turn an implementation runs twice, and the second run counts: threads are awake,
-//! and caches and the pages of results as they are in a loop. The time of a run includes making its results and freeing
+//! with as many threads as there are cores, and never two at a time: before each turn all cores multiply and add in
+//! registers for some milliseconds, while the threads of the one before fall asleep; cores that idle would take as long to
+//! come back to speed. In its turn an implementation runs twice, and the second run counts: threads are awake, and caches
+//! and the pages of results as they are in a loop. The time of a run includes making its results and freeing
 //! them. Results and gradients of ours are compared with burn-flex's first.
 //!
 //! - `fwd` is inference, without autodiff.
@@ -12,7 +13,7 @@
 //!   convolution's: by `torch.autograd.grad(y, leaves, cotangent)` in PyTorch, by [`pair`] in burn.
 //!
 //! A convolution counts 2 · outputs · inputs / groups · kernel elements of floating-point operations, and three times
-//! that with its gradients. The peak is that of multiply-adds in registers on all cores, the best of a case's rounds.
+//! that with its gradients. The peak is the median of what these multiply-adds reach before each turn.
 //!
 //! `HALOCLINE_BENCH_SECONDS` bounds the time per case (at least 5 rounds are run), `HALOCLINE_PYTHON` is the python that
 //! has PyTorch, arguments choose cases whose names contain one of them. Medians go to `bench/conv.csv` in cargo's target
@@ -119,10 +120,8 @@ const CASES: [Case; 10] = [
 const PASSES: [(&str, f64); 2] = [("fwd", 1.0), ("fwd+bwd", 3.0)];
 const IMPLEMENTATIONS: [&str; 3] = ["halocline", "burn-flex", "pytorch"];
 const MIN_ROUNDS: usize = 5;
-/// Of some milliseconds each, per round.
-const PEAK_RUNS: usize = 4;
-/// PyTorch's threads spin for some milliseconds after their work.
-const PAUSE: Duration = Duration::from_millis(10);
+/// Of five milliseconds each; PyTorch's threads spin for some after their work.
+const PEAK_RUNS: usize = 3;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let budget = match std::env::var("HALOCLINE_BENCH_SECONDS") {
@@ -261,22 +260,21 @@ fn measure<const D: usize>(
         None => Some(pytorch.as_mut()?.run(case, PASSES[pass].0)),
     };
     let mut samples = [const { [const { Vec::new() }; 3] }; 2];
-    let mut peak_gflops: f64 = 0.0;
+    let mut peaks = Vec::new();
     let mut rounds = 0;
     while rounds < MIN_ROUNDS || start.elapsed() < budget {
-        for _ in 0..PEAK_RUNS {
-            peak_gflops = peak_gflops.max(gflops_in_registers());
-        }
         for (pass, samples) in samples.iter_mut().enumerate() {
             for turn in 0..3 {
                 let implementation = (rounds + turn) % 3; // so that none always follows the same one
-                thread::sleep(PAUSE);
+                let runs = (0..PEAK_RUNS).map(|_| gflops_in_registers());
+                peaks.push(runs.fold(0.0, f64::max));
                 run(implementation, pass);
                 samples[implementation].extend(run(implementation, pass));
             }
         }
         rounds += 1;
     }
+    let peak_gflops = median(&mut peaks).unwrap_or(f64::NAN);
     [0, 1].map(|pass| Row {
         case: case.to_string(),
         pass: PASSES[pass].0,

@@ -66,7 +66,11 @@ pub(crate) fn small_tensor<E: Float>(elements: Vec<E>, shape: &[usize]) -> FlexT
 /// The elements of a contiguous tensor.
 pub(crate) fn elements<E: Float>(tensor: &FlexTensor) -> &[E] {
     let layout = tensor.layout();
-    &tensor.storage()[layout.start_offset()..][..layout.num_elements()]
+    match layout.num_elements() {
+        // A view of nothing may begin anywhere.
+        0 => &[],
+        elements => &tensor.storage()[layout.start_offset()..][..elements],
+    }
 }
 
 /// A tensor of a narrow float as `f32`, in which it is computed with.

@@ -3,7 +3,7 @@
 use pulp::{Simd, WithSimd};
 
 use super::lanes::{Function, map};
-use super::math::{Distribution, gated, gated_slope, relu, relu_slope};
+use super::math::{Distribution, gated, gated_slope, relu};
 use super::pool::Buffer;
 use super::simd::{Element, Isa};
 
@@ -35,14 +35,25 @@ impl Activation {
         simd.vectorize(InPlace(self, elements));
     }
 
-    /// Its derivative.
+    /// The gradient of `x`: the cotangent times the derivative. Where a rectifier is zero, so is the gradient, whatever
+    /// the cotangent.
     #[inline(always)]
-    pub(crate) fn slope<S: Simd, E: Element>(self, simd: S, x: E::Vector<S>) -> E::Vector<S> {
-        match self {
-            Self::Relu => relu_slope::<S, E>(simd, x),
-            Self::Gelu => gated_slope::<S, E>(simd, Distribution::Normal, x),
-            Self::Silu => gated_slope::<S, E>(simd, Distribution::Logistic, x),
-        }
+    pub(crate) fn pull<S: Simd, E: Element>(
+        self,
+        simd: S,
+        x: E::Vector<S>,
+        cotangent: E::Vector<S>,
+    ) -> E::Vector<S> {
+        let distribution = match self {
+            Self::Relu => {
+                let zero = E::splat(simd, E::default());
+                let rest = E::select_equal(simd, [x, zero], zero, cotangent);
+                return E::select_less(simd, [x, zero], zero, rest);
+            }
+            Self::Gelu => Distribution::Normal,
+            Self::Silu => Distribution::Logistic,
+        };
+        E::times(simd, gated_slope::<S, E>(simd, distribution, x), cotangent)
     }
 }
 
@@ -97,7 +108,7 @@ struct Backward(Activation);
 impl<E: Element> Function<E, 2> for Backward {
     #[inline(always)]
     fn at<S: Simd>(&self, simd: S, _: usize, [x, cotangent]: [E::Vector<S>; 2]) -> E::Vector<S> {
-        E::times(simd, self.0.slope::<S, E>(simd, x), cotangent)
+        self.0.pull::<S, E>(simd, x, cotangent)
     }
 }
 
@@ -118,6 +129,18 @@ mod tests {
                     assert_eq!(*forward(isa, activation, &x[range.clone()]), y[range]);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_rectifier_stops_any_cotangent_where_it_is_zero() {
+        let (x, cotangent) = (
+            [-1.0_f32, 0.0, 2.0, f32::NAN],
+            [f32::INFINITY, f32::NAN, 3.0, 4.0],
+        );
+        for isa in Isa::available() {
+            let gradient = backward(isa, Activation::Relu, &x, &cotangent);
+            assert_eq!(*gradient, [0.0, 0.0, 3.0, 4.0]);
         }
     }
 

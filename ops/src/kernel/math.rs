@@ -263,18 +263,6 @@ pub(crate) fn relu<S: Simd, E: Element>(simd: S, x: E::Vector<S>) -> E::Vector<S
     E::select_less(simd, [x, zero], zero, x)
 }
 
-/// The slope of [`relu`]: zero at zero, one at NaN.
-#[inline(always)]
-pub(crate) fn relu_slope<S: Simd, E: Element>(simd: S, x: E::Vector<S>) -> E::Vector<S> {
-    let [zero, one] = [E::default(), E::CONSTANTS.one].map(|value| E::splat(simd, value));
-    E::select_less(
-        simd,
-        [x, zero],
-        zero,
-        E::select_equal(simd, [x, zero], zero, one),
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use pulp::WithSimd;
@@ -287,7 +275,6 @@ mod tests {
         Gated(Distribution),
         Slope(Distribution),
         Relu,
-        ReluSlope,
     }
 
     struct Apply<'a, E>(Function, &'a mut [E]);
@@ -303,7 +290,6 @@ mod tests {
                     Function::Gated(gate) => gated::<S, E>(simd, gate, x),
                     Function::Slope(gate) => gated_slope::<S, E>(simd, gate, x),
                     Function::Relu => relu::<S, E>(simd, x),
-                    Function::ReluSlope => relu_slope::<S, E>(simd, x),
                 };
                 E::store_part(simd, part, y);
             }
@@ -346,7 +332,6 @@ mod tests {
     fn expected(function: Function, x: f64) -> f64 {
         match function {
             Function::Relu => x.max(0.0),
-            Function::ReluSlope => f64::from(x > 0.0),
             Function::Gated(gate) => {
                 let [tail, _] = tail(gate, x.abs());
                 x * if x < 0.0 { tail } else { 1.0 - tail }
@@ -365,7 +350,7 @@ mod tests {
         let gates = GATES
             .iter()
             .flat_map(|&gate| [Function::Gated(gate), Function::Slope(gate)]);
-        gates.chain([Function::Relu, Function::ReluSlope]).collect()
+        gates.chain([Function::Relu]).collect()
     }
 
     /// The largest error relative to the value; where slopes change sign, to a quarter. Tiny values only need to be found tiny.
@@ -438,7 +423,7 @@ mod tests {
                 let found = applied(isa, function, &[x, negative(x), y, negative(y), nan]);
                 let found: Vec<f64> = found.into_iter().map(E::to_f64).collect();
                 let high = match function {
-                    Function::Slope(_) | Function::ReluSlope => [1.0; 2],
+                    Function::Slope(_) => [1.0; 2],
                     Function::Gated(_) | Function::Relu => [f64::INFINITY, max],
                 };
                 assert_eq!(
@@ -447,7 +432,7 @@ mod tests {
                     "{} {function:?}",
                     isa.name()
                 );
-                assert!(found[4].is_nan() || function == Function::ReluSlope);
+                assert!(found[4].is_nan());
             }
         }
     }

@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
+use super::simd::Element;
+
 /// A strided view of a dense buffer, of `N` dims. Strides count elements; they may be negative, or zero.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a, E, const N: usize> {
@@ -97,7 +99,7 @@ impl<E> Shared<E> {
 /// A scratch buffer of this thread, kept between calls: what it holds is left from earlier ones.
 ///
 /// Kernels that hold it must not enter another parallel loop, which could run a second kernel on this thread.
-pub(crate) fn with_scratch<E: Copy + Default, T>(len: usize, f: impl FnOnce(&mut [E]) -> T) -> T {
+pub(crate) fn with_scratch<E: Element, T>(len: usize, f: impl FnOnce(&mut [E]) -> T) -> T {
     thread_local! {
         static SCRATCH: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
     }

@@ -5,7 +5,7 @@
 //! their tensor is dropped, and the next result of about that size gets one. Blocks in use and kept never take more
 //! memory together than blocks in use once did at the same time.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -83,7 +83,7 @@ impl Block {
     /// The alignment of all blocks.
     pub(crate) const ALIGN: usize = align_of::<Line>();
 
-    /// A block of at least so many bytes, whose contents are left from earlier use.
+    /// A block of at least so many bytes, which are initialised: zero, or left from earlier use.
     fn new(bytes: usize) -> Self {
         let layout = match Layout::from_size_align(bytes, Self::ALIGN) {
             Ok(layout) => layout,
@@ -106,7 +106,7 @@ impl Block {
             }
         }
         // SAFETY: the size is not zero.
-        let start = NonNull::new(unsafe { alloc(layout) });
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) });
         Self {
             start: start.unwrap_or_else(|| handle_alloc_error(layout)),
             layout,

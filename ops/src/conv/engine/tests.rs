@@ -536,6 +536,34 @@ fn nothing_may_come_in() {
 }
 
 #[test]
+fn cells_between_taps_do_not_reach_the_weights() {
+    let case = Case {
+        conv: Conv {
+            groups: 1,
+            inputs: 1,
+            outputs: 1,
+            kernel: [1, 1, 2],
+            stride: [1; 3],
+            dilation: [1, 1, 2],
+        },
+        cuts: [0; 3],
+        count: [1; 3],
+        batch: 1,
+        ..large()
+    };
+    let mut truth = case.truth();
+    truth.x[1] = f64::NAN;
+    for isa in Isa::available() {
+        let [y, _, weight, _] = case.run::<f32>(isa, &truth);
+        assert!(
+            y.iter().chain(&weight).all(|value| value.is_finite()),
+            "{}",
+            isa.name()
+        );
+    }
+}
+
+#[test]
 fn values_that_are_not_finite_stay_in_their_windows() {
     let case = Case {
         cuts: [0; 3],
@@ -547,7 +575,17 @@ fn values_that_are_not_finite_stay_in_their_windows() {
     let hit = [0, 4, 17];
     truth.x[flat(hit, truth.cells)] = f64::NAN;
     for isa in Isa::available() {
-        let [y, ..] = case.run::<f32>(isa, &truth);
+        let [y, _, weight, bias] = case.run::<f32>(isa, &truth);
+        assert!(bias.iter().all(|gradient| gradient.is_finite()));
+        for (index, gradient) in weight.iter().enumerate() {
+            let elements = case.conv.elements();
+            let (channel, input) = (
+                index / elements / case.conv.inputs,
+                index / elements % case.conv.inputs,
+            );
+            let meets = channel < case.conv.outputs && input == 0;
+            assert_eq!(gradient.is_nan(), meets, "weight {index} on {}", isa.name());
+        }
         for channel in 0..case.conv.groups * case.conv.outputs {
             for at in indices(case.count) {
                 let reaches = channel < case.conv.outputs

@@ -319,8 +319,7 @@ impl<E: Element> Task<'_, E> {
                     .into_iter()
                     .find(|&width| width <= terms - term)
                     .unwrap_or(1);
-                // SAFETY: rows of the cotangent's tile are padded to whole vectors, and the tile of the source has a
-                // margin. This task alone adds to these weights of its chunk, which are `inputs · elements` apart.
+                // SAFETY: rows of the cotangent's tile are padded to whole vectors. This task alone adds to these weights of its chunk, which are `inputs · elements` apart.
                 unsafe {
                     let dot = Dot {
                         cotangent: cotangent.as_ptr().add((output - outputs.start) * cells),
@@ -330,7 +329,8 @@ impl<E: Element> Task<'_, E> {
                         layout,
                         planes: size[0],
                         rows: size[1],
-                        columns: *row,
+                        columns: size[2],
+                        row: *row,
                         sums: self.sums.weights.at(first + term),
                         output: inputs * elements,
                     };
@@ -353,7 +353,9 @@ struct Dot<'a, E> {
     layout: &'a TileLayout,
     planes: usize,
     rows: usize,
+    /// Columns that exist, and elements between rows of the cotangent's tile.
     columns: usize,
+    row: usize,
     sums: *mut E,
     /// Elements between outputs of the sums.
     output: usize,
@@ -405,11 +407,13 @@ impl<E: Element, const M: usize, const K: usize> WithSimd for Block<'_, E, M, K>
             planes,
             rows,
             columns,
+            row: room,
             sums,
             output,
         } = self.0;
-        let zero = E::splat(simd, E::default());
+        let (zero, lanes) = (E::splat(simd, E::default()), E::lanes::<S>());
         let mut products = [[zero; K]; M];
+        let whole = columns / lanes * lanes;
         // SAFETY: the caller of `run` promises that the pointers are valid.
         unsafe {
             let mut at = [0; K];
@@ -418,20 +422,24 @@ impl<E: Element, const M: usize, const K: usize> WithSimd for Block<'_, E, M, K>
             }
             for plane in 0..planes {
                 for row in 0..rows {
-                    let cells = cotangent.add((plane * rows + row) * columns);
+                    let cells = cotangent.add((plane * rows + row) * room);
                     let source = tile.add(layout.row(plane, row));
-                    for column in (0..columns).step_by(E::lanes::<S>()) {
-                        let mut cotangents = [zero; M];
-                        for (m, cotangent) in cotangents.iter_mut().enumerate() {
-                            *cotangent = E::load::<S>(cells.add(m * channel + column));
-                        }
-                        for k in 0..K {
-                            let value = E::load::<S>(source.add(at[k] + column));
-                            for m in 0..M {
-                                products[m][k] =
-                                    E::mul_add(simd, cotangents[m], value, products[m][k]);
-                            }
-                        }
+                    for column in (0..whole).step_by(lanes) {
+                        let from = source.add(column);
+                        step::<S, E, M, K>(
+                            simd,
+                            cells.add(column),
+                            channel,
+                            from,
+                            &at,
+                            lanes,
+                            &mut products,
+                        );
+                    }
+                    if whole < columns {
+                        let (cells, from) = (cells.add(whole), source.add(whole));
+                        let rest = columns - whole;
+                        step::<S, E, M, K>(simd, cells, channel, from, &at, rest, &mut products);
                     }
                 }
             }
@@ -439,6 +447,42 @@ impl<E: Element, const M: usize, const K: usize> WithSimd for Block<'_, E, M, K>
                 for (k, product) in products.iter().enumerate() {
                     *sums.add(m * output + k) += E::sum(simd, *product);
                 }
+            }
+        }
+    }
+}
+
+/// Adds what a vector of cells gives, of which `present` exist: beyond them may be cells that no window of these meets,
+/// and those need not be finite.
+///
+/// # Safety
+/// A vector must be readable from every cotangent, and `present` elements from every place of the source.
+#[inline(always)]
+unsafe fn step<S: Simd, E: Element, const M: usize, const K: usize>(
+    simd: S,
+    cotangent: *const E,
+    channel: usize,
+    source: *const E,
+    at: &[usize; K],
+    present: usize,
+    products: &mut [[E::Vector<S>; K]; M],
+) {
+    let zero = E::splat(simd, E::default());
+    // SAFETY: the caller's.
+    unsafe {
+        let mut cotangents = [zero; M];
+        for (m, value) in cotangents.iter_mut().enumerate() {
+            *value = E::load::<S>(cotangent.add(m * channel));
+        }
+        for (k, at) in at.iter().enumerate() {
+            let from = source.add(*at);
+            let value = if present == E::lanes::<S>() {
+                E::load::<S>(from)
+            } else {
+                E::load_part(simd, std::slice::from_raw_parts(from, present), zero)
+            };
+            for m in 0..M {
+                products[m][k] = E::mul_add(simd, cotangents[m], value, products[m][k]);
             }
         }
     }
