@@ -54,14 +54,15 @@ pub fn group_norm<const D: usize>(
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "group_norm";
     x.require_resolved(NAME)?;
-    if D < 3 || groups == 0 || !x.dims()[1].is_multiple_of(groups) {
+    if D < 2 || groups == 0 || !x.dims()[1].is_multiple_of(groups) {
         let message = format!(
-            "{groups} groups of {:?}; expected [batch, groups·n, *spatial]",
+            "{groups} groups of {:?}; expected [batch, groups·n, ..]",
             x.dims()
         );
         return Err(Error::operator(NAME, message));
     }
     x.require_whole(NAME, 1)?;
+    Isa::chosen()?;
     let [weight, bias] = parameters(&x, 1, weight, bias, NAME)?;
     let axes = x
         .layout()
@@ -100,6 +101,7 @@ pub fn layer_norm<const D: usize>(
     const NAME: &str = "layer_norm";
     x.require_resolved(NAME)?;
     x.require_whole(NAME, D - 1)?;
+    Isa::chosen()?;
     let [weight, bias] = parameters(&x, D - 1, weight, bias, NAME)?;
     let (local, layout, mesh) = x.into_parts();
     let y = Norm::Layer { epsilon }.apply(local, weight, bias);
@@ -117,8 +119,16 @@ fn parameters<const D: usize>(
     let size = x.dims()[dim];
     let constant = |value: f64| Tensor::full([size], value, (&x.device(), x.local().dtype()));
     let axes = sharded_axes(x);
+    let dtype = x.local().dtype();
     let parameter = |parameter: Option<Tensor<1>>, default: f64| match parameter {
         None => Ok(constant(default)),
+        Some(parameter) if parameter.dtype() != dtype => Err(Error::operator(
+            operator,
+            format!(
+                "a parameter of {:?} for a tensor of {dtype:?}",
+                parameter.dtype()
+            ),
+        )),
         Some(parameter) if parameter.dims() == [size] => {
             Ok(fan_out(parameter, x.mesh(), &axes, operator))
         }
@@ -503,9 +513,16 @@ mod tests {
                     "{error}"
                 );
                 let bias = Some(Tensor::ones([5], world.device()));
-                let error = layer_norm(x, None, bias, 1e-5).unwrap_err();
+                let error = layer_norm(x.clone(), None, bias, 1e-5).unwrap_err();
                 assert!(
                     error.to_string().contains("a parameter [5] for 6 elements"),
+                    "{error}"
+                );
+                let options = (world.device(), DType::F64);
+                let weight = Some(Tensor::ones([6], options));
+                let error = layer_norm(x, weight, None, 1e-5).unwrap_err().to_string();
+                assert!(
+                    error.contains("a parameter of F64 for a tensor of F32"),
                     "{error}"
                 );
                 Ok(())

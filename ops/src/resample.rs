@@ -81,7 +81,8 @@ pub fn upsample_bilinear<const D: usize>(
         let message = format!("{:?}; expected [batch, channels, rows, columns]", x.dims());
         return Err(Error::operator(NAME, message));
     }
-    let haloed = x.with_halo(&[Halo::new(2, 1, boundary[0]), Halo::new(3, 1, boundary[1])])?;
+    let halos = [Halo::new(2, 1, boundary[0]), Halo::new(3, 1, boundary[1])];
+    let haloed = x.with_halo_for(NAME, &halos)?;
     let mut extents = x.layout().all_extents().to_vec();
     for extent in extents.iter_mut().skip(2).flatten() {
         *extent *= 2;

@@ -66,15 +66,22 @@ impl<const D: usize> ShardTensor<D> {
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     pub fn with_halo(&self, halos: &[Halo]) -> Result<Tensor<D>> {
-        const NAME: &str = "with_halo";
+        self.with_halo_for("with_halo", halos)
+    }
+
+    /// [`with_halo`](Self::with_halo) as part of an operator, which errors name.
+    ///
+    /// # Errors
+    /// Those of [`with_halo`](Self::with_halo).
+    pub fn with_halo_for(&self, operator: &'static str, halos: &[Halo]) -> Result<Tensor<D>> {
         for (i, halo) in halos.iter().enumerate() {
             if halo.dim >= D || halos[..i].iter().any(|other| other.dim == halo.dim) {
                 let message = format!("halos {halos:?} for {D} dims; each dim at most once");
-                return Err(Error::operator(NAME, message));
+                return Err(Error::operator(operator, message));
             }
         }
         let layout = self.layout().clone();
-        self.assemble(NAME, halos.to_vec(), |position| {
+        self.assemble(operator, halos.to_vec(), |position| {
             let own = layout.local_box(position);
             let of = |dim| halos.iter().find(|halo| halo.dim == dim);
             let ranges: Vec<_> = (0..D)

@@ -24,6 +24,7 @@ use burn::tensor::Tensor;
 use halocline_core::{Error, Exchange, Operation, Result, ShardTensor, Traffic};
 
 use crate::kernel::activation::Activation;
+use crate::kernel::simd::Isa;
 use crate::stencil::Stencil;
 use crate::window::{Padding, Rounding, Window};
 use backend::ConvRun;
@@ -151,9 +152,22 @@ pub fn conv<const D: usize, const N: usize>(
         let message = format!("bias {:?} for {} channels", bias.dims(), shape[0]);
         return Err(Error::operator(stencil.operator(), message));
     }
+    let dtypes = [Some(weight.dtype()), bias.as_ref().map(Tensor::dtype)];
+    if let Some(other) = dtypes
+        .into_iter()
+        .flatten()
+        .find(|&dtype| dtype != x.local().dtype())
+    {
+        let message = format!(
+            "a parameter of {other:?} for a tensor of {:?}",
+            x.local().dtype()
+        );
+        return Err(Error::operator(stencil.operator(), message));
+    }
+    Isa::chosen()?;
+    let plan = stencil.plan(&x)?;
     let weight = stencil.parameter(&x, weight)?;
     let bias = bias.map(|bias| stencil.parameter(&x, bias)).transpose()?;
-    let plan = stencil.plan(&x)?;
     let (local, layout, mesh) = x.into_parts();
     let run = ConvRun {
         conv: Conv {
@@ -379,6 +393,15 @@ mod sharded {
                 .unwrap_err()
                 .to_string()
                 .contains("bias [3] for 2 channels")
+        );
+        let options = (&Default::default(), burn::tensor::DType::F64);
+        let double = Tensor::ones([2, 4, 3, 3], options);
+        let error = conv(x.clone(), double, None, &ConvOptions::<2>::default())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("a parameter of F64 for a tensor of F32"),
+            "{error}"
         );
         let error = conv(x, weight, None, &ConvOptions::<1>::default());
         assert!(error.unwrap_err().to_string().contains("options of 1 dims"));

@@ -16,6 +16,8 @@ use crate::kernel::simd::{Element, Isa};
 
 /// Bytes that a tile may take: it stays in the second-level cache beside a block of weights.
 const TILE_BYTES: usize = 512 << 10;
+/// Bytes of a tile with the rows between dilated taps, which are not copied.
+const SCRATCH_BYTES: usize = 2 << 20;
 /// Strips that a row of a tile has if it can: long rows are kind to the TLB and to prefetchers.
 const STRIPS: usize = 10;
 /// Terms of a block of channels: its weights for a panel stay in the first-level cache.
@@ -137,10 +139,17 @@ impl<'a, E: Element> Part<'a, E> {
         weight: &(impl Fn([usize; 4]) -> E + Sync),
     ) -> Self {
         let taps = correlation.taps.len();
-        let block = (TERMS / taps).clamp(1, job.inputs);
+        let mut block = (TERMS / taps).clamp(1, job.inputs);
         let strip = strip::width::<S>(strip::heights::<S>()[0]) * E::lanes::<S>();
+        let smallest = TileLayout::new(correlation, [1, 1, strip.min(correlation.count[2])]);
+        while block > 1 && smallest.len(block) > SCRATCH_BYTES / size_of::<E>() {
+            block /= 2;
+        }
         let room = TILE_BYTES / size_of::<E>() / block;
-        let fits = |layout: &TileLayout, _: Dims| layout.channel() <= room;
+        let most_room = SCRATCH_BYTES / size_of::<E>();
+        let fits = |layout: &TileLayout, _: Dims| {
+            layout.copied() <= room && layout.len(block) <= most_room
+        };
         let tasks = TASKS.div_ceil(job.batch * job.groups);
         let most = job.outputs.div_ceil(OUTPUTS);
         let tile = tile_extents(correlation, [strip, STRIPS], tasks.div_ceil(most), fits);

@@ -1,8 +1,10 @@
 //! The innermost kernel where channels do not mix: some rows of one channel stay in registers and share what they read.
 
+use std::collections::HashMap;
+
 use pulp::{Simd, WithSimd};
 
-use super::geometry::{Correlation, Tap};
+use super::geometry::Correlation;
 use super::tile::TileLayout;
 use crate::kernel::simd::Element;
 
@@ -48,6 +50,8 @@ impl Recipe {
                 }
             }
         }
+        let elements: HashMap<[isize; 3], usize> =
+            taps.iter().map(|tap| (tap.offset, tap.element)).collect();
         let [planes, lines, columns] = &places;
         let reach = correlation.reach(1);
         let mut reached: Vec<isize> = (reach.start..reach.end + ROWS as isize - 1).collect();
@@ -57,12 +61,12 @@ impl Recipe {
         for &plane in planes {
             for &line in &reached {
                 for &column in columns {
-                    let tap_of = |row: usize| {
+                    let element = |row: usize| {
                         let offset = [plane, line - row as isize, column];
-                        taps.iter().find(|tap: &&Tap| tap.offset == offset)
+                        elements.get(&offset).copied()
                     };
                     let users: Vec<usize> =
-                        (0..ROWS).filter(|&row| tap_of(row).is_some()).collect();
+                        (0..ROWS).filter(|&row| element(row).is_some()).collect();
                     let (&[first, ..], &[.., last]) = (&users[..], &users[..]) else {
                         continue;
                     };
@@ -75,8 +79,9 @@ impl Recipe {
                         None => recipe.runs.push(Run { reads: 1, rows }),
                     }
                     recipe.offsets.push(layout.offset([plane, line, column]));
-                    let taps = users.into_iter().filter_map(tap_of);
-                    recipe.elements.extend(taps.map(|tap| tap.element));
+                    recipe
+                        .elements
+                        .extend(users.into_iter().filter_map(element));
                 }
             }
         }

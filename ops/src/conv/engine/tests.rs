@@ -536,6 +536,28 @@ fn nothing_may_come_in() {
 }
 
 #[test]
+fn large_dilations_keep_scratch_small() {
+    let case = Case {
+        conv: Conv {
+            groups: 1,
+            inputs: 40,
+            outputs: 3,
+            kernel: [1, 3, 3],
+            stride: [1, 2, 1],
+            dilation: [1, 40, 40],
+        },
+        cuts: [0; 3],
+        count: [1, 5, 60],
+        batch: 1,
+        ..large()
+    };
+    let truth = case.truth();
+    for isa in Isa::available() {
+        case.check::<f32>(isa, &truth).unwrap();
+    }
+}
+
+#[test]
 fn cells_between_taps_do_not_reach_the_weights() {
     let case = Case {
         conv: Conv {

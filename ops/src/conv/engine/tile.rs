@@ -49,9 +49,11 @@ pub(crate) struct TileLayout {
     row: usize,
     plane: usize,
     channel: usize,
+    /// The rows of a channel that taps meet: with a dilation, far fewer than there are.
+    met: Vec<bool>,
 }
 
-/// A row's room is a multiple of this, plus [`SKEW`], so that rows do not meet in the same cache set.
+/// A row's room is a multiple of this, plus [`SKEW`] where rows would meet in the same cache set.
 const ALIGN: usize = 16;
 pub(crate) const SKEW: usize = 16;
 /// A strip of vectors may read so far beyond a row.
@@ -117,7 +119,25 @@ impl TileLayout {
             row += SKEW;
         }
         let plane = row * cells[1];
+        let mut met = vec![false; cells[0] * cells[1]];
+        // Taps are a product: those of one column stand for all.
+        let column = correlation.taps.first().map(|tap| tap.offset[2]);
+        for tap in correlation
+            .taps
+            .iter()
+            .filter(|tap| Some(tap.offset[2]) == column)
+        {
+            let line = |dim: usize, index: usize| {
+                index * step[dim] + (tap.offset[dim] - reach[dim].start) as usize
+            };
+            for plane in 0..lattice[0] {
+                for row in 0..lattice[1] {
+                    met[line(0, plane) * cells[1] + line(1, row)] = true;
+                }
+            }
+        }
         Self {
+            met,
             cells,
             low: reach.map(|reach| reach.start),
             step,
@@ -128,9 +148,9 @@ impl TileLayout {
         }
     }
 
-    /// Elements of a channel.
-    pub(crate) fn channel(&self) -> usize {
-        self.channel
+    /// Elements of a channel that are copied.
+    pub(crate) fn copied(&self) -> usize {
+        self.row * self.met.iter().filter(|met| **met).count()
     }
 
     /// Elements of a tile of so many channels.
@@ -150,7 +170,10 @@ impl TileLayout {
         (0..channels)
             .flat_map(|channel| {
                 let taps = correlation.taps.iter();
-                taps.map(move |tap| (channel * self.channel + self.offset(tap.offset)) as u32)
+                taps.map(move |tap| {
+                    let offset = channel * self.channel + self.offset(tap.offset);
+                    u32::try_from(offset).expect("a tile of fewer elements")
+                })
             })
             .collect()
     }
@@ -196,6 +219,9 @@ impl TileLayout {
                 index / (self.channel / self.row),
                 index % (self.channel / self.row),
             );
+            if !self.met[line] {
+                continue;
+            }
             let (plane, row) = (line / self.cells[1], line % self.cells[1]);
             if self.step[2] > 1 {
                 to.fill(E::default());

@@ -151,14 +151,14 @@ impl<'a, E: Element> Plan<'a, E> {
         let correlation = job.conv.forward(count);
         let lanes = E::lanes::<S>();
         let cells = CELLS_BYTES / size_of::<E>() / block::<S>();
-        let fits = |_: &TileLayout, tile: Dims| {
-            tile[0] * tile[1] * tile[2].next_multiple_of(lanes) <= cells
+        let room = TILE_BYTES / size_of::<E>();
+        let fits = |layout: &TileLayout, tile: Dims| {
+            layout.len(1) <= room && tile[0] * tile[1] * tile[2].next_multiple_of(lanes) <= cells
         };
         let tile = tile_extents(&correlation, [4 * lanes, 8], 1, fits);
         let layout = TileLayout::new(&correlation, tile);
         let tiles: Dims = std::array::from_fn(|dim| count[dim].div_ceil(tile[dim]));
-        let channel = layout.channel() * size_of::<E>();
-        let block = (TILE_BYTES / channel).clamp(1, inputs);
+        let block = (room / layout.len(1)).clamp(1, inputs);
         let ranges = outputs.div_ceil(OUTPUTS);
         let fields = batch * tiles.iter().product::<usize>();
         let wanted = TASKS.div_ceil(groups * ranges);
@@ -265,7 +265,7 @@ impl<E: Element> Task<'_, E> {
                     let from =
                         job.cotangent
                             .at([batch, channel, at[0] + plane, at[1] + line, at[2]]);
-                    let Some(to) = rows.next() else { return };
+                    let to = rows.next().expect("room for every row");
                     // SAFETY: the tile lies within the cotangent.
                     unsafe { copy_strided(&mut to[..size[2]], from, stride) };
                     to[size[2]..].fill(E::default());
