@@ -20,6 +20,8 @@ test: packages
 		echo "== $$example on $$ranks local ranks"; $(TARGET)/debug/examples/$$example $$ranks > /dev/null; done; \
 		echo "== $$example under mpirun -n 4"; $(MPIRUN) -n 4 $(TARGET)/debug/examples/$$example > /dev/null; done
 	$(MPIRUN) -n 4 -x RAYON_NUM_THREADS=1 $(TARGET)/debug/examples/golden tests/golden
+	set -e; for isa in portable $(shell grep -qsw avx2 /proc/cpuinfo && echo avx2); do \
+		echo "== golden on $$isa"; HALOCLINE_ISA=$$isa $(TARGET)/debug/examples/golden tests/golden --ranks 1,2 > /dev/null; done
 
 check: packages
 	cargo fmt --all --check

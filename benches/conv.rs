@@ -4,8 +4,8 @@
 //! alike; a figure is the median over rounds. All work on contiguous `f32` tensors, in the layout of burn and PyTorch,
 //! with as many threads as there are cores, and never two at a time: before each turn all cores multiply and add in
 //! registers for some milliseconds, while the threads of the one before fall asleep; cores that idle would take as long to
-//! come back to speed. In its turn an implementation runs twice, and the second run counts: threads are awake, and caches
-//! and the pages of results as they are in a loop. The time of a run includes making its results and freeing
+//! come back to speed. In its turn an implementation runs for a tenth of a second, and all runs but the first count:
+//! threads are awake, and caches and the pages of results as they are in a training loop. The time of a run includes making its results and freeing
 //! them. Results and gradients of ours are compared with burn-flex's first.
 //!
 //! - `fwd` is inference, without autodiff.
@@ -122,6 +122,9 @@ const IMPLEMENTATIONS: [&str; 3] = ["halocline", "burn-flex", "pytorch"];
 const MIN_ROUNDS: usize = 5;
 /// Of five milliseconds each; PyTorch's threads spin for some after their work.
 const PEAK_RUNS: usize = 3;
+
+/// How long an implementation runs in its turn.
+const TURN: Duration = Duration::from_millis(100);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let budget = match std::env::var("HALOCLINE_BENCH_SECONDS") {
@@ -269,7 +272,13 @@ fn measure<const D: usize>(
                 let runs = (0..PEAK_RUNS).map(|_| gflops_in_registers());
                 peaks.push(runs.fold(0.0, f64::max));
                 run(implementation, pass);
-                samples[implementation].extend(run(implementation, pass));
+                let begin = Instant::now();
+                while begin.elapsed() < TURN {
+                    let Some(seconds) = run(implementation, pass) else {
+                        break;
+                    };
+                    samples[implementation].push(seconds);
+                }
             }
         }
         rounds += 1;

@@ -359,3 +359,21 @@ element!(f64, u64, f64s, F64, {
     splat_f64s, reduce_sum_f64s, less_than_f64s, equal_f64s, select_f64s, transmute_u64s_f64s, transmute_f64s_u64s,
     add_u64s, mul_u64s, splat_u64s, mask_between_m64s, mask_load_ptr_f64s, mask_store_ptr_f64s,
 });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instruction_set_is_chosen_by_its_name() {
+        for isa in Isa::available() {
+            assert_eq!(Isa::named(Some(isa.name())).unwrap().name(), isa.name());
+        }
+        assert_eq!(Isa::named(None).unwrap().name(), Isa::available()[0].name());
+        let error = Isa::named(Some("mmx")).unwrap_err().to_string();
+        assert!(
+            error.contains("no instruction set \"mmx\" here; set one of"),
+            "{error}"
+        );
+    }
+}
