@@ -53,6 +53,16 @@ fn pool() -> MutexGuard<'static, Pool> {
     POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Gives the memory of dropped results back to the system, rather than keep it for the next ones.
+///
+/// CPU kernels keep large blocks, never more than was once in use at a time. Worth a call where a program goes on to work
+/// that needs much memory for something else.
+pub fn release_memory() {
+    let mut pool = pool();
+    pool.peak_bytes = pool.used_bytes;
+    pool.shrink();
+}
+
 impl Pool {
     /// A kept block that is at most a quarter larger than needed.
     fn take(&mut self, bytes: usize) -> Option<Block> {
