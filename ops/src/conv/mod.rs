@@ -21,10 +21,12 @@ mod engine;
 mod tests;
 
 use burn::tensor::Tensor;
+use halocline_core::ops::fan_out;
 use halocline_core::{Error, Exchange, Operation, Result, ShardTensor, Traffic};
 
 use crate::kernel::activation::Activation;
 use crate::kernel::simd::Isa;
+use crate::sharded_axes;
 use crate::stencil::Stencil;
 use crate::window::{Padding, Rounding, Window};
 use backend::ConvRun;
@@ -166,8 +168,9 @@ pub fn conv<const D: usize, const N: usize>(
     }
     Isa::chosen()?;
     let plan = stencil.plan(&x)?;
-    let weight = stencil.parameter(&x, weight)?;
-    let bias = bias.map(|bias| stencil.parameter(&x, bias)).transpose()?;
+    let axes = sharded_axes(&x);
+    let weight = fan_out(weight, x.mesh(), &axes, stencil.operator());
+    let bias = bias.map(|bias| fan_out(bias, x.mesh(), &axes, stencil.operator()));
     let (local, layout, mesh) = x.into_parts();
     let run = ConvRun {
         conv: Conv {

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::geometry::{Correlation, Dims};
 use super::rows::{self, ROWS, Recipe, RowStrip};
 use super::strip::{self, Strip};
-use super::tile::{Pieces, TileLayout, tile_extents};
+use super::tile::{Pieces, TileLayout, tile_box, tile_extents};
 use crate::kernel::activation::Activation;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::pool::Buffer;
@@ -58,8 +58,8 @@ struct Part<'a, E> {
     layout: TileLayout,
     /// Extents of a tile, in results.
     tile: Dims,
-    /// Tiles per dim.
-    tiles: Dims,
+    /// Tiles of a field.
+    tiles: usize,
     /// Ranges that the outputs are cut into.
     ranges: usize,
     /// Channels of the source that are worked on at a time.
@@ -105,7 +105,7 @@ impl<E: Element, W: Fn([usize; 4]) -> E + Sync> WithSimd for Whole<'_, E, W> {
             }
             for correlation in job.parts.iter().filter(|part| !part.taps.is_empty()) {
                 let part = Part::new::<S>(job, correlation, &weight);
-                let tiles: usize = part.tiles.iter().product();
+                let tiles = part.tiles;
                 let tasks = 0..job.batch * job.groups * tiles * part.ranges;
                 let run = |task| {
                     let (rest, range) = (task / part.ranges, task % part.ranges);
@@ -153,7 +153,9 @@ impl<'a, E: Element> Part<'a, E> {
         let tasks = TASKS.div_ceil(job.batch * job.groups);
         let most = job.outputs.div_ceil(OUTPUTS);
         let tile = tile_extents(correlation, [strip, STRIPS], tasks.div_ceil(most), fits);
-        let tiles: Dims = std::array::from_fn(|dim| correlation.count[dim].div_ceil(tile[dim]));
+        let tiles = (0..3)
+            .map(|dim| correlation.count[dim].div_ceil(tile[dim]))
+            .product();
         let layout = TileLayout::new(correlation, tile);
         let alone = (job.inputs, job.outputs) == (1, 1) && tile[1] >= ROWS;
         let recipe = alone.then(|| Recipe::new(correlation, &layout)).flatten();
@@ -167,7 +169,7 @@ impl<'a, E: Element> Part<'a, E> {
                 (recipe, weights)
             }),
             offsets: layout.offsets(correlation, block),
-            ranges: tasks.div_ceil(tiles.iter().product()).min(most),
+            ranges: tasks.div_ceil(tiles).min(most),
             tiles,
             weights: pack::<S, E>(job, correlation, block, weight),
             correlation,
@@ -245,20 +247,7 @@ impl<E: Element> WithSimd for Task<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { job, part, .. } = self;
-        let Part {
-            tile: extents,
-            tiles,
-            correlation,
-            ..
-        } = part;
-        let place = [
-            self.tile / (tiles[1] * tiles[2]),
-            self.tile / tiles[2] % tiles[1],
-            self.tile % tiles[2],
-        ];
-        let at: Dims = std::array::from_fn(|dim| place[dim] * extents[dim]);
-        let size: Dims =
-            std::array::from_fn(|dim| extents[dim].min(correlation.count[dim] - at[dim]));
+        let [at, size] = tile_box(self.tile, part.tile, part.correlation.count);
         with_scratch(part.layout.len(part.block), |buffer| {
             for first in (0..job.inputs).step_by(part.block) {
                 let block = first..job.inputs.min(first + part.block);

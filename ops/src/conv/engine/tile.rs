@@ -106,6 +106,21 @@ pub(crate) fn tile_extents(
     })
 }
 
+/// The first result of a tile, and how many it has in every dim, of a lattice of `count` cut into tiles of `extents`.
+pub(crate) fn tile_box(index: usize, extents: Dims, count: Dims) -> [Dims; 2] {
+    let tiles: Dims = std::array::from_fn(|dim| count[dim].div_ceil(extents[dim]));
+    let place = [
+        index / (tiles[1] * tiles[2]),
+        index / tiles[2] % tiles[1],
+        index % tiles[2],
+    ];
+    let at: Dims = std::array::from_fn(|dim| place[dim] * extents[dim]);
+    [
+        at,
+        std::array::from_fn(|dim| extents[dim].min(count[dim] - at[dim])),
+    ]
+}
+
 impl TileLayout {
     /// The layout of tiles of `lattice` results.
     pub(crate) fn new(correlation: &Correlation, lattice: Dims) -> Self {

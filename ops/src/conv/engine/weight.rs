@@ -10,7 +10,7 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::geometry::{Conv, Dims};
-use super::tile::{Pieces, SKEW, TileLayout, copy_strided, tile_extents};
+use super::tile::{Pieces, SKEW, TileLayout, copy_strided, tile_box, tile_extents};
 use crate::kernel::memory::{Shared, View, with_scratch};
 use crate::kernel::simd::{Element, Isa};
 
@@ -50,7 +50,8 @@ struct Plan<'a, E> {
     job: &'a WeightJob<'a, E>,
     layout: TileLayout,
     tile: Dims,
-    tiles: Dims,
+    /// Tiles of a sample.
+    tiles: usize,
     /// Channels of the source that are worked on at a time.
     block: usize,
     offsets: Vec<u32>,
@@ -157,10 +158,10 @@ impl<'a, E: Element> Plan<'a, E> {
         };
         let tile = tile_extents(&correlation, [4 * lanes, 8], 1, fits);
         let layout = TileLayout::new(&correlation, tile);
-        let tiles: Dims = std::array::from_fn(|dim| count[dim].div_ceil(tile[dim]));
+        let tiles: usize = (0..3).map(|dim| count[dim].div_ceil(tile[dim])).product();
         let block = (room / layout.len(1)).clamp(1, inputs);
         let ranges = outputs.div_ceil(OUTPUTS);
-        let fields = batch * tiles.iter().product::<usize>();
+        let fields = batch * tiles;
         let wanted = TASKS.div_ceil(groups * ranges);
         let chunks = wanted.min(fields).min((SUMS_BYTES / bytes).max(1));
         let size = fields.div_ceil(chunks);
@@ -220,15 +221,8 @@ impl<E: Element> WithSimd for Task<'_, E> {
         with_scratch(room + layout.len(plan.block), |scratch| {
             let (cotangent, tile) = scratch.split_at_mut(room);
             for field in plan.chunks[self.chunk].clone() {
-                let per_sample: usize = tiles.iter().product();
-                let (batch, index) = (field / per_sample, field % per_sample);
-                let place = [
-                    index / (tiles[1] * tiles[2]),
-                    index / tiles[2] % tiles[1],
-                    index % tiles[2],
-                ];
-                let at: Dims = std::array::from_fn(|dim| place[dim] * extents[dim]);
-                let size: Dims = std::array::from_fn(|dim| extents[dim].min(count[dim] - at[dim]));
+                let (batch, index) = (field / tiles, field % tiles);
+                let [at, size] = tile_box(index, *extents, count);
                 self.fill_cotangent(simd, cotangent, range.clone(), batch, at, size);
                 for first in (0..inputs).step_by(plan.block) {
                     let channels = first..inputs.min(first + plan.block);
