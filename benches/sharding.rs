@@ -236,7 +236,7 @@ static ALLOCATOR: Counting = Counting;
 fn memory() -> Result<()> {
     const SHAPE: [usize; 4] = [1, 3, 512, 512];
     let peak = |ranks: usize| -> Result<f64> {
-        halocline::ops::release_memory();
+        halocline::core::release_memory();
         let peaks = Launcher::local(ranks).check(false).collect(|world| {
             let before = BYTES.load(Ordering::Relaxed);
             world.barrier()?;

@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+#[cfg(feature = "cube")]
+use burn::backend::Cube;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
@@ -17,7 +19,9 @@ use burn::backend::{
 };
 use burn::tensor::{Device, Shape, Slice, Tensor};
 
-use crate::comm::{Batch, Communicator, Expected, InFlight, Operation, Payload, collectives};
+use crate::comm::{
+    Batch, Communicator, Expected, InFlight, Operation, Overlap, Payload, collectives,
+};
 use crate::plan::{ExchangePlan, Transfer};
 use crate::{Error, IndexBox, Result};
 
@@ -110,7 +114,7 @@ pub(crate) enum Pass {
 }
 
 /// The communication that gradients flow through.
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub(crate) trait CommBackend: Backend {
     /// Moves boxes of cells between ranks.
     fn exchange(tensor: FloatTensor<Self>, exchange: Exchange) -> FloatTensor<Self>;
@@ -140,29 +144,47 @@ where
     Ok(tensor.float())
 }
 
-/// Runs a function of dispatch tensors on a concrete backend's tensor.
-fn on<B: Backend>(
-    tensor: FloatTensor<B>,
-    f: impl FnOnce(DispatchTensor) -> Result<DispatchTensor>,
-) -> FloatTensor<B>
+impl CommBackend for Flex {
+    fn exchange(tensor: FloatTensor<Self>, exchange: Exchange) -> FloatTensor<Self> {
+        exchange_on::<Self>(tensor, &exchange)
+    }
+
+    fn reduce(tensor: FloatTensor<Self>, reduce: Reduce) -> FloatTensor<Self> {
+        reduce_on::<Self>(tensor, &reduce)
+    }
+}
+
+/// CubeCL's runtimes. Boxes are cut and pasted by operators of the fused stream; only what leaves the process is waited
+/// for.
+#[cfg(feature = "cube")]
+impl CommBackend for Cube {
+    fn exchange(tensor: FloatTensor<Self>, exchange: Exchange) -> FloatTensor<Self> {
+        exchange_on::<Self>(tensor, &exchange)
+    }
+
+    fn reduce(tensor: FloatTensor<Self>, reduce: Reduce) -> FloatTensor<Self> {
+        reduce_on::<Self>(tensor, &reduce)
+    }
+}
+
+fn exchange_on<B: Backend>(tensor: FloatTensor<B>, exchange: &Exchange) -> FloatTensor<B>
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
-    f(to_dispatch::<B>(tensor))
+    assemble(to_dispatch::<B>(tensor), exchange)
         .and_then(from_dispatch::<B>)
         .unwrap_or_else(|error| error.raise())
 }
 
-impl CommBackend for Flex {
-    fn exchange(tensor: FloatTensor<Self>, exchange: Exchange) -> FloatTensor<Self> {
-        on::<Self>(tensor, |tensor| assemble(tensor, &exchange))
-    }
-
-    fn reduce(tensor: FloatTensor<Self>, reduce: Reduce) -> FloatTensor<Self> {
-        match reduce.pass {
-            Pass::Forward => on::<Self>(tensor, |tensor| all_reduce(tensor, &reduce)),
-            Pass::Backward => tensor,
-        }
+fn reduce_on<B: Backend>(tensor: FloatTensor<B>, reduce: &Reduce) -> FloatTensor<B>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    match reduce.pass {
+        Pass::Forward => all_reduce(to_dispatch::<B>(tensor), reduce)
+            .and_then(from_dispatch::<B>)
+            .unwrap_or_else(|error| error.raise()),
+        Pass::Backward => tensor,
     }
 }
 
@@ -241,11 +263,33 @@ impl<B: CommBackend, C: CheckpointStrategy> CommBackend for Autodiff<B, C> {
 #[derive(Debug)]
 #[must_use = "boxes on their way must be received"]
 pub struct Boxes<'a> {
+    comm: &'a dyn Communicator,
     in_flight: Option<InFlight<'a>>,
+    /// The size of what comes.
+    bytes: usize,
     expected: &'a [(usize, Vec<Transfer>)],
 }
 
 impl<'a> Boxes<'a> {
+    /// Whether to compute what needs none of the boxes, a fraction of the work, while they travel. If so they travel on.
+    ///
+    /// The rule: the engine takes time, the boxes have at least 64 KiB, and the fraction is more than half.
+    pub fn overlap(&self, fraction: f64) -> bool {
+        const WORTH_WHILE: usize = 64 << 10;
+        let Some(in_flight) = &self.in_flight else {
+            return false;
+        };
+        let overlap = match self.comm.settings().overlap {
+            Overlap::On => fraction > 0.0,
+            Overlap::Off => false,
+            Overlap::Auto => self.comm.takes_time() && self.bytes >= WORTH_WHILE && fraction > 0.5,
+        };
+        if overlap {
+            in_flight.in_background();
+        }
+        overlap
+    }
+
     /// Waits for what this rank receives: each box as it lies on its owner if the exchange runs forward, as it lies
     /// where it was needed otherwise, which is the same but for [`Transfer::flip`].
     ///
@@ -290,7 +334,9 @@ impl Exchange {
         };
         if outgoing.is_empty() && expected.is_empty() {
             return Ok(Boxes {
+                comm: &**comm,
                 in_flight: None,
+                bytes: 0,
                 expected,
             });
         }
@@ -312,42 +358,64 @@ impl Exchange {
             sends: sends.collect(),
             receives: receives.collect(),
         };
+        let transfers = expected.iter().flat_map(|(_, transfers)| transfers);
+        let cells: usize = transfers.map(|transfer| transfer.src.volume()).sum();
         Ok(Boxes {
+            comm: &**comm,
             in_flight: Some(comm.start(batch)?),
+            bytes: cells * like.dtype().size(),
             expected,
         })
+    }
+
+    /// [Sends](Self::send) the boxes of a tensor: this rank's shard in an exchange that runs forward, the gradient of
+    /// what was assembled here in one that runs in reverse.
+    ///
+    /// # Errors
+    /// A failure of communication.
+    pub fn send_all<'a>(&'a self, tensor: &DispatchTensor) -> Result<Boxes<'a>> {
+        let direction = self.forward.direction;
+        self.send(tensor, |transfer| match direction {
+            Direction::Forward => cut(tensor, &transfer.src),
+            Direction::Reverse => cut(tensor, &transfer.dst),
+        })
+    }
+
+    /// The result of the exchange's forward pass, from the boxes of this rank's own tensor and those it received.
+    pub fn assemble<'a>(
+        &'a self,
+        tensor: DispatchTensor,
+        received: Vec<(&'a Transfer, DispatchTensor)>,
+    ) -> DispatchTensor {
+        let Move { plan, direction } = &self.forward;
+        if plan.is_identity() && received.is_empty() {
+            return tensor;
+        }
+        let own = plan.copies.iter().map(|copy| match direction {
+            Direction::Forward => (copy, cut(&tensor, &copy.src)),
+            Direction::Reverse => (copy, cut(&tensor, &copy.dst)),
+        });
+        match direction {
+            Direction::Forward => {
+                let value = (!plan.covers_output()).then_some(plan.fill);
+                let mut output = blank(&tensor, &plan.output_shape, value);
+                for (transfer, cells) in own.chain(received) {
+                    output = paste(output, &transfer.dst, flipped(cells, &transfer.flip));
+                }
+                output
+            }
+            Direction::Reverse => {
+                let sum = blank(&tensor, &plan.source_shape, Some(0.0));
+                own.chain(received).fold(sum, add_box)
+            }
+        }
     }
 }
 
 /// Runs an exchange's forward pass and assembles this rank's result from its own boxes and those that it receives.
 fn assemble(tensor: DispatchTensor, exchange: &Exchange) -> Result<DispatchTensor> {
-    let Move { plan, direction } = &exchange.forward;
-    let boxes = exchange.send(&tensor, |transfer| match direction {
-        Direction::Forward => cut(&tensor, &transfer.src),
-        Direction::Reverse => cut(&tensor, &transfer.dst),
-    })?;
-    if plan.is_identity() && boxes.expected.is_empty() {
-        return Ok(tensor);
-    }
-    let received = boxes.finish()?;
-    let own = plan.copies.iter().map(|copy| match direction {
-        Direction::Forward => (copy, cut(&tensor, &copy.src)),
-        Direction::Reverse => (copy, cut(&tensor, &copy.dst)),
-    });
-    match direction {
-        Direction::Forward => {
-            let value = (!plan.covers_output()).then_some(plan.fill);
-            let mut output = blank(&tensor, &plan.output_shape, value);
-            for (transfer, cells) in own.chain(received) {
-                output = paste(output, &transfer.dst, flipped(cells, &transfer.flip));
-            }
-            Ok(output)
-        }
-        Direction::Reverse => {
-            let sum = blank(&tensor, &plan.source_shape, Some(0.0));
-            Ok(own.chain(received).fold(sum, add_box))
-        }
-    }
+    let received = exchange.send_all(&tensor)?.finish()?;
+    Ok(exchange.assemble(tensor, received))
 }
 
 /// Adds the gradient of a box, as it lies where it was needed, to the cells that it is a copy of.
@@ -382,7 +450,8 @@ pub fn cut(tensor: &DispatchTensor, cells: &IndexBox) -> DispatchTensor {
     Dispatch::float_slice(tensor.clone(), &slices(cells))
 }
 
-fn paste(tensor: DispatchTensor, at: &IndexBox, cells: DispatchTensor) -> DispatchTensor {
+/// A tensor with other cells in a box.
+pub fn paste(tensor: DispatchTensor, at: &IndexBox, cells: DispatchTensor) -> DispatchTensor {
     Dispatch::float_slice_assign(tensor, &slices(at), cells)
 }
 

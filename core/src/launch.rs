@@ -13,7 +13,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::comm::local::Hub;
-use crate::comm::{CommStats, Communicator, Settings, collectives};
+use crate::comm::{CommStats, Communicator, Overlap, Settings, collectives};
 use crate::mesh::{DeviceMesh, MeshShape};
 use crate::{Error, RandomKey, Result, module};
 
@@ -179,11 +179,11 @@ impl Launcher {
 
     /// The engine that the environment asks for: MPI under `mpirun` or `srun`, else threads.
     ///
-    /// `HALOCLINE_TIMEOUT` (seconds) and `HALOCLINE_CHECK` (`0` or `1`) set [`timeout`](Self::timeout) and
-    /// [`check`](Self::check).
+    /// `HALOCLINE_TIMEOUT` (seconds), `HALOCLINE_CHECK` and `HALOCLINE_OVERLAP` (`0` or `1`) set
+    /// [`timeout`](Self::timeout), [`check`](Self::check) and [`overlap`](Self::overlap).
     ///
     /// # Panics
-    /// Panics if one of the two has another form.
+    /// Panics if one of them has another form.
     pub fn from_env() -> Self {
         let mut launcher = Self::local(1);
         if in_mpi_job() {
@@ -196,6 +196,13 @@ impl Launcher {
                 Some(timeout) if !timeout.is_zero() => launcher.settings.timeout = timeout,
                 _ => panic!("HALOCLINE_TIMEOUT={value}: expected a positive number of seconds"),
             }
+        }
+        if let Ok(value) = std::env::var("HALOCLINE_OVERLAP") {
+            launcher.settings.overlap = match value.as_str() {
+                "0" => Overlap::Off,
+                "1" => Overlap::On,
+                _ => panic!("HALOCLINE_OVERLAP={value}: expected 0 or 1"),
+            };
         }
         if let Ok(value) = std::env::var("HALOCLINE_CHECK") {
             launcher.settings.check = match value.as_str() {
@@ -230,6 +237,13 @@ impl Launcher {
     #[must_use]
     pub fn check(mut self, check: bool) -> Self {
         self.settings.check = check;
+        self
+    }
+
+    /// Whether operators compute what they can while boxes travel. Default [`Overlap::Auto`].
+    #[must_use]
+    pub fn overlap(mut self, overlap: Overlap) -> Self {
+        self.settings.overlap = overlap;
         self
     }
 

@@ -12,6 +12,7 @@ mod comm;
 mod error;
 mod launch;
 mod layout;
+pub mod memory;
 mod mesh;
 mod module;
 pub mod ops;
@@ -23,12 +24,13 @@ mod tensor;
 pub use bridge::{Direction, Exchange, Move};
 pub use cache::PlanCache;
 pub use comm::{
-    Batch, CommStats, Communicator, Count, Counters, Expected, InFlight, Operation, Payload,
-    Settings, Traffic,
+    Batch, CommStats, Communicator, Count, Counters, Expected, InFlight, Operation, Overlap,
+    Payload, Settings, Traffic,
 };
 pub use error::{Error, Result};
 pub use launch::{Launcher, World};
 pub use layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
+pub use memory::release_memory;
 pub use mesh::{DeviceMesh, MeshShape};
 pub use plan::{ExchangePlan, Need, Piece, Source, Transfer};
 pub use region::{Boundary, IndexBox, Segment, segments};

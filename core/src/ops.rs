@@ -6,7 +6,7 @@ use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 use crate::Result;
-pub use crate::bridge::{Boxes, add_box, blank, cut, from_dispatch, to_dispatch};
+pub use crate::bridge::{Boxes, add_box, blank, cut, from_dispatch, paste, to_dispatch};
 use crate::bridge::{CommBackend, Exchange, Pass, Reduce};
 use crate::comm::{Communicator, Operation, Traffic, collectives};
 use crate::mesh::DeviceMesh;

@@ -17,6 +17,18 @@ pub(crate) fn fill_empty<const D: usize>(
     operator: &'static str,
     value: f64,
 ) -> Result<Tensor<D>> {
+    fill_up_to(1, local, layout, dims, operator, value)
+}
+
+/// Gives dims of fewer than `least` cells so many, if some rank's shard is empty in one of `dims`.
+pub(crate) fn fill_up_to<const D: usize>(
+    least: usize,
+    local: Tensor<D>,
+    layout: &Layout,
+    dims: &[usize],
+    operator: &'static str,
+    value: f64,
+) -> Result<Tensor<D>> {
     if !dims.iter().any(|&dim| layout.extents(dim).contains(&0)) {
         return Ok(local);
     }
@@ -24,7 +36,7 @@ pub(crate) fn fill_empty<const D: usize>(
     let plan = ExchangePlan::new(Source::Single(0, &held), 0, 1, |_| {
         let mut need = Need::of(IndexBox::whole(&held));
         for &dim in dims {
-            need.shape[dim] = held[dim].max(1);
+            need.shape[dim] = held[dim].max(least);
         }
         need
     });

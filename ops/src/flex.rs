@@ -1,17 +1,23 @@
 //! Tensors of the CPU backend as what kernels read and write.
 
-use std::mem::MaybeUninit;
-
-use burn::backend::Flex;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::ops::FloatTensorOps;
-use burn::tensor::{DType, Element as BurnElement, FloatDType, Shape};
-use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
+use burn::backend::{DispatchDevice, Flex};
+use burn::tensor::{DType, Device, Element as BurnElement, FloatDType, Shape};
+use burn_std::Bytes;
 use halocline_core::IndexBox;
 
+use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::View;
-use crate::kernel::pool::{Block, Buffer};
 use crate::kernel::simd::Element;
+
+/// Whether our kernels run on a device.
+pub(crate) fn runs_on(device: &Device) -> bool {
+    matches!(
+        device.clone().inner().as_dispatch(),
+        DispatchDevice::Flex(_)
+    )
+}
 
 /// A float that both burn and kernels know.
 pub(crate) trait Float: Element + BurnElement + bytemuck::Pod {}
@@ -51,8 +57,7 @@ pub(crate) fn field_box<'a, E: Float>(
 pub(crate) fn tensor<E: Float>(elements: Buffer<E>, shape: &[usize]) -> FlexTensor {
     debug_assert_eq!(elements.len(), shape.iter().product::<usize>());
     let (block, len) = elements.into_block();
-    // SAFETY: the buffer's elements are the first `len` bytes, and they are initialised.
-    let bytes = unsafe { Bytes::from_controller(Box::new(block), len) };
+    let bytes = block.into_bytes(len);
     let layout = Layout::contiguous(Shape::from(shape.to_vec()));
     FlexTensor::new(bytes, layout, E::dtype())
 }
@@ -81,27 +86,4 @@ pub(crate) fn widened(tensor: FlexTensor) -> FlexTensor {
 /// The inverse of [`widened`], but for rounding.
 pub(crate) fn narrowed(tensor: FlexTensor, dtype: DType) -> FlexTensor {
     Flex::float_cast(tensor, dtype.into())
-}
-
-impl AllocationController for Block {
-    fn alloc_align(&self) -> usize {
-        Self::ALIGN
-    }
-
-    fn property(&self) -> AllocationProperty {
-        AllocationProperty::Other
-    }
-
-    unsafe fn memory_mut(
-        &mut self,
-        _policy: AccessPolicy,
-    ) -> Result<&mut [MaybeUninit<u8>], AccessError> {
-        // SAFETY: the block owns its memory, and is borrowed mutably.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.start().cast().as_ptr(), self.len()) })
-    }
-
-    fn memory(&self, _policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
-        // SAFETY: the block owns its memory, and is borrowed.
-        Ok(unsafe { std::slice::from_raw_parts(self.start().cast().as_ptr(), self.len()) })
-    }
 }

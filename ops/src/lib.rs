@@ -24,7 +24,6 @@ mod window;
 pub use conv::ConvOptions;
 pub use field::Field;
 pub use kernel::activation::Activation;
-pub use kernel::pool::release_memory;
 pub use layer::{Apply, Layer, PlanOf, Planned};
 pub use loss::{Reduction, backward, huber_loss, l1_loss, loss_value, mse_loss};
 pub use pool::{PaddingCount, PoolOptions};

@@ -8,7 +8,8 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, Flex, TensorMetadata, backend_extension};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
+use burn::tensor::{self, DType, Shape, Tensor};
 use halocline_core::{Error, Result};
 
 use crate::flex::{self, Float};
@@ -33,10 +34,62 @@ pub(crate) enum LocalOperator {
 }
 
 impl LocalOperator {
-    /// The operator's value.
+    /// The operator's value: by our kernels, or by burn's operators on a device that they do not run on.
     pub(crate) fn apply<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
-        Tensor::from_dispatch(<Dispatch as LocalBackend>::local(x.into_dispatch(), self))
+        if flex::runs_on(&x.device()) {
+            return Tensor::from_dispatch(<Dispatch as LocalBackend>::local(
+                x.into_dispatch(),
+                self,
+            ));
+        }
+        self.composed(x)
     }
+
+    /// The operator's value by burn's operators.
+    fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        let shape = x.dims();
+        let planes = |x: Tensor<D>| {
+            let [planes, rows, columns] = planes(&shape).unwrap_or_else(|error| error.raise());
+            x.reshape([1, planes, rows, columns])
+        };
+        let back = |y: Tensor<4>| {
+            let [_, planes, rows, columns] = y.dims();
+            y.reshape(Shape::from(with_planes(&shape, [planes, rows, columns])))
+        };
+        match self {
+            Self::Activation(Activation::Relu) => tensor::activation::relu(x),
+            Self::Activation(Activation::Gelu) => tensor::activation::gelu(x),
+            Self::Activation(Activation::Silu) => tensor::activation::silu(x),
+            Self::NearestDouble => {
+                let x = planes(x);
+                let [_, planes, rows, columns] = x.dims();
+                let copies = x.reshape([planes, rows, 1, columns, 1]);
+                let copies = copies.expand([planes, rows, 2, columns, 2]);
+                back(copies.reshape([1, planes, 2 * rows, 2 * columns]))
+            }
+            Self::BilinearDouble => back(doubled_linearly(doubled_linearly(planes(x), 2), 3)),
+            Self::MaxPairs => {
+                let options = MaxPoolOptions::new([2, 2]).with_stride([2, 2]);
+                back(tensor::module::max_pool2d(planes(x), options))
+            }
+            Self::AveragePairs => {
+                let options = AvgPoolOptions::new([2, 2]).with_stride([2, 2]);
+                back(tensor::module::avg_pool2d(planes(x), options))
+            }
+        }
+    }
+}
+
+/// A dim at twice the resolution, by linear interpolation, without its halo of one cell.
+fn doubled_linearly(x: Tensor<4>, dim: usize) -> Tensor<4> {
+    let mut shape = x.dims();
+    let cells = shape[dim] - 2;
+    let from = |start| x.clone().narrow(dim, start, cells);
+    let near = from(1) * 0.75;
+    let halves = [near.clone() + from(0) * 0.25, near + from(2) * 0.25];
+    let pairs: Tensor<5> = Tensor::stack(halves.into(), dim + 1);
+    shape[dim] = 2 * cells;
+    pairs.reshape(shape)
 }
 
 /// Operators of one tensor, with gradients.
@@ -206,4 +259,39 @@ fn backward<E: Float>(
         LocalOperator::AveragePairs => pooling::average_adjoint(isa, cotangent, planes(&shape)?),
     };
     Ok(flex::tensor(gradient, &shape))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::difference;
+    use burn::tensor::{Device, Distribution};
+
+    #[test]
+    fn kernels_and_burns_operators_agree() {
+        let device = Device::flex().autodiff();
+        let operators = [Activation::Relu, Activation::Gelu, Activation::Silu]
+            .map(LocalOperator::Activation)
+            .into_iter()
+            .chain([
+                LocalOperator::NearestDouble,
+                LocalOperator::BilinearDouble,
+                LocalOperator::MaxPairs,
+                LocalOperator::AveragePairs,
+            ]);
+        for operator in operators {
+            let x = Tensor::<4>::random([2, 3, 8, 6], Distribution::Uniform(-3.0, 3.0), &device);
+            let run = |f: fn(LocalOperator, Tensor<4>) -> Tensor<4>| {
+                let x = x.clone().detach().require_grad();
+                let y = f(operator, x.clone());
+                let weight = y.clone().detach().cos();
+                let gradients = (y.clone() * weight).sum().backward();
+                [y.inner(), x.grad(&gradients).unwrap()].map(Tensor::into_data)
+            };
+            let (ours, burns) = (run(LocalOperator::apply), run(LocalOperator::composed));
+            for (ours, burns) in ours.iter().zip(&burns) {
+                assert!(difference(ours, burns) < 1e-5, "{operator:?}");
+            }
+        }
+    }
 }

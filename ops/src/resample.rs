@@ -16,7 +16,8 @@
 use burn::tensor::Tensor;
 use halocline_core::{Boundary, Error, Halo, Result, ShardTensor};
 
-use crate::empty::{drop_empty, fill_empty};
+use crate::empty::{drop_empty, fill_empty, fill_up_to};
+use crate::flex;
 use crate::local::LocalOperator;
 
 /// Repeats every cell of the spatial dims `factor` times.
@@ -88,8 +89,15 @@ pub fn upsample_bilinear<const D: usize>(
         *extent *= 2;
     }
     let layout = x.layout().derive(x.placements().to_vec(), extents);
-    let (_, _, mesh) = x.into_parts();
-    let local = LocalOperator::BilinearDouble.apply(haloed);
+    let (_, from, mesh) = x.into_parts();
+    let local = if flex::runs_on(&haloed.device()) {
+        LocalOperator::BilinearDouble.apply(haloed)
+    } else {
+        let filled = fill_empty(haloed, &from, &[0, 1], NAME, 0.0)?;
+        let filled = fill_up_to(3, filled, &from, &[2, 3], NAME, 0.0)?;
+        let doubled = LocalOperator::BilinearDouble.apply(filled);
+        drop_empty(doubled, &layout, mesh.position(), NAME)?
+    };
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 

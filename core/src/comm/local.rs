@@ -22,8 +22,41 @@ struct Message {
 /// Messages for one rank, a queue per sender.
 #[derive(Default)]
 struct Mailbox {
-    queues: Mutex<Vec<VecDeque<Message>>>,
+    queues: Mutex<Vec<Queue>>,
     arrived: Condvar,
+}
+
+/// The number of a message between two ranks.
+type Ticket = usize;
+
+/// Messages of one sender, in order; the receiver may take them in another.
+#[derive(Default)]
+struct Queue {
+    messages: VecDeque<Option<Message>>,
+    /// The ticket of the first of them.
+    first: Ticket,
+    /// The ticket of the next message that the receiver asks for.
+    next: Ticket,
+}
+
+impl Queue {
+    fn push(&mut self, message: Message) {
+        self.messages.push_back(Some(message));
+    }
+
+    fn ask(&mut self) -> Ticket {
+        self.next += 1;
+        self.next - 1
+    }
+
+    fn take(&mut self, ticket: Ticket) -> Option<Message> {
+        let message = self.messages.get_mut(ticket - self.first)?.take();
+        while matches!(self.messages.front(), Some(None)) {
+            self.messages.pop_front();
+            self.first += 1;
+        }
+        message
+    }
 }
 
 /// What connects the ranks of one process.
@@ -38,7 +71,7 @@ impl Hub {
     /// A hub for `size` ranks.
     pub(crate) fn new(size: usize) -> Arc<Self> {
         let mailbox = || Mailbox {
-            queues: Mutex::new((0..size).map(|_| VecDeque::new()).collect()),
+            queues: Mutex::new((0..size).map(|_| Queue::default()).collect()),
             arrived: Condvar::new(),
         };
         Arc::new(Self {
@@ -110,8 +143,8 @@ impl std::fmt::Debug for Local {
 }
 
 impl Local {
-    fn take(&self, peer: usize) -> Option<Message> {
-        lock(&self.hub.mailboxes[self.rank].queues)[peer].pop_front()
+    fn take(&self, peer: usize, ticket: Ticket) -> Option<Message> {
+        lock(&self.hub.mailboxes[self.rank].queues)[peer].take(ticket)
     }
 
     /// Why no message can come from `peer` any more.
@@ -131,9 +164,14 @@ impl Local {
             .then(|| ended(peer, "has ended its program".into()))
     }
 
-    fn wait(&self, operation: &Operation, peer: usize, expected: &Expected) -> Result<Message> {
+    fn wait(
+        &self,
+        operation: &Operation,
+        (peer, ticket): (usize, Ticket),
+        expected: &Expected,
+    ) -> Result<Message> {
         for _ in 0..LOOKS_BEFORE_SLEEP {
-            if let Some(message) = self.take(peer) {
+            if let Some(message) = self.take(peer, ticket) {
                 return Ok(message);
             }
             std::thread::yield_now();
@@ -144,7 +182,7 @@ impl Local {
         loop {
             // First the state, then the queue: a rank's last message comes before its end.
             let ended = self.ended(operation, peer);
-            if let Some(message) = queues[peer].pop_front() {
+            if let Some(message) = queues[peer].take(ticket) {
                 return Ok(message);
             }
             if let Some(error) = ended {
@@ -165,8 +203,13 @@ impl Local {
         }
     }
 
-    fn receive(&self, operation: &Operation, peer: usize, expected: &Expected) -> Result<Payload> {
-        let message = self.wait(operation, peer, expected)?;
+    fn receive(
+        &self,
+        operation: &Operation,
+        (peer, ticket): (usize, Ticket),
+        expected: &Expected,
+    ) -> Result<Payload> {
+        let message = self.wait(operation, (peer, ticket), expected)?;
         let same = message.operation.fingerprint() == operation.fingerprint();
         if !same || !expected.accepts(&message.payload) {
             return Err(Error::Diverged {
@@ -247,19 +290,29 @@ impl Communicator for Local {
                 payload,
             };
             let mailbox = &self.hub.mailboxes[peer];
-            lock(&mailbox.queues)[self.rank].push_back(message);
+            lock(&mailbox.queues)[self.rank].push(message);
             mailbox.arrived.notify_all();
         }
+        let mut queues = lock(&self.hub.mailboxes[self.rank].queues);
+        let asks = receives.iter().map(|(peer, _)| queues[*peer].ask());
+        let tickets: Vec<Ticket> = asks.collect();
+        drop(queues);
         Ok(InFlight::new(move || {
-            receives
-                .iter()
-                .map(|(peer, expected)| self.receive(&operation, *peer, expected))
-                .collect()
+            let receives = receives.iter().zip(tickets);
+            let payloads = receives.map(|((peer, expected), ticket)| {
+                self.receive(&operation, (*peer, ticket), expected)
+            });
+            payloads.collect()
         }))
     }
 
     fn fail(&self, cause: &str) {
         self.hub.fail(self.rank, cause);
+    }
+
+    /// A message hands over handles.
+    fn takes_time(&self) -> bool {
+        false
     }
 
     fn settings(&self) -> &Settings {

@@ -166,14 +166,37 @@ pub struct Batch {
     pub receives: Vec<(usize, Expected)>,
 }
 
-/// A batch on its way; [`finish`](InFlight::finish) waits for what it receives.
-#[must_use = "a batch in flight must be finished, or its messages are taken for those of the next operation"]
-pub struct InFlight<'a>(Box<dyn FnOnce() -> Result<Vec<Payload>> + 'a>);
+/// A batch on its way; [`finish`](InFlight::finish) waits for what it receives. Batches may be finished in any order.
+#[must_use = "what a batch receives is lost if it is not finished"]
+pub struct InFlight<'a> {
+    finish: Box<dyn FnOnce() -> Result<Vec<Payload>> + 'a>,
+    drive: Option<Box<dyn Fn() + 'a>>,
+}
 
 impl<'a> InFlight<'a> {
     /// A batch that `finish` completes.
     pub fn new(finish: impl FnOnce() -> Result<Vec<Payload>> + 'a) -> Self {
-        Self(Box::new(finish))
+        Self {
+            finish: Box::new(finish),
+            drive: None,
+        }
+    }
+
+    /// This batch, with what makes its engine drive messages on while the rank computes.
+    pub fn driven_by(self, drive: impl Fn() + 'a) -> Self {
+        Self {
+            drive: Some(Box::new(drive)),
+            ..self
+        }
+    }
+
+    /// Has the messages driven on while the rank computes, on engines that do not do so by themselves.
+    ///
+    /// For operators that have work to do before they [`finish`](Self::finish).
+    pub fn in_background(&self) {
+        if let Some(drive) = &self.drive {
+            drive();
+        }
     }
 
     /// Waits for the messages and returns them in the order of [`Batch::receives`].
@@ -182,7 +205,7 @@ impl<'a> InFlight<'a> {
     /// A message that did not come within the timeout, belongs to another operation or is of another shape; a rank
     /// that ended.
     pub fn finish(self) -> Result<Vec<Payload>> {
-        (self.0)()
+        (self.finish)()
     }
 }
 
@@ -211,6 +234,11 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// Tells the other ranks that this one cannot go on, and why.
     fn fail(&self, cause: &str);
 
+    /// Whether messages take time, during which a rank can compute.
+    fn takes_time(&self) -> bool {
+        true
+    }
+
     /// The settings of this rank's communication.
     fn settings(&self) -> &Settings;
 
@@ -225,6 +253,20 @@ pub struct Settings {
     pub timeout: Duration,
     /// Whether ranks compare operation and layout before they communicate. Default in debug builds only.
     pub check: bool,
+    /// Whether operators compute what they can while boxes travel. Default where it is likely to pay.
+    pub overlap: Overlap,
+}
+
+/// When operators compute what needs no other rank's cells while these travel. Results have the same bits either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overlap {
+    /// On engines whose messages take time, for messages of a size that makes up for the work in two parts.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
 }
 
 impl Default for Settings {
@@ -232,6 +274,7 @@ impl Default for Settings {
         Self {
             timeout: Duration::from_secs(60),
             check: cfg!(debug_assertions),
+            overlap: Overlap::default(),
         }
     }
 }

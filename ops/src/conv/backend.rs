@@ -3,6 +3,8 @@
 //! Boxes from other ranks are used as they come; the haloed field is never assembled. In the backward pass the gradient
 //! of every box is computed by itself and goes back to its owner.
 
+use std::ops::Range;
+
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -14,18 +16,18 @@ use burn::backend::{
     Autodiff, Backend, Dispatch, DispatchTensor, Flex, TensorMetadata, backend_extension,
 };
 use burn::tensor::{DType, Tensor};
-use halocline_core::ops::{add_box, blank, cut, from_dispatch, to_dispatch};
+use halocline_core::ops::{Boxes, add_box, blank, from_dispatch, to_dispatch};
 use halocline_core::{Exchange, IndexBox, Result, Transfer};
 
 use super::engine::correlate::Job;
-use super::engine::geometry::{Conv, Dims};
+use super::engine::geometry::{Conv, Correlation, Dims, around};
 use super::engine::tile::{Piece, Pieces};
 use super::engine::weight::WeightJob;
 use crate::flex::{self, Float};
 use crate::kernel::activation::Activation;
-use crate::kernel::pool::Buffer;
+use crate::kernel::buffer::Buffer;
 use crate::kernel::simd::Isa;
-use crate::local::{LocalKernels, LocalOperator};
+use crate::local::LocalOperator;
 
 /// One convolution on one rank.
 #[derive(Clone, Debug)]
@@ -36,7 +38,7 @@ pub(crate) struct ConvRun {
     pub exchange: Option<Exchange>,
     /// The shape of this rank's result.
     pub output: Vec<usize>,
-    /// What is applied to the result.
+    /// What is applied to the result; nothing if gradients are tracked.
     pub activation: Option<Activation>,
 }
 
@@ -52,7 +54,7 @@ pub(crate) struct Saved<T> {
 }
 
 /// Convolution with gradients. A bias of no elements is none.
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub(crate) trait ConvBackend: Backend {
     /// This rank's part of the convolution of a sharded field.
     fn conv(
@@ -64,7 +66,7 @@ pub(crate) trait ConvBackend: Backend {
 }
 
 /// The passes of a convolution, on a backend without gradients.
-pub(crate) trait ConvKernels: LocalKernels {
+pub(crate) trait ConvKernels: Backend {
     /// The result, and the boxes that came from other ranks.
     fn conv_forward(
         x: FloatTensor<Self>,
@@ -73,7 +75,7 @@ pub(crate) trait ConvKernels: LocalKernels {
         run: &ConvRun,
     ) -> Result<(FloatTensor<Self>, Vec<FloatTensor<Self>>)>;
 
-    /// The gradients of input, weight and bias, those that are `wanted`, without the activation.
+    /// The gradients of input, weight and bias, those that are `wanted`; `run` has no activation.
     fn conv_backward(
         saved: Saved<FloatTensor<Self>>,
         cotangent: FloatTensor<Self>,
@@ -87,15 +89,23 @@ pub(crate) fn conv<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<D>,
     bias: Option<Tensor<1>>,
-    run: ConvRun,
+    mut run: ConvRun,
 ) -> Tensor<D> {
     let bias = bias.unwrap_or_else(|| Tensor::empty([0], (&x.device(), x.dtype())));
-    Tensor::from_dispatch(<Dispatch as ConvBackend>::conv(
+    let tracked = x.is_tracked() || weight.is_tracked() || bias.is_tracked();
+    // The derivative of the activation needs what goes into it; and only our kernels apply it on their way.
+    let apart = tracked || !flex::runs_on(&x.device());
+    let activation = run.activation.take_if(|_| apart);
+    let y = Tensor::from_dispatch(<Dispatch as ConvBackend>::conv(
         x.into_dispatch(),
         weight.into_dispatch(),
         bias.into_dispatch(),
         run,
-    ))
+    ));
+    match activation {
+        Some(activation) => LocalOperator::Activation(activation).apply(y),
+        None => y,
+    }
 }
 
 impl<B: ConvKernels, C: CheckpointStrategy> ConvBackend for Autodiff<B, C> {
@@ -109,13 +119,7 @@ impl<B: ConvKernels, C: CheckpointStrategy> ConvBackend for Autodiff<B, C> {
         struct Step;
 
         impl<B: ConvKernels> Backward<B, 3> for Step {
-            type State = (
-                NodeId,
-                NodeId,
-                Vec<FloatTensor<B>>,
-                ConvRun,
-                Option<(FloatTensor<B>, LocalOperator)>,
-            );
+            type State = (NodeId, NodeId, Vec<FloatTensor<B>>, ConvRun);
 
             fn backward(
                 self,
@@ -123,17 +127,13 @@ impl<B: ConvKernels, C: CheckpointStrategy> ConvBackend for Autodiff<B, C> {
                 grads: &mut Gradients,
                 checkpointer: &mut Checkpointer,
             ) {
-                let (x, weight, received, run, activation) = ops.state;
+                let (x, weight, received, run) = ops.state;
                 let saved = Saved {
                     x: checkpointer.retrieve_node_output(x),
                     weight: checkpointer.retrieve_node_output(weight),
                     received,
                 };
-                let mut cotangent = grads.consume::<B>(&ops.node);
-                if let Some((y, operator)) = activation {
-                    cotangent =
-                        B::backward(y, cotangent, operator).unwrap_or_else(|error| error.raise());
-                }
+                let cotangent = grads.consume::<B>(&ops.node);
                 let wanted = ops.parents.each_ref().map(Option::is_some);
                 let gradients = B::conv_backward(saved, cotangent, &run, wanted)
                     .unwrap_or_else(|error| error.raise());
@@ -159,20 +159,8 @@ impl<B: ConvKernels, C: CheckpointStrategy> ConvBackend for Autodiff<B, C> {
         {
             OpsKind::Tracked(mut prep) => {
                 let (x, weight) = (prep.checkpoint(&x), prep.checkpoint(&weight));
-                // The derivative of the activation needs what goes into it.
-                let operator = run.activation.map(LocalOperator::Activation);
-                let run = ConvRun {
-                    activation: None,
-                    ..run
-                };
                 let (y, received) = forward(x_inner, weight_inner, bias, &run);
-                let Some(operator) = operator else {
-                    return prep.finish((x, weight, received, run, None), y);
-                };
-                let activated =
-                    B::forward(y.clone(), operator).unwrap_or_else(|error| error.raise());
-                let state = (x, weight, received, run, Some((y, operator)));
-                prep.finish(state, activated)
+                prep.finish((x, weight, received, run), y)
             }
             OpsKind::UnTracked(prep) => prep.finish(forward(x_inner, weight_inner, bias, &run).0),
         }
@@ -181,10 +169,20 @@ impl<B: ConvKernels, C: CheckpointStrategy> ConvBackend for Autodiff<B, C> {
 
 impl ConvBackend for Flex {
     fn conv(x: FlexTensor, weight: FlexTensor, bias: FlexTensor, run: ConvRun) -> FlexTensor {
-        match Self::conv_forward(x, weight, bias, &run) {
-            Ok((y, _)) => y,
-            Err(error) => error.raise(),
-        }
+        untracked::<Self>(x, weight, bias, &run)
+    }
+}
+
+/// The result alone.
+pub(super) fn untracked<B: ConvKernels>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: FloatTensor<B>,
+    run: &ConvRun,
+) -> FloatTensor<B> {
+    match B::conv_forward(x, weight, bias, run) {
+        Ok((y, _)) => y,
+        Err(error) => error.raise(),
     }
 }
 
@@ -195,18 +193,25 @@ impl ConvKernels for Flex {
         bias: FlexTensor,
         run: &ConvRun,
     ) -> Result<(FlexTensor, Vec<FlexTensor>)> {
-        let received = run.receive(&x)?;
-        let y = match x.dtype() {
-            DType::F32 => run.forward::<f32>(&x, &received, weight, bias)?,
-            DType::F64 => run.forward::<f64>(&x, &received, weight, bias)?,
+        let shard = to_dispatch::<Self>(x.clone());
+        let exchange = run.exchange.as_ref();
+        let boxes = exchange
+            .map(|exchange| exchange.send_all(&shard))
+            .transpose()?;
+        match x.dtype() {
+            DType::F32 => run.forward::<f32>(&x, weight, bias, boxes),
+            DType::F64 => run.forward::<f64>(&x, weight, bias, boxes),
             narrow => {
                 let [x, weight, bias] = [x, weight, bias].map(flex::widened);
-                let received: Vec<_> = received.iter().cloned().map(flex::widened).collect();
-                let y = run.forward::<f32>(&x, &received, weight, bias)?;
-                flex::narrowed(y, narrow)
+                let received = receive(boxes)?;
+                let wide: Vec<_> = received.iter().cloned().map(flex::widened).collect();
+                let y = run.forward_with::<f32>(weight, bias, |compute| {
+                    compute(&[run.whole()], &run.pieces(&x, &wide));
+                    Ok(())
+                })?;
+                Ok((flex::narrowed(y, narrow), received))
             }
-        };
-        Ok((y, received))
+        }
     }
 
     fn conv_backward(
@@ -232,6 +237,14 @@ impl ConvKernels for Flex {
     }
 }
 
+/// The boxes that come from other ranks.
+fn receive(boxes: Option<Boxes<'_>>) -> Result<Vec<FlexTensor>> {
+    let received = boxes.map_or(Ok(Vec::new()), Boxes::finish)?.into_iter();
+    received
+        .map(|(_, cells)| from_dispatch::<Flex>(cells))
+        .collect()
+}
+
 /// The spatial extents of a shape, as three.
 fn spatial(shape: &[usize]) -> Dims {
     let mut dims = [1; 3];
@@ -241,14 +254,25 @@ fn spatial(shape: &[usize]) -> Dims {
 
 impl ConvRun {
     /// The boxes that come from other ranks.
-    fn receive(&self, x: &FlexTensor) -> Result<Vec<FlexTensor>> {
+    #[cfg(any(feature = "cube", test))]
+    pub(super) fn receive(&self, x: &DispatchTensor) -> Result<Vec<DispatchTensor>> {
         let Some(exchange) = &self.exchange else {
             return Ok(Vec::new());
         };
-        let x = to_dispatch::<Flex>(x.clone());
-        let boxes = exchange.send(&x, |transfer| cut(&x, &transfer.src))?;
-        let cells = boxes.finish()?.into_iter().map(|(_, cells)| cells);
-        cells.map(from_dispatch::<Flex>).collect()
+        let received = exchange.send_all(x)?.finish()?;
+        Ok(received.into_iter().map(|(_, cells)| cells).collect())
+    }
+
+    /// All that the windows reach, assembled.
+    #[cfg(any(feature = "cube", test))]
+    pub(super) fn field(&self, x: DispatchTensor, received: &[DispatchTensor]) -> DispatchTensor {
+        let Some(exchange) = &self.exchange else {
+            return x;
+        };
+        let plan = &exchange.forward.plan;
+        let transfers = plan.receives.iter().flat_map(|(_, transfers)| transfers);
+        let received = transfers.zip(received.iter().cloned()).collect();
+        exchange.assemble(x, received)
     }
 
     /// All that the windows reach, where it lies.
@@ -272,13 +296,86 @@ impl ConvRun {
         Pieces::new(own.chain(others).collect())
     }
 
+    /// The result, and the boxes that came. Results that need none of them are computed while they travel.
     fn forward<E: Float>(
         &self,
         x: &FlexTensor,
-        received: &[FlexTensor],
         weight: FlexTensor,
         bias: FlexTensor,
+        boxes: Option<Boxes<'_>>,
+    ) -> Result<(FlexTensor, Vec<FlexTensor>)> {
+        let mut received = Vec::new();
+        let y = self.forward_with::<E>(weight, bias, |compute| {
+            let early = boxes.as_ref().and_then(|boxes| self.early(boxes));
+            let late = match early {
+                None => vec![self.whole()],
+                Some(early) => {
+                    compute(&[self.whole().within(&early)], &self.pieces(x, &[]));
+                    let late = around(&early, spatial(&self.output)).into_iter();
+                    late.map(|cells| self.whole().within(&cells)).collect()
+                }
+            };
+            received = receive(boxes)?;
+            compute(&late, &self.pieces(x, &received));
+            Ok(())
+        })?;
+        Ok((y, received))
+    }
+
+    /// All results.
+    fn whole(&self) -> Correlation {
+        self.conv.forward(spatial(&self.output))
+    }
+
+    /// The results to compute while boxes travel; none if it is not worth while.
+    fn early(&self, boxes: &Boxes<'_>) -> Option<[Range<usize>; 3]> {
+        let plan = &self.exchange.as_ref()?.forward.plan;
+        let missing = 5 - plan.output_shape.len();
+        let three = |cells: &IndexBox| -> [Range<usize>; 3] {
+            std::array::from_fn(|dim| match dim.checked_sub(missing) {
+                Some(dim) => cells.ranges()[dim + 2].clone(),
+                None => 0..1,
+            })
+        };
+        let own = plan.copies.iter().max_by_key(|copy| copy.src.volume())?;
+        let own = three(&own.dst);
+        // What is there: all but the boxes that come, each of which lies beyond an end of the shard.
+        let mut there = spatial(&plan.output_shape).map(|size| 0..size);
+        for (_, transfers) in &plan.receives {
+            for transfer in transfers {
+                let cells = three(&transfer.dst);
+                let cut = |there: &[Range<usize>; 3]| {
+                    (0..3).find(|&dim| {
+                        cells[dim].end <= there[dim].start || there[dim].end <= cells[dim].start
+                    })
+                };
+                if cut(&there).is_some() {
+                    continue;
+                }
+                let dim = (0..3).find(|&dim| {
+                    cells[dim].end <= own[dim].start || own[dim].end <= cells[dim].start
+                })?;
+                if cells[dim].end <= own[dim].start {
+                    there[dim].start = cells[dim].end;
+                } else {
+                    there[dim].end = cells[dim].start;
+                }
+            }
+        }
+        let early = self.conv.results_within(&there, spatial(&self.output));
+        let part = early.iter().map(Range::len).product::<usize>();
+        let all: usize = self.output[2..].iter().product();
+        boxes.overlap(part as f64 / all as f64).then_some(early)
+    }
+
+    /// Runs a forward pass in stages, each of which computes some of the results from what is there.
+    fn forward_with<E: Float>(
+        &self,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        stages: impl FnOnce(&dyn Fn(&[Correlation], &Pieces<'_, E>)) -> Result<()>,
     ) -> Result<FlexTensor> {
+        let isa = Isa::chosen()?;
         let Conv {
             groups,
             inputs,
@@ -287,23 +384,36 @@ impl ConvRun {
         } = self.conv;
         let (weight, bias) = (weight.to_contiguous(), bias.to_contiguous());
         let (weight, bias) = (flex::elements::<E>(&weight), flex::elements::<E>(&bias));
-        let shape = spatial(&self.output);
         let kernel = self.conv.elements();
+        let weight = |[group, output, input, element]: [usize; 4]| {
+            weight[((group * outputs + output) * inputs + input) * kernel + element]
+        };
+        let nothing = Pieces::new(Vec::new());
         let job = Job {
-            parts: &[self.conv.forward(shape)],
+            parts: &[],
             groups,
             inputs,
             outputs,
             batch: self.output[0],
-            shape,
-            pieces: &self.pieces(x, received),
+            shape: spatial(&self.output),
+            pieces: &nothing,
             bias: (!bias.is_empty()).then_some(bias),
             activation: self.activation,
         };
-        let y = job.run(Isa::chosen()?, |[group, output, input, element]| {
-            weight[((group * outputs + output) * inputs + input) * kernel + element]
-        });
-        Ok(flex::tensor(y, &self.output))
+        let mut result = Ok(());
+        let fill = |output| {
+            result = stages(&|parts, pieces| {
+                let stage = Job {
+                    parts,
+                    pieces,
+                    ..job
+                };
+                stage.run_into(isa, &weight, output);
+            });
+        };
+        // SAFETY: stages compute all results, or fail.
+        let y = unsafe { Buffer::filled(job.len(), fill) };
+        result.map(|()| flex::tensor(y, &self.output))
     }
 
     fn backward<E: Float>(

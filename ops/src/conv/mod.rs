@@ -15,6 +15,8 @@
 //! Gradients of halo cells travel back to the cells that they are copies of and add up there. Gradients of weight and
 //! bias are summed over all ranks between which `x` is sharded.
 
+#[cfg(any(feature = "cube", test))]
+mod assembled;
 mod backend;
 mod engine;
 #[cfg(test)]

@@ -1,11 +1,15 @@
 //! The operator beside burn's own convolution, over random shapes, parameters and views.
 
-use burn::tensor::{DType, Distribution, Shape, Tensor, module};
+use burn::backend::{DispatchTensor, Flex, TensorMetadata};
+use burn::tensor::{DType, Device, Distribution, Shape, Tensor, module};
 use halocline_core::Boundary;
+use halocline_core::ops::{from_dispatch, to_dispatch};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
-use super::ConvOptions;
+use super::backend::{ConvKernels, ConvRun, Saved};
+use super::engine::geometry::Conv;
+use super::{ConvOptions, assembled, three};
 use crate::testing::difference;
 use crate::{Field, Padding};
 
@@ -193,6 +197,73 @@ impl<const N: usize> Case<N> {
         }
         Ok(())
     }
+
+    /// What our kernels give is what a backend's own operators give on the assembled field, cells left over included.
+    fn is_assembled<const D: usize>(&self) -> Result<(), TestCaseError> {
+        let device = Device::flex();
+        let random = |shape: &[usize]| {
+            let shape = Shape::from(shape.to_vec());
+            let uniform = Distribution::Uniform(-1.0, 1.0);
+            Tensor::<D>::random(shape, uniform, (&device, DType::F64)).into_dispatch()
+        };
+        let of = |ends: [usize; 2], dims: [usize; N]| [&ends[..], &dims].concat();
+        let spans: [usize; N] =
+            std::array::from_fn(|dim| (self.kernel[dim] - 1) * self.dilation[dim] + 1);
+        let cells: [usize; N] = std::array::from_fn(|dim| self.cells[dim].max(spans[dim]));
+        let outputs: [usize; N] =
+            std::array::from_fn(|dim| (cells[dim] - spans[dim]) / self.stride[dim] + 1);
+        let channels = [self.groups * self.inputs, self.groups * self.outputs];
+        let run = ConvRun {
+            conv: Conv {
+                groups: self.groups,
+                inputs: self.inputs,
+                outputs: self.outputs,
+                kernel: three(&self.kernel),
+                stride: three(&self.stride),
+                dilation: three(&self.dilation),
+            },
+            exchange: None,
+            output: of([self.batch, channels[1]], outputs),
+            activation: None,
+        };
+        let x = random(&of([self.batch, channels[0]], cells));
+        let weight = random(&of([channels[1], self.inputs], self.kernel));
+        let bias = Tensor::<1>::ones([channels[1]], (&device, DType::F64));
+        let bias = bias.cumsum(0).sin().into_dispatch();
+        let cotangent = random(&run.output);
+        let flex = |tensor: &DispatchTensor| from_dispatch::<Flex>(tensor.clone()).unwrap();
+        let ours = {
+            let [x, weight, bias] = [&x, &weight, &bias].map(flex);
+            let saved = Saved {
+                x: x.clone(),
+                received: Vec::new(),
+                weight: weight.clone(),
+            };
+            let (y, _) = Flex::conv_forward(x, weight, bias, &run).unwrap();
+            let gradients = Flex::conv_backward(saved, flex(&cotangent), &run, [true; 3]).unwrap();
+            let gradients = gradients.into_iter().flatten();
+            [y].into_iter()
+                .chain(gradients)
+                .map(to_dispatch::<Flex>)
+                .collect::<Vec<_>>()
+        };
+        let saved = Saved {
+            x: x.clone(),
+            received: Vec::new(),
+            weight: weight.clone(),
+        };
+        let y = assembled::forward(&run, x, &[], weight, bias);
+        let gradients = assembled::backward(&run, saved, cotangent, [true; 3]).unwrap();
+        let theirs = [y].into_iter().chain(gradients.into_iter().flatten());
+        for (ours, theirs) in ours.into_iter().zip(theirs) {
+            prop_assert_eq!(ours.shape(), theirs.shape());
+            let [ours, theirs] =
+                [ours, theirs].map(|tensor| Tensor::<1>::from_dispatch(tensor).into_data());
+            let error = difference(&ours, &theirs);
+            prop_assert!(error < 1e-10, "{error} off");
+        }
+        Ok(())
+    }
 }
 
 proptest! {
@@ -211,5 +282,14 @@ proptest! {
     #[test]
     fn conv3d_agrees_with_burn(case in case::<3>(12)) {
         case.agrees::<5>(module::conv3d)?;
+    }
+
+    #[test]
+    fn kernels_agree_with_the_assembled_convolution(
+        one in case::<1>(40), two in case::<2>(20), three in case::<3>(8),
+    ) {
+        one.is_assembled::<3>()?;
+        two.is_assembled::<4>()?;
+        three.is_assembled::<5>()?;
     }
 }

@@ -2,9 +2,9 @@
 
 use pulp::{Simd, WithSimd};
 
+use super::buffer::Buffer;
 use super::lanes::{Function, map};
 use super::math::{Distribution, gated, gated_slope, relu};
-use super::pool::Buffer;
 use super::simd::{Element, Isa};
 
 /// A function of one variable that follows a linear layer.

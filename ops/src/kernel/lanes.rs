@@ -9,7 +9,7 @@ use std::slice;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::pool::Buffer;
+use super::buffer::Buffer;
 use super::simd::{Element, Isa};
 
 /// Elements of a task.

@@ -3,10 +3,10 @@
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
+use super::buffer::Buffer;
 use super::lanes::{CHUNK, apply, filled_bands, load, store, sums};
 use super::memory::Shared;
 use super::moments::{BLOCK, Moments, Statistic};
-use super::pool::Buffer;
 use super::simd::{Element, Isa};
 
 /// Parts that rows are cut into, each with sums of its own for the gradients of weight and bias.

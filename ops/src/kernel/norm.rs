@@ -12,9 +12,9 @@
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
+use super::buffer::Buffer;
 use super::lanes::{CHUNK, Function, map, sums};
 use super::moments::{BLOCK, Moments, Statistic};
-use super::pool::Buffer;
 use super::simd::{Element, Isa};
 
 /// Sums over cells of the cotangent, and of its product with the normalised input.

@@ -4,8 +4,8 @@
 
 use pulp::{Simd, WithSimd};
 
+use super::buffer::Buffer;
 use super::lanes::{filled_bands, load, load_pairs, store, store_pairs};
-use super::pool::Buffer;
 use super::simd::{Element, Isa};
 
 /// `[planes, rows, columns]` after pooling.

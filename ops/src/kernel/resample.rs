@@ -5,9 +5,9 @@
 
 use pulp::{Simd, WithSimd};
 
+use super::buffer::Buffer;
 use super::lanes::{WIDEST, apply, filled_bands, load, load_pairs, store, store_pairs};
 use super::memory::with_scratch;
-use super::pool::Buffer;
 use super::pooling::{spread, window_sums};
 use super::simd::{Element, Isa};
 

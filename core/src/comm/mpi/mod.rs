@@ -3,36 +3,78 @@
 //! # Invariants
 //! No two threads call MPI at once. Memory that MPI may still use is never freed: a message that cannot be completed,
 //! because the rank gave up waiting, leaks. No call waits inside MPI, so that every wait has an end.
+//!
+//! # Progress
+//! MPI works during its calls only. A rank that waits calls it; while none does, a thread calls it now and then, as long
+//! as something is in transit, so that halos travel while a kernel runs.
 
 use std::io::Write;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::{Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings};
 use crate::{Error, Result};
-use outbox::Outbox;
-use raw::{Link, Tag, Transfer};
-use wire::Message;
+use raw::Link;
+use traffic::{Arrival, Ticket, Traffic};
+use wire::Head;
 
-mod outbox;
 mod raw;
+mod traffic;
 mod wire;
+
+/// How often the thread looks after messages while nobody waits for them.
+const NOW_AND_THEN: Duration = Duration::from_micros(50);
 
 /// One process of an MPI job.
 pub(crate) struct Mpi {
-    link: Arc<Link>,
-    outbox: Mutex<Option<Outbox>>,
-    /// The ranks whose program has ended.
-    ended: Vec<AtomicBool>,
+    rank: usize,
+    size: usize,
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<Result<()>>>>,
     failed: AtomicBool,
     settings: Settings,
     counters: Counters,
 }
 
+/// What the rank shares with the thread that drives its messages on.
+struct Shared {
+    /// Held during every call of MPI; `None` when MPI is finalised.
+    traffic: Mutex<Option<Traffic>>,
+    /// Something is in transit, or all is over.
+    wake: Condvar,
+    /// How many threads wait for messages and call MPI themselves.
+    waiting: AtomicUsize,
+}
+
 impl std::fmt::Debug for Mpi {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Mpi(rank {} of {})", self.link.rank(), self.link.size())
+        write!(f, "Mpi(rank {} of {})", self.rank, self.size)
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Option<Traffic>> {
+        self.traffic.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Drives messages on while nobody else does, until MPI is closed.
+    fn drive(&self) -> Result<()> {
+        let mut open = self.lock();
+        while let Some(traffic) = &mut *open {
+            if self.waiting.load(Ordering::Relaxed) == 0 {
+                traffic.drive()?;
+            }
+            if traffic.is_idle() {
+                open = self.wake.wait(open).unwrap_or_else(|e| e.into_inner());
+            } else {
+                drop(open);
+                std::thread::sleep(NOW_AND_THEN);
+                open = self.lock();
+            }
+        }
+        Ok(())
     }
 }
 
@@ -42,8 +84,9 @@ impl Mpi {
     /// # Errors
     /// MPI was initialised before, has no thread support, or sees this process alone in a job of several.
     pub(crate) fn start(settings: Settings) -> Result<Arc<Self>> {
-        let link = Arc::new(Link::open()?);
-        if link.size() == 1
+        let link = Link::open()?;
+        let (rank, size) = (link.rank(), link.size());
+        if size == 1
             && std::env::var_os("OMPI_COMM_WORLD_SIZE").is_none()
             && crate::launch::slurm_tasks() > 1
         {
@@ -53,11 +96,20 @@ impl Mpi {
                 crate::launch::slurm_tasks()
             )));
         }
+        let shared = Arc::new(Shared {
+            traffic: Mutex::new(Some(Traffic::new(link))),
+            wake: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+        });
+        let driven = shared.clone();
+        let thread = std::thread::Builder::new().name("mpi progress".into());
+        let thread = thread.spawn(move || driven.drive())?;
         Ok(Arc::new(Self {
-            outbox: Mutex::new(Some(Outbox::open(link.clone())?)),
-            ended: (0..link.size()).map(|_| AtomicBool::new(false)).collect(),
+            rank,
+            size,
+            shared,
+            thread: Mutex::new(Some(thread)),
             failed: AtomicBool::new(false),
-            link,
             settings,
             counters: Counters::default(),
         }))
@@ -70,126 +122,32 @@ impl Mpi {
     /// # Errors
     /// A failure of MPI.
     pub(crate) fn shut_down(&self) -> Result<()> {
-        let Some(outbox) = self.outbox.lock().unwrap_or_else(|e| e.into_inner()).take() else {
-            return Ok(());
-        };
-        for peer in (0..self.link.size()).filter(|&peer| peer != self.link.rank()) {
-            let farewell = wire::pack(&Payload::Bytes(Vec::new()), 0)?;
-            outbox.post(self.link.send(peer, Tag::End, farewell)?)?;
+        let peers = (0..self.size).filter(|&peer| peer != self.rank);
+        match &mut *self.shared.lock() {
+            None => return Ok(()),
+            Some(traffic) => peers
+                .into_iter()
+                .try_for_each(|peer| traffic.bid_farewell(peer))?,
         }
-        // What a peer sent and nobody received is received here, or the peer could not leave.
-        for (peer, ended) in self.ended.iter().enumerate() {
-            let mut patience = Patience::default();
-            while peer != self.link.rank() && !ended.load(Ordering::Relaxed) {
-                let Some((tag, mut transfer)) = self.link.receive(peer)? else {
-                    patience.wait();
-                    continue;
-                };
-                while self.link.poll(&mut transfer)?.is_none() {
-                    patience.wait();
-                }
-                ended.store(tag == Tag::End, Ordering::Relaxed);
-            }
-        }
-        outbox.close()?;
-        self.link.close();
-        Ok(())
-    }
-
-    fn post(&self, transfer: Transfer<u8>) -> Result<()> {
-        match &*self.outbox.lock().unwrap_or_else(|e| e.into_inner()) {
-            Some(outbox) => outbox.post(transfer),
-            None => Err(self.link.closed()),
-        }
-    }
-
-    fn receive(
-        &self,
-        operation: &Operation,
-        receives: &[(usize, Expected)],
-    ) -> Result<Vec<Payload>> {
-        let mut slots: Vec<Slot> = receives.iter().map(|_| Slot::Waiting).collect();
-        let mut heard = Instant::now();
         let mut patience = Patience::default();
-        loop {
-            let mut moved = false;
-            for index in 0..slots.len() {
-                moved |= self.advance(operation, receives, &mut slots, index)?;
-            }
-            let missing = slots.iter().position(|slot| !matches!(slot, Slot::Done(_)));
-            let Some(missing) = missing else { break };
-            if moved {
-                heard = Instant::now();
-                patience = Patience::default();
-            } else if heard.elapsed() >= self.settings.timeout {
-                let (peer, expected) = &receives[missing];
-                return Err(Error::Timeout {
-                    rank: self.rank(),
-                    operation: operation.to_string(),
-                    peer: *peer,
-                    expected: expected.to_string(),
-                    seconds: self.settings.timeout.as_secs_f64(),
-                });
-            } else {
-                patience.wait();
-            }
+        while !self.enter(Traffic::drain)? {
+            patience.wait();
         }
-        let payloads = slots.into_iter().filter_map(|slot| match slot {
-            Slot::Done(payload) => Some(payload),
-            _ => None,
-        });
-        Ok(payloads.collect())
+        drop(self.shared.lock().take());
+        self.shared.wake.notify_all();
+        let thread = self.thread.lock().unwrap_or_else(|e| e.into_inner()).take();
+        let ended = thread.map_or(Ok(Ok(())), JoinHandle::join);
+        ended.unwrap_or_else(|_| Err(Error::Engine("the thread that calls MPI panicked".into())))
     }
 
-    /// Looks after one message of a batch; whether something happened.
-    fn advance(
-        &self,
-        operation: &Operation,
-        receives: &[(usize, Expected)],
-        slots: &mut [Slot],
-        index: usize,
-    ) -> Result<bool> {
-        let (peer, expected) = &receives[index];
-        match &mut slots[index] {
-            Slot::Done(_) => return Ok(false),
-            Slot::Waiting => {
-                // The first message of a peer is for the first that waits for one.
-                let mut before = receives[..index].iter().zip(&slots[..index]);
-                if before.any(|((other, _), slot)| other == peer && matches!(slot, Slot::Waiting)) {
-                    return Ok(false);
-                }
-                let Some((tag, transfer)) = self.incoming(operation, *peer)? else {
-                    return Ok(false);
-                };
-                slots[index] = Slot::Coming(tag, transfer);
-            }
-            Slot::Coming(tag, transfer) => {
-                let Some(words) = self.link.poll(transfer)? else {
-                    return Ok(false);
-                };
-                if *tag == Tag::End {
-                    self.ended[*peer].store(true, Ordering::Relaxed);
-                    return Err(self.peer_ended(operation, *peer));
-                }
-                slots[index] = Slot::Done(self.open(operation, *peer, expected, words)?);
-            }
-        }
-        Ok(true)
-    }
-
-    fn incoming(&self, operation: &Operation, peer: usize) -> Result<Option<(Tag, Transfer<u32>)>> {
-        if self.ended[peer].load(Ordering::Relaxed) {
-            return Err(self.peer_ended(operation, peer));
-        }
-        self.link.receive(peer)
-    }
-
-    fn peer_ended(&self, operation: &Operation, peer: usize) -> Error {
-        Error::PeerEnded {
-            rank: self.rank(),
-            operation: operation.to_string(),
-            peer,
-            cause: "has ended its program".into(),
+    /// Runs `f` with the right to call MPI.
+    fn enter<T>(&self, f: impl FnOnce(&mut Traffic) -> Result<T>) -> Result<T> {
+        match &mut *self.shared.lock() {
+            Some(traffic) => f(traffic),
+            None => Err(Error::Engine(format!(
+                "rank {}: communication after the Launcher's program has ended",
+                self.rank
+            ))),
         }
     }
 
@@ -198,41 +156,158 @@ impl Mpi {
         operation: &Operation,
         peer: usize,
         expected: &Expected,
-        words: Vec<u32>,
+        arrival: Arrival,
     ) -> Result<Payload> {
-        let message = Message::open(words).ok_or_else(|| {
-            Error::Engine(format!(
-                "rank {peer} sent what is no message of this engine"
-            ))
-        })?;
+        let head = match arrival {
+            Arrival::Payload(block, length) => return Ok(expected.unpack(block, length)),
+            Arrival::Other(head) => head,
+        };
         let own = operation.fingerprint();
-        if message.fingerprint == own && message.fits(expected) {
-            return Ok(message.unpack(expected));
-        }
-        let theirs = if message.fingerprint == own {
+        let Head {
+            fingerprint,
+            length,
+        } = head;
+        let theirs = if fingerprint == own {
             "the same operation".into()
         } else {
             format!(
-                "another operation, fingerprint {:016x} (ours {own:016x}; HALOCLINE_CHECK=1 names it)",
-                message.fingerprint
+                "another operation, fingerprint {fingerprint:016x} (ours {own:016x}; HALOCLINE_CHECK=1 names it)"
             )
         };
         Err(Error::Diverged {
-            rank: self.rank(),
+            rank: self.rank,
             operation: format!("{operation} (expecting {expected})"),
             peer,
-            peer_operation: format!("{theirs} (sending {} bytes)", message.length),
+            peer_operation: format!("{theirs} (sending {} bytes)", length.unwrap_or(0)),
         })
+    }
+}
+
+/// Messages that a batch has asked for.
+struct Receipt<'a> {
+    engine: &'a Mpi,
+    operation: Operation,
+    receives: Vec<(usize, Expected)>,
+    /// The tickets of messages that have not come.
+    tickets: Vec<Option<Ticket>>,
+}
+
+impl Receipt<'_> {
+    fn finish(mut self) -> Result<Vec<Payload>> {
+        let mut payloads: Vec<Option<Payload>> = self.receives.iter().map(|_| None).collect();
+        let waiting = &self.engine.shared.waiting;
+        waiting.fetch_add(1, Ordering::Relaxed);
+        let result = self.wait(&mut payloads).and_then(|()| self.see_off());
+        waiting.fetch_sub(1, Ordering::Relaxed);
+        result.map(|()| payloads.into_iter().flatten().collect())
+    }
+
+    fn wait(&mut self, payloads: &mut [Option<Payload>]) -> Result<()> {
+        let engine = self.engine;
+        let mut heard = Instant::now();
+        let mut patience = Patience::default();
+        loop {
+            let mut came = Vec::new();
+            let (moved, ended) = engine.enter(|traffic| {
+                let moved = traffic.drive()?;
+                let mut ended = None;
+                for (index, ticket) in self.tickets.iter_mut().enumerate() {
+                    let Some(waited) = *ticket else { continue };
+                    match traffic.take(waited) {
+                        Some(arrival) => {
+                            came.push((index, arrival));
+                            *ticket = None;
+                        }
+                        None if traffic.is_lost(self.receives[index].0, waited) => {
+                            ended = Some(index)
+                        }
+                        None => {}
+                    }
+                }
+                Ok((moved, ended))
+            })?;
+            for (index, arrival) in came {
+                let (peer, expected) = &self.receives[index];
+                let payload = engine.open(&self.operation, *peer, expected, arrival)?;
+                payloads[index] = Some(payload);
+            }
+            let Some(missing) = self.tickets.iter().position(Option::is_some) else {
+                return Ok(());
+            };
+            let of = |index: usize| {
+                (
+                    engine.rank,
+                    self.operation.to_string(),
+                    self.receives[index].0,
+                )
+            };
+            if let Some(index) = ended {
+                let (rank, operation, peer) = of(index);
+                return Err(Error::PeerEnded {
+                    rank,
+                    operation,
+                    peer,
+                    cause: "has ended its program".into(),
+                });
+            }
+            if moved {
+                heard = Instant::now();
+                patience = Patience::default();
+            } else if heard.elapsed() >= engine.settings.timeout {
+                let (rank, operation, peer) = of(missing);
+                return Err(Error::Timeout {
+                    rank,
+                    operation,
+                    peer,
+                    expected: self.receives[missing].1.to_string(),
+                    seconds: engine.settings.timeout.as_secs_f64(),
+                });
+            } else {
+                patience.wait();
+            }
+        }
+    }
+}
+
+impl Receipt<'_> {
+    /// Waits a moment for messages to leave; the thread sees off those that take longer.
+    fn see_off(&self) -> Result<()> {
+        for _ in 0..Patience::SPINS {
+            let sent = self.engine.enter(|traffic| {
+                Ok(traffic.has_sent_all() || {
+                    traffic.drive()?;
+                    traffic.has_sent_all()
+                })
+            })?;
+            if sent {
+                return Ok(());
+            }
+        }
+        self.engine.shared.wake.notify_one();
+        Ok(())
+    }
+}
+
+impl Drop for Receipt<'_> {
+    fn drop(&mut self) {
+        if self.tickets.iter().all(Option::is_none) {
+            return;
+        }
+        let _ = self.engine.enter(|traffic| {
+            let tickets = self.tickets.iter().flatten();
+            tickets.for_each(|&ticket| traffic.forget(ticket));
+            Ok(())
+        });
     }
 }
 
 impl Communicator for Mpi {
     fn rank(&self) -> usize {
-        self.link.rank()
+        self.rank
     }
 
     fn size(&self) -> usize {
-        self.link.size()
+        self.size
     }
 
     fn start(&self, batch: Batch) -> Result<InFlight<'_>> {
@@ -242,24 +317,37 @@ impl Communicator for Mpi {
             receives,
         } = batch;
         let fingerprint = operation.fingerprint();
+        // Asked for first, so that what comes finds its place.
+        let tickets = self.enter(|traffic| {
+            let asks = receives.iter().map(|(peer, expected)| {
+                let ticket = traffic.ask(*peer, fingerprint, expected.bytes())?;
+                Ok(Some(ticket))
+            });
+            asks.collect::<Result<Vec<_>>>()
+        })?;
         for (peer, payload) in sends {
             self.counters.count(operation.traffic(), payload.bytes());
-            let buffer = wire::pack(&payload, fingerprint)?;
-            let mut transfer = self.link.send(peer, Tag::Message, buffer)?;
-            // Short messages are on their way at once.
-            if self.link.poll(&mut transfer)?.is_none() {
-                self.post(transfer)?;
-            }
+            let (head, body) = wire::pack(payload, fingerprint);
+            self.enter(|traffic| traffic.send(peer, head, body))?;
         }
-        Ok(InFlight::new(move || self.receive(&operation, &receives)))
+        let receipt = Receipt {
+            engine: self,
+            operation,
+            receives,
+            tickets,
+        };
+        Ok(InFlight::new(move || receipt.finish()).driven_by(|| self.shared.wake.notify_one()))
     }
 
     fn fail(&self, cause: &str) {
         if !self.failed.swap(true, Ordering::Relaxed) {
             // In one write, so that nothing of what `mpirun` says about the end comes between.
-            let line = format!("halocline: rank {} failed: {cause}\n", self.rank());
+            let line = format!("halocline: rank {} failed: {cause}\n", self.rank);
             let _ = std::io::stderr().write_all(line.as_bytes());
-            self.link.abort();
+            let _ = self.enter(|traffic| {
+                traffic.link().abort();
+                Ok(())
+            });
         }
     }
 
@@ -270,13 +358,6 @@ impl Communicator for Mpi {
     fn counters(&self) -> &Counters {
         &self.counters
     }
-}
-
-/// Where a message of a batch is.
-enum Slot {
-    Waiting,
-    Coming(Tag, Transfer<u32>),
-    Done(Payload),
 }
 
 /// Waits a little longer each time: cores are often shared by several ranks.

@@ -2,41 +2,39 @@
 
 use std::ffi::{c_char, c_int};
 use std::mem::{ManuallyDrop, MaybeUninit};
-use std::sync::{Mutex, MutexGuard};
 
 use ::mpi::Threading;
 use ::mpi::environment::Universe;
 use ::mpi::ffi;
+use burn::backend::flex::FlexTensor;
 
+use crate::memory::Block;
 use crate::{Error, Result};
 
-/// MPI counts in `int`; counted in blocks of this many bytes, a message may have up to 128 GiB.
-pub(super) const BLOCK: usize = 64;
+/// A transfer is made of messages of at most so many bytes: MPI counts in `int`, and each one that has come shows that
+/// a long transfer goes on.
+const PIECE: usize = 64 << 20;
 
-/// What a message is, for its receiver.
+/// Which kind of messages a transfer is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tag {
-    /// A payload of a batch.
-    Message = 0,
-    /// The sender's program has ended; nothing comes after it.
-    End = 1,
+    /// What comes first of a payload, and all of a short one.
+    Head = 0,
+    /// The rest of a long payload.
+    Body = 1,
 }
 
-/// A communicator of our own over all processes of the job.
+/// A communicator of our own over all processes of the job. MPI is finalised when it is dropped.
 pub(super) struct Link {
     comm: ffi::MPI_Comm,
-    block: ffi::MPI_Datatype,
     rank: usize,
     size: usize,
-    /// Held during every call, so that no two threads are in MPI at once; `None` when MPI is finalised.
-    universe: Mutex<Option<Universe>>,
+    _universe: Universe,
 }
 
-// SAFETY: the handles are values that MPI gives meaning to, valid on every thread of the process; `universe` is held
-// during each call that uses them, as `MPI_THREAD_SERIALIZED` asks for.
+// SAFETY: the handles are values that MPI gives meaning to, valid on every thread of the process. A `Link` is not
+// `Sync`: one thread at a time is in MPI, as `MPI_THREAD_SERIALIZED` asks for.
 unsafe impl Send for Link {}
-// SAFETY: see `Send`.
-unsafe impl Sync for Link {}
 
 impl Link {
     /// Initialises MPI.
@@ -58,7 +56,6 @@ impl Link {
             )));
         }
         let mut comm = MaybeUninit::uninit();
-        let mut block = MaybeUninit::uninit();
         let (mut rank, mut size) = (0, 0);
         // SAFETY: MPI is initialised, out-pointers are valid, and a handle is read after the call that wrote it.
         unsafe {
@@ -74,16 +71,11 @@ impl Link {
             )?;
             check("MPI_Comm_rank", ffi::MPI_Comm_rank(comm, &mut rank))?;
             check("MPI_Comm_size", ffi::MPI_Comm_size(comm, &mut size))?;
-            let made =
-                ffi::MPI_Type_contiguous(BLOCK as c_int, ffi::RSMPI_UINT8_T, block.as_mut_ptr());
-            check("MPI_Type_contiguous", made)?;
-            check("MPI_Type_commit", ffi::MPI_Type_commit(block.as_mut_ptr()))?;
             Ok(Self {
                 comm,
-                block: block.assume_init(),
                 rank: rank as usize,
                 size: size as usize,
-                universe: Mutex::new(Some(universe)),
+                _universe: universe,
             })
         }
     }
@@ -98,164 +90,170 @@ impl Link {
         self.size
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Universe>> {
-        self.universe.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
-    /// The right to call MPI.
-    fn enter(&self) -> Result<MutexGuard<'_, Option<Universe>>> {
-        let universe = self.lock();
-        if universe.is_none() {
-            return Err(self.closed());
+    /// Starts to send bytes.
+    pub(super) fn send(
+        &self,
+        peer: usize,
+        tag: Tag,
+        memory: Outgoing,
+    ) -> Result<Transfer<Outgoing>> {
+        let (start, bytes) = memory.span();
+        let mut transfer = Transfer::new(memory);
+        for (start, count) in pieces(start, bytes) {
+            let mut request = MaybeUninit::uninit();
+            // SAFETY: MPI is open; the transfer keeps the memory alive and unchanged until its requests are complete.
+            let code = unsafe {
+                ffi::MPI_Isend(
+                    start.cast(),
+                    count,
+                    ffi::RSMPI_UINT8_T,
+                    peer as c_int,
+                    tag as c_int,
+                    self.comm,
+                    request.as_mut_ptr(),
+                )
+            };
+            check("MPI_Isend", code)?;
+            // SAFETY: the call succeeded, so it wrote the request.
+            transfer.requests.push(unsafe { request.assume_init() });
         }
-        Ok(universe)
-    }
-
-    /// The error of communication after the end.
-    pub(super) fn closed(&self) -> Error {
-        Error::Engine(format!(
-            "rank {}: communication after the Launcher's program has ended",
-            self.rank
-        ))
-    }
-
-    /// Starts to send whole blocks.
-    pub(super) fn send(&self, peer: usize, tag: Tag, buffer: Vec<u8>) -> Result<Transfer<u8>> {
-        debug_assert!(buffer.len().is_multiple_of(BLOCK));
-        let count = c_int::try_from(buffer.len() / BLOCK).map_err(|_| {
-            Error::Engine(format!(
-                "a message of {} bytes for rank {peer}; MPI can send {} at once",
-                buffer.len(),
-                c_int::MAX as usize * BLOCK
-            ))
-        })?;
-        let mut transfer = Transfer::new(buffer);
-        let _open = self.enter()?;
-        // SAFETY: MPI is open; the transfer keeps the buffer alive and unchanged until the request is complete.
-        let code = unsafe {
-            ffi::MPI_Isend(
-                transfer.buffer.as_ptr().cast(),
-                count,
-                self.block,
-                peer as c_int,
-                tag as c_int,
-                self.comm,
-                &mut transfer.request,
-            )
-        };
-        check("MPI_Isend", code)?;
         Ok(transfer)
     }
 
-    /// Starts to receive the next message of a peer, if there is one.
-    ///
-    /// Messages are received as words, because that is how most elements are aligned.
-    pub(super) fn receive(&self, peer: usize) -> Result<Option<(Tag, Transfer<u32>)>> {
-        let _open = self.enter()?;
-        let (mut found, mut count) = (0, 0);
-        let mut message = MaybeUninit::uninit();
-        let mut status = MaybeUninit::<ffi::MPI_Status>::uninit();
-        // SAFETY: MPI is open, and all out-pointers are valid.
-        let code = unsafe {
-            ffi::MPI_Improbe(
-                peer as c_int,
-                ffi::RSMPI_ANY_TAG,
-                self.comm,
-                &mut found,
-                message.as_mut_ptr(),
-                status.as_mut_ptr(),
-            )
-        };
-        check("MPI_Improbe", code)?;
-        if found == 0 {
-            return Ok(None);
+    /// Starts to receive what a peer sends: so many bytes, or at most so many if they are less than a piece.
+    pub(super) fn receive(
+        &self,
+        peer: usize,
+        tag: Tag,
+        memory: Block,
+        bytes: usize,
+    ) -> Result<Transfer<Block>> {
+        assert!(bytes <= memory.size());
+        let start = memory.start().as_ptr();
+        let mut transfer = Transfer::new(memory);
+        for (start, count) in pieces(start, bytes) {
+            let mut request = MaybeUninit::uninit();
+            // SAFETY: MPI is open; the transfer keeps the block, which has room for the bytes, until its requests are
+            // complete.
+            let code = unsafe {
+                ffi::MPI_Irecv(
+                    start.cast_mut().cast(),
+                    count,
+                    ffi::RSMPI_UINT8_T,
+                    peer as c_int,
+                    tag as c_int,
+                    self.comm,
+                    request.as_mut_ptr(),
+                )
+            };
+            check("MPI_Irecv", code)?;
+            // SAFETY: the call succeeded, so it wrote the request.
+            transfer.requests.push(unsafe { request.assume_init() });
         }
-        // SAFETY: MPI found a message, so it wrote its status.
-        let code = unsafe { ffi::MPI_Get_count(status.as_ptr(), self.block, &mut count) };
-        check("MPI_Get_count", code)?;
-        // SAFETY: as above.
-        let tag = match unsafe { status.assume_init_ref() }.MPI_TAG {
-            1 => Tag::End,
-            _ => Tag::Message,
-        };
-        let length = count as usize * (BLOCK / size_of::<u32>());
-        let mut transfer = Transfer::<u32>::new(Vec::with_capacity(length));
-        transfer.length = length;
-        // SAFETY: the buffer has room for `count` blocks, and the transfer keeps it alive until the request is
-        // complete.
-        let code = unsafe {
-            ffi::MPI_Imrecv(
-                transfer.buffer.as_mut_ptr().cast(),
-                count,
-                self.block,
-                message.as_mut_ptr(),
-                &mut transfer.request,
-            )
-        };
-        check("MPI_Imrecv", code)?;
-        Ok(Some((tag, transfer)))
+        Ok(transfer)
     }
 
-    /// The buffer of a transfer that is complete.
-    pub(super) fn poll<T: Copy>(&self, transfer: &mut Transfer<T>) -> Result<Option<Vec<T>>> {
-        let _open = self.enter()?;
-        let mut complete = 0;
-        // SAFETY: MPI is open; the request is one of MPI's, or null after it was complete once.
-        let code = unsafe {
-            ffi::MPI_Test(
-                &mut transfer.request,
-                &mut complete,
-                ffi::RSMPI_STATUS_IGNORE,
-            )
-        };
-        check("MPI_Test", code)?;
-        Ok((complete != 0).then(|| transfer.take()))
+    /// Drives a transfer on.
+    pub(super) fn poll<M>(&self, transfer: &mut Transfer<M>) -> Result<Step> {
+        let before = transfer.done;
+        while let Some(request) = transfer.requests.get_mut(transfer.done) {
+            let mut complete = 0;
+            // SAFETY: MPI is open, and the request is one of MPI's.
+            let code = unsafe { ffi::MPI_Test(request, &mut complete, ffi::RSMPI_STATUS_IGNORE) };
+            check("MPI_Test", code)?;
+            if complete == 0 {
+                return Ok(if transfer.done == before {
+                    Step::None
+                } else {
+                    Step::Some
+                });
+            }
+            transfer.done += 1;
+        }
+        Ok(Step::Complete)
     }
 
-    /// Ends all processes of the job. Returns only if MPI is closed.
+    /// Ends all processes of the job.
     pub(super) fn abort(&self) {
-        if let Ok(_open) = self.enter() {
-            // SAFETY: MPI is open.
-            unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, 1) };
-        }
+        // SAFETY: MPI is open.
+        unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, 1) };
     }
+}
 
-    /// Finalises MPI. All transfers must be complete, on all processes.
-    pub(super) fn close(&self) {
-        drop(self.lock().take());
+/// Start and size of the messages of a transfer; at least one.
+fn pieces(start: *const u8, bytes: usize) -> impl Iterator<Item = (*const u8, c_int)> {
+    (0..bytes.div_ceil(PIECE).max(1)).map(move |piece| {
+        let from = piece * PIECE;
+        (start.wrapping_add(from), (bytes - from).min(PIECE) as c_int)
+    })
+}
+
+/// How far a transfer came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Nowhere.
+    None,
+    /// Some of its messages are complete.
+    Some,
+    /// All are.
+    Complete,
+}
+
+/// Memory that is sent.
+pub(super) enum Outgoing {
+    /// The first bytes of a block.
+    Block(Block, usize),
+    /// All of it.
+    Bytes(Vec<u8>),
+    /// The elements of a contiguous tensor, which nobody changes as long as there is a second handle.
+    Tensor(FlexTensor),
+}
+
+impl Outgoing {
+    fn span(&self) -> (*const u8, usize) {
+        match self {
+            Self::Block(block, bytes) => {
+                assert!(*bytes <= block.size());
+                (block.start().as_ptr(), *bytes)
+            }
+            Self::Bytes(bytes) => (bytes.as_ptr(), bytes.len()),
+            Self::Tensor(tensor) => {
+                let layout = tensor.layout();
+                assert!(layout.is_contiguous());
+                let size = tensor.dtype().size();
+                let bytes = &tensor.bytes()[layout.start_offset() * size..];
+                (bytes.as_ptr(), bytes[..layout.num_elements() * size].len())
+            }
+        }
     }
 }
 
 /// A message in transit, with the memory that MPI reads or writes until it is complete.
 ///
 /// If it is dropped before, its memory is leaked: MPI may still use it.
-pub(super) struct Transfer<T> {
-    request: ffi::MPI_Request,
-    buffer: ManuallyDrop<Vec<T>>,
-    /// How many elements are initialised when the transfer is complete.
-    length: usize,
+pub(super) struct Transfer<M> {
+    requests: Vec<ffi::MPI_Request>,
+    /// How many of the requests are complete.
+    done: usize,
+    memory: ManuallyDrop<M>,
 }
 
-// SAFETY: a request may be completed by any thread, and the buffer is owned.
-unsafe impl<T: Send> Send for Transfer<T> {}
+// SAFETY: a request may be completed by any thread, and the memory is owned.
+unsafe impl<M: Send> Send for Transfer<M> {}
 
-impl<T: Copy> Transfer<T> {
-    fn new(buffer: Vec<T>) -> Self {
+impl<M> Transfer<M> {
+    fn new(memory: M) -> Self {
         Self {
-            // SAFETY: a constant of the MPI library.
-            request: unsafe { ffi::RSMPI_REQUEST_NULL },
-            length: buffer.len(),
-            buffer: ManuallyDrop::new(buffer),
+            requests: Vec::with_capacity(1),
+            done: 0,
+            memory: ManuallyDrop::new(memory),
         }
     }
 
-    /// The buffer. Only for a transfer that is complete.
-    fn take(&mut self) -> Vec<T> {
-        let mut buffer = std::mem::take(&mut *self.buffer);
-        // SAFETY: the buffer was made with room for `length` integers, and the completed transfer has written them, or
-        // they were there before. A second take finds an empty buffer and a length of zero.
-        unsafe { buffer.set_len(std::mem::take(&mut self.length)) };
-        buffer
+    /// The memory of a transfer that is complete.
+    pub(super) fn into_memory(self) -> M {
+        assert_eq!(self.done, self.requests.len());
+        ManuallyDrop::into_inner(self.memory)
     }
 }
 

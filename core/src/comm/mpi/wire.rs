@@ -1,140 +1,233 @@
-//! Messages as bytes: the payload, padding, and a trailer with the payload's length and the operation's fingerprint.
+//! Messages as bytes: a head, which says what comes, and the payload, in the head's message or in one of its own.
 //!
-//! The payload comes first, so that a received buffer becomes a tensor as it is. Ranks are of one architecture: numbers
-//! are in its byte order.
+//! Ranks are of one architecture: numbers are in its byte order.
 
+use std::sync::Arc;
+
+use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn::backend::{BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, Flex};
-use burn::tensor::{Bytes, DType, Device, Shape, TensorData};
+use burn::backend::{
+    BackendTensor, Dispatch, DispatchDevice, DispatchKindConversion, DispatchTensor, Flex,
+    TensorMetadata,
+};
+use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor};
 
-use super::raw::BLOCK;
+use super::raw::Outgoing;
 use crate::comm::{Expected, Payload};
-use crate::{Error, Result};
+use crate::memory::Block;
 
-const WORD: usize = size_of::<u32>();
-/// Length and fingerprint, a `u64` each.
-const TRAILER: usize = 16;
+/// A payload of at most so many bytes travels with its head.
+pub(super) const SHORT: usize = 8 << 10;
 
-/// The buffer to send for a payload.
-pub(super) fn pack(payload: &Payload, fingerprint: u64) -> Result<Vec<u8>> {
-    let length = payload.bytes();
-    let blocks = (length + TRAILER).div_ceil(BLOCK);
-    let mut buffer = Vec::with_capacity(blocks * BLOCK);
-    match payload {
-        Payload::Bytes(bytes) => buffer.extend_from_slice(bytes),
-        Payload::Tensors(tensors) => {
-            for tensor in tensors {
-                append(&mut buffer, tensor.clone())?;
-            }
-        }
-    }
-    buffer.resize(blocks * BLOCK - TRAILER, 0);
-    buffer.extend_from_slice(&(length as u64).to_ne_bytes());
-    buffer.extend_from_slice(&fingerprint.to_ne_bytes());
-    Ok(buffer)
-}
-
-fn append(buffer: &mut Vec<u8>, tensor: DispatchTensor) -> Result<()> {
-    let tensor: BackendTensor<Flex> = DispatchTensor::try_into_backend(tensor)
-        .map_err(|error| Error::Engine(format!("mpi sends tensors of the CPU: {error}")))?;
-    let tensor = match tensor {
-        BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor) => {
-            tensor
-        }
-        other => {
-            return Err(Error::Engine(format!(
-                "mpi cannot send a {} tensor",
-                other.name()
-            )));
-        }
-    };
-    let size = tensor.dtype().size();
-    match tensor.layout().contiguous_offsets() {
-        Some((start, end)) => buffer.extend_from_slice(&tensor.bytes()[start * size..end * size]),
-        None => buffer.extend_from_slice(tensor.to_contiguous().bytes()),
-    }
-    Ok(())
-}
-
-/// What a peer sent, not yet of any form.
-pub(super) struct Message {
-    words: Vec<u32>,
-    /// The size of the payload in bytes.
-    pub(super) length: usize,
-    /// The fingerprint of the peer's operation.
+/// What precedes a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    /// The fingerprint of the sender's operation.
     pub(super) fingerprint: u64,
+    /// The size of the payload in bytes; `None`: the sender's program has ended, nothing comes any more.
+    pub(super) length: Option<usize>,
 }
 
-impl Message {
-    /// Takes a received buffer apart; `None` if it is no message of this engine.
-    pub(super) fn open(words: Vec<u32>) -> Option<Self> {
-        let (payload, trailer) = as_bytes(&words).split_last_chunk::<TRAILER>()?;
-        let number = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).ok();
-        let (length, fingerprint) = trailer.split_at(TRAILER / 2);
-        let (length, fingerprint) = (number(length)? as usize, number(fingerprint)?);
-        (length <= payload.len()).then_some(Self {
-            words,
-            length,
-            fingerprint,
-        })
+impl Head {
+    /// The bytes of a head; what follows them begins at a cache line.
+    pub(super) const SIZE: usize = Block::ALIGN;
+    /// The length that says that a program has ended.
+    const END: u64 = u64::MAX;
+
+    /// The last message of a rank.
+    pub(super) fn end() -> Self {
+        Self {
+            fingerprint: 0,
+            length: None,
+        }
     }
 
-    /// Whether the payload has the size of what is expected.
-    pub(super) fn fits(&self, expected: &Expected) -> bool {
-        match expected {
-            Expected::Bytes => true,
-            Expected::Tensors { shapes, dtype, .. } => {
-                let bytes = |shape: &Vec<usize>| size(shape, *dtype);
-                self.length == shapes.iter().map(bytes).sum::<usize>()
+    /// A block that begins with this head and has room for so many bytes of payload.
+    pub(super) fn message(self, payload: usize) -> Block {
+        let mut block = Block::new(Self::SIZE + payload);
+        let length = self.length.map_or(Self::END, |length| length as u64);
+        block.bytes_mut()[..8].copy_from_slice(&self.fingerprint.to_ne_bytes());
+        block.bytes_mut()[8..16].copy_from_slice(&length.to_ne_bytes());
+        block
+    }
+
+    /// The head that a message begins with.
+    pub(super) fn of(message: &Block) -> Self {
+        let word = |at: usize| {
+            let bytes = message.bytes()[at..].first_chunk();
+            u64::from_ne_bytes(*bytes.expect("a message begins with a head"))
+        };
+        Self {
+            fingerprint: word(0),
+            length: Some(word(8))
+                .filter(|&length| length != Self::END)
+                .map(|length| length as usize),
+        }
+    }
+}
+
+/// A payload as what is sent: head, with the payload if that is short, and payload, if it is long.
+pub(super) fn pack(payload: Payload, fingerprint: u64) -> (Outgoing, Option<Outgoing>) {
+    let length = payload.bytes();
+    let head = Head {
+        fingerprint,
+        length: Some(length),
+    };
+    if length <= SHORT {
+        let mut message = head.message(length);
+        payload.write(&mut message.bytes_mut()[Head::SIZE..]);
+        return (Outgoing::Block(message, Head::SIZE + length), None);
+    }
+    let body = match payload {
+        Payload::Bytes(bytes) => Outgoing::Bytes(bytes),
+        payload => match payload.as_one() {
+            Some(tensor) => Outgoing::Tensor(tensor),
+            None => {
+                let mut block = Block::new(length);
+                payload.write(&mut block.bytes_mut()[..length]);
+                Outgoing::Block(block, length)
+            }
+        },
+    };
+    (Outgoing::Block(head.message(0), Head::SIZE), Some(body))
+}
+
+/// A tensor in the memory of this process.
+fn on_host(tensor: &DispatchTensor) -> FlexTensor {
+    match DispatchTensor::try_into_backend(tensor.clone()) {
+        Ok(
+            BackendTensor::<Flex>::Float(tensor)
+            | BackendTensor::Int(tensor)
+            | BackendTensor::Bool(tensor),
+        ) => tensor,
+        // On another device. `Tensor<1>` only carries the data.
+        _ => {
+            let tensor = tensor.clone();
+            let data = match tensor.dtype() {
+                DType::Bool(_) => Tensor::<1, Bool>::from_dispatch(tensor).into_data(),
+                dtype if dtype.is_float() => Tensor::<1>::from_dispatch(tensor).into_data(),
+                _ => Tensor::<1, Int>::from_dispatch(tensor).into_data(),
+            };
+            FlexTensor::from_data(data)
+        }
+    }
+}
+
+impl Payload {
+    /// The payload, if it is a tensor that lies in one piece.
+    fn as_one(&self) -> Option<FlexTensor> {
+        let Self::Tensors(tensors) = self else {
+            return None;
+        };
+        let [tensor] = &tensors[..] else { return None };
+        Some(on_host(tensor)).filter(|tensor| tensor.layout().is_contiguous())
+    }
+
+    /// Writes the payload into memory of its size.
+    fn write(self, mut to: &mut [u8]) {
+        match self {
+            Self::Bytes(bytes) => to.copy_from_slice(&bytes),
+            Self::Tensors(tensors) => {
+                for tensor in tensors {
+                    let tensor = on_host(&tensor);
+                    let bytes = tensor.layout().num_elements() * tensor.dtype().size();
+                    let (cells, rest) = to.split_at_mut(bytes);
+                    write_cells(&tensor, cells);
+                    to = rest;
+                }
+            }
+        }
+    }
+}
+
+/// Writes the elements of a tensor, in order.
+fn write_cells(tensor: &FlexTensor, to: &mut [u8]) {
+    let (layout, size) = (tensor.layout(), tensor.dtype().size());
+    let (shape, strides) = (&layout.shape()[..], layout.strides());
+    // The last dims that lie in one piece are copied as one.
+    let (mut outer, mut run) = (shape.len(), 1);
+    while outer > 0 && (strides[outer - 1] == run as isize || shape[outer - 1] == 1) {
+        outer -= 1;
+        run *= shape[outer];
+    }
+    let mut index = vec![0; outer];
+    let mut at = layout.start_offset() as isize;
+    for cells in to.chunks_exact_mut((run * size).max(1)) {
+        let from = at as usize * size;
+        cells.copy_from_slice(&tensor.bytes()[from..from + run * size]);
+        for dim in (0..outer).rev() {
+            index[dim] += 1;
+            at += strides[dim];
+            if index[dim] < shape[dim] {
+                break;
+            }
+            at -= strides[dim] * shape[dim] as isize;
+            index[dim] = 0;
+        }
+    }
+}
+
+impl Expected {
+    /// The size of what is expected, in bytes; `None` if it may have any.
+    pub(super) fn bytes(&self) -> Option<usize> {
+        match self {
+            Self::Bytes => None,
+            Self::Tensors { shapes, dtype, .. } => {
+                Some(shapes.iter().map(|shape| size(shape, *dtype)).sum())
             }
         }
     }
 
-    /// The payload, which must [fit](Self::fits).
-    pub(super) fn unpack(mut self, expected: &Expected) -> Payload {
-        let Expected::Tensors {
+    /// The payload of the expected form that the first `length` bytes of a block are. They must have its size.
+    pub(super) fn unpack(&self, block: Block, length: usize) -> Payload {
+        let Self::Tensors {
             shapes,
             dtype,
             device,
-        } = expected
+        } = self
         else {
-            return Payload::Bytes(as_bytes(&self.words)[..self.length].to_vec());
+            return Payload::Bytes(block.bytes()[..length].to_vec());
         };
-        let whole_words = dtype.size().is_multiple_of(WORD);
-        let aligned = self.words.as_ptr().addr().is_multiple_of(dtype.size());
-        if let [shape] = &shapes[..]
-            && whole_words
-            && aligned
-        {
-            self.words.truncate(self.length / WORD);
-            let tensor = tensor(Bytes::from_elems(self.words), shape, *dtype, device);
-            return Payload::Tensors(vec![tensor]);
-        }
-        let mut rest = as_bytes(&self.words);
+        // Several boxes share the memory of their message.
+        let message = Arc::new(block.into_bytes(length));
+        let mut start = 0;
         let mut next = |shape: &Vec<usize>| {
-            let (bytes, after) = rest.split_at(size(shape, *dtype));
-            rest = after;
-            tensor(Bytes::from_bytes_vec(bytes.to_vec()), shape, *dtype, device)
+            let layout = Layout::new(Shape::from(shape.clone()), contiguous(shape), start);
+            start += shape.iter().product::<usize>();
+            let cells = FlexTensor::from_arc(message.clone(), layout, *dtype);
+            on_device(cells, *dtype, device)
         };
         Payload::Tensors(shapes.iter().map(&mut next).collect())
     }
 }
 
-fn as_bytes(words: &[u32]) -> &[u8] {
-    // SAFETY: every bit pattern is a `u8`, whose alignment is one.
-    unsafe { words.align_to().1 }
+/// The strides of a shape in one piece.
+fn contiguous(shape: &[usize]) -> Vec<isize> {
+    let mut strides = vec![1; shape.len()];
+    for dim in (1..shape.len()).rev() {
+        strides[dim - 1] = strides[dim] * shape[dim] as isize;
+    }
+    strides
 }
 
-fn size(shape: &[usize], dtype: DType) -> usize {
-    shape.iter().product::<usize>() * dtype.size()
-}
-
-fn tensor(bytes: Bytes, shape: &[usize], dtype: DType, device: &Device) -> DispatchTensor {
-    let data = TensorData::from_bytes(bytes, Shape::from(shape.to_vec()), dtype);
+/// A tensor of this process's memory on a device.
+fn on_device(cells: FlexTensor, dtype: DType, device: &Device) -> DispatchTensor {
+    if matches!(device.as_dispatch(), DispatchDevice::Flex(_)) {
+        return DispatchTensor::from_backend(match dtype {
+            DType::Bool(_) => BackendTensor::<Flex>::Bool(cells),
+            dtype if dtype.is_float() => BackendTensor::Float(cells),
+            _ => BackendTensor::Int(cells),
+        });
+    }
+    let data = cells.into_data();
     let device = device.as_dispatch();
     match dtype {
         DType::Bool(_) => Dispatch::bool_from_data(data, device),
         dtype if dtype.is_float() => Dispatch::float_from_data(data, device),
         _ => Dispatch::int_from_data(data, device),
     }
+}
+
+fn size(shape: &[usize], dtype: DType) -> usize {
+    shape.iter().product::<usize>() * dtype.size()
 }

@@ -10,8 +10,8 @@ use super::rows::{self, ROWS, Recipe, RowStrip};
 use super::strip::{self, Strip};
 use super::tile::{Pieces, TileLayout, tile_box, tile_extents};
 use crate::kernel::activation::Activation;
+use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, with_scratch};
-use crate::kernel::pool::Buffer;
 use crate::kernel::simd::{Element, Isa};
 
 /// Bytes that a tile may take: it stays in the second-level cache beside a block of weights.
@@ -29,8 +29,8 @@ const OUTPUTS: usize = 32;
 /// Multiplications below which a second thread does not pay.
 const SERIAL: usize = 1 << 19;
 
-/// Correlations of the same source whose results make up one output.
-#[derive(Debug)]
+/// Correlations of the same source whose results make up one output, or a part of it.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Job<'a, E> {
     /// The correlations; none of their results overlap.
     pub parts: &'a [Correlation],
@@ -48,7 +48,7 @@ pub(crate) struct Job<'a, E> {
     pub pieces: &'a Pieces<'a, E>,
     /// What is added to every channel of the output, of all groups.
     pub bias: Option<&'a [E]>,
-    /// What is applied to every result, of a single correlation, while it is in the cache.
+    /// What is applied to every result, of correlations without gaps between them, while it is in the cache.
     pub activation: Option<Activation>,
 }
 
@@ -74,7 +74,27 @@ struct Part<'a, E> {
 impl<E: Element> Job<'_, E> {
     /// The output, `[batch, groups · outputs, *shape]`. `weight` gives the weight of (group, output, input, element).
     pub(crate) fn run(&self, isa: Isa, weight: impl Fn([usize; 4]) -> E + Sync) -> Buffer<E> {
-        isa.run(Whole { job: self, weight })
+        // SAFETY: the lattices of all parts cover the output.
+        unsafe { Buffer::filled(self.len(), |output| self.run_into(isa, &weight, output)) }
+    }
+
+    /// Writes the results of the parts into an output, which has room for all of it.
+    pub(crate) fn run_into(
+        &self,
+        isa: Isa,
+        weight: &(impl Fn([usize; 4]) -> E + Sync),
+        output: Shared<E>,
+    ) {
+        isa.run(Whole {
+            job: self,
+            weight,
+            output,
+        });
+    }
+
+    /// The elements of the output.
+    pub(crate) fn len(&self) -> usize {
+        self.batch * self.groups * self.outputs * self.cells()
     }
 
     fn cells(&self) -> usize {
@@ -84,51 +104,52 @@ impl<E: Element> Job<'_, E> {
 
 struct Whole<'a, E, W> {
     job: &'a Job<'a, E>,
-    weight: W,
+    weight: &'a W,
+    output: Shared<E>,
 }
 
 impl<E: Element, W: Fn([usize; 4]) -> E + Sync> WithSimd for Whole<'_, E, W> {
-    type Output = Buffer<E>;
+    type Output = ();
 
-    fn with_simd<S: Simd>(self, simd: S) -> Buffer<E> {
-        let Self { job, weight } = self;
-        let len = job.batch * job.groups * job.outputs * job.cells();
-        let taps: usize = job.parts.iter().map(|part| part.taps.len()).sum();
-        let gaps = job.parts.iter().any(|part| part.taps.is_empty());
-        let fill = |output: Shared<E>| {
-            if len == 0 {
-                return;
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self {
+            job,
+            weight,
+            output,
+        } = self;
+        let len = job.len();
+        if len == 0 {
+            return;
+        }
+        if job.parts.iter().any(|part| part.taps.is_empty()) {
+            // SAFETY: the buffer has room for `len` elements.
+            unsafe { std::slice::from_raw_parts_mut(output.at(0), len) }.fill(E::default());
+        }
+        for correlation in job.parts.iter().filter(|part| !part.taps.is_empty()) {
+            let part = Part::new::<S>(job, correlation, weight);
+            let tiles = part.tiles;
+            let tasks = 0..job.batch * job.groups * tiles * part.ranges;
+            let run = |task| {
+                let (rest, range) = (task / part.ranges, task % part.ranges);
+                let (field, tile) = (rest / tiles, rest % tiles);
+                simd.vectorize(Task {
+                    job,
+                    part: &part,
+                    batch: field / job.groups,
+                    group: field % job.groups,
+                    tile,
+                    range,
+                    output,
+                });
+            };
+            let results: usize = correlation.count.iter().product();
+            let channels = job.batch * job.groups * job.outputs * job.inputs;
+            if results * channels * correlation.taps.len() < SERIAL {
+                tasks.for_each(run);
+            } else {
+                tasks.into_par_iter().with_max_len(1).for_each(run);
             }
-            if gaps {
-                // SAFETY: the buffer has room for `len` elements.
-                unsafe { std::slice::from_raw_parts_mut(output.at(0), len) }.fill(E::default());
-            }
-            for correlation in job.parts.iter().filter(|part| !part.taps.is_empty()) {
-                let part = Part::new::<S>(job, correlation, &weight);
-                let tiles = part.tiles;
-                let tasks = 0..job.batch * job.groups * tiles * part.ranges;
-                let run = |task| {
-                    let (rest, range) = (task / part.ranges, task % part.ranges);
-                    let (field, tile) = (rest / tiles, rest % tiles);
-                    simd.vectorize(Task {
-                        job,
-                        part: &part,
-                        batch: field / job.groups,
-                        group: field % job.groups,
-                        tile,
-                        range,
-                        output,
-                    });
-                };
-                if len * job.inputs * taps < SERIAL {
-                    tasks.for_each(run);
-                } else {
-                    tasks.into_par_iter().with_max_len(1).for_each(run);
-                }
-            }
-        };
-        // SAFETY: the lattices of all parts cover the output; where one has no taps it was filled before.
-        unsafe { Buffer::filled(len, fill) }
+        }
     }
 }
 
@@ -141,7 +162,8 @@ impl<'a, E: Element> Part<'a, E> {
         let taps = correlation.taps.len();
         let mut block = (TERMS / taps).clamp(1, job.inputs);
         let strip = strip::width::<S>(strip::heights::<S>()[0]) * E::lanes::<S>();
-        let smallest = TileLayout::new(correlation, [1, 1, strip.min(correlation.count[2])]);
+        // Whatever the box of results, so that their bits do not depend on it.
+        let smallest = TileLayout::new(correlation, [1, 1, strip]);
         while block > 1 && smallest.len(block) > SCRATCH_BYTES / size_of::<E>() {
             block /= 2;
         }
@@ -379,13 +401,14 @@ impl<E: Element> Task<'_, E> {
             .panels::<S>()
             .flat_map(|(start, height)| start..start + height)
         {
-            for plane in at[0]..at[0] + size[0] {
-                for row in at[1]..at[1] + size[1] {
+            let from: Dims = std::array::from_fn(|dim| self.part.correlation.start[dim] + at[dim]);
+            for plane in from[0]..from[0] + size[0] {
+                for row in from[1]..from[1] + size[1] {
                     let start =
                         (first + output) * self.job.cells() + (plane * rows + row) * columns;
                     // SAFETY: the columns lie in the output, are written, and belong to this task alone.
                     let cells = unsafe {
-                        std::slice::from_raw_parts_mut(self.output.at(start + at[2]), size[2])
+                        std::slice::from_raw_parts_mut(self.output.at(start + from[2]), size[2])
                     };
                     activation.apply_to(simd, cells);
                 }

@@ -70,6 +70,23 @@ impl Conv {
         }
     }
 
+    /// The results whose windows lie in a box of cells, as a range per dim; empty ranges if there are none.
+    pub(crate) fn results_within(
+        &self,
+        cells: &[Range<usize>; 3],
+        count: Dims,
+    ) -> [Range<usize>; 3] {
+        std::array::from_fn(|dim| {
+            let (stride, span) = (
+                self.stride[dim],
+                (self.kernel[dim] - 1) * self.dilation[dim] + 1,
+            );
+            let first = cells[dim].start.div_ceil(stride);
+            let end = (cells[dim].end + stride).saturating_sub(span) / stride;
+            first..end.min(count[dim]).max(first)
+        })
+    }
+
     /// The gradient of a box of input cells. Together the correlations give every cell of the box once.
     pub(crate) fn input_gradient(&self, cells: &[Range<usize>; 3]) -> Vec<Correlation> {
         let residues: usize = self.stride.iter().product();
@@ -129,10 +146,100 @@ impl Conv {
 }
 
 impl Correlation {
+    /// The part of the lattice that is a box of it.
+    pub(crate) fn within(&self, lattice: &[Range<usize>; 3]) -> Self {
+        let first = lattice.each_ref().map(|range| range.start);
+        let taps = self.taps.iter().map(|tap| Tap {
+            offset: std::array::from_fn(|dim| {
+                tap.offset[dim] + (self.step[dim] * first[dim]) as isize
+            }),
+            ..*tap
+        });
+        Self {
+            step: self.step,
+            out_step: self.out_step,
+            start: std::array::from_fn(|dim| self.start[dim] + self.out_step[dim] * first[dim]),
+            count: lattice.each_ref().map(Range::len),
+            taps: taps.collect(),
+        }
+    }
+
     /// The smallest and one more than the largest offset of the taps in a dim; empty without taps.
     pub(crate) fn reach(&self, dim: usize) -> Range<isize> {
         let offsets = || self.taps.iter().map(|tap| tap.offset[dim]);
         let low = offsets().min().unwrap_or(0);
         low..offsets().max().map_or(low, |high| high + 1)
+    }
+}
+
+/// The cells of a box that are not in another one, as boxes.
+pub(crate) fn around(inner: &[Range<usize>; 3], shape: Dims) -> Vec<[Range<usize>; 3]> {
+    let mut left = shape.map(|size| 0..size);
+    let mut boxes = Vec::new();
+    for dim in 0..3 {
+        for side in [0..inner[dim].start, inner[dim].end..shape[dim]] {
+            let mut slab = left.clone();
+            slab[dim] = side;
+            if slab.iter().all(|range| !range.is_empty()) {
+                boxes.push(slab);
+            }
+        }
+        left[dim] = inner[dim].clone();
+    }
+    boxes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_box_and_what_is_around_it_are_the_whole() {
+        let shape = [3, 5, 4];
+        for inner in [
+            [0..3, 1..4, 2..4],
+            [1..2, 0..5, 0..4],
+            [0..3, 0..5, 0..4],
+            [2..2, 1..3, 0..4],
+        ] {
+            let mut times = [[[0; 4]; 5]; 3];
+            for cells in around(&inner, shape).into_iter().chain([inner]) {
+                for d in cells[0].clone() {
+                    for h in cells[1].clone() {
+                        for w in cells[2].clone() {
+                            times[d][h][w] += 1;
+                        }
+                    }
+                }
+            }
+            assert!(times.as_flattened().as_flattened().iter().all(|&n| n == 1));
+        }
+    }
+
+    #[test]
+    fn results_within_are_those_whose_windows_are() {
+        for (stride, dilation, kernel) in [(1, 1, 3), (2, 1, 3), (3, 2, 2), (2, 3, 1)] {
+            let conv = Conv {
+                groups: 1,
+                inputs: 1,
+                outputs: 1,
+                kernel: [1, 1, kernel],
+                stride: [1, 1, stride],
+                dilation: [1, 1, dilation],
+            };
+            for (start, end) in [(0, 9), (1, 8), (2, 5), (4, 5), (3, 3)] {
+                let found = &conv.results_within(&[0..1, 0..1, start..end], [1, 1, 4])[2];
+                for result in 0..4 {
+                    let first = result * stride;
+                    let last = first + (kernel - 1) * dilation;
+                    let within = start <= first && last < end;
+                    assert_eq!(
+                        found.contains(&result),
+                        within,
+                        "{result} of {start}..{end}"
+                    );
+                }
+            }
+        }
     }
 }

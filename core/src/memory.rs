@@ -1,4 +1,4 @@
-//! Where kernels write: results, in memory that is used again.
+//! Memory of tensors on the CPU that is used again.
 //!
 //! An allocation of many megabytes comes fresh from the operating system, which clears every page on first touch; that
 //! can cost more than the kernel. A training step makes the same results again and again, so large blocks are kept when
@@ -7,22 +7,21 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::VecDeque;
-use std::marker::PhantomData;
-use std::ops::Deref;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::memory::Shared;
+use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 
 /// Blocks smaller than this are left to the allocator.
-const SMALL: usize = 1 << 20;
+const SMALL: usize = 1 << 16;
 /// Blocks begin at a cache line.
 #[repr(align(64))]
 struct Line;
 
 /// A block of memory, given back to the pool when dropped.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub struct Block {
     start: NonNull<u8>,
     layout: Layout,
 }
@@ -91,10 +90,10 @@ impl Pool {
 
 impl Block {
     /// The alignment of all blocks.
-    pub(crate) const ALIGN: usize = align_of::<Line>();
+    pub const ALIGN: usize = align_of::<Line>();
 
     /// A block of at least so many bytes, which are initialised: zero, or left from earlier use.
-    fn new(bytes: usize) -> Self {
+    pub fn new(bytes: usize) -> Self {
         let layout = match Layout::from_size_align(bytes, Self::ALIGN) {
             Ok(layout) => layout,
             Err(error) => panic!("{bytes} bytes for a result: {error}"),
@@ -131,13 +130,35 @@ impl Block {
     }
 
     /// The first byte.
-    pub(crate) fn start(&self) -> NonNull<u8> {
+    pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
+    /// All bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the block owns its memory, is borrowed, and its bytes are initialised.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.size()) }
+    }
+
+    /// All bytes.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the block owns its memory, is borrowed mutably, and its bytes are initialised.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.size()) }
+    }
+
     /// The size in bytes.
-    pub(crate) fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.layout.size()
+    }
+
+    /// The first `len` bytes as what tensors are made of.
+    ///
+    /// # Panics
+    /// Panics if the block is smaller.
+    pub fn into_bytes(self, len: usize) -> Bytes {
+        assert!(len <= self.size(), "{len} bytes of {}", self.size());
+        // SAFETY: the block has so many bytes, and they are initialised.
+        unsafe { Bytes::from_controller(Box::new(self), len) }
     }
 }
 
@@ -159,42 +180,26 @@ impl Drop for Block {
     }
 }
 
-/// The elements of a result.
-#[derive(Debug)]
-pub(crate) struct Buffer<E> {
-    block: Block,
-    len: usize,
-    elements: PhantomData<E>,
-}
-
-impl<E: Copy> Buffer<E> {
-    /// A new buffer that `fill` writes every element of.
-    ///
-    /// # Safety
-    /// `fill` must initialise all `len` elements.
-    pub(crate) unsafe fn filled(len: usize, fill: impl FnOnce(Shared<E>)) -> Self {
-        const { assert!(align_of::<E>() <= Block::ALIGN) };
-        let block = Block::new(len * size_of::<E>());
-        fill(Shared::at_start(block.start.cast()));
-        Self {
-            block,
-            len,
-            elements: PhantomData,
-        }
+impl AllocationController for Block {
+    fn alloc_align(&self) -> usize {
+        Self::ALIGN
     }
 
-    /// The block that holds the elements, and how many bytes of it they take.
-    pub(crate) fn into_block(self) -> (Block, usize) {
-        (self.block, self.len * size_of::<E>())
+    fn property(&self) -> AllocationProperty {
+        AllocationProperty::Other
     }
-}
 
-impl<E> Deref for Buffer<E> {
-    type Target = [E];
+    unsafe fn memory_mut(
+        &mut self,
+        _policy: AccessPolicy,
+    ) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+        // SAFETY: the block owns its memory, and is borrowed mutably.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.start.cast().as_ptr(), self.size()) })
+    }
 
-    fn deref(&self) -> &[E] {
-        // SAFETY: the block holds so many elements, which `filled` has initialised.
-        unsafe { std::slice::from_raw_parts(self.block.start.cast().as_ptr(), self.len) }
+    fn memory(&self, _policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
+        // SAFETY: the block owns its memory, and is borrowed.
+        Ok(unsafe { std::slice::from_raw_parts(self.start.cast().as_ptr(), self.size()) })
     }
 }
 
@@ -202,23 +207,11 @@ impl<E> Deref for Buffer<E> {
 mod tests {
     use super::*;
 
-    fn filled(len: usize, value: f32) -> Buffer<f32> {
-        // SAFETY: all elements are written.
-        unsafe {
-            Buffer::filled(len, |elements| {
-                for index in 0..len {
-                    *elements.at(index) = value;
-                }
-            })
-        }
-    }
-
     #[test]
-    fn buffers_hold_what_they_were_filled_with() {
-        for len in [0, 1, 7, SMALL / 4 - 1, SMALL / 4, SMALL] {
-            let buffer = filled(len, 3.0);
-            assert_eq!(buffer.len(), len);
-            assert!(buffer.iter().all(|&value| value == 3.0));
+    fn blocks_become_bytes_of_their_length() {
+        for len in [0, 1, 7, SMALL - 1, SMALL, SMALL + 1] {
+            let bytes = Block::new(len).into_bytes(len);
+            assert_eq!(bytes.len(), len);
         }
     }
 
@@ -226,11 +219,11 @@ mod tests {
     fn blocks_are_used_again_within_the_peak() {
         // Other tests use the pool too: sizes that no other has.
         let size = 3 * SMALL + 4 * 1021;
-        let buffers = [filled(size, 1.0), filled(size, 2.0)];
-        let starts = buffers.each_ref().map(|buffer| buffer.as_ptr());
-        drop(buffers);
-        let again = filled(size, 4.0);
-        assert!(starts.contains(&again.as_ptr()));
+        let blocks = [Block::new(size), Block::new(size)];
+        let starts = blocks.each_ref().map(Block::start);
+        drop(blocks);
+        let again = Block::new(size);
+        assert!(starts.contains(&again.start()));
         let state = pool();
         assert!(state.used_bytes + state.kept_bytes <= state.peak_bytes);
     }

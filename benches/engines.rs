@@ -1,0 +1,294 @@
+//! What messages cost, beside peers in one run: `make bench-engines`.
+//!
+//! - an exchange between two ranks, and a sum over them, by MPI: beside the same bytes by a small C program
+//!   (`engines_mpi.c`) and by PyTorch's gloo (`engines_gloo.py`, if PyTorch is there);
+//! - a training step of the demo's model on two processes, beside two threads.
+//!
+//! Programs run in turn, several rounds; the figures are medians. `HALOCLINE_PYTHON` is the Python with PyTorch,
+//! `HALOCLINE_BENCH_SECONDS` what a figure may take in each round. Writes `target/bench/engines.csv`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use burn::optim::{AdamWConfig, GradientsParams};
+use halocline::core::ops::all_reduce_sum;
+use halocline::core::{Batch, Expected, Operation, Payload, Traffic};
+use halocline::models::{SurrogateCnnConfig, weighted_mse};
+use halocline::prelude::*;
+
+const SIZES: [usize; 8] = [
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+    16 << 20,
+    64 << 20,
+];
+const ROUNDS: usize = 5;
+/// Says that this process is a rank, and for how many seconds it may measure a figure.
+const BUDGET: &str = "HALOCLINE_BENCH_BUDGET";
+
+fn main() -> Result<()> {
+    match std::env::var(BUDGET) {
+        Ok(budget) => as_rank(budget.parse().map_err(Error::other)?),
+        Err(_) => compare(),
+    }
+}
+
+/// Seconds by (what, bytes), of every round.
+type Samples = BTreeMap<(String, usize), Vec<f64>>;
+
+fn median(samples: &[f64]) -> f64 {
+    let mut samples = samples.to_vec();
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
+}
+
+// ---- The rank's side.
+
+fn as_rank(budget: f64) -> Result<()> {
+    Launcher::from_env().ranks(2).check(false).run(|world| {
+        for bytes in SIZES {
+            exchange(&world, bytes, budget)?;
+            reduction(&world, bytes, budget)?;
+        }
+        step(&world, budget)
+    })
+}
+
+/// Runs `call` on all ranks until the time is over; rank 0 prints the median.
+fn measure(
+    world: &World,
+    what: &str,
+    bytes: usize,
+    budget: f64,
+    mut call: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    let mut times = Vec::new();
+    let mut go_on = true;
+    call()?;
+    world.barrier()?;
+    let start = Instant::now();
+    while go_on {
+        let before = Instant::now();
+        call()?;
+        times.push(before.elapsed().as_secs_f64());
+        // Rank 0 says now and then whether to go on.
+        if times.len() % 4 == 0 {
+            let own = times.len() < 2000 && start.elapsed().as_secs_f64() < budget;
+            let said = world.broadcast_bytes(0, world.is_root().then(|| vec![u8::from(own)]))?;
+            go_on = said == [1];
+        }
+    }
+    if world.is_root() {
+        println!("{what},{bytes},{:.9}", median(&times));
+    }
+    Ok(())
+}
+
+fn exchange(world: &World, bytes: usize, budget: f64) -> Result<()> {
+    let peer = world.size() - 1 - world.rank();
+    let row = Tensor::<1>::ones([bytes / 4], &world.device().clone().inner());
+    measure(world, "exchange", bytes, budget, || {
+        let batch = Batch {
+            operation: Operation::new("halo", Traffic::Exchange, None),
+            sends: vec![(peer, Payload::Tensors(vec![row.clone().into_dispatch()]))],
+            receives: vec![(
+                peer,
+                Expected::Tensors {
+                    shapes: vec![vec![bytes / 4]],
+                    dtype: row.dtype(),
+                    device: row.device(),
+                },
+            )],
+        };
+        world.comm().start(batch)?.finish().map(drop)
+    })
+}
+
+fn reduction(world: &World, bytes: usize, budget: f64) -> Result<()> {
+    let mesh = world.mesh([("data", world.size())])?;
+    let x = Tensor::<1>::ones([bytes / 4], &world.device().clone().inner());
+    measure(world, "all_reduce", bytes, budget, || {
+        let operation = Operation::new("sum", Traffic::Reduce, None);
+        drop(all_reduce_sum(x.clone(), &mesh, &[0], operation));
+        Ok(())
+    })
+}
+
+/// A training step of the demo's model.
+fn step(world: &World, budget: f64) -> Result<()> {
+    const SHAPE: [usize; 4] = [2, 3, 128, 256];
+    let mesh = world.mesh([("lat", world.size())])?;
+    let config = SurrogateCnnConfig::new(SHAPE[1])
+        .with_width(16)
+        .with_blocks(2);
+    let mut model = Some(world.init(|device| config.init(device))?);
+    let mut optimizer: burn::optim::ModuleOptimizer = AdamWConfig::new().init();
+    let normal = Distribution::Normal {
+        mean: 0.0,
+        std: 1.0,
+    };
+    let x = ShardTensor::random(SHAPE, normal, RandomKey::new(1, "x"), &mesh, &[Shard(2)])?;
+    let weights = vec![1.0; SHAPE[2]];
+    measure(world, "step", 0, 8.0 * budget, || {
+        let of = model.take().expect("a step gives the model back");
+        let y = x.clone().apply(&of);
+        let loss = weighted_mse(y, x.clone(), &weights).resolve();
+        let gradients = GradientsParams::from_grads(loss.backward(), &of);
+        model = Some(optimizer.step(1e-3, of, gradients));
+        Ok(())
+    })
+}
+
+// ---- The side that compares.
+
+fn compare() -> Result<()> {
+    let budget = std::env::var("HALOCLINE_BENCH_SECONDS").unwrap_or_else(|_| "0.3".into());
+    let folder = folder();
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches");
+    let peer = folder.join("engines_mpi");
+    let compiled = Command::new("mpicc")
+        .arg("-O2")
+        .arg(here.join("engines_mpi.c"))
+        .arg("-o")
+        .arg(&peer)
+        .status()?;
+    if !compiled.success() {
+        return Err(Error::other(
+            "mpicc could not compile benches/engines_mpi.c",
+        ));
+    }
+    let sizes = SIZES.map(|bytes| bytes.to_string());
+    let python = std::env::var("HALOCLINE_PYTHON").unwrap_or_else(|_| "python3".into());
+    let [mut ours, mut theirs, mut gloo, mut threads] = [const { Samples::new() }; 4];
+    let mut torch = true;
+    for _ in 0..ROUNDS {
+        let me = std::env::current_exe()?;
+        let mut job = mpirun(&me);
+        job.env("RAYON_NUM_THREADS", "1").env(BUDGET, &budget);
+        collect(&mut job, &mut ours)?;
+        collect(mpirun(&peer).arg(&budget).args(&sizes), &mut theirs)?;
+        if torch {
+            let mut script = Command::new(&python);
+            script
+                .arg(here.join("engines_gloo.py"))
+                .arg(&budget)
+                .args(&sizes);
+            torch = collect(&mut script, &mut gloo).is_ok();
+            if !torch {
+                println!("no PyTorch in {python}: pip install torch, or set HALOCLINE_PYTHON");
+            }
+        }
+        collect(Command::new(&me).env(BUDGET, &budget), &mut threads)?;
+    }
+    report(&folder.join("engines.csv"), &ours, &threads, &theirs, &gloo)
+}
+
+/// The folder for what the bench makes.
+fn folder() -> PathBuf {
+    let me = std::env::current_exe().unwrap_or_default();
+    let target = me.ancestors().find(|path| path.ends_with("release"));
+    let folder = target
+        .and_then(Path::parent)
+        .unwrap_or(Path::new("target"))
+        .join("bench");
+    std::fs::create_dir_all(&folder).expect("the target folder can be written");
+    folder
+}
+
+fn mpirun(program: &Path) -> Command {
+    let mut command = Command::new("mpirun");
+    command.args(["--allow-run-as-root", "--oversubscribe", "-n", "2"]);
+    command.arg(program);
+    command
+}
+
+/// Runs a program and adds the lines `what,bytes,seconds` that it prints.
+fn collect(command: &mut Command, samples: &mut Samples) -> Result<()> {
+    let output = command.stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        return Err(Error::other(format!("{command:?}: {}", output.status)));
+    }
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let fields: Vec<&str> = line.split(',').collect();
+        if let [what, bytes, seconds] = fields[..]
+            && let (Ok(bytes), Ok(seconds)) = (bytes.parse(), seconds.parse())
+        {
+            samples
+                .entry((what.into(), bytes))
+                .or_default()
+                .push(seconds);
+        }
+    }
+    Ok(())
+}
+
+fn report(
+    csv: &Path,
+    ours: &Samples,
+    threads: &Samples,
+    theirs: &Samples,
+    gloo: &Samples,
+) -> Result<()> {
+    let of = |samples: &Samples, what: &str, bytes| {
+        samples
+            .get(&(what.to_string(), bytes))
+            .map(|times| median(times) * 1e6)
+    };
+    let cell = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1}"));
+    let ratio = |ours: Option<f64>, peer: Option<f64>| match (ours, peer) {
+        (Some(ours), Some(peer)) => format!("{:.2}", ours / peer),
+        _ => "-".into(),
+    };
+    let mut lines = vec!["what,bytes,impl,median_us".to_string()];
+    for what in ["exchange", "all_reduce"] {
+        println!("\n{what} of two ranks, µs");
+        let heads = [
+            "bytes",
+            "Halocline MPI",
+            "C, MPI",
+            "ratio",
+            "gloo",
+            "ratio",
+            "local",
+        ];
+        println!("{}", heads.map(|head| format!("{head:>14}")).concat());
+        for bytes in SIZES {
+            let [mpi, local, c, gloo] =
+                [ours, threads, theirs, gloo].map(|of_| of(of_, what, bytes));
+            let cells = [
+                bytes.to_string(),
+                cell(mpi),
+                cell(c),
+                ratio(mpi, c),
+                cell(gloo),
+                ratio(mpi, gloo),
+                cell(local),
+            ];
+            println!("{}", cells.map(|cell| format!("{cell:>14}")).concat());
+            for (name, value) in [("mpi", mpi), ("c-mpi", c), ("gloo", gloo), ("local", local)] {
+                if let Some(value) = value {
+                    lines.push(format!("{what},{bytes},{name},{value:.2}"));
+                }
+            }
+        }
+    }
+    let [mpi, local] = [ours, threads].map(|samples| of(samples, "step", 0));
+    println!(
+        "\na training step of the demo's model, 128×256: {} µs on two processes, {} on two threads, ratio {}",
+        cell(mpi),
+        cell(local),
+        ratio(mpi, local)
+    );
+    for (name, value) in [("mpi", mpi), ("local", local)] {
+        lines.extend(value.map(|value| format!("step,0,{name},{value:.2}")));
+    }
+    std::fs::write(csv, lines.join("\n") + "\n")?;
+    println!("written to {}", csv.display());
+    Ok(())
+}

@@ -1,0 +1,252 @@
+//! What a rank has in transit: messages that leave, and those that are expected, per peer in the order in which they
+//! were asked for.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::raw::{Link, Outgoing, Step, Tag, Transfer};
+use super::wire::{Head, SHORT};
+use crate::Result;
+use crate::memory::Block;
+
+/// A message that was asked for; tickets are given in order.
+pub(super) type Ticket = u64;
+
+/// A message that has come.
+pub(super) enum Arrival {
+    /// The payload, which is that many bytes from `start` of the block.
+    Payload(Block, usize),
+    /// Another one than was asked for.
+    Other(Head),
+}
+
+/// What was asked for.
+struct Ask {
+    ticket: Ticket,
+    fingerprint: u64,
+    /// Its size, if that is known.
+    bytes: Option<usize>,
+}
+
+/// What comes from one peer.
+#[derive(Default)]
+struct Inbox {
+    asked: VecDeque<Ask>,
+    /// Where the peer's next head goes.
+    head: Option<Transfer<Block>>,
+    /// Long payloads on their way, and whether somebody asked for them.
+    bodies: Vec<(Option<Ticket>, usize, Transfer<Block>)>,
+    ended: bool,
+}
+
+/// All messages of a rank in transit.
+pub(super) struct Traffic {
+    link: Link,
+    leaving: Vec<Transfer<Outgoing>>,
+    inboxes: Vec<Inbox>,
+    next: Ticket,
+    arrived: BTreeMap<Ticket, Arrival>,
+    /// Tickets that nobody waits for any more.
+    dropped: BTreeSet<Ticket>,
+}
+
+impl Traffic {
+    pub(super) fn new(link: Link) -> Self {
+        let inboxes = (0..link.size()).map(|_| Inbox::default());
+        Self {
+            inboxes: inboxes.collect(),
+            link,
+            leaving: Vec::new(),
+            next: 0,
+            arrived: BTreeMap::new(),
+            dropped: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// Starts to send a message. Short ones are on their way when this returns.
+    pub(super) fn send(
+        &mut self,
+        peer: usize,
+        head: Outgoing,
+        body: Option<Outgoing>,
+    ) -> Result<()> {
+        for (tag, memory) in [(Tag::Head, Some(head)), (Tag::Body, body)] {
+            let Some(memory) = memory else { continue };
+            let mut transfer = self.link.send(peer, tag, memory)?;
+            match self.link.poll(&mut transfer)? {
+                Step::Complete => drop(transfer.into_memory()),
+                _ => self.leaving.push(transfer),
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for the next message of a peer that nobody has asked for.
+    pub(super) fn ask(
+        &mut self,
+        peer: usize,
+        fingerprint: u64,
+        bytes: Option<usize>,
+    ) -> Result<Ticket> {
+        let ticket = self.next;
+        self.next += 1;
+        self.inboxes[peer].asked.push_back(Ask {
+            ticket,
+            fingerprint,
+            bytes,
+        });
+        self.listen(peer)?;
+        Ok(ticket)
+    }
+
+    /// The message of a ticket, if it has come.
+    pub(super) fn take(&mut self, ticket: Ticket) -> Option<Arrival> {
+        self.arrived.remove(&ticket)
+    }
+
+    /// Nobody waits for this ticket any more.
+    pub(super) fn forget(&mut self, ticket: Ticket) {
+        if self.arrived.remove(&ticket).is_none() {
+            self.dropped.insert(ticket);
+        }
+    }
+
+    /// Whether the message of a ticket, which has not come, cannot come any more: the peer's program has ended.
+    pub(super) fn is_lost(&self, peer: usize, ticket: Ticket) -> bool {
+        let inbox = &self.inboxes[peer];
+        let mut coming = inbox.bodies.iter();
+        inbox.ended && !coming.any(|(of, ..)| *of == Some(ticket))
+    }
+
+    /// Whether all messages have left.
+    pub(super) fn has_sent_all(&self) -> bool {
+        self.leaving.is_empty()
+    }
+
+    /// Whether nothing is in transit that this rank knows of.
+    pub(super) fn is_idle(&self) -> bool {
+        let quiet =
+            |inbox: &Inbox| inbox.bodies.is_empty() && (inbox.asked.is_empty() || inbox.ended);
+        self.leaving.is_empty() && self.inboxes.iter().all(quiet)
+    }
+
+    /// Is ready for a head of a peer.
+    fn listen(&mut self, peer: usize) -> Result<()> {
+        let inbox = &mut self.inboxes[peer];
+        if inbox.head.is_none() && !inbox.ended {
+            let bytes = Head::SIZE + SHORT;
+            let head = self
+                .link
+                .receive(peer, Tag::Head, Block::new(bytes), bytes)?;
+            inbox.head = Some(head);
+        }
+        Ok(())
+    }
+
+    /// Drives everything on; whether something moved.
+    pub(super) fn drive(&mut self) -> Result<bool> {
+        let mut moved = false;
+        for mut transfer in std::mem::take(&mut self.leaving) {
+            let step = self.link.poll(&mut transfer)?;
+            moved |= step != Step::None;
+            match step {
+                Step::Complete => drop(transfer.into_memory()),
+                _ => self.leaving.push(transfer),
+            }
+        }
+        for peer in 0..self.inboxes.len() {
+            if !self.inboxes[peer].asked.is_empty() {
+                moved |= self.drive_head(peer)?;
+            }
+            moved |= self.drive_bodies(peer)?;
+        }
+        Ok(moved)
+    }
+
+    fn drive_head(&mut self, peer: usize) -> Result<bool> {
+        let inbox = &mut self.inboxes[peer];
+        let Some(transfer) = &mut inbox.head else {
+            return Ok(false);
+        };
+        if self.link.poll(transfer)? != Step::Complete {
+            return Ok(false);
+        }
+        let Some(transfer) = inbox.head.take() else {
+            return Ok(false);
+        };
+        let message = transfer.into_memory();
+        let head = Head::of(&message);
+        let Some(bytes) = head.length else {
+            inbox.ended = true;
+            return Ok(true);
+        };
+        let ask = inbox.asked.pop_front();
+        let fits = |ask: &Ask| {
+            ask.fingerprint == head.fingerprint && ask.bytes.is_none_or(|asked| asked == bytes)
+        };
+        let wrong = ask.as_ref().filter(|ask| !fits(ask)).map(|ask| ask.ticket);
+        let ticket = ask.map(|ask| ask.ticket);
+        if let Some(ticket) = wrong {
+            // The job is about to end: a body of it may come to nobody.
+            self.arrive(ticket, Arrival::Other(head));
+        } else if bytes > SHORT {
+            let body = self
+                .link
+                .receive(peer, Tag::Body, Block::new(bytes), bytes)?;
+            self.inboxes[peer].bodies.push((ticket, bytes, body));
+        } else if let Some(ticket) = ticket {
+            let mut payload = Block::new(bytes);
+            payload.bytes_mut()[..bytes].copy_from_slice(&message.bytes()[Head::SIZE..][..bytes]);
+            self.arrive(ticket, Arrival::Payload(payload, bytes));
+        }
+        self.listen(peer)?;
+        Ok(true)
+    }
+
+    fn drive_bodies(&mut self, peer: usize) -> Result<bool> {
+        let mut moved = false;
+        for (ticket, bytes, mut transfer) in std::mem::take(&mut self.inboxes[peer].bodies) {
+            let step = self.link.poll(&mut transfer)?;
+            moved |= step != Step::None;
+            match (step, ticket) {
+                (Step::Complete, None) => drop(transfer.into_memory()),
+                (Step::Complete, Some(ticket)) => {
+                    self.arrive(ticket, Arrival::Payload(transfer.into_memory(), bytes));
+                }
+                _ => self.inboxes[peer].bodies.push((ticket, bytes, transfer)),
+            }
+        }
+        Ok(moved)
+    }
+
+    fn arrive(&mut self, ticket: Ticket, arrival: Arrival) {
+        if !self.dropped.remove(&ticket) {
+            self.arrived.insert(ticket, arrival);
+        }
+    }
+
+    /// Tells a peer that this rank's program has ended.
+    pub(super) fn bid_farewell(&mut self, peer: usize) -> Result<()> {
+        let farewell = Outgoing::Block(Head::end().message(0), Head::SIZE);
+        self.send(peer, farewell, None)?;
+        self.listen(peer)
+    }
+
+    /// Drives on what is left at the end; whether all has left and every peer has ended.
+    ///
+    /// What a peer sent and nobody asked for is received here, or the peer could not leave.
+    pub(super) fn drain(&mut self) -> Result<bool> {
+        self.drive()?;
+        let own = self.link.rank();
+        let mut all = self.leaving.is_empty();
+        for peer in (0..self.inboxes.len()).filter(|&peer| peer != own) {
+            self.drive_head(peer)?;
+            let inbox = &self.inboxes[peer];
+            all &= inbox.ended && inbox.bodies.is_empty();
+        }
+        Ok(all)
+    }
+}

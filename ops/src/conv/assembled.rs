@@ -1,0 +1,201 @@
+//! Convolution by a backend's own operators, on the assembled field: for backends that our kernels do not run on.
+
+use burn::backend::ops::{FloatTensorOps, ModuleOps};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::Shape;
+use burn::tensor::ops::ConvOptions;
+use halocline_core::ops::{blank, cut, paste};
+use halocline_core::{Exchange, IndexBox, Result};
+
+use super::backend::{ConvRun, Saved};
+use super::engine::geometry::Conv;
+
+/// Calls burn's operator for the spatial dims of a shape, with the convolution's options as its last argument.
+macro_rules! by_dims {
+    ($shape:expr, $conv:expr, $one:ident | $two:ident | $three:ident ($($argument:expr),*)) => {
+        match $shape.len() {
+            3 => Dispatch::$one($($argument,)* options($conv)),
+            4 => Dispatch::$two($($argument,)* options($conv)),
+            _ => Dispatch::$three($($argument,)* options($conv)),
+        }
+    };
+}
+
+/// The options of a convolution over the last `N` of three dims.
+fn options<const N: usize>(conv: &Conv) -> ConvOptions<N> {
+    let last = |dims: [usize; 3]| std::array::from_fn(|dim| dims[3 - N + dim]);
+    ConvOptions::new(last(conv.stride), [0; N], last(conv.dilation), conv.groups)
+}
+
+/// The result, from this rank's shard and the boxes that came from other ranks.
+pub(super) fn forward(
+    run: &ConvRun,
+    x: DispatchTensor,
+    received: &[DispatchTensor],
+    weight: DispatchTensor,
+    bias: DispatchTensor,
+) -> DispatchTensor {
+    if run.output.contains(&0) {
+        return blank(&x, &run.output, None);
+    }
+    let field = cut_used(run, &run.field(x, received));
+    let bias = (bias.shape().num_elements() != 0).then_some(bias);
+    by_dims!(
+        run.output,
+        &run.conv,
+        conv1d | conv2d | conv3d(field, weight, bias)
+    )
+}
+
+/// The gradients of input, weight and bias, those that are wanted.
+///
+/// Halos travel back while the gradient of the weights is computed.
+pub(super) fn backward(
+    run: &ConvRun,
+    saved: Saved<DispatchTensor>,
+    cotangent: DispatchTensor,
+    wanted: [bool; 3],
+) -> Result<[Option<DispatchTensor>; 3]> {
+    let Saved {
+        x,
+        received,
+        weight,
+    } = saved;
+    let (conv, output) = (&run.conv, &run.output);
+    let empty = output.contains(&0);
+    let whole = run.field(x, &received);
+    let field = cut_used(run, &whole);
+    let gradient = wanted[0].then(|| {
+        if empty {
+            return blank(&whole, &whole.shape(), Some(0.0));
+        }
+        let gradient = by_dims!(
+            output,
+            conv,
+            conv1d_x_backward
+                | conv2d_x_backward
+                | conv3d_x_backward(field.clone(), weight.clone(), cotangent.clone())
+        );
+        if gradient.shape() == whole.shape() {
+            return gradient;
+        }
+        let used = IndexBox::whole(&gradient.shape());
+        paste(blank(&whole, &whole.shape(), Some(0.0)), &used, gradient)
+    });
+    let exchange = run.exchange.clone().map(Exchange::reversed);
+    let travelling = match (&gradient, &exchange) {
+        (Some(gradient), Some(exchange)) => Some(exchange.send_all(gradient)?),
+        _ => None,
+    };
+    let weights = wanted[1].then(|| {
+        if empty {
+            return blank(&weight, &weight.shape(), Some(0.0));
+        }
+        by_dims!(
+            output,
+            conv,
+            conv1d_weight_backward
+                | conv2d_weight_backward
+                | conv3d_weight_backward(field, weight.clone(), cotangent.clone())
+        )
+    });
+    let bias = wanted[2].then(|| sum_of_channels(cotangent, output));
+    let input = match (gradient, &exchange, travelling) {
+        (Some(gradient), Some(exchange), Some(boxes)) => {
+            Some(exchange.assemble(gradient, boxes.finish()?))
+        }
+        (gradient, ..) => gradient,
+    };
+    Ok([input, weights, bias])
+}
+
+/// The part of the field that windows reach: cells may be left over after the last window.
+fn cut_used(run: &ConvRun, field: &DispatchTensor) -> DispatchTensor {
+    let shape = field.shape();
+    let missing = 5 - shape.len();
+    let mut used: Vec<_> = shape.iter().map(|&size| 0..size).collect();
+    for (dim, cells) in used.iter_mut().enumerate().skip(2) {
+        let Conv {
+            kernel,
+            stride,
+            dilation,
+            ..
+        } = run.conv;
+        let of = dim - 2 + missing;
+        let last = run.output[dim].saturating_sub(1) * stride[of];
+        cells.end = cells.end.min(last + (kernel[of] - 1) * dilation[of] + 1);
+    }
+    if used
+        .iter()
+        .zip(shape.iter())
+        .all(|(cells, &size)| cells.len() == size)
+    {
+        return field.clone();
+    }
+    cut(field, &IndexBox::new(used))
+}
+
+fn sum_of_channels(cotangent: DispatchTensor, shape: &[usize]) -> DispatchTensor {
+    let [batch, channels] = [shape[0], shape[1]];
+    if shape.contains(&0) {
+        return blank(&cotangent, &[channels], Some(0.0));
+    }
+    let cells = shape[2..].iter().product();
+    let flat = Dispatch::float_reshape(cotangent, Shape::from([batch, channels, cells]));
+    let sum = Dispatch::float_sum_dim(Dispatch::float_sum_dim(flat, 2), 0);
+    Dispatch::float_reshape(sum, Shape::from([channels]))
+}
+
+#[cfg(feature = "cube")]
+mod cube {
+    use burn::backend::Cube;
+    use burn::backend::tensor::FloatTensor;
+    use halocline_core::ops::{from_dispatch, to_dispatch};
+
+    use super::super::backend::{ConvBackend, ConvKernels, untracked};
+    use super::*;
+
+    impl ConvBackend for Cube {
+        fn conv(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: FloatTensor<Self>,
+            run: ConvRun,
+        ) -> FloatTensor<Self> {
+            untracked::<Self>(x, weight, bias, &run)
+        }
+    }
+
+    impl ConvKernels for Cube {
+        fn conv_forward(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: FloatTensor<Self>,
+            run: &ConvRun,
+        ) -> Result<(FloatTensor<Self>, Vec<FloatTensor<Self>>)> {
+            let [x, weight, bias] = [x, weight, bias].map(to_dispatch::<Self>);
+            let received = run.receive(&x)?;
+            let y = forward(run, x, &received, weight, bias);
+            let received = received.into_iter().map(from_dispatch::<Self>);
+            Ok((from_dispatch::<Self>(y)?, received.collect::<Result<_>>()?))
+        }
+
+        fn conv_backward(
+            saved: Saved<FloatTensor<Self>>,
+            cotangent: FloatTensor<Self>,
+            run: &ConvRun,
+            wanted: [bool; 3],
+        ) -> Result<[Option<FloatTensor<Self>>; 3]> {
+            let received = saved.received.into_iter().map(to_dispatch::<Self>);
+            let saved = Saved {
+                x: to_dispatch::<Self>(saved.x),
+                received: received.collect(),
+                weight: to_dispatch::<Self>(saved.weight),
+            };
+            let gradients = backward(run, saved, to_dispatch::<Self>(cotangent), wanted)?;
+            let [input, weight, bias] =
+                gradients.map(|gradient| gradient.map(from_dispatch::<Self>));
+            Ok([input.transpose()?, weight.transpose()?, bias.transpose()?])
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Where kernels write: results, in memory that is used again.
+
+use std::marker::PhantomData;
+use std::ops::Deref;
+
+use halocline_core::memory::Block;
+
+use super::memory::Shared;
+
+/// The elements of a result.
+#[derive(Debug)]
+pub(crate) struct Buffer<E> {
+    block: Block,
+    len: usize,
+    elements: PhantomData<E>,
+}
+
+impl<E: Copy> Buffer<E> {
+    /// A new buffer that `fill` writes every element of.
+    ///
+    /// # Safety
+    /// `fill` must initialise all `len` elements.
+    pub(crate) unsafe fn filled(len: usize, fill: impl FnOnce(Shared<E>)) -> Self {
+        const { assert!(align_of::<E>() <= Block::ALIGN) };
+        let block = Block::new(len * size_of::<E>());
+        fill(Shared::at_start(block.start().cast()));
+        Self {
+            block,
+            len,
+            elements: PhantomData,
+        }
+    }
+
+    /// The block that holds the elements, and how many bytes of it they take.
+    pub(crate) fn into_block(self) -> (Block, usize) {
+        (self.block, self.len * size_of::<E>())
+    }
+}
+
+impl<E> Deref for Buffer<E> {
+    type Target = [E];
+
+    fn deref(&self) -> &[E] {
+        // SAFETY: the block holds so many elements, which `filled` has initialised.
+        unsafe { std::slice::from_raw_parts(self.block.start().cast().as_ptr(), self.len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(len: usize, value: f32) -> Buffer<f32> {
+        // SAFETY: all elements are written.
+        unsafe {
+            Buffer::filled(len, |elements| {
+                for index in 0..len {
+                    *elements.at(index) = value;
+                }
+            })
+        }
+    }
+
+    #[test]
+    fn buffers_hold_what_they_were_filled_with() {
+        for len in [0, 1, 7, 1000, 1 << 18, (1 << 18) + 1] {
+            let buffer = filled(len, 3.0);
+            assert_eq!(buffer.len(), len);
+            assert!(buffer.iter().all(|&value| value == 3.0));
+        }
+    }
+}

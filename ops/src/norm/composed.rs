@@ -1,0 +1,56 @@
+//! Normalization by burn's operators: for devices that our kernels do not run on.
+
+use burn::tensor::{FloatDType, Tensor};
+
+use crate::kernel::norm::Extents;
+
+/// [`group_norm`](super::group_norm) of a shard; `sum` adds over the ranks among which a sample's cells are, `count` is
+/// the number of a group's elements on all of them, and `own` whether those of this shard belong to the field.
+pub(super) fn group_norm<const D: usize>(
+    x: Tensor<D>,
+    [weight, bias]: [Tensor<1>; 2],
+    extents: Extents,
+    count: f64,
+    epsilon: f64,
+    own: bool,
+    sum: impl Fn(Tensor<2>) -> Tensor<2>,
+) -> Tensor<D> {
+    let Extents {
+        batch,
+        channels,
+        cells,
+        groups,
+    } = extents;
+    let (shape, dtype) = (x.dims(), x.dtype());
+    let [weight, bias] = [weight, bias].map(|factors| widened(factors).reshape([1, channels, 1]));
+    let x = widened(x).reshape([batch * groups, channels / groups * cells]);
+    let mean = sum(x.clone().sum_dim(1)) / count;
+    let centred = x - mean;
+    // A factor rather than a branch: the graph is the same on all ranks.
+    let squares = centred.clone().square().sum_dim(1) * f64::from(u8::from(own));
+    let deviation = (sum(squares) / count + epsilon).sqrt();
+    let y = (centred / deviation).reshape([batch, channels, cells]);
+    (y * weight + bias).reshape(shape).cast(dtype)
+}
+
+/// [`layer_norm`](super::layer_norm) of a shard.
+pub(super) fn layer_norm<const D: usize>(
+    x: Tensor<D>,
+    [weight, bias]: [Tensor<1>; 2],
+    epsilon: f64,
+) -> Tensor<D> {
+    let dtype = x.dtype();
+    let [weight, bias] = [weight, bias].map(|factors| widened(factors).unsqueeze());
+    let x = widened(x);
+    let centred = x.clone() - x.mean_dim(D - 1);
+    let deviation = (centred.clone().square().mean_dim(D - 1) + epsilon).sqrt();
+    (centred / deviation * weight + bias).cast(dtype)
+}
+
+/// A tensor in the precision that is computed in.
+fn widened<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    if x.dtype().size() < size_of::<f32>() {
+        return x.cast(FloatDType::F32);
+    }
+    x
+}

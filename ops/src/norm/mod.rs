@@ -1,0 +1,325 @@
+//! Group, instance and layer normalization.
+//!
+//! `y = (x − mean) / √(variance + epsilon) · weight + bias`, with the variance of the population. Semantics follow
+//! PyTorch.
+//!
+//! - [`group_norm`]: mean and variance over the cells of the field and the channels of a group, per sample. With as many
+//!   groups as channels it is instance normalization.
+//! - [`layer_norm`]: mean and variance over the last dim.
+//!
+//! # Placement
+//! Batch and spatial dims may be sharded in `group_norm`, all dims but the last in `layer_norm`; channels, and the last
+//! dim, must be whole; values resolved.
+//!
+//! # Communication
+//! `group_norm` gathers count, mean and sum of squared deviations per sample and group from the ranks among which the
+//! cells are, three numbers each, and combines them in the order of ranks; two numbers in the backward pass.
+//! `layer_norm` sends nothing.
+//!
+//! # Adjoint
+//! Gradients of weight and bias are summed over all ranks between which `x` is sharded.
+
+mod backend;
+mod composed;
+
+use burn::tensor::Tensor;
+use halocline_core::ops::{all_reduce_sum, fan_out};
+use halocline_core::{Error, Operation, Result, Shard, ShardTensor, Traffic};
+
+use crate::empty::{drop_empty, fill_empty};
+use crate::flex;
+use crate::kernel::norm::Extents;
+use crate::kernel::simd::Isa;
+use crate::sharded_axes;
+use backend::{GroupRun, Norm};
+
+/// Normalizes every group of channels of every sample.
+///
+/// # Errors
+/// Groups that do not divide the channels, parameters of another size, a placement without a rule, a failure of
+/// communication.
+pub fn group_norm<const D: usize>(
+    x: ShardTensor<D>,
+    groups: usize,
+    weight: Option<Tensor<1>>,
+    bias: Option<Tensor<1>>,
+    epsilon: f64,
+) -> Result<ShardTensor<D>> {
+    let kernels = flex::runs_on(&x.device());
+    grouped(x, groups, [weight, bias], epsilon, kernels)
+}
+
+/// [`group_norm`] by our kernels, or by burn's operators.
+fn grouped<const D: usize>(
+    x: ShardTensor<D>,
+    groups: usize,
+    parameters: [Option<Tensor<1>>; 2],
+    epsilon: f64,
+    kernels: bool,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "group_norm";
+    x.require_resolved(NAME)?;
+    if D < 2 || groups == 0 || !x.dims()[1].is_multiple_of(groups) {
+        let message = format!(
+            "{groups} groups of {:?}; expected [batch, groups·n, ..]",
+            x.dims()
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    x.require_whole(NAME, 1)?;
+    Isa::chosen()?;
+    let [weight, bias] = complete(&x, 1, parameters, NAME)?;
+    let axes = x
+        .layout()
+        .axes_where(|placement| matches!(placement, Shard(dim) if dim >= 2));
+    let global: usize = x.dims()[2..].iter().product();
+    let (local, layout, mesh) = x.into_parts();
+    let held = local.dims();
+    let extents = |held: [usize; D]| Extents {
+        batch: held[0],
+        channels: held[1],
+        cells: held[2..].iter().product(),
+        groups,
+    };
+    let count = (global * held[1] / groups) as f64;
+    let operation = Operation::new(NAME, Traffic::Reduce, Some(&layout));
+    let y = if kernels {
+        let run = Norm::Group(GroupRun {
+            extents: extents(held),
+            count,
+            epsilon,
+            comm: mesh.comm().clone(),
+            ranks: mesh.ranks_along(&axes).into(),
+            operation,
+        });
+        Error::catch(|| run.apply(local, weight, bias))?
+    } else {
+        let all: Vec<usize> = (0..D).collect();
+        let filled = fill_empty(local, &layout, &all, NAME, 0.0)?;
+        let (extents, own) = (extents(filled.dims()), !held.contains(&0));
+        let sum = |own| {
+            let sum = all_reduce_sum(own, &mesh, &axes, operation.clone());
+            fan_out(sum, &mesh, &axes, NAME)
+        };
+        let parameters = [weight, bias];
+        let y = Error::catch(|| {
+            composed::group_norm(filled, parameters, extents, count, epsilon, own, sum)
+        })?;
+        drop_empty(y, &layout, mesh.position(), NAME)?
+    };
+    Ok(ShardTensor::from_parts(y, layout, mesh))
+}
+
+/// Normalizes the last dim.
+///
+/// # Errors
+/// Parameters of another size, a placement without a rule.
+pub fn layer_norm<const D: usize>(
+    x: ShardTensor<D>,
+    weight: Option<Tensor<1>>,
+    bias: Option<Tensor<1>>,
+    epsilon: f64,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "layer_norm";
+    x.require_resolved(NAME)?;
+    x.require_whole(NAME, D - 1)?;
+    Isa::chosen()?;
+    let [weight, bias] = complete(&x, D - 1, [weight, bias], NAME)?;
+    let (local, layout, mesh) = x.into_parts();
+    let y = if flex::runs_on(&local.device()) {
+        Norm::Layer { epsilon }.apply(local, weight, bias)
+    } else {
+        let outer: Vec<usize> = (0..D - 1).collect();
+        let filled = fill_empty(local, &layout, &outer, NAME, 0.0)?;
+        let y = composed::layer_norm(filled, [weight, bias], epsilon);
+        drop_empty(y, &layout, mesh.position(), NAME)?
+    };
+    Ok(ShardTensor::from_parts(y, layout, mesh))
+}
+
+/// Weight and bias of the size of a dim, with gradients that are complete on every rank; ones and zeros if none.
+fn complete<const D: usize>(
+    x: &ShardTensor<D>,
+    dim: usize,
+    [weight, bias]: [Option<Tensor<1>>; 2],
+    operator: &'static str,
+) -> Result<[Tensor<1>; 2]> {
+    let size = x.dims()[dim];
+    let constant = |value: f64| Tensor::full([size], value, (&x.device(), x.local().dtype()));
+    let axes = sharded_axes(x);
+    let dtype = x.local().dtype();
+    let parameter = |parameter: Option<Tensor<1>>, default: f64| match parameter {
+        None => Ok(constant(default)),
+        Some(parameter) if parameter.dtype() != dtype => Err(Error::operator(
+            operator,
+            format!(
+                "a parameter of {:?} for a tensor of {dtype:?}",
+                parameter.dtype()
+            ),
+        )),
+        Some(parameter) if parameter.dims() == [size] => {
+            Ok(fan_out(parameter, x.mesh(), &axes, operator))
+        }
+        Some(parameter) => Err(Error::operator(
+            operator,
+            format!("a parameter {:?} for {size} elements", parameter.dims()),
+        )),
+    };
+    Ok([parameter(weight, 1.0)?, parameter(bias, 0.0)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Operator, check_op, difference};
+    use crate::{Apply, Field};
+    use burn::nn::{GroupNormConfig, InstanceNormConfig};
+    use burn::tensor::DType;
+    use halocline_core::Launcher;
+
+    struct Group(usize);
+
+    /// The same by burn's operators.
+    struct Composed(usize);
+
+    impl<const D: usize> Operator<D, D> for Composed {
+        fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, parameters: Vec<Tensor<D>>) -> X::Rank<D> {
+            let parameters = [0, 1].map(|i| Some(parameters[i].clone().flatten(0, D - 1)));
+            let x = inputs.remove(0).into_shard();
+            X::from_shard(grouped(x, self.0, parameters, 1e-5, false).unwrap())
+        }
+    }
+
+    impl<const D: usize> Operator<D, D> for Group {
+        fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, parameters: Vec<Tensor<D>>) -> X::Rank<D> {
+            let [weight, bias] = [0, 1].map(|i| Some(parameters[i].clone().flatten(0, D - 1)));
+            let y = inputs.remove(0).group_norm(self.0, weight, bias, 1e-5);
+            X::from_shard(y.into_shard())
+        }
+    }
+
+    struct Layer;
+
+    impl<const D: usize> Operator<D, D> for Layer {
+        fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, parameters: Vec<Tensor<D>>) -> X::Rank<D> {
+            let [weight, bias] = [0, 1].map(|i| Some(parameters[i].clone().flatten(0, D - 1)));
+            let y = inputs.remove(0).layer_norm(weight, bias, 1e-5);
+            X::from_shard(y.into_shard())
+        }
+    }
+
+    #[test]
+    fn groups_span_the_shards() {
+        let parameters = [[1, 6, 1, 1]; 2];
+        for groups in [1, 3, 6] {
+            check_op(
+                &Group(groups),
+                &[[2, 6, 5, 7]],
+                &parameters,
+                &[0, 2, 3],
+                2e-5,
+            );
+            check_op(
+                &Composed(groups),
+                &[[2, 6, 5, 7]],
+                &parameters,
+                &[0, 2, 3],
+                2e-5,
+            );
+        }
+        check_op(&Group(2), &[[2, 4, 11]], &[[1, 4, 1]; 2], &[0, 2], 2e-5);
+    }
+
+    #[test]
+    fn the_last_dim_is_normalized_without_a_message() {
+        check_op(
+            &Layer,
+            &[[2, 5, 7, 6]],
+            &[[1, 1, 1, 6]; 2],
+            &[0, 1, 2],
+            2e-5,
+        );
+    }
+
+    #[test]
+    fn modules_of_burn_give_what_they_give_there() {
+        let device = Default::default();
+        let normal = burn::tensor::Distribution::Normal(3.0, 2.0);
+        let x = Tensor::<4>::random([2, 6, 9, 11], normal, &device);
+        let group = GroupNormConfig::new(3, 6).init(&device);
+        let instance = InstanceNormConfig::new(6).init(&device);
+        let pairs = [
+            (x.clone().apply(&group), group.forward(x.clone())),
+            (x.clone().apply(&instance), instance.forward(x.clone())),
+        ];
+        for (ours, burns) in pairs {
+            assert!(difference(&ours.into_data(), &burns.into_data()) < 1e-5);
+        }
+    }
+
+    #[test]
+    fn kernels_and_burns_operators_agree() {
+        let device = Default::default();
+        let normal = burn::tensor::Distribution::Normal(3.0, 2.0);
+        let x = Tensor::<3>::random([2, 6, 9], normal, &device);
+        let factors = |size| Tensor::<1>::random([size], normal, &device);
+        let parameters = [factors(6), factors(6)];
+        let grouped = |kernels| {
+            let [weight, bias] = parameters.clone().map(Some);
+            let x = ShardTensor::solo(x.clone());
+            let y = grouped(x, 3, [weight, bias], 1e-5, kernels).unwrap();
+            y.into_parts().0.into_data()
+        };
+        assert!(difference(&grouped(true), &grouped(false)) < 1e-5);
+        let [weight, bias] = [factors(9), factors(9)];
+        let burns = composed::layer_norm(x.clone(), [weight.clone(), bias.clone()], 1e-5);
+        let ours = x.layer_norm(Some(weight), Some(bias), 1e-5);
+        assert!(difference(&ours.into_data(), &burns.into_data()) < 1e-5);
+    }
+
+    #[test]
+    fn a_large_mean_costs_no_digits() {
+        let wave = |offset: f64| {
+            let x = Tensor::<1>::ones([4096], &Default::default()).cumsum(0);
+            let x = (x * 0.37).sin() + offset;
+            x.reshape([1, 2, 32, 64]).group_norm(1, None, None, 0.0)
+        };
+        // Cells of a thousand have a rounding error of 3e-5 themselves.
+        let difference = difference(&wave(1000.0).into_data(), &wave(0.0).into_data());
+        assert!(difference < 1e-4, "{difference}");
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        Launcher::local(2)
+            .run(|world| {
+                let mesh = world.mesh([("model", 2)])?;
+                let x = ShardTensor::<4>::ones([1, 4, 6, 6], &mesh, &[Shard(1)])?;
+                let error = group_norm(x.clone(), 2, None, None, 1e-5).unwrap_err();
+                assert!(
+                    error.to_string().contains("no rule for Shard(1)"),
+                    "{error}"
+                );
+                let error = group_norm(x.clone(), 3, None, None, 1e-5).unwrap_err();
+                assert!(
+                    error.to_string().contains("3 groups of [1, 4, 6, 6]"),
+                    "{error}"
+                );
+                let bias = Some(Tensor::ones([5], world.device()));
+                let error = layer_norm(x.clone(), None, bias, 1e-5).unwrap_err();
+                assert!(
+                    error.to_string().contains("a parameter [5] for 6 elements"),
+                    "{error}"
+                );
+                let options = (world.device(), DType::F64);
+                let weight = Some(Tensor::ones([6], options));
+                let error = layer_norm(x, weight, None, 1e-5).unwrap_err().to_string();
+                assert!(
+                    error.contains("a parameter of F64 for a tensor of F32"),
+                    "{error}"
+                );
+                Ok(())
+            })
+            .unwrap();
+    }
+}
