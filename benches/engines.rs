@@ -106,7 +106,7 @@ fn exchange(world: &World, bytes: usize, budget: f64) -> Result<()> {
                 },
             )],
         };
-        world.comm().start(batch)?.finish().map(drop)
+        world.comm().clone().start(batch)?.finish().map(drop)
     })
 }
 

@@ -176,7 +176,7 @@ fn halo() -> Result<()> {
                     },
                 )],
             };
-            let received = world.comm().start(batch)?.finish()?;
+            let received = world.comm().clone().start(batch)?.finish()?;
             black_box(received); // what a thin message carries is the receiver's own memory already
             exchanged.push(start.elapsed().as_secs_f64() * 1e6);
             let row = field.local().clone().narrow(2, edge, 1);

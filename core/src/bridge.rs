@@ -195,13 +195,13 @@ fn all_reduce(tensor: DispatchTensor, reduce: &Reduce) -> Result<DispatchTensor>
         group,
         ..
     } = reduce;
-    collectives::agree(&**comm, group, operation)?;
+    collectives::agree(comm, group, operation)?;
     let shape = tensor.shape();
     let flat = Tensor::<1>::from_dispatch(Dispatch::float_reshape(
         tensor,
         Shape::from([shape.num_elements()]),
     ));
-    let sum = collectives::all_reduce_sum(&**comm, group, operation, flat)?;
+    let sum = collectives::all_reduce_sum(comm, group, operation, flat)?;
     Ok(Dispatch::float_reshape(sum.into_dispatch(), shape))
 }
 
@@ -263,8 +263,8 @@ impl<B: CommBackend, C: CheckpointStrategy> CommBackend for Autodiff<B, C> {
 #[derive(Debug)]
 #[must_use = "boxes on their way must be received"]
 pub struct Boxes<'a> {
-    comm: &'a dyn Communicator,
-    in_flight: Option<InFlight<'a>>,
+    comm: &'a Arc<dyn Communicator>,
+    in_flight: Option<InFlight>,
     /// The size of what comes.
     bytes: usize,
     expected: &'a [(usize, Vec<Transfer>)],
@@ -327,14 +327,14 @@ impl Exchange {
             forward: Move { plan, direction },
             ..
         } = self;
-        collectives::agree(&**comm, ranks, operation)?;
+        collectives::agree(comm, ranks, operation)?;
         let (outgoing, expected) = match direction {
             Direction::Forward => (&plan.sends, &plan.receives),
             Direction::Reverse => (&plan.receives, &plan.sends),
         };
         if outgoing.is_empty() && expected.is_empty() {
             return Ok(Boxes {
-                comm: &**comm,
+                comm: comm,
                 in_flight: None,
                 bytes: 0,
                 expected,
@@ -361,8 +361,8 @@ impl Exchange {
         let transfers = expected.iter().flat_map(|(_, transfers)| transfers);
         let cells: usize = transfers.map(|transfer| transfer.src.volume()).sum();
         Ok(Boxes {
-            comm: &**comm,
-            in_flight: Some(comm.start(batch)?),
+            comm: comm,
+            in_flight: Some(comm.clone().start(batch)?),
             bytes: cells * like.dtype().size(),
             expected,
         })

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -15,7 +16,7 @@ use burn::tensor::Device;
 use crate::comm::local::Hub;
 use crate::comm::{CommStats, Communicator, Overlap, Settings, collectives};
 use crate::mesh::{DeviceMesh, MeshShape};
-use crate::{Error, RandomKey, Result, module};
+use crate::{Error, RandomKey, Result, module, trace};
 
 /// How long ranks may go on after another one has failed, before the process is ended.
 const GRACE: Duration = Duration::from_secs(3);
@@ -88,7 +89,7 @@ impl World {
     /// # Errors
     /// A rank that does not come in time, or that ended.
     pub fn barrier(&self) -> Result<()> {
-        collectives::barrier(&*self.comm, &self.everyone())
+        collectives::barrier(&self.comm, &self.everyone())
     }
 
     /// Sends bytes from one rank to all.
@@ -97,7 +98,7 @@ impl World {
     /// A failure of communication.
     pub fn broadcast_bytes(&self, source: usize, bytes: Option<Vec<u8>>) -> Result<Vec<u8>> {
         let operation = crate::Operation::new("broadcast_bytes", crate::Traffic::Control, None);
-        collectives::broadcast_bytes(&*self.comm, &self.everyone(), source, &operation, bytes)
+        collectives::broadcast_bytes(&self.comm, &self.everyone(), source, &operation, bytes)
     }
 
     /// Makes a module with the same parameters on all ranks.
@@ -123,7 +124,7 @@ impl World {
     /// # Errors
     /// A module of another structure on this rank than on the source; a failure of communication.
     pub fn sync_module<M: Module>(&self, module: M, source: usize) -> Result<M> {
-        module::sync(&*self.comm, &self.everyone(), source, &self.device, module)
+        module::sync(&self.comm, &self.everyone(), source, &self.device, module)
     }
 
     /// Checks that the parameters of all ranks are equal, bit for bit.
@@ -131,7 +132,28 @@ impl World {
     /// # Errors
     /// Names the first parameter that differs, and the ranks.
     pub fn check_replicas<M: Module>(&self, module: &M) -> Result<()> {
-        module::check_replicas(&*self.comm, &self.everyone(), module)
+        module::check_replicas(&self.comm, &self.everyone(), module)
+    }
+
+    /// Collects what all ranks have recorded and writes it, on rank 0.
+    fn write_trace(&self, file: &Path) -> Result<()> {
+        let own = trace::end().unwrap_or_default();
+        let operation = crate::Operation::new("trace", crate::Traffic::Control, None);
+        let all = collectives::all_gather_bytes(
+            &self.comm,
+            &self.everyone(),
+            &operation,
+            own.as_bytes(),
+        )?;
+        if self.is_root() {
+            let ranks = all
+                .iter()
+                .map(|events| String::from_utf8_lossy(events).into_owned());
+            let document = trace::document(&ranks.collect::<Vec<_>>());
+            std::fs::write(file, document)
+                .map_err(|error| Error::other(format!("{}: {error}", file.display())))?;
+        }
+        Ok(())
     }
 
     fn everyone(&self) -> Vec<usize> {
@@ -163,6 +185,7 @@ pub struct Launcher {
     settings: Settings,
     seed: u64,
     device: Option<Device>,
+    trace: Option<PathBuf>,
 }
 
 impl Launcher {
@@ -174,13 +197,15 @@ impl Launcher {
             settings: Settings::default(),
             seed: 0,
             device: None,
+            trace: None,
         }
     }
 
     /// The engine that the environment asks for: MPI under `mpirun` or `srun`, else threads.
     ///
     /// `HALOCLINE_TIMEOUT` (seconds), `HALOCLINE_CHECK` and `HALOCLINE_OVERLAP` (`0` or `1`) set
-    /// [`timeout`](Self::timeout), [`check`](Self::check) and [`overlap`](Self::overlap).
+    /// [`timeout`](Self::timeout), [`check`](Self::check) and [`overlap`](Self::overlap); `HALOCLINE_LOG=comm` tells of
+    /// every communication on stderr, `HALOCLINE_TRACE` names a file for a [`trace`](Self::trace).
     ///
     /// # Panics
     /// Panics if one of them has another form.
@@ -204,6 +229,13 @@ impl Launcher {
                 _ => panic!("HALOCLINE_OVERLAP={value}: expected 0 or 1"),
             };
         }
+        if let Ok(value) = std::env::var("HALOCLINE_LOG") {
+            launcher.settings.log = match value.as_str() {
+                "comm" => true,
+                _ => panic!("HALOCLINE_LOG={value}: expected comm"),
+            };
+        }
+        launcher.trace = std::env::var_os("HALOCLINE_TRACE").map(PathBuf::from);
         if let Ok(value) = std::env::var("HALOCLINE_CHECK") {
             launcher.settings.check = match value.as_str() {
                 "0" => false,
@@ -247,6 +279,13 @@ impl Launcher {
         self
     }
 
+    /// Writes a timeline of all ranks' operators and communications, in Chrome's trace format, when the program has ended.
+    #[must_use]
+    pub fn trace(mut self, file: impl Into<PathBuf>) -> Self {
+        self.trace = Some(file.into());
+        self
+    }
+
     /// The seed from which modules are initialised. Default 0.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
@@ -282,11 +321,25 @@ impl Launcher {
             return Err(Error::Engine("a job needs at least one rank".into()));
         }
         let device = self.device.clone().unwrap_or_default().autodiff();
-        let world = |comm| World {
-            comm,
+        let watched = self.settings.log || self.trace.is_some();
+        let world = |comm: Arc<dyn Communicator>| World {
+            comm: if watched {
+                Arc::new(trace::Seen::new(comm))
+            } else {
+                comm
+            },
             device: device.clone(),
             seed: self.seed,
             modules: Arc::default(),
+        };
+        let program = |world: World| match &self.trace {
+            None => program(world),
+            Some(file) => {
+                trace::begin(world.rank());
+                let value = program(world.clone())?;
+                world.write_trace(file)?;
+                Ok(value)
+            }
         };
         match self.engine {
             Engine::Local => run_threads(self.ranks, self.settings, world, program),

@@ -20,6 +20,7 @@ mod plan;
 mod region;
 mod rng;
 mod tensor;
+pub mod trace;
 
 pub use bridge::{Direction, Exchange, Move};
 pub use cache::PlanCache;

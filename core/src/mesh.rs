@@ -257,7 +257,7 @@ impl DeviceMesh {
     ) -> Result<Vec<u8>> {
         let operation = Operation::new(operator, Traffic::Control, None);
         let ranks = self.0.shape.ranks();
-        collectives::broadcast_bytes(&*self.0.comm, ranks, source, &operation, bytes)
+        collectives::broadcast_bytes(&self.0.comm, ranks, source, &operation, bytes)
     }
 
     /// The sub-mesh of the named axes that this rank is in.

@@ -1,7 +1,7 @@
 //! Parameters that all ranks hold alike.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, TensorData};
@@ -24,7 +24,7 @@ pub(crate) fn seeded<M: Module>(device: &Device, seed: u64, make: impl FnOnce(&D
 
 /// Sends every parameter of one rank to the others.
 pub(crate) fn sync<M: Module>(
-    comm: &dyn Communicator,
+    comm: &Arc<dyn Communicator>,
     group: &[usize],
     source: usize,
     device: &Device,
@@ -50,7 +50,7 @@ pub(crate) fn sync<M: Module>(
 }
 
 struct Sync<'a> {
-    comm: &'a dyn Communicator,
+    comm: &'a Arc<dyn Communicator>,
     group: &'a [usize],
     source: usize,
     path: Vec<String>,
@@ -84,6 +84,7 @@ impl Sync<'_> {
         };
         let received = self
             .comm
+            .clone()
             .start(batch)?
             .finish()
             .map_err(|error| match error {
@@ -141,7 +142,7 @@ impl ModuleMapper for Sync<'_> {
 
 /// Compares checksums of all parameters.
 pub(crate) fn check_replicas<M: Module>(
-    comm: &dyn Communicator,
+    comm: &Arc<dyn Communicator>,
     group: &[usize],
     module: &M,
 ) -> Result<()> {

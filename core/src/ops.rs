@@ -69,7 +69,7 @@ pub fn fan_out<const D: usize>(
 /// # Errors
 /// A failure of communication.
 pub fn all_gather_numbers(
-    comm: &dyn Communicator,
+    comm: &Arc<dyn Communicator>,
     group: &[usize],
     operation: &Operation,
     own: &[f64],

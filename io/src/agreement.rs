@@ -17,6 +17,7 @@ fn gather(mesh: &DeviceMesh, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         .expect("a mesh has a rank");
     let is_root = comm.rank() == *root;
     let received = comm
+        .clone()
         .start(Batch {
             operation: Operation::new("field_loader", Traffic::Control, None),
             sends: if is_root {

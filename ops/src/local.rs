@@ -10,7 +10,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{self, DType, Shape, Tensor};
-use halocline_core::{Error, Result};
+use halocline_core::{Error, Result, trace};
 
 use crate::flex::{self, Float};
 use crate::kernel::activation::{self, Activation};
@@ -36,6 +36,7 @@ pub(crate) enum LocalOperator {
 impl LocalOperator {
     /// The operator's value: by our kernels, or by burn's operators on a device that they do not run on.
     pub(crate) fn apply<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        let _span = trace::span(self.names()[0]);
         if flex::runs_on(&x.device()) {
             return Tensor::from_dispatch(<Dispatch as LocalBackend>::local(
                 x.into_dispatch(),
@@ -43,6 +44,17 @@ impl LocalOperator {
             ));
         }
         self.composed(x)
+    }
+
+    /// Its name on the timeline, forward and backward.
+    const fn names(self) -> [&'static str; 2] {
+        match self {
+            Self::Activation(_) => ["activation", "activation (backward)"],
+            Self::NearestDouble => ["upsample_nearest", "upsample_nearest (backward)"],
+            Self::BilinearDouble => ["upsample_bilinear", "upsample_bilinear (backward)"],
+            Self::MaxPairs => ["max_pool", "max_pool (backward)"],
+            Self::AveragePairs => ["avg_pool", "avg_pool (backward)"],
+        }
     }
 
     /// The operator's value by burn's operators.
@@ -127,6 +139,7 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalBackend for Autodiff<B, C> {
                 checkpointer: &mut Checkpointer,
             ) {
                 let (x, operator) = ops.state;
+                let _span = trace::span(operator.names()[1]);
                 let x = checkpointer.retrieve_node_output(x);
                 unary::<B, _>(ops.parents, ops.node, grads, |cotangent| {
                     B::backward(x, cotangent, operator).unwrap_or_else(|error| error.raise())

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use halocline_core::{
-    Error, ExchangePlan, Layout, Need, Result, ShardTensor, Source, ops::fan_out, segments,
+    Error, ExchangePlan, Layout, Need, Result, ShardTensor, Source, ops::fan_out, segments, trace,
 };
 
 use crate::empty::drop_empty;
@@ -221,6 +221,7 @@ impl Stencil {
             None => x.local().clone(),
         };
         let (_, _, mesh) = x.into_parts();
+        let _span = trace::span(self.operator);
         let local = kernel(haloed, &plan);
         let local = drop_empty(local, &plan.output, mesh.position(), self.operator)?;
         Ok(ShardTensor::from_parts(local, plan.output.clone(), mesh))

@@ -236,7 +236,7 @@ fn exchange(
         sends: peers().map(|peer| (peer, payload(peer))).collect(),
         receives: peers().map(|peer| (peer, expected(peer))).collect(),
     };
-    world.comm().start(batch)?.finish()
+    world.comm().clone().start(batch)?.finish()
 }
 
 fn data(tensor: DispatchTensor) -> TensorData {
@@ -306,7 +306,7 @@ fn many_in_flight(world: World) -> Result<Found> {
     let comm = world.comm().clone();
     let in_flight = (0..200_usize).map(|i| {
         let bytes = |part| Payload::Bytes(vec![part; (i * 997) % 100_000]);
-        comm.start(Batch {
+        comm.clone().start(Batch {
             operation: Operation::new("test", Traffic::Control, None),
             sends: peers()
                 .flat_map(|peer| [(peer, bytes(1)), (peer, bytes(2))])
@@ -336,7 +336,7 @@ fn sends_do_not_wait(world: World) -> Result<()> {
     world.barrier()?;
     let start = Instant::now();
     if world.is_root() {
-        let in_flight = world.comm().start(Batch {
+        let in_flight = world.comm().clone().start(Batch {
             operation: operation(),
             sends: vec![(1, Payload::Bytes(vec![5; 8 << 20]))],
             receives: vec![],
@@ -349,7 +349,7 @@ fn sends_do_not_wait(world: World) -> Result<()> {
         );
         std::thread::sleep(Duration::from_secs(2));
     } else {
-        let in_flight = world.comm().start(Batch {
+        let in_flight = world.comm().clone().start(Batch {
             operation: operation(),
             sends: vec![],
             receives: vec![(0, Expected::Bytes)],
@@ -368,7 +368,7 @@ fn sends_do_not_wait(world: World) -> Result<()> {
 /// More bytes than an `int` can count.
 fn large_message(world: World) -> Result<()> {
     let length = (1 << 31) + 4;
-    let in_flight = world.comm().start(Batch {
+    let in_flight = world.comm().clone().start(Batch {
         operation: Operation::new("test", Traffic::Control, None),
         sends: if world.is_root() {
             vec![(1, Payload::Bytes(vec![7; length]))]
@@ -390,7 +390,7 @@ fn large_message(world: World) -> Result<()> {
 /// A batch that is dropped leaves its messages to nobody; the job ends in order all the same.
 fn dropped_in_flight(world: World) -> Result<()> {
     let peers = || (0..world.size()).filter(|&peer| peer != world.rank());
-    let _ = world.comm().start(Batch {
+    let _ = world.comm().clone().start(Batch {
         operation: Operation::new("test", Traffic::Control, None),
         sends: peers()
             .map(|peer| (peer, Payload::Bytes(vec![0; 1 << 20])))
@@ -457,7 +457,7 @@ fn diverged() {
 fn other_operation() {
     let result = Launcher::from_env().run(|world| {
         let name = ["sum", "mean"][world.rank()];
-        let in_flight = world.comm().start(Batch {
+        let in_flight = world.comm().clone().start(Batch {
             operation: Operation::new(name, Traffic::Control, None),
             sends: vec![(1 - world.rank(), Payload::Bytes(vec![1]))],
             receives: vec![(1 - world.rank(), Expected::Bytes)],

@@ -2,6 +2,8 @@
 //!
 //! Sums run in the order of the group on every rank, so that all ranks, and all engines, get the same bits.
 
+use std::sync::Arc;
+
 use burn::tensor::Tensor;
 
 use super::{Batch, Communicator, Expected, Operation, Payload, Traffic};
@@ -12,7 +14,7 @@ const SPLIT_REDUCTION_ABOVE: usize = 1 << 14;
 
 /// Sends one payload to every rank of the group but this one, and returns what they sent, by place in the group.
 fn exchange_all(
-    comm: &dyn Communicator,
+    comm: &Arc<dyn Communicator>,
     group: &[usize],
     operation: &Operation,
     send: impl Fn(usize) -> Payload,
@@ -22,7 +24,7 @@ fn exchange_all(
         let others = group.iter().enumerate();
         others.filter(|(_, rank)| **rank != comm.rank())
     };
-    let in_flight = comm.start(Batch {
+    let in_flight = comm.clone().start(Batch {
         operation: operation.clone(),
         sends: peers().map(|(place, &rank)| (rank, send(place))).collect(),
         receives: peers()
@@ -38,7 +40,7 @@ fn exchange_all(
 
 /// Every rank's bytes, by place in the group.
 pub(crate) fn all_gather_bytes(
-    comm: &dyn Communicator,
+    comm: &Arc<dyn Communicator>,
     group: &[usize],
     operation: &Operation,
     bytes: &[u8],
@@ -56,7 +58,7 @@ pub(crate) fn all_gather_bytes(
 
 /// The bytes that `source` has, on every rank of the group.
 pub(crate) fn broadcast_bytes(
-    comm: &dyn Communicator,
+    comm: &Arc<dyn Communicator>,
     group: &[usize],
     source: usize,
     operation: &Operation,
@@ -66,6 +68,7 @@ pub(crate) fn broadcast_bytes(
     let bytes = bytes.unwrap_or_default();
     let others = group.iter().filter(|rank| is_source && **rank != source);
     let received = comm
+        .clone()
         .start(Batch {
             operation: operation.clone(),
             sends: others
@@ -85,13 +88,17 @@ pub(crate) fn broadcast_bytes(
 }
 
 /// Waits until every rank of the group is here.
-pub(crate) fn barrier(comm: &dyn Communicator, group: &[usize]) -> Result<()> {
+pub(crate) fn barrier(comm: &Arc<dyn Communicator>, group: &[usize]) -> Result<()> {
     let operation = Operation::new("barrier", Traffic::Control, None);
     all_gather_bytes(comm, group, &operation, &[]).map(|_| ())
 }
 
 /// Checks that all ranks of the group are about to run the same operation, if the settings ask for it.
-pub(crate) fn agree(comm: &dyn Communicator, group: &[usize], operation: &Operation) -> Result<()> {
+pub(crate) fn agree(
+    comm: &Arc<dyn Communicator>,
+    group: &[usize],
+    operation: &Operation,
+) -> Result<()> {
     if !comm.settings().check || group.len() == 1 {
         return Ok(());
     }
@@ -156,7 +163,7 @@ fn expected_like(tensor: &Tensor<1>, elements: usize) -> Expected {
 
 /// Every rank's tensor, by place in the group; all have the same size.
 pub(crate) fn all_gather(
-    comm: &dyn Communicator,
+    comm: &Arc<dyn Communicator>,
     group: &[usize],
     operation: &Operation,
     tensor: &Tensor<1>,
@@ -178,7 +185,7 @@ fn add(tensors: impl IntoIterator<Item = Tensor<1>>) -> Tensor<1> {
 
 /// The sum of all ranks' tensors, on every rank.
 pub(crate) fn all_reduce_sum(
-    comm: &dyn Communicator,
+    comm: &Arc<dyn Communicator>,
     group: &[usize],
     operation: &Operation,
     tensor: Tensor<1>,

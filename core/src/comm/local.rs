@@ -276,14 +276,14 @@ impl Communicator for Local {
         self.hub.mailboxes.len()
     }
 
-    fn start(&self, batch: Batch) -> Result<InFlight<'_>> {
+    fn start(self: Arc<Self>, batch: Batch) -> Result<InFlight> {
         let Batch {
             operation,
             sends,
             receives,
         } = batch;
         for (peer, payload) in sends {
-            self.counters.count(operation.traffic(), payload.bytes());
+            self.counters.count(&operation, payload.bytes());
             let payload = payload.compacted();
             let message = Message {
                 operation: operation.clone(),
@@ -330,25 +330,32 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn exchange(local: &Local, name: &'static str, peer: usize, bytes: &[u8]) -> Result<Vec<u8>> {
+    fn exchange(
+        local: &Arc<Local>,
+        name: &'static str,
+        peer: usize,
+        bytes: &[u8],
+    ) -> Result<Vec<u8>> {
         let batch = Batch {
             operation: Operation::new(name, Traffic::Control, None),
             sends: vec![(peer, Payload::Bytes(bytes.to_vec()))],
             receives: vec![(peer, Expected::Bytes)],
         };
-        match local.start(batch)?.finish()?.pop() {
+        match local.clone().start(batch)?.finish()?.pop() {
             Some(Payload::Bytes(bytes)) => Ok(bytes),
             other => panic!("unexpected {other:?}"),
         }
     }
 
-    fn pair(timeout: Duration) -> (Local, Local) {
+    fn pair(timeout: Duration) -> (Arc<Local>, Arc<Local>) {
         let settings = Settings {
             timeout,
             ..Settings::default()
         };
         let hub = Hub::new(2);
-        (hub.communicator(0, settings), hub.communicator(1, settings))
+        [0, 1]
+            .map(|rank| Arc::new(hub.communicator(rank, settings)))
+            .into()
     }
 
     #[test]

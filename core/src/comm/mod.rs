@@ -5,8 +5,9 @@
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device};
@@ -82,6 +83,16 @@ impl Operation {
         self.traffic
     }
 
+    /// Whether it is of the backward pass.
+    pub fn is_backward(&self) -> bool {
+        self.backward
+    }
+
+    /// The layout of the field that it is on, if it is on one.
+    pub fn layout(&self) -> Option<&Layout> {
+        self.layout.as_ref()
+    }
+
     /// A number by which two ranks notice that they are in different operations.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
@@ -129,6 +140,17 @@ pub enum Expected {
 }
 
 impl Expected {
+    /// The size of what is expected, in bytes; `None` if it may have any.
+    pub(crate) fn bytes(&self) -> Option<usize> {
+        match self {
+            Self::Bytes => None,
+            Self::Tensors { shapes, dtype, .. } => {
+                let cells = shapes.iter().map(|shape| shape.iter().product::<usize>());
+                Some(cells.sum::<usize>() * dtype.size())
+            }
+        }
+    }
+
     /// Whether a payload is of the expected form.
     pub(crate) fn accepts(&self, payload: &Payload) -> bool {
         use burn::backend::TensorMetadata;
@@ -168,14 +190,14 @@ pub struct Batch {
 
 /// A batch on its way; [`finish`](InFlight::finish) waits for what it receives. Batches may be finished in any order.
 #[must_use = "what a batch receives is lost if it is not finished"]
-pub struct InFlight<'a> {
-    finish: Box<dyn FnOnce() -> Result<Vec<Payload>> + 'a>,
-    drive: Option<Box<dyn Fn() + 'a>>,
+pub struct InFlight {
+    finish: Box<dyn FnOnce() -> Result<Vec<Payload>>>,
+    drive: Option<Box<dyn Fn()>>,
 }
 
-impl<'a> InFlight<'a> {
+impl InFlight {
     /// A batch that `finish` completes.
-    pub fn new(finish: impl FnOnce() -> Result<Vec<Payload>> + 'a) -> Self {
+    pub fn new(finish: impl FnOnce() -> Result<Vec<Payload>> + 'static) -> Self {
         Self {
             finish: Box::new(finish),
             drive: None,
@@ -183,7 +205,7 @@ impl<'a> InFlight<'a> {
     }
 
     /// This batch, with what makes its engine drive messages on while the rank computes.
-    pub fn driven_by(self, drive: impl Fn() + 'a) -> Self {
+    pub fn driven_by(self, drive: impl Fn() + 'static) -> Self {
         Self {
             drive: Some(Box::new(drive)),
             ..self
@@ -199,6 +221,21 @@ impl<'a> InFlight<'a> {
         }
     }
 
+    /// This batch, with what is called with the time at which the rank began to wait, when all has come.
+    pub(crate) fn then(self, seen: impl FnOnce(Instant) + 'static) -> Self {
+        let Self { finish, drive } = self;
+        let finish = move || {
+            let waited_from = Instant::now();
+            let payloads = finish()?;
+            seen(waited_from);
+            Ok(payloads)
+        };
+        Self {
+            finish: Box::new(finish),
+            drive,
+        }
+    }
+
     /// Waits for the messages and returns them in the order of [`Batch::receives`].
     ///
     /// # Errors
@@ -209,7 +246,7 @@ impl<'a> InFlight<'a> {
     }
 }
 
-impl fmt::Debug for InFlight<'_> {
+impl fmt::Debug for InFlight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("InFlight")
     }
@@ -229,7 +266,7 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// A rank that ended.
-    fn start(&self, batch: Batch) -> Result<InFlight<'_>>;
+    fn start(self: Arc<Self>, batch: Batch) -> Result<InFlight>;
 
     /// Tells the other ranks that this one cannot go on, and why.
     fn fail(&self, cause: &str);
@@ -255,6 +292,8 @@ pub struct Settings {
     pub check: bool,
     /// Whether operators compute what they can while boxes travel. Default where it is likely to pay.
     pub overlap: Overlap,
+    /// Whether every communication is told on stderr. Default not.
+    pub log: bool,
 }
 
 /// When operators compute what needs no other rank's cells while these travel. Results have the same bits either way.
@@ -275,18 +314,20 @@ impl Default for Settings {
             timeout: Duration::from_secs(60),
             check: cfg!(debug_assertions),
             overlap: Overlap::default(),
+            log: false,
         }
     }
 }
 
-/// Running counts of messages and bytes sent, by kind.
+/// Running counts of messages and bytes sent, by kind and pass.
 #[derive(Debug, Default)]
-pub struct Counters([(AtomicU64, AtomicU64); Traffic::ALL.len()]);
+pub struct Counters([[(AtomicU64, AtomicU64); 2]; Traffic::ALL.len()]);
 
 impl Counters {
-    /// Counts one message.
-    pub fn count(&self, traffic: Traffic, bytes: usize) {
-        let (messages, total) = &self.0[traffic as usize];
+    /// Counts one message of an operation.
+    pub fn count(&self, operation: &Operation, bytes: usize) {
+        let of = &self.0[operation.traffic as usize];
+        let (messages, total) = &of[usize::from(operation.backward)];
         messages.fetch_add(1, Ordering::Relaxed);
         total.fetch_add(bytes as u64, Ordering::Relaxed);
     }
@@ -297,7 +338,7 @@ impl Counters {
             messages: messages.load(Ordering::Relaxed),
             bytes: bytes.load(Ordering::Relaxed),
         };
-        CommStats(self.0.each_ref().map(read))
+        CommStats(self.0.each_ref().map(|passes| passes.each_ref().map(read)))
     }
 }
 
@@ -310,20 +351,48 @@ pub struct Count {
     pub bytes: u64,
 }
 
-/// What a rank has sent, by kind.
+/// What a rank has sent, by kind and pass. Prints as a table.
+///
+/// # Example
+/// What a step sends:
+/// ```
+/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor, Traffic};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<2>::ones([4, 3], &mesh, &[Shard(0)])?;
+///     let before = world.comm_stats();
+///     x.full_tensor(LocalGradient::Replicated);
+///     let step = world.comm_stats().since(&before);
+///     assert_eq!(step.of(Traffic::Redistribute).bytes, 24);
+///     println!("{step}");
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CommStats([Count; Traffic::ALL.len()]);
+pub struct CommStats([[Count; 2]; Traffic::ALL.len()]);
 
 impl CommStats {
-    /// The count of one kind.
+    /// The count of one kind, in both passes.
     pub fn of(&self, traffic: Traffic) -> Count {
-        self.0[traffic as usize]
+        let [forward, backward] = self.0[traffic as usize];
+        Count {
+            messages: forward.messages + backward.messages,
+            bytes: forward.bytes + backward.bytes,
+        }
+    }
+
+    /// The count of one kind in the backward pass.
+    pub fn of_backward(&self, traffic: Traffic) -> Count {
+        self.0[traffic as usize][1]
     }
 
     /// What has been sent since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         let mut counts = self.0;
-        for (count, before) in counts.iter_mut().zip(earlier.0) {
+        let before = earlier.0.as_flattened();
+        for (count, before) in counts.as_flattened_mut().iter_mut().zip(before) {
             count.messages -= before.messages;
             count.bytes -= before.bytes;
         }
@@ -333,14 +402,14 @@ impl CommStats {
 
 impl fmt::Display for CommStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:<14}{:>10}{:>16}", "sent", "messages", "bytes")?;
+        write!(f, "{:<14}{:>26}{:>26}", "sent", "forward", "backward")?;
+        write!(f, "\n{:<14}", "")?;
+        write!(f, "{0:>10}{1:>16}{0:>10}{1:>16}", "messages", "bytes")?;
         for traffic in Traffic::ALL {
-            let Count { messages, bytes } = self.of(traffic);
-            write!(
-                f,
-                "\n{:<14}{messages:>10}{bytes:>16}",
-                format!("{traffic:?}")
-            )?;
+            write!(f, "\n{:<14}", format!("{traffic:?}"))?;
+            for Count { messages, bytes } in self.0[traffic as usize] {
+                write!(f, "{messages:>10}{bytes:>16}")?;
+            }
         }
         Ok(())
     }

@@ -31,7 +31,7 @@ pub fn scatter_tensor<const D: usize>(
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "scatter_tensor";
     let ranks: Arc<[usize]> = mesh.shape().ranks().into();
-    let comm = &**mesh.comm();
+    let comm = mesh.comm();
     let owner = ranks
         .iter()
         .position(|&rank| rank == source)

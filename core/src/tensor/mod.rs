@@ -262,6 +262,7 @@ impl<const D: usize> ShardTensor<D> {
             };
             panic!("{error}");
         }
+        let _span = crate::trace::span("backward");
         self.local.backward()
     }
 

@@ -260,7 +260,7 @@ fn owned_extremum<const D: usize>(
     operation: &Operation,
 ) -> Tensor<D> {
     let group = mesh.ranks_along(&[axis]);
-    let comm = &**mesh.comm();
+    let comm = mesh.comm();
     let flat = local.clone().inner().flatten::<1>(0, D - 1);
     let all = collectives::agree(comm, &group, operation)
         .and_then(|()| collectives::all_gather(comm, &group, operation, &flat))

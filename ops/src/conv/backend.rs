@@ -17,7 +17,7 @@ use burn::backend::{
 };
 use burn::tensor::{DType, Tensor};
 use halocline_core::ops::{Boxes, add_box, blank, from_dispatch, to_dispatch};
-use halocline_core::{Exchange, IndexBox, Result, Transfer};
+use halocline_core::{Exchange, IndexBox, Result, Transfer, trace};
 
 use super::engine::correlate::Job;
 use super::engine::geometry::{Conv, Correlation, Dims, around};
@@ -91,6 +91,7 @@ pub(crate) fn conv<const D: usize>(
     bias: Option<Tensor<1>>,
     mut run: ConvRun,
 ) -> Tensor<D> {
+    let _span = trace::span("conv");
     let bias = bias.unwrap_or_else(|| Tensor::empty([0], (&x.device(), x.dtype())));
     let tracked = x.is_tracked() || weight.is_tracked() || bias.is_tracked();
     // The derivative of the activation needs what goes into it; and only our kernels apply it on their way.
@@ -127,6 +128,7 @@ impl<B: ConvKernels, C: CheckpointStrategy> ConvBackend for Autodiff<B, C> {
                 grads: &mut Gradients,
                 checkpointer: &mut Checkpointer,
             ) {
+                let _span = trace::span("conv (backward)");
                 let (x, weight, received, run) = ops.state;
                 let saved = Saved {
                     x: checkpointer.retrieve_node_output(x),

@@ -12,7 +12,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Tensor};
 use halocline_core::ops::all_gather_numbers;
-use halocline_core::{Communicator, Operation, Result};
+use halocline_core::{Communicator, Operation, Result, trace};
 
 use crate::flex::{self, Float};
 use crate::kernel::layer_norm;
@@ -47,6 +47,7 @@ impl Norm {
         weight: Tensor<1>,
         bias: Tensor<1>,
     ) -> Tensor<D> {
+        let _span = trace::span("norm");
         let [weight, bias] = [weight, bias].map(Tensor::into_dispatch);
         let y = <Dispatch as NormBackend>::norm(x.into_dispatch(), weight, bias, self);
         Tensor::from_dispatch(y)
@@ -103,6 +104,7 @@ impl<B: NormKernels, C: CheckpointStrategy> NormBackend for Autodiff<B, C> {
                 grads: &mut Gradients,
                 checkpointer: &mut Checkpointer,
             ) {
+                let _span = trace::span("norm (backward)");
                 let (x, weight, statistics, norm) = ops.state;
                 let x = checkpointer.retrieve_node_output(x);
                 let weight = checkpointer.retrieve_node_output(weight);
@@ -255,7 +257,7 @@ impl GroupRun {
             .iter()
             .flat_map(|of| [of.count, of.mean, of.squares])
             .collect();
-        let all = all_gather_numbers(&*self.comm, &self.ranks, &self.operation, &numbers)?;
+        let all = all_gather_numbers(&self.comm, &self.ranks, &self.operation, &numbers)?;
         let moments = all.iter().map(|numbers| {
             let (triples, _) = numbers.as_chunks();
             triples.iter().map(|[count, mean, squares]| Moments {
@@ -287,7 +289,7 @@ impl GroupRun {
             .collect();
         let operation = self.operation.backward();
         let mut total = vec![Sums::default(); own.len()];
-        for numbers in all_gather_numbers(&*self.comm, &self.ranks, &operation, &numbers)? {
+        for numbers in all_gather_numbers(&self.comm, &self.ranks, &operation, &numbers)? {
             let (pairs, _) = numbers.as_chunks();
             for (sum, [cotangent, product]) in total.iter_mut().zip(pairs) {
                 *sum = sum.plus(Sums {

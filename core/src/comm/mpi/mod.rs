@@ -184,18 +184,19 @@ impl Mpi {
 }
 
 /// Messages that a batch has asked for.
-struct Receipt<'a> {
-    engine: &'a Mpi,
+struct Receipt {
+    engine: Arc<Mpi>,
     operation: Operation,
     receives: Vec<(usize, Expected)>,
     /// The tickets of messages that have not come.
     tickets: Vec<Option<Ticket>>,
 }
 
-impl Receipt<'_> {
+impl Receipt {
     fn finish(mut self) -> Result<Vec<Payload>> {
         let mut payloads: Vec<Option<Payload>> = self.receives.iter().map(|_| None).collect();
-        let waiting = &self.engine.shared.waiting;
+        let shared = self.engine.shared.clone();
+        let waiting = &shared.waiting;
         waiting.fetch_add(1, Ordering::Relaxed);
         let result = self.wait(&mut payloads).and_then(|()| self.see_off());
         waiting.fetch_sub(1, Ordering::Relaxed);
@@ -203,7 +204,7 @@ impl Receipt<'_> {
     }
 
     fn wait(&mut self, payloads: &mut [Option<Payload>]) -> Result<()> {
-        let engine = self.engine;
+        let engine = self.engine.clone();
         let mut heard = Instant::now();
         let mut patience = Patience::default();
         loop {
@@ -269,7 +270,7 @@ impl Receipt<'_> {
     }
 }
 
-impl Receipt<'_> {
+impl Receipt {
     /// Waits a moment for messages to leave; the thread sees off those that take longer.
     fn see_off(&self) -> Result<()> {
         for _ in 0..Patience::SPINS {
@@ -288,7 +289,7 @@ impl Receipt<'_> {
     }
 }
 
-impl Drop for Receipt<'_> {
+impl Drop for Receipt {
     fn drop(&mut self) {
         if self.tickets.iter().all(Option::is_none) {
             return;
@@ -310,7 +311,7 @@ impl Communicator for Mpi {
         self.size
     }
 
-    fn start(&self, batch: Batch) -> Result<InFlight<'_>> {
+    fn start(self: Arc<Self>, batch: Batch) -> Result<InFlight> {
         let Batch {
             operation,
             sends,
@@ -326,17 +327,20 @@ impl Communicator for Mpi {
             asks.collect::<Result<Vec<_>>>()
         })?;
         for (peer, payload) in sends {
-            self.counters.count(operation.traffic(), payload.bytes());
+            self.counters.count(&operation, payload.bytes());
             let (head, body) = wire::pack(payload, fingerprint);
             self.enter(|traffic| traffic.send(peer, head, body))?;
         }
         let receipt = Receipt {
-            engine: self,
+            engine: self.clone(),
             operation,
             receives,
             tickets,
         };
-        Ok(InFlight::new(move || receipt.finish()).driven_by(|| self.shared.wake.notify_one()))
+        Ok(
+            InFlight::new(move || receipt.finish())
+                .driven_by(move || self.shared.wake.notify_one()),
+        )
     }
 
     fn fail(&self, cause: &str) {

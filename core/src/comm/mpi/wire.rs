@@ -168,16 +168,6 @@ fn write_cells(tensor: &FlexTensor, to: &mut [u8]) {
 }
 
 impl Expected {
-    /// The size of what is expected, in bytes; `None` if it may have any.
-    pub(super) fn bytes(&self) -> Option<usize> {
-        match self {
-            Self::Bytes => None,
-            Self::Tensors { shapes, dtype, .. } => {
-                Some(shapes.iter().map(|shape| size(shape, *dtype)).sum())
-            }
-        }
-    }
-
     /// The payload of the expected form that the first `length` bytes of a block are. They must have its size.
     pub(super) fn unpack(&self, block: Block, length: usize) -> Payload {
         let Self::Tensors {
@@ -226,8 +216,4 @@ fn on_device(cells: FlexTensor, dtype: DType, device: &Device) -> DispatchTensor
         dtype if dtype.is_float() => Dispatch::float_from_data(data, device),
         _ => Dispatch::int_from_data(data, device),
     }
-}
-
-fn size(shape: &[usize], dtype: DType) -> usize {
-    shape.iter().product::<usize>() * dtype.size()
 }

@@ -1,0 +1,265 @@
+//! Seeing what ranks do: a line per communication, and a timeline of operators and communications.
+//!
+//! `HALOCLINE_LOG=comm` prints a line for every communication. [`Launcher::trace`](crate::Launcher::trace), or
+//! `HALOCLINE_TRACE=<file>`, writes a timeline in Chrome's trace format, which Perfetto and `chrome://tracing` open: a row
+//! per rank. Where neither is asked for, nothing is recorded.
+
+use std::cell::RefCell;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use crate::Result;
+use crate::comm::{Batch, Communicator, Counters, InFlight, Operation, Settings};
+
+thread_local! {
+    /// What this thread's rank has done so far, if it is recorded.
+    static TIMELINE: RefCell<Option<Timeline>> = const { RefCell::new(None) };
+}
+
+/// The events of one rank.
+#[derive(Debug)]
+struct Timeline {
+    start: Instant,
+    /// When it began, in microseconds of the system's clock: what ranks have in common.
+    epoch: f64,
+    rank: usize,
+    /// Events as JSON, separated by commas.
+    events: String,
+}
+
+impl Timeline {
+    fn push(&mut self, name: &str, kind: &str, from: Instant, to: Instant, arguments: &str) {
+        let micros = |instant: Instant| (instant - self.start).as_secs_f64() * 1e6;
+        let (start, length) = (self.epoch + micros(from), (to - from).as_secs_f64() * 1e6);
+        let separator = if self.events.is_empty() { "" } else { ",\n" };
+        let rank = self.rank;
+        let _ = write!(
+            self.events,
+            r#"{separator}{{"name":"{name}","cat":"{kind}","ph":"X","ts":{start:.3},"dur":{length:.3},"pid":0,"tid":{rank},"args":{{{arguments}}}}}"#
+        );
+    }
+}
+
+/// Begins to record what this thread does as a rank.
+pub(crate) fn begin(rank: usize) {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let timeline = Timeline {
+        start: Instant::now(),
+        epoch: since.map_or(0.0, |since| since.as_secs_f64() * 1e6),
+        rank,
+        events: String::new(),
+    };
+    TIMELINE.set(Some(timeline));
+}
+
+/// Ends the recording and returns the events.
+pub(crate) fn end() -> Option<String> {
+    TIMELINE.take().map(|timeline| timeline.events)
+}
+
+/// A timeline file, from the events of all ranks.
+pub(crate) fn document(ranks: &[String]) -> String {
+    let names = (0..ranks.len()).map(|rank| {
+        format!(
+            r#"{{"name":"thread_name","ph":"M","pid":0,"tid":{rank},"args":{{"name":"rank {rank}"}}}}"#
+        )
+    });
+    let events = ranks.iter().filter(|events| !events.is_empty()).cloned();
+    let all: Vec<String> = names.chain(events).collect();
+    format!("{{\"traceEvents\":[\n{}\n]}}\n", all.join(",\n"))
+}
+
+/// A stretch of work on the timeline of this thread's rank, from its making to its end.
+#[derive(Debug)]
+#[must_use = "a span ends when it is dropped"]
+pub struct Span {
+    name: &'static str,
+    start: Option<Instant>,
+}
+
+/// Begins a stretch of work.
+pub fn span(name: &'static str) -> Span {
+    let recorded = TIMELINE.with_borrow(Option::is_some);
+    Span {
+        name,
+        start: recorded.then(Instant::now),
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        let Some(start) = self.start else { return };
+        TIMELINE.with_borrow_mut(|timeline| {
+            if let Some(timeline) = timeline {
+                timeline.push(self.name, "operator", start, Instant::now(), "");
+            }
+        });
+    }
+}
+
+/// An engine whose communications are seen.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    engine: Arc<dyn Communicator>,
+}
+
+impl Seen {
+    pub(crate) fn new(engine: Arc<dyn Communicator>) -> Self {
+        Self { engine }
+    }
+}
+
+/// What is said about a communication.
+struct Account {
+    rank: usize,
+    operation: Operation,
+    along: String,
+    messages: usize,
+    sent: usize,
+    received: Option<usize>,
+    start: Instant,
+}
+
+impl Account {
+    fn close(self, waited_from: Instant, log: bool) {
+        let Self {
+            rank,
+            operation,
+            along,
+            messages,
+            sent,
+            received,
+            start,
+        } = self;
+        let (now, name) = (Instant::now(), operation.name());
+        let pass = if operation.is_backward() {
+            " (backward)"
+        } else {
+            ""
+        };
+        let kind = format!("{:?}", operation.traffic()).to_lowercase();
+        let received = received.map_or("unknown".into(), |bytes| bytes.to_string());
+        let millis = |from: Instant| (now - from).as_secs_f64() * 1e3;
+        if log {
+            let line = format!(
+                "halocline: rank {rank}: {name}{pass}: {kind} {along}, {messages} messages, {sent} bytes out, \
+                 {received} in, {:.3} ms, of which {:.3} waiting\n",
+                millis(start),
+                millis(waited_from),
+            );
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+        }
+        TIMELINE.with_borrow_mut(|timeline| {
+            let Some(timeline) = timeline else { return };
+            let arguments = format!(
+                r#""along":"{}","messages":{messages},"bytes_out":{sent},"bytes_in":"{received}","waited_ms":{:.3}"#,
+                along.replace('"', "'"),
+                millis(waited_from),
+            );
+            timeline.push(&format!("{name}{pass}"), &kind, start, now, &arguments);
+        });
+    }
+}
+
+impl Communicator for Seen {
+    fn rank(&self) -> usize {
+        self.engine.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.engine.size()
+    }
+
+    fn start(self: Arc<Self>, batch: Batch) -> Result<InFlight> {
+        let expected = batch.receives.iter().map(|(_, expected)| expected.bytes());
+        let account = Account {
+            rank: self.rank(),
+            operation: batch.operation.clone(),
+            along: along(self.rank(), &batch),
+            messages: batch.sends.len(),
+            sent: batch.sends.iter().map(|(_, payload)| payload.bytes()).sum(),
+            received: expected.sum(),
+            start: Instant::now(),
+        };
+        let log = self.settings().log;
+        let in_flight = self.engine.clone().start(batch)?;
+        Ok(in_flight.then(move |waited_from| account.close(waited_from, log)))
+    }
+
+    fn fail(&self, cause: &str) {
+        self.engine.fail(cause);
+    }
+
+    fn takes_time(&self) -> bool {
+        self.engine.takes_time()
+    }
+
+    fn settings(&self) -> &Settings {
+        self.engine.settings()
+    }
+
+    fn counters(&self) -> &Counters {
+        self.engine.counters()
+    }
+}
+
+/// The axes of the mesh along which a batch goes, or the ranks where there is no mesh.
+fn along(rank: usize, batch: &Batch) -> String {
+    let sends = batch.sends.iter().map(|(peer, _)| *peer);
+    let peers = sends.chain(batch.receives.iter().map(|(peer, _)| *peer));
+    let mut peers: Vec<usize> = peers.collect();
+    peers.sort_unstable();
+    peers.dedup();
+    match batch.operation.layout() {
+        Some(layout) => {
+            let mesh = layout.mesh();
+            let coords = |rank: usize| {
+                let position = mesh.ranks().iter().position(|&other| other == rank);
+                position.map(|position| mesh.coords(position))
+            };
+            let own = coords(rank);
+            let differs = |axis: usize, peer: usize| match (&own, coords(peer)) {
+                (Some(own), Some(other)) => own[axis] != other[axis],
+                _ => false,
+            };
+            let names = mesh.names().iter().enumerate();
+            let axes = names.filter(|(axis, _)| peers.iter().any(|&peer| differs(*axis, peer)));
+            let axes: Vec<String> = axes.map(|(_, name)| format!("\"{name}\"")).collect();
+            format!("along {}", axes.join(", "))
+        }
+        None => format!("with ranks {peers:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Launcher, Shard, ShardTensor};
+
+    #[test]
+    fn a_timeline_has_a_row_per_rank_and_an_event_per_communication() {
+        let file = std::env::temp_dir().join(format!("halocline-{}.json", std::process::id()));
+        let launcher = Launcher::local(2).trace(&file);
+        launcher
+            .run(|world| {
+                let mesh = world.mesh([("lat", 2)])?;
+                let x = ShardTensor::<2>::ones([4, 3], &mesh, &[Shard(0)])?;
+                let _work = span("work");
+                x.full_tensor(crate::LocalGradient::Replicated);
+                Ok(())
+            })
+            .unwrap();
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        for rank in ["\"tid\":0", "\"tid\":1"] {
+            let of = |name: &str| {
+                text.lines()
+                    .any(|line| line.contains(rank) && line.contains(name))
+            };
+            assert!(of("\"name\":\"work\",\"cat\":\"operator\""), "{text}");
+            assert!(of("\"along\":\"along 'lat'\""), "{text}");
+            assert!(of("\"bytes_out\":24"), "{text}");
+        }
+    }
+}

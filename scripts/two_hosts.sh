@@ -1,0 +1,36 @@
+#!/bin/sh
+# Runs an MPI program as if on two hosts: two network namespaces joined by a virtual cable, half of the ranks in each,
+# with TCP between all of them. Needs Linux, root, iproute2 and Open MPI.
+#
+#   scripts/two_hosts.sh RANKS PROGRAM [ARGUMENTS]
+set -eu
+
+a=halocline-a b=halocline-b
+if [ "${1:-}" = --start ]; then
+    # What `mpirun` calls to start its daemon on a host: `--start HOST COMMAND`.
+    shift 2
+    exec ip netns exec "$b" unshare --uts sh -c 'hostname "$0"; exec sh -c "$*"' "$b" "$@"
+fi
+
+ranks=$1
+shift
+clean() {
+    ip netns del "$a" 2> /dev/null || true
+    ip netns del "$b" 2> /dev/null || true
+}
+clean
+trap clean EXIT
+ip netns add "$a"
+ip netns add "$b"
+ip link add name eth0 netns "$a" type veth peer name eth0 netns "$b"
+for host in "$a 10.77.0.1" "$b 10.77.0.2"; do
+    ip -n "${host% *}" address add "${host#* }/24" dev eth0
+    ip -n "${host% *}" link set eth0 up
+    ip -n "${host% *}" link set lo up
+done
+half=$((ranks / 2))
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+ip netns exec "$a" unshare --uts sh -c 'hostname "$0"; exec "$@"' "$a" \
+    mpirun --oversubscribe -n "$ranks" -H "10.77.0.1:$((ranks - half)),10.77.0.2:$half" \
+    --mca plm_rsh_agent "$(realpath "$0") --start" --mca pml ob1 --mca btl self,tcp \
+    --mca btl_tcp_if_include 10.77.0.0/24 --mca oob_tcp_if_include 10.77.0.0/24 "$@"
