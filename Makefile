@@ -1,32 +1,45 @@
 # `make demo` and `make test` do everything on a fresh machine; both first see to the system's packages.
 
 CARGO_FLAGS := --workspace --features mpi
+# What is checked and tested: also the operators on CubeCL's devices, which Mesa's software Vulkan stands in for.
+FEATURES ?= mpi,wgpu
+TEST_FLAGS := --workspace --features $(FEATURES)
+# Tests that do not say which device run on the CPU.
+test: export BURN_DEVICE = flex
 EXAMPLES := 01_scatter_and_conv 02_partial 03_halo
 MPIRUN := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --allow-run-as-root --oversubscribe
 TARGET := $(or $(CARGO_TARGET_DIR),$(shell cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'))
 
-.PHONY: demo test check bench bench-conv bench-engines packages
+.PHONY: demo test check bench bench-conv bench-engines packages test-packages
 
 demo: packages
 	cargo build --release $(CARGO_FLAGS) --example weather
 	$(TARGET)/release/examples/weather demo --ranks 4
 
-test: packages
+test: test-packages
 	cargo nextest --version > /dev/null 2>&1 || cargo install --locked cargo-nextest
-	cargo build $(CARGO_FLAGS) --examples
-	cargo nextest run $(CARGO_FLAGS)
-	cargo test --doc $(CARGO_FLAGS)
+	cargo build $(TEST_FLAGS) --examples
+	cargo nextest run $(TEST_FLAGS)
+	cargo test --doc $(TEST_FLAGS)
 	set -e; for example in $(EXAMPLES); do for ranks in 1 2 4; do \
 		echo "== $$example on $$ranks local ranks"; $(TARGET)/debug/examples/$$example $$ranks > /dev/null; done; \
 		echo "== $$example under mpirun -n 4"; $(MPIRUN) -n 4 $(TARGET)/debug/examples/$$example > /dev/null; done
 	$(MPIRUN) -n 4 -x RAYON_NUM_THREADS=1 $(TARGET)/debug/examples/golden tests/golden
+	@echo "== golden on two hosts"
+	@if scripts/two_hosts.sh --possible; then \
+		scripts/two_hosts.sh 4 -x RAYON_NUM_THREADS=1 $(TARGET)/debug/examples/golden tests/golden > /dev/null; \
+	else echo "not run: network namespaces need Linux, root and iproute2"; fi
 	set -e; for isa in portable $(shell grep -qsw avx2 /proc/cpuinfo && echo avx2); do \
 		echo "== golden on $$isa"; HALOCLINE_ISA=$$isa $(TARGET)/debug/examples/golden tests/golden --ranks 1,2 > /dev/null; done
+ifneq (,$(findstring wgpu,$(FEATURES)))
+	@echo "== golden on a GPU, or what stands in for it"
+	BURN_DEVICE=wgpu $(TARGET)/debug/examples/golden tests/golden --ranks 1,2,4 > /dev/null
+endif
 
-check: packages
+check: test-packages
 	cargo fmt --all --check
-	cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc $(CARGO_FLAGS) --no-deps
+	cargo clippy $(TEST_FLAGS) --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc $(TEST_FLAGS) --no-deps
 
 bench: packages
 	cargo bench $(CARGO_FLAGS) --bench sharding --bench operators
@@ -39,3 +52,6 @@ bench-engines: packages
 
 packages:
 	@scripts/packages.sh
+
+test-packages:
+	@scripts/packages.sh $(if $(findstring wgpu,$(FEATURES)),vulkan)

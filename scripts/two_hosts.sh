@@ -2,10 +2,15 @@
 # Runs an MPI program as if on two hosts: two network namespaces joined by a virtual cable, half of the ranks in each,
 # with TCP between all of them. Needs Linux, root, iproute2 and Open MPI.
 #
-#   scripts/two_hosts.sh RANKS PROGRAM [ARGUMENTS]
+#   scripts/two_hosts.sh RANKS [OPTIONS OF MPIRUN] PROGRAM [ARGUMENTS]
+#   scripts/two_hosts.sh --possible    whether it can
 set -eu
 
 a=halocline-a b=halocline-b
+if [ "${1:-}" = --possible ]; then
+    [ "$(id -u)" = 0 ] && ip netns add "$a" 2> /dev/null && ip netns del "$a"
+    exit
+fi
 if [ "${1:-}" = --start ]; then
     # What `mpirun` calls to start its daemon on a host: `--start HOST COMMAND`.
     shift 2

@@ -15,7 +15,7 @@
 use burn::tensor::{DType, Tensor};
 use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
 
-use crate::empty::fill_empty;
+use crate::empty::{drop_empty, fill_empty};
 
 fn check_dims<const D: usize>(operator: &str, dims: &[usize]) -> Result<()> {
     let bad = dims
@@ -116,13 +116,15 @@ pub fn extremum_dims<const D: usize>(
     }
     let layout = rule(operator, x.layout(), dims, op)?;
     let (local, from, mesh) = x.into_parts();
-    let mut local = fill_empty(local, &from, dims, operator, worst)?;
+    let all: Vec<usize> = (0..D).collect();
+    let mut local = fill_empty(local, &from, &all, operator, worst)?;
     for &dim in dims {
         local = match op {
             ReduceOp::Min => local.min_dim(dim),
             _ => local.max_dim(dim),
         };
     }
+    let local = drop_empty(local, &layout, mesh.position(), operator)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
