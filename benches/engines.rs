@@ -5,7 +5,7 @@
 //! - a training step of the demo's model on two processes, beside two threads.
 //!
 //! Programs run in turn, several rounds; the figures are medians. `HALOCLINE_PYTHON` is the Python with PyTorch,
-//! `HALOCLINE_BENCH_SECONDS` what a figure may take in each round. Writes `target/bench/engines.csv`.
+//! `HALOCLINE_BENCH_SECONDS` what a figure may take in each round; arguments are other sizes, in bytes. Writes `target/bench/engines.csv`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -42,6 +42,17 @@ fn main() -> Result<()> {
 /// Seconds by (what, bytes), of every round.
 type Samples = BTreeMap<(String, usize), Vec<f64>>;
 
+/// The sizes given as arguments, or all.
+fn sizes() -> Vec<usize> {
+    let given = std::env::args().filter_map(|argument| argument.parse().ok());
+    let given: Vec<usize> = given.collect();
+    if given.is_empty() {
+        SIZES.to_vec()
+    } else {
+        given
+    }
+}
+
 fn median(samples: &[f64]) -> f64 {
     let mut samples = samples.to_vec();
     samples.sort_by(f64::total_cmp);
@@ -51,12 +62,16 @@ fn median(samples: &[f64]) -> f64 {
 // ---- The rank's side.
 
 fn as_rank(budget: f64) -> Result<()> {
+    let sizes = sizes();
     Launcher::from_env().ranks(2).check(false).run(|world| {
-        for bytes in SIZES {
+        for &bytes in &sizes {
             exchange(&world, bytes, budget)?;
             reduction(&world, bytes, budget)?;
         }
-        step(&world, budget)
+        if sizes == SIZES {
+            step(&world, budget)?;
+        }
+        Ok(())
     })
 }
 
@@ -78,8 +93,8 @@ fn measure(
         call()?;
         times.push(before.elapsed().as_secs_f64());
         // Rank 0 says now and then whether to go on.
-        if times.len() % 4 == 0 {
-            let own = times.len() < 2000 && start.elapsed().as_secs_f64() < budget;
+        if times.len().is_multiple_of(16) {
+            let own = times.len() < 20_000 && start.elapsed().as_secs_f64() < budget;
             let said = world.broadcast_bytes(0, world.is_root().then(|| vec![u8::from(own)]))?;
             go_on = said == [1];
         }
@@ -90,9 +105,17 @@ fn measure(
     Ok(())
 }
 
+/// What an operator gave, as halos and gradients are: in memory that it lies in.
+fn field(world: &World, bytes: usize) -> Tensor<1> {
+    Field::relu(Tensor::<1>::ones(
+        [bytes / 4],
+        &world.device().clone().inner(),
+    ))
+}
+
 fn exchange(world: &World, bytes: usize, budget: f64) -> Result<()> {
     let peer = world.size() - 1 - world.rank();
-    let row = Tensor::<1>::ones([bytes / 4], &world.device().clone().inner());
+    let row = field(world, bytes);
     measure(world, "exchange", bytes, budget, || {
         let batch = Batch {
             operation: Operation::new("halo", Traffic::Exchange, None),
@@ -112,7 +135,7 @@ fn exchange(world: &World, bytes: usize, budget: f64) -> Result<()> {
 
 fn reduction(world: &World, bytes: usize, budget: f64) -> Result<()> {
     let mesh = world.mesh([("data", world.size())])?;
-    let x = Tensor::<1>::ones([bytes / 4], &world.device().clone().inner());
+    let x = field(world, bytes);
     measure(world, "all_reduce", bytes, budget, || {
         let operation = Operation::new("sum", Traffic::Reduce, None);
         drop(all_reduce_sum(x.clone(), &mesh, &[0], operation));
@@ -163,14 +186,16 @@ fn compare() -> Result<()> {
             "mpicc could not compile benches/engines_mpi.c",
         ));
     }
-    let sizes = SIZES.map(|bytes| bytes.to_string());
+    let sizes: Vec<String> = sizes().iter().map(ToString::to_string).collect();
     let python = std::env::var("HALOCLINE_PYTHON").unwrap_or_else(|_| "python3".into());
     let [mut ours, mut theirs, mut gloo, mut threads] = [const { Samples::new() }; 4];
     let mut torch = true;
     for _ in 0..ROUNDS {
         let me = std::env::current_exe()?;
         let mut job = mpirun(&me);
-        job.env("RAYON_NUM_THREADS", "1").env(BUDGET, &budget);
+        job.args(&sizes)
+            .env("RAYON_NUM_THREADS", "1")
+            .env(BUDGET, &budget);
         collect(&mut job, &mut ours)?;
         collect(mpirun(&peer).arg(&budget).args(&sizes), &mut theirs)?;
         if torch {
@@ -184,7 +209,10 @@ fn compare() -> Result<()> {
                 println!("no PyTorch in {python}: pip install torch, or set HALOCLINE_PYTHON");
             }
         }
-        collect(Command::new(&me).env(BUDGET, &budget), &mut threads)?;
+        collect(
+            Command::new(&me).args(&sizes).env(BUDGET, &budget),
+            &mut threads,
+        )?;
     }
     report(&folder.join("engines.csv"), &ours, &threads, &theirs, &gloo)
 }
@@ -258,7 +286,7 @@ fn report(
             "local",
         ];
         println!("{}", heads.map(|head| format!("{head:>14}")).concat());
-        for bytes in SIZES {
+        for bytes in sizes() {
             let [mpi, local, c, gloo] =
                 [ours, threads, theirs, gloo].map(|of_| of(of_, what, bytes));
             let cells = [

@@ -24,8 +24,8 @@ def measure(rank, what, bytes, budget, call):
         before = time.perf_counter()
         call()
         times.append(time.perf_counter() - before)
-        if len(times) % 4 == 0:
-            go_on.fill_(float(len(times) < 2000 and time.perf_counter() - start < budget))
+        if len(times) % 16 == 0:
+            go_on.fill_(float(len(times) < 20000 and time.perf_counter() - start < budget))
             dist.broadcast(go_on, 0)
     if rank == 0:
         print(f"{what},{bytes},{sorted(times)[len(times) // 2]:.9f}", flush=True)

@@ -5,7 +5,7 @@
 //! their tensor is dropped, and the next result of about that size gets one. Blocks in use and kept never take more
 //! memory together than blocks in use once did at the same time.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -15,9 +15,8 @@ use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProper
 
 /// Blocks smaller than this are left to the allocator.
 const SMALL: usize = 1 << 16;
-/// Blocks begin at a cache line.
-#[repr(align(64))]
-struct Line;
+/// Large blocks begin at a cache line.
+const LINE: usize = 64;
 
 /// A block of memory, given back to the pool when dropped.
 #[derive(Debug)]
@@ -90,17 +89,46 @@ impl Pool {
 
 impl Block {
     /// The alignment of all blocks.
-    pub const ALIGN: usize = align_of::<Line>();
+    pub const ALIGN: usize = 16;
 
     /// A block of at least so many bytes, which are initialised: zero, or left from earlier use.
     pub fn new(bytes: usize) -> Self {
-        let layout = match Layout::from_size_align(bytes, Self::ALIGN) {
+        // SAFETY: nothing is left to write.
+        unsafe { Self::allocate(bytes, alloc_zeroed) }
+    }
+
+    /// A block of at least so many bytes, which may be uninitialised.
+    ///
+    /// # Safety
+    /// All of them must be written before the block is used in any way but by its [`start`](Self::start).
+    pub unsafe fn uninit(bytes: usize) -> Self {
+        // SAFETY: the caller's. Large blocks are used again, and must be initialised for it.
+        unsafe { Self::allocate(bytes, if bytes < SMALL { alloc } else { alloc_zeroed }) }
+    }
+
+    /// A block with these bytes.
+    pub fn copy_of(bytes: &[u8]) -> Self {
+        // SAFETY: all bytes are written, and to memory of their own.
+        unsafe {
+            let block = Self::uninit(bytes.len());
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), block.start.as_ptr(), bytes.len());
+            block
+        }
+    }
+
+    /// A block from the pool, or made by `allocate`.
+    ///
+    /// # Safety
+    /// If `allocate` does not initialise memory, the caller must.
+    unsafe fn allocate(bytes: usize, allocate: unsafe fn(Layout) -> *mut u8) -> Self {
+        let align = if bytes < SMALL { Self::ALIGN } else { LINE };
+        let layout = match Layout::from_size_align(bytes, align) {
             Ok(layout) => layout,
             Err(error) => panic!("{bytes} bytes for a result: {error}"),
         };
         if bytes == 0 {
             return Self {
-                start: NonNull::<Line>::dangling().cast(),
+                start: layout.dangling_ptr(),
                 layout,
             };
         }
@@ -115,7 +143,7 @@ impl Block {
             }
         }
         // SAFETY: the size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) });
+        let start = NonNull::new(unsafe { allocate(layout) });
         Self {
             start: start.unwrap_or_else(|| handle_alloc_error(layout)),
             layout,
@@ -182,7 +210,7 @@ impl Drop for Block {
 
 impl AllocationController for Block {
     fn alloc_align(&self) -> usize {
-        Self::ALIGN
+        self.layout.align()
     }
 
     fn property(&self) -> AllocationProperty {

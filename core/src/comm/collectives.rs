@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::{Batch, Communicator, Expected, Operation, Payload, Traffic};
+use super::{Batch, Communicator, Expected, Operation, Payload, Traffic, host};
 use crate::{Error, Result};
 
 /// Above this many elements a sum is split over the ranks; below it every rank adds all contributions.
@@ -178,7 +178,10 @@ pub(crate) fn all_gather(
 }
 
 /// Adds tensors, in order.
-fn add(tensors: impl IntoIterator<Item = Tensor<1>>) -> Tensor<1> {
+fn add(tensors: Vec<Tensor<1>>) -> Tensor<1> {
+    if let Some(sum) = host::sum(&tensors) {
+        return sum;
+    }
     let sum = tensors.into_iter().reduce(|lhs, rhs| lhs + rhs);
     sum.expect("a group has at least one rank")
 }
@@ -212,9 +215,12 @@ pub(crate) fn all_reduce_sum(
         |_| expected(own),
     )?;
     let contributions = contributions.into_iter();
-    let sum = add(contributions.map(|payload| only_tensor(payload).unwrap_or_else(|| cut(own))));
+    let contributions =
+        contributions.map(|payload| only_tensor(payload).unwrap_or_else(|| cut(own)));
+    let sum = add(contributions.collect());
     let shares = exchange_all(comm, group, operation, |_| payload(sum.clone()), expected)?;
     let shares = shares.into_iter();
     let shares = shares.map(|payload| only_tensor(payload).unwrap_or_else(|| sum.clone()));
-    Ok(Tensor::cat(shares.collect(), 0))
+    let shares: Vec<_> = shares.collect();
+    Ok(host::concatenation(&shares).unwrap_or_else(|| Tensor::cat(shares, 0)))
 }

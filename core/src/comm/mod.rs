@@ -15,6 +15,7 @@ use burn::tensor::{DType, Device};
 use crate::{Layout, Result};
 
 pub(crate) mod collectives;
+mod host;
 pub(crate) mod local;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;

@@ -22,7 +22,8 @@ impl<E: Copy> Buffer<E> {
     /// `fill` must initialise all `len` elements.
     pub(crate) unsafe fn filled(len: usize, fill: impl FnOnce(Shared<E>)) -> Self {
         const { assert!(align_of::<E>() <= Block::ALIGN) };
-        let block = Block::new(len * size_of::<E>());
+        // SAFETY: `fill` writes all elements.
+        let block = unsafe { Block::uninit(len * size_of::<E>()) };
         fill(Shared::at_start(block.start().cast()));
         Self {
             block,

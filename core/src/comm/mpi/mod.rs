@@ -193,6 +193,9 @@ struct Receipt {
 }
 
 impl Receipt {
+    /// As long as a message of some megabytes takes within a host.
+    const A_MOMENT: Duration = Duration::from_micros(300);
+
     fn finish(mut self) -> Result<Vec<Payload>> {
         let mut payloads: Vec<Option<Payload>> = self.receives.iter().map(|_| None).collect();
         let shared = self.engine.shared.clone();
@@ -205,7 +208,7 @@ impl Receipt {
 
     fn wait(&mut self, payloads: &mut [Option<Payload>]) -> Result<()> {
         let engine = self.engine.clone();
-        let mut heard = Instant::now();
+        let mut silent_since = None;
         let mut patience = Patience::default();
         loop {
             let mut came = Vec::new();
@@ -252,9 +255,12 @@ impl Receipt {
                 });
             }
             if moved {
-                heard = Instant::now();
+                silent_since = None;
                 patience = Patience::default();
-            } else if heard.elapsed() >= engine.settings.timeout {
+                continue;
+            }
+            let silent = silent_since.get_or_insert_with(Instant::now).elapsed();
+            if silent >= engine.settings.timeout {
                 let (rank, operation, peer) = of(missing);
                 return Err(Error::Timeout {
                     rank,
@@ -263,9 +269,8 @@ impl Receipt {
                     expected: self.receives[missing].1.to_string(),
                     seconds: engine.settings.timeout.as_secs_f64(),
                 });
-            } else {
-                patience.wait();
             }
+            patience.wait();
         }
     }
 }
@@ -273,7 +278,8 @@ impl Receipt {
 impl Receipt {
     /// Waits a moment for messages to leave; the thread sees off those that take longer.
     fn see_off(&self) -> Result<()> {
-        for _ in 0..Patience::SPINS {
+        let mut start = None;
+        loop {
             let sent = self.engine.enter(|traffic| {
                 Ok(traffic.has_sent_all() || {
                     traffic.drive()?;
@@ -283,9 +289,11 @@ impl Receipt {
             if sent {
                 return Ok(());
             }
+            if start.get_or_insert_with(Instant::now).elapsed() > Self::A_MOMENT {
+                self.engine.shared.wake.notify_one();
+                return Ok(());
+            }
         }
-        self.engine.shared.wake.notify_one();
-        Ok(())
     }
 }
 
@@ -319,18 +327,25 @@ impl Communicator for Mpi {
         } = batch;
         let fingerprint = operation.fingerprint();
         // Asked for first, so that what comes finds its place.
-        let tickets = self.enter(|traffic| {
+        let (tickets, messages) = self.enter(|traffic| {
             let asks = receives.iter().map(|(peer, expected)| {
                 let ticket = traffic.ask(*peer, fingerprint, expected.bytes())?;
                 Ok(Some(ticket))
             });
-            asks.collect::<Result<Vec<_>>>()
+            let tickets = asks.collect::<Result<Vec<_>>>()?;
+            let messages: Vec<_> = sends.iter().map(|_| traffic.blank()).collect();
+            Ok((tickets, messages))
         })?;
-        for (peer, payload) in sends {
+        let packed = sends.into_iter().zip(messages);
+        let packed = packed.map(|((peer, payload), message)| {
             self.counters.count(&operation, payload.bytes());
-            let (head, body) = wire::pack(payload, fingerprint);
-            self.enter(|traffic| traffic.send(peer, head, body))?;
-        }
+            (peer, wire::pack(payload, fingerprint, message))
+        });
+        let packed: Vec<_> = packed.collect();
+        self.enter(|traffic| {
+            let mut sends = packed.into_iter();
+            sends.try_for_each(|(peer, (head, body))| traffic.send(peer, head, body))
+        })?;
         let receipt = Receipt {
             engine: self.clone(),
             operation,

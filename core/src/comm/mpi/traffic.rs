@@ -1,7 +1,7 @@
 //! What a rank has in transit: messages that leave, and those that are expected, per peer in the order in which they
 //! were asked for.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use super::raw::{Link, Outgoing, Step, Tag, Transfer};
 use super::wire::{Head, SHORT};
@@ -44,9 +44,11 @@ pub(super) struct Traffic {
     leaving: Vec<Transfer<Outgoing>>,
     inboxes: Vec<Inbox>,
     next: Ticket,
-    arrived: BTreeMap<Ticket, Arrival>,
+    arrived: Vec<(Ticket, Arrival)>,
     /// Tickets that nobody waits for any more.
-    dropped: BTreeSet<Ticket>,
+    dropped: Vec<Ticket>,
+    /// Blocks for messages that begin with a head, to be used again.
+    spare: Vec<Block>,
 }
 
 impl Traffic {
@@ -57,13 +59,30 @@ impl Traffic {
             link,
             leaving: Vec::new(),
             next: 0,
-            arrived: BTreeMap::new(),
-            dropped: BTreeSet::new(),
+            arrived: Vec::new(),
+            dropped: Vec::new(),
+            spare: Vec::new(),
         }
     }
 
     pub(super) fn link(&self) -> &Link {
         &self.link
+    }
+
+    /// A block for a message that begins with a head.
+    pub(super) fn blank(&mut self) -> Block {
+        self.spare
+            .pop()
+            .unwrap_or_else(|| Block::new(Head::SIZE + SHORT))
+    }
+
+    /// Keeps the memory of a message that has left, if it is one of [`blank`](Self::blank)'s.
+    fn keep(&mut self, memory: Outgoing) {
+        if let Outgoing::Block(block, _) = memory
+            && block.size() == Head::SIZE + SHORT
+        {
+            self.spare.push(block);
+        }
     }
 
     /// Starts to send a message. Short ones are on their way when this returns.
@@ -77,7 +96,7 @@ impl Traffic {
             let Some(memory) = memory else { continue };
             let mut transfer = self.link.send(peer, tag, memory)?;
             match self.link.poll(&mut transfer)? {
-                Step::Complete => drop(transfer.into_memory()),
+                Step::Complete => self.keep(transfer.into_memory()),
                 _ => self.leaving.push(transfer),
             }
         }
@@ -104,13 +123,14 @@ impl Traffic {
 
     /// The message of a ticket, if it has come.
     pub(super) fn take(&mut self, ticket: Ticket) -> Option<Arrival> {
-        self.arrived.remove(&ticket)
+        let place = self.arrived.iter().position(|(of, _)| *of == ticket)?;
+        Some(self.arrived.swap_remove(place).1)
     }
 
     /// Nobody waits for this ticket any more.
     pub(super) fn forget(&mut self, ticket: Ticket) {
-        if self.arrived.remove(&ticket).is_none() {
-            self.dropped.insert(ticket);
+        if self.take(ticket).is_none() {
+            self.dropped.push(ticket);
         }
     }
 
@@ -135,14 +155,17 @@ impl Traffic {
 
     /// Is ready for a head of a peer.
     fn listen(&mut self, peer: usize) -> Result<()> {
-        let inbox = &mut self.inboxes[peer];
-        if inbox.head.is_none() && !inbox.ended {
-            let bytes = Head::SIZE + SHORT;
-            let head = self
-                .link
-                .receive(peer, Tag::Head, Block::new(bytes), bytes)?;
-            inbox.head = Some(head);
+        if self.inboxes[peer].head.is_some() || self.inboxes[peer].ended {
+            return Ok(());
         }
+        let message = self.blank();
+        self.listen_with(peer, message)
+    }
+
+    fn listen_with(&mut self, peer: usize, message: Block) -> Result<()> {
+        let bytes = message.size();
+        let head = self.link.receive(peer, Tag::Head, message, bytes)?;
+        self.inboxes[peer].head = Some(head);
         Ok(())
     }
 
@@ -153,7 +176,7 @@ impl Traffic {
             let step = self.link.poll(&mut transfer)?;
             moved |= step != Step::None;
             match step {
-                Step::Complete => drop(transfer.into_memory()),
+                Step::Complete => self.keep(transfer.into_memory()),
                 _ => self.leaving.push(transfer),
             }
         }
@@ -198,11 +221,10 @@ impl Traffic {
                 .receive(peer, Tag::Body, Block::new(bytes), bytes)?;
             self.inboxes[peer].bodies.push((ticket, bytes, body));
         } else if let Some(ticket) = ticket {
-            let mut payload = Block::new(bytes);
-            payload.bytes_mut()[..bytes].copy_from_slice(&message.bytes()[Head::SIZE..][..bytes]);
+            let payload = Block::copy_of(&message.bytes()[Head::SIZE..][..bytes]);
             self.arrive(ticket, Arrival::Payload(payload, bytes));
         }
-        self.listen(peer)?;
+        self.listen_with(peer, message)?;
         Ok(true)
     }
 
@@ -223,14 +245,17 @@ impl Traffic {
     }
 
     fn arrive(&mut self, ticket: Ticket, arrival: Arrival) {
-        if !self.dropped.remove(&ticket) {
-            self.arrived.insert(ticket, arrival);
+        match self.dropped.iter().position(|of| *of == ticket) {
+            Some(place) => drop(self.dropped.swap_remove(place)),
+            None => self.arrived.push((ticket, arrival)),
         }
     }
 
     /// Tells a peer that this rank's program has ended.
     pub(super) fn bid_farewell(&mut self, peer: usize) -> Result<()> {
-        let farewell = Outgoing::Block(Head::end().message(0), Head::SIZE);
+        let mut message = self.blank();
+        Head::end().write(&mut message);
+        let farewell = Outgoing::Block(message, Head::SIZE);
         self.send(peer, farewell, None)?;
         self.listen(peer)
     }

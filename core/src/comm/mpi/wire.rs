@@ -30,7 +30,7 @@ pub(super) struct Head {
 
 impl Head {
     /// The bytes of a head; what follows them begins at a cache line.
-    pub(super) const SIZE: usize = Block::ALIGN;
+    pub(super) const SIZE: usize = 64;
     /// The length that says that a program has ended.
     const END: u64 = u64::MAX;
 
@@ -42,13 +42,11 @@ impl Head {
         }
     }
 
-    /// A block that begins with this head and has room for so many bytes of payload.
-    pub(super) fn message(self, payload: usize) -> Block {
-        let mut block = Block::new(Self::SIZE + payload);
+    /// Begins a message with this head.
+    pub(super) fn write(self, message: &mut Block) {
         let length = self.length.map_or(Self::END, |length| length as u64);
-        block.bytes_mut()[..8].copy_from_slice(&self.fingerprint.to_ne_bytes());
-        block.bytes_mut()[8..16].copy_from_slice(&length.to_ne_bytes());
-        block
+        message.bytes_mut()[..8].copy_from_slice(&self.fingerprint.to_ne_bytes());
+        message.bytes_mut()[8..16].copy_from_slice(&length.to_ne_bytes());
     }
 
     /// The head that a message begins with.
@@ -66,16 +64,20 @@ impl Head {
     }
 }
 
-/// A payload as what is sent: head, with the payload if that is short, and payload, if it is long.
-pub(super) fn pack(payload: Payload, fingerprint: u64) -> (Outgoing, Option<Outgoing>) {
+/// A payload as what is sent: a message, with the payload if that is short, and the payload, if it is long.
+pub(super) fn pack(
+    payload: Payload,
+    fingerprint: u64,
+    mut message: Block,
+) -> (Outgoing, Option<Outgoing>) {
     let length = payload.bytes();
     let head = Head {
         fingerprint,
         length: Some(length),
     };
+    head.write(&mut message);
     if length <= SHORT {
-        let mut message = head.message(length);
-        payload.write(&mut message.bytes_mut()[Head::SIZE..]);
+        payload.write(&mut message.bytes_mut()[Head::SIZE..][..length]);
         return (Outgoing::Block(message, Head::SIZE + length), None);
     }
     let body = match payload {
@@ -89,7 +91,7 @@ pub(super) fn pack(payload: Payload, fingerprint: u64) -> (Outgoing, Option<Outg
             }
         },
     };
-    (Outgoing::Block(head.message(0), Head::SIZE), Some(body))
+    (Outgoing::Block(message, Head::SIZE), Some(body))
 }
 
 /// A tensor in the memory of this process.
