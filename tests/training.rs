@@ -45,6 +45,21 @@ fn fifty_steps_have_the_same_losses_on_every_mesh() {
 }
 
 #[test]
+fn buckets_give_the_bits_of_sums_one_by_one_with_fewer_messages() {
+    let run = |buckets| {
+        let results = Launcher::local(3).buckets(buckets).collect(|world| {
+            let mesh = world.mesh([("lat", 3)])?;
+            let (losses, sent) = train(&world, &mesh, &[Shard(2)], 5)?;
+            Ok((losses, sent.of(Traffic::Reduce).messages))
+        });
+        results.unwrap().remove(0)
+    };
+    let ((losses, messages), (one_by_one, more)) = (run(true), run(false));
+    assert_eq!(losses, one_by_one);
+    assert!(messages < more, "{messages} and {more}");
+}
+
+#[test]
 fn a_training_step_gathers_nothing() {
     let sent = Launcher::local(4).check(false).collect(|world| {
         let mesh = world.mesh([("lat", 2), ("lon", 2)])?;

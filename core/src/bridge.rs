@@ -19,6 +19,7 @@ use burn::backend::{
 };
 use burn::tensor::{Device, Shape, Slice, Tensor};
 
+use crate::buckets::{self, Leaf};
 use crate::comm::{
     Batch, Communicator, Expected, InFlight, Operation, Overlap, Payload, collectives,
 };
@@ -102,6 +103,8 @@ pub(crate) struct Reduce {
     pub group: Arc<[usize]>,
     /// Whether the values, or the gradients, are summed.
     pub pass: Pass,
+    /// The parameter that this is the first use of, if gradients may be put into buckets.
+    pub leaf: Option<Arc<Leaf>>,
 }
 
 /// In which pass a [`Reduce`] sums.
@@ -142,6 +145,34 @@ where
     let tensor: BackendTensor<B> =
         DispatchTensor::try_into_backend(tensor).map_err(Error::Engine)?;
     Ok(tensor.float())
+}
+
+/// What [`CommBackend`] needs of a backend without gradients.
+pub(crate) trait Buckets: CommBackend {
+    /// Puts a parameter's gradient into a bucket; gives it back where that cannot be.
+    fn put(gradient: FloatTensor<Self>, reduce: &Reduce) -> Option<FloatTensor<Self>>;
+}
+
+impl Buckets for Flex {
+    fn put(gradient: FloatTensor<Self>, reduce: &Reduce) -> Option<FloatTensor<Self>> {
+        put_on::<Self>(gradient, reduce)
+    }
+}
+
+#[cfg(feature = "cube")]
+impl Buckets for Cube {
+    fn put(gradient: FloatTensor<Self>, reduce: &Reduce) -> Option<FloatTensor<Self>> {
+        put_on::<Self>(gradient, reduce)
+    }
+}
+
+fn put_on<B: Backend>(gradient: FloatTensor<B>, reduce: &Reduce) -> Option<FloatTensor<B>>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    let left = buckets::put(reduce, to_dispatch::<B>(gradient));
+    let left = left.and_then(|left| left.map(from_dispatch::<B>).transpose());
+    left.unwrap_or_else(|error| error.raise())
 }
 
 impl CommBackend for Flex {
@@ -205,7 +236,7 @@ fn all_reduce(tensor: DispatchTensor, reduce: &Reduce) -> Result<DispatchTensor>
     Ok(Dispatch::float_reshape(sum.into_dispatch(), shape))
 }
 
-impl<B: CommBackend, C: CheckpointStrategy> CommBackend for Autodiff<B, C> {
+impl<B: Buckets, C: CheckpointStrategy> CommBackend for Autodiff<B, C> {
     fn exchange(tensor: FloatTensor<Self>, exchange: Exchange) -> FloatTensor<Self> {
         #[derive(Debug)]
         struct Step;
@@ -235,10 +266,15 @@ impl<B: CommBackend, C: CheckpointStrategy> CommBackend for Autodiff<B, C> {
         #[derive(Debug)]
         struct Step;
 
-        impl<B: CommBackend> Backward<B, 1> for Step {
+        impl<B: Buckets> Backward<B, 1> for Step {
             type State = Reduce;
 
             fn backward(self, ops: Ops<Reduce, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+                if ops.state.leaf.is_some() {
+                    let gradient = B::put(grads.consume::<B>(&ops.node), &ops.state);
+                    let Some(gradient) = gradient else { return };
+                    grads.register::<B>(ops.node.id, gradient);
+                }
                 let reduce = Reduce {
                     operation: ops.state.operation.backward(),
                     pass: match ops.state.pass {

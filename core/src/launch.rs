@@ -203,9 +203,10 @@ impl Launcher {
 
     /// The engine that the environment asks for: MPI under `mpirun` or `srun`, else threads.
     ///
-    /// `HALOCLINE_TIMEOUT` (seconds), `HALOCLINE_CHECK` and `HALOCLINE_OVERLAP` (`0` or `1`) set
-    /// [`timeout`](Self::timeout), [`check`](Self::check) and [`overlap`](Self::overlap); `HALOCLINE_LOG=comm` tells of
-    /// every communication on stderr, `HALOCLINE_TRACE` names a file for a [`trace`](Self::trace).
+    /// `HALOCLINE_TIMEOUT` (seconds), `HALOCLINE_CHECK`, `HALOCLINE_OVERLAP` and `HALOCLINE_BUCKETS` (`0` or `1`) set
+    /// [`timeout`](Self::timeout), [`check`](Self::check), [`overlap`](Self::overlap) and [`buckets`](Self::buckets);
+    /// `HALOCLINE_LOG=comm` tells of every communication on stderr, `HALOCLINE_TRACE` names a file for a
+    /// [`trace`](Self::trace).
     ///
     /// # Panics
     /// Panics if one of them has another form.
@@ -227,6 +228,13 @@ impl Launcher {
                 "0" => Overlap::Off,
                 "1" => Overlap::On,
                 _ => panic!("HALOCLINE_OVERLAP={value}: expected 0 or 1"),
+            };
+        }
+        if let Ok(value) = std::env::var("HALOCLINE_BUCKETS") {
+            launcher.settings.buckets = match value.as_str() {
+                "0" => false,
+                "1" => true,
+                _ => panic!("HALOCLINE_BUCKETS={value}: expected 0 or 1"),
             };
         }
         if let Ok(value) = std::env::var("HALOCLINE_LOG") {
@@ -276,6 +284,14 @@ impl Launcher {
     #[must_use]
     pub fn overlap(mut self, overlap: Overlap) -> Self {
         self.settings.overlap = overlap;
+        self
+    }
+
+    /// Whether [`backward`](crate::ShardTensor::backward) sums gradients of parameters many at a time, while it goes on.
+    /// Default yes; the gradients are the same.
+    #[must_use]
+    pub fn buckets(mut self, buckets: bool) -> Self {
+        self.settings.buckets = buckets;
         self
     }
 

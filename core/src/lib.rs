@@ -7,6 +7,7 @@
 //! This crate knows nothing about convolutions, files or models.
 
 mod bridge;
+mod buckets;
 mod cache;
 mod comm;
 mod error;

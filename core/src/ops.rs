@@ -8,6 +8,7 @@ use burn::tensor::Tensor;
 use crate::Result;
 pub use crate::bridge::{Boxes, add_box, blank, cut, from_dispatch, paste, to_dispatch};
 use crate::bridge::{CommBackend, Exchange, Pass, Reduce};
+use crate::buckets::Leaf;
 use crate::comm::{Communicator, Operation, Traffic, collectives};
 use crate::mesh::DeviceMesh;
 use crate::plan::ExchangePlan;
@@ -98,11 +99,13 @@ fn reduce<const D: usize>(
     if group.len() == 1 {
         return tensor;
     }
+    let buckets = pass == Pass::Backward && mesh.comm().settings().buckets;
     let reduce = Reduce {
         operation,
         comm: mesh.comm().clone(),
         group,
         pass,
+        leaf: buckets.then(|| Leaf::of(&tensor)).flatten(),
     };
     Tensor::from_dispatch(<Dispatch as CommBackend>::reduce(
         tensor.into_dispatch(),

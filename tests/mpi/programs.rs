@@ -318,7 +318,9 @@ fn many_in_flight(world: World) -> Result<Found> {
         })
     });
     let mut found = Vec::new();
-    for batch in in_flight.collect::<Result<Vec<_>>>()? {
+    // In another order than they were started in.
+    let in_flight = in_flight.collect::<Result<Vec<_>>>()?;
+    for batch in in_flight.into_iter().rev() {
         for payload in batch.finish()? {
             let Payload::Bytes(bytes) = payload else {
                 panic!("{payload:?}")

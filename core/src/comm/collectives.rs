@@ -2,15 +2,50 @@
 //!
 //! Sums run in the order of the group on every rank, so that all ranks, and all engines, get the same bits.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::{Batch, Communicator, Expected, Operation, Payload, Traffic, host};
+use super::{Batch, Communicator, Expected, InFlight, Operation, Payload, Traffic, host};
 use crate::{Error, Result};
 
 /// Above this many elements a sum is split over the ranks; below it every rank adds all contributions.
 const SPLIT_REDUCTION_ABOVE: usize = 1 << 14;
+
+/// Starts to send one payload to every rank of the group but this one.
+fn start_all(
+    comm: &Arc<dyn Communicator>,
+    group: &[usize],
+    operation: &Operation,
+    send: impl Fn(usize) -> Payload,
+    expected: impl Fn(usize) -> Expected,
+) -> Result<InFlight> {
+    let peers = || {
+        let others = group.iter().enumerate();
+        others.filter(|(_, rank)| **rank != comm.rank())
+    };
+    comm.clone().start(Batch {
+        operation: operation.clone(),
+        sends: peers().map(|(place, &rank)| (rank, send(place))).collect(),
+        receives: peers()
+            .map(|(place, &rank)| (rank, expected(place)))
+            .collect(),
+    })
+}
+
+/// What all ranks of the group but this one sent, by place in the group.
+fn finish_all(
+    comm: &Arc<dyn Communicator>,
+    group: &[usize],
+    in_flight: InFlight,
+) -> Result<Vec<Option<Payload>>> {
+    let mut received = in_flight.finish()?.into_iter();
+    Ok(group
+        .iter()
+        .map(|rank| (*rank != comm.rank()).then(|| received.next()).flatten())
+        .collect())
+}
 
 /// Sends one payload to every rank of the group but this one, and returns what they sent, by place in the group.
 fn exchange_all(
@@ -20,22 +55,8 @@ fn exchange_all(
     send: impl Fn(usize) -> Payload,
     expected: impl Fn(usize) -> Expected,
 ) -> Result<Vec<Option<Payload>>> {
-    let peers = || {
-        let others = group.iter().enumerate();
-        others.filter(|(_, rank)| **rank != comm.rank())
-    };
-    let in_flight = comm.clone().start(Batch {
-        operation: operation.clone(),
-        sends: peers().map(|(place, &rank)| (rank, send(place))).collect(),
-        receives: peers()
-            .map(|(place, &rank)| (rank, expected(place)))
-            .collect(),
-    })?;
-    let mut received = in_flight.finish()?.into_iter();
-    Ok(group
-        .iter()
-        .map(|rank| (*rank != comm.rank()).then(|| received.next()).flatten())
-        .collect())
+    let in_flight = start_all(comm, group, operation, send, expected)?;
+    finish_all(comm, group, in_flight)
 }
 
 /// Every rank's bytes, by place in the group.
@@ -186,6 +207,14 @@ fn add(tensors: Vec<Tensor<1>>) -> Tensor<1> {
     sum.expect("a group has at least one rank")
 }
 
+/// Tensors one after the other.
+pub(crate) fn concatenated(mut tensors: Vec<Tensor<1>>) -> Tensor<1> {
+    if tensors.len() == 1 {
+        return tensors.remove(0);
+    }
+    host::concatenation(&tensors).unwrap_or_else(|| Tensor::cat(tensors, 0))
+}
+
 /// The sum of all ranks' tensors, on every rank.
 pub(crate) fn all_reduce_sum(
     comm: &Arc<dyn Communicator>,
@@ -193,34 +222,118 @@ pub(crate) fn all_reduce_sum(
     operation: &Operation,
     tensor: Tensor<1>,
 ) -> Result<Tensor<1>> {
-    let [elements] = tensor.dims();
-    if group.len() == 1 || elements == 0 {
-        return Ok(tensor);
+    start_sum(comm, group, operation, tensor)?.finish()
+}
+
+/// A sum of all ranks' tensors on its way.
+#[derive(Debug)]
+#[must_use = "a sum on its way must be finished"]
+pub(crate) struct PendingSum {
+    comm: Arc<dyn Communicator>,
+    group: Arc<[usize]>,
+    operation: Operation,
+    /// What this rank adds.
+    own: Tensor<1>,
+    in_flight: Option<InFlight>,
+}
+
+/// Starts to sum all ranks' tensors. Small ones go to every rank; of large ones each rank adds a share, then all collect
+/// the shares, so that an element travels twice, whatever the group's size.
+pub(crate) fn start_sum(
+    comm: &Arc<dyn Communicator>,
+    group: &[usize],
+    operation: &Operation,
+    tensor: Tensor<1>,
+) -> Result<PendingSum> {
+    let mut sum = PendingSum {
+        comm: comm.clone(),
+        group: group.into(),
+        operation: operation.clone(),
+        own: tensor,
+        in_flight: None,
+    };
+    if group.len() > 1 && sum.elements() > 0 {
+        let in_flight = if sum.is_split() {
+            let own = sum.place();
+            let expected = |_| expected_like(&sum.own, sum.share(own).len());
+            start_all(
+                comm,
+                group,
+                operation,
+                |place| payload(sum.cut(place)),
+                expected,
+            )?
+        } else {
+            let expected = |_| expected_like(&sum.own, sum.elements());
+            start_all(
+                comm,
+                group,
+                operation,
+                |_| payload(sum.own.clone()),
+                expected,
+            )?
+        };
+        sum.in_flight = Some(in_flight);
     }
-    if elements <= SPLIT_REDUCTION_ABOVE {
-        return Ok(add(all_gather(comm, group, operation, &tensor)?));
+    Ok(sum)
+}
+
+impl PendingSum {
+    fn elements(&self) -> usize {
+        self.own.dims()[0]
     }
-    // Each rank adds its share, then all collect the shares: an element travels twice, whatever the group's size.
-    let bound = |place: usize| place * elements / group.len();
-    let share = |place: usize| bound(place)..bound(place + 1);
-    let cut = |place: usize| tensor.clone().slice([share(place)]);
-    let expected = |place: usize| expected_like(&tensor, share(place).len());
-    let own = group.iter().position(|&rank| rank == comm.rank());
-    let own = own.expect("a rank reduces in groups that it is in");
-    let contributions = exchange_all(
-        comm,
-        group,
-        operation,
-        |place| payload(cut(place)),
-        |_| expected(own),
-    )?;
-    let contributions = contributions.into_iter();
-    let contributions =
-        contributions.map(|payload| only_tensor(payload).unwrap_or_else(|| cut(own)));
-    let sum = add(contributions.collect());
-    let shares = exchange_all(comm, group, operation, |_| payload(sum.clone()), expected)?;
-    let shares = shares.into_iter();
-    let shares = shares.map(|payload| only_tensor(payload).unwrap_or_else(|| sum.clone()));
-    let shares: Vec<_> = shares.collect();
-    Ok(host::concatenation(&shares).unwrap_or_else(|| Tensor::cat(shares, 0)))
+
+    fn is_split(&self) -> bool {
+        self.elements() > SPLIT_REDUCTION_ABOVE
+    }
+
+    /// This rank's place in the group.
+    fn place(&self) -> usize {
+        let own = self.comm.rank();
+        let place = self.group.iter().position(|&rank| rank == own);
+        place.expect("a rank reduces in groups that it is in")
+    }
+
+    /// The elements that the rank at a place adds.
+    fn share(&self, place: usize) -> Range<usize> {
+        let bound = |place: usize| place * self.elements() / self.group.len();
+        bound(place)..bound(place + 1)
+    }
+
+    fn cut(&self, place: usize) -> Tensor<1> {
+        self.own.clone().slice([self.share(place)])
+    }
+
+    /// Has it travel on while the rank computes.
+    pub(crate) fn in_background(&self) {
+        self.in_flight.iter().for_each(InFlight::in_background);
+    }
+
+    /// Waits for the sum.
+    pub(crate) fn finish(mut self) -> Result<Tensor<1>> {
+        let Some(in_flight) = self.in_flight.take() else {
+            return Ok(self.own);
+        };
+        let Self {
+            comm,
+            group,
+            operation,
+            ..
+        } = &self;
+        let contributions = finish_all(comm, group, in_flight)?.into_iter();
+        let tensors = contributions.map(only_tensor);
+        if !self.is_split() {
+            let all = tensors.map(|tensor| tensor.unwrap_or_else(|| self.own.clone()));
+            return Ok(add(all.collect()));
+        }
+        let own = self.place();
+        let sum = add(tensors
+            .map(|tensor| tensor.unwrap_or_else(|| self.cut(own)))
+            .collect());
+        let expected = |place| expected_like(&self.own, self.share(place).len());
+        let send = |_| payload(sum.clone());
+        let shares = exchange_all(comm, group, operation, send, expected)?.into_iter();
+        let shares = shares.map(|payload| only_tensor(payload).unwrap_or_else(|| sum.clone()));
+        Ok(concatenated(shares.collect()))
+    }
 }

@@ -293,6 +293,8 @@ pub struct Settings {
     pub check: bool,
     /// Whether operators compute what they can while boxes travel. Default where it is likely to pay.
     pub overlap: Overlap,
+    /// Whether gradients of parameters are summed many at a time. Default yes.
+    pub buckets: bool,
     /// Whether every communication is told on stderr. Default not.
     pub log: bool,
 }
@@ -315,6 +317,7 @@ impl Default for Settings {
             timeout: Duration::from_secs(60),
             check: cfg!(debug_assertions),
             overlap: Overlap::default(),
+            buckets: true,
             log: false,
         }
     }

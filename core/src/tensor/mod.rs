@@ -263,7 +263,7 @@ impl<const D: usize> ShardTensor<D> {
             panic!("{error}");
         }
         let _span = crate::trace::span("backward");
-        self.local.backward()
+        crate::buckets::collect(|| self.local.backward())
     }
 
     /// The same values, cut off from the autodiff graph.

@@ -207,7 +207,7 @@ mod sharded {
     use super::*;
     use crate::Field;
     use crate::testing::{Operator, check_op};
-    use halocline_core::{Boundary, Launcher, Shard};
+    use halocline_core::{Boundary, Distribution, Launcher, Overlap, RandomKey, Replicate, Shard};
 
     struct Conv<const N: usize>(ConvOptions<N>);
 
@@ -269,6 +269,52 @@ mod sharded {
                 &[2, 3],
                 2e-5,
             );
+        }
+    }
+
+    /// Whatever the mesh, the boundary and the windows: the results that need no halo have the same bits when they are
+    /// computed before it comes.
+    #[test]
+    fn halos_may_travel_while_the_interior_is_computed() {
+        let boundaries = [Boundary::Zeros, Boundary::Periodic, Boundary::Reflect];
+        let results = |overlap| {
+            let launcher = Launcher::local(4).overlap(overlap);
+            let found = launcher.collect(|world| {
+                let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
+                let normal = Distribution::Normal {
+                    mean: 0.0,
+                    std: 1.0,
+                };
+                let mut found = Vec::new();
+                for (case, [low, high]) in [[0, 1], [1, 1], [1, 2], [2, 0]].into_iter().enumerate()
+                {
+                    let (low, high) = (boundaries[low], boundaries[high]);
+                    let padding = [Padding::new(1, low), Padding::new(2, high)];
+                    let options = ConvOptions::default()
+                        .with_padding(padding)
+                        .with_stride([1 + case % 2, 1])
+                        .with_dilation([1, 1 + case / 2])
+                        .with_activation(Activation::Silu);
+                    for placements in [[Shard(2), Shard(3)], [Shard(0), Shard(2)]] {
+                        let key = RandomKey::new(5, "x");
+                        let x =
+                            ShardTensor::random([3, 2, 13, 19], normal, key, &mesh, &placements)?;
+                        let key = RandomKey::new(6, "weight");
+                        let placements = [Replicate, Replicate];
+                        let weight =
+                            ShardTensor::random([4, 2, 3, 3], normal, key, &mesh, &placements)?;
+                        let [x, weight] = [x.inner(), weight.inner()];
+                        let y = conv(x, weight.into_parts().0, None, &options)?;
+                        found.push(y.into_parts().0.into_data());
+                    }
+                }
+                Ok(found)
+            });
+            found.unwrap()
+        };
+        let (early, late) = (results(Overlap::On), results(Overlap::Off));
+        for (early, late) in early.iter().flatten().zip(late.iter().flatten()) {
+            early.assert_eq(late, true);
         }
     }
 

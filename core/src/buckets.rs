@@ -1,0 +1,191 @@
+//! Gradients of replicated parameters, summed many at a time.
+//!
+//! A backward pass gives the gradients of parameters one by one, most of them small. While
+//! [`ShardTensor::backward`](crate::ShardTensor::backward) runs they are put into buckets. The sum of a bucket over the
+//! ranks starts when it is full and travels while the pass goes on; what is left is summed at its end. Each element is
+//! added in the order of ranks, as it is without buckets: the bits are the same.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Gradients, Shape, Tensor};
+
+use crate::bridge::Reduce;
+use crate::comm::collectives::{self, PendingSum};
+use crate::comm::{Operation, Traffic};
+use crate::{Error, Result};
+
+/// A bucket of so many bytes is full.
+const FULL: usize = 4 << 20;
+
+thread_local! {
+    /// Parameters whose gradient may be put into a bucket: what it must be given back to.
+    static LEAVES: RefCell<HashMap<u64, DispatchTensor>> = RefCell::default();
+    static NEXT: Cell<u64> = const { Cell::new(0) };
+    /// The buckets of the backward pass that this rank is in.
+    static BUCKETS: RefCell<Option<Buckets>> = const { RefCell::new(None) };
+}
+
+/// A parameter that takes part in a graph, for as long as the graph exists.
+#[derive(Debug)]
+pub(crate) struct Leaf(u64);
+
+impl Leaf {
+    /// The parameter `tensor`; `None` if it is not one, but was computed.
+    pub(crate) fn of<const D: usize>(tensor: &Tensor<D>) -> Option<Arc<Self>> {
+        if !tensor.is_require_grad() {
+            return None;
+        }
+        let key = NEXT.replace(NEXT.get() + 1);
+        LEAVES.with_borrow_mut(|leaves| leaves.insert(key, tensor.clone().into_dispatch()));
+        Some(Arc::new(Self(key)))
+    }
+}
+
+impl Drop for Leaf {
+    fn drop(&mut self) {
+        // At the end of a thread its leaves are gone before its graphs.
+        let leaf = LEAVES.try_with(|leaves| leaves.borrow_mut().remove(&self.0));
+        drop(leaf);
+    }
+}
+
+/// One group of ranks' gradients of one element type.
+#[derive(Debug)]
+struct Bucket {
+    reduce: Reduce,
+    dtype: DType,
+    bytes: usize,
+    /// Parameters and this rank's gradients of them.
+    parts: Vec<(DispatchTensor, DispatchTensor)>,
+}
+
+#[derive(Debug, Default)]
+struct Buckets {
+    open: Vec<Bucket>,
+    started: Vec<(Bucket, PendingSum)>,
+}
+
+/// Puts a parameter's gradient into a bucket, to be summed as `reduce` says; gives it back where that cannot be.
+pub(crate) fn put(reduce: &Reduce, gradient: DispatchTensor) -> Result<Option<DispatchTensor>> {
+    let Some(leaf) = &reduce.leaf else {
+        return Ok(Some(gradient));
+    };
+    BUCKETS.with_borrow_mut(|buckets| {
+        let leaf = LEAVES.with_borrow_mut(|leaves| leaves.remove(&leaf.0));
+        match (buckets, leaf) {
+            (Some(buckets), Some(leaf)) => buckets.put(reduce, leaf, gradient).map(|()| None),
+            _ => Ok(Some(gradient)),
+        }
+    })
+}
+
+/// Runs a backward pass with buckets.
+pub(crate) fn collect(backward: impl FnOnce() -> Gradients) -> Gradients {
+    /// Leaves no buckets behind if the pass panics.
+    struct Clear;
+
+    impl Drop for Clear {
+        fn drop(&mut self) {
+            BUCKETS.take();
+        }
+    }
+
+    BUCKETS.set(Some(Buckets::default()));
+    let clear = Clear;
+    let mut gradients = backward();
+    let buckets = BUCKETS.take();
+    drop(clear);
+    if let Some(buckets) = buckets {
+        let finished = buckets.finish(&mut gradients);
+        finished.unwrap_or_else(|error: Error| error.raise());
+    }
+    gradients
+}
+
+impl Buckets {
+    fn put(
+        &mut self,
+        reduce: &Reduce,
+        leaf: DispatchTensor,
+        gradient: DispatchTensor,
+    ) -> Result<()> {
+        let dtype = gradient.dtype();
+        let bytes = gradient.shape().num_elements() * dtype.size();
+        let fits = |bucket: &Bucket| bucket.dtype == dtype && bucket.reduce.group == reduce.group;
+        let index = self.open.iter().position(fits).unwrap_or_else(|| {
+            self.open.push(Bucket {
+                reduce: reduce.clone(),
+                dtype,
+                bytes: 0,
+                parts: Vec::new(),
+            });
+            self.open.len() - 1
+        });
+        let bucket = &mut self.open[index];
+        bucket.parts.push((leaf, gradient));
+        bucket.bytes += bytes;
+        if bucket.bytes >= FULL {
+            let bucket = self.open.remove(index);
+            self.start(bucket)?;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, bucket: Bucket) -> Result<()> {
+        let sum = bucket.start()?;
+        sum.in_background();
+        self.started.push((bucket, sum));
+        Ok(())
+    }
+
+    fn finish(mut self, gradients: &mut Gradients) -> Result<()> {
+        for bucket in std::mem::take(&mut self.open) {
+            self.start(bucket)?;
+        }
+        for (bucket, sum) in self.started {
+            bucket.hand_out(sum.finish()?, gradients);
+        }
+        Ok(())
+    }
+}
+
+impl Bucket {
+    fn start(&self) -> Result<PendingSum> {
+        let flat = self.parts.iter().map(|(_, gradient)| {
+            let elements = gradient.shape().num_elements();
+            Tensor::from_dispatch(reshaped(gradient.clone(), [elements].into()))
+        });
+        let flat = collectives::concatenated(flat.collect());
+        let operation = Operation::new("gradients", Traffic::Reduce, None).backward();
+        let Reduce { comm, group, .. } = &self.reduce;
+        collectives::agree(comm, group, &operation)?;
+        collectives::start_sum(comm, group, &operation, flat)
+    }
+
+    /// Gives each parameter its part of the sum.
+    fn hand_out(self, sum: Tensor<1>, gradients: &mut Gradients) {
+        let mut start = 0;
+        for (leaf, own) in self.parts {
+            let shape = own.shape();
+            let elements = shape.num_elements();
+            let part = sum.clone().narrow(0, start, elements);
+            let part = reshaped(part.into_dispatch(), shape);
+            start += elements;
+            // `Tensor<1>` only carries the data.
+            let leaf = Tensor::<1>::from_dispatch(leaf);
+            let part = match leaf.grad(gradients) {
+                Some(gradient) => Dispatch::float_add(gradient.into_dispatch(), part),
+                None => part,
+            };
+            leaf.grad_replace(gradients, Tensor::from_dispatch(part));
+        }
+    }
+}
+
+fn reshaped(tensor: DispatchTensor, shape: Shape) -> DispatchTensor {
+    Dispatch::float_reshape(tensor, shape)
+}
