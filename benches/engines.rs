@@ -2,7 +2,8 @@
 //!
 //! - an exchange between two ranks, and a sum over them, by MPI: beside the same bytes by a small C program
 //!   (`engines_mpi.c`) and by PyTorch's gloo (`engines_gloo.py`, if PyTorch is there);
-//! - a training step of the demo's model on two processes, beside two threads.
+//! - a training step of the demo's model on two processes, beside two threads;
+//! - a convolution on two processes that computes what needs no halo while halos travel, beside one that waits first.
 //!
 //! Programs run in turn, several rounds; the figures are medians. `HALOCLINE_PYTHON` is the Python with PyTorch,
 //! `HALOCLINE_BENCH_SECONDS` what a figure may take in each round; arguments are other sizes, in bytes. Writes `target/bench/engines.csv`.
@@ -28,7 +29,11 @@ const SIZES: [usize; 8] = [
     16 << 20,
     64 << 20,
 ];
+/// Rows and columns of the convolution's field.
+const GRIDS: [[usize; 2]; 4] = [[64, 128], [128, 256], [256, 512], [721, 1440]];
 const ROUNDS: usize = 5;
+/// Whether a rank that measures convolutions computes while halos travel.
+const OVERLAP: &str = "HALOCLINE_OVERLAP";
 /// Says that this process is a rank, and for how many seconds it may measure a figure.
 const BUDGET: &str = "HALOCLINE_BENCH_BUDGET";
 
@@ -64,6 +69,11 @@ fn median(samples: &[f64]) -> f64 {
 fn as_rank(budget: f64) -> Result<()> {
     let sizes = sizes();
     Launcher::from_env().ranks(2).check(false).run(|world| {
+        if std::env::var_os(OVERLAP).is_some() {
+            return GRIDS
+                .iter()
+                .try_for_each(|grid| convolution(&world, *grid, budget));
+        }
         for &bytes in &sizes {
             exchange(&world, bytes, budget)?;
             reduction(&world, bytes, budget)?;
@@ -168,6 +178,20 @@ fn step(world: &World, budget: f64) -> Result<()> {
     })
 }
 
+/// 32→32 3 × 3 over a field whose rows are sharded, without gradients.
+fn convolution(world: &World, [rows, columns]: [usize; 2], budget: f64) -> Result<()> {
+    const CHANNELS: usize = 32;
+    let mesh = world.mesh([("lat", world.size())])?;
+    let x = ShardTensor::ones([1, CHANNELS, rows, columns], &mesh, &[Shard(2)])?.inner();
+    let device = world.device().clone().inner();
+    let weight = Tensor::<4>::ones([CHANNELS, CHANNELS, 3, 3], &device);
+    let options = ConvOptions::default().with_padding([Padding::zeros(1, 1); 2]);
+    measure(world, "conv", rows * columns, budget, || {
+        drop(x.clone().conv(weight.clone(), None, &options));
+        Ok(())
+    })
+}
+
 // ---- The side that compares.
 
 fn compare() -> Result<()> {
@@ -189,6 +213,7 @@ fn compare() -> Result<()> {
     let sizes: Vec<String> = sizes().iter().map(ToString::to_string).collect();
     let python = std::env::var("HALOCLINE_PYTHON").unwrap_or_else(|_| "python3".into());
     let [mut ours, mut theirs, mut gloo, mut threads] = [const { Samples::new() }; 4];
+    let [mut early, mut late] = [const { Samples::new() }; 2];
     let mut torch = true;
     for _ in 0..ROUNDS {
         let me = std::env::current_exe()?;
@@ -197,6 +222,11 @@ fn compare() -> Result<()> {
             .env("RAYON_NUM_THREADS", "1")
             .env(BUDGET, &budget);
         collect(&mut job, &mut ours)?;
+        for (overlap, samples) in [("1", &mut early), ("0", &mut late)] {
+            let mut job = mpirun(&me);
+            job.env("RAYON_NUM_THREADS", "1").env(BUDGET, &budget);
+            collect(job.env(OVERLAP, overlap), samples)?;
+        }
         collect(mpirun(&peer).arg(&budget).args(&sizes), &mut theirs)?;
         if torch {
             let mut script = Command::new(&python);
@@ -214,7 +244,23 @@ fn compare() -> Result<()> {
             &mut threads,
         )?;
     }
-    report(&folder.join("engines.csv"), &ours, &threads, &theirs, &gloo)
+    report(&folder.join("engines.csv"), &ours, &threads, &theirs, &gloo)?;
+    println!("\nconvolution 32→32 3×3 on two processes, µs: while halos travel, after them");
+    for grid in GRIDS {
+        let of = |samples: &Samples| {
+            let key = ("conv".to_string(), grid[0] * grid[1]);
+            samples
+                .get(&key)
+                .map_or(f64::NAN, |times| median(times) * 1e6)
+        };
+        let (early, late, [rows, columns]) = (of(&early), of(&late), grid);
+        let halo = 32 * columns * size_of::<f32>();
+        println!(
+            "{rows:>6} × {columns:<6}{halo:>10} bytes{early:>12.1}{late:>12.1}{:>8.2}",
+            early / late
+        );
+    }
+    Ok(())
 }
 
 /// The folder for what the bench makes.

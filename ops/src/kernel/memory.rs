@@ -1,6 +1,6 @@
 //! Where kernels read: views of fields, and scratch.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::marker::PhantomData;
 
 use super::simd::Element;
@@ -98,27 +98,29 @@ impl<E> Shared<E> {
 
 /// A scratch buffer of this thread, kept between calls: what it holds is left from earlier ones.
 ///
-/// Kernels that hold it must not enter another parallel loop, which could run a second kernel on this thread.
+/// Inlined, so that `f` is compiled for the instruction set of the caller.
+#[inline(always)]
 pub(crate) fn with_scratch<E: Element, T>(len: usize, f: impl FnOnce(&mut [E]) -> T) -> T {
     thread_local! {
-        static SCRATCH: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+        static SCRATCH: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
     }
     const {
         assert!(
             align_of::<E>() <= align_of::<u64>() && size_of::<u64>().is_multiple_of(size_of::<E>())
         )
     };
-    SCRATCH.with_borrow_mut(|scratch| {
-        // Room to begin at a cache line.
-        let words = (len * size_of::<E>()).div_ceil(size_of::<u64>()) + 8;
-        if scratch.len() < words {
-            scratch.resize(words, 0);
-        }
-        let skip = scratch.as_ptr().align_offset(64);
-        let room = &mut scratch[skip..];
-        // SAFETY: aligned for `E`, initialised, long enough, and any bits are a float.
-        let elements =
-            unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast::<E>(), len) };
-        f(elements)
-    })
+    // Taken out while it is in use: a kernel that runs on this thread meanwhile gets one of its own.
+    let mut scratch = SCRATCH.take();
+    // Room to begin at a cache line.
+    let words = (len * size_of::<E>()).div_ceil(size_of::<u64>()) + 8;
+    if scratch.len() < words {
+        scratch.resize(words, 0);
+    }
+    let skip = scratch.as_ptr().align_offset(64);
+    let room = &mut scratch[skip..];
+    // SAFETY: aligned for `E`, initialised, long enough, and any bits are a float.
+    let elements = unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast::<E>(), len) };
+    let result = f(elements);
+    SCRATCH.set(scratch);
+    result
 }
