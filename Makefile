@@ -10,7 +10,7 @@ EXAMPLES := 01_scatter_and_conv 02_partial 03_halo
 MPIRUN := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --allow-run-as-root --oversubscribe
 TARGET := $(or $(CARGO_TARGET_DIR),$(shell cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'))
 
-.PHONY: demo test check bench bench-conv bench-engines packages test-packages
+.PHONY: demo test check bench bench-conv bench-engines docs-scaling packages test-packages
 
 demo: packages
 	cargo build --release $(CARGO_FLAGS) --example weather
@@ -49,6 +49,9 @@ bench-conv: packages
 
 bench-engines: packages
 	cargo bench $(CARGO_FLAGS) --bench engines
+
+docs-scaling: packages
+	cargo bench $(CARGO_FLAGS) --bench scaling
 
 packages:
 	@scripts/packages.sh

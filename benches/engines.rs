@@ -32,6 +32,8 @@ const SIZES: [usize; 8] = [
 /// Rows and columns of the convolution's field.
 const GRIDS: [[usize; 2]; 4] = [[64, 128], [128, 256], [256, 512], [721, 1440]];
 const ROUNDS: usize = 5;
+/// How many threads are ranks, if not two.
+const RANKS: &str = "HALOCLINE_BENCH_RANKS";
 /// Whether a rank that measures convolutions computes while halos travel.
 const OVERLAP: &str = "HALOCLINE_OVERLAP";
 /// Says that this process is a rank, and for how many seconds it may measure a figure.
@@ -68,7 +70,12 @@ fn median(samples: &[f64]) -> f64 {
 
 fn as_rank(budget: f64) -> Result<()> {
     let sizes = sizes();
-    Launcher::from_env().ranks(2).check(false).run(|world| {
+    let ranks = std::env::var(RANKS).map_or(Ok(2), |ranks| ranks.parse());
+    let ranks = ranks.map_err(Error::other)?;
+    Launcher::from_env().ranks(ranks).check(false).run(|world| {
+        if world.size() == 1 {
+            return step(&world, budget);
+        }
         if std::env::var_os(OVERLAP).is_some() {
             return GRIDS
                 .iter()
@@ -213,7 +220,7 @@ fn compare() -> Result<()> {
     let sizes: Vec<String> = sizes().iter().map(ToString::to_string).collect();
     let python = std::env::var("HALOCLINE_PYTHON").unwrap_or_else(|_| "python3".into());
     let [mut ours, mut theirs, mut gloo, mut threads] = [const { Samples::new() }; 4];
-    let [mut early, mut late] = [const { Samples::new() }; 2];
+    let [mut early, mut late, mut alone] = [const { Samples::new() }; 3];
     let mut torch = true;
     for _ in 0..ROUNDS {
         let me = std::env::current_exe()?;
@@ -240,11 +247,16 @@ fn compare() -> Result<()> {
             }
         }
         collect(
+            Command::new(&me).env(RANKS, "1").env(BUDGET, &budget),
+            &mut alone,
+        )?;
+        collect(
             Command::new(&me).args(&sizes).env(BUDGET, &budget),
             &mut threads,
         )?;
     }
-    report(&folder.join("engines.csv"), &ours, &threads, &theirs, &gloo)?;
+    let by = [&ours, &threads, &alone, &theirs, &gloo];
+    report(&folder.join("engines.csv"), by)?;
     println!("\nconvolution 32→32 3×3 on two processes, µs: while halos travel, after them");
     for grid in GRIDS {
         let of = |samples: &Samples| {
@@ -302,13 +314,7 @@ fn collect(command: &mut Command, samples: &mut Samples) -> Result<()> {
     Ok(())
 }
 
-fn report(
-    csv: &Path,
-    ours: &Samples,
-    threads: &Samples,
-    theirs: &Samples,
-    gloo: &Samples,
-) -> Result<()> {
+fn report(csv: &Path, [ours, threads, alone, theirs, gloo]: [&Samples; 5]) -> Result<()> {
     let of = |samples: &Samples, what: &str, bytes| {
         samples
             .get(&(what.to_string(), bytes))
@@ -352,14 +358,14 @@ fn report(
             }
         }
     }
-    let [mpi, local] = [ours, threads].map(|samples| of(samples, "step", 0));
+    let [mpi, local, one] = [ours, threads, alone].map(|samples| of(samples, "step", 0));
     println!(
         "\na training step of the demo's model, 128×256: {} µs on two processes, {} on two threads, ratio {}",
         cell(mpi),
         cell(local),
         ratio(mpi, local)
     );
-    for (name, value) in [("mpi", mpi), ("local", local)] {
+    for (name, value) in [("mpi", mpi), ("local", local), ("one", one)] {
         lines.extend(value.map(|value| format!("step,0,{name},{value:.2}")));
     }
     std::fs::write(csv, lines.join("\n") + "\n")?;

@@ -370,7 +370,7 @@ impl Exchange {
         };
         if outgoing.is_empty() && expected.is_empty() {
             return Ok(Boxes {
-                comm: comm,
+                comm,
                 in_flight: None,
                 bytes: 0,
                 expected,
@@ -397,7 +397,7 @@ impl Exchange {
         let transfers = expected.iter().flat_map(|(_, transfers)| transfers);
         let cells: usize = transfers.map(|transfer| transfer.src.volume()).sum();
         Ok(Boxes {
-            comm: comm,
+            comm,
             in_flight: Some(comm.clone().start(batch)?),
             bytes: cells * like.dtype().size(),
             expected,

@@ -106,7 +106,7 @@ mod tests {
             let normal = Distribution::Normal(0.0, 1.0);
             let parts: Vec<Tensor<1>> = (0..3)
                 .map(|_| Tensor::<1>::random([2 * elements], normal, (&device, dtype)))
-                .map(|whole| whole.slice([elements..2 * elements]))
+                .map(|whole| whole.narrow(0, elements, elements))
                 .collect();
             let added = parts.iter().cloned().reduce(|lhs, rhs| lhs + rhs).unwrap();
             let ours = sum(&parts).unwrap();

@@ -58,6 +58,8 @@ struct Part<'a, E> {
     layout: TileLayout,
     /// Extents of a tile, in results.
     tile: Dims,
+    /// Vectors of a tile's rows.
+    vectors: usize,
     /// Tiles of a field.
     tiles: usize,
     /// Ranges that the outputs are cut into.
@@ -161,7 +163,8 @@ impl<'a, E: Element> Part<'a, E> {
     ) -> Self {
         let taps = correlation.taps.len();
         let mut block = (TERMS / taps).clamp(1, job.inputs);
-        let strip = strip::width::<S>(strip::heights::<S>()[0]) * E::lanes::<S>();
+        let lanes = E::lanes::<S>();
+        let strip = strip::width::<S>(strip::heights::<S>(3)[0]) * lanes;
         // Whatever the box of results, so that their bits do not depend on it.
         let smallest = TileLayout::new(correlation, [1, 1, strip]);
         while block > 1 && smallest.len(block) > SCRATCH_BYTES / size_of::<E>() {
@@ -179,6 +182,7 @@ impl<'a, E: Element> Part<'a, E> {
             .map(|dim| correlation.count[dim].div_ceil(tile[dim]))
             .product();
         let layout = TileLayout::new(correlation, tile);
+        let vectors = tile[2].div_ceil(lanes);
         let alone = (job.inputs, job.outputs) == (1, 1) && tile[1] >= ROWS;
         let recipe = alone.then(|| Recipe::new(correlation, &layout)).flatten();
         Self {
@@ -193,7 +197,8 @@ impl<'a, E: Element> Part<'a, E> {
             offsets: layout.offsets(correlation, block),
             ranges: tasks.div_ceil(tiles).min(most),
             tiles,
-            weights: pack::<S, E>(job, correlation, block, weight),
+            weights: pack::<S, E>(job, correlation, block, vectors, weight),
+            vectors,
             correlation,
             layout,
             tile,
@@ -202,12 +207,12 @@ impl<'a, E: Element> Part<'a, E> {
     }
 }
 
-/// The panels that `outputs` channels are cut into: first channel and height.
-fn panels<S: Simd>(outputs: usize) -> impl Iterator<Item = (usize, usize)> {
+/// The panels that `outputs` channels are cut into, for rows of so many vectors: first channel and height.
+fn panels<S: Simd>(outputs: usize, vectors: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut start = 0;
     std::iter::from_fn(move || {
         let fits = |&&height: &&usize| height <= outputs - start;
-        let height = *strip::heights::<S>().iter().find(fits)?;
+        let height = *strip::heights::<S>(vectors).iter().find(fits)?;
         start += height;
         Some((start - height, height))
     })
@@ -218,12 +223,13 @@ fn pack<S: Simd, E: Element>(
     job: &Job<'_, E>,
     correlation: &Correlation,
     block: usize,
+    vectors: usize,
     weight: &(impl Fn([usize; 4]) -> E + Sync),
 ) -> Buffer<E> {
     let taps = &correlation.taps;
     let len = job.groups * job.inputs * job.outputs * taps.len();
     let fill = |packed: Shared<E>| {
-        let panels: Vec<(usize, usize)> = panels::<S>(job.outputs).collect();
+        let panels: Vec<(usize, usize)> = panels::<S>(job.outputs, vectors).collect();
         let blocks = job.inputs.div_ceil(block);
         let panel = |index: usize| {
             let (rest, (start, height)) = (index / panels.len(), panels[index % panels.len()]);
@@ -389,7 +395,8 @@ impl<E: Element> Task<'_, E> {
     #[inline(always)]
     fn panels<S: Simd>(&self) -> impl Iterator<Item = (usize, usize)> {
         let (ranges, outputs, own) = (self.part.ranges, self.job.outputs, self.range);
-        panels::<S>(outputs).filter(move |(start, _)| start * ranges / outputs == own)
+        panels::<S>(outputs, self.part.vectors)
+            .filter(move |(start, _)| start * ranges / outputs == own)
     }
 
     /// Applies an activation to the tile's results.

@@ -126,6 +126,8 @@ impl<E: Element> RowStrip<'_, E> {
             1 => simd.vectorize(Block::<E, 1>(self)),
             2 => simd.vectorize(Block::<E, 2>(self)),
             3 => simd.vectorize(Block::<E, 3>(self)),
+            4 => simd.vectorize(Block::<E, 4>(self)),
+            5 => simd.vectorize(Block::<E, 5>(self)),
             _ => simd.vectorize(Block::<E, 6>(self)),
         }
     }

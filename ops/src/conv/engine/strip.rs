@@ -32,9 +32,12 @@ pub(crate) struct Strip<E> {
 /// [`Strip`] with its block of `M` channels × `N` vectors.
 struct Block<E, const M: usize, const N: usize>(Strip<E>);
 
-/// The channels of blocks, largest first, that an instruction set has registers for.
-pub(crate) fn heights<S: Simd>() -> &'static [usize] {
-    if S::REGISTER_COUNT >= 32 {
+/// The channels of blocks, largest first, that an instruction set has registers for, where rows have so many vectors.
+pub(crate) fn heights<S: Simd>(vectors: usize) -> &'static [usize] {
+    if S::REGISTER_COUNT >= 32 && matches!(vectors, 4 | 7) {
+        // Blocks three vectors wide would leave one, which has too few sums to keep the arithmetic busy.
+        &[6, 4, 3, 2, 1]
+    } else if S::REGISTER_COUNT >= 32 {
         &[8, 4, 3, 2, 1]
     } else {
         &[4, 3, 2, 1]
@@ -45,7 +48,7 @@ pub(crate) fn heights<S: Simd>() -> &'static [usize] {
 pub(crate) fn width<S: Simd>(channels: usize) -> usize {
     match (channels, S::REGISTER_COUNT >= 32) {
         (8, _) | (4, false) => 3,
-        (3, false) => 4,
+        (6, _) | (3, false) => 4,
         (4, true) | (2, false) => 6,
         _ => 8,
     }
@@ -72,9 +75,14 @@ pub(crate) unsafe fn run<S: Simd, E: Element>(
         (8, 1) => block!(8, 1),
         (8, 2) => block!(8, 2),
         (8, _) => block!(8, 3),
+        (6, 1) => block!(6, 1),
+        (6, 2) => block!(6, 2),
+        (6, 3) => block!(6, 3),
+        (6, _) => block!(6, 4),
         (4, 1) => block!(4, 1),
         (4, 2) => block!(4, 2),
         (4, 3) => block!(4, 3),
+        (4, 4) => block!(4, 4),
         (4, _) => block!(4, 6),
         (3, 1) => block!(3, 1),
         (3, 2) => block!(3, 2),
