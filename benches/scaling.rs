@@ -263,8 +263,8 @@ fn page(engines: &Engines, flops: f64) -> Result<String> {
     page.push_str(
         "\nWhat it says:\n\n\
          - **Memory is why to shard.** The activations of one sample do not fit one device; on 64 ranks they do.\n\
-         - **Halos are no obstacle** as long as a shard is some tens of cells wide: at 28 × 56 cells a rank sends about as many\n\
-           bytes as it holds in two rows and columns of a layer, and latency dominates.\n\
+         - **Halos** cost little where ranks are slow or shards are large. Fast ranks wait for them, longer than they compute\n\
+           when a shard has 28 × 56 cells: latency, mostly. Computing the interior meanwhile hides it as long as there is one.\n\
          - **The sum of gradients is the limit of thousands of ranks.** Every rank sends to every other, so that latency grows\n\
            with the number of ranks. That is simple and the fastest way among few; beyond a few hundred a tree, or a sum\n\
            within nodes first, has to take its place. The order of summation will then be that of the tree, on all engines.\n",

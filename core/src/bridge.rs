@@ -148,31 +148,20 @@ where
 }
 
 /// What [`CommBackend`] needs of a backend without gradients.
-pub(crate) trait Buckets: CommBackend {
+pub(crate) trait Bucketed: CommBackend {
     /// Puts a parameter's gradient into a bucket; gives it back where that cannot be.
     fn put(gradient: FloatTensor<Self>, reduce: &Reduce) -> Option<FloatTensor<Self>>;
 }
 
-impl Buckets for Flex {
-    fn put(gradient: FloatTensor<Self>, reduce: &Reduce) -> Option<FloatTensor<Self>> {
-        put_on::<Self>(gradient, reduce)
-    }
-}
-
-#[cfg(feature = "cube")]
-impl Buckets for Cube {
-    fn put(gradient: FloatTensor<Self>, reduce: &Reduce) -> Option<FloatTensor<Self>> {
-        put_on::<Self>(gradient, reduce)
-    }
-}
-
-fn put_on<B: Backend>(gradient: FloatTensor<B>, reduce: &Reduce) -> Option<FloatTensor<B>>
+impl<B: CommBackend> Bucketed for B
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
-    let left = buckets::put(reduce, to_dispatch::<B>(gradient));
-    let left = left.and_then(|left| left.map(from_dispatch::<B>).transpose());
-    left.unwrap_or_else(|error| error.raise())
+    fn put(gradient: FloatTensor<Self>, reduce: &Reduce) -> Option<FloatTensor<Self>> {
+        let left = buckets::put(reduce, to_dispatch::<B>(gradient));
+        let left = left.and_then(|left| left.map(from_dispatch::<B>).transpose());
+        left.unwrap_or_else(|error| error.raise())
+    }
 }
 
 impl CommBackend for Flex {
@@ -236,7 +225,7 @@ fn all_reduce(tensor: DispatchTensor, reduce: &Reduce) -> Result<DispatchTensor>
     Ok(Dispatch::float_reshape(sum.into_dispatch(), shape))
 }
 
-impl<B: Buckets, C: CheckpointStrategy> CommBackend for Autodiff<B, C> {
+impl<B: Bucketed, C: CheckpointStrategy> CommBackend for Autodiff<B, C> {
     fn exchange(tensor: FloatTensor<Self>, exchange: Exchange) -> FloatTensor<Self> {
         #[derive(Debug)]
         struct Step;
@@ -266,7 +255,7 @@ impl<B: Buckets, C: CheckpointStrategy> CommBackend for Autodiff<B, C> {
         #[derive(Debug)]
         struct Step;
 
-        impl<B: Buckets> Backward<B, 1> for Step {
+        impl<B: Bucketed> Backward<B, 1> for Step {
             type State = Reduce;
 
             fn backward(self, ops: Ops<Reduce, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -307,6 +296,11 @@ pub struct Boxes<'a> {
 }
 
 impl<'a> Boxes<'a> {
+    /// Has the boxes travel on while the rank computes: see [`InFlight::in_background`].
+    pub fn in_background(&self) {
+        self.in_flight.iter().for_each(InFlight::in_background);
+    }
+
     /// Whether to compute what needs none of the boxes, a fraction of the work, while they travel. If so they travel on.
     ///
     /// The rule: the engine takes time, the boxes have at least 64 KiB, and the fraction is more than half.

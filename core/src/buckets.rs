@@ -3,11 +3,13 @@
 //! A backward pass gives the gradients of parameters one by one, most of them small. While
 //! [`ShardTensor::backward`](crate::ShardTensor::backward) runs they are put into buckets. The sum of a bucket over the
 //! ranks starts when it is full and travels while the pass goes on; what is left is summed at its end. Each element is
-//! added in the order of ranks, as it is without buckets: the bits are the same.
+//! added in the order of ranks, as it is without buckets: the bits are the same, but for a parameter that is used in
+//! several ways, whose uses may be added in another order.
 
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
@@ -20,16 +22,24 @@ use crate::{Error, Result};
 
 /// A bucket of so many bytes is full.
 const FULL: usize = 4 << 20;
+/// At most so many buckets travel at a time.
+const TRAVELLING: usize = 4;
+/// Parameters of at most so many uses are remembered.
+const MOST_LEAVES: usize = 1 << 14;
+
+/// The key of the next use of a parameter.
+static NEXT: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// Parameters whose gradient may be put into a bucket: what it must be given back to.
+    /// Parameters whose gradient may be put into a bucket: what it must be given back to. They keep abandoned graphs
+    /// alive, so they are forgotten at the end of every pass, and when they are many: a gradient whose parameter is
+    /// forgotten, on all ranks alike, is summed by itself.
     static LEAVES: RefCell<HashMap<u64, DispatchTensor>> = RefCell::default();
-    static NEXT: Cell<u64> = const { Cell::new(0) };
     /// The buckets of the backward pass that this rank is in.
     static BUCKETS: RefCell<Option<Buckets>> = const { RefCell::new(None) };
 }
 
-/// A parameter that takes part in a graph, for as long as the graph exists.
+/// A use of a parameter in a graph.
 #[derive(Debug)]
 pub(crate) struct Leaf(u64);
 
@@ -39,8 +49,13 @@ impl Leaf {
         if !tensor.is_require_grad() {
             return None;
         }
-        let key = NEXT.replace(NEXT.get() + 1);
-        LEAVES.with_borrow_mut(|leaves| leaves.insert(key, tensor.clone().into_dispatch()));
+        let key = NEXT.fetch_add(1, Ordering::Relaxed);
+        LEAVES.with_borrow_mut(|leaves| {
+            if leaves.len() >= MOST_LEAVES {
+                leaves.clear();
+            }
+            leaves.insert(key, tensor.clone().into_dispatch());
+        });
         Some(Arc::new(Self(key)))
     }
 }
@@ -63,10 +78,14 @@ struct Bucket {
     parts: Vec<(DispatchTensor, DispatchTensor)>,
 }
 
+/// The parameters of a bucket that is on its way, and the shapes of their gradients.
+type Owners = Vec<(DispatchTensor, Shape)>;
+
 #[derive(Debug, Default)]
 struct Buckets {
     open: Vec<Bucket>,
-    started: Vec<(Bucket, PendingSum)>,
+    travelling: VecDeque<(Owners, PendingSum)>,
+    summed: Vec<(Owners, Tensor<1>)>,
 }
 
 /// Puts a parameter's gradient into a bucket, to be summed as `reduce` says; gives it back where that cannot be.
@@ -85,20 +104,21 @@ pub(crate) fn put(reduce: &Reduce, gradient: DispatchTensor) -> Result<Option<Di
 
 /// Runs a backward pass with buckets.
 pub(crate) fn collect(backward: impl FnOnce() -> Gradients) -> Gradients {
-    /// Leaves no buckets behind if the pass panics.
-    struct Clear;
+    /// Leaves things as they were, also if the pass panics.
+    struct Restore(Option<Buckets>);
 
-    impl Drop for Clear {
+    impl Drop for Restore {
         fn drop(&mut self) {
-            BUCKETS.take();
+            BUCKETS.set(self.0.take());
+            drop(LEAVES.take());
         }
     }
 
-    BUCKETS.set(Some(Buckets::default()));
-    let clear = Clear;
+    // A pass within a step of another one has buckets of its own.
+    let restore = Restore(BUCKETS.replace(Some(Buckets::default())));
     let mut gradients = backward();
     let buckets = BUCKETS.take();
-    drop(clear);
+    drop(restore);
     if let Some(buckets) = buckets {
         let finished = buckets.finish(&mut gradients);
         finished.unwrap_or_else(|error: Error| error.raise());
@@ -136,9 +156,20 @@ impl Buckets {
     }
 
     fn start(&mut self, bucket: Bucket) -> Result<()> {
-        let sum = bucket.start()?;
+        if self.travelling.len() == TRAVELLING {
+            self.arrive()?;
+        }
+        let (owners, sum) = bucket.start()?;
         sum.in_background();
-        self.started.push((bucket, sum));
+        self.travelling.push_back((owners, sum));
+        Ok(())
+    }
+
+    /// Waits for the sum that started first.
+    fn arrive(&mut self) -> Result<()> {
+        if let Some((owners, sum)) = self.travelling.pop_front() {
+            self.summed.push((owners, sum.finish()?));
+        }
         Ok(())
     }
 
@@ -146,43 +177,49 @@ impl Buckets {
         for bucket in std::mem::take(&mut self.open) {
             self.start(bucket)?;
         }
-        for (bucket, sum) in self.started {
-            bucket.hand_out(sum.finish()?, gradients);
+        while !self.travelling.is_empty() {
+            self.arrive()?;
+        }
+        for (owners, sum) in self.summed {
+            hand_out(owners, &sum, gradients);
         }
         Ok(())
     }
 }
 
 impl Bucket {
-    fn start(&self) -> Result<PendingSum> {
-        let flat = self.parts.iter().map(|(_, gradient)| {
-            let elements = gradient.shape().num_elements();
-            Tensor::from_dispatch(reshaped(gradient.clone(), [elements].into()))
+    fn start(self) -> Result<(Owners, PendingSum)> {
+        let mut owners = Owners::new();
+        let flat = self.parts.into_iter().map(|(leaf, gradient)| {
+            let shape = gradient.shape();
+            let elements = shape.num_elements();
+            owners.push((leaf, shape));
+            Tensor::from_dispatch(reshaped(gradient, [elements].into()))
         });
         let flat = collectives::concatenated(flat.collect());
         let operation = Operation::new("gradients", Traffic::Reduce, None).backward();
         let Reduce { comm, group, .. } = &self.reduce;
         collectives::agree(comm, group, &operation)?;
-        collectives::start_sum(comm, group, &operation, flat)
+        let sum = collectives::start_sum(comm, group, &operation, flat)?;
+        Ok((owners, sum))
     }
+}
 
-    /// Gives each parameter its part of the sum.
-    fn hand_out(self, sum: Tensor<1>, gradients: &mut Gradients) {
-        let mut start = 0;
-        for (leaf, own) in self.parts {
-            let shape = own.shape();
-            let elements = shape.num_elements();
-            let part = sum.clone().narrow(0, start, elements);
-            let part = reshaped(part.into_dispatch(), shape);
-            start += elements;
-            // `Tensor<1>` only carries the data.
-            let leaf = Tensor::<1>::from_dispatch(leaf);
-            let part = match leaf.grad(gradients) {
-                Some(gradient) => Dispatch::float_add(gradient.into_dispatch(), part),
-                None => part,
-            };
-            leaf.grad_replace(gradients, Tensor::from_dispatch(part));
-        }
+/// Gives each parameter its part of a sum.
+fn hand_out(owners: Owners, sum: &Tensor<1>, gradients: &mut Gradients) {
+    let mut start = 0;
+    for (leaf, shape) in owners {
+        let elements = shape.num_elements();
+        let part = sum.clone().narrow(0, start, elements);
+        let part = reshaped(part.into_dispatch(), shape);
+        start += elements;
+        // `Tensor<1>` only carries the data.
+        let leaf = Tensor::<1>::from_dispatch(leaf);
+        let part = match leaf.grad(gradients) {
+            Some(gradient) => Dispatch::float_add(gradient.into_dispatch(), part),
+            None => part,
+        };
+        leaf.grad_replace(gradients, Tensor::from_dispatch(part));
     }
 }
 

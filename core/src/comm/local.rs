@@ -37,11 +37,24 @@ struct Queue {
     first: Ticket,
     /// The ticket of the next message that the receiver asks for.
     next: Ticket,
+    /// Tickets of messages that have not come and that nobody waits for any more.
+    forgotten: Vec<Ticket>,
 }
 
 impl Queue {
     fn push(&mut self, message: Message) {
+        let ticket = self.first + self.messages.len();
         self.messages.push_back(Some(message));
+        if let Some(place) = self.forgotten.iter().position(|&of| of == ticket) {
+            self.forgotten.swap_remove(place);
+            self.take(ticket);
+        }
+    }
+
+    fn forget(&mut self, ticket: Ticket) {
+        if self.take(ticket).is_none() {
+            self.forgotten.push(ticket);
+        }
     }
 
     fn ask(&mut self) -> Ticket {
@@ -223,6 +236,21 @@ impl Local {
     }
 }
 
+/// Messages that a batch has asked for and not received, with their senders.
+struct Receipt {
+    local: Arc<Local>,
+    tickets: VecDeque<(usize, Ticket)>,
+}
+
+impl Drop for Receipt {
+    fn drop(&mut self) {
+        let mailbox = &self.local.hub.mailboxes[self.local.rank];
+        for (peer, ticket) in self.tickets.drain(..) {
+            lock(&mailbox.queues)[peer].forget(ticket);
+        }
+    }
+}
+
 impl std::fmt::Display for Payload {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -297,10 +325,21 @@ impl Communicator for Local {
         let asks = receives.iter().map(|(peer, _)| queues[*peer].ask());
         let tickets: Vec<Ticket> = asks.collect();
         drop(queues);
+        let mut receipt = Receipt {
+            local: self.clone(),
+            tickets: receives
+                .iter()
+                .map(|(peer, _)| *peer)
+                .zip(tickets)
+                .collect(),
+        };
         Ok(InFlight::new(move || {
-            let receives = receives.iter().zip(tickets);
-            let payloads = receives.map(|((peer, expected), ticket)| {
-                self.receive(&operation, (*peer, ticket), expected)
+            let payloads = receives.iter().map(|(_, expected)| {
+                let ticket = receipt
+                    .tickets
+                    .pop_front()
+                    .expect("a ticket for each message");
+                self.receive(&operation, ticket, expected)
             });
             payloads.collect()
         }))

@@ -4,7 +4,7 @@ use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Shape;
 use burn::tensor::ops::ConvOptions;
-use halocline_core::ops::{blank, cut, paste};
+use halocline_core::ops::{Boxes, blank, cut, paste};
 use halocline_core::{Exchange, IndexBox, Result};
 
 use super::backend::{ConvRun, Saved};
@@ -87,6 +87,7 @@ pub(super) fn backward(
         (Some(gradient), Some(exchange)) => Some(exchange.send_all(gradient)?),
         _ => None,
     };
+    travelling.iter().for_each(Boxes::in_background);
     let weights = wanted[1].then(|| {
         if empty {
             return blank(&weight, &weight.shape(), Some(0.0));

@@ -438,6 +438,7 @@ impl ConvRun {
             .filter(|_| wanted[0])
             .map(|exchange| exchange.send(&like, |transfer| gradient_of(&transfer.dst)))
             .transpose()?;
+        boxes.iter().for_each(Boxes::in_background);
         let own = wanted[0].then(|| match &self.exchange {
             None => gradient_of(&IndexBox::whole(&saved.x.shape())),
             Some(exchange) => {

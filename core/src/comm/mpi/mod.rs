@@ -46,6 +46,8 @@ struct Shared {
     wake: Condvar,
     /// How many threads wait for messages and call MPI themselves.
     waiting: AtomicUsize,
+    /// Why the thread that drives messages on has stopped.
+    stopped: Mutex<Option<String>>,
 }
 
 impl std::fmt::Debug for Mpi {
@@ -100,10 +102,16 @@ impl Mpi {
             traffic: Mutex::new(Some(Traffic::new(link))),
             wake: Condvar::new(),
             waiting: AtomicUsize::new(0),
+            stopped: Mutex::new(None),
         });
         let driven = shared.clone();
         let thread = std::thread::Builder::new().name("mpi progress".into());
-        let thread = thread.spawn(move || driven.drive())?;
+        let thread = thread.spawn(move || {
+            driven.drive().inspect_err(|error| {
+                let mut stopped = driven.stopped.lock().unwrap_or_else(|e| e.into_inner());
+                *stopped = Some(error.to_string());
+            })
+        })?;
         Ok(Arc::new(Self {
             rank,
             size,
@@ -142,6 +150,15 @@ impl Mpi {
 
     /// Runs `f` with the right to call MPI.
     fn enter<T>(&self, f: impl FnOnce(&mut Traffic) -> Result<T>) -> Result<T> {
+        let stopped = self
+            .shared
+            .stopped
+            .lock()
+            .unwrap_or_else(|e| e.into_inner());
+        if let Some(cause) = &*stopped {
+            return Err(Error::Engine(cause.clone()));
+        }
+        drop(stopped);
         match &mut *self.shared.lock() {
             Some(traffic) => f(traffic),
             None => Err(Error::Engine(format!(
@@ -187,6 +204,7 @@ impl Mpi {
 struct Receipt {
     engine: Arc<Mpi>,
     operation: Operation,
+    batch: Ticket,
     receives: Vec<(usize, Expected)>,
     /// The tickets of messages that have not come.
     tickets: Vec<Option<Ticket>>,
@@ -204,6 +222,26 @@ impl Receipt {
         let result = self.wait(&mut payloads).and_then(|()| self.see_off());
         waiting.fetch_sub(1, Ordering::Relaxed);
         result.map(|()| payloads.into_iter().flatten().collect())
+    }
+
+    /// Waits a moment for messages to leave; the thread sees off those that take longer.
+    fn see_off(&self) -> Result<()> {
+        let mut start = None;
+        loop {
+            let sent = self.engine.enter(|traffic| {
+                Ok(traffic.has_sent(self.batch) || {
+                    traffic.drive()?;
+                    traffic.has_sent(self.batch)
+                })
+            })?;
+            if sent {
+                return Ok(());
+            }
+            if start.get_or_insert_with(Instant::now).elapsed() > Self::A_MOMENT {
+                self.engine.shared.wake.notify_one();
+                return Ok(());
+            }
+        }
     }
 
     fn wait(&mut self, payloads: &mut [Option<Payload>]) -> Result<()> {
@@ -275,33 +313,12 @@ impl Receipt {
     }
 }
 
-impl Receipt {
-    /// Waits a moment for messages to leave; the thread sees off those that take longer.
-    fn see_off(&self) -> Result<()> {
-        let mut start = None;
-        loop {
-            let sent = self.engine.enter(|traffic| {
-                Ok(traffic.has_sent_all() || {
-                    traffic.drive()?;
-                    traffic.has_sent_all()
-                })
-            })?;
-            if sent {
-                return Ok(());
-            }
-            if start.get_or_insert_with(Instant::now).elapsed() > Self::A_MOMENT {
-                self.engine.shared.wake.notify_one();
-                return Ok(());
-            }
-        }
-    }
-}
-
 impl Drop for Receipt {
     fn drop(&mut self) {
         if self.tickets.iter().all(Option::is_none) {
             return;
         }
+        self.engine.shared.wake.notify_one();
         let _ = self.engine.enter(|traffic| {
             let tickets = self.tickets.iter().flatten();
             tickets.for_each(|&ticket| traffic.forget(ticket));
@@ -327,14 +344,14 @@ impl Communicator for Mpi {
         } = batch;
         let fingerprint = operation.fingerprint();
         // Asked for first, so that what comes finds its place.
-        let (tickets, messages) = self.enter(|traffic| {
+        let (batch, tickets, messages) = self.enter(|traffic| {
             let asks = receives.iter().map(|(peer, expected)| {
                 let ticket = traffic.ask(*peer, fingerprint, expected.bytes())?;
                 Ok(Some(ticket))
             });
             let tickets = asks.collect::<Result<Vec<_>>>()?;
             let messages: Vec<_> = sends.iter().map(|_| traffic.blank()).collect();
-            Ok((tickets, messages))
+            Ok((traffic.ticket(), tickets, messages))
         })?;
         let packed = sends.into_iter().zip(messages);
         let packed = packed.map(|((peer, payload), message)| {
@@ -344,11 +361,12 @@ impl Communicator for Mpi {
         let packed: Vec<_> = packed.collect();
         self.enter(|traffic| {
             let mut sends = packed.into_iter();
-            sends.try_for_each(|(peer, (head, body))| traffic.send(peer, head, body))
+            sends.try_for_each(|(peer, (head, body))| traffic.send(batch, peer, head, body))
         })?;
         let receipt = Receipt {
             engine: self.clone(),
             operation,
+            batch,
             receives,
             tickets,
         };

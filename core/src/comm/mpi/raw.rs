@@ -201,6 +201,8 @@ pub(super) enum Step {
 
 /// Memory that is sent.
 pub(super) enum Outgoing {
+    /// The first bytes of a block that begins with a head.
+    Message(Block, usize),
     /// The first bytes of a block.
     Block(Block, usize),
     /// All of it.
@@ -212,7 +214,7 @@ pub(super) enum Outgoing {
 impl Outgoing {
     fn span(&self) -> (*const u8, usize) {
         match self {
-            Self::Block(block, bytes) => {
+            Self::Message(block, bytes) | Self::Block(block, bytes) => {
                 assert!(*bytes <= block.size());
                 (block.start().as_ptr(), *bytes)
             }

@@ -41,7 +41,8 @@ struct Inbox {
 /// All messages of a rank in transit.
 pub(super) struct Traffic {
     link: Link,
-    leaving: Vec<Transfer<Outgoing>>,
+    /// Messages that have not left, with the batch that they are of.
+    leaving: Vec<(Ticket, Transfer<Outgoing>)>,
     inboxes: Vec<Inbox>,
     next: Ticket,
     arrived: Vec<(Ticket, Arrival)>,
@@ -69,6 +70,12 @@ impl Traffic {
         &self.link
     }
 
+    /// A new ticket, for a message or a batch.
+    pub(super) fn ticket(&mut self) -> Ticket {
+        self.next += 1;
+        self.next - 1
+    }
+
     /// A block for a message that begins with a head.
     pub(super) fn blank(&mut self) -> Block {
         self.spare
@@ -78,9 +85,7 @@ impl Traffic {
 
     /// Keeps the memory of a message that has left, if it is one of [`blank`](Self::blank)'s.
     fn keep(&mut self, memory: Outgoing) {
-        if let Outgoing::Block(block, _) = memory
-            && block.size() == Head::SIZE + SHORT
-        {
+        if let Outgoing::Message(block, _) = memory {
             self.spare.push(block);
         }
     }
@@ -88,6 +93,7 @@ impl Traffic {
     /// Starts to send a message. Short ones are on their way when this returns.
     pub(super) fn send(
         &mut self,
+        batch: Ticket,
         peer: usize,
         head: Outgoing,
         body: Option<Outgoing>,
@@ -97,7 +103,7 @@ impl Traffic {
             let mut transfer = self.link.send(peer, tag, memory)?;
             match self.link.poll(&mut transfer)? {
                 Step::Complete => self.keep(transfer.into_memory()),
-                _ => self.leaving.push(transfer),
+                _ => self.leaving.push((batch, transfer)),
             }
         }
         Ok(())
@@ -110,8 +116,7 @@ impl Traffic {
         fingerprint: u64,
         bytes: Option<usize>,
     ) -> Result<Ticket> {
-        let ticket = self.next;
-        self.next += 1;
+        let ticket = self.ticket();
         self.inboxes[peer].asked.push_back(Ask {
             ticket,
             fingerprint,
@@ -141,9 +146,9 @@ impl Traffic {
         inbox.ended && !coming.any(|(of, ..)| *of == Some(ticket))
     }
 
-    /// Whether all messages have left.
-    pub(super) fn has_sent_all(&self) -> bool {
-        self.leaving.is_empty()
+    /// Whether all messages of a batch have left.
+    pub(super) fn has_sent(&self, batch: Ticket) -> bool {
+        self.leaving.iter().all(|(of, _)| *of != batch)
     }
 
     /// Whether nothing is in transit that this rank knows of.
@@ -172,12 +177,12 @@ impl Traffic {
     /// Drives everything on; whether something moved.
     pub(super) fn drive(&mut self) -> Result<bool> {
         let mut moved = false;
-        for mut transfer in std::mem::take(&mut self.leaving) {
+        for (batch, mut transfer) in std::mem::take(&mut self.leaving) {
             let step = self.link.poll(&mut transfer)?;
             moved |= step != Step::None;
             match step {
                 Step::Complete => self.keep(transfer.into_memory()),
-                _ => self.leaving.push(transfer),
+                _ => self.leaving.push((batch, transfer)),
             }
         }
         for peer in 0..self.inboxes.len() {
@@ -213,9 +218,11 @@ impl Traffic {
         let wrong = ask.as_ref().filter(|ask| !fits(ask)).map(|ask| ask.ticket);
         let ticket = ask.map(|ask| ask.ticket);
         if let Some(ticket) = wrong {
-            // The job is about to end: a body of it may come to nobody.
             self.arrive(ticket, Arrival::Other(head));
-        } else if bytes > SHORT {
+        }
+        let ticket = ticket.filter(|_| wrong.is_none());
+        if bytes > SHORT {
+            // Also if nobody wants it: it must not be taken for the body of a later message.
             let body = self
                 .link
                 .receive(peer, Tag::Body, Block::new(bytes), bytes)?;
@@ -255,8 +262,9 @@ impl Traffic {
     pub(super) fn bid_farewell(&mut self, peer: usize) -> Result<()> {
         let mut message = self.blank();
         Head::end().write(&mut message);
-        let farewell = Outgoing::Block(message, Head::SIZE);
-        self.send(peer, farewell, None)?;
+        let farewell = Outgoing::Message(message, Head::SIZE);
+        let batch = self.ticket();
+        self.send(batch, peer, farewell, None)?;
         self.listen(peer)
     }
 

@@ -78,7 +78,7 @@ pub(super) fn pack(
     head.write(&mut message);
     if length <= SHORT {
         payload.write(&mut message.bytes_mut()[Head::SIZE..][..length]);
-        return (Outgoing::Block(message, Head::SIZE + length), None);
+        return (Outgoing::Message(message, Head::SIZE + length), None);
     }
     let body = match payload {
         Payload::Bytes(bytes) => Outgoing::Bytes(bytes),
@@ -91,7 +91,7 @@ pub(super) fn pack(
             }
         },
     };
-    (Outgoing::Block(message, Head::SIZE), Some(body))
+    (Outgoing::Message(message, Head::SIZE), Some(body))
 }
 
 /// A tensor in the memory of this process.

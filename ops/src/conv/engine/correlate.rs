@@ -164,7 +164,7 @@ impl<'a, E: Element> Part<'a, E> {
         let taps = correlation.taps.len();
         let mut block = (TERMS / taps).clamp(1, job.inputs);
         let lanes = E::lanes::<S>();
-        let strip = strip::width::<S>(strip::heights::<S>(3)[0]) * lanes;
+        let strip = strip::width::<S>(strip::height::<S>(usize::MAX, 3)) * lanes;
         // Whatever the box of results, so that their bits do not depend on it.
         let smallest = TileLayout::new(correlation, [1, 1, strip]);
         while block > 1 && smallest.len(block) > SCRATCH_BYTES / size_of::<E>() {
@@ -211,8 +211,8 @@ impl<'a, E: Element> Part<'a, E> {
 fn panels<S: Simd>(outputs: usize, vectors: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut start = 0;
     std::iter::from_fn(move || {
-        let fits = |&&height: &&usize| height <= outputs - start;
-        let height = *strip::heights::<S>(vectors).iter().find(fits)?;
+        let left = outputs - start;
+        let height = (left > 0).then(|| strip::height::<S>(left, vectors))?;
         start += height;
         Some((start - height, height))
     })

@@ -32,15 +32,18 @@ pub(crate) struct Strip<E> {
 /// [`Strip`] with its block of `M` channels × `N` vectors.
 struct Block<E, const M: usize, const N: usize>(Strip<E>);
 
-/// The channels of blocks, largest first, that an instruction set has registers for, where rows have so many vectors.
-pub(crate) fn heights<S: Simd>(vectors: usize) -> &'static [usize] {
-    if S::REGISTER_COUNT >= 32 && matches!(vectors, 4 | 7) {
-        // Blocks three vectors wide would leave one, which has too few sums to keep the arithmetic busy.
-        &[6, 4, 3, 2, 1]
-    } else if S::REGISTER_COUNT >= 32 {
-        &[8, 4, 3, 2, 1]
-    } else {
-        &[4, 3, 2, 1]
+/// The channels of the next block where so many are left and rows have so many vectors.
+pub(crate) fn height<S: Simd>(left: usize, vectors: usize) -> usize {
+    let many = S::REGISTER_COUNT >= 32;
+    if many && matches!(vectors, 4 | 7) {
+        // Blocks three vectors wide would leave one, which has too few sums to keep the arithmetic busy. Blocks of six
+        // channels are four wide; what six does not divide is shared evenly.
+        return left.div_ceil(left.div_ceil(6));
+    }
+    match left {
+        8.. if many => 8,
+        4.. => 4,
+        _ => left,
     }
 }
 
@@ -48,7 +51,7 @@ pub(crate) fn heights<S: Simd>(vectors: usize) -> &'static [usize] {
 pub(crate) fn width<S: Simd>(channels: usize) -> usize {
     match (channels, S::REGISTER_COUNT >= 32) {
         (8, _) | (4, false) => 3,
-        (6, _) | (3, false) => 4,
+        (5 | 6, _) | (3, false) => 4,
         (4, true) | (2, false) => 6,
         _ => 8,
     }
@@ -75,6 +78,10 @@ pub(crate) unsafe fn run<S: Simd, E: Element>(
         (8, 1) => block!(8, 1),
         (8, 2) => block!(8, 2),
         (8, _) => block!(8, 3),
+        (5, 1) => block!(5, 1),
+        (5, 2) => block!(5, 2),
+        (5, 3) => block!(5, 3),
+        (5, _) => block!(5, 4),
         (6, 1) => block!(6, 1),
         (6, 2) => block!(6, 2),
         (6, 3) => block!(6, 3),
