@@ -73,6 +73,11 @@ fn a_message_may_be_larger_than_an_int_counts() {
 }
 
 #[test]
+fn a_long_message_of_another_operation_leaves_the_next_alone() {
+    job(2, "unexpected_in_flight", &[]).expect_success();
+}
+
+#[test]
 fn a_batch_may_be_dropped() {
     (2..=3).for_each(|ranks| job(ranks, "dropped_in_flight", &[]).expect_success());
 }

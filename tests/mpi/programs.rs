@@ -34,6 +34,7 @@ pub(crate) fn run(case: &str) {
         "sends_do_not_wait" => succeed(sends_do_not_wait),
         "large_message" => succeed(large_message),
         "dropped_in_flight" => succeed(dropped_in_flight),
+        "unexpected_in_flight" => succeed(unexpected_in_flight),
         "after_the_end" => after_the_end(),
         "panic" => fail_on_last(|| panic!("out of ocean")),
         "error" => fail_on_last(|| Err(Error::other("no such file"))),
@@ -399,6 +400,24 @@ fn dropped_in_flight(world: World) -> Result<()> {
             .collect(),
         receives: peers().map(|peer| (peer, Expected::Bytes)).collect(),
     })?;
+    Ok(())
+}
+
+/// A long message of another operation is an error, and the next one is not taken for it.
+fn unexpected_in_flight(world: World) -> Result<()> {
+    let peer = 1 - world.rank();
+    let exchange = |name, byte| {
+        let in_flight = world.comm().clone().start(Batch {
+            operation: Operation::new(name, Traffic::Control, None),
+            sends: vec![(peer, Payload::Bytes(vec![byte; 1 << 20]))],
+            receives: vec![(peer, Expected::Bytes)],
+        })?;
+        in_flight.finish()
+    };
+    let error = exchange(["sum", "mean"][world.rank()], 1).expect_err("operations differ");
+    assert!(matches!(error, Error::Diverged { .. }), "{error}");
+    let received = exchange("same", 2)?;
+    assert!(matches!(&received[..], [Payload::Bytes(bytes)] if *bytes == vec![2; 1 << 20]));
     Ok(())
 }
 

@@ -6,7 +6,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 use burn::backend::flex::FlexTensor;
-use burn::backend::{BackendTensor, DispatchKindConversion, DispatchTensor, Flex, TensorMetadata};
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use burn::backend::{
+    BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, Flex, TensorMetadata,
+};
+use burn::tensor::{DType, Device};
 
 use super::{Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings};
 use crate::{Error, Result};
@@ -129,6 +133,18 @@ impl Hub {
             let _queues = lock(&mailbox.queues);
             mailbox.arrived.notify_all();
         }
+    }
+}
+
+/// A tensor with elements of its own.
+fn copied(tensor: DispatchTensor) -> DispatchTensor {
+    let dtype = tensor.dtype();
+    // The second handle keeps the operator from working in place.
+    let _kept = tensor.clone();
+    match dtype {
+        DType::Bool(_) => Dispatch::bool_not(Dispatch::bool_not(tensor)),
+        dtype if dtype.is_float() => Dispatch::float_mul_scalar(tensor, 1.0.into()),
+        _ => Dispatch::int_mul_scalar(tensor, 1.into()),
     }
 }
 
@@ -264,23 +280,37 @@ impl std::fmt::Display for Payload {
 }
 
 impl Payload {
-    /// This payload with copies of thin slices: a message must not keep a whole field alive for its edge, nor stop its
-    /// sender from updating the field in place.
-    fn compacted(self) -> Self {
-        let compact = |tensor: DispatchTensor| {
+    /// This payload as what may be handed to another thread.
+    ///
+    /// On the CPU thin slices are copied: a message must not keep a whole field alive for its edge, nor stop its sender
+    /// from updating the field in place. On other devices everything is copied, and computed before it goes: streams of
+    /// fused operators belong to a thread, and do not know that another one is yet to read a tensor that they update.
+    fn separated(self) -> Result<Self> {
+        let Self::Tensors(tensors) = self else {
+            return Ok(self);
+        };
+        let mut elsewhere = None;
+        let separate = |tensor: DispatchTensor| {
             let flex: Result<BackendTensor<Flex>, _> =
                 DispatchTensor::try_into_backend(tensor.clone());
             match flex {
                 Ok(BackendTensor::Float(view)) if is_thin(&view) => {
                     DispatchTensor::from_backend(BackendTensor::<Flex>::Float(view.to_contiguous()))
                 }
-                _ => tensor,
+                Ok(_) => tensor,
+                Err(_) if tensor.shape().num_elements() == 0 => tensor,
+                Err(_) => {
+                    elsewhere = Some(Device::new(tensor.device()));
+                    copied(tensor)
+                }
             }
         };
-        match self {
-            Self::Tensors(tensors) => Self::Tensors(tensors.into_iter().map(compact).collect()),
-            bytes => bytes,
+        let tensors = tensors.into_iter().map(separate).collect();
+        if let Some(device) = elsewhere {
+            let computed = device.sync();
+            computed.map_err(|error| Error::Engine(format!("{device:?}: {error}")))?;
         }
+        Ok(Self::Tensors(tensors))
     }
 
     /// The size of the payload in bytes.
@@ -312,7 +342,7 @@ impl Communicator for Local {
         } = batch;
         for (peer, payload) in sends {
             self.counters.count(&operation, payload.bytes());
-            let payload = payload.compacted();
+            let payload = payload.separated()?;
             let message = Message {
                 operation: operation.clone(),
                 payload,
