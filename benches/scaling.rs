@@ -219,9 +219,8 @@ fn page(engines: &Engines, flops: f64) -> Result<String> {
     writeln!(
         page,
         "\nA training step of the demo's model on 128 × 256 cells, on the same two cores: {one:.1} ms on one rank, {local:.1} on two\n\
-         local ranks, {processes:.1} on two MPI processes. The model says {one:.1} for all three: the cores are the same, and the\n\
-         halos of its six convolutions take less than a tenth of a millisecond. Two processes differ from it by what the\n\
-         model leaves out: they do not share a pool of threads, and work on caches of their own.\n\n\
+         local ranks, {processes:.1} on two MPI processes. The model says {one:.1} for all three: the cores are the same, and\n\
+         messages take little. The rest is what the model leaves out.\n\n\
          ## A 0.1° global grid\n\n\
          1800 × 3600 cells, 20 convolutions 3 × 3 of 64 channels, one sample, `f32`. Nodes like the machine above (two cores),\n\
          and nodes a hundred times as fast, about what a GPU is; a network with a latency of 5 µs and 10 GB/s for each rank,\n\

@@ -103,7 +103,7 @@ pub(crate) struct Reduce {
     pub group: Arc<[usize]>,
     /// Whether the values, or the gradients, are summed.
     pub pass: Pass,
-    /// The parameter that this is the first use of, if gradients may be put into buckets.
+    /// The parameter that is reduced, if its gradient may be put into a bucket.
     pub leaf: Option<Arc<Leaf>>,
 }
 
@@ -174,8 +174,7 @@ impl CommBackend for Flex {
     }
 }
 
-/// CubeCL's runtimes. Boxes are cut and pasted by operators of the fused stream; only what leaves the process is waited
-/// for.
+/// CubeCL's runtimes: boxes are cut and pasted by operators of the fused stream.
 #[cfg(feature = "cube")]
 impl CommBackend for Cube {
     fn exchange(tensor: FloatTensor<Self>, exchange: Exchange) -> FloatTensor<Self> {

@@ -223,19 +223,11 @@ impl Launcher {
                 _ => panic!("HALOCLINE_TIMEOUT={value}: expected a positive number of seconds"),
             }
         }
-        if let Ok(value) = std::env::var("HALOCLINE_OVERLAP") {
-            launcher.settings.overlap = match value.as_str() {
-                "0" => Overlap::Off,
-                "1" => Overlap::On,
-                _ => panic!("HALOCLINE_OVERLAP={value}: expected 0 or 1"),
-            };
+        if let Some(on) = switch("HALOCLINE_OVERLAP") {
+            launcher.settings.overlap = if on { Overlap::On } else { Overlap::Off };
         }
-        if let Ok(value) = std::env::var("HALOCLINE_BUCKETS") {
-            launcher.settings.buckets = match value.as_str() {
-                "0" => false,
-                "1" => true,
-                _ => panic!("HALOCLINE_BUCKETS={value}: expected 0 or 1"),
-            };
+        if let Some(on) = switch("HALOCLINE_BUCKETS") {
+            launcher.settings.buckets = on;
         }
         if let Ok(value) = std::env::var("HALOCLINE_LOG") {
             launcher.settings.log = match value.as_str() {
@@ -244,12 +236,8 @@ impl Launcher {
             };
         }
         launcher.trace = std::env::var_os("HALOCLINE_TRACE").map(PathBuf::from);
-        if let Ok(value) = std::env::var("HALOCLINE_CHECK") {
-            launcher.settings.check = match value.as_str() {
-                "0" => false,
-                "1" => true,
-                _ => panic!("HALOCLINE_CHECK={value}: expected 0 or 1"),
-            };
+        if let Some(on) = switch("HALOCLINE_CHECK") {
+            launcher.settings.check = on;
         }
         launcher
     }
@@ -320,7 +308,7 @@ impl Launcher {
     ///
     /// # Errors
     /// The error, or the panic, of the rank that failed first. Other ranks stop at their next communication; ranks
-    /// that have not stopped within five seconds end with the process.
+    /// that have not stopped within three seconds end with the process.
     pub fn run(self, program: impl Fn(World) -> Result<()> + Send + Sync) -> Result<()> {
         self.collect(program).map(|_| ())
     }
@@ -385,6 +373,18 @@ impl Launcher {
                 }
             }
         }
+    }
+}
+
+/// A switch in the environment; `None` if it is not set.
+///
+/// # Panics
+/// Panics if it is neither 0 nor 1.
+fn switch(name: &str) -> Option<bool> {
+    match std::env::var(name).ok()?.as_str() {
+        "0" => Some(false),
+        "1" => Some(true),
+        value => panic!("{name}={value}: expected 0 or 1"),
     }
 }
 

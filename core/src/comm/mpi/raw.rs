@@ -98,26 +98,20 @@ impl Link {
         memory: Outgoing,
     ) -> Result<Transfer<Outgoing>> {
         let (start, bytes) = memory.span();
-        let mut transfer = Transfer::new(memory);
-        for (start, count) in pieces(start, bytes) {
-            let mut request = MaybeUninit::uninit();
-            // SAFETY: MPI is open; the transfer keeps the memory alive and unchanged until its requests are complete.
-            let code = unsafe {
-                ffi::MPI_Isend(
-                    start.cast(),
-                    count,
-                    ffi::RSMPI_UINT8_T,
-                    peer as c_int,
-                    tag as c_int,
-                    self.comm,
-                    request.as_mut_ptr(),
-                )
-            };
-            check("MPI_Isend", code)?;
-            // SAFETY: the call succeeded, so it wrote the request.
-            transfer.requests.push(unsafe { request.assume_init() });
-        }
-        Ok(transfer)
+        let (peer, tag) = (peer as c_int, tag as c_int);
+        // SAFETY: MPI is open; the transfer keeps the memory alive and unchanged until its requests are complete.
+        Transfer::new(memory).post("MPI_Isend", start, bytes, |start, count, request| unsafe {
+            let start = start.cast();
+            ffi::MPI_Isend(
+                start,
+                count,
+                ffi::RSMPI_UINT8_T,
+                peer,
+                tag,
+                self.comm,
+                request,
+            )
+        })
     }
 
     /// Starts to receive what a peer sends: so many bytes, or at most so many if they are less than a piece.
@@ -130,27 +124,20 @@ impl Link {
     ) -> Result<Transfer<Block>> {
         assert!(bytes <= memory.size());
         let start = memory.start().as_ptr();
-        let mut transfer = Transfer::new(memory);
-        for (start, count) in pieces(start, bytes) {
-            let mut request = MaybeUninit::uninit();
-            // SAFETY: MPI is open; the transfer keeps the block, which has room for the bytes, until its requests are
-            // complete.
-            let code = unsafe {
-                ffi::MPI_Irecv(
-                    start.cast_mut().cast(),
-                    count,
-                    ffi::RSMPI_UINT8_T,
-                    peer as c_int,
-                    tag as c_int,
-                    self.comm,
-                    request.as_mut_ptr(),
-                )
-            };
-            check("MPI_Irecv", code)?;
-            // SAFETY: the call succeeded, so it wrote the request.
-            transfer.requests.push(unsafe { request.assume_init() });
-        }
-        Ok(transfer)
+        let (peer, tag) = (peer as c_int, tag as c_int);
+        // SAFETY: MPI is open; the transfer keeps the block, which has room for the bytes, until its requests are complete.
+        Transfer::new(memory).post("MPI_Irecv", start, bytes, |start, count, request| unsafe {
+            let start = start.cast_mut().cast();
+            ffi::MPI_Irecv(
+                start,
+                count,
+                ffi::RSMPI_UINT8_T,
+                peer,
+                tag,
+                self.comm,
+                request,
+            )
+        })
     }
 
     /// Drives a transfer on.
@@ -250,6 +237,23 @@ impl<M> Transfer<M> {
             done: 0,
             memory: ManuallyDrop::new(memory),
         }
+    }
+
+    /// Starts the messages of the transfer, each by a call that writes its request.
+    fn post(
+        mut self,
+        name: &str,
+        start: *const u8,
+        bytes: usize,
+        call: impl Fn(*const u8, c_int, *mut ffi::MPI_Request) -> c_int,
+    ) -> Result<Self> {
+        for (start, count) in pieces(start, bytes) {
+            let mut request = MaybeUninit::uninit();
+            check(name, call(start, count, request.as_mut_ptr()))?;
+            // SAFETY: the call succeeded, so it wrote the request.
+            self.requests.push(unsafe { request.assume_init() });
+        }
+        Ok(self)
     }
 
     /// The memory of a transfer that is complete.

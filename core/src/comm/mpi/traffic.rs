@@ -13,7 +13,7 @@ pub(super) type Ticket = u64;
 
 /// A message that has come.
 pub(super) enum Arrival {
-    /// The payload, which is that many bytes from `start` of the block.
+    /// The payload: the first bytes of the block, so many.
     Payload(Block, usize),
     /// Another one than was asked for.
     Other(Head),

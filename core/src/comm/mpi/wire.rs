@@ -184,22 +184,15 @@ impl Expected {
         let message = Arc::new(block.into_bytes(length));
         let mut start = 0;
         let mut next = |shape: &Vec<usize>| {
-            let layout = Layout::new(Shape::from(shape.clone()), contiguous(shape), start);
-            start += shape.iter().product::<usize>();
+            let shape = Shape::from(shape.clone());
+            let whole = Layout::contiguous(shape.clone());
+            let layout = Layout::new(shape, whole.strides().to_vec(), start);
+            start += whole.num_elements();
             let cells = FlexTensor::from_arc(message.clone(), layout, *dtype);
             on_device(cells, *dtype, device)
         };
         Payload::Tensors(shapes.iter().map(&mut next).collect())
     }
-}
-
-/// The strides of a shape in one piece.
-fn contiguous(shape: &[usize]) -> Vec<isize> {
-    let mut strides = vec![1; shape.len()];
-    for dim in (1..shape.len()).rev() {
-        strides[dim - 1] = strides[dim] * shape[dim] as isize;
-    }
-    strides
 }
 
 /// A tensor of this process's memory on a device.
