@@ -96,6 +96,19 @@ impl<E> Shared<E> {
     }
 }
 
+/// Asks for a cache line to be brought into the second-level cache, where the instruction set has a way to ask.
+#[inline(always)]
+pub(crate) fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint that never faults; every processor of this architecture has it.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// A scratch buffer of this thread, kept between calls: what it holds is left from earlier ones.
 ///
 /// Inlined, so that `f` is compiled for the instruction set of the caller.

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::geometry::{Correlation, Dims};
 use super::rows::{self, ROWS, Recipe, RowStrip};
 use super::strip::{self, Strip};
-use super::tile::{Pieces, TileLayout, tile_box, tile_extents};
+use super::tile::{Pieces, Stretch, TileLayout, tile_box, tile_extents};
 use crate::kernel::activation::Activation;
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, with_scratch};
@@ -129,21 +129,8 @@ impl<E: Element, W: Fn([usize; 4]) -> E + Sync> WithSimd for Whole<'_, E, W> {
         }
         for correlation in job.parts.iter().filter(|part| !part.taps.is_empty()) {
             let part = Part::new::<S>(job, correlation, weight);
-            let tiles = part.tiles;
-            let tasks = 0..job.batch * job.groups * tiles * part.ranges;
-            let run = |task| {
-                let (rest, range) = (task / part.ranges, task % part.ranges);
-                let (field, tile) = (rest / tiles, rest % tiles);
-                simd.vectorize(Task {
-                    job,
-                    part: &part,
-                    batch: field / job.groups,
-                    group: field % job.groups,
-                    tile,
-                    range,
-                    output,
-                });
-            };
+            let tasks = 0..job.batch * job.groups * part.tiles * part.ranges;
+            let run = |index| simd.vectorize(Task::new(job, &part, index, output));
             let results: usize = correlation.count.iter().product();
             let channels = job.batch * job.groups * job.outputs * job.inputs;
             if results * channels * correlation.taps.len() < SERIAL {
@@ -262,11 +249,71 @@ fn pack<S: Simd, E: Element>(
 struct Task<'a, E> {
     job: &'a Job<'a, E>,
     part: &'a Part<'a, E>,
+    index: usize,
     batch: usize,
     group: usize,
     tile: usize,
     range: usize,
     output: Shared<E>,
+}
+
+impl<'a, E: Element> Task<'a, E> {
+    /// The tasks of a part: samples, groups, tiles, ranges of outputs, from slow to fast.
+    fn new(job: &'a Job<'a, E>, part: &'a Part<'a, E>, index: usize, output: Shared<E>) -> Self {
+        let (rest, range) = (index / part.ranges, index % part.ranges);
+        let (field, tile) = (rest / part.tiles, rest % part.tiles);
+        Self {
+            job,
+            part,
+            index,
+            batch: field / job.groups,
+            group: field % job.groups,
+            tile,
+            range,
+            output,
+        }
+    }
+
+    /// The blocks of channels.
+    fn blocks(&self) -> impl Iterator<Item = Range<usize>> {
+        let (inputs, block) = (self.job.inputs, self.part.block);
+        (0..inputs)
+            .step_by(block)
+            .map(move |first| first..inputs.min(first + block))
+    }
+
+    /// Copies what the tile meets of a block of channels.
+    #[inline(always)]
+    fn fill<S: Simd>(&self, simd: S, buffer: &mut [E], block: &Range<usize>) {
+        let [at, _] = tile_box(self.tile, self.part.tile, self.part.correlation.count);
+        let (layout, pieces) = (&self.part.layout, self.job.pieces);
+        layout.fill(simd, buffer, pieces, self.batch, self.channels(block), at);
+    }
+
+    /// What the thread is likely to copy when it has done with a block of channels: the next block, or the first one of
+    /// the next tile.
+    fn ahead(&self, block: &Range<usize>) -> Vec<Stretch> {
+        let of = |task: &Self, block: &Range<usize>| {
+            let [at, _] = tile_box(task.tile, self.part.tile, self.part.correlation.count);
+            let (layout, pieces) = (&self.part.layout, self.job.pieces);
+            layout.stretches(pieces, task.batch, task.channels(block), at)
+        };
+        if let Some(next) = self.blocks().find(|next| next.start == block.end) {
+            return of(self, &next);
+        }
+        let next = Self::new(self.job, self.part, self.index + 1, self.output);
+        let first = next
+            .blocks()
+            .next()
+            .filter(|_| next.range == 0 && next.batch < self.job.batch);
+        first.map_or_else(Vec::new, |first| of(&next, &first))
+    }
+
+    /// The channels of the field that a block of the group is.
+    fn channels(&self, block: &Range<usize>) -> Range<usize> {
+        let first = self.group * self.job.inputs;
+        first + block.start..first + block.end
+    }
 }
 
 impl<E: Element> WithSimd for Task<'_, E> {
@@ -277,12 +324,8 @@ impl<E: Element> WithSimd for Task<'_, E> {
         let Self { job, part, .. } = self;
         let [at, size] = tile_box(self.tile, part.tile, part.correlation.count);
         with_scratch(part.layout.len(part.block), |buffer| {
-            for first in (0..job.inputs).step_by(part.block) {
-                let block = first..job.inputs.min(first + part.block);
-                let base = self.group * job.inputs;
-                let channels = base + block.start..base + block.end;
-                part.layout
-                    .fill(buffer, job.pieces, self.batch, channels, at);
+            for block in self.blocks() {
+                self.fill(simd, buffer, &block);
                 self.block(simd, buffer, block, at, size);
             }
             if let Some(activation) = job.activation {
@@ -303,6 +346,15 @@ impl<E: Element> Task<'_, E> {
         let cells = job.cells();
         let first_weight = (self.group * job.inputs + block.start) * job.outputs * taps;
         let last = block.end == job.inputs;
+        // Every strip fetches its share of what comes next.
+        let ahead = self.ahead(&block);
+        let strips = |(_, height)| {
+            let width = strip::width::<S>(height) * E::lanes::<S>();
+            size[0] * size[1] * size[2].div_ceil(width)
+        };
+        let strips: usize = self.panels::<S>().map(strips).sum();
+        let mut shares = (0..strips)
+            .map(|strip| &ahead[ahead.len() * strip / strips..ahead.len() * (strip + 1) / strips]);
         for (start, height) in self.panels::<S>() {
             let weights = &part.weights[first_weight + start * terms..][..terms * height];
             let channel = self.group * job.outputs + start;
@@ -342,6 +394,7 @@ impl<E: Element> Task<'_, E> {
                                 channel: cells,
                                 step: part.correlation.out_step[2],
                                 columns: left,
+                                ahead: shares.next().unwrap_or_default(),
                             };
                             strip::run(simd, strip, height, vectors);
                         }

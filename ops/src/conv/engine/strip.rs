@@ -2,11 +2,13 @@
 
 use pulp::{Simd, WithSimd};
 
+use super::tile::Stretch;
+use crate::kernel::memory::prefetch;
 use crate::kernel::simd::Element;
 
 /// What one call of the kernel needs to know.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Strip<E> {
+pub(crate) struct Strip<'a, E> {
     /// The first column of the tile's row.
     pub tile: *const E,
     /// The offset of every (channel, tap) from there.
@@ -27,10 +29,12 @@ pub(crate) struct Strip<E> {
     pub step: usize,
     /// The columns that exist.
     pub columns: usize,
+    /// What a later tile is copied from: fetched meanwhile.
+    pub ahead: &'a [Stretch],
 }
 
 /// [`Strip`] with its block of `M` channels × `N` vectors.
-struct Block<E, const M: usize, const N: usize>(Strip<E>);
+struct Block<'a, E, const M: usize, const N: usize>(Strip<'a, E>);
 
 /// The channels of the next block where so many are left and rows have so many vectors.
 pub(crate) fn height<S: Simd>(left: usize, vectors: usize) -> usize {
@@ -65,7 +69,7 @@ pub(crate) fn width<S: Simd>(channels: usize) -> usize {
 #[inline(always)]
 pub(crate) unsafe fn run<S: Simd, E: Element>(
     simd: S,
-    strip: Strip<E>,
+    strip: Strip<'_, E>,
     channels: usize,
     vectors: usize,
 ) {
@@ -108,7 +112,7 @@ pub(crate) unsafe fn run<S: Simd, E: Element>(
     }
 }
 
-impl<E: Element, const M: usize, const N: usize> WithSimd for Block<E, M, N> {
+impl<E: Element, const M: usize, const N: usize> WithSimd for Block<'_, E, M, N> {
     type Output = ();
 
     #[inline(always)]
@@ -121,7 +125,7 @@ impl<E: Element, const M: usize, const N: usize> WithSimd for Block<E, M, N> {
     }
 }
 
-impl<E: Element, const M: usize, const N: usize> Block<E, M, N> {
+impl<E: Element, const M: usize, const N: usize> Block<'_, E, M, N> {
     /// The sums over all terms.
     #[inline(always)]
     unsafe fn products<S: Simd>(&self, simd: S) -> [[E::Vector<S>; N]; M] {
@@ -130,38 +134,52 @@ impl<E: Element, const M: usize, const N: usize> Block<E, M, N> {
             offsets,
             terms,
             mut weights,
+            ahead,
             ..
         } = self.0;
         let zero = E::splat(simd, E::default());
         let mut sums = [[zero; N]; M];
-        for term in 0..terms {
-            // SAFETY: the caller of `run` promises that the pointers are valid.
-            unsafe {
-                let from = tile.add(*offsets.add(term) as usize);
-                if M >= N {
-                    let mut cells = [zero; N];
-                    for (n, cell) in cells.iter_mut().enumerate() {
-                        *cell = E::load::<S>(from.add(n * E::lanes::<S>()));
-                    }
-                    for (m, sums) in sums.iter_mut().enumerate() {
-                        let weight = E::splat(simd, *weights.add(m));
-                        for (sum, cell) in sums.iter_mut().zip(&cells) {
-                            *sum = E::mul_add(simd, weight, *cell, *sum);
+        // A bit of what is fetched ahead with every term: more at a time would keep cells that are needed now waiting.
+        let nothing = [Stretch {
+            start: tile.cast(),
+            bytes: 0,
+        }];
+        let ahead = if ahead.is_empty() { &nothing } else { ahead };
+        let share = terms.div_ceil(ahead.len());
+        for (stretch, first) in ahead.iter().zip((0..terms).step_by(share)) {
+            let pace = stretch.bytes.div_ceil(share);
+            let mut fetched = stretch.start;
+            for term in first..terms.min(first + share) {
+                prefetch(fetched);
+                fetched = fetched.wrapping_add(pace);
+                // SAFETY: the caller of `run` promises that the pointers are valid.
+                unsafe {
+                    let from = tile.add(*offsets.add(term) as usize);
+                    if M >= N {
+                        let mut cells = [zero; N];
+                        for (n, cell) in cells.iter_mut().enumerate() {
+                            *cell = E::load::<S>(from.add(n * E::lanes::<S>()));
+                        }
+                        for (m, sums) in sums.iter_mut().enumerate() {
+                            let weight = E::splat(simd, *weights.add(m));
+                            for (sum, cell) in sums.iter_mut().zip(&cells) {
+                                *sum = E::mul_add(simd, weight, *cell, *sum);
+                            }
+                        }
+                    } else {
+                        let mut factors = [zero; M];
+                        for (m, factor) in factors.iter_mut().enumerate() {
+                            *factor = E::splat(simd, *weights.add(m));
+                        }
+                        for n in 0..N {
+                            let cell = E::load::<S>(from.add(n * E::lanes::<S>()));
+                            for (sums, factor) in sums.iter_mut().zip(&factors) {
+                                sums[n] = E::mul_add(simd, *factor, cell, sums[n]);
+                            }
                         }
                     }
-                } else {
-                    let mut factors = [zero; M];
-                    for (m, factor) in factors.iter_mut().enumerate() {
-                        *factor = E::splat(simd, *weights.add(m));
-                    }
-                    for n in 0..N {
-                        let cell = E::load::<S>(from.add(n * E::lanes::<S>()));
-                        for (sums, factor) in sums.iter_mut().zip(&factors) {
-                            sums[n] = E::mul_add(simd, *factor, cell, sums[n]);
-                        }
-                    }
+                    weights = weights.add(M);
                 }
-                weights = weights.add(M);
             }
         }
         sums

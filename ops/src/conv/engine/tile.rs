@@ -6,8 +6,11 @@
 
 use std::ops::Range;
 
+use pulp::Simd;
+
 use super::geometry::{Correlation, Dims};
 use crate::kernel::memory::View;
+use crate::kernel::simd::Element;
 
 /// A box of a field: part of a shard, or cells from another rank.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +36,15 @@ impl<'a, E> Pieces<'a, E> {
     pub(crate) fn whole(cells: View<'a, E, 5>) -> Self {
         Self(vec![Piece { at: [0; 3], cells }])
     }
+}
+
+/// Bytes that lie side by side and will be read soon.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stretch {
+    /// The first of them. Not to be read through: it only says where they are.
+    pub start: *const u8,
+    /// Their number.
+    pub bytes: usize,
 }
 
 /// How a tile's source cells lie in the buffer: `[channel][plane][row][residue][column]`.
@@ -198,83 +210,131 @@ impl TileLayout {
         plane * self.step[0] * self.plane + row * self.step[1] * self.row
     }
 
-    /// Copies what the lattice box `at`, of `lattice` results, meets; cells that no piece covers are zero.
-    pub(crate) fn fill<E: Copy + Default>(
+    /// The cells of the tile at `at` that a piece covers, if there are any.
+    fn covered<E>(&self, piece: &Piece<'_, E>, at: Dims) -> Option<[Range<usize>; 3]> {
+        let covered = std::array::from_fn(|dim| {
+            let first = self.first(at, dim);
+            let from = piece.at[dim] as isize - first;
+            let size = piece.cells.shape()[dim + 2] as isize;
+            let high = (from + size).min(self.cells[dim] as isize);
+            let low = from.max(0);
+            low as usize..high.max(low) as usize
+        });
+        (!covered.iter().any(Range::is_empty)).then_some(covered)
+    }
+
+    /// The first of the field's cells that the tile at `at` has room for. A tile at the end of the lattice needs fewer
+    /// than there is room for, but then there are no more, or they do no harm.
+    fn first(&self, at: Dims, dim: usize) -> isize {
+        (at[dim] * self.step[dim]) as isize + self.low[dim]
+    }
+
+    /// The cell of a piece that lies at `start` in the tile at `at`.
+    fn source<E>(
         &self,
+        piece: &Piece<'_, E>,
+        [batch, channel]: [usize; 2],
+        at: Dims,
+        start: Dims,
+    ) -> *const E {
+        let cell =
+            |dim: usize| (self.first(at, dim) + start[dim] as isize) as usize - piece.at[dim];
+        piece.cells.at([batch, channel, cell(0), cell(1), cell(2)])
+    }
+
+    /// Copies what the lattice box `at`, of `lattice` results, meets; cells that no piece covers are zero.
+    #[inline(always)]
+    pub(crate) fn fill<S: Simd, E: Element>(
+        &self,
+        simd: S,
         tile: &mut [E],
         pieces: &Pieces<'_, E>,
         batch: usize,
         channels: Range<usize>,
         at: Dims,
     ) {
-        // The field's cells that the buffer has room for. A tile at the end of the lattice needs fewer, but then there
-        // are no more, or they do no harm.
-        let first: [isize; 3] =
-            std::array::from_fn(|dim| (at[dim] * self.step[dim]) as isize + self.low[dim]);
-        let covered = |piece: &Piece<'_, E>| {
-            std::array::from_fn(|dim| {
-                let (from, size) = (
-                    piece.at[dim] as isize,
-                    piece.cells.shape()[dim + 2] as isize,
-                );
-                let low = from.max(first[dim]) - first[dim];
-                let high = (from + size - first[dim]).min(self.cells[dim] as isize);
-                low as usize..high.max(low) as usize
-            })
-        };
-        let met = pieces.0.iter().map(|piece| (piece, covered(piece)));
-        let met: Vec<(&Piece<'_, E>, [Range<usize>; 3])> = met
-            .filter(|(_, cells)| cells.iter().all(|range| !range.is_empty()))
-            .collect();
+        let met = pieces.0.iter();
+        let met = met.filter_map(|piece| Some((piece, self.covered(piece, at)?)));
+        let met: Vec<(&Piece<'_, E>, [Range<usize>; 3])> = met.collect();
         let (tile, margin) =
             tile[..self.len(channels.len())].split_at_mut(self.channel * channels.len());
         margin.fill(E::default());
-        for (index, to) in tile.chunks_exact_mut(self.row).enumerate() {
-            let (channel, line) = (
-                index / (self.channel / self.row),
-                index % (self.channel / self.row),
+        // One piece leaves at most the edges of rows to be cleared.
+        let alone = met.len() == 1 && self.step[2] == 1;
+        for (index, lines) in tile.chunks_exact_mut(self.plane).enumerate() {
+            let (channel, plane) = (
+                channels.start + index / self.cells[0],
+                index % self.cells[0],
             );
-            if !self.met[line] {
-                continue;
+            let wanted = &self.met[plane * self.cells[1]..][..self.cells[1]];
+            let covers = |planes: &Range<usize>| planes.contains(&plane);
+            if !alone || !covers(&met[0].1[0]) {
+                lines.fill(E::default());
             }
-            let (plane, row) = (line / self.cells[1], line % self.cells[1]);
-            if self.step[2] > 1 {
-                to.fill(E::default());
-            }
-            let mut filled = 0;
-            for (piece, [planes, rows, columns]) in &met {
-                if !planes.contains(&plane) || !rows.contains(&row) {
-                    continue;
+            for (piece, [_, rows, columns]) in met.iter().filter(|(_, [planes, ..])| covers(planes))
+            {
+                let start = [plane, rows.start, columns.start];
+                let mut source = self.source(piece, [batch, channel], at, start);
+                let [.., down, across] = piece.cells.strides();
+                if alone {
+                    lines[..rows.start * self.row].fill(E::default());
+                    lines[rows.end * self.row..].fill(E::default());
                 }
-                let cell = |dim: usize, index: usize| {
-                    (first[dim] + index as isize) as usize - piece.at[dim]
-                };
-                let source = piece.cells.at([
-                    batch,
-                    channels.start + channel,
-                    cell(0, plane),
-                    cell(1, row),
-                    cell(2, columns.start),
-                ]);
-                if self.step[2] == 1 {
-                    to[filled..columns.start].fill(E::default());
+                let lines = lines.chunks_exact_mut(self.row).zip(wanted);
+                for (to, wanted) in lines.take(rows.end).skip(rows.start) {
+                    if *wanted {
+                        if alone {
+                            clear_around(simd, to, columns);
+                        }
+                        // SAFETY: the columns are within the piece, whose elements may be read.
+                        unsafe {
+                            if self.step[2] == 1 && across == 1 {
+                                copy(simd, &mut to[columns.clone()], source);
+                            } else {
+                                self.copy_row(to, columns.start, source, across, columns.len());
+                            }
+                        }
+                    }
+                    source = source.wrapping_offset(down);
                 }
-                // SAFETY: the columns are within the piece, whose elements may be read.
-                unsafe {
-                    self.copy_row(
-                        to,
-                        columns.start,
-                        source,
-                        piece.cells.strides()[4],
-                        columns.len(),
-                    );
-                }
-                filled = columns.end;
-            }
-            if self.step[2] == 1 {
-                to[filled..].fill(E::default());
             }
         }
+    }
+
+    /// What [`fill`](Self::fill) reads, so that it can be fetched before.
+    pub(crate) fn stretches<E>(
+        &self,
+        pieces: &Pieces<'_, E>,
+        batch: usize,
+        channels: Range<usize>,
+        at: Dims,
+    ) -> Vec<Stretch> {
+        let mut stretches = Vec::new();
+        for piece in &pieces.0 {
+            let Some([planes, rows, columns]) = self.covered(piece, at) else {
+                continue;
+            };
+            let [.., down, across] = piece.cells.strides();
+            if across != 1 {
+                continue;
+            }
+            // Rows that follow on each other are one stretch.
+            let joined = down == columns.len() as isize;
+            let lines = if joined { rows.len() } else { 1 };
+            let bytes = lines * columns.len() * size_of::<E>();
+            for channel in channels.clone() {
+                for plane in planes.clone() {
+                    let start = [plane, rows.start, columns.start];
+                    let source = self.source(piece, [batch, channel], at, start);
+                    let starts = (0..rows.len()).step_by(lines);
+                    stretches.extend(starts.map(|row| Stretch {
+                        start: source.wrapping_offset(row as isize * down).cast(),
+                        bytes,
+                    }));
+                }
+            }
+        }
+        stretches
     }
 
     /// Copies neighbouring cells of a row.
@@ -323,6 +383,40 @@ impl TileLayout {
                 let source = source.offset(skipped as isize * stride);
                 copy_strided(row, source, step as isize * stride);
             }
+        }
+    }
+}
+
+/// Clears the vectors of a row that do not lie within the columns.
+#[inline(always)]
+fn clear_around<S: Simd, E: Element>(simd: S, row: &mut [E], columns: &Range<usize>) {
+    let (lanes, zero) = (E::lanes::<S>(), E::splat(simd, E::default()));
+    let (before, after) = (columns.start.div_ceil(lanes), columns.end / lanes);
+    for (index, vector) in row.chunks_exact_mut(lanes).enumerate() {
+        if index < before || index >= after {
+            // SAFETY: the chunk is a vector long.
+            unsafe { E::store::<S>(vector.as_mut_ptr(), zero) };
+        }
+    }
+}
+
+/// Fills a slice with neighbouring elements.
+///
+/// # Safety
+/// So many elements must be readable from `source` on, and none of them lie in the slice.
+#[inline(always)]
+unsafe fn copy<S: Simd, E: Element>(simd: S, to: &mut [E], source: *const E) {
+    let lanes = E::lanes::<S>();
+    // SAFETY: the caller's; the last vector begins early enough to end with the slice.
+    unsafe {
+        let Some(last) = to.len().checked_sub(lanes) else {
+            let source = std::slice::from_raw_parts(source, to.len());
+            let cells = E::load_part(simd, source, E::splat(simd, E::default()));
+            return E::store_part(simd, to, cells);
+        };
+        let to = to.as_mut_ptr();
+        for column in (0..last).step_by(lanes).chain([last]) {
+            E::store::<S>(to.add(column), E::load::<S>(source.add(column)));
         }
     }
 }

@@ -228,7 +228,7 @@ impl<E: Element> WithSimd for Task<'_, E> {
                     let channels = first..inputs.min(first + plan.block);
                     let base = self.group * inputs;
                     let held = base + channels.start..base + channels.end;
-                    layout.fill(tile, job.pieces, batch, held, at);
+                    layout.fill(simd, tile, job.pieces, batch, held, at);
                     self.products(simd, cotangent, tile, range.clone(), channels, size);
                 }
             }
