@@ -27,7 +27,7 @@ pub use bridge::{Direction, Exchange, Move};
 pub use cache::PlanCache;
 pub use comm::{
     Batch, CommStats, Communicator, Count, Counters, Expected, InFlight, Operation, Overlap,
-    Payload, Settings, Traffic,
+    Payload, Place, Settings, Traffic,
 };
 pub use error::{Error, Result};
 pub use launch::{Launcher, World};

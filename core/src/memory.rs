@@ -65,11 +65,9 @@ impl Pool {
     /// A kept block that is at most a quarter larger than needed.
     fn take(&mut self, bytes: usize) -> Option<Block> {
         let fits = |block: &Block| (bytes..=bytes + bytes / 4).contains(&block.layout.size());
-        let candidates = self
-            .kept
-            .iter()
-            .enumerate()
-            .filter(|(_, block)| fits(block));
+        // The latest first: it is likely to be in a cache.
+        let kept = self.kept.iter().enumerate().rev();
+        let candidates = kept.filter(|(_, block)| fits(block));
         let (index, _) = candidates.min_by_key(|(_, block)| block.layout.size())?;
         let block = self.kept.remove(index)?;
         self.kept_bytes -= block.layout.size();

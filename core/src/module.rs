@@ -89,7 +89,7 @@ impl Sync<'_> {
             .finish()
             .map_err(|error| match error {
                 Error::Diverged { peer_operation, .. } => Error::Replicas(format!(
-                    "parameter {} is {:?} on rank {}, but rank {} sends {peer_operation}; \
+                    "parameter {} is {:?} on rank {}, but rank {} is in {peer_operation}; \
                  the ranks made different modules",
                     self.path.join("."),
                     tensor.dims(),

@@ -124,7 +124,7 @@ fn ranks_in_different_operations_end_the_job_naming_both() {
     let unchecked = [("HALOCLINE_CHECK", "0")];
     let causes = [
         "ranks diverged",
-        "in another operation, fingerprint",
+        "is in another operation",
         "HALOCLINE_CHECK=1 names it",
     ];
     job(2, "diverged", &unchecked).expect_failure(&causes);
@@ -133,7 +133,7 @@ fn ranks_in_different_operations_end_the_job_naming_both() {
 
 #[test]
 fn a_message_of_another_shape_ends_the_job() {
-    job(2, "other_shape", &[]).expect_failure(&["ranks diverged", "the same operation (sending 1"]);
+    job(2, "other_shape", &[]).expect_failure(&["ranks diverged", "the same operation, sending 1"]);
 }
 
 #[test]

@@ -327,9 +327,17 @@ impl PendingSum {
             return Ok(add(all.collect()));
         }
         let own = self.place();
-        let sum = add(tensors
-            .map(|tensor| tensor.unwrap_or_else(|| self.cut(own)))
-            .collect());
+        let tensors = tensors.map(|tensor| tensor.unwrap_or_else(|| self.cut(own)));
+        let tensors: Vec<_> = tensors.collect();
+        if let Some(room) = host::Room::like(&self.own, self.elements())
+            && room.add_up(self.share(own), &tensors)
+        {
+            let send = |_| payload(room.part(self.share(own)));
+            let expected = |place| Expected::Place(room.place(self.share(place)));
+            exchange_all(comm, group, operation, send, expected)?;
+            return Ok(room.into_tensor());
+        }
+        let sum = add(tensors);
         let expected = |place| expected_like(&self.own, self.share(place).len());
         let send = |_| payload(sum.clone());
         let shares = exchange_all(comm, group, operation, send, expected)?.into_iter();

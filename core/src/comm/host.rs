@@ -1,6 +1,8 @@
 //! What reductions do with tensors of the CPU, in one pass and in memory that is used again.
 
-use std::ops::AddAssign;
+use std::ops::{AddAssign, Range};
+use std::ptr::NonNull;
+use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::{BackendTensor, DispatchKindConversion, DispatchTensor, Flex};
@@ -13,11 +15,112 @@ const STRETCH: usize = 2048;
 
 /// The sum of tensors in their order, if they are floats of the CPU: the bits that adding one after the other gives.
 pub(super) fn sum(tensors: &[Tensor<1>]) -> Option<Tensor<1>> {
-    let tensors = all_on_host(tensors)?;
-    match tensors.first()?.dtype() {
-        DType::F32 => Some(sum_of::<f32>(&tensors)),
-        DType::F64 => Some(sum_of::<f64>(&tensors)),
-        _ => None,
+    let first = tensors.first()?;
+    let room = Room::like(first, first.dims()[0])?;
+    room.add_up(0..first.dims()[0], tensors)
+        .then(|| room.into_tensor())
+}
+
+/// A tensor of the CPU that is put together from parts: some are computed here, others received into their place.
+#[derive(Debug)]
+pub(super) struct Room {
+    whole: FlexTensor,
+    start: NonNull<u8>,
+}
+
+/// A part of a [`Room`] that is written once, by whoever has it, while others read and write other parts.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Keeps the memory.
+    _whole: FlexTensor,
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a place is written by one thread at a time, and nothing else uses its bytes until then.
+unsafe impl Send for Place {}
+// SAFETY: as above; a shared place gives only its address.
+unsafe impl Sync for Place {}
+
+impl Place {
+    /// The size in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The first byte.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Writes a tensor of this size to the place, if it lies on the CPU.
+    pub(crate) fn fill(&self, tensor: &DispatchTensor) -> bool {
+        let tensor = DispatchTensor::try_into_backend(tensor.clone());
+        let Ok(BackendTensor::<Flex>::Float(tensor)) = tensor else {
+            return false;
+        };
+        let tensor = tensor.to_contiguous();
+        let from = bytes(&tensor);
+        assert_eq!(from.len(), self.bytes);
+        // SAFETY: the place has so many bytes, and is no part of a tensor that somebody has.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.as_ptr(), self.start.as_ptr(), self.bytes);
+        }
+        true
+    }
+}
+
+impl Room {
+    /// Room for so many elements of a tensor's type, if it is one of floats of the CPU.
+    pub(super) fn like(tensor: &Tensor<1>, elements: usize) -> Option<Self> {
+        let dtype = tensor.dtype();
+        if !matches!(dtype, DType::F32 | DType::F64) {
+            return None;
+        }
+        all_on_host(std::slice::from_ref(tensor))?;
+        let bytes = elements * dtype.size();
+        let block = Block::new(bytes);
+        let start = block.start();
+        let layout = Layout::contiguous(Shape::from([elements]));
+        let whole = FlexTensor::from_arc(Arc::new(block.into_bytes(bytes)), layout, dtype);
+        Some(Self { whole, start })
+    }
+
+    /// A part of it, to be written.
+    pub(super) fn place(&self, elements: Range<usize>) -> Place {
+        assert!(
+            elements.start <= elements.end && elements.end <= self.whole.layout().num_elements()
+        );
+        let size = self.whole.dtype().size();
+        Place {
+            _whole: self.whole.clone(),
+            // SAFETY: within the memory.
+            start: unsafe { self.start.add(elements.start * size) },
+            bytes: elements.len() * size,
+        }
+    }
+
+    /// A part of it that has been written.
+    pub(super) fn part(&self, elements: Range<usize>) -> Tensor<1> {
+        float(self.whole.narrow(0, elements.start, elements.len()))
+    }
+
+    /// Writes the sum of tensors, in their order, to a part; whether they are floats of the CPU.
+    pub(super) fn add_up(&self, elements: Range<usize>, tensors: &[Tensor<1>]) -> bool {
+        let place = self.place(elements);
+        let Some(tensors) = all_on_host(tensors) else {
+            return false;
+        };
+        match self.whole.dtype() {
+            DType::F32 => add_up::<f32>(&place, &tensors),
+            _ => add_up::<f64>(&place, &tensors),
+        }
+        true
+    }
+
+    /// All of it, when every part has been written.
+    pub(super) fn into_tensor(self) -> Tensor<1> {
+        float(self.whole)
     }
 }
 
@@ -58,14 +161,13 @@ fn bytes(tensor: &FlexTensor) -> &[u8] {
     }
 }
 
-fn sum_of<E: bytemuck::Pod + AddAssign>(tensors: &[FlexTensor]) -> Tensor<1> {
+fn add_up<E: bytemuck::Pod + AddAssign>(place: &Place, tensors: &[FlexTensor]) {
     let [first, rest @ ..] = tensors else {
         unreachable!("a group has at least one rank");
     };
-    let elements = first.layout().num_elements();
-    let mut block = Block::new(elements * size_of::<E>());
-    let sums: &mut [E] =
-        bytemuck::cast_slice_mut(&mut block.bytes_mut()[..elements * size_of::<E>()]);
+    // SAFETY: nothing else uses the place, and its bytes are initialised.
+    let sums = unsafe { std::slice::from_raw_parts_mut(place.start.as_ptr(), place.bytes) };
+    let sums: &mut [E] = bytemuck::cast_slice_mut(sums);
     let values = |tensor| -> &[E] { bytemuck::cast_slice(bytes(tensor)) };
     for (stretch, sums) in sums.chunks_mut(STRETCH).enumerate() {
         let cells = stretch * STRETCH..stretch * STRETCH + sums.len();
@@ -77,17 +179,18 @@ fn sum_of<E: bytemuck::Pod + AddAssign>(tensors: &[FlexTensor]) -> Tensor<1> {
                 .for_each(|(sum, more)| *sum += *more);
         }
     }
-    tensor(block, elements, first.dtype())
 }
 
 /// The first elements of a block as a tensor.
 fn tensor(block: Block, elements: usize, dtype: DType) -> Tensor<1> {
     let bytes = block.into_bytes(elements * dtype.size());
     let layout = Layout::contiguous(Shape::from([elements]));
-    let tensor = FlexTensor::new(bytes, layout, dtype);
-    Tensor::from_dispatch(DispatchTensor::from_backend(BackendTensor::<Flex>::Float(
-        tensor,
-    )))
+    float(FlexTensor::new(bytes, layout, dtype))
+}
+
+fn float(tensor: FlexTensor) -> Tensor<1> {
+    let tensor = BackendTensor::<Flex>::Float(tensor);
+    Tensor::from_dispatch(DispatchTensor::from_backend(tensor))
 }
 
 #[cfg(test)]

@@ -12,10 +12,13 @@ use std::time::{Duration, Instant};
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device};
 
+pub use host::Place;
+
 use crate::{Layout, Result};
 
 pub(crate) mod collectives;
 mod host;
+
 pub(crate) mod local;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
@@ -136,6 +139,8 @@ pub enum Expected {
         /// The device that they are to lie on.
         device: Device,
     },
+    /// A tensor that is written to its place in a larger one; the payload is then without tensors.
+    Place(Place),
     /// Metadata of any length.
     Bytes,
 }
@@ -145,6 +150,7 @@ impl Expected {
     pub(crate) fn bytes(&self) -> Option<usize> {
         match self {
             Self::Bytes => None,
+            Self::Place(place) => Some(place.bytes()),
             Self::Tensors { shapes, dtype, .. } => {
                 let cells = shapes.iter().map(|shape| shape.iter().product::<usize>());
                 Some(cells.sum::<usize>() * dtype.size())
@@ -157,6 +163,7 @@ impl Expected {
         use burn::backend::TensorMetadata;
         match (self, payload) {
             (Self::Bytes, Payload::Bytes(_)) => true,
+            (Self::Place(place), Payload::Tensors(_)) => payload.bytes() == place.bytes(),
             (Self::Tensors { shapes, .. }, Payload::Tensors(tensors)) => {
                 shapes.len() == tensors.len()
                     && shapes
@@ -173,6 +180,7 @@ impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tensors { shapes, dtype, .. } => write!(f, "{dtype:?} {shapes:?}"),
+            Self::Place(place) => write!(f, "{} bytes of a larger tensor", place.bytes()),
             Self::Bytes => f.write_str("metadata"),
         }
     }

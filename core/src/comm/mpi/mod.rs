@@ -16,9 +16,8 @@ use std::time::{Duration, Instant};
 
 use super::{Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings};
 use crate::{Error, Result};
-use raw::Link;
+use raw::{Incoming, Link};
 use traffic::{Arrival, Ticket, Traffic};
-use wire::Head;
 
 mod raw;
 mod traffic;
@@ -46,6 +45,8 @@ struct Shared {
     wake: Condvar,
     /// How many threads wait for messages and call MPI themselves.
     waiting: AtomicUsize,
+    /// The thread that drives messages on has stopped for one that waits.
+    paused: AtomicBool,
     /// Why the thread that drives messages on has stopped.
     stopped: Mutex<Option<String>>,
 }
@@ -65,10 +66,16 @@ impl Shared {
     fn drive(&self) -> Result<()> {
         let mut open = self.lock();
         while let Some(traffic) = &mut *open {
-            if self.waiting.load(Ordering::Relaxed) == 0 {
+            let others = self.waiting.load(Ordering::Relaxed) > 0;
+            if !others {
+                traffic.drive_others()?;
                 traffic.drive()?;
             }
-            if traffic.is_idle() {
+            if others || traffic.is_idle() {
+                self.paused.store(others, Ordering::SeqCst);
+                if others && self.waiting.load(Ordering::SeqCst) == 0 {
+                    continue;
+                }
                 open = self.wake.wait(open).unwrap_or_else(|e| e.into_inner());
             } else {
                 drop(open);
@@ -77,6 +84,20 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    /// Runs `f`, which calls MPI until it has what it waits for; the thread that drives messages on stays out of its way.
+    fn waiting<T>(&self, f: impl FnOnce() -> T) -> T {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let value = f();
+        if self.waiting.fetch_sub(1, Ordering::SeqCst) == 1
+            && self.paused.swap(false, Ordering::SeqCst)
+        {
+            // It holds the lock until it sleeps.
+            drop(self.lock());
+            self.wake.notify_one();
+        }
+        value
     }
 }
 
@@ -102,6 +123,7 @@ impl Mpi {
             traffic: Mutex::new(Some(Traffic::new(link))),
             wake: Condvar::new(),
             waiting: AtomicUsize::new(0),
+            paused: AtomicBool::new(false),
             stopped: Mutex::new(None),
         });
         let driven = shared.clone();
@@ -130,12 +152,8 @@ impl Mpi {
     /// # Errors
     /// A failure of MPI.
     pub(crate) fn shut_down(&self) -> Result<()> {
-        let peers = (0..self.size).filter(|&peer| peer != self.rank);
-        match &mut *self.shared.lock() {
-            None => return Ok(()),
-            Some(traffic) => peers
-                .into_iter()
-                .try_for_each(|peer| traffic.bid_farewell(peer))?,
+        if self.shared.lock().is_none() {
+            return Ok(());
         }
         let mut patience = Patience::default();
         while !self.enter(Traffic::drain)? {
@@ -175,27 +193,26 @@ impl Mpi {
         expected: &Expected,
         arrival: Arrival,
     ) -> Result<Payload> {
-        let head = match arrival {
-            Arrival::Payload(block, length) => return Ok(expected.unpack(block, length)),
-            Arrival::Other(head) => head,
+        let (same_operation, bytes) = match arrival {
+            Arrival::Payload(Incoming::Block(block), length) => {
+                return Ok(expected.unpack(block, length));
+            }
+            Arrival::Payload(Incoming::Place(_), _) => return Ok(Payload::Tensors(Vec::new())),
+            Arrival::Other {
+                same_operation,
+                bytes,
+            } => (same_operation, bytes),
         };
-        let own = operation.fingerprint();
-        let Head {
-            fingerprint,
-            length,
-        } = head;
-        let theirs = if fingerprint == own {
-            "the same operation".into()
+        let theirs = if same_operation {
+            "the same operation"
         } else {
-            format!(
-                "another operation, fingerprint {fingerprint:016x} (ours {own:016x}; HALOCLINE_CHECK=1 names it)"
-            )
+            "another operation (HALOCLINE_CHECK=1 names it)"
         };
         Err(Error::Diverged {
             rank: self.rank,
             operation: format!("{operation} (expecting {expected})"),
             peer,
-            peer_operation: format!("{theirs} (sending {} bytes)", length.unwrap_or(0)),
+            peer_operation: format!("{theirs}, sending {bytes} bytes"),
         })
     }
 }
@@ -217,11 +234,8 @@ impl Receipt {
     fn finish(mut self) -> Result<Vec<Payload>> {
         let mut payloads: Vec<Option<Payload>> = self.receives.iter().map(|_| None).collect();
         let shared = self.engine.shared.clone();
-        let waiting = &shared.waiting;
-        waiting.fetch_add(1, Ordering::Relaxed);
-        let result = self.wait(&mut payloads).and_then(|()| self.see_off());
-        waiting.fetch_sub(1, Ordering::Relaxed);
-        result.map(|()| payloads.into_iter().flatten().collect())
+        shared.waiting(|| self.wait(&mut payloads).and_then(|()| self.see_off()))?;
+        Ok(payloads.into_iter().flatten().collect())
     }
 
     /// Waits a moment for messages to leave; the thread sees off those that take longer.
@@ -250,7 +264,13 @@ impl Receipt {
         let mut patience = Patience::default();
         loop {
             let mut came = Vec::new();
+            let late = patience.is_tried();
             let (moved, ended) = engine.enter(|traffic| {
+                if late {
+                    traffic.drive_others()?;
+                    let mut waited = self.tickets.iter().flatten();
+                    waited.try_for_each(|&ticket| traffic.look(ticket))?;
+                }
                 let moved = traffic.drive()?;
                 let mut ended = None;
                 for (index, ticket) in self.tickets.iter_mut().enumerate() {
@@ -297,8 +317,10 @@ impl Receipt {
                 patience = Patience::default();
                 continue;
             }
-            let silent = silent_since.get_or_insert_with(Instant::now).elapsed();
-            if silent >= engine.settings.timeout {
+            if late
+                && silent_since.get_or_insert_with(Instant::now).elapsed()
+                    >= engine.settings.timeout
+            {
                 let (rank, operation, peer) = of(missing);
                 return Err(Error::Timeout {
                     rank,
@@ -343,25 +365,24 @@ impl Communicator for Mpi {
             receives,
         } = batch;
         let fingerprint = operation.fingerprint();
-        // Asked for first, so that what comes finds its place.
-        let (batch, tickets, messages) = self.enter(|traffic| {
+        let sends = sends.into_iter().map(|(peer, payload)| {
+            self.counters.count(&operation, payload.bytes());
+            (peer, wire::pack(payload))
+        });
+        let sends: Vec<_> = sends.collect();
+        let (batch, tickets) = self.enter(|traffic| {
+            let batch = traffic.ticket();
+            // Before receiving: MPI copies a long message that waits already while it is asked for, and the peer would
+            // wait for ours as long.
+            for (peer, packed) in sends {
+                traffic.send(batch, peer, fingerprint, packed)?;
+            }
             let asks = receives.iter().map(|(peer, expected)| {
-                let ticket = traffic.ask(*peer, fingerprint, expected.bytes())?;
+                let ticket = traffic.ask(*peer, fingerprint, expected)?;
                 Ok(Some(ticket))
             });
             let tickets = asks.collect::<Result<Vec<_>>>()?;
-            let messages: Vec<_> = sends.iter().map(|_| traffic.blank()).collect();
-            Ok((traffic.ticket(), tickets, messages))
-        })?;
-        let packed = sends.into_iter().zip(messages);
-        let packed = packed.map(|((peer, payload), message)| {
-            self.counters.count(&operation, payload.bytes());
-            (peer, wire::pack(payload, fingerprint, message))
-        });
-        let packed: Vec<_> = packed.collect();
-        self.enter(|traffic| {
-            let mut sends = packed.into_iter();
-            sends.try_for_each(|(peer, (head, body))| traffic.send(batch, peer, head, body))
+            Ok((batch, tickets))
         })?;
         let receipt = Receipt {
             engine: self.clone(),
@@ -405,6 +426,11 @@ impl Patience {
     const SPINS: u32 = 64;
     const YIELDS: u32 = 1024;
     const SLEEP: Duration = Duration::from_micros(50);
+
+    /// Whether a message would have come by now if its sender was not late.
+    fn is_tried(&self) -> bool {
+        self.0 >= Self::SPINS
+    }
 
     fn wait(&mut self) {
         self.0 = self.0.saturating_add(1);

@@ -2,12 +2,15 @@
 
 use std::ffi::{c_char, c_int};
 use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ops::Range;
 
 use ::mpi::Threading;
 use ::mpi::environment::Universe;
 use ::mpi::ffi;
 use burn::backend::flex::FlexTensor;
 
+use super::wire::Tag;
+use crate::comm::Place;
 use crate::memory::Block;
 use crate::{Error, Result};
 
@@ -15,20 +18,12 @@ use crate::{Error, Result};
 /// a long transfer goes on.
 const PIECE: usize = 64 << 20;
 
-/// Which kind of messages a transfer is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tag {
-    /// What comes first of a payload, and all of a short one.
-    Head = 0,
-    /// The rest of a long payload.
-    Body = 1,
-}
-
 /// A communicator of our own over all processes of the job. MPI is finalised when it is dropped.
 pub(super) struct Link {
     comm: ffi::MPI_Comm,
     rank: usize,
     size: usize,
+    tag_bits: u32,
     _universe: Universe,
 }
 
@@ -71,10 +66,27 @@ impl Link {
             )?;
             check("MPI_Comm_rank", ffi::MPI_Comm_rank(comm, &mut rank))?;
             check("MPI_Comm_size", ffi::MPI_Comm_size(comm, &mut size))?;
+            let (mut largest_tag, mut found) = (std::ptr::null::<c_int>(), 0);
+            check(
+                "MPI_Comm_get_attr",
+                ffi::MPI_Comm_get_attr(
+                    ffi::RSMPI_COMM_WORLD,
+                    ffi::MPI_TAG_UB as c_int,
+                    (&raw mut largest_tag).cast(),
+                    &mut found,
+                ),
+            )?;
+            let largest_tag = if found != 0 {
+                *largest_tag
+            } else {
+                i16::MAX.into()
+            };
             Ok(Self {
                 comm,
                 rank: rank as usize,
                 size: size as usize,
+                // All numbers of so many bits are at most the largest.
+                tag_bits: (largest_tag as u32 + 1).ilog2(),
                 _universe: universe,
             })
         }
@@ -90,6 +102,11 @@ impl Link {
         self.size
     }
 
+    /// The bits that tags may have.
+    pub(super) fn tag_bits(&self) -> u32 {
+        self.tag_bits
+    }
+
     /// Starts to send bytes.
     pub(super) fn send(
         &self,
@@ -98,7 +115,7 @@ impl Link {
         memory: Outgoing,
     ) -> Result<Transfer<Outgoing>> {
         let (start, bytes) = memory.span();
-        let (peer, tag) = (peer as c_int, tag as c_int);
+        let (peer, tag) = (peer as c_int, tag.0 as c_int);
         // SAFETY: MPI is open; the transfer keeps the memory alive and unchanged until its requests are complete.
         Transfer::new(memory).post("MPI_Isend", start, bytes, |start, count, request| unsafe {
             let start = start.cast();
@@ -114,18 +131,24 @@ impl Link {
         })
     }
 
-    /// Starts to receive what a peer sends: so many bytes, or at most so many if they are less than a piece.
+    /// Starts to receive what a peer sends into a range of memory: all of it, or less if that is less than a piece.
     pub(super) fn receive(
         &self,
         peer: usize,
         tag: Tag,
-        memory: Block,
-        bytes: usize,
-    ) -> Result<Transfer<Block>> {
-        assert!(bytes <= memory.size());
-        let start = memory.start().as_ptr();
-        let (peer, tag) = (peer as c_int, tag as c_int);
-        // SAFETY: MPI is open; the transfer keeps the block, which has room for the bytes, until its requests are complete.
+        memory: Incoming,
+        to: Range<usize>,
+    ) -> Result<Transfer<Incoming>> {
+        let (start, size) = match &memory {
+            Incoming::Block(block) => (block.start(), block.size()),
+            Incoming::Place(place) => (place.start(), place.bytes()),
+        };
+        assert!(to.start <= to.end && to.end <= size);
+        // SAFETY: within the memory.
+        let start = unsafe { start.as_ptr().add(to.start) };
+        let bytes = to.len();
+        let (peer, tag) = (peer as c_int, tag.0 as c_int);
+        // SAFETY: MPI is open; the transfer keeps the memory, which has room for the bytes, until its requests are complete.
         Transfer::new(memory).post("MPI_Irecv", start, bytes, |start, count, request| unsafe {
             let start = start.cast_mut().cast();
             ffi::MPI_Irecv(
@@ -144,9 +167,9 @@ impl Link {
     pub(super) fn poll<M>(&self, transfer: &mut Transfer<M>) -> Result<Step> {
         let before = transfer.done;
         while let Some(request) = transfer.requests.get_mut(transfer.done) {
-            let mut complete = 0;
+            let (mut complete, mut status) = (0, MaybeUninit::uninit());
             // SAFETY: MPI is open, and the request is one of MPI's.
-            let code = unsafe { ffi::MPI_Test(request, &mut complete, ffi::RSMPI_STATUS_IGNORE) };
+            let code = unsafe { ffi::MPI_Test(request, &mut complete, status.as_mut_ptr()) };
             check("MPI_Test", code)?;
             if complete == 0 {
                 return Ok(if transfer.done == before {
@@ -155,9 +178,48 @@ impl Link {
                     Step::Some
                 });
             }
+            // SAFETY: the request is complete, so that the status was written.
+            transfer.bytes += bytes(unsafe { status.assume_init_ref() })?;
             transfer.done += 1;
         }
         Ok(Step::Complete)
+    }
+
+    /// The first message of a peer that nothing receives, if there is one: its tag and size in bytes.
+    pub(super) fn stray(&self, peer: usize) -> Result<Option<(Tag, usize)>> {
+        let (mut found, mut status) = (0, MaybeUninit::uninit());
+        // SAFETY: MPI is open, and the out-pointers are valid.
+        let code = unsafe {
+            let any = ffi::RSMPI_ANY_TAG;
+            ffi::MPI_Iprobe(
+                peer as c_int,
+                any,
+                self.comm,
+                &mut found,
+                status.as_mut_ptr(),
+            )
+        };
+        check("MPI_Iprobe", code)?;
+        if found == 0 {
+            return Ok(None);
+        }
+        // SAFETY: a message was found, so that the status was written.
+        let status = unsafe { status.assume_init_ref() };
+        Ok(Some((Tag(status.MPI_TAG as u32), bytes(status)?)))
+    }
+
+    /// Gives up receiving, and the memory. What has come of the message is lost.
+    pub(super) fn cancel(&self, mut transfer: Transfer<Incoming>) -> Result<()> {
+        for request in &mut transfer.requests[transfer.done..] {
+            // SAFETY: MPI is open, the request is one of MPI's, and what it receives into is kept until it has ended.
+            unsafe {
+                check("MPI_Cancel", ffi::MPI_Cancel(request))?;
+                check("MPI_Wait", ffi::MPI_Wait(request, ffi::RSMPI_STATUS_IGNORE))?;
+            }
+        }
+        transfer.done = transfer.requests.len();
+        drop(transfer.into_memory());
+        Ok(())
     }
 
     /// Ends all processes of the job.
@@ -165,6 +227,15 @@ impl Link {
         // SAFETY: MPI is open.
         unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, 1) };
     }
+}
+
+/// The size of a message.
+fn bytes(status: &ffi::MPI_Status) -> Result<usize> {
+    let mut bytes = 0;
+    // SAFETY: MPI is open, and wrote the status.
+    let code = unsafe { ffi::MPI_Get_count(status, ffi::RSMPI_UINT8_T, &mut bytes) };
+    check("MPI_Get_count", code)?;
+    Ok(bytes as usize)
 }
 
 /// Start and size of the messages of a transfer; at least one.
@@ -186,14 +257,20 @@ pub(super) enum Step {
     Complete,
 }
 
+/// Memory that is received into.
+pub(super) enum Incoming {
+    /// A block of its own.
+    Block(Block),
+    /// A part of a tensor.
+    Place(Place),
+}
+
 /// Memory that is sent.
 pub(super) enum Outgoing {
-    /// The first bytes of a block that begins with a head.
-    Message(Block, usize),
     /// The first bytes of a block.
     Block(Block, usize),
-    /// All of it.
-    Bytes(Vec<u8>),
+    /// Bytes from one on.
+    Bytes(Vec<u8>, usize),
     /// The elements of a contiguous tensor, which nobody changes as long as there is a second handle.
     Tensor(FlexTensor),
 }
@@ -201,11 +278,11 @@ pub(super) enum Outgoing {
 impl Outgoing {
     fn span(&self) -> (*const u8, usize) {
         match self {
-            Self::Message(block, bytes) | Self::Block(block, bytes) => {
+            Self::Block(block, bytes) => {
                 assert!(*bytes <= block.size());
                 (block.start().as_ptr(), *bytes)
             }
-            Self::Bytes(bytes) => (bytes.as_ptr(), bytes.len()),
+            Self::Bytes(bytes, from) => (bytes[*from..].as_ptr(), bytes[*from..].len()),
             Self::Tensor(tensor) => {
                 let layout = tensor.layout();
                 assert!(layout.is_contiguous());
@@ -224,6 +301,8 @@ pub(super) struct Transfer<M> {
     requests: Vec<ffi::MPI_Request>,
     /// How many of the requests are complete.
     done: usize,
+    /// What has come, if it receives.
+    bytes: usize,
     memory: ManuallyDrop<M>,
 }
 
@@ -235,6 +314,7 @@ impl<M> Transfer<M> {
         Self {
             requests: Vec::with_capacity(1),
             done: 0,
+            bytes: 0,
             memory: ManuallyDrop::new(memory),
         }
     }
@@ -254,6 +334,11 @@ impl<M> Transfer<M> {
             self.requests.push(unsafe { request.assume_init() });
         }
         Ok(self)
+    }
+
+    /// How much has come.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// The memory of a transfer that is complete.

@@ -1,11 +1,9 @@
-//! What a rank has in transit: messages that leave, and those that are expected, per peer in the order in which they
-//! were asked for.
+//! What a rank has in transit: messages that leave, and those that are expected.
 
-use std::collections::VecDeque;
-
-use super::raw::{Link, Outgoing, Step, Tag, Transfer};
-use super::wire::{Head, SHORT};
+use super::raw::{Incoming, Link, Outgoing, Step, Transfer};
+use super::wire::{self, Packed, Part, Tag, Tags};
 use crate::Result;
+use crate::comm::Expected;
 use crate::memory::Block;
 
 /// A message that was asked for; tickets are given in order.
@@ -13,56 +11,78 @@ pub(super) type Ticket = u64;
 
 /// A message that has come.
 pub(super) enum Arrival {
-    /// The payload: the first bytes of the block, so many.
-    Payload(Block, usize),
+    /// The payload: the first bytes of the memory, so many.
+    Payload(Incoming, usize),
     /// Another one than was asked for.
-    Other(Head),
+    Other {
+        /// Whether it is of the same operation.
+        same_operation: bool,
+        /// The size of what came, or of its first piece.
+        bytes: usize,
+    },
 }
 
-/// What was asked for.
+/// What was asked for and has not come.
 struct Ask {
     ticket: Ticket,
+    /// Whether somebody still waits for it.
+    wanted: bool,
+    peer: usize,
+    number: u32,
     fingerprint: u64,
-    /// Its size, if that is known.
+    tag: Tag,
+    /// The payload's size, if that is known; else its first message comes.
     bytes: Option<usize>,
+    /// What of it came with the first message.
+    begun: usize,
+    transfer: Transfer<Incoming>,
 }
 
-/// What comes from one peer.
+/// What a rank knows of another.
 #[derive(Default)]
-struct Inbox {
-    asked: VecDeque<Ask>,
-    /// Where the peer's next head goes.
-    head: Option<Transfer<Block>>,
-    /// Long payloads on their way, and whether somebody asked for them.
-    bodies: Vec<(Option<Ticket>, usize, Transfer<Block>)>,
+struct Peer {
+    /// How many payloads went there.
+    sent: u32,
+    /// How many of its payloads were asked for.
+    asked: u32,
+    /// Its last message, on its way.
+    end: Option<Transfer<Incoming>>,
     ended: bool,
+    /// It has been told that this rank's program has ended.
+    told: bool,
+}
+
+/// A message that leaves: the batch that it is of, and where it goes.
+struct Leaving {
+    batch: Ticket,
+    peer: usize,
+    transfer: Transfer<Outgoing>,
 }
 
 /// All messages of a rank in transit.
 pub(super) struct Traffic {
     link: Link,
-    /// Messages that have not left, with the batch that they are of.
-    leaving: Vec<(Ticket, Transfer<Outgoing>)>,
-    inboxes: Vec<Inbox>,
-    next: Ticket,
+    tags: Tags,
+    peers: Vec<Peer>,
+    leaving: Vec<Leaving>,
+    asks: Vec<Ask>,
     arrived: Vec<(Ticket, Arrival)>,
-    /// Tickets that nobody waits for any more.
-    dropped: Vec<Ticket>,
-    /// Blocks for messages that begin with a head, to be used again.
-    spare: Vec<Block>,
+    /// Messages that nobody asked for.
+    strays: Vec<Transfer<Incoming>>,
+    next: Ticket,
 }
 
 impl Traffic {
     pub(super) fn new(link: Link) -> Self {
-        let inboxes = (0..link.size()).map(|_| Inbox::default());
         Self {
-            inboxes: inboxes.collect(),
+            tags: Tags::new(link.tag_bits()),
+            peers: (0..link.size()).map(|_| Peer::default()).collect(),
             link,
             leaving: Vec::new(),
-            next: 0,
+            asks: Vec::new(),
             arrived: Vec::new(),
-            dropped: Vec::new(),
-            spare: Vec::new(),
+            strays: Vec::new(),
+            next: 0,
         }
     }
 
@@ -76,54 +96,81 @@ impl Traffic {
         self.next - 1
     }
 
-    /// A block for a message that begins with a head.
-    pub(super) fn blank(&mut self) -> Block {
-        self.spare
-            .pop()
-            .unwrap_or_else(|| Block::new(Head::SIZE + SHORT))
-    }
-
-    /// Keeps the memory of a message that has left, if it is one of [`blank`](Self::blank)'s.
-    fn keep(&mut self, memory: Outgoing) {
-        if let Outgoing::Message(block, _) = memory {
-            self.spare.push(block);
-        }
-    }
-
-    /// Starts to send a message. Short ones are on their way when this returns.
-    pub(super) fn send(
-        &mut self,
-        batch: Ticket,
-        peer: usize,
-        head: Outgoing,
-        body: Option<Outgoing>,
-    ) -> Result<()> {
-        for (tag, memory) in [(Tag::Head, Some(head)), (Tag::Body, body)] {
-            let Some(memory) = memory else { continue };
-            let mut transfer = self.link.send(peer, tag, memory)?;
-            match self.link.poll(&mut transfer)? {
-                Step::Complete => self.keep(transfer.into_memory()),
-                _ => self.leaving.push((batch, transfer)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Asks for the next message of a peer that nobody has asked for.
+    /// Asks for the next payload of a peer, of an operation's fingerprint.
     pub(super) fn ask(
         &mut self,
         peer: usize,
         fingerprint: u64,
-        bytes: Option<usize>,
+        expected: &Expected,
     ) -> Result<Ticket> {
-        let ticket = self.ticket();
-        self.inboxes[peer].asked.push_back(Ask {
-            ticket,
-            fingerprint,
-            bytes,
-        });
+        let bytes = expected.bytes();
         self.listen(peer)?;
+        let ticket = self.ticket();
+        let number = self.peers[peer].asked;
+        self.peers[peer].asked += 1;
+        let part = bytes.map_or(Part::First, Part::Whole);
+        let tag = self.tags.tag(number, fingerprint, part);
+        let room = bytes.unwrap_or(wire::FIRST);
+        let memory = match expected {
+            Expected::Place(place) => Incoming::Place(place.clone()),
+            // SAFETY: read when all of it has come.
+            _ => Incoming::Block(unsafe { Block::uninit(room) }),
+        };
+        self.asks.push(Ask {
+            ticket,
+            wanted: true,
+            peer,
+            number,
+            fingerprint,
+            tag,
+            bytes,
+            begun: 0,
+            transfer: self.link.receive(peer, tag, memory, 0..room)?,
+        });
         Ok(ticket)
+    }
+
+    /// Starts to send a payload. A short one is on its way when this returns.
+    pub(super) fn send(
+        &mut self,
+        batch: Ticket,
+        peer: usize,
+        fingerprint: u64,
+        packed: Packed,
+    ) -> Result<()> {
+        let number = self.peers[peer].sent;
+        self.peers[peer].sent += 1;
+        let messages = match packed {
+            Packed::Tensors(memory, bytes) => [Some((Part::Whole(bytes), memory)), None],
+            Packed::Metadata(first, rest) => [
+                Some((Part::First, first)),
+                rest.map(|rest| (Part::Rest, rest)),
+            ],
+        };
+        let mut messages = messages.into_iter().flatten();
+        messages.try_for_each(|(part, memory)| {
+            let tag = self.tags.tag(number, fingerprint, part);
+            self.send_message(batch, peer, tag, memory)
+        })
+    }
+
+    fn send_message(
+        &mut self,
+        batch: Ticket,
+        peer: usize,
+        tag: Tag,
+        memory: Outgoing,
+    ) -> Result<()> {
+        let mut transfer = self.link.send(peer, tag, memory)?;
+        match self.link.poll(&mut transfer)? {
+            Step::Complete => drop(transfer.into_memory()),
+            _ => self.leaving.push(Leaving {
+                batch,
+                peer,
+                transfer,
+            }),
+        }
+        Ok(())
     }
 
     /// The message of a ticket, if it has come.
@@ -134,152 +181,185 @@ impl Traffic {
 
     /// Nobody waits for this ticket any more.
     pub(super) fn forget(&mut self, ticket: Ticket) {
-        if self.take(ticket).is_none() {
-            self.dropped.push(ticket);
+        if self.take(ticket).is_none()
+            && let Some(ask) = self.asks.iter_mut().find(|ask| ask.ticket == ticket)
+        {
+            ask.wanted = false;
         }
     }
 
-    /// Whether the message of a ticket, which has not come, cannot come any more: the peer's program has ended.
+    /// Whether the message of a ticket that has not come cannot come any more, because its sender's program had ended
+    /// before messages were last driven on.
     pub(super) fn is_lost(&self, peer: usize, ticket: Ticket) -> bool {
-        let inbox = &self.inboxes[peer];
-        let mut coming = inbox.bodies.iter();
-        inbox.ended && !coming.any(|(of, ..)| *of == Some(ticket))
+        self.peers[peer].ended && self.asks.iter().any(|ask| ask.ticket == ticket)
     }
 
     /// Whether all messages of a batch have left.
     pub(super) fn has_sent(&self, batch: Ticket) -> bool {
-        self.leaving.iter().all(|(of, _)| *of != batch)
+        self.leaving.iter().all(|message| message.batch != batch)
     }
 
     /// Whether nothing is in transit that this rank knows of.
     pub(super) fn is_idle(&self) -> bool {
-        let quiet =
-            |inbox: &Inbox| inbox.bodies.is_empty() && (inbox.asked.is_empty() || inbox.ended);
-        self.leaving.is_empty() && self.inboxes.iter().all(quiet)
+        let lost = |ask: &Ask| self.peers[ask.peer].ended;
+        self.leaving.is_empty() && self.strays.is_empty() && self.asks.iter().all(lost)
     }
 
-    /// Is ready for a head of a peer.
+    /// Is ready for the last message of a peer.
     fn listen(&mut self, peer: usize) -> Result<()> {
-        if self.inboxes[peer].head.is_some() || self.inboxes[peer].ended {
-            return Ok(());
+        if self.peers[peer].end.is_none() && !self.peers[peer].ended {
+            let end = self
+                .link
+                .receive(peer, Tag::END, Incoming::Block(Block::new(0)), 0..0)?;
+            self.peers[peer].end = Some(end);
         }
-        let message = self.blank();
-        self.listen_with(peer, message)
-    }
-
-    fn listen_with(&mut self, peer: usize, message: Block) -> Result<()> {
-        let bytes = message.size();
-        let head = self.link.receive(peer, Tag::Head, message, bytes)?;
-        self.inboxes[peer].head = Some(head);
         Ok(())
     }
 
-    /// Drives everything on; whether something moved.
+    /// Drives messages on; whether something moved.
     pub(super) fn drive(&mut self) -> Result<bool> {
         let mut moved = false;
-        for (batch, mut transfer) in std::mem::take(&mut self.leaving) {
-            let step = self.link.poll(&mut transfer)?;
+        let mut next = 0;
+        while let Some(message) = self.leaving.get_mut(next) {
+            let step = self.link.poll(&mut message.transfer)?;
             moved |= step != Step::None;
-            match step {
-                Step::Complete => self.keep(transfer.into_memory()),
-                _ => self.leaving.push((batch, transfer)),
+            if step == Step::Complete {
+                drop(self.leaving.swap_remove(next).transfer.into_memory());
+            } else {
+                next += 1;
             }
         }
-        for peer in 0..self.inboxes.len() {
-            if !self.inboxes[peer].asked.is_empty() {
-                moved |= self.drive_head(peer)?;
+        next = 0;
+        while let Some(ask) = self.asks.get_mut(next) {
+            let step = self.link.poll(&mut ask.transfer)?;
+            moved |= step != Step::None;
+            if step == Step::Complete {
+                // In order, so that what follows is asked for in order.
+                let ask = self.asks.remove(next);
+                self.complete(ask)?;
+            } else {
+                next += 1;
             }
-            moved |= self.drive_bodies(peer)?;
         }
         Ok(moved)
     }
 
-    fn drive_head(&mut self, peer: usize) -> Result<bool> {
-        let inbox = &mut self.inboxes[peer];
-        let Some(transfer) = &mut inbox.head else {
-            return Ok(false);
-        };
-        if self.link.poll(transfer)? != Step::Complete {
-            return Ok(false);
+    /// Drives on what is not on the way of an operation: last messages of ranks, and those that nobody asked for.
+    ///
+    /// What a rank sent comes before its last message: what has not come after [`drive`](Self::drive) is lost.
+    pub(super) fn drive_others(&mut self) -> Result<()> {
+        for peer in &mut self.peers {
+            if let Some(end) = &mut peer.end
+                && self.link.poll(end)? == Step::Complete
+            {
+                drop(peer.end.take().map(Transfer::into_memory));
+                peer.ended = true;
+            }
         }
-        let Some(transfer) = inbox.head.take() else {
-            return Ok(false);
-        };
-        let message = transfer.into_memory();
-        let head = Head::of(&message);
-        let Some(bytes) = head.length else {
-            inbox.ended = true;
-            return Ok(true);
-        };
-        let ask = inbox.asked.pop_front();
-        let fits = |ask: &Ask| {
-            ask.fingerprint == head.fingerprint && ask.bytes.is_none_or(|asked| asked == bytes)
-        };
-        let wrong = ask.as_ref().filter(|ask| !fits(ask)).map(|ask| ask.ticket);
-        let ticket = ask.map(|ask| ask.ticket);
-        if let Some(ticket) = wrong {
-            self.arrive(ticket, Arrival::Other(head));
+        for mut stray in std::mem::take(&mut self.strays) {
+            match self.link.poll(&mut stray)? {
+                Step::Complete => drop(stray.into_memory()),
+                _ => self.strays.push(stray),
+            }
         }
-        let ticket = ticket.filter(|_| wrong.is_none());
-        if bytes > SHORT {
-            // Also if nobody wants it: it must not be taken for the body of a later message.
-            let body = self
-                .link
-                .receive(peer, Tag::Body, Block::new(bytes), bytes)?;
-            self.inboxes[peer].bodies.push((ticket, bytes, body));
-        } else if let Some(ticket) = ticket {
-            let payload = Block::copy_of(&message.bytes()[Head::SIZE..][..bytes]);
-            self.arrive(ticket, Arrival::Payload(payload, bytes));
-        }
-        self.listen_with(peer, message)?;
-        Ok(true)
+        Ok(())
     }
 
-    fn drive_bodies(&mut self, peer: usize) -> Result<bool> {
-        let mut moved = false;
-        for (ticket, bytes, mut transfer) in std::mem::take(&mut self.inboxes[peer].bodies) {
-            let step = self.link.poll(&mut transfer)?;
-            moved |= step != Step::None;
-            match (step, ticket) {
-                (Step::Complete, None) => drop(transfer.into_memory()),
-                (Step::Complete, Some(ticket)) => {
-                    self.arrive(ticket, Arrival::Payload(transfer.into_memory(), bytes));
+    /// What an ask received has come.
+    fn complete(&mut self, ask: Ask) -> Result<()> {
+        let came = ask.begun + ask.transfer.bytes();
+        let memory = ask.transfer.into_memory();
+        let arrival = match (ask.bytes, memory) {
+            (Some(bytes), memory) if came == bytes => Arrival::Payload(memory, bytes),
+            (Some(_), _) | (None, Incoming::Place(_)) => Arrival::Other {
+                same_operation: true,
+                bytes: came,
+            },
+            (None, Incoming::Block(block)) => {
+                let (room, rest) = wire::unpack_first(&block);
+                let room = Incoming::Block(room);
+                if rest.is_empty() {
+                    Arrival::Payload(room, rest.end)
+                } else {
+                    let tag = self.tags.tag(ask.number, ask.fingerprint, Part::Rest);
+                    self.asks.push(Ask {
+                        tag,
+                        bytes: Some(rest.end),
+                        begun: rest.start,
+                        transfer: self.link.receive(ask.peer, tag, room, rest)?,
+                        ..ask
+                    });
+                    return Ok(());
                 }
-                _ => self.inboxes[peer].bodies.push((ticket, bytes, transfer)),
             }
+        };
+        if ask.wanted {
+            self.arrived.push((ask.ticket, arrival));
         }
-        Ok(moved)
+        Ok(())
     }
 
-    fn arrive(&mut self, ticket: Ticket, arrival: Arrival) {
-        match self.dropped.iter().position(|of| *of == ticket) {
-            Some(place) => drop(self.dropped.swap_remove(place)),
-            None => self.arrived.push((ticket, arrival)),
+    /// Looks whether another message came in the place of what a ticket waits for.
+    pub(super) fn look(&mut self, ticket: Ticket) -> Result<()> {
+        let Some(place) = self.asks.iter().position(|ask| ask.ticket == ticket) else {
+            return Ok(());
+        };
+        let ask = &self.asks[place];
+        let Some((tag, bytes)) = self.link.stray(ask.peer)? else {
+            return Ok(());
+        };
+        // The rest of metadata may come before its first message is looked at.
+        if !self.tags.same_place(tag, ask.tag) || self.tags.is_rest(tag) {
+            return Ok(());
         }
+        let same_operation = self.tags.same_operation(tag, ask.tag);
+        self.discard(ask.peer, tag, bytes)?;
+        let ask = self.asks.swap_remove(place);
+        self.link.cancel(ask.transfer)?;
+        let arrival = Arrival::Other {
+            same_operation,
+            bytes,
+        };
+        self.arrived.push((ticket, arrival));
+        Ok(())
     }
 
-    /// Tells a peer that this rank's program has ended.
-    pub(super) fn bid_farewell(&mut self, peer: usize) -> Result<()> {
-        let mut message = self.blank();
-        Head::end().write(&mut message);
-        let farewell = Outgoing::Message(message, Head::SIZE);
-        let batch = self.ticket();
-        self.send(batch, peer, farewell, None)?;
-        self.listen(peer)
+    /// Receives a message that nobody asked for, so that its sender can go on.
+    fn discard(&mut self, peer: usize, tag: Tag, bytes: usize) -> Result<()> {
+        let stray = self
+            .link
+            .receive(peer, tag, Incoming::Block(Block::new(bytes)), 0..bytes)?;
+        self.strays.push(stray);
+        Ok(())
     }
 
     /// Drives on what is left at the end; whether all has left and every peer has ended.
     ///
     /// What a peer sent and nobody asked for is received here, or the peer could not leave.
     pub(super) fn drain(&mut self) -> Result<bool> {
+        self.drive_others()?;
         self.drive()?;
         let own = self.link.rank();
-        let mut all = self.leaving.is_empty();
-        for peer in (0..self.inboxes.len()).filter(|&peer| peer != own) {
-            self.drive_head(peer)?;
-            let inbox = &self.inboxes[peer];
-            all &= inbox.ended && inbox.bodies.is_empty();
+        for peer in (0..self.peers.len()).filter(|&peer| peer != own) {
+            self.listen(peer)?;
+            if !self.peers[peer].told && self.leaving.iter().all(|message| message.peer != peer) {
+                let farewell = Outgoing::Block(Block::new(0), 0);
+                let batch = self.ticket();
+                self.send_message(batch, peer, Tag::END, farewell)?;
+                self.peers[peer].told = true;
+            }
+            if let Some((tag, bytes)) = self.link.stray(peer)? {
+                self.discard(peer, tag, bytes)?;
+            }
         }
-        Ok(all)
+        let mut peers = self.peers.iter().enumerate();
+        let ended = peers.all(|(rank, peer)| rank == own || (peer.told && peer.ended));
+        if !ended || !self.leaving.is_empty() || !self.strays.is_empty() {
+            return Ok(false);
+        }
+        // Nobody sends these any more.
+        let mut asks = std::mem::take(&mut self.asks).into_iter();
+        asks.try_for_each(|ask| self.link.cancel(ask.transfer))?;
+        Ok(true)
     }
 }

@@ -1,7 +1,10 @@
-//! Messages as bytes: a head, which says what comes, and the payload, in the head's message or in one of its own.
+//! Messages as bytes, and what tells them apart.
 //!
-//! Ranks are of one architecture: numbers are in its byte order.
+//! A payload of tensors is its bytes and nothing else: both sides know its size. Of metadata the size comes first, in one
+//! message with as much as fits. Which payload it is and what it belongs to is in the [`Tag`]. Ranks are of one
+//! architecture: numbers are in its byte order.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
@@ -16,82 +19,130 @@ use super::raw::Outgoing;
 use crate::comm::{Expected, Payload};
 use crate::memory::Block;
 
-/// A payload of at most so many bytes travels with its head.
-pub(super) const SHORT: usize = 8 << 10;
-
-/// What precedes a payload.
+/// The number that MPI tells messages apart by: which of the payloads between two ranks it is, and in fewer bits than
+/// they have, its operation's fingerprint and its size. The pieces of a payload have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
-    /// The fingerprint of the sender's operation.
-    pub(super) fingerprint: u64,
-    /// The size of the payload in bytes; `None`: the sender's program has ended, nothing comes any more.
-    pub(super) length: Option<usize>,
+pub(super) struct Tag(pub(super) u32);
+
+impl Tag {
+    /// The tag of a rank's last message.
+    pub(super) const END: Self = Self(0);
 }
 
-impl Head {
-    /// The bytes of a head; what follows them begins at a cache line.
-    pub(super) const SIZE: usize = 64;
-    /// The length that says that a program has ended.
-    const END: u64 = u64::MAX;
+/// How tags are made up; MPI has at least 15 bits for them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tags {
+    number: u32,
+    part: u32,
+    fingerprint: u32,
+}
 
-    /// The last message of a rank.
-    pub(super) fn end() -> Self {
+/// What messages are of a payload.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Part {
+    /// All of it, so many bytes.
+    Whole(usize),
+    /// The first message of metadata.
+    First,
+    /// What follows it.
+    Rest,
+}
+
+impl Tags {
+    /// Tags of so many bits, one of which tells them from [`Tag::END`].
+    pub(super) fn new(bits: u32) -> Self {
+        let number = (bits / 3).min(10);
+        let part = bits / 5;
         Self {
-            fingerprint: 0,
-            length: None,
+            number,
+            part,
+            fingerprint: bits - 1 - number - part,
         }
     }
 
-    /// Begins a message with this head.
-    pub(super) fn write(self, message: &mut Block) {
-        let length = self.length.map_or(Self::END, |length| length as u64);
-        message.bytes_mut()[..8].copy_from_slice(&self.fingerprint.to_ne_bytes());
-        message.bytes_mut()[8..16].copy_from_slice(&length.to_ne_bytes());
-    }
-
-    /// The head that a message begins with.
-    pub(super) fn of(message: &Block) -> Self {
-        let word = |at: usize| {
-            let bytes = message.bytes()[at..].first_chunk();
-            u64::from_ne_bytes(*bytes.expect("a message begins with a head"))
+    /// The tag of messages of the payload of this number between two ranks.
+    ///
+    /// Numbers come again, but messages of one tag keep their order.
+    pub(super) fn tag(self, number: u32, fingerprint: u64, part: Part) -> Tag {
+        // The high bits of a product with an odd number depend on all bits of the other factor.
+        let high = |value: u64, bits: u32| {
+            (value.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - bits)) as u32
         };
-        Self {
-            fingerprint: word(0),
-            length: Some(word(8))
-                .filter(|&length| length != Self::END)
-                .map(|length| length as usize),
-        }
+        let part = match part {
+            Part::First => 0,
+            Part::Rest => 1,
+            Part::Whole(bytes) => 2 + high(bytes as u64, 31) % ((1 << self.part) - 2),
+        };
+        let fingerprint = high(fingerprint, self.fingerprint);
+        let number = number & ((1 << self.number) - 1);
+        let tag = (((1 << self.number) | number) << self.part) | part;
+        Tag((tag << self.fingerprint) | fingerprint)
+    }
+
+    /// Whether a tag is that of the rest of metadata.
+    pub(super) fn is_rest(self, tag: Tag) -> bool {
+        (tag.0 >> self.fingerprint) & ((1 << self.part) - 1) == 1
+    }
+
+    /// Whether both are of the same payload, by number.
+    pub(super) fn same_place(self, one: Tag, other: Tag) -> bool {
+        one != Tag::END && (one.0 ^ other.0) >> (self.part + self.fingerprint) == 0
+    }
+
+    /// Whether both are of the same operation.
+    pub(super) fn same_operation(self, one: Tag, other: Tag) -> bool {
+        (one.0 ^ other.0) & ((1 << self.fingerprint) - 1) == 0
     }
 }
 
-/// A payload as what is sent: a message, with the payload if that is short, and the payload, if it is long.
-pub(super) fn pack(
-    payload: Payload,
-    fingerprint: u64,
-    mut message: Block,
-) -> (Outgoing, Option<Outgoing>) {
+/// What of metadata travels with its size, in bytes of the first message.
+pub(super) const FIRST: usize = 256;
+/// The bytes of the size.
+const SIZE: usize = size_of::<u64>();
+
+/// A payload as what is sent.
+pub(super) enum Packed {
+    /// All of it, and its size in bytes.
+    Tensors(Outgoing, usize),
+    /// The size with the first bytes, and the others if there are any.
+    Metadata(Outgoing, Option<Outgoing>),
+}
+
+/// Makes a payload ready to be sent.
+pub(super) fn pack(payload: Payload) -> Packed {
     let length = payload.bytes();
-    let head = Head {
-        fingerprint,
-        length: Some(length),
+    let bytes = match payload {
+        Payload::Bytes(bytes) => bytes,
+        payload => {
+            let packed = match payload.as_one() {
+                Some(tensor) => Outgoing::Tensor(tensor),
+                None => {
+                    let mut block = Block::new(length);
+                    payload.write(&mut block.bytes_mut()[..length]);
+                    Outgoing::Block(block, length)
+                }
+            };
+            return Packed::Tensors(packed, length);
+        }
     };
-    head.write(&mut message);
-    if length <= SHORT {
-        payload.write(&mut message.bytes_mut()[Head::SIZE..][..length]);
-        return (Outgoing::Message(message, Head::SIZE + length), None);
-    }
-    let body = match payload {
-        Payload::Bytes(bytes) => Outgoing::Bytes(bytes),
-        payload => match payload.as_one() {
-            Some(tensor) => Outgoing::Tensor(tensor),
-            None => {
-                let mut block = Block::new(length);
-                payload.write(&mut block.bytes_mut()[..length]);
-                Outgoing::Block(block, length)
-            }
-        },
-    };
-    (Outgoing::Message(message, Head::SIZE), Some(body))
+    let mut first = Block::new(FIRST);
+    let (size, room) = first.bytes_mut().split_at_mut(SIZE);
+    size.copy_from_slice(&(length as u64).to_ne_bytes());
+    let inside = length.min(room.len());
+    room[..inside].copy_from_slice(&bytes[..inside]);
+    let rest = (inside < length).then(|| Outgoing::Bytes(bytes, inside));
+    Packed::Metadata(Outgoing::Block(first, SIZE + inside), rest)
+}
+
+/// The first message of metadata: room for all of it, filled with what has come, and how much that is of how much.
+pub(super) fn unpack_first(message: &Block) -> (Block, Range<usize>) {
+    let (size, room) = message.bytes().split_at(SIZE);
+    let size = size.first_chunk().expect("a message begins with a size");
+    let length = u64::from_ne_bytes(*size) as usize;
+    let inside = length.min(FIRST - SIZE);
+    let mut block = Block::new(length);
+    block.bytes_mut()[..inside].copy_from_slice(&room[..inside]);
+    (block, inside..length)
 }
 
 /// A tensor in the memory of this process.
@@ -210,5 +261,32 @@ fn on_device(cells: FlexTensor, dtype: DType, device: &Device) -> DispatchTensor
         DType::Bool(_) => Dispatch::bool_from_data(data, device),
         dtype if dtype.is_float() => Dispatch::float_from_data(data, device),
         _ => Dispatch::int_from_data(data, device),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_tell_places_operations_and_sizes_apart() {
+        for bits in [15, 20, 30] {
+            let tags = Tags::new(bits);
+            let tag = tags.tag(3, 77, Part::Whole(16));
+            assert!(tag.0 < 1 << bits && tag != Tag::END && !tags.is_rest(tag));
+            assert_eq!(tag, tags.tag(3, 77, Part::Whole(16)));
+            let next = tags.tag(4, 77, Part::Whole(16));
+            assert!(!tags.same_place(tag, next) && tags.same_operation(tag, next));
+            let other = tags.tag(3, 78, Part::Whole(16));
+            assert!(tags.same_place(tag, other) && !tags.same_operation(tag, other));
+            let parts = [Part::Whole(24), Part::First, Part::Rest];
+            let [longer, first, rest] = parts.map(|part| tags.tag(3, 77, part));
+            for part in [longer, first, rest] {
+                assert!(tag != part && tags.same_place(tag, part));
+                assert!(tags.same_operation(tag, part));
+            }
+            assert!(tags.is_rest(rest) && !tags.is_rest(first));
+            assert!(!tags.same_place(Tag::END, tag));
+        }
     }
 }
