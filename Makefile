@@ -40,6 +40,8 @@ check: test-packages
 	cargo fmt --all --check
 	cargo clippy $(TEST_FLAGS) --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc $(TEST_FLAGS) --no-deps
+	# Types only: with DOCS_RS the build scripts of burn's CUDA compiler download nothing.
+	DOCS_RS=1 CARGO_TARGET_DIR=$(TARGET)/cuda cargo check --workspace --features mpi,cuda
 
 bench: packages
 	cargo bench $(CARGO_FLAGS) --bench sharding --bench operators

@@ -14,12 +14,13 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::comm::local::Hub;
+use crate::comm::tcp::{Rendezvous, Tcp};
 use crate::comm::{CommStats, Communicator, Overlap, Settings, collectives};
 use crate::mesh::{DeviceMesh, MeshShape};
 use crate::{Error, RandomKey, Result, module, trace};
 
 /// How long ranks may go on after another one has failed, before the process is ended.
-const GRACE: Duration = Duration::from_secs(3);
+pub(crate) const GRACE: Duration = Duration::from_secs(3);
 
 /// What a rank's program sees of the world: who it is, its device, and how to build meshes.
 #[derive(Clone, Debug)]
@@ -166,9 +167,10 @@ impl World {
 enum Engine {
     Local,
     Mpi,
+    Tcp,
 }
 
-/// Starts a program on ranks: threads of this process, or the processes of an MPI job.
+/// Starts a program on ranks: threads of this process, or the processes of a job.
 ///
 /// # Example
 /// ```
@@ -201,7 +203,11 @@ impl Launcher {
         }
     }
 
-    /// The engine that the environment asks for: MPI under `mpirun` or `srun`, else threads.
+    /// The engine that the environment asks for: MPI under `mpirun` or `srun`; connections between processes where a
+    /// launcher has set `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as PyTorch's does; else threads.
+    ///
+    /// `RANK` and `WORLD_SIZE` may be Slurm's `SLURM_PROCID` and `SLURM_NTASKS`. Unless all processes are on one host,
+    /// with `MASTER_ADDR=localhost`, they need a common `HALOCLINE_SECRET`: a random text, without which nobody joins.
     ///
     /// `HALOCLINE_TIMEOUT` (seconds), `HALOCLINE_CHECK`, `HALOCLINE_OVERLAP` and `HALOCLINE_BUCKETS` (`0` or `1`) set
     /// [`timeout`](Self::timeout), [`check`](Self::check), [`overlap`](Self::overlap) and [`buckets`](Self::buckets);
@@ -214,6 +220,11 @@ impl Launcher {
         let mut launcher = Self::local(1);
         if in_mpi_job() {
             launcher.engine = Engine::Mpi;
+        } else if ["RANK", "MASTER_ADDR"]
+            .iter()
+            .any(|name| std::env::var_os(name).is_some())
+        {
+            launcher.engine = Engine::Tcp;
         }
         if let Ok(value) = std::env::var("HALOCLINE_TIMEOUT") {
             let seconds = value.parse().ok();
@@ -242,12 +253,12 @@ impl Launcher {
         launcher
     }
 
-    /// Whether the ranks are those of an MPI job.
-    pub fn is_mpi(&self) -> bool {
+    /// Whether the ranks are processes that were started together, rather than threads of this one.
+    pub fn is_job(&self) -> bool {
         self.engine != Engine::Local
     }
 
-    /// The number of ranks, where the environment does not give it: an MPI job has the ranks that it was started with.
+    /// The number of ranks, where the environment does not give it: a job has the ranks that it was started with.
     #[must_use]
     pub fn ranks(mut self, ranks: usize) -> Self {
         self.ranks = ranks;
@@ -356,22 +367,37 @@ impl Launcher {
             #[cfg(feature = "mpi")]
             Engine::Mpi => {
                 let comm = crate::comm::mpi::Mpi::start(self.settings)?;
-                let rank = comm.rank();
-                match attempt(|| program(world(comm.clone()))) {
-                    Ok(value) => {
-                        comm.shut_down()?;
-                        Ok(vec![value])
-                    }
-                    Err(failure) => {
-                        // MPI ends all other ranks; nothing after this line runs.
-                        comm.fail(&failure.to_string());
-                        Err(Error::Rank {
-                            rank,
-                            cause: failure.to_string(),
-                        })
-                    }
-                }
+                // After a failure MPI ends all other ranks, and this one.
+                run_process(comm.clone(), world, program, || comm.shut_down())
             }
+            Engine::Tcp => {
+                let rendezvous = Rendezvous::from_env(|name| std::env::var(name).ok())?;
+                let comm = Tcp::start(&rendezvous, self.settings)?;
+                run_process(comm.clone(), world, program, || comm.shut_down())
+            }
+        }
+    }
+}
+
+/// Runs the program of a rank that is a process of a job.
+fn run_process<T>(
+    comm: Arc<dyn Communicator>,
+    world: impl Fn(Arc<dyn Communicator>) -> World,
+    program: impl Fn(World) -> Result<T>,
+    shut_down: impl Fn() -> Result<()>,
+) -> Result<Vec<T>> {
+    match attempt(|| program(world(comm.clone()))) {
+        Ok(value) => {
+            shut_down()?;
+            Ok(vec![value])
+        }
+        Err(failure) => {
+            let cause = failure.to_string();
+            comm.fail(&cause);
+            Err(Error::Rank {
+                rank: comm.rank(),
+                cause,
+            })
         }
     }
 }

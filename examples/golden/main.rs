@@ -67,7 +67,7 @@ pub(crate) fn run(folder: &Path, op: Option<&str>, ranks: &[usize]) -> Result<us
         )));
     }
 
-    let report = if Launcher::from_env().is_mpi() {
+    let report = if Launcher::from_env().is_job() {
         let reports = Launcher::from_env().collect(|world| {
             let mut report = Report::default();
             for case in &cases {

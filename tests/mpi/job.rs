@@ -1,6 +1,6 @@
 //! Jobs of ranks, and what a test expects of them.
 
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,8 @@ pub(crate) struct Job {
     succeeded: bool,
     output: String,
     took: Duration,
+    /// Whether a failure ends the processes; else it is the result of their launcher.
+    aborts: bool,
 }
 
 /// Runs a case on so many ranks, with variables of the environment.
@@ -46,12 +48,55 @@ pub(crate) fn job(ranks: usize, case: &str, variables: &[(&str, &str)]) -> Job {
     let output = output.unwrap_or_else(|error| {
         panic!("cannot run mpirun ({error}); these tests need Open MPI and its mpirun in PATH")
     });
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Job {
         succeeded: output.status.success(),
-        output: text(&output.stdout) + &text(&output.stderr),
+        output: text(&output),
         took: start.elapsed(),
+        aborts: true,
     }
+}
+
+/// Runs a case on so many processes that find each other by an address.
+pub(crate) fn connected(ranks: usize, case: &str, variables: &[(&str, &str)]) -> Job {
+    let start = Instant::now();
+    let free = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|free| free.local_addr());
+    let port = free.expect("a free port").port().to_string();
+    let process = |rank: usize| {
+        Command::new(std::env::current_exe().expect("this binary has a path"))
+            .args(["rank_program", "--exact", "--nocapture"])
+            .env(CASE, case)
+            .env(RANKS, ranks.to_string())
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", ranks.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", &port)
+            .env("RAYON_NUM_THREADS", "1")
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("this binary can be run")
+    };
+    let processes: Vec<_> = (0..ranks).map(process).collect();
+    let outputs: Vec<_> = std::thread::scope(|scope| {
+        let wait = |process: std::process::Child| scope.spawn(move || process.wait_with_output());
+        let waits: Vec<_> = processes.into_iter().map(wait).collect();
+        let ends = waits.into_iter().map(|wait| wait.join().expect("no panic"));
+        ends.map(|end| end.expect("a process can be waited for"))
+            .collect()
+    });
+    Job {
+        succeeded: outputs.iter().all(|output| output.status.success()),
+        output: outputs.iter().map(text).collect(),
+        took: start.elapsed(),
+        aborts: false,
+    }
+}
+
+fn text(output: &Output) -> String {
+    let text = |bytes| String::from_utf8_lossy(bytes);
+    format!("{}{}", text(&output.stdout), text(&output.stderr))
 }
 
 impl Job {
@@ -69,7 +114,11 @@ impl Job {
             self.took,
             self.output
         );
-        assert!(!self.output.contains(NOT_ENDED), "{}", self.output);
+        assert!(
+            !self.aborts || !self.output.contains(NOT_ENDED),
+            "{}",
+            self.output
+        );
         for cause in causes {
             assert!(
                 self.output.contains(cause),

@@ -6,7 +6,7 @@ mod programs;
 #[path = "../trainer/mod.rs"]
 mod trainer;
 
-use job::job;
+use job::{connected, job};
 
 /// One rank of a job; does nothing when it is run as a test.
 #[test]
@@ -140,4 +140,54 @@ fn a_message_of_another_shape_ends_the_job() {
 fn a_silent_rank_is_a_timeout_that_names_it() {
     let causes = ["rank 0: barrier: nothing from rank 1 within 0.5 s, expected metadata"];
     job(2, "timeout", &[]).expect_failure(&causes);
+}
+
+/// What holds of MPI holds of processes that find each other by an address.
+mod by_address {
+    use super::*;
+
+    #[test]
+    fn everything_is_that_of_local_ranks() {
+        let cases = [
+            "placements",
+            "halos",
+            "reductions",
+            "scatter_and_gather",
+            "modules",
+            "payloads",
+            "many_in_flight",
+            "dropped_in_flight",
+        ];
+        for case in cases {
+            connected(3, case, &[]).expect_success();
+        }
+        connected(4, "training", &[]).expect_success();
+        connected(2, "sends_do_not_wait", &[]).expect_success();
+        connected(1, "halos", &[]).expect_success();
+    }
+
+    #[test]
+    fn a_failure_ends_all_ranks_with_its_cause() {
+        let causes = [
+            "rank 2 failed: no such file",
+            "stopped because rank 2 failed",
+        ];
+        connected(3, "error", &[]).expect_failure(&causes);
+        let causes = [
+            "rank 0 failed: panicked: out of ocean",
+            "rank 1 did not stop within",
+        ];
+        connected(2, "panic_while_others_compute", &[]).expect_failure(&causes);
+        connected(3, "killed", &[]).expect_failure(&["its connection broke"]);
+        connected(3, "early_end", &[]).expect_failure(&["has ended its program"]);
+        connected(2, "timeout", &[]).expect_failure(&["nothing from rank 1 within 0.5 s"]);
+    }
+
+    #[test]
+    fn ranks_in_different_operations_are_named() {
+        let unchecked = [("HALOCLINE_CHECK", "0")];
+        let causes = ["ranks diverged", "is in with_halo", "is in redistribute"];
+        connected(2, "diverged", &unchecked).expect_failure(&causes);
+        connected(2, "other_shape", &[]).expect_failure(&["ranks diverged", "16 bytes"]);
+    }
 }

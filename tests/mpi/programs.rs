@@ -75,7 +75,12 @@ fn agrees_with_local(program: fn(World) -> Result<Found>) {
 fn succeed(program: impl Fn(World) -> Result<()> + Send + Sync) {
     let ranks = std::env::var(RANKS).expect("the test says how many ranks there are");
     let result = Launcher::from_env().seed(3).run(|world| {
-        let engine = format!("Mpi(rank {} of {ranks})", world.rank());
+        let name = if std::env::var_os("RANK").is_some() {
+            "Tcp"
+        } else {
+            "Mpi"
+        };
+        let engine = format!("{name}(rank {} of {ranks})", world.rank());
         assert_eq!(format!("{:?}", world.comm()), engine);
         program(world)
     });

@@ -8,6 +8,8 @@ use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::{BackendTensor, DispatchKindConversion, DispatchTensor, Flex};
 use burn::tensor::{DType, Shape, Tensor};
 
+use super::Payload;
+use super::wire::Outgoing;
 use crate::memory::Block;
 
 /// Elements that are added before the next ones: they stay in the first-level cache.
@@ -53,20 +55,19 @@ impl Place {
         self.start
     }
 
-    /// Writes a tensor of this size to the place, if it lies on the CPU.
-    pub(crate) fn fill(&self, tensor: &DispatchTensor) -> bool {
-        let tensor = DispatchTensor::try_into_backend(tensor.clone());
-        let Ok(BackendTensor::<Flex>::Float(tensor)) = tensor else {
-            return false;
-        };
-        let tensor = tensor.to_contiguous();
-        let from = bytes(&tensor);
-        assert_eq!(from.len(), self.bytes);
+    /// Writes a tensor of this size to the place.
+    pub(super) fn fill(&self, tensor: &DispatchTensor) {
+        let payload = Payload::Tensors(vec![tensor.clone()]);
+        self.write(Outgoing::of(payload).bytes());
+    }
+
+    /// Writes bytes of this size to the place.
+    pub(super) fn write(&self, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.bytes);
         // SAFETY: the place has so many bytes, and is no part of a tensor that somebody has.
         unsafe {
-            std::ptr::copy_nonoverlapping(from.as_ptr(), self.start.as_ptr(), self.bytes);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.as_ptr(), bytes.len());
         }
-        true
     }
 }
 

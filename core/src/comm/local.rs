@@ -13,14 +13,84 @@ use burn::backend::{
 use burn::tensor::{DType, Device};
 
 use super::{Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings};
+use crate::memory::Block;
 use crate::{Error, Result};
 
 /// How often a waiting rank looks before it sleeps: a message that is about to come costs no wake-up then.
 const LOOKS_BEFORE_SLEEP: usize = 64;
 
-struct Message {
-    operation: Operation,
-    payload: Payload,
+/// A message in a mailbox.
+pub(super) struct Message {
+    pub(super) sender: Sender,
+    pub(super) content: Content,
+}
+
+/// The operation that a message belongs to.
+pub(super) enum Sender {
+    /// Of a rank of this process.
+    Here(Operation),
+    /// Of another process: its fingerprint and its name.
+    Elsewhere(u64, String),
+}
+
+/// What a message carries.
+pub(super) enum Content {
+    /// Handles.
+    Handed(Payload),
+    /// The bytes of tensors: the first of a block, so many.
+    Carried(Block, usize),
+}
+
+impl Sender {
+    fn fingerprint(&self) -> u64 {
+        match self {
+            Self::Here(operation) => operation.fingerprint(),
+            Self::Elsewhere(fingerprint, _) => *fingerprint,
+        }
+    }
+}
+
+impl std::fmt::Display for Sender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Here(operation) => operation.fmt(f),
+            Self::Elsewhere(_, name) => f.write_str(name),
+        }
+    }
+}
+
+impl std::fmt::Display for Content {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Handed(payload) => payload.fmt(f),
+            Self::Carried(_, bytes) => write!(f, "{bytes} bytes"),
+        }
+    }
+}
+
+impl Content {
+    /// What was expected, if this is it; else what it is.
+    fn into_payload(self, expected: &Expected) -> Result<Payload, String> {
+        let fits = match &self {
+            Self::Handed(payload) => expected.accepts(payload),
+            Self::Carried(_, bytes) => expected.bytes() == Some(*bytes),
+        };
+        if !fits {
+            return Err(self.to_string());
+        }
+        Ok(match (self, expected) {
+            (Self::Handed(Payload::Tensors(tensors)), Expected::Place(place)) => {
+                tensors.iter().for_each(|tensor| place.fill(tensor));
+                Payload::Tensors(Vec::new())
+            }
+            (Self::Carried(block, bytes), Expected::Place(place)) => {
+                place.write(&block.bytes()[..bytes]);
+                Payload::Tensors(Vec::new())
+            }
+            (Self::Handed(payload), _) => payload,
+            (Self::Carried(block, bytes), expected) => expected.unpack(block, bytes),
+        })
+    }
 }
 
 /// Messages for one rank, a queue per sender.
@@ -109,6 +179,13 @@ impl Hub {
         }
     }
 
+    /// Puts a message of one rank into the mailbox of another.
+    pub(super) fn deliver(&self, from: usize, to: usize, message: Message) {
+        let mailbox = &self.mailboxes[to];
+        lock(&mailbox.queues)[from].push(message);
+        mailbox.arrived.notify_all();
+    }
+
     /// Records that a rank cannot go on and wakes all others. The first cause stays.
     pub(crate) fn fail(&self, rank: usize, cause: &str) {
         lock(&self.failure).get_or_insert_with(|| (rank, cause.to_string()));
@@ -125,6 +202,23 @@ impl Hub {
     /// The rank that failed first, and why.
     pub(crate) fn failure(&self) -> Option<(usize, String)> {
         lock(&self.failure).clone()
+    }
+
+    /// Waits until all other ranks have ended, or one has failed.
+    pub(super) fn wait_for_ends(&self, own: usize) -> Result<()> {
+        let mailbox = &self.mailboxes[own];
+        let mut queues = lock(&mailbox.queues);
+        loop {
+            if let Some((rank, cause)) = self.failure() {
+                return Err(Error::Rank { rank, cause });
+            }
+            let mut ends = self.finished.iter().enumerate();
+            if ends.all(|(rank, end)| rank == own || end.load(Ordering::Acquire)) {
+                return Ok(());
+            }
+            let woken = mailbox.arrived.wait(queues);
+            queues = woken.unwrap_or_else(|e| e.into_inner());
+        }
     }
 
     fn wake_all(&self) {
@@ -238,23 +332,45 @@ impl Local {
         (peer, ticket): (usize, Ticket),
         expected: &Expected,
     ) -> Result<Payload> {
-        let message = self.wait(operation, (peer, ticket), expected)?;
-        let same = message.operation.fingerprint() == operation.fingerprint();
-        if !same || !expected.accepts(&message.payload) {
-            return Err(Error::Diverged {
-                rank: self.rank,
-                operation: format!("{operation} (expecting {expected})"),
-                peer,
-                peer_operation: format!("{} (sending {})", message.operation, message.payload),
+        let Message { sender, content } = self.wait(operation, (peer, ticket), expected)?;
+        let opened = if sender.fingerprint() == operation.fingerprint() {
+            content.into_payload(expected)
+        } else {
+            Err(content.to_string())
+        };
+        opened.map_err(|content| Error::Diverged {
+            rank: self.rank,
+            operation: format!("{operation} (expecting {expected})"),
+            peer,
+            peer_operation: format!("{sender} (sending {content})"),
+        })
+    }
+
+    /// Asks for messages; the batch is finished when they have come.
+    pub(super) fn ask(
+        self: Arc<Self>,
+        operation: Operation,
+        receives: Vec<(usize, Expected)>,
+    ) -> InFlight {
+        let mut queues = lock(&self.hub.mailboxes[self.rank].queues);
+        let asks = receives
+            .iter()
+            .map(|(peer, _)| (*peer, queues[*peer].ask()));
+        let tickets = asks.collect();
+        drop(queues);
+        let mut receipt = Receipt {
+            local: self.clone(),
+            tickets,
+        };
+        InFlight::new(move || {
+            let payloads = receives.iter().map(|(_, expected)| {
+                let ticket = receipt
+                    .tickets
+                    .pop_front()
+                    .expect("a ticket for each message");
+                self.receive(&operation, ticket, expected)
             });
-        }
-        Ok(match (expected, message.payload) {
-            (Expected::Place(place), Payload::Tensors(tensors)) => {
-                let filled = tensors.iter().all(|tensor| place.fill(tensor));
-                debug_assert!(filled, "places are for tensors of the CPU");
-                Payload::Tensors(Vec::new())
-            }
-            (_, payload) => payload,
+            payloads.collect()
         })
     }
 }
@@ -351,35 +467,12 @@ impl Communicator for Local {
             self.counters.count(&operation, payload.bytes());
             let payload = payload.separated()?;
             let message = Message {
-                operation: operation.clone(),
-                payload,
+                sender: Sender::Here(operation.clone()),
+                content: Content::Handed(payload),
             };
-            let mailbox = &self.hub.mailboxes[peer];
-            lock(&mailbox.queues)[self.rank].push(message);
-            mailbox.arrived.notify_all();
+            self.hub.deliver(self.rank, peer, message);
         }
-        let mut queues = lock(&self.hub.mailboxes[self.rank].queues);
-        let asks = receives.iter().map(|(peer, _)| queues[*peer].ask());
-        let tickets: Vec<Ticket> = asks.collect();
-        drop(queues);
-        let mut receipt = Receipt {
-            local: self.clone(),
-            tickets: receives
-                .iter()
-                .map(|(peer, _)| *peer)
-                .zip(tickets)
-                .collect(),
-        };
-        Ok(InFlight::new(move || {
-            let payloads = receives.iter().map(|(_, expected)| {
-                let ticket = receipt
-                    .tickets
-                    .pop_front()
-                    .expect("a ticket for each message");
-                self.receive(&operation, ticket, expected)
-            });
-            payloads.collect()
-        }))
+        Ok(self.ask(operation, receives))
     }
 
     fn fail(&self, cause: &str) {

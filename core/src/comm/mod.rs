@@ -22,6 +22,8 @@ mod host;
 pub(crate) mod local;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
+pub(crate) mod tcp;
+mod wire;
 
 /// What a communication is for; statistics are kept by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //! No two threads call MPI at once. Memory that MPI may still use is never freed: a message that cannot be completed,
-//! because the rank gave up waiting, leaks. No call waits inside MPI, so that every wait has an end.
+//! because the rank gave up waiting, leaks. No call waits for another rank inside MPI, so that every wait has an end.
 //!
 //! # Progress
 //! MPI works during its calls only. A rank that waits calls it; while none does, a thread calls it now and then, as long

@@ -7,10 +7,10 @@ use std::ops::Range;
 use ::mpi::Threading;
 use ::mpi::environment::Universe;
 use ::mpi::ffi;
-use burn::backend::flex::FlexTensor;
 
 use super::wire::Tag;
 use crate::comm::Place;
+use crate::comm::wire::Outgoing;
 use crate::memory::Block;
 use crate::{Error, Result};
 
@@ -114,7 +114,7 @@ impl Link {
         tag: Tag,
         memory: Outgoing,
     ) -> Result<Transfer<Outgoing>> {
-        let (start, bytes) = memory.span();
+        let (start, bytes) = (memory.bytes().as_ptr(), memory.bytes().len());
         let (peer, tag) = (peer as c_int, tag.0 as c_int);
         // SAFETY: MPI is open; the transfer keeps the memory alive and unchanged until its requests are complete.
         Transfer::new(memory).post("MPI_Isend", start, bytes, |start, count, request| unsafe {
@@ -263,35 +263,6 @@ pub(super) enum Incoming {
     Block(Block),
     /// A part of a tensor.
     Place(Place),
-}
-
-/// Memory that is sent.
-pub(super) enum Outgoing {
-    /// The first bytes of a block.
-    Block(Block, usize),
-    /// Bytes from one on.
-    Bytes(Vec<u8>, usize),
-    /// The elements of a contiguous tensor, which nobody changes as long as there is a second handle.
-    Tensor(FlexTensor),
-}
-
-impl Outgoing {
-    fn span(&self) -> (*const u8, usize) {
-        match self {
-            Self::Block(block, bytes) => {
-                assert!(*bytes <= block.size());
-                (block.start().as_ptr(), *bytes)
-            }
-            Self::Bytes(bytes, from) => (bytes[*from..].as_ptr(), bytes[*from..].len()),
-            Self::Tensor(tensor) => {
-                let layout = tensor.layout();
-                assert!(layout.is_contiguous());
-                let size = tensor.dtype().size();
-                let bytes = &tensor.bytes()[layout.start_offset() * size..];
-                (bytes.as_ptr(), bytes[..layout.num_elements() * size].len())
-            }
-        }
-    }
 }
 
 /// A message in transit, with the memory that MPI reads or writes until it is complete.

@@ -1,9 +1,10 @@
 //! What a rank has in transit: messages that leave, and those that are expected.
 
-use super::raw::{Incoming, Link, Outgoing, Step, Transfer};
+use super::raw::{Incoming, Link, Step, Transfer};
 use super::wire::{self, Packed, Part, Tag, Tags};
 use crate::Result;
 use crate::comm::Expected;
+use crate::comm::wire::Outgoing;
 use crate::memory::Block;
 
 /// A message that was asked for; tickets are given in order.

@@ -1,0 +1,304 @@
+//! The engine of processes that find each other by an address: every pair of ranks has a connection.
+//!
+//! A thread per connection reads messages into the rank's mailbox, another writes what is to be sent, so that a send never
+//! waits and halos travel while a rank computes. Waiting, and what can go wrong with it, is that of the local engine.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use super::local::{Content, Hub, Local, Message, Sender};
+use super::wire::Outgoing;
+use super::{Batch, Communicator, Counters, InFlight, Payload, Settings};
+use crate::launch::GRACE;
+use crate::memory::Block;
+use crate::{Error, Result};
+pub(crate) use rendezvous::Rendezvous;
+
+mod rendezvous;
+#[cfg(test)]
+mod tests;
+
+/// How long a rank that fails takes to tell others.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Kind {
+    /// The bytes of tensors.
+    Tensors,
+    Metadata,
+    /// The rank's program has ended.
+    End,
+    /// The rank cannot go on; the name says why.
+    Failure,
+}
+
+/// A message between two processes: a head, the name of its operation, and its bytes.
+struct Frame {
+    kind: Kind,
+    fingerprint: u64,
+    name: String,
+    body: Outgoing,
+}
+
+/// What a thread that writes is told.
+enum Order {
+    Write(Frame),
+    /// Write this last, and say when all is written.
+    Finish(Frame, mpsc::Sender<()>),
+}
+
+/// One process of a job.
+pub(crate) struct Tcp {
+    inbox: Arc<Local>,
+    hub: Arc<Hub>,
+    /// To the threads that write, by rank; none to itself.
+    writers: Vec<Option<Mutex<mpsc::Sender<Order>>>>,
+    /// The connections, to be closed.
+    streams: Vec<TcpStream>,
+    /// The rank's program has ended, well or not.
+    ended: Arc<AtomicBool>,
+}
+
+impl std::fmt::Debug for Tcp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tcp(rank {} of {})", self.rank(), self.size())
+    }
+}
+
+impl Frame {
+    /// Bytes before the name: kind, length of the name, fingerprint, length of the body.
+    const HEAD: usize = 24;
+    /// The longest name that is read.
+    const NAME: usize = 1 << 16;
+
+    fn of(kind: Kind, name: impl Into<String>) -> Self {
+        Self {
+            kind,
+            fingerprint: 0,
+            name: name.into(),
+            body: Outgoing::Bytes(Vec::new(), 0),
+        }
+    }
+
+    fn write(&self, to: &mut impl Write) -> std::io::Result<()> {
+        let name = &self.name.as_bytes()[..self.name.len().min(Self::NAME)];
+        let body = self.body.bytes();
+        let mut head = Vec::with_capacity(Self::HEAD + name.len());
+        head.extend((self.kind as u32).to_ne_bytes());
+        head.extend((name.len() as u32).to_ne_bytes());
+        head.extend(self.fingerprint.to_ne_bytes());
+        head.extend((body.len() as u64).to_ne_bytes());
+        head.extend(name);
+        to.write_all(&head)?;
+        to.write_all(body)
+    }
+}
+
+/// Reads a frame: its kind, fingerprint, name and body.
+fn read(from: &mut impl Read) -> std::io::Result<(Kind, u64, String, Block, usize)> {
+    let mut head = [0; Frame::HEAD];
+    from.read_exact(&mut head)?;
+    let half = |at: usize| u32::from_ne_bytes(*head[at..].first_chunk().expect("a head"));
+    let word = |at: usize| u64::from_ne_bytes(*head[at..].first_chunk().expect("a head"));
+    let kinds = [Kind::Tensors, Kind::Metadata, Kind::End, Kind::Failure];
+    let kind = kinds.into_iter().find(|kind| *kind as u32 == half(0));
+    let invalid =
+        || std::io::Error::new(std::io::ErrorKind::InvalidData, "a frame of no known kind");
+    let kind = kind.ok_or_else(invalid)?;
+    let mut name = vec![0; (half(4) as usize).min(Frame::NAME)];
+    from.read_exact(&mut name)?;
+    let name = String::from_utf8_lossy(&name).into_owned();
+    let bytes = word(16) as usize;
+    let mut body = Block::new(bytes);
+    from.read_exact(&mut body.bytes_mut()[..bytes])?;
+    Ok((kind, word(8), name, body, bytes))
+}
+
+impl Tcp {
+    /// Joins the job.
+    ///
+    /// # Errors
+    /// Ranks that do not come, or that have other ideas of the job, within the timeout.
+    pub(crate) fn start(rendezvous: &Rendezvous, settings: Settings) -> Result<Arc<Self>> {
+        let streams = rendezvous.join(settings.timeout)?;
+        let (rank, size) = (rendezvous.rank, streams.len());
+        let hub = Hub::new(size);
+        let ended = Arc::new(AtomicBool::new(false));
+        let mut writers = Vec::new();
+        let mut open = Vec::new();
+        for (peer, stream) in streams.into_iter().enumerate() {
+            let Some(stream) = stream else {
+                writers.push(None);
+                continue;
+            };
+            stream.set_nodelay(true)?;
+            let thread =
+                |what: &str| std::thread::Builder::new().name(format!("{what} rank {peer}"));
+            let (orders, ordered) = mpsc::channel();
+            let to = stream.try_clone()?;
+            thread("to").spawn(move || write_all(to, &ordered))?;
+            let (from, inbox, ended) = (stream.try_clone()?, hub.clone(), ended.clone());
+            thread("from").spawn(move || {
+                let Err(cause) = read_all(from, &inbox, peer, rank) else {
+                    return inbox.finish(peer);
+                };
+                inbox.fail(peer, &cause);
+                std::thread::sleep(GRACE);
+                if !ended.load(Ordering::Acquire) {
+                    eprintln!(
+                        "halocline: rank {peer} failed: {cause}\n\
+                         halocline: rank {rank} did not stop within {GRACE:?}; ending the process"
+                    );
+                    std::process::exit(1);
+                }
+            })?;
+            writers.push(Some(Mutex::new(orders)));
+            open.push(stream);
+        }
+        Ok(Arc::new(Self {
+            inbox: Arc::new(hub.communicator(rank, settings)),
+            hub,
+            writers,
+            streams: open,
+            ended,
+        }))
+    }
+
+    /// Leaves the job, when all other ranks leave it too.
+    ///
+    /// # Errors
+    /// A rank that failed.
+    pub(crate) fn shut_down(&self) -> Result<()> {
+        self.ended.store(true, Ordering::Release);
+        let told = self.finish(|| Frame::of(Kind::End, ""));
+        told.iter().for_each(|told| {
+            // A thread that could not write has ended, and its peer is recorded as lost.
+            let _ = told.recv();
+        });
+        self.hub.wait_for_ends(self.rank())
+    }
+
+    /// Has the threads that write say their last word; each tells when it is out.
+    fn finish(&self, word: impl Fn() -> Frame) -> Vec<mpsc::Receiver<()>> {
+        let writers = self.writers.iter().flatten();
+        let last = writers.map(|orders| {
+            let (tell, told) = mpsc::channel();
+            order(orders, Order::Finish(word(), tell));
+            told
+        });
+        last.collect()
+    }
+}
+
+/// Gives an order to a thread that writes. It is lost if the thread has ended: then the connection is broken, which the
+/// thread that reads has recorded.
+fn order(orders: &Mutex<mpsc::Sender<Order>>, order: Order) {
+    let orders = orders.lock().unwrap_or_else(|e| e.into_inner());
+    let _ = orders.send(order);
+}
+
+fn write_all(mut to: TcpStream, orders: &mpsc::Receiver<Order>) {
+    while let Ok(order) = orders.recv() {
+        let (frame, last) = match order {
+            Order::Write(frame) => (frame, None),
+            Order::Finish(frame, tell) => (frame, Some(tell)),
+        };
+        if frame.write(&mut to).is_err() {
+            return;
+        }
+        if let Some(tell) = last {
+            let _ = tell.send(());
+            return;
+        }
+    }
+}
+
+/// Puts all messages of a peer into the mailbox, until its program ends; else why none come any more.
+fn read_all(from: TcpStream, hub: &Hub, peer: usize, rank: usize) -> Result<(), String> {
+    let mut from = std::io::BufReader::with_capacity(1 << 16, from);
+    loop {
+        let frame = read(&mut from);
+        let (kind, fingerprint, name, body, bytes) = frame.map_err(|error| {
+            format!("its connection broke, as when a process is killed ({error})")
+        })?;
+        let content = match kind {
+            Kind::Tensors => Content::Carried(body, bytes),
+            Kind::Metadata => Content::Handed(Payload::Bytes(body.bytes()[..bytes].to_vec())),
+            Kind::End => return Ok(()),
+            Kind::Failure => return Err(name),
+        };
+        let sender = Sender::Elsewhere(fingerprint, name);
+        hub.deliver(peer, rank, Message { sender, content });
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Release);
+        for stream in &self.streams {
+            // The threads that read end.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Communicator for Tcp {
+    fn rank(&self) -> usize {
+        self.inbox.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.inbox.size()
+    }
+
+    fn start(self: Arc<Self>, batch: Batch) -> Result<InFlight> {
+        let Batch {
+            operation,
+            sends,
+            receives,
+        } = batch;
+        for (peer, payload) in sends {
+            self.counters().count(&operation, payload.bytes());
+            let Some(orders) = &self.writers[peer] else {
+                return Err(Error::Engine(format!("rank {peer} sends to itself")));
+            };
+            let pass = if operation.is_backward() {
+                " (backward)"
+            } else {
+                ""
+            };
+            let frame = Frame {
+                kind: match &payload {
+                    Payload::Tensors(_) => Kind::Tensors,
+                    Payload::Bytes(_) => Kind::Metadata,
+                },
+                fingerprint: operation.fingerprint(),
+                name: format!("{}{pass}", operation.name()),
+                body: Outgoing::of(payload),
+            };
+            order(orders, Order::Write(frame));
+        }
+        Ok(self.inbox.clone().ask(operation, receives))
+    }
+
+    fn fail(&self, cause: &str) {
+        self.ended.store(true, Ordering::Release);
+        self.hub.fail(self.rank(), cause);
+        for told in self.finish(|| Frame::of(Kind::Failure, cause)) {
+            let _ = told.recv_timeout(LAST_WORDS);
+        }
+    }
+
+    fn settings(&self) -> &Settings {
+        self.inbox.settings()
+    }
+
+    fn counters(&self) -> &Counters {
+        self.inbox.counters()
+    }
+}

@@ -1,0 +1,400 @@
+//! How the processes of a job find each other: all go to rank 0, which tells each where the others listen.
+//!
+//! Whoever connects proves that it knows the job's secret, and is proved the same, before anything else is read: a
+//! message authentication code (HMAC-SHA256) over fresh random numbers of both sides. What is sent later is neither
+//! encrypted nor authenticated, as with MPI and NCCL: jobs belong into networks that are trusted.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+
+use crate::{Error, Result};
+
+/// Where the ranks of a job meet, and which of them this is.
+#[derive(Clone)]
+pub(crate) struct Rendezvous {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    /// Where rank 0 listens: a name or an address, and a port.
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    /// What all ranks know, and strangers do not.
+    pub(crate) secret: Option<String>,
+}
+
+/// Says that a connection is one of ours, and of this version; in the byte order of the host.
+const MAGIC: u64 = 0x6861_6c6f_636c_0001;
+/// The longest greeting that is read.
+const LONGEST: usize = 1 << 20;
+/// How long a stranger may keep a rank waiting.
+const GREETING: Duration = Duration::from_secs(5);
+/// How long a rank waits before it looks again.
+const AGAIN: Duration = Duration::from_millis(20);
+
+type Code = Hmac<Sha256>;
+
+/// Which side of a connection speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Caller,
+    Listener,
+}
+
+impl Rendezvous {
+    /// The job that the environment describes.
+    ///
+    /// # Errors
+    /// A variable that is missing or is no number.
+    pub(crate) fn from_env(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        // The first that is set, of a launcher that is like PyTorch's, and of Slurm.
+        let of = |names: [&str; 2]| {
+            names
+                .into_iter()
+                .find_map(|name| Some((name.to_string(), get(name)?)))
+        };
+        let number = |names: [&str; 2], what: &str| {
+            let Some((name, value)) = of(names) else {
+                return Err(Error::Engine(format!(
+                    "{} is not set; set it to {what}",
+                    names[0]
+                )));
+            };
+            value
+                .trim()
+                .parse::<usize>()
+                .map_err(|_| Error::Engine(format!("{name}={value}: expected a number, {what}")))
+        };
+        let rank = number(
+            ["RANK", "SLURM_PROCID"],
+            "the number of this process, from 0",
+        )?;
+        let size = number(
+            ["WORLD_SIZE", "SLURM_NTASKS"],
+            "the number of processes of the job",
+        )?;
+        if rank >= size {
+            return Err(Error::Engine(format!(
+                "RANK={rank} with WORLD_SIZE={size}: ranks are numbered from 0 to {}",
+                size.saturating_sub(1)
+            )));
+        }
+        let host = get("MASTER_ADDR").ok_or_else(|| {
+            Error::Engine(
+                "MASTER_ADDR is not set; set it to the name or address of rank 0's host, on all ranks".into(),
+            )
+        })?;
+        let port = number(
+            ["MASTER_PORT", "MASTER_PORT"],
+            "a free port of rank 0's host",
+        )?;
+        let port = u16::try_from(port).map_err(|_| {
+            Error::Engine(format!(
+                "MASTER_PORT={port}: expected a port, at most {}",
+                u16::MAX
+            ))
+        })?;
+        Ok(Self {
+            rank,
+            size,
+            host,
+            port,
+            secret: get("HALOCLINE_SECRET").filter(|secret| !secret.is_empty()),
+        })
+    }
+
+    /// Connects with all other ranks; the connections by rank, none to itself.
+    ///
+    /// # Errors
+    /// Ranks that do not come in time, or that disagree about the job.
+    pub(super) fn join(&self, timeout: Duration) -> Result<Vec<Option<TcpStream>>> {
+        let end = Instant::now() + timeout;
+        let seconds = timeout.as_secs_f64();
+        let address = self.address()?;
+        if self.secret.is_none() && !address.ip().is_loopback() {
+            return Err(Error::Engine(format!(
+                "a rendezvous at {address} can be reached by others; set HALOCLINE_SECRET to the same random text on all \
+                 ranks, or MASTER_ADDR=localhost if all are on one host"
+            )));
+        }
+        let mut streams: Vec<Option<TcpStream>> = (0..self.size).map(|_| None).collect();
+        if self.rank == 0 {
+            let table = self.receive_all(address, &mut streams, end, seconds)?;
+            for stream in streams.iter_mut().flatten() {
+                send(stream, table.as_bytes())?;
+            }
+            return Ok(streams);
+        }
+        let mut master = self.call(address, end, seconds)?;
+        let listener = TcpListener::bind((master.local_addr()?.ip(), 0))?;
+        let own = format!("{} {} {}", self.rank, self.size, listener.local_addr()?);
+        send(&mut master, own.as_bytes())?;
+        master.set_read_timeout(Some(left(end) + GREETING))?;
+        let table = receive(&mut master).map_err(|error| {
+            Error::Engine(format!(
+                "rank {}: rank 0 left the rendezvous at {address} ({error})",
+                self.rank
+            ))
+        })?;
+        let table = String::from_utf8_lossy(&table).into_owned();
+        if let Some(cause) = table.strip_prefix(REFUSED) {
+            return Err(Error::Engine(cause.into()));
+        }
+        master.set_read_timeout(None)?;
+        streams[0] = Some(master);
+        let addresses: Vec<&str> = table.lines().collect();
+        // Each calls those before it, and is called by those after it.
+        for (peer, address) in addresses.iter().enumerate().take(self.rank).skip(1) {
+            let address = address.parse().map_err(Error::other)?;
+            let mut stream = self.call(address, end, seconds)?;
+            send(&mut stream, self.rank.to_string().as_bytes())?;
+            stream.set_read_timeout(None)?;
+            streams[peer] = Some(stream);
+        }
+        self.accept(&listener, end, |mut stream| {
+            let rank = receive(&mut stream)?;
+            let rank = String::from_utf8_lossy(&rank).parse::<usize>().ok();
+            let free = rank.filter(|&rank| rank > self.rank && rank < self.size);
+            if let Some(rank) = free {
+                stream.set_read_timeout(None)?;
+                streams[rank] = Some(stream);
+            }
+            Ok(streams[self.rank + 1..].iter().all(Option::is_some))
+        })
+        .map_err(|error| Error::Engine(format!("rank {}: {error}", self.rank)))?
+        .then_some(())
+        .ok_or_else(|| {
+            Error::Engine(format!(
+                "rank {}: not all ranks that share the rendezvous at {address} could connect within {seconds} s; \
+                 is there a firewall between their hosts?",
+                self.rank
+            ))
+        })?;
+        Ok(streams)
+    }
+
+    fn address(&self) -> Result<SocketAddr> {
+        let found = (self.host.as_str(), self.port).to_socket_addrs();
+        let unknown = |cause: String| {
+            Error::Engine(format!(
+                "MASTER_ADDR={}: {cause}; set it to the name or address of rank 0's host",
+                self.host
+            ))
+        };
+        let mut found = found.map_err(|error| unknown(error.to_string()))?;
+        found.next().ok_or_else(|| unknown("no address".into()))
+    }
+
+    /// Rank 0: waits for all others. Gives where each of them listens, a line each.
+    fn receive_all(
+        &self,
+        address: SocketAddr,
+        streams: &mut [Option<TcpStream>],
+        end: Instant,
+        seconds: f64,
+    ) -> Result<String> {
+        let listener = TcpListener::bind(address).map_err(|error| {
+            Error::Engine(format!(
+                "rank 0 cannot listen at {address} ({error}); MASTER_ADDR must be an address of rank 0's host, and \
+                 MASTER_PORT a port that is free there"
+            ))
+        })?;
+        let mut addresses = BTreeMap::from([(0, address.to_string())]);
+        let mut refused = None;
+        let complete = self.accept(&listener, end, |mut stream| {
+            let greeting = receive(&mut stream)?;
+            let greeting = String::from_utf8_lossy(&greeting).into_owned();
+            let words: Vec<&str> = greeting.split(' ').collect();
+            let [Ok(rank), Ok(size)] =
+                [0, 1].map(|word| words.get(word).unwrap_or(&"").parse::<usize>())
+            else {
+                return Ok(false);
+            };
+            let place = streams.get(rank).map(Option::is_some);
+            if size != self.size {
+                refused = Some(format!(
+                    "rank 0 was told WORLD_SIZE={}, rank {rank} WORLD_SIZE={size}",
+                    self.size
+                ));
+            } else if place != Some(false) || rank == 0 {
+                refused = Some(format!("two processes were told RANK={rank}"));
+            }
+            if let Some(cause) = &refused {
+                send(&mut stream, format!("{REFUSED}{cause}").as_bytes())?;
+                return Ok(true);
+            }
+            stream.set_read_timeout(None)?;
+            addresses.insert(rank, words.get(2).unwrap_or(&"").to_string());
+            streams[rank] = Some(stream);
+            Ok(streams[1..].iter().all(Option::is_some))
+        });
+        let complete = complete.map_err(|error| Error::Engine(format!("rank 0: {error}")))?;
+        let missing: Vec<String> = (1..self.size)
+            .filter(|&rank| streams[rank].is_none())
+            .map(|rank| rank.to_string())
+            .collect();
+        let failure = refused.or_else(|| {
+            (!complete).then(|| {
+                format!(
+                    "nothing from rank {} at the rendezvous {address} within {seconds} s; was every process started with \
+                     the same MASTER_ADDR, MASTER_PORT and HALOCLINE_SECRET?",
+                    missing.join(", ")
+                )
+            })
+        });
+        let Some(cause) = failure else {
+            return Ok(addresses.into_values().collect::<Vec<_>>().join("\n"));
+        };
+        for stream in streams.iter_mut().flatten() {
+            // Who does not hear it times out.
+            let _ = send(stream, format!("{REFUSED}{cause}").as_bytes());
+        }
+        Err(Error::Engine(cause))
+    }
+
+    /// Accepts connections of those who know the secret, until `take` says that all have come; whether they have in time.
+    fn accept(
+        &self,
+        listener: &TcpListener,
+        end: Instant,
+        mut take: impl FnMut(TcpStream) -> std::io::Result<bool>,
+    ) -> std::io::Result<bool> {
+        if self.rank + 1 == self.size {
+            return Ok(true);
+        }
+        listener.set_nonblocking(true)?;
+        while Instant::now() < end {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(false)?;
+                    // A stranger, or one that has gone: the others are still to come.
+                    if let Ok(stream) = self.greet(stream, Side::Listener)
+                        && let Ok(true) = take(stream)
+                    {
+                        return Ok(true);
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(AGAIN),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Connects with one who knows the secret.
+    fn call(&self, address: SocketAddr, end: Instant, seconds: f64) -> Result<TcpStream> {
+        loop {
+            let failure = match TcpStream::connect_timeout(&address, left(end)) {
+                Ok(stream) => match self.greet(stream, Side::Caller) {
+                    Ok(stream) => return Ok(stream),
+                    Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                        return Err(Error::Engine(format!(
+                            "rank {}: {address}: {error}",
+                            self.rank
+                        )));
+                    }
+                    Err(error) => error,
+                },
+                Err(error) => error,
+            };
+            if Instant::now() >= end {
+                return Err(Error::Engine(format!(
+                    "rank {}: no rendezvous at {address} within {seconds} s ({failure}); is rank 0 running, and are \
+                     MASTER_ADDR and MASTER_PORT the same on all ranks?",
+                    self.rank
+                )));
+            }
+            std::thread::sleep(AGAIN);
+        }
+    }
+
+    /// Proves to each other that both sides know the secret.
+    fn greet(&self, mut stream: TcpStream, side: Side) -> std::io::Result<TcpStream> {
+        stream.set_read_timeout(Some(GREETING))?;
+        stream.set_write_timeout(Some(GREETING))?;
+        let own = fresh()?;
+        stream.write_all(&MAGIC.to_ne_bytes())?;
+        stream.write_all(&own)?;
+        let (mut magic, mut theirs) = ([0; 8], [0; 16]);
+        stream.read_exact(&mut magic)?;
+        stream.read_exact(&mut theirs)?;
+        let denied = |cause| std::io::Error::new(ErrorKind::PermissionDenied, cause);
+        if magic != MAGIC.to_ne_bytes() {
+            return Err(denied(
+                "what answers is not of this version of Halocline, or of another architecture",
+            ));
+        }
+        let (caller, listener) = match side {
+            Side::Caller => (own, theirs),
+            Side::Listener => (theirs, own),
+        };
+        let code = |speaker: Side| {
+            let secret = self.secret.as_deref().unwrap_or("");
+            let mut code =
+                <Code as Mac>::new_from_slice(secret.as_bytes()).expect("a key of any length");
+            code.update(&[speaker as u8]);
+            code.update(&caller);
+            code.update(&listener);
+            code
+        };
+        let mut proof = [0; 32];
+        let wrong = || denied("it knows another HALOCLINE_SECRET");
+        // The caller first: who only listens tells a stranger nothing.
+        if side == Side::Caller {
+            stream.write_all(&code(Side::Caller).finalize().into_bytes())?;
+            match stream.read_exact(&mut proof) {
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Err(wrong()),
+                read => read?,
+            }
+            code(Side::Listener)
+                .verify_slice(&proof)
+                .map_err(|_| wrong())?;
+        } else {
+            stream.read_exact(&mut proof)?;
+            code(Side::Caller)
+                .verify_slice(&proof)
+                .map_err(|_| wrong())?;
+            stream.write_all(&code(Side::Listener).finalize().into_bytes())?;
+        }
+        stream.set_write_timeout(None)?;
+        Ok(stream)
+    }
+}
+
+/// What a table begins with that is none.
+const REFUSED: &str = "refused: ";
+
+/// The time until `end`, which is not zero: that would mean no limit.
+fn left(end: Instant) -> Duration {
+    end.saturating_duration_since(Instant::now()).max(AGAIN)
+}
+
+/// A random number that nobody can guess.
+fn fresh() -> std::io::Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| std::io::Error::other(error.to_string()))?;
+    Ok(bytes)
+}
+
+fn send(stream: &mut TcpStream, bytes: &[u8]) -> std::io::Result<()> {
+    stream.write_all(&(bytes.len() as u64).to_ne_bytes())?;
+    stream.write_all(bytes)
+}
+
+fn receive(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+    let mut length = [0; 8];
+    stream.read_exact(&mut length)?;
+    let length = u64::from_ne_bytes(length) as usize;
+    if length > LONGEST {
+        return Err(std::io::Error::new(
+            ErrorKind::InvalidData,
+            "a greeting that is too long",
+        ));
+    }
+    let mut bytes = vec![0; length];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
+}

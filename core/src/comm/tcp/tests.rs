@@ -1,0 +1,258 @@
+use std::net::TcpListener;
+use std::time::Instant;
+
+use super::*;
+use crate::comm::{Expected, Operation, Traffic};
+
+/// A rendezvous of `size` ranks on this host.
+fn job(size: usize) -> Vec<Rendezvous> {
+    let port = TcpListener::bind(("127.0.0.1", 0))
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let of = |rank| Rendezvous {
+        rank,
+        size,
+        host: "127.0.0.1".into(),
+        port,
+        secret: Some("salt".into()),
+    };
+    (0..size).map(of).collect()
+}
+
+fn settings(seconds: f64) -> Settings {
+    Settings {
+        timeout: Duration::from_secs_f64(seconds),
+        ..Settings::default()
+    }
+}
+
+/// What becomes of each of the ranks, which come in some order.
+fn run<T: Send>(
+    ranks: Vec<Rendezvous>,
+    seconds: f64,
+    program: impl Fn(Arc<Tcp>) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    std::thread::scope(|scope| {
+        let program = &program;
+        let start =
+            |rank: Rendezvous| scope.spawn(move || program(Tcp::start(&rank, settings(seconds))?));
+        let threads: Vec<_> = ranks.into_iter().map(start).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    })
+}
+
+fn exchange(comm: &Arc<Tcp>, name: &'static str, byte: u8) -> Result<Vec<u8>> {
+    let peers = || (0..comm.size()).filter(|&peer| peer != comm.rank());
+    let batch = Batch {
+        operation: Operation::new(name, Traffic::Control, None),
+        sends: peers()
+            .map(|peer| (peer, Payload::Bytes(vec![byte])))
+            .collect(),
+        receives: peers().map(|peer| (peer, Expected::Bytes)).collect(),
+    };
+    let received = comm.clone().start(batch)?.finish()?;
+    Ok(received
+        .into_iter()
+        .map(|payload| match payload {
+            Payload::Bytes(bytes) => bytes[0],
+            other => panic!("{other:?}"),
+        })
+        .collect())
+}
+
+fn text<T: std::fmt::Debug>(result: Result<T>) -> String {
+    result.unwrap_err().to_string()
+}
+
+#[test]
+fn ranks_meet_whatever_their_order() {
+    let mut ranks = job(4);
+    ranks.reverse();
+    let found = run(ranks, 20.0, |comm| {
+        let found = exchange(&comm, "x", comm.rank() as u8)?;
+        comm.shut_down()?;
+        Ok(found)
+    });
+    let found: Vec<_> = found.into_iter().map(Result::unwrap).collect();
+    assert_eq!(found, [[0, 1, 2], [0, 1, 3], [0, 2, 3], [1, 2, 3]]);
+}
+
+#[test]
+fn a_stranger_neither_joins_nor_disturbs() {
+    let ranks = job(2);
+    let address = (ranks[0].host.clone(), ranks[0].port);
+    let other = Rendezvous {
+        secret: Some("pepper".into()),
+        ..ranks[1].clone()
+    };
+    let found = std::thread::scope(|scope| {
+        let job = scope.spawn(|| {
+            run(ranks, 20.0, |comm| {
+                let found = exchange(&comm, "x", 7)?;
+                comm.shut_down()?;
+                Ok(found)
+            })
+        });
+        // One that says nothing, one that talks nonsense, one that knows another secret.
+        let quiet = std::net::TcpStream::connect(&address);
+        if let Ok(mut loud) = std::net::TcpStream::connect(&address) {
+            let _ = loud.write_all(b"GET / HTTP/1.1\r\n\r\n");
+        }
+        let refused = Tcp::start(&other, settings(1.0));
+        drop(quiet);
+        (job.join().unwrap(), refused)
+    });
+    assert!(found.0.into_iter().all(|found| found.unwrap() == [7]));
+    let refused = text(found.1);
+    assert!(
+        refused.contains("another HALOCLINE_SECRET") || refused.contains("no rendezvous"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_job_that_does_not_fit_is_an_error_on_every_rank() {
+    let mut ranks = job(2);
+    ranks[1].size = 3;
+    for error in run(ranks, 20.0, |_| Ok(())).into_iter().map(text) {
+        assert!(
+            error.contains("rank 0 was told WORLD_SIZE=2, rank 1 WORLD_SIZE=3"),
+            "{error}"
+        );
+    }
+    let mut ranks = job(3);
+    ranks[2].rank = 1;
+    let errors: Vec<_> = run(ranks, 20.0, |_| Ok(())).into_iter().map(text).collect();
+    assert!(
+        errors
+            .iter()
+            .all(|error| error.contains("two processes were told RANK=1")),
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn a_missing_rank_is_named_in_time() {
+    let start = Instant::now();
+    let mut ranks = job(3);
+    ranks.pop();
+    let errors: Vec<_> = run(ranks, 0.5, |_| Ok(())).into_iter().map(text).collect();
+    assert!(
+        errors
+            .iter()
+            .all(|error| error.contains("nothing from rank 2")),
+        "{errors:?}"
+    );
+    let ranks = job(2).split_off(1);
+    let error = run(ranks, 0.3, |_| Ok(()))
+        .into_iter()
+        .map(text)
+        .next()
+        .unwrap();
+    assert!(
+        error.contains("rank 1: no rendezvous at 127.0.0.1"),
+        "{error}"
+    );
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn without_a_secret_a_job_stays_on_its_host() {
+    let mut ranks = job(2);
+    for rank in &mut ranks {
+        rank.secret = None;
+    }
+    assert!(
+        run(ranks.clone(), 20.0, |comm| comm.shut_down())
+            .iter()
+            .all(Result::is_ok)
+    );
+    ranks[0].host = "0.0.0.0".into();
+    let error = text(Tcp::start(&ranks[0], settings(1.0)));
+    assert!(error.contains("set HALOCLINE_SECRET"), "{error}");
+}
+
+#[test]
+fn a_failure_a_lost_process_and_another_operation_are_told_apart() {
+    let found = run(job(2), 20.0, |comm| match comm.rank() {
+        0 => exchange(&comm, "x", 1),
+        _ => {
+            comm.fail("disk full");
+            Err(Error::Engine("disk full".into()))
+        }
+    });
+    let error = text(found.into_iter().next().unwrap());
+    assert!(
+        error.contains("rank 0: x: stopped because rank 1 failed: disk full"),
+        "{error}"
+    );
+
+    let found = run(job(2), 20.0, |comm| match comm.rank() {
+        0 => exchange(&comm, "x", 1),
+        _ => Ok(Vec::new()),
+    });
+    let error = text(found.into_iter().next().unwrap());
+    assert!(
+        error.contains("rank 1 failed: its connection broke"),
+        "{error}"
+    );
+
+    let found = run(job(2), 20.0, |comm| {
+        exchange(&comm, ["sum", "mean"][comm.rank()], 1)
+    });
+    let error = text(found.into_iter().next().unwrap());
+    assert!(
+        error.contains("rank 0 is in sum") && error.contains("rank 1 is in mean"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_environment_describes_a_job_or_what_is_missing() {
+    let of = |variables: &[(&str, &str)]| {
+        Rendezvous::from_env(|name| {
+            let found = variables.iter().find(|(of, _)| *of == name);
+            found.map(|(_, value)| value.to_string())
+        })
+    };
+    let all = [
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "node1"),
+        ("MASTER_PORT", "29500"),
+    ];
+    let job = of(&all).ok().unwrap();
+    assert_eq!(
+        (job.rank, job.size, job.host.as_str(), job.port),
+        (1, 2, "node1", 29500)
+    );
+    let slurm = [("SLURM_PROCID", "3"), ("SLURM_NTASKS", "4"), all[2], all[3]];
+    assert_eq!(
+        of(&slurm).ok().map(|job| (job.rank, job.size)),
+        Some((3, 4))
+    );
+    for missing in 0..4 {
+        let mut some = all.to_vec();
+        let (name, _) = some.remove(missing);
+        let error = of(&some).err().unwrap().to_string();
+        assert!(
+            error.contains(&format!("{name} is not set; set it to")),
+            "{error}"
+        );
+    }
+    let error = of(&[("RANK", "2"), all[1], all[2], all[3]])
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(error.contains("RANK=2 with WORLD_SIZE=2"), "{error}");
+    let error = of(&[("RANK", "x"), all[1], all[2], all[3]])
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(error.contains("RANK=x: expected a number"), "{error}");
+}

@@ -1,0 +1,179 @@
+//! Payloads as bytes, for engines whose ranks do not share memory.
+//!
+//! Ranks are of one architecture: numbers are in its byte order.
+
+use std::sync::Arc;
+
+use burn::backend::flex::{FlexTensor, Layout};
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use burn::backend::{
+    BackendTensor, Dispatch, DispatchDevice, DispatchKindConversion, DispatchTensor, Flex,
+    TensorMetadata,
+};
+use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor};
+
+use super::{Expected, Payload};
+use crate::memory::Block;
+
+/// Memory that is sent.
+pub(super) enum Outgoing {
+    /// The first bytes of a block.
+    Block(Block, usize),
+    /// Bytes from one on.
+    Bytes(Vec<u8>, usize),
+    /// The elements of a contiguous tensor, which nobody changes as long as there is a second handle.
+    Tensor(FlexTensor),
+}
+
+impl Outgoing {
+    /// The bytes of a payload: those of its tensor, if it is one that lies in one piece, else a copy.
+    pub(super) fn of(payload: Payload) -> Self {
+        let length = payload.bytes();
+        match payload {
+            Payload::Bytes(bytes) => Self::Bytes(bytes, 0),
+            payload => match payload.as_one() {
+                Some(tensor) => Self::Tensor(tensor),
+                None => {
+                    let mut block = Block::new(length);
+                    payload.write(&mut block.bytes_mut()[..length]);
+                    Self::Block(block, length)
+                }
+            },
+        }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Block(block, bytes) => &block.bytes()[..*bytes],
+            Self::Bytes(bytes, from) => &bytes[*from..],
+            Self::Tensor(tensor) => {
+                let (layout, size) = (tensor.layout(), tensor.dtype().size());
+                assert!(layout.is_contiguous());
+                match layout.num_elements() {
+                    // A view of nothing may begin anywhere.
+                    0 => &[],
+                    elements => &tensor.bytes()[layout.start_offset() * size..][..elements * size],
+                }
+            }
+        }
+    }
+}
+
+/// A tensor in the memory of this process.
+fn on_host(tensor: &DispatchTensor) -> FlexTensor {
+    match DispatchTensor::try_into_backend(tensor.clone()) {
+        Ok(
+            BackendTensor::<Flex>::Float(tensor)
+            | BackendTensor::Int(tensor)
+            | BackendTensor::Bool(tensor),
+        ) => tensor,
+        // On another device. `Tensor<1>` only carries the data.
+        _ => {
+            let tensor = tensor.clone();
+            let data = match tensor.dtype() {
+                DType::Bool(_) => Tensor::<1, Bool>::from_dispatch(tensor).into_data(),
+                dtype if dtype.is_float() => Tensor::<1>::from_dispatch(tensor).into_data(),
+                _ => Tensor::<1, Int>::from_dispatch(tensor).into_data(),
+            };
+            FlexTensor::from_data(data)
+        }
+    }
+}
+
+impl Payload {
+    /// The payload, if it is a tensor that lies in one piece.
+    fn as_one(&self) -> Option<FlexTensor> {
+        let Self::Tensors(tensors) = self else {
+            return None;
+        };
+        let [tensor] = &tensors[..] else { return None };
+        Some(on_host(tensor)).filter(|tensor| tensor.layout().is_contiguous())
+    }
+
+    /// Writes the payload into memory of its size.
+    fn write(self, mut to: &mut [u8]) {
+        match self {
+            Self::Bytes(bytes) => to.copy_from_slice(&bytes),
+            Self::Tensors(tensors) => {
+                for tensor in tensors {
+                    let tensor = on_host(&tensor);
+                    let bytes = tensor.layout().num_elements() * tensor.dtype().size();
+                    let (cells, rest) = to.split_at_mut(bytes);
+                    write_cells(&tensor, cells);
+                    to = rest;
+                }
+            }
+        }
+    }
+}
+
+/// Writes the elements of a tensor, in order.
+fn write_cells(tensor: &FlexTensor, to: &mut [u8]) {
+    let (layout, size) = (tensor.layout(), tensor.dtype().size());
+    let (shape, strides) = (&layout.shape()[..], layout.strides());
+    // The last dims that lie in one piece are copied as one.
+    let (mut outer, mut run) = (shape.len(), 1);
+    while outer > 0 && (strides[outer - 1] == run as isize || shape[outer - 1] == 1) {
+        outer -= 1;
+        run *= shape[outer];
+    }
+    let mut index = vec![0; outer];
+    let mut at = layout.start_offset() as isize;
+    for cells in to.chunks_exact_mut((run * size).max(1)) {
+        let from = at as usize * size;
+        cells.copy_from_slice(&tensor.bytes()[from..from + run * size]);
+        for dim in (0..outer).rev() {
+            index[dim] += 1;
+            at += strides[dim];
+            if index[dim] < shape[dim] {
+                break;
+            }
+            at -= strides[dim] * shape[dim] as isize;
+            index[dim] = 0;
+        }
+    }
+}
+
+impl Expected {
+    /// The payload of the expected form that the first `length` bytes of a block are. They must have its size.
+    pub(super) fn unpack(&self, block: Block, length: usize) -> Payload {
+        let Self::Tensors {
+            shapes,
+            dtype,
+            device,
+        } = self
+        else {
+            return Payload::Bytes(block.bytes()[..length].to_vec());
+        };
+        // Several boxes share the memory of their message.
+        let message = Arc::new(block.into_bytes(length));
+        let mut start = 0;
+        let mut next = |shape: &Vec<usize>| {
+            let shape = Shape::from(shape.clone());
+            let whole = Layout::contiguous(shape.clone());
+            let layout = Layout::new(shape, whole.strides().to_vec(), start);
+            start += whole.num_elements();
+            let cells = FlexTensor::from_arc(message.clone(), layout, *dtype);
+            on_device(cells, *dtype, device)
+        };
+        Payload::Tensors(shapes.iter().map(&mut next).collect())
+    }
+}
+
+/// A tensor of this process's memory on a device.
+fn on_device(cells: FlexTensor, dtype: DType, device: &Device) -> DispatchTensor {
+    if matches!(device.as_dispatch(), DispatchDevice::Flex(_)) {
+        return DispatchTensor::from_backend(match dtype {
+            DType::Bool(_) => BackendTensor::<Flex>::Bool(cells),
+            dtype if dtype.is_float() => BackendTensor::Float(cells),
+            _ => BackendTensor::Int(cells),
+        });
+    }
+    let data = cells.into_data();
+    let device = device.as_dispatch();
+    match dtype {
+        DType::Bool(_) => Dispatch::bool_from_data(data, device),
+        dtype if dtype.is_float() => Dispatch::float_from_data(data, device),
+        _ => Dispatch::int_from_data(data, device),
+    }
+}
