@@ -308,7 +308,8 @@ impl Launcher {
         self
     }
 
-    /// The device of the ranks. Default burn's default device.
+    /// The device of the ranks. Default burn's default device; with the feature `cuda` each process of a job takes the
+    /// GPU of its number on its host.
     #[must_use]
     pub fn device(mut self, device: Device) -> Self {
         self.device = Some(device);
@@ -335,7 +336,13 @@ impl Launcher {
         if self.ranks == 0 {
             return Err(Error::Engine("a job needs at least one rank".into()));
         }
-        let device = self.device.clone().unwrap_or_default().autodiff();
+        let device = match &self.device {
+            Some(device) => device.clone(),
+            #[cfg(feature = "cuda")]
+            None if self.is_job() => crate::gpu::device()?,
+            None => Device::default(),
+        };
+        let device = device.autodiff();
         let watched = self.settings.log || self.trace.is_some();
         let world = |comm: Arc<dyn Communicator>| World {
             comm: if watched {

@@ -11,6 +11,8 @@ mod buckets;
 mod cache;
 mod comm;
 mod error;
+#[cfg(any(feature = "cuda", test))]
+mod gpu;
 mod launch;
 mod layout;
 pub mod memory;
