@@ -230,24 +230,49 @@ pub(crate) fn all_reduce_sum(
 #[must_use = "a sum on its way must be finished"]
 pub(crate) struct PendingSum {
     comm: Arc<dyn Communicator>,
-    group: Arc<[usize]>,
+    /// The ranks of this rank's row, which add first.
+    row: Vec<usize>,
+    /// The ranks of this rank's column, which add the sums of rows.
+    column: Vec<usize>,
     operation: Operation,
     /// What this rank adds.
     own: Tensor<1>,
     in_flight: Option<InFlight>,
 }
 
+/// Groups of at most so many ranks add at once; larger ones in rows and columns.
+const ADD_AT_ONCE: usize = 16;
+
+/// The number of ranks of a row, where so many add.
+fn row_length(ranks: usize) -> usize {
+    if ranks <= ADD_AT_ONCE {
+        return ranks;
+    }
+    let divides = |length: &usize| ranks.is_multiple_of(*length);
+    let square = ranks.isqrt();
+    (square..=ranks)
+        .find(|length| length * length >= ranks && divides(length))
+        .unwrap_or(ranks)
+}
+
 /// Starts to sum all ranks' tensors. Small ones go to every rank; of large ones each rank adds a share, then all collect
 /// the shares, so that an element travels twice, whatever the group's size.
+///
+/// Many ranks are arranged in rows and columns: rows add, then columns what rows have added, so that the number of
+/// messages grows with the root of the number of ranks. The order of additions depends on that number alone.
 pub(crate) fn start_sum(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
     operation: &Operation,
     tensor: Tensor<1>,
 ) -> Result<PendingSum> {
+    let place = place(comm, group);
+    let length = row_length(group.len());
+    let (first, across) = (place / length * length, place % length);
     let mut sum = PendingSum {
         comm: comm.clone(),
-        group: group.into(),
+        row: group[first..first + length].to_vec(),
+        column: group.iter().skip(across).step_by(length).copied().collect(),
         operation: operation.clone(),
         own: tensor,
         in_flight: None,
@@ -256,26 +281,22 @@ pub(crate) fn start_sum(
         let in_flight = if sum.is_split() {
             let own = sum.place();
             let expected = |_| expected_like(&sum.own, sum.share(own).len());
-            start_all(
-                comm,
-                group,
-                operation,
-                |place| payload(sum.cut(place)),
-                expected,
-            )?
+            let send = |place| payload(sum.cut(place));
+            start_all(comm, &sum.row, operation, send, expected)?
         } else {
             let expected = |_| expected_like(&sum.own, sum.elements());
-            start_all(
-                comm,
-                group,
-                operation,
-                |_| payload(sum.own.clone()),
-                expected,
-            )?
+            let send = |_| payload(sum.own.clone());
+            start_all(comm, &sum.row, operation, send, expected)?
         };
         sum.in_flight = Some(in_flight);
     }
     Ok(sum)
+}
+
+/// This rank's place in a group.
+fn place(comm: &Arc<dyn Communicator>, group: &[usize]) -> usize {
+    let place = group.iter().position(|&rank| rank == comm.rank());
+    place.expect("a rank reduces in groups that it is in")
 }
 
 impl PendingSum {
@@ -287,16 +308,14 @@ impl PendingSum {
         self.elements() > SPLIT_REDUCTION_ABOVE
     }
 
-    /// This rank's place in the group.
+    /// This rank's place in its row.
     fn place(&self) -> usize {
-        let own = self.comm.rank();
-        let place = self.group.iter().position(|&rank| rank == own);
-        place.expect("a rank reduces in groups that it is in")
+        place(&self.comm, &self.row)
     }
 
-    /// The elements that the rank at a place adds.
+    /// The elements that the rank at a place of the row adds.
     fn share(&self, place: usize) -> Range<usize> {
-        let bound = |place: usize| place * self.elements() / self.group.len();
+        let bound = |place: usize| place * self.elements() / self.row.len();
         bound(place)..bound(place + 1)
     }
 
@@ -316,32 +335,83 @@ impl PendingSum {
         };
         let Self {
             comm,
-            group,
+            row,
+            column,
             operation,
             ..
         } = &self;
-        let contributions = finish_all(comm, group, in_flight)?.into_iter();
+        let contributions = finish_all(comm, row, in_flight)?.into_iter();
         let tensors = contributions.map(only_tensor);
         if !self.is_split() {
             let all = tensors.map(|tensor| tensor.unwrap_or_else(|| self.own.clone()));
-            return Ok(add(all.collect()));
+            return all_reduce_sum(comm, column, operation, add(all.collect()));
         }
         let own = self.place();
         let tensors = tensors.map(|tensor| tensor.unwrap_or_else(|| self.cut(own)));
         let tensors: Vec<_> = tensors.collect();
-        if let Some(room) = host::Room::like(&self.own, self.elements())
-            && room.add_up(self.share(own), &tensors)
-        {
-            let send = |_| payload(room.part(self.share(own)));
-            let expected = |place| Expected::Place(room.place(self.share(place)));
-            exchange_all(comm, group, operation, send, expected)?;
-            return Ok(room.into_tensor());
+        let Some(room) = host::Room::like(&self.own, self.elements()) else {
+            let sum = all_reduce_sum(comm, column, operation, add(tensors))?;
+            let expected = |place| expected_like(&self.own, self.share(place).len());
+            let send = |_| payload(sum.clone());
+            let shares = exchange_all(comm, row, operation, send, expected)?.into_iter();
+            let shares = shares.map(|payload| only_tensor(payload).unwrap_or_else(|| sum.clone()));
+            return Ok(concatenated(shares.collect()));
+        };
+        if column.len() > 1 || !room.add_up(self.share(own), &tensors) {
+            let sum = all_reduce_sum(comm, column, operation, add(tensors))?;
+            room.place(self.share(own)).fill(&sum.into_dispatch());
         }
-        let sum = add(tensors);
-        let expected = |place| expected_like(&self.own, self.share(place).len());
-        let send = |_| payload(sum.clone());
-        let shares = exchange_all(comm, group, operation, send, expected)?.into_iter();
-        let shares = shares.map(|payload| only_tensor(payload).unwrap_or_else(|| sum.clone()));
-        Ok(concatenated(shares.collect()))
+        let send = |_| payload(room.part(self.share(own)));
+        let expected = |place| Expected::Place(room.place(self.share(place)));
+        exchange_all(comm, row, operation, send, expected)?;
+        Ok(room.into_tensor())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, TensorData};
+
+    use super::*;
+    use crate::Launcher;
+
+    #[test]
+    fn rows_are_about_as_long_as_columns() {
+        let lengths = [1, 16, 17, 18, 20, 64, 4096].map(row_length);
+        assert_eq!(lengths, [1, 16, 17, 6, 5, 8, 64]);
+    }
+
+    /// The values that a rank adds: of all magnitudes, so that the order of additions shows.
+    fn values(rank: usize, elements: usize) -> Tensor<1> {
+        let value = |i: usize| {
+            let bits = (rank * 7919 + i * 104_729) % 1009;
+            (bits as f32 - 504.0) * 10_f32.powi((bits % 7) as i32)
+        };
+        let values: Vec<f32> = (0..elements).map(value).collect();
+        Tensor::from_data(TensorData::new(values, [elements]), &Device::flex())
+    }
+
+    #[test]
+    fn many_ranks_add_in_rows_and_columns() {
+        for (ranks, elements) in [(20, 5), (18, SPLIT_REDUCTION_ABOVE + 7)] {
+            let sums = Launcher::local(ranks).collect(|world| {
+                let group: Vec<usize> = (0..ranks).collect();
+                let operation = Operation::new("sum", Traffic::Reduce, None);
+                let own = values(world.rank(), elements);
+                all_reduce_sum(world.comm(), &group, &operation, own).map(Tensor::into_data)
+            });
+            let sums = sums.unwrap();
+            assert!(
+                sums.iter().all(|sum| *sum == sums[0]),
+                "{ranks} ranks differ"
+            );
+            let length = row_length(ranks);
+            let rows = (0..ranks / length).map(|row| {
+                let row = (row * length..(row + 1) * length).map(|rank| values(rank, elements));
+                row.reduce(|lhs, rhs| lhs + rhs).unwrap()
+            });
+            let expected = rows.reduce(|lhs, rhs| lhs + rhs).unwrap();
+            assert_eq!(sums[0], expected.into_data(), "{ranks} ranks");
+        }
     }
 }
