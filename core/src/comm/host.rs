@@ -30,7 +30,7 @@ pub(super) struct Room {
     start: NonNull<u8>,
 }
 
-/// A part of a [`Room`] that is written once, by whoever has it, while others read and write other parts.
+/// A part of a tensor that is written once, by whoever has it, while others read and write other parts.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// Keeps the memory.
