@@ -52,8 +52,18 @@ pub(crate) fn device() -> Result<burn::tensor::Device> {
     let found =
         std::panic::catch_unwind(|| Device::enumerate(DeviceType::Cuda).into_iter().count());
     let share = variable(SHARE).is_some_and(|value| value == "1");
-    let gpu = choose(local_rank(variable).unwrap_or(0), found.unwrap_or(0), share)?;
-    Ok(Device::cuda(gpu))
+    let gpus = found.unwrap_or(0);
+    // A launcher that shows each process a GPU of its own, as `srun --gpus-per-task=1`.
+    let visible = variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    if gpus == 1 && !visible.is_empty() && !visible.contains(',') {
+        return Ok(Device::cuda(0));
+    }
+    let local_rank = local_rank(variable).or(share.then_some(0)).ok_or_else(|| {
+        Error::Engine(
+            "which GPU is this process's? Set LOCAL_RANK to its number among the processes of its host, from 0".into(),
+        )
+    })?;
+    Ok(Device::cuda(choose(local_rank, gpus, share)?))
 }
 
 #[cfg(test)]

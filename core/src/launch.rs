@@ -170,6 +170,37 @@ enum Engine {
     Tcp,
 }
 
+impl Engine {
+    /// The engine that the environment asks for.
+    ///
+    /// MPI's launchers set `OMPI_COMM_WORLD_SIZE` (Open MPI), `PMI_SIZE` (MPICH, Intel MPI, `srun --mpi=pmi2`),
+    /// `PMIX_RANK` (`srun --mpi=pmix` and others), or `SLURM_STEP_NUM_TASKS` (`srun`; counts if greater than one, because
+    /// an interactive shell has it too). Who has set an address means it, though `srun` started the process.
+    fn of(get: impl Fn(&str) -> Option<String>) -> Self {
+        let is_set = |name: &&str| get(name).is_some();
+        let all = |names: &[&str]| names.iter().all(is_set);
+        let tasks = get("SLURM_STEP_NUM_TASKS").and_then(|tasks| tasks.parse().ok());
+        let in_mpi_job = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"]
+            .iter()
+            .any(&is_set)
+            || tasks.unwrap_or(1) > 1;
+        if all(&["RANK", "MASTER_ADDR"]) {
+            Self::Tcp
+        } else if is_set(&"OMPI_COMM_WORLD_SIZE") {
+            Self::Mpi
+        } else if all(&["MASTER_ADDR", "SLURM_PROCID"]) {
+            Self::Tcp
+        } else if in_mpi_job {
+            Self::Mpi
+        } else if ["RANK", "MASTER_ADDR"].iter().any(is_set) {
+            // An error will tell what is missing.
+            Self::Tcp
+        } else {
+            Self::Local
+        }
+    }
+}
+
 /// Starts a program on ranks: threads of this process, or the processes of a job.
 ///
 /// # Example
@@ -218,14 +249,7 @@ impl Launcher {
     /// Panics if one of them has another form.
     pub fn from_env() -> Self {
         let mut launcher = Self::local(1);
-        if in_mpi_job() {
-            launcher.engine = Engine::Mpi;
-        } else if ["RANK", "MASTER_ADDR"]
-            .iter()
-            .any(|name| std::env::var_os(name).is_some())
-        {
-            launcher.engine = Engine::Tcp;
-        }
+        launcher.engine = Engine::of(|name| std::env::var(name).ok());
         if let Ok(value) = std::env::var("HALOCLINE_TIMEOUT") {
             let seconds = value.parse().ok();
             let timeout = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
@@ -395,7 +419,7 @@ fn run_process<T>(
 ) -> Result<Vec<T>> {
     match attempt(|| program(world(comm.clone()))) {
         Ok(value) => {
-            shut_down()?;
+            shut_down().inspect_err(|error| comm.fail(&error.to_string()))?;
             Ok(vec![value])
         }
         Err(failure) => {
@@ -419,19 +443,6 @@ fn switch(name: &str) -> Option<bool> {
         "1" => Some(true),
         value => panic!("{name}={value}: expected 0 or 1"),
     }
-}
-
-/// Whether `mpirun`, `mpiexec` or `srun` started this process.
-///
-/// They set `OMPI_COMM_WORLD_SIZE` (Open MPI), `PMI_SIZE` (MPICH, Intel MPI, `srun --mpi=pmi2`), `PMIX_RANK`
-/// (`srun --mpi=pmix` and other PMIx launchers), or `SLURM_STEP_NUM_TASKS` (`srun`; counts if greater than one, because
-/// an interactive shell has it too).
-fn in_mpi_job() -> bool {
-    let launchers = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"];
-    launchers
-        .iter()
-        .any(|name| std::env::var_os(name).is_some())
-        || slurm_tasks() > 1
 }
 
 /// The number of processes that `srun` started.
@@ -584,6 +595,24 @@ mod tests {
         let error = result.unwrap_err().to_string();
         assert_eq!(error, "rank 1 failed: panicked: out of ocean");
         assert!(start.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn the_environment_chooses_the_engine() {
+        let of = |set: &[&str]| Engine::of(|name| set.contains(&name).then(|| "2".to_string()));
+        assert_eq!(of(&[]), Engine::Local);
+        assert_eq!(of(&["OMPI_COMM_WORLD_SIZE", "MASTER_ADDR"]), Engine::Mpi);
+        assert_eq!(of(&["SLURM_STEP_NUM_TASKS", "SLURM_PROCID"]), Engine::Mpi);
+        let slurm = [
+            "SLURM_STEP_NUM_TASKS",
+            "SLURM_PROCID",
+            "PMIX_RANK",
+            "MASTER_ADDR",
+        ];
+        assert_eq!(of(&slurm), Engine::Tcp);
+        let torchrun = ["RANK", "MASTER_ADDR", "SLURM_STEP_NUM_TASKS"];
+        assert_eq!(of(&torchrun), Engine::Tcp);
+        assert_eq!(of(&["RANK"]), Engine::Tcp);
     }
 
     #[test]

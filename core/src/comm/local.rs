@@ -1,9 +1,9 @@
 //! The embedded engine: ranks are threads of one process, and a message hands over tensor handles.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
@@ -152,6 +152,9 @@ pub(crate) struct Hub {
     finished: Vec<AtomicBool>,
     failure: Mutex<Option<(usize, String)>>,
     failed: AtomicBool,
+    /// When something of a message that takes time came from each rank, in milliseconds since the hub was made.
+    heard: Vec<AtomicU64>,
+    made: Instant,
 }
 
 impl Hub {
@@ -166,6 +169,8 @@ impl Hub {
             finished: (0..size).map(|_| AtomicBool::new(false)).collect(),
             failure: Mutex::new(None),
             failed: AtomicBool::new(false),
+            heard: (0..size).map(|_| AtomicU64::new(0)).collect(),
+            made: Instant::now(),
         })
     }
 
@@ -177,6 +182,20 @@ impl Hub {
             settings,
             counters: Counters::default(),
         }
+    }
+
+    /// Records that a message of a rank is on its way.
+    pub(super) fn hear(&self, rank: usize) {
+        let now = self.made.elapsed().as_millis() as u64;
+        self.heard[rank].store(now, Ordering::Relaxed);
+    }
+
+    /// How long nothing has come from a rank for which another has waited since `start`.
+    fn silent(&self, rank: usize, start: Instant) -> Duration {
+        let heard = Duration::from_millis(self.heard[rank].load(Ordering::Relaxed));
+        start
+            .elapsed()
+            .min(self.made.elapsed().saturating_sub(heard))
     }
 
     /// Puts a message of one rank into the mailbox of another.
@@ -311,7 +330,10 @@ impl Local {
             if let Some(error) = ended {
                 return Err(error);
             }
-            let left = self.settings.timeout.saturating_sub(start.elapsed());
+            let left = self
+                .settings
+                .timeout
+                .saturating_sub(self.hub.silent(peer, start));
             if left.is_zero() {
                 return Err(Error::Timeout {
                     rank: self.rank,
@@ -497,7 +519,6 @@ impl Communicator for Local {
 mod tests {
     use super::super::Traffic;
     use super::*;
-    use std::time::Duration;
 
     fn exchange(
         local: &Arc<Local>,

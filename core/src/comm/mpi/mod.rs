@@ -280,9 +280,7 @@ impl Receipt {
                             came.push((index, arrival));
                             *ticket = None;
                         }
-                        None if traffic.is_lost(self.receives[index].0, waited) => {
-                            ended = Some(index)
-                        }
+                        None if traffic.is_lost(waited) => ended = Some(index),
                         None => {}
                     }
                 }
@@ -402,10 +400,10 @@ impl Communicator for Mpi {
             // In one write, so that nothing of what `mpirun` says about the end comes between.
             let line = format!("halocline: rank {} failed: {cause}\n", self.rank);
             let _ = std::io::stderr().write_all(line.as_bytes());
-            let _ = self.enter(|traffic| {
+            // Also if the thread that drives messages on has stopped.
+            if let Some(traffic) = &*self.shared.lock() {
                 traffic.link().abort();
-                Ok(())
-            });
+            }
         }
     }
 

@@ -7,6 +7,9 @@ use crate::comm::Expected;
 use crate::comm::wire::Outgoing;
 use crate::memory::Block;
 
+/// The bytes of a rank's last message: how many payloads it has sent.
+const END: usize = size_of::<u32>();
+
 /// A message that was asked for; tickets are given in order.
 pub(super) type Ticket = u64;
 
@@ -48,7 +51,8 @@ struct Peer {
     asked: u32,
     /// Its last message, on its way.
     end: Option<Transfer<Incoming>>,
-    ended: bool,
+    /// How many payloads it has sent in all, when its program has ended.
+    ended: Option<u32>,
     /// It has been told that this rank's program has ended.
     told: bool,
 }
@@ -114,8 +118,10 @@ impl Traffic {
         let room = bytes.unwrap_or(wire::FIRST);
         let memory = match expected {
             Expected::Place(place) => Incoming::Place(place.clone()),
+            // What comes may be shorter.
+            Expected::Bytes => Incoming::Block(Block::new(room)),
             // SAFETY: read when all of it has come.
-            _ => Incoming::Block(unsafe { Block::uninit(room) }),
+            Expected::Tensors { .. } => Incoming::Block(unsafe { Block::uninit(room) }),
         };
         self.asks.push(Ask {
             ticket,
@@ -189,10 +195,16 @@ impl Traffic {
         }
     }
 
-    /// Whether the message of a ticket that has not come cannot come any more, because its sender's program had ended
-    /// before messages were last driven on.
-    pub(super) fn is_lost(&self, peer: usize, ticket: Ticket) -> bool {
-        self.peers[peer].ended && self.asks.iter().any(|ask| ask.ticket == ticket)
+    /// Whether what a ticket waits for has never been sent, and its sender's program has ended.
+    pub(super) fn is_lost(&self, ticket: Ticket) -> bool {
+        let mut asks = self.asks.iter();
+        asks.any(|ask| ask.ticket == ticket && self.is_never_sent(ask))
+    }
+
+    fn is_never_sent(&self, ask: &Ask) -> bool {
+        let sent = self.peers[ask.peer].ended;
+        // Both count up and may wrap around.
+        sent.is_some_and(|sent| ask.number.wrapping_sub(sent) < u32::MAX / 2)
     }
 
     /// Whether all messages of a batch have left.
@@ -202,16 +214,15 @@ impl Traffic {
 
     /// Whether nothing is in transit that this rank knows of.
     pub(super) fn is_idle(&self) -> bool {
-        let lost = |ask: &Ask| self.peers[ask.peer].ended;
-        self.leaving.is_empty() && self.strays.is_empty() && self.asks.iter().all(lost)
+        let mut asks = self.asks.iter();
+        self.leaving.is_empty() && self.strays.is_empty() && asks.all(|ask| self.is_never_sent(ask))
     }
 
     /// Is ready for the last message of a peer.
     fn listen(&mut self, peer: usize) -> Result<()> {
-        if self.peers[peer].end.is_none() && !self.peers[peer].ended {
-            let end = self
-                .link
-                .receive(peer, Tag::END, Incoming::Block(Block::new(0)), 0..0)?;
+        if self.peers[peer].end.is_none() && self.peers[peer].ended.is_none() {
+            let memory = Incoming::Block(Block::new(END));
+            let end = self.link.receive(peer, Tag::END, memory, 0..END)?;
             self.peers[peer].end = Some(end);
         }
         Ok(())
@@ -246,15 +257,14 @@ impl Traffic {
     }
 
     /// Drives on what is not on the way of an operation: last messages of ranks, and those that nobody asked for.
-    ///
-    /// What a rank sent comes before its last message: what has not come after [`drive`](Self::drive) is lost.
     pub(super) fn drive_others(&mut self) -> Result<()> {
         for peer in &mut self.peers {
             if let Some(end) = &mut peer.end
                 && self.link.poll(end)? == Step::Complete
+                && let Some(Incoming::Block(sent)) = peer.end.take().map(Transfer::into_memory)
             {
-                drop(peer.end.take().map(Transfer::into_memory));
-                peer.ended = true;
+                let sent = sent.bytes().first_chunk().copied();
+                peer.ended = Some(u32::from_ne_bytes(sent.unwrap_or_default()));
             }
         }
         for mut stray in std::mem::take(&mut self.strays) {
@@ -344,7 +354,8 @@ impl Traffic {
         for peer in (0..self.peers.len()).filter(|&peer| peer != own) {
             self.listen(peer)?;
             if !self.peers[peer].told && self.leaving.iter().all(|message| message.peer != peer) {
-                let farewell = Outgoing::Block(Block::new(0), 0);
+                let sent = self.peers[peer].sent.to_ne_bytes();
+                let farewell = Outgoing::Block(Block::copy_of(&sent), END);
                 let batch = self.ticket();
                 self.send_message(batch, peer, Tag::END, farewell)?;
                 self.peers[peer].told = true;
@@ -354,11 +365,11 @@ impl Traffic {
             }
         }
         let mut peers = self.peers.iter().enumerate();
-        let ended = peers.all(|(rank, peer)| rank == own || (peer.told && peer.ended));
-        if !ended || !self.leaving.is_empty() || !self.strays.is_empty() {
+        let ended = peers.all(|(rank, peer)| rank == own || (peer.told && peer.ended.is_some()));
+        if !ended || !self.is_idle() {
             return Ok(false);
         }
-        // Nobody sends these any more.
+        // Nobody has sent these.
         let mut asks = std::mem::take(&mut self.asks).into_iter();
         asks.try_for_each(|ask| self.link.cancel(ask.transfer))?;
         Ok(true)

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use socket2::{SockRef, TcpKeepalive};
+
 use super::local::{Content, Hub, Local, Message, Sender};
 use super::wire::Outgoing;
 use super::{Batch, Communicator, Counters, InFlight, Payload, Settings};
@@ -23,6 +25,11 @@ mod tests;
 
 /// How long a rank that fails takes to tell others.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Bytes of a long message that show, when they have come, that it is on its way.
+const PIECE: usize = 1 << 20;
+/// When a connection on which nothing comes is asked whether it is alive, and how often.
+const ALIVE: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(10)];
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +106,11 @@ impl Frame {
     }
 }
 
-/// Reads a frame: its kind, fingerprint, name and body.
-fn read(from: &mut impl Read) -> std::io::Result<(Kind, u64, String, Block, usize)> {
+/// Reads a frame: its kind, fingerprint, name and body; calls `heard` when some of it has come.
+fn read(
+    from: &mut impl Read,
+    heard: impl Fn(),
+) -> std::io::Result<(Kind, u64, String, Block, usize)> {
     let mut head = [0; Frame::HEAD];
     from.read_exact(&mut head)?;
     let half = |at: usize| u32::from_ne_bytes(*head[at..].first_chunk().expect("a head"));
@@ -115,7 +125,10 @@ fn read(from: &mut impl Read) -> std::io::Result<(Kind, u64, String, Block, usiz
     let name = String::from_utf8_lossy(&name).into_owned();
     let bytes = word(16) as usize;
     let mut body = Block::new(bytes);
-    from.read_exact(&mut body.bytes_mut()[..bytes])?;
+    for piece in body.bytes_mut()[..bytes].chunks_mut(PIECE) {
+        from.read_exact(piece)?;
+        heard();
+    }
     Ok((kind, word(8), name, body, bytes))
 }
 
@@ -137,6 +150,10 @@ impl Tcp {
                 continue;
             };
             stream.set_nodelay(true)?;
+            // A host that vanishes says nothing.
+            let [after, every] = ALIVE;
+            let keepalive = TcpKeepalive::new().with_time(after).with_interval(every);
+            SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
             let thread =
                 |what: &str| std::thread::Builder::new().name(format!("{what} rank {peer}"));
             let (orders, ordered) = mpsc::channel();
@@ -222,7 +239,7 @@ fn write_all(mut to: TcpStream, orders: &mpsc::Receiver<Order>) {
 fn read_all(from: TcpStream, hub: &Hub, peer: usize, rank: usize) -> Result<(), String> {
     let mut from = std::io::BufReader::with_capacity(1 << 16, from);
     loop {
-        let frame = read(&mut from);
+        let frame = read(&mut from, || hub.hear(peer));
         let (kind, fingerprint, name, body, bytes) = frame.map_err(|error| {
             format!("its connection broke, as when a process is killed ({error})")
         })?;

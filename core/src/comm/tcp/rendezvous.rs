@@ -6,7 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use hmac::{Hmac, Mac};
@@ -97,11 +98,13 @@ impl Rendezvous {
                 u16::MAX
             ))
         })?;
+        // The agent of PyTorch's launcher listens at its port itself.
+        let taken = get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
         Ok(Self {
             rank,
             size,
             host,
-            port,
+            port: port.wrapping_add(u16::from(taken)),
             secret: get("HALOCLINE_SECRET").filter(|secret| !secret.is_empty()),
         })
     }
@@ -113,8 +116,9 @@ impl Rendezvous {
     pub(super) fn join(&self, timeout: Duration) -> Result<Vec<Option<TcpStream>>> {
         let end = Instant::now() + timeout;
         let seconds = timeout.as_secs_f64();
-        let address = self.address()?;
-        if self.secret.is_none() && !address.ip().is_loopback() {
+        let addresses = self.addresses()?;
+        let address = addresses[0];
+        if self.secret.is_none() && !addresses.iter().all(|address| address.ip().is_loopback()) {
             return Err(Error::Engine(format!(
                 "a rendezvous at {address} can be reached by others; set HALOCLINE_SECRET to the same random text on all \
                  ranks, or MASTER_ADDR=localhost if all are on one host"
@@ -128,9 +132,11 @@ impl Rendezvous {
             }
             return Ok(streams);
         }
-        let mut master = self.call(address, end, seconds)?;
-        let listener = TcpListener::bind((master.local_addr()?.ip(), 0))?;
-        let own = format!("{} {} {}", self.rank, self.size, listener.local_addr()?);
+        let mut master = self.call(&addresses, end, seconds)?;
+        let host = master.peer_addr()?.ip();
+        let listener = self.listen(SocketAddr::new(master.local_addr()?.ip(), 0))?;
+        let port = listener.local_addr()?.port();
+        let own = format!("{} {} {port}", self.rank, self.size);
         send(&mut master, own.as_bytes())?;
         master.set_read_timeout(Some(left(end) + GREETING))?;
         let table = receive(&mut master).map_err(|error| {
@@ -145,11 +151,14 @@ impl Rendezvous {
         }
         master.set_read_timeout(None)?;
         streams[0] = Some(master);
-        let addresses: Vec<&str> = table.lines().collect();
         // Each calls those before it, and is called by those after it.
-        for (peer, address) in addresses.iter().enumerate().take(self.rank).skip(1) {
-            let address = address.parse().map_err(Error::other)?;
-            let mut stream = self.call(address, end, seconds)?;
+        for (peer, line) in table.lines().enumerate().take(self.rank).skip(1) {
+            let mut address: SocketAddr = line.parse().map_err(Error::other)?;
+            if address.ip().is_loopback() {
+                // It is on rank 0's host, and came to it by an address that only that host knows.
+                address.set_ip(host);
+            }
+            let mut stream = self.call(&[address], end, seconds)?;
             send(&mut stream, self.rank.to_string().as_bytes())?;
             stream.set_read_timeout(None)?;
             streams[peer] = Some(stream);
@@ -176,16 +185,29 @@ impl Rendezvous {
         Ok(streams)
     }
 
-    fn address(&self) -> Result<SocketAddr> {
+    /// The addresses of rank 0's host; at least one.
+    fn addresses(&self) -> Result<Vec<SocketAddr>> {
         let found = (self.host.as_str(), self.port).to_socket_addrs();
-        let unknown = |cause: String| {
-            Error::Engine(format!(
-                "MASTER_ADDR={}: {cause}; set it to the name or address of rank 0's host",
-                self.host
-            ))
+        let found: std::io::Result<Vec<_>> = found.map(Iterator::collect);
+        let cause = match found {
+            Ok(found) if !found.is_empty() => return Ok(found),
+            Ok(_) => "no address".into(),
+            Err(error) => error.to_string(),
         };
-        let mut found = found.map_err(|error| unknown(error.to_string()))?;
-        found.next().ok_or_else(|| unknown("no address".into()))
+        Err(Error::Engine(format!(
+            "MASTER_ADDR={}: {cause}; set it to the name or address of rank 0's host",
+            self.host
+        )))
+    }
+
+    /// Listens at a port: with a secret at all addresses of this host, whichever others know it by.
+    fn listen(&self, near: SocketAddr) -> std::io::Result<TcpListener> {
+        let port = near.port();
+        match self.secret {
+            None => TcpListener::bind(near),
+            Some(_) => TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+                .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))),
+        }
     }
 
     /// Rank 0: waits for all others. Gives where each of them listens, a line each.
@@ -196,10 +218,10 @@ impl Rendezvous {
         end: Instant,
         seconds: f64,
     ) -> Result<String> {
-        let listener = TcpListener::bind(address).map_err(|error| {
+        let listener = self.listen(address).map_err(|error| {
             Error::Engine(format!(
-                "rank 0 cannot listen at {address} ({error}); MASTER_ADDR must be an address of rank 0's host, and \
-                 MASTER_PORT a port that is free there"
+                "rank 0 cannot listen at {address} ({error}); is MASTER_ADDR a name of rank 0's host, and MASTER_PORT a \
+                 port that is free there?"
             ))
         })?;
         let mut addresses = BTreeMap::from([(0, address.to_string())]);
@@ -208,8 +230,8 @@ impl Rendezvous {
             let greeting = receive(&mut stream)?;
             let greeting = String::from_utf8_lossy(&greeting).into_owned();
             let words: Vec<&str> = greeting.split(' ').collect();
-            let [Ok(rank), Ok(size)] =
-                [0, 1].map(|word| words.get(word).unwrap_or(&"").parse::<usize>())
+            let [Ok(rank), Ok(size), Ok(port)] =
+                [0, 1, 2].map(|word| words.get(word).unwrap_or(&"").parse::<usize>())
             else {
                 return Ok(false);
             };
@@ -227,7 +249,8 @@ impl Rendezvous {
                 return Ok(true);
             }
             stream.set_read_timeout(None)?;
-            addresses.insert(rank, words.get(2).unwrap_or(&"").to_string());
+            let host = stream.peer_addr()?.ip().to_canonical();
+            addresses.insert(rank, SocketAddr::new(host, port as u16).to_string());
             streams[rank] = Some(stream);
             Ok(streams[1..].iter().all(Option::is_some))
         });
@@ -266,44 +289,59 @@ impl Rendezvous {
             return Ok(true);
         }
         listener.set_nonblocking(true)?;
+        let (greeted, known) = mpsc::channel();
         while Instant::now() < end {
             match listener.accept() {
                 Ok((stream, _)) => {
                     stream.set_nonblocking(false)?;
-                    // A stranger, or one that has gone: the others are still to come.
-                    if let Ok(stream) = self.greet(stream, Side::Listener)
+                    // In a thread of its own: a stranger who says nothing keeps nobody waiting.
+                    let (me, greeted) = (self.clone(), greeted.clone());
+                    std::thread::spawn(move || {
+                        if let Ok(stream) = me.greet(stream, Side::Listener) {
+                            let _ = greeted.send(stream);
+                        }
+                    });
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    // One that has gone meanwhile is no loss: the others are still to come.
+                    if let Ok(stream) = known.recv_timeout(AGAIN)
                         && let Ok(true) = take(stream)
                     {
                         return Ok(true);
                     }
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(AGAIN),
                 Err(error) => return Err(error),
             }
         }
         Ok(false)
     }
 
-    /// Connects with one who knows the secret.
-    fn call(&self, address: SocketAddr, end: Instant, seconds: f64) -> Result<TcpStream> {
+    /// Connects with one who knows the secret, at one of its addresses.
+    fn call(&self, addresses: &[SocketAddr], end: Instant, seconds: f64) -> Result<TcpStream> {
         loop {
-            let failure = match TcpStream::connect_timeout(&address, left(end)) {
-                Ok(stream) => match self.greet(stream, Side::Caller) {
+            let mut failure = String::new();
+            for address in addresses {
+                let connected = TcpStream::connect_timeout(address, left(end).min(GREETING));
+                let connected = connected.and_then(|stream| {
+                    if stream.local_addr()? == stream.peer_addr()? {
+                        // Where nobody listens a connection may meet itself.
+                        return Err(ErrorKind::ConnectionRefused.into());
+                    }
+                    self.greet(stream, Side::Caller)
+                });
+                match connected {
                     Ok(stream) => return Ok(stream),
                     Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                        return Err(Error::Engine(format!(
-                            "rank {}: {address}: {error}",
-                            self.rank
-                        )));
+                        let text = format!("rank {}: {address}: {error}", self.rank);
+                        return Err(Error::Engine(text));
                     }
-                    Err(error) => error,
-                },
-                Err(error) => error,
-            };
+                    Err(error) => failure = format!("{address}: {error}"),
+                }
+            }
             if Instant::now() >= end {
                 return Err(Error::Engine(format!(
-                    "rank {}: no rendezvous at {address} within {seconds} s ({failure}); is rank 0 running, and are \
-                     MASTER_ADDR and MASTER_PORT the same on all ranks?",
+                    "rank {}: no rendezvous within {seconds} s ({failure}); is rank 0 running, and are MASTER_ADDR and \
+                     MASTER_PORT the same on all ranks?",
                     self.rank
                 )));
             }
@@ -313,14 +351,14 @@ impl Rendezvous {
 
     /// Proves to each other that both sides know the secret.
     fn greet(&self, mut stream: TcpStream, side: Side) -> std::io::Result<TcpStream> {
-        stream.set_read_timeout(Some(GREETING))?;
+        let end = Instant::now() + GREETING;
         stream.set_write_timeout(Some(GREETING))?;
         let own = fresh()?;
         stream.write_all(&MAGIC.to_ne_bytes())?;
         stream.write_all(&own)?;
         let (mut magic, mut theirs) = ([0; 8], [0; 16]);
-        stream.read_exact(&mut magic)?;
-        stream.read_exact(&mut theirs)?;
+        read_by(&mut stream, &mut magic, end)?;
+        read_by(&mut stream, &mut theirs, end)?;
         let denied = |cause| std::io::Error::new(ErrorKind::PermissionDenied, cause);
         if magic != MAGIC.to_ne_bytes() {
             return Err(denied(
@@ -345,7 +383,7 @@ impl Rendezvous {
         // The caller first: who only listens tells a stranger nothing.
         if side == Side::Caller {
             stream.write_all(&code(Side::Caller).finalize().into_bytes())?;
-            match stream.read_exact(&mut proof) {
+            match read_by(&mut stream, &mut proof, end) {
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Err(wrong()),
                 read => read?,
             }
@@ -353,15 +391,31 @@ impl Rendezvous {
                 .verify_slice(&proof)
                 .map_err(|_| wrong())?;
         } else {
-            stream.read_exact(&mut proof)?;
+            read_by(&mut stream, &mut proof, end)?;
             code(Side::Caller)
                 .verify_slice(&proof)
                 .map_err(|_| wrong())?;
             stream.write_all(&code(Side::Listener).finalize().into_bytes())?;
         }
+        stream.set_read_timeout(Some(GREETING))?;
         stream.set_write_timeout(None)?;
         Ok(stream)
     }
+}
+
+/// Reads all of a buffer before a moment, however slowly it comes.
+fn read_by(stream: &mut TcpStream, mut to: &mut [u8], end: Instant) -> std::io::Result<()> {
+    while !to.is_empty() {
+        if Instant::now() >= end {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left(end)))?;
+        match stream.read(to)? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            read => to = &mut to[read..],
+        }
+    }
+    Ok(())
 }
 
 /// What a table begins with that is none.

@@ -155,7 +155,7 @@ fn a_missing_rank_is_named_in_time() {
         .next()
         .unwrap();
     assert!(
-        error.contains("rank 1: no rendezvous at 127.0.0.1"),
+        error.contains("rank 1: no rendezvous within 0.3 s (127.0.0.1"),
         "{error}"
     );
     assert!(start.elapsed() < Duration::from_secs(5));
@@ -236,6 +236,14 @@ fn the_environment_describes_a_job_or_what_is_missing() {
         of(&slurm).ok().map(|job| (job.rank, job.size)),
         Some((3, 4))
     );
+    let torchrun = [
+        all[0],
+        all[1],
+        all[2],
+        all[3],
+        ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+    ];
+    assert_eq!(of(&torchrun).ok().map(|job| job.port), Some(29501));
     for missing in 0..4 {
         let mut some = all.to_vec();
         let (name, _) = some.remove(missing);
