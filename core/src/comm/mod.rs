@@ -20,6 +20,7 @@ pub(crate) mod collectives;
 mod host;
 
 pub(crate) mod local;
+mod mailbox;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
 pub(crate) mod tcp;

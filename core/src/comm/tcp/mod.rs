@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 
-use super::local::{Content, Hub, Local, Message, Sender};
+use super::local::{Hub, Local};
+use super::mailbox::{Content, Message, Sender};
 use super::wire::Outgoing;
 use super::{Batch, Communicator, Counters, InFlight, Payload, Settings};
 use crate::launch::GRACE;

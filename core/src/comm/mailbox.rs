@@ -1,0 +1,134 @@
+//! What has come for a rank and waits to be taken, from ranks of this process or of others.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex};
+
+use super::{Expected, Operation, Payload};
+use crate::memory::Block;
+
+/// A message in a mailbox.
+pub(super) struct Message {
+    pub(super) sender: Sender,
+    pub(super) content: Content,
+}
+
+/// The operation that a message belongs to.
+pub(super) enum Sender {
+    /// Of a rank of this process.
+    Here(Operation),
+    /// Of another process: its fingerprint and its name.
+    Elsewhere(u64, String),
+}
+
+/// What a message carries.
+pub(super) enum Content {
+    /// Handles.
+    Handed(Payload),
+    /// The bytes of tensors: the first of a block, so many.
+    Carried(Block, usize),
+}
+
+impl Sender {
+    pub(super) fn fingerprint(&self) -> u64 {
+        match self {
+            Self::Here(operation) => operation.fingerprint(),
+            Self::Elsewhere(fingerprint, _) => *fingerprint,
+        }
+    }
+}
+
+impl std::fmt::Display for Sender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Here(operation) => operation.fmt(f),
+            Self::Elsewhere(_, name) => f.write_str(name),
+        }
+    }
+}
+
+impl std::fmt::Display for Content {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Handed(payload) => payload.fmt(f),
+            Self::Carried(_, bytes) => write!(f, "{bytes} bytes"),
+        }
+    }
+}
+
+impl Content {
+    /// What was expected, if this is it; else what it is.
+    pub(super) fn into_payload(self, expected: &Expected) -> Result<Payload, String> {
+        let fits = match &self {
+            Self::Handed(payload) => expected.accepts(payload),
+            Self::Carried(_, bytes) => expected.bytes() == Some(*bytes),
+        };
+        if !fits {
+            return Err(self.to_string());
+        }
+        Ok(match (self, expected) {
+            (Self::Handed(Payload::Tensors(tensors)), Expected::Place(place)) => {
+                tensors.iter().for_each(|tensor| place.fill(tensor));
+                Payload::Tensors(Vec::new())
+            }
+            (Self::Carried(block, bytes), Expected::Place(place)) => {
+                place.write(&block.bytes()[..bytes]);
+                Payload::Tensors(Vec::new())
+            }
+            (Self::Handed(payload), _) => payload,
+            (Self::Carried(block, bytes), expected) => expected.unpack(block, bytes),
+        })
+    }
+}
+
+/// Messages for one rank, a queue per sender.
+#[derive(Default)]
+pub(super) struct Mailbox {
+    pub(super) queues: Mutex<Vec<Queue>>,
+    pub(super) arrived: Condvar,
+}
+
+/// The number of a message between two ranks.
+pub(super) type Ticket = usize;
+
+/// Messages of one sender, in order; the receiver may take them in another.
+#[derive(Default)]
+pub(super) struct Queue {
+    messages: VecDeque<Option<Message>>,
+    /// The ticket of the first of them.
+    first: Ticket,
+    /// The ticket of the next message that the receiver asks for.
+    next: Ticket,
+    /// Tickets of messages that have not come and that nobody waits for any more.
+    forgotten: Vec<Ticket>,
+}
+
+impl Queue {
+    pub(super) fn push(&mut self, message: Message) {
+        let ticket = self.first + self.messages.len();
+        self.messages.push_back(Some(message));
+        if let Some(place) = self.forgotten.iter().position(|&of| of == ticket) {
+            self.forgotten.swap_remove(place);
+            self.take(ticket);
+        }
+    }
+
+    pub(super) fn forget(&mut self, ticket: Ticket) {
+        if self.take(ticket).is_none() {
+            self.forgotten.push(ticket);
+        }
+    }
+
+    pub(super) fn ask(&mut self) -> Ticket {
+        self.next += 1;
+        self.next - 1
+    }
+
+    pub(super) fn take(&mut self, ticket: Ticket) -> Option<Message> {
+        let message = self.messages.get_mut(ticket - self.first)?.take();
+        while matches!(self.messages.front(), Some(None)) {
+            self.messages.pop_front();
+            self.first += 1;
+        }
+        message
+    }
+}
