@@ -179,11 +179,10 @@ impl Engine {
     fn of(get: impl Fn(&str) -> Option<String>) -> Self {
         let is_set = |name: &&str| get(name).is_some();
         let all = |names: &[&str]| names.iter().all(is_set);
-        let tasks = get("SLURM_STEP_NUM_TASKS").and_then(|tasks| tasks.parse().ok());
         let in_mpi_job = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"]
             .iter()
             .any(&is_set)
-            || tasks.unwrap_or(1) > 1;
+            || slurm_tasks(&get) > 1;
         if all(&["RANK", "MASTER_ADDR"]) {
             Self::Tcp
         } else if is_set(&"OMPI_COMM_WORLD_SIZE") {
@@ -446,8 +445,8 @@ fn switch(name: &str) -> Option<bool> {
 }
 
 /// The number of processes that `srun` started.
-pub(crate) fn slurm_tasks() -> usize {
-    let tasks = std::env::var("SLURM_STEP_NUM_TASKS").ok();
+pub(crate) fn slurm_tasks(get: impl Fn(&str) -> Option<String>) -> usize {
+    let tasks = get("SLURM_STEP_NUM_TASKS");
     tasks.and_then(|tasks| tasks.parse().ok()).unwrap_or(1)
 }
 

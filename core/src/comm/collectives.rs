@@ -259,7 +259,7 @@ fn row_length(ranks: usize) -> usize {
 /// the shares, so that an element travels twice, whatever the group's size.
 ///
 /// Many ranks are arranged in rows and columns: rows add, then columns what rows have added, so that the number of
-/// messages grows with the root of the number of ranks. The order of additions depends on that number alone.
+/// messages grows with the root of the number of ranks, unless that is a prime, which has but one row. The order of additions depends on that number alone.
 pub(crate) fn start_sum(
     comm: &Arc<dyn Communicator>,
     group: &[usize],

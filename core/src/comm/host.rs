@@ -9,7 +9,7 @@ use burn::backend::{BackendTensor, DispatchKindConversion, DispatchTensor, Flex}
 use burn::tensor::{DType, Shape, Tensor};
 
 use super::Payload;
-use super::wire::Outgoing;
+use super::wire::{Outgoing, bytes};
 use crate::memory::Block;
 
 /// Elements that are added before the next ones: they stay in the first-level cache.
@@ -51,6 +51,7 @@ impl Place {
     }
 
     /// The first byte.
+    #[cfg(feature = "mpi")]
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -127,17 +128,16 @@ impl Room {
 
 /// Tensors one after the other, if they are floats of the CPU.
 pub(super) fn concatenation(tensors: &[Tensor<1>]) -> Option<Tensor<1>> {
-    let tensors = all_on_host(tensors)?;
-    let bytes = tensors.iter().map(bytes);
-    let mut block = Block::new(bytes.clone().map(<[u8]>::len).sum());
-    let mut rest = block.bytes_mut();
-    for bytes in bytes {
-        let (to, after) = rest.split_at_mut(bytes.len());
-        to.copy_from_slice(bytes);
-        rest = after;
+    let parts = all_on_host(tensors)?;
+    let elements = parts.iter().map(|part| part.layout().num_elements());
+    let room = Room::like(tensors.first()?, elements.sum())?;
+    let mut start = 0;
+    for part in &parts {
+        let end = start + part.layout().num_elements();
+        room.place(start..end).write(bytes(part));
+        start = end;
     }
-    let elements = tensors.iter().map(|tensor| tensor.layout().num_elements());
-    Some(tensor(block, elements.sum(), tensors.first()?.dtype()))
+    Some(room.into_tensor())
 }
 
 /// The tensors, contiguous, if all of them are floats of the CPU.
@@ -150,16 +150,6 @@ fn all_on_host(tensors: &[Tensor<1>]) -> Option<Vec<FlexTensor>> {
         }
     });
     on_host.collect()
-}
-
-/// The bytes of a contiguous tensor.
-fn bytes(tensor: &FlexTensor) -> &[u8] {
-    let (layout, size) = (tensor.layout(), tensor.dtype().size());
-    match layout.num_elements() {
-        // A view of nothing may begin anywhere.
-        0 => &[],
-        elements => &tensor.bytes()[layout.start_offset() * size..][..elements * size],
-    }
 }
 
 fn add_up<E: bytemuck::Pod + AddAssign>(place: &Place, tensors: &[FlexTensor]) {
@@ -180,13 +170,6 @@ fn add_up<E: bytemuck::Pod + AddAssign>(place: &Place, tensors: &[FlexTensor]) {
                 .for_each(|(sum, more)| *sum += *more);
         }
     }
-}
-
-/// The first elements of a block as a tensor.
-fn tensor(block: Block, elements: usize, dtype: DType) -> Tensor<1> {
-    let bytes = block.into_bytes(elements * dtype.size());
-    let layout = Layout::contiguous(Shape::from([elements]));
-    float(FlexTensor::new(bytes, layout, dtype))
 }
 
 fn float(tensor: FlexTensor) -> Tensor<1> {

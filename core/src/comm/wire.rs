@@ -29,33 +29,44 @@ impl Outgoing {
     /// The bytes of a payload: those of its tensor, if it is one that lies in one piece, else a copy.
     pub(super) fn of(payload: Payload) -> Self {
         let length = payload.bytes();
-        match payload {
-            Payload::Bytes(bytes) => Self::Bytes(bytes, 0),
-            payload => match payload.as_one() {
-                Some(tensor) => Self::Tensor(tensor),
-                None => {
-                    let mut block = Block::new(length);
-                    payload.write(&mut block.bytes_mut()[..length]);
-                    Self::Block(block, length)
-                }
-            },
+        let tensors = match payload {
+            Payload::Bytes(bytes) => return Self::Bytes(bytes, 0),
+            Payload::Tensors(tensors) => tensors,
+        };
+        let tensors: Vec<FlexTensor> = tensors.iter().map(on_host).collect();
+        if let [tensor] = &tensors[..]
+            && tensor.layout().is_contiguous()
+        {
+            return Self::Tensor(tensor.clone());
         }
+        let mut block = Block::new(length);
+        let mut rest = &mut block.bytes_mut()[..length];
+        for tensor in &tensors {
+            let bytes = tensor.layout().num_elements() * tensor.dtype().size();
+            let (cells, after) = rest.split_at_mut(bytes);
+            write_cells(tensor, cells);
+            rest = after;
+        }
+        Self::Block(block, length)
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Block(block, bytes) => &block.bytes()[..*bytes],
             Self::Bytes(bytes, from) => &bytes[*from..],
-            Self::Tensor(tensor) => {
-                let (layout, size) = (tensor.layout(), tensor.dtype().size());
-                assert!(layout.is_contiguous());
-                match layout.num_elements() {
-                    // A view of nothing may begin anywhere.
-                    0 => &[],
-                    elements => &tensor.bytes()[layout.start_offset() * size..][..elements * size],
-                }
-            }
+            Self::Tensor(tensor) => bytes(tensor),
         }
+    }
+}
+
+/// The bytes of a contiguous tensor.
+pub(super) fn bytes(tensor: &FlexTensor) -> &[u8] {
+    let (layout, size) = (tensor.layout(), tensor.dtype().size());
+    assert!(layout.is_contiguous());
+    match layout.num_elements() {
+        // A view of nothing may begin anywhere.
+        0 => &[],
+        elements => &tensor.bytes()[layout.start_offset() * size..][..elements * size],
     }
 }
 
@@ -76,33 +87,6 @@ fn on_host(tensor: &DispatchTensor) -> FlexTensor {
                 _ => Tensor::<1, Int>::from_dispatch(tensor).into_data(),
             };
             FlexTensor::from_data(data)
-        }
-    }
-}
-
-impl Payload {
-    /// The payload, if it is a tensor that lies in one piece.
-    fn as_one(&self) -> Option<FlexTensor> {
-        let Self::Tensors(tensors) = self else {
-            return None;
-        };
-        let [tensor] = &tensors[..] else { return None };
-        Some(on_host(tensor)).filter(|tensor| tensor.layout().is_contiguous())
-    }
-
-    /// Writes the payload into memory of its size.
-    fn write(self, mut to: &mut [u8]) {
-        match self {
-            Self::Bytes(bytes) => to.copy_from_slice(&bytes),
-            Self::Tensors(tensors) => {
-                for tensor in tensors {
-                    let tensor = on_host(&tensor);
-                    let bytes = tensor.layout().num_elements() * tensor.dtype().size();
-                    let (cells, rest) = to.split_at_mut(bytes);
-                    write_cells(&tensor, cells);
-                    to = rest;
-                }
-            }
         }
     }
 }

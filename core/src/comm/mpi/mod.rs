@@ -109,14 +109,12 @@ impl Mpi {
     pub(crate) fn start(settings: Settings) -> Result<Arc<Self>> {
         let link = Link::open()?;
         let (rank, size) = (link.rank(), link.size());
-        if size == 1
-            && std::env::var_os("OMPI_COMM_WORLD_SIZE").is_none()
-            && crate::launch::slurm_tasks() > 1
-        {
+        let tasks = crate::launch::slurm_tasks(|name| std::env::var(name).ok());
+        if size == 1 && std::env::var_os("OMPI_COMM_WORLD_SIZE").is_none() && tasks > 1 {
             return Err(Error::Engine(format!(
                 "srun started {} tasks, but MPI sees each of them alone; \
                  choose the plugin that fits the MPI library, as in srun --mpi=pmix",
-                crate::launch::slurm_tasks()
+                tasks
             )));
         }
         let shared = Arc::new(Shared {

@@ -112,7 +112,7 @@ impl Traffic {
         self.listen(peer)?;
         let ticket = self.ticket();
         let number = self.peers[peer].asked;
-        self.peers[peer].asked += 1;
+        self.peers[peer].asked = number.wrapping_add(1);
         let part = bytes.map_or(Part::First, Part::Whole);
         let tag = self.tags.tag(number, fingerprint, part);
         let room = bytes.unwrap_or(wire::FIRST);
@@ -146,7 +146,7 @@ impl Traffic {
         packed: Packed,
     ) -> Result<()> {
         let number = self.peers[peer].sent;
-        self.peers[peer].sent += 1;
+        self.peers[peer].sent = number.wrapping_add(1);
         let messages = match packed {
             Packed::Tensors(memory, bytes) => [Some((Part::Whole(bytes), memory)), None],
             Packed::Metadata(first, rest) => [
@@ -325,7 +325,7 @@ impl Traffic {
         }
         let same_operation = self.tags.same_operation(tag, ask.tag);
         self.discard(ask.peer, tag, bytes)?;
-        let ask = self.asks.swap_remove(place);
+        let ask = self.asks.remove(place);
         self.link.cancel(ask.transfer)?;
         let arrival = Arrival::Other {
             same_operation,

@@ -34,7 +34,6 @@ const ALIVE: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(10)];
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
 enum Kind {
     /// The bytes of tensors.
     Tensors,

@@ -31,7 +31,7 @@ pub(crate) struct Rendezvous {
 const MAGIC: u64 = 0x6861_6c6f_636c_0001;
 /// The longest greeting that is read.
 const LONGEST: usize = 1 << 20;
-/// How long a stranger may keep a rank waiting.
+/// How long a greeting may take.
 const GREETING: Duration = Duration::from_secs(5);
 /// How long a rank waits before it looks again.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -52,12 +52,12 @@ impl Rendezvous {
     /// A variable that is missing or is no number.
     pub(crate) fn from_env(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
         // The first that is set, of a launcher that is like PyTorch's, and of Slurm.
-        let of = |names: [&str; 2]| {
+        let of = |names: &[&str]| {
             names
-                .into_iter()
+                .iter()
                 .find_map(|name| Some((name.to_string(), get(name)?)))
         };
-        let number = |names: [&str; 2], what: &str| {
+        let number = |names: &[&str], what: &str| {
             let Some((name, value)) = of(names) else {
                 return Err(Error::Engine(format!(
                     "{} is not set; set it to {what}",
@@ -70,11 +70,11 @@ impl Rendezvous {
                 .map_err(|_| Error::Engine(format!("{name}={value}: expected a number, {what}")))
         };
         let rank = number(
-            ["RANK", "SLURM_PROCID"],
+            &["RANK", "SLURM_PROCID"],
             "the number of this process, from 0",
         )?;
         let size = number(
-            ["WORLD_SIZE", "SLURM_NTASKS"],
+            &["WORLD_SIZE", "SLURM_NTASKS"],
             "the number of processes of the job",
         )?;
         if rank >= size {
@@ -88,23 +88,20 @@ impl Rendezvous {
                 "MASTER_ADDR is not set; set it to the name or address of rank 0's host, on all ranks".into(),
             )
         })?;
-        let port = number(
-            ["MASTER_PORT", "MASTER_PORT"],
-            "a free port of rank 0's host",
-        )?;
-        let port = u16::try_from(port).map_err(|_| {
+        let port = number(&["MASTER_PORT"], "a free port of rank 0's host")?;
+        // The agent of PyTorch's launcher listens at its port itself.
+        let taken = get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
+        let port = u16::try_from(port.saturating_add(usize::from(taken))).map_err(|_| {
             Error::Engine(format!(
                 "MASTER_PORT={port}: expected a port, at most {}",
                 u16::MAX
             ))
         })?;
-        // The agent of PyTorch's launcher listens at its port itself.
-        let taken = get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
         Ok(Self {
             rank,
             size,
             host,
-            port: port.wrapping_add(u16::from(taken)),
+            port,
             secret: get("HALOCLINE_SECRET").filter(|secret| !secret.is_empty()),
         })
     }
