@@ -3,12 +3,16 @@
 use halocline_core::{Batch, DeviceMesh, Error, Expected, Operation, Payload, Result, Traffic};
 
 /// Bytes that the first rank of the mesh has.
-pub(crate) fn broadcast(mesh: &DeviceMesh, bytes: Vec<u8>) -> Result<Vec<u8>> {
-    mesh.broadcast_bytes("field_loader", mesh.shape().ranks()[0], Some(bytes))
+pub(crate) fn broadcast(
+    mesh: &DeviceMesh,
+    operation: &'static str,
+    bytes: Vec<u8>,
+) -> Result<Vec<u8>> {
+    mesh.broadcast_bytes(operation, mesh.shape().ranks()[0], Some(bytes))
 }
 
 /// Bytes of every rank of the mesh, on the first one; nothing on the others.
-fn gather(mesh: &DeviceMesh, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+fn gather(mesh: &DeviceMesh, operation: &'static str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
     let comm = mesh.comm();
     let (root, others) = mesh
         .shape()
@@ -19,7 +23,7 @@ fn gather(mesh: &DeviceMesh, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
     let received = comm
         .clone()
         .start(Batch {
-            operation: Operation::new("field_loader", Traffic::Control, None),
+            operation: Operation::new(operation, Traffic::Control, None),
             sends: if is_root {
                 Vec::new()
             } else {
@@ -43,6 +47,7 @@ fn gather(mesh: &DeviceMesh, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
 /// that failed. A rank that cannot fail says so, and nothing is asked of it.
 pub(crate) fn agree<T>(
     mesh: &DeviceMesh,
+    operation: &'static str,
     who: Fallible,
     own: std::result::Result<T, crate::Error>,
 ) -> Result<T> {
@@ -50,11 +55,11 @@ pub(crate) fn agree<T>(
     let verdict: Verdict = own.as_ref().err().map(|error| (rank, error.to_string()));
     let verdict = match who {
         Fallible::First => verdict,
-        Fallible::All => gather(mesh, encode(&verdict))?
+        Fallible::All => gather(mesh, operation, encode(&verdict))?
             .iter()
             .find_map(|bytes| decode(bytes)),
     };
-    match (decode(&broadcast(mesh, encode(&verdict))?), own) {
+    match (decode(&broadcast(mesh, operation, encode(&verdict))?), own) {
         (None, own) => Ok(own?),
         (Some((failed, _)), Err(error)) if failed == rank => Err(error.into()),
         (Some((rank, cause)), _) => Err(Error::Rank { rank, cause }),

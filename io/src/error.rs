@@ -88,6 +88,14 @@ pub enum Error {
         /// The other one.
         reference: PathBuf,
     },
+    /// A file or folder that is no checkpoint, is damaged, or does not fit.
+    #[error("{}: {cause}", path.display())]
+    Checkpoint {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        cause: String,
+    },
     /// An argument that is out of range or does not fit the data.
     #[error("{argument}: got {got}, expected {expected}")]
     Argument {
@@ -114,6 +122,13 @@ impl Error {
             dataset,
             cells: String::new(),
             cause: cause.to_string(),
+        }
+    }
+
+    pub(crate) fn checkpoint(path: &Path, cause: impl Into<String>) -> Self {
+        Self::Checkpoint {
+            path: path.into(),
+            cause: cause.into(),
         }
     }
 

@@ -1,12 +1,16 @@
-//! Field files, datasets and loaders.
+//! Field files, datasets, loaders and checkpoints.
 //!
 //! A [`FieldFile`] holds fields on a latitude-longitude [`Grid`] over time, in an HDF5 layout that h5py, netCDF, xarray
 //! and Makani read; a [`FieldWriter`] writes it. [`Statistics`] of the channels normalise them. A [`FieldDataset`]
 //! makes samples of several files, and a [`FieldLoader`] brings batches of samples onto the ranks of a mesh.
 //!
+//! [`Checkpoints`] keep the state of a program: each rank writes a [`Snapshot`] of its share, and any mesh reads the
+//! [`Checkpoint`].
+//!
 //! This crate computes nothing with fields but their statistics, and knows no models.
 
 mod agreement;
+mod checkpoint;
 mod dataset;
 mod error;
 mod field_file;
@@ -21,6 +25,7 @@ mod scales;
 mod staged;
 mod statistics;
 
+pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 pub use dataset::{DatasetConfig, FieldDataset, Sample};
 pub use error::{Error, Result};
 pub use field_file::{FieldFile, Missing};

@@ -12,6 +12,9 @@ use crate::agreement::{Fallible, agree, broadcast};
 use crate::read_ahead::{HostBatch, ReadAhead};
 use crate::{Error, FieldDataset, Result};
 
+/// What errors call communication for batches.
+const OPERATION: &str = "field_loader";
+
 /// Who reads the files.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Source {
@@ -169,7 +172,7 @@ impl FieldLoader {
         } else {
             Ok(None)
         };
-        let dataset = agree(&self.mesh, self.fallible(), opened)?;
+        let dataset = agree(&self.mesh, OPERATION, self.fallible(), opened)?;
         let summary = |dataset: &FieldDataset| {
             (
                 dataset.len(),
@@ -178,7 +181,7 @@ impl FieldLoader {
         };
         let own = dataset.as_ref().map(summary);
         let bytes = serde_json::to_vec(&own).map_err(halocline_core::Error::other)?;
-        let bytes = broadcast(&self.mesh, bytes)?;
+        let bytes = broadcast(&self.mesh, OPERATION, bytes)?;
         let first: Option<(usize, [[usize; 3]; 2])> =
             serde_json::from_slice(&bytes).map_err(halocline_core::Error::other)?;
         let Some((samples, shapes)) = first else {
@@ -195,7 +198,7 @@ impl FieldLoader {
             }
             _ => Ok(()),
         };
-        agree(&self.mesh, self.fallible(), same)?;
+        agree(&self.mesh, OPERATION, self.fallible(), same)?;
         (self.samples, self.shapes) = (samples, shapes);
         self.dataset = dataset.map(Arc::new);
         Ok(())
@@ -317,8 +320,13 @@ impl Iterator for Epoch<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         let samples = self.batches.next()?;
         let read = self.ahead.as_ref().map(ReadAhead::next);
-        let batch = agree(&self.loader.mesh, self.loader.fallible(), read.transpose())
-            .and_then(|read| self.loader.batch(samples, read));
+        let batch = agree(
+            &self.loader.mesh,
+            OPERATION,
+            self.loader.fallible(),
+            read.transpose(),
+        )
+        .and_then(|read| self.loader.batch(samples, read));
         if batch.is_err() {
             self.batches = Vec::new().into_iter();
         }

@@ -1,0 +1,58 @@
+//! Element types, as burn and safetensors call them.
+
+use burn::tensor::{BoolStore, DType};
+use safetensors::Dtype;
+
+/// The types that both have.
+const TYPES: [(DType, Dtype, &str); 13] = [
+    (DType::F64, Dtype::F64, "F64"),
+    (DType::F32, Dtype::F32, "F32"),
+    (DType::F16, Dtype::F16, "F16"),
+    (DType::BF16, Dtype::BF16, "BF16"),
+    (DType::I64, Dtype::I64, "I64"),
+    (DType::I32, Dtype::I32, "I32"),
+    (DType::I16, Dtype::I16, "I16"),
+    (DType::I8, Dtype::I8, "I8"),
+    (DType::U64, Dtype::U64, "U64"),
+    (DType::U32, Dtype::U32, "U32"),
+    (DType::U16, Dtype::U16, "U16"),
+    (DType::U8, Dtype::U8, "U8"),
+    (DType::Bool(BoolStore::Native), Dtype::BOOL, "BOOL"),
+];
+
+/// What a type is called in files; `None` if they have no such type.
+pub(crate) fn name(dtype: DType) -> Option<&'static str> {
+    TYPES
+        .iter()
+        .find(|(burn, ..)| *burn == dtype)
+        .map(|(.., name)| *name)
+}
+
+/// The type that files call so, in burn.
+pub(crate) fn named(name: &str) -> Option<DType> {
+    TYPES
+        .iter()
+        .find(|(.., known)| *known == name)
+        .map(|(burn, ..)| *burn)
+}
+
+/// The type that files call so, in safetensors.
+pub(crate) fn in_files(name: &str) -> Option<Dtype> {
+    TYPES
+        .iter()
+        .find(|(.., known)| *known == name)
+        .map(|(_, dtype, _)| *dtype)
+}
+
+/// The name of safetensors' type.
+pub(crate) fn name_in_files(dtype: Dtype) -> Option<&'static str> {
+    TYPES
+        .iter()
+        .find(|(_, known, _)| *known == dtype)
+        .map(|(.., name)| *name)
+}
+
+/// Bytes of an element of the type that files call so.
+pub(crate) fn size(name: &str) -> Option<usize> {
+    named(name).map(|dtype| dtype.size())
+}

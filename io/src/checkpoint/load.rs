@@ -1,0 +1,595 @@
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::store::ModuleRecord;
+use burn::tensor::kind::Basic;
+use burn::tensor::{Bool, Bytes, DType, Int, Tensor, TensorData};
+use halocline_core::{
+    Batch, DeviceMesh, Expected, IndexBox, Layout, Operation, Payload, Placement, ShardTensor,
+    Traffic, World,
+};
+use safetensors::Dtype;
+use safetensors::tensor::View;
+use serde::de::DeserializeOwned;
+
+use super::index::{self, Index, PieceEntry, TensorEntry};
+use super::{dtype, file, pieces};
+use crate::agreement::{Fallible, agree};
+use crate::staged::Staged;
+use crate::{Error, Result};
+
+/// Bytes of pieces that all ranks together read before they send them to each other.
+const AT_ONCE: usize = 256 << 20;
+
+/// A saved state: the folder of a checkpoint, or a single safetensors file.
+///
+/// # Example
+/// ```
+/// use halocline_core::Launcher;
+/// use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path();
+///
+/// Launcher::local(3).run(|world| {
+///     let mut checkpoints = Checkpoints::open(&world, folder, &CheckpointConfig::new())?;
+///     let mut snapshot = Snapshot::new(&world);
+///     snapshot.value("epoch", &2)?;
+///     checkpoints.save(40, snapshot, None)?;
+///     checkpoints.wait()
+/// })?;
+/// // Later, on other ranks or none.
+/// let checkpoint = Checkpoint::open(folder.join("step_000000040"))?;
+/// assert_eq!(checkpoint.value::<u32>("epoch")?, 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    /// The folder of the files.
+    folder: PathBuf,
+    /// What errors name.
+    path: PathBuf,
+    index: Index,
+}
+
+impl Checkpoint {
+    /// Opens the folder of a checkpoint, or a safetensors file, whose tensors keep their names.
+    ///
+    /// # Errors
+    /// What is not there, is no checkpoint, or is damaged. The tensors' own checksums are compared when they are read.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        if path.is_dir() {
+            return Self::parse(path, &file::read_whole(&path.join(index::NAME))?);
+        }
+        let (size, tensors) = file::contents(path)?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let mut index = Index::new(0, 1);
+        index.files.insert(name.into(), size);
+        index.tensors = tensors.into_iter().collect();
+        let broken = |cause| Error::checkpoint(path, cause);
+        index.check_pieces().map_err(broken)?;
+        Ok(Self {
+            folder: path.parent().map(PathBuf::from).unwrap_or_default(),
+            path: path.into(),
+            index,
+        })
+    }
+
+    /// The checkpoint in a folder whose index has this text.
+    pub(super) fn parse(folder: &Path, text: &[u8]) -> Result<Self> {
+        let path = folder.join(index::NAME);
+        let index = Index::parse(text).map_err(|cause| Error::checkpoint(&path, cause))?;
+        Ok(Self {
+            folder: folder.into(),
+            path,
+            index,
+        })
+    }
+
+    /// Checks that all files are there in their size.
+    pub(super) fn check_files(&self) -> Result<()> {
+        for (name, expected) in &self.index.files {
+            let path = self.folder.join(name);
+            let (_, size) = file::open(&path)?;
+            if size != *expected {
+                let cause = format!("{size} bytes, expected {expected}; was a copy interrupted?");
+                return Err(Error::checkpoint(&path, cause));
+            }
+        }
+        Ok(())
+    }
+
+    /// The step that it was saved at.
+    pub fn step(&self) -> u64 {
+        self.index.step
+    }
+
+    /// The number of ranks that saved it.
+    pub fn ranks(&self) -> usize {
+        self.index.ranks
+    }
+
+    /// The metric that it was saved with.
+    pub fn metric(&self) -> Option<f64> {
+        self.index.metric
+    }
+
+    /// The names of the tensors, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.index.tensors.keys().map(String::as_str)
+    }
+
+    /// The shape of a tensor.
+    ///
+    /// # Errors
+    /// No tensor of that name.
+    pub fn shape(&self, name: &str) -> Result<&[usize]> {
+        Ok(&self.entry(name)?.shape)
+    }
+
+    /// A value.
+    ///
+    /// # Errors
+    /// No value of that name, or one of another form.
+    pub fn value<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
+        let value = self.index.values.get(name);
+        let value = value.ok_or_else(|| {
+            let names: Vec<&String> = self.index.values.keys().collect();
+            Error::checkpoint(&self.path, format!("no value {name:?}; it has {names:?}"))
+        })?;
+        let parsed = serde_json::from_value(value.clone());
+        parsed.map_err(|e| Error::checkpoint(&self.path, format!("value {name:?}: {e}")))
+    }
+
+    /// A whole tensor, read by the calling rank alone.
+    ///
+    /// # Errors
+    /// No tensor of that name; files that cannot be read, or are damaged.
+    pub fn data(&self, name: &str) -> Result<TensorData> {
+        let entry = self.entry(name)?;
+        let dtype = dtype_of(entry);
+        let whole = IndexBox::whole(&entry.shape);
+        let mut bytes = vec![0; whole.volume() * dtype.size()];
+        for piece in &entry.pieces {
+            let read = file::read(&self.folder, piece)?;
+            let cells = piece.cells();
+            pieces::copy((&read, &cells), (&mut bytes, &whole), &cells, dtype.size());
+        }
+        Ok(TensorData::from_bytes_vec(
+            bytes,
+            entry.shape.clone(),
+            dtype,
+        ))
+    }
+
+    /// The tensors of a module as burn's record, read by the calling rank alone: to save as a single file.
+    ///
+    /// # Errors
+    /// No module of that name; files that cannot be read, or are damaged.
+    pub fn module_record(&self, name: &str) -> Result<ModuleRecord> {
+        let names = self.names_in(name)?;
+        let tensors = names
+            .into_iter()
+            .map(|(whole, short)| Ok((short, self.data(&whole)?)));
+        self.record(tensors.collect::<Result<_>>()?)
+    }
+
+    /// Writes the tensors of a module into one safetensors file, called as in the module; all tensors, if `name` is
+    /// empty. One tensor at a time is in memory.
+    ///
+    /// # Errors
+    /// Those of [`module_record`](Self::module_record); a file that cannot be written.
+    pub fn export(&self, name: &str, path: impl AsRef<Path>) -> Result<()> {
+        let names = self.names_in(name)?;
+        let failure = RefCell::new(None);
+        let views = names.iter().map(|(whole, short)| {
+            let view = Whole {
+                checkpoint: self,
+                name: whole,
+                entry: &self.index.tensors[whole],
+                failure: &failure,
+            };
+            (short, view)
+        });
+        let staged = Staged::new(path.as_ref())?;
+        let written = safetensors::serialize_to_file(views, None, staged.path());
+        if let Some(error) = failure.take() {
+            return Err(error);
+        }
+        written.map_err(|error| Error::checkpoint(path.as_ref(), error.to_string()))?;
+        staged.commit()
+    }
+
+    /// A tensor, whole on all ranks. Each rank reads a share, and sends it to the others.
+    ///
+    /// # Errors
+    /// On all ranks: no tensor of that name, of other dims; files that cannot be read, or are damaged.
+    pub fn tensor<const D: usize, K: Basic>(
+        &self,
+        world: &World,
+        name: &str,
+    ) -> halocline_core::Result<Tensor<D, K>> {
+        let mesh = all_ranks(world)?;
+        let layout = Layout::replicated(mesh.shape(), &self.entry(name)?.shape);
+        self.place(name, &mesh, &layout)
+    }
+
+    /// A sharded tensor: each rank gets its shard, also where it was saved on another mesh.
+    ///
+    /// # Errors
+    /// Those of [`tensor`](Self::tensor), and placements that do not fit or are `Partial`.
+    pub fn sharded<const D: usize, K: Basic>(
+        &self,
+        name: &str,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+    ) -> halocline_core::Result<ShardTensor<D, K>> {
+        let layout = Layout::new(mesh.shape(), &self.entry(name)?.shape, placements)?;
+        self.sharded_to(name, mesh, &layout)
+    }
+
+    /// [`sharded`](Self::sharded), with explicit extents.
+    ///
+    /// # Errors
+    /// Those of [`sharded`](Self::sharded), and a layout of another shape.
+    pub fn sharded_to<const D: usize, K: Basic>(
+        &self,
+        name: &str,
+        mesh: &DeviceMesh,
+        layout: &Layout,
+    ) -> halocline_core::Result<ShardTensor<D, K>> {
+        let shape = &self.entry(name)?.shape;
+        if layout.shape() != shape || layout.partial_axis().is_some() {
+            let expected = format!("{shape:?} on Shard and Replicate, as {name:?} was saved");
+            return Err(Error::argument("layout", layout, expected).into());
+        }
+        let local = self.place(name, mesh, layout)?;
+        ShardTensor::from_local(local, layout, mesh)
+    }
+
+    /// This rank's cells of a tensor.
+    fn place<const D: usize, K: Basic>(
+        &self,
+        name: &str,
+        mesh: &DeviceMesh,
+        layout: &Layout,
+    ) -> halocline_core::Result<Tensor<D, K>> {
+        if layout.shape().len() != D {
+            let got = format!("{name:?}, {D} dims");
+            let expected = format!("the {} of {:?}", layout.shape().len(), layout.shape());
+            return Err(Error::argument("tensor", got, expected).into());
+        }
+        let data = self
+            .fetch(mesh, &[(self.entry(name)?, layout.clone())])?
+            .remove(0);
+        Ok(Tensor::from_data(data, mesh.device()))
+    }
+
+    /// Gives a module the tensors that it was saved with, on all ranks.
+    ///
+    /// # Errors
+    /// On all ranks: a tensor that one of both does not have, or has of another shape or type; files that cannot be read,
+    /// or are damaged.
+    pub fn module<M: Module>(
+        &self,
+        world: &World,
+        name: &str,
+        module: M,
+    ) -> halocline_core::Result<M> {
+        let names = self.names_in(name)?;
+        let mut types = Types::default();
+        module.visit(&mut types);
+        for (whole, short) in &names {
+            let found = dtype_of(self.entry(whole)?);
+            if let Some(expected) = types.found.get(short)
+                && !same_type(*expected, found)
+            {
+                let cause = format!("tensor {whole:?} is of {found:?}, expected {expected:?}");
+                return Err(Error::checkpoint(&self.path, cause).into());
+            }
+        }
+        let tensors = self.fetch_whole(world, names)?;
+        let loaded = module.try_load_record(self.record(tensors)?);
+        Ok(loaded.map_err(|error| Error::checkpoint(&self.path, format!("{name:?}: {error}")))?)
+    }
+
+    /// Tensors, whole on all ranks, under their short names.
+    pub(super) fn fetch_whole(
+        &self,
+        world: &World,
+        names: Vec<(String, String)>,
+    ) -> halocline_core::Result<Vec<(String, TensorData)>> {
+        let mesh = all_ranks(world)?;
+        let wanted = names.iter().map(|(whole, _)| {
+            let entry = self.entry(whole)?;
+            Ok((entry, Layout::replicated(mesh.shape(), &entry.shape)))
+        });
+        let data = self.fetch(&mesh, &wanted.collect::<Result<Vec<_>>>()?)?;
+        Ok(names
+            .into_iter()
+            .map(|(_, short)| short)
+            .zip(data)
+            .collect())
+    }
+
+    /// Each rank's cells of tensors in their layouts. Every piece is read once, by a rank that needs most of it, and its
+    /// parts are sent to the others that need them.
+    fn fetch(
+        &self,
+        mesh: &DeviceMesh,
+        wanted: &[(&TensorEntry, Layout)],
+    ) -> halocline_core::Result<Vec<TensorData>> {
+        let own = mesh.position();
+        let mut arrays: Vec<Array> = wanted
+            .iter()
+            .map(|(entry, layout)| Array::zeros(layout.local_box(own), dtype_of(entry)))
+            .collect();
+        let mut reading = BTreeMap::new();
+        let mut jobs = Vec::new();
+        let mut bytes = 0;
+        for (target, (entry, layout)) in wanted.iter().enumerate() {
+            let needs: Vec<(usize, IndexBox)> = (0..mesh.size())
+                .map(|position| (position, layout.local_box(position)))
+                .collect();
+            for piece in &entry.pieces {
+                let cells = piece.cells();
+                let Some(reader) = pieces::reader(&cells, piece.len(), &needs, &mut reading) else {
+                    continue;
+                };
+                let parts = needs.iter().filter_map(|(position, need)| {
+                    Some((*position, pieces::intersection(&cells, need)?))
+                });
+                jobs.push(Job {
+                    target,
+                    piece,
+                    cells: cells.clone(),
+                    reader,
+                    parts: parts.collect(),
+                });
+                bytes += piece.len();
+                if bytes >= AT_ONCE {
+                    self.run(mesh, &jobs, &mut arrays)?;
+                    jobs.clear();
+                    bytes = 0;
+                }
+            }
+        }
+        self.run(mesh, &jobs, &mut arrays)?;
+        let arrays = arrays.into_iter();
+        Ok(arrays
+            .map(|a| TensorData::from_bytes_vec(a.bytes, a.cells.shape(), a.dtype))
+            .collect())
+    }
+
+    /// Reads this rank's pieces, sends their parts to who needs them, and receives those of others.
+    fn run(
+        &self,
+        mesh: &DeviceMesh,
+        jobs: &[Job<'_>],
+        arrays: &mut [Array],
+    ) -> halocline_core::Result<()> {
+        let (own, ranks) = (mesh.position(), mesh.shape().ranks());
+        let read = jobs
+            .iter()
+            .filter(|job| job.reader == own)
+            .map(|job| Ok((job, file::read(&self.folder, job.piece)?)))
+            .collect::<Result<Vec<_>>>();
+        let read = agree(mesh, "checkpoint", Fallible::All, read)?;
+
+        let mut sends: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
+        for (job, bytes) in &read {
+            for (position, part) in &job.parts {
+                let array = &mut arrays[job.target];
+                if *position == own {
+                    array.put((bytes, &job.cells), part);
+                } else {
+                    let element = array.dtype.size();
+                    let send = sends.entry(*position).or_default();
+                    let start = send.len();
+                    send.resize(start + part.volume() * element, 0);
+                    pieces::copy(
+                        (bytes, &job.cells),
+                        (&mut send[start..], part),
+                        part,
+                        element,
+                    );
+                }
+            }
+        }
+        drop(read);
+        let mut expected: BTreeMap<usize, Vec<(usize, &IndexBox)>> = BTreeMap::new();
+        for job in jobs.iter().filter(|job| job.reader != own) {
+            let parts = job.parts.iter().filter(|(position, _)| *position == own);
+            for (_, part) in parts {
+                expected
+                    .entry(job.reader)
+                    .or_default()
+                    .push((job.target, part));
+            }
+        }
+        let batch = Batch {
+            operation: Operation::new("checkpoint", Traffic::Scatter, None),
+            sends: sends
+                .into_iter()
+                .map(|(position, bytes)| (ranks[position], Payload::Bytes(bytes)))
+                .collect(),
+            receives: expected
+                .keys()
+                .map(|&position| (ranks[position], Expected::Bytes))
+                .collect(),
+        };
+        let received = mesh.comm().clone().start(batch)?.finish()?;
+        for (payload, parts) in received.into_iter().zip(expected.into_values()) {
+            let Payload::Bytes(bytes) = payload else {
+                unreachable!("the engine gives what was expected, or an error");
+            };
+            let mut rest = &bytes[..];
+            for (target, part) in parts {
+                let array = &mut arrays[target];
+                let (bytes, others) = rest.split_at(part.volume() * array.dtype.size());
+                array.put((bytes, part), part);
+                rest = others;
+            }
+        }
+        Ok(())
+    }
+
+    /// The tensors of a module: their names, and what the module calls them.
+    pub(super) fn names_in(&self, name: &str) -> Result<Vec<(String, String)>> {
+        let prefix = if name.is_empty() {
+            String::new()
+        } else {
+            format!("{name}.")
+        };
+        let names = self.names().filter_map(|whole| {
+            Some((whole.to_string(), whole.strip_prefix(&prefix)?.to_string()))
+        });
+        let names: Vec<_> = names.collect();
+        if names.is_empty() {
+            return Err(Error::checkpoint(
+                &self.path,
+                format!("no tensors of {name:?}"),
+            ));
+        }
+        Ok(names)
+    }
+
+    fn entry(&self, name: &str) -> Result<&TensorEntry> {
+        let entry = self.index.tensors.get(name);
+        entry.ok_or_else(|| Error::checkpoint(&self.path, format!("no tensor {name:?}")))
+    }
+
+    fn record(&self, tensors: Vec<(String, TensorData)>) -> Result<ModuleRecord> {
+        let tensors = tensors
+            .into_iter()
+            .map(|(name, data)| pack(name, data, None));
+        let bytes = burn_pack::Writer::new(tensors.collect()).into_bytes();
+        let broken = |cause| Error::checkpoint(&self.path, cause);
+        let bytes = bytes.map_err(|error| broken(error.to_string()))?;
+        ModuleRecord::from_bytes(bytes).map_err(|error| broken(error.to_string()))
+    }
+
+    pub(super) fn broken(&self, cause: impl Into<String>) -> Error {
+        Error::checkpoint(&self.path, cause)
+    }
+}
+
+/// A tensor as burn's files have it.
+pub(super) fn pack(name: String, data: TensorData, id: Option<u64>) -> burn_pack::Tensor {
+    let (bytes, shape, dtype): (Bytes, _, _) = data.into_parts();
+    burn_pack::Tensor::new(name, dtype, shape, id, bytes)
+}
+
+/// A piece to read.
+#[derive(Debug)]
+struct Job<'a> {
+    /// The array that it is of.
+    target: usize,
+    piece: &'a PieceEntry,
+    cells: IndexBox,
+    /// The mesh position that reads it.
+    reader: usize,
+    /// What of it each position needs.
+    parts: Vec<(usize, IndexBox)>,
+}
+
+/// Cells of a tensor in memory.
+#[derive(Debug)]
+struct Array {
+    cells: IndexBox,
+    dtype: DType,
+    bytes: Vec<u8>,
+}
+
+impl Array {
+    fn zeros(cells: IndexBox, dtype: DType) -> Self {
+        Self {
+            bytes: vec![0; cells.volume() * dtype.size()],
+            cells,
+            dtype,
+        }
+    }
+
+    fn put(&mut self, source: (&[u8], &IndexBox), cells: &IndexBox) {
+        let element = self.dtype.size();
+        pieces::copy(source, (&mut self.bytes, &self.cells), cells, element);
+    }
+}
+
+/// A tensor that is read when safetensors writes it.
+struct Whole<'a> {
+    checkpoint: &'a Checkpoint,
+    name: &'a str,
+    entry: &'a TensorEntry,
+    /// Why it could not be read: `data` cannot say so.
+    failure: &'a RefCell<Option<Error>>,
+}
+
+impl View for Whole<'_> {
+    fn dtype(&self) -> Dtype {
+        dtype::in_files(&self.entry.dtype).expect("the index was checked")
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.entry.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let bytes = match self.checkpoint.data(self.name) {
+            Ok(data) => data.as_bytes().to_vec(),
+            Err(error) => {
+                self.failure.borrow_mut().get_or_insert(error);
+                vec![0; self.data_len()]
+            }
+        };
+        Cow::Owned(bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.entry.pieces.iter().map(PieceEntry::len).sum()
+    }
+}
+
+/// The element types of a module's tensors.
+#[derive(Default)]
+struct Types {
+    path: Vec<String>,
+    found: BTreeMap<String, DType>,
+}
+
+impl ModuleVisitor for Types {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.found.insert(self.path.join("."), param.val().dtype());
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.found.insert(self.path.join("."), param.val().dtype());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.found.insert(self.path.join("."), param.val().dtype());
+    }
+}
+
+fn same_type(a: DType, b: DType) -> bool {
+    a == b || (a.is_bool() && b.is_bool())
+}
+
+fn dtype_of(entry: &TensorEntry) -> DType {
+    dtype::named(&entry.dtype).expect("the index was checked")
+}
+
+fn all_ranks(world: &World) -> halocline_core::Result<DeviceMesh> {
+    world.mesh([("rank", world.size())])
+}

@@ -1,0 +1,18 @@
+//! Saved states of programs: written by all ranks, whole or not at all, read on any mesh.
+//!
+//! A checkpoint is a folder. Each rank writes a safetensors file with the boxes of cells that are its own; `index.json`
+//! says which tensor has which cells where, with a checksum of each. Reading, every piece is read once, by a rank that
+//! needs it, and passed on to others that need it too.
+
+mod dtype;
+mod file;
+mod index;
+mod load;
+mod pieces;
+mod save;
+mod snapshot;
+mod training;
+
+pub use load::Checkpoint;
+pub use save::{CheckpointConfig, Checkpoints};
+pub use snapshot::Snapshot;

@@ -1,0 +1,260 @@
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::kind::Basic;
+use burn::tensor::{Bool, BoolStore, DType, Int, Tensor, TensorData};
+use halocline_core::{IndexBox, Layout, MeshShape, ShardTensor, World};
+use serde::Serialize;
+
+use super::file::Cells;
+use super::index::{Index, PieceEntry, TensorEntry, file_of};
+use super::{dtype, pieces};
+use crate::{Error, Result};
+
+/// The state of a program at one moment, to be [saved](super::Checkpoints::save).
+///
+/// All ranks add the same names in the same order. Each rank copies the cells that it will write to host memory, and no
+/// others: its boxes of a sharded tensor, and of a replicated one an equal share. So the program may go on at once.
+#[derive(Debug)]
+pub struct Snapshot {
+    rank: usize,
+    /// All ranks, which share what is replicated.
+    mesh: Arc<MeshShape>,
+    /// All ranks' pieces, without their place in files.
+    pub(super) index: Index,
+    /// This rank's.
+    pub(super) cells: Vec<Cells>,
+}
+
+impl Snapshot {
+    /// An empty state.
+    pub fn new(world: &World) -> Self {
+        let ranks = world.size();
+        let mesh = MeshShape::new(&[("rank", ranks)], (0..ranks).collect());
+        Self {
+            rank: world.rank(),
+            mesh: Arc::new(mesh.expect("a world has a rank")),
+            index: Index::new(0, ranks),
+            cells: Vec::new(),
+        }
+    }
+
+    /// Adds a value, as JSON: a number of steps, a configuration, scores.
+    ///
+    /// # Errors
+    /// A name that is taken; a value that JSON does not have, such as a map whose keys are no texts.
+    pub fn value(&mut self, name: &str, value: &impl Serialize) -> Result<()> {
+        let value = serde_json::to_value(value)
+            .map_err(|error| Error::argument("value", name, error.to_string()))?;
+        match self.index.values.insert(name.into(), value) {
+            None => Ok(()),
+            Some(_) => Err(taken(name)),
+        }
+    }
+
+    /// Adds a tensor that all ranks hold alike.
+    ///
+    /// # Errors
+    /// A name that is taken; a quantised tensor.
+    pub fn tensor<const D: usize, K: Basic>(
+        &mut self,
+        name: &str,
+        tensor: &Tensor<D, K>,
+    ) -> Result<()> {
+        let layout = Layout::replicated(&self.mesh, &tensor.dims());
+        self.add(name, &layout, tensor.dtype(), |cells| {
+            cut(tensor, cells, &[0; D])
+        })
+    }
+
+    /// Adds a sharded tensor, of a mesh of all ranks.
+    ///
+    /// # Errors
+    /// Those of [`tensor`](Self::tensor); a `Partial` tensor, and a mesh of fewer ranks.
+    pub fn sharded<const D: usize, K: Basic>(
+        &mut self,
+        name: &str,
+        tensor: &ShardTensor<D, K>,
+    ) -> Result<()> {
+        let layout = tensor.layout();
+        if let Some((axis, _)) = layout.partial_axis() {
+            let axis = &layout.mesh().names()[axis];
+            let expected = "Shard and Replicate; resolve() it first";
+            let got = format!("{name:?}, Partial on axis {axis:?}");
+            return Err(Error::argument("tensor", got, expected));
+        }
+        if layout.mesh().size() != self.mesh.size() {
+            let got = format!("{name:?} on {} ranks", layout.mesh().size());
+            let expected = format!("a mesh of all {} ranks", self.mesh.size());
+            return Err(Error::argument("tensor", got, expected));
+        }
+        let local = tensor.local();
+        let own = layout.local_box(tensor.mesh().position());
+        let origin = std::array::from_fn(|dim| own.ranges()[dim].start);
+        self.add(name, layout, local.dtype(), |cells| {
+            cut(local, cells, &origin)
+        })
+    }
+
+    /// Adds data that all ranks hold alike.
+    ///
+    /// # Errors
+    /// Those of [`tensor`](Self::tensor).
+    pub fn data(&mut self, name: &str, data: &TensorData) -> Result<()> {
+        let layout = Layout::replicated(&self.mesh, data.shape());
+        let whole = IndexBox::whole(data.shape());
+        let element = data.dtype().size();
+        self.add(name, &layout, data.dtype(), |cells| {
+            let mut bytes = vec![0; cells.volume() * element];
+            pieces::copy(
+                (data.as_bytes(), &whole),
+                (&mut bytes, cells),
+                cells,
+                element,
+            );
+            TensorData::from_bytes_vec(bytes, cells.shape(), data.dtype())
+        })
+    }
+
+    /// Adds all tensors of a module, trained or not, as `name.path.of.parameter`; all ranks hold them alike.
+    ///
+    /// # Errors
+    /// Those of [`tensor`](Self::tensor).
+    pub fn module<M: Module>(&mut self, name: &str, module: &M) -> Result<()> {
+        let mut visitor = Parameters {
+            snapshot: self,
+            path: vec![name.into()],
+            result: Ok(()),
+        };
+        module.visit(&mut visitor);
+        visitor.result
+    }
+
+    fn add(
+        &mut self,
+        name: &str,
+        layout: &Layout,
+        dtype: DType,
+        cut: impl Fn(&IndexBox) -> TensorData,
+    ) -> Result<()> {
+        let stored = match dtype {
+            DType::Bool(_) => DType::Bool(BoolStore::Native),
+            DType::Flex32 => DType::F32,
+            other => other,
+        };
+        let Some(dtype_name) = dtype::name(stored) else {
+            let expected = "numbers or booleans";
+            return Err(Error::argument(
+                "tensor",
+                format!("{name:?} of {dtype:?}"),
+                expected,
+            ));
+        };
+        let turn = self.index.tensors.len();
+        let boxes = pieces::pieces(layout, stored.size(), turn);
+        let mut entry = TensorEntry {
+            dtype: dtype_name.into(),
+            shape: layout.shape().to_vec(),
+            pieces: Vec::new(),
+        };
+        for (rank, cells) in &boxes {
+            let start: Vec<usize> = cells.ranges().iter().map(|range| range.start).collect();
+            let key = match boxes.len() {
+                1 => name.to_string(),
+                _ => format!(
+                    "{name}@{}",
+                    start
+                        .iter()
+                        .map(ToString::to_string)
+                        .collect::<Vec<_>>()
+                        .join(",")
+                ),
+            };
+            if *rank == self.rank {
+                let data = cut(cells);
+                let data = if dtype == stored {
+                    data
+                } else {
+                    data.convert_dtype(stored)
+                };
+                let (bytes, ..) = data.into_parts();
+                self.cells.push(Cells {
+                    key: key.clone(),
+                    dtype: dtype::in_files(dtype_name).expect("a type that files have"),
+                    shape: cells.shape(),
+                    bytes,
+                });
+            }
+            entry.pieces.push(PieceEntry {
+                file: file_of(*rank),
+                key,
+                start,
+                shape: cells.shape(),
+                bytes: 0..0,
+                crc32: None,
+            });
+        }
+        match self.index.tensors.insert(name.into(), entry) {
+            None => Ok(()),
+            Some(_) => Err(taken(name)),
+        }
+    }
+}
+
+fn taken(name: &str) -> Error {
+    Error::argument("name", format!("{name:?}"), "a name that is not taken yet")
+}
+
+/// The cells of a tensor whose first cell is that at `origin`.
+fn cut<const D: usize, K: Basic>(
+    tensor: &Tensor<D, K>,
+    cells: &IndexBox,
+    origin: &[usize; D],
+) -> TensorData {
+    if cells.shape() == tensor.dims() {
+        return tensor.clone().into_data();
+    }
+    let range = |dim: usize| {
+        let range = &cells.ranges()[dim];
+        range.start - origin[dim]..range.end - origin[dim]
+    };
+    let ranges: [_; D] = std::array::from_fn(range);
+    tensor.clone().slice(ranges).into_data()
+}
+
+/// Adds the tensors of a module.
+struct Parameters<'a> {
+    snapshot: &'a mut Snapshot,
+    path: Vec<String>,
+    result: Result<()>,
+}
+
+impl Parameters<'_> {
+    fn add<const D: usize, K: Basic>(&mut self, tensor: &Tensor<D, K>) {
+        if self.result.is_ok() {
+            self.result = self.snapshot.tensor(&self.path.join("."), tensor);
+        }
+    }
+}
+
+impl ModuleVisitor for Parameters<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.add(&param.transform_for_save().val().without_autodiff());
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.add(&param.transform_for_save().val());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.add(&param.transform_for_save().val());
+    }
+}

@@ -1,0 +1,162 @@
+//! Optimizers and schedules of learning rates in checkpoints.
+
+use std::collections::BTreeMap;
+
+use burn::lr_scheduler::LrSchedulerRecord;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::tensor::{Bytes, Tensor, TensorData};
+use burn_pack::{Reader, Writer};
+use halocline_core::World;
+
+use super::load::pack;
+use super::{Checkpoint, Snapshot};
+use crate::{Error, Result};
+
+/// After an optimizer's name: numbers that are no tensors, as burn writes them.
+const SCALARS: &str = "scalars";
+
+impl Snapshot {
+    /// Adds the state of an optimizer, as `name.path.of.parameter.moment`.
+    ///
+    /// # Errors
+    /// Those of [`tensor`](Self::tensor).
+    pub fn optimizer(&mut self, name: &str, optimizer: &ModuleOptimizer) -> Result<()> {
+        let other = |error: String| Error::argument("optimizer", name, error);
+        let bytes = optimizer
+            .to_record()
+            .into_bytes()
+            .map_err(|e| other(e.to_string()))?;
+        let reader = Reader::from_bytes(bytes).map_err(|e| other(e.to_string()))?;
+        // burn calls states by the number of their parameter, which differs from run to run.
+        let paths = reader.metadata().clone();
+        let called = |key: &str| {
+            let (id, field) = key.split_once('.')?;
+            Some(format!("{}.{field}", paths.get(id)?))
+        };
+        let unknown = |key: &str| other(format!("state {key:?} of a parameter that has no path"));
+        let mut scalars = Writer::new(Vec::new());
+        for (key, value) in reader.scalars() {
+            scalars = scalars.with_scalar(&called(key).ok_or_else(|| unknown(key))?, *value);
+        }
+        let scalars = scalars.into_bytes().map_err(|e| other(e.to_string()))?;
+        self.bytes(&format!("{name}.{SCALARS}"), &scalars)?;
+        let tensors = reader.into_tensors().map_err(|e| other(e.to_string()))?;
+        let mut states = BTreeMap::new();
+        for tensor in tensors {
+            let parts = tensor.into_parts().map_err(|e| other(e.to_string()))?;
+            let (key, dtype, shape, _, bytes) = parts;
+            let data = TensorData::from_bytes(bytes, shape, dtype);
+            states.insert(called(&key).ok_or_else(|| unknown(&key))?, data);
+        }
+        states
+            .iter()
+            .try_for_each(|(path, data)| self.data(&format!("{name}.{path}"), data))
+    }
+
+    /// Adds the state of a schedule of learning rates.
+    ///
+    /// # Errors
+    /// Those of [`tensor`](Self::tensor).
+    pub fn schedule(&mut self, name: &str, schedule: LrSchedulerRecord) -> Result<()> {
+        let bytes = schedule.into_bytes();
+        let bytes = bytes.map_err(|error| Error::argument("schedule", name, error.to_string()))?;
+        self.bytes(name, &bytes)
+    }
+
+    fn bytes(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.data(name, &TensorData::new(bytes.to_vec(), [bytes.len()]))
+    }
+}
+
+impl Checkpoint {
+    /// Gives an optimizer the state that it was saved with, for the parameters of `module`, on all ranks.
+    ///
+    /// # Errors
+    /// On all ranks: a state of other parameters or of another optimizer; files that cannot be read, or are damaged.
+    pub fn optimizer<M: Module>(
+        &self,
+        world: &World,
+        name: &str,
+        optimizer: ModuleOptimizer,
+        module: &M,
+    ) -> halocline_core::Result<ModuleOptimizer> {
+        let mut tensors: BTreeMap<String, TensorData> = self
+            .fetch_whole(world, self.names_in(name)?)?
+            .into_iter()
+            .collect();
+        let broken = |cause: String| self.broken(format!("{name:?}: {cause}"));
+        let scalars = tensors.remove(SCALARS);
+        let scalars = scalars.ok_or_else(|| broken("is not an optimizer".into()))?;
+        let scalars = Reader::from_bytes(Bytes::from_bytes_vec(scalars.as_bytes().to_vec()));
+        let scalars = scalars.map_err(|e| broken(e.to_string()))?;
+
+        let mut parameters = Parameters::default();
+        module.visit(&mut parameters);
+        // A path is no beginning of another one, so that the parameter of a state is certain.
+        let parameter = |key: &str| {
+            let mut found = parameters.found.iter().filter_map(|(path, id)| {
+                Some((
+                    path,
+                    *id,
+                    key.strip_prefix(path)?.strip_prefix('.')?.to_string(),
+                ))
+            });
+            found
+                .next()
+                .ok_or_else(|| broken(format!("{key:?} is of a parameter that the module lacks")))
+        };
+        let mut packed = Vec::new();
+        for (key, data) in tensors {
+            let (_, id, field) = parameter(&key)?;
+            packed.push(pack(format!("{id}.{field}"), data, Some(id)));
+        }
+        let states = packed.len();
+        let mut record = Writer::new(packed);
+        for (key, value) in scalars.scalars() {
+            let (path, id, field) = parameter(key)?;
+            record = record.with_scalar(&format!("{id}.{field}"), *value);
+            record = record.with_metadata(&id.to_string(), path);
+        }
+        let record = record.into_bytes().map_err(|e| broken(e.to_string()))?;
+        let record = OptimizerRecord::from_bytes(record).map_err(|e| broken(e.to_string()))?;
+        let optimizer = optimizer.load_record(record);
+        // burn leaves out what it cannot use.
+        if optimizer.to_record().len() != states {
+            return Err(broken("was saved by an optimizer of another kind".into()).into());
+        }
+        Ok(optimizer)
+    }
+
+    /// The state of a schedule of learning rates, for its `load_record`, on all ranks.
+    ///
+    /// # Errors
+    /// Those of [`tensor`](Self::tensor).
+    pub fn schedule(&self, world: &World, name: &str) -> halocline_core::Result<LrSchedulerRecord> {
+        let names = vec![(name.to_string(), String::new())];
+        let (_, data) = self.fetch_whole(world, names)?.remove(0);
+        let record = LrSchedulerRecord::from_bytes(Bytes::from_bytes_vec(data.as_bytes().to_vec()));
+        Ok(record.map_err(|error| self.broken(format!("{name:?}: {error}")))?)
+    }
+}
+
+/// The parameters of a module and their numbers.
+#[derive(Default)]
+struct Parameters {
+    path: Vec<String>,
+    found: Vec<(String, u64)>,
+}
+
+impl ModuleVisitor for Parameters {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.found.push((self.path.join("."), param.id.val()));
+    }
+}
