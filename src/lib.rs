@@ -8,8 +8,12 @@
 //! |---|---|
 //! | [`core`] | meshes, layouts, exchange plans, sharded tensors, engines, launch, random numbers |
 //! | [`ops`] | operators on sharded tensors, layers, losses |
-//! | [`io`] | field files, datasets, loaders |
+//! | [`io`] | field files, datasets, loaders, checkpoints |
 //! | [`models`] | models, metrics, a shallow-water solver |
+//!
+//! A [`Trainer`] takes the steps of a training run, and lets it survive failures.
+
+mod trainer;
 
 pub use halocline_core as core;
 pub use halocline_io as io;
@@ -17,6 +21,7 @@ pub use halocline_models as models;
 pub use halocline_ops as ops;
 
 pub use halocline_core::{Error, Result};
+pub use trainer::{Ended, Trainer};
 
 /// What most programs use.
 pub mod prelude {

@@ -221,7 +221,13 @@ impl FieldLoader {
     ///
     /// Reading begins at once, in the background. An error on one rank is the item of all ranks, and the last.
     pub fn epoch(&self, epoch: usize) -> Epoch<'_> {
-        let batches = self.order(epoch);
+        self.epoch_from(epoch, 0)
+    }
+
+    /// [`epoch`](Self::epoch) without its first batches, which are not read: to resume.
+    pub fn epoch_from(&self, epoch: usize, first: usize) -> Epoch<'_> {
+        let mut batches = self.order(epoch);
+        batches.drain(..first.min(batches.len()));
         let ahead = self.dataset.clone().map(|dataset| {
             let jobs = batches
                 .iter()

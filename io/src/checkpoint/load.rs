@@ -217,6 +217,15 @@ impl Checkpoint {
         self.place(name, &mesh, &layout)
     }
 
+    /// [`tensor`](Self::tensor), left in host memory.
+    ///
+    /// # Errors
+    /// Those of [`tensor`](Self::tensor).
+    pub fn tensor_data(&self, world: &World, name: &str) -> halocline_core::Result<TensorData> {
+        let names = vec![(name.to_string(), String::new())];
+        Ok(self.fetch_whole(world, names)?.remove(0).1)
+    }
+
     /// A sharded tensor: each rank gets its shard, also where it was saved on another mesh.
     ///
     /// # Errors
@@ -262,10 +271,26 @@ impl Checkpoint {
             let expected = format!("the {} of {:?}", layout.shape().len(), layout.shape());
             return Err(Error::argument("tensor", got, expected).into());
         }
-        let data = self
-            .fetch(mesh, &[(self.entry(name)?, layout.clone())])?
-            .remove(0);
-        Ok(Tensor::from_data(data, mesh.device()))
+        let entry = self.entry(name)?;
+        let dtype = dtype_of(entry);
+        let kind = match dtype {
+            _ if dtype.is_float() => "Float",
+            DType::Bool(_) => "Bool",
+            _ => "Int",
+        };
+        if kind != K::name() {
+            let got = format!("{name:?} as {}", K::name());
+            return Err(
+                Error::argument("tensor", got, format!("{kind}: it is of {dtype:?}")).into(),
+            );
+        }
+        let data = self.fetch(mesh, &[(entry, layout.clone())])?.remove(0);
+        let device = mesh.device();
+        Ok(match dtype {
+            // Devices store them in their own way.
+            DType::Bool(_) => Tensor::from_data(data, device),
+            _ => Tensor::from_data(data, (device, dtype)),
+        })
     }
 
     /// Gives a module the tensors that it was saved with, on all ranks.

@@ -133,8 +133,7 @@ impl Checkpoint {
     /// # Errors
     /// Those of [`tensor`](Self::tensor).
     pub fn schedule(&self, world: &World, name: &str) -> halocline_core::Result<LrSchedulerRecord> {
-        let names = vec![(name.to_string(), String::new())];
-        let (_, data) = self.fetch_whole(world, names)?.remove(0);
+        let data = self.tensor_data(world, name)?;
         let record = LrSchedulerRecord::from_bytes(Bytes::from_bytes_vec(data.as_bytes().to_vec()));
         Ok(record.map_err(|error| self.broken(format!("{name:?}: {error}")))?)
     }

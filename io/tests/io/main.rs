@@ -1,5 +1,6 @@
 //! Files, statistics, datasets and loaders, as a program uses them.
 
+mod checkpoint;
 mod dataset;
 mod field_file;
 mod field_writer;

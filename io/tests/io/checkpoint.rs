@@ -1,0 +1,459 @@
+use std::fs;
+use std::path::Path;
+
+use burn::tensor::{Bool, DType, Float, Int, Tensor, TensorData};
+use halocline_core::{
+    DeviceMesh, Distribution, Launcher, Layout, Partial, Placement, RandomKey, ReduceOp, Replicate,
+    Result, Shard, ShardTensor, World,
+};
+use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
+use proptest::prelude::*;
+
+use crate::listing;
+
+const SHAPE: [usize; 4] = [2, 3, 13, 18];
+
+/// A mesh by the sizes of its two axes, and the placements on them.
+type Case = ([usize; 2], [Placement; 2]);
+
+const CASES: [Case; 6] = [
+    ([1, 1], [Replicate, Replicate]),
+    ([2, 1], [Shard(2), Shard(3)]),
+    ([1, 3], [Replicate, Shard(3)]),
+    ([2, 2], [Shard(2), Shard(3)]),
+    ([4, 1], [Replicate, Replicate]),
+    ([2, 3], [Shard(3), Shard(3)]),
+];
+
+fn mesh(world: &World, sizes: [usize; 2]) -> Result<DeviceMesh> {
+    world.mesh([("first", sizes[0]), ("second", sizes[1])])
+}
+
+fn field(world: &World, case: &Case) -> Result<ShardTensor<4>> {
+    let normal = Distribution::Normal {
+        mean: 0.0,
+        std: 1.0,
+    };
+    let key = RandomKey::new(5, "field");
+    ShardTensor::random(SHAPE, normal, key, &mesh(world, case.0)?, &case.1)
+}
+
+/// A tensor that all ranks hold, of 5 MB: large enough to be shared.
+fn large(world: &World) -> Tensor<2> {
+    let values: Vec<f32> = (0..1300 * 1000).map(|i| (i % 7919) as f32).collect();
+    let data = TensorData::new(values, [1300, 1000]);
+    Tensor::from_data(data, world.device())
+}
+
+fn flags(world: &World) -> Tensor<1, Bool> {
+    Tensor::<1, Int>::from_ints([3, 0, 1], world.device()).bool()
+}
+
+fn save(folder: &Path, case: &Case, step: u64) {
+    let ranks = case.0[0] * case.0[1];
+    let saved = Launcher::local(ranks).run(|world| {
+        let mut checkpoints = Checkpoints::open(&world, folder, &CheckpointConfig::new())?;
+        let mut snapshot = Snapshot::new(&world);
+        snapshot.sharded("field", &field(&world, case)?)?;
+        snapshot.tensor("large", &large(&world))?;
+        snapshot.tensor("flags", &flags(&world))?;
+        snapshot.data("nothing", &TensorData::new(Vec::<f64>::new(), [0]))?;
+        snapshot.value("rate", &0.1_f64)?;
+        checkpoints.save(step, snapshot, None)?;
+        checkpoints.wait()
+    });
+    saved.unwrap();
+}
+
+fn same<const D: usize, K: burn::tensor::kind::Basic>(found: Tensor<D, K>, expected: Tensor<D, K>) {
+    found.into_data().assert_eq(&expected.into_data(), true);
+}
+
+/// Bytes that this process has read from files.
+fn bytes_read() -> u64 {
+    let io = fs::read_to_string("/proc/self/io").unwrap();
+    let line = io.lines().find_map(|line| line.strip_prefix("rchar: "));
+    line.unwrap().parse().unwrap()
+}
+
+#[test]
+fn what_any_mesh_saved_any_mesh_loads_reading_it_once() {
+    for saved in &CASES {
+        let folder = tempfile::tempdir().unwrap();
+        save(folder.path(), saved, 3);
+        let path = folder.path().join("step_000000003");
+        for case in &CASES {
+            let before = bytes_read();
+            let loaded = Launcher::local(case.0[0] * case.0[1]).run(|world| {
+                let checkpoint = Checkpoint::open(&path)?;
+                let mesh = mesh(&world, case.0)?;
+                let found = checkpoint.sharded("field", &mesh, &case.1)?;
+                same(found.local().clone(), field(&world, case)?.into_parts().0);
+                same(checkpoint.tensor(&world, "large")?, large(&world));
+                same(checkpoint.tensor(&world, "flags")?, flags(&world));
+                assert_eq!(
+                    checkpoint.tensor::<1, Float>(&world, "nothing")?.dims(),
+                    [0]
+                );
+                assert_eq!(checkpoint.value::<f64>("rate")?, 0.1);
+                assert_eq!(checkpoint.ranks(), saved.0[0] * saved.0[1]);
+                Ok(())
+            });
+            loaded.unwrap();
+            let state = 4 * (SHAPE.iter().product::<usize>() + 1300 * 1000) + 3;
+            // Every rank reads the index.
+            let index = fs::metadata(path.join("index.json")).unwrap().len() as usize;
+            let allowed = state + state / 10 + index * case.0[0] * case.0[1];
+            assert!(
+                bytes_read() - before < allowed as u64,
+                "{saved:?} to {case:?}"
+            );
+        }
+        let data = Checkpoint::open(&path).unwrap().data("large").unwrap();
+        assert_eq!(
+            data.iter::<f32>().sum::<f32>(),
+            (0..1_300_000).map(|i| (i % 7919) as f32).sum::<f32>()
+        );
+    }
+}
+
+#[test]
+fn shards_of_other_extents_are_loaded_too() {
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), &CASES[3], 1);
+    let path = folder.path().join("step_000000001");
+    let loaded = Launcher::local(3).run(|world| {
+        let mesh = world.mesh([("lat", 3)])?;
+        let layout = Layout::new(mesh.shape(), &SHAPE, &[Shard(2)])?;
+        let layout = layout.with_extents(2, &[12, 0, 1])?;
+        let found: ShardTensor<4> = Checkpoint::open(&path)?.sharded_to("field", &mesh, &layout)?;
+        let (expected, ..) = field(&world, &([1, 3], [Replicate, Replicate]))?.into_parts();
+        let expected = ShardTensor::distribute_to(expected, &mesh, &layout)?;
+        same(found.into_parts().0, expected.into_parts().0);
+        Ok(())
+    });
+    loaded.unwrap();
+}
+
+/// Saves a number at every step, and says which steps are there then.
+fn steps(folder: &Path, config: &CheckpointConfig, metrics: &[Option<f64>]) -> Vec<String> {
+    let saved = Launcher::local(2).run(|world| {
+        let mut checkpoints = Checkpoints::open(&world, folder, config)?;
+        for (step, metric) in (1..).zip(metrics) {
+            let mut snapshot = Snapshot::new(&world);
+            snapshot.value("step", &step)?;
+            snapshot.data("x", &TensorData::from([step as f32]))?;
+            checkpoints.save(step, snapshot, *metric)?;
+        }
+        // Without wait(): the end of the program does it.
+        Ok(())
+    });
+    saved.unwrap();
+    let mut names = listing(folder);
+    names.sort();
+    names
+}
+
+fn latest(folder: &Path) -> Option<u64> {
+    let found = Launcher::local(2).collect(|world| {
+        let mut checkpoints = Checkpoints::open(&world, folder, &CheckpointConfig::new())?;
+        let latest = checkpoints.latest()?;
+        if let Some(checkpoint) = &latest {
+            assert_eq!(checkpoint.value::<u64>("step")?, checkpoint.step());
+            let x: Tensor<1> = checkpoint.tensor(&world, "x")?;
+            assert_eq!(x.into_scalar::<f32>(), checkpoint.step() as f32);
+        }
+        Ok(latest.map(|checkpoint| checkpoint.step()))
+    });
+    let found = found.unwrap();
+    assert_eq!(found[0], found[1]);
+    found[0]
+}
+
+#[test]
+fn the_newest_and_the_best_stay_in_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = CheckpointConfig::new().with_keep_last(2).with_keep_best(1);
+    let metrics = [Some(3.0), Some(1.0), None, Some(2.0), None];
+    let names = steps(folder.path(), &config, &metrics);
+    assert_eq!(
+        names,
+        ["step_000000002", "step_000000004", "step_000000005"]
+    );
+    assert_eq!(latest(folder.path()), Some(5));
+    let best = Launcher::local(2).collect(|world| {
+        let mut checkpoints = Checkpoints::open(&world, folder.path(), &config)?;
+        Ok(checkpoints.best()?.map(|checkpoint| checkpoint.step()))
+    });
+    assert_eq!(best.unwrap(), [Some(2), Some(2)]);
+}
+
+#[test]
+fn a_crash_between_any_two_steps_of_a_save_leaves_what_was_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    assert_eq!(latest(path), None);
+    steps(path, &CheckpointConfig::new(), &[None, None]);
+    let second = path.join("step_000000002");
+    // Files without an index: never finished.
+    let partial = path.join(".step_000000003.0123456789abcdef");
+    fs::create_dir(&partial).unwrap();
+    fs::copy(
+        second.join("rank_00000.safetensors"),
+        partial.join("rank_00000.safetensors"),
+    )
+    .unwrap();
+    // A removal that stopped half-way.
+    let removed = path.join(".step_000000000.removed");
+    fs::create_dir(&removed).unwrap();
+    fs::copy(second.join("index.json"), removed.join("index.json")).unwrap();
+    assert_eq!(latest(path), Some(2));
+    assert!(!partial.exists() && !removed.exists());
+    // All that is missing is the name.
+    fs::rename(&second, path.join(".step_000000002.0123456789abcdef")).unwrap();
+    assert_eq!(latest(path), Some(2));
+    assert!(second.exists());
+    // A file that went away, and one that is too short.
+    let file = second.join("rank_00000.safetensors");
+    let bytes = fs::read(&file).unwrap();
+    fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
+    assert_eq!(latest(path), Some(1));
+    fs::remove_file(&file).unwrap();
+    assert_eq!(latest(path), Some(1));
+    fs::write(&file, &bytes).unwrap();
+    assert_eq!(latest(path), Some(2));
+    let index = second.join("index.json");
+    fs::write(&index, &fs::read(&index).unwrap()[..100]).unwrap();
+    assert_eq!(latest(path), Some(1));
+}
+
+/// What an attempt to load from a folder of saved tensors says.
+fn failure(path: &Path) -> String {
+    let loaded = Launcher::local(2).run(|world| {
+        let checkpoint = Checkpoint::open(path)?;
+        checkpoint.tensor::<2, Float>(&world, "large")?;
+        checkpoint.sharded::<4, Float>("field", &mesh(&world, [2, 1])?, &[Shard(2), Replicate])?;
+        Ok(())
+    });
+    loaded.unwrap_err().to_string()
+}
+
+#[test]
+fn damage_is_an_error_on_all_ranks_that_names_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), &CASES[3], 7);
+    let path = folder.path().join("step_000000007");
+    let file = path.join("rank_00002.safetensors");
+    let bytes = fs::read(&file).unwrap();
+    let mut flipped = bytes.clone();
+    let last = flipped.len() - 1000;
+    flipped[last] ^= 4;
+    fs::write(&file, flipped).unwrap();
+    let error = failure(&path);
+    assert!(
+        error.contains("rank_00002.safetensors") && error.contains("checksum"),
+        "{error}"
+    );
+    fs::remove_file(&file).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
+    let error = failure(&path);
+    assert!(
+        error.contains("rank_00002.safetensors: not a regular file"),
+        "{error}"
+    );
+
+    let index = path.join("index.json");
+    let text = fs::read_to_string(&index).unwrap();
+    fs::write(&index, text.replace("1300", "1301")).unwrap();
+    assert!(failure(&path).contains("its checksum is wrong"));
+    // Made with intent: a sum that fits.
+    let forged = |from: &str, to: &str| {
+        let body = text["{\"crc32\":\"00000000\",".len()..].replace(from, to);
+        assert_ne!(body, text["{\"crc32\":\"00000000\",".len()..]);
+        fs::write(
+            &index,
+            format!(
+                "{{\"crc32\":\"{:08x}\",{body}",
+                crc32fast::hash(body.as_bytes())
+            ),
+        )
+        .unwrap();
+        failure(&path)
+    };
+    let escape = forged("rank_00002.safetensors", "../../secret.safetensors");
+    assert!(
+        escape.contains("is not the name of a rank's file"),
+        "{escape}"
+    );
+    let shape = forged("[1300,1000]", "[1300,1000000000]");
+    assert!(shape.contains("cells are there"), "{shape}");
+    let overflow = forged("[1300,1000]", "[18446744073709551615,1000]");
+    assert!(overflow.contains("its shape is too large"), "{overflow}");
+    let dtype = forged(
+        "\"F32\",\"shape\":[1300,1000]",
+        "\"F64\",\"shape\":[1300,1000]",
+    );
+    assert!(dtype.contains("the bytes of a piece"), "{dtype}");
+    let format = forged("halocline checkpoint 1", "halocline checkpoint 2");
+    assert!(
+        format.contains("expected \"halocline checkpoint 1\""),
+        "{format}"
+    );
+    let deep = forged("\"rate\":0.1", &format!("\"rate\":{}", "[".repeat(100_000)));
+    assert!(deep.contains("recursion"), "{deep}");
+}
+
+#[test]
+fn a_rank_that_cannot_write_is_an_error_on_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let failed = Launcher::local(3).collect(|world| {
+        let mut checkpoints = Checkpoints::open(&world, &run, &CheckpointConfig::new())?;
+        if world.is_root() {
+            fs::remove_dir(&run)?;
+            fs::write(&run, "a file where the folder was")?;
+        }
+        world.barrier()?;
+        let mut snapshot = Snapshot::new(&world);
+        snapshot.tensor("large", &large(&world))?;
+        checkpoints.save(1, snapshot, None)?;
+        Ok(checkpoints.wait().unwrap_err().to_string())
+    });
+    for error in failed.unwrap() {
+        assert!(
+            error.contains("Not a directory") && error.contains("run"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn ranks_that_save_other_tensors_get_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let failed = Launcher::local(2).collect(|world| {
+        let mut checkpoints = Checkpoints::open(&world, folder.path(), &CheckpointConfig::new())?;
+        let mut snapshot = Snapshot::new(&world);
+        let names = [["a", "b"], ["a", "c"]][world.rank()];
+        for name in names {
+            snapshot.data(name, &TensorData::from([1.0_f32]))?;
+        }
+        checkpoints.save(1, snapshot, None)?;
+        Ok(checkpoints.wait().unwrap_err().to_string())
+    });
+    for error in failed.unwrap() {
+        assert!(
+            error.contains("has other cells of \"b\" than rank 0 expects"),
+            "{error}"
+        );
+    }
+    assert_eq!(latest(folder.path()), None);
+}
+
+#[test]
+fn misuse_is_an_error_that_says_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = CheckpointConfig::new().with_keep_last(0);
+    let open = Launcher::local(2)
+        .run(|world| Checkpoints::open(&world, folder.path(), &config).map(|_| ()));
+    assert!(
+        open.unwrap_err()
+            .to_string()
+            .contains("keep_last: got 0, expected at least 1")
+    );
+    save(folder.path(), &CASES[1], 1);
+    let path = folder.path().join("step_000000001");
+    let checked = Launcher::local(2).run(|world| {
+        let mesh = world.mesh([("lat", 2)])?;
+        let mut snapshot = Snapshot::new(&world);
+        let x = ShardTensor::<2>::ones([4, 4], &mesh, &[Shard(0)])?;
+        let partial = snapshot
+            .sharded("x", &x.clone().sum_over(&mesh))
+            .unwrap_err()
+            .to_string();
+        assert!(partial.contains("resolve() it first"), "{partial}");
+        snapshot.sharded("x", &x)?;
+        let taken = snapshot.sharded("x", &x).unwrap_err().to_string();
+        assert!(taken.contains("a name that is not taken"), "{taken}");
+
+        let checkpoint = Checkpoint::open(&path)?;
+        let missing = checkpoint
+            .tensor::<1, Float>(&world, "missing")
+            .unwrap_err()
+            .to_string();
+        assert!(missing.contains("no tensor \"missing\""), "{missing}");
+        let kind = checkpoint
+            .tensor::<2, Int>(&world, "large")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            kind.contains("got \"large\" as Int, expected Float: it is of F32"),
+            "{kind}"
+        );
+        let dims = checkpoint
+            .tensor::<3, Float>(&world, "large")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            dims.contains("got \"large\", 3 dims, expected the 2 of [1300, 1000]"),
+            "{dims}"
+        );
+        let value = checkpoint.value::<Vec<u8>>("rate").unwrap_err().to_string();
+        assert!(value.contains("value \"rate\""), "{value}");
+        let placement = checkpoint.sharded::<2, Float>("large", &mesh, &[Partial(ReduceOp::Sum)]);
+        assert!(
+            placement
+                .unwrap_err()
+                .to_string()
+                .contains("on Shard and Replicate")
+        );
+        Ok(())
+    });
+    checked.unwrap();
+    let none = Checkpoint::open(folder.path().join("step_000000002"))
+        .unwrap_err()
+        .to_string();
+    assert!(none.contains("No such file"), "{none}");
+}
+
+trait Sums {
+    fn sum_over(self, mesh: &DeviceMesh) -> Self;
+}
+
+impl Sums for ShardTensor<2> {
+    /// A partial tensor.
+    fn sum_over(self, mesh: &DeviceMesh) -> Self {
+        let (local, layout, _) = self.into_parts();
+        let layout = Layout::new(layout.mesh(), &local.dims(), &[Partial(ReduceOp::Sum)]);
+        ShardTensor::from_local(local, &layout.expect("a placement per axis"), mesh)
+            .expect("it fits")
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn any_layout_becomes_any_other(
+        shape in prop::array::uniform3(0_usize..6),
+        saved in (0_usize..4, 0_usize..4),
+        loaded in (0_usize..4, 0_usize..4),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let placements = |(a, b): (usize, usize)| [a, b].map(|dim| if dim < 3 { Shard(dim) } else { Replicate });
+        let cells = shape.iter().product::<usize>();
+        let data = TensorData::new((0..cells).map(|i| i as f64 / 7.0).collect(), shape);
+        let path = folder.path();
+        Launcher::local(4).run(|world| {
+            let mesh = mesh(&world, [2, 2])?;
+            let whole = Tensor::<3>::from_data(data.clone(), (world.device(), DType::F64));
+            let of = |p: [Placement; 2]| ShardTensor::distribute(whole.clone(), &mesh, &p);
+            let mut checkpoints = Checkpoints::open(&world, path, &CheckpointConfig::new())?;
+            let mut snapshot = Snapshot::new(&world);
+            snapshot.sharded("x", &of(placements(saved))?)?;
+            checkpoints.save(1, snapshot, None)?;
+            let checkpoint = checkpoints.latest()?.expect("it was saved");
+            let found = checkpoint.sharded("x", &mesh, &placements(loaded))?;
+            same(found.into_parts().0, of(placements(loaded))?.into_parts().0);
+            Ok(())
+        }).unwrap();
+    }
+}

@@ -1,0 +1,422 @@
+//! Training that survives failures: steps, checkpoints, and going on from the last one.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::module::Module;
+use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
+use burn::tensor::{Tensor, TensorData};
+use halocline_core::{DeviceMesh, Error, RandomKey, Result, World};
+use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
+use halocline_ops::{Field, backward};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// A training run: its model and optimizer, how far it has come, and its checkpoints. All ranks use it together.
+///
+/// With [`resume_or_start`](Self::resume_or_start) a program that is killed at any moment and started again ends as one
+/// that was not: on the same mesh with the same bits, if batches and loss depend on nothing but the seed and where the
+/// run is ([`epoch`](Self::epoch), [`batch`](Self::batch), [`step`](Self::step), [`key`](Self::key)).
+///
+/// # Example
+/// ```
+/// use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+/// use burn::nn::conv::Conv2dConfig;
+/// use burn::optim::AdamWConfig;
+/// use halocline::prelude::*;
+/// use halocline::{Ended, Trainer};
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path();
+///
+/// # let run = || {
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let model = world.init(|device| Conv2dConfig::new([1, 1], [3, 3]).init(device))?;
+///     let mut trainer = Trainer::new(&world, model, AdamWConfig::new().init(), ModuleLrScheduler::new(1e-3))
+///         .with_save_every(2)
+///         .resume_or_start(folder)?;
+///     while trainer.epoch() < 3 {
+///         // Batches of this epoch that were not trained on yet, say of `FieldLoader::epoch_from`.
+///         let batches = trainer.batch()..4;
+///         let ended = trainer.train_epoch(batches, |model, batch| {
+///             let normal = Distribution::Normal { mean: 0.0, std: 1.0 };
+///             let key = RandomKey::new(world.seed(), batch);
+///             let x = ShardTensor::random([1, 1, 8, 8], normal, key, &mesh, &[Shard(2)])?;
+///             Ok(x.apply(model).abs().mean())
+///         })?;
+///         if ended == Ended::Interrupted {
+///             break; // by Ctrl-C or the queue: all is saved
+///         }
+///     }
+///     trainer.finish()?;
+///     assert_eq!(trainer.losses().len(), 12);
+///     Ok(())
+/// })
+/// # };
+/// # run()?;
+/// # run()?; // finds that all is done
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Trainer<M: Module> {
+    world: World,
+    mesh: DeviceMesh,
+    /// Taken while a step computes the next one.
+    model: Option<M>,
+    optimizer: Optimizer,
+    progress: Progress,
+    losses: Vec<f64>,
+    /// Losses that are not read from the device yet.
+    recent: Vec<Tensor<1>>,
+    notes: BTreeMap<String, Value>,
+    accumulate: usize,
+    save_every: u64,
+    keep: CheckpointConfig,
+    checkpoints: Option<Checkpoints>,
+    saved: Option<u64>,
+}
+
+/// What turns gradients into parameters.
+#[derive(Clone)]
+struct Optimizer {
+    optimizer: ModuleOptimizer,
+    schedule: ModuleLrScheduler,
+}
+
+impl std::fmt::Debug for Optimizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Optimizer")
+    }
+}
+
+/// How far a run has come.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Progress {
+    seed: u64,
+    step: u64,
+    epoch: usize,
+    batch: usize,
+}
+
+/// How an epoch ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "after an interruption a program should end"]
+pub enum Ended {
+    /// All its batches were trained on.
+    Whole,
+    /// By a signal (SIGINT, that is Ctrl-C, or SIGTERM) to rank 0, between two steps; what was reached is saved.
+    Interrupted,
+}
+
+impl<M: Module> Trainer<M> {
+    /// A run that begins. A constant learning rate is `ModuleLrScheduler::new(1e-3)`.
+    pub fn new(
+        world: &World,
+        model: M,
+        optimizer: impl Into<ModuleOptimizer>,
+        schedule: ModuleLrScheduler,
+    ) -> Self {
+        let mesh = world.mesh([("rank", world.size())]);
+        Self {
+            mesh: mesh.expect("a world has a rank"),
+            model: Some(model),
+            optimizer: Optimizer {
+                optimizer: optimizer.into(),
+                schedule,
+            },
+            progress: Progress {
+                seed: world.seed(),
+                step: 0,
+                epoch: 0,
+                batch: 0,
+            },
+            losses: Vec::new(),
+            recent: Vec::new(),
+            notes: BTreeMap::new(),
+            accumulate: 1,
+            save_every: 0,
+            keep: CheckpointConfig::new(),
+            checkpoints: None,
+            saved: None,
+            world: world.clone(),
+        }
+    }
+
+    /// Saves every so many steps. Default 0: at [`save`](Self::save) and [`finish`](Self::finish) only.
+    #[must_use]
+    pub fn with_save_every(mut self, steps: u64) -> Self {
+        self.save_every = steps;
+        self
+    }
+
+    /// Which checkpoints are kept. Default the last three.
+    #[must_use]
+    pub fn with_checkpoints(mut self, keep: CheckpointConfig) -> Self {
+        self.keep = keep;
+        self
+    }
+
+    /// Takes a step after so many batches, with the mean of their gradients; the rest of an epoch has a step of its own.
+    /// Default 1.
+    ///
+    /// # Panics
+    /// Panics if it is 0.
+    #[must_use]
+    pub fn with_accumulation(mut self, batches: usize) -> Self {
+        assert!(
+            batches > 0,
+            "with_accumulation(0): expected at least 1 batch"
+        );
+        self.accumulate = batches;
+        self
+    }
+
+    /// Goes on from the newest checkpoint in a folder that can be read, or from the start if there is none, and saves
+    /// there from now on.
+    ///
+    /// Also makes a first SIGINT (Ctrl-C) or SIGTERM [end an epoch](Ended::Interrupted) after the step in progress; a second
+    /// one ends the process at once.
+    ///
+    /// # Errors
+    /// On all ranks: a folder that cannot be made or read; checkpoints of which none can be loaded, because they are
+    /// damaged, or of another model, optimizer or seed; a failure of communication.
+    pub fn resume_or_start(mut self, folder: impl AsRef<Path>) -> Result<Self> {
+        interrupted();
+        let mut checkpoints = Checkpoints::open(&self.world, folder, &self.keep)?;
+        let mut newest_failure = None;
+        let mut candidate = checkpoints.latest()?;
+        while let Some(checkpoint) = &candidate {
+            match self.restore(checkpoint) {
+                Ok(()) => break,
+                // Of a file, and the same on all ranks.
+                Err(error @ (Error::Rank { .. } | Error::Other(_))) => {
+                    if self.world.is_root() {
+                        eprintln!("halocline: a checkpoint is passed over: {error}");
+                    }
+                    newest_failure.get_or_insert(error);
+                    candidate = checkpoints.latest_before(checkpoint.step())?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if let (None, Some(error)) = (&candidate, newest_failure) {
+            return Err(error);
+        }
+        self.checkpoints = Some(checkpoints);
+        Ok(self)
+    }
+
+    fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+        let progress: Progress = checkpoint.value("progress")?;
+        if progress.seed != self.world.seed() {
+            return Err(Error::other(format!(
+                "it was saved by a job with seed {}, this one has {}; set Launcher::seed",
+                progress.seed,
+                self.world.seed()
+            )));
+        }
+        let model = checkpoint.module(&self.world, "model", self.model().clone())?;
+        let optimizer = self.optimizer.optimizer.clone();
+        let optimizer = checkpoint.optimizer(&self.world, "optimizer", optimizer, &model)?;
+        let schedule = checkpoint.schedule(&self.world, "schedule")?;
+        let losses = checkpoint.tensor_data(&self.world, "losses")?;
+        self.notes = checkpoint.value("notes")?;
+        self.losses = losses
+            .try_to_vec()
+            .map_err(|e| Error::other(format!("losses: {e:?}")))?;
+        self.recent.clear();
+        self.model = Some(model);
+        self.optimizer = Optimizer {
+            optimizer,
+            schedule: self.optimizer.schedule.clone().load_record(schedule),
+        };
+        self.progress = progress;
+        self.saved = Some(progress.step);
+        Ok(())
+    }
+
+    /// The model.
+    pub fn model(&self) -> &M {
+        self.model
+            .as_ref()
+            .expect("a step gives it back, or the program ends")
+    }
+
+    /// The epoch, from 0.
+    pub fn epoch(&self) -> usize {
+        self.progress.epoch
+    }
+
+    /// The batches of this epoch that were trained on.
+    pub fn batch(&self) -> usize {
+        self.progress.batch
+    }
+
+    /// The steps taken, over all epochs.
+    pub fn step(&self) -> u64 {
+        self.progress.step
+    }
+
+    /// A stream of random numbers of this step: the same when it is taken again.
+    pub fn key(&self, name: &str) -> RandomKey {
+        RandomKey::new(self.progress.seed, (name, self.progress.step))
+    }
+
+    /// The losses of all batches so far, also of those before a resume.
+    pub fn losses(&mut self) -> &[f64] {
+        for loss in self.recent.drain(..) {
+            self.losses.push(f64::from(loss.into_scalar::<f32>()));
+        }
+        &self.losses
+    }
+
+    /// Keeps a value with the run: it is saved, and there again after a resume. The same on all ranks.
+    ///
+    /// # Errors
+    /// A value that JSON does not have.
+    pub fn note(&mut self, name: &str, value: &impl Serialize) -> Result<()> {
+        let value = serde_json::to_value(value).map_err(Error::other)?;
+        self.notes.insert(name.into(), value);
+        Ok(())
+    }
+
+    /// A value that was [kept](Self::note).
+    ///
+    /// # Errors
+    /// A value of another form.
+    pub fn noted<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        let value = self.notes.get(name).cloned();
+        let value = value.map(serde_json::from_value).transpose();
+        value.map_err(|error| Error::other(format!("note {name:?}: {error}")))
+    }
+
+    /// The newest step that is safely on the disk; known on rank 0 only.
+    pub fn committed(&self) -> Option<u64> {
+        self.checkpoints.as_ref()?.committed()
+    }
+
+    /// Trains on the batches of an epoch: the loss of each, its gradients, and a step of the optimizer; then the next epoch
+    /// begins. `loss` may be partial: it is resolved.
+    ///
+    /// # Errors
+    /// Those of `batches` and `loss`; a failure to save or of communication.
+    pub fn train_epoch<B, X: Field<1>>(
+        &mut self,
+        batches: impl IntoIterator<Item = B>,
+        mut loss: impl FnMut(&M, B) -> Result<X>,
+    ) -> Result<Ended> {
+        let mut gradients = GradientsAccumulator::new();
+        let mut pending = 0;
+        for batch in batches {
+            let value = loss(self.model(), batch)?.into_shard().resolve();
+            self.recent.push(value.local().clone().inner());
+            let scaled = match self.accumulate {
+                1 => value,
+                batches => value * (1.0 / batches as f64),
+            };
+            let found = GradientsParams::from_grads(backward(scaled), self.model());
+            gradients.accumulate(self.model(), found);
+            self.progress.batch += 1;
+            pending += 1;
+            if pending < self.accumulate {
+                continue;
+            }
+            pending = 0;
+            self.update(gradients.grads())?;
+            if self.is_interrupted()? {
+                self.finish()?;
+                return Ok(Ended::Interrupted);
+            }
+        }
+        if pending > 0 {
+            self.update(gradients.grads())?;
+        }
+        self.progress.epoch += 1;
+        self.progress.batch = 0;
+        Ok(Ended::Whole)
+    }
+
+    fn update(&mut self, gradients: GradientsParams) -> Result<()> {
+        let Optimizer {
+            optimizer,
+            schedule,
+        } = &mut self.optimizer;
+        let model = self.model.take().expect("a step gives it back");
+        self.model = Some(optimizer.step(schedule.step(), model, gradients));
+        self.progress.step += 1;
+        if self.save_every > 0 && self.progress.step.is_multiple_of(self.save_every) {
+            self.save(None)?;
+        }
+        Ok(())
+    }
+
+    /// Saves, in the background. `metric` says how good the model is, the lower the better.
+    ///
+    /// # Errors
+    /// On all ranks: a run without a folder; a failure of the save before this one, or of communication.
+    pub fn save(&mut self, metric: Option<f64>) -> Result<()> {
+        self.losses();
+        let mut snapshot = Snapshot::new(&self.world);
+        snapshot.value("progress", &self.progress)?;
+        snapshot.value("notes", &self.notes)?;
+        snapshot.module("model", self.model())?;
+        snapshot.optimizer("optimizer", &self.optimizer.optimizer)?;
+        snapshot.schedule("schedule", self.optimizer.schedule.to_record())?;
+        let losses = TensorData::new(self.losses.clone(), [self.losses.len()]);
+        snapshot.data("losses", &losses)?;
+        let Some(checkpoints) = &mut self.checkpoints else {
+            return Err(Error::other(
+                "Trainer::save: no folder; call resume_or_start first",
+            ));
+        };
+        checkpoints.save(self.progress.step, snapshot, metric)?;
+        self.saved = Some(self.progress.step);
+        Ok(())
+    }
+
+    /// Saves what is not saved yet, and waits until it is on the disk.
+    ///
+    /// # Errors
+    /// On all ranks: a failure to save, or of communication.
+    pub fn finish(&mut self) -> Result<()> {
+        if self.checkpoints.is_some() && self.saved != Some(self.progress.step) {
+            self.save(None)?;
+        }
+        self.checkpoints.as_mut().map_or(Ok(()), Checkpoints::wait)
+    }
+
+    /// Whether rank 0 was asked to end; the same on all ranks.
+    fn is_interrupted(&self) -> Result<bool> {
+        if self.checkpoints.is_none() {
+            return Ok(false);
+        }
+        let own = vec![u8::from(interrupted().load(Ordering::Relaxed))];
+        let asked =
+            self.mesh
+                .broadcast_bytes("trainer", self.mesh.shape().ranks()[0], Some(own))?;
+        Ok(asked == [1])
+    }
+}
+
+/// Whether this process was asked to end, by a signal since the first call.
+fn interrupted() -> &'static Arc<AtomicBool> {
+    static ASKED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+    ASKED.get_or_init(|| {
+        let asked = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            use signal_hook::flag;
+            // In this order, so that the first signal only leaves its mark.
+            let registered =
+                flag::register_conditional_shutdown(signal, 128 + signal, asked.clone())
+                    .and_then(|_| flag::register(signal, asked.clone()));
+            if let Err(error) = registered {
+                eprintln!("halocline: signal {signal} will end the process at once: {error}");
+            }
+        }
+        asked
+    })
+}

@@ -1,0 +1,166 @@
+//! Training that is stopped and goes on: the same bits on the same mesh, the same numbers on another.
+
+#[allow(dead_code, reason = "shared with other tests, which use more of it")]
+mod trainer;
+
+use std::path::Path;
+
+use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::optim::{AdamWConfig, SgdConfig};
+use halocline::io::CheckpointConfig;
+use halocline::models::{SurrogateCnn, SurrogateCnnConfig, weighted_mse};
+use halocline::prelude::*;
+use halocline::{Ended, Trainer};
+use trainer::{SHAPE, sample};
+
+const EPOCHS: usize = 3;
+const BATCHES: usize = 5;
+/// Steps of a whole run that takes one for every two batches.
+const STEPS: u64 = 9;
+
+fn start(world: &World, width: usize) -> Result<Trainer<SurrogateCnn>> {
+    let config = SurrogateCnnConfig::new(3).with_width(width).with_blocks(1);
+    let model = world.init(|device| config.init(device))?;
+    let schedule = CosineAnnealingLrSchedulerConfig::new(1e-2, STEPS as usize);
+    let schedule = schedule.init().map_err(Error::other)?;
+    let trainer = Trainer::new(world, model, AdamWConfig::new().init(), schedule);
+    Ok(trainer.with_accumulation(2).with_save_every(2))
+}
+
+/// Trains, up to a step that fails. Gives the losses and the bits of the parameters.
+fn train(
+    world: &World,
+    sizes: [usize; 2],
+    folder: &Path,
+    fails_at: Option<u64>,
+) -> Result<(Vec<f64>, Vec<u8>)> {
+    let mesh = world.mesh([("lat", sizes[0]), ("lon", sizes[1])])?;
+    let mut trainer = start(world, 4)?.resume_or_start(folder)?;
+    let weights = vec![1.0; SHAPE[2]];
+    while trainer.epoch() < EPOCHS {
+        let epoch = trainer.epoch();
+        let batches = (trainer.batch()..BATCHES).map(|batch| (epoch, batch));
+        let mut step = trainer.step();
+        let mut batches_of_step = 0;
+        let ended = trainer.train_epoch(batches, |model, (epoch, batch)| {
+            if Some(step) == fails_at && world.rank() + 1 == world.size() {
+                return Err(Error::other("the power is off"));
+            }
+            batches_of_step += 1;
+            step += u64::from(batches_of_step % 2 == 0);
+            let placements = [Shard(2), Shard(3)];
+            let x = sample(&format!("x {epoch} {batch}"), SHAPE, &mesh, &placements)?;
+            let target = sample("target", SHAPE, &mesh, &placements)?;
+            Ok(weighted_mse(x.apply(model), target, &weights))
+        })?;
+        assert_eq!(ended, Ended::Whole);
+        trainer.note("epochs", &trainer.epoch())?;
+    }
+    trainer.finish()?;
+    assert_eq!(trainer.step(), STEPS);
+    assert_eq!(trainer.noted("epochs")?, Some(EPOCHS));
+    world.check_replicas(trainer.model())?;
+    let record = trainer.model().clone().into_record();
+    // burn numbers parameters anew in every run.
+    let tensors = burn_pack_tensors(record.into_bytes().map_err(Error::other)?);
+    Ok((trainer.losses().to_vec(), tensors))
+}
+
+/// The bytes of all tensors of a record.
+fn burn_pack_tensors(record: burn::tensor::Bytes) -> Vec<u8> {
+    let reader = burn_pack::Reader::from_bytes(record).unwrap();
+    let tensors = reader.into_tensors().unwrap().into_iter();
+    tensors
+        .flat_map(|tensor| tensor.into_bytes().unwrap().to_vec())
+        .collect()
+}
+
+fn run(sizes: [usize; 2], folder: &Path, fails_at: Option<u64>) -> Result<(Vec<f64>, Vec<u8>)> {
+    let launcher = Launcher::local(sizes[0] * sizes[1]).seed(11);
+    let mut results = launcher.collect(|world| train(&world, sizes, folder, fails_at))?;
+    Ok(results.remove(0))
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[test]
+fn a_run_that_failed_at_any_step_ends_with_the_bits_of_one_that_did_not() {
+    for sizes in [[1, 1], [2, 1], [1, 3]] {
+        let whole = run(sizes, folder().path(), None).unwrap();
+        assert_eq!(whole.0.len(), EPOCHS * BATCHES);
+        let folder = folder();
+        for step in [0, 1, 2, 5, 7, 8] {
+            let error = run(sizes, folder.path(), Some(step)).unwrap_err();
+            assert!(error.to_string().contains("the power is off"), "{error}");
+        }
+        assert_eq!(run(sizes, folder.path(), None).unwrap(), whole);
+        // And again, when all is done.
+        assert_eq!(run(sizes, folder.path(), None).unwrap(), whole);
+    }
+}
+
+#[test]
+fn a_run_goes_on_with_other_ranks() {
+    let whole = run([2, 1], folder().path(), None).unwrap();
+    let folder = folder();
+    run([2, 2], folder.path(), Some(5)).unwrap_err();
+    run([1, 1], folder.path(), Some(7)).unwrap_err();
+    let found = run([1, 3], folder.path(), None).unwrap();
+    for (found, expected) in found.0.iter().zip(&whole.0) {
+        assert!(
+            (found - expected).abs() < 1e-4 * expected.abs(),
+            "{found} {expected}"
+        );
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over() {
+    let whole = run([2, 1], folder().path(), None).unwrap();
+    let folder = folder();
+    run([2, 1], folder.path(), None).unwrap();
+    let newest = folder.path().join("step_000000009/rank_00001.safetensors");
+    let mut bytes = std::fs::read(&newest).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&newest, bytes).unwrap();
+    assert_eq!(run([2, 1], folder.path(), None).unwrap(), whole);
+}
+
+#[test]
+fn what_does_not_fit_is_an_error_and_no_start_from_nothing() {
+    let folder = folder();
+    run([2, 1], folder.path(), Some(4)).unwrap_err();
+    let failure = |seed, make: fn(&World) -> Result<Trainer<SurrogateCnn>>| {
+        let tried = Launcher::local(2).seed(seed);
+        let tried = tried.run(|world| make(&world)?.resume_or_start(folder.path()).map(|_| ()));
+        tried.unwrap_err().to_string()
+    };
+    let error = failure(12, |world| start(world, 4));
+    assert!(error.contains("seed 11, this one has 12"), "{error}");
+    let error = failure(11, |world| start(world, 5));
+    assert!(
+        error.contains("\"model\"") && error.contains("shape mismatch"),
+        "{error}"
+    );
+    let error = failure(11, |world| {
+        let config = SurrogateCnnConfig::new(3).with_width(4).with_blocks(1);
+        let model = world.init(|device| config.init(device))?;
+        let sgd = SgdConfig::new().init();
+        Ok(Trainer::new(
+            world,
+            model,
+            sgd,
+            ModuleLrScheduler::new(1e-2),
+        ))
+    });
+    assert!(error.contains("another kind"), "{error}");
+    let error = failure(11, |world| {
+        let keep = CheckpointConfig::new().with_keep_last(0);
+        Ok(start(world, 4)?.with_checkpoints(keep))
+    });
+    assert!(error.contains("keep_last"), "{error}");
+}
