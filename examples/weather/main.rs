@@ -71,6 +71,11 @@ impl Common {
             .map_err(|e| Error::other(format!("{e}; run `weather simulate` first")))
     }
 
+    /// Where training keeps its checkpoints.
+    fn model_folder(&self) -> PathBuf {
+        self.folder.join("model")
+    }
+
     fn train_files(&self) -> Result<Vec<PathBuf>> {
         self.files("train_")
     }

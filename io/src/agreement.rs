@@ -1,5 +1,7 @@
 //! What one rank of a mesh knows, on all its ranks.
 
+use std::ops::Range;
+
 use halocline_core::{Batch, DeviceMesh, Error, Expected, Operation, Payload, Result, Traffic};
 
 /// Bytes that the first rank of the mesh has.
@@ -11,36 +13,35 @@ pub(crate) fn broadcast(
     mesh.broadcast_bytes(operation, mesh.shape().ranks()[0], Some(bytes))
 }
 
-/// Bytes of every rank of the mesh, on the first one; nothing on the others.
-fn gather(mesh: &DeviceMesh, operation: &'static str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-    let comm = mesh.comm();
-    let (root, others) = mesh
-        .shape()
-        .ranks()
-        .split_first()
-        .expect("a mesh has a rank");
-    let is_root = comm.rank() == *root;
-    let received = comm
-        .clone()
-        .start(Batch {
-            operation: Operation::new(operation, Traffic::Control, None),
-            sends: if is_root {
-                Vec::new()
-            } else {
-                vec![(*root, Payload::Bytes(bytes.clone()))]
-            },
-            receives: others
-                .iter()
-                .filter(|_| is_root)
-                .map(|&rank| (rank, Expected::Bytes))
-                .collect(),
-        })?
-        .finish()?;
-    let own = is_root.then_some(bytes);
-    Ok(own
-        .into_iter()
-        .chain(received.into_iter().map(into_bytes))
-        .collect())
+/// Up to so many ranks tell each other directly, so that every rank names the one that is silent.
+const FEW: usize = 16;
+
+/// Bytes of every rank of the mesh, on the ranks at the positions `readers`; nothing on the others.
+fn gather(
+    mesh: &DeviceMesh,
+    operation: &'static str,
+    readers: Range<usize>,
+    bytes: &[u8],
+) -> Result<Vec<Vec<u8>>> {
+    let (own, ranks) = (mesh.position(), mesh.shape().ranks());
+    let others = |positions: Range<usize>| positions.filter(move |&position| position != own);
+    let reads = readers.contains(&own);
+    let batch = Batch {
+        operation: Operation::new(operation, Traffic::Control, None),
+        sends: others(readers)
+            .map(|position| (ranks[position], Payload::Bytes(bytes.to_vec())))
+            .collect(),
+        receives: others(0..mesh.size())
+            .filter(|_| reads)
+            .map(|position| (ranks[position], Expected::Bytes))
+            .collect(),
+    };
+    let received = mesh.comm().clone().start(batch)?.finish()?;
+    let mut all: Vec<Vec<u8>> = received.into_iter().map(into_bytes).collect();
+    if reads {
+        all.insert(own, bytes.to_vec());
+    }
+    Ok(all)
 }
 
 /// Gives all ranks of a mesh the same end: this rank's value if every rank has one, else the error of the first rank
@@ -53,13 +54,19 @@ pub(crate) fn agree<T>(
 ) -> Result<T> {
     let rank = mesh.comm().rank();
     let verdict: Verdict = own.as_ref().err().map(|error| (rank, error.to_string()));
+    let first = |all: Vec<Vec<u8>>| all.iter().find_map(|bytes| decode(bytes));
+    let told = encode(&verdict);
     let verdict = match who {
-        Fallible::First => verdict,
-        Fallible::All => gather(mesh, operation, encode(&verdict))?
-            .iter()
-            .find_map(|bytes| decode(bytes)),
+        Fallible::All if mesh.size() <= FEW => {
+            first(gather(mesh, operation, 0..mesh.size(), &told)?)
+        }
+        Fallible::All => {
+            let first = first(gather(mesh, operation, 0..1, &told)?);
+            decode(&broadcast(mesh, operation, encode(&first))?)
+        }
+        Fallible::First => decode(&broadcast(mesh, operation, told)?),
     };
-    match (decode(&broadcast(mesh, operation, encode(&verdict))?), own) {
+    match (verdict, own) {
         (None, own) => Ok(own?),
         (Some((failed, _)), Err(error)) if failed == rank => Err(error.into()),
         (Some((rank, cause)), _) => Err(Error::Rank { rank, cause }),

@@ -1,6 +1,7 @@
 //! Jobs of ranks, and what a test expects of them.
 
-use std::process::{Command, Output, Stdio};
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -62,36 +63,82 @@ pub(crate) fn connected(ranks: usize, case: &str, variables: &[(&str, &str)]) ->
     let free = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|free| free.local_addr());
     let port = free.expect("a free port").port().to_string();
     let process = |rank: usize| {
-        Command::new(std::env::current_exe().expect("this binary has a path"))
-            .args(["rank_program", "--exact", "--nocapture"])
-            .env(CASE, case)
+        program(case, variables)
             .env(RANKS, ranks.to_string())
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", ranks.to_string())
             .env("MASTER_ADDR", "127.0.0.1")
             .env("MASTER_PORT", &port)
-            .env("RAYON_NUM_THREADS", "1")
-            .envs(variables.iter().copied())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
             .spawn()
             .expect("this binary can be run")
     };
-    let processes: Vec<_> = (0..ranks).map(process).collect();
+    let mut processes: Vec<_> = (0..ranks).map(process).collect();
     let outputs: Vec<_> = std::thread::scope(|scope| {
-        let wait = |process: std::process::Child| scope.spawn(move || process.wait_with_output());
-        let waits: Vec<_> = processes.into_iter().map(wait).collect();
-        let ends = waits.into_iter().map(|wait| wait.join().expect("no panic"));
-        ends.map(|end| end.expect("a process can be waited for"))
-            .collect()
+        let read = |process: &mut Child| {
+            let (mut out, mut err) = (process.stdout.take(), process.stderr.take());
+            scope.spawn(move || {
+                let mut text = String::new();
+                let _ = out.as_mut().expect("piped").read_to_string(&mut text);
+                let _ = err.as_mut().expect("piped").read_to_string(&mut text);
+                text
+            })
+        };
+        let outputs: Vec<_> = processes.iter_mut().map(read).collect();
+        // A process that is stopped ends when its launcher kills it.
+        while processes
+            .iter_mut()
+            .any(|process| process.try_wait().expect("a child").is_none() && !is_stopped(process))
+        {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        processes.iter_mut().for_each(|process| _ = process.kill());
+        let texts = outputs.into_iter().map(|output| output.join());
+        texts.map(|text| text.expect("no panic")).collect()
     });
+    let ends = processes
+        .iter_mut()
+        .map(|child| child.wait().expect("a child"));
+    let ends: Vec<_> = ends.collect();
     Job {
-        succeeded: outputs.iter().all(|output| output.status.success()),
-        output: outputs.iter().map(text).collect(),
+        succeeded: ends.iter().all(ExitStatus::success),
+        output: outputs.concat(),
         took: start.elapsed(),
         aborts: false,
     }
+}
+
+/// Runs a case in one process, whose threads are the ranks.
+pub(crate) fn threads(case: &str, variables: &[(&str, &str)]) -> Job {
+    let start = Instant::now();
+    let output = program(case, variables)
+        .output()
+        .expect("this binary can be run");
+    Job {
+        succeeded: output.status.success(),
+        output: text(&output),
+        took: start.elapsed(),
+        aborts: false,
+    }
+}
+
+/// This binary as the program of a rank.
+fn program(case: &str, variables: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this binary has a path"));
+    command
+        .args(["rank_program", "--exact", "--nocapture"])
+        .env(CASE, case)
+        .env("RAYON_NUM_THREADS", "1")
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn is_stopped(process: &Child) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap_or_default();
+    stat.rsplit_once(')')
+        .is_some_and(|(_, fields)| fields.trim_start().starts_with('T'))
 }
 
 fn text(output: &Output) -> String {

@@ -1,0 +1,200 @@
+//! Kills a training run again and again, at random moments, and checks that nothing is lost: `make chaos`.
+//!
+//! A run trains a small model and saves every other step. It is killed with SIGKILL, as local ranks of one process or as
+//! an MPI job of which a rank or `mpirun` is killed, and started again, until it ends. Its losses must be those of a run
+//! that was left alone, bit for bit; and what it reported as written must be there after every kill, and readable.
+
+mod job;
+mod run;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::{Args, Parser, Subcommand};
+use halocline::io::Checkpoint;
+use halocline::prelude::*;
+use job::{Engine, Job};
+
+#[derive(Parser)]
+#[command(about = "Kills training runs and checks that they survive")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train, as the runs that are killed do.
+    Train(run::Options),
+    /// Kill and compare.
+    Kill(Options),
+}
+
+#[derive(Args)]
+struct Options {
+    /// How often local ranks are killed.
+    #[arg(long, default_value_t = 150)]
+    local: usize,
+    /// How often MPI jobs are killed.
+    #[arg(long, default_value_t = 60)]
+    mpi: usize,
+    /// Ends after so many seconds, with an error if there were fewer kills.
+    #[arg(long, default_value_t = 600)]
+    seconds: u64,
+    /// What the moments are drawn from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// What became of the kills of one kind.
+#[derive(Default)]
+struct Tally {
+    /// By [`job::Moment`].
+    kills: [usize; 4],
+    reported: usize,
+    lost: usize,
+    runs: usize,
+    different: usize,
+}
+
+fn main() -> Result<()> {
+    match Arguments::parse().command {
+        Command::Train(options) => run::train(&options),
+        Command::Kill(options) => kill(&options),
+    }
+}
+
+fn kill(options: &Options) -> Result<()> {
+    let start = Instant::now();
+    let folder = tempfile::tempdir()?;
+    let mut draws = Draws(RandomKey::new(options.seed, "chaos"), 0);
+    let mut wrong = 0;
+    println!(
+        "{:<22} {:>6} {:>9} {:>9} {:>7} {:>10} {:>9} {:>5} {:>6} {:>10}",
+        "engine",
+        "kills",
+        "start-up",
+        "training",
+        "saving",
+        "at the end",
+        "reported",
+        "lost",
+        "runs",
+        "different"
+    );
+    for (engine, kills) in [(Engine::Local, options.local), (Engine::Mpi, options.mpi)] {
+        let until = start + Duration::from_secs(options.seconds);
+        let tally = engine_survives(engine, kills, until, folder.path(), &mut draws)?;
+        let total: usize = tally.kills.iter().sum();
+        let [begin, training, saving, end] = tally.kills;
+        println!(
+            "{:<22} {total:>6} {begin:>9} {training:>9} {saving:>7} {end:>10} {:>9} {:>5} {:>6} {:>10}",
+            engine.to_string(),
+            tally.reported,
+            tally.lost,
+            tally.runs,
+            tally.different
+        );
+        wrong += tally.lost + tally.different + kills.saturating_sub(total);
+    }
+    println!(
+        "seed {}, {:.0} s",
+        options.seed,
+        start.elapsed().as_secs_f64()
+    );
+    match wrong {
+        0 => Ok(()),
+        _ => Err(Error::other(
+            "something was lost, different, or not tried: see the table",
+        )),
+    }
+}
+
+/// Kills runs of an engine and has them go on, until there were enough kills and the last run has ended.
+fn engine_survives(
+    engine: Engine,
+    kills: usize,
+    until: Instant,
+    folder: &Path,
+    draws: &mut Draws,
+) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let alone = folder.join(format!("{engine} alone"));
+    let begun = Instant::now();
+    Job::start(engine, &alone)?.wait()?;
+    // Some kills come too early, and some too late.
+    let longest = begun.elapsed().mul_f64(1.1);
+    let expected = run::losses_of(&alone)?;
+    let mut run = folder.join(format!("{engine} 0"));
+    let mut newest = None;
+    while tally.kills.iter().sum::<usize>() < kills && Instant::now() < until {
+        let mut job = Job::start(engine, &run)?;
+        let finished = job.kill_after(longest.mul_f64(draws.unit()), draws.unit())?;
+        let reported = job.reported();
+        tally.reported += reported.len();
+        newest = newest.max(reported.last().copied());
+        if let Some(moment) = finished {
+            tally.kills[moment as usize] += 1;
+        }
+        if let Some(step) = newest
+            && newest_readable(&run)?.is_none_or(|found| found < step)
+        {
+            tally.lost += 1;
+            eprintln!(
+                "{engine}: step {step} was reported as written, and is not there: {}",
+                run.display()
+            );
+        }
+        if finished.is_none() {
+            tally.compare(engine, &run, &expected)?;
+            run = folder.join(format!("{engine} {}", tally.runs));
+            newest = None;
+        }
+    }
+    Job::start(engine, &run)?.wait()?;
+    tally.compare(engine, &run, &expected)?;
+    Ok(tally)
+}
+
+impl Tally {
+    /// Compares the losses of a run that has ended, in all its parts, with those of one that was left alone.
+    fn compare(&mut self, engine: Engine, run: &Path, expected: &[u64]) -> Result<()> {
+        self.runs += 1;
+        if run::losses_of(run)? != expected {
+            self.different += 1;
+            eprintln!("{engine}: the losses of {} differ", run.display());
+        }
+        Ok(())
+    }
+}
+
+/// The newest step in a folder of which every byte can be read.
+fn newest_readable(run: &Path) -> Result<Option<u64>> {
+    let entries = std::fs::read_dir(run)?.collect::<Result<Vec<_>, _>>()?;
+    let mut folders: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).collect();
+    folders.retain(|path| {
+        path.file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with("step_"))
+    });
+    folders.sort();
+    let Some(newest) = folders.pop() else {
+        return Ok(None);
+    };
+    let checkpoint = Checkpoint::open(newest)?;
+    for name in checkpoint.names() {
+        checkpoint.data(name)?;
+    }
+    Ok(Some(checkpoint.step()))
+}
+
+/// Random numbers.
+struct Draws(RandomKey, u64);
+
+impl Draws {
+    /// Uniform in [0, 1).
+    fn unit(&mut self) -> f64 {
+        self.1 += 1;
+        let draw = RandomKey::new(self.0.number(), self.1).number();
+        (draw >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}

@@ -1,0 +1,217 @@
+//! What becomes of a job in which a rank fails: on threads, under MPI, and over TCP.
+//!
+//! Each job is this binary again, whose `rank_program` fails on the last rank while the others are in an operation.
+#![cfg(feature = "mpi")]
+
+#[allow(
+    dead_code,
+    reason = "shared with the tests of MPI, which use more of it"
+)]
+#[path = "../mpi/job.rs"]
+mod job;
+mod programs;
+
+use job::{CASE, Job, connected, job, threads};
+
+/// Operations in which the others are.
+const MOMENTS: [(&str, &str); 4] = [
+    ("exchange", "with_halo"),
+    ("reduction", "resolve"),
+    ("scatter", "scatter_tensor"),
+    ("checkpoint", "checkpoint"),
+];
+
+/// Runs a case with a short timeout and a folder for its checkpoints.
+fn briefly(run: impl Fn(&[(&str, &str)]) -> Job, seconds: &str) -> Job {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().to_str().expect("a path of plain letters");
+    run(&[("HALOCLINE_TIMEOUT", seconds), ("FOLDER", path)])
+}
+
+/// One rank of a job; does nothing when it is run as a test.
+#[test]
+fn rank_program() {
+    if let Ok(case) = std::env::var(CASE) {
+        programs::run(&case);
+    }
+}
+
+/// Runs a failure in every operation; all ranks must end soon, and say this, and in which operation they were.
+fn ends(run: impl Fn(&str) -> Job, failure: &str, causes: &[&str], names_operator: bool) {
+    for (moment, operator) in MOMENTS {
+        let mut causes = causes.to_vec();
+        if names_operator {
+            causes.push(operator);
+        }
+        run(&format!("{moment} {failure}")).expect_failure(&causes);
+    }
+}
+
+mod local {
+    use super::*;
+
+    fn run(case: &str) -> Job {
+        briefly(|set| threads(case, set), "1")
+    }
+
+    #[test]
+    fn panics_and_errors_are_the_result() {
+        ends(
+            run,
+            "panic",
+            &["rank 2 failed: panicked: out of ocean"],
+            false,
+        );
+        ends(run, "error", &["rank 2 failed: no such file"], false);
+    }
+
+    #[test]
+    fn a_rank_that_hangs_is_named() {
+        ends(
+            run,
+            "hang",
+            &["nothing from rank 2 within 1 s", "did not stop within"],
+            true,
+        );
+    }
+
+    #[test]
+    fn exit_and_a_buffer_that_is_too_large_end_the_process() {
+        ends(run, "exit", &[], false);
+        ends(run, "memory", &["memory allocation of"], false);
+    }
+
+    #[test]
+    fn operations_in_another_order_are_named() {
+        run("order").expect_failure(&["ranks diverged", "with_halo", "resolve"]);
+    }
+}
+
+mod mpi {
+    use super::*;
+
+    fn run(case: &str) -> Job {
+        briefly(|set| job(3, case, set), "1")
+    }
+
+    #[test]
+    fn panics_and_errors_end_the_job() {
+        ends(
+            run,
+            "panic",
+            &["halocline: rank 2 failed: panicked: out of ocean"],
+            false,
+        );
+        ends(
+            run,
+            "error",
+            &["halocline: rank 2 failed: no such file"],
+            false,
+        );
+    }
+
+    #[test]
+    fn a_process_that_ends_or_is_killed_ends_the_job() {
+        ends(run, "exit", &["exit"], false);
+        ends(run, "kill", &["signal 9"], false);
+        ends(run, "memory", &["memory allocation of", "signal 6"], false);
+    }
+
+    #[test]
+    fn a_process_that_is_stopped_is_named() {
+        ends(run, "stop", &["nothing from rank 2 within 1 s"], true);
+    }
+
+    #[test]
+    fn a_process_that_does_not_come_ends_the_job() {
+        run("start-up exit").expect_failure(&["exit"]);
+        run("start-up kill").expect_failure(&["signal 9"]);
+        run("start-up stop").expect_failure(&[
+            "start-up: the other processes of the MPI job did not come within 1 s",
+        ]);
+    }
+
+    #[test]
+    fn operations_in_another_order_end_the_job() {
+        run("order").expect_failure(&["ranks diverged"]);
+    }
+}
+
+mod tcp {
+    use super::*;
+
+    fn run(case: &str) -> Job {
+        briefly(|set| connected(3, case, set), "1")
+    }
+
+    #[test]
+    fn panics_and_errors_end_all_ranks() {
+        ends(
+            run,
+            "panic",
+            &["rank 2 failed: panicked: out of ocean"],
+            true,
+        );
+        ends(run, "error", &["rank 2 failed: no such file"], true);
+    }
+
+    #[test]
+    fn a_process_that_ends_or_is_killed_is_named() {
+        ends(run, "exit", &["rank 2", "its connection broke"], true);
+        ends(run, "kill", &["rank 2", "its connection broke"], true);
+        ends(
+            run,
+            "memory",
+            &["memory allocation of", "rank 2", "its connection broke"],
+            true,
+        );
+    }
+
+    #[test]
+    fn a_process_that_is_stopped_is_named() {
+        ends(run, "stop", &["nothing from rank 2 within 1 s"], true);
+    }
+
+    #[test]
+    fn a_process_that_does_not_come_is_named() {
+        for failure in ["exit", "kill", "stop"] {
+            run(&format!("start-up {failure}")).expect_failure(&["rank 2"]);
+        }
+    }
+
+    #[test]
+    fn operations_in_another_order_are_named() {
+        run("order").expect_failure(&["ranks diverged", "with_halo", "resolve"]);
+    }
+}
+
+/// A disk that takes no more: here a limit on the size of files.
+#[test]
+fn a_full_disk_is_an_error_on_all_ranks() {
+    let causes = ["File too large", "rank_0000"];
+    briefly(|set| threads("disk", set), "5").expect_failure(&causes);
+    briefly(|set| job(3, "disk", set), "5").expect_failure(&causes);
+    briefly(|set| connected(3, "disk", set), "5").expect_failure(&causes);
+}
+
+/// Ctrl-C: a checkpoint of the step that was reached, and an end in order.
+#[test]
+fn an_interruption_saves_and_ends_in_order() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (engine, run) in [
+        (
+            "local",
+            &(|set: &[(&str, &str)]| threads("interrupt", set)) as &dyn Fn(&[(&str, &str)]) -> Job,
+        ),
+        ("tcp", &|set| connected(3, "interrupt", set)),
+        ("mpi", &|set| job(3, "interrupt", set)),
+    ] {
+        let path = folder.path().join(engine);
+        let path = path.to_str().expect("a path of plain letters");
+        let interrupted = run(&[("FOLDER", path)]);
+        interrupted.expect_success();
+        // The program asks to be ended in its seventh step.
+        let step = std::path::Path::new(path).join("step_000000007");
+        assert!(halocline::io::Checkpoint::open(step).is_ok(), "{engine}");
+    }
+}

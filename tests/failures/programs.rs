@@ -1,0 +1,157 @@
+//! What the ranks of a job run.
+
+use std::process::Command;
+use std::time::Duration;
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::nn::conv::Conv2dConfig;
+use burn::optim::SgdConfig;
+use halocline::io::{CheckpointConfig, Checkpoints, Snapshot};
+use halocline::prelude::*;
+use halocline::{Ended, Trainer};
+
+const RANKS: usize = 3;
+
+/// Runs the program of that name as one rank, or all of them.
+pub(crate) fn run(case: &str) {
+    let (moment, failure) = case.split_once(' ').unwrap_or((case, ""));
+    if moment == "start-up" && is_last_process() {
+        fail(failure).expect("it does not come so far");
+    }
+    let launcher = Launcher::from_env().ranks(RANKS);
+    let result = match case {
+        "order" => launcher.run(order),
+        "disk" => launcher.run(disk),
+        "interrupt" => launcher.run(interrupt),
+        _ => launcher.run(|world| fail_in(&world, moment, failure)),
+    };
+    result.expect("the job succeeds");
+}
+
+/// Whether this process will be the last rank: MPI or the test has told it by then.
+fn is_last_process() -> bool {
+    let rank = ["OMPI_COMM_WORLD_RANK", "RANK"].map(|name| std::env::var(name).ok());
+    rank.into_iter().flatten().next() == Some((RANKS - 1).to_string())
+}
+
+/// All ranks meet. Then the last one fails, while the others are in an operation.
+fn fail_in(world: &World, moment: &str, failure: &str) -> Result<()> {
+    let mesh = world.mesh([("lat", RANKS)])?;
+    let x = ShardTensor::<2>::ones([9, 4], &mesh, &[Shard(0)])?;
+    let mut checkpoints = Checkpoints::open(world, folder()?, &CheckpointConfig::new())?;
+    world.barrier()?;
+    if world.rank() + 1 == world.size() {
+        fail(failure)?;
+    }
+    match moment {
+        "exchange" => drop(x.with_halo(&[Halo::new(0, 1, Boundary::Periodic)])?),
+        "reduction" => drop(x.sum().resolve()),
+        "scatter" => {
+            // From the rank that fails.
+            let whole = (world.rank() + 1 == world.size())
+                .then(|| Tensor::<2>::ones([9, 4], world.device()));
+            drop(scatter_tensor(whole, RANKS - 1, &mesh, &[Shard(0)])?);
+        }
+        "checkpoint" => {
+            let mut snapshot = Snapshot::new(world);
+            snapshot.sharded("x", &x)?;
+            checkpoints.save(1, snapshot, None)?;
+            checkpoints.wait()?;
+        }
+        "start-up" => {}
+        _ => panic!("there is no moment {moment:?}"),
+    }
+    world.barrier()
+}
+
+/// Where checkpoints go: the test removes it.
+fn folder() -> Result<String> {
+    std::env::var("FOLDER").map_err(Error::other)
+}
+
+fn fail(failure: &str) -> Result<()> {
+    match failure {
+        "panic" => panic!("out of ocean"),
+        "error" => Err(Error::other("no such file")),
+        "exit" => std::process::exit(3),
+        "kill" => signal("KILL"),
+        "stop" => signal("STOP"),
+        "hang" => loop {
+            std::thread::sleep(Duration::from_secs(1000));
+        },
+        "memory" => {
+            let buffer: Vec<u8> = Vec::with_capacity(1 << 46);
+            std::hint::black_box(buffer);
+            panic!("there is that much memory");
+        }
+        _ => panic!("there is no failure {failure:?}"),
+    }
+}
+
+/// Sends this process a signal.
+fn signal(name: &str) -> Result<()> {
+    Command::new("sh")
+        .args(["-c", &format!("kill -{name} {}", std::process::id())])
+        .status()?;
+    // It takes its time to arrive.
+    std::thread::sleep(Duration::from_millis(200));
+    Ok(())
+}
+
+/// The last rank sums first and exchanges then.
+fn order(world: World) -> Result<()> {
+    let mesh = world.mesh([("lat", RANKS)])?;
+    let x = ShardTensor::<2>::ones([9, 4], &mesh, &[Shard(0)])?;
+    let exchange = || {
+        x.with_halo(&[Halo::new(0, 1, Boundary::Periodic)])
+            .map(drop)
+    };
+    let reduce = || drop(x.clone().sum().resolve());
+    if world.rank() + 1 == world.size() {
+        reduce();
+        exchange()
+    } else {
+        exchange()?;
+        reduce();
+        Ok(())
+    }
+}
+
+/// Saves where files may have no more than a kilobyte.
+fn disk(world: World) -> Result<()> {
+    let pid = std::process::id();
+    // Without the signal that comes with it, as where a disk is full.
+    let signals =
+        signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default());
+    signals?;
+    let limit = Command::new("prlimit")
+        .args([format!("--pid={pid}"), "--fsize=1024".into()])
+        .status()?;
+    assert!(limit.success());
+    let mut checkpoints = Checkpoints::open(&world, folder()?, &CheckpointConfig::new())?;
+    let mesh = world.mesh([("lat", RANKS)])?;
+    let mut snapshot = Snapshot::new(&world);
+    snapshot.sharded("x", &ShardTensor::<2>::ones([900, 40], &mesh, &[Shard(0)])?)?;
+    checkpoints.save(1, snapshot, None)?;
+    checkpoints.wait()
+}
+
+/// Trains until this process gets SIGINT, in the seventh step.
+fn interrupt(world: World) -> Result<()> {
+    let mesh = world.mesh([("lat", RANKS)])?;
+    let model = world.init(|device| Conv2dConfig::new([1, 1], [3, 3]).init(device))?;
+    let rate = ModuleLrScheduler::new(1e-3);
+    let mut trainer = Trainer::new(&world, model, SgdConfig::new().init(), rate)
+        .with_save_every(5)
+        .resume_or_start(folder()?)?;
+    let ended = trainer.train_epoch(1.., |model, step| {
+        if step == 7 && world.is_root() {
+            signal("INT")?;
+        }
+        let x = ShardTensor::<4>::ones([1, 1, 9, 8], &mesh, &[Shard(2)])?;
+        Ok(x.apply(model).mean())
+    })?;
+    assert_eq!(ended, Ended::Interrupted);
+    assert_eq!(trainer.step(), 7);
+    Ok(())
+}
