@@ -6,11 +6,11 @@ FEATURES ?= mpi,wgpu
 TEST_FLAGS := --workspace --features $(FEATURES)
 # Tests that do not say which device run on the CPU.
 test: export BURN_DEVICE = flex
-EXAMPLES := 01_scatter_and_conv 02_partial 03_halo
+EXAMPLES := 01_scatter_and_conv 02_partial 03_halo 04_checkpoint
 MPIRUN := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --allow-run-as-root --oversubscribe
 TARGET := $(or $(CARGO_TARGET_DIR),$(shell cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'))
 
-.PHONY: demo test check bench bench-conv bench-engines docs-scaling packages test-packages
+.PHONY: demo test check bench bench-conv bench-engines docs-scaling chaos fuzz packages test-packages
 
 demo: packages
 	cargo build --release $(CARGO_FLAGS) --example weather
@@ -24,6 +24,11 @@ test: test-packages
 	set -e; for example in $(EXAMPLES); do for ranks in 1 2 4; do \
 		echo "== $$example on $$ranks local ranks"; $(TARGET)/debug/examples/$$example $$ranks > /dev/null; done; \
 		echo "== $$example under mpirun -n 4"; $(MPIRUN) -n 4 $(TARGET)/debug/examples/$$example > /dev/null; done
+	@echo "== a checkpoint of 3 ranks, read by Python"
+	scripts/python.sh $(TARGET)/python safetensors==0.8.0
+	rm -rf $(TARGET)/checkpoint
+	$(TARGET)/debug/examples/04_checkpoint 3 $(TARGET)/checkpoint > /dev/null
+	$(TARGET)/python/bin/python tests/read_checkpoint.py $(TARGET)/checkpoint/step_000000120
 	$(MPIRUN) -n 4 -x RAYON_NUM_THREADS=1 $(TARGET)/debug/examples/golden tests/golden
 	@echo "== golden on two hosts"
 	@if scripts/two_hosts.sh --possible; then \
@@ -35,6 +40,15 @@ ifneq (,$(findstring wgpu,$(FEATURES)))
 	@echo "== golden on a GPU, or what stands in for it"
 	BURN_DEVICE=wgpu $(TARGET)/debug/examples/golden tests/golden --ranks 1,4 > /dev/null
 endif
+
+# Kills training runs, some 200 times in at most 10 minutes, and checks that nothing is lost.
+chaos: packages
+	cargo build --release $(CARGO_FLAGS) --example chaos
+	$(TARGET)/release/examples/chaos kill
+
+# Damaged files: 100,000 for each reader.
+fuzz: test-packages
+	HALOCLINE_FUZZ=100000 cargo nextest run $(TEST_FLAGS) -E 'binary(hostile)' --no-capture
 
 check: test-packages
 	cargo fmt --all --check
@@ -59,4 +73,4 @@ packages:
 	@scripts/packages.sh
 
 test-packages:
-	@scripts/packages.sh $(if $(findstring wgpu,$(FEATURES)),vulkan)
+	@scripts/packages.sh python $(if $(findstring wgpu,$(FEATURES)),vulkan)

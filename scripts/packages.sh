@@ -1,9 +1,17 @@
 #!/bin/sh
-# Makes sure of the system's packages: HDF5, MPI, and what their bindings are built with; with the argument `vulkan` also
-# of a Vulkan device, in software if there is no other. Installs them by apt where it may, else prints what to run.
+# Makes sure of the system's packages: HDF5, MPI, and what their bindings are built with; with the argument `python` also
+# of Python with its venv, with `vulkan` of a Vulkan device, in software if there is no other. Installs them by apt where it
+# may, else prints what to run.
 set -eu
 
-vulkan=${1:-}
+vulkan=""
+python=""
+for also in "$@"; do
+    case $also in
+        vulkan) vulkan=1 ;;
+        python) python=1 ;;
+    esac
+done
 
 has_hdf5() {
     pkg-config --exists hdf5 2> /dev/null || pkg-config --exists hdf5-serial 2> /dev/null && return
@@ -19,6 +27,9 @@ missing() {
         /usr/lib/llvm-*/lib/libclang-[0-9]*.so* /usr/lib64/libclang.so* \
         /opt/homebrew/opt/llvm/lib/libclang.* /usr/local/opt/llvm/lib/libclang.* 2> /dev/null | grep -q . || echo libclang-dev
     has_hdf5 || echo libhdf5-dev
+    if [ "$python" ]; then
+        python3 -c 'import ensurepip, venv' 2> /dev/null || echo python3-venv
+    fi
     if [ "$vulkan" ]; then
         ls /usr/share/vulkan/icd.d/*.json /etc/vulkan/icd.d/*.json 2> /dev/null | grep -q . || echo mesa-vulkan-drivers
         ls /usr/lib/*/libvulkan.so.1 /usr/lib64/libvulkan.so.1 2> /dev/null | grep -q . || echo libvulkan1
@@ -28,7 +39,7 @@ missing() {
 if [ -z "$(missing)" ]; then
     exit 0
 fi
-packages="libhdf5-dev libopenmpi-dev openmpi-bin libclang-dev pkg-config${vulkan:+ mesa-vulkan-drivers libvulkan1}"
+packages="libhdf5-dev libopenmpi-dev openmpi-bin libclang-dev pkg-config${python:+ python3 python3-venv}${vulkan:+ mesa-vulkan-drivers libvulkan1}"
 if command -v apt-get > /dev/null; then
     if [ "$(id -u)" = 0 ]; then
         sudo=""
@@ -46,6 +57,6 @@ if command -v apt-get > /dev/null; then
 fi
 echo "Missing on this system: $(missing | tr '\n' ' ')" >&2
 echo "Debian, Ubuntu:  sudo apt-get install $packages" >&2
-echo "Fedora, RHEL:    sudo dnf install hdf5-devel openmpi-devel clang-devel pkgconf${vulkan:+ mesa-vulkan-drivers vulkan-loader}" >&2
-echo "macOS:           brew install hdf5 open-mpi llvm pkg-config${vulkan:+; tests with FEATURES=mpi}" >&2
+echo "Fedora, RHEL:    sudo dnf install hdf5-devel openmpi-devel clang-devel pkgconf${python:+ python3}${vulkan:+ mesa-vulkan-drivers vulkan-loader}" >&2
+echo "macOS:           brew install hdf5 open-mpi llvm pkg-config${python:+ python}${vulkan:+; tests with FEATURES=mpi}" >&2
 exit 1

@@ -91,7 +91,8 @@ impl FieldFile {
             path: path.into(),
             cause: e.to_string(),
         })?;
-        let found = file.member_names().map_err(|e| Error::hdf5(path, "/", e))?;
+        let mut found = file.member_names().map_err(|e| Error::hdf5(path, "/", e))?;
+        found.sort();
         let dataset = |name: &'static str| {
             if !found.iter().any(|member| member == name) {
                 return Err(Error::MissingDataset {

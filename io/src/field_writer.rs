@@ -2,7 +2,7 @@ use std::path::{Path, PathBuf};
 
 use burn::config::Config;
 use hdf5_metno::types::VarLenUnicode;
-use hdf5_metno::{Dataset, File};
+use hdf5_metno::{Dataset, File, FileBuilder};
 use ndarray::ArrayView3;
 
 use crate::field_file::{CHANNEL, FIELDS, LAT, LON, SCALES, TIMESTAMP};
@@ -72,7 +72,10 @@ impl FieldWriter {
         let staged = Staged::new(path)?;
         let shape = [channels.len(), rows, columns];
         let begin = || {
-            let file = File::create(staged.path())?;
+            // In this version of the format HDF5 keeps checksums of its own structures.
+            let file = FileBuilder::new()
+                .with_fapl(|access| access.libver_v18())
+                .create(staged.path())?;
             let [fields, timestamp] = begin(&file, grid, &channels, chunk, config.deflate)?;
             Ok((file, fields, timestamp))
         };
@@ -202,12 +205,14 @@ fn begin(
         // Bytes of equal significance side by side compress much better.
         builder = builder.shuffle().deflate(deflate);
     }
-    let fields = builder.create(FIELDS)?;
+    // A chunk that is damaged is an error when it is read.
+    let fields = builder.fletcher32().create(FIELDS)?;
     // 8 KiB of times per chunk.
     let timestamp = file
         .new_dataset::<f64>()
         .shape(0..)
         .chunk(1024)
+        .fletcher32()
         .create(TIMESTAMP)?;
     scales::describe(&timestamp, "units", "seconds since 1970-01-01 00:00:00")?;
     scales::describe(&timestamp, "calendar", "standard")?;

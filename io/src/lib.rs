@@ -25,7 +25,7 @@ mod scales;
 mod staged;
 mod statistics;
 
-pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
+pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot, load_record};
 pub use dataset::{DatasetConfig, FieldDataset, Sample};
 pub use error::{Error, Result};
 pub use field_file::{FieldFile, Missing};

@@ -9,10 +9,12 @@ mod file;
 mod index;
 mod load;
 mod pieces;
+mod record;
 mod save;
 mod snapshot;
 mod training;
 
 pub use load::Checkpoint;
+pub use record::load_record;
 pub use save::{CheckpointConfig, Checkpoints};
 pub use snapshot::Snapshot;

@@ -1,0 +1,214 @@
+//! Files that are damaged or made to do harm: a typed error or a value, never a panic, a hang, or memory that the file
+//! does not account for.
+//!
+//! `HALOCLINE_FUZZ` says how many mutated files each reader gets: few by default, 100 000 in `make fuzz`.
+
+mod memory;
+mod mutation;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, TensorData};
+use halocline_core::Launcher;
+use halocline_io::{
+    Checkpoint, CheckpointConfig, Checkpoints, FieldFile, FieldWriter, Grid, Metadata, Snapshot,
+    Statistics, WriterConfig, load_record,
+};
+use mutation::Mutations;
+use ndarray::Array3;
+
+/// No input takes longer.
+const SLOW: Duration = Duration::from_secs(2);
+/// Memory that any reader may take, and for each byte of the file: numbers and names take more room than their text.
+const MEMORY: [usize; 2] = [1 << 20, 64];
+
+/// Reads mutations of a file, each of which must end in a value or an error. `seal` makes a mutation look right where a
+/// checksum would give it away.
+fn survive(path: &Path, seal: impl Fn(&mut Vec<u8>), read: impl Fn() -> Result<(), String>) {
+    let count = std::env::var("HALOCLINE_FUZZ").ok();
+    let count = count.and_then(|count| count.parse().ok());
+    survive_so_many(count.unwrap_or(300), path, seal, read);
+}
+
+fn survive_so_many(
+    count: usize,
+    path: &Path,
+    seal: impl Fn(&mut Vec<u8>),
+    read: impl Fn() -> Result<(), String>,
+) {
+    let original = std::fs::read(path).unwrap();
+    assert_eq!(read(), Ok(()), "the file that is mutated can be read");
+    let mut refused = 0;
+    for (seed, mut mutation) in Mutations::of(&original).take(count) {
+        if seed % 2 == 0 {
+            seal(&mut mutation);
+        }
+        std::fs::write(path, &mutation).unwrap();
+        let start = Instant::now();
+        let (result, taken) =
+            memory::taken(|| std::panic::catch_unwind(std::panic::AssertUnwindSafe(&read)));
+        let took = start.elapsed();
+        let allowed = MEMORY[0] + MEMORY[1] * mutation.len();
+        if result.is_err() || took > SLOW || taken > allowed {
+            let kept = std::env::temp_dir().join(format!("halocline-hostile-{seed}"));
+            std::fs::write(&kept, &mutation).unwrap();
+            panic!(
+                "mutation {seed}: {result:?}, {took:?}, {taken} bytes of {allowed}; it is {}",
+                kept.display()
+            );
+        }
+        refused += usize::from(matches!(result, Ok(Err(_))));
+    }
+    println!("{count} mutations of {}, {refused} refused", path.display());
+    assert!(refused > count / 10, "{refused} of {count} were refused");
+    std::fs::write(path, original).unwrap();
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// A folder with a checkpoint of step 1 by two ranks.
+fn checkpoint() -> (tempfile::TempDir, std::path::PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = Launcher::local(2).run(|world| {
+        let mut checkpoints = Checkpoints::open(&world, folder.path(), &CheckpointConfig::new())?;
+        let mut snapshot = Snapshot::new(&world);
+        let model: Linear = world.init(|device| LinearConfig::new(7, 5).init(device))?;
+        snapshot.module("model", &model)?;
+        snapshot.data("losses", &TensorData::from([1.0_f64, 0.5]))?;
+        snapshot.value("notes", &[("epochs", 3)])?;
+        checkpoints.save(1, snapshot, Some(0.5))?;
+        checkpoints.wait()
+    });
+    saved.unwrap();
+    let path = folder.path().join("step_000000001");
+    (folder, path)
+}
+
+/// Reads all of a checkpoint.
+fn read_checkpoint(path: &Path) -> Result<(), String> {
+    let checkpoint = Checkpoint::open(path).map_err(text)?;
+    for name in checkpoint.names() {
+        checkpoint.data(name).map_err(text)?;
+    }
+    let _: serde_json::Value = checkpoint.value("notes").map_err(text)?;
+    Ok(())
+}
+
+#[test]
+fn indexes_of_checkpoints() {
+    let (_folder, path) = checkpoint();
+    let seal = |index: &mut Vec<u8>| {
+        let body = "{\"crc32\":\"00000000\",".len();
+        if index.len() > body {
+            let sum = format!("{:08x}", crc32fast::hash(&index[body..]));
+            index[body - 10..body - 2].copy_from_slice(sum.as_bytes());
+        }
+    };
+    survive(&path.join("index.json"), seal, || read_checkpoint(&path));
+}
+
+#[test]
+fn files_of_ranks() {
+    let (_folder, path) = checkpoint();
+    for rank in 0..2 {
+        let file = path.join(format!("rank_0000{rank}.safetensors"));
+        survive(&file, |_| (), || read_checkpoint(&path));
+    }
+}
+
+#[test]
+fn single_safetensors_files() {
+    let (folder, path) = checkpoint();
+    let file = folder.path().join("model.safetensors");
+    Checkpoint::open(&path)
+        .unwrap()
+        .export("model", &file)
+        .unwrap();
+    survive(
+        &file,
+        |_| (),
+        || {
+            let checkpoint = Checkpoint::open(&file).map_err(text)?;
+            for name in checkpoint.names() {
+                checkpoint.data(name).map_err(text)?;
+            }
+            let record = checkpoint.module_record("").map_err(text)?;
+            let module = LinearConfig::new(7, 5).init(&Device::default());
+            module.try_load_record(record).map(|_| ()).map_err(text)
+        },
+    );
+}
+
+#[test]
+fn records_of_burn() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.bpk");
+    let module = || LinearConfig::new(7, 5).init(&Device::default());
+    module().into_record().save(&path).unwrap();
+    survive(
+        &path,
+        |_| (),
+        || {
+            let record = load_record(&path).map_err(text)?;
+            module().try_load_record(record).map(|_| ()).map_err(text)
+        },
+    );
+}
+
+/// A folder with a field file, its metadata and its statistics.
+fn fields() -> (tempfile::TempDir, std::path::PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("2018.h5");
+    let grid = Grid::with_poles(5, 8).unwrap();
+    let mut writer = FieldWriter::create(&path, &grid, &["u", "v"], &WriterConfig::new()).unwrap();
+    for step in 0..3 {
+        writer
+            .append(
+                f64::from(step) * 3600.0,
+                Array3::from_elem((2, 5, 8), step as f32).view(),
+            )
+            .unwrap();
+    }
+    writer.finish().unwrap();
+    let file = FieldFile::open(&path).unwrap();
+    Statistics::compute(&[file], 1)
+        .unwrap()
+        .save(folder.path())
+        .unwrap();
+    (folder, path)
+}
+
+#[test]
+fn metadata_of_field_files() {
+    let (folder, _) = fields();
+    let read = || Metadata::load(folder.path()).map(|_| ()).map_err(text);
+    survive(&folder.path().join("data.json"), |_| (), read);
+}
+
+#[test]
+fn statistics() {
+    let (folder, _) = fields();
+    let read = || Statistics::load(folder.path()).map(|_| ()).map_err(text);
+    survive(&folder.path().join("global_stds.npy"), |_| (), read);
+}
+
+#[test]
+fn field_files() {
+    let (_folder, path) = fields();
+    survive(
+        &path,
+        |_| (),
+        || {
+            let file = FieldFile::open(&path).map_err(text)?;
+            let shape = file.shape();
+            file.read(shape.map(|size| 0..size.min(8)))
+                .map(|_| ())
+                .map_err(text)
+        },
+    );
+}
