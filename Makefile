@@ -58,7 +58,7 @@ check: test-packages
 	DOCS_RS=1 CARGO_TARGET_DIR=$(TARGET)/cuda cargo check --workspace --features mpi,cuda
 
 bench: packages
-	cargo bench $(CARGO_FLAGS) --bench sharding --bench operators
+	cargo bench $(CARGO_FLAGS) --bench sharding --bench operators --bench checkpoint
 
 bench-conv: packages
 	cargo bench $(CARGO_FLAGS) --bench conv

@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use halocline::Ended;
 use halocline::io::Statistics;
 use halocline::prelude::*;
 
@@ -115,7 +116,7 @@ fn main() -> Result<()> {
     }
     launcher.run(|world| match &command {
         Command::Simulate(options) => simulate::run(&world, &common, options),
-        Command::Train(options) => train::run(&world, &common, options),
+        Command::Train(options) => train::run(&world, &common, options).map(drop),
         Command::Forecast(options) => forecast::run(&world, &common, options),
         Command::Demo {
             simulate,
@@ -123,7 +124,9 @@ fn main() -> Result<()> {
             forecast,
         } => {
             simulate::run(&world, &common, simulate)?;
-            train::run(&world, &common, train)?;
+            if train::run(&world, &common, train)? == Ended::Interrupted {
+                return Ok(());
+            }
             forecast::run(&world, &common, forecast)
         }
     })

@@ -56,7 +56,7 @@ struct Settings {
 /// Sine and cosine of latitude, which tell a cell where it is.
 const CONSTANTS: usize = 2;
 
-pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<()> {
+pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<Ended> {
     let mesh = square_mesh(world)?;
     let statistics = common.statistics()?;
     let latitudes = statistics.metadata().grid().lat().to_vec();
@@ -113,9 +113,10 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
         })?;
         progress.finish();
         if ended == Ended::Interrupted {
-            return Err(Error::other(
-                "interrupted; `weather train --resume` goes on",
-            ));
+            if world.is_root() {
+                println!("interrupted; `weather train --resume` goes on");
+            }
+            return Ok(ended);
         }
         let losses = trainer.losses();
         let mean = losses[losses.len() - count..].iter().sum::<f64>() / count as f64;
@@ -127,7 +128,8 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
             );
         }
     }
-    trainer.finish()
+    trainer.finish()?;
+    Ok(Ended::Whole)
 }
 
 /// Begins anew: without the checkpoints of an earlier training, and with the settings of this one.

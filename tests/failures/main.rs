@@ -215,3 +215,50 @@ fn an_interruption_saves_and_ends_in_order() {
         assert!(halocline::io::Checkpoint::open(step).is_ok(), "{engine}");
     }
 }
+
+/// `examples/supervise.sh`: a job on two "hosts", one of which is gone when a rank has been killed.
+#[test]
+fn a_supervised_job_goes_on_with_fewer_ranks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| {
+        folder
+            .path()
+            .join(name)
+            .to_str()
+            .expect("plain letters")
+            .to_string()
+    };
+    std::fs::write(path("hosts"), "localhost 2\n127.0.0.1 1\n").expect("a file");
+    let probe = format!(
+        "#!/bin/sh\ntest \"$1\" = localhost || test ! -e {}\n",
+        path("gone")
+    );
+    std::fs::write(path("probe"), probe).expect("a file");
+    let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/supervise.sh");
+    let output = std::process::Command::new(script)
+        .args([path("hosts"), path("run")])
+        .arg(std::env::current_exe().expect("this binary has a path"))
+        .args(["rank_program", "--exact", "--nocapture"])
+        .env(CASE, "supervised")
+        .env("FOLDER", path("run"))
+        .env("GONE", path("gone"))
+        .env("PROBE", format!("sh {}", path("probe")))
+        .env("MPIRUN", "mpirun --allow-run-as-root --oversubscribe")
+        .env("RAYON_NUM_THREADS", "1")
+        .output()
+        .expect("a shell");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    for said in [
+        "3 ranks on localhost:2,127.0.0.1:1, from the start",
+        "127.0.0.1 does not answer",
+        "2 ranks on localhost:2, from step_",
+        "all 12 losses on 2 ranks",
+    ] {
+        assert!(text.contains(said), "no {said:?} in\n{text}");
+    }
+}

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
-use burn::nn::conv::Conv2dConfig;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::optim::SgdConfig;
 use halocline::io::{CheckpointConfig, Checkpoints, Snapshot};
 use halocline::prelude::*;
@@ -23,6 +23,7 @@ pub(crate) fn run(case: &str) {
         "order" => launcher.run(order),
         "disk" => launcher.run(disk),
         "interrupt" => launcher.run(interrupt),
+        "supervised" => launcher.run(supervised),
         _ => launcher.run(|world| fail_in(&world, moment, failure)),
     };
     result.expect("the job succeeds");
@@ -138,12 +139,7 @@ fn disk(world: World) -> Result<()> {
 
 /// Trains until this process gets SIGINT, in the seventh step.
 fn interrupt(world: World) -> Result<()> {
-    let mesh = world.mesh([("lat", RANKS)])?;
-    let model = world.init(|device| Conv2dConfig::new([1, 1], [3, 3]).init(device))?;
-    let rate = ModuleLrScheduler::new(1e-3);
-    let mut trainer = Trainer::new(&world, model, SgdConfig::new().init(), rate)
-        .with_save_every(5)
-        .resume_or_start(folder()?)?;
+    let (mesh, mut trainer) = training(&world)?;
     let ended = trainer.train_epoch(1.., |model, step| {
         if step == 7 && world.is_root() {
             signal("INT")?;
@@ -153,5 +149,34 @@ fn interrupt(world: World) -> Result<()> {
     })?;
     assert_eq!(ended, Ended::Interrupted);
     assert_eq!(trainer.step(), 7);
+    Ok(())
+}
+
+/// A run that saves every fifth step.
+fn training(world: &World) -> Result<(DeviceMesh, Trainer<Conv2d>)> {
+    let mesh = world.mesh([("lat", world.size())])?;
+    let model = world.init(|device| Conv2dConfig::new([1, 1], [3, 3]).init(device))?;
+    let rate = ModuleLrScheduler::new(1e-3);
+    let trainer = Trainer::new(world, model, SgdConfig::new().init(), rate).with_save_every(5);
+    Ok((mesh, trainer.resume_or_start(folder()?)?))
+}
+
+/// Trains; where there are three ranks, the last one is killed when there is a checkpoint, and its host is gone.
+fn supervised(world: World) -> Result<()> {
+    let (mesh, mut trainer) = training(&world)?;
+    let ended = trainer.train_epoch(trainer.batch()..12, |model, batch| {
+        if world.size() == RANKS && batch == 11 && world.rank() + 1 == RANKS {
+            std::fs::write(std::env::var("GONE").map_err(Error::other)?, "")?;
+            signal("KILL")?;
+        }
+        let x = ShardTensor::<4>::ones([1, 1, 9, 8], &mesh, &[Shard(2)])?;
+        Ok(x.apply(model).mean())
+    })?;
+    assert_eq!(ended, Ended::Whole);
+    trainer.finish()?;
+    let losses = trainer.losses().len();
+    if world.is_root() {
+        println!("all {losses} losses on {} ranks", world.size());
+    }
     Ok(())
 }

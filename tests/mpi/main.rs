@@ -1,6 +1,10 @@
 //! The MPI engine, as processes: each test starts this binary again under `mpirun`, where `rank_program` runs.
 #![cfg(feature = "mpi")]
 
+#[allow(
+    dead_code,
+    reason = "shared with the tests of failures, which use more of it"
+)]
 mod job;
 mod programs;
 #[path = "../trainer/mod.rs"]

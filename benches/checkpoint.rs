@@ -1,0 +1,128 @@
+//! What saving costs a training run, and what loading reads: `cargo bench --bench checkpoint`.
+//!
+//! The demo's model is trained by two trainers in turn, twenty steps each: one keeps nothing, one saves once in these
+//! twenty steps, in the background. Then four ranks load what was saved, and count the bytes that they read.
+
+use std::time::Instant;
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::optim::AdamWConfig;
+use halocline::io::{CheckpointConfig, Checkpoints};
+use halocline::models::{SurrogateCnn, SurrogateCnnConfig, weighted_mse};
+use halocline::prelude::*;
+use halocline::{Ended, Trainer};
+
+/// [batch, variables, lat, lon]
+const SHAPE: [usize; 4] = [1, 5, 128, 256];
+const VARIABLES: usize = 3;
+const STEPS: usize = 20;
+
+fn main() -> Result<()> {
+    let repetitions = if std::env::args().any(|argument| argument == "--test") {
+        2
+    } else {
+        15
+    };
+    let folder = tempfile::tempdir()?;
+    println!(
+        "{:<50}{:>12}{:>12}{:>9}",
+        "", "with saves", "without", "ratio"
+    );
+    for ranks in [1, 2] {
+        let folder = folder.path().join(ranks.to_string());
+        let times = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("lat", world.size())])?;
+            let normal = Distribution::Normal {
+                mean: 0.0,
+                std: 1.0,
+            };
+            let x = ShardTensor::random(SHAPE, normal, RandomKey::new(1, "x"), &mesh, &[Shard(2)])?;
+            let target = x.clone().slice_of(1, 0..VARIABLES);
+            let weights = vec![1.0; SHAPE[2]];
+            let mut trainers = [
+                trainer(&world)?
+                    .with_save_every(STEPS as u64)
+                    .resume_or_start(&folder)?,
+                trainer(&world)?,
+            ];
+            let mut times = [Vec::new(), Vec::new()];
+            for _ in 0..=repetitions {
+                for (trainer, times) in trainers.iter_mut().zip(&mut times) {
+                    world.barrier()?;
+                    let start = Instant::now();
+                    let ended = trainer.train_epoch(0..STEPS, |model, _| {
+                        Ok(weighted_mse(
+                            x.clone().apply(model),
+                            target.clone(),
+                            &weights,
+                        ))
+                    })?;
+                    assert_eq!(ended, Ended::Whole);
+                    world.barrier()?;
+                    times.push(start.elapsed().as_secs_f64() / STEPS as f64 * 1e3);
+                }
+            }
+            // The first of each warms up.
+            Ok(times.map(|times| median(times[1..].to_vec())))
+        })?;
+        let [with, without] = times[0];
+        let what = format!("step of the demo's model, {ranks} local ranks, a save in {STEPS}");
+        println!(
+            "{what:<50}{with:>9.2} ms{without:>9.2} ms{:>9.3}",
+            with / without
+        );
+    }
+
+    let read = Launcher::local(4).collect(|world| {
+        let mut checkpoints =
+            Checkpoints::open(&world, folder.path().join("2"), &CheckpointConfig::new())?;
+        let checkpoint = checkpoints.latest()?.expect("it was saved");
+        let before = bytes_read()?;
+        let model = checkpoint.module(&world, "model", model(&world)?)?;
+        checkpoint.optimizer(&world, "optimizer", AdamWConfig::new().init(), &model)?;
+        checkpoint.schedule(&world, "schedule")?;
+        checkpoint.tensor_data(&world, "losses")?;
+        let read = bytes_read()? - before;
+        let mut state = 0;
+        for name in checkpoint.names() {
+            state += checkpoint.data(name)?.as_bytes().len() as u64;
+        }
+        Ok((read, state))
+    })?;
+    let (total, state) = (read.iter().map(|(read, _)| read).sum::<u64>(), read[0].1);
+    println!(
+        "bytes read by four ranks, saved by two: {total} of a state of {state}, ratio {:.3}",
+        total as f64 / state as f64
+    );
+    Ok(())
+}
+
+fn model(world: &World) -> Result<SurrogateCnn> {
+    let config = SurrogateCnnConfig::new(VARIABLES)
+        .with_constants(2)
+        .with_width(24);
+    world.init(|device| config.init(device))
+}
+
+fn trainer(world: &World) -> Result<Trainer<SurrogateCnn>> {
+    let optimizer = AdamWConfig::new().init();
+    Ok(Trainer::new(
+        world,
+        model(world)?,
+        optimizer,
+        ModuleLrScheduler::new(1e-3),
+    ))
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
+}
+
+/// Bytes that this thread has read from files, as Linux counts them.
+fn bytes_read() -> Result<u64> {
+    let io = std::fs::read_to_string("/proc/thread-self/io")?;
+    let line = io.lines().find_map(|line| line.strip_prefix("rchar: "));
+    line.and_then(|bytes| bytes.parse().ok())
+        .ok_or_else(|| Error::other("no rchar"))
+}

@@ -1,0 +1,55 @@
+#!/bin/sh
+# Runs an MPI program to its end, though hosts fail: a program that resumes by itself (`Trainer::resume_or_start`) is
+# started again from its last checkpoint, with fewer ranks if a host does not answer any more.
+#
+#   examples/supervise.sh HOSTS FOLDER PROGRAM [ARGUMENTS]
+#
+# HOSTS   a file with a host and its number of ranks per line
+# FOLDER  where the program keeps its checkpoints: it is given up after three failures without a new one there
+#
+# Settings: MPIRUN, the command and its options (`mpirun`); PROBE, a command that succeeds for a host that answers.
+set -u
+
+hosts=$1 folder=$2
+shift 2
+mpirun=${MPIRUN:-mpirun}
+probe=${PROBE:-ssh -o BatchMode=yes -o ConnectTimeout=5}
+
+newest() {
+    ls "$folder" 2> /dev/null | grep '^step_' | sort | tail -n 1
+}
+
+answers() {
+    if [ "${PROBE:-}" ]; then $probe "$1"; else $probe "$1" true; fi
+}
+
+# Ctrl-C and the queue end the job, which saves, and this.
+trap 'exit 130' INT TERM
+failures=0
+while [ $failures -lt 3 ]; do
+    ranks=0 list=""
+    while read -r host slots; do
+        if answers "$host" < /dev/null > /dev/null 2>&1; then
+            ranks=$((ranks + slots))
+            list=${list:+$list,}$host:$slots
+        else
+            echo "supervise: $host does not answer"
+        fi
+    done < "$hosts"
+    if [ $ranks = 0 ]; then
+        echo "supervise: no host answers" >&2
+        exit 1
+    fi
+    before=$(newest)
+    echo "supervise: $ranks ranks on $list, from ${before:-the start}"
+    $mpirun -n $ranks -H "$list" "$@" && exit 0
+    status=$?
+    if [ "$(newest)" = "$before" ]; then
+        failures=$((failures + 1))
+    else
+        failures=0
+    fi
+    echo "supervise: the job failed with status $status"
+done
+echo "supervise: three failures without a new checkpoint in $folder" >&2
+exit 1
