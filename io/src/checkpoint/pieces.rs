@@ -154,10 +154,14 @@ mod tests {
         );
     }
 
+    fn line(range: Range<usize>) -> IndexBox {
+        IndexBox::new(std::iter::once(range).collect())
+    }
+
     #[test]
     fn a_piece_is_read_by_who_needs_it_or_has_least_to_do() {
         let whole = IndexBox::whole(&[8]);
-        let piece = IndexBox::new(vec![0..4]);
+        let piece = line(0..4);
         let everyone: Vec<_> = (0..3).map(|rank| (rank, whole.clone())).collect();
         let mut reading = BTreeMap::new();
         let mut read = |needs: &[_]| reader(&piece, 10, needs, &mut reading);
@@ -165,12 +169,9 @@ mod tests {
             [read(&everyone), read(&everyone), read(&everyone)],
             [Some(0), Some(1), Some(2)]
         );
-        let halves = [
-            (0, IndexBox::new(vec![0..1])),
-            (1, IndexBox::new(vec![1..8])),
-        ];
+        let halves = [(0, line(0..1)), (1, line(1..8))];
         assert_eq!(read(&halves), Some(1));
-        assert_eq!(read(&[(0, IndexBox::new(vec![4..8]))]), None);
+        assert_eq!(read(&[(0, line(4..8))]), None);
     }
 
     /// A range within a dim of at most 6 cells.
