@@ -466,7 +466,12 @@ pub fn blank(like: &DispatchTensor, shape: &[usize], value: Option<f64>) -> Disp
         Some(value) => Tensor::<1>::full(elements, value, options),
         None => Tensor::<1>::empty(elements, options),
     };
-    Dispatch::float_reshape(flat.into_dispatch(), Shape::from(shape.to_vec()))
+    reshaped(flat.into_dispatch(), Shape::from(shape.to_vec()))
+}
+
+/// A tensor of any backend in another shape.
+pub(crate) fn reshaped(tensor: DispatchTensor, shape: Shape) -> DispatchTensor {
+    Dispatch::float_reshape(tensor, shape)
 }
 
 fn slices(cells: &IndexBox) -> Vec<Slice> {

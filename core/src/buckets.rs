@@ -15,7 +15,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Gradients, Shape, Tensor};
 
-use crate::bridge::Reduce;
+use crate::bridge::{Reduce, reshaped};
 use crate::comm::collectives::{self, PendingSum};
 use crate::comm::{Operation, Traffic};
 use crate::{Error, Result};
@@ -221,8 +221,4 @@ fn hand_out(owners: Owners, sum: &Tensor<1>, gradients: &mut Gradients) {
         };
         leaf.grad_replace(gradients, Tensor::from_dispatch(part));
     }
-}
-
-fn reshaped(tensor: DispatchTensor, shape: Shape) -> DispatchTensor {
-    Dispatch::float_reshape(tensor, shape)
 }

@@ -398,12 +398,12 @@ impl Launcher {
             Engine::Mpi => {
                 let comm = crate::comm::mpi::Mpi::start(self.settings)?;
                 // After a failure MPI ends all other ranks, and this one.
-                run_process(comm.clone(), world, program, || comm.shut_down())
+                run_process(comm.clone(), &device, world, program, || comm.shut_down())
             }
             Engine::Tcp => {
                 let rendezvous = Rendezvous::from_env(|name| std::env::var(name).ok())?;
                 let comm = Tcp::start(&rendezvous, self.settings)?;
-                run_process(comm.clone(), world, program, || comm.shut_down())
+                run_process(comm.clone(), &device, world, program, || comm.shut_down())
             }
         }
     }
@@ -412,11 +412,12 @@ impl Launcher {
 /// Runs the program of a rank that is a process of a job.
 fn run_process<T>(
     comm: Arc<dyn Communicator>,
+    device: &Device,
     world: impl Fn(Arc<dyn Communicator>) -> World,
     program: impl Fn(World) -> Result<T>,
     shut_down: impl Fn() -> Result<()>,
 ) -> Result<Vec<T>> {
-    match attempt(|| program(world(comm.clone()))) {
+    match attempt(|| program(world(between_gpus(comm.clone(), device)?))) {
         Ok(value) => {
             shut_down().inspect_err(|error| comm.fail(&error.to_string()))?;
             Ok(vec![value])
@@ -432,11 +433,22 @@ fn run_process<T>(
     }
 }
 
+/// The engine for a device: with NCCL on top where cells are to travel between GPUs.
+fn between_gpus(comm: Arc<dyn Communicator>, device: &Device) -> Result<Arc<dyn Communicator>> {
+    #[cfg(feature = "cuda")]
+    return crate::comm::nccl::over(comm, device);
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = device;
+        Ok(comm)
+    }
+}
+
 /// A switch in the environment; `None` if it is not set.
 ///
 /// # Panics
 /// Panics if it is neither 0 nor 1.
-fn switch(name: &str) -> Option<bool> {
+pub(crate) fn switch(name: &str) -> Option<bool> {
     match std::env::var(name).ok()?.as_str() {
         "0" => Some(false),
         "1" => Some(true),

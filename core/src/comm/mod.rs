@@ -23,6 +23,8 @@ pub(crate) mod local;
 mod mailbox;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
+#[cfg(feature = "cuda")]
+pub(crate) mod nccl;
 pub(crate) mod tcp;
 mod wire;
 
