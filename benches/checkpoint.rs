@@ -45,6 +45,17 @@ fn main() -> Result<()> {
                     .resume_or_start(&folder)?,
                 trainer(&world)?,
             ];
+            // So that a save falls into the middle of what is measured, and is written there.
+            for trainer in &mut trainers {
+                let ended = trainer.train_epoch(0..STEPS / 2, |model, _| {
+                    Ok(weighted_mse(
+                        x.clone().apply(model),
+                        target.clone(),
+                        &weights,
+                    ))
+                })?;
+                assert_eq!(ended, Ended::Whole);
+            }
             let mut times = [Vec::new(), Vec::new()];
             for _ in 0..=repetitions {
                 for (trainer, times) in trainers.iter_mut().zip(&mut times) {

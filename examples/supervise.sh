@@ -23,12 +23,13 @@ answers() {
     if [ "${PROBE:-}" ]; then $probe "$1"; else $probe "$1" true; fi
 }
 
-# Ctrl-C and the queue end the job, which saves, and this.
-trap 'exit 130' INT TERM
+# Ctrl-C and the queue end the job, which saves, and then this.
+job=""
+trap '[ "$job" ] && kill -TERM "$job" && wait "$job"; exit 130' INT TERM
 failures=0
 while [ $failures -lt 3 ]; do
     ranks=0 list=""
-    while read -r host slots; do
+    while read -r host slots || [ "$host" ]; do
         if answers "$host" < /dev/null > /dev/null 2>&1; then
             ranks=$((ranks + slots))
             list=${list:+$list,}$host:$slots
@@ -42,7 +43,9 @@ while [ $failures -lt 3 ]; do
     fi
     before=$(newest)
     echo "supervise: $ranks ranks on $list, from ${before:-the start}"
-    $mpirun -n $ranks -H "$list" "$@" && exit 0
+    $mpirun -n $ranks -H "$list" "$@" &
+    job=$!
+    wait "$job" && exit 0
     status=$?
     if [ "$(newest)" = "$before" ]; then
         failures=$((failures + 1))

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{DeviceMesh, Error, RandomKey, Result, World};
@@ -77,7 +77,8 @@ pub struct Trainer<M: Module> {
     save_every: u64,
     keep: CheckpointConfig,
     checkpoints: Option<Checkpoints>,
-    saved: Option<u64>,
+    /// What the newest checkpoint holds, if nothing of it has changed since.
+    saved: Option<Progress>,
 }
 
 /// What turns gradients into parameters.
@@ -94,7 +95,7 @@ impl std::fmt::Debug for Optimizer {
 }
 
 /// How far a run has come.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Progress {
     seed: u64,
     step: u64,
@@ -108,7 +109,7 @@ struct Progress {
 pub enum Ended {
     /// All its batches were trained on.
     Whole,
-    /// By a signal (SIGINT, that is Ctrl-C, or SIGTERM) to rank 0, between two steps; what was reached is saved.
+    /// By a signal (SIGINT, that is Ctrl-C, or SIGTERM) to rank 0, after a step; what was reached is saved.
     Interrupted,
 }
 
@@ -203,8 +204,10 @@ impl<M: Module> Trainer<M> {
                 Err(error) => return Err(error),
             }
         }
-        if let (None, Some(error)) = (&candidate, newest_failure) {
-            return Err(error);
+        match (candidate, newest_failure) {
+            (None, Some(error)) => return Err(error),
+            (Some(found), Some(_)) => checkpoints.set_aside_after(found.step())?,
+            _ => {}
         }
         self.checkpoints = Some(checkpoints);
         Ok(self)
@@ -235,7 +238,7 @@ impl<M: Module> Trainer<M> {
             schedule: self.optimizer.schedule.clone().load_record(schedule),
         };
         self.progress = progress;
-        self.saved = Some(progress.step);
+        self.saved = Some(progress);
         Ok(())
     }
 
@@ -274,13 +277,15 @@ impl<M: Module> Trainer<M> {
         &self.losses
     }
 
-    /// Keeps a value with the run: it is saved, and there again after a resume. The same on all ranks.
+    /// Keeps a value with the run: it is saved, and there again after a resume. The same on all ranks. JSON has no NaN and no
+    /// infinities: they become `null`, which an `Option` reads as `None`.
     ///
     /// # Errors
-    /// A value that JSON does not have.
+    /// A value that JSON does not have, such as a map whose keys are no texts.
     pub fn note(&mut self, name: &str, value: &impl Serialize) -> Result<()> {
         let value = serde_json::to_value(value).map_err(Error::other)?;
         self.notes.insert(name.into(), value);
+        self.saved = None;
         Ok(())
     }
 
@@ -310,44 +315,44 @@ impl<M: Module> Trainer<M> {
         mut loss: impl FnMut(&M, B) -> Result<X>,
     ) -> Result<Ended> {
         let mut gradients = GradientsAccumulator::new();
-        let mut pending = 0;
+        let mut pending = Vec::new();
         for batch in batches {
             let value = loss(self.model(), batch)?.into_shard().resolve();
-            self.recent.push(value.local().clone().inner());
-            let scaled = match self.accumulate {
-                1 => value,
-                batches => value * (1.0 / batches as f64),
-            };
-            let found = GradientsParams::from_grads(backward(scaled), self.model());
+            pending.push(value.local().clone().inner());
+            let found = GradientsParams::from_grads(backward(value), self.model());
             gradients.accumulate(self.model(), found);
-            self.progress.batch += 1;
-            pending += 1;
-            if pending < self.accumulate {
-                continue;
-            }
-            pending = 0;
-            self.update(gradients.grads())?;
-            if self.is_interrupted()? {
-                self.finish()?;
-                return Ok(Ended::Interrupted);
+            if pending.len() == self.accumulate {
+                self.update(gradients.grads(), &mut pending)?;
+                if self.is_interrupted()? {
+                    self.finish()?;
+                    return Ok(Ended::Interrupted);
+                }
             }
         }
-        if pending > 0 {
-            self.update(gradients.grads())?;
+        if !pending.is_empty() {
+            self.update(gradients.grads(), &mut pending)?;
         }
         self.progress.epoch += 1;
         self.progress.batch = 0;
+        if self.is_interrupted()? {
+            self.finish()?;
+            return Ok(Ended::Interrupted);
+        }
         Ok(Ended::Whole)
     }
 
-    fn update(&mut self, gradients: GradientsParams) -> Result<()> {
+    /// A step with the gradients of some batches, whose losses are these.
+    fn update(&mut self, gradients: GradientsParams, losses: &mut Vec<Tensor<1>>) -> Result<()> {
+        let model = self.model.take().expect("a step gives it back");
+        let gradients = mean(gradients, losses.len(), &model);
         let Optimizer {
             optimizer,
             schedule,
         } = &mut self.optimizer;
-        let model = self.model.take().expect("a step gives it back");
         self.model = Some(optimizer.step(schedule.step(), model, gradients));
         self.progress.step += 1;
+        self.progress.batch += losses.len();
+        self.recent.append(losses);
         if self.save_every > 0 && self.progress.step.is_multiple_of(self.save_every) {
             self.save(None)?;
         }
@@ -373,8 +378,9 @@ impl<M: Module> Trainer<M> {
                 "Trainer::save: no folder; call resume_or_start first",
             ));
         };
+        self.saved = None;
         checkpoints.save(self.progress.step, snapshot, metric)?;
-        self.saved = Some(self.progress.step);
+        self.saved = Some(self.progress);
         Ok(())
     }
 
@@ -383,10 +389,15 @@ impl<M: Module> Trainer<M> {
     /// # Errors
     /// On all ranks: a failure to save, or of communication.
     pub fn finish(&mut self) -> Result<()> {
-        if self.checkpoints.is_some() && self.saved != Some(self.progress.step) {
+        if self.checkpoints.is_some() && self.saved != Some(self.progress) {
             self.save(None)?;
         }
-        self.checkpoints.as_mut().map_or(Ok(()), Checkpoints::wait)
+        let saved = self.saved.take();
+        self.checkpoints
+            .as_mut()
+            .map_or(Ok(()), Checkpoints::wait)?;
+        self.saved = saved;
+        Ok(())
     }
 
     /// Whether rank 0 was asked to end; the same on all ranks.
@@ -400,6 +411,34 @@ impl<M: Module> Trainer<M> {
                 .broadcast_bytes("trainer", self.mesh.shape().ranks()[0], Some(own))?;
         Ok(asked == [1])
     }
+}
+
+/// The mean of gradients of which the sum over so many batches is given.
+fn mean<M: Module>(sum: GradientsParams, batches: usize, model: &M) -> GradientsParams {
+    struct Scale {
+        from: GradientsParams,
+        to: GradientsParams,
+        factor: f64,
+    }
+
+    impl ModuleVisitor for Scale {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(gradient) = self.from.remove::<D>(param.id) {
+                self.to.register(param.id, gradient * self.factor);
+            }
+        }
+    }
+
+    if batches == 1 {
+        return sum;
+    }
+    let mut scale = Scale {
+        from: sum,
+        to: GradientsParams::new(),
+        factor: 1.0 / batches as f64,
+    };
+    model.visit(&mut scale);
+    scale.to
 }
 
 /// Whether this process was asked to end, by a signal since the first call.

@@ -164,3 +164,35 @@ fn what_does_not_fit_is_an_error_and_no_start_from_nothing() {
     });
     assert!(error.contains("keep_last"), "{error}");
 }
+
+/// The mean of the gradients of equal batches is that of one; so is that of the rest of an epoch.
+#[test]
+fn accumulated_gradients_are_their_mean() {
+    let trained = |accumulate: usize, batches: usize| {
+        let results = Launcher::local(2).seed(3).collect(|world| {
+            let mesh = world.mesh([("lat", 2)])?;
+            let config = SurrogateCnnConfig::new(3).with_width(4).with_blocks(1);
+            let model = world.init(|device| config.init(device))?;
+            let rate = ModuleLrScheduler::new(1e-2);
+            let mut trainer = Trainer::new(&world, model, SgdConfig::new().init(), rate)
+                .with_accumulation(accumulate);
+            let x = sample("x", SHAPE, &mesh, &[Shard(2)])?;
+            let weights = vec![1.0; SHAPE[2]];
+            let ended = trainer.train_epoch(0..batches, |model, _| {
+                Ok(weighted_mse(
+                    x.clone().apply(model),
+                    x.clone() * 0.5,
+                    &weights,
+                ))
+            })?;
+            assert_eq!((ended, trainer.step()), (Ended::Whole, 2));
+            let record = trainer.model().clone().into_record();
+            Ok(burn_pack_tensors(
+                record.into_bytes().map_err(Error::other)?,
+            ))
+        });
+        results.unwrap().remove(0)
+    };
+    assert_eq!(trained(2, 4), trained(1, 2));
+    assert_eq!(trained(2, 3), trained(1, 2));
+}

@@ -8,8 +8,7 @@ use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::optim::AdamWConfig;
 use clap::Args;
 use halocline::io::{
-    CheckpointConfig, Checkpoints, DatasetConfig, FieldDataset, FieldLoader, LoaderConfig, Order,
-    Progress,
+    Checkpoint, DatasetConfig, FieldDataset, FieldLoader, LoaderConfig, Order, Progress,
 };
 use halocline::models::{SurrogateCnn, SurrogateCnnConfig, weighted_mse};
 use halocline::prelude::*;
@@ -182,8 +181,7 @@ pub(crate) fn load(world: &World, common: &Common) -> Result<SurrogateCnn> {
     let folder = common.model_folder();
     let settings = Settings::load(&folder)?;
     let model = world.init(|device| settings.model().init(device))?;
-    let mut checkpoints = Checkpoints::open(world, &folder, &CheckpointConfig::new())?;
-    match checkpoints.latest()? {
+    match Checkpoint::latest(world, &folder)? {
         Some(checkpoint) => checkpoint.module(world, "model", model),
         None => Err(Error::other(format!(
             "{}: no checkpoint; run `weather train` first",

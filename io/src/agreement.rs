@@ -54,23 +54,38 @@ pub(crate) fn agree<T>(
 ) -> Result<T> {
     let rank = mesh.comm().rank();
     let verdict: Verdict = own.as_ref().err().map(|error| (rank, error.to_string()));
-    let first = |all: Vec<Vec<u8>>| all.iter().find_map(|bytes| decode(bytes));
-    let told = encode(&verdict);
     let verdict = match who {
-        Fallible::All if mesh.size() <= FEW => {
-            first(gather(mesh, operation, 0..mesh.size(), &told)?)
-        }
-        Fallible::All => {
-            let first = first(gather(mesh, operation, 0..1, &told)?);
-            decode(&broadcast(mesh, operation, encode(&first))?)
-        }
-        Fallible::First => decode(&broadcast(mesh, operation, told)?),
+        Fallible::All => everywhere(mesh, operation, encode(&verdict), |all| {
+            encode(&all.iter().find_map(|bytes| decode(bytes)))
+        })?,
+        Fallible::First => broadcast(mesh, operation, encode(&verdict))?,
     };
-    match (verdict, own) {
+    match (decode(&verdict), own) {
         (None, own) => Ok(own?),
         (Some((failed, _)), Err(error)) if failed == rank => Err(error.into()),
         (Some((rank, cause)), _) => Err(Error::Rank { rank, cause }),
     }
+}
+
+/// Whether all ranks of a mesh say so.
+pub(crate) fn all(mesh: &DeviceMesh, operation: &'static str, own: bool) -> Result<bool> {
+    let every = |told: &[Vec<u8>]| vec![u8::from(told.iter().all(|bytes| bytes == &[1]))];
+    Ok(everywhere(mesh, operation, vec![u8::from(own)], every)? == [1])
+}
+
+/// What follows from the bytes of all ranks, on all of them.
+fn everywhere(
+    mesh: &DeviceMesh,
+    operation: &'static str,
+    own: Vec<u8>,
+    conclude: impl Fn(&[Vec<u8>]) -> Vec<u8>,
+) -> Result<Vec<u8>> {
+    if mesh.size() <= FEW {
+        let all = gather(mesh, operation, 0..mesh.size(), &own)?;
+        return Ok(conclude(&all));
+    }
+    let all = gather(mesh, operation, 0..1, &own)?;
+    broadcast(mesh, operation, conclude(&all))
 }
 
 /// Which ranks may fail where [`agree`] is called.

@@ -105,6 +105,18 @@ impl FieldFile {
         };
         let fields = dataset(FIELDS)?;
         let shape = check_fields(path, &fields)?;
+        // Every time, channel, row and column has some bytes, and coordinates are read at once.
+        let size = std::fs::metadata(path)
+            .map_err(|e| Error::io(path, e))?
+            .len();
+        if let Some(extent) = shape.iter().find(|extent| **extent as u64 > size) {
+            return Err(Error::Shape {
+                path: path.into(),
+                dataset: FIELDS,
+                found: format!("{shape:?}, with an extent of {extent}"),
+                expected: format!("extents that a file of {size} bytes can hold"),
+            });
+        }
         let [times, lat, lon] = [TIMESTAMP, LAT, LON].map(|name| {
             let scale = dataset(name)?;
             check_scale(path, &scale, name, &shape)?;

@@ -74,7 +74,7 @@ impl FieldWriter {
         let begin = || {
             // In this version of the format HDF5 keeps checksums of its own structures.
             let file = FileBuilder::new()
-                .with_fapl(|access| access.libver_v18())
+                .with_fapl(|access| access.libver_v110())
                 .create(staged.path())?;
             let [fields, timestamp] = begin(&file, grid, &channels, chunk, config.deflate)?;
             Ok((file, fields, timestamp))
@@ -226,7 +226,8 @@ fn begin(
         (LAT, grid.lat(), "degrees_north"),
         (LON, grid.lon(), "degrees_east"),
     ] {
-        let scale = file.new_dataset_builder().with_data(degrees).create(name)?;
+        let scale = file.new_dataset_builder().with_data(degrees);
+        let scale = scale.chunk(degrees.len()).fletcher32().create(name)?;
         scales::describe(&scale, "units", units)?;
     }
     Ok([fields, timestamp])

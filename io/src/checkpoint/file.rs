@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
@@ -55,9 +56,25 @@ pub(crate) fn write(path: &Path, cells: &[Cells]) -> Result<()> {
         )
     });
     let views = cells.iter().map(|cells| (&cells.key, cells));
-    safetensors::serialize_to_file(views, Some(sums.collect()), path)
-        .map_err(|error| failed(path, error))?;
+    serialize(views, Some(sums.collect()), path)?;
     sync(path)
+}
+
+/// Writes a safetensors file in the place of one that is there, or as one that anybody may read.
+pub(crate) fn serialize<V: View>(
+    views: impl IntoIterator<Item = (impl AsRef<str> + Ord + Display, V)>,
+    metadata: Option<HashMap<String, String>>,
+    path: &Path,
+) -> Result<()> {
+    let io = |error| Error::io(path, error);
+    // The library makes a file that only its owner may read, and puts it in this one's place.
+    let file = File::options().create(true).append(true).open(path);
+    let permissions = file
+        .and_then(|file| file.metadata())
+        .map_err(io)?
+        .permissions();
+    safetensors::serialize_to_file(views, metadata, path).map_err(|error| failed(path, error))?;
+    std::fs::set_permissions(path, permissions).map_err(io)
 }
 
 /// Waits until a file's bytes, or the names in a folder, are on the disk.
@@ -104,7 +121,7 @@ pub(crate) fn contents(path: &Path) -> Result<(u64, HashMap<String, TensorEntry>
     let short = |_| broken("it ends within its header".into());
     file.read_exact(&mut length).map_err(short)?;
     let length = u64::from_le_bytes(length);
-    if length > LARGEST_HEADER.min(size - 8) {
+    if length > LARGEST_HEADER.min(size.saturating_sub(8)) {
         return Err(broken(format!(
             "a header of {length} bytes in a file of {size}"
         )));
@@ -112,7 +129,7 @@ pub(crate) fn contents(path: &Path) -> Result<(u64, HashMap<String, TensorEntry>
     let mut header = vec![0; length as usize];
     file.read_exact(&mut header).map_err(short)?;
     let metadata: Metadata = serde_json::from_slice(&header).map_err(|e| broken(e.to_string()))?;
-    if 8 + length + metadata.data_len() as u64 != size {
+    if (8 + length).checked_add(metadata.data_len() as u64) != Some(size) {
         return Err(broken(format!(
             "{} bytes of tensors in a file of {size}; was a copy interrupted?",
             metadata.data_len()

@@ -138,10 +138,12 @@ impl Index {
             let Some(element) = dtype::size(&tensor.dtype) else {
                 return fail(&format!("dtype {:?} is not known", tensor.dtype));
             };
-            let Some(cells) = volume(&tensor.shape) else {
+            let Some(cells) =
+                volume(&tensor.shape).filter(|cells| cells.checked_mul(element).is_some())
+            else {
                 return fail("its shape is too large");
             };
-            let mut covered = 0_usize;
+            let mut covered = 0_u128;
             for piece in &tensor.pieces {
                 let ends = piece.start.iter().zip(&piece.shape);
                 let ends = ends.map(|(start, size)| start.checked_add(*size));
@@ -159,13 +161,13 @@ impl Index {
                 if length != Some(bytes as u64) || file.is_none_or(|&size| piece.bytes.end > size) {
                     return fail("the bytes of a piece are not those of its shape and file");
                 }
-                covered += bytes / element;
+                covered += (bytes / element) as u128;
                 ranges
                     .entry(&piece.file)
                     .or_default()
                     .push(piece.bytes.clone());
             }
-            if covered != cells {
+            if covered != cells as u128 {
                 return fail(&format!("{covered} of {cells} cells are there"));
             }
         }
@@ -179,8 +181,10 @@ impl Index {
     }
 }
 
+/// The number of cells, if it and the strides of the shape can be counted.
 fn volume(shape: &[usize]) -> Option<usize> {
-    shape
+    let steps = shape
         .iter()
-        .try_fold(1_usize, |volume, &size| volume.checked_mul(size))
+        .try_fold(1_usize, |steps, &size| steps.checked_mul(size.max(1)))?;
+    Some(if shape.contains(&0) { 0 } else { steps })
 }

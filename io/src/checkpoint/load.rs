@@ -62,7 +62,9 @@ impl Checkpoint {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         if path.is_dir() {
-            return Self::parse(path, &file::read_whole(&path.join(index::NAME))?);
+            let opened = Self::parse(path, &file::read_whole(&path.join(index::NAME))?)?;
+            opened.check_files()?;
+            return Ok(opened);
         }
         let (size, tensors) = file::contents(path)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -195,11 +197,11 @@ impl Checkpoint {
             (short, view)
         });
         let staged = Staged::new(path.as_ref())?;
-        let written = safetensors::serialize_to_file(views, None, staged.path());
+        let written = file::serialize(views, None, staged.path());
         if let Some(error) = failure.take() {
             return Err(error);
         }
-        written.map_err(|error| Error::checkpoint(path.as_ref(), error.to_string()))?;
+        written?;
         staged.commit()
     }
 

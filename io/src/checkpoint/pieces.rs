@@ -90,6 +90,9 @@ pub(crate) fn copy(
     cells: &IndexBox,
     element: usize,
 ) {
+    if cells.volume() == 0 {
+        return;
+    }
     let shape = cells.shape();
     let Some((&last, outer)) = shape.split_last() else {
         target.copy_from_slice(source);

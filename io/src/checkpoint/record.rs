@@ -27,7 +27,7 @@ fn check_header(file: &mut File, size: u64) -> Result<(), String> {
     file.read_exact(&mut bytes)
         .map_err(|error| error.to_string())?;
     let header = Header::from_bytes(&bytes).map_err(|error| error.to_string())?;
-    match size - HEADER_SIZE as u64 >= u64::from(header.metadata_size) {
+    match size.saturating_sub(HEADER_SIZE as u64) >= u64::from(header.metadata_size) {
         true => Ok(()),
         false => Err(format!(
             "{} bytes of metadata in a file of {size}",

@@ -39,7 +39,8 @@ impl Snapshot {
         }
     }
 
-    /// Adds a value, as JSON: a number of steps, a configuration, scores.
+    /// Adds a value, as JSON: a number of steps, a configuration, scores. Rank 0's counts. JSON has no NaN and no infinities:
+    /// they become `null`.
     ///
     /// # Errors
     /// A name that is taken; a value that JSON does not have, such as a map whose keys are no texts.

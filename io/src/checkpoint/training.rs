@@ -95,28 +95,39 @@ impl Checkpoint {
         module.visit(&mut parameters);
         // A path is no beginning of another one, so that the parameter of a state is certain.
         let parameter = |key: &str| {
-            let mut found = parameters.found.iter().filter_map(|(path, id)| {
-                Some((
-                    path,
-                    *id,
-                    key.strip_prefix(path)?.strip_prefix('.')?.to_string(),
-                ))
-            });
-            found
-                .next()
-                .ok_or_else(|| broken(format!("{key:?} is of a parameter that the module lacks")))
+            let of = |parameter: &&Parameter| {
+                let field = key.strip_prefix(&parameter.path);
+                field.is_some_and(|field| field.starts_with('.'))
+            };
+            let found = parameters.found.iter().find(of);
+            let lacking = || broken(format!("{key:?} is of a parameter that the module lacks"));
+            found.ok_or_else(lacking)
+        };
+        let named = |key: &str, parameter: &Parameter| {
+            format!("{}{}", parameter.id, &key[parameter.path.len()..])
         };
         let mut packed = Vec::new();
         for (key, data) in tensors {
-            let (_, id, field) = parameter(&key)?;
-            packed.push(pack(format!("{id}.{field}"), data, Some(id)));
+            let parameter = parameter(&key)?;
+            // burn would panic.
+            if data.rank() != parameter.dims {
+                let cause = format!("{key:?} has {} dims, {}", data.rank(), parameter.dims);
+                return Err(broken(format!("{cause} expected")).into());
+            }
+            packed.push(pack(named(&key, parameter), data, Some(parameter.id)));
         }
         let states = packed.len();
         let mut record = Writer::new(packed);
         for (key, value) in scalars.scalars() {
-            let (path, id, field) = parameter(key)?;
-            record = record.with_scalar(&format!("{id}.{field}"), *value);
-            record = record.with_metadata(&id.to_string(), path);
+            let parameter = parameter(key)?;
+            let rank = usize::try_from(*value).ok();
+            if key.ends_with(".__rank") && rank != Some(parameter.dims) {
+                return Err(
+                    broken(format!("{key:?} is {value:?}, {} expected", parameter.dims)).into(),
+                );
+            }
+            record = record.with_scalar(&named(key, parameter), *value);
+            record = record.with_metadata(&parameter.id.to_string(), &parameter.path);
         }
         let record = record.into_bytes().map_err(|e| broken(e.to_string()))?;
         let record = OptimizerRecord::from_bytes(record).map_err(|e| broken(e.to_string()))?;
@@ -139,11 +150,18 @@ impl Checkpoint {
     }
 }
 
-/// The parameters of a module and their numbers.
+/// A parameter of a module.
+struct Parameter {
+    path: String,
+    id: u64,
+    dims: usize,
+}
+
+/// The parameters of a module.
 #[derive(Default)]
 struct Parameters {
     path: Vec<String>,
-    found: Vec<(String, u64)>,
+    found: Vec<Parameter>,
 }
 
 impl ModuleVisitor for Parameters {
@@ -156,6 +174,10 @@ impl ModuleVisitor for Parameters {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.found.push((self.path.join("."), param.id.val()));
+        self.found.push(Parameter {
+            path: self.path.join("."),
+            id: param.id.val(),
+            dims: D,
+        });
     }
 }

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, TensorData};
+use burn::optim::{AdamConfig, GradientsParams};
+use burn::tensor::{Device, Float, TensorData};
 use halocline_core::Launcher;
 use halocline_io::{
     Checkpoint, CheckpointConfig, Checkpoints, FieldFile, FieldWriter, Grid, Metadata, Snapshot,
@@ -77,8 +78,13 @@ fn checkpoint() -> (tempfile::TempDir, std::path::PathBuf) {
     let saved = Launcher::local(2).run(|world| {
         let mut checkpoints = Checkpoints::open(&world, folder.path(), &CheckpointConfig::new())?;
         let mut snapshot = Snapshot::new(&world);
-        let model: Linear = world.init(|device| LinearConfig::new(7, 5).init(device))?;
+        let model = world.init(|device| LinearConfig::new(7, 5).init(device))?;
+        let mut optimizer = AdamConfig::new().init();
+        let loss = model.weight.val().sum();
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        let model: Linear = optimizer.step(1e-3, model, gradients);
         snapshot.module("model", &model)?;
+        snapshot.optimizer("optimizer", &optimizer)?;
         snapshot.data("losses", &TensorData::from([1.0_f64, 0.5]))?;
         snapshot.value("notes", &[("epochs", 3)])?;
         checkpoints.save(1, snapshot, Some(0.5))?;
@@ -89,14 +95,27 @@ fn checkpoint() -> (tempfile::TempDir, std::path::PathBuf) {
     (folder, path)
 }
 
-/// Reads all of a checkpoint.
+/// Reads all of a checkpoint, as programs without and with ranks do.
 fn read_checkpoint(path: &Path) -> Result<(), String> {
     let checkpoint = Checkpoint::open(path).map_err(text)?;
     for name in checkpoint.names() {
         checkpoint.data(name).map_err(text)?;
     }
     let _: serde_json::Value = checkpoint.value("notes").map_err(text)?;
-    Ok(())
+    let loaded = Launcher::local(1).run(|world| {
+        let model: Linear = world.init(|device| LinearConfig::new(7, 5).init(device))?;
+        let model = checkpoint.module(&world, "model", model)?;
+        let optimizer = AdamConfig::new().init();
+        checkpoint.optimizer(&world, "optimizer", optimizer, &model)?;
+        checkpoint.tensor::<1, Float>(&world, "losses").map(drop)
+    });
+    // A panic of the program of a rank is an error too, but not one that is meant.
+    let error = loaded.map_err(text);
+    assert!(
+        !matches!(&error, Err(error) if error.contains("panicked")),
+        "{error:?}"
+    );
+    error
 }
 
 #[test]
@@ -110,6 +129,37 @@ fn indexes_of_checkpoints() {
         }
     };
     survive(&path.join("index.json"), seal, || read_checkpoint(&path));
+}
+
+/// What a mutation hardly hits upon.
+#[test]
+fn indexes_that_were_made_to_do_harm() {
+    let (_folder, path) = checkpoint();
+    let index = path.join("index.json");
+    let text = std::fs::read_to_string(&index).unwrap();
+    let body = &text["{\"crc32\":\"00000000\",".len()..];
+    let none = |shape: &str| {
+        format!("\"tensors\":{{\"none\":{{\"dtype\":\"F32\",\"shape\":{shape},\"pieces\":[]}},")
+    };
+    let huge = 1_u64 << 46;
+    let claims = [
+        ("\"tensors\":{", none("[1099511627776,0]")),
+        ("\"tensors\":{", none("[0,1099511627776,1099511627776]")),
+        (
+            "\"rank_00000.safetensors\":",
+            format!("\"rank_00002.safetensors\":{huge},\"rank_00000.safetensors\":"),
+        ),
+        ("\"step\":1", format!("\"step\":{}", u64::MAX)),
+        ("\"ranks\":2", format!("\"ranks\":{}", u64::MAX)),
+    ];
+    for (from, to) in claims {
+        assert!(body.contains(from), "{from}");
+        let body = body.replacen(from, &to, 1);
+        let sum = crc32fast::hash(body.as_bytes());
+        std::fs::write(&index, format!("{{\"crc32\":\"{sum:08x}\",{body}")).unwrap();
+        let (result, taken) = memory::taken(|| read_checkpoint(&path));
+        assert!(taken < 4 << 20, "{from}: {taken} bytes, {result:?}");
+    }
 }
 
 #[test]

@@ -145,11 +145,11 @@ fn steps(folder: &Path, config: &CheckpointConfig, metrics: &[Option<f64>]) -> V
             snapshot.data("x", &TensorData::from([step as f32]))?;
             checkpoints.save(step, snapshot, *metric)?;
         }
-        // Without wait(): the end of the program does it.
-        Ok(())
+        checkpoints.wait()
     });
     saved.unwrap();
     let mut names = listing(folder);
+    names.retain(|name| name != ".lock");
     names.sort();
     names
 }
@@ -222,9 +222,82 @@ fn a_crash_between_any_two_steps_of_a_save_leaves_what_was_there() {
     assert_eq!(latest(path), Some(1));
     fs::write(&file, &bytes).unwrap();
     assert_eq!(latest(path), Some(2));
+    // A name that is not that of its step.
+    fs::rename(&second, path.join("step_000000007")).unwrap();
+    assert_eq!(latest(path), Some(1));
+    fs::rename(path.join("step_000000007"), &second).unwrap();
+    // The same step again, stopped when the old one had lost its name and the new one had not got it.
+    let again = path.join(".step_000000002.0123456789abcdef.1");
+    let copied = std::process::Command::new("cp")
+        .arg("-r")
+        .args([&second, &again])
+        .status();
+    assert!(copied.unwrap().success());
+    fs::rename(&second, path.join(".step_000000002.removed")).unwrap();
+    assert_eq!(latest(path), Some(2));
     let index = second.join("index.json");
     fs::write(&index, &fs::read(&index).unwrap()[..100]).unwrap();
     assert_eq!(latest(path), Some(1));
+    // None left: training must not begin anew as if nothing had been there.
+    fs::write(path.join("step_000000001/index.json"), "{}").unwrap();
+    let none = Launcher::local(2).run(|world| {
+        let open = Checkpoints::open(&world, path, &CheckpointConfig::new());
+        let beside = Checkpoint::latest(&world, path);
+        assert!(beside.unwrap_err().to_string().contains("not an index"));
+        open.map(|_| ())
+    });
+    assert!(none.unwrap_err().to_string().contains("not an index"));
+}
+
+#[test]
+fn a_folder_belongs_to_one_job_and_others_may_read() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let shared = Launcher::local(2).run(|world| {
+        let mut checkpoints = Checkpoints::open(&world, path, &CheckpointConfig::new())?;
+        let mut snapshot = Snapshot::new(&world);
+        snapshot.tensor("large", &large(&world))?;
+        checkpoints.save(1, snapshot, None)?;
+        let second = Checkpoints::open(&world, path, &CheckpointConfig::new());
+        let error = second.unwrap_err().to_string();
+        assert!(error.contains("another job has it open"), "{error}");
+        checkpoints.wait()?;
+        let found = Checkpoint::latest(&world, path)?.expect("it is there");
+        assert_eq!(found.step(), 1);
+        Ok(())
+    });
+    shared.unwrap();
+    let mode = |name: &str| {
+        let file = path.join("step_000000001").join(name);
+        fs::metadata(file).unwrap().permissions().mode()
+    };
+    assert_eq!(mode("rank_00000.safetensors"), mode("index.json"));
+}
+
+#[test]
+fn what_was_saved_after_going_back_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = CheckpointConfig::new().with_keep_last(1).with_keep_best(1);
+    let names = steps(
+        folder.path(),
+        &config,
+        &[Some(0.5), Some(f64::NAN), Some(0.7)],
+    );
+    assert_eq!(names, ["step_000000001", "step_000000003"]);
+    let gone_back = Launcher::local(1).run(|world| {
+        let mut checkpoints = Checkpoints::open(&world, folder.path(), &config)?;
+        assert_eq!(checkpoints.committed(), Some(3));
+        checkpoints.save(2, Snapshot::new(&world), None)?;
+        checkpoints.wait()?;
+        assert_eq!(checkpoints.committed(), Some(2));
+        assert_eq!(checkpoints.latest_before(3)?.expect("saved").step(), 2);
+        checkpoints.set_aside_after(2)?;
+        assert_eq!(checkpoints.latest()?.expect("saved").step(), 2);
+        Ok(())
+    });
+    gone_back.unwrap();
+    assert!(folder.path().join("damaged_step_000000003").exists());
 }
 
 /// What an attempt to load from a folder of saved tensors says.
@@ -310,7 +383,7 @@ fn a_rank_that_cannot_write_is_an_error_on_all_ranks() {
     let failed = Launcher::local(3).collect(|world| {
         let mut checkpoints = Checkpoints::open(&world, &run, &CheckpointConfig::new())?;
         if world.is_root() {
-            fs::remove_dir(&run)?;
+            fs::remove_dir_all(&run)?;
             fs::write(&run, "a file where the folder was")?;
         }
         world.barrier()?;
@@ -333,8 +406,9 @@ fn ranks_that_save_other_tensors_get_an_error() {
     let failed = Launcher::local(2).collect(|world| {
         let mut checkpoints = Checkpoints::open(&world, folder.path(), &CheckpointConfig::new())?;
         let mut snapshot = Snapshot::new(&world);
-        let names = [["a", "b"], ["a", "c"]][world.rank()];
-        for name in names {
+        // The last one of rank 0 would be written by rank 1, which has no tensor to write.
+        let names: [&[&str]; 2] = [&["a", "b"], &["a"]];
+        for name in names[world.rank()] {
             snapshot.data(name, &TensorData::from([1.0_f32]))?;
         }
         checkpoints.save(1, snapshot, None)?;
@@ -342,7 +416,7 @@ fn ranks_that_save_other_tensors_get_an_error() {
     });
     for error in failed.unwrap() {
         assert!(
-            error.contains("has other cells of \"b\" than rank 0 expects"),
+            error.contains("snapshot: got other tensors, or another step than 1"),
             "{error}"
         );
     }
