@@ -2,11 +2,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use halocline_core::IndexBox;
+use hdf5_metno::dataset::Layout;
 use hdf5_metno::types::{FixedAscii, FixedUnicode, TypeDescriptor, VarLenAscii, VarLenUnicode};
 use hdf5_metno::{Dataset, Hyperslab, SliceOrIndex};
 use ndarray::{Array4, ArrayD};
 
-use crate::{Error, Grid, Result};
+use crate::{Error, Grid, Result, names};
 
 pub(crate) const FIELDS: &str = "fields";
 pub(crate) const TIMESTAMP: &str = "timestamp";
@@ -345,6 +346,30 @@ fn read_names(path: &Path, dataset: &Dataset) -> Result<Vec<String>> {
         Ok(names.iter().map(ToString::to_string).collect())
     }
     let kind = dataset.dtype().and_then(|dtype| dtype.to_descriptor());
+    // As far as it is known where they lie, what HDF5 would trust is checked.
+    let in_heap = matches!(
+        kind,
+        Ok(TypeDescriptor::VarLenUnicode | TypeDescriptor::VarLenAscii)
+    );
+    if let (true, Layout::Contiguous, Some(offset)) = (in_heap, dataset.layout(), dataset.offset())
+    {
+        let read = || {
+            let mut file = std::fs::File::open(path)?;
+            let usual = names::can_read(&mut file)?;
+            usual
+                .then(|| names::read(&mut file, offset, dataset.size()))
+                .transpose()
+        };
+        let names = read().map_err(|error: std::io::Error| Error::Hdf5 {
+            path: path.into(),
+            dataset: CHANNEL,
+            cells: String::new(),
+            cause: error.to_string(),
+        })?;
+        if let Some(names) = names {
+            return Ok(names);
+        }
+    }
     let names = kind.and_then(|kind| match kind {
         TypeDescriptor::VarLenUnicode => read::<VarLenUnicode>(dataset),
         TypeDescriptor::VarLenAscii => read::<VarLenAscii>(dataset),

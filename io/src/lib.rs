@@ -19,6 +19,7 @@ mod grid;
 mod loader;
 mod metadata;
 mod moments;
+mod names;
 mod progress;
 mod read_ahead;
 mod scales;
