@@ -45,31 +45,23 @@ fn main() -> Result<()> {
                     .resume_or_start(&folder)?,
                 trainer(&world)?,
             ];
-            // So that a save falls into the middle of what is measured, and is written there.
-            for trainer in &mut trainers {
-                let ended = trainer.train_epoch(0..STEPS / 2, |model, _| {
-                    Ok(weighted_mse(
-                        x.clone().apply(model),
-                        target.clone(),
-                        &weights,
-                    ))
+            let train = |trainer: &mut Trainer<SurrogateCnn>, steps: usize| {
+                let ended = trainer.train_epoch(0..steps, |model, _| {
+                    let y = x.clone().apply(model);
+                    Ok(weighted_mse(y, target.clone(), &weights))
                 })?;
                 assert_eq!(ended, Ended::Whole);
+                world.barrier()
+            };
+            // So that a save falls into the middle of what is measured, and is written there.
+            for trainer in &mut trainers {
+                train(trainer, STEPS / 2)?;
             }
             let mut times = [Vec::new(), Vec::new()];
             for _ in 0..=repetitions {
                 for (trainer, times) in trainers.iter_mut().zip(&mut times) {
-                    world.barrier()?;
                     let start = Instant::now();
-                    let ended = trainer.train_epoch(0..STEPS, |model, _| {
-                        Ok(weighted_mse(
-                            x.clone().apply(model),
-                            target.clone(),
-                            &weights,
-                        ))
-                    })?;
-                    assert_eq!(ended, Ended::Whole);
-                    world.barrier()?;
+                    train(trainer, STEPS)?;
                     times.push(start.elapsed().as_secs_f64() / STEPS as f64 * 1e3);
                 }
             }

@@ -1,28 +1,22 @@
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::store::ModuleRecord;
 use burn::tensor::kind::Basic;
-use burn::tensor::{Bool, Bytes, DType, Int, Tensor, TensorData};
-use halocline_core::{
-    Batch, DeviceMesh, Expected, IndexBox, Layout, Operation, Payload, Placement, ShardTensor,
-    Traffic, World,
-};
+use burn::tensor::{Bytes, DType, Tensor, TensorData};
+use halocline_core::{DeviceMesh, IndexBox, Layout, Placement, ShardTensor, World};
 use safetensors::Dtype;
 use safetensors::tensor::View;
 use serde::de::DeserializeOwned;
 
+use super::fetch::fetch;
 use super::index::{self, Index, PieceEntry, TensorEntry};
+use super::parameters::parameters;
 use super::{dtype, file, pieces};
-use crate::agreement::{Fallible, agree};
 use crate::staged::Staged;
 use crate::{Error, Result};
-
-/// Bytes of pieces that all ranks together read before they send them to each other.
-const AT_ONCE: usize = 256 << 20;
 
 /// A saved state: the folder of a checkpoint, or a single safetensors file.
 ///
@@ -286,7 +280,7 @@ impl Checkpoint {
                 Error::argument("tensor", got, format!("{kind}: it is of {dtype:?}")).into(),
             );
         }
-        let data = self.fetch(mesh, &[(entry, layout.clone())])?.remove(0);
+        let data = fetch(&self.folder, mesh, &[(entry, layout.clone())])?.remove(0);
         let device = mesh.device();
         Ok(match dtype {
             // Devices store them in their own way.
@@ -307,15 +301,15 @@ impl Checkpoint {
         module: M,
     ) -> halocline_core::Result<M> {
         let names = self.names_in(name)?;
-        let mut types = Types::default();
-        module.visit(&mut types);
+        let parameters = parameters(&module);
         for (whole, short) in &names {
             let found = dtype_of(self.entry(whole)?);
-            if let Some(expected) = types.found.get(short)
-                && !same_type(*expected, found)
+            if let Some(parameter) = parameters.iter().find(|parameter| parameter.path == *short)
+                && !same_type(parameter.dtype, found)
             {
+                let expected = parameter.dtype;
                 let cause = format!("tensor {whole:?} is of {found:?}, expected {expected:?}");
-                return Err(Error::checkpoint(&self.path, cause).into());
+                return Err(self.broken(cause).into());
             }
         }
         let tensors = self.fetch_whole(world, names)?;
@@ -334,134 +328,12 @@ impl Checkpoint {
             let entry = self.entry(whole)?;
             Ok((entry, Layout::replicated(mesh.shape(), &entry.shape)))
         });
-        let data = self.fetch(&mesh, &wanted.collect::<Result<Vec<_>>>()?)?;
+        let data = fetch(&self.folder, &mesh, &wanted.collect::<Result<Vec<_>>>()?)?;
         Ok(names
             .into_iter()
             .map(|(_, short)| short)
             .zip(data)
             .collect())
-    }
-
-    /// Each rank's cells of tensors in their layouts. Every piece is read once, by a rank that needs most of it, and its
-    /// parts are sent to the others that need them.
-    fn fetch(
-        &self,
-        mesh: &DeviceMesh,
-        wanted: &[(&TensorEntry, Layout)],
-    ) -> halocline_core::Result<Vec<TensorData>> {
-        let own = mesh.position();
-        let mut arrays: Vec<Array> = wanted
-            .iter()
-            .map(|(entry, layout)| Array::zeros(layout.local_box(own), dtype_of(entry)))
-            .collect();
-        let mut reading = BTreeMap::new();
-        let mut jobs = Vec::new();
-        let mut bytes = 0;
-        for (target, (entry, layout)) in wanted.iter().enumerate() {
-            let needs: Vec<(usize, IndexBox)> = (0..mesh.size())
-                .map(|position| (position, layout.local_box(position)))
-                .collect();
-            for piece in &entry.pieces {
-                let cells = piece.cells();
-                let Some(reader) = pieces::reader(&cells, piece.len(), &needs, &mut reading) else {
-                    continue;
-                };
-                let parts = needs.iter().filter_map(|(position, need)| {
-                    Some((*position, pieces::intersection(&cells, need)?))
-                });
-                jobs.push(Job {
-                    target,
-                    piece,
-                    cells: cells.clone(),
-                    reader,
-                    parts: parts.collect(),
-                });
-                bytes += piece.len();
-                if bytes >= AT_ONCE {
-                    self.run(mesh, &jobs, &mut arrays)?;
-                    jobs.clear();
-                    bytes = 0;
-                }
-            }
-        }
-        self.run(mesh, &jobs, &mut arrays)?;
-        let arrays = arrays.into_iter();
-        Ok(arrays
-            .map(|a| TensorData::from_bytes_vec(a.bytes, a.cells.shape(), a.dtype))
-            .collect())
-    }
-
-    /// Reads this rank's pieces, sends their parts to who needs them, and receives those of others.
-    fn run(
-        &self,
-        mesh: &DeviceMesh,
-        jobs: &[Job<'_>],
-        arrays: &mut [Array],
-    ) -> halocline_core::Result<()> {
-        let (own, ranks) = (mesh.position(), mesh.shape().ranks());
-        let read = jobs
-            .iter()
-            .filter(|job| job.reader == own)
-            .map(|job| Ok((job, file::read(&self.folder, job.piece)?)))
-            .collect::<Result<Vec<_>>>();
-        let read = agree(mesh, "checkpoint", Fallible::All, read)?;
-
-        let mut sends: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
-        for (job, bytes) in &read {
-            for (position, part) in &job.parts {
-                let array = &mut arrays[job.target];
-                if *position == own {
-                    array.put((bytes, &job.cells), part);
-                } else {
-                    let element = array.dtype.size();
-                    let send = sends.entry(*position).or_default();
-                    let start = send.len();
-                    send.resize(start + part.volume() * element, 0);
-                    pieces::copy(
-                        (bytes, &job.cells),
-                        (&mut send[start..], part),
-                        part,
-                        element,
-                    );
-                }
-            }
-        }
-        drop(read);
-        let mut expected: BTreeMap<usize, Vec<(usize, &IndexBox)>> = BTreeMap::new();
-        for job in jobs.iter().filter(|job| job.reader != own) {
-            let parts = job.parts.iter().filter(|(position, _)| *position == own);
-            for (_, part) in parts {
-                expected
-                    .entry(job.reader)
-                    .or_default()
-                    .push((job.target, part));
-            }
-        }
-        let batch = Batch {
-            operation: Operation::new("checkpoint", Traffic::Scatter, None),
-            sends: sends
-                .into_iter()
-                .map(|(position, bytes)| (ranks[position], Payload::Bytes(bytes)))
-                .collect(),
-            receives: expected
-                .keys()
-                .map(|&position| (ranks[position], Expected::Bytes))
-                .collect(),
-        };
-        let received = mesh.comm().clone().start(batch)?.finish()?;
-        for (payload, parts) in received.into_iter().zip(expected.into_values()) {
-            let Payload::Bytes(bytes) = payload else {
-                unreachable!("the engine gives what was expected, or an error");
-            };
-            let mut rest = &bytes[..];
-            for (target, part) in parts {
-                let array = &mut arrays[target];
-                let (bytes, others) = rest.split_at(part.volume() * array.dtype.size());
-                array.put((bytes, part), part);
-                rest = others;
-            }
-        }
-        Ok(())
     }
 
     /// The tensors of a module: their names, and what the module calls them.
@@ -510,42 +382,6 @@ pub(super) fn pack(name: String, data: TensorData, id: Option<u64>) -> burn_pack
     burn_pack::Tensor::new(name, dtype, shape, id, bytes)
 }
 
-/// A piece to read.
-#[derive(Debug)]
-struct Job<'a> {
-    /// The array that it is of.
-    target: usize,
-    piece: &'a PieceEntry,
-    cells: IndexBox,
-    /// The mesh position that reads it.
-    reader: usize,
-    /// What of it each position needs.
-    parts: Vec<(usize, IndexBox)>,
-}
-
-/// Cells of a tensor in memory.
-#[derive(Debug)]
-struct Array {
-    cells: IndexBox,
-    dtype: DType,
-    bytes: Vec<u8>,
-}
-
-impl Array {
-    fn zeros(cells: IndexBox, dtype: DType) -> Self {
-        Self {
-            bytes: vec![0; cells.volume() * dtype.size()],
-            cells,
-            dtype,
-        }
-    }
-
-    fn put(&mut self, source: (&[u8], &IndexBox), cells: &IndexBox) {
-        let element = self.dtype.size();
-        pieces::copy(source, (&mut self.bytes, &self.cells), cells, element);
-    }
-}
-
 /// A tensor that is read when safetensors writes it.
 struct Whole<'a> {
     checkpoint: &'a Checkpoint,
@@ -580,40 +416,11 @@ impl View for Whole<'_> {
     }
 }
 
-/// The element types of a module's tensors.
-#[derive(Default)]
-struct Types {
-    path: Vec<String>,
-    found: BTreeMap<String, DType>,
-}
-
-impl ModuleVisitor for Types {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.found.insert(self.path.join("."), param.val().dtype());
-    }
-
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.found.insert(self.path.join("."), param.val().dtype());
-    }
-
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.found.insert(self.path.join("."), param.val().dtype());
-    }
-}
-
 fn same_type(a: DType, b: DType) -> bool {
     a == b || (a.is_bool() && b.is_bool())
 }
 
-fn dtype_of(entry: &TensorEntry) -> DType {
+pub(super) fn dtype_of(entry: &TensorEntry) -> DType {
     dtype::named(&entry.dtype).expect("the index was checked")
 }
 

@@ -5,9 +5,12 @@
 //! needs it, and passed on to others that need it too.
 
 mod dtype;
+mod fetch;
 mod file;
+mod folder;
 mod index;
 mod load;
+mod parameters;
 mod pieces;
 mod record;
 mod save;

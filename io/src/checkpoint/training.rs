@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use burn::lr_scheduler::LrSchedulerRecord;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
-use burn::tensor::{Bytes, Tensor, TensorData};
+use burn::tensor::{Bytes, TensorData};
 use burn_pack::{Reader, Writer};
 use halocline_core::World;
 
 use super::load::pack;
+use super::parameters::{Parameter, parameters};
 use super::{Checkpoint, Snapshot};
 use crate::{Error, Result};
 
@@ -91,15 +92,14 @@ impl Checkpoint {
         let scalars = Reader::from_bytes(Bytes::from_bytes_vec(scalars.as_bytes().to_vec()));
         let scalars = scalars.map_err(|e| broken(e.to_string()))?;
 
-        let mut parameters = Parameters::default();
-        module.visit(&mut parameters);
+        let parameters = parameters(module);
         // A path is no beginning of another one, so that the parameter of a state is certain.
         let parameter = |key: &str| {
             let of = |parameter: &&Parameter| {
                 let field = key.strip_prefix(&parameter.path);
                 field.is_some_and(|field| field.starts_with('.'))
             };
-            let found = parameters.found.iter().find(of);
+            let found = parameters.iter().find(of);
             let lacking = || broken(format!("{key:?} is of a parameter that the module lacks"));
             found.ok_or_else(lacking)
         };
@@ -147,37 +147,5 @@ impl Checkpoint {
         let data = self.tensor_data(world, name)?;
         let record = LrSchedulerRecord::from_bytes(Bytes::from_bytes_vec(data.as_bytes().to_vec()));
         Ok(record.map_err(|error| self.broken(format!("{name:?}: {error}")))?)
-    }
-}
-
-/// A parameter of a module.
-struct Parameter {
-    path: String,
-    id: u64,
-    dims: usize,
-}
-
-/// The parameters of a module.
-#[derive(Default)]
-struct Parameters {
-    path: Vec<String>,
-    found: Vec<Parameter>,
-}
-
-impl ModuleVisitor for Parameters {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.found.push(Parameter {
-            path: self.path.join("."),
-            id: param.id.val(),
-            dims: D,
-        });
     }
 }

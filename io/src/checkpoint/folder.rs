@@ -1,0 +1,290 @@
+//! A folder of checkpoints: their names, which are whole, which are kept, and whose it is.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use halocline_core::{DeviceMesh, World};
+
+use super::save::OPERATION;
+use super::{Checkpoint, CheckpointConfig, file, index};
+use crate::agreement::{Fallible, agree, broadcast};
+use crate::{Error, Result};
+
+/// How long opening waits for an earlier job to let go of the folder.
+const HANDOVER: Duration = Duration::from_secs(5);
+
+/// The checkpoints of a folder.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    /// Their metrics, by step.
+    pub metrics: BTreeMap<u64, Option<f64>>,
+    /// The one that was written last.
+    pub newest: Option<u64>,
+}
+
+/// The folder of a step. Names sort as steps do.
+pub(super) fn name_of(step: u64) -> String {
+    format!("step_{step:09}")
+}
+
+/// The inverse of [`name_of`].
+fn step_of(name: &str) -> Option<u64> {
+    let step = name.strip_prefix("step_")?.parse().ok()?;
+    (name_of(step) == name).then_some(step)
+}
+
+/// Gives a finished folder its name, for good.
+pub(super) fn publish(partial: &Path, folder: &Path, step: u64) -> Result<()> {
+    file::sync(&partial.join(index::NAME))?;
+    file::sync(partial)?;
+    let target = folder.join(name_of(step));
+    let failed = |error| Error::io(&target, error);
+    // Of the same step: put aside until the new one has the name.
+    let aside = set_aside(folder, &name_of(step))?;
+    if let Err(error) = fs::rename(partial, &target) {
+        let _ = aside.map(|aside| fs::rename(aside, &target));
+        return Err(failed(error));
+    }
+    file::sync(folder)?;
+    if let Some(aside) = aside {
+        discard(&aside);
+    }
+    Ok(())
+}
+
+/// Takes the name from a checkpoint, if there is one; what is left has a name that does not count.
+fn set_aside(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
+    let (path, aside) = (folder.join(name), folder.join(format!(".{name}.removed")));
+    if !path.exists() {
+        return Ok(None);
+    }
+    let failed = |error| Error::io(&path, error);
+    if aside.exists() {
+        fs::remove_dir_all(&aside).map_err(failed)?;
+    }
+    fs::rename(&path, &aside).map_err(failed)?;
+    Ok(Some(aside))
+}
+
+/// Removes a checkpoint. Where that fails it takes room and does no harm.
+pub(super) fn remove(folder: &Path, name: &str) {
+    match set_aside(folder, name) {
+        Ok(Some(aside)) => discard(&aside),
+        Ok(None) => {}
+        Err(error) => eprintln!("halocline: an old checkpoint could not be removed: {error}"),
+    }
+}
+
+fn discard(aside: &Path) {
+    if let Err(error) = fs::remove_dir_all(aside) {
+        eprintln!(
+            "halocline: {}: could not be removed: {error}",
+            aside.display()
+        );
+    }
+}
+
+/// Takes a folder for this job, and makes it if need be.
+pub(super) fn lock_folder(folder: &Path) -> Result<File> {
+    fs::create_dir_all(folder).map_err(|error| Error::io(folder, error))?;
+    let path = folder.join(".lock");
+    let lock = File::create(&path).map_err(|error| Error::io(&path, error))?;
+    let start = Instant::now();
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(lock),
+            Err(TryLockError::WouldBlock) if start.elapsed() < HANDOVER => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Err(TryLockError::WouldBlock) => {
+                let cause = "another job has it open; give each job a folder of its own";
+                return Err(Error::checkpoint(folder, cause));
+            }
+            // A file system without locks.
+            Err(TryLockError::Error(_)) => return Ok(lock),
+        }
+    }
+}
+
+/// The steps of a folder that has names of checkpoints, in order.
+fn steps_in(folder: &Path) -> Result<Vec<u64>> {
+    let failed = |error| Error::io(folder, error);
+    let mut steps = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        steps.extend(step_of(
+            &entry.map_err(failed)?.file_name().to_string_lossy(),
+        ));
+    }
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+/// The text of the index of a checkpoint, if it is whole. If it is not, that is told.
+pub(super) fn whole(folder: &Path, step: u64) -> Result<(u64, Vec<u8>)> {
+    let path = folder.join(name_of(step));
+    let opened = file::read_whole(&path.join(index::NAME)).and_then(|text| {
+        let found = Checkpoint::parse(&path, &text)?;
+        found.check_files()?;
+        match found.step() == step {
+            true => Ok((step, text)),
+            false => Err(Error::checkpoint(
+                &path,
+                format!("is of step {}", found.step()),
+            )),
+        }
+    });
+    opened.inspect_err(|error| eprintln!("halocline: a checkpoint is passed over: {error}"))
+}
+
+/// A checkpoint of which rank 0 has the index, on all ranks.
+pub(super) fn told_to_all(
+    mesh: &DeviceMesh,
+    folder: &Path,
+    found: Option<(u64, Vec<u8>)>,
+) -> halocline_core::Result<Option<Checkpoint>> {
+    let (step, text) = found.unwrap_or_default();
+    let bytes = [&step.to_le_bytes(), &text[..]].concat();
+    let bytes = broadcast(mesh, OPERATION, bytes)?;
+    let told = bytes
+        .split_first_chunk()
+        .filter(|(_, text)| !text.is_empty());
+    let Some((step, text)) = told else {
+        return Ok(None);
+    };
+    let path = folder.join(name_of(u64::from_le_bytes(*step)));
+    Ok(Some(Checkpoint::parse(&path, text)?))
+}
+
+impl Checkpoint {
+    /// The newest checkpoint in a folder that is whole, the same on all ranks; also while another job writes there.
+    ///
+    /// # Errors
+    /// On all ranks: a folder that cannot be read; checkpoints of which none is whole; a failure of communication.
+    pub fn latest(world: &World, folder: impl AsRef<Path>) -> halocline_core::Result<Option<Self>> {
+        let (folder, mesh) = (folder.as_ref(), world.mesh([("rank", world.size())])?);
+        let found = match world.is_root() {
+            true => newest(folder),
+            false => Ok(None),
+        };
+        let found = agree(&mesh, OPERATION, Fallible::First, found)?;
+        told_to_all(&mesh, folder, found)
+    }
+}
+
+/// The newest checkpoint that is whole; an error if there are some and none is.
+fn newest(folder: &Path) -> Result<Option<(u64, Vec<u8>)>> {
+    let mut failure = None;
+    for step in steps_in(folder)?.into_iter().rev() {
+        match whole(folder, step) {
+            Ok(found) => return Ok(Some(found)),
+            Err(error) => _ = failure.get_or_insert(error),
+        }
+    }
+    failure.map_or(Ok(None), Err)
+}
+
+/// Finishes or removes what an interrupted job left, and says what is there.
+pub(super) fn tidy(folder: &Path) -> Result<Kept> {
+    let failed = |error| Error::io(folder, error);
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with(".step_") || !entry.file_type().map_err(failed)?.is_dir() {
+            continue;
+        }
+        // The index is written last: with it, all is there but the name.
+        let step = Checkpoint::open(entry.path()).map(|checkpoint| checkpoint.step());
+        match step {
+            Ok(step) if !folder.join(name_of(step)).exists() => {
+                publish(&entry.path(), folder, step)?
+            }
+            _ => fs::remove_dir_all(entry.path()).map_err(failed)?,
+        }
+    }
+    let mut kept = Kept::default();
+    let mut failure = None;
+    for step in steps_in(folder)? {
+        match whole(folder, step) {
+            Ok((step, text)) => {
+                let metric = Checkpoint::parse(folder, &text)?.metric();
+                kept.metrics.insert(step, metric);
+                kept.newest = Some(step);
+            }
+            Err(error) => failure = Some(error),
+        }
+    }
+    match failure {
+        Some(error) if kept.metrics.is_empty() => Err(error),
+        _ => Ok(kept),
+    }
+}
+
+/// Steps by metric, the best first; of equals, and of those without one, the newest.
+pub(super) fn by_metric(metrics: &BTreeMap<u64, Option<f64>>) -> Vec<u64> {
+    let mut steps: Vec<(u64, f64)> = metrics
+        .iter()
+        .filter_map(|(step, metric)| Some((*step, (*metric)?)))
+        .collect();
+    steps.sort_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)));
+    steps.into_iter().map(|(step, _)| step).collect()
+}
+
+/// The checkpoints that are not to be kept, when that of `step` has been written. Later ones are of another run's future,
+/// and neither count nor go.
+pub(super) fn superseded(
+    metrics: &BTreeMap<u64, Option<f64>>,
+    step: u64,
+    config: &CheckpointConfig,
+) -> Vec<u64> {
+    let last = metrics.range(..=step).rev().map(|(step, _)| *step);
+    let best = by_metric(metrics).into_iter().take(config.keep_best);
+    let keep: Vec<u64> = last.take(config.keep_last).chain(best).collect();
+    let earlier = metrics.range(..=step).map(|(step, _)| *step);
+    earlier.filter(|step| !keep.contains(step)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_and_the_best_are_kept() {
+        let metrics = [
+            (10, Some(0.3)),
+            (20, Some(0.1)),
+            (30, None),
+            (40, Some(0.2)),
+            (50, Some(0.1)),
+        ];
+        let metrics = metrics.into();
+        let old = |last, best| {
+            let config = CheckpointConfig::new()
+                .with_keep_last(last)
+                .with_keep_best(best);
+            superseded(&metrics, 50, &config)
+        };
+        assert_eq!(old(1, 0), [10, 20, 30, 40]);
+        assert_eq!(old(2, 0), [10, 20, 30]);
+        assert_eq!(old(1, 2), [10, 30, 40]);
+        assert_eq!(old(1, 3), [10, 30]);
+        assert!(old(5, 0).is_empty());
+        // Written after going back: it stays, and so do later ones, which do not count.
+        let config = CheckpointConfig::new().with_keep_last(1);
+        assert_eq!(superseded(&metrics, 20, &config), [10]);
+    }
+
+    #[test]
+    fn names_of_steps_sort_as_steps_do() {
+        assert_eq!(name_of(40), "step_000000040");
+        assert_eq!(
+            [step_of(&name_of(7)), step_of(&name_of(u64::MAX))],
+            [Some(7), Some(u64::MAX)]
+        );
+        assert_eq!(
+            ["step_7", "step_000000007x", "../step_000000007"].map(step_of),
+            [None; 3]
+        );
+    }
+}
