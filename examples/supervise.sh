@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/usr/bin/env bash
 # Runs an MPI program to its end, though hosts fail: a program that resumes by itself (`Trainer::resume_or_start`) is
 # started again from its last checkpoint, with fewer ranks if a host does not answer any more.
 #
@@ -23,9 +23,16 @@ answers() {
     if [ "${PROBE:-}" ]; then $probe "$1"; else $probe "$1" true; fi
 }
 
-# Ctrl-C and the queue end the job, which saves, and then this.
+# Ctrl-C and the queue end the job, which saves, and then this. The job has a process group of its own: mpirun would take a
+# second signal, from the terminal, for a wish to end at once.
+set -m
 job=""
-trap '[ "$job" ] && kill -TERM "$job" && wait "$job"; exit 130' INT TERM
+end() {
+    trap '' INT TERM
+    [ "$job" ] && kill -TERM "$job" && wait "$job"
+    exit 130
+}
+trap end INT TERM
 failures=0
 while [ $failures -lt 3 ]; do
     ranks=0 list=""

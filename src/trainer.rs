@@ -79,6 +79,8 @@ pub struct Trainer<M: Module> {
     checkpoints: Option<Checkpoints>,
     /// What the newest checkpoint holds, if nothing of it has changed since.
     saved: Option<Progress>,
+    /// The step that was saved last, and its metric.
+    metric: (u64, Option<f64>),
 }
 
 /// What turns gradients into parameters.
@@ -143,6 +145,7 @@ impl<M: Module> Trainer<M> {
             keep: CheckpointConfig::new(),
             checkpoints: None,
             saved: None,
+            metric: (0, None),
             world: world.clone(),
         }
     }
@@ -379,6 +382,7 @@ impl<M: Module> Trainer<M> {
             ));
         };
         self.saved = None;
+        self.metric = (self.progress.step, metric);
         checkpoints.save(self.progress.step, snapshot, metric)?;
         self.saved = Some(self.progress);
         Ok(())
@@ -390,7 +394,8 @@ impl<M: Module> Trainer<M> {
     /// On all ranks: a failure to save, or of communication.
     pub fn finish(&mut self) -> Result<()> {
         if self.checkpoints.is_some() && self.saved != Some(self.progress) {
-            self.save(None)?;
+            let (step, metric) = self.metric;
+            self.save(metric.filter(|_| step == self.progress.step))?;
         }
         let saved = self.saved.take();
         self.checkpoints

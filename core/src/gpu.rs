@@ -37,12 +37,6 @@ pub(crate) fn choose(local_rank: usize, gpus: usize, share: bool) -> Result<usiz
     Ok(local_rank % gpus)
 }
 
-/// Whether processes of a host may share GPUs.
-#[cfg(feature = "cuda")]
-pub(crate) fn shares() -> bool {
-    crate::launch::switch(SHARE) == Some(true)
-}
-
 /// The device of a process of a job for which the program chose none: its own GPU.
 ///
 /// # Errors
@@ -57,7 +51,7 @@ pub(crate) fn device() -> Result<burn::tensor::Device> {
     // Without a driver cubecl cannot load CUDA, and panics.
     let found =
         std::panic::catch_unwind(|| Device::enumerate(DeviceType::Cuda).into_iter().count());
-    let share = shares();
+    let share = crate::launch::switch(SHARE) == Some(true);
     let gpus = found.unwrap_or(0);
     // A launcher that shows each process a GPU of its own, as `srun --gpus-per-task=1`.
     let visible = variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();

@@ -3,8 +3,11 @@
 //! HDF5 1.10 trusts what a file says of its global heap (HDF5 File Format Specification 3.0, section III.E), and crashes
 //! where that is damaged. Here it is an error.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result, Seek, SeekFrom};
+use std::ops::Range;
 
 /// Bytes of an element: the length of the string, the address of a collection, and the number of an object in it.
 const ELEMENT: usize = 16;
@@ -13,30 +16,52 @@ const HEADER: usize = 16;
 /// The largest collection that is read. HDF5 makes them of 4 KiB, or as large as their only string.
 const LARGEST: u64 = 1 << 24;
 
-/// Whether a file has addresses of eight bytes that count from its beginning, as nearly all have.
+/// Whether a file has addresses and lengths of eight bytes that count from its beginning, as nearly all have.
 pub(crate) fn can_read(file: &mut File) -> Result<bool> {
     let start = bytes(file, 0, HEADER)?;
     // By the version of the superblock.
-    let address = if start[8] < 2 { start[13] } else { start[9] };
-    Ok(start.starts_with(b"\x89HDF\r\n\x1a\n") && address == 8)
+    let sizes = if start[8] < 2 {
+        &start[13..15]
+    } else {
+        &start[9..11]
+    };
+    Ok(start.starts_with(b"\x89HDF\r\n\x1a\n") && sizes == [8, 8])
 }
 
 /// The strings of a dataset of `count` elements that lies in one piece, from `offset` on.
 pub(crate) fn read(file: &mut File, offset: u64, count: usize) -> Result<Vec<String>> {
-    let elements = bytes(file, offset, count * ELEMENT)?;
-    let mut collection = (0, Vec::new());
+    let size = file.metadata()?.len();
+    // Strings and heaps have bytes of their own: together they are no larger than the file.
+    let mut left = [size; 2];
+    let mut spend = |of: usize, bytes: u64| match left[of].checked_sub(bytes) {
+        Some(rest) => {
+            left[of] = rest;
+            Ok(())
+        }
+        None => Err(broken("strings share their bytes")),
+    };
+    let elements = bytes(file, offset, count.saturating_mul(ELEMENT))?;
+    let mut heaps: HashMap<u64, Heap> = HashMap::new();
     let mut names = Vec::with_capacity(count);
     for element in elements.chunks_exact(ELEMENT) {
-        let length = number(&element[..4]) as usize;
+        let length = number(&element[..4]);
         let (address, object) = (number(&element[4..12]), number(&element[12..]));
         if length == 0 {
             names.push(String::new());
             continue;
         }
-        if collection.0 != address {
-            collection = (address, heap(file, address)?);
-        }
-        let name = find(&collection.1, object).and_then(|object| object.get(..length));
+        spend(0, length)?;
+        let heap = match heaps.entry(address) {
+            Entry::Occupied(heap) => heap.into_mut(),
+            Entry::Vacant(heap) => {
+                let read = Heap::read(file, address)?;
+                spend(1, read.bytes.len() as u64)?;
+                heap.insert(read)
+            }
+        };
+        let name = heap
+            .object(object)
+            .and_then(|object| object.get(..length as usize));
         let name = name.ok_or_else(|| broken("a string lies outside of its heap"))?;
         let name = std::str::from_utf8(name).map_err(|_| broken("a string is not UTF-8"))?;
         names.push(name.trim_end_matches('\0').into());
@@ -45,30 +70,40 @@ pub(crate) fn read(file: &mut File, offset: u64, count: usize) -> Result<Vec<Str
 }
 
 /// A collection of the global heap.
-fn heap(file: &mut File, address: u64) -> Result<Vec<u8>> {
-    let header = bytes(file, address, HEADER)?;
-    let size = number(&header[8..]);
-    if &header[..5] != b"GCOL\x01" || !(HEADER as u64..=LARGEST).contains(&size) {
-        return Err(broken("there is no heap where a string says it is"));
-    }
-    bytes(file, address, size as usize)
+struct Heap {
+    bytes: Vec<u8>,
+    /// Where its objects are, by number.
+    objects: HashMap<u64, Range<usize>>,
 }
 
-/// The bytes of an object of a collection.
-fn find(collection: &[u8], wanted: u64) -> Option<&[u8]> {
-    let mut rest = collection.get(HEADER..)?;
-    loop {
-        let (header, after) = rest.split_at_checked(HEADER)?;
-        let (index, size) = (number(&header[..2]), number(&header[8..]));
-        let size = usize::try_from(size).ok()?;
-        // Number 0 is what is left of the collection.
-        if index == 0 {
-            return None;
+impl Heap {
+    fn read(file: &mut File, address: u64) -> Result<Self> {
+        let header = bytes(file, address, HEADER)?;
+        let size = number(&header[8..]);
+        if &header[..5] != b"GCOL\x01" || !(HEADER as u64..=LARGEST).contains(&size) {
+            return Err(broken("there is no heap where a string says it is"));
         }
-        if index == wanted {
-            return after.get(..size);
+        let bytes = bytes(file, address, size as usize)?;
+        let mut objects = HashMap::new();
+        let mut at = HEADER;
+        while let Some(header) = bytes.get(at..at + HEADER) {
+            let (index, size) = (number(&header[..2]), number(&header[8..]) as usize);
+            let start = at + HEADER;
+            // Number 0 is what is left of the collection.
+            let end = start
+                .checked_add(size)
+                .filter(|end| index != 0 && *end <= bytes.len());
+            let Some(end) = end else {
+                break;
+            };
+            objects.insert(index, start..end);
+            at = end.next_multiple_of(8);
         }
-        rest = after.get(size.checked_next_multiple_of(8)?..)?;
+        Ok(Self { bytes, objects })
+    }
+
+    fn object(&self, number: u64) -> Option<&[u8]> {
+        self.bytes.get(self.objects.get(&number)?.clone())
     }
 }
 

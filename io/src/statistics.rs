@@ -308,10 +308,26 @@ fn read_npy(path: &Path) -> std::io::Result<Array4<f32>> {
     };
     // A dict and a tuple. The library takes a time that is exponential in the number of brackets that are open.
     let brackets = |header: &[u8]| header.iter().filter(|byte| b"[({".contains(byte)).count();
-    if header.is_none_or(|header| brackets(header) > 4) {
-        return Err(std::io::Error::other(
-            "it has not the header of an .npy file",
-        ));
+    // With an extent of zero it panics on others that are too large.
+    let extents = |header: &[u8]| {
+        let text = String::from_utf8_lossy(header).into_owned();
+        let shape = text
+            .rsplit_once('(')
+            .and_then(|(_, rest)| rest.split_once(')'));
+        let extents = shape
+            .map_or("", |(shape, _)| shape)
+            .split(',')
+            .map(str::trim);
+        let mut extents = extents.filter(|extent| !extent.is_empty());
+        extents.all(|extent| {
+            extent
+                .parse()
+                .is_ok_and(|extent| (1..=file.len()).contains(&extent))
+        })
+    };
+    if !header.is_some_and(|header| brackets(header) <= 4 && extents(header)) {
+        let cause = "it has not the header of an .npy file of this size";
+        return Err(std::io::Error::other(cause));
     }
     let mut aligned = vec![0; file.len() + ALIGNMENT];
     let start = aligned.as_ptr().align_offset(ALIGNMENT);

@@ -266,6 +266,26 @@ impl fmt::Debug for InFlight {
     }
 }
 
+/// Joins other processes by a call that waits for them forever: if one of them does not come, this one ends after the
+/// timeout.
+#[cfg(any(feature = "mpi", feature = "cuda"))]
+fn within<T>(timeout: Duration, whom: &'static str, join: impl FnOnce() -> T) -> T {
+    let (joined, wait) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        if wait.recv_timeout(timeout) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            eprintln!(
+                "halocline: start-up: the other processes {whom} did not come within {} s; \
+                 is one of them stopped, or slower than the timeout (HALOCLINE_TIMEOUT)?",
+                timeout.as_secs_f64()
+            );
+            std::process::exit(1);
+        }
+    });
+    let value = join();
+    drop(joined);
+    value
+}
+
 /// The connection of one rank to the others.
 ///
 /// Messages between two ranks keep their order. A send never waits for its receiver.

@@ -1,7 +1,8 @@
 //! The engine of jobs on several GPUs: cells travel from device memory to device memory, by NCCL.
 //!
 //! Another engine is beneath it, MPI or TCP, which carries what lies on the host and, for every message between GPUs, its
-//! size: so a rank that is silent, has ended, or is in another operation is noticed as it is without NCCL.
+//! size: so a rank that has ended, is silent or in another operation is noticed when a batch is finished. What is not noticed
+//! is a rank that is silent while NCCL itself connects two ranks, at their first message: that call waits for both.
 //!
 //! # Order
 //! Nothing waits for a device. NCCL works on a stream of its own. Before a batch it waits for all that the context was given
@@ -30,6 +31,7 @@ use cudarc::nccl::sys as nccl_sys;
 
 use super::{
     Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings, collectives,
+    within,
 };
 use crate::bridge::{from_dispatch, reshaped};
 use crate::{Error, Result};
@@ -71,29 +73,40 @@ pub(crate) fn over(control: Arc<dyn Communicator>, on: &Device) -> Result<Arc<dy
     let index = cuda_index(on);
     // SAFETY: this only asks whether the libraries can be loaded.
     let loads = || unsafe { nccl_sys::is_culib_present() && cuda::is_culib_present() };
-    let unable = match index {
-        _ if switched == Some(false) => "switched off",
-        None => "the device is no CUDA device",
-        Some(_) if crate::gpu::shares() => "GPUs are shared",
-        Some(_) if !loads() => "the NCCL library was not found",
-        Some(_) => "",
+    let gpu = match index {
+        _ if switched == Some(false) => Err("it is switched off".to_string()),
+        None => Err("the device is no CUDA device".into()),
+        Some(_) if !loads() => Err("the NCCL library was not found".into()),
+        Some(index) => identity(index),
+    };
+    // The GPU's identity, or why it cannot be.
+    let told = match &gpu {
+        Ok(identity) => [&[1], &identity[..]].concat(),
+        Err(reason) => [&[0], reason.as_bytes()].concat(),
     };
     let group: Vec<usize> = (0..control.size()).collect();
     let operation = Operation::new("nccl", super::Traffic::Control, None);
-    let all = collectives::all_gather_bytes(&control, &group, &operation, unable.as_bytes())?;
-    let reason = all
+    let all = collectives::all_gather_bytes(&control, &group, &operation, &told)?;
+    let reasons = all
         .iter()
-        .zip(&group)
-        .find(|(reason, _)| !reason.is_empty());
-    let (Some(index), None) = (index, reason) else {
-        if let (Some(_), Some((reason, rank))) = (index, reason)
+        .enumerate()
+        .filter_map(|(rank, told)| match told.split_first() {
+            Some((1, identity)) => {
+                let first = all.iter().position(|other| other[1..] == *identity)?;
+                (first != rank).then(|| format!("ranks {first} and {rank} share a GPU"))
+            }
+            _ => Some(format!(
+                "{}, on rank {rank}",
+                String::from_utf8_lossy(&told[1..])
+            )),
+        });
+    let reason = reasons.min();
+    let (Some(index), None) = (index, &reason) else {
+        if let (Some(_), Some(reason)) = (index, reason)
             && control.rank() == 0
             && switched != Some(false)
         {
-            let reason = String::from_utf8_lossy(reason);
-            eprintln!(
-                "halocline: messages between GPUs go through the host: {reason} on rank {rank}"
-            );
+            eprintln!("halocline: messages between GPUs go through the host: {reason}");
         }
         return Ok(control);
     };
@@ -107,6 +120,26 @@ pub(crate) fn over(control: Arc<dyn Communicator>, on: &Device) -> Result<Arc<dy
         gpu: Mutex::new(gpu),
         counters: Counters::default(),
     }))
+}
+
+/// What tells a GPU from all others, if its driver has what is needed: events of a context, since CUDA 12.5.
+fn identity(index: usize) -> Result<Vec<u8>, String> {
+    let failed = |error: cudarc::driver::result::DriverError| format!("{error:?}");
+    cudarc::driver::result::init().map_err(failed)?;
+    let mut version = 0;
+    // SAFETY: the driver is loaded, and writes a number.
+    unsafe { cuda::cuDriverGetVersion(&mut version) }
+        .result()
+        .map_err(failed)?;
+    if version < 12050 {
+        return Err("its driver is older than CUDA 12.5".into());
+    }
+    let device = device::get(index as c_int).map_err(failed)?;
+    Ok(device::get_uuid(device)
+        .map_err(failed)?
+        .bytes
+        .map(|byte| byte as u8)
+        .to_vec())
 }
 
 /// The number of a CUDA device.
@@ -138,9 +171,13 @@ impl Gpu {
         let stream = stream::create(stream::StreamKind::NonBlocking).map_err(failed)?;
         let mut comm = MaybeUninit::uninit();
         let (size, rank) = (control.size() as c_int, control.rank() as c_int);
+        let timeout = control.settings().timeout;
         // SAFETY: `comm` is written before it is read, where the call succeeds.
         let comm = unsafe {
-            nccl::comm_init_rank(comm.as_mut_ptr(), size, unique, rank).map_err(failed)?;
+            within(timeout, "of the job, by NCCL,", || {
+                nccl::comm_init_rank(comm.as_mut_ptr(), size, unique, rank)
+            })
+            .map_err(failed)?;
             comm.assume_init()
         };
         Ok(Self {
@@ -361,6 +398,8 @@ impl Communicator for Nccl {
             incoming.push(Some((peer, tensors)));
         }
         messages.retain(|message| message.buffer.bytes > 0);
+        // First, so that a rank that waits for this one in vain can tell.
+        let control = self.control.clone().start(control)?;
         let done = match messages.is_empty() {
             true => None,
             false => Some(self.lock().post(&messages)?),
@@ -370,7 +409,6 @@ impl Communicator for Nccl {
             done,
             _messages: messages,
         };
-        let control = self.control.clone().start(control)?;
         let rank = self.rank();
         Ok(InFlight::new(move || {
             let told = control.finish()?;

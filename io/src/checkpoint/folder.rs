@@ -89,6 +89,10 @@ fn discard(aside: &Path) {
 /// Takes a folder for this job, and makes it if need be.
 pub(super) fn lock_folder(folder: &Path) -> Result<File> {
     fs::create_dir_all(folder).map_err(|error| Error::io(folder, error))?;
+    // The way to it shall be on the disk as well, as far as it is ours to say so.
+    for parent in folder.ancestors().skip(1).filter(|parent| parent.exists()) {
+        let _ = file::sync(parent);
+    }
     let path = folder.join(".lock");
     let lock = File::create(&path).map_err(|error| Error::io(&path, error))?;
     let start = Instant::now();
@@ -204,7 +208,7 @@ pub(super) fn tidy(folder: &Path) -> Result<Kept> {
         }
     }
     let mut kept = Kept::default();
-    let mut failure = None;
+    let mut failures = Vec::new();
     for step in steps_in(folder)? {
         match whole(folder, step) {
             Ok((step, text)) => {
@@ -212,13 +216,41 @@ pub(super) fn tidy(folder: &Path) -> Result<Kept> {
                 kept.metrics.insert(step, metric);
                 kept.newest = Some(step);
             }
-            Err(error) => failure = Some(error),
+            Err(error) => failures.push((step, error)),
         }
     }
-    match failure {
-        Some(error) if kept.metrics.is_empty() => Err(error),
-        _ => Ok(kept),
+    match failures.pop() {
+        Some((_, error)) if kept.metrics.is_empty() => return Err(error),
+        newest => failures.extend(newest),
     }
+    for (step, error) in failures {
+        if is_damage(&error) {
+            put_out_of_the_way(folder, step)?;
+        }
+    }
+    Ok(kept)
+}
+
+/// Whether it is the checkpoint that is at fault, rather than the way to it.
+fn is_damage(error: &Error) -> bool {
+    match error {
+        Error::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+        error => matches!(error, Error::Checkpoint { .. }),
+    }
+}
+
+/// Gives a checkpoint that is of no use a name that says so, and does not count.
+pub(super) fn put_out_of_the_way(folder: &Path, step: u64) -> Result<()> {
+    let from = folder.join(name_of(step));
+    let name = |number: usize| match number {
+        1 => format!("damaged_{}", name_of(step)),
+        _ => format!("damaged_{}.{number}", name_of(step)),
+    };
+    let mut names = (1..).map(|number| folder.join(name(number)));
+    let to = names
+        .find(|to| !to.exists())
+        .expect("there are many numbers");
+    fs::rename(&from, &to).map_err(|error| Error::io(&from, error))
 }
 
 /// Steps by metric, the best first; of equals, and of those without one, the newest.
@@ -239,7 +271,12 @@ pub(super) fn superseded(
     config: &CheckpointConfig,
 ) -> Vec<u64> {
     let last = metrics.range(..=step).rev().map(|(step, _)| *step);
-    let best = by_metric(metrics).into_iter().take(config.keep_best);
+    let so_far = metrics
+        .range(..=step)
+        .map(|(step, metric)| (*step, *metric));
+    let best = by_metric(&so_far.collect())
+        .into_iter()
+        .take(config.keep_best);
     let keep: Vec<u64> = last.take(config.keep_last).chain(best).collect();
     let earlier = metrics.range(..=step).map(|(step, _)| *step);
     earlier.filter(|step| !keep.contains(step)).collect()

@@ -11,7 +11,8 @@ use halocline_core::{DeviceMesh, RandomKey, World};
 
 use super::file::{self, Cells};
 use super::folder::{
-    Kept, by_metric, lock_folder, name_of, publish, remove, superseded, tidy, told_to_all, whole,
+    Kept, by_metric, lock_folder, name_of, publish, put_out_of_the_way, remove, superseded, tidy,
+    told_to_all, whole,
 };
 use super::index::{self, Index, TensorEntry, file_of};
 use super::{Checkpoint, Snapshot};
@@ -88,11 +89,16 @@ impl Checkpoints {
         }
         let folder = folder.as_ref();
         let mesh = world.mesh([("rank", world.size())])?;
-        let tidied = if world.is_root() {
-            lock_folder(folder).and_then(|lock| Ok((tidy(folder)?, Some(lock))))
-        } else {
-            Ok((Kept::default(), None))
-        };
+        let path = folder.to_path_buf();
+        let tidying = world.is_root().then(|| {
+            background(folder, move || {
+                let lock = lock_folder(&path)?;
+                Ok((tidy(&path)?, Some(lock)))
+            })
+        });
+        let tidying = tidying.transpose();
+        all_finish(&mesh, tidying.as_ref().ok().and_then(Option::as_ref))?;
+        let tidied = tidying.and_then(|thread| thread.map_or(Ok((Kept::default(), None)), joined));
         let (kept, lock) = agree(&mesh, OPERATION, Fallible::First, tidied)?;
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let now = now.unwrap_or_default().as_nanos();
@@ -178,8 +184,7 @@ impl Checkpoints {
             return Ok(());
         };
         let timeout = self.mesh.comm().settings().timeout;
-        let written = self
-            .all_finish(Some(&writer))
+        let written = all_finish(&self.mesh, Some(&writer))
             .and_then(|()| agree(&self.mesh, OPERATION, Fallible::All, joined(writer)));
         match &written {
             Ok(()) => _ = others.written.set((Instant::now(), timeout / 2)),
@@ -189,21 +194,9 @@ impl Checkpoints {
             committer.map(joined);
             return Err(error);
         }
-        self.all_finish(committer.as_ref())?;
+        all_finish(&self.mesh, committer.as_ref())?;
         let committed = committer.map_or(Ok(()), joined);
         agree(&self.mesh, OPERATION, Fallible::First, committed)
-    }
-
-    /// Waits until the threads of all ranks have finished. As long as it takes: ranks tell each other that they are there,
-    /// so that a slow disk is no silence.
-    fn all_finish(&self, own: Option<&JoinHandle<Result<()>>>) -> halocline_core::Result<()> {
-        let patience = self.mesh.comm().settings().timeout / 4;
-        loop {
-            let finished = own.is_none_or(|thread| finishes_within(thread, patience));
-            if all(&self.mesh, OPERATION, finished)? {
-                return Ok(());
-            }
-        }
     }
 
     /// The newest checkpoint that is whole; the same on all ranks. Others are named on stderr.
@@ -251,15 +244,8 @@ impl Checkpoints {
         let set_aside = || {
             let mut kept = self.kept();
             let later = kept.metrics.split_off(&(step + 1));
-            for name in later.into_keys().map(name_of) {
-                let (from, to) = (
-                    self.folder.join(&name),
-                    self.folder.join(format!("damaged_{name}")),
-                );
-                if to.exists() {
-                    fs::remove_dir_all(&to).map_err(|error| Error::io(&to, error))?;
-                }
-                fs::rename(&from, &to).map_err(|error| Error::io(&from, error))?;
+            for step in later.into_keys() {
+                put_out_of_the_way(&self.folder, step)?;
             }
             kept.newest = Some(step);
             Ok(())
@@ -312,7 +298,19 @@ fn background<T: Send + 'static>(
     thread.map_err(|error| Error::io(folder, error))
 }
 
-fn finishes_within(thread: &JoinHandle<Result<()>>, patience: Duration) -> bool {
+/// Waits until the threads of all ranks have finished. As long as it takes: ranks tell each other that they are there, so
+/// that a slow disk is no silence.
+fn all_finish<T>(mesh: &DeviceMesh, own: Option<&JoinHandle<T>>) -> halocline_core::Result<()> {
+    let patience = mesh.comm().settings().timeout / 4;
+    loop {
+        let finished = own.is_none_or(|thread| finishes_within(thread, patience));
+        if all(mesh, OPERATION, finished)? {
+            return Ok(());
+        }
+    }
+}
+
+fn finishes_within<T>(thread: &JoinHandle<T>, patience: Duration) -> bool {
     let start = Instant::now();
     let mut pause = Duration::from_micros(50);
     while !thread.is_finished() && start.elapsed() < patience {
@@ -322,7 +320,7 @@ fn finishes_within(thread: &JoinHandle<Result<()>>, patience: Duration) -> bool 
     thread.is_finished()
 }
 
-fn joined(thread: JoinHandle<Result<()>>) -> Result<()> {
+fn joined<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
     thread
         .join()
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))

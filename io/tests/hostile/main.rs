@@ -247,6 +247,19 @@ fn statistics() {
     survive(&folder.path().join("global_stds.npy"), |_| (), read);
 }
 
+/// A header that made the library panic: no cells, of extents that cannot be counted.
+#[test]
+fn statistics_without_cells() {
+    let (folder, _) = fields();
+    let path = folder.path().join("global_stds.npy");
+    let mut header = b"\x93NUMPY\x01\x00\x76\x00{'descr': '<f4', 'fortran_order': False, ".to_vec();
+    header.extend(b"'shape': (0, 4611686018427387904, 4611686018427387904, 1), }");
+    header.resize(127, b' ');
+    header.push(b'\n');
+    std::fs::write(&path, header).unwrap();
+    assert!(Statistics::load(folder.path()).is_err());
+}
+
 #[test]
 fn field_files() {
     let (_folder, path) = fields();

@@ -215,19 +215,29 @@ fn a_crash_between_any_two_steps_of_a_save_leaves_what_was_there() {
     fs::rename(&second, path.join(".step_000000002.0123456789abcdef")).unwrap();
     assert_eq!(latest(path), Some(2));
     assert!(second.exists());
-    // A file that went away, and one that is too short.
+    // A file that went away, and one that is too short: what is damaged is put out of the way, and stays.
+    let put_back = || {
+        let damaged = |entry: &String| entry.starts_with("damaged_step_000000002");
+        let damaged = listing(path)
+            .into_iter()
+            .find(damaged)
+            .expect("it was damaged");
+        fs::rename(path.join(damaged), &second).unwrap();
+    };
     let file = second.join("rank_00000.safetensors");
     let bytes = fs::read(&file).unwrap();
     fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
     assert_eq!(latest(path), Some(1));
+    put_back();
     fs::remove_file(&file).unwrap();
     assert_eq!(latest(path), Some(1));
+    put_back();
     fs::write(&file, &bytes).unwrap();
     assert_eq!(latest(path), Some(2));
     // A name that is not that of its step.
     fs::rename(&second, path.join("step_000000007")).unwrap();
     assert_eq!(latest(path), Some(1));
-    fs::rename(path.join("step_000000007"), &second).unwrap();
+    fs::rename(path.join("damaged_step_000000007"), &second).unwrap();
     // The same step again, stopped when the old one had lost its name and the new one had not got it.
     let again = path.join(".step_000000002.0123456789abcdef.1");
     let copied = std::process::Command::new("cp")

@@ -14,7 +14,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings};
+use super::{
+    Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings, within,
+};
 use crate::{Error, Result};
 use raw::{Incoming, Link};
 use traffic::{Arrival, Ticket, Traffic};
@@ -101,31 +103,13 @@ impl Shared {
     }
 }
 
-/// Joins the other processes; if one of them does not come, this one ends after the timeout: MPI itself waits forever.
-fn within<T>(timeout: Duration, open: impl FnOnce() -> T) -> T {
-    let (opened, wait) = std::sync::mpsc::channel::<()>();
-    std::thread::spawn(move || {
-        if wait.recv_timeout(timeout) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-            eprintln!(
-                "halocline: start-up: the other processes of the MPI job did not come within {} s; \
-                 is one of them stopped, or slower than the timeout (HALOCLINE_TIMEOUT)?",
-                timeout.as_secs_f64()
-            );
-            std::process::exit(1);
-        }
-    });
-    let link = open();
-    drop(opened);
-    link
-}
-
 impl Mpi {
     /// Joins the job that this process was started in.
     ///
     /// # Errors
     /// MPI was initialised before, has no thread support, or sees this process alone in a job of several.
     pub(crate) fn start(settings: Settings) -> Result<Arc<Self>> {
-        let link = within(settings.timeout, Link::open)?;
+        let link = within(settings.timeout, "of the MPI job", Link::open)?;
         let (rank, size) = (link.rank(), link.size());
         let tasks = crate::launch::slurm_tasks(|name| std::env::var(name).ok());
         if size == 1 && std::env::var_os("OMPI_COMM_WORLD_SIZE").is_none() && tasks > 1 {
