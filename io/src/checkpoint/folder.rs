@@ -125,14 +125,14 @@ fn steps_in(folder: &Path) -> Result<Vec<u64>> {
     Ok(steps)
 }
 
-/// The text of the index of a checkpoint, if it is whole. If it is not, that is told.
-pub(super) fn whole(folder: &Path, step: u64) -> Result<(u64, Vec<u8>)> {
+/// A checkpoint with the text of its index, if it is whole. If it is not, that is told.
+pub(super) fn whole(folder: &Path, step: u64) -> Result<(Checkpoint, Vec<u8>)> {
     let path = folder.join(name_of(step));
     let opened = file::read_whole(&path.join(index::NAME)).and_then(|text| {
         let found = Checkpoint::parse(&path, &text)?;
         found.check_files()?;
         match found.step() == step {
-            true => Ok((step, text)),
+            true => Ok((found, text)),
             false => Err(Error::checkpoint(
                 &path,
                 format!("is of step {}", found.step()),
@@ -146,15 +146,12 @@ pub(super) fn whole(folder: &Path, step: u64) -> Result<(u64, Vec<u8>)> {
 pub(super) fn told_to_all(
     mesh: &DeviceMesh,
     folder: &Path,
-    found: Option<(u64, Vec<u8>)>,
+    found: Option<(Checkpoint, Vec<u8>)>,
 ) -> halocline_core::Result<Option<Checkpoint>> {
-    let (step, text) = found.unwrap_or_default();
-    let bytes = [&step.to_le_bytes(), &text[..]].concat();
+    let told = found.map(|(found, text)| [&found.step().to_le_bytes(), &text[..]].concat());
+    let bytes = told.unwrap_or_default();
     let bytes = broadcast(mesh, OPERATION, bytes)?;
-    let told = bytes
-        .split_first_chunk()
-        .filter(|(_, text)| !text.is_empty());
-    let Some((step, text)) = told else {
+    let Some((step, text)) = bytes.split_first_chunk() else {
         return Ok(None);
     };
     let path = folder.join(name_of(u64::from_le_bytes(*step)));
@@ -178,7 +175,7 @@ impl Checkpoint {
 }
 
 /// The newest checkpoint that is whole; an error if there are some and none is.
-fn newest(folder: &Path) -> Result<Option<(u64, Vec<u8>)>> {
+fn newest(folder: &Path) -> Result<Option<(Checkpoint, Vec<u8>)>> {
     let mut failure = None;
     for step in steps_in(folder)?.into_iter().rev() {
         match whole(folder, step) {
@@ -211,9 +208,8 @@ pub(super) fn tidy(folder: &Path) -> Result<Kept> {
     let mut failures = Vec::new();
     for step in steps_in(folder)? {
         match whole(folder, step) {
-            Ok((step, text)) => {
-                let metric = Checkpoint::parse(folder, &text)?.metric();
-                kept.metrics.insert(step, metric);
+            Ok((found, _)) => {
+                kept.metrics.insert(step, found.metric());
                 kept.newest = Some(step);
             }
             Err(error) => failures.push((step, error)),
@@ -253,7 +249,7 @@ pub(super) fn put_out_of_the_way(folder: &Path, step: u64) -> Result<()> {
     fs::rename(&from, &to).map_err(|error| Error::io(&from, error))
 }
 
-/// Steps by metric, the best first; of equals, and of those without one, the newest.
+/// Steps that have a metric, the best first; of equals the newest.
 pub(super) fn by_metric(metrics: &BTreeMap<u64, Option<f64>>) -> Vec<u64> {
     let mut steps: Vec<(u64, f64)> = metrics
         .iter()

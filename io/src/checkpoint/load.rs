@@ -134,10 +134,10 @@ impl Checkpoint {
         let value = self.index.values.get(name);
         let value = value.ok_or_else(|| {
             let names: Vec<&String> = self.index.values.keys().collect();
-            Error::checkpoint(&self.path, format!("no value {name:?}; it has {names:?}"))
+            self.broken(format!("no value {name:?}; it has {names:?}"))
         })?;
         let parsed = serde_json::from_value(value.clone());
-        parsed.map_err(|e| Error::checkpoint(&self.path, format!("value {name:?}: {e}")))
+        parsed.map_err(|e| self.broken(format!("value {name:?}: {e}")))
     }
 
     /// A whole tensor, read by the calling rank alone.
@@ -314,7 +314,7 @@ impl Checkpoint {
         }
         let tensors = self.fetch_whole(world, names)?;
         let loaded = module.try_load_record(self.record(tensors)?);
-        Ok(loaded.map_err(|error| Error::checkpoint(&self.path, format!("{name:?}: {error}")))?)
+        Ok(loaded.map_err(|error| self.broken(format!("{name:?}: {error}")))?)
     }
 
     /// Tensors, whole on all ranks, under their short names.
@@ -348,17 +348,14 @@ impl Checkpoint {
         });
         let names: Vec<_> = names.collect();
         if names.is_empty() {
-            return Err(Error::checkpoint(
-                &self.path,
-                format!("no tensors of {name:?}"),
-            ));
+            return Err(self.broken(format!("no tensors of {name:?}")));
         }
         Ok(names)
     }
 
     fn entry(&self, name: &str) -> Result<&TensorEntry> {
         let entry = self.index.tensors.get(name);
-        entry.ok_or_else(|| Error::checkpoint(&self.path, format!("no tensor {name:?}")))
+        entry.ok_or_else(|| self.broken(format!("no tensor {name:?}")))
     }
 
     fn record(&self, tensors: Vec<(String, TensorData)>) -> Result<ModuleRecord> {
@@ -366,9 +363,8 @@ impl Checkpoint {
             .into_iter()
             .map(|(name, data)| pack(name, data, None));
         let bytes = burn_pack::Writer::new(tensors.collect()).into_bytes();
-        let broken = |cause| Error::checkpoint(&self.path, cause);
-        let bytes = bytes.map_err(|error| broken(error.to_string()))?;
-        ModuleRecord::from_bytes(bytes).map_err(|error| broken(error.to_string()))
+        let bytes = bytes.map_err(|error| self.broken(error.to_string()))?;
+        ModuleRecord::from_bytes(bytes).map_err(|error| self.broken(error.to_string()))
     }
 
     pub(super) fn broken(&self, cause: impl Into<String>) -> Error {

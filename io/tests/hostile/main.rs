@@ -30,16 +30,7 @@ const MEMORY: [usize; 2] = [1 << 20, 64];
 /// checksum would give it away.
 fn survive(path: &Path, seal: impl Fn(&mut Vec<u8>), read: impl Fn() -> Result<(), String>) {
     let count = std::env::var("HALOCLINE_FUZZ").ok();
-    let count = count.and_then(|count| count.parse().ok());
-    survive_so_many(count.unwrap_or(300), path, seal, read);
-}
-
-fn survive_so_many(
-    count: usize,
-    path: &Path,
-    seal: impl Fn(&mut Vec<u8>),
-    read: impl Fn() -> Result<(), String>,
-) {
+    let count = count.and_then(|count| count.parse().ok()).unwrap_or(300);
     let original = std::fs::read(path).unwrap();
     assert_eq!(read(), Ok(()), "the file that is mutated can be read");
     let mut refused = 0;

@@ -453,7 +453,7 @@ fn misuse_is_an_error_that_says_what_to_do() {
         let mut snapshot = Snapshot::new(&world);
         let x = ShardTensor::<2>::ones([4, 4], &mesh, &[Shard(0)])?;
         let partial = snapshot
-            .sharded("x", &x.clone().sum_over(&mesh))
+            .sharded("x", &partial(&mesh)?)
             .unwrap_err()
             .to_string();
         assert!(partial.contains("resolve() it first"), "{partial}");
@@ -555,18 +555,10 @@ fn a_model_is_one_file_and_back() {
     passed.unwrap();
 }
 
-trait Sums {
-    fn sum_over(self, mesh: &DeviceMesh) -> Self;
-}
-
-impl Sums for ShardTensor<2> {
-    /// A partial tensor.
-    fn sum_over(self, mesh: &DeviceMesh) -> Self {
-        let (local, layout, _) = self.into_parts();
-        let layout = Layout::new(layout.mesh(), &local.dims(), &[Partial(ReduceOp::Sum)]);
-        ShardTensor::from_local(local, &layout.expect("a placement per axis"), mesh)
-            .expect("it fits")
-    }
+/// A tensor whose value is the sum of what the ranks hold.
+fn partial(mesh: &DeviceMesh) -> Result<ShardTensor<2>> {
+    let layout = Layout::new(mesh.shape(), &[2, 4], &[Partial(ReduceOp::Sum)])?;
+    ShardTensor::from_local(Tensor::ones([2, 4], mesh.device()), &layout, mesh)
 }
 
 proptest! {
