@@ -30,9 +30,10 @@ test: test-packages
 	$(TARGET)/debug/examples/04_checkpoint 3 $(TARGET)/checkpoint > /dev/null
 	$(TARGET)/python/bin/python tests/read_checkpoint.py $(TARGET)/checkpoint/step_000000120
 	$(MPIRUN) -n 4 -x RAYON_NUM_THREADS=1 $(TARGET)/debug/examples/golden tests/golden
-	@echo "== golden on two hosts"
-	@if scripts/two_hosts.sh --possible; then \
+	@echo "== golden and the examples on two hosts"
+	@set -e; if scripts/two_hosts.sh --possible; then \
 		scripts/two_hosts.sh 4 -x RAYON_NUM_THREADS=1 $(TARGET)/debug/examples/golden tests/golden > /dev/null; \
+		for example in $(EXAMPLES); do scripts/two_hosts.sh 4 $(TARGET)/debug/examples/$$example > /dev/null; done; \
 	else echo "not run: network namespaces need Linux, root and iproute2"; fi
 	set -e; for isa in portable $(shell grep -qsw avx2 /proc/cpuinfo && echo avx2); do \
 		echo "== golden on $$isa"; HALOCLINE_ISA=$$isa $(TARGET)/debug/examples/golden tests/golden --ranks 1,2 > /dev/null; done

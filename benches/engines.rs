@@ -3,7 +3,8 @@
 //! - an exchange between two ranks, and a sum over them, by MPI: beside the same bytes by a small C program
 //!   (`engines_mpi.c`) and by PyTorch's gloo (`engines_gloo.py`, if PyTorch is there);
 //! - a training step of the demo's model on two processes, beside two threads;
-//! - a convolution on two processes that computes what needs no halo while halos travel, beside one that waits first.
+//! - a convolution, and a pooling, on two processes that compute what needs no halo while halos travel, beside ones that
+//!   wait first.
 //!
 //! Programs run in turn, several rounds; the figures are medians. `HALOCLINE_PYTHON` is the Python with PyTorch,
 //! `HALOCLINE_BENCH_SECONDS` what a figure may take in each round; arguments are other sizes, in bytes. Writes `target/bench/engines.csv`.
@@ -77,9 +78,10 @@ fn as_rank(budget: f64) -> Result<()> {
             return step(&world, budget);
         }
         if std::env::var_os(OVERLAP).is_some() {
-            return GRIDS
-                .iter()
-                .try_for_each(|grid| convolution(&world, *grid, budget));
+            return GRIDS.iter().try_for_each(|grid| {
+                convolution(&world, *grid, budget)?;
+                pooling(&world, *grid, budget)
+            });
         }
         for &bytes in &sizes {
             exchange(&world, bytes, budget)?;
@@ -185,15 +187,33 @@ fn step(world: &World, budget: f64) -> Result<()> {
     })
 }
 
-/// 32→32 3 × 3 over a field whose rows are sharded, without gradients.
-fn convolution(world: &World, [rows, columns]: [usize; 2], budget: f64) -> Result<()> {
-    const CHANNELS: usize = 32;
+const CHANNELS: usize = 32;
+
+/// A field of 32 channels whose rows are sharded, without gradients.
+fn channels(world: &World, [rows, columns]: [usize; 2]) -> Result<ShardTensor<4>> {
     let mesh = world.mesh([("lat", world.size())])?;
-    let x = ShardTensor::ones([1, CHANNELS, rows, columns], &mesh, &[Shard(2)])?.inner();
+    Ok(ShardTensor::ones([1, CHANNELS, rows, columns], &mesh, &[Shard(2)])?.inner())
+}
+
+/// The largest of 3 × 3 cells, around every other one.
+fn pooling(world: &World, grid: [usize; 2], budget: f64) -> Result<()> {
+    let x = channels(world, grid)?;
+    let options = PoolOptions::new([3, 3])
+        .with_stride([2, 2])
+        .with_padding([Padding::zeros(1, 1); 2]);
+    measure(world, "max_pool", grid[0] * grid[1], budget, || {
+        drop(x.clone().max_pool(&options));
+        Ok(())
+    })
+}
+
+/// 32→32 3 × 3.
+fn convolution(world: &World, grid: [usize; 2], budget: f64) -> Result<()> {
+    let x = channels(world, grid)?;
     let device = world.device().clone().inner();
     let weight = Tensor::<4>::ones([CHANNELS, CHANNELS, 3, 3], &device);
     let options = ConvOptions::default().with_padding([Padding::zeros(1, 1); 2]);
-    measure(world, "conv", rows * columns, budget, || {
+    measure(world, "conv", grid[0] * grid[1], budget, || {
         drop(x.clone().conv(weight.clone(), None, &options));
         Ok(())
     })
@@ -257,20 +277,24 @@ fn compare() -> Result<()> {
     }
     let by = [&ours, &threads, &alone, &theirs, &gloo];
     report(&folder.join("engines.csv"), by)?;
-    println!("\nconvolution 32→32 3×3 on two processes, µs: while halos travel, after them");
-    for grid in GRIDS {
-        let of = |samples: &Samples| {
-            let key = ("conv".to_string(), grid[0] * grid[1]);
-            samples
-                .get(&key)
-                .map_or(f64::NAN, |times| median(times) * 1e6)
-        };
-        let (early, late, [rows, columns]) = (of(&early), of(&late), grid);
-        let halo = 32 * columns * size_of::<f32>();
-        println!(
-            "{rows:>6} × {columns:<6}{halo:>10} bytes{early:>12.1}{late:>12.1}{:>8.2}",
-            early / late
-        );
+    let operators = [
+        ("conv", "convolution 32→32 3×3"),
+        ("max_pool", "max_pool 3×3, stride 2"),
+    ];
+    for (what, name) in operators {
+        println!("\n{name} on two processes, µs: while halos travel, after them");
+        for [rows, columns] in GRIDS {
+            let of = |samples: &Samples| {
+                let times = samples.get(&(what.to_string(), rows * columns));
+                times.map_or(f64::NAN, |times| median(times) * 1e6)
+            };
+            let (early, late) = (of(&early), of(&late));
+            let halo = CHANNELS * columns * size_of::<f32>();
+            println!(
+                "{rows:>6} × {columns:<6}{halo:>10} bytes{early:>12.1}{late:>12.1}{:>8.2}",
+                early / late
+            );
+        }
     }
     Ok(())
 }

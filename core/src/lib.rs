@@ -6,6 +6,7 @@
 //!
 //! This crate knows nothing about convolutions, files or models.
 
+mod boxes;
 mod bridge;
 mod buckets;
 mod cache;

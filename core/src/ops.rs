@@ -6,8 +6,9 @@ use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 use crate::Result;
-pub use crate::bridge::{Boxes, add_box, blank, cut, from_dispatch, paste, to_dispatch};
+pub use crate::boxes::{Boxes, add_box, blank, cut, paste};
 use crate::bridge::{CommBackend, Exchange, Pass, Reduce};
+pub use crate::bridge::{from_dispatch, to_dispatch};
 use crate::buckets::Leaf;
 use crate::comm::{Communicator, Operation, Traffic, collectives};
 use crate::mesh::DeviceMesh;

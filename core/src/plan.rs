@@ -1,4 +1,5 @@
 use std::fmt;
+use std::ops::Range;
 
 use crate::mesh::unravel;
 use crate::{IndexBox, Layout, Segment};
@@ -189,6 +190,35 @@ impl ExchangePlan {
                 }
                 _ => false,
             }
+    }
+
+    /// A box of what this rank assembles that no cells of other ranks lie in, with its own shard's cells; `None` where it
+    /// has none, or where boxes come to other places than the sides.
+    pub fn interior(&self) -> Option<IndexBox> {
+        let own = self.copies.iter().max_by_key(|copy| copy.src.volume())?;
+        let apart = |one: &Range<usize>, other: &Range<usize>| {
+            one.end <= other.start || other.end <= one.start
+        };
+        let mut inside: Vec<_> = IndexBox::whole(&self.output_shape).ranges().to_vec();
+        let received = self.receives.iter().flat_map(|(_, transfers)| transfers);
+        for transfer in received {
+            let cells = transfer.dst.ranges();
+            if inside
+                .iter()
+                .zip(cells)
+                .any(|(inside, cells)| apart(inside, cells))
+            {
+                continue;
+            }
+            let own = own.dst.ranges();
+            let dim = (0..cells.len()).find(|&dim| apart(&own[dim], &cells[dim]))?;
+            if cells[dim].end <= own[dim].start {
+                inside[dim].start = cells[dim].end;
+            } else {
+                inside[dim].end = cells[dim].start;
+            }
+        }
+        Some(IndexBox::new(inside))
     }
 
     fn covers_nothing(&self) -> bool {

@@ -30,6 +30,42 @@ impl IndexBox {
     pub fn volume(&self) -> usize {
         self.0.iter().map(ExactSizeIterator::len).product()
     }
+
+    /// The cells that are in both boxes.
+    #[must_use]
+    pub fn intersection(&self, other: &Self) -> Self {
+        let ranges = self.0.iter().zip(&other.0).map(|(one, other)| {
+            let start = one.start.max(other.start);
+            start..one.end.min(other.end).max(start)
+        });
+        Self(ranges.collect())
+    }
+
+    /// This box, which lies in `outer`, counted from where that begins.
+    #[must_use]
+    pub fn seen_from(&self, outer: &Self) -> Self {
+        let ranges = self.0.iter().zip(&outer.0);
+        let ranges = ranges.map(|(own, outer)| own.start - outer.start..own.end - outer.start);
+        Self(ranges.collect())
+    }
+
+    /// The cells of this box that are not in `inner`, which lies in it, as boxes.
+    pub fn around(&self, inner: &Self) -> Vec<Self> {
+        let mut left = self.clone();
+        let mut boxes = Vec::new();
+        for (dim, range) in inner.0.iter().enumerate() {
+            let whole = left.0[dim].clone();
+            for side in [whole.start..range.start, range.end..whole.end] {
+                let mut slab = left.clone();
+                slab.0[dim] = side;
+                if slab.volume() > 0 {
+                    boxes.push(slab);
+                }
+            }
+            left.0[dim] = range.clone();
+        }
+        boxes
+    }
 }
 
 impl fmt::Display for IndexBox {
@@ -142,6 +178,32 @@ mod tests {
         Boundary::Reflect,
         Boundary::Replicate,
     ];
+
+    #[test]
+    fn a_box_and_what_is_around_it_are_the_whole() {
+        let whole = IndexBox::new(vec![1..4, 0..5, 2..6]);
+        for inner in [
+            [1..4, 1..4, 4..6],
+            [2..3, 0..5, 2..6],
+            [1..4, 0..5, 2..6],
+            [3..3, 1..3, 2..6],
+        ] {
+            let inner = IndexBox::new(inner.to_vec());
+            let mut times = [[[0; 4]; 5]; 3];
+            for cells in whole.around(&inner).into_iter().chain([inner]) {
+                let cells = cells.seen_from(&whole);
+                let [planes, rows, columns] = cells.ranges() else {
+                    unreachable!("three dims");
+                };
+                for row in &mut times[planes.clone()] {
+                    for row in &mut row[rows.clone()] {
+                        row[columns.clone()].iter_mut().for_each(|n| *n += 1);
+                    }
+                }
+            }
+            assert!(times.as_flattened().as_flattened().iter().all(|&n| n == 1));
+        }
+    }
 
     #[test]
     fn periodic_runs_wrap_at_the_ends() {

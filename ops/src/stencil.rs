@@ -6,12 +6,15 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
+use halocline_core::ops::{blank, fan_out, paste};
 use halocline_core::{
-    Error, ExchangePlan, Layout, Need, Result, ShardTensor, Source, ops::fan_out, segments, trace,
+    Error, Exchange, ExchangePlan, IndexBox, Layout, Need, Operation, Overlap, Result, ShardTensor,
+    Source, Traffic, segments, trace,
 };
 
 use crate::empty::drop_empty;
-use crate::window::{Padding, Rounding, Window};
+use crate::flex;
+use crate::window::{Padding, Rounding, Window, windows_within};
 
 /// What a stencil operator does on a layout: the same on every rank but for the boxes.
 #[derive(Clone, Debug)]
@@ -205,25 +208,101 @@ impl Stencil {
         Need::product(shape, &runs)
     }
 
-    /// Runs the operator. The kernel gets this rank's shard with the cells around it, and gives its part of the result;
-    /// on a rank without outputs it gets one window of fill, and what it gives is dropped.
+    /// Runs the operator. The kernel computes a box of outputs, given by its global indices, from the cells that its
+    /// windows reach; on a rank without outputs it gets one window of fill, and what it gives is dropped.
+    ///
+    /// An output may depend on the cells of its window only: on GPUs without gradients, outputs that need no other rank's
+    /// cells are computed by a call of their own while large boxes travel; on CPUs only with [`Overlap::On`], because there
+    /// it takes longer.
     ///
     /// # Errors
     /// Those of [`plan`](Self::plan); a failure of communication.
     pub fn run<const D: usize>(
         &self,
         x: ShardTensor<D>,
-        kernel: impl FnOnce(Tensor<D>, &StencilPlan) -> Tensor<D>,
+        kernel: impl Fn(Tensor<D>, &IndexBox) -> Tensor<D>,
     ) -> Result<ShardTensor<D>> {
         let plan = self.plan(&x)?;
-        let haloed = match &plan.exchange {
-            Some(exchange) => x.run_plan(self.operator, exchange)?,
-            None => x.local().clone(),
+        let kernel = |cells, outputs: &IndexBox| {
+            let _span = trace::span(self.operator);
+            kernel(cells, outputs)
+        };
+        let outputs = plan.output.local_box(x.mesh().position());
+        let local = match &plan.exchange {
+            None => kernel(x.local().clone(), &outputs),
+            // The same graph on all ranks and engines.
+            Some(exchange) if x.local().device().is_autodiff() => {
+                kernel(x.run_plan(self.operator, exchange)?, &outputs)
+            }
+            Some(exchange) => self.run_in_parts(&x, exchange, &outputs, kernel)?,
         };
         let (_, _, mesh) = x.into_parts();
-        let _span = trace::span(self.operator);
-        let local = kernel(haloed, &plan);
         let local = drop_empty(local, &plan.output, mesh.position(), self.operator)?;
         Ok(ShardTensor::from_parts(local, plan.output.clone(), mesh))
+    }
+
+    /// This rank's outputs, those that need no other rank's cells while these travel.
+    fn run_in_parts<const D: usize>(
+        &self,
+        x: &ShardTensor<D>,
+        plan: &Arc<ExchangePlan>,
+        outputs: &IndexBox,
+        kernel: impl Fn(Tensor<D>, &IndexBox) -> Tensor<D>,
+    ) -> Result<Tensor<D>> {
+        let mesh = x.mesh();
+        let exchange = Exchange::with_adjoint(
+            Operation::new(self.operator, Traffic::Exchange, Some(x.layout())),
+            mesh.comm().clone(),
+            mesh.shape().ranks().into(),
+            plan.clone(),
+        );
+        let shard = x.local().clone().into_dispatch();
+        let boxes = exchange.send_all(&shard)?;
+        // On a CPU, putting the parts together takes longer than most halos: `make bench-engines`.
+        let pays =
+            !flex::runs_on(&x.local().device()) || mesh.comm().settings().overlap == Overlap::On;
+        let interior = plan.interior().filter(|_| pays);
+        let early = interior.map(|cells| self.outputs_within(&cells, outputs));
+        let early = early
+            .filter(|early| boxes.overlap(early.volume() as f64 / outputs.volume().max(1) as f64));
+        let Some(early) = early else {
+            let cells = exchange.assemble(shard, boxes.finish()?);
+            return Ok(kernel(Tensor::from_dispatch(cells), outputs));
+        };
+        let compute = |part: &IndexBox, received: &[_]| {
+            let cells = self.cells_of(&part.seen_from(outputs), &plan.output_shape);
+            let cells = exchange.assemble_part(&shard, received, &cells);
+            kernel(Tensor::from_dispatch(cells), part).into_dispatch()
+        };
+        let first = compute(&early, &[]);
+        let received = boxes.finish()?;
+        let mut local = blank(&first, &outputs.shape(), None);
+        local = paste(local, &early.seen_from(outputs), first);
+        for part in outputs.around(&early) {
+            local = paste(local, &part.seen_from(outputs), compute(&part, &received));
+        }
+        Ok(Tensor::from_dispatch(local))
+    }
+
+    /// The outputs whose windows lie in a box of what a rank assembles.
+    fn outputs_within(&self, cells: &IndexBox, outputs: &IndexBox) -> IndexBox {
+        let mut ranges = outputs.ranges().to_vec();
+        for (dim, window) in self.windows.iter().enumerate() {
+            let (cells, range) = (&cells.ranges()[dim + 2], &mut ranges[dim + 2]);
+            let own = windows_within(cells, window.stride, window.span(), range.len());
+            *range = range.start + own.start..range.start + own.end;
+        }
+        IndexBox::new(ranges)
+    }
+
+    /// The cells, of those of this shape that a rank assembles, that a box of its outputs needs.
+    fn cells_of(&self, outputs: &IndexBox, assembled: &[usize]) -> IndexBox {
+        let mut ranges = IndexBox::whole(assembled).ranges().to_vec();
+        for (dim, window) in self.windows.iter().enumerate() {
+            let outputs = &outputs.ranges()[dim + 2];
+            let last = (outputs.end - 1) * window.stride;
+            ranges[dim + 2] = outputs.start * window.stride..last + window.span();
+        }
+        IndexBox::new(ranges)
     }
 }

@@ -173,6 +173,19 @@ impl Window {
     }
 }
 
+/// Of `count` windows of `span` cells, `stride` apart, the first of which begins at cell zero, those that lie in a range
+/// of cells.
+pub(crate) fn windows_within(
+    cells: &Range<usize>,
+    stride: usize,
+    span: usize,
+    count: usize,
+) -> Range<usize> {
+    let first = cells.start.div_ceil(stride);
+    let end = (cells.end + stride).saturating_sub(span) / stride;
+    first..end.min(count).max(first)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -344,7 +344,11 @@ impl PendingSum {
         let tensors = contributions.map(only_tensor);
         if !self.is_split() {
             let all = tensors.map(|tensor| tensor.unwrap_or_else(|| self.own.clone()));
-            return all_reduce_sum(comm, column, operation, add(all.collect()));
+            let sum = add(all.collect());
+            return match column[..] {
+                [_] => Ok(sum),
+                _ => all_reduce_sum(comm, column, operation, sum),
+            };
         }
         let own = self.place();
         let tensors = tensors.map(|tensor| tensor.unwrap_or_else(|| self.cut(own)));

@@ -20,7 +20,7 @@ use halocline_core::ops::{Boxes, add_box, blank, from_dispatch, to_dispatch};
 use halocline_core::{Exchange, IndexBox, Result, Transfer, trace};
 
 use super::engine::correlate::Job;
-use super::engine::geometry::{Conv, Correlation, Dims, around};
+use super::engine::geometry::{Conv, Correlation, Dims};
 use super::engine::tile::{Piece, Pieces};
 use super::engine::weight::WeightJob;
 use crate::flex::{self, Float};
@@ -313,8 +313,10 @@ impl ConvRun {
                 None => vec![self.whole()],
                 Some(early) => {
                     compute(&[self.whole().within(&early)], &self.pieces(x, &[]));
-                    let late = around(&early, spatial(&self.output)).into_iter();
-                    late.map(|cells| self.whole().within(&cells)).collect()
+                    let whole = IndexBox::whole(&spatial(&self.output));
+                    let late = whole.around(&IndexBox::new(early.to_vec())).into_iter();
+                    late.map(|cells| self.whole().within(cells.ranges()))
+                        .collect()
                 }
             };
             received = receive(boxes)?;
@@ -331,39 +333,10 @@ impl ConvRun {
 
     /// The results to compute while boxes travel; none if it is not worth while.
     fn early(&self, boxes: &Boxes<'_>) -> Option<[Range<usize>; 3]> {
-        let plan = &self.exchange.as_ref()?.forward.plan;
-        let missing = 5 - plan.output_shape.len();
-        let three = |cells: &IndexBox| -> [Range<usize>; 3] {
-            std::array::from_fn(|dim| match dim.checked_sub(missing) {
-                Some(dim) => cells.ranges()[dim + 2].clone(),
-                None => 0..1,
-            })
-        };
-        let own = plan.copies.iter().max_by_key(|copy| copy.src.volume())?;
-        let own = three(&own.dst);
-        // What is there: all but the boxes that come, each of which lies beyond an end of the shard.
-        let mut there = spatial(&plan.output_shape).map(|size| 0..size);
-        for (_, transfers) in &plan.receives {
-            for transfer in transfers {
-                let cells = three(&transfer.dst);
-                let cut = |there: &[Range<usize>; 3]| {
-                    (0..3).find(|&dim| {
-                        cells[dim].end <= there[dim].start || there[dim].end <= cells[dim].start
-                    })
-                };
-                if cut(&there).is_some() {
-                    continue;
-                }
-                let dim = (0..3).find(|&dim| {
-                    cells[dim].end <= own[dim].start || own[dim].end <= cells[dim].start
-                })?;
-                if cells[dim].end <= own[dim].start {
-                    there[dim].start = cells[dim].end;
-                } else {
-                    there[dim].end = cells[dim].start;
-                }
-            }
-        }
+        let interior = self.exchange.as_ref()?.forward.plan.interior()?;
+        let mut there = [const { 0..1 }; 3];
+        let missing = 5 - interior.ranges().len();
+        there[missing..].clone_from_slice(&interior.ranges()[2..]);
         let early = self.conv.results_within(&there, spatial(&self.output));
         let part = early.iter().map(Range::len).product::<usize>();
         let all: usize = self.output[2..].iter().product();

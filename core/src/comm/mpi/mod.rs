@@ -10,7 +10,7 @@
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -50,7 +50,7 @@ struct Shared {
     /// The thread that drives messages on has stopped for one that waits.
     paused: AtomicBool,
     /// Why the thread that drives messages on has stopped.
-    stopped: Mutex<Option<String>>,
+    stopped: OnceLock<String>,
 }
 
 impl std::fmt::Debug for Mpi {
@@ -124,14 +124,13 @@ impl Mpi {
             wake: Condvar::new(),
             waiting: AtomicUsize::new(0),
             paused: AtomicBool::new(false),
-            stopped: Mutex::new(None),
+            stopped: OnceLock::new(),
         });
         let driven = shared.clone();
         let thread = std::thread::Builder::new().name("mpi progress".into());
         let thread = thread.spawn(move || {
             driven.drive().inspect_err(|error| {
-                let mut stopped = driven.stopped.lock().unwrap_or_else(|e| e.into_inner());
-                *stopped = Some(error.to_string());
+                let _ = driven.stopped.set(error.to_string());
             })
         })?;
         Ok(Arc::new(Self {
@@ -168,15 +167,9 @@ impl Mpi {
 
     /// Runs `f` with the right to call MPI.
     fn enter<T>(&self, f: impl FnOnce(&mut Traffic) -> Result<T>) -> Result<T> {
-        let stopped = self
-            .shared
-            .stopped
-            .lock()
-            .unwrap_or_else(|e| e.into_inner());
-        if let Some(cause) = &*stopped {
+        if let Some(cause) = self.shared.stopped.get() {
             return Err(Error::Engine(cause.clone()));
         }
-        drop(stopped);
         match &mut *self.shared.lock() {
             Some(traffic) => f(traffic),
             None => Err(Error::Engine(format!(
@@ -241,37 +234,30 @@ impl Receipt {
     /// Waits a moment for messages to leave; the thread sees off those that take longer.
     fn see_off(&self) -> Result<()> {
         let mut start = None;
-        loop {
-            let sent = self.engine.enter(|traffic| {
-                Ok(traffic.has_sent(self.batch) || {
-                    traffic.drive()?;
-                    traffic.has_sent(self.batch)
-                })
-            })?;
-            if sent {
-                return Ok(());
-            }
+        let engine = &self.engine;
+        while !engine.enter(|traffic| traffic.see_off(self.batch, SPINS))? {
             if start.get_or_insert_with(Instant::now).elapsed() > Self::A_MOMENT {
-                self.engine.shared.wake.notify_one();
-                return Ok(());
+                engine.shared.wake.notify_one();
+                break;
             }
         }
+        Ok(())
     }
 
     fn wait(&mut self, payloads: &mut [Option<Payload>]) -> Result<()> {
         let engine = self.engine.clone();
-        let mut silent_since = None;
         let mut patience = Patience::default();
         loop {
             let mut came = Vec::new();
-            let late = patience.is_tried();
+            let silent = patience.waited();
+            let late = silent.is_some();
             let (moved, ended) = engine.enter(|traffic| {
                 if late {
                     traffic.drive_others()?;
                     let mut waited = self.tickets.iter().flatten();
                     waited.try_for_each(|&ticket| traffic.look(ticket))?;
                 }
-                let moved = traffic.drive()?;
+                let moved = traffic.watch(&self.tickets, SPINS)? || traffic.drive()?;
                 let mut ended = None;
                 for (index, ticket) in self.tickets.iter_mut().enumerate() {
                     let Some(waited) = *ticket else { continue };
@@ -311,14 +297,10 @@ impl Receipt {
                 });
             }
             if moved {
-                silent_since = None;
                 patience = Patience::default();
                 continue;
             }
-            if late
-                && silent_since.get_or_insert_with(Instant::now).elapsed()
-                    >= engine.settings.timeout
-            {
+            if silent.is_some_and(|silent| silent >= engine.settings.timeout) {
                 let (rank, operation, peer) = of(missing);
                 return Err(Error::Timeout {
                     rank,
@@ -416,25 +398,28 @@ impl Communicator for Mpi {
     }
 }
 
-/// Waits a little longer each time: cores are often shared by several ranks.
+/// How often a rank that waits for a message looks for it before it looks for what else may have happened.
+const SPINS: u32 = 64;
+
+/// Waits a little longer after a while: cores are often shared by several ranks.
 #[derive(Default)]
-struct Patience(u32);
+struct Patience {
+    since: Option<Instant>,
+}
 
 impl Patience {
-    const SPINS: u32 = 64;
-    const YIELDS: u32 = 1024;
+    /// A sleep is longer than what MPI can do between two calls: not while a long message is on its way.
+    const YIELDS: Duration = Duration::from_millis(10);
     const SLEEP: Duration = Duration::from_micros(50);
 
-    /// Whether a message would have come by now if its sender was not late.
-    fn is_tried(&self) -> bool {
-        self.0 >= Self::SPINS
+    /// How long it has waited; `None` if it has not.
+    fn waited(&self) -> Option<Duration> {
+        self.since.map(|since| since.elapsed())
     }
 
     fn wait(&mut self) {
-        self.0 = self.0.saturating_add(1);
-        if self.0 < Self::SPINS {
-            std::hint::spin_loop();
-        } else if self.0 < Self::YIELDS {
+        let since = self.since.get_or_insert_with(Instant::now);
+        if since.elapsed() < Self::YIELDS {
             std::thread::yield_now();
         } else {
             std::thread::sleep(Self::SLEEP);

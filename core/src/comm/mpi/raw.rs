@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 /// A transfer is made of messages of at most so many bytes: MPI counts in `int`, and each one that has come shows that
 /// a long transfer goes on.
-const PIECE: usize = 64 << 20;
+const PIECE: usize = 4 << 20;
 
 /// A communicator of our own over all processes of the job. MPI is finalised when it is dropped.
 pub(super) struct Link {

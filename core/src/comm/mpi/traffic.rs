@@ -207,11 +207,6 @@ impl Traffic {
         sent.is_some_and(|sent| ask.number.wrapping_sub(sent) < u32::MAX / 2)
     }
 
-    /// Whether all messages of a batch have left.
-    pub(super) fn has_sent(&self, batch: Ticket) -> bool {
-        self.leaving.iter().all(|message| message.batch != batch)
-    }
-
     /// Whether nothing is in transit that this rank knows of.
     pub(super) fn is_idle(&self) -> bool {
         let mut asks = self.asks.iter();
@@ -254,6 +249,47 @@ impl Traffic {
             }
         }
         Ok(moved)
+    }
+
+    /// Watches for the first message of these tickets that has not come, at most so many times; whether one is there.
+    ///
+    /// One call of MPI at a time drives on all of a rank's messages.
+    pub(super) fn watch(&mut self, tickets: &[Option<Ticket>], times: u32) -> Result<bool> {
+        let mut arrived = self.arrived.iter();
+        if arrived.any(|(ticket, _)| tickets.contains(&Some(*ticket))) {
+            return Ok(true);
+        }
+        let mut asks = self.asks.iter();
+        let Some(place) = asks.position(|ask| tickets.contains(&Some(ask.ticket))) else {
+            return Ok(false);
+        };
+        for _ in 0..times {
+            match self.link.poll(&mut self.asks[place].transfer)? {
+                Step::None => std::hint::spin_loop(),
+                Step::Some => return Ok(true),
+                Step::Complete => {
+                    let ask = self.asks.remove(place);
+                    self.complete(ask)?;
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Watches for the messages of a batch to leave, at most so many times; whether all have.
+    pub(super) fn see_off(&mut self, batch: Ticket, times: u32) -> Result<bool> {
+        for _ in 0..times {
+            let mut leaving = self.leaving.iter();
+            let Some(place) = leaving.position(|message| message.batch == batch) else {
+                return Ok(true);
+            };
+            match self.link.poll(&mut self.leaving[place].transfer)? {
+                Step::Complete => drop(self.leaving.swap_remove(place).transfer.into_memory()),
+                _ => std::hint::spin_loop(),
+            }
+        }
+        Ok(false)
     }
 
     /// Drives on what is not on the way of an operation: last messages of ranks, and those that nobody asked for.

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::window::windows_within;
+
 /// Sizes, offsets or counts of three spatial dims; fields of fewer have leading dims of one cell.
 pub(crate) type Dims = [usize; 3];
 
@@ -81,9 +83,7 @@ impl Conv {
                 self.stride[dim],
                 (self.kernel[dim] - 1) * self.dilation[dim] + 1,
             );
-            let first = cells[dim].start.div_ceil(stride);
-            let end = (cells[dim].end + stride).saturating_sub(span) / stride;
-            first..end.min(count[dim]).max(first)
+            windows_within(&cells[dim], stride, span, count[dim])
         })
     }
 
@@ -147,8 +147,8 @@ impl Conv {
 
 impl Correlation {
     /// The part of the lattice that is a box of it.
-    pub(crate) fn within(&self, lattice: &[Range<usize>; 3]) -> Self {
-        let first = lattice.each_ref().map(|range| range.start);
+    pub(crate) fn within(&self, lattice: &[Range<usize>]) -> Self {
+        let first: Dims = std::array::from_fn(|dim| lattice[dim].start);
         let taps = self.taps.iter().map(|tap| Tap {
             offset: std::array::from_fn(|dim| {
                 tap.offset[dim] + (self.step[dim] * first[dim]) as isize
@@ -159,7 +159,7 @@ impl Correlation {
             step: self.step,
             out_step: self.out_step,
             start: std::array::from_fn(|dim| self.start[dim] + self.out_step[dim] * first[dim]),
-            count: lattice.each_ref().map(Range::len),
+            count: std::array::from_fn(|dim| lattice[dim].len()),
             taps: taps.collect(),
         }
     }
@@ -172,49 +172,9 @@ impl Correlation {
     }
 }
 
-/// The cells of a box that are not in another one, as boxes.
-pub(crate) fn around(inner: &[Range<usize>; 3], shape: Dims) -> Vec<[Range<usize>; 3]> {
-    let mut left = shape.map(|size| 0..size);
-    let mut boxes = Vec::new();
-    for dim in 0..3 {
-        for side in [0..inner[dim].start, inner[dim].end..shape[dim]] {
-            let mut slab = left.clone();
-            slab[dim] = side;
-            if slab.iter().all(|range| !range.is_empty()) {
-                boxes.push(slab);
-            }
-        }
-        left[dim] = inner[dim].clone();
-    }
-    boxes
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_box_and_what_is_around_it_are_the_whole() {
-        let shape = [3, 5, 4];
-        for inner in [
-            [0..3, 1..4, 2..4],
-            [1..2, 0..5, 0..4],
-            [0..3, 0..5, 0..4],
-            [2..2, 1..3, 0..4],
-        ] {
-            let mut times = [[[0; 4]; 5]; 3];
-            for cells in around(&inner, shape).into_iter().chain([inner]) {
-                for d in cells[0].clone() {
-                    for h in cells[1].clone() {
-                        for w in cells[2].clone() {
-                            times[d][h][w] += 1;
-                        }
-                    }
-                }
-            }
-            assert!(times.as_flattened().as_flattened().iter().all(|&n| n == 1));
-        }
-    }
 
     #[test]
     fn results_within_are_those_whose_windows_are() {
