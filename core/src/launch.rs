@@ -10,9 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "cube")]
+use burn::backend::DispatchDevice;
 use burn::module::Module;
 use burn::tensor::Device;
 
+#[cfg(feature = "cube")]
+use crate::comm::handle;
 use crate::comm::local::Hub;
 use crate::comm::tcp::{Rendezvous, Tcp};
 use crate::comm::{CommStats, Communicator, Overlap, Settings, collectives};
@@ -359,12 +363,29 @@ impl Launcher {
         if self.ranks == 0 {
             return Err(Error::Engine("a job needs at least one rank".into()));
         }
+        // Before anything uses a device.
+        #[cfg(feature = "cube")]
+        let one_stream = self.engine != Engine::Local || handle::one_stream();
         let device = match &self.device {
             Some(device) => device.clone(),
             #[cfg(feature = "cuda")]
             None if self.is_job() => crate::gpu::device()?,
             None => Device::default(),
         };
+        #[cfg(feature = "cube")]
+        if self.ranks > 1
+            && !one_stream
+            && matches!(
+                device.clone().inner().as_dispatch(),
+                DispatchDevice::Cube(_)
+            )
+        {
+            return Err(Error::Engine(
+                "local ranks share a GPU in one stream of CubeCL, and it has been used with several before; start the \
+                 Launcher first, or write `[streaming]` and `max_streams = 1` to cubecl.toml in the current folder"
+                    .into(),
+            ));
+        }
         let device = device.autodiff();
         let watched = self.settings.log || self.trace.is_some();
         let world = |comm: Arc<dyn Communicator>| World {

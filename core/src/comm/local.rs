@@ -6,12 +6,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use burn::backend::flex::FlexTensor;
-use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn::backend::{
-    BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, Flex, TensorMetadata,
-};
-use burn::tensor::{DType, Device};
+use burn::backend::{BackendTensor, DispatchKindConversion, DispatchTensor, Flex, TensorMetadata};
 
+#[cfg(feature = "cube")]
+use super::handle::Handle;
 use super::mailbox::{Content, Mailbox, Message, Queue, Sender, Ticket};
 use super::{Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings};
 use crate::{Error, Result};
@@ -119,18 +117,6 @@ impl Hub {
             let _queues = lock(&mailbox.queues);
             mailbox.arrived.notify_all();
         }
-    }
-}
-
-/// A tensor with elements of its own.
-fn copied(tensor: DispatchTensor) -> DispatchTensor {
-    let dtype = tensor.dtype();
-    // The second handle keeps the operator from working in place.
-    let _kept = tensor.clone();
-    match dtype {
-        DType::Bool(_) => Dispatch::bool_not(Dispatch::bool_not(tensor)),
-        dtype if dtype.is_float() => Dispatch::float_mul_scalar(tensor, 1.0.into()),
-        _ => Dispatch::int_mul_scalar(tensor, 1.into()),
     }
 }
 
@@ -297,40 +283,32 @@ impl std::fmt::Display for Payload {
     }
 }
 
-impl Payload {
-    /// This payload as what may be handed to another thread.
-    ///
-    /// On the CPU thin slices are copied: a message must not keep a whole field alive for its edge, nor stop its sender
-    /// from updating the field in place. On other devices everything is copied, and computed before it goes: streams of
-    /// fused operators belong to a thread, and do not know that another one is yet to read a tensor that they update.
-    fn separated(self) -> Result<Self> {
-        let Self::Tensors(tensors) = self else {
-            return Ok(self);
-        };
-        let mut elsewhere = None;
-        let separate = |tensor: DispatchTensor| {
-            let flex: Result<BackendTensor<Flex>, _> =
-                DispatchTensor::try_into_backend(tensor.clone());
-            match flex {
-                Ok(BackendTensor::Float(view)) if is_thin(&view) => {
-                    DispatchTensor::from_backend(BackendTensor::<Flex>::Float(view.to_contiguous()))
-                }
-                Ok(_) => tensor,
-                Err(_) if tensor.shape().num_elements() == 0 => tensor,
-                Err(_) => {
-                    elsewhere = Some(Device::new(tensor.device()));
-                    copied(tensor)
-                }
-            }
-        };
-        let tensors = tensors.into_iter().map(separate).collect();
-        if let Some(device) = elsewhere {
-            let computed = device.sync();
-            computed.map_err(|error| Error::Engine(format!("{device:?}: {error}")))?;
+/// A payload as what may be handed to another thread.
+///
+/// On the CPU thin slices are copied: a message must not keep a whole field alive for its edge, nor stop its sender from
+/// updating the field in place.
+fn content(payload: Payload) -> Content {
+    let tensors = match payload {
+        Payload::Tensors(tensors) => tensors,
+        bytes => return Content::Handed(bytes),
+    };
+    #[cfg(feature = "cube")]
+    let tensors = match Handle::all(tensors) {
+        Ok(handles) => return Content::OnGpu(handles),
+        Err(tensors) => tensors,
+    };
+    let separate = |tensor: DispatchTensor| match DispatchTensor::try_into_backend(tensor.clone()) {
+        Ok(BackendTensor::<Flex>::Float(view)) if is_thin(&view) => {
+            DispatchTensor::from_backend(BackendTensor::<Flex>::Float(view.to_contiguous()))
         }
-        Ok(Self::Tensors(tensors))
-    }
+        _ => tensor,
+    };
+    Content::Handed(Payload::Tensors(
+        tensors.into_iter().map(separate).collect(),
+    ))
+}
 
+impl Payload {
     /// The size of the payload in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {
@@ -360,10 +338,9 @@ impl Communicator for Local {
         } = batch;
         for (peer, payload) in sends {
             self.counters.count(&operation, payload.bytes());
-            let payload = payload.separated()?;
             let message = Message {
                 sender: Sender::Here(operation.clone()),
-                content: Content::Handed(payload),
+                content: content(payload),
             };
             self.hub.deliver(self.rank, peer, message);
         }

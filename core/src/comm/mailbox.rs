@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex};
 
+#[cfg(feature = "cube")]
+use super::handle::Handle;
 use super::{Expected, Operation, Payload};
 use crate::memory::Block;
 
@@ -24,6 +26,9 @@ pub(super) enum Sender {
 pub(super) enum Content {
     /// Handles.
     Handed(Payload),
+    /// Handles of tensors on a GPU.
+    #[cfg(feature = "cube")]
+    OnGpu(Vec<Handle>),
     /// The bytes of tensors: the first of a block, so many.
     Carried(Block, usize),
 }
@@ -50,6 +55,11 @@ impl std::fmt::Display for Content {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Handed(payload) => payload.fmt(f),
+            #[cfg(feature = "cube")]
+            Self::OnGpu(handles) => {
+                let shapes = handles.iter().map(|handle| handle.shape().to_vec());
+                write!(f, "{:?}", shapes.collect::<Vec<_>>())
+            }
             Self::Carried(_, bytes) => write!(f, "{bytes} bytes"),
         }
     }
@@ -58,25 +68,28 @@ impl std::fmt::Display for Content {
 impl Content {
     /// What was expected, if this is it; else what it is.
     pub(super) fn into_payload(self, expected: &Expected) -> Result<Payload, String> {
-        let fits = match &self {
-            Self::Handed(payload) => expected.accepts(payload),
-            Self::Carried(_, bytes) => expected.bytes() == Some(*bytes),
-        };
-        if !fits {
-            return Err(self.to_string());
+        match self {
+            #[cfg(feature = "cube")]
+            Self::OnGpu(handles) => {
+                let tensors = handles.into_iter().map(Handle::into_tensor).collect();
+                Self::Handed(Payload::Tensors(tensors)).into_payload(expected)
+            }
+            Self::Handed(payload) if expected.accepts(&payload) => Ok(match (payload, expected) {
+                (Payload::Tensors(tensors), Expected::Place(place)) => {
+                    tensors.iter().for_each(|tensor| place.fill(tensor));
+                    Payload::Tensors(Vec::new())
+                }
+                (payload, _) => payload,
+            }),
+            Self::Carried(block, bytes) if expected.bytes() == Some(bytes) => Ok(match expected {
+                Expected::Place(place) => {
+                    place.write(&block.bytes()[..bytes]);
+                    Payload::Tensors(Vec::new())
+                }
+                expected => expected.unpack(block, bytes),
+            }),
+            other => Err(other.to_string()),
         }
-        Ok(match (self, expected) {
-            (Self::Handed(Payload::Tensors(tensors)), Expected::Place(place)) => {
-                tensors.iter().for_each(|tensor| place.fill(tensor));
-                Payload::Tensors(Vec::new())
-            }
-            (Self::Carried(block, bytes), Expected::Place(place)) => {
-                place.write(&block.bytes()[..bytes]);
-                Payload::Tensors(Vec::new())
-            }
-            (Self::Handed(payload), _) => payload,
-            (Self::Carried(block, bytes), expected) => expected.unpack(block, bytes),
-        })
     }
 }
 

@@ -17,6 +17,8 @@ pub use host::Place;
 use crate::{Layout, Result};
 
 pub(crate) mod collectives;
+#[cfg(feature = "cube")]
+pub(crate) mod handle;
 mod host;
 
 pub(crate) mod local;
