@@ -175,7 +175,14 @@ impl Exchange {
             let at = transfer.dst.intersection(part);
             (at.volume() > 0).then(|| (at.seen_from(part), at.seen_from(&transfer.dst)))
         };
-        let inside = |cells, flip: &[bool], of: &IndexBox| cut(&flipped(cells, flip), of);
+        let inside = |cells, flip: &[bool], of: &IndexBox| {
+            let cells = flipped(cells, flip);
+            if of.shape() == cells.shape()[..] {
+                cells
+            } else {
+                cut(&cells, of)
+            }
+        };
         let own = plan.copies.iter().filter_map(|copy| {
             let (at, of) = common(copy)?;
             Some((at, inside(cut(tensor, &copy.src), &copy.flip, &of)))
@@ -186,8 +193,10 @@ impl Exchange {
         });
         let boxes: Vec<_> = own.chain(others).collect();
         let shape = part.shape();
+        // What is kept has memory of its own.
         if let [(at, cells)] = &boxes[..]
             && at.shape() == shape
+            && shape != plan.output_shape
         {
             return cells.clone();
         }

@@ -10,8 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-#[cfg(feature = "cube")]
-use burn::backend::DispatchDevice;
 use burn::module::Module;
 use burn::tensor::Device;
 
@@ -347,7 +345,8 @@ impl Launcher {
     ///
     /// # Errors
     /// The error, or the panic, of the rank that failed first. Other ranks stop at their next communication; ranks
-    /// that have not stopped within three seconds end with the process.
+    /// that have not stopped within three seconds end with the process. Local ranks that are to share a GPU which the
+    /// program has used before the first `Launcher`.
     pub fn run(self, program: impl Fn(World) -> Result<()> + Send + Sync) -> Result<()> {
         self.collect(program).map(|_| ())
     }
@@ -363,9 +362,6 @@ impl Launcher {
         if self.ranks == 0 {
             return Err(Error::Engine("a job needs at least one rank".into()));
         }
-        // Before anything uses a device.
-        #[cfg(feature = "cube")]
-        let one_stream = self.engine != Engine::Local || handle::one_stream();
         let device = match &self.device {
             Some(device) => device.clone(),
             #[cfg(feature = "cuda")]
@@ -373,16 +369,14 @@ impl Launcher {
             None => Device::default(),
         };
         #[cfg(feature = "cube")]
-        if self.ranks > 1
-            && !one_stream
-            && matches!(
-                device.clone().inner().as_dispatch(),
-                DispatchDevice::Cube(_)
-            )
+        if self.engine == Engine::Local
+            && handle::is_on_gpu(&device)
+            && !handle::one_stream()
+            && self.ranks > 1
         {
             return Err(Error::Engine(
                 "local ranks share a GPU in one stream of CubeCL, and it has been used with several before; start the \
-                 Launcher first, or write `[streaming]` and `max_streams = 1` to cubecl.toml in the current folder"
+                 first Launcher before using the GPU, or write `[streaming]` and `max_streams = 1` to cubecl.toml"
                     .into(),
             ));
         }

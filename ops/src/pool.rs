@@ -260,8 +260,8 @@ fn by_planes<const D: usize>(
 mod tests {
     use super::*;
     use crate::Field;
-    use crate::testing::{Operator, check_op};
-    use halocline_core::{Boundary, Distribution, Launcher, Overlap, RandomKey, Shard};
+    use crate::testing::{Operator, check_op, random};
+    use halocline_core::{Boundary, Distribution, Launcher, Layout, Overlap, RandomKey, Shard};
 
     struct Pool(PoolOptions<2>, Kind);
 
@@ -311,22 +311,38 @@ mod tests {
                     std: 1.0,
                 };
                 let mut found = Vec::new();
+                let mut pool = |x: ShardTensor<4>, options: &PoolOptions<2>| -> Result<()> {
+                    let x = x.inner();
+                    let most = max_pool(x.clone(), options)?.into_parts().0;
+                    let mean = avg_pool(x, options)?.into_parts().0;
+                    found.push([most.into_data(), mean.into_data()]);
+                    Ok(())
+                };
                 for (case, [low, high]) in [[0, 1], [1, 1], [1, 2], [2, 0]].into_iter().enumerate()
                 {
-                    let (low, high) = (boundaries[low], boundaries[high]);
-                    let options = PoolOptions::new([3, 2 + case % 2])
+                    // Windows that reach beyond a neighbour's cells, and mirrored boxes of several cells.
+                    let width = 1 + case;
+                    let options = PoolOptions::new([2 * width + 1, 2 + case % 2])
                         .with_stride([1 + case % 2, 2])
-                        .with_padding([Padding::new(1, low), Padding::new(1, high)])
+                        .with_dilation([1, 1 + case / 2])
+                        .with_padding([
+                            Padding::new(width, boundaries[low]),
+                            Padding::new(1, boundaries[high]),
+                        ])
                         .with_rounding([Rounding::Floor, Rounding::Ceil][case / 2])
                         .with_count(PaddingCount::Excluded);
+                    let key = || RandomKey::new(5, "x");
                     for placements in [[Shard(2), Shard(3)], [Shard(0), Shard(2)]] {
-                        let key = RandomKey::new(5, "x");
                         let x =
-                            ShardTensor::random([3, 2, 15, 22], normal, key, &mesh, &placements)?;
-                        let x = x.inner();
-                        let most = max_pool(x.clone(), &options)?.into_parts().0;
-                        let mean = avg_pool(x, &options)?.into_parts().0;
-                        found.push([most.into_data(), mean.into_data()]);
+                            ShardTensor::random([3, 2, 15, 22], normal, key(), &mesh, &placements)?;
+                        pool(x, &options)?;
+                    }
+                    let placements = [Shard(2), Shard(3)];
+                    let layout = Layout::new(mesh.shape(), &[1, 2, 15, 22], &placements)?;
+                    for extents in [[15, 0], [4, 11]] {
+                        let layout = layout.with_extents(2, &extents)?;
+                        let whole = random([1, 2, 15, 22], "x", 0).inner();
+                        pool(ShardTensor::distribute_to(whole, &mesh, &layout)?, &options)?;
                     }
                 }
                 Ok(found)

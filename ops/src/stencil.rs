@@ -211,9 +211,9 @@ impl Stencil {
     /// Runs the operator. The kernel computes a box of outputs, given by its global indices, from the cells that its
     /// windows reach; on a rank without outputs it gets one window of fill, and what it gives is dropped.
     ///
-    /// An output may depend on the cells of its window only: on GPUs without gradients, outputs that need no other rank's
-    /// cells are computed by a call of their own while large boxes travel; on CPUs only with [`Overlap::On`], because there
-    /// it takes longer.
+    /// An output may depend on the cells of its window only: for tensors without autodiff on GPUs, outputs that need no
+    /// other rank's cells are computed by a call of their own while large boxes travel between processes; on CPUs only with
+    /// [`Overlap::On`], because there it takes longer.
     ///
     /// # Errors
     /// Those of [`plan`](Self::plan); a failure of communication.

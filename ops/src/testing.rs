@@ -132,7 +132,11 @@ pub fn check_op<const D: usize, const E: usize>(
     dims: &[usize],
     tolerance: f64,
 ) {
-    let expected = on_one_device(operator, inputs, parameters);
+    // On a rank, because a Launcher comes before anything that uses a GPU.
+    let expected = Launcher::local(1)
+        .collect(|_| Ok(on_one_device(operator, inputs, parameters)))
+        .unwrap_or_else(|error| panic!("on one device: {error}"))
+        .remove(0);
     for sharding in shardings(&inputs[0], dims, 4) {
         let results = Launcher::local(sharding.ranks())
             .collect(|world| {
@@ -212,7 +216,7 @@ fn random_all<const D: usize>(shapes: &[[usize; D]], name: &str) -> Vec<Tensor<D
         .collect()
 }
 
-fn random<const D: usize>(shape: [usize; D], name: &str, index: usize) -> Tensor<D> {
+pub(crate) fn random<const D: usize>(shape: [usize; D], name: &str, index: usize) -> Tensor<D> {
     let normal = Distribution::Normal {
         mean: 0.0,
         std: 1.0,

@@ -344,11 +344,7 @@ impl PendingSum {
         let tensors = contributions.map(only_tensor);
         if !self.is_split() {
             let all = tensors.map(|tensor| tensor.unwrap_or_else(|| self.own.clone()));
-            let sum = add(all.collect());
-            return match column[..] {
-                [_] => Ok(sum),
-                _ => all_reduce_sum(comm, column, operation, sum),
-            };
+            return all_reduce_sum(comm, column, operation, add(all.collect()));
         }
         let own = self.place();
         let tensors = tensors.map(|tensor| tensor.unwrap_or_else(|| self.cut(own)));

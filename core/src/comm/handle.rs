@@ -5,10 +5,12 @@
 //! so that it does everything in the order in which it is given, and memory that several have a handle to is not updated in
 //! place. Nothing is copied, and nobody waits for the device.
 
+use std::sync::OnceLock;
+
 use burn::backend::{
     BackendTensor, Cube, DispatchDevice, DispatchKindConversion, DispatchTensor, TensorMetadata,
 };
-use burn::tensor::{DType, Shape};
+use burn::tensor::{DType, Device, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use burn_cubecl::fusion::FusionCubeRuntime;
@@ -22,10 +24,22 @@ use burn_ir::{InitOperationIr, OperationIr};
 /// CubeCL would have a stream for each thread. One may then write to memory that another has let go of before that one's
 /// kernels have read it: wrong sums, on wgpu.
 pub(crate) fn one_stream() -> bool {
-    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
-    config.streaming.max_streams = 1;
-    // Not if the program has used a device before.
-    CubeClRuntimeConfig::try_set(config) || CubeClRuntimeConfig::get().streaming.max_streams == 1
+    static ONE: OnceLock<bool> = OnceLock::new();
+    *ONE.get_or_init(|| {
+        let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+        config.streaming.max_streams = 1;
+        // Not if the program has used a GPU before.
+        CubeClRuntimeConfig::try_set(config)
+            || CubeClRuntimeConfig::get().streaming.max_streams == 1
+    })
+}
+
+/// Whether a device is CubeCL's.
+pub(crate) fn is_on_gpu(device: &Device) -> bool {
+    matches!(
+        device.clone().inner().as_dispatch(),
+        DispatchDevice::Cube(_)
+    )
 }
 
 type Fused = FusionTensor<FusionCubeRuntime>;
@@ -82,7 +96,8 @@ impl Handle {
             other => unreachable!("numbers without gradients are sent, not {:?}", other.err()),
         };
         let (client, shape, dtype) = (fused.client.clone(), fused.shape.clone(), fused.dtype);
-        let memory = Box::new(resolve(&client, fused));
+        // A second handle, so that this rank's operations get to know that the tensor is dropped.
+        let memory = Box::new(resolve(&client, fused.clone()));
         Self::Memory {
             memory,
             shape,

@@ -205,7 +205,7 @@ impl Mpi {
             rank: self.rank,
             operation: format!("{operation} (expecting {expected})"),
             peer,
-            peer_operation: format!("{theirs}, sending {bytes} bytes"),
+            peer_operation: format!("{theirs}, sending {bytes} bytes or more"),
         })
     }
 }
@@ -257,7 +257,11 @@ impl Receipt {
                     let mut waited = self.tickets.iter().flatten();
                     waited.try_for_each(|&ticket| traffic.look(ticket))?;
                 }
-                let moved = traffic.watch(&self.tickets, SPINS)? || traffic.drive()?;
+                let times = match silent {
+                    Some(silent) if silent >= Patience::YIELDS => 1,
+                    _ => SPINS,
+                };
+                let moved = traffic.watch(&self.tickets, times)? || traffic.drive()?;
                 let mut ended = None;
                 for (index, ticket) in self.tickets.iter_mut().enumerate() {
                     let Some(waited) = *ticket else { continue };
