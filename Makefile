@@ -34,6 +34,7 @@ test: test-packages
 	@set -e; if scripts/two_hosts.sh --possible; then \
 		scripts/two_hosts.sh 4 -x RAYON_NUM_THREADS=1 $(TARGET)/debug/examples/golden tests/golden > /dev/null; \
 		for example in $(EXAMPLES); do scripts/two_hosts.sh 4 $(TARGET)/debug/examples/$$example > /dev/null; done; \
+		RAYON_NUM_THREADS=1 scripts/two_hosts.sh --without-mpi 2 $(TARGET)/debug/examples/golden tests/golden > /dev/null; \
 	else echo "not run: network namespaces need Linux, root and iproute2"; fi
 	set -e; for isa in portable $(shell grep -qsw avx2 /proc/cpuinfo && echo avx2); do \
 		echo "== golden on $$isa"; HALOCLINE_ISA=$$isa $(TARGET)/debug/examples/golden tests/golden --ranks 1,2 > /dev/null; done

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Runs an MPI program as if on two hosts: two network namespaces joined by a virtual cable, half of the ranks in each,
-# with TCP between all of them. Needs Linux, root, iproute2 and Open MPI.
+# Runs a program as if on two hosts: two network namespaces joined by a virtual cable, half of the ranks in each, with TCP
+# between all of them. Needs Linux, root and iproute2, and Open MPI unless it is told otherwise.
 #
 #   scripts/two_hosts.sh RANKS [OPTIONS OF MPIRUN] PROGRAM [ARGUMENTS]
+#   scripts/two_hosts.sh --without-mpi RANKS PROGRAM [ARGUMENTS]
 #   scripts/two_hosts.sh --possible    whether it can
 set -eu
 
@@ -17,6 +18,11 @@ if [ "${1:-}" = --start ]; then
     exec ip netns exec "$b" unshare --uts sh -c 'hostname "$0"; exec sh -c "$*"' "$b" "$@"
 fi
 
+mpi=true
+if [ "${1:-}" = --without-mpi ]; then
+    mpi=false
+    shift
+fi
 ranks=$1
 shift
 clean() {
@@ -34,6 +40,20 @@ for host in "$a 10.77.0.1" "$b 10.77.0.2"; do
     ip -n "${host% *}" link set lo up
 done
 half=$((ranks / 2))
+if ! $mpi; then
+    export WORLD_SIZE=$ranks MASTER_ADDR=10.77.0.1 MASTER_PORT=29500
+    HALOCLINE_SECRET=$(od -An -N16 -tx8 /dev/urandom)
+    export HALOCLINE_SECRET
+    rank=$ranks
+    while [ "$rank" -gt 0 ]; do
+        rank=$((rank - 1))
+        [ "$rank" -lt $((ranks - half)) ] && host=$a || host=$b
+        RANK=$rank ip netns exec "$host" "$@" &
+        pids="${pids:-} $!"
+    done
+    for pid in $pids; do wait "$pid"; done
+    exit
+fi
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 ip netns exec "$a" unshare --uts sh -c 'hostname "$0"; exec "$@"' "$a" \
     mpirun --oversubscribe -n "$ranks" -H "10.77.0.1:$((ranks - half)),10.77.0.2:$half" \

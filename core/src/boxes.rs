@@ -30,9 +30,9 @@ impl<'a> Boxes<'a> {
 
     /// Whether to compute what needs none of the boxes, a fraction of the work, while they travel. If so they travel on.
     ///
-    /// The rule: the engine takes time, the boxes have at least 64 KiB, and the fraction is more than half.
+    /// The rule: the engine takes time, the boxes have at least 128 KiB, and the fraction is more than half.
     pub fn overlap(&self, fraction: f64) -> bool {
-        const WORTH_WHILE: usize = 64 << 10;
+        const WORTH_WHILE: usize = 128 << 10;
         let Some(in_flight) = &self.in_flight else {
             return false;
         };

@@ -345,8 +345,8 @@ impl Launcher {
     ///
     /// # Errors
     /// The error, or the panic, of the rank that failed first. Other ranks stop at their next communication; ranks
-    /// that have not stopped within three seconds end with the process. Local ranks that are to share a GPU which the
-    /// program has used before the first `Launcher`.
+    /// that have not stopped within three seconds end with the process. A GPU that the program has used before the
+    /// first `Launcher`.
     pub fn run(self, program: impl Fn(World) -> Result<()> + Send + Sync) -> Result<()> {
         self.collect(program).map(|_| ())
     }
@@ -369,13 +369,10 @@ impl Launcher {
             None => Device::default(),
         };
         #[cfg(feature = "cube")]
-        if self.engine == Engine::Local
-            && handle::is_on_gpu(&device)
-            && !handle::one_stream()
-            && self.ranks > 1
+        if handle::is_on_gpu(&device) && !handle::one_stream() && (self.is_job() || self.ranks > 1)
         {
             return Err(Error::Engine(
-                "local ranks share a GPU in one stream of CubeCL, and it has been used with several before; start the \
+                "ranks use a GPU in one stream of CubeCL, and the program has used it with several before; start the \
                  first Launcher before using the GPU, or write `[streaming]` and `max_streams = 1` to cubecl.toml"
                     .into(),
             ));
