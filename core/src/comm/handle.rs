@@ -46,16 +46,19 @@ type Fused = FusionTensor<FusionCubeRuntime>;
 
 /// A tensor on its way.
 pub(super) enum Handle {
-    /// Its memory.
-    Memory {
-        memory: Box<CubeTensor>,
-        shape: Shape,
-        dtype: DType,
-        client: Client<FusionCubeRuntime>,
-        kind: fn(Fused) -> BackendTensor<Cube>,
-    },
+    /// With its memory.
+    Memory(Memory),
     /// Nothing is to be read.
     Empty(DispatchTensor),
+}
+
+/// The memory of a tensor, and what the tensor is made from again.
+pub(super) struct Memory {
+    memory: Box<CubeTensor>,
+    shape: Shape,
+    dtype: DType,
+    client: Client<FusionCubeRuntime>,
+    kind: fn(Fused) -> BackendTensor<Cube>,
 }
 
 impl Handle {
@@ -98,34 +101,34 @@ impl Handle {
         let (client, shape, dtype) = (fused.client.clone(), fused.shape.clone(), fused.dtype);
         // A second handle, so that this rank's operations get to know that the tensor is dropped.
         let memory = Box::new(resolve(&client, fused.clone()));
-        Self::Memory {
+        Self::Memory(Memory {
             memory,
             shape,
             dtype,
             client,
             kind,
-        }
+        })
     }
 
     /// The shape.
     pub(super) fn shape(&self) -> Shape {
         match self {
-            Self::Memory { shape, .. } => shape.clone(),
+            Self::Memory(memory) => memory.shape.clone(),
             Self::Empty(tensor) => tensor.shape(),
         }
     }
 
     /// The tensor, as one of the calling thread.
     pub(super) fn into_tensor(self) -> DispatchTensor {
-        let (memory, shape, dtype, client, kind) = match self {
+        let Memory {
+            memory,
+            shape,
+            dtype,
+            client,
+            kind,
+        } = match self {
             Self::Empty(tensor) => return tensor,
-            Self::Memory {
-                memory,
-                shape,
-                dtype,
-                client,
-                kind,
-            } => (memory, shape, dtype, client, kind),
+            Self::Memory(memory) => memory,
         };
         let known = || client.register_tensor_handle((*memory).into());
         let operation = OperationIr::Init(InitOperationIr::create(shape, dtype, known));
