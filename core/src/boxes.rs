@@ -172,8 +172,8 @@ impl Exchange {
         let plan = &self.forward.plan;
         // Where in the part a box lies, and what of the box that is.
         let common = |transfer: &Transfer| {
-            let at = transfer.dst.intersection(part);
-            (at.volume() > 0).then(|| (at.seen_from(part), at.seen_from(&transfer.dst)))
+            let at = transfer.dst.intersection(part)?;
+            Some((at.seen_from(part), at.seen_from(&transfer.dst)))
         };
         let inside = |cells, flip: &[bool], of: &IndexBox| {
             let cells = flipped(cells, flip);

@@ -31,14 +31,12 @@ impl IndexBox {
         self.0.iter().map(ExactSizeIterator::len).product()
     }
 
-    /// The cells that are in both boxes.
-    #[must_use]
-    pub fn intersection(&self, other: &Self) -> Self {
-        let ranges = self.0.iter().zip(&other.0).map(|(one, other)| {
-            let start = one.start.max(other.start);
-            start..one.end.min(other.end).max(start)
-        });
-        Self(ranges.collect())
+    /// The cells that are in both boxes; `None` if there are none.
+    pub fn intersection(&self, other: &Self) -> Option<Self> {
+        let ranges = self.0.iter().zip(&other.0);
+        let common = ranges.map(|(a, b)| a.start.max(b.start)..a.end.min(b.end));
+        let common = Self(common.collect());
+        (common.volume() > 0).then_some(common)
     }
 
     /// This box, which lies in `outer`, counted from where that begins.

@@ -39,9 +39,9 @@ pub(super) fn fetch(
             let Some(reader) = pieces::reader(&cells, piece.len(), &needs, &mut reading) else {
                 continue;
             };
-            let parts = needs.iter().filter_map(|(position, need)| {
-                Some((*position, pieces::intersection(&cells, need)?))
-            });
+            let parts = needs
+                .iter()
+                .filter_map(|(position, need)| Some((*position, cells.intersection(need)?)));
             jobs.push(Job {
                 target,
                 piece,

@@ -53,14 +53,6 @@ fn split(cells: &IndexBox, parts: usize) -> Vec<IndexBox> {
     (0..parts).map(part).collect()
 }
 
-/// The cells that two boxes have in common; `None` if there are none.
-pub(crate) fn intersection(a: &IndexBox, b: &IndexBox) -> Option<IndexBox> {
-    let ranges = a.ranges().iter().zip(b.ranges());
-    let common = ranges.map(|(a, b)| a.start.max(b.start)..a.end.min(b.end));
-    let common = IndexBox::new(common.collect());
-    (common.ranges().iter().all(|range| !range.is_empty())).then_some(common)
-}
-
 /// The ranks that read each piece: of those that need most of it, the one that has least to read.
 ///
 /// `needs` is the box that each rank needs; `reading` counts the bytes of each rank, and goes on from tensor to tensor.
@@ -71,7 +63,7 @@ pub(crate) fn reader(
     reading: &mut BTreeMap<usize, usize>,
 ) -> Option<usize> {
     let needed = needs.iter().filter_map(|(rank, cells)| {
-        let cells = intersection(piece, cells)?.volume();
+        let cells = piece.intersection(cells)?.volume();
         Some((
             std::cmp::Reverse(cells),
             reading.get(rank).copied().unwrap_or(0),
@@ -192,7 +184,7 @@ mod tests {
             let layout = layout(&shape, &placements);
             let mut seen = std::collections::HashSet::new();
             for (rank, cells) in pieces(&layout, 1 << 19, turn) {
-                prop_assert_eq!(intersection(&cells, &layout.local_box(rank)), Some(cells.clone()));
+                prop_assert_eq!(cells.intersection(&layout.local_box(rank)), Some(cells.clone()));
                 for index in 0..cells.volume() {
                     let mut index = index;
                     let cell: Vec<usize> = cells.ranges().iter().rev().map(|range| {
@@ -220,7 +212,7 @@ mod tests {
             };
             let source: Vec<u8> = cells(&from).iter().flat_map(|cell| vec![value(cell); element]).collect();
             let mut target = vec![0; to.volume() * element];
-            if let Some(common) = intersection(&from, &to) {
+            if let Some(common) = from.intersection(&to) {
                 copy((&source, &from), (&mut target, &to), &common, element);
             }
             let inside = |cell: &[usize]| cell.iter().zip(from.ranges()).all(|(i, range)| range.contains(i));
