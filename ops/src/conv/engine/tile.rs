@@ -63,6 +63,8 @@ pub(crate) struct TileLayout {
     channel: usize,
     /// The rows of a channel that taps meet: with a dilation, far fewer than there are.
     met: Vec<bool>,
+    /// Elements before the first row: with them the field's columns begin at a cache line, in tiles that do.
+    lead: usize,
 }
 
 /// A row's room is a multiple of this, plus [`SKEW`] where rows would meet in the same cache set.
@@ -166,6 +168,10 @@ impl TileLayout {
         Self {
             met,
             cells,
+            lead: match step[2] {
+                1 => reach[2].start.rem_euclid(ALIGN as isize) as usize,
+                _ => 0,
+            },
             low: reach.map(|reach| reach.start),
             step,
             residue,
@@ -182,7 +188,7 @@ impl TileLayout {
 
     /// Elements of a tile of so many channels.
     pub(crate) fn len(&self, channels: usize) -> usize {
-        self.channel * channels + MARGIN
+        self.lead + self.channel * channels + MARGIN
     }
 
     /// Where the source cell lies that a tap's offset meets at the tile's origin.
@@ -207,7 +213,7 @@ impl TileLayout {
 
     /// Where a row of the lattice begins.
     pub(crate) fn row(&self, plane: usize, row: usize) -> usize {
-        plane * self.step[0] * self.plane + row * self.step[1] * self.row
+        self.lead + plane * self.step[0] * self.plane + row * self.step[1] * self.row
     }
 
     /// The cells of the tile at `at` that a piece covers, if there are any.
@@ -256,8 +262,8 @@ impl TileLayout {
         let met = pieces.0.iter();
         let met = met.filter_map(|piece| Some((piece, self.covered(piece, at)?)));
         let met: Vec<(&Piece<'_, E>, [Range<usize>; 3])> = met.collect();
-        let (tile, margin) =
-            tile[..self.len(channels.len())].split_at_mut(self.channel * channels.len());
+        let tile = &mut tile[self.lead..self.len(channels.len())];
+        let (tile, margin) = tile.split_at_mut(self.channel * channels.len());
         margin.fill(E::default());
         // One piece leaves at most the edges of rows to be cleared.
         let alone = met.len() == 1 && self.step[2] == 1;
@@ -387,15 +393,19 @@ impl TileLayout {
     }
 }
 
-/// Clears the vectors of a row that do not lie within the columns.
+/// Clears a row but for the columns, some of which it may clear too.
 #[inline(always)]
 fn clear_around<S: Simd, E: Element>(simd: S, row: &mut [E], columns: &Range<usize>) {
     let (lanes, zero) = (E::lanes::<S>(), E::splat(simd, E::default()));
-    let (before, after) = (columns.start.div_ceil(lanes), columns.end / lanes);
-    for (index, vector) in row.chunks_exact_mut(lanes).enumerate() {
-        if index < before || index >= after {
-            // SAFETY: the chunk is a vector long.
-            unsafe { E::store::<S>(vector.as_mut_ptr(), zero) };
+    let last = row.len() - lanes;
+    let row = row.as_mut_ptr();
+    // SAFETY: rows are whole vectors long, and these begin early enough to end with the row.
+    unsafe {
+        for column in (0..columns.start).step_by(lanes) {
+            E::store::<S>(row.add(column), zero);
+        }
+        for column in (columns.end..last + lanes).step_by(lanes) {
+            E::store::<S>(row.add(column.min(last)), zero);
         }
     }
 }
@@ -415,9 +425,15 @@ unsafe fn copy<S: Simd, E: Element>(simd: S, to: &mut [E], source: *const E) {
             return E::store_part(simd, to, cells);
         };
         let to = to.as_mut_ptr();
-        for column in (0..last).step_by(lanes).chain([last]) {
+        E::store::<S>(to, E::load::<S>(source));
+        // Stores that cross cache lines take twice as long.
+        let vector = lanes * size_of::<E>();
+        let mut column = (vector - to.addr() % vector) / size_of::<E>();
+        while column < last {
             E::store::<S>(to.add(column), E::load::<S>(source.add(column)));
+            column += lanes;
         }
+        E::store::<S>(to.add(last), E::load::<S>(source.add(last)));
     }
 }
 
