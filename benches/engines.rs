@@ -142,7 +142,7 @@ fn exchange(world: &World, bytes: usize, budget: f64) -> Result<()> {
             receives: vec![(
                 peer,
                 Expected::Tensors {
-                    shapes: vec![vec![bytes / 4]],
+                    shapes: vec![[bytes / 4].into()],
                     dtype: row.dtype(),
                     device: row.device(),
                 },

@@ -170,7 +170,7 @@ fn halo() -> Result<()> {
                 receives: vec![(
                     peer,
                     Expected::Tensors {
-                        shapes: vec![vec![1, 64, 1, 512]],
+                        shapes: vec![[1, 64, 1, 512].into()],
                         dtype: field.local().dtype(),
                         device: field.device(),
                     },

@@ -104,7 +104,7 @@ impl Exchange {
         let device = Device::new(like.device());
         let receives = expected.iter().map(|(peer, transfers)| {
             let expected = Expected::Tensors {
-                shapes: transfers.iter().map(|t| t.src.shape()).collect(),
+                shapes: transfers.iter().map(|t| t.src.shape().into()).collect(),
                 dtype: like.dtype(),
                 device: device.clone(),
             };

@@ -214,12 +214,10 @@ fn all_reduce(tensor: DispatchTensor, reduce: &Reduce) -> Result<DispatchTensor>
     } = reduce;
     collectives::agree(comm, group, operation)?;
     let shape = tensor.shape();
-    let flat = Tensor::<1>::from_dispatch(Dispatch::float_reshape(
-        tensor,
-        Shape::from([shape.num_elements()]),
-    ));
+    let flat = reshaped(tensor, Shape::from([shape.num_elements()]));
+    let flat = Tensor::<1>::from_dispatch(flat);
     let sum = collectives::all_reduce_sum(comm, group, operation, flat)?;
-    Ok(Dispatch::float_reshape(sum.into_dispatch(), shape))
+    Ok(reshaped(sum.into_dispatch(), shape))
 }
 
 impl<B: Bucketed, C: CheckpointStrategy> CommBackend for Autodiff<B, C> {
@@ -289,5 +287,8 @@ fn assemble(tensor: DispatchTensor, exchange: &Exchange) -> Result<DispatchTenso
 
 /// A tensor of any backend in another shape.
 pub(crate) fn reshaped(tensor: DispatchTensor, shape: Shape) -> DispatchTensor {
+    if tensor.shape() == shape {
+        return tensor;
+    }
     Dispatch::float_reshape(tensor, shape)
 }

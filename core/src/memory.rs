@@ -14,7 +14,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 
 /// Blocks smaller than this are left to the allocator.
-const SMALL: usize = 1 << 16;
+const SMALL: usize = 1 << SMALL_BITS;
+/// Halos have some kilobytes, for which allocators go a long way.
+const SMALL_BITS: u32 = 12;
 /// Large blocks begin at a cache line.
 const LINE: usize = 64;
 
@@ -32,15 +34,18 @@ unsafe impl Sync for Block {}
 
 #[derive(Debug)]
 struct Pool {
-    /// Blocks that nobody uses, the longest kept first.
-    kept: VecDeque<Block>,
+    /// Blocks that nobody uses, with when they were kept, by the number of bits of their size; the longest kept first.
+    kept: [VecDeque<(u64, Block)>; (usize::BITS - SMALL_BITS) as usize],
+    /// How many have been kept so far.
+    now: u64,
     kept_bytes: usize,
     used_bytes: usize,
     peak_bytes: usize,
 }
 
 static POOL: Mutex<Pool> = Mutex::new(Pool {
-    kept: VecDeque::new(),
+    kept: [const { VecDeque::new() }; (usize::BITS - SMALL_BITS) as usize],
+    now: 0,
     kept_bytes: 0,
     used_bytes: 0,
     peak_bytes: 0,
@@ -62,23 +67,46 @@ pub fn release_memory() {
 }
 
 impl Pool {
+    /// Kept blocks of about a size.
+    fn of_size(&mut self, bytes: usize) -> &mut VecDeque<(u64, Block)> {
+        &mut self.kept[(bytes.ilog2() - SMALL_BITS) as usize]
+    }
+
     /// A kept block that is at most a quarter larger than needed.
     fn take(&mut self, bytes: usize) -> Option<Block> {
-        let fits = |block: &Block| (bytes..=bytes + bytes / 4).contains(&block.layout.size());
-        // The latest first: it is likely to be in a cache.
-        let kept = self.kept.iter().enumerate().rev();
-        let candidates = kept.filter(|(_, block)| fits(block));
-        let (index, _) = candidates.min_by_key(|(_, block)| block.layout.size())?;
-        let block = self.kept.remove(index)?;
+        let most = bytes + bytes / 4;
+        let block = [bytes, most].iter().find_map(|size| {
+            let kept = self.of_size(*size);
+            // The latest first: it is likely to be in a cache.
+            let latest = kept.iter().enumerate().rev();
+            let sizes = latest.map(|(index, (_, block))| (index, block.layout.size()));
+            let fitting = sizes.filter(|(_, size)| (bytes..=most).contains(size));
+            let (index, _) = fitting.min_by_key(|(_, size)| *size)?;
+            kept.remove(index)
+        });
+        let (_, block) = block?;
         self.kept_bytes -= block.layout.size();
         Some(block)
     }
 
+    fn keep(&mut self, block: Block) {
+        let bytes = block.layout.size();
+        self.used_bytes -= bytes;
+        self.kept_bytes += bytes;
+        self.now += 1;
+        let now = self.now;
+        self.of_size(bytes).push_back((now, block));
+        self.shrink();
+    }
+
     /// Frees kept blocks until all blocks fit into the peak.
     fn shrink(&mut self) {
-        while self.used_bytes + self.kept_bytes > self.peak_bytes
-            && let Some(block) = self.kept.pop_front()
-        {
+        while self.used_bytes + self.kept_bytes > self.peak_bytes {
+            let oldest = self.kept.iter_mut().filter(|kept| !kept.is_empty());
+            let oldest = oldest.min_by_key(|kept| kept.front().map(|(since, _)| *since));
+            let Some((_, block)) = oldest.and_then(VecDeque::pop_front) else {
+                return;
+            };
             self.kept_bytes -= block.layout.size();
             block.free();
         }
@@ -195,13 +223,7 @@ impl Drop for Block {
         match layout.size() {
             0 => std::mem::forget(block),
             bytes if bytes < SMALL => block.free(),
-            bytes => {
-                let mut pool = pool();
-                pool.used_bytes -= bytes;
-                pool.kept_bytes += bytes;
-                pool.kept.push_back(block);
-                pool.shrink();
-            }
+            _ => pool().keep(block),
         }
     }
 }
@@ -244,7 +266,7 @@ mod tests {
     #[test]
     fn blocks_are_used_again_within_the_peak() {
         // Other tests use the pool too: sizes that no other has.
-        let size = 3 * SMALL + 4 * 1021;
+        let size = 3 * (1 << 16) + 4 * 1021;
         let blocks = [Block::new(size), Block::new(size)];
         let starts = blocks.each_ref().map(Block::start);
         drop(blocks);

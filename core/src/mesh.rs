@@ -100,16 +100,22 @@ impl MeshShape {
 
     /// The positions that differ from `position` in the given axes only, in row-major order.
     pub fn group(&self, position: usize, axes: &[usize]) -> Vec<usize> {
-        let sizes: Vec<usize> = axes.iter().map(|&axis| self.sizes[axis]).collect();
-        let mut coords = self.coords(position);
-        (0..sizes.iter().product())
-            .map(|index| {
-                for (&axis, coord) in axes.iter().zip(unravel(index, &sizes)) {
-                    coords[axis] = coord;
-                }
-                self.position(&coords)
-            })
-            .collect()
+        let line = |axis: usize| {
+            let stride: usize = self.sizes[axis + 1..].iter().product();
+            (self.sizes[axis], stride)
+        };
+        let along = axes.iter().map(|&axis| {
+            let (size, stride) = line(axis);
+            position / stride % size * stride
+        });
+        let origin = position - along.sum::<usize>();
+        axes.iter().fold(vec![origin], |group, &axis| {
+            let (size, stride) = line(axis);
+            let lines = group
+                .iter()
+                .map(|first| (0..size).map(move |index| first + index * stride));
+            lines.flatten().collect()
+        })
     }
 
     /// The sub-mesh of the named axes through `position`.

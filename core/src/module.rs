@@ -67,7 +67,7 @@ impl Sync<'_> {
             .filter(|rank| is_source && **rank != self.source);
         let plain = tensor.clone().inner();
         let expected = Expected::Tensors {
-            shapes: vec![tensor.dims().to_vec()],
+            shapes: vec![tensor.shape()],
             dtype: tensor.dtype(),
             device: plain.device(),
         };

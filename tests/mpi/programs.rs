@@ -279,10 +279,7 @@ fn payloads(world: World) -> Result<Found> {
     let mut found = Vec::new();
     for tensors in groups {
         let expected = Expected::Tensors {
-            shapes: tensors
-                .iter()
-                .map(|tensor| tensor.shape().to_vec())
-                .collect(),
+            shapes: tensors.iter().map(TensorMetadata::shape).collect(),
             dtype: tensors.first().map_or(DType::F32, TensorMetadata::dtype),
             device: device.clone(),
         };
@@ -499,7 +496,7 @@ fn other_shape() {
         let device = world.device().clone().inner();
         let tensor = Tensor::<1>::zeros([elements], &device).into_dispatch();
         let expected = |_| Expected::Tensors {
-            shapes: vec![vec![elements]],
+            shapes: vec![[elements].into()],
             dtype: DType::F32,
             device: device.clone(),
         };

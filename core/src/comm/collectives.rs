@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Shape, Tensor};
 
 use super::{Batch, Communicator, Expected, InFlight, Operation, Payload, Traffic, host};
 use crate::{Error, Result};
@@ -176,7 +176,7 @@ fn payload(tensor: Tensor<1>) -> Payload {
 
 fn expected_like(tensor: &Tensor<1>, elements: usize) -> Expected {
     Expected::Tensors {
-        shapes: vec![vec![elements]],
+        shapes: vec![Shape::from([elements])],
         dtype: tensor.dtype(),
         device: tensor.device(),
     }
@@ -200,8 +200,8 @@ pub(crate) fn all_gather(
 
 /// Adds tensors, in order.
 fn add(tensors: Vec<Tensor<1>>) -> Tensor<1> {
-    if let Some(sum) = host::sum(&tensors) {
-        return sum;
+    if tensors.iter().all(host::holds) {
+        return host::sum(tensors);
     }
     let sum = tensors.into_iter().reduce(|lhs, rhs| lhs + rhs);
     sum.expect("a group has at least one rank")
@@ -212,7 +212,10 @@ pub(crate) fn concatenated(mut tensors: Vec<Tensor<1>>) -> Tensor<1> {
     if tensors.len() == 1 {
         return tensors.remove(0);
     }
-    host::concatenation(&tensors).unwrap_or_else(|| Tensor::cat(tensors, 0))
+    if tensors.iter().all(host::holds) {
+        return host::concatenation(tensors);
+    }
+    Tensor::cat(tensors, 0)
 }
 
 /// The sum of all ranks' tensors, on every rank.
@@ -222,6 +225,9 @@ pub(crate) fn all_reduce_sum(
     operation: &Operation,
     tensor: Tensor<1>,
 ) -> Result<Tensor<1>> {
+    if group.len() == 1 {
+        return Ok(tensor);
+    }
     start_sum(comm, group, operation, tensor)?.finish()
 }
 
@@ -349,17 +355,20 @@ impl PendingSum {
         let own = self.place();
         let tensors = tensors.map(|tensor| tensor.unwrap_or_else(|| self.cut(own)));
         let tensors: Vec<_> = tensors.collect();
-        let Some(room) = host::Room::like(&self.own, self.elements()) else {
+        if !host::holds(&self.own) {
             let sum = all_reduce_sum(comm, column, operation, add(tensors))?;
             let expected = |place| expected_like(&self.own, self.share(place).len());
             let send = |_| payload(sum.clone());
             let shares = exchange_all(comm, row, operation, send, expected)?.into_iter();
             let shares = shares.map(|payload| only_tensor(payload).unwrap_or_else(|| sum.clone()));
             return Ok(concatenated(shares.collect()));
-        };
-        if column.len() > 1 || !room.add_up(self.share(own), &tensors) {
+        }
+        let room = host::Room::new(self.elements(), self.own.dtype());
+        if column.len() > 1 {
             let sum = all_reduce_sum(comm, column, operation, add(tensors))?;
-            room.place(self.share(own)).fill(&sum.into_dispatch());
+            room.place(self.share(own)).fill(sum.into_dispatch());
+        } else {
+            room.add_up(self.share(own), tensors);
         }
         let send = |_| payload(room.part(self.share(own)));
         let expected = |place| Expected::Place(room.place(self.share(place)));

@@ -5,36 +5,45 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::backend::{BackendTensor, DispatchKindConversion, DispatchTensor, Flex};
+use burn::backend::{BackendTensor, DispatchDevice, DispatchKindConversion, DispatchTensor, Flex};
 use burn::tensor::{DType, Shape, Tensor};
+use burn_std::Bytes;
 
 use super::Payload;
-use super::wire::{Outgoing, bytes};
+use super::wire::{Outgoing, bytes, on_host};
 use crate::memory::Block;
 
 /// Elements that are added before the next ones: they stay in the first-level cache.
 const STRETCH: usize = 2048;
 
-/// The sum of tensors in their order, if they are floats of the CPU: the bits that adding one after the other gives.
-pub(super) fn sum(tensors: &[Tensor<1>]) -> Option<Tensor<1>> {
-    let first = tensors.first()?;
-    let room = Room::like(first, first.dims()[0])?;
-    room.add_up(0..first.dims()[0], tensors)
-        .then(|| room.into_tensor())
+/// Whether tensors are floats that sums can be written of here.
+pub(super) fn holds(tensor: &Tensor<1>) -> bool {
+    matches!(tensor.device().as_dispatch(), DispatchDevice::Flex(_))
+        && matches!(tensor.dtype(), DType::F32 | DType::F64)
+}
+
+/// The sum of tensors in their order: the bits that adding one after the other gives.
+pub(super) fn sum(tensors: Vec<Tensor<1>>) -> Tensor<1> {
+    let (elements, dtype) = (tensors[0].dims()[0], tensors[0].dtype());
+    let room = Room::new(elements, dtype);
+    room.add_up(0..elements, tensors);
+    room.into_tensor()
 }
 
 /// A tensor of the CPU that is put together from parts: some are computed here, others received into their place.
 #[derive(Debug)]
 pub(super) struct Room {
-    whole: FlexTensor,
+    memory: Arc<Bytes>,
     start: NonNull<u8>,
+    elements: usize,
+    dtype: DType,
 }
 
 /// A part of a tensor that is written once, by whoever has it, while others read and write other parts.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// Keeps the memory.
-    _whole: FlexTensor,
+    _memory: Arc<Bytes>,
     start: NonNull<u8>,
     bytes: usize,
 }
@@ -57,9 +66,8 @@ impl Place {
     }
 
     /// Writes a tensor of this size to the place.
-    pub(super) fn fill(&self, tensor: &DispatchTensor) {
-        let payload = Payload::Tensors(vec![tensor.clone()]);
-        self.write(Outgoing::of(payload).bytes());
+    pub(super) fn fill(&self, tensor: DispatchTensor) {
+        self.write(Outgoing::of(Payload::Tensors(vec![tensor])).bytes());
     }
 
     /// Writes bytes of this size to the place.
@@ -73,29 +81,24 @@ impl Place {
 }
 
 impl Room {
-    /// Room for so many elements of a tensor's type, if it is one of floats of the CPU.
-    pub(super) fn like(tensor: &Tensor<1>, elements: usize) -> Option<Self> {
-        let dtype = tensor.dtype();
-        if !matches!(dtype, DType::F32 | DType::F64) {
-            return None;
-        }
-        all_on_host(std::slice::from_ref(tensor))?;
+    /// Room for so many elements.
+    pub(super) fn new(elements: usize, dtype: DType) -> Self {
         let bytes = elements * dtype.size();
         let block = Block::new(bytes);
-        let start = block.start();
-        let layout = Layout::contiguous(Shape::from([elements]));
-        let whole = FlexTensor::from_arc(Arc::new(block.into_bytes(bytes)), layout, dtype);
-        Some(Self { whole, start })
+        Self {
+            start: block.start(),
+            memory: Arc::new(block.into_bytes(bytes)),
+            elements,
+            dtype,
+        }
     }
 
     /// A part of it, to be written.
     pub(super) fn place(&self, elements: Range<usize>) -> Place {
-        assert!(
-            elements.start <= elements.end && elements.end <= self.whole.layout().num_elements()
-        );
-        let size = self.whole.dtype().size();
+        assert!(elements.start <= elements.end && elements.end <= self.elements);
+        let size = self.dtype.size();
         Place {
-            _whole: self.whole.clone(),
+            _memory: self.memory.clone(),
             // SAFETY: within the memory.
             start: unsafe { self.start.add(elements.start * size) },
             bytes: elements.len() * size,
@@ -104,52 +107,49 @@ impl Room {
 
     /// A part of it that has been written.
     pub(super) fn part(&self, elements: Range<usize>) -> Tensor<1> {
-        float(self.whole.narrow(0, elements.start, elements.len()))
+        let layout = Layout::new(Shape::from([elements.len()]), vec![1], elements.start);
+        let part = FlexTensor::from_arc(self.memory.clone(), layout, self.dtype);
+        Tensor::from_dispatch(DispatchTensor::from_backend(BackendTensor::<Flex>::Float(
+            part,
+        )))
     }
 
-    /// Writes the sum of tensors, in their order, to a part; whether they are floats of the CPU.
-    pub(super) fn add_up(&self, elements: Range<usize>, tensors: &[Tensor<1>]) -> bool {
+    /// Writes the sum of tensors that it [holds], in their order, to a part.
+    pub(super) fn add_up(&self, elements: Range<usize>, tensors: Vec<Tensor<1>>) {
         let place = self.place(elements);
-        let Some(tensors) = all_on_host(tensors) else {
-            return false;
-        };
-        match self.whole.dtype() {
-            DType::F32 => add_up::<f32>(&place, &tensors),
-            _ => add_up::<f64>(&place, &tensors),
+        match self.dtype {
+            DType::F32 => add_up::<f32>(&place, &all_on_host(tensors)),
+            _ => add_up::<f64>(&place, &all_on_host(tensors)),
         }
-        true
     }
 
     /// All of it, when every part has been written.
     pub(super) fn into_tensor(self) -> Tensor<1> {
-        float(self.whole)
+        self.part(0..self.elements)
     }
 }
 
-/// Tensors one after the other, if they are floats of the CPU.
-pub(super) fn concatenation(tensors: &[Tensor<1>]) -> Option<Tensor<1>> {
-    let parts = all_on_host(tensors)?;
+/// Tensors that it [holds], one after the other.
+pub(super) fn concatenation(tensors: Vec<Tensor<1>>) -> Tensor<1> {
+    let dtype = tensors[0].dtype();
+    let parts = all_on_host(tensors);
     let elements = parts.iter().map(|part| part.layout().num_elements());
-    let room = Room::like(tensors.first()?, elements.sum())?;
+    let room = Room::new(elements.sum(), dtype);
     let mut start = 0;
     for part in &parts {
         let end = start + part.layout().num_elements();
         room.place(start..end).write(bytes(part));
         start = end;
     }
-    Some(room.into_tensor())
+    room.into_tensor()
 }
 
-/// The tensors, contiguous, if all of them are floats of the CPU.
-fn all_on_host(tensors: &[Tensor<1>]) -> Option<Vec<FlexTensor>> {
-    let on_host = tensors.iter().map(|tensor| {
-        let tensor = tensor.clone().into_dispatch();
-        match DispatchTensor::try_into_backend(tensor) {
-            Ok(BackendTensor::<Flex>::Float(tensor)) => Some(tensor.to_contiguous()),
-            _ => None,
-        }
-    });
-    on_host.collect()
+/// Contiguous tensors of the CPU.
+fn all_on_host(tensors: Vec<Tensor<1>>) -> Vec<FlexTensor> {
+    let tensors = tensors.into_iter().map(Tensor::into_dispatch);
+    tensors
+        .map(|tensor| on_host(tensor).to_contiguous())
+        .collect()
 }
 
 fn add_up<E: bytemuck::Pod + AddAssign>(place: &Place, tensors: &[FlexTensor]) {
@@ -172,11 +172,6 @@ fn add_up<E: bytemuck::Pod + AddAssign>(place: &Place, tensors: &[FlexTensor]) {
     }
 }
 
-fn float(tensor: FlexTensor) -> Tensor<1> {
-    let tensor = BackendTensor::<Flex>::Float(tensor);
-    Tensor::from_dispatch(DispatchTensor::from_backend(tensor))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,13 +191,13 @@ mod tests {
                 .map(|whole| whole.narrow(0, elements, elements))
                 .collect();
             let added = parts.iter().cloned().reduce(|lhs, rhs| lhs + rhs).unwrap();
-            let ours = sum(&parts).unwrap();
+            let ours = sum(parts.clone());
             ours.into_data().assert_eq(&added.into_data(), true);
-            let ours = concatenation(&parts).unwrap();
+            let ours = concatenation(parts.clone());
             ours.into_data()
                 .assert_eq(&Tensor::cat(parts, 0).into_data(), true);
         }
         let integers = Tensor::<1>::ones([3], (&device, DType::F16));
-        assert!(sum(&[integers]).is_none());
+        assert!(!holds(&integers));
     }
 }

@@ -76,7 +76,7 @@ impl Content {
             }
             Self::Handed(payload) if expected.accepts(&payload) => Ok(match (payload, expected) {
                 (Payload::Tensors(tensors), Expected::Place(place)) => {
-                    tensors.iter().for_each(|tensor| place.fill(tensor));
+                    tensors.iter().for_each(|tensor| place.fill(tensor.clone()));
                     Payload::Tensors(Vec::new())
                 }
                 (payload, _) => payload,

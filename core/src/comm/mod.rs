@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use burn::backend::DispatchTensor;
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Shape};
 
 pub use host::Place;
 
@@ -140,7 +140,7 @@ pub enum Expected {
     /// Tensors of these shapes.
     Tensors {
         /// Their shapes.
-        shapes: Vec<Vec<usize>>,
+        shapes: Vec<Shape>,
         /// Their element type.
         dtype: DType,
         /// The device that they are to lie on.
@@ -159,7 +159,7 @@ impl Expected {
             Self::Bytes => None,
             Self::Place(place) => Some(place.bytes()),
             Self::Tensors { shapes, dtype, .. } => {
-                let cells = shapes.iter().map(|shape| shape.iter().product::<usize>());
+                let cells = shapes.iter().map(Shape::num_elements);
                 Some(cells.sum::<usize>() * dtype.size())
             }
         }
@@ -176,7 +176,7 @@ impl Expected {
                     && shapes
                         .iter()
                         .zip(tensors)
-                        .all(|(shape, tensor)| shape[..] == tensor.shape()[..])
+                        .all(|(shape, tensor)| *shape == tensor.shape())
             }
             _ => false,
         }
@@ -186,7 +186,10 @@ impl Expected {
 impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tensors { shapes, dtype, .. } => write!(f, "{dtype:?} {shapes:?}"),
+            Self::Tensors { shapes, dtype, .. } => {
+                let shapes: Vec<&[usize]> = shapes.iter().map(|shape| &shape[..]).collect();
+                write!(f, "{dtype:?} {shapes:?}")
+            }
             Self::Place(place) => write!(f, "{} bytes of a larger tensor", place.bytes()),
             Self::Bytes => f.write_str("metadata"),
         }
@@ -206,50 +209,58 @@ pub struct Batch {
 
 /// A batch on its way; [`finish`](InFlight::finish) waits for what it receives. Batches may be finished in any order.
 #[must_use = "what a batch receives is lost if it is not finished"]
-pub struct InFlight {
-    finish: Box<dyn FnOnce() -> Result<Vec<Payload>>>,
-    drive: Option<Box<dyn Fn()>>,
+pub struct InFlight(Box<dyn Pending>);
+
+/// What an engine knows of a batch on its way.
+pub trait Pending {
+    /// Waits for the messages and returns them in the order of [`Batch::receives`].
+    ///
+    /// # Errors
+    /// Those of [`InFlight::finish`].
+    fn finish(self: Box<Self>) -> Result<Vec<Payload>>;
+
+    /// Has the messages driven on while the rank computes, on engines that do not do so by themselves.
+    fn in_background(&self) {}
+}
+
+impl<F: FnOnce() -> Result<Vec<Payload>>> Pending for F {
+    fn finish(self: Box<Self>) -> Result<Vec<Payload>> {
+        self()
+    }
 }
 
 impl InFlight {
-    /// A batch that `finish` completes.
-    pub fn new(finish: impl FnOnce() -> Result<Vec<Payload>> + 'static) -> Self {
-        Self {
-            finish: Box::new(finish),
-            drive: None,
-        }
-    }
-
-    /// This batch, with what makes its engine drive messages on while the rank computes.
-    pub fn driven_by(self, drive: impl Fn() + 'static) -> Self {
-        Self {
-            drive: Some(Box::new(drive)),
-            ..self
-        }
+    /// A batch on its way.
+    pub fn new(pending: impl Pending + 'static) -> Self {
+        Self(Box::new(pending))
     }
 
     /// Has the messages driven on while the rank computes, on engines that do not do so by themselves.
     ///
     /// For operators that have work to do before they [`finish`](Self::finish).
     pub fn in_background(&self) {
-        if let Some(drive) = &self.drive {
-            drive();
-        }
+        self.0.in_background();
     }
 
     /// This batch, with what is called with the time at which the rank began to wait, when all has come.
     pub(crate) fn then(self, seen: impl FnOnce(Instant) + 'static) -> Self {
-        let Self { finish, drive } = self;
-        let finish = move || {
-            let waited_from = Instant::now();
-            let payloads = finish()?;
-            seen(waited_from);
-            Ok(payloads)
-        };
-        Self {
-            finish: Box::new(finish),
-            drive,
+        struct Seen<F>(InFlight, F);
+
+        impl<F: FnOnce(Instant)> Pending for Seen<F> {
+            fn finish(self: Box<Self>) -> Result<Vec<Payload>> {
+                let Self(in_flight, seen) = *self;
+                let waited_from = Instant::now();
+                let payloads = in_flight.finish()?;
+                seen(waited_from);
+                Ok(payloads)
+            }
+
+            fn in_background(&self) {
+                self.0.in_background();
+            }
         }
+
+        Self::new(Seen(self, seen))
     }
 
     /// Waits for the messages and returns them in the order of [`Batch::receives`].
@@ -258,7 +269,7 @@ impl InFlight {
     /// A message that did not come within the timeout, belongs to another operation or is of another shape; a rank
     /// that ended.
     pub fn finish(self) -> Result<Vec<Payload>> {
-        (self.finish)()
+        self.0.finish()
     }
 }
 

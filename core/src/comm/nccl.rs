@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, DispatchDevice, DispatchTensor, TensorMetadata};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Shape, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::cuda::CudaRuntime;
 use burn_cubecl::kernel::into_contiguous;
@@ -384,7 +384,7 @@ impl Communicator for Nccl {
             let mut tensors = Vec::new();
             for shape in shapes {
                 // Flat, because rows of a matrix may be apart.
-                let elements = [shape.iter().product::<usize>()];
+                let elements = [shape.num_elements()];
                 let flat = Tensor::<1>::empty(elements, (device, *dtype)).into_dispatch();
                 let buffer = Buffer::of(flat.clone())?;
                 messages.push(Message {
@@ -439,7 +439,7 @@ impl Communicator for Nccl {
 /// What has come from a peer, if it sent as much as was expected.
 fn received(
     told: Payload,
-    tensors: Vec<(DispatchTensor, Vec<usize>)>,
+    tensors: Vec<(DispatchTensor, Shape)>,
     (rank, peer): (usize, usize),
     operation: &Operation,
 ) -> Result<Payload> {
@@ -461,6 +461,6 @@ fn received(
     }
     let shaped = tensors
         .into_iter()
-        .map(|(flat, shape)| reshaped(flat, shape.into()));
+        .map(|(flat, shape)| reshaped(flat, shape));
     Ok(Payload::Tensors(shaped.collect()))
 }

@@ -28,22 +28,21 @@ pub(super) enum Outgoing {
 impl Outgoing {
     /// The bytes of a payload: those of its tensor, if it is one that lies in one piece, else a copy.
     pub(super) fn of(payload: Payload) -> Self {
-        let length = payload.bytes();
-        let tensors = match payload {
+        let mut tensors: Vec<FlexTensor> = match payload {
             Payload::Bytes(bytes) => return Self::Bytes(bytes, 0),
-            Payload::Tensors(tensors) => tensors,
+            Payload::Tensors(tensors) => tensors.into_iter().map(on_host).collect(),
         };
-        let tensors: Vec<FlexTensor> = tensors.iter().map(on_host).collect();
-        if let [tensor] = &tensors[..]
-            && tensor.layout().is_contiguous()
+        if tensors.len() == 1
+            && let Some(tensor) = tensors.pop_if(|tensor| tensor.layout().is_contiguous())
         {
-            return Self::Tensor(tensor.clone());
+            return Self::Tensor(tensor);
         }
+        let size = |tensor: &FlexTensor| tensor.layout().num_elements() * tensor.dtype().size();
+        let length = tensors.iter().map(size).sum();
         let mut block = Block::new(length);
         let mut rest = &mut block.bytes_mut()[..length];
         for tensor in &tensors {
-            let bytes = tensor.layout().num_elements() * tensor.dtype().size();
-            let (cells, after) = rest.split_at_mut(bytes);
+            let (cells, after) = rest.split_at_mut(size(tensor));
             write_cells(tensor, cells);
             rest = after;
         }
@@ -71,24 +70,23 @@ pub(super) fn bytes(tensor: &FlexTensor) -> &[u8] {
 }
 
 /// A tensor in the memory of this process.
-fn on_host(tensor: &DispatchTensor) -> FlexTensor {
-    match DispatchTensor::try_into_backend(tensor.clone()) {
-        Ok(
-            BackendTensor::<Flex>::Float(tensor)
-            | BackendTensor::Int(tensor)
-            | BackendTensor::Bool(tensor),
-        ) => tensor,
-        // On another device. `Tensor<1>` only carries the data.
-        _ => {
-            let tensor = tensor.clone();
-            let data = match tensor.dtype() {
-                DType::Bool(_) => Tensor::<1, Bool>::from_dispatch(tensor).into_data(),
-                dtype if dtype.is_float() => Tensor::<1>::from_dispatch(tensor).into_data(),
-                _ => Tensor::<1, Int>::from_dispatch(tensor).into_data(),
-            };
-            FlexTensor::from_data(data)
-        }
+pub(super) fn on_host(tensor: DispatchTensor) -> FlexTensor {
+    if matches!(tensor.device(), DispatchDevice::Flex(_)) {
+        return match DispatchTensor::try_into_backend(tensor) {
+            Ok(
+                BackendTensor::<Flex>::Float(tensor)
+                | BackendTensor::Int(tensor)
+                | BackendTensor::Bool(tensor),
+            ) => tensor,
+            other => unreachable!("a tensor of the CPU is {other:?}"),
+        };
     }
+    // `Tensor<1>` only carries the data.
+    FlexTensor::from_data(match tensor.dtype() {
+        DType::Bool(_) => Tensor::<1, Bool>::from_dispatch(tensor).into_data(),
+        dtype if dtype.is_float() => Tensor::<1>::from_dispatch(tensor).into_data(),
+        _ => Tensor::<1, Int>::from_dispatch(tensor).into_data(),
+    })
 }
 
 /// Writes the elements of a tensor, in order.
@@ -132,11 +130,12 @@ impl Expected {
         // Several boxes share the memory of their message.
         let message = Arc::new(block.into_bytes(length));
         let mut start = 0;
-        let mut next = |shape: &Vec<usize>| {
-            let shape = Shape::from(shape.clone());
-            let whole = Layout::contiguous(shape.clone());
-            let layout = Layout::new(shape, whole.strides().to_vec(), start);
-            start += whole.num_elements();
+        let mut next = |shape: &Shape| {
+            let mut layout = Layout::contiguous(shape.clone());
+            if start > 0 {
+                layout = Layout::new(shape.clone(), layout.strides().to_vec(), start);
+            }
+            start += layout.num_elements();
             let cells = FlexTensor::from_arc(message.clone(), layout, *dtype);
             on_device(cells, *dtype, device)
         };

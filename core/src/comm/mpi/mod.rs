@@ -15,7 +15,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::{
-    Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings, within,
+    Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Pending, Settings,
+    within,
 };
 use crate::{Error, Result};
 use raw::{Incoming, Link};
@@ -214,21 +215,22 @@ impl Mpi {
 struct Receipt {
     engine: Arc<Mpi>,
     operation: Operation,
+    /// The ticket of the batch; those of what it receives follow.
     batch: Ticket,
     receives: Vec<(usize, Expected)>,
-    /// The tickets of messages that have not come.
-    tickets: Vec<Option<Ticket>>,
+    /// What has come of them.
+    payloads: Vec<Option<Payload>>,
 }
 
 impl Receipt {
     /// As long as a message of some megabytes takes within a host.
     const A_MOMENT: Duration = Duration::from_micros(300);
 
-    fn finish(mut self) -> Result<Vec<Payload>> {
-        let mut payloads: Vec<Option<Payload>> = self.receives.iter().map(|_| None).collect();
-        let shared = self.engine.shared.clone();
-        shared.waiting(|| self.wait(&mut payloads).and_then(|()| self.see_off()))?;
-        Ok(payloads.into_iter().flatten().collect())
+    /// Tickets of what has not come, and where in the batch it is.
+    fn missing(&self) -> impl Iterator<Item = (usize, Ticket)> {
+        let payloads = self.payloads.iter().zip(self.batch + 1..).enumerate();
+        let missing = payloads.filter(|(_, (payload, _))| payload.is_none());
+        missing.map(|(index, (_, ticket))| (index, ticket))
     }
 
     /// Waits a moment for messages to leave; the thread sees off those that take longer.
@@ -244,44 +246,42 @@ impl Receipt {
         Ok(())
     }
 
-    fn wait(&mut self, payloads: &mut [Option<Payload>]) -> Result<()> {
+    fn wait(&mut self) -> Result<()> {
         let engine = self.engine.clone();
+        let first = self.batch + 1;
+        let tickets = first..first + self.receives.len() as Ticket;
         let mut patience = Patience::default();
         loop {
-            let mut came = Vec::new();
             let silent = patience.waited();
-            let late = silent.is_some();
             let (moved, ended) = engine.enter(|traffic| {
-                if late {
+                if silent >= Some(Patience::SPINS) {
                     traffic.drive_others()?;
-                    let mut waited = self.tickets.iter().flatten();
-                    waited.try_for_each(|&ticket| traffic.look(ticket))?;
+                    self.missing()
+                        .try_for_each(|(_, ticket)| traffic.look(ticket))?;
                 }
                 let times = match silent {
                     Some(silent) if silent >= Patience::YIELDS => 1,
                     _ => SPINS,
                 };
-                let moved = traffic.watch(&self.tickets, times)? || traffic.drive()?;
+                let moved = traffic.watch(&tickets, times)? || traffic.drive()?;
                 let mut ended = None;
-                for (index, ticket) in self.tickets.iter_mut().enumerate() {
-                    let Some(waited) = *ticket else { continue };
-                    match traffic.take(waited) {
+                for (index, (peer, expected)) in self.receives.iter().enumerate() {
+                    let (payload, ticket) = (&mut self.payloads[index], first + index as Ticket);
+                    if payload.is_some() {
+                        continue;
+                    }
+                    match traffic.take(ticket) {
                         Some(arrival) => {
-                            came.push((index, arrival));
-                            *ticket = None;
+                            let came = engine.open(&self.operation, *peer, expected, arrival)?;
+                            *payload = Some(came);
                         }
-                        None if traffic.is_lost(waited) => ended = Some(index),
+                        None if traffic.is_lost(ticket) => ended = Some(index),
                         None => {}
                     }
                 }
                 Ok((moved, ended))
             })?;
-            for (index, arrival) in came {
-                let (peer, expected) = &self.receives[index];
-                let payload = engine.open(&self.operation, *peer, expected, arrival)?;
-                payloads[index] = Some(payload);
-            }
-            let Some(missing) = self.tickets.iter().position(Option::is_some) else {
+            let Some((missing, _)) = self.missing().next() else {
                 return Ok(());
             };
             let of = |index: usize| {
@@ -319,15 +319,30 @@ impl Receipt {
     }
 }
 
+impl Pending for Receipt {
+    fn finish(mut self: Box<Self>) -> Result<Vec<Payload>> {
+        let shared = self.engine.shared.clone();
+        shared.waiting(|| self.wait().and_then(|()| self.see_off()))?;
+        let came = std::mem::take(&mut self.payloads).into_iter();
+        Ok(came
+            .map(|payload| payload.expect("all have come"))
+            .collect())
+    }
+
+    fn in_background(&self) {
+        self.engine.shared.wake.notify_one();
+    }
+}
+
 impl Drop for Receipt {
     fn drop(&mut self) {
-        if self.tickets.iter().all(Option::is_none) {
+        if self.missing().next().is_none() {
             return;
         }
         self.engine.shared.wake.notify_one();
         let _ = self.engine.enter(|traffic| {
-            let tickets = self.tickets.iter().flatten();
-            tickets.for_each(|&ticket| traffic.forget(ticket));
+            self.missing()
+                .for_each(|(_, ticket)| traffic.forget(ticket));
             Ok(())
         });
     }
@@ -350,35 +365,30 @@ impl Communicator for Mpi {
         } = batch;
         let fingerprint = operation.fingerprint();
         let sends = sends.into_iter().map(|(peer, payload)| {
-            self.counters.count(&operation, payload.bytes());
-            (peer, wire::pack(payload))
+            let packed = wire::pack(payload);
+            self.counters.count(&operation, packed.bytes());
+            (peer, packed)
         });
         let sends: Vec<_> = sends.collect();
-        let (batch, tickets) = self.enter(|traffic| {
+        let batch = self.enter(|traffic| {
             let batch = traffic.ticket();
             // Before receiving: MPI copies a long message that waits already while it is asked for, and the peer would
             // wait for ours as long.
             for (peer, packed) in sends {
                 traffic.send(batch, peer, fingerprint, packed)?;
             }
-            let asks = receives.iter().map(|(peer, expected)| {
-                let ticket = traffic.ask(*peer, fingerprint, expected)?;
-                Ok(Some(ticket))
-            });
-            let tickets = asks.collect::<Result<Vec<_>>>()?;
-            Ok((batch, tickets))
+            for (peer, expected) in &receives {
+                traffic.ask(*peer, fingerprint, expected)?;
+            }
+            Ok(batch)
         })?;
-        let receipt = Receipt {
-            engine: self.clone(),
+        Ok(InFlight::new(Receipt {
+            payloads: receives.iter().map(|_| None).collect(),
+            engine: self,
             operation,
             batch,
             receives,
-            tickets,
-        };
-        Ok(
-            InFlight::new(move || receipt.finish())
-                .driven_by(move || self.shared.wake.notify_one()),
-        )
+        }))
     }
 
     fn fail(&self, cause: &str) {
@@ -415,6 +425,8 @@ impl Patience {
     /// A sleep is longer than what MPI can do between two calls: not while a long message is on its way.
     const YIELDS: Duration = Duration::from_millis(10);
     const SLEEP: Duration = Duration::from_micros(50);
+    /// Messages of some kilobytes take less, and a core that is given up comes back later than that.
+    const SPINS: Duration = Duration::from_micros(20);
 
     /// How long it has waited; `None` if it has not.
     fn waited(&self) -> Option<Duration> {
@@ -422,11 +434,10 @@ impl Patience {
     }
 
     fn wait(&mut self) {
-        let since = self.since.get_or_insert_with(Instant::now);
-        if since.elapsed() < Self::YIELDS {
-            std::thread::yield_now();
-        } else {
-            std::thread::sleep(Self::SLEEP);
+        match self.since.get_or_insert_with(Instant::now).elapsed() {
+            waited if waited < Self::SPINS => {}
+            waited if waited < Self::YIELDS => std::thread::yield_now(),
+            _ => std::thread::sleep(Self::SLEEP),
         }
     }
 }

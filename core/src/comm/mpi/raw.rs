@@ -7,6 +7,7 @@ use std::ops::Range;
 use ::mpi::Threading;
 use ::mpi::environment::Universe;
 use ::mpi::ffi;
+use smallvec::SmallVec;
 
 use super::wire::Tag;
 use crate::comm::Place;
@@ -269,7 +270,7 @@ pub(super) enum Incoming {
 ///
 /// If it is dropped before, its memory is leaked: MPI may still use it.
 pub(super) struct Transfer<M> {
-    requests: Vec<ffi::MPI_Request>,
+    requests: SmallVec<[ffi::MPI_Request; 1]>,
     /// How many of the requests are complete.
     done: usize,
     /// What has come, if it receives.
@@ -283,7 +284,7 @@ unsafe impl<M: Send> Send for Transfer<M> {}
 impl<M> Transfer<M> {
     fn new(memory: M) -> Self {
         Self {
-            requests: Vec::with_capacity(1),
+            requests: SmallVec::new(),
             done: 0,
             bytes: 0,
             memory: ManuallyDrop::new(memory),

@@ -1,5 +1,7 @@
 //! What a rank has in transit: messages that leave, and those that are expected.
 
+use std::ops::Range;
+
 use super::raw::{Incoming, Link, Step, Transfer};
 use super::wire::{self, Packed, Part, Tag, Tags};
 use crate::Result;
@@ -148,7 +150,7 @@ impl Traffic {
         let number = self.peers[peer].sent;
         self.peers[peer].sent = number.wrapping_add(1);
         let messages = match packed {
-            Packed::Tensors(memory, bytes) => [Some((Part::Whole(bytes), memory)), None],
+            Packed::Tensors(memory) => [Some((Part::Whole(memory.bytes().len()), memory)), None],
             Packed::Metadata(first, rest) => [
                 Some((Part::First, first)),
                 rest.map(|rest| (Part::Rest, rest)),
@@ -168,15 +170,12 @@ impl Traffic {
         tag: Tag,
         memory: Outgoing,
     ) -> Result<()> {
-        let mut transfer = self.link.send(peer, tag, memory)?;
-        match self.link.poll(&mut transfer)? {
-            Step::Complete => drop(transfer.into_memory()),
-            _ => self.leaving.push(Leaving {
-                batch,
-                peer,
-                transfer,
-            }),
-        }
+        let transfer = self.link.send(peer, tag, memory)?;
+        self.leaving.push(Leaving {
+            batch,
+            peer,
+            transfer,
+        });
         Ok(())
     }
 
@@ -254,13 +253,13 @@ impl Traffic {
     /// Watches for the first message of these tickets that has not come, at most so many times; whether one is there.
     ///
     /// One call of MPI at a time drives on all of a rank's messages.
-    pub(super) fn watch(&mut self, tickets: &[Option<Ticket>], times: u32) -> Result<bool> {
+    pub(super) fn watch(&mut self, tickets: &Range<Ticket>, times: u32) -> Result<bool> {
         let mut arrived = self.arrived.iter();
-        if arrived.any(|(ticket, _)| tickets.contains(&Some(*ticket))) {
+        if arrived.any(|(ticket, _)| tickets.contains(ticket)) {
             return Ok(true);
         }
         let mut asks = self.asks.iter();
-        let Some(place) = asks.position(|ask| tickets.contains(&Some(ask.ticket))) else {
+        let Some(place) = asks.position(|ask| tickets.contains(&ask.ticket)) else {
             return Ok(false);
         };
         for _ in 0..times {

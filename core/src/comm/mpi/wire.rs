@@ -92,18 +92,29 @@ const SIZE: usize = size_of::<u64>();
 
 /// A payload as what is sent.
 pub(super) enum Packed {
-    /// All of it, and its size in bytes.
-    Tensors(Outgoing, usize),
+    /// All of it.
+    Tensors(Outgoing),
     /// The size with the first bytes, and the others if there are any.
     Metadata(Outgoing, Option<Outgoing>),
 }
 
+impl Packed {
+    /// The size of the payload in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        let size = |memory: &Outgoing| memory.bytes().len();
+        match self {
+            Self::Tensors(all) => size(all),
+            Self::Metadata(first, rest) => size(first) - SIZE + rest.as_ref().map_or(0, size),
+        }
+    }
+}
+
 /// Makes a payload ready to be sent.
 pub(super) fn pack(payload: Payload) -> Packed {
-    let length = payload.bytes();
     let Payload::Bytes(bytes) = payload else {
-        return Packed::Tensors(Outgoing::of(payload), length);
+        return Packed::Tensors(Outgoing::of(payload));
     };
+    let length = bytes.len();
     let mut first = Block::new(FIRST);
     let (size, room) = first.bytes_mut().split_at_mut(SIZE);
     size.copy_from_slice(&(length as u64).to_ne_bytes());
