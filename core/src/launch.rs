@@ -4,165 +4,24 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use burn::module::Module;
 use burn::tensor::Device;
 
 #[cfg(feature = "cube")]
 use crate::comm::handle;
 use crate::comm::local::Hub;
 use crate::comm::tcp::{Rendezvous, Tcp};
-use crate::comm::{CommStats, Communicator, Overlap, Settings, collectives};
+use crate::comm::{Communicator, Overlap, Settings};
 use crate::mesh::{DeviceMesh, MeshShape};
-use crate::{Error, RandomKey, Result, module, trace};
+use crate::world::World;
+use crate::{Error, Result, trace};
 
 /// How long ranks may go on after another one has failed, before the process is ended.
 pub(crate) const GRACE: Duration = Duration::from_secs(3);
-
-/// What a rank's program sees of the world: who it is, its device, and how to build meshes.
-#[derive(Clone, Debug)]
-pub struct World {
-    comm: Arc<dyn Communicator>,
-    device: Device,
-    seed: u64,
-    /// How many modules have been made; equal on all ranks, because they make them together.
-    modules: Arc<AtomicU64>,
-}
-
-impl World {
-    /// This rank, from 0.
-    pub fn rank(&self) -> usize {
-        self.comm.rank()
-    }
-
-    /// The number of ranks.
-    pub fn size(&self) -> usize {
-        self.comm.size()
-    }
-
-    /// Whether this is rank 0, which reads, prints and writes.
-    pub fn is_root(&self) -> bool {
-        self.rank() == 0
-    }
-
-    /// This rank's device, with autodiff.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// The seed of the job.
-    pub fn seed(&self) -> u64 {
-        self.seed
-    }
-
-    /// A mesh over all ranks.
-    ///
-    /// # Errors
-    /// Sizes that do not multiply to the number of ranks, and an axis name that occurs twice.
-    pub fn mesh<const N: usize>(&self, axes: [(&str, usize); N]) -> Result<DeviceMesh> {
-        self.mesh_of(&axes)
-    }
-
-    /// [`mesh`](Self::mesh) for a number of axes that is known at run time.
-    ///
-    /// # Errors
-    /// Those of [`mesh`](Self::mesh).
-    pub fn mesh_of(&self, axes: &[(&str, usize)]) -> Result<DeviceMesh> {
-        let shape = MeshShape::new(axes, (0..self.size()).collect())?;
-        DeviceMesh::new(shape, self.comm.clone(), self.device.clone())
-    }
-
-    /// The connection to the other ranks.
-    pub fn comm(&self) -> &Arc<dyn Communicator> {
-        &self.comm
-    }
-
-    /// What this rank has sent so far.
-    pub fn comm_stats(&self) -> CommStats {
-        self.comm.counters().snapshot()
-    }
-
-    /// Waits until every rank is here.
-    ///
-    /// # Errors
-    /// A rank that does not come in time, or that ended.
-    pub fn barrier(&self) -> Result<()> {
-        collectives::barrier(&self.comm, &self.everyone())
-    }
-
-    /// Sends bytes from one rank to all.
-    ///
-    /// # Errors
-    /// A failure of communication.
-    pub fn broadcast_bytes(&self, source: usize, bytes: Option<Vec<u8>>) -> Result<Vec<u8>> {
-        let operation = crate::Operation::new("broadcast_bytes", crate::Traffic::Control, None);
-        collectives::broadcast_bytes(&self.comm, &self.everyone(), source, &operation, bytes)
-    }
-
-    /// Makes a module with the same parameters on all ranks.
-    ///
-    /// Parameters are drawn from the job's seed and the number of modules made before, and those of rank 0 are sent to
-    /// the others; each rank owns its leaves.
-    ///
-    /// # Errors
-    /// A failure of communication.
-    pub fn init<M: Module>(&self, make: impl FnOnce(&Device) -> M) -> Result<M> {
-        let module = self.modules.fetch_add(1, Ordering::Relaxed);
-        let seed = RandomKey::new(self.seed, ("module", module)).number();
-        let made = module::seeded(&self.device, seed, make);
-        self.sync_module(made, 0)
-    }
-
-    /// Gives every rank the parameters that rank `source` has, as leaves of its own.
-    ///
-    /// Also for a module that was made outside of the ranks' program: ranks that are threads must not share leaves.
-    /// Float parameters are sent. Running statistics, as of a batch norm, stay shared between clones of one module:
-    /// make such a module with [`init`](Self::init).
-    ///
-    /// # Errors
-    /// A module of another structure on this rank than on the source; a failure of communication.
-    pub fn sync_module<M: Module>(&self, module: M, source: usize) -> Result<M> {
-        module::sync(&self.comm, &self.everyone(), source, &self.device, module)
-    }
-
-    /// Checks that the parameters of all ranks are equal, bit for bit.
-    ///
-    /// # Errors
-    /// Names the first parameter that differs, and the ranks.
-    pub fn check_replicas<M: Module>(&self, module: &M) -> Result<()> {
-        module::check_replicas(&self.comm, &self.everyone(), module)
-    }
-
-    /// Collects what all ranks have recorded and writes it, on rank 0.
-    fn write_trace(&self, file: &Path) -> Result<()> {
-        let own = trace::end().unwrap_or_default();
-        let operation = crate::Operation::new("trace", crate::Traffic::Control, None);
-        let all = collectives::all_gather_bytes(
-            &self.comm,
-            &self.everyone(),
-            &operation,
-            own.as_bytes(),
-        )?;
-        if self.is_root() {
-            let ranks = all
-                .iter()
-                .map(|events| String::from_utf8_lossy(events).into_owned());
-            let document = trace::document(&ranks.collect::<Vec<_>>());
-            std::fs::write(file, document)
-                .map_err(|error| Error::other(format!("{}: {error}", file.display())))?;
-        }
-        Ok(())
-    }
-
-    fn everyone(&self) -> Vec<usize> {
-        (0..self.size()).collect()
-    }
-}
 
 /// How ranks are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -379,15 +238,11 @@ impl Launcher {
         }
         let device = device.autodiff();
         let watched = self.settings.log || self.trace.is_some();
-        let world = |comm: Arc<dyn Communicator>| World {
-            comm: if watched {
-                Arc::new(trace::Seen::new(comm))
-            } else {
-                comm
-            },
-            device: device.clone(),
-            seed: self.seed,
-            modules: Arc::default(),
+        let world = |mut comm: Arc<dyn Communicator>| {
+            if watched {
+                comm = Arc::new(trace::Seen::new(comm));
+            }
+            World::new(comm, device.clone(), self.seed)
         };
         let program = |world: World| match &self.trace {
             None => program(world),

@@ -25,15 +25,16 @@ mod region;
 mod rng;
 mod tensor;
 pub mod trace;
+mod world;
 
 pub use bridge::{Direction, Exchange, Move};
 pub use cache::PlanCache;
 pub use comm::{
     Batch, CommStats, Communicator, Count, Counters, Expected, InFlight, Operation, Overlap,
-    Payload, Place, Settings, Traffic,
+    Payload, Pending, Place, Settings, Traffic,
 };
 pub use error::{Error, Result};
-pub use launch::{Launcher, World};
+pub use launch::Launcher;
 pub use layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 pub use memory::release_memory;
 pub use mesh::{DeviceMesh, MeshShape};
@@ -41,3 +42,4 @@ pub use plan::{ExchangePlan, Need, Piece, Source, Transfer};
 pub use region::{Boundary, IndexBox, Segment, segments};
 pub use rng::{Distribution, RandomKey, philox4x32_10};
 pub use tensor::{Halo, LocalGradient, ShardTensor, scatter_tensor};
+pub use world::World;

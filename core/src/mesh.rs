@@ -98,17 +98,16 @@ impl MeshShape {
         ravel(coords, &self.sizes)
     }
 
-    /// The positions that differ from `position` in the given axes only, in row-major order.
+    /// The positions that differ from `position` in the given axes only, which differ, in row-major order.
     pub fn group(&self, position: usize, axes: &[usize]) -> Vec<usize> {
         let line = |axis: usize| {
             let stride: usize = self.sizes[axis + 1..].iter().product();
             (self.sizes[axis], stride)
         };
-        let along = axes.iter().map(|&axis| {
+        let origin = axes.iter().fold(position, |at, &axis| {
             let (size, stride) = line(axis);
-            position / stride % size * stride
+            at - at / stride % size * stride
         });
-        let origin = position - along.sum::<usize>();
         axes.iter().fold(vec![origin], |group, &axis| {
             let (size, stride) = line(axis);
             let lines = group
@@ -132,8 +131,12 @@ impl MeshShape {
             .zip(&axes)
             .map(|(name, &axis)| (*name, self.sizes[axis]))
             .collect();
-        let ranks = self.group(position, &axes);
-        Self::new(&shape, ranks.iter().map(|&p| self.ranks[p]).collect())
+        let positions: usize = shape.iter().map(|(_, size)| size).product();
+        // Before positions are looked up, which needs axes that differ.
+        let mut mesh = Self::new(&shape, (0..positions).collect())?;
+        let group = self.group(position, &axes).into_iter();
+        mesh.ranks = group.map(|position| self.ranks[position]).collect();
+        Ok(mesh)
     }
 }
 
@@ -309,6 +312,8 @@ mod tests {
         assert_eq!(mesh.position(&[1, 1]), 4);
         assert_eq!(mesh.group(4, &[1]), [3, 4, 5]);
         assert_eq!(mesh.group(4, &[0]), [1, 4]);
+        assert_eq!(mesh.group(4, &[0, 1]), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(mesh.group(4, &[1, 0]), [0, 3, 1, 4, 2, 5]);
         assert_eq!(mesh.submesh(4, &["lat"]).unwrap().ranks(), [3, 4, 5]);
     }
 
@@ -327,6 +332,9 @@ mod tests {
         let error = |axes: &[(&str, usize)]| MeshShape::new(axes, ranks()).unwrap_err().to_string();
         assert!(error(&[("lat", 3)]).contains("multiply to 3, but there are 4 ranks"));
         assert!(error(&[("lat", 2), ("lat", 2)]).contains("\"lat\" is named twice"));
+        let mesh = MeshShape::new(&[("lat", 2), ("lon", 2)], ranks()).unwrap();
+        let twice = mesh.submesh(3, &["lon", "lon"]).unwrap_err().to_string();
+        assert!(twice.contains("\"lon\" is named twice"));
         let mesh = MeshShape::new(&[("lat", 4)], ranks()).unwrap();
         let unknown = mesh.axis("lon").unwrap_err().to_string();
         assert!(unknown.contains("no axis \"lon\"") && unknown.contains("\"lat\""));

@@ -407,11 +407,13 @@ fn dropped_in_flight(world: World) -> Result<()> {
 
 /// A long message of another operation is an error, and the next one is not taken for it.
 fn unexpected_in_flight(world: World) -> Result<()> {
+    // In several pieces, the last of which is none of the shortest.
+    const LONG: usize = (4 << 20) + 5000;
     let peer = 1 - world.rank();
     let exchange = |name, byte| {
         let in_flight = world.comm().clone().start(Batch {
             operation: Operation::new(name, Traffic::Control, None),
-            sends: vec![(peer, Payload::Bytes(vec![byte; 1 << 20]))],
+            sends: vec![(peer, Payload::Bytes(vec![byte; LONG]))],
             receives: vec![(peer, Expected::Bytes)],
         })?;
         in_flight.finish()
@@ -419,7 +421,7 @@ fn unexpected_in_flight(world: World) -> Result<()> {
     let error = exchange(["sum", "mean"][world.rank()], 1).expect_err("operations differ");
     assert!(matches!(error, Error::Diverged { .. }), "{error}");
     let received = exchange("same", 2)?;
-    assert!(matches!(&received[..], [Payload::Bytes(bytes)] if *bytes == vec![2; 1 << 20]));
+    assert!(matches!(&received[..], [Payload::Bytes(bytes)] if *bytes == vec![2; LONG]));
     Ok(())
 }
 

@@ -42,7 +42,7 @@ pub(crate) struct Mpi {
 
 /// What the rank shares with the thread that drives its messages on.
 struct Shared {
-    /// Held during every call of MPI; `None` when MPI is finalised.
+    /// Held during every call of MPI, and while a payload that has come is made tensors; `None` when MPI is finalised.
     traffic: Mutex<Option<Traffic>>,
     /// Something is in transit, or all is over.
     wake: Condvar,
@@ -254,7 +254,7 @@ impl Receipt {
         loop {
             let silent = patience.waited();
             let (moved, ended) = engine.enter(|traffic| {
-                if silent >= Some(Patience::SPINS) {
+                if silent >= Some(Patience::SPIN) {
                     traffic.drive_others()?;
                     self.missing()
                         .try_for_each(|(_, ticket)| traffic.look(ticket))?;
@@ -426,7 +426,7 @@ impl Patience {
     const YIELDS: Duration = Duration::from_millis(10);
     const SLEEP: Duration = Duration::from_micros(50);
     /// Messages of some kilobytes take less, and a core that is given up comes back later than that.
-    const SPINS: Duration = Duration::from_micros(20);
+    const SPIN: Duration = Duration::from_micros(20);
 
     /// How long it has waited; `None` if it has not.
     fn waited(&self) -> Option<Duration> {
@@ -435,7 +435,7 @@ impl Patience {
 
     fn wait(&mut self) {
         match self.since.get_or_insert_with(Instant::now).elapsed() {
-            waited if waited < Self::SPINS => {}
+            waited if waited < Self::SPIN => {}
             waited if waited < Self::YIELDS => std::thread::yield_now(),
             _ => std::thread::sleep(Self::SLEEP),
         }

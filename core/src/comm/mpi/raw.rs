@@ -15,9 +15,13 @@ use crate::comm::wire::Outgoing;
 use crate::memory::Block;
 use crate::{Error, Result};
 
-/// A transfer is made of messages of at most so many bytes: MPI counts in `int`, and each one that has come shows that
-/// a long transfer goes on.
+/// A long transfer is made of messages of at most so many bytes: MPI counts in `int`, and each one that has come shows
+/// that it goes on.
 const PIECE: usize = 4 << 20;
+/// What Open MPI sends within a host at once: 4096 bytes with a header. Longer messages begin with a question and its
+/// answer, so that two short ones are faster than one of up to twice this size. (A peer that disagrees about a size whose
+/// tag happens to be the same may then be told apart by the timeout only, as with sizes of several pieces.)
+const AT_ONCE: usize = 4032;
 
 /// A communicator of our own over all processes of the job. MPI is finalised when it is dropped.
 pub(super) struct Link {
@@ -118,7 +122,7 @@ impl Link {
         let (start, bytes) = (memory.bytes().as_ptr(), memory.bytes().len());
         let (peer, tag) = (peer as c_int, tag.0 as c_int);
         // SAFETY: MPI is open; the transfer keeps the memory alive and unchanged until its requests are complete.
-        Transfer::new(memory).post("MPI_Isend", start, bytes, |start, count, request| unsafe {
+        let post = |start: *const u8, count, request| unsafe {
             let start = start.cast();
             ffi::MPI_Isend(
                 start,
@@ -129,12 +133,36 @@ impl Link {
                 self.comm,
                 request,
             )
-        })
+        };
+        Transfer::new(memory).post("MPI_Isend", start, bytes, most(bytes), post)
     }
 
     /// Starts to receive what a peer sends into a range of memory: all of it, or less if that is less than a piece.
     pub(super) fn receive(
         &self,
+        peer: usize,
+        tag: Tag,
+        memory: Incoming,
+        to: Range<usize>,
+    ) -> Result<Transfer<Incoming>> {
+        let most = most(to.len());
+        self.receive_by(most, peer, tag, memory, to)
+    }
+
+    /// Starts to receive one message.
+    pub(super) fn receive_message(
+        &self,
+        peer: usize,
+        tag: Tag,
+        memory: Block,
+    ) -> Result<Transfer<Incoming>> {
+        let bytes = memory.size();
+        self.receive_by(bytes.max(1), peer, tag, Incoming::Block(memory), 0..bytes)
+    }
+
+    fn receive_by(
+        &self,
+        most: usize,
         peer: usize,
         tag: Tag,
         memory: Incoming,
@@ -150,7 +178,7 @@ impl Link {
         let bytes = to.len();
         let (peer, tag) = (peer as c_int, tag.0 as c_int);
         // SAFETY: MPI is open; the transfer keeps the memory, which has room for the bytes, until its requests are complete.
-        Transfer::new(memory).post("MPI_Irecv", start, bytes, |start, count, request| unsafe {
+        let post = |start: *const u8, count, request| unsafe {
             let start = start.cast_mut().cast();
             ffi::MPI_Irecv(
                 start,
@@ -161,7 +189,8 @@ impl Link {
                 self.comm,
                 request,
             )
-        })
+        };
+        Transfer::new(memory).post("MPI_Irecv", start, bytes, most, post)
     }
 
     /// Drives a transfer on.
@@ -239,11 +268,16 @@ fn bytes(status: &ffi::MPI_Status) -> Result<usize> {
     Ok(bytes as usize)
 }
 
+/// The most bytes of a message of a transfer.
+fn most(bytes: usize) -> usize {
+    if bytes <= 2 * AT_ONCE { AT_ONCE } else { PIECE }
+}
+
 /// Start and size of the messages of a transfer; at least one.
-fn pieces(start: *const u8, bytes: usize) -> impl Iterator<Item = (*const u8, c_int)> {
-    (0..bytes.div_ceil(PIECE).max(1)).map(move |piece| {
-        let from = piece * PIECE;
-        (start.wrapping_add(from), (bytes - from).min(PIECE) as c_int)
+fn pieces(start: *const u8, bytes: usize, most: usize) -> impl Iterator<Item = (*const u8, c_int)> {
+    (0..bytes.div_ceil(most).max(1)).map(move |piece| {
+        let from = piece * most;
+        (start.wrapping_add(from), (bytes - from).min(most) as c_int)
     })
 }
 
@@ -270,7 +304,7 @@ pub(super) enum Incoming {
 ///
 /// If it is dropped before, its memory is leaked: MPI may still use it.
 pub(super) struct Transfer<M> {
-    requests: SmallVec<[ffi::MPI_Request; 1]>,
+    requests: SmallVec<[ffi::MPI_Request; 2]>,
     /// How many of the requests are complete.
     done: usize,
     /// What has come, if it receives.
@@ -297,9 +331,10 @@ impl<M> Transfer<M> {
         name: &str,
         start: *const u8,
         bytes: usize,
+        most: usize,
         call: impl Fn(*const u8, c_int, *mut ffi::MPI_Request) -> c_int,
     ) -> Result<Self> {
-        for (start, count) in pieces(start, bytes) {
+        for (start, count) in pieces(start, bytes, most) {
             let mut request = MaybeUninit::uninit();
             check(name, call(start, count, request.as_mut_ptr()))?;
             // SAFETY: the call succeeded, so it wrote the request.

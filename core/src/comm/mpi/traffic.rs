@@ -103,13 +103,8 @@ impl Traffic {
         self.next - 1
     }
 
-    /// Asks for the next payload of a peer, of an operation's fingerprint.
-    pub(super) fn ask(
-        &mut self,
-        peer: usize,
-        fingerprint: u64,
-        expected: &Expected,
-    ) -> Result<Ticket> {
+    /// Asks for the next payload of a peer, of an operation's fingerprint. The tickets of a batch's asks follow its own.
+    pub(super) fn ask(&mut self, peer: usize, fingerprint: u64, expected: &Expected) -> Result<()> {
         let bytes = expected.bytes();
         self.listen(peer)?;
         let ticket = self.ticket();
@@ -136,7 +131,7 @@ impl Traffic {
             begun: 0,
             transfer: self.link.receive(peer, tag, memory, 0..room)?,
         });
-        Ok(ticket)
+        Ok(())
     }
 
     /// Starts to send a payload. A short one is on its way when this returns.
@@ -372,9 +367,7 @@ impl Traffic {
 
     /// Receives a message that nobody asked for, so that its sender can go on.
     fn discard(&mut self, peer: usize, tag: Tag, bytes: usize) -> Result<()> {
-        let stray = self
-            .link
-            .receive(peer, tag, Incoming::Block(Block::new(bytes)), 0..bytes)?;
+        let stray = self.link.receive_message(peer, tag, Block::new(bytes))?;
         self.strays.push(stray);
         Ok(())
     }

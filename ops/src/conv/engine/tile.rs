@@ -186,9 +186,9 @@ impl TileLayout {
         self.row * self.met.iter().filter(|met| **met).count()
     }
 
-    /// Elements of a tile of so many channels.
+    /// Elements of a tile of so many channels, whatever its lead.
     pub(crate) fn len(&self, channels: usize) -> usize {
-        self.lead + self.channel * channels + MARGIN
+        ALIGN + self.channel * channels + MARGIN
     }
 
     /// Where the source cell lies that a tap's offset meets at the tile's origin.
