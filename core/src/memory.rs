@@ -66,17 +66,17 @@ pub fn release_memory() {
     pool.shrink();
 }
 
-impl Pool {
-    /// Kept blocks of about a size.
-    fn of_size(&mut self, bytes: usize) -> &mut VecDeque<(u64, Block)> {
-        &mut self.kept[(bytes.ilog2() - SMALL_BITS) as usize]
-    }
+/// Where blocks of about a size are kept.
+fn place(bytes: usize) -> usize {
+    (bytes.ilog2() - SMALL_BITS) as usize
+}
 
+impl Pool {
     /// A kept block that is at most a quarter larger than needed.
     fn take(&mut self, bytes: usize) -> Option<Block> {
         let most = bytes + bytes / 4;
-        let block = [bytes, most].iter().find_map(|size| {
-            let kept = self.of_size(*size);
+        let block = (place(bytes)..=place(most)).find_map(|place| {
+            let kept = &mut self.kept[place];
             // The latest first: it is likely to be in a cache.
             let latest = kept.iter().enumerate().rev();
             let sizes = latest.map(|(index, (_, block))| (index, block.layout.size()));
@@ -94,8 +94,7 @@ impl Pool {
         self.used_bytes -= bytes;
         self.kept_bytes += bytes;
         self.now += 1;
-        let now = self.now;
-        self.of_size(bytes).push_back((now, block));
+        self.kept[place(bytes)].push_back((self.now, block));
         self.shrink();
     }
 

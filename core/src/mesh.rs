@@ -98,7 +98,7 @@ impl MeshShape {
         ravel(coords, &self.sizes)
     }
 
-    /// The positions that differ from `position` in the given axes only, which differ, in row-major order.
+    /// The positions that differ from `position` in the given axes only, each named once, in row-major order.
     pub fn group(&self, position: usize, axes: &[usize]) -> Vec<usize> {
         let line = |axis: usize| {
             let stride: usize = self.sizes[axis + 1..].iter().product();

@@ -16,7 +16,7 @@ use crate::memory::Block;
 /// Elements that are added before the next ones: they stay in the first-level cache.
 const STRETCH: usize = 2048;
 
-/// Whether tensors are floats that sums can be written of here.
+/// Whether a tensor is one of floats of the CPU, which is what is added and put together here.
 pub(super) fn holds(tensor: &Tensor<1>) -> bool {
     matches!(tensor.device().as_dispatch(), DispatchDevice::Flex(_))
         && matches!(tensor.dtype(), DType::F32 | DType::F64)
@@ -114,7 +114,7 @@ impl Room {
         )))
     }
 
-    /// Writes the sum of tensors that it [holds], in their order, to a part.
+    /// Writes the sum of tensors of which each [`holds`], in their order, to a part.
     pub(super) fn add_up(&self, elements: Range<usize>, tensors: Vec<Tensor<1>>) {
         let place = self.place(elements);
         match self.dtype {
@@ -129,7 +129,7 @@ impl Room {
     }
 }
 
-/// Tensors that it [holds], one after the other.
+/// Tensors of which each [`holds`], one after the other.
 pub(super) fn concatenation(tensors: Vec<Tensor<1>>) -> Tensor<1> {
     let dtype = tensors[0].dtype();
     let parts = all_on_host(tensors);

@@ -425,7 +425,7 @@ impl Patience {
     /// A sleep is longer than what MPI can do between two calls: not while a long message is on its way.
     const YIELDS: Duration = Duration::from_millis(10);
     const SLEEP: Duration = Duration::from_micros(50);
-    /// Messages of some kilobytes take less, and a core that is given up comes back later than that.
+    /// Messages of some kilobytes take less.
     const SPIN: Duration = Duration::from_micros(20);
 
     /// How long it has waited; `None` if it has not.

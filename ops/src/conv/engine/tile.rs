@@ -426,7 +426,7 @@ unsafe fn copy<S: Simd, E: Element>(simd: S, to: &mut [E], source: *const E) {
         };
         let to = to.as_mut_ptr();
         E::store::<S>(to, E::load::<S>(source));
-        // Stores that cross cache lines take twice as long.
+        // Whole cache lines, where the columns begin at one in the tile.
         let vector = lanes * size_of::<E>();
         let mut column = (vector - to.addr() % vector) / size_of::<E>();
         while column < last {
