@@ -5,6 +5,10 @@ use std::marker::PhantomData;
 
 use super::simd::Element;
 
+/// Bytes of a cache line.
+#[cfg(target_arch = "x86_64")]
+const LINE: usize = 64;
+
 /// A strided view of a dense buffer, of `N` dims. Strides count elements; they may be negative, or zero.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a, E, const N: usize> {
@@ -107,6 +111,26 @@ pub(crate) fn prefetch(address: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
+}
+
+/// Asks for the cache lines of a block that will be written: so many rows of so many elements, `stride` apart.
+///
+/// Writing to a line that is in no cache begins with fetching it.
+#[inline(always)]
+pub(crate) fn prefetch_to_write<E>(first: *const E, [rows, elements]: [usize; 2], stride: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for row in 0..rows {
+        for column in (0..elements).step_by(LINE / size_of::<E>()) {
+            let address = first.wrapping_add(row * stride + column);
+            // SAFETY: a hint that never faults; every processor of this architecture has it.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_ET0>(address.cast());
+            }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (first, rows, elements, stride);
 }
 
 /// A scratch buffer of this thread, kept between calls: what it holds is left from earlier ones.

@@ -102,6 +102,12 @@ impl<E: Element> Job<'_, E> {
     fn cells(&self) -> usize {
         self.shape.iter().product()
     }
+
+    /// The multiplications of a part.
+    fn products(&self, part: &Correlation) -> usize {
+        let results: usize = part.count.iter().product();
+        results * self.batch * self.groups * self.outputs * self.inputs * part.taps.len()
+    }
 }
 
 struct Whole<'a, E, W> {
@@ -131,9 +137,7 @@ impl<E: Element, W: Fn([usize; 4]) -> E + Sync> WithSimd for Whole<'_, E, W> {
             let part = Part::new::<S>(job, correlation, weight);
             let tasks = 0..job.batch * job.groups * part.tiles * part.ranges;
             let run = |index| simd.vectorize(Task::new(job, &part, index, output));
-            let results: usize = correlation.count.iter().product();
-            let channels = job.batch * job.groups * job.outputs * job.inputs;
-            if results * channels * correlation.taps.len() < SERIAL {
+            if job.products(correlation) < SERIAL {
                 tasks.for_each(run);
             } else {
                 tasks.into_par_iter().with_max_len(1).for_each(run);
@@ -162,7 +166,8 @@ impl<'a, E: Element> Part<'a, E> {
         let fits = |layout: &TileLayout, _: Dims| {
             layout.copied() <= room && layout.len(block) <= most_room
         };
-        let tasks = TASKS.div_ceil(job.batch * job.groups);
+        let tasks = (job.products(correlation) / SERIAL).clamp(1, TASKS);
+        let tasks = tasks.div_ceil(job.batch * job.groups);
         let most = job.outputs.div_ceil(OUTPUTS);
         let tile = tile_extents(correlation, [strip, STRIPS], tasks.div_ceil(most), fits);
         let tiles = (0..3)
@@ -348,11 +353,16 @@ impl<E: Element> Task<'_, E> {
         let last = block.end == job.inputs;
         // Every strip fetches its share of what comes next.
         let ahead = self.ahead(&block);
-        let strips = |(_, height)| {
-            let width = strip::width::<S>(height) * E::lanes::<S>();
-            size[0] * size[1] * size[2].div_ceil(width)
+        let across = |vectors: usize| size[2].div_ceil(vectors * E::lanes::<S>());
+        let strips = match part.rows {
+            Some(_) => size[0] * (size[1] / ROWS) * across(rows::width::<S>()),
+            None => {
+                let widths = self
+                    .panels::<S>()
+                    .map(|(_, height)| strip::width::<S>(height));
+                size[0] * size[1] * widths.map(across).sum::<usize>()
+            }
         };
-        let strips: usize = self.panels::<S>().map(strips).sum();
         let mut shares = (0..strips)
             .map(|strip| &ahead[ahead.len() * strip / strips..ahead.len() * (strip + 1) / strips]);
         for (start, height) in self.panels::<S>() {
@@ -363,7 +373,7 @@ impl<E: Element> Task<'_, E> {
                 .filter(|_| last)
                 .map(|bias| &bias[channel..channel + height]);
             for plane in 0..size[0] {
-                let together = self.rows(simd, buffer, at, size, plane);
+                let together = self.rows(simd, buffer, [at, size], plane, &mut shares);
                 for row in together..size[1] {
                     let cell = |dim: usize, index: usize| {
                         part.correlation.start[dim]
@@ -407,7 +417,14 @@ impl<E: Element> Task<'_, E> {
 
     /// Computes rows of a plane together, where channels do not mix; returns how many.
     #[inline(always)]
-    fn rows<S: Simd>(&self, simd: S, buffer: &[E], at: Dims, size: Dims, plane: usize) -> usize {
+    fn rows<'s, S: Simd>(
+        &self,
+        simd: S,
+        buffer: &[E],
+        [at, size]: [Dims; 2],
+        plane: usize,
+        shares: &mut impl Iterator<Item = &'s [Stretch]>,
+    ) -> usize {
         let Self { job, part, .. } = self;
         let Some((recipe, weights)) = &part.rows else {
             return 0;
@@ -436,6 +453,7 @@ impl<E: Element> Task<'_, E> {
                         output: self.output.at(field + line + cell(2, column)),
                         row: out_step[1] * columns,
                         columns: left,
+                        ahead: shares.next().unwrap_or_default(),
                     };
                     strip.run(simd, left.div_ceil(E::lanes::<S>()));
                 }

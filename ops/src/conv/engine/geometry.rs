@@ -164,6 +164,19 @@ impl Correlation {
         }
     }
 
+    /// The offsets of the taps in every dim, in the order of the taps, which are their product.
+    pub(crate) fn places(&self) -> [Vec<isize>; 3] {
+        let mut places: [Vec<isize>; 3] = Default::default();
+        for tap in &self.taps {
+            for (places, offset) in places.iter_mut().zip(tap.offset) {
+                if !places.contains(&offset) {
+                    places.push(offset);
+                }
+            }
+        }
+        places
+    }
+
     /// The smallest and one more than the largest offset of the taps in a dim; empty without taps.
     pub(crate) fn reach(&self, dim: usize) -> Range<isize> {
         let offsets = || self.taps.iter().map(|tap| tap.offset[dim]);

@@ -1,11 +1,10 @@
 //! The innermost kernel where channels do not mix: some rows of one channel stay in registers and share what they read.
 
-use std::collections::HashMap;
-
 use pulp::{Simd, WithSimd};
 
 use super::geometry::Correlation;
-use super::tile::TileLayout;
+use super::tile::{Fetcher, Stretch, TileLayout};
+use crate::kernel::memory::prefetch_to_write;
 use crate::kernel::simd::Element;
 
 /// Rows of results that are worked on together.
@@ -42,46 +41,41 @@ impl Recipe {
             elements: Vec::new(),
         };
         // In the order of the taps, so that a result has the same bits however many rows are worked on together.
-        let mut places: [Vec<isize>; 3] = Default::default();
-        for tap in taps {
-            for (places, offset) in places.iter_mut().zip(tap.offset) {
-                if !places.contains(&offset) {
-                    places.push(offset);
-                }
-            }
-        }
-        let elements: HashMap<[isize; 3], usize> =
-            taps.iter().map(|tap| (tap.offset, tap.element)).collect();
-        let [planes, lines, columns] = &places;
+        let [planes, lines, columns] = &correlation.places();
         let reach = correlation.reach(1);
         let mut reached: Vec<isize> = (reach.start..reach.end + ROWS as isize - 1).collect();
         if lines.first() > lines.last() {
             reached.reverse();
         }
-        for &plane in planes {
+        for (front, &plane) in planes.iter().enumerate() {
             for &line in &reached {
-                for &column in columns {
-                    let element = |row: usize| {
-                        let offset = [plane, line - row as isize, column];
-                        elements.get(&offset).copied()
-                    };
-                    let users: Vec<usize> =
-                        (0..ROWS).filter(|&row| element(row).is_some()).collect();
-                    let (&[first, ..], &[.., last]) = (&users[..], &users[..]) else {
-                        continue;
-                    };
-                    if last - first + 1 != users.len() {
-                        return None;
-                    }
-                    let rows = [first, last + 1];
-                    match recipe.runs.last_mut().filter(|run| run.rows == rows) {
-                        Some(run) => run.reads += 1,
-                        None => recipe.runs.push(Run { reads: 1, rows }),
-                    }
+                // Where the kernel's lines are that meet it, for the rows that have one.
+                let met = |row: usize| {
+                    let mut lines = lines.iter();
+                    lines.position(|&of| of == line - row as isize)
+                };
+                let users: Vec<usize> = (0..ROWS).filter(|&row| met(row).is_some()).collect();
+                let (&[first, ..], &[.., last]) = (&users[..], &users[..]) else {
+                    continue;
+                };
+                if last - first + 1 != users.len() {
+                    return None;
+                }
+                let rows = [first, last + 1];
+                match recipe.runs.last_mut().filter(|run| run.rows == rows) {
+                    Some(run) => run.reads += columns.len(),
+                    None => recipe.runs.push(Run {
+                        reads: columns.len(),
+                        rows,
+                    }),
+                }
+                let first = front * lines.len();
+                for (across, &column) in columns.iter().enumerate() {
                     recipe.offsets.push(layout.offset([plane, line, column]));
-                    recipe
-                        .elements
-                        .extend(users.into_iter().filter_map(element));
+                    let met = (0..ROWS).filter_map(met);
+                    let elements =
+                        met.map(|down| taps[(first + down) * columns.len() + across].element);
+                    recipe.elements.extend(elements);
                 }
             }
         }
@@ -105,6 +99,8 @@ pub(crate) struct RowStrip<'a, E> {
     pub row: usize,
     /// The columns that exist.
     pub columns: usize,
+    /// What a later tile is copied from: fetched meanwhile.
+    pub ahead: &'a [Stretch],
 }
 
 struct Block<'a, E, const N: usize>(RowStrip<'a, E>);
@@ -140,6 +136,8 @@ impl<E: Element, const N: usize> WithSimd for Block<'_, E, N> {
     fn with_simd<S: Simd>(self, simd: S) {
         // SAFETY: the caller of `run` promises that the pointers are valid.
         unsafe {
+            let columns = N * E::lanes::<S>();
+            prefetch_to_write(self.0.output, [ROWS, columns], self.0.row);
             let sums = self.products(simd);
             self.store(simd, sums);
         }
@@ -154,8 +152,10 @@ impl<E: Element, const N: usize> Block<'_, E, N> {
             tile,
             recipe,
             mut weights,
+            ahead,
             ..
         } = self.0;
+        let mut fetcher = Fetcher::new(ahead, recipe.offsets.len());
         let mut sums = [[E::splat(simd, E::default()); N]; ROWS];
         let mut offsets = recipe.offsets.as_slice();
         for run in &recipe.runs {
@@ -166,6 +166,7 @@ impl<E: Element, const N: usize> Block<'_, E, N> {
                     match run.rows {
                         $([$first, $last] => {
                             for read in reads {
+                                fetcher.step();
                                 // SAFETY: the caller of `run` promises that the pointers are valid.
                                 unsafe {
                                     let from = tile.add(*read);
@@ -194,21 +195,19 @@ impl<E: Element, const N: usize> Block<'_, E, N> {
             ..
         } = self.0;
         let (lanes, bias) = (E::lanes::<S>(), E::splat(simd, bias));
-        let whole = (columns / lanes).min(N);
-        for (index, sums) in sums.iter().enumerate() {
-            let mut cells = [bias; N];
-            for (cell, sum) in cells.iter_mut().zip(sums) {
-                *cell = E::plus(simd, *sum, bias);
+        for (index, mut sums) in sums.into_iter().enumerate() {
+            for sum in &mut sums {
+                *sum = E::plus(simd, *sum, bias);
             }
             // SAFETY: the caller of `run` promises that the pointers are valid.
             unsafe {
                 let output = output.add(index * row);
-                for (n, cell) in cells.iter().enumerate().take(whole) {
-                    E::store::<S>(output.add(n * lanes), *cell);
-                }
-                let cells = cells.as_ptr().cast::<E>();
-                for column in whole * lanes..columns.min(N * lanes) {
-                    *output.add(column) = *cells.add(column);
+                if columns >= N * lanes {
+                    for (n, sum) in sums.iter().enumerate() {
+                        E::store::<S>(output.add(n * lanes), *sum);
+                    }
+                } else {
+                    output.copy_from_nonoverlapping(sums.as_ptr().cast(), columns);
                 }
             }
         }

@@ -2,8 +2,8 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::tile::Stretch;
-use crate::kernel::memory::prefetch;
+use super::tile::{Fetcher, Stretch};
+use crate::kernel::memory::prefetch_to_write;
 use crate::kernel::simd::Element;
 
 /// What one call of the kernel needs to know.
@@ -119,6 +119,15 @@ impl<E: Element, const M: usize, const N: usize> WithSimd for Block<'_, E, M, N>
     fn with_simd<S: Simd>(self, simd: S) {
         // SAFETY: the caller of `run` promises that the pointers are valid.
         unsafe {
+            let Strip {
+                output,
+                channel,
+                step,
+                ..
+            } = self.0;
+            if step == 1 {
+                prefetch_to_write(output, [M, N * E::lanes::<S>()], channel);
+            }
             let mut sums = self.products(simd);
             self.finish(simd, &mut sums);
         }
@@ -139,47 +148,36 @@ impl<E: Element, const M: usize, const N: usize> Block<'_, E, M, N> {
         } = self.0;
         let zero = E::splat(simd, E::default());
         let mut sums = [[zero; N]; M];
-        // A bit of what is fetched ahead with every term: more at a time would keep cells that are needed now waiting.
-        let nothing = [Stretch {
-            start: tile.cast(),
-            bytes: 0,
-        }];
-        let ahead = if ahead.is_empty() { &nothing } else { ahead };
-        let share = terms.div_ceil(ahead.len());
-        for (stretch, first) in ahead.iter().zip((0..terms).step_by(share)) {
-            let pace = stretch.bytes.div_ceil(share);
-            let mut fetched = stretch.start;
-            for term in first..terms.min(first + share) {
-                prefetch(fetched);
-                fetched = fetched.wrapping_add(pace);
-                // SAFETY: the caller of `run` promises that the pointers are valid.
-                unsafe {
-                    let from = tile.add(*offsets.add(term) as usize);
-                    if M >= N {
-                        let mut cells = [zero; N];
-                        for (n, cell) in cells.iter_mut().enumerate() {
-                            *cell = E::load::<S>(from.add(n * E::lanes::<S>()));
-                        }
-                        for (m, sums) in sums.iter_mut().enumerate() {
-                            let weight = E::splat(simd, *weights.add(m));
-                            for (sum, cell) in sums.iter_mut().zip(&cells) {
-                                *sum = E::mul_add(simd, weight, *cell, *sum);
-                            }
-                        }
-                    } else {
-                        let mut factors = [zero; M];
-                        for (m, factor) in factors.iter_mut().enumerate() {
-                            *factor = E::splat(simd, *weights.add(m));
-                        }
-                        for n in 0..N {
-                            let cell = E::load::<S>(from.add(n * E::lanes::<S>()));
-                            for (sums, factor) in sums.iter_mut().zip(&factors) {
-                                sums[n] = E::mul_add(simd, *factor, cell, sums[n]);
-                            }
+        let mut fetcher = Fetcher::new(ahead, terms);
+        for term in 0..terms {
+            fetcher.step();
+            // SAFETY: the caller of `run` promises that the pointers are valid.
+            unsafe {
+                let from = tile.add(*offsets.add(term) as usize);
+                if M >= N {
+                    let mut cells = [zero; N];
+                    for (n, cell) in cells.iter_mut().enumerate() {
+                        *cell = E::load::<S>(from.add(n * E::lanes::<S>()));
+                    }
+                    for (m, sums) in sums.iter_mut().enumerate() {
+                        let weight = E::splat(simd, *weights.add(m));
+                        for (sum, cell) in sums.iter_mut().zip(&cells) {
+                            *sum = E::mul_add(simd, weight, *cell, *sum);
                         }
                     }
-                    weights = weights.add(M);
+                } else {
+                    let mut factors = [zero; M];
+                    for (m, factor) in factors.iter_mut().enumerate() {
+                        *factor = E::splat(simd, *weights.add(m));
+                    }
+                    for n in 0..N {
+                        let cell = E::load::<S>(from.add(n * E::lanes::<S>()));
+                        for (sums, factor) in sums.iter_mut().zip(&factors) {
+                            sums[n] = E::mul_add(simd, *factor, cell, sums[n]);
+                        }
+                    }
                 }
+                weights = weights.add(M);
             }
         }
         sums

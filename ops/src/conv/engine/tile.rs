@@ -9,7 +9,7 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::geometry::{Correlation, Dims};
-use crate::kernel::memory::View;
+use crate::kernel::memory::{View, prefetch};
 use crate::kernel::simd::Element;
 
 /// A box of a field: part of a shard, or cells from another rank.
@@ -47,6 +47,49 @@ pub(crate) struct Stretch {
     pub bytes: usize,
 }
 
+/// Fetches stretches in so many steps, a cache line in each: more at once would keep cells that are needed now waiting.
+#[derive(Debug)]
+pub(crate) struct Fetcher<'a> {
+    stretches: std::slice::Iter<'a, Stretch>,
+    /// Steps for each stretch.
+    share: usize,
+    /// Steps left for this one.
+    left: usize,
+    next: *const u8,
+    /// Bytes from one step to the next.
+    pace: usize,
+}
+
+impl<'a> Fetcher<'a> {
+    /// Nothing is fetched yet.
+    pub(crate) fn new(stretches: &'a [Stretch], steps: usize) -> Self {
+        /// What is fetched for want of anything else: an address that leads nowhere would be looked up each time.
+        static NOTHING: u8 = 0;
+        Self {
+            stretches: stretches.iter(),
+            share: (steps / stretches.len().max(1)).max(1),
+            left: 0,
+            next: &raw const NOTHING,
+            pace: 0,
+        }
+    }
+
+    /// Fetches the next line.
+    #[inline(always)]
+    pub(crate) fn step(&mut self) {
+        if self.left == 0 {
+            self.left = self.share;
+            if let Some(stretch) = self.stretches.next() {
+                self.next = stretch.start;
+                self.pace = stretch.bytes.div_ceil(self.share);
+            }
+        }
+        self.left -= 1;
+        prefetch(self.next);
+        self.next = self.next.wrapping_add(self.pace);
+    }
+}
+
 /// How a tile's source cells lie in the buffer: `[channel][plane][row][residue][column]`.
 #[derive(Clone, Debug)]
 pub(crate) struct TileLayout {
@@ -61,8 +104,8 @@ pub(crate) struct TileLayout {
     row: usize,
     plane: usize,
     channel: usize,
-    /// The rows of a channel that taps meet: with a dilation, far fewer than there are.
-    met: Vec<bool>,
+    /// The planes, and the rows of a plane, that taps meet: with a dilation, far fewer than there are.
+    met: [Vec<bool>; 2],
     /// Elements before the first row: with them the field's columns begin at a cache line, in tiles that do.
     lead: usize,
 }
@@ -70,6 +113,8 @@ pub(crate) struct TileLayout {
 /// A row's room is a multiple of this, plus [`SKEW`] where rows would meet in the same cache set.
 const ALIGN: usize = 16;
 pub(crate) const SKEW: usize = 16;
+/// Bytes from which on a stretch takes no further rows: strips have shares of about the same size.
+const STRETCH: usize = 4096;
 /// A strip of vectors may read so far beyond a row.
 pub(crate) const MARGIN: usize = 256;
 
@@ -148,25 +193,17 @@ impl TileLayout {
             row += SKEW;
         }
         let plane = row * cells[1];
-        let mut met = vec![false; cells[0] * cells[1]];
-        // Taps are a product: those of one column stand for all.
-        let column = correlation.taps.first().map(|tap| tap.offset[2]);
-        for tap in correlation
-            .taps
-            .iter()
-            .filter(|tap| Some(tap.offset[2]) == column)
-        {
-            let line = |dim: usize, index: usize| {
-                index * step[dim] + (tap.offset[dim] - reach[dim].start) as usize
-            };
-            for plane in 0..lattice[0] {
-                for row in 0..lattice[1] {
-                    met[line(0, plane) * cells[1] + line(1, row)] = true;
-                }
-            }
-        }
         Self {
-            met,
+            // Taps are a product.
+            met: [0, 1].map(|dim| {
+                let mut met = vec![false; cells[dim]];
+                for offset in &correlation.places()[dim] {
+                    let first = (offset - reach[dim].start) as usize;
+                    let lines = met[first..].iter_mut().step_by(step[dim]);
+                    lines.take(lattice[dim]).for_each(|met| *met = true);
+                }
+                met
+            }),
             cells,
             lead: match step[2] {
                 1 => reach[2].start.rem_euclid(ALIGN as isize) as usize,
@@ -183,7 +220,8 @@ impl TileLayout {
 
     /// Elements of a channel that are copied.
     pub(crate) fn copied(&self) -> usize {
-        self.row * self.met.iter().filter(|met| **met).count()
+        let count = |met: &Vec<bool>| met.iter().filter(|met| **met).count();
+        self.row * self.met.iter().map(count).product::<usize>()
     }
 
     /// Elements of a tile of so many channels, whatever its lead.
@@ -272,7 +310,10 @@ impl TileLayout {
                 channels.start + index / self.cells[0],
                 index % self.cells[0],
             );
-            let wanted = &self.met[plane * self.cells[1]..][..self.cells[1]];
+            let [planes, wanted] = &self.met;
+            if !planes[plane] {
+                continue;
+            }
             let covers = |planes: &Range<usize>| planes.contains(&plane);
             if !alone || !covers(&met[0].1[0]) {
                 lines.fill(E::default());
@@ -324,10 +365,15 @@ impl TileLayout {
             if across != 1 {
                 continue;
             }
-            // Rows that follow on each other are one stretch.
+            // Some rows that follow on each other are one stretch.
+            let row = columns.len() * size_of::<E>();
             let joined = down == columns.len() as isize;
-            let lines = if joined { rows.len() } else { 1 };
-            let bytes = lines * columns.len() * size_of::<E>();
+            let lines = if joined {
+                STRETCH.div_ceil(row).min(rows.len())
+            } else {
+                1
+            };
+            let bytes = lines * row;
             for channel in channels.clone() {
                 for plane in planes.clone() {
                     let start = [plane, rows.start, columns.start];
