@@ -203,7 +203,9 @@ fn a_failure_a_lost_process_and_another_operation_are_told_apart() {
     );
 
     let found = run(job(2), 20.0, |comm| {
-        exchange(&comm, ["sum", "mean"][comm.rank()], 1)
+        let found = exchange(&comm, ["sum", "mean"][comm.rank()], 1);
+        // As the launcher does; else what was sent may be lost with the connection.
+        found.inspect_err(|error| comm.fail(&error.to_string()))
     });
     let error = text(found.into_iter().next().unwrap());
     assert!(
