@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use burn::backend::TensorMetadata;
 use burn::optim::{AdamWConfig, GradientsParams};
 use halocline::core::ops::all_reduce_sum;
 use halocline::core::{Batch, Expected, Operation, Payload, Traffic};
@@ -134,11 +135,11 @@ fn field(world: &World, bytes: usize) -> Tensor<1> {
 
 fn exchange(world: &World, bytes: usize, budget: f64) -> Result<()> {
     let peer = world.size() - 1 - world.rank();
-    let row = field(world, bytes);
+    let row = field(world, bytes).into_dispatch();
     measure(world, "exchange", bytes, budget, || {
         let batch = Batch {
             operation: Operation::new("halo", Traffic::Exchange, None),
-            sends: vec![(peer, Payload::Tensors(vec![row.clone().into_dispatch()]))],
+            sends: vec![(peer, Payload::Tensors(vec![row.clone()]))],
             receives: vec![(
                 peer,
                 Expected::Tensors {

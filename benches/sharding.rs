@@ -10,6 +10,7 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use burn::backend::TensorMetadata;
 use burn::optim::{AdamWConfig, GradientsParams};
 use halocline::core::{Batch, Expected, Operation, Payload, Traffic};
 use halocline::models::{SurrogateCnn, SurrogateCnnConfig, weighted_mse};
@@ -163,16 +164,16 @@ fn halo() -> Result<()> {
         for _ in 0..ROUNDS {
             world.barrier()?;
             let start = Instant::now();
-            let row = field.local().clone().narrow(2, edge, 1);
+            let row = field.local().clone().narrow(2, edge, 1).into_dispatch();
             let batch = Batch {
                 operation: Operation::new("halo", Traffic::Exchange, None),
-                sends: vec![(peer, Payload::Tensors(vec![row.into_dispatch()]))],
+                sends: vec![(peer, Payload::Tensors(vec![row.clone()]))],
                 receives: vec![(
                     peer,
                     Expected::Tensors {
                         shapes: vec![[1, 64, 1, 512].into()],
-                        dtype: field.local().dtype(),
-                        device: field.device(),
+                        dtype: row.dtype(),
+                        device: row.device(),
                     },
                 )],
             };

@@ -101,7 +101,7 @@ impl Exchange {
             let boxes = transfers.iter().map(&mut cells_of);
             (ranks[*peer], Payload::Tensors(boxes.collect()))
         });
-        let device = Device::new(like.device());
+        let device = like.device();
         let receives = expected.iter().map(|(peer, transfers)| {
             let expected = Expected::Tensors {
                 shapes: transfers.iter().map(|t| t.src.shape().into()).collect(),

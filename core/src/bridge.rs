@@ -17,7 +17,7 @@ use burn::backend::{
     Autodiff, Backend, BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, Flex,
     TensorMetadata, backend_extension,
 };
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::Shape;
 
 use crate::buckets::{self, Leaf};
 use crate::comm::{Communicator, Operation, collectives};
@@ -215,9 +215,8 @@ fn all_reduce(tensor: DispatchTensor, reduce: &Reduce) -> Result<DispatchTensor>
     collectives::agree(comm, group, operation)?;
     let shape = tensor.shape();
     let flat = reshaped(tensor, Shape::from([shape.num_elements()]));
-    let flat = Tensor::<1>::from_dispatch(flat);
     let sum = collectives::all_reduce_sum(comm, group, operation, flat)?;
-    Ok(reshaped(sum.into_dispatch(), shape))
+    Ok(reshaped(sum, shape))
 }
 
 impl<B: Bucketed, C: CheckpointStrategy> CommBackend for Autodiff<B, C> {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Gradients, Shape, Tensor};
+use burn::tensor::{DType, Gradients, Shape, Slice, Tensor};
 
 use crate::bridge::{Reduce, reshaped};
 use crate::comm::collectives::{self, PendingSum};
@@ -85,7 +85,7 @@ type Owners = Vec<(DispatchTensor, Shape)>;
 struct Buckets {
     open: Vec<Bucket>,
     travelling: VecDeque<(Owners, PendingSum)>,
-    summed: Vec<(Owners, Tensor<1>)>,
+    summed: Vec<(Owners, DispatchTensor)>,
 }
 
 /// Puts a parameter's gradient into a bucket, to be summed as `reduce` says; gives it back where that cannot be.
@@ -194,7 +194,7 @@ impl Bucket {
             let shape = gradient.shape();
             let elements = shape.num_elements();
             owners.push((leaf, shape));
-            Tensor::from_dispatch(reshaped(gradient, [elements].into()))
+            reshaped(gradient, [elements].into())
         });
         let flat = collectives::concatenated(flat.collect());
         let operation = Operation::new("gradients", Traffic::Reduce, None).backward();
@@ -206,12 +206,12 @@ impl Bucket {
 }
 
 /// Gives each parameter its part of a sum.
-fn hand_out(owners: Owners, sum: &Tensor<1>, gradients: &mut Gradients) {
+fn hand_out(owners: Owners, sum: &DispatchTensor, gradients: &mut Gradients) {
     let mut start = 0;
     for (leaf, shape) in owners {
         let elements = shape.num_elements();
-        let part = sum.clone().narrow(0, start, elements);
-        let part = reshaped(part.into_dispatch(), shape);
+        let part = Slice::from(start..start + elements);
+        let part = reshaped(Dispatch::float_slice(sum.clone(), &[part]), shape);
         start += elements;
         // `Tensor<1>` only carries the data.
         let leaf = Tensor::<1>::from_dispatch(leaf);

@@ -69,7 +69,7 @@ impl Sync<'_> {
         let expected = Expected::Tensors {
             shapes: vec![tensor.shape()],
             dtype: tensor.dtype(),
-            device: plain.device(),
+            device: plain.device().as_dispatch().clone(),
         };
         let batch = Batch {
             operation,

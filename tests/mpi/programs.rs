@@ -281,7 +281,7 @@ fn payloads(world: World) -> Result<Found> {
         let expected = Expected::Tensors {
             shapes: tensors.iter().map(TensorMetadata::shape).collect(),
             dtype: tensors.first().map_or(DType::F32, TensorMetadata::dtype),
-            device: device.clone(),
+            device: device.as_dispatch().clone(),
         };
         let sent = Payload::Tensors(tensors);
         for payload in exchange(&world, |_| sent.clone(), |_| expected.clone())? {
@@ -500,7 +500,7 @@ fn other_shape() {
         let expected = |_| Expected::Tensors {
             shapes: vec![[elements].into()],
             dtype: DType::F32,
-            device: device.clone(),
+            device: tensor.device(),
         };
         exchange(&world, |_| Payload::Tensors(vec![tensor.clone()]), expected)?;
         Ok(())

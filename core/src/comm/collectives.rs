@@ -5,7 +5,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{Shape, Tensor};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::{Shape, Slice};
 
 use super::{Batch, Communicator, Expected, InFlight, Operation, Payload, Traffic, host};
 use crate::{Error, Result};
@@ -163,18 +165,18 @@ pub(crate) fn agree(
     Ok(())
 }
 
-fn only_tensor(payload: Option<Payload>) -> Option<Tensor<1>> {
+fn only_tensor(payload: Option<Payload>) -> Option<DispatchTensor> {
     match payload {
-        Some(Payload::Tensors(mut tensors)) => tensors.pop().map(Tensor::from_dispatch),
+        Some(Payload::Tensors(mut tensors)) => tensors.pop(),
         _ => None,
     }
 }
 
-fn payload(tensor: Tensor<1>) -> Payload {
-    Payload::Tensors(vec![tensor.into_dispatch()])
+fn payload(tensor: DispatchTensor) -> Payload {
+    Payload::Tensors(vec![tensor])
 }
 
-fn expected_like(tensor: &Tensor<1>, elements: usize) -> Expected {
+fn expected_like(tensor: &DispatchTensor, elements: usize) -> Expected {
     Expected::Tensors {
         shapes: vec![Shape::from([elements])],
         dtype: tensor.dtype(),
@@ -187,9 +189,9 @@ pub(crate) fn all_gather(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
     operation: &Operation,
-    tensor: &Tensor<1>,
-) -> Result<Vec<Tensor<1>>> {
-    let expected = |_| expected_like(tensor, tensor.dims()[0]);
+    tensor: &DispatchTensor,
+) -> Result<Vec<DispatchTensor>> {
+    let expected = |_| expected_like(tensor, tensor.shape()[0]);
     let send = |_| payload(tensor.clone());
     let received = exchange_all(comm, group, operation, send, expected)?;
     Ok(received
@@ -199,23 +201,23 @@ pub(crate) fn all_gather(
 }
 
 /// Adds tensors, in order.
-fn add(tensors: Vec<Tensor<1>>) -> Tensor<1> {
+fn add(tensors: Vec<DispatchTensor>) -> DispatchTensor {
     if tensors.iter().all(host::holds) {
         return host::sum(tensors);
     }
-    let sum = tensors.into_iter().reduce(|lhs, rhs| lhs + rhs);
+    let sum = tensors.into_iter().reduce(Dispatch::float_add);
     sum.expect("a group has at least one rank")
 }
 
 /// Tensors one after the other.
-pub(crate) fn concatenated(mut tensors: Vec<Tensor<1>>) -> Tensor<1> {
+pub(crate) fn concatenated(mut tensors: Vec<DispatchTensor>) -> DispatchTensor {
     if tensors.len() == 1 {
         return tensors.remove(0);
     }
     if tensors.iter().all(host::holds) {
         return host::concatenation(tensors);
     }
-    Tensor::cat(tensors, 0)
+    Dispatch::float_cat(tensors, 0)
 }
 
 /// The sum of all ranks' tensors, on every rank.
@@ -223,8 +225,8 @@ pub(crate) fn all_reduce_sum(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
     operation: &Operation,
-    tensor: Tensor<1>,
-) -> Result<Tensor<1>> {
+    tensor: DispatchTensor,
+) -> Result<DispatchTensor> {
     if group.len() == 1 {
         return Ok(tensor);
     }
@@ -242,7 +244,7 @@ pub(crate) struct PendingSum {
     column: Vec<usize>,
     operation: Operation,
     /// What this rank adds.
-    own: Tensor<1>,
+    own: DispatchTensor,
     in_flight: Option<InFlight>,
 }
 
@@ -270,7 +272,7 @@ pub(crate) fn start_sum(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
     operation: &Operation,
-    tensor: Tensor<1>,
+    tensor: DispatchTensor,
 ) -> Result<PendingSum> {
     let place = place(comm, group);
     let length = row_length(group.len());
@@ -307,7 +309,7 @@ fn place(comm: &Arc<dyn Communicator>, group: &[usize]) -> usize {
 
 impl PendingSum {
     fn elements(&self) -> usize {
-        self.own.dims()[0]
+        self.own.shape()[0]
     }
 
     fn is_split(&self) -> bool {
@@ -325,8 +327,8 @@ impl PendingSum {
         bound(place)..bound(place + 1)
     }
 
-    fn cut(&self, place: usize) -> Tensor<1> {
-        self.own.clone().slice([self.share(place)])
+    fn cut(&self, place: usize) -> DispatchTensor {
+        Dispatch::float_slice(self.own.clone(), &[Slice::from(self.share(place))])
     }
 
     /// Has it travel on while the rank computes.
@@ -335,7 +337,7 @@ impl PendingSum {
     }
 
     /// Waits for the sum.
-    pub(crate) fn finish(mut self) -> Result<Tensor<1>> {
+    pub(crate) fn finish(mut self) -> Result<DispatchTensor> {
         let Some(in_flight) = self.in_flight.take() else {
             return Ok(self.own);
         };
@@ -366,7 +368,7 @@ impl PendingSum {
         let room = host::Room::new(self.elements(), self.own.dtype());
         if column.len() > 1 {
             let sum = all_reduce_sum(comm, column, operation, add(tensors))?;
-            room.place(self.share(own)).fill(sum.into_dispatch());
+            room.place(self.share(own)).fill(sum);
         } else {
             room.add_up(self.share(own), tensors);
         }
@@ -379,7 +381,7 @@ impl PendingSum {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Device, TensorData};
+    use burn::tensor::{Device, Tensor, TensorData};
 
     use super::*;
     use crate::Launcher;
@@ -406,8 +408,9 @@ mod tests {
             let sums = Launcher::local(ranks).collect(|world| {
                 let group: Vec<usize> = (0..ranks).collect();
                 let operation = Operation::new("sum", Traffic::Reduce, None);
-                let own = values(world.rank(), elements);
-                all_reduce_sum(world.comm(), &group, &operation, own).map(Tensor::into_data)
+                let own = values(world.rank(), elements).into_dispatch();
+                let sum = all_reduce_sum(world.comm(), &group, &operation, own)?;
+                Ok(Tensor::<1>::from_dispatch(sum).into_data())
             });
             let sums = sums.unwrap();
             assert!(

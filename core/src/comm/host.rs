@@ -5,8 +5,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::backend::{BackendTensor, DispatchDevice, DispatchKindConversion, DispatchTensor, Flex};
-use burn::tensor::{DType, Shape, Tensor};
+use burn::backend::{
+    BackendTensor, DispatchDevice, DispatchKindConversion, DispatchTensor, Flex, TensorMetadata,
+};
+use burn::tensor::{DType, Shape};
 use burn_std::Bytes;
 
 use super::Payload;
@@ -17,14 +19,14 @@ use crate::memory::Block;
 const STRETCH: usize = 2048;
 
 /// Whether a tensor is one of floats of the CPU, which is what is added and put together here.
-pub(super) fn holds(tensor: &Tensor<1>) -> bool {
-    matches!(tensor.device().as_dispatch(), DispatchDevice::Flex(_))
+pub(super) fn holds(tensor: &DispatchTensor) -> bool {
+    matches!(tensor.device(), DispatchDevice::Flex(_))
         && matches!(tensor.dtype(), DType::F32 | DType::F64)
 }
 
 /// The sum of tensors in their order: the bits that adding one after the other gives.
-pub(super) fn sum(tensors: Vec<Tensor<1>>) -> Tensor<1> {
-    let (elements, dtype) = (tensors[0].dims()[0], tensors[0].dtype());
+pub(super) fn sum(tensors: Vec<DispatchTensor>) -> DispatchTensor {
+    let (elements, dtype) = (tensors[0].shape()[0], tensors[0].dtype());
     let room = Room::new(elements, dtype);
     room.add_up(0..elements, tensors);
     room.into_tensor()
@@ -106,16 +108,14 @@ impl Room {
     }
 
     /// A part of it that has been written.
-    pub(super) fn part(&self, elements: Range<usize>) -> Tensor<1> {
+    pub(super) fn part(&self, elements: Range<usize>) -> DispatchTensor {
         let layout = Layout::new(Shape::from([elements.len()]), vec![1], elements.start);
         let part = FlexTensor::from_arc(self.memory.clone(), layout, self.dtype);
-        Tensor::from_dispatch(DispatchTensor::from_backend(BackendTensor::<Flex>::Float(
-            part,
-        )))
+        DispatchTensor::from_backend(BackendTensor::<Flex>::Float(part))
     }
 
     /// Writes the sum of tensors of which each [`holds`], in their order, to a part.
-    pub(super) fn add_up(&self, elements: Range<usize>, tensors: Vec<Tensor<1>>) {
+    pub(super) fn add_up(&self, elements: Range<usize>, tensors: Vec<DispatchTensor>) {
         let place = self.place(elements);
         match self.dtype {
             DType::F32 => add_up::<f32>(&place, &all_on_host(tensors)),
@@ -124,13 +124,13 @@ impl Room {
     }
 
     /// All of it, when every part has been written.
-    pub(super) fn into_tensor(self) -> Tensor<1> {
+    pub(super) fn into_tensor(self) -> DispatchTensor {
         self.part(0..self.elements)
     }
 }
 
 /// Tensors of which each [`holds`], one after the other.
-pub(super) fn concatenation(tensors: Vec<Tensor<1>>) -> Tensor<1> {
+pub(super) fn concatenation(tensors: Vec<DispatchTensor>) -> DispatchTensor {
     let dtype = tensors[0].dtype();
     let parts = all_on_host(tensors);
     let elements = parts.iter().map(|part| part.layout().num_elements());
@@ -145,8 +145,8 @@ pub(super) fn concatenation(tensors: Vec<Tensor<1>>) -> Tensor<1> {
 }
 
 /// Contiguous tensors of the CPU.
-fn all_on_host(tensors: Vec<Tensor<1>>) -> Vec<FlexTensor> {
-    let tensors = tensors.into_iter().map(Tensor::into_dispatch);
+fn all_on_host(tensors: Vec<DispatchTensor>) -> Vec<FlexTensor> {
+    let tensors = tensors.into_iter();
     tensors
         .map(|tensor| on_host(tensor).to_contiguous())
         .collect()
@@ -175,7 +175,7 @@ fn add_up<E: bytemuck::Pod + AddAssign>(place: &Place, tensors: &[FlexTensor]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::{Device, Distribution};
+    use burn::tensor::{Device, Distribution, Tensor};
 
     #[test]
     fn sums_and_concatenations_have_the_bits_of_burns() {
@@ -191,13 +191,14 @@ mod tests {
                 .map(|whole| whole.narrow(0, elements, elements))
                 .collect();
             let added = parts.iter().cloned().reduce(|lhs, rhs| lhs + rhs).unwrap();
-            let ours = sum(parts.clone());
-            ours.into_data().assert_eq(&added.into_data(), true);
-            let ours = concatenation(parts.clone());
-            ours.into_data()
-                .assert_eq(&Tensor::cat(parts, 0).into_data(), true);
+            let ours = |of: fn(Vec<DispatchTensor>) -> DispatchTensor| {
+                let parts = parts.iter().cloned().map(Tensor::into_dispatch);
+                Tensor::<1>::from_dispatch(of(parts.collect())).into_data()
+            };
+            ours(sum).assert_eq(&added.into_data(), true);
+            ours(concatenation).assert_eq(&Tensor::cat(parts.clone(), 0).into_data(), true);
         }
         let integers = Tensor::<1>::ones([3], (&device, DType::F16));
-        assert!(!holds(&integers));
+        assert!(!holds(&integers.into_dispatch()));
     }
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use burn::backend::DispatchTensor;
-use burn::tensor::{DType, Device, Shape};
+use burn::backend::{DispatchDevice, DispatchTensor};
+use burn::tensor::{DType, Shape};
 
 pub use host::Place;
 
@@ -144,7 +144,7 @@ pub enum Expected {
         /// Their element type.
         dtype: DType,
         /// The device that they are to lie on.
-        device: Device,
+        device: DispatchDevice,
     },
     /// A tensor that is written to its place in a larger one; the payload is then without tensors.
     Place(Place),

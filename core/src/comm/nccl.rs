@@ -70,7 +70,7 @@ impl std::fmt::Debug for Nccl {
 /// A failure of communication, or of NCCL.
 pub(crate) fn over(control: Arc<dyn Communicator>, on: &Device) -> Result<Arc<dyn Communicator>> {
     let switched = crate::launch::switch(SWITCH);
-    let index = cuda_index(on);
+    let index = cuda_index(on.clone().inner().as_dispatch());
     // SAFETY: this only asks whether the libraries can be loaded.
     let loads = || unsafe { nccl_sys::is_culib_present() && cuda::is_culib_present() };
     let gpu = match index {
@@ -143,8 +143,8 @@ fn identity(index: usize) -> Result<Vec<u8>, String> {
 }
 
 /// The number of a CUDA device.
-fn cuda_index(device: &Device) -> Option<usize> {
-    match device.clone().inner().as_dispatch() {
+fn cuda_index(device: &DispatchDevice) -> Option<usize> {
+    match device {
         DispatchDevice::Cube(CubeDevice::Cuda(device)) => Some(device.index),
         _ => None,
     }
@@ -310,10 +310,9 @@ fn is_sent(payload: &Payload) -> bool {
     let Payload::Tensors(tensors) = payload else {
         return false;
     };
-    tensors.iter().all(|tensor| {
-        let device = Device::new(tensor.device());
-        tensor.dtype().is_float() && cuda_index(&device).is_some()
-    })
+    tensors
+        .iter()
+        .all(|tensor| tensor.dtype().is_float() && cuda_index(&tensor.device()).is_some())
 }
 
 /// [`is_sent`], of what is received.
@@ -385,7 +384,8 @@ impl Communicator for Nccl {
             for shape in shapes {
                 // Flat, because rows of a matrix may be apart.
                 let elements = [shape.num_elements()];
-                let flat = Tensor::<1>::empty(elements, (device, *dtype)).into_dispatch();
+                let flat = Tensor::<1>::empty(elements, (&Device::new(device.clone()), *dtype))
+                    .into_dispatch();
                 let buffer = Buffer::of(flat.clone())?;
                 messages.push(Message {
                     peer,

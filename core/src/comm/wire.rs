@@ -2,6 +2,7 @@
 //!
 //! Ranks are of one architecture: numbers are in its byte order.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
@@ -10,7 +11,7 @@ use burn::backend::{
     BackendTensor, Dispatch, DispatchDevice, DispatchKindConversion, DispatchTensor, Flex,
     TensorMetadata,
 };
-use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor};
+use burn::tensor::{Bool, DType, Int, Shape, Tensor};
 
 use super::{Expected, Payload};
 use crate::memory::Block;
@@ -21,22 +22,25 @@ pub(super) enum Outgoing {
     Block(Block, usize),
     /// Bytes from one on.
     Bytes(Vec<u8>, usize),
-    /// The elements of a contiguous tensor, which nobody changes as long as there is a second handle.
-    Tensor(FlexTensor),
+    /// Some of a tensor's bytes, which nobody changes as long as there is a second handle.
+    Tensor(FlexTensor, Range<usize>),
 }
 
 impl Outgoing {
     /// The bytes of a payload: those of its tensor, if it is one that lies in one piece, else a copy.
     pub(super) fn of(payload: Payload) -> Self {
-        let mut tensors: Vec<FlexTensor> = match payload {
+        let tensors = match payload {
             Payload::Bytes(bytes) => return Self::Bytes(bytes, 0),
-            Payload::Tensors(tensors) => tensors.into_iter().map(on_host).collect(),
+            Payload::Tensors(tensors) => tensors,
         };
-        if tensors.len() == 1
-            && let Some(tensor) = tensors.pop_if(|tensor| tensor.layout().is_contiguous())
+        let tensors = match <[DispatchTensor; 1]>::try_from(tensors).map(|[tensor]| on_host(tensor))
         {
-            return Self::Tensor(tensor);
-        }
+            Ok(tensor) => match place(&tensor) {
+                Some(place) => return Self::Tensor(tensor, place),
+                None => vec![tensor],
+            },
+            Err(tensors) => tensors.into_iter().map(on_host).collect(),
+        };
         let size = |tensor: &FlexTensor| tensor.layout().num_elements() * tensor.dtype().size();
         let length = tensors.iter().map(size).sum();
         let mut block = Block::new(length);
@@ -53,20 +57,29 @@ impl Outgoing {
         match self {
             Self::Block(block, bytes) => &block.bytes()[..*bytes],
             Self::Bytes(bytes, from) => &bytes[*from..],
-            Self::Tensor(tensor) => bytes(tensor),
+            Self::Tensor(tensor, place) => &tensor.bytes()[place.clone()],
         }
     }
 }
 
+/// Where the bytes of a tensor lie, if it is contiguous.
+fn place(tensor: &FlexTensor) -> Option<Range<usize>> {
+    let (layout, size) = (tensor.layout(), tensor.dtype().size());
+    let elements = layout.num_elements();
+    // A view of nothing may begin anywhere.
+    let start = if elements > 0 {
+        layout.start_offset()
+    } else {
+        0
+    };
+    layout
+        .is_contiguous()
+        .then(|| start * size..(start + elements) * size)
+}
+
 /// The bytes of a contiguous tensor.
 pub(super) fn bytes(tensor: &FlexTensor) -> &[u8] {
-    let (layout, size) = (tensor.layout(), tensor.dtype().size());
-    assert!(layout.is_contiguous());
-    match layout.num_elements() {
-        // A view of nothing may begin anywhere.
-        0 => &[],
-        elements => &tensor.bytes()[layout.start_offset() * size..][..elements * size],
-    }
+    &tensor.bytes()[place(tensor).expect("a contiguous tensor")]
 }
 
 /// A tensor in the memory of this process.
@@ -144,8 +157,8 @@ impl Expected {
 }
 
 /// A tensor of this process's memory on a device.
-fn on_device(cells: FlexTensor, dtype: DType, device: &Device) -> DispatchTensor {
-    if matches!(device.as_dispatch(), DispatchDevice::Flex(_)) {
+fn on_device(cells: FlexTensor, dtype: DType, device: &DispatchDevice) -> DispatchTensor {
+    if matches!(device, DispatchDevice::Flex(_)) {
         return DispatchTensor::from_backend(match dtype {
             DType::Bool(_) => BackendTensor::<Flex>::Bool(cells),
             dtype if dtype.is_float() => BackendTensor::Float(cells),
@@ -153,7 +166,6 @@ fn on_device(cells: FlexTensor, dtype: DType, device: &Device) -> DispatchTensor
         });
     }
     let data = cells.into_data();
-    let device = device.as_dispatch();
     match dtype {
         DType::Bool(_) => Dispatch::bool_from_data(data, device),
         dtype if dtype.is_float() => Dispatch::float_from_data(data, device),

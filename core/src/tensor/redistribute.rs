@@ -263,8 +263,11 @@ fn owned_extremum<const D: usize>(
     let comm = mesh.comm();
     let flat = local.clone().inner().flatten::<1>(0, D - 1);
     let all = collectives::agree(comm, &group, operation)
-        .and_then(|()| collectives::all_gather(comm, &group, operation, &flat))
+        .and_then(|()| {
+            collectives::all_gather(comm, &group, operation, &flat.clone().into_dispatch())
+        })
         .unwrap_or_else(|error| error.raise());
+    let all: Vec<Tensor<1>> = all.into_iter().map(Tensor::from_dispatch).collect();
     let best = all
         .iter()
         .cloned()

@@ -119,7 +119,8 @@ impl Link {
         tag: Tag,
         memory: Outgoing,
     ) -> Result<Transfer<Outgoing>> {
-        let (start, bytes) = (memory.bytes().as_ptr(), memory.bytes().len());
+        let bytes = memory.bytes();
+        let (start, bytes) = (bytes.as_ptr(), bytes.len());
         let (peer, tag) = (peer as c_int, tag.0 as c_int);
         // SAFETY: MPI is open; the transfer keeps the memory alive and unchanged until its requests are complete.
         let post = |start: *const u8, count, request| unsafe {
@@ -355,15 +356,22 @@ impl<M> Transfer<M> {
     }
 }
 
+#[inline]
 fn check(call: &str, code: c_int) -> Result<()> {
     if code == ffi::MPI_SUCCESS as c_int {
-        return Ok(());
+        Ok(())
+    } else {
+        Err(failure(call, code))
     }
+}
+
+#[cold]
+fn failure(call: &str, code: c_int) -> Error {
     const ROOM: usize = 4096;
     let mut text = [0_u8; ROOM];
     let mut length = 0;
     // SAFETY: the array has more room than `MPI_MAX_ERROR_STRING` of any MPI library (Open MPI 256, MPICH 512).
     unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast::<c_char>(), &mut length) };
     let text = String::from_utf8_lossy(&text[..(length.max(0) as usize).min(ROOM)]);
-    Err(Error::Engine(format!("{call}: {text}")))
+    Error::Engine(format!("{call}: {text}"))
 }

@@ -144,18 +144,17 @@ impl Traffic {
     ) -> Result<()> {
         let number = self.peers[peer].sent;
         self.peers[peer].sent = number.wrapping_add(1);
-        let messages = match packed {
-            Packed::Tensors(memory) => [Some((Part::Whole(memory.bytes().len()), memory)), None],
-            Packed::Metadata(first, rest) => [
-                Some((Part::First, first)),
-                rest.map(|rest| (Part::Rest, rest)),
-            ],
-        };
-        let mut messages = messages.into_iter().flatten();
-        messages.try_for_each(|(part, memory)| {
+        let mut send = |part, memory| {
             let tag = self.tags.tag(number, fingerprint, part);
             self.send_message(batch, peer, tag, memory)
-        })
+        };
+        match packed {
+            Packed::Tensors(memory) => send(Part::Whole(memory.bytes().len()), memory),
+            Packed::Metadata(first, rest) => {
+                send(Part::First, first)?;
+                rest.map_or(Ok(()), |rest| send(Part::Rest, rest))
+            }
+        }
     }
 
     fn send_message(
