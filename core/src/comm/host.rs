@@ -146,10 +146,8 @@ pub(super) fn concatenation(tensors: Vec<DispatchTensor>) -> DispatchTensor {
 
 /// Contiguous tensors of the CPU.
 fn all_on_host(tensors: Vec<DispatchTensor>) -> Vec<FlexTensor> {
-    let tensors = tensors.into_iter();
-    tensors
-        .map(|tensor| on_host(tensor).to_contiguous())
-        .collect()
+    let on_host = |tensor| on_host(tensor).to_contiguous();
+    tensors.into_iter().map(on_host).collect()
 }
 
 fn add_up<E: bytemuck::Pod + AddAssign>(place: &Place, tensors: &[FlexTensor]) {
