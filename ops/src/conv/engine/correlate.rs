@@ -5,10 +5,11 @@ use std::ops::Range;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
+use super::ahead::Stretch;
 use super::geometry::{Correlation, Dims};
 use super::rows::{self, ROWS, Recipe, RowStrip};
 use super::strip::{self, Strip};
-use super::tile::{Pieces, Stretch, TileLayout, tile_box, tile_extents};
+use super::tile::{Pieces, TileLayout, tile_box, tile_extents};
 use crate::kernel::activation::Activation;
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, with_scratch};

@@ -1,5 +1,6 @@
 //! The convolution engine of the CPU.
 
+mod ahead;
 pub(crate) mod correlate;
 pub(crate) mod geometry;
 mod rows;

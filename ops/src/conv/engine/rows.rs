@@ -2,8 +2,9 @@
 
 use pulp::{Simd, WithSimd};
 
+use super::ahead::{Fetcher, Stretch};
 use super::geometry::Correlation;
-use super::tile::{Fetcher, Stretch, TileLayout};
+use super::tile::TileLayout;
 use crate::kernel::memory::prefetch_to_write;
 use crate::kernel::simd::Element;
 
@@ -49,13 +50,13 @@ impl Recipe {
         }
         for (front, &plane) in planes.iter().enumerate() {
             for &line in &reached {
-                // Where the kernel's lines are that meet it, for the rows that have one.
-                let met = |row: usize| {
-                    let mut lines = lines.iter();
-                    lines.position(|&of| of == line - row as isize)
-                };
-                let users: Vec<usize> = (0..ROWS).filter(|&row| met(row).is_some()).collect();
-                let (&[first, ..], &[.., last]) = (&users[..], &users[..]) else {
+                // The rows that use it, each with the place of the kernel's line that meets it.
+                let users = (0..ROWS).filter_map(|row| {
+                    let met = lines.iter().position(|&of| of == line - row as isize)?;
+                    Some((row, met))
+                });
+                let users: Vec<(usize, usize)> = users.collect();
+                let (&[(first, _), ..], &[.., (last, _)]) = (&users[..], &users[..]) else {
                     continue;
                 };
                 if last - first + 1 != users.len() {
@@ -69,13 +70,13 @@ impl Recipe {
                         rows,
                     }),
                 }
-                let first = front * lines.len();
+                let before = front * lines.len();
                 for (across, &column) in columns.iter().enumerate() {
                     recipe.offsets.push(layout.offset([plane, line, column]));
-                    let met = (0..ROWS).filter_map(met);
-                    let elements =
-                        met.map(|down| taps[(first + down) * columns.len() + across].element);
-                    recipe.elements.extend(elements);
+                    for (_, down) in &users {
+                        let tap = &taps[(before + down) * columns.len() + across];
+                        recipe.elements.push(tap.element);
+                    }
                 }
             }
         }

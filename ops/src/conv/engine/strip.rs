@@ -2,7 +2,7 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::tile::{Fetcher, Stretch};
+use super::ahead::{Fetcher, Stretch};
 use crate::kernel::memory::prefetch_to_write;
 use crate::kernel::simd::Element;
 
