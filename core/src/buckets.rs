@@ -159,8 +159,8 @@ impl Buckets {
         if self.travelling.len() == TRAVELLING {
             self.arrive()?;
         }
-        let (owners, sum) = bucket.start()?;
-        sum.in_background();
+        let (owners, mut sum) = bucket.start()?;
+        sum.in_background()?;
         self.travelling.push_back((owners, sum));
         Ok(())
     }

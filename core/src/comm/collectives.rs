@@ -2,6 +2,7 @@
 //!
 //! Sums run in the order of the group on every rank, so that all ranks, and all engines, get the same bits.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -14,6 +15,8 @@ use crate::{Error, Result};
 
 /// Above this many elements a sum is split over the ranks; below it every rank adds all contributions.
 const SPLIT_REDUCTION_ABOVE: usize = 1 << 14;
+/// So many elements of a share are added at a time.
+const PIECE: usize = 1 << 17;
 
 /// Starts to send one payload to every rank of the group but this one.
 fn start_all(
@@ -245,7 +248,10 @@ pub(crate) struct PendingSum {
     operation: Operation,
     /// What this rank adds.
     own: DispatchTensor,
-    in_flight: Option<InFlight>,
+    /// The pieces that are on their way, the first of them first.
+    in_flight: VecDeque<InFlight>,
+    /// How many pieces have been started.
+    started: usize,
 }
 
 /// Groups of at most so many ranks add at once; larger ones in rows and columns.
@@ -264,7 +270,8 @@ fn row_length(ranks: usize) -> usize {
 }
 
 /// Starts to sum all ranks' tensors. Small ones go to every rank; of large ones each rank adds a share, then all collect
-/// the shares, so that an element travels twice, whatever the group's size.
+/// the shares, so that an element travels twice, whatever the group's size. Shares travel in pieces that are added, and
+/// collected, while they are in a cache.
 ///
 /// Many ranks are arranged in rows and columns: rows add, then columns what rows have added, so that the number of
 /// messages grows with the root of the number of ranks, unless that is a prime, which has but one row. The order of additions depends on that number alone.
@@ -283,21 +290,10 @@ pub(crate) fn start_sum(
         column: group.iter().skip(across).step_by(length).copied().collect(),
         operation: operation.clone(),
         own: tensor,
-        in_flight: None,
+        in_flight: VecDeque::new(),
+        started: 0,
     };
-    if group.len() > 1 && sum.elements() > 0 {
-        let in_flight = if sum.is_split() {
-            let own = sum.place();
-            let expected = |_| expected_like(&sum.own, sum.share(own).len());
-            let send = |place| payload(sum.cut(place));
-            start_all(comm, &sum.row, operation, send, expected)?
-        } else {
-            let expected = |_| expected_like(&sum.own, sum.elements());
-            let send = |_| payload(sum.own.clone());
-            start_all(comm, &sum.row, operation, send, expected)?
-        };
-        sum.in_flight = Some(in_flight);
-    }
+    sum.start_piece()?;
     Ok(sum)
 }
 
@@ -321,61 +317,115 @@ impl PendingSum {
         place(&self.comm, &self.row)
     }
 
-    /// The elements that the rank at a place of the row adds.
-    fn share(&self, place: usize) -> Range<usize> {
-        let bound = |place: usize| place * self.elements() / self.row.len();
-        bound(place)..bound(place + 1)
+    /// In how many pieces shares travel; none if there is nothing to add.
+    fn pieces(&self) -> usize {
+        if self.elements() == 0 || self.row.len() * self.column.len() == 1 {
+            0
+        } else if self.is_split() && host::holds(&self.own) {
+            self.elements().div_ceil(self.row.len() * PIECE)
+        } else {
+            1
+        }
     }
 
-    fn cut(&self, place: usize) -> DispatchTensor {
-        Dispatch::float_slice(self.own.clone(), &[Slice::from(self.share(place))])
+    /// The elements of a piece of what the rank at a place of the row adds.
+    fn piece(&self, place: usize, index: usize) -> Range<usize> {
+        if !self.is_split() {
+            return 0..self.elements();
+        }
+        let share = |place: usize| place * self.elements() / self.row.len();
+        let (start, length) = (share(place), share(place + 1) - share(place));
+        let bound = |index: usize| start + index * length / self.pieces();
+        bound(index)..bound(index + 1)
     }
 
-    /// Has it travel on while the rank computes.
-    pub(crate) fn in_background(&self) {
+    /// This rank's elements of a piece.
+    fn cut(&self, piece: Range<usize>) -> DispatchTensor {
+        let own = self.own.clone();
+        if piece.len() == self.elements() {
+            return own;
+        }
+        Dispatch::float_slice(own, &[Slice::from(piece)])
+    }
+
+    /// Starts the next piece, if there is one.
+    fn start_piece(&mut self) -> Result<()> {
+        if self.started == self.pieces() {
+            return Ok(());
+        }
+        let piece = |place| self.piece(place, self.started);
+        let own = piece(self.place());
+        let send = |place| payload(self.cut(piece(place)));
+        let expected = |_| expected_like(&self.own, own.len());
+        let in_flight = start_all(&self.comm, &self.row, &self.operation, send, expected)?;
+        self.in_flight.push_back(in_flight);
+        self.started += 1;
+        Ok(())
+    }
+
+    /// Has all of it travel on while the ranks compute. All of them ask for that at the same point of their programs.
+    pub(crate) fn in_background(&mut self) -> Result<()> {
+        while self.started < self.pieces() {
+            self.start_piece()?;
+        }
         self.in_flight.iter().for_each(InFlight::in_background);
+        Ok(())
+    }
+
+    /// What each rank of the row adds to a piece, when it has come; the next one is started.
+    fn arrive(&mut self, index: usize) -> Result<Vec<DispatchTensor>> {
+        let in_flight = self.in_flight.pop_front();
+        self.start_piece()?;
+        let in_flight = in_flight.expect("pieces arrive once each, in order");
+        let others = finish_all(&self.comm, &self.row, in_flight)?.into_iter();
+        let own = || self.cut(self.piece(self.place(), index));
+        Ok(others
+            .map(|payload| only_tensor(payload).unwrap_or_else(own))
+            .collect())
     }
 
     /// Waits for the sum.
     pub(crate) fn finish(mut self) -> Result<DispatchTensor> {
-        let Some(in_flight) = self.in_flight.take() else {
+        if self.pieces() == 0 {
             return Ok(self.own);
-        };
-        let Self {
-            comm,
-            row,
-            column,
-            operation,
-            ..
-        } = &self;
-        let contributions = finish_all(comm, row, in_flight)?.into_iter();
-        let tensors = contributions.map(only_tensor);
-        if !self.is_split() {
-            let all = tensors.map(|tensor| tensor.unwrap_or_else(|| self.own.clone()));
-            return all_reduce_sum(comm, column, operation, add(all.collect()));
         }
-        let own = self.place();
-        let tensors = tensors.map(|tensor| tensor.unwrap_or_else(|| self.cut(own)));
-        let tensors: Vec<_> = tensors.collect();
-        if !host::holds(&self.own) {
-            let sum = all_reduce_sum(comm, column, operation, add(tensors))?;
-            let expected = |place| expected_like(&self.own, self.share(place).len());
-            let send = |_| payload(sum.clone());
-            let shares = exchange_all(comm, row, operation, send, expected)?.into_iter();
-            let shares = shares.map(|payload| only_tensor(payload).unwrap_or_else(|| sum.clone()));
-            return Ok(concatenated(shares.collect()));
+        if !(self.is_split() && host::holds(&self.own)) {
+            return self.finish_in_one();
         }
         let room = host::Room::new(self.elements(), self.own.dtype());
-        if column.len() > 1 {
-            let sum = all_reduce_sum(comm, column, operation, add(tensors))?;
-            room.place(self.share(own)).fill(sum);
-        } else {
-            room.add_up(self.share(own), tensors);
+        let mut collected = Vec::new();
+        for index in 0..self.pieces() {
+            let tensors = self.arrive(index)?;
+            let piece = self.piece(self.place(), index);
+            if self.column.len() > 1 {
+                let sum = all_reduce_sum(&self.comm, &self.column, &self.operation, add(tensors))?;
+                room.place(piece.clone()).fill(sum);
+            } else {
+                room.add_up(piece.clone(), tensors);
+            }
+            let send = |_| payload(room.part(piece.clone()));
+            let expected = |place| Expected::Place(room.place(self.piece(place, index)));
+            let (comm, row, operation) = (&self.comm, &self.row, &self.operation);
+            collected.push(start_all(comm, row, operation, send, expected)?);
         }
-        let send = |_| payload(room.part(self.share(own)));
-        let expected = |place| Expected::Place(room.place(self.share(place)));
-        exchange_all(comm, row, operation, send, expected)?;
+        for in_flight in collected {
+            in_flight.finish()?;
+        }
         Ok(room.into_tensor())
+    }
+
+    /// Waits for the sum of small tensors, or of tensors on a GPU.
+    fn finish_in_one(mut self) -> Result<DispatchTensor> {
+        let own = add(self.arrive(0)?);
+        let (comm, row, operation) = (&self.comm, &self.row, &self.operation);
+        let sum = all_reduce_sum(comm, &self.column, operation, own)?;
+        if !self.is_split() {
+            return Ok(sum);
+        }
+        let expected = |place| expected_like(&sum, self.piece(place, 0).len());
+        let shares = exchange_all(comm, row, operation, |_| payload(sum.clone()), expected)?;
+        let share = |payload| only_tensor(payload).unwrap_or_else(|| sum.clone());
+        Ok(concatenated(shares.into_iter().map(share).collect()))
     }
 }
 
@@ -404,13 +454,26 @@ mod tests {
 
     #[test]
     fn many_ranks_add_in_rows_and_columns() {
-        for (ranks, elements) in [(20, 5), (18, SPLIT_REDUCTION_ABOVE + 7)] {
+        for (ranks, elements) in [
+            (20, 5),
+            (18, SPLIT_REDUCTION_ABOVE + 7),
+            (18, 6 * PIECE + 7),
+            (3, 7 * PIECE - 1),
+        ] {
             let sums = Launcher::local(ranks).collect(|world| {
                 let group: Vec<usize> = (0..ranks).collect();
                 let operation = Operation::new("sum", Traffic::Reduce, None);
                 let own = values(world.rank(), elements).into_dispatch();
-                let sum = all_reduce_sum(world.comm(), &group, &operation, own)?;
-                Ok(Tensor::<1>::from_dispatch(sum).into_data())
+                let start = || start_sum(world.comm(), &group, &operation, own.clone());
+                let [mut early, mut late] = [start()?, start()?];
+                early.in_background()?;
+                late.in_background()?;
+                // In another order than they were started in, by all ranks alike.
+                let sums = [late.finish()?, early.finish()?, start()?.finish()?];
+                let [first, second, third] =
+                    sums.map(|sum| Tensor::<1>::from_dispatch(sum).into_data());
+                assert!(first == second && second == third);
+                Ok(first)
             });
             let sums = sums.unwrap();
             assert!(
