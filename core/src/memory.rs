@@ -16,7 +16,7 @@ use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProper
 /// Blocks smaller than this are left to the allocator.
 const SMALL: usize = 1 << SMALL_BITS;
 /// So few, because halos have some kilobytes, and allocators merge and split what they give for these each time.
-const SMALL_BITS: u32 = 12;
+const SMALL_BITS: u32 = 10;
 /// Large blocks begin at a cache line.
 const LINE: usize = 64;
 

@@ -68,6 +68,15 @@ pub(crate) fn small_tensor<E: Float>(elements: Vec<E>, shape: &[usize]) -> FlexT
     FlexTensor::new(Bytes::from_elems(elements), layout, E::dtype())
 }
 
+/// A tensor that lies in one piece: this one, or a copy. burn would copy views of a part of a tensor, too.
+pub(crate) fn contiguous(tensor: FlexTensor) -> FlexTensor {
+    if tensor.is_contiguous() {
+        tensor
+    } else {
+        tensor.to_contiguous()
+    }
+}
+
 /// The elements of a contiguous tensor.
 pub(crate) fn elements<E: Float>(tensor: &FlexTensor) -> &[E] {
     let layout = tensor.layout();

@@ -220,7 +220,7 @@ fn without_halo([planes, rows, columns]: [usize; 3]) -> [usize; 3] {
 
 fn forward<E: Float>(x: FlexTensor, operator: LocalOperator) -> Result<FlexTensor> {
     let isa = Isa::chosen()?;
-    let x = x.to_contiguous();
+    let x = flex::contiguous(x);
     let (shape, cells) = (x.shape(), flex::elements::<E>(&x));
     let (y, shape) = match operator {
         LocalOperator::Activation(activation) => {
@@ -256,7 +256,7 @@ fn backward<E: Float>(
     operator: LocalOperator,
 ) -> Result<FlexTensor> {
     let isa = Isa::chosen()?;
-    let (x, cotangent) = (x.to_contiguous(), cotangent.to_contiguous());
+    let (x, cotangent) = (flex::contiguous(x), flex::contiguous(cotangent));
     let shape = x.shape();
     let (cells, cotangent) = (flex::elements::<E>(&x), flex::elements(&cotangent));
     let gradient = match operator {

@@ -248,6 +248,11 @@ pub(crate) struct PendingSum {
     operation: Operation,
     /// What this rank adds.
     own: DispatchTensor,
+    elements: usize,
+    /// This rank's place in its row.
+    place: usize,
+    /// In how many pieces shares travel; none if there is nothing to add.
+    pieces: usize,
     /// The pieces that are on their way, the first of them first.
     in_flight: VecDeque<InFlight>,
     /// How many pieces have been started.
@@ -281,15 +286,27 @@ pub(crate) fn start_sum(
     operation: &Operation,
     tensor: DispatchTensor,
 ) -> Result<PendingSum> {
-    let place = place(comm, group);
+    let place = group.iter().position(|&rank| rank == comm.rank());
+    let place = place.expect("a rank reduces in groups that it is in");
     let length = row_length(group.len());
     let (first, across) = (place / length * length, place % length);
+    let elements = tensor.shape()[0];
+    let pieces = if elements == 0 || group.len() == 1 {
+        0
+    } else if elements > SPLIT_REDUCTION_ABOVE && host::holds(&tensor) {
+        elements.div_ceil(length * PIECE)
+    } else {
+        1
+    };
     let mut sum = PendingSum {
         comm: comm.clone(),
         row: group[first..first + length].to_vec(),
         column: group.iter().skip(across).step_by(length).copied().collect(),
         operation: operation.clone(),
         own: tensor,
+        elements,
+        place: across,
+        pieces,
         in_flight: VecDeque::new(),
         started: 0,
     };
@@ -297,52 +314,26 @@ pub(crate) fn start_sum(
     Ok(sum)
 }
 
-/// This rank's place in a group.
-fn place(comm: &Arc<dyn Communicator>, group: &[usize]) -> usize {
-    let place = group.iter().position(|&rank| rank == comm.rank());
-    place.expect("a rank reduces in groups that it is in")
-}
-
 impl PendingSum {
-    fn elements(&self) -> usize {
-        self.own.shape()[0]
-    }
-
     fn is_split(&self) -> bool {
-        self.elements() > SPLIT_REDUCTION_ABOVE
-    }
-
-    /// This rank's place in its row.
-    fn place(&self) -> usize {
-        place(&self.comm, &self.row)
-    }
-
-    /// In how many pieces shares travel; none if there is nothing to add.
-    fn pieces(&self) -> usize {
-        if self.elements() == 0 || self.row.len() * self.column.len() == 1 {
-            0
-        } else if self.is_split() && host::holds(&self.own) {
-            self.elements().div_ceil(self.row.len() * PIECE)
-        } else {
-            1
-        }
+        self.elements > SPLIT_REDUCTION_ABOVE
     }
 
     /// The elements of a piece of what the rank at a place of the row adds.
     fn piece(&self, place: usize, index: usize) -> Range<usize> {
         if !self.is_split() {
-            return 0..self.elements();
+            return 0..self.elements;
         }
-        let share = |place: usize| place * self.elements() / self.row.len();
+        let share = |place: usize| place * self.elements / self.row.len();
         let (start, length) = (share(place), share(place + 1) - share(place));
-        let bound = |index: usize| start + index * length / self.pieces();
+        let bound = |index: usize| start + index * length / self.pieces;
         bound(index)..bound(index + 1)
     }
 
     /// This rank's elements of a piece.
     fn cut(&self, piece: Range<usize>) -> DispatchTensor {
         let own = self.own.clone();
-        if piece.len() == self.elements() {
+        if piece.len() == self.elements {
             return own;
         }
         Dispatch::float_slice(own, &[Slice::from(piece)])
@@ -350,11 +341,11 @@ impl PendingSum {
 
     /// Starts the next piece, if there is one.
     fn start_piece(&mut self) -> Result<()> {
-        if self.started == self.pieces() {
+        if self.started == self.pieces {
             return Ok(());
         }
         let piece = |place| self.piece(place, self.started);
-        let own = piece(self.place());
+        let own = piece(self.place);
         let send = |place| payload(self.cut(piece(place)));
         let expected = |_| expected_like(&self.own, own.len());
         let in_flight = start_all(&self.comm, &self.row, &self.operation, send, expected)?;
@@ -365,7 +356,7 @@ impl PendingSum {
 
     /// Has all of it travel on while the ranks compute. All of them ask for that at the same point of their programs.
     pub(crate) fn in_background(&mut self) -> Result<()> {
-        while self.started < self.pieces() {
+        while self.started < self.pieces {
             self.start_piece()?;
         }
         self.in_flight.iter().for_each(InFlight::in_background);
@@ -378,7 +369,7 @@ impl PendingSum {
         self.start_piece()?;
         let in_flight = in_flight.expect("pieces arrive once each, in order");
         let others = finish_all(&self.comm, &self.row, in_flight)?.into_iter();
-        let own = || self.cut(self.piece(self.place(), index));
+        let own = || self.cut(self.piece(self.place, index));
         Ok(others
             .map(|payload| only_tensor(payload).unwrap_or_else(own))
             .collect())
@@ -386,17 +377,17 @@ impl PendingSum {
 
     /// Waits for the sum.
     pub(crate) fn finish(mut self) -> Result<DispatchTensor> {
-        if self.pieces() == 0 {
+        if self.pieces == 0 {
             return Ok(self.own);
         }
         if !(self.is_split() && host::holds(&self.own)) {
             return self.finish_in_one();
         }
-        let room = host::Room::new(self.elements(), self.own.dtype());
+        let room = host::Room::new(self.elements, self.own.dtype());
         let mut collected = Vec::new();
-        for index in 0..self.pieces() {
+        for index in 0..self.pieces {
             let tensors = self.arrive(index)?;
-            let piece = self.piece(self.place(), index);
+            let piece = self.piece(self.place, index);
             if self.column.len() > 1 {
                 let sum = all_reduce_sum(&self.comm, &self.column, &self.operation, add(tensors))?;
                 room.place(piece.clone()).fill(sum);

@@ -144,10 +144,14 @@ pub(super) fn concatenation(tensors: Vec<DispatchTensor>) -> DispatchTensor {
     room.into_tensor()
 }
 
-/// Contiguous tensors of the CPU.
+/// Contiguous tensors of the CPU. Views that lie in one piece are not copied, as burn would.
 fn all_on_host(tensors: Vec<DispatchTensor>) -> Vec<FlexTensor> {
-    let on_host = |tensor| on_host(tensor).to_contiguous();
-    tensors.into_iter().map(on_host).collect()
+    let contiguous = |tensor: FlexTensor| match tensor.is_contiguous() {
+        true => tensor,
+        false => tensor.to_contiguous(),
+    };
+    let tensors = tensors.into_iter().map(on_host);
+    tensors.map(contiguous).collect()
 }
 
 fn add_up<E: bytemuck::Pod + AddAssign>(place: &Place, tensors: &[FlexTensor]) {

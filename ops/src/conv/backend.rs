@@ -357,7 +357,7 @@ impl ConvRun {
             outputs,
             ..
         } = self.conv;
-        let (weight, bias) = (weight.to_contiguous(), bias.to_contiguous());
+        let (weight, bias) = (flex::contiguous(weight), flex::contiguous(bias));
         let (weight, bias) = (flex::elements::<E>(&weight), flex::elements::<E>(&bias));
         let kernel = self.conv.elements();
         let weight = |[group, output, input, element]: [usize; 4]| {
@@ -398,7 +398,7 @@ impl ConvRun {
         wanted: [bool; 3],
     ) -> Result<[Option<FlexTensor>; 3]> {
         let isa = Isa::chosen()?;
-        let weight = saved.weight.clone().to_contiguous();
+        let weight = flex::contiguous(saved.weight.clone());
         let exchange = self.exchange.clone().map(Exchange::reversed);
         let like = to_dispatch::<Flex>(saved.x.clone());
         let gradient_of = |cells: &IndexBox| {

@@ -195,7 +195,7 @@ impl Norm {
         bias: FlexTensor,
     ) -> Result<(FlexTensor, Arc<[Statistic]>)> {
         let isa = Isa::chosen()?;
-        let [x, weight, bias] = [x, weight, bias].map(|tensor| tensor.to_contiguous());
+        let [x, weight, bias] = [x, weight, bias].map(flex::contiguous);
         let (cells, weight, bias) = (
             flex::elements::<E>(&x),
             flex::elements(&weight),
@@ -223,7 +223,7 @@ impl Norm {
         cotangent: FlexTensor,
     ) -> Result<[FlexTensor; 3]> {
         let isa = Isa::chosen()?;
-        let [x, weight, cotangent] = [x, weight, cotangent].map(|tensor| tensor.to_contiguous());
+        let [x, weight, cotangent] = [x, weight, cotangent].map(flex::contiguous);
         let cells = flex::elements::<E>(&x);
         let (factors, cotangent) = (flex::elements(&weight), flex::elements(&cotangent));
         let (input, [weight_gradient, bias_gradient]) = match self {
