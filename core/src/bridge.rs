@@ -212,10 +212,12 @@ fn all_reduce(tensor: DispatchTensor, reduce: &Reduce) -> Result<DispatchTensor>
         group,
         ..
     } = reduce;
-    collectives::agree(comm, group, operation)?;
     let shape = tensor.shape();
-    let flat = reshaped(tensor, Shape::from([shape.num_elements()]));
-    let sum = collectives::all_reduce_sum(comm, group, operation, flat)?;
+    let elements = shape.num_elements();
+    let operation = operation.of(elements, tensor.dtype());
+    collectives::agree(comm, group, &operation)?;
+    let flat = reshaped(tensor, Shape::from([elements]));
+    let sum = collectives::all_reduce_sum(comm, group, &operation, flat)?;
     Ok(reshaped(sum, shape))
 }
 

@@ -114,7 +114,7 @@ impl Launcher {
             let seconds = value.parse().ok();
             let timeout = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
             match timeout {
-                Some(timeout) if !timeout.is_zero() => launcher.settings.timeout = timeout,
+                Some(timeout) if !timeout.is_zero() => launcher = launcher.timeout(timeout),
                 _ => panic!("HALOCLINE_TIMEOUT={value}: expected a positive number of seconds"),
             }
         }
@@ -152,7 +152,9 @@ impl Launcher {
     /// How long a rank waits for a message. Default 60 s.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.settings.timeout = timeout;
+        // Added to a time it must still be one.
+        const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+        self.settings.timeout = timeout.min(FOR_EVER);
         self
     }
 

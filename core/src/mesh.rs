@@ -22,7 +22,7 @@ impl MeshShape {
     /// A mesh of the given axes over `ranks`.
     ///
     /// # Errors
-    /// Sizes that do not multiply to the number of ranks, and an axis name that occurs twice.
+    /// Sizes that do not multiply to the number of ranks; an axis name, or a rank, that occurs twice.
     pub fn new(axes: &[(&str, usize)], ranks: Vec<usize>) -> Result<Self> {
         let sizes: Vec<usize> = axes.iter().map(|(_, size)| *size).collect();
         let names: Vec<String> = axes.iter().map(|(name, _)| name.to_string()).collect();
@@ -40,6 +40,14 @@ impl MeshShape {
             return Err(Error::Mesh(format!(
                 "sizes of {axes:?} multiply to {product}, but there are {} ranks",
                 ranks.len()
+            )));
+        }
+        let mut sorted = ranks.clone();
+        sorted.sort_unstable();
+        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(Error::Mesh(format!(
+                "rank {} is twice in {ranks:?}; a rank has one position",
+                pair[0]
             )));
         }
         Ok(Self {
@@ -202,9 +210,14 @@ impl DeviceMesh {
     /// A mesh over the ranks of a communicator.
     ///
     /// # Errors
-    /// Those of [`MeshShape::new`]; and this rank must be part of the mesh.
+    /// A mesh without this rank, or with one that the world does not have.
     pub fn new(shape: MeshShape, comm: Arc<dyn Communicator>, device: Device) -> Result<Self> {
-        let rank = comm.rank();
+        let (rank, size) = (comm.rank(), comm.size());
+        if let Some(other) = shape.ranks().iter().find(|&&other| other >= size) {
+            return Err(Error::Mesh(format!(
+                "rank {other} of the {shape} is not in a world of {size} ranks"
+            )));
+        }
         let position = shape
             .ranks()
             .iter()

@@ -30,6 +30,7 @@ pub(crate) fn sync<M: Module>(
     device: &Device,
     module: M,
 ) -> Result<M> {
+    collectives::check_source(group, source, &Operation::new(SYNC, Traffic::Scatter, None))?;
     // Leaves of its own for each rank, also where the program cloned one module into all of them.
     let module = module.fork(device);
     if group.len() == 1 {
@@ -49,6 +50,8 @@ pub(crate) fn sync<M: Module>(
     }
 }
 
+const SYNC: &str = "sync_module";
+
 struct Sync<'a> {
     comm: &'a Arc<dyn Communicator>,
     group: &'a [usize],
@@ -59,7 +62,7 @@ struct Sync<'a> {
 
 impl Sync<'_> {
     fn broadcast<const D: usize>(&self, tensor: Tensor<D>) -> Result<Tensor<D>> {
-        let operation = Operation::new("sync_module", Traffic::Scatter, None);
+        let operation = Operation::new(SYNC, Traffic::Scatter, None);
         let is_source = self.comm.rank() == self.source;
         let others = self
             .group
@@ -104,7 +107,7 @@ impl Sync<'_> {
                 let received = tensors.pop().map(Tensor::<D>::from_dispatch);
                 let data = received.map(|tensor| tensor.into_data());
                 data.map_or(plain, |data| {
-                    Tensor::from_data(data, &tensor.device().inner())
+                    Tensor::from_data(data, (&tensor.device().inner(), tensor.dtype()))
                 })
             }
             _ => plain,

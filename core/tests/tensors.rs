@@ -1,9 +1,11 @@
 //! Sharded tensors on local ranks: every change of placement with its gradient, scatter, arithmetic, misuse.
 
-use burn::tensor::{Tensor, TensorData, Tolerance};
+use burn::tensor::{DType, Device, Tensor, TensorData, Tolerance};
+use halocline_core::ops::all_reduce_sum;
 use halocline_core::{
-    Boundary, Distribution, Error, Halo, Launcher, Layout, LocalGradient, Partial, Placement,
-    RandomKey, ReduceOp, Replicate, Result, Shard, ShardTensor, Traffic, World, scatter_tensor,
+    Boundary, DeviceMesh, Distribution, Error, Halo, Launcher, Layout, LocalGradient, MeshShape,
+    Operation, Partial, Placement, RandomKey, ReduceOp, Replicate, Result, Shard, ShardTensor,
+    Traffic, World, scatter_tensor,
 };
 
 const SHAPE: [usize; 2] = [7, 5];
@@ -439,6 +441,59 @@ fn modules_are_equal_on_all_ranks_and_a_difference_is_named() {
         error.contains("parameter bias differs between rank 0 and rank 1"),
         "{error}"
     );
+}
+
+#[test]
+fn parameters_keep_their_number_type() {
+    use burn::module::Param;
+    Launcher::local(2)
+        .run(|world| {
+            let of = |device: &Device| Tensor::<1>::ones([3], (device, DType::F64)) / 3.0;
+            let made = world.init(|device| Param::from_tensor(of(device)))?;
+            assert_eq!(made.val().dtype(), DType::F64);
+            world.check_replicas(&made)?;
+            let error = world.sync_module(made, 9).unwrap_err().to_string();
+            assert!(error.contains("source 9"), "{error}");
+            Ok(())
+        })
+        .unwrap();
+}
+
+/// Pieces of the two sums have the same size, and the second of one rank's is where the other collects.
+#[test]
+fn sums_of_different_sizes_diverge() {
+    for check in [false, true] {
+        let result = Launcher::local(2).check(check).run(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let elements = if world.is_root() { 400_000 } else { 200_000 };
+            let ones = Tensor::<1>::ones([elements], world.device());
+            let operation = Operation::new("sum", Traffic::Reduce, None);
+            all_reduce_sum(ones, &mesh, &[0], operation);
+            Ok(())
+        });
+        let error = result.unwrap_err().to_string();
+        assert!(
+            error.contains("diverged") && error.contains("of 400000 F32"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_has_one_position_in_a_mesh() {
+    let error = MeshShape::new(&[("x", 2)], vec![0, 0]).unwrap_err();
+    assert!(error.to_string().contains("rank 0 is twice"), "{error}");
+    Launcher::local(2)
+        .run(|world| {
+            let shape = MeshShape::new(&[("x", 3)], vec![0, 1, 7])?;
+            let mesh = DeviceMesh::new(shape, world.comm().clone(), world.device().clone());
+            let error = mesh.unwrap_err().to_string();
+            assert!(error.contains("rank 7"), "{error}");
+            let error = world.broadcast_bytes(9, None).unwrap_err().to_string();
+            assert!(error.contains("source 9"), "{error}");
+            Ok(())
+        })
+        .unwrap();
 }
 
 #[test]

@@ -17,6 +17,8 @@ use crate::{Error, Result};
 const SPLIT_REDUCTION_ABOVE: usize = 1 << 14;
 /// So many elements of a share are added at a time.
 const PIECE: usize = 1 << 17;
+/// So many pieces of a sum travel at a time.
+const AHEAD: usize = 8;
 
 /// Starts to send one payload to every rank of the group but this one.
 fn start_all(
@@ -82,6 +84,15 @@ pub(crate) fn all_gather_bytes(
         .collect())
 }
 
+/// An error, the same on all ranks, if what is sent to all ranks of a group does not come from one of them.
+pub(crate) fn check_source(group: &[usize], source: usize, operation: &Operation) -> Result<()> {
+    if group.contains(&source) {
+        return Ok(());
+    }
+    let message = format!("source {source} is not one of the ranks {group:?}");
+    Err(Error::operator(operation.name(), message))
+}
+
 /// The bytes that `source` has, on every rank of the group.
 pub(crate) fn broadcast_bytes(
     comm: &Arc<dyn Communicator>,
@@ -90,6 +101,7 @@ pub(crate) fn broadcast_bytes(
     operation: &Operation,
     bytes: Option<Vec<u8>>,
 ) -> Result<Vec<u8>> {
+    check_source(group, source, operation)?;
     let is_source = comm.rank() == source;
     let bytes = bytes.unwrap_or_default();
     let others = group.iter().filter(|rank| is_source && **rank != source);
@@ -354,9 +366,9 @@ impl PendingSum {
         Ok(())
     }
 
-    /// Has all of it travel on while the ranks compute. All of them ask for that at the same point of their programs.
+    /// Has more of it travel on while the ranks compute. All of them ask for that at the same point of their programs.
     pub(crate) fn in_background(&mut self) -> Result<()> {
-        while self.started < self.pieces {
+        while self.started < self.pieces.min(AHEAD) {
             self.start_piece()?;
         }
         self.in_flight.iter().for_each(InFlight::in_background);
@@ -384,7 +396,7 @@ impl PendingSum {
             return self.finish_in_one();
         }
         let room = host::Room::new(self.elements, self.own.dtype());
-        let mut collected = Vec::new();
+        let mut collected = VecDeque::new();
         for index in 0..self.pieces {
             let tensors = self.arrive(index)?;
             let piece = self.piece(self.place, index);
@@ -397,7 +409,12 @@ impl PendingSum {
             let send = |_| payload(room.part(piece.clone()));
             let expected = |place| Expected::Place(room.place(self.piece(place, index)));
             let (comm, row, operation) = (&self.comm, &self.row, &self.operation);
-            collected.push(start_all(comm, row, operation, send, expected)?);
+            collected.push_back(start_all(comm, row, operation, send, expected)?);
+            if collected.len() == AHEAD {
+                collected
+                    .pop_front()
+                    .map_or(Ok(Vec::new()), InFlight::finish)?;
+            }
         }
         for in_flight in collected {
             in_flight.finish()?;

@@ -63,6 +63,8 @@ pub struct Operation {
     backward: bool,
     traffic: Traffic,
     layout: Option<Layout>,
+    /// What is summed.
+    elements: Option<(usize, DType)>,
 }
 
 impl Operation {
@@ -73,6 +75,16 @@ impl Operation {
             backward: false,
             traffic,
             layout: layout.cloned(),
+            elements: None,
+        }
+    }
+
+    /// The operation on so many elements of a type.
+    #[must_use]
+    pub(crate) fn of(&self, elements: usize, dtype: DType) -> Self {
+        Self {
+            elements: Some((elements, dtype)),
+            ..self.clone()
         }
     }
 
@@ -107,7 +119,7 @@ impl Operation {
     /// A number by which two ranks notice that they are in different operations.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        (self.name, self.backward, &self.layout).hash(&mut hasher);
+        (self.name, self.backward, &self.layout, self.elements).hash(&mut hasher);
         hasher.finish()
     }
 }
@@ -118,8 +130,11 @@ impl fmt::Display for Operation {
         if self.backward {
             f.write_str(" (backward)")?;
         }
-        match &self.layout {
-            Some(layout) => write!(f, " on {layout}"),
+        if let Some(layout) = &self.layout {
+            write!(f, " on {layout}")?;
+        }
+        match self.elements {
+            Some((elements, dtype)) => write!(f, " of {elements} {dtype:?}"),
             None => Ok(()),
         }
     }
@@ -171,12 +186,11 @@ impl Expected {
         match (self, payload) {
             (Self::Bytes, Payload::Bytes(_)) => true,
             (Self::Place(place), Payload::Tensors(_)) => payload.bytes() == place.bytes(),
-            (Self::Tensors { shapes, .. }, Payload::Tensors(tensors)) => {
-                shapes.len() == tensors.len()
-                    && shapes
-                        .iter()
-                        .zip(tensors)
-                        .all(|(shape, tensor)| *shape == tensor.shape())
+            (Self::Tensors { shapes, dtype, .. }, Payload::Tensors(tensors)) => {
+                let fits = |(shape, tensor): (&Shape, &DispatchTensor)| {
+                    *shape == tensor.shape() && *dtype == tensor.dtype()
+                };
+                shapes.len() == tensors.len() && shapes.iter().zip(tensors).all(fits)
             }
             _ => false,
         }

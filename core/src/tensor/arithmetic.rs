@@ -168,23 +168,23 @@ impl<const D: usize> ShardTensor<D> {
     /// Raises every element to an integer power.
     #[must_use]
     pub fn powi(self, exponent: i32) -> Self {
-        self.map_local(|local| local.powi_scalar(exponent))
+        self.map_elements("powi", |local| local.powi_scalar(exponent))
     }
 
     /// Limits every element to a range.
     #[must_use]
     pub fn clamp(self, low: f64, high: f64) -> Self {
-        self.map_local(|local| local.clamp(low, high))
+        self.map_elements("clamp", |local| local.clamp(low, high))
     }
 
     /// Where each element is greater than `value`.
     pub fn greater_elem(self, value: f64) -> ShardTensor<D, Bool> {
-        self.map_local(|local| local.greater_elem(value))
+        self.map_elements("greater_elem", |local| local.greater_elem(value))
     }
 
     /// Where each element is lower than `value`.
     pub fn lower_elem(self, value: f64) -> ShardTensor<D, Bool> {
-        self.map_local(|local| local.lower_elem(value))
+        self.map_elements("lower_elem", |local| local.lower_elem(value))
     }
 
     /// Takes `value` where the mask is true. The layouts must be the same.
@@ -209,7 +209,7 @@ macro_rules! unary {
             $($(#[$doc])*
             #[must_use]
             pub fn $name(self) -> Self {
-                self.map_local($f)
+                self.map_elements(stringify!($name), $f)
             })*
         }
     };
@@ -292,9 +292,9 @@ macro_rules! operator {
 
             fn $method(self, other: f64) -> Self {
                 if $scalar_on_partial {
-                    self.map_scaling(|local| $trait::$method(local, other))
+                    self.map_scaling(stringify!($method), |local| $trait::$method(local, other))
                 } else {
-                    self.map_local(|local| $trait::$method(local, other))
+                    self.map_elements(stringify!($method), |local| $trait::$method(local, other))
                 }
             }
         }
@@ -310,19 +310,19 @@ impl<const D: usize> Neg for ShardTensor<D> {
     type Output = Self;
 
     fn neg(self) -> Self {
-        self.map_scaling(Tensor::neg)
+        self.map_scaling("neg", Tensor::neg)
     }
 }
 
 impl<const D: usize> ShardTensor<D> {
     /// A scaling, which sums permit and extrema do not.
-    fn map_scaling(self, f: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Self {
+    fn map_scaling(self, operator: &str, f: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Self {
         let sums =
             |placement: &Placement| !matches!(placement, Partial(op) if *op != ReduceOp::Sum);
         if self.placements().iter().all(sums) {
             self.map_linear(f)
         } else {
-            self.map_local(f)
+            self.map_elements(operator, f)
         }
     }
 }

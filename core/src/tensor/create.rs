@@ -73,7 +73,9 @@ pub fn scatter_tensor<const D: usize>(
     }
     let layout = Layout::new(mesh.shape(), shape, placements)?;
     let held = match tensor {
-        Some(tensor) if comm.rank() == source => tensor.inner(),
+        Some(tensor) if comm.rank() == source => {
+            tensor.inner().to_device(&mesh.device().clone().inner())
+        }
         _ => Tensor::empty([0; D], (&mesh.device().clone().inner(), NUMBERS[*number])),
     };
     let plan = mesh

@@ -142,7 +142,16 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self,
         f: impl FnOnce(Tensor<D, K>) -> Tensor<D, L>,
     ) -> ShardTensor<D, L> {
-        self.require_resolved("map_local")
+        self.map_elements("map_local", f)
+    }
+
+    /// [`map_local`](Self::map_local) of an operator that errors name.
+    pub(crate) fn map_elements<L: Basic>(
+        self,
+        operator: &str,
+        f: impl FnOnce(Tensor<D, K>) -> Tensor<D, L>,
+    ) -> ShardTensor<D, L> {
+        self.require_resolved(operator)
             .unwrap_or_else(|error| error.raise());
         self.map_linear(f)
     }
@@ -186,11 +195,12 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// # Errors
     /// Names the axis and the redistribution that helps.
     pub fn require_whole(&self, operator: &str, dim: usize) -> Result<()> {
-        match self.layout.axes_of(dim).first() {
+        let axes = self.layout.axes_of(dim);
+        match axes.first() {
             None => Ok(()),
             Some(&axis) => {
                 let mut placements = self.placements().to_vec();
-                placements[axis] = Replicate;
+                axes.iter().for_each(|&axis| placements[axis] = Replicate);
                 Err(Error::Placement {
                     operator: operator.into(),
                     placement: format!("Shard({dim}) on axis \"{}\"", self.axis_name(axis)),
@@ -258,7 +268,11 @@ impl<const D: usize> ShardTensor<D> {
                     self.placements()[axis],
                     self.axis_name(axis)
                 ),
-                help: "reduce it to a loss with mean() or sum() first".into(),
+                help: match self.placements()[axis] {
+                    Partial(_) => "call resolve() first",
+                    _ => "reduce it to a loss with mean() or sum() first",
+                }
+                .into(),
             };
             panic!("{error}");
         }

@@ -348,8 +348,13 @@ impl Traffic {
         let Some((tag, bytes)) = self.link.stray(ask.peer)? else {
             return Ok(());
         };
-        // The rest of metadata may come before its first message is looked at.
-        if !self.tags.same_place(tag, ask.tag) || self.tags.is_rest(tag) {
+        // The rest of metadata may come before its first message is looked at, and what this rank will ask for next may
+        // have the number, which comes again, of what it asks for here.
+        let next = self.peers[ask.peer].asked;
+        if !self.tags.same_place(tag, ask.tag)
+            || self.tags.is_rest(tag)
+            || self.tags.same_number(next, ask.number)
+        {
             return Ok(());
         }
         let same_operation = self.tags.same_operation(tag, ask.tag);

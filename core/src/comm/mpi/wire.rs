@@ -79,6 +79,11 @@ impl Tags {
         one != Tag::END && (one.0 ^ other.0) >> (self.part + self.fingerprint) == 0
     }
 
+    /// Whether tags cannot tell two numbers apart.
+    pub(super) fn same_number(self, one: u32, other: u32) -> bool {
+        one.wrapping_sub(other).is_multiple_of(1 << self.number)
+    }
+
     /// Whether both are of the same operation.
     pub(super) fn same_operation(self, one: Tag, other: Tag) -> bool {
         (one.0 ^ other.0) & ((1 << self.fingerprint) - 1) == 0
@@ -157,6 +162,7 @@ mod tests {
                 assert!(tags.same_operation(tag, part));
             }
             assert!(tags.is_rest(rest) && !tags.is_rest(first));
+            assert!(tags.same_number(3, 3 + (1 << 10)) && !tags.same_number(3, 4));
             assert!(!tags.same_place(Tag::END, tag));
         }
     }
