@@ -76,7 +76,7 @@ pub fn huber_loss<const D: usize, X: Field<D>>(
 /// The value of a loss, on every rank: an all-reduce where it is partial.
 pub fn loss_value<X: Field<1>>(loss: &X) -> f64 {
     let (local, _, _) = loss.clone().into_shard().detach().resolve().into_parts();
-    f64::from(local.into_scalar::<f32>())
+    local.into_scalar()
 }
 
 /// Backpropagates from a loss of either kind.

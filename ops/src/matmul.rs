@@ -44,12 +44,16 @@ fn rule(a: Placement, b: Placement, dims: usize) -> Option<(Placement, Option<us
 /// The product of two sharded tensors of the same batch shape.
 ///
 /// # Errors
-/// A combination of placements without a rule, shapes that do not fit.
+/// A combination of placements without a rule, shapes or meshes that do not fit.
 pub fn matmul<const D: usize>(a: ShardTensor<D>, b: ShardTensor<D>) -> Result<ShardTensor<D>> {
     let (shape_a, shape_b) = (a.dims(), b.dims());
     if D < 2 || shape_a[..D - 2] != shape_b[..D - 2] || shape_a[D - 1] != shape_b[D - 2] {
         let message =
             format!("shapes {shape_a:?} and {shape_b:?}; expected [.., m, k] and [.., k, n]");
+        return Err(Error::operator(MATMUL, message));
+    }
+    if a.layout().mesh() != b.layout().mesh() {
+        let message = format!("{} and {} are on two meshes", a.layout(), b.layout());
         return Err(Error::operator(MATMUL, message));
     }
     let mut placements = Vec::new();
@@ -185,6 +189,18 @@ mod tests {
         };
         let off = crate::testing::difference(&gradient(2), &gradient(1));
         assert!(off < 1e-5, "off by {off:e}");
+    }
+
+    #[test]
+    fn operands_on_two_meshes_are_refused() {
+        let refused = Launcher::local(4).run(|world| {
+            let mesh = world.mesh([("data", 2), ("model", 2)])?;
+            let a = ShardTensor::<2>::ones([4, 4], &mesh, &[Replicate, Replicate])?;
+            let b = ShardTensor::<2>::ones([4, 4], &mesh.submesh(&["model"])?, &[Shard(1)])?;
+            matmul(a, b).map(drop)
+        });
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("two meshes"), "{error}");
     }
 
     #[test]

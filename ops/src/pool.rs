@@ -13,7 +13,7 @@
 
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Tensor, TensorData, module};
-use halocline_core::{Error, Result, ShardTensor};
+use halocline_core::{Boundary, Error, Result, ShardTensor};
 
 use crate::local::LocalOperator;
 use crate::retype;
@@ -105,7 +105,7 @@ impl<const N: usize> PoolOptions<N> {
 /// The maximum over windows.
 ///
 /// # Errors
-/// A placement without a rule, a window that fits nowhere, a failure of communication.
+/// A placement without a rule, a window that fits nowhere or lies in padding alone, a failure of communication.
 pub fn max_pool<const D: usize, const N: usize>(
     x: ShardTensor<D>,
     options: &PoolOptions<N>,
@@ -114,6 +114,24 @@ pub fn max_pool<const D: usize, const N: usize>(
         name::<D, N>(x.dims(), ["max_pool1d", "max_pool2d", "max_pool3d"])?,
         f64::NEG_INFINITY,
     );
+    for (window, dim) in stencil.windows().iter().zip(2..) {
+        let Padding {
+            low,
+            high,
+            boundary,
+        } = window.padding;
+        let empty = |(width, boundary)| boundary == Boundary::Zeros && width >= window.span();
+        if [(low, boundary[0]), (high, boundary[1])]
+            .into_iter()
+            .any(empty)
+        {
+            let message = format!(
+                "dim {dim}: windows of {} cells lie in padding alone, {low} and {high} wide, which has no maximum",
+                window.span()
+            );
+            return Err(Error::operator(stencil.operator(), message));
+        }
+    }
     stencil.run(x, |x, _| {
         by_planes(x, stencil.windows(), |x, windows| {
             if windows.into_iter().all(is_pair) {
@@ -205,7 +223,7 @@ fn factors(
     size: usize,
     outputs: usize,
     range: std::ops::Range<usize>,
-) -> Option<Vec<f32>> {
+) -> Option<Vec<f64>> {
     let Padding { low, high, .. } = window.padding;
     let padded = -(low as isize)..(size + high) as isize;
     let counts = |cell: &isize| {
@@ -217,7 +235,7 @@ fn factors(
         let cells = window.input_range(&(output..output + 1));
         cells.filter(counts).count().max(1)
     };
-    let factor = |output: usize| window.kernel as f32 / counted(output) as f32;
+    let factor = |output: usize| window.kernel as f64 / counted(output) as f64;
     (0..outputs)
         .any(|output| counted(output) != window.kernel)
         .then(|| {
@@ -261,7 +279,8 @@ mod tests {
     use super::*;
     use crate::Field;
     use crate::testing::{Operator, check_op, random};
-    use halocline_core::{Boundary, Distribution, Launcher, Layout, Overlap, RandomKey, Shard};
+    use burn::tensor::DType;
+    use halocline_core::{Distribution, Launcher, Layout, Overlap, RandomKey, Shard};
 
     struct Pool(PoolOptions<2>, Kind);
 
@@ -278,6 +297,28 @@ mod tests {
                 Kind::Average => x.avg_pool(&self.0),
             };
             X::from_shard(y.into_shard())
+        }
+    }
+
+    #[test]
+    fn windows_in_padding_alone_have_no_maximum() {
+        let x = ShardTensor::solo(Tensor::<4>::zeros([1, 1, 4, 4], &Default::default()));
+        let options = PoolOptions::new([2, 2]).with_padding([Padding::zeros(0, 2); 2]);
+        let error = max_pool(x.clone(), &options).unwrap_err().to_string();
+        assert!(error.contains("padding alone"), "{error}");
+        assert!(avg_pool(x, &options).is_ok());
+    }
+
+    /// Windows beside the edge count fewer cells: their factor is no number of 24 bits.
+    #[test]
+    fn averages_of_f64_are_as_exact_as_that() {
+        let device = burn::tensor::Device::default();
+        let x = Tensor::<4>::ones([1, 1, 5, 5], (&device, DType::F64));
+        let options = PoolOptions::new([5, 5]).with_padding([Padding::zeros(2, 2); 2]);
+        let options = options.with_count(PaddingCount::Excluded);
+        let y = avg_pool(ShardTensor::solo(x), &options).unwrap();
+        for value in y.local().clone().into_data().iter::<f64>() {
+            assert!((value - 1.0).abs() < 1e-15, "{value}");
         }
     }
 

@@ -99,7 +99,7 @@ fn wide<const D: usize, const E: usize>(
 /// The maximum or minimum over `dims`.
 ///
 /// # Errors
-/// A dim that is not there, given twice or without cells; partial values.
+/// A dim that is not there, given twice or without cells; partial values; a sum, which is no extremum.
 pub fn extremum_dims<const D: usize>(
     x: ShardTensor<D>,
     dims: &[usize],
@@ -107,7 +107,11 @@ pub fn extremum_dims<const D: usize>(
 ) -> Result<ShardTensor<D>> {
     let (operator, worst) = match op {
         ReduceOp::Min => ("min_dims", f64::INFINITY),
-        _ => ("max_dims", f64::NEG_INFINITY),
+        ReduceOp::Max => ("max_dims", f64::NEG_INFINITY),
+        ReduceOp::Sum => {
+            let message = "a sum is no extremum; expected Max or Min";
+            return Err(Error::operator("extremum_dims", message.to_string()));
+        }
     };
     check_dims::<D>(operator, dims)?;
     x.require_resolved(operator)?;
@@ -133,8 +137,7 @@ pub fn extremum_dims<const D: usize>(
 /// # Errors
 /// Values that are partial by another reduction than a sum.
 pub fn sum<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
-    let all: Vec<usize> = (0..D).collect();
-    scalar(x, "sum", &all, Tensor::sum)
+    scalar(x, "sum", total)
 }
 
 /// The mean of everything, of shape `[1]`.
@@ -142,29 +145,26 @@ pub fn sum<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
 /// # Errors
 /// Values that are partial by another reduction than a sum.
 pub fn mean<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
-    let all: Vec<usize> = (0..D).collect();
-    let sharded = x
-        .layout()
-        .all_extents()
-        .iter()
-        .any(|extents| extents.len() > 1);
     let count: usize = x.dims().iter().product();
-    scalar(x, "mean", &all, |local| {
-        if sharded {
-            wide(local, |local| local.sum() / count as f64)
-        } else {
-            local.mean()
-        }
+    scalar(x, "mean", |local| {
+        wide(local, |local| total(local) / count as f64)
     })
+}
+
+/// The sum of all cells, of shape `[1]`: dim by dim, as burn's sum of everything adds in the order in which its threads
+/// finish.
+fn total<const D: usize>(local: Tensor<D>) -> Tensor<1> {
+    let sum = (0..D).rev().fold(local, |sum, dim| sum.sum_dim(dim));
+    sum.reshape([1])
 }
 
 fn scalar<const D: usize>(
     x: ShardTensor<D>,
     operator: &str,
-    all: &[usize],
     reduce: impl FnOnce(Tensor<D>) -> Tensor<1>,
 ) -> Result<ShardTensor<1>> {
-    let layout = rule(operator, x.layout(), all, ReduceOp::Sum)?;
+    let all: Vec<usize> = (0..D).collect();
+    let layout = rule(operator, x.layout(), &all, ReduceOp::Sum)?;
     let layout = layout.derive(layout.placements().to_vec(), vec![vec![1]]);
     let (local, _, mesh) = x.into_parts();
     Ok(ShardTensor::from_parts(reduce(local), layout, mesh))
@@ -173,7 +173,23 @@ fn scalar<const D: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn::tensor::{Device, Distribution};
     use halocline_core::{Launcher, LocalGradient};
+
+    #[test]
+    fn sums_of_large_fields_have_the_same_bits_with_any_number_of_threads() {
+        let normal = Distribution::Normal(1.0, 1.0);
+        let x = Tensor::<3>::random([5, 1023, 1025], normal, &Device::flex());
+        let sum = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+            let sum = || sum(ShardTensor::solo(x.clone()));
+            let sum = pool.unwrap().install(sum).unwrap();
+            sum.local().clone().into_scalar::<f32>()
+        };
+        let one = sum(1);
+        assert!((f64::from(one) / (5.0 * 1023.0 * 1025.0) - 1.0).abs() < 1e-2);
+        assert!((0..8).all(|_| sum(3).to_bits() == one.to_bits()));
+    }
 
     #[test]
     fn means_of_half_precision_do_not_overflow_on_shards() {

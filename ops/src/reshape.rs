@@ -30,15 +30,22 @@ pub fn join<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Result<Sh
         let others = |t: &ShardTensor<D>| {
             let mut extents = t.layout().all_extents().to_vec();
             extents[dim].clear();
-            (t.placements().to_vec(), extents)
+            extents
         };
-        if others(part) != others(first) || part.layout().mesh() != first.layout().mesh() {
-            let message = format!(
-                "{} and {} differ in another dim than {dim}",
-                first.layout(),
-                part.layout()
+        let differ = |how: String| {
+            let message = format!("{} and {} {how}", first.layout(), part.layout());
+            Err(Error::operator(NAME, message))
+        };
+        if part.layout().mesh() != first.layout().mesh() {
+            return differ("are on two meshes".into());
+        }
+        if part.placements() != first.placements() {
+            return differ(
+                "lie differently; bring one to the shards of the other by align_to".into(),
             );
-            return Err(Error::operator(NAME, message));
+        }
+        if others(part) != others(first) {
+            return differ(format!("differ in another dim than {dim}"));
         }
     }
     let layout = first.layout().derive(first.placements().to_vec(), extents);
@@ -121,14 +128,10 @@ pub fn profile<const D: usize>(
         return Err(Error::operator(NAME, message));
     }
     let own = x.layout().local_box(x.mesh().position()).ranges()[dim].clone();
-    let values: Vec<f32> = values[own.clone()]
-        .iter()
-        .map(|&value| value as f32)
-        .collect();
     let mut shape = [1; D];
     shape[dim] = own.len();
     let local = Tensor::from_data(
-        TensorData::new(values, shape),
+        TensorData::new(values[own].to_vec(), shape),
         (&x.device().inner(), x.local().dtype()),
     );
     let placements = x.placements().iter().map(|placement| match placement {

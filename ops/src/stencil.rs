@@ -216,7 +216,7 @@ impl Stencil {
     /// [`Overlap::On`], because there it takes longer.
     ///
     /// # Errors
-    /// Those of [`plan`](Self::plan); a failure of communication.
+    /// Those of [`plan`](Self::plan); a kernel that gives another number of outputs; a failure of communication.
     pub fn run<const D: usize>(
         &self,
         x: ShardTensor<D>,
@@ -236,6 +236,15 @@ impl Stencil {
             }
             Some(exchange) => self.run_in_parts(&x, exchange, &outputs, kernel)?,
         };
+        let mut dims = outputs.ranges().iter().zip(local.dims());
+        if !dims.all(|(outputs, size)| outputs.is_empty() || outputs.len() == size) {
+            let message = format!(
+                "the kernel gave {:?} for outputs of shape {:?}",
+                local.dims(),
+                outputs.shape()
+            );
+            return Err(Error::operator(self.operator, message));
+        }
         let (_, _, mesh) = x.into_parts();
         let local = drop_empty(local, &plan.output, mesh.position(), self.operator)?;
         Ok(ShardTensor::from_parts(local, plan.output.clone(), mesh))
@@ -304,5 +313,22 @@ impl Stencil {
             ranges[dim + 2] = outputs.start * window.stride..last + window.span();
         }
         IndexBox::new(ranges)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_gives_other_outputs_is_refused() {
+        let x = ShardTensor::solo(Tensor::<3>::zeros([1, 1, 6], &Default::default()));
+        let window = Window::new(3).with_padding(Padding::zeros(1, 1));
+        let same = Stencil::new("same", vec![window]).run(x, |x, _| x * 2.0);
+        let error = same.unwrap_err().to_string();
+        assert!(
+            error.contains("[1, 1, 8] for outputs of shape [1, 1, 6]"),
+            "{error}"
+        );
     }
 }

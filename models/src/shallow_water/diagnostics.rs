@@ -7,7 +7,8 @@ use halocline_core::{
 
 use super::scheme::{Block, window};
 use super::{
-    Dynamics, LATITUDE, LONGITUDE, Metrics, PolarFilter, STATES, ShallowWater, device, with_halo,
+    Dynamics, LATITUDE, LONGITUDE, Metrics, NAME, PolarFilter, STATES, ShallowWater, device,
+    with_halo,
 };
 
 /// The part of the fastest step that a stable step takes: the bound is for a resting mean state.
@@ -73,10 +74,11 @@ impl ShallowWater {
         )
     }
 
-    /// The error of every state's depth against a reference, in the norm `√(∫ (h − h₀)² / ∫ h₀²)`.
+    /// The error of every state's depth against a reference, in the norm `√(∫ (h − h₀)² / ∫ h₀²)`: one for all states, or
+    /// one for each.
     ///
     /// # Errors
-    /// Those of [`mass`](Self::mass).
+    /// Those of [`mass`](Self::mass); another number of references.
     pub fn depth_error(
         &self,
         state: &ShardTensor<4>,
@@ -84,6 +86,11 @@ impl ShallowWater {
     ) -> Result<Vec<f64>> {
         self.check_state(reference)?;
         self.check_state(state)?;
+        let (states, references) = (state.dims()[STATES], reference.dims()[STATES]);
+        if references != 1 && references != states {
+            let message = format!("{references} references for {states} states");
+            return Err(Error::operator(NAME, message));
+        }
         let depth = |state: &ShardTensor<4>| {
             state
                 .local()
@@ -96,10 +103,10 @@ impl ShallowWater {
         let (found, expected) = (depth(state), depth(reference));
         let error = (found - expected.clone()).square() * area.clone();
         let errors = self.integral(state, error)?;
-        let norms = self.integral(state, expected.square() * area)?;
+        let norms = self.integral(reference, expected.square() * area)?;
         Ok(errors
             .iter()
-            .zip(norms)
+            .zip(norms.iter().cycle())
             .map(|(error, norm)| (error / norm).sqrt())
             .collect())
     }
