@@ -83,7 +83,8 @@ fn main() -> Result<()> {
         let before = bytes_read()?;
         let model = checkpoint.module(&world, "model", model(&world)?)?;
         checkpoint.optimizer(&world, "optimizer", AdamWConfig::new().init(), &model)?;
-        checkpoint.schedule(&world, "schedule")?;
+        let rate = ModuleLrScheduler::new(1e-3);
+        checkpoint.schedule(&world, "schedule", rate)?;
         checkpoint.tensor_data(&world, "losses")?;
         let read = bytes_read()? - before;
         let mut state = 0;

@@ -174,8 +174,8 @@ fn page(engines: &Engines, flops: f64) -> Result<String> {
          - A halo of one cell travels before every convolution, forward and backward, to up to eight neighbours. What is hidden\n\
            behind computation is not subtracted.\n\
          - Gradients are summed as `core/src/comm/collectives.rs` does: every rank sends each other one its share, adds what\n\
-           came, and sends the sum to all: `2 (ranks − 1)` messages, `2 · bytes · (ranks − 1) / ranks` bytes. More than 16\n\
-           ranks do so in rows, and between the two halves columns sum the shares in the same way.\n\
+           came, and sends the sum to all: `2 (ranks − 1)` messages, `2 · bytes · (ranks − 1) / ranks` bytes. (Shares of more\n\
+           than 2¹⁷ elements go in pieces, whose latencies are not counted.) More than 16 ranks do so in rows, and between the two halves columns sum the shares in the same way.\n\
          - A rank holds the inputs of convolutions and of activations, `f32`.\n\n\
          ## Measured constants\n\n\
          | engine | latency, µs (4 KiB) | bandwidth, GB/s each way (64 MiB) |\n|---|---|---|\n",

@@ -14,18 +14,24 @@ for also in "$@"; do
 done
 
 has_hdf5() {
+    [ -n "${HDF5_DIR:-}" ] && return
     pkg-config --exists hdf5 2> /dev/null || pkg-config --exists hdf5-serial 2> /dev/null && return
     command -v h5cc > /dev/null && return
-    command -v brew > /dev/null && brew --prefix hdf5 > /dev/null 2>&1
+    command -v brew > /dev/null && brew --prefix --installed hdf5 > /dev/null 2>&1
+}
+
+has_libclang() {
+    [ -n "${LIBCLANG_PATH:-}" ] && return
+    ls /usr/lib/*/libclang.so* /usr/lib/*/libclang-[0-9]*.so* /usr/lib/llvm-*/lib/libclang.so* \
+        /usr/lib/llvm-*/lib/libclang-[0-9]*.so* /usr/lib64/libclang.so* \
+        /opt/homebrew/opt/llvm/lib/libclang.* /usr/local/opt/llvm/lib/libclang.* 2> /dev/null | grep -q .
 }
 
 missing() {
     command -v pkg-config > /dev/null || echo pkg-config
     command -v mpirun > /dev/null || echo openmpi-bin
     command -v mpicc > /dev/null || echo libopenmpi-dev
-    ls /usr/lib/*/libclang.so* /usr/lib/*/libclang-[0-9]*.so* /usr/lib/llvm-*/lib/libclang.so* \
-        /usr/lib/llvm-*/lib/libclang-[0-9]*.so* /usr/lib64/libclang.so* \
-        /opt/homebrew/opt/llvm/lib/libclang.* /usr/local/opt/llvm/lib/libclang.* 2> /dev/null | grep -q . || echo libclang-dev
+    has_libclang || echo libclang-dev
     has_hdf5 || echo libhdf5-dev
     if [ "$python" ]; then
         python3 -c 'import ensurepip, venv' 2> /dev/null || echo python3-venv
@@ -49,6 +55,8 @@ if command -v apt-get > /dev/null; then
         sudo="none"
     fi
     if [ "$sudo" != none ]; then
+        # No more than that: a second MPI, say, would take the place of the first.
+        packages=$(missing | tr '\n' ' ')
         echo "Installing $packages"
         $sudo apt-get update -qq
         $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $packages > /dev/null

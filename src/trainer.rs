@@ -9,7 +9,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Tensor, TensorData};
-use halocline_core::{DeviceMesh, Error, RandomKey, Result, World};
+use halocline_core::{DeviceMesh, Error, Result, World};
 use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 use halocline_ops::{Field, backward};
 use serde::de::DeserializeOwned;
@@ -19,8 +19,8 @@ use serde_json::Value;
 /// A training run: its model and optimizer, how far it has come, and its checkpoints. All ranks use it together.
 ///
 /// With [`resume_or_start`](Self::resume_or_start) a program that is killed at any moment and started again ends as one
-/// that was not: on the same mesh with the same bits, if batches and loss depend on nothing but the seed and where the
-/// run is ([`epoch`](Self::epoch), [`batch`](Self::batch), [`step`](Self::step), [`key`](Self::key)).
+/// that was not: on the same mesh with the same bits, if batches and loss depend on nothing but the seed and which batch of
+/// which epoch it is ([`epoch`](Self::epoch), [`batch`](Self::batch)): random numbers, too.
 ///
 /// # Example
 /// ```
@@ -40,11 +40,11 @@ use serde_json::Value;
 ///         .with_save_every(2)
 ///         .resume_or_start(folder)?;
 ///     while trainer.epoch() < 3 {
-///         // Batches of this epoch that were not trained on yet, say of `FieldLoader::epoch_from`.
-///         let batches = trainer.batch()..4;
+///         // Batches of this epoch that were not trained on yet; of data, `FieldLoader::epoch_from`.
+///         let (epoch, batches) = (trainer.epoch(), trainer.batch()..4);
 ///         let ended = trainer.train_epoch(batches, |model, batch| {
 ///             let normal = Distribution::Normal { mean: 0.0, std: 1.0 };
-///             let key = RandomKey::new(world.seed(), batch);
+///             let key = RandomKey::new(world.seed(), ("noise", epoch, batch));
 ///             let x = ShardTensor::random([1, 1, 8, 8], normal, key, &mesh, &[Shard(2)])?;
 ///             Ok(x.apply(model).abs().mean())
 ///         })?;
@@ -158,8 +158,15 @@ impl<M: Module> Trainer<M> {
     }
 
     /// Which checkpoints are kept. Default the last three.
+    ///
+    /// # Panics
+    /// Panics after [`resume_or_start`](Self::resume_or_start), which opens the folder.
     #[must_use]
     pub fn with_checkpoints(mut self, keep: CheckpointConfig) -> Self {
+        assert!(
+            self.checkpoints.is_none(),
+            "with_checkpoints after resume_or_start: expected before it"
+        );
         self.keep = keep;
         self
     }
@@ -187,31 +194,11 @@ impl<M: Module> Trainer<M> {
     ///
     /// # Errors
     /// On all ranks: a folder that cannot be made or read; checkpoints of which none can be loaded, because they are
-    /// damaged, or of another model, optimizer or seed; a failure of communication.
+    /// damaged, or of another model, optimizer, schedule or seed; a failure of communication.
     pub fn resume_or_start(mut self, folder: impl AsRef<Path>) -> Result<Self> {
         interrupted();
         let mut checkpoints = Checkpoints::open(&self.world, folder, &self.keep)?;
-        let mut newest_failure = None;
-        let mut candidate = checkpoints.latest()?;
-        while let Some(checkpoint) = &candidate {
-            match self.restore(checkpoint) {
-                Ok(()) => break,
-                // Of a file, and the same on all ranks.
-                Err(error @ (Error::Rank { .. } | Error::Other(_))) => {
-                    if self.world.is_root() {
-                        eprintln!("halocline: a checkpoint is passed over: {error}");
-                    }
-                    newest_failure.get_or_insert(error);
-                    candidate = checkpoints.latest_before(checkpoint.step())?;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        match (candidate, newest_failure) {
-            (None, Some(error)) => return Err(error),
-            (Some(found), Some(_)) => checkpoints.set_aside_after(found.step())?,
-            _ => {}
-        }
+        checkpoints.resume(|checkpoint| self.restore(checkpoint))?;
         self.checkpoints = Some(checkpoints);
         Ok(self)
     }
@@ -228,7 +215,8 @@ impl<M: Module> Trainer<M> {
         let model = checkpoint.module(&self.world, "model", self.model().clone())?;
         let optimizer = self.optimizer.optimizer.clone();
         let optimizer = checkpoint.optimizer(&self.world, "optimizer", optimizer, &model)?;
-        let schedule = checkpoint.schedule(&self.world, "schedule")?;
+        let schedule = self.optimizer.schedule.clone();
+        let schedule = checkpoint.schedule(&self.world, "schedule", schedule)?;
         let losses = checkpoint.tensor_data(&self.world, "losses")?;
         self.notes = checkpoint.value("notes")?;
         self.losses = losses
@@ -238,8 +226,9 @@ impl<M: Module> Trainer<M> {
         self.model = Some(model);
         self.optimizer = Optimizer {
             optimizer,
-            schedule: self.optimizer.schedule.clone().load_record(schedule),
+            schedule,
         };
+        self.metric = (progress.step, checkpoint.metric());
         self.progress = progress;
         self.saved = Some(progress);
         Ok(())
@@ -267,15 +256,10 @@ impl<M: Module> Trainer<M> {
         self.progress.step
     }
 
-    /// A stream of random numbers of this step: the same when it is taken again.
-    pub fn key(&self, name: &str) -> RandomKey {
-        RandomKey::new(self.progress.seed, (name, self.progress.step))
-    }
-
     /// The losses of all batches so far, also of those before a resume.
     pub fn losses(&mut self) -> &[f64] {
         for loss in self.recent.drain(..) {
-            self.losses.push(f64::from(loss.into_scalar::<f32>()));
+            self.losses.push(loss.into_scalar());
         }
         &self.losses
     }
@@ -373,7 +357,7 @@ impl<M: Module> Trainer<M> {
         snapshot.value("notes", &self.notes)?;
         snapshot.module("model", self.model())?;
         snapshot.optimizer("optimizer", &self.optimizer.optimizer)?;
-        snapshot.schedule("schedule", self.optimizer.schedule.to_record())?;
+        snapshot.schedule("schedule", &self.optimizer.schedule)?;
         let losses = TensorData::new(self.losses.clone(), [self.losses.len()]);
         snapshot.data("losses", &losses)?;
         let Some(checkpoints) = &mut self.checkpoints else {

@@ -8,7 +8,7 @@ use std::path::Path;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::optim::{AdamWConfig, SgdConfig};
-use halocline::io::CheckpointConfig;
+use halocline::io::{Checkpoint, CheckpointConfig};
 use halocline::models::{SurrogateCnn, SurrogateCnnConfig, weighted_mse};
 use halocline::prelude::*;
 use halocline::{Ended, Trainer};
@@ -157,12 +157,70 @@ fn what_does_not_fit_is_an_error_and_no_start_from_nothing() {
             ModuleLrScheduler::new(1e-2),
         ))
     });
-    assert!(error.contains("another kind"), "{error}");
+    assert!(error.contains("optimizer of another kind"), "{error}");
+    let error = failure(11, |world| {
+        let config = SurrogateCnnConfig::new(3).with_width(4).with_blocks(1);
+        let model = world.init(|device| config.init(device))?;
+        let constant = ModuleLrScheduler::new(1e-2);
+        Ok(Trainer::new(
+            world,
+            model,
+            AdamWConfig::new().init(),
+            constant,
+        ))
+    });
+    assert!(error.contains("schedule of another kind"), "{error}");
     let error = failure(11, |world| {
         let keep = CheckpointConfig::new().with_keep_last(0);
         Ok(start(world, 4)?.with_checkpoints(keep))
     });
     assert!(error.contains("keep_last"), "{error}");
+}
+
+#[test]
+fn an_optimizer_does_not_take_the_place_of_one_without_a_state() {
+    let folder = folder();
+    let train = |adam: bool| {
+        Launcher::local(1).run(|world| {
+            let mesh = world.mesh([("lat", 1)])?;
+            let config = SurrogateCnnConfig::new(3).with_width(4).with_blocks(1);
+            let model = world.init(|device| config.init(device))?;
+            let optimizer = match adam {
+                true => AdamWConfig::new().init(),
+                false => SgdConfig::new().init(),
+            };
+            let rate = ModuleLrScheduler::new(1e-2);
+            let mut trainer =
+                Trainer::new(&world, model, optimizer, rate).resume_or_start(folder.path())?;
+            let x = sample("x", SHAPE, &mesh, &[Shard(2)])?;
+            let _ =
+                trainer.train_epoch(0..1, |model, _| Ok(x.clone().apply(model).abs().mean()))?;
+            trainer.finish()
+        })
+    };
+    train(false).unwrap();
+    train(false).unwrap();
+    let error = train(true).unwrap_err().to_string();
+    assert!(error.contains("optimizer of another kind"), "{error}");
+}
+
+#[test]
+fn a_note_after_a_resume_keeps_the_metric() {
+    let folder = folder();
+    for runs in 0..2 {
+        let noted = Launcher::local(2).run(|world| {
+            let mut trainer = start(&world, 4)?.resume_or_start(folder.path())?;
+            if runs == 0 {
+                trainer.save(Some(0.1))?;
+            }
+            trainer.note("runs", &runs)?;
+            trainer.finish()?;
+            let saved = Checkpoint::latest(&world, folder.path())?.expect("saved");
+            assert_eq!(saved.metric(), Some(0.1));
+            Ok(())
+        });
+        noted.unwrap();
+    }
 }
 
 /// The mean of the gradients of equal batches is that of one; so is that of the rest of an epoch.

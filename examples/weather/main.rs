@@ -114,10 +114,14 @@ fn main() -> Result<()> {
         // The others wait while rank 0 writes files and draws pictures.
         launcher = launcher.timeout(Duration::from_secs(900));
     }
-    launcher.run(|world| match &command {
-        Command::Simulate(options) => simulate::run(&world, &common, options),
-        Command::Train(options) => train::run(&world, &common, options).map(drop),
-        Command::Forecast(options) => forecast::run(&world, &common, options),
+    let ended = launcher.collect(|world| match &command {
+        Command::Simulate(options) => {
+            simulate::run(&world, &common, options).map(|()| Ended::Whole)
+        }
+        Command::Train(options) => train::run(&world, &common, options),
+        Command::Forecast(options) => {
+            forecast::run(&world, &common, options).map(|()| Ended::Whole)
+        }
         Command::Demo {
             simulate,
             train,
@@ -125,11 +129,16 @@ fn main() -> Result<()> {
         } => {
             simulate::run(&world, &common, simulate)?;
             if train::run(&world, &common, train)? == Ended::Interrupted {
-                return Ok(());
+                return Ok(Ended::Interrupted);
             }
-            forecast::run(&world, &common, forecast)
+            forecast::run(&world, &common, forecast).map(|()| Ended::Whole)
         }
-    })
+    })?;
+    if ended.contains(&Ended::Interrupted) {
+        // Not done: what starts jobs again may do so.
+        std::process::exit(75);
+    }
+    Ok(())
 }
 
 /// A mesh of latitude and longitude that is as square as the number of ranks allows.

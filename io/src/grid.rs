@@ -18,9 +18,25 @@ use crate::{Error, Result};
 /// # Ok::<(), halocline_io::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Coordinates")]
 pub struct Grid {
     lat: Vec<f64>,
     lon: Vec<f64>,
+}
+
+/// What a [`Grid`] is read from.
+#[derive(Deserialize)]
+struct Coordinates {
+    lat: Vec<f64>,
+    lon: Vec<f64>,
+}
+
+impl TryFrom<Coordinates> for Grid {
+    type Error = Error;
+
+    fn try_from(Coordinates { lat, lon }: Coordinates) -> Result<Self> {
+        Self::new(lat, lon)
+    }
 }
 
 impl Grid {
@@ -185,6 +201,18 @@ mod tests {
         // 90 to 45, 45 to -45, -45 to -90; the mean is 2/3.
         for (weight, expected) in poles.iter().zip([1.0 - half, 2.0 * half, 1.0 - half]) {
             assert!((weight - 1.5 * expected).abs() < 1e-14, "{poles:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_grid_is_not_read() {
+        let read = |text: &str| serde_json::from_str::<Grid>(text);
+        let grid = Grid::cell_centred(4, 8).unwrap();
+        let text = serde_json::to_string(&grid).unwrap();
+        assert_eq!(read(&text).unwrap(), grid);
+        for lat in ["[]", "[10, 20, 15]", "[95, 0]"] {
+            let error = read(&format!("{{\"lat\": {lat}, \"lon\": [0]}}")).unwrap_err();
+            assert!(error.to_string().contains("lat"), "{error}");
         }
     }
 

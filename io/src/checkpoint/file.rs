@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn::tensor::Bytes;
 use safetensors::tensor::{Metadata, View};
@@ -88,6 +88,11 @@ fn failed(path: &Path, error: SafeTensorError) -> Error {
         SafeTensorError::IoError(error) => Error::io(path, error),
         other => Error::checkpoint(path, other.to_string()),
     }
+}
+
+/// What a user's path leads to.
+pub(crate) fn followed(path: &Path) -> Result<PathBuf> {
+    std::fs::canonicalize(path).map_err(|error| Error::io(path, error))
 }
 
 /// Opens a regular file for reading: not what a link points to, nor a pipe that would never end.

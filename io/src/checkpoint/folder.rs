@@ -143,7 +143,7 @@ pub(super) fn whole(folder: &Path, step: u64) -> Result<(Checkpoint, Vec<u8>)> {
 }
 
 /// A checkpoint of which rank 0 has the index, on all ranks.
-pub(super) fn told_to_all(
+fn told_to_all(
     mesh: &DeviceMesh,
     folder: &Path,
     found: Option<(Checkpoint, Vec<u8>)>,
@@ -165,19 +165,29 @@ impl Checkpoint {
     /// On all ranks: a folder that cannot be read; checkpoints of which none is whole; a failure of communication.
     pub fn latest(world: &World, folder: impl AsRef<Path>) -> halocline_core::Result<Option<Self>> {
         let (folder, mesh) = (folder.as_ref(), world.mesh([("rank", world.size())])?);
-        let found = match world.is_root() {
-            true => newest(folder),
-            false => Ok(None),
-        };
-        let found = agree(&mesh, OPERATION, Fallible::First, found)?;
-        told_to_all(&mesh, folder, found)
+        first_of(&mesh, folder, || {
+            Ok(steps_in(folder)?.into_iter().rev().collect())
+        })
     }
 }
 
-/// The newest checkpoint that is whole; an error if there are some and none is.
-fn newest(folder: &Path) -> Result<Option<(Checkpoint, Vec<u8>)>> {
+/// The first checkpoint that is whole of the steps that rank 0 knows; an error if there are some and none is.
+pub(super) fn first_of(
+    mesh: &DeviceMesh,
+    folder: &Path,
+    steps: impl FnOnce() -> Result<Vec<u64>>,
+) -> halocline_core::Result<Option<Checkpoint>> {
+    let found = match mesh.position() {
+        0 => steps().and_then(|steps| first_whole(folder, &steps)),
+        _ => Ok(None),
+    };
+    let found = agree(mesh, OPERATION, Fallible::First, found)?;
+    told_to_all(mesh, folder, found)
+}
+
+fn first_whole(folder: &Path, steps: &[u64]) -> Result<Option<(Checkpoint, Vec<u8>)>> {
     let mut failure = None;
-    for step in steps_in(folder)?.into_iter().rev() {
+    for &step in steps {
         match whole(folder, step) {
             Ok(found) => return Ok(Some(found)),
             Err(error) => _ = failure.get_or_insert(error),
@@ -228,9 +238,15 @@ pub(super) fn tidy(folder: &Path) -> Result<Kept> {
 }
 
 /// Whether it is the checkpoint that is at fault, rather than the way to it.
-fn is_damage(error: &Error) -> bool {
+pub(super) fn is_damage(error: &Error) -> bool {
+    use std::io::ErrorKind;
     match error {
-        Error::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+        Error::Io { source, .. } => {
+            matches!(
+                source.kind(),
+                ErrorKind::NotFound | ErrorKind::UnexpectedEof
+            )
+        }
         error => matches!(error, Error::Checkpoint { .. }),
     }
 }

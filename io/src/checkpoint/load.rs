@@ -49,7 +49,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens the folder of a checkpoint, or a safetensors file, whose tensors keep their names.
+    /// Opens the folder of a checkpoint, or a safetensors file, whose tensors keep their names. The path may be a link.
     ///
     /// # Errors
     /// What is not there, is no checkpoint, or is damaged. The tensors' own checksums are compared when they are read.
@@ -60,6 +60,7 @@ impl Checkpoint {
             opened.check_files()?;
             return Ok(opened);
         }
+        let path = &file::followed(path)?;
         let (size, tensors) = file::contents(path)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let mut index = Index::new(0, 1);
@@ -69,7 +70,7 @@ impl Checkpoint {
         index.check_pieces().map_err(broken)?;
         Ok(Self {
             folder: path.parent().map(PathBuf::from).unwrap_or_default(),
-            path: path.into(),
+            path: path.clone(),
             index,
         })
     }

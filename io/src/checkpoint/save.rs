@@ -7,12 +7,12 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use burn::config::Config;
-use halocline_core::{DeviceMesh, RandomKey, World};
+use halocline_core::{DeviceMesh, Error as CoreError, RandomKey, World};
 
 use super::file::{self, Cells};
 use super::folder::{
-    Kept, by_metric, lock_folder, name_of, publish, put_out_of_the_way, remove, superseded, tidy,
-    told_to_all, whole,
+    Kept, by_metric, first_of, is_damage, lock_folder, name_of, publish, put_out_of_the_way,
+    remove, superseded, tidy,
 };
 use super::index::{self, Index, TensorEntry, file_of};
 use super::{Checkpoint, Snapshot};
@@ -202,22 +202,55 @@ impl Checkpoints {
     /// The newest checkpoint that is whole; the same on all ranks. Others are named on stderr.
     ///
     /// # Errors
-    /// A failure to save what was saved last, or of communication.
+    /// On all ranks: checkpoints of which none is whole; a failure to save what was saved last, or of communication.
     pub fn latest(&mut self) -> halocline_core::Result<Option<Checkpoint>> {
         self.latest_before(u64::MAX)
     }
 
     /// [`latest`](Self::latest), of an earlier step than this.
+    fn latest_before(&mut self, step: u64) -> halocline_core::Result<Option<Checkpoint>> {
+        self.wait()?;
+        first_of(&self.mesh, &self.folder, || {
+            let kept = self.kept();
+            let steps = kept.metrics.range(..step).rev();
+            Ok(steps.map(|(step, _)| *step).collect())
+        })
+    }
+
+    /// What `load` makes of the newest checkpoint that is of use: where it fails, of the one before, and so on. Later ones
+    /// get out of the way as `damaged_step_…`. All ranks load, or fail, together.
     ///
     /// # Errors
-    /// Those of [`latest`](Self::latest).
-    pub fn latest_before(&mut self, step: u64) -> halocline_core::Result<Option<Checkpoint>> {
-        self.wait()?;
-        let kept = self.kept();
-        let mut steps: Vec<u64> = kept.metrics.range(..step).map(|(step, _)| *step).collect();
-        drop(kept);
-        steps.reverse();
-        self.first_of(&steps)
+    /// On all ranks: the first error of `load`, where it fails for all checkpoints; one that is no fault of the checkpoint, such
+    /// as a file that may not be read or a failure of communication; those of [`latest`](Self::latest).
+    pub fn resume<T>(
+        &mut self,
+        mut load: impl FnMut(&Checkpoint) -> halocline_core::Result<T>,
+    ) -> halocline_core::Result<Option<T>> {
+        let mut first_failure = None;
+        let mut candidate = self.latest()?;
+        while let Some(checkpoint) = candidate {
+            let error = match load(&checkpoint) {
+                Ok(loaded) => {
+                    if first_failure.is_some() {
+                        self.set_aside_after(checkpoint.step())?;
+                    }
+                    return Ok(Some(loaded));
+                }
+                // Of a file, and an error on all ranks.
+                Err(error @ (CoreError::Rank { .. } | CoreError::Other(_))) => error,
+                Err(error) => return Err(error),
+            };
+            if !all(&self.mesh, OPERATION, is_of_no_use(&error))? {
+                return Err(error);
+            }
+            if self.mesh.position() == 0 {
+                eprintln!("halocline: a checkpoint is passed over: {error}");
+            }
+            first_failure.get_or_insert(error);
+            candidate = self.latest_before(checkpoint.step())?;
+        }
+        first_failure.map_or(Ok(None), Err)
     }
 
     /// The checkpoint with the lowest metric; the same on all ranks.
@@ -226,8 +259,9 @@ impl Checkpoints {
     /// Those of [`latest`](Self::latest).
     pub fn best(&mut self) -> halocline_core::Result<Option<Checkpoint>> {
         self.wait()?;
-        let steps = by_metric(&self.kept().metrics);
-        self.first_of(&steps)
+        first_of(&self.mesh, &self.folder, || {
+            Ok(by_metric(&self.kept().metrics))
+        })
     }
 
     /// On rank 0, the step of the checkpoint that came onto the disk last. Others need not know, and have `None`.
@@ -235,11 +269,8 @@ impl Checkpoints {
         self.kept().newest
     }
 
-    /// Puts checkpoints of no use out of the way, as `damaged_step_…`: later ones than that which training goes on from.
-    ///
-    /// # Errors
-    /// On all ranks: a folder that cannot be written; a failure of communication.
-    pub fn set_aside_after(&mut self, step: u64) -> halocline_core::Result<()> {
+    /// Puts later checkpoints than that which training goes on from out of the way, as `damaged_step_…`.
+    fn set_aside_after(&mut self, step: u64) -> halocline_core::Result<()> {
         self.wait()?;
         let set_aside = || {
             let mut kept = self.kept();
@@ -257,14 +288,6 @@ impl Checkpoints {
         agree(&self.mesh, OPERATION, Fallible::First, own)
     }
 
-    /// The first checkpoint that can be opened, as rank 0 finds it.
-    fn first_of(&self, steps: &[u64]) -> halocline_core::Result<Option<Checkpoint>> {
-        let found = steps
-            .iter()
-            .find_map(|&step| whole(&self.folder, step).ok());
-        told_to_all(&self.mesh, &self.folder, found)
-    }
-
     fn kept(&self) -> MutexGuard<'_, Kept> {
         lock(&self.kept)
     }
@@ -272,11 +295,15 @@ impl Checkpoints {
 
 impl Drop for Checkpoints {
     /// A program that ends in order without waiting may still get its last checkpoint: other ranks have a second to write.
+    /// One that failed must say so before the others take it for silent: what takes longer to write is given up.
     fn drop(&mut self) {
         let Some(writing) = self.writing.take() else {
             return;
         };
-        let _ = joined(writing.writer);
+        let patience = self.mesh.comm().settings().timeout / 4;
+        if finishes_within(&writing.writer, patience) {
+            let _ = joined(writing.writer);
+        }
         if let Some(committer) = writing.committer {
             finishes_within(&committer, PATIENCE);
             writing.others.cancelled.store(true, Ordering::Relaxed);
@@ -284,6 +311,15 @@ impl Drop for Checkpoints {
                 eprintln!("halocline: the last checkpoint was not written: {error}");
             }
         }
+    }
+}
+
+/// Whether another checkpoint may be loaded where loading one ended with this error.
+fn is_of_no_use(error: &CoreError) -> bool {
+    match error {
+        CoreError::Other(error) => error.downcast_ref().is_none_or(is_damage),
+        // Another rank's.
+        _ => true,
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::lr_scheduler::LrSchedulerRecord;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::Module;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Bytes, TensorData};
@@ -59,8 +60,8 @@ impl Snapshot {
     ///
     /// # Errors
     /// Those of [`tensor`](Self::tensor).
-    pub fn schedule(&mut self, name: &str, schedule: LrSchedulerRecord) -> Result<()> {
-        let bytes = schedule.into_bytes();
+    pub fn schedule(&mut self, name: &str, schedule: &ModuleLrScheduler) -> Result<()> {
+        let bytes = schedule.to_record().into_bytes();
         let bytes = bytes.map_err(|error| Error::argument("schedule", name, error.to_string()))?;
         self.bytes(name, &bytes)
     }
@@ -74,7 +75,8 @@ impl Checkpoint {
     /// Gives an optimizer the state that it was saved with, for the parameters of `module`, on all ranks.
     ///
     /// # Errors
-    /// On all ranks: a state of other parameters or of another optimizer; files that cannot be read, or are damaged.
+    /// On all ranks: a state of other parameters, or of an optimizer whose state has other parts (those of Adam and AdamW
+    /// have the same); files that cannot be read, or are damaged.
     pub fn optimizer<M: Module>(
         &self,
         world: &World,
@@ -116,7 +118,7 @@ impl Checkpoint {
             }
             packed.push(pack(named(&key, parameter), data, Some(parameter.id)));
         }
-        let states = packed.len();
+        let mut saved: Vec<String> = packed.iter().map(|state| state.name.to_string()).collect();
         let mut record = Writer::new(packed);
         for (key, value) in scalars.scalars() {
             let parameter = parameter(key)?;
@@ -126,6 +128,7 @@ impl Checkpoint {
                     broken(format!("{key:?} is {value:?}, {} expected", parameter.dims)).into(),
                 );
             }
+            saved.push(named(key, parameter));
             record = record.with_scalar(&named(key, parameter), *value);
             record = record.with_metadata(&parameter.id.to_string(), &parameter.path);
         }
@@ -133,19 +136,44 @@ impl Checkpoint {
         let record = OptimizerRecord::from_bytes(record).map_err(|e| broken(e.to_string()))?;
         let optimizer = optimizer.load_record(record);
         // burn leaves out what it cannot use.
-        if optimizer.to_record().len() != states {
+        let loaded = optimizer.to_record().into_bytes();
+        let loaded = loaded.map_err(|e| broken(e.to_string()))?;
+        let loaded = Reader::from_bytes(loaded).map_err(|e| broken(e.to_string()))?;
+        let mut used: Vec<&str> = loaded.tensor_names();
+        used.extend(loaded.scalars().keys().map(String::as_str));
+        used.sort_unstable();
+        saved.sort_unstable();
+        if used != saved {
             return Err(broken("was saved by an optimizer of another kind".into()).into());
         }
         Ok(optimizer)
     }
 
-    /// The state of a schedule of learning rates, for its `load_record`, on all ranks.
+    /// Gives a schedule of learning rates the state that it was saved with, on all ranks.
     ///
     /// # Errors
-    /// Those of [`tensor`](Self::tensor).
-    pub fn schedule(&self, world: &World, name: &str) -> halocline_core::Result<LrSchedulerRecord> {
+    /// On all ranks: a state of a schedule of another kind; files that cannot be read, or are damaged.
+    pub fn schedule(
+        &self,
+        world: &World,
+        name: &str,
+        schedule: ModuleLrScheduler,
+    ) -> halocline_core::Result<ModuleLrScheduler> {
         let data = self.tensor_data(world, name)?;
-        let record = LrSchedulerRecord::from_bytes(Bytes::from_bytes_vec(data.as_bytes().to_vec()));
-        Ok(record.map_err(|error| self.broken(format!("{name:?}: {error}")))?)
+        let bytes = || Bytes::from_bytes_vec(data.as_bytes().to_vec());
+        let broken = |cause: String| self.broken(format!("{name:?}: {cause}"));
+        let record = LrSchedulerRecord::from_bytes(bytes()).map_err(|e| broken(e.to_string()))?;
+        let schedule = schedule.load_record(record);
+        let loaded = schedule.to_record().into_bytes();
+        let loaded = loaded.map_err(|e| broken(e.to_string()))?;
+        let names = |bytes: Bytes| -> Result<Vec<String>> {
+            let reader = Reader::from_bytes(bytes).map_err(|e| broken(e.to_string()))?;
+            Ok(reader.scalars().keys().cloned().collect())
+        };
+        // burn leaves out what it cannot use.
+        if names(bytes())? != names(loaded)? {
+            return Err(broken("was saved by a schedule of another kind".into()).into());
+        }
+        Ok(schedule)
     }
 }

@@ -303,8 +303,24 @@ fn what_was_saved_after_going_back_stays() {
         checkpoints.save(2, Snapshot::new(&world), None)?;
         checkpoints.wait()?;
         assert_eq!(checkpoints.committed(), Some(2));
-        assert_eq!(checkpoints.latest_before(3)?.expect("saved").step(), 2);
-        checkpoints.set_aside_after(2)?;
+        let loaded = checkpoints.resume(|checkpoint| match checkpoint.step() {
+            2 => Ok("loaded"),
+            _ => Err(halocline_core::Error::other("of no use")),
+        })?;
+        assert_eq!(loaded, Some("loaded"));
+        assert_eq!(checkpoints.latest()?.expect("saved").step(), 2);
+        // What may be sound stays.
+        let denied = checkpoints.resume(|checkpoint| -> halocline_core::Result<()> {
+            let path = folder.path().join(format!("{}", checkpoint.step()));
+            let source = std::io::ErrorKind::PermissionDenied.into();
+            Err(halocline_io::Error::Io { path, source }.into())
+        });
+        assert!(
+            denied
+                .unwrap_err()
+                .to_string()
+                .contains("permission denied")
+        );
         assert_eq!(checkpoints.latest()?.expect("saved").step(), 2);
         Ok(())
     });
