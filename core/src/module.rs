@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 
-use crate::comm::{Batch, Communicator, Expected, Operation, Payload, Traffic, collectives};
+use crate::comm::{Communicator, Expected, Operation, Payload, Traffic, collectives};
 use crate::{Error, Result};
 
 /// burn's initialisers draw from one generator of the process.
@@ -30,12 +30,8 @@ pub(crate) fn sync<M: Module>(
     device: &Device,
     module: M,
 ) -> Result<M> {
-    collectives::check_source(group, source, &Operation::new(SYNC, Traffic::Scatter, None))?;
     // Leaves of its own for each rank, also where the program cloned one module into all of them.
     let module = module.fork(device);
-    if group.len() == 1 {
-        return Ok(module);
-    }
     let mut sync = Sync {
         comm,
         group,
@@ -50,8 +46,6 @@ pub(crate) fn sync<M: Module>(
     }
 }
 
-const SYNC: &str = "sync_module";
-
 struct Sync<'a> {
     comm: &'a Arc<dyn Communicator>,
     group: &'a [usize],
@@ -62,46 +56,27 @@ struct Sync<'a> {
 
 impl Sync<'_> {
     fn broadcast<const D: usize>(&self, tensor: Tensor<D>) -> Result<Tensor<D>> {
-        let operation = Operation::new(SYNC, Traffic::Scatter, None);
-        let is_source = self.comm.rank() == self.source;
-        let others = self
-            .group
-            .iter()
-            .filter(|rank| is_source && **rank != self.source);
+        let operation = Operation::new("sync_module", Traffic::Scatter, None);
         let plain = tensor.clone().inner();
+        let own = Payload::Tensors(vec![plain.clone().into_dispatch()]);
         let expected = Expected::Tensors {
             shapes: vec![tensor.shape()],
             dtype: tensor.dtype(),
             device: plain.device().as_dispatch().clone(),
         };
-        let batch = Batch {
-            operation,
-            sends: others
-                .map(|&rank| (rank, Payload::Tensors(vec![plain.clone().into_dispatch()])))
-                .collect(),
-            receives: if is_source {
-                Vec::new()
-            } else {
-                vec![(self.source, expected)]
-            },
-        };
-        let received = self
-            .comm
-            .clone()
-            .start(batch)?
-            .finish()
-            .map_err(|error| match error {
-                Error::Diverged { peer_operation, .. } => Error::Replicas(format!(
-                    "parameter {} is {:?} on rank {}, but rank {} is in {peer_operation}; \
+        let (comm, group, source) = (self.comm, self.group, self.source);
+        let received = collectives::broadcast(comm, group, source, &operation, &own, expected);
+        let received = received.map_err(|error| match error {
+            Error::Diverged { peer_operation, .. } => Error::Replicas(format!(
+                "parameter {} is {:?} on rank {}, but rank {source} is in {peer_operation}; \
                  the ranks made different modules",
-                    self.path.join("."),
-                    tensor.dims(),
-                    self.comm.rank(),
-                    self.source,
-                )),
-                other => other,
-            })?;
-        Ok(match received.into_iter().next() {
+                self.path.join("."),
+                tensor.dims(),
+                comm.rank(),
+            )),
+            other => other,
+        })?;
+        Ok(match received {
             // A copy, so that ranks that are threads share no memory that one of them updates.
             Some(Payload::Tensors(mut tensors)) => {
                 let received = tensors.pop().map(Tensor::<D>::from_dispatch);

@@ -43,32 +43,39 @@ impl Evaluation {
     /// `climatology` `[1 or batch, variables, lat, lon]`. All ranks call this together.
     ///
     /// # Errors
-    /// A number of channels that differs from that of variables; a failure of communication.
+    /// A number of channels that differs from that of variables, or of rows from that of weights; fields that do not lie
+    /// alike; a failure of communication.
     pub fn add<X: Field<4>>(&mut self, forecast: X, truth: X, climatology: X) -> Result<()> {
         let channels = forecast.global_dims()[1];
         if channels != self.sums.len() {
             let message = format!("{channels} channels for {} variables", self.sums.len());
             return Err(Error::operator("Evaluation", message));
         }
+        let moments = || self.moments(forecast, truth, climatology);
+        let [squared_errors, covariances, forecasts, truths] = Error::catch(moments)??;
+        let variables = self.sums.len();
+        for (i, squared_error) in squared_errors.into_iter().enumerate() {
+            let (count, errors, correlations) = &mut self.sums[i % variables];
+            *count += 1;
+            *errors += squared_error;
+            *correlations += covariances[i] / (forecasts[i] * truths[i]).sqrt();
+        }
+        Ok(())
+    }
+
+    /// Of every field of the batch: the mean squared error, the covariance of the anomalies, and their variances.
+    fn moments<X: Field<4>>(&self, forecast: X, truth: X, climatology: X) -> Result<[Vec<f64>; 4]> {
         let error = forecast.clone() - truth.clone();
         let forecast = forecast - climatology.clone();
         let truth = truth - climatology;
         let weights = forecast.profile(2, &self.weights);
         let mean = |product: X| values((product * weights.clone()).mean_over(&[2, 3]).resolve());
-        let squared_error = mean(error.clone() * error)?;
-        let covariance = mean(forecast.clone() * truth.clone())?;
-        let variances = [
+        Ok([
+            mean(error.clone() * error)?,
+            mean(forecast.clone() * truth.clone())?,
             mean(forecast.clone() * forecast)?,
             mean(truth.clone() * truth)?,
-        ];
-        let variables = self.sums.len();
-        for (i, squared_error) in squared_error.into_iter().enumerate() {
-            let (count, errors, correlations) = &mut self.sums[i % variables];
-            *count += 1;
-            *errors += squared_error;
-            *correlations += covariance[i] / (variances[0][i] * variances[1][i]).sqrt();
-        }
-        Ok(())
+        ])
     }
 
     /// The scores of every variable so far.

@@ -84,13 +84,34 @@ pub(crate) fn all_gather_bytes(
         .collect())
 }
 
-/// An error, the same on all ranks, if what is sent to all ranks of a group does not come from one of them.
-pub(crate) fn check_source(group: &[usize], source: usize, operation: &Operation) -> Result<()> {
-    if group.contains(&source) {
-        return Ok(());
+/// The payload that `source` has, on the other ranks of the group; nothing on the source.
+///
+/// # Errors
+/// On all ranks, a source that is not one of the group; a failure of communication.
+pub(crate) fn broadcast(
+    comm: &Arc<dyn Communicator>,
+    group: &[usize],
+    source: usize,
+    operation: &Operation,
+    payload: &Payload,
+    expected: Expected,
+) -> Result<Option<Payload>> {
+    if !group.contains(&source) {
+        let message = format!("source {source} is not one of the ranks {group:?}");
+        return Err(Error::operator(operation.name(), message));
     }
-    let message = format!("source {source} is not one of the ranks {group:?}");
-    Err(Error::operator(operation.name(), message))
+    let is_source = comm.rank() == source;
+    let others = group.iter().filter(|rank| is_source && **rank != source);
+    let batch = Batch {
+        operation: operation.clone(),
+        sends: others.map(|&rank| (rank, payload.clone())).collect(),
+        receives: (!is_source)
+            .then_some((source, expected))
+            .into_iter()
+            .collect(),
+    };
+    let received = comm.clone().start(batch)?.finish()?;
+    Ok(received.into_iter().next())
 }
 
 /// The bytes that `source` has, on every rank of the group.
@@ -101,28 +122,12 @@ pub(crate) fn broadcast_bytes(
     operation: &Operation,
     bytes: Option<Vec<u8>>,
 ) -> Result<Vec<u8>> {
-    check_source(group, source, operation)?;
-    let is_source = comm.rank() == source;
-    let bytes = bytes.unwrap_or_default();
-    let others = group.iter().filter(|rank| is_source && **rank != source);
-    let received = comm
-        .clone()
-        .start(Batch {
-            operation: operation.clone(),
-            sends: others
-                .map(|&rank| (rank, Payload::Bytes(bytes.clone())))
-                .collect(),
-            receives: if is_source {
-                Vec::new()
-            } else {
-                vec![(source, Expected::Bytes)]
-            },
-        })?
-        .finish()?;
-    Ok(match received.into_iter().next() {
-        Some(Payload::Bytes(bytes)) => bytes,
-        _ => bytes,
-    })
+    let own = Payload::Bytes(bytes.unwrap_or_default());
+    let received = broadcast(comm, group, source, operation, &own, Expected::Bytes)?;
+    match received.unwrap_or(own) {
+        Payload::Bytes(bytes) => Ok(bytes),
+        Payload::Tensors(_) => unreachable!("the engine gives what was expected, or an error"),
+    }
 }
 
 /// Waits until every rank of the group is here.
@@ -263,6 +268,8 @@ pub(crate) struct PendingSum {
     elements: usize,
     /// This rank's place in its row.
     place: usize,
+    /// Whether each rank adds a share.
+    split: bool,
     /// In how many pieces shares travel; none if there is nothing to add.
     pieces: usize,
     /// The pieces that are on their way, the first of them first.
@@ -303,12 +310,11 @@ pub(crate) fn start_sum(
     let length = row_length(group.len());
     let (first, across) = (place / length * length, place % length);
     let elements = tensor.shape()[0];
-    let pieces = if elements == 0 || group.len() == 1 {
-        0
-    } else if elements > SPLIT_REDUCTION_ABOVE && host::holds(&tensor) {
-        elements.div_ceil(length * PIECE)
-    } else {
-        1
+    let split = elements > SPLIT_REDUCTION_ABOVE;
+    let pieces = match split && host::holds(&tensor) {
+        _ if elements == 0 || group.len() == 1 => 0,
+        true => elements.div_ceil(length * PIECE),
+        false => 1,
     };
     let mut sum = PendingSum {
         comm: comm.clone(),
@@ -318,6 +324,7 @@ pub(crate) fn start_sum(
         own: tensor,
         elements,
         place: across,
+        split,
         pieces,
         in_flight: VecDeque::new(),
         started: 0,
@@ -327,13 +334,9 @@ pub(crate) fn start_sum(
 }
 
 impl PendingSum {
-    fn is_split(&self) -> bool {
-        self.elements > SPLIT_REDUCTION_ABOVE
-    }
-
     /// The elements of a piece of what the rank at a place of the row adds.
     fn piece(&self, place: usize, index: usize) -> Range<usize> {
-        if !self.is_split() {
+        if !self.split {
             return 0..self.elements;
         }
         let share = |place: usize| place * self.elements / self.row.len();
@@ -392,7 +395,7 @@ impl PendingSum {
         if self.pieces == 0 {
             return Ok(self.own);
         }
-        if !(self.is_split() && host::holds(&self.own)) {
+        if !(self.split && host::holds(&self.own)) {
             return self.finish_in_one();
         }
         let room = host::Room::new(self.elements, self.own.dtype());
@@ -427,7 +430,7 @@ impl PendingSum {
         let own = add(self.arrive(0)?);
         let (comm, row, operation) = (&self.comm, &self.row, &self.operation);
         let sum = all_reduce_sum(comm, &self.column, operation, own)?;
-        if !self.is_split() {
+        if !self.split {
             return Ok(sum);
         }
         let expected = |place| expected_like(&sum, self.piece(place, 0).len());
