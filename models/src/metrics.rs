@@ -43,17 +43,22 @@ impl Evaluation {
     /// `climatology` `[1 or batch, variables, lat, lon]`. All ranks call this together.
     ///
     /// # Errors
-    /// A number of channels that differs from that of variables, or of rows from that of weights; fields that do not lie
-    /// alike; a failure of communication.
+    /// A number of channels that differs from that of variables, or of rows from that of weights; a failure of
+    /// communication.
+    ///
+    /// # Panics
+    /// Panics if the fields differ so that they cannot be subtracted.
     pub fn add<X: Field<4>>(&mut self, forecast: X, truth: X, climatology: X) -> Result<()> {
-        let channels = forecast.global_dims()[1];
-        if channels != self.sums.len() {
-            let message = format!("{channels} channels for {} variables", self.sums.len());
+        let [_, channels, rows, _] = forecast.global_dims();
+        let (variables, weights) = (self.sums.len(), self.weights.len());
+        if (channels, rows) != (variables, weights) {
+            let message = format!(
+                "{channels} channels for {variables} variables, {rows} rows for {weights} weights"
+            );
             return Err(Error::operator("Evaluation", message));
         }
         let moments = || self.moments(forecast, truth, climatology);
         let [squared_errors, covariances, forecasts, truths] = Error::catch(moments)??;
-        let variables = self.sums.len();
         for (i, squared_error) in squared_errors.into_iter().enumerate() {
             let (count, errors, correlations) = &mut self.sums[i % variables];
             *count += 1;

@@ -13,7 +13,7 @@
 
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Tensor, TensorData, module};
-use halocline_core::{Boundary, Error, Result, ShardTensor};
+use halocline_core::{Error, Result, ShardTensor};
 
 use crate::local::LocalOperator;
 use crate::retype;
@@ -114,20 +114,12 @@ pub fn max_pool<const D: usize, const N: usize>(
         name::<D, N>(x.dims(), ["max_pool1d", "max_pool2d", "max_pool3d"])?,
         f64::NEG_INFINITY,
     );
+    let plan = stencil.plan(&x)?;
     for (window, dim) in stencil.windows().iter().zip(2..) {
-        let Padding {
-            low,
-            high,
-            boundary,
-        } = window.padding;
-        let empty = |(width, boundary)| boundary == Boundary::Zeros && width >= window.span();
-        if [(low, boundary[0]), (high, boundary[1])]
-            .into_iter()
-            .any(empty)
-        {
+        let (size, outputs) = (x.dims()[dim], plan.output.shape()[dim]);
+        if let Some(output) = (0..outputs).find(|&output| !window.meets_cells(output, size)) {
             let message = format!(
-                "dim {dim}: windows of {} cells lie in padding alone, {low} and {high} wide, which has no maximum",
-                window.span()
+                "dim {dim}: window {output} of {outputs} lies in padding alone, which has no maximum: {window:?}"
             );
             return Err(Error::operator(stencil.operator(), message));
         }
@@ -280,7 +272,7 @@ mod tests {
     use crate::Field;
     use crate::testing::{Operator, check_op, random};
     use burn::tensor::DType;
-    use halocline_core::{Distribution, Launcher, Layout, Overlap, RandomKey, Shard};
+    use halocline_core::{Boundary, Distribution, Launcher, Layout, Overlap, RandomKey, Shard};
 
     struct Pool(PoolOptions<2>, Kind);
 
@@ -302,10 +294,19 @@ mod tests {
 
     #[test]
     fn windows_in_padding_alone_have_no_maximum() {
-        let x = ShardTensor::solo(Tensor::<4>::zeros([1, 1, 4, 4], &Default::default()));
+        let x = ShardTensor::solo(Tensor::<4>::zeros([1, 1, 5, 5], &Default::default()));
         let options = PoolOptions::new([2, 2]).with_padding([Padding::zeros(0, 2); 2]);
-        let error = max_pool(x.clone(), &options).unwrap_err().to_string();
-        assert!(error.contains("padding alone"), "{error}");
+        let every = max_pool(x.clone(), &options.with_stride([1, 1]));
+        let error = every.unwrap_err().to_string();
+        assert!(
+            error.contains("window 5 of 6 lies in padding alone"),
+            "{error}"
+        );
+        // A stride may pass over such windows.
+        assert_eq!(max_pool(x.clone(), &options).unwrap().dims(), [1, 1, 3, 3]);
+        let nothing = PoolOptions::new([0, 2]);
+        let error = max_pool(x.clone(), &nothing).unwrap_err().to_string();
+        assert!(error.contains("must not be zero"), "{error}");
         assert!(avg_pool(x, &options).is_ok());
     }
 

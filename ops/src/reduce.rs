@@ -12,7 +12,9 @@
 //! The cotangent goes to every cell of a sum, divided by the global count for a mean, and to one cell that holds the
 //! extremum for a maximum or minimum.
 
-use burn::tensor::{DType, Tensor};
+use burn::backend::Dispatch;
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::{DType, Shape, Tensor};
 use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
 
 use crate::empty::{drop_empty, fill_empty};
@@ -137,7 +139,7 @@ pub fn extremum_dims<const D: usize>(
 /// # Errors
 /// Values that are partial by another reduction than a sum.
 pub fn sum<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
-    scalar(x, "sum", total)
+    scalar(x, "sum", |local| wide(local, total))
 }
 
 /// The mean of everything, of shape `[1]`.
@@ -151,11 +153,14 @@ pub fn mean<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
     })
 }
 
-/// The sum of all cells, of shape `[1]`: dim by dim, as burn's sum of everything adds in the order in which its threads
-/// finish.
+/// The sum of all cells, of shape `[1]`: of rows, then of their sums. burn's sum of everything adds in the order in which its
+/// threads finish.
 fn total<const D: usize>(local: Tensor<D>) -> Tensor<1> {
-    let sum = (0..D).rev().fold(local, |sum, dim| sum.sum_dim(dim));
-    sum.reshape([1])
+    let rows = local.sum_dim(D - 1);
+    // `Tensor::reshape` takes a size of zero for one that is to be kept.
+    let flat = Shape::from([rows.shape().num_elements()]);
+    let rows = Dispatch::float_reshape(rows.into_dispatch(), flat);
+    Tensor::<1>::from_dispatch(rows).sum_dim(0)
 }
 
 fn scalar<const D: usize>(
@@ -189,6 +194,18 @@ mod tests {
         let one = sum(1);
         assert!((f64::from(one) / (5.0 * 1023.0 * 1025.0) - 1.0).abs() < 1e-2);
         assert!((0..8).all(|_| sum(3).to_bits() == one.to_bits()));
+    }
+
+    #[test]
+    fn tall_tensors_and_half_precision_are_summed_exactly() {
+        let device = Device::flex();
+        let tall = Tensor::<2>::ones([20_000_000, 1], &device);
+        let mean = mean(ShardTensor::solo(tall)).unwrap();
+        assert_eq!(mean.local().clone().into_scalar::<f32>(), 1.0);
+        let large = [[40_000.0, 40_000.0], [-40_000.0, -40_000.0]];
+        let large = Tensor::<2>::from_data(large, (&device, DType::F16));
+        let sum = sum(ShardTensor::solo(large)).unwrap();
+        assert_eq!(sum.local().clone().into_scalar::<f32>(), 0.0);
     }
 
     #[test]

@@ -132,6 +132,16 @@ impl Window {
         })
     }
 
+    /// Whether an output is computed from any cell of a field of `size`, and not from zeros alone.
+    pub fn meets_cells(&self, output: usize, size: usize) -> bool {
+        let taps = self
+            .input_range(&(output..output + 1))
+            .step_by(self.dilation);
+        let boundary = |cell: isize| self.padding.boundary[usize::from(cell >= 0)];
+        let mut sources = taps.map(|cell| boundary(cell).source(cell, size));
+        sources.any(|source| source.is_some())
+    }
+
     /// The input cells that a range of outputs is computed from, padding included.
     pub fn input_range(&self, outputs: &Range<usize>) -> Range<isize> {
         let first = |output: usize| (output * self.stride) as isize - self.padding.low as isize;

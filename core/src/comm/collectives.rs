@@ -270,6 +270,8 @@ pub(crate) struct PendingSum {
     place: usize,
     /// Whether each rank adds a share.
     split: bool,
+    /// Whether shares are added and received in their place in the sum.
+    in_place: bool,
     /// In how many pieces shares travel; none if there is nothing to add.
     pieces: usize,
     /// The pieces that are on their way, the first of them first.
@@ -311,10 +313,13 @@ pub(crate) fn start_sum(
     let (first, across) = (place / length * length, place % length);
     let elements = tensor.shape()[0];
     let split = elements > SPLIT_REDUCTION_ABOVE;
-    let pieces = match split && host::holds(&tensor) {
-        _ if elements == 0 || group.len() == 1 => 0,
-        true => elements.div_ceil(length * PIECE),
-        false => 1,
+    let in_place = split && host::holds(&tensor);
+    let pieces = if elements == 0 || group.len() == 1 {
+        0
+    } else if in_place {
+        elements.div_ceil(length * PIECE)
+    } else {
+        1
     };
     let mut sum = PendingSum {
         comm: comm.clone(),
@@ -325,6 +330,7 @@ pub(crate) fn start_sum(
         elements,
         place: across,
         split,
+        in_place,
         pieces,
         in_flight: VecDeque::new(),
         started: 0,
@@ -395,7 +401,7 @@ impl PendingSum {
         if self.pieces == 0 {
             return Ok(self.own);
         }
-        if !(self.split && host::holds(&self.own)) {
+        if !self.in_place {
             return self.finish_in_one();
         }
         let room = host::Room::new(self.elements, self.own.dtype());
@@ -413,10 +419,10 @@ impl PendingSum {
             let expected = |place| Expected::Place(room.place(self.piece(place, index)));
             let (comm, row, operation) = (&self.comm, &self.row, &self.operation);
             collected.push_back(start_all(comm, row, operation, send, expected)?);
-            if collected.len() == AHEAD {
-                collected
-                    .pop_front()
-                    .map_or(Ok(Vec::new()), InFlight::finish)?;
+            if collected.len() == AHEAD
+                && let Some(first) = collected.pop_front()
+            {
+                first.finish()?;
             }
         }
         for in_flight in collected {

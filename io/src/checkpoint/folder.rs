@@ -162,7 +162,8 @@ impl Checkpoint {
     /// The newest checkpoint in a folder that is whole, the same on all ranks; also while another job writes there.
     ///
     /// # Errors
-    /// On all ranks: a folder that cannot be read; checkpoints of which none is whole; a failure of communication.
+    /// On all ranks: a folder that cannot be read, or a newer checkpoint than any that is whole, though it is there;
+    /// checkpoints of which none is whole; a failure of communication.
     pub fn latest(world: &World, folder: impl AsRef<Path>) -> halocline_core::Result<Option<Self>> {
         let (folder, mesh) = (folder.as_ref(), world.mesh([("rank", world.size())])?);
         first_of(&mesh, folder, || {
@@ -190,7 +191,8 @@ fn first_whole(folder: &Path, steps: &[u64]) -> Result<Option<(Checkpoint, Vec<u
     for &step in steps {
         match whole(folder, step) {
             Ok(found) => return Ok(Some(found)),
-            Err(error) => _ = failure.get_or_insert(error),
+            Err(error) if is_damage(&error) => _ = failure.get_or_insert(error),
+            Err(error) => return Err(error),
         }
     }
     failure.map_or(Ok(None), Err)
@@ -232,6 +234,8 @@ pub(super) fn tidy(folder: &Path) -> Result<Kept> {
     for (step, error) in failures {
         if is_damage(&error) {
             put_out_of_the_way(folder, step)?;
+        } else if Some(step) > kept.newest {
+            return Err(error);
         }
     }
     Ok(kept)
@@ -239,13 +243,10 @@ pub(super) fn tidy(folder: &Path) -> Result<Kept> {
 
 /// Whether it is the checkpoint that is at fault, rather than the way to it.
 pub(super) fn is_damage(error: &Error) -> bool {
-    use std::io::ErrorKind;
+    use std::io::ErrorKind::{NotADirectory, NotFound, UnexpectedEof};
     match error {
         Error::Io { source, .. } => {
-            matches!(
-                source.kind(),
-                ErrorKind::NotFound | ErrorKind::UnexpectedEof
-            )
+            matches!(source.kind(), NotFound | NotADirectory | UnexpectedEof)
         }
         error => matches!(error, Error::Checkpoint { .. }),
     }

@@ -60,17 +60,17 @@ impl Checkpoint {
             opened.check_files()?;
             return Ok(opened);
         }
-        let path = &file::followed(path)?;
-        let (size, tensors) = file::contents(path)?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let followed = file::followed(path)?;
+        let (size, tensors) = file::contents(&followed)?;
+        let name = followed.file_name().unwrap_or_default().to_string_lossy();
         let mut index = Index::new(0, 1);
         index.files.insert(name.into(), size);
         index.tensors = tensors.into_iter().collect();
         let broken = |cause| Error::checkpoint(path, cause);
         index.check_pieces().map_err(broken)?;
         Ok(Self {
-            folder: path.parent().map(PathBuf::from).unwrap_or_default(),
-            path: path.clone(),
+            folder: followed.parent().map(PathBuf::from).unwrap_or_default(),
+            path: path.into(),
             index,
         })
     }

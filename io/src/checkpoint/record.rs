@@ -15,8 +15,8 @@ use crate::{Error, Result};
 /// # Errors
 /// A file that cannot be read, or is no record.
 pub fn load_record(path: impl AsRef<Path>) -> Result<ModuleRecord> {
-    let path = &file::followed(path.as_ref())?;
-    let (mut opened, size) = file::open(path)?;
+    let path = path.as_ref();
+    let (mut opened, size) = file::open(&file::followed(path)?)?;
     check_header(&mut opened, size).map_err(|cause| Error::checkpoint(path, cause))?;
     ModuleRecord::load(path).map_err(|error| Error::checkpoint(path, error.to_string()))
 }

@@ -117,7 +117,8 @@ impl Checkpoints {
     }
 
     /// Saves a state in the background; returns when the one before is on the disk. A `metric` says how good it is, the
-    /// lower the better; it takes part only in which checkpoints are kept.
+    /// lower the better; it takes part only in which checkpoints are kept. [`wait`](Self::wait) for the last one: when this
+    /// is dropped, it is given up if it takes more than a quarter of the timeout.
     ///
     /// # Errors
     /// On all ranks, and of the save *before* this one: a rank that could not write, the disk being full; ranks that saved
@@ -221,8 +222,9 @@ impl Checkpoints {
     /// get out of the way as `damaged_step_…`. All ranks load, or fail, together.
     ///
     /// # Errors
-    /// On all ranks: the first error of `load`, where it fails for all checkpoints; one that is no fault of the checkpoint, such
-    /// as a file that may not be read or a failure of communication; those of [`latest`](Self::latest).
+    /// On all ranks: the first error of `load`, where it fails for all checkpoints; an error that is no fault of the checkpoint,
+    /// such as a file that may not be read or a failure of communication; those of [`latest`](Self::latest), also for the
+    /// earlier ones.
     pub fn resume<T>(
         &mut self,
         mut load: impl FnMut(&Checkpoint) -> halocline_core::Result<T>,
@@ -303,6 +305,11 @@ impl Drop for Checkpoints {
         let patience = self.mesh.comm().settings().timeout / 4;
         if finishes_within(&writing.writer, patience) {
             let _ = joined(writing.writer);
+        } else {
+            let rank = self.mesh.comm().rank();
+            eprintln!(
+                "halocline: rank {rank}: the last checkpoint is given up: it takes long, and nobody waits for it"
+            );
         }
         if let Some(committer) = writing.committer {
             finishes_within(&committer, PATIENCE);
