@@ -20,7 +20,7 @@ use burn::backend::{
 use burn::tensor::Shape;
 
 use crate::buckets::{self, Leaf};
-use crate::comm::{Communicator, Operation, collectives};
+use crate::comm::{Communicator, Operation, collectives, sums};
 use crate::plan::ExchangePlan;
 use crate::{Error, Result};
 
@@ -217,7 +217,7 @@ fn all_reduce(tensor: DispatchTensor, reduce: &Reduce) -> Result<DispatchTensor>
     let operation = operation.of(elements, tensor.dtype());
     collectives::agree(comm, group, &operation)?;
     let flat = reshaped(tensor, Shape::from([elements]));
-    let sum = collectives::all_reduce_sum(comm, group, &operation, flat)?;
+    let sum = sums::all_reduce_sum(comm, group, &operation, flat)?;
     Ok(reshaped(sum, shape))
 }
 

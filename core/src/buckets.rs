@@ -16,8 +16,8 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Gradients, Shape, Slice, Tensor};
 
 use crate::bridge::{Reduce, reshaped};
-use crate::comm::collectives::{self, PendingSum};
-use crate::comm::{Operation, Traffic};
+use crate::comm::sums::{PendingSum, start_sum};
+use crate::comm::{Operation, Traffic, collectives};
 use crate::{Error, Result};
 
 /// A bucket of so many bytes is full.
@@ -201,7 +201,7 @@ impl Bucket {
         let operation = operation.of(flat.shape()[0], flat.dtype());
         let Reduce { comm, group, .. } = &self.reduce;
         collectives::agree(comm, group, &operation)?;
-        let sum = collectives::start_sum(comm, group, &operation, flat)?;
+        let sum = start_sum(comm, group, &operation, flat)?;
         Ok((owners, sum))
     }
 }

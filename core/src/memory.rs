@@ -11,6 +11,7 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use burn::backend::flex::FlexTensor;
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 
 /// Blocks smaller than this are left to the allocator.
@@ -212,6 +213,15 @@ impl Block {
         assert!(len <= self.size(), "{len} bytes of {}", self.size());
         // SAFETY: the block has so many bytes, and they are initialised.
         unsafe { Bytes::from_controller(Box::new(self), len) }
+    }
+}
+
+/// A tensor that lies in one piece: this one, or a copy. burn would copy views of a part of a tensor, too.
+pub fn contiguous(tensor: FlexTensor) -> FlexTensor {
+    if tensor.is_contiguous() {
+        tensor
+    } else {
+        tensor.to_contiguous()
     }
 }
 

@@ -6,6 +6,7 @@ use burn::backend::{DispatchDevice, Flex};
 use burn::tensor::{DType, Device, Element as BurnElement, FloatDType, Shape};
 use burn_std::Bytes;
 use halocline_core::IndexBox;
+pub(crate) use halocline_core::memory::contiguous;
 
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::View;
@@ -66,15 +67,6 @@ pub(crate) fn tensor<E: Float>(elements: Buffer<E>, shape: &[usize]) -> FlexTens
 pub(crate) fn small_tensor<E: Float>(elements: Vec<E>, shape: &[usize]) -> FlexTensor {
     let layout = Layout::contiguous(Shape::from(shape.to_vec()));
     FlexTensor::new(Bytes::from_elems(elements), layout, E::dtype())
-}
-
-/// A tensor that lies in one piece: this one, or a copy. burn would copy views of a part of a tensor, too.
-pub(crate) fn contiguous(tensor: FlexTensor) -> FlexTensor {
-    if tensor.is_contiguous() {
-        tensor
-    } else {
-        tensor.to_contiguous()
-    }
 }
 
 /// The elements of a contiguous tensor.

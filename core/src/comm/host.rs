@@ -13,7 +13,7 @@ use burn_std::Bytes;
 
 use super::Payload;
 use super::wire::{Outgoing, bytes, on_host};
-use crate::memory::Block;
+use crate::memory::{Block, contiguous};
 
 /// Elements that are added before the next ones: they stay in the first-level cache.
 const STRETCH: usize = 2048;
@@ -144,12 +144,8 @@ pub(super) fn concatenation(tensors: Vec<DispatchTensor>) -> DispatchTensor {
     room.into_tensor()
 }
 
-/// Contiguous tensors of the CPU. Views that lie in one piece are not copied, as burn would.
+/// Contiguous tensors of the CPU.
 fn all_on_host(tensors: Vec<DispatchTensor>) -> Vec<FlexTensor> {
-    let contiguous = |tensor: FlexTensor| match tensor.is_contiguous() {
-        true => tensor,
-        false => tensor.to_contiguous(),
-    };
     let tensors = tensors.into_iter().map(on_host);
     tensors.map(contiguous).collect()
 }

@@ -1,7 +1,7 @@
 //! Communication between ranks: one trait, an engine per way that ranks can be connected.
 //!
 //! An engine moves batches of messages between pairs of ranks, in order. Everything collective is built on that in
-//! `collectives`, once for all engines, so that a reduction gives the same bits on all of them.
+//! `collectives` and `sums`, once for all engines, so that a reduction gives the same bits on all of them.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -27,6 +27,7 @@ mod mailbox;
 pub(crate) mod mpi;
 #[cfg(feature = "cuda")]
 pub(crate) mod nccl;
+pub(crate) mod sums;
 pub(crate) mod tcp;
 mod wire;
 
