@@ -45,7 +45,7 @@ pub(crate) fn choose(local_rank: usize, gpus: usize, share: bool) -> Result<usiz
 pub(crate) fn device() -> Result<burn::tensor::Device> {
     use burn::tensor::{Device, DeviceType};
     let variable = |name: &str| std::env::var(name).ok();
-    if variable("BURN_DEVICE").is_some_and(|device| device != "cuda") {
+    if variable("BURN_DEVICE").is_some_and(|device| !device.eq_ignore_ascii_case("cuda")) {
         return Ok(Device::default());
     }
     // Without a driver cubecl cannot load CUDA, and panics.

@@ -29,6 +29,8 @@ pub(crate) mod mpi;
 pub(crate) mod nccl;
 pub(crate) mod sums;
 pub(crate) mod tcp;
+#[cfg(any(feature = "cuda", test))]
+mod watch;
 mod wire;
 
 /// What a communication is for; statistics are kept by it.

@@ -113,7 +113,7 @@ impl Rendezvous {
     pub(super) fn join(&self, timeout: Duration) -> Result<Vec<Option<TcpStream>>> {
         let end = Instant::now() + timeout;
         let seconds = timeout.as_secs_f64();
-        let addresses = self.addresses()?;
+        let addresses = self.addresses(end)?;
         let address = addresses[0];
         if self.secret.is_none() && !addresses.iter().all(|address| address.ip().is_loopback()) {
             return Err(Error::Engine(format!(
@@ -182,14 +182,21 @@ impl Rendezvous {
         Ok(streams)
     }
 
-    /// The addresses of rank 0's host; at least one.
-    fn addresses(&self) -> Result<Vec<SocketAddr>> {
-        let found = (self.host.as_str(), self.port).to_socket_addrs();
-        let found: std::io::Result<Vec<_>> = found.map(Iterator::collect);
-        let cause = match found {
-            Ok(found) if !found.is_empty() => return Ok(found),
-            Ok(_) => "no address".into(),
-            Err(error) => error.to_string(),
+    /// The addresses of rank 0's host; at least one. In a cluster its name may be known later than this rank starts.
+    fn addresses(&self, end: Instant) -> Result<Vec<SocketAddr>> {
+        const NOW_AND_THEN: Duration = Duration::from_millis(500);
+        let cause = loop {
+            let found = (self.host.as_str(), self.port).to_socket_addrs();
+            let found: std::io::Result<Vec<_>> = found.map(Iterator::collect);
+            let cause = match found {
+                Ok(found) if !found.is_empty() => return Ok(found),
+                Ok(_) => "no address".into(),
+                Err(error) => error.to_string(),
+            };
+            if Instant::now() + NOW_AND_THEN > end {
+                break cause;
+            }
+            std::thread::sleep(NOW_AND_THEN);
         };
         Err(Error::Engine(format!(
             "MASTER_ADDR={}: {cause}; set it to the name or address of rank 0's host",

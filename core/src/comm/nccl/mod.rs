@@ -1,0 +1,384 @@
+//! The engine of jobs on several GPUs: cells travel from device memory to device memory, by NCCL.
+//!
+//! Another engine is beneath it, MPI or TCP, which carries what lies on the host and, for every message between GPUs, its
+//! size: so a rank that has ended, is silent or in another operation is noticed when a batch is finished.
+//!
+//! # Order
+//! Nothing waits for a device. NCCL works on a stream of its own. Before a batch it waits for all that the context was given
+//! before (an event of the context, `cuCtxRecordEvent`: CubeCL keeps its streams to itself), and what the context is given
+//! after [`finish`](InFlight::finish) waits for the batch. Memory of a batch is kept until then.
+//!
+//! # Silence
+//! What NCCL does has no end where a rank is silent: its calls wait when two ranks exchange their first message, and
+//! later the device does. A thread watches, and ends the process after the timeout, or when NCCL has met an error.
+//!
+//! **Type-checked only**: this engine has not run yet.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use burn::backend::{DispatchDevice, DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Device, Shape, Tensor};
+use burn_cubecl::CubeDevice;
+
+use super::watch::Watch;
+use super::{
+    Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Pending, Settings,
+    collectives, within,
+};
+use crate::bridge::reshaped;
+use crate::launch::GRACE;
+use crate::{Error, Result};
+use raw::{Buffer, Comm, Gpu, Message, Posted, Way};
+
+mod raw;
+
+/// The switch that has messages between GPUs go through the host, or a job of one rank use NCCL.
+const SWITCH: &str = "HALOCLINE_NCCL";
+
+/// NCCL between the GPUs of a job, over the engine that connects its processes.
+pub(crate) struct Nccl {
+    control: Arc<dyn Communicator>,
+    /// Held while a group of messages is posted, whose calls belong together.
+    gpu: Mutex<Gpu>,
+    /// What waits for other ranks.
+    watch: Arc<Mutex<Watch>>,
+    counters: Counters,
+}
+
+impl std::fmt::Debug for Nccl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Nccl(over {:?})", self.control)
+    }
+}
+
+/// NCCL over an engine, if every rank computes on a CUDA device of its own and has the library; else the engine itself.
+///
+/// # Errors
+/// A failure of communication, or of NCCL.
+pub(crate) fn over(control: Arc<dyn Communicator>, on: &Device) -> Result<Arc<dyn Communicator>> {
+    let switched = crate::launch::switch(SWITCH);
+    if control.size() == 1 && switched != Some(true) {
+        return Ok(control);
+    }
+    let index = cuda_index(on.clone().inner().as_dispatch());
+    let gpu = match index {
+        _ if switched == Some(false) => Err("it is switched off".to_string()),
+        None => Err("the device is no CUDA device".into()),
+        Some(_) if !raw::loads() => Err(
+            "the NCCL library was not found under the name libnccl.so (install libnccl-dev, or make a link of this name \
+             to libnccl.so.2 in a folder of LD_LIBRARY_PATH)"
+                .into(),
+        ),
+        Some(index) => raw::identity(index).map_err(|error| error.to_string()),
+    };
+    // The GPU's identity, or why it cannot be.
+    let told = match &gpu {
+        Ok(identity) => [&[1], &identity[..]].concat(),
+        Err(reason) => [&[0], reason.as_bytes()].concat(),
+    };
+    let group: Vec<usize> = (0..control.size()).collect();
+    let operation = Operation::new("nccl", super::Traffic::Control, None);
+    let all = collectives::all_gather_bytes(&control, &group, &operation, &told)?;
+    let reasons = all
+        .iter()
+        .enumerate()
+        .filter_map(|(rank, told)| match told.split_first() {
+            Some((1, identity)) => {
+                let first = all.iter().position(|other| other[1..] == *identity)?;
+                (first != rank).then(|| format!("ranks {first} and {rank} share a GPU"))
+            }
+            _ => Some(format!(
+                "{}, on rank {rank}",
+                String::from_utf8_lossy(&told[1..])
+            )),
+        });
+    let reason = reasons.min();
+    let (Some(index), None) = (index, &reason) else {
+        if let (Some(_), Some(reason)) = (index, reason)
+            && control.rank() == 0
+            && switched != Some(false)
+        {
+            eprintln!("halocline: messages between GPUs go through the host: {reason}");
+        }
+        return Ok(control);
+    };
+    let own = control.rank() == 0;
+    let id = own.then(raw::unique_id).transpose()?;
+    let id = collectives::broadcast_bytes(&control, &group, 0, &operation, id)?;
+    let timeout = control.settings().timeout;
+    let (rank, size) = (control.rank(), control.size());
+    let open = || Gpu::open(index, &id, rank, size);
+    let gpu = within(timeout, "of the job, by NCCL,", open)?;
+    let watch = Arc::<Mutex<Watch>>::default();
+    let (watched, comm, beneath) = (Arc::downgrade(&watch), gpu.comm(), control.clone());
+    let thread = std::thread::Builder::new().name("nccl watch".into());
+    thread.spawn(move || look_after(&watched, comm, &*beneath))?;
+    Ok(Arc::new(Nccl {
+        control,
+        gpu: Mutex::new(gpu),
+        watch,
+        counters: Counters::default(),
+    }))
+}
+
+/// The number of a CUDA device.
+fn cuda_index(device: &DispatchDevice) -> Option<usize> {
+    match device {
+        DispatchDevice::Cube(CubeDevice::Cuda(device)) => Some(device.index),
+        _ => None,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Ends the process when what is watched has waited for too long, or NCCL has met an error; the thread that waits, for
+/// NCCL or for the device, cannot be stopped otherwise.
+fn look_after(watched: &Weak<Mutex<Watch>>, comm: Comm, control: &dyn Communicator) {
+    const NOW_AND_THEN: Duration = Duration::from_millis(200);
+    let timeout = control.settings().timeout;
+    while let Some(watch) = watched.upgrade() {
+        let mut watch = lock(&watch);
+        let overdue = watch.overdue(timeout).map(|operation| {
+            let seconds = timeout.as_secs_f64();
+            format!(
+                "{operation}: other ranks were silent for {seconds} s, while NCCL waited for them"
+            )
+        });
+        // When nothing waits, other ranks may have left the job already.
+        let broken = watch.is_waiting().then(|| comm.error()).flatten();
+        let cause = overdue.or_else(|| broken.map(|error| error.to_string()));
+        drop(watch);
+        if let Some(cause) = cause {
+            control.fail(&cause);
+            std::thread::sleep(GRACE);
+            eprintln!(
+                "halocline: rank {} failed: {cause}\n\
+                 halocline: it did not stop within {GRACE:?}; ending the process",
+                control.rank()
+            );
+            // What runs at a regular exit may wait for the device.
+            std::process::abort();
+        }
+        std::thread::sleep(NOW_AND_THEN);
+    }
+}
+
+impl Nccl {
+    /// Gives NCCL the messages of an operation.
+    fn post(&self, operation: &Operation, messages: Vec<Message>) -> Result<Posted> {
+        let returned = Arc::new(AtomicBool::new(false));
+        let seen = returned.clone();
+        let returns = Box::new(move || seen.load(Ordering::Relaxed));
+        lock(&self.watch).add(operation.clone(), Box::new(|| true), returns);
+        let posted = lock(&self.gpu).post(messages);
+        returned.store(true, Ordering::Relaxed);
+        let posted = posted?;
+        let (ready, done) = (posted.ready.clone(), posted.done.clone());
+        let (begun, ended) = (move || ready.is_over(), move || done.is_over());
+        lock(&self.watch).add(operation.clone(), Box::new(begun), Box::new(ended));
+        Ok(posted)
+    }
+}
+
+/// A batch on its way. Dropped, it is waited for like one that is finished: its memory must not be used again before.
+struct OnItsWay {
+    engine: Arc<Nccl>,
+    operation: Operation,
+    /// What the engine beneath carries.
+    control: Option<InFlight>,
+    posted: Option<Posted>,
+    /// What NCCL receives, in the order of the batch.
+    incoming: Vec<Option<Incoming>>,
+}
+
+/// A peer, and the tensors that come from it: flat, and the shapes that they are to have.
+type Incoming = (usize, Vec<(DispatchTensor, Shape)>);
+
+impl OnItsWay {
+    fn wait(&mut self) -> Result<()> {
+        let posted = self.posted.take();
+        posted.map_or(Ok(()), |posted| {
+            lock(&self.engine.gpu).wait_for(&posted.done)
+        })
+    }
+}
+
+impl Pending for OnItsWay {
+    fn finish(mut self: Box<Self>) -> Result<Vec<Payload>> {
+        let told = self
+            .control
+            .take()
+            .map_or(Ok(Vec::new()), InFlight::finish)?;
+        self.wait()?;
+        let incoming = std::mem::take(&mut self.incoming);
+        let payloads = told.into_iter().zip(incoming);
+        let payloads = payloads.map(|(told, incoming)| match incoming {
+            None => Ok(told),
+            Some(incoming) => received(told, incoming, self.engine.rank(), &self.operation),
+        });
+        payloads.collect()
+    }
+
+    fn in_background(&self) {
+        self.control.iter().for_each(InFlight::in_background);
+    }
+}
+
+impl Drop for OnItsWay {
+    fn drop(&mut self) {
+        let _ = self.wait();
+    }
+}
+
+/// Whether a message goes from GPU to GPU: sender and receiver decide alike, by its kind.
+fn is_sent(payload: &Payload) -> bool {
+    let Payload::Tensors(tensors) = payload else {
+        return false;
+    };
+    let mut tensors = tensors.iter();
+    tensors.all(|tensor| lie_on_gpu(tensor.dtype(), &tensor.device()))
+}
+
+/// Whether such cells go by NCCL.
+fn lie_on_gpu(dtype: DType, device: &DispatchDevice) -> bool {
+    dtype.is_float() && cuda_index(device).is_some()
+}
+
+impl Communicator for Nccl {
+    fn rank(&self) -> usize {
+        self.control.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.control.size()
+    }
+
+    fn start(self: Arc<Self>, batch: Batch) -> Result<InFlight> {
+        let Batch {
+            operation,
+            sends,
+            receives,
+        } = batch;
+        let mut messages = Vec::new();
+        let mut control = Batch {
+            operation: operation.clone(),
+            sends: Vec::new(),
+            receives: Vec::new(),
+        };
+        for (peer, payload) in sends {
+            self.counters.count(&operation, payload.bytes());
+            if !is_sent(&payload) {
+                control.sends.push((peer, payload));
+                continue;
+            }
+            let size = payload.bytes() as u64;
+            control
+                .sends
+                .push((peer, Payload::Bytes(size.to_le_bytes().to_vec())));
+            let Payload::Tensors(tensors) = payload else {
+                unreachable!("only tensors are sent by NCCL");
+            };
+            for tensor in tensors {
+                if tensor.shape().num_elements() == 0 {
+                    continue;
+                }
+                let buffer = Buffer::of(tensor)?;
+                messages.push(Message {
+                    peer,
+                    way: Way::Out,
+                    buffer,
+                });
+            }
+        }
+        let mut incoming = Vec::new();
+        for (peer, expected) in receives {
+            let (shapes, (device, dtype)) = match &expected {
+                Expected::Tensors {
+                    shapes,
+                    dtype,
+                    device,
+                } if lie_on_gpu(*dtype, device) => (shapes, (Device::new(device.clone()), *dtype)),
+                _ => {
+                    control.receives.push((peer, expected));
+                    incoming.push(None);
+                    continue;
+                }
+            };
+            let mut tensors = Vec::new();
+            for shape in shapes {
+                // Flat, because rows of a matrix may be apart.
+                let elements = [shape.num_elements()];
+                let flat = Tensor::<1>::empty(elements, (&device, dtype)).into_dispatch();
+                if elements != [0] {
+                    let buffer = Buffer::of(flat.clone())?;
+                    messages.push(Message {
+                        peer,
+                        way: Way::In,
+                        buffer,
+                    });
+                }
+                tensors.push((flat, shape.clone()));
+            }
+            control.receives.push((peer, Expected::Bytes));
+            incoming.push(Some((peer, tensors)));
+        }
+        // First, so that a rank that waits for this one in vain can tell.
+        let control = self.control.clone().start(control)?;
+        let posted = match messages.is_empty() {
+            true => None,
+            false => Some(self.post(&operation, messages)?),
+        };
+        Ok(InFlight::new(OnItsWay {
+            engine: self,
+            operation,
+            control: Some(control),
+            posted,
+            incoming,
+        }))
+    }
+
+    fn fail(&self, cause: &str) {
+        self.control.fail(cause);
+    }
+
+    fn settings(&self) -> &Settings {
+        self.control.settings()
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}
+
+/// What has come from a peer, if it sent as much as was expected.
+fn received(
+    told: Payload,
+    (peer, tensors): Incoming,
+    rank: usize,
+    operation: &Operation,
+) -> Result<Payload> {
+    let bytes: usize = tensors
+        .iter()
+        .map(|(flat, _)| flat.shape().num_elements() * flat.dtype().size())
+        .sum();
+    let sent = match &told {
+        Payload::Bytes(size) => size[..].try_into().map(u64::from_le_bytes).ok(),
+        Payload::Tensors(_) => None,
+    };
+    if sent != Some(bytes as u64) {
+        return Err(Error::Diverged {
+            rank,
+            operation: format!("{operation}, expecting {bytes} bytes"),
+            peer,
+            peer_operation: format!("the same operation, sending {sent:?}"),
+        });
+    }
+    let shaped = tensors
+        .into_iter()
+        .map(|(flat, shape)| reshaped(flat, shape));
+    Ok(Payload::Tensors(shaped.collect()))
+}

@@ -1,0 +1,274 @@
+//! The calls into the driver and NCCL that the engine makes.
+
+use std::any::Any;
+use std::ffi::{CStr, c_int, c_void};
+use std::fmt::Display;
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::sync::Arc;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Cube, DispatchTensor};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::cubecl::cuda::CudaRuntime;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl_runtime::runtime::Runtime;
+use cudarc::driver::result::{DriverError, ctx, device, event, primary_ctx, stream};
+use cudarc::driver::sys as cuda;
+use cudarc::nccl::result::{self as nccl, NcclError};
+use cudarc::nccl::sys as nccl_sys;
+
+use super::SWITCH;
+use crate::bridge::from_dispatch;
+use crate::{Error, Result};
+
+/// Whether the libraries are there.
+pub(super) fn loads() -> bool {
+    // SAFETY: this only asks whether the libraries can be loaded.
+    unsafe { nccl_sys::is_culib_present() && cuda::is_culib_present() }
+}
+
+/// What tells a GPU from all others: the host's boot and the place in it. A part of a GPU has those of the whole, because
+/// NCCL wants a whole one for each rank.
+///
+/// # Errors
+/// A driver without what is needed: events of a context, since CUDA 12.5.
+pub(super) fn identity(index: usize) -> Result<Vec<u8>> {
+    const ROOM: usize = 32;
+    cudarc::driver::result::init().map_err(of_driver)?;
+    let (mut version, mut place) = (0, [0_u8; ROOM]);
+    // SAFETY: the driver is loaded, and writes a number.
+    let code = unsafe { cuda::cuDriverGetVersion(&mut version) };
+    code.result().map_err(of_driver)?;
+    if version < 12050 {
+        return Err(Error::Engine("its driver is older than CUDA 12.5".into()));
+    }
+    let device = device::get(index as c_int).map_err(of_driver)?;
+    // SAFETY: the driver writes at most so many bytes.
+    let code =
+        unsafe { cuda::cuDeviceGetPCIBusId(place.as_mut_ptr().cast(), ROOM as c_int, device) };
+    code.result().map_err(of_driver)?;
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id")?;
+    Ok([&boot[..], &place].concat())
+}
+
+/// The name by which the ranks of a job find each other.
+pub(super) fn unique_id() -> Result<Vec<u8>> {
+    let id = nccl::get_uniqueid().map_err(of_nccl)?;
+    Ok(id.internal.map(|byte| byte as u8).to_vec())
+}
+
+fn failed(library: &str, error: impl Display) -> Error {
+    Error::Engine(format!(
+        "{library}: {error}; {SWITCH}=0 has messages between GPUs go through the host, NCCL_DEBUG=INFO tells more"
+    ))
+}
+
+fn of_driver(error: DriverError) -> Error {
+    failed("CUDA", format!("{:?}", error.0))
+}
+
+fn of_nccl(error: NcclError) -> Error {
+    // SAFETY: NCCL gives a text that ends with 0, of its last error in this process.
+    let text = unsafe { CStr::from_ptr(nccl_sys::ncclGetLastError(std::ptr::null_mut())) };
+    failed("NCCL", format!("{:?}, {}", error.0, text.to_string_lossy()))
+}
+
+/// An event of the driver.
+#[derive(Debug)]
+pub(super) struct Event(cuda::CUevent);
+
+// SAFETY: handles of the driver may be used by any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above, by several at a time.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// An event of the current context.
+    fn new() -> Result<Self> {
+        let event = event::create(cuda::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        event.map(Self).map_err(of_driver)
+    }
+
+    /// Whether what it was recorded behind is done. A failure of the device is told by what uses it next.
+    pub(super) fn is_over(&self) -> bool {
+        // SAFETY: the event is valid.
+        let state = unsafe { event::query(self.0) };
+        state != Err(DriverError(cuda::CUresult::CUDA_ERROR_NOT_READY))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: the event is valid; the driver frees it when nothing waits for it any more.
+        let _ = unsafe { event::destroy(self.0) };
+    }
+}
+
+/// NCCL's communicator.
+#[derive(Clone, Copy)]
+pub(super) struct Comm(nccl_sys::ncclComm_t);
+
+// SAFETY: a handle; the calls that may not come at the same time are behind the lock around `Gpu`.
+unsafe impl Send for Comm {}
+
+impl Comm {
+    /// An error that NCCL has met since it was given messages, as when another rank's process has died.
+    pub(super) fn error(&self) -> Option<Error> {
+        let mut state = nccl_sys::ncclResult_t::ncclSuccess;
+        // SAFETY: the communicator is valid, and may be asked at any time.
+        let asked = unsafe { nccl_sys::ncclCommGetAsyncError(self.0, &mut state) };
+        let error = asked.result().and_then(|_| state.result()).err();
+        error.map(of_nccl)
+    }
+}
+
+/// This rank's GPU as NCCL and the driver know it.
+pub(super) struct Gpu {
+    comm: Comm,
+    context: cuda::CUcontext,
+    /// Where NCCL works.
+    stream: cuda::CUstream,
+}
+
+// SAFETY: handles of the driver and of NCCL may be used by any thread, one at a time, which the lock around them sees to.
+unsafe impl Send for Gpu {}
+
+impl Gpu {
+    /// Joins all ranks, each of which calls this.
+    pub(super) fn open(index: usize, id: &[u8], rank: usize, size: usize) -> Result<Self> {
+        let mut unique = nccl_sys::ncclUniqueId { internal: [0; 128] };
+        for (to, byte) in unique.internal.iter_mut().zip(id) {
+            *to = *byte as _;
+        }
+        cudarc::driver::result::init().map_err(of_driver)?;
+        let device = device::get(index as c_int).map_err(of_driver)?;
+        // SAFETY: the device is there. The primary context is CubeCL's too; it is never released.
+        let context = unsafe { primary_ctx::retain(device) }.map_err(of_driver)?;
+        // SAFETY: the context has just been retained.
+        unsafe { ctx::set_current(context) }.map_err(of_driver)?;
+        let stream = stream::create(stream::StreamKind::NonBlocking).map_err(of_driver)?;
+        let mut comm = MaybeUninit::uninit();
+        // SAFETY: `comm` is written before it is read, where the call succeeds.
+        let comm = unsafe {
+            nccl::comm_init_rank(comm.as_mut_ptr(), size as c_int, unique, rank as c_int)
+                .map_err(of_nccl)?;
+            Comm(comm.assume_init())
+        };
+        Ok(Self {
+            comm,
+            context,
+            stream,
+        })
+    }
+
+    pub(super) fn comm(&self) -> Comm {
+        self.comm
+    }
+
+    /// Sends and receives all of a batch, and gives the memory back with the batch. The first message between two ranks
+    /// waits for both.
+    pub(super) fn post(&self, messages: Vec<Message>) -> Result<Posted> {
+        // If this fails, NCCL may still use the memory: it is never freed.
+        let messages = ManuallyDrop::new(messages);
+        // SAFETY: context, stream and communicator live as long as this; the events are of this context; the buffers have
+        // the sizes given and are kept until the context has been told to wait for `done`.
+        unsafe {
+            ctx::set_current(self.context).map_err(of_driver)?;
+            let (ready, done) = (Event::new()?, Event::new()?);
+            let code = cuda::cuCtxRecordEvent(self.context, ready.0);
+            code.result().map_err(of_driver)?;
+            let flags = cuda::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+            stream::wait_event(self.stream, ready.0, flags).map_err(of_driver)?;
+            nccl::group_start().map_err(of_nccl)?;
+            let mut messages_in = messages.iter();
+            let given = messages_in.try_for_each(|message| self.give(message));
+            // Also after an error, or the group would stay open on this thread.
+            let ended = nccl::group_end();
+            given.and(ended).map_err(of_nccl)?;
+            event::record(done.0, self.stream).map_err(of_driver)?;
+            Ok(Posted {
+                ready: Arc::new(ready),
+                done: Arc::new(done),
+                _messages: ManuallyDrop::into_inner(messages),
+            })
+        }
+    }
+
+    /// Adds a message to the group that is open.
+    ///
+    /// # Safety
+    /// The buffer must be kept until the message is done.
+    unsafe fn give(&self, message: &Message) -> Result<(), NcclError> {
+        let Message { peer, way, buffer } = message;
+        let (memory, peer) = (buffer.address as *mut c_void, *peer as c_int);
+        let (comm, stream) = (self.comm.0, self.stream.cast());
+        let bytes = nccl_sys::ncclDataType_t::ncclUint8;
+        // SAFETY: the caller's; the buffer has so many bytes.
+        let given = unsafe {
+            match way {
+                Way::Out => nccl::send(memory, buffer.bytes, bytes, peer, comm, stream),
+                Way::In => nccl::recv(memory, buffer.bytes, bytes, peer, comm, stream),
+            }
+        };
+        given.map(|_| ())
+    }
+
+    /// Has what the context is given from now on wait for an event.
+    pub(super) fn wait_for(&self, event: &Event) -> Result<()> {
+        // SAFETY: context and event are valid.
+        unsafe {
+            ctx::set_current(self.context).map_err(of_driver)?;
+            let code = cuda::cuCtxWaitEvent(self.context, event.0);
+            code.result().map_err(of_driver)
+        }
+    }
+}
+
+/// Memory of a device that takes part in a batch.
+pub(super) struct Buffer {
+    address: u64,
+    bytes: usize,
+    /// What keeps the memory where it is.
+    _kept: Box<dyn Any + Send>,
+}
+
+impl Buffer {
+    /// The elements of a tensor, in one piece, whose computation the device has been given by then.
+    pub(super) fn of(tensor: DispatchTensor) -> Result<Self> {
+        let fused: FloatTensor<Cube> = from_dispatch::<Cube>(tensor)?;
+        let client = fused.client.clone();
+        let tensor: CubeTensor = into_contiguous(client.resolve_tensor_float::<CubeBackend>(fused));
+        let bytes = tensor.meta.num_elements() * tensor.dtype.size();
+        let handle = tensor.handle.clone();
+        let resource = tensor
+            .client
+            .get_resource::<<CudaRuntime as Runtime>::Server>(handle);
+        let resource = resource.map_err(|error| failed("CubeCL", format!("{error:?}")))?;
+        Ok(Self {
+            address: resource.resource().ptr,
+            bytes,
+            _kept: Box::new((resource, tensor)),
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Way {
+    Out,
+    In,
+}
+
+pub(super) struct Message {
+    pub(super) peer: usize,
+    pub(super) way: Way,
+    pub(super) buffer: Buffer,
+}
+
+/// Messages that NCCL has been given, with their memory, which must not be used again before they are done.
+pub(super) struct Posted {
+    /// What the context was given before them is done: they begin.
+    pub(super) ready: Arc<Event>,
+    pub(super) done: Arc<Event>,
+    _messages: Vec<Message>,
+}
