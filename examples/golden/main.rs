@@ -93,6 +93,10 @@ pub(crate) fn run(folder: &Path, op: Option<&str>, ranks: &[usize]) -> Result<us
         report.print();
         report
     };
+    if report.0.is_empty() {
+        let message = format!("nothing was run on {ranks:?} ranks");
+        return Err(Error::other(message));
+    }
     Ok(report.failed())
 }
 

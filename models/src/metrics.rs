@@ -43,17 +43,27 @@ impl Evaluation {
     /// `climatology` `[1 or batch, variables, lat, lon]`. All ranks call this together.
     ///
     /// # Errors
-    /// A number of channels that differs from that of variables, or of rows from that of weights; a failure of
-    /// communication.
+    /// A number of channels that differs from that of variables, or of rows from that of weights; fields of other sizes; a
+    /// failure of communication.
     ///
     /// # Panics
-    /// Panics if the fields differ so that they cannot be subtracted.
+    /// Panics if the fields are sharded so that they cannot be subtracted.
     pub fn add<X: Field<4>>(&mut self, forecast: X, truth: X, climatology: X) -> Result<()> {
-        let [_, channels, rows, _] = forecast.global_dims();
+        let dims = forecast.global_dims();
+        let [batch, channels, rows, _] = dims;
         let (variables, weights) = (self.sums.len(), self.weights.len());
         if (channels, rows) != (variables, weights) {
             let message = format!(
                 "{channels} channels for {variables} variables, {rows} rows for {weights} weights"
+            );
+            return Err(Error::operator("Evaluation", message));
+        }
+        let of = climatology.global_dims();
+        if truth.global_dims() != dims || of[1..] != dims[1..] || (of[0] != 1 && of[0] != batch) {
+            let message = format!(
+                "a forecast {dims:?}, the truth {:?} and a climatology {of:?}; expected the same sizes, or a batch of one \
+                 climatology",
+                truth.global_dims()
             );
             return Err(Error::operator("Evaluation", message));
         }
@@ -169,6 +179,14 @@ mod tests {
                             .unwrap_err()
                             .to_string()
                             .contains("1 channels for 2 variables")
+                    );
+                    let one = shard(&truth.clone().narrow(0, 0, 1))?;
+                    let error = sharded.add(shard(&forecast)?, one, shard(&climatology)?);
+                    assert!(
+                        error
+                            .unwrap_err()
+                            .to_string()
+                            .contains("the truth [1, 1, 3, 4]")
                     );
                 }
                 Ok(())

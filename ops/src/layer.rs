@@ -74,9 +74,9 @@ fn plan<const D: usize>(
     Ok(plan.filter(|plan| !(plan.sends.is_empty() && plan.receives.is_empty())))
 }
 
-/// burn's `Same`: as many outputs as windows begin in the field.
+/// burn's `Same`: as many outputs as windows begin in the field. A stride of zero is refused later.
 fn same_padding(size: usize, kernel: usize, stride: usize) -> Padding {
-    let outputs = size.div_ceil(stride);
+    let outputs = size.div_ceil(stride.max(1));
     let total = (outputs.max(1) - 1) * stride + kernel;
     let total = if outputs == 0 {
         0

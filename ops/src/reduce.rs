@@ -10,7 +10,7 @@
 //!
 //! # Adjoint
 //! The cotangent goes to every cell of a sum, divided by the global count for a mean, and to one cell that holds the
-//! extremum for a maximum or minimum.
+//! extremum for a maximum or minimum. Where several cells hold it, which of them that is may depend on the layout.
 
 use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
@@ -178,6 +178,8 @@ fn scalar<const D: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Field;
+    use crate::testing::{Operator, check_op};
     use burn::tensor::{Device, Distribution};
     use halocline_core::{Launcher, LocalGradient};
 
@@ -222,5 +224,18 @@ mod tests {
                 Ok(())
             })
             .unwrap();
+    }
+
+    #[test]
+    fn extrema_of_shards_without_cells_have_those_of_one_device() {
+        struct Largest;
+
+        impl Operator<4, 4> for Largest {
+            fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X::Rank<4> {
+                X::from_shard(inputs.remove(0).max_over(&[3]).into_shard())
+            }
+        }
+
+        check_op(&Largest, &[[1, 2, 1, 7]], &[], &[2, 3], 1e-6);
     }
 }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use burn::backend::Dispatch;
+use burn::backend::ops::BoolTensorOps;
 use burn::tensor::Tensor;
 
 use super::{LocalGradient, ShardTensor};
@@ -285,6 +287,7 @@ fn owned_extremum<const D: usize>(
     for earlier in all.iter().take(place.unwrap_or(0)) {
         lost = lost.bool_or(best.clone().equal(earlier.clone()));
     }
-    let shape = local.shape();
-    local.mask_fill(lost.reshape(shape), 0.0)
+    // `Tensor::reshape` takes a size of zero for one that is to be kept.
+    let lost = Dispatch::bool_reshape(lost.into_dispatch(), local.shape());
+    local.mask_fill(Tensor::from_dispatch(lost), 0.0)
 }

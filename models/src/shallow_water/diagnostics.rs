@@ -91,6 +91,16 @@ impl ShallowWater {
             let message = format!("{references} references for {states} states");
             return Err(Error::operator(NAME, message));
         }
+        // One reference is beside the states of every rank, also where states are sharded.
+        let everywhere = reference
+            .placements()
+            .iter()
+            .map(|placement| match placement {
+                Shard(STATES) if references == 1 => Replicate,
+                other => *other,
+            });
+        let everywhere: Vec<Placement> = everywhere.collect();
+        let reference = &reference.clone().try_redistribute(&everywhere)?;
         let depth = |state: &ShardTensor<4>| {
             state
                 .local()

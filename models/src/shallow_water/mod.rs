@@ -101,8 +101,12 @@ impl ShallowWater {
     /// This solver with other extents of latitude (dim 2) or longitude (dim 3).
     ///
     /// # Errors
-    /// Extents that are not one per part or do not sum to the dim's size.
+    /// Another dim; extents that are not one per part or do not sum to the dim's size.
     pub fn with_extents(self, dim: usize, extents: &[usize]) -> Result<Self> {
+        if dim != LATITUDE && dim != LONGITUDE {
+            let message = format!("extents of dim {dim}; expected latitude (2) or longitude (3)");
+            return Err(Error::operator(NAME, message));
+        }
         let layout = self.layout.with_extents(dim, extents)?;
         Self::with_layout(self.grid, &self.mesh, layout, self.config)
     }
@@ -274,7 +278,9 @@ fn check_placements(layout: &Layout, config: &Config) -> Result<()> {
     for (axis, placement) in layout.placements().iter().enumerate() {
         let help = match *placement {
             Shard(CHANNEL) | Partial(_) => "shard states, latitude (dim 2) or longitude (dim 3)",
-            Shard(LONGITUDE) if config.filter != PolarFilter::Off => {
+            Shard(LONGITUDE)
+                if config.filter != PolarFilter::Off && layout.extents(LONGITUDE).len() > 1 =>
+            {
                 "the polar filter needs whole rows: shard latitude (dim 2), or set PolarFilter::Off"
             }
             _ => continue,

@@ -56,7 +56,12 @@ fn change(end: Vec<f64>, start: Vec<f64>) -> f64 {
         .iter()
         .zip(&start)
         .map(|(end, start)| (end / start - 1.0).abs());
-    changes.fold(0.0, f64::max)
+    worst(changes)
+}
+
+/// The largest number, or what is not a number, over which `f64::max` would pass.
+fn worst(numbers: impl Iterator<Item = f64>) -> f64 {
+    numbers.fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
 }
 
 fn values(state: &ShardTensor<4>) -> Vec<f64> {
@@ -277,7 +282,7 @@ fn run_on(
     placements: &[Placement],
     extents: &[(usize, &[usize])],
     config: Config,
-) -> (Vec<f64>, [Vec<f64>; 3]) {
+) -> (Vec<f64>, [Vec<f64>; 4]) {
     let ranks = axes.iter().map(|(_, size)| size).product();
     let mut results = Launcher::local(ranks)
         .collect(|world| {
@@ -297,6 +302,7 @@ fn run_on(
                 model.mass(&state)?,
                 model.energy(&state)?,
                 model.potential_enstrophy(&state)?,
+                model.depth_error(&state, &model.initial(Case::Mountain)?)?,
             ];
             let centred = values(&model.at_centres(&state)?);
             Ok(([values(&state), centred].concat(), sums))
@@ -326,9 +332,7 @@ fn difference(
     let largest = expected.iter().fold(0.0, |a: f64, b| a.max(b.abs()));
     assert!((1e3..1e5).contains(&largest), "{largest}");
     let differences = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
-    // `max` would pass over what is not a number.
-    let worst = differences.fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a });
-    worst / largest
+    worst(differences) / largest
 }
 
 #[test]
