@@ -7,8 +7,11 @@ use std::path::Path;
 
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
-use burn::optim::{AdamWConfig, SgdConfig};
-use halocline::io::{Checkpoint, CheckpointConfig};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::LinearConfig;
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::tensor::DType;
+use halocline::io::{Checkpoint, CheckpointConfig, Snapshot};
 use halocline::models::{SurrogateCnn, SurrogateCnnConfig, weighted_mse};
 use halocline::prelude::*;
 use halocline::{Ended, Trainer};
@@ -202,6 +205,34 @@ fn an_optimizer_does_not_take_the_place_of_one_without_a_state() {
     train(false).unwrap();
     let error = train(true).unwrap_err().to_string();
     assert!(error.contains("optimizer of another kind"), "{error}");
+}
+
+#[test]
+fn a_state_that_burn_would_restore_in_another_type_is_refused() {
+    struct ToF64;
+
+    impl ModuleMapper for ToF64 {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|tensor| tensor.cast(DType::F64).detach().require_grad())
+        }
+    }
+
+    let refused = Launcher::local(1).run(|world| {
+        let mut model = LinearConfig::new(3, 2).init(world.device()).map(&mut ToF64);
+        let mut optimizer: ModuleOptimizer = AdamWConfig::new().init();
+        let x = Tensor::<2>::ones([1, 3], (world.device(), DType::F64));
+        let gradients = model.forward(x).sum().backward();
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        model = optimizer.step(1e-2, model, gradients);
+        Snapshot::new(&world).optimizer("optimizer", &optimizer)?;
+        drop(model);
+        Ok(())
+    });
+    let error = refused.unwrap_err().to_string();
+    assert!(
+        error.contains("is F64, and burn restores states as F32"),
+        "{error}"
+    );
 }
 
 #[test]

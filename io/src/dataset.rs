@@ -91,7 +91,7 @@ impl FieldDataset {
             let samples = file
                 .times()
                 .len()
-                .saturating_sub(config.history - 1 + config.lead);
+                .saturating_sub((config.history - 1).saturating_add(config.lead));
             starts.push(starts[starts.len() - 1] + samples);
         }
         let dataset = Self {

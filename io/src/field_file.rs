@@ -346,6 +346,17 @@ fn read_names(path: &Path, dataset: &Dataset) -> Result<Vec<String>> {
         Ok(names.iter().map(ToString::to_string).collect())
     }
     let kind = dataset.dtype().and_then(|dtype| dtype.to_descriptor());
+    // Each takes the room of the longest that is read, however short it is in the file.
+    let size = std::fs::metadata(path).map_err(|error| Error::io(path, error))?;
+    let most = (1 << 20) + size.len().saturating_mul(16);
+    if dataset.size().saturating_mul(NAME) as u64 > most {
+        return Err(Error::Hdf5 {
+            path: path.into(),
+            dataset: CHANNEL,
+            cells: String::new(),
+            cause: format!("{} names in a file of {} bytes", dataset.size(), size.len()),
+        });
+    }
     // As far as it is known where they lie, what HDF5 would trust is checked.
     let in_heap = matches!(
         kind,

@@ -58,7 +58,7 @@ impl FieldWriter {
         let chunk = config
             .chunk
             .unwrap_or([1, 1, rows.min(CHUNK), columns.min(CHUNK)]);
-        if chunk.contains(&0) || chunk.iter().product::<usize>() >= 1 << 30 {
+        if chunk.contains(&0) || cells_of(chunk).is_none_or(|cells| cells >= 1 << 30) {
             let expected = "extents from 1, of less than 4 GiB together";
             return Err(Error::argument("chunk", format!("{chunk:?}"), expected));
         }
@@ -152,6 +152,7 @@ impl FieldWriter {
                 expected: "at least one append() before finish()".into(),
             });
         }
+        let ([channels, rows, columns], count) = (self.shape, self.count);
         let Self {
             fields,
             timestamp,
@@ -159,7 +160,11 @@ impl FieldWriter {
             staged,
             ..
         } = self;
-        scales::attach(&file, FIELDS, &SCALES)
+        // Without what an append that failed has left.
+        let trimmed = fields.resize((count, channels, rows, columns));
+        trimmed
+            .and_then(|()| timestamp.resize(count))
+            .and_then(|()| scales::attach(&file, FIELDS, &SCALES))
             .and_then(|()| file.flush())
             .map_err(|e| Error::hdf5(&path, FIELDS, e))?;
         drop((fields, timestamp));
@@ -170,6 +175,13 @@ impl FieldWriter {
     fn path(&self) -> PathBuf {
         self.staged.target().into()
     }
+}
+
+/// The cells of a chunk, if they can be counted.
+fn cells_of(chunk: [usize; 4]) -> Option<usize> {
+    chunk
+        .iter()
+        .try_fold(1_usize, |cells, &extent| cells.checked_mul(extent))
 }
 
 fn check_channels(channels: &[&str]) -> Result<()> {

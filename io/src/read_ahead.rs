@@ -25,7 +25,7 @@ impl ReadAhead {
     ///
     /// The thread ends after the last batch, at the first error, or once its batches are not wanted any more.
     pub(crate) fn start(dataset: Arc<FieldDataset>, jobs: Vec<Job>, depth: usize) -> Self {
-        let (sender, receiver) = sync_channel(depth);
+        let (sender, receiver) = sync_channel(depth.min(jobs.len()));
         std::thread::spawn(move || {
             for (samples, cells) in jobs {
                 let read = read_batch(&dataset, &samples, &cells);

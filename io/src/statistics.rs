@@ -120,10 +120,11 @@ impl Statistics {
     /// Every array is f32 [1, channels, 1, 1].
     ///
     /// # Errors
-    /// A folder that cannot be written; nothing partial is left then.
+    /// A folder that cannot be written; it has no `data.json` then, or that of the statistics that it had.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         let folder = folder.as_ref();
-        let mut staged = vec![self.metadata.stage(folder)?];
+        let metadata = self.metadata.stage(folder)?;
+        let mut staged = Vec::new();
         for (name, values) in NAMES.into_iter().zip(&self.values) {
             let array = Array4::from_shape_fn((1, values.len(), 1, 1), |at| values[at.1] as f32);
             let file = Staged::new(&folder.join(name))?;
@@ -131,6 +132,14 @@ impl Statistics {
                 .map_err(|e| Error::io(file.target(), std::io::Error::other(e)))?;
             staged.push(file);
         }
+        // Files of two kinds of statistics are never beside a `data.json`.
+        match std::fs::remove_file(metadata.target()) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io(metadata.target(), error));
+            }
+            _ => {}
+        }
+        staged.push(metadata);
         staged.into_iter().try_for_each(Staged::commit)
     }
 }
@@ -164,27 +173,29 @@ impl StatisticsBuilder {
     /// Collects a file. Increments are within it, not from it to the next. Progress advances once per time.
     ///
     /// # Errors
-    /// A file of other channels, grid or time step than the first, and one that cannot be read. Missing values are an
+    /// A file of other channels, grid or time step than the first, and one that cannot be read, of which nothing counts. Missing values are an
     /// error or left out, as the [file](FieldFile::with_missing) says.
     pub fn add(&mut self, file: &FieldFile, progress: &Progress) -> Result<()> {
-        match &self.reference {
-            Some((metadata, path)) => metadata.check(file, path)?,
-            None => {
-                self.reference = Some((Metadata::of(file)?, file.path().into()));
-                self.fields = vec![Moments::default(); file.channels().len()];
-                self.increments = self.fields.clone();
-            }
+        if let Some((metadata, path)) = &self.reference {
+            metadata.check(file, path)?;
         }
+        let nothing = vec![Moments::default(); file.channels().len()];
+        let mut of_file = Self {
+            lead: self.lead,
+            reference: Some((Metadata::of(file)?, file.path().into())),
+            fields: nothing.clone(),
+            increments: nothing,
+        };
         let weights = file.grid().latitude_weights();
         let [times, channels, rows, columns] = file.shape();
-        let mut earlier: VecDeque<Array4<f32>> = VecDeque::with_capacity(self.lead);
+        let mut earlier: VecDeque<Array4<f32>> = VecDeque::new();
         for time in 0..times {
             // [1, channel, lat, lon]
             let field = file.read([time..time + 1, 0..channels, 0..rows, 0..columns])?;
-            collect(&mut self.fields, &field, None, &weights);
+            collect(&mut of_file.fields, &field, None, &weights);
             if earlier.len() == self.lead {
                 collect(
-                    &mut self.increments,
+                    &mut of_file.increments,
                     &field,
                     earlier.pop_front().as_ref(),
                     &weights,
@@ -193,7 +204,24 @@ impl StatisticsBuilder {
             earlier.push_back(field);
             progress.advance();
         }
+        self.take(of_file);
         Ok(())
+    }
+
+    /// Adds what another of the same files' kind has collected.
+    fn take(&mut self, other: Self) {
+        if self.reference.is_none() {
+            *self = other;
+            return;
+        }
+        for (own, other) in [
+            (&mut self.fields, other.fields),
+            (&mut self.increments, other.increments),
+        ] {
+            own.iter_mut()
+                .zip(other)
+                .for_each(|(own, other)| *own = own.merge(other));
+        }
     }
 
     /// What both have collected.
@@ -205,15 +233,9 @@ impl StatisticsBuilder {
             let expected = format!("{}, as in the other part", self.lead);
             return Err(Error::argument("lead", other.lead, expected));
         }
-        let (Some((own, path)), Some((others, other_path))) = (&self.reference, &other.reference)
-        else {
-            return Ok(if self.reference.is_some() {
-                self
-            } else {
-                other
-            });
-        };
-        if own != others {
+        if let (Some((own, path)), Some((others, other_path))) = (&self.reference, &other.reference)
+            && own != others
+        {
             return Err(Error::Differs {
                 path: other_path.clone(),
                 what: "channels, grid or time step",
@@ -222,14 +244,7 @@ impl StatisticsBuilder {
                 reference: path.clone(),
             });
         }
-        for (own, other) in [
-            (&mut self.fields, other.fields),
-            (&mut self.increments, other.increments),
-        ] {
-            own.iter_mut()
-                .zip(other)
-                .for_each(|(own, other)| *own = own.merge(other));
-        }
+        self.take(other);
         Ok(self)
     }
 

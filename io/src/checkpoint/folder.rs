@@ -213,6 +213,8 @@ pub(super) fn tidy(folder: &Path) -> Result<Kept> {
             Ok(step) if !folder.join(name_of(step)).exists() => {
                 publish(&entry.path(), folder, step)?
             }
+            // What cannot be read now may be the only one of its step.
+            Err(error) if !is_damage(&error) => return Err(error),
             _ => fs::remove_dir_all(entry.path()).map_err(failed)?,
         }
     }

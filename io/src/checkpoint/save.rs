@@ -121,8 +121,8 @@ impl Checkpoints {
     /// is dropped, it is given up if it takes more than a quarter of the timeout.
     ///
     /// # Errors
-    /// On all ranks, and of the save *before* this one: a rank that could not write, the disk being full; ranks that saved
-    /// different tensors. [`wait`](Self::wait) gives those of this one. A failure of communication.
+    /// On all ranks: ranks that save different tensors; of the save *before* this one, a rank that could not write, the disk
+    /// being full. [`wait`](Self::wait) gives those of this one. A failure of communication.
     pub fn save(
         &mut self,
         step: u64,
@@ -141,6 +141,12 @@ impl Checkpoints {
         let partial = self.folder.join(name);
         let own = fingerprint(&index).to_le_bytes().to_vec();
         let same = broadcast(&self.mesh, OPERATION, own.clone())? == own;
+        // Before anything is written: what rank 0 knows of could be whole.
+        let same = same.then_some(()).ok_or_else(|| {
+            let got = format!("other tensors, or another step than {step}");
+            Error::argument("snapshot", got, "those of rank 0 on all ranks")
+        });
+        agree(&self.mesh, OPERATION, Fallible::All, same)?;
         let others = Arc::new(Others::default());
         let commit = Commit {
             index,
@@ -150,14 +156,8 @@ impl Checkpoints {
             others: others.clone(),
             kept: self.kept.clone(),
         };
-        let writer = background(&self.folder, move || match same {
-            true => write_share(&partial, rank, &cells),
-            false => Err(Error::argument(
-                "snapshot",
-                format!("other tensors, or another step than {step}"),
-                "those of rank 0 on all ranks",
-            )),
-        })?;
+        let write = move || write_share(&partial, rank, &cells);
+        let writer = background(&self.folder, write)?;
         let committer = if rank == self.mesh.shape().ranks()[0] {
             Some(background(&self.folder, move || commit.run())?)
         } else {
@@ -174,7 +174,7 @@ impl Checkpoints {
     /// Waits until what was saved last is on the disk.
     ///
     /// # Errors
-    /// On all ranks: a rank that could not write; ranks that saved different tensors; a failure of communication.
+    /// On all ranks: a rank that could not write; a failure of communication.
     pub fn wait(&mut self) -> halocline_core::Result<()> {
         let Some(Writing {
             writer,

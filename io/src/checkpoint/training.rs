@@ -6,7 +6,7 @@ use burn::lr_scheduler::LrSchedulerRecord;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::Module;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
-use burn::tensor::{Bytes, TensorData};
+use burn::tensor::{Bytes, DType, Device, TensorData};
 use burn_pack::{Reader, Writer};
 use halocline_core::World;
 
@@ -22,7 +22,8 @@ impl Snapshot {
     /// Adds the state of an optimizer, as `name.path.of.parameter.moment`.
     ///
     /// # Errors
-    /// Those of [`tensor`](Self::tensor).
+    /// Those of [`tensor`](Self::tensor); a state of another type than the default one of the device, as which burn would
+    /// restore it.
     pub fn optimizer(&mut self, name: &str, optimizer: &ModuleOptimizer) -> Result<()> {
         let other = |error: String| Error::argument("optimizer", name, error);
         let bytes = optimizer
@@ -45,9 +46,16 @@ impl Snapshot {
         self.bytes(&format!("{name}.{SCALARS}"), &scalars)?;
         let tensors = reader.into_tensors().map_err(|e| other(e.to_string()))?;
         let mut states = BTreeMap::new();
+        let restored = DType::from(Device::default().settings().float_dtype);
         for tensor in tensors {
             let parts = tensor.into_parts().map_err(|e| other(e.to_string()))?;
             let (key, dtype, shape, _, bytes) = parts;
+            if dtype.is_float() && dtype != restored {
+                return Err(other(format!(
+                    "state {key:?} is {dtype:?}, and burn restores states as {restored:?}, the default of the device; \
+                     set that to the type of the parameters by Device::configure, before anything else uses the device"
+                )));
+            }
             let data = TensorData::from_bytes(bytes, shape, dtype);
             states.insert(called(&key).ok_or_else(|| unknown(&key))?, data);
         }
@@ -118,7 +126,8 @@ impl Checkpoint {
             }
             packed.push(pack(named(&key, parameter), data, Some(parameter.id)));
         }
-        let mut saved: Vec<String> = packed.iter().map(|state| state.name.to_string()).collect();
+        let of = |state: &burn_pack::Tensor| (state.name.clone(), Some(state.dtype));
+        let mut saved: Vec<(String, Option<DType>)> = packed.iter().map(of).collect();
         let mut record = Writer::new(packed);
         for (key, value) in scalars.scalars() {
             let parameter = parameter(key)?;
@@ -128,23 +137,27 @@ impl Checkpoint {
                     broken(format!("{key:?} is {value:?}, {} expected", parameter.dims)).into(),
                 );
             }
-            saved.push(named(key, parameter));
+            saved.push((named(key, parameter), None));
             record = record.with_scalar(&named(key, parameter), *value);
             record = record.with_metadata(&parameter.id.to_string(), &parameter.path);
         }
         let record = record.into_bytes().map_err(|e| broken(e.to_string()))?;
         let record = OptimizerRecord::from_bytes(record).map_err(|e| broken(e.to_string()))?;
         let optimizer = optimizer.load_record(record);
-        // burn leaves out what it cannot use.
+        // burn leaves out what it cannot use, and gives states the default type of the device.
         let loaded = optimizer.to_record().into_bytes();
         let loaded = loaded.map_err(|e| broken(e.to_string()))?;
         let loaded = Reader::from_bytes(loaded).map_err(|e| broken(e.to_string()))?;
-        let mut used: Vec<&str> = loaded.tensor_names();
-        used.extend(loaded.scalars().keys().map(String::as_str));
-        used.sort_unstable();
-        saved.sort_unstable();
+        let scalars = loaded.scalars().keys().map(|key| (key.clone(), None));
+        let mut used: Vec<(String, Option<DType>)> = scalars.collect();
+        let tensors = loaded.into_tensors();
+        used.extend(tensors.map_err(|e| broken(e.to_string()))?.iter().map(of));
+        for states in [&mut used, &mut saved] {
+            states.sort_by(|(one, _), (other, _)| one.cmp(other));
+        }
         if used != saved {
-            return Err(broken("was saved by an optimizer of another kind".into()).into());
+            let cause = "was saved by an optimizer of another kind, or with another default type of the device";
+            return Err(broken(cause.into()).into());
         }
         Ok(optimizer)
     }

@@ -233,3 +233,22 @@ fn there_must_be_something_to_collect() {
         )
     );
 }
+
+#[test]
+fn of_a_file_that_cannot_be_read_nothing_counts() {
+    let (_folder, path) = numbered_file([3, 1, 4, 5]);
+    let mut fields = numbered([3, 1, 4, 5], 1.0);
+    fields[[2, 0, 3, 4]] = f32::NAN;
+    let broken = path.with_file_name("broken.h5");
+    write(&broken, &fields, &WriterConfig::new());
+    let broken = FieldFile::open(&broken)
+        .unwrap()
+        .with_missing(Missing::Reject);
+    let good = FieldFile::open(&path).unwrap();
+    let mut builder = StatisticsBuilder::new(1).unwrap();
+    let progress = Progress::new(1, "statistics", 6);
+    builder.add(&broken, &progress).unwrap_err();
+    builder.add(&good, &progress).unwrap();
+    let found = builder.finish().unwrap();
+    assert_eq!(found, Statistics::compute(&[good], 1).unwrap());
+}
