@@ -6,7 +6,7 @@
 //! added in the order of ranks, as it is without buckets: the bits are the same, but for a parameter that is used in
 //! several ways, whose uses may be added in another order.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,17 +24,20 @@ use crate::{Error, Result};
 const FULL: usize = 4 << 20;
 /// At most so many buckets travel at a time.
 const TRAVELLING: usize = 4;
-/// Parameters of at most so many uses are remembered.
-const MOST_LEAVES: usize = 1 << 14;
+/// So many uses of parameters are remembered at most.
+const MOST_USES: usize = 1 << 14;
 
 /// The key of the next use of a parameter.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     /// Parameters whose gradient may be put into a bucket: what it must be given back to. They keep abandoned graphs
-    /// alive, so they are forgotten at the end of every pass, and when they are many: a gradient whose parameter is
+    /// alive, so they are forgotten at the end of every pass, and after many uses: a gradient whose parameter is
     /// forgotten, on all ranks alike, is summed by itself.
     static LEAVES: RefCell<HashMap<u64, DispatchTensor>> = RefCell::default();
+    /// Uses since parameters were forgotten. How many are remembered would differ between ranks, which drop graphs when
+    /// they like.
+    static USES: Cell<usize> = const { Cell::new(0) };
     /// The buckets of the backward pass that this rank is in.
     static BUCKETS: RefCell<Option<Buckets>> = const { RefCell::new(None) };
 }
@@ -51,7 +54,8 @@ impl Leaf {
         }
         let key = NEXT.fetch_add(1, Ordering::Relaxed);
         LEAVES.with_borrow_mut(|leaves| {
-            if leaves.len() >= MOST_LEAVES {
+            if USES.replace(USES.get() + 1) == MOST_USES {
+                USES.set(1);
                 leaves.clear();
             }
             leaves.insert(key, tensor.clone().into_dispatch());
@@ -111,6 +115,7 @@ pub(crate) fn collect(backward: impl FnOnce() -> Gradients) -> Gradients {
         fn drop(&mut self) {
             BUCKETS.set(self.0.take());
             drop(LEAVES.take());
+            USES.set(0);
         }
     }
 

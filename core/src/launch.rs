@@ -249,7 +249,7 @@ impl Launcher {
         let program = |world: World| match &self.trace {
             None => program(world),
             Some(file) => {
-                trace::begin(world.rank());
+                world.begin_trace(file)?;
                 let value = program(world.clone())?;
                 world.write_trace(file)?;
                 Ok(value)

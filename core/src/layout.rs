@@ -116,7 +116,10 @@ impl Layout {
     pub fn with_extents(&self, dim: usize, extents: &[usize]) -> Result<Self> {
         let expected = self.0.extents.get(dim).map_or(0, Vec::len);
         let size = self.0.shape.get(dim).copied().unwrap_or(0);
-        let fits = extents.len() == expected && extents.iter().sum::<usize>() == size;
+        let sum = extents
+            .iter()
+            .try_fold(0_usize, |sum, &extent| sum.checked_add(extent));
+        let fits = extents.len() == expected && sum == Some(size);
         if dim >= self.0.shape.len() || !fits {
             return Err(Error::Layout(format!(
                 "extents {extents:?} for dim {dim} of {:?}; expected {expected} extents that sum to {size}",

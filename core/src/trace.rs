@@ -36,7 +36,7 @@ impl Timeline {
         let rank = self.rank;
         let _ = write!(
             self.events,
-            r#"{separator}{{"name":"{name}","cat":"{kind}","ph":"X","ts":{start:.3},"dur":{length:.3},"pid":0,"tid":{rank},"args":{{{arguments}}}}}"#
+            r#"{separator}{{"name":{name:?},"cat":"{kind}","ph":"X","ts":{start:.3},"dur":{length:.3},"pid":0,"tid":{rank},"args":{{{arguments}}}}}"#
         );
     }
 }

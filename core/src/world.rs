@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use burn::module::Module;
 use burn::tensor::Device;
 
-use crate::comm::{CommStats, Communicator, Operation, Traffic, collectives};
+use crate::comm::{
+    Batch, CommStats, Communicator, Expected, Operation, Payload, Traffic, collectives,
+};
 use crate::mesh::{DeviceMesh, MeshShape};
 use crate::{Error, RandomKey, Result, module, trace};
 
@@ -135,25 +137,40 @@ impl World {
         module::check_replicas(&self.comm, &self.everyone(), module)
     }
 
+    /// Begins to record, when rank 0 has seen that it can write the file.
+    pub(crate) fn begin_trace(&self, file: &Path) -> Result<()> {
+        if self.is_root() {
+            std::fs::File::create(file)
+                .map_err(|error| Error::other(format!("{}: {error}", file.display())))?;
+        }
+        trace::begin(self.rank());
+        Ok(())
+    }
+
     /// Collects what all ranks have recorded and writes it, on rank 0.
     pub(crate) fn write_trace(&self, file: &Path) -> Result<()> {
         let own = trace::end().unwrap_or_default();
-        let operation = Operation::new("trace", Traffic::Control, None);
-        let all = collectives::all_gather_bytes(
-            &self.comm,
-            &self.everyone(),
-            &operation,
-            own.as_bytes(),
-        )?;
-        if self.is_root() {
-            let ranks = all
-                .iter()
-                .map(|events| String::from_utf8_lossy(events).into_owned());
-            let document = trace::document(&ranks.collect::<Vec<_>>());
-            std::fs::write(file, document)
-                .map_err(|error| Error::other(format!("{}: {error}", file.display())))?;
+        let mut batch = Batch {
+            operation: Operation::new("trace", Traffic::Control, None),
+            sends: Vec::new(),
+            receives: Vec::new(),
+        };
+        if !self.is_root() {
+            batch.sends.push((0, Payload::Bytes(own.into_bytes())));
+            self.comm.clone().start(batch)?.finish()?;
+            return Ok(());
         }
-        Ok(())
+        batch.receives = (1..self.size())
+            .map(|rank| (rank, Expected::Bytes))
+            .collect();
+        let others = self.comm.clone().start(batch)?.finish()?;
+        let others = others.into_iter().map(|payload| match payload {
+            Payload::Bytes(events) => String::from_utf8_lossy(&events).into_owned(),
+            Payload::Tensors(_) => unreachable!("the engine gives what was expected, or an error"),
+        });
+        let ranks: Vec<String> = std::iter::once(own).chain(others).collect();
+        std::fs::write(file, trace::document(&ranks))
+            .map_err(|error| Error::other(format!("{}: {error}", file.display())))
     }
 
     fn everyone(&self) -> Vec<usize> {
