@@ -1,6 +1,6 @@
 use std::fmt;
 use std::hash::Hash;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::Device;
 
@@ -204,6 +204,8 @@ struct Inner {
     comm: Arc<dyn Communicator>,
     device: Device,
     cache: PlanCache,
+    /// The ranks along each axis through this rank.
+    lines: Vec<OnceLock<Arc<[usize]>>>,
 }
 
 impl DeviceMesh {
@@ -224,6 +226,7 @@ impl DeviceMesh {
             .position(|&r| r == rank)
             .ok_or_else(|| Error::Mesh(format!("rank {rank} is not part of the {shape}")))?;
         Ok(Self(Arc::new(Inner {
+            lines: shape.sizes().iter().map(|_| OnceLock::new()).collect(),
             shape: Arc::new(shape),
             position,
             comm,
@@ -297,14 +300,20 @@ impl DeviceMesh {
     /// The mesh has no such axis.
     pub fn group(&self, name: &str) -> Result<Vec<usize>> {
         let axis = self.0.shape.axis(name)?;
-        Ok(self.ranks_along(&[axis]))
+        Ok(self.ranks_along(&[axis]).to_vec())
     }
 
     /// The ranks of the world that differ from this one in the given axes only.
-    pub fn ranks_along(&self, axes: &[usize]) -> Vec<usize> {
+    pub fn ranks_along(&self, axes: &[usize]) -> Arc<[usize]> {
         let shape = &self.0.shape;
-        let positions = shape.group(self.0.position, axes);
-        positions.iter().map(|&p| shape.ranks()[p]).collect()
+        let ranks = || {
+            let positions = shape.group(self.0.position, axes).into_iter();
+            positions.map(|position| shape.ranks()[position]).collect()
+        };
+        match axes {
+            [axis] => self.0.lines[*axis].get_or_init(ranks).clone(),
+            _ => ranks(),
+        }
     }
 }
 

@@ -96,7 +96,7 @@ fn reduce<const D: usize>(
     operation: Operation,
     pass: Pass,
 ) -> Tensor<D> {
-    let group: Arc<[usize]> = mesh.ranks_along(axes).into();
+    let group = mesh.ranks_along(axes);
     if group.len() == 1 {
         return tensor;
     }

@@ -31,7 +31,7 @@ pub(super) fn start_all(
 }
 
 /// What all ranks of the group but this one sent, by place in the group.
-pub(super) fn finish_all(
+fn finish_all(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
     in_flight: InFlight,

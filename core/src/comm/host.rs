@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::{
-    BackendTensor, DispatchDevice, DispatchKindConversion, DispatchTensor, Flex, TensorMetadata,
+    BackendTensor, DispatchKindConversion, DispatchTensor, DispatchTensorKind, Flex, TensorMetadata,
 };
 use burn::tensor::{DType, Shape};
 use burn_std::Bytes;
@@ -18,18 +18,37 @@ use crate::memory::{Block, contiguous};
 /// Elements that are added before the next ones: they stay in the first-level cache.
 const STRETCH: usize = 2048;
 
-/// Whether a tensor is one of floats of the CPU, which is what is added and put together here.
-pub(super) fn holds(tensor: &DispatchTensor) -> bool {
-    matches!(tensor.device(), DispatchDevice::Flex(_))
-        && matches!(tensor.dtype(), DType::F32 | DType::F64)
+/// The tensor, if it is one of floats of the CPU, which is what is added and put together here.
+fn of_cpu(tensor: &DispatchTensor) -> Option<&FlexTensor> {
+    match &tensor.kind {
+        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => {
+            matches!(tensor.dtype(), DType::F32 | DType::F64).then_some(tensor)
+        }
+        _ => None,
+    }
 }
 
-/// The sum of tensors in their order: the bits that adding one after the other gives.
-pub(super) fn sum(tensors: Vec<DispatchTensor>) -> DispatchTensor {
-    let (elements, dtype) = (tensors[0].shape()[0], tensors[0].dtype());
-    let room = Room::new(elements, dtype);
-    room.add_up(0..elements, tensors);
-    room.into_tensor()
+/// Whether a tensor is one of floats of the CPU.
+pub(super) fn holds(tensor: &DispatchTensor) -> bool {
+    of_cpu(tensor).is_some()
+}
+
+/// The tensor, with its cells in one piece if it is one of floats of the CPU.
+pub(super) fn in_one_piece(tensor: DispatchTensor) -> DispatchTensor {
+    match of_cpu(&tensor) {
+        Some(apart) if !apart.is_contiguous() => {
+            let tensor = contiguous(on_host(tensor));
+            DispatchTensor::from_backend(BackendTensor::<Flex>::Float(tensor))
+        }
+        _ => tensor,
+    }
+}
+
+/// The bytes of some elements of a tensor of floats of the CPU that lies in one piece.
+pub(super) fn cells(tensor: &DispatchTensor, elements: Range<usize>) -> &[u8] {
+    let size = tensor.dtype().size();
+    let tensor = of_cpu(tensor).expect("a tensor of the CPU");
+    &bytes(tensor)[elements.start * size..elements.end * size]
 }
 
 /// A tensor of the CPU that is put together from parts: some are computed here, others received into their place.
@@ -114,12 +133,16 @@ impl Room {
         DispatchTensor::from_backend(BackendTensor::<Flex>::Float(part))
     }
 
-    /// Writes the sum of tensors of which each [`holds`], in their order, to a part.
-    pub(super) fn add_up(&self, elements: Range<usize>, tensors: Vec<DispatchTensor>) {
+    /// Writes the sum of summands, in their order, to a part: the bits that adding one after the other gives.
+    pub(super) fn add_up<'a>(
+        &self,
+        elements: Range<usize>,
+        summands: impl Iterator<Item = &'a [u8]> + Clone,
+    ) {
         let place = self.place(elements);
         match self.dtype {
-            DType::F32 => add_up::<f32>(&place, &all_on_host(tensors)),
-            _ => add_up::<f64>(&place, &all_on_host(tensors)),
+            DType::F32 => add_up::<f32>(&place, summands),
+            _ => add_up::<f64>(&place, summands),
         }
     }
 
@@ -129,43 +152,39 @@ impl Room {
     }
 }
 
-/// Tensors of which each [`holds`], one after the other.
+/// Tensors of which each is of floats of the CPU, one after the other.
 pub(super) fn concatenation(tensors: Vec<DispatchTensor>) -> DispatchTensor {
     let dtype = tensors[0].dtype();
-    let parts = all_on_host(tensors);
-    let elements = parts.iter().map(|part| part.layout().num_elements());
-    let room = Room::new(elements.sum(), dtype);
+    let parts: Vec<DispatchTensor> = tensors.into_iter().map(in_one_piece).collect();
+    let elements = |part: &DispatchTensor| part.shape().num_elements();
+    let room = Room::new(parts.iter().map(elements).sum(), dtype);
     let mut start = 0;
     for part in &parts {
-        let end = start + part.layout().num_elements();
-        room.place(start..end).write(bytes(part));
+        let end = start + elements(part);
+        room.place(start..end).write(cells(part, 0..end - start));
         start = end;
     }
     room.into_tensor()
 }
 
-/// Contiguous tensors of the CPU.
-fn all_on_host(tensors: Vec<DispatchTensor>) -> Vec<FlexTensor> {
-    let tensors = tensors.into_iter().map(on_host);
-    tensors.map(contiguous).collect()
-}
-
-fn add_up<E: bytemuck::Pod + AddAssign>(place: &Place, tensors: &[FlexTensor]) {
-    let [first, rest @ ..] = tensors else {
-        unreachable!("a group has at least one rank");
-    };
+fn add_up<'a, E: bytemuck::Pod + AddAssign>(
+    place: &Place,
+    summands: impl Iterator<Item = &'a [u8]> + Clone,
+) {
     // SAFETY: nothing else uses the place, and its bytes are initialised.
     let sums = unsafe { std::slice::from_raw_parts_mut(place.start.as_ptr(), place.bytes) };
     let sums: &mut [E] = bytemuck::cast_slice_mut(sums);
-    let values = |tensor| -> &[E] { bytemuck::cast_slice(bytes(tensor)) };
     for (stretch, sums) in sums.chunks_mut(STRETCH).enumerate() {
         let cells = stretch * STRETCH..stretch * STRETCH + sums.len();
-        sums.copy_from_slice(&values(first)[cells.clone()]);
-        for tensor in rest {
-            let more = &values(tensor)[cells.clone()];
-            sums.iter_mut()
-                .zip(more)
-                .for_each(|(sum, more)| *sum += *more);
+        for (index, summand) in summands.clone().enumerate() {
+            let more: &[E] = &bytemuck::cast_slice(summand)[cells.clone()];
+            match index {
+                0 => sums.copy_from_slice(more),
+                _ => sums
+                    .iter_mut()
+                    .zip(more)
+                    .for_each(|(sum, more)| *sum += *more),
+            }
         }
     }
 }
@@ -189,12 +208,13 @@ mod tests {
                 .map(|whole| whole.narrow(0, elements, elements))
                 .collect();
             let added = parts.iter().cloned().reduce(|lhs, rhs| lhs + rhs).unwrap();
-            let ours = |of: fn(Vec<DispatchTensor>) -> DispatchTensor| {
-                let parts = parts.iter().cloned().map(Tensor::into_dispatch);
-                Tensor::<1>::from_dispatch(of(parts.collect())).into_data()
-            };
-            ours(sum).assert_eq(&added.into_data(), true);
-            ours(concatenation).assert_eq(&Tensor::cat(parts.clone(), 0).into_data(), true);
+            let all = parts.iter().cloned().map(Tensor::into_dispatch);
+            let all: Vec<DispatchTensor> = all.map(in_one_piece).collect();
+            let room = Room::new(elements, dtype);
+            room.add_up(0..elements, all.iter().map(|part| cells(part, 0..elements)));
+            let data = |of| Tensor::<1>::from_dispatch(of).into_data();
+            data(room.into_tensor()).assert_eq(&added.into_data(), true);
+            data(concatenation(all)).assert_eq(&Tensor::cat(parts, 0).into_data(), true);
         }
         let integers = Tensor::<1>::ones([3], (&device, DType::F16));
         assert!(!holds(&integers.into_dispatch()));

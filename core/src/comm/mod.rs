@@ -4,13 +4,14 @@
 //! `collectives` and `sums`, once for all engines, so that a reduction gives the same bits on all of them.
 
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use burn::backend::{DispatchDevice, DispatchTensor};
 use burn::tensor::{DType, Shape};
+use foldhash::fast::FixedState;
 
 pub use host::Place;
 
@@ -121,9 +122,9 @@ impl Operation {
 
     /// A number by which two ranks notice that they are in different operations.
     pub fn fingerprint(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        (self.name, self.backward, &self.layout, self.elements).hash(&mut hasher);
-        hasher.finish()
+        // A short hash: each message has one.
+        let of = (self.name, self.backward, &self.layout, self.elements);
+        FixedState::default().hash_one(of)
     }
 }
 

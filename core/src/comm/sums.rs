@@ -2,6 +2,7 @@
 //!
 //! They run in the order of the group on every rank, so that all ranks, and all engines, get the same bits.
 
+use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,9 +12,10 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Slice;
 
 use super::collectives::{
-    concatenated, exchange_all, expected_like, finish_all, only_tensor, payload, start_all,
+    concatenated, exchange_all, expected_like, only_tensor, payload, start_all,
 };
-use super::{Communicator, Expected, InFlight, Operation, host};
+use super::host::{self, Room};
+use super::{Communicator, Expected, InFlight, Operation, Payload};
 use crate::Result;
 
 /// Above this many elements a sum is split over the ranks; below it every rank adds all contributions.
@@ -26,7 +28,7 @@ const AHEAD: usize = 8;
 /// The sum of all ranks' tensors, on every rank.
 pub(crate) fn all_reduce_sum(
     comm: &Arc<dyn Communicator>,
-    group: &[usize],
+    group: &Arc<[usize]>,
     operation: &Operation,
     tensor: DispatchTensor,
 ) -> Result<DispatchTensor> {
@@ -41,10 +43,9 @@ pub(crate) fn all_reduce_sum(
 #[must_use = "a sum on its way must be finished"]
 pub(crate) struct PendingSum {
     comm: Arc<dyn Communicator>,
-    /// The ranks of this rank's row, which add first.
-    row: Vec<usize>,
-    /// The ranks of this rank's column, which add the sums of rows.
-    column: Vec<usize>,
+    group: Arc<[usize]>,
+    /// The places in the group of this rank's row, which adds first.
+    row: Range<usize>,
     operation: Operation,
     /// What this rank adds.
     own: DispatchTensor,
@@ -53,8 +54,8 @@ pub(crate) struct PendingSum {
     place: usize,
     /// Whether each rank adds a share.
     split: bool,
-    /// Whether shares are added and received in their place in the sum.
-    in_place: bool,
+    /// Whether the CPU adds, in memory of its own.
+    on_cpu: bool,
     /// In how many pieces shares travel; none if there is nothing to add.
     pieces: usize,
     /// The pieces that are on their way, the first of them first.
@@ -86,7 +87,7 @@ fn row_length(ranks: usize) -> usize {
 /// messages grows with the root of the number of ranks, unless that is a prime, which has but one row. The order of additions depends on that number alone.
 pub(crate) fn start_sum(
     comm: &Arc<dyn Communicator>,
-    group: &[usize],
+    group: &Arc<[usize]>,
     operation: &Operation,
     tensor: DispatchTensor,
 ) -> Result<PendingSum> {
@@ -96,24 +97,24 @@ pub(crate) fn start_sum(
     let (first, across) = (place / length * length, place % length);
     let elements = tensor.shape()[0];
     let split = elements > SPLIT_REDUCTION_ABOVE;
-    let in_place = split && host::holds(&tensor);
+    let on_cpu = host::holds(&tensor);
     let pieces = if elements == 0 || group.len() == 1 {
         0
-    } else if in_place {
+    } else if split && on_cpu {
         elements.div_ceil(length * PIECE)
     } else {
         1
     };
     let mut sum = PendingSum {
         comm: comm.clone(),
-        row: group[first..first + length].to_vec(),
-        column: group.iter().skip(across).step_by(length).copied().collect(),
+        group: group.clone(),
+        row: first..first + length,
         operation: operation.clone(),
-        own: tensor,
+        own: host::in_one_piece(tensor),
         elements,
         place: across,
         split,
-        in_place,
+        on_cpu,
         pieces,
         in_flight: VecDeque::new(),
         started: 0,
@@ -134,6 +135,17 @@ impl PendingSum {
         bound(index)..bound(index + 1)
     }
 
+    /// The ranks of this rank's row.
+    fn row(&self) -> &[usize] {
+        &self.group[self.row.clone()]
+    }
+
+    /// The ranks of this rank's column, which add the sums of rows.
+    fn column(&self) -> Arc<[usize]> {
+        let column = self.group.iter().skip(self.place);
+        column.step_by(self.row.len()).copied().collect()
+    }
+
     /// This rank's elements of a piece.
     fn cut(&self, piece: Range<usize>) -> DispatchTensor {
         let own = self.own.clone();
@@ -152,7 +164,7 @@ impl PendingSum {
         let own = piece(self.place);
         let send = |place| payload(self.cut(piece(place)));
         let expected = |_| expected_like(&self.own, own.len());
-        let in_flight = start_all(&self.comm, &self.row, &self.operation, send, expected)?;
+        let in_flight = start_all(&self.comm, self.row(), &self.operation, send, expected)?;
         self.in_flight.push_back(in_flight);
         self.started += 1;
         Ok(())
@@ -167,16 +179,22 @@ impl PendingSum {
         Ok(())
     }
 
-    /// What each rank of the row adds to a piece, when it has come; the next one is started.
-    fn arrive(&mut self, index: usize) -> Result<Vec<DispatchTensor>> {
+    /// What the other ranks of the row add to a piece, when it has come; the next one is started.
+    fn arrive(&mut self) -> Result<Vec<Payload>> {
         let in_flight = self.in_flight.pop_front();
         self.start_piece()?;
-        let in_flight = in_flight.expect("pieces arrive once each, in order");
-        let others = finish_all(&self.comm, &self.row, in_flight)?.into_iter();
-        let own = || self.cut(self.piece(self.place, index));
-        Ok(others
-            .map(|payload| only_tensor(payload).unwrap_or_else(own))
-            .collect())
+        in_flight.expect("pieces arrive once each").finish()
+    }
+
+    /// Writes the sum of a piece over the row to a part of `room`.
+    fn add_up(&self, index: usize, received: &[Payload], room: &Room, to: Range<usize>) {
+        let own = self.piece(self.place, index);
+        let summand = |place: usize| match place.cmp(&self.place) {
+            Ordering::Less => received_cells(&received[place]),
+            Ordering::Equal => host::cells(&self.own, own.clone()),
+            Ordering::Greater => received_cells(&received[place - 1]),
+        };
+        room.add_up(to, (0..self.row.len()).map(summand));
     }
 
     /// Waits for the sum.
@@ -184,23 +202,30 @@ impl PendingSum {
         if self.pieces == 0 {
             return Ok(self.own);
         }
-        if !self.in_place {
-            return self.finish_in_one();
+        if !self.on_cpu {
+            return self.finish_on_device();
         }
-        let room = host::Room::new(self.elements, self.own.dtype());
+        let one_row = self.row.len() == self.group.len();
+        let room = Room::new(self.elements, self.own.dtype());
         let mut collected = VecDeque::new();
         for index in 0..self.pieces {
-            let tensors = self.arrive(index)?;
+            let received = self.arrive()?;
             let piece = self.piece(self.place, index);
-            if self.column.len() > 1 {
-                let sum = all_reduce_sum(&self.comm, &self.column, &self.operation, add(tensors))?;
-                room.place(piece.clone()).fill(sum);
+            if one_row {
+                self.add_up(index, &received, &room, piece.clone());
             } else {
-                room.add_up(piece.clone(), tensors);
+                let of_row = Room::new(piece.len(), self.own.dtype());
+                self.add_up(index, &received, &of_row, 0..piece.len());
+                let of_row = of_row.into_tensor();
+                let sum = all_reduce_sum(&self.comm, &self.column(), &self.operation, of_row)?;
+                room.place(piece.clone()).fill(sum);
+            }
+            if !self.split {
+                continue;
             }
             let send = |_| payload(room.part(piece.clone()));
             let expected = |place| Expected::Place(room.place(self.piece(place, index)));
-            let (comm, row, operation) = (&self.comm, &self.row, &self.operation);
+            let (comm, row, operation) = (&self.comm, self.row(), &self.operation);
             collected.push_back(start_all(comm, row, operation, send, expected)?);
             if collected.len() == AHEAD
                 && let Some(first) = collected.pop_front()
@@ -214,14 +239,21 @@ impl PendingSum {
         Ok(room.into_tensor())
     }
 
-    /// Waits for the sum of small tensors, or of tensors on a GPU.
-    fn finish_in_one(mut self) -> Result<DispatchTensor> {
-        let own = add(self.arrive(0)?);
-        let (comm, row, operation) = (&self.comm, &self.row, &self.operation);
-        let sum = all_reduce_sum(comm, &self.column, operation, own)?;
+    /// Waits for the sum of tensors that another device, or burn, adds.
+    fn finish_on_device(mut self) -> Result<DispatchTensor> {
+        let mut received = self.arrive()?.into_iter();
+        let own = || self.cut(self.piece(self.place, 0));
+        let summands = (0..self.row.len()).map(|place| match place == self.place {
+            true => own(),
+            false => only_tensor(received.next()).expect("a tensor for each rank"),
+        });
+        let of_row = summands.reduce(Dispatch::float_add);
+        let of_row = of_row.expect("a group has at least one rank");
+        let sum = all_reduce_sum(&self.comm, &self.column(), &self.operation, of_row)?;
         if !self.split {
             return Ok(sum);
         }
+        let (comm, row, operation) = (&self.comm, self.row(), &self.operation);
         let expected = |place| expected_like(&sum, self.piece(place, 0).len());
         let shares = exchange_all(comm, row, operation, |_| payload(sum.clone()), expected)?;
         let share = |payload| only_tensor(payload).unwrap_or_else(|| sum.clone());
@@ -229,13 +261,12 @@ impl PendingSum {
     }
 }
 
-/// Adds tensors, in order.
-fn add(tensors: Vec<DispatchTensor>) -> DispatchTensor {
-    if tensors.iter().all(host::holds) {
-        return host::sum(tensors);
+/// The bytes of a tensor of the CPU that has been received.
+fn received_cells(payload: &Payload) -> &[u8] {
+    match payload {
+        Payload::Tensors(tensors) => host::cells(&tensors[0], 0..tensors[0].shape()[0]),
+        Payload::Bytes(_) => unreachable!("the engine gives what was expected, or an error"),
     }
-    let sum = tensors.into_iter().reduce(Dispatch::float_add);
-    sum.expect("a group has at least one rank")
 }
 
 #[cfg(test)]
@@ -263,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn many_ranks_add_in_rows_and_columns() {
+    fn many_ranks_add_one_row_and_columns() {
         for (ranks, elements) in [
             (20, 5),
             (18, SPLIT_REDUCTION_ABOVE + 7),
@@ -271,7 +302,7 @@ mod tests {
             (3, 7 * PIECE - 1),
         ] {
             let sums = Launcher::local(ranks).collect(|world| {
-                let group: Vec<usize> = (0..ranks).collect();
+                let group: Arc<[usize]> = (0..ranks).collect();
                 let operation = Operation::new("sum", Traffic::Reduce, None);
                 let own = values(world.rank(), elements).into_dispatch();
                 let start = || start_sum(world.comm(), &group, &operation, own.clone());

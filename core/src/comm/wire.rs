@@ -12,6 +12,7 @@ use burn::backend::{
     TensorMetadata,
 };
 use burn::tensor::{Bool, DType, Int, Shape, Tensor};
+use burn_std::Bytes;
 
 use super::{Expected, Payload};
 use crate::memory::Block;
@@ -23,7 +24,7 @@ pub(super) enum Outgoing {
     /// Bytes from one on.
     Bytes(Vec<u8>, usize),
     /// Some of a tensor's bytes, which nobody changes as long as there is a second handle.
-    Tensor(FlexTensor, Range<usize>),
+    Tensor(Arc<Bytes>, Range<usize>),
 }
 
 impl Outgoing {
@@ -36,7 +37,7 @@ impl Outgoing {
         let tensors = match <[DispatchTensor; 1]>::try_from(tensors).map(|[tensor]| on_host(tensor))
         {
             Ok(tensor) => match place(&tensor) {
-                Some(place) => return Self::Tensor(tensor, place),
+                Some(place) => return Self::Tensor(tensor.data_arc(), place),
                 None => vec![tensor],
             },
             Err(tensors) => tensors.into_iter().map(on_host).collect(),
@@ -57,7 +58,7 @@ impl Outgoing {
         match self {
             Self::Block(block, bytes) => &block.bytes()[..*bytes],
             Self::Bytes(bytes, from) => &bytes[*from..],
-            Self::Tensor(tensor, place) => &tensor.bytes()[place.clone()],
+            Self::Tensor(memory, place) => &memory[place.clone()],
         }
     }
 }

@@ -89,7 +89,7 @@ fn grouped<const D: usize>(
             count,
             epsilon,
             comm: mesh.comm().clone(),
-            ranks: mesh.ranks_along(&axes).into(),
+            ranks: mesh.ranks_along(&axes),
             operation,
         });
         Error::catch(|| run.apply(local, weight, bias))?

@@ -9,6 +9,7 @@
 //! as something is in transit, so that halos travel while a kernel runs.
 
 use std::io::Write;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
@@ -217,20 +218,27 @@ struct Receipt {
     operation: Operation,
     /// The ticket of the batch; those of what it receives follow.
     batch: Ticket,
-    receives: Vec<(usize, Expected)>,
-    /// What has come of them.
-    payloads: Vec<Option<Payload>>,
+    /// The peers, and what has come of them.
+    receives: Vec<(usize, Receive)>,
+}
+
+/// A message of a batch.
+enum Receive {
+    Missing(Expected),
+    Came(Payload),
 }
 
 impl Receipt {
     /// As long as a message of some megabytes takes within a host.
     const A_MOMENT: Duration = Duration::from_micros(300);
 
-    /// Tickets of what has not come, and where in the batch it is.
-    fn missing(&self) -> impl Iterator<Item = (usize, Ticket)> {
-        let payloads = self.payloads.iter().zip(self.batch + 1..).enumerate();
-        let missing = payloads.filter(|(_, (payload, _))| payload.is_none());
-        missing.map(|(index, (_, ticket))| (index, ticket))
+    /// What has not come: its ticket, the peer and what is expected of it.
+    fn missing(&self) -> impl Iterator<Item = (Ticket, usize, &Expected)> {
+        let receives = self.tickets().zip(&self.receives);
+        receives.filter_map(|(ticket, (peer, receive))| match receive {
+            Receive::Missing(expected) => Some((ticket, *peer, expected)),
+            Receive::Came(_) => None,
+        })
     }
 
     /// Waits a moment for messages to leave; the thread sees off those that take longer.
@@ -246,56 +254,75 @@ impl Receipt {
         Ok(())
     }
 
+    /// The tickets of what it receives.
+    fn tickets(&self) -> Range<Ticket> {
+        let first = self.batch + 1;
+        first..first + self.receives.len() as Ticket
+    }
+
+    /// Takes what has come; the peer of something that will never come, if there is one.
+    fn take(&mut self, traffic: &mut Traffic) -> Result<Option<usize>> {
+        let mut ended = None;
+        for (ticket, (peer, receive)) in self.tickets().zip(&mut self.receives) {
+            let Receive::Missing(expected) = receive else {
+                continue;
+            };
+            match traffic.take(ticket) {
+                Some(arrival) => {
+                    let came = self
+                        .engine
+                        .open(&self.operation, *peer, expected, arrival)?;
+                    *receive = Receive::Came(came);
+                }
+                None if traffic.is_lost(ticket) => ended = Some(*peer),
+                None => {}
+            }
+        }
+        Ok(ended)
+    }
+
+    /// Looks a few times for messages that are about to come and to leave; whether that was all.
+    fn hurry(&mut self) -> Result<bool> {
+        let engine = self.engine.clone();
+        engine.enter(|traffic| {
+            let tickets = self.tickets();
+            while self.missing().next().is_some() {
+                if !traffic.watch(&tickets, SPINS)? {
+                    return Ok(false);
+                }
+                self.take(traffic)?;
+            }
+            traffic.see_off(self.batch, SPINS)
+        })
+    }
+
     fn wait(&mut self) -> Result<()> {
         let engine = self.engine.clone();
-        let first = self.batch + 1;
-        let tickets = first..first + self.receives.len() as Ticket;
+        let tickets = self.tickets();
         let mut patience = Patience::default();
         loop {
             let silent = patience.waited();
             let (moved, ended) = engine.enter(|traffic| {
                 if silent >= Some(Patience::SPIN) {
                     traffic.drive_others()?;
-                    self.missing()
-                        .try_for_each(|(_, ticket)| traffic.look(ticket))?;
+                    let mut missing = self.missing();
+                    missing.try_for_each(|(ticket, ..)| traffic.look(ticket))?;
                 }
                 let times = match silent {
                     Some(silent) if silent >= Patience::YIELDS => 1,
                     _ => SPINS,
                 };
                 let moved = traffic.watch(&tickets, times)? || traffic.drive()?;
-                let mut ended = None;
-                for (index, (peer, expected)) in self.receives.iter().enumerate() {
-                    let (payload, ticket) = (&mut self.payloads[index], first + index as Ticket);
-                    if payload.is_some() {
-                        continue;
-                    }
-                    match traffic.take(ticket) {
-                        Some(arrival) => {
-                            let came = engine.open(&self.operation, *peer, expected, arrival)?;
-                            *payload = Some(came);
-                        }
-                        None if traffic.is_lost(ticket) => ended = Some(index),
-                        None => {}
-                    }
-                }
-                Ok((moved, ended))
+                Ok((moved, self.take(traffic)?))
             })?;
-            let Some((missing, _)) = self.missing().next() else {
+            let Some((_, peer, expected)) = self.missing().next() else {
                 return Ok(());
             };
-            let of = |index: usize| {
-                (
-                    engine.rank,
-                    self.operation.to_string(),
-                    self.receives[index].0,
-                )
-            };
-            if let Some(index) = ended {
-                let (rank, operation, peer) = of(index);
+            let operation = || self.operation.to_string();
+            if let Some(peer) = ended {
                 return Err(Error::PeerEnded {
-                    rank,
-                    operation,
+                    rank: engine.rank,
+                    operation: operation(),
                     peer,
                     cause: "has ended its program".into(),
                 });
@@ -305,12 +332,11 @@ impl Receipt {
                 continue;
             }
             if silent.is_some_and(|silent| silent >= engine.settings.timeout) {
-                let (rank, operation, peer) = of(missing);
                 return Err(Error::Timeout {
-                    rank,
-                    operation,
+                    rank: engine.rank,
+                    operation: operation(),
                     peer,
-                    expected: self.receives[missing].1.to_string(),
+                    expected: expected.to_string(),
                     seconds: engine.settings.timeout.as_secs_f64(),
                 });
             }
@@ -321,12 +347,16 @@ impl Receipt {
 
 impl Pending for Receipt {
     fn finish(mut self: Box<Self>) -> Result<Vec<Payload>> {
-        let shared = self.engine.shared.clone();
-        shared.waiting(|| self.wait().and_then(|()| self.see_off()))?;
-        let came = std::mem::take(&mut self.payloads).into_iter();
-        Ok(came
-            .map(|payload| payload.expect("all have come"))
-            .collect())
+        if !self.hurry()? {
+            let shared = self.engine.shared.clone();
+            shared.waiting(|| self.wait().and_then(|()| self.see_off()))?;
+        }
+        let receives = std::mem::take(&mut self.receives).into_iter();
+        let came = receives.map(|(_, receive)| match receive {
+            Receive::Came(payload) => payload,
+            Receive::Missing(_) => unreachable!("all have come"),
+        });
+        Ok(came.collect())
     }
 
     fn in_background(&self) {
@@ -342,7 +372,7 @@ impl Drop for Receipt {
         self.engine.shared.wake.notify_one();
         let _ = self.engine.enter(|traffic| {
             self.missing()
-                .for_each(|(_, ticket)| traffic.forget(ticket));
+                .for_each(|(ticket, ..)| traffic.forget(ticket));
             Ok(())
         });
     }
@@ -382,12 +412,14 @@ impl Communicator for Mpi {
             }
             Ok(batch)
         })?;
+        // In the memory of the batch.
+        let receives = receives.into_iter();
+        let receives = receives.map(|(peer, expected)| (peer, Receive::Missing(expected)));
         Ok(InFlight::new(Receipt {
-            payloads: receives.iter().map(|_| None).collect(),
             engine: self,
             operation,
             batch,
-            receives,
+            receives: receives.collect(),
         }))
     }
 
