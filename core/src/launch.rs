@@ -181,6 +181,7 @@ impl Launcher {
     }
 
     /// Writes a timeline of all ranks' operators and communications, in Chrome's trace format, when the program has ended.
+    /// The file is made when it begins. At the end rank 0 waits for the events of the others, for each at most the timeout.
     #[must_use]
     pub fn trace(mut self, file: impl Into<PathBuf>) -> Self {
         self.trace = Some(file.into());

@@ -32,11 +32,12 @@ impl Timeline {
     fn push(&mut self, name: &str, kind: &str, from: Instant, to: Instant, arguments: &str) {
         let micros = |instant: Instant| (instant - self.start).as_secs_f64() * 1e6;
         let (start, length) = (self.epoch + micros(from), (to - from).as_secs_f64() * 1e6);
+        let name = name.replace(['"', '\\'], "'");
         let separator = if self.events.is_empty() { "" } else { ",\n" };
         let rank = self.rank;
         let _ = write!(
             self.events,
-            r#"{separator}{{"name":{name:?},"cat":"{kind}","ph":"X","ts":{start:.3},"dur":{length:.3},"pid":0,"tid":{rank},"args":{{{arguments}}}}}"#
+            r#"{separator}{{"name":"{name}","cat":"{kind}","ph":"X","ts":{start:.3},"dur":{length:.3},"pid":0,"tid":{rank},"args":{{{arguments}}}}}"#
         );
     }
 }

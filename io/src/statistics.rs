@@ -173,8 +173,8 @@ impl StatisticsBuilder {
     /// Collects a file. Increments are within it, not from it to the next. Progress advances once per time.
     ///
     /// # Errors
-    /// A file of other channels, grid or time step than the first, and one that cannot be read, of which nothing counts. Missing values are an
-    /// error or left out, as the [file](FieldFile::with_missing) says.
+    /// A file of other channels, grid or time step than the first, and one that cannot be read, of which nothing counts.
+    /// Missing values are an error or left out, as the [file](FieldFile::with_missing) says.
     pub fn add(&mut self, file: &FieldFile, progress: &Progress) -> Result<()> {
         if let Some((metadata, path)) = &self.reference {
             metadata.check(file, path)?;

@@ -63,7 +63,14 @@ fn channel_scale(channels: usize, value: f64, device: &Device) -> Param<Tensor<4
 
 impl SurrogateCnnConfig {
     /// Makes the model.
+    ///
+    /// # Panics
+    /// Panics for a history of zero.
     pub fn init(&self, device: &Device) -> SurrogateCnn {
+        assert!(
+            self.history > 0,
+            "history: got 0, expected at least 1 state"
+        );
         let conv = |channels: [usize; 2]| {
             FieldConv2dConfig::new(channels, [self.kernel; 2])
                 .with_boundary(self.boundary)

@@ -160,7 +160,8 @@ macro_rules! conv_layer {
 
         impl Planned<$d> for $module {
             fn exchange_plan(&self, x: &ShardTensor<$d>) -> Result<Option<Arc<ExchangePlan>>> {
-                plan(&self.options(x.dims()).stencil(&self.weight.dims()), x)
+                let options = self.options(x.dims());
+                plan(&options.stencil(&self.weight.dims(), x.dims()[1])?, x)
             }
         }
     };

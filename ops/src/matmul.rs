@@ -18,7 +18,7 @@
 
 use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
-use burn::tensor::{Tensor, module};
+use burn::tensor::{DType, Tensor, module};
 use halocline_core::{
     Error, Layout, Partial, Placement, ReduceOp, Replicate, Result, Shard, ShardTensor,
     ops::fan_out,
@@ -41,10 +41,18 @@ fn rule(a: Placement, b: Placement, dims: usize) -> Option<(Placement, Option<us
     }
 }
 
+fn same_type(operator: &str, one: DType, other: DType) -> Result<()> {
+    if one == other {
+        return Ok(());
+    }
+    let message = format!("operands of {one:?} and {other:?}");
+    Err(Error::operator(operator, message))
+}
+
 /// The product of two sharded tensors of the same batch shape.
 ///
 /// # Errors
-/// A combination of placements without a rule, shapes or meshes that do not fit.
+/// A combination of placements without a rule, shapes, number types or meshes that do not fit.
 pub fn matmul<const D: usize>(a: ShardTensor<D>, b: ShardTensor<D>) -> Result<ShardTensor<D>> {
     let (shape_a, shape_b) = (a.dims(), b.dims());
     if D < 2 || shape_a[..D - 2] != shape_b[..D - 2] || shape_a[D - 1] != shape_b[D - 2] {
@@ -52,6 +60,7 @@ pub fn matmul<const D: usize>(a: ShardTensor<D>, b: ShardTensor<D>) -> Result<Sh
             format!("shapes {shape_a:?} and {shape_b:?}; expected [.., m, k] and [.., k, n]");
         return Err(Error::operator(MATMUL, message));
     }
+    same_type(MATMUL, a.local().dtype(), b.local().dtype())?;
     if a.layout().mesh() != b.layout().mesh() {
         let message = format!("{} and {} are on two meshes", a.layout(), b.layout());
         return Err(Error::operator(MATMUL, message));
@@ -100,7 +109,7 @@ pub fn matmul<const D: usize>(a: ShardTensor<D>, b: ShardTensor<D>) -> Result<Sh
 /// `x · weight + bias` over the last dim, with `weight` `[features_in, features_out]` as in burn.
 ///
 /// # Errors
-/// A last dim that is sharded or of another size than the weight's, partial values.
+/// A last dim that is sharded or of another size than the weight's, other number types, partial values.
 pub fn linear<const D: usize>(
     x: ShardTensor<D>,
     weight: Tensor<2>,
@@ -114,11 +123,13 @@ pub fn linear<const D: usize>(
         let message = format!("weight [{features_in}, {features_out}] on {:?}", x.dims());
         return Err(Error::operator(NAME, message));
     }
-    if let Some(bias) = &bias
-        && bias.dims() != [features_out]
-    {
-        let message = format!("bias {:?} for {features_out} features", bias.dims());
-        return Err(Error::operator(NAME, message));
+    same_type(NAME, x.local().dtype(), weight.dtype())?;
+    if let Some(bias) = &bias {
+        same_type(NAME, x.local().dtype(), bias.dtype())?;
+        if bias.dims() != [features_out] {
+            let message = format!("bias {:?} for {features_out} features", bias.dims());
+            return Err(Error::operator(NAME, message));
+        }
     }
     let axes = crate::sharded_axes(&x);
     let mut extents = x.layout().all_extents().to_vec();
@@ -201,6 +212,20 @@ mod tests {
         });
         let error = refused.unwrap_err().to_string();
         assert!(error.contains("two meshes"), "{error}");
+    }
+
+    #[test]
+    fn operands_of_two_number_types_are_refused() {
+        let of = |dtype| Tensor::<2>::ones([4, 4], (&Default::default(), dtype));
+        let single = || ShardTensor::solo(of(DType::F32));
+        let products = [
+            matmul(single(), ShardTensor::solo(of(DType::F64))),
+            linear(single(), of(DType::F64), None),
+        ];
+        for (product, name) in products.into_iter().zip(["matmul", "linear"]) {
+            let error = product.unwrap_err().to_string();
+            assert_eq!(error, format!("{name}: operands of F32 and F64"));
+        }
     }
 
     #[test]

@@ -30,19 +30,6 @@ pub(super) fn start_all(
     })
 }
 
-/// What all ranks of the group but this one sent, by place in the group.
-fn finish_all(
-    comm: &Arc<dyn Communicator>,
-    group: &[usize],
-    in_flight: InFlight,
-) -> Result<Vec<Option<Payload>>> {
-    let mut received = in_flight.finish()?.into_iter();
-    Ok(group
-        .iter()
-        .map(|rank| (*rank != comm.rank()).then(|| received.next()).flatten())
-        .collect())
-}
-
 /// Sends one payload to every rank of the group but this one, and returns what they sent, by place in the group.
 pub(super) fn exchange_all(
     comm: &Arc<dyn Communicator>,
@@ -52,7 +39,11 @@ pub(super) fn exchange_all(
     expected: impl Fn(usize) -> Expected,
 ) -> Result<Vec<Option<Payload>>> {
     let in_flight = start_all(comm, group, operation, send, expected)?;
-    finish_all(comm, group, in_flight)
+    let mut received = in_flight.finish()?.into_iter();
+    Ok(group
+        .iter()
+        .map(|rank| (*rank != comm.rank()).then(|| received.next()).flatten())
+        .collect())
 }
 
 /// Every rank's bytes, by place in the group.

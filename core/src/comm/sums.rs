@@ -84,7 +84,8 @@ fn row_length(ranks: usize) -> usize {
 /// collected, while they are in a cache.
 ///
 /// Many ranks are arranged in rows and columns: rows add, then columns what rows have added, so that the number of
-/// messages grows with the root of the number of ranks, unless that is a prime, which has but one row. The order of additions depends on that number alone.
+/// messages grows with the root of the number of ranks, unless that is a prime, which has but one row. The order of
+/// additions depends on that number alone.
 pub(crate) fn start_sum(
     comm: &Arc<dyn Communicator>,
     group: &Arc<[usize]>,
@@ -221,7 +222,7 @@ impl PendingSum {
                 room.place(piece.clone()).fill(sum);
             }
             if !self.split {
-                continue;
+                break;
             }
             let send = |_| payload(room.part(piece.clone()));
             let expected = |place| Expected::Place(room.place(self.piece(place, index)));
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn many_ranks_add_one_row_and_columns() {
+    fn many_ranks_add_in_rows_and_columns() {
         for (ranks, elements) in [
             (20, 5),
             (18, SPLIT_REDUCTION_ABOVE + 7),

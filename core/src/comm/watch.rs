@@ -31,9 +31,8 @@ impl Watch {
         });
     }
 
-    /// Whether there is some that has not ended.
-    pub(super) fn is_waiting(&mut self) -> bool {
-        self.0.retain(|work| !(work.ended)());
+    /// Whether there was some that had not ended when that was last asked.
+    pub(super) fn is_waiting(&self) -> bool {
         !self.0.is_empty()
     }
 

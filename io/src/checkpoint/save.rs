@@ -142,11 +142,17 @@ impl Checkpoints {
         let own = fingerprint(&index).to_le_bytes().to_vec();
         let same = broadcast(&self.mesh, OPERATION, own.clone())? == own;
         // Before anything is written: what rank 0 knows of could be whole.
-        let same = same.then_some(()).ok_or_else(|| {
+        let fits = if same {
+            Ok(())
+        } else {
             let got = format!("other tensors, or another step than {step}");
-            Error::argument("snapshot", got, "those of rank 0 on all ranks")
-        });
-        agree(&self.mesh, OPERATION, Fallible::All, same)?;
+            Err(Error::argument(
+                "snapshot",
+                got,
+                "those of rank 0 on all ranks",
+            ))
+        };
+        agree(&self.mesh, OPERATION, Fallible::All, fits)?;
         let others = Arc::new(Others::default());
         let commit = Commit {
             index,

@@ -107,7 +107,20 @@ impl<const N: usize> ConvOptions<N> {
         }
     }
 
-    pub(crate) fn stencil(&self, weight: &[usize]) -> Stencil {
+    /// The stencil of a weight of a shape, on a field of so many channels.
+    ///
+    /// # Errors
+    /// A weight for other channels.
+    pub(crate) fn stencil(&self, weight: &[usize], channels: usize) -> Result<Stencil> {
+        let operator = ["conv1d", "conv2d", "conv3d"][N - 1];
+        let fits = weight[1] * self.groups == channels && weight[0].is_multiple_of(self.groups);
+        if !fits || weight.contains(&0) {
+            let message = format!(
+                "weight {weight:?} with {} groups on {channels} channels; expected [groups·n, channels / groups, *kernel]",
+                self.groups
+            );
+            return Err(Error::operator(operator, message));
+        }
         let windows = (0..N).map(|dim| Window {
             kernel: weight[dim + 2],
             stride: self.stride[dim],
@@ -115,8 +128,7 @@ impl<const N: usize> ConvOptions<N> {
             padding: self.padding[dim],
             rounding: Rounding::Floor,
         });
-        Stencil::new(["conv1d", "conv2d", "conv3d"][N - 1], windows.collect())
-            .with_channels(weight[0])
+        Ok(Stencil::new(operator, windows.collect()).with_channels(weight[0]))
     }
 }
 
@@ -138,18 +150,7 @@ pub fn conv<const D: usize, const N: usize>(
         );
         return Err(Error::operator("conv", message));
     }
-    let stencil = options.stencil(&shape);
-    let channels = x.dims()[1];
-    let fits = shape[1] * options.groups == channels && shape[0].is_multiple_of(options.groups);
-    if !fits || shape.contains(&0) {
-        return Err(Error::operator(
-            stencil.operator(),
-            format!(
-                "weight {shape:?} with {} groups on {channels} channels; expected [groups·n, channels / groups, *kernel]",
-                options.groups
-            ),
-        ));
-    }
+    let stencil = options.stencil(&shape, x.dims()[1])?;
     if let Some(bias) = &bias
         && bias.dims() != [shape[0]]
     {
@@ -205,8 +206,8 @@ fn three(sizes: &[usize]) -> [usize; 3] {
 #[cfg(test)]
 mod sharded {
     use super::*;
-    use crate::Field;
     use crate::testing::{Operator, check_op};
+    use crate::{Field, PlanOf};
     use halocline_core::{Boundary, Distribution, Launcher, Overlap, RandomKey, Replicate, Shard};
 
     struct Conv<const N: usize>(ConvOptions<N>);
@@ -431,6 +432,8 @@ mod sharded {
             error.contains("weight [2, 3, 3, 3] with 1 groups on 4 channels"),
             "{error}"
         );
+        let layer = burn::nn::conv::Conv2dConfig::new([3, 2], [3, 3]).init(&Default::default());
+        assert_eq!(x.plan_of(&layer).unwrap_err().to_string(), error);
         let weight = Tensor::ones([2, 4, 3, 3], &Default::default());
         let bias = Some(Tensor::ones([3], &Default::default()));
         let error = conv(

@@ -412,7 +412,6 @@ impl Communicator for Mpi {
             }
             Ok(batch)
         })?;
-        // In the memory of the batch.
         let receives = receives.into_iter();
         let receives = receives.map(|(peer, expected)| (peer, Receive::Missing(expected)));
         Ok(InFlight::new(Receipt {

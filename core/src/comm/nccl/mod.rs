@@ -113,8 +113,12 @@ pub(crate) fn over(control: Arc<dyn Communicator>, on: &Device) -> Result<Arc<dy
     let gpu = within(timeout, "of the job, by NCCL,", open)?;
     let watch = Arc::<Mutex<Watch>>::default();
     let (watched, comm, beneath) = (Arc::downgrade(&watch), gpu.comm(), control.clone());
+    let here = gpu.context();
     let thread = std::thread::Builder::new().name("nccl watch".into());
-    thread.spawn(move || look_after(&watched, comm, &*beneath))?;
+    thread.spawn(move || match here.enter() {
+        Ok(()) => look_after(&watched, comm, &*beneath),
+        Err(error) => beneath.fail(&error.to_string()),
+    })?;
     Ok(Arc::new(Nccl {
         control,
         gpu: Mutex::new(gpu),
@@ -200,10 +204,15 @@ type Incoming = (usize, Vec<(DispatchTensor, Shape)>);
 
 impl OnItsWay {
     fn wait(&mut self) -> Result<()> {
-        let posted = self.posted.take();
-        posted.map_or(Ok(()), |posted| {
-            lock(&self.engine.gpu).wait_for(&posted.done)
-        })
+        let Some(posted) = self.posted.take() else {
+            return Ok(());
+        };
+        let waits = lock(&self.engine.gpu).wait_for(&posted.done);
+        if waits.is_err() {
+            // NCCL may still use the memory: it is never freed.
+            std::mem::forget(posted);
+        }
+        waits
     }
 }
 

@@ -105,6 +105,21 @@ impl Drop for Event {
     }
 }
 
+/// The driver's context of a GPU.
+#[derive(Clone, Copy)]
+pub(super) struct Context(cuda::CUcontext);
+
+// SAFETY: a handle of the driver, which any thread may use.
+unsafe impl Send for Context {}
+
+impl Context {
+    /// Makes it this thread's.
+    pub(super) fn enter(&self) -> Result<()> {
+        // SAFETY: the context is valid; it is never released.
+        unsafe { ctx::set_current(self.0) }.map_err(of_driver)
+    }
+}
+
 /// NCCL's communicator.
 #[derive(Clone, Copy)]
 pub(super) struct Comm(nccl_sys::ncclComm_t);
@@ -126,7 +141,7 @@ impl Comm {
 /// This rank's GPU as NCCL and the driver know it.
 pub(super) struct Gpu {
     comm: Comm,
-    context: cuda::CUcontext,
+    context: Context,
     /// Where NCCL works.
     stream: cuda::CUstream,
 }
@@ -144,9 +159,8 @@ impl Gpu {
         cudarc::driver::result::init().map_err(of_driver)?;
         let device = device::get(index as c_int).map_err(of_driver)?;
         // SAFETY: the device is there. The primary context is CubeCL's too; it is never released.
-        let context = unsafe { primary_ctx::retain(device) }.map_err(of_driver)?;
-        // SAFETY: the context has just been retained.
-        unsafe { ctx::set_current(context) }.map_err(of_driver)?;
+        let context = Context(unsafe { primary_ctx::retain(device) }.map_err(of_driver)?);
+        context.enter()?;
         let stream = stream::create(stream::StreamKind::NonBlocking).map_err(of_driver)?;
         let mut comm = MaybeUninit::uninit();
         // SAFETY: `comm` is written before it is read, where the call succeeds.
@@ -166,17 +180,21 @@ impl Gpu {
         self.comm
     }
 
+    pub(super) fn context(&self) -> Context {
+        self.context
+    }
+
     /// Sends and receives all of a batch, and gives the memory back with the batch. The first message between two ranks
     /// waits for both.
     pub(super) fn post(&self, messages: Vec<Message>) -> Result<Posted> {
         // If this fails, NCCL may still use the memory: it is never freed.
         let messages = ManuallyDrop::new(messages);
+        self.context.enter()?;
         // SAFETY: context, stream and communicator live as long as this; the events are of this context; the buffers have
         // the sizes given and are kept until the context has been told to wait for `done`.
         unsafe {
-            ctx::set_current(self.context).map_err(of_driver)?;
             let (ready, done) = (Event::new()?, Event::new()?);
-            let code = cuda::cuCtxRecordEvent(self.context, ready.0);
+            let code = cuda::cuCtxRecordEvent(self.context.0, ready.0);
             code.result().map_err(of_driver)?;
             let flags = cuda::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
             stream::wait_event(self.stream, ready.0, flags).map_err(of_driver)?;
@@ -216,12 +234,10 @@ impl Gpu {
 
     /// Has what the context is given from now on wait for an event.
     pub(super) fn wait_for(&self, event: &Event) -> Result<()> {
+        self.context.enter()?;
         // SAFETY: context and event are valid.
-        unsafe {
-            ctx::set_current(self.context).map_err(of_driver)?;
-            let code = cuda::cuCtxWaitEvent(self.context, event.0);
-            code.result().map_err(of_driver)
-        }
+        let code = unsafe { cuda::cuCtxWaitEvent(self.context.0, event.0) };
+        code.result().map_err(of_driver)
     }
 }
 

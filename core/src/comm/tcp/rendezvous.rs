@@ -185,6 +185,7 @@ impl Rendezvous {
     /// The addresses of rank 0's host; at least one. In a cluster its name may be known later than this rank starts.
     fn addresses(&self, end: Instant) -> Result<Vec<SocketAddr>> {
         const NOW_AND_THEN: Duration = Duration::from_millis(500);
+        let mut told = false;
         let cause = loop {
             let found = (self.host.as_str(), self.port).to_socket_addrs();
             let found: std::io::Result<Vec<_>> = found.map(Iterator::collect);
@@ -195,6 +196,13 @@ impl Rendezvous {
             };
             if Instant::now() + NOW_AND_THEN > end {
                 break cause;
+            }
+            if !told {
+                told = true;
+                eprintln!(
+                    "halocline: MASTER_ADDR={}: {cause}; looking again",
+                    self.host
+                );
             }
             std::thread::sleep(NOW_AND_THEN);
         };
