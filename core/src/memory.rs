@@ -18,8 +18,10 @@ use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProper
 const SMALL: usize = 1 << SMALL_BITS;
 /// So few, because halos have some kilobytes, and allocators merge and split what they give for these each time.
 const SMALL_BITS: u32 = 10;
-/// Large blocks begin at a cache line.
 const LINE: usize = 64;
+const PAGE: usize = 4096;
+/// The bytes of what is called a large halo here.
+const HALO: usize = 256 << 10;
 
 /// A block of memory, given back to the pool when dropped.
 #[derive(Debug)]
@@ -65,6 +67,16 @@ pub fn release_memory() {
     let mut pool = pool();
     pool.peak_bytes = pool.used_bytes;
     pool.shrink();
+}
+
+/// Blocks begin at a cache line; those of the size of halos at a page, because the system copies messages between
+/// processes page by page.
+fn alignment(bytes: usize) -> usize {
+    match bytes {
+        ..SMALL => Block::ALIGN,
+        PAGE..=HALO => PAGE,
+        _ => LINE,
+    }
 }
 
 /// Where blocks of about a size are kept.
@@ -147,8 +159,7 @@ impl Block {
     /// # Safety
     /// If `allocate` does not initialise memory, the caller must.
     unsafe fn allocate(bytes: usize, allocate: unsafe fn(Layout) -> *mut u8) -> Self {
-        let align = if bytes < SMALL { Self::ALIGN } else { LINE };
-        let layout = match Layout::from_size_align(bytes, align) {
+        let layout = match Layout::from_size_align(bytes, alignment(bytes)) {
             Ok(layout) => layout,
             Err(error) => panic!("{bytes} bytes for a result: {error}"),
         };
@@ -266,9 +277,11 @@ mod tests {
 
     #[test]
     fn blocks_become_bytes_of_their_length() {
-        for len in [0, 1, 7, SMALL - 1, SMALL, SMALL + 1] {
+        let sizes = [SMALL, PAGE, HALO].map(|size| [size - 1, size, size + 1]);
+        for len in [0, 1, 7].into_iter().chain(sizes.into_iter().flatten()) {
             let bytes = Block::new(len).into_bytes(len);
             assert_eq!(bytes.len(), len);
+            assert!(bytes.as_ptr().cast::<u128>().is_aligned());
         }
     }
 

@@ -212,47 +212,26 @@ impl Mpi {
     }
 }
 
-/// Messages that a batch has asked for.
+/// A batch on its way.
 struct Receipt {
     engine: Arc<Mpi>,
+    awaited: Awaited,
+}
+
+/// Messages that a batch has asked for.
+struct Awaited {
     operation: Operation,
     /// The ticket of the batch; those of what it receives follow.
     batch: Ticket,
-    /// The peers, and what has come of them.
-    receives: Vec<(usize, Receive)>,
+    /// The peers, and what is expected of them.
+    receives: Vec<(usize, Expected)>,
+    /// What has come of it.
+    came: Vec<Option<Payload>>,
 }
 
-/// A message of a batch.
-enum Receive {
-    Missing(Expected),
-    Came(Payload),
-}
-
-impl Receipt {
+impl Awaited {
     /// As long as a message of some megabytes takes within a host.
     const A_MOMENT: Duration = Duration::from_micros(300);
-
-    /// What has not come: its ticket, the peer and what is expected of it.
-    fn missing(&self) -> impl Iterator<Item = (Ticket, usize, &Expected)> {
-        let receives = self.tickets().zip(&self.receives);
-        receives.filter_map(|(ticket, (peer, receive))| match receive {
-            Receive::Missing(expected) => Some((ticket, *peer, expected)),
-            Receive::Came(_) => None,
-        })
-    }
-
-    /// Waits a moment for messages to leave; the thread sees off those that take longer.
-    fn see_off(&self) -> Result<()> {
-        let mut start = None;
-        let engine = &self.engine;
-        while !engine.enter(|traffic| traffic.see_off(self.batch, SPINS))? {
-            if start.get_or_insert_with(Instant::now).elapsed() > Self::A_MOMENT {
-                engine.shared.wake.notify_one();
-                break;
-            }
-        }
-        Ok(())
-    }
 
     /// The tickets of what it receives.
     fn tickets(&self) -> Range<Ticket> {
@@ -260,19 +239,21 @@ impl Receipt {
         first..first + self.receives.len() as Ticket
     }
 
+    /// What has not come: its ticket, the peer and what is expected of it.
+    fn missing(&self) -> impl Iterator<Item = (Ticket, usize, &Expected)> {
+        let receives = self.tickets().zip(&self.receives).zip(&self.came);
+        let missing = receives.filter(|(_, came)| came.is_none());
+        missing.map(|((ticket, (peer, expected)), _)| (ticket, *peer, expected))
+    }
+
     /// Takes what has come; the peer of something that will never come, if there is one.
-    fn take(&mut self, traffic: &mut Traffic) -> Result<Option<usize>> {
+    fn take(&mut self, engine: &Mpi, traffic: &mut Traffic) -> Result<Option<usize>> {
         let mut ended = None;
-        for (ticket, (peer, receive)) in self.tickets().zip(&mut self.receives) {
-            let Receive::Missing(expected) = receive else {
-                continue;
-            };
+        let receives = self.tickets().zip(&self.receives).zip(&mut self.came);
+        for ((ticket, (peer, expected)), came) in receives.filter(|(_, came)| came.is_none()) {
             match traffic.take(ticket) {
                 Some(arrival) => {
-                    let came = self
-                        .engine
-                        .open(&self.operation, *peer, expected, arrival)?;
-                    *receive = Receive::Came(came);
+                    *came = Some(engine.open(&self.operation, *peer, expected, arrival)?);
                 }
                 None if traffic.is_lost(ticket) => ended = Some(*peer),
                 None => {}
@@ -282,22 +263,19 @@ impl Receipt {
     }
 
     /// Looks a few times for messages that are about to come and to leave; whether that was all.
-    fn hurry(&mut self) -> Result<bool> {
-        let engine = self.engine.clone();
+    fn hurry(&mut self, engine: &Mpi) -> Result<bool> {
         engine.enter(|traffic| {
-            let tickets = self.tickets();
             while self.missing().next().is_some() {
-                if !traffic.watch(&tickets, SPINS)? {
+                if !traffic.watch(&self.tickets(), SPINS)? {
                     return Ok(false);
                 }
-                self.take(traffic)?;
+                self.take(engine, traffic)?;
             }
             traffic.see_off(self.batch, SPINS)
         })
     }
 
-    fn wait(&mut self) -> Result<()> {
-        let engine = self.engine.clone();
+    fn wait(&mut self, engine: &Mpi) -> Result<()> {
         let tickets = self.tickets();
         let mut patience = Patience::default();
         loop {
@@ -313,7 +291,7 @@ impl Receipt {
                     _ => SPINS,
                 };
                 let moved = traffic.watch(&tickets, times)? || traffic.drive()?;
-                Ok((moved, self.take(traffic)?))
+                Ok((moved, self.take(engine, traffic)?))
             })?;
             let Some((_, peer, expected)) = self.missing().next() else {
                 return Ok(());
@@ -343,20 +321,31 @@ impl Receipt {
             patience.wait();
         }
     }
+
+    /// Waits a moment for messages to leave; the thread sees off those that take longer.
+    fn see_off(&self, engine: &Mpi) -> Result<()> {
+        let mut start = None;
+        while !engine.enter(|traffic| traffic.see_off(self.batch, SPINS))? {
+            if start.get_or_insert_with(Instant::now).elapsed() > Self::A_MOMENT {
+                engine.shared.wake.notify_one();
+                break;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Pending for Receipt {
     fn finish(mut self: Box<Self>) -> Result<Vec<Payload>> {
-        if !self.hurry()? {
-            let shared = self.engine.shared.clone();
-            shared.waiting(|| self.wait().and_then(|()| self.see_off()))?;
+        let Self { engine, awaited } = &mut *self;
+        if !awaited.hurry(engine)? {
+            engine.shared.waiting(|| {
+                awaited.wait(engine)?;
+                awaited.see_off(engine)
+            })?;
         }
-        let receives = std::mem::take(&mut self.receives).into_iter();
-        let came = receives.map(|(_, receive)| match receive {
-            Receive::Came(payload) => payload,
-            Receive::Missing(_) => unreachable!("all have come"),
-        });
-        Ok(came.collect())
+        let came = std::mem::take(&mut awaited.came).into_iter();
+        Ok(came.map(|came| came.expect("all have come")).collect())
     }
 
     fn in_background(&self) {
@@ -366,12 +355,14 @@ impl Pending for Receipt {
 
 impl Drop for Receipt {
     fn drop(&mut self) {
-        if self.missing().next().is_none() {
+        let Self { engine, awaited } = self;
+        if awaited.missing().next().is_none() {
             return;
         }
-        self.engine.shared.wake.notify_one();
-        let _ = self.engine.enter(|traffic| {
-            self.missing()
+        engine.shared.wake.notify_one();
+        let _ = engine.enter(|traffic| {
+            awaited
+                .missing()
                 .for_each(|(ticket, ..)| traffic.forget(ticket));
             Ok(())
         });
@@ -394,17 +385,13 @@ impl Communicator for Mpi {
             receives,
         } = batch;
         let fingerprint = operation.fingerprint();
-        let sends = sends.into_iter().map(|(peer, payload)| {
-            let packed = wire::pack(payload);
-            self.counters.count(&operation, packed.bytes());
-            (peer, packed)
-        });
-        let sends: Vec<_> = sends.collect();
         let batch = self.enter(|traffic| {
             let batch = traffic.ticket();
             // Before receiving: MPI copies a long message that waits already while it is asked for, and the peer would
             // wait for ours as long.
-            for (peer, packed) in sends {
+            for (peer, payload) in sends {
+                let packed = wire::pack(payload);
+                self.counters.count(&operation, packed.bytes());
                 traffic.send(batch, peer, fingerprint, packed)?;
             }
             for (peer, expected) in &receives {
@@ -412,13 +399,15 @@ impl Communicator for Mpi {
             }
             Ok(batch)
         })?;
-        let receives = receives.into_iter();
-        let receives = receives.map(|(peer, expected)| (peer, Receive::Missing(expected)));
+        let came = receives.iter().map(|_| None).collect();
         Ok(InFlight::new(Receipt {
             engine: self,
-            operation,
-            batch,
-            receives: receives.collect(),
+            awaited: Awaited {
+                operation,
+                batch,
+                receives,
+                came,
+            },
         }))
     }
 
