@@ -41,6 +41,7 @@ test: test-packages
 ifneq (,$(findstring wgpu,$(FEATURES)))
 	@echo "== golden on a GPU, or what stands in for it"
 	BURN_DEVICE=wgpu $(TARGET)/debug/examples/golden tests/golden --ranks 1,4 > /dev/null
+	BURN_DEVICE=wgpu cargo nextest run $(TEST_FLAGS) -E 'test(halos_may_travel)'
 endif
 
 # Kills training runs, some 200 times in at most 10 minutes, and checks that nothing is lost.

@@ -162,7 +162,7 @@ impl Exchange {
         }
     }
 
-    /// A box of what an exchange that runs forward assembles. Boxes that do not reach it need not have come.
+    /// A box of what an exchange that runs forward assembles. Cells of boxes that have not come hold anything.
     pub fn assemble_part(
         &self,
         tensor: &DispatchTensor,
@@ -200,7 +200,9 @@ impl Exchange {
         {
             return cells.clone();
         }
-        let covered: usize = boxes.iter().map(|(at, _)| at.volume()).sum();
+        let from_others = plan.receives.iter().flat_map(|(_, transfers)| transfers);
+        let inside = from_others.chain(&plan.copies).filter_map(common);
+        let covered: usize = inside.map(|(at, _)| at.volume()).sum();
         let value = (covered < part.volume()).then_some(plan.fill);
         let output = blank(tensor, &shape, value);
         let boxes = boxes.into_iter();

@@ -6,14 +6,13 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use halocline_core::ops::{blank, fan_out, paste};
+use halocline_core::ops::{fan_out, paste};
 use halocline_core::{
-    Error, Exchange, ExchangePlan, IndexBox, Layout, Need, Operation, Overlap, Result, ShardTensor,
-    Source, Traffic, segments, trace,
+    Error, Exchange, ExchangePlan, IndexBox, Layout, Need, Operation, Result, ShardTensor, Source,
+    Traffic, segments, trace,
 };
 
 use crate::empty::drop_empty;
-use crate::flex;
 use crate::window::{Padding, Rounding, Window, windows_within};
 
 /// What a stencil operator does on a layout: the same on every rank but for the boxes.
@@ -211,9 +210,9 @@ impl Stencil {
     /// Runs the operator. The kernel computes a box of outputs, given by its global indices, from the cells that its
     /// windows reach; on a rank without outputs it gets one window of fill, and what it gives is dropped.
     ///
-    /// An output may depend on the cells of its window only: for tensors without autodiff on GPUs, outputs that need no
-    /// other rank's cells are computed by a call of their own while large boxes travel between processes; on CPUs only with
-    /// [`Overlap::On`], because there it takes longer.
+    /// An output may depend on the cells of its window only: for tensors without autodiff, while large boxes travel between
+    /// processes, the kernel computes all outputs with anything in the place of these boxes, and then again those that
+    /// depend on them.
     ///
     /// # Errors
     /// Those of [`plan`](Self::plan); a kernel that gives another number of outputs; a failure of communication.
@@ -267,10 +266,7 @@ impl Stencil {
         );
         let shard = x.local().clone().into_dispatch();
         let boxes = exchange.send_all(&shard)?;
-        // On a CPU, putting the parts together takes longer than most halos: `make bench-engines`.
-        let pays =
-            !flex::runs_on(&x.local().device()) || mesh.comm().settings().overlap == Overlap::On;
-        let interior = plan.interior().filter(|_| pays);
+        let interior = plan.interior();
         let early = interior.map(|cells| self.outputs_within(&cells, outputs));
         let early = early
             .filter(|early| boxes.overlap(early.volume() as f64 / outputs.volume().max(1) as f64));
@@ -278,17 +274,17 @@ impl Stencil {
             let cells = exchange.assemble(shard, boxes.finish()?);
             return Ok(kernel(Tensor::from_dispatch(cells), outputs));
         };
-        let compute = |part: &IndexBox, received: &[_]| {
-            let cells = self.cells_of(&part.seen_from(outputs), &plan.output_shape);
-            let cells = exchange.assemble_part(&shard, received, &cells);
+        let compute = |received: &[_], cells: &IndexBox, part: &IndexBox| {
+            let cells = exchange.assemble_part(&shard, received, cells);
             kernel(Tensor::from_dispatch(cells), part).into_dispatch()
         };
-        let first = compute(&early, &[]);
+        // All at once, and then again what depends on other ranks' cells: parts put together would be copied.
+        let mut local = compute(&[], &IndexBox::whole(&plan.output_shape), outputs);
         let received = boxes.finish()?;
-        let mut local = blank(&first, &outputs.shape(), None);
-        local = paste(local, &early.seen_from(outputs), first);
         for part in outputs.around(&early) {
-            local = paste(local, &part.seen_from(outputs), compute(&part, &received));
+            let at = part.seen_from(outputs);
+            let cells = self.cells_of(&at, &plan.output_shape);
+            local = paste(local, &at, compute(&received, &cells, &part));
         }
         Ok(Tensor::from_dispatch(local))
     }

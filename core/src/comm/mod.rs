@@ -363,7 +363,8 @@ pub struct Settings {
     pub log: bool,
 }
 
-/// When operators compute what needs no other rank's cells while these travel. Results have the same bits either way.
+/// When operators compute what needs no other rank's cells while these travel. Results have the same bits either way; on
+/// GPUs as far as the backend computes a cell alike in tensors of another size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overlap {
     /// On engines whose messages take time, for messages of a size that makes up for the work in two parts.

@@ -27,24 +27,55 @@ fn options<const N: usize>(conv: &Conv) -> ConvOptions<N> {
     ConvOptions::new(last(conv.stride), [0; N], last(conv.dilation), conv.groups)
 }
 
-/// The result, from this rank's shard and the boxes that came from other ranks.
+/// The result, and the boxes that came from other ranks.
+///
+/// While these travel all results are computed, with anything in the place of their cells, and then again those that
+/// depend on them: parts put together would be copied.
 pub(super) fn forward(
     run: &ConvRun,
     x: DispatchTensor,
-    received: &[DispatchTensor],
     weight: DispatchTensor,
     bias: DispatchTensor,
-) -> DispatchTensor {
-    if run.output.contains(&0) {
-        return blank(&x, &run.output, None);
-    }
-    let field = cut_used(run, &run.field(x, received));
+) -> Result<(DispatchTensor, Vec<DispatchTensor>)> {
     let bias = (bias.shape().num_elements() != 0).then_some(bias);
-    by_dims!(
-        run.output,
-        &run.conv,
-        conv1d | conv2d | conv3d(field, weight, bias)
-    )
+    let whole = IndexBox::whole(&run.output);
+    let compute = |received: &[_], results: &IndexBox| {
+        if results.volume() == 0 {
+            return blank(&x, &results.shape(), None);
+        }
+        let field = match &run.exchange {
+            None => cut_used(run, results, &x),
+            Some(exchange) => {
+                let cells = used(run, results, &exchange.forward.plan.output_shape);
+                exchange.assemble_part(&x, received, &cells)
+            }
+        };
+        let (weight, bias) = (weight.clone(), bias.clone());
+        by_dims!(
+            run.output,
+            &run.conv,
+            conv1d | conv2d | conv3d(field, weight, bias)
+        )
+    };
+    let Some(exchange) = &run.exchange else {
+        return Ok((compute(&[], &whole), Vec::new()));
+    };
+    let boxes = exchange.send_all(&x)?;
+    let early = run.early(&boxes).map(|results| {
+        let mut ranges = whole.ranges().to_vec();
+        let dims = ranges.len() - 2;
+        ranges[2..].clone_from_slice(&results[3 - dims..]);
+        (compute(&[], &whole), IndexBox::new(ranges))
+    });
+    let received = boxes.finish()?;
+    let y = match early {
+        None => compute(&received, &whole),
+        Some((y, early)) => whole.around(&early).iter().fold(y, |y, results| {
+            paste(y, results, compute(&received, results))
+        }),
+    };
+    let cells = received.into_iter().map(|(_, cells)| cells);
+    Ok((y, cells.collect()))
 }
 
 /// The gradients of input, weight and bias, those that are wanted.
@@ -64,7 +95,7 @@ pub(super) fn backward(
     let (conv, output) = (&run.conv, &run.output);
     let empty = output.contains(&0);
     let whole = run.field(x, &received);
-    let field = cut_used(run, &whole);
+    let field = cut_used(run, &IndexBox::whole(output), &whole);
     let gradient = wanted[0].then(|| {
         if empty {
             return blank(&whole, &whole.shape(), Some(0.0));
@@ -110,30 +141,27 @@ pub(super) fn backward(
     Ok([input, weights, bias])
 }
 
-/// The part of the field that windows reach: cells may be left over after the last window.
-fn cut_used(run: &ConvRun, field: &DispatchTensor) -> DispatchTensor {
-    let shape = field.shape();
-    let missing = 5 - shape.len();
-    let mut used: Vec<_> = shape.iter().map(|&size| 0..size).collect();
-    for (dim, cells) in used.iter_mut().enumerate().skip(2) {
-        let Conv {
-            kernel,
-            stride,
-            dilation,
-            ..
-        } = run.conv;
-        let of = dim - 2 + missing;
-        let last = run.output[dim].saturating_sub(1) * stride[of];
-        cells.end = cells.end.min(last + (kernel[of] - 1) * dilation[of] + 1);
+/// The cells, of a field of this shape, that the windows of some results reach.
+fn used(run: &ConvRun, results: &IndexBox, field: &[usize]) -> IndexBox {
+    let mut cells = IndexBox::whole(field).ranges().to_vec();
+    let missing = 5 - cells.len();
+    for (dim, cells) in cells.iter_mut().enumerate().skip(2) {
+        let (of, results) = (dim - 2 + missing, &results.ranges()[dim]);
+        let last = results.end.saturating_sub(1) * run.conv.stride[of];
+        let span = (run.conv.kernel[of] - 1) * run.conv.dilation[of] + 1;
+        *cells = results.start * run.conv.stride[of]..cells.end.min(last + span);
     }
-    if used
-        .iter()
-        .zip(shape.iter())
-        .all(|(cells, &size)| cells.len() == size)
-    {
+    IndexBox::new(cells)
+}
+
+/// The part of the field that the windows of some results reach: cells may be left over after the last window.
+fn cut_used(run: &ConvRun, results: &IndexBox, field: &DispatchTensor) -> DispatchTensor {
+    let shape = field.shape();
+    let cells = used(run, results, &shape);
+    if cells.shape()[..] == shape[..] {
         return field.clone();
     }
-    cut(field, &IndexBox::new(used))
+    cut(field, &cells)
 }
 
 fn sum_of_channels(cotangent: DispatchTensor, shape: &[usize]) -> DispatchTensor {
@@ -175,8 +203,7 @@ mod cube {
             run: &ConvRun,
         ) -> Result<(FloatTensor<Self>, Vec<FloatTensor<Self>>)> {
             let [x, weight, bias] = [x, weight, bias].map(to_dispatch::<Self>);
-            let received = run.receive(&x)?;
-            let y = forward(run, x, &received, weight, bias);
+            let (y, received) = forward(run, x, weight, bias)?;
             let received = received.into_iter().map(from_dispatch::<Self>);
             Ok((from_dispatch::<Self>(y)?, received.collect::<Result<_>>()?))
         }

@@ -255,16 +255,6 @@ fn spatial(shape: &[usize]) -> Dims {
 }
 
 impl ConvRun {
-    /// The boxes that come from other ranks.
-    #[cfg(feature = "cube")]
-    pub(super) fn receive(&self, x: &DispatchTensor) -> Result<Vec<DispatchTensor>> {
-        let Some(exchange) = &self.exchange else {
-            return Ok(Vec::new());
-        };
-        let received = exchange.send_all(x)?.finish()?;
-        Ok(received.into_iter().map(|(_, cells)| cells).collect())
-    }
-
     /// All that the windows reach, assembled.
     #[cfg(any(feature = "cube", test))]
     pub(super) fn field(&self, x: DispatchTensor, received: &[DispatchTensor]) -> DispatchTensor {
@@ -332,7 +322,7 @@ impl ConvRun {
     }
 
     /// The results to compute while boxes travel; none if it is not worth while.
-    fn early(&self, boxes: &Boxes<'_>) -> Option<[Range<usize>; 3]> {
+    pub(super) fn early(&self, boxes: &Boxes<'_>) -> Option<[Range<usize>; 3]> {
         let interior = self.exchange.as_ref()?.forward.plan.interior()?;
         let mut there = [const { 0..1 }; 3];
         let missing = 5 - interior.ranges().len();
