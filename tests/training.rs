@@ -162,23 +162,26 @@ fn one_rank_gives_the_bits_of_one_device() {
 
 #[test]
 fn a_unet_on_odd_shards_is_the_unet_on_one_device() {
-    let run = |ranks: usize| {
+    let run = |ranks: usize, [lat, lon]: [usize; 2]| {
         let results = Launcher::local(ranks).collect(|world| {
             let mesh = world.mesh([("lat", ranks)])?;
             let model = world.init(|device| UNetConfig::new(3, 2).with_width(4).init(device))?;
-            let x = sample("x", [1, 3, 12, 8], &mesh, &[Shard(2)])?.require_grad();
+            let x = sample("x", [1, 3, lat, lon], &mesh, &[Shard(2)])?.require_grad();
             let y = x.clone().apply(&model);
+            assert_eq!(y.dims(), [1, 2, lat, lon]);
             let loss = mse_loss(y.clone(), y.clone().detach() * 0.5, Reduction::Mean);
             let gradient = x.grad(&loss.backward()).expect("a gradient");
             Ok([y, gradient].map(|t| t.full_tensor(LocalGradient::Replicated).into_data()))
         });
         results.unwrap().remove(0)
     };
-    let one = run(1);
-    for ranks in [2, 3, 5] {
-        for (found, expected) in run(ranks).iter().zip(&one) {
-            let off = halocline::ops::testing::difference(found, expected);
-            assert!(off < 1e-5, "{ranks} ranks: off by {off:e}");
+    for grid in [[12, 8], [13, 10]] {
+        let one = run(1, grid);
+        for ranks in [2, 3, 5] {
+            for (found, expected) in run(ranks, grid).iter().zip(&one) {
+                let off = halocline::ops::testing::difference(found, expected);
+                assert!(off < 1e-5, "{ranks} ranks: off by {off:e}");
+            }
         }
     }
 }

@@ -2,7 +2,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Device;
 use halocline_core::Boundary;
-use halocline_ops::{Field, Layer, PoolOptions};
+use halocline_ops::{Field, Layer, PoolOptions, Rounding};
 
 use crate::conv::{FieldConv2d, FieldConv2dConfig};
 
@@ -28,8 +28,8 @@ pub struct UNetConfig {
 /// up, two convolutions at every level.
 ///
 /// # Shapes
-/// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`; `lat` and `lon` are multiples of
-/// `2^levels`. Shards may have any extents.
+/// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, of any size: where a level has an odd number of
+/// cells, the last one is alone in its window on the way down and gets half of what comes up. Shards may have any extents.
 #[derive(Module, Debug)]
 pub struct UNet {
     down: Vec<DoubleConv>,
@@ -90,24 +90,21 @@ impl<X: Field<4>> Layer<X> for UNet {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let [_, _, lat, lon] = x.global_dims();
-        let factor = 1 << self.down.len();
-        assert!(
-            lat % factor == 0 && lon % factor == 0,
-            "UNet: a field of {lat} × {lon} cells; {} levels need multiples of {factor}",
-            self.down.len()
-        );
+        let halved = PoolOptions::new([2, 2]).with_rounding(Rounding::Ceil);
         let mut y = x;
         let mut skips = Vec::new();
         for level in &self.down {
             let skip = level.forward(y);
-            y = skip.clone().avg_pool(&PoolOptions::new([2, 2]));
+            y = skip.clone().avg_pool(&halved);
             skips.push(skip);
         }
         y = self.bottom.forward(y);
         for (level, skip) in self.up.iter().zip(skips).rev() {
+            let [_, _, lat, lon] = skip.global_dims();
+            let upsampled = y.upsample_nearest(2);
+            let upsampled = upsampled.slice_of(2, 0..lat).slice_of(3, 0..lon);
             // Shards of odd extents come back with others: the skip's are the ones to keep.
-            let upsampled = y.upsample_nearest(2).align_to(&skip);
+            let upsampled = upsampled.align_to(&skip);
             y = level.forward(X::join(vec![upsampled, skip], 1));
         }
         self.head.forward(y)

@@ -53,9 +53,21 @@ pub(crate) fn drop_empty<const D: usize>(
     if !layout.has_empty_shard() {
         return Ok(local);
     }
-    let kept = layout.local_shape(position);
+    keep(
+        local,
+        &IndexBox::whole(&layout.local_shape(position)),
+        operator,
+    )
+}
+
+/// A box of a shard, which may be empty: the same graph whatever the box is.
+pub(crate) fn keep<const D: usize>(
+    local: Tensor<D>,
+    cells: &IndexBox,
+    operator: &'static str,
+) -> Result<Tensor<D>> {
     let plan = ExchangePlan::new(Source::Single(0, &local.dims()), 0, 1, |_| {
-        Need::of(IndexBox::whole(&kept))
+        Need::of(cells.clone())
     });
     run(local, operator, plan)
 }

@@ -193,7 +193,7 @@ pub trait Field<const D: usize>:
         Self::same_rank(or_panic(reshape::join(parts, dim)))
     }
 
-    /// A range of a dim that is whole on every rank.
+    /// A range of a dim; nothing is communicated.
     #[must_use]
     fn slice_of(self, dim: usize, range: Range<usize>) -> Self {
         same(self, |x| reshape::narrow(x, dim, range))

@@ -121,6 +121,21 @@ mod tests {
         }
     }
 
+    struct Ranges;
+
+    impl Operator<3, 3> for Ranges {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X::Rank<3> {
+            let x = inputs.remove(0).slice_of(1, 1..4);
+            let y = x.slice_of(2, 2..7).gelu().slice_of(0, 1..2);
+            X::from_shard(y.into_shard())
+        }
+    }
+
+    #[test]
+    fn ranges_of_sharded_dims() {
+        check_op(&Ranges, &[[2, 5, 7]], &[], &[0, 1, 2], 1e-6);
+    }
+
     #[test]
     fn losses_over_all_dims() {
         check_op(&Huber, &[[2, 5, 6], [2, 5, 6]], &[], &[0, 1, 2], 1e-6);

@@ -1,9 +1,11 @@
 //! Operators that move no value between ranks: joining, repeating, dropping dims.
 
-use burn::tensor::{Tensor, TensorData};
-use halocline_core::{Error, Replicate, Result, Shard, ShardTensor};
+use std::ops::Range;
 
-use crate::empty::{drop_empty, fill_empty};
+use burn::tensor::{Tensor, TensorData};
+use halocline_core::{Error, IndexBox, Replicate, Result, Shard, ShardTensor};
+
+use crate::empty::{drop_empty, fill_empty, keep};
 
 /// Joins tensors along a dim that is whole on every rank; all else must agree.
 ///
@@ -82,17 +84,17 @@ pub fn align<const D: usize>(x: ShardTensor<D>, other: &ShardTensor<D>) -> Resul
     x.try_redistribute_to(&layout)
 }
 
-/// A range of a dim that is whole on every rank.
+/// A range of a dim. Where the dim is sharded, each rank keeps what it has of the range: nothing travels.
 ///
 /// # Adjoint
 /// The cotangent in the range, zero elsewhere.
 ///
 /// # Errors
-/// A dim that is sharded or not there, a range beyond its end.
+/// A dim that is not there, a range without cells or beyond its end.
 pub fn narrow<const D: usize>(
     x: ShardTensor<D>,
     dim: usize,
-    range: std::ops::Range<usize>,
+    range: Range<usize>,
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "narrow";
     if dim >= D || range.end > x.dims()[dim] || range.is_empty() {
@@ -101,16 +103,38 @@ pub fn narrow<const D: usize>(
             format!("{range:?} of dim {dim} of {:?}", x.dims()),
         ));
     }
-    x.require_whole(NAME, dim)?;
+    if range == (0..x.dims()[dim]) {
+        return Ok(x);
+    }
     let mut extents = x.layout().all_extents().to_vec();
-    extents[dim] = vec![range.len()];
+    let mut start = 0;
+    for extent in &mut extents[dim] {
+        let cells = start..start + *extent;
+        start = cells.end;
+        *extent = common(&cells, &range).len();
+    }
     let layout = x.layout().derive(x.placements().to_vec(), extents);
     let all: Vec<usize> = (0..D).collect();
     let (local, from, mesh) = x.into_parts();
+    if from.extents(dim).len() > 1 {
+        let own = from.local_box(mesh.position());
+        let mut kept = IndexBox::whole(&own.shape()).ranges().to_vec();
+        let cells = &own.ranges()[dim];
+        let found = common(cells, &range);
+        kept[dim] = found.start - cells.start..found.end - cells.start;
+        let local = keep(local, &IndexBox::new(kept), NAME)?;
+        return Ok(ShardTensor::from_parts(local, layout, mesh));
+    }
     // burn cuts a slice without cells off from the graph, on that rank alone.
     let local = fill_empty(local, &from, &all, NAME, 0.0)?.narrow(dim, range.start, range.len());
     let local = drop_empty(local, &layout, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// The cells of a range that are in another one, or nothing at one of its ends.
+fn common(cells: &Range<usize>, other: &Range<usize>) -> Range<usize> {
+    let within = |cell: usize| cell.clamp(cells.start, cells.end);
+    within(other.start)..within(other.end)
 }
 
 /// A tensor that varies along one dim only, with one cell in all others and the shards that `x` has in that dim.
