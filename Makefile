@@ -10,7 +10,7 @@ EXAMPLES := 01_scatter_and_conv 02_partial 03_halo 04_checkpoint
 MPIRUN := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --allow-run-as-root --oversubscribe
 TARGET := $(or $(CARGO_TARGET_DIR),$(shell cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'))
 
-.PHONY: demo test check bench bench-conv bench-engines docs-scaling chaos fuzz packages test-packages
+.PHONY: demo test check bench bench-conv bench-engines bench-gpu docs-scaling chaos fuzz packages test-packages
 
 demo: packages
 	cargo build --release $(CARGO_FLAGS) --example weather
@@ -68,6 +68,11 @@ bench-conv: packages
 
 bench-engines: packages
 	cargo bench $(CARGO_FLAGS) --bench engines
+
+# On the GPU that burn finds; GPU=wgpu for one that is not NVIDIA's.
+GPU ?= cuda
+bench-gpu: packages
+	BURN_DEVICE=$(GPU) cargo bench $(CARGO_FLAGS),$(GPU) --bench gpu
 
 docs-scaling: packages
 	cargo bench $(CARGO_FLAGS) --bench scaling

@@ -9,9 +9,8 @@
 //! Programs run in turn, several rounds; the figures are medians. `HALOCLINE_PYTHON` is the Python with PyTorch,
 //! `HALOCLINE_BENCH_SECONDS` what a figure may take in each round; arguments are other sizes, in bytes. Writes `target/bench/engines.csv`.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Instant;
 
 use burn::backend::TensorMetadata;
@@ -20,6 +19,9 @@ use halocline::core::ops::all_reduce_sum;
 use halocline::core::{Batch, Expected, Operation, Payload, Traffic};
 use halocline::models::{SurrogateCnnConfig, weighted_mse};
 use halocline::prelude::*;
+use peers::{Samples, collect, median};
+
+mod peers;
 
 const SIZES: [usize; 8] = [
     4 << 10,
@@ -48,9 +50,6 @@ fn main() -> Result<()> {
     }
 }
 
-/// Seconds by (what, bytes), of every round.
-type Samples = BTreeMap<(String, usize), Vec<f64>>;
-
 /// The sizes given as arguments, or all.
 fn sizes() -> Vec<usize> {
     let given = std::env::args().filter_map(|argument| argument.parse().ok());
@@ -60,12 +59,6 @@ fn sizes() -> Vec<usize> {
     } else {
         given
     }
-}
-
-fn median(samples: &[f64]) -> f64 {
-    let mut samples = samples.to_vec();
-    samples.sort_by(f64::total_cmp);
-    samples[samples.len() / 2]
 }
 
 // ---- The rank's side.
@@ -317,26 +310,6 @@ fn mpirun(program: &Path) -> Command {
     command.args(["--allow-run-as-root", "--oversubscribe", "-n", "2"]);
     command.arg(program);
     command
-}
-
-/// Runs a program and adds the lines `what,bytes,seconds` that it prints.
-fn collect(command: &mut Command, samples: &mut Samples) -> Result<()> {
-    let output = command.stderr(Stdio::inherit()).output()?;
-    if !output.status.success() {
-        return Err(Error::other(format!("{command:?}: {}", output.status)));
-    }
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
-        let fields: Vec<&str> = line.split(',').collect();
-        if let [what, bytes, seconds] = fields[..]
-            && let (Ok(bytes), Ok(seconds)) = (bytes.parse(), seconds.parse())
-        {
-            samples
-                .entry((what.into(), bytes))
-                .or_default()
-                .push(seconds);
-        }
-    }
-    Ok(())
 }
 
 fn report(csv: &Path, [ours, threads, alone, theirs, gloo]: [&Samples; 5]) -> Result<()> {

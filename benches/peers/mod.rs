@@ -1,0 +1,36 @@
+//! What benches share that compare programs: they run in turn, and print lines `what,of,figure`.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+use halocline::prelude::*;
+
+/// Figures by (what, of), of every round.
+pub(crate) type Samples = BTreeMap<(String, usize), Vec<f64>>;
+
+/// The middle one.
+pub(crate) fn median(samples: &[f64]) -> f64 {
+    let mut samples = samples.to_vec();
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
+}
+
+/// Runs a program and adds the lines that it prints.
+///
+/// # Errors
+/// The program cannot be started, or fails.
+pub(crate) fn collect(command: &mut Command, samples: &mut Samples) -> Result<()> {
+    let output = command.stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        return Err(Error::other(format!("{command:?}: {}", output.status)));
+    }
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let fields: Vec<&str> = line.split(',').collect();
+        if let [what, of, figure] = fields[..]
+            && let (Ok(of), Ok(figure)) = (of.parse(), figure.parse())
+        {
+            samples.entry((what.into(), of)).or_default().push(figure);
+        }
+    }
+    Ok(())
+}
