@@ -10,7 +10,7 @@ EXAMPLES := 01_scatter_and_conv 02_partial 03_halo 04_checkpoint
 MPIRUN := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --allow-run-as-root --oversubscribe
 TARGET := $(or $(CARGO_TARGET_DIR),$(shell cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'))
 
-.PHONY: demo test check bench bench-conv bench-engines bench-gpu docs-scaling chaos fuzz packages test-packages
+.PHONY: demo test test-gpu check bench bench-conv bench-engines bench-gpu docs-scaling chaos fuzz packages test-packages
 
 demo: packages
 	cargo build --release $(CARGO_FLAGS) --example weather
@@ -44,6 +44,19 @@ ifneq (,$(findstring wgpu,$(FEATURES)))
 	BURN_DEVICE=wgpu cargo nextest run $(TEST_FLAGS) -E 'test(halos_may_travel)'
 endif
 
+# On the GPU that burn finds; GPU=wgpu for one that is not NVIDIA's.
+GPU ?= cuda
+test-gpu: export BURN_DEVICE = $(GPU)
+test-gpu: test-packages
+	cargo build $(CARGO_FLAGS),$(GPU) --example golden
+	$(TARGET)/debug/examples/golden tests/golden --ranks 1,2,4 > /dev/null
+ifeq ($(GPU),cuda)
+	@echo "== a rank that sends to itself by NCCL"
+	HALOCLINE_NCCL=1 RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 \
+		HALOCLINE_MPI_CASE=payloads HALOCLINE_MPI_RANKS=1 \
+		cargo test $(CARGO_FLAGS),cuda --test mpi -- rank_program --exact --nocapture
+endif
+
 # Kills training runs, some 200 times in at most 10 minutes, and checks that nothing is lost.
 chaos: packages
 	cargo build --release $(CARGO_FLAGS) --example chaos
@@ -69,8 +82,6 @@ bench-conv: packages
 bench-engines: packages
 	cargo bench $(CARGO_FLAGS) --bench engines
 
-# On the GPU that burn finds; GPU=wgpu for one that is not NVIDIA's.
-GPU ?= cuda
 bench-gpu: packages
 	BURN_DEVICE=$(GPU) cargo bench $(CARGO_FLAGS),$(GPU) --bench gpu
 

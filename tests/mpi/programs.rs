@@ -80,7 +80,10 @@ fn succeed(program: impl Fn(World) -> Result<()> + Send + Sync) {
         } else {
             "Mpi"
         };
-        let engine = format!("{name}(rank {} of {ranks})", world.rank());
+        let mut engine = format!("{name}(rank {} of {ranks})", world.rank());
+        if std::env::var("HALOCLINE_NCCL").is_ok_and(|on| on == "1") {
+            engine = format!("Nccl(over {engine})");
+        }
         assert_eq!(format!("{:?}", world.comm()), engine);
         program(world)
     });
@@ -230,17 +233,17 @@ fn training(world: World) -> Result<Found> {
     Ok(vec![TensorData::new(losses, [steps])])
 }
 
-/// Sends each peer a payload and returns what they sent.
+/// Sends each rank a payload, this one too, and returns what they sent.
 fn exchange(
     world: &World,
     payload: impl Fn(usize) -> Payload,
     expected: impl Fn(usize) -> Expected,
 ) -> Result<Vec<Payload>> {
-    let peers = || (0..world.size()).filter(|&peer| peer != world.rank());
+    let ranks = 0..world.size();
     let batch = Batch {
         operation: Operation::new("test", Traffic::Control, None),
-        sends: peers().map(|peer| (peer, payload(peer))).collect(),
-        receives: peers().map(|peer| (peer, expected(peer))).collect(),
+        sends: ranks.clone().map(|rank| (rank, payload(rank))).collect(),
+        receives: ranks.map(|rank| (rank, expected(rank))).collect(),
     };
     world.comm().clone().start(batch)?.finish()
 }

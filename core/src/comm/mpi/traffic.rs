@@ -206,9 +206,10 @@ impl Traffic {
         self.leaving.is_empty() && self.strays.is_empty() && asks.all(|ask| self.is_never_sent(ask))
     }
 
-    /// Is ready for the last message of a peer.
+    /// Is ready for the last message of a peer; this rank sends itself none.
     fn listen(&mut self, peer: usize) -> Result<()> {
-        if self.peers[peer].end.is_none() && self.peers[peer].ended.is_none() {
+        let of = &self.peers[peer];
+        if peer != self.link.rank() && of.end.is_none() && of.ended.is_none() {
             let memory = Incoming::Block(Block::new(END));
             let end = self.link.receive(peer, Tag::END, memory, 0..END)?;
             self.peers[peer].end = Some(end);

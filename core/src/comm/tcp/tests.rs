@@ -183,7 +183,7 @@ fn a_failure_a_lost_process_and_another_operation_are_told_apart() {
         0 => exchange(&comm, "x", 1),
         _ => {
             comm.fail("disk full");
-            Err(Error::Engine("disk full".into()))
+            Err(crate::Error::Engine("disk full".into()))
         }
     });
     let error = text(found.into_iter().next().unwrap());
