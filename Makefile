@@ -41,7 +41,7 @@ test: test-packages
 ifneq (,$(findstring wgpu,$(FEATURES)))
 	@echo "== golden on a GPU, or what stands in for it"
 	BURN_DEVICE=wgpu $(TARGET)/debug/examples/golden tests/golden --ranks 1,4 > /dev/null
-	BURN_DEVICE=wgpu cargo nextest run $(TEST_FLAGS) -E 'test(halos_may_travel)'
+	BURN_DEVICE=wgpu cargo nextest run $(TEST_FLAGS) -E 'test(while_halos_travel) + test(halos_may_travel)'
 endif
 
 # On the GPU that burn finds; GPU=wgpu for one that is not NVIDIA's.
@@ -50,6 +50,7 @@ test-gpu: export BURN_DEVICE = $(GPU)
 test-gpu: test-packages
 	cargo build $(CARGO_FLAGS),$(GPU) --example golden
 	$(TARGET)/debug/examples/golden tests/golden --ranks 1,2,4 > /dev/null
+	cargo nextest run $(CARGO_FLAGS),$(GPU) -E 'test(while_halos_travel) + test(halos_may_travel)'
 ifeq ($(GPU),cuda)
 	@echo "== a rank that sends to itself by NCCL"
 	HALOCLINE_NCCL=1 RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 \
@@ -83,7 +84,7 @@ bench-engines: packages
 	cargo bench $(CARGO_FLAGS) --bench engines
 
 bench-gpu: packages
-	BURN_DEVICE=$(GPU) cargo bench $(CARGO_FLAGS),$(GPU) --bench gpu
+	BURN_DEVICE=$(GPU) cargo bench $(CARGO_FLAGS),$(GPU),burn/autotune --bench gpu
 
 docs-scaling: packages
 	cargo bench $(CARGO_FLAGS) --bench scaling

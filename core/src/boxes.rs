@@ -170,6 +170,10 @@ impl Exchange {
         part: &IndexBox,
     ) -> DispatchTensor {
         let plan = &self.forward.plan;
+        let shape = part.shape();
+        if plan.is_identity() && shape == plan.output_shape {
+            return tensor.clone();
+        }
         // Where in the part a box lies, and what of the box that is.
         let common = |transfer: &Transfer| {
             let at = transfer.dst.intersection(part)?;
@@ -192,7 +196,6 @@ impl Exchange {
             Some((at, inside(cells.clone(), &transfer.flip, &of)))
         });
         let boxes: Vec<_> = own.chain(others).collect();
-        let shape = part.shape();
         // What is kept has memory of its own.
         if let [(at, cells)] = &boxes[..]
             && at.shape() == shape
@@ -201,8 +204,8 @@ impl Exchange {
             return cells.clone();
         }
         let from_others = plan.receives.iter().flat_map(|(_, transfers)| transfers);
-        let inside = from_others.chain(&plan.copies).filter_map(common);
-        let covered: usize = inside.map(|(at, _)| at.volume()).sum();
+        let planned = from_others.chain(&plan.copies).filter_map(common);
+        let covered: usize = planned.map(|(at, _)| at.volume()).sum();
         let value = (covered < part.volume()).then_some(plan.fill);
         let output = blank(tensor, &shape, value);
         let boxes = boxes.into_iter();

@@ -20,7 +20,7 @@ const SMALL: usize = 1 << SMALL_BITS;
 const SMALL_BITS: u32 = 10;
 const LINE: usize = 64;
 const PAGE: usize = 4096;
-/// The bytes of what is called a large halo here.
+/// Blocks of up to so many bytes are as large as halos.
 const HALO: usize = 256 << 10;
 
 /// A block of memory, given back to the pool when dropped.
@@ -69,7 +69,7 @@ pub fn release_memory() {
     pool.shrink();
 }
 
-/// Blocks begin at a cache line; those of the size of halos at a page, because the system copies messages between
+/// New blocks begin at a cache line; those as large as halos at a page, because the system copies messages between
 /// processes page by page.
 fn alignment(bytes: usize) -> usize {
     match bytes {

@@ -1,4 +1,4 @@
-//! Operators that move no value between ranks: joining, repeating, dropping dims.
+//! Operators that compute nothing: joining, ranges, the shards of another tensor, profiles, dropping dims.
 
 use std::ops::Range;
 

@@ -210,7 +210,7 @@ impl Stencil {
     /// Runs the operator. The kernel computes a box of outputs, given by its global indices, from the cells that its
     /// windows reach; on a rank without outputs it gets one window of fill, and what it gives is dropped.
     ///
-    /// An output may depend on the cells of its window only: for tensors without autodiff, while large boxes travel between
+    /// An output may depend on the cells of its window only: for results without autodiff, while large boxes travel between
     /// processes, the kernel computes all outputs with anything in the place of these boxes, and then again those that
     /// depend on them.
     ///
@@ -276,15 +276,22 @@ impl Stencil {
         };
         let compute = |received: &[_], cells: &IndexBox, part: &IndexBox| {
             let cells = exchange.assemble_part(&shard, received, cells);
-            kernel(Tensor::from_dispatch(cells), part).into_dispatch()
+            kernel(Tensor::from_dispatch(cells), part)
         };
         // All at once, and then again what depends on other ranks' cells: parts put together would be copied.
-        let mut local = compute(&[], &IndexBox::whole(&plan.output_shape), outputs);
+        let first = compute(&[], &IndexBox::whole(&plan.output_shape), outputs);
         let received = boxes.finish()?;
+        if first.device().is_autodiff() {
+            // By a parameter: the same graph on all ranks, and nothing in it of cells that had not come.
+            let cells = exchange.assemble(shard, received);
+            return Ok(kernel(Tensor::from_dispatch(cells), outputs));
+        }
+        let mut local = first.into_dispatch();
         for part in outputs.around(&early) {
             let at = part.seen_from(outputs);
             let cells = self.cells_of(&at, &plan.output_shape);
-            local = paste(local, &at, compute(&received, &cells, &part));
+            let again = compute(&received, &cells, &part);
+            local = paste(local, &at, again.into_dispatch());
         }
         Ok(Tensor::from_dispatch(local))
     }
@@ -315,6 +322,54 @@ impl Stencil {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use halocline_core::{Boundary, Distribution, Launcher, Overlap, RandomKey, Shard};
+
+    /// A parameter that the kernel brings is differentiated as on ranks that wait for halos first.
+    #[test]
+    fn parameters_have_the_same_gradient_while_halos_travel() {
+        let gradients = |overlap| {
+            let launcher = Launcher::local(3).overlap(overlap);
+            let found = launcher.collect(|world| {
+                let mesh = world.mesh([("x", 3)])?;
+                let normal = Distribution::Normal {
+                    mean: 0.0,
+                    std: 1.0,
+                };
+                let key = RandomKey::new(3, "x");
+                let x = ShardTensor::random([2, 1, 17], normal, key, &mesh, &[Shard(2)])?.inner();
+                let ring = Padding {
+                    low: 1,
+                    high: 1,
+                    boundary: [Boundary::Periodic; 2],
+                };
+                let stencil = Stencil::new("mean", vec![Window::new(3).with_padding(ring)]);
+                let autodiff = world.device().clone().inner().autodiff();
+                let scale = Tensor::<1>::from_floats([0.3], &autodiff).require_grad();
+                let parameter = stencil.parameter(&x, scale.clone())?;
+                let y = stencil.run(x, |x, _| {
+                    let cells = x.dims()[2] - 2;
+                    // Not finite where a cell is zero, as those may be that have not come.
+                    let x = x.recip();
+                    let sides = x.clone().narrow(2, 0, cells) + x.narrow(2, 2, cells);
+                    sides * parameter.clone().reshape([1, 1, 1])
+                })?;
+                let gradients = y.into_parts().0.sum().backward();
+                let gradient = scale.grad(&gradients).expect("a gradient");
+                Ok(gradient.into_data())
+            });
+            let found = found.unwrap();
+            assert!(
+                found
+                    .iter()
+                    .all(|data| data.iter::<f32>().all(f32::is_finite))
+            );
+            found
+        };
+        let (early, late) = (gradients(Overlap::On), gradients(Overlap::Off));
+        for (early, late) in early.iter().zip(&late) {
+            early.assert_eq(late, true);
+        }
+    }
 
     #[test]
     fn a_kernel_that_gives_other_outputs_is_refused() {

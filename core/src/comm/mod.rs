@@ -219,9 +219,9 @@ impl fmt::Display for Expected {
 pub struct Batch {
     /// The operation.
     pub operation: Operation,
-    /// Messages for other ranks of the world.
+    /// Messages for ranks of the world.
     pub sends: Vec<(usize, Payload)>,
-    /// Messages from other ranks of the world.
+    /// Messages from ranks of the world.
     pub receives: Vec<(usize, Expected)>,
 }
 
@@ -319,7 +319,8 @@ fn within<T>(timeout: Duration, whom: &'static str, join: impl FnOnce() -> T) ->
 
 /// The connection of one rank to the others.
 ///
-/// Messages between two ranks keep their order. A send never waits for its receiver. A rank may send to itself.
+/// Messages between two ranks keep their order. A send never waits for its receiver. A rank may send to itself,
+/// what the same batch receives.
 pub trait Communicator: Send + Sync + fmt::Debug {
     /// This rank.
     fn rank(&self) -> usize;

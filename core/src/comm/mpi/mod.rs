@@ -385,13 +385,18 @@ impl Communicator for Mpi {
             receives,
         } = batch;
         let fingerprint = operation.fingerprint();
+        // Outside: cells that lie on a GPU are waited for.
+        let sends = sends.into_iter().map(|(peer, payload)| {
+            let packed = wire::pack(payload);
+            self.counters.count(&operation, packed.bytes());
+            (peer, packed)
+        });
+        let sends: Vec<_> = sends.collect();
         let batch = self.enter(|traffic| {
             let batch = traffic.ticket();
             // Before receiving: MPI copies a long message that waits already while it is asked for, and the peer would
             // wait for ours as long.
-            for (peer, payload) in sends {
-                let packed = wire::pack(payload);
-                self.counters.count(&operation, packed.bytes());
+            for (peer, packed) in sends {
                 traffic.send(batch, peer, fingerprint, packed)?;
             }
             for (peer, expected) in &receives {

@@ -384,9 +384,10 @@ impl Traffic {
         self.drive_others()?;
         self.drive()?;
         let own = self.link.rank();
-        for peer in (0..self.peers.len()).filter(|&peer| peer != own) {
+        for peer in 0..self.peers.len() {
             self.listen(peer)?;
-            if !self.peers[peer].told && self.leaving.iter().all(|message| message.peer != peer) {
+            let told = peer == own || self.peers[peer].told;
+            if !told && self.leaving.iter().all(|message| message.peer != peer) {
                 let sent = self.peers[peer].sent.to_ne_bytes();
                 let farewell = Outgoing::Block(Block::copy_of(&sent), END);
                 let batch = self.ticket();

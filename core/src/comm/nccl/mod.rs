@@ -96,6 +96,10 @@ pub(crate) fn over(control: Arc<dyn Communicator>, on: &Device) -> Result<Arc<dy
         });
     let reason = reasons.min();
     let (Some(index), None) = (index, &reason) else {
+        if let (Some(true), Some(reason)) = (switched, &reason) {
+            let message = format!("{SWITCH}=1 asks for NCCL, which cannot be used: {reason}");
+            return Err(Error::Engine(message));
+        }
         if let (Some(_), Some(reason)) = (index, reason)
             && control.rank() == 0
             && switched != Some(false)
@@ -248,8 +252,8 @@ fn is_sent(payload: &Payload) -> bool {
     let Payload::Tensors(tensors) = payload else {
         return false;
     };
-    let mut tensors = tensors.iter();
-    tensors.all(|tensor| lie_on_gpu(tensor.dtype(), &tensor.device()))
+    let lies = |tensor: &DispatchTensor| lie_on_gpu(tensor.dtype(), &tensor.device());
+    !tensors.is_empty() && tensors.iter().all(lies)
 }
 
 /// Whether such cells go by NCCL.
@@ -310,7 +314,9 @@ impl Communicator for Nccl {
                     shapes,
                     dtype,
                     device,
-                } if lie_on_gpu(*dtype, device) => (shapes, (Device::new(device.clone()), *dtype)),
+                } if !shapes.is_empty() && lie_on_gpu(*dtype, device) => {
+                    (shapes, (Device::new(device.clone()), *dtype))
+                }
                 _ => {
                     control.receives.push((peer, expected));
                     incoming.push(None);
