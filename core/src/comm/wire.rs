@@ -103,6 +103,19 @@ pub(super) fn on_host(tensor: DispatchTensor) -> FlexTensor {
     })
 }
 
+/// Brings what lies on a GPU into the memory of this process.
+#[cfg(feature = "mpi")]
+pub(super) fn bring(payload: &mut Payload) {
+    let Payload::Tensors(tensors) = payload else {
+        return;
+    };
+    for tensor in tensors {
+        if !matches!(tensor.device(), DispatchDevice::Flex(_)) {
+            *tensor = of_host(on_host(tensor.clone()), tensor.dtype());
+        }
+    }
+}
+
 /// Writes the elements of a tensor, in order.
 fn write_cells(tensor: &FlexTensor, to: &mut [u8]) {
     let (layout, size) = (tensor.layout(), tensor.dtype().size());
@@ -157,14 +170,19 @@ impl Expected {
     }
 }
 
+/// A tensor of this process's memory as one of any device.
+fn of_host(cells: FlexTensor, dtype: DType) -> DispatchTensor {
+    DispatchTensor::from_backend(match dtype {
+        DType::Bool(_) => BackendTensor::<Flex>::Bool(cells),
+        dtype if dtype.is_float() => BackendTensor::Float(cells),
+        _ => BackendTensor::Int(cells),
+    })
+}
+
 /// A tensor of this process's memory on a device.
 fn on_device(cells: FlexTensor, dtype: DType, device: &DispatchDevice) -> DispatchTensor {
     if matches!(device, DispatchDevice::Flex(_)) {
-        return DispatchTensor::from_backend(match dtype {
-            DType::Bool(_) => BackendTensor::<Flex>::Bool(cells),
-            dtype if dtype.is_float() => BackendTensor::Float(cells),
-            _ => BackendTensor::Int(cells),
-        });
+        return of_host(cells, dtype);
     }
     let data = cells.into_data();
     match dtype {

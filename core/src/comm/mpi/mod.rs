@@ -15,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::wire::bring;
 use super::{
     Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Pending, Settings,
     within,
@@ -43,7 +44,7 @@ pub(crate) struct Mpi {
 
 /// What the rank shares with the thread that drives its messages on.
 struct Shared {
-    /// Held during every call of MPI, and while a payload that has come is made tensors; `None` when MPI is finalised.
+    /// Held during every call of MPI, and while payloads are packed and unpacked; `None` when MPI is finalised.
     traffic: Mutex<Option<Traffic>>,
     /// Something is in transit, or all is over.
     wake: Condvar,
@@ -381,22 +382,19 @@ impl Communicator for Mpi {
     fn start(self: Arc<Self>, batch: Batch) -> Result<InFlight> {
         let Batch {
             operation,
-            sends,
+            mut sends,
             receives,
         } = batch;
         let fingerprint = operation.fingerprint();
-        // Outside: cells that lie on a GPU are waited for.
-        let sends = sends.into_iter().map(|(peer, payload)| {
-            let packed = wire::pack(payload);
-            self.counters.count(&operation, packed.bytes());
-            (peer, packed)
-        });
-        let sends: Vec<_> = sends.collect();
+        // The cells of a GPU are waited for, which nobody should do who keeps others from MPI.
+        sends.iter_mut().for_each(|(_, payload)| bring(payload));
         let batch = self.enter(|traffic| {
             let batch = traffic.ticket();
             // Before receiving: MPI copies a long message that waits already while it is asked for, and the peer would
             // wait for ours as long.
-            for (peer, packed) in sends {
+            for (peer, payload) in sends {
+                let packed = wire::pack(payload);
+                self.counters.count(&operation, packed.bytes());
                 traffic.send(batch, peer, fingerprint, packed)?;
             }
             for (peer, expected) in &receives {
