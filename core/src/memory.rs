@@ -20,7 +20,7 @@ const SMALL: usize = 1 << SMALL_BITS;
 const SMALL_BITS: u32 = 10;
 const LINE: usize = 64;
 const PAGE: usize = 4096;
-/// Blocks of up to so many bytes are as large as halos.
+/// From a page up to so many bytes, blocks are as large as halos.
 const HALO: usize = 256 << 10;
 
 /// A block of memory, given back to the pool when dropped.

@@ -29,7 +29,8 @@ pub struct UNetConfig {
 ///
 /// # Shapes
 /// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, of any size: where a level has an odd number of
-/// cells, the last one is alone in its window on the way down, and of the two that come up for it the second is cut off. Shards may have any extents.
+/// cells, the last one is alone in its window on the way down, and of the two that come up for it the second is cut off.
+/// Shards may have any extents.
 #[derive(Module, Debug)]
 pub struct UNet {
     down: Vec<DoubleConv>,

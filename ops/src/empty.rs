@@ -53,11 +53,8 @@ pub(crate) fn drop_empty<const D: usize>(
     if !layout.has_empty_shard() {
         return Ok(local);
     }
-    keep(
-        local,
-        &IndexBox::whole(&layout.local_shape(position)),
-        operator,
-    )
+    let kept = IndexBox::whole(&layout.local_shape(position));
+    keep(local, &kept, operator)
 }
 
 /// A box of a shard, which may be empty: the same graph whatever the box is.

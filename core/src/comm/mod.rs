@@ -319,8 +319,8 @@ fn within<T>(timeout: Duration, whom: &'static str, join: impl FnOnce() -> T) ->
 
 /// The connection of one rank to the others.
 ///
-/// Messages between two ranks keep their order. A send never waits for its receiver. A rank may send to itself,
-/// what the same batch receives.
+/// Messages between two ranks keep their order. A send never waits for its receiver. A rank may send itself what the same
+/// batch receives.
 pub trait Communicator: Send + Sync + fmt::Debug {
     /// This rank.
     fn rank(&self) -> usize;
