@@ -5,27 +5,20 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::backend::{
-    BackendTensor, DispatchKindConversion, DispatchTensor, DispatchTensorKind, Flex, TensorMetadata,
-};
+use burn::backend::{BackendTensor, DispatchKindConversion, DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{DType, Shape};
 use burn_std::Bytes;
 
 use super::Payload;
-use super::wire::{Outgoing, bytes, on_host};
-use crate::memory::{Block, contiguous};
+use super::wire::{Outgoing, bytes, here};
+use crate::memory::Block;
 
 /// Elements that are added before the next ones: they stay in the first-level cache.
 const STRETCH: usize = 2048;
 
 /// The tensor, if it is one of floats of the CPU, which is what is added and put together here.
 fn of_cpu(tensor: &DispatchTensor) -> Option<&FlexTensor> {
-    match &tensor.kind {
-        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => {
-            matches!(tensor.dtype(), DType::F32 | DType::F64).then_some(tensor)
-        }
-        _ => None,
-    }
+    here(tensor).filter(|tensor| matches!(tensor.dtype(), DType::F32 | DType::F64))
 }
 
 /// Whether a tensor is one of floats of the CPU.
@@ -37,7 +30,7 @@ pub(super) fn holds(tensor: &DispatchTensor) -> bool {
 pub(super) fn in_one_piece(tensor: DispatchTensor) -> DispatchTensor {
     match of_cpu(&tensor) {
         Some(apart) if !apart.is_contiguous() => {
-            let tensor = contiguous(on_host(tensor));
+            let tensor = apart.to_contiguous();
             DispatchTensor::from_backend(BackendTensor::<Flex>::Float(tensor))
         }
         _ => tensor,

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{
-    BackendTensor, Dispatch, DispatchDevice, DispatchKindConversion, DispatchTensor, Flex,
-    TensorMetadata,
+    BackendTensor, Dispatch, DispatchDevice, DispatchKindConversion, DispatchTensor,
+    DispatchTensorKind, Flex, TensorMetadata,
 };
 use burn::tensor::{Bool, DType, Int, Shape, Tensor};
 use burn_std::Bytes;
@@ -29,24 +29,24 @@ pub(super) enum Outgoing {
 
 impl Outgoing {
     /// The bytes of a payload: those of its tensor, if it is one that lies in one piece, else a copy.
-    pub(super) fn of(payload: Payload) -> Self {
+    pub(super) fn of(mut payload: Payload) -> Self {
+        bring(&mut payload);
         let tensors = match payload {
             Payload::Bytes(bytes) => return Self::Bytes(bytes, 0),
             Payload::Tensors(tensors) => tensors,
         };
-        let tensors = match <[DispatchTensor; 1]>::try_from(tensors).map(|[tensor]| on_host(tensor))
+        if let [tensor] = &tensors[..]
+            && let Some(tensor) = here(tensor)
+            && let Some(place) = place(tensor)
         {
-            Ok(tensor) => match place(&tensor) {
-                Some(place) => return Self::Tensor(tensor.data_arc(), place),
-                None => vec![tensor],
-            },
-            Err(tensors) => tensors.into_iter().map(on_host).collect(),
-        };
+            return Self::Tensor(tensor.data_arc(), place);
+        }
+        let cells = || tensors.iter().map(|tensor| here(tensor).expect("brought"));
         let size = |tensor: &FlexTensor| tensor.layout().num_elements() * tensor.dtype().size();
-        let length = tensors.iter().map(size).sum();
+        let length = cells().map(size).sum();
         let mut block = Block::new(length);
         let mut rest = &mut block.bytes_mut()[..length];
-        for tensor in &tensors {
+        for tensor in cells() {
             let (cells, after) = rest.split_at_mut(size(tensor));
             write_cells(tensor, cells);
             rest = after;
@@ -83,36 +83,30 @@ pub(super) fn bytes(tensor: &FlexTensor) -> &[u8] {
     &tensor.bytes()[place(tensor).expect("a contiguous tensor")]
 }
 
-/// A tensor in the memory of this process.
-pub(super) fn on_host(tensor: DispatchTensor) -> FlexTensor {
-    if matches!(tensor.device(), DispatchDevice::Flex(_)) {
-        return match DispatchTensor::try_into_backend(tensor) {
-            Ok(
-                BackendTensor::<Flex>::Float(tensor)
-                | BackendTensor::Int(tensor)
-                | BackendTensor::Bool(tensor),
-            ) => tensor,
-            other => unreachable!("a tensor of the CPU is {other:?}"),
-        };
+/// The tensor, if it is one of the CPU.
+pub(super) fn here(tensor: &DispatchTensor) -> Option<&FlexTensor> {
+    match &tensor.kind {
+        DispatchTensorKind::Flex(
+            BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor),
+        ) => Some(tensor),
+        _ => None,
     }
-    // `Tensor<1>` only carries the data.
-    FlexTensor::from_data(match tensor.dtype() {
-        DType::Bool(_) => Tensor::<1, Bool>::from_dispatch(tensor).into_data(),
-        dtype if dtype.is_float() => Tensor::<1>::from_dispatch(tensor).into_data(),
-        _ => Tensor::<1, Int>::from_dispatch(tensor).into_data(),
-    })
 }
 
 /// Brings what lies on a GPU into the memory of this process.
-#[cfg(feature = "mpi")]
 pub(super) fn bring(payload: &mut Payload) {
     let Payload::Tensors(tensors) = payload else {
         return;
     };
-    for tensor in tensors {
-        if !matches!(tensor.device(), DispatchDevice::Flex(_)) {
-            *tensor = of_host(on_host(tensor.clone()), tensor.dtype());
-        }
+    for tensor in tensors.iter_mut().filter(|tensor| here(tensor).is_none()) {
+        let (there, dtype) = (tensor.clone(), tensor.dtype());
+        // `Tensor<1>` only carries the data.
+        let data = match dtype {
+            DType::Bool(_) => Tensor::<1, Bool>::from_dispatch(there).into_data(),
+            dtype if dtype.is_float() => Tensor::<1>::from_dispatch(there).into_data(),
+            _ => Tensor::<1, Int>::from_dispatch(there).into_data(),
+        };
+        *tensor = of_host(FlexTensor::from_data(data), dtype);
     }
 }
 
