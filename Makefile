@@ -10,14 +10,13 @@ EXAMPLES := 01_scatter_and_conv 02_partial 03_halo 04_checkpoint
 MPIRUN := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --allow-run-as-root --oversubscribe
 TARGET := $(or $(CARGO_TARGET_DIR),$(shell cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'))
 
-.PHONY: demo test test-gpu check bench bench-conv bench-engines bench-gpu docs-scaling chaos fuzz packages test-packages
+.PHONY: demo test test-gpu check bench bench-conv bench-engines bench-gpu docs-scaling chaos fuzz packages nextest test-packages
 
 demo: packages
 	cargo build --release $(CARGO_FLAGS) --example weather
 	$(TARGET)/release/examples/weather demo --ranks 4
 
-test: test-packages
-	cargo nextest --version > /dev/null 2>&1 || cargo install --locked cargo-nextest
+test: test-packages nextest
 	cargo build $(TEST_FLAGS) --examples
 	cargo nextest run $(TEST_FLAGS)
 	cargo test --doc $(TEST_FLAGS)
@@ -36,6 +35,8 @@ test: test-packages
 		for example in $(EXAMPLES); do scripts/two_hosts.sh 4 $(TARGET)/debug/examples/$$example > /dev/null; done; \
 		RAYON_NUM_THREADS=1 scripts/two_hosts.sh --without-mpi 2 $(TARGET)/debug/examples/golden tests/golden > /dev/null; \
 	else echo "not run: network namespaces need Linux, root and iproute2"; fi
+	@echo "== golden with messages of ranks to themselves"
+	HALOCLINE_LOOPBACK=1 $(TARGET)/debug/examples/golden tests/golden --ranks 1,2 > /dev/null
 	set -e; for isa in portable $(shell grep -qsw avx2 /proc/cpuinfo && echo avx2); do \
 		echo "== golden on $$isa"; HALOCLINE_ISA=$$isa $(TARGET)/debug/examples/golden tests/golden --ranks 1,2 > /dev/null; done
 ifneq (,$(findstring wgpu,$(FEATURES)))
@@ -46,16 +47,21 @@ endif
 
 # On the GPU that burn finds; GPU=wgpu for one that is not NVIDIA's.
 GPU ?= cuda
+# A job of one process, with NCCL.
+ALONE := HALOCLINE_NCCL=1 RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511
 test-gpu: export BURN_DEVICE = $(GPU)
-test-gpu: test-packages
+test-gpu: test-packages nextest
 	cargo build $(CARGO_FLAGS),$(GPU) --example golden
 	$(TARGET)/debug/examples/golden tests/golden --ranks 1,2,4 > /dev/null
 	cargo nextest run $(CARGO_FLAGS),$(GPU) -E 'test(while_halos_travel) + test(halos_may_travel)'
 ifeq ($(GPU),cuda)
-	@echo "== a rank that sends to itself by NCCL"
-	HALOCLINE_NCCL=1 RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 \
-		HALOCLINE_MPI_CASE=payloads HALOCLINE_MPI_RANKS=1 \
+	@echo "== one rank that sends to itself by NCCL: payloads of every form, and golden, whose rings are such messages"
+	$(ALONE) HALOCLINE_MPI_CASE=payloads HALOCLINE_MPI_RANKS=1 \
 		cargo test $(CARGO_FLAGS),cuda --test mpi -- rank_program --exact --nocapture
+	$(ALONE) HALOCLINE_LOOPBACK=1 $(TARGET)/debug/examples/golden tests/golden > /dev/null
+	@echo "== the demo trains"
+	cargo build --release $(CARGO_FLAGS),cuda --example weather
+	$(TARGET)/release/examples/weather demo --ranks 2
 endif
 
 # Kills training runs, some 200 times in at most 10 minutes, and checks that nothing is lost.
@@ -64,7 +70,7 @@ chaos: packages
 	$(TARGET)/release/examples/chaos kill
 
 # Damaged files: 100,000 for each reader.
-fuzz: test-packages
+fuzz: test-packages nextest
 	HALOCLINE_FUZZ=100000 cargo nextest run $(TEST_FLAGS) -E 'binary(hostile)' --no-capture
 
 check: test-packages
@@ -91,6 +97,9 @@ docs-scaling: packages
 
 packages:
 	@scripts/packages.sh
+
+nextest:
+	cargo nextest --version > /dev/null 2>&1 || cargo install --locked cargo-nextest
 
 test-packages:
 	@scripts/packages.sh python $(if $(findstring wgpu,$(FEATURES)),vulkan)

@@ -1,6 +1,7 @@
 //! What sharding costs on a GPU, beside PyTorch on the same one: `make bench-gpu`.
 //!
-//! - an exchange of halos between two local ranks that share the device, beside a copy of as many bytes within it;
+//! - an exchange of halos between two local ranks that share the device, beside a copy of as many bytes (both halos) within
+//!   it;
 //! - a training step of [`UNet`](halocline::models::UNet) on one local rank, and on two that share the device, beside
 //!   PyTorch eager on the whole field; and the memory that the allocators hold after it.
 //!
@@ -209,7 +210,7 @@ fn compare() -> Result<()> {
     );
     for bytes in SIZES {
         row(
-            format!("halo of {} MiB (peer: a copy), µs", bytes >> 20),
+            format!("two halos of {} MiB (peer: a copy), µs", bytes >> 20),
             of(&ours, "exchange", bytes, 1e-6),
             of(&theirs, "copy", bytes, 1e-6),
         );

@@ -75,7 +75,8 @@ def measure(what, of, together, call):
 
 def main(rows, columns, channels, width, *sizes):
     for size in sizes:
-        here, there = torch.ones(2, size // 4, device=DEVICE)
+        # As many bytes as the two halos of an exchange.
+        here, there = torch.ones(2, 2 * size // 4, device=DEVICE)
         measure("copy", size, TOGETHER, lambda: there.copy_(here))
     model = UNet(channels, width).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

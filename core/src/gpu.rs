@@ -3,7 +3,7 @@
 use crate::{Error, Result};
 
 /// The variable that lets processes share GPUs.
-const SHARE: &str = "HALOCLINE_SHARE_GPUS";
+pub(crate) const SHARE: &str = "HALOCLINE_SHARE_GPUS";
 
 /// The number of this process among those of its host, as its launcher says: `torchrun`, Open MPI, MPICH and Intel MPI,
 /// Slurm.
@@ -37,12 +37,12 @@ pub(crate) fn choose(local_rank: usize, gpus: usize, share: bool) -> Result<usiz
     Ok(local_rank % gpus)
 }
 
-/// The device of a process of a job for which the program chose none: its own GPU.
+/// The device of this process, for which the program chose none: burn's default, or in a job a GPU of its own.
 ///
 /// # Errors
 /// Those of [`choose`].
 #[cfg(feature = "cuda")]
-pub(crate) fn device() -> Result<burn::tensor::Device> {
+pub(crate) fn device(in_job: bool) -> Result<burn::tensor::Device> {
     use burn::tensor::{Device, DeviceType};
     let variable = |name: &str| std::env::var(name).ok();
     if variable("BURN_DEVICE").is_some_and(|device| !device.eq_ignore_ascii_case("cuda")) {
@@ -51,12 +51,13 @@ pub(crate) fn device() -> Result<burn::tensor::Device> {
     // Without a driver cubecl cannot load CUDA, and panics.
     let found =
         std::panic::catch_unwind(|| Device::enumerate(DeviceType::Cuda).into_iter().count());
-    let share = crate::launch::switch(SHARE) == Some(true);
     let gpus = found.unwrap_or(0);
-    // A launcher that shows each process a GPU of its own, as `srun --gpus-per-task=1`.
+    let share = may_share();
+    // A launcher that shows each process a GPU of its own, as `srun --gpus-per-task=1`; that it does is seen later.
     let visible = variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();
-    if gpus == 1 && !visible.is_empty() && !visible.contains(',') {
-        return Ok(Device::cuda(0));
+    let is_shown_one = gpus == 1 && !visible.is_empty() && !visible.contains(',');
+    if !in_job || is_shown_one {
+        return Ok(Device::cuda(choose(0, gpus, share)?));
     }
     let local_rank = local_rank(variable).or(share.then_some(0)).ok_or_else(|| {
         Error::Engine(
@@ -64,6 +65,12 @@ pub(crate) fn device() -> Result<burn::tensor::Device> {
         )
     })?;
     Ok(Device::cuda(choose(local_rank, gpus, share)?))
+}
+
+/// Whether processes of a host may share GPUs.
+#[cfg(feature = "cuda")]
+pub(crate) fn may_share() -> bool {
+    crate::launch::switch(SHARE) == Some(true)
 }
 
 #[cfg(test)]

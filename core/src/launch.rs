@@ -43,7 +43,7 @@ impl Engine {
         let in_mpi_job = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"]
             .iter()
             .any(&is_set)
-            || slurm_tasks(&get) > 1;
+            || started_tasks(&get) > 1;
         if all(&["RANK", "MASTER_ADDR"]) {
             Self::Tcp
         } else if is_set(&"OMPI_COMM_WORLD_SIZE") {
@@ -52,7 +52,7 @@ impl Engine {
             Self::Tcp
         } else if in_mpi_job {
             Self::Mpi
-        } else if ["RANK", "MASTER_ADDR"].iter().any(is_set) {
+        } else if ["RANK", "MASTER_ADDR", "WORLD_SIZE"].iter().any(is_set) {
             // An error will tell what is missing.
             Self::Tcp
         } else {
@@ -224,28 +224,34 @@ impl Launcher {
         if self.ranks == 0 {
             return Err(Error::Engine("a job needs at least one rank".into()));
         }
-        let device = match &self.device {
-            Some(device) => device.clone(),
-            #[cfg(feature = "cuda")]
-            None if self.is_job() => crate::gpu::device()?,
-            None => Device::default(),
+        // After a rank is connected, so that others get to know of its failure.
+        let device = || {
+            let device = match &self.device {
+                Some(device) => device.clone(),
+                #[cfg(feature = "cuda")]
+                None => crate::gpu::device(self.is_job())?,
+                #[cfg(not(feature = "cuda"))]
+                None => Device::default(),
+            };
+            #[cfg(feature = "cube")]
+            if handle::is_on_gpu(&device)
+                && !handle::one_stream()
+                && (self.is_job() || self.ranks > 1)
+            {
+                return Err(Error::Engine(
+                    "ranks use a GPU in one stream of CubeCL, and the program has used it with several before; start \
+                     the first Launcher before using the GPU, or write `[streaming]` and `max_streams = 1` to cubecl.toml"
+                        .into(),
+                ));
+            }
+            Ok(device)
         };
-        #[cfg(feature = "cube")]
-        if handle::is_on_gpu(&device) && !handle::one_stream() && (self.is_job() || self.ranks > 1)
-        {
-            return Err(Error::Engine(
-                "ranks use a GPU in one stream of CubeCL, and the program has used it with several before; start the \
-                 first Launcher before using the GPU, or write `[streaming]` and `max_streams = 1` to cubecl.toml"
-                    .into(),
-            ));
-        }
-        let device = device.autodiff();
         let watched = self.settings.log || self.trace.is_some();
-        let world = |mut comm: Arc<dyn Communicator>| {
+        let world = |mut comm: Arc<dyn Communicator>, device: &Device| {
             if watched {
                 comm = Arc::new(trace::Seen::new(comm));
             }
-            World::new(comm, device.clone(), self.seed)
+            World::new(comm, device.clone().autodiff(), self.seed)
         };
         let program = |world: World| match &self.trace {
             None => program(world),
@@ -257,7 +263,11 @@ impl Launcher {
             }
         };
         match self.engine {
-            Engine::Local => run_threads(self.ranks, self.settings, world, program),
+            Engine::Local => {
+                let device = device()?;
+                let world = |comm| world(comm, &device);
+                run_threads(self.ranks, self.settings, world, program)
+            }
             #[cfg(not(feature = "mpi"))]
             Engine::Mpi => Err(Error::Engine(
                 "this is a process of an MPI job, but the program was built without the feature `mpi`; build it with \
@@ -268,12 +278,12 @@ impl Launcher {
             Engine::Mpi => {
                 let comm = crate::comm::mpi::Mpi::start(self.settings)?;
                 // After a failure MPI ends all other ranks, and this one.
-                run_process(comm.clone(), &device, world, program, || comm.shut_down())
+                run_process(comm.clone(), device, world, program, || comm.shut_down())
             }
             Engine::Tcp => {
                 let rendezvous = Rendezvous::from_env(|name| std::env::var(name).ok())?;
                 let comm = Tcp::start(&rendezvous, self.settings)?;
-                run_process(comm.clone(), &device, world, program, || comm.shut_down())
+                run_process(comm.clone(), device, world, program, || comm.shut_down())
             }
         }
     }
@@ -282,12 +292,16 @@ impl Launcher {
 /// Runs the program of a rank that is a process of a job.
 fn run_process<T>(
     comm: Arc<dyn Communicator>,
-    device: &Device,
-    world: impl Fn(Arc<dyn Communicator>) -> World,
+    device: impl Fn() -> Result<Device>,
+    world: impl Fn(Arc<dyn Communicator>, &Device) -> World,
     program: impl Fn(World) -> Result<T>,
     shut_down: impl Fn() -> Result<()>,
 ) -> Result<Vec<T>> {
-    match attempt(|| program(world(between_gpus(comm.clone(), device)?))) {
+    let run = || {
+        let device = device()?;
+        program(world(between_gpus(comm.clone(), &device)?, &device))
+    };
+    match attempt(run) {
         Ok(value) => {
             shut_down().inspect_err(|error| comm.fail(&error.to_string()))?;
             Ok(vec![value])
@@ -326,9 +340,10 @@ pub(crate) fn switch(name: &str) -> Option<bool> {
     }
 }
 
-/// The number of processes that `srun` started.
-pub(crate) fn slurm_tasks(get: impl Fn(&str) -> Option<String>) -> usize {
-    let tasks = get("SLURM_STEP_NUM_TASKS");
+/// The number of processes that a launcher of MPI says it started: `mpirun` inside a job of Slurm, or Slurm.
+pub(crate) fn started_tasks(get: impl Fn(&str) -> Option<String>) -> usize {
+    let names = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
+    let tasks = names.into_iter().find_map(get);
     tasks.and_then(|tasks| tasks.parse().ok()).unwrap_or(1)
 }
 
@@ -494,6 +509,7 @@ mod tests {
         let torchrun = ["RANK", "MASTER_ADDR", "SLURM_STEP_NUM_TASKS"];
         assert_eq!(of(&torchrun), Engine::Tcp);
         assert_eq!(of(&["RANK"]), Engine::Tcp);
+        assert_eq!(of(&["WORLD_SIZE"]), Engine::Tcp);
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod programs;
 #[path = "../trainer/mod.rs"]
 mod trainer;
 
-use job::{connected, job};
+use job::{connected, job, threads};
 
 /// One rank of a job; does nothing when it is run as a test.
 #[test]
@@ -89,6 +89,13 @@ fn a_batch_may_be_dropped() {
 #[test]
 fn communication_and_a_second_job_after_the_end_are_errors() {
     (1..=2).for_each(|ranks| job(ranks, "after_the_end", &[]).expect_success());
+}
+
+/// As under the `mpirun` of another MPI library, where each process would do the whole job.
+#[test]
+fn a_process_that_mpi_sees_alone_in_a_job_of_several_is_an_error() {
+    let cause = "2 tasks were started, but MPI sees each of them alone";
+    threads("placements", &[("PMI_SIZE", "2"), (job::RANKS, "2")]).expect_failure(&[cause]);
 }
 
 #[test]

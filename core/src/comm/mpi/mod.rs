@@ -114,12 +114,11 @@ impl Mpi {
     pub(crate) fn start(settings: Settings) -> Result<Arc<Self>> {
         let link = within(settings.timeout, "of the MPI job", Link::open)?;
         let (rank, size) = (link.rank(), link.size());
-        let tasks = crate::launch::slurm_tasks(|name| std::env::var(name).ok());
-        if size == 1 && std::env::var_os("OMPI_COMM_WORLD_SIZE").is_none() && tasks > 1 {
+        let tasks = crate::launch::started_tasks(|name| std::env::var(name).ok());
+        if size == 1 && tasks > 1 {
             return Err(Error::Engine(format!(
-                "srun started {} tasks, but MPI sees each of them alone; \
-                 choose the plugin that fits the MPI library, as in srun --mpi=pmix",
-                tasks
+                "{tasks} tasks were started, but MPI sees each of them alone: use the mpirun of the MPI library that the \
+                 program is linked with; under srun, the plugin that fits it, as in srun --mpi=pmix"
             )));
         }
         let shared = Arc::new(Shared {

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::bridge::reshaped;
 use crate::launch::GRACE;
-use crate::{Error, Result};
+use crate::{Error, Result, gpu};
 use raw::{Buffer, Comm, Gpu, Message, Posted, Way};
 
 mod raw;
@@ -56,45 +56,49 @@ impl std::fmt::Debug for Nccl {
 /// NCCL over an engine, if every rank computes on a CUDA device of its own and has the library; else the engine itself.
 ///
 /// # Errors
-/// A failure of communication, or of NCCL.
+/// Ranks that share a GPU and may not; a failure of communication, or of NCCL.
 pub(crate) fn over(control: Arc<dyn Communicator>, on: &Device) -> Result<Arc<dyn Communicator>> {
     let switched = crate::launch::switch(SWITCH);
     if control.size() == 1 && switched != Some(true) {
         return Ok(control);
     }
     let index = cuda_index(on.clone().inner().as_dispatch());
-    let gpu = match index {
-        _ if switched == Some(false) => Err("it is switched off".to_string()),
-        None => Err("the device is no CUDA device".into()),
-        Some(_) if !raw::loads() => Err(
-            "the NCCL library was not found under the name libnccl.so (install libnccl-dev, or make a link of this name \
-             to libnccl.so.2 in a folder of LD_LIBRARY_PATH)"
-                .into(),
-        ),
-        Some(index) => raw::identity(index).map_err(|error| error.to_string()),
-    };
-    // The GPU's identity, or why it cannot be.
-    let told = match &gpu {
-        Ok(identity) => [&[1], &identity[..]].concat(),
-        Err(reason) => [&[0], reason.as_bytes()].concat(),
+    // Which GPU it is, and why NCCL cannot be used: nothing where there is none.
+    let (identity, reason) = match index {
+        None => (Vec::new(), "the device is no CUDA device".to_string()),
+        Some(index) => match raw::identity(index) {
+            Err(error) => (Vec::new(), error.to_string()),
+            Ok(identity) if switched == Some(false) => (identity, "it is switched off".into()),
+            Ok(identity) => (identity, raw::obstacle()),
+        },
     };
     let group: Vec<usize> = (0..control.size()).collect();
     let operation = Operation::new("nccl", super::Traffic::Control, None);
-    let all = collectives::all_gather_bytes(&control, &group, &operation, &told)?;
-    let reasons = all
-        .iter()
-        .enumerate()
-        .filter_map(|(rank, told)| match told.split_first() {
-            Some((1, identity)) => {
-                let first = all.iter().position(|other| other[1..] == *identity)?;
-                (first != rank).then(|| format!("ranks {first} and {rank} share a GPU"))
-            }
-            _ => Some(format!(
-                "{}, on rank {rank}",
-                String::from_utf8_lossy(&told[1..])
-            )),
-        });
-    let reason = reasons.min();
+    let gather = |own: &[u8]| collectives::all_gather_bytes(&control, &group, &operation, own);
+    let identities = gather(&identity)?;
+    let mut shared = identities.iter().enumerate().filter_map(|(rank, own)| {
+        let first = identities.iter().position(|other| other == own)?;
+        let shares = first != rank && !own.is_empty();
+        shares.then(|| format!("ranks {first} and {rank} share a GPU"))
+    });
+    let shared = shared.next();
+    if let Some(shared) = &shared
+        && !gpu::may_share()
+    {
+        let message = format!(
+            "{shared}; give each process a GPU of its own, or set {}=1 to let them share",
+            gpu::SHARE
+        );
+        return Err(Error::Engine(message));
+    }
+    let reasons = gather(reason.as_bytes())?;
+    let reasons = reasons.iter().enumerate();
+    let mut reasons = reasons.filter(|(_, reason)| !reason.is_empty());
+    let reason = reasons.next().map(|(rank, reason)| {
+        let reason = String::from_utf8_lossy(reason);
+        format!("{reason}, on rank {rank}")
+    });
+    let reason = shared.or(reason);
     let (Some(index), None) = (index, &reason) else {
         if let (Some(true), Some(reason)) = (switched, &reason) {
             let message = format!("{SWITCH}=1 asks for NCCL, which cannot be used: {reason}");
@@ -211,7 +215,9 @@ impl OnItsWay {
         let Some(posted) = self.posted.take() else {
             return Ok(());
         };
-        let waits = lock(&self.engine.gpu).wait_for(&posted.done);
+        // What was computed meanwhile need not wait.
+        let given = posted.give_all();
+        let waits = given.and_then(|()| lock(&self.engine.gpu).wait_for(&posted.done));
         if waits.is_err() {
             // NCCL may still use the memory: it is never freed.
             std::mem::forget(posted);

@@ -10,8 +10,10 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, DispatchTensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::cuda::CudaRuntime;
+use burn_cubecl::fusion::FusionCubeRuntime;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use burn_fusion::Client;
 use cubecl_runtime::runtime::Runtime;
 use cudarc::driver::result::{DriverError, ctx, device, event, primary_ctx, stream};
 use cudarc::driver::sys as cuda;
@@ -22,27 +24,38 @@ use super::SWITCH;
 use crate::bridge::from_dispatch;
 use crate::{Error, Result};
 
-/// Whether the libraries are there.
-pub(super) fn loads() -> bool {
-    // SAFETY: this only asks whether the libraries can be loaded.
-    unsafe { nccl_sys::is_culib_present() && cuda::is_culib_present() }
+/// Why NCCL cannot be used in this process, which has a driver; nothing if it can. It needs events of a context, which
+/// there are since CUDA 12.5.
+pub(super) fn obstacle() -> String {
+    let mut version = 0;
+    // SAFETY: this only asks whether the library can be loaded.
+    if unsafe { !nccl_sys::is_culib_present() } {
+        return "the NCCL library was not found under the name libnccl.so (install libnccl-dev, or make a link of this \
+                name to libnccl.so.2 in a folder of LD_LIBRARY_PATH)"
+            .into();
+    }
+    // SAFETY: the driver is loaded, and writes a number.
+    let code = unsafe { cuda::cuDriverGetVersion(&mut version) };
+    match code.result() {
+        Ok(()) if version >= 12050 => String::new(),
+        Ok(()) => "the driver is older than CUDA 12.5".into(),
+        Err(error) => error.to_string(),
+    }
 }
 
 /// What tells a GPU from all others: the host's boot and the place in it. A part of a GPU has those of the whole, because
 /// NCCL wants a whole one for each rank.
 ///
 /// # Errors
-/// A driver without what is needed: events of a context, since CUDA 12.5.
+/// No driver.
 pub(super) fn identity(index: usize) -> Result<Vec<u8>> {
     const ROOM: usize = 32;
-    cudarc::driver::result::init().map_err(of_driver)?;
-    let (mut version, mut place) = (0, [0_u8; ROOM]);
-    // SAFETY: the driver is loaded, and writes a number.
-    let code = unsafe { cuda::cuDriverGetVersion(&mut version) };
-    code.result().map_err(of_driver)?;
-    if version < 12050 {
-        return Err(Error::Engine("its driver is older than CUDA 12.5".into()));
+    // SAFETY: this only asks whether the library can be loaded.
+    if unsafe { !cuda::is_culib_present() } {
+        return Err(Error::Engine("no CUDA driver was found".into()));
     }
+    cudarc::driver::result::init().map_err(of_driver)?;
+    let mut place = [0_u8; ROOM];
     let device = device::get(index as c_int).map_err(of_driver)?;
     // SAFETY: the driver writes at most so many bytes.
     let code =
@@ -208,7 +221,7 @@ impl Gpu {
             Ok(Posted {
                 ready: Arc::new(ready),
                 done: Arc::new(done),
-                _messages: ManuallyDrop::into_inner(messages),
+                messages: ManuallyDrop::into_inner(messages),
             })
         }
     }
@@ -245,8 +258,11 @@ impl Gpu {
 pub(super) struct Buffer {
     address: u64,
     bytes: usize,
-    /// What keeps the memory where it is.
-    _kept: Box<dyn Any + Send>,
+    /// The operations of the thread, which CubeCL is given now and then.
+    operations: Client<FusionCubeRuntime>,
+    tensor: CubeTensor,
+    /// Keeps the memory where it is.
+    _resource: Box<dyn Any + Send>,
 }
 
 impl Buffer {
@@ -264,7 +280,9 @@ impl Buffer {
         Ok(Self {
             address: resource.resource().ptr,
             bytes,
-            _kept: Box::new((resource, tensor)),
+            operations: client,
+            tensor,
+            _resource: Box::new(resource),
         })
     }
 }
@@ -286,5 +304,19 @@ pub(super) struct Posted {
     /// What the context was given before them is done: they begin.
     pub(super) ready: Arc<Event>,
     pub(super) done: Arc<Event>,
-    _messages: Vec<Message>,
+    messages: Vec<Message>,
+}
+
+impl Posted {
+    /// Has the device been given all that this thread computes: operations that wait to be fused, and kernels on their
+    /// way to CubeCL's thread.
+    pub(super) fn give_all(&self) -> Result<()> {
+        let Some(Message { buffer, .. }) = self.messages.first() else {
+            return Ok(());
+        };
+        let given = buffer.operations.try_sync(|| ());
+        given.map_err(|error| failed("CubeCL", format!("{error:?}")))?;
+        let flushed = buffer.tensor.client.flush();
+        flushed.map_err(|error| failed("CubeCL", format!("{error:?}")))
+    }
 }
