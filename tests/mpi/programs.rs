@@ -402,13 +402,17 @@ fn large_message(world: World) -> Result<()> {
 /// A batch that is dropped leaves its messages to nobody; the job ends in order all the same.
 fn dropped_in_flight(world: World) -> Result<()> {
     let peers = || (0..world.size()).filter(|&peer| peer != world.rank());
-    let _ = world.comm().clone().start(Batch {
-        operation: Operation::new("test", Traffic::Control, None),
-        sends: peers()
-            .map(|peer| (peer, Payload::Bytes(vec![0; 1 << 20])))
-            .collect(),
-        receives: peers().map(|peer| (peer, Expected::Bytes)).collect(),
-    })?;
+    // Many, so that some come between the steps in which a rank ends.
+    let sizes = [1 << 20].into_iter().chain([4 << 10; 40]);
+    for bytes in sizes {
+        let _ = world.comm().clone().start(Batch {
+            operation: Operation::new("test", Traffic::Control, None),
+            sends: peers()
+                .map(|peer| (peer, Payload::Bytes(vec![0; bytes])))
+                .collect(),
+            receives: peers().map(|peer| (peer, Expected::Bytes)).collect(),
+        })?;
+    }
     Ok(())
 }
 

@@ -370,6 +370,24 @@ impl Traffic {
         Ok(())
     }
 
+    /// Receives what a peer sent and nobody asked for, if there is such a message.
+    fn clear(&mut self, peer: usize) -> Result<()> {
+        let Some((tag, bytes)) = self.link.stray(peer)? else {
+            return Ok(());
+        };
+        let mut asks = self.asks.iter();
+        let of_ask = asks.position(|ask| ask.peer == peer && self.tags.same_place(tag, ask.tag));
+        // The rest of metadata, whose first message has come since: it will be asked for.
+        if of_ask.is_some() && self.tags.is_rest(tag) {
+            return Ok(());
+        }
+        self.discard(peer, tag, bytes)?;
+        // In the place of what was asked for, which will not come.
+        of_ask.map_or(Ok(()), |ask| {
+            self.link.cancel(self.asks.remove(ask).transfer)
+        })
+    }
+
     /// Receives a message that nobody asked for, so that its sender can go on.
     fn discard(&mut self, peer: usize, tag: Tag, bytes: usize) -> Result<()> {
         let stray = self.link.receive_message(peer, tag, Block::new(bytes))?;
@@ -394,9 +412,7 @@ impl Traffic {
                 self.send_message(batch, peer, Tag::END, farewell)?;
                 self.peers[peer].told = true;
             }
-            if let Some((tag, bytes)) = self.link.stray(peer)? {
-                self.discard(peer, tag, bytes)?;
-            }
+            self.clear(peer)?;
         }
         let mut peers = self.peers.iter().enumerate();
         let ended = peers.all(|(rank, peer)| rank == own || (peer.told && peer.ended.is_some()));
