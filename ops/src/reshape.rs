@@ -171,7 +171,7 @@ pub fn profile<const D: usize>(
 /// The first two dims of a tensor whose other dims have one cell.
 ///
 /// # Errors
-/// A further dim with more than one cell.
+/// A further dim with more than one cell, or sharded.
 pub fn leading<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<2>> {
     let shape = x.dims();
     if D < 2 || shape[2..].iter().any(|&size| size != 1) {
@@ -179,6 +179,9 @@ pub fn leading<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<2>> {
             "leading",
             format!("{shape:?}; expected [batch, channels, 1, ..]"),
         ));
+    }
+    for dim in 2..D {
+        x.require_whole("leading", dim)?;
     }
     let layout = x.layout().derive(
         x.placements().to_vec(),
@@ -191,4 +194,26 @@ pub fn leading<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<2>> {
         layout,
         mesh,
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use halocline_core::Launcher;
+
+    /// One of the ranks holds none of the dim's one cell.
+    #[test]
+    fn a_sharded_dim_is_not_dropped() {
+        let job = Launcher::local(2).run(|world| {
+            let mesh = world.mesh([("lat", 2)])?;
+            let x = ShardTensor::<4>::ones([2, 3, 1, 1], &mesh, &[Shard(2)])?;
+            let error = leading(x).unwrap_err().to_string();
+            assert!(
+                error.contains("redistribute(&[Replicate]) first"),
+                "{error}"
+            );
+            Ok(())
+        });
+        job.unwrap();
+    }
 }

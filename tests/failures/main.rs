@@ -173,6 +173,11 @@ mod tcp {
     }
 
     #[test]
+    fn a_rank_that_leaves_hears_of_a_failure_though_its_peer_does_not_read() {
+        run("leaving").expect_failure(&["nothing from rank 2 within 1 s"]);
+    }
+
+    #[test]
     fn a_process_that_does_not_come_is_named() {
         for failure in ["exit", "kill", "stop"] {
             run(&format!("start-up {failure}")).expect_failure(&["rank 2"]);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::optim::SgdConfig;
+use halocline::core::{Batch, Expected, Operation, Payload, Traffic};
 use halocline::io::{CheckpointConfig, Checkpoints, Snapshot};
 use halocline::prelude::*;
 use halocline::{Ended, Trainer};
@@ -21,6 +22,7 @@ pub(crate) fn run(case: &str) {
     let launcher = Launcher::from_env().ranks(RANKS);
     let result = match case {
         "order" => launcher.run(order),
+        "leaving" => launcher.run(leaving),
         "disk" => launcher.run(disk),
         "interrupt" => launcher.run(interrupt),
         "supervised" => launcher.run(supervised),
@@ -101,6 +103,25 @@ fn signal(name: &str) -> Result<()> {
     // It takes its time to arrive.
     std::thread::sleep(Duration::from_millis(200));
     Ok(())
+}
+
+/// The last rank is stopped. The first one leaves when it has sent it more than a connection holds, the second waits for it.
+fn leaving(world: World) -> Result<()> {
+    world.barrier()?;
+    if world.rank() + 1 == world.size() {
+        fail("stop")?;
+    }
+    let much = || (RANKS - 1, Payload::Bytes(vec![0; 64 << 20]));
+    let batch = Batch {
+        operation: Operation::new("leaving", Traffic::Control, None),
+        sends: world.is_root().then(much).into_iter().collect(),
+        receives: (world.rank() == 1)
+            .then_some((RANKS - 1, Expected::Bytes))
+            .into_iter()
+            .collect(),
+    };
+    let in_flight = world.comm().clone().start(batch)?;
+    in_flight.finish().map(drop)
 }
 
 /// The last rank sums first and exchanges then.

@@ -26,6 +26,8 @@ mod tests;
 
 /// How long a rank that fails takes to tell others.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How often a rank that ends looks whether another has failed.
+const NOW_AND_THEN: Duration = Duration::from_millis(200);
 
 /// Bytes of a long message that show, when they have come, that it is on its way.
 const PIECE: usize = 1 << 20;
@@ -193,10 +195,13 @@ impl Tcp {
     pub(crate) fn shut_down(&self) -> Result<()> {
         self.ended.store(true, Ordering::Release);
         let told = self.finish(|| Frame::of(Kind::End, ""));
-        told.iter().for_each(|told| {
-            // A thread that could not write has ended, and its peer is recorded as lost.
-            let _ = told.recv();
-        });
+        for told in told {
+            // A thread that could not write has ended, and its peer is recorded as lost. One whose peer does not read goes on
+            // writing, and a failure of another rank ends that.
+            while told.recv_timeout(NOW_AND_THEN) == Err(mpsc::RecvTimeoutError::Timeout)
+                && self.hub.failure().is_none()
+            {}
+        }
         self.hub.wait_for_ends(self.rank())
     }
 
