@@ -48,10 +48,8 @@ pub(crate) fn device(in_job: bool) -> Result<burn::tensor::Device> {
     if variable("BURN_DEVICE").is_some_and(|device| !device.eq_ignore_ascii_case("cuda")) {
         return Ok(Device::default());
     }
-    // Without a driver cubecl cannot load CUDA, and panics.
-    let found =
-        std::panic::catch_unwind(|| Device::enumerate(DeviceType::Cuda).into_iter().count());
-    let gpus = found.unwrap_or(0);
+    // None without a driver.
+    let gpus = Device::enumerate(DeviceType::Cuda).into_iter().count();
     let share = may_share();
     // A launcher that shows each process a GPU of its own, as `srun --gpus-per-task=1`; that it does is seen later.
     let visible = variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();
