@@ -1,7 +1,7 @@
 //! What messages cost, beside peers in one run: `make bench-engines`.
 //!
 //! - an exchange between two ranks, and a sum over them, by MPI: beside the same bytes by a small C program
-//!   (`engines_mpi.c`) and by PyTorch's gloo (`engines_gloo.py`, if PyTorch is there);
+//!   (`engines_mpi.c`) and by PyTorch's gloo (`engines_gloo.py`, if PyTorch is there), and by our other engines;
 //! - a training step of the demo's model on two processes, beside two threads;
 //! - a convolution, and a pooling, on two processes that compute what needs no halo while halos travel, beside ones that
 //!   wait first.
@@ -9,8 +9,10 @@
 //! Programs run in turn, several rounds; the figures are medians. `HALOCLINE_PYTHON` is the Python with PyTorch,
 //! `HALOCLINE_BENCH_SECONDS` what a figure may take in each round; arguments are other sizes, in bytes. Writes `target/bench/engines.csv`.
 
+use std::collections::BTreeMap;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use burn::backend::TensorMetadata;
@@ -233,44 +235,46 @@ fn compare() -> Result<()> {
     }
     let sizes: Vec<String> = sizes().iter().map(ToString::to_string).collect();
     let python = std::env::var("HALOCLINE_PYTHON").unwrap_or_else(|_| "python3".into());
-    let [mut ours, mut theirs, mut gloo, mut threads] = [const { Samples::new() }; 4];
-    let [mut early, mut late, mut alone] = [const { Samples::new() }; 3];
+    // By implementation; "early" and "late" compute while halos travel, and after them.
+    let mut found = BTreeMap::<&str, Samples>::new();
+    let mut run = |by, job: &mut Command| collect(job, found.entry(by).or_default());
     let mut torch = true;
     for _ in 0..ROUNDS {
         let me = std::env::current_exe()?;
-        let mut job = mpirun(&me);
-        job.args(&sizes)
-            .env("RAYON_NUM_THREADS", "1")
-            .env(BUDGET, &budget);
-        collect(&mut job, &mut ours)?;
-        for (overlap, samples) in [("1", &mut early), ("0", &mut late)] {
-            let mut job = mpirun(&me);
+        let as_rank = |mut job: Command| {
             job.env("RAYON_NUM_THREADS", "1").env(BUDGET, &budget);
-            collect(job.env(OVERLAP, overlap), samples)?;
+            job
+        };
+        run("mpi", as_rank(mpirun(&me)).args(&sizes))?;
+        for (by, overlap) in [("early", "1"), ("late", "0")] {
+            run(by, as_rank(mpirun(&me)).env(OVERLAP, overlap))?;
         }
-        collect(mpirun(&peer).arg(&budget).args(&sizes), &mut theirs)?;
+        run("c-mpi", mpirun(&peer).arg(&budget).args(&sizes))?;
+        let [mut first, mut second] = connected(&me)?.map(as_rank);
+        let mut second = second.args(&sizes).stdout(Stdio::null()).spawn()?;
+        run("tcp", first.args(&sizes))?;
+        second.wait()?;
         if torch {
             let mut script = Command::new(&python);
-            script
-                .arg(here.join("engines_gloo.py"))
-                .arg(&budget)
-                .args(&sizes);
-            torch = collect(&mut script, &mut gloo).is_ok();
+            script.arg(here.join("engines_gloo.py")).arg(&budget);
+            torch = run("gloo", script.args(&sizes)).is_ok();
             if !torch {
                 println!("no PyTorch in {python}: pip install torch, or set HALOCLINE_PYTHON");
             }
         }
-        collect(
-            Command::new(&me).env(RANKS, "1").env(BUDGET, &budget),
-            &mut alone,
-        )?;
-        collect(
-            Command::new(&me).args(&sizes).env(BUDGET, &budget),
-            &mut threads,
-        )?;
+        let threads = || {
+            let mut job = Command::new(&me);
+            job.env(BUDGET, &budget);
+            job
+        };
+        run("one", threads().env(RANKS, "1"))?;
+        run("local", threads().args(&sizes))?;
     }
-    let by = [&ours, &threads, &alone, &theirs, &gloo];
-    report(&folder.join("engines.csv"), by)?;
+    let of = |by: &str, what: &str, bytes| {
+        let times = found.get(by)?.get(&(what.to_string(), bytes))?;
+        Some(median(times) * 1e6)
+    };
+    report(&folder.join("engines.csv"), of)?;
     let operators = [
         ("conv", "convolution 32→32 3×3"),
         ("max_pool", "max_pool 3×3, stride 2"),
@@ -278,11 +282,8 @@ fn compare() -> Result<()> {
     for (what, name) in operators {
         println!("\n{name} on two processes, µs: while halos travel, after them");
         for [rows, columns] in GRIDS {
-            let of = |samples: &Samples| {
-                let times = samples.get(&(what.to_string(), rows * columns));
-                times.map_or(f64::NAN, |times| median(times) * 1e6)
-            };
-            let (early, late) = (of(&early), of(&late));
+            let of = |by| of(by, what, rows * columns).unwrap_or(f64::NAN);
+            let (early, late) = (of("early"), of("late"));
             let halo = CHANNELS * columns * size_of::<f32>();
             println!(
                 "{rows:>6} × {columns:<6}{halo:>10} bytes{early:>12.1}{late:>12.1}{:>8.2}",
@@ -312,12 +313,21 @@ fn mpirun(program: &Path) -> Command {
     command
 }
 
-fn report(csv: &Path, [ours, threads, alone, theirs, gloo]: [&Samples; 5]) -> Result<()> {
-    let of = |samples: &Samples, what: &str, bytes| {
-        samples
-            .get(&(what.to_string(), bytes))
-            .map(|times| median(times) * 1e6)
-    };
+/// The two processes of a job that find each other by an address.
+fn connected(program: &Path) -> Result<[Command; 2]> {
+    let free = TcpListener::bind(("127.0.0.1", 0))?;
+    let port = free.local_addr()?.port().to_string();
+    Ok(["0", "1"].map(|rank| {
+        let mut command = Command::new(program);
+        command
+            .envs([("RANK", rank), ("WORLD_SIZE", "2")])
+            .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]);
+        command
+    }))
+}
+
+/// Prints and writes the medians, in µs, by implementation, what, and bytes.
+fn report(csv: &Path, of: impl Fn(&str, &str, usize) -> Option<f64>) -> Result<()> {
     let cell = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1}"));
     let ratio = |ours: Option<f64>, peer: Option<f64>| match (ours, peer) {
         (Some(ours), Some(peer)) => format!("{:.2}", ours / peer),
@@ -333,12 +343,13 @@ fn report(csv: &Path, [ours, threads, alone, theirs, gloo]: [&Samples; 5]) -> Re
             "ratio",
             "gloo",
             "ratio",
+            "TCP",
             "local",
         ];
         println!("{}", heads.map(|head| format!("{head:>14}")).concat());
         for bytes in sizes() {
-            let [mpi, local, c, gloo] =
-                [ours, threads, theirs, gloo].map(|of_| of(of_, what, bytes));
+            let names = ["mpi", "c-mpi", "gloo", "tcp", "local"];
+            let [mpi, c, gloo, tcp, local] = names.map(|by| of(by, what, bytes));
             let cells = [
                 bytes.to_string(),
                 cell(mpi),
@@ -346,24 +357,24 @@ fn report(csv: &Path, [ours, threads, alone, theirs, gloo]: [&Samples; 5]) -> Re
                 ratio(mpi, c),
                 cell(gloo),
                 ratio(mpi, gloo),
+                cell(tcp),
                 cell(local),
             ];
             println!("{}", cells.map(|cell| format!("{cell:>14}")).concat());
-            for (name, value) in [("mpi", mpi), ("c-mpi", c), ("gloo", gloo), ("local", local)] {
-                if let Some(value) = value {
-                    lines.push(format!("{what},{bytes},{name},{value:.2}"));
-                }
+            for (name, value) in names.into_iter().zip([mpi, c, gloo, tcp, local]) {
+                lines.extend(value.map(|value| format!("{what},{bytes},{name},{value:.2}")));
             }
         }
     }
-    let [mpi, local, one] = [ours, threads, alone].map(|samples| of(samples, "step", 0));
+    let names = ["mpi", "local", "one"];
+    let [mpi, local, one] = names.map(|by| of(by, "step", 0));
     println!(
         "\na training step of the demo's model, 128×256: {} µs on two processes, {} on two threads, ratio {}",
         cell(mpi),
         cell(local),
         ratio(mpi, local)
     );
-    for (name, value) in [("mpi", mpi), ("local", local), ("one", one)] {
+    for (name, value) in names.into_iter().zip([mpi, local, one]) {
         lines.extend(value.map(|value| format!("step,0,{name},{value:.2}")));
     }
     std::fs::write(csv, lines.join("\n") + "\n")?;

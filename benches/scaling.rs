@@ -161,6 +161,7 @@ fn page(engines: &Engines, flops: f64) -> Result<String> {
     let links = [
         ("local", engines.link("local")?),
         ("mpi", engines.link("mpi")?),
+        ("tcp", engines.link("tcp")?),
     ];
     let mut page = String::from(
         "# Scaling: a cost model\n\n\
