@@ -176,7 +176,8 @@ fn page(engines: &Engines, flops: f64) -> Result<String> {
            behind computation is not subtracted.\n\
          - Gradients are summed as `core/src/comm/sums.rs` does: every rank sends each other one its share, adds what\n\
            came, and sends the sum to all: `2 (ranks − 1)` messages, `2 · bytes · (ranks − 1) / ranks` bytes. (Shares of more\n\
-           than 2¹⁷ elements go in pieces, whose latencies are not counted.) More than 16 ranks do so in rows, and between the two halves columns sum the shares in the same way.\n\
+           than 2¹⁷ elements go in pieces, whose latencies are not counted.) More than 16 ranks do so in rows, and between\n\
+           the two halves columns sum the shares in the same way.\n\
          - A rank holds the inputs of convolutions and of activations, `f32`.\n\n\
          ## Measured constants\n\n\
          | engine | latency, µs (4 KiB) | bandwidth, GB/s each way (64 MiB) |\n|---|---|---|\n",
@@ -226,7 +227,7 @@ fn page(engines: &Engines, flops: f64) -> Result<String> {
         page,
         "\nA training step of the demo's model on 128 × 256 cells, on the same two cores: {one:.1} ms on one rank, {local:.1} on two\n\
          local ranks, {processes:.1} on two MPI processes. The model says {one:.1} for all three: the cores are the same, and\n\
-         messages take little. The rest is what the model leaves out.\n\n\
+         messages take little. How well ranks and threads use the same cores it does not know.\n\n\
          ## A 0.1° global grid\n\n\
          1800 × 3600 cells, 20 convolutions 3 × 3 of 64 channels, one sample, `f32`. Nodes like the machine above (two cores),\n\
          and nodes a hundred times as fast, about what a GPU is; a network with a latency of 5 µs and 10 GB/s for each rank,\n\
