@@ -28,13 +28,16 @@ test: test-packages nextest
 	rm -rf $(TARGET)/checkpoint
 	$(TARGET)/debug/examples/04_checkpoint 3 $(TARGET)/checkpoint > /dev/null
 	$(TARGET)/python/bin/python tests/read_checkpoint.py $(TARGET)/checkpoint/step_000000120
-	$(MPIRUN) -n 4 -x RAYON_NUM_THREADS=1 $(TARGET)/debug/examples/golden tests/golden
-	@echo "== golden and the examples on two hosts"
-	@set -e; if scripts/two_hosts.sh --possible; then \
-		scripts/two_hosts.sh 4 -x RAYON_NUM_THREADS=1 $(TARGET)/debug/examples/golden tests/golden > /dev/null; \
+	@echo "== golden under MPI, and with the examples on two hosts: the bits of local ranks"
+	@set -e; golden="$(TARGET)/debug/examples/golden tests/golden"; last() { tail -n 1; }; \
+	same() { echo "$$1"; test "$$1" = "$$2" || { echo "local ranks gave: $$2"; exit 1; }; }; \
+	of_four=$$($$golden --ranks 4 | last); of_two=$$($$golden --ranks 2 | last); \
+	same "$$($(MPIRUN) -n 4 -x RAYON_NUM_THREADS=1 $$golden | last)" "$$of_four"; \
+	if scripts/two_hosts.sh --possible; then \
+		same "$$(scripts/two_hosts.sh 4 -x RAYON_NUM_THREADS=1 $$golden | last)" "$$of_four"; \
 		for example in $(EXAMPLES); do scripts/two_hosts.sh 4 $(TARGET)/debug/examples/$$example > /dev/null; done; \
-		RAYON_NUM_THREADS=1 scripts/two_hosts.sh --without-mpi 2 $(TARGET)/debug/examples/golden tests/golden > /dev/null; \
-	else echo "not run: network namespaces need Linux, root and iproute2"; fi
+		same "$$(RAYON_NUM_THREADS=1 scripts/two_hosts.sh --without-mpi 2 $$golden | last)" "$$of_two"; \
+	else echo "two hosts not run: network namespaces need Linux, root and iproute2"; fi
 	@echo "== golden with messages of ranks to themselves"
 	HALOCLINE_LOOPBACK=1 $(TARGET)/debug/examples/golden tests/golden --ranks 1,2 > /dev/null
 	set -e; for isa in portable $(shell grep -qsw avx2 /proc/cpuinfo && echo avx2); do \

@@ -2,12 +2,14 @@
 //!
 //! A case holds inputs, parameters, a cotangent, and the result and gradients that one device computed in f64. Every
 //! case runs on every mesh and sharding; a line is printed per operator. Under `mpirun` the shardings are those of the
-//! world that it started.
+//! world that it started. The last line has a number made of the bits of all results and gradients: engines that give the
+//! same bits print the same one.
 
 mod case;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -87,51 +89,65 @@ pub(crate) fn run(folder: &Path, op: Option<&str>, ranks: &[usize]) -> Result<us
             for sharding in case.shardings(ranks) {
                 let outcomes =
                     Launcher::local(sharding.ranks()).collect(|world| case.run(&world, &sharding));
-                report.add(case, &sharding, outcomes.map(|_| ()));
+                report.add(case, &sharding, outcomes.map(|ranks| ranks[0]));
             }
         }
         report.print();
         report
     };
-    if report.0.is_empty() {
+    if report.by_operator.is_empty() {
         let message = format!("nothing was run on {ranks:?} ranks");
         return Err(Error::other(message));
     }
     Ok(report.failed())
 }
 
-/// Cases that passed and failed, by operator.
+/// What became of cases.
 #[derive(Default)]
-struct Report(BTreeMap<String, (usize, Vec<String>)>);
+struct Report {
+    /// How many passed, and why others failed.
+    by_operator: BTreeMap<String, (usize, Vec<String>)>,
+    /// The bits of those that passed, in their order.
+    bits: DefaultHasher,
+}
 
 impl Report {
-    fn add(&mut self, case: &Case, sharding: &Sharding, outcome: Result<()>) {
-        let (passed, failures) = self.0.entry(case.op.clone()).or_default();
+    fn add(&mut self, case: &Case, sharding: &Sharding, outcome: Result<u64>) {
+        let (passed, failures) = self.by_operator.entry(case.op.clone()).or_default();
         match outcome {
-            Ok(()) => *passed += 1,
+            Ok(bits) => {
+                *passed += 1;
+                bits.hash(&mut self.bits);
+            }
             Err(error) => failures.push(format!("{} {sharding:?}: {error}", case.name)),
         }
     }
 
     fn failed(&self) -> usize {
-        self.0.values().map(|(_, failures)| failures.len()).sum()
+        let failures = self.by_operator.values().map(|(_, failures)| failures);
+        failures.map(Vec::len).sum()
     }
 
     fn print(&self) {
-        for (op, (passed, failures)) in &self.0 {
+        for (op, (passed, failures)) in &self.by_operator {
             println!("{op:<28} {passed} passed, {} failed", failures.len());
             for failure in failures.iter().take(3) {
                 let line: Vec<&str> = failure.split_whitespace().collect();
                 eprintln!("    {}", line.join(" "));
             }
         }
-        let passed: usize = self.0.values().map(|(passed, _)| passed).sum();
-        println!("{passed} passed, {} failed", self.failed());
+        let passed: usize = self.by_operator.values().map(|(passed, _)| passed).sum();
+        let bits = self.bits.finish();
+        println!(
+            "{passed} passed, {} failed, bits {bits:016x}",
+            self.failed()
+        );
     }
 }
 
 impl Case {
-    fn run(&self, world: &World, sharding: &Sharding) -> Result<()> {
+    /// The bits of the results.
+    fn run(&self, world: &World, sharding: &Sharding) -> Result<u64> {
         if !OPERATORS.contains(&self.op.as_str()) {
             return Err(Error::other(format!("unknown operator {}", self.op)));
         }
@@ -203,7 +219,7 @@ impl<'a, const D: usize> Run<'a, D> {
     }
 
     /// Applies the operator and compares.
-    fn check(&self) -> Result<()> {
+    fn check(&self) -> Result<u64> {
         let case = self.case;
         let x = self.inputs[0].clone();
         let dims: Vec<usize> = case.attrs["dims"].as_array().map_or(Vec::new(), |dims| {
@@ -257,13 +273,13 @@ impl<'a, const D: usize> Run<'a, D> {
     }
 
     /// As many groups as channels, if not told.
-    fn group_norm(&self, x: ShardTensor<D>, groups: Option<u64>) -> Result<()> {
+    fn group_norm(&self, x: ShardTensor<D>, groups: Option<u64>) -> Result<u64> {
         let groups = groups.map_or(x.dims()[1], |groups| groups as usize);
         let (weight, bias) = (self.parameter("weight"), self.parameter("bias"));
         self.compare(x.group_norm(groups, weight, bias, self.epsilon()))
     }
 
-    fn interpolate(&self, x: ShardTensor<D>) -> Result<()> {
+    fn interpolate(&self, x: ShardTensor<D>) -> Result<u64> {
         let from = x.dims();
         let twice = self.case.list::<2>("output_size") == [2 * from[2], 2 * from[3]];
         let aligned = self.case.flag("align_corners");
@@ -288,7 +304,7 @@ impl<'a, const D: usize> Run<'a, D> {
             .map(|width| Padding::new(width, boundary))
     }
 
-    fn conv<const N: usize>(&self, x: ShardTensor<D>) -> Result<()> {
+    fn conv<const N: usize>(&self, x: ShardTensor<D>) -> Result<u64> {
         let options = ConvOptions {
             stride: self.case.list("stride"),
             dilation: self.case.list("dilation"),
@@ -326,7 +342,7 @@ impl<'a, const D: usize> Run<'a, D> {
     }
 
     /// Compares the gathered result and, after a backward pass with the case's cotangent, every gradient.
-    fn compare<const E: usize>(&self, y: ShardTensor<E>) -> Result<()> {
+    fn compare<const E: usize>(&self, y: ShardTensor<E>) -> Result<u64> {
         let expected = &self.case.tensors["y"];
         if y.dims()[..] != expected.shape()[..] {
             return Err(Error::other(format!(
@@ -350,13 +366,18 @@ impl<'a, const D: usize> Run<'a, D> {
         let gradients = (resolved.clone() * cotangent).sum().backward();
 
         let found = resolved.full_tensor(LocalGradient::Replicated).into_data();
+        let mut bits = DefaultHasher::new();
+        found.as_bytes().hash(&mut bits);
         let mut failures = vec![self.off("y", &found, expected)];
         for (name, gradient) in &*self.leaves.borrow() {
             let Some(expected) = self.case.tensors.get(&format!("grad_{name}")) else {
                 continue;
             };
             failures.push(match gradient(&gradients) {
-                Some(found) => self.off(name, &found, expected),
+                Some(found) => {
+                    found.as_bytes().hash(&mut bits);
+                    self.off(name, &found, expected)
+                }
                 None => Some(format!("{name} has no gradient")),
             });
         }
@@ -366,7 +387,7 @@ impl<'a, const D: usize> Run<'a, D> {
             .reduce(|a, b| format!("{a}; {b}"))
         {
             Some(failures) => Err(Error::other(failures)),
-            None => Ok(()),
+            None => Ok(bits.finish()),
         }
     }
 
