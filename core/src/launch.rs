@@ -207,8 +207,8 @@ impl Launcher {
     ///
     /// # Errors
     /// The error, or the panic, of the rank that failed first. Other ranks stop at their next communication; ranks
-    /// that have not stopped within three seconds end with the process. A GPU that the program has used before the
-    /// first `Launcher`.
+    /// that have not stopped within three seconds end with the process. No GPU, or one that the program has used in
+    /// several streams before the first `Launcher`.
     pub fn run(self, program: impl Fn(World) -> Result<()> + Send + Sync) -> Result<()> {
         self.collect(program).map(|_| ())
     }

@@ -16,17 +16,17 @@ use crate::memory::Block;
 /// Elements that are added before the next ones: they stay in the first-level cache.
 const STRETCH: usize = 2048;
 
-/// The tensor, if it is one of floats of the CPU, which is what is added and put together here.
+/// The tensor, if it is one of `f32` or `f64` on the CPU, which is what is added and put together here.
 fn of_cpu(tensor: &DispatchTensor) -> Option<&FlexTensor> {
     here(tensor).filter(|tensor| matches!(tensor.dtype(), DType::F32 | DType::F64))
 }
 
-/// Whether a tensor is one of floats of the CPU.
+/// Whether a tensor is one of `f32` or `f64` on the CPU.
 pub(super) fn holds(tensor: &DispatchTensor) -> bool {
     of_cpu(tensor).is_some()
 }
 
-/// The tensor, with its cells in one piece if it is one of floats of the CPU.
+/// The tensor, with its cells in one piece if it is one of `f32` or `f64` on the CPU.
 pub(super) fn in_one_piece(tensor: DispatchTensor) -> DispatchTensor {
     match of_cpu(&tensor) {
         Some(apart) if !apart.is_contiguous() => {
@@ -209,7 +209,7 @@ mod tests {
             data(room.into_tensor()).assert_eq(&added.into_data(), true);
             data(concatenation(all)).assert_eq(&Tensor::cat(parts, 0).into_data(), true);
         }
-        let integers = Tensor::<1>::ones([3], (&device, DType::F16));
-        assert!(!holds(&integers.into_dispatch()));
+        let halves = Tensor::<1>::ones([3], (&device, DType::F16));
+        assert!(!holds(&halves.into_dispatch()));
     }
 }
