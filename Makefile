@@ -29,14 +29,14 @@ test: test-packages nextest
 	$(TARGET)/debug/examples/04_checkpoint 3 $(TARGET)/checkpoint > /dev/null
 	$(TARGET)/python/bin/python tests/read_checkpoint.py $(TARGET)/checkpoint/step_000000120
 	@echo "== golden under MPI, and with the examples on two hosts: the bits of local ranks"
-	@set -e; golden="$(TARGET)/debug/examples/golden tests/golden"; last() { tail -n 1; }; \
-	same() { echo "$$1"; test "$$1" = "$$2" || { echo "local ranks gave: $$2"; exit 1; }; }; \
-	of_four=$$($$golden --ranks 4 | last); of_two=$$($$golden --ranks 2 | last); \
-	same "$$($(MPIRUN) -n 4 -x RAYON_NUM_THREADS=1 $$golden | last)" "$$of_four"; \
+	@set -e; golden="$(TARGET)/debug/examples/golden tests/golden"; \
+	same() { echo "$$found" | tail -n 1; test "$$found" = "$$1" || { echo "local ranks gave: $$1"; exit 1; }; }; \
+	of_four=$$($$golden --ranks 4); of_two=$$($$golden --ranks 2); \
+	found=$$($(MPIRUN) -n 4 -x RAYON_NUM_THREADS=1 $$golden); same "$$of_four"; \
 	if scripts/two_hosts.sh --possible; then \
-		same "$$(scripts/two_hosts.sh 4 -x RAYON_NUM_THREADS=1 $$golden | last)" "$$of_four"; \
+		found=$$(scripts/two_hosts.sh 4 -x RAYON_NUM_THREADS=1 $$golden); same "$$of_four"; \
 		for example in $(EXAMPLES); do scripts/two_hosts.sh 4 $(TARGET)/debug/examples/$$example > /dev/null; done; \
-		same "$$(RAYON_NUM_THREADS=1 scripts/two_hosts.sh --without-mpi 2 $$golden | last)" "$$of_two"; \
+		found=$$(RAYON_NUM_THREADS=1 scripts/two_hosts.sh --without-mpi 2 $$golden); same "$$of_two"; \
 	else echo "two hosts not run: network namespaces need Linux, root and iproute2"; fi
 	@echo "== golden with messages of ranks to themselves"
 	HALOCLINE_LOOPBACK=1 $(TARGET)/debug/examples/golden tests/golden --ranks 1,2 > /dev/null

@@ -129,6 +129,8 @@ pub struct ExchangePlan {
 
 impl ExchangePlan {
     /// The plan of the rank at `position` among `size`, where `need_of` tells what each position needs.
+    ///
+    /// `HALOCLINE_LOOPBACK=1` makes messages of all that the rank would copy from itself but its largest box.
     pub fn new(
         source: Source<'_>,
         position: usize,
