@@ -1,10 +1,11 @@
 //! Parameters that all ranks hold alike.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, TensorData};
+use foldhash::quality::FixedState;
 
 use crate::comm::{Communicator, Expected, Operation, Payload, Traffic, collectives};
 use crate::{Error, Result};
@@ -143,7 +144,8 @@ pub(crate) fn check_replicas<M: Module>(
             .find(differs)
             .map(|i| own.sums[i].0.as_str());
         return Err(Error::Replicas(format!(
-            "parameter {} differs between rank {} and rank {rank}; initialise with World::init or call sync_module",
+            "parameter {} differs between rank {} and rank {rank}: make the model with World::init or call sync_module; if it \
+             was, a gradient was not summed over the ranks (of a parameter that a closure captures) or a rank took other steps",
             path.unwrap_or("count"),
             group[0],
         )));
@@ -168,8 +170,7 @@ impl ModuleVisitor for Checksums {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let data: TensorData = param.val().inner().into_data();
-        let mut hasher = DefaultHasher::new();
-        (&data.shape()[..], data.as_bytes()).hash(&mut hasher);
-        self.sums.push((self.path.join("."), hasher.finish()));
+        let sum = FixedState::default().hash_one((&data.shape()[..], data.as_bytes()));
+        self.sums.push((self.path.join("."), sum));
     }
 }

@@ -1,12 +1,16 @@
 //! Training that survives failures: steps, checkpoints, and going on from the last one.
 
+mod gradients;
+mod signals;
+mod step;
+
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::Ordering;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{DeviceMesh, Error, Result, World};
@@ -15,6 +19,10 @@ use halocline_ops::{Field, backward};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use signals::interrupted;
+use step::GradientHook;
+
+pub use step::NonFinite;
 
 /// A training run: its model and optimizer, how far it has come, and its checkpoints. All ranks use it together.
 ///
@@ -74,6 +82,10 @@ pub struct Trainer<M: Module> {
     recent: Vec<Tensor<1>>,
     notes: BTreeMap<String, Value>,
     accumulate: usize,
+    non_finite: NonFinite,
+    hook: Option<GradientHook<M>>,
+    /// Whether the replicas of the model were compared since the run began.
+    compared: bool,
     save_every: u64,
     keep: CheckpointConfig,
     checkpoints: Option<Checkpoints>,
@@ -90,8 +102,8 @@ struct Optimizer {
     schedule: ModuleLrScheduler,
 }
 
-impl std::fmt::Debug for Optimizer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Optimizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Optimizer")
     }
 }
@@ -141,6 +153,9 @@ impl<M: Module> Trainer<M> {
             recent: Vec::new(),
             notes: BTreeMap::new(),
             accumulate: 1,
+            non_finite: NonFinite::default(),
+            hook: None,
+            compared: false,
             save_every: 0,
             keep: CheckpointConfig::new(),
             checkpoints: None,
@@ -183,6 +198,72 @@ impl<M: Module> Trainer<M> {
             "with_accumulation(0): expected at least 1 batch"
         );
         self.accumulate = batches;
+        self
+    }
+
+    /// Chooses what happens when a loss or a gradient is not finite. Default [`NonFinite::Stop`].
+    ///
+    /// To know it, one number of each loss and each gradient is read from the device in every step, before the optimizer's
+    /// step, but for [`NonFinite::Allow`].
+    #[must_use]
+    pub fn with_non_finite(mut self, non_finite: NonFinite) -> Self {
+        self.non_finite = non_finite;
+        self
+    }
+
+    /// Calls `hook` with the model and the gradients of every step (the mean over its batches, complete on every rank), and
+    /// gives the optimizer what it returns. All ranks must return the same.
+    ///
+    /// Gradients are [looked at](NonFinite) before and after it.
+    ///
+    /// # Example
+    /// Clipping by the norm of the whole model's gradient; burn's `GradientClipping::Norm` takes the norm of each tensor.
+    /// ```
+    /// use burn::module::{ModuleVisitor, Param};
+    /// use burn::optim::GradientsParams;
+    /// use halocline::Trainer;
+    /// use halocline::prelude::*;
+    ///
+    /// /// Scales gradients so that their norm over all parameters is at most `limit`.
+    /// fn clip<M: Module>(model: &M, gradients: GradientsParams, limit: f64) -> GradientsParams {
+    ///     struct Squares<'a>(&'a GradientsParams, f64);
+    ///
+    ///     impl ModuleVisitor for Squares<'_> {
+    ///         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+    ///             if let Some(gradient) = self.0.get::<D>(param.id) {
+    ///                 self.1 += gradient.powi_scalar(2).sum().into_scalar::<f64>();
+    ///             }
+    ///         }
+    ///     }
+    ///
+    ///     struct Scale(GradientsParams, f64);
+    ///
+    ///     impl ModuleVisitor for Scale {
+    ///         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+    ///             if let Some(gradient) = self.0.remove::<D>(param.id) {
+    ///                 self.0.register(param.id, gradient * self.1);
+    ///             }
+    ///         }
+    ///     }
+    ///
+    ///     let mut squares = Squares(&gradients, 0.0);
+    ///     model.visit(&mut squares);
+    ///     let norm = squares.1.sqrt();
+    ///     let mut scale = Scale(gradients, (limit / norm).min(1.0));
+    ///     model.visit(&mut scale);
+    ///     scale.0
+    /// }
+    ///
+    /// # fn with<M: Module>(trainer: Trainer<M>) -> Trainer<M> {
+    /// trainer.with_gradient_hook(|model, gradients| Ok(clip(model, gradients, 1.0)))
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn with_gradient_hook(
+        mut self,
+        hook: impl FnMut(&M, GradientsParams) -> Result<GradientsParams> + Send + 'static,
+    ) -> Self {
+        self.hook = Some(GradientHook(Box::new(hook)));
         self
     }
 
@@ -295,12 +376,18 @@ impl<M: Module> Trainer<M> {
     /// begins. `loss` may be partial: it is resolved.
     ///
     /// # Errors
-    /// Those of `batches` and `loss`; a failure to save or of communication.
+    /// Those of `batches` and `loss`; a loss or a gradient that is [not finite](NonFinite); a model whose parameters differ
+    /// between ranks, which is looked at before the first step of a run and at every save; a failure to save or of
+    /// communication.
     pub fn train_epoch<B, X: Field<1>>(
         &mut self,
         batches: impl IntoIterator<Item = B>,
         mut loss: impl FnMut(&M, B) -> Result<X>,
     ) -> Result<Ended> {
+        if !self.compared {
+            self.world.check_replicas(self.model())?;
+            self.compared = true;
+        }
         let mut gradients = GradientsAccumulator::new();
         let mut pending = Vec::new();
         for batch in batches {
@@ -328,29 +415,13 @@ impl<M: Module> Trainer<M> {
         Ok(Ended::Whole)
     }
 
-    /// A step with the gradients of some batches, whose losses are these.
-    fn update(&mut self, gradients: GradientsParams, losses: &mut Vec<Tensor<1>>) -> Result<()> {
-        let model = self.model.take().expect("a step gives it back");
-        let gradients = mean(gradients, losses.len(), &model);
-        let Optimizer {
-            optimizer,
-            schedule,
-        } = &mut self.optimizer;
-        self.model = Some(optimizer.step(schedule.step(), model, gradients));
-        self.progress.step += 1;
-        self.progress.batch += losses.len();
-        self.recent.append(losses);
-        if self.save_every > 0 && self.progress.step.is_multiple_of(self.save_every) {
-            self.save(None)?;
-        }
-        Ok(())
-    }
-
     /// Saves, in the background. `metric` says how good the model is, the lower the better.
     ///
     /// # Errors
-    /// On all ranks: a run without a folder; a failure of the save before this one, or of communication.
+    /// On all ranks: a run without a folder; a model whose parameters differ between ranks; a failure of the save before
+    /// this one, or of communication.
     pub fn save(&mut self, metric: Option<f64>) -> Result<()> {
+        self.world.check_replicas(self.model())?;
         self.losses();
         let mut snapshot = Snapshot::new(&self.world);
         snapshot.value("progress", &self.progress)?;
@@ -400,51 +471,4 @@ impl<M: Module> Trainer<M> {
                 .broadcast_bytes("trainer", self.mesh.shape().ranks()[0], Some(own))?;
         Ok(asked == [1])
     }
-}
-
-/// The mean of gradients of which the sum over so many batches is given.
-fn mean<M: Module>(sum: GradientsParams, batches: usize, model: &M) -> GradientsParams {
-    struct Scale {
-        from: GradientsParams,
-        to: GradientsParams,
-        factor: f64,
-    }
-
-    impl ModuleVisitor for Scale {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if let Some(gradient) = self.from.remove::<D>(param.id) {
-                self.to.register(param.id, gradient * self.factor);
-            }
-        }
-    }
-
-    if batches == 1 {
-        return sum;
-    }
-    let mut scale = Scale {
-        from: sum,
-        to: GradientsParams::new(),
-        factor: 1.0 / batches as f64,
-    };
-    model.visit(&mut scale);
-    scale.to
-}
-
-/// Whether this process was asked to end, by a signal since the first call.
-fn interrupted() -> &'static Arc<AtomicBool> {
-    static ASKED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
-    ASKED.get_or_init(|| {
-        let asked = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            use signal_hook::flag;
-            // In this order, so that the first signal only leaves its mark.
-            let registered =
-                flag::register_conditional_shutdown(signal, 128 + signal, asked.clone())
-                    .and_then(|_| flag::register(signal, asked.clone()));
-            if let Err(error) = registered {
-                eprintln!("halocline: signal {signal} will end the process at once: {error}");
-            }
-        }
-        asked
-    })
 }

@@ -1,0 +1,155 @@
+//! Gradients of a step: their mean, and whether they are finite.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Tensor, TensorData, Transaction};
+
+/// Mean of the gradients of some batches, from their sum.
+pub(super) fn mean<M: Module>(sum: GradientsParams, batches: usize, model: &M) -> GradientsParams {
+    struct Scale {
+        from: GradientsParams,
+        to: GradientsParams,
+        factor: f64,
+    }
+
+    impl ModuleVisitor for Scale {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(gradient) = self.from.remove::<D>(param.id) {
+                self.to.register(param.id, gradient * self.factor);
+            }
+        }
+    }
+
+    if batches == 1 {
+        return sum;
+    }
+    let mut scale = Scale {
+        from: sum,
+        to: GradientsParams::new(),
+        factor: 1.0 / batches as f64,
+    };
+    model.visit(&mut scale);
+    scale.to
+}
+
+/// Describes the first loss or gradient of a step that is NaN or infinite; `None` if all are finite.
+///
+/// `losses` are those of the batches from `first_batch` on. One read from the device tells that all is well: a sum is finite
+/// only if each of its terms is. Only where one is not are the tensors themselves looked at.
+pub(super) fn non_finite<M: Module>(
+    losses: &[Tensor<1>],
+    first_batch: usize,
+    gradients: &GradientsParams,
+    model: &M,
+) -> Option<String> {
+    let mut sums = Sums {
+        gradients,
+        sums: Transaction::default(),
+    };
+    losses.iter().for_each(|loss| sums.add(loss.clone()));
+    model.visit(&mut sums);
+    let sums = sums.sums.execute();
+    if sums.iter().all(|sum| first_in(sum).is_none()) {
+        return None;
+    }
+    let mut gradient = First::new(Some(gradients));
+    model.visit(&mut gradient);
+    for (batch, loss) in (first_batch..).zip(losses) {
+        let Some((_, value)) = first_in(&loss.to_data()) else {
+            continue;
+        };
+        let mut parameter = First::new(None);
+        model.visit(&mut parameter);
+        return Some(match parameter.found {
+            Some(found) => format!("the loss of batch {batch} is {value}, and parameter {found}"),
+            None => format!(
+                "the loss of batch {batch} is {value} while all parameters are finite: look at its samples \
+                 (Missing::Reject names a cell of a file that is not finite)"
+            ),
+        });
+    }
+    let found = gradient.found?;
+    Some(format!(
+        "the losses are finite, but the gradient of {found}"
+    ))
+}
+
+/// Collects the sum of each gradient.
+struct Sums<'a> {
+    gradients: &'a GradientsParams,
+    sums: Transaction,
+}
+
+impl Sums<'_> {
+    fn add<const D: usize>(&mut self, values: Tensor<D>) {
+        self.sums = std::mem::take(&mut self.sums).register(values.sum());
+    }
+}
+
+impl ModuleVisitor for Sums<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.gradients.get::<D>(param.id) {
+            self.add(gradient);
+        }
+    }
+}
+
+/// Finds the first parameter, or gradient of one, with an element that is not finite.
+struct First<'a> {
+    /// Looks at gradients if there are any here, else at parameters.
+    gradients: Option<&'a GradientsParams>,
+    path: Vec<String>,
+    found: Option<String>,
+}
+
+impl<'a> First<'a> {
+    fn new(gradients: Option<&'a GradientsParams>) -> Self {
+        Self {
+            gradients,
+            path: Vec::new(),
+            found: None,
+        }
+    }
+}
+
+impl ModuleVisitor for First<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.found.is_some() {
+            return;
+        }
+        let values = match self.gradients {
+            Some(gradients) => gradients.get::<D>(param.id),
+            None => Some(param.val().inner()),
+        };
+        let first = values.and_then(|values| first_in(&values.into_data()));
+        self.found =
+            first.map(|(index, value)| format!("{}{index:?} is {value}", self.path.join(".")));
+    }
+}
+
+/// The index and value of the first element that is not finite.
+fn first_in(data: &TensorData) -> Option<(Vec<usize>, f64)> {
+    let mut values = data.iter::<f64>().enumerate();
+    let (position, value) = values.find(|(_, value)| !value.is_finite())?;
+    let mut rest = position;
+    let mut index: Vec<usize> = data
+        .shape()
+        .iter()
+        .rev()
+        .map(|extent| {
+            let at = rest % extent;
+            rest /= extent;
+            at
+        })
+        .collect();
+    index.reverse();
+    Some((index, value))
+}

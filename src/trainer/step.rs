@@ -1,0 +1,106 @@
+//! A step of the optimizer, and what may prevent it.
+
+use std::fmt;
+
+use burn::module::Module;
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+use halocline_core::{Error, Result};
+
+use super::{Optimizer, Progress, Trainer, gradients};
+
+/// What a [`Trainer`] does when a loss or a gradient is NaN or infinite.
+///
+/// Losses and gradients are the same on all ranks, so all ranks do the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NonFinite {
+    /// Ends the run: an error names the step, the batch and the first parameter, and the model stays as it was.
+    #[default]
+    Stop,
+    /// Leaves out the step: its batches change neither the model nor the optimizer and its schedule, and count no step. Their
+    /// losses are kept, and rank 0 writes a line to stderr.
+    Skip,
+    /// Takes the step. Nothing is looked at.
+    Allow,
+}
+
+/// A function of the program's that sees gradients before the optimizer does.
+pub(super) struct GradientHook<M>(
+    pub(super) Box<dyn FnMut(&M, GradientsParams) -> Result<GradientsParams> + Send>,
+);
+
+impl<M> fmt::Debug for GradientHook<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GradientHook")
+    }
+}
+
+impl<M: Module> Trainer<M> {
+    /// A step with the gradients of some batches, whose losses are these.
+    pub(super) fn update(
+        &mut self,
+        gradients: GradientsParams,
+        losses: &mut Vec<Tensor<1>>,
+    ) -> Result<()> {
+        let gradients = gradients::mean(gradients, losses.len(), self.model());
+        let Some(gradients) = self.acceptable(gradients, losses)? else {
+            self.progress.batch += losses.len();
+            self.recent.append(losses);
+            return Ok(());
+        };
+        let model = self.model.take().expect("a step gives it back");
+        let Optimizer {
+            optimizer,
+            schedule,
+        } = &mut self.optimizer;
+        self.model = Some(optimizer.step(schedule.step(), model, gradients));
+        self.progress.step += 1;
+        self.progress.batch += losses.len();
+        self.recent.append(losses);
+        if self.save_every > 0 && self.progress.step.is_multiple_of(self.save_every) {
+            self.save(None)?;
+        }
+        Ok(())
+    }
+
+    /// What the optimizer is to be given, if a step is to be taken with these gradients.
+    fn acceptable(
+        &mut self,
+        gradients: GradientsParams,
+        losses: &[Tensor<1>],
+    ) -> Result<Option<GradientsParams>> {
+        let mut found = self.non_finite(&gradients, losses);
+        let mut gradients = gradients;
+        if found.is_none()
+            && let Some(mut hook) = self.hook.take()
+        {
+            let hooked = hook.0(self.model(), gradients);
+            self.hook = Some(hook);
+            gradients = hooked?;
+            found = self
+                .non_finite(&gradients, losses)
+                .map(|found| format!("after the gradient hook, {found}"));
+        }
+        let Some(found) = found else {
+            return Ok(Some(gradients));
+        };
+        let Progress { step, epoch, .. } = self.progress;
+        let text = format!("step {} (epoch {epoch}): {found}", step + 1);
+        if self.non_finite == NonFinite::Stop {
+            return Err(Error::other(format!(
+                "{text}; Trainer::with_non_finite(NonFinite::Skip) leaves out such steps"
+            )));
+        }
+        if self.world.is_root() {
+            eprintln!("halocline: left out {text}");
+        }
+        Ok(None)
+    }
+
+    fn non_finite(&self, gradients: &GradientsParams, losses: &[Tensor<1>]) -> Option<String> {
+        match self.non_finite {
+            NonFinite::Allow => None,
+            _ => gradients::non_finite(losses, self.progress.batch, gradients, self.model()),
+        }
+    }
+}
