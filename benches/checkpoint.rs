@@ -1,7 +1,8 @@
 //! What saving costs a training run, and what loading reads: `cargo bench --bench checkpoint`.
 //!
-//! The demo's model is trained by two trainers in turn, twenty steps each: one keeps nothing, one saves once in these
-//! twenty steps, in the background. Then four ranks load what was saved, and count the bytes that they read.
+//! The demo's model is trained by three trainers in turn, twenty steps each: one keeps nothing, one saves once in these
+//! twenty steps, in the background, and one does not look whether losses and gradients are finite. Then the comparison of
+//! replicas is timed, of which every save has one, and four ranks load what was saved, and count the bytes that they read.
 
 use std::time::Instant;
 
@@ -10,7 +11,7 @@ use burn::optim::AdamWConfig;
 use halocline::io::{CheckpointConfig, Checkpoints};
 use halocline::models::{SurrogateCnn, SurrogateCnnConfig, weighted_mse};
 use halocline::prelude::*;
-use halocline::{Ended, Trainer};
+use halocline::{Ended, NonFinite, Trainer};
 
 /// [batch, variables, lat, lon]
 const SHAPE: [usize; 4] = [1, 5, 128, 256];
@@ -24,10 +25,7 @@ fn main() -> Result<()> {
         15
     };
     let folder = tempfile::tempdir()?;
-    println!(
-        "{:<50}{:>12}{:>12}{:>9}",
-        "", "with saves", "without", "ratio"
-    );
+    println!("{:<58}{:>12}{:>12}{:>9}", "", "with", "without", "ratio");
     for ranks in [1, 2] {
         let folder = folder.path().join(ranks.to_string());
         let times = Launcher::local(ranks).collect(|world| {
@@ -44,6 +42,7 @@ fn main() -> Result<()> {
                     .with_save_every(STEPS as u64)
                     .resume_or_start(&folder)?,
                 trainer(&world)?,
+                trainer(&world)?.with_non_finite(NonFinite::Allow),
             ];
             let train = |trainer: &mut Trainer<SurrogateCnn>, steps: usize| {
                 let ended = trainer.train_epoch(0..steps, |model, _| {
@@ -57,7 +56,7 @@ fn main() -> Result<()> {
             for trainer in &mut trainers {
                 train(trainer, STEPS / 2)?;
             }
-            let mut times = [Vec::new(), Vec::new()];
+            let mut times = [Vec::new(), Vec::new(), Vec::new()];
             for _ in 0..=repetitions {
                 for (trainer, times) in trainers.iter_mut().zip(&mut times) {
                     let start = Instant::now();
@@ -66,13 +65,30 @@ fn main() -> Result<()> {
                 }
             }
             // The first of each warms up.
-            Ok(times.map(|times| median(times[1..].to_vec())))
+            let [saves, looks, plain] = times.map(|times| median(times[1..].to_vec()));
+            let compared = (0..repetitions).map(|_| {
+                let start = Instant::now();
+                world.check_replicas(trainers[0].model())?;
+                Ok(start.elapsed().as_secs_f64() * 1e3)
+            });
+            let compared = median(compared.collect::<Result<_>>()?);
+            Ok([saves, looks, plain, compared])
         })?;
-        let [with, without] = times[0];
-        let what = format!("step of the demo's model, {ranks} local ranks, a save in {STEPS}");
+        let [saves, looks, plain, compared] = times[0];
+        for (what, with, without) in [
+            (format!("a save in {STEPS} steps"), saves, looks),
+            ("a look at losses and gradients".into(), looks, plain),
+        ] {
+            let what = format!("step of the demo's model, {ranks} local ranks: {what}");
+            println!(
+                "{what:<58}{with:>9.2} ms{without:>9.2} ms{:>9.3}",
+                with / without
+            );
+        }
+        let what = format!("comparison of its replicas, {ranks} local ranks (of a step)");
         println!(
-            "{what:<50}{with:>9.2} ms{without:>9.2} ms{:>9.3}",
-            with / without
+            "{what:<58}{compared:>9.2} ms{looks:>9.2} ms{:>9.3}",
+            compared / looks
         );
     }
 

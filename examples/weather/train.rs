@@ -74,6 +74,7 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<E
     })?;
     let optimizer = AdamWConfig::new()
         .with_weight_decay(1e-5)
+        // Of each tensor's own gradient; for the norm of the whole model see Trainer::with_gradient_hook.
         .with_grad_clipping(Some(GradientClippingConfig::Norm(1.0)))
         .init();
     let steps = options.epochs * loader.batches();
@@ -85,7 +86,6 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<E
     let mut trainer = Trainer::new(world, model, optimizer, schedule)
         .with_save_every(options.save_every)
         .resume_or_start(&folder)?;
-    world.check_replicas(trainer.model())?;
 
     // Normalised increments are small and differ by variable: weigh them alike.
     let scales: Vec<f64> = statistics
