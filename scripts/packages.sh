@@ -66,5 +66,5 @@ fi
 echo "Missing on this system: $(missing | tr '\n' ' ')" >&2
 echo "Debian, Ubuntu:  sudo apt-get install $packages" >&2
 echo "Fedora, RHEL:    sudo dnf install hdf5-devel openmpi-devel clang-devel pkgconf${python:+ python3}${vulkan:+ mesa-vulkan-drivers vulkan-loader}" >&2
-echo "macOS:           brew install hdf5 open-mpi llvm pkg-config${python:+ python}${vulkan:+; tests with FEATURES=mpi}" >&2
+echo "macOS:           brew install hdf5 open-mpi llvm pkg-config${python:+ python}${vulkan:+; make test needs none}" >&2
 exit 1

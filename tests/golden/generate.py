@@ -1,0 +1,187 @@
+"""Makes golden cases, and checks that those in a folder are what PyTorch computes.
+
+    pip install torch numpy safetensors
+    python tests/golden/generate.py check tests/golden
+    python tests/golden/generate.py new conv2d --inputs x=1,3,13,9 --params weight=4,3,3,5 bias=4 \\
+        --attrs '{"stride": [1, 2], "padding": [1, 2], "dilation": [1, 1], "groups": 1, "padding_mode": "circular"}'
+
+`new` draws inputs, parameters and the cotangent in f32, computes the result and all gradients in f64 on one device, and
+writes the next free tests/golden/<op>_<nn>.safetensors. README.md beside this file has the format.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+TOLERANCES = {"rtol": "0.0001", "atol": "1e-05"}
+
+
+def conv(dims):
+    function = [F.conv1d, F.conv2d, F.conv3d][dims - 1]
+
+    def run(a, x, weight, bias=None):
+        padding = a["padding"]
+        if a["padding_mode"] != "zeros":
+            sides = [width for width in reversed(padding) for _ in range(2)]
+            x, padding = F.pad(x, sides, mode=a["padding_mode"]), 0
+        return function(x, weight, bias, a["stride"], padding, a["dilation"], a["groups"])
+
+    return run
+
+
+def conv_transpose(dims):
+    function = [F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d][dims - 1]
+    return lambda a, x, weight, bias=None: function(
+        x, weight, bias, a["stride"], a["padding"], a["output_padding"], a["groups"], a["dilation"]
+    )
+
+
+def max_pool(dims):
+    function = [F.max_pool1d, F.max_pool2d, F.max_pool3d][dims - 1]
+    return lambda a, x: function(
+        x, a["kernel_size"], a["stride"], a["padding"], a["dilation"], a["ceil_mode"]
+    )
+
+
+def avg_pool(dims):
+    function = [F.avg_pool1d, F.avg_pool2d, F.avg_pool3d][dims - 1]
+    return lambda a, x: function(
+        x, a["kernel_size"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"]
+    )
+
+
+def interpolate(a, x):
+    return F.interpolate(x, a["output_size"], mode=a["mode"], align_corners=a["align_corners"])
+
+
+def pad(a, x):
+    value = a["value"] if a["value"] is not None else 0.0
+    return F.pad(x, a["pad_w"] + a["pad_h"], mode=a["mode"], value=value)
+
+
+# From the name of an operator to its result from `attrs`, inputs and parameters by name.
+OPERATORS = {
+    **{f"conv{n}d": conv(n) for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": conv_transpose(n) for n in (1, 2, 3)},
+    **{f"max_pool{n}d": max_pool(n) for n in (1, 2, 3)},
+    **{f"avg_pool{n}d": avg_pool(n) for n in (1, 2, 3)},
+    "adaptive_avg_pool2d": lambda a, x: F.adaptive_avg_pool2d(x, a["output_size"]),
+    "interpolate2d": interpolate,
+    "interpolate3d": interpolate,
+    "pixel_shuffle": lambda a, x: F.pixel_shuffle(x, a["upscale_factor"]),
+    "pixel_unshuffle": lambda a, x: F.pixel_unshuffle(x, a["downscale_factor"]),
+    "pad2d": pad,
+    "roll2d": lambda a, x: torch.roll(x, a["shifts"], a["dims"]),
+    "flip2d": lambda a, x: torch.flip(x, a["dims"]),
+    "cumsum": lambda a, x: torch.cumsum(x, a["dim"]),
+    "sum": lambda a, x: x.sum(a["dims"], a["keepdim"]),
+    "mean": lambda a, x: x.mean(a["dims"], a["keepdim"]),
+    "max": lambda a, x: torch.amax(x, a["dims"], a["keepdim"]),
+    "min": lambda a, x: torch.amin(x, a["dims"], a["keepdim"]),
+    "var": lambda a, x: x.var(a["dims"], correction=a["correction"], keepdim=a["keepdim"]),
+    "vector_norm": lambda a, x: torch.linalg.vector_norm(x, a["ord"]),
+    "logsumexp": lambda a, x: torch.logsumexp(x, a["dims"], a["keepdim"]),
+    "softmax": lambda a, x: torch.softmax(x, a["dim"]),
+    "log_softmax": lambda a, x: torch.log_softmax(x, a["dim"]),
+    "matmul": lambda _, a, b: a @ b,
+    "linear": lambda _, x, weight, bias=None: F.linear(x, weight, bias),
+    "group_norm": lambda a, x, weight=None, bias=None: F.group_norm(
+        x, a["num_groups"], weight, bias, a["eps"]
+    ),
+    "instance_norm": lambda a, x, weight=None, bias=None: F.instance_norm(
+        x, weight=weight, bias=bias, eps=a["eps"]
+    ),
+    "batch_norm": lambda a, x, weight=None, bias=None: F.batch_norm(
+        x, None, None, weight, bias, a["training"], eps=a["eps"]
+    ),
+    "layer_norm": lambda a, x, weight=None, bias=None: F.layer_norm(
+        x, a["normalized_shape"], weight, bias, a["eps"]
+    ),
+    "rms_norm": lambda a, x, weight=None: F.rms_norm(x, a["normalized_shape"], weight, a["eps"]),
+    "mse_loss": lambda a, x, target: F.mse_loss(x, target, reduction=a["reduction"]),
+    "l1_loss": lambda a, x, target: F.l1_loss(x, target, reduction=a["reduction"]),
+    "huber_loss": lambda a, x, target: F.huber_loss(
+        x, target, reduction=a["reduction"], delta=a["delta"]
+    ),
+}
+
+
+def run(op, attrs, leaves, cotangent):
+    """Result and gradients in f64; the cotangent is drawn if there is none."""
+    wide = {name: leaf.double().requires_grad_() for name, leaf in leaves.items()}
+    y = OPERATORS[op](attrs, **wide)
+    if cotangent is None:
+        cotangent = torch.randn(y.shape)
+    gradients = torch.autograd.grad(y, list(wide.values()), cotangent.double(), allow_unused=True)
+    found = {f"grad_{name}": gradient for name, gradient in zip(wide, gradients) if gradient is not None}
+    return {"y": y.detach(), **found}, cotangent
+
+
+def check(folder):
+    failed = 0
+    files = sorted(Path(folder).glob("*.safetensors"))
+    for file in files:
+        with safe_open(file, "pt") as case:
+            metadata = case.metadata()
+            tensors = {name: case.get_tensor(name) for name in case.keys()}
+        names = json.loads(metadata["inputs"]) + json.loads(metadata["params"])
+        leaves = {name: tensors[name] for name in names}
+        found, _ = run(metadata["op"], json.loads(metadata["attrs"]), leaves, tensors["gy"])
+        for name, expected in tensors.items():
+            if name not in ("y", *(f"grad_{leaf}" for leaf in names)):
+                continue
+            off = (found[name] - expected.double()).abs().max()
+            # Rounded to f32 once.
+            if not off <= 2**-23 * expected.double().abs().max():
+                failed += 1
+                print(f"{file.name}: {name} is off by {off:.1e}")
+    print(f"{len(files)} cases, {failed} failed")
+    return failed
+
+
+def new(arguments):
+    torch.manual_seed(arguments.seed)
+    attrs = json.loads(arguments.attrs)
+    shapes = dict(text.split("=") for text in arguments.inputs + arguments.params)
+    leaves = {name: torch.randn([int(n) for n in shape.split(",")]) for name, shape in shapes.items()}
+    results, cotangent = run(arguments.op, attrs, leaves, None)
+    names = [[text.split("=")[0] for text in group] for group in (arguments.inputs, arguments.params)]
+    metadata = {
+        "op": arguments.op,
+        "attrs": json.dumps(attrs),
+        "inputs": json.dumps(names[0]),
+        "params": json.dumps(names[1]),
+        **TOLERANCES,
+    }
+    tensors = {**leaves, **results, "gy": cotangent}
+    folder = Path(__file__).parent
+    number = len(list(folder.glob(f"{arguments.op}_[0-9]*.safetensors")))
+    file = folder / f"{arguments.op}_{number:02}.safetensors"
+    save_file({name: tensor.float().contiguous() for name, tensor in tensors.items()}, file, metadata)
+    print(file)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    checking = commands.add_parser("check", help="recompute the cases of a folder")
+    checking.add_argument("folder")
+    making = commands.add_parser("new", help="write a case")
+    making.add_argument("op", choices=sorted(OPERATORS))
+    making.add_argument("--attrs", default="{}", help="JSON, with PyTorch's names")
+    making.add_argument("--inputs", nargs="+", default=[], metavar="NAME=SHAPE")
+    making.add_argument("--params", nargs="*", default=[], metavar="NAME=SHAPE")
+    making.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    if arguments.command == "check":
+        raise SystemExit(check(arguments.folder) != 0)
+    new(arguments)
+
+
+if __name__ == "__main__":
+    main()
