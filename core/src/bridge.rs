@@ -1,28 +1,19 @@
-//! The bridge to burn: exchange and reduction as operators of a backend, with their adjoints.
+//! Exchange and reduction as operators with adjoints.
 //!
-//! All communication that gradients flow through is one of the two methods of [`CommBackend`]. `Autodiff` records a
-//! step whose state is the plan; its backward calls the same method of the inner backend with the roles swapped.
+//! All communication that gradients flow through is one of these two, or part of an operator whose kernels need it in
+//! between.
 
 use std::sync::Arc;
 
-#[cfg(feature = "cube")]
-use burn::backend::Cube;
-use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{
-    Autodiff, Backend, BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, Flex,
-    TensorMetadata, backend_extension,
-};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Shape;
 
+use crate::Result;
 use crate::buckets::{self, Leaf};
 use crate::comm::{Communicator, Operation, collectives, sums};
+use crate::node::{BackwardPass, Operator};
 use crate::plan::ExchangePlan;
-use crate::{Error, Result};
 
 /// Which way a plan is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,176 +105,67 @@ pub(crate) enum Pass {
     Backward,
 }
 
-/// The communication that gradients flow through.
-#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
-pub(crate) trait CommBackend: Backend {
-    /// Moves boxes of cells between ranks.
-    fn exchange(tensor: FloatTensor<Self>, exchange: Exchange) -> FloatTensor<Self>;
+impl Operator for Exchange {
+    type Saved = ();
 
-    /// Sums over ranks in one of the passes.
-    fn reduce(tensor: FloatTensor<Self>, reduce: Reduce) -> FloatTensor<Self>;
-}
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
 
-/// A concrete backend's tensor as one of any backend.
-pub fn to_dispatch<B: Backend>(tensor: FloatTensor<B>) -> DispatchTensor
-where
-    DispatchTensor: DispatchKindConversion<B>,
-{
-    DispatchTensor::from_backend(BackendTensor::Float(tensor))
-}
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        let [tensor] = one(inputs);
+        let received = self.send_all(&tensor)?.finish()?;
+        Ok((self.assemble(tensor, received), ()))
+    }
 
-/// The inverse of [`to_dispatch`].
-///
-/// # Errors
-/// The tensor belongs to another backend.
-pub fn from_dispatch<B: Backend>(tensor: DispatchTensor) -> Result<FloatTensor<B>>
-where
-    DispatchTensor: DispatchKindConversion<B>,
-{
-    let tensor: BackendTensor<B> =
-        DispatchTensor::try_into_backend(tensor).map_err(Error::Engine)?;
-    Ok(tensor.float())
-}
-
-/// What [`CommBackend`] needs of a backend without gradients.
-pub(crate) trait Bucketed: CommBackend {
-    /// Puts a parameter's gradient into a bucket; gives it back where that cannot be.
-    fn put(gradient: FloatTensor<Self>, reduce: &Reduce) -> Option<FloatTensor<Self>>;
-}
-
-impl<B: CommBackend> Bucketed for B
-where
-    DispatchTensor: DispatchKindConversion<B>,
-{
-    fn put(gradient: FloatTensor<Self>, reduce: &Reduce) -> Option<FloatTensor<Self>> {
-        let left = buckets::put(reduce, to_dispatch::<B>(gradient));
-        let left = left.and_then(|left| left.map(from_dispatch::<B>).transpose());
-        left.unwrap_or_else(|error| error.raise())
+    fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        let (gradient, ()) = self.clone().reversed().forward(vec![pass.cotangent])?;
+        Ok(vec![Some(gradient)])
     }
 }
 
-impl CommBackend for Flex {
-    fn exchange(tensor: FloatTensor<Self>, exchange: Exchange) -> FloatTensor<Self> {
-        exchange_on::<Self>(tensor, &exchange)
+impl Operator for Reduce {
+    type Saved = ();
+
+    fn keeps(&self, _: usize) -> bool {
+        false
     }
 
-    fn reduce(tensor: FloatTensor<Self>, reduce: Reduce) -> FloatTensor<Self> {
-        reduce_on::<Self>(tensor, &reduce)
-    }
-}
-
-/// CubeCL's runtimes: boxes are cut and pasted by operators of the fused stream.
-#[cfg(feature = "cube")]
-impl CommBackend for Cube {
-    fn exchange(tensor: FloatTensor<Self>, exchange: Exchange) -> FloatTensor<Self> {
-        exchange_on::<Self>(tensor, &exchange)
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        let [tensor] = one(inputs);
+        Ok(match self.pass {
+            Pass::Forward => (self.all_reduce(tensor, &self.operation)?, ()),
+            Pass::Backward => (tensor, ()),
+        })
     }
 
-    fn reduce(tensor: FloatTensor<Self>, reduce: Reduce) -> FloatTensor<Self> {
-        reduce_on::<Self>(tensor, &reduce)
-    }
-}
-
-fn exchange_on<B: Backend>(tensor: FloatTensor<B>, exchange: &Exchange) -> FloatTensor<B>
-where
-    DispatchTensor: DispatchKindConversion<B>,
-{
-    assemble(to_dispatch::<B>(tensor), exchange)
-        .and_then(from_dispatch::<B>)
-        .unwrap_or_else(|error| error.raise())
-}
-
-fn reduce_on<B: Backend>(tensor: FloatTensor<B>, reduce: &Reduce) -> FloatTensor<B>
-where
-    DispatchTensor: DispatchKindConversion<B>,
-{
-    match reduce.pass {
-        Pass::Forward => all_reduce(to_dispatch::<B>(tensor), reduce)
-            .and_then(from_dispatch::<B>)
-            .unwrap_or_else(|error| error.raise()),
-        Pass::Backward => tensor,
+    fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        let Some(gradient) = buckets::put(self, pass.cotangent)? else {
+            return Ok(vec![None]);
+        };
+        Ok(vec![Some(match self.pass {
+            Pass::Forward => gradient,
+            Pass::Backward => self.all_reduce(gradient, &self.operation.backward())?,
+        })])
     }
 }
 
-fn all_reduce(tensor: DispatchTensor, reduce: &Reduce) -> Result<DispatchTensor> {
-    let Reduce {
-        operation,
-        comm,
-        group,
-        ..
-    } = reduce;
-    let shape = tensor.shape();
-    let elements = shape.num_elements();
-    let operation = operation.of(elements, tensor.dtype());
-    collectives::agree(comm, group, &operation)?;
-    let flat = reshaped(tensor, Shape::from([elements]));
-    let sum = sums::all_reduce_sum(comm, group, &operation, flat)?;
-    Ok(reshaped(sum, shape))
+/// The input of an operator that has one.
+fn one(inputs: Vec<DispatchTensor>) -> [DispatchTensor; 1] {
+    inputs.try_into().expect("an operator of one input")
 }
 
-impl<B: Bucketed, C: CheckpointStrategy> CommBackend for Autodiff<B, C> {
-    fn exchange(tensor: FloatTensor<Self>, exchange: Exchange) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Step;
-
-        impl<B: CommBackend> Backward<B, 1> for Step {
-            type State = Exchange;
-
-            fn backward(self, ops: Ops<Exchange, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-                let exchange = ops.state.reversed();
-                unary::<B, _>(ops.parents, ops.node, grads, |grad| {
-                    B::exchange(grad, exchange)
-                });
-            }
-        }
-
-        let (primitive, node) = tensor.into_parts();
-        // Compute-bound: gradient checkpointing must not replay communication.
-        match Step.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                prep.finish(exchange.clone(), B::exchange(primitive, exchange))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::exchange(primitive, exchange)),
-        }
+impl Reduce {
+    fn all_reduce(&self, tensor: DispatchTensor, operation: &Operation) -> Result<DispatchTensor> {
+        let Self { comm, group, .. } = self;
+        let shape = tensor.shape();
+        let elements = shape.num_elements();
+        let operation = operation.of(elements, tensor.dtype());
+        collectives::agree(comm, group, &operation)?;
+        let flat = reshaped(tensor, Shape::from([elements]));
+        let sum = sums::all_reduce_sum(comm, group, &operation, flat)?;
+        Ok(reshaped(sum, shape))
     }
-
-    fn reduce(tensor: FloatTensor<Self>, reduce: Reduce) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Step;
-
-        impl<B: Bucketed> Backward<B, 1> for Step {
-            type State = Reduce;
-
-            fn backward(self, ops: Ops<Reduce, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-                if ops.state.leaf.is_some() {
-                    let gradient = B::put(grads.consume::<B>(&ops.node), &ops.state);
-                    let Some(gradient) = gradient else { return };
-                    grads.register::<B>(ops.node.id, gradient);
-                }
-                let reduce = Reduce {
-                    operation: ops.state.operation.backward(),
-                    pass: match ops.state.pass {
-                        Pass::Forward => Pass::Backward,
-                        Pass::Backward => Pass::Forward,
-                    },
-                    ..ops.state
-                };
-                unary::<B, _>(ops.parents, ops.node, grads, |grad| B::reduce(grad, reduce));
-            }
-        }
-
-        let (primitive, node) = tensor.into_parts();
-        match Step.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(reduce.clone(), B::reduce(primitive, reduce)),
-            OpsKind::UnTracked(prep) => prep.finish(B::reduce(primitive, reduce)),
-        }
-    }
-}
-
-/// Runs an exchange's forward pass and assembles this rank's result from its own boxes and those that it receives.
-fn assemble(tensor: DispatchTensor, exchange: &Exchange) -> Result<DispatchTensor> {
-    let received = exchange.send_all(&tensor)?.finish()?;
-    Ok(exchange.assemble(tensor, received))
 }
 
 /// A tensor of any backend in another shape.

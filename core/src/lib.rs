@@ -19,6 +19,7 @@ mod layout;
 pub mod memory;
 mod mesh;
 mod module;
+mod node;
 pub mod ops;
 mod plan;
 mod region;

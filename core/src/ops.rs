@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 use crate::Result;
 pub use crate::boxes::{Boxes, add_box, blank, cut, paste};
-use crate::bridge::{CommBackend, Exchange, Pass, Reduce};
-pub use crate::bridge::{from_dispatch, to_dispatch};
+use crate::bridge::{Exchange, Pass, Reduce};
 use crate::buckets::Leaf;
 use crate::comm::{Communicator, Operation, Traffic, collectives};
 use crate::mesh::DeviceMesh;
+pub use crate::node::{BackwardPass, Operator, apply, from_dispatch, to_dispatch};
 use crate::plan::ExchangePlan;
 
 /// Moves boxes between the ranks of a mesh and assembles what this rank needs.
@@ -33,10 +32,7 @@ pub fn exchange<const D: usize>(
 
 /// Runs an exchange whose adjoint is given with it.
 pub fn run<const D: usize>(tensor: Tensor<D>, exchange: Exchange) -> Tensor<D> {
-    Tensor::from_dispatch(<Dispatch as CommBackend>::exchange(
-        tensor.into_dispatch(),
-        exchange,
-    ))
+    Tensor::from_dispatch(apply(exchange, [tensor.into_dispatch()]))
 }
 
 /// Sums a tensor over the ranks along some axes of a mesh.
@@ -108,8 +104,5 @@ fn reduce<const D: usize>(
         pass,
         leaf: buckets.then(|| Leaf::of(&tensor)).flatten(),
     };
-    Tensor::from_dispatch(<Dispatch as CommBackend>::reduce(
-        tensor.into_dispatch(),
-        reduce,
-    ))
+    Tensor::from_dispatch(apply(reduce, [tensor.into_dispatch()]))
 }

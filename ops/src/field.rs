@@ -5,8 +5,8 @@ use burn::tensor::Tensor;
 use halocline_core::{Boundary, ReduceOp, Result, ShardTensor};
 
 use crate::Apply;
+use crate::activation::Activation;
 use crate::conv::{self, ConvOptions};
-use crate::kernel::activation::Activation;
 use crate::local::LocalOperator;
 use crate::pool::{self, PoolOptions};
 use crate::{matmul, norm, reduce, resample, reshape};
@@ -244,19 +244,19 @@ pub trait Field<const D: usize>:
     /// The rectified linear unit.
     #[must_use]
     fn relu(self) -> Self {
-        self.map(|x| LocalOperator::Activation(Activation::Relu).apply(x))
+        self.map(|x| Activation::Relu.run(x))
     }
 
     /// The Gaussian error linear unit, by the error function.
     #[must_use]
     fn gelu(self) -> Self {
-        self.map(|x| LocalOperator::Activation(Activation::Gelu).apply(x))
+        self.map(|x| Activation::Gelu.run(x))
     }
 
     /// `x · sigmoid(x)`.
     #[must_use]
     fn silu(self) -> Self {
-        self.map(|x| LocalOperator::Activation(Activation::Silu).apply(x))
+        self.map(|x| Activation::Silu.run(x))
     }
 }
 

@@ -2,11 +2,12 @@
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{DispatchDevice, Flex};
-use burn::tensor::{DType, Device, Element as BurnElement, FloatDType, Shape};
+use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, Flex, TensorMetadata};
+use burn::tensor::{DType, Device, Element as BurnElement, Shape};
 use burn_std::Bytes;
-use halocline_core::IndexBox;
 pub(crate) use halocline_core::memory::contiguous;
+use halocline_core::ops::{from_dispatch, to_dispatch};
+use halocline_core::{IndexBox, Result};
 
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::View;
@@ -54,19 +55,68 @@ pub(crate) fn field_box<'a, E: Float>(
     View::new(tensor.storage(), start as usize, shape, strides)
 }
 
-/// A kernel's result as a tensor.
-pub(crate) fn tensor<E: Float>(elements: Buffer<E>, shape: &[usize]) -> FlexTensor {
-    debug_assert_eq!(elements.len(), shape.iter().product::<usize>());
-    let (block, len) = elements.into_block();
-    let bytes = block.into_bytes(len);
-    let layout = Layout::contiguous(Shape::from(shape.to_vec()));
-    FlexTensor::new(bytes, layout, E::dtype())
+/// Runs an expression with the float type in which kernels compute on tensors of a dtype: `f64` for itself, `f32` for
+/// all others.
+macro_rules! with_float {
+    ($dtype:expr, $float:ident => $expression:expr) => {
+        match $dtype {
+            burn::tensor::DType::F64 => {
+                type $float = f64;
+                $expression
+            }
+            _ => {
+                type $float = f32;
+                $expression
+            }
+        }
+    };
+}
+pub(crate) use with_float;
+
+/// A tensor in the float type of a kernel.
+pub(crate) fn cast<E: Float>(tensor: DispatchTensor) -> Result<FlexTensor> {
+    from_dispatch::<Flex>(in_dtype(tensor, E::dtype()))
 }
 
-/// A kernel's small result as a tensor.
-pub(crate) fn small_tensor<E: Float>(elements: Vec<E>, shape: &[usize]) -> FlexTensor {
+/// A tensor in the float type of a kernel, its elements in one piece.
+pub(crate) fn operand<E: Float>(tensor: DispatchTensor) -> Result<FlexTensor> {
+    cast::<E>(tensor).map(contiguous)
+}
+
+/// A kernel's result as a tensor of a dtype.
+pub(crate) fn result<E: Float>(
+    elements: Buffer<E>,
+    shape: &[usize],
+    dtype: DType,
+) -> DispatchTensor {
+    debug_assert_eq!(elements.len(), shape.iter().product::<usize>());
+    let (block, len) = elements.into_block();
+    narrowed::<E>(block.into_bytes(len), shape, dtype)
+}
+
+/// A kernel's small result as a tensor of a dtype.
+pub(crate) fn small_result<E: Float>(
+    elements: Vec<E>,
+    shape: &[usize],
+    dtype: DType,
+) -> DispatchTensor {
+    narrowed::<E>(Bytes::from_elems(elements), shape, dtype)
+}
+
+fn narrowed<E: Float>(bytes: Bytes, shape: &[usize], dtype: DType) -> DispatchTensor {
     let layout = Layout::contiguous(Shape::from(shape.to_vec()));
-    FlexTensor::new(Bytes::from_elems(elements), layout, E::dtype())
+    in_dtype(
+        to_dispatch::<Flex>(FlexTensor::new(bytes, layout, E::dtype())),
+        dtype,
+    )
+}
+
+/// A tensor in another float type.
+pub(crate) fn in_dtype(tensor: DispatchTensor, dtype: DType) -> DispatchTensor {
+    if tensor.dtype() == dtype {
+        return tensor;
+    }
+    Dispatch::float_cast(tensor, dtype.into())
 }
 
 /// The elements of a contiguous tensor.
@@ -77,14 +127,4 @@ pub(crate) fn elements<E: Float>(tensor: &FlexTensor) -> &[E] {
         0 => &[],
         elements => &tensor.storage()[layout.start_offset()..][..elements],
     }
-}
-
-/// A tensor of a narrow float as `f32`, in which it is computed with.
-pub(crate) fn widened(tensor: FlexTensor) -> FlexTensor {
-    Flex::float_cast(tensor, FloatDType::F32)
-}
-
-/// The inverse of [`widened`], but for rounding.
-pub(crate) fn narrowed(tensor: FlexTensor, dtype: DType) -> FlexTensor {
-    Flex::float_cast(tensor, dtype.into())
 }

@@ -3,6 +3,7 @@
 //! One file per operator: its definition, what it exchanges, its adjoint, its kernel. [`Field`] is what they are called
 //! on, a burn tensor or a sharded one; [`Layer`] makes burn's own modules apply to both.
 
+mod activation;
 pub mod conv;
 mod empty;
 mod field;
@@ -21,9 +22,9 @@ mod stencil;
 pub mod testing;
 mod window;
 
+pub use activation::Activation;
 pub use conv::ConvOptions;
 pub use field::Field;
-pub use kernel::activation::Activation;
 pub use layer::{Apply, Layer, PlanOf, Planned};
 pub use loss::{Reduction, backward, huber_loss, l1_loss, loss_value, mse_loss};
 pub use pool::{PaddingCount, PoolOptions};

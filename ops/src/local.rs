@@ -1,310 +1,132 @@
-//! Operators of one shard that run our own kernels, with their adjoints.
+//! Operators of one shard with kernels of our own.
 
-use burn::backend::autodiff::NodeId;
-use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
-use burn::backend::flex::FlexTensor;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, Dispatch, Flex, TensorMetadata, backend_extension};
-use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
-use burn::tensor::{self, DType, Shape, Tensor};
-use halocline_core::{Error, Result, trace};
+use std::fmt::Debug;
 
-use crate::flex::{self, Float};
-use crate::kernel::activation::{self, Activation};
-use crate::kernel::resample::Edge;
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{Shape, Tensor};
+use halocline_core::Result;
+use halocline_core::ops::{BackwardPass, Operator, apply};
+
+use crate::flex::{self, Float, with_float};
+use crate::kernel::buffer::Buffer;
 use crate::kernel::simd::Isa;
-use crate::kernel::{pooling, resample};
 
-/// An operator of one tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LocalOperator {
-    /// An elementwise nonlinearity.
-    Activation(Activation),
-    /// Every cell of the last two dims four times.
-    NearestDouble,
-    /// The last two dims at twice the resolution, from a field with a halo of one cell.
-    BilinearDouble,
-    /// The maximum over windows of 2 × 2 cells of the last two dims.
-    MaxPairs,
-    /// The mean over such windows.
-    AveragePairs,
-}
+/// An operator on the elements of one tensor, which lie in one piece.
+pub(crate) trait LocalOperator: Copy + Debug + Send + Sync + 'static {
+    /// The names of the passes on timelines.
+    const NAMES: [&'static str; 2];
 
-impl LocalOperator {
-    /// The operator's value: by our kernels, or by burn's operators on a device that they do not run on.
-    pub(crate) fn apply<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
-        let _span = trace::span(self.names()[0]);
+    /// Whether the gradient depends on the input's elements, beside its shape.
+    const KEEPS_INPUT: bool;
+
+    /// The result and its shape.
+    fn forward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>);
+
+    /// The gradient of an input of this shape; `x` is empty if it is not [kept](Self::KEEPS_INPUT).
+    fn backward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize], cotangent: &[E]) -> Buffer<E>;
+
+    /// The result by burn's operators, for devices that kernels do not run on.
+    fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D>;
+
+    /// The result by our kernels or, on a device that they do not run on, by burn's operators.
+    fn run<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         if flex::runs_on(&x.device()) {
-            return Tensor::from_dispatch(<Dispatch as LocalBackend>::local(
-                x.into_dispatch(),
-                self,
-            ));
-        }
-        self.composed(x)
-    }
-
-    /// Its name on the timeline, forward and backward.
-    const fn names(self) -> [&'static str; 2] {
-        match self {
-            Self::Activation(_) => ["activation", "activation (backward)"],
-            Self::NearestDouble => ["upsample_nearest", "upsample_nearest (backward)"],
-            Self::BilinearDouble => ["upsample_bilinear", "upsample_bilinear (backward)"],
-            Self::MaxPairs => ["max_pool", "max_pool (backward)"],
-            Self::AveragePairs => ["avg_pool", "avg_pool (backward)"],
-        }
-    }
-
-    /// The operator's value by burn's operators.
-    fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
-        let shape = x.dims();
-        let planes = |x: Tensor<D>| {
-            let [planes, rows, columns] = planes(&shape).unwrap_or_else(|error| error.raise());
-            x.reshape([1, planes, rows, columns])
-        };
-        let back = |y: Tensor<4>| {
-            let [_, planes, rows, columns] = y.dims();
-            y.reshape(Shape::from(with_planes(&shape, [planes, rows, columns])))
-        };
-        match self {
-            Self::Activation(Activation::Relu) => tensor::activation::relu(x),
-            Self::Activation(Activation::Gelu) => tensor::activation::gelu(x),
-            Self::Activation(Activation::Silu) => tensor::activation::silu(x),
-            Self::NearestDouble => {
-                let x = planes(x);
-                let [_, planes, rows, columns] = x.dims();
-                let copies = x.reshape([planes, rows, 1, columns, 1]);
-                let copies = copies.expand([planes, rows, 2, columns, 2]);
-                back(copies.reshape([1, planes, 2 * rows, 2 * columns]))
-            }
-            Self::BilinearDouble => back(doubled_linearly(doubled_linearly(planes(x), 2), 3)),
-            Self::MaxPairs => {
-                let options = MaxPoolOptions::new([2, 2]).with_stride([2, 2]);
-                back(tensor::module::max_pool2d(planes(x), options))
-            }
-            Self::AveragePairs => {
-                let options = AvgPoolOptions::new([2, 2]).with_stride([2, 2]);
-                back(tensor::module::avg_pool2d(planes(x), options))
-            }
+            Tensor::from_dispatch(apply(Local(self), [x.into_dispatch()]))
+        } else {
+            self.composed(x)
         }
     }
 }
 
-/// A dim at twice the resolution, by linear interpolation, without its halo of one cell.
-fn doubled_linearly(x: Tensor<4>, dim: usize) -> Tensor<4> {
-    let mut shape = x.dims();
-    let cells = shape[dim] - 2;
-    let from = |start| x.clone().narrow(dim, start, cells);
-    let near = from(1) * 0.75;
-    let halves = [near.clone() + from(0) * 0.25, near + from(2) * 0.25];
-    let pairs: Tensor<5> = Tensor::stack(halves.into(), dim + 1);
-    shape[dim] = 2 * cells;
-    pairs.reshape(shape)
-}
+/// A local operator as a node of the graph.
+#[derive(Debug)]
+struct Local<O>(O);
 
-/// Operators of one tensor, with gradients.
-#[backend_extension(Flex, Autodiff)]
-pub(crate) trait LocalBackend: Backend {
-    /// The operator's value.
-    fn local(x: FloatTensor<Self>, operator: LocalOperator) -> FloatTensor<Self>;
-}
+impl<O: LocalOperator> Operator for Local<O> {
+    /// The shape of the input.
+    type Saved = Shape;
 
-/// The passes of such operators, on a backend without gradients.
-pub(crate) trait LocalKernels: Backend {
-    /// The operator's value.
-    fn forward(x: FloatTensor<Self>, operator: LocalOperator) -> Result<FloatTensor<Self>>;
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(O::NAMES)
+    }
 
-    /// The gradient of `x`.
-    fn backward(
-        x: FloatTensor<Self>,
-        cotangent: FloatTensor<Self>,
-        operator: LocalOperator,
-    ) -> Result<FloatTensor<Self>>;
-}
+    fn keeps(&self, _: usize) -> bool {
+        O::KEEPS_INPUT
+    }
 
-impl<B: LocalKernels, C: CheckpointStrategy> LocalBackend for Autodiff<B, C> {
-    fn local(x: FloatTensor<Self>, operator: LocalOperator) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Step;
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
+        let x = inputs.remove(0);
+        let (dtype, shape) = (x.dtype(), x.shape());
+        let y = with_float!(dtype, E => {
+            let x = flex::operand::<E>(x)?;
+            let (y, shape) = self.0.forward(Isa::chosen()?, flex::elements::<E>(&x), &shape);
+            flex::result(y, &shape, dtype)
+        });
+        Ok((y, shape))
+    }
 
-        impl<B: LocalKernels> Backward<B, 1> for Step {
-            type State = (NodeId, LocalOperator);
-
-            fn backward(
-                self,
-                ops: Ops<Self::State, 1>,
-                grads: &mut Gradients,
-                checkpointer: &mut Checkpointer,
-            ) {
-                let (x, operator) = ops.state;
-                let _span = trace::span(operator.names()[1]);
-                let x = checkpointer.retrieve_node_output(x);
-                unary::<B, _>(ops.parents, ops.node, grads, |cotangent| {
-                    B::backward(x, cotangent, operator).unwrap_or_else(|error| error.raise())
-                });
-            }
-        }
-
-        let forward = |x| B::forward(x, operator).unwrap_or_else(|error| error.raise());
-        let (inner, node) = x.clone().into_parts();
-        match Step.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let x = prep.checkpoint(&x);
-                prep.finish((x, operator), forward(inner))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(forward(inner)),
-        }
+    fn backward(&self, mut pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
+        let x = O::KEEPS_INPUT.then(|| pass.take_input(0));
+        let (cotangent, shape) = (pass.cotangent, pass.saved);
+        let dtype = cotangent.dtype();
+        let gradient = with_float!(dtype, E => {
+            let x = x.map(flex::operand::<E>).transpose()?;
+            let cotangent = flex::operand::<E>(cotangent)?;
+            let x = x.as_ref().map_or(&[][..], flex::elements::<E>);
+            let gradient = self.0.backward(Isa::chosen()?, x, shape, flex::elements(&cotangent));
+            flex::result(gradient, shape, dtype)
+        });
+        Ok(vec![Some(gradient)])
     }
 }
 
-impl LocalBackend for Flex {
-    fn local(x: FlexTensor, operator: LocalOperator) -> FlexTensor {
-        <Self as LocalKernels>::forward(x, operator).unwrap_or_else(|error| error.raise())
-    }
-}
-
-impl LocalKernels for Flex {
-    fn forward(x: FlexTensor, operator: LocalOperator) -> Result<FlexTensor> {
-        match x.dtype() {
-            DType::F32 => forward::<f32>(x, operator),
-            DType::F64 => forward::<f64>(x, operator),
-            narrow => Ok(flex::narrowed(
-                forward::<f32>(flex::widened(x), operator)?,
-                narrow,
-            )),
-        }
-    }
-
-    fn backward(
-        x: FlexTensor,
-        cotangent: FlexTensor,
-        operator: LocalOperator,
-    ) -> Result<FlexTensor> {
-        match x.dtype() {
-            DType::F32 => backward::<f32>(x, cotangent, operator),
-            DType::F64 => backward::<f64>(x, cotangent, operator),
-            narrow => {
-                let [x, cotangent] = [x, cotangent].map(flex::widened);
-                let gradient = backward::<f32>(x, cotangent, operator)?;
-                Ok(flex::narrowed(gradient, narrow))
-            }
-        }
-    }
-}
-
-/// `[planes, rows, columns]` of a shape, all but the last two dims being planes.
-fn planes(shape: &[usize]) -> Result<[usize; 3]> {
-    match shape {
-        [outer @ .., rows, columns] => Ok([outer.iter().product(), *rows, *columns]),
-        _ => Err(Error::operator(
-            "local",
-            format!("{shape:?}; expected two spatial dims"),
-        )),
-    }
+/// `[planes, rows, columns]` of a shape of at least two dims, all but the last two being planes.
+pub(crate) fn planes(shape: &[usize]) -> [usize; 3] {
+    let [outer @ .., rows, columns] = shape else {
+        panic!("{shape:?}; expected two spatial dims");
+    };
+    [outer.iter().product(), *rows, *columns]
 }
 
 /// A shape with other last two dims.
-fn with_planes(shape: &[usize], [_, rows, columns]: [usize; 3]) -> Vec<usize> {
+pub(crate) fn with_planes(shape: &[usize], [_, rows, columns]: [usize; 3]) -> Vec<usize> {
     let mut shape = shape.to_vec();
     let dims = shape.len();
     shape[dims - 2..].copy_from_slice(&[rows, columns]);
     shape
 }
 
-/// A field's extents without its halo of one cell.
-fn without_halo([planes, rows, columns]: [usize; 3]) -> [usize; 3] {
-    [planes, rows - 2, columns - 2]
+/// Applies a function of `[1, planes, rows, columns]` to the planes of a tensor.
+pub(crate) fn by_planes<const D: usize>(
+    x: Tensor<D>,
+    function: impl FnOnce(Tensor<4>) -> Tensor<4>,
+) -> Tensor<D> {
+    let shape = x.dims();
+    let [planes, rows, columns] = planes(&shape);
+    let y = function(x.reshape([1, planes, rows, columns]));
+    let [_, planes, rows, columns] = y.dims();
+    y.reshape(Shape::from(with_planes(&shape, [planes, rows, columns])))
 }
 
-fn forward<E: Float>(x: FlexTensor, operator: LocalOperator) -> Result<FlexTensor> {
-    let isa = Isa::chosen()?;
-    let x = flex::contiguous(x);
-    let (shape, cells) = (x.shape(), flex::elements::<E>(&x));
-    let (y, shape) = match operator {
-        LocalOperator::Activation(activation) => {
-            (activation::forward(isa, activation, cells), shape.to_vec())
-        }
-        LocalOperator::NearestDouble => {
-            let from = planes(&shape)?;
-            let to = with_planes(&shape, resample::doubled(from));
-            (resample::nearest(isa, cells, from), to)
-        }
-        LocalOperator::BilinearDouble => {
-            let from = without_halo(planes(&shape)?);
-            let to = with_planes(&shape, resample::doubled(from));
-            (resample::bilinear(isa, cells, from, Edge::Halo), to)
-        }
-        LocalOperator::MaxPairs => {
-            let from = planes(&shape)?;
-            let to = with_planes(&shape, pooling::pooled(from));
-            (pooling::max(isa, cells, from), to)
-        }
-        LocalOperator::AveragePairs => {
-            let from = planes(&shape)?;
-            let to = with_planes(&shape, pooling::pooled(from));
-            (pooling::average(isa, cells, from), to)
-        }
-    };
-    Ok(flex::tensor(y, &shape))
-}
-
-fn backward<E: Float>(
-    x: FlexTensor,
-    cotangent: FlexTensor,
-    operator: LocalOperator,
-) -> Result<FlexTensor> {
-    let isa = Isa::chosen()?;
-    let (x, cotangent) = (flex::contiguous(x), flex::contiguous(cotangent));
-    let shape = x.shape();
-    let (cells, cotangent) = (flex::elements::<E>(&x), flex::elements(&cotangent));
-    let gradient = match operator {
-        LocalOperator::Activation(activation) => {
-            activation::backward(isa, activation, cells, cotangent)
-        }
-        LocalOperator::NearestDouble => resample::nearest_adjoint(isa, cotangent, planes(&shape)?),
-        LocalOperator::BilinearDouble => {
-            let field = without_halo(planes(&shape)?);
-            resample::bilinear_adjoint(isa, cotangent, field, Edge::Halo)
-        }
-        LocalOperator::MaxPairs => pooling::max_adjoint(isa, cells, cotangent, planes(&shape)?),
-        LocalOperator::AveragePairs => pooling::average_adjoint(isa, cotangent, planes(&shape)?),
-    };
-    Ok(flex::tensor(gradient, &shape))
-}
-
+/// Checks that kernels and burn's operators give the same values and gradients.
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::difference;
+pub(crate) fn check_composed(operator: impl LocalOperator) {
     use burn::tensor::{Device, Distribution};
 
-    #[test]
-    fn kernels_and_burns_operators_agree() {
-        let device = Device::flex().autodiff();
-        let operators = [Activation::Relu, Activation::Gelu, Activation::Silu]
-            .map(LocalOperator::Activation)
-            .into_iter()
-            .chain([
-                LocalOperator::NearestDouble,
-                LocalOperator::BilinearDouble,
-                LocalOperator::MaxPairs,
-                LocalOperator::AveragePairs,
-            ]);
-        for operator in operators {
-            let x = Tensor::<4>::random([2, 3, 8, 6], Distribution::Uniform(-3.0, 3.0), &device);
-            let run = |f: fn(LocalOperator, Tensor<4>) -> Tensor<4>| {
-                let x = x.clone().detach().require_grad();
-                let y = f(operator, x.clone());
-                let weight = y.clone().detach().cos();
-                let gradients = (y.clone() * weight).sum().backward();
-                [y.inner(), x.grad(&gradients).unwrap()].map(Tensor::into_data)
-            };
-            let (ours, burns) = (run(LocalOperator::apply), run(LocalOperator::composed));
-            for (ours, burns) in ours.iter().zip(&burns) {
-                assert!(difference(ours, burns) < 1e-5, "{operator:?}");
-            }
-        }
+    let device = Device::flex().autodiff();
+    let x = Tensor::<4>::random([2, 3, 8, 6], Distribution::Uniform(-3.0, 3.0), &device);
+    let run = |composed: bool| {
+        let x = x.clone().detach().require_grad();
+        let y = match composed {
+            true => operator.composed(x.clone()),
+            false => operator.run(x.clone()),
+        };
+        let weight = y.clone().detach().cos();
+        let gradients = (y.clone() * weight).sum().backward();
+        [y.inner(), x.grad(&gradients).unwrap()].map(Tensor::into_data)
+    };
+    for (ours, burns) in run(false).iter().zip(&run(true)) {
+        let off = crate::testing::difference(ours, burns);
+        assert!(off < 1e-5, "{operator:?}: {off}");
     }
 }

@@ -4,10 +4,10 @@ use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Shape;
 use burn::tensor::ops::ConvOptions;
-use halocline_core::ops::{Boxes, blank, cut, paste};
+use halocline_core::ops::{BackwardPass, Boxes, blank, cut, paste};
 use halocline_core::{Exchange, IndexBox, Result};
 
-use super::backend::{ConvRun, Saved};
+use super::backend::ConvRun;
 use super::engine::geometry::Conv;
 
 /// Calls burn's operator for the spatial dims of a shape, with the convolution's options as its last argument.
@@ -33,10 +33,9 @@ fn options<const N: usize>(conv: &Conv) -> ConvOptions<N> {
 /// depend on them: parts put together would be copied.
 pub(super) fn forward(
     run: &ConvRun,
-    x: DispatchTensor,
-    weight: DispatchTensor,
-    bias: DispatchTensor,
+    inputs: Vec<DispatchTensor>,
 ) -> Result<(DispatchTensor, Vec<DispatchTensor>)> {
+    let [x, weight, bias] = inputs.try_into().expect("field, weight and bias");
     let bias = (bias.shape().num_elements() != 0).then_some(bias);
     let whole = IndexBox::whole(&run.output);
     let compute = |received: &[_], results: &IndexBox| {
@@ -83,18 +82,18 @@ pub(super) fn forward(
 /// Halos travel back while the gradient of the weights is computed.
 pub(super) fn backward(
     run: &ConvRun,
-    saved: Saved<DispatchTensor>,
-    cotangent: DispatchTensor,
-    wanted: [bool; 3],
-) -> Result<[Option<DispatchTensor>; 3]> {
-    let Saved {
-        x,
-        received,
-        weight,
-    } = saved;
+    mut pass: BackwardPass<'_, Vec<DispatchTensor>>,
+) -> Result<Vec<Option<DispatchTensor>>> {
+    let (x, weight) = (pass.take_input(0), pass.take_input(1));
+    let BackwardPass {
+        saved: received,
+        cotangent,
+        wanted,
+        ..
+    } = pass;
     let (conv, output) = (&run.conv, &run.output);
     let empty = output.contains(&0);
-    let whole = run.field(x, &received);
+    let whole = run.field(x, received);
     let field = cut_used(run, &IndexBox::whole(output), &whole);
     let gradient = wanted[0].then(|| {
         if empty {
@@ -138,7 +137,7 @@ pub(super) fn backward(
         }
         (gradient, ..) => gradient,
     };
-    Ok([input, weights, bias])
+    Ok(vec![input, weights, bias])
 }
 
 /// The cells, of a field of this shape, that the windows of some results reach.
@@ -173,57 +172,4 @@ fn sum_of_channels(cotangent: DispatchTensor, shape: &[usize]) -> DispatchTensor
     let flat = Dispatch::float_reshape(cotangent, Shape::from([batch, channels, cells]));
     let sum = Dispatch::float_sum_dim(Dispatch::float_sum_dim(flat, 2), 0);
     Dispatch::float_reshape(sum, Shape::from([channels]))
-}
-
-#[cfg(feature = "cube")]
-mod cube {
-    use burn::backend::Cube;
-    use burn::backend::tensor::FloatTensor;
-    use halocline_core::ops::{from_dispatch, to_dispatch};
-
-    use super::super::backend::{ConvBackend, ConvKernels, untracked};
-    use super::*;
-
-    impl ConvBackend for Cube {
-        fn conv(
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            bias: FloatTensor<Self>,
-            run: ConvRun,
-        ) -> FloatTensor<Self> {
-            untracked::<Self>(x, weight, bias, &run)
-        }
-    }
-
-    impl ConvKernels for Cube {
-        fn conv_forward(
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            bias: FloatTensor<Self>,
-            run: &ConvRun,
-        ) -> Result<(FloatTensor<Self>, Vec<FloatTensor<Self>>)> {
-            let [x, weight, bias] = [x, weight, bias].map(to_dispatch::<Self>);
-            let (y, received) = forward(run, x, weight, bias)?;
-            let received = received.into_iter().map(from_dispatch::<Self>);
-            Ok((from_dispatch::<Self>(y)?, received.collect::<Result<_>>()?))
-        }
-
-        fn conv_backward(
-            saved: Saved<FloatTensor<Self>>,
-            cotangent: FloatTensor<Self>,
-            run: &ConvRun,
-            wanted: [bool; 3],
-        ) -> Result<[Option<FloatTensor<Self>>; 3]> {
-            let received = saved.received.into_iter().map(to_dispatch::<Self>);
-            let saved = Saved {
-                x: to_dispatch::<Self>(saved.x),
-                received: received.collect(),
-                weight: to_dispatch::<Self>(saved.weight),
-            };
-            let gradients = backward(run, saved, to_dispatch::<Self>(cotangent), wanted)?;
-            let [input, weight, bias] =
-                gradients.map(|gradient| gradient.map(from_dispatch::<Self>));
-            Ok([input.transpose()?, weight.transpose()?, bias.transpose()?])
-        }
-    }
 }

@@ -1,30 +1,23 @@
-//! Convolution as an operator of a backend: exchange and kernels in one node of the graph.
+//! Convolution as an operator with an adjoint: exchange and kernels in one node of the graph.
 //!
 //! Boxes from other ranks are used as they come; the haloed field is never assembled. In the backward pass the gradient
 //! of every box is computed by itself and goes back to its owner.
 
 use std::ops::Range;
 
-use burn::backend::autodiff::NodeId;
-use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{
-    Autodiff, Backend, Dispatch, DispatchTensor, Flex, TensorMetadata, backend_extension,
-};
-use burn::tensor::{DType, Tensor};
-use halocline_core::ops::{Boxes, add_box, blank, from_dispatch, to_dispatch};
-use halocline_core::{Exchange, IndexBox, Result, Transfer, trace};
+use burn::backend::{DispatchTensor, Flex, TensorMetadata};
+use burn::tensor::{DType, Device, Tensor};
+use halocline_core::ops::{self, BackwardPass, Boxes, Operator, add_box, blank, to_dispatch};
+use halocline_core::{Exchange, IndexBox, Result, Transfer};
 
+use super::assembled;
 use super::engine::correlate::Job;
 use super::engine::geometry::{Conv, Correlation, Dims};
 use super::engine::tile::{Piece, Pieces};
 use super::engine::weight::WeightJob;
-use crate::flex::{self, Float};
-use crate::kernel::activation::Activation;
+use crate::activation::Activation;
+use crate::flex::{self, Float, with_float};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::simd::Isa;
 use crate::local::LocalOperator;
@@ -42,209 +35,74 @@ pub(crate) struct ConvRun {
     pub activation: Option<Activation>,
 }
 
-/// What the backward pass needs.
-#[derive(Clone, Debug)]
-pub(crate) struct Saved<T> {
-    /// This rank's shard of the input.
-    pub x: T,
-    /// Boxes from other ranks, in the plan's order.
-    pub received: Vec<T>,
-    /// The weights.
-    pub weight: T,
-}
-
-/// Convolution with gradients. A bias of no elements is none.
-#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
-pub(crate) trait ConvBackend: Backend {
-    /// This rank's part of the convolution of a sharded field.
-    fn conv(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        run: ConvRun,
-    ) -> FloatTensor<Self>;
-}
-
-/// The passes of a convolution, on a backend without gradients.
-pub(crate) trait ConvKernels: Backend {
-    /// The result, and the boxes that came from other ranks.
-    fn conv_forward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        run: &ConvRun,
-    ) -> Result<(FloatTensor<Self>, Vec<FloatTensor<Self>>)>;
-
-    /// The gradients of input, weight and bias, those that are `wanted`; `run` has no activation.
-    fn conv_backward(
-        saved: Saved<FloatTensor<Self>>,
-        cotangent: FloatTensor<Self>,
-        run: &ConvRun,
-        wanted: [bool; 3],
-    ) -> Result<[Option<FloatTensor<Self>>; 3]>;
-}
-
-/// The convolution of this rank's shard.
+/// The convolution of this rank's shard. A bias of no elements is none.
 pub(crate) fn conv<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<D>,
     bias: Option<Tensor<1>>,
     mut run: ConvRun,
 ) -> Tensor<D> {
-    let _span = trace::span("conv");
     let bias = bias.unwrap_or_else(|| Tensor::empty([0], (&x.device(), x.dtype())));
     let tracked = x.is_tracked() || weight.is_tracked() || bias.is_tracked();
     // The derivative of the activation needs what goes into it; and only our kernels apply it on their way.
     let apart = tracked || !flex::runs_on(&x.device());
     let activation = run.activation.take_if(|_| apart);
-    let y = Tensor::from_dispatch(<Dispatch as ConvBackend>::conv(
+    let inputs = [
         x.into_dispatch(),
         weight.into_dispatch(),
         bias.into_dispatch(),
-        run,
-    ));
+    ];
+    let y = Tensor::from_dispatch(ops::apply(run, inputs));
     match activation {
-        Some(activation) => LocalOperator::Activation(activation).apply(y),
+        Some(activation) => activation.run(y),
         None => y,
     }
 }
 
-impl<B: ConvKernels, C: CheckpointStrategy> ConvBackend for Autodiff<B, C> {
-    fn conv(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        run: ConvRun,
-    ) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Step;
+impl Operator for ConvRun {
+    /// The boxes that came from other ranks, in the plan's order.
+    type Saved = Vec<DispatchTensor>;
 
-        impl<B: ConvKernels> Backward<B, 3> for Step {
-            type State = (NodeId, NodeId, Vec<FloatTensor<B>>, ConvRun);
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(["conv", "conv (backward)"])
+    }
 
-            fn backward(
-                self,
-                ops: Ops<Self::State, 3>,
-                grads: &mut Gradients,
-                checkpointer: &mut Checkpointer,
-            ) {
-                let _span = trace::span("conv (backward)");
-                let (x, weight, received, run) = ops.state;
-                let saved = Saved {
-                    x: checkpointer.retrieve_node_output(x),
-                    weight: checkpointer.retrieve_node_output(weight),
-                    received,
-                };
-                let cotangent = grads.consume::<B>(&ops.node);
-                let wanted = ops.parents.each_ref().map(Option::is_some);
-                let gradients = B::conv_backward(saved, cotangent, &run, wanted)
-                    .unwrap_or_else(|error| error.raise());
-                for (node, gradient) in ops.parents.into_iter().zip(gradients) {
-                    if let (Some(node), Some(gradient)) = (node, gradient) {
-                        grads.register::<B>(node.id, gradient);
-                    }
-                }
-            }
+    /// All but the bias.
+    fn keeps(&self, input: usize) -> bool {
+        input < 2
+    }
+
+    fn forward(
+        &self,
+        inputs: Vec<DispatchTensor>,
+    ) -> Result<(DispatchTensor, Vec<DispatchTensor>)> {
+        let dtype = inputs[0].dtype();
+        if !runs_on_kernels(&inputs[0]) {
+            return assembled::forward(self, inputs);
         }
+        with_float!(dtype, E => self.forward_as::<E>(inputs, dtype))
+    }
 
-        let forward = |x, weight, bias, run: &ConvRun| {
-            B::conv_forward(x, weight, bias, run).unwrap_or_else(|error| error.raise())
-        };
-        let (x_inner, x_node) = x.clone().into_parts();
-        let (weight_inner, weight_node) = weight.clone().into_parts();
-        let (bias, bias_node) = bias.into_parts();
-        // Compute-bound: gradient checkpointing must not replay communication.
-        match Step
-            .prepare::<C>([x_node, weight_node, bias_node])
-            .compute_bound()
-            .stateful()
-        {
-            OpsKind::Tracked(mut prep) => {
-                let (x, weight) = (prep.checkpoint(&x), prep.checkpoint(&weight));
-                let (y, received) = forward(x_inner, weight_inner, bias, &run);
-                prep.finish((x, weight, received, run), y)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(forward(x_inner, weight_inner, bias, &run).0),
+    fn backward(
+        &self,
+        pass: BackwardPass<'_, Vec<DispatchTensor>>,
+    ) -> Result<Vec<Option<DispatchTensor>>> {
+        let dtype = pass.cotangent.dtype();
+        if !runs_on_kernels(&pass.cotangent) {
+            return assembled::backward(self, pass);
         }
+        with_float!(dtype, E => self.backward_as::<E>(pass, dtype))
     }
 }
 
-impl ConvBackend for Flex {
-    fn conv(x: FlexTensor, weight: FlexTensor, bias: FlexTensor, run: ConvRun) -> FlexTensor {
-        untracked::<Self>(x, weight, bias, &run)
-    }
-}
-
-/// The result alone.
-pub(super) fn untracked<B: ConvKernels>(
-    x: FloatTensor<B>,
-    weight: FloatTensor<B>,
-    bias: FloatTensor<B>,
-    run: &ConvRun,
-) -> FloatTensor<B> {
-    match B::conv_forward(x, weight, bias, run) {
-        Ok((y, _)) => y,
-        Err(error) => error.raise(),
-    }
-}
-
-impl ConvKernels for Flex {
-    fn conv_forward(
-        x: FlexTensor,
-        weight: FlexTensor,
-        bias: FlexTensor,
-        run: &ConvRun,
-    ) -> Result<(FlexTensor, Vec<FlexTensor>)> {
-        let shard = to_dispatch::<Self>(x.clone());
-        let exchange = run.exchange.as_ref();
-        let boxes = exchange
-            .map(|exchange| exchange.send_all(&shard))
-            .transpose()?;
-        match x.dtype() {
-            DType::F32 => run.forward::<f32>(&x, weight, bias, boxes),
-            DType::F64 => run.forward::<f64>(&x, weight, bias, boxes),
-            narrow => {
-                let [x, weight, bias] = [x, weight, bias].map(flex::widened);
-                let received = receive(boxes)?;
-                let wide: Vec<_> = received.iter().cloned().map(flex::widened).collect();
-                let y = run.forward_with::<f32>(weight, bias, |compute| {
-                    compute(&[run.whole()], &run.pieces(&x, &wide));
-                    Ok(())
-                })?;
-                Ok((flex::narrowed(y, narrow), received))
-            }
-        }
-    }
-
-    fn conv_backward(
-        saved: Saved<FlexTensor>,
-        cotangent: FlexTensor,
-        run: &ConvRun,
-        wanted: [bool; 3],
-    ) -> Result<[Option<FlexTensor>; 3]> {
-        match cotangent.dtype() {
-            DType::F32 => run.backward::<f32>(&saved, &cotangent, wanted),
-            DType::F64 => run.backward::<f64>(&saved, &cotangent, wanted),
-            narrow => {
-                let saved = Saved {
-                    x: flex::widened(saved.x),
-                    received: saved.received.into_iter().map(flex::widened).collect(),
-                    weight: flex::widened(saved.weight),
-                };
-                let gradients = run.backward::<f32>(&saved, &flex::widened(cotangent), wanted)?;
-                let narrowed = |gradient| flex::narrowed(gradient, narrow);
-                Ok(gradients.map(|gradient| gradient.map(narrowed)))
-            }
-        }
-    }
+fn runs_on_kernels(tensor: &DispatchTensor) -> bool {
+    flex::runs_on(&Device::new(tensor.device()))
 }
 
 /// The boxes that come from other ranks.
-fn receive(boxes: Option<Boxes<'_>>) -> Result<Vec<FlexTensor>> {
-    let received = boxes.map_or(Ok(Vec::new()), Boxes::finish)?.into_iter();
-    received
-        .map(|(_, cells)| from_dispatch::<Flex>(cells))
-        .collect()
+fn receive(boxes: Option<Boxes<'_>>) -> Result<Vec<DispatchTensor>> {
+    let received = boxes.map_or(Ok(Vec::new()), Boxes::finish)?;
+    Ok(received.into_iter().map(|(_, cells)| cells).collect())
 }
 
 /// The spatial extents of a shape, as three.
@@ -256,7 +114,6 @@ fn spatial(shape: &[usize]) -> Dims {
 
 impl ConvRun {
     /// All that the windows reach, assembled.
-    #[cfg(any(feature = "cube", test))]
     pub(super) fn field(&self, x: DispatchTensor, received: &[DispatchTensor]) -> DispatchTensor {
         let Some(exchange) = &self.exchange else {
             return x;
@@ -289,20 +146,25 @@ impl ConvRun {
     }
 
     /// The result, and the boxes that came. Results that need none of them are computed while they travel.
-    fn forward<E: Float>(
+    fn forward_as<E: Float>(
         &self,
-        x: &FlexTensor,
-        weight: FlexTensor,
-        bias: FlexTensor,
-        boxes: Option<Boxes<'_>>,
-    ) -> Result<(FlexTensor, Vec<FlexTensor>)> {
+        inputs: Vec<DispatchTensor>,
+        dtype: DType,
+    ) -> Result<(DispatchTensor, Vec<DispatchTensor>)> {
+        let boxes = self.exchange.as_ref();
+        let boxes = boxes
+            .map(|exchange| exchange.send_all(&inputs[0]))
+            .transpose()?;
+        let inputs = inputs.into_iter().map(flex::cast::<E>);
+        let inputs = inputs.collect::<Result<Vec<_>>>()?;
+        let [x, weight, bias] = inputs.try_into().expect("field, weight and bias");
         let mut received = Vec::new();
-        let y = self.forward_with::<E>(weight, bias, |compute| {
+        let y = self.forward_with::<E>(weight, bias, dtype, |compute| {
             let early = boxes.as_ref().and_then(|boxes| self.early(boxes));
             let late = match early {
                 None => vec![self.whole()],
                 Some(early) => {
-                    compute(&[self.whole().within(&early)], &self.pieces(x, &[]));
+                    compute(&[self.whole().within(&early)], &self.pieces(&x, &[]));
                     let whole = IndexBox::whole(&spatial(&self.output));
                     let late = whole.around(&IndexBox::new(early.to_vec())).into_iter();
                     late.map(|cells| self.whole().within(cells.ranges()))
@@ -310,7 +172,7 @@ impl ConvRun {
                 }
             };
             received = receive(boxes)?;
-            compute(&late, &self.pieces(x, &received));
+            compute(&late, &self.pieces(&x, &casts::<E>(&received)?));
             Ok(())
         })?;
         Ok((y, received))
@@ -338,8 +200,9 @@ impl ConvRun {
         &self,
         weight: FlexTensor,
         bias: FlexTensor,
+        dtype: DType,
         stages: impl FnOnce(&dyn Fn(&[Correlation], &Pieces<'_, E>)) -> Result<()>,
-    ) -> Result<FlexTensor> {
+    ) -> Result<DispatchTensor> {
         let isa = Isa::chosen()?;
         let Conv {
             groups,
@@ -378,22 +241,24 @@ impl ConvRun {
         };
         // SAFETY: stages compute all results, or fail.
         let y = unsafe { Buffer::filled(job.len(), fill) };
-        result.map(|()| flex::tensor(y, &self.output))
+        result.map(|()| flex::result(y, &self.output, dtype))
     }
 
-    fn backward<E: Float>(
+    fn backward_as<E: Float>(
         &self,
-        saved: &Saved<FlexTensor>,
-        cotangent: &FlexTensor,
-        wanted: [bool; 3],
-    ) -> Result<[Option<FlexTensor>; 3]> {
+        mut pass: BackwardPass<'_, Vec<DispatchTensor>>,
+        dtype: DType,
+    ) -> Result<Vec<Option<DispatchTensor>>> {
         let isa = Isa::chosen()?;
-        let weight = flex::contiguous(saved.weight.clone());
+        let x = flex::cast::<E>(pass.take_input(0))?;
+        let weight = flex::operand::<E>(pass.take_input(1))?;
+        let received = casts::<E>(pass.saved)?;
+        let cotangent = &flex::cast::<E>(pass.cotangent)?;
+        let wanted = pass.wanted;
         let exchange = self.exchange.clone().map(Exchange::reversed);
-        let like = to_dispatch::<Flex>(saved.x.clone());
+        let like = to_dispatch::<Flex>(x.clone());
         let gradient_of = |cells: &IndexBox| {
-            let gradient = self.input_gradient::<E>(isa, cotangent, flex::elements(&weight), cells);
-            to_dispatch::<Flex>(gradient)
+            self.input_gradient::<E>(isa, cotangent, flex::elements(&weight), cells)
         };
         // What other ranks wait for goes first.
         let boxes = exchange
@@ -403,7 +268,7 @@ impl ConvRun {
             .transpose()?;
         boxes.iter().for_each(Boxes::in_background);
         let own = wanted[0].then(|| match &self.exchange {
-            None => gradient_of(&IndexBox::whole(&saved.x.shape())),
+            None => gradient_of(&IndexBox::whole(&x.shape())),
             Some(exchange) => {
                 let plan = &exchange.forward.plan;
                 let (whole, parts): (Vec<&Transfer>, _) = plan.copies.iter().partition(|copy| {
@@ -420,7 +285,7 @@ impl ConvRun {
         let parameters = (wanted[1] || wanted[2]).then(|| {
             let job = WeightJob {
                 conv: &self.conv,
-                pieces: &self.pieces::<E>(&saved.x, &saved.received),
+                pieces: &self.pieces::<E>(&x, &received),
                 cotangent: flex::field(cotangent),
             };
             job.run(isa)
@@ -429,18 +294,15 @@ impl ConvRun {
             (Some(sum), Some(boxes)) => Some(boxes.finish()?.into_iter().fold(sum, add_box)),
             (own, _) => own,
         };
+        let input = input.map(|input| flex::in_dtype(input, dtype));
         let [weight, bias] = match parameters {
             None => [None, None],
             Some(gradient) => [
-                Some(flex::small_tensor(gradient.weight, &saved.weight.shape())),
-                Some(flex::small_tensor(gradient.bias, &[self.output[1]])),
+                Some(flex::small_result(gradient.weight, &weight.shape(), dtype)),
+                Some(flex::small_result(gradient.bias, &[self.output[1]], dtype)),
             ],
         };
-        Ok([
-            input.map(from_dispatch::<Flex>).transpose()?,
-            weight.filter(|_| wanted[1]),
-            bias.filter(|_| wanted[2]),
-        ])
+        Ok(vec![input, weight, bias])
     }
 
     /// The gradient of a box of the cells that the windows reach.
@@ -450,7 +312,7 @@ impl ConvRun {
         cotangent: &FlexTensor,
         weight: &[E],
         cells: &IndexBox,
-    ) -> FlexTensor {
+    ) -> DispatchTensor {
         let Conv {
             groups,
             inputs,
@@ -476,8 +338,13 @@ impl ConvRun {
         let gradient: Buffer<E> = job.run(isa, |[group, input, output, element]| {
             weight[((group * outputs + output) * inputs + input) * kernel + element]
         });
-        flex::tensor(gradient, &shape)
+        flex::result(gradient, &shape, E::dtype())
     }
+}
+
+/// Boxes in the float type of a kernel.
+fn casts<E: Float>(boxes: &[DispatchTensor]) -> Result<Vec<FlexTensor>> {
+    boxes.iter().cloned().map(flex::cast::<E>).collect()
 }
 
 /// The first cell of a box, of its spatial dims.

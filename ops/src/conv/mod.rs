@@ -15,7 +15,6 @@
 //! Gradients of halo cells travel back to the cells that they are copies of and add up there. Gradients of weight and
 //! bias are summed over all ranks between which `x` is sharded.
 
-#[cfg(any(feature = "cube", test))]
 mod assembled;
 mod backend;
 mod engine;
@@ -26,7 +25,7 @@ use burn::tensor::Tensor;
 use halocline_core::ops::fan_out;
 use halocline_core::{Error, Exchange, Operation, Result, ShardTensor, Traffic};
 
-use crate::kernel::activation::Activation;
+use crate::activation::Activation;
 use crate::kernel::simd::Isa;
 use crate::sharded_axes;
 use crate::stencil::Stencil;

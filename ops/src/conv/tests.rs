@@ -1,13 +1,13 @@
 //! The operator beside burn's own convolution, over random shapes, parameters and views.
 
-use burn::backend::{DispatchTensor, Flex, TensorMetadata};
+use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Device, Distribution, Shape, Tensor, module};
 use halocline_core::Boundary;
-use halocline_core::ops::{from_dispatch, to_dispatch};
+use halocline_core::ops::{BackwardPass, Operator};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
-use super::backend::{ConvKernels, ConvRun, Saved};
+use super::backend::ConvRun;
 use super::engine::geometry::Conv;
 use super::{ConvOptions, assembled, three};
 use crate::testing::difference;
@@ -231,31 +231,20 @@ impl<const N: usize> Case<N> {
         let bias = Tensor::<1>::ones([channels[1]], (&device, DType::F64));
         let bias = bias.cumsum(0).sin().into_dispatch();
         let cotangent = random(&run.output);
-        let flex = |tensor: &DispatchTensor| from_dispatch::<Flex>(tensor.clone()).unwrap();
-        let ours = {
-            let [x, weight, bias] = [&x, &weight, &bias].map(flex);
-            let saved = Saved {
-                x: x.clone(),
-                received: Vec::new(),
-                weight: weight.clone(),
-            };
-            let (y, _) = Flex::conv_forward(x, weight, bias, &run).unwrap();
-            let gradients = Flex::conv_backward(saved, flex(&cotangent), &run, [true; 3]).unwrap();
-            let gradients = gradients.into_iter().flatten();
-            [y].into_iter()
-                .chain(gradients)
-                .map(to_dispatch::<Flex>)
-                .collect::<Vec<_>>()
+        let pass = |saved| BackwardPass {
+            inputs: [&x, &weight].map(|input| Some(input.clone())).into(),
+            saved,
+            cotangent: cotangent.clone(),
+            wanted: &[true; 3],
         };
-        let saved = Saved {
-            x: x.clone(),
-            received: Vec::new(),
-            weight: weight.clone(),
-        };
-        let (y, _) = assembled::forward(&run, x, weight, bias).unwrap();
-        let gradients = assembled::backward(&run, saved, cotangent, [true; 3]).unwrap();
+        let inputs = || [&x, &weight, &bias].map(Clone::clone).to_vec();
+        let (y, saved) = run.forward(inputs()).unwrap();
+        let gradients = run.backward(pass(&saved)).unwrap();
+        let ours = [y].into_iter().chain(gradients.into_iter().flatten());
+        let (y, saved) = assembled::forward(&run, inputs()).unwrap();
+        let gradients = assembled::backward(&run, pass(&saved)).unwrap();
         let theirs = [y].into_iter().chain(gradients.into_iter().flatten());
-        for (ours, theirs) in ours.into_iter().zip(theirs) {
+        for (ours, theirs) in ours.zip(theirs) {
             prop_assert_eq!(ours.shape(), theirs.shape());
             let [ours, theirs] =
                 [ours, theirs].map(|tensor| Tensor::<1>::from_dispatch(tensor).into_data());

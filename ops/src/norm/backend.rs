@@ -1,20 +1,13 @@
-//! Normalization as an operator of a backend: kernels, and the sums over ranks between them, in one node of the graph.
+//! Normalization by kernels, and the sums over ranks between them, in one node of the graph.
 
 use std::sync::Arc;
 
-use burn::backend::autodiff::NodeId;
-use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
-use burn::backend::flex::FlexTensor;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, Dispatch, Flex, TensorMetadata, backend_extension};
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
-use halocline_core::ops::all_gather_numbers;
-use halocline_core::{Communicator, Operation, Result, trace};
+use halocline_core::ops::{self, BackwardPass, Operator, all_gather_numbers};
+use halocline_core::{Communicator, Operation, Result};
 
-use crate::flex::{self, Float};
+use crate::flex::{self, Float, with_float};
 use crate::kernel::layer_norm;
 use crate::kernel::moments::{Moments, Statistic};
 use crate::kernel::norm::{self, Extents, Sums};
@@ -47,160 +40,48 @@ impl Norm {
         weight: Tensor<1>,
         bias: Tensor<1>,
     ) -> Tensor<D> {
-        let _span = trace::span("norm");
         let [weight, bias] = [weight, bias].map(Tensor::into_dispatch);
-        let y = <Dispatch as NormBackend>::norm(x.into_dispatch(), weight, bias, self);
-        Tensor::from_dispatch(y)
+        Tensor::from_dispatch(ops::apply(self, [x.into_dispatch(), weight, bias]))
     }
 }
 
-/// Normalization with gradients.
-#[backend_extension(Flex, Autodiff)]
-trait NormBackend: Backend {
-    fn norm(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        norm: Norm,
-    ) -> FloatTensor<Self>;
-}
+impl Operator for Norm {
+    /// The statistics that the result was normalized by.
+    type Saved = Arc<[Statistic]>;
 
-/// The passes of a normalization, on a backend without gradients.
-trait NormKernels: Backend {
-    /// The result, and the statistics that it was normalized by.
-    fn forward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        norm: &Norm,
-    ) -> Result<(FloatTensor<Self>, Arc<[Statistic]>)>;
-
-    /// The gradients of input, weight and bias.
-    fn backward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        statistics: &[Statistic],
-        cotangent: FloatTensor<Self>,
-        norm: &Norm,
-    ) -> Result<[FloatTensor<Self>; 3]>;
-}
-
-impl<B: NormKernels, C: CheckpointStrategy> NormBackend for Autodiff<B, C> {
-    fn norm(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        norm: Norm,
-    ) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Step;
-
-        impl<B: NormKernels> Backward<B, 3> for Step {
-            type State = (NodeId, NodeId, Arc<[Statistic]>, Norm);
-
-            fn backward(
-                self,
-                ops: Ops<Self::State, 3>,
-                grads: &mut Gradients,
-                checkpointer: &mut Checkpointer,
-            ) {
-                let _span = trace::span("norm (backward)");
-                let (x, weight, statistics, norm) = ops.state;
-                let x = checkpointer.retrieve_node_output(x);
-                let weight = checkpointer.retrieve_node_output(weight);
-                let cotangent = grads.consume::<B>(&ops.node);
-                let gradients = B::backward(x, weight, &statistics, cotangent, &norm)
-                    .unwrap_or_else(|error| error.raise());
-                for (node, gradient) in ops.parents.into_iter().zip(gradients) {
-                    if let Some(node) = node {
-                        grads.register::<B>(node.id, gradient);
-                    }
-                }
-            }
-        }
-
-        let forward = |x, weight, bias| {
-            B::forward(x, weight, bias, &norm).unwrap_or_else(|error| error.raise())
-        };
-        let (x_inner, x_node) = x.clone().into_parts();
-        let (weight_inner, weight_node) = weight.clone().into_parts();
-        let (bias, bias_node) = bias.into_parts();
-        // Compute-bound: gradient checkpointing must not replay communication.
-        match Step
-            .prepare::<C>([x_node, weight_node, bias_node])
-            .compute_bound()
-            .stateful()
-        {
-            OpsKind::Tracked(mut prep) => {
-                let (x, weight) = (prep.checkpoint(&x), prep.checkpoint(&weight));
-                let (y, statistics) = forward(x_inner, weight_inner, bias);
-                prep.finish((x, weight, statistics, norm), y)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(forward(x_inner, weight_inner, bias).0),
-        }
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(["norm", "norm (backward)"])
     }
-}
 
-impl NormBackend for Flex {
-    fn norm(x: FlexTensor, weight: FlexTensor, bias: FlexTensor, norm: Norm) -> FlexTensor {
-        match Self::forward(x, weight, bias, &norm) {
-            Ok((y, _)) => y,
-            Err(error) => error.raise(),
-        }
+    /// All but the bias.
+    fn keeps(&self, input: usize) -> bool {
+        input < 2
     }
-}
 
-impl NormKernels for Flex {
-    fn forward(
-        x: FlexTensor,
-        weight: FlexTensor,
-        bias: FlexTensor,
-        norm: &Norm,
-    ) -> Result<(FlexTensor, Arc<[Statistic]>)> {
-        match x.dtype() {
-            DType::F32 => norm.forward::<f32>(x, weight, bias),
-            DType::F64 => norm.forward::<f64>(x, weight, bias),
-            narrow => {
-                let [x, weight, bias] = [x, weight, bias].map(flex::widened);
-                let (y, statistics) = norm.forward::<f32>(x, weight, bias)?;
-                Ok((flex::narrowed(y, narrow), statistics))
-            }
-        }
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Arc<[Statistic]>)> {
+        let dtype = inputs[0].dtype();
+        with_float!(dtype, E => self.forward_as::<E>(inputs, dtype))
     }
 
     fn backward(
-        x: FlexTensor,
-        weight: FlexTensor,
-        statistics: &[Statistic],
-        cotangent: FlexTensor,
-        norm: &Norm,
-    ) -> Result<[FlexTensor; 3]> {
-        match x.dtype() {
-            DType::F32 => norm.backward::<f32>(x, weight, statistics, cotangent),
-            DType::F64 => norm.backward::<f64>(x, weight, statistics, cotangent),
-            narrow => {
-                let [x, weight, cotangent] = [x, weight, cotangent].map(flex::widened);
-                let gradients = norm.backward::<f32>(x, weight, statistics, cotangent)?;
-                Ok(gradients.map(|gradient| flex::narrowed(gradient, narrow)))
-            }
-        }
+        &self,
+        pass: BackwardPass<'_, Arc<[Statistic]>>,
+    ) -> Result<Vec<Option<DispatchTensor>>> {
+        let dtype = pass.cotangent.dtype();
+        with_float!(dtype, E => self.backward_as::<E>(pass, dtype))
     }
 }
 
 impl Norm {
-    fn forward<E: Float>(
+    fn forward_as<E: Float>(
         &self,
-        x: FlexTensor,
-        weight: FlexTensor,
-        bias: FlexTensor,
-    ) -> Result<(FlexTensor, Arc<[Statistic]>)> {
+        inputs: Vec<DispatchTensor>,
+        dtype: DType,
+    ) -> Result<(DispatchTensor, Arc<[Statistic]>)> {
         let isa = Isa::chosen()?;
-        let [x, weight, bias] = [x, weight, bias].map(flex::contiguous);
-        let (cells, weight, bias) = (
-            flex::elements::<E>(&x),
-            flex::elements(&weight),
-            flex::elements(&bias),
-        );
+        let inputs = inputs.into_iter().map(flex::operand::<E>);
+        let inputs = inputs.collect::<Result<Vec<_>>>()?;
+        let [cells, weight, bias] = [0, 1, 2].map(|input| flex::elements::<E>(&inputs[input]));
         let (y, statistics) = match self {
             Self::Group(run) => {
                 let statistics = run.statistics(norm::moments(isa, cells, run.extents))?;
@@ -212,23 +93,23 @@ impl Norm {
                 (y, Arc::from([]))
             }
         };
-        Ok((flex::tensor(y, &x.shape()), statistics))
+        Ok((flex::result(y, &inputs[0].shape(), dtype), statistics))
     }
 
-    fn backward<E: Float>(
+    fn backward_as<E: Float>(
         &self,
-        x: FlexTensor,
-        weight: FlexTensor,
-        statistics: &[Statistic],
-        cotangent: FlexTensor,
-    ) -> Result<[FlexTensor; 3]> {
+        mut pass: BackwardPass<'_, Arc<[Statistic]>>,
+        dtype: DType,
+    ) -> Result<Vec<Option<DispatchTensor>>> {
         let isa = Isa::chosen()?;
-        let [x, weight, cotangent] = [x, weight, cotangent].map(flex::contiguous);
+        let x = flex::operand::<E>(pass.take_input(0))?;
+        let weight = flex::operand::<E>(pass.take_input(1))?;
+        let cotangent = flex::operand::<E>(pass.cotangent)?;
         let cells = flex::elements::<E>(&x);
         let (factors, cotangent) = (flex::elements(&weight), flex::elements(&cotangent));
-        let (input, [weight_gradient, bias_gradient]) = match self {
+        let (input, parameters) = match self {
             Self::Group(run) => {
-                let extents = run.extents;
+                let (extents, statistics) = (run.extents, pass.saved);
                 let sums = norm::channel_sums(isa, cells, cotangent, extents, statistics);
                 let groups = run.group_sums(norm::group_sums(extents, &sums, factors))?;
                 let input = norm::input_gradient(
@@ -241,12 +122,12 @@ impl Norm {
                 (gradient.input, [gradient.weight, gradient.bias])
             }
         };
-        let parameters = weight.shape();
-        Ok([
-            flex::tensor(input, &x.shape()),
-            flex::small_tensor(weight_gradient, &parameters),
-            flex::small_tensor(bias_gradient, &parameters),
-        ])
+        let shape = weight.shape();
+        let parameters = parameters.map(|gradient| flex::small_result(gradient, &shape, dtype));
+        let gradients = [flex::result(input, &x.shape(), dtype)]
+            .into_iter()
+            .chain(parameters);
+        Ok(gradients.map(Some).collect())
     }
 }
 

@@ -11,6 +11,8 @@
 //! The gradient of a maximum goes to the first cell, in row-major order, that holds it; that of an average to all cells
 //! of the window alike. Gradients of halo cells travel back and add up.
 
+mod pairs;
+
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Tensor, TensorData, module};
 use halocline_core::{Error, Result, ShardTensor};
@@ -127,7 +129,7 @@ pub fn max_pool<const D: usize, const N: usize>(
     stencil.run(x, |x, _| {
         by_planes(x, stencil.windows(), |x, windows| {
             if windows.into_iter().all(is_pair) {
-                return LocalOperator::MaxPairs.apply(x);
+                return pairs::Maximum.run(x);
             }
             let options = MaxPoolOptions::new(windows.map(|w| w.kernel))
                 .with_stride(windows.map(|w| w.stride))
@@ -163,7 +165,7 @@ pub fn avg_pool<const D: usize, const N: usize>(
     stencil.run(x, |x, outputs| {
         let mut y = by_planes(x, stencil.windows(), |x, windows| {
             if windows.into_iter().all(is_pair) {
-                return LocalOperator::AveragePairs.apply(x);
+                return pairs::Average.run(x);
             }
             let options = AvgPoolOptions::new(windows.map(|w| w.kernel))
                 .with_stride(windows.map(|w| w.stride));

@@ -13,6 +13,8 @@
 //! A cell gets what its copies, or the new cells that it is a part of, have, by the same weights; gradients of halo cells
 //! travel back to the cells that they are copies of.
 
+mod double;
+
 use burn::tensor::Tensor;
 use halocline_core::{Boundary, Error, Halo, Result, ShardTensor};
 
@@ -45,7 +47,7 @@ pub fn upsample_nearest<const D: usize>(
     let mut local = fill_empty(local, &from, &all, NAME, 0.0)?;
     let mut repeated = 2..D;
     if factor == 2 && D >= 4 {
-        local = LocalOperator::NearestDouble.apply(local);
+        local = double::Nearest.run(local);
         repeated.end -= 2;
     }
     for dim in repeated {
@@ -91,11 +93,11 @@ pub fn upsample_bilinear<const D: usize>(
     let layout = x.layout().derive(x.placements().to_vec(), extents);
     let (_, from, mesh) = x.into_parts();
     let local = if flex::runs_on(&haloed.device()) {
-        LocalOperator::BilinearDouble.apply(haloed)
+        double::Bilinear.run(haloed)
     } else {
         let filled = fill_empty(haloed, &from, &[0, 1], NAME, 0.0)?;
         let filled = fill_up_to(3, filled, &from, &[2, 3], NAME, 0.0)?;
-        let doubled = LocalOperator::BilinearDouble.apply(filled);
+        let doubled = double::Bilinear.run(filled);
         drop_empty(doubled, &layout, mesh.position(), NAME)?
     };
     Ok(ShardTensor::from_parts(local, layout, mesh))

@@ -1,0 +1,308 @@
+//! Operators with an adjoint of their own: nodes of burn's graph.
+//!
+//! An [`Operator`] has a kernel or communicates. It gives its two passes on tensors without autodiff; [`apply`] makes a node
+//! of it, on whichever backend the tensors are. Gradient checkpointing must not replay communication, so every node is
+//! compute-bound.
+
+use std::any::Any;
+use std::fmt::{self, Debug};
+use std::sync::Arc;
+
+#[cfg(feature = "cube")]
+use burn::backend::Cube;
+use burn::backend::autodiff::NodeId;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{
+    Autodiff, Backend, BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, Flex,
+    backend_extension,
+};
+
+use crate::{Error, Result, trace};
+
+/// An operator on one to four tensors, with its adjoint. Both passes get and give tensors without autodiff.
+pub trait Operator: Debug + Send + Sync + 'static {
+    /// What the forward pass leaves to the backward pass, beside inputs.
+    type Saved: Send + Sync + 'static;
+
+    /// The names of the passes on timelines; none for what is there by its messages.
+    fn names(&self) -> Option<[&'static str; 2]> {
+        None
+    }
+
+    /// Whether the backward pass reads an input.
+    fn keeps(&self, input: usize) -> bool;
+
+    /// The result, and what the backward pass needs beside inputs.
+    ///
+    /// # Errors
+    /// A failure of communication or of the kernel.
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Self::Saved)>;
+
+    /// The gradients of the inputs, by position. `None` adds nothing; what is not wanted is not looked at.
+    ///
+    /// # Errors
+    /// A failure of communication or of the kernel.
+    fn backward(&self, pass: BackwardPass<'_, Self::Saved>) -> Result<Vec<Option<DispatchTensor>>>;
+}
+
+/// The arguments of an operator's backward pass.
+pub struct BackwardPass<'a, S: ?Sized> {
+    /// The inputs that the operator [keeps](Operator::keeps), by position.
+    pub inputs: Vec<Option<DispatchTensor>>,
+    /// What the forward pass saved.
+    pub saved: &'a S,
+    /// The gradient of the result.
+    pub cotangent: DispatchTensor,
+    /// The inputs whose gradients are wanted.
+    pub wanted: &'a [bool],
+}
+
+impl<S: ?Sized> BackwardPass<'_, S> {
+    /// Takes an input that the operator keeps.
+    ///
+    /// # Panics
+    /// Panics if the operator does not keep it, or if it was taken before.
+    pub fn take_input(&mut self, position: usize) -> DispatchTensor {
+        let input = self.inputs.get_mut(position).and_then(Option::take);
+        input.expect("an input that the operator keeps, taken once")
+    }
+}
+
+/// Applies an operator to one to four tensors.
+///
+/// # Panics
+/// Panics for another number of inputs; [raises](Error::raise) the operator's errors.
+pub fn apply<O: Operator, const N: usize>(
+    operator: O,
+    inputs: [DispatchTensor; N],
+) -> DispatchTensor {
+    let operator: Arc<dyn Passes> = Arc::new(operator);
+    let mut inputs = inputs.into_iter();
+    let mut next = || inputs.next().expect("counted");
+    match N {
+        1 => Dispatch::node1(next(), operator),
+        2 => Dispatch::node2(next(), next(), operator),
+        3 => Dispatch::node3(next(), next(), next(), operator),
+        4 => Dispatch::node4(next(), next(), next(), next(), operator),
+        _ => panic!("{operator:?}: {N} inputs, expected 1 to 4"),
+    }
+}
+
+/// An [`Operator`] of any type.
+trait Passes: Debug + Send + Sync {
+    fn names(&self) -> Option<[&'static str; 2]>;
+
+    fn keeps(&self, input: usize) -> bool;
+
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Arc<Saved>)>;
+
+    fn backward(&self, pass: BackwardPass<'_, Saved>) -> Result<Vec<Option<DispatchTensor>>>;
+}
+
+type Saved = dyn Any + Send + Sync;
+
+impl<O: Operator> Passes for O {
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Operator::names(self)
+    }
+
+    fn keeps(&self, input: usize) -> bool {
+        Operator::keeps(self, input)
+    }
+
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Arc<Saved>)> {
+        let (output, saved) = Operator::forward(self, inputs)?;
+        Ok((output, Arc::new(saved)))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, Saved>) -> Result<Vec<Option<DispatchTensor>>> {
+        let BackwardPass {
+            inputs,
+            saved,
+            cotangent,
+            wanted,
+        } = pass;
+        let saved = saved.downcast_ref().expect("what this operator saved");
+        Operator::backward(
+            self,
+            BackwardPass {
+                inputs,
+                saved,
+                cotangent,
+                wanted,
+            },
+        )
+    }
+}
+
+/// Declares the backend extension: a method for each number of inputs.
+macro_rules! node_backend {
+    ($($node:ident ($($input:ident),+)),+) => {
+        /// Operators as nodes of a graph.
+        #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
+        trait NodeBackend: Backend {
+            $(fn $node($($input: FloatTensor<Self>),+, operator: Arc<dyn Passes>) -> FloatTensor<Self>;)+
+        }
+
+        impl NodeBackend for Flex {
+            $(fn $node($($input: FloatTensor<Self>),+, operator: Arc<dyn Passes>) -> FloatTensor<Self> {
+                forward::<Self>([$($input),+], &*operator).0
+            })+
+        }
+
+        #[cfg(feature = "cube")]
+        impl NodeBackend for Cube {
+            $(fn $node($($input: FloatTensor<Self>),+, operator: Arc<dyn Passes>) -> FloatTensor<Self> {
+                forward::<Self>([$($input),+], &*operator).0
+            })+
+        }
+
+        impl<B: Plain, C: CheckpointStrategy> NodeBackend for Autodiff<B, C> {
+            $(fn $node($($input: FloatTensor<Self>),+, operator: Arc<dyn Passes>) -> FloatTensor<Self> {
+                record::<B, C, _>([$($input),+], operator)
+            })+
+        }
+    };
+}
+
+node_backend!(node1(a), node2(a, b), node3(a, b, c), node4(a, b, c, d));
+
+/// A backend without autodiff, whose tensors are those of [`Dispatch`].
+trait Plain: Backend {
+    fn wrap(tensor: FloatTensor<Self>) -> DispatchTensor;
+
+    fn unwrap(tensor: DispatchTensor) -> Result<FloatTensor<Self>>;
+}
+
+impl<B: Backend> Plain for B
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    fn wrap(tensor: FloatTensor<Self>) -> DispatchTensor {
+        to_dispatch::<B>(tensor)
+    }
+
+    fn unwrap(tensor: DispatchTensor) -> Result<FloatTensor<Self>> {
+        from_dispatch::<B>(tensor)
+    }
+}
+
+/// Runs the forward pass.
+fn forward<B: Plain>(
+    inputs: impl IntoIterator<Item = FloatTensor<B>>,
+    operator: &dyn Passes,
+) -> (FloatTensor<B>, Arc<Saved>) {
+    let _span = operator.names().map(|[name, _]| trace::span(name));
+    let inputs = inputs.into_iter().map(B::wrap).collect();
+    let result = operator
+        .forward(inputs)
+        .and_then(|(output, saved)| Ok((B::unwrap(output)?, saved)));
+    result.unwrap_or_else(|error| error.raise())
+}
+
+/// Runs the forward pass, and records the backward pass where a gradient is wanted.
+fn record<B: Plain, C: CheckpointStrategy, const N: usize>(
+    inputs: [FloatTensor<Autodiff<B, C>>; N],
+    operator: Arc<dyn Passes>,
+) -> FloatTensor<Autodiff<B, C>> {
+    let guards = inputs.each_ref().map(|input| input.node());
+    match Step.prepare::<C>(guards).compute_bound().stateful() {
+        OpsKind::Tracked(mut prep) => {
+            let kept = std::array::from_fn(|input| {
+                operator
+                    .keeps(input)
+                    .then(|| prep.checkpoint(&inputs[input]))
+            });
+            let inputs = inputs.map(|input| input.into_parts().0);
+            let (output, saved) = forward::<B>(inputs, &*operator);
+            let state = State {
+                operator,
+                kept,
+                saved,
+            };
+            prep.finish(state, output)
+        }
+        OpsKind::UnTracked(prep) => {
+            let inputs = inputs.map(|input| input.into_parts().0);
+            prep.finish(forward::<B>(inputs, &*operator).0)
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Step;
+
+/// What a node of the graph holds.
+#[derive(Clone)]
+struct State<const N: usize> {
+    operator: Arc<dyn Passes>,
+    /// The inputs that the backward pass reads.
+    kept: [Option<NodeId>; N],
+    saved: Arc<Saved>,
+}
+
+impl<const N: usize> Debug for State<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.operator.fmt(f)
+    }
+}
+
+impl<B: Plain, const N: usize> Backward<B, N> for Step {
+    type State = State<N>;
+
+    fn backward(
+        self,
+        ops: Ops<State<N>, N>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let State {
+            operator,
+            kept,
+            saved,
+        } = ops.state;
+        let _span = operator.names().map(|[_, name]| trace::span(name));
+        let mut retrieve = |node| B::wrap(checkpointer.retrieve_node_output(node));
+        let gradients = operator.backward(BackwardPass {
+            inputs: kept
+                .into_iter()
+                .map(|node| node.map(&mut retrieve))
+                .collect(),
+            saved: &*saved,
+            cotangent: B::wrap(grads.consume::<B>(&ops.node)),
+            wanted: &ops.parents.each_ref().map(Option::is_some),
+        });
+        let gradients = gradients.unwrap_or_else(|error| error.raise());
+        for (node, gradient) in ops.parents.into_iter().zip(gradients) {
+            if let (Some(node), Some(gradient)) = (node, gradient) {
+                let gradient = B::unwrap(gradient).unwrap_or_else(|error| error.raise());
+                grads.register::<B>(node.id, gradient);
+            }
+        }
+    }
+}
+
+/// A concrete backend's tensor as one of any backend.
+pub fn to_dispatch<B: Backend>(tensor: FloatTensor<B>) -> DispatchTensor
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    DispatchTensor::from_backend(BackendTensor::Float(tensor))
+}
+
+/// The inverse of [`to_dispatch`].
+///
+/// # Errors
+/// The tensor belongs to another backend.
+pub fn from_dispatch<B: Backend>(tensor: DispatchTensor) -> Result<FloatTensor<B>>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    let tensor: BackendTensor<B> =
+        DispatchTensor::try_into_backend(tensor).map_err(Error::Engine)?;
+    Ok(tensor.float())
+}
