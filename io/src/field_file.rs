@@ -1,13 +1,14 @@
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use halocline_core::IndexBox;
-use hdf5_metno::dataset::Layout;
-use hdf5_metno::types::{FixedAscii, FixedUnicode, TypeDescriptor, VarLenAscii, VarLenUnicode};
-use hdf5_metno::{Dataset, Hyperslab, SliceOrIndex};
+use hdf5_metno::{Dataset, H5Type, Hyperslab, SliceOrIndex};
 use ndarray::{Array4, ArrayD};
 
-use crate::{Error, Grid, Result, names};
+use crate::attributes::Attributes;
+use crate::packing::Packing;
+use crate::{Error, Grid, Result, inside, names, time_units};
 
 pub(crate) const FIELDS: &str = "fields";
 pub(crate) const TIMESTAMP: &str = "timestamp";
@@ -17,18 +18,15 @@ pub(crate) const LON: &str = "lon";
 /// The dimension scales, in the order of the dims of [`FIELDS`].
 pub(crate) const SCALES: [&str; 4] = [TIMESTAMP, CHANNEL, LAT, LON];
 
-/// The longest channel name, in bytes, that is read from strings of fixed length.
-const NAME: usize = 256;
-
 /// How much two steps of a uniform series may differ, as a fraction of the step.
 const STEP_TOLERANCE: f64 = 1e-4;
 
-/// What to do about values that are not there: NaN, or infinite.
+/// What to do about missing values: NaN, infinite, or equal to the `_FillValue` or a `missing_value` of the file.
 #[derive(burn::config::Config, Debug, Copy, PartialEq, Eq)]
 pub enum Missing {
-    /// A read that meets one is an error.
+    /// A read that meets one is an error that names its index. The default everywhere.
     Reject,
-    /// They are read as they are, and statistics leave NaN out.
+    /// They are read as NaN (infinite ones as they are), and statistics leave NaN out.
     Allow,
 }
 
@@ -43,14 +41,27 @@ pub enum Missing {
 /// | `lon` | f64 | \[lon\] | degrees east, from 0 to below 360 |
 ///
 /// The last four are the dimension scales of the first, so that h5py, netCDF and xarray find them. A reader does
-/// without that, and takes latitudes in either direction, any number type for coordinates, and any kind of string.
+/// without that, and takes latitudes in either direction, longitudes from anywhere (see [`Grid::new`]), any number
+/// type for coordinates, and any kind of string.
+///
+/// It honours these attributes of the CF conventions, and refuses values of them that it does not understand:
+///
+/// | attribute | of | meaning |
+/// |---|---|---|
+/// | `units` | `timestamp` | `<unit> since <date>`, from days to nanoseconds; without it the numbers are seconds since 1970-01-01 UTC |
+/// | `calendar` | `timestamp` | `standard`, `gregorian` or `proleptic_gregorian` |
+/// | `_FillValue`, `missing_value` | `fields` | values that stand for missing ones, see [`Missing`] |
+/// | `scale_factor`, `add_offset` | `fields` | values are `scale_factor · stored + add_offset`, computed in f64; stored may be integers of at most 32 bits |
+///
+/// All five datasets have their values in the file itself. External and soft links, external storage and virtual
+/// datasets are refused: through them a file could have any other file of the machine read as numbers.
 ///
 /// HDF5 works on one thread at a time; calls from several threads wait for each other.
 ///
 /// # Example
 /// ```
 /// use halocline_io::{FieldFile, FieldWriter, Grid, WriterConfig};
-/// use ndarray::Array3;
+/// use halocline_io::ndarray::Array3;
 ///
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("2018.h5");
@@ -75,6 +86,7 @@ pub struct FieldFile {
     times: Vec<f64>,
     channels: Vec<String>,
     grid: Grid,
+    packing: Packing,
     missing: Missing,
 }
 
@@ -82,34 +94,31 @@ impl FieldFile {
     /// Opens a file and checks that it has the layout.
     ///
     /// # Errors
-    /// A file that is not there, is not HDF5 or is truncated; a dataset that is missing or has another shape or
-    /// type; coordinates that are no grid; times that do not rise.
+    /// A file that is not there, is not HDF5 or is truncated; a dataset that is missing, has another shape or
+    /// type, or its values elsewhere; coordinates that are no grid; times that do not rise; attributes that are not
+    /// understood.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        // HDF5's own message for a file that is not there is a page long.
-        std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
+        let size = check_is_file(path)?;
         let file = hdf5_metno::File::open(path).map_err(|e| Error::Unreadable {
             path: path.into(),
             cause: e.to_string(),
         })?;
-        let mut found = file.member_names().map_err(|e| Error::hdf5(path, "/", e))?;
-        found.sort();
+        let members = inside::members(path, &file)?;
         let dataset = |name: &'static str| {
-            if !found.iter().any(|member| member == name) {
+            let Some((_, link)) = members.iter().find(|(member, _)| member == name) else {
                 return Err(Error::MissingDataset {
                     path: path.into(),
                     dataset: name,
-                    found: found.clone(),
+                    found: members.iter().map(|(member, _)| member.clone()).collect(),
                 });
-            }
-            file.dataset(name).map_err(|e| Error::hdf5(path, name, e))
+            };
+            inside::open(path, &file, name, *link)
         };
         let fields = dataset(FIELDS)?;
-        let shape = check_fields(path, &fields)?;
+        let packing = Packing::of(path, FIELDS, &fields)?;
+        let shape = check_fields(path, &fields, &packing)?;
         // Every time, channel, row and column has some bytes, and coordinates are read at once.
-        let size = std::fs::metadata(path)
-            .map_err(|e| Error::io(path, e))?
-            .len();
         if let Some(extent) = shape.iter().find(|extent| **extent as u64 > size) {
             return Err(Error::Shape {
                 path: path.into(),
@@ -121,9 +130,15 @@ impl FieldFile {
         let [times, lat, lon] = [TIMESTAMP, LAT, LON].map(|name| {
             let scale = dataset(name)?;
             check_scale(path, &scale, name, &shape)?;
-            scale
-                .read_raw::<f64>()
-                .map_err(|e| Error::hdf5(path, name, e))
+            let packing = Packing::of(path, name, &scale)?;
+            let stored = scale.read_raw::<f64>();
+            let stored = stored.map_err(|e| Error::hdf5(path, name, e))?;
+            let values = stored.into_iter().map(|number| packing.value(number));
+            let values = values.collect();
+            match name {
+                TIMESTAMP => time_units::seconds(&Attributes::of(path, name, &scale)?, values),
+                _ => Ok(values),
+            }
         });
         let channel = dataset(CHANNEL)?;
         check_scale(path, &channel, CHANNEL, &shape)?;
@@ -132,14 +147,15 @@ impl FieldFile {
         Ok(Self {
             fields,
             times,
-            channels: read_names(path, &channel)?,
+            channels: names::of_dataset(path, CHANNEL, &channel)?,
             grid: Grid::new(lat?, lon?).map_err(|error| coordinates(path, error))?,
-            missing: Missing::Allow,
+            packing,
+            missing: Missing::Reject,
             path: path.into(),
         })
     }
 
-    /// The same file with another way to treat missing values; [`Missing::Allow`] unless set.
+    /// The same file with another way to treat missing values; [`Missing::Reject`] unless set.
     #[must_use]
     pub fn with_missing(mut self, missing: Missing) -> Self {
         self.missing = missing;
@@ -193,7 +209,10 @@ impl FieldFile {
                     dataset: TIMESTAMP,
                     index: vec![index + 1],
                     found: format!("a time step of {this} s"),
-                    expected: format!("{step} s, as at the beginning of the file"),
+                    expected: format!(
+                        "{step} s, as at the beginning of the file; write each stretch of equal steps into a \
+                         file of its own, of which a FieldDataset takes several"
+                    ),
                 });
             }
         }
@@ -210,40 +229,71 @@ impl FieldFile {
     /// [rejected](Missing::Reject).
     pub fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {
         let shape = self.shape();
-        let text = IndexBox::new(cells.to_vec()).to_string();
         if cells
             .iter()
             .zip(shape)
             .any(|(range, size)| range.start > range.end || range.end > size)
         {
-            let expected = format!("a shape that holds the cells {text}");
+            let cells = IndexBox::new(cells.to_vec());
+            let expected = format!("a shape that holds the cells {cells}");
             return Err(self.shape_error(FIELDS, format!("{shape:?}"), expected));
         }
         let extents = cells.each_ref().map(ExactSizeIterator::len);
         if extents.contains(&0) {
             return Ok(Array4::zeros(extents));
         }
+        if self.packing.is_plain() {
+            let values = self.stored::<f32>(&cells)?;
+            self.check(&values, &cells, |value| {
+                (!value.is_finite()).then(|| value.to_string())
+            })?;
+            return Ok(values);
+        }
+        let stored = self.stored::<f64>(&cells)?;
+        self.check(&stored, &cells, |number| {
+            match self.packing.missing(number) {
+                Some(attribute) => Some(format!("{number}, which is the {attribute}")),
+                None => {
+                    let value = self.packing.value(number) as f32;
+                    (!value.is_finite()).then(|| value.to_string())
+                }
+            }
+        })?;
+        Ok(stored.mapv(|number| self.packing.value(number) as f32))
+    }
+
+    /// Reads a box of cells as they are stored.
+    fn stored<T: H5Type>(&self, cells: &[Range<usize>; 4]) -> Result<Array4<T>> {
         let ranges: Vec<SliceOrIndex> = cells.iter().cloned().map(Into::into).collect();
-        let values: ArrayD<f32> = self
+        let values: ArrayD<T> = self
             .fields
             .read_slice(Hyperslab::from(ranges))
             .map_err(|e| Error::Hdf5 {
                 path: self.path.clone(),
                 dataset: FIELDS,
-                cells: text,
+                cells: IndexBox::new(cells.to_vec()).to_string(),
                 cause: format!("{e}; is the file damaged?"),
             })?;
-        let values = values
+        let extents = cells.each_ref().map(ExactSizeIterator::len);
+        Ok(values
             .into_shape_with_order(extents)
-            .expect("HDF5 gives the selected shape");
-        if self.missing == Missing::Reject {
-            self.check_values(&values, &cells)?;
-        }
-        Ok(values)
+            .expect("HDF5 gives the selected shape"))
     }
 
-    fn check_values(&self, values: &Array4<f32>, cells: &[Range<usize>; 4]) -> Result<()> {
-        let Some((at, value)) = values.indexed_iter().find(|(_, value)| !value.is_finite()) else {
+    /// Checks that no number of a box is missing, where that is to be an error. `missing` says how a number is.
+    fn check<T: Copy>(
+        &self,
+        numbers: &Array4<T>,
+        cells: &[Range<usize>; 4],
+        missing: impl Fn(T) -> Option<String>,
+    ) -> Result<()> {
+        if self.missing == Missing::Allow {
+            return Ok(());
+        }
+        let found = numbers
+            .indexed_iter()
+            .find_map(|(at, &number)| Some((at, missing(number)?)));
+        let Some((at, found)) = found else {
             return Ok(());
         };
         let at = [at.0, at.1, at.2, at.3];
@@ -255,8 +305,8 @@ impl FieldFile {
                 .zip(cells)
                 .map(|(at, range)| at + range.start)
                 .collect(),
-            found: value.to_string(),
-            expected: "a finite value (Missing::Allow reads missing ones as they are)".into(),
+            found,
+            expected: "a finite value (Missing::Allow reads missing ones as NaN)".into(),
         })
     }
 
@@ -275,7 +325,23 @@ impl FieldFile {
     }
 }
 
-fn check_fields(path: &Path, fields: &Dataset) -> Result<[usize; 4]> {
+/// Checks that `path` is a file, and gives its size.
+fn check_is_file(path: &Path) -> Result<u64> {
+    // HDF5's own message for a file that is not there is a page long, and it waits for a pipe that nobody writes to.
+    let found = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
+    if found.is_file() {
+        return Ok(found.len());
+    }
+    let (kind, found) = match found.is_dir() {
+        true => (ErrorKind::IsADirectory, "a folder"),
+        false => (ErrorKind::InvalidInput, "not a regular file"),
+    };
+    let cause = format!("it is {found}; expected a field file, one of HDF5 such as 2018.h5");
+    Err(Error::io(path, std::io::Error::new(kind, cause)))
+}
+
+/// Checks type and number of dims of the fields.
+fn check_fields(path: &Path, fields: &Dataset, packing: &Packing) -> Result<[usize; 4]> {
     let error = |found, expected: &str| Error::Shape {
         path: path.into(),
         dataset: FIELDS,
@@ -286,10 +352,10 @@ fn check_fields(path: &Path, fields: &Dataset) -> Result<[usize; 4]> {
         .dtype()
         .and_then(|dtype| dtype.to_descriptor())
         .map_err(|e| Error::hdf5(path, FIELDS, e))?;
-    if !matches!(kind, TypeDescriptor::Float(_)) {
+    if !packing.permits(&kind) {
         return Err(error(
             format!("values of type {kind}"),
-            "floating point values",
+            "floating point values, or integers of at most 32 bits with scale_factor or add_offset",
         ));
     }
     let shape = fields.shape();
@@ -335,60 +401,6 @@ fn check_times(path: &Path, times: &[f64]) -> Result<()> {
         before = time;
     }
     Ok(())
-}
-
-/// Reads strings of the four kinds that HDF5 knows.
-fn read_names(path: &Path, dataset: &Dataset) -> Result<Vec<String>> {
-    fn read<T: hdf5_metno::H5Type + ToString>(
-        dataset: &Dataset,
-    ) -> hdf5_metno::Result<Vec<String>> {
-        let names: Vec<T> = dataset.read_raw()?;
-        Ok(names.iter().map(ToString::to_string).collect())
-    }
-    let kind = dataset.dtype().and_then(|dtype| dtype.to_descriptor());
-    // Each takes the room of the longest that is read, however short it is in the file.
-    let size = std::fs::metadata(path).map_err(|error| Error::io(path, error))?;
-    let most = (1 << 20) + size.len().saturating_mul(16);
-    if dataset.size().saturating_mul(NAME) as u64 > most {
-        return Err(Error::Hdf5 {
-            path: path.into(),
-            dataset: CHANNEL,
-            cells: String::new(),
-            cause: format!("{} names in a file of {} bytes", dataset.size(), size.len()),
-        });
-    }
-    // As far as it is known where they lie, what HDF5 would trust is checked.
-    let in_heap = matches!(
-        kind,
-        Ok(TypeDescriptor::VarLenUnicode | TypeDescriptor::VarLenAscii)
-    );
-    if let (true, Layout::Contiguous, Some(offset)) = (in_heap, dataset.layout(), dataset.offset())
-    {
-        let read = || {
-            let mut file = std::fs::File::open(path)?;
-            let usual = names::can_read(&mut file)?;
-            usual
-                .then(|| names::read(&mut file, offset, dataset.size()))
-                .transpose()
-        };
-        let names = read().map_err(|error: std::io::Error| Error::Hdf5 {
-            path: path.into(),
-            dataset: CHANNEL,
-            cells: String::new(),
-            cause: error.to_string(),
-        })?;
-        if let Some(names) = names {
-            return Ok(names);
-        }
-    }
-    let names = kind.and_then(|kind| match kind {
-        TypeDescriptor::VarLenUnicode => read::<VarLenUnicode>(dataset),
-        TypeDescriptor::VarLenAscii => read::<VarLenAscii>(dataset),
-        TypeDescriptor::FixedUnicode(_) => read::<FixedUnicode<NAME>>(dataset),
-        TypeDescriptor::FixedAscii(_) => read::<FixedAscii<NAME>>(dataset),
-        other => Err(format!("expected strings, found {other}").into()),
-    });
-    names.map_err(|e| Error::hdf5(path, CHANNEL, e))
 }
 
 /// Says in which file coordinates that are no grid were found.

@@ -7,7 +7,7 @@ use ndarray::ArrayView3;
 
 use crate::field_file::{CHANNEL, FIELDS, LAT, LON, SCALES, TIMESTAMP};
 use crate::staged::Staged;
-use crate::{Error, Grid, Result, scales};
+use crate::{Error, Grid, Result, scales, time_units};
 
 /// The largest extent of a chunk along latitude and longitude: 256 KiB of f32, a quarter of HDF5's chunk cache.
 const CHUNK: usize = 256;
@@ -226,21 +226,19 @@ fn begin(
         .chunk(1024)
         .fletcher32()
         .create(TIMESTAMP)?;
-    scales::describe(&timestamp, "units", "seconds since 1970-01-01 00:00:00")?;
-    scales::describe(&timestamp, "calendar", "standard")?;
+    scales::describe(&timestamp, "units", time_units::UNITS)?;
+    scales::describe(&timestamp, "calendar", time_units::CALENDAR)?;
     let names = channels.iter().map(|name| name.parse());
     let names = names.collect::<Result<Vec<VarLenUnicode>, _>>();
     let names = names.map_err(|e| hdf5_metno::Error::from(e.to_string()))?;
     file.new_dataset_builder()
         .with_data(&names)
         .create(CHANNEL)?;
-    for (name, degrees, units) in [
-        (LAT, grid.lat(), "degrees_north"),
-        (LON, grid.lon(), "degrees_east"),
-    ] {
+    let coordinate = |name, degrees: &[f64]| {
         let scale = file.new_dataset_builder().with_data(degrees);
-        let scale = scale.chunk(degrees.len()).fletcher32().create(name)?;
-        scales::describe(&scale, "units", units)?;
-    }
+        scale.chunk(degrees.len()).fletcher32().create(name)
+    };
+    scales::describe(&coordinate(LAT, grid.lat())?, "units", b"degrees_north")?;
+    scales::describe(&coordinate(LON, grid.lon())?, "units", b"degrees_east")?;
     Ok([fields, timestamp])
 }

@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
+/// How far coordinates of one grid may lie apart in two files, in degrees.
+const TOLERANCE: f64 = 1e-4;
+
 /// A latitude-longitude grid: the coordinates of its rows and columns in degrees.
 ///
 /// # Example
@@ -13,6 +16,11 @@ use crate::{Error, Result};
 /// let grid = Grid::with_poles(5, 8)?;
 /// assert_eq!(grid.lat(), [90.0, 45.0, 0.0, -45.0, -90.0]);
 /// assert_eq!(grid.lon()[1], 45.0);
+/// // From the date line on; in either notation it is the same grid.
+/// let lat = vec![60.0, -60.0];
+/// let from_west = Grid::new(lat.clone(), vec![-180.0, -90.0, 0.0, 90.0])?;
+/// assert_eq!(from_west.lon(), [180.0, 270.0, 0.0, 90.0]);
+/// assert_eq!(from_west, Grid::new(lat, vec![180.0, 270.0, 360.0, 450.0])?);
 /// // The pole rows have an area; the cosine of their latitude would give them none.
 /// assert!(grid.latitude_weights()[0] > 0.0);
 /// # Ok::<(), halocline_io::Error>(())
@@ -42,8 +50,12 @@ impl TryFrom<Coordinates> for Grid {
 impl Grid {
     /// A grid of the given coordinates in degrees.
     ///
+    /// Longitudes may be from −180, or beyond 360: each becomes the one from 0 to below 360 that names the same
+    /// meridian, and columns keep their order.
+    ///
     /// # Errors
-    /// Latitudes that are not strictly monotone within ±90, and longitudes that do not increase within one turn.
+    /// Latitudes that are not strictly monotone within ±90, and longitudes that do not go strictly eastward within one
+    /// turn.
     pub fn new(lat: Vec<f64>, lon: Vec<f64>) -> Result<Self> {
         let falls = lat.windows(2).all(|pair| pair[0] > pair[1]);
         let rises = lat.windows(2).all(|pair| pair[0] < pair[1]);
@@ -55,18 +67,25 @@ impl Grid {
                 "strictly falling (or rising) degrees from 90 to -90",
             ));
         }
-        let turn = lon
-            .last()
-            .zip(lon.first())
-            .map(|(last, first)| last - first);
-        if !turn.is_some_and(|turn| turn < 360.0) || !lon.windows(2).all(|pair| pair[0] < pair[1]) {
+        let meridians: Vec<f64> = lon.iter().map(|&lon| meridian(lon)).collect();
+        let wraps = meridians.windows(2).filter(|pair| pair[0] >= pair[1]);
+        let in_order = match (wraps.count(), &meridians[..]) {
+            (_, []) => false,
+            (0, _) => true,
+            (1, [first, .., last]) => last < first,
+            _ => false,
+        };
+        if !in_order || !lon.iter().all(|lon| lon.is_finite()) {
             return Err(Error::argument(
                 "lon",
                 ends(&lon),
-                "strictly rising degrees within one turn, from 0 to less than 360",
+                "strictly rising degrees within one turn, such as from 0 to less than 360 or from -180 to less than 180",
             ));
         }
-        Ok(Self { lat, lon })
+        Ok(Self {
+            lat,
+            lon: meridians,
+        })
     }
 
     /// An equiangular grid whose first and last rows are the poles, such as the 721 × 1440 grid of ERA5.
@@ -105,7 +124,8 @@ impl Grid {
         &self.lat
     }
 
-    /// The longitude of every column, in degrees east.
+    /// The longitude of every column, in degrees east from 0 to below 360. They rise, but for at most one step from below
+    /// 360 to above 0.
     pub fn lon(&self) -> &[f64] {
         &self.lon
     }
@@ -146,15 +166,29 @@ impl Grid {
         areas.iter().map(|area| area / mean).collect()
     }
 
+    /// Whether both grids have the same coordinates, up to the rounding of single precision and of another notation.
+    pub(crate) fn agrees_with(&self, other: &Self) -> bool {
+        let close = |one: &[f64], other: &[f64]| {
+            let turns = |(one, other): (&f64, &f64)| {
+                let apart = (one - other).abs();
+                apart.min(360.0 - apart) < TOLERANCE
+            };
+            one.len() == other.len() && one.iter().zip(other).all(turns)
+        };
+        close(&self.lat, &other.lat) && close(&self.lon, &other.lon)
+    }
+
     /// Makani's name for the kind of grid.
     pub(crate) fn kind(&self) -> &'static str {
-        let even = |coords: &[f64]| {
-            let steps = coords.windows(2).map(|pair| pair[1] - pair[0]);
-            steps
-                .clone()
-                .all(|step| (step - steps.clone().next().unwrap_or(step)).abs() < 1e-4)
-        };
-        if even(&self.lat) && even(&self.lon) {
+        fn even(mut steps: impl Iterator<Item = f64>) -> bool {
+            let first = steps.next().unwrap_or(0.0);
+            steps.all(|step| (step - first).abs() < TOLERANCE)
+        }
+        let rows = self.lat.windows(2).map(|pair| pair[1] - pair[0]);
+        let columns = self.lon.windows(2);
+        // From below 360 to above 0 it is eastward too.
+        let columns = columns.map(|pair| (pair[1] - pair[0]).rem_euclid(360.0));
+        if even(rows) && even(columns) {
             "equiangular"
         } else {
             "rectilinear"
@@ -167,6 +201,13 @@ impl fmt::Display for Grid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "lat {}, lon {}", ends(&self.lat), ends(&self.lon))
     }
+}
+
+/// The longitude from 0 to below 360 of the same meridian.
+fn meridian(lon: f64) -> f64 {
+    let lon = lon.rem_euclid(360.0);
+    // What is just below zero is rounded up.
+    if lon < 360.0 { lon.abs() } else { 0.0 }
 }
 
 /// The outer bound of an outermost row: the pole, if it lies within one row's width.
@@ -256,5 +297,46 @@ mod tests {
         assert!(message(&[f64::NAN], &[0.0]).starts_with("lat: got [NaN]"));
         assert!(message(&[1.0], &[0.0, 360.0]).starts_with("lon: got 2 values from 0 to 360"));
         assert!(message(&[1.0], &[]).starts_with("lon: got []"));
+        for lon in [
+            &[0.0, 90.0, 45.0][..],
+            &[-180.0, 0.0, 180.0],
+            &[20.0, 10.0, 0.0],
+            &[f64::NAN],
+            &[0.0, f64::INFINITY],
+        ] {
+            assert!(message(&[1.0], lon).starts_with("lon: got "), "{lon:?}");
+        }
+    }
+
+    #[test]
+    fn a_grid_is_the_same_in_every_notation_of_its_longitudes() {
+        let grid = |lon: &[f64]| Grid::new(vec![1.0], lon.to_vec()).unwrap();
+        let from_date_line = grid(&[-180.0, -90.0, 0.0, 90.0]);
+        assert_eq!(from_date_line.lon(), [180.0, 270.0, 0.0, 90.0]);
+        for lon in [
+            [180.0, 270.0, 360.0, 450.0],
+            [180.0, 270.0, 0.0, 90.0],
+            [-180.0, -90.0, -0.0, 90.0],
+        ] {
+            assert_eq!(grid(&lon), from_date_line, "{lon:?}");
+        }
+        assert_eq!(from_date_line.kind(), "equiangular");
+        // Columns in another order are another grid.
+        assert_ne!(grid(&[0.0, 90.0, 180.0, 270.0]), from_date_line);
+        // Nothing is rounded up to 360.
+        assert_eq!(grid(&[-1e-17, 1.0]).lon(), [0.0, 1.0]);
+        // Tenths of a degree have other bits in another notation, and more of them in single precision.
+        let tenths = |first: i32| {
+            (first..first + 7)
+                .map(|i| f64::from(i) / 10.0)
+                .collect::<Vec<_>>()
+        };
+        let (west, east) = (grid(&tenths(-1799)), grid(&tenths(1801)));
+        let single: Vec<f64> = tenths(-1799)
+            .into_iter()
+            .map(|lon| f64::from(lon as f32))
+            .collect();
+        assert!(west.agrees_with(&east) && west.agrees_with(&grid(&single)));
+        assert!(!west.agrees_with(&grid(&tenths(1802))));
     }
 }

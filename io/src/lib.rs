@@ -10,21 +10,25 @@
 //! This crate computes nothing with fields but their statistics, and knows no models.
 
 mod agreement;
+mod attributes;
 mod checkpoint;
 mod dataset;
 mod error;
 mod field_file;
 mod field_writer;
 mod grid;
+mod inside;
 mod loader;
 mod metadata;
 mod moments;
 mod names;
+mod packing;
 mod progress;
 mod read_ahead;
 mod scales;
 mod staged;
 mod statistics;
+mod time_units;
 
 pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot, load_record};
 pub use dataset::{DatasetConfig, FieldDataset, Sample};
@@ -34,5 +38,7 @@ pub use field_writer::{FieldWriter, WriterConfig};
 pub use grid::Grid;
 pub use loader::{Batch, Epoch, FieldLoader, LastBatch, LoaderConfig, Order, Source};
 pub use metadata::Metadata;
+/// Host arrays, at the version that this crate's interface uses.
+pub use ndarray;
 pub use progress::Progress;
 pub use statistics::{Statistics, StatisticsBuilder};

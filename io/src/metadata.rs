@@ -21,7 +21,7 @@ const NAME: &str = "data.json";
 /// # let grid = Grid::cell_centred(4, 8)?;
 /// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
 /// # for step in 0..2 {
-/// #     writer.append(f64::from(step) * 21600.0, ndarray::Array3::zeros((1, 4, 8)).view())?;
+/// #     writer.append(f64::from(step) * 21600.0, halocline_io::ndarray::Array3::zeros((1, 4, 8)).view())?;
 /// # }
 /// # writer.finish()?;
 /// use halocline_io::Metadata;
@@ -82,10 +82,14 @@ impl Metadata {
 
     /// Checks that a file has these channels, this grid and this time step; `reference` is where they come from.
     pub(crate) fn check(&self, file: &FieldFile, reference: &Path) -> Result<()> {
-        let other = Self::of(file)?;
+        self.check_same(&Self::of(file)?, file.path(), reference)
+    }
+
+    /// [`check`](Self::check) of the metadata of the file at `path`.
+    pub(crate) fn check_same(&self, other: &Self, path: &Path, reference: &Path) -> Result<()> {
         let differs = |what: &'static str, found: String, expected: String| {
             Err(Error::Differs {
-                path: file.path().into(),
+                path: path.into(),
                 what,
                 found,
                 expected,
@@ -93,15 +97,15 @@ impl Metadata {
             })
         };
         if other.channels() != self.channels() {
-            let [found, expected] = [&other, self].map(|m| format!("{:?}", m.channels()));
+            let [found, expected] = [other, self].map(|m| format!("{:?}", m.channels()));
             return differs("channels", found, expected);
         }
-        if other.grid() != self.grid() {
-            let [found, expected] = [&other, self].map(|m| m.grid().to_string());
+        if !other.grid().agrees_with(self.grid()) {
+            let [found, expected] = [other, self].map(|m| m.grid().to_string());
             return differs("grid", found, expected);
         }
         if (other.dhours - self.dhours).abs() > 1e-4 * self.dhours {
-            let [found, expected] = [&other, self].map(|m| format!("{} s", m.time_step()));
+            let [found, expected] = [other, self].map(|m| format!("{} s", m.time_step()));
             return differs("time step", found, expected);
         }
         Ok(())
@@ -117,16 +121,17 @@ impl Metadata {
         serde_json::from_reader(BufReader::new(file)).map_err(|e| Error::io(&path, e))
     }
 
-    /// Writes `data.json` into a folder.
+    /// Writes `data.json` into a folder, which is made if it is not there.
     ///
     /// # Errors
-    /// A folder that cannot be written.
+    /// A folder that cannot be made or written.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         self.stage(folder.as_ref())?.commit()
     }
 
-    /// Writes `data.json` under its temporary name.
+    /// Writes `data.json` under its temporary name, into a folder that is made if it is not there.
     pub(crate) fn stage(&self, folder: &Path) -> Result<Staged> {
+        std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
         let staged = Staged::new(&folder.join(NAME))?;
         let write = || {
             let mut file = BufWriter::new(File::create(staged.path())?);

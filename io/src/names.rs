@@ -1,4 +1,4 @@
-//! Strings of variable length as HDF5 keeps them, read with every bound checked.
+//! Strings of all kinds that HDF5 knows; those of variable length, as it keeps them, with every bound checked.
 //!
 //! HDF5 1.10 trusts what a file says of its global heap (HDF5 File Format Specification 3.0, section III.E), and crashes
 //! where that is damaged. Here it is an error.
@@ -8,7 +8,14 @@ use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result, Seek, SeekFrom};
 use std::ops::Range;
+use std::path::Path;
 
+use hdf5_metno::dataset::Layout;
+use hdf5_metno::types::{FixedAscii, FixedUnicode, TypeDescriptor, VarLenAscii, VarLenUnicode};
+use hdf5_metno::{Container, Dataset, H5Type};
+
+/// The longest string, in bytes, that is read from strings of fixed length.
+const FIXED: usize = 256;
 /// Bytes of an element: the length of the string, the address of a collection, and the number of an object in it.
 const ELEMENT: usize = 16;
 /// Bytes before the objects of a collection, and before the bytes of each object.
@@ -16,8 +23,64 @@ const HEADER: usize = 16;
 /// The largest collection that is read. HDF5 makes them of 4 KiB, or as large as their only string.
 const LARGEST: u64 = 1 << 24;
 
+/// The strings of the dataset called `name`, all of them at once.
+pub(crate) fn of_dataset(
+    path: &Path,
+    name: &'static str,
+    dataset: &Dataset,
+) -> crate::Result<Vec<String>> {
+    let error = |cause: String| crate::Error::Hdf5 {
+        path: path.into(),
+        dataset: name,
+        cells: String::new(),
+        cause,
+    };
+    // Each takes the room of the longest that is read, however short it is in the file.
+    let size = std::fs::metadata(path).map_err(|e| crate::Error::io(path, e))?;
+    let most = (1 << 20) + size.len().saturating_mul(16);
+    if dataset.size().saturating_mul(FIXED) as u64 > most {
+        let cause = format!("{} names in a file of {} bytes", dataset.size(), size.len());
+        return Err(error(cause));
+    }
+    // As far as it is known where they lie, what HDF5 would trust is checked.
+    let kind = dataset.dtype().and_then(|dtype| dtype.to_descriptor());
+    let in_heap = matches!(
+        kind,
+        Ok(TypeDescriptor::VarLenUnicode | TypeDescriptor::VarLenAscii)
+    );
+    if let (true, Layout::Contiguous, Some(offset)) = (in_heap, dataset.layout(), dataset.offset())
+    {
+        let checked = || {
+            let mut file = File::open(path)?;
+            let usual = can_read(&mut file)?;
+            usual
+                .then(|| read(&mut file, offset, dataset.size()))
+                .transpose()
+        };
+        if let Some(names) = checked().map_err(|e| error(e.to_string()))? {
+            return Ok(names);
+        }
+    }
+    read_strings(dataset).map_err(|e| error(e.to_string()))
+}
+
+/// The strings of a dataset or an attribute, read by HDF5.
+pub(crate) fn read_strings(container: &Container) -> hdf5_metno::Result<Vec<String>> {
+    fn read<T: H5Type + ToString>(container: &Container) -> hdf5_metno::Result<Vec<String>> {
+        let strings: Vec<T> = container.read_raw()?;
+        Ok(strings.iter().map(ToString::to_string).collect())
+    }
+    match container.dtype()?.to_descriptor()? {
+        TypeDescriptor::VarLenUnicode => read::<VarLenUnicode>(container),
+        TypeDescriptor::VarLenAscii => read::<VarLenAscii>(container),
+        TypeDescriptor::FixedUnicode(_) => read::<FixedUnicode<FIXED>>(container),
+        TypeDescriptor::FixedAscii(_) => read::<FixedAscii<FIXED>>(container),
+        other => Err(format!("expected strings, found {other}").into()),
+    }
+}
+
 /// Whether a file has addresses and lengths of eight bytes that count from its beginning, as nearly all have.
-pub(crate) fn can_read(file: &mut File) -> Result<bool> {
+fn can_read(file: &mut File) -> Result<bool> {
     let start = bytes(file, 0, HEADER)?;
     // By the version of the superblock.
     let sizes = if start[8] < 2 {
@@ -29,7 +92,7 @@ pub(crate) fn can_read(file: &mut File) -> Result<bool> {
 }
 
 /// The strings of a dataset of `count` elements that lies in one piece, from `offset` on.
-pub(crate) fn read(file: &mut File, offset: u64, count: usize) -> Result<Vec<String>> {
+fn read(file: &mut File, offset: u64, count: usize) -> Result<Vec<String>> {
     let size = file.metadata()?.len();
     // Strings and heaps have bytes of their own: together they are no larger than the file.
     let mut left = [size; 2];

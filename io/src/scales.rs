@@ -6,7 +6,7 @@
 
 use std::ffi::c_int;
 
-use hdf5_metno::types::{FixedAscii, VarLenArray, VarLenUnicode};
+use hdf5_metno::types::{FixedAscii, VarLenArray};
 use hdf5_metno::{Dataset, Datatype, Error, File, H5Type, ObjectReference1, Result};
 
 /// What readers look for in `CLASS`; with its final zero it fills [`TEXT`] bytes, which they check too.
@@ -54,13 +54,18 @@ pub(crate) fn attach(file: &File, dataset: &str, scales: &[&str]) -> Result<()> 
     Ok(())
 }
 
-/// Writes an attribute that says what a dataset's values are, for people and for xarray.
-pub(crate) fn describe(dataset: &Dataset, attribute: &str, text: &str) -> Result<()> {
-    let text: VarLenUnicode = text
-        .parse()
-        .map_err(|_| Error::from("a text with a zero"))?;
+/// Writes an attribute that says what a dataset's values are, for people, for xarray and for
+/// [`FieldFile`](crate::FieldFile).
+///
+/// It has a fixed length, as netCDF writes it, and so lies within what HDF5 keeps checksums of.
+pub(crate) fn describe<const N: usize>(
+    dataset: &Dataset,
+    attribute: &str,
+    text: &[u8; N],
+) -> Result<()> {
+    let text = FixedAscii::<N>::from_ascii(text).map_err(|e| Error::from(e.to_string()))?;
     dataset
-        .new_attr::<VarLenUnicode>()
+        .new_attr::<FixedAscii<N>>()
         .create(attribute)?
         .write_scalar(&text)
 }

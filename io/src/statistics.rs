@@ -20,7 +20,7 @@ use crate::{Error, FieldFile, Metadata, Progress, Result};
 /// # let grid = Grid::cell_centred(4, 8)?;
 /// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
 /// # for step in 0..3 {
-/// #     let field = ndarray::Array3::from_elem((1, 4, 8), 280.0 + step as f32);
+/// #     let field = halocline_io::ndarray::Array3::from_elem((1, 4, 8), 280.0 + step as f32);
 /// #     writer.append(f64::from(step) * 21600.0, field.view())?;
 /// # }
 /// # writer.finish()?;
@@ -114,13 +114,14 @@ impl Statistics {
         Ok(Self { metadata, values })
     }
 
-    /// Writes `global_means.npy`, `global_stds.npy`, `time_diff_means.npy`, `time_diff_stds.npy` and `data.json`.
+    /// Writes `global_means.npy`, `global_stds.npy`, `time_diff_means.npy`, `time_diff_stds.npy` and `data.json` into a
+    /// folder, which is made if it is not there.
     ///
     /// # Shapes
     /// Every array is f32 [1, channels, 1, 1].
     ///
     /// # Errors
-    /// A folder that cannot be written; it has no `data.json` then, or that of the statistics that it had.
+    /// A folder that cannot be made or written; it has no `data.json` then, or that of the statistics that it had.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         let folder = folder.as_ref();
         let metadata = self.metadata.stage(folder)?;
@@ -234,15 +235,8 @@ impl StatisticsBuilder {
             return Err(Error::argument("lead", other.lead, expected));
         }
         if let (Some((own, path)), Some((others, other_path))) = (&self.reference, &other.reference)
-            && own != others
         {
-            return Err(Error::Differs {
-                path: other_path.clone(),
-                what: "channels, grid or time step",
-                found: format!("{others:?}"),
-                expected: format!("{own:?}"),
-                reference: path.clone(),
-            });
+            own.check_same(others, other_path, path)?;
         }
         self.take(other);
         Ok(self)

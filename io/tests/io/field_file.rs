@@ -1,11 +1,11 @@
 use std::path::Path;
 
-use halocline_io::{FieldFile, Missing, WriterConfig};
+use halocline_io::{DatasetConfig, FieldDataset, FieldFile, FieldWriter, Missing, WriterConfig};
 use hdf5_metno::types::FixedAscii;
-use ndarray::{Array4, s};
+use ndarray::{Array3, Array4, s};
 use proptest::prelude::*;
 
-use crate::{STEP, grid, numbered, numbered_file, write};
+use crate::{STEP, edit, grid, numbered, numbered_file, write};
 
 #[test]
 fn what_is_written_is_read() {
@@ -108,13 +108,6 @@ fn names_of_fixed_length_are_read() {
     assert_eq!(FieldFile::open(&path).unwrap().channels(), ["u10m", "t2m"]);
 }
 
-/// Changes a file behind the writer's back.
-fn edit(path: &Path, change: impl FnOnce(&hdf5_metno::File)) {
-    let file = hdf5_metno::File::open_rw(path).unwrap();
-    change(&file);
-    file.close().unwrap();
-}
-
 /// The message of opening a file after a change, without its path.
 fn message_after(change: impl FnOnce(&hdf5_metno::File)) -> String {
     let (_folder, path) = numbered_file([3, 2, 4, 5]);
@@ -153,7 +146,7 @@ fn another_shape_or_type_is_named() {
     assert_eq!(
         replace("lon", &[5]),
         "dataset \"lon\": found 5 values from 0 to 0, \
-         expected strictly rising degrees within one turn, from 0 to less than 360"
+         expected strictly rising degrees within one turn, such as from 0 to less than 360 or from -180 to less than 180"
     );
     assert_eq!(
         replace("timestamp", &[3]),
@@ -172,7 +165,8 @@ fn another_shape_or_type_is_named() {
     });
     assert_eq!(
         integers,
-        "dataset \"fields\": found values of type int16, expected floating point values"
+        "dataset \"fields\": found values of type int16, \
+         expected floating point values, or integers of at most 32 bits with scale_factor or add_offset"
     );
 }
 
@@ -195,6 +189,122 @@ fn a_file_that_is_not_whole_is_named() {
         error.starts_with(&format!("{}: No such file", absent.display())),
         "{error}"
     );
+}
+
+#[test]
+fn what_is_no_file_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let message = |path: &Path| FieldFile::open(path).unwrap_err().to_string();
+    assert_eq!(
+        message(folder.path()),
+        format!(
+            "{}: it is a folder; expected a field file, one of HDF5 such as 2018.h5",
+            folder.path().display()
+        )
+    );
+    assert_eq!(
+        message(Path::new("/dev/zero")),
+        "/dev/zero: it is not a regular file; expected a field file, one of HDF5 such as 2018.h5"
+    );
+}
+
+#[test]
+fn values_of_other_files_are_refused() {
+    let (folder, victim) = numbered_file([3, 2, 4, 5]);
+    let secret = folder.path().join("secret");
+    std::fs::write(&secret, [7; 480]).unwrap();
+    let found = |change: &dyn Fn(&hdf5_metno::File)| {
+        let message = message_after(|file| {
+            file.unlink("fields").unwrap();
+            change(file);
+        });
+        let expected = ", expected a dataset with its values in this file, as one with them elsewhere could read any \
+                        file of this machine; copy them into it, or open the files that have them, \
+                        of which a FieldDataset takes several";
+        let found = message.strip_prefix("dataset \"fields\": found ");
+        found
+            .and_then(|m| m.strip_suffix(expected))
+            .map(str::to_string)
+            .ok_or(message)
+    };
+    let other = victim.to_str().unwrap();
+    assert_eq!(
+        found(&|file| file.link_external(other, "fields", "fields").unwrap()),
+        Ok("a link to another file".into())
+    );
+    assert_eq!(
+        found(&|file| {
+            file.link_external(other, "/", "other").unwrap();
+            file.link_soft("/other/fields", "fields").unwrap();
+        }),
+        Ok("a soft link".into())
+    );
+    assert_eq!(
+        found(&|file| {
+            let dataset = file.new_dataset::<f32>().shape((3, 2, 4, 5));
+            let dataset = dataset.external(secret.to_str().unwrap(), 0, 480);
+            dataset.create("fields").unwrap();
+        }),
+        Ok("values in external files".into())
+    );
+    assert_eq!(
+        found(&|file| {
+            let dataset = file.new_dataset::<f32>().shape((3, 2, 4, 5));
+            let shape = (3, 2, 4, 5);
+            let dataset = dataset.virtual_map(other, "fields", shape, .., shape, ..);
+            dataset.create("fields").unwrap();
+        }),
+        Ok("a virtual dataset".into())
+    );
+    // The coordinates too.
+    let message = message_after(|file| {
+        file.unlink("timestamp").unwrap();
+        file.link_external(other, "timestamp", "timestamp").unwrap();
+    });
+    assert!(
+        message.starts_with("dataset \"timestamp\": found a link to another file"),
+        "{message}"
+    );
+}
+
+#[test]
+fn longitudes_may_be_from_the_west_and_go_with_those_from_the_east() {
+    let (_folder, path) = numbered_file([3, 2, 4, 5]);
+    let other = path.with_file_name("2019.h5");
+    std::fs::copy(&path, &other).unwrap();
+    let east = [180.4_f64, 240.3, 300.2, 0.1, 60.0];
+    let west = [-179.6_f32, -119.7, -59.8, 0.1, 60.0];
+    edit(&path, |file| {
+        file.unlink("lon").unwrap();
+        file.new_dataset_builder()
+            .with_data(&east)
+            .create("lon")
+            .unwrap();
+    });
+    edit(&other, |file| {
+        file.unlink("lon").unwrap();
+        file.new_dataset_builder()
+            .with_data(&west)
+            .create("lon")
+            .unwrap();
+    });
+    let file = FieldFile::open(&other).unwrap();
+    // Columns and their coordinates stay together.
+    for (found, expected) in file.grid().lon().iter().zip(east) {
+        assert!((found - expected).abs() < 1e-4, "{found} {expected}");
+    }
+    assert_eq!(
+        file.read([0..1, 0..1, 0..1, 0..5]).unwrap()[[0, 0, 0, 3]],
+        3.0
+    );
+    let dataset = FieldDataset::open(&[&path, &other], &DatasetConfig::new()).unwrap();
+    assert_eq!(dataset.metadata().grid().lon(), east);
+    // What is read is written, and read again.
+    let copy = path.with_file_name("copy.h5");
+    let mut writer = FieldWriter::create(&copy, file.grid(), &["a"], &WriterConfig::new()).unwrap();
+    writer.append(0.0, Array3::zeros((1, 4, 5)).view()).unwrap();
+    writer.finish().unwrap();
+    assert_eq!(FieldFile::open(&copy).unwrap().grid(), file.grid());
 }
 
 #[test]
@@ -237,11 +347,9 @@ fn missing_values_are_found_where_they_are() {
     let mut fields = numbered([3, 2, 4, 5], 0.0);
     fields[[2, 1, 3, 0]] = f32::NAN;
     write(&path, &fields, &WriterConfig::new());
-    let lenient = FieldFile::open(&path).unwrap();
+    let lenient = FieldFile::open(&path).unwrap().with_missing(Missing::Allow);
     assert!(lenient.read([1..3, 1..2, 2..4, 0..5]).unwrap()[[1, 0, 1, 0]].is_nan());
-    let strict = FieldFile::open(&path)
-        .unwrap()
-        .with_missing(Missing::Reject);
+    let strict = FieldFile::open(&path).unwrap();
     assert!(strict.read([0..3, 0..2, 0..4, 1..5]).is_ok());
     assert_eq!(
         strict
@@ -250,7 +358,7 @@ fn missing_values_are_found_where_they_are() {
             .to_string(),
         format!(
             "{}: dataset \"fields\"[2, 1, 3, 0]: found NaN, \
-             expected a finite value (Missing::Allow reads missing ones as they are)",
+             expected a finite value (Missing::Allow reads missing ones as NaN)",
             path.display()
         )
     );

@@ -1,5 +1,6 @@
 //! Files, statistics, datasets and loaders, as a program uses them.
 
+mod cf;
 mod checkpoint;
 mod dataset;
 mod field_file;
@@ -55,6 +56,13 @@ fn listing(folder: &Path) -> Vec<String> {
     entries
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect()
+}
+
+/// Changes a file behind the writer's back.
+fn edit(path: &Path, change: impl FnOnce(&hdf5_metno::File)) {
+    let file = hdf5_metno::File::open_rw(path).unwrap();
+    change(&file);
+    file.close().unwrap();
 }
 
 /// A field of zeros to write where the values do not matter.

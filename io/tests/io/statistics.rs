@@ -117,6 +117,10 @@ fn they_are_stored_as_makani_reads_them() {
             "time_diff_stds.npy"
         ]
     );
+    // A folder that is not there is made.
+    let below = folder.path().join("new/folder");
+    statistics.save(&below).unwrap();
+    assert_eq!(listing(&below).len(), 5);
     let means: Array4<f32> = ndarray_npy::read_npy(folder.path().join("global_means.npy")).unwrap();
     assert_eq!(means.shape(), [1, 3, 1, 1]);
     assert_eq!(means[[0, 2, 0, 0]], statistics.means()[2] as f32);
@@ -181,19 +185,16 @@ fn missing_values_are_left_out_or_refused() {
     let mut fields = Array4::from_elem((3, 1, 3, 4), 2.0);
     fields[[1, 0, 2, 3]] = f32::NAN;
     write(&path, &fields, &WriterConfig::new());
-    let found = Statistics::compute(&[FieldFile::open(&path).unwrap()], 1).unwrap();
+    let lenient = || [FieldFile::open(&path).unwrap().with_missing(Missing::Allow)];
+    let found = Statistics::compute(&lenient(), 1).unwrap();
     assert_eq!((found.means(), found.stds()), (&[2.0][..], &[0.0][..]));
-    let strict = FieldFile::open(&path)
-        .unwrap()
-        .with_missing(Missing::Reject);
+    let strict = FieldFile::open(&path).unwrap();
     let error = Statistics::compute(&[strict], 1).unwrap_err().to_string();
     assert!(error.contains("[1, 0, 2, 3]: found NaN"), "{error}");
 
     fields[[0, 0, 0, 0]] = f32::INFINITY;
     write(&path, &fields, &WriterConfig::new());
-    let error = Statistics::compute(&[FieldFile::open(&path).unwrap()], 1)
-        .unwrap_err()
-        .to_string();
+    let error = Statistics::compute(&lenient(), 1).unwrap_err().to_string();
     assert!(
         error.contains("found infinite values of channel z0"),
         "{error}"
@@ -241,9 +242,7 @@ fn of_a_file_that_cannot_be_read_nothing_counts() {
     fields[[2, 0, 3, 4]] = f32::NAN;
     let broken = path.with_file_name("broken.h5");
     write(&broken, &fields, &WriterConfig::new());
-    let broken = FieldFile::open(&broken)
-        .unwrap()
-        .with_missing(Missing::Reject);
+    let broken = FieldFile::open(&broken).unwrap();
     let good = FieldFile::open(&path).unwrap();
     let mut builder = StatisticsBuilder::new(1).unwrap();
     let progress = Progress::new(1, "statistics", 6);

@@ -1,0 +1,110 @@
+//! Attributes of datasets, read with their type and number checked.
+
+use std::path::Path;
+
+use hdf5_metno::Dataset;
+use hdf5_metno::types::{FloatSize, TypeDescriptor};
+
+use crate::{Error, Result, names};
+
+/// The largest number of values of an attribute that is read.
+const MOST: usize = 64;
+
+/// The attributes of a dataset.
+pub(crate) struct Attributes<'a> {
+    path: &'a Path,
+    name: &'static str,
+    dataset: &'a Dataset,
+    present: Vec<String>,
+}
+
+/// The values of an attribute.
+pub(crate) struct Numbers {
+    pub(crate) values: Vec<f64>,
+    /// Whether the values are stored in single precision.
+    pub(crate) single: bool,
+}
+
+impl<'a> Attributes<'a> {
+    /// The attributes of the dataset called `name` in the file at `path`.
+    pub(crate) fn of(path: &'a Path, name: &'static str, dataset: &'a Dataset) -> Result<Self> {
+        let present = dataset
+            .attr_names()
+            .map_err(|e| Error::hdf5(path, name, e))?;
+        Ok(Self {
+            path,
+            name,
+            dataset,
+            present,
+        })
+    }
+
+    pub(crate) fn has(&self, attribute: &str) -> bool {
+        self.present.iter().any(|present| present == attribute)
+    }
+
+    /// The text of an attribute, if it is there.
+    pub(crate) fn text(&self, attribute: &str) -> Result<Option<String>> {
+        if !self.has(attribute) {
+            return Ok(None);
+        }
+        let read = || {
+            let found = self.dataset.attr(attribute)?;
+            match found.size() {
+                1 => names::read_strings(&found),
+                size => Err(format!("{size} values where one text is expected").into()),
+            }
+        };
+        let texts = read().map_err(|e| self.unreadable(attribute, &e))?;
+        Ok(texts.into_iter().next())
+    }
+
+    /// The numbers of an attribute, if it is there.
+    pub(crate) fn numbers(&self, attribute: &str) -> Result<Option<Numbers>> {
+        if !self.has(attribute) {
+            return Ok(None);
+        }
+        let read = || {
+            let found = self.dataset.attr(attribute)?;
+            let size = found.size();
+            if !(1..=MOST).contains(&size) {
+                return Err(format!("{size} values where 1 to {MOST} are expected").into());
+            }
+            let kind = found.dtype()?.to_descriptor()?;
+            Ok(Numbers {
+                values: found.read_raw()?,
+                single: kind == TypeDescriptor::Float(FloatSize::U4),
+            })
+        };
+        read().map(Some).map_err(|e| self.unreadable(attribute, &e))
+    }
+
+    /// The number of an attribute that has exactly one.
+    pub(crate) fn number(&self, attribute: &str) -> Result<Option<f64>> {
+        let numbers = self.numbers(attribute)?;
+        let one = |numbers: Numbers| match numbers.values[..] {
+            [value] => Ok(value),
+            _ => Err(self.refused(attribute, &format!("{:?}", numbers.values), "one number")),
+        };
+        numbers.map(one).transpose()
+    }
+
+    /// The error for an attribute with a value that is not understood.
+    pub(crate) fn refused(&self, attribute: &str, value: &str, expected: &str) -> Error {
+        Error::Shape {
+            path: self.path.into(),
+            dataset: self.name,
+            found: format!("{attribute} = {value}"),
+            expected: expected.into(),
+        }
+    }
+
+    fn unreadable(&self, attribute: &str, cause: &hdf5_metno::Error) -> Error {
+        Error::Hdf5 {
+            path: self.path.into(),
+            dataset: self.name,
+            cells: String::new(),
+            cause: format!("attribute {attribute}: {cause}"),
+        }
+    }
+}

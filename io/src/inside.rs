@@ -1,0 +1,59 @@
+//! What leads out of an HDF5 file: links and datasets whose values lie in other files, which may be any that the process
+//! can read.
+
+use std::path::Path;
+
+use hdf5_metno::dataset::Layout;
+use hdf5_metno::{Dataset, File, LinkType};
+
+use crate::{Error, Result};
+
+/// The members of the root group, by name.
+pub(crate) fn members(path: &Path, file: &File) -> Result<Vec<(String, LinkType)>> {
+    let mut members: Vec<(String, LinkType)> = Vec::new();
+    let visited = file.iter_visit_default(|name, link| {
+        members.push((name.into(), link.link_type));
+        Ok(())
+    });
+    visited.map_err(|e| Error::hdf5(path, "/", e))?;
+    members.sort_by(|(one, _), (other, _)| one.cmp(other));
+    Ok(members)
+}
+
+/// Opens a dataset of the root group that has its values in the file itself.
+///
+/// # Errors
+/// A link that may lead to another file, and a dataset with its values elsewhere.
+pub(crate) fn open(
+    path: &Path,
+    file: &File,
+    name: &'static str,
+    link: LinkType,
+) -> Result<Dataset> {
+    let outside = |found: &str| {
+        Error::Shape {
+        path: path.into(),
+        dataset: name,
+        found: found.into(),
+        expected: "a dataset with its values in this file, as one with them elsewhere could read any file of this \
+                   machine; copy them into it, or open the files that have them, of which a FieldDataset takes several"
+            .into(),
+    }
+    };
+    match link {
+        LinkType::Hard => {}
+        LinkType::External => return Err(outside("a link to another file")),
+        // Its target may lie behind an external link.
+        LinkType::Soft => return Err(outside("a soft link")),
+    }
+    let error = |e| Error::hdf5(path, name, e);
+    let dataset = file.dataset(name).map_err(error)?;
+    let created = dataset.create_plist().map_err(error)?;
+    if created.get_layout().map_err(error)? == Layout::Virtual {
+        return Err(outside("a virtual dataset"));
+    }
+    if !created.get_external().map_err(error)?.is_empty() {
+        return Err(outside("values in external files"));
+    }
+    Ok(dataset)
+}

@@ -1,0 +1,113 @@
+//! Packed and missing values by the CF conventions (CF 1.11, sections 2.5.1 and 8.1).
+
+use std::path::Path;
+
+use hdf5_metno::Dataset;
+use hdf5_metno::types::{FloatSize, IntSize, TypeDescriptor};
+
+use crate::attributes::Attributes;
+use crate::{Error, Result};
+
+/// The attributes that name missing values.
+const SENTINELS: [&str; 2] = ["_FillValue", "missing_value"];
+const SCALE: &str = "scale_factor";
+const OFFSET: &str = "add_offset";
+
+/// How the stored numbers of a dataset become values: `scale_factor · number + add_offset`, without those that stand for
+/// a missing value.
+#[derive(Debug)]
+pub(crate) struct Packing {
+    sentinels: Vec<Sentinel>,
+    /// Factor and offset, where the dataset has one of them.
+    scale: Option<(f64, f64)>,
+}
+
+/// A number that stands for a missing value.
+#[derive(Debug)]
+struct Sentinel {
+    attribute: &'static str,
+    value: f64,
+    /// Whether the dataset or the attribute is in single precision: 1e20 has other bits there.
+    single: bool,
+}
+
+impl Packing {
+    /// The packing of the dataset called `name`.
+    ///
+    /// # Errors
+    /// Attributes that are no numbers, and those of a packing that is not understood.
+    pub(crate) fn of(path: &Path, name: &'static str, dataset: &Dataset) -> Result<Self> {
+        let attributes = Attributes::of(path, name, dataset)?;
+        if attributes.has("_Unsigned") {
+            let expected =
+                "an integer type that has the sign of its values; write them unpacked, as f32";
+            return Err(attributes.refused("_Unsigned", "true or false", expected));
+        }
+        let number = |attribute, usable: fn(f64) -> bool| {
+            let value = attributes.number(attribute)?;
+            match value.filter(|&value| !usable(value)) {
+                Some(value) => {
+                    let expected = "a finite number, and no factor of zero";
+                    Err(attributes.refused(attribute, &value.to_string(), expected))
+                }
+                None => Ok(value),
+            }
+        };
+        let factor = number(SCALE, |value| value.is_finite() && value != 0.0)?;
+        let offset = number(OFFSET, f64::is_finite)?;
+        let kind = dataset.dtype().and_then(|dtype| dtype.to_descriptor());
+        let kind = kind.map_err(|e| Error::hdf5(path, name, e))?;
+        let mut sentinels = Vec::new();
+        for attribute in SENTINELS {
+            let Some(numbers) = attributes.numbers(attribute)? else {
+                continue;
+            };
+            let single = numbers.single || kind == TypeDescriptor::Float(FloatSize::U4);
+            // NaN is missing without being named.
+            let named = numbers.values.into_iter().filter(|value| !value.is_nan());
+            sentinels.extend(named.map(|value| Sentinel {
+                attribute,
+                value,
+                single,
+            }));
+        }
+        let packed = factor.is_some() || offset.is_some();
+        Ok(Self {
+            sentinels,
+            scale: packed.then(|| (factor.unwrap_or(1.0), offset.unwrap_or(0.0))),
+        })
+    }
+
+    /// Whether stored numbers of this type can be fields: floats, and integers that are packed and exact in f64.
+    pub(crate) fn permits(&self, kind: &TypeDescriptor) -> bool {
+        match kind {
+            TypeDescriptor::Float(_) => true,
+            TypeDescriptor::Integer(size) | TypeDescriptor::Unsigned(size) => {
+                self.scale.is_some() && *size != IntSize::U8
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the stored numbers are the values.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.sentinels.is_empty() && self.scale.is_none()
+    }
+
+    /// The attribute by which a stored number stands for a missing value.
+    pub(crate) fn missing(&self, stored: f64) -> Option<&'static str> {
+        let found = self.sentinels.iter().find(|sentinel| {
+            stored == sentinel.value || (sentinel.single && stored as f32 == sentinel.value as f32)
+        });
+        found.map(|sentinel| sentinel.attribute)
+    }
+
+    /// The value of a stored number, NaN if it is missing.
+    pub(crate) fn value(&self, stored: f64) -> f64 {
+        if self.missing(stored).is_some() {
+            return f64::NAN;
+        }
+        self.scale
+            .map_or(stored, |(factor, offset)| stored * factor + offset)
+    }
+}

@@ -1,0 +1,226 @@
+//! Times by the CF conventions (CF 1.11, section 4.4): numbers of a unit since a date, in a calendar.
+
+use jiff::civil::DateTime;
+use jiff::tz::Offset;
+
+use crate::Result;
+use crate::attributes::Attributes;
+
+/// The units that times are written in, which are those that are meant where a file does not say.
+pub(crate) const UNITS: &[u8; 33] = b"seconds since 1970-01-01 00:00:00";
+/// The calendar that times are written in.
+pub(crate) const CALENDAR: &[u8; 19] = b"proleptic_gregorian";
+
+/// The beginning of the Gregorian calendar, 1582-10-15, in seconds since 1970-01-01. The standard calendar is the Julian
+/// one before.
+const GREGORIAN: f64 = -12_219_292_800.0;
+
+/// What the numbers of a time axis count.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Units {
+    /// The length of a unit in seconds, as numerator and denominator, one of which is 1.
+    unit: [f64; 2],
+    /// The beginning of the count, in seconds since 1970-01-01 UTC.
+    reference: f64,
+}
+
+/// The numbers of a time axis as seconds since 1970-01-01 UTC.
+///
+/// # Errors
+/// Units or a calendar that are not understood.
+pub(crate) fn seconds(attributes: &Attributes<'_>, numbers: Vec<f64>) -> Result<Vec<f64>> {
+    let calendar = attributes.text("calendar")?;
+    let calendar = calendar.unwrap_or_else(|| "standard".into());
+    let quoted = format!("{calendar:?}");
+    let mixed = match calendar.to_lowercase().as_str() {
+        "standard" | "gregorian" => true,
+        "proleptic_gregorian" => false,
+        _ => {
+            let expected = "standard, gregorian or proleptic_gregorian; convert the times, \
+                            in xarray by ds.convert_calendar(\"standard\", dim=\"timestamp\")";
+            return Err(attributes.refused("calendar", &quoted, expected));
+        }
+    };
+    let Some(text) = attributes.text("units")? else {
+        return Ok(numbers);
+    };
+    let Some(units) = parse(&text) else {
+        let expected = "days, hours, minutes, seconds, milliseconds, microseconds or nanoseconds since a date, \
+                        such as \"hours since 1970-01-01 00:00:00\"; write the times in one of these, \
+                        in xarray by to_netcdf(encoding={\"timestamp\": {\"units\": …}})";
+        return Err(attributes.refused("units", &format!("{text:?}"), expected));
+    };
+    if mixed && units.reference < GREGORIAN {
+        let found = format!("{quoted} with units {text:?}");
+        let expected = "a date from 1582-10-15 on to count from, as the calendar is another before; \
+                        count from a later one, or name the calendar proleptic_gregorian if it is that";
+        return Err(attributes.refused("calendar", &found, expected));
+    }
+    Ok(numbers
+        .into_iter()
+        .map(|number| units.seconds(number))
+        .collect())
+}
+
+impl Units {
+    fn seconds(self, number: f64) -> f64 {
+        let [numerator, denominator] = self.unit;
+        if self.unit == [1.0, 1.0] {
+            return self.reference + number;
+        }
+        // The third part of a day has no exact number; neither units nor f64 tell apart less than a microsecond.
+        let since = number * numerator / denominator;
+        self.reference + (since * 1e6).round() / 1e6
+    }
+}
+
+/// Reads `<unit> since <date> [<time>] [<zone>]`.
+fn parse(text: &str) -> Option<Units> {
+    let text = text.trim().to_lowercase();
+    let (unit, reference) = text.split_once(" since ")?;
+    let unit = match unit.trim() {
+        "days" | "day" | "d" => [86400.0, 1.0],
+        "hours" | "hour" | "hrs" | "hr" | "h" => [3600.0, 1.0],
+        "minutes" | "minute" | "mins" | "min" => [60.0, 1.0],
+        "seconds" | "second" | "secs" | "sec" | "s" => [1.0, 1.0],
+        "milliseconds" | "millisecond" | "msecs" | "msec" | "ms" => [1.0, 1e3],
+        "microseconds" | "microsecond" | "us" => [1.0, 1e6],
+        "nanoseconds" | "nanosecond" | "ns" => [1.0, 1e9],
+        _ => return None,
+    };
+    let reference = parse_reference(reference.trim())?;
+    Some(Units { unit, reference })
+}
+
+/// Reads a date, with a time and a zone that may be left out, as seconds since 1970-01-01 UTC. Numbers need no leading
+/// zeros, as in `1992-10-8 15:15:42.5 -6:00`, the example of the conventions.
+fn parse_reference(text: &str) -> Option<f64> {
+    let (date, rest) = text.split_once(['t', ' ']).unwrap_or((text, ""));
+    let zone = rest.find(['+', '-', 'z', 'u', 'g']).unwrap_or(rest.len());
+    let (time, zone) = rest.split_at(zone);
+    let [year, month, day] = numbers(date, '-')?;
+    let (clock, decimals) = time.trim().split_once('.').unwrap_or((time.trim(), ""));
+    let colons = clock.matches(':').count();
+    if !decimals.bytes().all(|byte| byte.is_ascii_digit()) || (!decimals.is_empty() && colons != 2)
+    {
+        return None;
+    }
+    let fraction: f64 = format!("0.{decimals}").parse().ok()?;
+    let [hour, minute, second] = match clock {
+        "" => [0; 3],
+        _ => numbers(&format!("{clock}{}", [":0:0", ":0", ""].get(colons)?), ':')?,
+    };
+    let [month, day, hour, minute, second] =
+        [month, day, hour, minute, second].map(|number| i8::try_from(number).ok());
+    let civil = DateTime::new(year, month?, day?, hour?, minute?, second?, 0).ok()?;
+    let offset = Offset::from_seconds(parse_zone(zone.trim())?).ok()?;
+    let timestamp = offset.to_timestamp(civil).ok()?;
+    Some(timestamp.as_second() as f64 + fraction)
+}
+
+/// The offset of a zone from UTC in seconds: nothing, `Z`, `UTC`, `GMT`, `+1`, `+01:30` or `+0130`.
+fn parse_zone(text: &str) -> Option<i32> {
+    let (sign, digits) = match (text, text.chars().next()) {
+        ("" | "z" | "utc" | "gmt", _) => return Some(0),
+        (_, Some('+')) => (1, &text[1..]),
+        (_, Some('-')) => (-1, &text[1..]),
+        _ => return None,
+    };
+    let [hours, minutes] = match digits.len() {
+        _ if digits.contains(':') => numbers(digits, ':')?,
+        4 => numbers(&format!("{}:{}", digits.get(..2)?, digits.get(2..)?), ':')?,
+        _ => numbers(&format!("{digits}:0"), ':')?,
+    };
+    let valid = (0..=23).contains(&hours) && (0..=59).contains(&minutes);
+    valid.then(|| sign * (i32::from(hours) * 3600 + i32::from(minutes) * 60))
+}
+
+/// The numbers between separators, of which there are as many as wanted.
+fn numbers<const N: usize>(text: &str, separator: char) -> Option<[i16; N]> {
+    let digits = |part: &str| {
+        let whole = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        whole.then(|| part.parse().ok()).flatten()
+    };
+    let numbers: Option<Vec<i16>> = text.split(separator).map(digits).collect();
+    numbers?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_are_dates_with_a_time_and_a_zone_that_may_be_left_out() {
+        for (text, seconds) in [
+            ("1970-01-01", 0.0),
+            ("1970-1-1", 0.0),
+            ("1970-01-01 00:00:00", 0.0),
+            ("1970-01-01T00:00:00Z", 0.0),
+            ("1970-01-01 00:00:0.0", 0.0),
+            ("1970-01-01 6", 21600.0),
+            ("1970-01-01 06:30", 23400.0),
+            ("1970-01-01 00:00:00 UTC", 0.0),
+            ("1970-01-01 00:00:00 GMT", 0.0),
+            ("1970-01-01T00:00:00+01:00", -3600.0),
+            ("1970-01-01 00:00:00 +0130", -5400.0),
+            ("1970-01-01 00:00:00 -6", 21600.0),
+            // The value of Python's datetime.
+            ("1992-10-8 15:15:42.5 -6:00", 718_578_942.5),
+            ("2000-02-29 12:00:00", 951_825_600.0),
+            ("1900-01-01 00:00:0.0", -2_208_988_800.0),
+        ] {
+            assert_eq!(
+                parse(&format!("days since {text}")).map(|units| units.reference),
+                Some(seconds),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_no_unit() {
+        for text in [
+            "seconds",
+            "months since 2000-01-01",
+            "years since 2000-01-01",
+            "days since epoch",
+            "days since 2001-02-29",
+            "days since 2000-13-01",
+            "days since 2000-01-01 25:00",
+            "days since 2000-01-01 12:00 CET",
+            "days since 2000-01-01 +1:2:3",
+            "days since 2000-01-01 00:00:00 +123",
+            "days since 2000-01",
+            "days since -1-01-01",
+            "days since 2000-01-01 1:2:3:4",
+            "days since 2000-01-01 1:2:3.e4",
+            "days since 2000-01-01 1.5",
+            "days since 2000-01-01 +-5",
+            "dayssince 2000-01-01",
+            "days since é000-01-01 é",
+        ] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_unit_has_its_length() {
+        let second = |unit: &str, number: f64| {
+            let units = parse(&format!("{unit} since 1970-01-01")).unwrap();
+            units.seconds(number)
+        };
+        for (unit, number) in [
+            ("days", 20_537.25),
+            ("Hours", 492_894.0),
+            ("min", 29_573_640.0),
+            ("s", 1_774_418_400.0),
+            ("milliseconds", 1_774_418_400e3),
+            ("microseconds", 1_774_418_400e6),
+            ("ns", 1_774_418_400e9),
+        ] {
+            assert_eq!(second(unit, number), 1_774_418_400.0, "{unit}");
+        }
+        // An hour is no exact part of a day.
+        assert_eq!(second("days", 20_537.0 + 7.0 / 24.0), 1_774_422_000.0);
+    }
+}
