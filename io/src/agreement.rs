@@ -52,18 +52,47 @@ pub(crate) fn agree<T>(
     who: Fallible,
     own: std::result::Result<T, crate::Error>,
 ) -> Result<T> {
+    agree_at(mesh, operation, who, ("", ""), own)
+}
+
+/// [`agree`], where all ranks must have the same value of a property, its name first: the one that has another is the
+/// error of all, or its own where only the first rank is asked.
+pub(crate) fn agree_at<T>(
+    mesh: &DeviceMesh,
+    operation: &'static str,
+    who: Fallible,
+    (name, value): (&'static str, &str),
+    own: std::result::Result<T, crate::Error>,
+) -> Result<T> {
     let rank = mesh.comm().rank();
-    let verdict: Verdict = own.as_ref().err().map(|error| (rank, error.to_string()));
+    let failed = own.as_ref().err().map(|error| (rank, error.to_string()));
+    let told = encode(&(value.into(), failed));
+    let differs = |found: &str, first: &str| {
+        let expected = format!("{first}, as on the first rank");
+        crate::Error::argument(name, found, expected)
+    };
+    let conclude = |all: &[Vec<u8>]| {
+        let all: Vec<Told> = all.iter().map(|bytes| decode(bytes)).collect();
+        let first = &all[0].0;
+        let failed = all.iter().find_map(|(_, failed)| failed.clone());
+        let failed = failed.or_else(|| {
+            let position = all.iter().position(|(value, _)| value != first)?;
+            let cause = differs(&all[position].0, first).to_string();
+            Some((mesh.shape().ranks()[position], cause))
+        });
+        encode(&(first.clone(), failed))
+    };
     let verdict = match who {
-        Fallible::All => everywhere(mesh, operation, encode(&verdict), |all| {
-            encode(&all.iter().find_map(|bytes| decode(bytes)))
-        })?,
-        Fallible::First => broadcast(mesh, operation, encode(&verdict))?,
+        Fallible::All => everywhere(mesh, operation, told, conclude)?,
+        Fallible::First => broadcast(mesh, operation, told)?,
     };
     match (decode(&verdict), own) {
-        (None, own) => Ok(own?),
-        (Some((failed, _)), Err(error)) if failed == rank => Err(error.into()),
-        (Some((rank, cause)), _) => Err(Error::Rank { rank, cause }),
+        ((first, None), _) if matches!(who, Fallible::First) && first != value => {
+            Err(differs(value, &first).into())
+        }
+        ((_, None), own) => Ok(own?),
+        ((_, Some((failed, _))), Err(error)) if failed == rank => Err(error.into()),
+        ((_, Some((rank, cause))), _) => Err(Error::Rank { rank, cause }),
     }
 }
 
@@ -95,14 +124,14 @@ pub(crate) enum Fallible {
     All,
 }
 
-/// The rank that failed and why, or nothing.
-type Verdict = Option<(usize, String)>;
+/// The value of the property that is compared; the rank that failed and why, or nothing.
+type Told = (String, Option<(usize, String)>);
 
-fn encode(verdict: &Verdict) -> Vec<u8> {
-    serde_json::to_vec(verdict).expect("a number and a text are JSON")
+fn encode(told: &Told) -> Vec<u8> {
+    serde_json::to_vec(told).expect("numbers and texts are JSON")
 }
 
-fn decode(bytes: &[u8]) -> Verdict {
+fn decode(bytes: &[u8]) -> Told {
     serde_json::from_slice(bytes).expect("what encode() wrote on another rank")
 }
 

@@ -4,6 +4,7 @@ use std::path::Path;
 use burn::config::Config;
 use ndarray::{Array3, ArrayViewMut3, Axis, concatenate};
 
+use crate::alike::{Property, checksum, fingerprint};
 use crate::{Error, FieldFile, Metadata, Missing, Result, Statistics};
 
 /// What a sample is.
@@ -41,7 +42,7 @@ pub struct Sample {
 /// # let grid = Grid::cell_centred(4, 8)?;
 /// # let mut writer = FieldWriter::create(&path, &grid, &["u10m", "v10m"], &WriterConfig::new())?;
 /// # for step in 0..5 {
-/// #     let field = ndarray::Array3::from_elem((2, 4, 8), step as f32);
+/// #     let field = halocline_io::ndarray::Array3::from_elem((2, 4, 8), step as f32);
 /// #     writer.append(f64::from(step) * 21600.0, field.view())?;
 /// # }
 /// # writer.finish()?;
@@ -197,6 +198,41 @@ impl FieldDataset {
             input: self.input(sample, self.input_shape().map(|size| 0..size))?,
             target: self.target(sample, self.target_shape().map(|size| 0..size))?,
         })
+    }
+
+    /// What must be alike where several ranks open the dataset. Files are known by their bytes: on another host they
+    /// may have another name.
+    pub(crate) fn properties(&self) -> Result<Vec<Property>> {
+        let metadata = &self.metadata;
+        let grid = metadata.grid();
+        let coordinates = grid.lat().iter().chain(grid.lon()).copied();
+        let scales = self.scale.as_ref().map(|scales| {
+            let numbers = scales.iter().flat_map(|(mean, std)| [*mean, *std]);
+            format!("statistics with checksum {:08x}", checksum(numbers))
+        });
+        let mut properties = vec![
+            ("history", self.history.to_string()),
+            ("lead", self.lead.to_string()),
+            ("channels", format!("{:?}", metadata.channels())),
+            (
+                "grid",
+                format!("{grid} with checksum {:08x}", checksum(coordinates)),
+            ),
+            ("time step", format!("{} s", metadata.time_step())),
+            ("statistics", scales.unwrap_or_else(|| "none".into())),
+            ("number of files", self.files.len().to_string()),
+        ];
+        for (index, file) in self.files.iter().enumerate() {
+            let (size, sum) = fingerprint(file.path())?;
+            let times = file.times();
+            let text = format!(
+                "{size} bytes with checksum {sum:08x} and {} times with checksum {:08x} as file {index}",
+                times.len(),
+                checksum(times.iter().copied())
+            );
+            properties.push(("files", text));
+        }
+        Ok(properties)
     }
 
     /// Reads a box of the input of a sample.

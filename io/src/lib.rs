@@ -10,6 +10,7 @@
 //! This crate computes nothing with fields but their statistics, and knows no models.
 
 mod agreement;
+mod alike;
 mod attributes;
 mod checkpoint;
 mod dataset;

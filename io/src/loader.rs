@@ -7,8 +7,11 @@ use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
     DeviceMesh, IndexBox, Layout, Partial, Placement, RandomKey, ShardTensor, scatter_tensor,
 };
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use crate::agreement::{Fallible, agree, broadcast};
+use crate::agreement::{Fallible, agree, agree_at, broadcast};
+use crate::alike::{Property, check, checksum};
 use crate::read_ahead::{HostBatch, ReadAhead};
 use crate::{Error, FieldDataset, Result};
 
@@ -77,7 +80,9 @@ pub struct Batch {
 
 /// Loads batches onto a mesh. All ranks of the mesh make and use it together.
 ///
-/// Both [sources](Source) give the same batches, bit for bit.
+/// Both [sources](Source) give the same batches, bit for bit. Ranks that read each a part of a field compare what they
+/// opened: history, lead, channels, grid, statistics, and of every file, in order, its times, its size and a checksum of
+/// 16 blocks of 4 KiB, so that they do not make one field of different samples.
 ///
 /// # Example
 /// ```
@@ -87,7 +92,7 @@ pub struct Batch {
 /// # let grid = Grid::cell_centred(5, 8)?;
 /// # let mut writer = FieldWriter::create(&path, &grid, &["u10m", "v10m"], &WriterConfig::new())?;
 /// # for step in 0..5 {
-/// #     let field = ndarray::Array3::from_elem((2, 5, 8), step as f32);
+/// #     let field = halocline_io::ndarray::Array3::from_elem((2, 5, 8), step as f32);
 /// #     writer.append(f64::from(step) * 21600.0, field.view())?;
 /// # }
 /// # writer.finish()?;
@@ -130,13 +135,15 @@ impl FieldLoader {
     ///
     /// # Errors
     /// Placements that do not fit; a batch size of zero, or too large for a single batch; on all ranks, an error of
-    /// `open` on any of them, and ranks that found different data; a failure of communication.
+    /// `open` on any of them, ranks with other settings (but for `prefetch`) than the first, and ranks that opened other
+    /// data; a failure of communication.
     pub fn new(
         mesh: &DeviceMesh,
         placements: &[Placement],
         config: &LoaderConfig,
         open: impl FnOnce() -> Result<FieldDataset>,
     ) -> halocline_core::Result<Self> {
+        check_settings(mesh, placements, config)?;
         // What fails here fails alike on all ranks, so they may part without a word.
         Layout::new(mesh.shape(), &[1; 4], placements)?;
         if let Some(placement) = placements.iter().find(|p| matches!(p, Partial(_))) {
@@ -173,32 +180,22 @@ impl FieldLoader {
             Ok(None)
         };
         let dataset = agree(&self.mesh, OPERATION, self.fallible(), opened)?;
-        let summary = |dataset: &FieldDataset| {
-            (
-                dataset.len(),
-                [dataset.input_shape(), dataset.target_shape()],
-            )
+        // One rank that reads has nobody to differ from.
+        let compares = self.config.source == Source::PerRank && self.mesh.size() > 1;
+        let properties = match &dataset {
+            Some(dataset) if compares => dataset.properties(),
+            _ => Ok(Vec::new()),
         };
-        let own = dataset.as_ref().map(summary);
-        let bytes = serde_json::to_vec(&own).map_err(halocline_core::Error::other)?;
-        let bytes = broadcast(&self.mesh, OPERATION, bytes)?;
-        let first: Option<(usize, [[usize; 3]; 2])> =
-            serde_json::from_slice(&bytes).map_err(halocline_core::Error::other)?;
-        let Some((samples, shapes)) = first else {
+        let own = agree(&self.mesh, OPERATION, self.fallible(), properties)?;
+        let summary = dataset.as_ref().map(|dataset| {
+            let shapes = [dataset.input_shape(), dataset.target_shape()];
+            (dataset.len(), shapes, &own)
+        });
+        let first: Option<Summary> = of_first(&self.mesh, &summary)?;
+        let Some((samples, shapes, first)) = first else {
             unreachable!("the first rank reads under every source");
         };
-        let same = match own {
-            Some(own) if own != (samples, shapes) => {
-                let expected = format!("{samples} samples of {shapes:?}, as on the first rank");
-                Err(Error::argument(
-                    "dataset",
-                    format!("{} samples of {:?}", own.0, own.1),
-                    expected,
-                ))
-            }
-            _ => Ok(()),
-        };
-        agree(&self.mesh, OPERATION, self.fallible(), same)?;
+        agree(&self.mesh, OPERATION, self.fallible(), check(&own, &first))?;
         (self.samples, self.shapes) = (samples, shapes);
         self.dataset = dataset.map(Arc::new);
         Ok(())
@@ -219,7 +216,8 @@ impl FieldLoader {
 
     /// The batches of an epoch, which all ranks go through together.
     ///
-    /// Reading begins at once, in the background. An error on one rank is the item of all ranks, and the last.
+    /// Reading begins at once, in the background. An error on one rank is the item of all ranks, and the last; a rank
+    /// that goes through another epoch than the first is an error too.
     pub fn epoch(&self, epoch: usize) -> Epoch<'_> {
         self.epoch_from(epoch, 0)
     }
@@ -236,6 +234,7 @@ impl FieldLoader {
         });
         Epoch {
             loader: self,
+            epoch,
             batches: batches.into_iter(),
             ahead,
         }
@@ -311,11 +310,43 @@ impl FieldLoader {
     }
 }
 
+/// The number of samples, the shapes of an input and of a target, and what all ranks that read must have alike.
+type Summary = (usize, [[usize; 3]; 2], Vec<(String, String)>);
+
+/// Checks that all ranks make the same batches of the samples.
+fn check_settings(
+    mesh: &DeviceMesh,
+    placements: &[Placement],
+    config: &LoaderConfig,
+) -> halocline_core::Result<()> {
+    let placements: Vec<String> = placements.iter().map(ToString::to_string).collect();
+    let own: [Property; 5] = [
+        ("source", format!("{:?}", config.source)),
+        ("placements", placements.join(", ")),
+        ("batch_size", config.batch_size.to_string()),
+        ("order", format!("{:?}", config.order)),
+        ("last_batch", format!("{:?}", config.last_batch)),
+    ];
+    let first: Vec<(String, String)> = of_first(mesh, &own)?;
+    agree(mesh, OPERATION, Fallible::All, check(&own, &first))
+}
+
+/// A value of the first rank, on all ranks.
+fn of_first<T: DeserializeOwned>(
+    mesh: &DeviceMesh,
+    own: &impl Serialize,
+) -> halocline_core::Result<T> {
+    let bytes = serde_json::to_vec(own).map_err(halocline_core::Error::other)?;
+    let bytes = broadcast(mesh, OPERATION, bytes)?;
+    serde_json::from_slice(&bytes).map_err(halocline_core::Error::other)
+}
+
 /// The batches of an epoch. See [`FieldLoader::epoch`].
 #[derive(Debug)]
 #[must_use = "an epoch does nothing unless it is iterated over"]
 pub struct Epoch<'a> {
     loader: &'a FieldLoader,
+    epoch: usize,
     batches: std::vec::IntoIter<Vec<usize>>,
     ahead: Option<ReadAhead>,
 }
@@ -324,12 +355,20 @@ impl Iterator for Epoch<'_> {
     type Item = halocline_core::Result<Batch>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        let place = format!(
+            "epoch {}, {} batches before its end",
+            self.epoch,
+            self.batches.len()
+        );
         let samples = self.batches.next()?;
+        let numbers = samples.iter().map(|&sample| sample as f64);
+        let place = format!("{place}, samples with checksum {:08x}", checksum(numbers));
         let read = self.ahead.as_ref().map(ReadAhead::next);
-        let batch = agree(
+        let batch = agree_at(
             &self.loader.mesh,
             OPERATION,
             self.loader.fallible(),
+            ("batch", &place),
             read.transpose(),
         )
         .and_then(|read| self.loader.batch(samples, read));

@@ -1,0 +1,57 @@
+//! Properties that all ranks of a mesh must have alike, compared by name.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+
+use crate::{Error, Result};
+
+/// A property by name, with its value as text: a value that is too long for one is there as its checksum.
+pub(crate) type Property = (&'static str, String);
+
+/// How many blocks of a file are compared, and their size: all of a file that has no more bytes.
+const BLOCKS: u64 = 16;
+const BLOCK: u64 = 4096;
+
+/// Checks this rank's properties against those of the first rank.
+pub(crate) fn check(own: &[Property], first: &[(String, String)]) -> Result<()> {
+    let mut pairs = own.iter().zip(first);
+    match pairs.find(|((_, own), (_, first))| own != first) {
+        Some(((name, own), (_, first))) => {
+            let expected = format!("{first}, as on the first rank");
+            Err(Error::argument(name, own, expected))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A checksum of the bits of numbers.
+pub(crate) fn checksum(numbers: impl IntoIterator<Item = f64>) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    for number in numbers {
+        hasher.update(&number.to_le_bytes());
+    }
+    hasher.finalize()
+}
+
+/// Size and checksum of a file, of blocks from its beginning to its end where it is large.
+pub(crate) fn fingerprint(path: &Path) -> Result<(u64, u32)> {
+    let read = || {
+        let mut file = File::open(path)?;
+        let size = file.metadata()?.len();
+        let mut hasher = crc32fast::Hasher::new();
+        let mut bytes = Vec::new();
+        let blocks = if size <= BLOCKS * BLOCK { 1 } else { BLOCKS };
+        for block in 0..blocks {
+            let length = if blocks == 1 { size } else { BLOCK };
+            file.seek(SeekFrom::Start(
+                (size - length) / (blocks - 1).max(1) * block,
+            ))?;
+            bytes.clear();
+            file.by_ref().take(length).read_to_end(&mut bytes)?;
+            hasher.update(&bytes);
+        }
+        Ok((size, hasher.finalize()))
+    };
+    read().map_err(|e: std::io::Error| Error::io(path, e))
+}
