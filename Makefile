@@ -14,6 +14,7 @@ demo: packages
 	$(TARGET)/release/examples/weather demo --ranks 4
 
 test: test-packages nextest
+	scripts/python.sh $(TARGET)/python safetensors==0.8.0 'h5py>=3.8,<4'
 	cargo build $(CARGO_FLAGS) --examples
 	cargo nextest run $(CARGO_FLAGS)
 	cargo test --doc $(CARGO_FLAGS)

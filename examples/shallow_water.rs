@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::DType;
 use clap::{Parser, ValueEnum};
+use halocline::io::ndarray::ArrayView3;
 use halocline::io::{FieldWriter, Grid as FileGrid, WriterConfig};
 use halocline::models::shallow_water::{Case, Config, DAY, Dynamics, Grid, ShallowWater};
 use halocline::prelude::*;
-use ndarray::ArrayView3;
 
 #[derive(Parser)]
 #[command(about = "Solves the shallow-water equations on the rotating sphere")]

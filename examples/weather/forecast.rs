@@ -1,10 +1,10 @@
 //! Forecasts from states that the surrogate has not seen, against persistence and climatology.
 
 use clap::Args;
+use halocline::io::ndarray::{Array4, ArrayView4, Axis, concatenate, s};
 use halocline::io::{FieldFile, FieldWriter, Progress, WriterConfig};
 use halocline::models::Evaluation;
 use halocline::prelude::*;
-use ndarray::{Array4, ArrayView4, Axis, concatenate, s};
 use serde::Serialize;
 
 use crate::{Common, PLACEMENTS, VARIABLES, plots, square_mesh, train};

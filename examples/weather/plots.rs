@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use halocline::io::ndarray::Array2;
 use halocline::prelude::*;
-use ndarray::Array2;
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
 

@@ -1,10 +1,10 @@
 //! Trajectories of the shallow-water equations.
 
 use clap::Args;
-use halocline::io::{FieldFile, FieldWriter, Grid, Missing, Progress, Statistics, WriterConfig};
+use halocline::io::ndarray::{ArrayView3, ArrayView4, Axis};
+use halocline::io::{FieldFile, FieldWriter, Grid, Progress, Statistics, WriterConfig};
 use halocline::models::shallow_water::{Config, DAY, Grid as Sphere, Jet, Planet, ShallowWater};
 use halocline::prelude::*;
-use ndarray::{ArrayView3, ArrayView4, Axis};
 
 use crate::{Common, VARIABLES};
 
@@ -80,8 +80,8 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
         let files = common
             .train_files()?
             .iter()
-            .map(|file| Ok(FieldFile::open(file)?.with_missing(Missing::Reject)))
-            .collect::<Result<Vec<_>>>()?;
+            .map(FieldFile::open)
+            .collect::<halocline::io::Result<Vec<_>>>()?;
         Statistics::compute(&files, 1)?.save(common.folder.join("data"))?;
         println!(
             "simulated {} + {} trajectories of {frames} times into {}",

@@ -252,7 +252,7 @@ impl FieldFile {
         let stored = self.stored::<f64>(&cells)?;
         self.check(&stored, &cells, |number| {
             match self.packing.missing(number) {
-                Some(attribute) => Some(format!("{number}, which is the {attribute}")),
+                Some(sentinel) => Some(sentinel.to_string()),
                 None => {
                     let value = self.packing.value(number) as f32;
                     (!value.is_finite()).then(|| value.to_string())

@@ -1,5 +1,6 @@
 //! Packed and missing values by the CF conventions (CF 1.11, sections 2.5.1 and 8.1).
 
+use std::fmt;
 use std::path::Path;
 
 use hdf5_metno::Dataset;
@@ -24,7 +25,7 @@ pub(crate) struct Packing {
 
 /// A number that stands for a missing value.
 #[derive(Debug)]
-struct Sentinel {
+pub(crate) struct Sentinel {
     attribute: &'static str,
     value: f64,
     /// Whether the dataset or the attribute is in single precision: 1e20 has other bits there.
@@ -94,12 +95,11 @@ impl Packing {
         self.sentinels.is_empty() && self.scale.is_none()
     }
 
-    /// The attribute by which a stored number stands for a missing value.
-    pub(crate) fn missing(&self, stored: f64) -> Option<&'static str> {
-        let found = self.sentinels.iter().find(|sentinel| {
+    /// The attribute's value by which a stored number stands for a missing one.
+    pub(crate) fn missing(&self, stored: f64) -> Option<&Sentinel> {
+        self.sentinels.iter().find(|sentinel| {
             stored == sentinel.value || (sentinel.single && stored as f32 == sentinel.value as f32)
-        });
-        found.map(|sentinel| sentinel.attribute)
+        })
     }
 
     /// The value of a stored number, NaN if it is missing.
@@ -109,5 +109,16 @@ impl Packing {
         }
         self.scale
             .map_or(stored, |(factor, offset)| stored * factor + offset)
+    }
+}
+
+impl fmt::Display for Sentinel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.single {
+            write!(f, "{:?}", self.value as f32)?;
+        } else {
+            write!(f, "{:?}", self.value)?;
+        }
+        write!(f, ", which is the {}", self.attribute)
     }
 }

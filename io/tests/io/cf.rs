@@ -89,7 +89,10 @@ fn check_missing(what: &str, number: f32, change: impl FnOnce(&File)) {
         error.contains("\"fields\"[1, 1, 2, 3]: found "),
         "{what}: {error}"
     );
-    assert!(error.contains(", which is the "), "{what}: {error}");
+    assert!(
+        error.contains(&format!("found {number:?}, which is the ")),
+        "{what}: {error}"
+    );
     assert!(strict.read([0..3, 0..1, 0..4, 0..5]).is_ok(), "{what}");
     let statistics = Statistics::compute(&[lenient()], 1).unwrap();
     assert!(
@@ -164,7 +167,7 @@ fn packed_values_are_unpacked_in_double_precision() {
     // It is the stored number that is missing, before it is unpacked.
     let error = file.read([1..2, 1..2, 2..3, 3..4]).unwrap_err().to_string();
     assert!(
-        error.contains("[1, 1, 2, 3]: found -1, which is the _FillValue"),
+        error.contains("[1, 1, 2, 3]: found -1.0, which is the _FillValue"),
         "{error}"
     );
 }

@@ -6,6 +6,7 @@ mod dataset;
 mod field_file;
 mod field_writer;
 mod loader;
+mod readme;
 mod statistics;
 
 use std::path::{Path, PathBuf};
