@@ -38,7 +38,17 @@ pub mod prelude {
     };
 }
 
-/// The README's programs, compiled and run as doctests.
+/// The programs of README and docs, compiled and run as doctests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-mod readme {}
+mod pages {
+    #[doc = include_str!("../README.md")]
+    mod readme {}
+    #[doc = include_str!("../docs/data.md")]
+    mod data {}
+    #[doc = include_str!("../docs/extending.md")]
+    mod extending {}
+    #[doc = include_str!("../docs/migrating.md")]
+    mod migrating {}
+    #[doc = include_str!("../docs/training.md")]
+    mod training {}
+}

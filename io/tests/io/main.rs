@@ -6,7 +6,7 @@ mod dataset;
 mod field_file;
 mod field_writer;
 mod loader;
-mod readme;
+mod data_page;
 mod statistics;
 
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What the README shows in Python.
+//! The Python of docs/data.md.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,10 +16,10 @@ fn python() -> Option<PathBuf> {
 }
 
 #[test]
-fn the_python_of_the_readme_writes_a_field_file() {
-    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
-    let readme = std::fs::read_to_string(readme).unwrap();
-    let (_, program) = readme.split_once("```python\n").unwrap();
+fn the_python_of_the_page_on_data_writes_a_field_file() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/data.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let (_, program) = page.split_once("```python\n").unwrap();
     let (program, _) = program.split_once("```").unwrap();
     let Some(python) = python() else {
         println!("not run: there is no Python with h5py; `make test` makes one");
