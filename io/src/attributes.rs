@@ -39,7 +39,7 @@ impl<'a> Attributes<'a> {
         })
     }
 
-    pub(crate) fn has(&self, attribute: &str) -> bool {
+    fn has(&self, attribute: &str) -> bool {
         self.present.iter().any(|present| present == attribute)
     }
 

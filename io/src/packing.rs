@@ -39,10 +39,10 @@ impl Packing {
     /// Attributes that are no numbers, and those of a packing that is not understood.
     pub(crate) fn of(path: &Path, name: &'static str, dataset: &Dataset) -> Result<Self> {
         let attributes = Attributes::of(path, name, dataset)?;
-        if attributes.has("_Unsigned") {
+        if let Some(unsigned) = attributes.text("_Unsigned")? {
             let expected =
                 "an integer type that has the sign of its values; write them unpacked, as f32";
-            return Err(attributes.refused("_Unsigned", "true or false", expected));
+            return Err(attributes.refused("_Unsigned", &unsigned, expected));
         }
         let number = |attribute, usable: fn(f64) -> bool| {
             let value = attributes.number(attribute)?;

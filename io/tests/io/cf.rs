@@ -206,7 +206,10 @@ fn packing_that_is_not_understood_is_refused() {
         scalar(&fields, "scale_factor", 0.1);
         text(&fields, "_Unsigned", "true");
     });
-    assert!(error.contains("found _Unsigned = "), "{error}");
+    assert!(
+        error.contains("found _Unsigned = true, expected "),
+        "{error}"
+    );
 }
 
 #[test]

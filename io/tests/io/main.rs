@@ -1,5 +1,6 @@
 //! Files, statistics, datasets and loaders, as a program uses them.
 
+mod alike;
 mod cf;
 mod checkpoint;
 mod dataset;
