@@ -8,6 +8,10 @@ use hdf5_metno::{Dataset, File, LinkType};
 
 use crate::{Error, Result};
 
+const EXPECTED: &str = "a dataset with its values in this file, as one with them elsewhere could read any file \
+                        of this machine; copy them into it, or open the files that have them, \
+                        of which a FieldDataset takes several";
+
 /// The members of the root group, by name.
 pub(crate) fn members(path: &Path, file: &File) -> Result<Vec<(String, LinkType)>> {
     let mut members: Vec<(String, LinkType)> = Vec::new();
@@ -30,15 +34,11 @@ pub(crate) fn open(
     name: &'static str,
     link: LinkType,
 ) -> Result<Dataset> {
-    let outside = |found: &str| {
-        Error::Shape {
+    let outside = |found: &str| Error::Shape {
         path: path.into(),
         dataset: name,
         found: found.into(),
-        expected: "a dataset with its values in this file, as one with them elsewhere could read any file of this \
-                   machine; copy them into it, or open the files that have them, of which a FieldDataset takes several"
-            .into(),
-    }
+        expected: EXPECTED.into(),
     };
     match link {
         LinkType::Hard => {}

@@ -68,7 +68,7 @@ impl Units {
         if self.unit == [1.0, 1.0] {
             return self.reference + number;
         }
-        // The third part of a day has no exact number; neither units nor f64 tell apart less than a microsecond.
+        // Most parts of a day are not exact in f64, and seconds since 1970 have a resolution of a quarter microsecond.
         let since = number * numerator / denominator;
         self.reference + (since * 1e6).round() / 1e6
     }
