@@ -81,7 +81,7 @@ pub enum Error {
         /// Its error or the message of its panic.
         cause: String,
     },
-    /// Replicas of a module that should be equal are not.
+    /// Replicas of a module or a tensor that should be equal are not.
     #[error("{0}")]
     Replicas(String),
     /// The engine (MPI, the environment) refused something.

@@ -69,7 +69,8 @@ pub trait Field<const D: usize>:
     /// The global shape.
     fn global_dims(&self) -> [usize; D];
 
-    /// A tensor that every rank holds alike, beside this one.
+    /// A tensor that every rank holds alike, beside this one. With checks on
+    /// ([`Settings::check`](halocline_core::Settings::check)) ranks compare a hash of it.
     fn beside<const E: usize>(&self, tensor: Tensor<E>) -> Self::Rank<E> {
         Self::from_shard(self.clone().into_shard().replicate_beside(tensor))
     }

@@ -4,7 +4,7 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use burn::tensor::{Bool, Tensor, activation};
 
-use super::{ShardTensor, require_same_mesh};
+use super::{ShardTensor, require_replicas, require_same_mesh};
 use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 use crate::ops::fan_out;
 use crate::{Error, Result};
@@ -134,8 +134,22 @@ impl<const D: usize> ShardTensor<D> {
         Ok(((pairing.layout, self.mesh), lhs, rhs))
     }
 
-    /// A tensor that every rank holds alike, next to this one.
+    /// A tensor that every rank holds alike, next to this one. With checks on
+    /// ([`Settings::check`](crate::Settings::check)) ranks compare a hash of it.
+    ///
+    /// # Panics
+    /// With checks on, panics if a rank holds another tensor.
     pub fn replicate_beside<const E: usize>(&self, tensor: Tensor<E>) -> ShardTensor<E> {
+        self.replicate_for("replicate_beside", tensor)
+    }
+
+    /// [`replicate_beside`](Self::replicate_beside) as part of an operator, which errors name.
+    fn replicate_for<const E: usize>(
+        &self,
+        operator: &'static str,
+        tensor: Tensor<E>,
+    ) -> ShardTensor<E> {
+        require_replicas(operator, &self.mesh, &tensor).unwrap_or_else(|error| error.raise());
         let layout = Layout::replicated(self.layout.mesh(), &tensor.dims());
         ShardTensor::from_parts(tensor, layout, self.mesh.clone())
     }
@@ -282,7 +296,7 @@ macro_rules! operator {
 
             /// With a tensor that every rank holds alike; its gradient comes back complete.
             fn $method(self, other: Tensor<D>) -> Self {
-                let other = self.replicate_beside(other);
+                let other = self.replicate_for(stringify!($method), other);
                 self.binary(other, stringify!($method), $linearity, $trait::$method)
             }
         }

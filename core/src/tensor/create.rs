@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
 
-use super::ShardTensor;
+use super::{ShardTensor, require_replicas};
 use crate::comm::{Operation, Traffic};
 use crate::layout::{Layout, Partial, Placement};
 use crate::mesh::DeviceMesh;
@@ -104,24 +104,31 @@ fn on_device<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
 }
 
 impl<const D: usize> ShardTensor<D> {
-    /// Shards a tensor that every rank holds alike: each rank keeps its box. Nothing is communicated.
+    /// Shards a tensor that every rank holds alike: each rank keeps its box. Nothing is communicated, but with checks on
+    /// ([`Settings::check`](crate::Settings::check)) a hash of the tensor.
     ///
     /// # Errors
-    /// Placements that do not fit the tensor.
+    /// Placements that do not fit the tensor. With checks on, [`Error::Replicas`] if a rank holds another tensor.
     pub fn distribute(
         tensor: Tensor<D>,
         mesh: &DeviceMesh,
         placements: &[Placement],
     ) -> Result<Self> {
+        require_replicas("distribute", mesh, &tensor)?;
         let layout = Layout::new(mesh.shape(), &tensor.dims(), placements)?;
-        Self::distribute_to(tensor, mesh, &layout)
+        Self::keep_box(tensor, mesh, &layout)
     }
 
     /// Shards a tensor that every rank holds alike, in a layout with extents of its own.
     ///
     /// # Errors
-    /// A layout of another shape, or one with partial values.
+    /// A layout of another shape, or one with partial values; with checks on, a rank that holds another tensor.
     pub fn distribute_to(tensor: Tensor<D>, mesh: &DeviceMesh, layout: &Layout) -> Result<Self> {
+        require_replicas("distribute", mesh, &tensor)?;
+        Self::keep_box(tensor, mesh, layout)
+    }
+
+    fn keep_box(tensor: Tensor<D>, mesh: &DeviceMesh, layout: &Layout) -> Result<Self> {
         if tensor.dims().to_vec() != layout.shape() || layout.partial_axis().is_some() {
             return Err(Error::operator(
                 "distribute",
@@ -210,5 +217,51 @@ impl<const D: usize> ShardTensor<D> {
         }
         let local = local(&layout.local_box(mesh.position()));
         Ok(Self::from_parts(local, layout, mesh.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Launcher, Replicate, Shard, World};
+
+    #[test]
+    fn tensors_that_differ_between_ranks_are_found() {
+        type Program<'a> = &'a (dyn Fn(&World, &DeviceMesh, Tensor<2>) -> Result<()> + Sync);
+        let run = |f: Program| {
+            let result = Launcher::local(3).check(true).run(|world| {
+                let mesh = world.mesh([("rows", 3)])?;
+                let rank = if world.rank() == 2 { 1e-7 } else { 0.0 };
+                f(&world, &mesh, Tensor::ones([4, 3], world.device()) + rank)
+            });
+            result.unwrap_err().to_string()
+        };
+        let x = |mesh: &DeviceMesh| ShardTensor::<2>::ones([4, 3], mesh, &[Shard(0)]);
+        let errors = [
+            run(&|_, mesh, own| ShardTensor::distribute(own, mesh, &[Replicate]).map(|_| ())),
+            run(&|_, mesh, own| ShardTensor::distribute(own, mesh, &[Shard(1)]).map(|_| ())),
+            run(&|_, mesh, own| Ok(drop(x(mesh)?.replicate_beside(own)))),
+            run(&|_, mesh, own| Ok(drop(x(mesh)? * own.narrow(0, 0, 1)))),
+            run(&|world, mesh, own| {
+                let own = own.narrow(0, 0, 1 + world.rank() / 2);
+                ShardTensor::distribute(own, mesh, &[Replicate]).map(|_| ())
+            }),
+        ];
+        let operators = [
+            "distribute",
+            "distribute",
+            "replicate_beside",
+            "mul",
+            "distribute",
+        ];
+        for (error, operator) in errors.iter().zip(operators) {
+            let what = format!("{operator}: rank 2 holds another tensor");
+            assert!(error.contains(&what), "{error}");
+        }
+        assert!(
+            errors[4].contains("([2, 3] of F32) than rank 0 ([1, 3] of F32)"),
+            "{}",
+            errors[4]
+        );
     }
 }

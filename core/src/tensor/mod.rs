@@ -6,11 +6,14 @@ mod display;
 mod halo;
 mod redistribute;
 
+use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, Device, Float, Gradients, Int, Tensor};
+use foldhash::fast::FixedState;
 
+use crate::comm::{Operation, Traffic, collectives};
 use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate};
 use crate::mesh::{DeviceMesh, MeshShape};
 use crate::{Error, Result};
@@ -308,6 +311,36 @@ impl<const D: usize> ShardTensor<D, Bool> {
     pub fn float(self) -> ShardTensor<D> {
         self.map_linear(|local| local.float())
     }
+}
+
+/// An error if ranks of a mesh do not hold the same tensor, bit for bit; compared only with checks on.
+pub(crate) fn require_replicas<const D: usize>(
+    operator: &'static str,
+    mesh: &DeviceMesh,
+    tensor: &Tensor<D>,
+) -> Result<()> {
+    let (comm, ranks) = (mesh.comm(), mesh.shape().ranks());
+    if !comm.settings().check || ranks.len() == 1 {
+        return Ok(());
+    }
+    let data = tensor.clone().into_data();
+    let kind = format!("{:?} of {:?}", tensor.dims(), data.dtype());
+    let hash = FixedState::default().hash_one(data.as_bytes());
+    let own = [&hash.to_le_bytes(), kind.as_bytes()].concat();
+    let operation = Operation::new(operator, Traffic::Control, None);
+    let all = collectives::all_gather_bytes(comm, ranks, &operation, &own)?;
+    let Some(differs) = all.iter().position(|theirs| *theirs != all[0]) else {
+        return Ok(());
+    };
+    let kind_on = |place: usize| String::from_utf8_lossy(&all[place][8..]).into_owned();
+    Err(Error::Replicas(format!(
+        "{operator}: rank {} holds another tensor ({}) than rank {} ({}); all ranks must hold the same cells: \
+         make them from a seed or by World::init, or send those of one rank by scatter_tensor",
+        ranks[differs],
+        kind_on(differs),
+        ranks[0],
+        kind_on(0),
+    )))
 }
 
 /// Whether two layouts may meet in an operator: the same mesh.
