@@ -10,7 +10,7 @@ use burn::nn::{
     Gelu, GroupNorm, InstanceNorm, LeakyRelu, Linear, PaddingConfig1d, PaddingConfig2d,
     PaddingConfig3d, Relu, Sigmoid, Tanh,
 };
-use burn::tensor::{Tensor, activation};
+use burn::tensor::Tensor;
 use halocline_core::{ExchangePlan, Result, ShardTensor};
 
 use crate::conv::ConvOptions;
@@ -42,7 +42,7 @@ pub trait Apply: Sized {
 impl<const D: usize> Apply for Tensor<D> {}
 impl<const D: usize> Apply for ShardTensor<D> {}
 
-/// Layers that exchange halos, and can say so before they do.
+/// Layers whose exchange of halos can be seen before it happens: burn's convolution and pooling modules.
 pub trait Planned<const D: usize> {
     /// What would travel if the layer were applied: this rank's plan, or `None` if nothing would.
     ///
@@ -300,7 +300,7 @@ macro_rules! activation_layer {
             type Output = ShardTensor<D>;
 
             fn forward(&self, x: ShardTensor<D>) -> ShardTensor<D> {
-                x.map_local(|x| $f(self, x))
+                $f(self, x)
             }
         }
     )*};
@@ -308,11 +308,11 @@ macro_rules! activation_layer {
 
 activation_layer! {
     Relu: |_, x| Field::relu(x);
-    Gelu: |gelu: &Gelu, x| if gelu.approximate { activation::gelu_approximate(x) } else { Field::gelu(x) };
+    Gelu: |gelu: &Gelu, x| if gelu.approximate { Field::gelu_approximate(x) } else { Field::gelu(x) };
     SiLU: |_, x| Field::silu(x);
-    Sigmoid: |_, x| activation::sigmoid(x);
-    Tanh: |_, x| activation::tanh(x);
-    LeakyRelu: |leaky: &LeakyRelu, x| activation::leaky_relu(x, leaky.negative_slope);
+    Sigmoid: |_, x| Field::sigmoid(x);
+    Tanh: |_, x| Field::tanh(x);
+    LeakyRelu: |leaky: &LeakyRelu, x| Field::leaky_relu(x, leaky.negative_slope);
 }
 
 macro_rules! norm_layer {

@@ -354,8 +354,8 @@ pub trait Communicator: Send + Sync + fmt::Debug {
 pub struct Settings {
     /// How long a rank waits for a message. Default 60 s.
     pub timeout: Duration,
-    /// Whether ranks compare operation and layout before they communicate, and tensors that all must hold alike. Default
-    /// in debug builds only.
+    /// Whether ranks compare operation and layout before they communicate, and tensors that all must hold alike; and
+    /// whether closures of `map_local` are run on other cells too. Default in debug builds only.
     pub check: bool,
     /// Whether operators compute what they can while boxes travel. Default where it is likely to pay.
     pub overlap: Overlap,

@@ -2,7 +2,7 @@
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-use burn::tensor::{Bool, Tensor, activation};
+use burn::tensor::{Bool, Tensor};
 
 use super::{ShardTensor, require_replicas, require_same_mesh};
 use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
@@ -154,11 +154,8 @@ impl<const D: usize> ShardTensor<D> {
         ShardTensor::from_parts(tensor, layout, self.mesh.clone())
     }
 
-    /// An elementwise function of two tensors, as [`map_local`](Self::map_local) is of one.
-    ///
-    /// # Panics
-    /// Panics if the layouts do not go together.
-    pub fn zip_local(
+    /// An elementwise operator of ours on two tensors, which needs no check.
+    pub(super) fn zip_elements(
         self,
         other: Self,
         operator: &'static str,
@@ -177,18 +174,6 @@ impl<const D: usize> ShardTensor<D> {
             .paired(other, operator, Linearity::None)
             .unwrap_or_else(|error| error.raise());
         ShardTensor::from_parts(f(lhs, rhs), layout, mesh)
-    }
-
-    /// Raises every element to an integer power.
-    #[must_use]
-    pub fn powi(self, exponent: i32) -> Self {
-        self.map_elements("powi", |local| local.powi_scalar(exponent))
-    }
-
-    /// Limits every element to a range.
-    #[must_use]
-    pub fn clamp(self, low: f64, high: f64) -> Self {
-        self.map_elements("clamp", |local| local.clamp(low, high))
     }
 
     /// Where each element is greater than `value`.
@@ -211,47 +196,10 @@ impl<const D: usize> ShardTensor<D> {
             self.layout, mask.layout,
             "mask_where: the mask's layout differs"
         );
-        self.zip_local(value, "mask_where", |local, value| {
+        self.zip_elements(value, "mask_where", |local, value| {
             local.mask_where(mask.local, value)
         })
     }
-}
-
-macro_rules! unary {
-    ($($(#[$doc:meta])* $name:ident = $f:expr;)*) => {
-        impl<const D: usize> ShardTensor<D> {
-            $($(#[$doc])*
-            #[must_use]
-            pub fn $name(self) -> Self {
-                self.map_elements(stringify!($name), $f)
-            })*
-        }
-    };
-}
-
-unary! {
-    /// The absolute value of every element.
-    abs = Tensor::abs;
-    /// The square of every element.
-    square = |local: Tensor<D>| local.square();
-    /// The square root of every element.
-    sqrt = Tensor::sqrt;
-    /// The exponential of every element.
-    exp = Tensor::exp;
-    /// The natural logarithm of every element.
-    log = Tensor::log;
-    /// The sine of every element, in radians.
-    sin = Tensor::sin;
-    /// The cosine of every element, in radians.
-    cos = Tensor::cos;
-    /// The sign of every element.
-    sign = Tensor::sign;
-    /// The reciprocal of every element.
-    recip = Tensor::recip;
-    /// The logistic function.
-    sigmoid = activation::sigmoid;
-    /// The hyperbolic tangent.
-    tanh = activation::tanh;
 }
 
 macro_rules! comparison {

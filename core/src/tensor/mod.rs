@@ -1,8 +1,10 @@
 //! Tensors whose cells lie on several ranks.
 
 mod arithmetic;
+mod closure;
 mod create;
 mod display;
+mod elementwise;
 mod halo;
 mod redistribute;
 
@@ -135,20 +137,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.local.device()
     }
 
-    /// Applies an elementwise function to every shard.
-    ///
-    /// The function must not depend on a cell's place or on other cells, and be the same on all ranks.
-    ///
-    /// # Panics
-    /// Panics if the tensor holds partial values, or if `f` changes the shape.
-    pub fn map_local<L: Basic>(
-        self,
-        f: impl FnOnce(Tensor<D, K>) -> Tensor<D, L>,
-    ) -> ShardTensor<D, L> {
-        self.map_elements("map_local", f)
-    }
-
-    /// [`map_local`](Self::map_local) of an operator that errors name.
+    /// An elementwise operator of ours, which needs no check; errors name it.
     pub(crate) fn map_elements<L: Basic>(
         self,
         operator: &str,
@@ -159,7 +148,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.map_linear(f)
     }
 
-    /// [`map_local`](Self::map_local) for a linear function, which partial values permit.
+    /// [`map_elements`](Self::map_elements) for a linear function, which partial values permit.
     pub(crate) fn map_linear<L: Basic>(
         self,
         f: impl FnOnce(Tensor<D, K>) -> Tensor<D, L>,

@@ -96,7 +96,8 @@ impl<const D: usize> ShardTensor<D> {
         })
     }
 
-    /// Partial values made whole: an all-reduce over each axis that holds them.
+    /// Partial values made whole: an all-reduce over each axis that holds them. For maxima and minima every rank receives
+    /// the partial values of all ranks along the axis.
     ///
     /// # Adjoint
     /// The identity for sums; for maxima and minima the gradient goes to the first rank that holds the extremum.

@@ -1,0 +1,129 @@
+//! Elementwise functions by name.
+
+use burn::tensor::activation;
+
+use super::ShardTensor;
+
+/// Calls a macro with the elementwise functions of sharded tensors: documentation, name, arguments and value on one
+/// shard of each. `Field` takes its methods from the same list.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! elementwise {
+    ($define:ident) => {
+        $define! {
+            /// The absolute value of every element.
+            abs() = |x| x.abs();
+            /// The sign of every element: −1, 0 or 1. Its gradient is zero.
+            sign() = |x| x.sign();
+            /// The square of every element.
+            square() = |x| x.square();
+            /// The square root of every element.
+            sqrt() = |x| x.sqrt();
+            /// The reciprocal of every element.
+            recip() = |x| x.recip();
+            /// Every element to a power.
+            powf(exponent: f64) = |x| x.powf_scalar(exponent);
+            /// Every element to an integer power.
+            powi(exponent: i32) = |x| x.powi_scalar(exponent);
+            /// The exponential of every element.
+            exp() = |x| x.exp();
+            /// The natural logarithm of every element.
+            log() = |x| x.log();
+            /// The natural logarithm of one plus every element, exact also for small elements.
+            log1p() = |x| x.log1p();
+            /// The error function of every element.
+            erf() = |x| x.erf();
+            /// The sine of every element, in radians.
+            sin() = |x| x.sin();
+            /// The cosine of every element, in radians.
+            cos() = |x| x.cos();
+            /// The tangent of every element, in radians.
+            tan() = |x| x.tan();
+            /// The inverse sine of every element, in radians.
+            asin() = |x| x.asin();
+            /// The inverse cosine of every element, in radians.
+            acos() = |x| x.acos();
+            /// The inverse tangent of every element, in radians.
+            atan() = |x| x.atan();
+            /// The hyperbolic sine of every element.
+            sinh() = |x| x.sinh();
+            /// The hyperbolic cosine of every element.
+            cosh() = |x| x.cosh();
+            /// The hyperbolic tangent of every element.
+            tanh() = |x| x.tanh();
+            /// The inverse hyperbolic sine of every element.
+            asinh() = |x| x.asinh();
+            /// The inverse hyperbolic cosine of every element.
+            acosh() = |x| x.acosh();
+            /// The inverse hyperbolic tangent of every element.
+            atanh() = |x| x.atanh();
+            /// The largest integer that is not above every element. Its gradient is zero.
+            floor() = |x| x.floor();
+            /// The smallest integer that is not below every element. Its gradient is zero.
+            ceil() = |x| x.ceil();
+            /// The nearest integer to every element, ties to the even one. Its gradient is zero.
+            round() = |x| x.round();
+            /// Every element without its fraction. Its gradient is zero.
+            trunc() = |x| x.trunc();
+            /// Limits every element to a range.
+            clamp(low: f64, high: f64) = |x| x.clamp(low, high);
+            /// Raises every element to at least `low`.
+            clamp_min(low: f64) = |x| x.clamp_min(low);
+            /// Lowers every element to at most `high`.
+            clamp_max(high: f64) = |x| x.clamp_max(high);
+            /// Every element in another number type. The gradient has the type of this tensor.
+            cast(dtype: burn::tensor::FloatDType) = |x| x.cast(dtype);
+            /// The logistic function.
+            sigmoid() = |x| activation::sigmoid(x);
+            /// `ln(1 + exp(β · x)) / β`, a smooth rectified linear unit.
+            softplus(beta: f64) = |x| activation::softplus(x, beta);
+            /// The leaky rectified linear unit, which scales negative elements.
+            leaky_relu(negative_slope: f64) = |x| activation::leaky_relu(x, negative_slope);
+            /// The Gaussian error linear unit, approximated by the hyperbolic tangent.
+            gelu_approximate() = |x| activation::gelu_approximate(x);
+        }
+    };
+}
+
+macro_rules! methods {
+    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) = $f:expr;)*) => {
+        impl<const D: usize> ShardTensor<D> {
+            $($(#[$doc])*
+            ///
+            /// # Panics
+            /// Panics if the tensor holds partial values.
+            #[must_use]
+            pub fn $name(self $(, $argument: $type)*) -> Self {
+                self.map_elements(stringify!($name), $f)
+            })*
+        }
+    };
+}
+
+elementwise!(methods);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Launcher, LocalGradient, Shard};
+    use burn::tensor::{DType, FloatDType, TensorData};
+
+    /// A number type of one's choice, and back, with a gradient of the type of the tensor.
+    #[test]
+    fn casts_have_gradients() {
+        Launcher::local(2)
+            .run(|world| {
+                let mesh = world.mesh([("rows", 2)])?;
+                let x = ShardTensor::<2>::ones([3, 2], &mesh, &[Shard(0)])?.require_grad();
+                let y = x.clone().cast(FloatDType::F64);
+                assert_eq!(y.local().dtype(), DType::F64);
+                let loss = y.into_parts().0.square().sum();
+                let gradient = x.grad(&loss.backward()).expect("a gradient");
+                assert_eq!(gradient.local().dtype(), DType::F32);
+                let whole = gradient.full_tensor(LocalGradient::Replicated).into_data();
+                whole.assert_eq(&TensorData::new(vec![2.0_f32; 6], [3, 2]), true);
+                Ok(())
+            })
+            .unwrap();
+    }
+}
