@@ -132,14 +132,14 @@ impl Window {
         })
     }
 
-    /// Whether an output is computed from any cell of a field of `size`, and not from zeros alone.
-    pub fn meets_cells(&self, output: usize, size: usize) -> bool {
-        let taps = self
-            .input_range(&(output..output + 1))
-            .step_by(self.dilation);
+    /// From the first cell of an output's window to the first that is one of a field of `size`, and not a zero beyond
+    /// it; `None` if all are.
+    pub fn first_cell(&self, output: usize, size: usize) -> Option<usize> {
+        let window = self.input_range(&(output..output + 1));
         let boundary = |cell: isize| self.padding.boundary[usize::from(cell >= 0)];
-        let mut sources = taps.map(|cell| boundary(cell).source(cell, size));
-        sources.any(|source| source.is_some())
+        let mut taps = window.step_by(self.dilation);
+        let tap = taps.position(|cell| boundary(cell).source(cell, size).is_some());
+        tap.map(|tap| tap * self.dilation)
     }
 
     /// The input cells that a range of outputs is computed from, padding included.

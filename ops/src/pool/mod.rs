@@ -15,7 +15,7 @@ mod pairs;
 
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Tensor, TensorData, module};
-use halocline_core::{Error, Result, ShardTensor};
+use halocline_core::{Error, IndexBox, Result, ShardTensor};
 
 use crate::local::LocalOperator;
 use crate::retype;
@@ -117,17 +117,22 @@ pub fn max_pool<const D: usize, const N: usize>(
         f64::NEG_INFINITY,
     );
     let plan = stencil.plan(&x)?;
+    let mut begins_in_padding = false;
     for (window, dim) in stencil.windows().iter().zip(2..) {
         let (size, outputs) = (x.dims()[dim], plan.output.shape()[dim]);
-        if let Some(output) = (0..outputs).find(|&output| !window.meets_cells(output, size)) {
-            let message = format!(
-                "dim {dim}: window {output} of {outputs} lies in padding alone, which has no maximum: {window:?}"
-            );
-            return Err(Error::operator(stencil.operator(), message));
+        for output in 0..outputs {
+            let Some(first) = window.first_cell(output, size) else {
+                let message = format!(
+                    "dim {dim}: window {output} of {outputs} lies in padding alone, which has no maximum: {window:?}"
+                );
+                return Err(Error::operator(stencil.operator(), message));
+            };
+            begins_in_padding |= first > 0;
         }
     }
-    stencil.run(x, |x, _| {
-        by_planes(x, stencil.windows(), |x, windows| {
+    let size = x.dims();
+    stencil.run(x, |x, outputs| {
+        let y = by_planes(x.clone(), stencil.windows(), |x, windows| {
             if windows.into_iter().all(is_pair) {
                 return pairs::Maximum.run(x);
             }
@@ -135,7 +140,34 @@ pub fn max_pool<const D: usize, const N: usize>(
                 .with_stride(windows.map(|w| w.stride))
                 .with_dilation(windows.map(|w| w.dilation));
             module::max_pool2d(x, options)
-        })
+        });
+        if !(begins_in_padding && x.is_tracked()) {
+            return y;
+        }
+        // Padding is minus infinity: where all cells of a window are, it would be the first that holds the maximum.
+        let first = first_cells(x, stencil.windows(), outputs, &size, y.dims());
+        let nothing = y.clone().equal_elem(f64::NEG_INFINITY);
+        y.mask_where(nothing, first)
+    })
+}
+
+/// The first cell of the field in each of the windows that lie in `x` one after the other.
+fn first_cells<const D: usize>(
+    x: Tensor<D>,
+    windows: &[Window],
+    outputs: &IndexBox,
+    size: &[usize; D],
+    shape: [usize; D],
+) -> Tensor<D> {
+    let device = x.device().inner();
+    windows.iter().zip(2..).fold(x, |x, (window, dim)| {
+        let start = outputs.ranges()[dim].start;
+        let cell = |place: usize| {
+            let first = window.first_cell(start + place, size[dim]).unwrap_or(0);
+            (place * window.stride + first) as i64
+        };
+        let cells: Vec<i64> = (0..shape[dim]).map(cell).collect();
+        x.select(dim, Tensor::from_data(cells.as_slice(), &device))
     })
 }
 
@@ -269,183 +301,4 @@ fn by_planes<const D: usize>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Field;
-    use crate::testing::{Operator, check_op, random};
-    use burn::tensor::DType;
-    use halocline_core::{Boundary, Distribution, Launcher, Layout, Overlap, RandomKey, Shard};
-
-    struct Pool(PoolOptions<2>, Kind);
-
-    enum Kind {
-        Max,
-        Average,
-    }
-
-    impl Operator<4, 4> for Pool {
-        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X::Rank<4> {
-            let x = inputs.remove(0);
-            let y = match self.1 {
-                Kind::Max => x.max_pool(&self.0),
-                Kind::Average => x.avg_pool(&self.0),
-            };
-            X::from_shard(y.into_shard())
-        }
-    }
-
-    #[test]
-    fn windows_in_padding_alone_have_no_maximum() {
-        let x = ShardTensor::solo(Tensor::<4>::zeros([1, 1, 5, 5], &Default::default()));
-        let options = PoolOptions::new([2, 2]).with_padding([Padding::zeros(0, 2); 2]);
-        let every = max_pool(x.clone(), &options.with_stride([1, 1]));
-        let error = every.unwrap_err().to_string();
-        assert!(
-            error.contains("window 5 of 6 lies in padding alone"),
-            "{error}"
-        );
-        // A stride may pass over such windows.
-        assert_eq!(max_pool(x.clone(), &options).unwrap().dims(), [1, 1, 3, 3]);
-        let nothing = PoolOptions::new([0, 2]);
-        let error = max_pool(x.clone(), &nothing).unwrap_err().to_string();
-        assert!(error.contains("must not be zero"), "{error}");
-        assert!(avg_pool(x, &options).is_ok());
-    }
-
-    /// Windows beside the edge count fewer cells: their factor is no number of 24 bits.
-    #[test]
-    fn averages_of_f64_are_as_exact_as_that() {
-        let device = burn::tensor::Device::default();
-        let x = Tensor::<4>::ones([1, 1, 5, 5], (&device, DType::F64));
-        let options = PoolOptions::new([5, 5]).with_padding([Padding::zeros(2, 2); 2]);
-        let options = options.with_count(PaddingCount::Excluded);
-        let y = avg_pool(ShardTensor::solo(x), &options).unwrap();
-        for value in y.local().clone().into_data().iter::<f64>() {
-            assert!((value - 1.0).abs() < 1e-15, "{value}");
-        }
-    }
-
-    #[test]
-    fn overlapping_periodic_windows() {
-        let padding = [Padding::zeros(1, 0), Padding::new(1, Boundary::Periodic)];
-        let options = PoolOptions::new([3, 3])
-            .with_stride([2, 1])
-            .with_padding(padding);
-        for kind in [Kind::Max, Kind::Average] {
-            check_op(
-                &Pool(options, kind),
-                &[[2, 2, 9, 7]],
-                &[],
-                &[0, 1, 2, 3],
-                1e-6,
-            );
-        }
-    }
-
-    /// Whatever the mesh, the boundary and the windows: outputs that need no halo have the same bits when they are computed
-    /// before it comes.
-    #[test]
-    fn halos_may_travel_while_the_interior_is_computed() {
-        let boundaries = [Boundary::Zeros, Boundary::Periodic, Boundary::Reflect];
-        let results = |overlap| {
-            let found = Launcher::local(4).overlap(overlap).collect(|world| {
-                let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
-                let normal = Distribution::Normal {
-                    mean: 0.0,
-                    std: 1.0,
-                };
-                let mut found = Vec::new();
-                let mut pool = |x: ShardTensor<4>, options: &PoolOptions<2>| -> Result<()> {
-                    let x = x.inner();
-                    let most = max_pool(x.clone(), options)?.into_parts().0;
-                    let mean = avg_pool(x, options)?.into_parts().0;
-                    found.push([most.into_data(), mean.into_data()]);
-                    Ok(())
-                };
-                for (case, [low, high]) in [[0, 1], [1, 1], [1, 2], [2, 0]].into_iter().enumerate()
-                {
-                    // Windows that reach beyond a neighbour's cells, and mirrored boxes of several cells.
-                    let width = 1 + case;
-                    let options = PoolOptions::new([2 * width + 1, 2 + case % 2])
-                        .with_stride([1 + case % 2, 2])
-                        .with_dilation([1, 1 + case / 2])
-                        .with_padding([
-                            Padding::new(width, boundaries[low]),
-                            Padding::new(1, boundaries[high]),
-                        ])
-                        .with_rounding([Rounding::Floor, Rounding::Ceil][case / 2])
-                        .with_count(PaddingCount::Excluded);
-                    let key = || RandomKey::new(5, "x");
-                    for placements in [[Shard(2), Shard(3)], [Shard(0), Shard(2)]] {
-                        let x =
-                            ShardTensor::random([3, 2, 15, 22], normal, key(), &mesh, &placements)?;
-                        pool(x, &options)?;
-                    }
-                    let placements = [Shard(2), Shard(3)];
-                    let layout = Layout::new(mesh.shape(), &[1, 2, 15, 22], &placements)?;
-                    for extents in [[15, 0], [4, 11]] {
-                        let layout = layout.with_extents(2, &extents)?;
-                        let whole = random([1, 2, 15, 22], "x", 0).inner();
-                        pool(ShardTensor::distribute_to(whole, &mesh, &layout)?, &options)?;
-                    }
-                }
-                Ok(found)
-            });
-            found.unwrap().concat().concat()
-        };
-        let (early, late) = (results(Overlap::On), results(Overlap::Off));
-        for (early, late) in early.iter().zip(&late) {
-            early.assert_eq(late, true);
-        }
-    }
-
-    /// Where what lies beyond the field is the field itself, the average of ones is one.
-    #[test]
-    fn averages_count_what_a_boundary_supplies() {
-        let ones = Tensor::<3>::ones([1, 1, 5], &Default::default());
-        for boundary in [Boundary::Periodic, Boundary::Reflect, Boundary::Replicate] {
-            for count in [PaddingCount::Included, PaddingCount::Excluded] {
-                for rounding in [Rounding::Floor, Rounding::Ceil] {
-                    let options = PoolOptions::new([2])
-                        .with_padding([Padding::new(1, boundary)])
-                        .with_rounding(rounding)
-                        .with_count(count);
-                    let y: Vec<f32> = ones.clone().avg_pool(&options).into_data().iter().collect();
-                    assert!(y.iter().all(|&y| y == 1.0), "{options:?}: {y:?}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_window_over_the_end_takes_nothing_from_the_other() {
-        let x = Tensor::<3>::from_floats([[[1.0, 2.0, 3.0, 4.0, 5.0]]], &Default::default());
-        let options = PoolOptions::new([2])
-            .with_padding([Padding::new(0, Boundary::Periodic)])
-            .with_rounding(Rounding::Ceil);
-        let y: Vec<f32> = (x.clone() * -1.0)
-            .max_pool(&options)
-            .into_data()
-            .iter()
-            .collect();
-        assert_eq!(y, [-1.0, -3.0, -5.0]);
-        let y: Vec<f32> = x.avg_pool(&options).into_data().iter().collect();
-        assert_eq!(y, [1.5, 3.5, 5.0]);
-    }
-
-    #[test]
-    fn windows_that_count_field_cells_only() {
-        let options = PoolOptions::new([4, 2])
-            .with_stride([3, 2])
-            .with_padding([Padding::zeros(2, 1), Padding::zeros(1, 1)])
-            .with_rounding(Rounding::Ceil)
-            .with_count(PaddingCount::Excluded);
-        check_op(
-            &Pool(options, Kind::Average),
-            &[[1, 2, 11, 8]],
-            &[],
-            &[2, 3],
-            1e-6,
-        );
-    }
-}
+mod tests;
