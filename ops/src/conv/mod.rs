@@ -420,6 +420,27 @@ mod sharded {
             .unwrap();
     }
 
+    /// Padding alone would give outputs, which would be nobody's.
+    #[test]
+    fn a_field_without_cells_is_refused() {
+        Launcher::local(2)
+            .run(|world| {
+                let mesh = world.mesh([("lat", 2)])?;
+                let options = ConvOptions::default().with_padding([Padding::zeros(1, 1); 2]);
+                for shape in [[1, 1, 0, 5], [1, 1, 5, 0]] {
+                    let x = ShardTensor::<4>::zeros(shape, &mesh, &[Shard(2)])?;
+                    let weight = Tensor::ones([1, 1, 2, 2], world.device());
+                    let error = conv(x, weight, None, &options).unwrap_err().to_string();
+                    assert!(
+                        error.contains("conv2d: dim") && error.contains("no cells"),
+                        "{error}"
+                    );
+                }
+                Ok(())
+            })
+            .unwrap();
+    }
+
     #[test]
     fn weights_that_do_not_fit_are_told() {
         let x = ShardTensor::solo(Tensor::<4>::ones([1, 4, 6, 6], &Default::default()));
