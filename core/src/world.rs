@@ -81,7 +81,7 @@ impl World {
         &self.comm
     }
 
-    /// What this rank has sent so far.
+    /// What this rank has sent so far: its own messages only, so that a job's total is the sum over its ranks.
     pub fn comm_stats(&self) -> CommStats {
         self.comm.counters().snapshot()
     }
