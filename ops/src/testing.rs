@@ -132,91 +132,121 @@ pub fn check_op<const D: usize, const E: usize>(
     dims: &[usize],
     tolerance: f64,
 ) {
+    let all = |shapes: &[[usize; D]], name: &str| -> Vec<Tensor<D>> {
+        let shapes = shapes.iter().enumerate();
+        shapes.map(|(i, shape)| random(*shape, name, i)).collect()
+    };
     // On a rank, because a Launcher comes before anything that uses a GPU.
     let expected = Launcher::local(1)
-        .collect(|_| Ok(on_one_device(operator, inputs, parameters)))
+        .collect(|_| {
+            let (inputs, parameters) = (all(inputs, "input"), all(parameters, "parameter"));
+            Ok(on_one_device(operator, &inputs, &parameters))
+        })
         .unwrap_or_else(|error| panic!("on one device: {error}"))
         .remove(0);
     for sharding in shardings(&inputs[0], dims, 4) {
         let results = Launcher::local(sharding.ranks())
             .collect(|world| {
                 let mesh = world.mesh_of(&sharding.axes)?;
-                let shard = |(i, shape): (usize, &[usize; D])| -> Result<ShardTensor<D>> {
-                    let whole = random(*shape, "input", i).inner();
-                    let layout = sharding.layout(&mesh, shape)?;
-                    Ok(ShardTensor::distribute_to(whole, &mesh, &layout)?.require_grad())
-                };
-                let inputs = inputs
-                    .iter()
-                    .enumerate()
-                    .map(shard)
-                    .collect::<Result<Vec<_>>>()?;
-                let parameters = random_all(parameters, "parameter");
-                let y = operator.apply(inputs.clone(), parameters.clone()).resolve();
-                let cotangent = random(y.dims(), "cotangent", 0).inner();
-                let cotangent = ShardTensor::distribute_to(cotangent, &mesh, y.layout())?;
-                let loss = (y.clone() * cotangent).sum();
-                let gradients = loss.backward();
-                let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
-                for input in &inputs {
-                    let gradient = input.grad(&gradients).expect("an input has a gradient");
-                    assert_eq!(gradient.layout(), input.layout(), "layout of a gradient");
-                    found.push(gradient.full_tensor(LocalGradient::Replicated).into_data());
-                }
-                for parameter in &parameters {
-                    let gradient = parameter
-                        .grad(&gradients)
-                        .expect("a parameter has a gradient");
-                    found.push(gradient.into_data());
-                }
-                Ok(found)
+                let (inputs, parameters) = (all(inputs, "input"), all(parameters, "parameter"));
+                on_mesh(operator, &inputs, &parameters, &mesh, &sharding)
             })
             .unwrap_or_else(|error| panic!("{sharding:?}: {error}"));
         for (rank, found) in results.iter().enumerate() {
-            assert_eq!(found.len(), expected.len());
-            for (which, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                let off = difference(found, expected);
-                assert!(
-                    off <= tolerance,
-                    "{sharding:?}, rank {rank}: result {which} (0 = value, then gradients) differs by {off:e} \
-                     of its largest magnitude"
-                );
-            }
+            compare(
+                found,
+                &expected,
+                tolerance,
+                &format!("{sharding:?}, rank {rank}"),
+            );
         }
     }
 }
 
-fn on_one_device<const D: usize, const E: usize>(
+/// An operator's value and the gradients of its inputs and parameters, on shards of tensors that all ranks hold alike.
+/// The cotangent is random, from a fixed seed.
+///
+/// # Errors
+/// Those of the operator's communication.
+///
+/// # Panics
+/// Panics if a gradient has another layout than its tensor.
+pub fn on_mesh<const D: usize, const E: usize>(
     operator: &impl Operator<D, E>,
-    inputs: &[[usize; D]],
-    parameters: &[[usize; D]],
+    inputs: &[Tensor<D>],
+    parameters: &[Tensor<D>],
+    mesh: &DeviceMesh,
+    sharding: &Sharding,
+) -> Result<Vec<TensorData>> {
+    let shard = |whole: &Tensor<D>| -> Result<ShardTensor<D>> {
+        let layout = sharding.layout(mesh, &whole.dims())?;
+        let shard = ShardTensor::distribute_to(whole.clone().inner(), mesh, &layout)?;
+        Ok(shard.require_grad())
+    };
+    let inputs: Vec<_> = inputs.iter().map(shard).collect::<Result<_>>()?;
+    let parameters = leaves(parameters);
+    let y = operator.apply(inputs.clone(), parameters.clone()).resolve();
+    let cotangent = random(y.dims(), "cotangent", 0).inner();
+    let cotangent = cotangent.cast(y.local().dtype());
+    let cotangent = ShardTensor::distribute_to(cotangent, mesh, y.layout())?;
+    let loss = (y.clone() * cotangent).sum();
+    let gradients = loss.backward();
+    let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
+    for input in &inputs {
+        let gradient = input.grad(&gradients).expect("an input has a gradient");
+        assert_eq!(gradient.layout(), input.layout(), "layout of a gradient");
+        found.push(gradient.full_tensor(LocalGradient::Replicated).into_data());
+    }
+    for parameter in &parameters {
+        let gradient = parameter.grad(&gradients);
+        found.push(gradient.expect("a parameter has a gradient").into_data());
+    }
+    Ok(found)
+}
+
+/// What [`on_mesh`] is to give: the same on one device.
+pub fn on_one_device<const D: usize, const E: usize>(
+    operator: &impl Operator<D, E>,
+    inputs: &[Tensor<D>],
+    parameters: &[Tensor<D>],
 ) -> Vec<TensorData> {
-    let inputs = random_all(inputs, "input");
-    let parameters = random_all(parameters, "parameter");
+    let (inputs, parameters) = (leaves(inputs), leaves(parameters));
     let y = operator.apply(inputs.clone(), parameters.clone());
     let y = <Tensor<D> as Field<D>>::from_shard(y.into_shard());
-    let gradients = (y.clone() * random(y.dims(), "cotangent", 0).inner())
-        .sum()
-        .backward();
+    let cotangent = random(y.dims(), "cotangent", 0).inner().cast(y.dtype());
+    let gradients = (y.clone() * cotangent).sum().backward();
     let leaves = inputs.iter().chain(&parameters);
     let gradients = leaves.map(|leaf| {
-        leaf.grad(&gradients)
-            .expect("a leaf has a gradient")
-            .into_data()
+        let gradient = leaf.grad(&gradients);
+        gradient.expect("a leaf has a gradient").into_data()
     });
     std::iter::once(y.inner().into_data())
         .chain(gradients)
         .collect()
 }
 
-fn random_all<const D: usize>(shapes: &[[usize; D]], name: &str) -> Vec<Tensor<D>> {
-    let tensors = shapes.iter().enumerate();
-    tensors
-        .map(|(i, shape)| random(*shape, name, i).require_grad())
-        .collect()
+/// Compares results of [`on_mesh`] with those of [`on_one_device`].
+///
+/// # Panics
+/// Panics with `place` where a value or gradient differs by more than `tolerance` times the largest magnitude.
+pub fn compare(found: &[TensorData], expected: &[TensorData], tolerance: f64, place: &str) {
+    assert_eq!(found.len(), expected.len());
+    for (which, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let off = difference(found, expected);
+        assert!(
+            off <= tolerance,
+            "{place}: result {which} (0 = value, then gradients) differs by {off:e} of its largest magnitude"
+        );
+    }
 }
 
-pub(crate) fn random<const D: usize>(shape: [usize; D], name: &str, index: usize) -> Tensor<D> {
+fn leaves<const D: usize>(tensors: &[Tensor<D>]) -> Vec<Tensor<D>> {
+    let leaf = |tensor: &Tensor<D>| tensor.clone().autodiff().detach().require_grad();
+    tensors.iter().map(leaf).collect()
+}
+
+/// Normal random values of a fixed seed, which depend on the name and the index.
+pub fn random<const D: usize>(shape: [usize; D], name: &str, index: usize) -> Tensor<D> {
     let normal = Distribution::Normal {
         mean: 0.0,
         std: 1.0,
