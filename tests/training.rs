@@ -3,7 +3,6 @@
 use burn::nn::conv::{Conv1d, Conv1dConfig, Conv2dConfig};
 use burn::nn::pool::{AvgPool2dConfig, MaxPool2dConfig};
 use burn::nn::{Linear, LinearConfig, PaddingConfig1d, PaddingConfig2d};
-use burn::tensor::Tolerance;
 use halocline::core::Traffic;
 use halocline::models::UNetConfig;
 use halocline::prelude::*;
@@ -101,8 +100,7 @@ fn a_convolution_sends_the_halo_of_its_formula() {
     assert_eq!(total, rows * columns);
 }
 
-/// On one rank a sharded tensor gives the bits of the operator on a plain tensor: burn's own where burn's kernel runs,
-/// and what burn gives but for rounding where ours does.
+/// On one rank a sharded tensor gives the bits of burn's own operator, where burn's kernel runs.
 #[test]
 fn one_rank_gives_the_bits_of_one_device() {
     Launcher::local(1)
@@ -110,26 +108,13 @@ fn one_rank_gives_the_bits_of_one_device() {
             let mesh = world.mesh([("lat", 1)])?;
             let x = sample("x", SHAPE, &mesh, &[Shard(2)])?;
             let plain = x.local().clone();
-            let same = |found: ShardTensor<4>, expected: Tensor<4>| {
+            let same = |found: ShardTensor<4>, burns: Tensor<4>| {
                 found
-                    .into_parts()
-                    .0
+                    .local()
+                    .clone()
                     .into_data()
-                    .assert_eq(&expected.into_data(), true);
+                    .assert_eq(&burns.into_data(), true);
             };
-            for (stride, padding) in [
-                ([1, 1], PaddingConfig2d::Same),
-                ([2, 3], PaddingConfig2d::Explicit(1, 0, 2, 1)),
-            ] {
-                let config = Conv2dConfig::new([3, 4], [3, 5])
-                    .with_stride(stride)
-                    .with_padding(padding);
-                let conv = world.init(|device| config.init(device))?;
-                same(x.clone().apply(&conv), plain.clone().apply(&conv));
-                let ours = x.clone().apply(&conv).into_parts().0.into_data();
-                let burns = conv.forward(plain.clone()).into_data();
-                ours.assert_approx_eq::<f32>(&burns, Tolerance::rel_abs(1e-5, 1e-5));
-            }
             let pool = MaxPool2dConfig::new([3, 2])
                 .with_strides([2, 2])
                 .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
@@ -139,22 +124,78 @@ fn one_rank_gives_the_bits_of_one_device() {
             same(x.clone().apply(&pool), pool.forward(plain.clone()));
             let linear: Linear = world.init(|device| LinearConfig::new(18, 7).init(device))?;
             same(x.clone().apply(&linear), linear.forward(plain.clone()));
-            same(x.clone().gelu(), plain.clone().gelu());
+            same(x.clone().tanh(), plain.clone().tanh());
             same(
                 x.clone().mean_over(&[2, 3]).resolve(),
                 plain.clone().mean_dims(&[2, 3]),
             );
-            same(x.clone().max_over(&[3]).resolve(), plain.clone().max_dim(3));
+            same(x.max_over(&[3]).resolve(), plain.max_dim(3));
+            Ok(())
+        })
+        .unwrap();
+}
+
+/// Where our kernels run, on one rank a sharded tensor gives the bits of the same kernel on a plain tensor, and burn's
+/// values and gradients but for rounding.
+#[test]
+fn one_rank_gives_what_burns_kernels_give_but_for_rounding() {
+    fn check<const D: usize>(
+        x: &ShardTensor<D>,
+        on_shards: impl Fn(ShardTensor<D>) -> ShardTensor<D>,
+        on_one_device: impl Fn(Tensor<D>) -> Tensor<D>,
+        by_burn: impl Fn(Tensor<D>) -> Tensor<D>,
+    ) {
+        let leaf = |tensor: &Tensor<D>| tensor.clone().detach().require_grad();
+        let results = |x: Tensor<D>, y: Tensor<D>| {
+            let gradients = (y.clone() * y.clone().detach().cos()).sum().backward();
+            let gradient = x.grad(&gradients).expect("a gradient");
+            [y.inner(), gradient].map(Tensor::into_data)
+        };
+        let shards = x.clone().detach().require_grad();
+        let sharded = results(
+            shards.local().clone(),
+            on_shards(shards.clone()).into_parts().0,
+        );
+        let plain = leaf(x.local());
+        let ours = results(plain.clone(), on_one_device(plain));
+        let plain = leaf(x.local());
+        let burns = results(plain.clone(), by_burn(plain));
+        for ((sharded, ours), burns) in sharded.iter().zip(&ours).zip(&burns) {
+            sharded.assert_eq(ours, true);
+            let off = halocline::ops::testing::difference(sharded, burns);
+            assert!(off < 1e-5, "off by {off:e}");
+        }
+    }
+    Launcher::local(1)
+        .run(|world| {
+            let mesh = world.mesh([("lat", 1)])?;
+            let x = sample("x", SHAPE, &mesh, &[Shard(2)])?;
+            for (stride, padding) in [
+                ([1, 1], PaddingConfig2d::Same),
+                ([2, 3], PaddingConfig2d::Explicit(1, 0, 2, 1)),
+            ] {
+                let config = Conv2dConfig::new([3, 4], [3, 5])
+                    .with_stride(stride)
+                    .with_padding(padding);
+                let conv = world.init(|device| config.init(device))?;
+                check(
+                    &x,
+                    |x| x.apply(&conv),
+                    |x| x.apply(&conv),
+                    |x| conv.forward(x),
+                );
+            }
             let lines = sample("lines", [2, 3, 20], &mesh, &[Shard(2)])?;
             let config = Conv1dConfig::new(3, 2, 4).with_padding(PaddingConfig1d::Same);
             let conv: Conv1d = world.init(|device| config.init(device))?;
-            let expected = lines.local().clone().apply(&conv);
-            lines
-                .apply(&conv)
-                .into_parts()
-                .0
-                .into_data()
-                .assert_eq(&expected.into_data(), true);
+            check(
+                &lines,
+                |x| x.apply(&conv),
+                |x| x.apply(&conv),
+                |x| conv.forward(x),
+            );
+            let burns = burn::tensor::activation::gelu;
+            check(&x, Field::gelu, Field::gelu, burns);
             Ok(())
         })
         .unwrap();
