@@ -133,6 +133,19 @@ fn a_model_without_world_init_is_refused_before_the_first_step() {
 }
 
 #[test]
+fn a_parameter_that_differs_is_found_by_the_first_operator_with_checks_on() {
+    let run = Launcher::local(2).check(true).run(|world| {
+        let mesh = world.mesh([("lat", 2)])?;
+        loss(&mesh, &conv(world.device()), 0, 9).map(|_| ())
+    });
+    let error = run.unwrap_err().to_string();
+    assert!(
+        error.contains("conv2d: rank 1 holds another tensor ([1, 1, 3, 3] of F32)"),
+        "{error}"
+    );
+}
+
+#[test]
 fn replicas_that_drifted_apart_are_not_saved() {
     let folder = tempfile::tempdir().unwrap();
     let run = Launcher::local(3).check(false).run(|world| {

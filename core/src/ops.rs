@@ -12,6 +12,7 @@ use crate::comm::{Communicator, Operation, Traffic, collectives};
 use crate::mesh::DeviceMesh;
 pub use crate::node::{BackwardPass, Operator, apply, from_dispatch, to_dispatch};
 use crate::plan::ExchangePlan;
+use crate::tensor::require_replicas;
 
 /// Moves boxes between the ranks of a mesh and assembles what this rank needs.
 ///
@@ -48,7 +49,8 @@ pub fn all_reduce_sum<const D: usize>(
     reduce(tensor, mesh, axes, operation, Pass::Forward)
 }
 
-/// Passes a replicated operand on to work that differs by rank along some axes of a mesh.
+/// Passes a replicated operand on to work that differs by rank along some axes of a mesh. With checks on
+/// ([`Settings::check`](crate::Settings::check)) these ranks compare a hash of it.
 ///
 /// # Adjoint
 /// The sum of the ranks' gradients, so that the operand's gradient is complete.
@@ -58,6 +60,8 @@ pub fn fan_out<const D: usize>(
     axes: &[usize],
     operator: &'static str,
 ) -> Tensor<D> {
+    let group = mesh.ranks_along(axes);
+    require_replicas(operator, mesh.comm(), &group, &tensor).unwrap_or_else(|error| error.raise());
     let operation = Operation::new(operator, Traffic::Reduce, None);
     reduce(tensor, mesh, axes, operation, Pass::Backward)
 }

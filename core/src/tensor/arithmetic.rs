@@ -149,7 +149,8 @@ impl<const D: usize> ShardTensor<D> {
         operator: &'static str,
         tensor: Tensor<E>,
     ) -> ShardTensor<E> {
-        require_replicas(operator, &self.mesh, &tensor).unwrap_or_else(|error| error.raise());
+        let (comm, ranks) = (self.mesh.comm(), self.mesh.shape().ranks());
+        require_replicas(operator, comm, ranks, &tensor).unwrap_or_else(|error| error.raise());
         let layout = Layout::replicated(self.layout.mesh(), &tensor.dims());
         ShardTensor::from_parts(tensor, layout, self.mesh.clone())
     }

@@ -114,7 +114,7 @@ impl<const D: usize> ShardTensor<D> {
         mesh: &DeviceMesh,
         placements: &[Placement],
     ) -> Result<Self> {
-        require_replicas("distribute", mesh, &tensor)?;
+        require_replicas("distribute", mesh.comm(), mesh.shape().ranks(), &tensor)?;
         let layout = Layout::new(mesh.shape(), &tensor.dims(), placements)?;
         Self::keep_box(tensor, mesh, &layout)
     }
@@ -124,7 +124,7 @@ impl<const D: usize> ShardTensor<D> {
     /// # Errors
     /// A layout of another shape, or one with partial values; with checks on, a rank that holds another tensor.
     pub fn distribute_to(tensor: Tensor<D>, mesh: &DeviceMesh, layout: &Layout) -> Result<Self> {
-        require_replicas("distribute", mesh, &tensor)?;
+        require_replicas("distribute", mesh.comm(), mesh.shape().ranks(), &tensor)?;
         Self::keep_box(tensor, mesh, layout)
     }
 

@@ -15,7 +15,7 @@ use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, Device, Float, Gradients, Int, Tensor};
 use foldhash::fast::FixedState;
 
-use crate::comm::{Operation, Traffic, collectives};
+use crate::comm::{Communicator, Operation, Traffic, collectives};
 use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate};
 use crate::mesh::{DeviceMesh, MeshShape};
 use crate::{Error, Result};
@@ -302,13 +302,13 @@ impl<const D: usize> ShardTensor<D, Bool> {
     }
 }
 
-/// An error if ranks of a mesh do not hold the same tensor, bit for bit; compared only with checks on.
+/// An error if some ranks do not hold the same tensor, bit for bit; compared only with checks on.
 pub(crate) fn require_replicas<const D: usize>(
     operator: &'static str,
-    mesh: &DeviceMesh,
+    comm: &Arc<dyn Communicator>,
+    ranks: &[usize],
     tensor: &Tensor<D>,
 ) -> Result<()> {
-    let (comm, ranks) = (mesh.comm(), mesh.shape().ranks());
     if !comm.settings().check || ranks.len() == 1 {
         return Ok(());
     }

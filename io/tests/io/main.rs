@@ -3,11 +3,11 @@
 mod alike;
 mod cf;
 mod checkpoint;
+mod data_page;
 mod dataset;
 mod field_file;
 mod field_writer;
 mod loader;
-mod data_page;
 mod statistics;
 
 use std::path::{Path, PathBuf};
