@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::{Common, PLACEMENTS, VARIABLES, plots, square_mesh, train};
 
 #[derive(Args)]
+#[group(id = "forecast")]
 pub(crate) struct Options {
     /// The longest lead time, in steps of the data.
     #[arg(long, default_value_t = 16)]

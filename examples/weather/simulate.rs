@@ -9,6 +9,7 @@ use halocline::prelude::*;
 use crate::{Common, VARIABLES};
 
 #[derive(Args)]
+#[group(id = "simulate")]
 pub(crate) struct Options {
     /// Rows of the grid, from pole to pole.
     #[arg(long, default_value_t = 32)]

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Common, PLACEMENTS, VARIABLES, square_mesh};
 
 #[derive(Args)]
+#[group(id = "train")]
 pub(crate) struct Options {
     /// Passes over the samples, in all; the learning rate falls over all of them.
     #[arg(long, default_value_t = 8)]
