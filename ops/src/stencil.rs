@@ -210,6 +210,9 @@ impl Stencil {
     /// Runs the operator. The kernel computes a box of outputs, given by its global indices, from the cells that its
     /// windows reach; on a rank without outputs it gets one window of fill, and what it gives is dropped.
     ///
+    /// Parameters that the kernel captures must come from [`parameter`](Self::parameter): of others each rank finds its own
+    /// part of the gradient only, and that is not noticed.
+    ///
     /// An output may depend on the cells of its window only: for results without autodiff, while large boxes travel between
     /// processes, the kernel computes all outputs with anything in the place of these boxes, and then again those that
     /// depend on them.
