@@ -6,8 +6,8 @@
 //! added in the order of ranks, as it is without buckets: the bits are the same, but for a parameter that is used in
 //! several ways, whose uses may be added in another order.
 
-use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,51 +24,86 @@ use crate::{Error, Result};
 const FULL: usize = 4 << 20;
 /// At most so many buckets travel at a time.
 const TRAVELLING: usize = 4;
-/// So many uses of parameters are remembered at most.
+/// So many uses of parameters are remembered at most, for each group of ranks.
 const MOST_USES: usize = 1 << 14;
 
 /// The key of the next use of a parameter.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// Parameters whose gradient may be put into a bucket: what it must be given back to. They keep abandoned graphs
-    /// alive, so they are forgotten at the end of every pass, and after many uses: a gradient whose parameter is
-    /// forgotten, on all ranks alike, is summed by itself.
-    static LEAVES: RefCell<HashMap<u64, DispatchTensor>> = RefCell::default();
-    /// Uses since parameters were forgotten. How many are remembered would differ between ranks, which drop graphs when
-    /// they like.
-    static USES: Cell<usize> = const { Cell::new(0) };
+    /// Uses of parameters, by the group of ranks that sums their gradients.
+    static LEAVES: RefCell<HashMap<Arc<[usize]>, Leaves>> = RefCell::default();
     /// The buckets of the backward pass that this rank is in.
     static BUCKETS: RefCell<Option<Buckets>> = const { RefCell::new(None) };
 }
 
 /// A use of a parameter in a graph.
 #[derive(Debug)]
-pub(crate) struct Leaf(u64);
+pub(crate) struct Leaf {
+    key: u64,
+    group: Arc<[usize]>,
+}
+
+/// Uses of parameters that one group of ranks has alike.
+///
+/// They keep abandoned graphs alive, so they are forgotten at the end of a pass, and after many uses: a gradient whose
+/// parameter is forgotten is summed by itself. All ranks of the group must forget together, so a pass forgets the groups
+/// whose ranks are all in it: others go on with what they have.
+#[derive(Default)]
+struct Leaves {
+    /// Parameters whose gradient may be put into a bucket: what it must be given back to.
+    tensors: HashMap<u64, DispatchTensor>,
+    /// Uses since parameters were forgotten. How many are remembered would differ between ranks, which drop graphs when
+    /// they like.
+    uses: usize,
+}
 
 impl Leaf {
-    /// The parameter `tensor`; `None` if it is not one, but was computed.
-    pub(crate) fn of<const D: usize>(tensor: &Tensor<D>) -> Option<Arc<Self>> {
+    /// The parameter `tensor`, whose gradients a group sums; `None` if it is not one, but was computed.
+    pub(crate) fn of<const D: usize>(
+        tensor: &Tensor<D>,
+        group: &Arc<[usize]>,
+    ) -> Option<Arc<Self>> {
         if !tensor.is_require_grad() {
             return None;
         }
         let key = NEXT.fetch_add(1, Ordering::Relaxed);
-        LEAVES.with_borrow_mut(|leaves| {
-            if USES.replace(USES.get() + 1) == MOST_USES {
-                USES.set(1);
-                leaves.clear();
-            }
-            leaves.insert(key, tensor.clone().into_dispatch());
+        let forgotten = LEAVES.with_borrow_mut(|leaves| {
+            let leaves = leaves.entry(group.clone()).or_default();
+            let full = leaves.uses == MOST_USES;
+            let forgotten = full.then(|| std::mem::take(leaves));
+            leaves.uses += 1;
+            leaves.tensors.insert(key, tensor.clone().into_dispatch());
+            forgotten
         });
-        Some(Arc::new(Self(key)))
+        drop(forgotten);
+        let group = group.clone();
+        Some(Arc::new(Self { key, group }))
     }
+
+    /// Takes the parameter, if it is not forgotten.
+    fn take(&self) -> Option<DispatchTensor> {
+        // At the end of a thread its leaves are gone before its graphs.
+        let leaf = LEAVES.try_with(|leaves| {
+            let mut leaves = leaves.borrow_mut();
+            leaves.get_mut(&self.group)?.tensors.remove(&self.key)
+        });
+        leaf.ok().flatten()
+    }
+}
+
+/// Forgets the parameters of some groups.
+fn forget(which: impl Fn(&Arc<[usize]>) -> bool) {
+    let forgotten: Vec<_> = LEAVES.with_borrow_mut(|leaves| {
+        let forgotten = leaves.extract_if(|group, _| which(group));
+        forgotten.collect()
+    });
+    drop(forgotten);
 }
 
 impl Drop for Leaf {
     fn drop(&mut self) {
-        // At the end of a thread its leaves are gone before its graphs.
-        let leaf = LEAVES.try_with(|leaves| leaves.borrow_mut().remove(&self.0));
-        drop(leaf);
+        drop(self.take());
     }
 }
 
@@ -87,6 +122,8 @@ type Owners = Vec<(DispatchTensor, Shape)>;
 
 #[derive(Debug, Default)]
 struct Buckets {
+    /// The groups that sum.
+    groups: HashSet<Arc<[usize]>>,
     open: Vec<Bucket>,
     travelling: VecDeque<(Owners, PendingSum)>,
     summed: Vec<(Owners, DispatchTensor)>,
@@ -97,34 +134,33 @@ pub(crate) fn put(reduce: &Reduce, gradient: DispatchTensor) -> Result<Option<Di
     let Some(leaf) = &reduce.leaf else {
         return Ok(Some(gradient));
     };
-    BUCKETS.with_borrow_mut(|buckets| {
-        let leaf = LEAVES.with_borrow_mut(|leaves| leaves.remove(&leaf.0));
-        match (buckets, leaf) {
-            (Some(buckets), Some(leaf)) => buckets.put(reduce, leaf, gradient).map(|()| None),
-            _ => Ok(Some(gradient)),
-        }
+    BUCKETS.with_borrow_mut(|buckets| match (buckets, leaf.take()) {
+        (Some(buckets), Some(leaf)) => buckets.put(reduce, leaf, gradient).map(|()| None),
+        _ => Ok(Some(gradient)),
     })
 }
 
-/// Runs a backward pass with buckets.
-pub(crate) fn collect(backward: impl FnOnce() -> Gradients) -> Gradients {
+/// Runs a backward pass of these ranks, with buckets; of one rank without: it sums nothing.
+pub(crate) fn collect(ranks: &[usize], backward: impl FnOnce() -> Gradients) -> Gradients {
     /// Leaves things as they were, also if the pass panics.
-    struct Restore(Option<Buckets>);
+    struct Restore<'a>(Option<Buckets>, &'a [usize]);
 
-    impl Drop for Restore {
+    impl Drop for Restore<'_> {
         fn drop(&mut self) {
             BUCKETS.set(self.0.take());
-            drop(LEAVES.take());
-            USES.set(0);
+            forget(|group| group.iter().all(|rank| self.1.contains(rank)));
         }
     }
 
     // A pass within a step of another one has buckets of its own.
-    let restore = Restore(BUCKETS.replace(Some(Buckets::default())));
+    let buckets = (ranks.len() > 1).then(Buckets::default);
+    let restore = Restore(BUCKETS.replace(buckets), ranks);
     let mut gradients = backward();
     let buckets = BUCKETS.take();
     drop(restore);
     if let Some(buckets) = buckets {
+        // What a group sums in a pass, all its ranks do, though each may be in a mesh of fewer.
+        forget(|group| buckets.groups.contains(group));
         let finished = buckets.finish(&mut gradients);
         finished.unwrap_or_else(|error: Error| error.raise());
     }
@@ -142,6 +178,7 @@ impl Buckets {
         let bytes = gradient.shape().num_elements() * dtype.size();
         let fits = |bucket: &Bucket| bucket.dtype == dtype && bucket.reduce.group == reduce.group;
         let index = self.open.iter().position(fits).unwrap_or_else(|| {
+            self.groups.insert(reduce.group.clone());
             self.open.push(Bucket {
                 reduce: reduce.clone(),
                 dtype,

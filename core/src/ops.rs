@@ -104,9 +104,9 @@ fn reduce<const D: usize>(
     let reduce = Reduce {
         operation,
         comm: mesh.comm().clone(),
-        group,
         pass,
-        leaf: buckets.then(|| Leaf::of(&tensor)).flatten(),
+        leaf: buckets.then(|| Leaf::of(&tensor, &group)).flatten(),
+        group,
     };
     Tensor::from_dispatch(apply(reduce, [tensor.into_dispatch()]))
 }

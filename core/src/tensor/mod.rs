@@ -269,7 +269,7 @@ impl<const D: usize> ShardTensor<D> {
             panic!("{error}");
         }
         let _span = crate::trace::span("backward");
-        crate::buckets::collect(|| self.local.backward())
+        crate::buckets::collect(self.mesh.shape().ranks(), || self.local.backward())
     }
 
     /// The same values, cut off from the autodiff graph.

@@ -1,0 +1,63 @@
+//! Gradients of parameters in buckets: which ranks sum which of them together.
+
+use burn::tensor::Tensor;
+use halocline_core::ops::fan_out;
+use halocline_core::{DeviceMesh, Launcher, Layout, Partial, ReduceOp, Result, ShardTensor, World};
+
+/// A parameter, equal on all ranks.
+fn parameter(world: &World, shape: [usize; 2]) -> Tensor<2> {
+    Tensor::ones(shape, world.device()).require_grad()
+}
+
+/// What this rank adds to a loss over a mesh: the sum of parameters, each times a factor.
+fn loss(mesh: &DeviceMesh, terms: &[(&Tensor<2>, f32)]) -> Result<ShardTensor<1>> {
+    let axes: Vec<usize> = (0..mesh.shape().sizes().len()).collect();
+    let term = |(parameter, factor): &(&Tensor<2>, f32)| {
+        (fan_out((*parameter).clone(), mesh, &axes, "term") * *factor).sum()
+    };
+    let sum = terms.iter().map(term).reduce(|lhs, rhs| lhs + rhs);
+    let partial = vec![Partial(ReduceOp::Sum); axes.len()];
+    let layout = Layout::new(mesh.shape(), &[1], &partial)?;
+    ShardTensor::from_local(sum.expect("a term"), &layout, mesh)
+}
+
+/// The gradient of a parameter of a loss, whose cells are all alike.
+fn gradient(loss: &ShardTensor<1>, parameter: &Tensor<2>) -> f32 {
+    let gradient = parameter.grad(&loss.backward()).expect("a gradient");
+    let cells = gradient.into_data().to_vec::<f32>().expect("floats");
+    assert!(cells.iter().all(|cell| *cell == cells[0]), "{cells:?}");
+    cells[0]
+}
+
+#[test]
+fn a_loss_of_one_rank_leaves_the_buckets_of_all() {
+    let gradients = Launcher::local(2).collect(|world| {
+        let mesh = world.mesh([("lat", 2)])?;
+        let weight = parameter(&world, [3, 4]);
+        let shared = loss(&mesh, &[(&weight, 1.0 + world.rank() as f32)])?;
+        if world.is_root() {
+            let own = parameter(&world, [3, 4]);
+            let local = ShardTensor::solo((own.clone() * 5.0).sum());
+            assert_eq!(gradient(&local, &own), 5.0);
+        }
+        Ok(gradient(&shared, &weight))
+    });
+    assert_eq!(gradients.unwrap(), [3.0, 3.0]);
+}
+
+#[test]
+fn a_loss_of_a_submesh_leaves_the_buckets_of_others() {
+    let gradients = Launcher::local(4).collect(|world| {
+        let mesh = world.mesh([("data", 2), ("lat", 2)])?;
+        let rows = mesh.submesh(&["lat"])?;
+        let weight = parameter(&world, [3, 4]);
+        let shared = loss(&mesh, &[(&weight, 1.0 + world.rank() as f32)])?;
+        if mesh.coords()[0] == 0 {
+            let own = parameter(&world, [3, 4]);
+            let of_row = loss(&rows, &[(&own, 1.0 + world.rank() as f32)])?;
+            assert_eq!(gradient(&of_row, &own), 3.0);
+        }
+        Ok(gradient(&shared, &weight))
+    });
+    assert_eq!(gradients.unwrap(), [10.0; 4]);
+}
