@@ -241,6 +241,7 @@ impl Bucket {
         let flat = collectives::concatenated(flat.collect());
         let operation = Operation::new("gradients", Traffic::Reduce, None).backward();
         let operation = operation.of(flat.shape()[0], flat.dtype());
+        let operation = operation.of_parts(owners.iter().map(|(_, shape)| shape.clone()));
         let Reduce { comm, group, .. } = &self.reduce;
         collectives::agree(comm, group, &operation)?;
         let sum = start_sum(comm, group, &operation, flat)?;

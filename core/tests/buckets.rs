@@ -61,3 +61,24 @@ fn a_loss_of_a_submesh_leaves_the_buckets_of_others() {
     });
     assert_eq!(gradients.unwrap(), [10.0; 4]);
 }
+
+#[test]
+fn parameters_in_another_order_are_an_error() {
+    for check in [false, true] {
+        let result = Launcher::local(2).check(check).run(|world| {
+            let mesh = world.mesh([("lat", 2)])?;
+            let (wide, high) = (parameter(&world, [3, 4]), parameter(&world, [4, 3]));
+            let mut terms = [(&wide, 1.0), (&high, 10.0)];
+            if world.rank() == 1 {
+                terms.reverse();
+            }
+            loss(&mesh, &terms)?.backward();
+            Ok(())
+        });
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("ranks diverged"), "{error}");
+        for order in ["24 F32 of [[4, 3], [3, 4]]", "24 F32 of [[3, 4], [4, 3]]"] {
+            assert!(error.contains(order), "no {order:?} in {error}");
+        }
+    }
+}

@@ -69,6 +69,8 @@ pub struct Operation {
     layout: Option<Layout>,
     /// What is summed.
     elements: Option<(usize, DType)>,
+    /// The tensors that it is made of, if there are several.
+    parts: Option<Arc<[Shape]>>,
 }
 
 impl Operation {
@@ -80,6 +82,7 @@ impl Operation {
             traffic,
             layout: layout.cloned(),
             elements: None,
+            parts: None,
         }
     }
 
@@ -89,6 +92,15 @@ impl Operation {
         Self {
             elements: Some((elements, dtype)),
             ..self.clone()
+        }
+    }
+
+    /// The operation on tensors of these shapes, one after the other.
+    #[must_use]
+    pub(crate) fn of_parts(self, shapes: impl Iterator<Item = Shape>) -> Self {
+        Self {
+            parts: Some(shapes.collect()),
+            ..self
         }
     }
 
@@ -123,7 +135,13 @@ impl Operation {
     /// A number by which two ranks notice that they are in different operations.
     pub fn fingerprint(&self) -> u64 {
         // A short hash: each message has one.
-        let of = (self.name, self.backward, &self.layout, self.elements);
+        let of = (
+            self.name,
+            self.backward,
+            &self.layout,
+            self.elements,
+            &self.parts,
+        );
         FixedState::default().hash_one(of)
     }
 }
@@ -137,10 +155,14 @@ impl fmt::Display for Operation {
         if let Some(layout) = &self.layout {
             write!(f, " on {layout}")?;
         }
-        match self.elements {
-            Some((elements, dtype)) => write!(f, " of {elements} {dtype:?}"),
-            None => Ok(()),
+        if let Some((elements, dtype)) = self.elements {
+            write!(f, " of {elements} {dtype:?}")?;
         }
+        let Some(parts) = &self.parts else {
+            return Ok(());
+        };
+        let shapes: Vec<&[usize]> = parts.iter().map(|shape| &shape[..]).collect();
+        write!(f, " of {shapes:?}")
     }
 }
 
