@@ -1,5 +1,6 @@
 //! What reductions do with tensors of the CPU, in one pass and in memory that is used again.
 
+use std::mem::MaybeUninit;
 use std::ops::{AddAssign, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::{BackendTensor, DispatchKindConversion, DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{DType, Shape};
-use burn_std::Bytes;
+use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 
 use super::Payload;
 use super::wire::{Outgoing, bytes, here};
@@ -45,8 +46,12 @@ pub(super) fn cells(tensor: &DispatchTensor, elements: Range<usize>) -> &[u8] {
 }
 
 /// A tensor of the CPU that is put together from parts: some are computed here, others received into their place.
+///
+/// Parts are written and read at the same time, by several threads. So nothing refers to all of the memory until
+/// [`into_tensor`](Self::into_tensor): a [`Place`] is an address, and a [`Part`] shows its own bytes only.
 #[derive(Debug)]
 pub(super) struct Room {
+    /// Keeps the memory; not looked at before all parts are written.
     memory: Arc<Bytes>,
     start: NonNull<u8>,
     elements: usize,
@@ -94,6 +99,54 @@ impl Place {
     }
 }
 
+/// The bytes of a part that has been written, as memory of a tensor of its own.
+struct Part {
+    /// Keeps the memory.
+    _memory: Arc<Bytes>,
+    start: NonNull<u8>,
+    bytes: usize,
+    align: usize,
+    /// What is written to: other tensors share the part.
+    copy: Option<Block>,
+}
+
+impl AllocationController for Part {
+    fn alloc_align(&self) -> usize {
+        self.align
+    }
+
+    fn property(&self) -> AllocationProperty {
+        AllocationProperty::Other
+    }
+
+    unsafe fn memory_mut(
+        &mut self,
+        policy: AccessPolicy,
+    ) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+        if self.copy.is_none() {
+            if !policy.copy_allowed() {
+                return Err(AccessError::WouldCopy);
+            }
+            // SAFETY: as in `memory`.
+            let bytes = unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) };
+            self.copy = Some(Block::copy_of(bytes));
+        }
+        let copy = self.copy.as_mut().expect("it has been made");
+        // SAFETY: the caller writes initialised bytes only.
+        unsafe { copy.memory_mut(policy) }
+    }
+
+    fn memory(&self, policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
+        match &self.copy {
+            Some(copy) => copy.memory(policy),
+            // SAFETY: the part has been written, its memory is kept, and nobody writes to it any more.
+            None => {
+                Ok(unsafe { std::slice::from_raw_parts(self.start.cast().as_ptr(), self.bytes) })
+            }
+        }
+    }
+}
+
 impl Room {
     /// Room for so many elements.
     pub(super) fn new(elements: usize, dtype: DType) -> Self {
@@ -119,11 +172,27 @@ impl Room {
         }
     }
 
-    /// A part of it that has been written.
+    /// A part of it that has been written and will not be written again.
     pub(super) fn part(&self, elements: Range<usize>) -> DispatchTensor {
-        let layout = Layout::new(Shape::from([elements.len()]), vec![1], elements.start);
-        let part = FlexTensor::from_arc(self.memory.clone(), layout, self.dtype);
-        DispatchTensor::from_backend(BackendTensor::<Flex>::Float(part))
+        let place = self.place(elements);
+        let bytes = place.bytes;
+        let part = Part {
+            _memory: place._memory,
+            start: place.start,
+            bytes,
+            align: self.dtype.size(),
+            copy: None,
+        };
+        // SAFETY: the part has so many bytes, and they are initialised: those of a `Block` are before they are written.
+        self.tensor(unsafe { Bytes::from_controller(Box::new(part), bytes) }.into())
+    }
+
+    /// A tensor of this type that some memory is.
+    fn tensor(&self, memory: Arc<Bytes>) -> DispatchTensor {
+        let elements = memory.len() / self.dtype.size();
+        let layout = Layout::contiguous(Shape::from([elements]));
+        let tensor = FlexTensor::from_arc(memory, layout, self.dtype);
+        DispatchTensor::from_backend(BackendTensor::<Flex>::Float(tensor))
     }
 
     /// Writes the sum of summands, in their order, to a part: the bits that adding one after the other gives.
@@ -141,7 +210,7 @@ impl Room {
 
     /// All of it, when every part has been written.
     pub(super) fn into_tensor(self) -> DispatchTensor {
-        self.part(0..self.elements)
+        self.tensor(self.memory.clone())
     }
 }
 
@@ -211,5 +280,27 @@ mod tests {
         }
         let halves = Tensor::<1>::ones([3], (&device, DType::F16));
         assert!(!holds(&halves.into_dispatch()));
+    }
+
+    #[test]
+    fn parts_are_read_while_others_are_written() {
+        let room = Room::new(8, DType::F32);
+        let bytes = |value: f32, elements: usize| value.to_ne_bytes().repeat(elements);
+        room.place(0..3).write(&bytes(1.0, 3));
+        let part = room.part(0..3);
+        assert_eq!(of_cpu(&part).unwrap().bytes().len(), 3 * 4);
+        std::thread::scope(|scope| {
+            let (place, written) = (room.place(3..8), bytes(2.0, 5));
+            scope.spawn(move || place.write(&written));
+            assert_eq!(cells(&part, 0..3), bytes(1.0, 3));
+        });
+        // Whoever writes to a part gets a copy of it.
+        let of = |tensor| Tensor::<1>::from_dispatch(tensor);
+        let mut sole = of_cpu(&part).unwrap().clone();
+        drop(part);
+        sole.storage_mut::<f32>()[0] = 3.0;
+        assert_eq!(sole.storage::<f32>(), [3.0, 1.0, 1.0]);
+        let all = of(room.into_tensor()).into_data();
+        all.assert_eq(&[1.0_f32, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0].into(), true);
     }
 }

@@ -224,7 +224,8 @@ impl PendingSum {
             if !self.split {
                 break;
             }
-            let send = |_| payload(room.part(piece.clone()));
+            let part = room.part(piece);
+            let send = |_| payload(part.clone());
             let expected = |place| Expected::Place(room.place(self.piece(place, index)));
             let (comm, row, operation) = (&self.comm, self.row(), &self.operation);
             collected.push_back(start_all(comm, row, operation, send, expected)?);
