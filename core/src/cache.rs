@@ -4,11 +4,18 @@ use std::fmt;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex};
 
+use lru::LruCache;
+
 use crate::Result;
+
+/// Plans of one kind that are kept at most.
+const MOST_PLANS: usize = 1024;
 
 /// Plans by what they were made from, so that a training step plans nothing after its first run.
 ///
-/// A key is everything that a plan depends on: layouts and an operator's options, never a scalar argument.
+/// A key is everything that a plan depends on: layouts and an operator's options, never a scalar argument. Of very many
+/// plans of one kind, those that were used last are kept. Ranks need not forget the same ones: planning communicates
+/// nothing, and a plan that is made again is equal.
 #[derive(Default)]
 pub struct PlanCache {
     tables: Mutex<HashMap<TypeId, Box<dyn Any + Send>>>,
@@ -24,15 +31,20 @@ impl PlanCache {
         K: Hash + Eq + Send + 'static,
         V: Send + Sync + 'static,
     {
-        if let Some(plan) = self.table(|table: &mut HashMap<K, Arc<V>>| table.get(&key).cloned()) {
+        if let Some(plan) = self.table(|table: &mut LruCache<K, Arc<V>>| table.get(&key).cloned()) {
             return Ok(plan);
         }
         let plan = Arc::new(make(&key)?);
-        self.table(|table| table.insert(key, plan.clone()));
+        self.table(|table| {
+            table.put(key, plan.clone());
+            if table.len() > MOST_PLANS {
+                table.pop_lru();
+            }
+        });
         Ok(plan)
     }
 
-    fn table<K, V, T>(&self, use_table: impl FnOnce(&mut HashMap<K, Arc<V>>) -> T) -> T
+    fn table<K, V, T>(&self, use_table: impl FnOnce(&mut LruCache<K, Arc<V>>) -> T) -> T
     where
         K: Hash + Eq + Send + 'static,
         V: Send + Sync + 'static,
@@ -40,7 +52,7 @@ impl PlanCache {
         let mut tables = self.tables.lock().unwrap_or_else(|e| e.into_inner());
         let table = tables
             .entry(TypeId::of::<(K, V)>())
-            .or_insert_with(|| Box::new(HashMap::<K, Arc<V>>::new()));
+            .or_insert_with(|| Box::new(LruCache::<K, Arc<V>>::unbounded()));
         use_table(table.downcast_mut().expect("tables are kept by their type"))
     }
 }
@@ -67,5 +79,28 @@ mod tests {
             assert_eq!(*plan.unwrap(), key * 10);
         }
         assert_eq!(made, 2);
+    }
+
+    #[test]
+    fn plans_that_were_not_used_for_long_are_forgotten() {
+        let cache = PlanCache::default();
+        let made = std::cell::RefCell::new(Vec::new());
+        let ask = |key: usize| {
+            let plan = cache.get_or_make(key, |&key| {
+                made.borrow_mut().push(key);
+                Ok(key)
+            });
+            assert_eq!(*plan.unwrap(), key);
+        };
+        for key in 0..=MOST_PLANS {
+            ask(key);
+            // Used all the time.
+            ask(0);
+        }
+        made.borrow_mut().clear();
+        [0, 2, MOST_PLANS, 1].into_iter().for_each(ask);
+        assert_eq!(*made.borrow(), [1]);
+        let kept = cache.table(|table: &mut LruCache<usize, Arc<usize>>| table.len());
+        assert_eq!(kept, MOST_PLANS);
     }
 }

@@ -455,22 +455,32 @@ fn wait_for_ranks(hub: &Hub, ranks: usize, ends: &mpsc::Receiver<()>) {
     }
 }
 
-/// The mesh of one rank that is connected to no other: one per device and thread, which keeps its plans.
+/// Meshes of one rank that a thread keeps at most.
+const MOST_SOLO_MESHES: usize = 16;
+
+thread_local! {
+    /// Meshes of one rank, the one used last at the end.
+    static SOLO_MESHES: RefCell<Vec<DeviceMesh>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The mesh of one rank that is connected to no other: one per device and thread, which keeps its plans. Of many devices
+/// those that were used last.
 pub(crate) fn solo_mesh(device: &Device) -> DeviceMesh {
-    thread_local! {
-        static MESHES: RefCell<Vec<DeviceMesh>> = const { RefCell::new(Vec::new()) };
-    }
-    MESHES.with_borrow_mut(|meshes| {
+    SOLO_MESHES.with_borrow_mut(|meshes| {
         // Devices compare by hardware, whatever their autodiff setting.
-        let same = |mesh: &&DeviceMesh| {
+        let same = |mesh: &DeviceMesh| {
             mesh.device() == device && mesh.device().is_autodiff() == device.is_autodiff()
         };
-        if let Some(mesh) = meshes.iter().find(same) {
-            return mesh.clone();
+        if let Some(place) = meshes.iter().position(same) {
+            meshes[place..].rotate_left(1);
+        } else {
+            let comm = Arc::new(Hub::new(1).communicator(0, Settings::default()));
+            let mesh = DeviceMesh::new(MeshShape::solo(0), comm, device.clone());
+            if meshes.len() == MOST_SOLO_MESHES {
+                meshes.remove(0);
+            }
+            meshes.push(mesh.expect("rank 0 is in its own mesh"));
         }
-        let comm = Arc::new(Hub::new(1).communicator(0, Settings::default()));
-        let mesh = DeviceMesh::new(MeshShape::solo(0), comm, device.clone());
-        meshes.push(mesh.expect("rank 0 is in its own mesh"));
         meshes[meshes.len() - 1].clone()
     })
 }
@@ -491,6 +501,23 @@ mod tests {
         let error = result.unwrap_err().to_string();
         assert_eq!(error, "rank 1 failed: panicked: out of ocean");
         assert!(start.elapsed() < Duration::from_secs(5));
+    }
+
+    #[cfg(feature = "wgpu")]
+    #[test]
+    fn meshes_of_one_rank_are_kept_for_the_devices_used_last() {
+        use burn::tensor::DeviceKind;
+
+        let gpu = |index: usize| Device::wgpu(DeviceKind::DiscreteGpu(index));
+        let kept = || SOLO_MESHES.with_borrow(Vec::len);
+        let cpu = solo_mesh(&Device::flex());
+        for index in 0..2 * MOST_SOLO_MESHES {
+            solo_mesh(&gpu(index));
+            // Used all the time.
+            let same = solo_mesh(&Device::flex());
+            assert!(std::ptr::eq(same.cache(), cpu.cache()));
+        }
+        assert_eq!(kept(), MOST_SOLO_MESHES);
     }
 
     #[test]
