@@ -144,6 +144,17 @@ mod tcp {
         briefly(|set| connected(3, case, set), "1")
     }
 
+    /// Three streams of the process, eleven peers, and one to listen at.
+    #[test]
+    fn a_peer_takes_one_descriptor() {
+        let many = |case| briefly(|set| connected(12, case, set), "20");
+        many("descriptors 20:20").expect_success();
+        // The limit is raised as far as the system permits.
+        many("descriptors 8:20").expect_success();
+        let few = |case| briefly(|set| connected(12, case, set), "1");
+        few("descriptors 8:8").expect_failure(&["Too many open files", "ulimit -n"]);
+    }
+
     #[test]
     fn panics_and_errors_end_all_ranks() {
         ends(

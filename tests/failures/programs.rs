@@ -19,10 +19,14 @@ pub(crate) fn run(case: &str) {
     if moment == "start-up" && is_last_process() {
         fail(failure).expect("it does not come so far");
     }
+    if moment == "descriptors" {
+        limit(&format!("--nofile={failure}")).expect("the system permits it");
+    }
     let launcher = Launcher::from_env().ranks(RANKS);
     let result = match case {
         "order" => launcher.run(order),
         "leaving" => launcher.run(leaving),
+        _ if moment == "descriptors" => launcher.run(|world| world.barrier()),
         "disk" => launcher.run(disk),
         "interrupt" => launcher.run(interrupt),
         "supervised" => launcher.run(supervised),
@@ -143,17 +147,23 @@ fn order(world: World) -> Result<()> {
     }
 }
 
+/// Sets a limit of this process.
+fn limit(limit: &str) -> Result<()> {
+    let pid = std::process::id();
+    let limited = Command::new("prlimit")
+        .args([&format!("--pid={pid}"), limit])
+        .status()?;
+    assert!(limited.success());
+    Ok(())
+}
+
 /// Saves where files may have no more than a kilobyte.
 fn disk(world: World) -> Result<()> {
-    let pid = std::process::id();
     // Without the signal that comes with it, as where a disk is full.
     let signals =
         signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default());
     signals?;
-    let limit = Command::new("prlimit")
-        .args([format!("--pid={pid}"), "--fsize=1024".into()])
-        .status()?;
-    assert!(limit.success());
+    limit("--fsize=1024")?;
     let mut checkpoints = Checkpoints::open(&world, folder()?, &CheckpointConfig::new())?;
     let mesh = world.mesh([("lat", RANKS)])?;
     let mut snapshot = Snapshot::new(&world);

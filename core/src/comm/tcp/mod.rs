@@ -20,6 +20,8 @@ use crate::launch::GRACE;
 use crate::memory::Block;
 pub(crate) use rendezvous::Rendezvous;
 
+mod descriptors;
+mod greeting;
 mod rendezvous;
 #[cfg(test)]
 mod tests;
@@ -68,7 +70,7 @@ pub(crate) struct Tcp {
     /// To the threads that write, by rank; none to itself.
     writers: Vec<Option<Mutex<mpsc::Sender<Order>>>>,
     /// The connections, to be closed.
-    streams: Vec<TcpStream>,
+    streams: Vec<Arc<TcpStream>>,
     /// The rank's program has ended, well or not.
     ended: Arc<AtomicBool>,
 }
@@ -140,6 +142,7 @@ impl Tcp {
     /// # Errors
     /// Ranks that do not come, or that have other ideas of the job, within the timeout.
     pub(crate) fn start(rendezvous: &Rendezvous, settings: Settings) -> Result<Arc<Self>> {
+        descriptors::raise_limit();
         let streams = rendezvous.join(settings.timeout)?;
         let (rank, size) = (rendezvous.rank, streams.len());
         let hub = Hub::new(size);
@@ -155,15 +158,15 @@ impl Tcp {
             // A host that vanishes says nothing.
             let [after, every] = ALIVE;
             let keepalive = TcpKeepalive::new().with_time(after).with_interval(every);
-            SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+            SockRef::from(&*stream).set_tcp_keepalive(&keepalive)?;
             let thread =
                 |what: &str| std::thread::Builder::new().name(format!("{what} rank {peer}"));
             let (orders, ordered) = mpsc::channel();
-            let to = stream.try_clone()?;
-            thread("to").spawn(move || write_all(to, &ordered))?;
-            let (from, inbox, ended) = (stream.try_clone()?, hub.clone(), ended.clone());
+            let to = stream.clone();
+            thread("to").spawn(move || write_all(&to, &ordered))?;
+            let (from, inbox, ended) = (stream.clone(), hub.clone(), ended.clone());
             thread("from").spawn(move || {
-                let Err(cause) = read_all(from, &inbox, peer, rank) else {
+                let Err(cause) = read_all(&from, &inbox, peer, rank) else {
                     return inbox.finish(peer);
                 };
                 inbox.fail(peer, &cause);
@@ -224,7 +227,7 @@ fn order(orders: &Mutex<mpsc::Sender<Order>>, order: Order) {
     let _ = orders.send(order);
 }
 
-fn write_all(mut to: TcpStream, orders: &mpsc::Receiver<Order>) {
+fn write_all(mut to: &TcpStream, orders: &mpsc::Receiver<Order>) {
     while let Ok(order) = orders.recv() {
         let (frame, last) = match order {
             Order::Write(frame) => (frame, None),
@@ -241,7 +244,7 @@ fn write_all(mut to: TcpStream, orders: &mpsc::Receiver<Order>) {
 }
 
 /// Puts all messages of a peer into the mailbox, until its program ends; else why none come any more.
-fn read_all(from: TcpStream, hub: &Hub, peer: usize, rank: usize) -> Result<(), String> {
+fn read_all(from: &TcpStream, hub: &Hub, peer: usize, rank: usize) -> Result<(), String> {
     let mut from = std::io::BufReader::with_capacity(1 << 16, from);
     loop {
         let frame = read(&mut from, || hub.hear(peer));

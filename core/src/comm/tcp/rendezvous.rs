@@ -7,12 +7,11 @@
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::mpsc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hmac::{Hmac, Mac};
-use sha2::Sha256;
-
+use super::descriptors::explained;
+use super::greeting::{GREETING, Side};
 use crate::{Error, Result};
 
 /// Where the ranks of a job meet, and which of them this is.
@@ -27,23 +26,10 @@ pub(crate) struct Rendezvous {
     pub(crate) secret: Option<String>,
 }
 
-/// Says that a connection is one of ours, and of this version; in the byte order of the host.
-const MAGIC: u64 = 0x6861_6c6f_636c_0001;
 /// The longest greeting that is read.
 const LONGEST: usize = 1 << 20;
-/// How long a greeting may take.
-const GREETING: Duration = Duration::from_secs(5);
 /// How long a rank waits before it looks again.
-const AGAIN: Duration = Duration::from_millis(20);
-
-type Code = Hmac<Sha256>;
-
-/// Which side of a connection speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
-    Caller,
-    Listener,
-}
+pub(super) const AGAIN: Duration = Duration::from_millis(20);
 
 impl Rendezvous {
     /// The job that the environment describes.
@@ -110,7 +96,7 @@ impl Rendezvous {
     ///
     /// # Errors
     /// Ranks that do not come in time, or that disagree about the job.
-    pub(super) fn join(&self, timeout: Duration) -> Result<Vec<Option<TcpStream>>> {
+    pub(super) fn join(&self, timeout: Duration) -> Result<Vec<Option<Arc<TcpStream>>>> {
         let end = Instant::now() + timeout;
         let seconds = timeout.as_secs_f64();
         let addresses = self.addresses(end)?;
@@ -121,22 +107,25 @@ impl Rendezvous {
                  ranks, or MASTER_ADDR=localhost if all are on one host"
             )));
         }
-        let mut streams: Vec<Option<TcpStream>> = (0..self.size).map(|_| None).collect();
+        let mut streams: Vec<Option<Arc<TcpStream>>> = (0..self.size).map(|_| None).collect();
         if self.rank == 0 {
             let table = self.receive_all(address, &mut streams, end, seconds)?;
-            for stream in streams.iter_mut().flatten() {
+            for stream in streams.iter().flatten() {
                 send(stream, table.as_bytes())?;
             }
             return Ok(streams);
         }
-        let mut master = self.call(&addresses, end, seconds)?;
+        let master = self.call(&addresses, end, seconds)?;
         let host = master.peer_addr()?.ip();
-        let listener = self.listen(SocketAddr::new(master.local_addr()?.ip(), 0))?;
+        let near = SocketAddr::new(master.local_addr()?.ip(), 0);
+        let listener = self
+            .listen(near)
+            .map_err(|error| Error::Engine(format!("rank {}: {}", self.rank, explained(&error))))?;
         let port = listener.local_addr()?.port();
         let own = format!("{} {} {port}", self.rank, self.size);
-        send(&mut master, own.as_bytes())?;
+        send(&master, own.as_bytes())?;
         master.set_read_timeout(Some(left(end) + GREETING))?;
-        let table = receive(&mut master).map_err(|error| {
+        let table = receive(&master).map_err(|error| {
             Error::Engine(format!(
                 "rank {}: rank 0 left the rendezvous at {address} ({error})",
                 self.rank
@@ -155,13 +144,13 @@ impl Rendezvous {
                 // It is on rank 0's host, and came to it by an address that only that host knows.
                 address.set_ip(host);
             }
-            let mut stream = self.call(&[address], end, seconds)?;
-            send(&mut stream, self.rank.to_string().as_bytes())?;
+            let stream = self.call(&[address], end, seconds)?;
+            send(&stream, self.rank.to_string().as_bytes())?;
             stream.set_read_timeout(None)?;
             streams[peer] = Some(stream);
         }
-        self.accept(&listener, end, |mut stream| {
-            let rank = receive(&mut stream)?;
+        self.accept(&listener, end, |stream| {
+            let rank = receive(&stream)?;
             let rank = String::from_utf8_lossy(&rank).parse::<usize>().ok();
             let free = rank.filter(|&rank| rank > self.rank && rank < self.size);
             if let Some(rank) = free {
@@ -170,12 +159,10 @@ impl Rendezvous {
             }
             Ok(streams[self.rank + 1..].iter().all(Option::is_some))
         })
-        .map_err(|error| Error::Engine(format!("rank {}: {error}", self.rank)))?
-        .then_some(())
-        .ok_or_else(|| {
+        .map_err(|obstacle| {
             Error::Engine(format!(
                 "rank {}: not all ranks that share the rendezvous at {address} could connect within {seconds} s; \
-                 is there a firewall between their hosts?",
+                 is there a firewall between their hosts?{obstacle}",
                 self.rank
             ))
         })?;
@@ -226,20 +213,21 @@ impl Rendezvous {
     fn receive_all(
         &self,
         address: SocketAddr,
-        streams: &mut [Option<TcpStream>],
+        streams: &mut [Option<Arc<TcpStream>>],
         end: Instant,
         seconds: f64,
     ) -> Result<String> {
         let listener = self.listen(address).map_err(|error| {
             Error::Engine(format!(
-                "rank 0 cannot listen at {address} ({error}); is MASTER_ADDR a name of rank 0's host, and MASTER_PORT a \
-                 port that is free there?"
+                "rank 0 cannot listen at {address} ({}); is MASTER_ADDR a name of rank 0's host, and MASTER_PORT a \
+                 port that is free there?",
+                explained(&error)
             ))
         })?;
         let mut addresses = BTreeMap::from([(0, address.to_string())]);
         let mut refused = None;
-        let complete = self.accept(&listener, end, |mut stream| {
-            let greeting = receive(&mut stream)?;
+        let complete = self.accept(&listener, end, |stream| {
+            let greeting = receive(&stream)?;
             let greeting = String::from_utf8_lossy(&greeting).into_owned();
             let words: Vec<&str> = greeting.split(' ').collect();
             let [Ok(rank), Ok(size), Ok(port)] =
@@ -257,7 +245,7 @@ impl Rendezvous {
                 refused = Some(format!("two processes were told RANK={rank}"));
             }
             if let Some(cause) = &refused {
-                send(&mut stream, format!("{REFUSED}{cause}").as_bytes())?;
+                send(&stream, format!("{REFUSED}{cause}").as_bytes())?;
                 return Ok(true);
             }
             stream.set_read_timeout(None)?;
@@ -266,16 +254,15 @@ impl Rendezvous {
             streams[rank] = Some(stream);
             Ok(streams[1..].iter().all(Option::is_some))
         });
-        let complete = complete.map_err(|error| Error::Engine(format!("rank 0: {error}")))?;
         let missing: Vec<String> = (1..self.size)
             .filter(|&rank| streams[rank].is_none())
             .map(|rank| rank.to_string())
             .collect();
         let failure = refused.or_else(|| {
-            (!complete).then(|| {
+            complete.err().map(|obstacle| {
                 format!(
                     "nothing from rank {} at the rendezvous {address} within {seconds} s; was every process started with \
-                     the same MASTER_ADDR, MASTER_PORT and HALOCLINE_SECRET?",
+                     the same MASTER_ADDR, MASTER_PORT and HALOCLINE_SECRET?{obstacle}",
                     missing.join(", ")
                 )
             })
@@ -283,53 +270,15 @@ impl Rendezvous {
         let Some(cause) = failure else {
             return Ok(addresses.into_values().collect::<Vec<_>>().join("\n"));
         };
-        for stream in streams.iter_mut().flatten() {
+        for stream in streams.iter().flatten() {
             // Who does not hear it times out.
             let _ = send(stream, format!("{REFUSED}{cause}").as_bytes());
         }
         Err(Error::Engine(cause))
     }
 
-    /// Accepts connections of those who know the secret, until `take` says that all have come; whether they have in time.
-    fn accept(
-        &self,
-        listener: &TcpListener,
-        end: Instant,
-        mut take: impl FnMut(TcpStream) -> std::io::Result<bool>,
-    ) -> std::io::Result<bool> {
-        if self.rank + 1 == self.size {
-            return Ok(true);
-        }
-        listener.set_nonblocking(true)?;
-        let (greeted, known) = mpsc::channel();
-        while Instant::now() < end {
-            match listener.accept() {
-                Ok((stream, _)) => {
-                    stream.set_nonblocking(false)?;
-                    // In a thread of its own: a stranger who says nothing keeps nobody waiting.
-                    let (me, greeted) = (self.clone(), greeted.clone());
-                    std::thread::spawn(move || {
-                        if let Ok(stream) = me.greet(stream, Side::Listener) {
-                            let _ = greeted.send(stream);
-                        }
-                    });
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    // One that has gone meanwhile is no loss: the others are still to come.
-                    if let Ok(stream) = known.recv_timeout(AGAIN)
-                        && let Ok(true) = take(stream)
-                    {
-                        return Ok(true);
-                    }
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(false)
-    }
-
     /// Connects with one who knows the secret, at one of its addresses.
-    fn call(&self, addresses: &[SocketAddr], end: Instant, seconds: f64) -> Result<TcpStream> {
+    fn call(&self, addresses: &[SocketAddr], end: Instant, seconds: f64) -> Result<Arc<TcpStream>> {
         loop {
             let mut failure = String::new();
             for address in addresses {
@@ -339,7 +288,8 @@ impl Rendezvous {
                         // Where nobody listens a connection may meet itself.
                         return Err(ErrorKind::ConnectionRefused.into());
                     }
-                    self.greet(stream, Side::Caller)
+                    self.greet(&stream, Side::Caller, || true)?;
+                    Ok(Arc::new(stream))
                 });
                 match connected {
                     Ok(stream) => return Ok(stream),
@@ -347,7 +297,7 @@ impl Rendezvous {
                         let text = format!("rank {}: {address}: {error}", self.rank);
                         return Err(Error::Engine(text));
                     }
-                    Err(error) => failure = format!("{address}: {error}"),
+                    Err(error) => failure = format!("{address}: {}", explained(&error)),
                 }
             }
             if Instant::now() >= end {
@@ -360,97 +310,22 @@ impl Rendezvous {
             std::thread::sleep(AGAIN);
         }
     }
-
-    /// Proves to each other that both sides know the secret.
-    fn greet(&self, mut stream: TcpStream, side: Side) -> std::io::Result<TcpStream> {
-        let end = Instant::now() + GREETING;
-        stream.set_write_timeout(Some(GREETING))?;
-        let own = fresh()?;
-        stream.write_all(&MAGIC.to_ne_bytes())?;
-        stream.write_all(&own)?;
-        let (mut magic, mut theirs) = ([0; 8], [0; 16]);
-        read_by(&mut stream, &mut magic, end)?;
-        read_by(&mut stream, &mut theirs, end)?;
-        let denied = |cause| std::io::Error::new(ErrorKind::PermissionDenied, cause);
-        if magic != MAGIC.to_ne_bytes() {
-            return Err(denied(
-                "what answers is not of this version of Halocline, or of another architecture",
-            ));
-        }
-        let (caller, listener) = match side {
-            Side::Caller => (own, theirs),
-            Side::Listener => (theirs, own),
-        };
-        let code = |speaker: Side| {
-            let secret = self.secret.as_deref().unwrap_or("");
-            let mut code =
-                <Code as Mac>::new_from_slice(secret.as_bytes()).expect("a key of any length");
-            code.update(&[speaker as u8]);
-            code.update(&caller);
-            code.update(&listener);
-            code
-        };
-        let mut proof = [0; 32];
-        let wrong = || denied("it knows another HALOCLINE_SECRET");
-        // The caller first: who only listens tells a stranger nothing.
-        if side == Side::Caller {
-            stream.write_all(&code(Side::Caller).finalize().into_bytes())?;
-            match read_by(&mut stream, &mut proof, end) {
-                Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Err(wrong()),
-                read => read?,
-            }
-            code(Side::Listener)
-                .verify_slice(&proof)
-                .map_err(|_| wrong())?;
-        } else {
-            read_by(&mut stream, &mut proof, end)?;
-            code(Side::Caller)
-                .verify_slice(&proof)
-                .map_err(|_| wrong())?;
-            stream.write_all(&code(Side::Listener).finalize().into_bytes())?;
-        }
-        stream.set_read_timeout(Some(GREETING))?;
-        stream.set_write_timeout(None)?;
-        Ok(stream)
-    }
-}
-
-/// Reads all of a buffer before a moment, however slowly it comes.
-fn read_by(stream: &mut TcpStream, mut to: &mut [u8], end: Instant) -> std::io::Result<()> {
-    while !to.is_empty() {
-        if Instant::now() >= end {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(left(end)))?;
-        match stream.read(to)? {
-            0 => return Err(ErrorKind::UnexpectedEof.into()),
-            read => to = &mut to[read..],
-        }
-    }
-    Ok(())
 }
 
 /// What a table begins with that is none.
 const REFUSED: &str = "refused: ";
 
 /// The time until `end`, which is not zero: that would mean no limit.
-fn left(end: Instant) -> Duration {
+pub(super) fn left(end: Instant) -> Duration {
     end.saturating_duration_since(Instant::now()).max(AGAIN)
 }
 
-/// A random number that nobody can guess.
-fn fresh() -> std::io::Result<[u8; 16]> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| std::io::Error::other(error.to_string()))?;
-    Ok(bytes)
-}
-
-fn send(stream: &mut TcpStream, bytes: &[u8]) -> std::io::Result<()> {
+fn send(mut stream: &TcpStream, bytes: &[u8]) -> std::io::Result<()> {
     stream.write_all(&(bytes.len() as u64).to_ne_bytes())?;
     stream.write_all(bytes)
 }
 
-fn receive(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+fn receive(mut stream: &TcpStream) -> std::io::Result<Vec<u8>> {
     let mut length = [0; 8];
     stream.read_exact(&mut length)?;
     let length = u64::from_ne_bytes(length) as usize;

@@ -1,6 +1,7 @@
 use std::net::TcpListener;
 use std::time::Instant;
 
+use super::greeting::GREETINGS;
 use super::*;
 use crate::comm::{Expected, Operation, Traffic};
 
@@ -113,6 +114,100 @@ fn a_stranger_neither_joins_nor_disturbs() {
         refused.contains("another HALOCLINE_SECRET") || refused.contains("no rendezvous"),
         "{refused}"
     );
+}
+
+/// Connections of strangers who say nothing, to where rank 0 listens, or will.
+fn strangers(rank: &Rendezvous, number: usize) -> Vec<TcpStream> {
+    let connect = || TcpStream::connect((rank.host.as_str(), rank.port));
+    let again = |_| std::thread::sleep(Duration::from_millis(10));
+    let connected = || loop {
+        if let Ok(stream) = connect().map_err(again) {
+            return stream;
+        }
+    };
+    (0..number).map(|_| connected()).collect()
+}
+
+/// Whether the other side has ended a connection within two seconds.
+fn is_ended(mut stream: &TcpStream) -> bool {
+    let limit = Some(Duration::from_secs(2));
+    stream.set_read_timeout(limit).unwrap();
+    let end = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
+    // What it says first, and the end.
+    let mut greeting = [0; 64];
+    loop {
+        match stream.read(&mut greeting) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return end(&error),
+        }
+    }
+}
+
+#[test]
+fn silent_strangers_make_room_for_those_who_come_later() {
+    let ranks = job(2);
+    std::thread::scope(|scope| {
+        let [first, second] = [&ranks[..1], &ranks[1..]].map(<[_]>::to_vec);
+        let meet = |ranks| run(ranks, 20.0, |comm| exchange(&comm, "x", 7).map(|_| comm));
+        let waiting = scope.spawn(move || meet(first));
+        let silent = strangers(&ranks[0], GREETINGS + 10);
+        assert!(silent[..5].iter().all(is_ended));
+        let mut met = meet(second);
+        met.extend(waiting.join().unwrap());
+        for comm in met {
+            assert_eq!(comm.unwrap().size(), 2);
+        }
+    });
+}
+
+/// The variable that says where rank 0 of a job with few descriptors listens.
+#[cfg(unix)]
+const PORT: &str = "HALOCLINE_TEST_PORT";
+
+/// Rank 0 of a job whose system gives it few descriptors. Does nothing when it is run as a test.
+#[cfg(unix)]
+#[test]
+fn rank_0_of_few_descriptors() {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+
+    let Ok(port) = std::env::var(PORT) else {
+        return;
+    };
+    let limit = Some(32);
+    let limit = Rlimit {
+        current: limit,
+        maximum: limit,
+    };
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let mut ranks = job(2);
+    ranks.truncate(1);
+    ranks[0].port = port.parse().unwrap();
+    let met = run(ranks, 20.0, |comm| {
+        exchange(&comm, "x", 7)?;
+        comm.shut_down()
+    });
+    met.into_iter().for_each(Result::unwrap);
+}
+
+#[cfg(unix)]
+#[test]
+fn strangers_that_take_all_descriptors_do_not_end_the_rendezvous() {
+    let ranks = job(2);
+    let mut first = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "comm::tcp::tests::rank_0_of_few_descriptors"])
+        .env(PORT, ranks[0].port.to_string())
+        .spawn()
+        .unwrap();
+    let silent = strangers(&ranks[0], 100);
+    let met = run(ranks[1..].to_vec(), 20.0, |comm| {
+        exchange(&comm, "x", 7)?;
+        comm.shut_down()
+    });
+    drop(silent);
+    let ended = first.wait().unwrap();
+    met.into_iter().for_each(Result::unwrap);
+    assert!(ended.success(), "{ended}");
 }
 
 #[test]
