@@ -1,13 +1,9 @@
 //! Starting a program on ranks.
 
-use std::any::Any;
 use std::cell::RefCell;
-use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::tensor::Device;
 
@@ -19,6 +15,9 @@ use crate::comm::{Communicator, Overlap, Settings};
 use crate::mesh::{DeviceMesh, MeshShape};
 use crate::world::World;
 use crate::{Error, Result, trace};
+use ranks::{run_process, run_threads};
+
+mod ranks;
 
 /// How long ranks may go on after another one has failed, before the process is ended.
 pub(crate) const GRACE: Duration = Duration::from_secs(3);
@@ -289,34 +288,6 @@ impl Launcher {
     }
 }
 
-/// Runs the program of a rank that is a process of a job.
-fn run_process<T>(
-    comm: Arc<dyn Communicator>,
-    device: impl Fn() -> Result<Device>,
-    world: impl Fn(Arc<dyn Communicator>, &Device) -> World,
-    program: impl Fn(World) -> Result<T>,
-    shut_down: impl Fn() -> Result<()>,
-) -> Result<Vec<T>> {
-    let run = || {
-        let device = device()?;
-        program(world(between_gpus(comm.clone(), &device)?, &device))
-    };
-    match attempt(run) {
-        Ok(value) => {
-            shut_down().inspect_err(|error| comm.fail(&error.to_string()))?;
-            Ok(vec![value])
-        }
-        Err(failure) => {
-            let cause = failure.to_string();
-            comm.fail(&cause);
-            Err(Error::Rank {
-                rank: comm.rank(),
-                cause,
-            })
-        }
-    }
-}
-
 /// The engine for a device: with NCCL on top where cells are to travel between GPUs.
 fn between_gpus(comm: Arc<dyn Communicator>, device: &Device) -> Result<Arc<dyn Communicator>> {
     #[cfg(feature = "cuda")]
@@ -345,114 +316,6 @@ pub(crate) fn started_tasks(get: impl Fn(&str) -> Option<String>) -> usize {
     let names = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
     let tasks = names.into_iter().find_map(get);
     tasks.and_then(|tasks| tasks.parse().ok()).unwrap_or(1)
-}
-
-/// Why a rank's program ended early.
-enum Failure {
-    Error(Error),
-    Panic(String),
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Error(error) => error.fmt(f),
-            Self::Panic(message) => write!(f, "panicked: {message}"),
-        }
-    }
-}
-
-fn attempt<T>(program: impl FnOnce() -> Result<T>) -> Result<T, Failure> {
-    match catch_unwind(AssertUnwindSafe(program)) {
-        Ok(result) => result.map_err(Failure::Error),
-        Err(payload) => Err(match payload.downcast::<Error>() {
-            Ok(error) => Failure::Error(*error),
-            Err(payload) => Failure::Panic(message_of(&*payload)),
-        }),
-    }
-}
-
-fn message_of(payload: &(dyn Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| payload.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "with a payload that is not a message".into())
-}
-
-fn run_threads<T: Send>(
-    ranks: usize,
-    settings: Settings,
-    world: impl Fn(Arc<dyn Communicator>) -> World,
-    program: impl Fn(World) -> Result<T> + Send + Sync,
-) -> Result<Vec<T>> {
-    let hub = Hub::new(ranks);
-    let (ended, ends) = mpsc::channel();
-    let results = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..ranks)
-            .map(|rank| {
-                let world = world(Arc::new(hub.communicator(rank, settings)));
-                let (hub, ended, program) = (&hub, &ended, &program);
-                let end = ended.clone();
-                let body = move || {
-                    let result = attempt(|| program(world));
-                    match &result {
-                        Ok(_) => hub.finish(rank),
-                        Err(failure) => hub.fail(rank, &failure.to_string()),
-                    }
-                    let _ = end.send(());
-                    result
-                };
-                let thread = std::thread::Builder::new().name(format!("rank {rank}"));
-                thread.spawn_scoped(scope, body).inspect_err(|error| {
-                    hub.fail(rank, &format!("its thread cannot be started: {error}"));
-                    let _ = ended.send(());
-                })
-            })
-            .collect();
-        wait_for_ranks(&hub, ranks, &ends);
-        threads
-            .into_iter()
-            .map(|thread| {
-                let joined = thread.map_err(|e| Failure::Error(e.into()))?.join();
-                joined.unwrap_or_else(|payload| Err(Failure::Panic(message_of(&*payload))))
-            })
-            .collect::<Vec<Result<T, Failure>>>()
-    });
-    if let Some((rank, cause)) = hub.failure() {
-        return Err(Error::Rank { rank, cause });
-    }
-    let ranks = results.into_iter().enumerate();
-    ranks
-        .map(|(rank, result)| {
-            result.map_err(|failure| Error::Rank {
-                rank,
-                cause: failure.to_string(),
-            })
-        })
-        .collect()
-}
-
-/// Waits until all ranks have ended. Threads cannot be stopped from outside, so ranks that go on for too long after a
-/// failure are ended with the process.
-fn wait_for_ranks(hub: &Hub, ranks: usize, ends: &mpsc::Receiver<()>) {
-    let mut failed_at = None;
-    let mut running = ranks;
-    while running > 0 {
-        match ends.recv_timeout(Duration::from_millis(200)) {
-            Ok(()) => running -= 1,
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
-            Err(mpsc::RecvTimeoutError::Disconnected) => return,
-        }
-        if let Some((rank, cause)) = hub.failure() {
-            let since = *failed_at.get_or_insert_with(Instant::now);
-            if running > 0 && since.elapsed() > GRACE {
-                eprintln!(
-                    "halocline: rank {rank} failed: {cause}\n\
-                     halocline: {running} rank(s) did not stop within {GRACE:?}; ending the process"
-                );
-                std::process::exit(1);
-            }
-        }
-    }
 }
 
 /// Meshes of one rank that a thread keeps at most.
@@ -487,6 +350,8 @@ pub(crate) fn solo_mesh(device: &Device) -> DeviceMesh {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
@@ -501,6 +366,23 @@ mod tests {
         let error = result.unwrap_err().to_string();
         assert_eq!(error, "rank 1 failed: panicked: out of ocean");
         assert!(start.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn the_rank_that_failed_is_named_though_another_tells_of_it_first() {
+        let result = Launcher::local(3).run(|world| {
+            if world.rank() == 2 {
+                std::thread::sleep(Duration::from_millis(200));
+                return Err(Error::other("no such file"));
+            }
+            // What a rank returns that has been told of another's error.
+            Err(Error::Rank {
+                rank: 2,
+                cause: "no such file".into(),
+            })
+        });
+        let error = result.unwrap_err().to_string();
+        assert_eq!(error, "rank 2 failed: no such file");
     }
 
     #[cfg(feature = "wgpu")]

@@ -188,8 +188,12 @@ impl Communicator for Seen {
         Ok(in_flight.then(move |waited_from| account.close(waited_from, log)))
     }
 
-    fn fail(&self, cause: &str) {
-        self.engine.fail(cause);
+    fn fail(&self, rank: usize, cause: &str) {
+        self.engine.fail(rank, cause);
+    }
+
+    fn failure(&self) -> Option<(usize, String)> {
+        self.engine.failure()
     }
 
     fn takes_time(&self) -> bool {

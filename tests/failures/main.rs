@@ -11,6 +11,8 @@
 mod job;
 mod programs;
 
+use std::os::unix::process::ExitStatusExt;
+
 use job::{CASE, Job, connected, job, threads};
 
 /// Operations in which the others are.
@@ -37,13 +39,30 @@ fn rank_program() {
 }
 
 /// Runs a failure in every operation; all ranks must end soon, and say this, and in which operation they were.
-fn ends(run: impl Fn(&str) -> Job, failure: &str, causes: &[&str], names_operator: bool) {
-    for (moment, operator) in MOMENTS {
+fn ends(
+    run: impl Fn(&str) -> Job,
+    failure: &str,
+    causes: &[&str],
+    names_operator: bool,
+) -> Vec<Job> {
+    let end = |(moment, operator): (&str, &'static str)| {
         let mut causes = causes.to_vec();
         if names_operator {
             causes.push(operator);
         }
-        run(&format!("{moment} {failure}")).expect_failure(&causes);
+        let job = run(&format!("{moment} {failure}"));
+        job.expect_failure(&causes);
+        job
+    };
+    MOMENTS.map(end).into()
+}
+
+/// Runs a job in which ranks tell of an error of rank 0 before it does; it is the one that is named.
+fn names_the_origin(run: impl Fn(&str) -> Job) {
+    let job = run("told");
+    job.expect_failure(&["rank 0 failed: no such file"]);
+    for messenger in [1, 2] {
+        job.expect_without(&format!("rank {messenger} failed"));
     }
 }
 
@@ -77,8 +96,20 @@ mod local {
 
     #[test]
     fn exit_and_a_buffer_that_is_too_large_end_the_process() {
-        ends(run, "exit", &[], false);
-        ends(run, "memory", &["memory allocation of"], false);
+        for job in ends(run, "exit", &["rank 2 exits"], false) {
+            job.expect_end(|end| end.code() == Some(3));
+            job.expect_without("halocline:");
+        }
+        const ABORTED: i32 = 6;
+        for job in ends(run, "memory", &["memory allocation of"], false) {
+            job.expect_end(|end| end.signal() == Some(ABORTED));
+            job.expect_without("halocline:");
+        }
+    }
+
+    #[test]
+    fn the_rank_that_failed_is_named_by_others() {
+        names_the_origin(run);
     }
 
     #[test]
@@ -92,6 +123,11 @@ mod mpi {
 
     fn run(case: &str) -> Job {
         briefly(|set| job(3, case, set), "1")
+    }
+
+    #[test]
+    fn the_rank_that_failed_is_named_by_others() {
+        names_the_origin(run);
     }
 
     #[test]
@@ -142,6 +178,11 @@ mod tcp {
 
     fn run(case: &str) -> Job {
         briefly(|set| connected(3, case, set), "1")
+    }
+
+    #[test]
+    fn the_rank_that_failed_is_named_by_others() {
+        names_the_origin(run);
     }
 
     /// Three streams of the process, eleven peers, and one to listen at.

@@ -26,6 +26,7 @@ pub(crate) fn run(case: &str) {
     let result = match case {
         "order" => launcher.run(order),
         "leaving" => launcher.run(leaving),
+        "told" => launcher.run(told),
         _ if moment == "descriptors" => launcher.run(|world| world.barrier()),
         "disk" => launcher.run(disk),
         "interrupt" => launcher.run(interrupt),
@@ -84,7 +85,10 @@ fn fail(failure: &str) -> Result<()> {
     match failure {
         "panic" => panic!("out of ocean"),
         "error" => Err(Error::other("no such file")),
-        "exit" => std::process::exit(3),
+        "exit" => {
+            eprintln!("rank {} exits", RANKS - 1);
+            std::process::exit(3)
+        }
         "kill" => signal("KILL"),
         "stop" => signal("STOP"),
         "hang" => loop {
@@ -155,6 +159,17 @@ fn limit(limit: &str) -> Result<()> {
         .status()?;
     assert!(limited.success());
     Ok(())
+}
+
+/// Rank 0 fails, and says so after the others, which have been told.
+fn told(world: World) -> Result<()> {
+    world.barrier()?;
+    let cause = "no such file".to_string();
+    if world.is_root() {
+        std::thread::sleep(Duration::from_millis(300));
+        return Err(Error::other(cause));
+    }
+    Err(Error::Rank { rank: 0, cause })
 }
 
 /// Saves where files may have no more than a kilobyte.

@@ -15,7 +15,8 @@ pub(crate) const NOT_ENDED: &str = "the job was not ended";
 
 /// What became of a job.
 pub(crate) struct Job {
-    succeeded: bool,
+    /// Those of its processes that this one has started.
+    ends: Vec<ExitStatus>,
     output: String,
     took: Duration,
     /// Whether a failure ends the processes; else it is the result of their launcher.
@@ -50,7 +51,7 @@ pub(crate) fn job(ranks: usize, case: &str, variables: &[(&str, &str)]) -> Job {
         panic!("cannot run mpirun ({error}); these tests need Open MPI and its mpirun in PATH")
     });
     Job {
-        succeeded: output.status.success(),
+        ends: vec![output.status],
         output: text(&output),
         took: start.elapsed(),
         aborts: true,
@@ -100,7 +101,7 @@ pub(crate) fn connected(ranks: usize, case: &str, variables: &[(&str, &str)]) ->
         .map(|child| child.wait().expect("a child"));
     let ends: Vec<_> = ends.collect();
     Job {
-        succeeded: ends.iter().all(ExitStatus::success),
+        ends,
         output: outputs.concat(),
         took: start.elapsed(),
         aborts: false,
@@ -114,7 +115,7 @@ pub(crate) fn threads(case: &str, variables: &[(&str, &str)]) -> Job {
         .output()
         .expect("this binary can be run");
     Job {
-        succeeded: output.status.success(),
+        ends: vec![output.status],
         output: text(&output),
         took: start.elapsed(),
         aborts: false,
@@ -147,14 +148,33 @@ fn text(output: &Output) -> String {
 }
 
 impl Job {
+    fn succeeded(&self) -> bool {
+        self.ends.iter().all(ExitStatus::success)
+    }
+
+    /// All processes ended in this way.
+    pub(crate) fn expect_end(&self, end: impl Fn(&ExitStatus) -> bool) {
+        assert!(
+            self.ends.iter().all(end),
+            "{:?}\n{}",
+            self.ends,
+            self.output
+        );
+    }
+
+    /// No rank said this.
+    pub(crate) fn expect_without(&self, text: &str) {
+        assert!(!self.output.contains(text), "{text:?} in\n{}", self.output);
+    }
+
     /// All ranks ended without an error.
     pub(crate) fn expect_success(&self) {
-        assert!(self.succeeded, "{}", self.output);
+        assert!(self.succeeded(), "{}", self.output);
     }
 
     /// The engine ended the job, soon, and said why.
     pub(crate) fn expect_failure(&self, causes: &[&str]) {
-        assert!(!self.succeeded, "{}", self.output);
+        assert!(!self.succeeded(), "{}", self.output);
         assert!(
             self.took < Duration::from_secs(5),
             "{:?}\n{}",

@@ -76,7 +76,7 @@ impl Hub {
         mailbox.arrived.notify_all();
     }
 
-    /// Records that a rank cannot go on and wakes all others. The first cause stays.
+    /// Records that a rank cannot go on and wakes all others. The first rank and its cause stay.
     pub(crate) fn fail(&self, rank: usize, cause: &str) {
         lock(&self.failure).get_or_insert_with(|| (rank, cause.to_string()));
         self.failed.store(true, Ordering::Release);
@@ -347,8 +347,12 @@ impl Communicator for Local {
         Ok(self.ask(operation, receives))
     }
 
-    fn fail(&self, cause: &str) {
-        self.hub.fail(self.rank, cause);
+    fn fail(&self, rank: usize, cause: &str) {
+        self.hub.fail(rank, cause);
+    }
+
+    fn failure(&self) -> Option<(usize, String)> {
+        self.hub.failure()
     }
 
     /// A message hands over handles.
@@ -444,7 +448,7 @@ mod tests {
         b.hub.finish(1);
         let error = exchange(&a, "x", 1, &[1]).unwrap_err().to_string();
         assert!(error.contains("rank 1 has ended its program"), "{error}");
-        b.fail("disk full");
+        b.fail(1, "disk full");
         let error = exchange(&a, "x", 1, &[1]).unwrap_err().to_string();
         assert!(error.contains("rank 1 failed: disk full"), "{error}");
     }

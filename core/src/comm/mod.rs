@@ -356,8 +356,13 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// A rank that ended.
     fn start(self: Arc<Self>, batch: Batch) -> Result<InFlight>;
 
-    /// Tells the other ranks that this one cannot go on, and why.
-    fn fail(&self, cause: &str);
+    /// Tells the other ranks that this one ends: the rank that failed first, which may be another, and why.
+    fn fail(&self, rank: usize, cause: &str);
+
+    /// The rank that failed first, and why, as far as this one knows; an engine whose failures end the process knows none.
+    fn failure(&self) -> Option<(usize, String)> {
+        None
+    }
 
     /// Whether messages take time, during which a rank can compute.
     fn takes_time(&self) -> bool {

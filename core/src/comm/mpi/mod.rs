@@ -413,10 +413,10 @@ impl Communicator for Mpi {
         }))
     }
 
-    fn fail(&self, cause: &str) {
+    fn fail(&self, rank: usize, cause: &str) {
         if !self.failed.swap(true, Ordering::Relaxed) {
             // In one write, so that nothing of what `mpirun` says about the end comes between.
-            let line = format!("halocline: rank {} failed: {cause}\n", self.rank);
+            let line = format!("halocline: rank {rank} failed: {cause}\n");
             let _ = std::io::stderr().write_all(line.as_bytes());
             // Also if the thread that drives messages on has stopped.
             if let Some(traffic) = &*self.shared.lock() {

@@ -125,7 +125,7 @@ pub(crate) fn over(control: Arc<dyn Communicator>, on: &Device) -> Result<Arc<dy
     let thread = std::thread::Builder::new().name("nccl watch".into());
     thread.spawn(move || match here.enter() {
         Ok(()) => look_after(&watched, comm, &*beneath),
-        Err(error) => beneath.fail(&error.to_string()),
+        Err(error) => beneath.fail(beneath.rank(), &error.to_string()),
     })?;
     Ok(Arc::new(Nccl {
         control,
@@ -165,7 +165,7 @@ fn look_after(watched: &Weak<Mutex<Watch>>, comm: Comm, control: &dyn Communicat
         let cause = overdue.or_else(|| broken.map(|error| error.to_string()));
         drop(watch);
         if let Some(cause) = cause {
-            control.fail(&cause);
+            control.fail(control.rank(), &cause);
             std::thread::sleep(GRACE);
             eprintln!(
                 "halocline: rank {} failed: {cause}\n\
@@ -362,8 +362,12 @@ impl Communicator for Nccl {
         }))
     }
 
-    fn fail(&self, cause: &str) {
-        self.control.fail(cause);
+    fn fail(&self, rank: usize, cause: &str) {
+        self.control.fail(rank, cause);
+    }
+
+    fn failure(&self) -> Option<(usize, String)> {
+        self.control.failure()
     }
 
     fn settings(&self) -> &Settings {

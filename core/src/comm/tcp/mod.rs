@@ -44,14 +44,15 @@ enum Kind {
     Metadata,
     /// The rank's program has ended.
     End,
-    /// The rank cannot go on; the name says why.
+    /// A rank cannot go on; the name says why.
     Failure,
 }
 
 /// A message between two processes: a head, the name of its operation, and its bytes.
 struct Frame {
     kind: Kind,
-    fingerprint: u64,
+    /// The fingerprint of its operation; of a failure the rank that failed.
+    number: u64,
     name: String,
     body: Outgoing,
 }
@@ -82,18 +83,22 @@ impl std::fmt::Debug for Tcp {
 }
 
 impl Frame {
-    /// Bytes before the name: kind, length of the name, fingerprint, length of the body.
+    /// Bytes before the name: kind, length of the name, number, length of the body.
     const HEAD: usize = 24;
     /// The longest name that is read.
     const NAME: usize = 1 << 16;
 
-    fn of(kind: Kind, name: impl Into<String>) -> Self {
+    fn of(kind: Kind, number: u64, name: impl Into<String>) -> Self {
         Self {
             kind,
-            fingerprint: 0,
+            number,
             name: name.into(),
             body: Outgoing::Bytes(Vec::new(), 0),
         }
+    }
+
+    fn failure(rank: usize, cause: &str) -> Self {
+        Self::of(Kind::Failure, rank as u64, cause)
     }
 
     fn write(&self, to: &mut impl Write) -> std::io::Result<()> {
@@ -102,7 +107,7 @@ impl Frame {
         let mut head = Vec::with_capacity(Self::HEAD + name.len());
         head.extend((self.kind as u32).to_ne_bytes());
         head.extend((name.len() as u32).to_ne_bytes());
-        head.extend(self.fingerprint.to_ne_bytes());
+        head.extend(self.number.to_ne_bytes());
         head.extend((body.len() as u64).to_ne_bytes());
         head.extend(name);
         to.write_all(&head)?;
@@ -110,7 +115,7 @@ impl Frame {
     }
 }
 
-/// Reads a frame: its kind, fingerprint, name and body; calls `heard` when some of it has come.
+/// Reads a frame: its kind, number, name and body; calls `heard` when some of it has come.
 fn read(
     from: &mut impl Read,
     heard: impl Fn(),
@@ -166,14 +171,14 @@ impl Tcp {
             thread("to").spawn(move || write_all(&to, &ordered))?;
             let (from, inbox, ended) = (stream.clone(), hub.clone(), ended.clone());
             thread("from").spawn(move || {
-                let Err(cause) = read_all(&from, &inbox, peer, rank) else {
+                let Err((failed, cause)) = read_all(&from, &inbox, peer, rank) else {
                     return inbox.finish(peer);
                 };
-                inbox.fail(peer, &cause);
+                inbox.fail(failed, &cause);
                 std::thread::sleep(GRACE);
                 if !ended.load(Ordering::Acquire) {
                     eprintln!(
-                        "halocline: rank {peer} failed: {cause}\n\
+                        "halocline: rank {failed} failed: {cause}\n\
                          halocline: rank {rank} did not stop within {GRACE:?}; ending the process"
                     );
                     std::process::exit(1);
@@ -197,7 +202,7 @@ impl Tcp {
     /// A rank that failed.
     pub(crate) fn shut_down(&self) -> Result<()> {
         self.ended.store(true, Ordering::Release);
-        let told = self.finish(|| Frame::of(Kind::End, ""));
+        let told = self.finish(|| Frame::of(Kind::End, 0, ""));
         for told in told {
             // A thread that could not write has ended, and its peer is recorded as lost. One whose peer does not read goes on
             // writing, and a failure of another rank ends that.
@@ -243,21 +248,22 @@ fn write_all(mut to: &TcpStream, orders: &mpsc::Receiver<Order>) {
     }
 }
 
-/// Puts all messages of a peer into the mailbox, until its program ends; else why none come any more.
-fn read_all(from: &TcpStream, hub: &Hub, peer: usize, rank: usize) -> Result<(), String> {
+/// Puts all messages of a peer into the mailbox, until its program ends; else which rank failed, and why.
+fn read_all(from: &TcpStream, hub: &Hub, peer: usize, rank: usize) -> Result<(), (usize, String)> {
     let mut from = std::io::BufReader::with_capacity(1 << 16, from);
     loop {
         let frame = read(&mut from, || hub.hear(peer));
-        let (kind, fingerprint, name, body, bytes) = frame.map_err(|error| {
-            format!("its connection broke, as when a process is killed ({error})")
+        let (kind, number, name, body, bytes) = frame.map_err(|error| {
+            let cause = format!("its connection broke, as when a process is killed ({error})");
+            (peer, cause)
         })?;
         let content = match kind {
             Kind::Tensors => Content::Carried(body, bytes),
             Kind::Metadata => Content::Handed(Payload::Bytes(body.bytes()[..bytes].to_vec())),
             Kind::End => return Ok(()),
-            Kind::Failure => return Err(name),
+            Kind::Failure => return Err((number as usize, name)),
         };
-        let sender = Sender::Elsewhere(fingerprint, name);
+        let sender = Sender::Elsewhere(number, name);
         hub.deliver(peer, rank, Message { sender, content });
     }
 }
@@ -305,7 +311,7 @@ impl Communicator for Tcp {
                     Payload::Tensors(_) => Kind::Tensors,
                     Payload::Bytes(_) => Kind::Metadata,
                 },
-                fingerprint: operation.fingerprint(),
+                number: operation.fingerprint(),
                 name: format!("{}{pass}", operation.name()),
                 body: Outgoing::of(payload),
             };
@@ -314,12 +320,18 @@ impl Communicator for Tcp {
         Ok(self.inbox.clone().ask(operation, receives))
     }
 
-    fn fail(&self, cause: &str) {
+    fn fail(&self, rank: usize, cause: &str) {
         self.ended.store(true, Ordering::Release);
-        self.hub.fail(self.rank(), cause);
-        for told in self.finish(|| Frame::of(Kind::Failure, cause)) {
+        self.hub.fail(rank, cause);
+        // What this rank was told first is what others are to know.
+        let (rank, cause) = self.hub.failure().expect("a failure is recorded");
+        for told in self.finish(|| Frame::failure(rank, &cause)) {
             let _ = told.recv_timeout(LAST_WORDS);
         }
+    }
+
+    fn failure(&self) -> Option<(usize, String)> {
+        self.hub.failure()
     }
 
     fn settings(&self) -> &Settings {

@@ -211,6 +211,28 @@ fn strangers_that_take_all_descriptors_do_not_end_the_rendezvous() {
 }
 
 #[test]
+fn a_rank_that_passes_a_failure_on_names_the_rank_that_failed() {
+    let leave = std::sync::Barrier::new(3);
+    let found = run(job(3), 20.0, |comm| {
+        let rank = comm.rank();
+        let found = if rank == 2 {
+            // It can tell rank 0 only.
+            let orders = comm.writers[0].as_ref().expect("rank 0 is another");
+            order(orders, Order::Write(Frame::failure(2, "disk full")));
+            comm.hub.wait_for_ends(2).map(|()| Vec::new())
+        } else {
+            exchange(&comm, "x", 1).inspect_err(|error| comm.fail(rank, &error.to_string()))
+        };
+        leave.wait();
+        found
+    });
+    for (rank, error) in found.into_iter().map(text).enumerate().take(2) {
+        let expected = format!("rank {rank}: x: stopped because rank 2 failed: disk full");
+        assert!(error.contains(&expected), "{error}");
+    }
+}
+
+#[test]
 fn a_job_that_does_not_fit_is_an_error_on_every_rank() {
     let mut ranks = job(2);
     ranks[1].size = 3;
@@ -277,7 +299,7 @@ fn a_failure_a_lost_process_and_another_operation_are_told_apart() {
     let found = run(job(2), 20.0, |comm| match comm.rank() {
         0 => exchange(&comm, "x", 1),
         _ => {
-            comm.fail("disk full");
+            comm.fail(1, "disk full");
             Err(crate::Error::Engine("disk full".into()))
         }
     });
@@ -300,7 +322,7 @@ fn a_failure_a_lost_process_and_another_operation_are_told_apart() {
     let found = run(job(2), 20.0, |comm| {
         let found = exchange(&comm, ["sum", "mean"][comm.rank()], 1);
         // As the launcher does; else what was sent may be lost with the connection.
-        found.inspect_err(|error| comm.fail(&error.to_string()))
+        found.inspect_err(|error| comm.fail(comm.rank(), &error.to_string()))
     });
     let error = text(found.into_iter().next().unwrap());
     assert!(

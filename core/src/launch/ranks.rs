@@ -1,0 +1,167 @@
+//! Running a program as the ranks of a job, and the end of the job when one of them fails.
+
+use std::any::Any;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use burn::tensor::Device;
+
+use super::{GRACE, between_gpus};
+use crate::comm::local::Hub;
+use crate::comm::{Communicator, Settings};
+use crate::world::World;
+use crate::{Error, Result};
+
+/// Runs the program of a rank that is a process of a job.
+pub(super) fn run_process<T>(
+    comm: Arc<dyn Communicator>,
+    device: impl Fn() -> Result<Device>,
+    world: impl Fn(Arc<dyn Communicator>, &Device) -> World,
+    program: impl Fn(World) -> Result<T>,
+    shut_down: impl Fn() -> Result<()>,
+) -> Result<Vec<T>> {
+    let run = || {
+        let device = device()?;
+        program(world(between_gpus(comm.clone(), &device)?, &device))
+    };
+    let own = comm.rank();
+    let ended = attempt(run).and_then(|value| {
+        shut_down().map_err(Failure::Error)?;
+        Ok(vec![value])
+    });
+    ended.map_err(|failure| {
+        let (rank, cause) = failure.origin(own);
+        comm.fail(rank, &cause);
+        let (rank, mut cause) = comm.failure().unwrap_or((rank, cause));
+        if let Failure::Error(Error::PeerEnded { operation, .. }) = failure
+            && rank != own
+        {
+            cause = format!("{cause} (rank {own} stopped in {operation})");
+        }
+        Error::Rank { rank, cause }
+    })
+}
+
+/// Why a rank's program ended early.
+enum Failure {
+    Error(Error),
+    Panic(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Error(error) => error.fmt(f),
+            Self::Panic(message) => write!(f, "panicked: {message}"),
+        }
+    }
+}
+
+impl Failure {
+    /// The rank whose failure this is, and why it failed: `own`, unless another rank has told it of its error.
+    fn origin(&self, own: usize) -> (usize, String) {
+        match self {
+            Self::Error(Error::Rank { rank, cause }) => (*rank, cause.clone()),
+            failure => (own, failure.to_string()),
+        }
+    }
+}
+
+fn attempt<T>(program: impl FnOnce() -> Result<T>) -> Result<T, Failure> {
+    match catch_unwind(AssertUnwindSafe(program)) {
+        Ok(result) => result.map_err(Failure::Error),
+        Err(payload) => Err(match payload.downcast::<Error>() {
+            Ok(error) => Failure::Error(*error),
+            Err(payload) => Failure::Panic(message_of(&*payload)),
+        }),
+    }
+}
+
+fn message_of(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "with a payload that is not a message".into())
+}
+
+/// Runs the program of all ranks of a job that are threads.
+pub(super) fn run_threads<T: Send>(
+    ranks: usize,
+    settings: Settings,
+    world: impl Fn(Arc<dyn Communicator>) -> World,
+    program: impl Fn(World) -> Result<T> + Send + Sync,
+) -> Result<Vec<T>> {
+    let hub = Hub::new(ranks);
+    let (ended, ends) = mpsc::channel();
+    let results = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks)
+            .map(|rank| {
+                let world = world(Arc::new(hub.communicator(rank, settings)));
+                let (hub, ended, program) = (&hub, &ended, &program);
+                let end = ended.clone();
+                let body = move || {
+                    let result = attempt(|| program(world));
+                    match &result {
+                        Ok(_) => hub.finish(rank),
+                        Err(failure) => {
+                            let (rank, cause) = failure.origin(rank);
+                            hub.fail(rank, &cause);
+                        }
+                    }
+                    let _ = end.send(());
+                    result
+                };
+                let thread = std::thread::Builder::new().name(format!("rank {rank}"));
+                thread.spawn_scoped(scope, body).inspect_err(|error| {
+                    hub.fail(rank, &format!("its thread cannot be started: {error}"));
+                    let _ = ended.send(());
+                })
+            })
+            .collect();
+        wait_for_ranks(&hub, ranks, &ends);
+        threads
+            .into_iter()
+            .map(|thread| {
+                let joined = thread.map_err(|e| Failure::Error(e.into()))?.join();
+                joined.unwrap_or_else(|payload| Err(Failure::Panic(message_of(&*payload))))
+            })
+            .collect::<Vec<Result<T, Failure>>>()
+    });
+    if let Some((rank, cause)) = hub.failure() {
+        return Err(Error::Rank { rank, cause });
+    }
+    let ranks = results.into_iter().enumerate();
+    ranks
+        .map(|(rank, result)| {
+            result.map_err(|failure| Error::Rank {
+                rank,
+                cause: failure.to_string(),
+            })
+        })
+        .collect()
+}
+
+/// Waits until all ranks have ended. Threads cannot be stopped from outside, so ranks that go on for too long after a
+/// failure are ended with the process.
+fn wait_for_ranks(hub: &Hub, ranks: usize, ends: &mpsc::Receiver<()>) {
+    let mut failed_at = None;
+    let mut running = ranks;
+    while running > 0 {
+        match ends.recv_timeout(Duration::from_millis(200)) {
+            Ok(()) => running -= 1,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => return,
+        }
+        if let Some((rank, cause)) = hub.failure() {
+            let since = *failed_at.get_or_insert_with(Instant::now);
+            if running > 0 && since.elapsed() > GRACE {
+                eprintln!(
+                    "halocline: rank {rank} failed: {cause}\n\
+                     halocline: {running} rank(s) did not stop within {GRACE:?}; ending the process"
+                );
+                std::process::exit(1);
+            }
+        }
+    }
+}
