@@ -17,6 +17,7 @@ use crate::world::World;
 use crate::{Error, Result, trace};
 use ranks::{run_process, run_threads};
 
+mod panics;
 mod ranks;
 
 /// How long ranks may go on after another one has failed, before the process is ended.

@@ -23,6 +23,35 @@ fn a_rank_that_never_communicates() {
     }
 }
 
+/// All ranks make the same mistake. Does nothing when it is run as a test.
+#[test]
+fn ranks_that_panic_alike() {
+    if std::env::var_os(CHILD).is_some() {
+        let result: Result<()> = Launcher::local(4).run(|_| panic!("out of ocean"));
+        eprintln!("ended: {result:?}");
+    }
+}
+
+#[test]
+fn the_panic_of_all_ranks_is_printed_once_with_its_backtrace() {
+    let output = Command::new(std::env::current_exe().expect("this binary"))
+        .args(["--exact", "ranks_that_panic_alike", "--nocapture"])
+        .env(CHILD, "1")
+        .env("RUST_BACKTRACE", "1")
+        .output()
+        .expect("this binary can be started");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let count = |text: &str| errors.matches(text).count();
+    assert_eq!(count("stack backtrace:"), 1, "{errors}");
+    assert_eq!(count("panicked at"), 1, "{errors}");
+    let others = (0..4).filter(|rank| errors.contains(&format!("rank {rank} panicked where")));
+    assert_eq!(others.count(), 3, "{errors}");
+    assert!(
+        errors.contains("failed: panicked: out of ocean"),
+        "{errors}"
+    );
+}
+
 #[test]
 fn a_failure_ends_the_process_though_another_rank_is_busy() {
     let start = Instant::now();

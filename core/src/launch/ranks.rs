@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 
+use super::panics::Panics;
 use super::{GRACE, between_gpus};
 use crate::comm::local::Hub;
 use crate::comm::{Communicator, Settings};
@@ -94,13 +95,15 @@ pub(super) fn run_threads<T: Send>(
 ) -> Result<Vec<T>> {
     let hub = Hub::new(ranks);
     let (ended, ends) = mpsc::channel();
+    let panics = Panics::of_job();
     let results = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..ranks)
             .map(|rank| {
                 let world = world(Arc::new(hub.communicator(rank, settings)));
                 let (hub, ended, program) = (&hub, &ended, &program);
-                let end = ended.clone();
+                let (end, panics) = (ended.clone(), panics.clone());
                 let body = move || {
+                    panics.of_rank(rank);
                     let result = attempt(|| program(world));
                     match &result {
                         Ok(_) => hub.finish(rank),

@@ -1,0 +1,58 @@
+//! What is printed when local ranks panic: a mistake of the program is made by all of them at once.
+
+use std::cell::RefCell;
+use std::panic::PanicHookInfo;
+use std::sync::{Arc, Mutex, Once};
+
+/// Where in the source: file, line and column.
+type Place = (String, u32, u32);
+
+/// The first panic of a job's ranks: the rank and the place.
+#[derive(Clone, Default)]
+pub(super) struct Panics(Arc<Mutex<Option<(usize, Place)>>>);
+
+thread_local! {
+    /// The rank that this thread is, and the panics of its job.
+    static RANK: RefCell<Option<(usize, Panics)>> = const { RefCell::new(None) };
+}
+
+impl Panics {
+    /// The panics of a new job. The first is printed as all panics are, with a backtrace if there is to be one; of other
+    /// ranks that panic at the same place, a line each.
+    pub(super) fn of_job() -> Self {
+        static HOOK: Once = Once::new();
+        // In a thread that panics no hook can be set.
+        if !std::thread::panicking() {
+            HOOK.call_once(|| {
+                let usual = std::panic::take_hook();
+                std::panic::set_hook(Box::new(move |panic| match repeated(panic) {
+                    Some(line) => eprintln!("{line}"),
+                    None => usual(panic),
+                }));
+            });
+        }
+        Self::default()
+    }
+
+    /// Makes this thread one of the job's ranks.
+    pub(super) fn of_rank(self, rank: usize) {
+        RANK.set(Some((rank, self)));
+    }
+}
+
+/// What is printed of a panic at a place where another rank has panicked first.
+fn repeated(panic: &PanicHookInfo<'_>) -> Option<String> {
+    let place = panic.location()?;
+    let place = (place.file().to_string(), place.line(), place.column());
+    let first = RANK.try_with(|rank| {
+        let rank = rank.borrow();
+        let (rank, panics) = rank.as_ref()?;
+        let mut first = panics.0.lock().unwrap_or_else(|e| e.into_inner());
+        let (other, same) = first.get_or_insert_with(|| (*rank, place.clone()));
+        let message = panic.payload_as_str().unwrap_or("no message");
+        (other != rank && *same == place)
+            .then(|| format!("halocline: rank {rank} panicked where rank {other} did: {message}"))
+    });
+    // A thread that ends is no rank any more.
+    first.ok().flatten()
+}
