@@ -4,18 +4,17 @@
 //! `collectives` and `sums`, once for all engines, so that a reduction gives the same bits on all of them.
 
 use std::fmt;
-use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use burn::backend::{DispatchDevice, DispatchTensor};
 use burn::tensor::{DType, Shape};
-use foldhash::fast::FixedState;
 
 pub use host::Place;
+pub use operation::Operation;
 
-use crate::{Layout, Result};
+use crate::Result;
 
 pub(crate) mod collectives;
 #[cfg(feature = "cube")]
@@ -28,6 +27,7 @@ mod mailbox;
 pub(crate) mod mpi;
 #[cfg(feature = "cuda")]
 pub(crate) mod nccl;
+mod operation;
 pub(crate) mod sums;
 pub(crate) mod tcp;
 #[cfg(any(feature = "cuda", test))]
@@ -58,112 +58,6 @@ impl Traffic {
         Self::Scatter,
         Self::Control,
     ];
-}
-
-/// The operation that a message belongs to. Equal on all ranks that take part in it.
-#[derive(Clone, Debug)]
-pub struct Operation {
-    name: &'static str,
-    backward: bool,
-    traffic: Traffic,
-    layout: Option<Layout>,
-    /// What is summed.
-    elements: Option<(usize, DType)>,
-    /// The tensors that it is made of, if there are several.
-    parts: Option<Arc<[Shape]>>,
-}
-
-impl Operation {
-    /// The operation called `name` on a field of the given layout.
-    pub fn new(name: &'static str, traffic: Traffic, layout: Option<&Layout>) -> Self {
-        Self {
-            name,
-            backward: false,
-            traffic,
-            layout: layout.cloned(),
-            elements: None,
-            parts: None,
-        }
-    }
-
-    /// The operation on so many elements of a type.
-    #[must_use]
-    pub(crate) fn of(&self, elements: usize, dtype: DType) -> Self {
-        Self {
-            elements: Some((elements, dtype)),
-            ..self.clone()
-        }
-    }
-
-    /// The operation on tensors of these shapes, one after the other.
-    #[must_use]
-    pub(crate) fn of_parts(self, shapes: impl Iterator<Item = Shape>) -> Self {
-        Self {
-            parts: Some(shapes.collect()),
-            ..self
-        }
-    }
-
-    /// The same operation in the backward pass.
-    pub fn backward(&self) -> Self {
-        Self {
-            backward: true,
-            ..self.clone()
-        }
-    }
-
-    /// The name.
-    pub fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// What it communicates for.
-    pub fn traffic(&self) -> Traffic {
-        self.traffic
-    }
-
-    /// Whether it is of the backward pass.
-    pub fn is_backward(&self) -> bool {
-        self.backward
-    }
-
-    /// The layout of the field that it is on, if it is on one.
-    pub fn layout(&self) -> Option<&Layout> {
-        self.layout.as_ref()
-    }
-
-    /// A number by which two ranks notice that they are in different operations.
-    pub fn fingerprint(&self) -> u64 {
-        // A short hash: each message has one.
-        let of = (
-            self.name,
-            self.backward,
-            &self.layout,
-            self.elements,
-            &self.parts,
-        );
-        FixedState::default().hash_one(of)
-    }
-}
-
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)?;
-        if self.backward {
-            f.write_str(" (backward)")?;
-        }
-        if let Some(layout) = &self.layout {
-            write!(f, " on {layout}")?;
-        }
-        if let Some((elements, dtype)) = self.elements {
-            write!(f, " of {elements} {dtype:?}")?;
-        }
-        let Some(parts) = &self.parts else {
-            return Ok(());
-        };
-        let shapes: Vec<&[usize]> = parts.iter().map(|shape| &shape[..]).collect();
-        write!(f, " of {shapes:?}")
-    }
 }
 
 /// What one rank sends another.
@@ -424,8 +318,8 @@ pub struct Counters([[(AtomicU64, AtomicU64); 2]; Traffic::ALL.len()]);
 impl Counters {
     /// Counts one message of an operation.
     pub fn count(&self, operation: &Operation, bytes: usize) {
-        let of = &self.0[operation.traffic as usize];
-        let (messages, total) = &of[usize::from(operation.backward)];
+        let of = &self.0[operation.traffic() as usize];
+        let (messages, total) = &of[usize::from(operation.is_backward())];
         messages.fetch_add(1, Ordering::Relaxed);
         total.fetch_add(bytes as u64, Ordering::Relaxed);
     }

@@ -1,0 +1,117 @@
+//! The operation that a message belongs to, by which ranks notice that they diverge.
+
+use std::fmt;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Shape};
+use foldhash::fast::FixedState;
+
+use super::Traffic;
+use crate::Layout;
+
+/// The operation that a message belongs to. Equal on all ranks that take part in it.
+#[derive(Clone, Debug)]
+pub struct Operation {
+    name: &'static str,
+    backward: bool,
+    traffic: Traffic,
+    layout: Option<Layout>,
+    /// What is summed.
+    elements: Option<(usize, DType)>,
+    /// The tensors that it is made of, if there are several.
+    parts: Option<Arc<[Shape]>>,
+}
+
+impl Operation {
+    /// The operation called `name` on a field of the given layout.
+    pub fn new(name: &'static str, traffic: Traffic, layout: Option<&Layout>) -> Self {
+        Self {
+            name,
+            backward: false,
+            traffic,
+            layout: layout.cloned(),
+            elements: None,
+            parts: None,
+        }
+    }
+
+    /// The operation on so many elements of a type.
+    #[must_use]
+    pub(crate) fn of(&self, elements: usize, dtype: DType) -> Self {
+        Self {
+            elements: Some((elements, dtype)),
+            ..self.clone()
+        }
+    }
+
+    /// The operation on tensors of these shapes, one after the other.
+    #[must_use]
+    pub(crate) fn of_parts(self, shapes: impl Iterator<Item = Shape>) -> Self {
+        Self {
+            parts: Some(shapes.collect()),
+            ..self
+        }
+    }
+
+    /// The same operation in the backward pass.
+    pub fn backward(&self) -> Self {
+        Self {
+            backward: true,
+            ..self.clone()
+        }
+    }
+
+    /// The name.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What it communicates for.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// Whether it is of the backward pass.
+    pub fn is_backward(&self) -> bool {
+        self.backward
+    }
+
+    /// The layout of the field that it is on, if it is on one.
+    pub fn layout(&self) -> Option<&Layout> {
+        self.layout.as_ref()
+    }
+
+    /// A number by which two ranks notice that they are in different operations.
+    pub fn fingerprint(&self) -> u64 {
+        // A short hash: each message has one.
+        let of = (
+            self.name,
+            self.backward,
+            &self.layout,
+            self.elements,
+            &self.parts,
+        );
+        FixedState::default().hash_one(of)
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)?;
+        if self.backward {
+            f.write_str(" (backward)")?;
+        }
+        if let Some(layout) = &self.layout {
+            write!(f, " on {layout}")?;
+        }
+        if let Some((elements, dtype)) = self.elements {
+            write!(f, " of {elements} {dtype:?}")?;
+        }
+        let Some(parts) = &self.parts else {
+            return Ok(());
+        };
+        let shapes: Vec<&[usize]> = parts.iter().map(|shape| &shape[..]).collect();
+        write!(f, " of {shapes:?}")
+    }
+}
