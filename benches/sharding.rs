@@ -3,7 +3,8 @@
 //! - a training step on two ranks against one, on the same cores;
 //! - planning and rule of an operator with a warm cache;
 //! - a halo of one cell, until it lies on the receiving rank, against a copy of its bytes;
-//! - bytes of tensors alive per rank in a training step, on four ranks against one.
+//! - bytes of tensors alive per rank in a training step, on four ranks against one;
+//! - the same on one rank with gradient checkpointing against without.
 
 use std::alloc::{GlobalAlloc, Layout as Block, System};
 use std::hint::black_box;
@@ -53,11 +54,11 @@ struct Trainer {
 }
 
 impl Trainer {
-    fn new(world: &World, shape: [usize; 4], width: usize) -> Result<Self> {
+    fn new(world: &World, shape: [usize; 4], blocks: usize) -> Result<Self> {
         let mesh = world.mesh([("lat", world.size())])?;
         let config = SurrogateCnnConfig::new(shape[1])
-            .with_width(width)
-            .with_blocks(2);
+            .with_width(16)
+            .with_blocks(blocks);
         let normal = Distribution::Normal {
             mean: 0.0,
             std: 1.0,
@@ -86,7 +87,7 @@ fn steps() -> Result<()> {
     for _ in 0..ROUNDS {
         for (ranks, samples) in [1, 2].into_iter().zip(&mut seconds) {
             let times = Launcher::local(ranks).check(false).collect(|world| {
-                let mut trainer = Trainer::new(&world, [2, 3, 128, 256], 16)?;
+                let mut trainer = Trainer::new(&world, [2, 3, 128, 256], 2)?;
                 trainer.step();
                 world.barrier()?;
                 Ok(timed(|| {
@@ -236,12 +237,14 @@ static ALLOCATOR: Counting = Counting;
 /// four ranks is that of all of them together, and a fourth of it is what one holds.
 fn memory() -> Result<()> {
     const SHAPE: [usize; 4] = [1, 3, 512, 512];
-    let peak = |ranks: usize| -> Result<f64> {
+    let plain = Device::default().autodiff();
+    let peak = |ranks: usize, blocks: usize, device: &Device| -> Result<f64> {
         halocline::core::release_memory();
-        let peaks = Launcher::local(ranks).check(false).collect(|world| {
+        let launcher = Launcher::local(ranks).device(device.clone()).check(false);
+        let peaks = launcher.collect(|world| {
             let before = BYTES.load(Ordering::Relaxed);
             world.barrier()?;
-            let mut trainer = Trainer::new(&world, SHAPE, 16)?;
+            let mut trainer = Trainer::new(&world, SHAPE, blocks)?;
             trainer.step();
             world.barrier()?;
             PEAK.store(BYTES.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -252,11 +255,19 @@ fn memory() -> Result<()> {
         })?;
         Ok(peaks.into_iter().fold(0.0, f64::max) / ranks as f64)
     };
-    let (one, four) = (peak(1)?, peak(4)?);
+    let (one, four) = (peak(1, 2, &plain)?, peak(4, 2, &plain)?);
     row(
         "peak of tensors alive per rank, 4 ranks (peer: 1 rank)",
         four,
         one,
+        "MB",
+    );
+    let without = peak(1, 8, &plain)?;
+    let with = peak(1, 8, &plain.gradient_checkpointing())?;
+    row(
+        "gradient checkpointing, 8 blocks, 1 rank (peer: without)",
+        with,
+        without,
         "MB",
     );
     Ok(())

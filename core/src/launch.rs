@@ -196,7 +196,9 @@ impl Launcher {
     }
 
     /// The device of the ranks. Default burn's default device; with the feature `cuda` each process of a job takes the
-    /// GPU of its number on its host.
+    /// GPU of its number on its host. On a device with gradient checkpointing (`Device::default().autodiff()
+    /// .gradient_checkpointing()`) elementwise operators are computed again in the backward pass, which takes time and
+    /// spares memory; communication never is.
     #[must_use]
     pub fn device(mut self, device: Device) -> Self {
         self.device = Some(device);
@@ -332,8 +334,9 @@ thread_local! {
 pub(crate) fn solo_mesh(device: &Device) -> DeviceMesh {
     SOLO_MESHES.with_borrow_mut(|meshes| {
         // Devices compare by hardware, whatever their autodiff setting.
+        let strategy = Device::gradient_checkpointing_strategy;
         let same = |mesh: &DeviceMesh| {
-            mesh.device() == device && mesh.device().is_autodiff() == device.is_autodiff()
+            mesh.device() == device && strategy(mesh.device()) == strategy(device)
         };
         if let Some(place) = meshes.iter().position(same) {
             meshes[place..].rotate_left(1);

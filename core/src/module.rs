@@ -8,6 +8,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use foldhash::quality::FixedState;
 
 use crate::comm::{Communicator, Expected, Operation, Payload, Traffic, collectives};
+use crate::tensor::on_device;
 use crate::{Error, Result};
 
 /// burn's initialisers draw from one generator of the process.
@@ -107,7 +108,7 @@ impl ModuleMapper for Sync<'_> {
         let (id, tensor, mapper) = param.consume();
         let tensor = match self.broadcast(tensor.clone()) {
             Ok(value) if tensor.is_autodiff() => {
-                value.autodiff().set_require_grad(tensor.is_require_grad())
+                on_device(value, &tensor.device()).set_require_grad(tensor.is_require_grad())
             }
             Ok(value) => value,
             Err(error) => {

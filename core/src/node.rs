@@ -1,17 +1,19 @@
 //! Operators with an adjoint of their own: nodes of burn's graph.
 //!
 //! An [`Operator`] has a kernel or communicates. It gives its two passes on tensors without autodiff; [`apply`] makes a node
-//! of it, on whichever backend the tensors are. Gradient checkpointing must not replay communication, so every node is
-//! compute-bound.
+//! of it, on whichever backend the tensors are.
 
 use std::any::Any;
 use std::fmt::{self, Debug};
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 #[cfg(feature = "cube")]
 use burn::backend::Cube;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
+use burn::backend::autodiff::checkpoint::state::BackwardStates;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
@@ -35,6 +37,12 @@ pub trait Operator: Debug + Send + Sync + 'static {
 
     /// Whether the backward pass reads an input.
     fn keeps(&self, input: usize) -> bool;
+
+    /// Whether gradient checkpointing computes the result again rather than keep it: for what takes little time, and does
+    /// not communicate, because messages must not be sent again.
+    fn is_memory_bound(&self) -> bool {
+        false
+    }
 
     /// The result, and what the backward pass needs beside inputs.
     ///
@@ -98,6 +106,8 @@ trait Passes: Debug + Send + Sync {
 
     fn keeps(&self, input: usize) -> bool;
 
+    fn is_memory_bound(&self) -> bool;
+
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Arc<Saved>)>;
 
     fn backward(&self, pass: BackwardPass<'_, Saved>) -> Result<Vec<Option<DispatchTensor>>>;
@@ -112,6 +122,10 @@ impl<O: Operator> Passes for O {
 
     fn keeps(&self, input: usize) -> bool {
         Operator::keeps(self, input)
+    }
+
+    fn is_memory_bound(&self) -> bool {
+        Operator::is_memory_bound(self)
     }
 
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Arc<Saved>)> {
@@ -209,8 +223,19 @@ fn record<B: Plain, C: CheckpointStrategy, const N: usize>(
     inputs: [FloatTensor<Autodiff<B, C>>; N],
     operator: Arc<dyn Passes>,
 ) -> FloatTensor<Autodiff<B, C>> {
-    let guards = inputs.each_ref().map(|input| input.node());
-    match Step.prepare::<C>(guards).compute_bound().stateful() {
+    let step = Step.prepare::<C>(inputs.each_ref().map(|input| input.node()));
+    let step = if operator.is_memory_bound() {
+        let again = Again::<B, N> {
+            operator: operator.clone(),
+            inputs: inputs.each_ref().map(|input| input.id()),
+            backend: PhantomData,
+        };
+        let step = step.memory_bound().retro_forward(again);
+        step.parents(&inputs)
+    } else {
+        step.compute_bound()
+    };
+    match step.stateful() {
         OpsKind::Tracked(mut prep) => {
             let kept = std::array::from_fn(|input| {
                 operator
@@ -230,6 +255,22 @@ fn record<B: Plain, C: CheckpointStrategy, const N: usize>(
             let inputs = inputs.map(|input| input.into_parts().0);
             prep.finish(forward::<B>(inputs, &*operator).0)
         }
+    }
+}
+
+/// An operator whose result gradient checkpointing computes again, in the backward pass.
+#[derive(Debug)]
+struct Again<B, const N: usize> {
+    operator: Arc<dyn Passes>,
+    inputs: [NodeId; N],
+    backend: PhantomData<B>,
+}
+
+impl<B: Plain, const N: usize> RetroForward for Again<B, N> {
+    fn forward(&self, states: &mut BackwardStates, node: NodeId) {
+        let inputs = self.inputs.each_ref().map(|input| states.get_state(input));
+        let (output, _) = forward::<B>(inputs, &*self.operator);
+        states.save::<FloatTensor<B>>(node, output);
     }
 }
 

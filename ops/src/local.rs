@@ -54,6 +54,10 @@ impl<O: LocalOperator> Operator for Local<O> {
         O::KEEPS_INPUT
     }
 
+    fn is_memory_bound(&self) -> bool {
+        true
+    }
+
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
         let x = inputs.remove(0);
         let (dtype, shape) = (x.dtype(), x.shape());

@@ -53,6 +53,11 @@ fn fifty_steps_of_training_give_the_bits_of_local_ranks() {
 }
 
 #[test]
+fn training_with_gradient_checkpointing_has_the_losses_of_training_without() {
+    job(2, "checkpointing", &[]).expect_success();
+}
+
+#[test]
 fn payloads_of_every_form_arrive_as_they_are() {
     (1..=3).for_each(|ranks| job(ranks, "payloads", &[]).expect_success());
 }
@@ -173,6 +178,7 @@ mod by_address {
             connected(3, case, &[]).expect_success();
         }
         connected(4, "training", &[]).expect_success();
+        connected(2, "checkpointing", &[]).expect_success();
         connected(2, "sends_do_not_wait", &[]).expect_success();
         connected(1, "halos", &[]).expect_success();
         connected(1, "payloads", &[]).expect_success();

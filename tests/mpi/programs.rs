@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use halocline_core::{
     Batch, Boundary, Distribution, Error, Expected, Halo, Launcher, Layout, LocalGradient,
     Operation, Partial, Payload, RandomKey, ReduceOp, Replicate, Result, Shard, ShardTensor,
@@ -29,6 +29,7 @@ pub(crate) fn run(case: &str) {
         "scatter_and_gather" => agree(scatter_and_gather),
         "modules" => agree(modules),
         "training" => agree(training),
+        "checkpointing" => checkpointing(),
         "payloads" => agree(payloads),
         "many_in_flight" => agree(many_in_flight),
         "sends_do_not_wait" => succeed(sends_do_not_wait),
@@ -223,6 +224,21 @@ fn modules(world: World) -> Result<Found> {
         );
     }
     Ok(vec![weight])
+}
+
+/// Training with gradient checkpointing has the losses of local ranks without.
+fn checkpointing() {
+    let trained = |launcher: Launcher, device| {
+        let losses = launcher.seed(3).device(device).collect(|world| {
+            let mesh = world.mesh([("lat", world.size())])?;
+            Ok((train(&world, &mesh, &[Shard(2)], 5)?.0, world.size()))
+        });
+        losses.expect("the job succeeds").remove(0)
+    };
+    let device = Device::default().autodiff();
+    let checkpointing = device.clone().gradient_checkpointing();
+    let (found, ranks) = trained(Launcher::from_env(), checkpointing);
+    assert_eq!(found, trained(Launcher::local(ranks), device).0);
 }
 
 /// The demo's model, trained on a mesh of two axes.

@@ -94,12 +94,14 @@ pub fn scatter_tensor<const D: usize>(
     Ok(ShardTensor::from_parts(local, layout, mesh.clone()))
 }
 
-/// Gives a tensor the autodiff setting of a device.
-fn on_device<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
-    if device.is_autodiff() {
-        tensor.autodiff()
-    } else {
-        tensor
+/// Gives a tensor without gradients the autodiff setting of a device, with its strategy of gradient checkpointing: burn
+/// refuses operands of different strategies.
+pub(crate) fn on_device<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
+    match device.gradient_checkpointing_strategy() {
+        Some(strategy) => tensor
+            .autodiff()
+            .with_gradient_checkpointing_strategy(strategy),
+        None => tensor,
     }
 }
 

@@ -20,6 +20,7 @@ use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate};
 use crate::mesh::{DeviceMesh, MeshShape};
 use crate::{Error, Result};
 
+pub(crate) use create::on_device;
 pub use create::scatter_tensor;
 pub use halo::Halo;
 
@@ -227,7 +228,11 @@ impl<const D: usize> ShardTensor<D> {
     /// Marks the tensor as one whose gradient is kept.
     #[must_use]
     pub fn require_grad(self) -> Self {
-        self.map_linear(|local| local.autodiff().require_grad())
+        let device = self.mesh.device().clone().autodiff();
+        self.map_linear(|local| match local.is_autodiff() {
+            true => local.require_grad(),
+            false => on_device(local, &device).require_grad(),
+        })
     }
 
     /// The gradient of this tensor, in its layout; `None` if it has none.
