@@ -102,6 +102,12 @@ pub(crate) fn all(mesh: &DeviceMesh, operation: &'static str, own: bool) -> Resu
     Ok(everywhere(mesh, operation, vec![u8::from(own)], every)? == [1])
 }
 
+/// Whether all ranks of a mesh have the same bytes.
+pub(crate) fn same(mesh: &DeviceMesh, operation: &'static str, own: &[u8]) -> Result<bool> {
+    let same = |told: &[Vec<u8>]| vec![u8::from(told.iter().all(|bytes| *bytes == told[0]))];
+    Ok(everywhere(mesh, operation, own.to_vec(), same)? == [1])
+}
+
 /// What follows from the bytes of all ranks, on all of them.
 fn everywhere(
     mesh: &DeviceMesh,

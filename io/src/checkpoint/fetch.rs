@@ -8,33 +8,63 @@ use halocline_core::{Batch, DeviceMesh, Expected, IndexBox, Layout, Operation, P
 
 use super::index::{PieceEntry, TensorEntry};
 use super::load::dtype_of;
+use super::save::OPERATION;
 use super::{file, pieces};
-use crate::Result;
-use crate::agreement::{Fallible, agree};
+use crate::agreement::{Fallible, agree, broadcast, same};
+use crate::{Error, Result};
 
 /// Bytes of pieces that all ranks together read before they send them to each other.
 const AT_ONCE: usize = 256 << 20;
 
+/// A tensor to read, and the layout to read it in.
+#[derive(Debug)]
+pub(super) struct Wanted<'a> {
+    pub name: &'a str,
+    pub entry: &'a TensorEntry,
+    pub layout: Layout,
+}
+
+/// A tensor in words, and a checksum of where its pieces lie and of the ranks.
+type Description = (String, u32);
+
+impl Wanted<'_> {
+    fn description(&self) -> Description {
+        let Self {
+            name,
+            entry,
+            layout,
+        } = self;
+        let rest = serde_json::to_vec(&(&entry.pieces, layout.mesh().ranks()));
+        let rest = rest.expect("numbers and texts are JSON");
+        let words = format!("{name:?}, {} {layout}", entry.dtype);
+        (words, crc32fast::hash(&rest))
+    }
+}
+
 /// Each rank's cells of tensors in their layouts. Every piece is read once, by a rank that needs most of it, and its
 /// parts are sent to the others that need them.
+///
+/// # Errors
+/// On all ranks, before anything is read: ranks that want different tensors, or layouts. A rank that cannot read.
 pub(super) fn fetch(
     folder: &Path,
     mesh: &DeviceMesh,
-    wanted: &[(&TensorEntry, Layout)],
+    wanted: &[Wanted<'_>],
 ) -> halocline_core::Result<Vec<TensorData>> {
+    check_same(mesh, wanted)?;
     let own = mesh.position();
     let mut arrays: Vec<Array> = wanted
         .iter()
-        .map(|(entry, layout)| Array::zeros(layout.local_box(own), dtype_of(entry)))
+        .map(|wanted| Array::zeros(wanted.layout.local_box(own), dtype_of(wanted.entry)))
         .collect();
     let mut reading = BTreeMap::new();
     let mut jobs = Vec::new();
     let mut bytes = 0;
-    for (target, (entry, layout)) in wanted.iter().enumerate() {
+    for (target, wanted) in wanted.iter().enumerate() {
         let needs: Vec<(usize, IndexBox)> = (0..mesh.size())
-            .map(|position| (position, layout.local_box(position)))
+            .map(|position| (position, wanted.layout.local_box(position)))
             .collect();
-        for piece in &entry.pieces {
+        for piece in &wanted.entry.pieces {
             let cells = piece.cells();
             let Some(reader) = pieces::reader(&cells, piece.len(), &needs, &mut reading) else {
                 continue;
@@ -64,6 +94,44 @@ pub(super) fn fetch(
         .collect())
 }
 
+/// Checks that all ranks want the same tensors in the same layouts and order. What they send each other tells nothing of
+/// which cells it is.
+fn check_same(mesh: &DeviceMesh, wanted: &[Wanted<'_>]) -> halocline_core::Result<()> {
+    let own: Vec<Description> = wanted.iter().map(Wanted::description).collect();
+    let told = serde_json::to_vec(&own).expect("numbers and texts are JSON");
+    if same(mesh, OPERATION, &crc32fast::hash(&told).to_le_bytes())? {
+        return Ok(());
+    }
+    let first = broadcast(mesh, OPERATION, told)?;
+    let first: Vec<Description> =
+        serde_json::from_slice(&first).expect("what another rank made of the same");
+    let ranks = [mesh.comm().rank(), mesh.shape().ranks()[0]];
+    agree(mesh, OPERATION, Fallible::All, compare(&own, &first, ranks))
+}
+
+/// Checks that a rank wants the tensors that the first one of the mesh wants.
+fn compare(own: &[Description], first: &[Description], ranks: [usize; 2]) -> Result<()> {
+    let differs = |index: &usize| own.get(*index) != first.get(*index);
+    let Some(index) = (0..own.len().max(first.len())).find(differs) else {
+        return Ok(());
+    };
+    let [mut got, expected] = [own, first].map(|list| match list.get(index) {
+        Some((words, _)) => words.clone(),
+        None => format!("no more than {index} tensors"),
+    });
+    if got == expected {
+        got.push_str(" of another checkpoint, or on other ranks,");
+    }
+    let [own, first] = ranks;
+    Err(Error::argument(
+        "checkpoint",
+        format!("{got} on rank {own}"),
+        format!(
+            "{expected} as on rank {first}; load the same tensors on all ranks, in the same order"
+        ),
+    ))
+}
+
 /// Reads this rank's pieces, sends their parts to who needs them, and receives those of others.
 fn run(
     folder: &Path,
@@ -77,7 +145,7 @@ fn run(
         .filter(|job| job.reader == own)
         .map(|job| Ok((job, file::read(folder, job.piece)?)))
         .collect::<Result<Vec<_>>>();
-    let read = agree(mesh, "checkpoint", Fallible::All, read)?;
+    let read = agree(mesh, OPERATION, Fallible::All, read)?;
 
     let mut sends: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
     for (job, bytes) in &read {
@@ -111,7 +179,7 @@ fn run(
         }
     }
     let batch = Batch {
-        operation: Operation::new("checkpoint", Traffic::Scatter, None),
+        operation: Operation::new(OPERATION, Traffic::Scatter, None),
         sends: sends
             .into_iter()
             .map(|(position, bytes)| (ranks[position], Payload::Bytes(bytes)))
@@ -122,17 +190,34 @@ fn run(
             .collect(),
     };
     let received = mesh.comm().clone().start(batch)?.finish()?;
-    for (payload, parts) in received.into_iter().zip(expected.into_values()) {
+    for (payload, (position, parts)) in received.into_iter().zip(expected) {
         let Payload::Bytes(bytes) = payload else {
             unreachable!("the engine gives what was expected, or an error");
         };
-        let mut rest = &bytes[..];
-        for (target, part) in parts {
-            let array = &mut arrays[target];
-            let (bytes, others) = rest.split_at(part.volume() * array.dtype.size());
-            array.put((bytes, part), part);
-            rest = others;
-        }
+        put_parts(&bytes, &parts, arrays).map_err(|expected| {
+            let got = format!("{} bytes from rank {}", bytes.len(), ranks[position]);
+            Error::argument("checkpoint", got, format!("{expected}, as its pieces have"))
+        })?;
+    }
+    Ok(())
+}
+
+/// Puts cells, one part after the other, into their arrays; gives the number of bytes that they should be.
+fn put_parts(
+    mut bytes: &[u8],
+    parts: &[(usize, &IndexBox)],
+    arrays: &mut [Array],
+) -> std::result::Result<(), usize> {
+    let size = |(target, part): &(usize, &IndexBox)| part.volume() * arrays[*target].dtype.size();
+    let expected = parts.iter().map(size).sum();
+    if bytes.len() != expected {
+        return Err(expected);
+    }
+    for (target, part) in parts {
+        let array = &mut arrays[*target];
+        let (cells, rest) = bytes.split_at(part.volume() * array.dtype.size());
+        array.put((cells, part), part);
+        bytes = rest;
     }
     Ok(())
 }
@@ -170,5 +255,58 @@ impl Array {
     fn put(&mut self, source: (&[u8], &IndexBox), cells: &IndexBox) {
         let element = self.dtype.size();
         pieces::copy(source, (&mut self.bytes, &self.cells), cells, element);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_another_length_are_refused() {
+        let part = IndexBox::whole(&[3]);
+        let mut arrays = [Array::zeros(part.clone(), DType::F32)];
+        let mut put = |bytes: &[u8]| put_parts(bytes, &[(0, &part)], &mut arrays);
+        for length in [0, 11, 13] {
+            assert_eq!(put(&[1; 13][..length]), Err(12));
+        }
+        assert_eq!(put(&[1; 12]), Ok(()));
+        assert_eq!(arrays[0].bytes, [1; 12]);
+    }
+
+    #[test]
+    fn the_first_tensor_that_differs_is_named() {
+        let description = |name: &str, sum| (name.to_string(), sum);
+        let (a, b) = (description("a", 1), description("b", 1));
+        let message = |own: &[Description], first: &[Description]| {
+            compare(own, first, [3, 0]).map_err(|error| error.to_string())
+        };
+        let list = [a.clone(), b.clone()];
+        assert_eq!(message(&list, &list), Ok(()));
+        for (own, first, words) in [
+            (
+                &list[..],
+                &list[..1],
+                ["got b on rank 3", "no more than 1 tensors as on rank 0"],
+            ),
+            (
+                &list[..1],
+                &list,
+                ["got no more than 1 tensors on rank 3", "b as on rank 0"],
+            ),
+            (
+                &[b, a.clone()],
+                &list,
+                ["got b on rank 3", "expected a as on rank 0"],
+            ),
+            (
+                &[description("a", 2)],
+                &[a],
+                ["a of another checkpoint", "a as on rank 0"],
+            ),
+        ] {
+            let error = message(own, first).unwrap_err();
+            assert!(words.iter().all(|words| error.contains(words)), "{error}");
+        }
     }
 }

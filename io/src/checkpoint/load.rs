@@ -11,7 +11,7 @@ use safetensors::Dtype;
 use safetensors::tensor::View;
 use serde::de::DeserializeOwned;
 
-use super::fetch::fetch;
+use super::fetch::{Wanted, fetch};
 use super::index::{self, Index, PieceEntry, TensorEntry};
 use super::parameters::parameters;
 use super::{dtype, file, pieces};
@@ -203,7 +203,8 @@ impl Checkpoint {
     /// A tensor, whole on all ranks. Each rank reads a share, and sends it to the others.
     ///
     /// # Errors
-    /// On all ranks: no tensor of that name, of other dims; files that cannot be read, or are damaged.
+    /// On all ranks: no tensor of that name, of other dims; ranks that load different tensors; files that cannot be read,
+    /// or are damaged.
     pub fn tensor<const D: usize, K: Basic>(
         &self,
         world: &World,
@@ -281,7 +282,13 @@ impl Checkpoint {
                 Error::argument("tensor", got, format!("{kind}: it is of {dtype:?}")).into(),
             );
         }
-        let data = fetch(&self.folder, mesh, &[(entry, layout.clone())])?.remove(0);
+        let layout = layout.clone();
+        let wanted = Wanted {
+            name,
+            entry,
+            layout,
+        };
+        let data = fetch(&self.folder, mesh, &[wanted])?.remove(0);
         let device = mesh.device();
         Ok(match dtype {
             // Devices store them in their own way.
@@ -327,7 +334,12 @@ impl Checkpoint {
         let mesh = all_ranks(world)?;
         let wanted = names.iter().map(|(whole, _)| {
             let entry = self.entry(whole)?;
-            Ok((entry, Layout::replicated(mesh.shape(), &entry.shape)))
+            let layout = Layout::replicated(mesh.shape(), &entry.shape);
+            Ok(Wanted {
+                name: whole,
+                entry,
+                layout,
+            })
         });
         let data = fetch(&self.folder, &mesh, &wanted.collect::<Result<Vec<_>>>()?)?;
         Ok(names

@@ -1,3 +1,5 @@
+mod wanted;
+
 use std::fs;
 use std::path::Path;
 
