@@ -14,6 +14,7 @@ mod alike;
 mod attributes;
 mod checkpoint;
 mod dataset;
+mod durable;
 mod error;
 mod field_file;
 mod field_writer;

@@ -1,12 +1,21 @@
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use tempfile::{Builder, TempPath};
 
-use crate::{Error, Result};
+use crate::{Error, Result, durable};
+
+const PREFIX: &str = ".halocline-";
+const SUFFIX: &str = ".partial";
+/// The age from which a file that nobody has finished is a leftover: longer than a job is suspended for.
+const LEFTOVER: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// A file that is written under a temporary name beside its place, and takes that place when it is whole.
 ///
-/// Dropped before [`commit`](Staged::commit) it leaves nothing behind.
+/// Dropped before [`commit`](Staged::commit) it leaves nothing behind. What a killed process leaves behind is removed when
+/// the next file is begun in its folder, a week after the last write: file systems without locks have no other sign of a
+/// writer that lives. Where they have locks, HDF5's keeps a file that is open from being removed at any age.
 #[derive(Debug)]
 pub(crate) struct Staged {
     temporary: TempPath,
@@ -16,17 +25,15 @@ pub(crate) struct Staged {
 impl Staged {
     /// An empty file in the folder of `target`.
     pub(crate) fn new(target: &Path) -> Result<Self> {
-        let folder = match target.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
+        let folder = durable::parent(target);
+        remove_leftovers(folder);
         let mut builder = Builder::new();
-        builder.prefix(".halocline-").suffix(".partial");
+        builder.prefix(PREFIX).suffix(SUFFIX);
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
             // Temporary files are private by default; this one becomes an ordinary file, as the umask says.
-            builder.permissions(std::fs::Permissions::from_mode(0o666));
+            builder.permissions(fs::Permissions::from_mode(0o666));
         }
         let file = builder
             .tempfile_in(folder)
@@ -47,14 +54,112 @@ impl Staged {
         &self.target
     }
 
-    /// Gives the file its name, once its bytes are on the disk.
+    /// Gives the file its name, once its bytes are on the disk; the name is there too when this returns.
     pub(crate) fn commit(self) -> Result<()> {
         let Self { temporary, target } = self;
-        std::fs::File::open(&temporary)
+        File::open(&temporary)
             .and_then(|file| file.sync_all())
             .map_err(|e| Error::io(&target, e))?;
         temporary
             .persist(&target)
-            .map_err(|e| Error::io(&target, e))
+            .map_err(|e| Error::io(&target, e))?;
+        durable::sync_folder(durable::parent(&target))
+    }
+}
+
+/// Removes what killed writers have left in a folder. Where that fails it takes room and does no harm.
+fn remove_leftovers(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with(PREFIX) && name.ends_with(SUFFIX) && is_leftover(&entry.path()) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Whether a file was not written to for long, and no process has it locked.
+fn is_leftover(path: &Path) -> bool {
+    let old = fs::symlink_metadata(path).and_then(|found| found.modified());
+    let old = old.is_ok_and(|written| {
+        let age = SystemTime::now().duration_since(written);
+        age.is_ok_and(|age| age > LEFTOVER)
+    });
+    let locked = || match File::open(path) {
+        Ok(file) => matches!(file.try_lock(), Err(TryLockError::WouldBlock)),
+        Err(_) => true,
+    };
+    old && !locked()
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array3;
+
+    use super::*;
+    use crate::{FieldWriter, Grid, WriterConfig};
+
+    /// Makes a file look as if it had been written to so long ago.
+    fn age(path: &Path, age: Duration) {
+        let file = File::options().write(true).open(path).unwrap();
+        file.set_modified(SystemTime::now() - age).unwrap();
+    }
+
+    fn partial(folder: &Path) -> Vec<PathBuf> {
+        let entries = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        let is_partial = |path: &PathBuf| path.to_string_lossy().ends_with(SUFFIX);
+        entries.filter(is_partial).collect()
+    }
+
+    #[test]
+    fn what_a_killed_writer_left_is_removed_and_no_file_in_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let leave = |name: &str, since: Duration| {
+            let path = folder.join(name);
+            fs::write(&path, "half of it").unwrap();
+            age(&path, since);
+            path
+        };
+        let killed = leave(
+            ".halocline-killed.partial",
+            LEFTOVER + Duration::from_secs(60),
+        );
+        let young = leave(
+            ".halocline-young.partial",
+            LEFTOVER - Duration::from_secs(60),
+        );
+        let other = leave("other.partial", 2 * LEFTOVER);
+        // A writer that waits for long.
+        let grid = Grid::with_poles(3, 4).unwrap();
+        let path = folder.join("field.h5");
+        let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new()).unwrap();
+        assert!(!killed.exists());
+        let waiting: Vec<PathBuf> = partial(folder)
+            .into_iter()
+            .filter(|path| *path != young && *path != other)
+            .collect();
+        assert_eq!(waiting.len(), 1);
+        age(&waiting[0], 2 * LEFTOVER);
+
+        Staged::new(&folder.join("data.json")).unwrap();
+        assert!(young.exists() && other.exists() && waiting[0].exists());
+        writer.append(0.0, Array3::zeros([1, 3, 4]).view()).unwrap();
+        writer.finish().unwrap();
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_file_has_its_name_on_the_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("data.json");
+        let staged = Staged::new(&target).unwrap();
+        fs::write(staged.path(), "{}").unwrap();
+        staged.commit().unwrap();
+        assert!(target.exists());
+        let synced = durable::tests::SYNCED.take();
+        assert_eq!(synced, [folder.path()]);
     }
 }
