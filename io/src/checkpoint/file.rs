@@ -2,14 +2,13 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fmt::Display;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Bytes;
-use safetensors::tensor::{Metadata, View};
-use safetensors::{Dtype, SafeTensorError};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo, View};
 
 use super::dtype;
 use super::index::{PieceEntry, TensorEntry};
@@ -47,7 +46,7 @@ impl View for &Cells {
     }
 }
 
-/// Writes a file whose bytes are on the disk when this returns, with a checksum of each tensor.
+/// Writes a file with a checksum of each tensor.
 pub(crate) fn write(path: &Path, cells: &[Cells]) -> Result<()> {
     let sums = cells.iter().map(|cells| {
         (
@@ -56,38 +55,52 @@ pub(crate) fn write(path: &Path, cells: &[Cells]) -> Result<()> {
         )
     });
     let views = cells.iter().map(|cells| (&cells.key, cells));
-    serialize(views, Some(sums.collect()), path)?;
-    sync(path)
+    serialize(views, Some(sums.collect()), path)
 }
 
-/// Writes a safetensors file in the place of one that is there, or as one that anybody may read.
+/// Writes a safetensors file, whose bytes are on the disk when this returns.
+///
+/// The library's own way to do so closes the file without looking at errors, which network file systems report there.
 pub(crate) fn serialize<V: View>(
-    views: impl IntoIterator<Item = (impl AsRef<str> + Ord + Display, V)>,
+    views: impl IntoIterator<Item = (impl AsRef<str>, V)>,
     metadata: Option<HashMap<String, String>>,
     path: &Path,
 ) -> Result<()> {
-    let io = |error| Error::io(path, error);
-    // The library makes a file that only its owner may read, and puts it in this one's place.
-    let file = File::options().create(true).append(true).open(path);
-    let permissions = file
-        .and_then(|file| file.metadata())
-        .map_err(io)?
-        .permissions();
-    safetensors::serialize_to_file(views, metadata, path).map_err(|error| failed(path, error))?;
-    std::fs::set_permissions(path, permissions).map_err(io)
-}
-
-/// Waits until a file's bytes, or the names in a folder, are on the disk.
-pub(crate) fn sync(path: &Path) -> Result<()> {
-    let synced = File::open(path).and_then(|file| file.sync_all());
-    synced.map_err(|error| Error::io(path, error))
-}
-
-fn failed(path: &Path, error: SafeTensorError) -> Error {
-    match error {
-        SafeTensorError::IoError(error) => Error::io(path, error),
-        other => Error::checkpoint(path, other.to_string()),
+    let mut views: Vec<_> = views.into_iter().collect();
+    // In the library's order, by which all elements are aligned.
+    views.sort_by(|(one, a), (other, b)| {
+        let by_name = one.as_ref().cmp(other.as_ref());
+        b.dtype().cmp(&a.dtype()).then(by_name)
+    });
+    let mut end = 0;
+    let infos = views.iter().map(|(name, view)| {
+        let start = end;
+        end += view.data_len();
+        let info = TensorInfo {
+            dtype: view.dtype(),
+            shape: view.shape().to_vec(),
+            data_offsets: (start, end),
+        };
+        (name.as_ref().to_string(), info)
+    });
+    let failed = |cause: String| Error::checkpoint(path, cause);
+    let header = Metadata::new(metadata, infos.collect()).map_err(|e| failed(e.to_string()))?;
+    let mut header = serde_json::to_vec(&header).map_err(|e| failed(e.to_string()))?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    if header.len() as u64 > LARGEST_HEADER {
+        let cause = "the names and shapes of its tensors take more than a header may have";
+        return Err(failed(format!("{cause}: {LARGEST_HEADER} bytes")));
     }
+    let write = || {
+        let mut file = BufWriter::new(File::create(path)?);
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(&header)?;
+        for (_, view) in &views {
+            file.write_all(&view.data())?;
+        }
+        file.into_inner()?.sync_all()
+    };
+    write().map_err(|error: std::io::Error| Error::io(path, error))
 }
 
 /// What a user's path leads to.
@@ -118,22 +131,33 @@ pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What a file holds: its size, and each tensor as a single piece.
-pub(crate) fn contents(path: &Path) -> Result<(u64, HashMap<String, TensorEntry>)> {
+/// What a file holds.
+#[derive(Debug)]
+pub(crate) struct Contents {
+    /// The bytes of the file.
+    pub size: u64,
+    /// Each tensor as a single piece.
+    pub tensors: HashMap<String, TensorEntry>,
+}
+
+/// What a file holds, by its header.
+pub(crate) fn contents(path: &Path) -> Result<Contents> {
     let (mut file, size) = open(path)?;
     let broken = |cause: String| Error::checkpoint(path, cause);
-    let mut length = [0; 8];
+    let mut start = [0; 8];
     let short = |_| broken("it ends within its header".into());
-    file.read_exact(&mut length).map_err(short)?;
-    let length = u64::from_le_bytes(length);
+    file.read_exact(&mut start).map_err(short)?;
+    let no_header = |cause| broken(other_format(&start).map_or(cause, str::to_string));
+    let length = u64::from_le_bytes(start);
     if length > LARGEST_HEADER.min(size.saturating_sub(8)) {
-        return Err(broken(format!(
-            "a header of {length} bytes in a file of {size}"
+        return Err(no_header(format!(
+            "a header of {length} bytes in a file of {size}; is it a safetensors file, and whole?"
         )));
     }
     let mut header = vec![0; length as usize];
     file.read_exact(&mut header).map_err(short)?;
-    let metadata: Metadata = serde_json::from_slice(&header).map_err(|e| broken(e.to_string()))?;
+    let metadata: Metadata =
+        serde_json::from_slice(&header).map_err(|e| no_header(e.to_string()))?;
     if (8 + length).checked_add(metadata.data_len() as u64) != Some(size) {
         return Err(broken(format!(
             "{} bytes of tensors in a file of {size}; was a copy interrupted?",
@@ -162,7 +186,30 @@ pub(crate) fn contents(path: &Path) -> Result<(u64, HashMap<String, TensorEntry>
         };
         Ok((key, entry))
     });
-    Ok((size, entries.collect::<Result<_>>()?))
+    let tensors = entries.collect::<Result<_>>()?;
+    Ok(Contents { size, tensors })
+}
+
+/// What a file is that begins so and is no safetensors file, and what to do.
+fn other_format(start: &[u8; 8]) -> Option<&'static str> {
+    Some(match start {
+        [b'P', b'K', 3, 4, ..] => {
+            "a zip archive, as torch.save and numpy.savez write; write a safetensors file in Python: \
+             safetensors.torch.save_file(model.state_dict(), path)"
+        }
+        [0x80, 2..=5, ..] => {
+            "a Python pickle, as older versions of torch.save write; load it in Python, and write a safetensors file: \
+             safetensors.torch.save_file(model.state_dict(), path)"
+        }
+        b"\x89HDF\r\n\x1a\n" => {
+            "an HDF5 file; FieldFile::open reads fields, and safetensors.numpy.save_file in Python writes arrays of it \
+             as a safetensors file"
+        }
+        [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => {
+            "an array of NumPy; write a safetensors file in Python: safetensors.numpy.save_file({name: array}, path)"
+        }
+        _ => return None,
+    })
 }
 
 /// The bytes of a piece, checked. The index has been checked against the sizes of files.
@@ -188,5 +235,95 @@ pub(crate) fn read(folder: &Path, piece: &PieceEntry) -> Result<Vec<u8>> {
             format!("the checksum of {:?} is wrong: it is damaged", piece.key),
         )),
         _ => Ok(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Checkpoint;
+
+    fn cells(key: &str, values: [f32; 2]) -> Cells {
+        let values: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.to_ne_bytes())
+            .collect();
+        Cells {
+            key: key.into(),
+            dtype: Dtype::F32,
+            shape: vec![2],
+            bytes: Bytes::from_bytes_vec(values),
+        }
+    }
+
+    #[test]
+    fn a_file_has_the_bytes_that_safetensors_gives_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let flag = Cells {
+            dtype: Dtype::BOOL,
+            shape: vec![3],
+            bytes: Bytes::from_bytes_vec(vec![1, 0, 1]),
+            ..cells("a flag", [0.0; 2])
+        };
+        let cells = [flag, cells("weight", [1.0, 2.0]), cells("bias", [3.0, 4.0])];
+        let views = || cells.iter().map(|cells| (&cells.key, cells));
+        let metadata = || Some([("format".to_string(), "pt".to_string())].into());
+        serialize(views(), metadata(), &path).unwrap();
+        let expected = safetensors::serialize(views(), metadata()).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), expected);
+    }
+
+    /// By the handle that is synced and asked for errors, and not by one of a file that takes its place.
+    #[test]
+    fn a_file_is_written_where_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(".rank_00000.safetensors");
+        let mut file = File::options()
+            .create_new(true)
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        write(&path, &[cells("x", [1.0, 2.0])]).unwrap();
+        let mut found = Vec::new();
+        file.read_to_end(&mut found).unwrap();
+        assert_eq!(found, std::fs::read(&path).unwrap());
+        assert_eq!(contents(&path).unwrap().tensors["x"].shape, [2]);
+    }
+
+    #[test]
+    fn files_of_other_formats_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.pt");
+        let message = |start: &[u8]| {
+            let mut bytes = start.to_vec();
+            bytes.resize(4096, 0);
+            std::fs::write(&path, bytes).unwrap();
+            Checkpoint::open(&path).unwrap_err().to_string()
+        };
+        // As torch.save of 1.6 and later begins, and before; a pickle of protocol 4; h5py; numpy.save.
+        let cases: [(&[u8], &str); 5] = [
+            (b"PK\x03\x04\0\0\x08\x08", "a zip archive, as torch.save"),
+            (
+                b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20",
+                "a Python pickle",
+            ),
+            (b"\x80\x04\x95\x05\0\0\0\0\0\0\0", "a Python pickle"),
+            (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
+            (b"\x93NUMPY\x01\0v\0", "an array of NumPy"),
+        ];
+        for (start, what) in cases {
+            let error = message(start);
+            assert!(
+                error.contains(what) && error.contains("save_file") && error.contains("model.pt"),
+                "{error}"
+            );
+        }
+        let error = message(b"something");
+        assert!(error.contains("is it a safetensors file"), "{error}");
+        // A header that might be one of safetensors in length is read, and is none.
+        let error = message(b"\x20\0\0\0\0\0\0\0");
+        assert!(error.contains("expected"), "{error}");
     }
 }

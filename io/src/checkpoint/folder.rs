@@ -1,19 +1,15 @@
-//! A folder of checkpoints: their names, which are whole, which are kept, and whose it is.
+//! A folder of checkpoints: their names, which are whole, and which are kept.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use halocline_core::{DeviceMesh, World};
 
 use super::save::OPERATION;
 use super::{Checkpoint, CheckpointConfig, file, index};
 use crate::agreement::{Fallible, agree, broadcast};
-use crate::{Error, Result};
-
-/// How long opening waits for an earlier job to let go of the folder.
-const HANDOVER: Duration = Duration::from_secs(5);
+use crate::{Error, Result, durable};
 
 /// The checkpoints of a folder.
 #[derive(Debug, Default)]
@@ -35,10 +31,9 @@ fn step_of(name: &str) -> Option<u64> {
     (name_of(step) == name).then_some(step)
 }
 
-/// Gives a finished folder its name, for good.
+/// Gives a finished folder, whose files are on the disk, its name, for good.
 pub(super) fn publish(partial: &Path, folder: &Path, step: u64) -> Result<()> {
-    file::sync(&partial.join(index::NAME))?;
-    file::sync(partial)?;
+    durable::sync_folder(partial)?;
     let target = folder.join(name_of(step));
     let failed = |error| Error::io(&target, error);
     // Of the same step: put aside until the new one has the name.
@@ -47,7 +42,7 @@ pub(super) fn publish(partial: &Path, folder: &Path, step: u64) -> Result<()> {
         let _ = aside.map(|aside| fs::rename(aside, &target));
         return Err(failed(error));
     }
-    file::sync(folder)?;
+    durable::sync_folder(folder)?;
     if let Some(aside) = aside {
         discard(&aside);
     }
@@ -83,32 +78,6 @@ fn discard(aside: &Path) {
             "halocline: {}: could not be removed: {error}",
             aside.display()
         );
-    }
-}
-
-/// Takes a folder for this job, and makes it if need be.
-pub(super) fn lock_folder(folder: &Path) -> Result<File> {
-    fs::create_dir_all(folder).map_err(|error| Error::io(folder, error))?;
-    // The way to it shall be on the disk as well, as far as it is ours to say so.
-    for parent in folder.ancestors().skip(1).filter(|parent| parent.exists()) {
-        let _ = file::sync(parent);
-    }
-    let path = folder.join(".lock");
-    let lock = File::create(&path).map_err(|error| Error::io(&path, error))?;
-    let start = Instant::now();
-    loop {
-        match lock.try_lock() {
-            Ok(()) => return Ok(lock),
-            Err(TryLockError::WouldBlock) if start.elapsed() < HANDOVER => {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            Err(TryLockError::WouldBlock) => {
-                let cause = "another job has it open; give each job a folder of its own";
-                return Err(Error::checkpoint(folder, cause));
-            }
-            // A file system without locks.
-            Err(TryLockError::Error(_)) => return Ok(lock),
-        }
     }
 }
 
@@ -211,6 +180,7 @@ pub(super) fn tidy(folder: &Path) -> Result<Kept> {
         let step = Checkpoint::open(entry.path()).map(|checkpoint| checkpoint.step());
         match step {
             Ok(step) if !folder.join(name_of(step)).exists() => {
+                durable::sync_file(&entry.path().join(index::NAME))?;
                 publish(&entry.path(), folder, step)?
             }
             // What cannot be read now may be the only one of its step.

@@ -61,7 +61,7 @@ impl Checkpoint {
             return Ok(opened);
         }
         let followed = file::followed(path)?;
-        let (size, tensors) = file::contents(&followed)?;
+        let file::Contents { size, tensors, .. } = file::contents(&followed)?;
         let name = followed.file_name().unwrap_or_default().to_string_lossy();
         let mut index = Index::new(0, 1);
         index.files.insert(name.into(), size);

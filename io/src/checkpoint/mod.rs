@@ -4,12 +4,14 @@
 //! says which tensor has which cells where, with a checksum of each. Reading, every piece is read once, by a rank that
 //! needs it, and passed on to others that need it too.
 
+mod commit;
 mod dtype;
 mod fetch;
 mod file;
 mod folder;
 mod index;
 mod load;
+mod lock;
 mod parameters;
 mod pieces;
 mod record;

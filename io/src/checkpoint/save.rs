@@ -1,20 +1,17 @@
-use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use burn::config::Config;
 use halocline_core::{DeviceMesh, Error as CoreError, RandomKey, World};
 
-use super::file::{self, Cells};
-use super::folder::{
-    Kept, by_metric, first_of, is_damage, lock_folder, name_of, publish, put_out_of_the_way,
-    remove, superseded, tidy,
-};
-use super::index::{self, Index, TensorEntry, file_of};
+use super::commit::{Commit, Others, lock, write_share};
+use super::folder::{Kept, by_metric, first_of, is_damage, name_of, put_out_of_the_way, tidy};
+use super::index::Index;
+use super::lock::lock_folder;
 use super::{Checkpoint, Snapshot};
 use crate::agreement::{Fallible, agree, all, broadcast};
 use crate::{Error, Result};
@@ -62,15 +59,6 @@ struct Writing {
     /// On rank 0.
     committer: Option<JoinHandle<Result<()>>>,
     others: Arc<Others>,
-}
-
-/// What the committer is told of the other ranks' files.
-#[derive(Debug, Default)]
-struct Others {
-    /// They will not come.
-    cancelled: AtomicBool,
-    /// Since when all are said to be there, and how long the file system may take to show them.
-    written: OnceLock<(Instant, Duration)>,
 }
 
 impl Checkpoints {
@@ -194,7 +182,7 @@ impl Checkpoints {
         let written = all_finish(&self.mesh, Some(&writer))
             .and_then(|()| agree(&self.mesh, OPERATION, Fallible::All, joined(writer)));
         match &written {
-            Ok(()) => _ = others.written.set((Instant::now(), timeout / 2)),
+            Ok(()) => _ = others.written.set((Instant::now(), timeout)),
             Err(_) => others.cancelled.store(true, Ordering::Relaxed),
         }
         if let Err(error) = written {
@@ -375,122 +363,9 @@ fn joined<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn lock(kept: &Mutex<Kept>) -> MutexGuard<'_, Kept> {
-    kept.lock().unwrap_or_else(|error| error.into_inner())
-}
-
 /// What all ranks must have alike in a save.
 fn fingerprint(index: &Index) -> u32 {
     let names: Vec<&String> = index.values.keys().collect();
     let alike = serde_json::to_vec(&(index.step, &index.tensors, names));
     crc32fast::hash(&alike.expect("numbers and texts are JSON"))
-}
-
-/// Writes a rank's file. It has its name when it is on the disk.
-fn write_share(partial: &Path, rank: usize, cells: &[Cells]) -> Result<()> {
-    if cells.is_empty() {
-        return Ok(());
-    }
-    fs::create_dir_all(partial).map_err(|error| Error::io(partial, error))?;
-    let path = partial.join(file_of(rank));
-    let staged = partial.join(format!(".{}", file_of(rank)));
-    file::write(&staged, cells)?;
-    fs::rename(&staged, &path).map_err(|error| Error::io(&path, error))
-}
-
-/// What rank 0 does to make a checkpoint of the ranks' files.
-struct Commit {
-    index: Index,
-    partial: PathBuf,
-    folder: PathBuf,
-    config: CheckpointConfig,
-    others: Arc<Others>,
-    kept: Arc<Mutex<Kept>>,
-}
-
-impl Commit {
-    fn run(mut self) -> Result<()> {
-        let committed = self.commit();
-        if committed.is_err() {
-            // What is left of it is of no use; if it cannot be removed, the next job tries.
-            let _ = fs::remove_dir_all(&self.partial);
-        }
-        committed
-    }
-
-    fn commit(&mut self) -> Result<()> {
-        let (step, metric) = (self.index.step, self.index.metric);
-        fs::create_dir_all(&self.partial).map_err(|error| Error::io(&self.partial, error))?;
-        self.complete()?;
-        let path = self.partial.join(index::NAME);
-        fs::write(&path, self.index.encode()).map_err(|error| Error::io(&path, error))?;
-        publish(&self.partial, &self.folder, step)?;
-        let old = {
-            let mut kept = lock(&self.kept);
-            kept.metrics.insert(step, metric);
-            kept.newest = Some(step);
-            let old = superseded(&kept.metrics, step, &self.config);
-            kept.metrics.retain(|step, _| !old.contains(step));
-            old
-        };
-        for step in old {
-            remove(&self.folder, &name_of(step));
-        }
-        Ok(())
-    }
-
-    /// Says in the index where every piece is, when all files are there.
-    fn complete(&mut self) -> Result<()> {
-        let mut files: HashMap<String, HashMap<String, TensorEntry>> = HashMap::new();
-        for tensor in self.index.tensors.values() {
-            for piece in &tensor.pieces {
-                files.entry(piece.file.clone()).or_default();
-            }
-        }
-        for (name, found) in &mut files {
-            let path = self.partial.join(name);
-            self.wait_for(&path)?;
-            let (size, contents) = file::contents(&path)?;
-            self.index.files.insert(name.clone(), size);
-            *found = contents;
-        }
-        for (name, tensor) in &mut self.index.tensors {
-            for piece in &mut tensor.pieces {
-                let written = files
-                    .get(&piece.file)
-                    .and_then(|found| found.get(&piece.key));
-                match written {
-                    Some(written)
-                        if written.dtype == tensor.dtype && written.shape == piece.shape =>
-                    {
-                        piece.bytes = written.pieces[0].bytes.clone();
-                        piece.crc32 = written.pieces[0].crc32;
-                    }
-                    _ => {
-                        let cause = format!(
-                            "has other cells of {name:?} than rank 0 expects; did all ranks save the same?"
-                        );
-                        return Err(Error::checkpoint(&self.partial.join(&piece.file), cause));
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn wait_for(&self, path: &Path) -> Result<()> {
-        let mut pause = Duration::from_millis(1);
-        while !path.exists() {
-            let late = |(since, patience): &(Instant, Duration)| since.elapsed() > *patience;
-            if self.others.cancelled.load(Ordering::Relaxed) {
-                return Err(Error::checkpoint(path, "was not written"));
-            } else if self.others.written.get().is_some_and(late) {
-                let cause = "was written, but is not there; do all ranks see this folder?";
-                return Err(Error::checkpoint(path, cause));
-            }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(50));
-        }
-        Ok(())
-    }
 }

@@ -1,0 +1,174 @@
+//! What a save writes: each rank's file, and what makes a checkpoint of them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::CheckpointConfig;
+use super::file::{self, Cells, Contents};
+use super::folder::{Kept, name_of, publish, remove, superseded};
+use super::index::{self, Index, file_of};
+use crate::{Error, Result, durable};
+
+/// What the committer is told of the other ranks' files.
+#[derive(Debug, Default)]
+pub(super) struct Others {
+    /// They will not come.
+    pub cancelled: AtomicBool,
+    /// Since when all are said to be there, and how long the file system may take to show them.
+    pub written: OnceLock<(Instant, Duration)>,
+}
+
+pub(super) fn lock(kept: &Mutex<Kept>) -> MutexGuard<'_, Kept> {
+    kept.lock().unwrap_or_else(|error| error.into_inner())
+}
+
+/// Writes a rank's file. It has its name when it is on the disk.
+pub(super) fn write_share(partial: &Path, rank: usize, cells: &[Cells]) -> Result<()> {
+    if cells.is_empty() {
+        return Ok(());
+    }
+    fs::create_dir_all(partial).map_err(|error| Error::io(partial, error))?;
+    let path = partial.join(file_of(rank));
+    let staged = partial.join(format!(".{}", file_of(rank)));
+    file::write(&staged, cells)?;
+    fs::rename(&staged, &path).map_err(|error| Error::io(&path, error))
+}
+
+/// What rank 0 does to make a checkpoint of the ranks' files.
+pub(super) struct Commit {
+    pub index: Index,
+    pub partial: PathBuf,
+    pub folder: PathBuf,
+    pub config: CheckpointConfig,
+    pub others: Arc<Others>,
+    pub kept: Arc<Mutex<Kept>>,
+}
+
+impl Commit {
+    pub(super) fn run(mut self) -> Result<()> {
+        let committed = self.commit();
+        if committed.is_err() {
+            // What is left of it is of no use; if it cannot be removed, the next job tries.
+            let _ = fs::remove_dir_all(&self.partial);
+        }
+        committed
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        let (step, metric) = (self.index.step, self.index.metric);
+        fs::create_dir_all(&self.partial).map_err(|error| Error::io(&self.partial, error))?;
+        self.complete()?;
+        let path = self.partial.join(index::NAME);
+        durable::write(&path, &self.index.encode())?;
+        publish(&self.partial, &self.folder, step)?;
+        let old = {
+            let mut kept = lock(&self.kept);
+            kept.metrics.insert(step, metric);
+            kept.newest = Some(step);
+            let old = superseded(&kept.metrics, step, &self.config);
+            kept.metrics.retain(|step, _| !old.contains(step));
+            old
+        };
+        for step in old {
+            remove(&self.folder, &name_of(step));
+        }
+        Ok(())
+    }
+
+    /// Says in the index where every piece is, when all files are there.
+    fn complete(&mut self) -> Result<()> {
+        let pieces = self
+            .index
+            .tensors
+            .values()
+            .flat_map(|tensor| &tensor.pieces);
+        let names: BTreeSet<String> = pieces.map(|piece| piece.file.clone()).collect();
+        let mut files: HashMap<String, Contents> = HashMap::new();
+        for name in names {
+            self.wait_for(&name)?;
+            let contents = file::contents(&self.partial.join(&name))?;
+            self.index.files.insert(name.clone(), contents.size);
+            files.insert(name, contents);
+        }
+        for (name, tensor) in &mut self.index.tensors {
+            for piece in &mut tensor.pieces {
+                let contents = &files[&piece.file];
+                match contents.tensors.get(&piece.key) {
+                    Some(written)
+                        if written.dtype == tensor.dtype && written.shape == piece.shape =>
+                    {
+                        piece.bytes = written.pieces[0].bytes.clone();
+                        piece.crc32 = written.pieces[0].crc32;
+                    }
+                    _ => {
+                        let cause = format!(
+                            "has other cells of {name:?} than rank 0 expects; did all ranks save the same?"
+                        );
+                        return Err(Error::checkpoint(&self.partial.join(&piece.file), cause));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a rank's file.
+    fn wait_for(&self, name: &str) -> Result<()> {
+        let failed = |cause: &str| Err(Error::checkpoint(&self.partial.join(name), cause));
+        let mut pause = Duration::from_millis(1);
+        while !is_listed(&self.partial, name)? {
+            let late = |(since, patience): &(Instant, Duration)| since.elapsed() > *patience;
+            if self.others.cancelled.load(Ordering::Relaxed) {
+                return failed("was not written");
+            } else if self.others.written.get().is_some_and(late) {
+                return failed("was written, but is not there; do all ranks see this folder?");
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a folder has a name. NFS keeps the answer to a look-up of a name that is not there for up to a minute; when a
+/// folder is opened to be listed, it asks whether the folder has changed.
+fn is_listed(folder: &Path, name: &str) -> Result<bool> {
+    let failed = |error| Error::io(folder, error);
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        if entry.map_err(failed)?.file_name() == name {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A look-up does not find what a link points to, as it does not find what NFS has not shown yet; the list has its name.
+    #[test]
+    fn files_of_other_ranks_are_found_in_the_list_of_the_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let commit = Commit {
+            index: Index::new(1, 2),
+            partial: folder.path().into(),
+            folder: folder.path().into(),
+            config: CheckpointConfig::new(),
+            others: Arc::default(),
+            kept: Arc::default(),
+        };
+        let waited = (Instant::now(), Duration::from_millis(20));
+        commit.others.written.set(waited).unwrap();
+        let name = file_of(1);
+        let error = commit.wait_for(&name).unwrap_err().to_string();
+        assert!(error.contains("do all ranks see this folder"), "{error}");
+        std::os::unix::fs::symlink("nowhere", folder.path().join(&name)).unwrap();
+        assert!(!folder.path().join(&name).exists());
+        commit.wait_for(&name).unwrap();
+    }
+}

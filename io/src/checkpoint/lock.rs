@@ -1,0 +1,76 @@
+use std::fs::{self, File, TryLockError};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::{Error, Result, durable};
+
+/// How long opening waits for an earlier job to let go of the folder.
+const HANDOVER: Duration = Duration::from_secs(5);
+
+/// Takes a folder for this job, and makes it if need be.
+pub(super) fn lock_folder(folder: &Path) -> Result<File> {
+    fs::create_dir_all(folder).map_err(|error| Error::io(folder, error))?;
+    // The way to it shall be on the disk as well, as far as it is ours to say so.
+    for parent in durable::way_to(folder) {
+        let _ = durable::sync_folder(parent);
+    }
+    let path = folder.join(".lock");
+    let lock = File::create(&path).map_err(|error| Error::io(&path, error))?;
+    if let Some(warning) = take(folder, || lock.try_lock())? {
+        eprintln!("halocline: {warning}");
+    }
+    Ok(lock)
+}
+
+/// Tries to lock until the job before lets go. Gives a warning where the file system has no locks.
+fn take(
+    folder: &Path,
+    mut try_lock: impl FnMut() -> std::result::Result<(), TryLockError>,
+) -> Result<Option<String>> {
+    let start = Instant::now();
+    loop {
+        match try_lock() {
+            Ok(()) => return Ok(None),
+            Err(TryLockError::WouldBlock) if start.elapsed() < HANDOVER => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Err(TryLockError::WouldBlock) => {
+                let cause = "another job has it open; give each job a folder of its own";
+                return Err(Error::checkpoint(folder, cause));
+            }
+            Err(TryLockError::Error(error)) => {
+                return Ok(Some(format!(
+                    "{}: cannot be locked ({error}), so a second job in this folder would not be noticed; give each \
+                     job a folder of its own",
+                    folder.display()
+                )));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_without_locks_is_told() {
+        let folder = Path::new("runs/a");
+        // ENOSYS, as Lustre says without the mount option flock.
+        let unsupported = || Err(TryLockError::Error(std::io::Error::from_raw_os_error(38)));
+        let warning = take(folder, unsupported).unwrap().expect("a warning");
+        assert!(
+            warning.starts_with("runs/a: cannot be locked") && warning.contains("second job"),
+            "{warning}"
+        );
+        let mut tries = 0;
+        let later = || {
+            tries += 1;
+            match tries {
+                3 => Ok(()),
+                _ => Err(TryLockError::WouldBlock),
+            }
+        };
+        assert_eq!(take(folder, later).unwrap(), None);
+    }
+}
