@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::CheckpointConfig;
 use super::file::{self, Cells, Contents};
-use super::folder::{Kept, name_of, publish, remove, superseded};
+use super::folder::{Kept, Worth, name_of, publish, remove, superseded};
 use super::index::{self, Index, file_of};
 use crate::{Error, Result, durable};
 
@@ -59,18 +59,28 @@ impl Commit {
     }
 
     fn commit(&mut self) -> Result<()> {
-        let (step, metric) = (self.index.step, self.index.metric);
+        let step = self.index.step;
         fs::create_dir_all(&self.partial).map_err(|error| Error::io(&self.partial, error))?;
         self.complete()?;
+        let worth = Worth::of(&self.index);
+        let same = lock(&self.kept).steps.get(&step).copied();
+        if !worth.finite && same.is_some_and(|same| same.finite) {
+            eprintln!(
+                "halocline: {}: a finite checkpoint of step {step} stays in the place of one that is not",
+                self.folder.display()
+            );
+            let removed = fs::remove_dir_all(&self.partial);
+            return removed.map_err(|error| Error::io(&self.partial, error));
+        }
         let path = self.partial.join(index::NAME);
         durable::write(&path, &self.index.encode())?;
         publish(&self.partial, &self.folder, step)?;
         let old = {
             let mut kept = lock(&self.kept);
-            kept.metrics.insert(step, metric);
+            kept.steps.insert(step, worth);
             kept.newest = Some(step);
-            let old = superseded(&kept.metrics, step, &self.config);
-            kept.metrics.retain(|step, _| !old.contains(step));
+            let old = superseded(&kept.steps, step, &self.config);
+            kept.steps.retain(|step, _| !old.contains(step));
             old
         };
         for step in old {
@@ -79,7 +89,7 @@ impl Commit {
         Ok(())
     }
 
-    /// Says in the index where every piece is, when all files are there.
+    /// Says in the index where every piece is, and what is not finite, when all files are there.
     fn complete(&mut self) -> Result<()> {
         let pieces = self
             .index
@@ -110,6 +120,9 @@ impl Commit {
                         );
                         return Err(Error::checkpoint(&self.partial.join(&piece.file), cause));
                     }
+                }
+                if contents.not_finite.as_ref() == Some(&piece.key) {
+                    self.index.not_finite.get_or_insert_with(|| name.clone());
                 }
             }
         }

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use burn::tensor::Bytes;
+use burn::tensor::{Bytes, bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo, View};
 
@@ -18,6 +18,17 @@ use crate::{Error, Result};
 const LARGEST_HEADER: u64 = 100_000_000;
 /// Before the name of a piece in the metadata of a file: its checksum.
 const SUM: &str = "crc32 ";
+/// In the metadata of a file: the name of the first piece of the state that is not finite.
+const NOT_FINITE: &str = "not finite";
+
+/// What the values of a tensor are to a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Parameters and states, of use only if they are finite.
+    State,
+    /// Anything else.
+    Record,
+}
 
 /// A box of a tensor on its way to a file.
 #[derive(Debug)]
@@ -26,6 +37,26 @@ pub(crate) struct Cells {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     pub bytes: Bytes,
+    pub role: Role,
+}
+
+impl Cells {
+    /// Whether all values are finite, as integers and booleans are.
+    fn is_finite(&self) -> bool {
+        fn all<const N: usize>(bytes: &[u8], is_finite: impl Fn([u8; N]) -> bool) -> bool {
+            let (values, _) = bytes.as_chunks::<N>();
+            // Many without a branch, which the compiler takes several at a time.
+            let mut parts = values.chunks(1024);
+            parts.all(|part| part.iter().fold(true, |all, value| all & is_finite(*value)))
+        }
+        match self.dtype {
+            Dtype::F64 => all(&self.bytes, |value| f64::from_ne_bytes(value).is_finite()),
+            Dtype::F32 => all(&self.bytes, |value| f32::from_ne_bytes(value).is_finite()),
+            Dtype::F16 => all(&self.bytes, |value| f16::from_ne_bytes(value).is_finite()),
+            Dtype::BF16 => all(&self.bytes, |value| bf16::from_ne_bytes(value).is_finite()),
+            _ => true,
+        }
+    }
 }
 
 impl View for &Cells {
@@ -46,7 +77,7 @@ impl View for &Cells {
     }
 }
 
-/// Writes a file with a checksum of each tensor.
+/// Writes a file with a checksum of each tensor, and the name of the first one of the state that is not finite.
 pub(crate) fn write(path: &Path, cells: &[Cells]) -> Result<()> {
     let sums = cells.iter().map(|cells| {
         (
@@ -54,8 +85,12 @@ pub(crate) fn write(path: &Path, cells: &[Cells]) -> Result<()> {
             crc32fast::hash(&cells.bytes).to_string(),
         )
     });
+    let not_finite = cells
+        .iter()
+        .find(|cells| cells.role == Role::State && !cells.is_finite())
+        .map(|cells| (NOT_FINITE.into(), cells.key.clone()));
     let views = cells.iter().map(|cells| (&cells.key, cells));
-    serialize(views, Some(sums.collect()), path)
+    serialize(views, Some(sums.chain(not_finite).collect()), path)
 }
 
 /// Writes a safetensors file, whose bytes are on the disk when this returns.
@@ -138,6 +173,8 @@ pub(crate) struct Contents {
     pub size: u64,
     /// Each tensor as a single piece.
     pub tensors: HashMap<String, TensorEntry>,
+    /// The first piece of a checkpoint's state that is not finite.
+    pub not_finite: Option<String>,
 }
 
 /// What a file holds, by its header.
@@ -187,7 +224,12 @@ pub(crate) fn contents(path: &Path) -> Result<Contents> {
         Ok((key, entry))
     });
     let tensors = entries.collect::<Result<_>>()?;
-    Ok(Contents { size, tensors })
+    let not_finite = metadata.metadata().as_ref();
+    Ok(Contents {
+        size,
+        tensors,
+        not_finite: not_finite.and_then(|metadata| metadata.get(NOT_FINITE).cloned()),
+    })
 }
 
 /// What a file is that begins so and is no safetensors file, and what to do.
@@ -253,6 +295,7 @@ mod tests {
             dtype: Dtype::F32,
             shape: vec![2],
             bytes: Bytes::from_bytes_vec(values),
+            role: Role::State,
         }
     }
 

@@ -14,10 +14,27 @@ use crate::{Error, Result, durable};
 /// The checkpoints of a folder.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    /// Their metrics, by step.
-    pub metrics: BTreeMap<u64, Option<f64>>,
+    /// What they are worth, by step.
+    pub steps: BTreeMap<u64, Worth>,
     /// The one that was written last.
     pub newest: Option<u64>,
+}
+
+/// What decides whether a checkpoint is kept.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Worth {
+    /// Whether all parameters and states are finite.
+    pub finite: bool,
+    pub metric: Option<f64>,
+}
+
+impl Worth {
+    pub(super) fn of(index: &index::Index) -> Self {
+        Self {
+            finite: index.not_finite.is_none(),
+            metric: index.metric,
+        }
+    }
 }
 
 /// The folder of a step. Names sort as steps do.
@@ -128,7 +145,8 @@ fn told_to_all(
 }
 
 impl Checkpoint {
-    /// The newest checkpoint in a folder that is whole, the same on all ranks; also while another job writes there.
+    /// The newest checkpoint in a folder that is whole and finite, the same on all ranks; also while another job writes
+    /// there. Of checkpoints of which none is [finite](Self::not_finite) it is the newest that is whole.
     ///
     /// # Errors
     /// On all ranks: a folder that cannot be read, or a newer checkpoint than any that is whole, though it is there;
@@ -141,7 +159,8 @@ impl Checkpoint {
     }
 }
 
-/// The first checkpoint that is whole of the steps that rank 0 knows; an error if there are some and none is.
+/// The first checkpoint that is whole and finite of the steps that rank 0 knows, or the first that is whole; an error if
+/// there are some and none is.
 pub(super) fn first_of(
     mesh: &DeviceMesh,
     folder: &Path,
@@ -156,15 +175,31 @@ pub(super) fn first_of(
 }
 
 fn first_whole(folder: &Path, steps: &[u64]) -> Result<Option<(Checkpoint, Vec<u8>)>> {
-    let mut failure = None;
+    let (mut failure, mut not_finite) = (None, Vec::new());
     for &step in steps {
         match whole(folder, step) {
-            Ok(found) => return Ok(Some(found)),
+            Ok(found) if found.0.not_finite().is_some() => not_finite.push(found),
+            Ok(found) => {
+                for (passed_over, _) in not_finite {
+                    let cause = passed_over.what_is_not_finite();
+                    eprintln!(
+                        "halocline: a checkpoint is passed over: {cause}; Checkpoint::open opens it"
+                    );
+                }
+                return Ok(Some(found));
+            }
             Err(error) if is_damage(&error) => _ = failure.get_or_insert(error),
             Err(error) => return Err(error),
         }
     }
-    failure.map_or(Ok(None), Err)
+    match not_finite.into_iter().next() {
+        Some(found) => {
+            let cause = found.0.what_is_not_finite();
+            eprintln!("halocline: {cause}; no finite checkpoint is there to be read instead");
+            Ok(Some(found))
+        }
+        None => failure.map_or(Ok(None), Err),
+    }
 }
 
 /// Finishes or removes what an interrupted job left, and says what is there.
@@ -193,14 +228,14 @@ pub(super) fn tidy(folder: &Path) -> Result<Kept> {
     for step in steps_in(folder)? {
         match whole(folder, step) {
             Ok((found, _)) => {
-                kept.metrics.insert(step, found.metric());
+                kept.steps.insert(step, Worth::of(&found.index));
                 kept.newest = Some(step);
             }
             Err(error) => failures.push((step, error)),
         }
     }
     match failures.pop() {
-        Some((_, error)) if kept.metrics.is_empty() => return Err(error),
+        Some((_, error)) if kept.steps.is_empty() => return Err(error),
         newest => failures.extend(newest),
     }
     for (step, error) in failures {
@@ -238,33 +273,40 @@ pub(super) fn put_out_of_the_way(folder: &Path, step: u64) -> Result<()> {
     fs::rename(&from, &to).map_err(|error| Error::io(&from, error))
 }
 
-/// Steps that have a metric, the best first; of equals the newest.
-pub(super) fn by_metric(metrics: &BTreeMap<u64, Option<f64>>) -> Vec<u64> {
-    let mut steps: Vec<(u64, f64)> = metrics
+/// Steps that have a metric, the best first and those that are not finite last; of equals the newest.
+pub(super) fn by_metric(steps: &BTreeMap<u64, Worth>) -> Vec<u64> {
+    let measured = steps
         .iter()
-        .filter_map(|(step, metric)| Some((*step, (*metric)?)))
-        .collect();
-    steps.sort_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)));
-    steps.into_iter().map(|(step, _)| step).collect()
+        .filter_map(|(step, worth)| Some((*step, worth.finite, worth.metric?)));
+    let mut measured: Vec<(u64, bool, f64)> = measured.collect();
+    measured.sort_by(|a, b| {
+        let by_metric = a.2.total_cmp(&b.2);
+        b.1.cmp(&a.1).then(by_metric).then(b.0.cmp(&a.0))
+    });
+    measured.into_iter().map(|(step, ..)| step).collect()
 }
 
 /// The checkpoints that are not to be kept, when that of `step` has been written. Later ones are of another run's future,
 /// and neither count nor go.
 pub(super) fn superseded(
-    metrics: &BTreeMap<u64, Option<f64>>,
+    steps: &BTreeMap<u64, Worth>,
     step: u64,
     config: &CheckpointConfig,
 ) -> Vec<u64> {
-    let last = metrics.range(..=step).rev().map(|(step, _)| *step);
-    let so_far = metrics
+    let so_far: BTreeMap<u64, Worth> = steps
         .range(..=step)
-        .map(|(step, metric)| (*step, *metric));
-    let best = by_metric(&so_far.collect())
-        .into_iter()
-        .take(config.keep_best);
-    let keep: Vec<u64> = last.take(config.keep_last).chain(best).collect();
-    let earlier = metrics.range(..=step).map(|(step, _)| *step);
-    earlier.filter(|step| !keep.contains(step)).collect()
+        .map(|(step, worth)| (*step, *worth))
+        .collect();
+    // One that is not finite takes no place of one that is.
+    let mut counted = so_far.clone();
+    if so_far.values().any(|worth| worth.finite) {
+        counted.retain(|_, worth| worth.finite);
+    }
+    let last = counted.keys().rev().take(config.keep_last).copied();
+    let best = by_metric(&counted).into_iter().take(config.keep_best);
+    let keep: Vec<u64> = last.chain(best).chain([step]).collect();
+    let so_far = so_far.into_keys();
+    so_far.filter(|step| !keep.contains(step)).collect()
 }
 
 #[cfg(test)]
@@ -280,7 +322,11 @@ mod tests {
             (40, Some(0.2)),
             (50, Some(0.1)),
         ];
-        let metrics = metrics.into();
+        let finite = |metric| Worth {
+            finite: true,
+            metric,
+        };
+        let metrics = metrics.map(|(step, metric)| (step, finite(metric))).into();
         let old = |last, best| {
             let config = CheckpointConfig::new()
                 .with_keep_last(last)

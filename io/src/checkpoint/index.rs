@@ -25,6 +25,9 @@ pub(crate) struct Index {
     /// The ranks that wrote it.
     pub ranks: usize,
     pub metric: Option<f64>,
+    /// The first tensor of the state with a value that is not finite. Indices of version 0.1.0 do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_finite: Option<String>,
     pub values: BTreeMap<String, Value>,
     pub tensors: BTreeMap<String, TensorEntry>,
     /// Names of files and their sizes in bytes.
@@ -86,6 +89,7 @@ impl Index {
             step,
             ranks,
             metric: None,
+            not_finite: None,
             values: BTreeMap::new(),
             tensors: BTreeMap::new(),
             files: BTreeMap::new(),

@@ -45,7 +45,7 @@ pub struct Checkpoint {
     folder: PathBuf,
     /// What errors name.
     path: PathBuf,
-    index: Index,
+    pub(super) index: Index,
 }
 
 impl Checkpoint {
@@ -112,6 +112,21 @@ impl Checkpoint {
     /// The metric that it was saved with.
     pub fn metric(&self) -> Option<f64> {
         self.index.metric
+    }
+
+    /// The first tensor of the state (all but [`Snapshot::data`](super::Snapshot::data)) with a value that is NaN or
+    /// infinite; `None` if all are finite, or no job of Halocline saved it.
+    pub fn not_finite(&self) -> Option<&str> {
+        self.index.not_finite.as_deref()
+    }
+
+    /// [`not_finite`](Self::not_finite), for a line on stderr.
+    pub(super) fn what_is_not_finite(&self) -> String {
+        let name = self.not_finite().unwrap_or_default();
+        format!(
+            "{}: {name:?} has values that are not finite",
+            self.folder.display()
+        )
     }
 
     /// The names of the tensors, in order.

@@ -20,12 +20,15 @@ use crate::{Error, Result};
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Which checkpoints of a folder are kept.
+///
+/// Those with a value that is NaN or infinite ([`Checkpoint::not_finite`]) do not count, and go when another one is
+/// written: of them the newest stays at most. Where all are such they are kept as others are.
 #[derive(Config, Debug)]
 pub struct CheckpointConfig {
     /// How many of the newest; at least one.
     #[config(default = "3")]
     pub keep_last: usize,
-    /// How many of those with the lowest metric, besides.
+    /// How many of those with the lowest metric, besides. NaN is no metric.
     #[config(default = "0")]
     pub keep_best: usize,
 }
@@ -194,7 +197,8 @@ impl Checkpoints {
         agree(&self.mesh, OPERATION, Fallible::First, committed)
     }
 
-    /// The newest checkpoint that is whole; the same on all ranks. Others are named on stderr.
+    /// The newest checkpoint that is whole and finite, or, if [none](Checkpoint::not_finite) is finite, the newest that is
+    /// whole; the same on all ranks. Others are named on stderr.
     ///
     /// # Errors
     /// On all ranks: checkpoints of which none is whole; a failure to save what was saved last, or of communication.
@@ -207,13 +211,15 @@ impl Checkpoints {
         self.wait()?;
         first_of(&self.mesh, &self.folder, || {
             let kept = self.kept();
-            let steps = kept.metrics.range(..step).rev();
+            let steps = kept.steps.range(..step).rev();
             Ok(steps.map(|(step, _)| *step).collect())
         })
     }
 
-    /// What `load` makes of the newest checkpoint that is of use: where it fails, of the one before, and so on. Later ones
+    /// What `load` makes of the [newest](Self::latest) checkpoint: where it fails, of the one before, and so on. Later ones
     /// get out of the way as `damaged_step_…`. All ranks load, or fail, together.
+    ///
+    /// One that is not finite is loaded only where no other is there. [`Checkpoint::open`] opens any.
     ///
     /// # Errors
     /// On all ranks: the first error of `load`, where it fails for all checkpoints; an error that is no fault of the checkpoint,
@@ -244,19 +250,21 @@ impl Checkpoints {
                 eprintln!("halocline: a checkpoint is passed over: {error}");
             }
             first_failure.get_or_insert(error);
+            let finite = checkpoint.not_finite().is_none();
             candidate = self.latest_before(checkpoint.step())?;
+            candidate = candidate.filter(|next| !finite || next.not_finite().is_none());
         }
         first_failure.map_or(Ok(None), Err)
     }
 
-    /// The checkpoint with the lowest metric; the same on all ranks.
+    /// The checkpoint with the lowest metric, a finite one if there is one with a metric; the same on all ranks.
     ///
     /// # Errors
     /// Those of [`latest`](Self::latest).
     pub fn best(&mut self) -> halocline_core::Result<Option<Checkpoint>> {
         self.wait()?;
         first_of(&self.mesh, &self.folder, || {
-            Ok(by_metric(&self.kept().metrics))
+            Ok(by_metric(&self.kept().steps))
         })
     }
 
@@ -270,7 +278,7 @@ impl Checkpoints {
         self.wait()?;
         let set_aside = || {
             let mut kept = self.kept();
-            let later = kept.metrics.split_off(&(step + 1));
+            let later = kept.steps.split_off(&(step + 1));
             for step in later.into_keys() {
                 put_out_of_the_way(&self.folder, step)?;
             }

@@ -6,7 +6,7 @@ use burn::tensor::{Bool, BoolStore, DType, Int, Tensor, TensorData};
 use halocline_core::{IndexBox, Layout, MeshShape, ShardTensor, World};
 use serde::Serialize;
 
-use super::file::Cells;
+use super::file::{Cells, Role};
 use super::index::{Index, PieceEntry, TensorEntry, file_of};
 use super::{dtype, pieces};
 use crate::{Error, Result};
@@ -15,6 +15,10 @@ use crate::{Error, Result};
 ///
 /// All ranks add the same names in the same order. Each rank copies the cells that it will write to host memory, and no
 /// others: its boxes of a sharded tensor, and of a replicated one an equal share. So the program may go on at once.
+///
+/// A state with a value that is NaN or infinite is saved, and never takes the place of one without
+/// ([`CheckpointConfig`](super::CheckpointConfig)). That is asked of all tensors but those of [`data`](Self::data): losses,
+/// scores and masks may hold such values in a sound state.
 #[derive(Debug)]
 pub struct Snapshot {
     rank: usize,
@@ -63,7 +67,7 @@ impl Snapshot {
         tensor: &Tensor<D, K>,
     ) -> Result<()> {
         let layout = Layout::replicated(&self.mesh, &tensor.dims());
-        self.add(name, &layout, tensor.dtype(), |cells| {
+        self.add((name, Role::State), &layout, tensor.dtype(), |cells| {
             cut(tensor, cells, &[0; D])
         })
     }
@@ -92,20 +96,24 @@ impl Snapshot {
         let local = tensor.local();
         let own = layout.local_box(tensor.mesh().position());
         let origin = std::array::from_fn(|dim| own.ranges()[dim].start);
-        self.add(name, layout, local.dtype(), |cells| {
+        self.add((name, Role::State), layout, local.dtype(), |cells| {
             cut(local, cells, &origin)
         })
     }
 
-    /// Adds data that all ranks hold alike.
+    /// Adds data that all ranks hold alike, and that may hold values which are not finite.
     ///
     /// # Errors
     /// Those of [`tensor`](Self::tensor).
     pub fn data(&mut self, name: &str, data: &TensorData) -> Result<()> {
+        self.add_data((name, Role::Record), data)
+    }
+
+    pub(super) fn add_data(&mut self, (name, role): (&str, Role), data: &TensorData) -> Result<()> {
         let layout = Layout::replicated(&self.mesh, data.shape());
         let whole = IndexBox::whole(data.shape());
         let element = data.dtype().size();
-        self.add(name, &layout, data.dtype(), |cells| {
+        self.add((name, role), &layout, data.dtype(), |cells| {
             let mut bytes = vec![0; cells.volume() * element];
             pieces::copy(
                 (data.as_bytes(), &whole),
@@ -133,7 +141,7 @@ impl Snapshot {
 
     fn add(
         &mut self,
-        name: &str,
+        (name, role): (&str, Role),
         layout: &Layout,
         dtype: DType,
         cut: impl Fn(&IndexBox) -> TensorData,
@@ -184,6 +192,7 @@ impl Snapshot {
                     dtype: dtype::in_files(dtype_name).expect("a type that files have"),
                     shape: cells.shape(),
                     bytes,
+                    role,
                 });
             }
             entry.pieces.push(PieceEntry {

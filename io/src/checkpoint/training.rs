@@ -10,6 +10,7 @@ use burn::tensor::{Bytes, DType, Device, TensorData};
 use burn_pack::{Reader, Writer};
 use halocline_core::World;
 
+use super::file::Role;
 use super::load::pack;
 use super::parameters::{Parameter, parameters};
 use super::{Checkpoint, Snapshot};
@@ -59,9 +60,9 @@ impl Snapshot {
             let data = TensorData::from_bytes(bytes, shape, dtype);
             states.insert(called(&key).ok_or_else(|| unknown(&key))?, data);
         }
-        states
-            .iter()
-            .try_for_each(|(path, data)| self.data(&format!("{name}.{path}"), data))
+        states.iter().try_for_each(|(path, data)| {
+            self.add_data((&format!("{name}.{path}"), Role::State), data)
+        })
     }
 
     /// Adds the state of a schedule of learning rates.

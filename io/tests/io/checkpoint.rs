@@ -1,3 +1,4 @@
+mod finite;
 mod wanted;
 
 use std::fs;
@@ -152,6 +153,11 @@ fn steps(folder: &Path, config: &CheckpointConfig, metrics: &[Option<f64>]) -> V
         checkpoints.wait()
     });
     saved.unwrap();
+    names_in(folder)
+}
+
+/// What is in a folder of checkpoints, in order.
+fn names_in(folder: &Path) -> Vec<String> {
     let mut names = listing(folder);
     names.retain(|name| name != ".lock");
     names.sort();
