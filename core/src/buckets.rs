@@ -140,7 +140,7 @@ pub(crate) fn put(reduce: &Reduce, gradient: DispatchTensor) -> Result<Option<Di
     })
 }
 
-/// Runs a backward pass of these ranks, with buckets; of one rank without: it sums nothing.
+/// Runs a backward pass of these ranks, with buckets unless it is one rank alone.
 pub(crate) fn collect(ranks: &[usize], backward: impl FnOnce() -> Gradients) -> Gradients {
     /// Leaves things as they were, also if the pass panics.
     struct Restore<'a>(Option<Buckets>, &'a [usize]);
@@ -159,7 +159,7 @@ pub(crate) fn collect(ranks: &[usize], backward: impl FnOnce() -> Gradients) -> 
     let buckets = BUCKETS.take();
     drop(restore);
     if let Some(buckets) = buckets {
-        // What a group sums in a pass, all its ranks do, though each may be in a mesh of fewer.
+        // All ranks of a group that sums are in a pass, though perhaps on meshes without some of the others.
         forget(|group| buckets.groups.contains(group));
         let finished = buckets.finish(&mut gradients);
         finished.unwrap_or_else(|error: Error| error.raise());

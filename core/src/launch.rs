@@ -329,8 +329,8 @@ thread_local! {
     static SOLO_MESHES: RefCell<Vec<DeviceMesh>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The mesh of one rank that is connected to no other: one per device and thread, which keeps its plans. Of many devices
-/// those that were used last.
+/// The mesh of one rank that is connected to no other: one per device and thread, which keeps its plans. Meshes of the
+/// devices used last are kept.
 pub(crate) fn solo_mesh(device: &Device) -> DeviceMesh {
     SOLO_MESHES.with_borrow_mut(|meshes| {
         // Devices compare by hardware, whatever their autodiff setting.

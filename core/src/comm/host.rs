@@ -47,11 +47,11 @@ pub(super) fn cells(tensor: &DispatchTensor, elements: Range<usize>) -> &[u8] {
 
 /// A tensor of the CPU that is put together from parts: some are computed here, others received into their place.
 ///
-/// Parts are written and read at the same time, by several threads. So nothing refers to all of the memory until
-/// [`into_tensor`](Self::into_tensor): a [`Place`] is an address, and a [`Part`] shows its own bytes only.
+/// Several threads write and read parts at the same time. So no reference covers all of the memory before
+/// [`into_tensor`](Self::into_tensor): a [`Place`] is an address, and a [`Part`] gives references to its own bytes only.
 #[derive(Debug)]
 pub(super) struct Room {
-    /// Keeps the memory; not looked at before all parts are written.
+    /// Keeps the memory; not dereferenced before all parts are written.
     memory: Arc<Bytes>,
     start: NonNull<u8>,
     elements: usize,
@@ -106,7 +106,7 @@ struct Part {
     start: NonNull<u8>,
     bytes: usize,
     align: usize,
-    /// What is written to: other tensors share the part.
+    /// A copy of the part, to write to: other tensors share the part itself.
     copy: Option<Block>,
 }
 

@@ -1,10 +1,10 @@
-//! What is printed when local ranks panic: a mistake of the program is made by all of them at once.
+//! Messages of panics of local ranks, which all make a mistake of the program at once.
 
 use std::cell::RefCell;
 use std::panic::PanicHookInfo;
 use std::sync::{Arc, Mutex, Once};
 
-/// Where in the source: file, line and column.
+/// Place in the source: file, line and column.
 type Place = (String, u32, u32);
 
 /// The first panic of a job's ranks: the rank and the place.
@@ -12,13 +12,13 @@ type Place = (String, u32, u32);
 pub(super) struct Panics(Arc<Mutex<Option<(usize, Place)>>>);
 
 thread_local! {
-    /// The rank that this thread is, and the panics of its job.
+    /// The rank of this thread, and the panics of its job.
     static RANK: RefCell<Option<(usize, Panics)>> = const { RefCell::new(None) };
 }
 
 impl Panics {
-    /// The panics of a new job. The first is printed as all panics are, with a backtrace if there is to be one; of other
-    /// ranks that panic at the same place, a line each.
+    /// Panics of a new job. The first is printed as usual, with a backtrace if one is asked for; of other ranks that panic
+    /// at the same place, one line each.
     pub(super) fn of_job() -> Self {
         static HOOK: Once = Once::new();
         // In a thread that panics no hook can be set.
@@ -40,7 +40,7 @@ impl Panics {
     }
 }
 
-/// What is printed of a panic at a place where another rank has panicked first.
+/// The line for a panic at a place where another rank has panicked first.
 fn repeated(panic: &PanicHookInfo<'_>) -> Option<String> {
     let place = panic.location()?;
     let place = (place.file().to_string(), place.line(), place.column());

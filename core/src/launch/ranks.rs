@@ -61,7 +61,7 @@ impl fmt::Display for Failure {
 }
 
 impl Failure {
-    /// The rank whose failure this is, and why it failed: `own`, unless another rank has told it of its error.
+    /// The rank that failed first, and its cause: `own`, unless the error is that of another rank.
     fn origin(&self, own: usize) -> (usize, String) {
         match self {
             Self::Error(Error::Rank { rank, cause }) => (*rank, cause.clone()),

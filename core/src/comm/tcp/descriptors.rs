@@ -1,6 +1,6 @@
 //! Descriptors of this process, of which each peer takes one.
 
-/// Has the system give this process as many descriptors as it may have.
+/// Raises the limit of descriptors as far as the system permits.
 #[cfg(unix)]
 pub(super) fn raise_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -10,14 +10,14 @@ pub(super) fn raise_limit() {
         current: limit.maximum,
         ..limit
     };
-    // A system that refuses leaves the limit as it was; the error of a descriptor that is missing names it.
+    // Where that is refused the old limit holds; the error for a missing descriptor names it.
     let _ = setrlimit(Resource::Nofile, raised);
 }
 
 #[cfg(not(unix))]
 pub(super) fn raise_limit() {}
 
-/// An error of the system, with what to do about it if descriptors have run out.
+/// Text of an error of the system, with the remedy if descriptors have run out.
 pub(super) fn explained(error: &std::io::Error) -> String {
     #[cfg(unix)]
     {

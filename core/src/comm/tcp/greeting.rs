@@ -1,4 +1,5 @@
-//! How two processes of a job prove to each other that they know its secret, and who is waited for while they do.
+//! Greetings: two processes of a job prove to each other that they know its secret. Connections without a proof are
+//! limited in number and in time, so that strangers do not keep the ranks from meeting.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -16,9 +17,9 @@ use super::rendezvous::{AGAIN, Rendezvous, left};
 const MAGIC: u64 = 0x6861_6c6f_636c_0001;
 /// How long a greeting may take.
 pub(super) const GREETING: Duration = Duration::from_secs(5);
-/// Greetings in flight at most: whoever comes then takes the place of the one who has been silent for longest.
+/// The most connections without a proof; a further one ends the oldest.
 pub(super) const GREETINGS: usize = 128;
-/// What the listener answers to a caller who knows another secret: no proof is made of zeros alone.
+/// Answer to a caller with another secret; no proof is made of zeros alone.
 const NO_PROOF: [u8; 32] = [0; 32];
 
 type Code = Hmac<Sha256>;
@@ -30,7 +31,7 @@ pub(super) enum Side {
     Listener,
 }
 
-/// Connections of callers who have not proven yet that they know the secret, the oldest first.
+/// Connections of callers without a proof yet, the oldest first.
 #[derive(Default)]
 struct Unproven(Mutex<VecDeque<Arc<TcpStream>>>);
 
@@ -73,11 +74,11 @@ fn disconnect(streams: impl Iterator<Item = Arc<TcpStream>>) {
 impl Rendezvous {
     /// Accepts connections of those who know the secret, until `take` says that all have come.
     ///
-    /// No descriptor, no memory, no thread, a connection that has gone: a reason to wait and to send strangers away, for as
-    /// long as there is time.
+    /// A lack of descriptors, memory or threads, and a connection that has gone, are reasons to disconnect strangers and to
+    /// wait, as long as there is time.
     ///
     /// # Errors
-    /// Not all came in time: what stood in the way last, as the end of a sentence; nothing if nothing did.
+    /// Ranks that did not come in time: the last obstacle, as the end of a sentence, empty if there was none.
     pub(super) fn accept(
         &self,
         listener: &TcpListener,
@@ -108,10 +109,10 @@ impl Rendezvous {
                     AGAIN
                 }
             };
-            // In every turn, however many strangers come.
+            // In every turn: strangers may come without end.
             let mut known = proven.recv_timeout(wait).ok();
             while let Some(stream) = known {
-                // One that has gone meanwhile is no loss: the others are still to come.
+                // A rank that has gone meanwhile is missed when the time is over.
                 complete |= matches!(take(stream), Ok(true));
                 known = proven.try_recv().ok().filter(|_| !complete);
             }
@@ -119,7 +120,7 @@ impl Rendezvous {
         complete.then_some(()).ok_or(obstacle)
     }
 
-    /// Greets a caller in a thread of its own: a stranger who says nothing keeps nobody waiting.
+    /// Greets a caller in a thread of its own, so that a silent stranger delays nobody.
     fn greet_apart(
         &self,
         stream: TcpStream,
@@ -143,8 +144,7 @@ impl Rendezvous {
         spawned.inspect_err(|_| _ = unproven.remove(&stream))
     }
 
-    /// Proves to each other that both sides know the secret. `admit` is asked when the other side has proven it, and may
-    /// refuse.
+    /// Exchanges proofs that both sides know the secret. `admit`, called when the caller has proven it, may refuse.
     pub(super) fn greet(
         &self,
         stream: &TcpStream,
@@ -190,7 +190,7 @@ impl Rendezvous {
         } else {
             read_by(stream, &mut proof, end)?;
             if code(Side::Caller).verify_slice(&proof).is_err() {
-                // A connection that just ends may be one that had to make room: its caller comes again.
+                // A caller whose connection ends without an answer had to make room, and comes again.
                 to.write_all(&NO_PROOF)?;
                 return Err(wrong());
             }
