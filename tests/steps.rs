@@ -114,6 +114,35 @@ fn steps_that_are_not_finite_may_be_left_out_or_taken() {
     assert!(steps == 4 && taken.iter().all(|weight| weight.is_nan()));
 }
 
+/// A run that takes such steps all the same, with a save after each, keeps its last finite checkpoint and goes on from it.
+#[test]
+fn checkpoints_that_are_not_finite_displace_no_finite_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |batches: std::ops::Range<usize>, non_finite| {
+        Launcher::local(2).run(|world| {
+            let mesh = world.mesh([("lat", 2)])?;
+            let mut trainer = trainer(&world)?
+                .with_save_every(1)
+                .with_non_finite(non_finite)
+                .resume_or_start(folder.path())?;
+            let first = trainer.batch();
+            assert!(weights(&trainer).iter().all(|weight| weight.is_finite()));
+            let _ = trainer
+                .train_epoch(first.max(batches.start)..batches.end, |model, batch| {
+                    loss(&mesh, model, batch, 2)
+                })?;
+            trainer.finish()
+        })
+    };
+    run(0..9, NonFinite::Allow).unwrap();
+    // The checkpoint after the second batch is the last one of use; the third batch is the one with NaN.
+    let error = run(0..9, NonFinite::Stop).unwrap_err().to_string();
+    assert!(
+        error.contains("step 3 (epoch 0): the loss of batch 2 is NaN"),
+        "{error}"
+    );
+}
+
 #[test]
 fn a_model_without_world_init_is_refused_before_the_first_step() {
     let run = Launcher::local(2).check(false).run(|world| {
