@@ -25,7 +25,7 @@ pub(crate) struct Index {
     /// The ranks that wrote it.
     pub ranks: usize,
     pub metric: Option<f64>,
-    /// The first tensor of the state with a value that is not finite. Indices of version 0.1.0 do not say.
+    /// The first tensor of the state with a value that is not finite. Older indices do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_finite: Option<String>,
     pub values: BTreeMap<String, Value>,

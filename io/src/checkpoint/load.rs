@@ -115,7 +115,7 @@ impl Checkpoint {
     }
 
     /// The first tensor of the state (all but [`Snapshot::data`](super::Snapshot::data)) with a value that is NaN or
-    /// infinite; `None` if all are finite, or no job of Halocline saved it.
+    /// infinite; `None` if all are finite, or it is not known: of a file of another program, or an older version.
     pub fn not_finite(&self) -> Option<&str> {
         self.index.not_finite.as_deref()
     }
