@@ -137,13 +137,11 @@ impl AllocationController for Part {
     }
 
     fn memory(&self, policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
-        match &self.copy {
-            Some(copy) => copy.memory(policy),
-            // SAFETY: the part has been written, its memory is kept, and nobody writes to it any more.
-            None => {
-                Ok(unsafe { std::slice::from_raw_parts(self.start.cast().as_ptr(), self.bytes) })
-            }
+        if let Some(copy) = &self.copy {
+            return copy.memory(policy);
         }
+        // SAFETY: the part has been written, its memory is kept, and nobody writes to it any more.
+        Ok(unsafe { std::slice::from_raw_parts(self.start.cast().as_ptr(), self.bytes) })
     }
 }
 
