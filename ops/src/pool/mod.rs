@@ -14,8 +14,8 @@
 mod pairs;
 
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
-use burn::tensor::{Tensor, TensorData, module};
-use halocline_core::{Error, IndexBox, Result, ShardTensor};
+use burn::tensor::{Int, Tensor, TensorData, module};
+use halocline_core::{Error, Result, ShardTensor};
 
 use crate::local::LocalOperator;
 use crate::retype;
@@ -132,43 +132,72 @@ pub fn max_pool<const D: usize, const N: usize>(
     }
     let size = x.dims();
     stencil.run(x, |x, outputs| {
-        let y = by_planes(x.clone(), stencil.windows(), |x, windows| {
-            if windows.into_iter().all(is_pair) {
-                return pairs::Maximum.run(x);
-            }
+        let line = |(window, dim): (&Window, usize)| Line {
+            window: *window,
+            padding: outputs.ranges()[dim]
+                .clone()
+                .filter(|_| begins_in_padding)
+                .map(|output| window.first_cell(output, size[dim]).unwrap_or(0))
+                .collect(),
+        };
+        let lines: Vec<Line> = stencil.windows().iter().zip(2..).map(line).collect();
+        by_planes(x, &lines, |x, lines| {
+            let windows = lines.map(|line| &line.window);
             let options = MaxPoolOptions::new(windows.map(|w| w.kernel))
                 .with_stride(windows.map(|w| w.stride))
                 .with_dilation(windows.map(|w| w.dilation));
+            if begins_in_padding && x.is_tracked() {
+                return maximum_of_field(x, lines, options);
+            }
+            if windows.into_iter().all(is_pair) {
+                return pairs::Maximum.run(x);
+            }
             module::max_pool2d(x, options)
-        });
-        if !(begins_in_padding && x.is_tracked()) {
-            return y;
-        }
-        // Padding is minus infinity: where all cells of a window are, it would be the first that holds the maximum.
-        let first = first_cells(x, stencil.windows(), outputs, &size, y.dims());
-        let nothing = y.clone().equal_elem(f64::NEG_INFINITY);
-        y.mask_where(nothing, first)
+        })
     })
 }
 
-/// The first cell of the field in each of the windows that lie in `x` one after the other.
-fn first_cells<const D: usize>(
-    x: Tensor<D>,
-    windows: &[Window],
-    outputs: &IndexBox,
-    size: &[usize; D],
-    shape: [usize; D],
-) -> Tensor<D> {
+/// A window in one dim of a plane, and of how many cells of padding it begins with, by output; of none if none are given.
+struct Line {
+    window: Window,
+    padding: Vec<usize>,
+}
+
+impl Line {
+    /// The first of the field's cells in a window.
+    fn first_cell(&self, output: usize) -> usize {
+        output * self.window.stride + self.padding.get(output).unwrap_or(&0)
+    }
+}
+
+impl From<Window> for Line {
+    fn from(window: Window) -> Self {
+        Self {
+            window,
+            padding: Vec::new(),
+        }
+    }
+}
+
+/// The maximum, with its gradient to a cell of the field also where all cells of a window are minus infinity, as padding
+/// is, which may come first.
+fn maximum_of_field(x: Tensor<4>, lines: [&Line; 2], options: MaxPoolOptions<2>) -> Tensor<4> {
     let device = x.device().inner();
-    windows.iter().zip(2..).fold(x, |x, (window, dim)| {
-        let start = outputs.ranges()[dim].start;
-        let cell = |place: usize| {
-            let first = window.first_cell(start + place, size[dim]).unwrap_or(0);
-            (place * window.stride + first) as i64
-        };
-        let cells: Vec<i64> = (0..shape[dim]).map(cell).collect();
-        x.select(dim, Tensor::from_data(cells.as_slice(), &device))
-    })
+    let [batch, channels, rows, columns] = x.dims();
+    let (y, cells) = module::max_pool2d_with_indices(x.clone().inner(), options);
+    let shape = y.dims();
+    let [height, width] = [shape[2], shape[3]];
+    let first: Vec<i64> = (0..height * width)
+        .map(|output| [output / width, output % width])
+        .map(|[row, column]| lines[0].first_cell(row) * columns + lines[1].first_cell(column))
+        .map(|cell| cell as i64)
+        .collect();
+    let first = TensorData::new(first, [1, 1, height, width]);
+    let first = Tensor::<4, Int>::from_data(first, (&device, cells.dtype())).expand(shape);
+    let cells = cells.mask_where(y.equal_elem(f64::NEG_INFINITY), first);
+    let planes = x.reshape([batch, channels, rows * columns]);
+    let y = planes.gather(2, cells.reshape([batch, channels, height * width]));
+    y.reshape(shape)
 }
 
 /// Whether a dim is halved, as pooling mostly does.
@@ -272,12 +301,12 @@ fn factors(
 }
 
 /// Pools over planes: a maximum or mean over a box is one over its last two dims and then one over the first.
-fn by_planes<const D: usize>(
+fn by_planes<const D: usize, W: From<Window>>(
     x: Tensor<D>,
-    windows: &[Window],
-    pool: impl Fn(Tensor<4>, [&Window; 2]) -> Tensor<4>,
+    windows: &[W],
+    pool: impl Fn(Tensor<4>, [&W; 2]) -> Tensor<4>,
 ) -> Tensor<D> {
-    let one = Window::new(1);
+    let one = Window::new(1).into();
     let dims = x.dims();
     match windows {
         [width] => {
