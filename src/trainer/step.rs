@@ -24,10 +24,10 @@ pub enum NonFinite {
     Allow,
 }
 
+type Hook<M> = dyn FnMut(&M, GradientsParams) -> Result<GradientsParams> + Send;
+
 /// A function of the program's that sees gradients before the optimizer does.
-pub(super) struct GradientHook<M>(
-    pub(super) Box<dyn FnMut(&M, GradientsParams) -> Result<GradientsParams> + Send>,
-);
+pub(super) struct GradientHook<M>(pub(super) Box<Hook<M>>);
 
 impl<M> fmt::Debug for GradientHook<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
