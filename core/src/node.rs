@@ -27,7 +27,7 @@ use crate::{Error, Result, trace};
 
 /// An operator on one to four tensors, with its adjoint. Both passes get and give tensors without autodiff.
 pub trait Operator: Debug + Send + Sync + 'static {
-    /// What the forward pass leaves to the backward pass, beside inputs.
+    /// State that the forward pass leaves to the backward pass, beside inputs.
     type Saved: Send + Sync + 'static;
 
     /// The names of the passes on timelines; none for what is there by its messages.
@@ -61,7 +61,7 @@ pub trait Operator: Debug + Send + Sync + 'static {
 pub struct BackwardPass<'a, S: ?Sized> {
     /// The inputs that the operator [keeps](Operator::keeps), by position.
     pub inputs: Vec<Option<DispatchTensor>>,
-    /// What the forward pass saved.
+    /// State that the forward pass saved.
     pub saved: &'a S,
     /// The gradient of the result.
     pub cotangent: DispatchTensor,
@@ -277,7 +277,7 @@ impl<B: Plain, const N: usize> RetroForward for Again<B, N> {
 #[derive(Debug)]
 struct Step;
 
-/// What a node of the graph holds.
+/// State of a node of the graph.
 #[derive(Clone)]
 struct State<const N: usize> {
     operator: Arc<dyn Passes>,

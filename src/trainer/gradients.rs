@@ -52,8 +52,6 @@ pub(super) fn non_finite<M: Module>(
     if sums.iter().all(|sum| first_in(sum).is_none()) {
         return None;
     }
-    let mut gradient = First::new(Some(gradients));
-    model.visit(&mut gradient);
     for (batch, loss) in (first_batch..).zip(losses) {
         let Some((_, value)) = first_in(&loss.to_data()) else {
             continue;
@@ -68,6 +66,8 @@ pub(super) fn non_finite<M: Module>(
             ),
         });
     }
+    let mut gradient = First::new(Some(gradients));
+    model.visit(&mut gradient);
     let found = gradient.found?;
     Some(format!(
         "the losses are finite, but the gradient of {found}"

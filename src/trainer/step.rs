@@ -63,7 +63,7 @@ impl<M: Module> Trainer<M> {
         Ok(())
     }
 
-    /// What the optimizer is to be given, if a step is to be taken with these gradients.
+    /// Gradients for the optimizer, or `None` if the step is to be left out.
     fn acceptable(
         &mut self,
         gradients: GradientsParams,

@@ -17,7 +17,7 @@ pub struct Operation {
     backward: bool,
     traffic: Traffic,
     layout: Option<Layout>,
-    /// What is summed.
+    /// Number and type of the elements that are summed.
     elements: Option<(usize, DType)>,
     /// The tensors that it is made of, if there are several.
     parts: Option<Arc<[Shape]>>,
@@ -67,7 +67,7 @@ impl Operation {
         self.name
     }
 
-    /// What it communicates for.
+    /// Purpose of the communication, by which it is counted.
     pub fn traffic(&self) -> Traffic {
         self.traffic
     }

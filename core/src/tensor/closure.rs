@@ -12,7 +12,7 @@ use crate::{Error, RandomKey, Result};
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Applies an elementwise closure to every shard.
     ///
-    /// What the closure gives for a cell must depend on the value of that cell alone, and the closure must be the same on
+    /// The closure's value for a cell must depend on the value of that cell alone, and the closure must be the same on
     /// all ranks. It may run more than once. A closure that captures something also runs on a single cell, without
     /// gradients. With checks on ([`Settings::check`](crate::Settings::check)) its values are compared with those of
     /// the same cells in another order and shape.
