@@ -6,40 +6,40 @@
 //!
 //! This crate knows nothing about convolutions, files or models.
 
-mod boxes;
-mod bridge;
-mod buckets;
 mod cache;
 mod comm;
+mod device_mesh;
+mod dispatch;
 mod error;
-#[cfg(any(feature = "cuda", test))]
-mod gpu;
+mod exchange;
 mod launch;
 mod layout;
 pub mod memory;
 mod mesh;
 mod module;
-mod node;
+mod operator;
 pub mod ops;
-mod plan;
+mod reduce;
 mod region;
+mod replicas;
 mod rng;
+mod settings;
 mod tensor;
 pub mod trace;
 mod world;
 
-pub use bridge::{Direction, Exchange, Move};
 pub use cache::PlanCache;
 pub use comm::{
     Batch, CommStats, Communicator, Count, Counters, Expected, InFlight, Operation, Overlap,
     Payload, Pending, Place, Settings, Traffic,
 };
+pub use device_mesh::DeviceMesh;
 pub use error::{Error, Result};
+pub use exchange::{Direction, Exchange, ExchangePlan, Move, Need, Piece, Source, Transfer};
 pub use launch::Launcher;
 pub use layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 pub use memory::release_memory;
-pub use mesh::{DeviceMesh, MeshShape};
-pub use plan::{ExchangePlan, Need, Piece, Source, Transfer};
+pub use mesh::MeshShape;
 pub use region::{Boundary, IndexBox, Segment, segments};
 pub use rng::{Distribution, RandomKey, philox4x32_10};
 pub use tensor::{Halo, LocalGradient, ShardTensor, scatter_tensor};

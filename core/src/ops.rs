@@ -5,14 +5,14 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use crate::Result;
-pub use crate::boxes::{Boxes, add_box, blank, cut, paste};
-use crate::bridge::{Exchange, Pass, Reduce};
-use crate::buckets::Leaf;
 use crate::comm::{Communicator, Operation, Traffic, collectives};
-use crate::mesh::DeviceMesh;
-pub use crate::node::{BackwardPass, Operator, apply, from_dispatch, to_dispatch};
-use crate::plan::ExchangePlan;
-use crate::tensor::require_replicas;
+use crate::device_mesh::DeviceMesh;
+pub use crate::dispatch::{blank, cut, from_dispatch, paste, to_dispatch};
+pub use crate::exchange::{Boxes, add_box};
+use crate::exchange::{Exchange, ExchangePlan};
+pub use crate::operator::{BackwardPass, Operator, apply};
+use crate::reduce::{Leaf, Pass, Reduce};
+use crate::replicas::require_replicas;
 
 /// Moves boxes between the ranks of a mesh and assembles what this rank needs.
 ///

@@ -10,7 +10,8 @@ use burn::tensor::Device;
 use crate::comm::{
     Batch, CommStats, Communicator, Expected, Operation, Payload, Traffic, collectives,
 };
-use crate::mesh::{DeviceMesh, MeshShape};
+use crate::device_mesh::DeviceMesh;
+use crate::mesh::MeshShape;
 use crate::{Error, RandomKey, Result, module, trace};
 
 /// What a rank's program sees of the world: who it is, its device, and how to build meshes.

@@ -7,8 +7,33 @@ use std::sync::Arc;
 use burn::tensor::{DType, Shape};
 use foldhash::fast::FixedState;
 
-use super::Traffic;
 use crate::Layout;
+
+/// What a communication is for; statistics are kept by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Traffic {
+    /// Halos and other boxes that an operator needs.
+    Exchange,
+    /// A change of placement.
+    Redistribute,
+    /// A sum, maximum or minimum over ranks.
+    Reduce,
+    /// A field or parameters sent out from one rank, or collected on one.
+    Scatter,
+    /// Checks and metadata.
+    Control,
+}
+
+impl Traffic {
+    /// All kinds, in the order of [`CommStats`].
+    pub const ALL: [Self; 5] = [
+        Self::Exchange,
+        Self::Redistribute,
+        Self::Reduce,
+        Self::Scatter,
+        Self::Control,
+    ];
+}
 
 /// The operation that a message belongs to. Equal on all ranks that take part in it.
 #[derive(Clone, Debug)]

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 
+use super::between_gpus;
 use super::panics::Panics;
-use super::{GRACE, between_gpus};
 use crate::comm::local::Hub;
 use crate::comm::{Communicator, Settings};
+use crate::settings::GRACE;
 use crate::world::World;
 use crate::{Error, Result};
 

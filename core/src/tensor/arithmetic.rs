@@ -4,9 +4,10 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use burn::tensor::{Bool, Tensor};
 
-use super::{ShardTensor, require_replicas, require_same_mesh};
+use super::{ShardTensor, require_same_mesh};
 use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 use crate::ops::fan_out;
+use crate::replicas::require_replicas;
 use crate::{Error, Result};
 
 /// Which combinations of partial values an operator permits.

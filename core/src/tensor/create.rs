@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
 
-use super::{ShardTensor, require_replicas};
+use super::ShardTensor;
 use crate::comm::{Operation, Traffic};
+use crate::device_mesh::DeviceMesh;
+use crate::exchange::{Need, Source};
 use crate::layout::{Layout, Partial, Placement};
-use crate::mesh::DeviceMesh;
 use crate::ops;
-use crate::plan::{ExchangePlan, Need, Source};
+use crate::replicas::require_replicas;
 use crate::rng::{self, Distribution};
 use crate::{Error, IndexBox, Result};
 
@@ -81,12 +82,8 @@ pub fn scatter_tensor<const D: usize>(
     let plan = mesh
         .cache()
         .get_or_make((NAME, layout.clone(), owner), |_| {
-            Ok(ExchangePlan::new(
-                Source::Single(owner, shape),
-                mesh.position(),
-                mesh.size(),
-                |position| Need::of(layout.local_box(position)),
-            ))
+            let need_of = |position| Need::of(layout.local_box(position));
+            Ok(mesh.exchange_plan(Source::Single(owner, shape), need_of))
         })?;
     let operation = Operation::new(NAME, Traffic::Scatter, Some(&layout));
     let local = Error::catch(|| ops::exchange(held, mesh, plan, operation))?;

@@ -7,8 +7,8 @@ use burn::tensor::Tensor;
 
 use super::ShardTensor;
 use crate::comm::{Operation, Traffic};
+use crate::exchange::{ExchangePlan, Need, Source};
 use crate::ops;
-use crate::plan::{ExchangePlan, Need, Source};
 use crate::region::{Boundary, segments};
 use crate::{Error, Result};
 
@@ -119,14 +119,11 @@ impl<const D: usize> ShardTensor<D> {
     {
         self.require_resolved(operator)?;
         let key = (operator, self.layout().clone(), key);
-        let plan = self.mesh().cache().get_or_make(key, |(_, layout, _)| {
-            let mesh = self.mesh();
-            Ok(Arc::new(ExchangePlan::new(
-                Source::Layout(layout),
-                mesh.position(),
-                mesh.size(),
-                need_of,
-            )))
+        let mesh = self.mesh();
+        let plan = mesh.cache().get_or_make(key, |(_, layout, _)| {
+            Ok(Arc::new(
+                mesh.exchange_plan(Source::Layout(layout), need_of),
+            ))
         })?;
         self.run_plan(operator, &plan)
     }

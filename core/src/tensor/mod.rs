@@ -8,16 +8,14 @@ mod elementwise;
 mod halo;
 mod redistribute;
 
-use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, Device, Float, Gradients, Int, Tensor};
-use foldhash::fast::FixedState;
 
-use crate::comm::{Communicator, Operation, Traffic, collectives};
+use crate::device_mesh::DeviceMesh;
 use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate};
-use crate::mesh::{DeviceMesh, MeshShape};
+use crate::mesh::MeshShape;
 use crate::{Error, Result};
 
 pub(crate) use create::on_device;
@@ -88,7 +86,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 
     /// A tensor of one rank only, on which every operator is the single-device one.
     pub fn solo(local: Tensor<D, K>) -> Self {
-        let mesh = crate::launch::solo_mesh(&local.device());
+        let mesh = DeviceMesh::solo(&local.device());
         let layout = Layout::replicated(mesh.shape(), &local.dims());
         Self {
             local,
@@ -274,7 +272,7 @@ impl<const D: usize> ShardTensor<D> {
             panic!("{error}");
         }
         let _span = crate::trace::span("backward");
-        crate::buckets::collect(self.mesh.shape().ranks(), || self.local.backward())
+        crate::reduce::collect(self.mesh.shape().ranks(), || self.local.backward())
     }
 
     /// The same values, cut off from the autodiff graph.
@@ -305,36 +303,6 @@ impl<const D: usize> ShardTensor<D, Bool> {
     pub fn float(self) -> ShardTensor<D> {
         self.map_linear(|local| local.float())
     }
-}
-
-/// An error if some ranks do not hold the same tensor, bit for bit; compared only with checks on.
-pub(crate) fn require_replicas<const D: usize>(
-    operator: &'static str,
-    comm: &Arc<dyn Communicator>,
-    ranks: &[usize],
-    tensor: &Tensor<D>,
-) -> Result<()> {
-    if !comm.settings().check || ranks.len() == 1 {
-        return Ok(());
-    }
-    let data = tensor.clone().into_data();
-    let kind = format!("{:?} of {:?}", tensor.dims(), data.dtype());
-    let hash = FixedState::default().hash_one(data.as_bytes());
-    let own = [&hash.to_le_bytes(), kind.as_bytes()].concat();
-    let operation = Operation::new(operator, Traffic::Control, None);
-    let all = collectives::all_gather_bytes(comm, ranks, &operation, &own)?;
-    let Some(differs) = all.iter().position(|theirs| *theirs != all[0]) else {
-        return Ok(());
-    };
-    let kind_on = |place: usize| String::from_utf8_lossy(&all[place][8..]).into_owned();
-    Err(Error::Replicas(format!(
-        "{operator}: rank {} holds another tensor ({}) than rank {} ({}); all ranks must hold the same cells: \
-         make them from a seed or by World::init, or send those of one rank by scatter_tensor",
-        ranks[differs],
-        kind_on(differs),
-        ranks[0],
-        kind_on(0),
-    )))
 }
 
 /// Whether two layouts may meet in an operator: the same mesh.

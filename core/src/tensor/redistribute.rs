@@ -7,11 +7,10 @@ use burn::backend::ops::BoolTensorOps;
 use burn::tensor::Tensor;
 
 use super::{LocalGradient, ShardTensor};
-use crate::bridge::{Direction, Exchange, Move};
 use crate::comm::{Operation, Traffic, collectives};
+use crate::exchange::{Direction, Exchange, ExchangePlan, Move, Need, Source};
 use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 use crate::ops;
-use crate::plan::{ExchangePlan, Need, Source};
 use crate::{Error, IndexBox, Result};
 
 const NAME: &str = "redistribute";
@@ -181,13 +180,8 @@ impl<const D: usize> ShardTensor<D> {
     fn plan(&self, from: &Layout, to: &Layout) -> Arc<ExchangePlan> {
         let key = (NAME, from.clone(), to.clone());
         let plan = self.mesh.cache().get_or_make(key, |_| {
-            let need = |position| Need::of(to.local_box(position));
-            Ok(ExchangePlan::new(
-                Source::Layout(from),
-                self.mesh.position(),
-                self.mesh.size(),
-                need,
-            ))
+            let need_of = |position| Need::of(to.local_box(position));
+            Ok(self.mesh.exchange_plan(Source::Layout(from), need_of))
         });
         plan.expect("making this plan cannot fail")
     }
@@ -236,13 +230,7 @@ impl<const D: usize> ShardTensor<D> {
             };
             let key = ("gather_tensor", resolved.layout.clone(), root);
             let plan = self.mesh.cache().get_or_make(key, |(_, layout, _)| {
-                let (position, size) = (self.mesh.position(), self.mesh.size());
-                Ok(ExchangePlan::new(
-                    Source::Layout(layout),
-                    position,
-                    size,
-                    need,
-                ))
+                Ok(self.mesh.exchange_plan(Source::Layout(layout), need))
             });
             let plan = plan.expect("making this plan cannot fail");
             let operation =

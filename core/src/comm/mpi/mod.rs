@@ -114,7 +114,7 @@ impl Mpi {
     pub(crate) fn start(settings: Settings) -> Result<Arc<Self>> {
         let link = within(settings.timeout, "of the MPI job", Link::open)?;
         let (rank, size) = (link.rank(), link.size());
-        let tasks = crate::launch::started_tasks(|name| std::env::var(name).ok());
+        let tasks = crate::settings::started_tasks(|name| std::env::var(name).ok());
         if size == 1 && tasks > 1 {
             return Err(Error::Engine(format!(
                 "{tasks} tasks were started, but MPI sees each of them alone: use the mpirun of the MPI library that the \

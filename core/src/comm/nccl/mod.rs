@@ -27,9 +27,10 @@ use super::{
     Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Pending, Settings,
     collectives, within,
 };
-use crate::bridge::reshaped;
-use crate::launch::GRACE;
-use crate::{Error, Result, gpu};
+use crate::comm::gpu;
+use crate::dispatch::reshaped;
+use crate::settings::GRACE;
+use crate::{Error, Result};
 use raw::{Buffer, Comm, Gpu, Message, Posted, Way};
 
 mod raw;
@@ -58,7 +59,7 @@ impl std::fmt::Debug for Nccl {
 /// # Errors
 /// Ranks that share a GPU and may not; a failure of communication, or of NCCL.
 pub(crate) fn over(control: Arc<dyn Communicator>, on: &Device) -> Result<Arc<dyn Communicator>> {
-    let switched = crate::launch::switch(SWITCH);
+    let switched = crate::settings::switch(SWITCH);
     if control.size() == 1 && switched != Some(true) {
         return Ok(control);
     }

@@ -21,7 +21,7 @@ use cudarc::nccl::result::{self as nccl, NcclError};
 use cudarc::nccl::sys as nccl_sys;
 
 use super::SWITCH;
-use crate::node::from_dispatch;
+use crate::dispatch::from_dispatch;
 use crate::{Error, Result};
 
 /// Why NCCL cannot be used in this process, which has a driver; nothing if it can. It needs events of a context, which

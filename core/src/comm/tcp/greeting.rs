@@ -11,10 +11,11 @@ use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
 use super::descriptors::explained;
-use super::rendezvous::{AGAIN, Rendezvous, left};
 
 /// Says that a connection is one of ours, and of this version; in the byte order of the host.
 const MAGIC: u64 = 0x6861_6c6f_636c_0001;
+/// How long a rank waits before it looks again.
+pub(super) const AGAIN: Duration = Duration::from_millis(20);
 /// How long a greeting may take.
 pub(super) const GREETING: Duration = Duration::from_secs(5);
 /// The most connections without a proof; a further one ends the oldest.
@@ -71,7 +72,11 @@ fn disconnect(streams: impl Iterator<Item = Arc<TcpStream>>) {
     }
 }
 
-impl Rendezvous {
+/// The secret of a job, empty if it has none.
+#[derive(Clone)]
+pub(super) struct Secret(pub(super) String);
+
+impl Secret {
     /// Accepts connections of those who know the secret, until `take` says that all have come.
     ///
     /// A lack of descriptors, memory or threads, and a connection that has gone, are reasons to disconnect strangers and to
@@ -85,9 +90,6 @@ impl Rendezvous {
         end: Instant,
         mut take: impl FnMut(Arc<TcpStream>) -> std::io::Result<bool>,
     ) -> Result<(), String> {
-        if self.rank + 1 == self.size {
-            return Ok(());
-        }
         let nonblocking = listener.set_nonblocking(true);
         nonblocking.map_err(|error| format!(" ({error})"))?;
         let unproven = Arc::new(Unproven::default());
@@ -130,10 +132,10 @@ impl Rendezvous {
         stream.set_nonblocking(false)?;
         let stream = Arc::new(stream);
         unproven.add(&stream);
-        let (me, waiting, greeted) = (self.clone(), unproven.clone(), greeted.clone());
+        let (secret, waiting, greeted) = (self.clone(), unproven.clone(), greeted.clone());
         let caller = stream.clone();
         let greet = move || {
-            let proven = me.greet(&caller, Side::Listener, || waiting.remove(&caller));
+            let proven = secret.greet(&caller, Side::Listener, || waiting.remove(&caller));
             waiting.remove(&caller);
             if proven.is_ok() {
                 let _ = greeted.send(caller);
@@ -171,9 +173,8 @@ impl Rendezvous {
             Side::Listener => (theirs, own),
         };
         let code = |speaker: Side| {
-            let secret = self.secret.as_deref().unwrap_or("");
             let mut code =
-                <Code as Mac>::new_from_slice(secret.as_bytes()).expect("a key of any length");
+                <Code as Mac>::new_from_slice(self.0.as_bytes()).expect("a key of any length");
             code.update(&[speaker as u8]);
             code.update(&caller);
             code.update(&listener);
@@ -203,6 +204,11 @@ impl Rendezvous {
         stream.set_write_timeout(None)?;
         Ok(())
     }
+}
+
+/// The time until `end`, which is not zero: that would mean no limit.
+pub(super) fn left(end: Instant) -> Duration {
+    end.saturating_duration_since(Instant::now()).max(AGAIN)
 }
 
 /// Reads all of a buffer before a moment, however slowly it comes.

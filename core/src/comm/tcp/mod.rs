@@ -16,8 +16,8 @@ use super::mailbox::{Content, Message, Sender};
 use super::wire::Outgoing;
 use super::{Batch, Communicator, Counters, InFlight, Payload, Settings};
 use crate::Result;
-use crate::launch::GRACE;
 use crate::memory::Block;
+use crate::settings::GRACE;
 pub(crate) use rendezvous::Rendezvous;
 
 mod descriptors;

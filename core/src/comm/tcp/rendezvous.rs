@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::descriptors::explained;
-use super::greeting::{GREETING, Side};
+use super::greeting::{AGAIN, GREETING, Secret, Side, left};
 use crate::{Error, Result};
 
 /// Where the ranks of a job meet, and which of them this is.
@@ -28,8 +28,6 @@ pub(crate) struct Rendezvous {
 
 /// The longest greeting that is read.
 const LONGEST: usize = 1 << 20;
-/// How long a rank waits before it looks again.
-pub(super) const AGAIN: Duration = Duration::from_millis(20);
 
 impl Rendezvous {
     /// The job that the environment describes.
@@ -169,6 +167,26 @@ impl Rendezvous {
         Ok(streams)
     }
 
+    /// Accepts the connections of ranks after this one, until `take` says that all have come.
+    ///
+    /// # Errors
+    /// Those of [`Secret::accept`].
+    fn accept(
+        &self,
+        listener: &TcpListener,
+        end: Instant,
+        take: impl FnMut(Arc<TcpStream>) -> std::io::Result<bool>,
+    ) -> Result<(), String> {
+        if self.rank + 1 == self.size {
+            return Ok(());
+        }
+        self.secret().accept(listener, end, take)
+    }
+
+    fn secret(&self) -> Secret {
+        Secret(self.secret.clone().unwrap_or_default())
+    }
+
     /// The addresses of rank 0's host; at least one. In a cluster its name may be known later than this rank starts.
     fn addresses(&self, end: Instant) -> Result<Vec<SocketAddr>> {
         const NOW_AND_THEN: Duration = Duration::from_millis(500);
@@ -288,7 +306,7 @@ impl Rendezvous {
                         // Where nobody listens a connection may meet itself.
                         return Err(ErrorKind::ConnectionRefused.into());
                     }
-                    self.greet(&stream, Side::Caller, || true)?;
+                    self.secret().greet(&stream, Side::Caller, || true)?;
                     Ok(Arc::new(stream))
                 });
                 match connected {
@@ -314,11 +332,6 @@ impl Rendezvous {
 
 /// What a table begins with that is none.
 const REFUSED: &str = "refused: ";
-
-/// The time until `end`, which is not zero: that would mean no limit.
-pub(super) fn left(end: Instant) -> Duration {
-    end.saturating_duration_since(Instant::now()).max(AGAIN)
-}
 
 fn send(mut stream: &TcpStream, bytes: &[u8]) -> std::io::Result<()> {
     stream.write_all(&(bytes.len() as u64).to_ne_bytes())?;

@@ -1,6 +1,5 @@
 //! Starting a program on ranks.
 
-use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,19 +8,15 @@ use burn::tensor::Device;
 
 #[cfg(feature = "cube")]
 use crate::comm::handle;
-use crate::comm::local::Hub;
 use crate::comm::tcp::{Rendezvous, Tcp};
 use crate::comm::{Communicator, Overlap, Settings};
-use crate::mesh::{DeviceMesh, MeshShape};
+use crate::settings::{started_tasks, switch};
 use crate::world::World;
 use crate::{Error, Result, trace};
 use ranks::{run_process, run_threads};
 
 mod panics;
 mod ranks;
-
-/// How long ranks may go on after another one has failed, before the process is ended.
-pub(crate) const GRACE: Duration = Duration::from_secs(3);
 
 /// How ranks are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,7 +226,7 @@ impl Launcher {
             let device = match &self.device {
                 Some(device) => device.clone(),
                 #[cfg(feature = "cuda")]
-                None => crate::gpu::device(self.is_job())?,
+                None => crate::comm::gpu::device(self.is_job())?,
                 #[cfg(not(feature = "cuda"))]
                 None => Device::default(),
             };
@@ -302,56 +297,6 @@ fn between_gpus(comm: Arc<dyn Communicator>, device: &Device) -> Result<Arc<dyn 
     }
 }
 
-/// A switch in the environment; `None` if it is not set.
-///
-/// # Panics
-/// Panics if it is neither 0 nor 1.
-pub(crate) fn switch(name: &str) -> Option<bool> {
-    match std::env::var(name).ok()?.as_str() {
-        "0" => Some(false),
-        "1" => Some(true),
-        value => panic!("{name}={value}: expected 0 or 1"),
-    }
-}
-
-/// The number of processes that a launcher of MPI says it started: `mpirun` inside a job of Slurm, or Slurm.
-pub(crate) fn started_tasks(get: impl Fn(&str) -> Option<String>) -> usize {
-    let names = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
-    let tasks = names.into_iter().find_map(get);
-    tasks.and_then(|tasks| tasks.parse().ok()).unwrap_or(1)
-}
-
-/// Meshes of one rank that a thread keeps at most.
-const MOST_SOLO_MESHES: usize = 16;
-
-thread_local! {
-    /// Meshes of one rank, the one used last at the end.
-    static SOLO_MESHES: RefCell<Vec<DeviceMesh>> = const { RefCell::new(Vec::new()) };
-}
-
-/// The mesh of one rank that is connected to no other: one per device and thread, which keeps its plans. Meshes of the
-/// devices used last are kept.
-pub(crate) fn solo_mesh(device: &Device) -> DeviceMesh {
-    SOLO_MESHES.with_borrow_mut(|meshes| {
-        // Devices compare by hardware, whatever their autodiff setting.
-        let strategy = Device::gradient_checkpointing_strategy;
-        let same = |mesh: &DeviceMesh| {
-            mesh.device() == device && strategy(mesh.device()) == strategy(device)
-        };
-        if let Some(place) = meshes.iter().position(same) {
-            meshes[place..].rotate_left(1);
-        } else {
-            let comm = Arc::new(Hub::new(1).communicator(0, Settings::default()));
-            let mesh = DeviceMesh::new(MeshShape::solo(0), comm, device.clone());
-            if meshes.len() == MOST_SOLO_MESHES {
-                meshes.remove(0);
-            }
-            meshes.push(mesh.expect("rank 0 is in its own mesh"));
-        }
-        meshes[meshes.len() - 1].clone()
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
@@ -387,23 +332,6 @@ mod tests {
         });
         let error = result.unwrap_err().to_string();
         assert_eq!(error, "rank 2 failed: no such file");
-    }
-
-    #[cfg(feature = "wgpu")]
-    #[test]
-    fn meshes_of_one_rank_are_kept_for_the_devices_used_last() {
-        use burn::tensor::DeviceKind;
-
-        let gpu = |index: usize| Device::wgpu(DeviceKind::DiscreteGpu(index));
-        let kept = || SOLO_MESHES.with_borrow(Vec::len);
-        let cpu = solo_mesh(&Device::flex());
-        for index in 0..2 * MOST_SOLO_MESHES {
-            solo_mesh(&gpu(index));
-            // Used all the time.
-            let same = solo_mesh(&Device::flex());
-            assert!(std::ptr::eq(same.cache(), cpu.cache()));
-        }
-        assert_eq!(kept(), MOST_SOLO_MESHES);
     }
 
     #[test]

@@ -15,9 +15,9 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Gradients, Shape, Slice, Tensor};
 
-use crate::bridge::{Reduce, reshaped};
 use crate::comm::sums::{PendingSum, start_sum};
-use crate::comm::{Operation, Traffic, collectives};
+use crate::comm::{Communicator, Operation, Traffic, collectives};
+use crate::dispatch::reshaped;
 use crate::{Error, Result};
 
 /// A bucket of so many bytes is full.
@@ -110,7 +110,8 @@ impl Drop for Leaf {
 /// One group of ranks' gradients of one element type.
 #[derive(Debug)]
 struct Bucket {
-    reduce: Reduce,
+    comm: Arc<dyn Communicator>,
+    group: Arc<[usize]>,
     dtype: DType,
     bytes: usize,
     /// Parameters and this rank's gradients of them.
@@ -129,13 +130,17 @@ struct Buckets {
     summed: Vec<(Owners, DispatchTensor)>,
 }
 
-/// Puts a parameter's gradient into a bucket, to be summed as `reduce` says; gives it back where that cannot be.
-pub(crate) fn put(reduce: &Reduce, gradient: DispatchTensor) -> Result<Option<DispatchTensor>> {
-    let Some(leaf) = &reduce.leaf else {
-        return Ok(Some(gradient));
-    };
+/// Puts the gradient of a parameter into a bucket; gives it back where that cannot be.
+pub(super) fn put(
+    leaf: &Leaf,
+    comm: &Arc<dyn Communicator>,
+    gradient: DispatchTensor,
+) -> Result<Option<DispatchTensor>> {
     BUCKETS.with_borrow_mut(|buckets| match (buckets, leaf.take()) {
-        (Some(buckets), Some(leaf)) => buckets.put(reduce, leaf, gradient).map(|()| None),
+        (Some(buckets), Some(tensor)) => {
+            buckets.put(comm, &leaf.group, tensor, gradient)?;
+            Ok(None)
+        }
         _ => Ok(Some(gradient)),
     })
 }
@@ -170,17 +175,19 @@ pub(crate) fn collect(ranks: &[usize], backward: impl FnOnce() -> Gradients) -> 
 impl Buckets {
     fn put(
         &mut self,
-        reduce: &Reduce,
+        comm: &Arc<dyn Communicator>,
+        group: &Arc<[usize]>,
         leaf: DispatchTensor,
         gradient: DispatchTensor,
     ) -> Result<()> {
         let dtype = gradient.dtype();
         let bytes = gradient.shape().num_elements() * dtype.size();
-        let fits = |bucket: &Bucket| bucket.dtype == dtype && bucket.reduce.group == reduce.group;
+        let fits = |bucket: &Bucket| bucket.dtype == dtype && bucket.group == *group;
         let index = self.open.iter().position(fits).unwrap_or_else(|| {
-            self.groups.insert(reduce.group.clone());
+            self.groups.insert(group.clone());
             self.open.push(Bucket {
-                reduce: reduce.clone(),
+                comm: comm.clone(),
+                group: group.clone(),
                 dtype,
                 bytes: 0,
                 parts: Vec::new(),
@@ -231,8 +238,11 @@ impl Buckets {
 
 impl Bucket {
     fn start(self) -> Result<(Owners, PendingSum)> {
+        let Self {
+            comm, group, parts, ..
+        } = self;
         let mut owners = Owners::new();
-        let flat = self.parts.into_iter().map(|(leaf, gradient)| {
+        let flat = parts.into_iter().map(|(leaf, gradient)| {
             let shape = gradient.shape();
             let elements = shape.num_elements();
             owners.push((leaf, shape));
@@ -242,9 +252,8 @@ impl Bucket {
         let operation = Operation::new("gradients", Traffic::Reduce, None).backward();
         let operation = operation.of(flat.shape()[0], flat.dtype());
         let operation = operation.of_parts(owners.iter().map(|(_, shape)| shape.clone()));
-        let Reduce { comm, group, .. } = &self.reduce;
-        collectives::agree(comm, group, &operation)?;
-        let sum = start_sum(comm, group, &operation, flat)?;
+        collectives::agree(&comm, &group, &operation)?;
+        let sum = start_sum(&comm, &group, &operation, flat)?;
         Ok((owners, sum))
     }
 }

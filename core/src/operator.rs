@@ -19,11 +19,11 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{
-    Autodiff, Backend, BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, Flex,
-    backend_extension,
+    Autodiff, Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, backend_extension,
 };
 
-use crate::{Error, Result, trace};
+use crate::dispatch::{from_dispatch, to_dispatch};
+use crate::{Result, trace};
 
 /// An operator on one to four tensors, with its adjoint. Both passes get and give tensors without autodiff.
 pub trait Operator: Debug + Send + Sync + 'static {
@@ -98,6 +98,11 @@ pub fn apply<O: Operator, const N: usize>(
         4 => Dispatch::node4(next(), next(), next(), next(), operator),
         _ => panic!("{operator:?}: {N} inputs, expected 1 to 4"),
     }
+}
+
+/// The input of an operator that has one.
+pub(crate) fn one(inputs: Vec<DispatchTensor>) -> [DispatchTensor; 1] {
+    inputs.try_into().expect("an operator of one input")
 }
 
 /// An [`Operator`] of any type.
@@ -325,25 +330,4 @@ impl<B: Plain, const N: usize> Backward<B, N> for Step {
             }
         }
     }
-}
-
-/// A concrete backend's tensor as one of any backend.
-pub fn to_dispatch<B: Backend>(tensor: FloatTensor<B>) -> DispatchTensor
-where
-    DispatchTensor: DispatchKindConversion<B>,
-{
-    DispatchTensor::from_backend(BackendTensor::Float(tensor))
-}
-
-/// The inverse of [`to_dispatch`].
-///
-/// # Errors
-/// The tensor belongs to another backend.
-pub fn from_dispatch<B: Backend>(tensor: DispatchTensor) -> Result<FloatTensor<B>>
-where
-    DispatchTensor: DispatchKindConversion<B>,
-{
-    let tensor: BackendTensor<B> =
-        DispatchTensor::try_into_backend(tensor).map_err(Error::Engine)?;
-    Ok(tensor.float())
 }

@@ -1,100 +1,10 @@
+//! Exchange plans: boxes that each rank sends, receives and copies.
+
 use std::fmt;
 use std::ops::Range;
-use std::sync::LazyLock;
 
-use crate::mesh::unravel;
-use crate::{IndexBox, Layout, Segment};
-
-/// A box of global cells that a rank needs, and where they go in what it assembles.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// Where the box begins in the assembled tensor.
-    pub dst: Vec<usize>,
-    /// The global cells.
-    pub src: IndexBox,
-    /// The dims in which the cells come in reverse order.
-    pub flip: Vec<bool>,
-}
-
-/// All that one rank needs: the shape of the tensor that it assembles, and the pieces of it.
-///
-/// Pieces do not overlap where they go; cells that none covers get the plan's fill value. The same global cells may be
-/// needed several times (a periodic wrap longer than the domain, a replicated edge).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Need {
-    /// The shape of the assembled tensor.
-    pub shape: Vec<usize>,
-    /// The pieces.
-    pub pieces: Vec<Piece>,
-}
-
-impl Need {
-    /// A need of exactly one box.
-    pub fn of(cells: IndexBox) -> Self {
-        let shape = cells.shape();
-        let pieces = if cells.volume() == 0 {
-            Vec::new()
-        } else {
-            vec![Piece {
-                dst: vec![0; shape.len()],
-                flip: vec![false; shape.len()],
-                src: cells,
-            }]
-        };
-        Self { shape, pieces }
-    }
-
-    /// The product of the runs of every dim.
-    pub fn product(shape: Vec<usize>, dims: &[Vec<Segment>]) -> Self {
-        let counts: Vec<usize> = dims.iter().map(Vec::len).collect();
-        let pieces = (0..counts.iter().product())
-            .map(|index| {
-                let choice = unravel(index, &counts);
-                let runs = || dims.iter().zip(&choice).map(|(runs, &i)| &runs[i]);
-                Piece {
-                    dst: runs().map(|run| run.dst).collect(),
-                    src: IndexBox::new(runs().map(|run| run.src.clone()).collect()),
-                    flip: runs().map(|run| run.flip).collect(),
-                }
-            })
-            .collect();
-        Self { shape, pieces }
-    }
-
-    /// A need of nothing, assembled to a tensor of `shape` that holds the fill value only.
-    pub fn nothing(shape: Vec<usize>) -> Self {
-        Self {
-            shape,
-            pieces: Vec::new(),
-        }
-    }
-}
-
-/// Who holds the field before an exchange.
-#[derive(Clone, Copy, Debug)]
-pub enum Source<'a> {
-    /// The ranks of a layout.
-    Layout(&'a Layout),
-    /// One position holds the whole field of this shape.
-    Single(usize, &'a [usize]),
-}
-
-impl Source<'_> {
-    fn local_box(&self, position: usize) -> IndexBox {
-        match self {
-            Self::Layout(layout) => layout.local_box(position),
-            Self::Single(owner, shape) if *owner == position => IndexBox::whole(shape),
-            Self::Single(_, shape) => IndexBox::new(vec![0..0; shape.len()]),
-        }
-    }
-
-    fn owners(&self, cells: &IndexBox, near: usize) -> Vec<(usize, IndexBox)> {
-        match self {
-            Self::Layout(layout) => layout.owners(cells, near),
-            Self::Single(owner, _) => vec![(*owner, cells.clone())],
-        }
-    }
-}
+use super::need::{Need, Source};
+use crate::IndexBox;
 
 /// A box that moves from a rank's shard to a place in what a rank assembles. Both are local index boxes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,8 +39,6 @@ pub struct ExchangePlan {
 
 impl ExchangePlan {
     /// The plan of the rank at `position` among `size`, where `need_of` tells what each position needs.
-    ///
-    /// `HALOCLINE_LOOPBACK=1` makes messages of all that the rank would copy from itself but its largest box.
     pub fn new(
         source: Source<'_>,
         position: usize,
@@ -162,18 +70,12 @@ impl ExchangePlan {
                 }
             }
         }
-        static LOOPBACK: LazyLock<bool> =
-            LazyLock::new(|| crate::launch::switch("HALOCLINE_LOOPBACK") == Some(true));
-        if *LOOPBACK {
-            plan.through_loopback(position)
-        } else {
-            plan
-        }
+        plan
     }
 
     /// This plan with messages of the rank to itself in the place of all copies but the largest, so that one rank's halos on
     /// a ring go through its engine, too.
-    fn through_loopback(mut self, position: usize) -> Self {
+    pub(crate) fn through_loopback(mut self, position: usize) -> Self {
         let copies = self.copies.iter().enumerate();
         let Some((own, _)) = copies.max_by_key(|(_, copy)| copy.src.volume()) else {
             return self;
@@ -330,6 +232,8 @@ impl fmt::Display for ExchangePlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Layout;
+    use crate::mesh::unravel;
     use crate::{Boundary, MeshShape, Placement, Replicate, Shard, segments};
     use proptest::prelude::*;
     use std::sync::Arc;

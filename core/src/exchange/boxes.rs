@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{Device, Shape, Slice, Tensor};
 
-use crate::bridge::{Direction, Exchange, Move, reshaped};
+use super::plan::Transfer;
+use super::{Direction, Exchange, Move};
 use crate::comm::{Batch, Communicator, Expected, InFlight, Overlap, Payload, collectives};
-use crate::plan::Transfer;
+use crate::dispatch::{blank, cut, flipped, paste};
 use crate::{IndexBox, Result};
 
 /// Boxes on their way between ranks: what this rank sends has left, what it receives has not come.
@@ -221,40 +221,4 @@ pub fn add_box(
     let gradient = flipped(gradient, &transfer.flip);
     let cells = Dispatch::float_add(cut(&sum, &transfer.src), gradient);
     paste(sum, &transfer.src, cells)
-}
-
-/// A tensor of the kind of `like`, of another shape, that holds one value or nothing in particular.
-pub fn blank(like: &DispatchTensor, shape: &[usize], value: Option<f64>) -> DispatchTensor {
-    let options = (&Device::new(like.device()), like.dtype());
-    // Rank is a run-time matter here; `Tensor<1>` only carries the data.
-    let elements = [shape.iter().product::<usize>()];
-    let flat = match value {
-        Some(value) => Tensor::<1>::full(elements, value, options),
-        None => Tensor::<1>::empty(elements, options),
-    };
-    reshaped(flat.into_dispatch(), Shape::from(shape.to_vec()))
-}
-
-fn slices(cells: &IndexBox) -> Vec<Slice> {
-    let ranges = cells.ranges().iter();
-    ranges.map(|range| Slice::from(range.clone())).collect()
-}
-
-/// A box of a tensor.
-pub fn cut(tensor: &DispatchTensor, cells: &IndexBox) -> DispatchTensor {
-    Dispatch::float_slice(tensor.clone(), &slices(cells))
-}
-
-/// A tensor with other cells in a box.
-pub fn paste(tensor: DispatchTensor, at: &IndexBox, cells: DispatchTensor) -> DispatchTensor {
-    Dispatch::float_slice_assign(tensor, &slices(at), cells)
-}
-
-fn flipped(tensor: DispatchTensor, flip: &[bool]) -> DispatchTensor {
-    let dims: Vec<usize> = (0..flip.len()).filter(|&dim| flip[dim]).collect();
-    if dims.is_empty() {
-        tensor
-    } else {
-        Dispatch::float_flip(tensor, &dims)
-    }
 }

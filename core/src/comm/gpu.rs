@@ -68,7 +68,7 @@ pub(crate) fn device(in_job: bool) -> Result<burn::tensor::Device> {
 /// Whether processes of a host may share GPUs.
 #[cfg(feature = "cuda")]
 pub(crate) fn may_share() -> bool {
-    crate::launch::switch(SHARE) == Some(true)
+    crate::settings::switch(SHARE) == Some(true)
 }
 
 #[cfg(test)]

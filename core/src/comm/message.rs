@@ -1,0 +1,164 @@
+//! Messages: what is sent, what is expected, and batches of them in flight.
+
+use std::fmt;
+use std::time::Instant;
+
+use burn::backend::{DispatchDevice, DispatchTensor};
+use burn::tensor::{DType, Shape};
+
+use super::host::Place;
+use super::operation::Operation;
+use crate::Result;
+
+/// What one rank sends another.
+#[derive(Clone, Debug)]
+pub enum Payload {
+    /// Pieces of a field.
+    Tensors(Vec<DispatchTensor>),
+    /// Metadata.
+    Bytes(Vec<u8>),
+}
+
+/// What one rank expects from another.
+#[derive(Clone, Debug)]
+pub enum Expected {
+    /// Tensors of these shapes.
+    Tensors {
+        /// Their shapes.
+        shapes: Vec<Shape>,
+        /// Their element type.
+        dtype: DType,
+        /// The device that they are to lie on.
+        device: DispatchDevice,
+    },
+    /// A tensor that is written to its place in a larger one; the payload is then without tensors.
+    Place(Place),
+    /// Metadata of any length.
+    Bytes,
+}
+
+impl Expected {
+    /// The size of what is expected, in bytes; `None` if it may have any.
+    pub(crate) fn bytes(&self) -> Option<usize> {
+        match self {
+            Self::Bytes => None,
+            Self::Place(place) => Some(place.bytes()),
+            Self::Tensors { shapes, dtype, .. } => {
+                let cells = shapes.iter().map(Shape::num_elements);
+                Some(cells.sum::<usize>() * dtype.size())
+            }
+        }
+    }
+
+    /// Whether a payload is of the expected form.
+    pub(crate) fn accepts(&self, payload: &Payload) -> bool {
+        use burn::backend::TensorMetadata;
+        match (self, payload) {
+            (Self::Bytes, Payload::Bytes(_)) => true,
+            (Self::Place(place), Payload::Tensors(_)) => payload.bytes() == place.bytes(),
+            (Self::Tensors { shapes, dtype, .. }, Payload::Tensors(tensors)) => {
+                let fits = |(shape, tensor): (&Shape, &DispatchTensor)| {
+                    *shape == tensor.shape() && *dtype == tensor.dtype()
+                };
+                shapes.len() == tensors.len() && shapes.iter().zip(tensors).all(fits)
+            }
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tensors { shapes, dtype, .. } => {
+                let shapes: Vec<&[usize]> = shapes.iter().map(|shape| &shape[..]).collect();
+                write!(f, "{dtype:?} {shapes:?}")
+            }
+            Self::Place(place) => write!(f, "{} bytes of a larger tensor", place.bytes()),
+            Self::Bytes => f.write_str("metadata"),
+        }
+    }
+}
+
+/// Messages that one rank sends and receives in one operation.
+#[derive(Debug)]
+pub struct Batch {
+    /// The operation.
+    pub operation: Operation,
+    /// Messages for ranks of the world.
+    pub sends: Vec<(usize, Payload)>,
+    /// Messages from ranks of the world.
+    pub receives: Vec<(usize, Expected)>,
+}
+
+/// A batch on its way; [`finish`](InFlight::finish) waits for what it receives. Batches may be finished in any order.
+#[must_use = "what a batch receives is lost if it is not finished"]
+pub struct InFlight(Box<dyn Pending>);
+
+/// What an engine knows of a batch on its way.
+pub trait Pending {
+    /// Waits for the messages and returns them in the order of [`Batch::receives`].
+    ///
+    /// # Errors
+    /// Those of [`InFlight::finish`].
+    fn finish(self: Box<Self>) -> Result<Vec<Payload>>;
+
+    /// Has the messages driven on while the rank computes, on engines that do not do so by themselves.
+    fn in_background(&self) {}
+}
+
+impl<F: FnOnce() -> Result<Vec<Payload>>> Pending for F {
+    fn finish(self: Box<Self>) -> Result<Vec<Payload>> {
+        self()
+    }
+}
+
+impl InFlight {
+    /// A batch on its way.
+    pub fn new(pending: impl Pending + 'static) -> Self {
+        Self(Box::new(pending))
+    }
+
+    /// Has the messages driven on while the rank computes, on engines that do not do so by themselves.
+    ///
+    /// For operators that have work to do before they [`finish`](Self::finish).
+    pub fn in_background(&self) {
+        self.0.in_background();
+    }
+
+    /// This batch, with what is called with the time at which the rank began to wait, when all has come.
+    pub(crate) fn then(self, seen: impl FnOnce(Instant) + 'static) -> Self {
+        struct Seen<F>(InFlight, F);
+
+        impl<F: FnOnce(Instant)> Pending for Seen<F> {
+            fn finish(self: Box<Self>) -> Result<Vec<Payload>> {
+                let Self(in_flight, seen) = *self;
+                let waited_from = Instant::now();
+                let payloads = in_flight.finish()?;
+                seen(waited_from);
+                Ok(payloads)
+            }
+
+            fn in_background(&self) {
+                self.0.in_background();
+            }
+        }
+
+        Self::new(Seen(self, seen))
+    }
+
+    /// Waits for the messages and returns them in the order of [`Batch::receives`].
+    ///
+    /// # Errors
+    /// A message that did not come within the timeout, belongs to another operation or is of another shape; a rank
+    /// that ended.
+    pub fn finish(self) -> Result<Vec<Payload>> {
+        self.0.finish()
+    }
+}
+
+impl fmt::Debug for InFlight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("InFlight")
+    }
+}

@@ -1,0 +1,211 @@
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use burn::tensor::Device;
+
+use crate::cache::PlanCache;
+use crate::comm::local::Hub;
+use crate::comm::{Communicator, Operation, Settings, Traffic, collectives};
+use crate::exchange::{ExchangePlan, Need, Source};
+use crate::mesh::MeshShape;
+use crate::settings::loopback;
+use crate::{Error, Result};
+
+/// Meshes of one rank that a thread keeps at most.
+const MOST_SOLO_MESHES: usize = 16;
+
+thread_local! {
+    /// Meshes of one rank, the one used last at the end.
+    static SOLO_MESHES: RefCell<Vec<DeviceMesh>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A mesh of ranks as one of them sees it: its shape, this rank's position, and the way to the others.
+#[derive(Clone, Debug)]
+pub struct DeviceMesh(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    shape: Arc<MeshShape>,
+    position: usize,
+    comm: Arc<dyn Communicator>,
+    device: Device,
+    cache: PlanCache,
+    /// The ranks along each axis through this rank.
+    lines: Vec<OnceLock<Arc<[usize]>>>,
+}
+
+impl DeviceMesh {
+    /// A mesh over the ranks of a communicator.
+    ///
+    /// # Errors
+    /// A mesh without this rank, or with one that the world does not have.
+    pub fn new(shape: MeshShape, comm: Arc<dyn Communicator>, device: Device) -> Result<Self> {
+        let (rank, size) = (comm.rank(), comm.size());
+        if let Some(other) = shape.ranks().iter().find(|&&other| other >= size) {
+            return Err(Error::Mesh(format!(
+                "rank {other} of the {shape} is not in a world of {size} ranks"
+            )));
+        }
+        let position = shape
+            .ranks()
+            .iter()
+            .position(|&r| r == rank)
+            .ok_or_else(|| Error::Mesh(format!("rank {rank} is not part of the {shape}")))?;
+        Ok(Self(Arc::new(Inner {
+            lines: shape.sizes().iter().map(|_| OnceLock::new()).collect(),
+            shape: Arc::new(shape),
+            position,
+            comm,
+            device,
+            cache: PlanCache::default(),
+        })))
+    }
+
+    /// The mesh of one rank that is connected to no other: one per device and thread, which keeps its plans. Meshes of the
+    /// devices used last are kept.
+    pub(crate) fn solo(device: &Device) -> Self {
+        SOLO_MESHES.with_borrow_mut(|meshes| {
+            // Devices compare by hardware, whatever their autodiff setting.
+            let strategy = Device::gradient_checkpointing_strategy;
+            let same = |mesh: &Self| {
+                mesh.device() == device && strategy(mesh.device()) == strategy(device)
+            };
+            if let Some(place) = meshes.iter().position(same) {
+                meshes[place..].rotate_left(1);
+            } else {
+                let comm = Arc::new(Hub::new(1).communicator(0, Settings::default()));
+                let mesh = Self::new(MeshShape::solo(0), comm, device.clone());
+                if meshes.len() == MOST_SOLO_MESHES {
+                    meshes.remove(0);
+                }
+                meshes.push(mesh.expect("rank 0 is in its own mesh"));
+            }
+            meshes[meshes.len() - 1].clone()
+        })
+    }
+
+    /// The shape of the mesh, which every rank has alike.
+    pub fn shape(&self) -> &Arc<MeshShape> {
+        &self.0.shape
+    }
+
+    /// This rank's position in the mesh.
+    pub fn position(&self) -> usize {
+        self.0.position
+    }
+
+    /// This rank's coordinates, one per axis.
+    pub fn coords(&self) -> Vec<usize> {
+        self.0.shape.coords(self.0.position)
+    }
+
+    /// The number of ranks in the mesh.
+    pub fn size(&self) -> usize {
+        self.0.shape.size()
+    }
+
+    /// The device of this rank.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// The communicator that connects the ranks.
+    pub fn comm(&self) -> &Arc<dyn Communicator> {
+        &self.0.comm
+    }
+
+    /// Plans that were made for this mesh.
+    pub fn cache(&self) -> &PlanCache {
+        &self.0.cache
+    }
+
+    /// This rank's part of the exchange in which every position gets the cells that it needs from those that hold them.
+    ///
+    /// `need_of` must be the same function on all ranks.
+    pub fn exchange_plan(
+        &self,
+        source: Source<'_>,
+        need_of: impl Fn(usize) -> Need,
+    ) -> ExchangePlan {
+        let plan = ExchangePlan::new(source, self.position(), self.size(), need_of);
+        if loopback() {
+            plan.through_loopback(self.position())
+        } else {
+            plan
+        }
+    }
+
+    /// Sends bytes from one rank of the world to all ranks of the mesh, as part of an operation that errors name.
+    ///
+    /// # Errors
+    /// A failure of communication.
+    pub fn broadcast_bytes(
+        &self,
+        operator: &'static str,
+        source: usize,
+        bytes: Option<Vec<u8>>,
+    ) -> Result<Vec<u8>> {
+        let operation = Operation::new(operator, Traffic::Control, None);
+        let ranks = self.0.shape.ranks();
+        collectives::broadcast_bytes(&self.0.comm, ranks, source, &operation, bytes)
+    }
+
+    /// The sub-mesh of the named axes that this rank is in.
+    ///
+    /// # Errors
+    /// An axis that the mesh does not have, or one named twice.
+    pub fn submesh(&self, names: &[&str]) -> Result<Self> {
+        let shape = self.0.shape.submesh(self.0.position, names)?;
+        Self::new(shape, self.0.comm.clone(), self.0.device.clone())
+    }
+
+    /// The ranks of the world along one axis through this rank.
+    ///
+    /// # Errors
+    /// The mesh has no such axis.
+    pub fn group(&self, name: &str) -> Result<Vec<usize>> {
+        let axis = self.0.shape.axis(name)?;
+        Ok(self.ranks_along(&[axis]).to_vec())
+    }
+
+    /// The ranks of the world that differ from this one in the given axes only.
+    pub fn ranks_along(&self, axes: &[usize]) -> Arc<[usize]> {
+        let shape = &self.0.shape;
+        let ranks = || {
+            let positions = shape.group(self.0.position, axes).into_iter();
+            positions.map(|position| shape.ranks()[position]).collect()
+        };
+        match axes {
+            [axis] => self.0.lines[*axis].get_or_init(ranks).clone(),
+            _ => ranks(),
+        }
+    }
+}
+
+impl fmt::Display for DeviceMesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.shape.fmt(f)
+    }
+}
+
+#[cfg(all(test, feature = "wgpu"))]
+mod tests {
+    use burn::tensor::DeviceKind;
+
+    use super::*;
+
+    #[test]
+    fn meshes_of_one_rank_are_kept_for_the_devices_used_last() {
+        let gpu = |index: usize| Device::wgpu(DeviceKind::DiscreteGpu(index));
+        let kept = || SOLO_MESHES.with_borrow(Vec::len);
+        let cpu = DeviceMesh::solo(&Device::flex());
+        for index in 0..2 * MOST_SOLO_MESHES {
+            DeviceMesh::solo(&gpu(index));
+            // Used all the time.
+            let same = DeviceMesh::solo(&Device::flex());
+            assert!(std::ptr::eq(same.cache(), cpu.cache()));
+        }
+        assert_eq!(kept(), MOST_SOLO_MESHES);
+    }
+}

@@ -1,0 +1,40 @@
+//! Tensors that all ranks hold alike.
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use foldhash::fast::FixedState;
+
+use crate::comm::{Communicator, Operation, Traffic, collectives};
+use crate::{Error, Result};
+
+/// An error if some ranks do not hold the same tensor, bit for bit; compared only with checks on.
+pub(crate) fn require_replicas<const D: usize>(
+    operator: &'static str,
+    comm: &Arc<dyn Communicator>,
+    ranks: &[usize],
+    tensor: &Tensor<D>,
+) -> Result<()> {
+    if !comm.settings().check || ranks.len() == 1 {
+        return Ok(());
+    }
+    let data = tensor.clone().into_data();
+    let kind = format!("{:?} of {:?}", tensor.dims(), data.dtype());
+    let hash = FixedState::default().hash_one(data.as_bytes());
+    let own = [&hash.to_le_bytes(), kind.as_bytes()].concat();
+    let operation = Operation::new(operator, Traffic::Control, None);
+    let all = collectives::all_gather_bytes(comm, ranks, &operation, &own)?;
+    let Some(differs) = all.iter().position(|theirs| *theirs != all[0]) else {
+        return Ok(());
+    };
+    let kind_on = |place: usize| String::from_utf8_lossy(&all[place][8..]).into_owned();
+    Err(Error::Replicas(format!(
+        "{operator}: rank {} holds another tensor ({}) than rank {} ({}); all ranks must hold the same cells: \
+         make them from a seed or by World::init, or send those of one rank by scatter_tensor",
+        ranks[differs],
+        kind_on(differs),
+        ranks[0],
+        kind_on(0),
+    )))
+}
