@@ -35,7 +35,7 @@ fn main() -> Result<()> {
                 std: 1.0,
             };
             let x = ShardTensor::random(SHAPE, normal, RandomKey::new(1, "x"), &mesh, &[Shard(2)])?;
-            let target = x.clone().slice_of(1, 0..VARIABLES);
+            let target = x.clone().narrow(1, 0, VARIABLES);
             let weights = vec![1.0; SHAPE[2]];
             let mut trainers = [
                 trainer(&world)?

@@ -36,7 +36,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{Distribution, module};
-use halocline::ops::{ConvOptions, Field, Padding};
+use halocline::ops::prelude::*;
 use halocline::prelude::{Device, Tensor};
 use pulp::{Arch, Simd, WithSimd};
 
@@ -151,7 +151,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             ($dims:literal, $spatial:literal, $conv:ident) => {
                 measure::<$dims>(
                     case,
-                    &|x, weight, bias| x.conv(weight, Some(bias), &case.options::<$spatial>()),
+                    &|x, weight, bias| {
+                        x.conv(weight, Some(bias.into()), &case.options::<$spatial>())
+                    },
                     &|x, weight, bias| module::$conv(x, weight, Some(bias), case.burn_options()),
                     &mut pytorch,
                     budget,

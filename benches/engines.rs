@@ -122,7 +122,7 @@ fn measure(
 
 /// What an operator gave, as halos and gradients are: in memory that it lies in.
 fn field(world: &World, bytes: usize) -> Tensor<1> {
-    Field::relu(Tensor::<1>::ones(
+    ActivationField::relu(Tensor::<1>::ones(
         [bytes / 4],
         &world.device().clone().inner(),
     ))

@@ -21,9 +21,7 @@ fn main() -> Result<()> {
             .is_root()
             .then(|| Tensor::<4>::ones([1, 3, 45, 90], world.device()));
         let x = scatter_tensor(sample, 0, &mesh, &[Shard(2)])?; // [batch, channels, lat, lon]
-        if let Some(plan) = x.plan_of(&conv)? {
-            println!("rank {}: {plan}", world.rank());
-        }
+        println!("rank {}: {}", world.rank(), x.plan_of(&conv)?);
 
         let y = x.apply(&conv).gelu(); // halos travel between neighbours
         let loss = (y.clone() * y).mean(); // Partial: nothing has travelled

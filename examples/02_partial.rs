@@ -18,7 +18,7 @@ fn main() -> Result<()> {
         let x = ShardTensor::distribute(cells.reshape([7, 3]), &mesh, &[Shard(0)])?; // uneven: 7 rows
 
         let before = world.comm_stats();
-        let total = x.clone().sum_over(&[0]); // [1, 3], a sum of each rank's rows
+        let total = x.clone().sum_dims(&[0]); // [1, 3], a sum of each rank's rows
         assert_eq!(total.placements(), [Partial(ReduceOp::Sum)]);
         let scaled = total * 2.0; // scaling a sum scales its terms
         let sent = world.comm_stats().since(&before);
@@ -43,7 +43,7 @@ fn main() -> Result<()> {
 
         // A maximum is partial as well; its gradient goes to the cell that holds it.
         let x = x.require_grad();
-        let gradients = x.clone().max_over(&[0, 1]).resolve().sum().backward();
+        let gradients = x.clone().max_dims(&[0, 1]).resolve().sum().backward();
         let gradient = x
             .grad(&gradients)
             .expect("a gradient")

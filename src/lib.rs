@@ -32,10 +32,7 @@ pub mod prelude {
         Placement, RandomKey, ReduceOp, Replicate, Result, Shard, ShardTensor, World,
         scatter_tensor,
     };
-    pub use halocline_ops::{
-        Apply, ConvOptions, Field, Layer, Padding, PlanOf, PoolOptions, Reduction, Stencil, Window,
-        huber_loss, l1_loss, mse_loss,
-    };
+    pub use halocline_ops::prelude::*;
 }
 
 /// The programs of README and docs, compiled and run as doctests.

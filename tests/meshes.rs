@@ -18,7 +18,7 @@ impl<const N: usize> Block<N> {
 }
 
 impl<const D: usize, const N: usize> Operator<D, D> for Block<N> {
-    fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<D>>) -> X::Rank<D> {
+    fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<D>>) -> Rank<X, D> {
         let x = inputs
             .remove(0)
             .conv(parameters.remove(0), None, &self.conv())
@@ -29,8 +29,8 @@ impl<const D: usize, const N: usize> Operator<D, D> for Block<N> {
             .with_padding(padding);
         let y = x.max_pool(&pool).group_norm(2, None, None, 1e-3);
         let spatial: Vec<usize> = (2..D).collect();
-        let mean = y.clone().square().mean_over(&spatial).resolve();
-        X::from_shard((y + mean).into_shard())
+        let mean = y.clone().square().mean_dims(&spatial).resolve();
+        y + mean
     }
 }
 

@@ -19,6 +19,7 @@ mod mesh;
 mod module;
 mod operator;
 pub mod ops;
+mod pairing;
 mod reduce;
 mod region;
 mod replicas;
@@ -31,7 +32,7 @@ mod world;
 pub use cache::PlanCache;
 pub use comm::{
     Batch, CommStats, Communicator, Count, Counters, Expected, InFlight, Operation, Overlap,
-    Payload, Pending, Place, Settings, Traffic,
+    Payload, Pending, Place, PlannedMessages, PlannedOperation, Settings, Traffic,
 };
 pub use device_mesh::DeviceMesh;
 pub use error::{Error, Result};
@@ -40,6 +41,7 @@ pub use launch::Launcher;
 pub use layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 pub use memory::release_memory;
 pub use mesh::MeshShape;
+pub use pairing::{Linearity, Pairing, Role, Term};
 pub use region::{Boundary, IndexBox, Segment, segments};
 pub use rng::{Distribution, RandomKey, philox4x32_10};
 pub use tensor::{Halo, LocalGradient, ShardTensor, scatter_tensor};

@@ -213,6 +213,10 @@ impl<'a, const D: usize> Run<'a, D> {
         Some(leaf)
     }
 
+    fn operand<const E: usize>(&self, name: &str) -> Option<Operand<E>> {
+        self.parameter(name).map(Operand::from)
+    }
+
     fn needs<const E: usize>(&self, name: &str) -> Result<Tensor<E>> {
         self.parameter(name)
             .ok_or_else(|| Error::other(format!("no parameter {name}")))
@@ -242,19 +246,19 @@ impl<'a, const D: usize> Run<'a, D> {
             "avg_pool1d" => self.compare(x.avg_pool(&self.pool::<1>())),
             "avg_pool2d" => self.compare(x.avg_pool(&self.pool::<2>())),
             "avg_pool3d" => self.compare(x.avg_pool(&self.pool::<3>())),
-            "sum" => self.compare(x.sum_over(&dims)),
-            "mean" => self.compare(x.mean_over(&dims)),
-            "max" => self.compare(x.max_over(&dims)),
-            "min" => self.compare(x.min_over(&dims)),
+            "sum" => self.compare(x.sum_dims(&dims)),
+            "mean" => self.compare(x.mean_dims(&dims)),
+            "max" => self.compare(x.max_dims(&dims)),
+            "min" => self.compare(x.min_dims(&dims)),
             "matmul" => self.compare(x.matmul(target())),
             "linear" => {
                 let weight = self.needs::<2>("weight")?.transpose(); // [in, out]
-                self.compare(x.linear(weight, self.parameter("bias")))
+                self.compare(x.linear(weight, self.operand("bias")))
             }
             "group_norm" => self.group_norm(x, case.attrs["num_groups"].as_u64()),
             "instance_norm" => self.group_norm(x, None),
             "layer_norm" if case.attrs["normalized_shape"].as_array().map(Vec::len) == Some(1) => {
-                let (weight, bias) = (self.parameter("weight"), self.parameter("bias"));
+                let (weight, bias) = (self.operand("weight"), self.operand("bias"));
                 self.compare(x.layer_norm(weight, bias, self.epsilon()))
             }
             "interpolate2d" => self.interpolate(x),
@@ -275,7 +279,7 @@ impl<'a, const D: usize> Run<'a, D> {
     /// As many groups as channels, if not told.
     fn group_norm(&self, x: ShardTensor<D>, groups: Option<u64>) -> Result<u64> {
         let groups = groups.map_or(x.dims()[1], |groups| groups as usize);
-        let (weight, bias) = (self.parameter("weight"), self.parameter("bias"));
+        let (weight, bias) = (self.operand("weight"), self.operand("bias"));
         self.compare(x.group_norm(groups, weight, bias, self.epsilon()))
     }
 
@@ -313,7 +317,7 @@ impl<'a, const D: usize> Run<'a, D> {
             activation: None,
         };
         let weight = self.needs::<D>("weight")?;
-        self.compare(x.conv(weight, self.parameter("bias"), &options))
+        self.compare(x.conv(weight, self.operand("bias"), &options))
     }
 
     fn pool<const N: usize>(&self) -> PoolOptions<N> {

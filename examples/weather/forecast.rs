@@ -103,7 +103,7 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
 
 /// The first forecast of a batch, on rank 0.
 fn of_first(batch: &ShardTensor<4>) -> Result<Option<Array4<f32>>> {
-    let gathered = batch.clone().slice_of(0, 0..1).gather_tensor(0)?;
+    let gathered = batch.clone().narrow(0, 0, 1).gather_tensor(0)?;
     Ok(gathered.map(|field| {
         let shape = field.dims();
         let values = field.into_data().iter().collect();

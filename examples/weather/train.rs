@@ -193,7 +193,7 @@ pub(crate) fn load(world: &World, common: &Common) -> Result<SurrogateCnn> {
 
 /// Normalised states `[batch, variables, lat, lon]` with the constant channels after them.
 pub(crate) fn with_constants<X: Field<4>>(x: X, latitudes: &[f64]) -> X {
-    let nothing = x.clone().slice_of(1, 0..1) * 0.0;
+    let nothing = x.clone().narrow(1, 0, 1) * 0.0;
     let constant = |of: fn(f64) -> f64| {
         let values: Vec<f64> = latitudes
             .iter()
@@ -202,5 +202,5 @@ pub(crate) fn with_constants<X: Field<4>>(x: X, latitudes: &[f64]) -> X {
         nothing.clone() + nothing.profile(2, &values)
     };
     let constants = [constant(f64::sin), constant(f64::cos)];
-    X::join([vec![x], constants.to_vec()].concat(), 1)
+    X::cat([vec![x], constants.to_vec()].concat(), 1)
 }

@@ -1,10 +1,10 @@
 use burn::config::Config;
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::nn::PaddingConfig2d;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::tensor::Device;
 use halocline_core::Boundary;
-use halocline_ops::{ConvOptions, Field, Layer, Padding};
+use halocline_ops::prelude::*;
 
 /// Configuration of [`FieldConv2d`].
 #[derive(Config, Debug)]
@@ -69,7 +69,7 @@ impl<X: Field<4>> Layer<X> for FieldConv2d {
     fn forward(&self, x: X) -> X {
         let padding = |dim: usize| Padding::new(self.conv.kernel_size[dim] / 2, self.boundary[dim]);
         let options = ConvOptions::default().with_padding([padding(0), padding(1)]);
-        let bias = self.conv.bias.as_ref().map(Param::val);
-        x.conv(self.conv.weight.val(), bias, &options)
+        let bias = self.conv.bias.as_ref().map(Operand::from);
+        x.conv(&self.conv.weight, bias, &options)
     }
 }

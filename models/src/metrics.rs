@@ -1,12 +1,12 @@
 //! Latitude-weighted loss and scores, as WeatherBench 2 defines them (Rasp et al. 2024).
 
 use halocline_core::{Error, Replicate, Result};
-use halocline_ops::Field;
+use halocline_ops::prelude::*;
 
 /// The mean over all elements of `weight(lat) · (x − target)²`, for `[batch, channels, lat, lon]`.
 ///
 /// The result is `Partial(Sum)` where `x` is sharded, as that of every loss.
-pub fn weighted_mse<X: Field<4>>(x: X, target: X, weights: &[f64]) -> X::Rank<1> {
+pub fn weighted_mse<X: Field<4>>(x: X, target: X, weights: &[f64]) -> Rank<X, 1> {
     let weights = x.profile(2, weights);
     let error = x - target;
     (error.clone() * error * weights).mean()
@@ -84,7 +84,7 @@ impl Evaluation {
         let forecast = forecast - climatology.clone();
         let truth = truth - climatology;
         let weights = forecast.profile(2, &self.weights);
-        let mean = |product: X| values((product * weights.clone()).mean_over(&[2, 3]).resolve());
+        let mean = |product: X| values((product * weights.clone()).mean_dims(&[2, 3]).resolve());
         Ok([
             mean(error.clone() * error)?,
             mean(forecast.clone() * truth.clone())?,

@@ -3,7 +3,7 @@ use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
 use halocline_core::Boundary;
-use halocline_ops::{Field, Layer};
+use halocline_ops::prelude::*;
 
 use crate::conv::{FieldConv2d, FieldConv2dConfig};
 
@@ -97,7 +97,7 @@ impl<X: Field<4>> Layer<X> for Block {
 
     fn forward(&self, x: X) -> X {
         let y = self.second.forward(self.first.forward(x.clone()).gelu());
-        let scale = x.beside_same(self.scale.val());
+        let scale = x.beside(self.scale.val());
         x + y * scale
     }
 }
@@ -106,14 +106,14 @@ impl<X: Field<4>> Layer<X> for SurrogateCnn {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let newest = (self.history - 1) * self.variables..self.history * self.variables;
-        let state = x.clone().slice_of(1, newest); // [batch, variables, lat, lon]
+        let oldest = (self.history - 1) * self.variables;
+        let state = x.clone().narrow(1, oldest, self.variables); // [batch, variables, lat, lon]
         let mut y = self.stem.forward(x).gelu(); // [batch, width, lat, lon]
         for block in &self.blocks {
             y = block.forward(y);
         }
         let increment = self.head.forward(y.gelu());
-        let scale = increment.beside_same(self.scale.val());
+        let scale = increment.beside(self.scale.val());
         state + increment * scale
     }
 }

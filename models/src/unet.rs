@@ -2,7 +2,8 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Device;
 use halocline_core::Boundary;
-use halocline_ops::{Field, Layer, PoolOptions, Rounding};
+use halocline_ops::Rounding;
+use halocline_ops::prelude::*;
 
 use crate::conv::{FieldConv2d, FieldConv2dConfig};
 
@@ -103,10 +104,10 @@ impl<X: Field<4>> Layer<X> for UNet {
         for (level, skip) in self.up.iter().zip(skips).rev() {
             let [_, _, lat, lon] = skip.global_dims();
             let upsampled = y.upsample_nearest(2);
-            let upsampled = upsampled.slice_of(2, 0..lat).slice_of(3, 0..lon);
+            let upsampled = upsampled.narrow(2, 0, lat).narrow(3, 0, lon);
             // Shards of odd extents come back with others: the skip's are the ones to keep.
             let upsampled = upsampled.align_to(&skip);
-            y = level.forward(X::join(vec![upsampled, skip], 1));
+            y = level.forward(X::cat(vec![upsampled, skip], 1));
         }
         self.head.forward(y)
     }

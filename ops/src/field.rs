@@ -1,41 +1,81 @@
+//! Tensors that model code is written for: burn's on one device, sharded ones on many.
+
 use std::fmt::Debug;
-use std::ops::{Add, Div, Mul, Neg, Range, Sub};
+use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use burn::tensor::Tensor;
-use halocline_core::{Boundary, ReduceOp, Result, ShardTensor};
+use halocline_core::{Result, ShardTensor};
 
-use crate::Apply;
-use crate::activation::Activation;
-use crate::conv::{self, ConvOptions};
-use crate::local::LocalOperator;
-use crate::pool::{self, PoolOptions};
-use crate::{matmul, norm, reduce, resample, reshape};
+use crate::layer::Apply;
+
+/// Where the tensors of a program lie: on one device or on a mesh of ranks.
+///
+/// Functions that are generic over a [`Field`] name tensors of another number of dims by it: see [`Rank`].
+pub trait Carrier: Sized + 'static {
+    /// The tensor of `D` dims.
+    type Of<const D: usize>: Field<D> + Carried<Carrier = Self>;
+}
+
+/// burn's tensors, each whole on one device.
+#[derive(Clone, Copy, Debug)]
+pub struct OneDevice;
+
+/// Sharded tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Sharded;
+
+impl Carrier for OneDevice {
+    type Of<const D: usize> = Tensor<D>;
+}
+
+impl Carrier for Sharded {
+    type Of<const D: usize> = ShardTensor<D>;
+}
+
+/// A tensor of a [`Carrier`].
+pub trait Carried {
+    /// The carrier.
+    type Carrier: Carrier;
+}
+
+impl<const D: usize> Carried for Tensor<D> {
+    type Carrier = OneDevice;
+}
+
+impl<const D: usize> Carried for ShardTensor<D> {
+    type Carrier = Sharded;
+}
+
+/// The tensor of `D` dims that lies where `X` does: `Rank<Tensor<4>, 1>` is `Tensor<1>`, and for `X: Field<4>`
+/// `Rank<X, 4>` is `X`.
+pub type Rank<X, const D: usize> = <<X as Carried>::Carrier as Carrier>::Of<D>;
 
 macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) = $f:expr;)*) => {
         $($(#[$doc])*
         #[must_use]
         fn $name(self $(, $argument: $type)*) -> Self {
-            Self::same_rank(self.into_shard().$name($($argument),*))
+            Self::from_shard(self.into_shard().$name($($argument),*))
         })*
     };
 }
 
-/// A tensor on one device or on many: what model code is written for.
+/// A tensor on one device or on many: the type that model code is written for.
 ///
 /// Implemented for burn's [`Tensor<D>`] and for [`ShardTensor<D>`], with the same results. On a `Tensor` nothing is
-/// communicated and [`resolve`](Field::resolve) is the identity.
+/// communicated and [`resolve`](Field::resolve) is the identity. Each family of operators adds its methods by a trait of
+/// its own, such as [`ConvField`](crate::conv::ConvField); the prelude brings in all of them.
 ///
 /// Methods panic where their operator has no rule, as burn's do on shapes that do not fit. The functions that they call
-/// return the typed error instead: `x.try_op(|x| conv(x, weight, bias, &options))` with [`conv`](crate::conv::conv).
+/// return the typed error instead: `x.try_op(|x| conv(x, weight, bias, &options))` with [`conv`](crate::conv::conv()).
 ///
 /// # Example
 /// ```
 /// use burn::tensor::Tensor;
 /// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
-/// use halocline_ops::Field;
+/// use halocline_ops::{Field, Rank, ReduceField};
 ///
-/// fn energy<X: Field<2>>(x: X) -> X::Rank<1> {
+/// fn energy<X: Field<2>>(x: X) -> Rank<X, 1> {
 ///     (x.clone() * x).mean().resolve()
 /// }
 ///
@@ -51,9 +91,9 @@ macro_rules! methods {
 /// ```
 pub trait Field<const D: usize>:
     Apply
+    + Carried<Carrier: Carrier<Of<D> = Self>>
     + Clone
     + Debug
-    + Sized
     + Add<Output = Self>
     + Sub<Output = Self>
     + Mul<Output = Self>
@@ -64,256 +104,69 @@ pub trait Field<const D: usize>:
     + Mul<f64, Output = Self>
     + Div<f64, Output = Self>
 {
-    /// The same kind of tensor with another number of dims.
-    type Rank<const E: usize>: Field<E>;
-
     /// This tensor as a sharded one; a plain tensor becomes one of a single rank.
     fn into_shard(self) -> ShardTensor<D>;
 
-    /// The inverse of [`into_shard`](Field::into_shard), for the result of an operator on it.
-    fn from_shard<const E: usize>(shard: ShardTensor<E>) -> Self::Rank<E>;
-
-    /// [`from_shard`](Field::from_shard) for the same number of dims.
-    fn same_rank(shard: ShardTensor<D>) -> Self;
+    /// The inverse of [`into_shard`](Field::into_shard), for the result of an operator on such a tensor.
+    fn from_shard(shard: ShardTensor<D>) -> Self;
 
     /// The global shape.
     fn global_dims(&self) -> [usize; D];
 
-    /// A tensor that every rank holds alike, beside this one. With checks on
+    /// A tensor that every rank holds alike, next to this one. With checks on
     /// ([`Settings::check`](halocline_core::Settings::check)) ranks compare a hash of it.
-    fn beside<const E: usize>(&self, tensor: Tensor<E>) -> Self::Rank<E> {
-        Self::from_shard(self.clone().into_shard().replicate_beside(tensor))
+    fn beside<const E: usize>(&self, tensor: Tensor<E>) -> Rank<Self, E> {
+        Field::from_shard(self.clone().into_shard().replicate_beside(tensor))
     }
 
-    /// [`beside`](Field::beside) for the same number of dims.
-    #[must_use]
-    fn beside_same(&self, tensor: Tensor<D>) -> Self {
-        Self::same_rank(self.clone().into_shard().replicate_beside(tensor))
-    }
-
-    /// Runs an operator of one's own on either kind of tensor.
+    /// Runs an operator of one's own on either kind of tensor. The result combines with other tensors of the program: for
+    /// `E = D` it is of this tensor's type.
     ///
     /// # Errors
     /// Those of the operator.
     fn try_op<const E: usize>(
         self,
         operator: impl FnOnce(ShardTensor<D>) -> Result<ShardTensor<E>>,
-    ) -> Result<Self::Rank<E>> {
-        operator(self.into_shard()).map(Self::from_shard)
+    ) -> Result<Rank<Self, E>> {
+        operator(self.into_shard()).map(Field::from_shard)
     }
 
     /// Applies an elementwise closure, on one device as on many.
     ///
-    /// What it gives for a cell must depend on the value of that cell alone. Parameters and what varies by cell are
-    /// operands: `x * x.beside_same(scale)`.
+    /// Its value for a cell must depend on the value of that cell alone. Parameters and factors that vary by cell are
+    /// operands: `x * x.beside(scale)`.
     ///
     /// # Panics
     /// Panics where [`ShardTensor::map_local`] does: if `f` changes the shape or captures a tensor with gradients; with
-    /// checks on, if what it gives for a cell depends on other cells or on the cell's place.
+    /// checks on, if its value for a cell depends on other cells or on the cell's place.
     #[must_use]
     fn map(self, f: impl Fn(Tensor<D>) -> Tensor<D>) -> Self {
-        Self::same_rank(self.into_shard().map_local(f))
+        Self::from_shard(self.into_shard().map_local(f))
     }
 
     /// Partial values made whole.
     #[must_use]
     fn resolve(self) -> Self {
-        Self::same_rank(self.into_shard().resolve())
-    }
-
-    /// This tensor with the shards of another one, whose whole dims may have other sizes.
-    #[must_use]
-    fn align_to(self, other: &Self) -> Self {
-        let other = other.clone().into_shard();
-        same(self, |x| reshape::align(x, &other))
-    }
-
-    /// Convolution with weights that all ranks hold alike. See the [module](crate::conv).
-    #[must_use]
-    fn conv<const N: usize>(
-        self,
-        weight: Tensor<D>,
-        bias: Option<Tensor<1>>,
-        options: &ConvOptions<N>,
-    ) -> Self {
-        same(self, |x| conv::conv(x, weight, bias, options))
-    }
-
-    /// The maximum over windows. See the [module](crate::pool).
-    #[must_use]
-    fn max_pool<const N: usize>(self, options: &PoolOptions<N>) -> Self {
-        same(self, |x| pool::max_pool(x, options))
-    }
-
-    /// The average over windows. See the [module](crate::pool).
-    #[must_use]
-    fn avg_pool<const N: usize>(self, options: &PoolOptions<N>) -> Self {
-        same(self, |x| pool::avg_pool(x, options))
-    }
-
-    /// The sum over dims, which stay with one cell. See the [module](crate::reduce).
-    #[must_use]
-    fn sum_over(self, dims: &[usize]) -> Self {
-        same(self, |x| reduce::sum_dims(x, dims))
-    }
-
-    /// The mean over dims, which stay with one cell.
-    #[must_use]
-    fn mean_over(self, dims: &[usize]) -> Self {
-        same(self, |x| reduce::mean_dims(x, dims))
-    }
-
-    /// The maximum over dims, which stay with one cell.
-    #[must_use]
-    fn max_over(self, dims: &[usize]) -> Self {
-        same(self, |x| reduce::extremum_dims(x, dims, ReduceOp::Max))
-    }
-
-    /// The minimum over dims, which stay with one cell.
-    #[must_use]
-    fn min_over(self, dims: &[usize]) -> Self {
-        same(self, |x| reduce::extremum_dims(x, dims, ReduceOp::Min))
-    }
-
-    /// The sum of all elements, of shape `[1]`.
-    fn sum(self) -> Self::Rank<1> {
-        or_panic(self.try_op(reduce::sum))
-    }
-
-    /// The mean of all elements, of shape `[1]`.
-    fn mean(self) -> Self::Rank<1> {
-        or_panic(self.try_op(reduce::mean))
-    }
-
-    /// The mean over the spatial dims, resolved: `[batch, channels]`, ready for a linear head.
-    fn global_avg_pool(self) -> Self::Rank<2> {
-        let spatial: Vec<usize> = (2..D).collect();
-        or_panic(self.try_op(|x| reshape::leading(reduce::mean_dims(x, &spatial)?.resolve())))
-    }
-
-    /// The matrix product. See the [module](crate::matmul).
-    #[must_use]
-    fn matmul(self, other: Self) -> Self {
-        let other = other.into_shard();
-        same(self, |x| matmul::matmul(x, other))
-    }
-
-    /// `x · weight + bias` over the last dim, with `weight` `[features_in, features_out]`.
-    #[must_use]
-    fn linear(self, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Self {
-        same(self, |x| matmul::linear(x, weight, bias))
-    }
-
-    /// Joins tensors along a dim that is whole on every rank.
-    #[must_use]
-    fn join(parts: Vec<Self>, dim: usize) -> Self {
-        let parts = parts.into_iter().map(Self::into_shard).collect();
-        Self::same_rank(or_panic(reshape::join(parts, dim)))
-    }
-
-    /// A range of a dim; nothing is communicated.
-    #[must_use]
-    fn slice_of(self, dim: usize, range: Range<usize>) -> Self {
-        same(self, |x| reshape::narrow(x, dim, range))
-    }
-
-    /// A constant that varies along one dim only, such as weights by latitude: one cell in all other dims, and this
-    /// tensor's shards in that one. Nothing is communicated.
-    #[must_use]
-    fn profile(&self, dim: usize, values: &[f64]) -> Self {
-        Self::same_rank(or_panic(reshape::profile(
-            &self.clone().into_shard(),
-            dim,
-            values,
-        )))
-    }
-
-    /// Repeats every cell of the spatial dims `factor` times: upsampling to the nearest.
-    #[must_use]
-    fn upsample_nearest(self, factor: usize) -> Self {
-        same(self, |x| resample::upsample_nearest(x, factor))
-    }
-
-    /// Twice the resolution of rows and columns, `[batch, channels, rows, columns]`, by bilinear interpolation. See the
-    /// [module](crate::resample).
-    #[must_use]
-    fn upsample_bilinear(self, boundary: [Boundary; 2]) -> Self {
-        same(self, |x| resample::upsample_bilinear(x, boundary))
-    }
-
-    /// Group normalization. See the [module](crate::norm).
-    #[must_use]
-    fn group_norm(
-        self,
-        groups: usize,
-        weight: Option<Tensor<1>>,
-        bias: Option<Tensor<1>>,
-        epsilon: f64,
-    ) -> Self {
-        same(self, |x| norm::group_norm(x, groups, weight, bias, epsilon))
-    }
-
-    /// Layer normalization over the last dim. See the [module](crate::norm).
-    #[must_use]
-    fn layer_norm(self, weight: Option<Tensor<1>>, bias: Option<Tensor<1>>, epsilon: f64) -> Self {
-        same(self, |x| norm::layer_norm(x, weight, bias, epsilon))
+        Self::from_shard(self.into_shard().resolve())
     }
 
     halocline_core::elementwise!(methods);
-
-    /// The rectified linear unit.
-    #[must_use]
-    fn relu(self) -> Self {
-        same(self, |x| activation("relu", Activation::Relu, x))
-    }
-
-    /// The Gaussian error linear unit, by the error function.
-    #[must_use]
-    fn gelu(self) -> Self {
-        same(self, |x| activation("gelu", Activation::Gelu, x))
-    }
-
-    /// `x · sigmoid(x)`.
-    #[must_use]
-    fn silu(self) -> Self {
-        same(self, |x| activation("silu", Activation::Silu, x))
-    }
 }
 
-fn same<const D: usize, X: Field<D>>(
+/// Runs an operator on either kind of tensor, and panics with its error.
+pub(crate) fn run<const D: usize, const E: usize, X: Field<D>>(
     x: X,
-    operator: impl FnOnce(ShardTensor<D>) -> Result<ShardTensor<D>>,
-) -> X {
-    X::same_rank(or_panic(operator(x.into_shard())))
-}
-
-fn activation<const D: usize>(
-    operator: &str,
-    activation: Activation,
-    x: ShardTensor<D>,
-) -> Result<ShardTensor<D>> {
-    x.require_resolved(operator)?;
-    let (local, layout, mesh) = x.into_parts();
-    let local = activation.run(local);
-    Ok(ShardTensor::from_parts(local, layout, mesh))
-}
-
-fn or_panic<T>(result: Result<T>) -> T {
-    result.unwrap_or_else(|error| error.raise())
+    operator: impl FnOnce(ShardTensor<D>) -> Result<ShardTensor<E>>,
+) -> Rank<X, E> {
+    x.try_op(operator).unwrap_or_else(|error| error.raise())
 }
 
 impl<const D: usize> Field<D> for ShardTensor<D> {
-    type Rank<const E: usize> = ShardTensor<E>;
-
     fn into_shard(self) -> Self {
         self
     }
 
-    fn from_shard<const E: usize>(shard: ShardTensor<E>) -> ShardTensor<E> {
-        shard
-    }
-
-    fn same_rank(shard: Self) -> Self {
+    fn from_shard(shard: Self) -> Self {
         shard
     }
 
@@ -323,17 +176,11 @@ impl<const D: usize> Field<D> for ShardTensor<D> {
 }
 
 impl<const D: usize> Field<D> for Tensor<D> {
-    type Rank<const E: usize> = Tensor<E>;
-
     fn into_shard(self) -> ShardTensor<D> {
         ShardTensor::solo(self)
     }
 
-    fn from_shard<const E: usize>(shard: ShardTensor<E>) -> Tensor<E> {
-        shard.into_parts().0
-    }
-
-    fn same_rank(shard: ShardTensor<D>) -> Self {
+    fn from_shard(shard: ShardTensor<D>) -> Self {
         shard.into_parts().0
     }
 
@@ -370,9 +217,9 @@ mod tests {
                 struct Function;
 
                 impl Operator<2, 2> for Function {
-                    fn apply<X: Field<2>>(&self, mut x: Vec<X>, _: Vec<Tensor<2>>) -> X::Rank<2> {
+                    fn apply<X: Field<2>>(&self, mut x: Vec<X>, _: Vec<Tensor<2>>) -> Rank<X, 2> {
                         let y = $domain(x.remove(0)).$name($($argument),*);
-                        X::from_shard(y.cast(FloatDType::F32).into_shard())
+                        y.cast(FloatDType::F32)
                     }
                 }
 
@@ -464,7 +311,7 @@ mod tests {
             message.contains("captures a tensor with gradients"),
             "{message}"
         );
-        let scaled = x.clone().tanh() * x.beside_same(scale.clone());
+        let scaled = x.clone().tanh() * x.beside(scale.clone());
         let gradients = scaled.sum().backward();
         assert!(scale.grad(&gradients).is_some());
     }

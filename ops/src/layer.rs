@@ -1,30 +1,17 @@
-//! burn's own modules on either kind of tensor.
+//! Layers: functions of a tensor, with or without parameters, on one device and on shards.
 
-use std::sync::Arc;
-
-use burn::module::Param;
-use burn::nn::activation::SiLU;
-use burn::nn::conv::{Conv1d, Conv2d, Conv3d};
-use burn::nn::pool::{AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
-use burn::nn::{
-    Gelu, GroupNorm, InstanceNorm, LeakyRelu, Linear, PaddingConfig1d, PaddingConfig2d,
-    PaddingConfig3d, Relu, Sigmoid, Tanh,
-};
+use burn::nn::{PaddingConfig1d, PaddingConfig2d, PaddingConfig3d};
 use burn::tensor::Tensor;
-use halocline_core::{ExchangePlan, Result, ShardTensor};
+use halocline_core::{PlannedMessages, Result, ShardTensor};
 
-use crate::conv::ConvOptions;
-use crate::field::Field;
-use crate::pool::{PaddingCount, PoolOptions};
-use crate::stencil::Stencil;
-use crate::window::{Padding, Rounding};
+use crate::driver::Padding;
 
 /// A function of a tensor, with or without parameters.
 ///
 /// Implemented for burn's modules over [`Tensor<D>`] and [`ShardTensor<D>`] alike, and meant to be implemented by
 /// models: `impl<X: Field<4>> Layer<X> for MyModel`.
 pub trait Layer<X> {
-    /// What comes out.
+    /// The type of the result.
     type Output;
 
     /// Applies the layer.
@@ -42,37 +29,40 @@ pub trait Apply: Sized {
 impl<const D: usize> Apply for Tensor<D> {}
 impl<const D: usize> Apply for ShardTensor<D> {}
 
-/// Layers whose exchange of halos can be seen before it happens: burn's convolution and pooling modules.
-pub trait Planned<const D: usize> {
-    /// What would travel if the layer were applied: this rank's plan, or `None` if nothing would.
-    ///
-    /// # Errors
-    /// A placement without a rule, shapes that do not fit.
-    fn exchange_plan(&self, x: &ShardTensor<D>) -> Result<Option<Arc<ExchangePlan>>>;
-}
-
 /// `x.plan_of(&layer)`.
-pub trait PlanOf<const D: usize> {
-    /// What would travel if `layer` were applied, in boxes and bytes; `None` if nothing would.
+pub trait PlanOf: Sized {
+    /// The communication of this rank if `layer`, or a whole model, were applied: nothing is sent. The layer computes on
+    /// blank cells in the place of those of other ranks, so it takes the time and memory of a forward pass.
     ///
     /// # Errors
-    /// A placement without a rule, shapes that do not fit.
-    fn plan_of(&self, layer: &impl Planned<D>) -> Result<Option<Arc<ExchangePlan>>>;
+    /// Those of the layer.
+    fn plan_of<L: Layer<Self>>(&self, layer: &L) -> Result<PlannedMessages>;
 }
 
-impl<const D: usize> PlanOf<D> for ShardTensor<D> {
-    fn plan_of(&self, layer: &impl Planned<D>) -> Result<Option<Arc<ExchangePlan>>> {
-        layer.exchange_plan(self)
+impl<const D: usize> PlanOf for ShardTensor<D> {
+    fn plan_of<L: Layer<Self>>(&self, layer: &L) -> Result<PlannedMessages> {
+        self.dry_run(|x| Ok(layer.forward(x)))
     }
 }
 
-fn plan<const D: usize>(
-    stencil: &Stencil,
-    x: &ShardTensor<D>,
-) -> Result<Option<Arc<ExchangePlan>>> {
-    let plan = stencil.plan(x)?.exchange.clone();
-    Ok(plan.filter(|plan| !(plan.sends.is_empty() && plan.receives.is_empty())))
+/// Implements [`Layer`] for modules that keep the number of dims, on tensors of any number of dims, burn's and sharded.
+macro_rules! layers {
+    ($($module:ty: |$layer:pat_param, $x:ident| $result:expr;)*) => {
+        $($crate::layer::layers! { @on burn::tensor::Tensor, $module, $layer, $x, $result }
+        $crate::layer::layers! { @on halocline_core::ShardTensor, $module, $layer, $x, $result })*
+    };
+    (@on $tensor:ident $(:: $part:ident)+, $module:ty, $layer:pat_param, $x:ident, $result:expr) => {
+        impl<const D: usize> $crate::Layer<$tensor$(::$part)+<D>> for $module {
+            type Output = $tensor$(::$part)+<D>;
+
+            fn forward(&self, $x: $tensor$(::$part)+<D>) -> Self::Output {
+                let $layer = self;
+                $result
+            }
+        }
+    };
 }
+pub(crate) use layers;
 
 /// burn's `Same`: as many outputs as windows begin in the field. A stride of zero is refused later.
 fn same_padding(size: usize, kernel: usize, stride: usize) -> Padding {
@@ -87,7 +77,7 @@ fn same_padding(size: usize, kernel: usize, stride: usize) -> Padding {
 }
 
 /// The padding of burn's configurations for the dims of a field.
-trait PaddingOf<const N: usize> {
+pub(crate) trait PaddingOf<const N: usize> {
     fn padding(&self, spatial: &[usize], kernel: [usize; N], stride: [usize; N]) -> [Padding; N];
 }
 
@@ -123,217 +113,4 @@ impl PaddingOf<3> for PaddingConfig3d {
             }
         }
     }
-}
-
-macro_rules! conv_layer {
-    ($module:ident, $d:literal, $n:literal, $array:expr) => {
-        impl Options<$d, $n> for $module {
-            type Of = ConvOptions<$n>;
-
-            fn options(&self, dims: [usize; $d]) -> ConvOptions<$n> {
-                let (stride, dilation) = ($array(self.stride), $array(self.dilation));
-                let padding = self
-                    .padding
-                    .padding(&dims[2..], $array(self.kernel_size), stride);
-                ConvOptions {
-                    stride,
-                    dilation,
-                    padding,
-                    groups: self.groups,
-                    activation: None,
-                }
-            }
-        }
-
-        impl<X: Field<$d>> Layer<X> for $module {
-            type Output = X;
-
-            fn forward(&self, x: X) -> X {
-                let options = self.options(x.global_dims());
-                x.conv(
-                    self.weight.val(),
-                    self.bias.as_ref().map(Param::val),
-                    &options,
-                )
-            }
-        }
-
-        impl Planned<$d> for $module {
-            fn exchange_plan(&self, x: &ShardTensor<$d>) -> Result<Option<Arc<ExchangePlan>>> {
-                let options = self.options(x.dims());
-                plan(&options.stencil(&self.weight.dims(), x.dims()[1])?, x)
-            }
-        }
-    };
-}
-
-/// The options of a module, which may depend on the field's size.
-trait Options<const D: usize, const N: usize> {
-    type Of;
-
-    fn options(&self, dims: [usize; D]) -> Self::Of;
-}
-
-conv_layer!(Conv1d, 3, 1, |x| [x]);
-conv_layer!(Conv2d, 4, 2, |x| x);
-conv_layer!(Conv3d, 5, 3, |x| x);
-
-macro_rules! pool_layer {
-    ($module:ident, $d:literal, $n:literal, $array:expr, $method:ident, $name:literal, $fill:expr, $finish:expr) => {
-        impl Options<$d, $n> for $module {
-            type Of = PoolOptions<$n>;
-
-            fn options(&self, dims: [usize; $d]) -> PoolOptions<$n> {
-                let (kernel, stride) = ($array(self.kernel_size), $array(self.stride));
-                let rounding = if self.ceil_mode {
-                    Rounding::Ceil
-                } else {
-                    Rounding::Floor
-                };
-                let options = PoolOptions::new(kernel)
-                    .with_stride(stride)
-                    .with_padding(self.padding.padding(&dims[2..], kernel, stride))
-                    .with_rounding(rounding);
-                $finish(self, options)
-            }
-        }
-
-        impl<X: Field<$d>> Layer<X> for $module {
-            type Output = X;
-
-            fn forward(&self, x: X) -> X {
-                let options = self.options(x.global_dims());
-                x.$method(&options)
-            }
-        }
-
-        impl Planned<$d> for $module {
-            fn exchange_plan(&self, x: &ShardTensor<$d>) -> Result<Option<Arc<ExchangePlan>>> {
-                plan(&self.options(x.dims()).stencil($name, $fill), x)
-            }
-        }
-    };
-}
-
-fn count(included: bool) -> PaddingCount {
-    if included {
-        PaddingCount::Included
-    } else {
-        PaddingCount::Excluded
-    }
-}
-
-pool_layer!(
-    MaxPool1d,
-    3,
-    1,
-    |x| [x],
-    max_pool,
-    "max_pool1d",
-    f64::NEG_INFINITY,
-    |pool: &MaxPool1d, o: PoolOptions<1>| o.with_dilation([pool.dilation])
-);
-pool_layer!(
-    MaxPool2d,
-    4,
-    2,
-    |x| x,
-    max_pool,
-    "max_pool2d",
-    f64::NEG_INFINITY,
-    |pool: &MaxPool2d, o: PoolOptions<2>| o.with_dilation(pool.dilation)
-);
-pool_layer!(
-    AvgPool1d,
-    3,
-    1,
-    |x| [x],
-    avg_pool,
-    "avg_pool1d",
-    0.0,
-    |pool: &AvgPool1d, o: PoolOptions<1>| o.with_count(count(pool.count_include_pad))
-);
-pool_layer!(
-    AvgPool2d,
-    4,
-    2,
-    |x| x,
-    avg_pool,
-    "avg_pool2d",
-    0.0,
-    |pool: &AvgPool2d, o: PoolOptions<2>| o.with_count(count(pool.count_include_pad))
-);
-
-macro_rules! linear_layer {
-    ($($d:literal)*) => {$(
-        impl Layer<ShardTensor<$d>> for Linear {
-            type Output = ShardTensor<$d>;
-
-            fn forward(&self, x: ShardTensor<$d>) -> ShardTensor<$d> {
-                x.linear(self.weight.val(), self.bias.as_ref().map(Param::val))
-            }
-        }
-
-        impl Layer<Tensor<$d>> for Linear {
-            type Output = Tensor<$d>;
-
-            fn forward(&self, x: Tensor<$d>) -> Tensor<$d> {
-                Field::linear(x, self.weight.val(), self.bias.as_ref().map(Param::val))
-            }
-        }
-    )*};
-}
-
-linear_layer!(1 2 3 4 5);
-
-macro_rules! activation_layer {
-    ($($module:ty: $f:expr;)*) => {$(
-        impl<const D: usize> Layer<Tensor<D>> for $module {
-            type Output = Tensor<D>;
-
-            fn forward(&self, x: Tensor<D>) -> Tensor<D> {
-                $f(self, x)
-            }
-        }
-
-        impl<const D: usize> Layer<ShardTensor<D>> for $module {
-            type Output = ShardTensor<D>;
-
-            fn forward(&self, x: ShardTensor<D>) -> ShardTensor<D> {
-                $f(self, x)
-            }
-        }
-    )*};
-}
-
-activation_layer! {
-    Relu: |_, x| Field::relu(x);
-    Gelu: |gelu: &Gelu, x| if gelu.approximate { Field::gelu_approximate(x) } else { Field::gelu(x) };
-    SiLU: |_, x| Field::silu(x);
-    Sigmoid: |_, x| Field::sigmoid(x);
-    Tanh: |_, x| Field::tanh(x);
-    LeakyRelu: |leaky: &LeakyRelu, x| Field::leaky_relu(x, leaky.negative_slope);
-}
-
-macro_rules! norm_layer {
-    ($($module:ident: $groups:ident, $tensor:ident;)*) => {$(
-        impl<const D: usize> Layer<$tensor<D>> for $module {
-            type Output = $tensor<D>;
-
-            fn forward(&self, x: $tensor<D>) -> $tensor<D> {
-                let channels = x.global_dims()[1];
-                assert_eq!(channels, self.num_channels, "channels of a tensor {:?}", x.global_dims());
-                let parameter = |of: &Option<Param<Tensor<1>>>| of.as_ref().map(Param::val);
-                let (weight, bias) = (parameter(&self.gamma), parameter(&self.beta));
-                x.group_norm(self.$groups, weight, bias, self.epsilon)
-            }
-        }
-    )*};
-}
-
-norm_layer! {
-    GroupNorm: num_groups, Tensor;
-    GroupNorm: num_groups, ShardTensor;
-    InstanceNorm: num_channels, Tensor;
-    InstanceNorm: num_channels, ShardTensor;
 }

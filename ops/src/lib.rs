@@ -1,44 +1,48 @@
 //! Operators on sharded tensors: each gives the result that one device would give.
 //!
-//! One file per operator: its definition, what it exchanges, its adjoint, its kernel. [`Field`] is what they are called
-//! on, a burn tensor or a sharded one; [`Layer`] makes burn's own modules apply to both.
+//! One folder per family of operators: definition, exchange, adjoint, kernels, and the methods by which they are called
+//! on a [`Field`], a burn tensor or a sharded one. [`Layer`] makes burn's own modules apply to both.
 
-mod activation;
+pub mod activation;
 pub mod conv;
-mod empty;
+mod driver;
 mod field;
-mod flex;
 mod kernel;
 mod layer;
-mod local;
 mod loss;
 pub mod matmul;
 pub mod norm;
+mod operand;
 pub mod pool;
+pub mod rearrange;
 pub mod reduce;
 pub mod resample;
-pub mod reshape;
-mod stencil;
 pub mod testing;
-mod window;
 
-pub use activation::Activation;
-pub use conv::ConvOptions;
-pub use field::Field;
-pub use layer::{Apply, Layer, PlanOf, Planned};
+pub use activation::{Activation, ActivationField};
+pub use conv::{ConvField, ConvOptions};
+pub use driver::{Padding, Rounding, Stencil, StencilPlan, Window};
+pub use field::{Carried, Carrier, Field, OneDevice, Rank, Sharded};
+pub use layer::{Apply, Layer, PlanOf};
 pub use loss::{Reduction, backward, huber_loss, l1_loss, loss_value, mse_loss};
-pub use pool::{PaddingCount, PoolOptions};
-pub use stencil::{Stencil, StencilPlan};
-pub use window::{Padding, Rounding, Window};
+pub use matmul::MatmulField;
+pub use norm::NormField;
+pub use operand::Operand;
+pub use pool::{PaddingCount, PoolField, PoolOptions};
+pub use rearrange::RearrangeField;
+pub use reduce::ReduceField;
+pub use resample::ResampleField;
+
+/// Everything that model code calls: tensors and layers, and the methods of all families of operators.
+pub mod prelude {
+    pub use crate::{
+        ActivationField, Apply, ConvField, ConvOptions, Field, Layer, MatmulField, NormField,
+        Operand, Padding, PlanOf, PoolField, PoolOptions, Rank, RearrangeField, ReduceField,
+        Reduction, ResampleField, Stencil, Window, huber_loss, l1_loss, mse_loss,
+    };
+}
 
 use burn::tensor::Tensor;
-use halocline_core::{Shard, ShardTensor};
-
-/// The axes over which a tensor is sharded: those over which gradients of replicated operands are summed.
-pub(crate) fn sharded_axes<const D: usize>(x: &ShardTensor<D>) -> Vec<usize> {
-    x.layout()
-        .axes_where(|placement| matches!(placement, Shard(_)))
-}
 
 /// A tensor under a rank that is known to be its own.
 pub(crate) fn retype<const D: usize, const E: usize>(x: Tensor<D>) -> Tensor<E> {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use counters::{CommStats, Count, Counters};
+pub use dry_run::{PlannedMessages, PlannedOperation};
 pub use host::Place;
 pub use message::{Batch, Expected, InFlight, Payload, Pending};
 pub use operation::{Operation, Traffic};
@@ -18,6 +19,7 @@ pub use crate::settings::{Overlap, Settings};
 
 pub(crate) mod collectives;
 mod counters;
+pub(crate) mod dry_run;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod gpu;
 #[cfg(feature = "cube")]
@@ -90,6 +92,11 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// The settings of this rank's communication.
     fn settings(&self) -> &Settings;
 
-    /// Counters of what this rank has sent.
+    /// Counters of messages and bytes that this rank has sent.
     fn counters(&self) -> &Counters;
+
+    /// Describes the boxes of the batch that was started last, to an engine that records plans.
+    fn describe_boxes(&self, boxes: &dyn fmt::Display) {
+        let _ = boxes;
+    }
 }

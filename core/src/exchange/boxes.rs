@@ -117,9 +117,11 @@ impl Exchange {
         };
         let transfers = expected.iter().flat_map(|(_, transfers)| transfers);
         let cells: usize = transfers.map(|transfer| transfer.src.volume()).sum();
+        let in_flight = comm.clone().start(batch)?;
+        comm.describe_boxes(&**plan);
         Ok(Boxes {
             comm,
-            in_flight: Some(comm.clone().start(batch)?),
+            in_flight: Some(in_flight),
             bytes: cells * like.dtype().size(),
             expected,
         })

@@ -4,104 +4,42 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use burn::tensor::{Bool, Tensor};
 
-use super::{ShardTensor, require_same_mesh};
-use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
+use super::ShardTensor;
+use crate::layout::{Layout, Partial, Placement, ReduceOp};
 use crate::ops::fan_out;
+use crate::pairing::{Linearity, Pairing, Role, Term};
 use crate::replicas::require_replicas;
 use crate::{Error, Result};
 
-/// Which combinations of partial values an operator permits.
-#[derive(Clone, Copy, PartialEq)]
-enum Linearity {
-    /// Both may be sums: addition.
-    Additive,
-    /// One may be a sum: multiplication.
-    Multiplicative,
-    /// The left may be a sum: division.
-    LeftLinear,
-    /// None may.
-    None,
-}
-
-/// The common layout of two operands, and for each the axes over which it must fan out.
-struct Pairing {
-    layout: Layout,
-    fan_out: [Vec<usize>; 2],
-}
-
-/// The rule of elementwise operators: per axis, which placements go together.
+/// How two operands of an elementwise operator go together, with broadcasting of dims of one cell.
 fn pair(operator: &str, operands: [&Layout; 2], linearity: Linearity) -> Result<Pairing> {
-    let [lhs, rhs] = operands;
-    require_same_mesh(operator, lhs.mesh(), rhs.mesh())?;
-    let dims = lhs.shape().len();
-    for dim in 0..dims {
-        let (l, r) = (lhs.shape()[dim], rhs.shape()[dim]);
-        if l != r && l != 1 && r != 1 {
-            return Err(Error::operator(
-                operator,
-                format!(
-                    "shapes {:?} and {:?} do not broadcast",
-                    lhs.shape(),
-                    rhs.shape()
-                ),
-            ));
-        }
+    let shapes = operands.map(Layout::shape);
+    let broadcast = |(lhs, rhs): (&usize, &usize)| lhs == rhs || *lhs == 1 || *rhs == 1;
+    if !shapes[0].iter().zip(shapes[1]).all(broadcast) {
+        let message = format!(
+            "shapes {:?} and {:?} do not broadcast",
+            shapes[0], shapes[1]
+        );
+        return Err(Error::operator(operator, message));
     }
-    let mut fan_out = [Vec::new(), Vec::new()];
-    let mut placements = Vec::with_capacity(lhs.placements().len());
-    for (axis, (&l, &r)) in lhs.placements().iter().zip(rhs.placements()).enumerate() {
-        let sum = Partial(ReduceOp::Sum);
-        let broadcasts = |layout: &Layout, dim: usize| layout.shape()[dim] == 1;
-        let (placement, fans) = match (l, r) {
-            (Replicate, Replicate) => (Replicate, None),
-            (Shard(a), Shard(b)) if a == b && lhs.extents(a) == rhs.extents(a) => (l, None),
-            (Shard(dim), Replicate) if broadcasts(rhs, dim) => (l, Some(1)),
-            (Replicate, Shard(dim)) if broadcasts(lhs, dim) => (r, Some(0)),
-            (l, r) if l == sum && r == sum && linearity == Linearity::Additive => (sum, None),
-            (l, Replicate)
-                if l == sum
-                    && matches!(linearity, Linearity::Multiplicative | Linearity::LeftLinear) =>
-            {
-                (sum, Some(1))
-            }
-            (Replicate, r) if r == sum && linearity == Linearity::Multiplicative => (sum, Some(0)),
-            _ => {
-                return Err(Error::Placement {
-                    operator: operator.into(),
-                    placement: format!("{lhs} with {rhs} on axis \"{}\"", lhs.mesh().names()[axis]),
-                    help: if matches!((l, r), (Partial(_), _) | (_, Partial(_))) {
-                        "call resolve() on the partial operand first".into()
-                    } else {
-                        format!(
-                            "redistribute one operand to {l} or {r}, with the other's extents, first"
-                        )
-                    },
-                });
+    let common: Vec<Role> = (0..shapes[0].len()).map(Role::Common).collect();
+    let roles = operands.map(|layout| {
+        let meets_all = |dim: usize| layout.shape()[dim] == 1 && !layout.is_sharded(dim);
+        let role = |(dim, &role): (usize, &Role)| {
+            if meets_all(dim) {
+                Role::Broadcast
+            } else {
+                role
             }
         };
-        placements.push(placement);
-        if let Some(operand) = fans {
-            fan_out[operand].push(axis);
-        }
-    }
-    let extents = (0..dims)
-        .map(|dim| {
-            // The operand that is sharded there, or else the one that is not broadcast.
-            let shards = |layout: &Layout| layout.is_sharded(dim);
-            let of = if shards(lhs) || (!shards(rhs) && lhs.shape()[dim] != 1) {
-                lhs
-            } else {
-                rhs
-            };
-            of.extents(dim).to_vec()
-        })
-        .collect();
-    let layout = if fan_out.iter().all(Vec::is_empty) && lhs.shape() == rhs.shape() {
-        lhs.clone()
-    } else {
-        lhs.derive(placements, extents)
-    };
-    Ok(Pairing { layout, fan_out })
+        common.iter().enumerate().map(role).collect::<Vec<_>>()
+    });
+    let operands = [0, 1].map(|operand| Term {
+        name: "",
+        layout: operands[operand],
+        roles: &roles[operand],
+    });
+    Pairing::new(operator, &operands, &common, linearity)
 }
 
 impl<const D: usize> ShardTensor<D> {
@@ -129,10 +67,9 @@ impl<const D: usize> ShardTensor<D> {
             return Ok(((self.layout, self.mesh), self.local, other.local));
         }
         let pairing = pair(operator, [&self.layout, &other.layout], linearity)?;
-        let [lhs_axes, rhs_axes] = &pairing.fan_out;
-        let lhs = fan_out(self.local, &self.mesh, lhs_axes, operator);
-        let rhs = fan_out(other.local, &self.mesh, rhs_axes, operator);
-        Ok(((pairing.layout, self.mesh), lhs, rhs))
+        let lhs = fan_out(self.local, &self.mesh, pairing.fan_out(0), operator);
+        let rhs = fan_out(other.local, &self.mesh, pairing.fan_out(1), operator);
+        Ok(((pairing.layout(&self.layout), self.mesh), lhs, rhs))
     }
 
     /// A tensor that every rank holds alike, next to this one. With checks on
@@ -268,7 +205,7 @@ macro_rules! operator {
 operator!(Add, add, Linearity::Additive, false);
 operator!(Sub, sub, Linearity::Additive, false);
 operator!(Mul, mul, Linearity::Multiplicative, true);
-operator!(Div, div, Linearity::LeftLinear, true);
+operator!(Div, div, Linearity::First, true);
 
 impl<const D: usize> Neg for ShardTensor<D> {
     type Output = Self;

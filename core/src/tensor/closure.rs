@@ -113,7 +113,7 @@ impl Closure {
         match result.downcast_ref::<Tensor<D>>() {
             Some(result) if result.is_tracked() => Err(self.error(
                 "captures a tensor with gradients, which would be this rank's part of them only; make it an operand \
-                 instead: x * x.beside_same(parameter)",
+                 instead: x * x.beside(parameter)",
             )),
             _ => Ok(()),
         }
@@ -301,7 +301,7 @@ mod tests {
                         error.contains("captures a tensor with gradients"),
                         "{error}"
                     );
-                    assert!(error.contains("beside_same"), "{error}");
+                    assert!(error.contains("beside"), "{error}");
                 }
             }
             let constant = Tensor::<2>::ones([1, 1], &device) * 3.0;

@@ -4,6 +4,7 @@ mod arithmetic;
 mod closure;
 mod create;
 mod display;
+mod dry_run;
 mod elementwise;
 mod halo;
 mod redistribute;
@@ -15,7 +16,6 @@ use burn::tensor::{Bool, Device, Float, Gradients, Int, Tensor};
 
 use crate::device_mesh::DeviceMesh;
 use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate};
-use crate::mesh::MeshShape;
 use crate::{Error, Result};
 
 pub(crate) use create::on_device;
@@ -303,19 +303,4 @@ impl<const D: usize> ShardTensor<D, Bool> {
     pub fn float(self) -> ShardTensor<D> {
         self.map_linear(|local| local.float())
     }
-}
-
-/// Whether two layouts may meet in an operator: the same mesh.
-pub(crate) fn require_same_mesh(
-    operator: &str,
-    lhs: &Arc<MeshShape>,
-    rhs: &Arc<MeshShape>,
-) -> Result<()> {
-    if Arc::ptr_eq(lhs, rhs) || lhs == rhs {
-        return Ok(());
-    }
-    Err(Error::operator(
-        operator,
-        format!("operands lie on different meshes:\n{lhs}and\n{rhs}"),
-    ))
 }

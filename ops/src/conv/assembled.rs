@@ -7,8 +7,8 @@ use burn::tensor::ops::ConvOptions;
 use halocline_core::ops::{BackwardPass, Boxes, blank, cut, paste};
 use halocline_core::{Exchange, IndexBox, Result};
 
-use super::backend::ConvRun;
 use super::engine::geometry::Conv;
+use super::node::ConvRun;
 
 /// Calls burn's operator for the spatial dims of a shape, with the convolution's options as its last argument.
 macro_rules! by_dims {

@@ -16,22 +16,21 @@
 //! bias are summed over all ranks between which `x` is sharded.
 
 mod assembled;
-mod backend;
 mod engine;
+mod layer;
+mod node;
 #[cfg(test)]
 mod tests;
 
-use burn::tensor::Tensor;
-use halocline_core::ops::fan_out;
 use halocline_core::{Error, Exchange, Operation, Result, ShardTensor, Traffic};
 
 use crate::activation::Activation;
+use crate::driver::{Padding, Rounding, Stencil, Window};
+use crate::field::{Field, run};
 use crate::kernel::simd::Isa;
-use crate::sharded_axes;
-use crate::stencil::Stencil;
-use crate::window::{Padding, Rounding, Window};
-use backend::ConvRun;
+use crate::operand::Operand;
 use engine::geometry::Conv;
+use node::ConvRun;
 
 /// Stride, dilation, padding, groups and activation of a convolution over `N` spatial dims.
 ///
@@ -131,16 +130,17 @@ impl<const N: usize> ConvOptions<N> {
     }
 }
 
-/// The convolution of a sharded field with weights that every rank holds alike.
+/// The convolution of a sharded field with weights that are whole on every rank.
 ///
 /// # Errors
 /// A placement without a rule, shapes that do not fit, a failure of communication.
 pub fn conv<const D: usize, const N: usize>(
     x: ShardTensor<D>,
-    weight: Tensor<D>,
-    bias: Option<Tensor<1>>,
+    weight: impl Into<Operand<D>>,
+    bias: Option<Operand<1>>,
     options: &ConvOptions<N>,
 ) -> Result<ShardTensor<D>> {
+    let weight = weight.into();
     let shape = weight.dims();
     if D != N + 2 || !(1..=3).contains(&N) {
         let message = format!(
@@ -156,23 +156,11 @@ pub fn conv<const D: usize, const N: usize>(
         let message = format!("bias {:?} for {} channels", bias.dims(), shape[0]);
         return Err(Error::operator(stencil.operator(), message));
     }
-    let dtypes = [Some(weight.dtype()), bias.as_ref().map(Tensor::dtype)];
-    if let Some(other) = dtypes
-        .into_iter()
-        .flatten()
-        .find(|&dtype| dtype != x.local().dtype())
-    {
-        let message = format!(
-            "a parameter of {other:?} for a tensor of {:?}",
-            x.local().dtype()
-        );
-        return Err(Error::operator(stencil.operator(), message));
-    }
     Isa::chosen()?;
     let plan = stencil.plan(&x)?;
-    let axes = sharded_axes(&x);
-    let weight = fan_out(weight, x.mesh(), &axes, stencil.operator());
-    let bias = bias.map(|bias| fan_out(bias, x.mesh(), &axes, stencil.operator()));
+    let weight = weight.whole_beside(&x, stencil.operator())?;
+    let bias = bias.map(|bias| bias.whole_beside(&x, stencil.operator()));
+    let bias = bias.transpose()?;
     let (local, layout, mesh) = x.into_parts();
     let run = ConvRun {
         conv: Conv {
@@ -191,9 +179,28 @@ pub fn conv<const D: usize, const N: usize>(
         output: plan.output.local_shape(mesh.position()),
         activation: options.activation,
     };
-    let y = Error::catch(|| backend::conv(local, weight, bias, run))?;
+    let y = Error::catch(|| node::conv(local, weight, bias, run))?;
     Ok(ShardTensor::from_parts(y, plan.output.clone(), mesh))
 }
+
+/// Convolution as a method.
+pub trait ConvField<const D: usize>: Field<D> {
+    /// Convolution with weights that all ranks hold alike. See the [module](self).
+    ///
+    /// # Panics
+    /// Panics where [`conv`] returns an error.
+    #[must_use]
+    fn conv<const N: usize>(
+        self,
+        weight: impl Into<Operand<D>>,
+        bias: Option<Operand<1>>,
+        options: &ConvOptions<N>,
+    ) -> Self {
+        run(self, |x| conv(x, weight, bias, options))
+    }
+}
+
+impl<const D: usize, X: Field<D>> ConvField<D> for X {}
 
 /// Sizes of up to three dims as three: leading dims of one cell do not matter to a convolution.
 fn three(sizes: &[usize]) -> [usize; 3] {
@@ -205,20 +212,16 @@ fn three(sizes: &[usize]) -> [usize; 3] {
 #[cfg(test)]
 mod sharded {
     use super::*;
+    use crate::prelude::*;
     use crate::testing::{Operator, check_op};
-    use crate::{Field, PlanOf};
+    use burn::tensor::Tensor;
     use halocline_core::{Boundary, Distribution, Launcher, Overlap, RandomKey, Replicate, Shard};
 
     struct Conv<const N: usize>(ConvOptions<N>);
 
     impl<const D: usize, const N: usize> Operator<D, D> for Conv<N> {
-        fn apply<X: Field<D>>(
-            &self,
-            mut inputs: Vec<X>,
-            mut parameters: Vec<Tensor<D>>,
-        ) -> X::Rank<D> {
-            let y = inputs.remove(0).conv(parameters.remove(0), None, &self.0);
-            X::from_shard(y.into_shard())
+        fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<D>>) -> X {
+            inputs.remove(0).conv(parameters.remove(0), None, &self.0)
         }
     }
 
@@ -388,7 +391,7 @@ mod sharded {
                 let x = ShardTensor::random([1, 2, 5, 3, 7], normal, key, &mesh, &placements)?;
                 let options =
                     ConvOptions::default().with_padding([Padding::new(1, Boundary::Periodic); 3]);
-                let weight = Tensor::ones([2, 2, 3, 3, 3], world.device());
+                let weight = Tensor::<5>::ones([2, 2, 3, 3, 3], world.device());
                 let y = x.conv(weight, None, &options);
                 Ok(y.full_tensor(halocline_core::LocalGradient::Replicated)
                     .into_data())
@@ -407,7 +410,7 @@ mod sharded {
             .run(|world| {
                 let mesh = world.mesh([("model", 2)])?;
                 let x = ShardTensor::<4>::ones([1, 4, 6, 6], &mesh, &[Shard(1)])?;
-                let weight = Tensor::ones([2, 4, 3, 3], world.device());
+                let weight = Tensor::<4>::ones([2, 4, 3, 3], world.device());
                 let before = world.comm_stats();
                 let error = conv(x, weight, None, &ConvOptions::<2>::default()).unwrap_err();
                 assert_eq!(
@@ -429,7 +432,7 @@ mod sharded {
                 let options = ConvOptions::default().with_padding([Padding::zeros(1, 1); 2]);
                 for shape in [[1, 1, 0, 5], [1, 1, 5, 0]] {
                     let x = ShardTensor::<4>::zeros(shape, &mesh, &[Shard(2)])?;
-                    let weight = Tensor::ones([1, 1, 2, 2], world.device());
+                    let weight = Tensor::<4>::ones([1, 1, 2, 2], world.device());
                     let error = conv(x, weight, None, &options).unwrap_err().to_string();
                     assert!(
                         error.contains("conv2d: dim") && error.contains("no cells"),
@@ -444,7 +447,7 @@ mod sharded {
     #[test]
     fn weights_that_do_not_fit_are_told() {
         let x = ShardTensor::solo(Tensor::<4>::ones([1, 4, 6, 6], &Default::default()));
-        let weight = Tensor::ones([2, 3, 3, 3], &Default::default());
+        let weight = Tensor::<4>::ones([2, 3, 3, 3], &Default::default());
         let error = conv(x.clone(), weight, None, &ConvOptions::<2>::default())
             .unwrap_err()
             .to_string();
@@ -454,8 +457,8 @@ mod sharded {
         );
         let layer = burn::nn::conv::Conv2dConfig::new([3, 2], [3, 3]).init(&Default::default());
         assert_eq!(x.plan_of(&layer).unwrap_err().to_string(), error);
-        let weight = Tensor::ones([2, 4, 3, 3], &Default::default());
-        let bias = Some(Tensor::ones([3], &Default::default()));
+        let weight = Tensor::<4>::ones([2, 4, 3, 3], &Default::default());
+        let bias = Some(Tensor::<1>::ones([3], &Default::default()).into());
         let error = conv(
             x.clone(),
             weight.clone(),
@@ -469,7 +472,7 @@ mod sharded {
                 .contains("bias [3] for 2 channels")
         );
         let options = (&Default::default(), burn::tensor::DType::F64);
-        let double = Tensor::ones([2, 4, 3, 3], options);
+        let double = Tensor::<4>::ones([2, 4, 3, 3], options);
         let error = conv(x.clone(), double, None, &ConvOptions::<2>::default())
             .unwrap_err()
             .to_string();

@@ -7,11 +7,11 @@ use halocline_core::ops::{BackwardPass, Operator};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
-use super::backend::ConvRun;
 use super::engine::geometry::Conv;
+use super::node::ConvRun;
 use super::{ConvOptions, assembled, three};
+use crate::prelude::*;
 use crate::testing::difference;
-use crate::{Field, Padding};
 
 /// How the input lies in memory.
 #[derive(Clone, Copy, Debug)]
@@ -165,7 +165,11 @@ impl<const N: usize> Case<N> {
             groups: self.groups,
             activation: None,
         };
-        let y = viewed(ours.0.clone()).conv(ours.1.clone(), ours.2.clone(), &options);
+        let y = viewed(ours.0.clone()).conv(
+            ours.1.clone(),
+            ours.2.clone().map(Operand::from),
+            &options,
+        );
         let theirs = leaves(&x);
         let options = burn::tensor::ops::ConvOptions::new(
             self.stride,

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use halocline_core::{Error, Result};
 use pulp::{Simd, WithSimd};
 
-use super::math::{self, Constants};
+use super::constants::{self, Constants};
 
 /// The environment variable that forces an instruction set.
 const VARIABLE: &str = "HALOCLINE_ISA";
@@ -260,7 +260,7 @@ macro_rules! element {
         impl Element for $float {
             type Vector<S: Simd> = S::$vector;
 
-            const CONSTANTS: Constants<Self> = math::$constants;
+            const CONSTANTS: Constants<Self> = constants::$constants;
 
             #[inline(always)]
             fn splat<S: Simd>(simd: S, value: Self) -> S::$vector {

@@ -2,7 +2,7 @@
 
 use burn::tensor::{FloatDType, Tensor};
 
-use crate::kernel::norm::Extents;
+use super::kernel::group::Extents;
 
 /// [`group_norm`](super::group_norm) of a shard; `sum` adds over the ranks among which a sample's cells are, `count` is
 /// the number of a group's elements on all of them, and `own` whether those of this shard belong to the field.

@@ -19,19 +19,22 @@
 //! # Adjoint
 //! Gradients of weight and bias are summed over all ranks between which `x` is sharded.
 
-mod backend;
 mod composed;
+mod kernel;
+mod layer;
+mod node;
 
 use burn::tensor::Tensor;
 use halocline_core::ops::{all_reduce_sum, fan_out};
 use halocline_core::{Error, Operation, Result, Shard, ShardTensor, Traffic};
 
-use crate::empty::{drop_empty, fill_empty};
-use crate::flex;
-use crate::kernel::norm::Extents;
+use crate::driver::empty::{drop_empty, fill_empty};
+use crate::field::{Field, run};
+use crate::kernel::flex;
 use crate::kernel::simd::Isa;
-use crate::sharded_axes;
-use backend::{GroupRun, Norm};
+use crate::operand::Operand;
+use kernel::group::Extents;
+use node::{GroupRun, Norm};
 
 /// Normalizes every group of channels of every sample.
 ///
@@ -41,19 +44,53 @@ use backend::{GroupRun, Norm};
 pub fn group_norm<const D: usize>(
     x: ShardTensor<D>,
     groups: usize,
-    weight: Option<Tensor<1>>,
-    bias: Option<Tensor<1>>,
+    weight: Option<Operand<1>>,
+    bias: Option<Operand<1>>,
     epsilon: f64,
 ) -> Result<ShardTensor<D>> {
     let kernels = flex::runs_on(&x.device());
     grouped(x, groups, [weight, bias], epsilon, kernels)
 }
 
+/// Normalization as methods.
+pub trait NormField<const D: usize>: Field<D> {
+    /// Group normalization. See the [module](self).
+    ///
+    /// # Panics
+    /// Panics where [`group_norm`] returns an error.
+    #[must_use]
+    fn group_norm(
+        self,
+        groups: usize,
+        weight: Option<Operand<1>>,
+        bias: Option<Operand<1>>,
+        epsilon: f64,
+    ) -> Self {
+        run(self, |x| group_norm(x, groups, weight, bias, epsilon))
+    }
+
+    /// Layer normalization over the last dim. See the [module](self).
+    ///
+    /// # Panics
+    /// Panics where [`layer_norm`] returns an error.
+    #[must_use]
+    fn layer_norm(
+        self,
+        weight: Option<Operand<1>>,
+        bias: Option<Operand<1>>,
+        epsilon: f64,
+    ) -> Self {
+        run(self, |x| layer_norm(x, weight, bias, epsilon))
+    }
+}
+
+impl<const D: usize, X: Field<D>> NormField<D> for X {}
+
 /// [`group_norm`] by our kernels, or by burn's operators.
 fn grouped<const D: usize>(
     x: ShardTensor<D>,
     groups: usize,
-    parameters: [Option<Tensor<1>>; 2],
+    parameters: [Option<Operand<1>>; 2],
     epsilon: f64,
     kernels: bool,
 ) -> Result<ShardTensor<D>> {
@@ -116,8 +153,8 @@ fn grouped<const D: usize>(
 /// Parameters of another size, a placement without a rule.
 pub fn layer_norm<const D: usize>(
     x: ShardTensor<D>,
-    weight: Option<Tensor<1>>,
-    bias: Option<Tensor<1>>,
+    weight: Option<Operand<1>>,
+    bias: Option<Operand<1>>,
     epsilon: f64,
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "layer_norm";
@@ -137,33 +174,22 @@ pub fn layer_norm<const D: usize>(
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 
-/// Weight and bias of the size of a dim, with gradients that are complete on every rank; ones and zeros if none.
+/// Weight and bias of the size of a dim, for kernels on the shards of `x`; ones and zeros if none.
 fn complete<const D: usize>(
     x: &ShardTensor<D>,
     dim: usize,
-    [weight, bias]: [Option<Tensor<1>>; 2],
+    [weight, bias]: [Option<Operand<1>>; 2],
     operator: &'static str,
 ) -> Result<[Tensor<1>; 2]> {
     let size = x.dims()[dim];
     let constant = |value: f64| Tensor::full([size], value, (&x.device(), x.local().dtype()));
-    let axes = sharded_axes(x);
-    let dtype = x.local().dtype();
-    let parameter = |parameter: Option<Tensor<1>>, default: f64| match parameter {
+    let parameter = |parameter: Option<Operand<1>>, default: f64| match parameter {
         None => Ok(constant(default)),
-        Some(parameter) if parameter.dtype() != dtype => Err(Error::operator(
-            operator,
-            format!(
-                "a parameter of {:?} for a tensor of {dtype:?}",
-                parameter.dtype()
-            ),
-        )),
-        Some(parameter) if parameter.dims() == [size] => {
-            Ok(fan_out(parameter, x.mesh(), &axes, operator))
+        Some(parameter) if parameter.dims() == [size] => parameter.whole_beside(x, operator),
+        Some(parameter) => {
+            let message = format!("a parameter {:?} for {size} elements", parameter.dims());
+            Err(Error::operator(operator, message))
         }
-        Some(parameter) => Err(Error::operator(
-            operator,
-            format!("a parameter {:?} for {size} elements", parameter.dims()),
-        )),
     };
     Ok([parameter(weight, 1.0)?, parameter(bias, 0.0)?])
 }
@@ -171,8 +197,8 @@ fn complete<const D: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prelude::*;
     use crate::testing::{Operator, check_op, difference};
-    use crate::{Apply, Field};
     use burn::nn::{GroupNormConfig, InstanceNormConfig};
     use burn::tensor::DType;
     use halocline_core::Launcher;
@@ -183,28 +209,29 @@ mod tests {
     struct Composed(usize);
 
     impl<const D: usize> Operator<D, D> for Composed {
-        fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, parameters: Vec<Tensor<D>>) -> X::Rank<D> {
-            let parameters = [0, 1].map(|i| Some(parameters[i].clone().flatten(0, D - 1)));
+        fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, parameters: Vec<Tensor<D>>) -> X {
+            let parameters =
+                [0, 1].map(|i| Some(parameters[i].clone().flatten::<1>(0, D - 1).into()));
             let x = inputs.remove(0).into_shard();
             X::from_shard(grouped(x, self.0, parameters, 1e-5, false).unwrap())
         }
     }
 
     impl<const D: usize> Operator<D, D> for Group {
-        fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, parameters: Vec<Tensor<D>>) -> X::Rank<D> {
-            let [weight, bias] = [0, 1].map(|i| Some(parameters[i].clone().flatten(0, D - 1)));
-            let y = inputs.remove(0).group_norm(self.0, weight, bias, 1e-5);
-            X::from_shard(y.into_shard())
+        fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, parameters: Vec<Tensor<D>>) -> X {
+            let [weight, bias] =
+                [0, 1].map(|i| Some(parameters[i].clone().flatten::<1>(0, D - 1).into()));
+            inputs.remove(0).group_norm(self.0, weight, bias, 1e-5)
         }
     }
 
     struct Layer;
 
     impl<const D: usize> Operator<D, D> for Layer {
-        fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, parameters: Vec<Tensor<D>>) -> X::Rank<D> {
-            let [weight, bias] = [0, 1].map(|i| Some(parameters[i].clone().flatten(0, D - 1)));
-            let y = inputs.remove(0).layer_norm(weight, bias, 1e-5);
-            X::from_shard(y.into_shard())
+        fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, parameters: Vec<Tensor<D>>) -> X {
+            let [weight, bias] =
+                [0, 1].map(|i| Some(parameters[i].clone().flatten::<1>(0, D - 1).into()));
+            inputs.remove(0).layer_norm(weight, bias, 1e-5)
         }
     }
 
@@ -265,15 +292,15 @@ mod tests {
         let factors = |size| Tensor::<1>::random([size], normal, &device);
         let parameters = [factors(6), factors(6)];
         let grouped = |kernels| {
-            let [weight, bias] = parameters.clone().map(Some);
+            let parameters = parameters.clone().map(|own| Some(own.into()));
             let x = ShardTensor::solo(x.clone());
-            let y = grouped(x, 3, [weight, bias], 1e-5, kernels).unwrap();
+            let y = grouped(x, 3, parameters, 1e-5, kernels).unwrap();
             y.into_parts().0.into_data()
         };
         assert!(difference(&grouped(true), &grouped(false)) < 1e-5);
         let [weight, bias] = [factors(9), factors(9)];
         let burns = composed::layer_norm(x.clone(), [weight.clone(), bias.clone()], 1e-5);
-        let ours = x.layer_norm(Some(weight), Some(bias), 1e-5);
+        let ours = x.layer_norm(Some(weight.into()), Some(bias.into()), 1e-5);
         assert!(difference(&ours.into_data(), &burns.into_data()) < 1e-5);
     }
 
@@ -305,14 +332,14 @@ mod tests {
                     error.to_string().contains("3 groups of [1, 4, 6, 6]"),
                     "{error}"
                 );
-                let bias = Some(Tensor::ones([5], world.device()));
+                let bias = Some(Tensor::<1>::ones([5], world.device()).into());
                 let error = layer_norm(x.clone(), None, bias, 1e-5).unwrap_err();
                 assert!(
                     error.to_string().contains("a parameter [5] for 6 elements"),
                     "{error}"
                 );
                 let options = (world.device(), DType::F64);
-                let weight = Some(Tensor::ones([6], options));
+                let weight = Some(Tensor::<1>::ones([6], options).into());
                 let error = layer_norm(x, weight, None, 1e-5).unwrap_err().to_string();
                 assert!(
                     error.contains("a parameter of F64 for a tensor of F32"),

@@ -11,16 +11,18 @@
 //! The gradient of a maximum goes to the first cell, in row-major order, that holds it; that of an average to all cells
 //! of the window alike. Gradients of halo cells travel back and add up.
 
+pub(crate) mod kernel;
+mod layer;
 mod pairs;
 
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Int, Tensor, TensorData, module};
 use halocline_core::{Error, Result, ShardTensor};
 
-use crate::local::LocalOperator;
+use crate::driver::{Padding, Rounding, Stencil, Window};
+use crate::field::{Field, run};
+use crate::kernel::local::LocalOperator;
 use crate::retype;
-use crate::stencil::Stencil;
-use crate::window::{Padding, Rounding, Window};
 
 /// Whether an average counts padded cells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -208,19 +210,21 @@ fn is_pair(window: &Window) -> bool {
 /// The average over windows.
 ///
 /// # Errors
-/// A placement without a rule, a window that fits nowhere, a failure of communication.
+/// A dilation, which averages do not have; a placement without a rule, a window that fits nowhere, a failure of
+/// communication.
 pub fn avg_pool<const D: usize, const N: usize>(
     x: ShardTensor<D>,
     options: &PoolOptions<N>,
 ) -> Result<ShardTensor<D>> {
-    let options = PoolOptions {
-        dilation: [1; N],
-        ..*options
-    };
-    let stencil = options.stencil(
-        name::<D, N>(x.dims(), ["avg_pool1d", "avg_pool2d", "avg_pool3d"])?,
-        0.0,
-    );
+    let name = name::<D, N>(x.dims(), ["avg_pool1d", "avg_pool2d", "avg_pool3d"])?;
+    if options.dilation != [1; N] {
+        let message = format!(
+            "dilation {:?}; an average has none, expected 1",
+            options.dilation
+        );
+        return Err(Error::operator(name, message));
+    }
+    let stencil = options.stencil(name, 0.0);
     let size = x.dims();
     let plan = stencil.plan(&x)?;
     stencil.run(x, |x, outputs| {
@@ -256,6 +260,29 @@ pub fn avg_pool<const D: usize, const N: usize>(
         y
     })
 }
+
+/// Pooling as methods.
+pub trait PoolField<const D: usize>: Field<D> {
+    /// The maximum over windows. See the [module](self).
+    ///
+    /// # Panics
+    /// Panics where [`max_pool`] returns an error.
+    #[must_use]
+    fn max_pool<const N: usize>(self, options: &PoolOptions<N>) -> Self {
+        run(self, |x| max_pool(x, options))
+    }
+
+    /// The average over windows. See the [module](self).
+    ///
+    /// # Panics
+    /// Panics where [`avg_pool`] returns an error.
+    #[must_use]
+    fn avg_pool<const N: usize>(self, options: &PoolOptions<N>) -> Self {
+        run(self, |x| avg_pool(x, options))
+    }
+}
+
+impl<const D: usize, X: Field<D>> PoolField<D> for X {}
 
 /// The name of a pooling over `N` dims.
 fn name<const D: usize, const N: usize>(

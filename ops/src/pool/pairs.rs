@@ -4,11 +4,11 @@ use burn::tensor::Tensor;
 use burn::tensor::module::{avg_pool2d, max_pool2d};
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 
-use crate::flex::Float;
+use super::kernel as pooling;
 use crate::kernel::buffer::Buffer;
-use crate::kernel::pooling;
+use crate::kernel::flex::Float;
+use crate::kernel::local::{LocalOperator, by_planes, planes, with_planes};
 use crate::kernel::simd::Isa;
-use crate::local::{LocalOperator, by_planes, planes, with_planes};
 
 /// The maximum over 2 × 2 cells.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +67,7 @@ impl LocalOperator for Average {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local::check_composed;
+    use crate::kernel::local::check_composed;
 
     #[test]
     fn kernels_and_burns_operators_agree() {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::Field;
+use crate::prelude::*;
 use crate::testing::{Operator, check_op, random};
 use burn::tensor::DType;
 use halocline_core::{
@@ -14,13 +14,13 @@ enum Kind {
 }
 
 impl Operator<4, 4> for Pool {
-    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X::Rank<4> {
+    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 4> {
         let x = inputs.remove(0);
         let y = match self.1 {
             Kind::Max => x.max_pool(&self.0),
             Kind::Average => x.avg_pool(&self.0),
         };
-        X::from_shard(y.into_shard())
+        y
     }
 }
 

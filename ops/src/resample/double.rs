@@ -2,11 +2,11 @@
 
 use burn::tensor::Tensor;
 
-use crate::flex::Float;
+use super::kernel::{self as resample, Edge};
 use crate::kernel::buffer::Buffer;
-use crate::kernel::resample::{self, Edge};
+use crate::kernel::flex::Float;
+use crate::kernel::local::{LocalOperator, by_planes, planes, with_planes};
 use crate::kernel::simd::Isa;
-use crate::local::{LocalOperator, by_planes, planes, with_planes};
 
 /// Every cell four times.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +80,7 @@ fn doubled_linearly(x: Tensor<4>, dim: usize) -> Tensor<4> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local::check_composed;
+    use crate::kernel::local::check_composed;
 
     #[test]
     fn kernels_and_burns_operators_agree() {

@@ -14,13 +14,15 @@
 //! travel back to the cells that they are copies of.
 
 mod double;
+mod kernel;
 
 use burn::tensor::Tensor;
 use halocline_core::{Boundary, Error, Halo, Result, ShardTensor};
 
-use crate::empty::{drop_empty, fill_empty, fill_up_to};
-use crate::flex;
-use crate::local::LocalOperator;
+use crate::driver::empty::{drop_empty, fill_empty, fill_up_to};
+use crate::field::{Field, run};
+use crate::kernel::flex;
+use crate::kernel::local::LocalOperator;
 
 /// Repeats every cell of the spatial dims `factor` times.
 ///
@@ -103,18 +105,41 @@ pub fn upsample_bilinear<const D: usize>(
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
+/// Resampling as methods.
+pub trait ResampleField<const D: usize>: Field<D> {
+    /// Repeats every cell of the spatial dims `factor` times: upsampling to the nearest.
+    ///
+    /// # Panics
+    /// Panics where [`upsample_nearest`] returns an error.
+    #[must_use]
+    fn upsample_nearest(self, factor: usize) -> Self {
+        run(self, |x| upsample_nearest(x, factor))
+    }
+
+    /// Twice the resolution of rows and columns, `[batch, channels, rows, columns]`, by bilinear interpolation. See the
+    /// [module](self).
+    ///
+    /// # Panics
+    /// Panics where [`upsample_bilinear`] returns an error.
+    #[must_use]
+    fn upsample_bilinear(self, boundary: [Boundary; 2]) -> Self {
+        run(self, |x| upsample_bilinear(x, boundary))
+    }
+}
+
+impl<const D: usize, X: Field<D>> ResampleField<D> for X {}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Field;
+    use crate::prelude::*;
     use crate::testing::{Operator, check_op};
 
     struct Bilinear([Boundary; 2]);
 
     impl Operator<4, 4> for Bilinear {
-        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X::Rank<4> {
-            let y = inputs.remove(0).upsample_bilinear(self.0);
-            X::from_shard(y.into_shard())
+        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 4> {
+            inputs.remove(0).upsample_bilinear(self.0)
         }
     }
 
@@ -139,9 +164,8 @@ mod tests {
     struct Nearest(usize);
 
     impl<const D: usize> Operator<D, D> for Nearest {
-        fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<D>>) -> X::Rank<D> {
-            let y = inputs.remove(0).upsample_nearest(self.0);
-            X::from_shard(y.into_shard())
+        fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<D>>) -> X {
+            inputs.remove(0).upsample_nearest(self.0)
         }
     }
 

@@ -10,7 +10,7 @@ use super::geometry::{Correlation, Dims};
 use super::rows::{self, ROWS, Recipe, RowStrip};
 use super::strip::{self, Strip};
 use super::tile::{Pieces, TileLayout, tile_box, tile_extents};
-use crate::kernel::activation::Activation;
+use crate::activation::Activation;
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::simd::{Element, Isa};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::window::windows_within;
+use crate::driver::windows_within;
 
 /// Sizes, offsets or counts of three spatial dims; fields of fewer have leading dims of one cell.
 pub(crate) type Dims = [usize; 3];

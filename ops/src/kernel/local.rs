@@ -7,8 +7,8 @@ use burn::tensor::{Shape, Tensor};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
 
-use crate::flex::{self, Float, with_float};
 use crate::kernel::buffer::Buffer;
+use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::simd::Isa;
 
 /// An operator on the elements of one tensor, which lie in one piece.

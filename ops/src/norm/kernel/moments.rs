@@ -6,8 +6,8 @@
 
 use pulp::Simd;
 
-use super::lanes::sums;
-use super::simd::Element;
+use crate::kernel::lanes::sums;
+use crate::kernel::simd::Element;
 
 /// Elements that are summed in their own precision.
 pub(super) const BLOCK: usize = 2048;

@@ -7,10 +7,10 @@ use burn::tensor::{DType, Tensor};
 use halocline_core::ops::{self, BackwardPass, Operator, all_gather_numbers};
 use halocline_core::{Communicator, Operation, Result};
 
-use crate::flex::{self, Float, with_float};
-use crate::kernel::layer_norm;
-use crate::kernel::moments::{Moments, Statistic};
-use crate::kernel::norm::{self, Extents, Sums};
+use super::kernel::group::{self as norm, Extents, Sums};
+use super::kernel::layer as layer_norm;
+use super::kernel::moments::{Moments, Statistic};
+use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::simd::Isa;
 
 /// One normalization on one rank.

@@ -4,9 +4,9 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::buffer::Buffer;
-use super::lanes::{filled_bands, load, load_pairs, store, store_pairs};
-use super::simd::{Element, Isa};
+use crate::kernel::buffer::Buffer;
+use crate::kernel::lanes::{filled_bands, load, load_pairs, store, store_pairs};
+use crate::kernel::simd::{Element, Isa};
 
 /// `[planes, rows, columns]` after pooling.
 pub(crate) fn pooled([planes, rows, columns]: [usize; 3]) -> [usize; 3] {
@@ -60,7 +60,7 @@ fn windows<E: Element>(isa: Isa, x: &[E], shape: [usize; 3], window: Window) -> 
 }
 
 /// The sums of windows times a factor.
-pub(super) fn window_sums<E: Element>(
+pub(crate) fn window_sums<E: Element>(
     isa: Isa,
     x: &[E],
     shape: [usize; 3],
@@ -138,7 +138,7 @@ pub(crate) fn max_adjoint<E: Element>(
 }
 
 /// The adjoint of the sums of windows times a factor, of `shape`.
-pub(super) fn spread<E: Element>(
+pub(crate) fn spread<E: Element>(
     isa: Isa,
     cotangent: &[E],
     shape: [usize; 3],

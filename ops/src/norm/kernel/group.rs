@@ -12,10 +12,10 @@
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::buffer::Buffer;
-use super::lanes::{CHUNK, Function, map, sums};
 use super::moments::{BLOCK, Moments, Statistic};
-use super::simd::{Element, Isa};
+use crate::kernel::buffer::Buffer;
+use crate::kernel::lanes::{CHUNK, Function, map, sums};
+use crate::kernel::simd::{Element, Isa};
 
 /// Sums over cells of the cotangent, and of its product with the normalised input.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

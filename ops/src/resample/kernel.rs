@@ -5,11 +5,11 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::buffer::Buffer;
-use super::lanes::{WIDEST, apply, filled_bands, load, load_pairs, store, store_pairs};
-use super::memory::with_scratch;
-use super::pooling::{spread, window_sums};
-use super::simd::{Element, Isa};
+use crate::kernel::buffer::Buffer;
+use crate::kernel::lanes::{WIDEST, apply, filled_bands, load, load_pairs, store, store_pairs};
+use crate::kernel::memory::with_scratch;
+use crate::kernel::simd::{Element, Isa};
+use crate::pool::kernel::{spread, window_sums};
 
 /// Where the neighbours of cells at the edges come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

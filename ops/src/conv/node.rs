@@ -17,10 +17,10 @@ use super::engine::geometry::{Conv, Correlation, Dims};
 use super::engine::tile::{Piece, Pieces};
 use super::engine::weight::WeightJob;
 use crate::activation::Activation;
-use crate::flex::{self, Float, with_float};
 use crate::kernel::buffer::Buffer;
+use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::local::LocalOperator;
 use crate::kernel::simd::Isa;
-use crate::local::LocalOperator;
 
 /// One convolution on one rank.
 #[derive(Clone, Debug)]

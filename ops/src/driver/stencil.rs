@@ -6,14 +6,14 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use halocline_core::ops::{fan_out, paste};
 use halocline_core::{
-    Error, Exchange, ExchangePlan, IndexBox, Layout, Need, Operation, Result, ShardTensor, Source,
-    Traffic, segments, trace,
+    DeviceMesh, Error, ExchangePlan, IndexBox, Layout, Need, Result, ShardTensor, Source, segments,
+    trace,
 };
 
-use crate::empty::drop_empty;
-use crate::window::{Padding, Rounding, Window, windows_within};
+use super::empty::drop_empty;
+use super::window::{Padding, Rounding, Window};
+use crate::operand::Operand;
 
 /// What a stencil operator does on a layout: the same on every rank but for the boxes.
 #[derive(Clone, Debug)]
@@ -100,25 +100,6 @@ impl Stencil {
         &self.windows
     }
 
-    /// A parameter that all ranks hold alike, for use in the kernel on `x`: its gradient is summed over the ranks
-    /// between which `x` is sharded.
-    ///
-    /// # Errors
-    /// Those of [`plan`](Self::plan), before anything is sent.
-    pub fn parameter<const D: usize, const E: usize>(
-        &self,
-        x: &ShardTensor<D>,
-        parameter: Tensor<E>,
-    ) -> Result<Tensor<E>> {
-        self.plan(x)?;
-        Ok(fan_out(
-            parameter,
-            x.mesh(),
-            &crate::sharded_axes(x),
-            self.operator,
-        ))
-    }
-
     /// What the operator would do on a tensor: nothing is sent.
     ///
     /// # Errors
@@ -136,13 +117,12 @@ impl Stencil {
         }
         let mesh = x.mesh();
         let key = (self.clone(), x.layout().clone());
-        mesh.cache().get_or_make(key, |(stencil, layout)| {
-            stencil.make(layout, mesh.position(), mesh.size())
-        })
+        mesh.cache()
+            .get_or_make(key, |(stencil, layout)| stencil.make(layout, mesh))
     }
 
-    /// The pure part: from a layout to the plan of one position.
-    fn make(&self, layout: &Layout, position: usize, size: usize) -> Result<StencilPlan> {
+    /// The plan of this rank's position.
+    fn make(&self, layout: &Layout, mesh: &DeviceMesh) -> Result<StencilPlan> {
         let mut extents = layout.all_extents().to_vec();
         if let Some(channels) = self.channels {
             extents[1] = vec![channels];
@@ -165,13 +145,13 @@ impl Stencil {
             })
             .collect();
         let need_of = |position| self.need(layout, &output, &supplied, position);
-        let all_local = (0..size).all(|position| {
+        let all_local = (0..mesh.size()).all(|position| {
             let cells = layout.local_box(position);
             let need = need_of(position);
             need.shape == cells.shape() && need == Need::of(cells)
         });
         let exchange = (!all_local).then(|| {
-            let plan = ExchangePlan::new(Source::Layout(layout), position, size, need_of);
+            let plan = mesh.exchange_plan(Source::Layout(layout), need_of);
             Arc::new(plan.with_fill(f64::from_bits(self.fill)))
         });
         Ok(StencilPlan { output, exchange })
@@ -208,36 +188,75 @@ impl Stencil {
     }
 
     /// Runs the operator. The kernel computes a box of outputs, given by its global indices, from the cells that its
-    /// windows reach; on a rank without outputs it gets one window of fill, and what it gives is dropped.
-    ///
-    /// Parameters that the kernel captures must come from [`parameter`](Self::parameter): of others each rank finds its own
-    /// part of the gradient only, and that is not noticed.
-    ///
-    /// An output may depend on the cells of its window only: for results without autodiff, while large boxes travel between
-    /// processes, the kernel computes all outputs with anything in the place of these boxes, and then again those that
-    /// depend on them.
+    /// windows reach; on a rank without outputs it gets one window of fill, and its result is dropped.
     ///
     /// # Errors
-    /// Those of [`plan`](Self::plan); a kernel that gives another number of outputs; a failure of communication.
+    /// Those of [`plan`](Self::plan); a kernel that gives another number of outputs, or captures a tensor with gradients,
+    /// which belongs into [`run_with`](Self::run_with); a failure of communication.
     pub fn run<const D: usize>(
         &self,
         x: ShardTensor<D>,
         kernel: impl Fn(Tensor<D>, &IndexBox) -> Tensor<D>,
     ) -> Result<ShardTensor<D>> {
+        let captures = size_of_val(&kernel) > 0;
+        self.drive(x, [], captures, |x, _: [Tensor<1>; 0], outputs| {
+            kernel(x, outputs)
+        })
+    }
+
+    /// [`run`](Self::run) with parameters that all ranks hold alike, which the kernel gets beside the cells. Their
+    /// gradients are summed over the ranks between which `x` is sharded.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run); a parameter of another number type.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::ShardTensor;
+    /// use halocline_ops::{Stencil, Window};
+    ///
+    /// let x = ShardTensor::solo(Tensor::<3>::from([[[1.0, 2.0, 4.0]]]));
+    /// let scale = Tensor::<1>::from([10.0]);
+    /// let y = Stencil::new("scale", vec![Window::new(1)])
+    ///     .run_with(x, [scale], |x, [scale], _| x * scale.unsqueeze())?;
+    /// y.into_parts().0.into_data().assert_eq(&[[[10.0_f32, 20.0, 40.0]]].into(), true);
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn run_with<const D: usize, const E: usize, const N: usize>(
+        &self,
+        x: ShardTensor<D>,
+        parameters: [Tensor<E>; N],
+        kernel: impl Fn(Tensor<D>, [Tensor<E>; N], &IndexBox) -> Tensor<D>,
+    ) -> Result<ShardTensor<D>> {
+        let captures = size_of_val(&kernel) > 0;
+        self.drive(x, parameters, captures, kernel)
+    }
+
+    fn drive<const D: usize, const E: usize, const N: usize>(
+        &self,
+        x: ShardTensor<D>,
+        parameters: [Tensor<E>; N],
+        captures: bool,
+        kernel: impl Fn(Tensor<D>, [Tensor<E>; N], &IndexBox) -> Tensor<D>,
+    ) -> Result<ShardTensor<D>> {
         let plan = self.plan(&x)?;
-        let kernel = |cells, outputs: &IndexBox| {
-            let _span = trace::span(self.operator);
-            kernel(cells, outputs)
-        };
+        if captures && x.device().is_autodiff() {
+            self.refuse_captured_leaves(&x, &plan, &parameters, &kernel)?;
+        }
+        let mut beside = Vec::with_capacity(N);
+        for parameter in parameters {
+            beside.push(Operand::from(parameter).whole_beside(&x, self.operator)?);
+        }
+        let parameters = beside.try_into().expect("as many as there were");
         let outputs = plan.output.local_box(x.mesh().position());
-        let local = match &plan.exchange {
-            None => kernel(x.local().clone(), &outputs),
-            // The same graph on all ranks and engines.
-            Some(exchange) if x.local().device().is_autodiff() => {
-                kernel(x.run_plan(self.operator, exchange)?, &outputs)
-            }
-            Some(exchange) => self.run_in_parts(&x, exchange, &outputs, kernel)?,
+        let cells = match &plan.exchange {
+            None => x.local().clone(),
+            Some(exchange) => x.run_plan(self.operator, exchange)?,
         };
+        let span = trace::span(self.operator);
+        let local = kernel(cells, parameters, &outputs);
+        drop(span);
         let mut dims = outputs.ranges().iter().zip(local.dims());
         if !dims.all(|(outputs, size)| outputs.is_empty() || outputs.len() == size) {
             let message = format!(
@@ -252,126 +271,94 @@ impl Stencil {
         Ok(ShardTensor::from_parts(local, plan.output.clone(), mesh))
     }
 
-    /// This rank's outputs, those that need no other rank's cells while these travel.
-    fn run_in_parts<const D: usize>(
+    /// Runs the kernel on one window without gradients: its result has gradients only if they are of a captured tensor.
+    fn refuse_captured_leaves<const D: usize, const E: usize, const N: usize>(
         &self,
         x: &ShardTensor<D>,
-        plan: &Arc<ExchangePlan>,
-        outputs: &IndexBox,
-        kernel: impl Fn(Tensor<D>, &IndexBox) -> Tensor<D>,
-    ) -> Result<Tensor<D>> {
-        let mesh = x.mesh();
-        let exchange = Exchange::with_adjoint(
-            Operation::new(self.operator, Traffic::Exchange, Some(x.layout())),
-            mesh.comm().clone(),
-            mesh.shape().ranks().into(),
-            plan.clone(),
+        plan: &StencilPlan,
+        parameters: &[Tensor<E>; N],
+        kernel: impl Fn(Tensor<D>, [Tensor<E>; N], &IndexBox) -> Tensor<D>,
+    ) -> Result<()> {
+        let mut window = [1; D];
+        let mut output = [const { 0..1 }; D];
+        window[1] = x.dims()[1];
+        output[1] = 0..plan.output.shape()[1];
+        for (size, own) in window[2..].iter_mut().zip(&self.windows) {
+            *size = own.span();
+        }
+        let cells = Tensor::full(
+            window,
+            f64::from_bits(self.fill),
+            (&x.device(), x.local().dtype()),
         );
-        let shard = x.local().clone().into_dispatch();
-        let boxes = exchange.send_all(&shard)?;
-        let interior = plan.interior();
-        let early = interior.map(|cells| self.outputs_within(&cells, outputs));
-        let early = early
-            .filter(|early| boxes.overlap(early.volume() as f64 / outputs.volume().max(1) as f64));
-        let Some(early) = early else {
-            let cells = exchange.assemble(shard, boxes.finish()?);
-            return Ok(kernel(Tensor::from_dispatch(cells), outputs));
-        };
-        let compute = |received: &[_], cells: &IndexBox, part: &IndexBox| {
-            let cells = exchange.assemble_part(&shard, received, cells);
-            kernel(Tensor::from_dispatch(cells), part)
-        };
-        // All at once, and then again what depends on other ranks' cells: parts put together would be copied.
-        let first = compute(&[], &IndexBox::whole(&plan.output_shape), outputs);
-        let received = boxes.finish()?;
-        if first.device().is_autodiff() {
-            // By a parameter: the same graph on all ranks, and nothing in it of cells that had not come.
-            let cells = exchange.assemble(shard, received);
-            return Ok(kernel(Tensor::from_dispatch(cells), outputs));
+        let parameters = parameters
+            .each_ref()
+            .map(|parameter| parameter.clone().detach());
+        let result = kernel(cells, parameters, &IndexBox::new(output.to_vec()));
+        if !result.is_tracked() {
+            return Ok(());
         }
-        let mut local = first.into_dispatch();
-        for part in outputs.around(&early) {
-            let at = part.seen_from(outputs);
-            let cells = self.cells_of(&at, &plan.output_shape);
-            let again = compute(&received, &cells, &part);
-            local = paste(local, &at, again.into_dispatch());
-        }
-        Ok(Tensor::from_dispatch(local))
-    }
-
-    /// The outputs whose windows lie in a box of what a rank assembles.
-    fn outputs_within(&self, cells: &IndexBox, outputs: &IndexBox) -> IndexBox {
-        let mut ranges = outputs.ranges().to_vec();
-        for (dim, window) in self.windows.iter().enumerate() {
-            let (cells, range) = (&cells.ranges()[dim + 2], &mut ranges[dim + 2]);
-            let own = windows_within(cells, window.stride, window.span(), range.len());
-            *range = range.start + own.start..range.start + own.end;
-        }
-        IndexBox::new(ranges)
-    }
-
-    /// The cells, of those of this shape that a rank assembles, that a box of its outputs needs.
-    fn cells_of(&self, outputs: &IndexBox, assembled: &[usize]) -> IndexBox {
-        let mut ranges = IndexBox::whole(assembled).ranges().to_vec();
-        for (dim, window) in self.windows.iter().enumerate() {
-            let outputs = &outputs.ranges()[dim + 2];
-            let last = (outputs.end - 1) * window.stride;
-            ranges[dim + 2] = outputs.start * window.stride..last + window.span();
-        }
-        IndexBox::new(ranges)
+        let message = "the kernel captures a tensor with gradients, which would be this rank's part of them only; give it \
+                       as a parameter: run_with(x, [parameter], |x, [parameter], outputs| ..)";
+        Err(Error::operator(self.operator, message))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use halocline_core::{Boundary, Distribution, Launcher, Overlap, RandomKey, Shard};
+    use halocline_core::{Boundary, Launcher, Shard};
 
-    /// A parameter that the kernel brings is differentiated as on ranks that wait for halos first.
+    fn stencil() -> Stencil {
+        let ring = Padding::new(1, Boundary::Periodic);
+        Stencil::new("sides", vec![Window::new(3).with_padding(ring)])
+    }
+
+    /// The sum of both neighbours.
+    fn sides(x: Tensor<3>) -> Tensor<3> {
+        let cells = x.dims()[2] - 2;
+        x.clone().narrow(2, 0, cells) + x.narrow(2, 2, cells)
+    }
+
     #[test]
-    fn parameters_have_the_same_gradient_while_halos_travel() {
-        let gradients = |overlap| {
-            let launcher = Launcher::local(3).overlap(overlap);
-            let found = launcher.collect(|world| {
-                let mesh = world.mesh([("x", 3)])?;
-                let normal = Distribution::Normal {
-                    mean: 0.0,
-                    std: 1.0,
-                };
-                let key = RandomKey::new(3, "x");
-                let x = ShardTensor::random([2, 1, 17], normal, key, &mesh, &[Shard(2)])?.inner();
-                let ring = Padding {
-                    low: 1,
-                    high: 1,
-                    boundary: [Boundary::Periodic; 2],
-                };
-                let stencil = Stencil::new("mean", vec![Window::new(3).with_padding(ring)]);
-                let autodiff = world.device().clone().inner().autodiff();
-                let scale = Tensor::<1>::from_floats([0.3], &autodiff).require_grad();
-                let parameter = stencil.parameter(&x, scale.clone())?;
-                let y = stencil.run(x, |x, _| {
-                    let cells = x.dims()[2] - 2;
-                    // Not finite where a cell is zero, as those may be that have not come.
-                    let x = x.recip();
-                    let sides = x.clone().narrow(2, 0, cells) + x.narrow(2, 2, cells);
-                    sides * parameter.clone().reshape([1, 1, 1])
+    fn the_gradient_of_a_parameter_is_the_sum_over_ranks() {
+        let gradients = |ranks: usize| {
+            let found = Launcher::local(ranks).collect(|world| {
+                let mesh = world.mesh([("x", ranks)])?;
+                let x = crate::testing::random([2, 1, 17], "x", 0).inner();
+                let x = ShardTensor::distribute(x, &mesh, &[Shard(2)])?.require_grad();
+                let scale = Tensor::<1>::from_floats([0.3], world.device()).require_grad();
+                let y = stencil().run_with(x, [scale.clone()], |x, [scale], _| {
+                    sides(x) * scale.reshape([1, 1, 1])
                 })?;
-                let gradients = y.into_parts().0.sum().backward();
-                let gradient = scale.grad(&gradients).expect("a gradient");
-                Ok(gradient.into_data())
+                let gradients = crate::reduce::sum(y.clone() * y)?.backward();
+                Ok(scale.grad(&gradients).expect("a gradient").into_data())
             });
-            let found = found.unwrap();
-            assert!(
-                found
-                    .iter()
-                    .all(|data| data.iter::<f32>().all(f32::is_finite))
-            );
-            found
+            found.unwrap()
         };
-        let (early, late) = (gradients(Overlap::On), gradients(Overlap::Off));
-        for (early, late) in early.iter().zip(&late) {
-            early.assert_eq(late, true);
+        let expected = gradients(1).remove(0);
+        for found in gradients(3) {
+            assert!(crate::testing::difference(&found, &expected) < 1e-5);
         }
+    }
+
+    #[test]
+    fn a_kernel_that_captures_a_parameter_is_refused() {
+        let refused = Launcher::local(2).run(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let x = ShardTensor::<3>::ones([1, 1, 8], &mesh, &[Shard(2)])?;
+            let scale = Tensor::<3>::full([1, 1, 1], 0.3, world.device()).require_grad();
+            let plain = scale.clone().detach();
+            let kept = stencil().run(x.clone().require_grad(), |x, _| sides(x) * plain.clone())?;
+            assert_eq!(kept.dims(), [1, 1, 8]);
+            stencil().run(x, |x, _| sides(x) * scale.clone()).map(drop)
+        });
+        let error = refused.unwrap_err().to_string();
+        assert!(
+            error.contains("captures a tensor with gradients"),
+            "{error}"
+        );
+        assert!(error.contains("run_with(x, [parameter]"), "{error}");
     }
 
     #[test]

@@ -3,11 +3,11 @@
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::buffer::Buffer;
-use super::lanes::{CHUNK, apply, filled_bands, load, store, sums};
-use super::memory::Shared;
 use super::moments::{BLOCK, Moments, Statistic};
-use super::simd::{Element, Isa};
+use crate::kernel::buffer::Buffer;
+use crate::kernel::lanes::{CHUNK, apply, filled_bands, load, store, sums};
+use crate::kernel::memory::Shared;
+use crate::kernel::simd::{Element, Isa};
 
 /// Parts that rows are cut into, each with sums of its own for the gradients of weight and bias.
 const PARTS: usize = 64;
@@ -250,8 +250,8 @@ fn means<S: Simd, E: Element>(simd: S, row: [&[E]; 3], normal: Normal<E>) -> [f6
 
 #[cfg(test)]
 mod tests {
+    use super::super::group::{self as norm, Extents};
     use super::*;
-    use crate::kernel::norm::{self, Extents};
     use crate::kernel::testing::{assert_close, random, rounded, same_for_all_pools};
 
     const EPSILON: f64 = 1e-5;

@@ -17,7 +17,8 @@ use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Shape, Tensor};
 use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
 
-use crate::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill_empty};
+use crate::field::{Field, Rank, run};
 
 fn check_dims<const D: usize>(operator: &str, dims: &[usize]) -> Result<()> {
     let bad = dims
@@ -134,6 +135,25 @@ pub fn extremum_dims<const D: usize>(
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
+/// The mean over the spatial dims of `[batch, channels, *spatial]`, which are dropped.
+///
+/// # Errors
+/// Those of [`mean_dims`]; a tensor of one dim.
+pub fn global_avg_pool<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<2>> {
+    if D < 2 {
+        let message = format!("{:?}; expected [batch, channels, *spatial]", x.dims());
+        return Err(Error::operator("global_avg_pool", message));
+    }
+    let spatial: Vec<usize> = (2..D).collect();
+    let means = mean_dims(x, &spatial)?;
+    let extents = means.layout().all_extents()[..2].to_vec();
+    let layout = means.layout().derive(means.placements().to_vec(), extents);
+    let (local, _, mesh) = means.into_parts();
+    let dims = local.dims();
+    let local = local.reshape(Shape::from([dims[0], dims[1]]));
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
 /// The sum of everything, of shape `[1]`.
 ///
 /// # Errors
@@ -175,10 +195,67 @@ fn scalar<const D: usize>(
     Ok(ShardTensor::from_parts(reduce(local), layout, mesh))
 }
 
+/// Reductions as methods.
+pub trait ReduceField<const D: usize>: Field<D> {
+    /// The sum over dims, which stay with one cell. See the [module](self).
+    ///
+    /// # Panics
+    /// Panics where [`sum_dims`] returns an error.
+    #[must_use]
+    fn sum_dims(self, dims: &[usize]) -> Self {
+        run(self, |x| sum_dims(x, dims))
+    }
+
+    /// The mean over dims, which stay with one cell.
+    ///
+    /// # Panics
+    /// Panics where [`mean_dims`] returns an error.
+    #[must_use]
+    fn mean_dims(self, dims: &[usize]) -> Self {
+        run(self, |x| mean_dims(x, dims))
+    }
+
+    /// The maximum over dims, which stay with one cell.
+    ///
+    /// # Panics
+    /// Panics where [`extremum_dims`] returns an error.
+    #[must_use]
+    fn max_dims(self, dims: &[usize]) -> Self {
+        run(self, |x| extremum_dims(x, dims, ReduceOp::Max))
+    }
+
+    /// The minimum over dims, which stay with one cell.
+    ///
+    /// # Panics
+    /// Panics where [`extremum_dims`] returns an error.
+    #[must_use]
+    fn min_dims(self, dims: &[usize]) -> Self {
+        run(self, |x| extremum_dims(x, dims, ReduceOp::Min))
+    }
+
+    /// The sum of all elements, of shape `[1]`.
+    fn sum(self) -> Rank<Self, 1> {
+        run(self, sum)
+    }
+
+    /// The mean of all elements, of shape `[1]`.
+    fn mean(self) -> Rank<Self, 1> {
+        run(self, mean)
+    }
+
+    /// The mean over the spatial dims, `[batch, channels]`: partial where one of these is sharded, so
+    /// [`resolve`](Field::resolve) it before a linear layer.
+    fn global_avg_pool(self) -> Rank<Self, 2> {
+        run(self, global_avg_pool)
+    }
+}
+
+impl<const D: usize, X: Field<D>> ReduceField<D> for X {}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Field;
+    use crate::prelude::*;
     use crate::testing::{Operator, check_op};
     use burn::tensor::{Device, Distribution};
     use halocline_core::{Launcher, LocalGradient};
@@ -231,11 +308,26 @@ mod tests {
         struct Largest;
 
         impl Operator<4, 4> for Largest {
-            fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X::Rank<4> {
-                X::from_shard(inputs.remove(0).max_over(&[3]).into_shard())
+            fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 4> {
+                inputs.remove(0).max_dims(&[3])
             }
         }
 
         check_op(&Largest, &[[1, 2, 1, 7]], &[], &[2, 3], 1e-6);
+    }
+
+    struct Head;
+
+    impl Operator<4, 2> for Head {
+        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 2> {
+            inputs.remove(0).gelu().global_avg_pool()
+        }
+    }
+
+    #[test]
+    fn a_global_average_for_a_head() {
+        for shape in [[2, 3, 5, 4], [2, 3, 1, 1]] {
+            check_op(&Head, &[shape], &[], &[0, 2, 3], 1e-6);
+        }
     }
 }

@@ -2,10 +2,10 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::buffer::Buffer;
-use super::lanes::{Function, map};
-use super::math::{Distribution, gated, gated_slope, relu};
-use super::simd::{Element, Isa};
+use crate::kernel::buffer::Buffer;
+use crate::kernel::lanes::{Function, map};
+use crate::kernel::math::{Distribution, gated, gated_slope, relu};
+use crate::kernel::simd::{Element, Isa};
 
 /// A function of one variable that follows a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

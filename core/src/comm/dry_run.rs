@@ -1,0 +1,186 @@
+//! Communicator that records messages and sends none.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::{Device, Shape, Tensor};
+
+use super::{
+    Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings, Traffic,
+};
+use crate::Result;
+use crate::dispatch::reshaped;
+
+/// The messages of one operation.
+#[derive(Clone, Debug)]
+pub struct PlannedOperation {
+    /// The operation, with its layout.
+    pub operation: Operation,
+    /// Bytes for each rank of the world that receives some.
+    pub sends: Vec<(usize, usize)>,
+    /// Bytes from each rank of the world that sends some; metadata count as none.
+    pub receives: Vec<(usize, usize)>,
+    /// The boxes, if the operation exchanges boxes of cells.
+    pub boxes: Option<String>,
+}
+
+/// The communication of one rank in a program, as a dry run finds it. Prints as a list.
+#[derive(Clone, Debug, Default)]
+pub struct PlannedMessages {
+    /// The operations that send or receive, in their order.
+    pub operations: Vec<PlannedOperation>,
+}
+
+impl PlannedMessages {
+    /// Whether nothing is sent and nothing is received.
+    pub fn is_empty(&self) -> bool {
+        self.operations.is_empty()
+    }
+
+    /// The bytes that this rank sends.
+    pub fn bytes_sent(&self) -> usize {
+        let sends = self.operations.iter().flat_map(|planned| &planned.sends);
+        sends.map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The bytes that this rank receives.
+    pub fn bytes_received(&self) -> usize {
+        let receives = self.operations.iter().flat_map(|planned| &planned.receives);
+        receives.map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The bytes that this rank sends for one kind of traffic.
+    pub fn bytes_sent_for(&self, traffic: Traffic) -> usize {
+        let operations = self.operations.iter();
+        operations
+            .filter(|planned| planned.operation.traffic() == traffic)
+            .flat_map(|planned| &planned.sends)
+            .map(|(_, bytes)| bytes)
+            .sum()
+    }
+}
+
+impl fmt::Display for PlannedMessages {
+    /// An operation with its boxes, or its messages, after the other, and the totals.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for planned in &self.operations {
+            writeln!(f, "{}", planned.operation)?;
+            if let Some(boxes) = &planned.boxes {
+                writeln!(f, "{boxes}")?;
+                continue;
+            }
+            for (rank, bytes) in &planned.sends {
+                writeln!(f, "  send to      {rank:>2} {bytes} B")?;
+            }
+            for (rank, bytes) in &planned.receives {
+                writeln!(f, "  receive from {rank:>2} {bytes} B")?;
+            }
+        }
+        let (sent, received) = (self.bytes_sent(), self.bytes_received());
+        write!(f, "in all {sent} B sent, {received} B received")
+    }
+}
+
+/// An engine that records the messages of one rank. Cells that would come from others are zeros, metadata this rank's own.
+#[derive(Debug)]
+pub(crate) struct DryRun {
+    rank: usize,
+    size: usize,
+    settings: Settings,
+    counters: Counters,
+    planned: Mutex<PlannedMessages>,
+}
+
+impl DryRun {
+    /// A dry run of the rank of another engine.
+    pub(crate) fn of(engine: &dyn Communicator) -> Self {
+        Self {
+            rank: engine.rank(),
+            size: engine.size(),
+            settings: Settings {
+                check: false,
+                log: false,
+                ..*engine.settings()
+            },
+            counters: Counters::default(),
+            planned: Mutex::default(),
+        }
+    }
+
+    /// Takes the messages recorded so far.
+    pub(crate) fn take(&self) -> PlannedMessages {
+        std::mem::take(&mut self.planned.lock().unwrap_or_else(|e| e.into_inner()))
+    }
+}
+
+impl Communicator for DryRun {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn start(self: Arc<Self>, batch: Batch) -> Result<InFlight> {
+        let sizes = |(rank, payload): &(usize, Payload)| (*rank, payload.bytes());
+        let expected =
+            |(rank, expected): &(usize, Expected)| (*rank, expected.bytes().unwrap_or(0));
+        let planned = PlannedOperation {
+            operation: batch.operation,
+            sends: batch.sends.iter().map(sizes).collect(),
+            receives: batch.receives.iter().map(expected).collect(),
+            boxes: None,
+        };
+        let mut all = self.planned.lock().unwrap_or_else(|e| e.into_inner());
+        all.operations.push(planned);
+        let payloads = batch
+            .receives
+            .into_iter()
+            .map(|(peer, expected)| match expected {
+                Expected::Tensors {
+                    shapes,
+                    dtype,
+                    device,
+                } => {
+                    let options = (&Device::new(device), dtype);
+                    let zeros = |shape: Shape| {
+                        let flat = Tensor::<1>::zeros([shape.num_elements()], options);
+                        reshaped(flat.into_dispatch(), shape)
+                    };
+                    Payload::Tensors(shapes.into_iter().map(zeros).collect())
+                }
+                Expected::Place(place) => {
+                    place.write(&vec![0; place.bytes()]);
+                    Payload::Tensors(Vec::new())
+                }
+                Expected::Bytes => {
+                    let own = batch.sends.iter().find(|(rank, _)| *rank == peer);
+                    own.map_or(Payload::Bytes(Vec::new()), |(_, payload)| payload.clone())
+                }
+            });
+        let payloads: Vec<_> = payloads.collect();
+        Ok(InFlight::new(|| Ok(payloads)))
+    }
+
+    fn fail(&self, _: usize, _: &str) {}
+
+    fn takes_time(&self) -> bool {
+        false
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    fn describe_boxes(&self, boxes: &dyn fmt::Display) {
+        let mut all = self.planned.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(last) = all.operations.last_mut() {
+            last.boxes = Some(boxes.to_string());
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! How the operands of an operator go together: one rule for all operators.
+
+use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
+use crate::{Error, MeshShape, Result};
+
+/// The meaning of a dim of an operand, as a letter has it in an einsum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A dim that the operands with this number have in common. It is a dim of the result, or else summed over.
+    Common(usize),
+    /// A dim of one cell, which meets all cells of the other operands.
+    Broadcast,
+    /// A dim that must be whole on every rank.
+    Whole,
+}
+
+/// The partial operands that an operator permits: those in which it is linear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Linearity {
+    /// All operands may be sums together: addition.
+    Additive,
+    /// One operand may be a sum: multiplication.
+    Multiplicative,
+    /// The first operand may be a sum: division.
+    First,
+    /// None may be.
+    None,
+}
+
+/// An operand, as the rule sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Term<'a> {
+    /// Its name in errors; empty for the only tensor that an error can be about.
+    pub name: &'a str,
+    /// Its layout.
+    pub layout: &'a Layout,
+    /// The roles of its dims.
+    pub roles: &'a [Role],
+}
+
+/// How operands go together: the placements of the result, and the axes over which each operand fans out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pairing {
+    placements: Vec<Placement>,
+    fan_out: Vec<Vec<usize>>,
+    extents: Vec<Vec<usize>>,
+}
+
+impl Pairing {
+    /// The rule. On each axis operands are sharded in the same common dim, with the same extents, or not at all; those
+    /// without that dim are replicated and fan out. The result is sharded in the dim, or a partial sum over it.
+    ///
+    /// # Errors
+    /// Operands on two meshes, or of two sizes of a common dim; placements without a rule, with the redistribution that
+    /// helps.
+    pub fn new(
+        operator: &str,
+        operands: &[Term<'_>],
+        result: &[Role],
+        linearity: Linearity,
+    ) -> Result<Self> {
+        let mesh = operands[0].layout.mesh();
+        for operand in &operands[1..] {
+            require_same_mesh(operator, mesh, operand.layout.mesh())?;
+        }
+        let mut pairing = Self {
+            placements: Vec::new(),
+            fan_out: vec![Vec::new(); operands.len()],
+            extents: Vec::new(),
+        };
+        for axis in 0..mesh.sizes().len() {
+            let rule = Axis {
+                operator,
+                operands,
+                axis,
+            };
+            let (placement, fans) = rule.pair(result, linearity)?;
+            pairing.placements.push(placement);
+            for operand in fans {
+                pairing.fan_out[operand].push(axis);
+            }
+        }
+        for role in result {
+            pairing.extents.push(extents(operator, operands, *role)?);
+        }
+        for number in operands.iter().flat_map(|term| term.roles) {
+            extents(operator, operands, *number)?;
+        }
+        Ok(pairing)
+    }
+
+    /// The placements of the result.
+    pub fn placements(&self) -> &[Placement] {
+        &self.placements
+    }
+
+    /// The axes over which an operand fans out.
+    pub fn fan_out(&self, operand: usize) -> &[usize] {
+        &self.fan_out[operand]
+    }
+
+    /// The layout of the result.
+    pub fn layout(&self, like: &Layout) -> Layout {
+        like.derive(self.placements.clone(), self.extents.clone())
+    }
+
+    /// The layout of a result some of whose dims have other extents than the operands'.
+    pub fn layout_with(
+        &self,
+        like: &Layout,
+        other: impl Fn(usize) -> Option<Vec<usize>>,
+    ) -> Layout {
+        let extents = self.extents.iter().enumerate();
+        let extents = extents.map(|(dim, own)| other(dim).unwrap_or_else(|| own.clone()));
+        like.derive(self.placements.clone(), extents.collect())
+    }
+}
+
+/// The extents of a dim of the result: those of the operands that have it, which must agree.
+fn extents(operator: &str, operands: &[Term<'_>], role: Role) -> Result<Vec<usize>> {
+    let mut found: Option<(&Layout, &[usize])> = None;
+    for operand in operands {
+        let dims = operand.roles.iter().enumerate();
+        for (dim, _) in dims.filter(|(_, own)| matches!(role, Role::Common(_)) && **own == role) {
+            let extents = operand.layout.extents(dim);
+            match found {
+                Some((first, other)) if other != extents => {
+                    let message = format!("extents differ: {first} and {}", operand.layout);
+                    return Err(Error::operator(operator, message));
+                }
+                _ => found = Some((operand.layout, extents)),
+            }
+        }
+    }
+    Ok(found.map_or_else(|| vec![1], |(_, extents)| extents.to_vec()))
+}
+
+/// The rule of one axis.
+struct Axis<'a> {
+    operator: &'a str,
+    operands: &'a [Term<'a>],
+    axis: usize,
+}
+
+impl Axis<'_> {
+    fn placement(&self, operand: usize) -> Placement {
+        self.operands[operand].layout.placements()[self.axis]
+    }
+
+    /// The placement of the result, and the operands that fan out.
+    fn pair(&self, result: &[Role], linearity: Linearity) -> Result<(Placement, Vec<usize>)> {
+        let all = || 0..self.operands.len();
+        let replicated = |operand: &usize| self.placement(*operand) == Replicate;
+        if all().all(|operand| replicated(&operand)) {
+            return Ok((Replicate, Vec::new()));
+        }
+        if let Some(partial) = all().find(|&own| matches!(self.placement(own), Partial(_))) {
+            let sum = Partial(ReduceOp::Sum);
+            let sums = all().filter(|&own| self.placement(own) == sum).count();
+            let rest = all().filter(replicated).count();
+            let allowed = match linearity {
+                Linearity::Additive => sums == self.operands.len(),
+                Linearity::Multiplicative => sums == 1 && rest + 1 == self.operands.len(),
+                Linearity::First => {
+                    self.placement(0) == sum && sums == 1 && rest + 1 == self.operands.len()
+                }
+                Linearity::None => false,
+            };
+            if !allowed {
+                return Err(self.no_rule(&[partial], "call resolve() first".into()));
+            }
+            return Ok((sum, all().filter(replicated).collect()));
+        }
+        let sharded = || all().filter(|own| !replicated(own));
+        let mut common = None;
+        for operand in sharded() {
+            let role = self.role_of_shard(operand);
+            if !matches!(role, Role::Common(_)) {
+                return Err(self.no_rule(&[operand], self.whole(operand)));
+            }
+            let (first, number) = *common.get_or_insert((operand, role));
+            if role != number {
+                let help = format!(
+                    "redistribute so that both are sharded alike, {}",
+                    self.ways(number)
+                );
+                return Err(self.no_rule(&[first, operand], help));
+            }
+        }
+        let (first, number) = common.expect("an operand is sharded");
+        let lacks = |operand: &usize| !self.operands[*operand].roles.contains(&number);
+        if let Some(other) = all().filter(replicated).find(|own| !lacks(own)) {
+            let mut both = [first, other];
+            both.sort_unstable();
+            let help = format!("redistribute one operand, {}", self.ways(number));
+            return Err(self.no_rule(&both, help));
+        }
+        let placement = match result.iter().position(|role| *role == number) {
+            Some(dim) => Shard(dim),
+            None => Partial(ReduceOp::Sum),
+        };
+        // What is added to a partial sum would be added once by each rank.
+        let fans: Vec<usize> = all().filter(replicated).collect();
+        if placement == Partial(ReduceOp::Sum)
+            && !fans.is_empty()
+            && linearity != Linearity::Multiplicative
+        {
+            let help = "add it to the resolved result instead".into();
+            return Err(self.no_rule(&[first, fans[0]], help));
+        }
+        Ok((placement, fans))
+    }
+
+    fn role_of_shard(&self, operand: usize) -> Role {
+        match self.placement(operand) {
+            Shard(dim) => self.operands[operand].roles[dim],
+            _ => Role::Whole,
+        }
+    }
+
+    /// The redistribution that makes an operand's sharded dim whole.
+    fn whole(&self, operand: usize) -> String {
+        let placements = self.operands[operand].layout.placements();
+        let own = placements[self.axis];
+        let whole = placements
+            .iter()
+            .map(|&other| if other == own { Replicate } else { other });
+        format!("redistribute(&{:?}) first", whole.collect::<Vec<_>>())
+    }
+
+    /// The placements in which the operands would go together.
+    fn ways(&self, number: Role) -> String {
+        let placement = |operand: &Term<'_>| {
+            let dim = operand.roles.iter().position(|role| *role == number);
+            dim.map_or(Replicate, Shard).to_string()
+        };
+        let sharded: Vec<String> = self.operands.iter().map(placement).collect();
+        format!("with the same extents: {}", sharded.join(" with "))
+    }
+
+    fn no_rule(&self, operands: &[usize], help: String) -> Error {
+        let named = |&operand: &usize| {
+            let name = self.operands[operand].name;
+            let of = if name.is_empty() { "" } else { " of " };
+            format!("{}{of}{name}", self.placement(operand))
+        };
+        let placements: Vec<String> = operands.iter().map(named).collect();
+        let axis = &self.operands[0].layout.mesh().names()[self.axis];
+        Error::Placement {
+            operator: self.operator.into(),
+            placement: format!("{} on axis \"{axis}\"", placements.join(" with ")),
+            help,
+        }
+    }
+}
+
+/// Whether two layouts may meet in an operator: the same mesh.
+fn require_same_mesh(operator: &str, lhs: &MeshShape, rhs: &MeshShape) -> Result<()> {
+    if std::ptr::eq(lhs, rhs) || lhs == rhs {
+        return Ok(());
+    }
+    let message = format!("operands lie on two meshes:\n{lhs}and\n{rhs}");
+    Err(Error::operator(operator, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::Role::{Broadcast, Common, Whole};
+    use super::*;
+
+    const SUM: Placement = Partial(ReduceOp::Sum);
+
+    fn layout(shape: &[usize], placements: &[Placement]) -> Layout {
+        let axes = [("a", 2), ("b", 2)];
+        let axes = &axes[..placements.len()];
+        let size = axes.iter().map(|(_, size)| size).product();
+        let mesh = Arc::new(MeshShape::new(axes, (0..size).collect()).unwrap());
+        Layout::new(&mesh, shape, placements).unwrap()
+    }
+
+    /// A linear layer: `x[i, k] · weight[k, j] + bias[j]`.
+    fn linear(
+        x: &[Placement],
+        weight: &[Placement],
+        bias: Option<&[Placement]>,
+    ) -> Result<Pairing> {
+        let layouts = [layout(&[6, 4], x), layout(&[4, 8], weight)];
+        let bias = bias.map(|bias| layout(&[8], bias));
+        let roles: [&[Role]; 3] = [
+            &[Common(0), Common(1)],
+            &[Common(1), Common(2)],
+            &[Common(2)],
+        ];
+        let names = ["x", "weight", "bias"];
+        let operands: Vec<Term> = (layouts.iter().chain(&bias).zip(roles).zip(names))
+            .map(|((layout, roles), name)| Term {
+                name,
+                layout,
+                roles,
+            })
+            .collect();
+        let linearity = if bias.is_some() {
+            Linearity::None
+        } else {
+            Linearity::Multiplicative
+        };
+        Pairing::new("linear", &operands, &[Common(0), Common(2)], linearity)
+    }
+
+    #[test]
+    fn rows_columns_and_the_summed_dim_may_be_sharded() {
+        let rows = linear(&[Shard(0)], &[Replicate], Some(&[Replicate])).unwrap();
+        assert_eq!(rows.placements(), [Shard(0)]);
+        assert_eq!(
+            [0, 1, 2].map(|operand| rows.fan_out(operand).len()),
+            [0, 1, 1]
+        );
+        let columns = linear(&[Replicate], &[Shard(1)], Some(&[Shard(0)])).unwrap();
+        assert_eq!(columns.placements(), [Shard(1)]);
+        assert_eq!(
+            [0, 1, 2].map(|operand| columns.fan_out(operand).len()),
+            [1, 0, 0]
+        );
+        let summed = linear(&[Shard(1)], &[Shard(0)], None).unwrap();
+        assert_eq!(summed.placements(), [SUM]);
+        let both = linear(&[Shard(0), Shard(1)], &[Replicate, Shard(0)], None).unwrap();
+        assert_eq!(both.placements(), [Shard(0), SUM]);
+        assert_eq!(both.fan_out(1), [0]);
+        assert_eq!(
+            both.layout(&layout(&[6, 4], &[Replicate, Replicate]))
+                .shape(),
+            [6, 8]
+        );
+    }
+
+    #[test]
+    fn what_has_no_rule_is_told_with_the_way_out() {
+        let error = |pairing: Result<Pairing>| pairing.unwrap_err().to_string();
+        assert_eq!(
+            error(linear(&[Shard(1)], &[Replicate], None)),
+            "linear: no rule for Shard(1) of x with Replicate of weight on axis \"a\"; redistribute one operand, with \
+             the same extents: Shard(1) with Shard(0)"
+        );
+        let bias = error(linear(&[Shard(1)], &[Shard(0)], Some(&[Replicate])));
+        assert!(bias.contains("add it to the resolved result"), "{bias}");
+        let two = error(linear(&[Shard(0)], &[Shard(1)], None));
+        assert!(
+            two.contains("Shard(0) of x with Shard(1) of weight"),
+            "{two}"
+        );
+        let partial = error(linear(&[SUM], &[SUM], None));
+        assert!(partial.contains("call resolve() first"), "{partial}");
+        let whole = layout(&[4, 8], &[Shard(1)]);
+        let operand = Term {
+            name: "",
+            layout: &whole,
+            roles: &[Common(0), Whole],
+        };
+        assert_eq!(
+            error(Pairing::new(
+                "norm",
+                &[operand],
+                &[Common(0), Whole],
+                Linearity::None
+            )),
+            "norm: no rule for Shard(1) on axis \"a\"; redistribute(&[Replicate]) first"
+        );
+    }
+
+    #[test]
+    fn sums_pass_through_what_is_linear() {
+        assert_eq!(
+            linear(&[SUM], &[Replicate], None).unwrap().placements(),
+            [SUM]
+        );
+        assert_eq!(linear(&[SUM], &[Replicate], None).unwrap().fan_out(1), [0]);
+        let [x, y] = [layout(&[6, 4], &[SUM]), layout(&[6, 1], &[SUM])];
+        let operands = [
+            Term {
+                name: "",
+                layout: &x,
+                roles: &[Common(0), Common(1)],
+            },
+            Term {
+                name: "",
+                layout: &y,
+                roles: &[Common(0), Broadcast],
+            },
+        ];
+        let pair = |linearity| Pairing::new("add", &operands, &[Common(0), Common(1)], linearity);
+        assert_eq!(pair(Linearity::Additive).unwrap().placements(), [SUM]);
+        assert!(pair(Linearity::Multiplicative).is_err());
+    }
+
+    #[test]
+    fn extents_of_common_dims_agree() {
+        let x = layout(&[6, 4], &[Shard(0)]);
+        let uneven = x.with_extents(0, &[5, 1]).unwrap();
+        let roles = &[Common(0), Common(1)];
+        let operands = [&x, &uneven].map(|layout| Term {
+            name: "",
+            layout,
+            roles,
+        });
+        let error = Pairing::new("add", &operands, roles, Linearity::None).unwrap_err();
+        assert!(error.to_string().contains("extents differ"), "{error}");
+    }
+}

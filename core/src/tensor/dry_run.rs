@@ -1,0 +1,40 @@
+//! Communication of a program, before anything is sent.
+
+use std::sync::Arc;
+
+use super::ShardTensor;
+use crate::comm::PlannedMessages;
+use crate::comm::dry_run::DryRun;
+use crate::device_mesh::DeviceMesh;
+use crate::{Error, Result};
+
+impl<const D: usize> ShardTensor<D> {
+    /// The communication of this rank in a program on this tensor: the program runs, on blank cells in the place of
+    /// those of other ranks, and sends nothing.
+    ///
+    /// # Errors
+    /// Those of the program.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Boundary, Halo, Launcher, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let x = ShardTensor::<2>::ones([6, 5], &mesh, &[Shard(0)])?;
+    ///     let planned = x.dry_run(|x| x.with_halo(&[Halo::new(0, 1, Boundary::Periodic)]).map(drop))?;
+    ///     assert_eq!(planned.bytes_sent(), 2 * 5 * 4); // a row for each neighbour
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn dry_run<T>(&self, program: impl FnOnce(Self) -> Result<T>) -> Result<PlannedMessages> {
+        let engine = Arc::new(DryRun::of(&**self.mesh.comm()));
+        let shape = (**self.mesh.shape()).clone();
+        let mesh = DeviceMesh::new(shape, engine.clone(), self.mesh.device().clone())?;
+        let local = self.local.clone().detach();
+        let x = Self::from_parts(local, self.layout.clone(), mesh);
+        Error::catch(|| program(x).map(drop))??;
+        Ok(engine.take())
+    }
+}

@@ -1,0 +1,100 @@
+//! Activations: elementwise nonlinearities on resolved values of any placement.
+
+mod kernel;
+
+use burn::nn::activation::SiLU;
+use burn::nn::{Gelu, LeakyRelu, Relu, Sigmoid, Tanh};
+use burn::tensor::{Tensor, activation as burns};
+use halocline_core::{Result, ShardTensor};
+
+use crate::field::{Field, run};
+use crate::kernel::buffer::Buffer;
+use crate::kernel::flex::Float;
+use crate::kernel::local::LocalOperator;
+use crate::kernel::simd::Isa;
+use crate::layer::layers;
+use kernel as kernels;
+pub use kernel::Activation;
+
+/// An activation of a sharded tensor.
+///
+/// # Errors
+/// Partial values.
+pub fn activation<const D: usize>(
+    operator: &str,
+    activation: Activation,
+    x: ShardTensor<D>,
+) -> Result<ShardTensor<D>> {
+    x.require_resolved(operator)?;
+    let (local, layout, mesh) = x.into_parts();
+    Ok(ShardTensor::from_parts(activation.run(local), layout, mesh))
+}
+
+/// Activations as methods.
+pub trait ActivationField<const D: usize>: Field<D> {
+    /// The rectified linear unit.
+    #[must_use]
+    fn relu(self) -> Self {
+        run(self, |x| activation("relu", Activation::Relu, x))
+    }
+
+    /// The Gaussian error linear unit, by the error function.
+    #[must_use]
+    fn gelu(self) -> Self {
+        run(self, |x| activation("gelu", Activation::Gelu, x))
+    }
+
+    /// `x · sigmoid(x)`.
+    #[must_use]
+    fn silu(self) -> Self {
+        run(self, |x| activation("silu", Activation::Silu, x))
+    }
+}
+
+impl<const D: usize, X: Field<D>> ActivationField<D> for X {}
+
+layers! {
+    Relu: |_, x| ActivationField::relu(x);
+    Gelu: |gelu, x| match gelu.approximate {
+        true => Field::gelu_approximate(x),
+        false => ActivationField::gelu(x),
+    };
+    SiLU: |_, x| ActivationField::silu(x);
+    Sigmoid: |_, x| Field::sigmoid(x);
+    Tanh: |_, x| Field::tanh(x);
+    LeakyRelu: |leaky, x| Field::leaky_relu(x, leaky.negative_slope);
+}
+
+impl LocalOperator for Activation {
+    const NAMES: [&'static str; 2] = ["activation", "activation (backward)"];
+    const KEEPS_INPUT: bool = true;
+
+    fn forward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>) {
+        (kernels::forward(isa, self, x), shape.to_vec())
+    }
+
+    fn backward<E: Float>(self, isa: Isa, x: &[E], _: &[usize], cotangent: &[E]) -> Buffer<E> {
+        kernels::backward(isa, self, x, cotangent)
+    }
+
+    fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::Relu => burns::relu(x),
+            Self::Gelu => burns::gelu(x),
+            Self::Silu => burns::silu(x),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::local::check_composed;
+
+    #[test]
+    fn kernels_and_burns_operators_agree() {
+        for activation in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+            check_composed(activation);
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! Matrix products and the linear layer.
+//!
+//! `y[.., i, j] = Σ_k a[.., i, k] · b[.., k, j]`.
+//!
+//! # Placement
+//!
+//! | `a` | `b` | `y` |
+//! |---|---|---|
+//! | `Shard(batch dim)` | the same | the same |
+//! | `Shard(rows)` | `Replicate` | `Shard(rows)` |
+//! | `Replicate` | `Shard(columns)` | `Shard(columns)` |
+//! | `Shard(columns)` | `Shard(rows)` | `Partial(Sum)` |
+//! | `Replicate` | `Replicate` | `Replicate` |
+//!
+//! # Adjoint
+//! The single-device one on each rank; the gradient of a replicated operand is summed over the axes on which the other
+//! one is sharded.
+
+use burn::backend::Dispatch;
+use burn::backend::ops::FloatTensorOps;
+use burn::nn::Linear;
+use burn::tensor::{DType, Tensor, module};
+use halocline_core::ops::fan_out;
+use halocline_core::{
+    DeviceMesh, Error, Layout, Linearity, Pairing, Result, Role, ShardTensor, Term,
+};
+
+use crate::driver::empty::{drop_empty, fill_empty};
+use crate::field::{Field, run};
+use crate::layer::layers;
+use crate::operand::Operand;
+
+const MATMUL: &str = "matmul";
+
+fn same_type(operator: &str, one: DType, other: DType) -> Result<()> {
+    if one == other {
+        return Ok(());
+    }
+    let message = format!("operands of {one:?} and {other:?}");
+    Err(Error::operator(operator, message))
+}
+
+/// The product of two sharded tensors of the same batch shape.
+///
+/// # Errors
+/// A combination of placements without a rule, shapes, number types or meshes that do not fit.
+pub fn matmul<const D: usize>(a: ShardTensor<D>, b: ShardTensor<D>) -> Result<ShardTensor<D>> {
+    let (shape_a, shape_b) = (a.dims(), b.dims());
+    if D < 2 || shape_a[..D - 2] != shape_b[..D - 2] || shape_a[D - 1] != shape_b[D - 2] {
+        let message =
+            format!("shapes {shape_a:?} and {shape_b:?}; expected [.., m, k] and [.., k, n]");
+        return Err(Error::operator(MATMUL, message));
+    }
+    same_type(MATMUL, a.local().dtype(), b.local().dtype())?;
+    let result: [Role; D] = std::array::from_fn(Role::Common);
+    let (mut roles_a, mut roles_b) = (result, result);
+    roles_a[D - 1] = Role::Common(D);
+    roles_b[D - 2] = Role::Common(D);
+    let term = |layout, roles| Term {
+        name: "",
+        layout,
+        roles,
+    };
+    let terms = [
+        term(a.layout(), &roles_a[..]),
+        term(b.layout(), &roles_b[..]),
+    ];
+    let pairing = Pairing::new(MATMUL, &terms, &result, Linearity::Multiplicative)?;
+    let layout = pairing.layout(a.layout());
+    let (a, layout_a, mesh) = a.into_parts();
+    let (b, layout_b, _) = b.into_parts();
+    let a = operand(a, &layout_a, &mesh, pairing.fan_out(0), MATMUL)?;
+    let b = operand(b, &layout_b, &mesh, pairing.fan_out(1), MATMUL)?;
+    // `Tensor::matmul` records more steps for some local shapes, and the graph must be the same on every rank.
+    let product =
+        Tensor::<D>::from_dispatch(Dispatch::float_matmul(a.into_dispatch(), b.into_dispatch()));
+    let product = drop_empty(product, &layout, mesh.position(), MATMUL)?;
+    Ok(ShardTensor::from_parts(product, layout, mesh))
+}
+
+/// An operand that has fanned out, without empty dims.
+fn operand<const D: usize>(
+    local: Tensor<D>,
+    layout: &Layout,
+    mesh: &DeviceMesh,
+    fan: &[usize],
+    operator: &'static str,
+) -> Result<Tensor<D>> {
+    let all: Vec<usize> = (0..D).collect();
+    fill_empty(
+        fan_out(local, mesh, fan, operator),
+        layout,
+        &all,
+        operator,
+        0.0,
+    )
+}
+
+/// `x · weight + bias` over the last dim, with `weight` `[features_in, features_out]` as in burn.
+///
+/// # Placement
+/// As for [`matmul`], with leading dims of `x` in the place of rows, and `bias` sharded as the weight's columns. Where
+/// features in are sharded the result is partial, and there must be no bias: add it to the resolved result.
+///
+/// # Errors
+/// A combination of placements without a rule, shapes or number types that do not fit.
+pub fn linear<const D: usize>(
+    x: ShardTensor<D>,
+    weight: impl Into<Operand<2>>,
+    bias: Option<Operand<1>>,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "linear";
+    let weight = weight.into().beside(&x);
+    let bias = bias.map(|bias| bias.beside(&x));
+    let [features_in, features_out] = weight.dims();
+    if x.dims()[D - 1] != features_in {
+        let message = format!("weight [{features_in}, {features_out}] on {:?}", x.dims());
+        return Err(Error::operator(NAME, message));
+    }
+    same_type(NAME, x.local().dtype(), weight.local().dtype())?;
+    if let Some(bias) = &bias {
+        same_type(NAME, x.local().dtype(), bias.local().dtype())?;
+        if bias.dims() != [features_out] {
+            let message = format!("bias {:?} for {features_out} features", bias.dims());
+            return Err(Error::operator(NAME, message));
+        }
+    }
+    let result: [Role; D] = std::array::from_fn(Role::Common);
+    let (columns, summed) = (Role::Common(D - 1), Role::Common(D));
+    let mut roles = result;
+    roles[D - 1] = summed;
+    let (roles_weight, roles_bias) = ([summed, columns], [columns]);
+    let term = |name, layout, roles| Term {
+        name,
+        layout,
+        roles,
+    };
+    let mut terms = vec![
+        term("x", x.layout(), &roles[..]),
+        term("weight", weight.layout(), &roles_weight),
+    ];
+    terms.extend(
+        bias.iter()
+            .map(|bias| term("bias", bias.layout(), &roles_bias)),
+    );
+    let linearity = match bias {
+        Some(_) => Linearity::None,
+        None => Linearity::Multiplicative,
+    };
+    let pairing = Pairing::new(NAME, &terms, &result, linearity)?;
+    let layout = pairing.layout(x.layout());
+    let (x, layout_x, mesh) = x.into_parts();
+    let x = operand(x, &layout_x, &mesh, pairing.fan_out(0), NAME)?;
+    let (weight, layout_weight, _) = weight.into_parts();
+    let weight = operand(weight, &layout_weight, &mesh, pairing.fan_out(1), NAME)?;
+    let bias = bias.map(|bias| {
+        let (bias, layout_bias, _) = bias.into_parts();
+        operand(bias, &layout_bias, &mesh, pairing.fan_out(2), NAME)
+    });
+    let y = module::linear(x, weight, bias.transpose()?);
+    let y = drop_empty(y, &layout, mesh.position(), NAME)?;
+    Ok(ShardTensor::from_parts(y, layout, mesh))
+}
+
+/// Products as methods.
+pub trait MatmulField<const D: usize>: Field<D> {
+    /// The matrix product. See the [module](self).
+    ///
+    /// # Panics
+    /// Panics where [`matmul`] returns an error.
+    #[must_use]
+    fn matmul(self, other: Self) -> Self {
+        let other = other.into_shard();
+        run(self, |x| matmul(x, other))
+    }
+
+    /// `x · weight + bias` over the last dim, with `weight` `[features_in, features_out]`.
+    ///
+    /// # Panics
+    /// Panics where [`linear`] returns an error.
+    #[must_use]
+    fn linear(self, weight: impl Into<Operand<2>>, bias: Option<Operand<1>>) -> Self {
+        run(self, |x| linear(x, weight, bias))
+    }
+}
+
+impl<const D: usize, X: Field<D>> MatmulField<D> for X {}
+
+layers! {
+    Linear: |linear, x| x.linear(&linear.weight, Operand::of_optional(&linear.bias));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+    use halocline_core::{Launcher, LocalGradient, Replicate, Shard};
+
+    struct Dense;
+
+    impl Operator<2, 2> for Dense {
+        fn apply<X: Field<2>>(
+            &self,
+            mut inputs: Vec<X>,
+            mut parameters: Vec<Tensor<2>>,
+        ) -> Rank<X, 2> {
+            inputs.remove(0).linear(parameters.remove(0), None)
+        }
+    }
+
+    /// Columns of one weight and rows of the next: one sum over the ranks, uneven and empty shards included.
+    #[test]
+    fn weights_may_be_sharded_in_columns_and_rows() {
+        let run = |ranks: usize, extents: &[usize]| {
+            let found = Launcher::local(ranks).collect(|world| {
+                let mesh = world.mesh([("data", 1), ("tensor", ranks)])?;
+                let random = |shape: [usize; 2], name, placement, dim: usize| {
+                    let placements = [Replicate, placement];
+                    let mut layout = Layout::new(mesh.shape(), &shape, &placements)?;
+                    if placement != Replicate {
+                        layout = layout.with_extents(dim, extents)?;
+                    }
+                    let whole = crate::testing::random::<2>(shape, name, 0).inner();
+                    let tensor = ShardTensor::distribute_to(whole, &mesh, &layout)?;
+                    Ok::<_, Error>(tensor.require_grad())
+                };
+                let x = random([3, 4], "x", Replicate, 0)?;
+                let first = random([4, 7], "first", Shard(1), 1)?;
+                let second = random([7, 5], "second", Shard(0), 0)?;
+                let bias = Tensor::<1>::full([5], 0.5, world.device()).require_grad();
+                let hidden = x.clone().linear(first.clone(), None).gelu();
+                let y = hidden.linear(second.clone(), None).resolve() + bias.clone().unsqueeze();
+                let gradients = (y.clone() * y.clone()).sum().backward();
+                let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
+                for tensor in [x, first, second] {
+                    let gradient = tensor.grad(&gradients).expect("a gradient");
+                    assert_eq!(gradient.layout(), tensor.layout());
+                    found.push(gradient.full_tensor(LocalGradient::Replicated).into_data());
+                }
+                found.push(bias.grad(&gradients).expect("a gradient").into_data());
+                Ok(found)
+            });
+            found.unwrap()
+        };
+        let expected = run(1, &[7]).remove(0);
+        for extents in [vec![4, 3], vec![0, 7], vec![5, 1, 1], vec![2, 2, 2, 1]] {
+            for found in run(extents.len(), &extents) {
+                crate::testing::compare(&found, &expected, 1e-5, &format!("{extents:?}"));
+            }
+        }
+    }
+
+    #[test]
+    fn a_linear_layer_on_sharded_rows() {
+        check_op(&Dense, &[[7, 5]], &[[5, 3]], &[0], 1e-6);
+    }
+
+    /// The product of a rank with one row lies between two others that communicate at the depths next to its own: if it
+    /// took more steps there than elsewhere, ranks would run the backward pass in different orders.
+    #[test]
+    fn ranks_with_one_row_go_through_the_same_graph() {
+        let gradient = |ranks: usize| {
+            let gradients = Launcher::local(ranks).check(false).collect(|world| {
+                let mesh = world.mesh([("x", ranks)])?;
+                let key = halocline_core::RandomKey::new(1, "a");
+                let uniform = halocline_core::Distribution::Uniform {
+                    low: 0.5,
+                    high: 1.5,
+                };
+                let a = ShardTensor::<3>::random([1, 3, 4], uniform, key, &mesh, &[Shard(1)])?;
+                let a = a.require_grad();
+                let weight = a.replicate_beside(Tensor::ones([1, 4, 4], world.device()));
+                let u = matmul(a.clone() * 2.0 * 1.0, weight)?.redistribute(&[Shard(2)]);
+                let v = (a.clone() * 3.0)
+                    .sin()
+                    .exp()
+                    .abs()
+                    .redistribute(&[Shard(2)]);
+                let loss = crate::reduce::sum(u * 5.0 + v)?;
+                let gradient = a.grad(&loss.backward()).expect("a gradient");
+                Ok(gradient
+                    .full_tensor(halocline_core::LocalGradient::Replicated)
+                    .into_data())
+            });
+            gradients.unwrap().remove(0)
+        };
+        let off = crate::testing::difference(&gradient(2), &gradient(1));
+        assert!(off < 1e-5, "off by {off:e}");
+    }
+
+    #[test]
+    fn operands_on_two_meshes_are_refused() {
+        let refused = Launcher::local(4).run(|world| {
+            let mesh = world.mesh([("data", 2), ("model", 2)])?;
+            let a = ShardTensor::<2>::ones([4, 4], &mesh, &[Replicate, Replicate])?;
+            let b = ShardTensor::<2>::ones([4, 4], &mesh.submesh(&["model"])?, &[Shard(1)])?;
+            matmul(a, b).map(drop)
+        });
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("two meshes"), "{error}");
+    }
+
+    #[test]
+    fn operands_of_two_number_types_are_refused() {
+        let of = |dtype| Tensor::<2>::ones([4, 4], (&Default::default(), dtype));
+        let single = || ShardTensor::solo(of(DType::F32));
+        let products = [
+            matmul(single(), ShardTensor::solo(of(DType::F64))),
+            linear(single(), of(DType::F64), None),
+        ];
+        for (product, name) in products.into_iter().zip(["matmul", "linear"]) {
+            let error = product.unwrap_err().to_string();
+            assert_eq!(error, format!("{name}: operands of F32 and F64"));
+        }
+    }
+
+    #[test]
+    fn a_combination_without_a_rule_is_refused() {
+        Launcher::local(2)
+            .run(|world| {
+                let mesh = world.mesh([("x", 2)])?;
+                let of = |placement| ShardTensor::<2>::ones([4, 4], &mesh, &[placement]);
+                let error = matmul(of(Shard(0))?, of(Shard(1))?)
+                    .unwrap_err()
+                    .to_string();
+                assert!(
+                    error.starts_with("matmul: no rule for Shard(0) with Shard(1) on axis \"x\""),
+                    "{error}"
+                );
+                Ok(())
+            })
+            .unwrap();
+    }
+}

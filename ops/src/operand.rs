@@ -1,0 +1,109 @@
+//! Parameters of operators, as operands beside a field.
+
+use burn::module::Param;
+use burn::tensor::Tensor;
+use halocline_core::ops::fan_out;
+use halocline_core::{Error, Layout, Linearity, Pairing, Result, Role, ShardTensor, Term};
+
+/// A parameter of an operator: a tensor that every rank holds alike, or one with a layout.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::prelude::*;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("tensor", 2)])?;
+///     let x = ShardTensor::<2>::ones([4, 6], &mesh, &[halocline_core::Replicate])?;
+///     let columns = ShardTensor::<2>::ones([6, 8], &mesh, &[Shard(1)])?;
+///     assert_eq!(x.linear(columns, None).placements(), [Shard(1)]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub enum Operand<const D: usize> {
+    /// Every rank holds the whole tensor. Its gradient is complete on every rank.
+    Replicated(Tensor<D>),
+    /// Ranks hold shards. Its gradient has its layout.
+    Laid(ShardTensor<D>),
+}
+
+impl<const D: usize> From<Tensor<D>> for Operand<D> {
+    fn from(tensor: Tensor<D>) -> Self {
+        Self::Replicated(tensor)
+    }
+}
+
+impl<const D: usize> From<ShardTensor<D>> for Operand<D> {
+    fn from(tensor: ShardTensor<D>) -> Self {
+        Self::Laid(tensor)
+    }
+}
+
+impl<const D: usize> From<&Param<Tensor<D>>> for Operand<D> {
+    fn from(parameter: &Param<Tensor<D>>) -> Self {
+        Self::Replicated(parameter.val())
+    }
+}
+
+impl<const D: usize> Operand<D> {
+    /// The operand of a module's optional parameter.
+    pub(crate) fn of_optional(parameter: &Option<Param<Tensor<D>>>) -> Option<Self> {
+        parameter.as_ref().map(Self::from)
+    }
+
+    /// The global shape.
+    pub fn dims(&self) -> [usize; D] {
+        match self {
+            Self::Replicated(tensor) => tensor.dims(),
+            Self::Laid(tensor) => tensor.dims(),
+        }
+    }
+
+    /// This operand on the mesh of a field.
+    pub(crate) fn beside<const E: usize>(self, x: &ShardTensor<E>) -> ShardTensor<D> {
+        match self {
+            Self::Laid(tensor) => tensor,
+            Self::Replicated(tensor) => {
+                let layout = Layout::replicated(x.layout().mesh(), &tensor.dims());
+                ShardTensor::from_parts(tensor, layout, x.mesh().clone())
+            }
+        }
+    }
+
+    /// A parameter that every rank needs whole, for a kernel on the shards of `x`: its gradient is summed over the ranks
+    /// between which `x` is sharded.
+    ///
+    /// # Errors
+    /// Partial values of `x`; a parameter that is sharded or of another number type.
+    pub(crate) fn whole_beside<const E: usize>(
+        self,
+        x: &ShardTensor<E>,
+        operator: &'static str,
+    ) -> Result<Tensor<D>> {
+        let parameter = self.beside(x);
+        let (own, other) = (parameter.local().dtype(), x.local().dtype());
+        if own != other {
+            let message = format!("a parameter of {own:?} for a tensor of {other:?}");
+            return Err(Error::operator(operator, message));
+        }
+        let roles: Vec<Role> = (0..E).map(Role::Common).collect();
+        let terms = [
+            Term {
+                name: "",
+                layout: x.layout(),
+                roles: &roles,
+            },
+            Term {
+                name: "the parameter",
+                layout: parameter.layout(),
+                roles: &[Role::Whole; D],
+            },
+        ];
+        let pairing = Pairing::new(operator, &terms, &roles, Linearity::None)?;
+        let (local, _, _) = parameter.into_parts();
+        Ok(fan_out(local, x.mesh(), pairing.fan_out(1), operator))
+    }
+}
