@@ -195,7 +195,7 @@ fn one_rank_gives_what_burns_kernels_give_but_for_rounding() {
                 |x| conv.forward(x),
             );
             let burns = burn::tensor::activation::gelu;
-            check(&x, Field::gelu, Field::gelu, burns);
+            check(&x, ActivationField::gelu, ActivationField::gelu, burns);
             Ok(())
         })
         .unwrap();

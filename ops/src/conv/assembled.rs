@@ -8,7 +8,7 @@ use halocline_core::ops::{BackwardPass, Boxes, blank, cut, paste};
 use halocline_core::{Exchange, IndexBox, Result};
 
 use super::engine::geometry::Conv;
-use super::node::ConvRun;
+use super::run::{ConvRun, Received};
 
 /// Calls burn's operator for the spatial dims of a shape, with the convolution's options as its last argument.
 macro_rules! by_dims {
@@ -27,18 +27,15 @@ fn options<const N: usize>(conv: &Conv) -> ConvOptions<N> {
     ConvOptions::new(last(conv.stride), [0; N], last(conv.dilation), conv.groups)
 }
 
-/// The result, and the boxes that came from other ranks.
-///
-/// While these travel all results are computed, with anything in the place of their cells, and then again those that
-/// depend on them: parts put together would be copied.
+/// The result, and the boxes that came from other ranks. While these travel all results are computed, with anything in
+/// the place of their cells, and then again those that depend on them: parts put together would be copied.
 pub(super) fn forward(
     run: &ConvRun,
     inputs: Vec<DispatchTensor>,
 ) -> Result<(DispatchTensor, Vec<DispatchTensor>)> {
     let [x, weight, bias] = inputs.try_into().expect("field, weight and bias");
     let bias = (bias.shape().num_elements() != 0).then_some(bias);
-    let whole = IndexBox::whole(&run.output);
-    let compute = |received: &[_], results: &IndexBox| {
+    let compute = |received: &Received<'_>, results: &IndexBox| {
         if results.volume() == 0 {
             return blank(&x, &results.shape(), None);
         }
@@ -56,25 +53,17 @@ pub(super) fn forward(
             conv1d | conv2d | conv3d(field, weight, bias)
         )
     };
-    let Some(exchange) = &run.exchange else {
-        return Ok((compute(&[], &whole), Vec::new()));
-    };
-    let boxes = exchange.send_all(&x)?;
-    let early = run.early(&boxes).map(|results| {
-        let mut ranges = whole.ranges().to_vec();
-        let dims = ranges.len() - 2;
-        ranges[2..].clone_from_slice(&results[3 - dims..]);
-        (compute(&[], &whole), IndexBox::new(ranges))
-    });
-    let received = boxes.finish()?;
-    let y = match early {
-        None => compute(&received, &whole),
-        Some((y, early)) => whole.around(&early).iter().fold(y, |y, results| {
-            paste(y, results, compute(&received, results))
-        }),
-    };
-    let cells = received.into_iter().map(|(_, cells)| cells);
-    Ok((y, cells.collect()))
+    let mut all: Option<DispatchTensor> = None;
+    let received = run.in_stages(&x, |received, results| {
+        all = Some(match all.take() {
+            None => compute(received, &IndexBox::whole(&run.output)),
+            Some(y) => results.iter().fold(y, |y, results| {
+                paste(y, results, compute(received, results))
+            }),
+        });
+        Ok(())
+    })?;
+    Ok((all.expect("at least one stage"), received))
 }
 
 /// The gradients of input, weight and bias, those that are wanted.

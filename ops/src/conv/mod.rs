@@ -17,8 +17,10 @@
 
 mod assembled;
 mod engine;
+mod kernels;
 mod layer;
 mod node;
+mod run;
 #[cfg(test)]
 mod tests;
 
@@ -30,7 +32,7 @@ use crate::field::{Field, run};
 use crate::kernel::simd::Isa;
 use crate::operand::Operand;
 use engine::geometry::Conv;
-use node::ConvRun;
+use run::ConvRun;
 
 /// Stride, dilation, padding, groups and activation of a convolution over `N` spatial dims.
 ///

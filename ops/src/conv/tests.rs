@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use proptest::test_runner::Config;
 
 use super::engine::geometry::Conv;
-use super::node::ConvRun;
+use super::run::ConvRun;
 use super::{ConvOptions, assembled, three};
 use crate::prelude::*;
 use crate::testing::difference;

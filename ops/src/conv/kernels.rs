@@ -1,0 +1,245 @@
+//! Convolution by kernels of our own, which read boxes where they lie: the haloed field is never assembled. In the
+//! backward pass the gradient of every box is computed by itself and goes back to its owner.
+
+use std::ops::Range;
+
+use burn::backend::flex::FlexTensor;
+use burn::backend::{DispatchTensor, Flex, TensorMetadata};
+use burn::tensor::DType;
+use halocline_core::ops::{BackwardPass, Boxes, add_box, blank, to_dispatch};
+use halocline_core::{Exchange, IndexBox, Result, Transfer};
+
+use super::engine::correlate::Job;
+use super::engine::geometry::{Conv, Correlation, Dims};
+use super::engine::tile::{Piece, Pieces};
+use super::engine::weight::WeightJob;
+use super::run::{ConvRun, spatial};
+use crate::kernel::buffer::Buffer;
+use crate::kernel::flex::{self, Float};
+use crate::kernel::simd::Isa;
+
+impl ConvRun {
+    /// All that the windows reach, where it lies.
+    fn pieces<'a, E: Float>(&self, x: &'a FlexTensor, received: &'a [FlexTensor]) -> Pieces<'a, E> {
+        let Some(exchange) = &self.exchange else {
+            return Pieces::whole(flex::field(x));
+        };
+        let plan = &exchange.forward.plan;
+        let own = plan.copies.iter().map(|copy| Piece {
+            at: start(&copy.dst),
+            cells: flex::field_box(x, &copy.src, &copy.flip),
+        });
+        let transfers = plan.receives.iter().flat_map(|(_, transfers)| transfers);
+        let others = transfers.zip(received).map(|(transfer, cells)| {
+            let whole = IndexBox::whole(&transfer.src.shape());
+            Piece {
+                at: start(&transfer.dst),
+                cells: flex::field_box(cells, &whole, &transfer.flip),
+            }
+        });
+        Pieces::new(own.chain(others).collect())
+    }
+
+    /// The result, and the boxes that came.
+    pub(super) fn forward_as<E: Float>(
+        &self,
+        inputs: Vec<DispatchTensor>,
+        dtype: DType,
+    ) -> Result<(DispatchTensor, Vec<DispatchTensor>)> {
+        let field = inputs[0].clone();
+        let inputs = inputs.into_iter().map(flex::cast::<E>);
+        let inputs = inputs.collect::<Result<Vec<_>>>()?;
+        let [x, weight, bias] = inputs.try_into().expect("field, weight and bias");
+        let whole = self.conv.forward(spatial(&self.output));
+        let mut received = Vec::new();
+        let y = self.forward_with::<E>(weight, bias, dtype, |compute| {
+            received = self.in_stages(&field, |received, results| {
+                let parts: Vec<Correlation> = results
+                    .iter()
+                    .map(|results| whole.within(&three_ranges(results)))
+                    .collect();
+                let boxes = received
+                    .iter()
+                    .map(|(_, cells)| flex::cast::<E>(cells.clone()));
+                let boxes = boxes.collect::<Result<Vec<_>>>()?;
+                compute(&parts, &self.pieces(&x, &boxes));
+                Ok(())
+            })?;
+            Ok(())
+        })?;
+        Ok((y, received))
+    }
+
+    /// Runs a forward pass in stages, each of which computes some of the results from what is there.
+    fn forward_with<E: Float>(
+        &self,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        dtype: DType,
+        stages: impl FnOnce(&dyn Fn(&[Correlation], &Pieces<'_, E>)) -> Result<()>,
+    ) -> Result<DispatchTensor> {
+        let isa = Isa::chosen()?;
+        let Conv {
+            groups,
+            inputs,
+            outputs,
+            ..
+        } = self.conv;
+        let (weight, bias) = (flex::contiguous(weight), flex::contiguous(bias));
+        let (weight, bias) = (flex::elements::<E>(&weight), flex::elements::<E>(&bias));
+        let kernel = self.conv.elements();
+        let weight = |[group, output, input, element]: [usize; 4]| {
+            weight[((group * outputs + output) * inputs + input) * kernel + element]
+        };
+        let nothing = Pieces::new(Vec::new());
+        let job = Job {
+            parts: &[],
+            groups,
+            inputs,
+            outputs,
+            batch: self.output[0],
+            shape: spatial(&self.output),
+            pieces: &nothing,
+            bias: (!bias.is_empty()).then_some(bias),
+            activation: self.activation,
+        };
+        let mut result = Ok(());
+        let fill = |output| {
+            result = stages(&|parts, pieces| {
+                let stage = Job {
+                    parts,
+                    pieces,
+                    ..job
+                };
+                stage.run_into(isa, &weight, output);
+            });
+        };
+        // SAFETY: stages compute all results, or fail.
+        let y = unsafe { Buffer::filled(job.len(), fill) };
+        result.map(|()| flex::result(y, &self.output, dtype))
+    }
+
+    pub(super) fn backward_as<E: Float>(
+        &self,
+        mut pass: BackwardPass<'_, Vec<DispatchTensor>>,
+        dtype: DType,
+    ) -> Result<Vec<Option<DispatchTensor>>> {
+        let isa = Isa::chosen()?;
+        let x = flex::cast::<E>(pass.take_input(0))?;
+        let weight = flex::operand::<E>(pass.take_input(1))?;
+        let received = casts::<E>(pass.saved)?;
+        let cotangent = &flex::cast::<E>(pass.cotangent)?;
+        let wanted = pass.wanted;
+        let exchange = self.exchange.clone().map(Exchange::reversed);
+        let like = to_dispatch::<Flex>(x.clone());
+        let gradient_of = |cells: &IndexBox| {
+            self.input_gradient::<E>(isa, cotangent, flex::elements(&weight), cells)
+        };
+        // What other ranks wait for goes first.
+        let boxes = exchange
+            .as_ref()
+            .filter(|_| wanted[0])
+            .map(|exchange| exchange.send(&like, |transfer| gradient_of(&transfer.dst)))
+            .transpose()?;
+        boxes.iter().for_each(Boxes::in_background);
+        let own = wanted[0].then(|| match &self.exchange {
+            None => gradient_of(&IndexBox::whole(&x.shape())),
+            Some(exchange) => {
+                let plan = &exchange.forward.plan;
+                let (whole, parts): (Vec<&Transfer>, _) = plan.copies.iter().partition(|copy| {
+                    copy.src.shape() == plan.source_shape && !copy.flip.contains(&true)
+                });
+                let [first, rest @ ..] = &whole[..] else {
+                    let zeros = blank(&like, &plan.source_shape, Some(0.0));
+                    return add_all(zeros, parts, gradient_of);
+                };
+                let sum = gradient_of(&first.dst);
+                add_all(sum, rest.iter().copied().chain(parts), gradient_of)
+            }
+        });
+        let parameters = (wanted[1] || wanted[2]).then(|| {
+            let job = WeightJob {
+                conv: &self.conv,
+                pieces: &self.pieces::<E>(&x, &received),
+                cotangent: flex::field(cotangent),
+            };
+            job.run(isa)
+        });
+        let input = match (own, boxes) {
+            (Some(sum), Some(boxes)) => Some(boxes.finish()?.into_iter().fold(sum, add_box)),
+            (own, _) => own,
+        };
+        let input = input.map(|input| flex::in_dtype(input, dtype));
+        let [weight, bias] = match parameters {
+            None => [None, None],
+            Some(gradient) => [
+                Some(flex::small_result(gradient.weight, &weight.shape(), dtype)),
+                Some(flex::small_result(gradient.bias, &[self.output[1]], dtype)),
+            ],
+        };
+        Ok(vec![input, weight, bias])
+    }
+
+    /// The gradient of a box of the cells that the windows reach.
+    fn input_gradient<E: Float>(
+        &self,
+        isa: Isa,
+        cotangent: &FlexTensor,
+        weight: &[E],
+        cells: &IndexBox,
+    ) -> DispatchTensor {
+        let Conv {
+            groups,
+            inputs,
+            outputs,
+            ..
+        } = self.conv;
+        let ranges = three_ranges(cells);
+        let kernel = self.conv.elements();
+        let shape = cells.shape();
+        let job = Job {
+            parts: &self.conv.input_gradient(&ranges),
+            groups,
+            inputs: outputs,
+            outputs: inputs,
+            batch: shape[0],
+            shape: spatial(&shape),
+            pieces: &Pieces::whole(flex::field(cotangent)),
+            bias: None,
+            activation: None,
+        };
+        let gradient: Buffer<E> = job.run(isa, |[group, input, output, element]| {
+            weight[((group * outputs + output) * inputs + input) * kernel + element]
+        });
+        flex::result(gradient, &shape, E::dtype())
+    }
+}
+
+/// Boxes in the float type of a kernel.
+fn casts<E: Float>(boxes: &[DispatchTensor]) -> Result<Vec<FlexTensor>> {
+    boxes.iter().cloned().map(flex::cast::<E>).collect()
+}
+
+/// The spatial ranges of a box, as three.
+fn three_ranges(cells: &IndexBox) -> [Range<usize>; 3] {
+    let mut ranges = [const { 0..1 }; 3];
+    let missing = 5 - cells.ranges().len();
+    ranges[missing..].clone_from_slice(&cells.ranges()[2..]);
+    ranges
+}
+
+/// The first cell of a box, of its spatial dims.
+fn start(cells: &IndexBox) -> Dims {
+    three_ranges(cells).map(|range| range.start)
+}
+
+/// Adds the gradients of boxes of this rank.
+fn add_all<'a>(
+    sum: DispatchTensor,
+    copies: impl IntoIterator<Item = &'a Transfer>,
+    gradient_of: impl Fn(&IndexBox) -> DispatchTensor,
+) -> DispatchTensor {
+    copies.into_iter().fold(sum, |sum, copy| {
+        add_box(sum, (copy, gradient_of(&copy.dst)))
+    })
+}

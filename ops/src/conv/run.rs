@@ -1,0 +1,85 @@
+//! One convolution on one rank: what it computes, from which cells, and in which order.
+
+use burn::backend::DispatchTensor;
+use halocline_core::ops::Boxes;
+use halocline_core::{Exchange, IndexBox, Result, Transfer};
+
+use super::engine::geometry::{Conv, Dims};
+use crate::activation::Activation;
+
+/// One convolution on one rank.
+#[derive(Clone, Debug)]
+pub(crate) struct ConvRun {
+    /// What is computed on the cells that this rank's windows reach.
+    pub conv: Conv,
+    /// How these cells come here; `None` if they are the shard.
+    pub exchange: Option<Exchange>,
+    /// The shape of this rank's result.
+    pub output: Vec<usize>,
+    /// What is applied to the result; nothing if gradients are tracked.
+    pub activation: Option<Activation>,
+}
+
+/// Boxes that came from other ranks.
+pub(super) type Received<'a> = [(&'a Transfer, DispatchTensor)];
+
+impl ConvRun {
+    /// All that the windows reach, assembled.
+    pub(super) fn field(&self, x: DispatchTensor, received: &[DispatchTensor]) -> DispatchTensor {
+        let Some(exchange) = &self.exchange else {
+            return x;
+        };
+        let plan = &exchange.forward.plan;
+        let transfers = plan.receives.iter().flat_map(|(_, transfers)| transfers);
+        let received = transfers.zip(received.iter().cloned()).collect();
+        exchange.assemble(x, received)
+    }
+
+    /// Sends the boxes that other ranks need, has results that need none of theirs computed while they travel, and the
+    /// others when they have come. `compute` gets the boxes that have come and the results to compute.
+    pub(super) fn in_stages(
+        &self,
+        x: &DispatchTensor,
+        mut compute: impl FnMut(&Received<'_>, &[IndexBox]) -> Result<()>,
+    ) -> Result<Vec<DispatchTensor>> {
+        let whole = IndexBox::whole(&self.output);
+        let Some(exchange) = &self.exchange else {
+            compute(&[], &[whole])?;
+            return Ok(Vec::new());
+        };
+        let boxes = exchange.send_all(x)?;
+        let late = match self.early(&boxes) {
+            None => vec![whole],
+            Some(early) => {
+                compute(&[], std::slice::from_ref(&early))?;
+                whole.around(&early)
+            }
+        };
+        let received = boxes.finish()?;
+        compute(&received, &late)?;
+        Ok(received.into_iter().map(|(_, cells)| cells).collect())
+    }
+
+    /// The results to compute while boxes travel; none if it is not worth while.
+    fn early(&self, boxes: &Boxes<'_>) -> Option<IndexBox> {
+        let interior = self.exchange.as_ref()?.forward.plan.interior()?;
+        let mut there = [const { 0..1 }; 3];
+        let missing = 5 - interior.ranges().len();
+        there[missing..].clone_from_slice(&interior.ranges()[2..]);
+        let early = self.conv.results_within(&there, spatial(&self.output));
+        let mut ranges = IndexBox::whole(&self.output).ranges().to_vec();
+        ranges[2..].clone_from_slice(&early[missing - 2..]);
+        let early = IndexBox::new(ranges);
+        let all: usize = self.output.iter().product();
+        boxes
+            .overlap(early.volume() as f64 / all as f64)
+            .then_some(early)
+    }
+}
+
+/// The spatial extents of a shape, as three.
+pub(super) fn spatial(shape: &[usize]) -> Dims {
+    let mut dims = [1; 3];
+    dims[5 - shape.len()..].copy_from_slice(&shape[2..]);
+    dims
+}
