@@ -3,42 +3,19 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use halocline::ops::golden::{Attributes, Golden, operators};
 use halocline::ops::testing::{Sharding, shardings};
 use halocline::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
-/// The operators that `Run::check` knows.
-pub(crate) const OPERATORS: [&str; 22] = [
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "sum",
-    "mean",
-    "max",
-    "min",
-    "matmul",
-    "linear",
-    "group_norm",
-    "instance_norm",
-    "layer_norm",
-    "interpolate2d",
-    "mse_loss",
-    "l1_loss",
-    "huber_loss",
-];
-
 /// A case: what goes in, and what must come out.
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) op: String,
-    pub(crate) attrs: Value,
+    /// The operator in the registry; none if it is not there.
+    pub(crate) golden: Option<&'static Golden>,
+    pub(crate) attributes: Attributes,
     pub(crate) inputs: Vec<String>,
     pub(crate) tensors: HashMap<String, TensorData>,
     pub(crate) rtol: f64,
@@ -86,9 +63,11 @@ impl Case {
         }
         let inputs =
             serde_json::from_value(json("inputs")?).map_err(|e| bad(format!("inputs: {e}")))?;
+        let op = text("op")?;
         Ok(Self {
-            op: text("op")?,
-            attrs: json("attrs")?,
+            golden: operators().find(|golden| golden.name == op),
+            op,
+            attributes: attributes(&json("attrs")?),
             inputs,
             rtol: number("rtol")?,
             atol: number("atol")?,
@@ -97,49 +76,17 @@ impl Case {
         })
     }
 
-    /// The shape of a tensor of the case.
-    pub(crate) fn shape(&self, name: &str) -> Vec<usize> {
-        self.tensors
-            .get(name)
-            .map_or(Vec::new(), |data| data.shape().to_vec())
+    fn shapes(&self) -> Vec<Vec<usize>> {
+        let shape = |name: &String| self.tensors[name].shape().to_vec();
+        self.inputs.iter().map(shape).collect()
     }
 
-    /// An attribute that is a list, one number per spatial dim.
-    pub(crate) fn list<const N: usize>(&self, key: &str) -> [usize; N] {
-        let values = self.attrs[key].as_array();
-        std::array::from_fn(|i| values.and_then(|v| v.get(i)?.as_u64()).unwrap_or(0) as usize)
-    }
-
-    /// An attribute that is true or false.
-    pub(crate) fn flag(&self, key: &str) -> bool {
-        self.attrs[key].as_bool().unwrap_or(false)
-    }
-
-    /// All shardings of the dims that may be sharded.
+    /// All shardings of the dims that may be sharded. A case of an unknown operator has one, in which it fails.
     pub(crate) fn shardings(&self, ranks: &[usize]) -> Vec<Sharding> {
-        if !OPERATORS.contains(&self.op.as_str()) {
-            // A failure, once.
+        let Some(golden) = self.golden else {
             return shardings(&[1], &[0], 1);
-        }
-        let shape = self.shape(&self.inputs[0]);
-        let (shape, dims): (Vec<usize>, Vec<usize>) = match self.op.as_str() {
-            // Batch, rows, what is summed over, columns.
-            "matmul" => {
-                let columns = self.shape(&self.inputs[1])[shape.len() - 1];
-                let shape = [&shape[..], &[columns]].concat();
-                let dims = (0..shape.len()).collect();
-                (shape, dims)
-            }
-            "linear" | "layer_norm" => (shape.clone(), (0..shape.len() - 1).collect()),
-            op if ["conv", "pool", "group_norm", "instance_norm"]
-                .iter()
-                .any(|part| op.contains(part)) =>
-            {
-                let dims = (0..shape.len()).filter(|&dim| dim != 1).collect();
-                (shape, dims)
-            }
-            _ => (shape.clone(), (0..shape.len()).collect()),
         };
+        let (shape, dims) = golden.sharded.of(&self.shapes());
         let most = ranks.iter().copied().max().unwrap_or(1);
         let all = shardings(&shape, &dims, most);
         all.into_iter()
@@ -147,34 +94,46 @@ impl Case {
             .collect()
     }
 
-    /// The sharding of one input of the operator.
-    pub(crate) fn sharding_of(&self, input: usize, sharding: &Sharding) -> Sharding {
-        if self.op != "matmul" {
-            return sharding.clone();
-        }
-        let dims = self.shape(&self.inputs[0]).len();
-        let moved = |dim: usize| match (input, dim) {
-            (_, dim) if dim < dims - 2 => Some(dim),
-            (0, dim) => (dim < dims).then_some(dim),
-            (_, dim) => (dim > dims - 2).then(|| dim - 1),
+    /// The inputs, each with its sharding.
+    pub(crate) fn sharded_inputs(
+        &self,
+        golden: &Golden,
+        sharding: &Sharding,
+    ) -> Vec<(String, TensorData, Sharding)> {
+        let inputs = self.inputs.iter().enumerate();
+        inputs
+            .map(|(input, name)| {
+                let data = self.tensors[name].clone();
+                let own = golden.sharded.input(input, data.shape().len(), sharding);
+                (name.clone(), data, own)
+            })
+            .collect()
+    }
+}
+
+fn attributes(values: &Value) -> Attributes {
+    let mut attributes = Attributes::default();
+    for (key, value) in values.as_object().into_iter().flatten() {
+        let number = |value: &Value| match value {
+            Value::Bool(is) => Some(f64::from(u8::from(*is))),
+            other => other.as_f64(),
         };
-        Sharding {
-            axes: sharding.axes.clone(),
-            placements: sharding
-                .placements
-                .iter()
-                .map(|placement| match placement {
-                    Shard(dim) => moved(*dim).map_or(Replicate, Shard),
-                    other => *other,
-                })
-                .collect(),
-            extents: sharding
-                .extents
-                .iter()
-                .filter_map(|(dim, extents)| Some((moved(*dim)?, extents.clone())))
-                .collect(),
+        match value {
+            Value::String(text) => {
+                attributes.texts.insert(key.clone(), text.clone());
+            }
+            Value::Null => {}
+            Value::Array(list) => {
+                let numbers = list.iter().filter_map(number).collect();
+                attributes.numbers.insert(key.clone(), numbers);
+            }
+            other => {
+                let numbers = number(other).into_iter().collect();
+                attributes.numbers.insert(key.clone(), numbers);
+            }
         }
     }
+    attributes
 }
 
 /// The numbers of a tensor; indices and classes become floats as well.

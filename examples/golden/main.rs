@@ -7,19 +7,18 @@
 
 mod case;
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use burn::tensor::{DType, Gradients};
+use burn::tensor::DType;
 use clap::Parser;
+use halocline::ops::golden::Case as OnMesh;
 use halocline::ops::testing::{Sharding, difference};
-use halocline::ops::{PaddingCount, Rounding};
 use halocline::prelude::*;
 
-use case::{Case, OPERATORS};
+use case::Case;
 
 /// Runs golden cases on shards.
 #[derive(Parser)]
@@ -146,262 +145,58 @@ impl Report {
 }
 
 impl Case {
-    /// The bits of the results.
+    /// Applies the operator on shards and compares result and gradients: the bits of all of them.
     fn run(&self, world: &World, sharding: &Sharding) -> Result<u64> {
-        if !OPERATORS.contains(&self.op.as_str()) {
-            return Err(Error::other(format!("unknown operator {}", self.op)));
-        }
-        match self.shape(&self.inputs[0]).len() {
-            1 => Run::<1>::new(self, world, sharding)?.check(),
-            2 => Run::<2>::new(self, world, sharding)?.check(),
-            3 => Run::<3>::new(self, world, sharding)?.check(),
-            4 => Run::<4>::new(self, world, sharding)?.check(),
-            5 => Run::<5>::new(self, world, sharding)?.check(),
-            dims => Err(Error::other(format!("an input of {dims} dims"))),
-        }
-    }
-}
-
-type GradientOf<'a> = Box<dyn Fn(&Gradients) -> Option<TensorData> + 'a>;
-
-/// One case on one rank.
-struct Run<'a, const D: usize> {
-    case: &'a Case,
-    mesh: DeviceMesh,
-    inputs: Vec<ShardTensor<D>>,
-    /// How to find the gradient of every leaf.
-    leaves: RefCell<Vec<(String, GradientOf<'a>)>>,
-}
-
-impl<'a, const D: usize> Run<'a, D> {
-    fn new(case: &'a Case, world: &World, sharding: &Sharding) -> Result<Self> {
+        let golden = self
+            .golden
+            .ok_or_else(|| Error::other(format!("unknown operator {}", self.op)))?;
         let mesh = world.mesh_of(&sharding.axes)?;
-        let mut inputs = Vec::new();
-        let mut leaves: Vec<(String, GradientOf<'a>)> = Vec::new();
-        for (i, name) in case.inputs.iter().enumerate() {
-            let whole = Tensor::<D>::from_data(case.tensors[name].clone(), mesh.device());
-            let layout = case.sharding_of(i, sharding).layout(&mesh, &whole.dims())?;
-            let leaf = ShardTensor::distribute_to(whole, &mesh, &layout)?.require_grad();
-            let input = leaf.clone();
-            leaves.push((
-                name.clone(),
-                Box::new(move |gradients| {
-                    let gradient = input.grad(gradients)?;
-                    assert_eq!(gradient.layout(), input.layout(), "layout of a gradient");
-                    Some(gradient.full_tensor(LocalGradient::Replicated).into_data())
-                }),
-            ));
-            inputs.push(leaf);
-        }
-        Ok(Self {
-            case,
-            mesh,
-            inputs,
-            leaves: RefCell::new(leaves),
-        })
-    }
-
-    /// A parameter, as a leaf of this rank.
-    fn parameter<const E: usize>(&self, name: &str) -> Option<Tensor<E>> {
-        let data = self.case.tensors.get(name)?.clone();
-        let leaf = Tensor::<E>::from_data(data, self.mesh.device()).require_grad();
-        let parameter = leaf.clone();
-        let gradient = move |gradients: &Gradients| Some(parameter.grad(gradients)?.into_data());
-        self.leaves
-            .borrow_mut()
-            .push((name.into(), Box::new(gradient)));
-        Some(leaf)
-    }
-
-    fn operand<const E: usize>(&self, name: &str) -> Option<Operand<E>> {
-        self.parameter(name).map(Operand::from)
-    }
-
-    fn needs<const E: usize>(&self, name: &str) -> Result<Tensor<E>> {
-        self.parameter(name)
-            .ok_or_else(|| Error::other(format!("no parameter {name}")))
-    }
-
-    /// Applies the operator and compares.
-    fn check(&self) -> Result<u64> {
-        let case = self.case;
-        let x = self.inputs[0].clone();
-        let dims: Vec<usize> = case.attrs["dims"].as_array().map_or(Vec::new(), |dims| {
-            dims.iter()
-                .filter_map(|d| Some(d.as_u64()? as usize))
-                .collect()
-        });
-        let reduction = match case.attrs["reduction"].as_str() {
-            Some("sum") => Reduction::Sum,
-            _ => Reduction::Mean,
-        };
-        let target = || self.inputs[1].clone();
-        match case.op.as_str() {
-            "conv1d" => self.conv::<1>(x),
-            "conv2d" => self.conv::<2>(x),
-            "conv3d" => self.conv::<3>(x),
-            "max_pool1d" => self.compare(x.max_pool(&self.pool::<1>())),
-            "max_pool2d" => self.compare(x.max_pool(&self.pool::<2>())),
-            "max_pool3d" => self.compare(x.max_pool(&self.pool::<3>())),
-            "avg_pool1d" => self.compare(x.avg_pool(&self.pool::<1>())),
-            "avg_pool2d" => self.compare(x.avg_pool(&self.pool::<2>())),
-            "avg_pool3d" => self.compare(x.avg_pool(&self.pool::<3>())),
-            "sum" => self.compare(x.sum_dims(&dims)),
-            "mean" => self.compare(x.mean_dims(&dims)),
-            "max" => self.compare(x.max_dims(&dims)),
-            "min" => self.compare(x.min_dims(&dims)),
-            "matmul" => self.compare(x.matmul(target())),
-            "linear" => {
-                let weight = self.needs::<2>("weight")?.transpose(); // [in, out]
-                self.compare(x.linear(weight, self.operand("bias")))
-            }
-            "group_norm" => self.group_norm(x, case.attrs["num_groups"].as_u64()),
-            "instance_norm" => self.group_norm(x, None),
-            "layer_norm" if case.attrs["normalized_shape"].as_array().map(Vec::len) == Some(1) => {
-                let (weight, bias) = (self.operand("weight"), self.operand("bias"));
-                self.compare(x.layer_norm(weight, bias, self.epsilon()))
-            }
-            "interpolate2d" => self.interpolate(x),
-            "mse_loss" => self.compare(mse_loss(x, target(), reduction)),
-            "l1_loss" => self.compare(l1_loss(x, target(), reduction)),
-            "huber_loss" => {
-                let delta = case.attrs["delta"].as_f64().unwrap_or(1.0);
-                self.compare(huber_loss(x, target(), delta, reduction))
-            }
-            op => Err(Error::other(format!("no {op} of this kind yet"))),
-        }
-    }
-
-    fn epsilon(&self) -> f64 {
-        self.case.attrs["eps"].as_f64().unwrap_or(1e-5)
-    }
-
-    /// As many groups as channels, if not told.
-    fn group_norm(&self, x: ShardTensor<D>, groups: Option<u64>) -> Result<u64> {
-        let groups = groups.map_or(x.dims()[1], |groups| groups as usize);
-        let (weight, bias) = (self.operand("weight"), self.operand("bias"));
-        self.compare(x.group_norm(groups, weight, bias, self.epsilon()))
-    }
-
-    fn interpolate(&self, x: ShardTensor<D>) -> Result<u64> {
-        let from = x.dims();
-        let twice = self.case.list::<2>("output_size") == [2 * from[2], 2 * from[3]];
-        let aligned = self.case.flag("align_corners");
-        match self.case.attrs["mode"].as_str() {
-            Some("nearest") if twice => self.compare(x.upsample_nearest(2)),
-            Some("bilinear") if twice && !aligned => {
-                self.compare(x.upsample_bilinear([Boundary::Replicate; 2]))
-            }
-            _ => Err(Error::other("no interpolation of this kind yet")),
-        }
-    }
-
-    fn padding<const N: usize>(&self) -> [Padding; N] {
-        let boundary = match self.case.attrs["padding_mode"].as_str() {
-            Some("circular") => Boundary::Periodic,
-            Some("reflect") => Boundary::Reflect,
-            Some("replicate") => Boundary::Replicate,
-            _ => Boundary::Zeros,
-        };
-        self.case
-            .list("padding")
-            .map(|width| Padding::new(width, boundary))
-    }
-
-    fn conv<const N: usize>(&self, x: ShardTensor<D>) -> Result<u64> {
-        let options = ConvOptions {
-            stride: self.case.list("stride"),
-            dilation: self.case.list("dilation"),
-            padding: self.padding::<N>(),
-            groups: self.case.attrs["groups"].as_u64().unwrap_or(1) as usize,
-            activation: None,
-        };
-        let weight = self.needs::<D>("weight")?;
-        self.compare(x.conv(weight, self.operand("bias"), &options))
-    }
-
-    fn pool<const N: usize>(&self) -> PoolOptions<N> {
-        let case = self.case;
-        let dilation = if case.attrs["dilation"].is_null() {
-            [1; N]
-        } else {
-            case.list("dilation")
-        };
-        let rounding = if case.flag("ceil_mode") {
-            Rounding::Ceil
-        } else {
-            Rounding::Floor
-        };
-        let count = if case.flag("count_include_pad") {
-            PaddingCount::Included
-        } else {
-            PaddingCount::Excluded
-        };
-        PoolOptions::new(case.list("kernel_size"))
-            .with_stride(case.list("stride"))
-            .with_padding(self.padding())
-            .with_dilation(dilation)
-            .with_rounding(rounding)
-            .with_count(count)
-    }
-
-    /// Compares the gathered result and, after a backward pass with the case's cotangent, every gradient.
-    fn compare<const E: usize>(&self, y: ShardTensor<E>) -> Result<u64> {
-        let expected = &self.case.tensors["y"];
-        if y.dims()[..] != expected.shape()[..] {
+        let inputs = self.sharded_inputs(golden, sharding);
+        let case = OnMesh::new(
+            self.attributes.clone(),
+            &mesh,
+            &inputs,
+            self.tensors.clone(),
+        )?;
+        let y = (golden.run)(&case)?;
+        let expected = &self.tensors["y"];
+        if y.shape()[..] != expected.shape()[..] {
             return Err(Error::other(format!(
                 "shape {:?}, expected {:?}",
-                y.dims(),
+                y.shape(),
                 expected.shape()
             )));
         }
-        let resolved = y.resolve();
-        let local = resolved.layout().local_shape(self.mesh.position());
-        assert_eq!(
-            resolved.local_dims()[..],
-            local[..],
-            "a shard differs from its layout"
-        );
-        let cotangent = Tensor::<E>::from_data(
-            self.case.tensors["gy"].clone(),
-            &self.mesh.device().clone().inner(),
-        );
-        let cotangent = ShardTensor::distribute_to(cotangent, &self.mesh, resolved.layout())?;
-        let gradients = (resolved.clone() * cotangent).sum().backward();
-
-        let found = resolved.full_tensor(LocalGradient::Replicated).into_data();
+        let (found, gradients) = y.backward(self.tensors["gy"].clone())?;
         let mut bits = DefaultHasher::new();
         found.as_bytes().hash(&mut bits);
         let mut failures = vec![self.off("y", &found, expected)];
-        for (name, gradient) in &*self.leaves.borrow() {
-            let Some(expected) = self.case.tensors.get(&format!("grad_{name}")) else {
+        for (name, gradient) in case.gradients(&gradients) {
+            let Some(expected) = self.tensors.get(&format!("grad_{name}")) else {
                 continue;
             };
-            failures.push(match gradient(&gradients) {
+            failures.push(match gradient {
                 Some(found) => {
                     found.as_bytes().hash(&mut bits);
-                    self.off(name, &found, expected)
+                    self.off(&name, &found, expected)
                 }
                 None => Some(format!("{name} has no gradient")),
             });
         }
-        match failures
-            .into_iter()
-            .flatten()
-            .reduce(|a, b| format!("{a}; {b}"))
-        {
+        let failures = failures.into_iter().flatten();
+        match failures.reduce(|a, b| format!("{a}; {b}")) {
             Some(failures) => Err(Error::other(failures)),
             None => Ok(bits.finish()),
         }
     }
 
-    /// What is wrong with a result: `|a − b| ≤ atol + rtol·max|b|` must hold.
+    /// An error in a result: `|a − b| ≤ atol + rtol·max|b|` must hold.
     fn off(&self, name: &str, found: &TensorData, expected: &TensorData) -> Option<String> {
         let found = found.clone().convert_dtype(DType::F32);
         let largest = expected
             .iter::<f64>()
             .fold(0.0, |max: f64, value| max.max(value.abs()));
-        let allowed = self.case.rtol + self.case.atol / largest.max(f64::MIN_POSITIVE);
+        let allowed = self.rtol + self.atol / largest.max(f64::MIN_POSITIVE);
         let off = difference(&found, expected);
         (off > allowed).then(|| format!("{name} is off by {off:.1e} of its largest magnitude"))
     }

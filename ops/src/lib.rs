@@ -7,6 +7,7 @@ pub mod activation;
 pub mod conv;
 mod driver;
 mod field;
+pub mod golden;
 mod kernel;
 mod layer;
 mod loss;

@@ -17,6 +17,7 @@
 
 mod assembled;
 mod engine;
+mod golden;
 mod kernels;
 mod layer;
 mod node;
@@ -32,6 +33,7 @@ use crate::field::{Field, run};
 use crate::kernel::simd::Isa;
 use crate::operand::Operand;
 use engine::geometry::Conv;
+pub(crate) use golden::{OPERATORS, padding};
 use run::ConvRun;
 
 /// Stride, dilation, padding, groups and activation of a convolution over `N` spatial dims.

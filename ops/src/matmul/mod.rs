@@ -16,6 +16,10 @@
 //! The single-device one on each rank; the gradient of a replicated operand is summed over the axes on which the other
 //! one is sharded.
 
+mod golden;
+
+pub(crate) use golden::OPERATORS;
+
 use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
 use burn::nn::Linear;

@@ -2,17 +2,25 @@
 
 mod align;
 mod cat;
+mod flip;
 mod narrow;
 mod profile;
+mod roll;
 #[cfg(test)]
 mod tests;
 
 pub use align::align;
 pub use cat::cat;
+pub use flip::flip;
 pub use narrow::narrow;
 pub use profile::profile;
+pub use roll::roll;
 
 use crate::field::{Field, run};
+use crate::golden::Golden;
+
+/// The rearrangements in the registry.
+pub(crate) const OPERATORS: &[Golden] = &[flip::GOLDEN, roll::GOLDEN];
 
 /// Rearrangements as methods.
 pub trait RearrangeField<const D: usize>: Field<D> {
@@ -34,6 +42,24 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     fn cat(tensors: Vec<Self>, dim: usize) -> Self {
         let tensors = tensors.into_iter().map(Self::into_shard).collect();
         Self::from_shard(cat(tensors, dim).unwrap_or_else(|error| error.raise()))
+    }
+
+    /// Reverses the order of the cells of dims. See [`flip`].
+    ///
+    /// # Panics
+    /// Panics where [`flip`] returns an error.
+    #[must_use]
+    fn flip(self, dims: &[usize]) -> Self {
+        run(self, |x| flip(x, dims))
+    }
+
+    /// Shifts cells along dims, periodically. See [`roll`].
+    ///
+    /// # Panics
+    /// Panics where [`roll`] returns an error.
+    #[must_use]
+    fn roll(self, shifts: &[isize], dims: &[usize]) -> Self {
+        run(self, |x| roll(x, shifts, dims))
     }
 
     /// `length` cells of a dim, from `start`; nothing is communicated.

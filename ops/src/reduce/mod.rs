@@ -12,6 +12,10 @@
 //! The cotangent goes to every cell of a sum, divided by the global count for a mean, and to one cell that holds the
 //! extremum for a maximum or minimum. Where several cells hold it, which of them that is may depend on the layout.
 
+mod golden;
+
+pub(crate) use golden::OPERATORS;
+
 use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Shape, Tensor};

@@ -14,7 +14,10 @@
 //! travel back to the cells that they are copies of.
 
 mod double;
+mod golden;
 mod kernel;
+
+pub(crate) use golden::OPERATORS;
 
 use burn::tensor::Tensor;
 use halocline_core::{Boundary, Error, Halo, Result, ShardTensor};

@@ -7,6 +7,10 @@
 //! # Adjoint
 //! The derivative of the loss with respect to each cell, on the rank that owns it.
 
+mod golden;
+
+pub(crate) use golden::OPERATORS;
+
 use halocline_core::ShardTensor;
 
 use crate::field::{Field, Rank};

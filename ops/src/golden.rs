@@ -1,0 +1,331 @@
+//! The registry of operators: how each is called on a golden case, and its row in the table of operators.
+//!
+//! A golden case holds inputs, parameters and attributes of an operator, with the result and the gradients that one device
+//! computed. Every family of operators lists its own; [`operators`] is the list of families.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use burn::tensor::{Gradients, Tensor, TensorData};
+use halocline_core::{
+    DeviceMesh, Error, LocalGradient, Placement, Replicate, Result, Shard, ShardTensor,
+};
+
+use crate::operand::Operand;
+use crate::reduce::ReduceField;
+use crate::testing::Sharding;
+use crate::{conv, loss, matmul, norm, pool, rearrange, reduce, resample};
+
+/// All operators that golden cases can be of, by family.
+pub fn operators() -> impl Iterator<Item = &'static Golden> {
+    [
+        conv::OPERATORS,
+        pool::OPERATORS,
+        norm::OPERATORS,
+        reduce::OPERATORS,
+        matmul::OPERATORS,
+        resample::OPERATORS,
+        rearrange::OPERATORS,
+        loss::OPERATORS,
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// An operator of the registry.
+#[derive(Debug)]
+pub struct Golden {
+    /// The name, by which files of cases begin.
+    pub name: &'static str,
+    /// PyTorch's function of the same semantics.
+    pub pytorch: &'static str,
+    /// The dims that may be sharded.
+    pub sharded: Dims,
+    /// What travels in the forward pass, and in the backward pass for gradients of inputs.
+    pub travels: [&'static str; 2],
+    /// burn's modules that run it.
+    pub modules: &'static str,
+    /// Applies it.
+    pub run: fn(&Case) -> Result<Box<dyn Output>>,
+}
+
+/// The dims of the first input that may be sharded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dims {
+    /// All of them.
+    All,
+    /// All but the second.
+    AllButChannels,
+    /// All but the last.
+    AllButLast,
+    /// Those of a matrix product: batch, rows, columns, and the dim that is summed over.
+    Product,
+}
+
+impl Dims {
+    /// The shape of the index space that is sharded, for inputs of these shapes, and the dims of it that may be.
+    pub fn of(self, inputs: &[Vec<usize>]) -> (Vec<usize>, Vec<usize>) {
+        let mut shape = inputs[0].clone();
+        let dims = shape.len();
+        let sharded = |dim: &usize| match self {
+            Self::All | Self::Product => true,
+            Self::AllButChannels => *dim != 1,
+            Self::AllButLast => dim + 1 != dims,
+        };
+        if self == Self::Product {
+            shape.extend(inputs[1].last());
+        }
+        let all = 0..shape.len();
+        (shape, all.filter(sharded).collect())
+    }
+
+    /// The sharding of one input, where the index space is sharded so. `dims` is that of the input.
+    pub fn input(self, input: usize, dims: usize, sharding: &Sharding) -> Sharding {
+        if self != Self::Product {
+            return sharding.clone();
+        }
+        // Batch dims, rows, summed dim, columns.
+        let moved = |dim: usize| match (input, dim) {
+            (_, dim) if dim < dims - 2 => Some(dim),
+            (0, dim) => (dim < dims).then_some(dim),
+            (_, dim) => (dim > dims - 2).then(|| dim - 1),
+        };
+        let placement = |placement: &Placement| match placement {
+            Shard(dim) => moved(*dim).map_or(Replicate, Shard),
+            other => *other,
+        };
+        let extents = sharding.extents.iter();
+        Sharding {
+            axes: sharding.axes.clone(),
+            placements: sharding.placements.iter().map(placement).collect(),
+            extents: extents
+                .filter_map(|(dim, extents)| Some((moved(*dim)?, extents.clone())))
+                .collect(),
+        }
+    }
+}
+
+impl std::fmt::Display for Dims {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::All => "all",
+            Self::AllButChannels => "all but channels",
+            Self::AllButLast => "all but the last",
+            Self::Product => "batch, rows, columns, summed",
+        })
+    }
+}
+
+/// Options of an operator: numbers, true and false as 1 and 0, and texts.
+#[derive(Clone, Debug, Default)]
+pub struct Attributes {
+    /// Numbers, one or one per dim.
+    pub numbers: HashMap<String, Vec<f64>>,
+    /// Texts.
+    pub texts: HashMap<String, String>,
+}
+
+impl Attributes {
+    /// The first of the numbers called `key`.
+    pub fn number(&self, key: &str) -> Option<f64> {
+        self.numbers.get(key)?.first().copied()
+    }
+
+    /// Whether `key` is true.
+    pub fn is(&self, key: &str) -> bool {
+        self.number(key) == Some(1.0)
+    }
+
+    /// The text called `key`; empty if there is none.
+    pub fn text(&self, key: &str) -> &str {
+        self.texts.get(key).map_or("", String::as_str)
+    }
+
+    /// The whole numbers called `key`; none if there are none.
+    pub fn list(&self, key: &str) -> Vec<usize> {
+        let numbers = self.numbers.get(key).into_iter().flatten();
+        numbers.map(|number| *number as usize).collect()
+    }
+
+    /// The whole numbers called `key`, one per spatial dim, or `default` for each.
+    pub fn array<const N: usize>(&self, key: &str, default: usize) -> [usize; N] {
+        let list = self.list(key);
+        std::array::from_fn(|dim| list.get(dim).copied().unwrap_or(default))
+    }
+}
+
+type GradientOf = Box<dyn Fn(&Gradients) -> Option<TensorData>>;
+
+/// A golden case on one rank: inputs on shards, parameters as leaves of this rank.
+pub struct Case {
+    /// The options of the operator.
+    pub attributes: Attributes,
+    mesh: DeviceMesh,
+    inputs: Vec<(Box<dyn Any>, usize)>,
+    parameters: HashMap<String, TensorData>,
+    /// How to find the gradient of every leaf, by its name.
+    leaves: RefCell<Vec<(String, GradientOf)>>,
+}
+
+/// Evaluates an expression with the number of dims as a constant.
+macro_rules! with_dims {
+    ($dims:expr, $d:ident => $expression:expr) => {
+        $crate::golden::with_dims!(@ $dims, $d, $expression, 1 2 3 4 5 6)
+    };
+    (@ $dims:expr, $d:ident, $expression:expr, $($n:literal)*) => {
+        match $dims {
+            $($n => {
+                const $d: usize = $n;
+                $expression
+            })*
+            dims => Err(halocline_core::Error::other(format!("an input of {dims} dims"))),
+        }
+    };
+}
+pub(crate) use with_dims;
+
+impl Case {
+    /// A case on a mesh, with inputs sharded as given.
+    ///
+    /// # Errors
+    /// A sharding that does not fit, inputs without dims or of more than six.
+    pub fn new(
+        attributes: Attributes,
+        mesh: &DeviceMesh,
+        inputs: &[(String, TensorData, Sharding)],
+        parameters: HashMap<String, TensorData>,
+    ) -> Result<Self> {
+        let mut case = Self {
+            attributes,
+            mesh: mesh.clone(),
+            inputs: Vec::new(),
+            parameters,
+            leaves: RefCell::default(),
+        };
+        for (name, data, sharding) in inputs {
+            let dims = data.shape().len();
+            let input = with_dims!(dims, D => case.leaf::<D>(name, data, sharding))?;
+            case.inputs.push((input, dims));
+        }
+        Ok(case)
+    }
+
+    fn leaf<const D: usize>(
+        &self,
+        name: &str,
+        data: &TensorData,
+        sharding: &Sharding,
+    ) -> Result<Box<dyn Any>> {
+        let whole = Tensor::<D>::from_data(data.clone(), self.mesh.device());
+        let layout = sharding.layout(&self.mesh, &whole.dims())?;
+        let leaf = ShardTensor::distribute_to(whole, &self.mesh, &layout)?.require_grad();
+        let input = leaf.clone();
+        self.add_leaf(name, move |gradients| {
+            let gradient = input.grad(gradients)?;
+            assert_eq!(gradient.layout(), input.layout(), "layout of a gradient");
+            Some(gradient.full_tensor(LocalGradient::Replicated).into_data())
+        });
+        Ok(Box::new(leaf))
+    }
+
+    fn add_leaf(&self, name: &str, gradient: impl Fn(&Gradients) -> Option<TensorData> + 'static) {
+        let gradient: GradientOf = Box::new(gradient);
+        self.leaves.borrow_mut().push((name.into(), gradient));
+    }
+
+    /// The number of dims of the first input.
+    pub fn dims(&self) -> usize {
+        self.inputs[0].1
+    }
+
+    /// An input.
+    ///
+    /// # Errors
+    /// There is none, or it has another number of dims.
+    pub fn input<const D: usize>(&self, input: usize) -> Result<ShardTensor<D>> {
+        let tensor = self
+            .inputs
+            .get(input)
+            .and_then(|(tensor, _)| tensor.downcast_ref());
+        let tensor: Option<&ShardTensor<D>> = tensor;
+        tensor
+            .cloned()
+            .ok_or_else(|| Error::other(format!("no input {input} of {D} dims")))
+    }
+
+    /// A parameter, if the case has it.
+    pub fn parameter<const D: usize>(&self, name: &str) -> Option<Tensor<D>> {
+        let data = self.parameters.get(name)?.clone();
+        let leaf = Tensor::<D>::from_data(data, self.mesh.device()).require_grad();
+        let parameter = leaf.clone();
+        self.add_leaf(name, move |gradients| {
+            Some(parameter.grad(gradients)?.into_data())
+        });
+        Some(leaf)
+    }
+
+    /// A parameter as an operand, if the case has it.
+    pub fn operand<const D: usize>(&self, name: &str) -> Option<Operand<D>> {
+        self.parameter(name).map(Operand::from)
+    }
+
+    /// A parameter.
+    ///
+    /// # Errors
+    /// The case has none of this name.
+    pub fn needed<const D: usize>(&self, name: &str) -> Result<Tensor<D>> {
+        self.parameter(name)
+            .ok_or_else(|| Error::other(format!("no parameter {name}")))
+    }
+
+    /// The gradients of inputs and parameters, by name, after a backward pass; `None` for one that has none.
+    pub fn gradients(&self, gradients: &Gradients) -> Vec<(String, Option<TensorData>)> {
+        let leaves = self.leaves.borrow();
+        let found = leaves.iter();
+        found
+            .map(|(name, gradient)| (name.clone(), gradient(gradients)))
+            .collect()
+    }
+}
+
+/// The result of an operator, of any number of dims.
+pub trait Output {
+    /// The global shape.
+    fn shape(&self) -> Vec<usize>;
+
+    /// The whole result, and the gradients of a cotangent.
+    ///
+    /// # Errors
+    /// A cotangent of another shape; a failure of communication.
+    fn backward(self: Box<Self>, cotangent: TensorData) -> Result<(TensorData, Gradients)>;
+}
+
+impl<const D: usize> Output for ShardTensor<D> {
+    fn shape(&self) -> Vec<usize> {
+        self.dims().to_vec()
+    }
+
+    fn backward(self: Box<Self>, cotangent: TensorData) -> Result<(TensorData, Gradients)> {
+        let y = self.resolve();
+        let shape = y.layout().local_shape(y.mesh().position());
+        assert_eq!(
+            y.local_dims()[..],
+            shape[..],
+            "a shard differs from its layout"
+        );
+        let device = y.mesh().device().clone().inner();
+        let cotangent = Tensor::<D>::from_data(cotangent, &device);
+        let cotangent = ShardTensor::distribute_to(cotangent, y.mesh(), y.layout())?;
+        let gradients = (y.clone() * cotangent).sum().backward();
+        Ok((
+            y.full_tensor(LocalGradient::Replicated).into_data(),
+            gradients,
+        ))
+    }
+}
+
+/// A result for the registry.
+pub(crate) fn output<const D: usize>(result: Result<ShardTensor<D>>) -> Result<Box<dyn Output>> {
+    result.map(|y| Box::new(y) as Box<dyn Output>)
+}

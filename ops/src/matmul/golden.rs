@@ -1,0 +1,34 @@
+//! Products in the registry.
+
+use halocline_core::Result;
+
+use super::{linear, matmul};
+use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+
+/// The products.
+pub(crate) const OPERATORS: &[Golden] = &[
+    Golden {
+        name: "matmul",
+        pytorch: "matmul",
+        sharded: Dims::Product,
+        travels: [
+            "– (partial where the summed dim is sharded)",
+            "sums of replicated operands' gradients",
+        ],
+        modules: "",
+        run: |case| with_dims!(case.dims(), D => output(matmul(case.input::<D>(0)?, case.input(1)?))),
+    },
+    Golden {
+        name: "linear",
+        pytorch: "linear",
+        sharded: Dims::AllButLast,
+        travels: ["–", "sums of weights' gradients"],
+        modules: "`Linear`",
+        run: |case| {
+            with_dims!(case.dims(), D => {
+                let weight = case.needed::<2>("weight")?.transpose(); // [in, out]
+                output(linear(case.input::<D>(0)?, weight, case.operand("bias")))
+            })
+        },
+    },
+];

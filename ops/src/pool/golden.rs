@@ -1,0 +1,64 @@
+//! Poolings in the registry.
+
+use halocline_core::Result;
+
+use super::{PaddingCount, PoolOptions, avg_pool, max_pool};
+use crate::conv::padding;
+use crate::driver::Rounding;
+use crate::golden::{Attributes, Case, Dims, Golden, Output, output};
+
+/// The poolings.
+pub(crate) const OPERATORS: &[Golden] = &[
+    golden("max_pool1d", "`MaxPool1d`", maximum::<3, 1>),
+    golden("max_pool2d", "`MaxPool2d`", maximum::<4, 2>),
+    golden("max_pool3d", "", maximum::<5, 3>),
+    golden("avg_pool1d", "`AvgPool1d`", average::<3, 1>),
+    golden("avg_pool2d", "`AvgPool2d`", average::<4, 2>),
+    golden("avg_pool3d", "", average::<5, 3>),
+];
+
+const fn golden(
+    name: &'static str,
+    modules: &'static str,
+    run: fn(&Case) -> Result<Box<dyn Output>>,
+) -> Golden {
+    Golden {
+        name,
+        pytorch: name,
+        sharded: Dims::AllButChannels,
+        travels: ["halos where windows cross shards", "halos back"],
+        modules,
+        run,
+    }
+}
+
+fn maximum<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
+    output(max_pool(
+        case.input::<D>(0)?,
+        &options::<N>(&case.attributes),
+    ))
+}
+
+fn average<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
+    output(avg_pool(
+        case.input::<D>(0)?,
+        &options::<N>(&case.attributes),
+    ))
+}
+
+fn options<const N: usize>(attributes: &Attributes) -> PoolOptions<N> {
+    let rounding = match attributes.is("ceil_mode") {
+        true => Rounding::Ceil,
+        false => Rounding::Floor,
+    };
+    let count = match attributes.is("count_include_pad") {
+        true => PaddingCount::Included,
+        false => PaddingCount::Excluded,
+    };
+    PoolOptions::new(attributes.array("kernel_size", 1))
+        .with_stride(attributes.array("stride", 1))
+        .with_padding(padding(attributes))
+        .with_dilation(attributes.array("dilation", 1))
+        .with_rounding(rounding)
+        .with_count(count)
+}

@@ -1,0 +1,72 @@
+//! Flip: cells of dims in reverse order.
+//!
+//! `y[i] = x[n − 1 − i]` in each of the dims. Semantics follow PyTorch's `torch.flip`.
+//!
+//! # Placement
+//! All dims may be sharded; the result has the layout of `x`.
+//!
+//! # Adjoint
+//! The flip.
+
+use halocline_core::{Result, Segment, ShardTensor};
+
+use super::roll::moved;
+use crate::golden::{Dims, Golden, output, with_dims};
+
+/// Reverses the order of the cells of dims.
+///
+/// # Errors
+/// A dim that is not there or given twice; partial values; a failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::RearrangeField;
+///
+/// let x = Tensor::<1>::from([1.0, 2.0, 3.0]);
+/// let y = RearrangeField::flip(x, &[0]);
+/// y.into_data().assert_eq(&[3.0_f32, 2.0, 1.0].into(), true);
+/// ```
+pub fn flip<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
+    moved(x, "flip", &vec![0; dims.len()], dims, |cells, size, _| {
+        if cells.is_empty() {
+            return Vec::new();
+        }
+        vec![Segment {
+            dst: 0,
+            src: size - cells.end..size - cells.start,
+            flip: true,
+        }]
+    })
+}
+
+/// Flip in the registry.
+pub(super) const GOLDEN: Golden = Golden {
+    name: "flip2d",
+    pytorch: "flip",
+    sharded: Dims::All,
+    travels: ["cells that change their rank", "the same back"],
+    modules: "",
+    run: |case| with_dims!(case.dims(), D => output(flip(case.input::<D>(0)?, &case.attributes.list("dims")))),
+};
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+
+    struct Flip;
+
+    impl Operator<3, 3> for Flip {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            inputs.remove(0).flip(&[1, 2])
+        }
+    }
+
+    #[test]
+    fn cells_come_in_reverse_order() {
+        check_op(&Flip, &[[2, 5, 7]], &[], &[0, 1, 2], 1e-6);
+    }
+}

@@ -1,0 +1,128 @@
+//! Roll: cells shifted along dims, those beyond one end in at the other.
+//!
+//! `y[i] = x[(i − shift) mod n]` in each of the dims. Semantics follow PyTorch's `torch.roll`.
+//!
+//! # Placement
+//! All dims may be sharded; the result has the layout of `x`.
+//!
+//! # Adjoint
+//! The roll by the opposite shift.
+
+use crate::golden::{Dims, Golden, output, with_dims};
+use halocline_core::{Boundary, Error, IndexBox, Need, Result, Segment, ShardTensor, segments};
+
+/// Shifts the cells of `dims[i]` by `shifts[i]`, periodically.
+///
+/// # Errors
+/// Another number of shifts than of dims; a dim that is not there or given twice; partial values; a failure of
+/// communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::RearrangeField;
+///
+/// let x = Tensor::<1>::from([1.0, 2.0, 3.0, 4.0]);
+/// let y = RearrangeField::roll(x, &[1], &[0]);
+/// y.into_data().assert_eq(&[4.0_f32, 1.0, 2.0, 3.0].into(), true);
+/// ```
+pub fn roll<const D: usize>(
+    x: ShardTensor<D>,
+    shifts: &[isize],
+    dims: &[usize],
+) -> Result<ShardTensor<D>> {
+    if shifts.len() != dims.len() {
+        let message = format!("shifts {shifts:?} for dims {dims:?}; expected one for each");
+        return Err(Error::operator("roll", message));
+    }
+    moved(x, "roll", shifts, dims, |cells, size, shift| {
+        let shift = shift.rem_euclid(size.max(1) as isize);
+        let from = cells.start as isize - shift..cells.end as isize - shift;
+        segments(from, size, Boundary::Periodic, Boundary::Periodic)
+    })
+}
+
+/// Every cell from another place of its dims: `from` gives, for a range of a dim of the result, the cells of `x`.
+pub(super) fn moved<const D: usize>(
+    x: ShardTensor<D>,
+    operator: &'static str,
+    arguments: &[isize],
+    dims: &[usize],
+    from: impl Fn(&std::ops::Range<usize>, usize, isize) -> Vec<Segment>,
+) -> Result<ShardTensor<D>> {
+    let twice = |(i, dim): (usize, &usize)| *dim >= D || dims[..i].contains(dim);
+    if dims.iter().enumerate().any(twice) {
+        let message = format!("dims {dims:?} of a tensor of {D} dims; each at most once");
+        return Err(Error::operator(operator, message));
+    }
+    let layout = x.layout().clone();
+    let key = (arguments.to_vec(), dims.to_vec());
+    let local = x.assemble(operator, key, |position| {
+        let cells: IndexBox = layout.local_box(position);
+        let runs: Vec<Vec<Segment>> = (0..D)
+            .map(|dim| {
+                let (cells, size) = (&cells.ranges()[dim], layout.shape()[dim]);
+                match dims.iter().position(|own| *own == dim) {
+                    Some(place) => from(cells, size, arguments[place]),
+                    None => segments(
+                        cells.start as isize..cells.end as isize,
+                        size,
+                        Boundary::Zeros,
+                        Boundary::Zeros,
+                    ),
+                }
+            })
+            .collect();
+        Need::product(cells.shape(), &runs)
+    })?;
+    let (_, _, mesh) = x.into_parts();
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// Roll in the registry.
+pub(super) const GOLDEN: Golden = Golden {
+    name: "roll2d",
+    pytorch: "roll",
+    sharded: Dims::All,
+    travels: ["cells that change their rank", "the same back"],
+    modules: "",
+    run: |case| {
+        let shifts = case.attributes.numbers.get("shifts").into_iter().flatten();
+        let shifts: Vec<isize> = shifts.map(|shift| *shift as isize).collect();
+        with_dims!(case.dims(), D => output(roll(case.input::<D>(0)?, &shifts, &case.attributes.list("dims"))))
+    },
+};
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+
+    struct Roll([isize; 2]);
+
+    impl Operator<3, 3> for Roll {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            inputs.remove(0).roll(&self.0, &[2, 1])
+        }
+    }
+
+    #[test]
+    fn cells_come_in_at_the_other_end() {
+        for shifts in [[1, 0], [-3, 2], [17, -5]] {
+            check_op(&Roll(shifts), &[[2, 5, 7]], &[], &[0, 1, 2], 1e-6);
+        }
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        let x = halocline_core::ShardTensor::solo(Tensor::<2>::ones([3, 4], &Default::default()));
+        let error = super::roll(x.clone(), &[1], &[0, 1])
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("shifts [1] for dims [0, 1]"), "{error}");
+        let error = super::roll(x, &[1, 1], &[1, 1]).unwrap_err().to_string();
+        assert!(error.contains("each at most once"), "{error}");
+    }
+}

@@ -1,0 +1,49 @@
+//! Reductions in the registry.
+
+use halocline_core::{ReduceOp, Result};
+
+use super::{extremum_dims, mean_dims, sum_dims};
+use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+
+/// The reductions.
+pub(crate) const OPERATORS: &[Golden] = &[
+    golden(
+        "sum",
+        "sum",
+        |case| with_dims!(case.dims(), D => output(sum_dims(case.input::<D>(0)?, &dims(case)))),
+    ),
+    golden(
+        "mean",
+        "mean",
+        |case| with_dims!(case.dims(), D => output(mean_dims(case.input::<D>(0)?, &dims(case)))),
+    ),
+    golden(
+        "max",
+        "amax",
+        |case| with_dims!(case.dims(), D => output(extremum_dims(case.input::<D>(0)?, &dims(case), ReduceOp::Max))),
+    ),
+    golden(
+        "min",
+        "amin",
+        |case| with_dims!(case.dims(), D => output(extremum_dims(case.input::<D>(0)?, &dims(case), ReduceOp::Min))),
+    ),
+];
+
+const fn golden(
+    name: &'static str,
+    pytorch: &'static str,
+    run: fn(&Case) -> Result<Box<dyn Output>>,
+) -> Golden {
+    Golden {
+        name,
+        pytorch,
+        sharded: Dims::All,
+        travels: ["– (the result is partial)", "–"],
+        modules: "",
+        run,
+    }
+}
+
+fn dims(case: &Case) -> Vec<usize> {
+    case.attributes.list("dims")
+}
