@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use halocline::ops::golden::{Attributes, Golden, operators};
+use halocline::ops::golden::{Attributes, Golden};
+use halocline::ops::operators;
 use halocline::ops::testing::{Sharding, shardings};
 use halocline::prelude::*;
 use safetensors::{Dtype, SafeTensors};

@@ -1,7 +1,5 @@
-//! The registry of operators: how each is called on a golden case, and its row in the table of operators.
-//!
-//! A golden case holds inputs, parameters and attributes of an operator, with the result and the gradients that one device
-//! computed. Every family of operators lists its own; [`operators`] is the list of families.
+//! Operators on golden cases: inputs, parameters and attributes, with the result and the gradients that one device
+//! computed.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -13,25 +11,7 @@ use halocline_core::{
 };
 
 use crate::operand::Operand;
-use crate::reduce::ReduceField;
-use crate::testing::Sharding;
-use crate::{conv, loss, matmul, norm, pool, rearrange, reduce, resample};
-
-/// All operators that golden cases can be of, by family.
-pub fn operators() -> impl Iterator<Item = &'static Golden> {
-    [
-        conv::OPERATORS,
-        pool::OPERATORS,
-        norm::OPERATORS,
-        reduce::OPERATORS,
-        matmul::OPERATORS,
-        resample::OPERATORS,
-        rearrange::OPERATORS,
-        loss::OPERATORS,
-    ]
-    .into_iter()
-    .flatten()
-}
+use crate::sharding::Sharding;
 
 /// An operator of the registry.
 #[derive(Debug)]
@@ -301,31 +281,10 @@ pub trait Output {
     fn backward(self: Box<Self>, cotangent: TensorData) -> Result<(TensorData, Gradients)>;
 }
 
-impl<const D: usize> Output for ShardTensor<D> {
-    fn shape(&self) -> Vec<usize> {
-        self.dims().to_vec()
-    }
-
-    fn backward(self: Box<Self>, cotangent: TensorData) -> Result<(TensorData, Gradients)> {
-        let y = self.resolve();
-        let shape = y.layout().local_shape(y.mesh().position());
-        assert_eq!(
-            y.local_dims()[..],
-            shape[..],
-            "a shard differs from its layout"
-        );
-        let device = y.mesh().device().clone().inner();
-        let cotangent = Tensor::<D>::from_data(cotangent, &device);
-        let cotangent = ShardTensor::distribute_to(cotangent, y.mesh(), y.layout())?;
-        let gradients = (y.clone() * cotangent).sum().backward();
-        Ok((
-            y.full_tensor(LocalGradient::Replicated).into_data(),
-            gradients,
-        ))
-    }
-}
-
 /// A result for the registry.
-pub(crate) fn output<const D: usize>(result: Result<ShardTensor<D>>) -> Result<Box<dyn Output>> {
+pub(crate) fn output<const D: usize>(result: Result<ShardTensor<D>>) -> Result<Box<dyn Output>>
+where
+    ShardTensor<D>: Output,
+{
     result.map(|y| Box::new(y) as Box<dyn Output>)
 }

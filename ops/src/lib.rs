@@ -17,7 +17,9 @@ mod operand;
 pub mod pool;
 pub mod rearrange;
 pub mod reduce;
+mod registry;
 pub mod resample;
+mod sharding;
 pub mod testing;
 
 pub use activation::{Activation, ActivationField};
@@ -32,6 +34,7 @@ pub use operand::Operand;
 pub use pool::{PaddingCount, PoolField, PoolOptions};
 pub use rearrange::RearrangeField;
 pub use reduce::ReduceField;
+pub use registry::operators;
 pub use resample::ResampleField;
 
 /// Everything that model code calls: tensors and layers, and the methods of all families of operators.

@@ -2,115 +2,12 @@
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, Distribution, IndexBox, Launcher, Layout, LocalGradient, Placement, RandomKey,
-    Replicate, Result, Shard, ShardTensor,
+    DeviceMesh, Distribution, IndexBox, Launcher, LocalGradient, RandomKey, Result, ShardTensor,
 };
 
 use crate::field::{Field, Rank};
 use crate::reduce::ReduceField;
-
-/// How a tensor is sharded in a test: mesh axes, placements, and extents other than even ones.
-#[derive(Clone, Debug)]
-pub struct Sharding {
-    /// Axes and their sizes.
-    pub axes: Vec<(&'static str, usize)>,
-    /// A placement per axis.
-    pub placements: Vec<Placement>,
-    /// Dims with extents of their own.
-    pub extents: Vec<(usize, Vec<usize>)>,
-}
-
-impl Sharding {
-    /// The number of ranks.
-    pub fn ranks(&self) -> usize {
-        self.axes.iter().map(|(_, size)| size).product()
-    }
-
-    /// The layout of a tensor of the given shape. Placements on dims that it does not have become `Replicate`, and
-    /// extents that do not fit are left out.
-    ///
-    /// # Errors
-    /// Those of [`Layout::new`].
-    pub fn layout(&self, mesh: &DeviceMesh, shape: &[usize]) -> Result<Layout> {
-        let has = |placement: &Placement| !matches!(placement, Shard(dim) if *dim >= shape.len());
-        let placements: Vec<Placement> = self
-            .placements
-            .iter()
-            .map(|placement| {
-                if has(placement) {
-                    *placement
-                } else {
-                    Replicate
-                }
-            })
-            .collect();
-        let mut layout = Layout::new(mesh.shape(), shape, &placements)?;
-        for (dim, extents) in &self.extents {
-            if let Ok(with) = layout.with_extents(*dim, extents) {
-                layout = with;
-            }
-        }
-        Ok(layout)
-    }
-}
-
-/// Shardings of the given dims of a tensor of `shape` over up to `ranks` ranks: every dim alone, pairs on a 2×2 mesh,
-/// nested, with even extents, very uneven ones, and empty shards.
-pub fn shardings(shape: &[usize], dims: &[usize], ranks: usize) -> Vec<Sharding> {
-    let mut found = Vec::new();
-    for parts in 1..=ranks {
-        for &dim in dims {
-            let sharding = |extents: Vec<(usize, Vec<usize>)>| Sharding {
-                axes: vec![("x", parts)],
-                placements: vec![Shard(dim)],
-                extents,
-            };
-            found.push(sharding(Vec::new()));
-            if parts > 1 && shape[dim] > 0 {
-                found.push(sharding(vec![(dim, uneven(shape[dim], parts))]));
-                let mut empty = vec![0; parts];
-                empty[parts - 1] = shape[dim];
-                found.push(sharding(vec![(dim, empty)]));
-            }
-        }
-    }
-    if ranks >= 4 {
-        for (i, &first) in dims.iter().enumerate() {
-            for placements in [[Shard(first), Replicate], [Replicate, Shard(first)]] {
-                found.push(Sharding {
-                    axes: vec![("y", 2), ("x", 2)],
-                    placements: placements.to_vec(),
-                    extents: Vec::new(),
-                });
-            }
-            found.push(Sharding {
-                axes: vec![("y", 2), ("x", 2)],
-                placements: vec![Shard(first), Shard(first)],
-                extents: Vec::new(),
-            });
-            for &second in &dims[i + 1..] {
-                for (first, second) in [(first, second), (second, first)] {
-                    found.push(Sharding {
-                        axes: vec![("y", 2), ("x", 2)],
-                        placements: vec![Shard(first), Shard(second)],
-                        extents: vec![
-                            (first, uneven(shape[first], 2)),
-                            (second, uneven(shape[second], 2)),
-                        ],
-                    });
-                }
-            }
-        }
-    }
-    found
-}
-
-/// Extents of one cell each, with all the rest in the first part.
-fn uneven(size: usize, parts: usize) -> Vec<usize> {
-    let mut extents = vec![usize::from(size >= parts); parts];
-    extents[0] = size - extents[1..].iter().sum::<usize>();
-    extents
-}
+pub use crate::sharding::{Sharding, shardings};
 
 /// An operator under test, written once for both kinds of tensor: inputs and parameters to a result.
 pub trait Operator<const D: usize, const E: usize>: Sync {

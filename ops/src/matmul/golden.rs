@@ -1,9 +1,7 @@
 //! Products in the registry.
 
-use halocline_core::Result;
-
 use super::{linear, matmul};
-use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+use crate::golden::{Dims, Golden, output, with_dims};
 
 /// The products.
 pub(crate) const OPERATORS: &[Golden] = &[

@@ -1,0 +1,48 @@
+//! The registry of operators. Every family lists its own; this is the list of families.
+
+use burn::tensor::{Gradients, Tensor, TensorData};
+use halocline_core::{LocalGradient, Result, ShardTensor};
+
+use crate::golden::{Golden, Output};
+use crate::reduce::ReduceField;
+use crate::{conv, loss, matmul, norm, pool, rearrange, reduce, resample};
+
+/// All operators that golden cases can be of, by family.
+pub fn operators() -> impl Iterator<Item = &'static Golden> {
+    [
+        conv::OPERATORS,
+        pool::OPERATORS,
+        norm::OPERATORS,
+        reduce::OPERATORS,
+        matmul::OPERATORS,
+        resample::OPERATORS,
+        rearrange::OPERATORS,
+        loss::OPERATORS,
+    ]
+    .into_iter()
+    .flatten()
+}
+
+impl<const D: usize> Output for ShardTensor<D> {
+    fn shape(&self) -> Vec<usize> {
+        self.dims().to_vec()
+    }
+
+    fn backward(self: Box<Self>, cotangent: TensorData) -> Result<(TensorData, Gradients)> {
+        let y = self.resolve();
+        let shape = y.layout().local_shape(y.mesh().position());
+        assert_eq!(
+            y.local_dims()[..],
+            shape[..],
+            "a shard differs from its layout"
+        );
+        let device = y.mesh().device().clone().inner();
+        let cotangent = Tensor::<D>::from_data(cotangent, &device);
+        let cotangent = ShardTensor::distribute_to(cotangent, y.mesh(), y.layout())?;
+        let gradients = (y.clone() * cotangent).sum().backward();
+        Ok((
+            y.full_tensor(LocalGradient::Replicated).into_data(),
+            gradients,
+        ))
+    }
+}
