@@ -477,12 +477,7 @@ impl PyTorch {
         };
         let started = start();
         if started.is_none() {
-            println!(
-                "Without PyTorch, which {python} does not have. Set HALOCLINE_PYTHON to a python"
-            );
-            println!(
-                "that has it, or install it: {python} -m pip install torch (numpy is not needed)."
-            );
+            println!("Without PyTorch. HALOCLINE_PYTHON names a python that has it ({python} -m pip install torch).");
         }
         started
     }

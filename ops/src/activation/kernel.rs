@@ -1,6 +1,6 @@
 //! Activations, and their gradients.
 
-use pulp::{Simd, WithSimd};
+use pulp::Simd;
 
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{Function, map};
@@ -29,12 +29,6 @@ impl Activation {
         }
     }
 
-    /// Replaces elements by its values.
-    #[inline(always)]
-    pub(crate) fn apply_to<S: Simd, E: Element>(self, simd: S, elements: &mut [E]) {
-        simd.vectorize(InPlace(self, elements));
-    }
-
     /// The gradient of `x`: the cotangent times the derivative. Where a rectifier is zero, so is the gradient, whatever
     /// the cotangent.
     #[inline(always)]
@@ -54,28 +48,6 @@ impl Activation {
             Self::Silu => Distribution::Logistic,
         };
         E::times(simd, gated_slope::<S, E>(simd, distribution, x), cotangent)
-    }
-}
-
-struct InPlace<'a, E>(Activation, &'a mut [E]);
-
-impl<E: Element> WithSimd for InPlace<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Self(activation, elements) = self;
-        let mut vectors = elements.chunks_exact_mut(E::lanes::<S>());
-        for vector in &mut vectors {
-            // SAFETY: the chunk is a vector long.
-            unsafe {
-                let x = E::load::<S>(vector.as_ptr());
-                E::store::<S>(vector.as_mut_ptr(), activation.apply::<S, E>(simd, x));
-            }
-        }
-        let rest = vectors.into_remainder();
-        let x = E::load_part(simd, rest, E::splat(simd, E::default()));
-        E::store_part(simd, rest, activation.apply::<S, E>(simd, x));
     }
 }
 

@@ -101,7 +101,6 @@ impl ConvRun {
             shape: spatial(&self.output),
             pieces: &nothing,
             bias: (!bias.is_empty()).then_some(bias),
-            activation: self.activation,
         };
         let mut result = Ok(());
         let fill = |output| {
@@ -206,7 +205,6 @@ impl ConvRun {
             shape: spatial(&shape),
             pieces: &Pieces::whole(flex::field(cotangent)),
             bias: None,
-            activation: None,
         };
         let gradient: Buffer<E> = job.run(isa, |[group, input, output, element]| {
             weight[((group * outputs + output) * inputs + input) * kernel + element]

@@ -27,7 +27,6 @@ mod tests;
 
 use halocline_core::{Error, Exchange, Operation, Result, ShardTensor, Traffic};
 
-use crate::activation::Activation;
 use crate::driver::{Padding, Rounding, Stencil, Window};
 use crate::field::{Field, run};
 use crate::kernel::simd::Isa;
@@ -36,7 +35,7 @@ use engine::geometry::Conv;
 pub(crate) use golden::{OPERATORS, padding};
 use run::ConvRun;
 
-/// Stride, dilation, padding, groups and activation of a convolution over `N` spatial dims.
+/// Stride, dilation, padding and groups of a convolution over `N` spatial dims.
 ///
 /// # Example
 /// ```
@@ -58,19 +57,16 @@ pub struct ConvOptions<const N: usize> {
     pub padding: [Padding; N],
     /// Groups of channels that do not mix.
     pub groups: usize,
-    /// What is applied to the result. Without gradients it is done while results are in the cache.
-    pub activation: Option<Activation>,
 }
 
 impl<const N: usize> Default for ConvOptions<N> {
-    /// Stride and dilation one, no padding, one group, no activation.
+    /// Stride and dilation one, no padding, one group.
     fn default() -> Self {
         Self {
             stride: [1; N],
             dilation: [1; N],
             padding: [Padding::default(); N],
             groups: 1,
-            activation: None,
         }
     }
 }
@@ -98,15 +94,6 @@ impl<const N: usize> ConvOptions<N> {
     #[must_use]
     pub fn with_groups(self, groups: usize) -> Self {
         Self { groups, ..self }
-    }
-
-    /// These options with an activation.
-    #[must_use]
-    pub fn with_activation(self, activation: Activation) -> Self {
-        Self {
-            activation: Some(activation),
-            ..self
-        }
     }
 
     /// The stencil of a weight of a shape, on a field of so many channels.
@@ -181,7 +168,6 @@ pub fn conv<const D: usize, const N: usize>(
             Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan.clone())
         }),
         output: plan.output.local_shape(mesh.position()),
-        activation: options.activation,
     };
     let y = Error::catch(|| node::conv(local, weight, bias, run))?;
     Ok(ShardTensor::from_parts(y, plan.output.clone(), mesh))
@@ -245,40 +231,6 @@ mod sharded {
         );
     }
 
-    #[test]
-    fn an_activation_has_the_bits_of_its_own_operator() {
-        use crate::Activation;
-        let random = |shape: [usize; 4]| {
-            let normal = burn::tensor::Distribution::Normal(0.0, 1.0);
-            Tensor::<4>::random(shape, normal, &Default::default())
-        };
-        let (x, weight) = (random([2, 3, 9, 37]), random([5, 3, 3, 3]));
-        let options = ConvOptions::default().with_padding([Padding::new(1, Boundary::Periodic); 2]);
-        let y = x.clone().conv(weight.clone(), None, &options);
-        for activation in [Activation::Relu, Activation::Gelu, Activation::Silu] {
-            let apart = match activation {
-                Activation::Relu => y.clone().relu(),
-                Activation::Gelu => y.clone().gelu(),
-                Activation::Silu => y.clone().silu(),
-            };
-            let options = options.with_activation(activation);
-            let fused = x.clone().conv(weight.clone(), None, &options);
-            let tracked = x.clone().autodiff().require_grad();
-            let tracked = tracked.conv(weight.clone().autodiff(), None, &options);
-            fused
-                .into_data()
-                .assert_eq(&apart.clone().into_data(), true);
-            tracked.into_data().assert_eq(&apart.into_data(), true);
-            check_op(
-                &Conv(options),
-                &[[1, 2, 6, 7]],
-                &[[3, 2, 3, 3]],
-                &[2, 3],
-                2e-5,
-            );
-        }
-    }
-
     /// Whatever the mesh, the boundary and the windows: the results that need no halo have the same bits when they are
     /// computed before it comes.
     #[test]
@@ -300,8 +252,7 @@ mod sharded {
                     let options = ConvOptions::default()
                         .with_padding(padding)
                         .with_stride([1 + case % 2, 1])
-                        .with_dilation([1, 1 + case / 2])
-                        .with_activation(Activation::Silu);
+                        .with_dilation([1, 1 + case / 2]);
                     for placements in [[Shard(2), Shard(3)], [Shard(0), Shard(2)]] {
                         let key = RandomKey::new(5, "x");
                         let x =

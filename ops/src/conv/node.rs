@@ -8,30 +8,21 @@ use halocline_core::ops::{self, BackwardPass, Operator};
 use super::assembled;
 use super::run::ConvRun;
 use crate::kernel::flex::{self, with_float};
-use crate::kernel::local::LocalOperator;
 
 /// The convolution of this rank's shard. A bias of no elements is none.
 pub(crate) fn conv<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<D>,
     bias: Option<Tensor<1>>,
-    mut run: ConvRun,
+    run: ConvRun,
 ) -> Tensor<D> {
     let bias = bias.unwrap_or_else(|| Tensor::empty([0], (&x.device(), x.dtype())));
-    let tracked = x.is_tracked() || weight.is_tracked() || bias.is_tracked();
-    // The derivative of the activation needs what goes into it; and only our kernels apply it on their way.
-    let apart = tracked || !flex::runs_on(&x.device());
-    let activation = run.activation.take_if(|_| apart);
     let inputs = [
         x.into_dispatch(),
         weight.into_dispatch(),
         bias.into_dispatch(),
     ];
-    let y = Tensor::from_dispatch(ops::apply(run, inputs));
-    match activation {
-        Some(activation) => activation.run(y),
-        None => y,
-    }
+    Tensor::from_dispatch(ops::apply(run, inputs))
 }
 
 impl Operator for ConvRun {

@@ -5,7 +5,6 @@ use halocline_core::ops::Boxes;
 use halocline_core::{Exchange, IndexBox, Result, Transfer};
 
 use super::engine::geometry::{Conv, Dims};
-use crate::activation::Activation;
 
 /// One convolution on one rank.
 #[derive(Clone, Debug)]
@@ -16,8 +15,6 @@ pub(crate) struct ConvRun {
     pub exchange: Option<Exchange>,
     /// The shape of this rank's result.
     pub output: Vec<usize>,
-    /// What is applied to the result; nothing if gradients are tracked.
-    pub activation: Option<Activation>,
 }
 
 /// Boxes that came from other ranks.
@@ -68,7 +65,7 @@ impl ConvRun {
         there[missing..].clone_from_slice(&interior.ranges()[2..]);
         let early = self.conv.results_within(&there, spatial(&self.output));
         let mut ranges = IndexBox::whole(&self.output).ranges().to_vec();
-        ranges[2..].clone_from_slice(&early[missing - 2..]);
+        ranges[2..].clone_from_slice(&early[missing..]);
         let early = IndexBox::new(ranges);
         let all: usize = self.output.iter().product();
         boxes

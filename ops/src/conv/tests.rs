@@ -163,7 +163,6 @@ impl<const N: usize> Case<N> {
                 .padding
                 .map(|width| Padding::new(width, Boundary::Zeros)),
             groups: self.groups,
-            activation: None,
         };
         let y = viewed(ours.0.clone()).conv(
             ours.1.clone(),
@@ -228,7 +227,6 @@ impl<const N: usize> Case<N> {
             },
             exchange: None,
             output: of([self.batch, channels[1]], outputs),
-            activation: None,
         };
         let x = random(&of([self.batch, channels[0]], cells));
         let weight = random(&of([channels[1], self.inputs], self.kernel));

@@ -10,7 +10,6 @@ use super::geometry::{Correlation, Dims};
 use super::rows::{self, ROWS, Recipe, RowStrip};
 use super::strip::{self, Strip};
 use super::tile::{Pieces, TileLayout, tile_box, tile_extents};
-use crate::activation::Activation;
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::simd::{Element, Isa};
@@ -49,8 +48,6 @@ pub(crate) struct Job<'a, E> {
     pub pieces: &'a Pieces<'a, E>,
     /// What is added to every channel of the output, of all groups.
     pub bias: Option<&'a [E]>,
-    /// What is applied to every result, of correlations without gaps between them, while it is in the cache.
-    pub activation: Option<Activation>,
 }
 
 /// A correlation with all that tasks share.
@@ -327,15 +324,12 @@ impl<E: Element> WithSimd for Task<'_, E> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { job, part, .. } = self;
+        let Self { part, .. } = self;
         let [at, size] = tile_box(self.tile, part.tile, part.correlation.count);
         with_scratch(part.layout.len(part.block), |buffer| {
             for block in self.blocks() {
                 self.fill(simd, buffer, &block);
                 self.block(simd, buffer, block, at, size);
-            }
-            if let Some(activation) = job.activation {
-                self.activate(simd, activation, at, size);
             }
         });
     }
@@ -469,29 +463,5 @@ impl<E: Element> Task<'_, E> {
         let (ranges, outputs, own) = (self.part.ranges, self.job.outputs, self.range);
         panels::<S>(outputs, self.part.vectors)
             .filter(move |(start, _)| start * ranges / outputs == own)
-    }
-
-    /// Applies an activation to the tile's results.
-    #[inline(always)]
-    fn activate<S: Simd>(&self, simd: S, activation: Activation, at: Dims, size: Dims) {
-        let [_, rows, columns] = self.job.shape;
-        let first = (self.batch * self.job.groups + self.group) * self.job.outputs;
-        for output in self
-            .panels::<S>()
-            .flat_map(|(start, height)| start..start + height)
-        {
-            let from: Dims = std::array::from_fn(|dim| self.part.correlation.start[dim] + at[dim]);
-            for plane in from[0]..from[0] + size[0] {
-                for row in from[1]..from[1] + size[1] {
-                    let start =
-                        (first + output) * self.job.cells() + (plane * rows + row) * columns;
-                    // SAFETY: the columns lie in the output, are written, and belong to this task alone.
-                    let cells = unsafe {
-                        std::slice::from_raw_parts_mut(self.output.at(start + from[2]), size[2])
-                    };
-                    activation.apply_to(simd, cells);
-                }
-            }
-        }
     }
 }

@@ -1,34 +1,33 @@
-//! The engine against sums written out, on every instruction set that this machine has.
+//! Random convolutions, as numbers and as the engine's arguments.
 
 use proptest::prelude::*;
-use proptest::test_runner::Config;
 
-use super::correlate::Job;
-use super::geometry::{Conv, Dims};
-use super::tile::{Piece, Pieces};
-use super::weight::WeightJob;
+use crate::conv::engine::correlate::Job;
+use crate::conv::engine::geometry::{Conv, Dims};
+use crate::conv::engine::tile::{Piece, Pieces};
+use crate::conv::engine::weight::WeightJob;
 use crate::kernel::memory::View;
 use crate::kernel::simd::{Element, Isa};
 
 /// A convolution of a field, given by its cells, that every window lies in.
 #[derive(Clone, Debug)]
-struct Case {
-    conv: Conv,
-    batch: usize,
+pub(super) struct Case {
+    pub(super) conv: Conv,
+    pub(super) batch: usize,
     /// Results per dim.
-    count: Dims,
+    pub(super) count: Dims,
     /// Cells beyond the last window.
-    rest: Dims,
+    pub(super) rest: Dims,
     /// Where the field is cut into pieces, per dim, in percent; pieces listed in `gaps` are not there.
-    cuts: [usize; 3],
-    gaps: u8,
+    pub(super) cuts: [usize; 3],
+    pub(super) gaps: u8,
     /// How pieces lie in memory.
-    flip: [bool; 5],
-    columns_first: bool,
-    seed: u64,
+    pub(super) flip: [bool; 5],
+    pub(super) columns_first: bool,
+    pub(super) seed: u64,
 }
 
-fn case() -> impl Strategy<Value = Case> {
+pub(super) fn case() -> impl Strategy<Value = Case> {
     let dims = |range: std::ops::RangeInclusive<usize>| [range.clone(), range.clone(), range];
     let channels = (1..=3_usize, 1..=12_usize, 1..=19_usize);
     let windows = (dims(1..=4), dims(1..=3), dims(1..=3));
@@ -71,27 +70,27 @@ fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-fn volume(dims: Dims) -> usize {
+pub(super) fn volume(dims: Dims) -> usize {
     dims.iter().product()
 }
 
 /// All indices of a box.
-fn indices(dims: Dims) -> impl Iterator<Item = Dims> {
+pub(super) fn indices(dims: Dims) -> impl Iterator<Item = Dims> {
     let [_, rows, columns] = dims;
     (0..volume(dims)).map(move |i| [i / (rows * columns), i / columns % rows, i % columns])
 }
 
-fn flat(at: Dims, dims: Dims) -> usize {
+pub(super) fn flat(at: Dims, dims: Dims) -> usize {
     (at[0] * dims[1] + at[1]) * dims[2] + at[2]
 }
 
 /// Numbers of three bits, so that few sums round, also in `f32`.
-fn numbers(len: usize, seed: u64) -> Vec<f64> {
+pub(super) fn numbers(len: usize, seed: u64) -> Vec<f64> {
     let draw = |i: usize| (i as u64 ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60;
     (0..len).map(|i| draw(i) as f64 / 8.0 - 0.9375).collect()
 }
 
-trait Number: Element {
+pub(super) trait Number: Element {
     fn of(value: f64) -> Self;
     fn number(self) -> f64;
     /// Of sums of this test's size.
@@ -119,15 +118,15 @@ impl Number for f64 {
 }
 
 /// Cells `[batch, channels, *cells]` written to memory with dims reversed and permuted.
-struct Stored<E> {
-    data: Vec<E>,
-    start: usize,
-    shape: [usize; 5],
-    strides: [isize; 5],
+pub(super) struct Stored<E> {
+    pub(super) data: Vec<E>,
+    pub(super) start: usize,
+    pub(super) shape: [usize; 5],
+    pub(super) strides: [isize; 5],
 }
 
 impl<E: Number> Stored<E> {
-    fn new(case: &Case, shape: [usize; 5], value: impl Fn([usize; 5]) -> f64) -> Self {
+    pub(super) fn new(case: &Case, shape: [usize; 5], value: impl Fn([usize; 5]) -> f64) -> Self {
         let order = if case.columns_first {
             [4, 0, 3, 1, 2]
         } else {
@@ -163,26 +162,26 @@ impl<E: Number> Stored<E> {
         }
     }
 
-    fn view(&self) -> View<'_, E, 5> {
+    pub(super) fn view(&self) -> View<'_, E, 5> {
         View::new(&self.data, self.start, self.shape, self.strides)
     }
 }
 
 /// The field, the weights, the bias and the cotangent as numbers, and what is to come out.
-struct Truth {
-    cells: Dims,
-    x: Vec<f64>,
-    weight: Vec<f64>,
-    bias: Vec<f64>,
-    cotangent: Vec<f64>,
-    y: Vec<f64>,
-    x_gradient: Vec<f64>,
-    weight_gradient: Vec<f64>,
-    bias_gradient: Vec<f64>,
+pub(super) struct Truth {
+    pub(super) cells: Dims,
+    pub(super) x: Vec<f64>,
+    pub(super) weight: Vec<f64>,
+    pub(super) bias: Vec<f64>,
+    pub(super) cotangent: Vec<f64>,
+    pub(super) y: Vec<f64>,
+    pub(super) x_gradient: Vec<f64>,
+    pub(super) weight_gradient: Vec<f64>,
+    pub(super) bias_gradient: Vec<f64>,
 }
 
 impl Case {
-    fn cells(&self) -> Dims {
+    pub(super) fn cells(&self) -> Dims {
         std::array::from_fn(|dim| {
             let conv = &self.conv;
             let span = (conv.kernel[dim] - 1) * conv.dilation[dim] + 1;
@@ -191,7 +190,7 @@ impl Case {
     }
 
     /// The boxes that the field is cut into, as first cell and size, without the gaps.
-    fn boxes(&self) -> Vec<(Dims, Dims)> {
+    pub(super) fn boxes(&self) -> Vec<(Dims, Dims)> {
         let cells = self.cells();
         let cut: Dims = std::array::from_fn(|dim| cells[dim] * self.cuts[dim] / 100);
         let all = (0..8_usize).map(|part| {
@@ -214,7 +213,7 @@ impl Case {
         there.map(|(_, at, size)| (at, size)).collect()
     }
 
-    fn truth(&self) -> Truth {
+    pub(super) fn truth(&self) -> Truth {
         let Conv {
             groups,
             inputs,
@@ -281,7 +280,7 @@ impl Case {
     }
 
     /// All that the engine computes.
-    fn run<E: Number>(&self, isa: Isa, truth: &Truth) -> [Vec<E>; 4] {
+    pub(super) fn run<E: Number>(&self, isa: Isa, truth: &Truth) -> [Vec<E>; 4] {
         let Conv {
             groups,
             inputs,
@@ -331,7 +330,6 @@ impl Case {
             shape: self.count,
             pieces: &pieces,
             bias: Some(&bias),
-            activation: None,
         }
         .run(isa, |[g, o, i, k]| weight[place(g, o, i, k)]);
         let x_gradient = Job {
@@ -343,7 +341,6 @@ impl Case {
             shape: truth.cells,
             pieces: &Pieces::whole(cotangent.view()),
             bias: None,
-            activation: None,
         }
         .run(isa, |[g, i, o, k]| weight[place(g, o, i, k)]);
         let parameters = WeightJob {
@@ -360,7 +357,7 @@ impl Case {
         ]
     }
 
-    fn check<E: Number>(&self, isa: Isa, truth: &Truth) -> Result<(), TestCaseError> {
+    pub(super) fn check<E: Number>(&self, isa: Isa, truth: &Truth) -> Result<(), TestCaseError> {
         let names = [
             "y",
             "gradient of x",
@@ -385,239 +382,5 @@ impl Case {
             }
         }
         Ok(())
-    }
-}
-
-proptest! {
-    #![proptest_config(Config { cases: 48, ..Config::default() })]
-
-    #[test]
-    fn all_passes_are_the_sums_that_define_them(case in case()) {
-        let truth = case.truth();
-        for isa in Isa::available() {
-            case.check::<f32>(isa, &truth)?;
-            case.check::<f64>(isa, &truth)?;
-        }
-    }
-
-    #[test]
-    fn the_gradient_of_a_box_has_the_bits_of_the_gradient_of_all(
-        case in case(), from in any::<[u8; 3]>(), to in any::<[u8; 3]>(), mixes: bool,
-    ) {
-        let mut case = case;
-        if !mixes {
-            (case.conv.inputs, case.conv.outputs) = (1, 1);
-            case.count[1] += 7;
-        }
-        let truth = case.truth();
-        let Conv { groups, inputs, outputs, .. } = case.conv;
-        let weight: Vec<f32> = truth.weight.iter().map(|w| *w as f32).collect();
-        let cotangent: Vec<f32> = truth.cotangent.iter().map(|g| (*g * 1.1) as f32).collect();
-        let [d, h, w] = case.count;
-        let shape = [case.batch, groups * outputs, d, h, w];
-        let strides = [groups * outputs * d * h * w, d * h * w, h * w, w, 1].map(|stride| stride as isize);
-        let cells = View::new(&cotangent, 0, shape, strides);
-        let gradient = |ranges: [std::ops::Range<usize>; 3]| {
-            Job {
-                parts: &case.conv.input_gradient(&ranges),
-                groups,
-                inputs: outputs,
-                outputs: inputs,
-                batch: case.batch,
-                shape: ranges.each_ref().map(ExactSizeIterator::len),
-                pieces: &Pieces::whole(cells),
-                bias: None,
-            activation: None,
-            }
-            .run(Isa::available()[0], |[g, i, o, k]| {
-                weight[((g * outputs + o) * inputs + i) * case.conv.elements() + k]
-            })
-            .to_vec()
-        };
-        let all = gradient(truth.cells.map(|size| 0..size));
-        let ranges: [_; 3] = std::array::from_fn(|dim| {
-            let size = truth.cells[dim];
-            let (a, b) = (from[dim] as usize % (size + 1), to[dim] as usize % (size + 1));
-            a.min(b)..a.max(b)
-        });
-        let part = gradient(ranges.clone());
-        let size = ranges.each_ref().map(ExactSizeIterator::len);
-        for field in 0..case.batch * groups * inputs {
-            for at in indices(size) {
-                let cell = std::array::from_fn(|dim| ranges[dim].start + at[dim]);
-                let expected = all[field * volume(truth.cells) + flat(cell, truth.cells)];
-                prop_assert_eq!(part[field * volume(size) + flat(at, size)].to_bits(), expected.to_bits());
-            }
-        }
-    }
-}
-
-proptest! {
-    #![proptest_config(Config { cases: 48, ..Config::default() })]
-
-    #[test]
-    fn channels_that_do_not_mix_share_reads_between_rows(case in case(), rows in 1..=23_usize, columns in 1..=130_usize) {
-        let mut case = case;
-        (case.conv.inputs, case.conv.outputs) = (1, 1);
-        case.count = [case.count[0].min(2), rows, columns];
-        let truth = case.truth();
-        for isa in Isa::available() {
-            case.check::<f32>(isa, &truth)?;
-            case.check::<f64>(isa, &truth)?;
-        }
-    }
-}
-
-/// A case that is cut into many tasks in every pass.
-fn large() -> Case {
-    Case {
-        conv: Conv {
-            groups: 2,
-            inputs: 5,
-            outputs: 9,
-            kernel: [1, 3, 3],
-            stride: [1; 3],
-            dilation: [1; 3],
-        },
-        batch: 2,
-        count: [1, 61, 203],
-        rest: [0; 3],
-        cuts: [0, 30, 70],
-        gaps: 0,
-        flip: [false; 5],
-        columns_first: false,
-        seed: 7,
-    }
-}
-
-#[test]
-fn the_number_of_threads_does_not_change_a_bit() {
-    let case = large();
-    let truth = case.truth();
-    for isa in Isa::available() {
-        let on = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .build()
-                .unwrap();
-            pool.install(|| case.run::<f32>(isa, &truth))
-        };
-        let one = on(1);
-        for threads in [2, 3, 7] {
-            assert_eq!(on(threads), one, "{threads} threads on {}", isa.name());
-        }
-    }
-}
-
-#[test]
-fn many_ranks_may_compute_at_once() {
-    let case = large();
-    let truth = case.truth();
-    let isa = Isa::available()[0];
-    let expected = case.run::<f32>(isa, &truth);
-    std::thread::scope(|scope| {
-        for _ in 0..6 {
-            scope.spawn(|| assert_eq!(case.run::<f32>(isa, &truth), expected));
-        }
-    });
-}
-
-#[test]
-fn nothing_may_come_in() {
-    for batch in [0, 1] {
-        let mut case = large();
-        case.batch = batch;
-        case.count = [1, 3, 5];
-        // Cut so that every box is a gap or empty.
-        case.cuts = [100; 3];
-        let truth = case.truth();
-        case.check::<f32>(Isa::available()[0], &truth).unwrap();
-    }
-}
-
-#[test]
-fn large_dilations_keep_scratch_small() {
-    let case = Case {
-        conv: Conv {
-            groups: 1,
-            inputs: 40,
-            outputs: 3,
-            kernel: [1, 3, 3],
-            stride: [1, 2, 1],
-            dilation: [1, 40, 40],
-        },
-        cuts: [0; 3],
-        count: [1, 5, 60],
-        batch: 1,
-        ..large()
-    };
-    let truth = case.truth();
-    for isa in Isa::available() {
-        case.check::<f32>(isa, &truth).unwrap();
-    }
-}
-
-#[test]
-fn cells_between_taps_do_not_reach_the_weights() {
-    let case = Case {
-        conv: Conv {
-            groups: 1,
-            inputs: 1,
-            outputs: 1,
-            kernel: [1, 1, 2],
-            stride: [1; 3],
-            dilation: [1, 1, 2],
-        },
-        cuts: [0; 3],
-        count: [1; 3],
-        batch: 1,
-        ..large()
-    };
-    let mut truth = case.truth();
-    truth.x[1] = f64::NAN;
-    for isa in Isa::available() {
-        let [y, _, weight, _] = case.run::<f32>(isa, &truth);
-        assert!(
-            y.iter().chain(&weight).all(|value| value.is_finite()),
-            "{}",
-            isa.name()
-        );
-    }
-}
-
-#[test]
-fn values_that_are_not_finite_stay_in_their_windows() {
-    let case = Case {
-        cuts: [0; 3],
-        count: [1, 9, 40],
-        batch: 1,
-        ..large()
-    };
-    let mut truth = case.truth();
-    let hit = [0, 4, 17];
-    truth.x[flat(hit, truth.cells)] = f64::NAN;
-    for isa in Isa::available() {
-        let [y, _, weight, bias] = case.run::<f32>(isa, &truth);
-        assert!(bias.iter().all(|gradient| gradient.is_finite()));
-        for (index, gradient) in weight.iter().enumerate() {
-            let elements = case.conv.elements();
-            let (channel, input) = (
-                index / elements / case.conv.inputs,
-                index / elements % case.conv.inputs,
-            );
-            let meets = channel < case.conv.outputs && input == 0;
-            assert_eq!(gradient.is_nan(), meets, "weight {index} on {}", isa.name());
-        }
-        for channel in 0..case.conv.groups * case.conv.outputs {
-            for at in indices(case.count) {
-                let reaches = channel < case.conv.outputs
-                    && (0..3).all(|d| (at[d]..at[d] + case.conv.kernel[d]).contains(&hit[d]));
-                assert_eq!(
-                    y[channel * volume(case.count) + flat(at, case.count)].is_nan(),
-                    reaches,
-                    "{at:?}"
-                );
-            }
-        }
     }
 }
