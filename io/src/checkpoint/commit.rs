@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::CheckpointConfig;
 use super::file::{self, Cells, Contents};
-use super::folder::{Kept, Worth, name_of, publish, remove, superseded};
+use super::folder::{name_of, publish, remove};
 use super::index::{self, Index, file_of};
+use super::retention::{CheckpointConfig, Kept, Worth, superseded};
 use crate::{Error, Result, durable};
 
 /// What the committer is told of the other ranks' files.

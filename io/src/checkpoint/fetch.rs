@@ -7,11 +7,12 @@ use burn::tensor::{DType, TensorData};
 use halocline_core::{Batch, DeviceMesh, Expected, IndexBox, Layout, Operation, Payload, Traffic};
 
 use super::index::{PieceEntry, TensorEntry};
-use super::load::dtype_of;
-use super::save::OPERATION;
 use super::{file, pieces};
 use crate::agreement::{Fallible, agree, broadcast, same};
 use crate::{Error, Result};
+
+/// The name of communication for checkpoints in errors.
+pub(super) const OPERATION: &str = "checkpoint";
 
 /// Bytes of pieces that all ranks together read before they send them to each other.
 const AT_ONCE: usize = 256 << 20;
@@ -55,7 +56,7 @@ pub(super) fn fetch(
     let own = mesh.position();
     let mut arrays: Vec<Array> = wanted
         .iter()
-        .map(|wanted| Array::zeros(wanted.layout.local_box(own), dtype_of(wanted.entry)))
+        .map(|wanted| Array::zeros(wanted.layout.local_box(own), wanted.entry.element_type()))
         .collect();
     let mut reading = BTreeMap::new();
     let mut jobs = Vec::new();

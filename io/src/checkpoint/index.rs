@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use burn::tensor::DType;
 use halocline_core::IndexBox;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -54,6 +55,13 @@ pub(crate) struct PieceEntry {
     pub bytes: Range<u64>,
     /// Of these bytes; other programs' files have none.
     pub crc32: Option<u32>,
+}
+
+impl TensorEntry {
+    /// The element type of an entry whose index was checked.
+    pub(crate) fn element_type(&self) -> DType {
+        dtype::named(&self.dtype).expect("the index was checked")
+    }
 }
 
 impl PieceEntry {

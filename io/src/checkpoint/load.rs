@@ -162,7 +162,7 @@ impl Checkpoint {
     /// No tensor of that name; files that cannot be read, or are damaged.
     pub fn data(&self, name: &str) -> Result<TensorData> {
         let entry = self.entry(name)?;
-        let dtype = dtype_of(entry);
+        let dtype = entry.element_type();
         let whole = IndexBox::whole(&entry.shape);
         let mut bytes = vec![0; whole.volume() * dtype.size()];
         for piece in &entry.pieces {
@@ -285,7 +285,7 @@ impl Checkpoint {
             return Err(Error::argument("tensor", got, expected).into());
         }
         let entry = self.entry(name)?;
-        let dtype = dtype_of(entry);
+        let dtype = entry.element_type();
         let kind = match dtype {
             _ if dtype.is_float() => "Float",
             DType::Bool(_) => "Bool",
@@ -326,7 +326,7 @@ impl Checkpoint {
         let names = self.names_in(name)?;
         let parameters = parameters(&module);
         for (whole, short) in &names {
-            let found = dtype_of(self.entry(whole)?);
+            let found = self.entry(whole)?.element_type();
             if let Some(parameter) = parameters.iter().find(|parameter| parameter.path == *short)
                 && !same_type(parameter.dtype, found)
             {
@@ -442,10 +442,6 @@ impl View for Whole<'_> {
 
 fn same_type(a: DType, b: DType) -> bool {
     a == b || (a.is_bool() && b.is_bool())
-}
-
-pub(super) fn dtype_of(entry: &TensorEntry) -> DType {
-    dtype::named(&entry.dtype).expect("the index was checked")
 }
 
 fn all_ranks(world: &World) -> halocline_core::Result<DeviceMesh> {

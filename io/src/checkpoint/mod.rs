@@ -15,11 +15,13 @@ mod lock;
 mod parameters;
 mod pieces;
 mod record;
+mod retention;
 mod save;
 mod snapshot;
 mod training;
 
 pub use load::Checkpoint;
 pub use record::load_record;
-pub use save::{CheckpointConfig, Checkpoints};
+pub use retention::CheckpointConfig;
+pub use save::Checkpoints;
 pub use snapshot::Snapshot;

@@ -5,33 +5,20 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use burn::config::Config;
 use halocline_core::{DeviceMesh, Error as CoreError, RandomKey, World};
 
 use super::commit::{Commit, Others, lock, write_share};
-use super::folder::{Kept, by_metric, first_of, is_damage, name_of, put_out_of_the_way, tidy};
+use super::fetch::OPERATION;
+use super::folder::{first_of, is_damage, name_of, put_out_of_the_way, tidy};
 use super::index::Index;
 use super::lock::lock_folder;
+use super::retention::{CheckpointConfig, Kept, by_metric};
 use super::{Checkpoint, Snapshot};
 use crate::agreement::{Fallible, agree, all, broadcast};
 use crate::{Error, Result};
 
 /// How long a program that ends without [`Checkpoints::wait`] waits for the files of other ranks.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// Which checkpoints of a folder are kept.
-///
-/// Those with a value that is NaN or infinite ([`Checkpoint::not_finite`]) do not count, and go when another one is
-/// written: of them the newest stays at most. Where all are such they are kept as others are.
-#[derive(Config, Debug)]
-pub struct CheckpointConfig {
-    /// How many of the newest; at least one.
-    #[config(default = "3")]
-    pub keep_last: usize,
-    /// How many of those with the lowest metric, besides. NaN is no metric.
-    #[config(default = "0")]
-    pub keep_best: usize,
-}
 
 /// A folder of checkpoints, `step_000000040` and so on. All ranks use it together.
 ///
@@ -331,9 +318,6 @@ fn is_of_no_use(error: &CoreError) -> bool {
         _ => true,
     }
 }
-
-/// What errors call communication for checkpoints.
-pub(super) const OPERATION: &str = "checkpoint";
 
 fn background<T: Send + 'static>(
     folder: &Path,

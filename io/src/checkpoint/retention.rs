@@ -1,0 +1,119 @@
+//! The rule by which checkpoints are kept: a pure function of their steps, metrics and finiteness.
+
+use std::collections::BTreeMap;
+
+use burn::config::Config;
+
+use super::index::Index;
+
+/// Which checkpoints of a folder are kept.
+///
+/// Those that are not [finite](super::Checkpoint::not_finite) do not count, and go when another
+/// one is written: of them the newest stays at most. Where all are such they are kept as others
+/// are.
+#[derive(Config, Debug)]
+pub struct CheckpointConfig {
+    /// How many of the newest; at least one.
+    #[config(default = "3")]
+    pub keep_last: usize,
+    /// How many of those with the lowest metric, besides. NaN is no metric.
+    #[config(default = "0")]
+    pub keep_best: usize,
+}
+
+/// The checkpoints of a folder.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    /// What they are worth, by step.
+    pub steps: BTreeMap<u64, Worth>,
+    /// The one that was written last.
+    pub newest: Option<u64>,
+}
+
+/// What decides whether a checkpoint is kept.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Worth {
+    /// Whether all parameters and states are finite.
+    pub finite: bool,
+    pub metric: Option<f64>,
+}
+
+impl Worth {
+    pub(super) fn of(index: &Index) -> Self {
+        Self {
+            finite: index.not_finite.is_none(),
+            metric: index.metric,
+        }
+    }
+}
+
+/// Steps that have a metric, the best first and those that are not finite last; of equals the newest.
+pub(super) fn by_metric(steps: &BTreeMap<u64, Worth>) -> Vec<u64> {
+    let measured = steps
+        .iter()
+        .filter_map(|(step, worth)| Some((*step, worth.finite, worth.metric?)));
+    let mut measured: Vec<(u64, bool, f64)> = measured.collect();
+    measured.sort_by(|a, b| {
+        let by_metric = a.2.total_cmp(&b.2);
+        b.1.cmp(&a.1).then(by_metric).then(b.0.cmp(&a.0))
+    });
+    measured.into_iter().map(|(step, ..)| step).collect()
+}
+
+/// The checkpoints that are not to be kept, when that of `step` has been written. Later ones are of another run's future,
+/// and neither count nor go.
+pub(super) fn superseded(
+    steps: &BTreeMap<u64, Worth>,
+    step: u64,
+    config: &CheckpointConfig,
+) -> Vec<u64> {
+    let so_far: BTreeMap<u64, Worth> = steps
+        .range(..=step)
+        .map(|(step, worth)| (*step, *worth))
+        .collect();
+    // One that is not finite takes no place of one that is.
+    let mut counted = so_far.clone();
+    if so_far.values().any(|worth| worth.finite) {
+        counted.retain(|_, worth| worth.finite);
+    }
+    let last = counted.keys().rev().take(config.keep_last).copied();
+    let best = by_metric(&counted).into_iter().take(config.keep_best);
+    let keep: Vec<u64> = last.chain(best).chain([step]).collect();
+    let so_far = so_far.into_keys();
+    so_far.filter(|step| !keep.contains(step)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_and_the_best_are_kept() {
+        let metrics = [
+            (10, Some(0.3)),
+            (20, Some(0.1)),
+            (30, None),
+            (40, Some(0.2)),
+            (50, Some(0.1)),
+        ];
+        let finite = |metric| Worth {
+            finite: true,
+            metric,
+        };
+        let metrics = metrics.map(|(step, metric)| (step, finite(metric))).into();
+        let old = |last, best| {
+            let config = CheckpointConfig::new()
+                .with_keep_last(last)
+                .with_keep_best(best);
+            superseded(&metrics, 50, &config)
+        };
+        assert_eq!(old(1, 0), [10, 20, 30, 40]);
+        assert_eq!(old(2, 0), [10, 20, 30]);
+        assert_eq!(old(1, 2), [10, 30, 40]);
+        assert_eq!(old(1, 3), [10, 30]);
+        assert!(old(5, 0).is_empty());
+        // Written after going back: it stays, and so do later ones, which do not count.
+        let config = CheckpointConfig::new().with_keep_last(1);
+        assert_eq!(superseded(&metrics, 20, &config), [10]);
+    }
+}
