@@ -18,7 +18,7 @@ use super::{dtype, file, pieces};
 use crate::staged::Staged;
 use crate::{Error, Result};
 
-/// A saved state: the folder of a checkpoint, or a single safetensors file.
+/// Saved state: the folder of a checkpoint, or a single safetensors file.
 ///
 /// # Example
 /// ```
@@ -43,16 +43,18 @@ use crate::{Error, Result};
 pub struct Checkpoint {
     /// The folder of the files.
     folder: PathBuf,
-    /// What errors name.
+    /// The path that errors name.
     path: PathBuf,
     pub(super) index: Index,
 }
 
 impl Checkpoint {
-    /// Opens the folder of a checkpoint, or a safetensors file, whose tensors keep their names. The path may be a link.
+    /// Opens the folder of a checkpoint, or a safetensors file, whose tensors keep their names. The
+    /// path may be a link.
     ///
     /// # Errors
-    /// What is not there, is no checkpoint, or is damaged. The tensors' own checksums are compared when they are read.
+    /// A path that does not exist, is not a checkpoint, or is damaged. Checksums of tensors are
+    /// compared when they are read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         if path.is_dir() {
@@ -75,7 +77,7 @@ impl Checkpoint {
         })
     }
 
-    /// The checkpoint in a folder whose index has this text.
+    /// Parses the text of the index of the checkpoint in `folder`.
     pub(super) fn parse(folder: &Path, text: &[u8]) -> Result<Self> {
         let path = folder.join(index::NAME);
         let index = Index::parse(text).map_err(|cause| Error::checkpoint(&path, cause))?;
@@ -86,7 +88,7 @@ impl Checkpoint {
         })
     }
 
-    /// Checks that all files are there in their size.
+    /// Checks that all files exist and have their size.
     pub(super) fn check_files(&self) -> Result<()> {
         for (name, expected) in &self.index.files {
             let path = self.folder.join(name);
@@ -99,7 +101,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The step that it was saved at.
+    /// The step of the save.
     pub fn step(&self) -> u64 {
         self.index.step
     }
@@ -109,19 +111,20 @@ impl Checkpoint {
         self.index.ranks
     }
 
-    /// The metric that it was saved with.
+    /// The metric of the save.
     pub fn metric(&self) -> Option<f64> {
         self.index.metric
     }
 
-    /// The first tensor of the state (all but [`Snapshot::data`](super::Snapshot::data)) with a value that is NaN or
-    /// infinite; `None` if all are finite, or it is not known: of a file of another program, or an older version.
+    /// The first tensor of the state (all tensors but those of
+    /// [`Snapshot::data`](super::Snapshot::data)) with a value that is NaN or infinite. `None` if
+    /// all are finite, or if this is not known: in files of other programs and of older versions.
     pub fn not_finite(&self) -> Option<&str> {
         self.index.not_finite.as_deref()
     }
 
-    /// [`not_finite`](Self::not_finite), for a line on stderr.
-    pub(super) fn what_is_not_finite(&self) -> String {
+    /// Message for stderr about a checkpoint that is [not finite](Self::not_finite).
+    pub(super) fn not_finite_message(&self) -> String {
         let name = self.not_finite().unwrap_or_default();
         format!(
             "{}: {name:?} has values that are not finite",
@@ -142,21 +145,20 @@ impl Checkpoint {
         Ok(&self.entry(name)?.shape)
     }
 
-    /// A value.
+    /// Reads a value.
     ///
     /// # Errors
     /// No value of that name, or one of another form.
     pub fn value<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
-        let value = self.index.values.get(name);
-        let value = value.ok_or_else(|| {
+        let value = self.index.values.get(name).ok_or_else(|| {
             let names: Vec<&String> = self.index.values.keys().collect();
             self.broken(format!("no value {name:?}; it has {names:?}"))
         })?;
-        let parsed = serde_json::from_value(value.clone());
-        parsed.map_err(|e| self.broken(format!("value {name:?}: {e}")))
+        serde_json::from_value(value.clone())
+            .map_err(|e| self.broken(format!("value {name:?}: {e}")))
     }
 
-    /// A whole tensor, read by the calling rank alone.
+    /// Reads a whole tensor, on the calling rank alone.
     ///
     /// # Errors
     /// No tensor of that name; files that cannot be read, or are damaged.
@@ -177,20 +179,22 @@ impl Checkpoint {
         ))
     }
 
-    /// The tensors of a module as burn's record, read by the calling rank alone: to save as a single file.
+    /// Reads the tensors of a module as burn's record, on the calling rank alone: to save as a
+    /// single file.
     ///
     /// # Errors
     /// No module of that name; files that cannot be read, or are damaged.
     pub fn module_record(&self, name: &str) -> Result<ModuleRecord> {
-        let names = self.names_in(name)?;
-        let tensors = names
+        let tensors = self
+            .names_in(name)?
             .into_iter()
-            .map(|(whole, short)| Ok((short, self.data(&whole)?)));
-        self.record(tensors.collect::<Result<_>>()?)
+            .map(|(whole, short)| Ok((short, self.data(&whole)?)))
+            .collect::<Result<_>>()?;
+        self.record(tensors)
     }
 
-    /// Writes the tensors of a module into one safetensors file, called as in the module; all tensors, if `name` is
-    /// empty. One tensor at a time is in memory.
+    /// Writes the tensors of a module into one safetensors file, by their names in the module; all
+    /// tensors if `name` is empty. One tensor at a time is in memory.
     ///
     /// # Errors
     /// Those of [`module_record`](Self::module_record); a file that cannot be written.
@@ -198,7 +202,7 @@ impl Checkpoint {
         let names = self.names_in(name)?;
         let failure = RefCell::new(None);
         let views = names.iter().map(|(whole, short)| {
-            let view = Whole {
+            let view = Lazy {
                 checkpoint: self,
                 name: whole,
                 entry: &self.index.tensors[whole],
@@ -215,11 +219,11 @@ impl Checkpoint {
         staged.commit()
     }
 
-    /// A tensor, whole on all ranks. Each rank reads a share, and sends it to the others.
+    /// Loads a whole tensor on all ranks. Each rank reads a share, and sends it to the others.
     ///
     /// # Errors
-    /// On all ranks: no tensor of that name, of other dims; ranks that load different tensors; files that cannot be read,
-    /// or are damaged.
+    /// On all ranks: no tensor of that name and these dims; ranks that load different tensors;
+    /// files that cannot be read, or are damaged.
     pub fn tensor<const D: usize, K: Basic>(
         &self,
         world: &World,
@@ -230,7 +234,7 @@ impl Checkpoint {
         self.place(name, &mesh, &layout)
     }
 
-    /// [`tensor`](Self::tensor), left in host memory.
+    /// [`tensor`](Self::tensor) in host memory.
     ///
     /// # Errors
     /// Those of [`tensor`](Self::tensor).
@@ -239,7 +243,7 @@ impl Checkpoint {
         Ok(self.fetch_whole(world, names)?.remove(0).1)
     }
 
-    /// A sharded tensor: each rank gets its shard, also where it was saved on another mesh.
+    /// Loads a sharded tensor: each rank gets its shard, whatever mesh saved it.
     ///
     /// # Errors
     /// Those of [`tensor`](Self::tensor), and placements that do not fit or are `Partial`.
@@ -272,7 +276,7 @@ impl Checkpoint {
         ShardTensor::from_local(local, layout, mesh)
     }
 
-    /// This rank's cells of a tensor.
+    /// Loads this rank's cells of a tensor.
     fn place<const D: usize, K: Basic>(
         &self,
         name: &str,
@@ -306,17 +310,17 @@ impl Checkpoint {
         let data = fetch(&self.folder, mesh, &[wanted])?.remove(0);
         let device = mesh.device();
         Ok(match dtype {
-            // Devices store them in their own way.
+            // Devices store booleans in types of their own.
             DType::Bool(_) => Tensor::from_data(data, device),
             _ => Tensor::from_data(data, (device, dtype)),
         })
     }
 
-    /// Gives a module the tensors that it was saved with, on all ranks.
+    /// Loads the tensors of a module, on all ranks.
     ///
     /// # Errors
-    /// On all ranks: a tensor that one of both does not have, or has of another shape or type; files that cannot be read,
-    /// or are damaged.
+    /// On all ranks: a tensor that is missing in the checkpoint or in the module, or has another
+    /// shape or type; files that cannot be read, or are damaged.
     pub fn module<M: Module>(
         &self,
         world: &World,
@@ -336,27 +340,31 @@ impl Checkpoint {
             }
         }
         let tensors = self.fetch_whole(world, names)?;
-        let loaded = module.try_load_record(self.record(tensors)?);
-        Ok(loaded.map_err(|error| self.broken(format!("{name:?}: {error}")))?)
+        Ok(module
+            .try_load_record(self.record(tensors)?)
+            .map_err(|error| self.broken(format!("{name:?}: {error}")))?)
     }
 
-    /// Tensors, whole on all ranks, under their short names.
+    /// Loads whole tensors on all ranks, under their short names.
     pub(super) fn fetch_whole(
         &self,
         world: &World,
         names: Vec<(String, String)>,
     ) -> halocline_core::Result<Vec<(String, TensorData)>> {
         let mesh = all_ranks(world)?;
-        let wanted = names.iter().map(|(whole, _)| {
-            let entry = self.entry(whole)?;
-            let layout = Layout::replicated(mesh.shape(), &entry.shape);
-            Ok(Wanted {
-                name: whole,
-                entry,
-                layout,
+        let wanted = names
+            .iter()
+            .map(|(whole, _)| {
+                let entry = self.entry(whole)?;
+                let layout = Layout::replicated(mesh.shape(), &entry.shape);
+                Ok(Wanted {
+                    name: whole,
+                    entry,
+                    layout,
+                })
             })
-        });
-        let data = fetch(&self.folder, &mesh, &wanted.collect::<Result<Vec<_>>>()?)?;
+            .collect::<Result<Vec<_>>>()?;
+        let data = fetch(&self.folder, &mesh, &wanted)?;
         Ok(names
             .into_iter()
             .map(|(_, short)| short)
@@ -364,17 +372,17 @@ impl Checkpoint {
             .collect())
     }
 
-    /// The tensors of a module: their names, and what the module calls them.
+    /// Lists the tensors of a module: their names, and those within the module.
     pub(super) fn names_in(&self, name: &str) -> Result<Vec<(String, String)>> {
         let prefix = if name.is_empty() {
             String::new()
         } else {
             format!("{name}.")
         };
-        let names = self.names().filter_map(|whole| {
-            Some((whole.to_string(), whole.strip_prefix(&prefix)?.to_string()))
-        });
-        let names: Vec<_> = names.collect();
+        let names: Vec<_> = self
+            .names()
+            .filter_map(|whole| Some((whole.to_string(), whole.strip_prefix(&prefix)?.to_string())))
+            .collect();
         if names.is_empty() {
             return Err(self.broken(format!("no tensors of {name:?}")));
         }
@@ -382,16 +390,20 @@ impl Checkpoint {
     }
 
     fn entry(&self, name: &str) -> Result<&TensorEntry> {
-        let entry = self.index.tensors.get(name);
-        entry.ok_or_else(|| self.broken(format!("no tensor {name:?}")))
+        self.index
+            .tensors
+            .get(name)
+            .ok_or_else(|| self.broken(format!("no tensor {name:?}")))
     }
 
     fn record(&self, tensors: Vec<(String, TensorData)>) -> Result<ModuleRecord> {
         let tensors = tensors
             .into_iter()
-            .map(|(name, data)| pack(name, data, None));
-        let bytes = burn_pack::Writer::new(tensors.collect()).into_bytes();
-        let bytes = bytes.map_err(|error| self.broken(error.to_string()))?;
+            .map(|(name, data)| pack(name, data, None))
+            .collect();
+        let bytes = burn_pack::Writer::new(tensors)
+            .into_bytes()
+            .map_err(|error| self.broken(error.to_string()))?;
         ModuleRecord::from_bytes(bytes).map_err(|error| self.broken(error.to_string()))
     }
 
@@ -400,22 +412,22 @@ impl Checkpoint {
     }
 }
 
-/// A tensor as burn's files have it.
+/// Converts a tensor to the form of burn's files.
 pub(super) fn pack(name: String, data: TensorData, id: Option<u64>) -> burn_pack::Tensor {
     let (bytes, shape, dtype): (Bytes, _, _) = data.into_parts();
     burn_pack::Tensor::new(name, dtype, shape, id, bytes)
 }
 
-/// A tensor that is read when safetensors writes it.
-struct Whole<'a> {
+/// Tensor that is read when safetensors writes it.
+struct Lazy<'a> {
     checkpoint: &'a Checkpoint,
     name: &'a str,
     entry: &'a TensorEntry,
-    /// Why it could not be read: `data` cannot say so.
+    /// The error of reading it, which `data` cannot return.
     failure: &'a RefCell<Option<Error>>,
 }
 
-impl View for Whole<'_> {
+impl View for Lazy<'_> {
     fn dtype(&self) -> Dtype {
         dtype::in_files(&self.entry.dtype).expect("the index was checked")
     }

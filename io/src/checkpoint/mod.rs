@@ -1,8 +1,9 @@
-//! Saved states of programs: written by all ranks, whole or not at all, read on any mesh.
+//! Checkpoints: states of programs, saved by all ranks as a whole or not at all, and loaded on any
+//! mesh.
 //!
-//! A checkpoint is a folder. Each rank writes a safetensors file with the boxes of cells that are its own; `index.json`
-//! says which tensor has which cells where, with a checksum of each. Reading, every piece is read once, by a rank that
-//! needs it, and passed on to others that need it too.
+//! A checkpoint is a folder. Each rank writes a safetensors file with its boxes of cells;
+//! `index.json` lists the boxes of every tensor, with a checksum of each. On loading, every piece
+//! is read once, by a rank that needs it, and sent to the others that need it.
 
 mod commit;
 mod dtype;

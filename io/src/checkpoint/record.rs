@@ -8,12 +8,14 @@ use burn_pack::{HEADER_SIZE, Header};
 use super::file;
 use crate::{Error, Result};
 
-/// Reads the file of a burn record, as `model.into_record().save(path)` writes it, for `model.try_load_record`.
+/// Loads the file of a burn record, written by `model.into_record().save(path)`, for
+/// `model.try_load_record`.
 ///
-/// Unlike [`ModuleRecord::load`] it takes no more memory than the file's size for a file that is damaged.
+/// Unlike [`ModuleRecord::load`], takes no more memory for a damaged file than the size of the
+/// file.
 ///
 /// # Errors
-/// A file that cannot be read, or is no record.
+/// A file that cannot be read, or is not a record.
 pub fn load_record(path: impl AsRef<Path>) -> Result<ModuleRecord> {
     let path = path.as_ref();
     let (mut opened, size) = file::open(&file::followed(path)?)?;
@@ -21,7 +23,7 @@ pub fn load_record(path: impl AsRef<Path>) -> Result<ModuleRecord> {
     ModuleRecord::load(path).map_err(|error| Error::checkpoint(path, error.to_string()))
 }
 
-/// Checks what burn trusts: that the file has as much metadata as it says.
+/// Checks that a file has as much metadata as its header says, which burn trusts.
 fn check_header(file: &mut File, size: u64) -> Result<(), String> {
     let mut bytes = [0; HEADER_SIZE];
     file.read_exact(&mut bytes)

@@ -6,17 +6,17 @@ use burn::config::Config;
 
 use super::index::Index;
 
-/// Which checkpoints of a folder are kept.
+/// Configuration of [`Checkpoints`](super::Checkpoints): the number of checkpoints that a folder
+/// keeps.
 ///
-/// Those that are not [finite](super::Checkpoint::not_finite) do not count, and go when another
-/// one is written: of them the newest stays at most. Where all are such they are kept as others
-/// are.
+/// Checkpoints that are not [finite](super::Checkpoint::not_finite) do not count, and are removed
+/// when the next one is written. If none is finite, all count.
 #[derive(Config, Debug)]
 pub struct CheckpointConfig {
-    /// How many of the newest; at least one.
+    /// The number of newest checkpoints; at least one.
     #[config(default = "3")]
     pub keep_last: usize,
-    /// How many of those with the lowest metric, besides. NaN is no metric.
+    /// The number of further checkpoints, those with the lowest metric. NaN is no metric.
     #[config(default = "0")]
     pub keep_best: usize,
 }
@@ -24,13 +24,13 @@ pub struct CheckpointConfig {
 /// The checkpoints of a folder.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    /// What they are worth, by step.
+    /// The properties of checkpoints, by step.
     pub steps: BTreeMap<u64, Worth>,
     /// The one that was written last.
     pub newest: Option<u64>,
 }
 
-/// What decides whether a checkpoint is kept.
+/// Properties of a checkpoint that decide whether it is kept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Worth {
     /// Whether all parameters and states are finite.
@@ -47,12 +47,12 @@ impl Worth {
     }
 }
 
-/// Steps that have a metric, the best first and those that are not finite last; of equals the newest.
+/// Lists the steps with a metric: finite ones first, then by metric, then the newest first.
 pub(super) fn by_metric(steps: &BTreeMap<u64, Worth>) -> Vec<u64> {
-    let measured = steps
+    let mut measured: Vec<(u64, bool, f64)> = steps
         .iter()
-        .filter_map(|(step, worth)| Some((*step, worth.finite, worth.metric?)));
-    let mut measured: Vec<(u64, bool, f64)> = measured.collect();
+        .filter_map(|(step, worth)| Some((*step, worth.finite, worth.metric?)))
+        .collect();
     measured.sort_by(|a, b| {
         let by_metric = a.2.total_cmp(&b.2);
         b.1.cmp(&a.1).then(by_metric).then(b.0.cmp(&a.0))
@@ -60,8 +60,8 @@ pub(super) fn by_metric(steps: &BTreeMap<u64, Worth>) -> Vec<u64> {
     measured.into_iter().map(|(step, ..)| step).collect()
 }
 
-/// The checkpoints that are not to be kept, when that of `step` has been written. Later ones are of another run's future,
-/// and neither count nor go.
+/// Lists the checkpoints to remove after that of `step` was written. Later ones are left from
+/// before training went back: they do not count, and are not removed.
 pub(super) fn superseded(
     steps: &BTreeMap<u64, Worth>,
     step: u64,
@@ -71,7 +71,7 @@ pub(super) fn superseded(
         .range(..=step)
         .map(|(step, worth)| (*step, *worth))
         .collect();
-    // One that is not finite takes no place of one that is.
+    // A checkpoint that is not finite does not take the place of one that is.
     let mut counted = so_far.clone();
     if so_far.values().any(|worth| worth.finite) {
         counted.retain(|_, worth| worth.finite);
@@ -79,8 +79,10 @@ pub(super) fn superseded(
     let last = counted.keys().rev().take(config.keep_last).copied();
     let best = by_metric(&counted).into_iter().take(config.keep_best);
     let keep: Vec<u64> = last.chain(best).chain([step]).collect();
-    let so_far = so_far.into_keys();
-    so_far.filter(|step| !keep.contains(step)).collect()
+    so_far
+        .into_keys()
+        .filter(|step| !keep.contains(step))
+        .collect()
 }
 
 #[cfg(test)]
@@ -112,7 +114,7 @@ mod tests {
         assert_eq!(old(1, 2), [10, 30, 40]);
         assert_eq!(old(1, 3), [10, 30]);
         assert!(old(5, 0).is_empty());
-        // Written after going back: it stays, and so do later ones, which do not count.
+        // Written after going back: it is kept, and so are later ones, which do not count.
         let config = CheckpointConfig::new().with_keep_last(1);
         assert_eq!(superseded(&metrics, 20, &config), [10]);
     }
