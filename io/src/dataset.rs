@@ -8,6 +8,15 @@ use crate::alike::{Property, checksum, fingerprint};
 use crate::{Error, FieldFile, Metadata, Missing, Result, Statistics};
 
 /// Configuration of a [`FieldDataset`]: the times of a sample, and the handling of missing values.
+///
+/// # Example
+/// ```
+/// use halocline_io::{DatasetConfig, Missing};
+///
+/// // From two times, predict the fourth after the later one.
+/// let config = DatasetConfig::new().with_history(2).with_lead(4);
+/// assert_eq!(config.missing, Missing::Reject);
+/// ```
 #[derive(Config, Debug)]
 pub struct DatasetConfig {
     /// Number of times in an input; the last one is the present.
@@ -22,6 +31,8 @@ pub struct DatasetConfig {
 }
 
 /// A pair of fields: an input, and the target to be predicted from it.
+///
+/// See [`FieldDataset`] for an example.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     /// Input, [history · channels, lat, lon], the earliest time first.
@@ -45,14 +56,21 @@ pub struct Sample {
 /// #     writer.append(f64::from(step) * 21600.0, field.view())?;
 /// # }
 /// # writer.finish()?;
-/// use halocline_io::{DatasetConfig, FieldDataset};
+/// use halocline_io::{DatasetConfig, FieldDataset, Statistics};
 ///
 /// let config = DatasetConfig::new().with_history(2).with_lead(1);
-/// let dataset = FieldDataset::open(&[path], &config)?; // 5 times
+/// let dataset = FieldDataset::open(&[&path], &config)?; // 5 times, of values 0 to 4
 /// assert_eq!(dataset.len(), 3);
+/// assert_eq!(dataset.input_shape(), [4, 4, 8]); // u10m, v10m, u10m, v10m
+/// assert_eq!(dataset.target_shape(), [2, 4, 8]);
 /// let sample = dataset.sample(2)?;
-/// assert_eq!(sample.input.dim(), (4, 4, 8)); // u10m, v10m, u10m, v10m
-/// assert_eq!((sample.input[[0, 0, 0]], sample.input[[2, 0, 0]], sample.target[[0, 0, 0]]), (2.0, 3.0, 4.0));
+/// assert_eq!([sample.input[[0, 0, 0]], sample.input[[2, 0, 0]]], [2.0, 3.0]);
+/// assert_eq!(sample.target[[0, 0, 0]], 4.0);
+/// assert_eq!(dataset.time(2), 3.0 * 21600.0);
+///
+/// let statistics = Statistics::compute(&[FieldFile::open(&path)?], 1)?; // mean 2, variance 2
+/// let target = dataset.with_statistics(&statistics)?.sample(2)?.target;
+/// assert!((target[[0, 0, 0]] - 2_f32.sqrt()).abs() < 1e-6);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]

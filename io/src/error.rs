@@ -4,6 +4,15 @@ use std::path::{Path, PathBuf};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Error of a file or an argument, with its place, the value found and the value expected.
+///
+/// # Example
+/// ```
+/// use halocline_io::{Error, FieldFile};
+///
+/// let error = FieldFile::open("nowhere/2018.h5").unwrap_err();
+/// assert!(error.to_string().starts_with("nowhere/2018.h5: "));
+/// assert!(matches!(error, Error::Io { path, .. } if path.ends_with("2018.h5")));
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

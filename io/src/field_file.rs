@@ -23,6 +23,26 @@ const STEP_TOLERANCE: f64 = 1e-4;
 
 /// Handling of missing values: NaN, infinite values, and those equal to the `_FillValue` or a
 /// `missing_value` of the file.
+///
+/// # Example
+/// ```
+/// use halocline_io::ndarray::Array3;
+/// use halocline_io::{FieldFile, FieldWriter, Grid, Missing, WriterConfig};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("sst.h5");
+/// let grid = Grid::cell_centred(2, 4)?;
+/// let mut writer = FieldWriter::create(&path, &grid, &["sst"], &WriterConfig::new())?;
+/// writer.append(0.0, Array3::from_elem((1, 2, 4), f32::NAN).view())?; // land
+/// writer.finish()?;
+///
+/// let cells = || [0..1, 0..1, 0..2, 0..4];
+/// let file = FieldFile::open(&path)?;
+/// assert!(file.read(cells()).is_err());
+/// let file = file.with_missing(Missing::Allow);
+/// assert!(file.read(cells())?[[0, 0, 1, 3]].is_nan());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(burn::config::Config, Debug, Copy, PartialEq, Eq)]
 pub enum Missing {
     /// Reading one is an error that names its index. The default everywhere.
@@ -77,6 +97,9 @@ pub enum Missing {
 ///
 /// let file = FieldFile::open(&path)?;
 /// assert_eq!(file.shape(), [4, 2, 7, 12]);
+/// assert_eq!(file.channels(), ["u10m", "v10m"]);
+/// assert_eq!((file.times()[3], file.time_step()?), (10800.0, 3600.0)); // s
+/// assert_eq!(file.grid().lat()[0], 90.0);
 /// let northern = file.read([1..3, 0..2, 0..4, 0..12])?; // [time, channel, lat, lon]
 /// assert_eq!(northern[[1, 0, 3, 5]], 2.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

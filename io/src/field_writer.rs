@@ -14,6 +14,14 @@ use crate::{Error, Grid, Result, scales, time_units};
 const MAX_CHUNK_EXTENT: usize = 256;
 
 /// Configuration of a [`FieldWriter`]: compression and chunks.
+///
+/// # Example
+/// ```
+/// use halocline_io::WriterConfig;
+///
+/// let config = WriterConfig::new().with_deflate(0).with_chunk(Some([1, 4, 90, 180]));
+/// assert_eq!(config.deflate, 0);
+/// ```
 #[derive(Config, Debug)]
 pub struct WriterConfig {
     /// Level of compression, from 0 (none) to 9.
@@ -29,6 +37,26 @@ pub struct WriterConfig {
 ///
 /// The file gets its name when it is [finished](Self::finish). A writer that fails, or is dropped
 /// before, leaves no file, and an earlier file of the name is unchanged.
+///
+/// # Example
+/// ```
+/// use halocline_io::ndarray::Array3;
+/// use halocline_io::{FieldFile, FieldWriter, Grid, WriterConfig};
+///
+/// # let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("2018.h5");
+/// let grid = Grid::cell_centred(4, 8)?;
+/// let config = WriterConfig::new();
+/// let mut writer = FieldWriter::create(&path, &grid, &["u10m", "v10m"], &config)?;
+/// let field = Array3::zeros((2, 4, 8)); // [channel, lat, lon]
+/// writer.append(0.0, field.view())?;
+/// writer.append(3600.0, field.view())?;
+/// assert!(writer.append(3600.0, field.view()).is_err()); // times must rise
+/// assert!(!path.exists());
+/// writer.finish()?;
+/// assert_eq!(FieldFile::open(&path)?.shape(), [2, 2, 4, 8]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "a writer that is dropped before finish() leaves no file"]
 pub struct FieldWriter {

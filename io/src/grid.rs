@@ -14,8 +14,10 @@ const TOLERANCE: f64 = 1e-4;
 /// use halocline_io::Grid;
 ///
 /// let grid = Grid::with_poles(5, 8)?;
+/// assert_eq!(grid.shape(), [5, 8]);
 /// assert_eq!(grid.lat(), [90.0, 45.0, 0.0, -45.0, -90.0]);
 /// assert_eq!(grid.lon()[1], 45.0);
+/// assert_eq!(Grid::cell_centred(4, 8)?.lat(), [67.5, 22.5, -22.5, -67.5]);
 /// // From the date line on; in either notation it is the same grid.
 /// let lat = vec![60.0, -60.0];
 /// let from_west = Grid::new(lat.clone(), vec![-180.0, -90.0, 0.0, 90.0])?;

@@ -19,6 +19,8 @@ use crate::{Error, FieldDataset, Result};
 const OPERATION: &str = "field_loader";
 
 /// The ranks that read the files.
+///
+/// See [`LoaderConfig`] for an example.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Source {
     /// The first rank of the mesh reads whole samples and sends each rank its shard: for files on
@@ -29,6 +31,8 @@ pub enum Source {
 }
 
 /// The order of samples in an epoch.
+///
+/// See [`LoaderConfig`] for an example.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Order {
     /// The order in the files.
@@ -42,6 +46,8 @@ pub enum Order {
 }
 
 /// The handling of samples that do not fill a batch.
+///
+/// See [`LoaderConfig`] for an example.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum LastBatch {
     /// They are left out of the epoch.
@@ -51,6 +57,17 @@ pub enum LastBatch {
 }
 
 /// Configuration of a [`FieldLoader`].
+///
+/// # Example
+/// ```
+/// use halocline_io::{LastBatch, LoaderConfig, Order, Source};
+///
+/// let config = LoaderConfig::new(8)
+///     .with_source(Source::PerRank)
+///     .with_order(Order::Shuffled { seed: 7 })
+///     .with_last_batch(LastBatch::Keep);
+/// assert_eq!((config.batch_size, config.prefetch), (8, 2));
+/// ```
 #[derive(Config, Debug)]
 pub struct LoaderConfig {
     /// The number of samples in a batch, over all ranks.
@@ -71,6 +88,8 @@ pub struct LoaderConfig {
 }
 
 /// The inputs and targets of some samples, sharded.
+///
+/// See [`FieldLoader`] for an example.
 #[derive(Clone)]
 pub struct Batch {
     /// Inputs, [batch, history · channels, lat, lon].
@@ -109,11 +128,15 @@ pub struct Batch {
 ///     let loader = FieldLoader::new(&mesh, &[Shard(2)], &config, || {
 ///         FieldDataset::open(&[&path], &DatasetConfig::new())
 ///     })?;
+///     assert_eq!((loader.samples(), loader.batches()), (4, 2));
 ///     for batch in loader.epoch(0) {
 ///         let batch = batch?;
 ///         assert_eq!(batch.input.dims(), [2, 2, 5, 8]);
 ///         assert_eq!(batch.input.local_dims(), [2, 2, 3 - world.rank(), 8]);
+///         assert_eq!(batch.target.dims(), [2, 2, 5, 8]);
+///         assert_eq!(batch.samples.len(), 2);
 ///     }
+///     assert_eq!(loader.epoch_from(1, 1).len(), 1); // to resume in epoch 1 after a batch
 ///     Ok(())
 /// })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())

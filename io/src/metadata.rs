@@ -29,6 +29,9 @@ const NAME: &str = "data.json";
 /// let metadata = Metadata::of(&FieldFile::open(&path)?)?;
 /// assert_eq!(metadata.time_step(), 21600.0);
 /// assert_eq!(metadata.channels(), ["t2m"]);
+/// assert_eq!(metadata.grid().shape(), [4, 8]);
+/// metadata.save(folder.path())?;
+/// assert_eq!(Metadata::load(folder.path())?, metadata);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -11,8 +11,10 @@ const STYLE: &str = "{msg} [{bar:32}] {pos}/{len}, {elapsed} of {duration}";
 /// let world_rank = 0;
 /// let progress = Progress::new(world_rank, "epoch 1", 20);
 /// for step in 0..20 {
+///     progress.title(format!("epoch 1, loss {:.3}", 1.0 / (step + 1) as f64));
 ///     progress.advance();
 /// }
+/// assert_eq!(progress.steps(), 20);
 /// progress.finish();
 /// ```
 #[derive(Debug)]

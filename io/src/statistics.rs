@@ -30,7 +30,10 @@ use crate::{Error, FieldFile, Metadata, Progress, Result};
 /// let files = [FieldFile::open(&path)?]; // uniform fields of 280, 281 and 282 K
 /// let statistics = Statistics::compute(&files, 1)?;
 /// assert_eq!(statistics.means(), [281.0]);
+/// assert!((statistics.stds()[0] - (2.0_f64 / 3.0).sqrt()).abs() < 1e-9);
 /// assert_eq!(statistics.increment_means(), [1.0]);
+/// assert_eq!(statistics.increment_stds(), [0.0]);
+/// assert_eq!(statistics.metadata().channels(), ["t2m"]);
 /// statistics.save(folder.path())?;
 /// assert_eq!(Statistics::load(folder.path())?.means(), [281.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -151,6 +154,35 @@ impl Statistics {
 
 /// Accumulator of [`Statistics`], file by file. Ranks may accumulate different files and merge the
 /// results.
+///
+/// # Example
+/// ```
+/// # use halocline_io::ndarray::Array3;
+/// # use halocline_io::{FieldFile, FieldWriter, Grid, WriterConfig};
+/// # let folder = tempfile::tempdir()?;
+/// # let grid = Grid::cell_centred(4, 8)?;
+/// # let write = |year: &str, first: f32| -> halocline_io::Result<FieldFile> {
+/// #     let path = folder.path().join(year);
+/// #     let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
+/// #     writer.append(0.0, Array3::from_elem((1, 4, 8), first).view())?;
+/// #     writer.append(21600.0, Array3::from_elem((1, 4, 8), first + 2.0).view())?;
+/// #     writer.finish()?;
+/// #     FieldFile::open(&path)
+/// # };
+/// # let files = [write("2017.h5", 280.0)?, write("2018.h5", 290.0)?];
+/// use halocline_io::{Progress, StatisticsBuilder};
+///
+/// // Uniform fields of 280 and 282 K in one file, of 290 and 292 K in the other.
+/// let mut parts = [StatisticsBuilder::new(1)?, StatisticsBuilder::new(1)?];
+/// for (part, file) in parts.iter_mut().zip(&files) {
+///     part.add(file, &Progress::hidden())?;
+/// }
+/// let [first, second] = parts;
+/// let statistics = first.merge(second)?.finish()?;
+/// assert!((statistics.means()[0] - 286.0).abs() < 1e-9);
+/// assert!((statistics.increment_means()[0] - 2.0).abs() < 1e-9);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct StatisticsBuilder {
     lead: usize,

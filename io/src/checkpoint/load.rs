@@ -1,5 +1,3 @@
-use std::borrow::Cow;
-use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
@@ -7,36 +5,50 @@ use burn::store::ModuleRecord;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bytes, DType, Tensor, TensorData};
 use halocline_core::{DeviceMesh, IndexBox, Layout, Placement, ShardTensor, World};
-use safetensors::Dtype;
-use safetensors::tensor::View;
 use serde::de::DeserializeOwned;
 
 use super::fetch::{Wanted, fetch};
-use super::index::{self, Index, PieceEntry, TensorEntry};
+use super::index::{self, Index, TensorEntry};
 use super::parameters::parameters;
-use super::{dtype, file, pieces};
-use crate::staged::Staged;
+use super::{file, pieces};
 use crate::{Error, Result};
 
 /// Saved state: the folder of a checkpoint, or a single safetensors file.
 ///
 /// # Example
 /// ```
-/// use halocline_core::Launcher;
+/// use halocline_core::{Launcher, Shard, ShardTensor};
 /// use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 /// # let folder = tempfile::tempdir()?;
 /// # let folder = folder.path();
 ///
 /// Launcher::local(3).run(|world| {
+///     let mesh = world.mesh([("lat", 3)])?;
 ///     let mut checkpoints = Checkpoints::open(&world, folder, &CheckpointConfig::new())?;
 ///     let mut snapshot = Snapshot::new(&world);
+///     snapshot.sharded("depth", &ShardTensor::<2>::ones([7, 4], &mesh, &[Shard(0)])?)?;
 ///     snapshot.value("epoch", &2)?;
-///     checkpoints.save(40, snapshot, None)?;
+///     checkpoints.save(40, snapshot, Some(0.5))?;
 ///     checkpoints.wait()
 /// })?;
-/// // Later, on other ranks or none.
+/// // Later, on another mesh,
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lon", 2)])?;
+///     let checkpoint = Checkpoint::latest(&world, folder)?.expect("one was saved");
+///     let depth: ShardTensor<2> = checkpoint.sharded("depth", &mesh, &[Shard(1)])?;
+///     assert_eq!(depth.local_dims(), [7, 2]);
+///     assert_eq!(checkpoint.tensor::<2, burn::tensor::Float>(&world, "depth")?.dims(), [7, 4]);
+///     Ok(())
+/// })?;
+/// // or on no mesh.
 /// let checkpoint = Checkpoint::open(folder.join("step_000000040"))?;
+/// assert_eq!((checkpoint.step(), checkpoint.ranks()), (40, 3));
+/// assert_eq!(checkpoint.metric(), Some(0.5));
+/// assert_eq!(checkpoint.not_finite(), None);
 /// assert_eq!(checkpoint.value::<u32>("epoch")?, 2);
+/// assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["depth"]);
+/// assert_eq!(checkpoint.shape("depth")?, [7, 4]);
+/// assert_eq!(checkpoint.data("depth")?.iter::<f32>().sum::<f32>(), 28.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -191,32 +203,6 @@ impl Checkpoint {
             .map(|(whole, short)| Ok((short, self.data(&whole)?)))
             .collect::<Result<_>>()?;
         self.record(tensors)
-    }
-
-    /// Writes the tensors of a module into one safetensors file, by their names in the module; all
-    /// tensors if `name` is empty. One tensor at a time is in memory.
-    ///
-    /// # Errors
-    /// Those of [`module_record`](Self::module_record); a file that cannot be written.
-    pub fn export(&self, name: &str, path: impl AsRef<Path>) -> Result<()> {
-        let names = self.names_in(name)?;
-        let failure = RefCell::new(None);
-        let views = names.iter().map(|(whole, short)| {
-            let view = Lazy {
-                checkpoint: self,
-                name: whole,
-                entry: &self.index.tensors[whole],
-                failure: &failure,
-            };
-            (short, view)
-        });
-        let staged = Staged::new(path.as_ref())?;
-        let written = file::serialize(views, None, staged.path());
-        if let Some(error) = failure.take() {
-            return Err(error);
-        }
-        written?;
-        staged.commit()
     }
 
     /// Loads a whole tensor on all ranks. Each rank reads a share, and sends it to the others.
@@ -416,40 +402,6 @@ impl Checkpoint {
 pub(super) fn pack(name: String, data: TensorData, id: Option<u64>) -> burn_pack::Tensor {
     let (bytes, shape, dtype): (Bytes, _, _) = data.into_parts();
     burn_pack::Tensor::new(name, dtype, shape, id, bytes)
-}
-
-/// Tensor that is read when safetensors writes it.
-struct Lazy<'a> {
-    checkpoint: &'a Checkpoint,
-    name: &'a str,
-    entry: &'a TensorEntry,
-    /// The error of reading it, which `data` cannot return.
-    failure: &'a RefCell<Option<Error>>,
-}
-
-impl View for Lazy<'_> {
-    fn dtype(&self) -> Dtype {
-        dtype::in_files(&self.entry.dtype).expect("the index was checked")
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.entry.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        let bytes = match self.checkpoint.data(self.name) {
-            Ok(data) => data.as_bytes().to_vec(),
-            Err(error) => {
-                self.failure.borrow_mut().get_or_insert(error);
-                vec![0; self.data_len()]
-            }
-        };
-        Cow::Owned(bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.entry.pieces.iter().map(PieceEntry::len).sum()
-    }
 }
 
 fn same_type(a: DType, b: DType) -> bool {

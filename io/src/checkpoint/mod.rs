@@ -7,6 +7,7 @@
 
 mod commit;
 mod dtype;
+mod export;
 mod fetch;
 mod file;
 mod folder;

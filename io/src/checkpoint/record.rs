@@ -16,6 +16,23 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// A file that cannot be read, or is not a record.
+///
+/// # Example
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::Device;
+/// use halocline_io::load_record;
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.bpk");
+///
+/// let device = Device::default();
+/// let model: Linear = LinearConfig::new(3, 2).init(&device);
+/// model.clone().into_record().save(&path)?;
+/// let loaded = LinearConfig::new(3, 2).init(&device).try_load_record(load_record(&path)?)?;
+/// loaded.weight.val().into_data().assert_eq(&model.weight.val().into_data(), true);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn load_record(path: impl AsRef<Path>) -> Result<ModuleRecord> {
     let path = path.as_ref();
     let (mut opened, size) = file::open(&file::followed(path)?)?;

@@ -11,6 +11,14 @@ use super::index::Index;
 ///
 /// Checkpoints that are not [finite](super::Checkpoint::not_finite) do not count, and are removed
 /// when the next one is written. If none is finite, all count.
+///
+/// # Example
+/// ```
+/// use halocline_io::CheckpointConfig;
+///
+/// let config = CheckpointConfig::new().with_keep_best(1);
+/// assert_eq!((config.keep_last, config.keep_best), (3, 1));
+/// ```
 #[derive(Config, Debug)]
 pub struct CheckpointConfig {
     /// The number of newest checkpoints; at least one.

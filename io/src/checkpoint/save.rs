@@ -27,6 +27,34 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// a folder `step_…` is a whole checkpoint at any moment, and a job that is killed loses only the
 /// one that was being written. The folder must be on a disk that all ranks see, and belongs to one
 /// job at a time; other jobs read it by [`Checkpoint::latest`].
+///
+/// # Example
+/// ```
+/// use halocline_core::Launcher;
+/// use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path();
+///
+/// Launcher::local(2).run(|world| {
+///     let config = CheckpointConfig::new().with_keep_last(2).with_keep_best(1);
+///     let mut checkpoints = Checkpoints::open(&world, folder, &config)?;
+///     for (step, loss) in [(10, 0.5), (20, 0.2), (30, 0.4), (40, 0.3)] {
+///         let mut snapshot = Snapshot::new(&world);
+///         snapshot.value("rate", &1e-3)?;
+///         checkpoints.save(step, snapshot, Some(loss))?;
+///     }
+///     checkpoints.wait()?;
+///     assert_eq!(checkpoints.committed(), world.is_root().then_some(40));
+///     let step = |checkpoint: Option<Checkpoint>| checkpoint.map(|checkpoint| checkpoint.step());
+///     assert_eq!(step(checkpoints.latest()?), Some(40));
+///     assert_eq!(step(checkpoints.best()?), Some(20));
+///     let rate = checkpoints.resume(|checkpoint| Ok(checkpoint.value::<f64>("rate")?))?;
+///     assert_eq!(rate, Some(1e-3));
+///     Ok(())
+/// })?;
+/// assert!(!folder.join("step_000000010").exists());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Checkpoints {
     mesh: DeviceMesh,

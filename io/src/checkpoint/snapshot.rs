@@ -20,6 +20,28 @@ use crate::{Error, Result};
 /// A state with a value that is NaN or infinite is saved, but never replaces one without
 /// ([`CheckpointConfig`](super::CheckpointConfig)). Tensors of [`data`](Self::data) are exempt:
 /// losses, scores and masks may hold such values in a valid state.
+///
+/// # Example
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Tensor, TensorData};
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_io::Snapshot;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let model = world.init(|device| LinearConfig::new(3, 2).init(device))?;
+///     let mut snapshot = Snapshot::new(&world);
+///     snapshot.module("model", &model)?;
+///     snapshot.sharded("depth", &ShardTensor::<2>::ones([5, 4], &mesh, &[Shard(0)])?)?;
+///     snapshot.tensor("weights", &Tensor::<1>::ones([5], world.device()))?;
+///     snapshot.data("losses", &TensorData::from([0.5, 0.25]))?;
+///     snapshot.value("epoch", &2)?;
+///     assert!(snapshot.value("epoch", &3).is_err()); // the name is taken
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Snapshot {
     rank: usize,

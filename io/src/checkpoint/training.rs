@@ -88,6 +88,37 @@ impl Checkpoint {
     /// # Errors
     /// On all ranks: a state of other parameters, or of an optimizer whose state has other parts
     /// (those of Adam and AdamW have the same); files that cannot be read, or are damaged.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+    /// use burn::nn::{Linear, LinearConfig};
+    /// use burn::optim::{AdamWConfig, ModuleOptimizer};
+    /// use halocline_core::Launcher;
+    /// use halocline_io::{CheckpointConfig, Checkpoints, Snapshot};
+    /// # let folder = tempfile::tempdir()?;
+    /// # let folder = folder.path();
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let model: Linear = world.init(|device| LinearConfig::new(3, 2).init(device))?;
+    ///     let optimizer: ModuleOptimizer = AdamWConfig::new().init();
+    ///     let schedule = ModuleLrScheduler::new(1e-3);
+    ///     let mut snapshot = Snapshot::new(&world);
+    ///     snapshot.module("model", &model)?;
+    ///     snapshot.optimizer("optimizer", &optimizer)?;
+    ///     snapshot.schedule("schedule", &schedule)?;
+    ///     let mut checkpoints = Checkpoints::open(&world, folder, &CheckpointConfig::new())?;
+    ///     checkpoints.save(1, snapshot, None)?;
+    ///
+    ///     let checkpoint = checkpoints.latest()?.expect("one was saved");
+    ///     let model = checkpoint.module(&world, "model", model)?;
+    ///     let optimizer = checkpoint.optimizer(&world, "optimizer", optimizer, &model)?;
+    ///     checkpoint.schedule(&world, "schedule", schedule)?;
+    ///     assert!(checkpoint.optimizer(&world, "model", optimizer, &model).is_err());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn optimizer<M: Module>(
         &self,
         world: &World,
