@@ -45,7 +45,7 @@ fn field(world: &World, case: &Case) -> Result<ShardTensor<4>> {
     ShardTensor::random(SHAPE, normal, key, &mesh(world, case.0)?, &case.1)
 }
 
-/// A tensor that all ranks hold, of 5 MB: large enough to be shared.
+/// A replicated tensor of 5 MB: large enough to be divided between ranks.
 fn large(world: &World) -> Tensor<2> {
     let values: Vec<f32> = (0..1300 * 1000).map(|i| (i % 7919) as f32).collect();
     let data = TensorData::new(values, [1300, 1000]);
@@ -76,7 +76,7 @@ fn same<const D: usize, K: burn::tensor::kind::Basic>(found: Tensor<D, K>, expec
     found.into_data().assert_eq(&expected.into_data(), true);
 }
 
-/// Saves a number at every step, and says which steps are there then.
+/// Saves a number at every step, and lists the steps in the folder then.
 fn steps(folder: &Path, config: &CheckpointConfig, metrics: &[Option<f64>]) -> Vec<String> {
     let saved = Launcher::local(2).run(|world| {
         let mut checkpoints = Checkpoints::open(&world, folder, config)?;
@@ -92,7 +92,7 @@ fn steps(folder: &Path, config: &CheckpointConfig, metrics: &[Option<f64>]) -> V
     names_in(folder)
 }
 
-/// What is in a folder of checkpoints, in order.
+/// Lists a folder of checkpoints, in order.
 fn names_in(folder: &Path) -> Vec<String> {
     let mut names = listing(folder);
     names.retain(|name| name != ".lock");
@@ -155,11 +155,12 @@ fn a_crash_between_any_two_steps_of_a_save_leaves_what_was_there() {
     fs::copy(second.join("index.json"), removed.join("index.json")).unwrap();
     assert_eq!(latest(path), Some(2));
     assert!(!partial.exists() && !removed.exists());
-    // All that is missing is the name.
+    // A folder that lacks only its name.
     fs::rename(&second, path.join(".step_000000002.0123456789abcdef")).unwrap();
     assert_eq!(latest(path), Some(2));
     assert!(second.exists());
-    // A file that went away, and one that is too short: what is damaged is put out of the way, and stays.
+    // A file that is missing, and one that is too short: a damaged checkpoint is renamed, and
+    // stays.
     let put_back = || {
         let damaged = |entry: &String| entry.starts_with("damaged_step_000000002");
         let damaged = listing(path)
@@ -182,7 +183,8 @@ fn a_crash_between_any_two_steps_of_a_save_leaves_what_was_there() {
     fs::rename(&second, path.join("step_000000007")).unwrap();
     assert_eq!(latest(path), Some(1));
     fs::rename(path.join("damaged_step_000000007"), &second).unwrap();
-    // The same step again, stopped when the old one had lost its name and the new one had not got it.
+    // The same step again, stopped after the old one had lost its name and before the new one got
+    // it.
     let again = path.join(".step_000000002.0123456789abcdef.1");
     let copied = std::process::Command::new("cp")
         .arg("-r")
@@ -194,7 +196,7 @@ fn a_crash_between_any_two_steps_of_a_save_leaves_what_was_there() {
     let index = second.join("index.json");
     fs::write(&index, &fs::read(&index).unwrap()[..100]).unwrap();
     assert_eq!(latest(path), Some(1));
-    // None left: training must not begin anew as if nothing had been there.
+    // None left: training must not start anew as if there had been no checkpoint.
     fs::write(path.join("step_000000001/index.json"), "{}").unwrap();
     let none = Launcher::local(2).run(|world| {
         let open = Checkpoints::open(&world, path, &CheckpointConfig::new());
@@ -253,7 +255,7 @@ fn what_was_saved_after_going_back_stays() {
         })?;
         assert_eq!(loaded, Some("loaded"));
         assert_eq!(checkpoints.latest()?.expect("saved").step(), 2);
-        // What may be sound stays.
+        // A checkpoint that may be valid stays.
         let denied = checkpoints.resume(|checkpoint| -> halocline_core::Result<()> {
             let path = folder.path().join(format!("{}", checkpoint.step()));
             let source = std::io::ErrorKind::PermissionDenied.into();
