@@ -24,7 +24,7 @@ pub struct CheckpointConfig {
     /// The number of newest checkpoints; at least one.
     #[config(default = "3")]
     pub keep_last: usize,
-    /// The number of further checkpoints, those with the lowest metric. NaN is no metric.
+    /// The number of further checkpoints: those with the lowest metric that is finite.
     #[config(default = "0")]
     pub keep_best: usize,
 }
