@@ -14,8 +14,8 @@ fn picture(error: impl std::fmt::Display) -> Error {
     Error::other(format!("picture: {error}"))
 }
 
-/// Registers the font that the program carries: a machine may have none.
-fn register() -> Result<()> {
+/// Loads the font that the program carries: a machine may have none.
+fn load_font() -> Result<()> {
     register_font(
         "sans-serif",
         FontStyle::Normal,
@@ -44,7 +44,7 @@ pub(crate) fn map(
     field: &Array2<f32>,
     range: &Array2<f32>,
 ) -> Result<()> {
-    register()?;
+    load_font()?;
     let (rows, columns) = field.dim();
     let (low, high) = span(range.iter().copied());
     let colour = |value: f32| ViridisRGB::get_color(((value - low) / (high - low)).clamp(0.0, 1.0));
@@ -104,7 +104,7 @@ pub(crate) fn map(
 
 /// Root-mean-square error against lead time, a panel per variable.
 pub(crate) fn curves(path: &Path, scores: &[Score]) -> Result<()> {
-    register()?;
+    load_font()?;
     let area = BitMapBackend::new(path, (1200, 420)).into_drawing_area();
     area.fill(&WHITE).map_err(picture)?;
     for (panel, variable) in area
