@@ -1,4 +1,4 @@
-//! Processes of a run, and how they are killed.
+//! Processes of a run, and their killing.
 
 use std::fmt;
 use std::io::{BufRead, BufReader};
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use halocline::prelude::*;
 
-/// Ranks of a job.
+/// Number of ranks of a job.
 const RANKS: usize = 2;
-/// How soon all processes of a job must have ended after one of them was killed.
+/// Longest time until all processes of a job have ended after one of them was killed.
 const PROMPT: Duration = Duration::from_secs(10);
 
-/// How ranks run.
+/// The engine of a job.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Engine {
     Local,
@@ -30,7 +30,7 @@ impl fmt::Display for Engine {
     }
 }
 
-/// What a run was doing when it was killed.
+/// Phase of a run at which it was killed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Moment {
     StartUp,
@@ -39,17 +39,17 @@ pub(crate) enum Moment {
     End,
 }
 
-/// A run on its way.
+/// A running job.
 pub(crate) struct Job {
     process: Child,
     folder: PathBuf,
-    /// Reads what the run says, line by line.
+    /// Thread that reads the output of the run, line by line.
     lines: Option<JoinHandle<Vec<String>>>,
-    said: Vec<String>,
+    output: Vec<String>,
 }
 
 impl Job {
-    /// Starts a run, or has it go on.
+    /// Starts a run, or resumes it.
     pub(crate) fn start(engine: Engine, folder: &Path) -> Result<Self> {
         let program = std::env::current_exe()?;
         let mut command = match engine {
@@ -69,20 +69,20 @@ impl Job {
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
         let mut process = command.spawn()?;
-        let output = process.stdout.take().expect("it is piped");
+        let stdout = process.stdout.take().expect("it is piped");
         let lines = std::thread::spawn(move || {
-            let lines = BufReader::new(output).lines();
+            let lines = BufReader::new(stdout).lines();
             lines.map_while(std::io::Result::ok).collect()
         });
         Ok(Self {
             process,
             folder: folder.into(),
             lines: Some(lines),
-            said: Vec::new(),
+            output: Vec::new(),
         })
     }
 
-    /// Waits for a run that nobody kills.
+    /// Waits for the end of a run that is not killed.
     pub(crate) fn wait(mut self) -> Result<()> {
         let status = self.process.wait()?;
         self.collect();
@@ -95,8 +95,8 @@ impl Job {
         )))
     }
 
-    /// Kills a run after a while: one of its processes, drawn by `which` in `[0, 1)`. Returns what it was doing, or
-    /// nothing if it ended in order before.
+    /// Kills one of the processes of a run after a delay, drawn by `which` in `[0, 1)`. Returns the
+    /// phase of the run, or `None` if it ended in order before.
     pub(crate) fn kill_after(&mut self, delay: Duration, which: f64) -> Result<Option<Moment>> {
         let start = Instant::now();
         while start.elapsed() < delay {
@@ -109,7 +109,7 @@ impl Job {
             }
             std::thread::sleep(Duration::from_millis(1).min(delay));
         }
-        // Ranks, if it has children, and their launcher.
+        // The ranks of an MPI job are children of the process, which launched them.
         let mut processes = children(self.process.id())?;
         processes.push(self.process.id());
         let victim = processes[(which * processes.len() as f64) as usize];
@@ -126,7 +126,7 @@ impl Job {
             std::thread::sleep(Duration::from_millis(5));
         }
         self.collect();
-        let has = |line: &str| self.said.iter().any(|said| said == line);
+        let has = |line: &str| self.output.iter().any(|output| output == line);
         Ok(Some(if !has("step") {
             Moment::StartUp
         } else if is_saving(&self.folder) {
@@ -138,31 +138,31 @@ impl Job {
         }))
     }
 
-    /// The steps that the run said are on the disk.
+    /// The steps that the run reported to be on the disk.
     pub(crate) fn reported(&self) -> Vec<u64> {
-        let steps = self
-            .said
+        self.output
             .iter()
-            .filter_map(|line| line.strip_prefix("written ")?.parse().ok());
-        steps.collect()
+            .filter_map(|line| line.strip_prefix("written ")?.parse().ok())
+            .collect()
     }
 
     fn collect(&mut self) {
         if let Some(lines) = self.lines.take() {
-            self.said = lines.join().unwrap_or_default();
+            self.output = lines.join().unwrap_or_default();
         }
     }
 }
 
-/// Whether a checkpoint was begun and not finished.
+/// Whether the folder has an unfinished checkpoint.
 fn is_saving(folder: &Path) -> bool {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    entries
+    std::fs::read_dir(folder)
         .into_iter()
+        .flatten()
+        .flatten()
         .any(|entry| entry.file_name().to_string_lossy().starts_with(".step_"))
 }
 
-/// A line of `/proc/PID/stat` after the name: the state, the parent.
+/// The state and the parent of a process, by `/proc/PID/stat`.
 fn stat(process: u32) -> Option<(String, u32)> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
@@ -170,14 +170,14 @@ fn stat(process: u32) -> Option<(String, u32)> {
 }
 
 fn children(parent: u32) -> Result<Vec<u32>> {
-    let entries = std::fs::read_dir("/proc")?.flatten();
-    let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    Ok(processes
-        .filter(|&process| stat(process).is_some_and(|(_, of)| of == parent))
+    Ok(std::fs::read_dir("/proc")?
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|&process| stat(process).is_some_and(|(_, found)| found == parent))
         .collect())
 }
 
-/// A zombie is dead, if nobody has looked yet.
+/// Whether a process runs. A zombie has ended, and only waits to be collected.
 fn is_alive(process: u32) -> bool {
     stat(process).is_some_and(|(state, _)| state != "Z")
 }

@@ -1,8 +1,10 @@
-//! Kills a training run again and again, at random moments, and checks that nothing is lost: `make chaos`.
+//! Kills a training run repeatedly, at random moments, and checks that nothing is lost: `make
+//! chaos`.
 //!
-//! A run trains a small model and saves every other step. It is killed with SIGKILL, as local ranks of one process or as
-//! an MPI job of which a rank or `mpirun` is killed, and started again, until it ends. Its losses must be those of a run
-//! that was left alone, bit for bit; and what it reported as written must be there after every kill, and readable.
+//! A run trains a small model and saves every other step. It is killed with SIGKILL, as local ranks
+//! of one process or as an MPI job of which a rank or `mpirun` is killed, and started again, until
+//! it ends. Its losses must be those of a run that was not killed, bit for bit; and a checkpoint
+//! that it reported as written must be readable after every kill.
 
 mod job;
 mod run;
@@ -32,21 +34,21 @@ enum Command {
 
 #[derive(Args)]
 struct Options {
-    /// How often local ranks are killed.
+    /// Number of kills of local ranks.
     #[arg(long, default_value_t = 150)]
     local: usize,
-    /// How often MPI jobs are killed.
+    /// Number of kills of MPI jobs.
     #[arg(long, default_value_t = 60)]
     mpi: usize,
-    /// Ends after so many seconds, with an error if there were fewer kills.
+    /// Limit in seconds; fewer kills until then are an error.
     #[arg(long, default_value_t = 600)]
     seconds: u64,
-    /// What the moments are drawn from.
+    /// Seed of the random moments.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
-/// What became of the kills of one kind.
+/// Results of the kills on one engine.
 #[derive(Default)]
 struct Tally {
     /// By [`job::Moment`].
@@ -110,7 +112,7 @@ fn kill(options: &Options) -> Result<()> {
     }
 }
 
-/// Kills runs of an engine and has them go on, until there were enough kills and the last run has ended.
+/// Kills and resumes runs of an engine, until there were enough kills and the last run has ended.
 fn engine_survives(
     engine: Engine,
     kills: usize,
@@ -122,7 +124,7 @@ fn engine_survives(
     let alone = folder.join(format!("{engine} alone"));
     let begun = Instant::now();
     Job::start(engine, &alone)?.wait()?;
-    // Some kills come too early, and some too late.
+    // Some kills shall hit the start, and some come after the end.
     let longest = begun.elapsed().mul_f64(1.1);
     let expected = run::losses_of(&alone)?;
     let mut run = folder.join(format!("{engine} 0"));
@@ -157,7 +159,7 @@ fn engine_survives(
 }
 
 impl Tally {
-    /// Compares the losses of a run that has ended, in all its parts, with those of one that was left alone.
+    /// Compares the losses of a run that has ended with those of a run that was not killed.
     fn compare(&mut self, engine: Engine, run: &Path, expected: &[u64]) -> Result<()> {
         self.runs += 1;
         if run::losses_of(run)? != expected {
@@ -168,7 +170,7 @@ impl Tally {
     }
 }
 
-/// The newest step in a folder of which every byte can be read.
+/// The newest step in a folder; every byte of its checkpoint is read.
 fn newest_readable(run: &Path) -> Result<Option<u64>> {
     let entries = std::fs::read_dir(run)?.collect::<Result<Vec<_>, _>>()?;
     let mut folders: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).collect();
@@ -187,11 +189,11 @@ fn newest_readable(run: &Path) -> Result<Option<u64>> {
     Ok(Some(checkpoint.step()))
 }
 
-/// Random numbers.
+/// Sequence of random numbers.
 struct Draws(RandomKey, u64);
 
 impl Draws {
-    /// Uniform in [0, 1).
+    /// The next number, uniform in [0, 1).
     fn unit(&mut self) -> f64 {
         self.1 += 1;
         let draw = RandomKey::new(self.0.number(), self.1).number();

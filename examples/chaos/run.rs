@@ -10,7 +10,7 @@ use halocline::models::{SurrogateCnnConfig, weighted_mse};
 use halocline::prelude::*;
 use halocline::{Ended, Trainer};
 
-/// Short ones: after each it is known what is on the disk.
+/// Short epochs: after each, the newest step on the disk is reported.
 const EPOCHS: usize = 120;
 const BATCHES: usize = 2;
 /// [batch, variables, lat, lon].
@@ -20,18 +20,18 @@ const SHAPE: [usize; 4] = [1, 2, 17, 24];
 pub(crate) struct Options {
     /// The folder of the checkpoints.
     folder: PathBuf,
-    /// Ranks, where no MPI job gives them.
+    /// Number of ranks, unless an MPI job sets it.
     #[arg(long, default_value_t = 2)]
     ranks: usize,
 }
 
-/// Trains until the end, saying on stdout what happens: the driver reads it.
+/// Trains to the end, and reports on stdout to the driver.
 pub(crate) fn train(options: &Options) -> Result<()> {
     Launcher::from_env()
         .ranks(options.ranks)
         .seed(5)
         .run(|world| {
-            say(&format!("process {}", std::process::id()));
+            report(&format!("process {}", std::process::id()));
             let mesh = world.mesh([("lat", world.size())])?;
             let normal = Distribution::Normal {
                 mean: 0.0,
@@ -43,17 +43,18 @@ pub(crate) fn train(options: &Options) -> Result<()> {
             };
             let config = SurrogateCnnConfig::new(2).with_width(6).with_blocks(2);
             let model = world.init(|device| config.init(device))?;
-            let schedule = CosineAnnealingLrSchedulerConfig::new(1e-2, EPOCHS * BATCHES);
-            let schedule = schedule.init().map_err(Error::other)?;
+            let schedule = CosineAnnealingLrSchedulerConfig::new(1e-2, EPOCHS * BATCHES)
+                .init()
+                .map_err(Error::other)?;
             let mut trainer = Trainer::new(&world, model, AdamWConfig::new().init(), schedule)
                 .with_save_every(2)
                 .resume_or_start(&options.folder)?;
             let weights = vec![1.0; SHAPE[2]];
-            let mut told = trainer.committed();
+            let mut reported = trainer.committed();
             while trainer.epoch() < EPOCHS {
                 let epoch = trainer.epoch();
                 let ended = trainer.train_epoch(trainer.batch()..BATCHES, |model, batch| {
-                    say("step");
+                    report("step");
                     let x = field("x", (epoch, batch))?;
                     Ok(weighted_mse(
                         x.apply(model),
@@ -62,13 +63,14 @@ pub(crate) fn train(options: &Options) -> Result<()> {
                     ))
                 })?;
                 assert_eq!(ended, Ended::Whole);
-                if trainer.committed() != told {
-                    told = trainer.committed();
-                    told.into_iter()
-                        .for_each(|step| say(&format!("written {step}")));
+                if trainer.committed() != reported {
+                    reported = trainer.committed();
+                    reported
+                        .into_iter()
+                        .for_each(|step| report(&format!("written {step}")));
                 }
             }
-            say("end");
+            report("end");
             trainer.finish()?;
             if world.is_root() {
                 let bits = trainer.losses().iter().flat_map(|loss| loss.to_le_bytes());
@@ -78,8 +80,8 @@ pub(crate) fn train(options: &Options) -> Result<()> {
         })
 }
 
-/// One line, in one write: ranks share the pipe.
-fn say(line: &str) {
+/// Writes a line at once, as ranks share the pipe.
+fn report(line: &str) {
     let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
 }
 
@@ -90,8 +92,8 @@ fn path(folder: &Path) -> PathBuf {
 /// The bits of the losses of a run that has ended.
 pub(crate) fn losses_of(folder: &Path) -> Result<Vec<u64>> {
     let bytes = std::fs::read(path(folder))?;
-    let losses = bytes
+    Ok(bytes
         .chunks_exact(8)
-        .map(|bits| u64::from_le_bytes(bits.try_into().expect("8 bytes")));
-    Ok(losses.collect())
+        .map(|bits| u64::from_le_bytes(bits.try_into().expect("8 bytes")))
+        .collect())
 }

@@ -1,4 +1,4 @@
-//! Forecasts from states that the surrogate has not seen, against persistence and climatology.
+//! Forecasts from unseen states, compared with persistence and climatology.
 
 use clap::Args;
 use halocline::io::ndarray::{Array4, ArrayView4, Axis, concatenate, s};
@@ -39,7 +39,7 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
     let (latitudes, weights) = (grid.lat().to_vec(), grid.latitude_weights());
     let hours = statistics.metadata().time_step() / 3600.0;
 
-    // Rank 0 reads; the others get their shards of every field.
+    // Rank 0 reads, and scatters every field.
     let truth = if world.is_root() {
         Some(Truth::read(common, options)?)
     } else {
@@ -65,7 +65,7 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
 
     let mut state = (start.clone() - means.clone()) / stds.clone();
     let mut scores = Vec::new();
-    let mut first = vec![of_first(&start)?];
+    let mut first = vec![gather_first(&start)?];
     let progress = Progress::new(world.rank(), "forecast", options.steps);
     for step in 1..=options.steps {
         state = train::with_constants(state, &latitudes).apply(&model);
@@ -90,7 +90,7 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
                 acc: ours[variable].acc,
             });
         }
-        first.push(of_first(&forecast)?);
+        first.push(gather_first(&forecast)?);
         progress.advance();
     }
     progress.finish();
@@ -101,8 +101,8 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
     world.barrier()
 }
 
-/// The first forecast of a batch, on rank 0.
-fn of_first(batch: &ShardTensor<4>) -> Result<Option<Array4<f32>>> {
+/// Gathers the first forecast of a batch on rank 0.
+fn gather_first(batch: &ShardTensor<4>) -> Result<Option<Array4<f32>>> {
     let gathered = batch.clone().narrow(0, 0, 1).gather_tensor(0)?;
     Ok(gathered.map(|field| {
         let shape = field.dims();
@@ -111,7 +111,7 @@ fn of_first(batch: &ShardTensor<4>) -> Result<Option<Array4<f32>>> {
     }))
 }
 
-/// What happened: test trajectories, and the mean of the training ones.
+/// The true fields: test trajectories, and the mean of the training ones.
 struct Truth {
     /// [time, variable, lat, lon] of every test file.
     fields: Vec<Array4<f32>>,
@@ -133,8 +133,7 @@ impl Truth {
             .collect::<Result<Vec<_>>>()?;
         let times = fields
             .iter()
-            .map(Array4::shape)
-            .map(|shape| shape[0])
+            .map(|field| field.shape()[0])
             .min()
             .unwrap_or(0);
         let last = times.checked_sub(options.steps + 1).ok_or_else(|| {
@@ -148,11 +147,12 @@ impl Truth {
         let mut mean: Option<Array4<f64>> = None;
         let files = common.train_files()?;
         for path in &files {
-            let own = whole(path)?.mapv(f64::from).mean_axis(Axis(0));
-            let own = own
+            let file_mean = whole(path)?
+                .mapv(f64::from)
+                .mean_axis(Axis(0))
                 .ok_or_else(|| Error::other("a training file without times"))?
                 .insert_axis(Axis(0));
-            mean = Some(mean.map_or(own.clone(), |mean| mean + own));
+            mean = Some(mean.map_or(file_mean.clone(), |mean| mean + file_mean));
         }
         let mean = mean.ok_or_else(|| Error::other("no training files"))?;
         Ok(Self {
@@ -164,14 +164,13 @@ impl Truth {
 
     /// The fields a number of steps after every start, `[forecast, variable, lat, lon]`.
     fn at(&self, step: usize) -> Array4<f32> {
-        let of = |field: &Array4<f32>| {
-            field.select(
-                Axis(0),
-                &self.starts.iter().map(|s| s + step).collect::<Vec<_>>(),
-            )
-        };
-        let all: Vec<Array4<f32>> = self.fields.iter().map(of).collect();
-        let views: Vec<ArrayView4<f32>> = all.iter().map(|field| field.view()).collect();
+        let times: Vec<usize> = self.starts.iter().map(|start| start + step).collect();
+        let selected: Vec<Array4<f32>> = self
+            .fields
+            .iter()
+            .map(|field| field.select(Axis(0), &times))
+            .collect();
+        let views: Vec<ArrayView4<f32>> = selected.iter().map(|field| field.view()).collect();
         concatenate(Axis(0), &views).expect("test files have one shape")
     }
 }

@@ -20,7 +20,7 @@ use halocline::Ended;
 use halocline::io::Statistics;
 use halocline::prelude::*;
 
-/// Variables of a state, as they are called in files.
+/// Variables of a state, by their names in files.
 const VARIABLES: [&str; 3] = ["depth", "eastward_wind", "northward_wind"];
 
 #[derive(Parser)]
@@ -51,10 +51,10 @@ enum Command {
     },
 }
 
-/// What all commands share.
+/// Options of all commands.
 #[derive(Args, Clone)]
 struct Common {
-    /// Ranks, where no MPI job gives them.
+    /// Number of ranks, unless an MPI job sets it.
     #[arg(long, global = true, default_value_t = 1)]
     ranks: usize,
     /// The folder of all files, on a disk that all ranks see.
@@ -72,7 +72,7 @@ impl Common {
             .map_err(|e| Error::other(format!("{e}; run `weather simulate` first")))
     }
 
-    /// Where training keeps its checkpoints.
+    /// The folder of the checkpoints.
     fn model_folder(&self) -> PathBuf {
         self.folder.join("model")
     }
@@ -85,7 +85,7 @@ impl Common {
         self.files("test_")
     }
 
-    /// The field files of a kind, in order.
+    /// Lists the field files of a kind, in order.
     fn files(&self, prefix: &str) -> Result<Vec<PathBuf>> {
         let folder = self.folder.join("data");
         let missing = |e: std::io::Error| {
@@ -111,7 +111,7 @@ fn main() -> Result<()> {
     let Arguments { command, common } = Arguments::parse();
     let mut launcher = Launcher::from_env().ranks(common.ranks).seed(common.seed);
     if std::env::var_os("HALOCLINE_TIMEOUT").is_none() {
-        // The others wait while rank 0 writes files and draws pictures.
+        // The other ranks wait while rank 0 writes files and draws pictures.
         launcher = launcher.timeout(Duration::from_secs(900));
     }
     let ended = launcher.collect(|world| match &command {
@@ -135,7 +135,7 @@ fn main() -> Result<()> {
         }
     })?;
     if ended.contains(&Ended::Interrupted) {
-        // Not done: what starts jobs again may do so.
+        // Not complete: the exit status asks for another start.
         std::process::exit(75);
     }
     Ok(())
@@ -151,5 +151,5 @@ fn square_mesh(world: &World) -> Result<DeviceMesh> {
     world.mesh([("lat", lat), ("lon", size / lat)])
 }
 
-/// How fields `[batch, channels, lat, lon]` lie on [`square_mesh`].
+/// Placements of fields `[batch, channels, lat, lon]` on [`square_mesh`].
 const PLACEMENTS: [Placement; 2] = [Shard(2), Shard(3)];

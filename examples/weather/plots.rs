@@ -14,8 +14,8 @@ fn picture(error: impl std::fmt::Display) -> Error {
     Error::other(format!("picture: {error}"))
 }
 
-/// Text needs a font, and the program brings it along.
-fn with_font() -> Result<()> {
+/// Loads the font that the program carries: a machine may have none.
+fn load_font() -> Result<()> {
     register_font(
         "sans-serif",
         FontStyle::Normal,
@@ -24,7 +24,7 @@ fn with_font() -> Result<()> {
     .map_err(|_| picture("the font cannot be read"))
 }
 
-/// The range of the finite values, which is never empty: a forecast may have blown up.
+/// The range of the finite values, which is never empty: a forecast may have diverged.
 fn span(values: impl Iterator<Item = f32>) -> (f32, f32) {
     let finite = values.filter(|value| value.is_finite());
     let (low, high) = finite.fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), value| {
@@ -44,7 +44,7 @@ pub(crate) fn map(
     field: &Array2<f32>,
     range: &Array2<f32>,
 ) -> Result<()> {
-    with_font()?;
+    load_font()?;
     let (rows, columns) = field.dim();
     let (low, high) = span(range.iter().copied());
     let colour = |value: f32| ViridisRGB::get_color(((value - low) / (high - low)).clamp(0.0, 1.0));
@@ -92,10 +92,10 @@ pub(crate) fn map(
         .draw()
         .map_err(picture)?;
     let bands = (0..100).map(|band| {
-        let at = |edge: i32| low + (high - low) * edge as f32 / 100.0;
+        let value = |edge: i32| low + (high - low) * edge as f32 / 100.0;
         Rectangle::new(
-            [(0.0, at(band)), (1.0, at(band + 1))],
-            colour(at(band)).filled(),
+            [(0.0, value(band)), (1.0, value(band + 1))],
+            colour(value(band)).filled(),
         )
     });
     legend.draw_series(bands).map_err(picture)?;
@@ -104,7 +104,7 @@ pub(crate) fn map(
 
 /// Root-mean-square error against lead time, a panel per variable.
 pub(crate) fn curves(path: &Path, scores: &[Score]) -> Result<()> {
-    with_font()?;
+    load_font()?;
     let area = BitMapBackend::new(path, (1200, 420)).into_drawing_area();
     area.fill(&WHITE).map_err(picture)?;
     for (panel, variable) in area
@@ -112,17 +112,20 @@ pub(crate) fn curves(path: &Path, scores: &[Score]) -> Result<()> {
         .iter()
         .zip(VARIABLES)
     {
-        let own: Vec<&Score> = scores
+        let panel_scores: Vec<&Score> = scores
             .iter()
             .filter(|score| score.variable == variable)
             .collect();
-        let values = own
+        let values = panel_scores
             .iter()
             .flat_map(|s| [s.rmse, s.rmse_persistence, s.rmse_climatology]);
         let highest = values
             .filter(|value| value.is_finite())
             .fold(1e-9, f64::max);
-        let longest = own.iter().map(|score| score.lead_hours).fold(0.0, f64::max);
+        let longest = panel_scores
+            .iter()
+            .map(|score| score.lead_hours)
+            .fold(0.0, f64::max);
         let mut chart = ChartBuilder::on(panel)
             .caption(variable.replace('_', " "), ("sans-serif", 22))
             .margin(10)
@@ -142,8 +145,10 @@ pub(crate) fn curves(path: &Path, scores: &[Score]) -> Result<()> {
             ("persistence", RED, |score| score.rmse_persistence),
             ("climatology", BLACK, |score| score.rmse_climatology),
         ];
-        for (name, colour, of) in curves {
-            let points = own.iter().map(|score| (score.lead_hours, of(score)));
+        for (name, colour, error) in curves {
+            let points = panel_scores
+                .iter()
+                .map(|score| (score.lead_hours, error(score)));
             chart
                 .draw_series(LineSeries::new(points, colour.stroke_width(2)))
                 .map_err(picture)?

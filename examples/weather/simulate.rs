@@ -1,4 +1,4 @@
-//! Trajectories of the shallow-water equations.
+//! Simulation of trajectories by the shallow-water equations.
 
 use clap::Args;
 use halocline::io::ndarray::{ArrayView3, ArrayView4, Axis};
@@ -43,7 +43,7 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
     let sphere = Sphere::new(options.rows, options.columns)?;
     let model = ShallowWater::new(sphere, &mesh, &[Shard(2)], Config::default())?;
 
-    // All trajectories run at once; those to test on come from a stream of their own.
+    // All trajectories run at once; those for tests have a random stream of their own.
     let planet = Planet::EARTH;
     let draw = |name: &str, states| Jet::random(RandomKey::new(common.seed, name), states, &planet);
     let mut jets = draw("train", options.train_states);
@@ -97,7 +97,7 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
 fn writers(common: &Common, options: &Options) -> Result<Vec<FieldWriter>> {
     let folder = common.folder.join("data");
     std::fs::create_dir_all(&folder)?;
-    // Trajectories of an earlier run are not of this one.
+    // Files of an earlier run do not belong to this one.
     for old in [common.train_files()?, common.test_files()?].concat() {
         std::fs::remove_file(old)?;
     }

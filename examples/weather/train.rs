@@ -35,7 +35,7 @@ pub(crate) struct Options {
     /// Residual blocks.
     #[arg(long, default_value_t = 4)]
     blocks: usize,
-    /// Save every so many steps.
+    /// Number of steps between saves.
     #[arg(long, default_value_t = 20)]
     save_every: u64,
     /// Go on from the last checkpoint, with the options of then but for the number of epochs.
@@ -43,7 +43,7 @@ pub(crate) struct Options {
     resume: bool,
 }
 
-/// How training was started, kept beside the checkpoints.
+/// Settings of a training, kept beside the checkpoints.
 #[derive(Serialize, Deserialize)]
 struct Settings {
     batch: usize,
@@ -53,7 +53,7 @@ struct Settings {
     blocks: usize,
 }
 
-/// Sine and cosine of latitude, which tell a cell where it is.
+/// Constant channels: sine and cosine of latitude.
 const CONSTANTS: usize = 2;
 
 pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<Ended> {
@@ -75,7 +75,8 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<E
     })?;
     let optimizer = AdamWConfig::new()
         .with_weight_decay(1e-5)
-        // Of each tensor's own gradient; for the norm of the whole model see Trainer::with_gradient_hook.
+        // This clips the gradient of each tensor; for the norm of the whole model see
+        // Trainer::with_gradient_hook.
         .with_grad_clipping(Some(GradientClippingConfig::Norm(1.0)))
         .init();
     let steps = options.epochs * loader.batches();
@@ -88,7 +89,7 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<E
         .with_save_every(options.save_every)
         .resume_or_start(&folder)?;
 
-    // Normalised increments are small and differ by variable: weigh them alike.
+    // Normalised increments are small and differ by variable: the loss weighs them equally.
     let scales: Vec<f64> = statistics
         .stds()
         .iter()
@@ -132,7 +133,8 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<E
     Ok(Ended::Whole)
 }
 
-/// Begins anew: without the checkpoints of an earlier training, and with the settings of this one.
+/// Starts anew: removes the checkpoints of an earlier training, and writes the settings of this
+/// one.
 fn begin(world: &World, common: &Common, options: &Options) -> Result<()> {
     let folder = common.model_folder();
     let settings = Settings {
@@ -177,7 +179,7 @@ impl Settings {
     }
 }
 
-/// The trained model.
+/// Loads the trained model.
 pub(crate) fn load(world: &World, common: &Common) -> Result<SurrogateCnn> {
     let folder = common.model_folder();
     let settings = Settings::load(&folder)?;
@@ -191,15 +193,15 @@ pub(crate) fn load(world: &World, common: &Common) -> Result<SurrogateCnn> {
     }
 }
 
-/// Normalised states `[batch, variables, lat, lon]` with the constant channels after them.
+/// Appends the constant channels to normalised states `[batch, variables, lat, lon]`.
 pub(crate) fn with_constants<X: Field<4>>(x: X, latitudes: &[f64]) -> X {
-    let nothing = x.clone().narrow(1, 0, 1) * 0.0;
-    let constant = |of: fn(f64) -> f64| {
+    let zeros = x.clone().narrow(1, 0, 1) * 0.0;
+    let constant = |function: fn(f64) -> f64| {
         let values: Vec<f64> = latitudes
             .iter()
-            .map(|latitude| of(latitude.to_radians()))
+            .map(|latitude| function(latitude.to_radians()))
             .collect();
-        nothing.clone() + nothing.profile(2, &values)
+        zeros.clone() + zeros.profile(2, &values)
     };
     let constants = [constant(f64::sin), constant(f64::cos)];
     X::cat([vec![x], constants.to_vec()].concat(), 1)

@@ -1,4 +1,4 @@
-//! Properties that all ranks of a mesh must have alike, compared by name.
+//! Comparison, by name, of properties that must be equal on all ranks of a mesh.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -6,10 +6,11 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// A property by name, with its value as text: a value that is too long for one is there as its checksum.
+/// A property: its name, and its value as text or, where that would be long, as a checksum.
 pub(crate) type Property = (&'static str, String);
 
-/// How many blocks of a file are compared, and their size: all of a file that has no more bytes.
+/// Number and size of the blocks of a file that are compared; a file that is no larger is compared
+/// whole.
 const BLOCKS: u64 = 16;
 const BLOCK: u64 = 4096;
 
@@ -25,7 +26,7 @@ pub(crate) fn check(own: &[Property], first: &[(String, String)]) -> Result<()> 
     }
 }
 
-/// A checksum of the bits of numbers.
+/// CRC-32 of the bits of numbers.
 pub(crate) fn checksum(numbers: impl IntoIterator<Item = f64>) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     for number in numbers {
@@ -34,7 +35,7 @@ pub(crate) fn checksum(numbers: impl IntoIterator<Item = f64>) -> u32 {
     hasher.finalize()
 }
 
-/// Size and checksum of a file, of blocks from its beginning to its end where it is large.
+/// Size of a file and its CRC-32: that of blocks from its beginning to its end if it is large.
 pub(crate) fn fingerprint(path: &Path) -> Result<(u64, u32)> {
     let read = || {
         let mut file = File::open(path)?;

@@ -1,4 +1,4 @@
-//! Attributes of datasets, read with their type and number checked.
+//! Attributes of datasets, read with checks of their type and number.
 
 use std::path::Path;
 
@@ -7,8 +7,8 @@ use hdf5_metno::types::{FloatSize, TypeDescriptor};
 
 use crate::{Error, Result, names};
 
-/// The largest number of values of an attribute that is read.
-const MOST: usize = 64;
+/// Largest number of values of an attribute that is read.
+const MAX_VALUES: usize = 64;
 
 /// The attributes of a dataset.
 pub(crate) struct Attributes<'a> {
@@ -26,7 +26,7 @@ pub(crate) struct Numbers {
 }
 
 impl<'a> Attributes<'a> {
-    /// The attributes of the dataset called `name` in the file at `path`.
+    /// Lists the attributes of the dataset called `name` in the file at `path`.
     pub(crate) fn of(path: &'a Path, name: &'static str, dataset: &'a Dataset) -> Result<Self> {
         let present = dataset
             .attr_names()
@@ -43,7 +43,7 @@ impl<'a> Attributes<'a> {
         self.present.iter().any(|present| present == attribute)
     }
 
-    /// The text of an attribute, if it is there.
+    /// Reads the text of an attribute, if it is present.
     pub(crate) fn text(&self, attribute: &str) -> Result<Option<String>> {
         if !self.has(attribute) {
             return Ok(None);
@@ -59,7 +59,7 @@ impl<'a> Attributes<'a> {
         Ok(texts.into_iter().next())
     }
 
-    /// The numbers of an attribute, if it is there.
+    /// Reads the numbers of an attribute, if it is present.
     pub(crate) fn numbers(&self, attribute: &str) -> Result<Option<Numbers>> {
         if !self.has(attribute) {
             return Ok(None);
@@ -67,8 +67,8 @@ impl<'a> Attributes<'a> {
         let read = || {
             let found = self.dataset.attr(attribute)?;
             let size = found.size();
-            if !(1..=MOST).contains(&size) {
-                return Err(format!("{size} values where 1 to {MOST} are expected").into());
+            if !(1..=MAX_VALUES).contains(&size) {
+                return Err(format!("{size} values where 1 to {MAX_VALUES} are expected").into());
             }
             let kind = found.dtype()?.to_descriptor()?;
             Ok(Numbers {
@@ -79,7 +79,7 @@ impl<'a> Attributes<'a> {
         read().map(Some).map_err(|e| self.unreadable(attribute, &e))
     }
 
-    /// The number of an attribute that has exactly one.
+    /// Reads the number of an attribute that has exactly one, if it is present.
     pub(crate) fn number(&self, attribute: &str) -> Result<Option<f64>> {
         let numbers = self.numbers(attribute)?;
         let one = |numbers: Numbers| match numbers.values[..] {
@@ -89,7 +89,7 @@ impl<'a> Attributes<'a> {
         numbers.map(one).transpose()
     }
 
-    /// The error for an attribute with a value that is not understood.
+    /// Error for an attribute whose value is not supported.
     pub(crate) fn refused(&self, attribute: &str, value: &str, expected: &str) -> Error {
         Error::Shape {
             path: self.path.into(),

@@ -7,32 +7,42 @@ use ndarray::{Array3, ArrayViewMut3, Axis, concatenate};
 use crate::alike::{Property, checksum, fingerprint};
 use crate::{Error, FieldFile, Metadata, Missing, Result, Statistics};
 
-/// What a sample is.
+/// Configuration of a [`FieldDataset`]: the times of a sample, and the handling of missing values.
+///
+/// # Example
+/// ```
+/// use halocline_io::{DatasetConfig, Missing};
+///
+/// // From two times, predict the fourth after the later one.
+/// let config = DatasetConfig::new().with_history(2).with_lead(4);
+/// assert_eq!(config.missing, Missing::Reject);
+/// ```
 #[derive(Config, Debug)]
 pub struct DatasetConfig {
-    /// How many times an input has, the last of them the present.
+    /// Number of times in an input; the last one is the present.
     #[config(default = "1")]
     pub history: usize,
-    /// How many time steps after the present the target is.
+    /// Number of time steps from the present to the target.
     #[config(default = "1")]
     pub lead: usize,
-    /// What to do about missing values.
+    /// Handling of missing values.
     #[config(default = "Missing::Reject")]
     pub missing: Missing,
 }
 
-/// An input and the field that is to be predicted from it.
+/// A pair of fields: an input, and the target to be predicted from it.
+///
+/// See [`FieldDataset`] for an example.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// [history · channels, lat, lon], the earliest time first.
+    /// Input, [history · channels, lat, lon], the earliest time first.
     pub input: Array3<f32>,
-    /// [channels, lat, lon].
+    /// Target, [channels, lat, lon].
     pub target: Array3<f32>,
 }
 
-/// Samples from field files, each of which is a trajectory: a year, or a run of a model.
-///
-/// No sample reaches from one file into the next.
+/// Samples from field files. Each file is a trajectory, such as a year or a model run: no sample
+/// spans two files.
 ///
 /// # Example
 /// ```
@@ -46,14 +56,21 @@ pub struct Sample {
 /// #     writer.append(f64::from(step) * 21600.0, field.view())?;
 /// # }
 /// # writer.finish()?;
-/// use halocline_io::{DatasetConfig, FieldDataset};
+/// use halocline_io::{DatasetConfig, FieldDataset, Statistics};
 ///
 /// let config = DatasetConfig::new().with_history(2).with_lead(1);
-/// let dataset = FieldDataset::open(&[path], &config)?; // 5 times
+/// let dataset = FieldDataset::open(&[&path], &config)?; // 5 times, of values 0 to 4
 /// assert_eq!(dataset.len(), 3);
+/// assert_eq!(dataset.input_shape(), [4, 4, 8]); // u10m, v10m, u10m, v10m
+/// assert_eq!(dataset.target_shape(), [2, 4, 8]);
 /// let sample = dataset.sample(2)?;
-/// assert_eq!(sample.input.dim(), (4, 4, 8)); // u10m, v10m, u10m, v10m
-/// assert_eq!((sample.input[[0, 0, 0]], sample.input[[2, 0, 0]], sample.target[[0, 0, 0]]), (2.0, 3.0, 4.0));
+/// assert_eq!([sample.input[[0, 0, 0]], sample.input[[2, 0, 0]]], [2.0, 3.0]);
+/// assert_eq!(sample.target[[0, 0, 0]], 4.0);
+/// assert_eq!(dataset.time(2), 3.0 * 21600.0);
+///
+/// let statistics = Statistics::compute(&[FieldFile::open(&path)?], 1)?; // mean 2, variance 2
+/// let target = dataset.with_statistics(&statistics)?.sample(2)?.target;
+/// assert!((target[[0, 0, 0]] - 2_f32.sqrt()).abs() < 1e-6);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
@@ -62,7 +79,7 @@ pub struct FieldDataset {
     metadata: Metadata,
     history: usize,
     lead: usize,
-    /// The number of samples in the files before each, and in all.
+    /// Number of samples before each file, then the number of all samples.
     starts: Vec<usize>,
     /// Mean and standard deviation of every channel, if values are normalised.
     scale: Option<Vec<(f64, f64)>>,
@@ -72,8 +89,8 @@ impl FieldDataset {
     /// Opens files that have the same channels, grid and time step.
     ///
     /// # Errors
-    /// Those of [`FieldFile::open`]; files that do not go together or whose times are not evenly spaced; a history of
-    /// zero; files too short for any sample.
+    /// Those of [`FieldFile::open`]; files that differ in these, or whose times are not evenly
+    /// spaced; a history of zero; files too short for any sample.
     pub fn open(paths: &[impl AsRef<Path>], config: &DatasetConfig) -> Result<Self> {
         if config.history == 0 {
             return Err(Error::argument("history", 0, "at least 1 time"));
@@ -117,14 +134,15 @@ impl FieldDataset {
         Ok(dataset)
     }
 
-    /// The same dataset with normalised values: less the mean of their channel, over its standard deviation.
+    /// Normalises values: subtracts the mean of their channel and divides by its standard
+    /// deviation.
     ///
     /// # Errors
     /// Statistics of other channels, and a channel that does not vary.
     pub fn with_statistics(mut self, statistics: &Statistics) -> Result<Self> {
-        let (own, others) = (self.metadata.channels(), statistics.metadata().channels());
-        if own != others {
-            let expected = format!("those of channels {own:?}");
+        let (channels, others) = (self.metadata.channels(), statistics.metadata().channels());
+        if channels != others {
+            let expected = format!("those of channels {channels:?}");
             return Err(Error::argument(
                 "statistics",
                 format!("{others:?}"),
@@ -140,7 +158,7 @@ impl FieldDataset {
                 format!(
                     "a standard deviation of {} for {}",
                     statistics.stds()[channel],
-                    own[channel]
+                    channels[channel]
                 ),
                 expected,
             ));
@@ -177,7 +195,7 @@ impl FieldDataset {
         [self.metadata.channels().len(), rows, columns]
     }
 
-    /// The time of a sample's present, the last of its input, in seconds since 1970-01-01 UTC.
+    /// Time of a sample's present, the last time of its input, in seconds since 1970-01-01 UTC.
     ///
     /// # Panics
     /// Panics if there is no such sample.
@@ -200,8 +218,8 @@ impl FieldDataset {
         })
     }
 
-    /// What must be alike where several ranks open the dataset. Files are known by their bytes: on another host they
-    /// may have another name.
+    /// Properties that must be equal on all ranks that open the dataset. Files are compared by
+    /// content, because their paths may differ between hosts.
     pub(crate) fn properties(&self) -> Result<Vec<Property>> {
         let metadata = &self.metadata;
         let grid = metadata.grid();
@@ -240,18 +258,16 @@ impl FieldDataset {
         let (file, first) = self.find(sample);
         let channels = self.metadata.channels().len();
         let [wanted, rows, columns] = cells;
-        let parts = (0..self.history).map(|back| {
-            // The wanted of the channels at this time, which begin at `base`.
-            let base = back * channels;
-            let low = wanted.start.clamp(base, base + channels) - base;
-            let high = wanted.end.clamp(base, base + channels) - base;
-            self.field(
-                file,
-                first + back,
-                [low..high, rows.clone(), columns.clone()],
-            )
-        });
-        let parts = parts.collect::<Result<Vec<_>>>()?;
+        let parts = (0..self.history)
+            .map(|index| {
+                // Channels base..base + channels of the input are those of this time.
+                let base = index * channels;
+                let low = wanted.start.clamp(base, base + channels) - base;
+                let high = wanted.end.clamp(base, base + channels) - base;
+                let cells = [low..high, rows.clone(), columns.clone()];
+                self.field(file, first + index, cells)
+            })
+            .collect::<Result<Vec<_>>>()?;
         let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
         Ok(concatenate(Axis(0), &views).expect("the parts have the same rows and columns"))
     }
@@ -277,7 +293,7 @@ impl FieldDataset {
         Ok(values)
     }
 
-    /// The file of a sample, and the index of its first time there.
+    /// Finds the file of a sample, and the index of its first time in that file.
     fn find(&self, sample: usize) -> (&FieldFile, usize) {
         assert!(sample < self.len(), "sample {sample} of {}", self.len());
         let file = self.starts.partition_point(|&start| start <= sample) - 1;
@@ -287,7 +303,7 @@ impl FieldDataset {
 
 fn normalize(mut values: ArrayViewMut3<'_, f32>, scale: &[(f64, f64)]) {
     for (mut field, (mean, std)) in values.outer_iter_mut().zip(scale) {
-        // In f64: a geopotential differs from its mean in the last digits of f32 only.
+        // In f64, because a geopotential differs from its mean only in the last digits of f32.
         field.mapv_inplace(|value| ((f64::from(value) - mean) / std) as f32);
     }
 }

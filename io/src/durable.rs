@@ -1,4 +1,4 @@
-//! Waiting until files, and names in folders, are on the disk.
+//! Durable writes: waiting until files, and names in folders, are on the disk.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// Writes a file, whose bytes are on the disk when this returns.
+/// Writes a file, and waits until its bytes are on the disk.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let written = File::create(path).and_then(|mut file| {
         file.write_all(bytes)?;
@@ -21,7 +21,7 @@ pub(crate) fn sync_file(path: &Path) -> Result<()> {
     synced.map_err(|error| Error::io(path, error))
 }
 
-/// Waits until the names in a folder are on the disk, on file systems that can be asked to.
+/// Waits until the names in a folder are on the disk, on file systems that support it.
 pub(crate) fn sync_folder(path: &Path) -> Result<()> {
     let folder = File::open(path).map_err(|error| Error::io(path, error))?;
     #[cfg(test)]
@@ -32,7 +32,8 @@ pub(crate) fn sync_folder(path: &Path) -> Result<()> {
     }
 }
 
-/// Whether a file system says by this error that it does not sync folders. The names are then as safe as it makes them.
+/// Whether an error says that the file system does not sync folders. It then has its own way to
+/// keep names.
 fn is_refusal(error: &io::Error) -> bool {
     /// The same numbers on every Unix.
     const EBADF: i32 = 9;
@@ -40,7 +41,7 @@ fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(EBADF | EINVAL))
 }
 
-/// The folder that holds the name of a file or folder.
+/// The folder that contains a file or folder.
 pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -48,8 +49,9 @@ pub(crate) fn parent(path: &Path) -> &Path {
     }
 }
 
-/// The folders that hold the names which lead to `path`, the nearest first; the last is the working directory or the root.
-pub(crate) fn way_to(path: &Path) -> impl Iterator<Item = &Path> {
+/// The folders that contain `path` and its ancestors, nearest first; the last is the working
+/// directory or the root.
+pub(crate) fn enclosing_folders(path: &Path) -> impl Iterator<Item = &Path> {
     path.ancestors()
         .take_while(|path| path.file_name().is_some())
         .map(parent)
@@ -69,15 +71,19 @@ pub(crate) mod tests {
 
     #[test]
     fn the_working_directory_is_on_the_way_to_a_relative_path() {
-        let way = |path| way_to(Path::new(path)).map(Path::to_path_buf).collect();
+        let folders = |path| {
+            enclosing_folders(Path::new(path))
+                .map(Path::to_path_buf)
+                .collect()
+        };
         let expected = |paths: &[&str]| paths.iter().map(PathBuf::from).collect::<Vec<_>>();
-        let found: Vec<PathBuf> = way("runs/a");
+        let found: Vec<PathBuf> = folders("runs/a");
         assert_eq!(found, expected(&["runs", "."]));
-        let found: Vec<PathBuf> = way("a");
+        let found: Vec<PathBuf> = folders("a");
         assert_eq!(found, expected(&["."]));
-        let found: Vec<PathBuf> = way("/scratch/runs/a");
+        let found: Vec<PathBuf> = folders("/scratch/runs/a");
         assert_eq!(found, expected(&["/scratch/runs", "/scratch", "/"]));
-        let found: Vec<PathBuf> = way("../runs");
+        let found: Vec<PathBuf> = folders("../runs");
         assert_eq!(found, expected(&[".."]));
     }
 

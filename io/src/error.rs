@@ -1,41 +1,50 @@
 use std::path::{Path, PathBuf};
 
-/// The result of everything in this crate that touches files.
+/// Result of the functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What was wrong with a file: where, what was found and what was expected.
+/// Error of a file or an argument, with its place, the value found and the value expected.
+///
+/// # Example
+/// ```
+/// use halocline_io::{Error, FieldFile};
+///
+/// let error = FieldFile::open("nowhere/2018.h5").unwrap_err();
+/// assert!(error.to_string().starts_with("nowhere/2018.h5: "));
+/// assert!(matches!(error, Error::Io { path, .. } if path.ends_with("2018.h5")));
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused something.
+    /// An error of the operating system.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error.
         source: std::io::Error,
     },
-    /// A file that is not HDF5, or not all of it.
+    /// A file that is not HDF5, or is incomplete.
     #[error("{}: not a complete HDF5 file ({cause}); was its writer or a copy interrupted?", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What HDF5 said.
+        /// The message of HDF5.
         cause: String,
     },
-    /// HDF5 could not read or write a dataset.
+    /// A dataset that HDF5 cannot read or write.
     #[error("{}: dataset \"{dataset}\"{cells}: {cause}", path.display())]
     Hdf5 {
         /// The file.
         path: PathBuf,
         /// The dataset.
         dataset: &'static str,
-        /// The box of cells that was asked for, or nothing where it was the whole dataset.
+        /// The requested box of cells, or nothing for the whole dataset.
         cells: String,
-        /// What HDF5 said.
+        /// The message of HDF5.
         cause: String,
     },
-    /// A dataset of the layout that is not in the file.
+    /// A file without a dataset of the layout.
     #[error(
         "{}: no dataset \"{dataset}\"; expected fields, timestamp, channel, lat and lon, found {found:?}",
         path.display()
@@ -45,22 +54,22 @@ pub enum Error {
         path: PathBuf,
         /// The dataset.
         dataset: &'static str,
-        /// What the file has.
+        /// The datasets of the file.
         found: Vec<String>,
     },
-    /// A dataset of another shape or type than the layout says.
+    /// A dataset whose shape, type or attributes do not fit the layout.
     #[error("{}: dataset \"{dataset}\": found {found}, expected {expected}", path.display())]
     Shape {
         /// The file.
         path: PathBuf,
         /// The dataset.
         dataset: &'static str,
-        /// Its shape or type.
+        /// The shape, type or attribute.
         found: String,
-        /// What the layout says.
+        /// The one that the layout asks for.
         expected: String,
     },
-    /// A value that cannot be right.
+    /// An invalid value in a dataset.
     #[error("{}: dataset \"{dataset}\"{index:?}: found {found}, expected {expected}", path.display())]
     Value {
         /// The file.
@@ -71,29 +80,29 @@ pub enum Error {
         index: Vec<usize>,
         /// The value.
         found: String,
-        /// What would be right.
+        /// A description of valid values.
         expected: String,
     },
-    /// A file that does not go with another one.
+    /// A file that does not match another one.
     #[error("{}: {what}: found {found}, expected {expected} as in {}", path.display(), reference.display())]
     Differs {
         /// The file.
         path: PathBuf,
-        /// What differs.
+        /// The property that differs.
         what: &'static str,
-        /// What the file has.
+        /// Its value in the file.
         found: String,
-        /// What the other one has.
+        /// Its value in the other file.
         expected: String,
-        /// The other one.
+        /// The other file.
         reference: PathBuf,
     },
-    /// A file or folder that is no checkpoint, is damaged, or does not fit.
+    /// A file or folder that is not a checkpoint, is damaged, or does not fit the program.
     #[error("{}: {cause}", path.display())]
     Checkpoint {
         /// The file or folder.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         cause: String,
     },
     /// An argument that is out of range or does not fit the data.
@@ -103,7 +112,7 @@ pub enum Error {
         argument: &'static str,
         /// Its value.
         got: String,
-        /// What would be right.
+        /// A description of valid values.
         expected: String,
     },
 }

@@ -18,15 +18,36 @@ pub(crate) const LON: &str = "lon";
 /// The dimension scales, in the order of the dims of [`FIELDS`].
 pub(crate) const SCALES: [&str; 4] = [TIMESTAMP, CHANNEL, LAT, LON];
 
-/// How much two steps of a uniform series may differ, as a fraction of the step.
+/// Largest difference between two steps of a uniform time series, as a fraction of the step.
 const STEP_TOLERANCE: f64 = 1e-4;
 
-/// What to do about missing values: NaN, infinite, or equal to the `_FillValue` or a `missing_value` of the file.
+/// Handling of missing values: NaN, infinite values, and those equal to the `_FillValue` or a
+/// `missing_value` of the file.
+///
+/// # Example
+/// ```
+/// use halocline_io::ndarray::Array3;
+/// use halocline_io::{FieldFile, FieldWriter, Grid, Missing, WriterConfig};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("sst.h5");
+/// let grid = Grid::cell_centred(2, 4)?;
+/// let mut writer = FieldWriter::create(&path, &grid, &["sst"], &WriterConfig::new())?;
+/// writer.append(0.0, Array3::from_elem((1, 2, 4), f32::NAN).view())?; // land
+/// writer.finish()?;
+///
+/// let cells = || [0..1, 0..1, 0..2, 0..4];
+/// let file = FieldFile::open(&path)?;
+/// assert!(file.read(cells()).is_err());
+/// let file = file.with_missing(Missing::Allow);
+/// assert!(file.read(cells())?[[0, 0, 1, 3]].is_nan());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(burn::config::Config, Debug, Copy, PartialEq, Eq)]
 pub enum Missing {
-    /// A read that meets one is an error that names its index. The default everywhere.
+    /// Reading one is an error that names its index. The default everywhere.
     Reject,
-    /// They are read as NaN (infinite ones as they are), and statistics leave NaN out.
+    /// They are read as NaN (infinite values as they are), and statistics leave NaN out.
     Allow,
 }
 
@@ -40,11 +61,11 @@ pub enum Missing {
 /// | `lat` | f64 | \[lat\] | degrees north, from 90 to −90 |
 /// | `lon` | f64 | \[lon\] | degrees east, from 0 to below 360 |
 ///
-/// The last four are the dimension scales of the first, so that h5py, netCDF and xarray find them. A reader does
-/// without that, and takes latitudes in either direction, longitudes from anywhere (see [`Grid::new`]), any number
-/// type for coordinates, and any kind of string.
+/// The last four are the dimension scales of the first, so that h5py, netCDF and xarray find them.
+/// A reader does not depend on this, and accepts latitudes in either direction, longitudes from any
+/// start (see [`Grid::new`]), any number type for coordinates, and any kind of string.
 ///
-/// It honours these attributes of the CF conventions, and refuses values of them that it does not understand:
+/// It supports these attributes of the CF conventions. Other values of them are errors.
 ///
 /// | attribute | of | meaning |
 /// |---|---|---|
@@ -53,8 +74,9 @@ pub enum Missing {
 /// | `_FillValue`, `missing_value` | `fields` | values that stand for missing ones, see [`Missing`] |
 /// | `scale_factor`, `add_offset` | `fields` | values are `scale_factor · stored + add_offset`, computed in f64; stored may be integers of at most 32 bits |
 ///
-/// All five datasets have their values in the file itself. External and soft links, external storage and virtual
-/// datasets are refused: through them a file could have any other file of the machine read as numbers.
+/// All five datasets store their values in the file itself. External and soft links, external
+/// storage and virtual datasets are refused: through them, a file could make the reader read any
+/// file of the machine.
 ///
 /// HDF5 works on one thread at a time; calls from several threads wait for each other.
 ///
@@ -75,6 +97,9 @@ pub enum Missing {
 ///
 /// let file = FieldFile::open(&path)?;
 /// assert_eq!(file.shape(), [4, 2, 7, 12]);
+/// assert_eq!(file.channels(), ["u10m", "v10m"]);
+/// assert_eq!((file.times()[3], file.time_step()?), (10800.0, 3600.0)); // s
+/// assert_eq!(file.grid().lat()[0], 90.0);
 /// let northern = file.read([1..3, 0..2, 0..4, 0..12])?; // [time, channel, lat, lon]
 /// assert_eq!(northern[[1, 0, 3, 5]], 2.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -91,12 +116,12 @@ pub struct FieldFile {
 }
 
 impl FieldFile {
-    /// Opens a file and checks that it has the layout.
+    /// Opens a file and checks its layout.
     ///
     /// # Errors
-    /// A file that is not there, is not HDF5 or is truncated; a dataset that is missing, has another shape or
-    /// type, or its values elsewhere; coordinates that are no grid; times that do not rise; attributes that are not
-    /// understood.
+    /// A file that does not exist, is not HDF5 or is truncated; a dataset that is missing, has
+    /// another shape or type, or stores its values elsewhere; coordinates that are not a grid;
+    /// times that do not rise; attributes that are not supported.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let size = check_is_file(path)?;
@@ -118,7 +143,8 @@ impl FieldFile {
         let fields = dataset(FIELDS)?;
         let packing = Packing::of(path, FIELDS, &fields)?;
         let shape = check_fields(path, &fields, &packing)?;
-        // Every time, channel, row and column has some bytes, and coordinates are read at once.
+        // An extent beyond the size of the file is damage: each index has some bytes. Coordinates
+        // are read whole, and would take memory for it.
         if let Some(extent) = shape.iter().find(|extent| **extent as u64 > size) {
             return Err(Error::Shape {
                 path: path.into(),
@@ -131,10 +157,13 @@ impl FieldFile {
             let scale = dataset(name)?;
             check_scale(path, &scale, name, &shape)?;
             let packing = Packing::of(path, name, &scale)?;
-            let stored = scale.read_raw::<f64>();
-            let stored = stored.map_err(|e| Error::hdf5(path, name, e))?;
-            let values = stored.into_iter().map(|number| packing.value(number));
-            let values = values.collect();
+            let stored = scale
+                .read_raw::<f64>()
+                .map_err(|e| Error::hdf5(path, name, e))?;
+            let values = stored
+                .into_iter()
+                .map(|number| packing.value(number))
+                .collect();
             match name {
                 TIMESTAMP => time_units::seconds(&Attributes::of(path, name, &scale)?, values),
                 _ => Ok(values),
@@ -148,21 +177,21 @@ impl FieldFile {
             fields,
             times,
             channels: names::of_dataset(path, CHANNEL, &channel)?,
-            grid: Grid::new(lat?, lon?).map_err(|error| coordinates(path, error))?,
+            grid: Grid::new(lat?, lon?).map_err(|error| in_file(path, error))?,
             packing,
             missing: Missing::Reject,
             path: path.into(),
         })
     }
 
-    /// The same file with another way to treat missing values; [`Missing::Reject`] unless set.
+    /// Sets the handling of missing values. Default [`Missing::Reject`].
     #[must_use]
     pub fn with_missing(mut self, missing: Missing) -> Self {
         self.missing = missing;
         self
     }
 
-    /// Where the file lies.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -191,7 +220,7 @@ impl FieldFile {
     /// The time between two fields, in seconds.
     ///
     /// # Errors
-    /// Fewer than two times, and steps that differ: the first that does is named.
+    /// Fewer than two times; steps that differ, of which the first is named.
     pub fn time_step(&self) -> Result<f64> {
         let [first, second, ..] = self.times[..] else {
             return Err(self.shape_error(
@@ -219,13 +248,14 @@ impl FieldFile {
         Ok(step)
     }
 
-    /// Reads a box of cells: ranges of times, channels, rows and columns. Nothing else is read but whole chunks.
+    /// Reads a box of cells, given by ranges of times, channels, rows and columns. Only the chunks
+    /// that it meets are read.
     ///
     /// # Shapes
     /// The result is [times, channels, rows, columns] of the ranges.
     ///
     /// # Errors
-    /// A box that is not inside the file, a chunk that is damaged, and missing values if they are
+    /// A box that is not inside the file; a damaged chunk; missing values, if they are
     /// [rejected](Missing::Reject).
     pub fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {
         let shape = self.shape();
@@ -262,7 +292,7 @@ impl FieldFile {
         Ok(stored.mapv(|number| self.packing.value(number) as f32))
     }
 
-    /// Reads a box of cells as they are stored.
+    /// Reads a box of numbers as they are stored.
     fn stored<T: H5Type>(&self, cells: &[Range<usize>; 4]) -> Result<Array4<T>> {
         let ranges: Vec<SliceOrIndex> = cells.iter().cloned().map(Into::into).collect();
         let values: ArrayD<T> = self
@@ -280,7 +310,8 @@ impl FieldFile {
             .expect("HDF5 gives the selected shape"))
     }
 
-    /// Checks that no number of a box is missing, where that is to be an error. `missing` says how a number is.
+    /// Checks that a box has no missing number, unless they are allowed. `missing` describes a
+    /// number if it is missing.
     fn check<T: Copy>(
         &self,
         numbers: &Array4<T>,
@@ -292,18 +323,18 @@ impl FieldFile {
         }
         let found = numbers
             .indexed_iter()
-            .find_map(|(at, &number)| Some((at, missing(number)?)));
-        let Some((at, found)) = found else {
+            .find_map(|(index, &number)| Some((index, missing(number)?)));
+        let Some((index, found)) = found else {
             return Ok(());
         };
-        let at = [at.0, at.1, at.2, at.3];
+        let index = [index.0, index.1, index.2, index.3];
         Err(Error::Value {
             path: self.path.clone(),
             dataset: FIELDS,
-            index: at
+            index: index
                 .iter()
                 .zip(cells)
-                .map(|(at, range)| at + range.start)
+                .map(|(index, range)| index + range.start)
                 .collect(),
             found,
             expected: "a finite value (Missing::Allow reads missing ones as NaN)".into(),
@@ -325,9 +356,10 @@ impl FieldFile {
     }
 }
 
-/// Checks that `path` is a file, and gives its size.
+/// Checks that `path` is a regular file, and returns its size.
 fn check_is_file(path: &Path) -> Result<u64> {
-    // HDF5's own message for a file that is not there is a page long, and it waits for a pipe that nobody writes to.
+    // HDF5's message for a missing file is a page long, and opening a pipe without a writer never
+    // ends.
     let found = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
     if found.is_file() {
         return Ok(found.len());
@@ -340,7 +372,7 @@ fn check_is_file(path: &Path) -> Result<u64> {
     Err(Error::io(path, std::io::Error::new(kind, cause)))
 }
 
-/// Checks type and number of dims of the fields.
+/// Checks the type of the fields and their number of dims, and returns their shape.
 fn check_fields(path: &Path, fields: &Dataset, packing: &Packing) -> Result<[usize; 4]> {
     let error = |found, expected: &str| Error::Shape {
         path: path.into(),
@@ -364,7 +396,7 @@ fn check_fields(path: &Path, fields: &Dataset, packing: &Packing) -> Result<[usi
         .map_err(|shape| error(format!("{shape:?}"), "4 dims [time, channel, lat, lon]"))
 }
 
-/// A scale has one value per index of its dim.
+/// Checks that a scale has one value per index of its dim.
 fn check_scale(
     path: &Path,
     scale: &Dataset,
@@ -403,8 +435,8 @@ fn check_times(path: &Path, times: &[f64]) -> Result<()> {
     Ok(())
 }
 
-/// Says in which file coordinates that are no grid were found.
-fn coordinates(path: &Path, error: Error) -> Error {
+/// Adds the path of the file to an error about its coordinates.
+fn in_file(path: &Path, error: Error) -> Error {
     match error {
         Error::Argument {
             argument,

@@ -9,24 +9,54 @@ use crate::field_file::{CHANNEL, FIELDS, LAT, LON, SCALES, TIMESTAMP};
 use crate::staged::Staged;
 use crate::{Error, Grid, Result, scales, time_units};
 
-/// The largest extent of a chunk along latitude and longitude: 256 KiB of f32, a quarter of HDF5's chunk cache.
-const CHUNK: usize = 256;
+/// Largest extent of a chunk along latitude and longitude: 256 KiB of f32, a quarter of HDF5's
+/// chunk cache.
+const MAX_CHUNK_EXTENT: usize = 256;
 
-/// How fields are stored.
+/// Configuration of a [`FieldWriter`]: compression and chunks.
+///
+/// # Example
+/// ```
+/// use halocline_io::WriterConfig;
+///
+/// let config = WriterConfig::new().with_deflate(0).with_chunk(Some([1, 4, 90, 180]));
+/// assert_eq!(config.deflate, 0);
+/// ```
 #[derive(Config, Debug)]
 pub struct WriterConfig {
-    /// How hard to compress, from 0 (not at all) to 9.
+    /// Level of compression, from 0 (none) to 9.
     #[config(default = "4")]
     pub deflate: u8,
-    /// The extents of a chunk along [time, channel, lat, lon]. Unless set, one time, one channel and at most 256 × 256
-    /// cells, so that a rank that reads its own box reads little else.
+    /// Extents of a chunk along [time, channel, lat, lon]. Default one time, one channel and at
+    /// most 256 × 256 cells, so that a rank that reads its own box reads few other cells.
     pub chunk: Option<[usize; 4]>,
 }
 
-/// Writes a field file, one time after the other. See [`FieldFile`](crate::FieldFile) for the layout and an example.
+/// Writer of a field file, one time after another. See [`FieldFile`](crate::FieldFile) for the
+/// layout.
 ///
-/// The file takes its name when it is [finished](Self::finish). A writer that fails, or is dropped before, leaves
-/// nothing behind, and a file that had the name is untouched.
+/// The file gets its name when it is [finished](Self::finish). A writer that fails, or is dropped
+/// before, leaves no file, and an earlier file of the name is unchanged.
+///
+/// # Example
+/// ```
+/// use halocline_io::ndarray::Array3;
+/// use halocline_io::{FieldFile, FieldWriter, Grid, WriterConfig};
+///
+/// # let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("2018.h5");
+/// let grid = Grid::cell_centred(4, 8)?;
+/// let config = WriterConfig::new();
+/// let mut writer = FieldWriter::create(&path, &grid, &["u10m", "v10m"], &config)?;
+/// let field = Array3::zeros((2, 4, 8)); // [channel, lat, lon]
+/// writer.append(0.0, field.view())?;
+/// writer.append(3600.0, field.view())?;
+/// assert!(writer.append(3600.0, field.view()).is_err()); // times must rise
+/// assert!(!path.exists());
+/// writer.finish()?;
+/// assert_eq!(FieldFile::open(&path)?.shape(), [2, 2, 4, 8]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "a writer that is dropped before finish() leaves no file"]
 pub struct FieldWriter {
@@ -41,10 +71,11 @@ pub struct FieldWriter {
 }
 
 impl FieldWriter {
-    /// Begins a file.
+    /// Creates a file, under a temporary name.
     ///
     /// # Errors
-    /// A folder that cannot be written; no channels, or one named twice; a chunk or compression out of range.
+    /// A folder that cannot be written; no channels, or one named twice; a chunk or compression out
+    /// of range.
     pub fn create(
         path: impl AsRef<Path>,
         grid: &Grid,
@@ -55,9 +86,12 @@ impl FieldWriter {
         let channels: Vec<&str> = channels.iter().map(AsRef::as_ref).collect();
         check_channels(&channels)?;
         let [rows, columns] = grid.shape();
-        let chunk = config
-            .chunk
-            .unwrap_or([1, 1, rows.min(CHUNK), columns.min(CHUNK)]);
+        let chunk = config.chunk.unwrap_or([
+            1,
+            1,
+            rows.min(MAX_CHUNK_EXTENT),
+            columns.min(MAX_CHUNK_EXTENT),
+        ]);
         if chunk.contains(&0) || cells_of(chunk).is_none_or(|cells| cells >= 1 << 30) {
             let expected = "extents from 1, of less than 4 GiB together";
             return Err(Error::argument("chunk", format!("{chunk:?}"), expected));
@@ -71,15 +105,16 @@ impl FieldWriter {
         }
         let staged = Staged::new(path)?;
         let shape = [channels.len(), rows, columns];
-        let begin = || {
-            // In this version of the format HDF5 keeps checksums of its own structures.
+        let create = || {
+            // In this version of the format, HDF5's own structures have checksums.
             let file = FileBuilder::new()
                 .with_fapl(|access| access.libver_v110())
                 .create(staged.path())?;
-            let [fields, timestamp] = begin(&file, grid, &channels, chunk, config.deflate)?;
+            let [fields, timestamp] =
+                create_datasets(&file, grid, &channels, chunk, config.deflate)?;
             Ok((file, fields, timestamp))
         };
-        let (file, fields, timestamp) = begin().map_err(|e| Error::hdf5(path, FIELDS, e))?;
+        let (file, fields, timestamp) = create().map_err(|e| Error::hdf5(path, FIELDS, e))?;
         Ok(Self {
             fields,
             timestamp,
@@ -91,13 +126,13 @@ impl FieldWriter {
         })
     }
 
-    /// Writes the field at the next time, in seconds since 1970-01-01 UTC.
+    /// Appends the field of the next time, given in seconds since 1970-01-01 UTC.
     ///
     /// # Shapes
-    /// [channel, lat, lon] as the file was begun.
+    /// [channel, lat, lon], as given to [`create`](Self::create).
     ///
     /// # Errors
-    /// A field of another shape, a time that is not after the last one, and a disk that is full.
+    /// A field of another shape; a time that is not after the last one; a full disk.
     pub fn append(&mut self, time: f64, field: ArrayView3<'_, f32>) -> Result<()> {
         let path = self.path();
         if field.shape() != self.shape {
@@ -141,7 +176,7 @@ impl FieldWriter {
     /// Completes the file and gives it its name.
     ///
     /// # Errors
-    /// A file without times; a disk that is full; a name that cannot be given.
+    /// A file without times; a full disk; a name that cannot be given.
     pub fn finish(self) -> Result<()> {
         let path = self.path();
         if self.count == 0 {
@@ -160,7 +195,7 @@ impl FieldWriter {
             staged,
             ..
         } = self;
-        // Without what an append that failed has left.
+        // An append that failed may have extended the datasets.
         let trimmed = fields.resize((count, channels, rows, columns));
         trimmed
             .and_then(|()| timestamp.resize(count))
@@ -177,7 +212,7 @@ impl FieldWriter {
     }
 }
 
-/// The cells of a chunk, if they can be counted.
+/// The number of cells of a chunk, unless it overflows.
 fn cells_of(chunk: [usize; 4]) -> Option<usize> {
     chunk
         .iter()
@@ -200,8 +235,8 @@ fn check_channels(channels: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Makes the datasets of the layout, without times.
-fn begin(
+/// Creates the datasets of the layout, without times.
+fn create_datasets(
     file: &File,
     grid: &Grid,
     channels: &[&str],
@@ -214,10 +249,10 @@ fn begin(
         .shape((0.., channels.len(), rows, columns))
         .chunk(chunk);
     if deflate > 0 {
-        // Bytes of equal significance side by side compress much better.
+        // Shuffling puts bytes of equal significance side by side, which compress much better.
         builder = builder.shuffle().deflate(deflate);
     }
-    // A chunk that is damaged is an error when it is read.
+    // Its checksums make a damaged chunk an error of reading.
     let fields = builder.fletcher32().create(FIELDS)?;
     // 8 KiB of times per chunk.
     let timestamp = file
@@ -228,9 +263,11 @@ fn begin(
         .create(TIMESTAMP)?;
     scales::describe(&timestamp, "units", time_units::UNITS)?;
     scales::describe(&timestamp, "calendar", time_units::CALENDAR)?;
-    let names = channels.iter().map(|name| name.parse());
-    let names = names.collect::<Result<Vec<VarLenUnicode>, _>>();
-    let names = names.map_err(|e| hdf5_metno::Error::from(e.to_string()))?;
+    let names = channels
+        .iter()
+        .map(|name| name.parse())
+        .collect::<Result<Vec<VarLenUnicode>, _>>()
+        .map_err(|e| hdf5_metno::Error::from(e.to_string()))?;
     file.new_dataset_builder()
         .with_data(&names)
         .create(CHANNEL)?;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// How far coordinates of one grid may lie apart in two files, in degrees.
+/// Largest difference between coordinates of equal grids in two files, in degrees.
 const TOLERANCE: f64 = 1e-4;
 
 /// A latitude-longitude grid: the coordinates of its rows and columns in degrees.
@@ -14,8 +14,10 @@ const TOLERANCE: f64 = 1e-4;
 /// use halocline_io::Grid;
 ///
 /// let grid = Grid::with_poles(5, 8)?;
+/// assert_eq!(grid.shape(), [5, 8]);
 /// assert_eq!(grid.lat(), [90.0, 45.0, 0.0, -45.0, -90.0]);
 /// assert_eq!(grid.lon()[1], 45.0);
+/// assert_eq!(Grid::cell_centred(4, 8)?.lat(), [67.5, 22.5, -22.5, -67.5]);
 /// // From the date line on; in either notation it is the same grid.
 /// let lat = vec![60.0, -60.0];
 /// let from_west = Grid::new(lat.clone(), vec![-180.0, -90.0, 0.0, 90.0])?;
@@ -32,7 +34,7 @@ pub struct Grid {
     lon: Vec<f64>,
 }
 
-/// What a [`Grid`] is read from.
+/// Serialized form of a [`Grid`], checked when it is read.
 #[derive(Deserialize)]
 struct Coordinates {
     lat: Vec<f64>,
@@ -48,14 +50,14 @@ impl TryFrom<Coordinates> for Grid {
 }
 
 impl Grid {
-    /// A grid of the given coordinates in degrees.
+    /// Creates a grid from coordinates in degrees.
     ///
-    /// Longitudes may be from −180, or beyond 360: each becomes the one from 0 to below 360 that names the same
-    /// meridian, and columns keep their order.
+    /// Longitudes may start at −180 or exceed 360: each is replaced by that of the same meridian
+    /// from 0 to below 360. Columns keep their order.
     ///
     /// # Errors
-    /// Latitudes that are not strictly monotone within ±90, and longitudes that do not go strictly eastward within one
-    /// turn.
+    /// Latitudes that are not strictly monotone within ±90; longitudes that do not go strictly
+    /// eastward within one turn.
     pub fn new(lat: Vec<f64>, lon: Vec<f64>) -> Result<Self> {
         let falls = lat.windows(2).all(|pair| pair[0] > pair[1]);
         let rises = lat.windows(2).all(|pair| pair[0] < pair[1]);
@@ -88,7 +90,8 @@ impl Grid {
         })
     }
 
-    /// An equiangular grid whose first and last rows are the poles, such as the 721 × 1440 grid of ERA5.
+    /// Creates an equiangular grid whose first and last rows are the poles, such as the 721 × 1440
+    /// grid of ERA5.
     ///
     /// # Errors
     /// Fewer than two rows, or no column.
@@ -97,8 +100,8 @@ impl Grid {
         Self::equiangular(rows, columns, step, 0.0)
     }
 
-    /// An equiangular grid whose first and last rows lie half a row from the poles, such as the 32 × 64 grid of
-    /// WeatherBench.
+    /// Creates an equiangular grid whose first and last rows lie half a row from the poles, such as
+    /// the 32 × 64 grid of WeatherBench.
     ///
     /// # Errors
     /// Fewer than two rows, or no column.
@@ -111,7 +114,8 @@ impl Grid {
             let got = format!("{rows} x {columns}");
             return Err(Error::argument("grid", got, "at least 2 rows and 1 column"));
         }
-        // Counted from the equator, so that the two hemispheres are mirror images to the last bit.
+        // Rows are counted from the equator, so that the two hemispheres are mirror images to the
+        // last bit.
         let middle = (rows - 1) as f64 / 2.0;
         debug_assert!((middle + offset) * step <= 90.0 + 1e-9);
         let lat = (0..rows).map(|row| ((middle - row as f64) * step).clamp(-90.0, 90.0));
@@ -124,8 +128,8 @@ impl Grid {
         &self.lat
     }
 
-    /// The longitude of every column, in degrees east from 0 to below 360. They rise, but for at most one step from below
-    /// 360 to above 0.
+    /// The longitude of every column, in degrees east from 0 to below 360. They rise, except where
+    /// columns cross the prime meridian.
     pub fn lon(&self) -> &[f64] {
         &self.lon
     }
@@ -137,8 +141,9 @@ impl Grid {
 
     /// The area of a cell of every row, divided by the mean over the rows (WeatherBench 2).
     ///
-    /// A row reaches from mid-point to mid-point between its neighbours, the outermost ones to the pole; the area is
-    /// the difference of the sines. On a regional grid the outermost rows are as wide as their neighbours' distance.
+    /// A row extends to the mid-points between it and its neighbours, the outermost rows to the
+    /// poles; its area is the difference of the sines. On a regional grid, the outermost rows are
+    /// as wide as the distance to their neighbours.
     pub fn latitude_weights(&self) -> Vec<f64> {
         let sign = if self.lat.len() > 1 && self.lat[0] < self.lat[1] {
             -1.0
@@ -149,13 +154,8 @@ impl Grid {
         let rows = lat.len();
         // Row boundaries from north to south, one more than there are rows.
         let bounds = (0..=rows).map(|row| match row {
-            _ if rows == 1 => {
-                if row == 0 {
-                    90.0
-                } else {
-                    -90.0
-                }
-            }
+            0 if rows == 1 => 90.0,
+            _ if rows == 1 => -90.0,
             0 => outer_bound(lat[0], lat[0] - lat[1], 90.0),
             row if row == rows => outer_bound(lat[rows - 1], lat[rows - 1] - lat[rows - 2], -90.0),
             row => (lat[row - 1] + lat[row]) / 2.0,
@@ -166,7 +166,8 @@ impl Grid {
         areas.iter().map(|area| area / mean).collect()
     }
 
-    /// Whether both grids have the same coordinates, up to the rounding of single precision and of another notation.
+    /// Whether both grids have the same coordinates, up to rounding to single precision and the
+    /// notation of longitudes.
     pub(crate) fn agrees_with(&self, other: &Self) -> bool {
         let close = |one: &[f64], other: &[f64]| {
             let turns = |(one, other): (&f64, &f64)| {
@@ -178,16 +179,18 @@ impl Grid {
         close(&self.lat, &other.lat) && close(&self.lon, &other.lon)
     }
 
-    /// Makani's name for the kind of grid.
+    /// Makani's name of the kind of grid.
     pub(crate) fn kind(&self) -> &'static str {
         fn even(mut steps: impl Iterator<Item = f64>) -> bool {
             let first = steps.next().unwrap_or(0.0);
             steps.all(|step| (step - first).abs() < TOLERANCE)
         }
         let rows = self.lat.windows(2).map(|pair| pair[1] - pair[0]);
-        let columns = self.lon.windows(2);
-        // From below 360 to above 0 it is eastward too.
-        let columns = columns.map(|pair| (pair[1] - pair[0]).rem_euclid(360.0));
+        // A step across the prime meridian is eastward too.
+        let columns = self
+            .lon
+            .windows(2)
+            .map(|pair| (pair[1] - pair[0]).rem_euclid(360.0));
         if even(rows) && even(columns) {
             "equiangular"
         } else {
@@ -206,11 +209,12 @@ impl fmt::Display for Grid {
 /// The longitude from 0 to below 360 of the same meridian.
 fn meridian(lon: f64) -> f64 {
     let lon = lon.rem_euclid(360.0);
-    // What is just below zero is rounded up.
+    // The remainder of a value just below zero is rounded up to 360.
     if lon < 360.0 { lon.abs() } else { 0.0 }
 }
 
-/// The outer bound of an outermost row: the pole, if it lies within one row's width.
+/// The outer bound of an outermost row: the pole, if it lies within one row's width, else half a
+/// row outward.
 fn outer_bound(lat: f64, outward: f64, pole: f64) -> f64 {
     if (pole - lat).abs() <= outward.abs() {
         pole
@@ -325,7 +329,8 @@ mod tests {
         assert_ne!(grid(&[0.0, 90.0, 180.0, 270.0]), from_date_line);
         // Nothing is rounded up to 360.
         assert_eq!(grid(&[-1e-17, 1.0]).lon(), [0.0, 1.0]);
-        // Tenths of a degree have other bits in another notation, and more of them in single precision.
+        // Tenths of a degree have other bits in another notation, and more of them in single
+        // precision.
         let tenths = |first: i32| {
             (first..first + 7)
                 .map(|i| f64::from(i) / 10.0)

@@ -1,5 +1,5 @@
-//! What leads out of an HDF5 file: links and datasets whose values lie in other files, which may be any that the process
-//! can read.
+//! Detection of links and datasets of an HDF5 file whose values lie in other files, which may be
+//! any that the process can read.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ const EXPECTED: &str = "a dataset with its values in this file, as one with them
                         of this machine; copy them into it, or open the files that have them, \
                         of which a FieldDataset takes several";
 
-/// The members of the root group, by name.
+/// Lists the members of the root group, by name.
 pub(crate) fn members(path: &Path, file: &File) -> Result<Vec<(String, LinkType)>> {
     let mut members: Vec<(String, LinkType)> = Vec::new();
     let visited = file.iter_visit_default(|name, link| {
@@ -24,7 +24,7 @@ pub(crate) fn members(path: &Path, file: &File) -> Result<Vec<(String, LinkType)
     Ok(members)
 }
 
-/// Opens a dataset of the root group that has its values in the file itself.
+/// Opens a dataset of the root group that stores its values in the file itself.
 ///
 /// # Errors
 /// A link that may lead to another file, and a dataset with its values elsewhere.

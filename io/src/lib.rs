@@ -1,11 +1,12 @@
 //! Field files, datasets, loaders and checkpoints.
 //!
-//! A [`FieldFile`] holds fields on a latitude-longitude [`Grid`] over time, in an HDF5 layout that h5py, netCDF, xarray
-//! and Makani read; a [`FieldWriter`] writes it. [`Statistics`] of the channels normalise them. A [`FieldDataset`]
-//! makes samples of several files, and a [`FieldLoader`] brings batches of samples onto the ranks of a mesh.
+//! A [`FieldFile`] holds fields on a latitude-longitude [`Grid`] over time, in an HDF5 layout that
+//! h5py, netCDF, xarray and Makani read; a [`FieldWriter`] writes it. [`Statistics`] hold the mean
+//! and standard deviation of each channel, for normalisation. A [`FieldDataset`] forms samples from
+//! several files, and a [`FieldLoader`] distributes batches of them over the ranks of a mesh.
 //!
-//! [`Checkpoints`] keep the state of a program: each rank writes a [`Snapshot`] of its share, and any mesh reads the
-//! [`Checkpoint`].
+//! [`Checkpoints`] store the state of a program: each rank writes its part of a [`Snapshot`], and
+//! any mesh loads the [`Checkpoint`].
 //!
 //! This crate computes nothing with fields but their statistics, and knows no models.
 

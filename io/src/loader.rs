@@ -15,31 +15,39 @@ use crate::alike::{Property, check, checksum};
 use crate::read_ahead::{HostBatch, ReadAhead};
 use crate::{Error, FieldDataset, Result};
 
-/// What errors call communication for batches.
+/// The name of communication for batches in errors.
 const OPERATION: &str = "field_loader";
 
-/// Who reads the files.
+/// The ranks that read the files.
+///
+/// See [`LoaderConfig`] for an example.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// The first rank of the mesh reads whole samples and sends each rank its shard: for files on one node's disk.
+    /// The first rank of the mesh reads whole samples and sends each rank its shard: for files on
+    /// the disk of one node.
     Scatter,
     /// Every rank reads its own box of cells: for file systems that all ranks share.
     PerRank,
 }
 
-/// In which order an epoch goes through the samples.
+/// The order of samples in an epoch.
+///
+/// See [`LoaderConfig`] for an example.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// As they are in the files.
+    /// The order in the files.
     Sequential,
-    /// At random, another way in every epoch; the seed and the number of the epoch determine it on any mesh.
+    /// A random order, another in every epoch; the seed and the number of the epoch determine it on
+    /// any mesh.
     Shuffled {
         /// The seed.
         seed: u64,
     },
 }
 
-/// What becomes of the samples that do not fill a batch.
+/// The handling of samples that do not fill a batch.
+///
+/// See [`LoaderConfig`] for an example.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum LastBatch {
     /// They are left out of the epoch.
@@ -48,41 +56,56 @@ pub enum LastBatch {
     Keep,
 }
 
-/// How samples become batches.
+/// Configuration of a [`FieldLoader`].
+///
+/// # Example
+/// ```
+/// use halocline_io::{LastBatch, LoaderConfig, Order, Source};
+///
+/// let config = LoaderConfig::new(8)
+///     .with_source(Source::PerRank)
+///     .with_order(Order::Shuffled { seed: 7 })
+///     .with_last_batch(LastBatch::Keep);
+/// assert_eq!((config.batch_size, config.prefetch), (8, 2));
+/// ```
 #[derive(Config, Debug)]
 pub struct LoaderConfig {
     /// The number of samples in a batch, over all ranks.
     pub batch_size: usize,
-    /// Who reads the files.
+    /// The ranks that read the files.
     #[config(default = "Source::Scatter")]
     pub source: Source,
     /// The order of samples.
     #[config(default = "Order::Sequential")]
     pub order: Order,
-    /// What becomes of the samples that do not fill a batch.
+    /// The handling of samples that do not fill a batch.
     #[config(default = "LastBatch::Drop")]
     pub last_batch: LastBatch,
-    /// How many batches wait, read in the background, while another is read and a third is in use.
+    /// The number of batches that are ready, read in the background, beside the one that is being
+    /// read and the one that is in use.
     #[config(default = "2")]
     pub prefetch: usize,
 }
 
-/// Some samples, sharded.
+/// The inputs and targets of some samples, sharded.
+///
+/// See [`FieldLoader`] for an example.
 #[derive(Clone)]
 pub struct Batch {
-    /// [batch, history · channels, lat, lon].
+    /// Inputs, [batch, history · channels, lat, lon].
     pub input: ShardTensor<4>,
-    /// [batch, channels, lat, lon].
+    /// Targets, [batch, channels, lat, lon].
     pub target: ShardTensor<4>,
-    /// The samples' indices in the dataset.
+    /// Indices of the samples in the dataset.
     pub samples: Vec<usize>,
 }
 
-/// Loads batches onto a mesh. All ranks of the mesh make and use it together.
+/// Loader of batches onto a mesh. All ranks of the mesh create and use it together.
 ///
-/// Both [sources](Source) give the same batches, bit for bit. Ranks that read each a part of a field compare what they
-/// opened: history, lead, channels, grid, statistics, and of every file, in order, its times, its size and a checksum of
-/// 16 blocks of 4 KiB, so that they do not make one field of different samples.
+/// Both [sources](Source) give the same batches, bit for bit. Ranks that each read a part of a
+/// field compare the data that they opened, so that a field is not put together from different
+/// samples: history, lead, channels, grid, statistics, and of every file, in order, its times, its
+/// size and a checksum of 16 blocks of 4 KiB.
 ///
 /// # Example
 /// ```
@@ -105,11 +128,15 @@ pub struct Batch {
 ///     let loader = FieldLoader::new(&mesh, &[Shard(2)], &config, || {
 ///         FieldDataset::open(&[&path], &DatasetConfig::new())
 ///     })?;
+///     assert_eq!((loader.samples(), loader.batches()), (4, 2));
 ///     for batch in loader.epoch(0) {
 ///         let batch = batch?;
 ///         assert_eq!(batch.input.dims(), [2, 2, 5, 8]);
 ///         assert_eq!(batch.input.local_dims(), [2, 2, 3 - world.rank(), 8]);
+///         assert_eq!(batch.target.dims(), [2, 2, 5, 8]);
+///         assert_eq!(batch.samples.len(), 2);
 ///     }
+///     assert_eq!(loader.epoch_from(1, 1).len(), 1); // to resume in epoch 1 after a batch
 ///     Ok(())
 /// })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -122,21 +149,23 @@ pub struct FieldLoader {
     samples: usize,
     /// The shapes of an input and of a target.
     shapes: [[usize; 3]; 2],
-    /// On the ranks that read.
+    /// The dataset, on the ranks that read.
     dataset: Option<Arc<FieldDataset>>,
 }
 
 impl FieldLoader {
-    /// A loader onto `mesh`. `open` is called on the ranks that read, as the [source](Source) says.
+    /// Creates a loader onto `mesh`. `open` is called on the ranks that read, according to the
+    /// [source](Source).
     ///
     /// # Placement
-    /// `placements` are of [batch, channel, lat, lon], one per mesh axis: [`Shard`](halocline_core::Shard) or
-    /// [`Replicate`](halocline_core::Replicate). Shards need not be even.
+    /// `placements` are of [batch, channel, lat, lon], one per mesh axis:
+    /// [`Shard`](halocline_core::Shard) or [`Replicate`](halocline_core::Replicate). Shards need
+    /// not be even.
     ///
     /// # Errors
-    /// Placements that do not fit; a batch size of zero, or too large for a single batch; on all ranks, an error of
-    /// `open` on any of them, ranks with other settings (but for `prefetch`) than the first, and ranks that opened other
-    /// data; a failure of communication.
+    /// Placements that do not fit; a batch size of zero, or too large for a single batch; on all
+    /// ranks, an error of `open` on any of them, ranks with other settings (but for `prefetch`)
+    /// than the first, and ranks that opened other data; a failure of communication.
     pub fn new(
         mesh: &DeviceMesh,
         placements: &[Placement],
@@ -144,7 +173,8 @@ impl FieldLoader {
         open: impl FnOnce() -> Result<FieldDataset>,
     ) -> halocline_core::Result<Self> {
         check_settings(mesh, placements, config)?;
-        // What fails here fails alike on all ranks, so they may part without a word.
+        // These checks have the same outcome on all ranks, so that a rank may return without
+        // communication.
         Layout::new(mesh.shape(), &[1; 4], placements)?;
         if let Some(placement) = placements.iter().find(|p| matches!(p, Partial(_))) {
             return Err(halocline_core::Error::Placement {
@@ -172,7 +202,7 @@ impl FieldLoader {
         Ok(loader)
     }
 
-    /// Opens the dataset where it is read, and tells the other ranks what it holds.
+    /// Opens the dataset on the ranks that read, and sends its sizes to the others.
     fn open(&mut self, open: impl FnOnce() -> Result<FieldDataset>) -> halocline_core::Result<()> {
         let opened = if self.reads() {
             open().map(Some)
@@ -180,22 +210,23 @@ impl FieldLoader {
             Ok(None)
         };
         let dataset = agree(&self.mesh, OPERATION, self.fallible(), opened)?;
-        // One rank that reads has nobody to differ from.
+        // A single rank that reads needs no comparison.
         let compares = self.config.source == Source::PerRank && self.mesh.size() > 1;
         let properties = match &dataset {
             Some(dataset) if compares => dataset.properties(),
             _ => Ok(Vec::new()),
         };
-        let own = agree(&self.mesh, OPERATION, self.fallible(), properties)?;
+        let properties = agree(&self.mesh, OPERATION, self.fallible(), properties)?;
         let summary = dataset.as_ref().map(|dataset| {
             let shapes = [dataset.input_shape(), dataset.target_shape()];
-            (dataset.len(), shapes, &own)
+            (dataset.len(), shapes, &properties)
         });
-        let first: Option<Summary> = of_first(&self.mesh, &summary)?;
+        let first: Option<Summary> = from_first(&self.mesh, &summary)?;
         let Some((samples, shapes, first)) = first else {
             unreachable!("the first rank reads under every source");
         };
-        agree(&self.mesh, OPERATION, self.fallible(), check(&own, &first))?;
+        let checked = check(&properties, &first);
+        agree(&self.mesh, OPERATION, self.fallible(), checked)?;
         (self.samples, self.shapes) = (samples, shapes);
         self.dataset = dataset.map(Arc::new);
         Ok(())
@@ -214,15 +245,16 @@ impl FieldLoader {
         }
     }
 
-    /// The batches of an epoch, which all ranks go through together.
+    /// Iterates over the batches of an epoch, on all ranks together.
     ///
-    /// Reading begins at once, in the background. An error on one rank is the item of all ranks, and the last; a rank
-    /// that goes through another epoch than the first is an error too.
+    /// Reading begins at once, in the background. An error on one rank is the item of all ranks,
+    /// and the last one. A rank that iterates over another epoch than the first rank is an error
+    /// too.
     pub fn epoch(&self, epoch: usize) -> Epoch<'_> {
         self.epoch_from(epoch, 0)
     }
 
-    /// [`epoch`](Self::epoch) without its first batches, which are not read: to resume.
+    /// [`epoch`](Self::epoch) without its `first` batches, which are not read: to resume training.
     pub fn epoch_from(&self, epoch: usize, first: usize) -> Epoch<'_> {
         let mut batches = self.order(epoch);
         batches.drain(..first.min(batches.len()));
@@ -283,7 +315,7 @@ impl FieldLoader {
         })
     }
 
-    /// Makes the batch of what this rank has read.
+    /// Creates the batch from the data that this rank has read.
     fn batch(&self, samples: Vec<usize>, read: Option<HostBatch>) -> halocline_core::Result<Batch> {
         let [input_layout, target_layout] = self.layouts(samples.len());
         let (input, target) = read.unzip();
@@ -310,38 +342,39 @@ impl FieldLoader {
     }
 }
 
-/// The number of samples, the shapes of an input and of a target, and what all ranks that read must have alike.
+/// The number of samples, the shapes of an input and of a target, and the properties that must be
+/// equal on all ranks that read.
 type Summary = (usize, [[usize; 3]; 2], Vec<(String, String)>);
 
-/// Checks that all ranks make the same batches of the samples.
+/// Checks that all ranks have the settings of the first, except `prefetch`.
 fn check_settings(
     mesh: &DeviceMesh,
     placements: &[Placement],
     config: &LoaderConfig,
 ) -> halocline_core::Result<()> {
     let placements: Vec<String> = placements.iter().map(ToString::to_string).collect();
-    let own: [Property; 5] = [
+    let settings: [Property; 5] = [
         ("source", format!("{:?}", config.source)),
         ("placements", placements.join(", ")),
         ("batch_size", config.batch_size.to_string()),
         ("order", format!("{:?}", config.order)),
         ("last_batch", format!("{:?}", config.last_batch)),
     ];
-    let first: Vec<(String, String)> = of_first(mesh, &own)?;
-    agree(mesh, OPERATION, Fallible::All, check(&own, &first))
+    let first: Vec<(String, String)> = from_first(mesh, &settings)?;
+    agree(mesh, OPERATION, Fallible::All, check(&settings, &first))
 }
 
-/// A value of the first rank, on all ranks.
-fn of_first<T: DeserializeOwned>(
+/// Broadcasts a value of the first rank.
+fn from_first<T: DeserializeOwned>(
     mesh: &DeviceMesh,
-    own: &impl Serialize,
+    value: &impl Serialize,
 ) -> halocline_core::Result<T> {
-    let bytes = serde_json::to_vec(own).map_err(halocline_core::Error::other)?;
+    let bytes = serde_json::to_vec(value).map_err(halocline_core::Error::other)?;
     let bytes = broadcast(mesh, OPERATION, bytes)?;
     serde_json::from_slice(&bytes).map_err(halocline_core::Error::other)
 }
 
-/// The batches of an epoch. See [`FieldLoader::epoch`].
+/// Iterator over the batches of an epoch. See [`FieldLoader::epoch`].
 #[derive(Debug)]
 #[must_use = "an epoch does nothing unless it is iterated over"]
 pub struct Epoch<'a> {

@@ -11,7 +11,7 @@ use crate::{Error, FieldFile, Grid, Result};
 /// The name of the metadata's file.
 const NAME: &str = "data.json";
 
-/// What the files of a dataset have in common: Makani's `data.json`.
+/// Properties that the files of a dataset share: Makani's `data.json`.
 ///
 /// # Example
 /// ```
@@ -29,6 +29,9 @@ const NAME: &str = "data.json";
 /// let metadata = Metadata::of(&FieldFile::open(&path)?)?;
 /// assert_eq!(metadata.time_step(), 21600.0);
 /// assert_eq!(metadata.channels(), ["t2m"]);
+/// assert_eq!(metadata.grid().shape(), [4, 8]);
+/// metadata.save(folder.path())?;
+/// assert_eq!(Metadata::load(folder.path())?, metadata);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -80,7 +83,8 @@ impl Metadata {
         self.dhours * 3600.0
     }
 
-    /// Checks that a file has these channels, this grid and this time step; `reference` is where they come from.
+    /// Checks that a file has these channels, this grid and this time step, which are those of the
+    /// file `reference`.
     pub(crate) fn check(&self, file: &FieldFile, reference: &Path) -> Result<()> {
         self.check_same(&Self::of(file)?, file.path(), reference)
     }
@@ -111,25 +115,26 @@ impl Metadata {
         Ok(())
     }
 
-    /// Reads `data.json` of a folder.
+    /// Reads `data.json` from a folder.
     ///
     /// # Errors
-    /// A file that is not there or is not such metadata.
+    /// A file that does not exist, or is not such metadata.
     pub fn load(folder: impl AsRef<Path>) -> Result<Self> {
         let path = folder.as_ref().join(NAME);
         let file = File::open(&path).map_err(|e| Error::io(&path, e))?;
         serde_json::from_reader(BufReader::new(file)).map_err(|e| Error::io(&path, e))
     }
 
-    /// Writes `data.json` into a folder, which is made if it is not there.
+    /// Writes `data.json` into a folder, which is created if it does not exist.
     ///
     /// # Errors
-    /// A folder that cannot be made or written.
+    /// A folder that cannot be created or written.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         self.stage(folder.as_ref())?.commit()
     }
 
-    /// Writes `data.json` under its temporary name, into a folder that is made if it is not there.
+    /// Writes `data.json` under its temporary name, into a folder, which is created if it does not
+    /// exist.
     pub(crate) fn stage(&self, folder: &Path) -> Result<Staged> {
         std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
         let staged = Staged::new(&folder.join(NAME))?;

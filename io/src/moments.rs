@@ -1,7 +1,8 @@
-/// Weight, mean and sum of squared deviations of some values: what is needed to merge two sets of them.
+/// Weight, mean and sum of squared deviations of a set of values. Two of them can be merged.
 ///
-/// Chan, Golub, LeVeque: *Updating formulae and a pairwise algorithm for computing sample variances*, 1979. The mean
-/// of squares is never formed: for a field like geopotential it would leave nothing of the variance.
+/// Chan, Golub, LeVeque: *Updating formulae and a pairwise algorithm for computing sample
+/// variances*, 1979. The mean of squares is never formed: for a field such as geopotential, the
+/// variance would be lost to cancellation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Moments {
     weight: f64,
@@ -10,7 +11,7 @@ pub(crate) struct Moments {
 }
 
 impl Moments {
-    /// The moments of values that weigh `weight` each; NaN counts as not there.
+    /// The moments of values with a weight of `weight` each; NaN is left out.
     pub(crate) fn of(values: impl Iterator<Item = f64> + Clone, weight: f64) -> Self {
         let present = values.filter(|value| !value.is_nan());
         let (count, sum) = present
@@ -28,7 +29,7 @@ impl Moments {
         }
     }
 
-    /// The moments of both sets together.
+    /// The moments of the union of both sets.
     pub(crate) fn merge(self, other: Self) -> Self {
         if self.weight == 0.0 {
             return other;
@@ -47,7 +48,7 @@ impl Moments {
         }
     }
 
-    /// Mean and standard deviation of the population, or nothing if there is no value.
+    /// Mean and standard deviation of the population, or `None` without values.
     pub(crate) fn mean_and_std(self) -> Option<(f64, f64)> {
         let std = (self.squares / self.weight).sqrt();
         (self.weight > 0.0).then_some((self.mean, std))
@@ -95,7 +96,8 @@ mod tests {
                 };
                 let (expected_mean, expected_std) = direct(&all);
                 prop_assert!((mean - expected_mean).abs() < 1e-9 * (1.0 + offset * 1e-3));
-                // With an offset of 1e6 the difference of mean squares would be wrong from the fifth digit on.
+                // With an offset of 1e6 the difference of mean squares would be wrong from the
+                // fifth digit on.
                 prop_assert!((std - expected_std).abs() < 1e-8, "{} {}", std, expected_std);
             }
         }

@@ -1,7 +1,8 @@
-//! Strings of all kinds that HDF5 knows; those of variable length, as it keeps them, with every bound checked.
+//! Strings in HDF5 files, of fixed and of variable length. For those of variable length, every
+//! bound is checked.
 //!
-//! HDF5 1.10 trusts what a file says of its global heap (HDF5 File Format Specification 3.0, section III.E), and crashes
-//! where that is damaged. Here it is an error.
+//! HDF5 1.10 trusts the description of the global heap in a file (HDF5 File Format Specification
+//! 3.0, section III.E), and crashes if it is damaged. Here damage is an error.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,14 +17,16 @@ use hdf5_metno::{Container, Dataset, H5Type};
 
 /// The longest string, in bytes, that is read from strings of fixed length.
 const FIXED: usize = 256;
-/// Bytes of an element: the length of the string, the address of a collection, and the number of an object in it.
+/// Bytes of an element: the length of the string, the address of a collection, and the number of an
+/// object in it.
 const ELEMENT: usize = 16;
 /// Bytes before the objects of a collection, and before the bytes of each object.
 const HEADER: usize = 16;
-/// The largest collection that is read. HDF5 makes them of 4 KiB, or as large as their only string.
+/// Size of the largest collection that is read. HDF5 creates them with 4 KiB, or as large as their
+/// only string.
 const LARGEST: u64 = 1 << 24;
 
-/// The strings of the dataset called `name`, all of them at once.
+/// Reads all strings of the dataset called `name`.
 pub(crate) fn of_dataset(
     path: &Path,
     name: &'static str,
@@ -35,14 +38,14 @@ pub(crate) fn of_dataset(
         cells: String::new(),
         cause,
     };
-    // Each takes the room of the longest that is read, however short it is in the file.
+    // Each string takes `FIXED` bytes of memory, however short it is in the file.
     let size = std::fs::metadata(path).map_err(|e| crate::Error::io(path, e))?;
-    let most = (1 << 20) + size.len().saturating_mul(16);
-    if dataset.size().saturating_mul(FIXED) as u64 > most {
+    let limit = (1 << 20) + size.len().saturating_mul(16);
+    if dataset.size().saturating_mul(FIXED) as u64 > limit {
         let cause = format!("{} names in a file of {} bytes", dataset.size(), size.len());
         return Err(error(cause));
     }
-    // As far as it is known where they lie, what HDF5 would trust is checked.
+    // Elements that lie in one piece are read here, with the checks that HDF5 lacks.
     let kind = dataset.dtype().and_then(|dtype| dtype.to_descriptor());
     let in_heap = matches!(
         kind,
@@ -79,10 +82,11 @@ pub(crate) fn read_strings(container: &Container) -> hdf5_metno::Result<Vec<Stri
     }
 }
 
-/// Whether a file has addresses and lengths of eight bytes that count from its beginning, as nearly all have.
+/// Whether addresses and lengths have eight bytes and count from the beginning of the file, as in
+/// nearly all files.
 fn can_read(file: &mut File) -> Result<bool> {
     let start = bytes(file, 0, HEADER)?;
-    // By the version of the superblock.
+    // Their sizes are at a place that depends on the version of the superblock.
     let sizes = if start[8] < 2 {
         &start[13..15]
     } else {
@@ -91,14 +95,15 @@ fn can_read(file: &mut File) -> Result<bool> {
     Ok(start.starts_with(b"\x89HDF\r\n\x1a\n") && sizes == [8, 8])
 }
 
-/// The strings of a dataset of `count` elements that lies in one piece, from `offset` on.
+/// Reads the strings of a dataset of `count` elements that lies in one piece, from `offset` on.
 fn read(file: &mut File, offset: u64, count: usize) -> Result<Vec<String>> {
     let size = file.metadata()?.len();
-    // Strings and heaps have bytes of their own: together they are no larger than the file.
+    // Without overlaps, neither strings nor heaps have more bytes than the file. Overlapping ones
+    // could take much more memory than that.
     let mut left = [size; 2];
-    let mut spend = |of: usize, bytes: u64| match left[of].checked_sub(bytes) {
+    let mut spend = |kind: usize, bytes: u64| match left[kind].checked_sub(bytes) {
         Some(rest) => {
-            left[of] = rest;
+            left[kind] = rest;
             Ok(())
         }
         None => Err(broken("strings share their bytes")),
@@ -124,8 +129,8 @@ fn read(file: &mut File, offset: u64, count: usize) -> Result<Vec<String>> {
         };
         let name = heap
             .object(object)
-            .and_then(|object| object.get(..length as usize));
-        let name = name.ok_or_else(|| broken("a string lies outside of its heap"))?;
+            .and_then(|object| object.get(..length as usize))
+            .ok_or_else(|| broken("a string lies outside of its heap"))?;
         let name = std::str::from_utf8(name).map_err(|_| broken("a string is not UTF-8"))?;
         names.push(name.trim_end_matches('\0').into());
     }
@@ -135,7 +140,7 @@ fn read(file: &mut File, offset: u64, count: usize) -> Result<Vec<String>> {
 /// A collection of the global heap.
 struct Heap {
     bytes: Vec<u8>,
-    /// Where its objects are, by number.
+    /// The byte ranges of its objects, by number.
     objects: HashMap<u64, Range<usize>>,
 }
 
@@ -148,11 +153,11 @@ impl Heap {
         }
         let bytes = bytes(file, address, size as usize)?;
         let mut objects = HashMap::new();
-        let mut at = HEADER;
-        while let Some(header) = bytes.get(at..at + HEADER) {
+        let mut position = HEADER;
+        while let Some(header) = bytes.get(position..position + HEADER) {
             let (index, size) = (number(&header[..2]), number(&header[8..]) as usize);
-            let start = at + HEADER;
-            // Number 0 is what is left of the collection.
+            let start = position + HEADER;
+            // Object 0 is the free space at the end of the collection.
             let end = start
                 .checked_add(size)
                 .filter(|end| index != 0 && *end <= bytes.len());
@@ -160,7 +165,7 @@ impl Heap {
                 break;
             };
             objects.insert(index, start..end);
-            at = end.next_multiple_of(8);
+            position = end.next_multiple_of(8);
         }
         Ok(Self { bytes, objects })
     }
@@ -170,7 +175,7 @@ impl Heap {
     }
 }
 
-/// Bytes of a file, which must have as many.
+/// Reads `length` bytes of a file from `offset` on.
 fn bytes(file: &mut File, offset: u64, length: usize) -> Result<Vec<u8>> {
     let end = offset.checked_add(length as u64);
     if end.is_none_or(|end| end > u64::MAX / 2) || file.metadata()?.len() < end.unwrap_or(0) {

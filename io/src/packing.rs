@@ -9,17 +9,17 @@ use hdf5_metno::types::{FloatSize, IntSize, TypeDescriptor};
 use crate::attributes::Attributes;
 use crate::{Error, Result};
 
-/// The attributes that name missing values.
+/// The attributes that list missing values.
 const SENTINELS: [&str; 2] = ["_FillValue", "missing_value"];
 const SCALE: &str = "scale_factor";
 const OFFSET: &str = "add_offset";
 
-/// How the stored numbers of a dataset become values: `scale_factor · number + add_offset`, without those that stand for
-/// a missing value.
+/// Conversion of the stored numbers of a dataset to values: `scale_factor · number + add_offset`,
+/// except for numbers that stand for a missing value.
 #[derive(Debug)]
 pub(crate) struct Packing {
     sentinels: Vec<Sentinel>,
-    /// Factor and offset, where the dataset has one of them.
+    /// Factor and offset, if the dataset has one of them.
     scale: Option<(f64, f64)>,
 }
 
@@ -28,15 +28,15 @@ pub(crate) struct Packing {
 pub(crate) struct Sentinel {
     attribute: &'static str,
     value: f64,
-    /// Whether the dataset or the attribute is in single precision: 1e20 has other bits there.
+    /// Whether the dataset or the attribute has single precision, in which 1e20 has other bits.
     single: bool,
 }
 
 impl Packing {
-    /// The packing of the dataset called `name`.
+    /// Reads the packing of the dataset called `name`.
     ///
     /// # Errors
-    /// Attributes that are no numbers, and those of a packing that is not understood.
+    /// Attributes that are not numbers, or describe a packing that is not supported.
     pub(crate) fn of(path: &Path, name: &'static str, dataset: &Dataset) -> Result<Self> {
         let attributes = Attributes::of(path, name, dataset)?;
         if let Some(unsigned) = attributes.text("_Unsigned")? {
@@ -56,15 +56,17 @@ impl Packing {
         };
         let factor = number(SCALE, |value| value.is_finite() && value != 0.0)?;
         let offset = number(OFFSET, f64::is_finite)?;
-        let kind = dataset.dtype().and_then(|dtype| dtype.to_descriptor());
-        let kind = kind.map_err(|e| Error::hdf5(path, name, e))?;
+        let kind = dataset
+            .dtype()
+            .and_then(|dtype| dtype.to_descriptor())
+            .map_err(|e| Error::hdf5(path, name, e))?;
         let mut sentinels = Vec::new();
         for attribute in SENTINELS {
             let Some(numbers) = attributes.numbers(attribute)? else {
                 continue;
             };
             let single = numbers.single || kind == TypeDescriptor::Float(FloatSize::U4);
-            // NaN is missing without being named.
+            // NaN stands for a missing value in any case.
             let named = numbers.values.into_iter().filter(|value| !value.is_nan());
             sentinels.extend(named.map(|value| Sentinel {
                 attribute,
@@ -79,7 +81,8 @@ impl Packing {
         })
     }
 
-    /// Whether stored numbers of this type can be fields: floats, and integers that are packed and exact in f64.
+    /// Whether stored numbers of this type can be fields: floats, or packed integers that are exact
+    /// in f64.
     pub(crate) fn permits(&self, kind: &TypeDescriptor) -> bool {
         match kind {
             TypeDescriptor::Float(_) => true,
@@ -90,12 +93,12 @@ impl Packing {
         }
     }
 
-    /// Whether the stored numbers are the values.
+    /// Whether the stored numbers are the values themselves.
     pub(crate) fn is_plain(&self) -> bool {
         self.sentinels.is_empty() && self.scale.is_none()
     }
 
-    /// The attribute's value by which a stored number stands for a missing one.
+    /// The sentinel that a stored number equals, if any.
     pub(crate) fn missing(&self, stored: f64) -> Option<&Sentinel> {
         self.sentinels.iter().find(|sentinel| {
             stored == sentinel.value || (sentinel.single && stored as f32 == sentinel.value as f32)

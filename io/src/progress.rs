@@ -2,7 +2,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
 const STYLE: &str = "{msg} [{bar:32}] {pos}/{len}, {elapsed} of {duration}";
 
-/// A progress bar that rank 0 draws, and only on a terminal: logs of jobs stay clean.
+/// Progress bar that rank 0 draws, only on a terminal, so that logs of jobs stay clean.
 ///
 /// # Example
 /// ```
@@ -11,15 +11,18 @@ const STYLE: &str = "{msg} [{bar:32}] {pos}/{len}, {elapsed} of {duration}";
 /// let world_rank = 0;
 /// let progress = Progress::new(world_rank, "epoch 1", 20);
 /// for step in 0..20 {
+///     progress.title(format!("epoch 1, loss {:.3}", 1.0 / (step + 1) as f64));
 ///     progress.advance();
 /// }
+/// assert_eq!(progress.steps(), 20);
 /// progress.finish();
 /// ```
 #[derive(Debug)]
 pub struct Progress(ProgressBar);
 
 impl Progress {
-    /// A bar of `total` steps on standard error, drawn if `rank` is 0 and standard error is a terminal.
+    /// Creates a bar of `total` steps on standard error, drawn if `rank` is 0 and standard error is
+    /// a terminal.
     pub fn new(rank: usize, title: impl Into<String>, total: usize) -> Self {
         let target = match rank {
             // indicatif draws nothing where standard error is not a terminal.
@@ -32,27 +35,27 @@ impl Progress {
         Self(bar.with_finish(ProgressFinish::Abandon))
     }
 
-    /// A bar that nobody sees.
+    /// Creates a bar that is not drawn.
     pub fn hidden() -> Self {
         Self(ProgressBar::hidden())
     }
 
-    /// One step more is done.
+    /// Counts a completed step.
     pub fn advance(&self) {
         self.0.inc(1);
     }
 
-    /// Shows another title, such as one with the loss.
+    /// Changes the title, for example to one with the loss.
     pub fn title(&self, title: impl Into<String>) {
         self.0.set_message(title.into());
     }
 
-    /// How many steps are done.
+    /// The number of completed steps.
     pub fn steps(&self) -> usize {
         self.0.position() as usize
     }
 
-    /// Ends the bar, which stays on the screen.
+    /// Ends the bar and leaves it on the screen.
     pub fn finish(self) {
         self.0.finish();
     }

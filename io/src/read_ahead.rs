@@ -10,20 +10,20 @@ use ndarray::Array3;
 
 use crate::{Error, FieldDataset, Result};
 
-/// What a rank reads of the inputs and of the targets of a batch.
+/// The cells of the inputs and of the targets of a batch that a rank reads.
 pub(crate) type HostBatch = (TensorData, TensorData);
 
-/// The samples of a batch, and the cells to read of its inputs and of its targets.
+/// The samples of a batch, and the boxes to read of its inputs and of its targets.
 pub(crate) type Job = (Vec<usize>, [IndexBox; 2]);
 
-/// A thread that reads batches, and what it has read.
+/// Receiver of the batches that a thread reads.
 #[derive(Debug)]
 pub(crate) struct ReadAhead(Receiver<Result<HostBatch>>);
 
 impl ReadAhead {
-    /// Reads at most `depth` batches more than have been taken.
+    /// Starts a thread that reads at most `depth` batches more than have been taken.
     ///
-    /// The thread ends after the last batch, at the first error, or once its batches are not wanted any more.
+    /// The thread ends after the last batch, at the first error, or when the receiver is dropped.
     pub(crate) fn start(dataset: Arc<FieldDataset>, jobs: Vec<Job>, depth: usize) -> Self {
         let (sender, receiver) = sync_channel(depth.min(jobs.len()));
         std::thread::spawn(move || {
@@ -38,7 +38,7 @@ impl ReadAhead {
         Self(receiver)
     }
 
-    /// The next batch.
+    /// Waits for the next batch.
     pub(crate) fn next(&self) -> Result<HostBatch> {
         let ended = || Error::argument("reader", "a thread that has ended", "a batch");
         self.0.recv().unwrap_or_else(|_| Err(ended()))

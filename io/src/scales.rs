@@ -1,27 +1,28 @@
-//! Dimension scales: which dataset holds the coordinates of which dim.
+//! Dimension scales: links from the dims of a dataset to the datasets of their coordinates.
 //!
-//! They are attributes (HDF5 Dimension Scale Specification, version 1): a scale has `CLASS` and `NAME`, the dataset
-//! refers to its scales in `DIMENSION_LIST`, and each scale back to the dataset in `REFERENCE_LIST`. The bindings
-//! do not offer HDF5's functions for them (`H5DSset_scale`, `H5DSattach_scale`), so they are written here.
+//! They are attributes (HDF5 Dimension Scale Specification, version 1): a scale has `CLASS` and
+//! `NAME`, the dataset refers to its scales in `DIMENSION_LIST`, and each scale back to the dataset
+//! in `REFERENCE_LIST`. The bindings lack HDF5's functions for them (`H5DSset_scale`,
+//! `H5DSattach_scale`), so they are written here.
 
 use std::ffi::c_int;
 
 use hdf5_metno::types::{FixedAscii, VarLenArray};
 use hdf5_metno::{Dataset, Datatype, Error, File, H5Type, ObjectReference1, Result};
 
-/// What readers look for in `CLASS`; with its final zero it fills [`TEXT`] bytes, which they check too.
+/// Value of `CLASS`. With its final zero it fills [`TEXT`] bytes; readers check both.
 const CLASS: &str = "DIMENSION_SCALE";
 const TEXT: usize = 16;
 
 const H5T_STR_NULLTERM: c_int = 0;
 
 unsafe extern "C" {
-    /// Of libhdf5, which the bindings link: strings that end in a zero, which the bindings never write but which the
-    /// specification asks for.
+    /// Function of libhdf5, which the bindings link. The specification asks for strings that end in
+    /// a zero, which the bindings never write.
     fn H5Tset_strpad(datatype: i64, padding: c_int) -> c_int;
 }
 
-/// An entry of `REFERENCE_LIST`: a dataset, and which of its dims the scale belongs to.
+/// Entry of `REFERENCE_LIST`: a dataset, and the dim that the scale belongs to.
 #[derive(H5Type, Clone, Copy)]
 #[repr(C)]
 struct BackReference {
@@ -54,10 +55,10 @@ pub(crate) fn attach(file: &File, dataset: &str, scales: &[&str]) -> Result<()> 
     Ok(())
 }
 
-/// Writes an attribute that says what a dataset's values are, for people, for xarray and for
+/// Writes an attribute that describes the values of a dataset, for people, for xarray and for
 /// [`FieldFile`](crate::FieldFile).
 ///
-/// It has a fixed length, as netCDF writes it, and so lies within what HDF5 keeps checksums of.
+/// It has a fixed length, as in netCDF, so that it is covered by HDF5's checksums.
 pub(crate) fn describe<const N: usize>(
     dataset: &Dataset,
     attribute: &str,

@@ -8,14 +8,16 @@ use crate::{Error, Result, durable};
 
 const PREFIX: &str = ".halocline-";
 const SUFFIX: &str = ".partial";
-/// The age from which a file that nobody has finished is a leftover: longer than a job is suspended for.
+/// Age from which an unfinished file is a leftover: longer than a job is suspended for.
 const LEFTOVER: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// A file that is written under a temporary name beside its place, and takes that place when it is whole.
+/// File that is written under a temporary name beside its target, and takes its name when it is
+/// complete.
 ///
-/// Dropped before [`commit`](Staged::commit) it leaves nothing behind. What a killed process leaves behind is removed when
-/// the next file is begun in its folder, a week after the last write: file systems without locks have no other sign of a
-/// writer that lives. Where they have locks, HDF5's keeps a file that is open from being removed at any age.
+/// Dropped before [`commit`](Staged::commit), it leaves nothing behind. A file left by a killed
+/// process is removed when the next file is created in the folder, a week after its last write: on
+/// file systems without locks, nothing else tells a killed writer from a slow one. Elsewhere,
+/// HDF5's lock protects an open file at any age.
 #[derive(Debug)]
 pub(crate) struct Staged {
     temporary: TempPath,
@@ -23,7 +25,7 @@ pub(crate) struct Staged {
 }
 
 impl Staged {
-    /// An empty file in the folder of `target`.
+    /// Creates an empty file in the folder of `target`.
     pub(crate) fn new(target: &Path) -> Result<Self> {
         let folder = durable::parent(target);
         remove_leftovers(folder);
@@ -32,7 +34,8 @@ impl Staged {
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
-            // Temporary files are private by default; this one becomes an ordinary file, as the umask says.
+            // Temporary files are private by default; this one gets the permissions of an ordinary
+            // file.
             builder.permissions(fs::Permissions::from_mode(0o666));
         }
         let file = builder
@@ -44,17 +47,17 @@ impl Staged {
         })
     }
 
-    /// Where to write.
+    /// The temporary path, to write to.
     pub(crate) fn path(&self) -> &Path {
         &self.temporary
     }
 
-    /// Where the file will be.
+    /// The path of the complete file.
     pub(crate) fn target(&self) -> &Path {
         &self.target
     }
 
-    /// Gives the file its name, once its bytes are on the disk; the name is there too when this returns.
+    /// Gives the file its name when its bytes are on the disk, and waits until the name is too.
     pub(crate) fn commit(self) -> Result<()> {
         let Self { temporary, target } = self;
         File::open(&temporary)
@@ -67,7 +70,8 @@ impl Staged {
     }
 }
 
-/// Removes what killed writers have left in a folder. Where that fails it takes room and does no harm.
+/// Removes files that killed writers left in a folder. Failures are ignored: a leftover takes space
+/// and does no harm.
 fn remove_leftovers(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -78,13 +82,14 @@ fn remove_leftovers(folder: &Path) {
     }
 }
 
-/// Whether a file was not written to for long, and no process has it locked.
+/// Whether a file was not written to for [`LEFTOVER`], and no process has locked it.
 fn is_leftover(path: &Path) -> bool {
-    let old = fs::symlink_metadata(path).and_then(|found| found.modified());
-    let old = old.is_ok_and(|written| {
-        let age = SystemTime::now().duration_since(written);
-        age.is_ok_and(|age| age > LEFTOVER)
-    });
+    let old = fs::symlink_metadata(path)
+        .and_then(|found| found.modified())
+        .is_ok_and(|written| {
+            let age = SystemTime::now().duration_since(written);
+            age.is_ok_and(|age| age > LEFTOVER)
+        });
     let locked = || match File::open(path) {
         Ok(file) => matches!(file.try_lock(), Err(TryLockError::WouldBlock)),
         Err(_) => true,
@@ -99,18 +104,18 @@ mod tests {
     use super::*;
     use crate::{FieldWriter, Grid, WriterConfig};
 
-    /// Makes a file look as if it had been written to so long ago.
+    /// Sets the time of the last write to `age` ago.
     fn age(path: &Path, age: Duration) {
         let file = File::options().write(true).open(path).unwrap();
         file.set_modified(SystemTime::now() - age).unwrap();
     }
 
     fn partial(folder: &Path) -> Vec<PathBuf> {
-        let entries = fs::read_dir(folder)
+        fs::read_dir(folder)
             .unwrap()
-            .map(|entry| entry.unwrap().path());
-        let is_partial = |path: &PathBuf| path.to_string_lossy().ends_with(SUFFIX);
-        entries.filter(is_partial).collect()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.to_string_lossy().ends_with(SUFFIX))
+            .collect()
     }
 
     #[test]
@@ -132,7 +137,7 @@ mod tests {
             LEFTOVER - Duration::from_secs(60),
         );
         let other = leave("other.partial", 2 * LEFTOVER);
-        // A writer that waits for long.
+        // A slow writer.
         let grid = Grid::with_poles(3, 4).unwrap();
         let path = folder.join("field.h5");
         let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new()).unwrap();

@@ -1,4 +1,4 @@
-//! Normalisation statistics: per channel, over time and, weighted by area, over the grid.
+//! Normalisation statistics of each channel, over time and, weighted by area, over the grid.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,8 @@ use crate::moments::Moments;
 use crate::staged::Staged;
 use crate::{Error, FieldFile, Metadata, Progress, Result};
 
-/// Means and standard deviations of every channel, and of its increments from one time to another.
+/// Means and standard deviations of every channel, and of its increments over a number of time
+/// steps.
 ///
 /// # Example
 /// ```
@@ -29,7 +30,10 @@ use crate::{Error, FieldFile, Metadata, Progress, Result};
 /// let files = [FieldFile::open(&path)?]; // uniform fields of 280, 281 and 282 K
 /// let statistics = Statistics::compute(&files, 1)?;
 /// assert_eq!(statistics.means(), [281.0]);
+/// assert!((statistics.stds()[0] - (2.0_f64 / 3.0).sqrt()).abs() < 1e-9);
 /// assert_eq!(statistics.increment_means(), [1.0]);
+/// assert_eq!(statistics.increment_stds(), [0.0]);
+/// assert_eq!(statistics.metadata().channels(), ["t2m"]);
 /// statistics.save(folder.path())?;
 /// assert_eq!(Statistics::load(folder.path())?.means(), [281.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -40,7 +44,7 @@ pub struct Statistics {
     values: [Vec<f64>; 4],
 }
 
-/// Makani's names of the files of [`Statistics`].
+/// File names of [`Statistics`] in Makani's layout.
 const NAMES: [&str; 4] = [
     "global_means.npy",
     "global_stds.npy",
@@ -49,7 +53,7 @@ const NAMES: [&str; 4] = [
 ];
 
 impl Statistics {
-    /// The statistics of all files together, with increments over `lead` time steps.
+    /// Computes the statistics of all files together, with increments over `lead` time steps.
     ///
     /// # Errors
     /// Those of [`StatisticsBuilder::add`] and [`StatisticsBuilder::finish`].
@@ -81,15 +85,17 @@ impl Statistics {
         &self.values[2]
     }
 
-    /// The standard deviation of the increment of every channel, by which residual predictions are scaled.
+    /// The standard deviation of the increment of every channel, by which residual predictions are
+    /// scaled.
     pub fn increment_stds(&self) -> &[f64] {
         &self.values[3]
     }
 
-    /// Reads what [`save`](Self::save), or Makani, has written to a folder.
+    /// Reads statistics that [`save`](Self::save) or Makani has written to a folder.
     ///
     /// # Errors
-    /// A file that is not there, is not `.npy` of f32, or has not the shape [1, channels, 1, 1].
+    /// A file that does not exist, is not `.npy` of f32, or does not have the shape [1, channels,
+    /// 1, 1].
     pub fn load(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         let metadata = Metadata::load(folder)?;
@@ -114,14 +120,15 @@ impl Statistics {
         Ok(Self { metadata, values })
     }
 
-    /// Writes `global_means.npy`, `global_stds.npy`, `time_diff_means.npy`, `time_diff_stds.npy` and `data.json` into a
-    /// folder, which is made if it is not there.
+    /// Writes `global_means.npy`, `global_stds.npy`, `time_diff_means.npy`, `time_diff_stds.npy`
+    /// and `data.json` into a folder, which is created if it does not exist.
     ///
     /// # Shapes
     /// Every array is f32 [1, channels, 1, 1].
     ///
     /// # Errors
-    /// A folder that cannot be made or written; it has no `data.json` then, or that of the statistics that it had.
+    /// A folder that cannot be created or written. It then has no `data.json`, or that of its
+    /// earlier statistics.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         let folder = folder.as_ref();
         let metadata = self.metadata.stage(folder)?;
@@ -133,7 +140,7 @@ impl Statistics {
                 .map_err(|e| Error::io(file.target(), std::io::Error::other(e)))?;
             staged.push(file);
         }
-        // Files of two kinds of statistics are never beside a `data.json`.
+        // A mixture of old and new files never has a `data.json`, without which it is not read.
         match std::fs::remove_file(metadata.target()) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(Error::io(metadata.target(), error));
@@ -145,7 +152,37 @@ impl Statistics {
     }
 }
 
-/// Collects [`Statistics`] file by file; parts of the files may be collected on different ranks and merged.
+/// Accumulator of [`Statistics`], file by file. Ranks may accumulate different files and merge the
+/// results.
+///
+/// # Example
+/// ```
+/// # use halocline_io::ndarray::Array3;
+/// # use halocline_io::{FieldFile, FieldWriter, Grid, WriterConfig};
+/// # let folder = tempfile::tempdir()?;
+/// # let grid = Grid::cell_centred(4, 8)?;
+/// # let write = |year: &str, first: f32| -> halocline_io::Result<FieldFile> {
+/// #     let path = folder.path().join(year);
+/// #     let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
+/// #     writer.append(0.0, Array3::from_elem((1, 4, 8), first).view())?;
+/// #     writer.append(21600.0, Array3::from_elem((1, 4, 8), first + 2.0).view())?;
+/// #     writer.finish()?;
+/// #     FieldFile::open(&path)
+/// # };
+/// # let files = [write("2017.h5", 280.0)?, write("2018.h5", 290.0)?];
+/// use halocline_io::{Progress, StatisticsBuilder};
+///
+/// // Uniform fields of 280 and 282 K in one file, of 290 and 292 K in the other.
+/// let mut parts = [StatisticsBuilder::new(1)?, StatisticsBuilder::new(1)?];
+/// for (part, file) in parts.iter_mut().zip(&files) {
+///     part.add(file, &Progress::hidden())?;
+/// }
+/// let [first, second] = parts;
+/// let statistics = first.merge(second)?.finish()?;
+/// assert!((statistics.means()[0] - 286.0).abs() < 1e-9);
+/// assert!((statistics.increment_means()[0] - 2.0).abs() < 1e-9);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct StatisticsBuilder {
     lead: usize,
@@ -155,7 +192,7 @@ pub struct StatisticsBuilder {
 }
 
 impl StatisticsBuilder {
-    /// Nothing collected yet; increments will be over `lead` time steps.
+    /// Creates an empty accumulator, with increments over `lead` time steps.
     ///
     /// # Errors
     /// A lead of zero.
@@ -171,21 +208,22 @@ impl StatisticsBuilder {
         })
     }
 
-    /// Collects a file. Increments are within it, not from it to the next. Progress advances once per time.
+    /// Adds the fields of a file. Increments lie within a file. Progress advances once per time.
     ///
     /// # Errors
-    /// A file of other channels, grid or time step than the first, and one that cannot be read, of which nothing counts.
-    /// Missing values are an error or left out, as the [file](FieldFile::with_missing) says.
+    /// A file of other channels, grid or time step than the first, and a file that cannot be read;
+    /// nothing of it is added. Missing values are an error or left out, as [set for the
+    /// file](FieldFile::with_missing).
     pub fn add(&mut self, file: &FieldFile, progress: &Progress) -> Result<()> {
         if let Some((metadata, path)) = &self.reference {
             metadata.check(file, path)?;
         }
-        let nothing = vec![Moments::default(); file.channels().len()];
-        let mut of_file = Self {
+        let empty = vec![Moments::default(); file.channels().len()];
+        let mut added = Self {
             lead: self.lead,
             reference: Some((Metadata::of(file)?, file.path().into())),
-            fields: nothing.clone(),
-            increments: nothing,
+            fields: empty.clone(),
+            increments: empty,
         };
         let weights = file.grid().latitude_weights();
         let [times, channels, rows, columns] = file.shape();
@@ -193,10 +231,10 @@ impl StatisticsBuilder {
         for time in 0..times {
             // [1, channel, lat, lon]
             let field = file.read([time..time + 1, 0..channels, 0..rows, 0..columns])?;
-            collect(&mut of_file.fields, &field, None, &weights);
+            collect(&mut added.fields, &field, None, &weights);
             if earlier.len() == self.lead {
                 collect(
-                    &mut of_file.increments,
+                    &mut added.increments,
                     &field,
                     earlier.pop_front().as_ref(),
                     &weights,
@@ -205,12 +243,12 @@ impl StatisticsBuilder {
             earlier.push_back(field);
             progress.advance();
         }
-        self.take(of_file);
+        self.absorb(added);
         Ok(())
     }
 
-    /// Adds what another of the same files' kind has collected.
-    fn take(&mut self, other: Self) {
+    /// Adds the moments of another accumulator, of the same channels.
+    fn absorb(&mut self, other: Self) {
         if self.reference.is_none() {
             *self = other;
             return;
@@ -225,10 +263,10 @@ impl StatisticsBuilder {
         }
     }
 
-    /// What both have collected.
+    /// Merges two accumulators.
     ///
     /// # Errors
-    /// Another lead, or files that do not go together.
+    /// Another lead; files of other channels, grid or time step.
     pub fn merge(mut self, other: Self) -> Result<Self> {
         if self.lead != other.lead {
             let expected = format!("{}, as in the other part", self.lead);
@@ -238,11 +276,11 @@ impl StatisticsBuilder {
         {
             own.check_same(others, other_path, path)?;
         }
-        self.take(other);
+        self.absorb(other);
         Ok(self)
     }
 
-    /// The statistics of what has been collected.
+    /// Computes the statistics of all files that were added.
     ///
     /// # Errors
     /// No file; a channel without values, or with infinite ones; no file longer than the lead.
@@ -255,8 +293,8 @@ impl StatisticsBuilder {
             for (kind, moments) in [&self.fields, &self.increments].into_iter().enumerate() {
                 let found = moments[index].mean_and_std();
                 let Some((mean, std)) = found.filter(|(_, std)| std.is_finite()) else {
-                    let what = ["values", "increments"][kind];
-                    let found = found.map_or(format!("no {what}"), |_| format!("infinite {what}"));
+                    let noun = ["values", "increments"][kind];
+                    let found = found.map_or(format!("no {noun}"), |_| format!("infinite {noun}"));
                     return Err(Error::Shape {
                         path,
                         dataset: crate::field_file::FIELDS,
@@ -275,7 +313,8 @@ impl StatisticsBuilder {
     }
 }
 
-/// Adds a field [1, channel, lat, lon], or its difference from an earlier one, to the moments of its channels.
+/// Adds a field [1, channel, lat, lon], or its difference from an earlier one, to the moments of
+/// its channels.
 fn collect(
     moments: &mut [Moments],
     field: &Array4<f32>,
@@ -285,7 +324,7 @@ fn collect(
     for (channel, moments) in moments.iter_mut().enumerate() {
         for (row, &weight) in weights.iter().enumerate() {
             let now = field.slice(s![0, channel, row, ..]);
-            let of_row = match earlier {
+            let row_moments = match earlier {
                 None => Moments::of(now.iter().map(|&value| f64::from(value)), weight),
                 Some(earlier) => {
                     let before = earlier.slice(s![0, channel, row, ..]);
@@ -295,17 +334,17 @@ fn collect(
                     Moments::of(increments, weight)
                 }
             };
-            *moments = moments.merge(of_row);
+            *moments = moments.merge(row_moments);
         }
     }
 }
 
-/// The values of an `.npy` file, with no memory for what the file only claims to hold.
+/// Reads an `.npy` file. Memory is taken by the size of the file, not by its header.
 fn read_npy(path: &Path) -> std::io::Result<Array4<f32>> {
-    /// Numbers begin at a multiple of this.
+    /// Alignment of the array in the format.
     const ALIGNMENT: usize = 64;
     let file = std::fs::read(path)?;
-    // The length of the header has two bytes, from version 2 of the format on four.
+    // The length of the header has two bytes, and four from version 2 of the format on.
     let header = match file[..] {
         [_, _, _, _, _, _, 1, _, a, b, ..] => {
             file.get(10..10 + usize::from(u16::from_le_bytes([a, b])))
@@ -315,26 +354,27 @@ fn read_npy(path: &Path) -> std::io::Result<Array4<f32>> {
             .and_then(|rest| rest.get(..u32::from_le_bytes([a, b, c, d]) as usize)),
         _ => None,
     };
-    // A dict and a tuple. The library takes a time that is exponential in the number of brackets that are open.
+    // A valid header has a dict and a tuple. The library takes a time that is exponential in the
+    // number of open brackets.
     let brackets = |header: &[u8]| header.iter().filter(|byte| b"[({".contains(byte)).count();
-    // With an extent of zero it panics on others that are too large.
-    let extents = |header: &[u8]| {
+    // With an extent of zero, the library panics on others that are too large.
+    let extents_fit = |header: &[u8]| {
         let text = String::from_utf8_lossy(header).into_owned();
         let shape = text
             .rsplit_once('(')
             .and_then(|(_, rest)| rest.split_once(')'));
-        let extents = shape
+        shape
             .map_or("", |(shape, _)| shape)
             .split(',')
-            .map(str::trim);
-        let mut extents = extents.filter(|extent| !extent.is_empty());
-        extents.all(|extent| {
-            extent
-                .parse()
-                .is_ok_and(|extent| (1..=file.len()).contains(&extent))
-        })
+            .map(str::trim)
+            .filter(|extent| !extent.is_empty())
+            .all(|extent| {
+                extent
+                    .parse()
+                    .is_ok_and(|extent| (1..=file.len()).contains(&extent))
+            })
     };
-    if !header.is_some_and(|header| brackets(header) <= 4 && extents(header)) {
+    if !header.is_some_and(|header| brackets(header) <= 4 && extents_fit(header)) {
         let cause = "it has not the header of an .npy file of this size";
         return Err(std::io::Error::other(cause));
     }

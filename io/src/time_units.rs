@@ -1,4 +1,5 @@
-//! Times by the CF conventions (CF 1.11, section 4.4): numbers of a unit since a date, in a calendar.
+//! Times by the CF conventions (CF 1.11, section 4.4): numbers of a unit since a date, in a
+//! calendar.
 
 use jiff::civil::DateTime;
 use jiff::tz::Offset;
@@ -6,16 +7,16 @@ use jiff::tz::Offset;
 use crate::Result;
 use crate::attributes::Attributes;
 
-/// The units that times are written in, which are those that are meant where a file does not say.
+/// Units of written times, and of files that do not give any.
 pub(crate) const UNITS: &[u8; 33] = b"seconds since 1970-01-01 00:00:00";
-/// The calendar that times are written in.
+/// Calendar of written times.
 pub(crate) const CALENDAR: &[u8; 19] = b"proleptic_gregorian";
 
-/// The beginning of the Gregorian calendar, 1582-10-15, in seconds since 1970-01-01. The standard calendar is the Julian
-/// one before.
+/// The beginning of the Gregorian calendar, 1582-10-15, in seconds since 1970-01-01. Before it, the
+/// standard calendar is the Julian one.
 const GREGORIAN: f64 = -12_219_292_800.0;
 
-/// What the numbers of a time axis count.
+/// The unit of a time axis and the beginning of its count.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Units {
     /// The length of a unit in seconds, as numerator and denominator, one of which is 1.
@@ -24,13 +25,14 @@ struct Units {
     reference: f64,
 }
 
-/// The numbers of a time axis as seconds since 1970-01-01 UTC.
+/// Converts the numbers of a time axis to seconds since 1970-01-01 UTC.
 ///
 /// # Errors
-/// Units or a calendar that are not understood.
+/// Units or a calendar that are not supported.
 pub(crate) fn seconds(attributes: &Attributes<'_>, numbers: Vec<f64>) -> Result<Vec<f64>> {
-    let calendar = attributes.text("calendar")?;
-    let calendar = calendar.unwrap_or_else(|| "standard".into());
+    let calendar = attributes
+        .text("calendar")?
+        .unwrap_or_else(|| "standard".into());
     let quoted = format!("{calendar:?}");
     let mixed = match calendar.to_lowercase().as_str() {
         "standard" | "gregorian" => true,
@@ -68,13 +70,14 @@ impl Units {
         if self.unit == [1.0, 1.0] {
             return self.reference + number;
         }
-        // Most parts of a day are not exact in f64, and seconds since 1970 have a resolution of a quarter microsecond.
+        // Most parts of a day are not exact in f64, and seconds since 1970 have a resolution of a
+        // quarter microsecond.
         let since = number * numerator / denominator;
         self.reference + (since * 1e6).round() / 1e6
     }
 }
 
-/// Reads `<unit> since <date> [<time>] [<zone>]`.
+/// Parses `<unit> since <date> [<time>] [<zone>]`.
 fn parse(text: &str) -> Option<Units> {
     let text = text.trim().to_lowercase();
     let (unit, reference) = text.split_once(" since ")?;
@@ -92,8 +95,8 @@ fn parse(text: &str) -> Option<Units> {
     Some(Units { unit, reference })
 }
 
-/// Reads a date, with a time and a zone that may be left out, as seconds since 1970-01-01 UTC. Numbers need no leading
-/// zeros, as in `1992-10-8 15:15:42.5 -6:00`, the example of the conventions.
+/// Parses a date with an optional time and zone, as seconds since 1970-01-01 UTC. Numbers need no
+/// leading zeros, as in `1992-10-8 15:15:42.5 -6:00`, the example of the conventions.
 fn parse_reference(text: &str) -> Option<f64> {
     let (date, rest) = text.split_once(['t', ' ']).unwrap_or((text, ""));
     let zone = rest.find(['+', '-', 'z', 'u', 'g']).unwrap_or(rest.len());
@@ -118,7 +121,8 @@ fn parse_reference(text: &str) -> Option<f64> {
     Some(timestamp.as_second() as f64 + fraction)
 }
 
-/// The offset of a zone from UTC in seconds: nothing, `Z`, `UTC`, `GMT`, `+1`, `+01:30` or `+0130`.
+/// Parses a zone, as its offset from UTC in seconds: nothing, `Z`, `UTC`, `GMT`, `+1`, `+01:30` or
+/// `+0130`.
 fn parse_zone(text: &str) -> Option<i32> {
     let (sign, digits) = match (text, text.chars().next()) {
         ("" | "z" | "utc" | "gmt", _) => return Some(0),
@@ -135,7 +139,7 @@ fn parse_zone(text: &str) -> Option<i32> {
     valid.then(|| sign * (i32::from(hours) * 3600 + i32::from(minutes) * 60))
 }
 
-/// The numbers between separators, of which there are as many as wanted.
+/// Parses exactly `N` numbers between separators.
 fn numbers<const N: usize>(text: &str, separator: char) -> Option<[i16; N]> {
     let digits = |part: &str| {
         let whole = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());

@@ -32,10 +32,12 @@ pub(super) fn mean<M: Module>(sum: GradientsParams, batches: usize, model: &M) -
     scale.to
 }
 
-/// Describes the first loss or gradient of a step that is NaN or infinite; `None` if all are finite.
+/// Describes the first loss or gradient of a step that is NaN or infinite; `None` if all are
+/// finite.
 ///
-/// `losses` are those of the batches from `first_batch` on. One read from the device tells that all is well: a sum is finite
-/// only if each of its terms is. Only where one is not are the tensors themselves looked at.
+/// `losses` are those of the batches from `first_batch` on. A sum is finite only if all its terms
+/// are, so that one read from the device suffices for finite tensors. The tensors themselves are
+/// read only if a sum is not finite.
 pub(super) fn non_finite<M: Module>(
     losses: &[Tensor<1>],
     first_batch: usize,
@@ -74,7 +76,7 @@ pub(super) fn non_finite<M: Module>(
     ))
 }
 
-/// Collects the sum of each gradient.
+/// Visitor that collects the sum of each gradient.
 struct Sums<'a> {
     gradients: &'a GradientsParams,
     sums: Transaction,
@@ -94,9 +96,9 @@ impl ModuleVisitor for Sums<'_> {
     }
 }
 
-/// Finds the first parameter, or gradient of one, with an element that is not finite.
+/// Visitor that finds the first parameter, or gradient of one, with an element that is not finite.
 struct First<'a> {
-    /// Looks at gradients if there are any here, else at parameters.
+    /// The gradients to search; the parameters if `None`.
     gradients: Option<&'a GradientsParams>,
     path: Vec<String>,
     found: Option<String>,
@@ -145,9 +147,9 @@ fn first_in(data: &TensorData) -> Option<(Vec<usize>, f64)> {
         .iter()
         .rev()
         .map(|extent| {
-            let at = rest % extent;
+            let coordinate = rest % extent;
             rest /= extent;
-            at
+            coordinate
         })
         .collect();
     index.reverse();

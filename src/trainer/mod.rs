@@ -1,4 +1,4 @@
-//! Training that survives failures: steps, checkpoints, and going on from the last one.
+//! Training that survives failures: steps, checkpoints, and resuming from the last one.
 
 mod gradients;
 mod signals;
@@ -24,11 +24,12 @@ use step::GradientHook;
 
 pub use step::NonFinite;
 
-/// A training run: its model and optimizer, how far it has come, and its checkpoints. All ranks use it together.
+/// Training run: model, optimizer, progress and checkpoints. All ranks use it together.
 ///
-/// With [`resume_or_start`](Self::resume_or_start) a program that is killed at any moment and started again ends as one
-/// that was not: on the same mesh with the same bits, if batches and loss depend on nothing but the seed and which batch of
-/// which epoch it is ([`epoch`](Self::epoch), [`batch`](Self::batch)): random numbers, too.
+/// With [`resume_or_start`](Self::resume_or_start), a program that is killed at any moment and
+/// started again has the result of one that was not killed: on the same mesh bit for bit, if
+/// batches and loss depend only on the seed, the [`epoch`](Self::epoch) and the
+/// [`batch`](Self::batch). This includes random numbers.
 ///
 /// # Example
 /// ```
@@ -73,29 +74,29 @@ pub use step::NonFinite;
 pub struct Trainer<M: Module> {
     world: World,
     mesh: DeviceMesh,
-    /// Taken while a step computes the next one.
+    /// `None` while a step computes the next one.
     model: Option<M>,
     optimizer: Optimizer,
     progress: Progress,
     losses: Vec<f64>,
-    /// Losses that are not read from the device yet.
+    /// Losses that have not been read from the device.
     recent: Vec<Tensor<1>>,
     notes: BTreeMap<String, Value>,
     accumulate: usize,
     non_finite: NonFinite,
     hook: Option<GradientHook<M>>,
-    /// Whether the replicas of the model were compared since the run began.
+    /// Whether the replicas of the model have been compared in this run.
     compared: bool,
     save_every: u64,
     keep: CheckpointConfig,
     checkpoints: Option<Checkpoints>,
-    /// What the newest checkpoint holds, if nothing of it has changed since.
+    /// The progress in the newest checkpoint, if nothing in it has changed since.
     saved: Option<Progress>,
     /// The step that was saved last, and its metric.
     metric: (u64, Option<f64>),
 }
 
-/// What turns gradients into parameters.
+/// The optimizer and its learning-rate schedule.
 #[derive(Clone)]
 struct Optimizer {
     optimizer: ModuleOptimizer,
@@ -108,7 +109,7 @@ impl fmt::Debug for Optimizer {
     }
 }
 
-/// How far a run has come.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Progress {
     seed: u64,
@@ -117,18 +118,19 @@ struct Progress {
     batch: usize,
 }
 
-/// How an epoch ended.
+/// The end of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "after an interruption a program should end"]
 pub enum Ended {
-    /// All its batches were trained on.
+    /// All its batches were used.
     Whole,
-    /// By a signal (SIGINT, that is Ctrl-C, or SIGTERM) to rank 0, after a step; what was reached is saved.
+    /// A signal to rank 0 (SIGINT, that is Ctrl-C, or SIGTERM) ended it after a step; the state is
+    /// saved.
     Interrupted,
 }
 
 impl<M: Module> Trainer<M> {
-    /// A run that begins. A constant learning rate is `ModuleLrScheduler::new(1e-3)`.
+    /// Creates a run at its beginning. A constant learning rate is `ModuleLrScheduler::new(1e-3)`.
     pub fn new(
         world: &World,
         model: M,
@@ -165,14 +167,15 @@ impl<M: Module> Trainer<M> {
         }
     }
 
-    /// Saves every so many steps. Default 0: at [`save`](Self::save) and [`finish`](Self::finish) only.
+    /// Sets the number of steps between saves. Default 0: only at [`save`](Self::save) and
+    /// [`finish`](Self::finish).
     #[must_use]
     pub fn with_save_every(mut self, steps: u64) -> Self {
         self.save_every = steps;
         self
     }
 
-    /// Which checkpoints are kept. Default the last three.
+    /// Sets which checkpoints are kept. Default the last three.
     ///
     /// # Panics
     /// Panics after [`resume_or_start`](Self::resume_or_start), which opens the folder.
@@ -186,8 +189,8 @@ impl<M: Module> Trainer<M> {
         self
     }
 
-    /// Takes a step after so many batches, with the mean of their gradients; the rest of an epoch has a step of its own.
-    /// Default 1.
+    /// Sets the number of batches per step, which uses the mean of their gradients; the rest of an
+    /// epoch has a step of its own. Default 1.
     ///
     /// # Panics
     /// Panics if it is 0.
@@ -201,23 +204,25 @@ impl<M: Module> Trainer<M> {
         self
     }
 
-    /// Chooses what happens when a loss or a gradient is not finite. Default [`NonFinite::Stop`].
+    /// Sets the reaction to a loss or a gradient that is not finite. Default [`NonFinite::Stop`].
     ///
-    /// To know it, one number of each loss and each gradient is read from the device in every step, before the optimizer's
-    /// step, but for [`NonFinite::Allow`].
+    /// Except with [`NonFinite::Allow`], every step reads one number of each loss and each gradient
+    /// from the device, before the optimizer's step.
     #[must_use]
     pub fn with_non_finite(mut self, non_finite: NonFinite) -> Self {
         self.non_finite = non_finite;
         self
     }
 
-    /// Calls `hook` with the model and the gradients of every step (the mean over its batches, complete on every rank), and
-    /// gives the optimizer what it returns. All ranks must return the same.
+    /// Sets a function of the model and the gradients of every step (the mean over its batches,
+    /// complete on every rank), which returns the gradients for the optimizer. It must return the
+    /// same on all ranks.
     ///
-    /// Gradients are [looked at](NonFinite) before and after it.
+    /// Gradients are [checked](NonFinite) before and after it.
     ///
     /// # Example
-    /// Clipping by the norm of the whole model's gradient; burn's `GradientClipping::Norm` takes the norm of each tensor.
+    /// Clipping by the norm of the whole model's gradient; burn's `GradientClipping::Norm` takes
+    /// the norm of each tensor.
     /// ```
     /// use burn::module::{ModuleVisitor, Param};
     /// use burn::optim::GradientsParams;
@@ -267,15 +272,16 @@ impl<M: Module> Trainer<M> {
         self
     }
 
-    /// Goes on from the newest checkpoint in a folder that can be read, or from the start if there is none, and saves
-    /// there from now on.
+    /// Resumes from the newest checkpoint in a folder that can be loaded, or from the start if
+    /// there is none, and saves there from now on.
     ///
-    /// Also makes a first SIGINT (Ctrl-C) or SIGTERM [end an epoch](Ended::Interrupted) after the step in progress; a second
-    /// one ends the process at once.
+    /// From now on, a first SIGINT (Ctrl-C) or SIGTERM [ends an epoch](Ended::Interrupted) after
+    /// the step in progress, and a second one ends the process at once.
     ///
     /// # Errors
-    /// On all ranks: a folder that cannot be made or read; checkpoints of which none can be loaded, because they are
-    /// damaged, or of another model, optimizer, schedule or seed; a failure of communication.
+    /// On all ranks: a folder that cannot be created or read; checkpoints of which none can be
+    /// loaded, because they are damaged, or of another model, optimizer, schedule or seed; a
+    /// failure of communication.
     pub fn resume_or_start(mut self, folder: impl AsRef<Path>) -> Result<Self> {
         interrupted();
         let mut checkpoints = Checkpoints::open(&self.world, folder, &self.keep)?;
@@ -322,22 +328,22 @@ impl<M: Module> Trainer<M> {
             .expect("a step gives it back, or the program ends")
     }
 
-    /// The epoch, from 0.
+    /// The current epoch, from 0.
     pub fn epoch(&self) -> usize {
         self.progress.epoch
     }
 
-    /// The batches of this epoch that were trained on.
+    /// The number of batches of this epoch that were used.
     pub fn batch(&self) -> usize {
         self.progress.batch
     }
 
-    /// The steps taken, over all epochs.
+    /// The number of steps taken, over all epochs.
     pub fn step(&self) -> u64 {
         self.progress.step
     }
 
-    /// The losses of all batches so far, also of those before a resume.
+    /// The losses of all batches so far, including those before a resume.
     pub fn losses(&mut self) -> &[f64] {
         for loss in self.recent.drain(..) {
             self.losses.push(loss.into_scalar());
@@ -345,11 +351,12 @@ impl<M: Module> Trainer<M> {
         &self.losses
     }
 
-    /// Keeps a value with the run: it is saved, and there again after a resume. The same on all ranks. JSON has no NaN and no
-    /// infinities: they become `null`, which an `Option` reads as `None`.
+    /// Stores a value, the same on all ranks, with the run: it is saved, and present after a
+    /// resume. NaN and infinities, which JSON lacks, become `null`, which an `Option` reads as
+    /// `None`.
     ///
     /// # Errors
-    /// A value that JSON does not have, such as a map whose keys are no texts.
+    /// A value that JSON cannot hold, such as a map whose keys are not strings.
     pub fn note(&mut self, name: &str, value: &impl Serialize) -> Result<()> {
         let value = serde_json::to_value(value).map_err(Error::other)?;
         self.notes.insert(name.into(), value);
@@ -357,28 +364,31 @@ impl<M: Module> Trainer<M> {
         Ok(())
     }
 
-    /// A value that was [kept](Self::note).
+    /// Reads a value that was [stored](Self::note).
     ///
     /// # Errors
     /// A value of another form.
     pub fn noted<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        let value = self.notes.get(name).cloned();
-        let value = value.map(serde_json::from_value).transpose();
-        value.map_err(|error| Error::other(format!("note {name:?}: {error}")))
+        self.notes
+            .get(name)
+            .cloned()
+            .map(serde_json::from_value)
+            .transpose()
+            .map_err(|error| Error::other(format!("note {name:?}: {error}")))
     }
 
-    /// The newest step that is safely on the disk; known on rank 0 only.
+    /// The newest step whose checkpoint is on the disk, known on rank 0 only.
     pub fn committed(&self) -> Option<u64> {
         self.checkpoints.as_ref()?.committed()
     }
 
-    /// Trains on the batches of an epoch: the loss of each, its gradients, and a step of the optimizer; then the next epoch
-    /// begins. `loss` may be partial: it is resolved.
+    /// Trains on the batches of an epoch: computes the loss and the gradients of each, and takes
+    /// the optimizer's steps. The next epoch begins then. A partial `loss` is resolved.
     ///
     /// # Errors
-    /// Those of `batches` and `loss`; a loss or a gradient that is [not finite](NonFinite); a model whose parameters differ
-    /// between ranks, which is looked at before the first step of a run and at every save; a failure to save or of
-    /// communication.
+    /// Those of `batches` and `loss`; a loss or a gradient that is [not finite](NonFinite); a model
+    /// whose parameters differ between ranks, compared before the first step of a run and at every
+    /// save; a failure to save or of communication.
     pub fn train_epoch<B, X: Field<1>>(
         &mut self,
         batches: impl IntoIterator<Item = B>,
@@ -415,11 +425,11 @@ impl<M: Module> Trainer<M> {
         Ok(Ended::Whole)
     }
 
-    /// Saves, in the background. `metric` says how good the model is, the lower the better.
+    /// Saves the run in the background. A lower `metric` is better.
     ///
     /// # Errors
-    /// On all ranks: a run without a folder; a model whose parameters differ between ranks; a failure of the save before
-    /// this one, or of communication.
+    /// On all ranks: a run without a folder; a model whose parameters differ between ranks; a
+    /// failure of the save before this one, or of communication.
     pub fn save(&mut self, metric: Option<f64>) -> Result<()> {
         self.world.check_replicas(self.model())?;
         self.losses();
@@ -443,7 +453,7 @@ impl<M: Module> Trainer<M> {
         Ok(())
     }
 
-    /// Saves what is not saved yet, and waits until it is on the disk.
+    /// Saves the run if it changed since the last save, and waits until it is on the disk.
     ///
     /// # Errors
     /// On all ranks: a failure to save, or of communication.
@@ -460,15 +470,13 @@ impl<M: Module> Trainer<M> {
         Ok(())
     }
 
-    /// Whether rank 0 was asked to end; the same on all ranks.
+    /// Whether a signal has asked rank 0 to end; the same on all ranks.
     fn is_interrupted(&self) -> Result<bool> {
         if self.checkpoints.is_none() {
             return Ok(false);
         }
-        let own = vec![u8::from(interrupted().load(Ordering::Relaxed))];
-        let asked =
-            self.mesh
-                .broadcast_bytes("trainer", self.mesh.shape().ranks()[0], Some(own))?;
-        Ok(asked == [1])
+        let root = self.mesh.shape().ranks()[0];
+        let flag = vec![u8::from(interrupted().load(Ordering::Relaxed))];
+        Ok(self.mesh.broadcast_bytes("trainer", root, Some(flag))? == [1])
     }
 }

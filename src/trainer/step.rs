@@ -1,4 +1,4 @@
-//! A step of the optimizer, and what may prevent it.
+//! Optimizer steps, and their omission or failure when a value is not finite.
 
 use std::fmt;
 
@@ -9,24 +9,26 @@ use halocline_core::{Error, Result};
 
 use super::{Optimizer, Progress, Trainer, gradients};
 
-/// What a [`Trainer`] does when a loss or a gradient is NaN or infinite.
+/// Reaction of a [`Trainer`] to a loss or a gradient that is NaN or infinite.
 ///
-/// Losses and gradients are the same on all ranks, so all ranks do the same.
+/// Losses and gradients are the same on all ranks, so that all ranks react alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonFinite {
-    /// Ends the run: an error names the step, the batch and the first parameter, and the model stays as it was.
+    /// Ends the run with an error that names the step, the batch and the first parameter. The model
+    /// is unchanged.
     #[default]
     Stop,
-    /// Leaves out the step: its batches change neither the model nor the optimizer and its schedule, and count no step. Their
-    /// losses are kept, and rank 0 writes a line to stderr.
+    /// Leaves out the step: its batches change neither the model nor the optimizer and its
+    /// schedule, and do not count as a step. Their losses are kept, and rank 0 writes a line to
+    /// stderr.
     Skip,
-    /// Takes the step. Nothing is looked at.
+    /// Takes the step. Nothing is checked.
     Allow,
 }
 
 type Hook<M> = dyn FnMut(&M, GradientsParams) -> Result<GradientsParams> + Send;
 
-/// A function of the program's that sees gradients before the optimizer does.
+/// The user's function of the gradients, called before the optimizer's step.
 pub(super) struct GradientHook<M>(pub(super) Box<Hook<M>>);
 
 impl<M> fmt::Debug for GradientHook<M> {
@@ -36,7 +38,7 @@ impl<M> fmt::Debug for GradientHook<M> {
 }
 
 impl<M: Module> Trainer<M> {
-    /// A step with the gradients of some batches, whose losses are these.
+    /// Takes a step with the gradients of the batches that have these losses.
     pub(super) fn update(
         &mut self,
         gradients: GradientsParams,
@@ -63,7 +65,7 @@ impl<M: Module> Trainer<M> {
         Ok(())
     }
 
-    /// Gradients for the optimizer, or `None` if the step is to be left out.
+    /// Returns the gradients for the optimizer, or `None` if the step is left out.
     fn acceptable(
         &mut self,
         gradients: GradientsParams,

@@ -1,4 +1,4 @@
-//! What a save writes: each rank's file, and what makes a checkpoint of them.
+//! The files of a save: one of each rank, and the index by which rank 0 completes them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -7,26 +7,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::CheckpointConfig;
 use super::file::{self, Cells, Contents};
-use super::folder::{Kept, Worth, name_of, publish, remove, superseded};
+use super::folder::{name_of, publish, remove};
 use super::index::{self, Index, file_of};
+use super::retention::{CheckpointConfig, Kept, Worth, superseded};
 use crate::{Error, Result, durable};
 
-/// What the committer is told of the other ranks' files.
+/// State of the other ranks' files, set by [`Checkpoints::wait`](super::Checkpoints::wait) for the
+/// committing thread.
 #[derive(Debug, Default)]
 pub(super) struct Others {
-    /// They will not come.
+    /// The files will not be written.
     pub cancelled: AtomicBool,
-    /// Since when all are said to be there, and how long the file system may take to show them.
+    /// The time at which all ranks had written, and how long the file system may take to show the
+    /// files.
     pub written: OnceLock<(Instant, Duration)>,
 }
 
+/// Locks the list of checkpoints. It is valid after a panic too.
 pub(super) fn lock(kept: &Mutex<Kept>) -> MutexGuard<'_, Kept> {
     kept.lock().unwrap_or_else(|error| error.into_inner())
 }
 
-/// Writes a rank's file. It has its name when it is on the disk.
+/// Writes a rank's file, which gets its name when it is on the disk.
 pub(super) fn write_share(partial: &Path, rank: usize, cells: &[Cells]) -> Result<()> {
     if cells.is_empty() {
         return Ok(());
@@ -38,7 +41,7 @@ pub(super) fn write_share(partial: &Path, rank: usize, cells: &[Cells]) -> Resul
     fs::rename(&staged, &path).map_err(|error| Error::io(&path, error))
 }
 
-/// What rank 0 does to make a checkpoint of the ranks' files.
+/// Task of rank 0: completes a checkpoint when all ranks have written their files.
 pub(super) struct Commit {
     pub index: Index,
     pub partial: PathBuf,
@@ -52,7 +55,7 @@ impl Commit {
     pub(super) fn run(mut self) -> Result<()> {
         let committed = self.commit();
         if committed.is_err() {
-            // What is left of it is of no use; if it cannot be removed, the next job tries.
+            // The remains are of no use. If they cannot be removed, the next job tries again.
             let _ = fs::remove_dir_all(&self.partial);
         }
         committed
@@ -63,8 +66,8 @@ impl Commit {
         fs::create_dir_all(&self.partial).map_err(|error| Error::io(&self.partial, error))?;
         self.complete()?;
         let worth = Worth::of(&self.index);
-        let same = lock(&self.kept).steps.get(&step).copied();
-        if !worth.finite && same.is_some_and(|same| same.finite) {
+        let earlier = lock(&self.kept).steps.get(&step).copied();
+        if !worth.finite && earlier.is_some_and(|earlier| earlier.finite) {
             eprintln!(
                 "halocline: {}: a finite checkpoint of step {step} stays in the place of one that is not",
                 self.folder.display()
@@ -89,14 +92,16 @@ impl Commit {
         Ok(())
     }
 
-    /// Says in the index where every piece is, and what is not finite, when all files are there.
+    /// Waits for all files, and enters into the index where every piece lies and which tensor is
+    /// not finite.
     fn complete(&mut self) -> Result<()> {
-        let pieces = self
+        let names: BTreeSet<String> = self
             .index
             .tensors
             .values()
-            .flat_map(|tensor| &tensor.pieces);
-        let names: BTreeSet<String> = pieces.map(|piece| piece.file.clone()).collect();
+            .flat_map(|tensor| &tensor.pieces)
+            .map(|piece| piece.file.clone())
+            .collect();
         let mut files: HashMap<String, Contents> = HashMap::new();
         for name in names {
             self.wait_for(&name)?;
@@ -147,8 +152,8 @@ impl Commit {
     }
 }
 
-/// Whether a folder has a name. NFS keeps the answer to a look-up of a name that is not there for up to a minute; when a
-/// folder is opened to be listed, it asks whether the folder has changed.
+/// Whether a folder lists a name. NFS caches for up to a minute that a look-up found nothing, but
+/// checks for changes when a folder is opened to be listed.
 fn is_listed(folder: &Path, name: &str) -> Result<bool> {
     let failed = |error| Error::io(folder, error);
     for entry in fs::read_dir(folder).map_err(failed)? {
@@ -163,7 +168,8 @@ fn is_listed(folder: &Path, name: &str) -> Result<bool> {
 mod tests {
     use super::*;
 
-    /// A look-up does not find what a link points to, as it does not find what NFS has not shown yet; the list has its name.
+    /// A dangling link stands for a file that NFS does not show yet: a look-up does not find it,
+    /// but the folder lists its name.
     #[test]
     fn files_of_other_ranks_are_found_in_the_list_of_the_folder() {
         let folder = tempfile::tempdir().unwrap();

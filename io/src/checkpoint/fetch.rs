@@ -1,4 +1,4 @@
-//! Reading on all ranks: every piece once, and to who needs it.
+//! Collective reading: every piece is read once, and sent to the ranks that need it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,14 +7,15 @@ use burn::tensor::{DType, TensorData};
 use halocline_core::{Batch, DeviceMesh, Expected, IndexBox, Layout, Operation, Payload, Traffic};
 
 use super::index::{PieceEntry, TensorEntry};
-use super::load::dtype_of;
-use super::save::OPERATION;
 use super::{file, pieces};
 use crate::agreement::{Fallible, agree, broadcast, same};
 use crate::{Error, Result};
 
-/// Bytes of pieces that all ranks together read before they send them to each other.
-const AT_ONCE: usize = 256 << 20;
+/// The name of communication for checkpoints in errors.
+pub(super) const OPERATION: &str = "checkpoint";
+
+/// Bytes of pieces that all ranks together read before they exchange them.
+const BYTES_PER_ROUND: usize = 256 << 20;
 
 /// A tensor to read, and the layout to read it in.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ pub(super) struct Wanted<'a> {
     pub layout: Layout,
 }
 
-/// A tensor in words, and a checksum of where its pieces lie and of the ranks.
+/// Description of a tensor, to be compared: text, and a checksum of its pieces and the ranks.
 type Description = (String, u32);
 
 impl Wanted<'_> {
@@ -34,28 +35,29 @@ impl Wanted<'_> {
             entry,
             layout,
         } = self;
-        let rest = serde_json::to_vec(&(&entry.pieces, layout.mesh().ranks()));
-        let rest = rest.expect("numbers and texts are JSON");
-        let words = format!("{name:?}, {} {layout}", entry.dtype);
-        (words, crc32fast::hash(&rest))
+        let details = serde_json::to_vec(&(&entry.pieces, layout.mesh().ranks()))
+            .expect("numbers and strings are JSON");
+        let text = format!("{name:?}, {} {layout}", entry.dtype);
+        (text, crc32fast::hash(&details))
     }
 }
 
-/// Each rank's cells of tensors in their layouts. Every piece is read once, by a rank that needs most of it, and its
-/// parts are sent to the others that need them.
+/// Reads this rank's cells of tensors in their layouts. Every piece is read once, by a rank that
+/// needs most of it, which sends parts to the others that need them.
 ///
 /// # Errors
-/// On all ranks, before anything is read: ranks that want different tensors, or layouts. A rank that cannot read.
+/// On all ranks: before anything is read, ranks that want different tensors or layouts; a rank that
+/// cannot read.
 pub(super) fn fetch(
     folder: &Path,
     mesh: &DeviceMesh,
     wanted: &[Wanted<'_>],
 ) -> halocline_core::Result<Vec<TensorData>> {
     check_same(mesh, wanted)?;
-    let own = mesh.position();
+    let here = mesh.position();
     let mut arrays: Vec<Array> = wanted
         .iter()
-        .map(|wanted| Array::zeros(wanted.layout.local_box(own), dtype_of(wanted.entry)))
+        .map(|wanted| Array::zeros(wanted.layout.local_box(here), wanted.entry.element_type()))
         .collect();
     let mut reading = BTreeMap::new();
     let mut jobs = Vec::new();
@@ -71,45 +73,50 @@ pub(super) fn fetch(
             };
             let parts = needs
                 .iter()
-                .filter_map(|(position, need)| Some((*position, cells.intersection(need)?)));
+                .filter_map(|(position, need)| Some((*position, cells.intersection(need)?)))
+                .collect();
             jobs.push(Job {
                 target,
                 piece,
-                cells: cells.clone(),
+                cells,
                 reader,
-                parts: parts.collect(),
+                parts,
             });
             bytes += piece.len();
-            if bytes >= AT_ONCE {
-                run(folder, mesh, &jobs, &mut arrays)?;
+            if bytes >= BYTES_PER_ROUND {
+                exchange(folder, mesh, &jobs, &mut arrays)?;
                 jobs.clear();
                 bytes = 0;
             }
         }
     }
-    run(folder, mesh, &jobs, &mut arrays)?;
-    let arrays = arrays.into_iter();
+    exchange(folder, mesh, &jobs, &mut arrays)?;
     Ok(arrays
+        .into_iter()
         .map(|a| TensorData::from_bytes_vec(a.bytes, a.cells.shape(), a.dtype))
         .collect())
 }
 
-/// Checks that all ranks want the same tensors in the same layouts and order. What they send each other tells nothing of
-/// which cells it is.
+/// Checks that all ranks want the same tensors in the same layouts and order. Their messages do not
+/// say which cells they carry.
 fn check_same(mesh: &DeviceMesh, wanted: &[Wanted<'_>]) -> halocline_core::Result<()> {
-    let own: Vec<Description> = wanted.iter().map(Wanted::description).collect();
-    let told = serde_json::to_vec(&own).expect("numbers and texts are JSON");
-    if same(mesh, OPERATION, &crc32fast::hash(&told).to_le_bytes())? {
+    let descriptions: Vec<Description> = wanted.iter().map(Wanted::description).collect();
+    let list = serde_json::to_vec(&descriptions).expect("numbers and strings are JSON");
+    if same(mesh, OPERATION, &crc32fast::hash(&list).to_le_bytes())? {
         return Ok(());
     }
-    let first = broadcast(mesh, OPERATION, told)?;
-    let first: Vec<Description> =
-        serde_json::from_slice(&first).expect("what another rank made of the same");
+    let first = broadcast(mesh, OPERATION, list)?;
+    let first: Vec<Description> = serde_json::from_slice(&first).expect("another rank encoded it");
     let ranks = [mesh.comm().rank(), mesh.shape().ranks()[0]];
-    agree(mesh, OPERATION, Fallible::All, compare(&own, &first, ranks))
+    agree(
+        mesh,
+        OPERATION,
+        Fallible::All,
+        compare(&descriptions, &first, ranks),
+    )
 }
 
-/// Checks that a rank wants the tensors that the first one of the mesh wants.
+/// Compares the tensors that a rank wants with those of the first rank of the mesh.
 fn compare(own: &[Description], first: &[Description], ranks: [usize; 2]) -> Result<()> {
     let differs = |index: &usize| own.get(*index) != first.get(*index);
     let Some(index) = (0..own.len().max(first.len())).find(differs) else {
@@ -132,17 +139,18 @@ fn compare(own: &[Description], first: &[Description], ranks: [usize; 2]) -> Res
     ))
 }
 
-/// Reads this rank's pieces, sends their parts to who needs them, and receives those of others.
-fn run(
+/// Reads this rank's pieces, sends parts of them to the ranks that need them, and receives those of
+/// others.
+fn exchange(
     folder: &Path,
     mesh: &DeviceMesh,
     jobs: &[Job<'_>],
     arrays: &mut [Array],
 ) -> halocline_core::Result<()> {
-    let (own, ranks) = (mesh.position(), mesh.shape().ranks());
+    let (here, ranks) = (mesh.position(), mesh.shape().ranks());
     let read = jobs
         .iter()
-        .filter(|job| job.reader == own)
+        .filter(|job| job.reader == here)
         .map(|job| Ok((job, file::read(folder, job.piece)?)))
         .collect::<Result<Vec<_>>>();
     let read = agree(mesh, OPERATION, Fallible::All, read)?;
@@ -151,7 +159,7 @@ fn run(
     for (job, bytes) in &read {
         for (position, part) in &job.parts {
             let array = &mut arrays[job.target];
-            if *position == own {
+            if *position == here {
                 array.put((bytes, &job.cells), part);
             } else {
                 let element = array.dtype.size();
@@ -169,8 +177,8 @@ fn run(
     }
     drop(read);
     let mut expected: BTreeMap<usize, Vec<(usize, &IndexBox)>> = BTreeMap::new();
-    for job in jobs.iter().filter(|job| job.reader != own) {
-        let parts = job.parts.iter().filter(|(position, _)| *position == own);
+    for job in jobs.iter().filter(|job| job.reader != here) {
+        let parts = job.parts.iter().filter(|(position, _)| *position == here);
         for (_, part) in parts {
             expected
                 .entry(job.reader)
@@ -202,7 +210,8 @@ fn run(
     Ok(())
 }
 
-/// Puts cells, one part after the other, into their arrays; gives the number of bytes that they should be.
+/// Copies the parts of a message, one after another, into their arrays. A message of another length
+/// is an error: the length expected.
 fn put_parts(
     mut bytes: &[u8],
     parts: &[(usize, &IndexBox)],
@@ -225,17 +234,17 @@ fn put_parts(
 /// A piece to read.
 #[derive(Debug)]
 struct Job<'a> {
-    /// The array that it is of.
+    /// The index of its tensor.
     target: usize,
     piece: &'a PieceEntry,
     cells: IndexBox,
     /// The mesh position that reads it.
     reader: usize,
-    /// What of it each position needs.
+    /// The part that each position needs.
     parts: Vec<(usize, IndexBox)>,
 }
 
-/// Cells of a tensor in memory.
+/// A box of cells of a tensor in memory.
 #[derive(Debug)]
 struct Array {
     cells: IndexBox,

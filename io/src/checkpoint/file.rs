@@ -1,4 +1,4 @@
-//! Safetensors files: those of ranks, and single ones of other programs.
+//! Safetensors files of ranks and of other programs.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -14,23 +14,23 @@ use super::dtype;
 use super::index::{PieceEntry, TensorEntry};
 use crate::{Error, Result};
 
-/// Largest header that is read: that of safetensors.
+/// Largest header that is read, as in safetensors.
 const LARGEST_HEADER: u64 = 100_000_000;
-/// Before the name of a piece in the metadata of a file: its checksum.
+/// Prefix of the keys of checksums in the metadata of a file; the name of the piece follows.
 const SUM: &str = "crc32 ";
-/// In the metadata of a file: the name of the first piece of the state that is not finite.
+/// Key, in the metadata of a file, of the first piece of the state that is not finite.
 const NOT_FINITE: &str = "not finite";
 
-/// What the values of a tensor are to a checkpoint.
+/// Role of a tensor in a checkpoint: whether its values must be finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Parameters and states, of use only if they are finite.
+    /// A parameter or a state, of use only if it is finite.
     State,
-    /// Anything else.
+    /// Any other data.
     Record,
 }
 
-/// A box of a tensor on its way to a file.
+/// A box of a tensor, to be written to a file.
 #[derive(Debug)]
 pub(crate) struct Cells {
     pub key: String,
@@ -41,13 +41,16 @@ pub(crate) struct Cells {
 }
 
 impl Cells {
-    /// Whether all values are finite, as integers and booleans are.
+    /// Whether all values are finite; integers and booleans always are.
     fn is_finite(&self) -> bool {
         fn all<const N: usize>(bytes: &[u8], is_finite: impl Fn([u8; N]) -> bool) -> bool {
             let (values, _) = bytes.as_chunks::<N>();
-            // Many without a branch, which the compiler takes several at a time.
-            let mut parts = values.chunks(1024);
-            parts.all(|part| part.iter().fold(true, |all, value| all & is_finite(*value)))
+            // Without a branch within a chunk, the loop is vectorised.
+            values.chunks(1024).all(|chunk| {
+                chunk
+                    .iter()
+                    .fold(true, |all, value| all & is_finite(*value))
+            })
         }
         match self.dtype {
             Dtype::F64 => all(&self.bytes, |value| f64::from_ne_bytes(value).is_finite()),
@@ -77,7 +80,8 @@ impl View for &Cells {
     }
 }
 
-/// Writes a file with a checksum of each tensor, and the name of the first one of the state that is not finite.
+/// Writes a file with a checksum of each tensor, and the name of the first one of the state that is
+/// not finite.
 pub(crate) fn write(path: &Path, cells: &[Cells]) -> Result<()> {
     let sums = cells.iter().map(|cells| {
         (
@@ -93,16 +97,17 @@ pub(crate) fn write(path: &Path, cells: &[Cells]) -> Result<()> {
     serialize(views, Some(sums.chain(not_finite).collect()), path)
 }
 
-/// Writes a safetensors file, whose bytes are on the disk when this returns.
+/// Writes a safetensors file, and waits until its bytes are on the disk.
 ///
-/// The library's own way to do so closes the file without looking at errors, which network file systems report there.
+/// The library's own function ignores errors of closing the file, where network file systems report
+/// theirs.
 pub(crate) fn serialize<V: View>(
     views: impl IntoIterator<Item = (impl AsRef<str>, V)>,
     metadata: Option<HashMap<String, String>>,
     path: &Path,
 ) -> Result<()> {
     let mut views: Vec<_> = views.into_iter().collect();
-    // In the library's order, by which all elements are aligned.
+    // The library's order, in which all elements are aligned.
     views.sort_by(|(one, a), (other, b)| {
         let by_name = one.as_ref().cmp(other.as_ref());
         b.dtype().cmp(&a.dtype()).then(by_name)
@@ -138,12 +143,13 @@ pub(crate) fn serialize<V: View>(
     write().map_err(|error: std::io::Error| Error::io(path, error))
 }
 
-/// What a user's path leads to.
+/// Follows the links of a user's path.
 pub(crate) fn followed(path: &Path) -> Result<PathBuf> {
     std::fs::canonicalize(path).map_err(|error| Error::io(path, error))
 }
 
-/// Opens a regular file for reading: not what a link points to, nor a pipe that would never end.
+/// Opens a regular file for reading, but neither the target of a link nor a pipe, which might never
+/// end.
 pub(crate) fn open(path: &Path) -> Result<(File, u64)> {
     let found = std::fs::symlink_metadata(path).map_err(|error| Error::io(path, error))?;
     if !found.is_file() {
@@ -157,7 +163,7 @@ pub(crate) fn open(path: &Path) -> Result<(File, u64)> {
     Ok((file, size))
 }
 
-/// The whole of a small file.
+/// Reads a small file whole.
 pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>> {
     let (file, size) = open(path)?;
     let mut bytes = Vec::new();
@@ -166,7 +172,7 @@ pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What a file holds.
+/// Contents of a file.
 #[derive(Debug)]
 pub(crate) struct Contents {
     /// The bytes of the file.
@@ -177,7 +183,7 @@ pub(crate) struct Contents {
     pub not_finite: Option<String>,
 }
 
-/// What a file holds, by its header.
+/// Reads the contents of a file from its header.
 pub(crate) fn contents(path: &Path) -> Result<Contents> {
     let (mut file, size) = open(path)?;
     let broken = |cause: String| Error::checkpoint(path, cause);
@@ -206,8 +212,10 @@ pub(crate) fn contents(path: &Path) -> Result<Contents> {
         let dtype = dtype::name_in_files(info.dtype)
             .ok_or_else(|| broken(format!("tensor {key:?} is of type {:?}", info.dtype)))?;
         let (start, end) = info.data_offsets;
-        let sum = metadata.metadata().as_ref();
-        let sum = sum.and_then(|sums| sums.get(&format!("{SUM}{key}"))?.parse().ok());
+        let sum = metadata
+            .metadata()
+            .as_ref()
+            .and_then(|sums| sums.get(&format!("{SUM}{key}"))?.parse().ok());
         let piece = PieceEntry {
             file: name.to_string(),
             key: key.clone(),
@@ -224,15 +232,19 @@ pub(crate) fn contents(path: &Path) -> Result<Contents> {
         Ok((key, entry))
     });
     let tensors = entries.collect::<Result<_>>()?;
-    let not_finite = metadata.metadata().as_ref();
+    let not_finite = metadata
+        .metadata()
+        .as_ref()
+        .and_then(|metadata| metadata.get(NOT_FINITE).cloned());
     Ok(Contents {
         size,
         tensors,
-        not_finite: not_finite.and_then(|metadata| metadata.get(NOT_FINITE).cloned()),
+        not_finite,
     })
 }
 
-/// What a file is that begins so and is no safetensors file, and what to do.
+/// Names the format of a file that begins with these bytes and is not safetensors, and says what to
+/// do.
 fn other_format(start: &[u8; 8]) -> Option<&'static str> {
     Some(match start {
         [b'P', b'K', 3, 4, ..] => {
@@ -254,7 +266,7 @@ fn other_format(start: &[u8; 8]) -> Option<&'static str> {
     })
 }
 
-/// The bytes of a piece, checked. The index has been checked against the sizes of files.
+/// Reads a piece, and compares its checksum. The index has been checked against the sizes of files.
 pub(crate) fn read(folder: &Path, piece: &PieceEntry) -> Result<Vec<u8>> {
     let path = folder.join(&piece.file);
     let (mut file, size) = open(&path)?;
@@ -317,7 +329,8 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), expected);
     }
 
-    /// By the handle that is synced and asked for errors, and not by one of a file that takes its place.
+    /// The handle that is synced, and reports errors, must be that of the file itself, not of one
+    /// that replaces it.
     #[test]
     fn a_file_is_written_where_it_is() {
         let folder = tempfile::tempdir().unwrap();
@@ -345,7 +358,8 @@ mod tests {
             std::fs::write(&path, bytes).unwrap();
             Checkpoint::open(&path).unwrap_err().to_string()
         };
-        // As torch.save of 1.6 and later begins, and before; a pickle of protocol 4; h5py; numpy.save.
+        // As torch.save of 1.6 and later begins, and before; a pickle of protocol 4; h5py;
+        // numpy.save.
         let cases: [(&[u8], &str); 5] = [
             (b"PK\x03\x04\0\0\x08\x08", "a zip archive, as torch.save"),
             (
@@ -365,7 +379,7 @@ mod tests {
         }
         let error = message(b"something");
         assert!(error.contains("is it a safetensors file"), "{error}");
-        // A header that might be one of safetensors in length is read, and is none.
+        // A header with a valid length is read, and is not JSON.
         let error = message(b"\x20\0\0\0\0\0\0\0");
         assert!(error.contains("expected"), "{error}");
     }

@@ -1,43 +1,17 @@
-//! A folder of checkpoints: their names, which are whole, and which are kept.
+//! A folder of checkpoints: names, whole checkpoints, and recovery from an interrupted job.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use halocline_core::{DeviceMesh, World};
 
-use super::save::OPERATION;
-use super::{Checkpoint, CheckpointConfig, file, index};
+use super::fetch::OPERATION;
+use super::retention::{Kept, Worth};
+use super::{Checkpoint, file, index};
 use crate::agreement::{Fallible, agree, broadcast};
 use crate::{Error, Result, durable};
 
-/// The checkpoints of a folder.
-#[derive(Debug, Default)]
-pub(super) struct Kept {
-    /// What they are worth, by step.
-    pub steps: BTreeMap<u64, Worth>,
-    /// The one that was written last.
-    pub newest: Option<u64>,
-}
-
-/// What decides whether a checkpoint is kept.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Worth {
-    /// Whether all parameters and states are finite.
-    pub finite: bool,
-    pub metric: Option<f64>,
-}
-
-impl Worth {
-    pub(super) fn of(index: &index::Index) -> Self {
-        Self {
-            finite: index.not_finite.is_none(),
-            metric: index.metric,
-        }
-    }
-}
-
-/// The folder of a step. Names sort as steps do.
+/// The name of the folder of a step. Names sort like steps.
 pub(super) fn name_of(step: u64) -> String {
     format!("step_{step:09}")
 }
@@ -48,12 +22,13 @@ fn step_of(name: &str) -> Option<u64> {
     (name_of(step) == name).then_some(step)
 }
 
-/// Gives a finished folder, whose files are on the disk, its name, for good.
+/// Gives a complete folder, whose files are on the disk, its final name, and waits until the name
+/// is on the disk.
 pub(super) fn publish(partial: &Path, folder: &Path, step: u64) -> Result<()> {
     durable::sync_folder(partial)?;
     let target = folder.join(name_of(step));
     let failed = |error| Error::io(&target, error);
-    // Of the same step: put aside until the new one has the name.
+    // An earlier checkpoint of the step is kept aside until the new one has the name.
     let aside = set_aside(folder, &name_of(step))?;
     if let Err(error) = fs::rename(partial, &target) {
         let _ = aside.map(|aside| fs::rename(aside, &target));
@@ -66,7 +41,7 @@ pub(super) fn publish(partial: &Path, folder: &Path, step: u64) -> Result<()> {
     Ok(())
 }
 
-/// Takes the name from a checkpoint, if there is one; what is left has a name that does not count.
+/// Renames a checkpoint, if there is one, to a name that is not that of a checkpoint.
 fn set_aside(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
     let (path, aside) = (folder.join(name), folder.join(format!(".{name}.removed")));
     if !path.exists() {
@@ -80,7 +55,7 @@ fn set_aside(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
     Ok(Some(aside))
 }
 
-/// Removes a checkpoint. Where that fails it takes room and does no harm.
+/// Removes a checkpoint. A failure is reported and ignored: the remains take space and do no harm.
 pub(super) fn remove(folder: &Path, name: &str) {
     match set_aside(folder, name) {
         Ok(Some(aside)) => discard(&aside),
@@ -98,7 +73,7 @@ fn discard(aside: &Path) {
     }
 }
 
-/// The steps of a folder that has names of checkpoints, in order.
+/// Lists the steps of a folder by the names of its checkpoints, in order.
 fn steps_in(folder: &Path) -> Result<Vec<u64>> {
     let failed = |error| Error::io(folder, error);
     let mut steps = Vec::new();
@@ -111,7 +86,7 @@ fn steps_in(folder: &Path) -> Result<Vec<u64>> {
     Ok(steps)
 }
 
-/// A checkpoint with the text of its index, if it is whole. If it is not, that is told.
+/// Opens a checkpoint if it is whole, with the text of its index. If it is not, says so on stderr.
 pub(super) fn whole(folder: &Path, step: u64) -> Result<(Checkpoint, Vec<u8>)> {
     let path = folder.join(name_of(step));
     let opened = file::read_whole(&path.join(index::NAME)).and_then(|text| {
@@ -128,14 +103,15 @@ pub(super) fn whole(folder: &Path, step: u64) -> Result<(Checkpoint, Vec<u8>)> {
     opened.inspect_err(|error| eprintln!("halocline: a checkpoint is passed over: {error}"))
 }
 
-/// A checkpoint of which rank 0 has the index, on all ranks.
-fn told_to_all(
+/// Sends a checkpoint of rank 0, as the text of its index, to all ranks.
+fn broadcast_checkpoint(
     mesh: &DeviceMesh,
     folder: &Path,
     found: Option<(Checkpoint, Vec<u8>)>,
 ) -> halocline_core::Result<Option<Checkpoint>> {
-    let told = found.map(|(found, text)| [&found.step().to_le_bytes(), &text[..]].concat());
-    let bytes = told.unwrap_or_default();
+    let bytes = found
+        .map(|(found, text)| [&found.step().to_le_bytes(), &text[..]].concat())
+        .unwrap_or_default();
     let bytes = broadcast(mesh, OPERATION, bytes)?;
     let Some((step, text)) = bytes.split_first_chunk() else {
         return Ok(None);
@@ -145,12 +121,14 @@ fn told_to_all(
 }
 
 impl Checkpoint {
-    /// The newest checkpoint in a folder that is whole and finite, the same on all ranks; also while another job writes
-    /// there. Of checkpoints of which none is [finite](Self::not_finite) it is the newest that is whole.
+    /// Opens the newest checkpoint of a folder that is whole and finite, the same on all ranks.
+    /// Another job may write to the folder. If none is [finite](Self::not_finite), opens the newest
+    /// that is whole.
     ///
     /// # Errors
-    /// On all ranks: a folder that cannot be read, or a newer checkpoint than any that is whole, though it is there;
-    /// checkpoints of which none is whole; a failure of communication.
+    /// On all ranks: a folder that cannot be read; a checkpoint that exists but cannot be read, and
+    /// is newer than all that are whole; checkpoints of which none is whole; a failure of
+    /// communication.
     pub fn latest(world: &World, folder: impl AsRef<Path>) -> halocline_core::Result<Option<Self>> {
         let (folder, mesh) = (folder.as_ref(), world.mesh([("rank", world.size())])?);
         first_of(&mesh, folder, || {
@@ -159,8 +137,8 @@ impl Checkpoint {
     }
 }
 
-/// The first checkpoint that is whole and finite of the steps that rank 0 knows, or the first that is whole; an error if
-/// there are some and none is.
+/// Opens, on all ranks, the first checkpoint of rank 0's `steps` that is whole and finite, else the
+/// first that is whole. If there are checkpoints and none is whole, it is an error.
 pub(super) fn first_of(
     mesh: &DeviceMesh,
     folder: &Path,
@@ -171,7 +149,7 @@ pub(super) fn first_of(
         _ => Ok(None),
     };
     let found = agree(mesh, OPERATION, Fallible::First, found)?;
-    told_to_all(mesh, folder, found)
+    broadcast_checkpoint(mesh, folder, found)
 }
 
 fn first_whole(folder: &Path, steps: &[u64]) -> Result<Option<(Checkpoint, Vec<u8>)>> {
@@ -181,7 +159,7 @@ fn first_whole(folder: &Path, steps: &[u64]) -> Result<Option<(Checkpoint, Vec<u
             Ok(found) if found.0.not_finite().is_some() => not_finite.push(found),
             Ok(found) => {
                 for (passed_over, _) in not_finite {
-                    let cause = passed_over.what_is_not_finite();
+                    let cause = passed_over.not_finite_message();
                     eprintln!(
                         "halocline: a checkpoint is passed over: {cause}; Checkpoint::open opens it"
                     );
@@ -194,7 +172,7 @@ fn first_whole(folder: &Path, steps: &[u64]) -> Result<Option<(Checkpoint, Vec<u
     }
     match not_finite.into_iter().next() {
         Some(found) => {
-            let cause = found.0.what_is_not_finite();
+            let cause = found.0.not_finite_message();
             eprintln!("halocline: {cause}; no finite checkpoint is there to be read instead");
             Ok(Some(found))
         }
@@ -202,7 +180,7 @@ fn first_whole(folder: &Path, steps: &[u64]) -> Result<Option<(Checkpoint, Vec<u
     }
 }
 
-/// Finishes or removes what an interrupted job left, and says what is there.
+/// Completes or removes the folders of an interrupted job, and lists the checkpoints.
 pub(super) fn tidy(folder: &Path) -> Result<Kept> {
     let failed = |error| Error::io(folder, error);
     for entry in fs::read_dir(folder).map_err(failed)? {
@@ -211,14 +189,14 @@ pub(super) fn tidy(folder: &Path) -> Result<Kept> {
         if !name.starts_with(".step_") || !entry.file_type().map_err(failed)?.is_dir() {
             continue;
         }
-        // The index is written last: with it, all is there but the name.
+        // The index is written last: a folder with it lacks only the name.
         let step = Checkpoint::open(entry.path()).map(|checkpoint| checkpoint.step());
         match step {
             Ok(step) if !folder.join(name_of(step)).exists() => {
                 durable::sync_file(&entry.path().join(index::NAME))?;
                 publish(&entry.path(), folder, step)?
             }
-            // What cannot be read now may be the only one of its step.
+            // A folder that cannot be read now may be the only one of its step.
             Err(error) if !is_damage(&error) => return Err(error),
             _ => fs::remove_dir_all(entry.path()).map_err(failed)?,
         }
@@ -240,7 +218,7 @@ pub(super) fn tidy(folder: &Path) -> Result<Kept> {
     }
     for (step, error) in failures {
         if is_damage(&error) {
-            put_out_of_the_way(folder, step)?;
+            mark_damaged(folder, step)?;
         } else if Some(step) > kept.newest {
             return Err(error);
         }
@@ -248,7 +226,7 @@ pub(super) fn tidy(folder: &Path) -> Result<Kept> {
     Ok(kept)
 }
 
-/// Whether it is the checkpoint that is at fault, rather than the way to it.
+/// Whether the checkpoint is at fault, rather than the access to it.
 pub(super) fn is_damage(error: &Error) -> bool {
     use std::io::ErrorKind::{NotADirectory, NotFound, UnexpectedEof};
     match error {
@@ -259,89 +237,23 @@ pub(super) fn is_damage(error: &Error) -> bool {
     }
 }
 
-/// Gives a checkpoint that is of no use a name that says so, and does not count.
-pub(super) fn put_out_of_the_way(folder: &Path, step: u64) -> Result<()> {
-    let from = folder.join(name_of(step));
+/// Renames a checkpoint that is of no use to `damaged_step_…`, which is not a name of a checkpoint.
+pub(super) fn mark_damaged(folder: &Path, step: u64) -> Result<()> {
+    let path = folder.join(name_of(step));
     let name = |number: usize| match number {
         1 => format!("damaged_{}", name_of(step)),
         _ => format!("damaged_{}.{number}", name_of(step)),
     };
-    let mut names = (1..).map(|number| folder.join(name(number)));
-    let to = names
-        .find(|to| !to.exists())
+    let target = (1..)
+        .map(|number| folder.join(name(number)))
+        .find(|target| !target.exists())
         .expect("there are many numbers");
-    fs::rename(&from, &to).map_err(|error| Error::io(&from, error))
-}
-
-/// Steps that have a metric, the best first and those that are not finite last; of equals the newest.
-pub(super) fn by_metric(steps: &BTreeMap<u64, Worth>) -> Vec<u64> {
-    let measured = steps
-        .iter()
-        .filter_map(|(step, worth)| Some((*step, worth.finite, worth.metric?)));
-    let mut measured: Vec<(u64, bool, f64)> = measured.collect();
-    measured.sort_by(|a, b| {
-        let by_metric = a.2.total_cmp(&b.2);
-        b.1.cmp(&a.1).then(by_metric).then(b.0.cmp(&a.0))
-    });
-    measured.into_iter().map(|(step, ..)| step).collect()
-}
-
-/// The checkpoints that are not to be kept, when that of `step` has been written. Later ones are of another run's future,
-/// and neither count nor go.
-pub(super) fn superseded(
-    steps: &BTreeMap<u64, Worth>,
-    step: u64,
-    config: &CheckpointConfig,
-) -> Vec<u64> {
-    let so_far: BTreeMap<u64, Worth> = steps
-        .range(..=step)
-        .map(|(step, worth)| (*step, *worth))
-        .collect();
-    // One that is not finite takes no place of one that is.
-    let mut counted = so_far.clone();
-    if so_far.values().any(|worth| worth.finite) {
-        counted.retain(|_, worth| worth.finite);
-    }
-    let last = counted.keys().rev().take(config.keep_last).copied();
-    let best = by_metric(&counted).into_iter().take(config.keep_best);
-    let keep: Vec<u64> = last.chain(best).chain([step]).collect();
-    let so_far = so_far.into_keys();
-    so_far.filter(|step| !keep.contains(step)).collect()
+    fs::rename(&path, &target).map_err(|error| Error::io(&path, error))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_newest_and_the_best_are_kept() {
-        let metrics = [
-            (10, Some(0.3)),
-            (20, Some(0.1)),
-            (30, None),
-            (40, Some(0.2)),
-            (50, Some(0.1)),
-        ];
-        let finite = |metric| Worth {
-            finite: true,
-            metric,
-        };
-        let metrics = metrics.map(|(step, metric)| (step, finite(metric))).into();
-        let old = |last, best| {
-            let config = CheckpointConfig::new()
-                .with_keep_last(last)
-                .with_keep_best(best);
-            superseded(&metrics, 50, &config)
-        };
-        assert_eq!(old(1, 0), [10, 20, 30, 40]);
-        assert_eq!(old(2, 0), [10, 20, 30]);
-        assert_eq!(old(1, 2), [10, 30, 40]);
-        assert_eq!(old(1, 3), [10, 30]);
-        assert!(old(5, 0).is_empty());
-        // Written after going back: it stays, and so do later ones, which do not count.
-        let config = CheckpointConfig::new().with_keep_last(1);
-        assert_eq!(superseded(&metrics, 20, &config), [10]);
-    }
 
     #[test]
     fn names_of_steps_sort_as_steps_do() {

@@ -1,8 +1,10 @@
-//! What a checkpoint holds and where: `index.json`, written last.
+//! The index of a checkpoint: its values, tensors and files, in `index.json`, which is written
+//! last.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use burn::tensor::DType;
 use halocline_core::IndexBox;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -14,18 +16,19 @@ pub(crate) const NAME: &str = "index.json";
 
 const FORMAT: &str = "halocline checkpoint 1";
 
-/// What the index begins with, up to its own checksum: of the bytes after the comma that follows.
+/// Beginning of the index, before its checksum: that of the bytes after the comma that follows.
 const HEAD: &str = "{\"crc32\":\"";
 const HEAD_LENGTH: usize = HEAD.len() + 8 + "\",".len();
 
+/// Contents of `index.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Index {
     pub format: String,
     pub step: u64,
-    /// The ranks that wrote it.
+    /// The number of ranks that wrote it.
     pub ranks: usize,
     pub metric: Option<f64>,
-    /// The first tensor of the state with a value that is not finite. Older indices do not say.
+    /// The first tensor of the state with a value that is not finite; older indices lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_finite: Option<String>,
     pub values: BTreeMap<String, Value>,
@@ -34,9 +37,10 @@ pub(crate) struct Index {
     pub files: BTreeMap<String, u64>,
 }
 
+/// A tensor, and the pieces that make it up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TensorEntry {
-    /// As safetensors has it, `F32`.
+    /// Its type, as in safetensors: `F32`.
     pub dtype: String,
     pub shape: Vec<usize>,
     pub pieces: Vec<PieceEntry>,
@@ -52,8 +56,15 @@ pub(crate) struct PieceEntry {
     pub shape: Vec<usize>,
     /// Its bytes in the file.
     pub bytes: Range<u64>,
-    /// Of these bytes; other programs' files have none.
+    /// The checksum of these bytes; files of other programs have none.
     pub crc32: Option<u32>,
+}
+
+impl TensorEntry {
+    /// The element type of an entry whose index was checked.
+    pub(crate) fn element_type(&self) -> DType {
+        dtype::named(&self.dtype).expect("the index was checked")
+    }
 }
 
 impl PieceEntry {
@@ -67,12 +78,12 @@ impl PieceEntry {
     }
 }
 
-/// The file that a rank writes.
+/// The name of the file that a rank writes.
 pub(crate) fn file_of(rank: usize) -> String {
     format!("rank_{rank:05}.safetensors")
 }
 
-/// Whether a name can be that of a rank's file: no other file is ever opened.
+/// Whether a name can be that of a rank's file; no other file is opened.
 fn is_file(name: &str) -> bool {
     let number = name
         .strip_prefix("rank_")
@@ -105,7 +116,7 @@ impl Index {
         text
     }
 
-    /// Reads what [`encode`](Self::encode) wrote, or says what is wrong with it.
+    /// Parses the text of [`encode`](Self::encode). The error is the cause.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         let head = text.get(..HEAD_LENGTH).unwrap_or(text);
         let sum = head
@@ -123,8 +134,9 @@ impl Index {
         Ok(index)
     }
 
-    /// Checks that the pieces lie in their tensors and files, do not share bytes, and are as many cells as there are:
-    /// who reads by this index then needs no memory beyond the size of the files.
+    /// Checks that pieces lie within their tensors and files, do not share bytes, and have as many
+    /// cells in all as the tensors. Reading by the index then takes no more memory than the files'
+    /// sizes.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.format != FORMAT {
             return Err(format!("format {:?}, expected {FORMAT:?}", self.format));
@@ -135,10 +147,11 @@ impl Index {
         self.check_pieces()
     }
 
+    /// The part of [`check`](Self::check) that holds for files of other programs too.
     pub(crate) fn check_pieces(&self) -> Result<(), String> {
         let mut ranges: BTreeMap<&str, Vec<Range<u64>>> = BTreeMap::new();
         for (name, tensor) in &self.tensors {
-            let fail = |what: &str| Err(format!("tensor {name:?}: {what}"));
+            let fail = |cause: &str| Err(format!("tensor {name:?}: {cause}"));
             let Some(element) = dtype::size(&tensor.dtype) else {
                 return fail(&format!("dtype {:?} is not known", tensor.dtype));
             };
@@ -149,8 +162,11 @@ impl Index {
             };
             let mut covered = 0_u128;
             for piece in &tensor.pieces {
-                let ends = piece.start.iter().zip(&piece.shape);
-                let ends = ends.map(|(start, size)| start.checked_add(*size));
+                let ends = piece
+                    .start
+                    .iter()
+                    .zip(&piece.shape)
+                    .map(|(start, size)| start.checked_add(*size));
                 let inside = piece.start.len() == tensor.shape.len()
                     && piece.shape.len() == tensor.shape.len()
                     && ends
@@ -185,10 +201,10 @@ impl Index {
     }
 }
 
-/// The number of cells, if it and the strides of the shape can be counted.
+/// The number of cells, unless it or the strides of the shape overflow.
 fn volume(shape: &[usize]) -> Option<usize> {
-    let steps = shape
+    let volume = shape
         .iter()
-        .try_fold(1_usize, |steps, &size| steps.checked_mul(size.max(1)))?;
-    Some(if shape.contains(&0) { 0 } else { steps })
+        .try_fold(1_usize, |volume, &size| volume.checked_mul(size.max(1)))?;
+    Some(if shape.contains(&0) { 0 } else { volume })
 }

@@ -1,5 +1,3 @@
-use std::borrow::Cow;
-use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
@@ -7,52 +5,68 @@ use burn::store::ModuleRecord;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bytes, DType, Tensor, TensorData};
 use halocline_core::{DeviceMesh, IndexBox, Layout, Placement, ShardTensor, World};
-use safetensors::Dtype;
-use safetensors::tensor::View;
 use serde::de::DeserializeOwned;
 
 use super::fetch::{Wanted, fetch};
-use super::index::{self, Index, PieceEntry, TensorEntry};
+use super::index::{self, Index, TensorEntry};
 use super::parameters::parameters;
-use super::{dtype, file, pieces};
-use crate::staged::Staged;
+use super::{file, pieces};
 use crate::{Error, Result};
 
-/// A saved state: the folder of a checkpoint, or a single safetensors file.
+/// Saved state: the folder of a checkpoint, or a single safetensors file.
 ///
 /// # Example
 /// ```
-/// use halocline_core::Launcher;
+/// use halocline_core::{Launcher, Shard, ShardTensor};
 /// use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 /// # let folder = tempfile::tempdir()?;
 /// # let folder = folder.path();
 ///
 /// Launcher::local(3).run(|world| {
+///     let mesh = world.mesh([("lat", 3)])?;
 ///     let mut checkpoints = Checkpoints::open(&world, folder, &CheckpointConfig::new())?;
 ///     let mut snapshot = Snapshot::new(&world);
+///     snapshot.sharded("depth", &ShardTensor::<2>::ones([7, 4], &mesh, &[Shard(0)])?)?;
 ///     snapshot.value("epoch", &2)?;
-///     checkpoints.save(40, snapshot, None)?;
+///     checkpoints.save(40, snapshot, Some(0.5))?;
 ///     checkpoints.wait()
 /// })?;
-/// // Later, on other ranks or none.
+/// // Later, on another mesh,
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lon", 2)])?;
+///     let checkpoint = Checkpoint::latest(&world, folder)?.expect("one was saved");
+///     let depth: ShardTensor<2> = checkpoint.sharded("depth", &mesh, &[Shard(1)])?;
+///     assert_eq!(depth.local_dims(), [7, 2]);
+///     assert_eq!(checkpoint.tensor::<2, burn::tensor::Float>(&world, "depth")?.dims(), [7, 4]);
+///     Ok(())
+/// })?;
+/// // or on no mesh.
 /// let checkpoint = Checkpoint::open(folder.join("step_000000040"))?;
+/// assert_eq!((checkpoint.step(), checkpoint.ranks()), (40, 3));
+/// assert_eq!(checkpoint.metric(), Some(0.5));
+/// assert_eq!(checkpoint.not_finite(), None);
 /// assert_eq!(checkpoint.value::<u32>("epoch")?, 2);
+/// assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["depth"]);
+/// assert_eq!(checkpoint.shape("depth")?, [7, 4]);
+/// assert_eq!(checkpoint.data("depth")?.iter::<f32>().sum::<f32>(), 28.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     /// The folder of the files.
     folder: PathBuf,
-    /// What errors name.
+    /// The path that errors name.
     path: PathBuf,
     pub(super) index: Index,
 }
 
 impl Checkpoint {
-    /// Opens the folder of a checkpoint, or a safetensors file, whose tensors keep their names. The path may be a link.
+    /// Opens the folder of a checkpoint, or a safetensors file, whose tensors keep their names. The
+    /// path may be a link.
     ///
     /// # Errors
-    /// What is not there, is no checkpoint, or is damaged. The tensors' own checksums are compared when they are read.
+    /// A path that does not exist, is not a checkpoint, or is damaged. Checksums of tensors are
+    /// compared when they are read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         if path.is_dir() {
@@ -75,7 +89,7 @@ impl Checkpoint {
         })
     }
 
-    /// The checkpoint in a folder whose index has this text.
+    /// Parses the text of the index of the checkpoint in `folder`.
     pub(super) fn parse(folder: &Path, text: &[u8]) -> Result<Self> {
         let path = folder.join(index::NAME);
         let index = Index::parse(text).map_err(|cause| Error::checkpoint(&path, cause))?;
@@ -86,7 +100,7 @@ impl Checkpoint {
         })
     }
 
-    /// Checks that all files are there in their size.
+    /// Checks that all files exist and have their size.
     pub(super) fn check_files(&self) -> Result<()> {
         for (name, expected) in &self.index.files {
             let path = self.folder.join(name);
@@ -99,7 +113,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The step that it was saved at.
+    /// The step of the save.
     pub fn step(&self) -> u64 {
         self.index.step
     }
@@ -109,19 +123,20 @@ impl Checkpoint {
         self.index.ranks
     }
 
-    /// The metric that it was saved with.
+    /// The metric of the save.
     pub fn metric(&self) -> Option<f64> {
         self.index.metric
     }
 
-    /// The first tensor of the state (all but [`Snapshot::data`](super::Snapshot::data)) with a value that is NaN or
-    /// infinite; `None` if all are finite, or it is not known: of a file of another program, or an older version.
+    /// The first tensor of the state (all tensors but those of
+    /// [`Snapshot::data`](super::Snapshot::data)) with a value that is NaN or infinite. `None` if
+    /// all are finite, or if this is not known: in files of other programs and of older versions.
     pub fn not_finite(&self) -> Option<&str> {
         self.index.not_finite.as_deref()
     }
 
-    /// [`not_finite`](Self::not_finite), for a line on stderr.
-    pub(super) fn what_is_not_finite(&self) -> String {
+    /// Message for stderr about a checkpoint that is [not finite](Self::not_finite).
+    pub(super) fn not_finite_message(&self) -> String {
         let name = self.not_finite().unwrap_or_default();
         format!(
             "{}: {name:?} has values that are not finite",
@@ -142,27 +157,26 @@ impl Checkpoint {
         Ok(&self.entry(name)?.shape)
     }
 
-    /// A value.
+    /// Reads a value.
     ///
     /// # Errors
     /// No value of that name, or one of another form.
     pub fn value<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
-        let value = self.index.values.get(name);
-        let value = value.ok_or_else(|| {
+        let value = self.index.values.get(name).ok_or_else(|| {
             let names: Vec<&String> = self.index.values.keys().collect();
             self.broken(format!("no value {name:?}; it has {names:?}"))
         })?;
-        let parsed = serde_json::from_value(value.clone());
-        parsed.map_err(|e| self.broken(format!("value {name:?}: {e}")))
+        serde_json::from_value(value.clone())
+            .map_err(|e| self.broken(format!("value {name:?}: {e}")))
     }
 
-    /// A whole tensor, read by the calling rank alone.
+    /// Reads a whole tensor, on the calling rank alone.
     ///
     /// # Errors
     /// No tensor of that name; files that cannot be read, or are damaged.
     pub fn data(&self, name: &str) -> Result<TensorData> {
         let entry = self.entry(name)?;
-        let dtype = dtype_of(entry);
+        let dtype = entry.element_type();
         let whole = IndexBox::whole(&entry.shape);
         let mut bytes = vec![0; whole.volume() * dtype.size()];
         for piece in &entry.pieces {
@@ -177,49 +191,25 @@ impl Checkpoint {
         ))
     }
 
-    /// The tensors of a module as burn's record, read by the calling rank alone: to save as a single file.
+    /// Reads the tensors of a module as burn's record, on the calling rank alone: to save as a
+    /// single file.
     ///
     /// # Errors
     /// No module of that name; files that cannot be read, or are damaged.
     pub fn module_record(&self, name: &str) -> Result<ModuleRecord> {
-        let names = self.names_in(name)?;
-        let tensors = names
+        let tensors = self
+            .names_in(name)?
             .into_iter()
-            .map(|(whole, short)| Ok((short, self.data(&whole)?)));
-        self.record(tensors.collect::<Result<_>>()?)
+            .map(|(whole, short)| Ok((short, self.data(&whole)?)))
+            .collect::<Result<_>>()?;
+        self.record(tensors)
     }
 
-    /// Writes the tensors of a module into one safetensors file, called as in the module; all tensors, if `name` is
-    /// empty. One tensor at a time is in memory.
+    /// Loads a whole tensor on all ranks. Each rank reads a share, and sends it to the others.
     ///
     /// # Errors
-    /// Those of [`module_record`](Self::module_record); a file that cannot be written.
-    pub fn export(&self, name: &str, path: impl AsRef<Path>) -> Result<()> {
-        let names = self.names_in(name)?;
-        let failure = RefCell::new(None);
-        let views = names.iter().map(|(whole, short)| {
-            let view = Whole {
-                checkpoint: self,
-                name: whole,
-                entry: &self.index.tensors[whole],
-                failure: &failure,
-            };
-            (short, view)
-        });
-        let staged = Staged::new(path.as_ref())?;
-        let written = file::serialize(views, None, staged.path());
-        if let Some(error) = failure.take() {
-            return Err(error);
-        }
-        written?;
-        staged.commit()
-    }
-
-    /// A tensor, whole on all ranks. Each rank reads a share, and sends it to the others.
-    ///
-    /// # Errors
-    /// On all ranks: no tensor of that name, of other dims; ranks that load different tensors; files that cannot be read,
-    /// or are damaged.
+    /// On all ranks: no tensor of that name and these dims; ranks that load different tensors;
+    /// files that cannot be read, or are damaged.
     pub fn tensor<const D: usize, K: Basic>(
         &self,
         world: &World,
@@ -230,7 +220,7 @@ impl Checkpoint {
         self.place(name, &mesh, &layout)
     }
 
-    /// [`tensor`](Self::tensor), left in host memory.
+    /// [`tensor`](Self::tensor) in host memory.
     ///
     /// # Errors
     /// Those of [`tensor`](Self::tensor).
@@ -239,7 +229,7 @@ impl Checkpoint {
         Ok(self.fetch_whole(world, names)?.remove(0).1)
     }
 
-    /// A sharded tensor: each rank gets its shard, also where it was saved on another mesh.
+    /// Loads a sharded tensor: each rank gets its shard, whatever mesh saved it.
     ///
     /// # Errors
     /// Those of [`tensor`](Self::tensor), and placements that do not fit or are `Partial`.
@@ -272,7 +262,7 @@ impl Checkpoint {
         ShardTensor::from_local(local, layout, mesh)
     }
 
-    /// This rank's cells of a tensor.
+    /// Loads this rank's cells of a tensor.
     fn place<const D: usize, K: Basic>(
         &self,
         name: &str,
@@ -285,7 +275,7 @@ impl Checkpoint {
             return Err(Error::argument("tensor", got, expected).into());
         }
         let entry = self.entry(name)?;
-        let dtype = dtype_of(entry);
+        let dtype = entry.element_type();
         let kind = match dtype {
             _ if dtype.is_float() => "Float",
             DType::Bool(_) => "Bool",
@@ -306,17 +296,17 @@ impl Checkpoint {
         let data = fetch(&self.folder, mesh, &[wanted])?.remove(0);
         let device = mesh.device();
         Ok(match dtype {
-            // Devices store them in their own way.
+            // Devices store booleans in types of their own.
             DType::Bool(_) => Tensor::from_data(data, device),
             _ => Tensor::from_data(data, (device, dtype)),
         })
     }
 
-    /// Gives a module the tensors that it was saved with, on all ranks.
+    /// Loads the tensors of a module, on all ranks.
     ///
     /// # Errors
-    /// On all ranks: a tensor that one of both does not have, or has of another shape or type; files that cannot be read,
-    /// or are damaged.
+    /// On all ranks: a tensor that is missing in the checkpoint or in the module, or has another
+    /// shape or type; files that cannot be read, or are damaged.
     pub fn module<M: Module>(
         &self,
         world: &World,
@@ -326,7 +316,7 @@ impl Checkpoint {
         let names = self.names_in(name)?;
         let parameters = parameters(&module);
         for (whole, short) in &names {
-            let found = dtype_of(self.entry(whole)?);
+            let found = self.entry(whole)?.element_type();
             if let Some(parameter) = parameters.iter().find(|parameter| parameter.path == *short)
                 && !same_type(parameter.dtype, found)
             {
@@ -336,27 +326,31 @@ impl Checkpoint {
             }
         }
         let tensors = self.fetch_whole(world, names)?;
-        let loaded = module.try_load_record(self.record(tensors)?);
-        Ok(loaded.map_err(|error| self.broken(format!("{name:?}: {error}")))?)
+        Ok(module
+            .try_load_record(self.record(tensors)?)
+            .map_err(|error| self.broken(format!("{name:?}: {error}")))?)
     }
 
-    /// Tensors, whole on all ranks, under their short names.
+    /// Loads whole tensors on all ranks, under their short names.
     pub(super) fn fetch_whole(
         &self,
         world: &World,
         names: Vec<(String, String)>,
     ) -> halocline_core::Result<Vec<(String, TensorData)>> {
         let mesh = all_ranks(world)?;
-        let wanted = names.iter().map(|(whole, _)| {
-            let entry = self.entry(whole)?;
-            let layout = Layout::replicated(mesh.shape(), &entry.shape);
-            Ok(Wanted {
-                name: whole,
-                entry,
-                layout,
+        let wanted = names
+            .iter()
+            .map(|(whole, _)| {
+                let entry = self.entry(whole)?;
+                let layout = Layout::replicated(mesh.shape(), &entry.shape);
+                Ok(Wanted {
+                    name: whole,
+                    entry,
+                    layout,
+                })
             })
-        });
-        let data = fetch(&self.folder, &mesh, &wanted.collect::<Result<Vec<_>>>()?)?;
+            .collect::<Result<Vec<_>>>()?;
+        let data = fetch(&self.folder, &mesh, &wanted)?;
         Ok(names
             .into_iter()
             .map(|(_, short)| short)
@@ -364,17 +358,17 @@ impl Checkpoint {
             .collect())
     }
 
-    /// The tensors of a module: their names, and what the module calls them.
+    /// Lists the tensors of a module: their names, and those within the module.
     pub(super) fn names_in(&self, name: &str) -> Result<Vec<(String, String)>> {
         let prefix = if name.is_empty() {
             String::new()
         } else {
             format!("{name}.")
         };
-        let names = self.names().filter_map(|whole| {
-            Some((whole.to_string(), whole.strip_prefix(&prefix)?.to_string()))
-        });
-        let names: Vec<_> = names.collect();
+        let names: Vec<_> = self
+            .names()
+            .filter_map(|whole| Some((whole.to_string(), whole.strip_prefix(&prefix)?.to_string())))
+            .collect();
         if names.is_empty() {
             return Err(self.broken(format!("no tensors of {name:?}")));
         }
@@ -382,16 +376,20 @@ impl Checkpoint {
     }
 
     fn entry(&self, name: &str) -> Result<&TensorEntry> {
-        let entry = self.index.tensors.get(name);
-        entry.ok_or_else(|| self.broken(format!("no tensor {name:?}")))
+        self.index
+            .tensors
+            .get(name)
+            .ok_or_else(|| self.broken(format!("no tensor {name:?}")))
     }
 
     fn record(&self, tensors: Vec<(String, TensorData)>) -> Result<ModuleRecord> {
         let tensors = tensors
             .into_iter()
-            .map(|(name, data)| pack(name, data, None));
-        let bytes = burn_pack::Writer::new(tensors.collect()).into_bytes();
-        let bytes = bytes.map_err(|error| self.broken(error.to_string()))?;
+            .map(|(name, data)| pack(name, data, None))
+            .collect();
+        let bytes = burn_pack::Writer::new(tensors)
+            .into_bytes()
+            .map_err(|error| self.broken(error.to_string()))?;
         ModuleRecord::from_bytes(bytes).map_err(|error| self.broken(error.to_string()))
     }
 
@@ -400,52 +398,14 @@ impl Checkpoint {
     }
 }
 
-/// A tensor as burn's files have it.
+/// Converts a tensor to the form of burn's files.
 pub(super) fn pack(name: String, data: TensorData, id: Option<u64>) -> burn_pack::Tensor {
     let (bytes, shape, dtype): (Bytes, _, _) = data.into_parts();
     burn_pack::Tensor::new(name, dtype, shape, id, bytes)
 }
 
-/// A tensor that is read when safetensors writes it.
-struct Whole<'a> {
-    checkpoint: &'a Checkpoint,
-    name: &'a str,
-    entry: &'a TensorEntry,
-    /// Why it could not be read: `data` cannot say so.
-    failure: &'a RefCell<Option<Error>>,
-}
-
-impl View for Whole<'_> {
-    fn dtype(&self) -> Dtype {
-        dtype::in_files(&self.entry.dtype).expect("the index was checked")
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.entry.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        let bytes = match self.checkpoint.data(self.name) {
-            Ok(data) => data.as_bytes().to_vec(),
-            Err(error) => {
-                self.failure.borrow_mut().get_or_insert(error);
-                vec![0; self.data_len()]
-            }
-        };
-        Cow::Owned(bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.entry.pieces.iter().map(PieceEntry::len).sum()
-    }
-}
-
 fn same_type(a: DType, b: DType) -> bool {
     a == b || (a.is_bool() && b.is_bool())
-}
-
-pub(super) fn dtype_of(entry: &TensorEntry) -> DType {
-    dtype::named(&entry.dtype).expect("the index was checked")
 }
 
 fn all_ranks(world: &World) -> halocline_core::Result<DeviceMesh> {

@@ -4,26 +4,28 @@ use std::time::{Duration, Instant};
 
 use crate::{Error, Result, durable};
 
-/// How long opening waits for an earlier job to let go of the folder.
+/// Longest wait for an earlier job to release the folder.
 const HANDOVER: Duration = Duration::from_secs(5);
 
-/// Takes a folder for this job, and makes it if need be.
+/// Locks a folder for this job, and creates it if it does not exist.
 pub(super) fn lock_folder(folder: &Path) -> Result<File> {
     fs::create_dir_all(folder).map_err(|error| Error::io(folder, error))?;
-    // The way to it shall be on the disk as well, as far as it is ours to say so.
-    for parent in durable::way_to(folder) {
+    // The names that lead to the folder must be on the disk too. Folders above it may not permit
+    // that.
+    for parent in durable::enclosing_folders(folder) {
         let _ = durable::sync_folder(parent);
     }
     let path = folder.join(".lock");
     let lock = File::create(&path).map_err(|error| Error::io(&path, error))?;
-    if let Some(warning) = take(folder, || lock.try_lock())? {
+    if let Some(warning) = acquire(folder, || lock.try_lock())? {
         eprintln!("halocline: {warning}");
     }
     Ok(lock)
 }
 
-/// Tries to lock until the job before lets go. Gives a warning where the file system has no locks.
-fn take(
+/// Tries to lock until the earlier job releases the folder. Returns a warning if the file system
+/// has no locks.
+fn acquire(
     folder: &Path,
     mut try_lock: impl FnMut() -> std::result::Result<(), TryLockError>,
 ) -> Result<Option<String>> {
@@ -58,7 +60,7 @@ mod tests {
         let folder = Path::new("runs/a");
         // ENOSYS, as Lustre says without the mount option flock.
         let unsupported = || Err(TryLockError::Error(std::io::Error::from_raw_os_error(38)));
-        let warning = take(folder, unsupported).unwrap().expect("a warning");
+        let warning = acquire(folder, unsupported).unwrap().expect("a warning");
         assert!(
             warning.starts_with("runs/a: cannot be locked") && warning.contains("second job"),
             "{warning}"
@@ -71,6 +73,6 @@ mod tests {
                 _ => Err(TryLockError::WouldBlock),
             }
         };
-        assert_eq!(take(folder, later).unwrap(), None);
+        assert_eq!(acquire(folder, later).unwrap(), None);
     }
 }

@@ -1,11 +1,13 @@
-//! Saved states of programs: written by all ranks, whole or not at all, read on any mesh.
+//! Checkpoints: states of programs, saved by all ranks as a whole or not at all, and loaded on any
+//! mesh.
 //!
-//! A checkpoint is a folder. Each rank writes a safetensors file with the boxes of cells that are its own; `index.json`
-//! says which tensor has which cells where, with a checksum of each. Reading, every piece is read once, by a rank that
-//! needs it, and passed on to others that need it too.
+//! A checkpoint is a folder. Each rank writes a safetensors file with its boxes of cells;
+//! `index.json` lists the boxes of every tensor, with a checksum of each. On loading, every piece
+//! is read once, by a rank that needs it, and sent to the others that need it.
 
 mod commit;
 mod dtype;
+mod export;
 mod fetch;
 mod file;
 mod folder;
@@ -15,11 +17,13 @@ mod lock;
 mod parameters;
 mod pieces;
 mod record;
+mod retention;
 mod save;
 mod snapshot;
 mod training;
 
 pub use load::Checkpoint;
 pub use record::load_record;
-pub use save::{CheckpointConfig, Checkpoints};
+pub use retention::CheckpointConfig;
+pub use save::Checkpoints;
 pub use snapshot::Snapshot;

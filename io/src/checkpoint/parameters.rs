@@ -4,13 +4,13 @@ use burn::tensor::{Bool, DType, Int, Tensor};
 /// A tensor of a module, trained or not.
 pub(super) struct Parameter {
     pub path: String,
-    /// burn's number of it, which differs from run to run.
+    /// burn's number of the parameter, which differs from run to run.
     pub id: u64,
     pub dims: usize,
     pub dtype: DType,
 }
 
-/// All tensors of a module.
+/// Lists all tensors of a module.
 pub(super) fn parameters<M: Module>(module: &M) -> Vec<Parameter> {
     let mut list = List::default();
     module.visit(&mut list);

@@ -1,19 +1,20 @@
-//! Who writes what of a tensor, who reads it, and copying boxes between arrays: pure functions.
+//! Division of tensors into pieces, the ranks that write and read them, and copies of boxes between
+//! arrays: pure functions.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use halocline_core::{IndexBox, Layout};
 
-/// A box of cells that is written in one piece, with one checksum.
+/// Bytes of the largest piece; each has one checksum.
 const LARGEST: usize = 64 << 20;
-/// A box that several ranks hold is split between them where each then writes as much as this.
+/// Bytes per rank from which ranks that hold the same box divide it.
 const WORTH_SPLITTING: usize = 1 << 20;
 
 /// Splits a tensor into boxes, each with the rank of the world that writes it.
 ///
-/// Each cell is in one box. Ranks that hold the same cells share them; `turn` says which of them begins, so that small
-/// tensors, given turns in order, go to the ranks in turn.
+/// Each cell is in one box. Ranks that hold the same cells divide them, beginning with the rank
+/// that `turn` selects: small tensors with successive turns go to successive ranks.
 pub(crate) fn pieces(layout: &Layout, element: usize, turn: usize) -> Vec<(usize, IndexBox)> {
     let mut holders: BTreeMap<Vec<(usize, usize)>, Vec<usize>> = BTreeMap::new();
     for (position, &rank) in layout.mesh().ranks().iter().enumerate() {
@@ -36,7 +37,8 @@ pub(crate) fn pieces(layout: &Layout, element: usize, turn: usize) -> Vec<(usize
     found
 }
 
-/// A box in about so many parts along its first dim of more than one cell: each part is one run of memory.
+/// Splits a box into about `parts` parts along its first dim of more than one cell, so that each is
+/// contiguous in memory.
 fn split(cells: &IndexBox, parts: usize) -> Vec<IndexBox> {
     let ranges = cells.ranges();
     let Some(dim) = ranges.iter().position(|range| range.len() > 1) else {
@@ -53,9 +55,11 @@ fn split(cells: &IndexBox, parts: usize) -> Vec<IndexBox> {
     (0..parts).map(part).collect()
 }
 
-/// The ranks that read each piece: of those that need most of it, the one that has least to read.
+/// Chooses the rank that reads a piece: among those that need most of it, the one with the fewest
+/// bytes to read.
 ///
-/// `needs` is the box that each rank needs; `reading` counts the bytes of each rank, and goes on from tensor to tensor.
+/// `needs` has the box that each rank needs; `reading` counts the bytes of each rank, over all
+/// tensors.
 pub(crate) fn reader(
     piece: &IndexBox,
     bytes: usize,
@@ -75,7 +79,8 @@ pub(crate) fn reader(
     Some(rank)
 }
 
-/// Copies `cells` from an array of the cells `from` into one of the cells `to`, both dense and in row-major order.
+/// Copies `cells` from an array of the cells `from` into one of the cells `to`, both dense and in
+/// row-major order.
 pub(crate) fn copy(
     (source, from): (&[u8], &IndexBox),
     (target, to): (&mut [u8], &IndexBox),
@@ -99,9 +104,9 @@ pub(crate) fn copy(
     };
     let mut index = vec![0; shape.len()];
     for _ in 0..outer.iter().product() {
-        let (at, to) = (offset(from, &index), offset(to, &index));
+        let [read, write] = [from, to].map(|array| offset(array, &index));
         let bytes = last * element;
-        target[to..to + bytes].copy_from_slice(&source[at..at + bytes]);
+        target[write..write + bytes].copy_from_slice(&source[read..read + bytes]);
         // The next row, as an odometer counts.
         for dim in (0..outer.len()).rev() {
             index[dim] += 1;
@@ -188,9 +193,9 @@ mod tests {
                 for index in 0..cells.volume() {
                     let mut index = index;
                     let cell: Vec<usize> = cells.ranges().iter().rev().map(|range| {
-                        let at = range.start + index % range.len();
+                        let coordinate = range.start + index % range.len();
                         index /= range.len();
-                        at
+                        coordinate
                     }).collect();
                     prop_assert!(seen.insert(cell));
                 }
@@ -203,7 +208,7 @@ mod tests {
             from in prop::collection::vec(range(), 3), to in prop::collection::vec(range(), 3), element in 1_usize..5,
         ) {
             let (from, to) = (IndexBox::new(from), IndexBox::new(to));
-            // A value that tells its cell.
+            // A value that is different in every cell.
             let value = |cell: &[usize]| (cell[0] * 36 + cell[1] * 6 + cell[2] + 1) as u8;
             let cells = |array: &IndexBox| {
                 let [a, b, c] = [0, 1, 2].map(|dim| array.ranges()[dim].clone());

@@ -8,12 +8,31 @@ use burn_pack::{HEADER_SIZE, Header};
 use super::file;
 use crate::{Error, Result};
 
-/// Reads the file of a burn record, as `model.into_record().save(path)` writes it, for `model.try_load_record`.
+/// Loads the file of a burn record, written by `model.into_record().save(path)`, for
+/// `model.try_load_record`.
 ///
-/// Unlike [`ModuleRecord::load`] it takes no more memory than the file's size for a file that is damaged.
+/// Unlike [`ModuleRecord::load`], takes no more memory for a damaged file than the size of the
+/// file.
 ///
 /// # Errors
-/// A file that cannot be read, or is no record.
+/// A file that cannot be read, or is not a record.
+///
+/// # Example
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::Device;
+/// use halocline_io::load_record;
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.bpk");
+///
+/// let device = Device::default();
+/// let model: Linear = LinearConfig::new(3, 2).init(&device);
+/// model.clone().into_record().save(&path)?;
+/// let loaded = LinearConfig::new(3, 2).init(&device).try_load_record(load_record(&path)?)?;
+/// loaded.weight.val().into_data().assert_eq(&model.weight.val().into_data(), true);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn load_record(path: impl AsRef<Path>) -> Result<ModuleRecord> {
     let path = path.as_ref();
     let (mut opened, size) = file::open(&file::followed(path)?)?;
@@ -21,7 +40,7 @@ pub fn load_record(path: impl AsRef<Path>) -> Result<ModuleRecord> {
     ModuleRecord::load(path).map_err(|error| Error::checkpoint(path, error.to_string()))
 }
 
-/// Checks what burn trusts: that the file has as much metadata as it says.
+/// Checks that a file has as much metadata as its header says, which burn trusts.
 fn check_header(file: &mut File, size: u64) -> Result<(), String> {
     let mut bytes = [0; HEADER_SIZE];
     file.read_exact(&mut bytes)

@@ -5,71 +5,89 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use burn::config::Config;
 use halocline_core::{DeviceMesh, Error as CoreError, RandomKey, World};
 
 use super::commit::{Commit, Others, lock, write_share};
-use super::folder::{Kept, by_metric, first_of, is_damage, name_of, put_out_of_the_way, tidy};
+use super::fetch::OPERATION;
+use super::folder::{first_of, is_damage, mark_damaged, name_of, tidy};
 use super::index::Index;
 use super::lock::lock_folder;
+use super::retention::{CheckpointConfig, Kept, by_metric};
 use super::{Checkpoint, Snapshot};
 use crate::agreement::{Fallible, agree, all, broadcast};
 use crate::{Error, Result};
 
-/// How long a program that ends without [`Checkpoints::wait`] waits for the files of other ranks.
+/// Longest wait for the files of other ranks when a program ends without [`Checkpoints::wait`].
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Which checkpoints of a folder are kept.
+/// Folder of checkpoints, named `step_000000040` and so on. All ranks use it together.
 ///
-/// Those with a value that is NaN or infinite ([`Checkpoint::not_finite`]) do not count, and go when another one is
-/// written: of them the newest stays at most. Where all are such they are kept as others are.
-#[derive(Config, Debug)]
-pub struct CheckpointConfig {
-    /// How many of the newest; at least one.
-    #[config(default = "3")]
-    pub keep_last: usize,
-    /// How many of those with the lowest metric, besides. NaN is no metric.
-    #[config(default = "0")]
-    pub keep_best: usize,
-}
-
-/// A folder of checkpoints, `step_000000040` and so on. All ranks use it together.
+/// A checkpoint is written in the background: every rank writes its share into a folder with a
+/// temporary name; when all files are on the disk, rank 0 adds the index and renames the folder. So
+/// a folder `step_…` is a whole checkpoint at any moment, and a job that is killed loses only the
+/// one that was being written. The folder must be on a disk that all ranks see, and belongs to one
+/// job at a time; other jobs read it by [`Checkpoint::latest`].
 ///
-/// A checkpoint is written in the background: every rank writes its share into a file of a folder with another name; when
-/// all files are on the disk, rank 0 adds the index and gives the folder its name. So whatever the moment at which a job
-/// is killed, a folder `step_…` is a whole checkpoint, and only the one that was being written is lost. The folder must be
-/// on a disk that all ranks see, and belongs to one job at a time: [`Checkpoint::latest`] reads beside it.
+/// # Example
+/// ```
+/// use halocline_core::Launcher;
+/// use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path();
+///
+/// Launcher::local(2).run(|world| {
+///     let config = CheckpointConfig::new().with_keep_last(2).with_keep_best(1);
+///     let mut checkpoints = Checkpoints::open(&world, folder, &config)?;
+///     for (step, loss) in [(10, 0.5), (20, 0.2), (30, 0.4), (40, 0.3)] {
+///         let mut snapshot = Snapshot::new(&world);
+///         snapshot.value("rate", &1e-3)?;
+///         checkpoints.save(step, snapshot, Some(loss))?;
+///     }
+///     checkpoints.wait()?;
+///     assert_eq!(checkpoints.committed(), world.is_root().then_some(40));
+///     let step = |checkpoint: Option<Checkpoint>| checkpoint.map(|checkpoint| checkpoint.step());
+///     assert_eq!(step(checkpoints.latest()?), Some(40));
+///     assert_eq!(step(checkpoints.best()?), Some(20));
+///     let rate = checkpoints.resume(|checkpoint| Ok(checkpoint.value::<f64>("rate")?))?;
+///     assert_eq!(rate, Some(1e-3));
+///     Ok(())
+/// })?;
+/// assert!(!folder.join("step_000000010").exists());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Checkpoints {
     mesh: DeviceMesh,
     folder: PathBuf,
     config: CheckpointConfig,
-    /// Part of the names of folders that this job has not finished, which files of an earlier job's ranks never enter.
+    /// Part of the names of unfinished folders of this job, so that no rank of an earlier job
+    /// writes to them.
     job: String,
-    /// How many saves this job has begun.
+    /// The number of saves that this job has begun.
     attempts: u64,
     writing: Option<Writing>,
-    /// On rank 0: what is there.
+    /// On rank 0: the checkpoints of the folder.
     kept: Arc<Mutex<Kept>>,
-    /// On rank 0: locked as long as this job has the folder.
+    /// On rank 0: the lock of the folder.
     _lock: Option<File>,
 }
 
-/// A checkpoint on its way to the disk.
+/// A checkpoint that is being written.
 #[derive(Debug)]
 struct Writing {
     writer: JoinHandle<Result<()>>,
-    /// On rank 0.
+    /// On rank 0: the thread that completes it.
     committer: Option<JoinHandle<Result<()>>>,
     others: Arc<Others>,
 }
 
 impl Checkpoints {
-    /// Opens a folder, or makes it, for this job alone. What an interrupted job left behind unfinished is removed.
+    /// Opens or creates a folder, for this job alone. Unfinished checkpoints of an interrupted job
+    /// are removed.
     ///
     /// # Errors
-    /// On all ranks: a folder that cannot be made or read, or that another job has open; checkpoints of which none is
-    /// whole; `keep_last` of zero; a failure of communication.
+    /// On all ranks: a folder that cannot be created or read, or that another job has open;
+    /// checkpoints of which none is whole; `keep_last` of zero; a failure of communication.
     pub fn open(
         world: &World,
         folder: impl AsRef<Path>,
@@ -91,8 +109,10 @@ impl Checkpoints {
         all_finish(&mesh, tidying.as_ref().ok().and_then(Option::as_ref))?;
         let tidied = tidying.and_then(|thread| thread.map_or(Ok((Kept::default(), None)), joined));
         let (kept, lock) = agree(&mesh, OPERATION, Fallible::First, tidied)?;
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let now = now.unwrap_or_default().as_nanos();
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_nanos();
         let job = RandomKey::new(world.seed(), (now, std::process::id())).number();
         let job = broadcast(&mesh, OPERATION, format!("{job:016x}").into_bytes())?;
         Ok(Self {
@@ -107,13 +127,15 @@ impl Checkpoints {
         })
     }
 
-    /// Saves a state in the background; returns when the one before is on the disk. A `metric` says how good it is, the
-    /// lower the better; it takes part only in which checkpoints are kept. [`wait`](Self::wait) for the last one: when this
-    /// is dropped, it is given up if it takes more than a quarter of the timeout.
+    /// Saves a state in the background. Returns when the save before is on the disk. A lower
+    /// `metric` is better; it only decides which checkpoints are kept. Call [`wait`](Self::wait)
+    /// after the last save: on drop, a save that takes more than a quarter of the timeout is given
+    /// up.
     ///
     /// # Errors
-    /// On all ranks: ranks that save different tensors; of the save *before* this one, a rank that could not write, the disk
-    /// being full. [`wait`](Self::wait) gives those of this one. A failure of communication.
+    /// On all ranks: ranks that save different tensors; of the save *before* this one, a rank that
+    /// could not write, for example to a full disk; a failure of communication.
+    /// [`wait`](Self::wait) returns the errors of this save.
     pub fn save(
         &mut self,
         step: u64,
@@ -130,9 +152,9 @@ impl Checkpoints {
         self.attempts += 1;
         let name = format!(".{}.{}.{}", name_of(step), self.job, self.attempts);
         let partial = self.folder.join(name);
-        let own = fingerprint(&index).to_le_bytes().to_vec();
-        let same = broadcast(&self.mesh, OPERATION, own.clone())? == own;
-        // Before anything is written: what rank 0 knows of could be whole.
+        let sum = fingerprint(&index).to_le_bytes().to_vec();
+        let same = broadcast(&self.mesh, OPERATION, sum.clone())? == sum;
+        // Compared before anything is written: the tensors that rank 0 lists could all be there.
         let fits = if same {
             Ok(())
         } else {
@@ -168,7 +190,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Waits until what was saved last is on the disk.
+    /// Waits until the last save is on the disk.
     ///
     /// # Errors
     /// On all ranks: a rank that could not write; a failure of communication.
@@ -197,16 +219,18 @@ impl Checkpoints {
         agree(&self.mesh, OPERATION, Fallible::First, committed)
     }
 
-    /// The newest checkpoint that is whole and finite, or, if [none](Checkpoint::not_finite) is finite, the newest that is
-    /// whole; the same on all ranks. Others are named on stderr.
+    /// Opens the newest checkpoint that is whole and finite, the same on all ranks. If
+    /// [none](Checkpoint::not_finite) is finite, opens the newest that is whole. Checkpoints that
+    /// are passed over are named on stderr.
     ///
     /// # Errors
-    /// On all ranks: checkpoints of which none is whole; a failure to save what was saved last, or of communication.
+    /// On all ranks: checkpoints of which none is whole; a failure of the last save, or of
+    /// communication.
     pub fn latest(&mut self) -> halocline_core::Result<Option<Checkpoint>> {
         self.latest_before(u64::MAX)
     }
 
-    /// [`latest`](Self::latest), of an earlier step than this.
+    /// [`latest`](Self::latest) of the steps before `step`.
     fn latest_before(&mut self, step: u64) -> halocline_core::Result<Option<Checkpoint>> {
         self.wait()?;
         first_of(&self.mesh, &self.folder, || {
@@ -216,15 +240,17 @@ impl Checkpoints {
         })
     }
 
-    /// What `load` makes of the [newest](Self::latest) checkpoint: where it fails, of the one before, and so on. Later ones
-    /// get out of the way as `damaged_step_…`. All ranks load, or fail, together.
+    /// Calls `load` with the [newest](Self::latest) checkpoint; if it fails, with the one before,
+    /// and so on. Returns the first value loaded; later checkpoints are then renamed to
+    /// `damaged_step_…`. All ranks load, or fail, together.
     ///
-    /// One that is not finite is loaded only where no other is there. [`Checkpoint::open`] opens any.
+    /// A checkpoint that is not finite is loaded only if there is no other. [`Checkpoint::open`]
+    /// opens any.
     ///
     /// # Errors
-    /// On all ranks: the first error of `load`, where it fails for all checkpoints; an error that is no fault of the checkpoint,
-    /// such as a file that may not be read or a failure of communication; those of [`latest`](Self::latest), also for the
-    /// earlier ones.
+    /// On all ranks: the first error of `load`, if it fails for all checkpoints; an error that is
+    /// not the checkpoint's fault, such as a file without permission or a failure of communication;
+    /// those of [`latest`](Self::latest), for earlier checkpoints too.
     pub fn resume<T>(
         &mut self,
         mut load: impl FnMut(&Checkpoint) -> halocline_core::Result<T>,
@@ -239,7 +265,7 @@ impl Checkpoints {
                     }
                     return Ok(Some(loaded));
                 }
-                // Of a file, and an error on all ranks.
+                // An error of reading, which is an error on all ranks.
                 Err(error @ (CoreError::Rank { .. } | CoreError::Other(_))) => error,
                 Err(error) => return Err(error),
             };
@@ -257,7 +283,8 @@ impl Checkpoints {
         first_failure.map_or(Ok(None), Err)
     }
 
-    /// The checkpoint with the lowest metric, a finite one if there is one with a metric; the same on all ranks.
+    /// Opens the checkpoint with the lowest metric, the same on all ranks: a finite one, if there
+    /// is a finite one with a metric.
     ///
     /// # Errors
     /// Those of [`latest`](Self::latest).
@@ -268,28 +295,29 @@ impl Checkpoints {
         })
     }
 
-    /// On rank 0, the step of the checkpoint that came onto the disk last. Others need not know, and have `None`.
+    /// The step of the checkpoint that was last completed on the disk, on rank 0. `None` on other
+    /// ranks, which may not know it.
     pub fn committed(&self) -> Option<u64> {
         self.kept().newest
     }
 
-    /// Puts later checkpoints than that which training goes on from out of the way, as `damaged_step_…`.
+    /// Renames checkpoints later than `step`, from which training goes on, to `damaged_step_…`.
     fn set_aside_after(&mut self, step: u64) -> halocline_core::Result<()> {
         self.wait()?;
         let set_aside = || {
             let mut kept = self.kept();
             let later = kept.steps.split_off(&(step + 1));
             for step in later.into_keys() {
-                put_out_of_the_way(&self.folder, step)?;
+                mark_damaged(&self.folder, step)?;
             }
             kept.newest = Some(step);
             Ok(())
         };
-        let own = match self.mesh.position() {
+        let result = match self.mesh.position() {
             0 => set_aside(),
             _ => Ok(()),
         };
-        agree(&self.mesh, OPERATION, Fallible::First, own)
+        agree(&self.mesh, OPERATION, Fallible::First, result)
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -298,8 +326,9 @@ impl Checkpoints {
 }
 
 impl Drop for Checkpoints {
-    /// A program that ends in order without waiting may still get its last checkpoint: other ranks have a second to write.
-    /// One that failed must say so before the others take it for silent: what takes longer to write is given up.
+    /// If the program ends in order without waiting, its last checkpoint may still be completed:
+    /// other ranks have a second to write. A program that failed must report that before the others
+    /// time out, so that a longer write is given up.
     fn drop(&mut self) {
         let Some(writing) = self.writing.take() else {
             return;
@@ -327,28 +356,27 @@ impl Drop for Checkpoints {
 fn is_of_no_use(error: &CoreError) -> bool {
     match error {
         CoreError::Other(error) => error.downcast_ref().is_none_or(is_damage),
-        // Another rank's.
+        // An error of another rank.
         _ => true,
     }
 }
-
-/// What errors call communication for checkpoints.
-pub(super) const OPERATION: &str = "checkpoint";
 
 fn background<T: Send + 'static>(
     folder: &Path,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<JoinHandle<Result<T>>> {
-    let thread = Builder::new().name("checkpoint".into()).spawn(work);
-    thread.map_err(|error| Error::io(folder, error))
+    Builder::new()
+        .name("checkpoint".into())
+        .spawn(work)
+        .map_err(|error| Error::io(folder, error))
 }
 
-/// Waits until the threads of all ranks have finished. As long as it takes: ranks tell each other that they are there, so
-/// that a slow disk is no silence.
-fn all_finish<T>(mesh: &DeviceMesh, own: Option<&JoinHandle<T>>) -> halocline_core::Result<()> {
+/// Waits until the threads of all ranks have finished, without a limit. Ranks exchange messages
+/// meanwhile, so that a slow disk is not a timeout.
+fn all_finish<T>(mesh: &DeviceMesh, thread: Option<&JoinHandle<T>>) -> halocline_core::Result<()> {
     let patience = mesh.comm().settings().timeout / 4;
     loop {
-        let finished = own.is_none_or(|thread| finishes_within(thread, patience));
+        let finished = thread.is_none_or(|thread| finishes_within(thread, patience));
         if all(mesh, OPERATION, finished)? {
             return Ok(());
         }
@@ -371,9 +399,10 @@ fn joined<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// What all ranks must have alike in a save.
+/// Checksum of the parts of a save that must be equal on all ranks.
 fn fingerprint(index: &Index) -> u32 {
     let names: Vec<&String> = index.values.keys().collect();
-    let alike = serde_json::to_vec(&(index.step, &index.tensors, names));
-    crc32fast::hash(&alike.expect("numbers and texts are JSON"))
+    let bytes = serde_json::to_vec(&(index.step, &index.tensors, names))
+        .expect("numbers and strings are JSON");
+    crc32fast::hash(&bytes)
 }

@@ -11,27 +11,50 @@ use super::index::{Index, PieceEntry, TensorEntry, file_of};
 use super::{dtype, pieces};
 use crate::{Error, Result};
 
-/// The state of a program at one moment, to be [saved](super::Checkpoints::save).
+/// State of a program at one moment, to be [saved](super::Checkpoints::save).
 ///
-/// All ranks add the same names in the same order. Each rank copies the cells that it will write to host memory, and no
-/// others: its boxes of a sharded tensor, and of a replicated one an equal share. So the program may go on at once.
+/// All ranks add the same names in the same order. Each rank copies to host memory only the cells
+/// that it will write: its boxes of a sharded tensor, and an equal share of a replicated one. Then
+/// the program may go on.
 ///
-/// A state with a value that is NaN or infinite is saved, and never takes the place of one without
-/// ([`CheckpointConfig`](super::CheckpointConfig)). That is asked of all tensors but those of [`data`](Self::data): losses,
-/// scores and masks may hold such values in a sound state.
+/// A state with a value that is NaN or infinite is saved, but never replaces one without
+/// ([`CheckpointConfig`](super::CheckpointConfig)). Tensors of [`data`](Self::data) are exempt:
+/// losses, scores and masks may hold such values in a valid state.
+///
+/// # Example
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Tensor, TensorData};
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_io::Snapshot;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let model = world.init(|device| LinearConfig::new(3, 2).init(device))?;
+///     let mut snapshot = Snapshot::new(&world);
+///     snapshot.module("model", &model)?;
+///     snapshot.sharded("depth", &ShardTensor::<2>::ones([5, 4], &mesh, &[Shard(0)])?)?;
+///     snapshot.tensor("weights", &Tensor::<1>::ones([5], world.device()))?;
+///     snapshot.data("losses", &TensorData::from([0.5, 0.25]))?;
+///     snapshot.value("epoch", &2)?;
+///     assert!(snapshot.value("epoch", &3).is_err()); // the name is taken
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Snapshot {
     rank: usize,
-    /// All ranks, which share what is replicated.
+    /// All ranks, which divide replicated tensors.
     mesh: Arc<MeshShape>,
-    /// All ranks' pieces, without their place in files.
+    /// All ranks' pieces, before their place in files is known.
     pub(super) index: Index,
-    /// This rank's.
+    /// This rank's pieces.
     pub(super) cells: Vec<Cells>,
 }
 
 impl Snapshot {
-    /// An empty state.
+    /// Creates an empty state.
     pub fn new(world: &World) -> Self {
         let ranks = world.size();
         let mesh = MeshShape::new(&[("rank", ranks)], (0..ranks).collect());
@@ -43,11 +66,12 @@ impl Snapshot {
         }
     }
 
-    /// Adds a value, as JSON: a number of steps, a configuration, scores. Rank 0's counts. JSON has no NaN and no infinities:
-    /// they become `null`.
+    /// Adds a value as JSON, such as a number of steps, a configuration or scores. The value of
+    /// rank 0 is saved. NaN and infinities, which JSON lacks, become `null`.
     ///
     /// # Errors
-    /// A name that is taken; a value that JSON does not have, such as a map whose keys are no texts.
+    /// A name that is taken; a value that JSON cannot hold, such as a map whose keys are not
+    /// strings.
     pub fn value(&mut self, name: &str, value: &impl Serialize) -> Result<()> {
         let value = serde_json::to_value(value)
             .map_err(|error| Error::argument("value", name, error.to_string()))?;
@@ -57,7 +81,7 @@ impl Snapshot {
         }
     }
 
-    /// Adds a tensor that all ranks hold alike.
+    /// Adds a tensor that is equal on all ranks.
     ///
     /// # Errors
     /// A name that is taken; a quantised tensor.
@@ -94,14 +118,14 @@ impl Snapshot {
             return Err(Error::argument("tensor", got, expected));
         }
         let local = tensor.local();
-        let own = layout.local_box(tensor.mesh().position());
-        let origin = std::array::from_fn(|dim| own.ranges()[dim].start);
+        let shard = layout.local_box(tensor.mesh().position());
+        let origin = std::array::from_fn(|dim| shard.ranges()[dim].start);
         self.add((name, Role::State), layout, local.dtype(), |cells| {
             cut(local, cells, &origin)
         })
     }
 
-    /// Adds data that all ranks hold alike, and that may hold values which are not finite.
+    /// Adds data that is equal on all ranks, and may have values that are not finite.
     ///
     /// # Errors
     /// Those of [`tensor`](Self::tensor).
@@ -125,7 +149,8 @@ impl Snapshot {
         })
     }
 
-    /// Adds all tensors of a module, trained or not, as `name.path.of.parameter`; all ranks hold them alike.
+    /// Adds all tensors of a module, trained or not, as `name.path.of.parameter`. They are equal on
+    /// all ranks.
     ///
     /// # Errors
     /// Those of [`tensor`](Self::tensor).
@@ -215,7 +240,7 @@ fn taken(name: &str) -> Error {
     Error::argument("name", format!("{name:?}"), "a name that is not taken yet")
 }
 
-/// The cells of a tensor whose first cell is that at `origin`.
+/// Copies cells of a tensor whose first cell is that at `origin`.
 fn cut<const D: usize, K: Basic>(
     tensor: &Tensor<D, K>,
     cells: &IndexBox,
@@ -232,7 +257,7 @@ fn cut<const D: usize, K: Basic>(
     tensor.clone().slice(ranges).into_data()
 }
 
-/// Adds the tensors of a module.
+/// Visitor that adds the tensors of a module.
 struct Parameters<'a> {
     snapshot: &'a mut Snapshot,
     path: Vec<String>,

@@ -1,4 +1,4 @@
-//! Optimizers and schedules of learning rates in checkpoints.
+//! Optimizers and learning-rate schedules in checkpoints.
 
 use std::collections::BTreeMap;
 
@@ -16,15 +16,15 @@ use super::parameters::{Parameter, parameters};
 use super::{Checkpoint, Snapshot};
 use crate::{Error, Result};
 
-/// After an optimizer's name: numbers that are no tensors, as burn writes them.
+/// Suffix of an optimizer's name for its scalars, in burn's encoding.
 const SCALARS: &str = "scalars";
 
 impl Snapshot {
     /// Adds the state of an optimizer, as `name.path.of.parameter.moment`.
     ///
     /// # Errors
-    /// Those of [`tensor`](Self::tensor); a state of another type than the default one of the device, as which burn would
-    /// restore it.
+    /// Those of [`tensor`](Self::tensor); a state of another type than the default one of the
+    /// device, to which burn would convert it on loading.
     pub fn optimizer(&mut self, name: &str, optimizer: &ModuleOptimizer) -> Result<()> {
         let other = |error: String| Error::argument("optimizer", name, error);
         let bytes = optimizer
@@ -32,16 +32,16 @@ impl Snapshot {
             .into_bytes()
             .map_err(|e| other(e.to_string()))?;
         let reader = Reader::from_bytes(bytes).map_err(|e| other(e.to_string()))?;
-        // burn calls states by the number of their parameter, which differs from run to run.
+        // burn names states by the number of their parameter, which differs from run to run.
         let paths = reader.metadata().clone();
-        let called = |key: &str| {
+        let portable = |key: &str| {
             let (id, field) = key.split_once('.')?;
             Some(format!("{}.{field}", paths.get(id)?))
         };
         let unknown = |key: &str| other(format!("state {key:?} of a parameter that has no path"));
         let mut scalars = Writer::new(Vec::new());
         for (key, value) in reader.scalars() {
-            scalars = scalars.with_scalar(&called(key).ok_or_else(|| unknown(key))?, *value);
+            scalars = scalars.with_scalar(&portable(key).ok_or_else(|| unknown(key))?, *value);
         }
         let scalars = scalars.into_bytes().map_err(|e| other(e.to_string()))?;
         self.bytes(&format!("{name}.{SCALARS}"), &scalars)?;
@@ -58,20 +58,22 @@ impl Snapshot {
                 )));
             }
             let data = TensorData::from_bytes(bytes, shape, dtype);
-            states.insert(called(&key).ok_or_else(|| unknown(&key))?, data);
+            states.insert(portable(&key).ok_or_else(|| unknown(&key))?, data);
         }
         states.iter().try_for_each(|(path, data)| {
             self.add_data((&format!("{name}.{path}"), Role::State), data)
         })
     }
 
-    /// Adds the state of a schedule of learning rates.
+    /// Adds the state of a learning-rate schedule.
     ///
     /// # Errors
     /// Those of [`tensor`](Self::tensor).
     pub fn schedule(&mut self, name: &str, schedule: &ModuleLrScheduler) -> Result<()> {
-        let bytes = schedule.to_record().into_bytes();
-        let bytes = bytes.map_err(|error| Error::argument("schedule", name, error.to_string()))?;
+        let bytes = schedule
+            .to_record()
+            .into_bytes()
+            .map_err(|error| Error::argument("schedule", name, error.to_string()))?;
         self.bytes(name, &bytes)
     }
 
@@ -81,11 +83,42 @@ impl Snapshot {
 }
 
 impl Checkpoint {
-    /// Gives an optimizer the state that it was saved with, for the parameters of `module`, on all ranks.
+    /// Loads the state of an optimizer of the parameters of `module`, on all ranks.
     ///
     /// # Errors
-    /// On all ranks: a state of other parameters, or of an optimizer whose state has other parts (those of Adam and AdamW
-    /// have the same); files that cannot be read, or are damaged.
+    /// On all ranks: a state of other parameters, or of an optimizer whose state has other parts
+    /// (those of Adam and AdamW have the same); files that cannot be read, or are damaged.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+    /// use burn::nn::{Linear, LinearConfig};
+    /// use burn::optim::{AdamWConfig, ModuleOptimizer};
+    /// use halocline_core::Launcher;
+    /// use halocline_io::{CheckpointConfig, Checkpoints, Snapshot};
+    /// # let folder = tempfile::tempdir()?;
+    /// # let folder = folder.path();
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let model: Linear = world.init(|device| LinearConfig::new(3, 2).init(device))?;
+    ///     let optimizer: ModuleOptimizer = AdamWConfig::new().init();
+    ///     let schedule = ModuleLrScheduler::new(1e-3);
+    ///     let mut snapshot = Snapshot::new(&world);
+    ///     snapshot.module("model", &model)?;
+    ///     snapshot.optimizer("optimizer", &optimizer)?;
+    ///     snapshot.schedule("schedule", &schedule)?;
+    ///     let mut checkpoints = Checkpoints::open(&world, folder, &CheckpointConfig::new())?;
+    ///     checkpoints.save(1, snapshot, None)?;
+    ///
+    ///     let checkpoint = checkpoints.latest()?.expect("one was saved");
+    ///     let model = checkpoint.module(&world, "model", model)?;
+    ///     let optimizer = checkpoint.optimizer(&world, "optimizer", optimizer, &model)?;
+    ///     checkpoint.schedule(&world, "schedule", schedule)?;
+    ///     assert!(checkpoint.optimizer(&world, "model", optimizer, &model).is_err());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn optimizer<M: Module>(
         &self,
         world: &World,
@@ -98,21 +131,21 @@ impl Checkpoint {
             .into_iter()
             .collect();
         let broken = |cause: String| self.broken(format!("{name:?}: {cause}"));
-        let scalars = tensors.remove(SCALARS);
-        let scalars = scalars.ok_or_else(|| broken("is not an optimizer".into()))?;
-        let scalars = Reader::from_bytes(Bytes::from_bytes_vec(scalars.as_bytes().to_vec()));
-        let scalars = scalars.map_err(|e| broken(e.to_string()))?;
+        let scalars = tensors
+            .remove(SCALARS)
+            .ok_or_else(|| broken("is not an optimizer".into()))?;
+        let scalars = Reader::from_bytes(Bytes::from_bytes_vec(scalars.as_bytes().to_vec()))
+            .map_err(|e| broken(e.to_string()))?;
 
         let parameters = parameters(module);
-        // A path is no beginning of another one, so that the parameter of a state is certain.
+        // No path is the beginning of another one, so that the parameter of a state is certain.
         let parameter = |key: &str| {
-            let of = |parameter: &&Parameter| {
+            let owns = |parameter: &&Parameter| {
                 let field = key.strip_prefix(&parameter.path);
                 field.is_some_and(|field| field.starts_with('.'))
             };
-            let found = parameters.iter().find(of);
             let lacking = || broken(format!("{key:?} is of a parameter that the module lacks"));
-            found.ok_or_else(lacking)
+            parameters.iter().find(owns).ok_or_else(lacking)
         };
         let named = |key: &str, parameter: &Parameter| {
             format!("{}{}", parameter.id, &key[parameter.path.len()..])
@@ -120,15 +153,15 @@ impl Checkpoint {
         let mut packed = Vec::new();
         for (key, data) in tensors {
             let parameter = parameter(&key)?;
-            // burn would panic.
+            // burn panics on other dims.
             if data.rank() != parameter.dims {
                 let cause = format!("{key:?} has {} dims, {}", data.rank(), parameter.dims);
                 return Err(broken(format!("{cause} expected")).into());
             }
             packed.push(pack(named(&key, parameter), data, Some(parameter.id)));
         }
-        let of = |state: &burn_pack::Tensor| (state.name.clone(), Some(state.dtype));
-        let mut saved: Vec<(String, Option<DType>)> = packed.iter().map(of).collect();
+        let summary = |state: &burn_pack::Tensor| (state.name.clone(), Some(state.dtype));
+        let mut saved: Vec<(String, Option<DType>)> = packed.iter().map(summary).collect();
         let mut record = Writer::new(packed);
         for (key, value) in scalars.scalars() {
             let parameter = parameter(key)?;
@@ -145,14 +178,20 @@ impl Checkpoint {
         let record = record.into_bytes().map_err(|e| broken(e.to_string()))?;
         let record = OptimizerRecord::from_bytes(record).map_err(|e| broken(e.to_string()))?;
         let optimizer = optimizer.load_record(record);
-        // burn leaves out what it cannot use, and gives states the default type of the device.
-        let loaded = optimizer.to_record().into_bytes();
-        let loaded = loaded.map_err(|e| broken(e.to_string()))?;
+        // burn ignores states that it cannot use, and converts the others to the default type of
+        // the device.
+        let loaded = optimizer
+            .to_record()
+            .into_bytes()
+            .map_err(|e| broken(e.to_string()))?;
         let loaded = Reader::from_bytes(loaded).map_err(|e| broken(e.to_string()))?;
-        let scalars = loaded.scalars().keys().map(|key| (key.clone(), None));
-        let mut used: Vec<(String, Option<DType>)> = scalars.collect();
-        let tensors = loaded.into_tensors();
-        used.extend(tensors.map_err(|e| broken(e.to_string()))?.iter().map(of));
+        let mut used: Vec<(String, Option<DType>)> = loaded
+            .scalars()
+            .keys()
+            .map(|key| (key.clone(), None))
+            .collect();
+        let tensors = loaded.into_tensors().map_err(|e| broken(e.to_string()))?;
+        used.extend(tensors.iter().map(summary));
         for states in [&mut used, &mut saved] {
             states.sort_by(|(one, _), (other, _)| one.cmp(other));
         }
@@ -163,10 +202,11 @@ impl Checkpoint {
         Ok(optimizer)
     }
 
-    /// Gives a schedule of learning rates the state that it was saved with, on all ranks.
+    /// Loads the state of a learning-rate schedule, on all ranks.
     ///
     /// # Errors
-    /// On all ranks: a state of a schedule of another kind; files that cannot be read, or are damaged.
+    /// On all ranks: a state of a schedule of another kind; files that cannot be read, or are
+    /// damaged.
     pub fn schedule(
         &self,
         world: &World,
@@ -178,13 +218,15 @@ impl Checkpoint {
         let broken = |cause: String| self.broken(format!("{name:?}: {cause}"));
         let record = LrSchedulerRecord::from_bytes(bytes()).map_err(|e| broken(e.to_string()))?;
         let schedule = schedule.load_record(record);
-        let loaded = schedule.to_record().into_bytes();
-        let loaded = loaded.map_err(|e| broken(e.to_string()))?;
+        let loaded = schedule
+            .to_record()
+            .into_bytes()
+            .map_err(|e| broken(e.to_string()))?;
         let names = |bytes: Bytes| -> Result<Vec<String>> {
             let reader = Reader::from_bytes(bytes).map_err(|e| broken(e.to_string()))?;
             Ok(reader.scalars().keys().cloned().collect())
         };
-        // burn leaves out what it cannot use.
+        // burn ignores values that it cannot use.
         if names(bytes())? != names(loaded)? {
             return Err(broken("was saved by a schedule of another kind".into()).into());
         }

@@ -1,7 +1,8 @@
-//! Files that are damaged or made to do harm: a typed error or a value, never a panic, a hang, or memory that the file
-//! does not account for.
+//! Damaged and malicious files: reading them gives a typed error or a value, never a panic, a hang,
+//! or more memory than the file accounts for.
 //!
-//! `HALOCLINE_FUZZ` says how many mutated files each reader gets: few by default, 100 000 in `make fuzz`.
+//! `HALOCLINE_FUZZ` sets the number of mutated files for each reader: few by default, 100 000 in
+//! `make fuzz`.
 
 mod memory;
 mod mutation;
@@ -21,13 +22,14 @@ use halocline_io::{
 use mutation::Mutations;
 use ndarray::Array3;
 
-/// No input takes longer.
+/// Longest time for any input.
 const SLOW: Duration = Duration::from_secs(2);
-/// Memory that any reader may take, and for each byte of the file: numbers and names take more room than their text.
+/// Memory that any reader may take, and that per byte of the file: numbers and names take more
+/// space than their text.
 const MEMORY: [usize; 2] = [1 << 20, 64];
 
-/// Reads mutations of a file, each of which must end in a value or an error. `seal` makes a mutation look right where a
-/// checksum would give it away.
+/// Reads mutations of a file, each of which must give a value or an error. `seal` renews the
+/// checksums of a mutation, which would reveal it.
 fn survive(path: &Path, seal: impl Fn(&mut Vec<u8>), read: impl Fn() -> Result<(), String>) {
     let count = std::env::var("HALOCLINE_FUZZ").ok();
     let count = count.and_then(|count| count.parse().ok()).unwrap_or(300);
@@ -86,7 +88,7 @@ fn checkpoint() -> (tempfile::TempDir, std::path::PathBuf) {
     (folder, path)
 }
 
-/// Reads all of a checkpoint, as programs without and with ranks do.
+/// Reads all of a checkpoint, with and without ranks.
 fn read_checkpoint(path: &Path) -> Result<(), String> {
     let checkpoint = Checkpoint::open(path).map_err(text)?;
     for name in checkpoint.names() {
@@ -100,7 +102,7 @@ fn read_checkpoint(path: &Path) -> Result<(), String> {
         checkpoint.optimizer(&world, "optimizer", optimizer, &model)?;
         checkpoint.tensor::<1, Float>(&world, "losses").map(drop)
     });
-    // A panic of the program of a rank is an error too, but not one that is meant.
+    // A panic in the program of a rank is an error too, but not a valid result here.
     let error = loaded.map_err(text);
     assert!(
         !matches!(&error, Err(error) if error.contains("panicked")),
@@ -122,7 +124,7 @@ fn indexes_of_checkpoints() {
     survive(&path.join("index.json"), seal, || read_checkpoint(&path));
 }
 
-/// What a mutation hardly hits upon.
+/// Cases that random mutations hardly reach.
 #[test]
 fn indexes_that_were_made_to_do_harm() {
     let (_folder, path) = checkpoint();
@@ -238,7 +240,7 @@ fn statistics() {
     survive(&folder.path().join("global_stds.npy"), |_| (), read);
 }
 
-/// A header that made the library panic: no cells, of extents that cannot be counted.
+/// A header that made the library panic: no cells, with extents whose product overflows.
 #[test]
 fn statistics_without_cells() {
     let (folder, _) = fields();

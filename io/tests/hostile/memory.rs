@@ -1,4 +1,4 @@
-//! Memory that a call takes, at its most.
+//! Peak memory of a call.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -14,7 +14,7 @@ struct Counting;
 static ALLOCATOR: Counting = Counting;
 
 fn count(bytes: isize) {
-    // A thread that ends may allocate when its cells are gone.
+    // A thread that ends may allocate after its thread-local cells are gone.
     let _ = USED.try_with(|used| {
         used.set(used.get() + bytes);
         MOST.try_with(|most| most.set(most.get().max(used.get())))
@@ -48,7 +48,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What a call gives, and the bytes that it had of this thread's allocations at its most.
+/// Returns the result of a call, and the peak of the bytes allocated by this thread.
 pub(crate) fn taken<T>(call: impl FnOnce() -> T) -> (T, usize) {
     let before = USED.get();
     MOST.set(before);

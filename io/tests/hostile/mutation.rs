@@ -1,8 +1,8 @@
-//! Files made from one that is right.
+//! Mutations of a valid file.
 
 use halocline_core::RandomKey;
 
-/// Words that readers may trip over.
+/// Byte sequences that readers may handle wrongly.
 const WORDS: [&[u8]; 16] = [
     b"18446744073709551615",
     b"9223372036854775808",
@@ -60,7 +60,7 @@ impl Iterator for Mutations<'_> {
                     bytes.splice(to..to, copy);
                 }
                 word => {
-                    // In the place of a number if there is one: shapes, sizes, offsets.
+                    // In place of a number, if there is one: shapes, sizes, offsets.
                     let word_bytes = WORDS[below(WORDS.len())];
                     let digits = |byte: &u8| byte.is_ascii_digit();
                     let first = bytes[at..]

@@ -1,4 +1,4 @@
-//! Ranks that make a loader of other data or settings, or go through other batches.
+//! Ranks whose loaders have other data or settings, or that iterate over other batches.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use halocline_io::{
 use crate::loader::open;
 use crate::{numbered, numbered_file, write};
 
-/// What ranks say whose loaders are made of other things than the first rank's.
+/// The errors of ranks whose loaders differ from that of the first rank.
 fn messages_of<D>(
     ranks: usize,
     config: impl Fn(usize) -> LoaderConfig + Sync,
@@ -24,7 +24,7 @@ where
         let mesh = world.mesh([("lat", ranks)])?;
         let rank = world.rank();
         let loader = FieldLoader::new(&mesh, &[Shard(2)], &config(rank), || open(rank));
-        // The ranks are still together.
+        // The ranks still communicate in step.
         world.barrier()?;
         Ok(loader
             .err()
@@ -34,7 +34,7 @@ where
     messages.unwrap()
 }
 
-/// The message of a deviating rank, which the others repeat; empty where none deviates.
+/// The message of a rank that differs, which is that of all ranks; empty if none differs.
 fn message_of_rank(rank: usize, messages: &[String]) -> &str {
     let own = &messages[rank];
     let repeated = match own.as_str() {
@@ -183,7 +183,7 @@ fn ranks_in_other_epochs_or_batches_say_so() {
         messages[0].contains("got epoch 0, 2 batches before"),
         "{messages:?}"
     );
-    // Where rank 0 reads, the other finds out, and the job ends by its error.
+    // If rank 0 reads, the other rank finds the difference, and its error ends the job.
     let run = |source| {
         Launcher::local(2).run(|world| {
             let mesh = world.mesh([("lat", 2)])?;

@@ -1,4 +1,4 @@
-//! Attributes of the CF conventions, as h5py, netCDF and xarray write them.
+//! Attributes of the CF conventions, written as by h5py, netCDF and xarray.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use ndarray::{Array4, ArrayView4};
 use crate::{STEP, edit, numbered, numbered_file, write};
 
 const SHAPE: [usize; 4] = [3, 2, 4, 5];
-/// Where the files have a missing value.
+/// The index of the missing value in the files.
 const AT: [usize; 4] = [1, 1, 2, 3];
 
 /// Gives a dataset an attribute of one value.
@@ -61,7 +61,7 @@ fn message(path: &Path) -> String {
     error.replace(&format!("{}: ", path.display()), "")
 }
 
-/// Checks that a cell with this number, as the attributes say, is missing.
+/// Checks that a cell with this number is missing according to the attributes.
 fn check_missing(what: &str, number: f32, change: impl FnOnce(&File)) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("2018.h5");
@@ -141,7 +141,7 @@ fn packed_values_are_unpacked_in_double_precision() {
     let stored = Array4::from_shape_fn(SHAPE, |(t, c, i, j)| {
         (t * 9000 + c * 100 + i * 10 + j) as i16
     });
-    // The mean of a geopotential is larger than what f32 keeps beside 0.01.
+    // f32 cannot resolve 0.01 beside the mean of a geopotential.
     let (factor, offset) = (0.012_345_678_901, 54_321.0);
     let unpacked = stored.mapv(|stored| (f64::from(stored) * factor + offset) as f32);
     edit(&path, |file| {
@@ -164,7 +164,7 @@ fn packed_values_are_unpacked_in_double_precision() {
     });
     let file = FieldFile::open(&path).unwrap();
     assert_eq!(file.read([2..3, 0..1, 0..1, 1..2]).unwrap()[[0; 4]], 2001.5);
-    // It is the stored number that is missing, before it is unpacked.
+    // The stored number is compared, before unpacking.
     let error = file.read([1..2, 1..2, 2..3, 3..4]).unwrap_err().to_string();
     assert!(
         error.contains("[1, 1, 2, 3]: found -1.0, which is the _FillValue"),
@@ -294,7 +294,7 @@ fn times_that_are_not_understood_are_refused() {
         );
     }
     assert!(refused(None, Some("noleap")).contains("found calendar = "));
-    // The standard calendar is another before 1582-10-15.
+    // The standard calendar is Julian before 1582-10-15.
     let error = refused(Some("days since 0001-01-01"), None);
     assert!(
         error.contains("found calendar = \"standard\" with units"),

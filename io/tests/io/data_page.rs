@@ -1,11 +1,11 @@
-//! The Python of docs/data.md.
+//! The Python programs of docs/data.md.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use halocline_io::FieldFile;
 
-/// The Python with h5py that `make test` makes, or the system's if it has h5py.
+/// The Python with h5py that `make test` installs, or the system's if it has h5py.
 fn python() -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?;
     let candidates = [target.join("python/bin/python"), "python3".into()];

@@ -238,7 +238,7 @@ fn an_error_while_reading_is_the_error_of_all_ranks() {
                 assert!(epoch.next().unwrap().is_ok());
                 let error = epoch.next().unwrap().err().unwrap().to_string();
                 assert!(epoch.next().is_none(), "an error ends the epoch");
-                // The ranks are still together.
+                // The ranks still communicate in step.
                 world.barrier()?;
                 Ok(error)
             })

@@ -1,4 +1,4 @@
-//! Files, statistics, datasets and loaders, as a program uses them.
+//! Files, statistics, datasets, loaders and checkpoints, by their public interface.
 
 mod alike;
 mod cf;
@@ -18,7 +18,7 @@ use ndarray::{Array3, Array4};
 /// Seconds between the fields of the files.
 const STEP: f64 = 21600.0;
 
-/// Values from which the index can be told.
+/// Values that encode their index.
 fn numbered(shape: [usize; 4], first: f32) -> Array4<f32> {
     Array4::from_shape_fn(shape, |(t, c, i, j)| {
         first + (t * 1000 + c * 100 + i * 10 + j) as f32
@@ -60,7 +60,7 @@ fn listing(folder: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Changes a file behind the writer's back.
+/// Changes a file by HDF5 itself.
 fn edit(path: &Path, change: impl FnOnce(&hdf5_metno::File)) {
     let file = hdf5_metno::File::open_rw(path).unwrap();
     change(&file);

@@ -6,7 +6,8 @@ use proptest::prelude::*;
 
 use crate::{STEP, grid, listing, numbered, numbered_file, write};
 
-/// Area-weighted mean and standard deviation of a channel, in two passes over all cells of all fields.
+/// Area-weighted mean and standard deviation of a channel, in two passes over all cells of all
+/// fields.
 fn direct(fields: &[Array4<f64>], channel: usize) -> (f64, f64) {
     let rows = fields[0].dim().2;
     let weights = grid(rows, 1).latitude_weights();
@@ -52,12 +53,12 @@ proptest! {
         seed in 0..1000_u32,
     ) {
         let folder = tempfile::tempdir().unwrap();
-        // One file may be too short for increments, which must not reach into the next file either.
+        // One file may be too short for increments, which must not span two files either.
         let fields: Vec<Array4<f32>> = [times.0, times.1 + 1].iter().enumerate().map(|(file, &times)| {
             Array4::from_shape_fn((times, 2, rows, columns), |(t, c, i, j)| {
                 let index = (((file * 7 + t) * 2 + c) * 11 + i) * 13 + j;
                 let noise = ((index as u32 + 1).wrapping_mul(2_654_435_761 + 2 * seed) >> 8) as f32 / 1e7;
-                // A geopotential varies by little around much.
+                // A geopotential has a small variance and a large mean.
                 noise + if c == 0 { 5e4 } else { 0.0 }
             })
         }).collect();
@@ -77,7 +78,7 @@ proptest! {
             close(found.increment_means(), mean, channel);
             close(found.increment_stds(), std, channel);
         }
-        // Collected apart and merged, as two ranks would.
+        // Accumulated apart and merged, as on two ranks.
         let parts: Vec<StatisticsBuilder> = files.iter().map(|file| {
             let mut part = StatisticsBuilder::new(lead).unwrap();
             part.add(file, &Progress::hidden()).unwrap();
@@ -117,7 +118,7 @@ fn they_are_stored_as_makani_reads_them() {
             "time_diff_stds.npy"
         ]
     );
-    // A folder that is not there is made.
+    // A folder that does not exist is created.
     let below = folder.path().join("new/folder");
     statistics.save(&below).unwrap();
     assert_eq!(listing(&below).len(), 5);

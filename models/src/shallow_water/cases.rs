@@ -1,6 +1,7 @@
-//! Standard tests: D. Williamson et al., *A standard test set for numerical approximations to the shallow water
-//! equations in spherical geometry*, J. Comput. Phys. 102 (1992) 211; J. Galewsky, R. Scott, L. Polvani, *An
-//! initial-value problem for testing numerical models of the global shallow-water equations*, Tellus 56A (2004) 429.
+//! Standard tests: D. Williamson et al., *A standard test set for numerical approximations to the
+//! shallow water equations in spherical geometry*, J. Comput. Phys. 102 (1992) 211; J. Galewsky, R.
+//! Scott, L. Polvani, *An initial-value problem for testing numerical models of the global
+//! shallow-water equations*, Tellus 56A (2004) 429.
 
 use std::f64::consts::{PI, TAU};
 
@@ -10,7 +11,7 @@ use super::{Config, Dynamics, Jet, Planet, Topography};
 /// Seconds in a day.
 pub const DAY: f64 = 86_400.0;
 
-/// Depth and wind as functions of place: what a state is sampled from. Angles in radians.
+/// Depth and wind as functions of place, from which states are sampled. Angles in radians.
 pub trait Flow: Send + Sync {
     /// The depth of the water in m.
     fn depth(&self, latitude: f64, longitude: f64) -> f64;
@@ -32,10 +33,11 @@ impl Flow for Box<dyn Flow> {
 /// A standard test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Case {
-    /// Williamson 1: a cosine bell carried once around the sphere in 12 days, at an angle to the equator in radians.
+    /// Williamson 1: a cosine bell carried once around the sphere in 12 days, at an angle to the
+    /// equator in radians.
     CosineBell(f64),
-    /// Williamson 2: a steady flow about an axis at an angle to the grid's, in radians; the planet rotates about the
-    /// same axis.
+    /// Williamson 2: a steady flow about an axis at an angle to the grid's, in radians; the planet
+    /// rotates about the same axis.
     SteadyFlow(f64),
     /// Williamson 5: a zonal flow over a mountain.
     Mountain,
@@ -48,7 +50,7 @@ pub enum Case {
 }
 
 impl Case {
-    /// What the case needs of a model.
+    /// The configuration that the case requires.
     pub fn config(self) -> Config {
         let mut config = Config::default();
         match self {
@@ -95,18 +97,18 @@ impl Case {
     }
 }
 
-/// The depth that goes with a solid-body wind.
+/// Depth that belongs to a solid-body wind.
 enum Profile {
     /// A cosine bell at 0° N 270° E.
     Bell,
-    /// That in balance with the wind, over the ground.
+    /// The depth in balance with the wind, over the ground.
     Balanced {
         depth: f64,
         over: Option<Topography>,
     },
 }
 
-/// A wind like that of a turning solid body.
+/// Wind of a rotating solid body.
 struct SolidBody {
     planet: Planet,
     speed: f64,

@@ -2,7 +2,7 @@ use burn::tensor::DType;
 
 use super::PolarFilter;
 
-/// The planet, in SI units.
+/// Planet, in SI units.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Planet {
     /// Radius in m.
@@ -35,16 +35,16 @@ pub(super) fn sine_from_axis(tilt: f64, latitude: f64, longitude: f64) -> f64 {
     latitude.sin() * tilt.cos() - longitude.cos() * latitude.cos() * tilt.sin()
 }
 
-/// What changes in time.
+/// Fields that change in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dynamics {
     /// Depth and wind, by the shallow-water equations.
     ShallowWater,
-    /// Depth only, carried by the wind of the initial state.
+    /// Depth only, advected by the wind of the initial state.
     Advection,
 }
 
-/// What the water flows over.
+/// Shape of the ground.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Topography {
     /// The cone of Williamson's case 5: 2000 m high, 20° in radius, at 30° N 270° E.
@@ -64,7 +64,7 @@ impl Topography {
     }
 }
 
-/// What a [`ShallowWater`](super::ShallowWater) solves, and how.
+/// Configuration of a [`ShallowWater`](super::ShallowWater) solver.
 ///
 /// # Example
 /// ```
@@ -82,14 +82,14 @@ impl Topography {
 pub struct Config {
     /// The planet. Default the earth.
     pub planet: Planet,
-    /// What changes in time. Default both depth and wind.
+    /// The fields that change in time. Default both depth and wind.
     pub dynamics: Dynamics,
-    /// What the water flows over. Default nothing.
+    /// The shape of the ground. Default flat.
     pub topography: Option<Topography>,
     /// The polar filter. Default poleward of 60°.
     pub filter: PolarFilter,
-    /// A diffusion of wind in m²/s. Default none; weeks of turbulent flow want some against the enstrophy that gathers
-    /// at the grid scale, about 1e5 on 32 × 64 cells.
+    /// The diffusion of wind in m²/s. Default none; weeks of turbulent flow need some against the
+    /// enstrophy that collects at the grid scale, about 1e5 on 32 × 64 cells.
     pub viscosity: f64,
     /// The number type of states and of all arithmetic. Default f32.
     pub dtype: DType,

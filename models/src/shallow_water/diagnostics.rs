@@ -11,15 +11,16 @@ use super::{
     with_halo,
 };
 
-/// The part of the fastest step that a stable step takes: the bound is for a resting mean state.
+/// The fraction of the largest step that is used as a stable step: the bound is for a resting mean
+/// state.
 const SAFETY: f64 = 0.8;
-/// The highest rate of change that is taken for a flow of water, in 1/s.
+/// The highest rate of change of a valid flow, in 1/s.
 const FASTEST: f64 = 1e3;
-/// How far the classical Runge–Kutta scheme is stable along the imaginary axis.
+/// The stability limit of the classical Runge–Kutta scheme on the imaginary axis.
 const STABILITY: f64 = 2.828;
 
 impl ShallowWater {
-    /// The volume of water of every state, in m³, summed in f64.
+    /// Computes the volume of water of every state, in m³, summed in f64.
     ///
     /// # Errors
     /// A tensor that is not a state of this solver; a failure of communication.
@@ -34,9 +35,10 @@ impl ShallowWater {
         self.integral(state, depth * self.exact_metrics().areas.cell)
     }
 
-    /// The energy of every state over the density of water, in m⁵/s²: kinetic, and potential above sea level.
+    /// Computes the energy of every state over the density of water, in m⁵/s²: kinetic, and
+    /// potential above sea level.
     ///
-    /// The scheme conserves it, but for the error in time, the polar filter and viscosity.
+    /// The scheme conserves it, up to the error in time, the polar filter and viscosity.
     ///
     /// # Errors
     /// Those of [`mass`](Self::mass).
@@ -58,7 +60,8 @@ impl ShallowWater {
         self.integral(state, kinetic + potential * metrics.areas.cell.clone())
     }
 
-    /// The potential enstrophy of every state, `½ ∫ (ζ + f)² / h`, in m/s², without the two pole points.
+    /// Computes the potential enstrophy of every state, `½ ∫ (ζ + f)² / h`, in m/s², without the
+    /// two pole points.
     ///
     /// # Errors
     /// Those of [`mass`](Self::mass).
@@ -74,8 +77,8 @@ impl ShallowWater {
         )
     }
 
-    /// The error of every state's depth against a reference, in the norm `√(∫ (h − h₀)² / ∫ h₀²)`: one for all states, or
-    /// one for each.
+    /// Computes the error of every state's depth against a reference, one for all states or one for
+    /// each, in the norm `√(∫ (h − h₀)² / ∫ h₀²)`.
     ///
     /// # Errors
     /// Those of [`mass`](Self::mass); another number of references.
@@ -91,7 +94,7 @@ impl ShallowWater {
             let message = format!("{references} references for {states} states");
             return Err(Error::operator(NAME, message));
         }
-        // One reference is beside the states of every rank, also where states are sharded.
+        // A single reference is on every rank, also where states are sharded.
         let everywhere = reference
             .placements()
             .iter()
@@ -121,15 +124,16 @@ impl ShallowWater {
             .collect())
     }
 
-    /// The longest time step that is stable for a state, in s, from its fastest wave and the narrowest cells that are
-    /// not filtered. The same on all ranks, which must call it together.
+    /// Computes the longest time step that is stable for a state, in s, from its fastest wave and
+    /// the narrowest cells that are not filtered. All ranks must call it together; the result is
+    /// the same on all.
     ///
     /// # Errors
-    /// Those of [`mass`](Self::mass); a state that has blown up.
+    /// Those of [`mass`](Self::mass); a state that has diverged.
     pub fn stable_step(&self, state: &ShardTensor<4>) -> Result<f64> {
         self.check_state(state)?;
         let local = state.local().clone().inner().cast(DType::F64);
-        // A maximum passes over what is not a number; a sum does not.
+        // A maximum ignores NaN; a sum does not.
         let largest = |channel: usize| -> f64 {
             let field = local.clone().narrow(1, channel, 1).abs();
             match field.shape().num_elements() {
@@ -160,7 +164,8 @@ impl ShallowWater {
             Dynamics::ShallowWater => ((config.planet.gravity * extremes[0]).sqrt(), 1.0),
             Dynamics::Advection => (0.0, 1.372),
         };
-        // The filter limits differences over one cell; wind carries by those over two, which may be twice as fast.
+        // The filter limits differences over one cell; wind carries by those over two, which may be
+        // twice as fast.
         let rate = 2.0 * gravity * (1.0 / dx).hypot(1.0 / dy)
             + 2.0 * steepness * extremes[1] / dx
             + steepness * extremes[2] / dy
@@ -177,8 +182,8 @@ impl ShallowWater {
         Ok(SAFETY * STABILITY / rate)
     }
 
-    /// Depth, eastward and northward wind at the cell centres, `[states, 3, rows, columns]`: what is written to files
-    /// and learnt from.
+    /// Interpolates depth, eastward and northward wind to the cell centres, `[states, 3, rows,
+    /// columns]`, for files and training.
     ///
     /// # Errors
     /// Those of [`mass`](Self::mass).
@@ -196,8 +201,8 @@ impl ShallowWater {
         Ok(self.sharded(Tensor::cat(fields, 1), state.layout()))
     }
 
-    /// Relative vorticity in 1/s at the south-eastern corners of the cells, `[states, 1, rows, columns]`; zero at the
-    /// pole.
+    /// Computes the relative vorticity in 1/s at the south-eastern corners of the cells, `[states,
+    /// 1, rows, columns]`; zero at the pole.
     ///
     /// # Errors
     /// Those of [`mass`](Self::mass).
@@ -251,7 +256,7 @@ impl ShallowWater {
     }
 }
 
-/// The values of all ranks together, on every rank.
+/// Gathers the values of all ranks on every rank.
 fn to_vec(values: ShardTensor<1>) -> Result<Vec<f64>> {
     let everywhere: Vec<Placement> = vec![Replicate; values.placements().len()];
     let data = values

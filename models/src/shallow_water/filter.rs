@@ -1,5 +1,5 @@
-//! The polar filter: takes short zonal waves out of tendencies where meridians converge, so that the time step is
-//! that of the latitude where the filter begins.
+//! The polar filter. It removes short zonal waves from tendencies where meridians converge, so that
+//! the time step is that of the latitude where the filter begins.
 
 use std::f64::consts::{PI, TAU};
 use std::ops::Range;
@@ -8,14 +8,14 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::{CHANNELS, Grid};
 
-/// Whether short zonal waves are filtered near the poles.
+/// Filtering of short zonal waves near the poles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PolarFilter {
-    /// The time step is that of the row nearest to the pole.
+    /// None. The time step is that of the row nearest to the pole.
     Off,
-    /// Tendencies poleward of a latitude φ₀, in degrees, are filtered with the response
-    /// `min(1, cos φ / (cos φ₀ sin(π m / columns)))` at zonal wavenumber `m` (Arakawa and Lamb 1977), which makes
-    /// waves there as slow as the fastest at φ₀. The zonal mean is kept, hence mass is.
+    /// Tendencies poleward of a latitude φ₀, in degrees, are filtered with the response `min(1, cos
+    /// φ / (cos φ₀ sin(π m / columns)))` at zonal wavenumber `m` (Arakawa and Lamb 1977), which
+    /// makes waves there as slow as the fastest at φ₀. The zonal mean is kept, hence mass is.
     Poleward(f64),
 }
 
@@ -23,7 +23,7 @@ pub enum PolarFilter {
 #[derive(Clone, Debug)]
 struct Band {
     rows: Range<usize>,
-    /// What is taken out of every wave, `[1, channels, rows, columns]`.
+    /// The fraction that is removed from every wave, `[1, channels, rows, columns]`.
     loss: Tensor<4>,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Filter {
 }
 
 impl Filter {
-    /// The filter of the global rows `rows`; all longitudes must be on this rank.
+    /// Creates the filter of the global rows `rows`; all longitudes must be on this rank.
     pub(super) fn new(
         grid: &Grid,
         filter: PolarFilter,
@@ -89,7 +89,7 @@ impl Filter {
         }
     }
 
-    /// The filtered tendency, `[states, 3, rows, columns]`.
+    /// Filters a tendency, `[states, 3, rows, columns]`.
     pub(super) fn apply(&self, tendency: Tensor<4>) -> Tensor<4> {
         let [states, channels, _, columns] = tendency.dims();
         self.bands.iter().fold(tendency, |tendency, band| {
@@ -105,12 +105,12 @@ impl Filter {
     }
 }
 
-/// The zonal wavenumber of a column of [`waves`], of which there are a cosine and a sine each.
+/// The zonal wavenumber of a column of [`waves`]; each has a cosine and a sine.
 fn wavenumber(column: usize) -> usize {
     column.div_ceil(2)
 }
 
-/// One less the response `min(1, cosine / sin(π m / columns))` of every wave; zero for the mean.
+/// One minus the response `min(1, cosine / sin(π m / columns))` of every wave; zero for the mean.
 fn loss(columns: usize, cosine: f64) -> Vec<f64> {
     let loss = |column| match wavenumber(column) {
         0 => 0.0,

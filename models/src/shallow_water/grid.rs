@@ -2,10 +2,11 @@ use std::f64::consts::{FRAC_PI_2, PI, TAU};
 
 use halocline_core::{Error, Result};
 
-/// A latitude–longitude grid: cell centres half a cell away from the poles, rows from north to south.
+/// A latitude–longitude grid: cell centres half a cell away from the poles, rows from north to
+/// south.
 ///
-/// Between the `latitudes` rows of cells lie `latitudes + 1` rows of faces, the first and last of which are the poles,
-/// where faces have no length. Longitude begins at 0 and is periodic.
+/// Between the `latitudes` rows of cells lie `latitudes + 1` rows of faces, the first and last of
+/// which are the poles, where faces have no length. Longitude begins at 0 and is periodic.
 ///
 /// # Example
 /// ```
@@ -23,10 +24,10 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// A grid of `rows` latitudes and `columns` longitudes.
+    /// Creates a grid of `rows` latitudes and `columns` longitudes.
     ///
     /// # Errors
-    /// Fewer than 2 rows or 4 columns, on which no wave can be seen.
+    /// Fewer than 2 rows or 4 columns, which resolve no wave.
     pub fn new(rows: usize, columns: usize) -> Result<Self> {
         if rows < 2 || columns < 4 {
             let message =
@@ -89,8 +90,8 @@ impl Grid {
         if inside { self.centre(row).cos() } else { 0.0 }
     }
 
-    /// The cosine at the northern faces of a row: the length of a face in units of that at the equator. Zero at the
-    /// poles and beyond.
+    /// The cosine at the northern faces of a row: the length of a face in units of that at the
+    /// equator. Zero at the poles and beyond.
     pub(super) fn cos_face(&self, row: isize) -> f64 {
         let inside = (1..self.rows as isize).contains(&row);
         if inside { self.face(row).cos() } else { 0.0 }
@@ -101,8 +102,8 @@ impl Grid {
         2.0 * self.dlon() * self.cos_centre(row) * (0.5 * self.dlat()).sin()
     }
 
-    /// The area on the unit sphere between the four cell centres around a corner on the northern face of a row. Zero
-    /// at the poles, where no corner has four cells around it.
+    /// The area on the unit sphere between the four cell centres around a corner on the northern
+    /// face of a row. Zero at the poles, where no corner has four cells around it.
     pub(super) fn corner_area(&self, row: isize) -> f64 {
         2.0 * self.dlon() * self.cos_face(row) * (0.5 * self.dlat()).sin()
     }

@@ -1,4 +1,5 @@
-//! Zonal jets in balance with the depth: the steady state of Galewsky et al., and random ones to train on.
+//! Zonal jets in balance with the depth: the steady state of Galewsky et al., and random ones for
+//! training.
 
 use std::f64::consts::{FRAC_PI_2, FRAC_PI_4, PI, TAU};
 use std::fmt;
@@ -12,10 +13,10 @@ use super::cases::{Bump, Flow};
 /// Intervals of the quadrature from pole to pole.
 const INTERVALS: usize = 2048;
 
-/// A round vortex: a hill or hollow in the depth with the wind that goes around it.
+/// A round vortex: a hill or hollow in the depth, with the wind around it.
 ///
-/// The depth is `height exp(−d²/width²)` with the chord `d` to the centre; the wind is geostrophic with the Coriolis
-/// parameter of the centre, which must not be the equator.
+/// The depth is `height exp(−d²/width²)` with the chord `d` to the centre; the wind is geostrophic
+/// with the Coriolis parameter of the centre, which must not be the equator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Vortex {
     /// The fastest wind in m/s; positive around a hill.
@@ -52,7 +53,7 @@ impl Vortex {
 pub struct Jet {
     wind: Arc<dyn Fn(f64) -> f64 + Send + Sync>,
     planet: Planet,
-    /// Depth less its mean at the bounds of the intervals, from south to north, in m.
+    /// Depth minus its mean at the bounds of the intervals, from south to north, in m.
     depth: Vec<f64>,
     mean: f64,
     bumps: Vec<Bump>,
@@ -60,9 +61,10 @@ pub struct Jet {
 }
 
 impl Jet {
-    /// A zonal wind in m/s as a function of latitude, with a mean depth in m.
+    /// Creates a zonal wind in m/s, a function of latitude, with a mean depth in m.
     ///
-    /// The depth follows from `g ∂h/∂φ = −u (a f + u tan φ)` by quadrature. The wind must vanish at the poles.
+    /// The depth follows from `g ∂h/∂φ = −u (a f + u tan φ)` by quadrature. The wind must vanish at
+    /// the poles.
     pub fn new(
         planet: &Planet,
         mean: f64,
@@ -90,7 +92,8 @@ impl Jet {
         jet
     }
 
-    /// The jet of Galewsky et al. 2004: 80 m/s between 25.7° N and 64.3° N, in water of 10 km mean depth.
+    /// Creates the jet of Galewsky et al. 2004: 80 m/s between 25.7° N and 64.3° N, in water of 10
+    /// km mean depth.
     pub fn galewsky(planet: &Planet) -> Self {
         let (south, north) = (PI / 7.0, FRAC_PI_2 - PI / 7.0);
         let scale = (-4.0 / (north - south).powi(2)).exp();
@@ -103,7 +106,7 @@ impl Jet {
         })
     }
 
-    /// This jet with the bump that makes it roll up.
+    /// Adds the bump of Galewsky et al., which makes the jet roll up.
     #[must_use]
     pub fn with_galewsky_bump(self) -> Self {
         self.with_bump(Bump {
@@ -113,24 +116,24 @@ impl Jet {
         })
     }
 
-    /// This jet with a bump in the depth.
+    /// Adds a bump in the depth.
     #[must_use]
     pub fn with_bump(mut self, bump: Bump) -> Self {
         self.bumps.push(bump);
         self
     }
 
-    /// This jet with a vortex.
+    /// Adds a vortex.
     #[must_use]
     pub fn with_vortex(mut self, vortex: Vortex) -> Self {
         self.vortices.push(vortex);
         self
     }
 
-    /// Random states to train on: in each hemisphere a jet of 20 to 60 m/s at 30° to 55° and five vortices of up to
-    /// 30 m/s, in water of 8 to 10 km mean depth.
+    /// Creates random states for training: in each hemisphere a jet of 20 to 60 m/s at 30° to 55°
+    /// and five vortices of up to 30 m/s, in water of 8 to 10 km mean depth.
     ///
-    /// They depend on the key alone, hence are the same on any mesh.
+    /// They depend only on the key, and so are the same on any mesh.
     pub fn random(key: RandomKey, states: usize, planet: &Planet) -> Vec<Self> {
         const VORTICES: usize = 5;
         const NUMBERS: usize = 1 + 2 * (3 + 4 * VORTICES);
@@ -174,7 +177,7 @@ impl Jet {
         numbers.chunks_exact(NUMBERS).map(jet).collect()
     }
 
-    /// How much higher the water stands at `north` than at `south`, by three-point Gauss quadrature.
+    /// The rise of the depth from `south` to `north`, by three-point Gauss quadrature.
     fn rise(&self, south: f64, north: f64) -> f64 {
         let Planet {
             radius, gravity, ..

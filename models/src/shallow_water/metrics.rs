@@ -3,14 +3,16 @@ use halocline_core::IndexBox;
 
 use super::{Config, Grid};
 
-/// What the scheme multiplies with: lengths, areas and the Coriolis parameter on one rank's cells, as tensors of
-/// `[1, 1, rows, 1]` unless said otherwise.
+/// Factors of the scheme: lengths, areas and the Coriolis parameter on one rank's cells, as tensors
+/// of `[1, 1, rows, 1]` unless said otherwise.
 ///
-/// Rows count from the halo's northern row, so that a shard of `n` rows has rows `0..n + 2` and its own are
-/// `1..n + 1`. A face or corner has the index of the row that it is the southern (and eastern) end of. All metrics are
-/// zero where the poles have no counterpart, which is the whole treatment of the poles.
+/// Rows count from the halo's northern row, so that a shard of `n` rows has rows `0..n + 2` and its
+/// own are `1..n + 1`. A face or corner has the index of the row at whose southern (and eastern)
+/// end it lies. All metrics are zero where the poles have no counterpart; the poles need no other
+/// treatment.
 ///
-/// The scale `s` is chosen so that the Bernoulli function needs no factor: see [`scheme`](super::scheme).
+/// The scale `s` is chosen so that the Bernoulli function needs no factor: see
+/// [`scheme`](super::scheme).
 #[derive(Clone, Debug)]
 pub(super) struct Metrics {
     pub(super) dtype: DType,
@@ -40,10 +42,11 @@ pub(super) struct Metrics {
     pub(super) faces_around: Tensor<4>,
     /// 4 g/κ, `[1, 1, 1, 1]`.
     pub(super) gravity: Tensor<4>,
-    /// The height of the ground at the centres, `[1, 1, n + 1, columns + 1]` from row 1 and column 1 on.
+    /// The height of the ground at the centres, `[1, 1, n + 1, columns + 1]` from row 1 and column
+    /// 1 on.
     pub(super) ground: Option<Tensor<4>>,
-    /// The areas of the shard's cells, of their eastern faces' and their southern faces' surroundings, and around
-    /// their south-eastern corners, in m².
+    /// The areas of the shard's cells, of their eastern faces' and their southern faces'
+    /// surroundings, and around their south-eastern corners, in m².
     pub(super) areas: Areas,
     /// The scale `s`, in 1/m.
     pub(super) scale: f64,

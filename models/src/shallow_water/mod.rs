@@ -1,17 +1,19 @@
 //! The shallow-water equations on the rotating sphere, with the grid sharded over ranks.
 //!
-//! A state is one [`ShardTensor`] `[states, 3, rows, columns]` of depth (m), eastward and northward wind (m/s) on a
-//! staggered [`Grid`]: depth at the cell centres, wind at the eastern and the southern faces. One halo exchange per
-//! stage moves all of it, and any number of states step together.
+//! A state is one [`ShardTensor`] `[states, 3, rows, columns]` of depth (m), eastward and northward
+//! wind (m/s) on a staggered [`Grid`]: depth at the cell centres, wind at the eastern and the
+//! southern faces. Each stage has one halo exchange of all fields, and any number of states step
+//! together.
 //!
-//! In space the scheme is Sadourny's energy-conserving one, of second order; in time the classical Runge–Kutta scheme
-//! of fourth order. Mass is conserved to round-off; energy but for the error in time, if there is neither filter nor
-//! viscosity.
+//! In space the scheme is Sadourny's energy-conserving one, of second order; in time the classical
+//! Runge–Kutta scheme of fourth order. Mass is conserved to round-off; energy up to the error in
+//! time, without filter and viscosity.
 //!
 //! # Placement
-//! `Shard(0)` (states), `Shard(2)` (latitude) and `Shard(3)` (longitude) on any axes, with any extents; with a
-//! [`PolarFilter`], longitude must be whole. Without one, results are the same on any mesh, bit for bit; with one they
-//! are to round-off, as are diagnostics, which are sums over ranks.
+//! `Shard(0)` (states), `Shard(2)` (latitude) and `Shard(3)` (longitude) on any axes, with any
+//! extents; with a [`PolarFilter`], longitude must not be sharded. Without one, results are the
+//! same on any mesh, bit for bit; with one they are the same to round-off, as are diagnostics,
+//! which are sums over ranks.
 //!
 //! # Example
 //! ```
@@ -66,7 +68,7 @@ const CHANNEL: usize = 1;
 const LATITUDE: usize = 2;
 const LONGITUDE: usize = 3;
 
-/// A solver of the shallow-water equations on one rank's part of the grid.
+/// Solver of the shallow-water equations on one rank's part of the grid.
 #[derive(Clone, Debug)]
 pub struct ShallowWater {
     grid: Grid,
@@ -79,10 +81,11 @@ pub struct ShallowWater {
 }
 
 impl ShallowWater {
-    /// A solver whose shards are as even as can be.
+    /// Creates a solver whose shards are as even as possible.
     ///
     /// # Errors
-    /// A placement that the solver has no rule for, see the [module](self); a configuration out of range.
+    /// A placement that the solver does not support, see the [module](self); a configuration out of
+    /// range.
     pub fn new(
         grid: Grid,
         mesh: &DeviceMesh,
@@ -98,7 +101,7 @@ impl ShallowWater {
         )
     }
 
-    /// This solver with other extents of latitude (dim 2) or longitude (dim 3).
+    /// Sets the extents of latitude (dim 2) or longitude (dim 3).
     ///
     /// # Errors
     /// Another dim; extents that are not one per part or do not sum to the dim's size.
@@ -138,7 +141,8 @@ impl ShallowWater {
         &self.config
     }
 
-    /// The initial state of a standard test, `[1, 3, rows, columns]`. Nothing is communicated.
+    /// Samples the initial state of a standard test, `[1, 3, rows, columns]`. Nothing is
+    /// communicated.
     ///
     /// # Errors
     /// Those of [`states`](Self::states).
@@ -146,10 +150,11 @@ impl ShallowWater {
         self.states(&[case.flow(&self.config.planet)])
     }
 
-    /// States sampled from functions of place, `[flows, 3, rows, columns]`; every rank samples its own cells.
+    /// Samples states from functions of place, `[flows, 3, rows, columns]`; every rank samples its
+    /// own cells.
     ///
     /// # Errors
-    /// No flow at all.
+    /// No flow.
     pub fn states<F: Flow>(&self, flows: &[F]) -> Result<ShardTensor<4>> {
         if flows.is_empty() {
             return Err(Error::operator(NAME, "0 flows; expected at least one"));
@@ -182,7 +187,7 @@ impl ShallowWater {
         Ok(ShardTensor::from_parts(local, layout, self.mesh.clone()))
     }
 
-    /// The state after one time step of `seconds`.
+    /// Computes the state after one time step of `seconds`.
     ///
     /// # Errors
     /// A tensor that is not a state of this solver; a failure of communication.
@@ -202,7 +207,8 @@ impl ShallowWater {
         Ok(at(&slope, seconds / 6.0))
     }
 
-    /// The state after `seconds`, in equal steps no longer than [`stable_step`](Self::stable_step) of the first state.
+    /// Computes the state after `seconds`, in equal steps no longer than
+    /// [`stable_step`](Self::stable_step) of the first state.
     ///
     /// # Errors
     /// Those of [`step`](Self::step) and [`stable_step`](Self::stable_step).

@@ -1,8 +1,10 @@
-//! The scheme in space: Sadourny's energy-conserving one, in vector-invariant form on an Arakawa C grid.
+//! The scheme in space: Sadourny's energy-conserving one, in vector-invariant form on an Arakawa C
+//! grid.
 //!
-//! Depth lies at cell centres, eastward wind at the eastern faces, northward wind at the southern faces of the cells,
-//! vorticity at their south-eastern corners. With mass fluxes `U = h̄ u Δy` and `V = h̄ v Δx`, potential vorticity
-//! `q = (ζ + f) / h̄` and Bernoulli function `B = g (h + ground) + K`,
+//! Depth lies at cell centres, eastward wind at the eastern faces, northward wind at the southern
+//! faces of the cells, vorticity at their south-eastern corners. With mass fluxes `U = h̄ u Δy` and
+//! `V = h̄ v Δx`, potential vorticity `q = (ζ + f) / h̄` and Bernoulli function `B = g (h + ground)
+//! + K`,
 //!
 //! ```text
 //! A  ∂h/∂t = −(δx U + δy V)        mass leaves through faces: conserved to round-off
@@ -10,10 +12,12 @@
 //! Δy ∂v/∂t = −⟨q ⟨U⟩y⟩x − δy B     as do those of B with those of h
 //! ```
 //!
-//! A. Arakawa, V. Lamb, *Methods in Computational Physics* 17 (1977) 173; R. Sadourny, *J. Atmos. Sci.* 32 (1975) 680.
-//! Faces have no length at the poles, so that no flux passes and nothing beyond a pole is needed.
+//! A. Arakawa, V. Lamb, *Methods in Computational Physics* 17 (1977) 173; R. Sadourny, *J. Atmos.
+//! Sci.* 32 (1975) 680. Faces have no length at the poles, so that nothing flows through them and
+//! no cell beyond a pole is needed.
 //!
-//! The tendency is few large tensor operations: constants are folded into the metrics. Halos are one cell wide.
+//! The tendency is computed by few large tensor operations: constants are folded into the metrics.
+//! Halos are one cell wide.
 
 use std::ops::Range;
 
@@ -30,7 +34,7 @@ pub(super) fn window(field: &Tensor<4>, rows: Range<usize>, columns: Range<usize
     field.clone().slice([0..states, 0..channels, rows, columns])
 }
 
-/// A shard's fields with their halo, and what several terms share.
+/// A shard's fields with their halo, and the terms that several results share.
 pub(super) struct Block {
     /// The shard's rows and columns, without halo.
     pub(super) rows: usize,
@@ -152,10 +156,10 @@ pub(super) fn shallow_water(block: &Block, vorticity: Tensor<4>, metrics: &Metri
     Tensor::cat(vec![depth, east, north], 1)
 }
 
-/// The tendency of depth that is carried by a wind which does not change, for a state with a halo of two cells.
+/// The tendency of depth that is advected by a constant wind, for a state with a halo of two cells.
 ///
-/// Depth at the faces is interpolated to fourth order, but to second next to the poles: a transported shape shows the
-/// dispersion of waves more than anything that the full equations do.
+/// Depth at the faces is interpolated to fourth order, and to second next to the poles: advection
+/// shows the dispersion of short waves more than the full equations do.
 ///
 /// # Shapes
 /// `[states, 3, rows + 4, columns + 4]` → `[states, 3, rows, columns]`.

@@ -1,4 +1,4 @@
-//! Checkpoints that hold values which are not finite, beside others.
+//! Checkpoints with values that are not finite, beside others.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 
 use super::names_in;
 
-/// Saves a tensor at each step, of which rank 1's last cell is the value that is given.
+/// Saves a tensor at each step; the last cell of rank 1 has the given value.
 fn save(folder: &Path, config: &CheckpointConfig, steps: &[(u64, f64, Option<f64>)]) {
     let saved = Launcher::local(2).run(|world| {
         let mut checkpoints = Checkpoints::open(&world, folder, config)?;
@@ -29,7 +29,7 @@ fn save(folder: &Path, config: &CheckpointConfig, steps: &[(u64, f64, Option<f64
     saved.unwrap();
 }
 
-/// The step that every way to the newest checkpoint leads to.
+/// The step of the newest checkpoint, which all functions must agree on.
 fn newest(folder: &Path) -> Option<u64> {
     let found = Launcher::local(2).collect(|world| {
         let beside = Checkpoint::latest(&world, folder)?.map(|found| found.step());

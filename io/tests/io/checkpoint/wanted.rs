@@ -1,4 +1,4 @@
-//! Ranks that do not load the same.
+//! Ranks that load different tensors.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ fn save(folder: &Path, steps: u64) {
     saved.unwrap();
 }
 
-/// What each of two ranks is told, whose loads must fail on both.
+/// The errors of two ranks whose loads must fail.
 fn errors(load: impl Fn(&World) -> Result<()> + Send + Sync) -> Vec<String> {
     let errors = Launcher::local(2).collect(|world| match load(&world) {
         Ok(()) => panic!("rank {}: loaded without an error", world.rank()),
