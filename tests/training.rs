@@ -226,3 +226,27 @@ fn a_unet_on_odd_shards_is_the_unet_on_one_device() {
         }
     }
 }
+
+#[test]
+fn a_dry_run_finds_the_messages_of_a_whole_model() {
+    let messages = Launcher::local(3).check(false).collect(|world| {
+        let mesh = world.mesh([("lat", 3)])?;
+        let model = world.init(|device| UNetConfig::new(3, 2).with_width(4).init(device))?;
+        let x = sample("x", [1, 3, 13, 10], &mesh, &[Shard(2)])?;
+        let before = world.comm_stats();
+        let planned = x.plan_of(&model)?;
+        assert_eq!(world.comm_stats(), before, "nothing is sent");
+        x.apply(&model);
+        let sent = world.comm_stats().since(&before);
+        for traffic in Traffic::ALL {
+            let planned = planned.bytes_sent_for(traffic) as u64;
+            assert_eq!(planned, sent.of(traffic).bytes, "{traffic:?}");
+        }
+        assert!(planned.bytes_sent() > 0 && planned.bytes_received() > 0);
+        Ok(planned.to_string())
+    });
+    let listed = &messages.unwrap()[1];
+    let halos = "conv2d on [1, 3, 13, 10] lat(3):Shard(2)[5, 4, 4]\nexchange";
+    assert!(listed.starts_with(halos), "{listed}");
+    assert!(listed.contains("  send to    0 "), "{listed}");
+}

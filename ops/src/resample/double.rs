@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use super::kernel::{self as resample, Edge};
+use super::kernel as resample;
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::Float;
 use crate::kernel::local::{LocalOperator, by_planes, planes, with_planes};
@@ -47,12 +47,12 @@ impl LocalOperator for Bilinear {
     fn forward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>) {
         let from = without_halo(planes(shape));
         let to = with_planes(shape, resample::doubled(from));
-        (resample::bilinear(isa, x, from, Edge::Halo), to)
+        (resample::bilinear(isa, x, from), to)
     }
 
     fn backward<E: Float>(self, isa: Isa, _: &[E], shape: &[usize], cotangent: &[E]) -> Buffer<E> {
         let field = without_halo(planes(shape));
-        resample::bilinear_adjoint(isa, cotangent, field, Edge::Halo)
+        resample::bilinear_adjoint(isa, cotangent, field)
     }
 
     fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {

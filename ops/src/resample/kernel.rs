@@ -11,29 +11,9 @@ use crate::kernel::memory::with_scratch;
 use crate::kernel::simd::{Element, Isa};
 use crate::pool::kernel::{spread, window_sums};
 
-/// Where the neighbours of cells at the edges come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Edge {
-    /// The input has them: one more row and column on every side.
-    Halo,
-    /// They are the cells at the edges themselves.
-    Replicate,
-}
-
-impl Edge {
-    /// Cells beyond the field on every side.
-    fn width(self) -> usize {
-        match self {
-            Self::Halo => 1,
-            Self::Replicate => 0,
-        }
-    }
-
-    /// The shape of the input of a field of `shape`.
-    pub(crate) fn input(self, [planes, rows, columns]: [usize; 3]) -> [usize; 3] {
-        let both = 2 * self.width();
-        [planes, rows + both, columns + both]
-    }
+/// The shape of a field of `shape` with a halo of one cell on every side.
+pub(crate) fn haloed([planes, rows, columns]: [usize; 3]) -> [usize; 3] {
+    [planes, rows + 2, columns + 2]
 }
 
 /// `[planes, rows, columns]` after upsampling.
@@ -55,29 +35,17 @@ pub(crate) fn nearest_adjoint<E: Element>(
     window_sums(isa, cotangent, doubled(shape), 1.0)
 }
 
-/// Bilinear interpolation of a field of `shape`, not counting the halo.
-pub(crate) fn bilinear<E: Element>(isa: Isa, x: &[E], shape: [usize; 3], edge: Edge) -> Buffer<E> {
-    let [_, rows, columns] = edge.input(shape);
-    assert_eq!(x.len(), edge.input(shape).iter().product::<usize>());
+/// Bilinear interpolation of a field of `shape`, not counting the halo of one cell that it has.
+pub(crate) fn bilinear<E: Element>(isa: Isa, x: &[E], shape: [usize; 3]) -> Buffer<E> {
+    let [_, rows, columns] = haloed(shape);
+    assert_eq!(x.len(), haloed(shape).iter().product::<usize>());
     let run = |[plane, row]: [usize; 2], output: &mut [E]| {
         if output.is_empty() {
             return;
         }
-        let at = |neighbour: usize| {
-            let row = match edge {
-                Edge::Halo => row + neighbour,
-                Edge::Replicate => (row + neighbour).saturating_sub(1).min(rows - 1),
-            };
-            &x[(plane * rows + row) * columns..][..columns]
-        };
-        let rows = [at(0), at(1), at(2)];
+        let rows = [0, 1, 2].map(|below| &x[(plane * rows + row + below) * columns..][..columns]);
         with_scratch(output.len() / 4 + 2 + WIDEST, |line| {
-            isa.run(Bilinear {
-                rows,
-                edge,
-                line,
-                output,
-            });
+            isa.run(Bilinear { rows, line, output });
         });
     };
     // SAFETY: the task writes both rows of its band.
@@ -86,7 +54,6 @@ pub(crate) fn bilinear<E: Element>(isa: Isa, x: &[E], shape: [usize; 3], edge: E
 
 struct Bilinear<'a, E> {
     rows: [&'a [E]; 3],
-    edge: Edge,
     /// Room for a row between two of the input, with its neighbours on both sides.
     line: &'a mut [E],
     /// Two rows.
@@ -100,25 +67,19 @@ impl<E: Element> WithSimd for Bilinear<'_, E> {
     fn with_simd<S: Simd>(self, simd: S) {
         let Self {
             rows: [above, here, below],
-            edge,
             line,
             output,
         } = self;
         let (lanes, columns) = (E::lanes::<S>(), output.len() / 4);
-        let first = 1 - edge.width();
         let (high, low) = output.split_at_mut(2 * columns);
         for (near, output) in [(above, high), (below, low)] {
             apply(
                 simd,
                 [near, here],
-                &mut line[first..first + here.len()],
+                &mut line[..here.len()],
                 #[inline(always)]
                 |[near, here]| blend::<S, E>(simd, near, here),
             );
-            if edge == Edge::Replicate {
-                line[0] = line[1];
-                line[columns + 1] = line[columns];
-            }
             for (output, column) in output.chunks_mut(2 * lanes).zip((0..).step_by(lanes)) {
                 let low = load(simd, &line[column..column + lanes]);
                 let here = load(simd, &line[column + 1..column + 1 + lanes]);
@@ -141,25 +102,22 @@ fn blend<S: Simd, E: Element>(simd: S, far: E::Vector<S>, near: E::Vector<S>) ->
     E::mul_add(simd, near, rest, E::times(simd, far, quarter))
 }
 
-/// The adjoint of [`bilinear`] of a field of `shape`: the gradient of its input, with the halo if it has one.
+/// The adjoint of [`bilinear`] of a field of `shape`: the gradient of its input, halo included.
 pub(crate) fn bilinear_adjoint<E: Element>(
     isa: Isa,
     cotangent: &[E],
     shape: [usize; 3],
-    edge: Edge,
 ) -> Buffer<E> {
     let [_, rows, columns] = doubled(shape);
     assert_eq!(cotangent.len(), doubled(shape).iter().product::<usize>());
     let run = |[plane, row]: [usize; 2], output: &mut [E]| {
         let at = |neighbour: usize| {
-            // The rows `2k - 1 … 2k + 2` of the cotangent meet row `k` of the field.
-            let row = (2 * row + neighbour).checked_sub(1 + 2 * edge.width());
-            let row = match (edge, row) {
-                (Edge::Replicate, row) => row.unwrap_or(0).min(rows.saturating_sub(1)),
-                (Edge::Halo, Some(row)) if row < rows => row,
-                (Edge::Halo, _) => return &[][..],
-            };
-            &cotangent[(plane * rows + row) * columns..][..columns]
+            // The rows `2k - 1 … 2k + 2` of the cotangent meet row `k` of the field, which is row `k + 1` with the halo.
+            let row = (2 * row + neighbour).checked_sub(3);
+            match row.filter(|row| *row < rows) {
+                Some(row) => &cotangent[(plane * rows + row) * columns..][..columns],
+                None => &[][..],
+            }
         };
         if output.is_empty() {
             return;
@@ -170,14 +128,13 @@ pub(crate) fn bilinear_adjoint<E: Element>(
             isa.run(Adjoint {
                 rows,
                 zeros,
-                edge,
                 line,
                 output,
             });
         });
     };
     // SAFETY: the task writes its row.
-    unsafe { filled_bands(edge.input(shape), 1, run) }
+    unsafe { filled_bands(haloed(shape), 1, run) }
 }
 
 struct Adjoint<'a, E> {
@@ -185,7 +142,6 @@ struct Adjoint<'a, E> {
     rows: [&'a [E]; 4],
     /// Room for that.
     zeros: &'a mut [E],
-    edge: Edge,
     /// Room for a sum of rows, with margins.
     line: &'a mut [E],
     output: &'a mut [E],
@@ -202,7 +158,6 @@ impl<E: Element> WithSimd for Adjoint<'_, E> {
         let Self {
             rows,
             zeros,
-            edge,
             line,
             output,
         } = self;
@@ -218,15 +173,10 @@ impl<E: Element> WithSimd for Adjoint<'_, E> {
             #[inline(always)]
             |rows| gather::<S, E>(simd, rows),
         );
-        let [before, after] = match edge {
-            Edge::Halo => [E::default(); 2],
-            Edge::Replicate => [line[row.start], line[row.end - 1]],
-        };
-        line[..row.start].fill(before);
-        line[row.end..row.end + MARGIN].fill(after);
-        let first = MARGIN - 1 - 2 * edge.width();
+        line[..row.start].fill(E::default());
+        line[row.end..row.end + MARGIN].fill(E::default());
         for (output, column) in output.chunks_mut(lanes).zip((0..).step_by(lanes)) {
-            let start = first + 2 * column;
+            let start = 2 * column;
             let [far_low, low] = load_pairs(simd, &line[start..start + 2 * lanes]);
             let [high, far_high] = load_pairs(simd, &line[start + 2..start + 2 + 2 * lanes]);
             store(
@@ -259,22 +209,6 @@ mod tests {
         [2, 3, 0],
         [3, 40, 129],
     ];
-
-    /// The field with its edges repeated once.
-    fn padded(x: &[f64], [planes, rows, columns]: [usize; 3]) -> Vec<f64> {
-        let mut y = Vec::new();
-        for plane in 0..planes {
-            for row in 0..rows + 2 {
-                for column in 0..columns + 2 {
-                    let row = row.saturating_sub(1).min(rows.saturating_sub(1));
-                    let column = column.saturating_sub(1).min(columns.saturating_sub(1));
-                    let cell = x.get((plane * rows + row) * columns + column);
-                    y.push(cell.copied().unwrap_or(0.0));
-                }
-            }
-        }
-        y
-    }
 
     /// Interpolation of a field that has a halo.
     fn naive(x: &[f64], [planes, rows, columns]: [usize; 3]) -> Vec<f64> {
@@ -314,26 +248,16 @@ mod tests {
     fn check<E: Element>(tolerance: f64) {
         for shape in SHAPES {
             let field = random(len(shape), 1);
-            let haloed = random(len(Edge::Halo.input(shape)), 2);
-            let cases = [
-                (
-                    Edge::Replicate,
-                    rounded::<E>(&field),
-                    naive(&padded(&field, shape), shape),
-                ),
-                (Edge::Halo, rounded::<E>(&haloed), naive(&haloed, shape)),
-            ];
+            let padded = random(len(haloed(shape)), 2);
+            let (halos, expected) = (rounded::<E>(&padded), naive(&padded, shape));
             let cotangent = rounded::<E>(&random(len(doubled(shape)), 3));
             for isa in Isa::available() {
-                for (edge, x, expected) in &cases {
-                    let y = same_for_all_pools(|| bilinear(isa, x, shape, *edge).to_vec());
-                    assert_close(&y, expected, tolerance);
-                    let gradient = same_for_all_pools(|| {
-                        bilinear_adjoint(isa, &cotangent, shape, *edge).to_vec()
-                    });
-                    let sides = [dot(&y, &cotangent), dot(x, &gradient)];
-                    assert!((sides[0] - sides[1]).abs() < 1e4 * tolerance, "{sides:?}");
-                }
+                let y = same_for_all_pools(|| bilinear(isa, &halos, shape).to_vec());
+                assert_close(&y, &expected, tolerance);
+                let gradient =
+                    same_for_all_pools(|| bilinear_adjoint(isa, &cotangent, shape).to_vec());
+                let sides = [dot(&y, &cotangent), dot(&halos, &gradient)];
+                assert!((sides[0] - sides[1]).abs() < 1e4 * tolerance, "{sides:?}");
                 let x = rounded::<E>(&field);
                 let y = same_for_all_pools(|| nearest(isa, &x, shape).to_vec());
                 let sums = same_for_all_pools(|| nearest_adjoint(isa, &cotangent, shape).to_vec());
@@ -356,24 +280,21 @@ mod tests {
         check::<f64>(1e-15);
     }
 
+    /// The bits of a cell do not depend on where in the field it lies.
     #[test]
-    fn a_halo_of_neighbours_gives_the_same_bits() {
+    fn a_part_of_a_field_has_the_bits_of_the_whole() {
         let (shape, columns) = ([2, 6, 50], 50);
-        let x = random(len(shape), 4);
-        let halo = padded(&x, shape);
+        let halos = random(len(haloed(shape)), 4);
         for isa in Isa::available() {
-            let whole = bilinear(isa, &x, shape, Edge::Replicate);
-            assert_eq!(*bilinear(isa, &halo, shape, Edge::Halo), *whole);
+            let whole = bilinear(isa, &halos, shape);
             // The right part of the first plane, from column 13 on.
-            let part: Vec<f64> = halo[..8 * (columns + 2)]
+            let part: Vec<f64> = halos[..8 * (columns + 2)]
                 .chunks(columns + 2)
                 .flat_map(|row| row[13..].to_vec())
                 .collect();
-            let part = bilinear(isa, &part, [1, 6, columns - 13], Edge::Halo);
-            for (found, row) in part
-                .chunks(2 * (columns - 13))
-                .zip(whole.chunks(2 * columns))
-            {
+            let part = bilinear(isa, &part, [1, 6, columns - 13]);
+            let rows = part.chunks(2 * (columns - 13));
+            for (found, row) in rows.zip(whole.chunks(2 * columns)) {
                 assert_eq!(*found, row[26..]);
             }
         }

@@ -4,10 +4,10 @@ use proptest::prelude::*;
 use proptest::test_runner::Config;
 
 use crate::conv::engine::correlate::Job;
-use crate::conv::engine::geometry::{Conv, Dims};
-use crate::conv::engine::weight::WeightJob;
+use crate::conv::engine::geometry::Conv;
+use crate::conv::engine::tile::Pieces;
 use crate::kernel::memory::View;
-use crate::kernel::simd::{Element, Isa};
+use crate::kernel::simd::Isa;
 
 use case::*;
 
