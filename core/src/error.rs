@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::error::Error as StdError;
 use std::fmt;
 
@@ -99,6 +100,11 @@ impl fmt::Debug for Error {
     }
 }
 
+thread_local! {
+    /// How many calls of [`Error::catch`] this thread is in.
+    static CATCHING: Cell<usize> = const { Cell::new(0) };
+}
+
 impl Error {
     /// Wraps any error of the program, so that `?` and this type go together.
     pub fn other(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
@@ -116,10 +122,11 @@ impl Error {
     /// Panics with this error.
     ///
     /// A mistake of the program panics with its message, as burn does. A failure of communication keeps its type as
-    /// the payload: the launcher reports it, [`Error::catch`] gives it back. This is how it travels through a backward
-    /// pass, whose functions return tensors only.
+    /// the payload: the launcher reports it. This is how it travels through a backward pass, whose functions return tensors
+    /// only. Within [`Error::catch`] every error keeps its type.
     pub fn raise(self) -> ! {
         match self {
+            _ if CATCHING.get() > 0 => std::panic::resume_unwind(Box::new(self)),
             Self::Timeout { .. }
             | Self::Diverged { .. }
             | Self::PeerEnded { .. }
@@ -133,12 +140,28 @@ impl Error {
     ///
     /// # Errors
     /// The error that was raised.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Error, Launcher, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("x", 2)])?;
+    ///     let [x, y] = [[4, 6], [4, 5]].map(|shape| ShardTensor::<2>::ones(shape, &mesh, &[Shard(0)]));
+    ///     let (x, y) = (x?, y?);
+    ///     let error = Error::catch(|| x + y).unwrap_err();
+    ///     assert!(error.to_string().contains("do not broadcast"));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn catch<T>(f: impl FnOnce() -> T) -> Result<T> {
-        std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(|payload| {
-            match payload.downcast::<Error>() {
-                Ok(error) => *error,
-                Err(payload) => std::panic::resume_unwind(payload),
-            }
+        CATCHING.set(CATCHING.get() + 1);
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
+        CATCHING.set(CATCHING.get() - 1);
+        result.map_err(|payload| match payload.downcast::<Error>() {
+            Ok(error) => *error,
+            Err(payload) => std::panic::resume_unwind(payload),
         })
     }
 }

@@ -31,10 +31,10 @@ pub fn narrow<const D: usize>(
         return Ok(x);
     }
     let mut extents = x.layout().all_extents().to_vec();
-    let mut start = 0;
+    let mut first = 0;
     for extent in &mut extents[dim] {
-        let cells = start..start + *extent;
-        start = cells.end;
+        let cells = first..first + *extent;
+        first = cells.end;
         *extent = common(&cells, &range).len();
     }
     let layout = x.layout().derive(x.placements().to_vec(), extents);
