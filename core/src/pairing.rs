@@ -89,6 +89,22 @@ impl Pairing {
         Ok(pairing)
     }
 
+    /// The axes over which an operand that every rank holds alike, and needs whole, fans out beside a field: those on which
+    /// the field is sharded. What [`new`](Self::new) says of it, without allocations for the terms.
+    ///
+    /// # Errors
+    /// Partial values of the field.
+    pub fn of_whole(operator: &str, field: &Layout) -> Result<Vec<usize>> {
+        let Some((axis, op)) = field.partial_axis() else {
+            return Ok(field.axes_where(|placement| matches!(placement, Shard(_))));
+        };
+        Err(Error::Placement {
+            operator: operator.into(),
+            placement: format!("{} on axis \"{}\"", Partial(op), field.mesh().names()[axis]),
+            help: "call resolve() first".into(),
+        })
+    }
+
     /// The placements of the result.
     pub fn placements(&self) -> &[Placement] {
         &self.placements
@@ -367,6 +383,32 @@ mod tests {
             )),
             "norm: no rule for Shard(1) on axis \"a\"; redistribute(&[Replicate]) first"
         );
+    }
+
+    #[test]
+    fn whole_operands_fan_out_where_the_field_is_sharded() {
+        let roles = [Common(0), Common(1)];
+        for placements in [
+            [Shard(0), Replicate],
+            [Shard(1), Shard(0)],
+            [Replicate, SUM],
+        ] {
+            let field = layout(&[6, 4], &placements);
+            let parameter = layout(&[3], &[Replicate, Replicate]);
+            let term = |layout, roles| Term {
+                name: "",
+                layout,
+                roles,
+            };
+            let terms = [term(&field, &roles[..]), term(&parameter, &[Whole])];
+            let pairing = Pairing::new("norm", &terms, &roles, Linearity::None);
+            let expected = pairing.map(|pairing| pairing.fan_out(1).to_vec());
+            let found = Pairing::of_whole("norm", &field);
+            assert_eq!(
+                found.map_err(|e| e.to_string()),
+                expected.map_err(|e| e.to_string())
+            );
+        }
     }
 
     #[test]

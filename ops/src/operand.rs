@@ -1,7 +1,7 @@
 //! Parameters of operators, as operands beside a field.
 
 use burn::module::Param;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use halocline_core::ops::fan_out;
 use halocline_core::{Error, Layout, Linearity, Pairing, Result, Role, ShardTensor, Term};
 
@@ -83,12 +83,22 @@ impl<const D: usize> Operand<D> {
         x: &ShardTensor<E>,
         operator: &'static str,
     ) -> Result<Tensor<D>> {
-        let parameter = self.beside(x);
-        let (own, other) = (parameter.local().dtype(), x.local().dtype());
-        if own != other {
-            let message = format!("a parameter of {own:?} for a tensor of {other:?}");
-            return Err(Error::operator(operator, message));
-        }
+        let dtype = |own: DType, other: DType| match own == other {
+            true => Ok(()),
+            false => {
+                let message = format!("a parameter of {own:?} for a tensor of {other:?}");
+                Err(Error::operator(operator, message))
+            }
+        };
+        let parameter = match self {
+            Self::Replicated(tensor) => {
+                dtype(tensor.dtype(), x.local().dtype())?;
+                let axes = Pairing::of_whole(operator, x.layout())?;
+                return Ok(fan_out(tensor, x.mesh(), &axes, operator));
+            }
+            Self::Laid(parameter) => parameter,
+        };
+        dtype(parameter.local().dtype(), x.local().dtype())?;
         let roles: Vec<Role> = (0..E).map(Role::Common).collect();
         let terms = [
             Term {
