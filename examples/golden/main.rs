@@ -181,7 +181,7 @@ impl<'a, const D: usize> Run<'a, D> {
         for (i, name) in case.inputs.iter().enumerate() {
             let whole = Tensor::<D>::from_data(case.tensors[name].clone(), mesh.device());
             let layout = case.sharding_of(i, sharding).layout(&mesh, &whole.dims())?;
-            let leaf = ShardTensor::distribute_to(whole, &mesh, &layout)?.require_grad();
+            let leaf = ShardTensor::distribute(whole, &mesh, &layout)?.require_grad();
             let input = leaf.clone();
             leaves.push((
                 name.clone(),
@@ -362,7 +362,7 @@ impl<'a, const D: usize> Run<'a, D> {
             self.case.tensors["gy"].clone(),
             &self.mesh.device().clone().inner(),
         );
-        let cotangent = ShardTensor::distribute_to(cotangent, &self.mesh, resolved.layout())?;
+        let cotangent = ShardTensor::distribute(cotangent, &self.mesh, resolved.layout())?;
         let gradients = (resolved.clone() * cotangent).sum().backward();
 
         let found = resolved.full_tensor(LocalGradient::Replicated).into_data();

@@ -81,7 +81,7 @@ pub fn align<const D: usize>(x: ShardTensor<D>, other: &ShardTensor<D>) -> Resul
     let layout = other
         .layout()
         .derive(other.placements().to_vec(), extents.collect());
-    x.try_redistribute_to(&layout)
+    x.try_redistribute(&layout)
 }
 
 /// A range of a dim. Where the dim is sharded, each rank keeps what it has of the range: nothing travels.

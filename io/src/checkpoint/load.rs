@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::store::ModuleRecord;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bytes, DType, Tensor, TensorData};
-use halocline_core::{DeviceMesh, IndexBox, Layout, Placement, ShardTensor, World};
+use halocline_core::{DeviceMesh, IndexBox, Layout, LocalGradient, Placement, ShardTensor, World};
 use safetensors::Dtype;
 use safetensors::tensor::View;
 use serde::de::DeserializeOwned;
@@ -269,7 +269,7 @@ impl Checkpoint {
             return Err(Error::argument("layout", layout, expected).into());
         }
         let local = self.place(name, mesh, layout)?;
-        ShardTensor::from_local(local, layout, mesh)
+        ShardTensor::from_local(local, layout, mesh, LocalGradient::Replicated)
     }
 
     /// This rank's cells of a tensor.

@@ -8,8 +8,8 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Bool, DType, Float, Int, Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, Distribution, Error, Launcher, Layout, Partial, Placement, RandomKey, ReduceOp,
-    Replicate, Result, Shard, ShardTensor, World,
+    DeviceMesh, Distribution, Error, Launcher, Layout, LocalGradient, Partial, Placement,
+    RandomKey, ReduceOp, Replicate, Result, Shard, ShardTensor, World,
 };
 use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot, load_record};
 use proptest::prelude::*;
@@ -133,7 +133,7 @@ fn shards_of_other_extents_are_loaded_too() {
         let layout = layout.with_extents(2, &[12, 0, 1])?;
         let found: ShardTensor<4> = Checkpoint::open(&path)?.sharded_to("field", &mesh, &layout)?;
         let (expected, ..) = field(&world, &([1, 3], [Replicate, Replicate]))?.into_parts();
-        let expected = ShardTensor::distribute_to(expected, &mesh, &layout)?;
+        let expected = ShardTensor::distribute(expected, &mesh, &layout)?;
         same(found.into_parts().0, expected.into_parts().0);
         Ok(())
     });
@@ -585,7 +585,12 @@ fn a_model_is_one_file_and_back() {
 /// A tensor whose value is the sum of what the ranks hold.
 fn partial(mesh: &DeviceMesh) -> Result<ShardTensor<2>> {
     let layout = Layout::new(mesh.shape(), &[2, 4], &[Partial(ReduceOp::Sum)])?;
-    ShardTensor::from_local(Tensor::ones([2, 4], mesh.device()), &layout, mesh)
+    ShardTensor::from_local(
+        Tensor::ones([2, 4], mesh.device()),
+        &layout,
+        mesh,
+        LocalGradient::Replicated,
+    )
 }
 
 proptest! {
