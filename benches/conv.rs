@@ -477,9 +477,7 @@ impl PyTorch {
         };
         let started = start();
         if started.is_none() {
-            println!(
-                "Without PyTorch. HALOCLINE_PYTHON names a python that has it ({python} -m pip install torch)."
-            );
+            println!("Without PyTorch: HALOCLINE_PYTHON names a python that has it.");
         }
         started
     }

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use burn::backend::TensorMetadata;
 use burn::optim::{AdamWConfig, GradientsParams};
-use halocline::core::ops::all_reduce_sum;
+use halocline::core::ops::all_reduce;
 use halocline::core::{Batch, Expected, Operation, Payload, Traffic};
 use halocline::models::{SurrogateCnnConfig, weighted_mse};
 use halocline::prelude::*;
@@ -153,7 +153,7 @@ fn reduction(world: &World, bytes: usize, budget: f64) -> Result<()> {
     let x = field(world, bytes);
     measure(world, "all_reduce", bytes, budget, || {
         let operation = Operation::new("sum", Traffic::Reduce, None);
-        drop(all_reduce_sum(x.clone(), &mesh, &[0], operation));
+        drop(all_reduce(x.clone(), &mesh, &[0], ReduceOp::Sum, operation));
         Ok(())
     })
 }

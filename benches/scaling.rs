@@ -174,7 +174,7 @@ fn page(engines: &Engines, flops: f64) -> Result<String> {
            input, gradient of the weights. All else in a step is left out.\n\
          - A halo of one cell travels before every convolution, forward and backward, to up to eight neighbours. What is hidden\n\
            behind computation is not subtracted.\n\
-         - Gradients are summed as `core/src/comm/sums.rs` does: every rank sends each other one its share, adds what\n\
+         - Gradients are summed as `core/src/comm/all_reduce.rs` does: every rank sends each other one its share, adds what\n\
            came, and sends the sum to all: `2 (ranks − 1)` messages, `2 · bytes · (ranks − 1) / ranks` bytes. (Shares of more\n\
            than 2¹⁷ elements go in pieces, whose latencies are not counted.) More than 16 ranks do so in rows, and between\n\
            the two halves columns sum the shares in the same way.\n\

@@ -28,7 +28,12 @@ fn main() -> Result<()> {
             let cells = c.local_dims()[0];
             let at = |first: usize| padded.clone().narrow(0, first, cells);
             let laplacian = at(0) + at(2) - at(1) * 2.0;
-            c = ShardTensor::from_local(at(1) + laplacian * kappa, c.layout(), &mesh)?;
+            c = ShardTensor::from_local(
+                at(1) + laplacian * kappa,
+                c.layout(),
+                &mesh,
+                LocalGradient::Replicated,
+            )?;
         }
         let sent = world.comm_stats().since(&before).of(Traffic::Exchange);
 

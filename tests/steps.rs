@@ -185,7 +185,10 @@ fn replicas_that_drifted_apart_are_not_saved() {
             let x = ShardTensor::<4>::ones([1, 1, 7, 5], &mesh, &PLACEMENTS)?;
             let weight = model.weight.val().slice([0..1, 0..1, 0..1, 0..1]);
             let local = x.local().clone() * weight * (1 + world.rank()) as f64;
-            Ok(ShardTensor::from_local(local, x.layout(), &mesh)?.mean())
+            Ok(
+                ShardTensor::from_local(local, x.layout(), &mesh, LocalGradient::Replicated)?
+                    .mean(),
+            )
         })?;
         trainer.save(None)
     });

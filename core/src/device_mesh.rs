@@ -18,6 +18,8 @@ const MOST_SOLO_MESHES: usize = 16;
 thread_local! {
     /// Meshes of one rank, the one used last at the end.
     static SOLO_MESHES: RefCell<Vec<DeviceMesh>> = const { RefCell::new(Vec::new()) };
+    /// The meshes in whose scope the thread is, the innermost at the end.
+    static CURRENT: RefCell<Vec<DeviceMesh>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A mesh of ranks as one of them sees it: its shape, this rank's position, and the way to the others.
@@ -41,25 +43,86 @@ impl DeviceMesh {
     /// # Errors
     /// A mesh without this rank, or with one that the world does not have.
     pub fn new(shape: MeshShape, comm: Arc<dyn Communicator>, device: Device) -> Result<Self> {
+        let rank = comm.rank();
+        if !shape.ranks().contains(&rank) {
+            return Err(Error::Mesh(format!(
+                "rank {rank} is not part of the {shape}"
+            )));
+        }
+        let mesh = Self::over(shape, comm, device)?;
+        Ok(mesh.expect("this rank is part of the mesh"))
+    }
+
+    /// A mesh over some ranks of a communicator; `None` on the others.
+    pub(crate) fn over(
+        shape: MeshShape,
+        comm: Arc<dyn Communicator>,
+        device: Device,
+    ) -> Result<Option<Self>> {
         let (rank, size) = (comm.rank(), comm.size());
         if let Some(other) = shape.ranks().iter().find(|&&other| other >= size) {
             return Err(Error::Mesh(format!(
                 "rank {other} of the {shape} is not in a world of {size} ranks"
             )));
         }
-        let position = shape
-            .ranks()
-            .iter()
-            .position(|&r| r == rank)
-            .ok_or_else(|| Error::Mesh(format!("rank {rank} is not part of the {shape}")))?;
-        Ok(Self(Arc::new(Inner {
-            lines: shape.sizes().iter().map(|_| OnceLock::new()).collect(),
-            shape: Arc::new(shape),
-            position,
-            comm,
-            device,
-            cache: PlanCache::default(),
-        })))
+        let position = shape.ranks().iter().position(|&other| other == rank);
+        Ok(position.map(|position| {
+            Self(Arc::new(Inner {
+                lines: shape.sizes().iter().map(|_| OnceLock::new()).collect(),
+                shape: Arc::new(shape),
+                position,
+                comm,
+                device,
+                cache: PlanCache::default(),
+            }))
+        }))
+    }
+
+    /// Runs a function in which this mesh is the [current](Self::current) one of the thread. Scopes may be nested; a panic
+    /// leaves its scope too.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{DeviceMesh, Distribution, Launcher, RandomKey, Result, Shard, ShardTensor};
+    ///
+    /// fn noise() -> Result<ShardTensor<2>> {
+    ///     let mesh = DeviceMesh::current()?;
+    ///     let uniform = Distribution::Uniform { low: 0.0, high: 1.0 };
+    ///     ShardTensor::random([5, 3], uniform, RandomKey::new(7, "noise"), &mesh, &[Shard(0)])
+    /// }
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     assert_eq!(mesh.scope(noise)?.local_dims(), [[3, 3], [2, 3]][world.rank()]);
+    ///     assert!(noise().is_err());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn scope<T>(&self, f: impl FnOnce() -> T) -> T {
+        struct Leave;
+
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                drop(CURRENT.with_borrow_mut(Vec::pop));
+            }
+        }
+
+        CURRENT.with_borrow_mut(|meshes| meshes.push(self.clone()));
+        let _leave = Leave;
+        f()
+    }
+
+    /// The mesh of the innermost [`scope`](Self::scope) that this thread is in.
+    ///
+    /// # Errors
+    /// The thread is in no scope.
+    pub fn current() -> Result<Self> {
+        let mesh = CURRENT.with_borrow(|meshes| meshes.last().cloned());
+        mesh.ok_or_else(|| {
+            let message = "no mesh is current on this thread; call this in mesh.scope(|| …)";
+            Error::Mesh(message.into())
+        })
     }
 
     /// The mesh of one rank that is connected to no other: one per device and thread, which keeps its plans. Meshes of the

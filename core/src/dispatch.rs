@@ -1,13 +1,60 @@
-//! Tensors of any backend, whose number of dims is known at run time.
+//! Tensors of any backend and kind, whose number of dims is known at run time.
+//!
+//! burn has a function for each kind of element: floats, integers and booleans. What moves cells is the same for all of
+//! them, so the choice is made here, once.
 
-use burn::backend::ops::FloatTensorOps;
+use burn::backend::flex::FlexTensor;
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{
-    Backend, BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, TensorMetadata,
+    Backend, BackendTensor, Dispatch, DispatchDevice, DispatchKindConversion, DispatchTensor, Flex,
+    TensorMetadata,
 };
-use burn::tensor::{Device, Shape, Slice, Tensor};
+use burn::tensor::kind::{Kind, Ordered};
+use burn::tensor::{Bool, DType, Device, Float, Int, Shape, Slice, Tensor, TensorData};
 
+use crate::layout::ReduceOp;
 use crate::{Error, IndexBox, Result};
+
+/// The kind of elements of a type.
+pub(crate) fn kind_of(dtype: DType) -> Kind {
+    match dtype {
+        DType::Bool(_) => Kind::Bool,
+        dtype if dtype.is_int() || dtype.is_uint() => Kind::Int,
+        _ => Kind::Float,
+    }
+}
+
+/// Calls burn's function for the kind of elements of a type.
+macro_rules! by_kind {
+    ($dtype:expr, [$float:ident, $int:ident, $bool:ident] $arguments:tt) => {
+        match kind_of($dtype) {
+            Kind::Float => Dispatch::$float $arguments,
+            Kind::Int => Dispatch::$int $arguments,
+            Kind::Bool => Dispatch::$bool $arguments,
+        }
+    };
+}
+
+/// A value in which `$kind` stands for the kind of elements of a type. `Tensor<1, $kind>` may carry a tensor of any dims.
+macro_rules! with_kind {
+    ($dtype:expr, $kind:ident => $value:expr) => {
+        match kind_of($dtype) {
+            Kind::Float => {
+                type $kind = Float;
+                $value
+            }
+            Kind::Int => {
+                type $kind = Int;
+                $value
+            }
+            Kind::Bool => {
+                type $kind = Bool;
+                $value
+            }
+        }
+    };
+}
 
 /// A concrete backend's tensor as one of any backend.
 pub fn to_dispatch<B: Backend>(tensor: FloatTensor<B>) -> DispatchTensor
@@ -30,24 +77,55 @@ where
     Ok(tensor.float())
 }
 
-/// A tensor of any backend in another shape.
+/// A tensor of the CPU as one of any backend.
+pub(crate) fn of_cpu(tensor: FlexTensor) -> DispatchTensor {
+    DispatchTensor::from_backend(match kind_of(tensor.dtype()) {
+        Kind::Float => BackendTensor::<Flex>::Float(tensor),
+        Kind::Int => BackendTensor::Int(tensor),
+        Kind::Bool => BackendTensor::Bool(tensor),
+    })
+}
+
+/// The elements of a tensor, in the memory of this process.
+pub(crate) fn to_host(tensor: DispatchTensor) -> TensorData {
+    with_kind!(tensor.dtype(), K => Tensor::<1, K>::from_dispatch(tensor).into_data())
+}
+
+/// A tensor on a device.
+pub(crate) fn from_host(data: TensorData, device: &DispatchDevice) -> DispatchTensor {
+    let dtype = data.dtype();
+    by_kind!(
+        dtype,
+        [float_from_data, int_from_data, bool_from_data](data, device)
+    )
+}
+
+/// A tensor in another shape.
 pub(crate) fn reshaped(tensor: DispatchTensor, shape: Shape) -> DispatchTensor {
     if tensor.shape() == shape {
         return tensor;
     }
-    Dispatch::float_reshape(tensor, shape)
+    by_kind!(
+        tensor.dtype(),
+        [float_reshape, int_reshape, bool_reshape](tensor, shape)
+    )
 }
 
-/// A tensor of the kind of `like`, of another shape, that holds one value or nothing in particular.
+/// The elements of a tensor, one after the other.
+pub(crate) fn flattened(tensor: DispatchTensor) -> DispatchTensor {
+    let elements = tensor.shape().num_elements();
+    reshaped(tensor, Shape::from([elements]))
+}
+
+/// A tensor with elements of the type of `like`, of another shape, that holds one value or nothing in particular.
 pub fn blank(like: &DispatchTensor, shape: &[usize], value: Option<f64>) -> DispatchTensor {
     let options = (&Device::new(like.device()), like.dtype());
-    // Rank is a run-time matter here; `Tensor<1>` only carries the data.
     let elements = [shape.iter().product::<usize>()];
-    let flat = match value {
-        Some(value) => Tensor::<1>::full(elements, value, options),
-        None => Tensor::<1>::empty(elements, options),
-    };
-    reshaped(flat.into_dispatch(), Shape::from(shape.to_vec()))
+    let flat = with_kind!(like.dtype(), K => match value {
+        Some(value) => Tensor::<1, K>::full(elements, value, options).into_dispatch(),
+        None => Tensor::<1, K>::empty(elements, options).into_dispatch(),
+    });
+    reshaped(flat, Shape::from(shape.to_vec()))
 }
 
 fn slices(cells: &IndexBox) -> Vec<Slice> {
@@ -57,20 +135,98 @@ fn slices(cells: &IndexBox) -> Vec<Slice> {
 
 /// A box of a tensor.
 pub fn cut(tensor: &DispatchTensor, cells: &IndexBox) -> DispatchTensor {
-    Dispatch::float_slice(tensor.clone(), &slices(cells))
+    let (tensor, slices) = (tensor.clone(), slices(cells));
+    by_kind!(
+        tensor.dtype(),
+        [float_slice, int_slice, bool_slice](tensor, &slices)
+    )
 }
 
 /// A tensor with other cells in a box.
 pub fn paste(tensor: DispatchTensor, at: &IndexBox, cells: DispatchTensor) -> DispatchTensor {
-    Dispatch::float_slice_assign(tensor, &slices(at), cells)
+    let slices = slices(at);
+    by_kind!(
+        tensor.dtype(),
+        [float_slice_assign, int_slice_assign, bool_slice_assign](tensor, &slices, cells)
+    )
 }
 
 /// A tensor with the order of cells reversed in some dims.
 pub(crate) fn flipped(tensor: DispatchTensor, flip: &[bool]) -> DispatchTensor {
     let dims: Vec<usize> = (0..flip.len()).filter(|&dim| flip[dim]).collect();
     if dims.is_empty() {
-        tensor
-    } else {
-        Dispatch::float_flip(tensor, &dims)
+        return tensor;
     }
+    by_kind!(
+        tensor.dtype(),
+        [float_flip, int_flip, bool_flip](tensor, &dims)
+    )
+}
+
+/// Flat tensors, one after the other.
+pub(crate) fn joined(tensors: Vec<DispatchTensor>) -> DispatchTensor {
+    with_kind!(tensors[0].dtype(), K => {
+        let tensors = tensors.into_iter().map(Tensor::<1, K>::from_dispatch);
+        Tensor::cat(tensors.collect(), 0).into_dispatch()
+    })
+}
+
+/// The sum of two tensors of one shape.
+///
+/// # Panics
+/// Panics for booleans.
+pub(crate) fn added(first: DispatchTensor, second: DispatchTensor) -> DispatchTensor {
+    match kind_of(first.dtype()) {
+        Kind::Float => Dispatch::float_add(first, second),
+        Kind::Int => Dispatch::int_add(first, second),
+        Kind::Bool => panic!("booleans have no sum; take that of int()"),
+    }
+}
+
+/// The values of two ranks, flat, combined to one: the first is that of the rank that comes first.
+///
+/// # Panics
+/// Panics for a sum of booleans.
+pub(crate) fn combined(
+    op: ReduceOp,
+    first: DispatchTensor,
+    second: DispatchTensor,
+) -> DispatchTensor {
+    let (kind, both) = (kind_of(first.dtype()), [first, second]);
+    match (kind, op) {
+        (_, ReduceOp::Sum) => {
+            let [first, second] = both;
+            added(first, second)
+        }
+        (Kind::Float, op) => of_numbers::<Float>(op, both, Some(Tensor::is_nan)),
+        (Kind::Int, op) => of_numbers::<Int>(op, both, None),
+        (Kind::Bool, op) => {
+            let [first, second] = both.map(Tensor::<1, Bool>::from_dispatch);
+            let both = match op {
+                ReduceOp::Max => first.bool_or(second),
+                _ => first.bool_and(second),
+            };
+            both.into_dispatch()
+        }
+    }
+}
+
+/// A product or an extremum of two.
+fn of_numbers<K: Ordered>(
+    op: ReduceOp,
+    both: [DispatchTensor; 2],
+    is_nan: Option<fn(Tensor<1, K>) -> Tensor<1, Bool>>,
+) -> DispatchTensor {
+    let [first, second] = both.map(Tensor::<1, K>::from_dispatch);
+    let takes_second = match op {
+        ReduceOp::Max => second.clone().greater(first.clone()),
+        ReduceOp::Min => second.clone().lower(first.clone()),
+        _ => return (first * second).into_dispatch(),
+    };
+    // What is not a number is never lost.
+    let takes_second = match is_nan {
+        Some(is_nan) => takes_second.bool_or(is_nan(second.clone())),
+        None => takes_second,
+    };
+    first.mask_where(takes_second, second).into_dispatch()
 }

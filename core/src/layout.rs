@@ -6,7 +6,8 @@ use std::sync::Arc;
 use crate::mesh::{MeshShape, ravel, unravel};
 use crate::{Error, IndexBox, Result};
 
-/// How partial values of several ranks combine to the value that they stand for.
+/// How partial values of several ranks combine to the value that they stand for. What is not a number is never lost. Of
+/// booleans the largest is `or`, and the smallest and the product are `and`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// The sum of all ranks' values.
@@ -15,6 +16,8 @@ pub enum ReduceOp {
     Max,
     /// The smallest of all ranks' values.
     Min,
+    /// The product of all ranks' values.
+    Product,
 }
 
 /// What the ranks along one mesh axis hold of a field.

@@ -12,6 +12,7 @@ mod device_mesh;
 mod dispatch;
 mod error;
 mod exchange;
+mod into_layout;
 mod launch;
 mod layout;
 pub mod memory;
@@ -37,6 +38,7 @@ pub use comm::{
 pub use device_mesh::DeviceMesh;
 pub use error::{Error, Result};
 pub use exchange::{Direction, Exchange, ExchangePlan, Move, Need, Piece, Source, Transfer};
+pub use into_layout::IntoLayout;
 pub use launch::Launcher;
 pub use layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 pub use memory::release_memory;

@@ -19,13 +19,16 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{
-    Autodiff, Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, backend_extension,
+    Autodiff, Backend, Dispatch, DispatchAutodiffContext, DispatchKindConversion, DispatchTensor,
+    Flex, TensorMetadata, backend_extension,
 };
+use burn::tensor::kind::Kind;
 
-use crate::dispatch::{from_dispatch, to_dispatch};
+use crate::dispatch::{from_dispatch, kind_of, to_dispatch};
 use crate::{Result, trace};
 
-/// An operator on one to four tensors, with its adjoint. Both passes get and give tensors without autodiff.
+/// An operator on one to four tensors, with its adjoint. Both passes get and give tensors without autodiff. The backward
+/// pass is run for floats only.
 pub trait Operator: Debug + Send + Sync + 'static {
     /// State that the forward pass leaves to the backward pass, beside inputs.
     type Saved: Send + Sync + 'static;
@@ -80,7 +83,8 @@ impl<S: ?Sized> BackwardPass<'_, S> {
     }
 }
 
-/// Applies an operator to one to four tensors.
+/// Applies an operator to one to four tensors. Integers and booleans have no gradients: on tensors of these the forward pass
+/// runs at once, without a node of the graph.
 ///
 /// # Panics
 /// Panics for another number of inputs; [raises](Error::raise) the operator's errors.
@@ -88,6 +92,10 @@ pub fn apply<O: Operator, const N: usize>(
     operator: O,
     inputs: [DispatchTensor; N],
 ) -> DispatchTensor {
+    let has_gradients = |input: &DispatchTensor| kind_of(input.dtype()) == Kind::Float;
+    if !inputs.iter().any(has_gradients) {
+        return apply_plain(&operator, inputs);
+    }
     let operator: Arc<dyn Passes> = Arc::new(operator);
     let mut inputs = inputs.into_iter();
     let mut next = || inputs.next().expect("counted");
@@ -97,6 +105,23 @@ pub fn apply<O: Operator, const N: usize>(
         3 => Dispatch::node3(next(), next(), next(), operator),
         4 => Dispatch::node4(next(), next(), next(), next(), operator),
         _ => panic!("{operator:?}: {N} inputs, expected 1 to 4"),
+    }
+}
+
+/// Applies an operator to tensors without gradients. The result belongs to the device of the first, autodiff or not.
+fn apply_plain<O: Operator, const N: usize>(
+    operator: &O,
+    inputs: [DispatchTensor; N],
+) -> DispatchTensor {
+    let _span = operator.names().map(|[name, _]| trace::span(name));
+    let autodiff = inputs[0].autodiff;
+    let plain = inputs.map(|DispatchTensor { kind, .. }| DispatchTensor {
+        kind,
+        autodiff: DispatchAutodiffContext::Disabled,
+    });
+    match operator.forward(plain.into()) {
+        Ok((output, _)) => DispatchTensor { autodiff, ..output },
+        Err(error) => error.raise(),
     }
 }
 

@@ -3,27 +3,29 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
+use burn::tensor::kind::Basic;
 
-use crate::Result;
 use crate::comm::{Communicator, Operation, Traffic, collectives};
 use crate::device_mesh::DeviceMesh;
 pub use crate::dispatch::{blank, cut, from_dispatch, paste, to_dispatch};
 pub use crate::exchange::{Boxes, add_box};
 use crate::exchange::{Exchange, ExchangePlan};
+use crate::layout::ReduceOp;
 pub use crate::operator::{BackwardPass, Operator, apply};
-use crate::reduce::{Leaf, Pass, Reduce};
+use crate::reduce::{Leaf, Pass, Reduce, ReduceScatter};
 use crate::replicas::require_replicas;
+use crate::{IndexBox, Result};
 
 /// Moves boxes between the ranks of a mesh and assembles what this rank needs.
 ///
 /// # Adjoint
 /// What came from a cell is added to that cell's gradient, on the rank that owns it.
-pub fn exchange<const D: usize>(
-    tensor: Tensor<D>,
+pub fn exchange<const D: usize, K: Basic>(
+    tensor: Tensor<D, K>,
     mesh: &DeviceMesh,
     plan: Arc<ExchangePlan>,
     operation: Operation,
-) -> Tensor<D> {
+) -> Tensor<D, K> {
     let ranks: Arc<[usize]> = mesh.shape().ranks().into();
     run(
         tensor,
@@ -32,21 +34,47 @@ pub fn exchange<const D: usize>(
 }
 
 /// Runs an exchange whose adjoint is given with it.
-pub fn run<const D: usize>(tensor: Tensor<D>, exchange: Exchange) -> Tensor<D> {
+pub fn run<const D: usize, K: Basic>(tensor: Tensor<D, K>, exchange: Exchange) -> Tensor<D, K> {
     Tensor::from_dispatch(apply(exchange, [tensor.into_dispatch()]))
 }
 
-/// Sums a tensor over the ranks along some axes of a mesh.
+/// Reduces a tensor over the ranks along some axes of a mesh, each of which gets the result. Values are combined in the
+/// order of ranks.
 ///
 /// # Adjoint
-/// The identity: the gradient, which all ranks hold alike, is that of each summand.
-pub fn all_reduce_sum<const D: usize>(
-    tensor: Tensor<D>,
+/// The gradient of the result is equal on all ranks. It is that of each term of a sum, and of the first value in the order of
+/// ranks that is the maximum or minimum; other values have none. That of a factor is it times the other factors.
+pub fn all_reduce<const D: usize, K: Basic>(
+    tensor: Tensor<D, K>,
     mesh: &DeviceMesh,
     axes: &[usize],
+    op: ReduceOp,
     operation: Operation,
-) -> Tensor<D> {
-    reduce(tensor, mesh, axes, operation, Pass::Forward)
+) -> Tensor<D, K> {
+    reduce(tensor, mesh, axes, operation, Pass::Forward(op))
+}
+
+/// Reduces a tensor over the ranks of a group, of which each gets a box of the result, by place in the group.
+///
+/// # Adjoint
+/// That of [`all_reduce`]; the gradient of the result lies as the result.
+pub(crate) fn reduce_scatter<const D: usize, K: Basic>(
+    tensor: Tensor<D, K>,
+    mesh: &DeviceMesh,
+    group: Arc<[usize]>,
+    boxes: Vec<IndexBox>,
+    op: ReduceOp,
+    operation: Operation,
+) -> Tensor<D, K> {
+    let comm = mesh.comm().clone();
+    let scatter = ReduceScatter {
+        operation,
+        comm,
+        group,
+        op,
+        boxes,
+    };
+    Tensor::from_dispatch(apply(scatter, [tensor.into_dispatch()]))
 }
 
 /// Passes a replicated operand on to work that differs by rank along some axes of a mesh. With checks on
@@ -54,12 +82,12 @@ pub fn all_reduce_sum<const D: usize>(
 ///
 /// # Adjoint
 /// The sum of the ranks' gradients, so that the operand's gradient is complete.
-pub fn fan_out<const D: usize>(
-    tensor: Tensor<D>,
+pub fn fan_out<const D: usize, K: Basic>(
+    tensor: Tensor<D, K>,
     mesh: &DeviceMesh,
     axes: &[usize],
     operator: &'static str,
-) -> Tensor<D> {
+) -> Tensor<D, K> {
     let group = mesh.ranks_along(axes);
     require_replicas(operator, mesh.comm(), &group, &tensor).unwrap_or_else(|error| error.raise());
     let operation = Operation::new(operator, Traffic::Reduce, None);
@@ -89,17 +117,18 @@ pub fn all_gather_numbers(
     Ok(all.into_iter().map(numbers).collect())
 }
 
-fn reduce<const D: usize>(
-    tensor: Tensor<D>,
+fn reduce<const D: usize, K: Basic>(
+    tensor: Tensor<D, K>,
     mesh: &DeviceMesh,
     axes: &[usize],
     operation: Operation,
     pass: Pass,
-) -> Tensor<D> {
+) -> Tensor<D, K> {
     let group = mesh.ranks_along(axes);
     if group.len() == 1 {
         return tensor;
     }
+    let tensor = tensor.into_dispatch();
     let buckets = pass == Pass::Backward && mesh.comm().settings().buckets;
     let reduce = Reduce {
         operation,
@@ -108,5 +137,5 @@ fn reduce<const D: usize>(
         leaf: buckets.then(|| Leaf::of(&tensor, &group)).flatten(),
         group,
     };
-    Tensor::from_dispatch(apply(reduce, [tensor.into_dispatch()]))
+    Tensor::from_dispatch(apply(reduce, [tensor]))
 }

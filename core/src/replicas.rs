@@ -4,17 +4,18 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
+use burn::tensor::kind::Basic;
 use foldhash::fast::FixedState;
 
 use crate::comm::{Communicator, Operation, Traffic, collectives};
 use crate::{Error, Result};
 
 /// An error if some ranks do not hold the same tensor, bit for bit; compared only with checks on.
-pub(crate) fn require_replicas<const D: usize>(
+pub(crate) fn require_replicas<const D: usize, K: Basic>(
     operator: &'static str,
     comm: &Arc<dyn Communicator>,
     ranks: &[usize],
-    tensor: &Tensor<D>,
+    tensor: &Tensor<D, K>,
 ) -> Result<()> {
     if !comm.settings().check || ranks.len() == 1 {
         return Ok(());

@@ -77,6 +77,38 @@ impl World {
         DeviceMesh::new(shape, self.comm.clone(), self.device.clone())
     }
 
+    /// A mesh over some of the ranks; `None` on the ranks that have no part in it. Nothing is communicated, and what is done
+    /// on the mesh involves its ranks only.
+    ///
+    /// # Errors
+    /// On all ranks, sizes that do not multiply to the number of ranks of the mesh, an axis name or a rank that occurs twice,
+    /// and a rank that the world does not have.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
+    ///
+    /// Launcher::local(3).run(|world| {
+    ///     // Ranks 1 and 2 compute, rank 0 does something else.
+    ///     let mesh = world.mesh_over([("lat", 2)], &[1, 2])?;
+    ///     assert_eq!(mesh.is_none(), world.is_root());
+    ///     if let Some(mesh) = mesh {
+    ///         let x = ShardTensor::<2>::zeros([5, 3], &mesh, &[Shard(0)])?;
+    ///         assert_eq!(x.local_dims(), [[3, 3], [2, 3]][mesh.position()]);
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn mesh_over<const N: usize>(
+        &self,
+        axes: [(&str, usize); N],
+        ranks: &[usize],
+    ) -> Result<Option<DeviceMesh>> {
+        let shape = MeshShape::new(&axes, ranks.to_vec())?;
+        DeviceMesh::over(shape, self.comm.clone(), self.device.clone())
+    }
+
     /// The connection to the other ranks.
     pub fn comm(&self) -> &Arc<dyn Communicator> {
         &self.comm

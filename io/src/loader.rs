@@ -5,7 +5,8 @@ use std::sync::Arc;
 use burn::config::Config;
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, IndexBox, Layout, Partial, Placement, RandomKey, ShardTensor, scatter_tensor,
+    DeviceMesh, IndexBox, Layout, LocalGradient, Partial, Placement, RandomKey, ShardTensor,
+    scatter_tensor,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -333,7 +334,9 @@ impl FieldLoader {
     ) -> halocline_core::Result<ShardTensor<4>> {
         let tensor = read.map(|data| Tensor::from_data(data, self.mesh.device()));
         match (self.config.source, tensor) {
-            (Source::PerRank, Some(local)) => ShardTensor::from_local(local, layout, &self.mesh),
+            (Source::PerRank, Some(local)) => {
+                ShardTensor::from_local(local, layout, &self.mesh, LocalGradient::Replicated)
+            }
             (_, whole) => {
                 let root = self.mesh.shape().ranks()[0];
                 scatter_tensor(whole, root, &self.mesh, &self.placements)

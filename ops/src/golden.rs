@@ -199,7 +199,7 @@ impl Case {
     ) -> Result<Box<dyn Any>> {
         let whole = Tensor::<D>::from_data(data.clone(), self.mesh.device());
         let layout = sharding.layout(&self.mesh, &whole.dims())?;
-        let leaf = ShardTensor::distribute_to(whole, &self.mesh, &layout)?.require_grad();
+        let leaf = ShardTensor::distribute(whole, &self.mesh, &layout)?.require_grad();
         let input = leaf.clone();
         self.add_leaf(name, move |gradients| {
             let gradient = input.grad(gradients)?;

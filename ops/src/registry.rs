@@ -38,7 +38,7 @@ impl<const D: usize> Output for ShardTensor<D> {
         );
         let device = y.mesh().device().clone().inner();
         let cotangent = Tensor::<D>::from_data(cotangent, &device);
-        let cotangent = ShardTensor::distribute_to(cotangent, y.mesh(), y.layout())?;
+        let cotangent = ShardTensor::distribute(cotangent, y.mesh(), y.layout())?;
         let gradients = (y.clone() * cotangent).sum().backward();
         Ok((
             y.full_tensor(LocalGradient::Replicated).into_data(),

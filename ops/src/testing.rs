@@ -78,7 +78,7 @@ pub fn on_mesh<const D: usize, const E: usize>(
 ) -> Result<Vec<TensorData>> {
     let shard = |whole: &Tensor<D>| -> Result<ShardTensor<D>> {
         let layout = sharding.layout(mesh, &whole.dims())?;
-        let shard = ShardTensor::distribute_to(whole.clone().inner(), mesh, &layout)?;
+        let shard = ShardTensor::distribute(whole.clone().inner(), mesh, &layout)?;
         Ok(shard.require_grad())
     };
     let inputs: Vec<_> = inputs.iter().map(shard).collect::<Result<_>>()?;
@@ -86,7 +86,7 @@ pub fn on_mesh<const D: usize, const E: usize>(
     let y = operator.apply(inputs.clone(), parameters.clone()).resolve();
     let cotangent = random(y.dims(), "cotangent", 0).inner();
     let cotangent = cotangent.cast(y.local().dtype());
-    let cotangent = ShardTensor::distribute_to(cotangent, mesh, y.layout())?;
+    let cotangent = ShardTensor::distribute(cotangent, mesh, y.layout())?;
     let loss = (y.clone() * cotangent).sum();
     let gradients = loss.backward();
     let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];

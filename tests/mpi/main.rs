@@ -41,6 +41,11 @@ fn empty_shards_are_scattered_and_gathered() {
 }
 
 #[test]
+fn integers_and_booleans_are_those_of_local_ranks() {
+    (1..=4).for_each(|ranks| job(ranks, "kinds", &[]).expect_success());
+}
+
+#[test]
 fn modules_are_equal_on_all_ranks() {
     (1..=3).for_each(|ranks| job(ranks, "modules", &[]).expect_success());
 }
@@ -169,6 +174,7 @@ mod by_address {
             "halos",
             "reductions",
             "scatter_and_gather",
+            "kinds",
             "modules",
             "payloads",
             "many_in_flight",

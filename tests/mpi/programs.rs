@@ -21,6 +21,7 @@ pub(crate) fn run(case: &str) {
         "placements" => agree(tensors::placements),
         "halos" => agree(tensors::halos),
         "reductions" => agree(tensors::reductions),
+        "kinds" => agree(tensors::kinds),
         "scatter_and_gather" => agree(tensors::scatter_and_gather),
         "modules" => agree(tensors::modules),
         "training" => agree(tensors::training),
@@ -59,6 +60,7 @@ fn agrees_with_local(program: fn(World) -> Result<Found>) {
         assert_eq!(found.len(), expected.len());
         for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
             assert_eq!(found.shape(), expected.shape(), "result {i}");
+            assert_eq!(found.dtype(), expected.dtype(), "result {i}");
             assert_eq!(found.as_bytes(), expected.as_bytes(), "result {i}");
         }
         for traffic in Traffic::ALL {

@@ -1,12 +1,12 @@
-//! Collective operations over a group of ranks, built on batches of messages; sums are in `sums`.
+//! Collective operations over a group of ranks, built on batches of messages; reductions are in `all_reduce`.
 
 use std::sync::Arc;
 
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Shape;
 
 use super::{Batch, Communicator, Expected, InFlight, Operation, Payload, Traffic, host};
+use crate::dispatch::joined;
 use crate::{Error, Result};
 
 /// Starts to send one payload to every rank of the group but this one.
@@ -31,7 +31,7 @@ pub(super) fn start_all(
 }
 
 /// Sends one payload to every rank of the group but this one, and returns what they sent, by place in the group.
-pub(super) fn exchange_all(
+pub(crate) fn exchange_all(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
     operation: &Operation,
@@ -165,7 +165,7 @@ pub(crate) fn agree(
     Ok(())
 }
 
-pub(super) fn only_tensor(payload: Option<Payload>) -> Option<DispatchTensor> {
+pub(crate) fn only_tensor(payload: Option<Payload>) -> Option<DispatchTensor> {
     match payload {
         Some(Payload::Tensors(mut tensors)) => tensors.pop(),
         _ => None,
@@ -176,28 +176,12 @@ pub(super) fn payload(tensor: DispatchTensor) -> Payload {
     Payload::Tensors(vec![tensor])
 }
 
-pub(super) fn expected_like(tensor: &DispatchTensor, elements: usize) -> Expected {
+pub(crate) fn expected_like(tensor: &DispatchTensor, elements: usize) -> Expected {
     Expected::Tensors {
         shapes: vec![Shape::from([elements])],
         dtype: tensor.dtype(),
         device: tensor.device(),
     }
-}
-
-/// Every rank's tensor, by place in the group; all have the same size.
-pub(crate) fn all_gather(
-    comm: &Arc<dyn Communicator>,
-    group: &[usize],
-    operation: &Operation,
-    tensor: &DispatchTensor,
-) -> Result<Vec<DispatchTensor>> {
-    let expected = |_| expected_like(tensor, tensor.shape()[0]);
-    let send = |_| payload(tensor.clone());
-    let received = exchange_all(comm, group, operation, send, expected)?;
-    Ok(received
-        .into_iter()
-        .map(|payload| only_tensor(payload).unwrap_or_else(|| tensor.clone()))
-        .collect())
 }
 
 /// Tensors one after the other.
@@ -208,5 +192,5 @@ pub(crate) fn concatenated(mut tensors: Vec<DispatchTensor>) -> DispatchTensor {
     if tensors.iter().all(host::holds) {
         return host::concatenation(tensors);
     }
-    Dispatch::float_cat(tensors, 0)
+    joined(tensors)
 }

@@ -1,47 +1,94 @@
 //! What reductions do with tensors of the CPU, in one pass and in memory that is used again.
 
 use std::mem::MaybeUninit;
-use std::ops::{AddAssign, Range};
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::backend::{BackendTensor, DispatchKindConversion, DispatchTensor, Flex, TensorMetadata};
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Shape};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 
 use super::Payload;
 use super::wire::{Outgoing, bytes, here};
+use crate::dispatch::of_cpu;
+use crate::layout::ReduceOp;
 use crate::memory::Block;
 
-/// Elements that are added before the next ones: they stay in the first-level cache.
+/// Elements that are combined before the next ones: they stay in the first-level cache.
 const STRETCH: usize = 2048;
 
-/// The tensor, if it is one of `f32` or `f64` on the CPU, which is what is added and put together here.
-fn of_cpu(tensor: &DispatchTensor) -> Option<&FlexTensor> {
-    here(tensor).filter(|tensor| matches!(tensor.dtype(), DType::F32 | DType::F64))
+/// Numbers that are combined and put together here: all but those of 16 bits, with which the CPU does not calculate.
+trait Number: bytemuck::Pod + PartialOrd {
+    fn sum(self, other: Self) -> Self;
+
+    fn product(self, other: Self) -> Self;
+
+    fn is_nan(self) -> bool;
 }
 
-/// Whether a tensor is one of `f32` or `f64` on the CPU.
-pub(super) fn holds(tensor: &DispatchTensor) -> bool {
-    of_cpu(tensor).is_some()
-}
+macro_rules! number_types {
+    ($($number:ident: $dtype:ident, $sum:expr, $product:expr, $is_nan:expr;)*) => {
+        $(impl Number for $number {
+            fn sum(self, other: Self) -> Self {
+                $sum(self, other)
+            }
 
-/// The tensor, with its cells in one piece if it is one of `f32` or `f64` on the CPU.
-pub(super) fn in_one_piece(tensor: DispatchTensor) -> DispatchTensor {
-    match of_cpu(&tensor) {
-        Some(apart) if !apart.is_contiguous() => {
-            let tensor = apart.to_contiguous();
-            DispatchTensor::from_backend(BackendTensor::<Flex>::Float(tensor))
+            fn product(self, other: Self) -> Self {
+                $product(self, other)
+            }
+
+            fn is_nan(self) -> bool {
+                $is_nan(self)
+            }
+        })*
+
+        /// How to combine numbers of a type.
+        fn combine_of(dtype: DType) -> Option<Combine> {
+            match dtype {
+                $(DType::$dtype => Some(combine::<$number>),)*
+                _ => None,
+            }
         }
+    };
+}
+
+number_types! {
+    f32: F32, std::ops::Add::add, std::ops::Mul::mul, f32::is_nan;
+    f64: F64, std::ops::Add::add, std::ops::Mul::mul, f64::is_nan;
+    i64: I64, i64::wrapping_add, i64::wrapping_mul, |_| false;
+    i32: I32, i32::wrapping_add, i32::wrapping_mul, |_| false;
+    i16: I16, i16::wrapping_add, i16::wrapping_mul, |_| false;
+    i8: I8, i8::wrapping_add, i8::wrapping_mul, |_| false;
+    u64: U64, u64::wrapping_add, u64::wrapping_mul, |_| false;
+    u32: U32, u32::wrapping_add, u32::wrapping_mul, |_| false;
+    u16: U16, u16::wrapping_add, u16::wrapping_mul, |_| false;
+    u8: U8, u8::wrapping_add, u8::wrapping_mul, |_| false;
+}
+
+/// The tensor, if it is one of numbers on the CPU that are combined and put together here.
+fn numbers(tensor: &DispatchTensor) -> Option<&FlexTensor> {
+    here(tensor).filter(|tensor| combine_of(tensor.dtype()).is_some())
+}
+
+/// Whether a tensor is one of numbers on the CPU that are combined and put together here.
+pub(super) fn holds(tensor: &DispatchTensor) -> bool {
+    numbers(tensor).is_some()
+}
+
+/// The tensor, with its cells in one piece if it is one that is combined here.
+pub(super) fn in_one_piece(tensor: DispatchTensor) -> DispatchTensor {
+    match numbers(&tensor) {
+        Some(apart) if !apart.is_contiguous() => of_cpu(apart.to_contiguous()),
         _ => tensor,
     }
 }
 
-/// The bytes of some elements of a tensor of floats of the CPU that lies in one piece.
+/// The bytes of some elements of a tensor of numbers of the CPU that lies in one piece.
 pub(super) fn cells(tensor: &DispatchTensor, elements: Range<usize>) -> &[u8] {
     let size = tensor.dtype().size();
-    let tensor = of_cpu(tensor).expect("a tensor of the CPU");
+    let tensor = numbers(tensor).expect("a tensor of the CPU");
     &bytes(tensor)[elements.start * size..elements.end * size]
 }
 
@@ -189,21 +236,13 @@ impl Room {
     fn tensor(&self, memory: Arc<Bytes>) -> DispatchTensor {
         let elements = memory.len() / self.dtype.size();
         let layout = Layout::contiguous(Shape::from([elements]));
-        let tensor = FlexTensor::from_arc(memory, layout, self.dtype);
-        DispatchTensor::from_backend(BackendTensor::<Flex>::Float(tensor))
+        of_cpu(FlexTensor::from_arc(memory, layout, self.dtype))
     }
 
-    /// Writes the sum of summands, in their order, to a part: the bits that adding one after the other gives.
-    pub(super) fn add_up<'a>(
-        &self,
-        elements: Range<usize>,
-        summands: impl Iterator<Item = &'a [u8]> + Clone,
-    ) {
-        let place = self.place(elements);
-        match self.dtype {
-            DType::F32 => add_up::<f32>(&place, summands),
-            _ => add_up::<f64>(&place, summands),
-        }
+    /// Writes the combination of values, in their order, to a part: the bits that one after the other gives.
+    pub(super) fn combine(&self, op: ReduceOp, elements: Range<usize>, values: &[&[u8]]) {
+        let combine = combine_of(self.dtype).expect("a type that is combined here");
+        combine(op, &self.place(elements), values);
     }
 
     /// All of it, when every part has been written.
@@ -212,7 +251,17 @@ impl Room {
     }
 }
 
-/// Tensors of which each is of floats of the CPU, one after the other.
+/// Flat tensors of numbers of the CPU, of one size, combined in their order.
+pub(super) fn combination(op: ReduceOp, tensors: Vec<DispatchTensor>) -> DispatchTensor {
+    let (elements, dtype) = (tensors[0].shape().num_elements(), tensors[0].dtype());
+    let tensors: Vec<DispatchTensor> = tensors.into_iter().map(in_one_piece).collect();
+    let values: Vec<&[u8]> = tensors.iter().map(|of| cells(of, 0..elements)).collect();
+    let room = Room::new(elements, dtype);
+    room.combine(op, 0..elements, &values);
+    room.into_tensor()
+}
+
+/// Tensors of numbers of the CPU, one after the other.
 pub(super) fn concatenation(tensors: Vec<DispatchTensor>) -> DispatchTensor {
     let dtype = tensors[0].dtype();
     let parts: Vec<DispatchTensor> = tensors.into_iter().map(in_one_piece).collect();
@@ -227,23 +276,43 @@ pub(super) fn concatenation(tensors: Vec<DispatchTensor>) -> DispatchTensor {
     room.into_tensor()
 }
 
-fn add_up<'a, E: bytemuck::Pod + AddAssign>(
-    place: &Place,
-    summands: impl Iterator<Item = &'a [u8]> + Clone,
-) {
+/// Writes the combination of values to a place.
+type Combine = fn(ReduceOp, &Place, &[&[u8]]);
+
+fn combine<E: Number>(op: ReduceOp, place: &Place, values: &[&[u8]]) {
+    match op {
+        ReduceOp::Sum => fold(place, values, E::sum),
+        ReduceOp::Product => fold(place, values, E::product),
+        // What is not a number is never lost.
+        ReduceOp::Max => fold(place, values, |first: E, second: E| {
+            match second > first || second.is_nan() {
+                true => second,
+                false => first,
+            }
+        }),
+        ReduceOp::Min => fold(place, values, |first: E, second: E| {
+            match second < first || second.is_nan() {
+                true => second,
+                false => first,
+            }
+        }),
+    }
+}
+
+fn fold<E: Number>(place: &Place, values: &[&[u8]], combine: impl Fn(E, E) -> E) {
     // SAFETY: nothing else uses the place, and its bytes are initialised.
-    let sums = unsafe { std::slice::from_raw_parts_mut(place.start.as_ptr(), place.bytes) };
-    let sums: &mut [E] = bytemuck::cast_slice_mut(sums);
-    for (stretch, sums) in sums.chunks_mut(STRETCH).enumerate() {
-        let cells = stretch * STRETCH..stretch * STRETCH + sums.len();
-        for (index, summand) in summands.clone().enumerate() {
-            let more: &[E] = &bytemuck::cast_slice(summand)[cells.clone()];
+    let results = unsafe { std::slice::from_raw_parts_mut(place.start.as_ptr(), place.bytes) };
+    let results: &mut [E] = bytemuck::cast_slice_mut(results);
+    for (stretch, results) in results.chunks_mut(STRETCH).enumerate() {
+        let cells = stretch * STRETCH..stretch * STRETCH + results.len();
+        for (index, value) in values.iter().enumerate() {
+            let more: &[E] = &bytemuck::cast_slice(value)[cells.clone()];
             match index {
-                0 => sums.copy_from_slice(more),
-                _ => sums
+                0 => results.copy_from_slice(more),
+                _ => results
                     .iter_mut()
                     .zip(more)
-                    .for_each(|(sum, more)| *sum += *more),
+                    .for_each(|(result, more)| *result = combine(*result, *more)),
             }
         }
     }
@@ -268,12 +337,10 @@ mod tests {
                 .map(|whole| whole.narrow(0, elements, elements))
                 .collect();
             let added = parts.iter().cloned().reduce(|lhs, rhs| lhs + rhs).unwrap();
-            let all = parts.iter().cloned().map(Tensor::into_dispatch);
-            let all: Vec<DispatchTensor> = all.map(in_one_piece).collect();
-            let room = Room::new(elements, dtype);
-            room.add_up(0..elements, all.iter().map(|part| cells(part, 0..elements)));
+            let all: Vec<_> = parts.iter().cloned().map(Tensor::into_dispatch).collect();
+            let sum = combination(ReduceOp::Sum, all.clone());
             let data = |of| Tensor::<1>::from_dispatch(of).into_data();
-            data(room.into_tensor()).assert_eq(&added.into_data(), true);
+            data(sum).assert_eq(&added.into_data(), true);
             data(concatenation(all)).assert_eq(&Tensor::cat(parts, 0).into_data(), true);
         }
         let halves = Tensor::<1>::ones([3], (&device, DType::F16));
@@ -286,7 +353,7 @@ mod tests {
         let bytes = |value: f32, elements: usize| value.to_ne_bytes().repeat(elements);
         room.place(0..3).write(&bytes(1.0, 3));
         let part = room.part(0..3);
-        assert_eq!(of_cpu(&part).unwrap().bytes().len(), 3 * 4);
+        assert_eq!(numbers(&part).unwrap().bytes().len(), 3 * 4);
         std::thread::scope(|scope| {
             let (place, written) = (room.place(3..8), bytes(2.0, 5));
             scope.spawn(move || place.write(&written));
@@ -294,7 +361,7 @@ mod tests {
         });
         // Whoever writes to a part gets a copy of it.
         let of = |tensor| Tensor::<1>::from_dispatch(tensor);
-        let mut sole = of_cpu(&part).unwrap().clone();
+        let mut sole = numbers(&part).unwrap().clone();
         drop(part);
         sole.storage_mut::<f32>()[0] = 3.0;
         assert_eq!(sole.storage::<f32>(), [3.0, 1.0, 1.0]);

@@ -6,12 +6,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use burn::backend::flex::FlexTensor;
-use burn::backend::{BackendTensor, DispatchKindConversion, DispatchTensor, Flex, TensorMetadata};
+use burn::backend::{DispatchTensor, TensorMetadata};
 
 #[cfg(feature = "cube")]
 use super::handle::Handle;
 use super::mailbox::{Content, Mailbox, Message, Queue, Sender, Ticket};
+use super::wire::here;
 use super::{Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings};
+use crate::dispatch::of_cpu;
 use crate::{Error, Result};
 
 /// How often a waiting rank looks before it sleeps: a message that is about to come costs no wake-up then.
@@ -297,10 +299,8 @@ fn content(payload: Payload) -> Content {
         Ok(handles) => return Content::OnGpu(handles),
         Err(tensors) => tensors,
     };
-    let separate = |tensor: DispatchTensor| match DispatchTensor::try_into_backend(tensor.clone()) {
-        Ok(BackendTensor::<Flex>::Float(view)) if is_thin(&view) => {
-            DispatchTensor::from_backend(BackendTensor::<Flex>::Float(view.to_contiguous()))
-        }
+    let separate = |tensor: DispatchTensor| match here(&tensor) {
+        Some(view) if is_thin(view) => of_cpu(view.to_contiguous()),
         _ => tensor,
     };
     Content::Handed(Payload::Tensors(

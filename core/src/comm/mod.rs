@@ -1,7 +1,7 @@
 //! Communication between ranks: one trait, an engine per way that ranks can be connected.
 //!
 //! An engine moves batches of messages between pairs of ranks, in order. Everything collective is built on that in
-//! `collectives` and `sums`, once for all engines, so that a reduction gives the same bits on all of them.
+//! `collectives` and `all_reduce`, once for all engines, so that a reduction gives the same bits on all of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ pub use operation::{Operation, Traffic};
 use crate::Result;
 pub use crate::settings::{Overlap, Settings};
 
+pub(crate) mod all_reduce;
 pub(crate) mod collectives;
 mod counters;
 pub(crate) mod dry_run;
@@ -33,7 +34,6 @@ pub(crate) mod mpi;
 #[cfg(feature = "cuda")]
 pub(crate) mod nccl;
 mod operation;
-pub(crate) mod sums;
 pub(crate) mod tcp;
 #[cfg(any(feature = "cuda", test))]
 mod watch;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Shape};
 use foldhash::fast::FixedState;
 
-use crate::Layout;
+use crate::layout::{Layout, ReduceOp};
 
 /// What a communication is for; statistics are kept by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,7 +16,7 @@ pub enum Traffic {
     Exchange,
     /// A change of placement.
     Redistribute,
-    /// A sum, maximum or minimum over ranks.
+    /// A sum or another reduction over ranks.
     Reduce,
     /// A field or parameters sent out from one rank, or collected on one.
     Scatter,
@@ -42,8 +42,8 @@ pub struct Operation {
     backward: bool,
     traffic: Traffic,
     layout: Option<Layout>,
-    /// Number and type of the elements that are summed.
-    elements: Option<(usize, DType)>,
+    /// The reduction, and number and type of the elements that are reduced.
+    elements: Option<(ReduceOp, usize, DType)>,
     /// The tensors that it is made of, if there are several.
     parts: Option<Arc<[Shape]>>,
 }
@@ -61,11 +61,11 @@ impl Operation {
         }
     }
 
-    /// The operation on so many elements of a type.
+    /// The operation as a reduction of so many elements of a type.
     #[must_use]
-    pub(crate) fn of(&self, elements: usize, dtype: DType) -> Self {
+    pub(crate) fn of(&self, op: ReduceOp, elements: usize, dtype: DType) -> Self {
         Self {
-            elements: Some((elements, dtype)),
+            elements: Some((op, elements, dtype)),
             ..self.clone()
         }
     }
@@ -130,8 +130,8 @@ impl fmt::Display for Operation {
         if let Some(layout) = &self.layout {
             write!(f, " on {layout}")?;
         }
-        if let Some((elements, dtype)) = self.elements {
-            write!(f, " of {elements} {dtype:?}")?;
+        if let Some((op, elements, dtype)) = self.elements {
+            write!(f, ", {op:?} of {elements} {dtype:?}")?;
         }
         let Some(parts) = &self.parts else {
             return Ok(());

@@ -6,15 +6,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn::backend::{
-    BackendTensor, Dispatch, DispatchDevice, DispatchKindConversion, DispatchTensor,
-    DispatchTensorKind, Flex, TensorMetadata,
-};
-use burn::tensor::{Bool, DType, Int, Shape, Tensor};
+use burn::backend::{BackendTensor, DispatchDevice, DispatchTensor, DispatchTensorKind};
+use burn::tensor::Shape;
 use burn_std::Bytes;
 
 use super::{Expected, Payload};
+use crate::dispatch::{from_host, of_cpu, to_host};
 use crate::memory::Block;
 
 /// Memory that is sent.
@@ -99,14 +96,7 @@ pub(super) fn bring(payload: &mut Payload) {
         return;
     };
     for tensor in tensors.iter_mut().filter(|tensor| here(tensor).is_none()) {
-        let (there, dtype) = (tensor.clone(), tensor.dtype());
-        // `Tensor<1>` only carries the data.
-        let data = match dtype {
-            DType::Bool(_) => Tensor::<1, Bool>::from_dispatch(there).into_data(),
-            dtype if dtype.is_float() => Tensor::<1>::from_dispatch(there).into_data(),
-            _ => Tensor::<1, Int>::from_dispatch(there).into_data(),
-        };
-        *tensor = of_host(FlexTensor::from_data(data), dtype);
+        *tensor = of_cpu(FlexTensor::from_data(to_host(tensor.clone())));
     }
 }
 
@@ -158,30 +148,16 @@ impl Expected {
             }
             start += layout.num_elements();
             let cells = FlexTensor::from_arc(message.clone(), layout, *dtype);
-            on_device(cells, *dtype, device)
+            on_device(cells, device)
         };
         Payload::Tensors(shapes.iter().map(&mut next).collect())
     }
 }
 
-/// A tensor of this process's memory as one of any device.
-fn of_host(cells: FlexTensor, dtype: DType) -> DispatchTensor {
-    DispatchTensor::from_backend(match dtype {
-        DType::Bool(_) => BackendTensor::<Flex>::Bool(cells),
-        dtype if dtype.is_float() => BackendTensor::Float(cells),
-        _ => BackendTensor::Int(cells),
-    })
-}
-
 /// A tensor of this process's memory on a device.
-fn on_device(cells: FlexTensor, dtype: DType, device: &DispatchDevice) -> DispatchTensor {
-    if matches!(device, DispatchDevice::Flex(_)) {
-        return of_host(cells, dtype);
-    }
-    let data = cells.into_data();
-    match dtype {
-        DType::Bool(_) => Dispatch::bool_from_data(data, device),
-        dtype if dtype.is_float() => Dispatch::float_from_data(data, device),
-        _ => Dispatch::int_from_data(data, device),
+fn on_device(cells: FlexTensor, device: &DispatchDevice) -> DispatchTensor {
+    match device {
+        DispatchDevice::Flex(_) => of_cpu(cells),
+        device => from_host(cells.into_data(), device),
     }
 }

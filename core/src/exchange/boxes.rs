@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::backend::{DispatchTensor, TensorMetadata};
 
 use super::plan::Transfer;
 use super::{Direction, Exchange, Move};
 use crate::comm::{Batch, Communicator, Expected, InFlight, Overlap, Payload, collectives};
-use crate::dispatch::{blank, cut, flipped, paste};
+use crate::dispatch::{added, blank, cut, flipped, paste};
 use crate::{IndexBox, Result};
 
 /// Boxes on their way between ranks: what this rank sends has left, what it receives has not come.
@@ -221,6 +220,6 @@ pub fn add_box(
     (transfer, gradient): (&Transfer, DispatchTensor),
 ) -> DispatchTensor {
     let gradient = flipped(gradient, &transfer.flip);
-    let cells = Dispatch::float_add(cut(&sum, &transfer.src), gradient);
+    let cells = added(cut(&sum, &transfer.src), gradient);
     paste(sum, &transfer.src, cells)
 }

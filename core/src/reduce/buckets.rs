@@ -13,12 +13,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Gradients, Shape, Slice, Tensor};
+use burn::tensor::kind::Kind;
+use burn::tensor::{DType, Gradients, Shape, Tensor};
 
-use crate::comm::sums::{PendingSum, start_sum};
+use crate::comm::all_reduce::{self, PendingReduction};
 use crate::comm::{Communicator, Operation, Traffic, collectives};
-use crate::dispatch::reshaped;
-use crate::{Error, Result};
+use crate::dispatch::{cut, flattened, kind_of, reshaped};
+use crate::layout::ReduceOp;
+use crate::{Error, IndexBox, Result};
 
 /// A bucket of so many bytes is full.
 const FULL: usize = 4 << 20;
@@ -60,11 +62,9 @@ struct Leaves {
 
 impl Leaf {
     /// The parameter `tensor`, whose gradients a group sums; `None` if it is not one, but was computed.
-    pub(crate) fn of<const D: usize>(
-        tensor: &Tensor<D>,
-        group: &Arc<[usize]>,
-    ) -> Option<Arc<Self>> {
-        if !tensor.is_require_grad() {
+    pub(crate) fn of(tensor: &DispatchTensor, group: &Arc<[usize]>) -> Option<Arc<Self>> {
+        let is_float = kind_of(tensor.dtype()) == Kind::Float;
+        if !is_float || !Dispatch::float_is_require_grad(tensor) {
             return None;
         }
         let key = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -73,7 +73,7 @@ impl Leaf {
             let full = leaves.uses == MOST_USES;
             let forgotten = full.then(|| std::mem::take(leaves));
             leaves.uses += 1;
-            leaves.tensors.insert(key, tensor.clone().into_dispatch());
+            leaves.tensors.insert(key, tensor.clone());
             forgotten
         });
         drop(forgotten);
@@ -126,7 +126,7 @@ struct Buckets {
     /// The groups that sum.
     groups: HashSet<Arc<[usize]>>,
     open: Vec<Bucket>,
-    travelling: VecDeque<(Owners, PendingSum)>,
+    travelling: VecDeque<(Owners, PendingReduction)>,
     summed: Vec<(Owners, DispatchTensor)>,
 }
 
@@ -237,23 +237,21 @@ impl Buckets {
 }
 
 impl Bucket {
-    fn start(self) -> Result<(Owners, PendingSum)> {
+    fn start(self) -> Result<(Owners, PendingReduction)> {
         let Self {
             comm, group, parts, ..
         } = self;
         let mut owners = Owners::new();
         let flat = parts.into_iter().map(|(leaf, gradient)| {
-            let shape = gradient.shape();
-            let elements = shape.num_elements();
-            owners.push((leaf, shape));
-            reshaped(gradient, [elements].into())
+            owners.push((leaf, gradient.shape()));
+            flattened(gradient)
         });
         let flat = collectives::concatenated(flat.collect());
         let operation = Operation::new("gradients", Traffic::Reduce, None).backward();
-        let operation = operation.of(flat.shape()[0], flat.dtype());
+        let operation = operation.of(ReduceOp::Sum, flat.shape()[0], flat.dtype());
         let operation = operation.of_parts(owners.iter().map(|(_, shape)| shape.clone()));
         collectives::agree(&comm, &group, &operation)?;
-        let sum = start_sum(&comm, &group, &operation, flat)?;
+        let sum = all_reduce::start(&comm, &group, &operation, ReduceOp::Sum, flat)?;
         Ok((owners, sum))
     }
 }
@@ -263,8 +261,9 @@ fn hand_out(owners: Owners, sum: &DispatchTensor, gradients: &mut Gradients) {
     let mut start = 0;
     for (leaf, shape) in owners {
         let elements = shape.num_elements();
-        let part = Slice::from(start..start + elements);
-        let part = reshaped(Dispatch::float_slice(sum.clone(), &[part]), shape);
+        let cells = start..start + elements;
+        let part = IndexBox::new(Vec::from([cells]));
+        let part = reshaped(cut(sum, &part), shape);
         start += elements;
         // `Tensor<1>` only carries the data.
         let leaf = Tensor::<1>::from_dispatch(leaf);

@@ -1,19 +1,21 @@
-//! Sums over ranks as an operator with an adjoint.
+//! Reductions over ranks as operators with an adjoint.
 
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::Shape;
 
-use crate::Result;
-use crate::comm::{Communicator, Operation, collectives, sums};
-use crate::dispatch::reshaped;
+use crate::comm::{Communicator, Operation, all_reduce, collectives};
+use crate::dispatch::{cut, flattened, reshaped};
+use crate::layout::ReduceOp;
 use crate::operator::{BackwardPass, Operator, one};
+use crate::{IndexBox, Result};
 pub(crate) use buckets::{Leaf, collect};
+pub(crate) use scatter::ReduceScatter;
 
 mod buckets;
+mod scatter;
 
-/// A reduction as an operator: what is reduced forward, and what backward.
+/// An all-reduce as an operator: what is reduced forward, and what backward.
 #[derive(Clone, Debug)]
 pub(crate) struct Reduce {
     /// The operation, for messages and errors.
@@ -22,17 +24,18 @@ pub(crate) struct Reduce {
     pub comm: Arc<dyn Communicator>,
     /// The ranks of the world that take part, the same on each of them.
     pub group: Arc<[usize]>,
-    /// Whether the values, or the gradients, are summed.
+    /// Whether the values, or the gradients, are reduced.
     pub pass: Pass,
     /// The parameter that is reduced, if its gradient may be put into a bucket.
     pub leaf: Option<Arc<Leaf>>,
 }
 
-/// In which pass a [`Reduce`] sums.
+/// In which pass a [`Reduce`] communicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
-    /// Values are summed; the gradient, equal on all ranks, passes as it is.
-    Forward,
+    /// Values are reduced. The gradient, equal on all ranks, passes to the terms of a sum as it is; to other contributions
+    /// as [`ReduceScatter`] says.
+    Forward(ReduceOp),
     /// Values pass as they are; gradients are summed (`fan_out`).
     Backward,
 }
@@ -41,41 +44,78 @@ impl Operator for Reduce {
     type Saved = ();
 
     fn keeps(&self, _: usize) -> bool {
-        false
+        matches!(self.pass, Pass::Forward(op) if op != ReduceOp::Sum)
     }
 
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
         let [tensor] = one(inputs);
         Ok(match self.pass {
-            Pass::Forward => (self.all_reduce(tensor, &self.operation)?, ()),
+            Pass::Forward(op) => (self.all_reduce(tensor, &self.operation, op)?, ()),
             Pass::Backward => (tensor, ()),
         })
     }
 
-    fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+    fn backward(&self, mut pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        if let Pass::Forward(op) = self.pass {
+            let gradient = match op {
+                ReduceOp::Sum => pass.cotangent,
+                op => self.gradient(op, pass.take_input(0), pass.cotangent)?,
+            };
+            return Ok(vec![Some(gradient)]);
+        }
         let gradient = match &self.leaf {
             None => Some(pass.cotangent),
             Some(leaf) => buckets::put(leaf, &self.comm, pass.cotangent)?,
         };
-        let Some(gradient) = gradient else {
-            return Ok(vec![None]);
-        };
-        Ok(vec![Some(match self.pass {
-            Pass::Forward => gradient,
-            Pass::Backward => self.all_reduce(gradient, &self.operation.backward())?,
-        })])
+        let sum = |gradient| self.all_reduce(gradient, &self.operation.backward(), ReduceOp::Sum);
+        Ok(vec![gradient.map(sum).transpose()?])
     }
 }
 
 impl Reduce {
-    fn all_reduce(&self, tensor: DispatchTensor, operation: &Operation) -> Result<DispatchTensor> {
+    fn all_reduce(
+        &self,
+        tensor: DispatchTensor,
+        operation: &Operation,
+        op: ReduceOp,
+    ) -> Result<DispatchTensor> {
         let Self { comm, group, .. } = self;
         let shape = tensor.shape();
-        let elements = shape.num_elements();
-        let operation = operation.of(elements, tensor.dtype());
+        let operation = operation.of(op, shape.num_elements(), tensor.dtype());
         collectives::agree(comm, group, &operation)?;
-        let flat = reshaped(tensor, Shape::from([elements]));
-        let sum = sums::all_reduce_sum(comm, group, &operation, flat)?;
-        Ok(reshaped(sum, shape))
+        let result = all_reduce::all_reduce(comm, group, &operation, op, flattened(tensor))?;
+        Ok(reshaped(result, shape))
+    }
+
+    /// The gradient of this rank's contribution: each rank finds those of a share of the elements, of which it receives all
+    /// contributions.
+    fn gradient(
+        &self,
+        op: ReduceOp,
+        contribution: DispatchTensor,
+        cotangent: DispatchTensor,
+    ) -> Result<DispatchTensor> {
+        let (shape, ranks) = (contribution.shape(), self.group.len());
+        let bound = |place: usize| place * shape.num_elements() / ranks;
+        let share = |place: usize| {
+            let cells = bound(place)..bound(place + 1);
+            IndexBox::new(Vec::from([cells]))
+        };
+        let shares = ReduceScatter {
+            operation: self.operation.backward(),
+            comm: self.comm.clone(),
+            group: self.group.clone(),
+            op,
+            boxes: (0..ranks).map(share).collect(),
+        };
+        let (_, contributions) = shares.forward(vec![flattened(contribution)])?;
+        let gradients = shares.backward(BackwardPass {
+            inputs: Vec::new(),
+            saved: &contributions,
+            cotangent: cut(&flattened(cotangent), shares.own_box()),
+            wanted: &[true],
+        })?;
+        let gradient = gradients.into_iter().flatten().next();
+        Ok(reshaped(gradient.expect("one gradient"), shape))
     }
 }

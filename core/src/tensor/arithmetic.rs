@@ -2,7 +2,8 @@
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-use burn::tensor::{Bool, Tensor};
+use burn::tensor::kind::{Basic, Kind, Numeric, Ordered};
+use burn::tensor::{Bool, ElementConversion, Float, Int, Tensor};
 
 use super::ShardTensor;
 use crate::layout::{Layout, Partial, Placement, ReduceOp};
@@ -42,13 +43,13 @@ fn pair(operator: &str, operands: [&Layout; 2], linearity: Linearity) -> Result<
     Pairing::new(operator, &operands, &common, linearity)
 }
 
-impl<const D: usize> ShardTensor<D> {
+impl<const D: usize, K: Basic> ShardTensor<D, K> {
     fn binary(
         self,
         other: Self,
         operator: &'static str,
         linearity: Linearity,
-        f: impl FnOnce(Tensor<D>, Tensor<D>) -> Tensor<D>,
+        f: impl FnOnce(Tensor<D, K>, Tensor<D, K>) -> Tensor<D, K>,
     ) -> Self {
         let (layout, lhs, rhs) = self
             .paired(other, operator, linearity)
@@ -62,7 +63,7 @@ impl<const D: usize> ShardTensor<D> {
         other: Self,
         operator: &'static str,
         linearity: Linearity,
-    ) -> Result<((Layout, crate::DeviceMesh), Tensor<D>, Tensor<D>)> {
+    ) -> Result<((Layout, crate::DeviceMesh), Tensor<D, K>, Tensor<D, K>)> {
         if self.layout == other.layout && self.layout.partial_axis().is_none() {
             return Ok(((self.layout, self.mesh), self.local, other.local));
         }
@@ -77,16 +78,19 @@ impl<const D: usize> ShardTensor<D> {
     ///
     /// # Panics
     /// With checks on, panics if a rank holds another tensor.
-    pub fn replicate_beside<const E: usize>(&self, tensor: Tensor<E>) -> ShardTensor<E> {
+    pub fn replicate_beside<const E: usize, L: Basic>(
+        &self,
+        tensor: Tensor<E, L>,
+    ) -> ShardTensor<E, L> {
         self.replicate_for("replicate_beside", tensor)
     }
 
     /// [`replicate_beside`](Self::replicate_beside) as part of an operator, which errors name.
-    fn replicate_for<const E: usize>(
+    fn replicate_for<const E: usize, L: Basic>(
         &self,
         operator: &'static str,
-        tensor: Tensor<E>,
-    ) -> ShardTensor<E> {
+        tensor: Tensor<E, L>,
+    ) -> ShardTensor<E, L> {
         let (comm, ranks) = (self.mesh.comm(), self.mesh.shape().ranks());
         require_replicas(operator, comm, ranks, &tensor).unwrap_or_else(|error| error.raise());
         let layout = Layout::replicated(self.layout.mesh(), &tensor.dims());
@@ -98,7 +102,7 @@ impl<const D: usize> ShardTensor<D> {
         self,
         other: Self,
         operator: &'static str,
-        f: impl FnOnce(Tensor<D>, Tensor<D>) -> Tensor<D>,
+        f: impl FnOnce(Tensor<D, K>, Tensor<D, K>) -> Tensor<D, K>,
     ) -> Self {
         self.binary(other, operator, Linearity::None, f)
     }
@@ -107,22 +111,12 @@ impl<const D: usize> ShardTensor<D> {
         self,
         other: Self,
         operator: &'static str,
-        f: impl FnOnce(Tensor<D>, Tensor<D>) -> Tensor<D, Bool>,
+        f: impl FnOnce(Tensor<D, K>, Tensor<D, K>) -> Tensor<D, Bool>,
     ) -> ShardTensor<D, Bool> {
         let ((layout, mesh), lhs, rhs) = self
             .paired(other, operator, Linearity::None)
             .unwrap_or_else(|error| error.raise());
         ShardTensor::from_parts(f(lhs, rhs), layout, mesh)
-    }
-
-    /// Where each element is greater than `value`.
-    pub fn greater_elem(self, value: f64) -> ShardTensor<D, Bool> {
-        self.map_elements("greater_elem", |local| local.greater_elem(value))
-    }
-
-    /// Where each element is lower than `value`.
-    pub fn lower_elem(self, value: f64) -> ShardTensor<D, Bool> {
-        self.map_elements("lower_elem", |local| local.lower_elem(value))
     }
 
     /// Takes `value` where the mask is true. The layouts must be the same.
@@ -141,9 +135,21 @@ impl<const D: usize> ShardTensor<D> {
     }
 }
 
+impl<const D: usize, K: Ordered> ShardTensor<D, K> {
+    /// Where each element is greater than `value`.
+    pub fn greater_elem(self, value: impl ElementConversion) -> ShardTensor<D, Bool> {
+        self.map_elements("greater_elem", |local| local.greater_elem(value))
+    }
+
+    /// Where each element is lower than `value`.
+    pub fn lower_elem(self, value: impl ElementConversion) -> ShardTensor<D, Bool> {
+        self.map_elements("lower_elem", |local| local.lower_elem(value))
+    }
+}
+
 macro_rules! comparison {
-    ($($(#[$doc:meta])* $name:ident;)*) => {
-        impl<const D: usize> ShardTensor<D> {
+    ($kind:ident; $($(#[$doc:meta])* $name:ident;)*) => {
+        impl<const D: usize, K: $kind> ShardTensor<D, K> {
             $($(#[$doc])*
             ///
             /// # Panics
@@ -156,6 +162,15 @@ macro_rules! comparison {
 }
 
 comparison! {
+    Basic;
+    /// Where elements are equal.
+    equal;
+    /// Where elements are not equal.
+    not_equal;
+}
+
+comparison! {
+    Ordered;
     /// Where this tensor's elements are greater.
     greater;
     /// Where this tensor's elements are greater or equal.
@@ -164,13 +179,11 @@ comparison! {
     lower;
     /// Where this tensor's elements are lower or equal.
     lower_equal;
-    /// Where elements are equal.
-    equal;
 }
 
 macro_rules! operator {
-    ($trait:ident, $method:ident, $linearity:expr, $scalar_on_partial:expr) => {
-        impl<const D: usize> $trait for ShardTensor<D> {
+    ($trait:ident, $method:ident, $linearity:expr, $($scalar:ident of $kind:ident by $map:ident),*) => {
+        impl<const D: usize, K: Numeric> $trait for ShardTensor<D, K> {
             type Output = Self;
 
             fn $method(self, other: Self) -> Self {
@@ -178,36 +191,40 @@ macro_rules! operator {
             }
         }
 
-        impl<const D: usize> $trait<Tensor<D>> for ShardTensor<D> {
+        impl<const D: usize, K: Numeric> $trait<Tensor<D, K>> for ShardTensor<D, K> {
             type Output = Self;
 
             /// With a tensor that every rank holds alike; its gradient comes back complete.
-            fn $method(self, other: Tensor<D>) -> Self {
+            fn $method(self, other: Tensor<D, K>) -> Self {
                 let other = self.replicate_for(stringify!($method), other);
                 self.binary(other, stringify!($method), $linearity, $trait::$method)
             }
         }
 
-        impl<const D: usize> $trait<f64> for ShardTensor<D> {
+        $(impl<const D: usize> $trait<$scalar> for ShardTensor<D, $kind> {
             type Output = Self;
 
-            fn $method(self, other: f64) -> Self {
-                if $scalar_on_partial {
-                    self.map_scaling(stringify!($method), |local| $trait::$method(local, other))
-                } else {
-                    self.map_elements(stringify!($method), |local| $trait::$method(local, other))
-                }
+            fn $method(self, other: $scalar) -> Self {
+                self.$map(stringify!($method), |local| $trait::$method(local, other))
             }
-        }
+        })*
     };
 }
 
-operator!(Add, add, Linearity::Additive, false);
-operator!(Sub, sub, Linearity::Additive, false);
-operator!(Mul, mul, Linearity::Multiplicative, true);
-operator!(Div, div, Linearity::First, true);
+operator!(Add, add, Linearity::Additive, f64 of Float by map_elements, i64 of Int by map_elements);
+operator!(Sub, sub, Linearity::Additive, f64 of Float by map_elements, i64 of Int by map_elements);
+operator!(Mul, mul, Linearity::Multiplicative, f64 of Float by map_scaling, i64 of Int by map_scaling);
+operator!(Div, div, of_quotient::<K>(), f64 of Float by map_scaling, i64 of Int by map_elements);
 
-impl<const D: usize> Neg for ShardTensor<D> {
+/// Quotients of integers are rounded, so that they do not add up to the quotient of a sum.
+fn of_quotient<K: Basic>() -> Linearity {
+    match K::KIND {
+        Kind::Float => Linearity::First,
+        _ => Linearity::None,
+    }
+}
+
+impl<const D: usize, K: Numeric> Neg for ShardTensor<D, K> {
     type Output = Self;
 
     fn neg(self) -> Self {
@@ -215,9 +232,9 @@ impl<const D: usize> Neg for ShardTensor<D> {
     }
 }
 
-impl<const D: usize> ShardTensor<D> {
-    /// A scaling, which sums permit and extrema do not.
-    fn map_scaling(self, operator: &str, f: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Self {
+impl<const D: usize, K: Basic> ShardTensor<D, K> {
+    /// A scaling, which sums permit and other partial values do not.
+    fn map_scaling(self, operator: &str, f: impl FnOnce(Tensor<D, K>) -> Tensor<D, K>) -> Self {
         let sums =
             |placement: &Placement| !matches!(placement, Partial(op) if *op != ReduceOp::Sum);
         if self.placements().iter().all(sums) {

@@ -241,7 +241,7 @@ mod tests {
             let x = Tensor::<2>::from_data(data, world.device()).require_grad();
             let layout =
                 Layout::new(mesh.shape(), &[rows, 3], &[Shard(0)])?.with_extents(0, extents)?;
-            ShardTensor::distribute_to(x, &mesh, &layout)?.map_local(&f);
+            ShardTensor::distribute(x, &mesh, &layout)?.map_local(&f);
             Ok(())
         });
         result.map_or_else(|error| error.to_string(), |()| String::new())

@@ -2,34 +2,70 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::kind::{self, Basic};
+use burn::tensor::{BoolStore, DType, Device, ElementConversion, Tensor};
 
 use super::ShardTensor;
 use crate::comm::{Operation, Traffic};
 use crate::device_mesh::DeviceMesh;
+use crate::dispatch::kind_of;
 use crate::exchange::{Need, Source};
-use crate::layout::{Layout, Partial, Placement};
+use crate::into_layout::IntoLayout;
+use crate::layout::{Layout, Partial};
 use crate::ops;
 use crate::replicas::require_replicas;
 use crate::rng::{self, Distribution};
 use crate::{Error, IndexBox, Result};
 
-/// Number types that can be scattered.
-const NUMBERS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
+/// Types of elements that can be scattered.
+const TYPES: [DType; 15] = [
+    DType::F32,
+    DType::F64,
+    DType::F16,
+    DType::BF16,
+    DType::I64,
+    DType::I32,
+    DType::I16,
+    DType::I8,
+    DType::U64,
+    DType::U32,
+    DType::U16,
+    DType::U8,
+    DType::Bool(BoolStore::Native),
+    DType::Bool(BoolStore::U8),
+    DType::Bool(BoolStore::U32),
+];
 
 /// Sends a tensor that one rank of the world holds to the ranks of a mesh, each of which gets its shard and no more.
 ///
 /// The source passes `Some`, all others `None`. The result is a leaf: call
-/// [`require_grad`](ShardTensor::require_grad) on it for its gradient.
+/// [`require_grad`](ShardTensor::require_grad) on it for its gradient. Elements keep their type.
 ///
 /// # Errors
-/// Placements that do not fit; a source that is not in the mesh or passed `None`; a failure of communication.
-pub fn scatter_tensor<const D: usize>(
-    tensor: Option<Tensor<D>>,
+/// A layout that does not fit; a source that is not in the mesh, or passed `None` or a tensor of another kind; a failure of
+/// communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Int, Tensor};
+/// use halocline_core::{Launcher, Layout, Shard, scatter_tensor};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let classes = world.is_root().then(|| Tensor::<1, Int>::from_ints([3, 1, 4, 1, 5], world.device()));
+///     let uneven = Layout::new(mesh.shape(), &[5], &[Shard(0)])?.with_extents(0, &[4, 1])?;
+///     let classes = scatter_tensor(classes, 0, &mesh, &uneven)?;
+///     assert_eq!(classes.local_dims(), [[4], [1]][world.rank()]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn scatter_tensor<const D: usize, K: kind::Autodiff>(
+    tensor: Option<Tensor<D, K>>,
     source: usize,
     mesh: &DeviceMesh,
-    placements: &[Placement],
-) -> Result<ShardTensor<D>> {
+    to: impl IntoLayout,
+) -> Result<ShardTensor<D, K>> {
     const NAME: &str = "scatter_tensor";
     let ranks: Arc<[usize]> = mesh.shape().ranks().into();
     let comm = mesh.comm();
@@ -39,20 +75,13 @@ pub fn scatter_tensor<const D: usize>(
         .ok_or_else(|| {
             Error::operator(NAME, format!("source rank {source} is not in the {mesh}"))
         })?;
-    if let Some(placement) = placements.iter().find(|p| matches!(p, Partial(_))) {
-        return Err(Error::Placement {
-            operator: NAME.into(),
-            placement: placement.to_string(),
-            help: "scatter to Shard or Replicate".into(),
-        });
-    }
-    // Number type and shape. Without a number type the source has nothing, so that all ranks fail alike.
+    // Type and shape. Without a type the source has nothing, so that all ranks fail alike.
     let metadata = (comm.rank() == source).then(|| {
-        let number = tensor
+        let dtype = tensor
             .iter()
-            .filter_map(|tensor| NUMBERS.iter().position(|number| *number == tensor.dtype()));
+            .filter_map(|tensor| TYPES.iter().position(|dtype| *dtype == tensor.dtype()));
         let dims = tensor.iter().flat_map(|tensor| tensor.dims());
-        number
+        dtype
             .chain(dims)
             .flat_map(|word| (word as u64).to_le_bytes())
             .collect()
@@ -62,22 +91,31 @@ pub fn scatter_tensor<const D: usize>(
     let words: Vec<usize> = words
         .map(|bytes| u64::from_le_bytes(*bytes) as usize)
         .collect();
-    let [number, shape @ ..] = words.as_slice() else {
+    let [dtype, shape @ ..] = words.as_slice() else {
         return Err(Error::operator(
             NAME,
             format!("the source, rank {source}, passed None; it must pass the tensor"),
         ));
     };
-    if shape.len() != D || *number >= NUMBERS.len() {
-        let message = format!("rank {source} sends {shape:?}; expected {D} dims of {NUMBERS:?}");
+    let (dtype, kind) = (TYPES[*dtype], K::KIND);
+    if kind_of(dtype) != kind || shape.len() != D {
+        let message = format!(
+            "rank {source} sends {dtype:?} of {shape:?}; expected {D} dims of kind {kind:?}"
+        );
         return Err(Error::operator(NAME, message));
     }
-    let layout = Layout::new(mesh.shape(), shape, placements)?;
+    let layout = to.into_layout(&Layout::replicated(mesh.shape(), shape))?;
+    if let Some((_, op)) = layout.partial_axis() {
+        return Err(Error::Placement {
+            operator: NAME.into(),
+            placement: Partial(op).to_string(),
+            help: "scatter to Shard or Replicate".into(),
+        });
+    }
+    let device = mesh.device().clone().inner();
     let held = match tensor {
-        Some(tensor) if comm.rank() == source => {
-            tensor.inner().to_device(&mesh.device().clone().inner())
-        }
-        _ => Tensor::empty([0; D], (&mesh.device().clone().inner(), NUMBERS[*number])),
+        Some(tensor) if comm.rank() == source => tensor.inner().to_device(&device),
+        _ => Tensor::empty([0; D], (&device, dtype)),
     };
     let plan = mesh
         .cache()
@@ -93,7 +131,10 @@ pub fn scatter_tensor<const D: usize>(
 
 /// Gives a tensor without gradients the autodiff setting of a device, with its strategy of gradient checkpointing: burn
 /// refuses operands of different strategies.
-pub(crate) fn on_device<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
+pub(crate) fn on_device<const D: usize, K: kind::Autodiff>(
+    tensor: Tensor<D, K>,
+    device: &Device,
+) -> Tensor<D, K> {
     match device.gradient_checkpointing_strategy() {
         Some(strategy) => tensor
             .autodiff()
@@ -102,78 +143,81 @@ pub(crate) fn on_device<const D: usize>(tensor: Tensor<D>, device: &Device) -> T
     }
 }
 
-impl<const D: usize> ShardTensor<D> {
+impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Shards a tensor that every rank holds alike: each rank keeps its box. Nothing is communicated, but with checks on
     /// ([`Settings::check`](crate::Settings::check)) a hash of the tensor.
     ///
     /// # Errors
-    /// Placements that do not fit the tensor. With checks on, [`Error::Replicas`] if a rank holds another tensor.
+    /// A layout that does not fit the tensor, or has partial values. With checks on, [`Error::Replicas`] if a rank holds
+    /// another tensor.
     pub fn distribute(
-        tensor: Tensor<D>,
+        tensor: Tensor<D, K>,
         mesh: &DeviceMesh,
-        placements: &[Placement],
+        to: impl IntoLayout,
     ) -> Result<Self> {
         require_replicas("distribute", mesh.comm(), mesh.shape().ranks(), &tensor)?;
-        let layout = Layout::new(mesh.shape(), &tensor.dims(), placements)?;
-        Self::keep_box(tensor, mesh, &layout)
-    }
-
-    /// Shards a tensor that every rank holds alike, in a layout with extents of its own.
-    ///
-    /// # Errors
-    /// A layout of another shape, or one with partial values; with checks on, a rank that holds another tensor.
-    pub fn distribute_to(tensor: Tensor<D>, mesh: &DeviceMesh, layout: &Layout) -> Result<Self> {
-        require_replicas("distribute", mesh.comm(), mesh.shape().ranks(), &tensor)?;
-        Self::keep_box(tensor, mesh, layout)
-    }
-
-    fn keep_box(tensor: Tensor<D>, mesh: &DeviceMesh, layout: &Layout) -> Result<Self> {
-        if tensor.dims().to_vec() != layout.shape() || layout.partial_axis().is_some() {
-            return Err(Error::operator(
-                "distribute",
-                format!("a tensor of {:?} as {layout}", tensor.dims()),
-            ));
-        }
-        let whole = Layout::replicated(layout.mesh(), layout.shape());
-        Self::from_local(tensor, &whole, mesh)?.try_redistribute_to(layout)
+        let whole = Layout::replicated(mesh.shape(), &tensor.dims());
+        Self::from_parts(tensor, whole, mesh.clone()).try_redistribute(to)
     }
 
     /// A tensor of zeros, of which every rank allocates its shard only.
     ///
     /// # Errors
-    /// Placements that do not fit the shape.
-    pub fn zeros(shape: [usize; D], mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
-        Self::full(shape, 0.0, mesh, placements)
+    /// A layout that does not fit the shape, or has partial values.
+    pub fn zeros(shape: [usize; D], mesh: &DeviceMesh, to: impl IntoLayout) -> Result<Self> {
+        Self::create(shape, mesh, to, |cells| {
+            Tensor::zeros(cells.shape(), mesh.device())
+        })
     }
 
     /// A tensor of ones.
     ///
     /// # Errors
-    /// Placements that do not fit the shape.
-    pub fn ones(shape: [usize; D], mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
-        Self::full(shape, 1.0, mesh, placements)
+    /// A layout that does not fit the shape, or has partial values.
+    pub fn ones(shape: [usize; D], mesh: &DeviceMesh, to: impl IntoLayout) -> Result<Self> {
+        Self::create(shape, mesh, to, |cells| {
+            Tensor::ones(cells.shape(), mesh.device())
+        })
     }
 
     /// A tensor whose elements are all `value`.
     ///
     /// # Errors
-    /// Placements that do not fit the shape.
+    /// A layout that does not fit the shape, or has partial values.
     pub fn full(
         shape: [usize; D],
-        value: f64,
+        value: impl ElementConversion,
         mesh: &DeviceMesh,
-        placements: &[Placement],
+        to: impl IntoLayout,
     ) -> Result<Self> {
-        Self::create(shape, mesh, placements, |cells| {
+        Self::create(shape, mesh, to, |cells| {
             Tensor::full(cells.shape(), value, mesh.device())
         })
     }
 
+    fn create(
+        shape: [usize; D],
+        mesh: &DeviceMesh,
+        to: impl IntoLayout,
+        local: impl FnOnce(&IndexBox) -> Tensor<D, K>,
+    ) -> Result<Self> {
+        let layout = to.into_layout(&Layout::replicated(mesh.shape(), &shape))?;
+        if layout.partial_axis().is_some() {
+            return Err(Error::Layout(format!(
+                "cannot create partial values {layout}"
+            )));
+        }
+        let local = local(&layout.local_box(mesh.position()));
+        Ok(Self::from_parts(local, layout, mesh.clone()))
+    }
+}
+
+impl<const D: usize> ShardTensor<D> {
     /// Random values that depend on the seed, the stream and an element's global index alone: the same field on any
     /// mesh, bit for bit.
     ///
     /// # Errors
-    /// Placements that do not fit the shape.
+    /// A layout that does not fit the shape.
     ///
     /// # Example
     /// ```
@@ -193,29 +237,13 @@ impl<const D: usize> ShardTensor<D> {
         distribution: Distribution,
         key: rng::RandomKey,
         mesh: &DeviceMesh,
-        placements: &[Placement],
+        to: impl IntoLayout,
     ) -> Result<Self> {
-        Self::create(shape, mesh, placements, |cells| {
+        Self::create(shape, mesh, to, |cells| {
             let values = key.fill(distribution, &shape, cells);
             let data = burn::tensor::TensorData::new(values, cells.shape());
             Tensor::from_data(data, mesh.device())
         })
-    }
-
-    fn create(
-        shape: [usize; D],
-        mesh: &DeviceMesh,
-        placements: &[Placement],
-        local: impl FnOnce(&IndexBox) -> Tensor<D>,
-    ) -> Result<Self> {
-        let layout = Layout::new(mesh.shape(), &shape, placements)?;
-        if layout.partial_axis().is_some() {
-            return Err(Error::Layout(format!(
-                "cannot create partial values {layout}"
-            )));
-        }
-        let local = local(&layout.local_box(mesh.position()));
-        Ok(Self::from_parts(local, layout, mesh.clone()))
     }
 }
 

@@ -4,6 +4,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
+use burn::tensor::kind::Basic;
 
 use super::ShardTensor;
 use crate::comm::{Operation, Traffic};
@@ -37,7 +38,7 @@ impl Halo {
     }
 }
 
-impl<const D: usize> ShardTensor<D> {
+impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// This rank's shard with the cells around it, corners included.
     ///
     /// # Shapes
@@ -65,7 +66,7 @@ impl<const D: usize> ShardTensor<D> {
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
-    pub fn with_halo(&self, halos: &[Halo]) -> Result<Tensor<D>> {
+    pub fn with_halo(&self, halos: &[Halo]) -> Result<Tensor<D, K>> {
         self.with_halo_for("with_halo", halos)
     }
 
@@ -73,7 +74,7 @@ impl<const D: usize> ShardTensor<D> {
     ///
     /// # Errors
     /// Those of [`with_halo`](Self::with_halo).
-    pub fn with_halo_for(&self, operator: &'static str, halos: &[Halo]) -> Result<Tensor<D>> {
+    pub fn with_halo_for(&self, operator: &'static str, halos: &[Halo]) -> Result<Tensor<D, K>> {
         for (i, halo) in halos.iter().enumerate() {
             if halo.dim >= D || halos[..i].iter().any(|other| other.dim == halo.dim) {
                 let message = format!("halos {halos:?} for {D} dims; each dim at most once");
@@ -108,14 +109,14 @@ impl<const D: usize> ShardTensor<D> {
     ///
     /// # Errors
     /// Partial values; a failure of communication.
-    pub fn assemble<K>(
+    pub fn assemble<Key>(
         &self,
         operator: &'static str,
-        key: K,
+        key: Key,
         need_of: impl Fn(usize) -> Need,
-    ) -> Result<Tensor<D>>
+    ) -> Result<Tensor<D, K>>
     where
-        K: Hash + Eq + Send + 'static,
+        Key: Hash + Eq + Send + 'static,
     {
         self.require_resolved(operator)?;
         let key = (operator, self.layout().clone(), key);
@@ -132,7 +133,11 @@ impl<const D: usize> ShardTensor<D> {
     ///
     /// # Errors
     /// A failure of communication.
-    pub fn run_plan(&self, operator: &'static str, plan: &Arc<ExchangePlan>) -> Result<Tensor<D>> {
+    pub fn run_plan(
+        &self,
+        operator: &'static str,
+        plan: &Arc<ExchangePlan>,
+    ) -> Result<Tensor<D, K>> {
         let operation = Operation::new(operator, Traffic::Exchange, Some(self.layout()));
         let (local, mesh) = (self.local().clone(), self.mesh());
         Error::catch(|| ops::exchange(local, mesh, plan.clone(), operation))

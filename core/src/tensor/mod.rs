@@ -7,12 +7,14 @@ mod display;
 mod dry_run;
 mod elementwise;
 mod halo;
+mod local;
+mod logic;
 mod redistribute;
 
 use std::sync::Arc;
 
-use burn::tensor::kind::Basic;
-use burn::tensor::{Bool, Device, Float, Gradients, Int, Tensor};
+use burn::tensor::kind::{self, Basic};
+use burn::tensor::{Device, Float, Gradients, Tensor};
 
 use crate::device_mesh::DeviceMesh;
 use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate};
@@ -21,6 +23,7 @@ use crate::{Error, Result};
 pub(crate) use create::on_device;
 pub use create::scatter_tensor;
 pub use halo::Halo;
+pub use local::LocalGradient;
 
 /// A tensor of `D` dims whose cells lie on the ranks of a mesh.
 ///
@@ -37,39 +40,7 @@ pub struct ShardTensor<const D: usize, K: Basic = Float> {
     mesh: DeviceMesh,
 }
 
-/// What gradients of a replicated local tensor mean, when it leaves the sharded world.
-///
-/// Both occur, and only the program knows which: nothing is assumed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LocalGradient {
-    /// All ranks go on with the same computation, so each of them finds the full gradient.
-    Replicated,
-    /// Each rank goes on with a computation of its own, so that the gradients must be summed.
-    Partial,
-}
-
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// Joins this rank's tensor to a layout.
-    ///
-    /// # Errors
-    /// A local tensor whose shape is not that of this rank's shard, or a layout of another mesh.
-    pub fn from_local(local: Tensor<D, K>, layout: &Layout, mesh: &DeviceMesh) -> Result<Self> {
-        let expected = layout.local_shape(mesh.position());
-        if **layout.mesh() != **mesh.shape() {
-            return Err(Error::Layout(format!(
-                "{layout} belongs to another mesh than\n{mesh}"
-            )));
-        }
-        if local.dims().to_vec() != expected {
-            return Err(Error::Layout(format!(
-                "rank {}: local tensor {:?} for a shard of {expected:?} of {layout}",
-                mesh.comm().rank(),
-                local.dims()
-            )));
-        }
-        Ok(Self::from_parts(local, layout.clone(), mesh.clone()))
-    }
-
     /// Joins parts that an operator made to fit.
     pub fn from_parts(local: Tensor<D, K>, layout: Layout, mesh: DeviceMesh) -> Self {
         debug_assert_eq!(
@@ -206,23 +177,22 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     }
 }
 
-impl<const D: usize> ShardTensor<D> {
-    /// This rank's shard, leaving the sharded world.
-    ///
-    /// # Panics
-    /// Panics if the tensor holds partial values; [`resolve`](Self::resolve) it first.
-    pub fn to_local(&self, gradient: LocalGradient) -> Tensor<D> {
-        self.require_resolved("to_local")
-            .unwrap_or_else(|error| error.raise());
-        match gradient {
-            LocalGradient::Replicated => self.local.clone(),
-            LocalGradient::Partial => {
-                let axes = self.layout.axes_where(|placement| placement == Replicate);
-                crate::ops::fan_out(self.local.clone(), &self.mesh, &axes, "to_local")
-            }
-        }
+impl<const D: usize, K: Basic> ShardTensor<D, K> {
+    /// The ranks of the world, by mesh position.
+    pub fn ranks(&self) -> Arc<[usize]> {
+        self.mesh.shape().ranks().into()
     }
+}
 
+impl<const D: usize, K: kind::Autodiff> ShardTensor<D, K> {
+    /// The same values without autodiff, for inference.
+    #[must_use]
+    pub fn inner(self) -> Self {
+        self.map_linear(Tensor::inner)
+    }
+}
+
+impl<const D: usize> ShardTensor<D> {
     /// Marks the tensor as one whose gradient is kept.
     #[must_use]
     pub fn require_grad(self) -> Self {
@@ -279,28 +249,5 @@ impl<const D: usize> ShardTensor<D> {
     #[must_use]
     pub fn detach(self) -> Self {
         self.map_linear(Tensor::detach)
-    }
-
-    /// The same values without autodiff, for inference.
-    #[must_use]
-    pub fn inner(self) -> Self {
-        self.map_linear(Tensor::inner)
-    }
-
-    /// The ranks of the world, by mesh position.
-    pub fn ranks(&self) -> Arc<[usize]> {
-        self.mesh.shape().ranks().into()
-    }
-}
-
-impl<const D: usize> ShardTensor<D, Bool> {
-    /// One where true, zero elsewhere.
-    pub fn int(self) -> ShardTensor<D, Int> {
-        self.map_linear(|local| local.int())
-    }
-
-    /// One where true, zero elsewhere.
-    pub fn float(self) -> ShardTensor<D> {
-        self.map_linear(|local| local.float())
     }
 }

@@ -2,68 +2,49 @@
 
 use std::sync::Arc;
 
-use burn::backend::Dispatch;
-use burn::backend::ops::BoolTensorOps;
 use burn::tensor::Tensor;
+use burn::tensor::kind::{self, Basic};
 
 use super::{LocalGradient, ShardTensor};
-use crate::comm::{Operation, Traffic, collectives};
+use crate::comm::{Operation, Traffic};
 use crate::exchange::{Direction, Exchange, ExchangePlan, Move, Need, Source};
-use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
+use crate::into_layout::IntoLayout;
+use crate::layout::{Layout, Partial, ReduceOp, Replicate, Shard};
 use crate::ops;
 use crate::{Error, IndexBox, Result};
 
 const NAME: &str = "redistribute";
 
-impl<const D: usize> ShardTensor<D> {
-    /// The same values under other placements, with shards as even as can be.
+impl<const D: usize, K: Basic> ShardTensor<D, K> {
+    /// The same values in another layout. Under placements the shards of dims that change are as even as can be.
     ///
     /// | from → to | forward | backward |
     /// |---|---|---|
     /// | `Shard` → `Replicate` | all-gather | local slice |
     /// | `Replicate` → `Shard` | local slice | all-gather |
     /// | `Shard(i)` → `Shard(j)` | all-to-all | all-to-all |
-    /// | `Partial` → `Replicate` | all-reduce | identity |
+    /// | `Partial(Sum)` → `Replicate` | all-reduce | identity |
     /// | `Partial(Sum)` → `Shard` | reduce-scatter | all-gather |
+    /// | `Partial(Max)`, `Min`, `Product` → `Replicate` | all-reduce | two all-to-all, of a share of the values each |
+    /// | `Partial(Max)`, `Min`, `Product` → `Shard` | reduce-scatter | all-to-all |
     ///
     /// A replicated result has the same gradient on all ranks, because every operator sees to that; where a tensor
-    /// leaves the sharded world, [`LocalGradient`] says which of the two meanings its gradient has.
+    /// leaves the sharded world, [`LocalGradient`] says which of the two meanings its gradient has. Of partial values the
+    /// gradient is that of [`resolve`](Self::resolve). Integers and booleans have no backward pass.
     ///
     /// # Panics
     /// Panics where [`try_redistribute`](Self::try_redistribute) returns an error.
-    pub fn redistribute(self, placements: &[Placement]) -> Self {
-        self.try_redistribute(placements)
+    pub fn redistribute(self, to: impl IntoLayout) -> Self {
+        self.try_redistribute(to)
             .unwrap_or_else(|error| error.raise())
     }
 
     /// [`redistribute`](Self::redistribute), with an error instead of a panic.
     ///
     /// # Errors
-    /// Placements that do not fit the tensor or ask for partial values; a failure of communication.
-    pub fn try_redistribute(self, placements: &[Placement]) -> Result<Self> {
-        let shape = self.layout.shape().to_vec();
-        // Dims that keep their parts keep their extents too.
-        let mut layout = Layout::new(self.layout.mesh(), &shape, placements)?;
-        for dim in 0..D {
-            if layout.axes_of(dim) == self.layout.axes_of(dim) {
-                layout = layout.with_extents(dim, self.layout.extents(dim))?;
-            }
-        }
-        self.try_redistribute_to(&layout)
-    }
-
-    /// The same values in the given layout.
-    ///
-    /// # Errors
-    /// A layout of another mesh or shape, or with partial values that this tensor does not have; a failure of
-    /// communication.
-    pub fn try_redistribute_to(self, layout: &Layout) -> Result<Self> {
-        if layout.mesh() != self.layout.mesh() || layout.shape() != self.layout.shape() {
-            return Err(Error::operator(
-                NAME,
-                format!("from {} to {layout}: mesh and shape must stay", self.layout),
-            ));
-        }
+    /// A layout that does not fit the tensor or has partial values that it does not have; a failure of communication.
+    pub fn try_redistribute(self, to: impl IntoLayout) -> Result<Self> {
+        let layout = &to.into_layout(&self.layout)?;
         let from = self.placements().to_vec();
         for (axis, (from, to)) in from.iter().zip(layout.placements()).enumerate() {
             if matches!(to, Partial(_)) && from != to {
@@ -76,17 +57,14 @@ impl<const D: usize> ShardTensor<D> {
         }
         Error::catch(|| {
             let mut tensor = self;
-            for (axis, (from, to)) in from.iter().zip(layout.placements()).enumerate() {
-                if let (Partial(op), to) = (*from, *to)
-                    && from != &to
-                {
-                    tensor = match to {
-                        Shard(dim) if op == ReduceOp::Sum && !tensor.layout.is_sharded(dim) => {
-                            tensor.reduce_scatter(axis, dim, layout)
-                        }
-                        _ => tensor.resolve_axis(axis, op),
-                    };
-                }
+            for (axis, op) in tensor.partial_axes() {
+                tensor = match layout.placements()[axis] {
+                    Partial(_) => tensor,
+                    Shard(dim) if !tensor.layout.is_sharded(dim) => {
+                        tensor.reduce_scatter(axis, dim, op, layout)
+                    }
+                    _ => tensor.resolve_axis(axis, op),
+                };
             }
             if tensor.layout == *layout {
                 return tensor;
@@ -95,35 +73,43 @@ impl<const D: usize> ShardTensor<D> {
         })
     }
 
-    /// Partial values made whole: an all-reduce over each axis that holds them. For maxima and minima every rank receives
-    /// the partial values of all ranks along the axis.
+    /// Partial values made whole: an all-reduce over each axis that holds them, in the order of ranks.
     ///
     /// # Adjoint
-    /// The identity for sums; for maxima and minima the gradient goes to the first rank that holds the extremum.
+    /// The gradient of a sum is that of each of its terms: the identity. The gradient of a maximum or minimum goes to the first
+    /// rank in the order of the mesh that holds it. The gradient of a product goes to each factor times the other factors, also where
+    /// some are zero. For the last two each rank sees all values of a share of the elements, and no rank those of all.
     #[must_use]
     pub fn resolve(self) -> Self {
-        let mut tensor = self;
-        while let Some((axis, op)) = tensor.layout.partial_axis() {
-            tensor = tensor.resolve_axis(axis, op);
+        let axes = self.partial_axes().into_iter();
+        axes.fold(self, |tensor, (axis, op)| tensor.resolve_axis(axis, op))
+    }
+
+    /// The axes with partial values, in the order in which they are resolved. Without sums the last is the first, so that of
+    /// several ranks that hold an extremum the gradient goes to the first in the order of the mesh.
+    fn partial_axes(&self) -> Vec<(usize, ReduceOp)> {
+        let placements = self.placements().iter().enumerate();
+        let mut axes: Vec<_> = placements
+            .filter_map(|(axis, placement)| match placement {
+                Partial(op) => Some((axis, *op)),
+                _ => None,
+            })
+            .collect();
+        if axes.iter().all(|(_, op)| *op != ReduceOp::Sum) {
+            axes.reverse();
         }
-        tensor
+        axes
     }
 
     fn resolve_axis(self, axis: usize, op: ReduceOp) -> Self {
         let operation = Operation::new("resolve", Traffic::Reduce, Some(&self.layout));
         let layout = self.layout.with_placement(axis, Replicate);
-        let local = match op {
-            ReduceOp::Sum => self.local,
-            ReduceOp::Max | ReduceOp::Min => {
-                owned_extremum(self.local, &self.mesh, axis, op, &operation)
-            }
-        };
-        let local = ops::all_reduce_sum(local, &self.mesh, &[axis], operation);
+        let local = ops::all_reduce(self.local, &self.mesh, &[axis], op, operation);
         Self::from_parts(local, layout, self.mesh)
     }
 
-    /// `Partial(Sum)` → `Shard(dim)`: the all-gather of the sharded layout, run in reverse.
-    fn reduce_scatter(self, axis: usize, dim: usize, target: &Layout) -> Self {
+    /// `Partial` → `Shard(dim)`.
+    fn reduce_scatter(self, axis: usize, dim: usize, op: ReduceOp, target: &Layout) -> Self {
         let mut placements = self.placements().to_vec();
         placements[axis] = Shard(dim);
         let mut extents = self.layout.all_extents().to_vec();
@@ -136,22 +122,35 @@ impl<const D: usize> ShardTensor<D> {
             even.extents(dim).to_vec()
         };
         let sharded = self.layout.derive(placements, extents);
-        let gather = self.plan(&sharded, &self.layout);
+        let local = match op {
+            ReduceOp::Sum => self.sum_scatter(&sharded),
+            op => {
+                let positions = self.mesh.shape().group(self.mesh.position(), &[axis]);
+                let own = self.layout.local_box(self.mesh.position());
+                let part = |position| sharded.local_box(position).seen_from(&own);
+                let boxes = positions.into_iter().map(part).collect();
+                let (group, operation) = (self.mesh.ranks_along(&[axis]), self.operation(&sharded));
+                ops::reduce_scatter(self.local, &self.mesh, group, boxes, op, operation)
+            }
+        };
+        Self::from_parts(local, sharded, self.mesh)
+    }
+
+    /// `Partial(Sum)` → `Shard(dim)`: the all-gather of the sharded layout, run in reverse.
+    fn sum_scatter(&self, sharded: &Layout) -> Tensor<D, K> {
+        let gather = self.plan(sharded, &self.layout);
         let to = |direction| Move {
             plan: gather.clone(),
             direction,
         };
-        let local = ops::run(
-            self.local.clone(),
-            Exchange {
-                operation: self.operation(&sharded),
-                comm: self.mesh.comm().clone(),
-                ranks: self.ranks(),
-                forward: to(Direction::Reverse),
-                backward: to(Direction::Forward),
-            },
-        );
-        Self::from_parts(local, sharded, self.mesh)
+        let exchange = Exchange {
+            operation: self.operation(sharded),
+            comm: self.mesh.comm().clone(),
+            ranks: self.ranks(),
+            forward: to(Direction::Reverse),
+            backward: to(Direction::Forward),
+        };
+        ops::run(self.local.clone(), exchange)
     }
 
     /// One exchange to a layout with the same partial axes. The gradient, which is replicated where the tensor is,
@@ -188,9 +187,11 @@ impl<const D: usize> ShardTensor<D> {
 
     /// The whole tensor on every rank: a gather, for small tensors and for tests.
     ///
+    /// Integers and booleans have no gradient; what is said of it has no effect.
+    ///
     /// # Panics
     /// Panics if communication fails.
-    pub fn full_tensor(&self, gradient: LocalGradient) -> Tensor<D> {
+    pub fn full_tensor(&self, gradient: LocalGradient) -> Tensor<D, K> {
         let resolved = self.clone().resolve();
         let whole = Layout::replicated(self.layout.mesh(), self.layout.shape());
         let all_sharded = (resolved.placements().iter()).all(|p| matches!(p, Shard(_)));
@@ -200,17 +201,19 @@ impl<const D: usize> ShardTensor<D> {
             let operation = resolved.operation(&whole);
             return ops::exchange(resolved.local, &resolved.mesh, plan, operation);
         }
-        let whole = resolved.try_redistribute_to(&whole);
+        let whole = resolved.try_redistribute(&whole);
         whole
             .unwrap_or_else(|error| error.raise())
             .to_local(gradient)
     }
+}
 
+impl<const D: usize, K: kind::Autodiff> ShardTensor<D, K> {
     /// The whole tensor on one rank of the world and nothing on the others: for writing files.
     ///
     /// # Errors
     /// A root that is not in the mesh; a failure of communication.
-    pub fn gather_tensor(&self, root: usize) -> Result<Option<Tensor<D>>> {
+    pub fn gather_tensor(&self, root: usize) -> Result<Option<Tensor<D, K>>> {
         let ranks = self.mesh.shape().ranks();
         let root = ranks.iter().position(|&rank| rank == root).ok_or_else(|| {
             Error::operator(
@@ -239,44 +242,4 @@ impl<const D: usize> ShardTensor<D> {
             (self.mesh.position() == root).then_some(gathered)
         })
     }
-}
-
-/// The local extremum where this rank is the first along the axis to hold the global one, and zero elsewhere, so that
-/// a sum over the ranks gives the extremum, and its gradient goes to one owner.
-fn owned_extremum<const D: usize>(
-    local: Tensor<D>,
-    mesh: &crate::DeviceMesh,
-    axis: usize,
-    op: ReduceOp,
-    operation: &Operation,
-) -> Tensor<D> {
-    let group = mesh.ranks_along(&[axis]);
-    let comm = mesh.comm();
-    let flat = local.clone().inner().flatten::<1>(0, D - 1);
-    let all = collectives::agree(comm, &group, operation)
-        .and_then(|()| {
-            collectives::all_gather(comm, &group, operation, &flat.clone().into_dispatch())
-        })
-        .unwrap_or_else(|error| error.raise());
-    let all: Vec<Tensor<1>> = all.into_iter().map(Tensor::from_dispatch).collect();
-    let best = all
-        .iter()
-        .cloned()
-        .reduce(|a, b| match op {
-            ReduceOp::Min => a.min_pair(b),
-            _ => a.max_pair(b),
-        })
-        .expect("a group has at least one rank");
-    let place = group.iter().position(|&rank| rank == comm.rank());
-    // What is not a number is never lost, so that it shows in the result.
-    let mut lost = best
-        .clone()
-        .not_equal(flat.clone())
-        .bool_and(flat.is_nan().bool_not());
-    for earlier in all.iter().take(place.unwrap_or(0)) {
-        lost = lost.bool_or(best.clone().equal(earlier.clone()));
-    }
-    // `Tensor::reshape` takes a size of zero for one that is to be kept.
-    let lost = Dispatch::bool_reshape(lost.into_dispatch(), local.shape());
-    local.mask_fill(Tensor::from_dispatch(lost), 0.0)
 }

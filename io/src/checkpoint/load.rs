@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::store::ModuleRecord;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bytes, DType, Tensor, TensorData};
-use halocline_core::{DeviceMesh, IndexBox, Layout, Placement, ShardTensor, World};
+use halocline_core::{DeviceMesh, IndexBox, Layout, LocalGradient, Placement, ShardTensor, World};
 use serde::de::DeserializeOwned;
 
 use super::fetch::{Wanted, fetch};
@@ -259,7 +259,7 @@ impl Checkpoint {
             return Err(Error::argument("layout", layout, expected).into());
         }
         let local = self.place(name, mesh, layout)?;
-        ShardTensor::from_local(local, layout, mesh)
+        ShardTensor::from_local(local, layout, mesh, LocalGradient::Replicated)
     }
 
     /// Loads this rank's cells of a tensor.

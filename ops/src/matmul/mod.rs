@@ -226,7 +226,7 @@ mod tests {
                         layout = layout.with_extents(dim, extents)?;
                     }
                     let whole = crate::testing::random::<2>(shape, name, 0).inner();
-                    let tensor = ShardTensor::distribute_to(whole, &mesh, &layout)?;
+                    let tensor = ShardTensor::distribute(whole, &mesh, &layout)?;
                     Ok::<_, Error>(tensor.require_grad())
                 };
                 let x = random([3, 4], "x", Replicate, 0)?;

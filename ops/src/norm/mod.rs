@@ -28,8 +28,8 @@ mod node;
 pub(crate) use golden::OPERATORS;
 
 use burn::tensor::Tensor;
-use halocline_core::ops::{all_reduce_sum, fan_out};
-use halocline_core::{Error, Operation, Result, Shard, ShardTensor, Traffic};
+use halocline_core::ops::{all_reduce, fan_out};
+use halocline_core::{Error, Operation, ReduceOp, Result, Shard, ShardTensor, Traffic};
 
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, run};
@@ -138,7 +138,7 @@ fn grouped<const D: usize>(
         let filled = fill_empty(local, &layout, &all, NAME, 0.0)?;
         let (extents, own) = (extents(filled.dims()), !held.contains(&0));
         let sum = |own| {
-            let sum = all_reduce_sum(own, &mesh, &axes, operation.clone());
+            let sum = all_reduce(own, &mesh, &axes, ReduceOp::Sum, operation.clone());
             fan_out(sum, &mesh, &axes, NAME)
         };
         let parameters = [weight, bias];

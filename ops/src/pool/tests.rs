@@ -16,11 +16,10 @@ enum Kind {
 impl Operator<4, 4> for Pool {
     fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 4> {
         let x = inputs.remove(0);
-        let y = match self.1 {
+        match self.1 {
             Kind::Max => x.max_pool(&self.0),
             Kind::Average => x.avg_pool(&self.0),
-        };
-        y
+        }
     }
 }
 
@@ -114,7 +113,7 @@ fn halos_may_travel_while_the_interior_is_computed() {
                 for extents in [[15, 0], [4, 11]] {
                     let layout = layout.with_extents(2, &extents)?;
                     let whole = random([1, 2, 15, 22], "x", 0).inner();
-                    pool(ShardTensor::distribute_to(whole, &mesh, &layout)?, &options)?;
+                    pool(ShardTensor::distribute(whole, &mesh, &layout)?, &options)?;
                 }
             }
             Ok(found)
@@ -248,7 +247,7 @@ fn check_minus_infinity<const D: usize, const N: usize>(
                 .collect();
             let data = TensorData::new(weights.clone(), outputs);
             let cotangent = Tensor::<D>::from_data(data, &world.device().clone().inner());
-            let cotangent = ShardTensor::distribute_to(cotangent, &mesh, y.layout())?;
+            let cotangent = ShardTensor::distribute(cotangent, &mesh, y.layout())?;
             let gradients = (y * cotangent).into_parts().0.sum().backward();
             let gradient = x.grad(&gradients).expect("a gradient");
             let gradient = gradient.full_tensor(LocalGradient::Replicated).into_data();

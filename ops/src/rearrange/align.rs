@@ -23,5 +23,5 @@ pub fn align<const D: usize>(x: ShardTensor<D>, other: &ShardTensor<D>) -> Resul
     let layout = other
         .layout()
         .derive(other.placements().to_vec(), extents.collect());
-    x.try_redistribute_to(&layout)
+    x.try_redistribute(&layout)
 }

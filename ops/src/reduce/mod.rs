@@ -115,9 +115,9 @@ pub fn extremum_dims<const D: usize>(
     let (operator, worst) = match op {
         ReduceOp::Min => ("min_dims", f64::INFINITY),
         ReduceOp::Max => ("max_dims", f64::NEG_INFINITY),
-        ReduceOp::Sum => {
-            let message = "a sum is no extremum; expected Max or Min";
-            return Err(Error::operator("extremum_dims", message.to_string()));
+        ReduceOp::Sum | ReduceOp::Product => {
+            let message = format!("{op:?} is no extremum; expected Max or Min");
+            return Err(Error::operator("extremum_dims", message));
         }
     };
     check_dims::<D>(operator, dims)?;

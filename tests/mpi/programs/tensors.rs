@@ -2,7 +2,7 @@
 
 use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use halocline_core::{
     Boundary, Distribution, Halo, Launcher, Layout, LocalGradient, Partial, RandomKey, ReduceOp,
     Replicate, Result, Shard, ShardTensor, World, scatter_tensor,
@@ -55,18 +55,54 @@ pub(super) fn halos(world: World) -> Result<Found> {
     Ok(found)
 }
 
-/// Reductions below, at and above the size from which they are split over the ranks.
+/// Reductions below, at and above the size from which they are split over the ranks, with their gradients.
 pub(super) fn reductions(world: World) -> Result<Found> {
     let mut found = Vec::new();
     let mesh = world.mesh([("data", world.size())])?;
     for elements in [0, 1, 1 << 14, (1 << 14) + 1, 300_001] {
-        for op in [ReduceOp::Sum, ReduceOp::Max] {
+        for op in [
+            ReduceOp::Sum,
+            ReduceOp::Max,
+            ReduceOp::Min,
+            ReduceOp::Product,
+        ] {
             let layout = Layout::new(mesh.shape(), &[elements], &[Partial(op)])?;
             let values = (0..elements).map(|i| ((i * (world.rank() + 3)) % 97) as f32 / 7.0);
             let data = TensorData::new(values.collect(), [elements]);
-            let local = Tensor::<1>::from_data(data, world.device());
-            let sum = ShardTensor::from_local(local, &layout, &mesh)?.resolve();
-            found.push(sum.into_parts().0.into_data());
+            let local = Tensor::<1>::from_data(data, world.device()).require_grad();
+            let gradient = LocalGradient::Replicated;
+            let x = ShardTensor::from_local(local.clone(), &layout, &mesh, gradient)?;
+            let resolved = x.clone().resolve().into_parts().0;
+            let shard = x.redistribute(&[Shard(0)]).into_parts().0;
+            let gradients = (resolved.clone().sum() + shard.clone().sum()).backward();
+            let gradient = local.grad(&gradients).expect("local is a leaf");
+            found.extend([resolved, shard, gradient].map(Tensor::into_data));
+        }
+    }
+    Ok(found)
+}
+
+/// Integers of several widths and booleans: scattered, moved, with halos, gathered and reduced.
+pub(super) fn kinds(world: World) -> Result<Found> {
+    let mesh = world.mesh([("lat", world.size())])?;
+    let mut found = Vec::new();
+    for dtype in [DType::I64, DType::I32, DType::I8, DType::U16] {
+        let whole = Tensor::<1, Int>::arange(0..35, (world.device(), dtype)).reshape([7, 5]);
+        let x = scatter_tensor(world.is_root().then_some(whole), 0, &mesh, &[Shard(0)])?;
+        let mask = x.clone().greater_elem(7).redistribute(&[Shard(1)]);
+        let padded = mask.with_halo(&[Halo::new(1, 2, Boundary::Periodic)])?;
+        found.extend([mask.into_parts().0.into_data(), padded.into_data()]);
+        let columns = x.clone().redistribute(&[Shard(1)]);
+        let gathered = columns.gather_tensor(0)?;
+        found.extend(gathered.map(Tensor::into_data));
+        found.push(columns.into_parts().0.into_data());
+        for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Product] {
+            let layout = Layout::new(mesh.shape(), &[7, 5], &[Partial(op)])?;
+            let own = x.full_tensor(LocalGradient::Replicated) + world.rank() as i64;
+            let partial = ShardTensor::from_local(own, &layout, &mesh, LocalGradient::Replicated)?;
+            found.push(partial.clone().resolve().into_parts().0.into_data());
+            let shard = partial.redistribute(&[Shard(0)]);
+            found.push(shard.into_parts().0.into_data());
         }
     }
     Ok(found)
@@ -82,7 +118,7 @@ pub(super) fn scatter_and_gather(world: World) -> Result<Found> {
     let mut extents = vec![0; world.size()];
     extents[world.size() - 1] = 7;
     let layout = x.layout().with_extents(0, &extents)?;
-    let moved = x.clone().try_redistribute_to(&layout)?;
+    let moved = x.clone().try_redistribute(&layout)?;
     let padded = moved.with_halo(&[Halo::new(0, 1, Boundary::Periodic)])?;
     let gathered = moved.gather_tensor(0)?;
     assert_eq!(gathered.is_some(), world.is_root());

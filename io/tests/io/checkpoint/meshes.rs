@@ -68,7 +68,7 @@ fn shards_of_other_extents_are_loaded_too() {
         let layout = layout.with_extents(2, &[12, 0, 1])?;
         let found: ShardTensor<4> = Checkpoint::open(&path)?.sharded_to("field", &mesh, &layout)?;
         let (expected, ..) = field(&world, &([1, 3], [Replicate, Replicate]))?.into_parts();
-        let expected = ShardTensor::distribute_to(expected, &mesh, &layout)?;
+        let expected = ShardTensor::distribute(expected, &mesh, &layout)?;
         same(found.into_parts().0, expected.into_parts().0);
         Ok(())
     });

@@ -1,62 +1,64 @@
-//! Sums over a group of ranks, which may be started and finished apart.
+//! Reductions over a group of ranks, which may be started and finished apart.
 //!
-//! They run in the order of the group on every rank, so that all ranks, and all engines, get the same bits.
+//! They combine in the order of the group on every rank, so that all ranks, and all engines, get the same bits.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::Slice;
+use burn::backend::{DispatchTensor, TensorMetadata};
 
 use super::collectives::{
     concatenated, exchange_all, expected_like, only_tensor, payload, start_all,
 };
 use super::host::{self, Room};
 use super::{Communicator, Expected, InFlight, Operation, Payload};
-use crate::Result;
+use crate::dispatch::{combined, cut};
+use crate::layout::ReduceOp;
+use crate::{IndexBox, Result};
 
-/// Above this many elements a sum is split over the ranks; below it every rank adds all contributions.
+/// Above this many elements a reduction is split over the ranks; below it every rank combines all contributions.
 const SPLIT_REDUCTION_ABOVE: usize = 1 << 14;
-/// So many elements of a share are added at a time.
+/// So many elements of a share are combined at a time.
 const PIECE: usize = 1 << 17;
-/// So many pieces of a sum travel at a time.
+/// So many pieces of a reduction travel at a time.
 const AHEAD: usize = 8;
 
-/// The sum of all ranks' tensors, on every rank.
-pub(crate) fn all_reduce_sum(
+/// The reduction of all ranks' flat tensors, on every rank.
+pub(crate) fn all_reduce(
     comm: &Arc<dyn Communicator>,
     group: &Arc<[usize]>,
     operation: &Operation,
+    op: ReduceOp,
     tensor: DispatchTensor,
 ) -> Result<DispatchTensor> {
     if group.len() == 1 {
         return Ok(tensor);
     }
-    start_sum(comm, group, operation, tensor)?.finish()
+    start(comm, group, operation, op, tensor)?.finish()
 }
 
-/// A sum of all ranks' tensors on its way.
+/// A reduction of all ranks' tensors on its way.
 #[derive(Debug)]
-#[must_use = "a sum on its way must be finished"]
-pub(crate) struct PendingSum {
+#[must_use = "a reduction on its way must be finished"]
+pub(crate) struct PendingReduction {
     comm: Arc<dyn Communicator>,
     group: Arc<[usize]>,
-    /// The places in the group of this rank's row, which adds first.
+    /// The places in the group of this rank's row, which combines first.
     row: Range<usize>,
     operation: Operation,
-    /// What this rank adds.
+    op: ReduceOp,
+    /// This rank's contribution.
     own: DispatchTensor,
     elements: usize,
     /// This rank's place in its row.
     place: usize,
-    /// Whether each rank adds a share.
+    /// Whether each rank combines a share.
     split: bool,
-    /// Whether the CPU adds, in memory of its own.
+    /// Whether the CPU combines, in memory of its own.
     on_cpu: bool,
-    /// In how many pieces shares travel; none if there is nothing to add.
+    /// In how many pieces shares travel; none if there is nothing to combine.
     pieces: usize,
     /// The pieces that are on their way, the first of them first.
     in_flight: VecDeque<InFlight>,
@@ -64,12 +66,12 @@ pub(crate) struct PendingSum {
     started: usize,
 }
 
-/// Groups of at most so many ranks add at once; larger ones in rows and columns.
-const ADD_AT_ONCE: usize = 16;
+/// Groups of at most so many ranks combine at once; larger ones in rows and columns.
+const COMBINE_AT_ONCE: usize = 16;
 
-/// The number of ranks of a row, where so many add.
+/// The number of ranks of a row, where so many combine.
 fn row_length(ranks: usize) -> usize {
-    if ranks <= ADD_AT_ONCE {
+    if ranks <= COMBINE_AT_ONCE {
         return ranks;
     }
     let divides = |length: &usize| ranks.is_multiple_of(*length);
@@ -79,19 +81,20 @@ fn row_length(ranks: usize) -> usize {
         .unwrap_or(ranks)
 }
 
-/// Starts to sum all ranks' tensors. Small ones go to every rank; of large ones each rank adds a share, then all collect
-/// the shares, so that an element travels twice, whatever the group's size. Shares travel in pieces that are added, and
-/// collected, while they are in a cache.
+/// Starts to reduce all ranks' flat tensors. Small ones go to every rank; of large ones each rank combines a share, then all
+/// collect the shares, so that an element travels twice, whatever the group's size. Shares travel in pieces that are
+/// combined, and collected, while they are in a cache.
 ///
-/// Many ranks are arranged in rows and columns: rows add, then columns what rows have added, so that the number of
+/// Many ranks are arranged in rows and columns: rows combine, then columns what rows have combined, so that the number of
 /// messages grows with the root of the number of ranks, unless that is a prime, which has but one row. The order of
-/// additions depends on that number alone.
-pub(crate) fn start_sum(
+/// combination depends on that number alone.
+pub(crate) fn start(
     comm: &Arc<dyn Communicator>,
     group: &Arc<[usize]>,
     operation: &Operation,
+    op: ReduceOp,
     tensor: DispatchTensor,
-) -> Result<PendingSum> {
+) -> Result<PendingReduction> {
     let place = group.iter().position(|&rank| rank == comm.rank());
     let place = place.expect("a rank reduces in groups that it is in");
     let length = row_length(group.len());
@@ -106,11 +109,12 @@ pub(crate) fn start_sum(
     } else {
         1
     };
-    let mut sum = PendingSum {
+    let mut reduction = PendingReduction {
         comm: comm.clone(),
         group: group.clone(),
         row: first..first + length,
         operation: operation.clone(),
+        op,
         own: host::in_one_piece(tensor),
         elements,
         place: across,
@@ -120,12 +124,12 @@ pub(crate) fn start_sum(
         in_flight: VecDeque::new(),
         started: 0,
     };
-    sum.start_piece()?;
-    Ok(sum)
+    reduction.start_piece()?;
+    Ok(reduction)
 }
 
-impl PendingSum {
-    /// The elements of a piece of what the rank at a place of the row adds.
+impl PendingReduction {
+    /// The elements of a piece of what the rank at a place of the row combines.
     fn piece(&self, place: usize, index: usize) -> Range<usize> {
         if !self.split {
             return 0..self.elements;
@@ -141,7 +145,7 @@ impl PendingSum {
         &self.group[self.row.clone()]
     }
 
-    /// The ranks of this rank's column, which add the sums of rows.
+    /// The ranks of this rank's column, which combine the results of rows.
     fn column(&self) -> Arc<[usize]> {
         let column = self.group.iter().skip(self.place);
         column.step_by(self.row.len()).copied().collect()
@@ -149,11 +153,10 @@ impl PendingSum {
 
     /// This rank's elements of a piece.
     fn cut(&self, piece: Range<usize>) -> DispatchTensor {
-        let own = self.own.clone();
         if piece.len() == self.elements {
-            return own;
+            return self.own.clone();
         }
-        Dispatch::float_slice(own, &[Slice::from(piece)])
+        cut(&self.own, &IndexBox::new(Vec::from([piece])))
     }
 
     /// Starts the next piece, if there is one.
@@ -180,25 +183,26 @@ impl PendingSum {
         Ok(())
     }
 
-    /// What the other ranks of the row add to a piece, when it has come; the next one is started.
+    /// The contributions of the other ranks of the row to a piece, when they have come; the next piece is started.
     fn arrive(&mut self) -> Result<Vec<Payload>> {
         let in_flight = self.in_flight.pop_front();
         self.start_piece()?;
         in_flight.expect("pieces arrive once each").finish()
     }
 
-    /// Writes the sum of a piece over the row to a part of `room`.
-    fn add_up(&self, index: usize, received: &[Payload], room: &Room, to: Range<usize>) {
+    /// Writes the reduction of a piece over the row to a part of `room`.
+    fn combine(&self, index: usize, received: &[Payload], room: &Room, to: Range<usize>) {
         let own = self.piece(self.place, index);
-        let summand = |place: usize| match place.cmp(&self.place) {
+        let value = |place: usize| match place.cmp(&self.place) {
             Ordering::Less => received_cells(&received[place]),
             Ordering::Equal => host::cells(&self.own, own.clone()),
             Ordering::Greater => received_cells(&received[place - 1]),
         };
-        room.add_up(to, (0..self.row.len()).map(summand));
+        let values: Vec<&[u8]> = (0..self.row.len()).map(value).collect();
+        room.combine(self.op, to, &values);
     }
 
-    /// Waits for the sum.
+    /// Waits for the result.
     pub(crate) fn finish(mut self) -> Result<DispatchTensor> {
         if self.pieces == 0 {
             return Ok(self.own);
@@ -213,13 +217,12 @@ impl PendingSum {
             let received = self.arrive()?;
             let piece = self.piece(self.place, index);
             if one_row {
-                self.add_up(index, &received, &room, piece.clone());
+                self.combine(index, &received, &room, piece.clone());
             } else {
                 let of_row = Room::new(piece.len(), self.own.dtype());
-                self.add_up(index, &received, &of_row, 0..piece.len());
-                let of_row = of_row.into_tensor();
-                let sum = all_reduce_sum(&self.comm, &self.column(), &self.operation, of_row)?;
-                room.place(piece.clone()).fill(sum);
+                self.combine(index, &received, &of_row, 0..piece.len());
+                let result = self.over_column(of_row.into_tensor())?;
+                room.place(piece.clone()).fill(result);
             }
             if !self.split {
                 break;
@@ -241,26 +244,42 @@ impl PendingSum {
         Ok(room.into_tensor())
     }
 
-    /// Waits for the sum of tensors that another device, or burn, adds.
+    /// The reduction over this rank's column of what rows have combined.
+    fn over_column(&self, of_row: DispatchTensor) -> Result<DispatchTensor> {
+        let column = self.column();
+        all_reduce(&self.comm, &column, &self.operation, self.op, of_row)
+    }
+
+    /// Waits for the result where another device, or burn, combines.
     fn finish_on_device(mut self) -> Result<DispatchTensor> {
         let mut received = self.arrive()?.into_iter();
         let own = || self.cut(self.piece(self.place, 0));
-        let summands = (0..self.row.len()).map(|place| match place == self.place {
+        let values = (0..self.row.len()).map(|place| match place == self.place {
             true => own(),
             false => only_tensor(received.next()).expect("a tensor for each rank"),
         });
-        let of_row = summands.reduce(Dispatch::float_add);
-        let of_row = of_row.expect("a group has at least one rank");
-        let sum = all_reduce_sum(&self.comm, &self.column(), &self.operation, of_row)?;
+        let result = self.over_column(combination(self.op, values.collect()))?;
         if !self.split {
-            return Ok(sum);
+            return Ok(result);
         }
         let (comm, row, operation) = (&self.comm, self.row(), &self.operation);
-        let expected = |place| expected_like(&sum, self.piece(place, 0).len());
-        let shares = exchange_all(comm, row, operation, |_| payload(sum.clone()), expected)?;
-        let share = |payload| only_tensor(payload).unwrap_or_else(|| sum.clone());
+        let expected = |place| expected_like(&result, self.piece(place, 0).len());
+        let send = |_| payload(result.clone());
+        let shares = exchange_all(comm, row, operation, send, expected)?;
+        let share = |payload| only_tensor(payload).unwrap_or_else(|| result.clone());
         Ok(concatenated(shares.into_iter().map(share).collect()))
     }
+}
+
+/// Flat tensors of one size combined, in their order.
+pub(crate) fn combination(op: ReduceOp, tensors: Vec<DispatchTensor>) -> DispatchTensor {
+    if tensors.iter().all(host::holds) {
+        return host::combination(op, tensors);
+    }
+    let combined = tensors
+        .into_iter()
+        .reduce(|first, second| combined(op, first, second));
+    combined.expect("a group has at least one rank")
 }
 
 /// The bytes of a tensor of the CPU that has been received.
@@ -307,7 +326,8 @@ mod tests {
                 let group: Arc<[usize]> = (0..ranks).collect();
                 let operation = Operation::new("sum", Traffic::Reduce, None);
                 let own = values(world.rank(), elements).into_dispatch();
-                let start = || start_sum(world.comm(), &group, &operation, own.clone());
+                let sum = ReduceOp::Sum;
+                let start = || start(world.comm(), &group, &operation, sum, own.clone());
                 let [mut early, mut late] = [start()?, start()?];
                 early.in_background()?;
                 late.in_background()?;

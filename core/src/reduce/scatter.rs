@@ -1,0 +1,186 @@
+//! Reduce-scatter as an operator with an adjoint.
+
+use std::sync::Arc;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{Bool, Shape, Tensor};
+
+use crate::comm::all_reduce::combination;
+use crate::comm::collectives::{agree, exchange_all, expected_like, only_tensor};
+use crate::comm::{Communicator, Expected, Operation, Payload};
+use crate::dispatch::{blank, cut, flattened, paste, reshaped};
+use crate::layout::ReduceOp;
+use crate::operator::{BackwardPass, Operator, one};
+use crate::{IndexBox, Result};
+
+/// Gives each rank of a group the reduction of a box of the ranks' tensors, which have one shape.
+///
+/// That rank receives all contributions to its box, so it knows the gradient of each and sends it back.
+#[derive(Clone, Debug)]
+pub(crate) struct ReduceScatter {
+    /// The operation, for messages and errors.
+    pub operation: Operation,
+    /// The way to the other ranks.
+    pub comm: Arc<dyn Communicator>,
+    /// The ranks of the world that take part, in the order in which they are combined.
+    pub group: Arc<[usize]>,
+    /// How values are combined.
+    pub op: ReduceOp,
+    /// The box of each rank, by place in the group. Together they are the whole tensor.
+    pub boxes: Vec<IndexBox>,
+}
+
+impl ReduceScatter {
+    /// This rank's box.
+    pub(super) fn own_box(&self) -> &IndexBox {
+        &self.boxes[self.place()]
+    }
+
+    fn place(&self) -> usize {
+        let own = self.comm.rank();
+        let place = self.group.iter().position(|&rank| rank == own);
+        place.expect("a rank reduces in groups that it is in")
+    }
+
+    /// Sends flat tensors to the ranks of the group and returns those that they send to this one, by place. `sent` and
+    /// `received` are their numbers of elements; nothing is made where that is zero.
+    fn exchange(
+        &self,
+        operation: &Operation,
+        like: &DispatchTensor,
+        sent: impl Fn(usize) -> usize,
+        cells: impl Fn(usize) -> DispatchTensor,
+        received: impl Fn(usize) -> usize,
+    ) -> Result<Vec<Option<DispatchTensor>>> {
+        let cells = |place| (sent(place) > 0).then(|| cells(place));
+        let send = |place| Payload::Tensors(cells(place).into_iter().collect());
+        let expected = |place| match received(place) {
+            0 => Expected::Tensors {
+                shapes: Vec::new(),
+                dtype: like.dtype(),
+                device: like.device(),
+            },
+            elements => expected_like(like, elements),
+        };
+        let all = exchange_all(&self.comm, &self.group, operation, send, expected)?;
+        let of = |(place, payload): (usize, Option<Payload>)| match payload {
+            Some(_) => only_tensor(payload),
+            None => cells(place),
+        };
+        Ok(all.into_iter().enumerate().map(of).collect())
+    }
+}
+
+impl Operator for ReduceScatter {
+    /// The contributions to this rank's box, flat, by place; none if it is empty.
+    type Saved = Vec<DispatchTensor>;
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Self::Saved)> {
+        let [tensor] = one(inputs);
+        let elements = tensor.shape().num_elements();
+        let operation = self.operation.of(self.op, elements, tensor.dtype());
+        agree(&self.comm, &self.group, &operation)?;
+        let own = self.own_box();
+        let sent = |place: usize| self.boxes[place].volume();
+        let cells = |place: usize| flattened(cut(&tensor, &self.boxes[place]));
+        let all = self.exchange(&operation, &tensor, sent, cells, |_| own.volume())?;
+        let contributions: Vec<DispatchTensor> = all.into_iter().flatten().collect();
+        let result = match contributions.is_empty() {
+            true => blank(&tensor, &own.shape(), None),
+            false => combination(self.op, contributions.clone()),
+        };
+        let result = reshaped(result, Shape::from(own.shape()));
+        Ok((result, contributions))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, Self::Saved>) -> Result<Vec<Option<DispatchTensor>>> {
+        let cotangent = pass.cotangent;
+        let own = self.own_box().volume();
+        let gradients = match own {
+            0 => Vec::new(),
+            _ => gradients(self.op, pass.saved, flattened(cotangent.clone())),
+        };
+        let operation = self.operation.backward();
+        let cells = |place: usize| gradients[place].clone();
+        let received = |place: usize| self.boxes[place].volume();
+        let all = self.exchange(&operation, &cotangent, |_| own, cells, received)?;
+        let of_boxes = self.boxes.iter().zip(all);
+        let whole = blank(&cotangent, &self.shape(), None);
+        let gradient = of_boxes.fold(whole, |whole, (at, cells)| match cells {
+            Some(cells) => paste(whole, at, reshaped(cells, Shape::from(at.shape()))),
+            None => whole,
+        });
+        Ok(vec![Some(gradient)])
+    }
+}
+
+impl ReduceScatter {
+    /// The shape of the tensors, which the boxes make up.
+    fn shape(&self) -> Vec<usize> {
+        let dims = 0..self.own_box().ranges().len();
+        let end = |dim: usize| self.boxes.iter().map(move |cells| cells.ranges()[dim].end);
+        dims.map(|dim| end(dim).max().unwrap_or(0)).collect()
+    }
+}
+
+/// The gradients of contributions, all flat: of an extremum that of the first which holds it, of a product the product of the
+/// others.
+fn gradients(
+    op: ReduceOp,
+    contributions: &[DispatchTensor],
+    cotangent: DispatchTensor,
+) -> Vec<DispatchTensor> {
+    let tensors = || {
+        contributions
+            .iter()
+            .cloned()
+            .map(Tensor::<1>::from_dispatch)
+    };
+    let cotangent = Tensor::<1>::from_dispatch(cotangent);
+    let gradients: Vec<Tensor<1>> = match op {
+        ReduceOp::Sum => tensors().map(|_| cotangent.clone()).collect(),
+        ReduceOp::Max | ReduceOp::Min => {
+            let extremum = Tensor::<1>::from_dispatch(combination(op, contributions.to_vec()));
+            let mut held: Option<Tensor<1, Bool>> = None;
+            let of = |own: Tensor<1>| {
+                let holds = own.clone().equal(extremum.clone()).bool_or(own.is_nan());
+                let earlier = held.take();
+                let (first, now) = match earlier {
+                    None => (holds.clone(), holds),
+                    Some(earlier) => (
+                        holds.clone().bool_and(earlier.clone().bool_not()),
+                        earlier.bool_or(holds),
+                    ),
+                };
+                held = Some(now);
+                cotangent.clone().mask_fill(first.bool_not(), 0.0)
+            };
+            tensors().map(of).collect()
+        }
+        ReduceOp::Product => {
+            let mut earlier = cotangent;
+            let mut gradients: Vec<Tensor<1>> = tensors()
+                .map(|own| {
+                    let product = earlier.clone() * own;
+                    std::mem::replace(&mut earlier, product)
+                })
+                .collect();
+            let mut later: Option<Tensor<1>> = None;
+            for (gradient, own) in gradients.iter_mut().zip(tensors()).rev() {
+                later = Some(match later {
+                    None => own,
+                    Some(later) => {
+                        gradient.inplace(|gradient| gradient * later.clone());
+                        own * later
+                    }
+                });
+            }
+            gradients
+        }
+    };
+    gradients.into_iter().map(Tensor::into_dispatch).collect()
+}

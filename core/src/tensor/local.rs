@@ -1,0 +1,142 @@
+//! Into the sharded world and out of it: what the gradient of a local tensor means.
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::Tensor;
+use burn::tensor::kind::{Basic, Kind};
+
+use super::ShardTensor;
+use crate::device_mesh::DeviceMesh;
+use crate::dispatch::blank;
+use crate::layout::{Layout, Partial, ReduceOp, Replicate};
+use crate::operator::{BackwardPass, Operator, apply, one};
+use crate::ops::fan_out;
+use crate::{Error, Result};
+
+/// What the gradient of a replicated local tensor means, where it enters or leaves the sharded world.
+///
+/// Within it the gradient is complete and equal on all ranks. Outside both occur, and only the program knows which: nothing is
+/// assumed. Of sharded dims each rank has the gradient of its own cells, and of partial values that of its own contribution,
+/// whatever is said here; integers and booleans have none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalGradient {
+    /// All ranks compute the same outside, so the gradient is complete on each of them.
+    Replicated,
+    /// Each rank has a computation of its own outside, and the gradient is the sum of what the ranks have.
+    Partial,
+}
+
+impl<const D: usize, K: Basic> ShardTensor<D, K> {
+    /// Joins this rank's tensor to a layout: the way into the sharded world.
+    ///
+    /// # Shapes
+    /// Local: that of this rank's shard.
+    ///
+    /// # Adjoint
+    /// With [`LocalGradient::Replicated`] every rank gets the complete gradient of a replicated tensor. With
+    /// [`LocalGradient::Partial`] the first rank along the axes on which it is replicated gets it, and the others get zeros, so
+    /// that what the program does outside may sum it over the ranks.
+    ///
+    /// # Errors
+    /// A local tensor whose shape is not that of this rank's shard, or a layout of another mesh; a sum of booleans.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::{Launcher, Layout, LocalGradient, Replicate, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let scale = Tensor::<1>::ones([3], world.device()).require_grad();
+    ///     let layout = Layout::new(mesh.shape(), &[3], &[Replicate])?;
+    ///     let x = ShardTensor::from_local(scale.clone(), &layout, &mesh, LocalGradient::Partial)?;
+    ///     let gradients = x.to_local(LocalGradient::Replicated).sum().backward();
+    ///     let gradient = scale.grad(&gradients).expect("a gradient").into_data();
+    ///     gradient.assert_eq(&[[1.0_f32; 3], [0.0; 3]][world.rank()].into(), true);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn from_local(
+        local: Tensor<D, K>,
+        layout: &Layout,
+        mesh: &DeviceMesh,
+        gradient: LocalGradient,
+    ) -> Result<Self> {
+        let expected = layout.local_shape(mesh.position());
+        if **layout.mesh() != **mesh.shape() {
+            return Err(Error::Layout(format!(
+                "{layout} belongs to another mesh than\n{mesh}"
+            )));
+        }
+        if local.dims().to_vec() != expected {
+            return Err(Error::Layout(format!(
+                "rank {}: local tensor {:?} for a shard of {expected:?} of {layout}",
+                mesh.comm().rank(),
+                local.dims()
+            )));
+        }
+        if K::KIND == Kind::Bool && layout.placements().contains(&Partial(ReduceOp::Sum)) {
+            return Err(Error::Layout(format!(
+                "{layout} of booleans, which have no sum; take that of int()"
+            )));
+        }
+        let local = match gradient {
+            LocalGradient::Replicated => local,
+            LocalGradient::Partial => {
+                let axes = layout.axes_where(|placement| placement == Replicate);
+                let group = mesh.ranks_along(&axes);
+                let operator = KeptByOne {
+                    keeps: group[0] == mesh.comm().rank(),
+                };
+                Tensor::from_dispatch(apply(operator, [local.into_dispatch()]))
+            }
+        };
+        Ok(Self::from_parts(local, layout.clone(), mesh.clone()))
+    }
+
+    /// This rank's shard: the way out of the sharded world.
+    ///
+    /// # Adjoint
+    /// With [`LocalGradient::Partial`] the sum of the ranks' gradients over the axes on which the tensor is replicated.
+    ///
+    /// # Panics
+    /// Panics if the tensor holds partial values; [`resolve`](Self::resolve) it first.
+    pub fn to_local(&self, gradient: LocalGradient) -> Tensor<D, K> {
+        self.require_resolved("to_local")
+            .unwrap_or_else(|error| error.raise());
+        match gradient {
+            LocalGradient::Replicated => self.local.clone(),
+            LocalGradient::Partial => {
+                let axes = self.layout.axes_where(|placement| placement == Replicate);
+                fan_out(self.local.clone(), &self.mesh, &axes, "to_local")
+            }
+        }
+    }
+}
+
+/// The identity, whose gradient one of several ranks keeps while the others get zeros.
+#[derive(Debug)]
+struct KeptByOne {
+    keeps: bool,
+}
+
+impl Operator for KeptByOne {
+    type Saved = ();
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        let [tensor] = one(inputs);
+        Ok((tensor, ()))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        let gradient = pass.cotangent;
+        Ok(vec![Some(match self.keeps {
+            true => gradient,
+            false => blank(&gradient, &gradient.shape(), Some(0.0)),
+        })])
+    }
+}
