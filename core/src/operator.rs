@@ -87,7 +87,7 @@ impl<S: ?Sized> BackwardPass<'_, S> {
 /// runs at once, without a node of the graph.
 ///
 /// # Panics
-/// Panics for another number of inputs; [raises](Error::raise) the operator's errors.
+/// Panics for another number of inputs; [raises](crate::Error::raise) the operator's errors.
 pub fn apply<O: Operator, const N: usize>(
     operator: O,
     inputs: [DispatchTensor; N],

@@ -25,7 +25,7 @@ pub enum Traffic {
 }
 
 impl Traffic {
-    /// All kinds, in the order of [`CommStats`].
+    /// All kinds, in the order of [`CommStats`](crate::CommStats).
     pub const ALL: [Self; 5] = [
         Self::Exchange,
         Self::Redistribute,
