@@ -119,9 +119,18 @@ pub(crate) fn flattened(tensor: DispatchTensor) -> DispatchTensor {
 
 /// A tensor with elements of the type of `like`, of another shape, that holds one value or nothing in particular.
 pub fn blank(like: &DispatchTensor, shape: &[usize], value: Option<f64>) -> DispatchTensor {
-    let options = (&Device::new(like.device()), like.dtype());
+    blank_of((like.device(), like.dtype()), shape, value)
+}
+
+/// [`blank`], with elements of a type on a device.
+pub(crate) fn blank_of(
+    (device, dtype): (DispatchDevice, DType),
+    shape: &[usize],
+    value: Option<f64>,
+) -> DispatchTensor {
+    let options = (&Device::new(device), dtype);
     let elements = [shape.iter().product::<usize>()];
-    let flat = with_kind!(like.dtype(), K => match value {
+    let flat = with_kind!(dtype, K => match value {
         Some(value) => Tensor::<1, K>::full(elements, value, options).into_dispatch(),
         None => Tensor::<1, K>::empty(elements, options).into_dispatch(),
     });

@@ -1,9 +1,9 @@
-//! What may be given for a layout.
+//! Arguments that say where a tensor lies.
 
 use crate::layout::{Layout, Placement};
 use crate::{Error, Result};
 
-/// Where a tensor is to lie: placements, one per mesh axis, or a [`Layout`] with extents of its own.
+/// Argument that says where a tensor is to lie: placements, one per mesh axis, or a [`Layout`] with extents of its own.
 ///
 /// # Example
 /// ```

@@ -236,6 +236,43 @@ impl Layout {
             })
     }
 
+    /// An error if some axis holds partial values.
+    ///
+    /// # Errors
+    /// Names the axis, and `resolve()`, which helps.
+    pub fn require_resolved(&self, operator: &str) -> Result<()> {
+        let Some((axis, op)) = self.partial_axis() else {
+            return Ok(());
+        };
+        Err(Error::Placement {
+            operator: operator.into(),
+            placement: format!("{} on axis \"{}\"", Partial(op), self.0.mesh.names()[axis]),
+            help: "call resolve() first".into(),
+        })
+    }
+
+    /// An error if the given dim is sharded.
+    ///
+    /// # Errors
+    /// Names the axis and the redistribution that helps.
+    pub fn require_whole(&self, operator: &str, dim: usize) -> Result<()> {
+        let Some(axis) = self.axes_of(dim).first().copied() else {
+            return Ok(());
+        };
+        Err(Error::Placement {
+            operator: operator.into(),
+            placement: format!("{} on axis \"{}\"", Shard(dim), self.0.mesh.names()[axis]),
+            help: self.whole_in(dim),
+        })
+    }
+
+    /// The redistribution that makes a dim whole, for errors.
+    pub(crate) fn whole_in(&self, dim: usize) -> String {
+        let placements = self.0.placements.iter();
+        let whole = placements.map(|&own| if own == Shard(dim) { Replicate } else { own });
+        format!("redistribute(&{:?}) first", whole.collect::<Vec<_>>())
+    }
+
     /// Whether some rank holds no cell.
     pub fn has_empty_shard(&self) -> bool {
         self.0.extents.iter().flatten().any(|&extent| extent == 0)

@@ -83,26 +83,22 @@ impl Pairing {
         for role in result {
             pairing.extents.push(extents(operator, operands, *role)?);
         }
-        for number in operands.iter().flat_map(|term| term.roles) {
-            extents(operator, operands, *number)?;
+        // Dims that are summed over have extents to agree on, too.
+        let summed = operands.iter().flat_map(|term| term.roles);
+        for role in summed.filter(|role| !result.contains(role)) {
+            extents(operator, operands, *role)?;
         }
         Ok(pairing)
     }
 
     /// The axes over which an operand that every rank holds alike, and needs whole, fans out beside a field: those on which
-    /// the field is sharded. What [`new`](Self::new) says of it, without allocations for the terms.
+    /// the field is sharded, as [`new`](Self::new) says too.
     ///
     /// # Errors
     /// Partial values of the field.
     pub fn of_whole(operator: &str, field: &Layout) -> Result<Vec<usize>> {
-        let Some((axis, op)) = field.partial_axis() else {
-            return Ok(field.axes_where(|placement| matches!(placement, Shard(_))));
-        };
-        Err(Error::Placement {
-            operator: operator.into(),
-            placement: format!("{} on axis \"{}\"", Partial(op), field.mesh().names()[axis]),
-            help: "call resolve() first".into(),
-        })
+        field.require_resolved(operator)?;
+        Ok(field.axes_where(|placement| matches!(placement, Shard(_))))
     }
 
     /// The placements of the result.
@@ -118,17 +114,6 @@ impl Pairing {
     /// The layout of the result.
     pub fn layout(&self, like: &Layout) -> Layout {
         like.derive(self.placements.clone(), self.extents.clone())
-    }
-
-    /// The layout of a result some of whose dims have other extents than the operands'.
-    pub fn layout_with(
-        &self,
-        like: &Layout,
-        other: impl Fn(usize) -> Option<Vec<usize>>,
-    ) -> Layout {
-        let extents = self.extents.iter().enumerate();
-        let extents = extents.map(|(dim, own)| other(dim).unwrap_or_else(|| own.clone()));
-        like.derive(self.placements.clone(), extents.collect())
     }
 }
 
@@ -187,12 +172,14 @@ impl Axis<'_> {
             }
             return Ok((sum, all().filter(replicated).collect()));
         }
-        let sharded = || all().filter(|own| !replicated(own));
         let mut common = None;
-        for operand in sharded() {
-            let role = self.role_of_shard(operand);
+        for (operand, term) in self.operands.iter().enumerate() {
+            let Shard(dim) = self.placement(operand) else {
+                continue;
+            };
+            let role = term.roles[dim];
             if !matches!(role, Role::Common(_)) {
-                return Err(self.no_rule(&[operand], self.whole(operand)));
+                return Err(self.no_rule(&[operand], term.layout.whole_in(dim)));
             }
             let (first, number) = *common.get_or_insert((operand, role));
             if role != number {
@@ -225,23 +212,6 @@ impl Axis<'_> {
             return Err(self.no_rule(&[first, fans[0]], help));
         }
         Ok((placement, fans))
-    }
-
-    fn role_of_shard(&self, operand: usize) -> Role {
-        match self.placement(operand) {
-            Shard(dim) => self.operands[operand].roles[dim],
-            _ => Role::Whole,
-        }
-    }
-
-    /// The redistribution that makes an operand's sharded dim whole.
-    fn whole(&self, operand: usize) -> String {
-        let placements = self.operands[operand].layout.placements();
-        let own = placements[self.axis];
-        let whole = placements
-            .iter()
-            .map(|&other| if other == own { Replicate } else { other });
-        format!("redistribute(&{:?}) first", whole.collect::<Vec<_>>())
     }
 
     /// The placements in which the operands would go together.

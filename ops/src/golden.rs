@@ -7,9 +7,10 @@ use std::collections::HashMap;
 
 use burn::tensor::{Gradients, Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, Error, LocalGradient, Placement, Replicate, Result, Shard, ShardTensor,
+    Boundary, DeviceMesh, Error, LocalGradient, Placement, Replicate, Result, Shard, ShardTensor,
 };
 
+use crate::driver::Padding;
 use crate::operand::Operand;
 use crate::sharding::Sharding;
 
@@ -132,6 +133,18 @@ impl Attributes {
     pub fn array<const N: usize>(&self, key: &str, default: usize) -> [usize; N] {
         let list = self.list(key);
         std::array::from_fn(|dim| list.get(dim).copied().unwrap_or(default))
+    }
+
+    /// The padding of a convolution or pooling, on both sides alike.
+    pub(crate) fn padding<const N: usize>(&self) -> [Padding; N] {
+        let boundary = match self.text("padding_mode") {
+            "circular" => Boundary::Periodic,
+            "reflect" => Boundary::Reflect,
+            "replicate" => Boundary::Replicate,
+            _ => Boundary::Zeros,
+        };
+        let widths = self.array("padding", 0);
+        widths.map(|width| Padding::new(width, boundary))
     }
 }
 

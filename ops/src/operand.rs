@@ -1,9 +1,9 @@
 //! Parameters of operators, as operands beside a field.
 
 use burn::module::Param;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use halocline_core::ops::fan_out;
-use halocline_core::{Error, Layout, Linearity, Pairing, Result, Role, ShardTensor, Term};
+use halocline_core::{Error, Layout, Pairing, Result, ShardTensor};
 
 /// A parameter of an operator: a tensor that every rank holds alike, or one with a layout.
 ///
@@ -83,37 +83,25 @@ impl<const D: usize> Operand<D> {
         x: &ShardTensor<E>,
         operator: &'static str,
     ) -> Result<Tensor<D>> {
-        let dtype = |own: DType, other: DType| match own == other {
-            true => Ok(()),
-            false => {
-                let message = format!("a parameter of {own:?} for a tensor of {other:?}");
-                Err(Error::operator(operator, message))
+        let local = match self {
+            Self::Replicated(tensor) => tensor,
+            Self::Laid(tensor) => {
+                tensor.require_resolved(operator)?;
+                (0..D).try_for_each(|dim| tensor.require_whole(operator, dim))?;
+                if tensor.layout().mesh() != x.layout().mesh() {
+                    let message =
+                        format!("{} and {} are on two meshes", x.layout(), tensor.layout());
+                    return Err(Error::operator(operator, message));
+                }
+                tensor.into_parts().0
             }
         };
-        let parameter = match self {
-            Self::Replicated(tensor) => {
-                dtype(tensor.dtype(), x.local().dtype())?;
-                let axes = Pairing::of_whole(operator, x.layout())?;
-                return Ok(fan_out(tensor, x.mesh(), &axes, operator));
-            }
-            Self::Laid(parameter) => parameter,
-        };
-        dtype(parameter.local().dtype(), x.local().dtype())?;
-        let roles: Vec<Role> = (0..E).map(Role::Common).collect();
-        let terms = [
-            Term {
-                name: "",
-                layout: x.layout(),
-                roles: &roles,
-            },
-            Term {
-                name: "the parameter",
-                layout: parameter.layout(),
-                roles: &[Role::Whole; D],
-            },
-        ];
-        let pairing = Pairing::new(operator, &terms, &roles, Linearity::None)?;
-        let (local, _, _) = parameter.into_parts();
-        Ok(fan_out(local, x.mesh(), pairing.fan_out(1), operator))
+        let (own, other) = (local.dtype(), x.local().dtype());
+        if own != other {
+            let message = format!("a parameter of {own:?} for a tensor of {other:?}");
+            return Err(Error::operator(operator, message));
+        }
+        let axes = Pairing::of_whole(operator, x.layout())?;
+        Ok(fan_out(local, x.mesh(), &axes, operator))
     }
 }

@@ -37,10 +37,10 @@ pub struct Count {
     pub bytes: u64,
 }
 
-/// What a rank has sent, by kind and pass. Prints as a table.
+/// Counts of the messages and bytes that a rank has sent, by kind and pass. Prints as a table.
 ///
 /// # Example
-/// What a step sends:
+/// The messages of one step:
 /// ```
 /// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor, Traffic};
 ///
@@ -74,7 +74,7 @@ impl CommStats {
         self.0[traffic as usize][1]
     }
 
-    /// What has been sent since `earlier`.
+    /// The counts since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         let mut counts = self.0;
         let before = earlier.0.as_flattened();

@@ -1,15 +1,13 @@
 //! Communicator that records messages and sends none.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
-
-use burn::tensor::{Device, Shape, Tensor};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::{
     Batch, Communicator, Counters, Expected, InFlight, Operation, Payload, Settings, Traffic,
 };
 use crate::Result;
-use crate::dispatch::reshaped;
+use crate::dispatch::blank_of;
 
 /// The messages of one operation.
 #[derive(Clone, Debug)]
@@ -109,7 +107,11 @@ impl DryRun {
 
     /// Takes the messages recorded so far.
     pub(crate) fn take(&self) -> PlannedMessages {
-        std::mem::take(&mut self.planned.lock().unwrap_or_else(|e| e.into_inner()))
+        std::mem::take(&mut self.planned())
+    }
+
+    fn planned(&self) -> MutexGuard<'_, PlannedMessages> {
+        self.planned.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
@@ -132,8 +134,7 @@ impl Communicator for DryRun {
             receives: batch.receives.iter().map(expected).collect(),
             boxes: None,
         };
-        let mut all = self.planned.lock().unwrap_or_else(|e| e.into_inner());
-        all.operations.push(planned);
+        self.planned().operations.push(planned);
         let payloads = batch
             .receives
             .into_iter()
@@ -143,12 +144,10 @@ impl Communicator for DryRun {
                     dtype,
                     device,
                 } => {
-                    let options = (&Device::new(device), dtype);
-                    let zeros = |shape: Shape| {
-                        let flat = Tensor::<1>::zeros([shape.num_elements()], options);
-                        reshaped(flat.into_dispatch(), shape)
-                    };
-                    Payload::Tensors(shapes.into_iter().map(zeros).collect())
+                    let zeros = shapes
+                        .iter()
+                        .map(|shape| blank_of((device.clone(), dtype), shape, Some(0.0)));
+                    Payload::Tensors(zeros.collect())
                 }
                 Expected::Place(place) => {
                     place.write(&vec![0; place.bytes()]);
@@ -178,8 +177,7 @@ impl Communicator for DryRun {
     }
 
     fn describe_boxes(&self, boxes: &dyn fmt::Display) {
-        let mut all = self.planned.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some(last) = all.operations.last_mut() {
+        if let Some(last) = self.planned().operations.last_mut() {
             last.boxes = Some(boxes.to_string());
         }
     }

@@ -283,19 +283,16 @@ fn combine<E: Number>(op: ReduceOp, place: &Place, values: &[&[u8]]) {
     match op {
         ReduceOp::Sum => fold(place, values, E::sum),
         ReduceOp::Product => fold(place, values, E::product),
-        // What is not a number is never lost.
-        ReduceOp::Max => fold(place, values, |first: E, second: E| {
-            match second > first || second.is_nan() {
-                true => second,
-                false => first,
-            }
-        }),
-        ReduceOp::Min => fold(place, values, |first: E, second: E| {
-            match second < first || second.is_nan() {
-                true => second,
-                false => first,
-            }
-        }),
+        ReduceOp::Max => fold(place, values, extremum(|first: &E, second| second > first)),
+        ReduceOp::Min => fold(place, values, extremum(|first: &E, second| second < first)),
+    }
+}
+
+/// The better of two values. NaN is never lost.
+fn extremum<E: Number>(is_better: impl Fn(&E, &E) -> bool) -> impl Fn(E, E) -> E {
+    move |first, second| match is_better(&first, &second) || second.is_nan() {
+        true => second,
+        false => first,
     }
 }
 

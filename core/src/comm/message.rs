@@ -10,7 +10,7 @@ use super::host::Place;
 use super::operation::Operation;
 use crate::Result;
 
-/// What one rank sends another.
+/// Content of a message.
 #[derive(Clone, Debug)]
 pub enum Payload {
     /// Pieces of a field.
@@ -19,7 +19,7 @@ pub enum Payload {
     Bytes(Vec<u8>),
 }
 
-/// What one rank expects from another.
+/// Form of an expected message.
 #[derive(Clone, Debug)]
 pub enum Expected {
     /// Tensors of these shapes.
@@ -38,7 +38,7 @@ pub enum Expected {
 }
 
 impl Expected {
-    /// The size of what is expected, in bytes; `None` if it may have any.
+    /// The size of the message in bytes; `None` if it may have any.
     pub(crate) fn bytes(&self) -> Option<usize> {
         match self {
             Self::Bytes => None,
@@ -91,11 +91,11 @@ pub struct Batch {
     pub receives: Vec<(usize, Expected)>,
 }
 
-/// A batch on its way; [`finish`](InFlight::finish) waits for what it receives. Batches may be finished in any order.
+/// A batch in flight; [`finish`](InFlight::finish) waits for its messages. Batches may be finished in any order.
 #[must_use = "what a batch receives is lost if it is not finished"]
 pub struct InFlight(Box<dyn Pending>);
 
-/// What an engine knows of a batch on its way.
+/// State that an engine keeps for a batch in flight.
 pub trait Pending {
     /// Waits for the messages and returns them in the order of [`Batch::receives`].
     ///
@@ -114,7 +114,7 @@ impl<F: FnOnce() -> Result<Vec<Payload>>> Pending for F {
 }
 
 impl InFlight {
-    /// A batch on its way.
+    /// Makes a batch in flight.
     pub fn new(pending: impl Pending + 'static) -> Self {
         Self(Box::new(pending))
     }
@@ -126,7 +126,7 @@ impl InFlight {
         self.0.in_background();
     }
 
-    /// This batch, with what is called with the time at which the rank began to wait, when all has come.
+    /// Adds a callback that runs when all messages have arrived, with the time at which the rank began to wait.
     pub(crate) fn then(self, seen: impl FnOnce(Instant) + 'static) -> Self {
         struct Seen<F>(InFlight, F);
 

@@ -63,11 +63,11 @@ impl ReduceScatter {
             elements => expected_like(like, elements),
         };
         let all = exchange_all(&self.comm, &self.group, operation, send, expected)?;
-        let of = |(place, payload): (usize, Option<Payload>)| match payload {
+        let from_place = |(place, payload): (usize, Option<Payload>)| match payload {
             Some(_) => only_tensor(payload),
             None => cells(place),
         };
-        Ok(all.into_iter().enumerate().map(of).collect())
+        Ok(all.into_iter().enumerate().map(from_place).collect())
     }
 }
 
@@ -146,7 +146,7 @@ fn gradients(
         ReduceOp::Max | ReduceOp::Min => {
             let extremum = Tensor::<1>::from_dispatch(combination(op, contributions.to_vec()));
             let mut held: Option<Tensor<1, Bool>> = None;
-            let of = |own: Tensor<1>| {
+            let gradient = |own: Tensor<1>| {
                 let holds = own.clone().equal(extremum.clone()).bool_or(own.is_nan());
                 let earlier = held.take();
                 let (first, now) = match earlier {
@@ -159,7 +159,7 @@ fn gradients(
                 held = Some(now);
                 cotangent.clone().mask_fill(first.bool_not(), 0.0)
             };
-            tensors().map(of).collect()
+            tensors().map(gradient).collect()
         }
         ReduceOp::Product => {
             let mut earlier = cotangent;

@@ -137,39 +137,20 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         }
     }
 
-    /// An error if some axis holds partial values.
+    /// [`Layout::require_resolved`].
     ///
     /// # Errors
-    /// Names the axis, and `resolve()`, which helps.
+    /// Partial values, with the axis that holds them.
     pub fn require_resolved(&self, operator: &str) -> Result<()> {
-        match self.layout.partial_axis() {
-            None => Ok(()),
-            Some((axis, op)) => Err(Error::Placement {
-                operator: operator.into(),
-                placement: format!("{} on axis \"{}\"", Partial(op), self.axis_name(axis)),
-                help: "call resolve() first".into(),
-            }),
-        }
+        self.layout.require_resolved(operator)
     }
 
-    /// An error if the given dim is sharded.
+    /// [`Layout::require_whole`].
     ///
     /// # Errors
-    /// Names the axis and the redistribution that helps.
+    /// A sharded dim, with the redistribution that helps.
     pub fn require_whole(&self, operator: &str, dim: usize) -> Result<()> {
-        let axes = self.layout.axes_of(dim);
-        match axes.first() {
-            None => Ok(()),
-            Some(&axis) => {
-                let mut placements = self.placements().to_vec();
-                axes.iter().for_each(|&axis| placements[axis] = Replicate);
-                Err(Error::Placement {
-                    operator: operator.into(),
-                    placement: format!("Shard({dim}) on axis \"{}\"", self.axis_name(axis)),
-                    help: format!("redistribute(&{placements:?}) first"),
-                })
-            }
-        }
+        self.layout.require_whole(operator, dim)
     }
 
     fn axis_name(&self, axis: usize) -> &str {

@@ -13,7 +13,6 @@ use crate::kernel::flex::Float;
 use crate::kernel::local::LocalOperator;
 use crate::kernel::simd::Isa;
 use crate::layer::layers;
-use kernel as kernels;
 pub use kernel::Activation;
 
 /// An activation of a sharded tensor.
@@ -70,11 +69,11 @@ impl LocalOperator for Activation {
     const KEEPS_INPUT: bool = true;
 
     fn forward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>) {
-        (kernels::forward(isa, self, x), shape.to_vec())
+        (kernel::forward(isa, self, x), shape.to_vec())
     }
 
     fn backward<E: Float>(self, isa: Isa, x: &[E], _: &[usize], cotangent: &[E]) -> Buffer<E> {
-        kernels::backward(isa, self, x, cotangent)
+        kernel::backward(isa, self, x, cotangent)
     }
 
     fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {

@@ -1,10 +1,9 @@
 //! Convolutions in the registry.
 
-use halocline_core::{Boundary, Result};
+use halocline_core::Result;
 
 use super::{ConvOptions, conv};
-use crate::driver::Padding;
-use crate::golden::{Attributes, Case, Dims, Golden, Output, output};
+use crate::golden::{Case, Dims, Golden, Output, output};
 
 /// The convolutions.
 pub(crate) const OPERATORS: &[Golden] = &[
@@ -34,7 +33,7 @@ fn run<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
     let options = ConvOptions::<N>::default()
         .with_stride(attributes.array("stride", 1))
         .with_dilation(attributes.array("dilation", 1))
-        .with_padding(padding(attributes))
+        .with_padding(attributes.padding())
         .with_groups(attributes.number("groups").unwrap_or(1.0) as usize);
     let weight = case.needed::<D>("weight")?;
     output(conv(
@@ -43,17 +42,4 @@ fn run<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
         case.operand("bias"),
         &options,
     ))
-}
-
-/// The padding of a case, on both sides alike.
-pub(crate) fn padding<const N: usize>(attributes: &Attributes) -> [Padding; N] {
-    let boundary = match attributes.text("padding_mode") {
-        "circular" => Boundary::Periodic,
-        "reflect" => Boundary::Reflect,
-        "replicate" => Boundary::Replicate,
-        _ => Boundary::Zeros,
-    };
-    attributes
-        .array("padding", 0)
-        .map(|width| Padding::new(width, boundary))
 }

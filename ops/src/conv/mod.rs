@@ -32,7 +32,7 @@ use crate::field::{Field, run};
 use crate::kernel::simd::Isa;
 use crate::operand::Operand;
 use engine::geometry::Conv;
-pub(crate) use golden::{OPERATORS, padding};
+pub(crate) use golden::OPERATORS;
 use run::ConvRun;
 
 /// Stride, dilation, padding and groups of a convolution over `N` spatial dims.

@@ -198,8 +198,7 @@ impl Stencil {
         x: ShardTensor<D>,
         kernel: impl Fn(Tensor<D>, &IndexBox) -> Tensor<D>,
     ) -> Result<ShardTensor<D>> {
-        let captures = size_of_val(&kernel) > 0;
-        self.drive(x, [], captures, |x, _: [Tensor<1>; 0], outputs| {
+        self.run_with(x, [], move |x, _: [Tensor<1>; 0], outputs| {
             kernel(x, outputs)
         })
     }
@@ -229,33 +228,37 @@ impl Stencil {
         parameters: [Tensor<E>; N],
         kernel: impl Fn(Tensor<D>, [Tensor<E>; N], &IndexBox) -> Tensor<D>,
     ) -> Result<ShardTensor<D>> {
-        let captures = size_of_val(&kernel) > 0;
-        self.drive(x, parameters, captures, kernel)
-    }
-
-    fn drive<const D: usize, const E: usize, const N: usize>(
-        &self,
-        x: ShardTensor<D>,
-        parameters: [Tensor<E>; N],
-        captures: bool,
-        kernel: impl Fn(Tensor<D>, [Tensor<E>; N], &IndexBox) -> Tensor<D>,
-    ) -> Result<ShardTensor<D>> {
         let plan = self.plan(&x)?;
-        if captures && x.device().is_autodiff() {
+        if size_of_val(&kernel) > 0 && x.device().is_autodiff() {
             self.refuse_captured_leaves(&x, &plan, &parameters, &kernel)?;
         }
         let mut beside = Vec::with_capacity(N);
         for parameter in parameters {
             beside.push(Operand::from(parameter).whole_beside(&x, self.operator)?);
         }
-        let parameters = beside.try_into().expect("as many as there were");
+        let parameters: [_; N] = beside.try_into().expect("as many as there were");
+        self.run_planned(x, &plan, |x, outputs| {
+            kernel(x, parameters.clone(), outputs)
+        })
+    }
+
+    /// Runs a kernel of ours, which captures no tensor.
+    ///
+    /// # Errors
+    /// A kernel that gives another number of outputs; a failure of communication.
+    pub(crate) fn run_planned<const D: usize>(
+        &self,
+        x: ShardTensor<D>,
+        plan: &StencilPlan,
+        kernel: impl Fn(Tensor<D>, &IndexBox) -> Tensor<D>,
+    ) -> Result<ShardTensor<D>> {
         let outputs = plan.output.local_box(x.mesh().position());
         let cells = match &plan.exchange {
             None => x.local().clone(),
             Some(exchange) => x.run_plan(self.operator, exchange)?,
         };
         let span = trace::span(self.operator);
-        let local = kernel(cells, parameters, &outputs);
+        let local = kernel(cells, &outputs);
         drop(span);
         let mut dims = outputs.ranges().iter().zip(local.dims());
         if !dims.all(|(outputs, size)| outputs.is_empty() || outputs.len() == size) {

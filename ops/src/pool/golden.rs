@@ -3,7 +3,6 @@
 use halocline_core::Result;
 
 use super::{PaddingCount, PoolOptions, avg_pool, max_pool};
-use crate::conv::padding;
 use crate::driver::Rounding;
 use crate::golden::{Attributes, Case, Dims, Golden, Output, output};
 
@@ -57,7 +56,7 @@ fn options<const N: usize>(attributes: &Attributes) -> PoolOptions<N> {
     };
     PoolOptions::new(attributes.array("kernel_size", 1))
         .with_stride(attributes.array("stride", 1))
-        .with_padding(padding(attributes))
+        .with_padding(attributes.padding())
         .with_dilation(attributes.array("dilation", 1))
         .with_rounding(rounding)
         .with_count(count)

@@ -136,7 +136,7 @@ pub fn max_pool<const D: usize, const N: usize>(
         }
     }
     let size = x.dims();
-    stencil.run(x, |x, outputs| {
+    stencil.run_planned(x, &plan, |x, outputs| {
         let line = |(window, dim): (&Window, usize)| Line {
             window: *window,
             padding: outputs.ranges()[dim]
@@ -230,7 +230,7 @@ pub fn avg_pool<const D: usize, const N: usize>(
     let stencil = options.stencil(name, 0.0);
     let size = x.dims();
     let plan = stencil.plan(&x)?;
-    stencil.run(x, |x, outputs| {
+    stencil.run_planned(x, &plan, |x, outputs| {
         let mut y = by_planes(x, stencil.windows(), |x, windows| {
             if windows.into_iter().all(is_pair) {
                 return pairs::Average.run(x);
