@@ -212,3 +212,22 @@ fn quotients_of_integers_do_not_take_partial_sums() {
         })
         .unwrap();
 }
+
+#[test]
+fn a_dry_run_has_cells_of_every_kind() {
+    Launcher::local(2)
+        .run(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let x = ShardTensor::<2>::ones(SHAPE, &mesh, &[Shard(0)])?;
+            let planned = x.dry_run(|x| {
+                let mask = x.greater_elem(0.5).try_redistribute(&[Replicate])?;
+                mask.int()
+                    .try_redistribute(&[Shard(1)])?
+                    .with_halo(&[Halo::new(1, 1, Boundary::Periodic)])
+            })?;
+            assert_eq!(planned.operations.len(), 2, "{planned}");
+            assert!(planned.bytes_sent() > 0);
+            Ok(())
+        })
+        .unwrap();
+}
