@@ -21,24 +21,16 @@
 
 use std::error::Error;
 use std::fmt;
-use std::hint::black_box;
-use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::thread::{self, available_parallelism};
 use std::time::{Duration, Instant};
 
-use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{Distribution, module};
 use halocline::ops::prelude::*;
 use halocline::prelude::{Device, Tensor};
-use pulp::{Arch, Simd, WithSimd};
+
+use beside::{PyTorch, TURN, median, pair, peak_gflops, timed};
+
+mod beside;
 
 /// A convolution with a bias, and half a kernel of zeros on every side of the field. Kernels are odd.
 struct Case {
@@ -81,6 +73,17 @@ impl Case {
         burn::tensor::ops::ConvOptions::new(stride, self.padding(), [1; N], self.groups())
     }
 
+    /// The case as `conv_pytorch.py` reads it.
+    fn request(&self) -> serde_json::Value {
+        serde_json::json!({
+            "x": self.x,
+            "weight": self.weight,
+            "stride": self.stride,
+            "padding": self.weight[2..].iter().map(|size| size / 2).collect::<Vec<_>>(),
+            "groups": self.groups(),
+        })
+    }
+
     fn forward_flops(&self) -> f64 {
         let products_per_output: usize = self.weight[1..].iter().product();
         2.0 * (self.y().iter().product::<usize>() * products_per_output) as f64
@@ -120,11 +123,6 @@ const CASES: [Case; 10] = [
 const PASSES: [(&str, f64); 2] = [("fwd", 1.0), ("fwd+bwd", 3.0)];
 const IMPLEMENTATIONS: [&str; 3] = ["halocline", "burn-flex", "pytorch"];
 const MIN_ROUNDS: usize = 5;
-/// Of five milliseconds each; PyTorch's threads spin for some after their work.
-const PEAK_RUNS: usize = 3;
-
-/// How long an implementation runs in its turn.
-const TURN: Duration = Duration::from_millis(100);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let budget = match std::env::var("HALOCLINE_BENCH_SECONDS") {
@@ -133,7 +131,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let arguments = std::env::args().skip(1);
     let chosen: Vec<String> = arguments.filter(|part| part != "--bench").collect();
-    let mut pytorch = PyTorch::start();
+    let mut pytorch = PyTorch::start("conv_pytorch.py");
     println!(
         "\n{:35}{:>30}{:>20}{:>40}",
         "", "median, ms", "speed-up over", "of peak, GFLOP/s"
@@ -262,7 +260,7 @@ fn measure<const D: usize>(
     let mut run = |implementation: usize, pass: usize| match [ours, flex].get(implementation) {
         Some(conv) if pass == 0 => Some(timed(|| plain.forward(conv))),
         Some(conv) => Some(timed(|| leaves.gradients(conv))),
-        None => Some(pytorch.as_mut()?.run(case, PASSES[pass].0)),
+        None => Some(pytorch.as_mut()?.run(PASSES[pass].0, &case.request())),
     };
     let mut samples = [const { [const { Vec::new() }; 3] }; 2];
     let mut peaks = Vec::new();
@@ -271,8 +269,7 @@ fn measure<const D: usize>(
         for (pass, samples) in samples.iter_mut().enumerate() {
             for turn in 0..3 {
                 let implementation = (rounds + turn) % 3; // so that none always follows the same one
-                let runs = (0..PEAK_RUNS).map(|_| gflops_in_registers());
-                peaks.push(runs.fold(0.0, f64::max));
+                peaks.push(peak_gflops());
                 run(implementation, pass);
                 let begin = Instant::now();
                 while begin.elapsed() < TURN {
@@ -293,17 +290,6 @@ fn measure<const D: usize>(
         median_s: samples[pass].each_mut().map(|samples| median(samples)),
         peak_gflops,
     })
-}
-
-fn timed<T>(f: impl FnOnce() -> T) -> f64 {
-    let start = Instant::now();
-    black_box(f());
-    start.elapsed().as_secs_f64()
-}
-
-fn median(samples: &mut [f64]) -> Option<f64> {
-    samples.sort_by(f64::total_cmp);
-    samples.get(samples.len() / 2).copied()
 }
 
 /// What a convolution is run on.
@@ -362,138 +348,4 @@ fn compare<const D: usize>(what: &str, ours: Tensor<D>, flex: Tensor<D>) {
         difference < 1e-3,
         "{what}: {difference} of the largest value away from burn-flex's, expected at most 1e-3"
     );
-}
-
-/// A number whose gradient in `y` is the cotangent: burn's backward starts from ones only.
-fn pair<const D: usize>(y: Tensor<D>, cotangent: Tensor<D>) -> Tensor<1> {
-    let (y, cotangent) = (y.into_dispatch(), cotangent.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as Pairing>::pair(y, cotangent))
-}
-
-#[backend_extension(Flex, Autodiff)]
-trait Pairing: Backend {
-    fn pair(y: FloatTensor<Self>, cotangent: FloatTensor<Self>) -> FloatTensor<Self>;
-}
-
-impl Pairing for Flex {
-    fn pair(y: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
-        // The number itself is never read.
-        <Self as FloatTensorOps<Self>>::float_zeros([1].into(), &y.device(), y.dtype().into())
-    }
-}
-
-impl<B: Pairing, C: CheckpointStrategy> Pairing for Autodiff<B, C> {
-    fn pair(y: FloatTensor<Self>, cotangent: FloatTensor<Self>) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Step;
-
-        impl<B: Backend> Backward<B, 1> for Step {
-            type State = FloatTensor<B>;
-
-            fn backward(
-                self,
-                ops: Ops<Self::State, 1>,
-                grads: &mut Gradients,
-                _: &mut Checkpointer,
-            ) {
-                unary::<B, _>(ops.parents, ops.node, grads, |_| ops.state);
-            }
-        }
-
-        let ((y, node), (cotangent, _)) = (y.into_parts(), cotangent.into_parts());
-        match Step.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(cotangent.clone(), B::pair(y, cotangent)),
-            OpsKind::UnTracked(prep) => prep.finish(B::pair(y, cotangent)),
-        }
-    }
-}
-
-/// What the machine can do at this moment: multiply-adds in registers, on all cores.
-fn gflops_in_registers() -> f64 {
-    const STEPS: usize = 1 << 21;
-    /// They hide the latency of two units; with their operands they fit into the 16 registers of AVX2.
-    const CHAINS: usize = 12;
-
-    struct Chains;
-
-    impl WithSimd for Chains {
-        /// Floating-point operations.
-        type Output = usize;
-
-        #[inline(always)]
-        fn with_simd<S: Simd>(self, simd: S) -> usize {
-            let [factor, summand] = black_box([0.5, 1.0]).map(|value| simd.splat_f32s(value));
-            let mut sums = black_box([summand; CHAINS]);
-            for _ in 0..STEPS {
-                for sum in &mut sums {
-                    *sum = simd.mul_add_e_f32s(*sum, factor, summand);
-                }
-            }
-            black_box(sums);
-            2 * STEPS * CHAINS * S::F32_LANES
-        }
-    }
-
-    let start = Instant::now();
-    let flops: usize = thread::scope(|scope| {
-        let run = |_| scope.spawn(|| Arch::new().dispatch(Chains));
-        let threads: Vec<_> = (0..cores()).map(run).collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().expect("arithmetic"))
-            .sum()
-    });
-    flops as f64 / start.elapsed().as_secs_f64() / 1e9
-}
-
-fn cores() -> usize {
-    available_parallelism().map_or(1, |count| count.get())
-}
-
-/// The process of `conv_pytorch.py`.
-struct PyTorch {
-    process: Child,
-    answers: Lines<BufReader<ChildStdout>>,
-}
-
-impl PyTorch {
-    /// `None`, with a note, where PyTorch is not installed.
-    fn start() -> Option<Self> {
-        let python = std::env::var("HALOCLINE_PYTHON").unwrap_or_else(|_| "python3".into());
-        let start = || {
-            let mut process = Command::new(&python)
-                .arg(concat!(
-                    env!("CARGO_MANIFEST_DIR"),
-                    "/benches/conv_pytorch.py"
-                ))
-                .arg(cores().to_string())
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()
-                .ok()?;
-            let mut answers = BufReader::new(process.stdout.take()?).lines();
-            println!("{}, {} threads", answers.next()?.ok()?, cores());
-            Some(Self { process, answers })
-        };
-        let started = start();
-        if started.is_none() {
-            println!("Without PyTorch: HALOCLINE_PYTHON names a python that has it.");
-        }
-        started
-    }
-
-    /// The seconds of one run.
-    fn run(&mut self, case: &Case, pass: &str) -> f64 {
-        let request = serde_json::json!({
-            "x": case.x,
-            "weight": case.weight,
-            "stride": case.stride,
-            "padding": case.weight[2..].iter().map(|size| size / 2).collect::<Vec<_>>(),
-            "groups": case.groups(),
-        });
-        let requests = self.process.stdin.as_mut().expect("a pipe");
-        writeln!(requests, "{pass} {request}").expect("PyTorch's process is alive");
-        let answer = self.answers.next().expect("PyTorch's process answers");
-        answer.expect("a line").parse().expect("seconds")
-    }
 }

@@ -4,12 +4,16 @@ use std::fmt;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex};
 
+use foldhash::fast::FixedState;
 use lru::LruCache;
 
 use crate::Result;
 
 /// Plans of one kind that are kept at most.
 const MOST_PLANS: usize = 1024;
+
+/// Plans of one kind. Keys are hashed at every call of an operator, so by a fast function.
+type Table<K, V> = LruCache<K, Arc<V>, FixedState>;
 
 /// Plans by what they were made from, so that a training step plans nothing after its first run.
 ///
@@ -18,7 +22,7 @@ const MOST_PLANS: usize = 1024;
 /// nothing, and a plan that is made again is equal.
 #[derive(Default)]
 pub struct PlanCache {
-    tables: Mutex<HashMap<TypeId, Box<dyn Any + Send>>>,
+    tables: Mutex<HashMap<TypeId, Box<dyn Any + Send>, FixedState>>,
 }
 
 impl PlanCache {
@@ -31,7 +35,7 @@ impl PlanCache {
         K: Hash + Eq + Send + 'static,
         V: Send + Sync + 'static,
     {
-        if let Some(plan) = self.table(|table: &mut LruCache<K, Arc<V>>| table.get(&key).cloned()) {
+        if let Some(plan) = self.table(|table: &mut Table<K, V>| table.get(&key).cloned()) {
             return Ok(plan);
         }
         let plan = Arc::new(make(&key)?);
@@ -44,7 +48,7 @@ impl PlanCache {
         Ok(plan)
     }
 
-    fn table<K, V, T>(&self, use_table: impl FnOnce(&mut LruCache<K, Arc<V>>) -> T) -> T
+    fn table<K, V, T>(&self, use_table: impl FnOnce(&mut Table<K, V>) -> T) -> T
     where
         K: Hash + Eq + Send + 'static,
         V: Send + Sync + 'static,
@@ -52,7 +56,7 @@ impl PlanCache {
         let mut tables = self.tables.lock().unwrap_or_else(|e| e.into_inner());
         let table = tables
             .entry(TypeId::of::<(K, V)>())
-            .or_insert_with(|| Box::new(LruCache::<K, Arc<V>>::unbounded()));
+            .or_insert_with(|| Box::new(Table::<K, V>::unbounded_with_hasher(FixedState::default())));
         use_table(table.downcast_mut().expect("tables are kept by their type"))
     }
 }
@@ -100,7 +104,7 @@ mod tests {
         made.borrow_mut().clear();
         [0, 2, MOST_PLANS, 1].into_iter().for_each(ask);
         assert_eq!(*made.borrow(), [1]);
-        let kept = cache.table(|table: &mut LruCache<usize, Arc<usize>>| table.len());
+        let kept = cache.table(|table: &mut Table<usize, usize>| table.len());
         assert_eq!(kept, MOST_PLANS);
     }
 }

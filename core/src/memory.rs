@@ -249,8 +249,9 @@ impl Drop for Block {
 }
 
 impl AllocationController for Block {
+    /// What all blocks have, of which many have more: burn makes copies of no greater alignment.
     fn alloc_align(&self) -> usize {
-        self.layout.align()
+        Self::ALIGN
     }
 
     fn property(&self) -> AllocationProperty {
@@ -274,6 +275,14 @@ impl AllocationController for Block {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_of_all_sizes_can_be_copied() {
+        for size in [1, SMALL, PAGE, HALO, HALO + 1] {
+            let bytes = Block::copy_of(&vec![3; size]).into_bytes(size);
+            assert_eq!(bytes.clone()[..], vec![3; size]);
+        }
+    }
 
     #[test]
     fn blocks_become_bytes_of_their_length() {

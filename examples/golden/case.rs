@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use halocline::ops::golden::{Attributes, Golden};
+use halocline::ops::golden::{Arguments, Attributes, Golden};
 use halocline::ops::operators;
 use halocline::ops::testing::{Sharding, shardings};
+use burn::tensor::DType;
 use halocline::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -16,9 +17,9 @@ pub(crate) struct Case {
     pub(crate) op: String,
     /// The operator in the registry; none if it is not there.
     pub(crate) golden: Option<&'static Golden>,
-    pub(crate) attributes: Attributes,
-    pub(crate) inputs: Vec<String>,
-    pub(crate) tensors: HashMap<String, TensorData>,
+    pub(crate) arguments: Arguments,
+    /// The result, its cotangent, and gradients.
+    pub(crate) expected: HashMap<String, TensorData>,
     pub(crate) rtol: f64,
     pub(crate) atol: f64,
 }
@@ -52,63 +53,81 @@ impl Case {
         let views = SafeTensors::deserialize(&bytes).map_err(|e| bad(e.to_string()))?;
         let mut tensors = HashMap::new();
         for (name, view) in views.tensors() {
-            let values = numbers(view.dtype(), view.data())
-                .ok_or_else(|| bad(format!("{name} is of type {:?}", view.dtype())))?;
             // A scalar has no dims there and one cell here.
             let shape = if view.shape().is_empty() {
                 vec![1]
             } else {
                 view.shape().to_vec()
             };
-            tensors.insert(name, TensorData::new(values, shape));
+            let data = numbers(view.dtype(), view.data(), shape)
+                .ok_or_else(|| bad(format!("{name} is of type {:?}", view.dtype())))?;
+            tensors.insert(name, data);
         }
-        let inputs =
-            serde_json::from_value(json("inputs")?).map_err(|e| bad(format!("inputs: {e}")))?;
+        let names = |key: &str| {
+            serde_json::from_value::<Vec<String>>(json(key)?).map_err(|e| bad(format!("{key}: {e}")))
+        };
+        let mut take = |name: String| {
+            let data = tensors.remove(&name);
+            let data = data.ok_or_else(|| bad(format!("no tensor {name}")))?;
+            Ok::<_, Error>((name, data))
+        };
+        let arguments = Arguments {
+            attributes: attributes(&json("attrs")?),
+            inputs: names("inputs")?.into_iter().map(&mut take).collect::<Result<_>>()?,
+            parameters: names("params")?.into_iter().map(take).collect::<Result<_>>()?,
+        };
         let op = text("op")?;
         Ok(Self {
             golden: operators().find(|golden| golden.name == op),
             op,
-            attributes: attributes(&json("attrs")?),
-            inputs,
+            arguments,
             rtol: number("rtol")?,
             atol: number("atol")?,
             name,
-            tensors,
+            expected: tensors,
         })
-    }
-
-    fn shapes(&self) -> Vec<Vec<usize>> {
-        let shape = |name: &String| self.tensors[name].shape().to_vec();
-        self.inputs.iter().map(shape).collect()
     }
 
     /// All shardings of the dims that may be sharded. A case of an unknown operator has one, in which it fails.
     pub(crate) fn shardings(&self, ranks: &[usize]) -> Vec<Sharding> {
-        let Some(golden) = self.golden else {
-            return shardings(&[1], &[0], 1);
-        };
-        let (shape, dims) = golden.sharded.of(&self.shapes());
-        let most = ranks.iter().copied().max().unwrap_or(1);
-        let all = shardings(&shape, &dims, most);
-        all.into_iter()
-            .filter(|sharding| ranks.contains(&sharding.ranks()))
-            .collect()
+        match self.golden {
+            Some(golden) => golden.shardings(&self.arguments.shapes(), ranks),
+            None => shardings(&[1], &[0], 1),
+        }
     }
 
-    /// The inputs, each with its sharding.
-    pub(crate) fn sharded_inputs(
-        &self,
-        golden: &Golden,
-        sharding: &Sharding,
-    ) -> Vec<(String, TensorData, Sharding)> {
-        let inputs = self.inputs.iter().enumerate();
-        inputs
-            .map(|(input, name)| {
-                let data = self.tensors[name].clone();
-                let own = golden.sharded.input(input, data.shape().len(), sharding);
-                (name.clone(), data, own)
-            })
-            .collect()
+    /// The operator in the registry.
+    pub(crate) fn operator(&self) -> Result<&'static Golden> {
+        self.golden.ok_or_else(|| Error::other(format!("unknown operator {}", self.op)))
+    }
+
+    /// This case with floats of another number type. What is expected of half precision is what one rank computes in f64
+    /// from the rounded arguments, within 2 %.
+    pub(crate) fn cast(mut self, dtype: DType) -> Result<Self> {
+        self.arguments = self.arguments.cast(dtype);
+        let cotangent = self.expected["gy"].clone().convert_dtype(dtype);
+        if let (DType::F16 | DType::BF16, Some(golden)) = (dtype, self.golden) {
+            let exact = self.arguments.clone().cast(DType::F64);
+            let (y, gradients) = Launcher::local(1)
+                .collect(|world| {
+                    let mesh = world.mesh([("x", 1)])?;
+                    let whole = &self.shardings(&[1])[0];
+                    let cotangent = cotangent.clone().convert_dtype(DType::F64);
+                    golden.run_on(&mesh, whole, &exact, |_| cotangent)
+                })?
+                .remove(0);
+            self.expected.insert("y".into(), y);
+            for (name, gradient) in gradients {
+                self.expected.extend(gradient.map(|gradient| (format!("grad_{name}"), gradient)));
+            }
+            self.rtol = 2e-2;
+        }
+        if dtype == DType::F64 {
+            // What the files hold is rounded to single precision.
+            (self.rtol, self.atol) = (1e-6, 1e-9);
+        }
+        self.expected.insert("gy".into(), cotangent);
+        Ok(self)
     }
 }
 
@@ -137,16 +156,18 @@ fn attributes(values: &Value) -> Attributes {
     attributes
 }
 
-/// The numbers of a tensor; indices and classes become floats as well.
-fn numbers(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
+/// The numbers of a tensor: floats in single precision, and integers.
+fn numbers(dtype: Dtype, bytes: &[u8], shape: Vec<usize>) -> Option<TensorData> {
     let words = bytes.as_chunks::<4>().0.iter();
     let long = bytes.as_chunks::<8>().0.iter();
+    let floats = |values: Vec<f32>| TensorData::new(values, shape.clone());
+    let integers = |values: Vec<i64>| TensorData::new(values, shape.clone());
     Some(match dtype {
-        Dtype::F32 => words.map(|b| f32::from_le_bytes(*b)).collect(),
-        Dtype::I32 => words.map(|b| i32::from_le_bytes(*b) as f32).collect(),
-        Dtype::F64 => long.map(|b| f64::from_le_bytes(*b) as f32).collect(),
-        Dtype::I64 => long.map(|b| i64::from_le_bytes(*b) as f32).collect(),
-        Dtype::U8 | Dtype::BOOL => bytes.iter().map(|b| f32::from(*b)).collect(),
+        Dtype::F32 => floats(words.map(|b| f32::from_le_bytes(*b)).collect()),
+        Dtype::F64 => floats(long.map(|b| f64::from_le_bytes(*b) as f32).collect()),
+        Dtype::I32 => integers(words.map(|b| i64::from(i32::from_le_bytes(*b))).collect()),
+        Dtype::I64 => integers(long.map(|b| i64::from_le_bytes(*b)).collect()),
+        Dtype::U8 | Dtype::BOOL => integers(bytes.iter().map(|b| i64::from(*b)).collect()),
         _ => return None,
     })
 }

@@ -9,12 +9,11 @@ mod case;
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use burn::tensor::DType;
-use clap::Parser;
-use halocline::ops::golden::Case as OnMesh;
+use clap::{Parser, ValueEnum};
 use halocline::ops::testing::{Sharding, difference};
 use halocline::prelude::*;
 
@@ -22,7 +21,7 @@ use case::Case;
 
 /// Runs golden cases on shards.
 #[derive(Parser)]
-struct Arguments {
+pub(crate) struct Arguments {
     /// A folder of cases, `<op>_<nn>.safetensors`.
     folder: PathBuf,
     /// Only this operator.
@@ -31,11 +30,22 @@ struct Arguments {
     /// Numbers of ranks to run on.
     #[arg(long, value_delimiter = ',', default_value = "1,2,3,4")]
     ranks: Vec<usize>,
+    /// The number type that they are computed in.
+    #[arg(long, value_enum, default_value = "f32")]
+    dtype: Float,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Float {
+    F32,
+    F64,
+    F16,
+    Bf16,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    match run(&arguments.folder, arguments.op.as_deref(), &arguments.ranks) {
+    match run(&arguments) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
@@ -46,21 +56,27 @@ fn main() -> ExitCode {
 }
 
 /// Runs all cases of a folder and returns how many failed.
-pub(crate) fn run(folder: &Path, op: Option<&str>, ranks: &[usize]) -> Result<usize> {
+pub(crate) fn run(arguments: &Arguments) -> Result<usize> {
+    let Arguments { folder, op, ranks, dtype } = arguments;
+    let dtype = match dtype {
+        Float::F32 => DType::F32,
+        Float::F64 => DType::F64,
+        Float::F16 => DType::F16,
+        Float::Bf16 => DType::BF16,
+    };
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
         .map_err(|e| Error::other(format!("{}: {e}", folder.display())))?
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .filter(|path| path.extension().is_some_and(|e| e == "safetensors"))
         .collect();
     files.sort();
-    let cases = files
-        .iter()
-        .map(|file| Case::read(file))
-        .collect::<Result<Vec<_>>>()?;
-    let cases: Vec<Case> = cases
-        .into_iter()
-        .filter(|case| op.is_none_or(|op| case.op == op))
-        .collect();
+    let mut cases = Vec::new();
+    for file in files {
+        let case = Case::read(&file)?;
+        if op.as_ref().is_none_or(|op| case.op == *op) {
+            cases.push(case.cast(dtype)?);
+        }
+    }
     if cases.is_empty() {
         return Err(Error::other(format!(
             "no case in {} for {op:?}",
@@ -147,32 +163,16 @@ impl Report {
 impl Case {
     /// Applies the operator on shards and compares result and gradients: the bits of all of them.
     fn run(&self, world: &World, sharding: &Sharding) -> Result<u64> {
-        let golden = self
-            .golden
-            .ok_or_else(|| Error::other(format!("unknown operator {}", self.op)))?;
         let mesh = world.mesh_of(&sharding.axes)?;
-        let inputs = self.sharded_inputs(golden, sharding);
-        let case = OnMesh::new(
-            self.attributes.clone(),
-            &mesh,
-            &inputs,
-            self.tensors.clone(),
-        )?;
-        let y = (golden.run)(&case)?;
-        let expected = &self.tensors["y"];
-        if y.shape()[..] != expected.shape()[..] {
-            return Err(Error::other(format!(
-                "shape {:?}, expected {:?}",
-                y.shape(),
-                expected.shape()
-            )));
-        }
-        let (found, gradients) = y.backward(self.tensors["gy"].clone())?;
+        let cotangent = |_: &[usize]| self.expected["gy"].clone();
+        let operator = self.operator()?;
+        let (found, gradients) = operator.run_on(&mesh, sharding, &self.arguments, cotangent)?;
+        let expected = &self.expected["y"];
         let mut bits = DefaultHasher::new();
         found.as_bytes().hash(&mut bits);
         let mut failures = vec![self.off("y", &found, expected)];
-        for (name, gradient) in case.gradients(&gradients) {
-            let Some(expected) = self.tensors.get(&format!("grad_{name}")) else {
+        for (name, gradient) in gradients {
+            let Some(expected) = self.expected.get(&format!("grad_{name}")) else {
                 continue;
             };
             failures.push(match gradient {

@@ -5,14 +5,15 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use burn::tensor::{Gradients, Tensor, TensorData};
+use burn::tensor::kind::{Basic, Float, Int};
+use burn::tensor::{DType, Gradients, Tensor, TensorData};
 use halocline_core::{
     Boundary, DeviceMesh, Error, LocalGradient, Placement, Replicate, Result, Shard, ShardTensor,
 };
 
 use crate::driver::Padding;
 use crate::operand::Operand;
-use crate::sharding::Sharding;
+use crate::sharding::{Sharding, shardings};
 
 /// An operator of the registry.
 #[derive(Debug)]
@@ -31,6 +32,38 @@ pub struct Golden {
     pub run: fn(&Case) -> Result<Box<dyn Output>>,
 }
 
+impl Golden {
+    /// The shardings that the operator permits for inputs of these shapes, over these numbers of ranks.
+    pub fn shardings(&self, shapes: &[Vec<usize>], ranks: &[usize]) -> Vec<Sharding> {
+        let (shape, dims) = self.sharded.of(shapes);
+        let most = ranks.iter().copied().max().unwrap_or(1);
+        let mut found = shardings(&shape, &dims, most);
+        found.retain(|sharding| ranks.contains(&sharding.ranks()));
+        found
+    }
+
+    /// Applies the operator to shards and runs its backward pass with a cotangent of the result's shape: the result,
+    /// and the gradients of inputs and parameters by name, `None` for one that has none.
+    ///
+    /// # Errors
+    /// Those of the operator; a sharding that does not fit.
+    pub fn run_on(
+        &self,
+        mesh: &DeviceMesh,
+        sharding: &Sharding,
+        arguments: &Arguments,
+        cotangent: impl FnOnce(&[usize]) -> TensorData,
+    ) -> Result<(TensorData, Vec<(String, Option<TensorData>)>)> {
+        let case = Case::new(arguments, mesh, |input, dims| {
+            self.sharded.input(input, dims, sharding)
+        })?;
+        let y = (self.run)(&case)?;
+        let cotangent = cotangent(&y.shape());
+        let (value, gradients) = y.backward(cotangent)?;
+        Ok((value, case.gradients(&gradients)))
+    }
+}
+
 /// The dims of the first input that may be sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dims {
@@ -40,6 +73,8 @@ pub enum Dims {
     AllButChannels,
     /// All but the last.
     AllButLast,
+    /// All but the last, where all inputs have the same size: queries, keys and values.
+    Alike,
     /// Those of a matrix product: batch, rows, columns, and the dim that is summed over.
     Product,
 }
@@ -49,10 +84,12 @@ impl Dims {
     pub fn of(self, inputs: &[Vec<usize>]) -> (Vec<usize>, Vec<usize>) {
         let mut shape = inputs[0].clone();
         let dims = shape.len();
+        let first = shape.clone();
         let sharded = |dim: &usize| match self {
             Self::All | Self::Product => true,
             Self::AllButChannels => *dim != 1,
             Self::AllButLast => dim + 1 != dims,
+            Self::Alike => dim + 1 != dims && inputs.iter().all(|input| input[*dim] == first[*dim]),
         };
         if self == Self::Product {
             shape.extend(inputs[1].last());
@@ -92,7 +129,7 @@ impl std::fmt::Display for Dims {
         f.write_str(match self {
             Self::All => "all",
             Self::AllButChannels => "all but channels",
-            Self::AllButLast => "all but the last",
+            Self::AllButLast | Self::Alike => "all but the last",
             Self::Product => "batch, rows, columns, summed",
         })
     }
@@ -150,13 +187,44 @@ impl Attributes {
 
 type GradientOf = Box<dyn Fn(&Gradients) -> Option<TensorData>>;
 
-/// A golden case on one rank: inputs on shards, parameters as leaves of this rank.
-pub struct Case {
-    /// The options of the operator.
+/// The tensors and options that an operator is applied to.
+#[derive(Clone, Debug, Default)]
+pub struct Arguments {
+    /// The options.
     pub attributes: Attributes,
+    /// Inputs, which are sharded, by name. Those of integers have no gradients.
+    pub inputs: Vec<(String, TensorData)>,
+    /// Parameters, which every rank holds alike, by name.
+    pub parameters: HashMap<String, TensorData>,
+}
+
+impl Arguments {
+    /// These arguments with floats of another number type.
+    #[must_use]
+    pub fn cast(mut self, dtype: DType) -> Self {
+        let inputs = self.inputs.iter_mut().map(|(_, data)| data);
+        for data in inputs.chain(self.parameters.values_mut()) {
+            if data.dtype().is_float() {
+                *data = data.clone().convert_dtype(dtype);
+            }
+        }
+        self
+    }
+
+    /// The shapes of the inputs.
+    pub fn shapes(&self) -> Vec<Vec<usize>> {
+        let inputs = self.inputs.iter();
+        inputs.map(|(_, data)| data.shape().to_vec()).collect()
+    }
+}
+
+/// Arguments on one rank: inputs on shards, parameters as leaves of this rank.
+pub struct Case<'a> {
+    /// The options of the operator.
+    pub attributes: &'a Attributes,
     mesh: DeviceMesh,
     inputs: Vec<(Box<dyn Any>, usize)>,
-    parameters: HashMap<String, TensorData>,
+    parameters: &'a HashMap<String, TensorData>,
     /// How to find the gradient of every leaf, by its name.
     leaves: RefCell<Vec<(String, GradientOf)>>,
 }
@@ -178,30 +246,54 @@ macro_rules! with_dims {
 }
 pub(crate) use with_dims;
 
-impl Case {
-    /// A case on a mesh, with inputs sharded as given.
+impl<'a> Case<'a> {
+    /// Arguments on a mesh. `sharding_of` is given the number of an input and of its dims.
     ///
     /// # Errors
     /// A sharding that does not fit, inputs without dims or of more than six.
-    pub fn new(
-        attributes: Attributes,
+    fn new(
+        arguments: &'a Arguments,
         mesh: &DeviceMesh,
-        inputs: &[(String, TensorData, Sharding)],
-        parameters: HashMap<String, TensorData>,
+        sharding_of: impl Fn(usize, usize) -> Sharding,
     ) -> Result<Self> {
         let mut case = Self {
-            attributes,
+            attributes: &arguments.attributes,
             mesh: mesh.clone(),
             inputs: Vec::new(),
-            parameters,
+            parameters: &arguments.parameters,
             leaves: RefCell::default(),
         };
-        for (name, data, sharding) in inputs {
+        for (input, (name, data)) in arguments.inputs.iter().enumerate() {
             let dims = data.shape().len();
-            let input = with_dims!(dims, D => case.leaf::<D>(name, data, sharding))?;
+            let sharding = sharding_of(input, dims);
+            let input = if data.dtype().is_float() {
+                with_dims!(dims, D => case.leaf::<D>(name, data, &sharding))?
+            } else {
+                with_dims!(dims, D => case.integers::<D>(data, &sharding))?
+            };
             case.inputs.push((input, dims));
         }
         Ok(case)
+    }
+
+    fn integers<const D: usize>(
+        &self,
+        data: &TensorData,
+        sharding: &Sharding,
+    ) -> Result<Box<dyn Any>> {
+        Ok(Box::new(self.shard::<D, Int>(data, sharding)?))
+    }
+
+    /// The shard of this rank of a tensor that all ranks hold alike.
+    fn shard<const D: usize, K: Basic>(
+        &self,
+        data: &TensorData,
+        sharding: &Sharding,
+    ) -> Result<ShardTensor<D, K>> {
+        let device = (self.mesh.device(), data.dtype());
+        let whole = Tensor::<D, K>::from_data(data.clone(), device);
+        let layout = sharding.layout(&self.mesh, &whole.dims())?;
+        ShardTensor::distribute(whole, &self.mesh, &layout)
     }
 
     fn leaf<const D: usize>(
@@ -210,9 +302,7 @@ impl Case {
         data: &TensorData,
         sharding: &Sharding,
     ) -> Result<Box<dyn Any>> {
-        let whole = Tensor::<D>::from_data(data.clone(), self.mesh.device());
-        let layout = sharding.layout(&self.mesh, &whole.dims())?;
-        let leaf = ShardTensor::distribute(whole, &self.mesh, &layout)?.require_grad();
+        let leaf = self.shard::<D, Float>(data, sharding)?.require_grad();
         let input = leaf.clone();
         self.add_leaf(name, move |gradients| {
             let gradient = input.grad(gradients)?;
@@ -232,16 +322,31 @@ impl Case {
         self.inputs[0].1
     }
 
-    /// An input.
+    /// An input of floats.
     ///
     /// # Errors
     /// There is none, or it has another number of dims.
     pub fn input<const D: usize>(&self, input: usize) -> Result<ShardTensor<D>> {
+        self.tensor(input)
+    }
+
+    /// An input of integers.
+    ///
+    /// # Errors
+    /// There is none, or it has another number of dims.
+    pub fn indices<const D: usize>(&self, input: usize) -> Result<ShardTensor<D, Int>> {
+        self.tensor(input)
+    }
+
+    fn tensor<const D: usize, K: Basic + 'static>(
+        &self,
+        input: usize,
+    ) -> Result<ShardTensor<D, K>> {
         let tensor = self
             .inputs
             .get(input)
             .and_then(|(tensor, _)| tensor.downcast_ref());
-        let tensor: Option<&ShardTensor<D>> = tensor;
+        let tensor: Option<&ShardTensor<D, K>> = tensor;
         tensor
             .cloned()
             .ok_or_else(|| Error::other(format!("no input {input} of {D} dims")))
@@ -250,7 +355,8 @@ impl Case {
     /// A parameter, if the case has it.
     pub fn parameter<const D: usize>(&self, name: &str) -> Option<Tensor<D>> {
         let data = self.parameters.get(name)?.clone();
-        let leaf = Tensor::<D>::from_data(data, self.mesh.device()).require_grad();
+        let device = (self.mesh.device(), data.dtype());
+        let leaf = Tensor::<D>::from_data(data, device).require_grad();
         let parameter = leaf.clone();
         self.add_leaf(name, move |gradients| {
             Some(parameter.grad(gradients)?.into_data())
@@ -273,7 +379,7 @@ impl Case {
     }
 
     /// The gradients of inputs and parameters, by name, after a backward pass; `None` for one that has none.
-    pub fn gradients(&self, gradients: &Gradients) -> Vec<(String, Option<TensorData>)> {
+    fn gradients(&self, gradients: &Gradients) -> Vec<(String, Option<TensorData>)> {
         let leaves = self.leaves.borrow();
         let found = leaves.iter();
         found

@@ -4,6 +4,7 @@
 //! on a [`Field`], a burn tensor or a sharded one. [`Layer`] makes burn's own modules apply to both.
 
 pub mod activation;
+pub mod attention;
 pub mod conv;
 mod driver;
 mod field;
@@ -23,8 +24,11 @@ mod sharding;
 pub mod testing;
 
 pub use activation::{Activation, ActivationField};
+pub use attention::{
+    AttentionField, AttentionOptions, DenseAttentionField, NeighborhoodOptions,
+};
 pub use conv::{ConvField, ConvOptions};
-pub use driver::{Padding, Rounding, Stencil, StencilPlan, Window};
+pub use driver::{Neighborhood, Padding, Rounding, Stencil, StencilPlan, Window};
 pub use field::{Carried, Carrier, Field, OneDevice, Rank, Sharded};
 pub use layer::{Apply, Layer, PlanOf};
 pub use loss::{Reduction, backward, huber_loss, l1_loss, loss_value, mse_loss};
@@ -40,7 +44,7 @@ pub use resample::ResampleField;
 /// Everything that model code calls: tensors and layers, and the methods of all families of operators.
 pub mod prelude {
     pub use crate::{
-        ActivationField, Apply, ConvField, ConvOptions, Field, Layer, MatmulField, NormField,
+        ActivationField, Apply, AttentionField, AttentionOptions, ConvField, ConvOptions, DenseAttentionField, Field, Layer, MatmulField, NeighborhoodOptions, NormField,
         Operand, Padding, PlanOf, PoolField, PoolOptions, Rank, RearrangeField, ReduceField,
         Reduction, ResampleField, Stencil, Window, huber_loss, l1_loss, mse_loss,
     };

@@ -5,7 +5,7 @@ use halocline_core::{LocalGradient, Result, ShardTensor};
 
 use crate::golden::{Golden, Output};
 use crate::reduce::ReduceField;
-use crate::{conv, loss, matmul, norm, pool, rearrange, reduce, resample};
+use crate::{attention, conv, loss, matmul, norm, pool, rearrange, reduce, resample};
 
 /// All operators that golden cases can be of, by family.
 pub fn operators() -> impl Iterator<Item = &'static Golden> {
@@ -18,6 +18,7 @@ pub fn operators() -> impl Iterator<Item = &'static Golden> {
         resample::OPERATORS,
         rearrange::OPERATORS,
         loss::OPERATORS,
+        attention::OPERATORS,
     ]
     .into_iter()
     .flatten()
@@ -37,7 +38,7 @@ impl<const D: usize> Output for ShardTensor<D> {
             "a shard differs from its layout"
         );
         let device = y.mesh().device().clone().inner();
-        let cotangent = Tensor::<D>::from_data(cotangent, &device);
+        let cotangent = Tensor::<D>::from_data(cotangent, (&device, y.local().dtype()));
         let cotangent = ShardTensor::distribute(cotangent, y.mesh(), y.layout())?;
         let gradients = (y.clone() * cotangent).sum().backward();
         Ok((

@@ -48,7 +48,7 @@ impl Sharding {
 }
 
 /// Shardings of the given dims of a tensor of `shape` over up to `ranks` ranks: every dim alone, pairs on a 2×2 mesh,
-/// nested, with even extents, very uneven ones, and empty shards.
+/// nested, and from eight ranks on three dims on a 2×2×2 mesh; with even extents, very uneven ones, and empty shards.
 pub fn shardings(shape: &[usize], dims: &[usize], ranks: usize) -> Vec<Sharding> {
     let mut found = Vec::new();
     for parts in 1..=ranks {
@@ -95,7 +95,23 @@ pub fn shardings(shape: &[usize], dims: &[usize], ranks: usize) -> Vec<Sharding>
             }
         }
     }
+    if ranks >= 8 {
+        found.extend(on_three_axes(shape, dims));
+    }
     found
+}
+
+/// Every dim and the two after it on three axes; nested where there are fewer.
+fn on_three_axes(shape: &[usize], dims: &[usize]) -> impl Iterator<Item = Sharding> {
+    (0..dims.len()).map(move |first| {
+        let chosen = [0, 1, 2].map(|next| dims[(first + next) % dims.len()]);
+        let extents = chosen.map(|dim| (dim, uneven(shape[dim], 2)));
+        Sharding {
+            axes: vec![("z", 2), ("y", 2), ("x", 2)],
+            placements: chosen.map(Shard).to_vec(),
+            extents: if dims.len() < 3 { Vec::new() } else { extents.to_vec() },
+        }
+    })
 }
 
 /// Extents of one cell each, with all the rest in the first part.

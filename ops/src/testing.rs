@@ -6,6 +6,7 @@ use halocline_core::{
 };
 
 use crate::field::{Field, Rank};
+use crate::golden::{Arguments, Golden};
 use crate::reduce::ReduceField;
 pub use crate::sharding::{Sharding, shardings};
 
@@ -18,7 +19,8 @@ pub trait Operator<const D: usize, const E: usize>: Sync {
 /// Checks that an operator on shards gives the values, all gradients and layouts that it gives on one device.
 ///
 /// Inputs, parameters and the cotangent are random, from a fixed seed. Every sharding of [`shardings`] over `dims` is
-/// tried on up to four ranks.
+/// tried on up to four ranks. For operands of several numbers of dims or kinds, and other number types, there is
+/// [`check_golden`].
 ///
 /// # Panics
 /// Panics with the sharding and the largest difference where a value or gradient differs by more than `tolerance`
@@ -57,6 +59,39 @@ pub fn check_op<const D: usize, const E: usize>(
                 tolerance,
                 &format!("{sharding:?}, rank {rank}"),
             );
+        }
+    }
+}
+
+/// Checks that an operator of the registry gives on every sharding over these numbers of ranks what it gives on one
+/// rank: the value and all gradients, whatever the numbers of dims and kinds of its inputs and parameters.
+///
+/// The cotangent is random, from a fixed seed, and of the number type of the first input.
+///
+/// # Panics
+/// Panics with the sharding where a value or gradient differs by more than `tolerance` times the largest magnitude.
+pub fn check_golden(golden: &Golden, arguments: &Arguments, ranks: &[usize], tolerance: f64) {
+    let dtype = arguments.inputs[0].1.dtype();
+    let cotangent = |shape: &[usize]| normal(shape, "cotangent", 0).convert_dtype(dtype);
+    let shapes = arguments.shapes();
+    let run = |sharding: &Sharding| {
+        let found = Launcher::local(sharding.ranks()).collect(|world| {
+            let mesh = world.mesh_of(&sharding.axes)?;
+            golden.run_on(&mesh, sharding, arguments, cotangent)
+        });
+        found.unwrap_or_else(|error| panic!("{}, {sharding:?}: {error}", golden.name))
+    };
+    let one = &golden.shardings(&shapes, &[1])[0];
+    let (expected, expected_gradients) = run(one).remove(0);
+    for sharding in golden.shardings(&shapes, ranks) {
+        for (found, gradients) in run(&sharding) {
+            let place = format!("{}, {sharding:?}", golden.name);
+            compare(&[found], std::slice::from_ref(&expected), tolerance, &place);
+            assert_eq!(gradients.len(), expected_gradients.len(), "{place}");
+            for ((name, found), (_, expected)) in gradients.iter().zip(&expected_gradients) {
+                let (found, expected) = (found.as_slice(), expected.as_slice());
+                compare(found, expected, tolerance, &format!("{place}: gradient of {name}"));
+            }
         }
     }
 }
@@ -144,13 +179,18 @@ fn leaves<const D: usize>(tensors: &[Tensor<D>]) -> Vec<Tensor<D>> {
 
 /// Normal random values of a fixed seed, which depend on the name and the index.
 pub fn random<const D: usize>(shape: [usize; D], name: &str, index: usize) -> Tensor<D> {
+    let device = burn::tensor::Device::default().autodiff();
+    Tensor::from_data(normal(&shape, name, index), &device)
+}
+
+/// The values of [`random`].
+pub fn normal(shape: &[usize], name: &str, index: usize) -> TensorData {
     let normal = Distribution::Normal {
         mean: 0.0,
         std: 1.0,
     };
-    let values = RandomKey::new(0, (name, index)).fill(normal, &shape, &IndexBox::whole(&shape));
-    let device = burn::tensor::Device::default().autodiff();
-    Tensor::from_data(TensorData::new(values, shape), &device)
+    let values = RandomKey::new(0, (name, index)).fill(normal, shape, &IndexBox::whole(shape));
+    TensorData::new(values, shape.to_vec())
 }
 
 /// The largest difference, in units of the largest magnitude expected.

@@ -296,21 +296,31 @@ fn extremum<E: Number>(is_better: impl Fn(&E, &E) -> bool) -> impl Fn(E, E) -> E
     }
 }
 
+/// Some elements of a value.
+fn part<'a, E: Number>(value: &'a [u8], cells: &Range<usize>) -> &'a [E] {
+    &bytemuck::cast_slice(value)[cells.clone()]
+}
+
 fn fold<E: Number>(place: &Place, values: &[&[u8]], combine: impl Fn(E, E) -> E) {
     // SAFETY: nothing else uses the place, and its bytes are initialised.
     let results = unsafe { std::slice::from_raw_parts_mut(place.start.as_ptr(), place.bytes) };
     let results: &mut [E] = bytemuck::cast_slice_mut(results);
     for (stretch, results) in results.chunks_mut(STRETCH).enumerate() {
         let cells = stretch * STRETCH..stretch * STRETCH + results.len();
-        for (index, value) in values.iter().enumerate() {
-            let more: &[E] = &bytemuck::cast_slice(value)[cells.clone()];
-            match index {
-                0 => results.copy_from_slice(more),
-                _ => results
-                    .iter_mut()
-                    .zip(more)
-                    .for_each(|(result, more)| *result = combine(*result, *more)),
-            }
+        let (first, rest) = values.split_first().expect("a value");
+        let first = part::<E>(first, &cells);
+        let Some((second, rest)) = rest.split_first() else {
+            results.copy_from_slice(first);
+            continue;
+        };
+        let pairs = first.iter().zip(part::<E>(second, &cells));
+        results
+            .iter_mut()
+            .zip(pairs)
+            .for_each(|(result, (first, second))| *result = combine(*first, *second));
+        for value in rest {
+            let pairs = results.iter_mut().zip(part::<E>(value, &cells));
+            pairs.for_each(|(result, more)| *result = combine(*result, *more));
         }
     }
 }

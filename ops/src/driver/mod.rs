@@ -1,9 +1,16 @@
 //! Operators that need cells of other ranks: windows, plans, ranks without cells.
 
 pub(crate) mod empty;
+mod neighborhood;
+mod plan;
+mod reach;
 mod stencil;
 mod window;
 
-pub use stencil::{Stencil, StencilPlan};
+pub use neighborhood::Neighborhood;
+pub use plan::StencilPlan;
+pub(crate) use plan::Reaches;
+pub(crate) use reach::Reach;
+pub use stencil::Stencil;
 pub(crate) use window::windows_within;
 pub use window::{Padding, Rounding, Window};

@@ -6,23 +6,13 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use halocline_core::{
-    DeviceMesh, Error, ExchangePlan, IndexBox, Layout, Need, Result, ShardTensor, Source, segments,
-    trace,
-};
+use halocline_core::{DeviceMesh, Error, IndexBox, Layout, Result, ShardTensor, trace};
 
 use super::empty::drop_empty;
-use super::window::{Padding, Rounding, Window};
+use super::plan::{Reaches, StencilPlan};
+use super::reach::Reach;
+use super::window::Window;
 use crate::operand::Operand;
-
-/// What a stencil operator does on a layout: the same on every rank but for the boxes.
-#[derive(Clone, Debug)]
-pub struct StencilPlan {
-    /// The layout of the result.
-    pub output: Layout,
-    /// What each rank assembles before its kernel runs; `None` if every rank has what it needs.
-    pub exchange: Option<Arc<ExchangePlan>>,
-}
 
 /// A stencil operator on `[batch, channels, *spatial]`: a window per spatial dim, and what lies beyond the field.
 ///
@@ -123,68 +113,17 @@ impl Stencil {
 
     /// The plan of this rank's position.
     fn make(&self, layout: &Layout, mesh: &DeviceMesh) -> Result<StencilPlan> {
-        let mut extents = layout.all_extents().to_vec();
+        let mut others = layout.all_extents().to_vec();
         if let Some(channels) = self.channels {
-            extents[1] = vec![channels];
+            others[1] = vec![channels];
         }
-        for (window, dim) in self.windows.iter().zip(2..) {
-            let outputs = window.output_size(self.operator, dim, layout.shape()[dim])?;
-            extents[dim] = window.output_extents(layout.extents(dim), outputs);
-        }
-        let output = layout.derive(layout.placements().to_vec(), extents);
-
-        // Dims that the exchange supplies with all that the windows reach; the same on every rank.
-        let supplied: Vec<bool> = self
-            .windows
-            .iter()
-            .zip(2..)
-            .map(|(window, dim)| {
-                let whole = layout.extents(dim).len() == 1;
-                let inside = window.padding.low == 0 && window.padding.high == 0;
-                !(whole && inside && window.rounding == Rounding::Floor)
-            })
-            .collect();
-        let need_of = |position| self.need(layout, &output, &supplied, position);
-        let all_local = (0..mesh.size()).all(|position| {
-            let cells = layout.local_box(position);
-            let need = need_of(position);
-            need.shape == cells.shape() && need == Need::of(cells)
-        });
-        let exchange = (!all_local).then(|| {
-            let plan = mesh.exchange_plan(Source::Layout(layout), need_of);
-            Arc::new(plan.with_fill(f64::from_bits(self.fill)))
-        });
-        Ok(StencilPlan { output, exchange })
-    }
-
-    /// The cells that a position needs. One without outputs gets a single window of fill, so that its kernel has
-    /// something to run on and the graph is the same on all ranks.
-    fn need(&self, layout: &Layout, output: &Layout, supplied: &[bool], position: usize) -> Need {
-        let (inputs, outputs) = (layout.local_box(position), output.local_box(position));
-        let mut shape = Vec::new();
-        let mut runs = Vec::new();
-        for dim in 0..layout.shape().len() {
-            let own = &inputs.ranges()[dim];
-            let spatial = dim.checked_sub(2).filter(|&spatial| supplied[spatial]);
-            let range = match spatial {
-                Some(spatial) => self.windows[spatial].input_range(&outputs.ranges()[dim]),
-                None => own.start as isize..own.end as isize,
-            };
-            let boundary = spatial.map_or_else(Default::default, |spatial| {
-                self.windows[spatial].padding.boundary
-            });
-            // A last window may reach beyond the padding; what lies there is fill, whatever the boundary.
-            let size = layout.shape()[dim];
-            let padding =
-                spatial.map_or_else(Padding::default, |spatial| self.windows[spatial].padding);
-            let padded = range.start..range.end.min((size + padding.high) as isize);
-            runs.push(segments(padded, size, boundary[0], boundary[1]));
-            shape.push(match spatial {
-                Some(spatial) if range.is_empty() => self.windows[spatial].span(),
-                _ => range.len().max(1),
-            });
-        }
-        Need::product(shape, &runs)
+        let windows: Vec<Reach> = self.windows.iter().copied().map(Reach::from).collect();
+        let reaches = Reaches {
+            operator: self.operator,
+            first: 2,
+            dims: &windows,
+        };
+        reaches.plan(layout, mesh, others, f64::from_bits(self.fill))
     }
 
     /// Runs the operator. The kernel computes a box of outputs, given by its global indices, from the cells that its
@@ -309,6 +248,7 @@ impl Stencil {
 
 #[cfg(test)]
 mod tests {
+    use super::super::window::Padding;
     use super::*;
     use halocline_core::{Boundary, Launcher, Shard};
 

@@ -6,6 +6,7 @@ use std::ops::Deref;
 use halocline_core::memory::Block;
 
 use super::memory::Shared;
+use super::simd::Element;
 
 /// The elements of a result.
 #[derive(Debug)]
@@ -32,9 +33,30 @@ impl<E: Copy> Buffer<E> {
         }
     }
 
+    /// The elements.
+    pub(crate) fn elements_mut(&mut self) -> &mut [E] {
+        // SAFETY: the block holds so many elements, which `filled` has initialised, and is borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.block.start().cast().as_ptr(), self.len) }
+    }
+
+    /// The elements, for tasks that each write their own.
+    pub(crate) fn shared(&mut self) -> Shared<E> {
+        Shared::at_start(self.block.start().cast())
+    }
+
     /// The block that holds the elements, and how many bytes of it they take.
     pub(crate) fn into_block(self) -> (Block, usize) {
         (self.block, self.len * size_of::<E>())
+    }
+}
+
+/// A buffer of one value.
+pub(crate) fn filled<E: Element>(len: usize, value: f64) -> Buffer<E> {
+    // SAFETY: all elements are written.
+    unsafe {
+        Buffer::filled(len, |elements| {
+            (0..len).for_each(|index| *elements.at(index) = E::from_f64(value));
+        })
     }
 }
 

@@ -55,6 +55,16 @@ fn exp_product<S: Simd, E: Element>(simd: S, a: E::Vector<S>, b: E::Vector<S>) -
     E::scale(simd, E::plus(simd, curve, one), shifted)
 }
 
+/// `e^x`, for `x` of at most about 80: zero where that would not be a normal number.
+#[inline(always)]
+pub(crate) fn exp<S: Simd, E: Element>(simd: S, x: E::Vector<S>) -> E::Vector<S> {
+    let [zero, one] = [E::default(), E::CONSTANTS.one].map(|value| E::splat(simd, value));
+    let lowest = E::splat(simd, E::default() - Distribution::Logistic.end());
+    // The last step is for NaN, whose bits the scaling may have changed.
+    let power = E::mul_add(simd, x, zero, exp_product::<S, E>(simd, x, one));
+    E::select_less(simd, [x, lowest], zero, power)
+}
+
 /// A distribution that is symmetric about zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Distribution {

@@ -1,0 +1,140 @@
+//! Neighborhood attention by burn's operators, for devices that our kernels do not run on: keys are gathered for every query.
+
+use std::sync::Arc;
+
+use burn::tensor::activation::softmax;
+use burn::tensor::{Int, Tensor, TensorData};
+use halocline_core::ops::fan_out;
+use halocline_core::{Result, ShardTensor};
+
+use super::Prepared;
+use super::dense::whole_tokens;
+use super::engine::tiles::Dim;
+use crate::driver::empty::{drop_empty, fill_empty, fill_up_to};
+
+/// Attention of this rank's queries.
+pub(super) fn attention<const D: usize>(
+    q: ShardTensor<D>,
+    k: ShardTensor<D>,
+    v: ShardTensor<D>,
+    prepared: &Prepared,
+) -> Result<Tensor<D>> {
+    let Prepared {
+        operator,
+        run,
+        pairs,
+        output,
+    } = prepared;
+    let [key_width, value_width] = run.widths;
+    let (q, queries, mesh) = q.into_parts();
+    let both = Tensor::cat(vec![k.into_parts().0, v.into_parts().0], D - 1);
+    let both = match &run.exchange {
+        None => both,
+        Some(exchange) => {
+            let both = ShardTensor::from_parts(both, pairs.clone(), mesh.clone());
+            both.run_plan(operator, &Arc::clone(&exchange.forward.plan))?
+        }
+    };
+    let all: Vec<usize> = (0..D).collect();
+    let q = fill_empty(q, &queries, &all, operator, 0.0)?;
+    let both = fill_up_to(1, both, output, &all, operator, 0.0)?;
+    let (shape, [batch, heads]) = (q.dims(), [q.dims()[0], q.dims()[D - 2]]);
+    let cells = |shape: &[usize; D]| -> usize { shape[1..D - 2].iter().product() };
+    let (count, key_heads) = (cells(&shape), both.dims()[D - 2]);
+    let (reached, mask) = reached(&run.dims, count);
+    let most = reached.len() / count;
+    let device = q.device();
+    let reached = Tensor::<1, Int>::from_data(TensorData::new(reached, [count * most]), &device);
+    let mask = Tensor::<1>::from_data(TensorData::new(mask, [count * most]), (&device, q.dtype()));
+    let mask = mask.reshape([1, count, most, 1, 1, 1]);
+    let keys = cells(&both.dims());
+    let both = both.reshape([batch, keys, key_heads, key_width + value_width]);
+    let both = both.select(1, reached);
+    let both = both.reshape([batch, count, most, key_heads, 1, key_width + value_width]);
+    let q = q.reshape([batch, count, 1, key_heads, heads / key_heads, key_width]);
+    let k = both.clone().narrow(5, 0, key_width);
+    let v = both.narrow(5, key_width, value_width);
+    // [batch, queries, keys, key heads, heads that share one, 1]
+    let scores = (q * run.scale * k).sum_dim(5) + mask;
+    let y = (softmax(scores, 2) * v).sum_dim(2);
+    let mut shape = shape;
+    shape[D - 1] = value_width;
+    drop_empty(y.reshape(shape), output, mesh.position(), operator)
+}
+
+/// Dense attention of this rank's queries, by matrix products with all keys and values: those of other ranks are gathered.
+pub(super) fn dense(
+    q: ShardTensor<4>,
+    k: ShardTensor<4>,
+    v: ShardTensor<4>,
+    causal: bool,
+    scale: f64,
+) -> Result<Tensor<4>> {
+    const NAME: &str = "scaled_dot_product_attention";
+    let fans = q.layout().axes_of(1);
+    let (q, queries, mesh) = q.into_parts();
+    let placements = whole_tokens(k.layout());
+    let heads = q.dims()[2] / k.layout().local_shape(mesh.position())[2].max(1);
+    // [batch, heads, keys, width], with a head of keys for each head of queries.
+    let all_heads = |tensor: ShardTensor<4>| -> Result<Tensor<4>> {
+        let tensor = tensor.try_redistribute(&placements[..])?.into_parts().0;
+        let tensor = fan_out(tensor, &mesh, &fans, NAME);
+        let [batch, tokens, key_heads, width] = tensor.dims();
+        let tensor = tensor.reshape([batch, tokens, key_heads, 1, width]).repeat_dim(3, heads);
+        Ok(tensor.reshape([batch, tokens, key_heads * heads, width]).swap_dims(1, 2))
+    };
+    let (k, v) = (all_heads(k)?, all_heads(v)?);
+    let q = fill_empty(q, &queries, &[0, 1, 2, 3], NAME, 0.0)?.swap_dims(1, 2);
+    let [rows, columns] = [q.dims()[2], k.dims()[2]];
+    let mut scores = (q * scale).matmul(k.swap_dims(2, 3));
+    if causal {
+        let first = queries.local_box(mesh.position()).ranges()[1].start;
+        let later = |index: usize| index % columns > first + index / columns;
+        let mask = (0..rows * columns).map(|index| if later(index) { f32::NEG_INFINITY } else { 0.0 });
+        let mask = TensorData::new(mask.collect::<Vec<_>>(), [1, 1, rows, columns]);
+        scores = scores.clone() + Tensor::from_data(mask, (&scores.device(), scores.dtype()));
+    }
+    let y = softmax(scores, 3).matmul(v).swap_dims(1, 2);
+    let mut extents = queries.all_extents().to_vec();
+    extents[3] = vec![y.dims()[3]];
+    let output = queries.derive(queries.placements().to_vec(), extents);
+    drop_empty(y, &output, mesh.position(), NAME)
+}
+
+/// For every query as many keys, by their numbers among those that are there, and what is added to their scores: minus
+/// infinity for the last ones of a query that reaches fewer.
+fn reached(dims: &[Dim; 3], count: usize) -> (Vec<i32>, Vec<f32>) {
+    let most: usize = dims.iter().map(|dim| dim.neighborhood.kernel).product();
+    let (mut keys, mut mask) = (Vec::new(), Vec::new());
+    let reach = |dim: &Dim| -> Vec<Vec<usize>> {
+        let step = dim.neighborhood.dilation;
+        let keys = dim.queries.clone().map(|query| {
+            let window = dim.neighborhood.keys(query / step, dim.neighborhood.class_size(query, dim.size));
+            let first = (query % step) as isize - dim.first_key;
+            window.map(|key| (first + key * step as isize) as usize).collect()
+        });
+        keys.collect()
+    };
+    let [planes, rows, columns] = dims.each_ref().map(reach);
+    for plane in &planes {
+        for row in &rows {
+            for column in &columns {
+                let start = keys.len();
+                for plane in plane {
+                    for row in row {
+                        let first = (plane * dims[1].keys + row) * dims[2].keys;
+                        keys.extend(column.iter().map(|key| (first + key) as i32));
+                    }
+                }
+                mask.resize(keys.len(), 0.0);
+                keys.resize(start + most, 0);
+                mask.resize(start + most, f32::NEG_INFINITY);
+            }
+        }
+    }
+    // A rank without queries has one of fill.
+    if keys.is_empty() {
+        return (vec![0; count * most], vec![0.0; count * most]);
+    }
+    (keys, mask)
+}

@@ -1,0 +1,374 @@
+//! Dense attention as an operator with an adjoint: blocks of keys and values that travel round a ring, and kernels.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::backend::flex::FlexTensor;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Tensor};
+use halocline_core::ops::{self, BackwardPass, Operator, blank};
+use halocline_core::{
+    Batch, Communicator, Expected, InFlight, Layout, Operation, Payload, Result,
+};
+use rayon::prelude::*;
+
+use super::super::engine::dense::{Backward, Dense, LOWEST, Results, Tokens};
+use super::super::passes::row_products;
+use super::{HEADS, TOKENS, WIDTH};
+use crate::kernel::buffer::filled;
+use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::lanes::CHUNK;
+use crate::kernel::memory::Shared;
+use crate::kernel::simd::Isa;
+
+/// The ranks that hold the parts of a dim, and who comes next.
+#[derive(Clone, Debug)]
+pub(super) struct Ring {
+    /// The rank of every part.
+    ranks: Vec<usize>,
+    /// The cells of every part.
+    parts: Vec<Range<usize>>,
+    /// This rank's part.
+    own: usize,
+}
+
+impl Ring {
+    /// The ring of the ranks that hold the parts of a dim beside this rank's part of all other dims.
+    pub(super) fn new(layout: &Layout, dim: usize, position: usize) -> Self {
+        let mesh = layout.mesh();
+        let axes = layout.axes_of(dim);
+        let own = mesh.coords(position);
+        let beside = |other: &usize| {
+            let coords = mesh.coords(*other);
+            (0..own.len()).all(|axis| axes.contains(&axis) || coords[axis] == own[axis])
+        };
+        let mut found: Vec<(usize, usize)> = (0..mesh.size())
+            .filter(beside)
+            .map(|other| (layout.part(dim, other), mesh.ranks()[other]))
+            .collect();
+        found.sort_unstable();
+        let parts = 0..layout.extents(dim).len();
+        Self {
+            ranks: found.into_iter().map(|(_, rank)| rank).collect(),
+            parts: parts.map(|part| layout.part_range(dim, part)).collect(),
+            own: layout.part(dim, position),
+        }
+    }
+
+    /// The part that is here after so many steps.
+    fn part(&self, step: usize) -> usize {
+        (self.own + step) % self.parts.len()
+    }
+
+    /// Sends tensors of the part of one step to the rank before this one, and receives such of the next part from the rank
+    /// after it; nothing of parts without cells. `shape_of` gives the shapes of a part's tensors.
+    fn pass(
+        &self,
+        run: &DenseRun,
+        operation: &Operation,
+        step: usize,
+        tensors: Vec<DispatchTensor>,
+        like: (DType, &DispatchTensor),
+        shapes_of: impl Fn(usize) -> Vec<Vec<usize>>,
+    ) -> Result<Option<InFlight>> {
+        let (before, after) = (self.part(self.parts.len() - 1), self.part(1));
+        let (dtype, device) = (like.0, like.1.device());
+        let next = self.parts[self.part(step + 1)].len();
+        let mut batch = Batch {
+            operation: operation.clone(),
+            sends: Vec::new(),
+            receives: Vec::new(),
+        };
+        if !self.parts[self.part(step)].is_empty() {
+            batch.sends.push((self.ranks[before], Payload::Tensors(tensors)));
+        }
+        if next > 0 {
+            let shapes = shapes_of(next).into_iter().map(Into::into).collect();
+            batch.receives.push((
+                self.ranks[after],
+                Expected::Tensors {
+                    shapes,
+                    dtype,
+                    device,
+                },
+            ));
+        }
+        if batch.sends.is_empty() && batch.receives.is_empty() {
+            return Ok(None);
+        }
+        let in_flight = run.comm.clone().start(batch)?;
+        in_flight.in_background();
+        Ok(Some(in_flight))
+    }
+}
+
+/// The tensors of a batch that has come; none if it had none.
+fn finish(in_flight: Option<InFlight>) -> Result<Vec<DispatchTensor>> {
+    let payloads = in_flight.map_or(Ok(Vec::new()), InFlight::finish)?;
+    let tensors = payloads.into_iter().flat_map(|payload| match payload {
+        Payload::Tensors(tensors) => tensors,
+        Payload::Bytes(_) => unreachable!("an engine gives what was expected"),
+    });
+    Ok(tensors.collect())
+}
+
+/// Dense attention on one rank.
+#[derive(Clone, Debug)]
+pub(super) struct DenseRun {
+    pub operation: Operation,
+    pub comm: Arc<dyn Communicator>,
+    pub ring: Ring,
+    /// The place of this rank's first query, if only keys up to a query's place count.
+    pub causal: Option<usize>,
+    pub scale: f64,
+}
+
+/// What the backward pass needs beside queries, keys and values.
+pub(super) struct Saved {
+    output: DispatchTensor,
+    /// The logarithm of the sum of exponentials of every query and head.
+    lse: DispatchTensor,
+}
+
+/// Attention of this rank's queries.
+pub(super) fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, run: DenseRun) -> Tensor<4> {
+    let inputs = [q, k, v].map(Tensor::into_dispatch);
+    Tensor::from_dispatch(ops::apply(run, inputs))
+}
+
+impl Operator for DenseRun {
+    type Saved = Saved;
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(["attention", "attention (backward)"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        true
+    }
+
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Saved)> {
+        let dtype = inputs[0].dtype();
+        with_float!(dtype, E => self.forward_as::<E>(inputs, dtype))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, Saved>) -> Result<Vec<Option<DispatchTensor>>> {
+        let dtype = pass.cotangent.dtype();
+        with_float!(dtype, E => self.backward_as::<E>(pass, dtype))
+    }
+}
+
+/// A tensor for kernels to read.
+fn reading<E: Float>(tensor: &FlexTensor) -> Tokens<E> {
+    let first = flex::elements::<E>(tensor).as_ptr().cast_mut();
+    let first = std::ptr::NonNull::new(first).expect("elements have an address");
+    tokens(Shared::at_start(first), &tensor.shape(), tensor.shape()[WIDTH])
+}
+
+/// Elements of a tensor of this shape but for its width.
+fn tokens<E>(elements: Shared<E>, shape: &[usize], width: usize) -> Tokens<E> {
+    Tokens {
+        elements,
+        tokens: shape[TOKENS],
+        heads: shape[HEADS],
+        width,
+    }
+}
+
+/// A shape with other tokens.
+fn with_tokens(shape: &[usize], tokens: usize) -> Vec<usize> {
+    let mut shape = shape.to_vec();
+    shape[TOKENS] = tokens;
+    shape
+}
+
+/// The elements of a tensor of this shape with another width.
+fn elements(shape: &[usize], width: usize) -> usize {
+    shape[..WIDTH].iter().product::<usize>() * width
+}
+
+impl DenseRun {
+    fn job<E: Float>(
+        &self,
+        q: &FlexTensor,
+        [k, v]: [&FlexTensor; 2],
+        part: usize,
+        results: Results<E>,
+    ) -> Dense<E> {
+        Dense {
+            batch: q.shape()[0],
+            shared: q.shape()[HEADS].checked_div(k.shape()[HEADS]).unwrap_or(1).max(1),
+            scale: self.scale,
+            queries: reading(q),
+            keys: reading(k),
+            values: reading(v),
+            causal: self.causal.map(|query| [query, self.ring.parts[part].start]),
+            results,
+        }
+    }
+
+    /// Calls `compute` with the keys and values of every part, this rank's own first, while the next ones travel here; with none
+    /// for a part without tokens.
+    fn around<E: Float>(
+        &self,
+        operation: &Operation,
+        [key, value]: [DispatchTensor; 2],
+        mut compute: impl FnMut(usize, Option<[&FlexTensor; 2]>) -> Result<()>,
+    ) -> Result<()> {
+        let dtype = key.dtype();
+        let shapes = [key.shape().to_vec(), value.shape().to_vec()];
+        let like = key.clone();
+        let mut block = vec![key, value];
+        for step in 0..self.ring.parts.len() {
+            let last = step + 1 == self.ring.parts.len();
+            let shapes_of = |tokens| shapes.iter().map(|shape| with_tokens(shape, tokens)).collect();
+            let in_flight = match last {
+                true => None,
+                false => {
+                    let block = block.clone();
+                    self.ring.pass(self, operation, step, block, (dtype, &like), shapes_of)?
+                }
+            };
+            let here = if self.ring.parts[self.ring.part(step)].is_empty() {
+                Vec::new()
+            } else {
+                let tensors = block.iter().cloned().map(flex::operand::<E>);
+                tensors.collect::<Result<Vec<_>>>()?
+            };
+            compute(step, here.first_chunk().map(|[key, value]| [key, value]))?;
+            block = finish(in_flight)?;
+        }
+        Ok(())
+    }
+
+    fn forward_as<E: Float>(
+        &self,
+        inputs: Vec<DispatchTensor>,
+        dtype: DType,
+    ) -> Result<(DispatchTensor, Saved)> {
+        let isa = Isa::chosen()?;
+        let [q, k, v]: [DispatchTensor; 3] = inputs.try_into().expect("queries, keys and values");
+        let q = flex::operand::<E>(q)?;
+        let (shape, width) = (q.shape().to_vec(), v.shape()[WIDTH]);
+        let mut output = filled::<E>(elements(&shape, width), 0.0);
+        let mut most = filled::<E>(elements(&shape, 1), LOWEST);
+        let mut sum = filled::<E>(elements(&shape, 1), 0.0);
+        let results = Results::Forward {
+            output: tokens(output.shared(), &shape, width),
+            most: tokens(most.shared(), &shape, 1),
+            sum: tokens(sum.shared(), &shape, 1),
+        };
+        self.around::<E>(&self.operation, [k, v], |step, block| {
+            if let Some(block) = block {
+                // SAFETY: all tensors are there, and the results nowhere else.
+                unsafe { self.job(&q, block, self.ring.part(step), results).run(isa) };
+            }
+            Ok(())
+        })?;
+        divide(output.elements_mut(), &sum, width);
+        for (most, sum) in most.elements_mut().iter_mut().zip(sum.iter()) {
+            *most = E::from_f64(most.to_f64() + sum.to_f64().ln());
+        }
+        let with_width = |width| [&shape[..WIDTH], &[width]].concat();
+        let output = flex::result(output, &with_width(width), dtype);
+        let lse = flex::result(most, &with_width(1), E::dtype());
+        let saved = Saved {
+            output: output.clone(),
+            lse,
+        };
+        Ok((output, saved))
+    }
+
+    fn backward_as<E: Float>(
+        &self,
+        mut pass: BackwardPass<'_, Saved>,
+        dtype: DType,
+    ) -> Result<Vec<Option<DispatchTensor>>> {
+        let isa = Isa::chosen()?;
+        let q = flex::operand::<E>(pass.take_input(0))?;
+        let [key, value] = [1, 2].map(|input| pass.take_input(input));
+        let cotangent = flex::operand::<E>(pass.cotangent)?;
+        let output = flex::operand::<E>(pass.saved.output.clone())?;
+        let lse = flex::operand::<E>(pass.saved.lse.clone())?;
+        let shape = q.shape().to_vec();
+        let mut products = row_products::<E>(
+            flex::elements(&output),
+            flex::elements(&cotangent),
+            output.shape()[WIDTH],
+        );
+        let from = Backward {
+            cotangent: reading::<E>(&cotangent),
+            lse: reading(&lse),
+            products: tokens(Shared::new(&mut products), &shape, 1),
+        };
+        let mut query = filled::<E>(elements(&shape, shape[WIDTH]), 0.0);
+        let gradient = tokens(query.shared(), &shape, shape[WIDTH]);
+        let operation = self.operation.backward();
+        let (like, shapes) = (key.clone(), [key.shape().to_vec(), value.shape().to_vec()]);
+        let shapes_of = |tokens| shapes.iter().map(|shape| with_tokens(shape, tokens)).collect();
+        let alone = self.ring.parts.len() == 1;
+        // Gradients of the part that is here, from the ranks that it was at before.
+        let (mut coming, mut sums) = (None, Vec::new());
+        self.around::<E>(&operation, [key, value], |step, block| {
+            sums = match block {
+                Some(block) => self.key_gradients::<E>(isa, &q, block, step, from, gradient),
+                None => Vec::new(),
+            };
+            let before = finish(coming.take())?;
+            if !before.is_empty() {
+                let pairs = before.into_iter().zip(std::mem::take(&mut sums));
+                sums = pairs.map(|(before, own)| Dispatch::float_add(before, own)).collect();
+            }
+            if !alone {
+                let sums = std::mem::take(&mut sums);
+                let like = (E::dtype(), &like);
+                coming = self.ring.pass(self, &operation, step, sums, like, &shapes_of)?;
+            }
+            Ok(())
+        })?;
+        if !alone {
+            sums = finish(coming)?;
+        }
+        let nothing = || shapes.iter().map(|shape| blank(&like, shape, Some(0.0))).collect();
+        let sums: Vec<DispatchTensor> = if sums.is_empty() { nothing() } else { sums };
+        let mut gradients = vec![Some(flex::result(query, &shape, dtype))];
+        gradients.extend(sums.into_iter().map(|sum| Some(flex::in_dtype(sum, dtype))));
+        Ok(gradients)
+    }
+
+    /// What this rank's queries add to the gradients of a part's keys and values. Adds to those of queries what the part gives.
+    fn key_gradients<E: Float>(
+        &self,
+        isa: Isa,
+        q: &FlexTensor,
+        block: [&FlexTensor; 2],
+        step: usize,
+        from: Backward<E>,
+        gradient: Tokens<E>,
+    ) -> Vec<DispatchTensor> {
+        let mut sums = block.map(|tensor| filled::<E>(tensor.shape().iter().product(), 0.0));
+        let [key, value] = &mut sums;
+        let [key_shape, value_shape] = block.map(|tensor| tensor.shape());
+        let keys = Results::Keys {
+            from,
+            key: tokens(key.shared(), &key_shape, key_shape[WIDTH]),
+            value: tokens(value.shared(), &value_shape, value_shape[WIDTH]),
+        };
+        for results in [keys, Results::Queries { from, gradient }] {
+            // SAFETY: all tensors are there, and the results nowhere else.
+            unsafe { self.job(q, block, self.ring.part(step), results).run(isa) };
+        }
+        let tensors = sums.into_iter().zip(block);
+        tensors.map(|(sum, tensor)| flex::result(sum, &tensor.shape(), E::dtype())).collect()
+    }
+}
+
+/// Divides every row by a number.
+fn divide<E: Float>(rows: &mut [E], numbers: &[E], width: usize) {
+    let rows = rows.par_chunks_mut(width.max(1)).zip(numbers);
+    rows.with_min_len(CHUNK / width.max(1)).for_each(|(row, number)| {
+        let factor = E::from_f64(1.0 / number.to_f64());
+        row.iter_mut().for_each(|element| *element = *element * factor);
+    });
+}

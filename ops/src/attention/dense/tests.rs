@@ -1,0 +1,181 @@
+use std::collections::HashMap;
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use halocline_core::{Launcher, LocalGradient};
+
+use super::*;
+use crate::attention::{DenseAttentionField, OPERATORS};
+use crate::golden::{Arguments, Attributes};
+use crate::reduce::ReduceField;
+use crate::testing::{check_golden, compare, difference, normal};
+
+/// Queries, keys and values `[batch, tokens, heads, width]`.
+fn inputs([queries, keys]: [usize; 2], [heads, key_heads]: [usize; 2], widths: [usize; 2]) -> [TensorData; 3] {
+    [
+        normal(&[2, queries, heads, widths[0]], "q", 0),
+        normal(&[2, keys, key_heads, widths[0]], "k", 0),
+        normal(&[2, keys, key_heads, widths[1]], "v", 0),
+    ]
+}
+
+/// The definition by burn's operators, in f64: the result, and the gradients of all inputs.
+fn by_definition(inputs: &[TensorData; 3], options: &AttentionOptions) -> Vec<TensorData> {
+    let device = Device::flex().autodiff();
+    let leaves = inputs.each_ref().map(|data| {
+        let data = data.clone().convert_dtype(DType::F64);
+        Tensor::<4>::from_data(data, (&device, DType::F64)).require_grad()
+    });
+    let [q, k, v] = leaves.clone();
+    let scale = options.scale.unwrap_or(1.0 / (q.dims()[WIDTH] as f64).sqrt());
+    let tensors = [q, k, v].map(ShardTensor::solo);
+    let [q, k, v] = tensors;
+    let y = composed::dense(q, k, v, options.causal, scale).unwrap();
+    results(y, &leaves)
+}
+
+fn results(y: Tensor<4>, leaves: &[Tensor<4>]) -> Vec<TensorData> {
+    let cotangent = normal(&y.dims(), "cotangent", 0).convert_dtype(y.dtype());
+    let cotangent = Tensor::from_data(cotangent, (&y.device(), y.dtype()));
+    let gradients = (y.clone() * cotangent).sum().backward();
+    let leaves = leaves.iter().map(|leaf| leaf.grad(&gradients).expect("a gradient"));
+    std::iter::once(y.inner()).chain(leaves).map(Tensor::into_data).collect()
+}
+
+#[test]
+fn results_and_gradients_are_those_of_the_definition() {
+    let cases = [
+        ([37, 37], [4, 4], [8, 8], false),
+        ([150, 150], [2, 1], [20, 17], true),
+        ([64, 300], [3, 3], [16, 4], false),
+        ([3, 5], [2, 2], [3, 3], true),
+    ];
+    for (tokens, heads, widths, causal) in cases {
+        let options = AttentionOptions::default().with_causal(causal);
+        let data = inputs(tokens, heads, widths);
+        let expected = by_definition(&data, &options);
+        for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F64, 1e-13)] {
+            let device = Device::flex().autodiff();
+            let leaves = data.each_ref().map(|data| {
+                let data = data.clone().convert_dtype(dtype);
+                Tensor::<4>::from_data(data, (&device, dtype)).require_grad()
+            });
+            let [q, k, v] = leaves.clone();
+            let y = q.scaled_dot_product_attention(k, v, &options);
+            for (found, expected) in results(y, &leaves).iter().zip(&expected) {
+                let off = difference(found, expected);
+                assert!(off < tolerance, "{tokens:?} {heads:?} {dtype:?}: {off:e}");
+            }
+        }
+    }
+}
+
+/// Rings of keys with uneven and empty extents, batch and heads sharded, on up to three axes.
+#[test]
+fn shards_give_the_result_and_gradients_of_one_rank() {
+    for causal in [false, true] {
+        // [batch, heads, tokens, width]
+        let input = |name: &str| (name.to_string(), normal(&[2, 4, 23, 6], name, 0));
+        let numbers = [("is_causal".to_string(), vec![f64::from(u8::from(causal))])];
+        let arguments = Arguments {
+            attributes: Attributes {
+                numbers: HashMap::from(numbers),
+                texts: HashMap::new(),
+            },
+            inputs: ["q", "k", "v"].map(input).to_vec(),
+            parameters: HashMap::new(),
+        };
+        let mut all = OPERATORS.iter();
+        let golden = all.find(|golden| golden.name == NAME).expect("dense attention");
+        check_golden(golden, &arguments, &[1, 2, 3, 4, 8], 1e-5);
+        check_golden(golden, &arguments.clone().cast(DType::F64), &[3], 1e-12);
+        check_golden(golden, &arguments.cast(DType::F16), &[2], 2e-2);
+    }
+}
+
+/// Queries and keys of other lengths, replicated keys, and shared heads: placements that golden cases do not have.
+#[test]
+fn keys_may_lie_otherwise_than_queries() {
+    let data = inputs([19, 31], [4, 2], [6, 5]);
+    let options = AttentionOptions::default();
+    let run = |ranks: usize, queries: Vec<Placement>, keys: Vec<Placement>| {
+        let found = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("one", ranks / ranks.min(2)), ("two", ranks.min(2))])?;
+            let shard = |data: &TensorData, placements: &[Placement]| {
+                let whole = Tensor::<4>::from_data(data.clone(), world.device());
+                Ok::<_, Error>(ShardTensor::distribute(whole, &mesh, placements)?.require_grad())
+            };
+            let leaves = [
+                shard(&data[0], &queries)?,
+                shard(&data[1], &keys)?,
+                shard(&data[2], &keys)?,
+            ];
+            let [q, k, v] = leaves.clone();
+            let y = scaled_dot_product_attention(q, k, v, &options)?;
+            let cotangent = normal(&y.dims(), "cotangent", 0);
+            let cotangent = Tensor::<4>::from_data(cotangent, world.device()).inner();
+            let cotangent = ShardTensor::distribute(cotangent, &mesh, y.layout())?;
+            let gradients = (y.clone() * cotangent).sum().backward();
+            let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
+            for leaf in leaves {
+                let gradient = leaf.grad(&gradients).expect("a gradient");
+                assert_eq!(gradient.layout(), leaf.layout());
+                found.push(gradient.full_tensor(LocalGradient::Replicated).into_data());
+            }
+            Ok(found)
+        });
+        found.unwrap()
+    };
+    let expected = by_definition(&data, &options);
+    for (ranks, queries, keys) in [
+        (2, [Replicate, Shard(TOKENS)], [Replicate, Replicate]),
+        (2, [Replicate, Shard(HEADS)], [Replicate, Shard(HEADS)]),
+        (4, [Shard(TOKENS), Shard(TOKENS)], [Shard(TOKENS), Shard(TOKENS)]),
+        (4, [Shard(HEADS), Shard(TOKENS)], [Shard(HEADS), Shard(TOKENS)]),
+        (4, [Shard(TOKENS), Shard(TOKENS)], [Replicate, Shard(TOKENS)]),
+        (4, [Shard(TOKENS), Shard(BATCH)], [Shard(TOKENS), Shard(BATCH)]),
+    ] {
+        for found in run(ranks, queries.to_vec(), keys.to_vec()) {
+            compare(&found, &expected, 1e-5, &format!("{queries:?} {keys:?}"));
+        }
+    }
+}
+
+#[test]
+fn what_has_no_rule_is_refused() {
+    let refused = Launcher::local(2).run(|world| {
+        let mesh = world.mesh([("x", 2)])?;
+        let tokens = |placement| ShardTensor::<4>::ones([1, 6, 2, 4], &mesh, &[placement]);
+        let options = AttentionOptions::default();
+        let (keys, values) = (tokens(Shard(TOKENS))?, tokens(Shard(TOKENS))?);
+        scaled_dot_product_attention(tokens(Replicate)?, keys, values, &options).map(drop)
+    });
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("shard queries by tokens"), "{error}");
+    let tensor = |shape| ShardTensor::solo(Tensor::<4>::zeros(shape, &Default::default()));
+    let heads = scaled_dot_product_attention(
+        tensor([1, 6, 3, 4]),
+        tensor([1, 6, 2, 4]),
+        tensor([1, 6, 2, 4]),
+        &AttentionOptions::default(),
+    );
+    let error = heads.unwrap_err().to_string();
+    assert!(error.contains("n·heads"), "{error}");
+}
+
+#[test]
+fn causal_extents_give_equal_work() {
+    for (tokens, parts) in [(1000, 1), (1000, 3), (4096, 8)] {
+        let extents = causal_extents(tokens, parts);
+        assert_eq!(extents.iter().sum::<usize>(), tokens);
+        let mut start = 0;
+        let work = extents.iter().map(|extent| {
+            let before = start;
+            start += extent;
+            (start * start - before * before) as f64 / 2.0
+        });
+        let even = (tokens * tokens) as f64 / 2.0 / parts as f64;
+        for work in work {
+            assert!((work / even - 1.0).abs() < 0.02, "{extents:?}");
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Products of a few targets with many sources: dot products and weighted sums, a target in every lane.
+//!
+//! A target is a run of vectors, one for each of its elements. A source is that too ([`InLanes`]: another source in every
+//! lane), or a run of single elements ([`ForAll`]: the same source for all lanes).
+
+use std::marker::PhantomData;
+
+use pulp::{Simd, WithSimd};
+
+use crate::kernel::simd::Element;
+
+/// Targets that are worked on at a time: each load of a source serves all of them.
+pub(super) const TARGETS: usize = 3;
+
+/// How the elements of a source lie.
+pub(super) trait Storage: Copy {
+    /// The distance from one element to the next.
+    fn step<S: Simd, E: Element>() -> usize;
+
+    /// An element, in all lanes.
+    ///
+    /// # Safety
+    /// The element must lie in one initialised allocation.
+    unsafe fn load<S: Simd, E: Element>(simd: S, from: *const E) -> E::Vector<S>;
+}
+
+/// A vector for each element, with another source in every lane.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InLanes;
+
+impl Storage for InLanes {
+    #[inline(always)]
+    fn step<S: Simd, E: Element>() -> usize {
+        E::lanes::<S>()
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd, E: Element>(_: S, from: *const E) -> E::Vector<S> {
+        // SAFETY: the caller's.
+        unsafe { E::load::<S>(from) }
+    }
+}
+
+/// One element for all lanes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ForAll;
+
+impl Storage for ForAll {
+    #[inline(always)]
+    fn step<S: Simd, E: Element>() -> usize {
+        1
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd, E: Element>(simd: S, from: *const E) -> E::Vector<S> {
+        // SAFETY: the caller's.
+        E::splat(simd, unsafe { *from })
+    }
+}
+
+/// Sources of `width` elements each: where they begin, counted in elements from the first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sources<'a, E, T> {
+    pub first: *const E,
+    pub offsets: &'a [usize],
+    pub width: usize,
+    pub storage: PhantomData<T>,
+}
+
+/// Accumulators that fit the registers beside their operands.
+#[inline(always)]
+fn wide<S: Simd, E: Element>() -> bool {
+    size_of::<E::Vector<S>>() >= 64
+}
+
+/// The dot product of every target with every source, a vector for each source.
+pub(super) struct Dots<'a, E, T, const R: usize> {
+    pub targets: [*const E; R],
+    pub sources: Sources<'a, E, T>,
+    /// Where the products with each target go.
+    pub products: [*mut E; R],
+}
+
+impl<E: Element, T: Storage, const R: usize> Dots<'_, E, T, R> {
+    #[inline(always)]
+    unsafe fn block<S: Simd, const C: usize>(&self, simd: S, start: usize) {
+        let lanes = E::lanes::<S>();
+        let sources: [*const E; C] = std::array::from_fn(|source| {
+            self.sources.first.wrapping_add(self.sources.offsets[start + source])
+        });
+        let mut sums = [[E::splat(simd, E::default()); C]; R];
+        for element in 0..self.sources.width {
+            // SAFETY: targets and sources have `width` elements.
+            unsafe {
+                let targets = self.targets.map(|target| E::load::<S>(target.add(element * lanes)));
+                for source in 0..C {
+                    let from = sources[source].add(element * T::step::<S, E>());
+                    let value = T::load(simd, from);
+                    for target in 0..R {
+                        let sum = sums[target][source];
+                        sums[target][source] = E::mul_add(simd, targets[target], value, sum);
+                    }
+                }
+            }
+        }
+        for target in 0..R {
+            for source in 0..C {
+                // SAFETY: there is room for a product with every source.
+                unsafe {
+                    let to = self.products[target].add((start + source) * lanes);
+                    E::store::<S>(to, sums[target][source]);
+                }
+            }
+        }
+    }
+}
+
+impl<E: Element, T: Storage, const R: usize> WithSimd for Dots<'_, E, T, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let (count, mut start) = (self.sources.offsets.len(), 0);
+        // SAFETY: the caller of `dots` says that all pointers are good for this.
+        unsafe {
+            while wide::<S, E>() && start + 8 <= count {
+                self.block::<S, 8>(simd, start);
+                start += 8;
+            }
+            while start + 4 <= count {
+                self.block::<S, 4>(simd, start);
+                start += 4;
+            }
+            if start + 2 <= count {
+                self.block::<S, 2>(simd, start);
+                start += 2;
+            }
+            if start < count {
+                self.block::<S, 1>(simd, start);
+            }
+        }
+    }
+}
+
+/// Adds to every result the sum of all sources, each times the target's weight for it.
+pub(super) struct Sums<'a, E, T, const R: usize> {
+    /// The weights of each target, a vector for each source.
+    pub weights: [*const E; R],
+    pub sources: Sources<'a, E, T>,
+    /// The result of each target, a vector for each element.
+    pub results: [*mut E; R],
+}
+
+impl<E: Element, T: Storage, const R: usize> Sums<'_, E, T, R> {
+    #[inline(always)]
+    unsafe fn block<S: Simd, const C: usize>(&self, simd: S, start: usize) {
+        let (lanes, step) = (E::lanes::<S>(), T::step::<S, E>());
+        // SAFETY: results have `width` elements, weights a vector for each source.
+        unsafe {
+            let mut sums: [[E::Vector<S>; C]; R] = self.results.map(|result| {
+                std::array::from_fn(|element| E::load::<S>(result.add((start + element) * lanes)))
+            });
+            for (source, offset) in self.sources.offsets.iter().enumerate() {
+                let from = self.sources.first.add(offset + start * step);
+                let weights = self.weights.map(|weight| E::load::<S>(weight.add(source * lanes)));
+                for element in 0..C {
+                    let value = T::load(simd, from.add(element * step));
+                    for target in 0..R {
+                        let sum = sums[target][element];
+                        sums[target][element] = E::mul_add(simd, weights[target], value, sum);
+                    }
+                }
+            }
+            for target in 0..R {
+                for element in 0..C {
+                    let to = self.results[target].add((start + element) * lanes);
+                    E::store::<S>(to, sums[target][element]);
+                }
+            }
+        }
+    }
+}
+
+impl<E: Element, T: Storage, const R: usize> WithSimd for Sums<'_, E, T, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let (width, mut start) = (self.sources.width, 0);
+        // SAFETY: the caller of `sums` says that all pointers are good for this.
+        unsafe {
+            while wide::<S, E>() && start + 8 <= width {
+                self.block::<S, 8>(simd, start);
+                start += 8;
+            }
+            while start + 4 <= width {
+                self.block::<S, 4>(simd, start);
+                start += 4;
+            }
+            if start + 2 <= width {
+                self.block::<S, 2>(simd, start);
+                start += 2;
+            }
+            if start < width {
+                self.block::<S, 1>(simd, start);
+            }
+        }
+    }
+}
+
+/// Runs an expression with as many targets as there are, one to [`TARGETS`], as a constant.
+macro_rules! with_targets {
+    ($count:expr, $r:ident => $expression:expr) => {
+        match $count {
+            1 => {
+                const $r: usize = 1;
+                $expression
+            }
+            2 => {
+                const $r: usize = 2;
+                $expression
+            }
+            _ => {
+                const $r: usize = 3;
+                $expression
+            }
+        }
+    };
+}
+
+/// [`Dots`] of some targets.
+///
+/// # Safety
+/// Every target and source must have `width` elements, and every target room for a vector for each source.
+#[inline(always)]
+pub(super) unsafe fn dots<S: Simd, E: Element, T: Storage>(
+    simd: S,
+    targets: impl ExactSizeIterator<Item = *const E> + Clone,
+    sources: Sources<'_, E, T>,
+    products: impl Iterator<Item = *mut E>,
+) {
+    let (mut targets, mut products) = (targets, products);
+    with_targets!(targets.len(), R => simd.vectorize(Dots::<E, T, R> {
+        targets: [(); R].map(|()| targets.next().expect("counted")),
+        sources,
+        products: [(); R].map(|()| products.next().expect("one for each target")),
+    }));
+}
+
+/// [`Sums`] for some targets.
+///
+/// # Safety
+/// Every source and result must have `width` elements, and every target a weight for each source.
+#[inline(always)]
+pub(super) unsafe fn sums<S: Simd, E: Element, T: Storage>(
+    simd: S,
+    weights: impl ExactSizeIterator<Item = *const E>,
+    sources: Sources<'_, E, T>,
+    results: impl Iterator<Item = *mut E>,
+) {
+    let (mut weights, mut results) = (weights, results);
+    with_targets!(weights.len(), R => simd.vectorize(Sums::<E, T, R> {
+        weights: [(); R].map(|()| weights.next().expect("counted")),
+        sources,
+        results: [(); R].map(|()| results.next().expect("one for each target")),
+    }));
+}

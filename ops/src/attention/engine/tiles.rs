@@ -1,0 +1,354 @@
+//! Tiles of a field whose targets reach sources in the same way: what is computed in the lanes of a vector.
+//!
+//! Targets are queries and sources keys, or the other way round in the pass that computes gradients of keys and values. In
+//! every dim, targets and sources fall into residue classes of the dilation. A tile is a run of targets of a class; its
+//! pattern says which sources each reaches, counted from the first that the tile reaches. Tiles of the same patterns in all
+//! dims make up a [`Class`]: a lane of a vector computes a tile of it, so that no lane is masked and no product is wasted,
+//! whatever kernel, dilation, stride and edges are.
+
+use std::ops::Range;
+
+use super::blocks::TARGETS;
+use crate::driver::Neighborhood;
+
+/// Queries and keys of a rank in one dim.
+#[derive(Clone, Debug)]
+pub(crate) struct Dim {
+    pub neighborhood: Neighborhood,
+    /// The cells of the field.
+    pub size: usize,
+    /// The queries of this rank.
+    pub queries: Range<usize>,
+    /// The cell of the first key that is there.
+    pub first_key: isize,
+    /// The keys that are there.
+    pub keys: usize,
+}
+
+/// Targets of a residue class: each with its cell and the sources that it reaches, counted in their class.
+struct Run {
+    targets: Vec<(usize, Range<isize>)>,
+    /// The cell of the source that counts as zero, which may lie before the first.
+    origin: isize,
+}
+
+impl Dim {
+    /// A dim of one cell, beside others.
+    pub(crate) fn single() -> Self {
+        Self {
+            neighborhood: Neighborhood::new(1),
+            size: 1,
+            queries: 0..1,
+            first_key: 0,
+            keys: 1,
+        }
+    }
+
+    /// Queries in a range of those of this rank, and the keys that they reach.
+    fn queries(&self, part: &Range<usize>) -> Vec<Run> {
+        let (dilation, start) = (self.neighborhood.dilation, self.queries.start);
+        let part = start + part.start..start + part.end;
+        let run = |first: usize| {
+            let cells = self.neighborhood.class_size(first, self.size);
+            let queries = (first..part.end).step_by(dilation);
+            let target = |query| (query - start, self.neighborhood.keys(query / dilation, cells));
+            Run {
+                targets: queries.map(target).collect(),
+                origin: (first % dilation) as isize - self.first_key,
+            }
+        };
+        part.clone().take(dilation).map(run).collect()
+    }
+
+    /// Keys in a range of those that are there, and the queries that reach them.
+    fn keys(&self, part: &Range<usize>) -> Vec<Run> {
+        let dilation = self.neighborhood.dilation as isize;
+        let all = self.queries(&(0..self.queries.len()));
+        let reversed = all.into_iter().map(|Run { targets, origin }| {
+            let reached = targets[0].1.start..targets[targets.len() - 1].1.end;
+            let keys = reached.map(|key| {
+                // Windows never move back, so that the queries of a key are neighbours in their class.
+                let first = targets.partition_point(|(_, keys)| keys.end <= key);
+                let end = targets.partition_point(|(_, keys)| keys.start <= key);
+                let cell = (origin + key * dilation) as usize;
+                (cell, first as isize..end.max(first) as isize)
+            });
+            Run {
+                targets: keys.filter(|(cell, _)| part.contains(cell)).collect(),
+                origin: targets[0].0 as isize,
+            }
+        });
+        reversed.filter(|run| !run.targets.is_empty()).collect()
+    }
+}
+
+/// Which cells are targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// Queries, which reach keys.
+    Queries,
+    /// Keys, which reach queries.
+    Keys,
+}
+
+/// Tiles of one dim.
+#[derive(Debug)]
+struct Axis {
+    /// From a target, and from a source, to the next.
+    step: usize,
+    /// The sources that each target of a tile reaches, counted from the first that the tile reaches.
+    patterns: Vec<Vec<Range<usize>>>,
+    /// By pattern: the cells of the first target and of the first source of tiles.
+    tiles: Vec<Vec<[usize; 2]>>,
+}
+
+impl Axis {
+    fn new(runs: &[Run], step: usize, length: usize) -> Self {
+        let mut axis = Self {
+            step,
+            patterns: Vec::new(),
+            tiles: Vec::new(),
+        };
+        for Run { targets, origin } in runs {
+            let count = targets.len().div_ceil(length);
+            for tile in targets.chunks(targets.len().div_ceil(count)) {
+                let (cell, first) = (tile[0].0, tile[0].1.start);
+                let seen = |range: &Range<isize>| {
+                    (range.start - first) as usize..(range.end - first) as usize
+                };
+                let pattern: Vec<_> = tile.iter().map(|(_, sources)| seen(sources)).collect();
+                let known = axis.patterns.iter().position(|known| *known == pattern);
+                let known = known.unwrap_or_else(|| {
+                    axis.patterns.push(pattern);
+                    axis.tiles.push(Vec::new());
+                    axis.patterns.len() - 1
+                });
+                let source = origin + first * step as isize;
+                axis.tiles[known].push([cell, source as usize]);
+            }
+        }
+        axis
+    }
+}
+
+/// The tiles of a box of targets.
+#[derive(Debug)]
+pub(crate) struct Tiles {
+    axes: [Axis; 3],
+    pub(super) classes: Vec<Class>,
+}
+
+/// Tiles of one pattern in every dim, and what is computed in each.
+#[derive(Debug)]
+pub(super) struct Class {
+    pattern: [usize; 3],
+    /// Targets of a tile, in every dim.
+    pub targets: [usize; 3],
+    /// Sources that a tile reaches, in every dim.
+    pub sources: [usize; 3],
+    pub groups: Vec<Group>,
+    /// Sources of segments, by their numbers in the tile.
+    pub reached: Vec<usize>,
+}
+
+/// Targets that are worked on together.
+#[derive(Debug)]
+pub(super) struct Group {
+    /// Their numbers in the tile.
+    pub targets: Vec<usize>,
+    /// The number of sources that each reaches.
+    pub counts: Vec<usize>,
+    pub segments: Vec<Segment>,
+}
+
+/// Sources that the same targets of a group reach.
+#[derive(Debug)]
+pub(super) struct Segment {
+    /// The targets, by their places in the group.
+    pub members: Range<usize>,
+    /// For each target of the group, how many sources segments before this have for it.
+    pub before: Vec<usize>,
+    /// The sources, as a range of [`Class::reached`].
+    pub reached: Range<usize>,
+}
+
+/// The place of a tile: sample, head, cells of the first target and of the first source.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub batch: usize,
+    pub head: usize,
+    pub target: [usize; 3],
+    pub source: [usize; 3],
+}
+
+impl Tiles {
+    /// The tiles of the targets in a box. `bytes` is what a source takes in scratch, `room` what all of a tile may take.
+    pub(crate) fn new(
+        dims: &[Dim; 3],
+        side: Side,
+        part: &[Range<usize>; 3],
+        bytes: usize,
+        room: usize,
+    ) -> Self {
+        let runs = [0, 1, 2].map(|dim| match side {
+            Side::Queries => dims[dim].queries(&part[dim]),
+            Side::Keys => dims[dim].keys(&part[dim]),
+        });
+        let longest = |dim: usize| {
+            let runs: &[Run] = &runs[dim];
+            runs.iter().map(|run| run.targets.len()).max().unwrap_or(0)
+        };
+        let kernels = [0, 1, 2].map(|dim| dims[dim].neighborhood.kernel);
+        let lengths = extents([0, 1, 2].map(longest), kernels, room / bytes);
+        // Neighbours along this dim share most of their sources, and sums go through sources in their order.
+        let along = (0..3).find(|&dim| dims[dim].size > 1).unwrap_or(2);
+        let axis = |dim: usize| Axis::new(&runs[dim], dims[dim].neighborhood.dilation, lengths[dim]);
+        let axes = [axis(0), axis(1), axis(2)];
+        let mut classes = Vec::new();
+        for first in 0..axes[0].patterns.len() {
+            for second in 0..axes[1].patterns.len() {
+                for third in 0..axes[2].patterns.len() {
+                    let pattern = [first, second, third];
+                    let ranges = [0, 1, 2].map(|dim| &axes[dim].patterns[pattern[dim]][..]);
+                    classes.push(Class::new(pattern, ranges, along));
+                }
+            }
+        }
+        Self { axes, classes }
+    }
+
+    /// The cells from one target, or source, to the next.
+    pub(super) fn steps(&self) -> [usize; 3] {
+        self.axes.each_ref().map(|axis| axis.step)
+    }
+
+    fn lists(&self, class: &Class) -> [&[[usize; 2]]; 3] {
+        [0, 1, 2].map(|dim| &self.axes[dim].tiles[class.pattern[dim]][..])
+    }
+
+    /// The number of tiles of a class, for one sample and head.
+    pub(super) fn count(&self, class: &Class) -> usize {
+        self.lists(class).iter().map(|list| list.len()).product()
+    }
+
+    /// The place of a tile of a class. Heads differ first, whose elements are neighbours, then tiles, then samples.
+    pub(super) fn place(&self, class: &Class, index: usize, heads: usize) -> Place {
+        let lists = self.lists(class);
+        let (head, mut index) = (index % heads, index / heads);
+        let (mut target, mut source) = ([0; 3], [0; 3]);
+        for dim in [2, 1, 0] {
+            [target[dim], source[dim]] = lists[dim][index % lists[dim].len()];
+            index /= lists[dim].len();
+        }
+        Place {
+            batch: index,
+            head,
+            target,
+            source,
+        }
+    }
+}
+
+/// Targets of a tile in every dim, whose windows reach at most `room` sources: a dim with a long kernel gains most by more
+/// targets, because their windows overlap most.
+fn extents(longest: [usize; 3], kernels: [usize; 3], room: usize) -> [usize; 3] {
+    let mut tile = [1; 3];
+    let sources = |tile: [usize; 3]| -> usize {
+        (0..3).map(|dim| tile[dim] + kernels[dim] - 1).product()
+    };
+    loop {
+        let gain = |dim: &usize| (tile[*dim] + kernels[*dim]) as f64 / tile[*dim] as f64;
+        let larger = |dim: usize| {
+            let mut larger = tile;
+            larger[dim] = (2 * tile[dim]).min(longest[dim]);
+            larger
+        };
+        let fits = |dim: &usize| tile[*dim] < longest[*dim] && sources(larger(*dim)) <= room;
+        let best = (0..3).filter(fits).max_by(|one, other| gain(one).total_cmp(&gain(other)));
+        match best {
+            Some(dim) => tile = larger(dim),
+            None => return tile,
+        }
+    }
+}
+
+impl Class {
+    /// The class of tiles whose targets reach these ranges in the three dims, with groups of neighbours along one: the first
+    /// that has several cells, so that a target's sources come in the order of their cells, whatever its tile.
+    fn new(pattern: [usize; 3], ranges: [&[Range<usize>]; 3], along: usize) -> Self {
+        let targets = ranges.map(<[_]>::len);
+        let sources = ranges.map(|ranges| ranges.iter().map(|range| range.end).max().unwrap_or(0));
+        let mut class = Self {
+            pattern,
+            targets,
+            sources,
+            groups: Vec::new(),
+            reached: Vec::new(),
+        };
+        let mut counts = targets;
+        counts[along] = targets[along].div_ceil(TARGETS);
+        for first in 0..counts[0] {
+            for second in 0..counts[1] {
+                for third in 0..counts[2] {
+                    let mut place = [first, second, third];
+                    place[along] *= TARGETS;
+                    class.add_group(place, along, ranges);
+                }
+            }
+        }
+        class
+    }
+
+    /// Adds the group of targets from a place on along a dim.
+    fn add_group(&mut self, place: [usize; 3], along: usize, ranges: [&[Range<usize>]; 3]) {
+        let members = place[along]..(place[along] + TARGETS).min(self.targets[along]);
+        let windows = &ranges[along][members.clone()];
+        let number = |[a, b, c]: [usize; 3], shape: [usize; 3]| (a * shape[1] + b) * shape[2] + c;
+        let mut group = Group {
+            targets: members
+                .map(|member| {
+                    let mut target = place;
+                    target[along] = member;
+                    number(target, self.targets)
+                })
+                .collect(),
+            counts: vec![0; windows.len()],
+            segments: Vec::new(),
+        };
+        // Between two neighbouring ends of windows the same targets reach all sources.
+        let mut ends: Vec<usize> = windows.iter().flat_map(|range| [range.start, range.end]).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        for pair in ends.windows(2) {
+            let reaches = |range: &&Range<usize>| range.start <= pair[0] && pair[1] <= range.end;
+            let Some(first) = windows.iter().position(|range| reaches(&range)) else {
+                continue;
+            };
+            let count = windows[first..].iter().take_while(reaches).count();
+            let mut boxes = [0, 1, 2].map(|dim| ranges[dim][place[dim]].clone());
+            boxes[along] = pair[0]..pair[1];
+            let start = self.reached.len();
+            let [planes, rows, columns] = boxes;
+            for plane in planes {
+                for row in rows.clone() {
+                    let sources = columns.clone().map(|column| [plane, row, column]);
+                    self.reached.extend(sources.map(|source| number(source, self.sources)));
+                }
+            }
+            let reached = start..self.reached.len();
+            if reached.is_empty() {
+                continue;
+            }
+            let before = group.counts.clone();
+            group.counts[first..first + count]
+                .iter_mut()
+                .for_each(|sources| *sources += reached.len());
+            group.segments.push(Segment {
+                members: first..first + count,
+                before,
+                reached,
+            });
+        }
+        self.groups.push(group);
+    }
+}

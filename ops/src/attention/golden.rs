@@ -1,0 +1,75 @@
+//! Attention in the registry.
+
+use super::{
+    AttentionOptions, NeighborhoodOptions, neighborhood_attention, scaled_dot_product_attention,
+};
+use crate::driver::Neighborhood;
+use crate::golden::{Case, Dims, Golden, Output, output};
+use halocline_core::{Result, Shard, ShardTensor};
+
+fn neighborhood<const N: usize, const D: usize>(case: &Case<'_>) -> Result<Box<dyn Output>> {
+    let attributes = case.attributes;
+    let kernel = attributes.array::<N>("kernel_size", 0);
+    let [dilation, stride] = ["dilation", "stride"].map(|key| attributes.array::<N>(key, 1));
+    let flags = |key: &str| attributes.array::<N>(key, 0).map(|flag| flag == 1);
+    let options = NeighborhoodOptions {
+        dims: kernel.map(Neighborhood::new),
+        scale: attributes.number("scale"),
+    };
+    let options = options.with_dilation(dilation).with_stride(stride);
+    let options = options.with_causal(flags("is_causal")).with_periodic(flags("periodic"));
+    let inputs = [case.input::<D>(0)?, case.input(1)?, case.input(2)?];
+    let [q, k, v] = inputs;
+    output(neighborhood_attention(q, k, v, &options))
+}
+
+const fn na(name: &'static str, run: fn(&Case<'_>) -> Result<Box<dyn Output>>) -> Golden {
+    Golden {
+        name,
+        pytorch: "natten.functional.na{1,2,3}d",
+        sharded: Dims::Alike,
+        travels: ["halos of keys and values", "gradients of halos"],
+        modules: "",
+        run,
+    }
+}
+
+/// Dense attention of `[batch, heads, tokens, width]`, whose shards become those of `[batch, tokens, heads, width]`.
+fn dense(case: &Case<'_>) -> Result<Box<dyn Output>> {
+    let inputs = [case.input::<4>(0)?, case.input(1)?, case.input(2)?];
+    let [q, k, v] = inputs.map(|tensor| swapped(tensor));
+    let options = AttentionOptions {
+        causal: case.attributes.is("is_causal"),
+        scale: case.attributes.number("scale"),
+    };
+    output(scaled_dot_product_attention(q, k, v, &options).map(swapped))
+}
+
+/// The second and third dim in each other's place.
+fn swapped(x: ShardTensor<4>) -> ShardTensor<4> {
+    let (local, layout, mesh) = x.into_parts();
+    let placements = layout.placements().iter().map(|placement| match placement {
+        Shard(1) => Shard(2),
+        Shard(2) => Shard(1),
+        other => *other,
+    });
+    let mut extents = layout.all_extents().to_vec();
+    extents.swap(1, 2);
+    let layout = layout.derive(placements.collect(), extents);
+    ShardTensor::from_parts(local.swap_dims(1, 2), layout, mesh)
+}
+
+/// Neighborhood and dense attention.
+pub(crate) const OPERATORS: &[Golden] = &[
+    Golden {
+        name: "scaled_dot_product_attention",
+        pytorch: "scaled_dot_product_attention",
+        sharded: Dims::Alike,
+        travels: ["keys and values, round a ring", "keys, values and their gradients"],
+        modules: "",
+        run: dense,
+    },
+    na("na1d", neighborhood::<1, 4>),
+    na("na2d", neighborhood::<2, 5>),
+    na("na3d", neighborhood::<3, 6>),
+];

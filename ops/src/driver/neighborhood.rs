@@ -1,0 +1,204 @@
+//! The neighborhood of a query in one dim: windows that are shifted at the ends of the field, never padded.
+//!
+//! With `g = i mod d` and `j = i div d`, query `i` of a dim of `N` cells attends to the keys `g + d·u` of its residue class
+//! for `u` in a range of length `k` (shorter at the beginning of a causal dim). Semantics are those of NATTEN 0.21
+//! (A. Hassani and H. Shi, "Dilated Neighborhood Attention Transformer", 2022; A. Hassani et al., "Generalized Neighborhood
+//! Attention", 2025), and periodic dims in addition.
+
+use std::ops::Range;
+
+use halocline_core::{Error, Result};
+
+/// The neighborhood of a query in one dim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Neighborhood {
+    /// Keys that a query attends to.
+    pub kernel: usize,
+    /// Cells from one key to the next.
+    pub dilation: usize,
+    /// Queries that share a window.
+    pub stride: usize,
+    /// Whether only keys up to the query's own place count.
+    pub causal: bool,
+    /// Whether the dim goes on at its other end, as longitude does: then windows are not shifted.
+    pub periodic: bool,
+}
+
+impl Neighborhood {
+    /// Neighborhoods of `kernel` neighbouring cells.
+    pub fn new(kernel: usize) -> Self {
+        Self {
+            kernel,
+            dilation: 1,
+            stride: 1,
+            causal: false,
+            periodic: false,
+        }
+    }
+
+    /// Checks that the neighborhood fits a dim of `size` cells.
+    ///
+    /// # Errors
+    /// A kernel of fewer than two cells, or longer than the field with its dilation; a stride that is zero or longer than the
+    /// kernel; a periodic dim that is causal or that the dilation does not divide.
+    pub fn check(&self, operator: &str, dim: usize, size: usize) -> Result<()> {
+        let Self {
+            kernel,
+            dilation,
+            stride,
+            causal,
+            periodic,
+        } = *self;
+        let fail = |what: String| Err(Error::operator(operator, format!("dim {dim}: {what}")));
+        if kernel < 2 {
+            return fail(format!("kernel {kernel}; expected at least 2"));
+        }
+        if dilation == 0 || kernel * dilation > size {
+            return fail(format!(
+                "kernel {kernel} × dilation {dilation} is {} cells; expected 1 to {size}, the size of the field",
+                kernel * dilation
+            ));
+        }
+        if stride == 0 || stride > kernel {
+            return fail(format!("stride {stride}; expected 1 to {kernel}, the kernel"));
+        }
+        if periodic && causal {
+            return fail("periodic and causal; a ring has no first cell".into());
+        }
+        if periodic && !size.is_multiple_of(dilation) {
+            return fail(format!(
+                "dilation {dilation} does not divide the {size} cells of a periodic dim"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The keys of a residue class of `cells` that its query `index` attends to, counted in the class. Those of a periodic dim
+    /// may lie beyond its ends.
+    pub fn keys(&self, index: usize, cells: usize) -> Range<isize> {
+        let [kernel, stride, index, cells] =
+            [self.kernel, self.stride, index, cells].map(|count| count as isize);
+        let group = index / stride * stride;
+        if self.causal {
+            let leader = (group + stride - 1).min(cells - 1);
+            return (leader - kernel + 1).max(0)..index + 1;
+        }
+        let leader = group + stride / 2;
+        let start = if self.periodic {
+            leader - kernel / 2
+        } else {
+            (leader.min(cells - 1) - kernel / 2).clamp(0, cells - kernel)
+        };
+        start..start + kernel
+    }
+
+    /// The cells of the residue class that a cell of a dim of `size` belongs to.
+    pub fn class_size(&self, cell: usize, size: usize) -> usize {
+        (size - cell % self.dilation).div_ceil(self.dilation)
+    }
+
+    /// The cells that a range of queries attends to. Windows never move back, so that the first query of a residue class
+    /// says where they begin and the last one where they end.
+    pub fn input_range(&self, queries: &Range<usize>, size: usize) -> Range<isize> {
+        let dilation = self.dilation;
+        let reach = |query: usize| {
+            let keys = self.keys(query / dilation, self.class_size(query, size));
+            let cell = |key: isize| (query % dilation) as isize + key * dilation as isize;
+            cell(keys.start)..cell(keys.end - 1) + 1
+        };
+        let first = queries.clone().take(dilation).map(|query| reach(query).start);
+        let last = queries.clone().rev().take(dilation).map(|query| reach(query).end);
+        match (first.min(), last.max()) {
+            (Some(start), Some(end)) => start..end,
+            _ => 0..0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn neighborhood() -> impl Strategy<Value = (Neighborhood, usize)> {
+        let sizes = (2..9_usize, 1..4_usize, 0..3_usize, 0..12_usize);
+        (sizes, any::<bool>(), any::<bool>()).prop_flat_map(|((kernel, dilation, kind, more), _, _)| {
+            (1..=kernel).prop_map(move |stride| {
+                let periodic = kind == 2;
+                let size = kernel * dilation + if periodic { more * dilation } else { more };
+                let neighborhood = Neighborhood {
+                    kernel,
+                    dilation,
+                    stride,
+                    causal: kind == 1,
+                    periodic,
+                };
+                (neighborhood, size)
+            })
+        })
+    }
+
+    proptest! {
+        /// Cells outside of the range that the formula of the halo gives are never reached, and a range that is as long as
+        /// the dilation reaches both of its ends.
+        #[test]
+        fn the_cells_reached_are_those_of_all_windows((neighborhood, size) in neighborhood(), part in (0..100_usize, 0..100_usize)) {
+            neighborhood.check("test", 1, size).unwrap();
+            let (start, len) = (part.0 % size, part.1 % size);
+            let queries = start..(start + len + 1).min(size);
+            let dilation = neighborhood.dilation;
+            let mut reached = isize::MAX..isize::MIN;
+            for query in queries.clone() {
+                let keys = neighborhood.keys(query / dilation, neighborhood.class_size(query, size));
+                prop_assert!(!keys.is_empty());
+                for key in keys {
+                    let cell = (query % dilation) as isize + key * dilation as isize;
+                    reached = reached.start.min(cell)..reached.end.max(cell + 1);
+                }
+            }
+            prop_assert_eq!(&neighborhood.input_range(&queries, size), &reached);
+            if neighborhood.periodic {
+                return Ok(());
+            }
+            // The sufficient halo.
+            let [s, e, n] = [queries.start, queries.end, size].map(|cell| cell as isize);
+            let [k, d, t] = [neighborhood.kernel, dilation, neighborhood.stride].map(|count| count as isize);
+            let [low, high] = if neighborhood.causal {
+                [s.min((k - 1) * d), 0]
+            } else {
+                let (before, after) = (k / 2 + t - 1 - t / 2, (k - 1) / 2 + t / 2);
+                [s.min((before * d).max(k * d - (n - s))), (n - e).min((after * d).max(k * d - e))]
+            };
+            prop_assert!(reached.start >= s - low && reached.end <= e + high, "{:?} beyond {}..{}", reached, s - low, e + high);
+        }
+    }
+
+    #[test]
+    fn windows_are_shifted_at_the_ends() {
+        let neighborhood = Neighborhood::new(5);
+        let windows: Vec<_> = (0..7).map(|query| neighborhood.keys(query, 7)).collect();
+        assert_eq!(windows, [0..5, 0..5, 0..5, 1..6, 2..7, 2..7, 2..7]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_an_error_with_its_numbers() {
+        let message = |neighborhood: Neighborhood, size| {
+            neighborhood.check("na1d", 1, size).unwrap_err().to_string()
+        };
+        let dilated = Neighborhood {
+            dilation: 3,
+            ..Neighborhood::new(4)
+        };
+        assert_eq!(
+            message(dilated, 11),
+            "na1d: dim 1: kernel 4 × dilation 3 is 12 cells; expected 1 to 11, the size of the field"
+        );
+        let ring = Neighborhood {
+            periodic: true,
+            dilation: 2,
+            ..Neighborhood::new(3)
+        };
+        assert!(message(ring, 7).contains("dilation 2 does not divide the 7 cells"));
+        assert!(message(Neighborhood::new(1), 7).contains("expected at least 2"));
+    }
+}

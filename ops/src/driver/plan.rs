@@ -1,0 +1,91 @@
+//! Plans of operators that need cells of other ranks, from the maps of their dims.
+
+use std::sync::Arc;
+
+use halocline_core::{DeviceMesh, ExchangePlan, Layout, Need, Result, Source, segments};
+
+use super::reach::Reach;
+
+/// What a stencil operator does on a layout: the same on every rank but for the boxes.
+#[derive(Clone, Debug)]
+pub struct StencilPlan {
+    /// The layout of the result.
+    pub output: Layout,
+    /// What each rank assembles before its kernel runs; `None` if every rank has what it needs.
+    pub exchange: Option<Arc<ExchangePlan>>,
+}
+
+/// The maps from outputs to inputs of an operator, for dims from `first` on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reaches<'a> {
+    pub operator: &'a str,
+    pub first: usize,
+    pub dims: &'a [Reach],
+}
+
+impl Reaches<'_> {
+    /// The map of a dim; none if it has none, where outputs need the cells of their own places.
+    fn of(&self, dim: usize) -> Option<&Reach> {
+        self.dims.get(dim.checked_sub(self.first)?)
+    }
+
+    /// The plan of this rank's position, for an input of a layout. Dims without a map have the extents of `others` in
+    /// the output.
+    ///
+    /// # Errors
+    /// A window that does not fit.
+    pub(crate) fn plan(
+        &self,
+        layout: &Layout,
+        mesh: &DeviceMesh,
+        others: Vec<Vec<usize>>,
+        fill: f64,
+    ) -> Result<StencilPlan> {
+        let mut extents = others;
+        for (reach, dim) in self.dims.iter().zip(self.first..) {
+            extents[dim] = reach.output_extents(self.operator, dim, layout.extents(dim))?;
+        }
+        let output = layout.derive(layout.placements().to_vec(), extents);
+
+        // Dims that the exchange supplies with all that the windows reach; the same on every rank.
+        let supplied = |dim: usize| {
+            let whole = layout.extents(dim).len() == 1;
+            self.of(dim).filter(|reach| !(whole && reach.stays_inside()))
+        };
+        let supplied: Vec<Option<&Reach>> = (0..layout.shape().len()).map(supplied).collect();
+        let need_of = |position| need(layout, &output, &supplied, position);
+        let all_local = (0..mesh.size()).all(|position| {
+            let cells = layout.local_box(position);
+            let need = need_of(position);
+            need.shape == cells.shape() && need == Need::of(cells)
+        });
+        let exchange = (!all_local)
+            .then(|| Arc::new(mesh.exchange_plan(Source::Layout(layout), need_of).with_fill(fill)));
+        Ok(StencilPlan { output, exchange })
+    }
+}
+
+/// The cells that a position needs. One without outputs gets fill, so that its kernel has something to run on and the
+/// graph is the same on all ranks.
+fn need(layout: &Layout, output: &Layout, supplied: &[Option<&Reach>], position: usize) -> Need {
+    let (inputs, outputs) = (layout.local_box(position), output.local_box(position));
+    let mut shape = Vec::new();
+    let mut runs = Vec::new();
+    for (dim, reach) in supplied.iter().enumerate() {
+        let size = layout.shape()[dim];
+        let Some(reach) = reach else {
+            let own = &inputs.ranges()[dim];
+            let range = own.start as isize..own.end as isize;
+            shape.push(own.len().max(1));
+            runs.push(segments(range, size, Default::default(), Default::default()));
+            continue;
+        };
+        let range = reach.input_range(&outputs.ranges()[dim], size);
+        let [low, high] = reach.boundary();
+        // A last window may reach beyond the padding; what lies there is fill, whatever the boundary.
+        let padded = range.start..range.end.min(reach.padded_end(size));
+        runs.push(segments(padded, size, low, high));
+        shape.push(if range.is_empty() { reach.least() } else { range.len() });
+    }
+    Need::product(shape, &runs)
+}

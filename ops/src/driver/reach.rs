@@ -1,0 +1,94 @@
+//! Maps from outputs to the inputs that they are computed from, in one dim, as data.
+//!
+//! From the maps of all dims follow the extents of an output, the cells that each rank needs, and whether anything
+//! must travel at all. A new map is a new variant here; planning stays as it is.
+
+use std::ops::Range;
+
+use halocline_core::{Boundary, Result};
+
+use super::neighborhood::Neighborhood;
+use super::window::{Rounding, Window};
+
+/// The map from the outputs of an operator to its inputs, in one dim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Reach {
+    /// Windows of one size at equal distances, with padding.
+    Window(Window),
+    /// Windows that are shifted at the ends of the field so that they stay inside.
+    Neighborhood(Neighborhood),
+}
+
+impl From<Window> for Reach {
+    fn from(window: Window) -> Self {
+        Self::Window(window)
+    }
+}
+
+impl Reach {
+    /// The extents of the output, for an input of these extents.
+    ///
+    /// # Errors
+    /// A window that does not fit.
+    pub(crate) fn output_extents(
+        &self,
+        operator: &str,
+        dim: usize,
+        extents: &[usize],
+    ) -> Result<Vec<usize>> {
+        let size = extents.iter().sum();
+        match self {
+            Self::Window(window) => {
+                let outputs = window.output_size(operator, dim, size)?;
+                Ok(window.output_extents(extents, outputs))
+            }
+            Self::Neighborhood(neighborhood) => {
+                neighborhood.check(operator, dim, size)?;
+                Ok(extents.to_vec())
+            }
+        }
+    }
+
+    /// The cells of a dim of `size` that a range of outputs is computed from; those beyond the field are what
+    /// [`boundary`](Self::boundary) says.
+    pub(crate) fn input_range(&self, outputs: &Range<usize>, size: usize) -> Range<isize> {
+        match self {
+            Self::Window(window) => window.input_range(outputs),
+            Self::Neighborhood(neighborhood) => neighborhood.input_range(outputs, size),
+        }
+    }
+
+    /// The end of the cells that the boundary gives values to: what a window reaches beyond is fill.
+    pub(super) fn padded_end(&self, size: usize) -> isize {
+        match self {
+            Self::Window(window) => (size + window.padding.high) as isize,
+            Self::Neighborhood(_) => isize::MAX,
+        }
+    }
+
+    /// What lies before the first cell and after the last.
+    pub(super) fn boundary(&self) -> [Boundary; 2] {
+        match self {
+            Self::Window(window) => window.padding.boundary,
+            Self::Neighborhood(_) => [Boundary::Periodic; 2],
+        }
+    }
+
+    /// The cells that a rank without outputs assembles, so that its kernel has something to run on.
+    pub(super) fn least(&self) -> usize {
+        match self {
+            Self::Window(window) => window.span(),
+            Self::Neighborhood(_) => 0,
+        }
+    }
+
+    /// Whether a rank that holds the whole dim has all that its outputs reach, and nothing else.
+    pub(super) fn stays_inside(&self) -> bool {
+        match self {
+            Self::Window(Window {
+                padding, rounding, ..
+            }) => padding.low == 0 && padding.high == 0 && *rounding == Rounding::Floor,
+            Self::Neighborhood(neighborhood) => !neighborhood.periodic,
+        }
+    }
+}
