@@ -64,6 +64,36 @@ def pad(a, x):
     return F.pad(x, a["pad_w"] + a["pad_h"], mode=a["mode"], value=value)
 
 
+def dense(a, q, k, v):
+    shared = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=a["is_causal"])
+
+
+def neighborhood(a, q, k, v):
+    """By a mask of every pair of cells: [batch, *spatial, heads, width]."""
+    shape, shared = q.shape[1:-2], q.shape[-2] // k.shape[-2]
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    options = (a["kernel_size"], a["dilation"], a["stride"], a["is_causal"])
+    for size, kernel, dilation, stride, causal in zip(shape, *options):
+        allowed = torch.zeros(size, size, dtype=torch.bool)
+        for i in range(size):
+            group, j = i % dilation, i // dilation
+            count = -(-(size - group) // dilation)
+            leader = min(j // stride * stride + (stride - 1 if causal else stride // 2), count - 1)
+            if causal:
+                first, end = max(leader - kernel + 1, 0), j + 1
+            else:
+                first = min(max(leader - kernel // 2, 0), count - kernel)
+                end = first + kernel
+            allowed[i, [group + dilation * u for u in range(first, end)]] = True
+        mask = (mask[:, None, :, None] & allowed[None, :, None, :]).flatten(2).flatten(0, 1)
+    q, k, v = (x.flatten(1, -3).transpose(1, 2) for x in (q, k, v))  # [batch, heads, cells, width]
+    k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=a["scale"])
+    return y.transpose(1, 2).unflatten(1, shape)
+
+
 # From the name of an operator to its result from `attrs`, inputs and parameters by name.
 OPERATORS = {
     **{f"conv{n}d": conv(n) for n in (1, 2, 3)},
@@ -103,6 +133,8 @@ OPERATORS = {
         x, a["normalized_shape"], weight, bias, a["eps"]
     ),
     "rms_norm": lambda a, x, weight=None: F.rms_norm(x, a["normalized_shape"], weight, a["eps"]),
+    "scaled_dot_product_attention": dense,
+    **{f"na{n}d": neighborhood for n in (1, 2, 3)},
     "mse_loss": lambda a, x, target: F.mse_loss(x, target, reduction=a["reduction"]),
     "l1_loss": lambda a, x, target: F.l1_loss(x, target, reduction=a["reduction"]),
     "huber_loss": lambda a, x, target: F.huber_loss(
