@@ -12,8 +12,8 @@ pub struct Counters([[(AtomicU64, AtomicU64); 2]; Traffic::ALL.len()]);
 impl Counters {
     /// Counts one message of an operation.
     pub fn count(&self, operation: &Operation, bytes: usize) {
-        let of = &self.0[operation.traffic() as usize];
-        let (messages, total) = &of[usize::from(operation.is_backward())];
+        let passes = &self.0[operation.traffic() as usize];
+        let (messages, total) = &passes[usize::from(operation.is_backward())];
         messages.fetch_add(1, Ordering::Relaxed);
         total.fetch_add(bytes as u64, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Messages: what is sent, what is expected, and batches of them in flight.
+//! Messages: payloads, expected forms, and batches in flight.
 
 use std::fmt;
 use std::time::Instant;
@@ -28,7 +28,7 @@ pub enum Expected {
         shapes: Vec<Shape>,
         /// Their element type.
         dtype: DType,
-        /// The device that they are to lie on.
+        /// The device of the received tensors.
         device: DispatchDevice,
     },
     /// A tensor that is written to its place in a larger one; the payload is then without tensors.
@@ -103,7 +103,7 @@ pub trait Pending {
     /// Those of [`InFlight::finish`].
     fn finish(self: Box<Self>) -> Result<Vec<Payload>>;
 
-    /// Has the messages driven on while the rank computes, on engines that do not do so by themselves.
+    /// Lets the messages progress while the rank computes, on engines that need a request for it.
     fn in_background(&self) {}
 }
 
@@ -119,7 +119,7 @@ impl InFlight {
         Self(Box::new(pending))
     }
 
-    /// Has the messages driven on while the rank computes, on engines that do not do so by themselves.
+    /// Lets the messages progress while the rank computes, on engines that need a request for it.
     ///
     /// For operators that have work to do before they [`finish`](Self::finish).
     pub fn in_background(&self) {
@@ -127,15 +127,15 @@ impl InFlight {
     }
 
     /// Adds a callback that runs when all messages have arrived, with the time at which the rank began to wait.
-    pub(crate) fn then(self, seen: impl FnOnce(Instant) + 'static) -> Self {
-        struct Seen<F>(InFlight, F);
+    pub(crate) fn then(self, callback: impl FnOnce(Instant) + 'static) -> Self {
+        struct Then<F>(InFlight, F);
 
-        impl<F: FnOnce(Instant)> Pending for Seen<F> {
+        impl<F: FnOnce(Instant)> Pending for Then<F> {
             fn finish(self: Box<Self>) -> Result<Vec<Payload>> {
-                let Self(in_flight, seen) = *self;
+                let Self(in_flight, callback) = *self;
                 let waited_from = Instant::now();
                 let payloads = in_flight.finish()?;
-                seen(waited_from);
+                callback(waited_from);
                 Ok(payloads)
             }
 
@@ -144,14 +144,14 @@ impl InFlight {
             }
         }
 
-        Self::new(Seen(self, seen))
+        Self::new(Then(self, callback))
     }
 
     /// Waits for the messages and returns them in the order of [`Batch::receives`].
     ///
     /// # Errors
-    /// A message that did not come within the timeout, belongs to another operation or is of another shape; a rank
-    /// that ended.
+    /// A message that did not arrive within the timeout, belongs to another operation or has another shape; a rank that has
+    /// ended.
     pub fn finish(self) -> Result<Vec<Payload>> {
         self.0.finish()
     }
