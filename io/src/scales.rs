@@ -106,7 +106,7 @@ mod tests {
         let datatype = class.dtype().unwrap();
         // SAFETY: the id is that of a living datatype, and the lock of the bindings is held.
         let padding = hdf5_metno::sync::sync(|| unsafe { H5Tget_strpad(datatype.id()) });
-        // HDF5 takes a scale for none where either differs; 0 is its H5T_STR_NULLTERM.
+        // HDF5 does not recognise a scale if either differs; 0 is its H5T_STR_NULLTERM.
         assert_eq!((padding, datatype.size()), (0, 16));
     }
 }

@@ -92,7 +92,7 @@ impl Commit {
         Ok(())
     }
 
-    /// Waits for all files, and enters into the index where every piece lies and which tensor is
+    /// Waits for all files, and records in the index the place of every piece and the tensor that is
     /// not finite.
     fn complete(&mut self) -> Result<()> {
         let names: BTreeSet<String> = self
