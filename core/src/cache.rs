@@ -15,9 +15,9 @@ const MOST_PLANS: usize = 1024;
 
 /// Cache of plans by their inputs, so that a training step plans nothing after its first run.
 ///
-/// A key is everything that a plan depends on: layouts and an operator's options, never a scalar argument. Of very many
-/// plans of one kind those used last are kept. Ranks need not drop the same ones: planning communicates nothing, and a
-/// plan that is made again is equal.
+/// A key is everything that a plan depends on: layouts and an operator's options, never a scalar
+/// argument. Of very many plans of one kind those used last are kept. Ranks need not drop the same
+/// ones: planning communicates nothing, and a plan that is made again is equal.
 ///
 /// # Example
 /// ```
@@ -35,7 +35,8 @@ pub struct PlanCache {
 }
 
 impl PlanCache {
-    /// Returns the plan stored under `key`; without one, stores and returns the plan that `make` returns.
+    /// Returns the plan stored under `key`; without one, stores and returns the plan that `make`
+    /// returns.
     ///
     /// # Errors
     /// Those of `make`; nothing is stored then.

@@ -56,7 +56,8 @@ struct Inner {
 }
 
 impl DeviceMesh {
-    /// Makes a mesh over ranks of a communicator; [`World::mesh`](crate::World::mesh) makes one over all ranks.
+    /// Makes a mesh over ranks of a communicator; [`World::mesh`](crate::World::mesh) makes one
+    /// over all ranks.
     ///
     /// # Errors
     /// A mesh without this rank, or with a rank that is not in the world.
@@ -96,8 +97,8 @@ impl DeviceMesh {
         }))
     }
 
-    /// Runs a function with this mesh as the [current](Self::current) one of the thread. Scopes may be nested; a panic leaves
-    /// its scope too.
+    /// Runs a function with this mesh as the [current](Self::current) one of the thread. Scopes may
+    /// be nested; a panic leaves its scope too.
     ///
     /// # Example
     /// ```
@@ -143,8 +144,8 @@ impl DeviceMesh {
         })
     }
 
-    /// The mesh of one rank without connections: one per device and thread, so that its plans are kept. Each thread keeps
-    /// the meshes of the devices used last.
+    /// The mesh of one rank without connections: one per device and thread, so that its plans are
+    /// kept. Each thread keeps the meshes of the devices used last.
     pub(crate) fn solo(device: &Device) -> Self {
         SOLO_MESHES.with_borrow_mut(|meshes| {
             // Devices compare by hardware, whatever their autodiff setting.
@@ -212,7 +213,8 @@ impl DeviceMesh {
     /// Launcher::local(2).run(|world| {
     ///     let mesh = world.mesh([("lat", 2)])?;
     ///     let layout = Layout::new(mesh.shape(), &[4, 3], &[Shard(0)])?;
-    ///     let plan = mesh.exchange_plan(Source::Layout(&layout), |_| Need::of(IndexBox::whole(&[4, 3])));
+    ///     let whole = |_| Need::of(IndexBox::whole(&[4, 3]));
+    ///     let plan = mesh.exchange_plan(Source::Layout(&layout), whole);
     ///     assert_eq!((plan.elements_sent(), plan.elements_received()), (6, 6));
     ///     Ok(())
     /// })?;
@@ -231,7 +233,8 @@ impl DeviceMesh {
         }
     }
 
-    /// Sends bytes from rank `source` of the world to all ranks of the mesh, as part of an operation that errors name.
+    /// Sends bytes from rank `source` of the world to all ranks of the mesh, as part of an
+    /// operation that errors name.
     ///
     /// # Errors
     /// A source that is not in the mesh; a failure of communication.

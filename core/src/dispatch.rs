@@ -1,7 +1,7 @@
 //! Tensors of any backend and kind, with a number of dims that is known at run time.
 //!
-//! burn has a function for each kind of element: floats, integers and booleans. Functions that move cells are the same for
-//! all kinds, so the choice is made here, once.
+//! burn has a function for each kind of element: floats, integers and booleans. Functions that move
+//! cells are the same for all kinds, so the choice is made here, once.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
@@ -36,7 +36,8 @@ macro_rules! by_kind {
     };
 }
 
-/// A value in which `$kind` stands for the kind of elements of a type. `Tensor<1, $kind>` may carry a tensor of any dims.
+/// A value in which `$kind` stands for the kind of elements of a type. `Tensor<1, $kind>` may carry
+/// a tensor of any dims.
 macro_rules! with_kind {
     ($dtype:expr, $kind:ident => $value:expr) => {
         match kind_of($dtype) {
@@ -129,7 +130,8 @@ pub(crate) fn flattened(tensor: DispatchTensor) -> DispatchTensor {
     reshaped(tensor, Shape::from([elements]))
 }
 
-/// Makes a tensor of a shape, with device and element type of `like`, that holds one value, or unspecified ones for `None`.
+/// Makes a tensor of a shape, with device and element type of `like`, that holds one value, or
+/// unspecified ones for `None`.
 ///
 /// # Example
 /// ```

@@ -133,9 +133,10 @@ impl Error {
 
     /// Panics with this error.
     ///
-    /// A mistake of the program panics with its message, as in burn. A failure of communication keeps its type as the
-    /// payload, which the launcher reports: so it passes through a backward pass, whose functions return tensors only.
-    /// Within [`Error::catch`] every error keeps its type.
+    /// A mistake of the program panics with its message, as in burn. A failure of communication
+    /// keeps its type as the payload, which the launcher reports: so it passes through a backward
+    /// pass, whose functions return tensors only. Within [`Error::catch`] every error keeps its
+    /// type.
     ///
     /// # Panics
     /// Always.

@@ -3,7 +3,8 @@
 use crate::layout::{Layout, Placement};
 use crate::{Error, Result};
 
-/// Argument that gives the layout of a tensor: placements, one per mesh axis, or a [`Layout`] with its own extents.
+/// Argument that gives the layout of a tensor: placements, one per mesh axis, or a [`Layout`] with
+/// its own extents.
 ///
 /// # Example
 /// ```
@@ -18,11 +19,12 @@ use crate::{Error, Result};
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub trait IntoLayout {
-    /// The new layout of a tensor whose layout is `from`. Given placements, dims that keep their parts keep their extents;
-    /// the others are divided as evenly as possible.
+    /// The new layout of a tensor whose layout is `from`. Given placements, dims that keep their
+    /// parts keep their extents; the others are divided as evenly as possible.
     ///
     /// # Errors
-    /// Placements that do not fit the mesh and the shape of `from`, or a layout of another mesh or shape.
+    /// Placements that do not fit the mesh and the shape of `from`, or a layout of another mesh or
+    /// shape.
     fn into_layout(self, from: &Layout) -> Result<Layout>;
 }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use crate::mesh::{MeshShape, ravel, unravel};
 use crate::{Error, IndexBox, Result};
 
-/// Operation that combines the partial values of several ranks. NaN is never lost. Of booleans the largest is `or`; the
-/// smallest and the product are `and`.
+/// Operation that combines the partial values of several ranks. NaN is never lost. Of booleans the
+/// largest is `or`; the smallest and the product are `and`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// The sum of all ranks' values.
@@ -43,8 +43,9 @@ impl fmt::Display for Placement {
 
 /// Layout of a field: mesh, global shape, a placement per axis, and the extents of every dim.
 ///
-/// Pure data, equal on all ranks: every rank computes every rank's box with arithmetic alone. A dim may be sharded
-/// over several axes; its parts are then numbered with the leftmost axis outermost. Cloning is cheap.
+/// Pure data, equal on all ranks: every rank computes every rank's box with arithmetic alone. A dim
+/// may be sharded over several axes; its parts are then numbered with the leftmost axis outermost.
+/// Cloning is cheap.
 ///
 /// # Example
 /// ```
@@ -74,7 +75,7 @@ impl Layout {
     /// Makes a layout whose shards differ by at most one cell.
     ///
     /// # Errors
-    /// A number of placements that differs from the number of axes; a placement on a dim beyond the shape.
+    /// A number of placements other than that of axes; a placement on a dim beyond the shape.
     pub fn new(mesh: &Arc<MeshShape>, shape: &[usize], placements: &[Placement]) -> Result<Self> {
         if placements.len() != mesh.sizes().len() {
             return Err(Error::Layout(format!(
@@ -120,7 +121,7 @@ impl Layout {
     /// This layout with the given extents of a dim, one per part; zero is allowed.
     ///
     /// # Errors
-    /// A number of extents that differs from the number of parts, or a sum that differs from the dim's size.
+    /// A number of extents other than that of parts; a sum other than the dim's size.
     pub fn with_extents(&self, dim: usize, extents: &[usize]) -> Result<Self> {
         let expected = self.0.extents.get(dim).map_or(0, Vec::len);
         let size = self.0.shape.get(dim).copied().unwrap_or(0);
@@ -144,7 +145,7 @@ impl Layout {
         ))
     }
 
-    /// The layout of an operator's result on the same mesh, with its placements and the extents of every dim.
+    /// The layout of an operator's result, on the same mesh: its placements and all extents.
     ///
     /// # Panics
     /// Panics if a dim's extents are not one per part, which is a mistake in the operator's rule.
@@ -320,10 +321,10 @@ impl Layout {
         self.local_box(position).shape()
     }
 
-    /// Splits a box of cells by owner: the position from which `near` takes each piece, and the piece.
+    /// Splits a box of cells by owner, the position from which `near` takes a piece.
     ///
-    /// Of several positions that hold the same cells, the owner is the one that shares `near`'s other coordinates, so that
-    /// nothing travels along axes on which the field is replicated.
+    /// Of several positions that hold the same cells, the owner is the one that shares `near`'s
+    /// other coordinates, so that nothing travels along axes on which the field is replicated.
     pub fn owners(&self, cells: &IndexBox, near: usize) -> Vec<(usize, IndexBox)> {
         let overlaps: Vec<Vec<(usize, Range<usize>)>> = cells
             .ranges()
@@ -333,7 +334,7 @@ impl Layout {
             .collect();
         let counts: Vec<usize> = overlaps.iter().map(Vec::len).collect();
         let coords = self.0.mesh.coords(near);
-        // One piece per choice of an overlap in every dim. Coordinates that no dim sets stay those of `near`.
+        // One piece per choice of an overlap in every dim. Other coordinates stay those of `near`.
         (0..counts.iter().product())
             .map(|index| {
                 let mut owner = coords.clone();
@@ -344,7 +345,7 @@ impl Layout {
                     let axes = self.axes_of(dim);
                     let sizes: Vec<usize> =
                         axes.iter().map(|&axis| self.0.mesh.sizes()[axis]).collect();
-                    // The inverse of `part_at`: parts are numbered with the leftmost axis outermost.
+                    // The inverse of `part_at`, with the leftmost axis outermost.
                     for (axis, coord) in axes.into_iter().zip(unravel(*part, &sizes)) {
                         owner[axis] = coord;
                     }

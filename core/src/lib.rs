@@ -1,8 +1,9 @@
 //! Sharded tensors and their communication: meshes, layouts, exchange plans, engines.
 //!
-//! A [`Layout`] gives, by arithmetic alone, the cells of a field that each rank of a [`DeviceMesh`] holds. An
-//! [`ExchangePlan`] lists the boxes that travel so that each rank has the cells that an operator needs. A [`ShardTensor`]
-//! is a burn tensor per rank together with its layout. [`Launcher`] starts a program on ranks.
+//! A [`Layout`] gives, by arithmetic alone, the cells of a field that each rank of a [`DeviceMesh`]
+//! holds. An [`ExchangePlan`] lists the boxes that travel so that each rank has the cells that an
+//! operator needs. A [`ShardTensor`] is a burn tensor per rank together with its layout.
+//! [`Launcher`] starts a program on ranks.
 //!
 //! This crate contains no convolutions, files or models.
 

@@ -1,9 +1,10 @@
 //! Pool of memory for tensors on the CPU.
 //!
-//! An allocation of many megabytes comes fresh from the operating system, which clears every page on first touch; that
-//! can cost more than the kernel. A training step makes results of the same sizes again and again, so the pool keeps large
-//! blocks when their tensor is dropped and gives one to the next result of about that size. Blocks in use and kept blocks
-//! together never exceed the peak of blocks in use.
+//! An allocation of many megabytes comes fresh from the operating system, which clears every page
+//! on first touch; that can cost more than the kernel. A training step makes results of the same
+//! sizes again and again, so the pool keeps large blocks when their tensor is dropped and gives one
+//! to the next result of about that size. Blocks in use and kept blocks together never exceed the
+//! peak of blocks in use.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::VecDeque;
@@ -46,7 +47,8 @@ unsafe impl Sync for Block {}
 
 #[derive(Debug)]
 struct Pool {
-    /// Unused blocks with the time at which each was kept, by the number of bits of their size; the oldest first.
+    /// Unused blocks with the time at which each was kept, by the number of bits of their size; the
+    /// oldest first.
     kept: [VecDeque<(u64, Block)>; (usize::BITS - SMALL_BITS) as usize],
     /// The number of blocks kept so far: the clock of `kept`.
     now: u64,
@@ -70,8 +72,8 @@ fn pool() -> MutexGuard<'static, Pool> {
 
 /// Returns the memory of dropped results to the system, instead of keeping it for the next ones.
 ///
-/// CPU kernels keep large blocks, never more than the peak in use. Call it before work that needs much memory for other
-/// purposes.
+/// CPU kernels keep large blocks, never more than the peak in use. Call it before work that needs
+/// much memory for other purposes.
 ///
 /// # Example
 /// ```
@@ -87,8 +89,8 @@ pub fn release_memory() {
     pool.shrink();
 }
 
-/// The alignment of a new block: a cache line; a page for halos, because the system copies messages between processes page
-/// by page.
+/// The alignment of a new block: a cache line; a page for halos, because the system copies messages
+/// between processes page by page.
 fn alignment(bytes: usize) -> usize {
     match bytes {
         ..SMALL => Block::ALIGN,
@@ -147,7 +149,8 @@ impl Block {
     /// The alignment of all blocks.
     pub const ALIGN: usize = 16;
 
-    /// Makes a block of at least `bytes` bytes, which are initialised: zero, or left from earlier use.
+    /// Makes a block of at least `bytes` bytes, which are initialised: zero, or left from earlier
+    /// use.
     pub fn new(bytes: usize) -> Self {
         // SAFETY: nothing is left to write.
         unsafe { Self::allocate(bytes, alloc_zeroed) }
@@ -156,7 +159,8 @@ impl Block {
     /// Makes a block of at least `bytes` bytes, which may be uninitialised.
     ///
     /// # Safety
-    /// All bytes must be written before the block is used in any way but by its [`start`](Self::start).
+    /// All bytes must be written before the block is used in any way but by its
+    /// [`start`](Self::start).
     pub unsafe fn uninit(bytes: usize) -> Self {
         // SAFETY: the caller's. Large blocks are used again, and must be initialised for it.
         unsafe { Self::allocate(bytes, if bytes < SMALL { alloc } else { alloc_zeroed }) }
@@ -245,7 +249,8 @@ impl Block {
     }
 }
 
-/// Returns a contiguous tensor: this one, or a copy. burn's own function also copies contiguous views of a part.
+/// Returns a contiguous tensor: this one, or a copy. burn's own function also copies contiguous
+/// views of a part.
 ///
 /// # Example
 /// ```

@@ -7,7 +7,8 @@ use crate::{Error, Result};
 
 /// The shape of a mesh: named axes and the ranks at its positions, in row-major order. Pure data.
 ///
-/// A *position* is an index into the mesh; a *rank* is a rank of the world. They differ in a sub-mesh.
+/// A *position* is an index into the mesh; a *rank* is a rank of the world. They differ in a
+/// sub-mesh.
 ///
 /// # Example
 /// ```
@@ -31,7 +32,8 @@ impl MeshShape {
     /// Makes a mesh of the given axes over `ranks`.
     ///
     /// # Errors
-    /// Sizes that do not multiply to the number of ranks; an axis name, or a rank, that occurs twice.
+    /// Sizes that do not multiply to the number of ranks; an axis name, or a rank, that occurs
+    /// twice.
     pub fn new(axes: &[(&str, usize)], ranks: Vec<usize>) -> Result<Self> {
         let sizes: Vec<usize> = axes.iter().map(|(_, size)| *size).collect();
         let names: Vec<String> = axes.iter().map(|(name, _)| name.to_string()).collect();
@@ -115,13 +117,15 @@ impl MeshShape {
         ravel(coords, &self.sizes)
     }
 
-    /// The positions that differ from `position` in `axes` only, in row-major order of `axes`, which must be distinct.
+    /// The positions that differ from `position` in `axes` only, in row-major order of `axes`,
+    /// which must be distinct.
     pub fn group(&self, position: usize, axes: &[usize]) -> Vec<usize> {
         let line = |axis: usize| {
             let stride: usize = self.sizes[axis + 1..].iter().product();
             (self.sizes[axis], stride)
         };
-        // The position whose coordinates on `axes` are zero, then all positions of one axis after the other.
+        // The position whose coordinates on `axes` are zero, then all positions of one axis after
+        // the other.
         let origin = axes.iter().fold(position, |origin, &axis| {
             let (size, stride) = line(axis);
             origin - origin / stride % size * stride

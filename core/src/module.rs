@@ -32,7 +32,8 @@ pub(crate) fn sync<M: Module>(
     device: &Device,
     module: M,
 ) -> Result<M> {
-    // Each rank owns its leaves, even if the program cloned one module into all ranks: shared leaves deadlock.
+    // Each rank owns its leaves, even if the program cloned one module into all ranks: shared
+    // leaves deadlock.
     let module = module.fork(device);
     let mut sync = Sync {
         comm,

@@ -1,7 +1,7 @@
 //! Operators with their own adjoint: nodes of burn's graph.
 //!
-//! An [`Operator`] has a kernel or communicates. It implements its two passes on tensors without autodiff; [`apply`] makes a
-//! node of it, for any backend.
+//! An [`Operator`] has a kernel or communicates. It implements its two passes on tensors without
+//! autodiff; [`apply`] makes a node of it, for any backend.
 
 use std::any::Any;
 use std::fmt::{self, Debug};
@@ -27,8 +27,8 @@ use burn::tensor::kind::Kind;
 use crate::dispatch::{from_dispatch, kind_of, to_dispatch};
 use crate::{Result, trace};
 
-/// Operator on one to four tensors, with its adjoint. Both passes take and return tensors without autodiff. The backward
-/// pass runs for floats only.
+/// Operator on one to four tensors, with its adjoint. Both passes take and return tensors without
+/// autodiff. The backward pass runs for floats only.
 ///
 /// # Example
 /// ```
@@ -66,7 +66,8 @@ pub trait Operator: Debug + Send + Sync + 'static {
     /// State that the forward pass saves for the backward pass, beside inputs.
     type Saved: Send + Sync + 'static;
 
-    /// The names of the passes on timelines; `None` for an operator that appears there by its messages.
+    /// The names of the passes on timelines; `None` for an operator that appears there by its
+    /// messages.
     fn names(&self) -> Option<[&'static str; 2]> {
         None
     }
@@ -74,8 +75,9 @@ pub trait Operator: Debug + Send + Sync + 'static {
     /// Whether the backward pass reads an input.
     fn keeps(&self, input: usize) -> bool;
 
-    /// Whether gradient checkpointing computes the result again instead of keeping it: for operators that take little time
-    /// and do not communicate, because messages must not be sent again.
+    /// Whether gradient checkpointing computes the result again instead of keeping it: for
+    /// operators that take little time and do not communicate, because messages must not be sent
+    /// again.
     fn is_memory_bound(&self) -> bool {
         false
     }
@@ -86,8 +88,8 @@ pub trait Operator: Debug + Send + Sync + 'static {
     /// A failure of communication or of the kernel.
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Self::Saved)>;
 
-    /// Computes the gradients of the inputs, by position. `None` adds nothing; gradients that are not
-    /// [wanted](BackwardPass::wanted) are ignored.
+    /// Computes the gradients of the inputs, by position. `None` adds nothing; gradients that are
+    /// not [wanted](BackwardPass::wanted) are ignored.
     ///
     /// # Errors
     /// A failure of communication or of the kernel.
@@ -117,8 +119,8 @@ impl<S: ?Sized> BackwardPass<'_, S> {
     }
 }
 
-/// Applies an operator to one to four tensors. Integers and booleans have no gradients: on their tensors the forward pass
-/// runs at once, without a node of the graph. [`Operator`] has an example.
+/// Applies an operator to one to four tensors. Integers and booleans have no gradients: on their
+/// tensors the forward pass runs at once, without a node of the graph. [`Operator`] has an example.
 ///
 /// # Panics
 /// Panics for another number of inputs; [raises](crate::Error::raise) the operator's errors.
@@ -142,7 +144,8 @@ pub fn apply<O: Operator, const N: usize>(
     }
 }
 
-/// Applies an operator to tensors without gradients. The result belongs to the device of the first, autodiff or not.
+/// Applies an operator to tensors without gradients. The result belongs to the device of the first,
+/// autodiff or not.
 fn apply_plain<O: Operator, const N: usize>(
     operator: &O,
     inputs: [DispatchTensor; N],

@@ -19,7 +19,8 @@ use crate::{IndexBox, Result};
 /// Moves boxes between the ranks of a mesh and assembles the cells that this rank needs.
 ///
 /// # Adjoint
-/// The gradients of all copies of a cell are added to that cell's gradient, on the rank that owns it.
+/// The gradients of all copies of a cell are added to that cell's gradient, on the rank that owns
+/// it.
 ///
 /// # Panics
 /// [Raises](crate::Error::raise) a failure of communication.
@@ -64,12 +65,13 @@ pub fn run<const D: usize, K: Basic>(tensor: Tensor<D, K>, exchange: Exchange) -
     Tensor::from_dispatch(apply(exchange, [tensor.into_dispatch()]))
 }
 
-/// Reduces a tensor over the ranks along some axes of a mesh, each of which receives the result. Values are combined in
-/// the order of ranks.
+/// Reduces a tensor over the ranks along some axes of a mesh, each of which receives the result.
+/// Values are combined in the order of ranks.
 ///
 /// # Adjoint
-/// The gradient of the result, which is equal on all ranks. A sum passes it to each term; a maximum or minimum to the first
-/// value in the order of ranks that attains it, and zero to the others; a product to each factor, times the other factors.
+/// The gradient of the result, which is equal on all ranks. A sum passes it to each term; a maximum
+/// or minimum to the first value in the order of ranks that attains it, and zero to the others; a
+/// product to each factor, times the other factors.
 ///
 /// # Panics
 /// [Raises](crate::Error::raise) a failure of communication.
@@ -99,7 +101,8 @@ pub fn all_reduce<const D: usize, K: Basic>(
     reduce(tensor, mesh, axes, operation, Pass::Forward(op))
 }
 
-/// Reduces a tensor over the ranks of a group, each of which receives a box of the result, by place in the group.
+/// Reduces a tensor over the ranks of a group, each of which receives a box of the result, by place
+/// in the group.
 ///
 /// # Adjoint
 /// That of [`all_reduce`], from a gradient in the boxes of the result.
@@ -122,15 +125,15 @@ pub(crate) fn reduce_scatter<const D: usize, K: Basic>(
     Tensor::from_dispatch(apply(scatter, [tensor.into_dispatch()]))
 }
 
-/// Passes a replicated operand to work that differs by rank along some axes of a mesh. With checks on
-/// ([`Settings::check`](crate::Settings::check)) these ranks compare a hash of it.
+/// Passes a replicated operand to work that differs by rank along some axes of a mesh. With checks
+/// on ([`Settings::check`](crate::Settings::check)) these ranks compare a hash of it.
 ///
 /// # Adjoint
 /// The sum of the ranks' gradients, so that the operand's gradient is complete.
 ///
 /// # Panics
-/// [Raises](crate::Error::raise) a failure of communication and, with checks on, [`Error::Replicas`](crate::Error::Replicas)
-/// if the ranks hold different tensors.
+/// [Raises](crate::Error::raise) a failure of communication and, with checks on,
+/// [`Error::Replicas`](crate::Error::Replicas) if the ranks hold different tensors.
 ///
 /// # Example
 /// ```
@@ -140,7 +143,7 @@ pub(crate) fn reduce_scatter<const D: usize, K: Basic>(
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("x", 2)])?;
 ///     let scale = Tensor::<1>::ones([1], world.device()).require_grad();
-///     let scaled = ops::fan_out(scale.clone(), &mesh, &[0], "scale") * (world.rank() as f32 + 1.0);
+///     let scaled = ops::fan_out(scale.clone(), &mesh, &[0], "scale") * (world.rank() + 1) as f32;
 ///     let gradient = scale.grad(&scaled.sum().backward()).expect("a gradient");
 ///     gradient.into_data().assert_eq(&[3.0_f32].into(), false);
 ///     Ok(())
@@ -159,7 +162,8 @@ pub fn fan_out<const D: usize, K: Basic>(
     reduce(tensor, mesh, axes, operation, Pass::Backward)
 }
 
-/// Gathers the numbers of every rank of a group, in the group's order: for statistics, which are few.
+/// Gathers the numbers of every rank of a group, in the group's order: for statistics, which are
+/// few.
 ///
 /// # Errors
 /// A failure of communication.
@@ -170,7 +174,8 @@ pub fn fan_out<const D: usize, K: Basic>(
 ///
 /// Launcher::local(2).run(|world| {
 ///     let operation = Operation::new("ranks", Traffic::Control, None);
-///     let all = ops::all_gather_numbers(world.comm(), &[0, 1], &operation, &[world.rank() as f64])?;
+///     let number = world.rank() as f64;
+///     let all = ops::all_gather_numbers(world.comm(), &[0, 1], &operation, &[number])?;
 ///     assert_eq!(all, [[0.0], [1.0]]);
 ///     Ok(())
 /// })?;

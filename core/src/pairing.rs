@@ -6,7 +6,8 @@ use crate::{Error, MeshShape, Result};
 /// Meaning of a dim of an operand, as a letter in an einsum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// A dim that the operands with this number have in common. It is a dim of the result, or else summed over.
+    /// A dim that the operands with this number have in common. It is a dim of the result, or else
+    /// summed over.
     Common(usize),
     /// A dim of one cell, which is paired with all cells of the other operands.
     Broadcast,
@@ -38,11 +39,13 @@ pub struct Term<'a> {
     pub roles: &'a [Role],
 }
 
-/// Pairing of operands: the placements of the result, and the axes over which each operand fans out.
+/// Pairing of operands: the placements of the result, and the axes over which each operand fans
+/// out.
 ///
 /// # Example
 /// ```
-/// use halocline_core::{Layout, Linearity, MeshShape, Pairing, Partial, ReduceOp, Role::Common, Shard, Term};
+/// use halocline_core::{Layout, Linearity, MeshShape, Pairing, Partial};
+/// use halocline_core::{ReduceOp, Role::Common, Shard, Term};
 ///
 /// // x[i, k] · weight[k, j], with the summed dim sharded.
 /// let mesh = MeshShape::new(&[("tensor", 2)], vec![0, 1])?.into();
@@ -66,12 +69,13 @@ pub struct Pairing {
 }
 
 impl Pairing {
-    /// Applies the rule. On each axis operands are sharded in the same common dim, with the same extents, or not at all; those
-    /// without that dim are replicated and fan out. The result is sharded in the dim, or a partial sum over it.
+    /// Applies the rule. On each axis operands are sharded in the same common dim, with the same
+    /// extents, or not at all; those without that dim are replicated and fan out. The result is
+    /// sharded in the dim, or a partial sum over it.
     ///
     /// # Errors
-    /// Operands on two meshes, or of two sizes of a common dim; placements without a rule, with the redistribution that
-    /// helps.
+    /// Operands on two meshes, or of two sizes of a common dim; placements without a rule, with the
+    /// redistribution that helps.
     pub fn new(
         operator: &str,
         operands: &[Term<'_>],
@@ -110,8 +114,8 @@ impl Pairing {
         Ok(pairing)
     }
 
-    /// The axes over which a replicated operand that every rank needs whole fans out beside a field: those on which the field
-    /// is sharded, as in [`new`](Self::new).
+    /// The axes over which a replicated operand that every rank needs whole fans out beside a
+    /// field: those on which the field is sharded, as in [`new`](Self::new).
     ///
     /// # Errors
     /// Partial values of the field.
@@ -174,8 +178,8 @@ impl Axis<'_> {
         if all().all(|operand| replicated(&operand)) {
             return Ok((Replicate, Vec::new()));
         }
-        // A sum of terms passes through an operator that is linear in it. Replicated operands then act on a term that differs
-        // by rank, so they fan out.
+        // A sum of terms passes through an operator that is linear in it. Replicated operands then
+        // act on a term that differs by rank, so they fan out.
         if let Some(partial) = all().find(|&index| matches!(self.placement(index), Partial(_))) {
             let sum = Partial(ReduceOp::Sum);
             let sums = all().filter(|&index| self.placement(index) == sum).count();
@@ -213,7 +217,8 @@ impl Axis<'_> {
             }
         }
         let (first, number) = common.expect("an operand is sharded");
-        // A replicated operand with the dim holds more cells than its partners; without it, it meets each rank's cells whole.
+        // A replicated operand with the dim holds more cells than its partners; without it, it
+        // meets each rank's cells whole.
         let lacks = |operand: &usize| !self.operands[*operand].roles.contains(&number);
         if let Some(other) = all().filter(replicated).find(|index| !lacks(index)) {
             let mut both = [first, other];

@@ -65,7 +65,8 @@ impl IndexBox {
 
     /// The cells of this box outside `inner`, which it contains, as boxes that do not overlap.
     pub fn around(&self, inner: &Self) -> Vec<Self> {
-        // After its two slabs are cut off, a dim is narrowed to `inner`: later slabs contain no cell of earlier ones.
+        // After its two slabs are cut off, a dim is narrowed to `inner`: later slabs contain no
+        // cell of earlier ones.
         let mut left = self.clone();
         let mut boxes = Vec::new();
         for (dim, range) in inner.0.iter().enumerate() {
@@ -128,8 +129,8 @@ pub enum Boundary {
 }
 
 impl Boundary {
-    /// The cell of a dim of `size` cells that supplies the value at `index`, which may lie beyond an end; `None` for a fill
-    /// value.
+    /// The cell of a dim of `size` cells that supplies the value at `index`, which may lie beyond
+    /// an end; `None` for a fill value.
     pub fn source(self, index: isize, size: usize) -> Option<usize> {
         let last = size as isize - 1;
         if last < 0 {
@@ -162,7 +163,8 @@ pub struct Segment {
     pub flip: bool,
 }
 
-/// Splits the cells `range` of a dim of `size` cells into runs; `low` and `high` give the values beyond its two ends.
+/// Splits the cells `range` of a dim of `size` cells into runs; `low` and `high` give the values
+/// beyond its two ends.
 ///
 /// Cells that no run covers are filled by the operator.
 ///
@@ -181,7 +183,8 @@ pub fn segments(range: Range<isize>, size: usize, low: Boundary, high: Boundary)
         let Some(cell) = boundary.source(index, size) else {
             continue;
         };
-        // The last run grows upwards, or downwards if it is mirrored; a run of one cell may still turn either way.
+        // The last run grows upwards, or downwards if it is mirrored; a run of one cell may still
+        // turn either way.
         if let Some(run) = runs.last_mut().filter(|run| run.dst + run.src.len() == dst) {
             let single = run.src.len() == 1;
             if cell == run.src.end && (single || !run.flip) {

@@ -10,7 +10,8 @@ use foldhash::fast::FixedState;
 use crate::comm::{Communicator, Operation, Traffic, collectives};
 use crate::{Error, Result};
 
-/// Returns an error if the ranks do not hold the same tensor, bit for bit; compared only with checks on.
+/// Returns an error if the ranks do not hold the same tensor, bit for bit; compared only with
+/// checks on.
 pub(crate) fn require_replicas<const D: usize, K: Basic>(
     operator: &'static str,
     comm: &Arc<dyn Communicator>,

@@ -1,7 +1,8 @@
 //! Random numbers by global index: Philox4x32-10.
 //!
-//! Salmon, Moraes, Dror, Shaw: *Parallel random numbers: as easy as 1, 2, 3*, SC 2011. A value is a pure function of
-//! seed, stream and the element's index in the whole field, whichever rank computes it.
+//! Salmon, Moraes, Dror, Shaw: *Parallel random numbers: as easy as 1, 2, 3*, SC 2011. A value is a
+//! pure function of seed, stream and the element's index in the whole field, whichever rank
+//! computes it.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -113,7 +114,8 @@ pub struct RandomKey {
 }
 
 impl RandomKey {
-    /// The stream called `name` of a seed. A name is anything that hashes: a parameter's path, an epoch, a step.
+    /// The stream called `name` of a seed. A name is anything that hashes: a parameter's path, an
+    /// epoch, a step.
     pub fn new(seed: u64, name: impl Hash) -> Self {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);

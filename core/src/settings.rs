@@ -21,8 +21,9 @@ pub(crate) const GRACE: Duration = Duration::from_secs(3);
 pub struct Settings {
     /// The time that a rank waits for a message. Default 60 s.
     pub timeout: Duration,
-    /// Whether ranks compare operation and layout before they communicate, and tensors that must be equal on all ranks; and
-    /// whether closures of `map_local` run on other cells too. Default in debug builds only.
+    /// Whether ranks compare operation and layout before they communicate, and tensors that must be
+    /// equal on all ranks; and whether closures of `map_local` run on other cells too. Default in
+    /// debug builds only.
     pub check: bool,
     /// Whether operators compute while boxes travel. Default where it is likely to save time.
     pub overlap: Overlap,
@@ -32,11 +33,13 @@ pub struct Settings {
     pub log: bool,
 }
 
-/// Policy for computing cells that need no other rank while boxes travel. Results have the same bits either way; on GPUs as
-/// far as the backend gives a cell the same value in tensors of another size.
+/// Policy for computing cells that need no other rank while boxes travel. Results have the same
+/// bits either way; on GPUs as far as the backend gives a cell the same value in tensors of another
+/// size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overlap {
-    /// On engines whose messages take time, for messages so large that this outweighs computing in two parts.
+    /// On engines whose messages take time, for messages so large that this outweighs computing in
+    /// two parts.
     #[default]
     Auto,
     /// Always.
@@ -69,15 +72,16 @@ pub(crate) fn switch(name: &str) -> Option<bool> {
     }
 }
 
-/// The number of processes that a launcher of MPI started, by its variables: `mpirun`, also inside a job of Slurm, or Slurm.
+/// The number of processes that a launcher of MPI started, by its variables: `mpirun`, also inside
+/// a job of Slurm, or Slurm.
 pub(crate) fn started_tasks(get: impl Fn(&str) -> Option<String>) -> usize {
     let names = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
     let tasks = names.into_iter().find_map(get);
     tasks.and_then(|tasks| tasks.parse().ok()).unwrap_or(1)
 }
 
-/// Whether a rank sends itself, through its engine, all boxes of its own shard except the largest, instead of copying them
-/// (`HALOCLINE_LOOPBACK=1`): a test of engines on one rank.
+/// Whether a rank sends itself, through its engine, all boxes of its own shard except the largest,
+/// instead of copying them (`HALOCLINE_LOOPBACK=1`): a test of engines on one rank.
 pub(crate) fn loopback() -> bool {
     static LOOPBACK: LazyLock<bool> = LazyLock::new(|| switch("HALOCLINE_LOOPBACK") == Some(true));
     *LOOPBACK

@@ -1,8 +1,10 @@
-//! Records of a running program: a line per communication, and a timeline of operators and communications.
+//! Records of a running program: a line per communication, and a timeline of operators and
+//! communications.
 //!
-//! `HALOCLINE_LOG=comm` prints a line for every communication. [`Launcher::trace`](crate::Launcher::trace), or
-//! `HALOCLINE_TRACE=<file>`, writes a timeline in Chrome's trace format, which Perfetto and `chrome://tracing` open: a row
-//! per rank. Without either, nothing is recorded.
+//! `HALOCLINE_LOG=comm` prints a line for every communication.
+//! [`Launcher::trace`](crate::Launcher::trace), or `HALOCLINE_TRACE=<file>`, writes a timeline in
+//! Chrome's trace format, which Perfetto and `chrome://tracing` open: a row per rank. Without
+//! either, nothing is recorded.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -71,7 +73,8 @@ pub(crate) fn document(ranks: &[String]) -> String {
     format!("{{\"traceEvents\":[\n{}\n]}}\n", all.join(",\n"))
 }
 
-/// Stretch of work on the timeline of this thread's rank: it begins when the span is made and ends when it is dropped.
+/// Stretch of work on the timeline of this thread's rank: it begins when the span is made and ends
+/// when it is dropped.
 #[derive(Debug)]
 #[must_use = "a span ends when it is dropped"]
 pub struct Span {

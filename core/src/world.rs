@@ -93,12 +93,12 @@ impl World {
         DeviceMesh::new(shape, self.comm.clone(), self.device.clone())
     }
 
-    /// A mesh over some of the ranks; `None` on the others. Nothing is communicated, and operators on the mesh involve its
-    /// ranks only.
+    /// A mesh over some of the ranks; `None` on the others. Nothing is communicated, and operators
+    /// on the mesh involve its ranks only.
     ///
     /// # Errors
-    /// On all ranks: sizes that do not multiply to the number of ranks of the mesh; an axis name or a rank that occurs twice;
-    /// a rank that is not in the world.
+    /// On all ranks: sizes that do not multiply to the number of ranks of the mesh; an axis name or
+    /// a rank that occurs twice; a rank that is not in the world.
     ///
     /// # Example
     /// ```
@@ -130,7 +130,8 @@ impl World {
         &self.comm
     }
 
-    /// Counts of the messages that this rank has sent so far; a job's total is the sum over its ranks.
+    /// Counts of the messages that this rank has sent so far; a job's total is the sum over its
+    /// ranks.
     pub fn comm_stats(&self) -> CommStats {
         self.comm.counters().snapshot()
     }
@@ -164,8 +165,8 @@ impl World {
 
     /// Makes a module with the same parameters on all ranks.
     ///
-    /// Parameters are drawn from the job's seed and the number of modules made before, and those of rank 0 are sent to
-    /// the others; each rank owns its leaves.
+    /// Parameters are drawn from the job's seed and the number of modules made before, and those of
+    /// rank 0 are sent to the others; each rank owns its leaves.
     ///
     /// # Errors
     /// A failure of communication.
@@ -190,9 +191,9 @@ impl World {
 
     /// Sends the parameters of rank `source` to every rank, as leaves of its own.
     ///
-    /// Also for a module that was made outside the ranks' program: ranks that are threads must not share leaves.
-    /// Float parameters are sent. Running statistics, as of a batch norm, stay shared between clones of one module:
-    /// make such a module with [`init`](Self::init).
+    /// Also for a module that was made outside the ranks' program: ranks that are threads must not
+    /// share leaves. Float parameters are sent. Running statistics, as of a batch norm, stay shared
+    /// between clones of one module: make such a module with [`init`](Self::init).
     ///
     /// # Errors
     /// A module of another structure on this rank than on the source; a failure of communication.
@@ -216,7 +217,8 @@ impl World {
     /// Checks that the parameters of all ranks are equal, bit for bit.
     ///
     /// # Errors
-    /// [`Error::Replicas`] with the first parameter that differs, and the ranks; a failure of communication.
+    /// [`Error::Replicas`] with the first parameter that differs, and the ranks; a failure of
+    /// communication.
     ///
     /// # Example
     /// ```
@@ -235,7 +237,8 @@ impl World {
         module::check_replicas(&self.comm, &self.everyone(), module)
     }
 
-    /// Begins to record. Rank 0 creates the file first, so that a path that cannot be written fails at once.
+    /// Begins to record. Rank 0 creates the file first, so that a path that cannot be written fails
+    /// at once.
     pub(crate) fn begin_trace(&self, file: &Path) -> Result<()> {
         if self.is_root() {
             std::fs::File::create(file)

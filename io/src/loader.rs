@@ -248,8 +248,8 @@ impl FieldLoader {
 
     /// Iterates over the batches of an epoch, on all ranks together.
     ///
-    /// Reading begins at once, in the background. An error on one rank is the last item on all ranks.
-    /// A rank that iterates over another epoch than the first rank is an error too.
+    /// Reading begins at once, in the background. An error on one rank is the last item on all
+    /// ranks. A rank that iterates over another epoch than the first rank is an error too.
     pub fn epoch(&self, epoch: usize) -> Epoch<'_> {
         self.epoch_from(epoch, 0)
     }

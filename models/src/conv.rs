@@ -18,8 +18,8 @@ pub struct FieldConv2dConfig {
     pub boundary: [Boundary; 2],
 }
 
-/// Convolution of a latitude-longitude field that keeps its size, with the configured boundaries: by default periodic in
-/// longitude, and the last row repeated beyond the poles.
+/// Convolution of a latitude-longitude field that keeps its size, with the configured boundaries:
+/// by default periodic in longitude, and the last row repeated beyond the poles.
 ///
 /// # Shapes
 /// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`.

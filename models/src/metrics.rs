@@ -15,7 +15,8 @@ pub fn weighted_mse<X: Field<4>>(x: X, target: X, weights: &[f64]) -> Rank<X, 1>
 /// Root-mean-square error and anomaly correlation of one variable.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scores {
-    /// The root of the mean over forecasts of the weighted spatial mean of the squared error, in the variable's unit.
+    /// The root of the mean over forecasts of the weighted spatial mean of the squared error, in
+    /// the variable's unit.
     pub rmse: f64,
     /// The mean over forecasts of the weighted correlation of forecast and true anomalies.
     pub acc: f64,
@@ -30,8 +31,9 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// Makes an evaluation of a number of variables, with a weight per latitude row. Weights are proportional to the area of
-    /// the row, the difference of the sines of its bounds, and have mean one.
+    /// Makes an evaluation of a number of variables, with a weight per latitude row. Weights are
+    /// proportional to the area of the row, the difference of the sines of its bounds, and have
+    /// mean one.
     pub fn new(weights: &[f64], variables: usize) -> Self {
         Self {
             weights: weights.to_vec(),
@@ -39,12 +41,13 @@ impl Evaluation {
         }
     }
 
-    /// Adds forecasts `[batch, variables, lat, lon]`, in physical units, and their truth. Anomalies are relative to
-    /// `climatology` `[1 or batch, variables, lat, lon]`. All ranks call this together.
+    /// Adds forecasts `[batch, variables, lat, lon]`, in physical units, and their truth. Anomalies
+    /// are relative to `climatology` `[1 or batch, variables, lat, lon]`. All ranks call this
+    /// together.
     ///
     /// # Errors
-    /// A number of channels that differs from that of variables, or a number of rows that differs from that of weights;
-    /// fields of other sizes; a failure of communication.
+    /// A number of channels that differs from that of variables, or a number of rows that differs
+    /// from that of weights; fields of other sizes; a failure of communication.
     ///
     /// # Panics
     /// Panics if the fields are sharded so that they cannot be subtracted.
@@ -79,7 +82,8 @@ impl Evaluation {
         Ok(())
     }
 
-    /// For every field of the batch: the mean squared error, the covariance of the anomalies, and their variances.
+    /// For every field of the batch: the mean squared error, the covariance of the anomalies, and
+    /// their variances.
     fn moments<X: Field<4>>(&self, forecast: X, truth: X, climatology: X) -> Result<[Vec<f64>; 4]> {
         let error = forecast.clone() - truth.clone();
         let forecast = forecast - climatology.clone();

@@ -34,8 +34,9 @@ pub struct SurrogateCnnConfig {
 
 /// Residual convolutional network that adds an increment to the newest state.
 ///
-/// Blocks are `x + scale · conv(gelu(conv(x)))` (He et al. 2016, with the per-channel scale of ConvNeXt, Liu et al.
-/// 2022). The increment starts small, so that the untrained model is close to persistence.
+/// Blocks are `x + scale · conv(gelu(conv(x)))` (He et al. 2016, with the per-channel scale of
+/// ConvNeXt, Liu et al. 2022). The increment starts small, so that the untrained model is close to
+/// persistence.
 ///
 /// # Shapes
 /// `[batch, history · variables + constants, lat, lon]` → `[batch, variables, lat, lon]`.

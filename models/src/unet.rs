@@ -25,13 +25,13 @@ pub struct UNetConfig {
     pub boundary: [Boundary; 2],
 }
 
-/// Encoder and decoder with skip connections (Ronneberger et al. 2015): average pooling down, nearest-neighbour
-/// interpolation up, two convolutions at every level.
+/// Encoder and decoder with skip connections (Ronneberger et al. 2015): average pooling down,
+/// nearest-neighbour interpolation up, two convolutions at every level.
 ///
 /// # Shapes
-/// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, of any size: at a level with an odd number of
-/// cells the last one is pooled alone, and of the two cells interpolated from it the second is cut off. Shards may have any
-/// extents.
+/// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, of any size: at a level
+/// with an odd number of cells the last one is pooled alone, and of the two cells interpolated from
+/// it the second is cut off. Shards may have any extents.
 #[derive(Module, Debug)]
 pub struct UNet {
     down: Vec<DoubleConv>,
@@ -105,7 +105,8 @@ impl<X: Field<4>> Layer<X> for UNet {
             let [_, _, lat, lon] = skip.global_dims();
             let upsampled = y.upsample_nearest(2);
             let upsampled = upsampled.narrow(2, 0, lat).narrow(3, 0, lon);
-            // Odd extents change when they are halved and doubled: take those of the skip connection.
+            // Odd extents change when they are halved and doubled: take those of the skip
+            // connection.
             let upsampled = upsampled.align_to(&skip);
             y = level.forward(X::cat(vec![upsampled, skip], 1));
         }

@@ -1,6 +1,7 @@
 //! Reductions over a group of ranks, which may be started and finished apart.
 //!
-//! Every rank combines in the order of the group, so that all ranks and all engines get the same bits.
+//! Every rank combines in the order of the group, so that all ranks and all engines get the same
+//! bits.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -18,7 +19,8 @@ use crate::dispatch::{combined, cut};
 use crate::layout::ReduceOp;
 use crate::{IndexBox, Result};
 
-/// Above this many elements a reduction is split over the ranks; below it every rank combines all contributions.
+/// Above this many elements a reduction is split over the ranks; below it every rank combines all
+/// contributions.
 const SPLIT_REDUCTION_ABOVE: usize = 1 << 14;
 /// The elements of a share that are combined at a time.
 const PIECE: usize = 1 << 17;
@@ -68,7 +70,8 @@ pub(crate) struct PendingReduction {
 /// The largest group that combines at once; larger ones combine in rows and columns.
 const COMBINE_AT_ONCE: usize = 16;
 
-/// The number of ranks in a row of a group: the smallest divisor that is not below the root, so that no column is longer.
+/// The number of ranks in a row of a group: the smallest divisor that is not below the root, so
+/// that no column is longer.
 fn row_length(ranks: usize) -> usize {
     if ranks <= COMBINE_AT_ONCE {
         return ranks;
@@ -80,13 +83,14 @@ fn row_length(ranks: usize) -> usize {
         .unwrap_or(ranks)
 }
 
-/// Starts to reduce all ranks' flat tensors. Small ones go to every rank; of large ones each rank combines a share, then all
-/// ranks collect the shares, so that an element travels twice, whatever the group's size. Shares travel in pieces, which are
-/// combined and collected while they are in the processor's cache.
+/// Starts to reduce all ranks' flat tensors. Small ones go to every rank; of large ones each rank
+/// combines a share, then all ranks collect the shares, so that an element travels twice, whatever
+/// the group's size. Shares travel in pieces, which are combined and collected while they are in
+/// the processor's cache.
 ///
-/// Many ranks are arranged in rows and columns: rows combine, then columns combine the results of rows, so that the number
-/// of messages grows with the root of the number of ranks, except for a prime number, which has one row only. The order of
-/// combination depends on that number alone.
+/// Many ranks are arranged in rows and columns: rows combine, then columns combine the results of
+/// rows, so that the number of messages grows with the root of the number of ranks, except for a
+/// prime number, which has one row only. The order of combination depends on that number alone.
 pub(crate) fn start(
     comm: &Arc<dyn Communicator>,
     group: &Arc<[usize]>,
@@ -133,7 +137,8 @@ impl PendingReduction {
         if !self.split {
             return 0..self.elements;
         }
-        // Bounds are computed alike on all ranks, and shares and pieces cover all elements, also if they do not divide.
+        // Bounds are computed alike on all ranks, and shares and pieces cover all elements, also if
+        // they do not divide.
         let share = |place: usize| place * self.elements / self.row.len();
         let (start, length) = (share(place), share(place + 1) - share(place));
         let bound = |index: usize| start + index * length / self.pieces;
@@ -174,8 +179,8 @@ impl PendingReduction {
         Ok(())
     }
 
-    /// Lets more pieces travel while the ranks compute. All ranks call this at the same point of their programs, because
-    /// messages between two ranks are matched by their order.
+    /// Lets more pieces travel while the ranks compute. All ranks call this at the same point of
+    /// their programs, because messages between two ranks are matched by their order.
     pub(crate) fn in_background(&mut self) -> Result<()> {
         while self.started < self.pieces.min(AHEAD) {
             self.start_piece()?;
@@ -184,7 +189,8 @@ impl PendingReduction {
         Ok(())
     }
 
-    /// Starts the next piece, and waits for the contributions of the other ranks of the row to the first one in flight.
+    /// Starts the next piece, and waits for the contributions of the other ranks of the row to the
+    /// first one in flight.
     fn arrive(&mut self) -> Result<Vec<Payload>> {
         let in_flight = self.in_flight.pop_front();
         self.start_piece()?;
@@ -194,7 +200,8 @@ impl PendingReduction {
     /// Writes the reduction of a piece over the row to a part of `room`.
     fn combine(&self, index: usize, received: &[Payload], room: &Room, target: Range<usize>) {
         let share = self.piece(self.place, index);
-        // In the order of the row, with this rank's contribution in its place among the received ones.
+        // In the order of the row, with this rank's contribution in its place among the received
+        // ones.
         let value = |place: usize| match place.cmp(&self.place) {
             Ordering::Less => received_cells(&received[place]),
             Ordering::Equal => host::cells(&self.contribution, share.clone()),
@@ -214,8 +221,9 @@ impl PendingReduction {
         }
         let one_row = self.row.len() == self.group.len();
         let room = Room::new(self.elements, self.contribution.dtype());
-        // Three stages overlap: later pieces arrive, this one is combined, earlier ones are collected. All ranks run the
-        // stages of a piece in this order, so the messages of each pair of ranks match.
+        // Three stages overlap: later pieces arrive, this one is combined, earlier ones are
+        // collected. All ranks run the stages of a piece in this order, so the messages of each
+        // pair of ranks match.
         let mut collected = VecDeque::new();
         for index in 0..self.pieces {
             let received = self.arrive()?;
@@ -231,7 +239,8 @@ impl PendingReduction {
             if !self.split {
                 break;
             }
-            // The combined piece is sent from the result itself, and those of other ranks are received into it.
+            // The combined piece is sent from the result itself, and those of other ranks are
+            // received into it.
             let part = room.part(piece);
             let send = |_| payload(part.clone());
             let expected = |place| Expected::Place(room.place(self.piece(place, index)));

@@ -1,4 +1,5 @@
-//! Collective operations over a group of ranks, built on batches of messages; reductions are in `all_reduce`.
+//! Collective operations over a group of ranks, built on batches of messages; reductions are in
+//! `all_reduce`.
 
 use std::sync::Arc;
 
@@ -30,7 +31,8 @@ pub(super) fn start_all(
     })
 }
 
-/// Sends one payload to every other rank of the group, and returns their payloads, by place in the group.
+/// Sends one payload to every other rank of the group, and returns their payloads, by place in the
+/// group.
 pub(crate) fn exchange_all(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
@@ -64,7 +66,8 @@ pub(crate) fn all_gather_bytes(
         .collect())
 }
 
-/// Sends a payload of `source` to the other ranks of the group, which return it; the source returns `None`.
+/// Sends a payload of `source` to the other ranks of the group, which return it; the source returns
+/// `None`.
 ///
 /// # Errors
 /// On all ranks: a source that is not in the group; a failure of communication.

@@ -22,8 +22,8 @@ pub struct PlannedOperation {
     pub boxes: Option<String>,
 }
 
-/// Communication of one rank in a program, as [`ShardTensor::dry_run`](crate::ShardTensor::dry_run) records it. Prints as a
-/// list.
+/// Communication of one rank in a program, as [`ShardTensor::dry_run`](crate::ShardTensor::dry_run)
+/// records it. Prints as a list.
 #[derive(Clone, Debug, Default)]
 pub struct PlannedMessages {
     /// The operations that send or receive, in their order.
@@ -80,7 +80,8 @@ impl fmt::Display for PlannedMessages {
     }
 }
 
-/// Engine that records the messages of one rank. It returns zeros for cells of other ranks, and this rank's own metadata.
+/// Engine that records the messages of one rank. It returns zeros for cells of other ranks, and
+/// this rank's own metadata.
 #[derive(Debug)]
 pub(crate) struct DryRun {
     rank: usize,

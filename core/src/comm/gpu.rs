@@ -5,7 +5,8 @@ use crate::{Error, Result};
 /// The variable that lets processes share GPUs.
 pub(crate) const SHARE: &str = "HALOCLINE_SHARE_GPUS";
 
-/// The number of this process among those of its host, from its launcher: `torchrun`, Open MPI, MPICH and Intel MPI, Slurm.
+/// The number of this process among those of its host, from its launcher: `torchrun`, Open MPI,
+/// MPICH and Intel MPI, Slurm.
 pub(crate) fn local_rank(get: impl Fn(&str) -> Option<String>) -> Option<usize> {
     let launchers = [
         "LOCAL_RANK",
@@ -50,7 +51,8 @@ pub(crate) fn device(in_job: bool) -> Result<burn::tensor::Device> {
     // Zero without a driver.
     let gpus = Device::enumerate(DeviceType::Cuda).into_iter().count();
     let share = may_share();
-    // One visible GPU, as by `srun --gpus-per-task=1`: assumed to be this process's own; the start of NCCL verifies it.
+    // One visible GPU, as by `srun --gpus-per-task=1`: assumed to be this process's own; the start
+    // of NCCL verifies it.
     let visible = variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     let is_shown_one = gpus == 1 && !visible.is_empty() && !visible.contains(',');
     if !in_job || is_shown_one {

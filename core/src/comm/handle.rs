@@ -1,9 +1,10 @@
 //! Tensors of a GPU that are handed from one thread of this process to another.
 //!
-//! A fused tensor belongs to the operations of its thread, which do not include the later operations of other threads. So
-//! its memory is handed over, once all kernels that compute it have been submitted to the device. The device has one stream
-//! for all threads, so that it runs kernels in the order of submission, and memory with several handles is not updated in
-//! place. Nothing is copied, and no thread waits for the device.
+//! A fused tensor belongs to the operations of its thread, which do not include the later
+//! operations of other threads. So its memory is handed over, once all kernels that compute it have
+//! been submitted to the device. The device has one stream for all threads, so that it runs kernels
+//! in the order of submission, and memory with several handles is not updated in place. Nothing is
+//! copied, and no thread waits for the device.
 
 use std::sync::OnceLock;
 
@@ -21,8 +22,8 @@ use burn_ir::{InitOperationIr, OperationIr};
 
 /// Makes devices use one stream for all threads of this process; returns whether they do.
 ///
-/// By default CubeCL has a stream for each thread. One thread may then write to memory that another has released before
-/// the other's kernels have read it: wrong sums, seen on wgpu.
+/// By default CubeCL has a stream for each thread. One thread may then write to memory that another
+/// has released before the other's kernels have read it: wrong sums, seen on wgpu.
 pub(crate) fn one_stream() -> bool {
     static ONE: OnceLock<bool> = OnceLock::new();
     *ONE.get_or_init(|| {

@@ -19,7 +19,8 @@ use crate::memory::Block;
 /// The elements of a result that are combined at a time: they stay in the first-level cache.
 const STRETCH: usize = 2048;
 
-/// Numbers that are combined and concatenated here: all except floats of 16 bits, with which the CPU does not calculate.
+/// Numbers that are combined and concatenated here: all except floats of 16 bits, with which the
+/// CPU does not calculate.
 trait Number: bytemuck::Pod + PartialOrd {
     fn sum(self, other: Self) -> Self;
 
@@ -92,10 +93,12 @@ pub(super) fn cells(tensor: &DispatchTensor, elements: Range<usize>) -> &[u8] {
     &bytes(tensor)[elements.start * size..elements.end * size]
 }
 
-/// Tensor on the CPU that is made of parts: some are computed here, others received into their place.
+/// Tensor on the CPU that is made of parts: some are computed here, others received into their
+/// place.
 ///
-/// Several threads write and read parts at the same time. So no reference covers the whole memory before
-/// [`into_tensor`](Self::into_tensor): a [`Place`] is an address, and a [`Part`] gives references to its own bytes only.
+/// Several threads write and read parts at the same time. So no reference covers the whole memory
+/// before [`into_tensor`](Self::into_tensor): a [`Place`] is an address, and a [`Part`] gives
+/// references to its own bytes only.
 #[derive(Debug)]
 pub(super) struct Room {
     /// Keeps the memory; not dereferenced before all parts are written.
@@ -228,7 +231,8 @@ impl Room {
             align: self.dtype.size(),
             copy: None,
         };
-        // SAFETY: the part has so many bytes, and they are initialised: those of a `Block` are before they are written.
+        // SAFETY: the part has so many bytes, and they are initialised: those of a `Block` are
+        // before they are written.
         self.tensor(unsafe { Bytes::from_controller(Box::new(part), bytes) }.into())
     }
 
@@ -239,7 +243,8 @@ impl Room {
         of_cpu(FlexTensor::from_arc(memory, layout, self.dtype))
     }
 
-    /// Writes the combination of values, in their order, to a part: the bits of combining one value after the other.
+    /// Writes the combination of values, in their order, to a part: the bits of combining one value
+    /// after the other.
     pub(super) fn combine(&self, op: ReduceOp, elements: Range<usize>, values: &[&[u8]]) {
         let combine = combine_of(self.dtype).expect("a type that is combined here");
         combine(op, &self.place(elements), values);

@@ -16,7 +16,8 @@ use super::{Batch, Communicator, Counters, Expected, InFlight, Operation, Payloa
 use crate::dispatch::of_cpu;
 use crate::{Error, Result};
 
-/// The polls of a waiting rank before it sleeps: a message that is about to arrive then costs no wake-up.
+/// The polls of a waiting rank before it sleeps: a message that is about to arrive then costs no
+/// wake-up.
 const LOOKS_BEFORE_SLEEP: usize = 64;
 
 /// Connection of the ranks of one process.
@@ -25,7 +26,8 @@ pub(crate) struct Hub {
     finished: Vec<AtomicBool>,
     failure: Mutex<Option<(usize, String)>>,
     failed: AtomicBool,
-    /// The time of the last progress of a long message from each rank, in milliseconds since the hub was made.
+    /// The time of the last progress of a long message from each rank, in milliseconds since the
+    /// hub was made.
     progress: Vec<AtomicU64>,
     made: Instant,
 }
@@ -287,8 +289,8 @@ impl std::fmt::Display for Payload {
 
 /// Makes content that may be handed to another thread.
 ///
-/// On the CPU thin slices are copied: a message must not keep a whole field alive for its edge, nor prevent its sender from
-/// updating the field in place.
+/// On the CPU thin slices are copied: a message must not keep a whole field alive for its edge, nor
+/// prevent its sender from updating the field in place.
 fn content(payload: Payload) -> Content {
     let tensors = match payload {
         Payload::Tensors(tensors) => tensors,

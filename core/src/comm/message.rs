@@ -91,7 +91,8 @@ pub struct Batch {
     pub receives: Vec<(usize, Expected)>,
 }
 
-/// A batch in flight; [`finish`](InFlight::finish) waits for its messages. Batches may be finished in any order.
+/// A batch in flight; [`finish`](InFlight::finish) waits for its messages. Batches may be finished
+/// in any order.
 #[must_use = "what a batch receives is lost if it is not finished"]
 pub struct InFlight(Box<dyn Pending>);
 
@@ -126,7 +127,8 @@ impl InFlight {
         self.0.in_background();
     }
 
-    /// Adds a callback that runs when all messages have arrived, with the time at which the rank began to wait.
+    /// Adds a callback that runs when all messages have arrived, with the time at which the rank
+    /// began to wait.
     pub(crate) fn then(self, callback: impl FnOnce(Instant) + 'static) -> Self {
         struct Then<F>(InFlight, F);
 
@@ -150,8 +152,8 @@ impl InFlight {
     /// Waits for the messages and returns them in the order of [`Batch::receives`].
     ///
     /// # Errors
-    /// A message that did not arrive within the timeout, belongs to another operation or has another shape; a rank that has
-    /// ended.
+    /// A message that did not arrive within the timeout, belongs to another operation or has
+    /// another shape; a rank that has ended.
     pub fn finish(self) -> Result<Vec<Payload>> {
         self.0.finish()
     }

@@ -1,7 +1,8 @@
 //! Communication between ranks: one trait, and an engine for each kind of connection.
 //!
-//! An engine moves batches of messages between pairs of ranks, in order. Collective operations are built on it in
-//! `collectives` and `all_reduce`, once for all engines, so that a reduction gives the same bits on all of them.
+//! An engine moves batches of messages between pairs of ranks, in order. Collective operations are
+//! built on it in `collectives` and `all_reduce`, once for all engines, so that a reduction gives
+//! the same bits on all of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,8 +40,8 @@ pub(crate) mod tcp;
 mod watch;
 mod wire;
 
-/// Runs a call that waits for other processes without a time limit: if one of them is missing, this process ends after the
-/// timeout.
+/// Runs a call that waits for other processes without a time limit: if one of them is missing, this
+/// process ends after the timeout.
 #[cfg(any(feature = "mpi", feature = "cuda"))]
 fn within<T>(timeout: Duration, whom: &'static str, join: impl FnOnce() -> T) -> T {
     let (joined, wait) = std::sync::mpsc::channel::<()>();
@@ -61,8 +62,8 @@ fn within<T>(timeout: Duration, whom: &'static str, join: impl FnOnce() -> T) ->
 
 /// Connection of one rank to the others.
 ///
-/// Messages between two ranks keep their order. A send never waits for its receiver. A rank may send itself messages that
-/// the same batch receives.
+/// Messages between two ranks keep their order. A send never waits for its receiver. A rank may
+/// send itself messages that the same batch receives.
 ///
 /// # Example
 /// ```
@@ -96,10 +97,12 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// A rank that has ended.
     fn start(self: Arc<Self>, batch: Batch) -> Result<InFlight>;
 
-    /// Notifies the other ranks that this one ends, with the rank that failed first, which may be another, and the cause.
+    /// Notifies the other ranks that this one ends, with the rank that failed first, which may be
+    /// another, and the cause.
     fn fail(&self, rank: usize, cause: &str);
 
-    /// The rank that failed first, and the cause, as far as recorded; an engine whose failures end the process records none.
+    /// The rank that failed first, and the cause, as far as recorded; an engine whose failures end
+    /// the process records none.
     fn failure(&self) -> Option<(usize, String)> {
         None
     }

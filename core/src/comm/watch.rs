@@ -7,7 +7,8 @@ use super::Operation;
 /// Test whether an event has happened.
 pub(super) type Signal = Box<dyn Fn() -> bool + Send>;
 
-/// Work that begins when this rank is ready for it, and ends when other ranks have done their part of it.
+/// Work that begins when this rank is ready for it, and ends when other ranks have done their part
+/// of it.
 struct Work {
     operation: Operation,
     begun: Signal,
@@ -36,7 +37,8 @@ impl Watch {
         !self.0.is_empty()
     }
 
-    /// Polls all work, and returns the operation of one that has waited for other ranks for `timeout` or longer.
+    /// Polls all work, and returns the operation of one that has waited for other ranks for
+    /// `timeout` or longer.
     pub(super) fn overdue(&mut self, timeout: Duration) -> Option<&Operation> {
         self.0.retain(|work| !(work.ended)());
         for work in &mut self.0 {

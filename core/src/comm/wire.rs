@@ -104,7 +104,8 @@ pub(super) fn bring(payload: &mut Payload) {
 fn write_cells(tensor: &FlexTensor, target: &mut [u8]) {
     let (layout, size) = (tensor.layout(), tensor.dtype().size());
     let (shape, strides) = (&layout.shape()[..], layout.strides());
-    // The last dims that are contiguous are copied as one run; the others are counted as by an odometer.
+    // The last dims that are contiguous are copied as one run; the others are counted as by an
+    // odometer.
     let (mut outer, mut run) = (shape.len(), 1);
     while outer > 0 && (strides[outer - 1] == run as isize || shape[outer - 1] == 1) {
         outer -= 1;
@@ -128,7 +129,8 @@ fn write_cells(tensor: &FlexTensor, target: &mut [u8]) {
 }
 
 impl Expected {
-    /// Makes a payload of the expected form from the first `length` bytes of a block, which must have its size.
+    /// Makes a payload of the expected form from the first `length` bytes of a block, which must
+    /// have its size.
     pub(super) fn unpack(&self, block: Block, length: usize) -> Payload {
         let Self::Tensors {
             shapes,

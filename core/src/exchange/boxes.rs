@@ -27,11 +27,11 @@ impl<'a> Boxes<'a> {
         self.in_flight.iter().for_each(InFlight::in_background);
     }
 
-    /// Decides whether to compute the cells that need none of the boxes, a fraction of the work, while the boxes travel. If
-    /// so, starts [`in_background`](Self::in_background).
+    /// Decides whether to compute the cells that need none of the boxes, a fraction of the work,
+    /// while the boxes travel. If so, starts [`in_background`](Self::in_background).
     ///
-    /// [`Overlap::Auto`] requires an engine whose messages take time, boxes of at least 128 KiB, and a fraction above one
-    /// half.
+    /// [`Overlap::Auto`] requires an engine whose messages take time, boxes of at least 128 KiB,
+    /// and a fraction above one half.
     pub fn overlap(&self, fraction: f64) -> bool {
         const WORTH_WHILE: usize = 128 << 10;
         let Some(in_flight) = &self.in_flight else {
@@ -48,8 +48,9 @@ impl<'a> Boxes<'a> {
         overlap
     }
 
-    /// Waits for the boxes that this rank receives. Their cells are in the owner's order if the exchange runs forward, else
-    /// in the order of the assembled tensor; the two differ by [`Transfer::flip`] only.
+    /// Waits for the boxes that this rank receives. Their cells are in the owner's order if the
+    /// exchange runs forward, else in the order of the assembled tensor; the two differ by
+    /// [`Transfer::flip`] only.
     ///
     /// # Errors
     /// A failure of communication.
@@ -65,11 +66,12 @@ impl<'a> Boxes<'a> {
 }
 
 impl Exchange {
-    /// Sends the boxes of the exchange's forward pass, each as `cells_of` gives it, of the kind of `like`.
+    /// Sends the boxes of the exchange's forward pass, each as `cells_of` gives it, of the kind of
+    /// `like`.
     ///
-    /// For operators that use boxes one by one, rather than a tensor assembled from them. In an exchange that runs forward
-    /// a box is [`cut`] from this rank's shard; in one that runs in reverse it is the gradient of a box that this rank
-    /// needed.
+    /// For operators that use boxes one by one, rather than a tensor assembled from them. In an
+    /// exchange that runs forward a box is [`cut`] from this rank's shard; in one that runs in
+    /// reverse it is the gradient of a box that this rank needed.
     ///
     /// # Errors
     /// A failure of communication.
@@ -128,8 +130,8 @@ impl Exchange {
         })
     }
 
-    /// [Sends](Self::send) the boxes of a tensor: this rank's shard in an exchange that runs forward, the gradient of its
-    /// assembled tensor in one that runs in reverse.
+    /// [Sends](Self::send) the boxes of a tensor: this rank's shard in an exchange that runs
+    /// forward, the gradient of its assembled tensor in one that runs in reverse.
     ///
     /// # Errors
     /// A failure of communication.
@@ -141,7 +143,8 @@ impl Exchange {
         })
     }
 
-    /// Assembles the result of the exchange's forward pass from this rank's own tensor and the received boxes.
+    /// Assembles the result of the exchange's forward pass from this rank's own tensor and the
+    /// received boxes.
     pub fn assemble<'a>(
         &'a self,
         tensor: DispatchTensor,
@@ -165,8 +168,8 @@ impl Exchange {
         }
     }
 
-    /// Assembles one box, `part`, of the result of an exchange that runs forward. Cells of boxes that are not in `received`
-    /// are unspecified.
+    /// Assembles one box, `part`, of the result of an exchange that runs forward. Cells of boxes
+    /// that are not in `received` are unspecified.
     pub fn assemble_part(
         &self,
         tensor: &DispatchTensor,
@@ -200,7 +203,8 @@ impl Exchange {
             Some((target, inside(cells.clone(), &transfer.flip, &portion)))
         });
         let boxes: Vec<_> = copied.chain(others).collect();
-        // A single box that fills the part is used as it is; a whole result is copied, so that its memory is its own.
+        // A single box that fills the part is used as it is; a whole result is copied, so that its
+        // memory is its own.
         if let [(target, cells)] = &boxes[..]
             && target.shape() == shape
             && shape != plan.output_shape
@@ -209,7 +213,8 @@ impl Exchange {
         }
         let from_others = plan.receives.iter().flat_map(|(_, transfers)| transfers);
         let planned = from_others.chain(&plan.copies).filter_map(common);
-        // Pieces do not overlap, so volumes add up; only cells that no box covers need the fill value.
+        // Pieces do not overlap, so volumes add up; only cells that no box covers need the fill
+        // value.
         let covered: usize = planned.map(|(target, _)| target.volume()).sum();
         let value = (covered < part.volume()).then_some(plan.fill);
         let output = blank(tensor, &shape, value);
@@ -218,7 +223,8 @@ impl Exchange {
     }
 }
 
-/// Adds the gradient of a box, in the order of the assembled tensor, to the cells that the box is a copy of.
+/// Adds the gradient of a box, in the order of the assembled tensor, to the cells that the box is a
+/// copy of.
 ///
 /// # Example
 /// ```

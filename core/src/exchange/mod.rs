@@ -38,7 +38,8 @@ pub struct Move {
 /// # Example
 /// ```
 /// use burn::tensor::Tensor;
-/// use halocline_core::{Exchange, IndexBox, Launcher, Layout, Need, Operation, Shard, Source, Traffic, ops};
+/// use halocline_core::{Exchange, IndexBox, Launcher, Layout, Need, ops};
+/// use halocline_core::{Operation, Shard, Source, Traffic};
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("x", 2)])?;

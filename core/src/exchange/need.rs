@@ -16,8 +16,9 @@ pub struct Piece {
 
 /// Need of one rank in an exchange: the shape of the tensor that it assembles, and its pieces.
 ///
-/// Pieces do not overlap in the assembled tensor; cells that no piece covers get the plan's fill value. The same global
-/// cells may be needed several times (a periodic wrap longer than the domain, a replicated edge).
+/// Pieces do not overlap in the assembled tensor; cells that no piece covers get the plan's fill
+/// value. The same global cells may be needed several times (a periodic wrap longer than the
+/// domain, a replicated edge).
 ///
 /// # Example
 /// ```

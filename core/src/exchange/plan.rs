@@ -6,7 +6,8 @@ use std::ops::Range;
 use super::need::{Need, Source};
 use crate::IndexBox;
 
-/// Box that moves from a rank's shard into the tensor that a rank assembles. Both are local index boxes.
+/// Box that moves from a rank's shard into the tensor that a rank assembles. Both are local index
+/// boxes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// The cells in the owner's shard.
@@ -19,8 +20,8 @@ pub struct Transfer {
 
 /// Plan of one rank's part in an exchange: the boxes that it sends, receives and copies.
 ///
-/// Made by [`ExchangePlan::new`] from data that every rank has, so that the plans of all ranks match without a message.
-/// Its adjoint is the plan run in reverse, adding where boxes overlap.
+/// Made by [`ExchangePlan::new`] from data that every rank has, so that the plans of all ranks
+/// match without a message. Its adjoint is the plan run in reverse, adding where boxes overlap.
 ///
 /// # Example
 /// ```
@@ -50,7 +51,8 @@ pub struct ExchangePlan {
 }
 
 impl ExchangePlan {
-    /// Plans the part of the rank at `position` of `size`; `need_of` gives the need of each position.
+    /// Plans the part of the rank at `position` of `size`; `need_of` gives the need of each
+    /// position.
     pub fn new(
         source: Source<'_>,
         position: usize,
@@ -75,8 +77,9 @@ impl ExchangePlan {
             }
         }
         plan.receives.sort_by_key(|(peer, _)| *peer);
-        // A message holds cells and no indices, so sender and receiver must list its boxes in one order: the sender
-        // repeats the receiver's computation and keeps its own share, instead of asking.
+        // A message holds cells and no indices, so sender and receiver must list its boxes in one
+        // order: the sender repeats the receiver's computation and keeps its own share, instead of
+        // asking.
         for peer in (0..size).filter(|&peer| peer != position) {
             for (owner, transfer) in transfers(source, &need_of(peer), peer) {
                 if owner == position {
@@ -87,8 +90,8 @@ impl ExchangePlan {
         plan
     }
 
-    /// This plan with messages of the rank to itself instead of all copies but the largest, so that the halos of one rank on
-    /// a ring pass through its engine too.
+    /// This plan with messages of the rank to itself instead of all copies but the largest, so that
+    /// the halos of one rank on a ring pass through its engine too.
     pub(crate) fn through_loopback(mut self, position: usize) -> Self {
         let copies = self.copies.iter().enumerate();
         let Some((largest, _)) = copies.max_by_key(|(_, copy)| copy.src.volume()) else {
@@ -132,8 +135,9 @@ impl ExchangePlan {
             }
     }
 
-    /// A box of the assembled tensor that holds cells of this rank's shard and none of other ranks, so that it is complete
-    /// before messages arrive; `None` if the rank copies no cells, or if a received box is not beyond a side of the copy.
+    /// A box of the assembled tensor that holds cells of this rank's shard and none of other ranks,
+    /// so that it is complete before messages arrive; `None` if the rank copies no cells, or if a
+    /// received box is not beyond a side of the copy.
     pub fn interior(&self) -> Option<IndexBox> {
         let largest = self.copies.iter().max_by_key(|copy| copy.src.volume())?;
         let apart = |one: &Range<usize>, other: &Range<usize>| {
@@ -141,8 +145,9 @@ impl ExchangePlan {
         };
         let mut inside: Vec<_> = IndexBox::whole(&self.output_shape).ranges().to_vec();
         let received = self.receives.iter().flat_map(|(_, transfers)| transfers);
-        // Each received box that still reaches into the interior cuts off one side of it. A box at a corner is beyond the
-        // copy in several dims; one cut is enough to exclude it, so later boxes of the same corner change nothing.
+        // Each received box that still reaches into the interior cuts off one side of it. A box at
+        // a corner is beyond the copy in several dims; one cut is enough to exclude it, so later
+        // boxes of the same corner change nothing.
         for transfer in received {
             let cells = transfer.dst.ranges();
             if inside
@@ -180,7 +185,8 @@ fn elements(list: &[(usize, Vec<Transfer>)]) -> usize {
     transfers.map(|transfer| transfer.src.volume()).sum()
 }
 
-/// Splits the need of the rank at `receiver` by owner, in an order that depends on the arguments alone.
+/// Splits the need of the rank at `receiver` by owner, in an order that depends on the arguments
+/// alone.
 fn transfers(source: Source<'_>, need: &Need, receiver: usize) -> Vec<(usize, Transfer)> {
     let mut found = Vec::new();
     for piece in &need.pieces {
@@ -290,7 +296,8 @@ mod tests {
             .collect()
     }
 
-    /// Runs the plans of all ranks over the field `0, 1, 2, …` and returns what each assembles (-1 = fill).
+    /// Runs the plans of all ranks over the field `0, 1, 2, …` and returns what each assembles (-1
+    /// = fill).
     fn simulate(layout: &Layout, need_of: &dyn Fn(usize) -> Need) -> Vec<Vec<i64>> {
         let size = layout.mesh().size();
         let plan = |p| ExchangePlan::new(Source::Layout(layout), p, size, need_of);

@@ -29,9 +29,10 @@ enum Engine {
 impl Engine {
     /// The engine that the environment selects.
     ///
-    /// MPI's launchers set `OMPI_COMM_WORLD_SIZE` (Open MPI), `PMI_SIZE` (MPICH, Intel MPI, `srun --mpi=pmi2`),
-    /// `PMIX_RANK` (`srun --mpi=pmix` and others), or `SLURM_STEP_NUM_TASKS` (`srun`; counts if greater than one, because
-    /// an interactive shell has it too). An explicit address takes precedence over `srun`.
+    /// MPI's launchers set `OMPI_COMM_WORLD_SIZE` (Open MPI), `PMI_SIZE` (MPICH, Intel MPI,
+    /// `srun --mpi=pmi2`), `PMIX_RANK` (`srun --mpi=pmix` and others), or `SLURM_STEP_NUM_TASKS`
+    /// (`srun`; counts if greater than one, because an interactive shell has it too). An explicit
+    /// address takes precedence over `srun`.
     fn of(get: impl Fn(&str) -> Option<String>) -> Self {
         let is_set = |name: &&str| get(name).is_some();
         let all = |names: &[&str]| names.iter().all(is_set);
@@ -93,15 +94,18 @@ impl Launcher {
         }
     }
 
-    /// Makes a launcher with the engine that the environment selects: MPI under `mpirun` or `srun`; connections between processes where a
-    /// launcher has set `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as PyTorch's does; else threads.
+    /// Makes a launcher with the engine that the environment selects: MPI under `mpirun` or `srun`;
+    /// connections between processes where a launcher has set `RANK`, `WORLD_SIZE`, `MASTER_ADDR`
+    /// and `MASTER_PORT`, as PyTorch's does; else threads.
     ///
-    /// `RANK` and `WORLD_SIZE` may be Slurm's `SLURM_PROCID` and `SLURM_NTASKS`. Unless all processes are on one host,
-    /// with `MASTER_ADDR=localhost`, they need a common `HALOCLINE_SECRET`: a random text, without which no process joins.
+    /// `RANK` and `WORLD_SIZE` may be Slurm's `SLURM_PROCID` and `SLURM_NTASKS`. Unless all
+    /// processes are on one host, with `MASTER_ADDR=localhost`, they need a common
+    /// `HALOCLINE_SECRET`: a random text, without which no process joins.
     ///
-    /// `HALOCLINE_TIMEOUT` (seconds), `HALOCLINE_CHECK`, `HALOCLINE_OVERLAP` and `HALOCLINE_BUCKETS` (`0` or `1`) set
-    /// [`timeout`](Self::timeout), [`check`](Self::check), [`overlap`](Self::overlap) and [`buckets`](Self::buckets);
-    /// `HALOCLINE_LOG=comm` prints a line for every communication on stderr, `HALOCLINE_TRACE` names a file for a
+    /// `HALOCLINE_TIMEOUT` (seconds), `HALOCLINE_CHECK`, `HALOCLINE_OVERLAP` and
+    /// `HALOCLINE_BUCKETS` (`0` or `1`) set [`timeout`](Self::timeout), [`check`](Self::check),
+    /// [`overlap`](Self::overlap) and [`buckets`](Self::buckets); `HALOCLINE_LOG=comm` prints a
+    /// line for every communication on stderr, `HALOCLINE_TRACE` names a file for a
     /// [`trace`](Self::trace).
     ///
     /// # Panics
@@ -151,7 +155,8 @@ impl Launcher {
         self.engine != Engine::Local
     }
 
-    /// Sets the number of ranks, unless the environment gives it: a job has the ranks that it was started with.
+    /// Sets the number of ranks, unless the environment gives it: a job has the ranks that it was
+    /// started with.
     #[must_use]
     pub fn ranks(mut self, ranks: usize) -> Self {
         self.ranks = ranks;
@@ -167,7 +172,8 @@ impl Launcher {
         self
     }
 
-    /// Sets whether ranks compare operation and layout before each communication. Default in debug builds.
+    /// Sets whether ranks compare operation and layout before each communication. Default in debug
+    /// builds.
     #[must_use]
     pub fn check(mut self, check: bool) -> Self {
         self.settings.check = check;
@@ -181,16 +187,17 @@ impl Launcher {
         self
     }
 
-    /// Sets whether [`backward`](crate::ShardTensor::backward) sums gradients of parameters in buckets of many, while it
-    /// continues. Default yes; the gradients are the same.
+    /// Sets whether [`backward`](crate::ShardTensor::backward) sums gradients of parameters in
+    /// buckets of many, while it continues. Default yes; the gradients are the same.
     #[must_use]
     pub fn buckets(mut self, buckets: bool) -> Self {
         self.settings.buckets = buckets;
         self
     }
 
-    /// Writes a timeline of all ranks' operators and communications, in Chrome's trace format, when the program has ended.
-    /// The file is created at the start. At the end rank 0 waits for the events of the others, for each at most the timeout.
+    /// Writes a timeline of all ranks' operators and communications, in Chrome's trace format, when
+    /// the program has ended. The file is created at the start. At the end rank 0 waits for the
+    /// events of the others, for each at most the timeout.
     #[must_use]
     pub fn trace(mut self, file: impl Into<PathBuf>) -> Self {
         self.trace = Some(file.into());
@@ -204,10 +211,11 @@ impl Launcher {
         self
     }
 
-    /// Sets the device of the ranks. Default burn's default device; with the feature `cuda` each process of a job takes the
-    /// GPU with its number on its host. On a device with gradient checkpointing (`Device::default().autodiff()
-    /// .gradient_checkpointing()`) elementwise operators are computed again in the backward pass, which takes time and saves
-    /// memory; communication is never repeated.
+    /// Sets the device of the ranks. Default burn's default device; with the feature `cuda` each
+    /// process of a job takes the GPU with its number on its host. On a device with gradient
+    /// checkpointing (`Device::default().autodiff() .gradient_checkpointing()`) elementwise
+    /// operators are computed again in the backward pass, which takes time and saves memory;
+    /// communication is never repeated.
     #[must_use]
     pub fn device(mut self, device: Device) -> Self {
         self.device = Some(device);
@@ -217,14 +225,15 @@ impl Launcher {
     /// Runs a program on every rank and waits for all of them.
     ///
     /// # Errors
-    /// The error, or the panic, of the rank that failed first. Other ranks stop at their next communication; ranks
-    /// that have not stopped within three seconds end with the process. Also: no GPU, or one that the program has used in
-    /// several streams before the first `Launcher`.
+    /// The error, or the panic, of the rank that failed first. Other ranks stop at their next
+    /// communication; ranks that have not stopped within three seconds end with the process. Also:
+    /// no GPU, or one that the program has used in several streams before the first `Launcher`.
     pub fn run(self, program: impl Fn(World) -> Result<()> + Send + Sync) -> Result<()> {
         self.collect(program).map(|_| ())
     }
 
-    /// Runs a program as [`run`](Self::run) does, and returns the results of the ranks of this process, in order.
+    /// Runs a program as [`run`](Self::run) does, and returns the results of the ranks of this
+    /// process, in order.
     ///
     /// # Errors
     /// Those of [`run`](Self::run).

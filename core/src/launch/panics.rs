@@ -17,8 +17,8 @@ thread_local! {
 }
 
 impl Panics {
-    /// Makes the record of a new job. The first panic is printed as usual, with a backtrace if one is requested; those of other
-    /// ranks at the same place have one line each.
+    /// Makes the record of a new job. The first panic is printed as usual, with a backtrace if one
+    /// is requested; those of other ranks at the same place have one line each.
     pub(super) fn of_job() -> Self {
         static HOOK: Once = Once::new();
         // A thread that panics cannot set a hook.

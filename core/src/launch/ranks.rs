@@ -62,7 +62,8 @@ impl fmt::Display for Failure {
 }
 
 impl Failure {
-    /// The rank that failed first, and its cause: `this_rank`, unless the error is that of another rank.
+    /// The rank that failed first, and its cause: `this_rank`, unless the error is that of another
+    /// rank.
     fn origin(&self, this_rank: usize) -> (usize, String) {
         match self {
             Self::Error(Error::Rank { rank, cause }) => (*rank, cause.clone()),
@@ -146,8 +147,8 @@ pub(super) fn run_threads<T: Send>(
         .collect()
 }
 
-/// Waits until all ranks have ended. Threads cannot be stopped from outside, so ranks that continue for too long after a
-/// failure end with the process.
+/// Waits until all ranks have ended. Threads cannot be stopped from outside, so ranks that continue
+/// for too long after a failure end with the process.
 fn wait_for_ranks(hub: &Hub, ranks: usize, ends: &mpsc::Receiver<()>) {
     let mut failed_at = None;
     let mut running = ranks;

@@ -1,13 +1,14 @@
 //! Gradients of replicated parameters, summed many at a time.
 //!
 //! A backward pass gives the gradients of parameters one by one, most of them small. While
-//! [`ShardTensor::backward`](crate::ShardTensor::backward) runs they are put into buckets. The sum of a bucket over the
-//! ranks starts when it is full and travels while the pass continues; the rest is summed at its end. Each element is added
-//! in the order of ranks, as without buckets: the bits are the same, except for a parameter with several uses, which may be
-//! added in another order.
+//! [`ShardTensor::backward`](crate::ShardTensor::backward) runs they are put into buckets. The sum
+//! of a bucket over the ranks starts when it is full and travels while the pass continues; the rest
+//! is summed at its end. Each element is added in the order of ranks, as without buckets: the bits
+//! are the same, except for a parameter with several uses, which may be added in another order.
 //!
-//! The order of a backward pass is the same on all ranks. So their buckets fill with the same parameters and start at the
-//! same points, without a message, as long as all ranks of a group remember and forget the same uses.
+//! The order of a backward pass is the same on all ranks. So their buckets fill with the same
+//! parameters and start at the same points, without a message, as long as all ranks of a group
+//! remember and forget the same uses.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -51,20 +52,22 @@ pub(crate) struct Leaf {
 
 /// Uses of parameters, equal on all ranks of one group.
 ///
-/// They keep abandoned graphs alive, so they are forgotten at the end of a pass, and after many uses: a gradient whose
-/// parameter is forgotten is summed by itself. All ranks of the group must forget together, so a pass forgets the groups
-/// whose ranks are all in it and leaves the others unchanged.
+/// They keep abandoned graphs alive, so they are forgotten at the end of a pass, and after many
+/// uses: a gradient whose parameter is forgotten is summed by itself. All ranks of the group must
+/// forget together, so a pass forgets the groups whose ranks are all in it and leaves the others
+/// unchanged.
 #[derive(Default)]
 struct Leaves {
     /// Parameters whose gradient may be put into a bucket; they receive its sum.
     tensors: HashMap<u64, DispatchTensor>,
-    /// The number of uses since parameters were forgotten. The number remembered would differ between ranks, which drop
-    /// graphs at different times.
+    /// The number of uses since parameters were forgotten. The number remembered would differ
+    /// between ranks, which drop graphs at different times.
     uses: usize,
 }
 
 impl Leaf {
-    /// Remembers the parameter `tensor`, whose gradients a group sums; `None` for a computed tensor.
+    /// Remembers the parameter `tensor`, whose gradients a group sums; `None` for a computed
+    /// tensor.
     pub(crate) fn of(tensor: &DispatchTensor, group: &Arc<[usize]>) -> Option<Arc<Self>> {
         let is_float = kind_of(tensor.dtype()) == Kind::Float;
         if !is_float || !Dispatch::float_is_require_grad(tensor) {
@@ -95,7 +98,8 @@ impl Leaf {
     }
 }
 
-/// Forgets the parameters of some groups. They are dropped after the borrow: a graph that is dropped with one borrows again.
+/// Forgets the parameters of some groups. They are dropped after the borrow: a graph that is
+/// dropped with one borrows again.
 fn forget(which: impl Fn(&Arc<[usize]>) -> bool) {
     let forgotten: Vec<_> = LEAVES.with_borrow_mut(|leaves| {
         let forgotten = leaves.extract_if(|group, _| which(group));
@@ -133,7 +137,8 @@ struct Buckets {
     summed: Vec<(Owners, DispatchTensor)>,
 }
 
-/// Puts the gradient of a parameter into a bucket; returns it if the parameter is forgotten, or outside a pass.
+/// Puts the gradient of a parameter into a bucket; returns it if the parameter is forgotten, or
+/// outside a pass.
 pub(super) fn put(
     leaf: &Leaf,
     comm: &Arc<dyn Communicator>,
@@ -167,7 +172,8 @@ pub(crate) fn collect(ranks: &[usize], backward: impl FnOnce() -> Gradients) -> 
     let buckets = BUCKETS.take();
     drop(restore);
     if let Some(buckets) = buckets {
-        // All ranks of a group that has summed are in a pass, though perhaps on meshes without some of this mesh's ranks.
+        // All ranks of a group that has summed are in a pass, though perhaps on meshes without some
+        // of this mesh's ranks.
         forget(|group| buckets.groups.contains(group));
         let finished = buckets.finish(&mut gradients);
         finished.unwrap_or_else(|error: Error| error.raise());

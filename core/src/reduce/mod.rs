@@ -33,8 +33,8 @@ pub(crate) struct Reduce {
 /// Pass in which a [`Reduce`] communicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
-    /// Values are reduced. The gradient, equal on all ranks, passes to the terms of a sum unchanged; to other contributions
-    /// as in [`ReduceScatter`].
+    /// Values are reduced. The gradient, equal on all ranks, passes to the terms of a sum
+    /// unchanged; to other contributions as in [`ReduceScatter`].
     Forward(ReduceOp),
     /// Values pass unchanged; gradients are summed (`fan_out`).
     Backward,
@@ -87,8 +87,9 @@ impl Reduce {
         Ok(reshaped(result, shape))
     }
 
-    /// The gradient of this rank's contribution. Each rank computes the gradients of a share of the elements, of which it
-    /// receives all contributions, so that no rank holds those of all elements.
+    /// The gradient of this rank's contribution. Each rank computes the gradients of a share of the
+    /// elements, of which it receives all contributions, so that no rank holds those of all
+    /// elements.
     fn gradient(
         &self,
         op: ReduceOp,

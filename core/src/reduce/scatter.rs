@@ -13,9 +13,11 @@ use crate::layout::ReduceOp;
 use crate::operator::{BackwardPass, Operator, one};
 use crate::{IndexBox, Result};
 
-/// Reduce-scatter: each rank of a group receives the reduction of a box of the ranks' tensors, which have one shape.
+/// Reduce-scatter: each rank of a group receives the reduction of a box of the ranks' tensors,
+/// which have one shape.
 ///
-/// A rank receives all contributions to its box, from which it computes the gradient of each and sends it back.
+/// A rank receives all contributions to its box, from which it computes the gradient of each and
+/// sends it back.
 #[derive(Clone, Debug)]
 pub(crate) struct ReduceScatter {
     /// The operation, for messages and errors.
@@ -42,8 +44,9 @@ impl ReduceScatter {
         place.expect("a rank reduces in groups that it is in")
     }
 
-    /// Sends flat tensors to the ranks of the group and returns those that this one receives, by place. `sent` and `received`
-    /// give the numbers of elements by place; a tensor without elements is not made.
+    /// Sends flat tensors to the ranks of the group and returns those that this one receives, by
+    /// place. `sent` and `received` give the numbers of elements by place; a tensor without
+    /// elements is not made.
     fn exchange(
         &self,
         operation: &Operation,
@@ -127,8 +130,8 @@ impl ReduceScatter {
     }
 }
 
-/// The gradients of contributions, all flat: for an extremum the cotangent to the first contribution that holds it, for a
-/// product the cotangent times the other contributions.
+/// The gradients of contributions, all flat: for an extremum the cotangent to the first
+/// contribution that holds it, for a product the cotangent times the other contributions.
 fn gradients(
     op: ReduceOp,
     contributions: &[DispatchTensor],
@@ -163,7 +166,8 @@ fn gradients(
             tensors().map(gradient).collect()
         }
         ReduceOp::Product => {
-            // The products of earlier factors times those of later ones: no division, so zeros are exact.
+            // The products of earlier factors times those of later ones: no division, so zeros are
+            // exact.
             let mut earlier = cotangent;
             let mut gradients: Vec<Tensor<1>> = tensors()
                 .map(|value| {

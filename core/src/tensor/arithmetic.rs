@@ -73,8 +73,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         Ok(((pairing.layout(&self.layout), self.mesh), lhs, rhs))
     }
 
-    /// Makes a replicated tensor on this one's mesh from a tensor that all ranks hold alike. With checks on
-    /// ([`Settings::check`](crate::Settings::check)) ranks compare a hash of it.
+    /// Makes a replicated tensor on this one's mesh from a tensor that all ranks hold alike. With
+    /// checks on ([`Settings::check`](crate::Settings::check)) ranks compare a hash of it.
     ///
     /// # Panics
     /// With checks on, panics if a rank holds another tensor.
@@ -190,7 +190,8 @@ impl<const D: usize, K: Ordered> ShardTensor<D, K> {
         self.map_elements("greater_elem", |local| local.greater_elem(value))
     }
 
-    /// True where an element is lower than `value`; [`greater_elem`](Self::greater_elem) has an example.
+    /// True where an element is lower than `value`; [`greater_elem`](Self::greater_elem) has an
+    /// example.
     ///
     /// # Panics
     /// Panics if the tensor holds partial values.
@@ -285,7 +286,8 @@ operator!(Sub, sub, Linearity::Additive, f64 of Float by map_elements, i64 of In
 operator!(Mul, mul, Linearity::Multiplicative, f64 of Float by map_scaling, i64 of Int by map_scaling);
 operator!(Div, div, of_quotient::<K>(), f64 of Float by map_scaling, i64 of Int by map_elements);
 
-/// Linearity of a quotient: quotients of integers are rounded, so they do not add up to the quotient of a sum.
+/// Linearity of a quotient: quotients of integers are rounded, so they do not add up to the
+/// quotient of a sum.
 fn of_quotient<K: Basic>() -> Linearity {
     match K::KIND {
         Kind::Float => Linearity::First,

@@ -12,16 +12,17 @@ use crate::{Error, RandomKey, Result};
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Applies an elementwise closure to every shard.
     ///
-    /// The closure's value for a cell must depend on the value of that cell alone, and the closure must be the same on
-    /// all ranks. It may run more than once. A closure that captures values also runs on a single cell, without
-    /// gradients. With checks on ([`Settings::check`](crate::Settings::check)) its values are compared with those of
-    /// the same cells in another order and shape.
+    /// The closure's value for a cell must depend on the value of that cell alone, and the closure
+    /// must be the same on all ranks. It may run more than once. A closure that captures values
+    /// also runs on a single cell, without gradients. With checks on
+    /// ([`Settings::check`](crate::Settings::check)) its values are compared with those of the same
+    /// cells in another order and shape.
     ///
     /// # Panics
-    /// Panics if the tensor holds partial values, if `f` changes the shape, or if it captures a tensor with gradients,
-    /// which would be this rank's part of them only: make that tensor an operand,
-    /// `x * x.replicate_beside(parameter)`. With checks on, also if the value of `f` for a cell depends on other cells or on
-    /// the position of the cell.
+    /// Panics if the tensor holds partial values, if `f` changes the shape, or if it captures a
+    /// tensor with gradients, which would be this rank's part of them only: make that tensor an
+    /// operand, `x * x.replicate_beside(parameter)`. With checks on, also if the value of `f` for a
+    /// cell depends on other cells or on the position of the cell.
     ///
     /// # Example
     /// ```
@@ -52,7 +53,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 }
 
 impl<const D: usize> ShardTensor<D> {
-    /// Applies an elementwise closure to two tensors, as [`map_local`](Self::map_local) does to one.
+    /// Applies an elementwise closure to two tensors, as [`map_local`](Self::map_local) does to
+    /// one.
     ///
     /// # Panics
     /// Panics if the layouts cannot be paired, and where [`map_local`](Self::map_local) does.
@@ -134,7 +136,8 @@ impl Closure {
         Ok(result)
     }
 
-    /// Refuses captured tensors with gradients: without them, cells without gradients have a result without gradients.
+    /// Refuses captured tensors with gradients: without them, cells without gradients have a result
+    /// without gradients.
     fn refuse_captured_leaves<const D: usize, const N: usize, K: Basic, L: Basic + 'static>(
         &self,
         cells: [Tensor<D, K>; N],
@@ -150,8 +153,9 @@ impl Closure {
         }
     }
 
-    /// Compares the result with that of the same cells in another order and shape, in two parts, each with zeros between
-    /// its cells: no cell keeps its position or its neighbours, and no part has the sum or maximum of all cells.
+    /// Compares the result with that of the same cells in another order and shape, in two parts,
+    /// each with zeros between its cells: no cell keeps its position or its neighbours, and no part
+    /// has the sum or maximum of all cells.
     fn compare_with_other_cells<const D: usize, const N: usize, K: Basic, L: Basic>(
         &self,
         operands: &[Tensor<D, K>; N],
@@ -237,7 +241,8 @@ fn values<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> Vec<f64> {
     tensor.clone().into_data().iter().collect()
 }
 
-/// Tolerance of the comparison: vector and scalar instructions may round differently, and a closure may amplify that.
+/// Tolerance of the comparison: vector and scalar instructions may round differently, and a closure
+/// may amplify that.
 fn tolerance<const D: usize, K: Basic>(result: &Tensor<D, K>, values: &[f64]) -> f64 {
     let finite = values.iter().filter(|value| value.is_finite());
     let scale = finite.fold(0.0, |scale: f64, value| scale.max(value.abs()));

@@ -36,14 +36,15 @@ const TYPES: [DType; 15] = [
     DType::Bool(BoolStore::U32),
 ];
 
-/// Scatters a tensor that one rank of the world holds to the ranks of a mesh, each of which receives its shard only.
+/// Scatters a tensor that one rank of the world holds to the ranks of a mesh, each of which
+/// receives its shard only.
 ///
 /// The source passes `Some`, all others `None`. The result is a leaf: call
 /// [`require_grad`](ShardTensor::require_grad) on it for its gradient. Elements keep their type.
 ///
 /// # Errors
-/// A layout that does not fit; a source that is not in the mesh, or passed `None` or a tensor of another kind; a failure of
-/// communication.
+/// A layout that does not fit; a source that is not in the mesh, or passed `None` or a tensor of
+/// another kind; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -129,8 +130,8 @@ pub fn scatter_tensor<const D: usize, K: kind::Autodiff>(
     Ok(ShardTensor::from_parts(local, layout, mesh.clone()))
 }
 
-/// Gives a tensor without gradients the autodiff setting of a device, with its strategy of gradient checkpointing: burn
-/// refuses operands of different strategies.
+/// Gives a tensor without gradients the autodiff setting of a device, with its strategy of gradient
+/// checkpointing: burn refuses operands of different strategies.
 pub(crate) fn on_device<const D: usize, K: kind::Autodiff>(
     tensor: Tensor<D, K>,
     device: &Device,
@@ -144,12 +145,12 @@ pub(crate) fn on_device<const D: usize, K: kind::Autodiff>(
 }
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// Shards a tensor that all ranks hold alike: each rank keeps its box. Nothing is communicated except, with checks on
-    /// ([`Settings::check`](crate::Settings::check)), a hash of the tensor.
+    /// Shards a tensor that all ranks hold alike: each rank keeps its box. Nothing is communicated
+    /// except, with checks on ([`Settings::check`](crate::Settings::check)), a hash of the tensor.
     ///
     /// # Errors
-    /// A layout that does not fit the tensor, or has partial values. With checks on, [`Error::Replicas`] if a rank holds
-    /// another tensor.
+    /// A layout that does not fit the tensor, or has partial values. With checks on,
+    /// [`Error::Replicas`] if a rank holds another tensor.
     ///
     /// # Example
     /// ```
@@ -258,7 +259,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 }
 
 impl<const D: usize> ShardTensor<D> {
-    /// A tensor of random values that depend on seed, stream and global index alone: the same field on any mesh, bit for bit.
+    /// A tensor of random values that depend on seed, stream and global index alone: the same field
+    /// on any mesh, bit for bit.
     ///
     /// # Errors
     /// A layout that does not fit the shape, or has partial values.

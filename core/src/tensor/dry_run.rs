@@ -9,8 +9,8 @@ use crate::device_mesh::DeviceMesh;
 use crate::{Error, Result};
 
 impl<const D: usize> ShardTensor<D> {
-    /// Records the communication of this rank in a program on this tensor: the program runs with zeros for the cells of
-    /// other ranks, and sends nothing.
+    /// Records the communication of this rank in a program on this tensor: the program runs with
+    /// zeros for the cells of other ranks, and sends nothing.
     ///
     /// # Errors
     /// Those of the program.

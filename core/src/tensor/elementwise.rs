@@ -4,8 +4,8 @@ use burn::tensor::activation;
 
 use super::ShardTensor;
 
-/// Calls a macro with the elementwise functions of sharded tensors: documentation, name, arguments and value on one
-/// shard of each. `Field` takes its methods from the same list.
+/// Calls a macro with the elementwise functions of sharded tensors: documentation, name, arguments
+/// and value on one shard of each. `Field` takes its methods from the same list.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! elementwise {

@@ -45,10 +45,12 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Local: the shard's shape, grown by `low + high` in each of the given dims, sharded or not.
     ///
     /// # Adjoint
-    /// The gradients of halo cells are added to the cells that they are copies of, on the rank that owns them.
+    /// The gradients of halo cells are added to the cells that they are copies of, on the rank that
+    /// owns them.
     ///
     /// # Errors
-    /// Partial values; a dim that the tensor does not have, or that is given twice; a failure of communication.
+    /// Partial values; a dim that the tensor does not have, or that is given twice; a failure of
+    /// communication.
     ///
     /// # Example
     /// ```
@@ -104,8 +106,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 
     /// Assembles on every rank the cells that `need_of` gives for its position.
     ///
-    /// `need_of` must be the same function on all ranks. `key` is everything that it depends on besides the layout: the plan
-    /// is made once per key.
+    /// `need_of` must be the same function on all ranks. `key` is everything that it depends on
+    /// besides the layout: the plan is made once per key.
     ///
     /// # Errors
     /// Partial values; a failure of communication.
@@ -148,7 +150,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.run_plan(operator, &plan)
     }
 
-    /// Runs a plan that was made for this tensor's layout; [`assemble`](Self::assemble) has an example.
+    /// Runs a plan that was made for this tensor's layout; [`assemble`](Self::assemble) has an
+    /// example.
     ///
     /// # Errors
     /// A failure of communication.

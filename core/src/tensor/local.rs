@@ -14,10 +14,11 @@ use crate::{Error, Result};
 
 /// Meaning of the gradient of a replicated local tensor that enters or leaves the sharded world.
 ///
-/// Within it the gradient is complete and equal on all ranks. Outside both cases below occur, so the program states which
-/// one holds. Neither changes the gradient of sharded dims, of which each rank has that of its own cells, nor that of partial
-/// values, of which each rank has that of its own contribution. Integers and booleans have none.
-/// [`from_local`](ShardTensor::from_local) has an example.
+/// Within it the gradient is complete and equal on all ranks. Outside both cases below occur, so
+/// the program states which one holds. Neither changes the gradient of sharded dims, of which each
+/// rank has that of its own cells, nor that of partial values, of which each rank has that of its
+/// own contribution. Integers and booleans have none. [`from_local`](ShardTensor::from_local) has
+/// an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalGradient {
     /// All ranks compute the same outside, so each of them has the complete gradient.
@@ -33,12 +34,13 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Local: that of this rank's shard.
     ///
     /// # Adjoint
-    /// With [`LocalGradient::Replicated`] every rank gets the complete gradient of a replicated tensor. With
-    /// [`LocalGradient::Partial`] the first rank along the axes on which it is replicated gets it, and the others get zeros, so
-    /// that the program may sum it over the ranks.
+    /// With [`LocalGradient::Replicated`] every rank gets the complete gradient of a replicated
+    /// tensor. With [`LocalGradient::Partial`] the first rank along the axes on which it is
+    /// replicated gets it, and the others get zeros, so that the program may sum it over the ranks.
     ///
     /// # Errors
-    /// A local tensor whose shape is not that of this rank's shard, or a layout of another mesh; a sum of booleans.
+    /// A local tensor whose shape is not that of this rank's shard, or a layout of another mesh; a
+    /// sum of booleans.
     ///
     /// # Example
     /// ```
@@ -98,7 +100,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Returns this rank's shard as a local tensor.
     ///
     /// # Adjoint
-    /// With [`LocalGradient::Partial`] the sum of the ranks' gradients over the axes on which the tensor is replicated.
+    /// With [`LocalGradient::Partial`] the sum of the ranks' gradients over the axes on which the
+    /// tensor is replicated.
     ///
     /// # Panics
     /// Panics if the tensor holds partial values; [`resolve`](Self::resolve) it first.

@@ -27,12 +27,14 @@ pub use local::LocalGradient;
 
 /// A tensor of `D` dims whose cells lie on the ranks of a mesh.
 ///
-/// It consists of this rank's local tensor and the [`Layout`], which gives the cells of every rank. Operators give the
-/// result of one device on the whole tensor; they communicate as planned and never gather.
+/// It consists of this rank's local tensor and the [`Layout`], which gives the cells of every rank.
+/// Operators give the result of one device on the whole tensor; they communicate as planned and
+/// never gather.
 ///
 /// # Gradients
-/// A gradient has the layout of its tensor. On axes with [`Replicate`] all ranks hold the same full gradient, on axes
-/// with [`Partial`] as well: the gradient of a sum is the gradient of each of its terms.
+/// A gradient has the layout of its tensor. On axes with [`Replicate`] all ranks hold the same full
+/// gradient, on axes with [`Partial`] as well: the gradient of a sum is the gradient of each of its
+/// terms.
 ///
 /// # Example
 /// ```
@@ -59,7 +61,8 @@ pub struct ShardTensor<const D: usize, K: Basic = Float> {
 }
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// Joins a local tensor, its layout and its mesh, as operators do; [`from_local`](Self::from_local) checks that they match.
+    /// Joins a local tensor, its layout and its mesh, as operators do;
+    /// [`from_local`](Self::from_local) checks that they match.
     ///
     /// # Panics
     /// In debug builds, panics if the local shape is not that of this rank's shard.
@@ -139,7 +142,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.local.device()
     }
 
-    /// Applies an elementwise function of this library, which needs no check; errors name the operator.
+    /// Applies an elementwise function of this library, which needs no check; errors name the
+    /// operator.
     pub(crate) fn map_elements<L: Basic>(
         self,
         operator: &str,
@@ -249,13 +253,14 @@ impl<const D: usize> ShardTensor<D> {
     /// Gradients of replicated parameters are complete and equal on all ranks afterwards.
     ///
     /// # Panics
-    /// Panics if the tensor is sharded, or partial by another reduction than a sum; [raises](Error::raise) a failure of
-    /// communication.
+    /// Panics if the tensor is sharded, or partial by another reduction than a sum;
+    /// [raises](Error::raise) a failure of communication.
     ///
     /// # Example
     /// ```
     /// use burn::tensor::TensorData;
-    /// use halocline_core::{Launcher, Layout, LocalGradient, Partial, ReduceOp, Shard, ShardTensor};
+    /// use halocline_core::{Launcher, Layout, LocalGradient, Partial};
+    /// use halocline_core::{ReduceOp, Shard, ShardTensor};
     ///
     /// Launcher::local(2).run(|world| {
     ///     let mesh = world.mesh([("lat", 2)])?;

@@ -16,7 +16,8 @@ use crate::{Error, IndexBox, Result};
 const NAME: &str = "redistribute";
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// The same values in another layout. Given placements, the shards of dims that change are as even as possible.
+    /// The same values in another layout. Given placements, the shards of dims that change are as
+    /// even as possible.
     ///
     /// | from → to | forward | backward |
     /// |---|---|---|
@@ -28,9 +29,10 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// | `Partial(Max)`, `Min`, `Product` → `Replicate` | all-reduce | two all-to-all, of a share of the values each |
     /// | `Partial(Max)`, `Min`, `Product` → `Shard` | reduce-scatter | all-to-all |
     ///
-    /// Every operator gives a replicated result the same gradient on all ranks; where a tensor leaves the sharded world,
-    /// [`LocalGradient`] states which of two meanings its gradient has. Partial values have the gradient of
-    /// [`resolve`](Self::resolve). Integers and booleans have no backward pass.
+    /// Every operator gives a replicated result the same gradient on all ranks; where a tensor
+    /// leaves the sharded world, [`LocalGradient`] states which of two meanings its gradient has.
+    /// Partial values have the gradient of [`resolve`](Self::resolve). Integers and booleans have
+    /// no backward pass.
     ///
     /// # Panics
     /// Panics where [`try_redistribute`](Self::try_redistribute) returns an error.
@@ -56,7 +58,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// [`redistribute`](Self::redistribute), with an error instead of a panic.
     ///
     /// # Errors
-    /// A layout that does not fit the tensor or has partial values that it does not have; a failure of communication.
+    /// A layout that does not fit the tensor or has partial values that it does not have; a failure
+    /// of communication.
     ///
     /// # Example
     /// ```
@@ -104,9 +107,10 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Reduces partial values: an all-reduce over each axis that holds them, in the order of ranks.
     ///
     /// # Adjoint
-    /// A sum passes its gradient to each term: the identity. A maximum or minimum passes it to the first rank in the order of
-    /// the mesh that holds it. A product passes it to each factor, times the other factors, also where some are zero. For the
-    /// last two each rank receives all values of a share of the elements; none receives those of all.
+    /// A sum passes its gradient to each term: the identity. A maximum or minimum passes it to the
+    /// first rank in the order of the mesh that holds it. A product passes it to each factor, times
+    /// the other factors, also where some are zero. For the last two each rank receives all values
+    /// of a share of the elements; none receives those of all.
     ///
     /// # Panics
     /// [Raises](Error::raise) a failure of communication.
@@ -133,8 +137,9 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         axes.fold(self, |tensor, (axis, op)| tensor.resolve_axis(axis, op))
     }
 
-    /// The axes with partial values, in the order in which they are resolved. Without sums the last axis comes first, so that
-    /// of several ranks that hold an extremum the first in the order of the mesh receives the gradient.
+    /// The axes with partial values, in the order in which they are resolved. Without sums the last
+    /// axis comes first, so that of several ranks that hold an extremum the first in the order of
+    /// the mesh receives the gradient.
     fn partial_axes(&self) -> Vec<(usize, ReduceOp)> {
         let placements = self.placements().iter().enumerate();
         let mut axes: Vec<_> = placements
@@ -203,8 +208,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 
     /// One exchange to a layout with the same partial axes.
     fn move_to(self, layout: &Layout) -> Self {
-        // The backward pass is an exchange back, not the adjoint of this one: the gradient is equal on all replicas, and
-        // the adjoint would add it over them.
+        // The backward pass is an exchange back, not the adjoint of this one: the gradient is equal
+        // on all replicas, and the adjoint would add it over them.
         let forward = |plan| Move {
             plan,
             direction: Direction::Forward,
@@ -259,7 +264,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         let whole = Layout::replicated(self.layout.mesh(), self.layout.shape());
         let all_sharded = (resolved.placements().iter()).all(|p| matches!(p, Shard(_)));
         if gradient == LocalGradient::Partial && all_sharded {
-            // From shards to replicas on every axis: the exchange's adjoint is the reduce-scatter that sums the gradients.
+            // From shards to replicas on every axis: the exchange's adjoint is the reduce-scatter
+            // that sums the gradients.
             let plan = resolved.plan(&resolved.layout, &whole);
             let operation = resolved.operation(&whole);
             return ops::exchange(resolved.local, &resolved.mesh, plan, operation);
@@ -272,7 +278,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 }
 
 impl<const D: usize, K: kind::Autodiff> ShardTensor<D, K> {
-    /// The whole tensor, without autodiff, on rank `root` of the world; `None` on the others: for writing files.
+    /// The whole tensor, without autodiff, on rank `root` of the world; `None` on the others: for
+    /// writing files.
     ///
     /// # Errors
     /// A root that is not in the mesh; a failure of communication.

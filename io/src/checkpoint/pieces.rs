@@ -79,8 +79,8 @@ pub(crate) fn reader(
     Some(rank)
 }
 
-/// Copies `cells` from an array of the cells `held` into one of the cells `wanted`, both dense and in
-/// row-major order.
+/// Copies `cells` from an array of the cells `held` into one of the cells `wanted`, both dense and
+/// in row-major order.
 pub(crate) fn copy(
     (source, held): (&[u8], &IndexBox),
     (target, wanted): (&mut [u8], &IndexBox),

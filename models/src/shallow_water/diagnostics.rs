@@ -164,8 +164,8 @@ impl ShallowWater {
             Dynamics::ShallowWater => ((config.planet.gravity * extremes[0]).sqrt(), 1.0),
             Dynamics::Advection => (0.0, 1.372),
         };
-        // The filter limits differences over one cell; advection acts by differences over two cells,
-        // which may be twice as fast.
+        // The filter limits differences over one cell; advection acts by differences over two
+        // cells, which may be twice as fast.
         let rate = 2.0 * gravity * (1.0 / dx).hypot(1.0 / dy)
             + 2.0 * steepness * extremes[1] / dx
             + steepness * extremes[2] / dy

@@ -1,12 +1,14 @@
 //! Engine of MPI jobs: ranks are processes, and a message carries bytes.
 //!
 //! # Invariants
-//! No two threads call MPI at once. Memory that MPI may still use is never freed: a message that cannot be completed,
-//! because the rank's wait timed out, leaks. No call waits for another rank inside MPI, so that every wait has a timeout.
+//! No two threads call MPI at once. Memory that MPI may still use is never freed: a message that
+//! cannot be completed, because the rank's wait timed out, leaks. No call waits for another rank
+//! inside MPI, so that every wait has a timeout.
 //!
 //! # Progress
-//! MPI makes progress during its calls only. A rank that waits calls it; while none does, a thread calls it periodically as
-//! long as messages are in transit, so that halos travel while a kernel runs.
+//! MPI makes progress during its calls only. A rank that waits calls it; while none does, a thread
+//! calls it periodically as long as messages are in transit, so that halos travel while a kernel
+//! runs.
 
 use std::io::Write;
 use std::ops::Range;
@@ -44,7 +46,8 @@ pub(crate) struct Mpi {
 
 /// State that the rank shares with the thread that drives its messages on.
 struct Shared {
-    /// Held during every call of MPI, and while payloads are packed and unpacked; `None` when MPI is finalised.
+    /// Held during every call of MPI, and while payloads are packed and unpacked; `None` when MPI
+    /// is finalised.
     traffic: Mutex<Option<Traffic>>,
     /// Signals that messages are in transit, or that MPI is closed.
     wake: Condvar,
@@ -92,7 +95,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Runs `f`, which calls MPI until its messages have arrived; meanwhile the thread that drives messages on pauses.
+    /// Runs `f`, which calls MPI until its messages have arrived; meanwhile the thread that drives
+    /// messages on pauses.
     fn waiting<T>(&self, f: impl FnOnce() -> T) -> T {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let value = f();
@@ -111,7 +115,8 @@ impl Mpi {
     /// Joins the job that this process was started in.
     ///
     /// # Errors
-    /// MPI was initialised before, has no thread support, or finds this process alone in a job of several.
+    /// MPI was initialised before, has no thread support, or finds this process alone in a job of
+    /// several.
     pub(crate) fn start(settings: Settings) -> Result<Arc<Self>> {
         let link = within(settings.timeout, "of the MPI job", Link::open)?;
         let (rank, size) = (link.rank(), link.size());
@@ -247,7 +252,8 @@ impl Awaited {
         missing.map(|((ticket, (peer, expected)), _)| (ticket, *peer, expected))
     }
 
-    /// Takes the messages that have arrived; returns the peer of one that will never arrive, if there is one.
+    /// Takes the messages that have arrived; returns the peer of one that will never arrive, if
+    /// there is one.
     fn take(&mut self, engine: &Mpi, traffic: &mut Traffic) -> Result<Option<usize>> {
         let mut ended = None;
         let receives = self.tickets().zip(&self.receives).zip(&mut self.came);
@@ -263,7 +269,8 @@ impl Awaited {
         Ok(ended)
     }
 
-    /// Polls a few times for messages that are about to arrive and to leave; returns whether that completed the batch.
+    /// Polls a few times for messages that are about to arrive and to leave; returns whether that
+    /// completed the batch.
     fn hurry(&mut self, engine: &Mpi) -> Result<bool> {
         engine.enter(|traffic| {
             while self.missing().next().is_some() {
@@ -386,12 +393,13 @@ impl Communicator for Mpi {
             receives,
         } = batch;
         let fingerprint = operation.fingerprint();
-        // Copies from a GPU wait for the device: made before the lock, which keeps other threads from MPI.
+        // Copies from a GPU wait for the device: made before the lock, which keeps other threads
+        // from MPI.
         sends.iter_mut().for_each(|(_, payload)| bring(payload));
         let batch = self.enter(|traffic| {
             let batch = traffic.ticket();
-            // Sends first: a receive of a long message that is already there copies it during the call, and the peer would
-            // wait that long for this rank's message.
+            // Sends first: a receive of a long message that is already there copies it during the
+            // call, and the peer would wait that long for this rank's message.
             for (peer, payload) in sends {
                 let packed = wire::pack(payload);
                 self.counters.count(&operation, packed.bytes());

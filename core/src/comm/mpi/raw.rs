@@ -15,11 +15,13 @@ use crate::comm::wire::Outgoing;
 use crate::memory::Block;
 use crate::{Error, Result};
 
-/// The most bytes of a message of a long transfer: MPI counts in `int`, and each arrival shows progress.
+/// The most bytes of a message of a long transfer: MPI counts in `int`, and each arrival shows
+/// progress.
 const PIECE: usize = 4 << 20;
-/// The bytes that Open MPI sends within a host at once: 4096 with a header. Longer messages begin with a handshake, so that
-/// two short ones are faster than one of up to twice this size. (A peer with another size whose tag happens to be the same
-/// may then be detected by the timeout only, as with sizes of several pieces.)
+/// The bytes that Open MPI sends within a host at once: 4096 with a header. Longer messages begin
+/// with a handshake, so that two short ones are faster than one of up to twice this size. (A peer
+/// with another size whose tag happens to be the same may then be detected by the timeout only, as
+/// with sizes of several pieces.)
 const AT_ONCE: usize = 4032;
 
 /// Communicator of this engine over all processes of the job. MPI is finalised when it is dropped.
@@ -31,8 +33,8 @@ pub(super) struct Link {
     _universe: Universe,
 }
 
-// SAFETY: the handles are opaque values of MPI, valid on every thread of the process. A `Link` is not `Sync`: one thread at
-// a time is in MPI, as `MPI_THREAD_SERIALIZED` requires.
+// SAFETY: the handles are opaque values of MPI, valid on every thread of the process. A `Link` is
+// not `Sync`: one thread at a time is in MPI, as `MPI_THREAD_SERIALIZED` requires.
 unsafe impl Send for Link {}
 
 impl Link {
@@ -56,7 +58,8 @@ impl Link {
         }
         let mut comm = MaybeUninit::uninit();
         let (mut rank, mut size) = (0, 0);
-        // SAFETY: MPI is initialised, out-pointers are valid, and a handle is read after the call that wrote it.
+        // SAFETY: MPI is initialised, out-pointers are valid, and a handle is read after the call
+        // that wrote it.
         unsafe {
             check(
                 "MPI_Comm_dup",
@@ -121,7 +124,8 @@ impl Link {
         let bytes = memory.bytes();
         let (start, bytes) = (bytes.as_ptr(), bytes.len());
         let (peer, tag) = (peer as c_int, tag.0 as c_int);
-        // SAFETY: MPI is open; the transfer keeps the memory alive and unchanged until its requests are complete.
+        // SAFETY: MPI is open; the transfer keeps the memory alive and unchanged until its requests
+        // are complete.
         let post = |start: *const u8, count, request| unsafe {
             let start = start.cast();
             ffi::MPI_Isend(
@@ -137,8 +141,8 @@ impl Link {
         Transfer::new(memory).post("MPI_Isend", start, bytes, most(bytes), post)
     }
 
-    /// Starts to receive from a peer into a range of memory. The range must be filled, except that a transfer of one message
-    /// may be shorter.
+    /// Starts to receive from a peer into a range of memory. The range must be filled, except that
+    /// a transfer of one message may be shorter.
     pub(super) fn receive(
         &self,
         peer: usize,
@@ -178,7 +182,8 @@ impl Link {
         let start = unsafe { start.as_ptr().add(target.start) };
         let bytes = target.len();
         let (peer, tag) = (peer as c_int, tag.0 as c_int);
-        // SAFETY: MPI is open; the transfer keeps the memory, which has room for the bytes, until its requests are complete.
+        // SAFETY: MPI is open; the transfer keeps the memory, which has room for the bytes, until
+        // its requests are complete.
         let post = |start: *const u8, count, request| unsafe {
             let start = start.cast_mut().cast();
             ffi::MPI_Irecv(
@@ -216,7 +221,8 @@ impl Link {
         Ok(Step::Complete)
     }
 
-    /// The first message of a peer that no request matches, if there is one: its tag and size in bytes.
+    /// The first message of a peer that no request matches, if there is one: its tag and size in
+    /// bytes.
     pub(super) fn stray(&self, peer: usize) -> Result<Option<(Tag, usize)>> {
         let (mut found, mut status) = (0, MaybeUninit::uninit());
         // SAFETY: MPI is open, and the out-pointers are valid.
@@ -242,7 +248,8 @@ impl Link {
     /// Cancels a receive and drops its memory, with the bytes received so far.
     pub(super) fn cancel(&self, mut transfer: Transfer<Incoming>) -> Result<()> {
         for request in &mut transfer.requests[transfer.done..] {
-            // SAFETY: MPI is open, the request is one of MPI's, and what it receives into is kept until it has ended.
+            // SAFETY: MPI is open, the request is one of MPI's, and what it receives into is kept
+            // until it has ended.
             unsafe {
                 check("MPI_Cancel", ffi::MPI_Cancel(request))?;
                 check("MPI_Wait", ffi::MPI_Wait(request, ffi::RSMPI_STATUS_IGNORE))?;
@@ -370,7 +377,8 @@ fn failure(call: &str, code: c_int) -> Error {
     const ROOM: usize = 4096;
     let mut text = [0_u8; ROOM];
     let mut length = 0;
-    // SAFETY: the array has more room than `MPI_MAX_ERROR_STRING` of any MPI library (Open MPI 256, MPICH 512).
+    // SAFETY: the array has more room than `MPI_MAX_ERROR_STRING` of any MPI library (Open MPI 256,
+    // MPICH 512).
     unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast::<c_char>(), &mut length) };
     let text = String::from_utf8_lossy(&text[..(length.max(0) as usize).min(ROOM)]);
     Error::Engine(format!("{call}: {text}"))

@@ -103,7 +103,8 @@ impl Traffic {
         self.next - 1
     }
 
-    /// Requests the next payload of a peer, with an operation's fingerprint. The tickets of a batch's requests follow its own.
+    /// Requests the next payload of a peer, with an operation's fingerprint. The tickets of a
+    /// batch's requests follow its own.
     pub(super) fn ask(&mut self, peer: usize, fingerprint: u64, expected: &Expected) -> Result<()> {
         let bytes = expected.bytes();
         self.listen(peer)?;
@@ -245,7 +246,8 @@ impl Traffic {
         Ok(moved)
     }
 
-    /// Polls the first of these tickets that has not arrived, at most `times` times; returns whether one has.
+    /// Polls the first of these tickets that has not arrived, at most `times` times; returns
+    /// whether one has.
     ///
     /// One call of MPI at a time drives on all of a rank's messages.
     pub(super) fn watch(&mut self, tickets: &Range<Ticket>, times: u32) -> Result<bool> {
@@ -271,7 +273,8 @@ impl Traffic {
         Ok(false)
     }
 
-    /// Polls the outgoing messages of a batch, at most `times` times; returns whether all have left.
+    /// Polls the outgoing messages of a batch, at most `times` times; returns whether all have
+    /// left.
     pub(super) fn see_off(&mut self, batch: Ticket, times: u32) -> Result<bool> {
         for _ in 0..times {
             let mut leaving = self.leaving.iter();
@@ -286,7 +289,8 @@ impl Traffic {
         Ok(false)
     }
 
-    /// Drives on messages outside operations: last messages of ranks, and those that were not requested.
+    /// Drives on messages outside operations: last messages of ranks, and those that were not
+    /// requested.
     pub(super) fn drive_others(&mut self) -> Result<()> {
         for peer in &mut self.peers {
             if let Some(end) = &mut peer.end
@@ -349,8 +353,9 @@ impl Traffic {
         let Some((tag, bytes)) = self.link.stray(ask.peer)? else {
             return Ok(());
         };
-        // No fault: the rest of metadata may arrive before its first message is polled, and the peer's next payload, which
-        // this rank has not requested yet, may repeat the number of this one.
+        // No fault: the rest of metadata may arrive before its first message is polled, and the
+        // peer's next payload, which this rank has not requested yet, may repeat the number of this
+        // one.
         let next = self.peers[ask.peer].asked;
         if !self.tags.same_place(tag, ask.tag)
             || self.tags.is_rest(tag)
@@ -395,7 +400,8 @@ impl Traffic {
         Ok(())
     }
 
-    /// Drives on the remaining messages at the end; returns whether all have left and every peer has ended.
+    /// Drives on the remaining messages at the end; returns whether all have left and every peer
+    /// has ended.
     ///
     /// Messages that were not requested are received here, or their senders could not leave.
     pub(super) fn drain(&mut self) -> Result<bool> {

@@ -1,7 +1,7 @@
 //! Tags of MPI messages, and the split of payloads into messages.
 //!
-//! A payload of tensors is its bytes only: both sides know its size. Metadata begins with its size, in one message with as
-//! many bytes as fit. The [`Tag`] identifies the payload and its operation.
+//! A payload of tensors is its bytes only: both sides know its size. Metadata begins with its size,
+//! in one message with as many bytes as fit. The [`Tag`] identifies the payload and its operation.
 
 use std::ops::Range;
 
@@ -9,8 +9,9 @@ use crate::comm::Payload;
 use crate::comm::wire::Outgoing;
 use crate::memory::Block;
 
-/// Number by which MPI distinguishes messages: the number of the payload between two ranks and, shortened to fewer bits, its
-/// operation's fingerprint and its size. The pieces of a payload have one tag.
+/// Number by which MPI distinguishes messages: the number of the payload between two ranks and,
+/// shortened to fewer bits, its operation's fingerprint and its size. The pieces of a payload have
+/// one tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tag(pub(super) u32);
 
@@ -129,8 +130,8 @@ pub(super) fn pack(payload: Payload) -> Packed {
     Packed::Metadata(Outgoing::Block(first, SIZE + inside), rest)
 }
 
-/// Unpacks the first message of metadata: a block for all of it, filled with the first bytes, and the range of the remaining
-/// ones.
+/// Unpacks the first message of metadata: a block for all of it, filled with the first bytes, and
+/// the range of the remaining ones.
 pub(super) fn unpack_first(message: &Block) -> (Block, Range<usize>) {
     let (size, room) = message.bytes().split_at(SIZE);
     let size = size.first_chunk().expect("a message begins with a size");

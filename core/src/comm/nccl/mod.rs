@@ -1,16 +1,19 @@
 //! Engine of jobs on several GPUs: cells travel from device memory to device memory, by NCCL.
 //!
-//! It is built on another engine, MPI or TCP, which carries messages of the host and, for every message between GPUs, its
-//! size: so a rank that has ended, is silent or is in another operation is detected when a batch is finished.
+//! It is built on another engine, MPI or TCP, which carries messages of the host and, for every
+//! message between GPUs, its size: so a rank that has ended, is silent or is in another operation
+//! is detected when a batch is finished.
 //!
 //! # Order
-//! The host never waits for a device. NCCL runs on its own stream. A batch waits on the device for all work submitted to
-//! the context before it (an event of the context, `cuCtxRecordEvent`, because CubeCL's streams are private), and work
-//! submitted after [`finish`](InFlight::finish) waits for the batch. Memory of a batch is kept until then.
+//! The host never waits for a device. NCCL runs on its own stream. A batch waits on the device for
+//! all work submitted to the context before it (an event of the context, `cuCtxRecordEvent`,
+//! because CubeCL's streams are private), and work submitted after [`finish`](InFlight::finish)
+//! waits for the batch. Memory of a batch is kept until then.
 //!
 //! # Silence
-//! NCCL has no timeout for a silent rank: its calls wait at the first message between two ranks, and later the device waits.
-//! A watchdog thread ends the process after the timeout, or after an error of NCCL.
+//! NCCL has no timeout for a silent rank: its calls wait at the first message between two ranks,
+//! and later the device waits. A watchdog thread ends the process after the timeout, or after an
+//! error of NCCL.
 //!
 //! **Type-checked only**: this engine has not run yet.
 
@@ -35,7 +38,8 @@ use raw::{Buffer, Comm, Gpu, Message, Posted, Way};
 
 mod raw;
 
-/// The variable that routes messages between GPUs through the host, or makes a job of one rank use NCCL.
+/// The variable that routes messages between GPUs through the host, or makes a job of one rank use
+/// NCCL.
 const SWITCH: &str = "HALOCLINE_NCCL";
 
 /// NCCL between the GPUs of a job, over the engine that connects its processes.
@@ -54,7 +58,8 @@ impl std::fmt::Debug for Nccl {
     }
 }
 
-/// NCCL over an engine, if every rank computes on a CUDA device of its own and has the library; else the engine itself.
+/// NCCL over an engine, if every rank computes on a CUDA device of its own and has the library;
+/// else the engine itself.
 ///
 /// # Errors
 /// Ranks that share a GPU and may not; a failure of communication, or of NCCL.
@@ -148,8 +153,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Ends the process when watched work has waited for too long, or after an error of NCCL; the thread that waits, for NCCL or
-/// for the device, cannot be stopped otherwise.
+/// Ends the process when watched work has waited for too long, or after an error of NCCL; the
+/// thread that waits, for NCCL or for the device, cannot be stopped otherwise.
 fn look_after(watched: &Weak<Mutex<Watch>>, comm: Comm, control: &dyn Communicator) {
     const PERIOD: Duration = Duration::from_millis(200);
     let timeout = control.settings().timeout;

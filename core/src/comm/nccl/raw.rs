@@ -24,8 +24,8 @@ use super::SWITCH;
 use crate::dispatch::from_dispatch;
 use crate::{Error, Result};
 
-/// The reason why NCCL cannot be used in this process, which has a driver; empty if it can. It requires events of a context,
-/// which exist since CUDA 12.5.
+/// The reason why NCCL cannot be used in this process, which has a driver; empty if it can. It
+/// requires events of a context, which exist since CUDA 12.5.
 pub(super) fn obstacle() -> String {
     let mut version = 0;
     // SAFETY: this only asks whether the library can be loaded.
@@ -43,8 +43,8 @@ pub(super) fn obstacle() -> String {
     }
 }
 
-/// The identity of a GPU: the host's boot and the address in it. A part of a GPU has the identity of the whole, because NCCL
-/// requires a whole GPU for each rank.
+/// The identity of a GPU: the host's boot and the address in it. A part of a GPU has the identity
+/// of the whole, because NCCL requires a whole GPU for each rank.
 ///
 /// # Errors
 /// No driver.
@@ -159,7 +159,8 @@ pub(super) struct Gpu {
     stream: cuda::CUstream,
 }
 
-// SAFETY: handles of the driver and of NCCL may be used by any thread, one at a time, which the lock around them sees to.
+// SAFETY: handles of the driver and of NCCL may be used by any thread, one at a time, which the
+// lock around them sees to.
 unsafe impl Send for Gpu {}
 
 impl Gpu {
@@ -197,14 +198,15 @@ impl Gpu {
         self.context
     }
 
-    /// Submits all messages of a batch, and returns them with their memory. The first message between two ranks waits for
-    /// both.
+    /// Submits all messages of a batch, and returns them with their memory. The first message
+    /// between two ranks waits for both.
     pub(super) fn post(&self, messages: Vec<Message>) -> Result<Posted> {
         // If this fails, NCCL may still use the memory: it is never freed.
         let messages = ManuallyDrop::new(messages);
         self.context.enter()?;
-        // SAFETY: context, stream and communicator live as long as this; the events are of this context; the buffers have
-        // the sizes given and are kept until the context has been told to wait for `done`.
+        // SAFETY: context, stream and communicator live as long as this; the events are of this
+        // context; the buffers have the sizes given and are kept until the context has been told to
+        // wait for `done`.
         unsafe {
             let (ready, done) = (Event::new()?, Event::new()?);
             let code = cuda::cuCtxRecordEvent(self.context.0, ready.0);
@@ -266,7 +268,8 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// Makes a buffer of the contiguous elements of a tensor, and submits their computation to the device.
+    /// Makes a buffer of the contiguous elements of a tensor, and submits their computation to the
+    /// device.
     pub(super) fn of(tensor: DispatchTensor) -> Result<Self> {
         let fused: FloatTensor<Cube> = from_dispatch::<Cube>(tensor)?;
         let client = fused.client.clone();
@@ -299,7 +302,8 @@ pub(super) struct Message {
     pub(super) buffer: Buffer,
 }
 
-/// Messages submitted to NCCL, with their memory, which must not be used again before they are done.
+/// Messages submitted to NCCL, with their memory, which must not be used again before they are
+/// done.
 pub(super) struct Posted {
     /// The end of the work submitted to the context before them, at which they begin.
     pub(super) ready: Arc<Event>,
@@ -308,8 +312,8 @@ pub(super) struct Posted {
 }
 
 impl Posted {
-    /// Submits all work of this thread to the device: operations that wait for fusion, and kernels on their way to CubeCL's
-    /// thread.
+    /// Submits all work of this thread to the device: operations that wait for fusion, and kernels
+    /// on their way to CubeCL's thread.
     pub(super) fn give_all(&self) -> Result<()> {
         let Some(Message { buffer, .. }) = self.messages.first() else {
             return Ok(());

@@ -1,5 +1,6 @@
-//! Greetings: two processes of a job prove to each other that they have its secret. Connections without a proof are limited
-//! in number and in time, so that strangers do not prevent the ranks from connecting.
+//! Greetings: two processes of a job prove to each other that they have its secret. Connections
+//! without a proof are limited in number and in time, so that strangers do not prevent the ranks
+//! from connecting.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -77,13 +78,15 @@ fn disconnect(streams: impl Iterator<Item = Arc<TcpStream>>) {
 pub(super) struct Secret(pub(super) String);
 
 impl Secret {
-    /// Accepts connections of processes with the secret, until `take` returns that all are connected.
+    /// Accepts connections of processes with the secret, until `take` returns that all are
+    /// connected.
     ///
-    /// After a lack of descriptors, memory or threads, or a closed connection, strangers are disconnected and the attempt is
-    /// repeated, as long as there is time.
+    /// After a lack of descriptors, memory or threads, or a closed connection, strangers are
+    /// disconnected and the attempt is repeated, as long as there is time.
     ///
     /// # Errors
-    /// Ranks that did not connect in time: the last obstacle, as the end of a sentence, empty if there was none.
+    /// Ranks that did not connect in time: the last obstacle, as the end of a sentence, empty if
+    /// there was none.
     pub(super) fn accept(
         &self,
         listener: &TcpListener,
@@ -146,7 +149,8 @@ impl Secret {
         spawned.inspect_err(|_| _ = unproven.remove(&stream))
     }
 
-    /// Exchanges proofs that both sides have the secret. `admit`, called after the caller's proof, may refuse.
+    /// Exchanges proofs that both sides have the secret. `admit`, called after the caller's proof,
+    /// may refuse.
     pub(super) fn greet(
         &self,
         stream: &TcpStream,
@@ -192,7 +196,8 @@ impl Secret {
         } else {
             read_by(stream, &mut proof, end)?;
             if code(Side::Caller).verify_slice(&proof).is_err() {
-                // A caller whose connection ends without an answer was disconnected to make room, and calls again.
+                // A caller whose connection ends without an answer was disconnected to make room,
+                // and calls again.
                 output.write_all(&NO_PROOF)?;
                 return Err(wrong());
             }
@@ -212,7 +217,8 @@ pub(super) fn left(end: Instant) -> Duration {
     end.saturating_duration_since(Instant::now()).max(AGAIN)
 }
 
-/// Fills a buffer before `end`. A limit on each read alone would let a slow sender hold the connection.
+/// Fills a buffer before `end`. A limit on each read alone would let a slow sender hold the
+/// connection.
 fn read_by(mut stream: &TcpStream, mut buffer: &mut [u8], end: Instant) -> std::io::Result<()> {
     while !buffer.is_empty() {
         if Instant::now() >= end {

@@ -1,7 +1,8 @@
 //! Engine of processes that find each other by an address: every pair of ranks has a connection.
 //!
-//! One thread per connection reads messages into the rank's mailbox, another writes its messages, so that a send never waits
-//! and halos travel while a rank computes. Waits, and their errors, are those of the local engine.
+//! One thread per connection reads messages into the rank's mailbox, another writes its messages,
+//! so that a send never waits and halos travel while a rank computes. Waits, and their errors, are
+//! those of the local engine.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -145,7 +146,8 @@ impl Tcp {
     /// Joins the job.
     ///
     /// # Errors
-    /// Ranks that do not connect within the timeout, or that were started with another size or an equal rank.
+    /// Ranks that do not connect within the timeout, or that were started with another size or an
+    /// equal rank.
     pub(crate) fn start(rendezvous: &Rendezvous, settings: Settings) -> Result<Arc<Self>> {
         descriptors::raise_limit();
         let streams = rendezvous.join(settings.timeout)?;
@@ -203,8 +205,8 @@ impl Tcp {
     pub(crate) fn shut_down(&self) -> Result<()> {
         self.ended.store(true, Ordering::Release);
         for written in self.finish(|| Frame::of(Kind::End, 0, "")) {
-            // A thread that could not write has ended, and its peer is recorded as failed. One whose peer does not read keeps
-            // writing, until another rank fails.
+            // A thread that could not write has ended, and its peer is recorded as failed. One
+            // whose peer does not read keeps writing, until another rank fails.
             while written.recv_timeout(PERIOD) == Err(mpsc::RecvTimeoutError::Timeout)
                 && self.hub.failure().is_none()
             {}
@@ -212,7 +214,8 @@ impl Tcp {
         self.hub.wait_for_ends(self.rank())
     }
 
-    /// Orders the threads that write to end with a last frame; each receiver signals when that is written.
+    /// Orders the threads that write to end with a last frame; each receiver signals when that is
+    /// written.
     fn finish(&self, frame: impl Fn() -> Frame) -> Vec<mpsc::Receiver<()>> {
         let writers = self.writers.iter().flatten();
         let last = writers.map(|orders| {
@@ -224,8 +227,8 @@ impl Tcp {
     }
 }
 
-/// Sends an order to a thread that writes. It is lost if the thread has ended: then the connection is broken, which the
-/// thread that reads records.
+/// Sends an order to a thread that writes. It is lost if the thread has ended: then the connection
+/// is broken, which the thread that reads records.
 fn order(orders: &Mutex<mpsc::Sender<Order>>, order: Order) {
     let orders = orders.lock().unwrap_or_else(|e| e.into_inner());
     let _ = orders.send(order);

@@ -1,8 +1,9 @@
-//! Rendezvous of the processes of a job: all connect to rank 0, which sends each the addresses of the others.
+//! Rendezvous of the processes of a job: all connect to rank 0, which sends each the addresses of
+//! the others.
 //!
-//! Both sides of a connection prove that they have the job's secret before anything else is read: by a message
-//! authentication code (HMAC-SHA256) over fresh random numbers of both. Later messages are neither encrypted nor
-//! authenticated, as with MPI and NCCL: run jobs in trusted networks.
+//! Both sides of a connection prove that they have the job's secret before anything else is read:
+//! by a message authentication code (HMAC-SHA256) over fresh random numbers of both. Later messages
+//! are neither encrypted nor authenticated, as with MPI and NCCL: run jobs in trusted networks.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -135,12 +136,13 @@ impl Rendezvous {
         }
         master.set_read_timeout(None)?;
         streams[0] = Some(master);
-        // Each rank calls those before it and accepts those after it. Calls need no order between ranks, because every
-        // listener was open before its address was in the table.
+        // Each rank calls those before it and accepts those after it. Calls need no order between
+        // ranks, because every listener was open before its address was in the table.
         for (peer, line) in table.lines().enumerate().take(self.rank).skip(1) {
             let mut address: SocketAddr = line.parse().map_err(Error::other)?;
             if address.ip().is_loopback() {
-                // The peer is on rank 0's host, and connected to it by an address that is valid on that host only.
+                // The peer is on rank 0's host, and connected to it by an address that is valid on
+                // that host only.
                 address.set_ip(host);
             }
             let stream = self.call(&[address], end, seconds)?;
@@ -168,7 +170,8 @@ impl Rendezvous {
         Ok(streams)
     }
 
-    /// Accepts the connections of ranks after this one, until `take` returns that all are connected.
+    /// Accepts the connections of ranks after this one, until `take` returns that all are
+    /// connected.
     ///
     /// # Errors
     /// Those of [`Secret::accept`].
@@ -188,7 +191,8 @@ impl Rendezvous {
         Secret(self.secret.clone().unwrap_or_default())
     }
 
-    /// The addresses of rank 0's host; at least one. In a cluster its name may be registered after this rank has started.
+    /// The addresses of rank 0's host; at least one. In a cluster its name may be registered after
+    /// this rank has started.
     fn addresses(&self, end: Instant) -> Result<Vec<SocketAddr>> {
         const PERIOD: Duration = Duration::from_millis(500);
         let mut told = false;
@@ -218,7 +222,8 @@ impl Rendezvous {
         )))
     }
 
-    /// Listens at a port: with a secret at all addresses of this host, because others may use any of them.
+    /// Listens at a port: with a secret at all addresses of this host, because others may use any
+    /// of them.
     fn listen(&self, near: SocketAddr) -> std::io::Result<TcpListener> {
         let port = near.port();
         match self.secret {
@@ -228,7 +233,8 @@ impl Rendezvous {
         }
     }
 
-    /// On rank 0: waits for all others, and returns the table of the addresses at which they listen, a line each.
+    /// On rank 0: waits for all others, and returns the table of the addresses at which they
+    /// listen, a line each.
     fn receive_all(
         &self,
         address: SocketAddr,
@@ -304,7 +310,8 @@ impl Rendezvous {
                 let connected = TcpStream::connect_timeout(address, left(end).min(GREETING));
                 let connected = connected.and_then(|stream| {
                     if stream.local_addr()? == stream.peer_addr()? {
-                        // Without a listener, a connection to an ephemeral port of this host may reach itself.
+                        // Without a listener, a connection to an ephemeral port of this host may
+                        // reach itself.
                         return Err(ErrorKind::ConnectionRefused.into());
                     }
                     self.secret().greet(&stream, Side::Caller, || true)?;
