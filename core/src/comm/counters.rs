@@ -6,6 +6,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{Operation, Traffic};
 
 /// Running counts of messages and bytes sent, by kind and pass.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Counters, Operation, Traffic};
+///
+/// let counters = Counters::default();
+/// let halo = Operation::new("halo", Traffic::Exchange, None);
+/// counters.count(&halo, 100);
+/// counters.count(&halo.backward(), 80);
+/// let stats = counters.snapshot();
+/// assert_eq!((stats.of(Traffic::Exchange).bytes, stats.of_backward(Traffic::Exchange).bytes), (180, 80));
+/// ```
 #[derive(Debug, Default)]
 pub struct Counters([[(AtomicU64, AtomicU64); 2]; Traffic::ALL.len()]);
 
@@ -28,7 +40,7 @@ impl Counters {
     }
 }
 
-/// Messages and bytes of one kind.
+/// Messages and bytes of one kind; [`CommStats`] has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// The number of messages sent.

@@ -80,7 +80,8 @@ impl fmt::Display for Expected {
     }
 }
 
-/// Messages that one rank sends and receives in one operation.
+/// Messages that one rank sends and receives in one operation; [`Communicator`](super::Communicator)
+/// has an example.
 #[derive(Debug)]
 pub struct Batch {
     /// The operation.
@@ -96,7 +97,7 @@ pub struct Batch {
 #[must_use = "what a batch receives is lost if it is not finished"]
 pub struct InFlight(Box<dyn Pending>);
 
-/// State that an engine keeps for a batch in flight.
+/// State of an engine for a batch in flight.
 pub trait Pending {
     /// Waits for the messages and returns them in the order of [`Batch::receives`].
     ///

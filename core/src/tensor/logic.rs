@@ -24,7 +24,7 @@ use super::ShardTensor;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 impl<const D: usize> ShardTensor<D, Bool> {
-    /// One where true, zero elsewhere.
+    /// Integers: one where true, zero elsewhere.
     ///
     /// # Panics
     /// Panics if the tensor holds partial values.
@@ -32,7 +32,7 @@ impl<const D: usize> ShardTensor<D, Bool> {
         self.map_elements("int", |local| local.int())
     }
 
-    /// One where true, zero elsewhere.
+    /// Floats: one where true, zero elsewhere.
     ///
     /// # Panics
     /// Panics if the tensor holds partial values.
@@ -73,6 +73,21 @@ impl<const D: usize> ShardTensor<D, Int> {
     ///
     /// # Panics
     /// Panics if the tensor holds partial values.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Int;
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let days = ShardTensor::<1, Int>::full([5], 3, &mesh, &[Shard(0)])?;
+    ///     let weeks = days.float() / 7.0;
+    ///     assert_eq!(weeks.local().to_data().iter::<f32>().next(), Some(3.0 / 7.0));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn float(self) -> ShardTensor<D> {
         self.map_elements("float", |local| local.float())
     }

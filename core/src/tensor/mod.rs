@@ -235,7 +235,8 @@ impl<const D: usize> ShardTensor<D> {
         })
     }
 
-    /// The gradient of this tensor, in its layout; `None` without one.
+    /// The gradient of this tensor, in its layout; `None` without one. [`backward`](Self::backward) has
+    /// an example.
     pub fn grad(&self, gradients: &Gradients) -> Option<Self> {
         let local = self.local.grad(gradients)?;
         let layout = self.layout.clone();
@@ -299,7 +300,22 @@ impl<const D: usize> ShardTensor<D> {
         crate::reduce::collect(self.mesh.shape().ranks(), || self.local.backward())
     }
 
-    /// The same values, cut off from the autodiff graph.
+    /// The same values, detached from the autodiff graph.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let x = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?.require_grad();
+    ///     let y = x.clone().exp();
+    ///     assert!(y.local().is_tracked() && !y.detach().local().is_tracked());
+    ///     assert!(!x.inner().local().is_autodiff());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     #[must_use]
     pub fn detach(self) -> Self {
         self.map_linear(Tensor::detach)

@@ -225,16 +225,16 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         Self::from_parts(local, layout.clone(), self.mesh)
     }
 
-    fn operation(&self, to: &Layout) -> Operation {
-        Operation::new(NAME, Traffic::Redistribute, Some(to))
+    fn operation(&self, target: &Layout) -> Operation {
+        Operation::new(NAME, Traffic::Redistribute, Some(target))
     }
 
-    /// The plan by which every rank gets its box of `to` from the owners in `from`.
-    fn plan(&self, from: &Layout, to: &Layout) -> Arc<ExchangePlan> {
-        let key = (NAME, from.clone(), to.clone());
+    /// The plan by which every rank receives its box of `target` from the owners in `source`.
+    fn plan(&self, source: &Layout, target: &Layout) -> Arc<ExchangePlan> {
+        let key = (NAME, source.clone(), target.clone());
         let plan = self.mesh.cache().get_or_make(key, |_| {
-            let need_of = |position| Need::of(to.local_box(position));
-            Ok(self.mesh.exchange_plan(Source::Layout(from), need_of))
+            let need_of = |position| Need::of(target.local_box(position));
+            Ok(self.mesh.exchange_plan(Source::Layout(source), need_of))
         });
         plan.expect("making this plan cannot fail")
     }
