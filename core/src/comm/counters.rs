@@ -15,8 +15,9 @@ use super::{Operation, Traffic};
 /// let halo = Operation::new("halo", Traffic::Exchange, None);
 /// counters.count(&halo, 100);
 /// counters.count(&halo.backward(), 80);
+/// let traffic = Traffic::Exchange;
 /// let stats = counters.snapshot();
-/// assert_eq!((stats.of(Traffic::Exchange).bytes, stats.of_backward(Traffic::Exchange).bytes), (180, 80));
+/// assert_eq!((stats.of(traffic).bytes, stats.of_backward(traffic).bytes), (180, 80));
 /// ```
 #[derive(Debug, Default)]
 pub struct Counters([[(AtomicU64, AtomicU64); 2]; Traffic::ALL.len()]);
