@@ -9,8 +9,8 @@ use crate::mesh::{MeshShape, ravel, unravel};
 use crate::{Error, IndexBox, Result};
 
 /// Operation that combines the partial values of several ranks. NaN is never lost. Of booleans the
-/// largest is `or`; the smallest and the product are `and`. [`resolve`](crate::ShardTensor::resolve)
-/// has an example.
+/// largest is `or`; the smallest and the product are `and`.
+/// [`resolve`](crate::ShardTensor::resolve) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// The sum of all ranks' values.

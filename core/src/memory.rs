@@ -244,7 +244,7 @@ impl Block {
     /// Panics if the block is smaller.
     pub fn into_bytes(self, len: usize) -> Bytes {
         assert!(len <= self.size(), "{len} bytes of {}", self.size());
-        // SAFETY: the block has so many bytes, and they are initialised.
+        // SAFETY: the block has this many bytes, and they are initialised.
         unsafe { Bytes::from_controller(Box::new(self), len) }
     }
 }

@@ -142,7 +142,7 @@ impl Place {
     /// Writes bytes of this size to the place.
     pub(super) fn write(&self, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.bytes);
-        // SAFETY: the place has so many bytes, and no tensor refers to it yet.
+        // SAFETY: the place has this many bytes, and no tensor refers to it yet.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.as_ptr(), bytes.len());
         }
@@ -231,7 +231,7 @@ impl Room {
             align: self.dtype.size(),
             copy: None,
         };
-        // SAFETY: the part has so many bytes, and they are initialised: those of a `Block` are
+        // SAFETY: the part has this many bytes, and they are initialised: those of a `Block` are
         // before they are written.
         self.tensor(unsafe { Bytes::from_controller(Box::new(part), bytes) }.into())
     }

@@ -80,8 +80,8 @@ impl fmt::Display for Expected {
     }
 }
 
-/// Messages that one rank sends and receives in one operation; [`Communicator`](super::Communicator)
-/// has an example.
+/// Messages that one rank sends and receives in one operation;
+/// [`Communicator`](super::Communicator) has an example.
 #[derive(Debug)]
 pub struct Batch {
     /// The operation.

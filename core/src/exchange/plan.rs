@@ -307,7 +307,7 @@ mod tests {
         assembled
     }
 
-    /// What each rank assembles by its plan.
+    /// The cells that each rank assembles by its plan.
     fn assemble(plans: Vec<ExchangePlan>, layout: &Layout) -> Vec<Vec<i64>> {
         let size = plans.len();
         let shards: Vec<Vec<i64>> = (0..size)

@@ -235,8 +235,8 @@ impl<const D: usize> ShardTensor<D> {
         })
     }
 
-    /// The gradient of this tensor, in its layout; `None` without one. [`backward`](Self::backward) has
-    /// an example.
+    /// The gradient of this tensor, in its layout; `None` without one. [`backward`](Self::backward)
+    /// has an example.
     pub fn grad(&self, gradients: &Gradients) -> Option<Self> {
         let local = self.local.grad(gradients)?;
         let layout = self.layout.clone();

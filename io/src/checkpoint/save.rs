@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// A checkpoint is written in the background: every rank writes its share into a folder with a
 /// temporary name; when all files are on the disk, rank 0 adds the index and renames the folder. So
 /// a folder `step_…` is a whole checkpoint at any moment, and a job that is killed loses only the
-/// one that was being written. The folder must be on a disk that all ranks see, and belongs to one
+/// one that was being written. The folder must be on a disk that all ranks share, and belongs to one
 /// job at a time; other jobs read it by [`Checkpoint::latest`].
 ///
 /// # Example

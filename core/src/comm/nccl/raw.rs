@@ -57,7 +57,7 @@ pub(super) fn identity(index: usize) -> Result<Vec<u8>> {
     cudarc::driver::result::init().map_err(of_driver)?;
     let mut place = [0_u8; ROOM];
     let device = device::get(index as c_int).map_err(of_driver)?;
-    // SAFETY: the driver writes at most so many bytes.
+    // SAFETY: the driver writes at most this many bytes.
     let code =
         unsafe { cuda::cuDeviceGetPCIBusId(place.as_mut_ptr().cast(), ROOM as c_int, device) };
     code.result().map_err(of_driver)?;
@@ -205,7 +205,7 @@ impl Gpu {
         let messages = ManuallyDrop::new(messages);
         self.context.enter()?;
         // SAFETY: context, stream and communicator live as long as this; the events are of this
-        // context; the buffers have the sizes given and are kept until the context has been told to
+        // context; the buffers have the sizes given and are kept until the context has been made to
         // wait for `done`.
         unsafe {
             let (ready, done) = (Event::new()?, Event::new()?);
@@ -237,7 +237,7 @@ impl Gpu {
         let (memory, peer) = (buffer.address as *mut c_void, *peer as c_int);
         let (comm, stream) = (self.comm.0, self.stream.cast());
         let bytes = nccl_sys::ncclDataType_t::ncclUint8;
-        // SAFETY: the caller's; the buffer has so many bytes.
+        // SAFETY: the caller's; the buffer has this many bytes.
         let given = unsafe {
             match way {
                 Way::Out => nccl::send(memory, buffer.bytes, bytes, peer, comm, stream),
