@@ -55,7 +55,7 @@ impl IndexBox {
         (common.volume() > 0).then_some(common)
     }
 
-    /// This box relative to the start of `outer`, which contains it.
+    /// This box relative to the start of `outer`, which must contain it.
     #[must_use]
     pub fn seen_from(&self, outer: &Self) -> Self {
         let ranges = self.0.iter().zip(&outer.0);

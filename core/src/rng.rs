@@ -139,6 +139,9 @@ impl RandomKey {
     }
 
     /// The values of a box of cells of a field of the given shape, in row-major order.
+    ///
+    /// # Panics
+    /// Panics for a field without dims.
     pub fn fill(self, distribution: Distribution, shape: &[usize], cells: &IndexBox) -> Vec<f32> {
         let mut values = Vec::with_capacity(cells.volume());
         if cells.volume() == 0 {
