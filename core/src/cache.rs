@@ -1,3 +1,5 @@
+//! Cache of plans.
+
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::fmt;
@@ -9,24 +11,36 @@ use lru::LruCache;
 
 use crate::Result;
 
-/// Plans of one kind that are kept at most.
+/// The most plans of one kind that are kept.
 const MOST_PLANS: usize = 1024;
 
 /// Plans of one kind. Keys are hashed at every call of an operator, so by a fast function.
 type Table<K, V> = LruCache<K, Arc<V>, FixedState>;
 
-/// Plans by what they were made from, so that a training step plans nothing after its first run.
+/// Cache of plans by their inputs, so that a training step plans nothing after its first run.
 ///
-/// A key is everything that a plan depends on: layouts and an operator's options, never a scalar argument. Of very many
-/// plans of one kind, those that were used last are kept. Ranks need not forget the same ones: planning communicates
-/// nothing, and a plan that is made again is equal.
+/// A key is everything that a plan depends on: layouts and an operator's options, never a scalar
+/// argument. Of very many plans of one kind those used last are kept. Ranks need not drop the same
+/// ones: planning communicates nothing, and a plan that is made again is equal.
+///
+/// # Example
+/// ```
+/// use halocline_core::PlanCache;
+///
+/// let cache = PlanCache::default();
+/// let plan = cache.get_or_make(("rows", 3), |(_, rows)| Ok(vec![0; *rows]))?;
+/// let again = cache.get_or_make(("rows", 3), |_| unreachable!())?;
+/// assert!(std::sync::Arc::ptr_eq(&plan, &again));
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Default)]
 pub struct PlanCache {
     tables: Mutex<HashMap<TypeId, Box<dyn Any + Send>, FixedState>>,
 }
 
 impl PlanCache {
-    /// The plan stored under `key`, or the one that `make` returns, which is then stored.
+    /// Returns the plan stored under `key`; without one, stores and returns the plan that `make`
+    /// returns.
     ///
     /// # Errors
     /// Those of `make`; nothing is stored then.

@@ -1,3 +1,5 @@
+//! Meshes of ranks with communicator and device.
+
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -12,17 +14,33 @@ use crate::mesh::MeshShape;
 use crate::settings::loopback;
 use crate::{Error, Result};
 
-/// Meshes of one rank that a thread keeps at most.
+/// The most meshes of one rank that a thread keeps.
 const MOST_SOLO_MESHES: usize = 16;
 
 thread_local! {
     /// Meshes of one rank, the one used last at the end.
     static SOLO_MESHES: RefCell<Vec<DeviceMesh>> = const { RefCell::new(Vec::new()) };
-    /// The meshes in whose scope the thread is, the innermost at the end.
+    /// The meshes of the scopes that the thread is in, the innermost at the end.
     static CURRENT: RefCell<Vec<DeviceMesh>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A mesh of ranks as one of them sees it: its shape, this rank's position, and the way to the others.
+/// Mesh of ranks on one of them: its shape, this rank's position and device, and the communicator.
+///
+/// # Example
+/// ```
+/// use halocline_core::Launcher;
+///
+/// Launcher::local(4).run(|world| {
+///     let mesh = world.mesh([("data", 2), ("lat", 2)])?;
+///     let row = mesh.submesh(&["lat"])?;
+///     assert_eq!((mesh.size(), row.size()), (4, 2));
+///     assert_eq!(row.shape().ranks(), mesh.group("lat")?);
+///     assert_eq!(row.coords(), [mesh.coords()[1]]);
+///     assert_eq!(mesh.ranks_along(&[0, 1])[..], [0, 1, 2, 3]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct DeviceMesh(Arc<Inner>);
 
@@ -38,10 +56,11 @@ struct Inner {
 }
 
 impl DeviceMesh {
-    /// A mesh over the ranks of a communicator.
+    /// Makes a mesh over ranks of a communicator; [`World::mesh`](crate::World::mesh) makes one
+    /// over all ranks.
     ///
     /// # Errors
-    /// A mesh without this rank, or with one that the world does not have.
+    /// A mesh without this rank, or with a rank that is not in the world.
     pub fn new(shape: MeshShape, comm: Arc<dyn Communicator>, device: Device) -> Result<Self> {
         let rank = comm.rank();
         if !shape.ranks().contains(&rank) {
@@ -53,7 +72,7 @@ impl DeviceMesh {
         Ok(mesh.expect("this rank is part of the mesh"))
     }
 
-    /// A mesh over some ranks of a communicator; `None` on the others.
+    /// Makes a mesh over some ranks of a communicator; `None` on the others.
     pub(crate) fn over(
         shape: MeshShape,
         comm: Arc<dyn Communicator>,
@@ -78,8 +97,8 @@ impl DeviceMesh {
         }))
     }
 
-    /// Runs a function in which this mesh is the [current](Self::current) one of the thread. Scopes may be nested; a panic
-    /// leaves its scope too.
+    /// Runs a function with this mesh as the [current](Self::current) one of the thread. Scopes may
+    /// be nested; a panic leaves its scope too.
     ///
     /// # Example
     /// ```
@@ -125,8 +144,8 @@ impl DeviceMesh {
         })
     }
 
-    /// The mesh of one rank that is connected to no other: one per device and thread, which keeps its plans. Meshes of the
-    /// devices used last are kept.
+    /// The mesh of one rank without connections: one per device and thread, so that its plans are
+    /// kept. Each thread keeps the meshes of the devices used last.
     pub(crate) fn solo(device: &Device) -> Self {
         SOLO_MESHES.with_borrow_mut(|meshes| {
             // Devices compare by hardware, whatever their autodiff setting.
@@ -148,7 +167,7 @@ impl DeviceMesh {
         })
     }
 
-    /// The shape of the mesh, which every rank has alike.
+    /// The shape of the mesh, equal on all ranks.
     pub fn shape(&self) -> &Arc<MeshShape> {
         &self.0.shape
     }
@@ -178,14 +197,29 @@ impl DeviceMesh {
         &self.0.comm
     }
 
-    /// Plans that were made for this mesh.
+    /// The plans made for this mesh.
     pub fn cache(&self) -> &PlanCache {
         &self.0.cache
     }
 
-    /// This rank's part of the exchange in which every position gets the cells that it needs from those that hold them.
+    /// Plans this rank's part of the exchange that gives every position the cells that it needs.
     ///
     /// `need_of` must be the same function on all ranks.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{IndexBox, Launcher, Layout, Need, Shard, Source};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let layout = Layout::new(mesh.shape(), &[4, 3], &[Shard(0)])?;
+    ///     let whole = |_| Need::of(IndexBox::whole(&[4, 3]));
+    ///     let plan = mesh.exchange_plan(Source::Layout(&layout), whole);
+    ///     assert_eq!((plan.elements_sent(), plan.elements_received()), (6, 6));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn exchange_plan(
         &self,
         source: Source<'_>,
@@ -199,10 +233,22 @@ impl DeviceMesh {
         }
     }
 
-    /// Sends bytes from one rank of the world to all ranks of the mesh, as part of an operation that errors name.
+    /// Sends bytes from rank `source` of the world to all ranks of the mesh, as part of an
+    /// operation that errors name.
     ///
     /// # Errors
-    /// A failure of communication.
+    /// A source that is not in the mesh; a failure of communication.
+    ///
+    /// # Example
+    /// ```
+    /// halocline_core::Launcher::local(3).run(|world| {
+    ///     let Some(mesh) = world.mesh_over([("lat", 2)], &[0, 2])? else { return Ok(()) };
+    ///     let header = (world.rank() == 2).then(|| vec![7]);
+    ///     assert_eq!(mesh.broadcast_bytes("header", 2, header)?, [7]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn broadcast_bytes(
         &self,
         operator: &'static str,
@@ -214,7 +260,7 @@ impl DeviceMesh {
         collectives::broadcast_bytes(&self.0.comm, ranks, source, &operation, bytes)
     }
 
-    /// The sub-mesh of the named axes that this rank is in.
+    /// The sub-mesh of the named axes that contains this rank.
     ///
     /// # Errors
     /// An axis that the mesh does not have, or one named twice.

@@ -1,7 +1,7 @@
-//! Tensors of any backend and kind, whose number of dims is known at run time.
+//! Tensors of any backend and kind, with a number of dims that is known at run time.
 //!
-//! burn has a function for each kind of element: floats, integers and booleans. What moves cells is the same for all of
-//! them, so the choice is made here, once.
+//! burn has a function for each kind of element: floats, integers and booleans. Functions that move
+//! cells are the same for all kinds, so the choice is made here, once.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
@@ -36,7 +36,8 @@ macro_rules! by_kind {
     };
 }
 
-/// A value in which `$kind` stands for the kind of elements of a type. `Tensor<1, $kind>` may carry a tensor of any dims.
+/// A value in which `$kind` stands for the kind of elements of a type. `Tensor<1, $kind>` may carry
+/// a tensor of any dims.
 macro_rules! with_kind {
     ($dtype:expr, $kind:ident => $value:expr) => {
         match kind_of($dtype) {
@@ -56,7 +57,19 @@ macro_rules! with_kind {
     };
 }
 
-/// A concrete backend's tensor as one of any backend.
+/// Wraps a tensor of a concrete backend as one of any backend.
+///
+/// # Example
+/// ```
+/// use burn::backend::Flex;
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_core::ops::{from_dispatch, to_dispatch};
+///
+/// let x = Tensor::<1>::ones([3], &Device::flex()).into_dispatch();
+/// let x = to_dispatch::<Flex>(from_dispatch::<Flex>(x)?);
+/// assert_eq!(Tensor::<1>::from_dispatch(x).dims(), [3]);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn to_dispatch<B: Backend>(tensor: FloatTensor<B>) -> DispatchTensor
 where
     DispatchTensor: DispatchKindConversion<B>,
@@ -64,7 +77,7 @@ where
     DispatchTensor::from_backend(BackendTensor::Float(tensor))
 }
 
-/// The inverse of [`to_dispatch`].
+/// Inverse of [`to_dispatch`].
 ///
 /// # Errors
 /// The tensor belongs to another backend.
@@ -77,7 +90,7 @@ where
     Ok(tensor.float())
 }
 
-/// A tensor of the CPU as one of any backend.
+/// Wraps a tensor of the CPU as one of any backend.
 pub(crate) fn of_cpu(tensor: FlexTensor) -> DispatchTensor {
     DispatchTensor::from_backend(match kind_of(tensor.dtype()) {
         Kind::Float => BackendTensor::<Flex>::Float(tensor),
@@ -86,12 +99,12 @@ pub(crate) fn of_cpu(tensor: FlexTensor) -> DispatchTensor {
     })
 }
 
-/// The elements of a tensor, in the memory of this process.
+/// Copies the elements of a tensor to the memory of this process.
 pub(crate) fn to_host(tensor: DispatchTensor) -> TensorData {
     with_kind!(tensor.dtype(), K => Tensor::<1, K>::from_dispatch(tensor).into_data())
 }
 
-/// A tensor on a device.
+/// Makes a tensor on a device.
 pub(crate) fn from_host(data: TensorData, device: &DispatchDevice) -> DispatchTensor {
     let dtype = data.dtype();
     by_kind!(
@@ -117,7 +130,21 @@ pub(crate) fn flattened(tensor: DispatchTensor) -> DispatchTensor {
     reshaped(tensor, Shape::from([elements]))
 }
 
-/// A tensor with elements of the type of `like`, of another shape, that holds one value or nothing in particular.
+/// Makes a tensor of a shape, with device and element type of `like`, that holds one value, or
+/// unspecified ones for `None`.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_core::{IndexBox, ops::{blank, cut, paste}};
+///
+/// let x = Tensor::<1>::from_floats([1.0, 2.0, 3.0], &Device::default()).into_dispatch();
+/// let cells = |range| IndexBox::new(Vec::from([range]));
+/// let last = cut(&x, &cells(1..3));
+/// let y = paste(blank(&x, &[4], Some(0.0)), &cells(0..2), last);
+/// let y = Tensor::<1>::from_dispatch(y).into_data();
+/// y.assert_eq(&[2.0_f32, 3.0, 0.0, 0.0].into(), false);
+/// ```
 pub fn blank(like: &DispatchTensor, shape: &[usize], value: Option<f64>) -> DispatchTensor {
     blank_of((like.device(), like.dtype()), shape, value)
 }
@@ -142,7 +169,7 @@ fn slices(cells: &IndexBox) -> Vec<Slice> {
     ranges.map(|range| Slice::from(range.clone())).collect()
 }
 
-/// A box of a tensor.
+/// Cuts a box out of a tensor; [`blank`] has an example.
 pub fn cut(tensor: &DispatchTensor, cells: &IndexBox) -> DispatchTensor {
     let (tensor, slices) = (tensor.clone(), slices(cells));
     by_kind!(
@@ -151,9 +178,9 @@ pub fn cut(tensor: &DispatchTensor, cells: &IndexBox) -> DispatchTensor {
     )
 }
 
-/// A tensor with other cells in a box.
-pub fn paste(tensor: DispatchTensor, at: &IndexBox, cells: DispatchTensor) -> DispatchTensor {
-    let slices = slices(at);
+/// Overwrites a box of a tensor with other cells; [`blank`] has an example.
+pub fn paste(tensor: DispatchTensor, part: &IndexBox, cells: DispatchTensor) -> DispatchTensor {
+    let slices = slices(part);
     by_kind!(
         tensor.dtype(),
         [float_slice_assign, int_slice_assign, bool_slice_assign](tensor, &slices, cells)
@@ -192,7 +219,7 @@ pub(crate) fn added(first: DispatchTensor, second: DispatchTensor) -> DispatchTe
     }
 }
 
-/// The values of two ranks, flat, combined to one: the first is that of the rank that comes first.
+/// Combines flat values of two ranks, given in the order of ranks.
 ///
 /// # Panics
 /// Panics for a sum of booleans.
@@ -220,7 +247,7 @@ pub(crate) fn combined(
     }
 }
 
-/// A product or an extremum of two.
+/// Product or extremum of two tensors.
 fn of_numbers<K: Ordered>(
     op: ReduceOp,
     both: [DispatchTensor; 2],
@@ -232,7 +259,7 @@ fn of_numbers<K: Ordered>(
         ReduceOp::Min => second.clone().lower(first.clone()),
         _ => return (first * second).into_dispatch(),
     };
-    // What is not a number is never lost.
+    // NaN is never lost.
     let takes_second = match is_nan {
         Some(is_nan) => takes_second.bool_or(is_nan(second.clone())),
         None => takes_second,

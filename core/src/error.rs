@@ -1,3 +1,5 @@
+//! Errors, and their way through functions that return tensors only.
+
 use std::cell::Cell;
 use std::error::Error as StdError;
 use std::fmt;
@@ -5,7 +7,17 @@ use std::fmt;
 /// The result of everything in Halocline that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, where, and what to do about it.
+/// Error of Halocline: the cause, its place, and the remedy.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Error, Launcher};
+///
+/// let result = Launcher::local(2).run(|world| world.mesh([("lat", 3)]).map(drop));
+/// let error = result.unwrap_err();
+/// assert!(matches!(error, Error::Rank { .. }));
+/// assert!(error.to_string().contains("multiply to 3, but there are 2 ranks"));
+/// ```
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -30,10 +42,10 @@ pub enum Error {
     Operator {
         /// The operator that was called.
         operator: String,
-        /// What was wrong, expected and found.
+        /// The mistake, with expected and found values.
         message: String,
     },
-    /// A message did not come in time.
+    /// A message did not arrive in time.
     #[error(
         "rank {rank}: {operation}: nothing from rank {peer} within {seconds} s, expected {expected}; \
          is rank {peer} in another operation, or slower than the timeout (Launcher::timeout)?"
@@ -47,13 +59,13 @@ pub enum Error {
         peer: usize,
         /// The shapes that it waited for.
         expected: String,
-        /// How long it waited.
+        /// The time that it waited, in seconds.
         seconds: f64,
     },
     /// Two ranks communicated in different operations.
     #[error("ranks diverged: rank {rank} is in {operation}, rank {peer} is in {peer_operation}")]
     Diverged {
-        /// The rank that noticed.
+        /// The rank that detected it.
         rank: usize,
         /// Its operation.
         operation: String,
@@ -62,19 +74,19 @@ pub enum Error {
         /// The other rank's operation.
         peer_operation: String,
     },
-    /// Another rank ended, so that this one cannot go on.
+    /// Another rank ended, so that this one cannot continue.
     #[error("rank {rank}: {operation}: stopped because rank {peer} {cause}")]
     PeerEnded {
         /// The rank that stopped.
         rank: usize,
-        /// What it was doing.
+        /// Its operation.
         operation: String,
         /// The rank that ended first.
         peer: usize,
-        /// Why that rank ended.
+        /// The cause of that rank's end.
         cause: String,
     },
-    /// The program of a rank failed; the cause of a whole job's end.
+    /// The program of a rank failed, which ended the job.
     #[error("rank {rank} failed: {cause}")]
     Rank {
         /// The rank that failed first.
@@ -85,7 +97,7 @@ pub enum Error {
     /// Replicas of a module or a tensor that should be equal are not.
     #[error("{0}")]
     Replicas(String),
-    /// The engine (MPI, the environment) refused something.
+    /// A failure of the engine or of its environment.
     #[error("engine: {0}")]
     Engine(String),
     /// An error of the program or of another library.
@@ -94,24 +106,24 @@ pub enum Error {
 }
 
 impl fmt::Debug for Error {
-    /// The message, so that a `main` that returns an error ends with a sentence.
+    /// Prints the message, so that a `main` that returns an error ends with a sentence.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
 thread_local! {
-    /// How many calls of [`Error::catch`] this thread is in.
+    /// The depth of nested calls of [`Error::catch`] on this thread.
     static CATCHING: Cell<usize> = const { Cell::new(0) };
 }
 
 impl Error {
-    /// Wraps any error of the program, so that `?` and this type go together.
+    /// Wraps an error of the program or of another library, so that `?` can return it as this type.
     pub fn other(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::Other(error.into())
     }
 
-    /// An [`Error::Operator`].
+    /// Makes an [`Error::Operator`].
     pub fn operator(operator: &str, message: impl Into<String>) -> Self {
         Self::Operator {
             operator: operator.into(),
@@ -121,9 +133,21 @@ impl Error {
 
     /// Panics with this error.
     ///
-    /// A mistake of the program panics with its message, as burn does. A failure of communication keeps its type as
-    /// the payload: the launcher reports it. This is how it travels through a backward pass, whose functions return tensors
-    /// only. Within [`Error::catch`] every error keeps its type.
+    /// A mistake of the program panics with its message, as in burn. A failure of communication
+    /// keeps its type as the payload, which the launcher reports: so it passes through a backward
+    /// pass, whose functions return tensors only. Within [`Error::catch`] every error keeps its
+    /// type.
+    ///
+    /// # Panics
+    /// Always.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::Error;
+    ///
+    /// let raised = Error::catch::<()>(|| Error::operator("scale", "no factor").raise());
+    /// assert_eq!(raised.unwrap_err().to_string(), "scale: no factor");
+    /// ```
     pub fn raise(self) -> ! {
         match self {
             _ if CATCHING.get() > 0 => std::panic::resume_unwind(Box::new(self)),
@@ -136,7 +160,7 @@ impl Error {
         }
     }
 
-    /// Runs `f` and returns an error that was [raised](Error::raise) in it; other panics go on.
+    /// Runs `f` and returns an error that was [raised](Error::raise) in it; other panics continue.
     ///
     /// # Errors
     /// The error that was raised.

@@ -1,9 +1,10 @@
-//! Arguments that say where a tensor lies.
+//! Arguments that give the layout of a tensor.
 
 use crate::layout::{Layout, Placement};
 use crate::{Error, Result};
 
-/// Argument that says where a tensor is to lie: placements, one per mesh axis, or a [`Layout`] with extents of its own.
+/// Argument that gives the layout of a tensor: placements, one per mesh axis, or a [`Layout`] with
+/// its own extents.
 ///
 /// # Example
 /// ```
@@ -18,11 +19,12 @@ use crate::{Error, Result};
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub trait IntoLayout {
-    /// The layout of a tensor that lies as `from`. Under placements dims that keep their parts keep their extents; the others
-    /// are divided as evenly as can be.
+    /// The new layout of a tensor whose layout is `from`. Given placements, dims that keep their
+    /// parts keep their extents; the others are divided as evenly as possible.
     ///
     /// # Errors
-    /// Placements that do not fit the mesh and the shape of `from`, or a layout of another mesh or shape.
+    /// Placements that do not fit the mesh and the shape of `from`, or a layout of another mesh or
+    /// shape.
     fn into_layout(self, from: &Layout) -> Result<Layout>;
 }
 

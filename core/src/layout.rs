@@ -1,3 +1,5 @@
+//! Layouts: the cells of a field that each rank holds, by arithmetic alone.
+
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -6,8 +8,9 @@ use std::sync::Arc;
 use crate::mesh::{MeshShape, ravel, unravel};
 use crate::{Error, IndexBox, Result};
 
-/// How partial values of several ranks combine to the value that they stand for. What is not a number is never lost. Of
-/// booleans the largest is `or`, and the smallest and the product are `and`.
+/// Operation that combines the partial values of several ranks. NaN is never lost. Of booleans the
+/// largest is `or`; the smallest and the product are `and`.
+/// [`resolve`](crate::ShardTensor::resolve) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// The sum of all ranks' values.
@@ -20,7 +23,7 @@ pub enum ReduceOp {
     Product,
 }
 
-/// What the ranks along one mesh axis hold of a field.
+/// Placement of a field along one mesh axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Placement {
     /// Each rank holds a piece of this tensor dim.
@@ -39,10 +42,11 @@ impl fmt::Display for Placement {
     }
 }
 
-/// Who holds what of a field: mesh, global shape, a placement per axis, and the extents of every dim.
+/// Layout of a field: mesh, global shape, a placement per axis, and the extents of every dim.
 ///
-/// Pure data, equal on all ranks: every rank computes every rank's box with arithmetic alone. A dim may be sharded
-/// over several axes; its parts are then numbered with the leftmost axis outermost. Cloning is cheap.
+/// Pure data, equal on all ranks: every rank computes every rank's box with arithmetic alone. A dim
+/// may be sharded over several axes; its parts are then numbered with the leftmost axis outermost.
+/// Cloning is cheap.
 ///
 /// # Example
 /// ```
@@ -50,8 +54,11 @@ impl fmt::Display for Placement {
 ///
 /// let mesh = MeshShape::new(&[("lat", 2), ("lon", 2)], (0..4).collect())?;
 /// let layout = Layout::new(&mesh.into(), &[3, 721, 1440], &[Shard(1), Shard(2)])?;
-/// assert_eq!(layout.extents(1), [361, 360]); // as even as can be
+/// assert_eq!(layout.extents(1), [361, 360]); // as even as possible
 /// assert_eq!(layout.local_box(2).to_string(), "[0..3, 361..721, 0..720]");
+/// let uneven = layout.with_extents(1, &[700, 21])?;
+/// assert_eq!(uneven.local_shape(2), [3, 21, 720]);
+/// assert!(uneven.require_whole("fft", 2).is_err());
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 #[derive(Clone)]
@@ -66,10 +73,10 @@ struct Inner {
 }
 
 impl Layout {
-    /// A layout whose shards differ by at most one cell.
+    /// Makes a layout whose shards differ by at most one cell.
     ///
     /// # Errors
-    /// A number of placements that differs from the number of axes, and a placement on a dim that is not there.
+    /// A number of placements other than that of axes; a placement on a dim beyond the shape.
     pub fn new(mesh: &Arc<MeshShape>, shape: &[usize], placements: &[Placement]) -> Result<Self> {
         if placements.len() != mesh.sizes().len() {
             return Err(Error::Layout(format!(
@@ -105,7 +112,7 @@ impl Layout {
         ))
     }
 
-    /// A layout in which every rank holds the whole field.
+    /// Makes a layout in which every rank holds the whole field.
     pub fn replicated(mesh: &Arc<MeshShape>, shape: &[usize]) -> Self {
         let placements = vec![Replicate; mesh.sizes().len()];
         let extents = shape.iter().map(|&size| vec![size]).collect();
@@ -115,7 +122,7 @@ impl Layout {
     /// This layout with the given extents of a dim, one per part; zero is allowed.
     ///
     /// # Errors
-    /// A number of extents that differs from the number of parts, or a sum that differs from the dim's size.
+    /// A number of extents other than that of parts; a sum other than the dim's size.
     pub fn with_extents(&self, dim: usize, extents: &[usize]) -> Result<Self> {
         let expected = self.0.extents.get(dim).map_or(0, Vec::len);
         let size = self.0.shape.get(dim).copied().unwrap_or(0);
@@ -139,7 +146,7 @@ impl Layout {
         ))
     }
 
-    /// The layout of an operator's result: other placements, and for every dim of the result its extents.
+    /// The layout of an operator's result, on the same mesh: its placements and all extents.
     ///
     /// # Panics
     /// Panics if a dim's extents are not one per part, which is a mistake in the operator's rule.
@@ -171,6 +178,7 @@ impl Layout {
         placements: Vec<Placement>,
         extents: Vec<Vec<usize>>,
     ) -> Self {
+        // Once, because layouts are keys of all caches of plans.
         let mut hasher = DefaultHasher::new();
         (&mesh, &placements, &extents).hash(&mut hasher);
         Self(Arc::new(Inner {
@@ -197,7 +205,7 @@ impl Layout {
         &self.0.placements
     }
 
-    /// How many cells of a dim its parts hold; one part where the dim is not sharded.
+    /// The number of cells in each part of a dim; one part if the dim is not sharded.
     pub fn extents(&self, dim: usize) -> &[usize] {
         &self.0.extents[dim]
     }
@@ -207,7 +215,7 @@ impl Layout {
         &self.0.extents
     }
 
-    /// Whether several parts make up this dim.
+    /// Whether a dim is sharded.
     pub fn is_sharded(&self, dim: usize) -> bool {
         self.0.placements.contains(&Shard(dim))
     }
@@ -217,7 +225,7 @@ impl Layout {
         self.axes_where(|placement| placement == Shard(dim))
     }
 
-    /// The axes whose placement is as asked.
+    /// The axes whose placement satisfies a condition.
     pub fn axes_where(&self, is: impl Fn(Placement) -> bool) -> Vec<usize> {
         (0..self.0.placements.len())
             .filter(|&axis| is(self.0.placements[axis]))
@@ -236,10 +244,10 @@ impl Layout {
             })
     }
 
-    /// An error if some axis holds partial values.
+    /// Requires that no axis holds partial values.
     ///
     /// # Errors
-    /// Names the axis, and `resolve()`, which helps.
+    /// [`Error::Placement`] with the axis, and `resolve()` as remedy.
     pub fn require_resolved(&self, operator: &str) -> Result<()> {
         let Some((axis, op)) = self.partial_axis() else {
             return Ok(());
@@ -251,10 +259,10 @@ impl Layout {
         })
     }
 
-    /// An error if the given dim is sharded.
+    /// Requires that a dim is not sharded.
     ///
     /// # Errors
-    /// Names the axis and the redistribution that helps.
+    /// [`Error::Placement`] with the axis, and a redistribution as remedy.
     pub fn require_whole(&self, operator: &str, dim: usize) -> Result<()> {
         let Some(axis) = self.axes_of(dim).first().copied() else {
             return Ok(());
@@ -269,7 +277,7 @@ impl Layout {
     /// The redistribution that makes a dim whole, for errors.
     pub(crate) fn whole_in(&self, dim: usize) -> String {
         let placements = self.0.placements.iter();
-        let whole = placements.map(|&own| if own == Shard(dim) { Replicate } else { own });
+        let whole = placements.map(|&held| if held == Shard(dim) { Replicate } else { held });
         format!("redistribute(&{:?}) first", whole.collect::<Vec<_>>())
     }
 
@@ -278,7 +286,7 @@ impl Layout {
         self.0.extents.iter().flatten().any(|&extent| extent == 0)
     }
 
-    /// The part of a dim that a position holds.
+    /// The number of the part of a dim that a position holds.
     pub fn part(&self, dim: usize, position: usize) -> usize {
         let coords = self.0.mesh.coords(position);
         self.part_at(dim, &coords)
@@ -314,10 +322,10 @@ impl Layout {
         self.local_box(position).shape()
     }
 
-    /// Splits a box of cells by owner: the position that `near` gets each piece from, and the piece.
+    /// Splits a box of cells by owner, the position from which `near` takes a piece.
     ///
-    /// Where several positions hold the same cells, the one that shares `near`'s other coordinates is chosen, so that
-    /// nothing travels along axes on which the field is replicated.
+    /// Of several positions that hold the same cells, the owner is the one that shares `near`'s
+    /// other coordinates, so that nothing travels along axes on which the field is replicated.
     pub fn owners(&self, cells: &IndexBox, near: usize) -> Vec<(usize, IndexBox)> {
         let overlaps: Vec<Vec<(usize, Range<usize>)>> = cells
             .ranges()
@@ -327,6 +335,7 @@ impl Layout {
             .collect();
         let counts: Vec<usize> = overlaps.iter().map(Vec::len).collect();
         let coords = self.0.mesh.coords(near);
+        // One piece per choice of an overlap in every dim. Other coordinates stay those of `near`.
         (0..counts.iter().product())
             .map(|index| {
                 let mut owner = coords.clone();
@@ -337,6 +346,7 @@ impl Layout {
                     let axes = self.axes_of(dim);
                     let sizes: Vec<usize> =
                         axes.iter().map(|&axis| self.0.mesh.sizes()[axis]).collect();
+                    // The inverse of `part_at`, with the leftmost axis outermost.
                     for (axis, coord) in axes.into_iter().zip(unravel(*part, &sizes)) {
                         owner[axis] = coord;
                     }
@@ -346,7 +356,7 @@ impl Layout {
             .collect()
     }
 
-    /// The parts of a dim that hold some of `range`, each with what it holds of it.
+    /// The parts of a dim that intersect `range`, each with the intersection.
     fn overlaps(&self, dim: usize, range: &Range<usize>) -> Vec<(usize, Range<usize>)> {
         let mut start = 0;
         let mut found = Vec::new();

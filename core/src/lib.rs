@@ -1,10 +1,11 @@
-//! Sharded tensors and what moves their cells: meshes, layouts, exchange plans, engines.
+//! Sharded tensors and their communication: meshes, layouts, exchange plans, engines.
 //!
-//! A [`Layout`] says, by arithmetic alone, which cells of a field each rank of a [`DeviceMesh`] holds. An
-//! [`ExchangePlan`] says which boxes travel so that each rank has the cells that an operator needs. A [`ShardTensor`]
-//! is a burn tensor per rank together with its layout. [`Launcher`] starts a program on ranks.
+//! A [`Layout`] gives, by arithmetic alone, the cells of a field that each rank of a [`DeviceMesh`]
+//! holds. An [`ExchangePlan`] lists the boxes that travel so that each rank has the cells that an
+//! operator needs. A [`ShardTensor`] is a burn tensor per rank together with its layout.
+//! [`Launcher`] starts a program on ranks.
 //!
-//! This crate knows nothing about convolutions, files or models.
+//! This crate contains no convolutions, files or models.
 
 mod cache;
 mod comm;

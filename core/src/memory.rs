@@ -1,9 +1,10 @@
-//! Memory of tensors on the CPU that is used again.
+//! Pool of memory for tensors on the CPU.
 //!
-//! An allocation of many megabytes comes fresh from the operating system, which clears every page on first touch; that
-//! can cost more than the kernel. A training step makes the same results again and again, so large blocks are kept when
-//! their tensor is dropped, and the next result of about that size gets one. Blocks in use and kept never take more
-//! memory together than blocks in use once did at the same time.
+//! An allocation of many megabytes comes fresh from the operating system, which clears every page
+//! on first touch; that can cost more than the kernel. A training step makes results of the same
+//! sizes again and again, so the pool keeps large blocks when their tensor is dropped and gives one
+//! to the next result of about that size. Blocks in use and kept blocks together never exceed the
+//! peak of blocks in use.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::VecDeque;
@@ -16,14 +17,23 @@ use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProper
 
 /// Blocks smaller than this are left to the allocator.
 const SMALL: usize = 1 << SMALL_BITS;
-/// So few, because halos have some kilobytes, and allocators merge and split what they give for these each time.
+/// Small enough for halos of some kilobytes, for which allocators merge and split blocks each time.
 const SMALL_BITS: u32 = 10;
 const LINE: usize = 64;
 const PAGE: usize = 4096;
-/// From a page up to so many bytes, blocks are as large as halos.
+/// The largest block that counts as a halo; the smallest is a page.
 const HALO: usize = 256 << 10;
 
-/// A block of memory, given back to the pool when dropped.
+/// Block of memory, returned to the pool when dropped.
+///
+/// # Example
+/// ```
+/// use halocline_core::memory::Block;
+///
+/// let mut block = Block::copy_of(&[1, 2, 3]);
+/// block.bytes_mut()[0] = 7;
+/// assert_eq!(block.into_bytes(3)[..], [7, 2, 3]);
+/// ```
 #[derive(Debug)]
 pub struct Block {
     start: NonNull<u8>,
@@ -37,9 +47,10 @@ unsafe impl Sync for Block {}
 
 #[derive(Debug)]
 struct Pool {
-    /// Blocks that nobody uses, with when they were kept, by the number of bits of their size; the longest kept first.
+    /// Unused blocks with the time at which each was kept, by the number of bits of their size; the
+    /// oldest first.
     kept: [VecDeque<(u64, Block)>; (usize::BITS - SMALL_BITS) as usize],
-    /// How many have been kept so far.
+    /// The number of blocks kept so far: the clock of `kept`.
     now: u64,
     kept_bytes: usize,
     used_bytes: usize,
@@ -59,18 +70,27 @@ fn pool() -> MutexGuard<'static, Pool> {
     POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gives the memory of dropped results back to the system, rather than keep it for the next ones.
+/// Returns the memory of dropped results to the system, instead of keeping it for the next ones.
 ///
-/// CPU kernels keep large blocks, never more than was once in use at a time. Worth a call where a program goes on to work
-/// that needs much memory for something else.
+/// CPU kernels keep large blocks, never more than the peak in use. Call it before work that needs
+/// much memory for other purposes.
+///
+/// # Example
+/// ```
+/// use halocline_core::memory::{Block, release_memory};
+///
+/// drop(Block::new(1 << 20)); // kept for the next block of about this size
+/// release_memory();
+/// assert!(Block::new(1 << 20).size() >= 1 << 20);
+/// ```
 pub fn release_memory() {
     let mut pool = pool();
     pool.peak_bytes = pool.used_bytes;
     pool.shrink();
 }
 
-/// New blocks begin at a cache line; those as large as halos at a page, because the system copies messages between
-/// processes page by page.
+/// The alignment of a new block: a cache line; a page for halos, because the system copies messages
+/// between processes page by page.
 fn alignment(bytes: usize) -> usize {
     match bytes {
         ..SMALL => Block::ALIGN,
@@ -79,18 +99,18 @@ fn alignment(bytes: usize) -> usize {
     }
 }
 
-/// Where blocks of about a size are kept.
+/// The index in `kept` of blocks of about a size.
 fn place(bytes: usize) -> usize {
     (bytes.ilog2() - SMALL_BITS) as usize
 }
 
 impl Pool {
-    /// A kept block that is at most a quarter larger than needed.
+    /// Takes a kept block that is at most a quarter larger than needed.
     fn take(&mut self, bytes: usize) -> Option<Block> {
         let most = bytes + bytes / 4;
         let block = (place(bytes)..=place(most)).find_map(|place| {
             let kept = &mut self.kept[place];
-            // The latest first: it is likely to be in a cache.
+            // The latest first: it is likely to be in the processor's cache.
             let latest = kept.iter().enumerate().rev();
             let sizes = latest.map(|(index, (_, block))| (index, block.layout.size()));
             let fitting = sizes.filter(|(_, size)| (bytes..=most).contains(size));
@@ -111,7 +131,7 @@ impl Pool {
         self.shrink();
     }
 
-    /// Frees kept blocks until all blocks fit into the peak.
+    /// Frees kept blocks until the total is within the peak.
     fn shrink(&mut self) {
         while self.used_bytes + self.kept_bytes > self.peak_bytes {
             let oldest = self.kept.iter_mut().filter(|kept| !kept.is_empty());
@@ -129,22 +149,24 @@ impl Block {
     /// The alignment of all blocks.
     pub const ALIGN: usize = 16;
 
-    /// A block of at least so many bytes, which are initialised: zero, or left from earlier use.
+    /// Makes a block of at least `bytes` bytes, which are initialised: zero, or left from earlier
+    /// use.
     pub fn new(bytes: usize) -> Self {
         // SAFETY: nothing is left to write.
         unsafe { Self::allocate(bytes, alloc_zeroed) }
     }
 
-    /// A block of at least so many bytes, which may be uninitialised.
+    /// Makes a block of at least `bytes` bytes, which may be uninitialised.
     ///
     /// # Safety
-    /// All of them must be written before the block is used in any way but by its [`start`](Self::start).
+    /// All bytes must be written before the block is used in any way but by its
+    /// [`start`](Self::start).
     pub unsafe fn uninit(bytes: usize) -> Self {
         // SAFETY: the caller's. Large blocks are used again, and must be initialised for it.
         unsafe { Self::allocate(bytes, if bytes < SMALL { alloc } else { alloc_zeroed }) }
     }
 
-    /// A block with these bytes.
+    /// Makes a block that begins with a copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> Self {
         // SAFETY: all bytes are written, and to memory of their own.
         unsafe {
@@ -154,7 +176,7 @@ impl Block {
         }
     }
 
-    /// A block from the pool, or made by `allocate`.
+    /// Takes a block from the pool, or makes one by `allocate`.
     ///
     /// # Safety
     /// If `allocate` does not initialise memory, the caller must.
@@ -187,10 +209,10 @@ impl Block {
         }
     }
 
-    /// Gives the memory back to the allocator.
+    /// Returns the memory to the allocator.
     fn free(self) {
         let block = std::mem::ManuallyDrop::new(self);
-        // SAFETY: it was allocated with this layout, and nobody uses it: the block is consumed.
+        // SAFETY: it was allocated with this layout, and has no other user: the block is consumed.
         unsafe { dealloc(block.start.as_ptr(), block.layout) };
     }
 
@@ -216,18 +238,29 @@ impl Block {
         self.layout.size()
     }
 
-    /// The first `len` bytes as what tensors are made of.
+    /// The first `len` bytes in the type from which tensors are made.
     ///
     /// # Panics
     /// Panics if the block is smaller.
     pub fn into_bytes(self, len: usize) -> Bytes {
         assert!(len <= self.size(), "{len} bytes of {}", self.size());
-        // SAFETY: the block has so many bytes, and they are initialised.
+        // SAFETY: the block has this many bytes, and they are initialised.
         unsafe { Bytes::from_controller(Box::new(self), len) }
     }
 }
 
-/// A tensor that lies in one piece: this one, or a copy. burn would copy views of a part of a tensor, too.
+/// Returns a contiguous tensor: this one, or a copy. burn's own function also copies contiguous
+/// views of a part.
+///
+/// # Example
+/// ```
+/// use burn::backend::flex::FlexTensor;
+/// use burn::tensor::TensorData;
+/// use halocline_core::memory::contiguous;
+///
+/// let x = FlexTensor::from_data(TensorData::new(vec![1.0_f32, 2.0], [2]));
+/// assert!(contiguous(x).is_contiguous());
+/// ```
 pub fn contiguous(tensor: FlexTensor) -> FlexTensor {
     if tensor.is_contiguous() {
         tensor

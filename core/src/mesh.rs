@@ -1,3 +1,5 @@
+//! Shapes of meshes: named axes over ranks.
+
 use std::fmt;
 use std::hash::Hash;
 
@@ -5,7 +7,20 @@ use crate::{Error, Result};
 
 /// The shape of a mesh: named axes and the ranks at its positions, in row-major order. Pure data.
 ///
-/// A *position* is an index into the mesh; a *rank* is a rank of the world. They differ in a sub-mesh.
+/// A *position* is an index into the mesh; a *rank* is a rank of the world. They differ in a
+/// sub-mesh.
+///
+/// # Example
+/// ```
+/// use halocline_core::MeshShape;
+///
+/// let mesh = MeshShape::new(&[("data", 2), ("lat", 3)], (0..6).collect())?;
+/// assert_eq!((mesh.coords(4), mesh.position(&[1, 1])), (vec![1, 1], 4));
+/// assert_eq!(mesh.group(4, &[mesh.axis("lat")?]), [3, 4, 5]);
+/// let column = mesh.submesh(4, &["data"])?;
+/// assert_eq!((column.ranks(), column.sizes()), (&[1, 4][..], &[2][..]));
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MeshShape {
     names: Vec<String>,
@@ -14,10 +29,11 @@ pub struct MeshShape {
 }
 
 impl MeshShape {
-    /// A mesh of the given axes over `ranks`.
+    /// Makes a mesh of the given axes over `ranks`.
     ///
     /// # Errors
-    /// Sizes that do not multiply to the number of ranks; an axis name, or a rank, that occurs twice.
+    /// Sizes that do not multiply to the number of ranks; an axis name, or a rank, that occurs
+    /// twice.
     pub fn new(axes: &[(&str, usize)], ranks: Vec<usize>) -> Result<Self> {
         let sizes: Vec<usize> = axes.iter().map(|(_, size)| *size).collect();
         let names: Vec<String> = axes.iter().map(|(name, _)| name.to_string()).collect();
@@ -101,15 +117,18 @@ impl MeshShape {
         ravel(coords, &self.sizes)
     }
 
-    /// The positions that differ from `position` in the given axes only, each named once, in row-major order.
+    /// The positions that differ from `position` in `axes` only, in row-major order of `axes`,
+    /// which must be distinct.
     pub fn group(&self, position: usize, axes: &[usize]) -> Vec<usize> {
         let line = |axis: usize| {
             let stride: usize = self.sizes[axis + 1..].iter().product();
             (self.sizes[axis], stride)
         };
-        let origin = axes.iter().fold(position, |at, &axis| {
+        // The position whose coordinates on `axes` are zero, then all positions of one axis after
+        // the other.
+        let origin = axes.iter().fold(position, |origin, &axis| {
             let (size, stride) = line(axis);
-            at - at / stride % size * stride
+            origin - origin / stride % size * stride
         });
         axes.iter().fold(vec![origin], |group, &axis| {
             let (size, stride) = line(axis);
@@ -135,7 +154,7 @@ impl MeshShape {
             .map(|(name, &axis)| (*name, self.sizes[axis]))
             .collect();
         let positions: usize = shape.iter().map(|(_, size)| size).product();
-        // Before positions are looked up, which needs axes that differ.
+        // Checked before `group`, which needs distinct axes.
         let mut mesh = Self::new(&shape, (0..positions).collect())?;
         let group = self.group(position, &axes).into_iter();
         mesh.ranks = group.map(|position| self.ranks[position]).collect();

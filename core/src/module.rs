@@ -1,4 +1,4 @@
-//! Parameters that all ranks hold alike.
+//! Parameters that are equal on all ranks.
 
 use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex};
@@ -11,15 +11,15 @@ use crate::comm::{Communicator, Expected, Operation, Payload, Traffic, collectiv
 use crate::tensor::on_device;
 use crate::{Error, Result};
 
-/// burn's initialisers draw from one generator of the process.
+/// Lock on the generator of the process, from which burn's initialisers draw.
 static GENERATOR: Mutex<()> = Mutex::new(());
 
-/// Makes a module with parameters that depend on the seed alone.
+/// Makes a module whose parameters depend on the seed alone.
 pub(crate) fn seeded<M: Module>(device: &Device, seed: u64, make: impl FnOnce(&Device) -> M) -> M {
     let _guard = GENERATOR.lock().unwrap_or_else(|e| e.into_inner());
     device.seed(seed);
     let module = make(device);
-    // Parameters are drawn on first use. That is now, before another rank touches the generator.
+    // Parameters are drawn on first use: use them now, before another rank takes the generator.
     module.visit(&mut Checksums::default());
     module
 }
@@ -32,7 +32,8 @@ pub(crate) fn sync<M: Module>(
     device: &Device,
     module: M,
 ) -> Result<M> {
-    // Leaves of its own for each rank, also where the program cloned one module into all of them.
+    // Each rank owns its leaves, even if the program cloned one module into all ranks: shared
+    // leaves deadlock.
     let module = module.fork(device);
     let mut sync = Sync {
         comm,
@@ -60,14 +61,14 @@ impl Sync<'_> {
     fn broadcast<const D: usize>(&self, tensor: Tensor<D>) -> Result<Tensor<D>> {
         let operation = Operation::new("sync_module", Traffic::Scatter, None);
         let plain = tensor.clone().inner();
-        let own = Payload::Tensors(vec![plain.clone().into_dispatch()]);
+        let payload = Payload::Tensors(vec![plain.clone().into_dispatch()]);
         let expected = Expected::Tensors {
             shapes: vec![tensor.shape()],
             dtype: tensor.dtype(),
             device: plain.device().as_dispatch().clone(),
         };
         let (comm, group, source) = (self.comm, self.group, self.source);
-        let received = collectives::broadcast(comm, group, source, &operation, &own, expected);
+        let received = collectives::broadcast(comm, group, source, &operation, &payload, expected);
         let received = received.map_err(|error| match error {
             Error::Diverged { peer_operation, .. } => Error::Replicas(format!(
                 "parameter {} is {:?} on rank {}, but rank {source} is in {peer_operation}; \
@@ -126,9 +127,9 @@ pub(crate) fn check_replicas<M: Module>(
     group: &[usize],
     module: &M,
 ) -> Result<()> {
-    let mut own = Checksums::default();
-    module.visit(&mut own);
-    let bytes: Vec<u8> = own
+    let mut checksums = Checksums::default();
+    module.visit(&mut checksums);
+    let bytes: Vec<u8> = checksums
         .sums
         .iter()
         .flat_map(|(_, sum)| sum.to_le_bytes())
@@ -141,9 +142,9 @@ pub(crate) fn check_replicas<M: Module>(
             continue;
         }
         let differs = |i: &usize| theirs.get(8 * i..8 * i + 8) != reference.get(8 * i..8 * i + 8);
-        let path = (0..own.sums.len())
+        let path = (0..checksums.sums.len())
             .find(differs)
-            .map(|i| own.sums[i].0.as_str());
+            .map(|i| checksums.sums[i].0.as_str());
         return Err(Error::Replicas(format!(
             "parameter {} differs between rank {} and rank {rank}: make the model with World::init or call sync_module; if it \
              was, a gradient was not summed over the ranks (of a parameter that a closure captures) or a rank took other steps",

@@ -1,7 +1,7 @@
-//! Operators with an adjoint of their own: nodes of burn's graph.
+//! Operators with their own adjoint: nodes of burn's graph.
 //!
-//! An [`Operator`] has a kernel or communicates. It gives its two passes on tensors without autodiff; [`apply`] makes a node
-//! of it, on whichever backend the tensors are.
+//! An [`Operator`] has a kernel or communicates. It implements its two passes on tensors without
+//! autodiff; [`apply`] makes a node of it, for any backend.
 
 use std::any::Any;
 use std::fmt::{self, Debug};
@@ -27,13 +27,47 @@ use burn::tensor::kind::Kind;
 use crate::dispatch::{from_dispatch, kind_of, to_dispatch};
 use crate::{Result, trace};
 
-/// An operator on one to four tensors, with its adjoint. Both passes get and give tensors without autodiff. The backward
-/// pass is run for floats only.
+/// Operator on one to four tensors, with its adjoint. Both passes take and return tensors without
+/// autodiff. The backward pass runs for floats only.
+///
+/// # Example
+/// ```
+/// use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_core::{Result, ops::{BackwardPass, Operator, apply}};
+///
+/// #[derive(Debug)]
+/// struct Double;
+///
+/// impl Operator for Double {
+///     type Saved = ();
+///
+///     fn keeps(&self, _: usize) -> bool {
+///         false
+///     }
+///
+///     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+///         let x = inputs.remove(0);
+///         Ok((Dispatch::float_add(x.clone(), x), ()))
+///     }
+///
+///     fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+///         let gradient = pass.cotangent;
+///         Ok(vec![Some(Dispatch::float_add(gradient.clone(), gradient))])
+///     }
+/// }
+///
+/// let x = Tensor::<1>::ones([3], &Device::default().autodiff()).require_grad();
+/// let y = Tensor::<1>::from_dispatch(apply(Double, [x.clone().into_dispatch()]));
+/// let gradient = x.grad(&y.sum().backward()).expect("a gradient");
+/// gradient.into_data().assert_eq(&[2.0_f32; 3].into(), false);
+/// ```
 pub trait Operator: Debug + Send + Sync + 'static {
-    /// State that the forward pass leaves to the backward pass, beside inputs.
+    /// State that the forward pass saves for the backward pass, beside inputs.
     type Saved: Send + Sync + 'static;
 
-    /// The names of the passes on timelines; none for what is there by its messages.
+    /// The names of the passes on timelines; `None` for an operator that appears there by its
+    /// messages.
     fn names(&self) -> Option<[&'static str; 2]> {
         None
     }
@@ -41,26 +75,28 @@ pub trait Operator: Debug + Send + Sync + 'static {
     /// Whether the backward pass reads an input.
     fn keeps(&self, input: usize) -> bool;
 
-    /// Whether gradient checkpointing computes the result again rather than keep it: for what takes little time, and does
-    /// not communicate, because messages must not be sent again.
+    /// Whether gradient checkpointing computes the result again instead of keeping it: for
+    /// operators that take little time and do not communicate, because messages must not be sent
+    /// again.
     fn is_memory_bound(&self) -> bool {
         false
     }
 
-    /// The result, and what the backward pass needs beside inputs.
+    /// Computes the result, and the state that the backward pass needs beside inputs.
     ///
     /// # Errors
     /// A failure of communication or of the kernel.
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Self::Saved)>;
 
-    /// The gradients of the inputs, by position. `None` adds nothing; what is not wanted is not looked at.
+    /// Computes the gradients of the inputs, by position. `None` adds nothing; gradients that are
+    /// not [wanted](BackwardPass::wanted) are ignored.
     ///
     /// # Errors
     /// A failure of communication or of the kernel.
     fn backward(&self, pass: BackwardPass<'_, Self::Saved>) -> Result<Vec<Option<DispatchTensor>>>;
 }
 
-/// The arguments of an operator's backward pass.
+/// Arguments of an operator's backward pass.
 pub struct BackwardPass<'a, S: ?Sized> {
     /// The inputs that the operator [keeps](Operator::keeps), by position.
     pub inputs: Vec<Option<DispatchTensor>>,
@@ -83,8 +119,8 @@ impl<S: ?Sized> BackwardPass<'_, S> {
     }
 }
 
-/// Applies an operator to one to four tensors. Integers and booleans have no gradients: on tensors of these the forward pass
-/// runs at once, without a node of the graph.
+/// Applies an operator to one to four tensors. Integers and booleans have no gradients: on their
+/// tensors the forward pass runs at once, without a node of the graph. [`Operator`] has an example.
 ///
 /// # Panics
 /// Panics for another number of inputs; [raises](crate::Error::raise) the operator's errors.
@@ -108,7 +144,8 @@ pub fn apply<O: Operator, const N: usize>(
     }
 }
 
-/// Applies an operator to tensors without gradients. The result belongs to the device of the first, autodiff or not.
+/// Applies an operator to tensors without gradients. The result belongs to the device of the first,
+/// autodiff or not.
 fn apply_plain<O: Operator, const N: usize>(
     operator: &O,
     inputs: [DispatchTensor; N],

@@ -1,4 +1,4 @@
-//! Communication as functions of burn tensors, differentiable: what operators are built from.
+//! Communication as differentiable functions of burn tensors, from which operators are built.
 
 use std::sync::Arc;
 
@@ -16,10 +16,34 @@ use crate::reduce::{Leaf, Pass, Reduce, ReduceScatter};
 use crate::replicas::require_replicas;
 use crate::{IndexBox, Result};
 
-/// Moves boxes between the ranks of a mesh and assembles what this rank needs.
+/// Moves boxes between the ranks of a mesh and assembles the cells that this rank needs.
 ///
 /// # Adjoint
-/// What came from a cell is added to that cell's gradient, on the rank that owns it.
+/// The gradients of all copies of a cell are added to that cell's gradient, on the rank that owns
+/// it.
+///
+/// # Panics
+/// [Raises](crate::Error::raise) a failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{IndexBox, Launcher, Layout, Need, Operation, Shard, Source, Traffic, ops};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("x", 2)])?;
+///     let layout = Layout::new(mesh.shape(), &[4], &[Shard(0)])?;
+///     let shard = Tensor::<1>::full([2], world.rank() as f32, world.device());
+///     // Both ranks need the two cells in the middle.
+///     let middle = |_| Need::of(IndexBox::new(Vec::from([1..3])));
+///     let plan = mesh.exchange_plan(Source::Layout(&layout), middle);
+///     let operation = Operation::new("middle", Traffic::Exchange, Some(&layout));
+///     let cells = ops::exchange(shard, &mesh, plan.into(), operation);
+///     cells.into_data().assert_eq(&[0.0_f32, 1.0].into(), false);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn exchange<const D: usize, K: Basic>(
     tensor: Tensor<D, K>,
     mesh: &DeviceMesh,
@@ -33,17 +57,40 @@ pub fn exchange<const D: usize, K: Basic>(
     )
 }
 
-/// Runs an exchange whose adjoint is given with it.
+/// Runs an exchange with its own backward pass, as [`Exchange`] shows.
+///
+/// # Panics
+/// [Raises](crate::Error::raise) a failure of communication.
 pub fn run<const D: usize, K: Basic>(tensor: Tensor<D, K>, exchange: Exchange) -> Tensor<D, K> {
     Tensor::from_dispatch(apply(exchange, [tensor.into_dispatch()]))
 }
 
-/// Reduces a tensor over the ranks along some axes of a mesh, each of which gets the result. Values are combined in the
-/// order of ranks.
+/// Reduces a tensor over the ranks along some axes of a mesh, each of which receives the result.
+/// Values are combined in the order of ranks.
 ///
 /// # Adjoint
-/// The gradient of the result is equal on all ranks. It is that of each term of a sum, and of the first value in the order of
-/// ranks that is the maximum or minimum; other values have none. That of a factor is it times the other factors.
+/// The gradient of the result, which is equal on all ranks. A sum passes it to each term; a maximum
+/// or minimum to the first value in the order of ranks that attains it, and zero to the others; a
+/// product to each factor, times the other factors.
+///
+/// # Panics
+/// [Raises](crate::Error::raise) a failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Launcher, Operation, ReduceOp, Traffic, ops};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("x", 2)])?;
+///     let x = Tensor::<1>::full([3], world.rank() as f32 + 1.0, world.device());
+///     let operation = Operation::new("total", Traffic::Reduce, None);
+///     let total = ops::all_reduce(x, &mesh, &[0], ReduceOp::Sum, operation);
+///     total.into_data().assert_eq(&[3.0_f32; 3].into(), false);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn all_reduce<const D: usize, K: Basic>(
     tensor: Tensor<D, K>,
     mesh: &DeviceMesh,
@@ -54,10 +101,11 @@ pub fn all_reduce<const D: usize, K: Basic>(
     reduce(tensor, mesh, axes, operation, Pass::Forward(op))
 }
 
-/// Reduces a tensor over the ranks of a group, of which each gets a box of the result, by place in the group.
+/// Reduces a tensor over the ranks of a group, each of which receives a box of the result, by place
+/// in the group.
 ///
 /// # Adjoint
-/// That of [`all_reduce`]; the gradient of the result lies as the result.
+/// That of [`all_reduce`], from a gradient in the boxes of the result.
 pub(crate) fn reduce_scatter<const D: usize, K: Basic>(
     tensor: Tensor<D, K>,
     mesh: &DeviceMesh,
@@ -77,11 +125,31 @@ pub(crate) fn reduce_scatter<const D: usize, K: Basic>(
     Tensor::from_dispatch(apply(scatter, [tensor.into_dispatch()]))
 }
 
-/// Passes a replicated operand on to work that differs by rank along some axes of a mesh. With checks on
-/// ([`Settings::check`](crate::Settings::check)) these ranks compare a hash of it.
+/// Passes a replicated operand to work that differs by rank along some axes of a mesh. With checks
+/// on ([`Settings::check`](crate::Settings::check)) these ranks compare a hash of it.
 ///
 /// # Adjoint
 /// The sum of the ranks' gradients, so that the operand's gradient is complete.
+///
+/// # Panics
+/// [Raises](crate::Error::raise) a failure of communication and, with checks on,
+/// [`Error::Replicas`](crate::Error::Replicas) if the ranks hold different tensors.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Launcher, ops};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("x", 2)])?;
+///     let scale = Tensor::<1>::ones([1], world.device()).require_grad();
+///     let scaled = ops::fan_out(scale.clone(), &mesh, &[0], "scale") * (world.rank() + 1) as f32;
+///     let gradient = scale.grad(&scaled.sum().backward()).expect("a gradient");
+///     gradient.into_data().assert_eq(&[3.0_f32].into(), false);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn fan_out<const D: usize, K: Basic>(
     tensor: Tensor<D, K>,
     mesh: &DeviceMesh,
@@ -94,21 +162,36 @@ pub fn fan_out<const D: usize, K: Basic>(
     reduce(tensor, mesh, axes, operation, Pass::Backward)
 }
 
-/// The numbers that every rank of a group holds, in the group's order: for statistics, which are few.
+/// Gathers the numbers of every rank of a group, in the group's order: for statistics, which are
+/// few.
 ///
 /// # Errors
 /// A failure of communication.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Operation, Traffic, ops};
+///
+/// Launcher::local(2).run(|world| {
+///     let operation = Operation::new("ranks", Traffic::Control, None);
+///     let number = world.rank() as f64;
+///     let all = ops::all_gather_numbers(world.comm(), &[0, 1], &operation, &[number])?;
+///     assert_eq!(all, [[0.0], [1.0]]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn all_gather_numbers(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
     operation: &Operation,
-    own: &[f64],
+    values: &[f64],
 ) -> Result<Vec<Vec<f64>>> {
     if group.len() == 1 {
-        return Ok(vec![own.to_vec()]);
+        return Ok(vec![values.to_vec()]);
     }
     collectives::agree(comm, group, operation)?;
-    let bytes: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let all = collectives::all_gather_bytes(comm, group, operation, &bytes)?;
     let numbers = |bytes: Vec<u8>| {
         let (words, _) = bytes.as_chunks();

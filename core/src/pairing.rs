@@ -1,20 +1,21 @@
-//! How the operands of an operator go together: one rule for all operators.
+//! Pairing of an operator's operands: one rule for all operators.
 
 use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 use crate::{Error, MeshShape, Result};
 
-/// The meaning of a dim of an operand, as a letter has it in an einsum.
+/// Meaning of a dim of an operand, as a letter in an einsum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// A dim that the operands with this number have in common. It is a dim of the result, or else summed over.
+    /// A dim that the operands with this number have in common. It is a dim of the result, or else
+    /// summed over.
     Common(usize),
-    /// A dim of one cell, which meets all cells of the other operands.
+    /// A dim of one cell, which is paired with all cells of the other operands.
     Broadcast,
     /// A dim that must be whole on every rank.
     Whole,
 }
 
-/// The partial operands that an operator permits: those in which it is linear.
+/// Partial operands that an operator permits: those in which it is linear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linearity {
     /// All operands may be sums together: addition.
@@ -23,11 +24,11 @@ pub enum Linearity {
     Multiplicative,
     /// The first operand may be a sum: division.
     First,
-    /// None may be.
+    /// No operand may be a sum.
     None,
 }
 
-/// An operand, as the rule sees it.
+/// Operand of the rule.
 #[derive(Clone, Copy, Debug)]
 pub struct Term<'a> {
     /// Its name in errors; empty for the only tensor that an error can be about.
@@ -38,7 +39,28 @@ pub struct Term<'a> {
     pub roles: &'a [Role],
 }
 
-/// How operands go together: the placements of the result, and the axes over which each operand fans out.
+/// Pairing of operands: the placements of the result, and the axes over which each operand fans
+/// out.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Layout, Linearity, MeshShape, Pairing, Partial};
+/// use halocline_core::{ReduceOp, Role::Common, Shard, Term};
+///
+/// // x[i, k] · weight[k, j], with the summed dim sharded.
+/// let mesh = MeshShape::new(&[("tensor", 2)], vec![0, 1])?.into();
+/// let x = Layout::new(&mesh, &[6, 4], &[Shard(1)])?;
+/// let weight = Layout::new(&mesh, &[4, 8], &[Shard(0)])?;
+/// let operands = [
+///     Term { name: "x", layout: &x, roles: &[Common(0), Common(1)] },
+///     Term { name: "weight", layout: &weight, roles: &[Common(1), Common(2)] },
+/// ];
+/// let result = [Common(0), Common(2)];
+/// let pairing = Pairing::new("matmul", &operands, &result, Linearity::Multiplicative)?;
+/// assert_eq!(pairing.placements(), [Partial(ReduceOp::Sum)]);
+/// assert_eq!(pairing.layout(&x).shape(), [6, 8]);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pairing {
     placements: Vec<Placement>,
@@ -47,12 +69,13 @@ pub struct Pairing {
 }
 
 impl Pairing {
-    /// The rule. On each axis operands are sharded in the same common dim, with the same extents, or not at all; those
-    /// without that dim are replicated and fan out. The result is sharded in the dim, or a partial sum over it.
+    /// Applies the rule. On each axis operands are sharded in the same common dim, with the same
+    /// extents, or not at all; those without that dim are replicated and fan out. The result is
+    /// sharded in the dim, or a partial sum over it.
     ///
     /// # Errors
-    /// Operands on two meshes, or of two sizes of a common dim; placements without a rule, with the redistribution that
-    /// helps.
+    /// Operands on two meshes, or of two sizes of a common dim; placements without a rule, with the
+    /// redistribution that helps.
     pub fn new(
         operator: &str,
         operands: &[Term<'_>],
@@ -83,7 +106,7 @@ impl Pairing {
         for role in result {
             pairing.extents.push(extents(operator, operands, *role)?);
         }
-        // Dims that are summed over have extents to agree on, too.
+        // Extents of dims that are summed over must agree, too.
         let summed = operands.iter().flat_map(|term| term.roles);
         for role in summed.filter(|role| !result.contains(role)) {
             extents(operator, operands, *role)?;
@@ -91,8 +114,8 @@ impl Pairing {
         Ok(pairing)
     }
 
-    /// The axes over which an operand that every rank holds alike, and needs whole, fans out beside a field: those on which
-    /// the field is sharded, as [`new`](Self::new) says too.
+    /// The axes over which a replicated operand that every rank needs whole fans out beside a
+    /// field: those on which the field is sharded, as in [`new`](Self::new).
     ///
     /// # Errors
     /// Partial values of the field.
@@ -122,7 +145,7 @@ fn extents(operator: &str, operands: &[Term<'_>], role: Role) -> Result<Vec<usiz
     let mut found: Option<(&Layout, &[usize])> = None;
     for operand in operands {
         let dims = operand.roles.iter().enumerate();
-        for (dim, _) in dims.filter(|(_, own)| matches!(role, Role::Common(_)) && **own == role) {
+        for (dim, _) in dims.filter(|(_, held)| matches!(role, Role::Common(_)) && **held == role) {
             let extents = operand.layout.extents(dim);
             match found {
                 Some((first, other)) if other != extents => {
@@ -136,7 +159,7 @@ fn extents(operator: &str, operands: &[Term<'_>], role: Role) -> Result<Vec<usiz
     Ok(found.map_or_else(|| vec![1], |(_, extents)| extents.to_vec()))
 }
 
-/// The rule of one axis.
+/// The rule on one axis.
 struct Axis<'a> {
     operator: &'a str,
     operands: &'a [Term<'a>],
@@ -155,9 +178,11 @@ impl Axis<'_> {
         if all().all(|operand| replicated(&operand)) {
             return Ok((Replicate, Vec::new()));
         }
-        if let Some(partial) = all().find(|&own| matches!(self.placement(own), Partial(_))) {
+        // A sum of terms passes through an operator that is linear in it. Replicated operands then
+        // act on a term that differs by rank, so they fan out.
+        if let Some(partial) = all().find(|&index| matches!(self.placement(index), Partial(_))) {
             let sum = Partial(ReduceOp::Sum);
-            let sums = all().filter(|&own| self.placement(own) == sum).count();
+            let sums = all().filter(|&index| self.placement(index) == sum).count();
             let rest = all().filter(replicated).count();
             let allowed = match linearity {
                 Linearity::Additive => sums == self.operands.len(),
@@ -172,6 +197,7 @@ impl Axis<'_> {
             }
             return Ok((sum, all().filter(replicated).collect()));
         }
+        // Sharded operands must share one dim: ranks then hold matching cells of it.
         let mut common = None;
         for (operand, term) in self.operands.iter().enumerate() {
             let Shard(dim) = self.placement(operand) else {
@@ -191,8 +217,10 @@ impl Axis<'_> {
             }
         }
         let (first, number) = common.expect("an operand is sharded");
+        // A replicated operand with the dim holds more cells than its partners; without it, it
+        // meets each rank's cells whole.
         let lacks = |operand: &usize| !self.operands[*operand].roles.contains(&number);
-        if let Some(other) = all().filter(replicated).find(|own| !lacks(own)) {
+        if let Some(other) = all().filter(replicated).find(|index| !lacks(index)) {
             let mut both = [first, other];
             both.sort_unstable();
             let help = format!("redistribute one operand, {}", self.ways(number));
@@ -202,7 +230,7 @@ impl Axis<'_> {
             Some(dim) => Shard(dim),
             None => Partial(ReduceOp::Sum),
         };
-        // What is added to a partial sum would be added once by each rank.
+        // Each rank would add an operand such as a bias to its part of the sum.
         let fans: Vec<usize> = all().filter(replicated).collect();
         if placement == Partial(ReduceOp::Sum)
             && !fans.is_empty()
@@ -214,7 +242,7 @@ impl Axis<'_> {
         Ok((placement, fans))
     }
 
-    /// The placements in which the operands would go together.
+    /// The placements in which the operands can be paired, for errors.
     fn ways(&self, number: Role) -> String {
         let placement = |operand: &Term<'_>| {
             let dim = operand.roles.iter().position(|role| *role == number);
@@ -227,8 +255,8 @@ impl Axis<'_> {
     fn no_rule(&self, operands: &[usize], help: String) -> Error {
         let named = |&operand: &usize| {
             let name = self.operands[operand].name;
-            let of = if name.is_empty() { "" } else { " of " };
-            format!("{}{of}{name}", self.placement(operand))
+            let link = if name.is_empty() { "" } else { " of " };
+            format!("{}{link}{name}", self.placement(operand))
         };
         let placements: Vec<String> = operands.iter().map(named).collect();
         let axis = &self.operands[0].layout.mesh().names()[self.axis];
@@ -240,7 +268,7 @@ impl Axis<'_> {
     }
 }
 
-/// Whether two layouts may meet in an operator: the same mesh.
+/// Requires that two operands lie on the same mesh.
 fn require_same_mesh(operator: &str, lhs: &MeshShape, rhs: &MeshShape) -> Result<()> {
     if std::ptr::eq(lhs, rhs) || lhs == rhs {
         return Ok(());

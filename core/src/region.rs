@@ -1,7 +1,23 @@
+//! Boxes of cells, and the cells beyond the ends of a dim.
+
 use std::fmt;
 use std::ops::Range;
 
 /// A product of half-open index ranges, one per dim: a box of cells.
+///
+/// # Example
+/// ```
+/// use halocline_core::IndexBox;
+///
+/// let field = IndexBox::whole(&[4, 6]);
+/// let rows = IndexBox::new(vec![1..3, 0..6]);
+/// assert_eq!(rows.volume(), 12);
+/// let rim = field.around(&rows);
+/// assert_eq!(rim, [IndexBox::new(vec![0..1, 0..6]), IndexBox::new(vec![3..4, 0..6])]);
+/// assert_eq!(rim[0].intersection(&rows), None);
+/// let corner = IndexBox::new(vec![2..3, 0..2]);
+/// assert_eq!(corner.seen_from(&rows).to_string(), "[1..2, 0..2]");
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct IndexBox(Vec<Range<usize>>);
 
@@ -39,16 +55,18 @@ impl IndexBox {
         (common.volume() > 0).then_some(common)
     }
 
-    /// This box, which lies in `outer`, counted from where that begins.
+    /// This box relative to the start of `outer`, which must contain it.
     #[must_use]
     pub fn seen_from(&self, outer: &Self) -> Self {
         let ranges = self.0.iter().zip(&outer.0);
-        let ranges = ranges.map(|(own, outer)| own.start - outer.start..own.end - outer.start);
+        let ranges = ranges.map(|(part, outer)| part.start - outer.start..part.end - outer.start);
         Self(ranges.collect())
     }
 
-    /// The cells of this box that are not in `inner`, which lies in it, as boxes.
+    /// The cells of this box outside `inner`, which it contains, as boxes that do not overlap.
     pub fn around(&self, inner: &Self) -> Vec<Self> {
+        // After its two slabs are cut off, a dim is narrowed to `inner`: later slabs contain no
+        // cell of earlier ones.
         let mut left = self.clone();
         let mut boxes = Vec::new();
         for (dim, range) in inner.0.iter().enumerate() {
@@ -83,15 +101,26 @@ impl fmt::Debug for IndexBox {
     }
 }
 
-/// What lies beyond an end of a dim.
+/// Values beyond an end of a dim.
+///
+/// # Example
+/// ```
+/// use halocline_core::Boundary;
+///
+/// let source = |boundary: Boundary| boundary.source(-1, 4);
+/// assert_eq!(source(Boundary::Zeros), None);
+/// assert_eq!(source(Boundary::Periodic), Some(3));
+/// assert_eq!(source(Boundary::Reflect), Some(1));
+/// assert_eq!(source(Boundary::Replicate), Some(0));
+/// ```
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
 )]
 pub enum Boundary {
-    /// Zeros, or what the operator fills with (minus infinity in a maximum).
+    /// Zeros, or the operator's fill value (minus infinity in a maximum).
     #[default]
     Zeros,
-    /// The dim goes on at its other end, as longitude does.
+    /// The dim continues at its other end, as longitude does.
     Periodic,
     /// The field mirrored at its last cell, which is not repeated.
     Reflect,
@@ -100,7 +129,8 @@ pub enum Boundary {
 }
 
 impl Boundary {
-    /// The cell of a dim of `size` cells whose value stands at `index`, which may lie beyond an end.
+    /// The cell of a dim of `size` cells that supplies the value at `index`, which may lie beyond
+    /// an end; `None` for a fill value.
     pub fn source(self, index: isize, size: usize) -> Option<usize> {
         let last = size as isize - 1;
         if last < 0 {
@@ -122,20 +152,30 @@ impl Boundary {
     }
 }
 
-/// A run of cells of one dim that a rank needs: `src` in the global field, found from `dst` on in what is assembled.
+/// Run of cells of one dim that a rank needs, with its place in the tensor that the rank assembles.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where the run begins in the assembled dim.
+    /// The start of the run in the assembled dim.
     pub dst: usize,
     /// The global cells.
     pub src: Range<usize>,
-    /// Whether the cells come in reverse order.
+    /// Whether the cells are in reverse order.
     pub flip: bool,
 }
 
-/// The runs that make up the cells `range` of a dim of `size` cells, beyond whose ends lies what `low` and `high` say.
+/// Splits the cells `range` of a dim of `size` cells into runs; `low` and `high` give the values
+/// beyond its two ends.
 ///
 /// Cells that no run covers are filled by the operator.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Boundary, segments};
+///
+/// let runs = segments(-1..5, 4, Boundary::Periodic, Boundary::Periodic);
+/// let runs: Vec<_> = runs.into_iter().map(|run| (run.dst, run.src)).collect();
+/// assert_eq!(runs, [(0, 3..4), (1, 0..4), (5, 0..1)]);
+/// ```
 pub fn segments(range: Range<isize>, size: usize, low: Boundary, high: Boundary) -> Vec<Segment> {
     let mut runs: Vec<Segment> = Vec::new();
     for (dst, index) in range.enumerate() {
@@ -143,6 +183,8 @@ pub fn segments(range: Range<isize>, size: usize, low: Boundary, high: Boundary)
         let Some(cell) = boundary.source(index, size) else {
             continue;
         };
+        // The last run grows upwards, or downwards if it is mirrored; a run of one cell may still
+        // turn either way.
         if let Some(run) = runs.last_mut().filter(|run| run.dst + run.src.len() == dst) {
             let single = run.src.len() == 1;
             if cell == run.src.end && (single || !run.flip) {

@@ -1,4 +1,4 @@
-//! Tensors that all ranks hold alike.
+//! Check of tensors that must be equal on all ranks.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use foldhash::fast::FixedState;
 use crate::comm::{Communicator, Operation, Traffic, collectives};
 use crate::{Error, Result};
 
-/// An error if some ranks do not hold the same tensor, bit for bit; compared only with checks on.
+/// Returns an error if the ranks do not hold the same tensor, bit for bit; compared only with
+/// checks on.
 pub(crate) fn require_replicas<const D: usize, K: Basic>(
     operator: &'static str,
     comm: &Arc<dyn Communicator>,
@@ -23,9 +24,9 @@ pub(crate) fn require_replicas<const D: usize, K: Basic>(
     let data = tensor.clone().into_data();
     let kind = format!("{:?} of {:?}", tensor.dims(), data.dtype());
     let hash = FixedState::default().hash_one(data.as_bytes());
-    let own = [&hash.to_le_bytes(), kind.as_bytes()].concat();
+    let signature = [&hash.to_le_bytes(), kind.as_bytes()].concat();
     let operation = Operation::new(operator, Traffic::Control, None);
-    let all = collectives::all_gather_bytes(comm, ranks, &operation, &own)?;
+    let all = collectives::all_gather_bytes(comm, ranks, &operation, &signature)?;
     let Some(differs) = all.iter().position(|theirs| *theirs != all[0]) else {
         return Ok(());
     };

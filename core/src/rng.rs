@@ -1,7 +1,8 @@
 //! Random numbers by global index: Philox4x32-10.
 //!
-//! Salmon, Moraes, Dror, Shaw: *Parallel random numbers: as easy as 1, 2, 3*, SC 2011. A value is a pure function of
-//! seed, stream and the element's index in the whole field, so it does not depend on who computes it.
+//! Salmon, Moraes, Dror, Shaw: *Parallel random numbers: as easy as 1, 2, 3*, SC 2011. A value is a
+//! pure function of seed, stream and the element's index in the whole field, whichever rank
+//! computes it.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -12,7 +13,7 @@ const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
-/// Four random words for a counter and a key.
+/// Computes four random words from a counter and a key.
 ///
 /// # Example
 /// ```
@@ -37,7 +38,7 @@ pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// How random values are distributed.
+/// Distribution of random values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Distribution {
     /// Uniform in `[low, high)`.
@@ -90,7 +91,22 @@ impl Distribution {
     }
 }
 
-/// Which random field: a seed, and a stream within it.
+/// Key of a random field: a seed, and a stream within it.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Distribution, IndexBox, RandomKey};
+///
+/// let key = RandomKey::new(7, ("dropout", 3));
+/// let coin = Distribution::Bernoulli { probability: 0.5 };
+/// let field = key.fill(coin, &[4, 6], &IndexBox::whole(&[4, 6]));
+/// let row = key.fill(coin, &[4, 6], &IndexBox::new(vec![2..3, 0..6]));
+/// assert_eq!(row, field[12..18]);
+/// assert_ne!(key.number(), RandomKey::new(7, ("dropout", 4)).number());
+/// let mut order = key.permutation(5);
+/// order.sort();
+/// assert_eq!(order, [0, 1, 2, 3, 4]);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RandomKey {
     seed: u64,
@@ -98,7 +114,8 @@ pub struct RandomKey {
 }
 
 impl RandomKey {
-    /// The stream called `name` of a seed. A name is anything that hashes: a parameter's path, an epoch, a step.
+    /// The stream called `name` of a seed. A name is anything that hashes: a parameter's path, an
+    /// epoch, a step.
     pub fn new(seed: u64, name: impl Hash) -> Self {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
@@ -108,7 +125,7 @@ impl RandomKey {
         }
     }
 
-    /// A number of one's own for this stream, to seed another generator with.
+    /// A number that is specific to this stream, to seed another generator.
     pub fn number(self) -> u64 {
         let words = self.words(0);
         u64::from(words[0]) | u64::from(words[1]) << 32
@@ -122,6 +139,9 @@ impl RandomKey {
     }
 
     /// The values of a box of cells of a field of the given shape, in row-major order.
+    ///
+    /// # Panics
+    /// Panics for a field without dims.
     pub fn fill(self, distribution: Distribution, shape: &[usize], cells: &IndexBox) -> Vec<f32> {
         let mut values = Vec::with_capacity(cells.volume());
         if cells.volume() == 0 {
@@ -131,14 +151,15 @@ impl RandomKey {
         let mut row: Vec<usize> = outer.iter().map(|range| range.start).collect();
         loop {
             let first = ravel(&row, &shape[..row.len()]) * shape[row.len()];
+            // A counter gives four values: neighbours in a row share it.
             let mut block = None;
             for index in (first + last.start)..(first + last.end) {
-                let at = (index / 4) as u64;
+                let number = (index / 4) as u64;
                 let four = match block {
-                    Some((b, four)) if b == at => four,
-                    _ => distribution.values(self.words(at)),
+                    Some((known, four)) if known == number => four,
+                    _ => distribution.values(self.words(number)),
                 };
-                block = Some((at, four));
+                block = Some((number, four));
                 values.push(four[index % 4]);
             }
             // The next row, as an odometer counts.

@@ -3,30 +3,43 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-/// How long ranks may go on after another one has failed, before the process is ended.
+/// The time for which ranks may continue after another one has failed, before the process ends.
 pub(crate) const GRACE: Duration = Duration::from_secs(3);
 
-/// How a rank communicates.
+/// Settings of a rank's communication, made by [`Launcher`](crate::Launcher).
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Overlap};
+///
+/// let launcher = Launcher::local(1).check(true).overlap(Overlap::Off);
+/// let settings = launcher.collect(|world| Ok(*world.comm().settings()))?;
+/// assert!(settings[0].check && settings[0].overlap == Overlap::Off);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// How long a rank waits for a message. Default 60 s.
+    /// The time that a rank waits for a message. Default 60 s.
     pub timeout: Duration,
-    /// Whether ranks compare operation and layout before they communicate, and tensors that all must hold alike; and
-    /// whether closures of `map_local` are run on other cells too. Default in debug builds only.
+    /// Whether ranks compare operation and layout before they communicate, and tensors that must be
+    /// equal on all ranks; and whether closures of `map_local` run on other cells too. Default in
+    /// debug builds only.
     pub check: bool,
-    /// Whether operators compute what they can while boxes travel. Default where it is likely to pay.
+    /// Whether operators compute while boxes travel. Default where it is likely to save time.
     pub overlap: Overlap,
-    /// Whether gradients of parameters are summed many at a time. Default yes.
+    /// Whether gradients of parameters are summed in buckets of many. Default yes.
     pub buckets: bool,
-    /// Whether every communication is told on stderr. Default not.
+    /// Whether every communication prints a line on stderr. Default no.
     pub log: bool,
 }
 
-/// When operators compute what needs no other rank's cells while these travel. Results have the same bits either way; on
-/// GPUs as far as the backend computes a cell alike in tensors of another size.
+/// Policy for computing cells that need no other rank while boxes travel. Results have the same
+/// bits either way; on GPUs as far as the backend gives a cell the same value in tensors of another
+/// size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overlap {
-    /// On engines whose messages take time, for messages of a size that makes up for the work in two parts.
+    /// On engines whose messages take time, for messages so large that this outweighs computing in
+    /// two parts.
     #[default]
     Auto,
     /// Always.
@@ -47,7 +60,7 @@ impl Default for Settings {
     }
 }
 
-/// A switch in the environment; `None` if it is not set.
+/// Reads a switch of the environment; `None` if it is not set.
 ///
 /// # Panics
 /// Panics if it is neither 0 nor 1.
@@ -59,15 +72,16 @@ pub(crate) fn switch(name: &str) -> Option<bool> {
     }
 }
 
-/// The number of processes that a launcher of MPI says it started: `mpirun` inside a job of Slurm, or Slurm.
+/// The number of processes that a launcher of MPI started, by its variables: `mpirun`, also inside
+/// a job of Slurm, or Slurm.
 pub(crate) fn started_tasks(get: impl Fn(&str) -> Option<String>) -> usize {
     let names = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
     let tasks = names.into_iter().find_map(get);
     tasks.and_then(|tasks| tasks.parse().ok()).unwrap_or(1)
 }
 
-/// Whether a rank sends itself, through its engine, all that it would copy from its own shard but the largest box
-/// (`HALOCLINE_LOOPBACK=1`): a test of engines on one rank.
+/// Whether a rank sends itself, through its engine, all boxes of its own shard except the largest,
+/// instead of copying them (`HALOCLINE_LOOPBACK=1`): a test of engines on one rank.
 pub(crate) fn loopback() -> bool {
     static LOOPBACK: LazyLock<bool> = LazyLock::new(|| switch("HALOCLINE_LOOPBACK") == Some(true));
     *LOOPBACK

@@ -1,8 +1,10 @@
-//! Seeing what ranks do: a line per communication, and a timeline of operators and communications.
+//! Records of a running program: a line per communication, and a timeline of operators and
+//! communications.
 //!
-//! `HALOCLINE_LOG=comm` prints a line for every communication. [`Launcher::trace`](crate::Launcher::trace), or
-//! `HALOCLINE_TRACE=<file>`, writes a timeline in Chrome's trace format, which Perfetto and `chrome://tracing` open: a row
-//! per rank. Where neither is asked for, nothing is recorded.
+//! `HALOCLINE_LOG=comm` prints a line for every communication.
+//! [`Launcher::trace`](crate::Launcher::trace), or `HALOCLINE_TRACE=<file>`, writes a timeline in
+//! Chrome's trace format, which Perfetto and `chrome://tracing` open: a row per rank. Without
+//! either, nothing is recorded.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -13,7 +15,7 @@ use crate::Result;
 use crate::comm::{Batch, Communicator, Counters, InFlight, Operation, Settings};
 
 thread_local! {
-    /// What this thread's rank has done so far, if it is recorded.
+    /// The timeline of this thread's rank, if it is recorded.
     static TIMELINE: RefCell<Option<Timeline>> = const { RefCell::new(None) };
 }
 
@@ -21,7 +23,7 @@ thread_local! {
 #[derive(Debug)]
 struct Timeline {
     start: Instant,
-    /// When it began, in microseconds of the system's clock: what ranks have in common.
+    /// Its start in microseconds of the system's clock, by which timelines of ranks are aligned.
     epoch: f64,
     rank: usize,
     /// Events as JSON, separated by commas.
@@ -29,9 +31,9 @@ struct Timeline {
 }
 
 impl Timeline {
-    fn push(&mut self, name: &str, kind: &str, from: Instant, to: Instant, arguments: &str) {
+    fn push(&mut self, name: &str, kind: &str, begin: Instant, end: Instant, arguments: &str) {
         let micros = |instant: Instant| (instant - self.start).as_secs_f64() * 1e6;
-        let (start, length) = (self.epoch + micros(from), (to - from).as_secs_f64() * 1e6);
+        let (start, length) = (self.epoch + micros(begin), (end - begin).as_secs_f64() * 1e6);
         let name = name.replace(['"', '\\'], "'");
         let separator = if self.events.is_empty() { "" } else { ",\n" };
         let rank = self.rank;
@@ -42,7 +44,7 @@ impl Timeline {
     }
 }
 
-/// Begins to record what this thread does as a rank.
+/// Begins to record the timeline of this thread's rank.
 pub(crate) fn begin(rank: usize) {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let timeline = Timeline {
@@ -59,7 +61,7 @@ pub(crate) fn end() -> Option<String> {
     TIMELINE.take().map(|timeline| timeline.events)
 }
 
-/// A timeline file, from the events of all ranks.
+/// Makes the text of a timeline file from the events of all ranks.
 pub(crate) fn document(ranks: &[String]) -> String {
     let names = (0..ranks.len()).map(|rank| {
         format!(
@@ -71,7 +73,8 @@ pub(crate) fn document(ranks: &[String]) -> String {
     format!("{{\"traceEvents\":[\n{}\n]}}\n", all.join(",\n"))
 }
 
-/// A stretch of work on the timeline of this thread's rank, from its making to its end.
+/// Stretch of work on the timeline of this thread's rank: it begins when the span is made and ends
+/// when it is dropped.
 #[derive(Debug)]
 #[must_use = "a span ends when it is dropped"]
 pub struct Span {
@@ -80,6 +83,20 @@ pub struct Span {
 }
 
 /// Begins a stretch of work.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, trace};
+///
+/// let file = std::env::temp_dir().join(format!("spans-{}.json", std::process::id()));
+/// Launcher::local(2).trace(&file).run(|_| {
+///     let _span = trace::span("read input");
+///     Ok(())
+/// })?;
+/// assert!(std::fs::read_to_string(&file)?.contains("read input"));
+/// # std::fs::remove_file(&file)?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn span(name: &'static str) -> Span {
     let recorded = TIMELINE.with_borrow(Option::is_some);
     Span {
@@ -99,19 +116,19 @@ impl Drop for Span {
     }
 }
 
-/// An engine whose communications are seen.
+/// Engine whose communications are recorded.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct Traced {
     engine: Arc<dyn Communicator>,
 }
 
-impl Seen {
+impl Traced {
     pub(crate) fn new(engine: Arc<dyn Communicator>) -> Self {
         Self { engine }
     }
 }
 
-/// What is said about a communication.
+/// Record of one communication.
 struct Account {
     rank: usize,
     operation: Operation,
@@ -163,7 +180,7 @@ impl Account {
     }
 }
 
-impl Communicator for Seen {
+impl Communicator for Traced {
     fn rank(&self) -> usize {
         self.engine.rank()
     }
@@ -209,7 +226,7 @@ impl Communicator for Seen {
     }
 }
 
-/// The axes of the mesh along which a batch goes, or the ranks where there is no mesh.
+/// The axes of the mesh along which a batch travels, or its ranks if its operation has no mesh.
 fn along(rank: usize, batch: &Batch) -> String {
     let sends = batch.sends.iter().map(|(peer, _)| *peer);
     let peers = sends.chain(batch.receives.iter().map(|(peer, _)| *peer));
@@ -223,9 +240,9 @@ fn along(rank: usize, batch: &Batch) -> String {
                 let position = mesh.ranks().iter().position(|&other| other == rank);
                 position.map(|position| mesh.coords(position))
             };
-            let own = coords(rank);
-            let differs = |axis: usize, peer: usize| match (&own, coords(peer)) {
-                (Some(own), Some(other)) => own[axis] != other[axis],
+            let origin = coords(rank);
+            let differs = |axis: usize, peer: usize| match (&origin, coords(peer)) {
+                (Some(origin), Some(target)) => origin[axis] != target[axis],
                 _ => false,
             };
             let names = mesh.names().iter().enumerate();

@@ -1,4 +1,4 @@
-//! What a rank's program knows of the others.
+//! The world of a rank: its number, its device, and its connection to the other ranks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,18 +14,34 @@ use crate::device_mesh::DeviceMesh;
 use crate::mesh::MeshShape;
 use crate::{Error, RandomKey, Result, module, trace};
 
-/// What a rank's program sees of the world: who it is, its device, and how to build meshes.
+/// The world of a rank: its number, its device, its meshes, and collective calls over all ranks.
+///
+/// # Example
+/// ```
+/// use halocline_core::Launcher;
+///
+/// Launcher::local(2).seed(5).run(|world| {
+///     assert_eq!((world.size(), world.seed()), (2, 5));
+///     assert_eq!(world.is_root(), world.rank() == 0);
+///     let mesh = world.mesh([("lat", 2)])?;
+///     assert_eq!(mesh.position(), world.rank());
+///     world.barrier()?;
+///     assert_eq!(world.comm_stats().of(halocline_core::Traffic::Control).messages, 1);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct World {
     comm: Arc<dyn Communicator>,
     device: Device,
     seed: u64,
-    /// How many modules have been made; equal on all ranks, because they make them together.
+    /// Number of modules made so far; equal on all ranks, which make them together.
     modules: Arc<AtomicU64>,
 }
 
 impl World {
-    /// The world of a rank that has a connection and a device.
+    /// Makes the world of a rank from its communicator and device.
     pub(crate) fn new(comm: Arc<dyn Communicator>, device: Device, seed: u64) -> Self {
         Self {
             comm,
@@ -63,7 +79,7 @@ impl World {
     /// A mesh over all ranks.
     ///
     /// # Errors
-    /// Sizes that do not multiply to the number of ranks, and an axis name that occurs twice.
+    /// Sizes that do not multiply to the number of ranks; an axis name that occurs twice.
     pub fn mesh<const N: usize>(&self, axes: [(&str, usize); N]) -> Result<DeviceMesh> {
         self.mesh_of(&axes)
     }
@@ -77,19 +93,19 @@ impl World {
         DeviceMesh::new(shape, self.comm.clone(), self.device.clone())
     }
 
-    /// A mesh over some of the ranks; `None` on the ranks that have no part in it. Nothing is communicated, and what is done
-    /// on the mesh involves its ranks only.
+    /// A mesh over some of the ranks; `None` on the others. Nothing is communicated, and operators
+    /// on the mesh involve its ranks only.
     ///
     /// # Errors
-    /// On all ranks, sizes that do not multiply to the number of ranks of the mesh, an axis name or a rank that occurs twice,
-    /// and a rank that the world does not have.
+    /// On all ranks: sizes that do not multiply to the number of ranks of the mesh; an axis name or
+    /// a rank that occurs twice; a rank that is not in the world.
     ///
     /// # Example
     /// ```
     /// use halocline_core::{Launcher, Shard, ShardTensor};
     ///
     /// Launcher::local(3).run(|world| {
-    ///     // Ranks 1 and 2 compute, rank 0 does something else.
+    ///     // Ranks 1 and 2 compute, rank 0 has other work.
     ///     let mesh = world.mesh_over([("lat", 2)], &[1, 2])?;
     ///     assert_eq!(mesh.is_none(), world.is_root());
     ///     if let Some(mesh) = mesh {
@@ -114,23 +130,34 @@ impl World {
         &self.comm
     }
 
-    /// What this rank has sent so far: its own messages only, so that a job's total is the sum over its ranks.
+    /// Counts of the messages that this rank has sent so far; a job's total is the sum over its
+    /// ranks.
     pub fn comm_stats(&self) -> CommStats {
         self.comm.counters().snapshot()
     }
 
-    /// Waits until every rank is here.
+    /// Waits until every rank has called it.
     ///
     /// # Errors
-    /// A rank that does not come in time, or that ended.
+    /// A rank that does not call it within the timeout, or that has ended.
     pub fn barrier(&self) -> Result<()> {
         collectives::barrier(&self.comm, &self.everyone())
     }
 
-    /// Sends bytes from one rank to all.
+    /// Sends bytes from rank `source` to all ranks. Bytes given on other ranks are ignored.
     ///
     /// # Errors
-    /// A failure of communication.
+    /// A source that is not in the world; a failure of communication.
+    ///
+    /// # Example
+    /// ```
+    /// halocline_core::Launcher::local(2).run(|world| {
+    ///     let name = world.is_root().then(|| b"storm".to_vec());
+    ///     assert_eq!(world.broadcast_bytes(0, name)?, b"storm");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn broadcast_bytes(&self, source: usize, bytes: Option<Vec<u8>>) -> Result<Vec<u8>> {
         let operation = Operation::new("broadcast_bytes", Traffic::Control, None);
         collectives::broadcast_bytes(&self.comm, &self.everyone(), source, &operation, bytes)
@@ -138,11 +165,23 @@ impl World {
 
     /// Makes a module with the same parameters on all ranks.
     ///
-    /// Parameters are drawn from the job's seed and the number of modules made before, and those of rank 0 are sent to
-    /// the others; each rank owns its leaves.
+    /// Parameters are drawn from the job's seed and the number of modules made before, and those of
+    /// rank 0 are sent to the others; each rank owns its leaves.
     ///
     /// # Errors
     /// A failure of communication.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::LinearConfig;
+    ///
+    /// halocline_core::Launcher::local(2).run(|world| {
+    ///     let linear = world.init(|device| LinearConfig::new(3, 2).init(device))?;
+    ///     assert_eq!(linear.weight.dims(), [3, 2]);
+    ///     world.check_replicas(&linear) // equal on both ranks
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn init<M: Module>(&self, make: impl FnOnce(&Device) -> M) -> Result<M> {
         let module = self.modules.fetch_add(1, Ordering::Relaxed);
         let seed = RandomKey::new(self.seed, ("module", module)).number();
@@ -150,14 +189,27 @@ impl World {
         self.sync_module(made, 0)
     }
 
-    /// Gives every rank the parameters that rank `source` has, as leaves of its own.
+    /// Sends the parameters of rank `source` to every rank, as leaves of its own.
     ///
-    /// Also for a module that was made outside of the ranks' program: ranks that are threads must not share leaves.
-    /// Float parameters are sent. Running statistics, as of a batch norm, stay shared between clones of one module:
-    /// make such a module with [`init`](Self::init).
+    /// Also for a module that was made outside the ranks' program: ranks that are threads must not
+    /// share leaves. Float parameters are sent. Running statistics, as of a batch norm, stay shared
+    /// between clones of one module: make such a module with [`init`](Self::init).
     ///
     /// # Errors
     /// A module of another structure on this rank than on the source; a failure of communication.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::LinearConfig;
+    ///
+    /// let shared = LinearConfig::new(3, 2).init(&burn::tensor::Device::default().autodiff());
+    /// halocline_core::Launcher::local(2).run(|world| {
+    ///     let linear = world.sync_module(shared.clone(), 0)?;
+    ///     assert_eq!(linear.weight.val().into_data(), shared.weight.val().into_data());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn sync_module<M: Module>(&self, module: M, source: usize) -> Result<M> {
         module::sync(&self.comm, &self.everyone(), source, &self.device, module)
     }
@@ -165,12 +217,28 @@ impl World {
     /// Checks that the parameters of all ranks are equal, bit for bit.
     ///
     /// # Errors
-    /// Names the first parameter that differs, and the ranks.
+    /// [`Error::Replicas`] with the first parameter that differs, and the ranks; a failure of
+    /// communication.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::LinearConfig;
+    ///
+    /// halocline_core::Launcher::local(2).run(|world| {
+    ///     let size = 3 + world.rank(); // a mistake
+    ///     let linear = LinearConfig::new(size, 2).init(world.device());
+    ///     let error = world.check_replicas(&linear).unwrap_err();
+    ///     assert!(error.to_string().contains("parameter weight differs"));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn check_replicas<M: Module>(&self, module: &M) -> Result<()> {
         module::check_replicas(&self.comm, &self.everyone(), module)
     }
 
-    /// Begins to record, when rank 0 has seen that it can write the file.
+    /// Begins to record. Rank 0 creates the file first, so that a path that cannot be written fails
+    /// at once.
     pub(crate) fn begin_trace(&self, file: &Path) -> Result<()> {
         if self.is_root() {
             std::fs::File::create(file)
@@ -180,16 +248,16 @@ impl World {
         Ok(())
     }
 
-    /// Collects what all ranks have recorded and writes it, on rank 0.
+    /// Collects the records of all ranks and writes them, on rank 0.
     pub(crate) fn write_trace(&self, file: &Path) -> Result<()> {
-        let own = trace::end().unwrap_or_default();
+        let events = trace::end().unwrap_or_default();
         let mut batch = Batch {
             operation: Operation::new("trace", Traffic::Control, None),
             sends: Vec::new(),
             receives: Vec::new(),
         };
         if !self.is_root() {
-            batch.sends.push((0, Payload::Bytes(own.into_bytes())));
+            batch.sends.push((0, Payload::Bytes(events.into_bytes())));
             self.comm.clone().start(batch)?.finish()?;
             return Ok(());
         }
@@ -201,7 +269,7 @@ impl World {
             Payload::Bytes(events) => String::from_utf8_lossy(&events).into_owned(),
             Payload::Tensors(_) => unreachable!("the engine gives what was expected, or an error"),
         });
-        let ranks: Vec<String> = std::iter::once(own).chain(others).collect();
+        let ranks: Vec<String> = std::iter::once(events).chain(others).collect();
         std::fs::write(file, trace::document(&ranks))
             .map_err(|error| Error::other(format!("{}: {error}", file.display())))
     }

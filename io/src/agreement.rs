@@ -46,7 +46,7 @@ fn gather(
 }
 
 /// Returns this rank's value on every rank if all ranks have one, else an error: that of the first
-/// rank that failed. Only ranks that are `fallible` are asked.
+/// rank that failed. Only ranks that are `fallible` report.
 pub(crate) fn agree<T>(
     mesh: &DeviceMesh,
     operation: &'static str,

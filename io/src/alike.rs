@@ -15,12 +15,12 @@ const BLOCKS: u64 = 16;
 const BLOCK: u64 = 4096;
 
 /// Checks this rank's properties against those of the first rank.
-pub(crate) fn check(own: &[Property], first: &[(String, String)]) -> Result<()> {
-    let mut pairs = own.iter().zip(first);
-    match pairs.find(|((_, own), (_, first))| own != first) {
-        Some(((name, own), (_, first))) => {
+pub(crate) fn check(properties: &[Property], first: &[(String, String)]) -> Result<()> {
+    let mut pairs = properties.iter().zip(first);
+    match pairs.find(|((_, value), (_, first))| value != first) {
+        Some(((name, value), (_, first))) => {
             let expected = format!("{first}, as on the first rank");
-            Err(Error::argument(name, own, expected))
+            Err(Error::argument(name, value, expected))
         }
         None => Ok(()),
     }

@@ -32,8 +32,8 @@ pub(crate) fn sync_folder(path: &Path) -> Result<()> {
     }
 }
 
-/// Whether an error says that the file system does not sync folders. It then has its own way to
-/// keep names.
+/// Whether an error means that the file system does not sync folders; it then keeps names by other
+/// means.
 fn is_refusal(error: &io::Error) -> bool {
     /// The same numbers on every Unix.
     const EBADF: i32 = 9;

@@ -8,7 +8,7 @@
 //! [`Checkpoints`] store the state of a program: each rank writes its part of a [`Snapshot`], and
 //! any mesh loads the [`Checkpoint`].
 //!
-//! This crate computes nothing with fields but their statistics, and knows no models.
+//! This crate computes only the statistics of fields, and contains no models.
 
 mod agreement;
 mod alike;

@@ -82,8 +82,8 @@ pub struct LoaderConfig {
     /// The handling of samples that do not fill a batch.
     #[config(default = "LastBatch::Drop")]
     pub last_batch: LastBatch,
-    /// The number of batches that are ready, read in the background, beside the one that is being
-    /// read and the one that is in use.
+    /// The number of batches that are kept ready in the background, besides the one being read and
+    /// the one in use.
     #[config(default = "2")]
     pub prefetch: usize,
 }
@@ -104,7 +104,7 @@ pub struct Batch {
 /// Loader of batches onto a mesh. All ranks of the mesh create and use it together.
 ///
 /// Both [sources](Source) give the same batches, bit for bit. Ranks that each read a part of a
-/// field compare the data that they opened, so that a field is not put together from different
+/// field compare the data that they opened, so that a field is not assembled from different
 /// samples: history, lead, channels, grid, statistics, and of every file, in order, its times, its
 /// size and a checksum of 16 blocks of 4 KiB.
 ///
@@ -248,9 +248,8 @@ impl FieldLoader {
 
     /// Iterates over the batches of an epoch, on all ranks together.
     ///
-    /// Reading begins at once, in the background. An error on one rank is the item of all ranks,
-    /// and the last one. A rank that iterates over another epoch than the first rank is an error
-    /// too.
+    /// Reading begins at once, in the background. An error on one rank is the last item on all
+    /// ranks. A rank that iterates over another epoch than the first rank is an error too.
     pub fn epoch(&self, epoch: usize) -> Epoch<'_> {
         self.epoch_from(epoch, 0)
     }

@@ -91,10 +91,10 @@ impl Metadata {
 
     /// [`check`](Self::check) of the metadata of the file at `path`.
     pub(crate) fn check_same(&self, other: &Self, path: &Path, reference: &Path) -> Result<()> {
-        let differs = |what: &'static str, found: String, expected: String| {
+        let differs = |property: &'static str, found: String, expected: String| {
             Err(Error::Differs {
                 path: path.into(),
-                what,
+                what: property,
                 found,
                 expected,
                 reference: reference.into(),

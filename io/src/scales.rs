@@ -76,8 +76,8 @@ fn write_text(dataset: &Dataset, attribute: &str, text: &str) -> Result<()> {
     let value = FixedAscii::<TEXT>::from_ascii(text.as_bytes())
         .map_err(|e| Error::from(format!("{text}: {e}")))?;
     let datatype = Datatype::from_type::<FixedAscii<TEXT>>()?;
-    // SAFETY: the id is that of a datatype of our own, alive until the end of this function; the lock of the bindings
-    // is held, as HDF5 is not thread-safe.
+    // SAFETY: the id is that of a datatype of our own, alive until the end of this function; the
+    // lock of the bindings is held, as HDF5 is not thread-safe.
     let status =
         hdf5_metno::sync::sync(|| unsafe { H5Tset_strpad(datatype.id(), H5T_STR_NULLTERM) });
     if status < 0 {
@@ -106,7 +106,7 @@ mod tests {
         let datatype = class.dtype().unwrap();
         // SAFETY: the id is that of a living datatype, and the lock of the bindings is held.
         let padding = hdf5_metno::sync::sync(|| unsafe { H5Tget_strpad(datatype.id()) });
-        // HDF5 takes a scale for none where either differs; 0 is its H5T_STR_NULLTERM.
+        // HDF5 does not recognise a scale if either differs; 0 is its H5T_STR_NULLTERM.
         assert_eq!((padding, datatype.size()), (0, 16));
     }
 }

@@ -253,13 +253,13 @@ impl StatisticsBuilder {
             *self = other;
             return;
         }
-        for (own, other) in [
+        for (sums, added) in [
             (&mut self.fields, other.fields),
             (&mut self.increments, other.increments),
         ] {
-            own.iter_mut()
-                .zip(other)
-                .for_each(|(own, other)| *own = own.merge(other));
+            sums.iter_mut()
+                .zip(added)
+                .for_each(|(sum, added)| *sum = sum.merge(added));
         }
     }
 
@@ -272,9 +272,9 @@ impl StatisticsBuilder {
             let expected = format!("{}, as in the other part", self.lead);
             return Err(Error::argument("lead", other.lead, expected));
         }
-        if let (Some((own, path)), Some((others, other_path))) = (&self.reference, &other.reference)
+        if let (Some((base, path)), Some((added, other_path))) = (&self.reference, &other.reference)
         {
-            own.check_same(others, other_path, path)?;
+            base.check_same(added, other_path, path)?;
         }
         self.absorb(other);
         Ok(self)

@@ -9,17 +9,17 @@ use halocline_ops::prelude::*;
 /// Configuration of [`FieldConv2d`].
 #[derive(Config, Debug)]
 pub struct FieldConv2dConfig {
-    /// Channels in and out.
+    /// Input and output channels.
     pub channels: [usize; 2],
     /// Cells of the kernel; odd, so that the field keeps its size.
     pub kernel: [usize; 2],
-    /// What lies beyond the ends of latitude and longitude.
+    /// The values beyond the ends of latitude and longitude.
     #[config(default = "[Boundary::Replicate, Boundary::Periodic]")]
     pub boundary: [Boundary; 2],
 }
 
-/// A convolution of a latitude-longitude field that keeps its size: periodic in longitude, and beyond the poles what
-/// the configuration says.
+/// Convolution of a latitude-longitude field that keeps its size, with the configured boundaries:
+/// by default periodic in longitude, and the last row repeated beyond the poles.
 ///
 /// # Shapes
 /// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`.

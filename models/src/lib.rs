@@ -1,7 +1,7 @@
-//! Layers, models, losses, metrics, and a solver that makes data to train on.
+//! Layers, models, losses, metrics, and a solver that generates training data.
 //!
-//! Models are burn modules whose forward pass is written for [`Field`](halocline_ops::Field), so that the same code
-//! runs on one device and on many. This crate knows nothing about files.
+//! Models are burn modules whose forward pass is written for [`Field`](halocline_ops::Field), so
+//! that the same code runs on one device and on many. This crate reads and writes no files.
 
 mod conv;
 mod metrics;

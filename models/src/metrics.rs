@@ -5,7 +5,7 @@ use halocline_ops::prelude::*;
 
 /// The mean over all elements of `weight(lat) · (x − target)²`, for `[batch, channels, lat, lon]`.
 ///
-/// The result is `Partial(Sum)` where `x` is sharded, as that of every loss.
+/// The result is `Partial(Sum)` on axes on which `x` is sharded, as that of every loss.
 pub fn weighted_mse<X: Field<4>>(x: X, target: X, weights: &[f64]) -> Rank<X, 1> {
     let weights = x.profile(2, weights);
     let error = x - target;
@@ -15,13 +15,14 @@ pub fn weighted_mse<X: Field<4>>(x: X, target: X, weights: &[f64]) -> Rank<X, 1>
 /// Root-mean-square error and anomaly correlation of one variable.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scores {
-    /// The root of the mean over forecasts of the weighted spatial mean of the squared error, in the variable's unit.
+    /// The root of the mean over forecasts of the weighted spatial mean of the squared error, in
+    /// the variable's unit.
     pub rmse: f64,
     /// The mean over forecasts of the weighted correlation of forecast and true anomalies.
     pub acc: f64,
 }
 
-/// Collects scores over forecasts of the same lead time.
+/// Accumulated scores of forecasts with the same lead time.
 #[derive(Clone, Debug)]
 pub struct Evaluation {
     weights: Vec<f64>,
@@ -30,8 +31,9 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// An evaluation of a number of variables, with a weight per latitude row whose mean is one: rows weigh as their
-    /// area, which is the difference of the sines of their bounds.
+    /// Makes an evaluation of a number of variables, with a weight per latitude row. Weights are
+    /// proportional to the area of the row, the difference of the sines of its bounds, and have
+    /// mean one.
     pub fn new(weights: &[f64], variables: usize) -> Self {
         Self {
             weights: weights.to_vec(),
@@ -39,12 +41,13 @@ impl Evaluation {
         }
     }
 
-    /// Adds forecasts `[batch, variables, lat, lon]`, in physical units, against the truth. Anomalies are taken from
-    /// `climatology` `[1 or batch, variables, lat, lon]`. All ranks call this together.
+    /// Adds forecasts `[batch, variables, lat, lon]`, in physical units, and their truth. Anomalies
+    /// are relative to `climatology` `[1 or batch, variables, lat, lon]`. All ranks call this
+    /// together.
     ///
     /// # Errors
-    /// A number of channels that differs from that of variables, or of rows from that of weights; fields of other sizes; a
-    /// failure of communication.
+    /// A number of channels that differs from that of variables, or a number of rows that differs
+    /// from that of weights; fields of other sizes; a failure of communication.
     ///
     /// # Panics
     /// Panics if the fields are sharded so that they cannot be subtracted.
@@ -58,10 +61,11 @@ impl Evaluation {
             );
             return Err(Error::operator("Evaluation", message));
         }
-        let of = climatology.global_dims();
-        if truth.global_dims() != dims || of[1..] != dims[1..] || (of[0] != 1 && of[0] != batch) {
+        let means = climatology.global_dims();
+        let fits = means[1..] == dims[1..] && [1, batch].contains(&means[0]);
+        if truth.global_dims() != dims || !fits {
             let message = format!(
-                "a forecast {dims:?}, the truth {:?} and a climatology {of:?}; expected the same sizes, or a batch of one \
+                "a forecast {dims:?}, the truth {:?} and a climatology {means:?}; expected the same sizes, or a batch of one \
                  climatology",
                 truth.global_dims()
             );
@@ -78,7 +82,8 @@ impl Evaluation {
         Ok(())
     }
 
-    /// Of every field of the batch: the mean squared error, the covariance of the anomalies, and their variances.
+    /// For every field of the batch: the mean squared error, the covariance of the anomalies, and
+    /// their variances.
     fn moments<X: Field<4>>(&self, forecast: X, truth: X, climatology: X) -> Result<[Vec<f64>; 4]> {
         let error = forecast.clone() - truth.clone();
         let forecast = forecast - climatology.clone();
@@ -106,7 +111,7 @@ impl Evaluation {
     }
 }
 
-/// All values of a small tensor, on every rank.
+/// Gathers all values of a small tensor on every rank.
 fn values<X: Field<4>>(means: X) -> Result<Vec<f64>> {
     let means = means.into_shard().inner();
     let everywhere = vec![Replicate; means.placements().len()];

@@ -27,15 +27,16 @@ pub struct SurrogateCnnConfig {
     /// Cells of the kernels, in both dims.
     #[config(default = "3")]
     pub kernel: usize,
-    /// What lies beyond the ends of latitude and longitude.
+    /// The values beyond the ends of latitude and longitude.
     #[config(default = "[Boundary::Replicate, Boundary::Periodic]")]
     pub boundary: [Boundary; 2],
 }
 
-/// A residual convolutional network that adds an increment to the newest state.
+/// Residual convolutional network that adds an increment to the newest state.
 ///
-/// Blocks are `x + scale · conv(gelu(conv(x)))` (He et al. 2016, with the per-channel scale of ConvNeXt, Liu et al.
-/// 2022). The increment starts small, so that the untrained model is near to persistence.
+/// Blocks are `x + scale · conv(gelu(conv(x)))` (He et al. 2016, with the per-channel scale of
+/// ConvNeXt, Liu et al. 2022). The increment starts small, so that the untrained model is close to
+/// persistence.
 ///
 /// # Shapes
 /// `[batch, history · variables + constants, lat, lon]` → `[batch, variables, lat, lon]`.

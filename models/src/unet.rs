@@ -10,28 +10,28 @@ use crate::conv::{FieldConv2d, FieldConv2dConfig};
 /// Configuration of [`UNet`].
 #[derive(Config, Debug)]
 pub struct UNetConfig {
-    /// Channels in.
+    /// Input channels.
     pub channels_in: usize,
-    /// Channels out.
+    /// Output channels.
     pub channels_out: usize,
     /// Channels of the finest hidden fields; they double with every level.
     #[config(default = "16")]
     pub width: usize,
-    /// How often the field is halved.
+    /// Number of times that the field is halved.
     #[config(default = "2")]
     pub levels: usize,
-    /// What lies beyond the ends of latitude and longitude.
+    /// The values beyond the ends of latitude and longitude.
     #[config(default = "[Boundary::Replicate, Boundary::Periodic]")]
     pub boundary: [Boundary; 2],
 }
 
-/// An encoder and a decoder joined by skip connections (Ronneberger et al. 2015): average pooling down, nearest cells
-/// up, two convolutions at every level.
+/// Encoder and decoder with skip connections (Ronneberger et al. 2015): average pooling down,
+/// nearest-neighbour interpolation up, two convolutions at every level.
 ///
 /// # Shapes
-/// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, of any size: where a level has an odd number of
-/// cells, the last one is alone in its window on the way down, and of the two that come up for it the second is cut off.
-/// Shards may have any extents.
+/// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, of any size: at a level
+/// with an odd number of cells the last one is pooled alone, and of the two cells interpolated from
+/// it the second is cut off. Shards may have any extents.
 #[derive(Module, Debug)]
 pub struct UNet {
     down: Vec<DoubleConv>,
@@ -105,7 +105,8 @@ impl<X: Field<4>> Layer<X> for UNet {
             let [_, _, lat, lon] = skip.global_dims();
             let upsampled = y.upsample_nearest(2);
             let upsampled = upsampled.narrow(2, 0, lat).narrow(3, 0, lon);
-            // Shards of odd extents come back with others: the skip's are the ones to keep.
+            // Odd extents change when they are halved and doubled: take those of the skip
+            // connection.
             let upsampled = upsampled.align_to(&skip);
             y = level.forward(X::cat(vec![upsampled, skip], 1));
         }

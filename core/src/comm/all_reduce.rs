@@ -1,6 +1,7 @@
 //! Reductions over a group of ranks, which may be started and finished apart.
 //!
-//! They combine in the order of the group on every rank, so that all ranks, and all engines, get the same bits.
+//! Every rank combines in the order of the group, so that all ranks and all engines get the same
+//! bits.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -18,14 +19,15 @@ use crate::dispatch::{combined, cut};
 use crate::layout::ReduceOp;
 use crate::{IndexBox, Result};
 
-/// Above this many elements a reduction is split over the ranks; below it every rank combines all contributions.
+/// Above this many elements a reduction is split over the ranks; below it every rank combines all
+/// contributions.
 const SPLIT_REDUCTION_ABOVE: usize = 1 << 14;
-/// So many elements of a share are combined at a time.
+/// The elements of a share that are combined at a time.
 const PIECE: usize = 1 << 17;
-/// So many pieces of a reduction travel at a time.
+/// The pieces of a reduction that travel at a time.
 const AHEAD: usize = 8;
 
-/// The reduction of all ranks' flat tensors, on every rank.
+/// Reduces all ranks' flat tensors; every rank receives the result.
 pub(crate) fn all_reduce(
     comm: &Arc<dyn Communicator>,
     group: &Arc<[usize]>,
@@ -39,7 +41,7 @@ pub(crate) fn all_reduce(
     start(comm, group, operation, op, tensor)?.finish()
 }
 
-/// A reduction of all ranks' tensors on its way.
+/// Reduction of all ranks' tensors in flight.
 #[derive(Debug)]
 #[must_use = "a reduction on its way must be finished"]
 pub(crate) struct PendingReduction {
@@ -49,27 +51,27 @@ pub(crate) struct PendingReduction {
     row: Range<usize>,
     operation: Operation,
     op: ReduceOp,
-    /// This rank's contribution.
-    own: DispatchTensor,
+    contribution: DispatchTensor,
     elements: usize,
     /// This rank's place in its row.
     place: usize,
     /// Whether each rank combines a share.
     split: bool,
-    /// Whether the CPU combines, in memory of its own.
+    /// Whether the CPU combines, in a [`Room`].
     on_cpu: bool,
-    /// In how many pieces shares travel; none if there is nothing to combine.
+    /// The number of pieces of each share; zero if there is nothing to combine.
     pieces: usize,
-    /// The pieces that are on their way, the first of them first.
+    /// The pieces in flight, in their order.
     in_flight: VecDeque<InFlight>,
-    /// How many pieces have been started.
+    /// The number of pieces that have been started.
     started: usize,
 }
 
-/// Groups of at most so many ranks combine at once; larger ones in rows and columns.
+/// The largest group that combines at once; larger ones combine in rows and columns.
 const COMBINE_AT_ONCE: usize = 16;
 
-/// The number of ranks of a row, where so many combine.
+/// The number of ranks in a row of a group: the smallest divisor that is not below the root, so
+/// that no column is longer.
 fn row_length(ranks: usize) -> usize {
     if ranks <= COMBINE_AT_ONCE {
         return ranks;
@@ -81,13 +83,14 @@ fn row_length(ranks: usize) -> usize {
         .unwrap_or(ranks)
 }
 
-/// Starts to reduce all ranks' flat tensors. Small ones go to every rank; of large ones each rank combines a share, then all
-/// collect the shares, so that an element travels twice, whatever the group's size. Shares travel in pieces that are
-/// combined, and collected, while they are in a cache.
+/// Starts to reduce all ranks' flat tensors. Small ones go to every rank; of large ones each rank
+/// combines a share, then all ranks collect the shares, so that an element travels twice, whatever
+/// the group's size. Shares travel in pieces, which are combined and collected while they are in
+/// the processor's cache.
 ///
-/// Many ranks are arranged in rows and columns: rows combine, then columns what rows have combined, so that the number of
-/// messages grows with the root of the number of ranks, unless that is a prime, which has but one row. The order of
-/// combination depends on that number alone.
+/// Many ranks are arranged in rows and columns: rows combine, then columns combine the results of
+/// rows, so that the number of messages grows with the root of the number of ranks, except for a
+/// prime number, which has one row only. The order of combination depends on that number alone.
 pub(crate) fn start(
     comm: &Arc<dyn Communicator>,
     group: &Arc<[usize]>,
@@ -115,7 +118,7 @@ pub(crate) fn start(
         row: first..first + length,
         operation: operation.clone(),
         op,
-        own: host::in_one_piece(tensor),
+        contribution: host::in_one_piece(tensor),
         elements,
         place: across,
         split,
@@ -129,11 +132,13 @@ pub(crate) fn start(
 }
 
 impl PendingReduction {
-    /// The elements of a piece of what the rank at a place of the row combines.
+    /// The elements of a piece of the share that the rank at a place of the row combines.
     fn piece(&self, place: usize, index: usize) -> Range<usize> {
         if !self.split {
             return 0..self.elements;
         }
+        // Bounds are computed alike on all ranks, and shares and pieces cover all elements, also if
+        // they do not divide.
         let share = |place: usize| place * self.elements / self.row.len();
         let (start, length) = (share(place), share(place + 1) - share(place));
         let bound = |index: usize| start + index * length / self.pieces;
@@ -145,7 +150,7 @@ impl PendingReduction {
         &self.group[self.row.clone()]
     }
 
-    /// The ranks of this rank's column, which combine the results of rows.
+    /// The ranks of this rank's column, which combines the results of rows.
     fn column(&self) -> Arc<[usize]> {
         let column = self.group.iter().skip(self.place);
         column.step_by(self.row.len()).copied().collect()
@@ -154,9 +159,9 @@ impl PendingReduction {
     /// This rank's elements of a piece.
     fn cut(&self, piece: Range<usize>) -> DispatchTensor {
         if piece.len() == self.elements {
-            return self.own.clone();
+            return self.contribution.clone();
         }
-        cut(&self.own, &IndexBox::new(Vec::from([piece])))
+        cut(&self.contribution, &IndexBox::new(Vec::from([piece])))
     }
 
     /// Starts the next piece, if there is one.
@@ -165,16 +170,17 @@ impl PendingReduction {
             return Ok(());
         }
         let piece = |place| self.piece(place, self.started);
-        let own = piece(self.place);
+        let share = piece(self.place);
         let send = |place| payload(self.cut(piece(place)));
-        let expected = |_| expected_like(&self.own, own.len());
+        let expected = |_| expected_like(&self.contribution, share.len());
         let in_flight = start_all(&self.comm, self.row(), &self.operation, send, expected)?;
         self.in_flight.push_back(in_flight);
         self.started += 1;
         Ok(())
     }
 
-    /// Has more of it travel on while the ranks compute. All of them ask for that at the same point of their programs.
+    /// Lets more pieces travel while the ranks compute. All ranks call this at the same point of
+    /// their programs, because messages between two ranks are matched by their order.
     pub(crate) fn in_background(&mut self) -> Result<()> {
         while self.started < self.pieces.min(AHEAD) {
             self.start_piece()?;
@@ -183,7 +189,8 @@ impl PendingReduction {
         Ok(())
     }
 
-    /// The contributions of the other ranks of the row to a piece, when they have come; the next piece is started.
+    /// Starts the next piece, and waits for the contributions of the other ranks of the row to the
+    /// first one in flight.
     fn arrive(&mut self) -> Result<Vec<Payload>> {
         let in_flight = self.in_flight.pop_front();
         self.start_piece()?;
@@ -191,27 +198,32 @@ impl PendingReduction {
     }
 
     /// Writes the reduction of a piece over the row to a part of `room`.
-    fn combine(&self, index: usize, received: &[Payload], room: &Room, to: Range<usize>) {
-        let own = self.piece(self.place, index);
+    fn combine(&self, index: usize, received: &[Payload], room: &Room, target: Range<usize>) {
+        let share = self.piece(self.place, index);
+        // In the order of the row, with this rank's contribution in its place among the received
+        // ones.
         let value = |place: usize| match place.cmp(&self.place) {
             Ordering::Less => received_cells(&received[place]),
-            Ordering::Equal => host::cells(&self.own, own.clone()),
+            Ordering::Equal => host::cells(&self.contribution, share.clone()),
             Ordering::Greater => received_cells(&received[place - 1]),
         };
         let values: Vec<&[u8]> = (0..self.row.len()).map(value).collect();
-        room.combine(self.op, to, &values);
+        room.combine(self.op, target, &values);
     }
 
     /// Waits for the result.
     pub(crate) fn finish(mut self) -> Result<DispatchTensor> {
         if self.pieces == 0 {
-            return Ok(self.own);
+            return Ok(self.contribution);
         }
         if !self.on_cpu {
             return self.finish_on_device();
         }
         let one_row = self.row.len() == self.group.len();
-        let room = Room::new(self.elements, self.own.dtype());
+        let room = Room::new(self.elements, self.contribution.dtype());
+        // Three stages overlap: later pieces arrive, this one is combined, earlier ones are
+        // collected. All ranks run the stages of a piece in this order, so the messages of each
+        // pair of ranks match.
         let mut collected = VecDeque::new();
         for index in 0..self.pieces {
             let received = self.arrive()?;
@@ -219,7 +231,7 @@ impl PendingReduction {
             if one_row {
                 self.combine(index, &received, &room, piece.clone());
             } else {
-                let of_row = Room::new(piece.len(), self.own.dtype());
+                let of_row = Room::new(piece.len(), self.contribution.dtype());
                 self.combine(index, &received, &of_row, 0..piece.len());
                 let result = self.over_column(of_row.into_tensor())?;
                 room.place(piece.clone()).fill(result);
@@ -227,11 +239,14 @@ impl PendingReduction {
             if !self.split {
                 break;
             }
+            // The combined piece is sent from the result itself, and those of other ranks are
+            // received into it.
             let part = room.part(piece);
             let send = |_| payload(part.clone());
             let expected = |place| Expected::Place(room.place(self.piece(place, index)));
             let (comm, row, operation) = (&self.comm, self.row(), &self.operation);
             collected.push_back(start_all(comm, row, operation, send, expected)?);
+            // A bound on messages in flight.
             if collected.len() == AHEAD
                 && let Some(first) = collected.pop_front()
             {
@@ -244,18 +259,18 @@ impl PendingReduction {
         Ok(room.into_tensor())
     }
 
-    /// The reduction over this rank's column of what rows have combined.
+    /// Reduces the results of rows over this rank's column.
     fn over_column(&self, of_row: DispatchTensor) -> Result<DispatchTensor> {
         let column = self.column();
         all_reduce(&self.comm, &column, &self.operation, self.op, of_row)
     }
 
-    /// Waits for the result where another device, or burn, combines.
+    /// Waits for the result if another device, or burn, combines.
     fn finish_on_device(mut self) -> Result<DispatchTensor> {
         let mut received = self.arrive()?.into_iter();
-        let own = || self.cut(self.piece(self.place, 0));
+        let contribution = || self.cut(self.piece(self.place, 0));
         let values = (0..self.row.len()).map(|place| match place == self.place {
-            true => own(),
+            true => contribution(),
             false => only_tensor(received.next()).expect("a tensor for each rank"),
         });
         let result = self.over_column(combination(self.op, values.collect()))?;
@@ -271,7 +286,7 @@ impl PendingReduction {
     }
 }
 
-/// Flat tensors of one size combined, in their order.
+/// Combines flat tensors of one size, in their order.
 pub(crate) fn combination(op: ReduceOp, tensors: Vec<DispatchTensor>) -> DispatchTensor {
     if tensors.iter().all(host::holds) {
         return host::combination(op, tensors);

@@ -1,4 +1,5 @@
-//! Collective operations over a group of ranks, built on batches of messages; reductions are in `all_reduce`.
+//! Collective operations over a group of ranks, built on batches of messages; reductions are in
+//! `all_reduce`.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use super::{Batch, Communicator, Expected, InFlight, Operation, Payload, Traffic
 use crate::dispatch::joined;
 use crate::{Error, Result};
 
-/// Starts to send one payload to every rank of the group but this one.
+/// Starts to send one payload to every other rank of the group.
 pub(super) fn start_all(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
@@ -30,7 +31,8 @@ pub(super) fn start_all(
     })
 }
 
-/// Sends one payload to every rank of the group but this one, and returns what they sent, by place in the group.
+/// Sends one payload to every other rank of the group, and returns their payloads, by place in the
+/// group.
 pub(crate) fn exchange_all(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
@@ -46,7 +48,7 @@ pub(crate) fn exchange_all(
         .collect())
 }
 
-/// Every rank's bytes, by place in the group.
+/// Gathers every rank's bytes, by place in the group.
 pub(crate) fn all_gather_bytes(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
@@ -64,10 +66,11 @@ pub(crate) fn all_gather_bytes(
         .collect())
 }
 
-/// The payload that `source` has, on the other ranks of the group; nothing on the source.
+/// Sends a payload of `source` to the other ranks of the group, which return it; the source returns
+/// `None`.
 ///
 /// # Errors
-/// On all ranks, a source that is not one of the group; a failure of communication.
+/// On all ranks: a source that is not in the group; a failure of communication.
 pub(crate) fn broadcast(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
@@ -94,7 +97,7 @@ pub(crate) fn broadcast(
     Ok(received.into_iter().next())
 }
 
-/// The bytes that `source` has, on every rank of the group.
+/// Sends bytes of `source` to the ranks of the group; every rank returns them.
 pub(crate) fn broadcast_bytes(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
@@ -102,21 +105,21 @@ pub(crate) fn broadcast_bytes(
     operation: &Operation,
     bytes: Option<Vec<u8>>,
 ) -> Result<Vec<u8>> {
-    let own = Payload::Bytes(bytes.unwrap_or_default());
-    let received = broadcast(comm, group, source, operation, &own, Expected::Bytes)?;
-    match received.unwrap_or(own) {
+    let sent = Payload::Bytes(bytes.unwrap_or_default());
+    let received = broadcast(comm, group, source, operation, &sent, Expected::Bytes)?;
+    match received.unwrap_or(sent) {
         Payload::Bytes(bytes) => Ok(bytes),
         Payload::Tensors(_) => unreachable!("the engine gives what was expected, or an error"),
     }
 }
 
-/// Waits until every rank of the group is here.
+/// Waits until every rank of the group has called it.
 pub(crate) fn barrier(comm: &Arc<dyn Communicator>, group: &[usize]) -> Result<()> {
     let operation = Operation::new("barrier", Traffic::Control, None);
     all_gather_bytes(comm, group, &operation, &[]).map(|_| ())
 }
 
-/// Checks that all ranks of the group are about to run the same operation, if the settings ask for it.
+/// Checks that all ranks of the group are about to run the same operation, if checks are on.
 pub(crate) fn agree(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
@@ -126,9 +129,9 @@ pub(crate) fn agree(
         return Ok(());
     }
     let check = Operation::new("agreement", Traffic::Control, None);
-    let own = operation.to_string();
-    let texts = all_gather_bytes(comm, group, &check, own.as_bytes()).map_err(|e| match e {
-        // The name of the check helps nobody; the operation does.
+    let text = operation.to_string();
+    let texts = all_gather_bytes(comm, group, &check, text.as_bytes()).map_err(|e| match e {
+        // Errors name the operation, not the check of it.
         Error::Timeout {
             rank,
             peer,
@@ -137,7 +140,7 @@ pub(crate) fn agree(
             ..
         } => Error::Timeout {
             rank,
-            operation: own.clone(),
+            operation: text.clone(),
             peer,
             expected,
             seconds,
@@ -146,19 +149,19 @@ pub(crate) fn agree(
             rank, peer, cause, ..
         } => Error::PeerEnded {
             rank,
-            operation: own.clone(),
+            operation: text.clone(),
             peer,
             cause,
         },
         other => other,
     })?;
-    for (&peer, text) in group.iter().zip(texts) {
-        if text != own.as_bytes() {
+    for (&peer, other) in group.iter().zip(texts) {
+        if other != text.as_bytes() {
             return Err(Error::Diverged {
                 rank: comm.rank(),
-                operation: own,
+                operation: text,
                 peer,
-                peer_operation: String::from_utf8_lossy(&text).into_owned(),
+                peer_operation: String::from_utf8_lossy(&other).into_owned(),
             });
         }
     }
@@ -184,7 +187,7 @@ pub(crate) fn expected_like(tensor: &DispatchTensor, elements: usize) -> Expecte
     }
 }
 
-/// Tensors one after the other.
+/// Concatenates flat tensors.
 pub(crate) fn concatenated(mut tensors: Vec<DispatchTensor>) -> DispatchTensor {
     if tensors.len() == 1 {
         return tensors.remove(0);

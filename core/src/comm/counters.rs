@@ -6,14 +6,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{Operation, Traffic};
 
 /// Running counts of messages and bytes sent, by kind and pass.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Counters, Operation, Traffic};
+///
+/// let counters = Counters::default();
+/// let halo = Operation::new("halo", Traffic::Exchange, None);
+/// counters.count(&halo, 100);
+/// counters.count(&halo.backward(), 80);
+/// let traffic = Traffic::Exchange;
+/// let stats = counters.snapshot();
+/// assert_eq!((stats.of(traffic).bytes, stats.of_backward(traffic).bytes), (180, 80));
+/// ```
 #[derive(Debug, Default)]
 pub struct Counters([[(AtomicU64, AtomicU64); 2]; Traffic::ALL.len()]);
 
 impl Counters {
     /// Counts one message of an operation.
     pub fn count(&self, operation: &Operation, bytes: usize) {
-        let of = &self.0[operation.traffic() as usize];
-        let (messages, total) = &of[usize::from(operation.is_backward())];
+        let passes = &self.0[operation.traffic() as usize];
+        let (messages, total) = &passes[usize::from(operation.is_backward())];
         messages.fetch_add(1, Ordering::Relaxed);
         total.fetch_add(bytes as u64, Ordering::Relaxed);
     }
@@ -28,7 +41,7 @@ impl Counters {
     }
 }
 
-/// Messages and bytes of one kind.
+/// Messages and bytes of one kind; [`CommStats`] has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// The number of messages sent.

@@ -14,15 +14,32 @@ use crate::dispatch::blank_of;
 pub struct PlannedOperation {
     /// The operation, with its layout.
     pub operation: Operation,
-    /// Bytes for each rank of the world that receives some.
+    /// The bytes for each rank of the world that receives some.
     pub sends: Vec<(usize, usize)>,
-    /// Bytes from each rank of the world that sends some; metadata count as none.
+    /// The bytes from each rank of the world that sends some; metadata counts as zero.
     pub receives: Vec<(usize, usize)>,
     /// The boxes, if the operation exchanges boxes of cells.
     pub boxes: Option<String>,
 }
 
-/// The communication of one rank in a program, as a dry run finds it. Prints as a list.
+/// Communication of one rank in a program, as [`ShardTensor::dry_run`](crate::ShardTensor::dry_run)
+/// records it. Prints as a list.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor, Traffic};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<2>::ones([4, 3], &mesh, &[Shard(0)])?;
+///     let planned = x.dry_run(|x| Ok(x.full_tensor(LocalGradient::Replicated)))?;
+///     assert_eq!((planned.bytes_sent(), planned.bytes_received()), (24, 24));
+///     assert_eq!(planned.bytes_sent_for(Traffic::Redistribute), 24);
+///     assert!(planned.to_string().ends_with("in all 24 B sent, 24 B received"));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct PlannedMessages {
     /// The operations that send or receive, in their order.
@@ -59,7 +76,7 @@ impl PlannedMessages {
 }
 
 impl fmt::Display for PlannedMessages {
-    /// An operation with its boxes, or its messages, after the other, and the totals.
+    /// Every operation with its boxes or messages, and the totals.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for planned in &self.operations {
             writeln!(f, "{}", planned.operation)?;
@@ -79,7 +96,8 @@ impl fmt::Display for PlannedMessages {
     }
 }
 
-/// An engine that records the messages of one rank. Cells that would come from others are zeros, metadata this rank's own.
+/// Engine that records the messages of one rank. It returns zeros for cells of other ranks, and
+/// this rank's own metadata.
 #[derive(Debug)]
 pub(crate) struct DryRun {
     rank: usize,
@@ -90,7 +108,7 @@ pub(crate) struct DryRun {
 }
 
 impl DryRun {
-    /// A dry run of the rank of another engine.
+    /// Makes a dry run for the rank of another engine.
     pub(crate) fn of(engine: &dyn Communicator) -> Self {
         Self {
             rank: engine.rank(),
@@ -154,8 +172,8 @@ impl Communicator for DryRun {
                     Payload::Tensors(Vec::new())
                 }
                 Expected::Bytes => {
-                    let own = batch.sends.iter().find(|(rank, _)| *rank == peer);
-                    own.map_or(Payload::Bytes(Vec::new()), |(_, payload)| payload.clone())
+                    let sent = batch.sends.iter().find(|(rank, _)| *rank == peer);
+                    sent.map_or(Payload::Bytes(Vec::new()), |(_, payload)| payload.clone())
                 }
             });
         let payloads: Vec<_> = payloads.collect();

@@ -1,12 +1,12 @@
-//! Which GPU a process of a job computes on.
+//! Choice of the GPU of each process of a job.
 
 use crate::{Error, Result};
 
 /// The variable that lets processes share GPUs.
 pub(crate) const SHARE: &str = "HALOCLINE_SHARE_GPUS";
 
-/// The number of this process among those of its host, as its launcher says: `torchrun`, Open MPI, MPICH and Intel MPI,
-/// Slurm.
+/// The number of this process among those of its host, from its launcher: `torchrun`, Open MPI,
+/// MPICH and Intel MPI, Slurm.
 pub(crate) fn local_rank(get: impl Fn(&str) -> Option<String>) -> Option<usize> {
     let launchers = [
         "LOCAL_RANK",
@@ -14,11 +14,11 @@ pub(crate) fn local_rank(get: impl Fn(&str) -> Option<String>) -> Option<usize> 
         "MPI_LOCALRANKID",
         "SLURM_LOCALID",
     ];
-    let said = launchers.into_iter().find_map(get);
-    said.and_then(|number| number.trim().parse().ok())
+    let number = launchers.into_iter().find_map(get);
+    number.and_then(|number| number.trim().parse().ok())
 }
 
-/// The GPU, of so many that this host has, for the process with this number.
+/// Chooses the GPU for the process with this local rank.
 ///
 /// # Errors
 /// No GPU; more processes than GPUs, unless they may share.
@@ -37,7 +37,7 @@ pub(crate) fn choose(local_rank: usize, gpus: usize, share: bool) -> Result<usiz
     Ok(local_rank % gpus)
 }
 
-/// The device of this process, for which the program chose none: burn's default, or in a job a GPU of its own.
+/// The default device of this process: burn's default, or in a job its own GPU.
 ///
 /// # Errors
 /// Those of [`choose`].
@@ -48,10 +48,11 @@ pub(crate) fn device(in_job: bool) -> Result<burn::tensor::Device> {
     if variable("BURN_DEVICE").is_some_and(|device| !device.eq_ignore_ascii_case("cuda")) {
         return Ok(Device::default());
     }
-    // None without a driver.
+    // Zero without a driver.
     let gpus = Device::enumerate(DeviceType::Cuda).into_iter().count();
     let share = may_share();
-    // A launcher that shows each process a GPU of its own, as `srun --gpus-per-task=1`; that it does is seen later.
+    // One visible GPU, as by `srun --gpus-per-task=1`: assumed to be this process's own; the start
+    // of NCCL verifies it.
     let visible = variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     let is_shown_one = gpus == 1 && !visible.is_empty() && !visible.contains(',');
     if !in_job || is_shown_one {

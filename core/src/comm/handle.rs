@@ -1,9 +1,10 @@
-//! Tensors of a GPU that go from one thread of this process to another.
+//! Tensors of a GPU that are handed from one thread of this process to another.
 //!
-//! A fused tensor belongs to the operations of its thread, which do not know what other threads are yet to do with it. So
-//! its memory is handed over, once the device has been given all that computes it. The device has one stream for all threads,
-//! so that it does everything in the order in which it is given, and memory that several have a handle to is not updated in
-//! place. Nothing is copied, and nobody waits for the device.
+//! A fused tensor belongs to the operations of its thread, which do not include the later
+//! operations of other threads. So its memory is handed over, once all kernels that compute it have
+//! been submitted to the device. The device has one stream for all threads, so that it runs kernels
+//! in the order of submission, and memory with several handles is not updated in place. Nothing is
+//! copied, and no thread waits for the device.
 
 use std::sync::OnceLock;
 
@@ -19,22 +20,22 @@ use burn_fusion::stream::StreamId;
 use burn_fusion::{Client, FusionTensor, NoOp};
 use burn_ir::{InitOperationIr, OperationIr};
 
-/// Has a device do all that the threads of this process give it in one order; whether it will.
+/// Makes devices use one stream for all threads of this process; returns whether they do.
 ///
-/// CubeCL would have a stream for each thread. One may then write to memory that another has let go of before that one's
-/// kernels have read it: wrong sums, on wgpu.
+/// By default CubeCL has a stream for each thread. One thread may then write to memory that another
+/// has released before the other's kernels have read it: wrong sums, seen on wgpu.
 pub(crate) fn one_stream() -> bool {
     static ONE: OnceLock<bool> = OnceLock::new();
     *ONE.get_or_init(|| {
         let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
         config.streaming.max_streams = 1;
-        // Not if the program has used a GPU before.
+        // Fails if the program has used a GPU before.
         CubeClRuntimeConfig::try_set(config)
             || CubeClRuntimeConfig::get().streaming.max_streams == 1
     })
 }
 
-/// Whether a device is CubeCL's.
+/// Whether a device is one of CubeCL.
 pub(crate) fn is_on_gpu(device: &Device) -> bool {
     matches!(
         device.clone().inner().as_dispatch(),
@@ -44,15 +45,15 @@ pub(crate) fn is_on_gpu(device: &Device) -> bool {
 
 type Fused = FusionTensor<FusionCubeRuntime>;
 
-/// A tensor on its way.
+/// Tensor in flight.
 pub(super) enum Handle {
     /// With its memory.
     Memory(Memory),
-    /// Nothing is to be read.
+    /// Without elements.
     Empty(DispatchTensor),
 }
 
-/// The memory of a tensor, and what the tensor is made from again.
+/// Memory of a tensor, and the data to make the tensor again.
 pub(super) struct Memory {
     memory: Box<CubeTensor>,
     shape: Shape,
@@ -62,10 +63,10 @@ pub(super) struct Memory {
 }
 
 impl Handle {
-    /// The memory of tensors that are on a GPU.
+    /// Makes handles of tensors on a GPU.
     ///
     /// # Errors
-    /// Gives back tensors that are not.
+    /// Returns the tensors if they are not all on a GPU.
     pub(super) fn all(tensors: Vec<DispatchTensor>) -> Result<Vec<Self>, Vec<DispatchTensor>> {
         let on_gpu = |tensor: &DispatchTensor| matches!(tensor.device(), DispatchDevice::Cube(_));
         if tensors.is_empty() || !tensors.iter().all(on_gpu) {
@@ -99,7 +100,7 @@ impl Handle {
             other => unreachable!("numbers without gradients are sent, not {:?}", other.err()),
         };
         let (client, shape, dtype) = (fused.client.clone(), fused.shape.clone(), fused.dtype);
-        // A second handle, so that this rank's operations get to know that the tensor is dropped.
+        // A clone, so that the drop of the tensor is one of this rank's operations.
         let memory = Box::new(resolve(&client, fused.clone()));
         Self::Memory(Memory {
             memory,

@@ -1,4 +1,4 @@
-//! What reductions do with tensors of the CPU, in one pass and in memory that is used again.
+//! Reductions of tensors on the CPU, in one pass and in memory of the pool.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -16,10 +16,11 @@ use crate::dispatch::of_cpu;
 use crate::layout::ReduceOp;
 use crate::memory::Block;
 
-/// Elements that are combined before the next ones: they stay in the first-level cache.
+/// The elements of a result that are combined at a time: they stay in the first-level cache.
 const STRETCH: usize = 2048;
 
-/// Numbers that are combined and put together here: all but those of 16 bits, with which the CPU does not calculate.
+/// Numbers that are combined and concatenated here: all except floats of 16 bits, with which the
+/// CPU does not calculate.
 trait Number: bytemuck::Pod + PartialOrd {
     fn sum(self, other: Self) -> Self;
 
@@ -67,17 +68,17 @@ number_types! {
     u8: U8, u8::wrapping_add, u8::wrapping_mul, |_| false;
 }
 
-/// The tensor, if it is one of numbers on the CPU that are combined and put together here.
+/// The tensor, if it holds numbers on the CPU that are combined and concatenated here.
 fn numbers(tensor: &DispatchTensor) -> Option<&FlexTensor> {
     here(tensor).filter(|tensor| combine_of(tensor.dtype()).is_some())
 }
 
-/// Whether a tensor is one of numbers on the CPU that are combined and put together here.
+/// Whether a tensor holds numbers on the CPU that are combined and concatenated here.
 pub(super) fn holds(tensor: &DispatchTensor) -> bool {
     numbers(tensor).is_some()
 }
 
-/// The tensor, with its cells in one piece if it is one that is combined here.
+/// The tensor, contiguous if it is one that is combined here.
 pub(super) fn in_one_piece(tensor: DispatchTensor) -> DispatchTensor {
     match numbers(&tensor) {
         Some(apart) if !apart.is_contiguous() => of_cpu(apart.to_contiguous()),
@@ -85,17 +86,19 @@ pub(super) fn in_one_piece(tensor: DispatchTensor) -> DispatchTensor {
     }
 }
 
-/// The bytes of some elements of a tensor of numbers of the CPU that lies in one piece.
+/// The bytes of some elements of a contiguous tensor of numbers on the CPU.
 pub(super) fn cells(tensor: &DispatchTensor, elements: Range<usize>) -> &[u8] {
     let size = tensor.dtype().size();
     let tensor = numbers(tensor).expect("a tensor of the CPU");
     &bytes(tensor)[elements.start * size..elements.end * size]
 }
 
-/// A tensor of the CPU that is put together from parts: some are computed here, others received into their place.
+/// Tensor on the CPU that is made of parts: some are computed here, others received into their
+/// place.
 ///
-/// Several threads write and read parts at the same time. So no reference covers all of the memory before
-/// [`into_tensor`](Self::into_tensor): a [`Place`] is an address, and a [`Part`] gives references to its own bytes only.
+/// Several threads write and read parts at the same time. So no reference covers the whole memory
+/// before [`into_tensor`](Self::into_tensor): a [`Place`] is an address, and a [`Part`] gives
+/// references to its own bytes only.
 #[derive(Debug)]
 pub(super) struct Room {
     /// Keeps the memory; not dereferenced before all parts are written.
@@ -105,7 +108,7 @@ pub(super) struct Room {
     dtype: DType,
 }
 
-/// A part of a tensor that is written once, by whoever has it, while others read and write other parts.
+/// Part of a tensor that its owner writes once, while other threads read and write other parts.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// Keeps the memory.
@@ -139,21 +142,21 @@ impl Place {
     /// Writes bytes of this size to the place.
     pub(super) fn write(&self, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.bytes);
-        // SAFETY: the place has so many bytes, and is no part of a tensor that somebody has.
+        // SAFETY: the place has this many bytes, and no tensor refers to it yet.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.as_ptr(), bytes.len());
         }
     }
 }
 
-/// The bytes of a part that has been written, as memory of a tensor of its own.
+/// Bytes of a part that has been written, as memory of a separate tensor.
 struct Part {
     /// Keeps the memory.
     _memory: Arc<Bytes>,
     start: NonNull<u8>,
     bytes: usize,
     align: usize,
-    /// A copy of the part, to write to: other tensors share the part itself.
+    /// A copy of the part for writes: other tensors share the part itself.
     copy: Option<Block>,
 }
 
@@ -187,13 +190,13 @@ impl AllocationController for Part {
         if let Some(copy) = &self.copy {
             return copy.memory(policy);
         }
-        // SAFETY: the part has been written, its memory is kept, and nobody writes to it any more.
+        // SAFETY: the part has been written, its memory is kept, and nothing writes to it any more.
         Ok(unsafe { std::slice::from_raw_parts(self.start.cast().as_ptr(), self.bytes) })
     }
 }
 
 impl Room {
-    /// Room for so many elements.
+    /// Makes room for `elements` elements.
     pub(super) fn new(elements: usize, dtype: DType) -> Self {
         let bytes = elements * dtype.size();
         let block = Block::new(bytes);
@@ -205,7 +208,7 @@ impl Room {
         }
     }
 
-    /// A part of it, to be written.
+    /// A part of the tensor, to be written.
     pub(super) fn place(&self, elements: Range<usize>) -> Place {
         assert!(elements.start <= elements.end && elements.end <= self.elements);
         let size = self.dtype.size();
@@ -217,7 +220,7 @@ impl Room {
         }
     }
 
-    /// A part of it that has been written and will not be written again.
+    /// A part of the tensor that has been written and will not be written again.
     pub(super) fn part(&self, elements: Range<usize>) -> DispatchTensor {
         let place = self.place(elements);
         let bytes = place.bytes;
@@ -228,40 +231,42 @@ impl Room {
             align: self.dtype.size(),
             copy: None,
         };
-        // SAFETY: the part has so many bytes, and they are initialised: those of a `Block` are before they are written.
+        // SAFETY: the part has this many bytes, and they are initialised: those of a `Block` are
+        // before they are written.
         self.tensor(unsafe { Bytes::from_controller(Box::new(part), bytes) }.into())
     }
 
-    /// A tensor of this type that some memory is.
+    /// A tensor of this element type on some memory.
     fn tensor(&self, memory: Arc<Bytes>) -> DispatchTensor {
         let elements = memory.len() / self.dtype.size();
         let layout = Layout::contiguous(Shape::from([elements]));
         of_cpu(FlexTensor::from_arc(memory, layout, self.dtype))
     }
 
-    /// Writes the combination of values, in their order, to a part: the bits that one after the other gives.
+    /// Writes the combination of values, in their order, to a part: the bits of combining one value
+    /// after the other.
     pub(super) fn combine(&self, op: ReduceOp, elements: Range<usize>, values: &[&[u8]]) {
         let combine = combine_of(self.dtype).expect("a type that is combined here");
         combine(op, &self.place(elements), values);
     }
 
-    /// All of it, when every part has been written.
+    /// The tensor, when every part has been written.
     pub(super) fn into_tensor(self) -> DispatchTensor {
         self.tensor(self.memory.clone())
     }
 }
 
-/// Flat tensors of numbers of the CPU, of one size, combined in their order.
+/// Combines flat tensors of numbers on the CPU, of one size, in their order.
 pub(super) fn combination(op: ReduceOp, tensors: Vec<DispatchTensor>) -> DispatchTensor {
     let (elements, dtype) = (tensors[0].shape().num_elements(), tensors[0].dtype());
     let tensors: Vec<DispatchTensor> = tensors.into_iter().map(in_one_piece).collect();
-    let values: Vec<&[u8]> = tensors.iter().map(|of| cells(of, 0..elements)).collect();
+    let values: Vec<&[u8]> = tensors.iter().map(|part| cells(part, 0..elements)).collect();
     let room = Room::new(elements, dtype);
     room.combine(op, 0..elements, &values);
     room.into_tensor()
 }
 
-/// Tensors of numbers of the CPU, one after the other.
+/// Concatenates tensors of numbers on the CPU.
 pub(super) fn concatenation(tensors: Vec<DispatchTensor>) -> DispatchTensor {
     let dtype = tensors[0].dtype();
     let parts: Vec<DispatchTensor> = tensors.into_iter().map(in_one_piece).collect();
@@ -288,7 +293,7 @@ fn combine<E: Number>(op: ReduceOp, place: &Place, values: &[&[u8]]) {
     }
 }
 
-/// The better of two values. NaN is never lost.
+/// Makes a function that returns the better of two values. NaN is never lost.
 fn extremum<E: Number>(is_better: impl Fn(&E, &E) -> bool) -> impl Fn(E, E) -> E {
     move |first, second| match is_better(&first, &second) || second.is_nan() {
         true => second,
@@ -305,6 +310,7 @@ fn fold<E: Number>(place: &Place, values: &[&[u8]], combine: impl Fn(E, E) -> E)
     // SAFETY: nothing else uses the place, and its bytes are initialised.
     let results = unsafe { std::slice::from_raw_parts_mut(place.start.as_ptr(), place.bytes) };
     let results: &mut [E] = bytemuck::cast_slice_mut(results);
+    // Stretches outside, values inside: the results stay in cache and reach memory once.
     for (stretch, results) in results.chunks_mut(STRETCH).enumerate() {
         let cells = stretch * STRETCH..stretch * STRETCH + results.len();
         let (first, rest) = values.split_first().expect("a value");

@@ -16,17 +16,19 @@ use super::{Batch, Communicator, Counters, Expected, InFlight, Operation, Payloa
 use crate::dispatch::of_cpu;
 use crate::{Error, Result};
 
-/// How often a waiting rank looks before it sleeps: a message that is about to come costs no wake-up then.
+/// The polls of a waiting rank before it sleeps: a message that is about to arrive then costs no
+/// wake-up.
 const LOOKS_BEFORE_SLEEP: usize = 64;
 
-/// What connects the ranks of one process.
+/// Connection of the ranks of one process.
 pub(crate) struct Hub {
     mailboxes: Vec<Mailbox>,
     finished: Vec<AtomicBool>,
     failure: Mutex<Option<(usize, String)>>,
     failed: AtomicBool,
-    /// When something of a message that takes time came from each rank, in milliseconds since the hub was made.
-    heard: Vec<AtomicU64>,
+    /// The time of the last progress of a long message from each rank, in milliseconds since the
+    /// hub was made.
+    progress: Vec<AtomicU64>,
     made: Instant,
 }
 
@@ -42,7 +44,7 @@ impl Hub {
             finished: (0..size).map(|_| AtomicBool::new(false)).collect(),
             failure: Mutex::new(None),
             failed: AtomicBool::new(false),
-            heard: (0..size).map(|_| AtomicU64::new(0)).collect(),
+            progress: (0..size).map(|_| AtomicU64::new(0)).collect(),
             made: Instant::now(),
         })
     }
@@ -57,28 +59,28 @@ impl Hub {
         }
     }
 
-    /// Records that a message of a rank is on its way.
-    pub(super) fn hear(&self, rank: usize) {
+    /// Records that a part of a message of a rank has arrived.
+    pub(super) fn record_progress(&self, rank: usize) {
         let now = self.made.elapsed().as_millis() as u64;
-        self.heard[rank].store(now, Ordering::Relaxed);
+        self.progress[rank].store(now, Ordering::Relaxed);
     }
 
-    /// How long nothing has come from a rank for which another has waited since `start`.
+    /// The time for which nothing has arrived from a rank, at most the time since `start`.
     fn silent(&self, rank: usize, start: Instant) -> Duration {
-        let heard = Duration::from_millis(self.heard[rank].load(Ordering::Relaxed));
+        let progress = Duration::from_millis(self.progress[rank].load(Ordering::Relaxed));
         start
             .elapsed()
-            .min(self.made.elapsed().saturating_sub(heard))
+            .min(self.made.elapsed().saturating_sub(progress))
     }
 
     /// Puts a message of one rank into the mailbox of another.
-    pub(super) fn deliver(&self, from: usize, to: usize, message: Message) {
-        let mailbox = &self.mailboxes[to];
-        lock(&mailbox.queues)[from].push(message);
+    pub(super) fn deliver(&self, sender: usize, receiver: usize, message: Message) {
+        let mailbox = &self.mailboxes[receiver];
+        lock(&mailbox.queues)[sender].push(message);
         mailbox.arrived.notify_all();
     }
 
-    /// Records that a rank cannot go on and wakes all others. The first rank and its cause stay.
+    /// Records that a rank cannot continue and wakes all others. The first failure is kept.
     pub(crate) fn fail(&self, rank: usize, cause: &str) {
         lock(&self.failure).get_or_insert_with(|| (rank, cause.to_string()));
         self.failed.store(true, Ordering::Release);
@@ -91,21 +93,21 @@ impl Hub {
         self.wake_all();
     }
 
-    /// The rank that failed first, and why.
+    /// The rank that failed first, and the cause.
     pub(crate) fn failure(&self) -> Option<(usize, String)> {
         lock(&self.failure).clone()
     }
 
     /// Waits until all other ranks have ended, or one has failed.
-    pub(super) fn wait_for_ends(&self, own: usize) -> Result<()> {
-        let mailbox = &self.mailboxes[own];
+    pub(super) fn wait_for_ends(&self, waiter: usize) -> Result<()> {
+        let mailbox = &self.mailboxes[waiter];
         let mut queues = lock(&mailbox.queues);
         loop {
             if let Some((rank, cause)) = self.failure() {
                 return Err(Error::Rank { rank, cause });
             }
             let mut ends = self.finished.iter().enumerate();
-            if ends.all(|(rank, end)| rank == own || end.load(Ordering::Acquire)) {
+            if ends.all(|(rank, end)| rank == waiter || end.load(Ordering::Acquire)) {
                 return Ok(());
             }
             let woken = mailbox.arrived.wait(queues);
@@ -115,7 +117,7 @@ impl Hub {
 
     fn wake_all(&self) {
         for mailbox in &self.mailboxes {
-            // The lock orders this with a waiter that has just looked.
+            // Under the lock, so that a waiter that has just read the state is asleep, and wakes.
             let _queues = lock(&mailbox.queues);
             mailbox.arrived.notify_all();
         }
@@ -150,7 +152,7 @@ impl Local {
         lock(&self.hub.mailboxes[self.rank].queues)[peer].take(ticket)
     }
 
-    /// Why no message can come from `peer` any more.
+    /// The error if no further message can arrive from `peer`.
     fn ended(&self, operation: &Operation, peer: usize) -> Option<Error> {
         let ended = |peer, cause| Error::PeerEnded {
             rank: self.rank,
@@ -183,7 +185,7 @@ impl Local {
         let start = Instant::now();
         let mut queues = lock(&mailbox.queues);
         loop {
-            // First the state, then the queue: a rank's last message comes before its end.
+            // First the state, then the queue: a rank's last message arrives before its end.
             let ended = self.ended(operation, peer);
             if let Some(message) = queues[peer].take(ticket) {
                 return Ok(message);
@@ -229,7 +231,7 @@ impl Local {
         })
     }
 
-    /// Asks for messages; the batch is finished when they have come.
+    /// Requests messages; the batch is finished when they have arrived.
     pub(super) fn ask(
         self: Arc<Self>,
         operation: Operation,
@@ -258,7 +260,7 @@ impl Local {
     }
 }
 
-/// Messages that a batch has asked for and not received, with their senders.
+/// Messages that a batch has requested and not received, with their senders.
 struct Receipt {
     local: Arc<Local>,
     tickets: VecDeque<(usize, Ticket)>,
@@ -285,10 +287,10 @@ impl std::fmt::Display for Payload {
     }
 }
 
-/// A payload as what may be handed to another thread.
+/// Makes content that may be handed to another thread.
 ///
-/// On the CPU thin slices are copied: a message must not keep a whole field alive for its edge, nor stop its sender from
-/// updating the field in place.
+/// On the CPU thin slices are copied: a message must not keep a whole field alive for its edge, nor
+/// prevent its sender from updating the field in place.
 fn content(payload: Payload) -> Content {
     let tensors = match payload {
         Payload::Tensors(tensors) => tensors,

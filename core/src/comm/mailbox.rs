@@ -1,4 +1,4 @@
-//! What has come for a rank and waits to be taken, from ranks of this process or of others.
+//! Mailboxes: messages that have arrived for a rank and wait to be taken.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex};
@@ -8,28 +8,28 @@ use super::handle::Handle;
 use super::{Expected, Operation, Payload};
 use crate::memory::Block;
 
-/// A message in a mailbox.
+/// Message in a mailbox.
 pub(super) struct Message {
     pub(super) sender: Sender,
     pub(super) content: Content,
 }
 
-/// The operation that a message belongs to.
+/// Operation that a message belongs to.
 pub(super) enum Sender {
     /// Of a rank of this process.
     Here(Operation),
-    /// Of another process: its fingerprint and its name.
+    /// Of another process: fingerprint and name of the operation.
     Elsewhere(u64, String),
 }
 
-/// What a message carries.
+/// Content of a message.
 pub(super) enum Content {
     /// Handles.
     Handed(Payload),
     /// Handles of tensors on a GPU.
     #[cfg(feature = "cube")]
     OnGpu(Vec<Handle>),
-    /// The bytes of tensors: the first of a block, so many.
+    /// The bytes of tensors: a block and the number of its first bytes that are used.
     Carried(Block, usize),
 }
 
@@ -66,7 +66,10 @@ impl std::fmt::Display for Content {
 }
 
 impl Content {
-    /// What was expected, if this is it; else what it is.
+    /// The payload, if it is of the expected form.
+    ///
+    /// # Errors
+    /// A description of content of another form.
     pub(super) fn into_payload(self, expected: &Expected) -> Result<Payload, String> {
         match self {
             #[cfg(feature = "cube")]
@@ -103,15 +106,15 @@ pub(super) struct Mailbox {
 /// The number of a message between two ranks.
 pub(super) type Ticket = usize;
 
-/// Messages of one sender, in order; the receiver may take them in another.
+/// Messages of one sender, in order; the receiver may take them in another order.
 #[derive(Default)]
 pub(super) struct Queue {
     messages: VecDeque<Option<Message>>,
-    /// The ticket of the first of them.
+    /// The ticket of the first message.
     first: Ticket,
-    /// The ticket of the next message that the receiver asks for.
+    /// The ticket of the next message that the receiver requests.
     next: Ticket,
-    /// Tickets of messages that have not come and that nobody waits for any more.
+    /// Tickets of messages that have not arrived and are dropped on arrival.
     forgotten: Vec<Ticket>,
 }
 
@@ -119,7 +122,7 @@ impl Queue {
     pub(super) fn push(&mut self, message: Message) {
         let ticket = self.first + self.messages.len();
         self.messages.push_back(Some(message));
-        if let Some(place) = self.forgotten.iter().position(|&of| of == ticket) {
+        if let Some(place) = self.forgotten.iter().position(|&other| other == ticket) {
             self.forgotten.swap_remove(place);
             self.take(ticket);
         }

@@ -1,4 +1,4 @@
-//! Messages: what is sent, what is expected, and batches of them in flight.
+//! Messages: payloads, expected forms, and batches in flight.
 
 use std::fmt;
 use std::time::Instant;
@@ -28,7 +28,7 @@ pub enum Expected {
         shapes: Vec<Shape>,
         /// Their element type.
         dtype: DType,
-        /// The device that they are to lie on.
+        /// The device of the received tensors.
         device: DispatchDevice,
     },
     /// A tensor that is written to its place in a larger one; the payload is then without tensors.
@@ -80,7 +80,8 @@ impl fmt::Display for Expected {
     }
 }
 
-/// Messages that one rank sends and receives in one operation.
+/// Messages that one rank sends and receives in one operation;
+/// [`Communicator`](super::Communicator) has an example.
 #[derive(Debug)]
 pub struct Batch {
     /// The operation.
@@ -91,11 +92,12 @@ pub struct Batch {
     pub receives: Vec<(usize, Expected)>,
 }
 
-/// A batch in flight; [`finish`](InFlight::finish) waits for its messages. Batches may be finished in any order.
+/// A batch in flight; [`finish`](InFlight::finish) waits for its messages. Batches may be finished
+/// in any order.
 #[must_use = "what a batch receives is lost if it is not finished"]
 pub struct InFlight(Box<dyn Pending>);
 
-/// State that an engine keeps for a batch in flight.
+/// State of an engine for a batch in flight.
 pub trait Pending {
     /// Waits for the messages and returns them in the order of [`Batch::receives`].
     ///
@@ -103,7 +105,7 @@ pub trait Pending {
     /// Those of [`InFlight::finish`].
     fn finish(self: Box<Self>) -> Result<Vec<Payload>>;
 
-    /// Has the messages driven on while the rank computes, on engines that do not do so by themselves.
+    /// Lets the messages progress while the rank computes, on engines that need a request for it.
     fn in_background(&self) {}
 }
 
@@ -119,23 +121,24 @@ impl InFlight {
         Self(Box::new(pending))
     }
 
-    /// Has the messages driven on while the rank computes, on engines that do not do so by themselves.
+    /// Lets the messages progress while the rank computes, on engines that need a request for it.
     ///
     /// For operators that have work to do before they [`finish`](Self::finish).
     pub fn in_background(&self) {
         self.0.in_background();
     }
 
-    /// Adds a callback that runs when all messages have arrived, with the time at which the rank began to wait.
-    pub(crate) fn then(self, seen: impl FnOnce(Instant) + 'static) -> Self {
-        struct Seen<F>(InFlight, F);
+    /// Adds a callback that runs when all messages have arrived, with the time at which the rank
+    /// began to wait.
+    pub(crate) fn then(self, callback: impl FnOnce(Instant) + 'static) -> Self {
+        struct Then<F>(InFlight, F);
 
-        impl<F: FnOnce(Instant)> Pending for Seen<F> {
+        impl<F: FnOnce(Instant)> Pending for Then<F> {
             fn finish(self: Box<Self>) -> Result<Vec<Payload>> {
-                let Self(in_flight, seen) = *self;
+                let Self(in_flight, callback) = *self;
                 let waited_from = Instant::now();
                 let payloads = in_flight.finish()?;
-                seen(waited_from);
+                callback(waited_from);
                 Ok(payloads)
             }
 
@@ -144,14 +147,14 @@ impl InFlight {
             }
         }
 
-        Self::new(Seen(self, seen))
+        Self::new(Then(self, callback))
     }
 
     /// Waits for the messages and returns them in the order of [`Batch::receives`].
     ///
     /// # Errors
-    /// A message that did not come within the timeout, belongs to another operation or is of another shape; a rank
-    /// that ended.
+    /// A message that did not arrive within the timeout, belongs to another operation or has
+    /// another shape; a rank that has ended.
     pub fn finish(self) -> Result<Vec<Payload>> {
         self.0.finish()
     }

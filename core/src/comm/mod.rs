@@ -1,7 +1,8 @@
-//! Communication between ranks: one trait, an engine per way that ranks can be connected.
+//! Communication between ranks: one trait, and an engine for each kind of connection.
 //!
-//! An engine moves batches of messages between pairs of ranks, in order. Everything collective is built on that in
-//! `collectives` and `all_reduce`, once for all engines, so that a reduction gives the same bits on all of them.
+//! An engine moves batches of messages between pairs of ranks, in order. Collective operations are
+//! built on it in `collectives` and `all_reduce`, once for all engines, so that a reduction gives
+//! the same bits on all of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,8 +40,8 @@ pub(crate) mod tcp;
 mod watch;
 mod wire;
 
-/// Joins other processes by a call that waits for them forever: if one of them does not come, this one ends after the
-/// timeout.
+/// Runs a call that waits for other processes without a time limit: if one of them is missing, this
+/// process ends after the timeout.
 #[cfg(any(feature = "mpi", feature = "cuda"))]
 fn within<T>(timeout: Duration, whom: &'static str, join: impl FnOnce() -> T) -> T {
     let (joined, wait) = std::sync::mpsc::channel::<()>();
@@ -59,10 +60,30 @@ fn within<T>(timeout: Duration, whom: &'static str, join: impl FnOnce() -> T) ->
     value
 }
 
-/// The connection of one rank to the others.
+/// Connection of one rank to the others.
 ///
-/// Messages between two ranks keep their order. A send never waits for its receiver. A rank may send itself what the same
-/// batch receives.
+/// Messages between two ranks keep their order. A send never waits for its receiver. A rank may
+/// send itself messages that the same batch receives.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Batch, Expected, Launcher, Operation, Payload, Traffic};
+///
+/// Launcher::local(2).run(|world| {
+///     let peer = 1 - world.rank();
+///     let batch = Batch {
+///         operation: Operation::new("swap", Traffic::Control, None),
+///         sends: vec![(peer, Payload::Bytes(vec![world.rank() as u8]))],
+///         receives: vec![(peer, Expected::Bytes)],
+///     };
+///     let in_flight = world.comm().clone().start(batch)?;
+///     in_flight.in_background(); // the rank may compute here
+///     let received = in_flight.finish()?;
+///     assert!(matches!(&received[..], [Payload::Bytes(bytes)] if bytes[0] as usize == peer));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub trait Communicator: Send + Sync + fmt::Debug {
     /// This rank.
     fn rank(&self) -> usize;
@@ -70,16 +91,18 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// The number of ranks.
     fn size(&self) -> usize;
 
-    /// Posts the sends of a batch and returns before its messages have come.
+    /// Posts the sends of a batch and returns before its messages have arrived.
     ///
     /// # Errors
-    /// A rank that ended.
+    /// A rank that has ended.
     fn start(self: Arc<Self>, batch: Batch) -> Result<InFlight>;
 
-    /// Tells the other ranks that this one ends: the rank that failed first, which may be another, and why.
+    /// Notifies the other ranks that this one ends, with the rank that failed first, which may be
+    /// another, and the cause.
     fn fail(&self, rank: usize, cause: &str);
 
-    /// The rank that failed first, and why, as far as this one knows; an engine whose failures end the process knows none.
+    /// The rank that failed first, and the cause, as far as recorded; an engine whose failures end
+    /// the process records none.
     fn failure(&self) -> Option<(usize, String)> {
         None
     }

@@ -1,4 +1,4 @@
-//! The operation that a message belongs to, by which ranks notice that they diverge.
+//! Operations to which messages belong, by which ranks detect that they diverge.
 
 use std::fmt;
 use std::hash::BuildHasher;
@@ -9,7 +9,7 @@ use foldhash::fast::FixedState;
 
 use crate::layout::{Layout, ReduceOp};
 
-/// What a communication is for; statistics are kept by it.
+/// Purpose of a communication, by which it is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Traffic {
     /// Halos and other boxes that an operator needs.
@@ -35,21 +35,30 @@ impl Traffic {
     ];
 }
 
-/// The operation that a message belongs to. Equal on all ranks that take part in it.
+/// Operation to which messages belong; equal on all ranks that take part in it.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Operation, Traffic};
+///
+/// let halo = Operation::new("halo", Traffic::Exchange, None);
+/// assert_eq!(halo.backward().to_string(), "halo (backward)");
+/// assert_ne!(halo.fingerprint(), halo.backward().fingerprint());
+/// ```
 #[derive(Clone, Debug)]
 pub struct Operation {
     name: &'static str,
     backward: bool,
     traffic: Traffic,
     layout: Option<Layout>,
-    /// The reduction, and number and type of the elements that are reduced.
+    /// The reduction, and the number and type of the reduced elements.
     elements: Option<(ReduceOp, usize, DType)>,
-    /// The tensors that it is made of, if there are several.
+    /// The shapes of its tensors, if there are several.
     parts: Option<Arc<[Shape]>>,
 }
 
 impl Operation {
-    /// The operation called `name` on a field of the given layout.
+    /// Makes the operation called `name` on a field of the given layout.
     pub fn new(name: &'static str, traffic: Traffic, layout: Option<&Layout>) -> Self {
         Self {
             name,
@@ -61,7 +70,7 @@ impl Operation {
         }
     }
 
-    /// The operation as a reduction of so many elements of a type.
+    /// The operation as a reduction of a number of elements of a type.
     #[must_use]
     pub(crate) fn of(&self, op: ReduceOp, elements: usize, dtype: DType) -> Self {
         Self {
@@ -92,32 +101,32 @@ impl Operation {
         self.name
     }
 
-    /// Purpose of the communication, by which it is counted.
+    /// The purpose of the communication, by which it is counted.
     pub fn traffic(&self) -> Traffic {
         self.traffic
     }
 
-    /// Whether it is of the backward pass.
+    /// Whether it belongs to the backward pass.
     pub fn is_backward(&self) -> bool {
         self.backward
     }
 
-    /// The layout of the field that it is on, if it is on one.
+    /// The layout of its field, if it has one.
     pub fn layout(&self) -> Option<&Layout> {
         self.layout.as_ref()
     }
 
-    /// A number by which two ranks notice that they are in different operations.
+    /// A hash by which two ranks detect that they are in different operations.
     pub fn fingerprint(&self) -> u64 {
-        // A short hash: each message has one.
-        let of = (
+        // A fast hash: every message needs one.
+        let identity = (
             self.name,
             self.backward,
             &self.layout,
             self.elements,
             &self.parts,
         );
-        FixedState::default().hash_one(of)
+        FixedState::default().hash_one(identity)
     }
 }
 

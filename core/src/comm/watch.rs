@@ -1,27 +1,28 @@
-//! An eye on work that waits for other ranks without an end of its own, as what a device has been given does.
+//! Watchdog for work that waits for other ranks without a timeout, as work of a device does.
 
 use std::time::{Duration, Instant};
 
 use super::Operation;
 
-/// Whether something has happened.
+/// Test whether an event has happened.
 pub(super) type Signal = Box<dyn Fn() -> bool + Send>;
 
-/// Work that begins when this rank is ready for it, and ends when other ranks have done their part.
+/// Work that begins when this rank is ready for it, and ends when other ranks have done their part
+/// of it.
 struct Work {
     operation: Operation,
     begun: Signal,
     ended: Signal,
-    /// When it was first seen to have begun.
+    /// The time of the first poll after it had begun.
     since: Option<Instant>,
 }
 
-/// Work that has not been seen to have ended.
+/// Work that had not ended at the last poll.
 #[derive(Default)]
 pub(super) struct Watch(Vec<Work>);
 
 impl Watch {
-    /// Watches work, too.
+    /// Adds work.
     pub(super) fn add(&mut self, operation: Operation, begun: Signal, ended: Signal) {
         self.0.push(Work {
             operation,
@@ -31,12 +32,13 @@ impl Watch {
         });
     }
 
-    /// Whether there was some that had not ended when that was last asked.
+    /// Whether some work had not ended at the last poll.
     pub(super) fn is_waiting(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// What has waited for other ranks for so long or longer.
+    /// Polls all work, and returns the operation of one that has waited for other ranks for
+    /// `timeout` or longer.
     pub(super) fn overdue(&mut self, timeout: Duration) -> Option<&Operation> {
         self.0.retain(|work| !(work.ended)());
         for work in &mut self.0 {

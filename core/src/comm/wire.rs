@@ -1,6 +1,6 @@
 //! Payloads as bytes, for engines whose ranks do not share memory.
 //!
-//! Ranks are of one architecture: numbers are in its byte order.
+//! All ranks have one architecture: numbers are in its byte order.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use super::{Expected, Payload};
 use crate::dispatch::{from_host, of_cpu, to_host};
 use crate::memory::Block;
 
-/// Memory that is sent.
+/// Memory of a message that is sent.
 pub(super) enum Outgoing {
     /// The first bytes of a block.
     Block(Block, usize),
     /// Bytes from one on.
     Bytes(Vec<u8>, usize),
-    /// Some of a tensor's bytes, which nobody changes as long as there is a second handle.
+    /// A part of a tensor's bytes, which stay unchanged as long as there is a second handle.
     Tensor(Arc<Bytes>, Range<usize>),
 }
 
 impl Outgoing {
-    /// The bytes of a payload: those of its tensor, if it is one that lies in one piece, else a copy.
+    /// The bytes of a payload: those of its tensor, if it is one contiguous tensor, else a copy.
     pub(super) fn of(mut payload: Payload) -> Self {
         bring(&mut payload);
         let tensors = match payload {
@@ -60,11 +60,11 @@ impl Outgoing {
     }
 }
 
-/// Where the bytes of a tensor lie, if it is contiguous.
+/// The range of a tensor's bytes in its memory, if it is contiguous.
 fn place(tensor: &FlexTensor) -> Option<Range<usize>> {
     let (layout, size) = (tensor.layout(), tensor.dtype().size());
     let elements = layout.num_elements();
-    // A view of nothing may begin anywhere.
+    // An empty view may begin anywhere.
     let start = if elements > 0 {
         layout.start_offset()
     } else {
@@ -80,7 +80,7 @@ pub(super) fn bytes(tensor: &FlexTensor) -> &[u8] {
     &tensor.bytes()[place(tensor).expect("a contiguous tensor")]
 }
 
-/// The tensor, if it is one of the CPU.
+/// The tensor, if it is on the CPU.
 pub(super) fn here(tensor: &DispatchTensor) -> Option<&FlexTensor> {
     match &tensor.kind {
         DispatchTensorKind::Flex(
@@ -90,7 +90,7 @@ pub(super) fn here(tensor: &DispatchTensor) -> Option<&FlexTensor> {
     }
 }
 
-/// Brings what lies on a GPU into the memory of this process.
+/// Copies tensors on a GPU to the memory of this process.
 pub(super) fn bring(payload: &mut Payload) {
     let Payload::Tensors(tensors) = payload else {
         return;
@@ -101,34 +101,36 @@ pub(super) fn bring(payload: &mut Payload) {
 }
 
 /// Writes the elements of a tensor, in order.
-fn write_cells(tensor: &FlexTensor, to: &mut [u8]) {
+fn write_cells(tensor: &FlexTensor, target: &mut [u8]) {
     let (layout, size) = (tensor.layout(), tensor.dtype().size());
     let (shape, strides) = (&layout.shape()[..], layout.strides());
-    // The last dims that lie in one piece are copied as one.
+    // The last dims that are contiguous are copied as one run; the others are counted as by an
+    // odometer.
     let (mut outer, mut run) = (shape.len(), 1);
     while outer > 0 && (strides[outer - 1] == run as isize || shape[outer - 1] == 1) {
         outer -= 1;
         run *= shape[outer];
     }
     let mut index = vec![0; outer];
-    let mut at = layout.start_offset() as isize;
-    for cells in to.chunks_exact_mut((run * size).max(1)) {
-        let from = at as usize * size;
+    let mut offset = layout.start_offset() as isize;
+    for cells in target.chunks_exact_mut((run * size).max(1)) {
+        let from = offset as usize * size;
         cells.copy_from_slice(&tensor.bytes()[from..from + run * size]);
         for dim in (0..outer).rev() {
             index[dim] += 1;
-            at += strides[dim];
+            offset += strides[dim];
             if index[dim] < shape[dim] {
                 break;
             }
-            at -= strides[dim] * shape[dim] as isize;
+            offset -= strides[dim] * shape[dim] as isize;
             index[dim] = 0;
         }
     }
 }
 
 impl Expected {
-    /// The payload of the expected form that the first `length` bytes of a block are. They must have its size.
+    /// Makes a payload of the expected form from the first `length` bytes of a block, which must
+    /// have its size.
     pub(super) fn unpack(&self, block: Block, length: usize) -> Payload {
         let Self::Tensors {
             shapes,
@@ -154,7 +156,7 @@ impl Expected {
     }
 }
 
-/// A tensor of this process's memory on a device.
+/// Moves a tensor from the memory of this process to a device.
 fn on_device(cells: FlexTensor, device: &DispatchDevice) -> DispatchTensor {
     match device {
         DispatchDevice::Flex(_) => of_cpu(cells),

@@ -1,4 +1,4 @@
-//! Boxes of cells: cut from shards, sent, and put together on the rank that needs them.
+//! Boxes of cells: cut from shards, sent, and assembled on the rank that needs them.
 
 use std::sync::Arc;
 
@@ -10,26 +10,28 @@ use crate::comm::{Batch, Communicator, Expected, InFlight, Overlap, Payload, col
 use crate::dispatch::{added, blank, cut, flipped, paste};
 use crate::{IndexBox, Result};
 
-/// Boxes on their way between ranks: what this rank sends has left, what it receives has not come.
+/// Boxes in flight: this rank's sends are posted, its receives are not finished.
 #[derive(Debug)]
 #[must_use = "boxes on their way must be received"]
 pub struct Boxes<'a> {
     comm: &'a Arc<dyn Communicator>,
     in_flight: Option<InFlight>,
-    /// The size of what comes.
+    /// The bytes that this rank receives.
     bytes: usize,
     expected: &'a [(usize, Vec<Transfer>)],
 }
 
 impl<'a> Boxes<'a> {
-    /// Has the boxes travel on while the rank computes: see [`InFlight::in_background`].
+    /// Lets the boxes travel on while the rank computes: see [`InFlight::in_background`].
     pub fn in_background(&self) {
         self.in_flight.iter().for_each(InFlight::in_background);
     }
 
-    /// Whether to compute what needs none of the boxes, a fraction of the work, while they travel. If so they travel on.
+    /// Decides whether to compute the cells that need none of the boxes, a fraction of the work,
+    /// while the boxes travel. If so, starts [`in_background`](Self::in_background).
     ///
-    /// The rule: the engine takes time, the boxes have at least 128 KiB, and the fraction is more than half.
+    /// [`Overlap::Auto`] requires an engine whose messages take time, boxes of at least 128 KiB,
+    /// and a fraction above one half.
     pub fn overlap(&self, fraction: f64) -> bool {
         const WORTH_WHILE: usize = 128 << 10;
         let Some(in_flight) = &self.in_flight else {
@@ -46,8 +48,9 @@ impl<'a> Boxes<'a> {
         overlap
     }
 
-    /// Waits for what this rank receives: each box as it lies on its owner if the exchange runs forward, as it lies
-    /// where it was needed otherwise, which is the same but for [`Transfer::flip`].
+    /// Waits for the boxes that this rank receives. Their cells are in the owner's order if the
+    /// exchange runs forward, else in the order of the assembled tensor; the two differ by
+    /// [`Transfer::flip`] only.
     ///
     /// # Errors
     /// A failure of communication.
@@ -63,11 +66,12 @@ impl<'a> Boxes<'a> {
 }
 
 impl Exchange {
-    /// Sends the boxes of the exchange's forward pass, each as `cells_of` gives it, of the kind of `like`.
+    /// Sends the boxes of the exchange's forward pass, each as `cells_of` gives it, of the kind of
+    /// `like`.
     ///
-    /// For operators that use boxes one by one, rather than a tensor assembled of them. In an exchange that runs forward
-    /// a box is [`cut`] from this rank's shard; in one that runs in reverse it is the gradient of a box that was needed
-    /// here.
+    /// For operators that use boxes one by one, rather than a tensor assembled from them. In an
+    /// exchange that runs forward a box is [`cut`] from this rank's shard; in one that runs in
+    /// reverse it is the gradient of a box that this rank needed.
     ///
     /// # Errors
     /// A failure of communication.
@@ -126,8 +130,8 @@ impl Exchange {
         })
     }
 
-    /// [Sends](Self::send) the boxes of a tensor: this rank's shard in an exchange that runs forward, the gradient of
-    /// what was assembled here in one that runs in reverse.
+    /// [Sends](Self::send) the boxes of a tensor: this rank's shard in an exchange that runs
+    /// forward, the gradient of its assembled tensor in one that runs in reverse.
     ///
     /// # Errors
     /// A failure of communication.
@@ -139,7 +143,8 @@ impl Exchange {
         })
     }
 
-    /// The result of the exchange's forward pass, from the boxes of this rank's own tensor and those it received.
+    /// Assembles the result of the exchange's forward pass from this rank's own tensor and the
+    /// received boxes.
     pub fn assemble<'a>(
         &'a self,
         tensor: DispatchTensor,
@@ -155,15 +160,16 @@ impl Exchange {
                 self.assemble_part(&tensor, &received, &whole)
             }
             Direction::Reverse => {
-                let own = plan.copies.iter();
-                let own = own.map(|copy| (copy, cut(&tensor, &copy.dst)));
+                let copies = plan.copies.iter();
+                let copies = copies.map(|copy| (copy, cut(&tensor, &copy.dst)));
                 let sum = blank(&tensor, &plan.source_shape, Some(0.0));
-                own.chain(received).fold(sum, add_box)
+                copies.chain(received).fold(sum, add_box)
             }
         }
     }
 
-    /// A box of what an exchange that runs forward assembles. Cells of boxes that have not come hold anything.
+    /// Assembles one box, `part`, of the result of an exchange that runs forward. Cells of boxes
+    /// that are not in `received` are unspecified.
     pub fn assemble_part(
         &self,
         tensor: &DispatchTensor,
@@ -175,46 +181,64 @@ impl Exchange {
         if plan.is_identity() && shape == plan.output_shape {
             return tensor.clone();
         }
-        // Where in the part a box lies, and what of the box that is.
+        // The intersection of a box with the part, relative to each of the two.
         let common = |transfer: &Transfer| {
-            let at = transfer.dst.intersection(part)?;
-            Some((at.seen_from(part), at.seen_from(&transfer.dst)))
+            let overlap = transfer.dst.intersection(part)?;
+            Some((overlap.seen_from(part), overlap.seen_from(&transfer.dst)))
         };
-        let inside = |cells, flip: &[bool], of: &IndexBox| {
+        let inside = |cells, flip: &[bool], portion: &IndexBox| {
             let cells = flipped(cells, flip);
-            if of.shape() == cells.shape()[..] {
+            if portion.shape() == cells.shape()[..] {
                 cells
             } else {
-                cut(&cells, of)
+                cut(&cells, portion)
             }
         };
-        let own = plan.copies.iter().filter_map(|copy| {
-            let (at, of) = common(copy)?;
-            Some((at, inside(cut(tensor, &copy.src), &copy.flip, &of)))
+        let copied = plan.copies.iter().filter_map(|copy| {
+            let (target, portion) = common(copy)?;
+            Some((target, inside(cut(tensor, &copy.src), &copy.flip, &portion)))
         });
         let others = received.iter().filter_map(|(transfer, cells)| {
-            let (at, of) = common(transfer)?;
-            Some((at, inside(cells.clone(), &transfer.flip, &of)))
+            let (target, portion) = common(transfer)?;
+            Some((target, inside(cells.clone(), &transfer.flip, &portion)))
         });
-        let boxes: Vec<_> = own.chain(others).collect();
-        // What is kept has memory of its own.
-        if let [(at, cells)] = &boxes[..]
-            && at.shape() == shape
+        let boxes: Vec<_> = copied.chain(others).collect();
+        // A single box that fills the part is used as it is; a whole result is copied, so that its
+        // memory is its own.
+        if let [(target, cells)] = &boxes[..]
+            && target.shape() == shape
             && shape != plan.output_shape
         {
             return cells.clone();
         }
         let from_others = plan.receives.iter().flat_map(|(_, transfers)| transfers);
         let planned = from_others.chain(&plan.copies).filter_map(common);
-        let covered: usize = planned.map(|(at, _)| at.volume()).sum();
+        // Pieces do not overlap, so volumes add up; only cells that no box covers need the fill
+        // value.
+        let covered: usize = planned.map(|(target, _)| target.volume()).sum();
         let value = (covered < part.volume()).then_some(plan.fill);
         let output = blank(tensor, &shape, value);
         let boxes = boxes.into_iter();
-        boxes.fold(output, |output, (at, cells)| paste(output, &at, cells))
+        boxes.fold(output, |output, (target, cells)| paste(output, &target, cells))
     }
 }
 
-/// Adds the gradient of a box, as it lies where it was needed, to the cells that it is a copy of.
+/// Adds the gradient of a box, in the order of the assembled tensor, to the cells that the box is a
+/// copy of.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_core::{IndexBox, Transfer, ops::add_box};
+///
+/// let cells = |range| IndexBox::new(Vec::from([range]));
+/// let mirrored = Transfer { src: cells(0..2), dst: cells(3..5), flip: vec![true] };
+/// let device = Device::default();
+/// let sum = Tensor::<1>::zeros([3], &device).into_dispatch();
+/// let gradient = Tensor::<1>::from_floats([1.0, 2.0], &device).into_dispatch();
+/// let sum = Tensor::<1>::from_dispatch(add_box(sum, (&mirrored, gradient)));
+/// sum.into_data().assert_eq(&[2.0_f32, 1.0, 0.0].into(), false);
+/// ```
 pub fn add_box(
     sum: DispatchTensor,
     (transfer, gradient): (&Transfer, DispatchTensor),

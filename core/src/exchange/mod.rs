@@ -15,30 +15,54 @@ mod boxes;
 mod need;
 mod plan;
 
-/// Which way a plan is run.
+/// Direction in which a plan runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Owners' cells go where they are needed.
+    /// Cells are copied from their owners to the ranks that need them.
     Forward,
-    /// What lies where cells are needed goes back to the owners, who add: the adjoint.
+    /// Values of needed cells return to the owners, which add them: the adjoint.
     Reverse,
 }
 
-/// One run of a plan.
+/// Plan with the direction of a run.
 #[derive(Clone, Debug)]
 pub struct Move {
     /// The plan of this rank.
     pub plan: Arc<ExchangePlan>,
-    /// Which way it is run.
+    /// The direction.
     pub direction: Direction,
 }
 
-/// An exchange as an operator: what moves forward, and what moves backward.
+/// Exchange of boxes as an operator: a plan and direction for each pass.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Exchange, IndexBox, Launcher, Layout, Need, ops};
+/// use halocline_core::{Operation, Shard, Source, Traffic};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("x", 2)])?;
+///     let layout = Layout::new(mesh.shape(), &[2], &[Shard(0)])?;
+///     let plan = mesh.exchange_plan(Source::Layout(&layout), |_| Need::of(IndexBox::whole(&[2])));
+///     let operation = Operation::new("gather", Traffic::Exchange, Some(&layout));
+///     let ranks = mesh.shape().ranks().into();
+///     let exchange = Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan.into());
+///     let shard = Tensor::<1>::full([1], world.rank() as f32, &world.device().clone().inner());
+///     // In one call, and in steps between which a rank may compute.
+///     let whole = ops::run(shard.clone(), exchange.clone());
+///     let boxes = exchange.send_all(&shard.clone().into_dispatch())?;
+///     let steps = exchange.assemble(shard.into_dispatch(), boxes.finish()?);
+///     assert_eq!(whole.into_data(), Tensor::<1>::from_dispatch(steps).into_data());
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Exchange {
     /// The operation, for messages and errors.
     pub operation: Operation,
-    /// The way to the other ranks.
+    /// The communicator.
     pub comm: Arc<dyn Communicator>,
     /// The ranks of the world, by mesh position.
     pub ranks: Arc<[usize]>,
@@ -49,14 +73,14 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// An exchange whose backward pass is the adjoint of its forward pass.
+    /// Makes an exchange whose backward pass is the adjoint of its forward pass.
     pub fn with_adjoint(
         operation: Operation,
         comm: Arc<dyn Communicator>,
         ranks: Arc<[usize]>,
         plan: Arc<ExchangePlan>,
     ) -> Self {
-        let to = |direction| Move {
+        let run = |direction| Move {
             plan: plan.clone(),
             direction,
         };
@@ -64,12 +88,12 @@ impl Exchange {
             operation,
             comm,
             ranks,
-            forward: to(Direction::Forward),
-            backward: to(Direction::Reverse),
+            forward: run(Direction::Forward),
+            backward: run(Direction::Reverse),
         }
     }
 
-    /// The exchange that is this one's gradient.
+    /// The exchange of this one's backward pass.
     #[must_use]
     pub fn reversed(self) -> Self {
         Self {

@@ -1,23 +1,37 @@
-//! Cells that ranks need, and the ranks that hold them.
+//! Needs of ranks, and the owners of cells.
 
 use crate::mesh::unravel;
 use crate::{IndexBox, Layout, Segment};
 
-/// A box of global cells that a rank needs, and where they go in what it assembles.
+/// Box of global cells that a rank needs, with its place in the tensor that the rank assembles.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where the box begins in the assembled tensor.
+    /// The start of the box in the assembled tensor.
     pub dst: Vec<usize>,
     /// The global cells.
     pub src: IndexBox,
-    /// The dims in which the cells come in reverse order.
+    /// Whether the cells are in reverse order, for every dim.
     pub flip: Vec<bool>,
 }
 
-/// All that one rank needs: the shape of the tensor that it assembles, and the pieces of it.
+/// Need of one rank in an exchange: the shape of the tensor that it assembles, and its pieces.
 ///
-/// Pieces do not overlap where they go; cells that none covers get the plan's fill value. The same global cells may be
-/// needed several times (a periodic wrap longer than the domain, a replicated edge).
+/// Pieces do not overlap in the assembled tensor; cells that no piece covers get the plan's fill
+/// value. The same global cells may be needed several times (a periodic wrap longer than the
+/// domain, a replicated edge).
+///
+/// # Example
+/// ```
+/// use halocline_core::{Boundary, IndexBox, Need, segments};
+///
+/// let rows = segments(-1..4, 8, Boundary::Periodic, Boundary::Periodic);
+/// let columns = segments(0..6, 6, Boundary::Zeros, Boundary::Zeros);
+/// let need = Need::product(vec![5, 6], &[rows, columns]);
+/// let boxes: Vec<String> = need.pieces.iter().map(|piece| piece.src.to_string()).collect();
+/// assert_eq!(boxes, ["[7..8, 0..6]", "[0..4, 0..6]"]);
+/// assert_eq!(Need::of(IndexBox::whole(&[2, 3])).shape, [2, 3]);
+/// assert!(Need::nothing(vec![0, 6]).pieces.is_empty());
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
     /// The shape of the assembled tensor.
@@ -27,7 +41,7 @@ pub struct Need {
 }
 
 impl Need {
-    /// A need of exactly one box.
+    /// A need of one box.
     pub fn of(cells: IndexBox) -> Self {
         let shape = cells.shape();
         let pieces = if cells.volume() == 0 {
@@ -42,7 +56,7 @@ impl Need {
         Self { shape, pieces }
     }
 
-    /// The product of the runs of every dim.
+    /// The product of the runs of every dim: one piece for each choice of a run per dim.
     pub fn product(shape: Vec<usize>, dims: &[Vec<Segment>]) -> Self {
         let counts: Vec<usize> = dims.iter().map(Vec::len).collect();
         let pieces = (0..counts.iter().product())
@@ -59,7 +73,7 @@ impl Need {
         Self { shape, pieces }
     }
 
-    /// A need of nothing, assembled to a tensor of `shape` that holds the fill value only.
+    /// An empty need, assembled to a tensor of `shape` that holds the fill value only.
     pub fn nothing(shape: Vec<usize>) -> Self {
         Self {
             shape,
@@ -68,7 +82,7 @@ impl Need {
     }
 }
 
-/// Who holds the field before an exchange.
+/// Owners of the field before an exchange.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// The ranks of a layout.

@@ -6,28 +6,41 @@ use std::ops::Range;
 use super::need::{Need, Source};
 use crate::IndexBox;
 
-/// A box that moves from a rank's shard to a place in what a rank assembles. Both are local index boxes.
+/// Box that moves from a rank's shard into the tensor that a rank assembles. Both are local index
+/// boxes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// The cells in the owner's shard.
     pub src: IndexBox,
     /// The cells in the receiver's assembled tensor.
     pub dst: IndexBox,
-    /// The dims in which the order is reversed.
+    /// Whether the order of cells is reversed, for every dim.
     pub flip: Vec<bool>,
 }
 
-/// What one rank does in an exchange: which boxes it sends to whom, receives from whom, and copies itself.
+/// Plan of one rank's part in an exchange: the boxes that it sends, receives and copies.
 ///
-/// Made by [`ExchangePlan::new`] from data that every rank has, so that plans of all ranks fit together without a
-/// message. Its adjoint is the plan read backwards, adding where boxes overlap.
+/// Made by [`ExchangePlan::new`] from data that every rank has, so that the plans of all ranks
+/// match without a message. Its adjoint is the plan run in reverse, adding where boxes overlap.
+///
+/// # Example
+/// ```
+/// use halocline_core::{ExchangePlan, IndexBox, Layout, MeshShape, Need, Shard, Source};
+///
+/// let mesh = MeshShape::new(&[("lat", 2)], vec![0, 1])?.into();
+/// let layout = Layout::new(&mesh, &[4, 3], &[Shard(0)])?;
+/// let rows = |position| Need::of(IndexBox::new(vec![position..position + 3, 0..3]));
+/// let plan = ExchangePlan::new(Source::Layout(&layout), 0, 2, rows);
+/// assert_eq!(plan.to_string().lines().last(), Some("  sends 12 B, receives 12 B in f32"));
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExchangePlan {
     /// The shape of this rank's shard.
     pub source_shape: Vec<usize>,
     /// The shape of the tensor that this rank assembles.
     pub output_shape: Vec<usize>,
-    /// The value of cells that nothing covers.
+    /// The value of cells that no box covers.
     pub fill: f64,
     /// Boxes that stay on this rank.
     pub copies: Vec<Transfer>,
@@ -38,17 +51,18 @@ pub struct ExchangePlan {
 }
 
 impl ExchangePlan {
-    /// The plan of the rank at `position` among `size`, where `need_of` tells what each position needs.
+    /// Plans the part of the rank at `position` of `size`; `need_of` gives the need of each
+    /// position.
     pub fn new(
         source: Source<'_>,
         position: usize,
         size: usize,
         need_of: impl Fn(usize) -> Need,
     ) -> Self {
-        let own = source.local_box(position);
+        let shard = source.local_box(position);
         let need = need_of(position);
         let mut plan = Self {
-            source_shape: own.shape(),
+            source_shape: shard.shape(),
             output_shape: need.shape.clone(),
             fill: 0.0,
             copies: Vec::new(),
@@ -63,6 +77,9 @@ impl ExchangePlan {
             }
         }
         plan.receives.sort_by_key(|(peer, _)| *peer);
+        // A message holds cells and no indices, so sender and receiver must list its boxes in one
+        // order: the sender repeats the receiver's computation and keeps its own share, instead of
+        // asking.
         for peer in (0..size).filter(|&peer| peer != position) {
             for (owner, transfer) in transfers(source, &need_of(peer), peer) {
                 if owner == position {
@@ -73,22 +90,22 @@ impl ExchangePlan {
         plan
     }
 
-    /// This plan with messages of the rank to itself in the place of all copies but the largest, so that one rank's halos on
-    /// a ring go through its engine, too.
+    /// This plan with messages of the rank to itself instead of all copies but the largest, so that
+    /// the halos of one rank on a ring pass through its engine too.
     pub(crate) fn through_loopback(mut self, position: usize) -> Self {
         let copies = self.copies.iter().enumerate();
-        let Some((own, _)) = copies.max_by_key(|(_, copy)| copy.src.volume()) else {
+        let Some((largest, _)) = copies.max_by_key(|(_, copy)| copy.src.volume()) else {
             return self;
         };
-        let own = self.copies.swap_remove(own);
-        for copy in std::mem::replace(&mut self.copies, vec![own]) {
+        let largest = self.copies.swap_remove(largest);
+        for copy in std::mem::replace(&mut self.copies, vec![largest]) {
             push(&mut self.sends, position, copy.clone());
             push(&mut self.receives, position, copy);
         }
         self
     }
 
-    /// This plan with another value for cells that nothing covers.
+    /// This plan with another value for cells that no box covers.
     pub fn with_fill(mut self, fill: f64) -> Self {
         self.fill = fill;
         self
@@ -118,15 +135,19 @@ impl ExchangePlan {
             }
     }
 
-    /// A box of what this rank assembles that no cells of other ranks lie in, with its own shard's cells; `None` where it
-    /// has none, or where boxes come to other places than the sides.
+    /// A box of the assembled tensor that holds cells of this rank's shard and none of other ranks,
+    /// so that it is complete before messages arrive; `None` if the rank copies no cells, or if a
+    /// received box is not beyond a side of the copy.
     pub fn interior(&self) -> Option<IndexBox> {
-        let own = self.copies.iter().max_by_key(|copy| copy.src.volume())?;
+        let largest = self.copies.iter().max_by_key(|copy| copy.src.volume())?;
         let apart = |one: &Range<usize>, other: &Range<usize>| {
             one.end <= other.start || other.end <= one.start
         };
         let mut inside: Vec<_> = IndexBox::whole(&self.output_shape).ranges().to_vec();
         let received = self.receives.iter().flat_map(|(_, transfers)| transfers);
+        // Each received box that still reaches into the interior cuts off one side of it. A box at
+        // a corner is beyond the copy in several dims; one cut is enough to exclude it, so later
+        // boxes of the same corner change nothing.
         for transfer in received {
             let cells = transfer.dst.ranges();
             if inside
@@ -136,9 +157,9 @@ impl ExchangePlan {
             {
                 continue;
             }
-            let own = own.dst.ranges();
-            let dim = (0..cells.len()).find(|&dim| apart(&own[dim], &cells[dim]))?;
-            if cells[dim].end <= own[dim].start {
+            let copied = largest.dst.ranges();
+            let dim = (0..cells.len()).find(|&dim| apart(&copied[dim], &cells[dim]))?;
+            if cells[dim].end <= copied[dim].start {
                 inside[dim].start = cells[dim].end;
             } else {
                 inside[dim].end = cells[dim].start;
@@ -164,7 +185,8 @@ fn elements(list: &[(usize, Vec<Transfer>)]) -> usize {
     transfers.map(|transfer| transfer.src.volume()).sum()
 }
 
-/// Splits what the rank at `receiver` needs by owner, in an order that owner and receiver agree on.
+/// Splits the need of the rank at `receiver` by owner, in an order that depends on the arguments
+/// alone.
 fn transfers(source: Source<'_>, need: &Need, receiver: usize) -> Vec<(usize, Transfer)> {
     let mut found = Vec::new();
     for piece in &need.pieces {
@@ -175,6 +197,7 @@ fn transfers(source: Source<'_>, need: &Need, receiver: usize) -> Vec<(usize, Tr
                 let (cell, start) = (&cells.ranges()[dim], origin.ranges()[dim].start);
                 cell.start - start..cell.end - start
             });
+            // A reversed piece begins with its last cell.
             let dst = dims.map(|dim| {
                 let (cell, from) = (&cells.ranges()[dim], &piece.src.ranges()[dim]);
                 let start = piece.dst[dim]
@@ -273,7 +296,8 @@ mod tests {
             .collect()
     }
 
-    /// Runs the plans of all ranks over the field `0, 1, 2, …` and returns what each assembles (-1 = fill).
+    /// Runs the plans of all ranks over the field `0, 1, 2, …` and returns what each assembles (-1
+    /// = fill).
     fn simulate(layout: &Layout, need_of: &dyn Fn(usize) -> Need) -> Vec<Vec<i64>> {
         let size = layout.mesh().size();
         let plan = |p| ExchangePlan::new(Source::Layout(layout), p, size, need_of);
@@ -283,7 +307,7 @@ mod tests {
         assembled
     }
 
-    /// What each rank assembles by its plan.
+    /// The cells that each rank assembles by its plan.
     fn assemble(plans: Vec<ExchangePlan>, layout: &Layout) -> Vec<Vec<i64>> {
         let size = plans.len();
         let shards: Vec<Vec<i64>> = (0..size)

@@ -18,7 +18,7 @@ use ranks::{run_process, run_threads};
 mod panics;
 mod ranks;
 
-/// How ranks are started.
+/// Engine by which ranks are started and connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Engine {
     Local,
@@ -27,11 +27,12 @@ enum Engine {
 }
 
 impl Engine {
-    /// The engine that the environment asks for.
+    /// The engine that the environment selects.
     ///
-    /// MPI's launchers set `OMPI_COMM_WORLD_SIZE` (Open MPI), `PMI_SIZE` (MPICH, Intel MPI, `srun --mpi=pmi2`),
-    /// `PMIX_RANK` (`srun --mpi=pmix` and others), or `SLURM_STEP_NUM_TASKS` (`srun`; counts if greater than one, because
-    /// an interactive shell has it too). Who has set an address means it, though `srun` started the process.
+    /// MPI's launchers set `OMPI_COMM_WORLD_SIZE` (Open MPI), `PMI_SIZE` (MPICH, Intel MPI,
+    /// `srun --mpi=pmi2`), `PMIX_RANK` (`srun --mpi=pmix` and others), or `SLURM_STEP_NUM_TASKS`
+    /// (`srun`; counts if greater than one, because an interactive shell has it too). An explicit
+    /// address takes precedence over `srun`.
     fn of(get: impl Fn(&str) -> Option<String>) -> Self {
         let is_set = |name: &&str| get(name).is_some();
         let all = |names: &[&str]| names.iter().all(is_set);
@@ -48,7 +49,7 @@ impl Engine {
         } else if in_mpi_job {
             Self::Mpi
         } else if ["RANK", "MASTER_ADDR", "WORLD_SIZE"].iter().any(is_set) {
-            // An error will tell what is missing.
+            // Its error names the missing variables.
             Self::Tcp
         } else {
             Self::Local
@@ -60,9 +61,13 @@ impl Engine {
 ///
 /// # Example
 /// ```
+/// use std::time::Duration;
 /// use halocline_core::Launcher;
 ///
-/// let ranks = Launcher::local(3).collect(|world| Ok(world.rank()))?;
+/// let launcher = Launcher::local(1).ranks(3).seed(7).timeout(Duration::from_secs(5));
+/// assert!(!launcher.is_job());
+/// launcher.clone().run(|world| world.barrier())?;
+/// let ranks = launcher.collect(|world| Ok(world.rank()))?;
 /// assert_eq!(ranks, [0, 1, 2]);
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
@@ -77,7 +82,7 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Ranks as threads of this process.
+    /// Makes a launcher of ranks that are threads of this process.
     pub fn local(ranks: usize) -> Self {
         Self {
             engine: Engine::Local,
@@ -89,19 +94,32 @@ impl Launcher {
         }
     }
 
-    /// The engine that the environment asks for: MPI under `mpirun` or `srun`; connections between processes where a
-    /// launcher has set `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as PyTorch's does; else threads.
+    /// Makes a launcher with the engine that the environment selects: MPI under `mpirun` or `srun`;
+    /// connections between processes where a launcher has set `RANK`, `WORLD_SIZE`, `MASTER_ADDR`
+    /// and `MASTER_PORT`, as PyTorch's does; else threads.
     ///
-    /// `RANK` and `WORLD_SIZE` may be Slurm's `SLURM_PROCID` and `SLURM_NTASKS`. Unless all processes are on one host,
-    /// with `MASTER_ADDR=localhost`, they need a common `HALOCLINE_SECRET`: a random text, without which nobody joins.
+    /// `RANK` and `WORLD_SIZE` may be Slurm's `SLURM_PROCID` and `SLURM_NTASKS`. Unless all
+    /// processes are on one host, with `MASTER_ADDR=localhost`, they need a common
+    /// `HALOCLINE_SECRET`: a random text, without which no process joins.
     ///
-    /// `HALOCLINE_TIMEOUT` (seconds), `HALOCLINE_CHECK`, `HALOCLINE_OVERLAP` and `HALOCLINE_BUCKETS` (`0` or `1`) set
-    /// [`timeout`](Self::timeout), [`check`](Self::check), [`overlap`](Self::overlap) and [`buckets`](Self::buckets);
-    /// `HALOCLINE_LOG=comm` tells of every communication on stderr, `HALOCLINE_TRACE` names a file for a
+    /// `HALOCLINE_TIMEOUT` (seconds), `HALOCLINE_CHECK`, `HALOCLINE_OVERLAP` and
+    /// `HALOCLINE_BUCKETS` (`0` or `1`) set [`timeout`](Self::timeout), [`check`](Self::check),
+    /// [`overlap`](Self::overlap) and [`buckets`](Self::buckets); `HALOCLINE_LOG=comm` prints a
+    /// line for every communication on stderr, `HALOCLINE_TRACE` names a file for a
     /// [`trace`](Self::trace).
     ///
     /// # Panics
-    /// Panics if one of them has another form.
+    /// Panics if one of these variables has an invalid value.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::Launcher;
+    ///
+    /// // Two threads, or the processes of a job.
+    /// let sizes = Launcher::from_env().ranks(2).collect(|world| Ok(world.size()))?;
+    /// assert_eq!(sizes, [2, 2]);
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn from_env() -> Self {
         let mut launcher = Self::local(1);
         launcher.engine = Engine::of(|name| std::env::var(name).ok());
@@ -132,68 +150,72 @@ impl Launcher {
         launcher
     }
 
-    /// Whether the ranks are processes that were started together, rather than threads of this one.
+    /// Whether the ranks are processes of a job, and not threads of this process.
     pub fn is_job(&self) -> bool {
         self.engine != Engine::Local
     }
 
-    /// The number of ranks, where the environment does not give it: a job has the ranks that it was started with.
+    /// Sets the number of ranks, unless the environment gives it: a job has the ranks that it was
+    /// started with.
     #[must_use]
     pub fn ranks(mut self, ranks: usize) -> Self {
         self.ranks = ranks;
         self
     }
 
-    /// How long a rank waits for a message. Default 60 s.
+    /// Sets the time that a rank waits for a message. Default 60 s.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        // Added to a time it must still be one.
+        // A deadline, the time now plus the timeout, must not overflow.
         const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
         self.settings.timeout = timeout.min(FOR_EVER);
         self
     }
 
-    /// Whether ranks compare operation and layout before each communication. Default in debug builds.
+    /// Sets whether ranks compare operation and layout before each communication. Default in debug
+    /// builds.
     #[must_use]
     pub fn check(mut self, check: bool) -> Self {
         self.settings.check = check;
         self
     }
 
-    /// Whether operators compute what they can while boxes travel. Default [`Overlap::Auto`].
+    /// Sets when operators compute while boxes travel. Default [`Overlap::Auto`].
     #[must_use]
     pub fn overlap(mut self, overlap: Overlap) -> Self {
         self.settings.overlap = overlap;
         self
     }
 
-    /// Whether [`backward`](crate::ShardTensor::backward) sums gradients of parameters many at a time, while it goes on.
-    /// Default yes; the gradients are the same.
+    /// Sets whether [`backward`](crate::ShardTensor::backward) sums gradients of parameters in
+    /// buckets of many, while it continues. Default yes; the gradients are the same.
     #[must_use]
     pub fn buckets(mut self, buckets: bool) -> Self {
         self.settings.buckets = buckets;
         self
     }
 
-    /// Writes a timeline of all ranks' operators and communications, in Chrome's trace format, when the program has ended.
-    /// The file is made when it begins. At the end rank 0 waits for the events of the others, for each at most the timeout.
+    /// Writes a timeline of all ranks' operators and communications, in Chrome's trace format, when
+    /// the program has ended. The file is created at the start. At the end rank 0 waits for the
+    /// events of the others, for each at most the timeout.
     #[must_use]
     pub fn trace(mut self, file: impl Into<PathBuf>) -> Self {
         self.trace = Some(file.into());
         self
     }
 
-    /// The seed from which modules are initialised. Default 0.
+    /// Sets the seed from which modules are initialised. Default 0.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// The device of the ranks. Default burn's default device; with the feature `cuda` each process of a job takes the
-    /// GPU of its number on its host. On a device with gradient checkpointing (`Device::default().autodiff()
-    /// .gradient_checkpointing()`) elementwise operators are computed again in the backward pass, which takes time and
-    /// spares memory; communication never is.
+    /// Sets the device of the ranks. Default burn's default device; with the feature `cuda` each
+    /// process of a job takes the GPU with its number on its host. On a device with gradient
+    /// checkpointing (`Device::default().autodiff() .gradient_checkpointing()`) elementwise
+    /// operators are computed again in the backward pass, which takes time and saves memory;
+    /// communication is never repeated.
     #[must_use]
     pub fn device(mut self, device: Device) -> Self {
         self.device = Some(device);
@@ -203,14 +225,15 @@ impl Launcher {
     /// Runs a program on every rank and waits for all of them.
     ///
     /// # Errors
-    /// The error, or the panic, of the rank that failed first. Other ranks stop at their next communication; ranks
-    /// that have not stopped within three seconds end with the process. No GPU, or one that the program has used in
-    /// several streams before the first `Launcher`.
+    /// The error, or the panic, of the rank that failed first. Other ranks stop at their next
+    /// communication; ranks that have not stopped within three seconds end with the process. Also:
+    /// no GPU, or one that the program has used in several streams before the first `Launcher`.
     pub fn run(self, program: impl Fn(World) -> Result<()> + Send + Sync) -> Result<()> {
         self.collect(program).map(|_| ())
     }
 
-    /// [`run`](Self::run), with the results of the ranks of this process, in order.
+    /// Runs a program as [`run`](Self::run) does, and returns the results of the ranks of this
+    /// process, in order.
     ///
     /// # Errors
     /// Those of [`run`](Self::run).
@@ -221,7 +244,7 @@ impl Launcher {
         if self.ranks == 0 {
             return Err(Error::Engine("a job needs at least one rank".into()));
         }
-        // After a rank is connected, so that others get to know of its failure.
+        // Called after a rank is connected, so that its failure reaches the others.
         let device = || {
             let device = match &self.device {
                 Some(device) => device.clone(),
@@ -246,7 +269,7 @@ impl Launcher {
         let watched = self.settings.log || self.trace.is_some();
         let world = |mut comm: Arc<dyn Communicator>, device: &Device| {
             if watched {
-                comm = Arc::new(trace::Seen::new(comm));
+                comm = Arc::new(trace::Traced::new(comm));
             }
             World::new(comm, device.clone().autodiff(), self.seed)
         };
@@ -274,7 +297,7 @@ impl Launcher {
             #[cfg(feature = "mpi")]
             Engine::Mpi => {
                 let comm = crate::comm::mpi::Mpi::start(self.settings)?;
-                // After a failure MPI ends all other ranks, and this one.
+                // After a failure MPI ends all ranks, this one included.
                 run_process(comm.clone(), device, world, program, || comm.shut_down())
             }
             Engine::Tcp => {
@@ -286,7 +309,7 @@ impl Launcher {
     }
 }
 
-/// The engine for a device: with NCCL on top where cells are to travel between GPUs.
+/// The engine for a device: with NCCL above it if cells travel between GPUs.
 fn between_gpus(comm: Arc<dyn Communicator>, device: &Device) -> Result<Arc<dyn Communicator>> {
     #[cfg(feature = "cuda")]
     return crate::comm::nccl::over(comm, device);
@@ -324,7 +347,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(200));
                 return Err(Error::other("no such file"));
             }
-            // What a rank returns that has been told of another's error.
+            // The result of a rank that was notified of another's error.
             Err(Error::Rank {
                 rank: 2,
                 cause: "no such file".into(),

@@ -1,4 +1,4 @@
-//! Messages of panics of local ranks, which all make a mistake of the program at once.
+//! Messages of panics of local ranks: a mistake of the program panics on all of them at once.
 
 use std::cell::RefCell;
 use std::panic::PanicHookInfo;
@@ -17,11 +17,11 @@ thread_local! {
 }
 
 impl Panics {
-    /// Panics of a new job. The first is printed as usual, with a backtrace if one is asked for; of other ranks that panic
-    /// at the same place, one line each.
+    /// Makes the record of a new job. The first panic is printed as usual, with a backtrace if one
+    /// is requested; those of other ranks at the same place have one line each.
     pub(super) fn of_job() -> Self {
         static HOOK: Once = Once::new();
-        // In a thread that panics no hook can be set.
+        // A thread that panics cannot set a hook.
         if !std::thread::panicking() {
             HOOK.call_once(|| {
                 let usual = std::panic::take_hook();
@@ -53,6 +53,6 @@ fn repeated(panic: &PanicHookInfo<'_>) -> Option<String> {
         (other != rank && *same == place)
             .then(|| format!("halocline: rank {rank} panicked where rank {other} did: {message}"))
     });
-    // A thread that ends is no rank any more.
+    // At the end of a thread its rank is dropped before other values, whose drop may panic.
     first.ok().flatten()
 }

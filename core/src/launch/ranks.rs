@@ -1,4 +1,4 @@
-//! Running a program as the ranks of a job, and the end of the job when one of them fails.
+//! Runs of a program on the ranks of a job, and the end of the job when a rank fails.
 
 use std::any::Any;
 use std::fmt;
@@ -28,25 +28,25 @@ pub(super) fn run_process<T>(
         let device = device()?;
         program(world(between_gpus(comm.clone(), &device)?, &device))
     };
-    let own = comm.rank();
+    let this_rank = comm.rank();
     let ended = attempt(run).and_then(|value| {
         shut_down().map_err(Failure::Error)?;
         Ok(vec![value])
     });
     ended.map_err(|failure| {
-        let (rank, cause) = failure.origin(own);
+        let (rank, cause) = failure.origin(this_rank);
         comm.fail(rank, &cause);
         let (rank, mut cause) = comm.failure().unwrap_or((rank, cause));
         if let Failure::Error(Error::PeerEnded { operation, .. }) = failure
-            && rank != own
+            && rank != this_rank
         {
-            cause = format!("{cause} (rank {own} stopped in {operation})");
+            cause = format!("{cause} (rank {this_rank} stopped in {operation})");
         }
         Error::Rank { rank, cause }
     })
 }
 
-/// Why a rank's program ended early.
+/// Cause of the early end of a rank's program.
 enum Failure {
     Error(Error),
     Panic(String),
@@ -62,11 +62,12 @@ impl fmt::Display for Failure {
 }
 
 impl Failure {
-    /// The rank that failed first, and its cause: `own`, unless the error is that of another rank.
-    fn origin(&self, own: usize) -> (usize, String) {
+    /// The rank that failed first, and its cause: `this_rank`, unless the error is that of another
+    /// rank.
+    fn origin(&self, this_rank: usize) -> (usize, String) {
         match self {
             Self::Error(Error::Rank { rank, cause }) => (*rank, cause.clone()),
-            failure => (own, failure.to_string()),
+            failure => (this_rank, failure.to_string()),
         }
     }
 }
@@ -146,8 +147,8 @@ pub(super) fn run_threads<T: Send>(
         .collect()
 }
 
-/// Waits until all ranks have ended. Threads cannot be stopped from outside, so ranks that go on for too long after a
-/// failure are ended with the process.
+/// Waits until all ranks have ended. Threads cannot be stopped from outside, so ranks that continue
+/// for too long after a failure end with the process.
 fn wait_for_ranks(hub: &Hub, ranks: usize, ends: &mpsc::Receiver<()>) {
     let mut failed_at = None;
     let mut running = ranks;

@@ -1,10 +1,14 @@
 //! Gradients of replicated parameters, summed many at a time.
 //!
 //! A backward pass gives the gradients of parameters one by one, most of them small. While
-//! [`ShardTensor::backward`](crate::ShardTensor::backward) runs they are put into buckets. The sum of a bucket over the
-//! ranks starts when it is full and travels while the pass goes on; what is left is summed at its end. Each element is
-//! added in the order of ranks, as it is without buckets: the bits are the same, but for a parameter that is used in
-//! several ways, whose uses may be added in another order.
+//! [`ShardTensor::backward`](crate::ShardTensor::backward) runs they are put into buckets. The sum
+//! of a bucket over the ranks starts when it is full and travels while the pass continues; the rest
+//! is summed at its end. Each element is added in the order of ranks, as without buckets: the bits
+//! are the same, except for a parameter with several uses, which may be added in another order.
+//!
+//! The order of a backward pass is the same on all ranks. So their buckets fill with the same
+//! parameters and start at the same points, without a message, as long as all ranks of a group
+//! remember and forget the same uses.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -22,11 +26,11 @@ use crate::dispatch::{cut, flattened, kind_of, reshaped};
 use crate::layout::ReduceOp;
 use crate::{Error, IndexBox, Result};
 
-/// A bucket of so many bytes is full.
+/// The bytes of a full bucket.
 const FULL: usize = 4 << 20;
-/// At most so many buckets travel at a time.
+/// The most buckets that travel at a time.
 const TRAVELLING: usize = 4;
-/// So many uses of parameters are remembered at most, for each group of ranks.
+/// The most uses of parameters that are remembered, for each group of ranks.
 const MOST_USES: usize = 1 << 14;
 
 /// The key of the next use of a parameter.
@@ -39,29 +43,31 @@ thread_local! {
     static BUCKETS: RefCell<Option<Buckets>> = const { RefCell::new(None) };
 }
 
-/// A use of a parameter in a graph.
+/// Use of a parameter in a graph.
 #[derive(Debug)]
 pub(crate) struct Leaf {
     key: u64,
     group: Arc<[usize]>,
 }
 
-/// Uses of parameters that one group of ranks has alike.
+/// Uses of parameters, equal on all ranks of one group.
 ///
-/// They keep abandoned graphs alive, so they are forgotten at the end of a pass, and after many uses: a gradient whose
-/// parameter is forgotten is summed by itself. All ranks of the group must forget together, so a pass forgets the groups
-/// whose ranks are all in it: others go on with what they have.
+/// They keep abandoned graphs alive, so they are forgotten at the end of a pass, and after many
+/// uses: a gradient whose parameter is forgotten is summed by itself. All ranks of the group must
+/// forget together, so a pass forgets the groups whose ranks are all in it and leaves the others
+/// unchanged.
 #[derive(Default)]
 struct Leaves {
-    /// Parameters whose gradient may be put into a bucket: what it must be given back to.
+    /// Parameters whose gradient may be put into a bucket; they receive its sum.
     tensors: HashMap<u64, DispatchTensor>,
-    /// Uses since parameters were forgotten. How many are remembered would differ between ranks, which drop graphs when
-    /// they like.
+    /// The number of uses since parameters were forgotten. The number remembered would differ
+    /// between ranks, which drop graphs at different times.
     uses: usize,
 }
 
 impl Leaf {
-    /// The parameter `tensor`, whose gradients a group sums; `None` if it is not one, but was computed.
+    /// Remembers the parameter `tensor`, whose gradients a group sums; `None` for a computed
+    /// tensor.
     pub(crate) fn of(tensor: &DispatchTensor, group: &Arc<[usize]>) -> Option<Arc<Self>> {
         let is_float = kind_of(tensor.dtype()) == Kind::Float;
         if !is_float || !Dispatch::float_is_require_grad(tensor) {
@@ -83,7 +89,7 @@ impl Leaf {
 
     /// Takes the parameter, if it is not forgotten.
     fn take(&self) -> Option<DispatchTensor> {
-        // At the end of a thread its leaves are gone before its graphs.
+        // At the end of a thread its leaves are dropped before its graphs.
         let leaf = LEAVES.try_with(|leaves| {
             let mut leaves = leaves.borrow_mut();
             leaves.get_mut(&self.group)?.tensors.remove(&self.key)
@@ -92,7 +98,8 @@ impl Leaf {
     }
 }
 
-/// Forgets the parameters of some groups.
+/// Forgets the parameters of some groups. They are dropped after the borrow: a graph that is
+/// dropped with one borrows again.
 fn forget(which: impl Fn(&Arc<[usize]>) -> bool) {
     let forgotten: Vec<_> = LEAVES.with_borrow_mut(|leaves| {
         let forgotten = leaves.extract_if(|group, _| which(group));
@@ -107,7 +114,7 @@ impl Drop for Leaf {
     }
 }
 
-/// One group of ranks' gradients of one element type.
+/// Gradients of one group of ranks and one element type.
 #[derive(Debug)]
 struct Bucket {
     comm: Arc<dyn Communicator>,
@@ -118,7 +125,7 @@ struct Bucket {
     parts: Vec<(DispatchTensor, DispatchTensor)>,
 }
 
-/// The parameters of a bucket that is on its way, and the shapes of their gradients.
+/// The parameters of a bucket in flight, and the shapes of their gradients.
 type Owners = Vec<(DispatchTensor, Shape)>;
 
 #[derive(Debug, Default)]
@@ -130,7 +137,8 @@ struct Buckets {
     summed: Vec<(Owners, DispatchTensor)>,
 }
 
-/// Puts the gradient of a parameter into a bucket; gives it back where that cannot be.
+/// Puts the gradient of a parameter into a bucket; returns it if the parameter is forgotten, or
+/// outside a pass.
 pub(super) fn put(
     leaf: &Leaf,
     comm: &Arc<dyn Communicator>,
@@ -145,9 +153,9 @@ pub(super) fn put(
     })
 }
 
-/// Runs a backward pass of these ranks, with buckets unless it is one rank alone.
+/// Runs a backward pass of these ranks, with buckets unless it is one rank only.
 pub(crate) fn collect(ranks: &[usize], backward: impl FnOnce() -> Gradients) -> Gradients {
-    /// Leaves things as they were, also if the pass panics.
+    /// Restores the buckets of an outer pass, also if this pass panics.
     struct Restore<'a>(Option<Buckets>, &'a [usize]);
 
     impl Drop for Restore<'_> {
@@ -164,7 +172,8 @@ pub(crate) fn collect(ranks: &[usize], backward: impl FnOnce() -> Gradients) -> 
     let buckets = BUCKETS.take();
     drop(restore);
     if let Some(buckets) = buckets {
-        // All ranks of a group that sums are in a pass, though perhaps on meshes without some of the others.
+        // All ranks of a group that has summed are in a pass, though perhaps on meshes without some
+        // of this mesh's ranks.
         forget(|group| buckets.groups.contains(group));
         let finished = buckets.finish(&mut gradients);
         finished.unwrap_or_else(|error: Error| error.raise());
@@ -214,7 +223,7 @@ impl Buckets {
         Ok(())
     }
 
-    /// Waits for the sum that started first.
+    /// Waits for the sum that started first: all ranks finish sums in one order.
     fn arrive(&mut self) -> Result<()> {
         if let Some((owners, sum)) = self.travelling.pop_front() {
             self.summed.push((owners, sum.finish()?));
@@ -256,7 +265,7 @@ impl Bucket {
     }
 }
 
-/// Gives each parameter its part of a sum.
+/// Adds each parameter's part of a sum to its gradient.
 fn hand_out(owners: Owners, sum: &DispatchTensor, gradients: &mut Gradients) {
     let mut start = 0;
     for (leaf, shape) in owners {

@@ -15,28 +15,28 @@ pub(crate) use scatter::ReduceScatter;
 mod buckets;
 mod scatter;
 
-/// An all-reduce as an operator: what is reduced forward, and what backward.
+/// All-reduce as an operator, in its forward or its backward pass.
 #[derive(Clone, Debug)]
 pub(crate) struct Reduce {
     /// The operation, for messages and errors.
     pub operation: Operation,
-    /// The way to the other ranks.
+    /// The communicator.
     pub comm: Arc<dyn Communicator>,
     /// The ranks of the world that take part, the same on each of them.
     pub group: Arc<[usize]>,
-    /// Whether the values, or the gradients, are reduced.
+    /// Whether values or gradients are reduced.
     pub pass: Pass,
-    /// The parameter that is reduced, if its gradient may be put into a bucket.
+    /// The parameter whose gradient is reduced, if it may be put into a bucket.
     pub leaf: Option<Arc<Leaf>>,
 }
 
-/// In which pass a [`Reduce`] communicates.
+/// Pass in which a [`Reduce`] communicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
-    /// Values are reduced. The gradient, equal on all ranks, passes to the terms of a sum as it is; to other contributions
-    /// as [`ReduceScatter`] says.
+    /// Values are reduced. The gradient, equal on all ranks, passes to the terms of a sum
+    /// unchanged; to other contributions as in [`ReduceScatter`].
     Forward(ReduceOp),
-    /// Values pass as they are; gradients are summed (`fan_out`).
+    /// Values pass unchanged; gradients are summed (`fan_out`).
     Backward,
 }
 
@@ -87,8 +87,9 @@ impl Reduce {
         Ok(reshaped(result, shape))
     }
 
-    /// The gradient of this rank's contribution: each rank finds those of a share of the elements, of which it receives all
-    /// contributions.
+    /// The gradient of this rank's contribution. Each rank computes the gradients of a share of the
+    /// elements, of which it receives all contributions, so that no rank holds those of all
+    /// elements.
     fn gradient(
         &self,
         op: ReduceOp,

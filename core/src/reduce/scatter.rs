@@ -13,20 +13,22 @@ use crate::layout::ReduceOp;
 use crate::operator::{BackwardPass, Operator, one};
 use crate::{IndexBox, Result};
 
-/// Gives each rank of a group the reduction of a box of the ranks' tensors, which have one shape.
+/// Reduce-scatter: each rank of a group receives the reduction of a box of the ranks' tensors,
+/// which have one shape.
 ///
-/// That rank receives all contributions to its box, so it knows the gradient of each and sends it back.
+/// A rank receives all contributions to its box, from which it computes the gradient of each and
+/// sends it back.
 #[derive(Clone, Debug)]
 pub(crate) struct ReduceScatter {
     /// The operation, for messages and errors.
     pub operation: Operation,
-    /// The way to the other ranks.
+    /// The communicator.
     pub comm: Arc<dyn Communicator>,
     /// The ranks of the world that take part, in the order in which they are combined.
     pub group: Arc<[usize]>,
-    /// How values are combined.
+    /// The operation that combines values.
     pub op: ReduceOp,
-    /// The box of each rank, by place in the group. Together they are the whole tensor.
+    /// The box of each rank, by place in the group. Together they cover the tensor.
     pub boxes: Vec<IndexBox>,
 }
 
@@ -37,13 +39,14 @@ impl ReduceScatter {
     }
 
     fn place(&self) -> usize {
-        let own = self.comm.rank();
-        let place = self.group.iter().position(|&rank| rank == own);
+        let rank = self.comm.rank();
+        let place = self.group.iter().position(|&other| other == rank);
         place.expect("a rank reduces in groups that it is in")
     }
 
-    /// Sends flat tensors to the ranks of the group and returns those that they send to this one, by place. `sent` and
-    /// `received` are their numbers of elements; nothing is made where that is zero.
+    /// Sends flat tensors to the ranks of the group and returns those that this one receives, by
+    /// place. `sent` and `received` give the numbers of elements by place; a tensor without
+    /// elements is not made.
     fn exchange(
         &self,
         operation: &Operation,
@@ -84,34 +87,34 @@ impl Operator for ReduceScatter {
         let elements = tensor.shape().num_elements();
         let operation = self.operation.of(self.op, elements, tensor.dtype());
         agree(&self.comm, &self.group, &operation)?;
-        let own = self.own_box();
+        let target = self.own_box();
         let sent = |place: usize| self.boxes[place].volume();
         let cells = |place: usize| flattened(cut(&tensor, &self.boxes[place]));
-        let all = self.exchange(&operation, &tensor, sent, cells, |_| own.volume())?;
+        let all = self.exchange(&operation, &tensor, sent, cells, |_| target.volume())?;
         let contributions: Vec<DispatchTensor> = all.into_iter().flatten().collect();
         let result = match contributions.is_empty() {
-            true => blank(&tensor, &own.shape(), None),
+            true => blank(&tensor, &target.shape(), None),
             false => combination(self.op, contributions.clone()),
         };
-        let result = reshaped(result, Shape::from(own.shape()));
+        let result = reshaped(result, Shape::from(target.shape()));
         Ok((result, contributions))
     }
 
     fn backward(&self, pass: BackwardPass<'_, Self::Saved>) -> Result<Vec<Option<DispatchTensor>>> {
         let cotangent = pass.cotangent;
-        let own = self.own_box().volume();
-        let gradients = match own {
+        let volume = self.own_box().volume();
+        let gradients = match volume {
             0 => Vec::new(),
             _ => gradients(self.op, pass.saved, flattened(cotangent.clone())),
         };
         let operation = self.operation.backward();
         let cells = |place: usize| gradients[place].clone();
         let received = |place: usize| self.boxes[place].volume();
-        let all = self.exchange(&operation, &cotangent, |_| own, cells, received)?;
+        let all = self.exchange(&operation, &cotangent, |_| volume, cells, received)?;
         let of_boxes = self.boxes.iter().zip(all);
         let whole = blank(&cotangent, &self.shape(), None);
-        let gradient = of_boxes.fold(whole, |whole, (at, cells)| match cells {
-            Some(cells) => paste(whole, at, reshaped(cells, Shape::from(at.shape()))),
+        let gradient = of_boxes.fold(whole, |whole, (part, cells)| match cells {
+            Some(cells) => paste(whole, part, reshaped(cells, Shape::from(part.shape()))),
             None => whole,
         });
         Ok(vec![Some(gradient)])
@@ -119,7 +122,7 @@ impl Operator for ReduceScatter {
 }
 
 impl ReduceScatter {
-    /// The shape of the tensors, which the boxes make up.
+    /// The shape of the tensors, which the boxes cover.
     fn shape(&self) -> Vec<usize> {
         let dims = 0..self.own_box().ranges().len();
         let end = |dim: usize| self.boxes.iter().map(move |cells| cells.ranges()[dim].end);
@@ -127,8 +130,8 @@ impl ReduceScatter {
     }
 }
 
-/// The gradients of contributions, all flat: of an extremum that of the first which holds it, of a product the product of the
-/// others.
+/// The gradients of contributions, all flat: for an extremum the cotangent to the first
+/// contribution that holds it, for a product the cotangent times the other contributions.
 fn gradients(
     op: ReduceOp,
     contributions: &[DispatchTensor],
@@ -146,8 +149,9 @@ fn gradients(
         ReduceOp::Max | ReduceOp::Min => {
             let extremum = Tensor::<1>::from_dispatch(combination(op, contributions.to_vec()));
             let mut held: Option<Tensor<1, Bool>> = None;
-            let gradient = |own: Tensor<1>| {
-                let holds = own.clone().equal(extremum.clone()).bool_or(own.is_nan());
+            // NaN is the extremum where it occurs. `held` marks cells that an earlier rank holds.
+            let gradient = |value: Tensor<1>| {
+                let holds = value.clone().equal(extremum.clone()).bool_or(value.is_nan());
                 let earlier = held.take();
                 let (first, now) = match earlier {
                     None => (holds.clone(), holds),
@@ -162,20 +166,22 @@ fn gradients(
             tensors().map(gradient).collect()
         }
         ReduceOp::Product => {
+            // The products of earlier factors times those of later ones: no division, so zeros are
+            // exact.
             let mut earlier = cotangent;
             let mut gradients: Vec<Tensor<1>> = tensors()
-                .map(|own| {
-                    let product = earlier.clone() * own;
+                .map(|value| {
+                    let product = earlier.clone() * value;
                     std::mem::replace(&mut earlier, product)
                 })
                 .collect();
             let mut later: Option<Tensor<1>> = None;
-            for (gradient, own) in gradients.iter_mut().zip(tensors()).rev() {
+            for (gradient, value) in gradients.iter_mut().zip(tensors()).rev() {
                 later = Some(match later {
-                    None => own,
+                    None => value,
                     Some(later) => {
                         gradient.inplace(|gradient| gradient * later.clone());
-                        own * later
+                        value * later
                     }
                 });
             }

@@ -12,7 +12,7 @@ use crate::pairing::{Linearity, Pairing, Role, Term};
 use crate::replicas::require_replicas;
 use crate::{Error, Result};
 
-/// How two operands of an elementwise operator go together, with broadcasting of dims of one cell.
+/// Pairs two operands of an elementwise operator, with broadcasting of dims of one cell.
 fn pair(operator: &str, operands: [&Layout; 2], linearity: Linearity) -> Result<Pairing> {
     let shapes = operands.map(Layout::shape);
     let broadcast = |(lhs, rhs): (&usize, &usize)| lhs == rhs || *lhs == 1 || *rhs == 1;
@@ -73,11 +73,28 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         Ok(((pairing.layout(&self.layout), self.mesh), lhs, rhs))
     }
 
-    /// A tensor that every rank holds alike, next to this one. With checks on
-    /// ([`Settings::check`](crate::Settings::check)) ranks compare a hash of it.
+    /// Makes a replicated tensor on this one's mesh from a tensor that all ranks hold alike. With
+    /// checks on ([`Settings::check`](crate::Settings::check)) ranks compare a hash of it.
     ///
     /// # Panics
     /// With checks on, panics if a rank holds another tensor.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::{Launcher, Replicate, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let x = ShardTensor::<2>::ones([5, 3], &mesh, &[Shard(0)])?;
+    ///     let scale = Tensor::<2>::full([1, 3], 2.0, world.device());
+    ///     let scale = x.replicate_beside(scale);
+    ///     assert_eq!(scale.placements(), [Replicate]);
+    ///     assert_eq!((x * scale).placements(), [Shard(0)]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn replicate_beside<const E: usize, L: Basic>(
         &self,
         tensor: Tensor<E, L>,
@@ -97,7 +114,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         ShardTensor::from_parts(tensor, layout, self.mesh.clone())
     }
 
-    /// An elementwise operator of ours on two tensors, which needs no check.
+    /// Applies an elementwise function of this library, which needs no check, to two tensors.
     pub(super) fn zip_elements(
         self,
         other: Self,
@@ -119,10 +136,25 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         ShardTensor::from_parts(f(lhs, rhs), layout, mesh)
     }
 
-    /// Takes `value` where the mask is true. The layouts must be the same.
+    /// Takes `value` where the mask is true. The mask must have this tensor's layout.
     ///
     /// # Panics
-    /// Panics if the layouts differ.
+    /// Panics if the mask's layout differs, or if the layouts of the tensors cannot be paired.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let x = ShardTensor::<1>::full([5], -3.0, &mesh, &[Shard(0)])?;
+    ///     let negative = x.clone().lower_elem(0.0);
+    ///     let y = x.clone().mask_where(negative, -x); // the absolute value
+    ///     assert_eq!(y.local().clone().into_data().iter::<f32>().next(), Some(3.0));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     #[must_use]
     pub fn mask_where(self, mask: ShardTensor<D, Bool>, value: Self) -> Self {
         assert_eq!(
@@ -136,12 +168,33 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 }
 
 impl<const D: usize, K: Ordered> ShardTensor<D, K> {
-    /// Where each element is greater than `value`.
+    /// True where an element is greater than `value`.
+    ///
+    /// # Panics
+    /// Panics if the tensor holds partial values.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let x = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?;
+    ///     let inside = x.clone().greater_elem(0.5).bool_and(x.lower_elem(2.0));
+    ///     assert!(inside.into_parts().0.all().into_data().iter::<bool>().all(|all| all));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn greater_elem(self, value: impl ElementConversion) -> ShardTensor<D, Bool> {
         self.map_elements("greater_elem", |local| local.greater_elem(value))
     }
 
-    /// Where each element is lower than `value`.
+    /// True where an element is lower than `value`; [`greater_elem`](Self::greater_elem) has an
+    /// example.
+    ///
+    /// # Panics
+    /// Panics if the tensor holds partial values.
     pub fn lower_elem(self, value: impl ElementConversion) -> ShardTensor<D, Bool> {
         self.map_elements("lower_elem", |local| local.lower_elem(value))
     }
@@ -149,11 +202,28 @@ impl<const D: usize, K: Ordered> ShardTensor<D, K> {
 
 macro_rules! comparison {
     ($kind:ident; $($(#[$doc:meta])* $name:ident;)*) => {
+        /// Comparisons, which broadcast dims of one cell.
+        ///
+        /// # Example
+        /// ```
+        /// use halocline_core::{Launcher, Replicate, Shard, ShardTensor};
+        ///
+        /// Launcher::local(2).run(|world| {
+        ///     let mesh = world.mesh([("lat", 2)])?;
+        ///     let x = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?;
+        ///     let limit = ShardTensor::<1>::full([1], 0.5, &mesh, &[Replicate])?;
+        ///     let differs = x.clone().not_equal(limit.clone()).int();
+        ///     let above = x.greater(limit).int();
+        ///     assert_eq!(above.local().to_data(), differs.local().to_data());
+        ///     Ok(())
+        /// })?;
+        /// # Ok::<(), halocline_core::Error>(())
+        /// ```
         impl<const D: usize, K: $kind> ShardTensor<D, K> {
             $($(#[$doc])*
             ///
             /// # Panics
-            /// Panics if the layouts do not go together.
+            /// Panics if the layouts cannot be paired.
             pub fn $name(self, other: Self) -> ShardTensor<D, Bool> {
                 self.compare(other, stringify!($name), Tensor::$name)
             })*
@@ -163,21 +233,21 @@ macro_rules! comparison {
 
 comparison! {
     Basic;
-    /// Where elements are equal.
+    /// True where elements are equal.
     equal;
-    /// Where elements are not equal.
+    /// True where elements are not equal.
     not_equal;
 }
 
 comparison! {
     Ordered;
-    /// Where this tensor's elements are greater.
+    /// True where this tensor's elements are greater.
     greater;
-    /// Where this tensor's elements are greater or equal.
+    /// True where this tensor's elements are greater or equal.
     greater_equal;
-    /// Where this tensor's elements are lower.
+    /// True where this tensor's elements are lower.
     lower;
-    /// Where this tensor's elements are lower or equal.
+    /// True where this tensor's elements are lower or equal.
     lower_equal;
 }
 
@@ -194,7 +264,7 @@ macro_rules! operator {
         impl<const D: usize, K: Numeric> $trait<Tensor<D, K>> for ShardTensor<D, K> {
             type Output = Self;
 
-            /// With a tensor that every rank holds alike; its gradient comes back complete.
+            /// With a tensor that all ranks hold alike; its gradient is complete on each of them.
             fn $method(self, other: Tensor<D, K>) -> Self {
                 let other = self.replicate_for(stringify!($method), other);
                 self.binary(other, stringify!($method), $linearity, $trait::$method)
@@ -216,7 +286,8 @@ operator!(Sub, sub, Linearity::Additive, f64 of Float by map_elements, i64 of In
 operator!(Mul, mul, Linearity::Multiplicative, f64 of Float by map_scaling, i64 of Int by map_scaling);
 operator!(Div, div, of_quotient::<K>(), f64 of Float by map_scaling, i64 of Int by map_elements);
 
-/// Quotients of integers are rounded, so that they do not add up to the quotient of a sum.
+/// Linearity of a quotient: quotients of integers are rounded, so they do not add up to the
+/// quotient of a sum.
 fn of_quotient<K: Basic>() -> Linearity {
     match K::KIND {
         Kind::Float => Linearity::First,
@@ -233,7 +304,7 @@ impl<const D: usize, K: Numeric> Neg for ShardTensor<D, K> {
 }
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// A scaling, which sums permit and other partial values do not.
+    /// Applies a scaling, which partial sums permit and other partial values do not.
     fn map_scaling(self, operator: &str, f: impl FnOnce(Tensor<D, K>) -> Tensor<D, K>) -> Self {
         let sums =
             |placement: &Placement| !matches!(placement, Partial(op) if *op != ReduceOp::Sum);

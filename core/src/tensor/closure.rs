@@ -1,4 +1,4 @@
-//! Closures that are to be elementwise, and whether they are.
+//! Elementwise closures of the user, and checks that they are elementwise.
 
 use std::any::{Any, type_name};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,16 +12,32 @@ use crate::{Error, RandomKey, Result};
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// Applies an elementwise closure to every shard.
     ///
-    /// The closure's value for a cell must depend on the value of that cell alone, and the closure must be the same on
-    /// all ranks. It may run more than once. A closure that captures something also runs on a single cell, without
-    /// gradients. With checks on ([`Settings::check`](crate::Settings::check)) its values are compared with those of
-    /// the same cells in another order and shape.
+    /// The closure's value for a cell must depend on the value of that cell alone, and the closure
+    /// must be the same on all ranks. It may run more than once. A closure that captures values
+    /// also runs on a single cell, without gradients. With checks on
+    /// ([`Settings::check`](crate::Settings::check)) its values are compared with those of the same
+    /// cells in another order and shape.
     ///
     /// # Panics
-    /// Panics if the tensor holds partial values, if `f` changes the shape, or if it captures a tensor with gradients,
-    /// which would be this rank's part of them only: make that tensor an operand,
-    /// `x * x.replicate_beside(parameter)`. With checks on, also if what `f` gives for a cell depends on other cells or
-    /// on the cell's place.
+    /// Panics if the tensor holds partial values, if `f` changes the shape, or if it captures a
+    /// tensor with gradients, which would be this rank's part of them only: make that tensor an
+    /// operand, `x * x.replicate_beside(parameter)`. With checks on, also if the value of `f` for a
+    /// cell depends on other cells or on the position of the cell.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let x = ShardTensor::<1>::full([5], 3.0, &mesh, &[Shard(0)])?;
+    ///     let y = x.map_local(|x| x.clone() * x + 1.0);
+    ///     let whole = y.full_tensor(LocalGradient::Replicated).into_data();
+    ///     whole.assert_eq(&[10.0_f32; 5].into(), false);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn map_local<L: Basic + 'static>(
         self,
         f: impl Fn(Tensor<D, K>) -> Tensor<D, L>,
@@ -37,10 +53,27 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 }
 
 impl<const D: usize> ShardTensor<D> {
-    /// An elementwise closure of two tensors, as [`map_local`](Self::map_local) is of one.
+    /// Applies an elementwise closure to two tensors, as [`map_local`](Self::map_local) does to
+    /// one.
     ///
     /// # Panics
-    /// Panics if the layouts do not go together, and where [`map_local`](Self::map_local) does.
+    /// Panics if the layouts cannot be paired, and where [`map_local`](Self::map_local) does.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let u = ShardTensor::<1>::full([5], 3.0, &mesh, &[Shard(0)])?;
+    ///     let v = ShardTensor::<1>::full([5], 4.0, &mesh, &[Shard(0)])?;
+    ///     let speed = u.zip_local(v, "speed", |u, v| (u.square() + v.square()).sqrt());
+    ///     let whole = speed.full_tensor(LocalGradient::Replicated).into_data();
+    ///     whole.assert_eq(&[5.0_f32; 5].into(), false);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn zip_local(
         self,
         other: Self,
@@ -56,7 +89,7 @@ impl<const D: usize> ShardTensor<D> {
     }
 }
 
-/// A user's closure that is to be elementwise, for errors.
+/// User's closure that must be elementwise, with its name for errors.
 struct Closure {
     operator: &'static str,
     name: &'static str,
@@ -103,7 +136,8 @@ impl Closure {
         Ok(result)
     }
 
-    /// Cells without gradients have a result with gradients only if these are of something captured.
+    /// Refuses captured tensors with gradients: without them, cells without gradients have a result
+    /// without gradients.
     fn refuse_captured_leaves<const D: usize, const N: usize, K: Basic, L: Basic + 'static>(
         &self,
         cells: [Tensor<D, K>; N],
@@ -119,8 +153,9 @@ impl Closure {
         }
     }
 
-    /// Compares the result with that of the same cells in another order and shape, in two parts, each with zeros between
-    /// its cells: no cell keeps its place or its neighbours, nor do all have the same sum or maximum.
+    /// Compares the result with that of the same cells in another order and shape, in two parts,
+    /// each with zeros between its cells: no cell keeps its position or its neighbours, and no part
+    /// has the sum or maximum of all cells.
     fn compare_with_other_cells<const D: usize, const N: usize, K: Basic, L: Basic>(
         &self,
         operands: &[Tensor<D, K>; N],
@@ -138,6 +173,7 @@ impl Closure {
         let order = RandomKey::new(0, "closure").permutation(expected.len());
         for cells in order.chunks(order.len().div_ceil(2)) {
             let shape = other_shape(result.dims(), cells.len() + cells.len().div_ceil(4));
+            // One place in five is a zero; cells repeat until the shape is full.
             let mut cells = cells.iter().copied().cycle();
             let arranged: Vec<Option<usize>> = (0..shape.iter().product())
                 .map(|place| if place % 5 == 1 { None } else { cells.next() })
@@ -170,7 +206,7 @@ impl Closure {
         Ok(())
     }
 
-    /// Runs the closure where it need not work unless it is elementwise.
+    /// Runs the closure on cells on which it may panic unless it is elementwise.
     fn run_on<T>(&self, cells: &str, f: impl FnOnce() -> T) -> Result<T> {
         catch_unwind(AssertUnwindSafe(f)).map_err(|_| {
             self.error(format!(
@@ -180,19 +216,19 @@ impl Closure {
         })
     }
 
-    fn error(&self, what: impl std::fmt::Display) -> Error {
-        Error::operator(self.operator, format!("the closure {} {what}", self.name))
+    fn error(&self, fault: impl std::fmt::Display) -> Error {
+        Error::operator(self.operator, format!("the closure {} {fault}", self.name))
     }
 }
 
-/// The size of a dim of operands of which some may have one cell there.
+/// The common size of a dim of operands, some of which may have one cell in it.
 fn broadcast<const D: usize, K: Basic>(operands: &[Tensor<D, K>], dim: usize) -> usize {
     let mut sizes = operands.iter().map(|x| x.dims()[dim]);
     let first = sizes.next().unwrap_or(1);
     sizes.fold(first, |size, other| if size == 1 { other } else { size })
 }
 
-/// A shape of at least so many cells that differs from another in every dim.
+/// A shape of at least `cells` cells that differs from `shape` in every dim.
 fn other_shape<const D: usize>(shape: [usize; D], cells: usize) -> [usize; D] {
     let mut other = shape.map(|size| 4 + usize::from(size == 4));
     let rows: usize = other[..D - 1].iter().product();
@@ -205,7 +241,8 @@ fn values<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> Vec<f64> {
     tensor.clone().into_data().iter().collect()
 }
 
-/// Vector and scalar instructions may round differently, and a closure may enlarge that.
+/// Tolerance of the comparison: vector and scalar instructions may round differently, and a closure
+/// may amplify that.
 fn tolerance<const D: usize, K: Basic>(result: &Tensor<D, K>, values: &[f64]) -> f64 {
     let finite = values.iter().filter(|value| value.is_finite());
     let scale = finite.fold(0.0, |scale: f64, value| scale.max(value.abs()));

@@ -1,4 +1,4 @@
-//! Sharded tensors from whole ones, from one rank, and from nothing.
+//! Constructors of sharded tensors: from whole tensors, from one rank's tensor, and from values.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::replicas::require_replicas;
 use crate::rng::{self, Distribution};
 use crate::{Error, IndexBox, Result};
 
-/// Types of elements that can be scattered.
+/// The types of elements that can be scattered.
 const TYPES: [DType; 15] = [
     DType::F32,
     DType::F64,
@@ -36,14 +36,15 @@ const TYPES: [DType; 15] = [
     DType::Bool(BoolStore::U32),
 ];
 
-/// Sends a tensor that one rank of the world holds to the ranks of a mesh, each of which gets its shard and no more.
+/// Scatters a tensor that one rank of the world holds to the ranks of a mesh, each of which
+/// receives its shard only.
 ///
 /// The source passes `Some`, all others `None`. The result is a leaf: call
 /// [`require_grad`](ShardTensor::require_grad) on it for its gradient. Elements keep their type.
 ///
 /// # Errors
-/// A layout that does not fit; a source that is not in the mesh, or passed `None` or a tensor of another kind; a failure of
-/// communication.
+/// A layout that does not fit; a source that is not in the mesh, or passed `None` or a tensor of
+/// another kind; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -75,7 +76,7 @@ pub fn scatter_tensor<const D: usize, K: kind::Autodiff>(
         .ok_or_else(|| {
             Error::operator(NAME, format!("source rank {source} is not in the {mesh}"))
         })?;
-    // Type and shape. Without a type the source has nothing, so that all ranks fail alike.
+    // Type and shape; empty if the source passed `None`, so that all ranks return the same error.
     let metadata = (comm.rank() == source).then(|| {
         let dtype = tensor
             .iter()
@@ -129,8 +130,8 @@ pub fn scatter_tensor<const D: usize, K: kind::Autodiff>(
     Ok(ShardTensor::from_parts(local, layout, mesh.clone()))
 }
 
-/// Gives a tensor without gradients the autodiff setting of a device, with its strategy of gradient checkpointing: burn
-/// refuses operands of different strategies.
+/// Gives a tensor without gradients the autodiff setting of a device, with its strategy of gradient
+/// checkpointing: burn refuses operands of different strategies.
 pub(crate) fn on_device<const D: usize, K: kind::Autodiff>(
     tensor: Tensor<D, K>,
     device: &Device,
@@ -144,12 +145,27 @@ pub(crate) fn on_device<const D: usize, K: kind::Autodiff>(
 }
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// Shards a tensor that every rank holds alike: each rank keeps its box. Nothing is communicated, but with checks on
-    /// ([`Settings::check`](crate::Settings::check)) a hash of the tensor.
+    /// Shards a tensor that all ranks hold alike: each rank keeps its box. Nothing is communicated
+    /// except, with checks on ([`Settings::check`](crate::Settings::check)), a hash of the tensor.
     ///
     /// # Errors
-    /// A layout that does not fit the tensor, or has partial values. With checks on, [`Error::Replicas`] if a rank holds
-    /// another tensor.
+    /// A layout that does not fit the tensor, or has partial values. With checks on,
+    /// [`Error::Replicas`] if a rank holds another tensor.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let whole = Tensor::<1>::from_floats([1.0, 2.0, 3.0], world.device());
+    ///     let x = ShardTensor::distribute(whole, &mesh, &[Shard(0)])?;
+    ///     assert_eq!(x.local_dims(), [[2], [1]][world.rank()]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn distribute(
         tensor: Tensor<D, K>,
         mesh: &DeviceMesh,
@@ -164,13 +180,28 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ///
     /// # Errors
     /// A layout that does not fit the shape, or has partial values.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Launcher, Replicate, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let field = ShardTensor::<2>::zeros([5, 3], &mesh, &[Shard(0)])?;
+    ///     let scale = ShardTensor::<2>::ones([1, 3], &mesh, &[Replicate])?;
+    ///     let y = field * scale + 1.0;
+    ///     assert_eq!(y.local_dims(), [[3, 3], [2, 3]][world.rank()]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn zeros(shape: [usize; D], mesh: &DeviceMesh, to: impl IntoLayout) -> Result<Self> {
         Self::create(shape, mesh, to, |cells| {
             Tensor::zeros(cells.shape(), mesh.device())
         })
     }
 
-    /// A tensor of ones.
+    /// A tensor of ones, as [`zeros`](Self::zeros).
     ///
     /// # Errors
     /// A layout that does not fit the shape, or has partial values.
@@ -184,6 +215,21 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ///
     /// # Errors
     /// A layout that does not fit the shape, or has partial values.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Int;
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let months = ShardTensor::<1, Int>::full([12], 30, &mesh, &[Shard(0)])?;
+    ///     let days = months.local().clone().sum().into_data();
+    ///     assert_eq!(days.iter::<i64>().next(), Some(180));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn full(
         shape: [usize; D],
         value: impl ElementConversion,
@@ -213,11 +259,11 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 }
 
 impl<const D: usize> ShardTensor<D> {
-    /// Random values that depend on the seed, the stream and an element's global index alone: the same field on any
-    /// mesh, bit for bit.
+    /// A tensor of random values that depend on seed, stream and global index alone: the same field
+    /// on any mesh, bit for bit.
     ///
     /// # Errors
-    /// A layout that does not fit the shape.
+    /// A layout that does not fit the shape, or has partial values.
     ///
     /// # Example
     /// ```

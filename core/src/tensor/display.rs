@@ -1,4 +1,4 @@
-//! How a sharded tensor prints: its layout, and which box this rank holds.
+//! Printed form of a sharded tensor: its layout and this rank's box.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Communication of a program, before anything is sent.
+//! Dry runs: the communication of a program without messages.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::device_mesh::DeviceMesh;
 use crate::{Error, Result};
 
 impl<const D: usize> ShardTensor<D> {
-    /// The communication of this rank in a program on this tensor: the program runs, on blank cells in the place of
-    /// those of other ranks, and sends nothing.
+    /// Records the communication of this rank in a program on this tensor: the program runs with
+    /// zeros for the cells of other ranks, and sends nothing.
     ///
     /// # Errors
     /// Those of the program.

@@ -1,11 +1,11 @@
-//! Elementwise functions by name.
+//! Elementwise functions.
 
 use burn::tensor::activation;
 
 use super::ShardTensor;
 
-/// Calls a macro with the elementwise functions of sharded tensors: documentation, name, arguments and value on one
-/// shard of each. `Field` takes its methods from the same list.
+/// Calls a macro with the elementwise functions of sharded tensors: documentation, name, arguments
+/// and value on one shard of each. `Field` takes its methods from the same list.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! elementwise {
@@ -87,6 +87,22 @@ macro_rules! elementwise {
 
 macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) = $f:expr;)*) => {
+        /// Elementwise functions, as burn has them for tensors.
+        ///
+        /// # Example
+        /// ```
+        /// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+        ///
+        /// Launcher::local(2).run(|world| {
+        ///     let mesh = world.mesh([("lat", 2)])?;
+        ///     let x = ShardTensor::<1>::full([5], -4.0, &mesh, &[Shard(0)])?;
+        ///     let y = x.abs().sqrt().powi(3).clamp_max(7.5).floor();
+        ///     let whole = y.full_tensor(LocalGradient::Replicated).into_data();
+        ///     whole.assert_eq(&[7.0_f32; 5].into(), false);
+        ///     Ok(())
+        /// })?;
+        /// # Ok::<(), halocline_core::Error>(())
+        /// ```
         impl<const D: usize> ShardTensor<D> {
             $($(#[$doc])*
             ///

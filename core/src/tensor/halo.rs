@@ -1,4 +1,4 @@
-//! Shards with the cells around them: for stencils written by hand, and for every stencil operator.
+//! Shards with halos: for stencils written by hand, and for every stencil operator.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use crate::ops;
 use crate::region::{Boundary, segments};
 use crate::{Error, Result};
 
-/// The cells around a shard in one dim.
+/// Halo of a shard in one dim; [`ShardTensor::with_halo`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Halo {
     /// The dim.
     pub dim: usize,
-    /// How many cells before the shard.
+    /// The number of cells before the shard.
     pub low: usize,
-    /// How many cells after it.
+    /// The number of cells after it.
     pub high: usize,
-    /// What lies beyond the two ends of the field.
+    /// The values beyond the low and the high end of the field.
     pub boundary: [Boundary; 2],
 }
 
 impl Halo {
-    /// A halo of the same width and boundary on both sides.
+    /// Makes a halo of the same width and boundary on both sides.
     pub fn new(dim: usize, width: usize, boundary: Boundary) -> Self {
         Self {
             dim,
@@ -39,16 +39,18 @@ impl Halo {
 }
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// This rank's shard with the cells around it, corners included.
+    /// This rank's shard with its halo, corners included.
     ///
     /// # Shapes
     /// Local: the shard's shape, grown by `low + high` in each of the given dims, sharded or not.
     ///
     /// # Adjoint
-    /// The gradients of halo cells are added to the cells that they are copies of, on the rank that owns them.
+    /// The gradients of halo cells are added to the cells that they are copies of, on the rank that
+    /// owns them.
     ///
     /// # Errors
-    /// Partial values; a dim that the tensor does not have, or that is given twice; a failure of communication.
+    /// Partial values; a dim that the tensor does not have, or that is given twice; a failure of
+    /// communication.
     ///
     /// # Example
     /// ```
@@ -83,18 +85,18 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         }
         let layout = self.layout().clone();
         self.assemble(operator, halos.to_vec(), |position| {
-            let own = layout.local_box(position);
-            let of = |dim| halos.iter().find(|halo| halo.dim == dim);
+            let shard = layout.local_box(position);
+            let find = |dim| halos.iter().find(|halo| halo.dim == dim);
             let ranges: Vec<_> = (0..D)
                 .map(|dim| {
-                    let range = &own.ranges()[dim];
-                    let (low, high) = of(dim).map_or((0, 0), |halo| (halo.low, halo.high));
+                    let range = &shard.ranges()[dim];
+                    let (low, high) = find(dim).map_or((0, 0), |halo| (halo.low, halo.high));
                     range.start as isize - low as isize..(range.end + high) as isize
                 })
                 .collect();
             let runs: Vec<_> = (0..D)
                 .map(|dim| {
-                    let [low, high] = of(dim).map_or_else(Default::default, |halo| halo.boundary);
+                    let [low, high] = find(dim).map_or_else(Default::default, |halo| halo.boundary);
                     segments(ranges[dim].clone(), layout.shape()[dim], low, high)
                 })
                 .collect();
@@ -102,13 +104,32 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         })
     }
 
-    /// Assembles on every rank the cells that `need_of` says its position needs.
+    /// Assembles on every rank the cells that `need_of` gives for its position.
     ///
-    /// `need_of` must be the same function on all ranks; `key` stands for what it depends on besides the layout, so
-    /// that the plan is made once.
+    /// `need_of` must be the same function on all ranks. `key` is everything that it depends on
+    /// besides the layout: the plan is made once per key.
     ///
     /// # Errors
     /// Partial values; a failure of communication.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::{IndexBox, Launcher, Need, Shard, ShardTensor, Source};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let cells = Tensor::<1>::from_floats([0.0, 1.0, 2.0, 3.0], world.device());
+    ///     let x = ShardTensor::distribute(cells, &mesh, &[Shard(0)])?;
+    ///     let need = |_| Need::of(IndexBox::new(Vec::from([3..4])));
+    ///     let last = x.assemble("last", (), need)?;
+    ///     last.into_data().assert_eq(&[3.0_f32].into(), false);
+    ///     let plan = mesh.exchange_plan(Source::Layout(x.layout()), need).into();
+    ///     assert_eq!(x.run_plan("last", &plan)?.dims(), [1]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn assemble<Key>(
         &self,
         operator: &'static str,
@@ -129,7 +150,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.run_plan(operator, &plan)
     }
 
-    /// Runs a plan that was made for this tensor's layout.
+    /// Runs a plan that was made for this tensor's layout; [`assemble`](Self::assemble) has an
+    /// example.
     ///
     /// # Errors
     /// A failure of communication.

@@ -1,4 +1,4 @@
-//! Into the sharded world and out of it: what the gradient of a local tensor means.
+//! Conversion between local and sharded tensors, and the meaning of a local tensor's gradient.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
@@ -12,32 +12,35 @@ use crate::operator::{BackwardPass, Operator, apply, one};
 use crate::ops::fan_out;
 use crate::{Error, Result};
 
-/// What the gradient of a replicated local tensor means, where it enters or leaves the sharded world.
+/// Meaning of the gradient of a replicated local tensor that enters or leaves the sharded world.
 ///
-/// Within it the gradient is complete and equal on all ranks. Outside both occur, and only the program knows which: nothing is
-/// assumed. Of sharded dims each rank has the gradient of its own cells, and of partial values that of its own contribution,
-/// whatever is said here; integers and booleans have none.
+/// Within it the gradient is complete and equal on all ranks. Outside both cases below occur, so
+/// the program states which one holds. Neither changes the gradient of sharded dims, of which each
+/// rank has that of its own cells, nor that of partial values, of which each rank has that of its
+/// own contribution. Integers and booleans have none. [`from_local`](ShardTensor::from_local) has
+/// an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalGradient {
-    /// All ranks compute the same outside, so the gradient is complete on each of them.
+    /// All ranks compute the same outside, so each of them has the complete gradient.
     Replicated,
-    /// Each rank has a computation of its own outside, and the gradient is the sum of what the ranks have.
+    /// Each rank computes its own part outside, and the gradient is the sum over the ranks.
     Partial,
 }
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// Joins this rank's tensor to a layout: the way into the sharded world.
+    /// Makes a sharded tensor from this rank's local tensor and a layout.
     ///
     /// # Shapes
     /// Local: that of this rank's shard.
     ///
     /// # Adjoint
-    /// With [`LocalGradient::Replicated`] every rank gets the complete gradient of a replicated tensor. With
-    /// [`LocalGradient::Partial`] the first rank along the axes on which it is replicated gets it, and the others get zeros, so
-    /// that what the program does outside may sum it over the ranks.
+    /// With [`LocalGradient::Replicated`] every rank gets the complete gradient of a replicated
+    /// tensor. With [`LocalGradient::Partial`] the first rank along the axes on which it is
+    /// replicated gets it, and the others get zeros, so that the program may sum it over the ranks.
     ///
     /// # Errors
-    /// A local tensor whose shape is not that of this rank's shard, or a layout of another mesh; a sum of booleans.
+    /// A local tensor whose shape is not that of this rank's shard, or a layout of another mesh; a
+    /// sum of booleans.
     ///
     /// # Example
     /// ```
@@ -94,13 +97,28 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         Ok(Self::from_parts(local, layout.clone(), mesh.clone()))
     }
 
-    /// This rank's shard: the way out of the sharded world.
+    /// Returns this rank's shard as a local tensor.
     ///
     /// # Adjoint
-    /// With [`LocalGradient::Partial`] the sum of the ranks' gradients over the axes on which the tensor is replicated.
+    /// With [`LocalGradient::Partial`] the sum of the ranks' gradients over the axes on which the
+    /// tensor is replicated.
     ///
     /// # Panics
     /// Panics if the tensor holds partial values; [`resolve`](Self::resolve) it first.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let x = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?;
+    ///     let cells = x.to_local(LocalGradient::Replicated);
+    ///     assert_eq!(cells.dims(), [[3], [2]][world.rank()]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn to_local(&self, gradient: LocalGradient) -> Tensor<D, K> {
         self.require_resolved("to_local")
             .unwrap_or_else(|error| error.raise());
@@ -114,7 +132,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     }
 }
 
-/// The identity, whose gradient one of several ranks keeps while the others get zeros.
+/// Identity whose gradient one of several ranks keeps; the others get zeros.
 #[derive(Debug)]
 struct KeptByOne {
     keeps: bool,

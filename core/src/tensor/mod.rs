@@ -1,4 +1,4 @@
-//! Tensors whose cells lie on several ranks.
+//! Sharded tensors and their operators.
 
 mod arithmetic;
 mod closure;
@@ -27,12 +27,32 @@ pub use local::LocalGradient;
 
 /// A tensor of `D` dims whose cells lie on the ranks of a mesh.
 ///
-/// It is this rank's local tensor, and the [`Layout`] that says which cells those are. Operators give the result that
-/// one device would give on the whole tensor; they communicate as their plan says and never gather.
+/// It consists of this rank's local tensor and the [`Layout`], which gives the cells of every rank.
+/// Operators give the result of one device on the whole tensor; they communicate as planned and
+/// never gather.
 ///
 /// # Gradients
-/// A gradient has the layout of its tensor. On axes with [`Replicate`] all ranks hold the same full gradient, on axes
-/// with [`Partial`] as well: the gradient of a sum is the gradient of each of its terms.
+/// A gradient has the layout of its tensor. On axes with [`Replicate`] all ranks hold the same full
+/// gradient, on axes with [`Partial`] as well: the gradient of a sum is the gradient of each of its
+/// terms.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<2>::ones([5, 3], &mesh, &[Shard(0)])?;
+///     assert_eq!((x.dims(), x.placements()), ([5, 3], &[Shard(0)][..]));
+///     assert_eq!(x.local_dims(), [[3, 3], [2, 3]][world.rank()]);
+///     let y = (x.clone() * 3.0 - x) / 4.0;
+///     assert_eq!(y.layout().extents(0), [3, 2]);
+///     let whole = y.inner().full_tensor(LocalGradient::Replicated);
+///     assert_eq!(whole.into_data().iter::<f32>().sum::<f32>(), 7.5);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct ShardTensor<const D: usize, K: Basic = Float> {
     local: Tensor<D, K>,
@@ -41,7 +61,11 @@ pub struct ShardTensor<const D: usize, K: Basic = Float> {
 }
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// Joins parts that an operator made to fit.
+    /// Joins a local tensor, its layout and its mesh, as operators do;
+    /// [`from_local`](Self::from_local) checks that they match.
+    ///
+    /// # Panics
+    /// In debug builds, panics if the local shape is not that of this rank's shard.
     pub fn from_parts(local: Tensor<D, K>, layout: Layout, mesh: DeviceMesh) -> Self {
         debug_assert_eq!(
             local.dims().to_vec(),
@@ -55,7 +79,18 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         }
     }
 
-    /// A tensor of one rank only, on which every operator is the single-device one.
+    /// Makes a tensor of one rank, on which every operator is the single-device operator.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use halocline_core::ShardTensor;
+    ///
+    /// let x = ShardTensor::solo(Tensor::<1>::from_floats([1.0, 4.0], &Device::default()));
+    /// let (roots, layout, mesh) = x.sqrt().into_parts();
+    /// roots.into_data().assert_eq(&[1.0_f32, 2.0].into(), false);
+    /// assert_eq!((layout.shape(), mesh.size()), (&[2][..], 1));
+    /// ```
     pub fn solo(local: Tensor<D, K>) -> Self {
         let mesh = DeviceMesh::solo(&local.device());
         let layout = Layout::replicated(mesh.shape(), &local.dims());
@@ -71,12 +106,12 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         (self.local, self.layout, self.mesh)
     }
 
-    /// This rank's shard, as it is.
+    /// This rank's shard.
     pub fn local(&self) -> &Tensor<D, K> {
         &self.local
     }
 
-    /// Who holds what.
+    /// The layout.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -107,7 +142,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.local.device()
     }
 
-    /// An elementwise operator of ours, which needs no check; errors name it.
+    /// Applies an elementwise function of this library, which needs no check; errors name the
+    /// operator.
     pub(crate) fn map_elements<L: Basic>(
         self,
         operator: &str,
@@ -137,18 +173,33 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         }
     }
 
-    /// [`Layout::require_resolved`].
+    /// Requires that the tensor holds no partial values.
     ///
     /// # Errors
-    /// Partial values, with the axis that holds them.
+    /// [`Error::Placement`] with the axis that holds them.
     pub fn require_resolved(&self, operator: &str) -> Result<()> {
         self.layout.require_resolved(operator)
     }
 
-    /// [`Layout::require_whole`].
+    /// Requires that a dim is not sharded.
     ///
     /// # Errors
-    /// A sharded dim, with the redistribution that helps.
+    /// [`Error::Placement`] with the axis, and a redistribution as remedy.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let x = ShardTensor::<2>::ones([4, 3], &mesh, &[Shard(0)])?;
+    ///     assert!(x.require_resolved("fft").is_ok() && x.require_whole("fft", 1).is_ok());
+    ///     let error = x.require_whole("fft", 0).unwrap_err().to_string();
+    ///     assert!(error.ends_with("redistribute(&[Replicate]) first"));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn require_whole(&self, operator: &str, dim: usize) -> Result<()> {
         self.layout.require_whole(operator, dim)
     }
@@ -174,7 +225,7 @@ impl<const D: usize, K: kind::Autodiff> ShardTensor<D, K> {
 }
 
 impl<const D: usize> ShardTensor<D> {
-    /// Marks the tensor as one whose gradient is kept.
+    /// Marks the tensor as one whose gradient is kept; [`backward`](Self::backward) has an example.
     #[must_use]
     pub fn require_grad(self) -> Self {
         let device = self.mesh.device().clone().autodiff();
@@ -184,7 +235,8 @@ impl<const D: usize> ShardTensor<D> {
         })
     }
 
-    /// The gradient of this tensor, in its layout; `None` if it has none.
+    /// The gradient of this tensor, in its layout; `None` without one. [`backward`](Self::backward)
+    /// has an example.
     pub fn grad(&self, gradients: &Gradients) -> Option<Self> {
         let local = self.local.grad(gradients)?;
         let layout = self.layout.clone();
@@ -202,7 +254,29 @@ impl<const D: usize> ShardTensor<D> {
     /// Gradients of replicated parameters are complete and equal on all ranks afterwards.
     ///
     /// # Panics
-    /// Panics if the tensor is sharded, or partial by another reduction than a sum.
+    /// Panics if the tensor is sharded, or partial by another reduction than a sum;
+    /// [raises](Error::raise) a failure of communication.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::TensorData;
+    /// use halocline_core::{Launcher, Layout, LocalGradient, Partial};
+    /// use halocline_core::{ReduceOp, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let x = ShardTensor::<2>::ones([5, 3], &mesh, &[Shard(0)])?.require_grad();
+    ///     // The sum of this rank's squares is its part of the loss.
+    ///     let part = x.clone().square().into_parts().0.sum();
+    ///     let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum)])?;
+    ///     let loss = ShardTensor::from_parts(part, layout, mesh);
+    ///     let gradient = x.grad(&loss.backward()).expect("a gradient");
+    ///     let whole = gradient.full_tensor(LocalGradient::Replicated).into_data();
+    ///     whole.assert_eq(&TensorData::new(vec![2.0_f32; 15], [5, 3]), false);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn backward(&self) -> Gradients {
         let allowed =
             |placement: &Placement| matches!(placement, Replicate | Partial(ReduceOp::Sum));
@@ -226,7 +300,22 @@ impl<const D: usize> ShardTensor<D> {
         crate::reduce::collect(self.mesh.shape().ranks(), || self.local.backward())
     }
 
-    /// The same values, cut off from the autodiff graph.
+    /// The same values, detached from the autodiff graph.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let x = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?.require_grad();
+    ///     let y = x.clone().exp();
+    ///     assert!(y.local().is_tracked() && !y.detach().local().is_tracked());
+    ///     assert!(!x.inner().local().is_autodiff());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     #[must_use]
     pub fn detach(self) -> Self {
         self.map_linear(Tensor::detach)

@@ -16,7 +16,8 @@ use crate::{Error, IndexBox, Result};
 const NAME: &str = "redistribute";
 
 impl<const D: usize, K: Basic> ShardTensor<D, K> {
-    /// The same values in another layout. Under placements the shards of dims that change are as even as can be.
+    /// The same values in another layout. Given placements, the shards of dims that change are as
+    /// even as possible.
     ///
     /// | from → to | forward | backward |
     /// |---|---|---|
@@ -28,12 +29,27 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// | `Partial(Max)`, `Min`, `Product` → `Replicate` | all-reduce | two all-to-all, of a share of the values each |
     /// | `Partial(Max)`, `Min`, `Product` → `Shard` | reduce-scatter | all-to-all |
     ///
-    /// A replicated result has the same gradient on all ranks, because every operator sees to that; where a tensor
-    /// leaves the sharded world, [`LocalGradient`] says which of the two meanings its gradient has. Of partial values the
-    /// gradient is that of [`resolve`](Self::resolve). Integers and booleans have no backward pass.
+    /// Every operator gives a replicated result the same gradient on all ranks; where a tensor
+    /// leaves the sharded world, [`LocalGradient`] states which of two meanings its gradient has.
+    /// Partial values have the gradient of [`resolve`](Self::resolve). Integers and booleans have
+    /// no backward pass.
     ///
     /// # Panics
     /// Panics where [`try_redistribute`](Self::try_redistribute) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let rows = ShardTensor::<2>::ones([4, 6], &mesh, &[Shard(0)])?;
+    ///     let columns = rows.redistribute(&[Shard(1)]);
+    ///     assert_eq!(columns.local_dims(), [4, 3]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn redistribute(self, to: impl IntoLayout) -> Self {
         self.try_redistribute(to)
             .unwrap_or_else(|error| error.raise())
@@ -42,7 +58,22 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// [`redistribute`](Self::redistribute), with an error instead of a panic.
     ///
     /// # Errors
-    /// A layout that does not fit the tensor or has partial values that it does not have; a failure of communication.
+    /// A layout that does not fit the tensor or has partial values that it does not have; a failure
+    /// of communication.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let rows = ShardTensor::<2>::ones([4, 6], &mesh, &[Shard(0)])?;
+    ///     let error = rows.try_redistribute(&[Shard(2)]).unwrap_err();
+    ///     assert!(error.to_string().contains("Shard(2) for a tensor of 2 dims"));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn try_redistribute(self, to: impl IntoLayout) -> Result<Self> {
         let layout = &to.into_layout(&self.layout)?;
         let from = self.placements().to_vec();
@@ -73,20 +104,42 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         })
     }
 
-    /// Partial values made whole: an all-reduce over each axis that holds them, in the order of ranks.
+    /// Reduces partial values: an all-reduce over each axis that holds them, in the order of ranks.
     ///
     /// # Adjoint
-    /// The gradient of a sum is that of each of its terms: the identity. The gradient of a maximum or minimum goes to the first
-    /// rank in the order of the mesh that holds it. The gradient of a product goes to each factor times the other factors, also where
-    /// some are zero. For the last two each rank sees all values of a share of the elements, and no rank those of all.
+    /// A sum passes its gradient to each term: the identity. A maximum or minimum passes it to the
+    /// first rank in the order of the mesh that holds it. A product passes it to each factor, times
+    /// the other factors, also where some are zero. For the last two each rank receives all values
+    /// of a share of the elements; none receives those of all.
+    ///
+    /// # Panics
+    /// [Raises](Error::raise) a failure of communication.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::{Launcher, Layout, LocalGradient, Partial, ReduceOp, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Max)])?;
+    ///     let value = Tensor::<1>::full([1], world.rank() as f32, world.device());
+    ///     let x = ShardTensor::from_local(value, &layout, &mesh, LocalGradient::Replicated)?;
+    ///     let largest = x.resolve().to_local(LocalGradient::Replicated);
+    ///     largest.into_data().assert_eq(&[1.0_f32].into(), false);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     #[must_use]
     pub fn resolve(self) -> Self {
         let axes = self.partial_axes().into_iter();
         axes.fold(self, |tensor, (axis, op)| tensor.resolve_axis(axis, op))
     }
 
-    /// The axes with partial values, in the order in which they are resolved. Without sums the last is the first, so that of
-    /// several ranks that hold an extremum the gradient goes to the first in the order of the mesh.
+    /// The axes with partial values, in the order in which they are resolved. Without sums the last
+    /// axis comes first, so that of several ranks that hold an extremum the first in the order of
+    /// the mesh receives the gradient.
     fn partial_axes(&self) -> Vec<(usize, ReduceOp)> {
         let placements = self.placements().iter().enumerate();
         let mut axes: Vec<_> = placements
@@ -126,8 +179,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
             ReduceOp::Sum => self.sum_scatter(&sharded),
             op => {
                 let positions = self.mesh.shape().group(self.mesh.position(), &[axis]);
-                let own = self.layout.local_box(self.mesh.position());
-                let part = |position| sharded.local_box(position).seen_from(&own);
+                let held = self.layout.local_box(self.mesh.position());
+                let part = |position| sharded.local_box(position).seen_from(&held);
                 let boxes = positions.into_iter().map(part).collect();
                 let (group, operation) = (self.mesh.ranks_along(&[axis]), self.operation(&sharded));
                 ops::reduce_scatter(self.local, &self.mesh, group, boxes, op, operation)
@@ -139,7 +192,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// `Partial(Sum)` → `Shard(dim)`: the all-gather of the sharded layout, run in reverse.
     fn sum_scatter(&self, sharded: &Layout) -> Tensor<D, K> {
         let gather = self.plan(sharded, &self.layout);
-        let to = |direction| Move {
+        let run = |direction| Move {
             plan: gather.clone(),
             direction,
         };
@@ -147,15 +200,16 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
             operation: self.operation(sharded),
             comm: self.mesh.comm().clone(),
             ranks: self.ranks(),
-            forward: to(Direction::Reverse),
-            backward: to(Direction::Forward),
+            forward: run(Direction::Reverse),
+            backward: run(Direction::Forward),
         };
         ops::run(self.local.clone(), exchange)
     }
 
-    /// One exchange to a layout with the same partial axes. The gradient, which is replicated where the tensor is,
-    /// takes the way back.
+    /// One exchange to a layout with the same partial axes.
     fn move_to(self, layout: &Layout) -> Self {
+        // The backward pass is an exchange back, not the adjoint of this one: the gradient is equal
+        // on all replicas, and the adjoint would add it over them.
         let forward = |plan| Move {
             plan,
             direction: Direction::Forward,
@@ -171,32 +225,47 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         Self::from_parts(local, layout.clone(), self.mesh)
     }
 
-    fn operation(&self, to: &Layout) -> Operation {
-        Operation::new(NAME, Traffic::Redistribute, Some(to))
+    fn operation(&self, target: &Layout) -> Operation {
+        Operation::new(NAME, Traffic::Redistribute, Some(target))
     }
 
-    /// The plan by which every rank gets its box of `to` from the owners in `from`.
-    fn plan(&self, from: &Layout, to: &Layout) -> Arc<ExchangePlan> {
-        let key = (NAME, from.clone(), to.clone());
+    /// The plan by which every rank receives its box of `target` from the owners in `source`.
+    fn plan(&self, source: &Layout, target: &Layout) -> Arc<ExchangePlan> {
+        let key = (NAME, source.clone(), target.clone());
         let plan = self.mesh.cache().get_or_make(key, |_| {
-            let need_of = |position| Need::of(to.local_box(position));
-            Ok(self.mesh.exchange_plan(Source::Layout(from), need_of))
+            let need_of = |position| Need::of(target.local_box(position));
+            Ok(self.mesh.exchange_plan(Source::Layout(source), need_of))
         });
         plan.expect("making this plan cannot fail")
     }
 
     /// The whole tensor on every rank: a gather, for small tensors and for tests.
     ///
-    /// Integers and booleans have no gradient; what is said of it has no effect.
+    /// Integers and booleans have no gradient; `gradient` has no effect on them.
     ///
     /// # Panics
-    /// Panics if communication fails.
+    /// [Raises](Error::raise) a failure of communication.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let x = ShardTensor::<1>::full([3], 2.0, &mesh, &[Shard(0)])?;
+    ///     let whole = x.full_tensor(LocalGradient::Replicated);
+    ///     whole.into_data().assert_eq(&[2.0_f32; 3].into(), false);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn full_tensor(&self, gradient: LocalGradient) -> Tensor<D, K> {
         let resolved = self.clone().resolve();
         let whole = Layout::replicated(self.layout.mesh(), self.layout.shape());
         let all_sharded = (resolved.placements().iter()).all(|p| matches!(p, Shard(_)));
         if gradient == LocalGradient::Partial && all_sharded {
-            // Every axis goes from shards to replicas: the reduce-scatter that is the exchange's adjoint.
+            // From shards to replicas on every axis: the exchange's adjoint is the reduce-scatter
+            // that sums the gradients.
             let plan = resolved.plan(&resolved.layout, &whole);
             let operation = resolved.operation(&whole);
             return ops::exchange(resolved.local, &resolved.mesh, plan, operation);
@@ -209,10 +278,25 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
 }
 
 impl<const D: usize, K: kind::Autodiff> ShardTensor<D, K> {
-    /// The whole tensor on one rank of the world and nothing on the others: for writing files.
+    /// The whole tensor, without autodiff, on rank `root` of the world; `None` on the others: for
+    /// writing files.
     ///
     /// # Errors
     /// A root that is not in the mesh; a failure of communication.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let x = ShardTensor::<1>::ones([3], &mesh, &[Shard(0)])?;
+    ///     let whole = x.gather_tensor(0)?;
+    ///     assert_eq!(whole.map(|x| x.dims()), world.is_root().then_some([3]));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     pub fn gather_tensor(&self, root: usize) -> Result<Option<Tensor<D, K>>> {
         let ranks = self.mesh.shape().ranks();
         let root = ranks.iter().position(|&rank| rank == root).ok_or_else(|| {

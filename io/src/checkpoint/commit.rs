@@ -92,8 +92,8 @@ impl Commit {
         Ok(())
     }
 
-    /// Waits for all files, and enters into the index where every piece lies and which tensor is
-    /// not finite.
+    /// Waits for all files, and records in the index the place of every piece and the tensor that
+    /// is not finite.
     fn complete(&mut self) -> Result<()> {
         let names: BTreeSet<String> = self
             .index

@@ -97,8 +97,8 @@ pub(super) fn fetch(
         .collect())
 }
 
-/// Checks that all ranks want the same tensors in the same layouts and order. Their messages do not
-/// say which cells they carry.
+/// Checks that all ranks want the same tensors in the same layouts and order: messages carry no
+/// description of their cells.
 fn check_same(mesh: &DeviceMesh, wanted: &[Wanted<'_>]) -> halocline_core::Result<()> {
     let descriptions: Vec<Description> = wanted.iter().map(Wanted::description).collect();
     let list = serde_json::to_vec(&descriptions).expect("numbers and strings are JSON");

@@ -243,8 +243,8 @@ pub(crate) fn contents(path: &Path) -> Result<Contents> {
     })
 }
 
-/// Names the format of a file that begins with these bytes and is not safetensors, and says what to
-/// do.
+/// Names the format of a file that begins with these bytes and is not safetensors, and gives the
+/// remedy.
 fn other_format(start: &[u8; 8]) -> Option<&'static str> {
     Some(match start {
         [b'P', b'K', 3, 4, ..] => {

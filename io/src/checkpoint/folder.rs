@@ -86,7 +86,8 @@ fn steps_in(folder: &Path) -> Result<Vec<u64>> {
     Ok(steps)
 }
 
-/// Opens a checkpoint if it is whole, with the text of its index. If it is not, says so on stderr.
+/// Opens a checkpoint if it is whole, with the text of its index. If it is not, prints the cause on
+/// stderr.
 pub(super) fn whole(folder: &Path, step: u64) -> Result<(Checkpoint, Vec<u8>)> {
     let path = folder.join(name_of(step));
     let opened = file::read_whole(&path.join(index::NAME)).and_then(|text| {

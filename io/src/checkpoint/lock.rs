@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn a_file_system_without_locks_is_told() {
         let folder = Path::new("runs/a");
-        // ENOSYS, as Lustre says without the mount option flock.
+        // ENOSYS, as Lustre returns without the mount option flock.
         let unsupported = || Err(TryLockError::Error(std::io::Error::from_raw_os_error(38)));
         let warning = acquire(folder, unsupported).unwrap().expect("a warning");
         assert!(

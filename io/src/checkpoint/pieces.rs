@@ -79,11 +79,11 @@ pub(crate) fn reader(
     Some(rank)
 }
 
-/// Copies `cells` from an array of the cells `from` into one of the cells `to`, both dense and in
-/// row-major order.
+/// Copies `cells` from an array of the cells `held` into one of the cells `wanted`, both dense and
+/// in row-major order.
 pub(crate) fn copy(
-    (source, from): (&[u8], &IndexBox),
-    (target, to): (&mut [u8], &IndexBox),
+    (source, held): (&[u8], &IndexBox),
+    (target, wanted): (&mut [u8], &IndexBox),
     cells: &IndexBox,
     element: usize,
 ) {
@@ -104,7 +104,7 @@ pub(crate) fn copy(
     };
     let mut index = vec![0; shape.len()];
     for _ in 0..outer.iter().product() {
-        let [read, write] = [from, to].map(|array| offset(array, &index));
+        let [read, write] = [held, wanted].map(|array| offset(array, &index));
         let bytes = last * element;
         target[write..write + bytes].copy_from_slice(&source[read..read + bytes]);
         // The next row, as an odometer counts.

@@ -68,8 +68,8 @@ pub(super) fn by_metric(steps: &BTreeMap<u64, Worth>) -> Vec<u64> {
     measured.into_iter().map(|(step, ..)| step).collect()
 }
 
-/// Lists the checkpoints to remove after that of `step` was written. Later ones are left from
-/// before training went back: they do not count, and are not removed.
+/// Lists the checkpoints to remove after that of `step` was written. Later ones remain from before
+/// training returned to an earlier step: they do not count, and are not removed.
 pub(super) fn superseded(
     steps: &BTreeMap<u64, Worth>,
     step: u64,

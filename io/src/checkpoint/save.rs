@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// A checkpoint is written in the background: every rank writes its share into a folder with a
 /// temporary name; when all files are on the disk, rank 0 adds the index and renames the folder. So
 /// a folder `step_…` is a whole checkpoint at any moment, and a job that is killed loses only the
-/// one that was being written. The folder must be on a disk that all ranks see, and belongs to one
+/// one that was being written. The folder must be on a disk that all ranks share, and belongs to one
 /// job at a time; other jobs read it by [`Checkpoint::latest`].
 ///
 /// # Example
@@ -127,14 +127,14 @@ impl Checkpoints {
         })
     }
 
-    /// Saves a state in the background. Returns when the save before is on the disk. A lower
+    /// Saves a state in the background. Returns when the previous save is on the disk. A lower
     /// `metric` is better; it only decides which checkpoints are kept. Call [`wait`](Self::wait)
-    /// after the last save: on drop, a save that takes more than a quarter of the timeout is given
-    /// up.
+    /// after the last save: on drop, a save that takes more than a quarter of the timeout is
+    /// abandoned.
     ///
     /// # Errors
-    /// On all ranks: ranks that save different tensors; of the save *before* this one, a rank that
-    /// could not write, for example to a full disk; a failure of communication.
+    /// On all ranks: ranks that save different tensors; a rank that could not write the *previous*
+    /// save, for example to a full disk; a failure of communication.
     /// [`wait`](Self::wait) returns the errors of this save.
     pub fn save(
         &mut self,
@@ -296,12 +296,12 @@ impl Checkpoints {
     }
 
     /// The step of the checkpoint that was last completed on the disk, on rank 0. `None` on other
-    /// ranks, which may not know it.
+    /// ranks, which do not record it.
     pub fn committed(&self) -> Option<u64> {
         self.kept().newest
     }
 
-    /// Renames checkpoints later than `step`, from which training goes on, to `damaged_step_…`.
+    /// Renames checkpoints later than `step`, from which training continues, to `damaged_step_…`.
     fn set_aside_after(&mut self, step: u64) -> halocline_core::Result<()> {
         self.wait()?;
         let set_aside = || {
@@ -328,7 +328,7 @@ impl Checkpoints {
 impl Drop for Checkpoints {
     /// If the program ends in order without waiting, its last checkpoint may still be completed:
     /// other ranks have a second to write. A program that failed must report that before the others
-    /// time out, so that a longer write is given up.
+    /// time out, so that a longer write is abandoned.
     fn drop(&mut self) {
         let Some(writing) = self.writing.take() else {
             return;
@@ -352,7 +352,7 @@ impl Drop for Checkpoints {
     }
 }
 
-/// Whether another checkpoint may be loaded where loading one ended with this error.
+/// Whether another checkpoint may be loaded after this error of loading one.
 fn is_of_no_use(error: &CoreError) -> bool {
     match error {
         CoreError::Other(error) => error.downcast_ref().is_none_or(is_damage),

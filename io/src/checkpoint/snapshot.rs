@@ -15,7 +15,7 @@ use crate::{Error, Result};
 ///
 /// All ranks add the same names in the same order. Each rank copies to host memory only the cells
 /// that it will write: its boxes of a sharded tensor, and an equal share of a replicated one. Then
-/// the program may go on.
+/// the program may continue.
 ///
 /// A state with a value that is NaN or infinite is saved, but never replaces one without
 /// ([`CheckpointConfig`](super::CheckpointConfig)). Tensors of [`data`](Self::data) are exempt:

@@ -1,3 +1,5 @@
+//! Configuration of the solver.
+
 use burn::tensor::DType;
 
 use super::PolarFilter;

@@ -45,13 +45,13 @@ impl ShallowWater {
     pub fn energy(&self, state: &ShardTensor<4>) -> Result<Vec<f64>> {
         let (block, metrics) = self.exact(state)?;
         let (n, m) = (block.rows, block.columns);
-        let own = |field: &Tensor<4>| window(field, 1..n + 1, 1..m + 1);
-        let square = |field: &Tensor<4>| own(field).square();
+        let shard = |field: &Tensor<4>| window(field, 1..n + 1, 1..m + 1);
+        let square = |field: &Tensor<4>| shard(field).square();
         // ½ h̄ u² over the faces, where the block has twice the depth.
-        let east = own(&block.depth_east) * square(&block.east) * metrics.areas.east.clone();
-        let north = own(&block.depth_south) * square(&block.north) * metrics.areas.south.clone();
+        let east = shard(&block.depth_east) * square(&block.east) * metrics.areas.east.clone();
+        let north = shard(&block.depth_south) * square(&block.north) * metrics.areas.south.clone();
         let kinetic = (east + north).mul_scalar(0.25);
-        let depth = own(&block.depth);
+        let depth = shard(&block.depth);
         let mut level = depth.clone().mul_scalar(0.5);
         if let Some(ground) = &metrics.ground {
             level = level + window(ground, 0..n, 0..m);
@@ -68,12 +68,12 @@ impl ShallowWater {
     pub fn potential_enstrophy(&self, state: &ShardTensor<4>) -> Result<Vec<f64>> {
         let (block, metrics) = self.exact(state)?;
         let (n, m) = (block.rows, block.columns);
-        let own = |field: &Tensor<4>| window(field, 1..n + 1, 1..m + 1);
+        let shard = |field: &Tensor<4>| window(field, 1..n + 1, 1..m + 1);
         let absolute = block.vorticity(&metrics) + metrics.coriolis.clone();
-        let depth = own(&block.depth_corner()).mul_scalar(0.5); // twice the depth
+        let depth = shard(&block.depth_corner()).mul_scalar(0.5); // twice the depth
         self.integral(
             state,
-            own(&absolute).square() / depth * metrics.areas.corner.clone(),
+            shard(&absolute).square() / depth * metrics.areas.corner.clone(),
         )
     }
 
@@ -94,7 +94,7 @@ impl ShallowWater {
             let message = format!("{references} references for {states} states");
             return Err(Error::operator(NAME, message));
         }
-        // A single reference is on every rank, also where states are sharded.
+        // A single reference is replicated on the axes on which states are sharded.
         let everywhere = reference
             .placements()
             .iter()
@@ -164,8 +164,8 @@ impl ShallowWater {
             Dynamics::ShallowWater => ((config.planet.gravity * extremes[0]).sqrt(), 1.0),
             Dynamics::Advection => (0.0, 1.372),
         };
-        // The filter limits differences over one cell; wind carries by those over two, which may be
-        // twice as fast.
+        // The filter limits differences over one cell; advection acts by differences over two
+        // cells, which may be twice as fast.
         let rate = 2.0 * gravity * (1.0 / dx).hypot(1.0 / dy)
             + 2.0 * steepness * extremes[1] / dx
             + steepness * extremes[2] / dy
@@ -210,11 +210,11 @@ impl ShallowWater {
         self.check_state(state)?;
         let block = Block::new(&with_halo(&state.clone().inner(), 1)?, &self.metrics);
         let vorticity = block.vorticity(&self.metrics);
-        let own = window(&vorticity, 1..block.rows + 1, 1..block.columns + 1);
+        let corners = window(&vorticity, 1..block.rows + 1, 1..block.columns + 1);
         let mut extents = state.layout().all_extents().to_vec();
         extents[1] = vec![1];
         let layout = state.layout().derive(state.placements().to_vec(), extents);
-        Ok(self.sharded(own, &layout))
+        Ok(self.sharded(corners, &layout))
     }
 
     /// A state with its halo, and the metrics, in f64.

@@ -1,3 +1,5 @@
+//! Latitude–longitude grid.
+
 use std::f64::consts::{FRAC_PI_2, PI, TAU};
 
 use halocline_core::{Error, Result};

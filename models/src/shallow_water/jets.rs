@@ -1,4 +1,4 @@
-//! Zonal jets in balance with the depth: the steady state of Galewsky et al., and random ones for
+//! Zonal jets in balance with the depth: the steady jet of Galewsky et al., and random jets for
 //! training.
 
 use std::f64::consts::{FRAC_PI_2, FRAC_PI_4, PI, TAU};
@@ -155,10 +155,10 @@ impl Jet {
                 let latitude = hemisphere * between(30.0, 55.0).to_radians();
                 (speed, latitude, between(6.0, 12.0).to_radians())
             });
-            let wind = move |at: f64| {
+            let wind = move |point: f64| {
                 let stream = |(speed, latitude, width): (f64, f64, f64)| {
-                    let offset = (at - latitude) / width;
-                    speed * at.cos() / latitude.cos() * (-0.5 * offset * offset).exp()
+                    let offset = (point - latitude) / width;
+                    speed * point.cos() / latitude.cos() * (-0.5 * offset * offset).exp()
                 };
                 streams.into_iter().map(stream).sum::<f64>()
             };
@@ -184,10 +184,10 @@ impl Jet {
         } = self.planet;
         let (middle, half) = (0.5 * (south + north), 0.5 * (north - south));
         let slope = |offset: f64| {
-            let at = middle + half * offset;
-            let wind = (self.wind)(at);
-            let coriolis = 2.0 * self.planet.rotation * at.sin();
-            -wind * (radius * coriolis + wind * at.tan()) / gravity
+            let latitude = middle + half * offset;
+            let wind = (self.wind)(latitude);
+            let coriolis = 2.0 * self.planet.rotation * latitude.sin();
+            -wind * (radius * coriolis + wind * latitude.tan()) / gravity
         };
         let node = 0.6_f64.sqrt();
         half * (5.0 * (slope(-node) + slope(node)) + 8.0 * slope(0.0)) / 9.0

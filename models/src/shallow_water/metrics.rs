@@ -1,10 +1,12 @@
+//! Metric factors of the scheme.
+
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use halocline_core::IndexBox;
 
 use super::{Config, Grid};
 
 /// Factors of the scheme: lengths, areas and the Coriolis parameter on one rank's cells, as tensors
-/// of `[1, 1, rows, 1]` unless said otherwise.
+/// of `[1, 1, rows, 1]` unless stated otherwise.
 ///
 /// Rows count from the halo's northern row, so that a shard of `n` rows has rows `0..n + 2` and its
 /// own are `1..n + 1`. A face or corner has the index of the row at whose southern (and eastern)
@@ -92,7 +94,7 @@ impl Metrics {
             let shape = [1, 1, values.len(), 1];
             tensor(values, shape)
         };
-        let own = 1..n + 1;
+        let shard = 1..n + 1;
         let open = |face: isize| if grid.cos_face(face) == 0.0 { 0.0 } else { 1.0 };
 
         let eastward = if config.planet.tilt == 0.0 {
@@ -132,27 +134,27 @@ impl Metrics {
                 dy * inverse(square * grid.corner_area(row + 1))
             }),
             coriolis: tensor(coriolis, [1, 1, rows.len() + 1, eastward.len()]),
-            gradient_east: column(own.clone(), &|row| {
+            gradient_east: column(shard.clone(), &|row| {
                 0.5 * scale * inverse(aspect * grid.cos_centre(row))
             }),
-            gradient_south: column(own.clone(), &|row| 0.5 * scale * open(row + 1)),
-            inverse_aspect_south: column(own.clone(), &|row| {
+            gradient_south: column(shard.clone(), &|row| 0.5 * scale * open(row + 1)),
+            inverse_aspect_south: column(shard.clone(), &|row| {
                 inverse(aspect * grid.cos_face(row + 1))
             }),
-            off_pole: column(own.clone(), &|row| open(row) * open(row + 1)),
-            face_open: column(own.clone(), &|row| open(row + 1)),
+            off_pole: column(shard.clone(), &|row| open(row) * open(row + 1)),
+            face_open: column(shard.clone(), &|row| open(row + 1)),
             faces_around: column(0..n + 1, &|row| open(row) * open(row + 1) * open(row + 2)),
             gravity: tensor(vec![4.0 * config.planet.gravity / kappa], [1; 4]),
             ground,
             areas: Areas {
-                cell: column(own.clone(), &|row| square * grid.cell_area(row)),
-                east: column(own.clone(), &|row| {
+                cell: column(shard.clone(), &|row| square * grid.cell_area(row)),
+                east: column(shard.clone(), &|row| {
                     square * dlat * dlon * grid.cos_centre(row)
                 }),
-                south: column(own.clone(), &|row| {
+                south: column(shard.clone(), &|row| {
                     square * dlat * dlon * grid.cos_face(row + 1)
                 }),
-                corner: column(own, &|row| square * grid.corner_area(row + 1)),
+                corner: column(shard, &|row| square * grid.corner_area(row + 1)),
             },
             scale,
             dy,

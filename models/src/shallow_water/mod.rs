@@ -195,16 +195,16 @@ impl ShallowWater {
         self.check_state(state)?;
         let state = state.clone().inner();
         let start = state.local().clone();
-        let at = |slope: &Tensor<4>, seconds: f64| {
+        let stage = |slope: &Tensor<4>, seconds: f64| {
             let local = slope.clone().mul_scalar(seconds) + start.clone();
             self.sharded(local, state.layout())
         };
         let first = self.tendency(&state)?;
-        let second = self.tendency(&at(&first, 0.5 * seconds))?;
-        let third = self.tendency(&at(&second, 0.5 * seconds))?;
-        let fourth = self.tendency(&at(&third, seconds))?;
+        let second = self.tendency(&stage(&first, 0.5 * seconds))?;
+        let third = self.tendency(&stage(&second, 0.5 * seconds))?;
+        let fourth = self.tendency(&stage(&third, seconds))?;
         let slope = (second + third).mul_scalar(2.0) + first + fourth;
-        Ok(at(&slope, seconds / 6.0))
+        Ok(stage(&slope, seconds / 6.0))
     }
 
     /// Computes the state after `seconds`, in equal steps no longer than
@@ -267,7 +267,7 @@ impl ShallowWater {
     }
 }
 
-/// This rank's state with some cells around it. Beyond a pole there is nothing.
+/// This rank's state with its halo; cells beyond a pole are zero.
 fn with_halo(state: &ShardTensor<4>, width: usize) -> Result<Tensor<4>> {
     state.with_halo(&[
         Halo::new(LATITUDE, width, Boundary::Zeros),

@@ -59,7 +59,7 @@ fn change(end: Vec<f64>, start: Vec<f64>) -> f64 {
     worst(changes)
 }
 
-/// The largest number, or what is not a number, over which `f64::max` would pass.
+/// The largest number, or NaN if there is one, which `f64::max` ignores.
 fn worst(numbers: impl Iterator<Item = f64>) -> f64 {
     numbers.fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
 }
@@ -171,7 +171,7 @@ fn williamson_6_stays_bounded() {
                 .iter()
                 .all(|depth| (7_900.0..10_800.0).contains(depth))
         );
-        // The wave goes east, a quarter of its length in about two days.
+        // The wave moves east, a quarter of its length in about two days.
         assert!(model.depth_error(&end, &start)?[0] > 0.01);
         Ok(())
     });

@@ -1,12 +1,14 @@
-//! The engine of MPI jobs: ranks are processes, and a message carries bytes.
+//! Engine of MPI jobs: ranks are processes, and a message carries bytes.
 //!
 //! # Invariants
-//! No two threads call MPI at once. Memory that MPI may still use is never freed: a message that cannot be completed,
-//! because the rank gave up waiting, leaks. No call waits for another rank inside MPI, so that every wait has an end.
+//! No two threads call MPI at once. Memory that MPI may still use is never freed: a message that
+//! cannot be completed, because the rank's wait timed out, leaks. No call waits for another rank
+//! inside MPI, so that every wait has a timeout.
 //!
 //! # Progress
-//! MPI works during its calls only. A rank that waits calls it; while none does, a thread calls it now and then, as long
-//! as something is in transit, so that halos travel while a kernel runs.
+//! MPI makes progress during its calls only. A rank that waits calls it; while none does, a thread
+//! calls it periodically as long as messages are in transit, so that halos travel while a kernel
+//! runs.
 
 use std::io::Write;
 use std::ops::Range;
@@ -28,10 +30,10 @@ mod raw;
 mod traffic;
 mod wire;
 
-/// How often the thread looks after messages while nobody waits for them.
-const NOW_AND_THEN: Duration = Duration::from_micros(50);
+/// The period at which the thread drives messages on while no rank waits for them.
+const PERIOD: Duration = Duration::from_micros(50);
 
-/// One process of an MPI job.
+/// Engine of one process of an MPI job.
 pub(crate) struct Mpi {
     rank: usize,
     size: usize,
@@ -42,17 +44,18 @@ pub(crate) struct Mpi {
     counters: Counters,
 }
 
-/// What the rank shares with the thread that drives its messages on.
+/// State that the rank shares with the thread that drives its messages on.
 struct Shared {
-    /// Held during every call of MPI, and while payloads are packed and unpacked; `None` when MPI is finalised.
+    /// Held during every call of MPI, and while payloads are packed and unpacked; `None` when MPI
+    /// is finalised.
     traffic: Mutex<Option<Traffic>>,
-    /// Something is in transit, or all is over.
+    /// Signals that messages are in transit, or that MPI is closed.
     wake: Condvar,
-    /// How many threads wait for messages and call MPI themselves.
+    /// The number of threads that wait for messages and call MPI themselves.
     waiting: AtomicUsize,
-    /// The thread that drives messages on has stopped for one that waits.
+    /// Whether the thread that drives messages on has paused for one that waits.
     paused: AtomicBool,
-    /// Why the thread that drives messages on has stopped.
+    /// The error that ended the thread that drives messages on.
     stopped: OnceLock<String>,
 }
 
@@ -67,7 +70,7 @@ impl Shared {
         self.traffic.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Drives messages on while nobody else does, until MPI is closed.
+    /// Drives messages on while no other thread does, until MPI is closed.
     fn drive(&self) -> Result<()> {
         let mut open = self.lock();
         while let Some(traffic) = &mut *open {
@@ -78,27 +81,29 @@ impl Shared {
             }
             if others || traffic.is_idle() {
                 self.paused.store(others, Ordering::SeqCst);
+                // The last waiter may have left before `paused` was set, and then sends no wake-up.
                 if others && self.waiting.load(Ordering::SeqCst) == 0 {
                     continue;
                 }
                 open = self.wake.wait(open).unwrap_or_else(|e| e.into_inner());
             } else {
                 drop(open);
-                std::thread::sleep(NOW_AND_THEN);
+                std::thread::sleep(PERIOD);
                 open = self.lock();
             }
         }
         Ok(())
     }
 
-    /// Runs `f`, which calls MPI until it has what it waits for; the thread that drives messages on stays out of its way.
+    /// Runs `f`, which calls MPI until its messages have arrived; meanwhile the thread that drives
+    /// messages on pauses.
     fn waiting<T>(&self, f: impl FnOnce() -> T) -> T {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let value = f();
         if self.waiting.fetch_sub(1, Ordering::SeqCst) == 1
             && self.paused.swap(false, Ordering::SeqCst)
         {
-            // It holds the lock until it sleeps.
+            // The thread holds the lock until it sleeps: after this the wake-up reaches it.
             drop(self.lock());
             self.wake.notify_one();
         }
@@ -110,7 +115,8 @@ impl Mpi {
     /// Joins the job that this process was started in.
     ///
     /// # Errors
-    /// MPI was initialised before, has no thread support, or sees this process alone in a job of several.
+    /// MPI was initialised before, has no thread support, or finds this process alone in a job of
+    /// several.
     pub(crate) fn start(settings: Settings) -> Result<Arc<Self>> {
         let link = within(settings.timeout, "of the MPI job", Link::open)?;
         let (rank, size) = (link.rank(), link.size());
@@ -212,41 +218,42 @@ impl Mpi {
     }
 }
 
-/// A batch on its way.
+/// Batch in flight.
 struct Receipt {
     engine: Arc<Mpi>,
     awaited: Awaited,
 }
 
-/// Messages that a batch has asked for.
+/// Messages that a batch has requested.
 struct Awaited {
     operation: Operation,
-    /// The ticket of the batch; those of what it receives follow.
+    /// The ticket of the batch; those of its messages follow.
     batch: Ticket,
-    /// The peers, and what is expected of them.
+    /// The peers, with the expected messages.
     receives: Vec<(usize, Expected)>,
-    /// What has come of it.
+    /// The payloads that have arrived.
     came: Vec<Option<Payload>>,
 }
 
 impl Awaited {
-    /// As long as a message of some megabytes takes within a host.
-    const A_MOMENT: Duration = Duration::from_micros(300);
+    /// The time of a message of some megabytes within a host.
+    const LONG_MESSAGE: Duration = Duration::from_micros(300);
 
-    /// The tickets of what it receives.
+    /// The tickets of its messages.
     fn tickets(&self) -> Range<Ticket> {
         let first = self.batch + 1;
         first..first + self.receives.len() as Ticket
     }
 
-    /// What has not come: its ticket, the peer and what is expected of it.
+    /// The messages that have not arrived: ticket, peer and expected form.
     fn missing(&self) -> impl Iterator<Item = (Ticket, usize, &Expected)> {
         let receives = self.tickets().zip(&self.receives).zip(&self.came);
         let missing = receives.filter(|(_, came)| came.is_none());
         missing.map(|((ticket, (peer, expected)), _)| (ticket, *peer, expected))
     }
 
-    /// Takes what has come; the peer of something that will never come, if there is one.
+    /// Takes the messages that have arrived; returns the peer of one that will never arrive, if
+    /// there is one.
     fn take(&mut self, engine: &Mpi, traffic: &mut Traffic) -> Result<Option<usize>> {
         let mut ended = None;
         let receives = self.tickets().zip(&self.receives).zip(&mut self.came);
@@ -262,7 +269,8 @@ impl Awaited {
         Ok(ended)
     }
 
-    /// Looks a few times for messages that are about to come and to leave; whether that was all.
+    /// Polls a few times for messages that are about to arrive and to leave; returns whether that
+    /// completed the batch.
     fn hurry(&mut self, engine: &Mpi) -> Result<bool> {
         engine.enter(|traffic| {
             while self.missing().next().is_some() {
@@ -322,11 +330,11 @@ impl Awaited {
         }
     }
 
-    /// Waits a moment for messages to leave; the thread sees off those that take longer.
+    /// Waits briefly for messages to leave; the thread drives on those that take longer.
     fn see_off(&self, engine: &Mpi) -> Result<()> {
         let mut start = None;
         while !engine.enter(|traffic| traffic.see_off(self.batch, SPINS))? {
-            if start.get_or_insert_with(Instant::now).elapsed() > Self::A_MOMENT {
+            if start.get_or_insert_with(Instant::now).elapsed() > Self::LONG_MESSAGE {
                 engine.shared.wake.notify_one();
                 break;
             }
@@ -385,12 +393,13 @@ impl Communicator for Mpi {
             receives,
         } = batch;
         let fingerprint = operation.fingerprint();
-        // The cells of a GPU are waited for, which nobody should do who keeps others from MPI.
+        // Copies from a GPU wait for the device: made before the lock, which keeps other threads
+        // from MPI.
         sends.iter_mut().for_each(|(_, payload)| bring(payload));
         let batch = self.enter(|traffic| {
             let batch = traffic.ticket();
-            // Before receiving: MPI copies a long message that waits already while it is asked for, and the peer would
-            // wait for ours as long.
+            // Sends first: a receive of a long message that is already there copies it during the
+            // call, and the peer would wait that long for this rank's message.
             for (peer, payload) in sends {
                 let packed = wire::pack(payload);
                 self.counters.count(&operation, packed.bytes());
@@ -415,10 +424,10 @@ impl Communicator for Mpi {
 
     fn fail(&self, rank: usize, cause: &str) {
         if !self.failed.swap(true, Ordering::Relaxed) {
-            // In one write, so that nothing of what `mpirun` says about the end comes between.
+            // In one write, so that output of `mpirun` about the end does not split it.
             let line = format!("halocline: rank {rank} failed: {cause}\n");
             let _ = std::io::stderr().write_all(line.as_bytes());
-            // Also if the thread that drives messages on has stopped.
+            // Not by `enter`, which refuses if the thread that drives messages on has stopped.
             if let Some(traffic) = &*self.shared.lock() {
                 traffic.link().abort();
             }
@@ -434,23 +443,23 @@ impl Communicator for Mpi {
     }
 }
 
-/// How often a rank that waits for a message looks for it before it looks for what else may have happened.
+/// The polls of a rank for one message before it checks for other events.
 const SPINS: u32 = 64;
 
-/// Waits a little longer after a while: cores are often shared by several ranks.
+/// Pauses between polls, which grow with the time waited: cores are often shared by several ranks.
 #[derive(Default)]
 struct Patience {
     since: Option<Instant>,
 }
 
 impl Patience {
-    /// A sleep is longer than what MPI can do between two calls: not while a long message is on its way.
+    /// No sleep before this time: a long message makes no progress during a sleep.
     const YIELDS: Duration = Duration::from_millis(10);
     const SLEEP: Duration = Duration::from_micros(50);
-    /// Messages of some kilobytes take less.
+    /// Longer than the time of messages of some kilobytes.
     const SPIN: Duration = Duration::from_micros(20);
 
-    /// How long it has waited; `None` if it has not.
+    /// The time waited; `None` before the first wait.
     fn waited(&self) -> Option<Duration> {
         self.since.map(|since| since.elapsed())
     }

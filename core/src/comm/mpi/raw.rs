@@ -1,4 +1,4 @@
-//! The calls into MPI that the engine makes, behind functions that are safe to call.
+//! The engine's calls of MPI, as safe functions.
 
 use std::ffi::{c_char, c_int};
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -15,15 +15,16 @@ use crate::comm::wire::Outgoing;
 use crate::memory::Block;
 use crate::{Error, Result};
 
-/// A long transfer is made of messages of at most so many bytes: MPI counts in `int`, and each one that has come shows
-/// that it goes on.
+/// The most bytes of a message of a long transfer: MPI counts in `int`, and each arrival shows
+/// progress.
 const PIECE: usize = 4 << 20;
-/// What Open MPI sends within a host at once: 4096 bytes with a header. Longer messages begin with a question and its
-/// answer, so that two short ones are faster than one of up to twice this size. (A peer that disagrees about a size whose
-/// tag happens to be the same may then be told apart by the timeout only, as with sizes of several pieces.)
+/// The bytes that Open MPI sends within a host at once: 4096 with a header. Longer messages begin
+/// with a handshake, so that two short ones are faster than one of up to twice this size. (A peer
+/// with another size whose tag happens to be the same may then be detected by the timeout only, as
+/// with sizes of several pieces.)
 const AT_ONCE: usize = 4032;
 
-/// A communicator of our own over all processes of the job. MPI is finalised when it is dropped.
+/// Communicator of this engine over all processes of the job. MPI is finalised when it is dropped.
 pub(super) struct Link {
     comm: ffi::MPI_Comm,
     rank: usize,
@@ -32,15 +33,15 @@ pub(super) struct Link {
     _universe: Universe,
 }
 
-// SAFETY: the handles are values that MPI gives meaning to, valid on every thread of the process. A `Link` is not
-// `Sync`: one thread at a time is in MPI, as `MPI_THREAD_SERIALIZED` asks for.
+// SAFETY: the handles are opaque values of MPI, valid on every thread of the process. A `Link` is
+// not `Sync`: one thread at a time is in MPI, as `MPI_THREAD_SERIALIZED` requires.
 unsafe impl Send for Link {}
 
 impl Link {
     /// Initialises MPI.
     pub(super) fn open() -> Result<Self> {
         let required = Threading::Serialized;
-        // Multiple, so that the program's own libraries may call MPI beside us.
+        // Multiple, so that the program's own libraries may call MPI at the same time.
         let (universe, provided) = ::mpi::initialize_with_threading(Threading::Multiple)
             .ok_or_else(|| {
                 Error::Engine(
@@ -57,7 +58,8 @@ impl Link {
         }
         let mut comm = MaybeUninit::uninit();
         let (mut rank, mut size) = (0, 0);
-        // SAFETY: MPI is initialised, out-pointers are valid, and a handle is read after the call that wrote it.
+        // SAFETY: MPI is initialised, out-pointers are valid, and a handle is read after the call
+        // that wrote it.
         unsafe {
             check(
                 "MPI_Comm_dup",
@@ -90,7 +92,7 @@ impl Link {
                 comm,
                 rank: rank as usize,
                 size: size as usize,
-                // All numbers of so many bits are at most the largest.
+                // Rounded down: all numbers of this many bits are at most the largest tag.
                 tag_bits: (largest_tag as u32 + 1).ilog2(),
                 _universe: universe,
             })
@@ -107,7 +109,7 @@ impl Link {
         self.size
     }
 
-    /// The bits that tags may have.
+    /// The number of bits of a tag.
     pub(super) fn tag_bits(&self) -> u32 {
         self.tag_bits
     }
@@ -122,7 +124,8 @@ impl Link {
         let bytes = memory.bytes();
         let (start, bytes) = (bytes.as_ptr(), bytes.len());
         let (peer, tag) = (peer as c_int, tag.0 as c_int);
-        // SAFETY: MPI is open; the transfer keeps the memory alive and unchanged until its requests are complete.
+        // SAFETY: MPI is open; the transfer keeps the memory alive and unchanged until its requests
+        // are complete.
         let post = |start: *const u8, count, request| unsafe {
             let start = start.cast();
             ffi::MPI_Isend(
@@ -138,16 +141,17 @@ impl Link {
         Transfer::new(memory).post("MPI_Isend", start, bytes, most(bytes), post)
     }
 
-    /// Starts to receive what a peer sends into a range of memory: all of it, or less if that is less than a piece.
+    /// Starts to receive from a peer into a range of memory. The range must be filled, except that
+    /// a transfer of one message may be shorter.
     pub(super) fn receive(
         &self,
         peer: usize,
         tag: Tag,
         memory: Incoming,
-        to: Range<usize>,
+        target: Range<usize>,
     ) -> Result<Transfer<Incoming>> {
-        let most = most(to.len());
-        self.receive_by(most, peer, tag, memory, to)
+        let most = most(target.len());
+        self.receive_by(most, peer, tag, memory, target)
     }
 
     /// Starts to receive one message.
@@ -167,18 +171,19 @@ impl Link {
         peer: usize,
         tag: Tag,
         memory: Incoming,
-        to: Range<usize>,
+        target: Range<usize>,
     ) -> Result<Transfer<Incoming>> {
         let (start, size) = match &memory {
             Incoming::Block(block) => (block.start(), block.size()),
             Incoming::Place(place) => (place.start(), place.bytes()),
         };
-        assert!(to.start <= to.end && to.end <= size);
+        assert!(target.start <= target.end && target.end <= size);
         // SAFETY: within the memory.
-        let start = unsafe { start.as_ptr().add(to.start) };
-        let bytes = to.len();
+        let start = unsafe { start.as_ptr().add(target.start) };
+        let bytes = target.len();
         let (peer, tag) = (peer as c_int, tag.0 as c_int);
-        // SAFETY: MPI is open; the transfer keeps the memory, which has room for the bytes, until its requests are complete.
+        // SAFETY: MPI is open; the transfer keeps the memory, which has room for the bytes, until
+        // its requests are complete.
         let post = |start: *const u8, count, request| unsafe {
             let start = start.cast_mut().cast();
             ffi::MPI_Irecv(
@@ -216,7 +221,8 @@ impl Link {
         Ok(Step::Complete)
     }
 
-    /// The first message of a peer that nothing receives, if there is one: its tag and size in bytes.
+    /// The first message of a peer that no request matches, if there is one: its tag and size in
+    /// bytes.
     pub(super) fn stray(&self, peer: usize) -> Result<Option<(Tag, usize)>> {
         let (mut found, mut status) = (0, MaybeUninit::uninit());
         // SAFETY: MPI is open, and the out-pointers are valid.
@@ -239,10 +245,11 @@ impl Link {
         Ok(Some((Tag(status.MPI_TAG as u32), bytes(status)?)))
     }
 
-    /// Gives up receiving, and the memory. What has come of the message is lost.
+    /// Cancels a receive and drops its memory, with the bytes received so far.
     pub(super) fn cancel(&self, mut transfer: Transfer<Incoming>) -> Result<()> {
         for request in &mut transfer.requests[transfer.done..] {
-            // SAFETY: MPI is open, the request is one of MPI's, and what it receives into is kept until it has ended.
+            // SAFETY: MPI is open, the request is one of MPI's, and what it receives into is kept
+            // until it has ended.
             unsafe {
                 check("MPI_Cancel", ffi::MPI_Cancel(request))?;
                 check("MPI_Wait", ffi::MPI_Wait(request, ffi::RSMPI_STATUS_IGNORE))?;
@@ -274,7 +281,7 @@ fn most(bytes: usize) -> usize {
     if bytes <= 2 * AT_ONCE { AT_ONCE } else { PIECE }
 }
 
-/// Start and size of the messages of a transfer; at least one.
+/// Start and size of each message of a transfer; at least one.
 fn pieces(start: *const u8, bytes: usize, most: usize) -> impl Iterator<Item = (*const u8, c_int)> {
     (0..bytes.div_ceil(most).max(1)).map(move |piece| {
         let from = piece * most;
@@ -282,33 +289,33 @@ fn pieces(start: *const u8, bytes: usize, most: usize) -> impl Iterator<Item = (
     })
 }
 
-/// How far a transfer came.
+/// Progress of a transfer in one poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Nowhere.
+    /// None.
     None,
-    /// Some of its messages are complete.
+    /// Some of its messages were completed.
     Some,
-    /// All are.
+    /// All of its messages are complete.
     Complete,
 }
 
-/// Memory that is received into.
+/// Memory into which a message is received.
 pub(super) enum Incoming {
-    /// A block of its own.
+    /// A separate block.
     Block(Block),
     /// A part of a tensor.
     Place(Place),
 }
 
-/// A message in transit, with the memory that MPI reads or writes until it is complete.
+/// Message in transit, with the memory that MPI reads or writes until it is complete.
 ///
-/// If it is dropped before, its memory is leaked: MPI may still use it.
+/// If it is dropped earlier, its memory leaks: MPI may still use it.
 pub(super) struct Transfer<M> {
     requests: SmallVec<[ffi::MPI_Request; 2]>,
-    /// How many of the requests are complete.
+    /// The number of requests that are complete.
     done: usize,
-    /// What has come, if it receives.
+    /// The bytes received so far, if it receives.
     bytes: usize,
     memory: ManuallyDrop<M>,
 }
@@ -344,7 +351,7 @@ impl<M> Transfer<M> {
         Ok(self)
     }
 
-    /// How much has come.
+    /// The bytes received so far.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -370,7 +377,8 @@ fn failure(call: &str, code: c_int) -> Error {
     const ROOM: usize = 4096;
     let mut text = [0_u8; ROOM];
     let mut length = 0;
-    // SAFETY: the array has more room than `MPI_MAX_ERROR_STRING` of any MPI library (Open MPI 256, MPICH 512).
+    // SAFETY: the array has more room than `MPI_MAX_ERROR_STRING` of any MPI library (Open MPI 256,
+    // MPICH 512).
     unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast::<c_char>(), &mut length) };
     let text = String::from_utf8_lossy(&text[..(length.max(0) as usize).min(ROOM)]);
     Error::Engine(format!("{call}: {text}"))

@@ -1,4 +1,4 @@
-//! What a rank has in transit: messages that leave, and those that are expected.
+//! Messages of a rank in transit: outgoing and expected ones.
 
 use std::ops::Range;
 
@@ -9,57 +9,57 @@ use crate::comm::Expected;
 use crate::comm::wire::Outgoing;
 use crate::memory::Block;
 
-/// The bytes of a rank's last message: how many payloads it has sent.
+/// The bytes of a rank's last message, which holds the number of payloads that it has sent.
 const END: usize = size_of::<u32>();
 
-/// A message that was asked for; tickets are given in order.
+/// Number of a requested message or a batch; tickets are given in order.
 pub(super) type Ticket = u64;
 
-/// A message that has come.
+/// Message that has arrived.
 pub(super) enum Arrival {
-    /// The payload: the first bytes of the memory, so many.
+    /// The payload: memory, and the number of its first bytes that are used.
     Payload(Incoming, usize),
-    /// Another one than was asked for.
+    /// A message other than the requested one.
     Other {
-        /// Whether it is of the same operation.
+        /// Whether it belongs to the same operation.
         same_operation: bool,
-        /// The size of what came, or of its first piece.
+        /// The size of the message, or of its first piece.
         bytes: usize,
     },
 }
 
-/// What was asked for and has not come.
+/// Request for a message that has not arrived.
 struct Ask {
     ticket: Ticket,
-    /// Whether somebody still waits for it.
+    /// Whether a batch still waits for it.
     wanted: bool,
     peer: usize,
     number: u32,
     fingerprint: u64,
     tag: Tag,
-    /// The payload's size, if that is known; else its first message comes.
+    /// The payload's size, if it is known; else the request is for its first message.
     bytes: Option<usize>,
-    /// What of it came with the first message.
+    /// The bytes that arrived with the first message.
     begun: usize,
     transfer: Transfer<Incoming>,
 }
 
-/// What a rank knows of another.
+/// State of the traffic with another rank.
 #[derive(Default)]
 struct Peer {
-    /// How many payloads went there.
+    /// The number of payloads sent to it.
     sent: u32,
-    /// How many of its payloads were asked for.
+    /// The number of its payloads that were requested.
     asked: u32,
-    /// Its last message, on its way.
+    /// The request for its last message.
     end: Option<Transfer<Incoming>>,
-    /// How many payloads it has sent in all, when its program has ended.
+    /// The total of payloads that it has sent, when its program has ended.
     ended: Option<u32>,
-    /// It has been told that this rank's program has ended.
+    /// Whether this rank's last message to it has been posted.
     told: bool,
 }
 
-/// A message that leaves: the batch that it is of, and where it goes.
+/// Outgoing message with its batch and receiver.
 struct Leaving {
     batch: Ticket,
     peer: usize,
@@ -74,7 +74,7 @@ pub(super) struct Traffic {
     leaving: Vec<Leaving>,
     asks: Vec<Ask>,
     arrived: Vec<(Ticket, Arrival)>,
-    /// Messages that nobody asked for.
+    /// Messages that were not requested.
     strays: Vec<Transfer<Incoming>>,
     next: Ticket,
 }
@@ -103,7 +103,8 @@ impl Traffic {
         self.next - 1
     }
 
-    /// Asks for the next payload of a peer, of an operation's fingerprint. The tickets of a batch's asks follow its own.
+    /// Requests the next payload of a peer, with an operation's fingerprint. The tickets of a
+    /// batch's requests follow its own.
     pub(super) fn ask(&mut self, peer: usize, fingerprint: u64, expected: &Expected) -> Result<()> {
         let bytes = expected.bytes();
         self.listen(peer)?;
@@ -115,9 +116,9 @@ impl Traffic {
         let room = bytes.unwrap_or(wire::FIRST);
         let memory = match expected {
             Expected::Place(place) => Incoming::Place(place.clone()),
-            // What comes may be shorter.
+            // Zeroed: the message may be shorter.
             Expected::Bytes => Incoming::Block(Block::new(room)),
-            // SAFETY: read when all of it has come.
+            // SAFETY: read when all of it has been received.
             Expected::Tensors { .. } => Incoming::Block(unsafe { Block::uninit(room) }),
         };
         self.asks.push(Ask {
@@ -134,7 +135,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// Starts to send a payload. A short one is on its way when this returns.
+    /// Starts to send a payload. A short one has left when this returns.
     pub(super) fn send(
         &mut self,
         batch: Ticket,
@@ -173,13 +174,13 @@ impl Traffic {
         Ok(())
     }
 
-    /// The message of a ticket, if it has come.
+    /// Takes the message of a ticket, if it has arrived.
     pub(super) fn take(&mut self, ticket: Ticket) -> Option<Arrival> {
-        let place = self.arrived.iter().position(|(of, _)| *of == ticket)?;
+        let place = self.arrived.iter().position(|(other, _)| *other == ticket)?;
         Some(self.arrived.swap_remove(place).1)
     }
 
-    /// Nobody waits for this ticket any more.
+    /// Drops the message of a ticket, now or on arrival.
     pub(super) fn forget(&mut self, ticket: Ticket) {
         if self.take(ticket).is_none()
             && let Some(ask) = self.asks.iter_mut().find(|ask| ask.ticket == ticket)
@@ -188,7 +189,7 @@ impl Traffic {
         }
     }
 
-    /// Whether what a ticket waits for has never been sent, and its sender's program has ended.
+    /// Whether the message of a ticket will never be sent, because its sender's program has ended.
     pub(super) fn is_lost(&self, ticket: Ticket) -> bool {
         let mut asks = self.asks.iter();
         asks.any(|ask| ask.ticket == ticket && self.is_never_sent(ask))
@@ -200,16 +201,16 @@ impl Traffic {
         sent.is_some_and(|sent| ask.number.wrapping_sub(sent) < u32::MAX / 2)
     }
 
-    /// Whether nothing is in transit that this rank knows of.
+    /// Whether nothing is in transit, as far as this rank has recorded.
     pub(super) fn is_idle(&self) -> bool {
         let mut asks = self.asks.iter();
         self.leaving.is_empty() && self.strays.is_empty() && asks.all(|ask| self.is_never_sent(ask))
     }
 
-    /// Is ready for the last message of a peer; this rank sends itself none.
+    /// Requests the last message of a peer, once; this rank sends itself none.
     fn listen(&mut self, peer: usize) -> Result<()> {
-        let of = &self.peers[peer];
-        if peer != self.link.rank() && of.end.is_none() && of.ended.is_none() {
+        let state = &self.peers[peer];
+        if peer != self.link.rank() && state.end.is_none() && state.ended.is_none() {
             let memory = Incoming::Block(Block::new(END));
             let end = self.link.receive(peer, Tag::END, memory, 0..END)?;
             self.peers[peer].end = Some(end);
@@ -217,7 +218,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// Drives messages on; whether something moved.
+    /// Drives messages on; returns whether one made progress.
     pub(super) fn drive(&mut self) -> Result<bool> {
         let mut moved = false;
         let mut next = 0;
@@ -235,7 +236,7 @@ impl Traffic {
             let step = self.link.poll(&mut ask.transfer)?;
             moved |= step != Step::None;
             if step == Step::Complete {
-                // In order, so that what follows is asked for in order.
+                // In order, so that the rests of metadata are requested in order.
                 let ask = self.asks.remove(next);
                 self.complete(ask)?;
             } else {
@@ -245,7 +246,8 @@ impl Traffic {
         Ok(moved)
     }
 
-    /// Watches for the first message of these tickets that has not come, at most so many times; whether one is there.
+    /// Polls the first of these tickets that has not arrived, at most `times` times; returns
+    /// whether one has.
     ///
     /// One call of MPI at a time drives on all of a rank's messages.
     pub(super) fn watch(&mut self, tickets: &Range<Ticket>, times: u32) -> Result<bool> {
@@ -271,7 +273,8 @@ impl Traffic {
         Ok(false)
     }
 
-    /// Watches for the messages of a batch to leave, at most so many times; whether all have.
+    /// Polls the outgoing messages of a batch, at most `times` times; returns whether all have
+    /// left.
     pub(super) fn see_off(&mut self, batch: Ticket, times: u32) -> Result<bool> {
         for _ in 0..times {
             let mut leaving = self.leaving.iter();
@@ -286,7 +289,8 @@ impl Traffic {
         Ok(false)
     }
 
-    /// Drives on what is not on the way of an operation: last messages of ranks, and those that nobody asked for.
+    /// Drives on messages outside operations: last messages of ranks, and those that were not
+    /// requested.
     pub(super) fn drive_others(&mut self) -> Result<()> {
         for peer in &mut self.peers {
             if let Some(end) = &mut peer.end
@@ -306,7 +310,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// What an ask received has come.
+    /// Completes a request whose message has arrived.
     fn complete(&mut self, ask: Ask) -> Result<()> {
         let came = ask.begun + ask.transfer.bytes();
         let memory = ask.transfer.into_memory();
@@ -340,7 +344,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// Looks whether another message came in the place of what a ticket waits for.
+    /// Checks whether another message arrived in the place of a ticket's message.
     pub(super) fn look(&mut self, ticket: Ticket) -> Result<()> {
         let Some(place) = self.asks.iter().position(|ask| ask.ticket == ticket) else {
             return Ok(());
@@ -349,8 +353,9 @@ impl Traffic {
         let Some((tag, bytes)) = self.link.stray(ask.peer)? else {
             return Ok(());
         };
-        // The rest of metadata may come before its first message is looked at, and what this rank will ask for next may
-        // have the number, which comes again, of what it asks for here.
+        // No fault: the rest of metadata may arrive before its first message is polled, and the
+        // peer's next payload, which this rank has not requested yet, may repeat the number of this
+        // one.
         let next = self.peers[ask.peer].asked;
         if !self.tags.same_place(tag, ask.tag)
             || self.tags.is_rest(tag)
@@ -370,41 +375,42 @@ impl Traffic {
         Ok(())
     }
 
-    /// Receives what a peer sent and nobody asked for, if there is such a message.
+    /// Receives a message of a peer that was not requested, if there is one.
     fn clear(&mut self, peer: usize) -> Result<()> {
         let Some((tag, bytes)) = self.link.stray(peer)? else {
             return Ok(());
         };
         let mut asks = self.asks.iter();
         let of_ask = asks.position(|ask| ask.peer == peer && self.tags.same_place(tag, ask.tag));
-        // The rest of metadata, whose first message has come since: it will be asked for.
+        // The rest of metadata, whose first message has arrived since: it will be requested.
         if of_ask.is_some() && self.tags.is_rest(tag) {
             return Ok(());
         }
         self.discard(peer, tag, bytes)?;
-        // In the place of what was asked for, which will not come.
+        // It came in the place of the requested message, which will not arrive.
         of_ask.map_or(Ok(()), |ask| {
             self.link.cancel(self.asks.remove(ask).transfer)
         })
     }
 
-    /// Receives a message that nobody asked for, so that its sender can go on.
+    /// Receives a message that was not requested, so that its sender can continue.
     fn discard(&mut self, peer: usize, tag: Tag, bytes: usize) -> Result<()> {
         let stray = self.link.receive_message(peer, tag, Block::new(bytes))?;
         self.strays.push(stray);
         Ok(())
     }
 
-    /// Drives on what is left at the end; whether all has left and every peer has ended.
+    /// Drives on the remaining messages at the end; returns whether all have left and every peer
+    /// has ended.
     ///
-    /// What a peer sent and nobody asked for is received here, or the peer could not leave.
+    /// Messages that were not requested are received here, or their senders could not leave.
     pub(super) fn drain(&mut self) -> Result<bool> {
         self.drive_others()?;
         self.drive()?;
-        let own = self.link.rank();
+        let rank = self.link.rank();
         for peer in 0..self.peers.len() {
             self.listen(peer)?;
-            let told = peer == own || self.peers[peer].told;
+            let told = peer == rank || self.peers[peer].told;
             if !told && self.leaving.iter().all(|message| message.peer != peer) {
                 let sent = self.peers[peer].sent.to_ne_bytes();
                 let farewell = Outgoing::Block(Block::copy_of(&sent), END);
@@ -415,11 +421,11 @@ impl Traffic {
             self.clear(peer)?;
         }
         let mut peers = self.peers.iter().enumerate();
-        let ended = peers.all(|(rank, peer)| rank == own || (peer.told && peer.ended.is_some()));
+        let ended = peers.all(|(other, peer)| other == rank || (peer.told && peer.ended.is_some()));
         if !ended || !self.is_idle() {
             return Ok(false);
         }
-        // Nobody has sent these.
+        // These messages were never sent.
         let mut asks = std::mem::take(&mut self.asks).into_iter();
         asks.try_for_each(|ask| self.link.cancel(ask.transfer))?;
         Ok(true)

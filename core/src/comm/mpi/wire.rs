@@ -1,7 +1,7 @@
-//! What tells messages of MPI apart, and how payloads are cut into them.
+//! Tags of MPI messages, and the split of payloads into messages.
 //!
-//! A payload of tensors is its bytes and nothing else: both sides know its size. Of metadata the size comes first, in one
-//! message with as much as fits. Which payload it is and what it belongs to is in the [`Tag`].
+//! A payload of tensors is its bytes only: both sides know its size. Metadata begins with its size,
+//! in one message with as many bytes as fit. The [`Tag`] identifies the payload and its operation.
 
 use std::ops::Range;
 
@@ -9,8 +9,9 @@ use crate::comm::Payload;
 use crate::comm::wire::Outgoing;
 use crate::memory::Block;
 
-/// The number that MPI tells messages apart by: which of the payloads between two ranks it is, and in fewer bits than
-/// they have, its operation's fingerprint and its size. The pieces of a payload have the same.
+/// Number by which MPI distinguishes messages: the number of the payload between two ranks and,
+/// shortened to fewer bits, its operation's fingerprint and its size. The pieces of a payload have
+/// one tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tag(pub(super) u32);
 
@@ -19,7 +20,7 @@ impl Tag {
     pub(super) const END: Self = Self(0);
 }
 
-/// How tags are made up; MPI has at least 15 bits for them.
+/// Numbers of bits in the fields of a tag; MPI has at least 15 bits for all.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tags {
     number: u32,
@@ -27,19 +28,19 @@ pub(super) struct Tags {
     fingerprint: u32,
 }
 
-/// What messages are of a payload.
+/// Part of a payload that a message carries.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Part {
-    /// All of it, so many bytes.
+    /// All of it, with its number of bytes.
     Whole(usize),
     /// The first message of metadata.
     First,
-    /// What follows it.
+    /// The metadata after the first message.
     Rest,
 }
 
 impl Tags {
-    /// Tags of so many bits, one of which tells them from [`Tag::END`].
+    /// Divides `bits` bits; one of them distinguishes all tags from [`Tag::END`].
     pub(super) fn new(bits: u32) -> Self {
         let number = (bits / 3).min(10);
         let part = bits / 5;
@@ -52,7 +53,7 @@ impl Tags {
 
     /// The tag of messages of the payload of this number between two ranks.
     ///
-    /// Numbers come again, but messages of one tag keep their order.
+    /// Numbers repeat, but messages of one tag keep their order.
     pub(super) fn tag(self, number: u32, fingerprint: u64, part: Part) -> Tag {
         // The high bits of a product with an odd number depend on all bits of the other factor.
         let high = |value: u64, bits: u32| {
@@ -79,7 +80,7 @@ impl Tags {
         one != Tag::END && (one.0 ^ other.0) >> (self.part + self.fingerprint) == 0
     }
 
-    /// Whether tags cannot tell two numbers apart.
+    /// Whether two numbers have the same tag.
     pub(super) fn same_number(self, one: u32, other: u32) -> bool {
         one.wrapping_sub(other).is_multiple_of(1 << self.number)
     }
@@ -90,16 +91,16 @@ impl Tags {
     }
 }
 
-/// What of metadata travels with its size, in bytes of the first message.
+/// The bytes of the first message of metadata, with the size.
 pub(super) const FIRST: usize = 256;
 /// The bytes of the size.
 const SIZE: usize = size_of::<u64>();
 
-/// A payload as what is sent.
+/// Payload in the form in which it is sent.
 pub(super) enum Packed {
-    /// All of it.
+    /// The bytes of tensors.
     Tensors(Outgoing),
-    /// The size with the first bytes, and the others if there are any.
+    /// The size with the first bytes, and the remaining bytes, if any.
     Metadata(Outgoing, Option<Outgoing>),
 }
 
@@ -129,7 +130,8 @@ pub(super) fn pack(payload: Payload) -> Packed {
     Packed::Metadata(Outgoing::Block(first, SIZE + inside), rest)
 }
 
-/// The first message of metadata: room for all of it, filled with what has come, and how much that is of how much.
+/// Unpacks the first message of metadata: a block for all of it, filled with the first bytes, and
+/// the range of the remaining ones.
 pub(super) fn unpack_first(message: &Block) -> (Block, Range<usize>) {
     let (size, room) = message.bytes().split_at(SIZE);
     let size = size.first_chunk().expect("a message begins with a size");

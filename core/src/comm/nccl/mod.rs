@@ -1,16 +1,19 @@
-//! The engine of jobs on several GPUs: cells travel from device memory to device memory, by NCCL.
+//! Engine of jobs on several GPUs: cells travel from device memory to device memory, by NCCL.
 //!
-//! Another engine is beneath it, MPI or TCP, which carries what lies on the host and, for every message between GPUs, its
-//! size: so a rank that has ended, is silent or in another operation is noticed when a batch is finished.
+//! It is built on another engine, MPI or TCP, which carries messages of the host and, for every
+//! message between GPUs, its size: so a rank that has ended, is silent or is in another operation
+//! is detected when a batch is finished.
 //!
 //! # Order
-//! Nothing waits for a device. NCCL works on a stream of its own. Before a batch it waits for all that the context was given
-//! before (an event of the context, `cuCtxRecordEvent`: CubeCL keeps its streams to itself), and what the context is given
-//! after [`finish`](InFlight::finish) waits for the batch. Memory of a batch is kept until then.
+//! The host never waits for a device. NCCL runs on its own stream. A batch waits on the device for
+//! all work submitted to the context before it (an event of the context, `cuCtxRecordEvent`,
+//! because CubeCL's streams are private), and work submitted after [`finish`](InFlight::finish)
+//! waits for the batch. Memory of a batch is kept until then.
 //!
 //! # Silence
-//! What NCCL does has no end where a rank is silent: its calls wait when two ranks exchange their first message, and
-//! later the device does. A thread watches, and ends the process after the timeout, or when NCCL has met an error.
+//! NCCL has no timeout for a silent rank: its calls wait at the first message between two ranks,
+//! and later the device waits. A watchdog thread ends the process after the timeout, or after an
+//! error of NCCL.
 //!
 //! **Type-checked only**: this engine has not run yet.
 
@@ -35,7 +38,8 @@ use raw::{Buffer, Comm, Gpu, Message, Posted, Way};
 
 mod raw;
 
-/// The switch that has messages between GPUs go through the host, or a job of one rank use NCCL.
+/// The variable that routes messages between GPUs through the host, or makes a job of one rank use
+/// NCCL.
 const SWITCH: &str = "HALOCLINE_NCCL";
 
 /// NCCL between the GPUs of a job, over the engine that connects its processes.
@@ -43,7 +47,7 @@ pub(crate) struct Nccl {
     control: Arc<dyn Communicator>,
     /// Held while a group of messages is posted, whose calls belong together.
     gpu: Mutex<Gpu>,
-    /// What waits for other ranks.
+    /// Work that waits for other ranks.
     watch: Arc<Mutex<Watch>>,
     counters: Counters,
 }
@@ -54,7 +58,8 @@ impl std::fmt::Debug for Nccl {
     }
 }
 
-/// NCCL over an engine, if every rank computes on a CUDA device of its own and has the library; else the engine itself.
+/// NCCL over an engine, if every rank computes on a CUDA device of its own and has the library;
+/// else the engine itself.
 ///
 /// # Errors
 /// Ranks that share a GPU and may not; a failure of communication, or of NCCL.
@@ -64,7 +69,7 @@ pub(crate) fn over(control: Arc<dyn Communicator>, on: &Device) -> Result<Arc<dy
         return Ok(control);
     }
     let index = cuda_index(on.clone().inner().as_dispatch());
-    // Which GPU it is, and why NCCL cannot be used: nothing where there is none.
+    // The identity of the GPU, and the reason against NCCL; both empty if there is none.
     let (identity, reason) = match index {
         None => (Vec::new(), "the device is no CUDA device".to_string()),
         Some(index) => match raw::identity(index) {
@@ -75,11 +80,11 @@ pub(crate) fn over(control: Arc<dyn Communicator>, on: &Device) -> Result<Arc<dy
     };
     let group: Vec<usize> = (0..control.size()).collect();
     let operation = Operation::new("nccl", super::Traffic::Control, None);
-    let gather = |own: &[u8]| collectives::all_gather_bytes(&control, &group, &operation, own);
+    let gather = |text: &[u8]| collectives::all_gather_bytes(&control, &group, &operation, text);
     let identities = gather(&identity)?;
-    let mut shared = identities.iter().enumerate().filter_map(|(rank, own)| {
-        let first = identities.iter().position(|other| other == own)?;
-        let shares = first != rank && !own.is_empty();
+    let mut shared = identities.iter().enumerate().filter_map(|(rank, gpu)| {
+        let first = identities.iter().position(|other| other == gpu)?;
+        let shares = first != rank && !gpu.is_empty();
         shares.then(|| format!("ranks {first} and {rank} share a GPU"))
     });
     let shared = shared.next();
@@ -113,8 +118,8 @@ pub(crate) fn over(control: Arc<dyn Communicator>, on: &Device) -> Result<Arc<dy
         }
         return Ok(control);
     };
-    let own = control.rank() == 0;
-    let id = own.then(raw::unique_id).transpose()?;
+    let is_root = control.rank() == 0;
+    let id = is_root.then(raw::unique_id).transpose()?;
     let id = collectives::broadcast_bytes(&control, &group, 0, &operation, id)?;
     let timeout = control.settings().timeout;
     let (rank, size) = (control.rank(), control.size());
@@ -122,9 +127,9 @@ pub(crate) fn over(control: Arc<dyn Communicator>, on: &Device) -> Result<Arc<dy
     let gpu = within(timeout, "of the job, by NCCL,", open)?;
     let watch = Arc::<Mutex<Watch>>::default();
     let (watched, comm, beneath) = (Arc::downgrade(&watch), gpu.comm(), control.clone());
-    let here = gpu.context();
+    let context = gpu.context();
     let thread = std::thread::Builder::new().name("nccl watch".into());
-    thread.spawn(move || match here.enter() {
+    thread.spawn(move || match context.enter() {
         Ok(()) => look_after(&watched, comm, &*beneath),
         Err(error) => beneath.fail(beneath.rank(), &error.to_string()),
     })?;
@@ -148,10 +153,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Ends the process when what is watched has waited for too long, or NCCL has met an error; the thread that waits, for
-/// NCCL or for the device, cannot be stopped otherwise.
+/// Ends the process when watched work has waited for too long, or after an error of NCCL; the
+/// thread that waits, for NCCL or for the device, cannot be stopped otherwise.
 fn look_after(watched: &Weak<Mutex<Watch>>, comm: Comm, control: &dyn Communicator) {
-    const NOW_AND_THEN: Duration = Duration::from_millis(200);
+    const PERIOD: Duration = Duration::from_millis(200);
     let timeout = control.settings().timeout;
     while let Some(watch) = watched.upgrade() {
         let mut watch = lock(&watch);
@@ -173,15 +178,15 @@ fn look_after(watched: &Weak<Mutex<Watch>>, comm: Comm, control: &dyn Communicat
                  halocline: it did not stop within {GRACE:?}; ending the process",
                 control.rank()
             );
-            // What runs at a regular exit may wait for the device.
+            // Handlers of a regular exit may wait for the device.
             std::process::abort();
         }
-        std::thread::sleep(NOW_AND_THEN);
+        std::thread::sleep(PERIOD);
     }
 }
 
 impl Nccl {
-    /// Gives NCCL the messages of an operation.
+    /// Submits the messages of an operation to NCCL.
     fn post(&self, operation: &Operation, messages: Vec<Message>) -> Result<Posted> {
         let returned = Arc::new(AtomicBool::new(false));
         let seen = returned.clone();
@@ -197,18 +202,18 @@ impl Nccl {
     }
 }
 
-/// A batch on its way. Dropped, it is waited for like one that is finished: its memory must not be used again before.
+/// Batch in flight. Dropping it waits as finishing does: its memory must not be used again before.
 struct OnItsWay {
     engine: Arc<Nccl>,
     operation: Operation,
-    /// What the engine beneath carries.
+    /// The messages of the engine below.
     control: Option<InFlight>,
     posted: Option<Posted>,
-    /// What NCCL receives, in the order of the batch.
+    /// The tensors that NCCL receives, in the order of the batch.
     incoming: Vec<Option<Incoming>>,
 }
 
-/// A peer, and the tensors that come from it: flat, and the shapes that they are to have.
+/// A peer, and its tensors: flat, with their final shapes.
 type Incoming = (usize, Vec<(DispatchTensor, Shape)>);
 
 impl OnItsWay {
@@ -216,7 +221,7 @@ impl OnItsWay {
         let Some(posted) = self.posted.take() else {
             return Ok(());
         };
-        // What was computed meanwhile need not wait.
+        // Submitted first: work computed in the meantime need not wait.
         let given = posted.give_all();
         let waits = given.and_then(|()| lock(&self.engine.gpu).wait_for(&posted.done));
         if waits.is_err() {
@@ -254,7 +259,7 @@ impl Drop for OnItsWay {
     }
 }
 
-/// Whether a message goes from GPU to GPU: sender and receiver decide alike, by its kind.
+/// Whether a message travels from GPU to GPU; sender and receiver decide by the same rule.
 fn is_sent(payload: &Payload) -> bool {
     let Payload::Tensors(tensors) = payload else {
         return false;
@@ -263,7 +268,7 @@ fn is_sent(payload: &Payload) -> bool {
     !tensors.is_empty() && tensors.iter().all(lies)
 }
 
-/// Whether such cells go by NCCL.
+/// Whether cells of this type on this device travel by NCCL.
 fn lie_on_gpu(dtype: DType, device: &DispatchDevice) -> bool {
     dtype.is_float() && cuda_index(device).is_some()
 }
@@ -332,7 +337,7 @@ impl Communicator for Nccl {
             };
             let mut tensors = Vec::new();
             for shape in shapes {
-                // Flat, because rows of a matrix may be apart.
+                // Flat, because rows of a matrix may be padded.
                 let elements = [shape.num_elements()];
                 let flat = Tensor::<1>::empty(elements, (&device, dtype)).into_dispatch();
                 if elements != [0] {
@@ -348,7 +353,7 @@ impl Communicator for Nccl {
             control.receives.push((peer, Expected::Bytes));
             incoming.push(Some((peer, tensors)));
         }
-        // First, so that a rank that waits for this one in vain can tell.
+        // Before NCCL, which may wait, so that a rank that waits for this one detects a divergence.
         let control = self.control.clone().start(control)?;
         let posted = match messages.is_empty() {
             true => None,
@@ -380,7 +385,7 @@ impl Communicator for Nccl {
     }
 }
 
-/// What has come from a peer, if it sent as much as was expected.
+/// The payload from a peer, if it has sent the expected number of bytes.
 fn received(
     told: Payload,
     (peer, tensors): Incoming,

@@ -1,4 +1,4 @@
-//! The calls into the driver and NCCL that the engine makes.
+//! The engine's calls of the CUDA driver and of NCCL.
 
 use std::any::Any;
 use std::ffi::{CStr, c_int, c_void};
@@ -24,8 +24,8 @@ use super::SWITCH;
 use crate::dispatch::from_dispatch;
 use crate::{Error, Result};
 
-/// Why NCCL cannot be used in this process, which has a driver; nothing if it can. It needs events of a context, which
-/// there are since CUDA 12.5.
+/// The reason why NCCL cannot be used in this process, which has a driver; empty if it can. It
+/// requires events of a context, which exist since CUDA 12.5.
 pub(super) fn obstacle() -> String {
     let mut version = 0;
     // SAFETY: this only asks whether the library can be loaded.
@@ -43,8 +43,8 @@ pub(super) fn obstacle() -> String {
     }
 }
 
-/// What tells a GPU from all others: the host's boot and the place in it. A part of a GPU has those of the whole, because
-/// NCCL wants a whole one for each rank.
+/// The identity of a GPU: the host's boot and the address in it. A part of a GPU has the identity
+/// of the whole, because NCCL requires a whole GPU for each rank.
 ///
 /// # Errors
 /// No driver.
@@ -57,7 +57,7 @@ pub(super) fn identity(index: usize) -> Result<Vec<u8>> {
     cudarc::driver::result::init().map_err(of_driver)?;
     let mut place = [0_u8; ROOM];
     let device = device::get(index as c_int).map_err(of_driver)?;
-    // SAFETY: the driver writes at most so many bytes.
+    // SAFETY: the driver writes at most this many bytes.
     let code =
         unsafe { cuda::cuDeviceGetPCIBusId(place.as_mut_ptr().cast(), ROOM as c_int, device) };
     code.result().map_err(of_driver)?;
@@ -103,7 +103,7 @@ impl Event {
         event.map(Self).map_err(of_driver)
     }
 
-    /// Whether what it was recorded behind is done. A failure of the device is told by what uses it next.
+    /// Whether the work before it is done. A failure of the device is reported by its next use.
     pub(super) fn is_over(&self) -> bool {
         // SAFETY: the event is valid.
         let state = unsafe { event::query(self.0) };
@@ -126,7 +126,7 @@ pub(super) struct Context(cuda::CUcontext);
 unsafe impl Send for Context {}
 
 impl Context {
-    /// Makes it this thread's.
+    /// Makes it the current context of this thread.
     pub(super) fn enter(&self) -> Result<()> {
         // SAFETY: the context is valid; it is never released.
         unsafe { ctx::set_current(self.0) }.map_err(of_driver)
@@ -141,7 +141,7 @@ pub(super) struct Comm(nccl_sys::ncclComm_t);
 unsafe impl Send for Comm {}
 
 impl Comm {
-    /// An error that NCCL has met since it was given messages, as when another rank's process has died.
+    /// An error of NCCL since messages were submitted, as when another rank's process has died.
     pub(super) fn error(&self) -> Option<Error> {
         let mut state = nccl_sys::ncclResult_t::ncclSuccess;
         // SAFETY: the communicator is valid, and may be asked at any time.
@@ -151,23 +151,24 @@ impl Comm {
     }
 }
 
-/// This rank's GPU as NCCL and the driver know it.
+/// Handles of NCCL and of the driver for this rank's GPU.
 pub(super) struct Gpu {
     comm: Comm,
     context: Context,
-    /// Where NCCL works.
+    /// The stream of NCCL.
     stream: cuda::CUstream,
 }
 
-// SAFETY: handles of the driver and of NCCL may be used by any thread, one at a time, which the lock around them sees to.
+// SAFETY: handles of the driver and of NCCL may be used by any thread, one at a time, which the
+// lock around them sees to.
 unsafe impl Send for Gpu {}
 
 impl Gpu {
     /// Joins all ranks, each of which calls this.
     pub(super) fn open(index: usize, id: &[u8], rank: usize, size: usize) -> Result<Self> {
         let mut unique = nccl_sys::ncclUniqueId { internal: [0; 128] };
-        for (to, byte) in unique.internal.iter_mut().zip(id) {
-            *to = *byte as _;
+        for (target, byte) in unique.internal.iter_mut().zip(id) {
+            *target = *byte as _;
         }
         cudarc::driver::result::init().map_err(of_driver)?;
         let device = device::get(index as c_int).map_err(of_driver)?;
@@ -197,14 +198,15 @@ impl Gpu {
         self.context
     }
 
-    /// Sends and receives all of a batch, and gives the memory back with the batch. The first message between two ranks
-    /// waits for both.
+    /// Submits all messages of a batch, and returns them with their memory. The first message
+    /// between two ranks waits for both.
     pub(super) fn post(&self, messages: Vec<Message>) -> Result<Posted> {
         // If this fails, NCCL may still use the memory: it is never freed.
         let messages = ManuallyDrop::new(messages);
         self.context.enter()?;
-        // SAFETY: context, stream and communicator live as long as this; the events are of this context; the buffers have
-        // the sizes given and are kept until the context has been told to wait for `done`.
+        // SAFETY: context, stream and communicator live as long as this; the events are of this
+        // context; the buffers have the sizes given and are kept until the context has been made to
+        // wait for `done`.
         unsafe {
             let (ready, done) = (Event::new()?, Event::new()?);
             let code = cuda::cuCtxRecordEvent(self.context.0, ready.0);
@@ -235,7 +237,7 @@ impl Gpu {
         let (memory, peer) = (buffer.address as *mut c_void, *peer as c_int);
         let (comm, stream) = (self.comm.0, self.stream.cast());
         let bytes = nccl_sys::ncclDataType_t::ncclUint8;
-        // SAFETY: the caller's; the buffer has so many bytes.
+        // SAFETY: the caller's; the buffer has this many bytes.
         let given = unsafe {
             match way {
                 Way::Out => nccl::send(memory, buffer.bytes, bytes, peer, comm, stream),
@@ -245,7 +247,7 @@ impl Gpu {
         given.map(|_| ())
     }
 
-    /// Has what the context is given from now on wait for an event.
+    /// Makes work that is submitted to the context from now on wait for an event.
     pub(super) fn wait_for(&self, event: &Event) -> Result<()> {
         self.context.enter()?;
         // SAFETY: context and event are valid.
@@ -254,19 +256,20 @@ impl Gpu {
     }
 }
 
-/// Memory of a device that takes part in a batch.
+/// Memory of a device in a batch.
 pub(super) struct Buffer {
     address: u64,
     bytes: usize,
-    /// The operations of the thread, which CubeCL is given now and then.
+    /// The operations of the thread, which are submitted to CubeCL in groups.
     operations: Client<FusionCubeRuntime>,
     tensor: CubeTensor,
-    /// Keeps the memory where it is.
+    /// Keeps the memory at its address.
     _resource: Box<dyn Any + Send>,
 }
 
 impl Buffer {
-    /// The elements of a tensor, in one piece, whose computation the device has been given by then.
+    /// Makes a buffer of the contiguous elements of a tensor, and submits their computation to the
+    /// device.
     pub(super) fn of(tensor: DispatchTensor) -> Result<Self> {
         let fused: FloatTensor<Cube> = from_dispatch::<Cube>(tensor)?;
         let client = fused.client.clone();
@@ -299,17 +302,18 @@ pub(super) struct Message {
     pub(super) buffer: Buffer,
 }
 
-/// Messages that NCCL has been given, with their memory, which must not be used again before they are done.
+/// Messages submitted to NCCL, with their memory, which must not be used again before they are
+/// done.
 pub(super) struct Posted {
-    /// What the context was given before them is done: they begin.
+    /// The end of the work submitted to the context before them, at which they begin.
     pub(super) ready: Arc<Event>,
     pub(super) done: Arc<Event>,
     messages: Vec<Message>,
 }
 
 impl Posted {
-    /// Has the device been given all that this thread computes: operations that wait to be fused, and kernels on their
-    /// way to CubeCL's thread.
+    /// Submits all work of this thread to the device: operations that wait for fusion, and kernels
+    /// on their way to CubeCL's thread.
     pub(super) fn give_all(&self) -> Result<()> {
         let Some(Message { buffer, .. }) = self.messages.first() else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Descriptors of this process, of which each peer takes one.
+//! Descriptors of this process, one for each peer.
 
 /// Raises the limit of descriptors as far as the system permits.
 #[cfg(unix)]
@@ -10,7 +10,7 @@ pub(super) fn raise_limit() {
         current: limit.maximum,
         ..limit
     };
-    // Where that is refused the old limit holds; the error for a missing descriptor names it.
+    // If refused, the old limit holds; the error for a missing descriptor names it.
     let _ = setrlimit(Resource::Nofile, raised);
 }
 

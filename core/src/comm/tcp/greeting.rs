@@ -1,5 +1,6 @@
-//! Greetings: two processes of a job prove to each other that they know its secret. Connections without a proof are
-//! limited in number and in time, so that strangers do not keep the ranks from meeting.
+//! Greetings: two processes of a job prove to each other that they have its secret. Connections
+//! without a proof are limited in number and in time, so that strangers do not prevent the ranks
+//! from connecting.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -12,20 +13,20 @@ use sha2::Sha256;
 
 use super::descriptors::explained;
 
-/// Says that a connection is one of ours, and of this version; in the byte order of the host.
+/// The mark of a connection of Halocline, of this version, in the byte order of the host.
 const MAGIC: u64 = 0x6861_6c6f_636c_0001;
-/// How long a rank waits before it looks again.
+/// The pause of a rank between attempts.
 pub(super) const AGAIN: Duration = Duration::from_millis(20);
-/// How long a greeting may take.
+/// The time limit of a greeting.
 pub(super) const GREETING: Duration = Duration::from_secs(5);
 /// The most connections without a proof; a further one ends the oldest.
 pub(super) const GREETINGS: usize = 128;
-/// Answer to a caller with another secret; no proof is made of zeros alone.
+/// The answer to a caller with another secret; no proof consists of zeros only.
 const NO_PROOF: [u8; 32] = [0; 32];
 
 type Code = Hmac<Sha256>;
 
-/// Which side of a connection speaks.
+/// Side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Caller,
@@ -49,7 +50,7 @@ impl Unproven {
         streams.push_back(stream.clone());
     }
 
-    /// Takes a connection out; whether it was still there.
+    /// Removes a connection; returns whether it was in the list.
     fn remove(&self, stream: &Arc<TcpStream>) -> bool {
         let mut streams = self.lock();
         let place = streams.iter().position(|other| Arc::ptr_eq(other, stream));
@@ -64,10 +65,10 @@ impl Unproven {
     }
 }
 
-/// Ends connections, which the threads that read from them then close.
+/// Shuts connections down; the threads that read from them then close them.
 fn disconnect(streams: impl Iterator<Item = Arc<TcpStream>>) {
     for stream in streams {
-        // One that has gone already needs no end.
+        // One that is closed already needs no shutdown.
         let _ = stream.shutdown(std::net::Shutdown::Both);
     }
 }
@@ -77,13 +78,15 @@ fn disconnect(streams: impl Iterator<Item = Arc<TcpStream>>) {
 pub(super) struct Secret(pub(super) String);
 
 impl Secret {
-    /// Accepts connections of those who know the secret, until `take` says that all have come.
+    /// Accepts connections of processes with the secret, until `take` returns that all are
+    /// connected.
     ///
-    /// A lack of descriptors, memory or threads, and a connection that has gone, are reasons to disconnect strangers and to
-    /// wait, as long as there is time.
+    /// After a lack of descriptors, memory or threads, or a closed connection, strangers are
+    /// disconnected and the attempt is repeated, as long as there is time.
     ///
     /// # Errors
-    /// Ranks that did not come in time: the last obstacle, as the end of a sentence, empty if there was none.
+    /// Ranks that did not connect in time: the last obstacle, as the end of a sentence, empty if
+    /// there was none.
     pub(super) fn accept(
         &self,
         listener: &TcpListener,
@@ -111,10 +114,10 @@ impl Secret {
                     AGAIN
                 }
             };
-            // In every turn: strangers may come without end.
+            // In every turn: strangers may keep connecting without end.
             let mut known = proven.recv_timeout(wait).ok();
             while let Some(stream) = known {
-                // A rank that has gone meanwhile is missed when the time is over.
+                // A rank that has disconnected since is reported missing at the end of the time.
                 complete |= matches!(take(stream), Ok(true));
                 known = proven.try_recv().ok().filter(|_| !complete);
             }
@@ -122,7 +125,7 @@ impl Secret {
         complete.then_some(()).ok_or(obstacle)
     }
 
-    /// Greets a caller in a thread of its own, so that a silent stranger delays nobody.
+    /// Greets a caller in a separate thread, so that a silent stranger delays no other caller.
     fn greet_apart(
         &self,
         stream: TcpStream,
@@ -146,7 +149,8 @@ impl Secret {
         spawned.inspect_err(|_| _ = unproven.remove(&stream))
     }
 
-    /// Exchanges proofs that both sides know the secret. `admit`, called when the caller has proven it, may refuse.
+    /// Exchanges proofs that both sides have the secret. `admit`, called after the caller's proof,
+    /// may refuse.
     pub(super) fn greet(
         &self,
         stream: &TcpStream,
@@ -154,11 +158,12 @@ impl Secret {
         admit: impl FnOnce() -> bool,
     ) -> std::io::Result<()> {
         let end = Instant::now() + GREETING;
-        let mut to = stream;
+        let mut output = stream;
         stream.set_write_timeout(Some(GREETING))?;
-        let own = fresh()?;
-        to.write_all(&MAGIC.to_ne_bytes())?;
-        to.write_all(&own)?;
+        // Both sides add a fresh number to the codes, so that a recorded proof cannot be replayed.
+        let nonce = fresh()?;
+        output.write_all(&MAGIC.to_ne_bytes())?;
+        output.write_all(&nonce)?;
         let (mut magic, mut theirs) = ([0; 8], [0; 16]);
         read_by(stream, &mut magic, end)?;
         read_by(stream, &mut theirs, end)?;
@@ -169,8 +174,8 @@ impl Secret {
             ));
         }
         let (caller, listener) = match side {
-            Side::Caller => (own, theirs),
-            Side::Listener => (theirs, own),
+            Side::Caller => (nonce, theirs),
+            Side::Listener => (theirs, nonce),
         };
         let code = |speaker: Side| {
             let mut code =
@@ -182,23 +187,24 @@ impl Secret {
         };
         let mut proof = [0; 32];
         let wrong = || denied("it knows another HALOCLINE_SECRET");
-        // The caller first: who only listens tells a stranger nothing.
+        // The caller first: a listener gives no code to a stranger.
         if side == Side::Caller {
-            to.write_all(&code(Side::Caller).finalize().into_bytes())?;
+            output.write_all(&code(Side::Caller).finalize().into_bytes())?;
             read_by(stream, &mut proof, end)?;
             let verified = code(Side::Listener).verify_slice(&proof);
             verified.map_err(|_| wrong())?;
         } else {
             read_by(stream, &mut proof, end)?;
             if code(Side::Caller).verify_slice(&proof).is_err() {
-                // A caller whose connection ends without an answer had to make room, and comes again.
-                to.write_all(&NO_PROOF)?;
+                // A caller whose connection ends without an answer was disconnected to make room,
+                // and calls again.
+                output.write_all(&NO_PROOF)?;
                 return Err(wrong());
             }
             if !admit() {
                 return Err(ErrorKind::ConnectionAborted.into());
             }
-            to.write_all(&code(Side::Listener).finalize().into_bytes())?;
+            output.write_all(&code(Side::Listener).finalize().into_bytes())?;
         }
         stream.set_read_timeout(Some(GREETING))?;
         stream.set_write_timeout(None)?;
@@ -206,27 +212,28 @@ impl Secret {
     }
 }
 
-/// The time until `end`, which is not zero: that would mean no limit.
+/// The time until `end`, never zero, which would mean no limit.
 pub(super) fn left(end: Instant) -> Duration {
     end.saturating_duration_since(Instant::now()).max(AGAIN)
 }
 
-/// Reads all of a buffer before a moment, however slowly it comes.
-fn read_by(mut stream: &TcpStream, mut to: &mut [u8], end: Instant) -> std::io::Result<()> {
-    while !to.is_empty() {
+/// Fills a buffer before `end`. A limit on each read alone would let a slow sender hold the
+/// connection.
+fn read_by(mut stream: &TcpStream, mut buffer: &mut [u8], end: Instant) -> std::io::Result<()> {
+    while !buffer.is_empty() {
         if Instant::now() >= end {
             return Err(ErrorKind::TimedOut.into());
         }
         stream.set_read_timeout(Some(left(end)))?;
-        match stream.read(to)? {
+        match stream.read(buffer)? {
             0 => return Err(ErrorKind::UnexpectedEof.into()),
-            read => to = &mut to[read..],
+            read => buffer = &mut buffer[read..],
         }
     }
     Ok(())
 }
 
-/// A random number that nobody can guess.
+/// A random number that cannot be guessed.
 fn fresh() -> std::io::Result<[u8; 16]> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| std::io::Error::other(error.to_string()))?;

@@ -1,7 +1,8 @@
-//! The engine of processes that find each other by an address: every pair of ranks has a connection.
+//! Engine of processes that find each other by an address: every pair of ranks has a connection.
 //!
-//! A thread per connection reads messages into the rank's mailbox, another writes what is to be sent, so that a send never
-//! waits and halos travel while a rank computes. Waiting, and what can go wrong with it, is that of the local engine.
+//! One thread per connection reads messages into the rank's mailbox, another writes its messages,
+//! so that a send never waits and halos travel while a rank computes. Waits, and their errors, are
+//! those of the local engine.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -26,17 +27,17 @@ mod rendezvous;
 #[cfg(test)]
 mod tests;
 
-/// How long a rank that fails takes to tell others.
-const LAST_WORDS: Duration = Duration::from_secs(1);
-/// How often a rank that ends looks whether another has failed.
-const NOW_AND_THEN: Duration = Duration::from_millis(200);
+/// The most time for which a failing rank waits until others are notified.
+const NOTICE: Duration = Duration::from_secs(1);
+/// The period at which a rank that ends checks for the failure of another.
+const PERIOD: Duration = Duration::from_millis(200);
 
-/// Bytes of a long message that show, when they have come, that it is on its way.
+/// The bytes of a long message whose arrival counts as progress.
 const PIECE: usize = 1 << 20;
-/// When a connection on which nothing comes is asked whether it is alive, and how often.
-const ALIVE: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(10)];
+/// The silence after which a connection is probed, and the interval of probes.
+const KEEPALIVE: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(10)];
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// The bytes of tensors.
@@ -44,35 +45,35 @@ enum Kind {
     Metadata,
     /// The rank's program has ended.
     End,
-    /// A rank cannot go on; the name says why.
+    /// A rank cannot continue; the name holds the cause.
     Failure,
 }
 
-/// A message between two processes: a head, the name of its operation, and its bytes.
+/// Message between two processes: a head, the name of its operation, and its bytes.
 struct Frame {
     kind: Kind,
-    /// The fingerprint of its operation; of a failure the rank that failed.
+    /// The fingerprint of its operation; for a failure, the rank that failed.
     number: u64,
     name: String,
     body: Outgoing,
 }
 
-/// What a thread that writes is told.
+/// Order to a thread that writes.
 enum Order {
     Write(Frame),
-    /// Write this last, and say when all is written.
+    /// Write this last, and signal when all is written.
     Finish(Frame, mpsc::Sender<()>),
 }
 
-/// One process of a job.
+/// Engine of one process of a job.
 pub(crate) struct Tcp {
     inbox: Arc<Local>,
     hub: Arc<Hub>,
-    /// To the threads that write, by rank; none to itself.
+    /// Channels to the threads that write, by rank; `None` for this rank.
     writers: Vec<Option<Mutex<mpsc::Sender<Order>>>>,
     /// The connections, to be closed.
     streams: Vec<Arc<TcpStream>>,
-    /// The rank's program has ended, well or not.
+    /// Whether the rank's program has ended, with or without an error.
     ended: Arc<AtomicBool>,
 }
 
@@ -101,7 +102,7 @@ impl Frame {
         Self::of(Kind::Failure, rank as u64, cause)
     }
 
-    fn write(&self, to: &mut impl Write) -> std::io::Result<()> {
+    fn write(&self, stream: &mut impl Write) -> std::io::Result<()> {
         let name = &self.name.as_bytes()[..self.name.len().min(Self::NAME)];
         let body = self.body.bytes();
         let mut head = Vec::with_capacity(Self::HEAD + name.len());
@@ -110,33 +111,33 @@ impl Frame {
         head.extend(self.number.to_ne_bytes());
         head.extend((body.len() as u64).to_ne_bytes());
         head.extend(name);
-        to.write_all(&head)?;
-        to.write_all(body)
+        stream.write_all(&head)?;
+        stream.write_all(body)
     }
 }
 
-/// Reads a frame: its kind, number, name and body; calls `heard` when some of it has come.
+/// Reads a frame: its kind, number, name and body; calls `progress` after each piece of the body.
 fn read(
-    from: &mut impl Read,
-    heard: impl Fn(),
+    stream: &mut impl Read,
+    progress: impl Fn(),
 ) -> std::io::Result<(Kind, u64, String, Block, usize)> {
     let mut head = [0; Frame::HEAD];
-    from.read_exact(&mut head)?;
-    let half = |at: usize| u32::from_ne_bytes(*head[at..].first_chunk().expect("a head"));
-    let word = |at: usize| u64::from_ne_bytes(*head[at..].first_chunk().expect("a head"));
+    stream.read_exact(&mut head)?;
+    let half = |byte: usize| u32::from_ne_bytes(*head[byte..].first_chunk().expect("a head"));
+    let word = |byte: usize| u64::from_ne_bytes(*head[byte..].first_chunk().expect("a head"));
     let kinds = [Kind::Tensors, Kind::Metadata, Kind::End, Kind::Failure];
     let kind = kinds.into_iter().find(|kind| *kind as u32 == half(0));
     let invalid =
         || std::io::Error::new(std::io::ErrorKind::InvalidData, "a frame of no known kind");
     let kind = kind.ok_or_else(invalid)?;
     let mut name = vec![0; (half(4) as usize).min(Frame::NAME)];
-    from.read_exact(&mut name)?;
+    stream.read_exact(&mut name)?;
     let name = String::from_utf8_lossy(&name).into_owned();
     let bytes = word(16) as usize;
     let mut body = Block::new(bytes);
     for piece in body.bytes_mut()[..bytes].chunks_mut(PIECE) {
-        from.read_exact(piece)?;
-        heard();
+        stream.read_exact(piece)?;
+        progress();
     }
     Ok((kind, word(8), name, body, bytes))
 }
@@ -145,7 +146,8 @@ impl Tcp {
     /// Joins the job.
     ///
     /// # Errors
-    /// Ranks that do not come, or that have other ideas of the job, within the timeout.
+    /// Ranks that do not connect within the timeout, or that were started with another size or an
+    /// equal rank.
     pub(crate) fn start(rendezvous: &Rendezvous, settings: Settings) -> Result<Arc<Self>> {
         descriptors::raise_limit();
         let streams = rendezvous.join(settings.timeout)?;
@@ -160,18 +162,18 @@ impl Tcp {
                 continue;
             };
             stream.set_nodelay(true)?;
-            // A host that vanishes says nothing.
-            let [after, every] = ALIVE;
+            // A host that vanishes closes no connection.
+            let [after, every] = KEEPALIVE;
             let keepalive = TcpKeepalive::new().with_time(after).with_interval(every);
             SockRef::from(&*stream).set_tcp_keepalive(&keepalive)?;
             let thread =
-                |what: &str| std::thread::Builder::new().name(format!("{what} rank {peer}"));
+                |task: &str| std::thread::Builder::new().name(format!("{task} rank {peer}"));
             let (orders, ordered) = mpsc::channel();
-            let to = stream.clone();
-            thread("to").spawn(move || write_all(&to, &ordered))?;
-            let (from, inbox, ended) = (stream.clone(), hub.clone(), ended.clone());
+            let outgoing = stream.clone();
+            thread("to").spawn(move || write_all(&outgoing, &ordered))?;
+            let (incoming, inbox, ended) = (stream.clone(), hub.clone(), ended.clone());
             thread("from").spawn(move || {
-                let Err((failed, cause)) = read_all(&from, &inbox, peer, rank) else {
+                let Err((failed, cause)) = read_all(&incoming, &inbox, peer, rank) else {
                     return inbox.finish(peer);
                 };
                 inbox.fail(failed, &cause);
@@ -202,57 +204,60 @@ impl Tcp {
     /// A rank that failed.
     pub(crate) fn shut_down(&self) -> Result<()> {
         self.ended.store(true, Ordering::Release);
-        let told = self.finish(|| Frame::of(Kind::End, 0, ""));
-        for told in told {
-            // A thread that could not write has ended, and its peer is recorded as lost. One whose peer does not read goes on
-            // writing, and a failure of another rank ends that.
-            while told.recv_timeout(NOW_AND_THEN) == Err(mpsc::RecvTimeoutError::Timeout)
+        for written in self.finish(|| Frame::of(Kind::End, 0, "")) {
+            // A thread that could not write has ended, and its peer is recorded as failed. One
+            // whose peer does not read keeps writing, until another rank fails.
+            while written.recv_timeout(PERIOD) == Err(mpsc::RecvTimeoutError::Timeout)
                 && self.hub.failure().is_none()
             {}
         }
         self.hub.wait_for_ends(self.rank())
     }
 
-    /// Has the threads that write say their last word; each tells when it is out.
-    fn finish(&self, word: impl Fn() -> Frame) -> Vec<mpsc::Receiver<()>> {
+    /// Orders the threads that write to end with a last frame; each receiver signals when that is
+    /// written.
+    fn finish(&self, frame: impl Fn() -> Frame) -> Vec<mpsc::Receiver<()>> {
         let writers = self.writers.iter().flatten();
         let last = writers.map(|orders| {
-            let (tell, told) = mpsc::channel();
-            order(orders, Order::Finish(word(), tell));
-            told
+            let (signal, written) = mpsc::channel();
+            order(orders, Order::Finish(frame(), signal));
+            written
         });
         last.collect()
     }
 }
 
-/// Gives an order to a thread that writes. It is lost if the thread has ended: then the connection is broken, which the
-/// thread that reads has recorded.
+/// Sends an order to a thread that writes. It is lost if the thread has ended: then the connection
+/// is broken, which the thread that reads records.
 fn order(orders: &Mutex<mpsc::Sender<Order>>, order: Order) {
     let orders = orders.lock().unwrap_or_else(|e| e.into_inner());
     let _ = orders.send(order);
 }
 
-fn write_all(mut to: &TcpStream, orders: &mpsc::Receiver<Order>) {
+fn write_all(mut stream: &TcpStream, orders: &mpsc::Receiver<Order>) {
     while let Ok(order) = orders.recv() {
         let (frame, last) = match order {
             Order::Write(frame) => (frame, None),
-            Order::Finish(frame, tell) => (frame, Some(tell)),
+            Order::Finish(frame, signal) => (frame, Some(signal)),
         };
-        if frame.write(&mut to).is_err() {
+        if frame.write(&mut stream).is_err() {
             return;
         }
-        if let Some(tell) = last {
-            let _ = tell.send(());
+        if let Some(signal) = last {
+            let _ = signal.send(());
             return;
         }
     }
 }
 
-/// Puts all messages of a peer into the mailbox, until its program ends; else which rank failed, and why.
-fn read_all(from: &TcpStream, hub: &Hub, peer: usize, rank: usize) -> Result<(), (usize, String)> {
-    let mut from = std::io::BufReader::with_capacity(1 << 16, from);
+/// Puts all messages of a peer into the mailbox, until its program ends.
+///
+/// # Errors
+/// The rank that failed, and the cause.
+fn read_all(input: &TcpStream, hub: &Hub, peer: usize, rank: usize) -> Result<(), (usize, String)> {
+    let mut input = std::io::BufReader::with_capacity(1 << 16, input);
     loop {
-        let frame = read(&mut from, || hub.hear(peer));
+        let frame = read(&mut input, || hub.record_progress(peer));
         let (kind, number, name, body, bytes) = frame.map_err(|error| {
             let cause = format!("its connection broke, as when a process is killed ({error})");
             (peer, cause)
@@ -323,10 +328,10 @@ impl Communicator for Tcp {
     fn fail(&self, rank: usize, cause: &str) {
         self.ended.store(true, Ordering::Release);
         self.hub.fail(rank, cause);
-        // What this rank was told first is what others are to know.
+        // All ranks report the failure that this rank recorded first.
         let (rank, cause) = self.hub.failure().expect("a failure is recorded");
-        for told in self.finish(|| Frame::failure(rank, &cause)) {
-            let _ = told.recv_timeout(LAST_WORDS);
+        for written in self.finish(|| Frame::failure(rank, &cause)) {
+            let _ = written.recv_timeout(NOTICE);
         }
     }
 

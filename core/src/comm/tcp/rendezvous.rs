@@ -1,8 +1,9 @@
-//! How the processes of a job find each other: all go to rank 0, which tells each where the others listen.
+//! Rendezvous of the processes of a job: all connect to rank 0, which sends each the addresses of
+//! the others.
 //!
-//! Whoever connects proves that it knows the job's secret, and is proved the same, before anything else is read: a
-//! message authentication code (HMAC-SHA256) over fresh random numbers of both sides. What is sent later is neither
-//! encrypted nor authenticated, as with MPI and NCCL: jobs belong into networks that are trusted.
+//! Both sides of a connection prove that they have the job's secret before anything else is read:
+//! by a message authentication code (HMAC-SHA256) over fresh random numbers of both. Later messages
+//! are neither encrypted nor authenticated, as with MPI and NCCL: run jobs in trusted networks.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -14,44 +15,44 @@ use super::descriptors::explained;
 use super::greeting::{AGAIN, GREETING, Secret, Side, left};
 use crate::{Error, Result};
 
-/// Where the ranks of a job meet, and which of them this is.
+/// Address at which the ranks of a job meet, with this process's rank.
 #[derive(Clone)]
 pub(crate) struct Rendezvous {
     pub(crate) rank: usize,
     pub(crate) size: usize,
-    /// Where rank 0 listens: a name or an address, and a port.
+    /// The name or address at which rank 0 listens.
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// What all ranks know, and strangers do not.
+    /// The common secret of all ranks.
     pub(crate) secret: Option<String>,
 }
 
-/// The longest greeting that is read.
+/// The bytes of the longest greeting that is read.
 const LONGEST: usize = 1 << 20;
 
 impl Rendezvous {
     /// The job that the environment describes.
     ///
     /// # Errors
-    /// A variable that is missing or is no number.
+    /// A variable that is missing or has an invalid value.
     pub(crate) fn from_env(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
-        // The first that is set, of a launcher that is like PyTorch's, and of Slurm.
-        let of = |names: &[&str]| {
+        // The first variable that is set: of launchers like PyTorch's, then of Slurm.
+        let find = |names: &[&str]| {
             names
                 .iter()
                 .find_map(|name| Some((name.to_string(), get(name)?)))
         };
-        let number = |names: &[&str], what: &str| {
-            let Some((name, value)) = of(names) else {
+        let number = |names: &[&str], meaning: &str| {
+            let Some((name, value)) = find(names) else {
                 return Err(Error::Engine(format!(
-                    "{} is not set; set it to {what}",
+                    "{} is not set; set it to {meaning}",
                     names[0]
                 )));
             };
             value
                 .trim()
                 .parse::<usize>()
-                .map_err(|_| Error::Engine(format!("{name}={value}: expected a number, {what}")))
+                .map_err(|_| Error::Engine(format!("{name}={value}: expected a number, {meaning}")))
         };
         let rank = number(
             &["RANK", "SLURM_PROCID"],
@@ -73,7 +74,7 @@ impl Rendezvous {
             )
         })?;
         let port = number(&["MASTER_PORT"], "a free port of rank 0's host")?;
-        // The agent of PyTorch's launcher listens at its port itself.
+        // The agent of PyTorch's launcher occupies that port.
         let taken = get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
         let port = u16::try_from(port.saturating_add(usize::from(taken))).map_err(|_| {
             Error::Engine(format!(
@@ -90,10 +91,10 @@ impl Rendezvous {
         })
     }
 
-    /// Connects with all other ranks; the connections by rank, none to itself.
+    /// Connects to all other ranks; returns the connections by rank, `None` for this one.
     ///
     /// # Errors
-    /// Ranks that do not come in time, or that disagree about the job.
+    /// Ranks that do not connect in time, or that disagree about the job.
     pub(super) fn join(&self, timeout: Duration) -> Result<Vec<Option<Arc<TcpStream>>>> {
         let end = Instant::now() + timeout;
         let seconds = timeout.as_secs_f64();
@@ -120,8 +121,8 @@ impl Rendezvous {
             .listen(near)
             .map_err(|error| Error::Engine(format!("rank {}: {}", self.rank, explained(&error))))?;
         let port = listener.local_addr()?.port();
-        let own = format!("{} {} {port}", self.rank, self.size);
-        send(&master, own.as_bytes())?;
+        let greeting = format!("{} {} {port}", self.rank, self.size);
+        send(&master, greeting.as_bytes())?;
         master.set_read_timeout(Some(left(end) + GREETING))?;
         let table = receive(&master).map_err(|error| {
             Error::Engine(format!(
@@ -135,11 +136,13 @@ impl Rendezvous {
         }
         master.set_read_timeout(None)?;
         streams[0] = Some(master);
-        // Each calls those before it, and is called by those after it.
+        // Each rank calls those before it and accepts those after it. Calls need no order between
+        // ranks, because every listener was open before its address was in the table.
         for (peer, line) in table.lines().enumerate().take(self.rank).skip(1) {
             let mut address: SocketAddr = line.parse().map_err(Error::other)?;
             if address.ip().is_loopback() {
-                // It is on rank 0's host, and came to it by an address that only that host knows.
+                // The peer is on rank 0's host, and connected to it by an address that is valid on
+                // that host only.
                 address.set_ip(host);
             }
             let stream = self.call(&[address], end, seconds)?;
@@ -167,7 +170,8 @@ impl Rendezvous {
         Ok(streams)
     }
 
-    /// Accepts the connections of ranks after this one, until `take` says that all have come.
+    /// Accepts the connections of ranks after this one, until `take` returns that all are
+    /// connected.
     ///
     /// # Errors
     /// Those of [`Secret::accept`].
@@ -187,9 +191,10 @@ impl Rendezvous {
         Secret(self.secret.clone().unwrap_or_default())
     }
 
-    /// The addresses of rank 0's host; at least one. In a cluster its name may be known later than this rank starts.
+    /// The addresses of rank 0's host; at least one. In a cluster its name may be registered after
+    /// this rank has started.
     fn addresses(&self, end: Instant) -> Result<Vec<SocketAddr>> {
-        const NOW_AND_THEN: Duration = Duration::from_millis(500);
+        const PERIOD: Duration = Duration::from_millis(500);
         let mut told = false;
         let cause = loop {
             let found = (self.host.as_str(), self.port).to_socket_addrs();
@@ -199,7 +204,7 @@ impl Rendezvous {
                 Ok(_) => "no address".into(),
                 Err(error) => error.to_string(),
             };
-            if Instant::now() + NOW_AND_THEN > end {
+            if Instant::now() + PERIOD > end {
                 break cause;
             }
             if !told {
@@ -209,7 +214,7 @@ impl Rendezvous {
                     self.host
                 );
             }
-            std::thread::sleep(NOW_AND_THEN);
+            std::thread::sleep(PERIOD);
         };
         Err(Error::Engine(format!(
             "MASTER_ADDR={}: {cause}; set it to the name or address of rank 0's host",
@@ -217,7 +222,8 @@ impl Rendezvous {
         )))
     }
 
-    /// Listens at a port: with a secret at all addresses of this host, whichever others know it by.
+    /// Listens at a port: with a secret at all addresses of this host, because others may use any
+    /// of them.
     fn listen(&self, near: SocketAddr) -> std::io::Result<TcpListener> {
         let port = near.port();
         match self.secret {
@@ -227,7 +233,8 @@ impl Rendezvous {
         }
     }
 
-    /// Rank 0: waits for all others. Gives where each of them listens, a line each.
+    /// On rank 0: waits for all others, and returns the table of the addresses at which they
+    /// listen, a line each.
     fn receive_all(
         &self,
         address: SocketAddr,
@@ -289,13 +296,13 @@ impl Rendezvous {
             return Ok(addresses.into_values().collect::<Vec<_>>().join("\n"));
         };
         for stream in streams.iter().flatten() {
-            // Who does not hear it times out.
+            // A rank that does not receive it times out.
             let _ = send(stream, format!("{REFUSED}{cause}").as_bytes());
         }
         Err(Error::Engine(cause))
     }
 
-    /// Connects with one who knows the secret, at one of its addresses.
+    /// Connects to a listener with the secret, at one of its addresses.
     fn call(&self, addresses: &[SocketAddr], end: Instant, seconds: f64) -> Result<Arc<TcpStream>> {
         loop {
             let mut failure = String::new();
@@ -303,7 +310,8 @@ impl Rendezvous {
                 let connected = TcpStream::connect_timeout(address, left(end).min(GREETING));
                 let connected = connected.and_then(|stream| {
                     if stream.local_addr()? == stream.peer_addr()? {
-                        // Where nobody listens a connection may meet itself.
+                        // Without a listener, a connection to an ephemeral port of this host may
+                        // reach itself.
                         return Err(ErrorKind::ConnectionRefused.into());
                     }
                     self.secret().greet(&stream, Side::Caller, || true)?;
@@ -330,7 +338,7 @@ impl Rendezvous {
     }
 }
 
-/// What a table begins with that is none.
+/// The start of an error message in place of a table.
 const REFUSED: &str = "refused: ";
 
 fn send(mut stream: &TcpStream, bytes: &[u8]) -> std::io::Result<()> {

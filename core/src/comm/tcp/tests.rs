@@ -29,7 +29,7 @@ fn settings(seconds: f64) -> Settings {
     }
 }
 
-/// What becomes of each of the ranks, which come in some order.
+/// Runs ranks, which are started in the given order, and returns their results.
 fn run<T: Send>(
     ranks: Vec<Rendezvous>,
     seconds: f64,
@@ -99,7 +99,7 @@ fn a_stranger_neither_joins_nor_disturbs() {
                 Ok(found)
             })
         });
-        // One that says nothing, one that talks nonsense, one that knows another secret.
+        // One that sends nothing, one that sends another protocol, one with another secret.
         let quiet = std::net::TcpStream::connect(&address);
         if let Ok(mut loud) = std::net::TcpStream::connect(&address) {
             let _ = loud.write_all(b"GET / HTTP/1.1\r\n\r\n");
@@ -116,7 +116,7 @@ fn a_stranger_neither_joins_nor_disturbs() {
     );
 }
 
-/// Connections of strangers who say nothing, to where rank 0 listens, or will.
+/// Connections of silent strangers to the address at which rank 0 listens, or will listen.
 fn strangers(rank: &Rendezvous, number: usize) -> Vec<TcpStream> {
     let connect = || TcpStream::connect((rank.host.as_str(), rank.port));
     let again = |_| std::thread::sleep(Duration::from_millis(10));
@@ -133,7 +133,7 @@ fn is_ended(mut stream: &TcpStream) -> bool {
     let limit = Some(Duration::from_secs(2));
     stream.set_read_timeout(limit).unwrap();
     let end = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
-    // What it says first, and the end.
+    // The listener's first bytes, and the end.
     let mut greeting = [0; 64];
     loop {
         match stream.read(&mut greeting) {
@@ -216,7 +216,7 @@ fn a_rank_that_passes_a_failure_on_names_the_rank_that_failed() {
     let found = run(job(3), 20.0, |comm| {
         let rank = comm.rank();
         let found = if rank == 2 {
-            // It can tell rank 0 only.
+            // It notifies rank 0 only.
             let orders = comm.writers[0].as_ref().expect("rank 0 is another");
             order(orders, Order::Write(Frame::failure(2, "disk full")));
             comm.hub.wait_for_ends(2).map(|()| Vec::new())
@@ -321,7 +321,7 @@ fn a_failure_a_lost_process_and_another_operation_are_told_apart() {
 
     let found = run(job(2), 20.0, |comm| {
         let found = exchange(&comm, ["sum", "mean"][comm.rank()], 1);
-        // As the launcher does; else what was sent may be lost with the connection.
+        // As the launcher does; else sent messages may be lost with the connection.
         found.inspect_err(|error| comm.fail(comm.rank(), &error.to_string()))
     });
     let error = text(found.into_iter().next().unwrap());
