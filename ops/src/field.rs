@@ -1,4 +1,4 @@
-//! Tensors that model code is written for: burn's on one device, sharded ones on many.
+//! Tensors of model code: burn's on one device, sharded ones on many.
 
 use std::fmt::Debug;
 use std::ops::{Add, Div, Mul, Neg, Sub};
@@ -8,19 +8,38 @@ use halocline_core::{Result, ShardTensor};
 
 use crate::layer::Apply;
 
-/// Where the tensors of a program lie: on one device or on a mesh of ranks.
+/// Family of tensors with any number of dims: those of one device, or those of a mesh.
 ///
-/// Functions that are generic over a [`Field`] name tensors of another number of dims by it: see [`Rank`].
+/// Generic functions name a tensor with another number of dims by [`Rank`], which uses it.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::{Carrier, OneDevice};
+///
+/// let x: <OneDevice as Carrier>::Of<2> = Tensor::<2>::from([[1.0, 2.0]]);
+/// assert_eq!(x.dims(), [1, 2]);
+/// ```
 pub trait Carrier: Sized + 'static {
-    /// The tensor of `D` dims.
+    /// Tensor with `D` dims.
     type Of<const D: usize>: Field<D> + Carried<Carrier = Self>;
 }
 
-/// burn's tensors, each whole on one device.
+/// [`Carrier`] of burn's tensors, each whole on one device. See its example.
 #[derive(Clone, Copy, Debug)]
 pub struct OneDevice;
 
-/// Sharded tensors.
+/// [`Carrier`] of sharded tensors.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::{Carrier, Sharded};
+///
+/// let x: <Sharded as Carrier>::Of<1> = ShardTensor::solo(Tensor::<1>::from([1.0, 2.0]));
+/// assert_eq!(x.dims(), [2]);
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Sharded;
 
@@ -32,7 +51,7 @@ impl Carrier for Sharded {
     type Of<const D: usize> = ShardTensor<D>;
 }
 
-/// A tensor of a [`Carrier`].
+/// A tensor of a [`Carrier`]. See [`Rank`] for an example.
 pub trait Carried {
     /// The carrier.
     type Carrier: Carrier;
@@ -46,8 +65,20 @@ impl<const D: usize> Carried for ShardTensor<D> {
     type Carrier = Sharded;
 }
 
-/// The tensor of `D` dims that lies where `X` does: `Rank<Tensor<4>, 1>` is `Tensor<1>`, and for `X: Field<4>`
-/// `Rank<X, 4>` is `X`.
+/// Tensor with `D` dims of the same [`Carrier`] as `X`: `Rank<Tensor<4>, 1>` is `Tensor<1>`, and
+/// for `X: Field<4>` `Rank<X, 4>` is `X`.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::{Field, Rank, ReduceField};
+///
+/// fn total<X: Field<2>>(x: X) -> Rank<X, 1> {
+///     x.sum()
+/// }
+///
+/// assert_eq!(total(Tensor::<2>::from([[1.0, 2.0]])).into_scalar::<f32>(), 3.0);
+/// ```
 pub type Rank<X, const D: usize> = <<X as Carried>::Carrier as Carrier>::Of<D>;
 
 macro_rules! methods {
@@ -60,14 +91,16 @@ macro_rules! methods {
     };
 }
 
-/// A tensor on one device or on many: the type that model code is written for.
+/// A tensor on one device or on many: the type of model code.
 ///
-/// Implemented for burn's [`Tensor<D>`] and for [`ShardTensor<D>`], with the same results. On a `Tensor` nothing is
-/// communicated and [`resolve`](Field::resolve) is the identity. Each family of operators adds its methods by a trait of
-/// its own, such as [`ConvField`](crate::conv::ConvField); the prelude brings in all of them.
+/// burn's [`Tensor<D>`] and [`ShardTensor<D>`] implement it, with the same results. On a `Tensor`
+/// nothing is communicated and [`resolve`](Field::resolve) is the identity. Each family of
+/// operators adds its methods by a trait of its own, such as [`ConvField`](crate::conv::ConvField);
+/// the prelude imports all of them.
 ///
-/// Methods panic where their operator has no rule, as burn's do on shapes that do not fit. The functions that they call
-/// return the typed error instead: `x.try_op(|x| conv(x, weight, bias, &options))` with [`conv`](crate::conv::conv()).
+/// Methods panic where their operator has no rule, as burn's do on shapes that do not fit. The
+/// functions that they call return the typed error:
+/// `x.try_op(|x| conv(x, weight, bias, &options))` with [`conv`](crate::conv::conv()).
 ///
 /// # Example
 /// ```
@@ -104,26 +137,56 @@ pub trait Field<const D: usize>:
     + Mul<f64, Output = Self>
     + Div<f64, Output = Self>
 {
-    /// This tensor as a sharded one; a plain tensor becomes one of a single rank.
+    /// Converts to a sharded tensor; a plain tensor becomes one of a single rank.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::Field;
+    ///
+    /// let x = Tensor::<1>::from([1.0, 2.0]).into_shard();
+    /// assert_eq!(Tensor::from_shard(x).global_dims(), [2]);
+    /// ```
     fn into_shard(self) -> ShardTensor<D>;
 
-    /// The inverse of [`into_shard`](Field::into_shard), for the result of an operator on such a tensor.
+    /// Converts the result of an operator back: the inverse of [`into_shard`](Field::into_shard),
+    /// with its example.
     fn from_shard(shard: ShardTensor<D>) -> Self;
 
-    /// The global shape.
+    /// The global shape. See [`into_shard`](Field::into_shard) for an example.
     fn global_dims(&self) -> [usize; D];
 
-    /// A tensor that every rank holds alike, next to this one. With checks on
+    /// Puts a tensor that is equal on all ranks on the mesh of this one, replicated. With checks on
     /// ([`Settings::check`](halocline_core::Settings::check)) ranks compare a hash of it.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::Field;
+    ///
+    /// let x = Tensor::<1>::from([1.0, 2.0]);
+    /// let y = x.clone() * x.beside(Tensor::<1>::from([3.0, 4.0]));
+    /// y.into_data().assert_eq(&[3.0_f32, 8.0].into(), true);
+    /// ```
     fn beside<const E: usize>(&self, tensor: Tensor<E>) -> Rank<Self, E> {
         Field::from_shard(self.clone().into_shard().replicate_beside(tensor))
     }
 
-    /// Runs an operator of one's own on either kind of tensor. The result combines with other tensors of the program: for
-    /// `E = D` it is of this tensor's type.
+    /// Runs an operator on sharded tensors on this one, plain or sharded. The result has the same
+    /// carrier: for `E = D` it is of this tensor's type.
     ///
     /// # Errors
     /// Those of the operator.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{Field, reduce};
+    ///
+    /// let y = Tensor::<1>::from([1.0, 2.0]).try_op(reduce::sum)?;
+    /// assert_eq!(y.into_scalar::<f32>(), 3.0);
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     fn try_op<const E: usize>(
         self,
         operator: impl FnOnce(ShardTensor<D>) -> Result<ShardTensor<E>>,
@@ -131,20 +194,49 @@ pub trait Field<const D: usize>:
         operator(self.into_shard()).map(Field::from_shard)
     }
 
-    /// Applies an elementwise closure, on one device as on many.
+    /// Applies an elementwise closure.
     ///
-    /// Its value for a cell must depend on the value of that cell alone. Parameters and factors that vary by cell are
-    /// operands: `x * x.beside(scale)`.
+    /// Its value for a cell must depend on the value of that cell alone. Parameters and factors
+    /// that vary by cell are operands: `x * x.beside(scale)`.
     ///
     /// # Panics
-    /// Panics where [`ShardTensor::map_local`] does: if `f` changes the shape or captures a tensor with gradients; with
-    /// checks on, if its value for a cell depends on other cells or on the cell's place.
+    /// Panics where [`ShardTensor::map_local`] does: if `f` changes the shape or captures a tensor
+    /// with gradients; with checks on, if its value for a cell depends on other cells or on the
+    /// cell's place.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::Field;
+    ///
+    /// let y = Field::map(Tensor::<1>::from([1.0, 2.0]), |x| x * 2.0 + 1.0);
+    /// y.into_data().assert_eq(&[3.0_f32, 5.0].into(), true);
+    /// ```
     #[must_use]
     fn map(self, f: impl Fn(Tensor<D>) -> Tensor<D>) -> Self {
         Self::from_shard(self.into_shard().map_local(f))
     }
 
-    /// Partial values made whole.
+    /// Completes partial values by a reduction over the ranks. Other tensors pass unchanged.
+    ///
+    /// # Panics
+    /// [Raises](halocline_core::Error::raise) a failure of communication.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+    /// use halocline_ops::{Field, ReduceField};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let x = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?;
+    ///     let total = Field::resolve(x.sum()).to_local(LocalGradient::Replicated);
+    ///     assert_eq!(total.into_scalar::<f32>(), 5.0);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
     #[must_use]
     fn resolve(self) -> Self {
         Self::from_shard(self.into_shard().resolve())

@@ -8,8 +8,27 @@ use crate::driver::Padding;
 
 /// A function of a tensor, with or without parameters.
 ///
-/// Implemented for burn's modules over [`Tensor<D>`] and [`ShardTensor<D>`] alike, and meant to be implemented by
-/// models: `impl<X: Field<4>> Layer<X> for MyModel`.
+/// burn's modules implement it for [`Tensor<D>`] and [`ShardTensor<D>`], and models for
+/// `X: Field<D>`.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::prelude::*;
+///
+/// struct Double;
+///
+/// impl<X: Field<2>> Layer<X> for Double {
+///     type Output = X;
+///
+///     fn forward(&self, x: X) -> X {
+///         x * 2.0
+///     }
+/// }
+///
+/// let y = Tensor::<2>::from([[1.0, 2.0]]).apply(&Double);
+/// y.into_data().assert_eq(&[[2.0_f32, 4.0]].into(), true);
+/// ```
 pub trait Layer<X> {
     /// The type of the result.
     type Output;
@@ -18,7 +37,17 @@ pub trait Layer<X> {
     fn forward(&self, x: X) -> Self::Output;
 }
 
-/// `x.apply(&layer)`.
+/// Application of a [`Layer`] as a method: `x.apply(&layer)`.
+///
+/// # Example
+/// ```
+/// use burn::nn::Relu;
+/// use burn::tensor::Tensor;
+/// use halocline_ops::Apply;
+///
+/// let y = Tensor::<1>::from([-1.0, 2.0]).apply(&Relu::new());
+/// y.into_data().assert_eq(&[0.0_f32, 2.0].into(), true);
+/// ```
 pub trait Apply: Sized {
     /// Applies a layer to this tensor.
     fn apply<L: Layer<Self>>(self, layer: &L) -> L::Output {
@@ -29,10 +58,28 @@ pub trait Apply: Sized {
 impl<const D: usize> Apply for Tensor<D> {}
 impl<const D: usize> Apply for ShardTensor<D> {}
 
-/// `x.plan_of(&layer)`.
+/// Communication plan of a [`Layer`] as a method: `x.plan_of(&layer)`.
+///
+/// # Example
+/// ```
+/// use burn::nn::conv::Conv1dConfig;
+/// use halocline_core::{Launcher, Shard, ShardTensor, Traffic};
+/// use halocline_ops::PlanOf;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lon", 2)])?;
+///     let conv = world.init(|device| Conv1dConfig::new(1, 1, 3).init(device))?;
+///     let x = ShardTensor::<3>::ones([1, 1, 8], &mesh, &[Shard(2)])?;
+///     let plan = x.plan_of(&conv)?;
+///     assert_eq!(plan.bytes_sent_for(Traffic::Exchange), 4); // a halo of one cell
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub trait PlanOf: Sized {
-    /// The communication of this rank if `layer`, or a whole model, were applied: nothing is sent. The layer computes on
-    /// blank cells in the place of those of other ranks, so it takes the time and memory of a forward pass.
+    /// Lists the messages that this rank would send and receive in `layer`, which may be a whole
+    /// model. Nothing is sent: the layer computes on blank cells in place of those of other ranks,
+    /// in the time and memory of a forward pass.
     ///
     /// # Errors
     /// Those of the layer.
@@ -45,7 +92,8 @@ impl<const D: usize> PlanOf for ShardTensor<D> {
     }
 }
 
-/// Implements [`Layer`] for modules that keep the number of dims, on tensors of any number of dims, burn's and sharded.
+/// Implements [`Layer`], on plain and sharded tensors of any number of dims, for modules that keep
+/// this number.
 macro_rules! layers {
     ($($module:ty: |$layer:pat_param, $x:ident| $result:expr;)*) => {
         $($crate::layer::layers! { @on burn::tensor::Tensor, $module, $layer, $x, $result }
@@ -64,7 +112,8 @@ macro_rules! layers {
 }
 pub(crate) use layers;
 
-/// burn's `Same`: as many outputs as windows begin in the field. A stride of zero is refused later.
+/// Padding of burn's `Same`: one output for each window that begins in the field. A stride of zero
+/// is refused later.
 fn same_padding(size: usize, kernel: usize, stride: usize) -> Padding {
     let outputs = size.div_ceil(stride.max(1));
     let total = (outputs.max(1) - 1) * stride + kernel;

@@ -1,7 +1,8 @@
-//! Operators on sharded tensors: each gives the result that one device would give.
+//! Operators on sharded tensors, with the results of one device.
 //!
-//! One folder per family of operators: definition, exchange, adjoint, kernels, and the methods by which they are called
-//! on a [`Field`], a burn tensor or a sharded one. [`Layer`] makes burn's own modules apply to both.
+//! Each family of operators has a folder: definition, exchange, adjoint, kernels, and methods on a
+//! [`Field`], which is a burn tensor or a sharded one. [`Layer`] applies burn's own modules to
+//! both.
 
 pub mod activation;
 pub mod attention;
@@ -41,7 +42,7 @@ pub use reduce::ReduceField;
 pub use registry::operators;
 pub use resample::ResampleField;
 
-/// Everything that model code calls: tensors and layers, and the methods of all families of operators.
+/// Imports for model code: fields, layers, and the methods of all families of operators.
 pub mod prelude {
     pub use crate::{
         ActivationField, Apply, AttentionField, AttentionOptions, ConvField, ConvOptions, DenseAttentionField, Field, Layer, MatmulField, NeighborhoodOptions, NormField,
@@ -52,7 +53,7 @@ pub mod prelude {
 
 use burn::tensor::Tensor;
 
-/// A tensor under a rank that is known to be its own.
+/// Changes the type of a tensor to one of `E` dims, which is its number of dims `D`.
 pub(crate) fn retype<const D: usize, const E: usize>(x: Tensor<D>) -> Tensor<E> {
     debug_assert_eq!(D, E);
     Tensor::from_dispatch(x.into_dispatch())

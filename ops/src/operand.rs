@@ -1,11 +1,11 @@
-//! Parameters of operators, as operands beside a field.
+//! Parameters of operators, replicated or with a layout.
 
 use burn::module::Param;
 use burn::tensor::Tensor;
 use halocline_core::ops::fan_out;
 use halocline_core::{Error, Layout, Pairing, Result, ShardTensor};
 
-/// A parameter of an operator: a tensor that every rank holds alike, or one with a layout.
+/// A parameter of an operator: a replicated tensor, or one with a layout.
 ///
 /// # Example
 /// ```
@@ -24,9 +24,9 @@ use halocline_core::{Error, Layout, Pairing, Result, ShardTensor};
 /// ```
 #[derive(Clone, Debug)]
 pub enum Operand<const D: usize> {
-    /// Every rank holds the whole tensor. Its gradient is complete on every rank.
+    /// A tensor that every rank holds whole. Its gradient is complete on every rank.
     Replicated(Tensor<D>),
-    /// Ranks hold shards. Its gradient has its layout.
+    /// A tensor of which ranks hold shards. Its gradient has its layout.
     Laid(ShardTensor<D>),
 }
 
@@ -62,7 +62,7 @@ impl<const D: usize> Operand<D> {
         }
     }
 
-    /// This operand on the mesh of a field.
+    /// Puts the operand on the mesh of a field.
     pub(crate) fn beside<const E: usize>(self, x: &ShardTensor<E>) -> ShardTensor<D> {
         match self {
             Self::Laid(tensor) => tensor,
@@ -73,8 +73,8 @@ impl<const D: usize> Operand<D> {
         }
     }
 
-    /// A parameter that every rank needs whole, for a kernel on the shards of `x`: its gradient is summed over the ranks
-    /// between which `x` is sharded.
+    /// Gives the whole parameter to a kernel on the shards of `x`. Its gradient is summed over the
+    /// ranks between which `x` is sharded.
     ///
     /// # Errors
     /// Partial values of `x`; a parameter that is sharded or of another number type.
@@ -96,9 +96,9 @@ impl<const D: usize> Operand<D> {
                 tensor.into_parts().0
             }
         };
-        let (own, other) = (local.dtype(), x.local().dtype());
-        if own != other {
-            let message = format!("a parameter of {own:?} for a tensor of {other:?}");
+        let (dtype, expected) = (local.dtype(), x.local().dtype());
+        if dtype != expected {
+            let message = format!("a parameter of {dtype:?} for a tensor of {expected:?}");
             return Err(Error::operator(operator, message));
         }
         let axes = Pairing::of_whole(operator, x.layout())?;

@@ -1,4 +1,4 @@
-//! Activations, and their gradients.
+//! Kernels of activations and of their gradients.
 
 use pulp::Simd;
 
@@ -7,7 +7,19 @@ use crate::kernel::lanes::{Function, map};
 use crate::kernel::math::{Distribution, gated, gated_slope, relu};
 use crate::kernel::simd::{Element, Isa};
 
-/// A function of one variable that follows a linear layer.
+/// Elementwise nonlinearities of layers.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::{Activation, activation::activation};
+///
+/// let x = ShardTensor::solo(Tensor::<1>::from([0.0]));
+/// let y = activation("silu", Activation::Silu, x)?.into_parts().0;
+/// assert_eq!(y.into_scalar::<f32>(), 0.0);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// `max(x, 0)`.
@@ -19,7 +31,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Its values. NaN stays NaN.
+    /// The values at a vector. NaN stays NaN.
     #[inline(always)]
     pub(crate) fn apply<S: Simd, E: Element>(self, simd: S, x: E::Vector<S>) -> E::Vector<S> {
         match self {
@@ -29,8 +41,8 @@ impl Activation {
         }
     }
 
-    /// The gradient of `x`: the cotangent times the derivative. Where a rectifier is zero, so is the gradient, whatever
-    /// the cotangent.
+    /// The gradient of `x`: the cotangent times the derivative. Where a rectifier is zero, the
+    /// gradient is zero for any cotangent, NaN included.
     #[inline(always)]
     pub(crate) fn pull<S: Simd, E: Element>(
         self,
@@ -51,12 +63,12 @@ impl Activation {
     }
 }
 
-/// The activation of every element.
+/// Applies the activation to every element.
 pub(crate) fn forward<E: Element>(isa: Isa, activation: Activation, x: &[E]) -> Buffer<E> {
     map(isa, [x], 1, &Forward(activation))
 }
 
-/// The gradient of the input: the cotangent times the derivative.
+/// Computes the gradient of the input: the cotangent times the derivative.
 pub(crate) fn backward<E: Element>(
     isa: Isa,
     activation: Activation,

@@ -15,10 +15,23 @@ use crate::kernel::simd::Isa;
 use crate::layer::layers;
 pub use kernel::Activation;
 
-/// An activation of a sharded tensor.
+/// Applies an activation to a sharded tensor; errors name `operator`.
 ///
 /// # Errors
 /// Partial values.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::Activation;
+/// use halocline_ops::activation::activation;
+///
+/// let x = ShardTensor::solo(Tensor::<1>::from([-1.0, 2.0]));
+/// let y = activation("relu", Activation::Relu, x)?.into_parts().0;
+/// y.into_data().assert_eq(&[0.0_f32, 2.0].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn activation<const D: usize>(
     operator: &str,
     activation: Activation,
@@ -31,19 +44,55 @@ pub fn activation<const D: usize>(
 
 /// Activations as methods.
 pub trait ActivationField<const D: usize>: Field<D> {
-    /// The rectified linear unit.
+    /// The rectified linear unit, `max(x, 0)`.
+    ///
+    /// # Panics
+    /// Panics where [`activation`](fn@activation) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ActivationField;
+    ///
+    /// let y = Tensor::<1>::from([-1.0, 2.0]).relu();
+    /// y.into_data().assert_eq(&[0.0_f32, 2.0].into(), true);
+    /// ```
     #[must_use]
     fn relu(self) -> Self {
         run(self, |x| activation("relu", Activation::Relu, x))
     }
 
     /// The Gaussian error linear unit, by the error function.
+    ///
+    /// # Panics
+    /// Panics where [`activation`](fn@activation) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ActivationField;
+    ///
+    /// let y = Tensor::<1>::from([1.0]).gelu().into_scalar::<f32>();
+    /// assert!((y - 0.841_344_7).abs() < 1e-6);
+    /// ```
     #[must_use]
     fn gelu(self) -> Self {
         run(self, |x| activation("gelu", Activation::Gelu, x))
     }
 
-    /// `x · sigmoid(x)`.
+    /// The sigmoid linear unit, `x · sigmoid(x)`.
+    ///
+    /// # Panics
+    /// Panics where [`activation`](fn@activation) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ActivationField;
+    ///
+    /// let y = Tensor::<1>::from([1.0]).silu().into_scalar::<f32>();
+    /// assert!((y - 0.731_058_6).abs() < 1e-6);
+    /// ```
     #[must_use]
     fn silu(self) -> Self {
         run(self, |x| activation("silu", Activation::Silu, x))

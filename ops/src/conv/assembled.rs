@@ -1,4 +1,5 @@
-//! Convolution by a backend's own operators, on the assembled field: for backends that our kernels do not run on.
+//! Convolution by a backend's own operators on the assembled field, for devices without our
+//! kernels.
 
 use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
@@ -10,7 +11,8 @@ use halocline_core::{Exchange, IndexBox, Result};
 use super::engine::geometry::Conv;
 use super::run::{ConvRun, Received};
 
-/// Calls burn's operator for the spatial dims of a shape, with the convolution's options as its last argument.
+/// Calls burn's operator for the spatial dims of a shape, with the convolution's options as its
+/// last argument.
 macro_rules! by_dims {
     ($shape:expr, $conv:expr, $one:ident | $two:ident | $three:ident ($($argument:expr),*)) => {
         match $shape.len() {
@@ -27,8 +29,11 @@ fn options<const N: usize>(conv: &Conv) -> ConvOptions<N> {
     ConvOptions::new(last(conv.stride), [0; N], last(conv.dilation), conv.groups)
 }
 
-/// The result, and the boxes that came from other ranks. While these travel all results are computed, with anything in
-/// the place of their cells, and then again those that depend on them: parts put together would be copied.
+/// Computes the result; also returns the received boxes.
+///
+/// While boxes travel, all results are computed, with arbitrary values in the missing cells; then
+/// the results that depend on these are computed again and pasted over. Results of parts alone
+/// would have to be joined, which copies all.
 pub(super) fn forward(
     run: &ConvRun,
     inputs: Vec<DispatchTensor>,
@@ -53,6 +58,8 @@ pub(super) fn forward(
             conv1d | conv2d | conv3d(field, weight, bias)
         )
     };
+    // The first stage computes the whole output, from all cells or, with overlap, without those of
+    // received boxes.
     let mut all: Option<DispatchTensor> = None;
     let received = run.in_stages(&x, |received, results| {
         all = Some(match all.take() {
@@ -66,9 +73,8 @@ pub(super) fn forward(
     Ok((all.expect("at least one stage"), received))
 }
 
-/// The gradients of input, weight and bias, those that are wanted.
-///
-/// Halos travel back while the gradient of the weights is computed.
+/// Computes the gradients of input, weight and bias that are wanted. Gradients of halos travel
+/// while that of the weights is computed.
 pub(super) fn backward(
     run: &ConvRun,
     mut pass: BackwardPass<'_, Vec<DispatchTensor>>,
@@ -98,6 +104,7 @@ pub(super) fn backward(
         if gradient.shape() == whole.shape() {
             return gradient;
         }
+        // Cells after the last window are in no window: their gradient is zero.
         let used = IndexBox::whole(&gradient.shape());
         paste(blank(&whole, &whole.shape(), Some(0.0)), &used, gradient)
     });
@@ -129,20 +136,21 @@ pub(super) fn backward(
     Ok(vec![input, weights, bias])
 }
 
-/// The cells, of a field of this shape, that the windows of some results reach.
+/// The box of a field with this shape that the windows of some results reach.
 fn used(run: &ConvRun, results: &IndexBox, field: &[usize]) -> IndexBox {
     let mut cells = IndexBox::whole(field).ranges().to_vec();
     let missing = 5 - cells.len();
     for (dim, cells) in cells.iter_mut().enumerate().skip(2) {
-        let (of, results) = (dim - 2 + missing, &results.ranges()[dim]);
-        let last = results.end.saturating_sub(1) * run.conv.stride[of];
-        let span = (run.conv.kernel[of] - 1) * run.conv.dilation[of] + 1;
-        *cells = results.start * run.conv.stride[of]..cells.end.min(last + span);
+        let (spatial, results) = (dim - 2 + missing, &results.ranges()[dim]);
+        let last = results.end.saturating_sub(1) * run.conv.stride[spatial];
+        let span = (run.conv.kernel[spatial] - 1) * run.conv.dilation[spatial] + 1;
+        *cells = results.start * run.conv.stride[spatial]..cells.end.min(last + span);
     }
     IndexBox::new(cells)
 }
 
-/// The part of the field that the windows of some results reach: cells may be left over after the last window.
+/// Cuts the field to the box that the windows of some results reach, without cells after the last
+/// window.
 fn cut_used(run: &ConvRun, results: &IndexBox, field: &DispatchTensor) -> DispatchTensor {
     let shape = field.shape();
     let cells = used(run, results, &shape);
@@ -152,6 +160,7 @@ fn cut_used(run: &ConvRun, results: &IndexBox, field: &DispatchTensor) -> Dispat
     cut(field, &cells)
 }
 
+/// The gradient of the bias: the sum of each channel of the cotangent.
 fn sum_of_channels(cotangent: DispatchTensor, shape: &[usize]) -> DispatchTensor {
     let [batch, channels] = [shape[0], shape[1]];
     if shape.contains(&0) {

@@ -1,5 +1,5 @@
-//! Convolution by kernels of our own, which read boxes where they lie: the haloed field is never assembled. In the
-//! backward pass the gradient of every box is computed by itself and goes back to its owner.
+//! Convolution by our own kernels, which read boxes in place: the haloed field is never assembled.
+//! The backward pass computes the gradient of each box separately and sends it to the box's owner.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::kernel::flex::{self, Float};
 use crate::kernel::simd::Isa;
 
 impl ConvRun {
-    /// All that the windows reach, where it lies.
+    /// Views of the cells that the windows reach, at their places in the haloed field.
     fn pieces<'a, E: Float>(&self, x: &'a FlexTensor, received: &'a [FlexTensor]) -> Pieces<'a, E> {
         let Some(exchange) = &self.exchange else {
             return Pieces::whole(flex::field(x));
@@ -40,7 +40,7 @@ impl ConvRun {
         Pieces::new(own.chain(others).collect())
     }
 
-    /// The result, and the boxes that came.
+    /// Computes the result, in the float type `E`; also returns the received boxes.
     pub(super) fn forward_as<E: Float>(
         &self,
         inputs: Vec<DispatchTensor>,
@@ -70,7 +70,8 @@ impl ConvRun {
         Ok((y, received))
     }
 
-    /// Runs a forward pass in stages, each of which computes some of the results from what is there.
+    /// Runs a forward pass in stages, each of which computes a part of the results from the pieces
+    /// present.
     fn forward_with<E: Float>(
         &self,
         weight: FlexTensor,
@@ -118,6 +119,7 @@ impl ConvRun {
         result.map(|()| flex::result(y, &self.output, dtype))
     }
 
+    /// Computes the gradients of input, weight and bias that are wanted, in the float type `E`.
     pub(super) fn backward_as<E: Float>(
         &self,
         mut pass: BackwardPass<'_, Vec<DispatchTensor>>,
@@ -134,7 +136,7 @@ impl ConvRun {
         let gradient_of = |cells: &IndexBox| {
             self.input_gradient::<E>(isa, cotangent, flex::elements(&weight), cells)
         };
-        // What other ranks wait for goes first.
+        // Gradients of received boxes come first: their owners wait for them.
         let boxes = exchange
             .as_ref()
             .filter(|_| wanted[0])
@@ -179,7 +181,7 @@ impl ConvRun {
         Ok(vec![input, weight, bias])
     }
 
-    /// The gradient of a box of the cells that the windows reach.
+    /// Computes the gradient of a box of the cells that the windows reach.
     fn input_gradient<E: Float>(
         &self,
         isa: Isa,
@@ -213,7 +215,7 @@ impl ConvRun {
     }
 }
 
-/// Boxes in the float type of a kernel.
+/// Casts boxes to the float type of a kernel.
 fn casts<E: Float>(boxes: &[DispatchTensor]) -> Result<Vec<FlexTensor>> {
     boxes.iter().cloned().map(flex::cast::<E>).collect()
 }
@@ -226,12 +228,12 @@ fn three_ranges(cells: &IndexBox) -> [Range<usize>; 3] {
     ranges
 }
 
-/// The first cell of a box, of its spatial dims.
+/// The first cell of a box, in its spatial dims.
 fn start(cells: &IndexBox) -> Dims {
     three_ranges(cells).map(|range| range.start)
 }
 
-/// Adds the gradients of boxes of this rank.
+/// Adds to `sum` the gradients of boxes that this rank copied from its own shard.
 fn add_all<'a>(
     sum: DispatchTensor,
     copies: impl IntoIterator<Item = &'a Transfer>,

@@ -1,19 +1,22 @@
 //! Convolution in one to three spatial dims.
 //!
-//! `y[b, o, i] = bias[o] + Σ_{c, k} weight[o, c, k] · x[b, c, i·stride − low + k·dilation]`, where cells beyond the
-//! field are what the padding's boundary says. Semantics follow PyTorch's `conv{1,2,3}d`, which is a cross-correlation.
+//! `y[b, o, i] = bias[o] + Σ_{c, k} weight[o, c, k] · x[b, c, i·stride − low + k·dilation]`, where
+//! the padding's boundary gives the cells beyond the field. Semantics follow PyTorch's
+//! `conv{1,2,3}d`, which is a cross-correlation.
 //!
 //! # Shapes
-//! Global `x` is `[batch, channels_in, *spatial]`, `weight` `[channels_out, channels_in / groups, *kernel]`, `y`
-//! `[batch, channels_out, *outputs]` with the floor rule of [`Window::output_size`](crate::Window::output_size). A
-//! window's output lies with the rank that holds the window's middle cell.
+//! Global `x` is `[batch, channels_in, *spatial]`, `weight`
+//! `[channels_out, channels_in / groups, *kernel]`, `y` `[batch, channels_out, *outputs]` with the
+//! floor rule of [`Window::output_size`](crate::Window::output_size). An output belongs to the rank
+//! that holds the middle cell of its window.
 //!
 //! # Placement
-//! Batch and spatial dims may be sharded, in any combination; channels must be whole, values resolved.
+//! Batch and spatial dims may be sharded, in any combination; channels must be whole, values
+//! resolved.
 //!
 //! # Adjoint
-//! Gradients of halo cells travel back to the cells that they are copies of and add up there. Gradients of weight and
-//! bias are summed over all ranks between which `x` is sharded.
+//! The gradient of a halo cell is added to that of the owner's cell. Gradients of weight and bias
+//! are summed over all ranks between which `x` is sharded.
 
 mod assembled;
 mod engine;
@@ -96,7 +99,7 @@ impl<const N: usize> ConvOptions<N> {
         Self { groups, ..self }
     }
 
-    /// The stencil of a weight of a shape, on a field of so many channels.
+    /// The stencil of a weight with this shape on a field with this number of channels.
     ///
     /// # Errors
     /// A weight for other channels.
@@ -121,10 +124,29 @@ impl<const N: usize> ConvOptions<N> {
     }
 }
 
-/// The convolution of a sharded field with weights that are whole on every rank.
+/// Convolves a sharded field with weights that are whole on every rank. See the [module](self).
 ///
 /// # Errors
 /// A placement without a rule, shapes that do not fit, a failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Boundary, Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_ops::conv::conv;
+/// use halocline_ops::{ConvOptions, Padding};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lon", 2)])?;
+///     let x = ShardTensor::<3>::ones([1, 1, 5], &mesh, &[Shard(2)])?;
+///     let weight = Tensor::<3>::ones([1, 1, 3], world.device());
+///     let options = ConvOptions::default().with_padding([Padding::new(1, Boundary::Periodic)]);
+///     let y = conv(x, weight, None, &options)?.full_tensor(LocalGradient::Replicated);
+///     y.into_data().assert_eq(&[[[3.0_f32; 5]]].into(), true);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn conv<const D: usize, const N: usize>(
     x: ShardTensor<D>,
     weight: impl Into<Operand<D>>,
@@ -147,6 +169,7 @@ pub fn conv<const D: usize, const N: usize>(
         let message = format!("bias {:?} for {} channels", bias.dims(), shape[0]);
         return Err(Error::operator(stencil.operator(), message));
     }
+    // Here, not in a kernel: an unknown HALOCLINE_ISA is an error before anything is sent.
     Isa::chosen()?;
     let plan = stencil.plan(&x)?;
     let weight = weight.whole_beside(&x, stencil.operator())?;
@@ -175,10 +198,21 @@ pub fn conv<const D: usize, const N: usize>(
 
 /// Convolution as a method.
 pub trait ConvField<const D: usize>: Field<D> {
-    /// Convolution with weights that all ranks hold alike. See the [module](self).
+    /// Convolution. See the [module](self).
     ///
     /// # Panics
     /// Panics where [`conv`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{ConvField, ConvOptions};
+    ///
+    /// let x = Tensor::<3>::from([[[1.0, 2.0, 4.0]]]);
+    /// let weight = Tensor::<3>::from([[[-1.0, 1.0]]]);
+    /// let y = x.conv(weight, None, &ConvOptions::<1>::default());
+    /// y.into_data().assert_eq(&[[[1.0_f32, 2.0]]].into(), true);
+    /// ```
     #[must_use]
     fn conv<const N: usize>(
         self,
@@ -192,7 +226,8 @@ pub trait ConvField<const D: usize>: Field<D> {
 
 impl<const D: usize, X: Field<D>> ConvField<D> for X {}
 
-/// Sizes of up to three dims as three: leading dims of one cell do not matter to a convolution.
+/// Sizes of up to three dims as three, by leading dims of one cell, which do not change a
+/// convolution.
 fn three(sizes: &[usize]) -> [usize; 3] {
     let mut dims = [1; 3];
     dims[3 - sizes.len()..].copy_from_slice(sizes);
@@ -231,8 +266,8 @@ mod sharded {
         );
     }
 
-    /// Whatever the mesh, the boundary and the windows: the results that need no halo have the same bits when they are
-    /// computed before it comes.
+    /// On any mesh, with any boundary and window, results that need no halo have the same bits when
+    /// they are computed before it arrives.
     #[test]
     fn halos_may_travel_while_the_interior_is_computed() {
         let boundaries = [Boundary::Zeros, Boundary::Periodic, Boundary::Reflect];
@@ -378,7 +413,7 @@ mod sharded {
             .unwrap();
     }
 
-    /// Padding alone would give outputs, which would be nobody's.
+    /// Padding alone would give outputs, which no rank would own.
     #[test]
     fn a_field_without_cells_is_refused() {
         Launcher::local(2)

@@ -1,4 +1,4 @@
-//! Convolution as an operator with an adjoint: exchange and kernels in one node of the graph.
+//! Convolution as one node of the graph, of exchange and kernels together.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, Tensor};
@@ -9,7 +9,7 @@ use super::assembled;
 use super::run::ConvRun;
 use crate::kernel::flex::{self, with_float};
 
-/// The convolution of this rank's shard. A bias of no elements is none.
+/// Convolves this rank's shard. No bias is a bias without elements.
 pub(crate) fn conv<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<D>,
@@ -26,7 +26,7 @@ pub(crate) fn conv<const D: usize>(
 }
 
 impl Operator for ConvRun {
-    /// The boxes that came from other ranks, in the plan's order.
+    /// Boxes received from other ranks, in the plan's order.
     type Saved = Vec<DispatchTensor>;
 
     fn names(&self) -> Option<[&'static str; 2]> {

@@ -1,4 +1,4 @@
-//! One convolution on one rank: what it computes, from which cells, and in which order.
+//! One convolution on one rank: its cells, and the order of exchange and computation.
 
 use burn::backend::DispatchTensor;
 use halocline_core::ops::Boxes;
@@ -9,19 +9,19 @@ use super::engine::geometry::{Conv, Dims};
 /// One convolution on one rank.
 #[derive(Clone, Debug)]
 pub(crate) struct ConvRun {
-    /// What is computed on the cells that this rank's windows reach.
+    /// The convolution of the cells that this rank's windows reach.
     pub conv: Conv,
-    /// How these cells come here; `None` if they are the shard.
+    /// The exchange that brings these cells; `None` if they are the shard.
     pub exchange: Option<Exchange>,
     /// The shape of this rank's result.
     pub output: Vec<usize>,
 }
 
-/// Boxes that came from other ranks.
+/// Boxes received from other ranks.
 pub(super) type Received<'a> = [(&'a Transfer, DispatchTensor)];
 
 impl ConvRun {
-    /// All that the windows reach, assembled.
+    /// Assembles the cells that the windows reach.
     pub(super) fn field(&self, x: DispatchTensor, received: &[DispatchTensor]) -> DispatchTensor {
         let Some(exchange) = &self.exchange else {
             return x;
@@ -32,8 +32,9 @@ impl ConvRun {
         exchange.assemble(x, received)
     }
 
-    /// Sends the boxes that other ranks need, has results that need none of theirs computed while they travel, and the
-    /// others when they have come. `compute` gets the boxes that have come and the results to compute.
+    /// Sends boxes, computes results that need no box of another rank while boxes travel, and the
+    /// other results after they have arrived. `compute` gets the received boxes and the results to
+    /// compute.
     pub(super) fn in_stages(
         &self,
         x: &DispatchTensor,
@@ -57,13 +58,13 @@ impl ConvRun {
         Ok(received.into_iter().map(|(_, cells)| cells).collect())
     }
 
-    /// The results to compute while boxes travel; none if it is not worth while.
+    /// The results to compute while boxes travel; `None` if that does not pay.
     fn early(&self, boxes: &Boxes<'_>) -> Option<IndexBox> {
         let interior = self.exchange.as_ref()?.forward.plan.interior()?;
-        let mut there = [const { 0..1 }; 3];
+        let mut cells = [const { 0..1 }; 3];
         let missing = 5 - interior.ranges().len();
-        there[missing..].clone_from_slice(&interior.ranges()[2..]);
-        let early = self.conv.results_within(&there, spatial(&self.output));
+        cells[missing..].clone_from_slice(&interior.ranges()[2..]);
+        let early = self.conv.results_within(&cells, spatial(&self.output));
         let mut ranges = IndexBox::whole(&self.output).ranges().to_vec();
         ranges[2..].clone_from_slice(&early[missing..]);
         let early = IndexBox::new(ranges);

@@ -1,4 +1,4 @@
-//! The operator beside burn's own convolution, over random shapes, parameters and views.
+//! Comparison with burn's own convolution, over random shapes, parameters and views.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Device, Distribution, Shape, Tensor, module};
@@ -13,7 +13,7 @@ use super::{ConvOptions, assembled, three};
 use crate::prelude::*;
 use crate::testing::difference;
 
-/// How the input lies in memory.
+/// Layout of the input in memory.
 #[derive(Clone, Copy, Debug)]
 enum View {
     Dense,
@@ -94,7 +94,7 @@ impl<const N: usize> Case<N> {
             burn::tensor::ops::ConvOptions<N>,
         ) -> Tensor<D>,
     ) -> Result<(), TestCaseError> {
-        // In double precision, so that sums which cancel do not matter.
+        // In double precision, so that cancellation in sums does not matter.
         let device = burn::tensor::Device::default().autodiff();
         let device = (&device, DType::F64);
         let random = |shape: Vec<usize>| {
@@ -190,8 +190,8 @@ impl<const N: usize> Case<N> {
         ];
         let pairs = outcome(y, ours).into_iter().zip(outcome(burns, theirs));
         for (name, (found, expected)) in names.into_iter().zip(pairs) {
-            // burn 0.22.1 does not cut the gradient of grouped weights where windows leave cells over; the engine's own
-            // tests cover these.
+            // burn 0.22.1 does not cut the gradient of grouped weights if there are cells after the
+            // last window; the engine's own tests cover these.
             if name == "gradient of the weight" && self.groups > 1 && self.leaves_cells_over() {
                 continue;
             }
@@ -201,7 +201,8 @@ impl<const N: usize> Case<N> {
         Ok(())
     }
 
-    /// What our kernels give is what a backend's own operators give on the assembled field, cells left over included.
+    /// Our kernels and a backend's own operators on the assembled field give the same results, also
+    /// with cells after the last window.
     fn is_assembled<const D: usize>(&self) -> Result<(), TestCaseError> {
         let device = Device::flex();
         let random = |shape: &[usize]| {
@@ -209,7 +210,7 @@ impl<const N: usize> Case<N> {
             let uniform = Distribution::Uniform(-1.0, 1.0);
             Tensor::<D>::random(shape, uniform, (&device, DType::F64)).into_dispatch()
         };
-        let of = |ends: [usize; 2], dims: [usize; N]| [&ends[..], &dims].concat();
+        let shape = |ends: [usize; 2], dims: [usize; N]| [&ends[..], &dims].concat();
         let spans: [usize; N] =
             std::array::from_fn(|dim| (self.kernel[dim] - 1) * self.dilation[dim] + 1);
         let cells: [usize; N] = std::array::from_fn(|dim| self.cells[dim].max(spans[dim]));
@@ -226,10 +227,10 @@ impl<const N: usize> Case<N> {
                 dilation: three(&self.dilation),
             },
             exchange: None,
-            output: of([self.batch, channels[1]], outputs),
+            output: shape([self.batch, channels[1]], outputs),
         };
-        let x = random(&of([self.batch, channels[0]], cells));
-        let weight = random(&of([channels[1], self.inputs], self.kernel));
+        let x = random(&shape([self.batch, channels[0]], cells));
+        let weight = random(&shape([channels[1], self.inputs], self.kernel));
         let bias = Tensor::<1>::ones([channels[1]], (&device, DType::F64));
         let bias = bias.cumsum(0).sin().into_dispatch();
         let cotangent = random(&run.output);

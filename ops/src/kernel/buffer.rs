@@ -1,4 +1,4 @@
-//! Where kernels write: results, in memory that is used again.
+//! Results of kernels, in pooled memory.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -17,7 +17,7 @@ pub(crate) struct Buffer<E> {
 }
 
 impl<E: Copy> Buffer<E> {
-    /// A new buffer that `fill` writes every element of.
+    /// A new buffer, every element of which is written by `fill`.
     ///
     /// # Safety
     /// `fill` must initialise all `len` elements.
@@ -44,7 +44,7 @@ impl<E: Copy> Buffer<E> {
         Shared::at_start(self.block.start().cast())
     }
 
-    /// The block that holds the elements, and how many bytes of it they take.
+    /// The block of the elements, and their size in bytes.
     pub(crate) fn into_block(self) -> (Block, usize) {
         (self.block, self.len * size_of::<E>())
     }
@@ -64,7 +64,7 @@ impl<E> Deref for Buffer<E> {
     type Target = [E];
 
     fn deref(&self) -> &[E] {
-        // SAFETY: the block holds so many elements, which `filled` has initialised.
+        // SAFETY: the block holds `len` elements, which `filled` has initialised.
         unsafe { std::slice::from_raw_parts(self.block.start().cast().as_ptr(), self.len) }
     }
 }

@@ -12,7 +12,8 @@ pub(crate) struct Constants<E: 'static> {
     pub(super) exp: &'static [E],
     /// Numerator and denominator of `G(u)`.
     pub(super) normal: [&'static [E]; 2],
-    /// Where the tails of both distributions end, as what follows is close to the smallest normal number.
+    /// Where the tails of both distributions are cut off, because they approach the smallest normal
+    /// number.
     pub(super) ends: [E; 2],
     /// `1 / √(2π)`.
     pub(super) density: E,

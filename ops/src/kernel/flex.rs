@@ -1,4 +1,4 @@
-//! Tensors of the CPU backend as what kernels read and write.
+//! Tensors of the CPU backend as views and buffers of kernels.
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::ops::FloatTensorOps;
@@ -21,7 +21,7 @@ pub(crate) fn runs_on(device: &Device) -> bool {
     )
 }
 
-/// A float that both burn and kernels know.
+/// A float of both burn and kernels.
 pub(crate) trait Float: Element + BurnElement + bytemuck::Pod {}
 
 impl Float for f32 {}
@@ -44,19 +44,19 @@ pub(crate) fn field_box<'a, E: Float>(
     let (mut shape, mut strides) = ([1; 5], [0; 5]);
     let missing = 5 - cells.ranges().len();
     for (dim, range) in cells.ranges().iter().enumerate() {
-        let to = if dim < 2 { dim } else { dim + missing };
+        let place = if dim < 2 { dim } else { dim + missing };
         let stride = layout.strides()[dim];
         let flipped = flip.get(dim) == Some(&true) && !range.is_empty();
         let first = if flipped { range.end - 1 } else { range.start };
         start += first as isize * stride;
-        shape[to] = range.len();
-        strides[to] = if flipped { -stride } else { stride };
+        shape[place] = range.len();
+        strides[place] = if flipped { -stride } else { stride };
     }
     View::new(tensor.storage(), start as usize, shape, strides)
 }
 
-/// Runs an expression with the float type in which kernels compute on tensors of a dtype: `f64` for itself, `f32` for
-/// all others.
+/// Runs an expression with the float type of kernels for a dtype: `f64` for `f64`, `f32` for all
+/// others.
 macro_rules! with_float {
     ($dtype:expr, $float:ident => $expression:expr) => {
         match $dtype {
@@ -73,12 +73,12 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
-/// A tensor in the float type of a kernel.
+/// Casts a tensor to the float type of a kernel.
 pub(crate) fn cast<E: Float>(tensor: DispatchTensor) -> Result<FlexTensor> {
     from_dispatch::<Flex>(in_dtype(tensor, E::dtype()))
 }
 
-/// A tensor in the float type of a kernel, its elements in one piece.
+/// Casts a tensor to the float type of a kernel and makes it contiguous.
 pub(crate) fn operand<E: Float>(tensor: DispatchTensor) -> Result<FlexTensor> {
     cast::<E>(tensor).map(contiguous)
 }
@@ -111,7 +111,7 @@ fn narrowed<E: Float>(bytes: Bytes, shape: &[usize], dtype: DType) -> DispatchTe
     )
 }
 
-/// A tensor in another float type.
+/// Casts a tensor to another float type.
 pub(crate) fn in_dtype(tensor: DispatchTensor, dtype: DType) -> DispatchTensor {
     if tensor.dtype() == dtype {
         return tensor;
@@ -123,7 +123,7 @@ pub(crate) fn in_dtype(tensor: DispatchTensor, dtype: DType) -> DispatchTensor {
 pub(crate) fn elements<E: Float>(tensor: &FlexTensor) -> &[E] {
     let layout = tensor.layout();
     match layout.num_elements() {
-        // A view of nothing may begin anywhere.
+        // An empty view may begin outside of the storage.
         0 => &[],
         elements => &tensor.storage()[layout.start_offset()..][..elements],
     }

@@ -1,7 +1,8 @@
-//! Slices taken vector by vector, and results filled by parallel tasks.
+//! Loops over the vectors of slices, and results filled by parallel tasks.
 //!
-//! The end of a slice goes through the same instructions as the rest, in a vector that is not full: an element's result
-//! does not depend on its place. Tasks are cut by the shapes alone: nor does it depend on the number of threads.
+//! The end of a slice runs through the same instructions as the rest, in a partial vector, and
+//! tasks follow from shapes alone: an element's result depends neither on its place nor on the
+//! number of threads.
 
 use std::ops::Range;
 use std::slice;
@@ -12,14 +13,14 @@ use rayon::prelude::*;
 use super::buffer::Buffer;
 use super::simd::{Element, Isa};
 
-/// Elements of a task.
+/// Most elements of a task.
 pub(crate) const CHUNK: usize = 1 << 14;
-/// No vector has more lanes.
+/// Most lanes of a vector.
 pub(crate) const WIDEST: usize = 16;
-/// Sums that are worked on at a time, so that none waits for the one before.
+/// Independent sums of a loop, so that an addition does not wait for the one before.
 const UNROLL: usize = 4;
 
-/// Writes a function of the elements of `inputs`, which are as many as there are outputs.
+/// Writes a function of the elements of `inputs`, each as long as the output.
 #[inline(always)]
 pub(crate) fn apply<S: Simd, E: Element, const N: usize>(
     simd: S,
@@ -44,7 +45,8 @@ pub(crate) fn apply<S: Simd, E: Element, const N: usize>(
     }
 }
 
-/// The sums that `f` adds the vectors of `inputs` to. The last vectors are filled up with those of `rest`.
+/// Sums over `inputs`: `f` adds their vectors to sums. The last vectors are completed with lanes of
+/// `rest`.
 #[inline(always)]
 pub(crate) fn sums<S: Simd, E: Element, const N: usize, const M: usize>(
     simd: S,
@@ -82,7 +84,7 @@ pub(crate) fn sums<S: Simd, E: Element, const N: usize, const M: usize>(
     })
 }
 
-/// The even and the odd elements of a slice of at most two vectors.
+/// Loads the even and the odd elements of a slice of at most two vectors.
 #[inline(always)]
 pub(crate) fn load_pairs<S: Simd, E: Element>(simd: S, from: &[E]) -> [E::Vector<S>; 2] {
     let lanes = E::lanes::<S>();
@@ -99,23 +101,23 @@ pub(crate) fn load_pairs<S: Simd, E: Element>(simd: S, from: &[E]) -> [E::Vector
 
 /// Writes even and odd elements to a slice of at most two vectors.
 #[inline(always)]
-pub(crate) fn store_pairs<S: Simd, E: Element>(simd: S, to: &mut [E], pair: [E::Vector<S>; 2]) {
+pub(crate) fn store_pairs<S: Simd, E: Element>(simd: S, row: &mut [E], pair: [E::Vector<S>; 2]) {
     let lanes = E::lanes::<S>();
     let [first, second] = E::interleave::<S>(pair);
-    if to.len() == 2 * lanes {
+    if row.len() == 2 * lanes {
         // SAFETY: the slice has two vectors.
         unsafe {
-            E::store::<S>(to.as_mut_ptr(), first);
-            E::store::<S>(to.as_mut_ptr().add(lanes), second);
+            E::store::<S>(row.as_mut_ptr(), first);
+            E::store::<S>(row.as_mut_ptr().add(lanes), second);
         }
     } else {
-        let (low, high) = to.split_at_mut(to.len().min(lanes));
+        let (low, high) = row.split_at_mut(row.len().min(lanes));
         E::store_part(simd, low, first);
         E::store_part(simd, high, second);
     }
 }
 
-/// The vector that begins with a slice; zeros follow.
+/// Loads the elements of a slice of at most a vector, and zeros after them.
 #[inline(always)]
 pub(crate) fn load<S: Simd, E: Element>(simd: S, from: &[E]) -> E::Vector<S> {
     if from.len() == E::lanes::<S>() {
@@ -128,22 +130,22 @@ pub(crate) fn load<S: Simd, E: Element>(simd: S, from: &[E]) -> E::Vector<S> {
 
 /// Writes the first lanes to a slice of at most a vector.
 #[inline(always)]
-pub(crate) fn store<S: Simd, E: Element>(simd: S, to: &mut [E], vector: E::Vector<S>) {
-    if to.len() == E::lanes::<S>() {
+pub(crate) fn store<S: Simd, E: Element>(simd: S, row: &mut [E], vector: E::Vector<S>) {
+    if row.len() == E::lanes::<S>() {
         // SAFETY: the slice has room for a vector.
-        unsafe { E::store::<S>(to.as_mut_ptr(), vector) }
+        unsafe { E::store::<S>(row.as_mut_ptr(), vector) }
     } else {
-        E::store_part(simd, to, vector);
+        E::store_part(simd, row, vector);
     }
 }
 
-/// A function that is applied element by element, which may differ from row to row.
+/// An elementwise function, which may differ between rows.
 pub(crate) trait Function<E: Element, const N: usize>: Sync {
-    /// Its values at a vector of a row.
+    /// The values at a vector of a row.
     fn at<S: Simd>(&self, simd: S, row: usize, x: [E::Vector<S>; N]) -> E::Vector<S>;
 }
 
-/// A function of inputs that have `rows` rows.
+/// Applies a function to inputs of `rows` rows, in parallel.
 pub(crate) fn map<E: Element, const N: usize>(
     isa: Isa,
     inputs: [&[E]; N],
@@ -197,10 +199,11 @@ pub(crate) fn map<E: Element, const N: usize>(
     unsafe { filled(len, rows * pieces, range, run) }
 }
 
-/// A buffer of which `run` fills a range per task.
+/// A buffer of which each task fills a range, by `run`.
 ///
 /// # Safety
-/// The ranges must be a partition of `0..len`, and `run` must write all elements of its own without reading them.
+/// The ranges must be a partition of `0..len`, and `run` must write all elements of its range
+/// without reading them.
 unsafe fn filled<E: Element>(
     len: usize,
     tasks: usize,
@@ -229,8 +232,8 @@ unsafe fn filled<E: Element>(
     }
 }
 
-/// A buffer of `[planes, rows, columns]` of which a task fills a band of rows, given its plane, number and elements. The
-/// last band of a plane has the rows that are left as well.
+/// A buffer of `[planes, rows, columns]` of which each task fills a band of rows, given its plane,
+/// number and elements. The last band of a plane also has the remaining rows.
 ///
 /// # Safety
 /// `run` must write all elements without reading them.
@@ -242,13 +245,13 @@ pub(crate) unsafe fn filled_bands<E: Element>(
     let (plane, bands) = (rows * columns, (rows / band).max(1));
     let place = |task: usize| [task / bands, task % bands];
     let range = |task| {
-        let [at, index] = place(task);
+        let [number, index] = place(task);
         let end = if index + 1 == bands {
             plane
         } else {
             (index + 1) * band * columns
         };
-        at * plane + index * band * columns..at * plane + end
+        number * plane + index * band * columns..number * plane + end
     };
     // SAFETY: the ranges are the bands of all planes; the rest is the caller's.
     unsafe {

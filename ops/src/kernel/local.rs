@@ -1,4 +1,4 @@
-//! Operators of one shard with kernels of our own.
+//! Operators of one shard with our own kernels.
 
 use std::fmt::Debug;
 
@@ -11,24 +11,25 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::simd::Isa;
 
-/// An operator on the elements of one tensor, which lie in one piece.
+/// An operator on one contiguous tensor, which does not communicate.
 pub(crate) trait LocalOperator: Copy + Debug + Send + Sync + 'static {
     /// The names of the passes on timelines.
     const NAMES: [&'static str; 2];
 
-    /// Whether the gradient depends on the input's elements, beside its shape.
+    /// Whether the gradient depends on the input's elements, not only on its shape.
     const KEEPS_INPUT: bool;
 
-    /// The result and its shape.
+    /// Computes the result and its shape.
     fn forward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>);
 
-    /// The gradient of an input of this shape; `x` is empty if it is not [kept](Self::KEEPS_INPUT).
+    /// Computes the gradient of an input of this shape; `x` is empty if it is not
+    /// [kept](Self::KEEPS_INPUT).
     fn backward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize], cotangent: &[E]) -> Buffer<E>;
 
-    /// The result by burn's operators, for devices that kernels do not run on.
+    /// Computes the result by burn's operators, for devices without our kernels.
     fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D>;
 
-    /// The result by our kernels or, on a device that they do not run on, by burn's operators.
+    /// Computes the result by our kernels or, on a device without them, by burn's operators.
     fn run<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         if flex::runs_on(&x.device()) {
             Tensor::from_dispatch(apply(Local(self), [x.into_dispatch()]))
@@ -84,7 +85,8 @@ impl<O: LocalOperator> Operator for Local<O> {
     }
 }
 
-/// `[planes, rows, columns]` of a shape of at least two dims, all but the last two being planes.
+/// `[planes, rows, columns]` of a shape of at least two dims; planes are all dims but the last two
+/// together.
 pub(crate) fn planes(shape: &[usize]) -> [usize; 3] {
     let [outer @ .., rows, columns] = shape else {
         panic!("{shape:?}; expected two spatial dims");
@@ -92,7 +94,7 @@ pub(crate) fn planes(shape: &[usize]) -> [usize; 3] {
     [outer.iter().product(), *rows, *columns]
 }
 
-/// A shape with other last two dims.
+/// A shape with its last two dims replaced.
 pub(crate) fn with_planes(shape: &[usize], [_, rows, columns]: [usize; 3]) -> Vec<usize> {
     let mut shape = shape.to_vec();
     let dims = shape.len();

@@ -1,19 +1,21 @@
-//! Functions of vectors: the exponential, and the tails of two distributions that activations are made of.
+//! Functions of vectors: the exponential, and the tails of two distributions, from which
+//! activations are computed.
 //!
-//! GELU and SiLU are `x · F(x)`, for the distribution function `F` of the normal and the logistic distribution. Both are
-//! symmetric, so that with `u = |x|` and the tail `F(-u)`
+//! GELU and SiLU are `x · F(x)`, for the distribution function `F` of the normal and the logistic
+//! distribution. Both are symmetric, so that with `u = |x|` and the tail `F(-u)`
 //!
 //! ```text
 //! x · F(x)  = max(x, 0) - u · F(-u)
 //! its slope = F(-u) - u · F'(u) for x < 0, one minus that for x > 0
 //! ```
 //!
-//! and no digits are lost for any sign of `x`. The exponential reduces its argument by multiples of ln 2 in two parts
-//! (W. J. Cody and W. Waite, Software Manual for the Elementary Functions, 1980). The normal tail is
-//! `F'(u) / (u + G(u))`: `u + G(u)` is the inverse of Mills' ratio, and `G` a smooth function that decays like `1/u`, for
-//! which one rational function is good everywhere. Its error counts less where `u` is large. Its coefficients, all of
-//! them positive, are a minimax fit by Remez's exchange algorithm, made for this file; those of the exponential
-//! interpolate `(e^r - 1 - r) / r²` at Chebyshev's nodes.
+//! and no digits are lost for any sign of `x`. The exponential reduces its argument by multiples of
+//! ln 2 in two parts (W. J. Cody and W. Waite, Software Manual for the Elementary Functions, 1980).
+//! The normal tail is `F'(u) / (u + G(u))`: `u + G(u)` is the inverse of Mills' ratio, and `G` a
+//! smooth function that decays like `1/u`, for which one rational function is good everywhere. Its
+//! error counts less where `u` is large. Its coefficients, all of them positive, are a minimax fit
+//! by Remez's exchange algorithm, made for this file; those of the exponential interpolate
+//! `(e^r - 1 - r) / r²` at Chebyshev's nodes.
 
 use pulp::Simd;
 
@@ -33,7 +35,7 @@ fn polynomial<S: Simd, E: Element>(simd: S, coefficients: &[E], x: E::Vector<S>)
     sum
 }
 
-/// `e^(a · b)` with the product not rounded, where that is a normal number.
+/// `e^(a · b)` without rounding of the product, for results that are normal numbers.
 #[inline(always)]
 fn exp_product<S: Simd, E: Element>(simd: S, a: E::Vector<S>, b: E::Vector<S>) -> E::Vector<S> {
     let Constants {
@@ -65,7 +67,7 @@ pub(crate) fn exp<S: Simd, E: Element>(simd: S, x: E::Vector<S>) -> E::Vector<S>
     E::select_less(simd, [x, lowest], zero, power)
 }
 
-/// A distribution that is symmetric about zero.
+/// Distributions that are symmetric about zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Distribution {
     /// The standard normal distribution, whose distribution function is `(1 + erf(x/√2)) / 2`.
@@ -82,7 +84,7 @@ pub(crate) struct Tail<V> {
 }
 
 impl Distribution {
-    /// Where the tail is zero.
+    /// The end of the tail, beyond which it is zero.
     #[inline(always)]
     pub(crate) fn end<E: Element>(self) -> E {
         let [normal, logistic] = E::CONSTANTS.ends;
@@ -140,7 +142,7 @@ pub(crate) fn gated<S: Simd, E: Element>(
     let u = magnitude::<S, E>(simd, gate, x);
     let Tail { tail, .. } = gate.tail::<S, E>(simd, u);
     let zero = E::splat(simd, E::default());
-    // NaN comes with `u`.
+    // A NaN is in `u`.
     let positive = E::select_less(simd, [zero, x], x, zero);
     E::minus(simd, positive, E::times(simd, u, tail))
 }
@@ -159,7 +161,7 @@ pub(crate) fn gated_slope<S: Simd, E: Element>(
     E::select_less(simd, [x, zero], below, E::minus(simd, one, below))
 }
 
-/// `|x|`, no further than where the tail ends.
+/// `|x|`, limited to the end of the tail.
 #[inline(always)]
 fn magnitude<S: Simd, E: Element>(simd: S, gate: Distribution, x: E::Vector<S>) -> E::Vector<S> {
     let (u, end) = (E::abs(simd, x), E::splat(simd, gate.end()));
@@ -212,7 +214,8 @@ mod tests {
         y
     }
 
-    /// `F(-u)` and `F'(u)`; the normal tail by a series of positive terms, or Laplace's continued fraction.
+    /// `F(-u)` and `F'(u)`; the normal tail by a series of positive terms, or Laplace's continued
+    /// fraction.
     fn tail(gate: Distribution, u: f64) -> [f64; 2] {
         if gate == Distribution::Logistic {
             let decay = (-u).exp();
@@ -263,7 +266,8 @@ mod tests {
         gates.chain([Function::Relu]).collect()
     }
 
-    /// The largest error relative to the value; where slopes change sign, to a quarter. Tiny values only need to be found tiny.
+    /// The largest error relative to the value, or to a quarter where slopes change sign, and its
+    /// place. Tiny values need only be tiny.
     fn worst<E: Element>(isa: Isa, function: Function, x: &[E], tiny: f64) -> (f64, f64) {
         let y = applied(isa, function, x);
         let errors = x.iter().zip(&y).map(|(x, y)| {

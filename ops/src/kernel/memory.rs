@@ -1,4 +1,4 @@
-//! Where kernels read: views of fields, and scratch.
+//! Memory of kernels: views of fields, shared buffers, prefetching, scratch.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -9,7 +9,8 @@ use super::simd::Element;
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 
-/// A strided view of a dense buffer, of `N` dims. Strides count elements; they may be negative, or zero.
+/// A strided view of a dense buffer, of `N` dims. Strides count elements; they may be negative, or
+/// zero.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a, E, const N: usize> {
     first: *const E,
@@ -27,7 +28,7 @@ impl<'a, E, const N: usize> View<'a, E, N> {
     /// The view whose first element is `data[start]`.
     ///
     /// # Panics
-    /// Some element would lie outside of `data`.
+    /// Panics if an element would lie outside of `data`.
     pub(crate) fn new(data: &'a [E], start: usize, shape: [usize; N], strides: [isize; N]) -> Self {
         let (mut low, mut high) = (start as isize, start as isize);
         for (size, stride) in shape.iter().zip(strides) {
@@ -41,7 +42,7 @@ impl<'a, E, const N: usize> View<'a, E, N> {
             "a view of {shape:?} with strides {strides:?} leaves its {} elements",
             data.len()
         );
-        // `wrapping_add`, as a view of nothing may start anywhere.
+        // `wrapping_add`, because an empty view may start outside of `data`.
         let first = data.as_ptr().wrapping_add(start);
         Self {
             first,
@@ -70,22 +71,22 @@ impl<'a, E, const N: usize> View<'a, E, N> {
     }
 }
 
-/// A buffer that tasks write disjoint elements of.
+/// A buffer whose disjoint elements are written by tasks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shared<E>(*mut E);
 
-// SAFETY: whoever writes through it promises that no two tasks touch the same element.
+// SAFETY: writers promise that no two tasks access the same element.
 unsafe impl<E: Send> Send for Shared<E> {}
 // SAFETY: as above.
 unsafe impl<E: Send> Sync for Shared<E> {}
 
 impl<E> Shared<E> {
-    /// The elements from a pointer on.
+    /// The buffer that begins at a pointer.
     pub(crate) fn at_start(start: std::ptr::NonNull<E>) -> Self {
         Self(start.as_ptr())
     }
 
-    /// The elements of a slice, which must outlive the use of this.
+    /// The elements of a slice, which must outlive this buffer.
     pub(crate) fn new(elements: &mut [E]) -> Self {
         Self(elements.as_mut_ptr())
     }
@@ -100,7 +101,7 @@ impl<E> Shared<E> {
     }
 }
 
-/// Asks for a cache line to be brought into the second-level cache, where the instruction set has a way to ask.
+/// Prefetches a cache line into the second-level cache, if the instruction set can.
 #[inline(always)]
 pub(crate) fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -113,9 +114,10 @@ pub(crate) fn prefetch(address: *const u8) {
     let _ = address;
 }
 
-/// Asks for the cache lines of a block that will be written: so many rows of so many elements, `stride` apart.
+/// Prefetches the cache lines of a block to be written: `rows` rows of `elements` elements,
+/// `stride` apart.
 ///
-/// Writing to a line that is in no cache begins with fetching it.
+/// A write to a line that is in no cache waits until the line is fetched.
 #[inline(always)]
 pub(crate) fn prefetch_to_write<E>(first: *const E, [rows, elements]: [usize; 2], stride: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -133,7 +135,7 @@ pub(crate) fn prefetch_to_write<E>(first: *const E, [rows, elements]: [usize; 2]
     let _ = (first, rows, elements, stride);
 }
 
-/// A scratch buffer of this thread, kept between calls: what it holds is left from earlier ones.
+/// Calls `f` with a scratch buffer of this thread, which holds values of earlier calls.
 ///
 /// Inlined, so that `f` is compiled for the instruction set of the caller.
 #[inline(always)]
@@ -146,9 +148,10 @@ pub(crate) fn with_scratch<E: Element, T>(len: usize, f: impl FnOnce(&mut [E]) -
             align_of::<E>() <= align_of::<u64>() && size_of::<u64>().is_multiple_of(size_of::<E>())
         )
     };
-    // Taken out while it is in use: a kernel that runs on this thread meanwhile gets one of its own.
+    // Taken out during use: another kernel that rayon runs on this thread meanwhile gets a buffer
+    // of its own.
     let mut scratch = SCRATCH.take();
-    // Room to begin at a cache line.
+    // Eight words more, to begin at a cache line.
     let words = (len * size_of::<E>()).div_ceil(size_of::<u64>()) + 8;
     if scratch.len() < words {
         scratch.resize(words, 0);

@@ -1,5 +1,6 @@
-//! Tools of CPU kernels: instruction sets, memory, vectors, and tensors of the CPU backend. Kernels know slices, strides
-//! and geometry; nothing of ranks.
+//! Tools of CPU kernels: instruction sets, memory, vectors, and tensors of the CPU backend.
+//!
+//! Kernels know slices, strides and geometry; they do not know ranks.
 
 pub(crate) mod buffer;
 mod constants;

@@ -1,7 +1,11 @@
 //! Kernels written once for all instruction sets.
 //!
-//! A kernel is a [`WithSimd`]; [`Isa::run`] compiles it for the instruction set at hand through `pulp`. [`Element`] makes
-//! it generic over `f32` and `f64` as well.
+//! A kernel is a [`WithSimd`]; [`Isa::run`] runs the copy of it that `pulp` compiles for an
+//! instruction set. [`Element`] makes it generic over `f32` and `f64`.
+//!
+//! Code of a kernel must be inlined into `vectorize` to be compiled for the instruction set; hence
+//! `#[inline(always)]`. A closure that passes through a function that is not inlined
+//! (`LocalKey::with`) calls every intrinsic.
 
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Mul, Sub};
@@ -27,12 +31,12 @@ pub(crate) enum Isa {
     /// NEON.
     #[cfg(target_arch = "aarch64")]
     Neon(pulp::aarch64::Neon),
-    /// Whatever the compiler makes of one lane.
+    /// One lane, for any processor.
     Portable,
 }
 
 impl Isa {
-    /// All that this machine has, the fastest first.
+    /// The instruction sets of this machine, the fastest first.
     pub(crate) fn available() -> Vec<Self> {
         let mut found = Vec::new();
         #[cfg(target_arch = "x86_64")]
@@ -46,7 +50,8 @@ impl Isa {
         found
     }
 
-    /// The one that kernels run on: the fastest, or what `HALOCLINE_ISA` says (`avx512`, `avx2`, `neon`, `portable`).
+    /// The instruction set for kernels: the one that `HALOCLINE_ISA` names (`avx512`, `avx2`,
+    /// `neon`, `portable`), or the fastest.
     ///
     /// # Errors
     /// The variable names one that this machine does not have.
@@ -116,7 +121,7 @@ pub(crate) trait Element:
     + Sync
     + 'static
 {
-    /// As many as an instruction works on.
+    /// The elements that one instruction works on.
     type Vector<S: Simd>: Copy;
 
     /// The number of elements of a vector.
@@ -127,7 +132,7 @@ pub(crate) trait Element:
     /// One value in all lanes.
     fn splat<S: Simd>(simd: S, value: Self) -> Self::Vector<S>;
 
-    /// `a · b + c`, rounded once where the instruction set can.
+    /// `a · b + c`, rounded once if the instruction set has an instruction for it.
     fn mul_add<S: Simd>(
         simd: S,
         a: Self::Vector<S>,
@@ -135,7 +140,7 @@ pub(crate) trait Element:
         c: Self::Vector<S>,
     ) -> Self::Vector<S>;
 
-    /// `a · b + c`, rounded once on every instruction set, however slow that is.
+    /// `a · b + c`, rounded once on every instruction set, also where that is slow.
     fn fused_mul_add<S: Simd>(
         simd: S,
         a: Self::Vector<S>,
@@ -158,7 +163,8 @@ pub(crate) trait Element:
     /// `|a|`.
     fn abs<S: Simd>(simd: S, a: Self::Vector<S>) -> Self::Vector<S>;
 
-    /// `yes` in the lanes where the first of a pair is less than the second, else `no`: also where one is NaN.
+    /// `yes` in the lanes where the first of a pair is less than the second, else `no`: also where
+    /// one is NaN.
     fn select_less<S: Simd>(
         simd: S,
         pair: [Self::Vector<S>; 2],
@@ -174,22 +180,23 @@ pub(crate) trait Element:
         no: Self::Vector<S>,
     ) -> Self::Vector<S>;
 
-    /// `a · 2ⁿ` for `shifted = n + 1.5 · 2ᵐ`, with `m` the bits of the mantissa; `a` and the result must be normal.
+    /// `a · 2ⁿ` for `shifted = n + 1.5 · 2ᵐ`, with `m` the bits of the mantissa; `a` and the result
+    /// must be normal.
     fn scale<S: Simd>(simd: S, a: Self::Vector<S>, shifted: Self::Vector<S>) -> Self::Vector<S>;
 
-    /// The vector that begins with a slice of at most as many elements; the other lanes are those of `rest`.
+    /// The elements of a slice of at most a vector, then the lanes of `rest`.
     fn load_part<S: Simd>(simd: S, from: &[Self], rest: Self::Vector<S>) -> Self::Vector<S>;
 
-    /// Writes the first lanes to a slice of at most as many elements.
-    fn store_part<S: Simd>(simd: S, to: &mut [Self], vector: Self::Vector<S>);
+    /// Writes the first lanes to a slice of at most a vector.
+    fn store_part<S: Simd>(simd: S, place: &mut [Self], vector: Self::Vector<S>);
 
-    /// What the functions of [`math`](super::math) are made of.
+    /// Constants of the functions of [`math`](super::math).
     const CONSTANTS: Constants<Self>;
 
-    /// The nearest value.
+    /// The nearest value of this type.
     fn from_f64(value: f64) -> Self;
 
-    /// The same value.
+    /// The value in double precision.
     fn to_f64(self) -> f64;
 
     /// The sum of the lanes, in an order that the instruction set fixes.
@@ -209,33 +216,34 @@ pub(crate) trait Element:
     #[inline(always)]
     fn interleave<S: Simd>(pair: [Self::Vector<S>; 2]) -> [Self::Vector<S>; 2] {
         let (lanes, mut turns) = (Self::lanes::<S>(), pair);
-        let (from, to) = (
+        let (from, place) = (
             pair.as_ptr().cast::<Self>(),
             turns.as_mut_ptr().cast::<Self>(),
         );
         for lane in 0..lanes {
             // SAFETY: both have twice as many elements as there are lanes, and no padding.
             unsafe {
-                *to.add(2 * lane) = *from.add(lane);
-                *to.add(2 * lane + 1) = *from.add(lanes + lane);
+                *place.add(2 * lane) = *from.add(lane);
+                *place.add(2 * lane + 1) = *from.add(lanes + lane);
             }
         }
         turns
     }
 
-    /// The even and the odd lanes of two vectors: the inverse of [`interleave`](Element::interleave).
+    /// The even and the odd lanes of two vectors: the inverse of
+    /// [`interleave`](Element::interleave).
     #[inline(always)]
     fn deinterleave<S: Simd>(turns: [Self::Vector<S>; 2]) -> [Self::Vector<S>; 2] {
         let (lanes, mut pair) = (Self::lanes::<S>(), turns);
-        let (from, to) = (
+        let (from, place) = (
             turns.as_ptr().cast::<Self>(),
             pair.as_mut_ptr().cast::<Self>(),
         );
         for lane in 0..lanes {
             // SAFETY: both have twice as many elements as there are lanes, and no padding.
             unsafe {
-                *to.add(lane) = *from.add(2 * lane);
-                *to.add(lanes + lane) = *from.add(2 * lane + 1);
+                *place.add(lane) = *from.add(2 * lane);
+                *place.add(lanes + lane) = *from.add(2 * lane + 1);
             }
         }
         pair
@@ -246,9 +254,9 @@ pub(crate) trait Element:
     /// # Safety
     /// All lanes must lie in one allocation that nothing else uses meanwhile.
     #[inline(always)]
-    unsafe fn store<S: Simd>(to: *mut Self, vector: Self::Vector<S>) {
+    unsafe fn store<S: Simd>(place: *mut Self, vector: Self::Vector<S>) {
         // SAFETY: the caller's; unaligned writes are allowed.
-        unsafe { to.cast::<Self::Vector<S>>().write_unaligned(vector) }
+        unsafe { place.cast::<Self::Vector<S>>().write_unaligned(vector) }
     }
 }
 
@@ -299,7 +307,8 @@ macro_rules! element {
 
             #[inline(always)]
             fn scale<S: Simd>(simd: S, a: S::$vector, shifted: S::$vector) -> S::$vector {
-                // A shift to the left by the bits of the mantissa, which every instruction set has as a product.
+                // A shift to the left by the bits of the mantissa, as a product, which every
+                // instruction set has.
                 let unit = simd.$splat_bits(1 << (Self::MANTISSA_DIGITS - 1));
                 let exponent = simd.$mul_bits(simd.$to_bits(shifted), unit);
                 simd.$from_bits(simd.$add_bits(simd.$to_bits(a), exponent))
@@ -315,11 +324,11 @@ macro_rules! element {
             }
 
             #[inline(always)]
-            fn store_part<S: Simd>(simd: S, to: &mut [Self], vector: S::$vector) {
-                debug_assert!(to.len() <= Self::lanes::<S>());
-                let mask = simd.$mask(0, to.len() as $bits);
+            fn store_part<S: Simd>(simd: S, place: &mut [Self], vector: S::$vector) {
+                debug_assert!(place.len() <= Self::lanes::<S>());
+                let mask = simd.$mask(0, place.len() as $bits);
                 // SAFETY: the mask has the lanes of the slice.
-                unsafe { simd.$store(mask, to.as_mut_ptr(), vector) }
+                unsafe { simd.$store(mask, place.as_mut_ptr(), vector) }
             }
 
             #[inline]

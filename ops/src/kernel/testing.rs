@@ -1,4 +1,4 @@
-//! What the tests of kernels share.
+//! Helpers of kernels' tests.
 
 use super::simd::Element;
 
@@ -14,7 +14,7 @@ pub(crate) fn random(len: usize, seed: u64) -> Vec<f64> {
     (0..len).map(|_| next()).collect()
 }
 
-/// The nearest elements.
+/// Rounds values to the nearest elements.
 pub(crate) fn rounded<E: Element>(x: &[f64]) -> Vec<E> {
     x.iter().map(|&x| E::from_f64(x)).collect()
 }
@@ -25,7 +25,7 @@ pub(crate) fn dot<E: Element>(x: &[E], y: &[E]) -> f64 {
     x.iter().zip(y).map(|(x, y)| x.to_f64() * y.to_f64()).sum()
 }
 
-/// Whether all elements are within `tolerance` of what is expected.
+/// Asserts that all elements are within `tolerance` of the expected values.
 pub(crate) fn assert_close<E: Element>(found: &[E], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len());
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
@@ -37,7 +37,7 @@ pub(crate) fn assert_close<E: Element>(found: &[E], expected: &[f64], tolerance:
     }
 }
 
-/// What `f` gives, on one thread as on three.
+/// The result of `f`, which must be the same on one thread and on three.
 pub(crate) fn same_for_all_pools<T: PartialEq + std::fmt::Debug + Send>(
     f: impl Fn() -> T + Sync,
 ) -> T {

@@ -1,8 +1,9 @@
 //! Losses between a prediction and a target of the same layout.
 //!
 //! # Placement
-//! The result has shape `[1]` and is `Partial(Sum)` on every axis over which the prediction is sharded: call
-//! [`resolve`](Field::resolve) before reading it. `backward()` takes either.
+//! The result has shape `[1]` and is `Partial(Sum)` on every axis over which the prediction is
+//! sharded: call [`resolve`](Field::resolve) before reading it. `backward()` accepts a partial and
+//! a resolved loss.
 //!
 //! # Adjoint
 //! The derivative of the loss with respect to each cell, on the rank that owns it.
@@ -16,13 +17,25 @@ use halocline_core::ShardTensor;
 use crate::field::{Field, Rank};
 use crate::reduce::ReduceField;
 
-/// How element losses become one number.
+/// Reduction of the losses of elements to one number.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::{Reduction, l1_loss};
+///
+/// let loss = |reduction| {
+///     let (x, target) = (Tensor::<1>::from([1.0, 2.0]), Tensor::from([2.0, 5.0]));
+///     l1_loss(x, target, reduction).into_scalar::<f32>()
+/// };
+/// assert_eq!((loss(Reduction::Mean), loss(Reduction::Sum)), (2.0, 4.0));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
-    /// Their mean over all elements of the whole field.
+    /// The mean over all elements of the whole field.
     #[default]
     Mean,
-    /// Their sum.
+    /// The sum over all elements of the whole field.
     Sum,
 }
 
@@ -33,7 +46,7 @@ fn reduced<const D: usize, X: Field<D>>(losses: X, reduction: Reduction) -> Rank
     }
 }
 
-/// `(x − target)²`.
+/// The squared error, `(x − target)²`.
 ///
 /// # Example
 /// ```
@@ -49,15 +62,35 @@ pub fn mse_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reducti
     reduced(error.clone() * error, reduction)
 }
 
-/// `|x − target|`.
+/// The absolute error, `|x − target|`.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::{Reduction, l1_loss};
+///
+/// let x = Tensor::<1>::from([1.0, 2.0, 4.0]);
+/// let loss = l1_loss(x, Tensor::from([1.0, 0.0, 8.0]), Reduction::Mean);
+/// assert_eq!(loss.into_scalar::<f32>(), 2.0);
+/// ```
 pub fn l1_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reduction) -> Rank<X, 1> {
     reduced((x - target).map(|error| error.abs()), reduction)
 }
 
-/// `½·e²` where `|e| ≤ δ`, else `δ·(|e| − δ/2)`, for `e = x − target` (Huber 1964).
+/// Huber's loss: `½·e²` where `|e| ≤ δ`, else `δ·(|e| − δ/2)`, for `e = x − target` (Huber 1964).
 ///
 /// # Panics
 /// Panics if `delta` is not positive.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::{Reduction, huber_loss};
+///
+/// let x = Tensor::<1>::from([1.0, 4.0]);
+/// let loss = huber_loss(x, Tensor::from([0.0, 0.0]), 2.0, Reduction::Sum);
+/// assert_eq!(loss.into_scalar::<f32>(), 0.5 + 6.0);
+/// ```
 pub fn huber_loss<const D: usize, X: Field<D>>(
     x: X,
     target: X,
@@ -78,13 +111,46 @@ pub fn huber_loss<const D: usize, X: Field<D>>(
     reduced(losses, reduction)
 }
 
-/// The value of a loss, on every rank: an all-reduce where it is partial.
+/// The value of a loss, on every rank; a partial loss is resolved by an all-reduce.
+///
+/// # Panics
+/// [Raises](halocline_core::Error::raise) a failure of communication.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::{ReduceField, loss_value};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?;
+///     assert_eq!(loss_value(&x.sum()), 5.0);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn loss_value<X: Field<1>>(loss: &X) -> f64 {
     let (local, _, _) = loss.clone().into_shard().detach().resolve().into_parts();
     local.into_scalar()
 }
 
-/// Backpropagates from a loss of either kind.
+/// Computes gradients by backpropagation from a loss, plain or sharded.
+///
+/// # Panics
+/// Panics where [`ShardTensor::backward`] does.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_ops::{Reduction, backward, mse_loss};
+///
+/// let device = Device::default().autodiff();
+/// let x = Tensor::<1>::from_floats([1.0, 4.0], &device).require_grad();
+/// let target = Tensor::<1>::from_floats([0.0, 1.0], &device);
+/// let gradients = backward(mse_loss(x.clone(), target, Reduction::Sum));
+/// let gradient = x.grad(&gradients).expect("a gradient");
+/// gradient.into_data().assert_eq(&[2.0_f32, 6.0].into(), true);
+/// ```
 pub fn backward<X: Field<1>>(loss: X) -> burn::tensor::Gradients {
     let loss: ShardTensor<1> = loss.into_shard();
     loss.backward()

@@ -13,8 +13,8 @@
 //! | `Replicate` | `Replicate` | `Replicate` |
 //!
 //! # Adjoint
-//! The single-device one on each rank; the gradient of a replicated operand is summed over the axes on which the other
-//! one is sharded.
+//! Each rank computes the single-device adjoint of its shards. The gradient of a replicated operand
+//! is summed over the axes on which the other one is sharded.
 
 mod golden;
 
@@ -44,10 +44,26 @@ fn same_type(operator: &str, one: DType, other: DType) -> Result<()> {
     Err(Error::operator(operator, message))
 }
 
-/// The product of two sharded tensors of the same batch shape.
+/// Multiplies two sharded tensors of the same batch shape. See the [module](self).
 ///
 /// # Errors
 /// A combination of placements without a rule, shapes, number types or meshes that do not fit.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Partial, ReduceOp, Shard, ShardTensor};
+/// use halocline_ops::matmul::matmul;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("tensor", 2)])?;
+///     let a = ShardTensor::<2>::ones([3, 5], &mesh, &[Shard(1)])?;
+///     let b = ShardTensor::<2>::ones([5, 4], &mesh, &[Shard(0)])?;
+///     let y = matmul(a, b)?;
+///     assert_eq!((y.dims(), y.placements()), ([3, 4], &[Partial(ReduceOp::Sum)][..]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn matmul<const D: usize>(a: ShardTensor<D>, b: ShardTensor<D>) -> Result<ShardTensor<D>> {
     let (shape_a, shape_b) = (a.dims(), b.dims());
     if D < 2 || shape_a[..D - 2] != shape_b[..D - 2] || shape_a[D - 1] != shape_b[D - 2] {
@@ -75,14 +91,15 @@ pub fn matmul<const D: usize>(a: ShardTensor<D>, b: ShardTensor<D>) -> Result<Sh
     let (b, layout_b, _) = b.into_parts();
     let a = operand(a, &layout_a, &mesh, pairing.fan_out(0), MATMUL)?;
     let b = operand(b, &layout_b, &mesh, pairing.fan_out(1), MATMUL)?;
-    // `Tensor::matmul` records more steps for some local shapes, and the graph must be the same on every rank.
+    // `Tensor::matmul` records more steps for some local shapes, and the graph must be the same on
+    // every rank.
     let product =
         Tensor::<D>::from_dispatch(Dispatch::float_matmul(a.into_dispatch(), b.into_dispatch()));
     let product = drop_empty(product, &layout, mesh.position(), MATMUL)?;
     Ok(ShardTensor::from_parts(product, layout, mesh))
 }
 
-/// An operand that has fanned out, without empty dims.
+/// Passes an operand through `fan_out`, and fills its empty dims.
 fn operand<const D: usize>(
     local: Tensor<D>,
     layout: &Layout,
@@ -103,11 +120,25 @@ fn operand<const D: usize>(
 /// `x · weight + bias` over the last dim, with `weight` `[features_in, features_out]` as in burn.
 ///
 /// # Placement
-/// As for [`matmul`], with leading dims of `x` in the place of rows, and `bias` sharded as the weight's columns. Where
-/// features in are sharded the result is partial, and there must be no bias: add it to the resolved result.
+/// As for [`matmul`], with the leading dims of `x` as rows, and `bias` sharded as the weight's
+/// columns. If `features_in` is sharded, the result is partial and there must be no bias: add it to
+/// the resolved result.
 ///
 /// # Errors
 /// A combination of placements without a rule, shapes or number types that do not fit.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::matmul::linear;
+///
+/// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 2.0]]));
+/// let weight = Tensor::<2>::from([[1.0], [10.0]]);
+/// let y = linear(x, weight, Some(Tensor::<1>::from([0.5]).into()))?;
+/// y.into_parts().0.into_data().assert_eq(&[[21.5_f32]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn linear<const D: usize>(
     x: ShardTensor<D>,
     weight: impl Into<Operand<2>>,
@@ -172,6 +203,15 @@ pub trait MatmulField<const D: usize>: Field<D> {
     ///
     /// # Panics
     /// Panics where [`matmul`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::MatmulField;
+    ///
+    /// let (a, b) = (Tensor::<2>::from([[1.0, 2.0]]), Tensor::<2>::from([[3.0], [4.0]]));
+    /// MatmulField::matmul(a, b).into_data().assert_eq(&[[11.0_f32]].into(), true);
+    /// ```
     #[must_use]
     fn matmul(self, other: Self) -> Self {
         let other = other.into_shard();
@@ -182,6 +222,16 @@ pub trait MatmulField<const D: usize>: Field<D> {
     ///
     /// # Panics
     /// Panics where [`linear`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::MatmulField;
+    ///
+    /// let weight = Tensor::<2>::from([[1.0], [10.0]]);
+    /// let y = Tensor::<2>::from([[1.0, 2.0]]).linear(weight, None);
+    /// y.into_data().assert_eq(&[[21.0_f32]].into(), true);
+    /// ```
     #[must_use]
     fn linear(self, weight: impl Into<Operand<2>>, bias: Option<Operand<1>>) -> Self {
         run(self, |x| linear(x, weight, bias))
@@ -213,7 +263,8 @@ mod tests {
         }
     }
 
-    /// Columns of one weight and rows of the next: one sum over the ranks, uneven and empty shards included.
+    /// Columns of one weight and rows of the next: one sum over the ranks, uneven and empty shards
+    /// included.
     #[test]
     fn weights_may_be_sharded_in_columns_and_rows() {
         let run = |ranks: usize, extents: &[usize]| {
@@ -260,8 +311,9 @@ mod tests {
         check_op(&Dense, &[[7, 5]], &[[5, 3]], &[0], 1e-6);
     }
 
-    /// The product of a rank with one row lies between two others that communicate at the depths next to its own: if it
-    /// took more steps there than elsewhere, ranks would run the backward pass in different orders.
+    /// One rank has a single row. Its product is in the graph between two operators that
+    /// communicate: with more steps than on other ranks, the ranks would run the backward pass in
+    /// different orders.
     #[test]
     fn ranks_with_one_row_go_through_the_same_graph() {
         let gradient = |ranks: usize| {
@@ -307,11 +359,11 @@ mod tests {
 
     #[test]
     fn operands_of_two_number_types_are_refused() {
-        let of = |dtype| Tensor::<2>::ones([4, 4], (&Default::default(), dtype));
-        let single = || ShardTensor::solo(of(DType::F32));
+        let ones = |dtype| Tensor::<2>::ones([4, 4], (&Default::default(), dtype));
+        let single = || ShardTensor::solo(ones(DType::F32));
         let products = [
-            matmul(single(), ShardTensor::solo(of(DType::F64))),
-            linear(single(), of(DType::F64), None),
+            matmul(single(), ShardTensor::solo(ones(DType::F64))),
+            linear(single(), ones(DType::F64), None),
         ];
         for (product, name) in products.into_iter().zip(["matmul", "linear"]) {
             let error = product.unwrap_err().to_string();
@@ -324,8 +376,8 @@ mod tests {
         Launcher::local(2)
             .run(|world| {
                 let mesh = world.mesh([("x", 2)])?;
-                let of = |placement| ShardTensor::<2>::ones([4, 4], &mesh, &[placement]);
-                let error = matmul(of(Shard(0))?, of(Shard(1))?)
+                let ones = |placement| ShardTensor::<2>::ones([4, 4], &mesh, &[placement]);
+                let error = matmul(ones(Shard(0))?, ones(Shard(1))?)
                     .unwrap_err()
                     .to_string();
                 assert!(

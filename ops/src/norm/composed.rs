@@ -1,18 +1,19 @@
-//! Normalization by burn's operators: for devices that our kernels do not run on.
+//! Normalization by burn's operators, for devices without our kernels.
 
 use burn::tensor::{FloatDType, Tensor};
 
 use super::kernel::group::Extents;
 
-/// [`group_norm`](super::group_norm) of a shard; `sum` adds over the ranks among which a sample's cells are, `count` is
-/// the number of a group's elements on all of them, and `own` whether those of this shard belong to the field.
+/// [`group_norm`](super::group_norm) of a shard. `sum` adds over the ranks that hold the cells of
+/// the same sample, `count` is the number of a group's elements on all of them, and `present`
+/// whether the shard has cells of the field, not filler.
 pub(super) fn group_norm<const D: usize>(
     x: Tensor<D>,
     [weight, bias]: [Tensor<1>; 2],
     extents: Extents,
     count: f64,
     epsilon: f64,
-    own: bool,
+    present: bool,
     sum: impl Fn(Tensor<2>) -> Tensor<2>,
 ) -> Tensor<D> {
     let Extents {
@@ -26,8 +27,8 @@ pub(super) fn group_norm<const D: usize>(
     let x = widened(x).reshape([batch * groups, channels / groups * cells]);
     let mean = sum(x.clone().sum_dim(1)) / count;
     let centred = x - mean;
-    // A factor rather than a branch: the graph is the same on all ranks.
-    let squares = centred.clone().square().sum_dim(1) * f64::from(u8::from(own));
+    // A factor instead of a branch: the graph is the same on all ranks.
+    let squares = centred.clone().square().sum_dim(1) * f64::from(u8::from(present));
     let deviation = (sum(squares) / count + epsilon).sqrt();
     let y = (centred / deviation).reshape([batch, channels, cells]);
     (y * weight + bias).reshape(shape).cast(dtype)
@@ -47,7 +48,7 @@ pub(super) fn layer_norm<const D: usize>(
     (centred / deviation * weight + bias).cast(dtype)
 }
 
-/// A tensor in the precision that is computed in.
+/// Casts a tensor to the precision of the computation, at least f32.
 fn widened<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     if x.dtype().size() < size_of::<f32>() {
         return x.cast(FloatDType::F32);

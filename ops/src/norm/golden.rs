@@ -39,7 +39,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
     },
 ];
 
-/// As many groups as channels, if the case does not say.
+/// Runs a case of a group or instance norm: without a number of groups, one for each channel.
 fn group(case: &Case) -> Result<Box<dyn Output>> {
     with_dims!(case.dims(), D => {
         let x = case.input::<D>(0)?;

@@ -1,20 +1,20 @@
 //! Group, instance and layer normalization.
 //!
-//! `y = (x − mean) / √(variance + epsilon) · weight + bias`, with the variance of the population. Semantics follow
-//! PyTorch.
+//! `y = (x − mean) / √(variance + epsilon) · weight + bias`, with the variance of the population.
+//! Semantics follow PyTorch.
 //!
-//! - [`group_norm`]: mean and variance over the cells of the field and the channels of a group, per sample. With as many
-//!   groups as channels it is instance normalization.
+//! - [`group_norm`]: mean and variance over the cells of the field and the channels of a group, per
+//!   sample. With as many groups as channels it is instance normalization.
 //! - [`layer_norm`]: mean and variance over the last dim.
 //!
 //! # Placement
-//! Batch and spatial dims may be sharded in `group_norm`, all dims but the last in `layer_norm`; channels, and the last
-//! dim, must be whole; values resolved.
+//! `group_norm`: batch and spatial dims may be sharded, channels must be whole. `layer_norm`: all
+//! dims but the last may be sharded. Values must be resolved.
 //!
 //! # Communication
-//! `group_norm` gathers count, mean and sum of squared deviations per sample and group from the ranks among which the
-//! cells are, three numbers each, and combines them in the order of ranks; two numbers in the backward pass.
-//! `layer_norm` sends nothing.
+//! `group_norm` gathers count, mean and sum of squared deviations, per sample and group, from the
+//! ranks that hold the sample's cells, and combines them in the order of ranks; in the backward
+//! pass, two sums. `layer_norm` sends nothing.
 //!
 //! # Adjoint
 //! Gradients of weight and bias are summed over all ranks between which `x` is sharded.
@@ -39,11 +39,26 @@ use crate::operand::Operand;
 use kernel::group::Extents;
 use node::{GroupRun, Norm};
 
-/// Normalizes every group of channels of every sample.
+/// Normalizes every group of channels of every sample. See the [module](self).
 ///
 /// # Errors
-/// Groups that do not divide the channels, parameters of another size, a placement without a rule, a failure of
-/// communication.
+/// Groups that do not divide the channels, parameters of another size, a placement without a rule,
+/// a failure of communication.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_ops::norm::group_norm;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<3>::ones([2, 4, 5], &mesh, &[Shard(2)])?;
+///     let y = group_norm(x, 2, None, None, 1e-5)?; // all cells are equal to their mean
+///     assert_eq!(y.full_tensor(LocalGradient::Replicated).abs().max().into_scalar::<f32>(), 0.0);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn group_norm<const D: usize>(
     x: ShardTensor<D>,
     groups: usize,
@@ -61,6 +76,16 @@ pub trait NormField<const D: usize>: Field<D> {
     ///
     /// # Panics
     /// Panics where [`group_norm`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::NormField;
+    ///
+    /// let x = Tensor::<3>::from([[[1.0, 3.0], [10.0, 30.0]]]);
+    /// let y = x.group_norm(2, None, None, 0.0); // a group for each channel
+    /// y.into_data().assert_eq(&[[[-1.0_f32, 1.0], [-1.0, 1.0]]].into(), true);
+    /// ```
     #[must_use]
     fn group_norm(
         self,
@@ -76,6 +101,15 @@ pub trait NormField<const D: usize>: Field<D> {
     ///
     /// # Panics
     /// Panics where [`layer_norm`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::NormField;
+    ///
+    /// let y = Tensor::<2>::from([[1.0, 3.0], [10.0, 30.0]]).layer_norm(None, None, 0.0);
+    /// y.into_data().assert_eq(&[[-1.0_f32, 1.0], [-1.0, 1.0]].into(), true);
+    /// ```
     #[must_use]
     fn layer_norm(
         self,
@@ -107,6 +141,7 @@ fn grouped<const D: usize>(
         return Err(Error::operator(NAME, message));
     }
     x.require_whole(NAME, 1)?;
+    // Here, not in a kernel: an unknown HALOCLINE_ISA is an error before anything is sent.
     Isa::chosen()?;
     let [weight, bias] = complete(&x, 1, parameters, NAME)?;
     let axes = x
@@ -136,24 +171,37 @@ fn grouped<const D: usize>(
     } else {
         let all: Vec<usize> = (0..D).collect();
         let filled = fill_empty(local, &layout, &all, NAME, 0.0)?;
-        let (extents, own) = (extents(filled.dims()), !held.contains(&0));
-        let sum = |own| {
-            let sum = all_reduce(own, &mesh, &axes, ReduceOp::Sum, operation.clone());
+        let (extents, present) = (extents(filled.dims()), !held.contains(&0));
+        let sum = |part| {
+            let sum = all_reduce(part, &mesh, &axes, ReduceOp::Sum, operation.clone());
             fan_out(sum, &mesh, &axes, NAME)
         };
         let parameters = [weight, bias];
         let y = Error::catch(|| {
-            composed::group_norm(filled, parameters, extents, count, epsilon, own, sum)
+            composed::group_norm(filled, parameters, extents, count, epsilon, present, sum)
         })?;
         drop_empty(y, &layout, mesh.position(), NAME)?
     };
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 
-/// Normalizes the last dim.
+/// Normalizes over the last dim. See the [module](self).
 ///
 /// # Errors
 /// Parameters of another size, a placement without a rule.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::norm::layer_norm;
+///
+/// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 3.0]]));
+/// let scale = Tensor::<1>::from([5.0, 5.0]);
+/// let y = layer_norm(x, Some(scale.into()), None, 0.0)?;
+/// y.into_parts().0.into_data().assert_eq(&[[-5.0_f32, 5.0]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn layer_norm<const D: usize>(
     x: ShardTensor<D>,
     weight: Option<Operand<1>>,
@@ -163,6 +211,7 @@ pub fn layer_norm<const D: usize>(
     const NAME: &str = "layer_norm";
     x.require_resolved(NAME)?;
     x.require_whole(NAME, D - 1)?;
+    // As in `grouped`: before anything is sent.
     Isa::chosen()?;
     let [weight, bias] = complete(&x, D - 1, [weight, bias], NAME)?;
     let (local, layout, mesh) = x.into_parts();
@@ -177,7 +226,8 @@ pub fn layer_norm<const D: usize>(
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 
-/// Weight and bias of the size of a dim, for kernels on the shards of `x`; ones and zeros if none.
+/// Weight and bias with the size of a dim, for kernels on the shards of `x`; by default ones and
+/// zeros.
 fn complete<const D: usize>(
     x: &ShardTensor<D>,
     dim: usize,
@@ -208,7 +258,7 @@ mod tests {
 
     struct Group(usize);
 
-    /// The same by burn's operators.
+    /// [`Group`] by burn's operators.
     struct Composed(usize);
 
     impl<const D: usize> Operator<D, D> for Composed {

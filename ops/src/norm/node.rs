@@ -1,4 +1,4 @@
-//! Normalization by kernels, and the sums over ranks between them, in one node of the graph.
+//! Normalization as one node of the graph: kernels, and the sums over ranks between them.
 
 use std::sync::Arc;
 
@@ -23,17 +23,17 @@ pub(super) enum Norm {
 #[derive(Clone, Debug)]
 pub(super) struct GroupRun {
     pub extents: Extents,
-    /// Elements of a group on all ranks.
+    /// Number of elements of a group on all ranks.
     pub count: f64,
     pub epsilon: f64,
     pub comm: Arc<dyn Communicator>,
-    /// The ranks among which a sample's cells are.
+    /// The ranks that hold the cells of the same sample.
     pub ranks: Arc<[usize]>,
     pub operation: Operation,
 }
 
 impl Norm {
-    /// The normalized shard.
+    /// Normalizes the shard.
     pub(super) fn apply<const D: usize>(
         self,
         x: Tensor<D>,
@@ -46,7 +46,7 @@ impl Norm {
 }
 
 impl Operator for Norm {
-    /// The statistics that the result was normalized by.
+    /// The statistics of the result's normalization.
     type Saved = Arc<[Statistic]>;
 
     fn names(&self) -> Option<[&'static str; 2]> {
@@ -133,10 +133,10 @@ impl Norm {
 
 impl GroupRun {
     /// The statistics of every (sample, group), from the moments of this rank's cells.
-    fn statistics(&self, own: Vec<Moments>) -> Result<Arc<[Statistic]>> {
-        let numbers: Vec<f64> = own
+    fn statistics(&self, local: Vec<Moments>) -> Result<Arc<[Statistic]>> {
+        let numbers: Vec<f64> = local
             .iter()
-            .flat_map(|of| [of.count, of.mean, of.squares])
+            .flat_map(|group| [group.count, group.mean, group.squares])
             .collect();
         let all = all_gather_numbers(&self.comm, &self.ranks, &self.operation, &numbers)?;
         let moments = all.iter().map(|numbers| {
@@ -152,24 +152,24 @@ impl GroupRun {
             mean: 0.0,
             squares: 0.0,
         };
-        let mut total = vec![none; own.len()];
+        let mut total = vec![none; local.len()];
         for rank in moments {
             for (sum, more) in total.iter_mut().zip(rank) {
                 *sum = sum.combine(more);
             }
         }
-        let statistics = total.into_iter().map(|of| of.statistic(self.epsilon));
+        let statistics = total.into_iter().map(|group| group.statistic(self.epsilon));
         Ok(statistics.collect())
     }
 
     /// The sums of every (sample, group) over all ranks.
-    fn group_sums(&self, own: Vec<Sums>) -> Result<Vec<Sums>> {
-        let numbers: Vec<f64> = own
+    fn group_sums(&self, local: Vec<Sums>) -> Result<Vec<Sums>> {
+        let numbers: Vec<f64> = local
             .iter()
-            .flat_map(|of| [of.cotangent, of.product])
+            .flat_map(|group| [group.cotangent, group.product])
             .collect();
         let operation = self.operation.backward();
-        let mut total = vec![Sums::default(); own.len()];
+        let mut total = vec![Sums::default(); local.len()];
         for numbers in all_gather_numbers(&self.comm, &self.ranks, &operation, &numbers)? {
             let (pairs, _) = numbers.as_chunks();
             for (sum, [cotangent, product]) in total.iter_mut().zip(pairs) {

@@ -1,6 +1,6 @@
 //! Pooling of `[planes, rows, columns]` by windows of 2 × 2 that do not overlap, and the adjoints.
 //!
-//! A last row or column without a partner is ignored, and gets a gradient of zero.
+//! A last row or column outside of all windows is ignored, and gets a gradient of zero.
 
 use pulp::{Simd, WithSimd};
 
@@ -32,15 +32,15 @@ pub(crate) fn average_adjoint<E: Element>(
     spread(isa, cotangent, shape, 0.25)
 }
 
-/// What is made of a window.
+/// Result of a window.
 #[derive(Clone, Copy)]
 enum Window {
     Max,
-    /// The sum, times a factor.
+    /// The sum of the elements, times a factor.
     Sum(f64),
 }
 
-/// The two rows of a band of windows, without a column that has no partner.
+/// The two rows of a band of windows, without a last column outside of them.
 fn pair_of_rows<E>(x: &[E], [_, rows, columns]: [usize; 3], [plane, row]: [usize; 2]) -> [&[E]; 2] {
     let start = (plane * rows + 2 * row) * columns;
     [start, start + columns].map(|start| &x[start..start + columns / 2 * 2])
@@ -101,24 +101,30 @@ impl<E: Element> WithSimd for Windows<'_, E> {
     }
 }
 
-/// The largest of four, and which it was. Of equal ones it is the first, of several NaN the last, as in PyTorch.
+/// The largest of four, and its index: of equal ones the first, of several NaN the last, as in
+/// PyTorch.
+///
+/// The index is a vector of floats, so that lanes are selected with one mask type.
 #[inline(always)]
 fn largest<S: Simd, E: Element>(
     simd: S,
     [first, rest @ ..]: [E::Vector<S>; 4],
 ) -> (E::Vector<S>, E::Vector<S>) {
     let (mut best, mut index) = (first, E::splat(simd, E::default()));
+    // A comparison with NaN is false: `select_less` keeps a NaN in `best`, and `select_equal` of
+    // `x` with itself takes `x` where it is NaN.
     for (n, x) in rest.into_iter().enumerate() {
         let n = E::splat(simd, E::from_f64(n as f64 + 1.0));
         let larger = E::select_less(simd, [best, x], x, best);
-        let at = E::select_less(simd, [best, x], n, index);
+        let place = E::select_less(simd, [best, x], n, index);
         best = E::select_equal(simd, [x, x], larger, x);
-        index = E::select_equal(simd, [x, x], at, n);
+        index = E::select_equal(simd, [x, x], place, n);
     }
     (best, index)
 }
 
-/// The adjoint of [`max`] at `x`, of `shape`: the cotangent of a window goes to the element that [`max`] takes.
+/// The adjoint of [`max`] at `x`, of `shape`: the cotangent of a window goes to the element that
+/// [`max`] takes.
 pub(crate) fn max_adjoint<E: Element>(
     isa: Isa,
     x: &[E],
@@ -155,12 +161,12 @@ pub(crate) fn spread<E: Element>(
     })
 }
 
-/// The two rows of a band of windows, to be written.
+/// The two rows of a band of windows, for writing.
 struct Band<'a, E> {
     rows: [&'a mut [E]; 2],
 }
 
-/// A buffer of `shape` of which `run` fills every window of a band, given its plane and row; zero elsewhere.
+/// A buffer of `shape`, zero but for windows. `run` fills those of a band, given its plane and row.
 fn bands<E: Element>(shape: [usize; 3], run: impl Fn([usize; 2], Band<'_, E>) + Sync) -> Buffer<E> {
     let [_, rows, columns] = shape;
     let pairs = columns / 2 * 2;
@@ -231,14 +237,15 @@ impl<E: Element> WithSimd for MaxAdjoint<'_, E> {
             },
         } = self;
         let (lanes, zero) = (E::lanes::<S>(), E::splat(simd, E::default()));
-        let from = high.chunks(2 * lanes).zip(low.chunks(2 * lanes));
-        let to = out_high
+        let inputs = high.chunks(2 * lanes).zip(low.chunks(2 * lanes));
+        let outputs = out_high
             .chunks_mut(2 * lanes)
             .zip(out_low.chunks_mut(2 * lanes));
         for (((high, low), (out_high, out_low)), cotangent) in
-            from.zip(to).zip(cotangent.chunks(lanes))
+            inputs.zip(outputs).zip(cotangent.chunks(lanes))
         {
             let ([a, b], [c, d]) = (load_pairs(simd, high), load_pairs(simd, low));
+            // Found again from the input: the forward pass saves no indices.
             let (_, index) = largest::<S, E>(simd, [a, b, c, d]);
             let cotangent = load(simd, cotangent);
             let mut parts = [zero; 4];

@@ -7,7 +7,7 @@ use crate::driver::Rounding;
 use crate::field::Field;
 use crate::layer::{Layer, PaddingOf};
 
-/// Implements [`Layer`] for a module, whose options are completed by `$finish`.
+/// Implements [`Layer`] for a module; `$finish` completes its options.
 macro_rules! pool_layer {
     ($module:ident, $d:literal, $array:expr, $method:ident, $finish:expr) => {
         impl<X: Field<$d>> Layer<X> for $module {

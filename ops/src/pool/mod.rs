@@ -1,15 +1,17 @@
 //! Maximum and average pooling in one to three spatial dims.
 //!
-//! `y[b, c, i] = max (or mean) over k of x[b, c, i·stride − low + k·dilation]`. Semantics follow PyTorch's
-//! `max_pool{1,2,3}d` and `avg_pool{1,2,3}d`: a maximum never takes padding, an average counts it or not, and
-//! [`Rounding::Ceil`] keeps a last window that begins in the field or its low padding.
+//! `y[b, c, i] = max (or mean) over k of x[b, c, i·stride − low + k·dilation]`. Semantics follow
+//! PyTorch's `max_pool{1,2,3}d` and `avg_pool{1,2,3}d`: a maximum never takes padding, an average
+//! counts it or not, and [`Rounding::Ceil`] keeps a last window that begins in the field or its low
+//! padding.
 //!
 //! # Placement
-//! All dims may be sharded. A window's output lies with the rank that holds the window's middle cell.
+//! All dims may be sharded. An output belongs to the rank that holds the middle cell of its window.
 //!
 //! # Adjoint
-//! The gradient of a maximum goes to the first cell, in row-major order, that holds it; that of an average to all cells
-//! of the window alike. Gradients of halo cells travel back and add up.
+//! The gradient of a maximum goes to the first cell, in row-major order, that holds it; that of an
+//! average to all cells of the window in equal parts. The gradient of a halo cell is added to that
+//! of the owner's cell.
 
 mod golden;
 pub(crate) mod kernel;
@@ -28,16 +30,40 @@ use crate::kernel::local::LocalOperator;
 use crate::retype;
 
 /// Whether an average counts padded cells.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::{Padding, PaddingCount, PoolField, PoolOptions};
+///
+/// let options = PoolOptions::new([2]).with_padding([Padding::zeros(1, 1)]);
+/// let averages = |count| {
+///     let x = Tensor::<3>::from([[[2.0, 4.0]]]);
+///     x.avg_pool(&options.with_count(count)).into_data()
+/// };
+/// averages(PaddingCount::Included).assert_eq(&[[[1.0_f32, 2.0]]].into(), true);
+/// averages(PaddingCount::Excluded).assert_eq(&[[[2.0_f32, 4.0]]].into(), true);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PaddingCount {
-    /// Padding counts as cells that are zero.
+    /// Padded cells count, with the value zero.
     #[default]
     Included,
-    /// The average is over cells of the field only.
+    /// Only cells of the field count.
     Excluded,
 }
 
 /// Window, stride, dilation and padding of a pooling over `N` spatial dims.
+///
+/// # Example
+/// ```
+/// use halocline_ops::{Padding, PoolOptions};
+///
+/// let options = PoolOptions::new([3, 3])
+///     .with_stride([2, 2])
+///     .with_padding([Padding::zeros(1, 1); 2]);
+/// assert_eq!(options.dilation, [1, 1]);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PoolOptions<const N: usize> {
     /// Cells of a window.
@@ -48,14 +74,14 @@ pub struct PoolOptions<const N: usize> {
     pub dilation: [usize; N],
     /// Padding of every dim.
     pub padding: [Padding; N],
-    /// What happens to a last window that does not fit.
+    /// Treatment of a last window that does not fit.
     pub rounding: Rounding,
     /// Whether an average counts padded cells.
     pub count: PaddingCount,
 }
 
 impl<const N: usize> PoolOptions<N> {
-    /// Windows that do not overlap and leave no gap.
+    /// Adjacent windows: the stride is the kernel.
     pub fn new(kernel: [usize; N]) -> Self {
         Self {
             kernel,
@@ -91,7 +117,7 @@ impl<const N: usize> PoolOptions<N> {
         Self { rounding, ..self }
     }
 
-    /// These options with another way to count.
+    /// These options with another count of padded cells.
     #[must_use]
     pub fn with_count(self, count: PaddingCount) -> Self {
         Self { count, ..self }
@@ -109,10 +135,27 @@ impl<const N: usize> PoolOptions<N> {
     }
 }
 
-/// The maximum over windows.
+/// The maximum over windows. See the [module](self).
 ///
 /// # Errors
-/// A placement without a rule, a window that fits nowhere or lies in padding alone, a failure of communication.
+/// A placement without a rule, a window that fits nowhere or lies in padding alone, a failure of
+/// communication.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_ops::PoolOptions;
+/// use halocline_ops::pool::max_pool;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<4>::ones([1, 1, 7, 4], &mesh, &[Shard(2)])?;
+///     let y = max_pool(x, &PoolOptions::new([2, 2]))?.full_tensor(LocalGradient::Replicated);
+///     y.into_data().assert_eq(&[[[[1.0_f32; 2]; 3]]].into(), true);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn max_pool<const D: usize, const N: usize>(
     x: ShardTensor<D>,
     options: &PoolOptions<N>,
@@ -162,14 +205,15 @@ pub fn max_pool<const D: usize, const N: usize>(
     })
 }
 
-/// A window in one dim of a plane, and of how many cells of padding it begins with, by output; of none if none are given.
+/// A window in one dim of a plane, and the number of padded cells before its first cell of the
+/// field, by output; an empty list stands for zeros.
 struct Line {
     window: Window,
     padding: Vec<usize>,
 }
 
 impl Line {
-    /// The first of the field's cells in a window.
+    /// The first cell of the field in a window.
     fn first_cell(&self, output: usize) -> usize {
         output * self.window.stride + self.padding.get(output).unwrap_or(&0)
     }
@@ -184,8 +228,8 @@ impl From<Window> for Line {
     }
 }
 
-/// The maximum, with its gradient to a cell of the field also where all cells of a window are minus infinity, as padding
-/// is, which may come first.
+/// The maximum, with its gradient to a cell of the field in every window. Padding is minus
+/// infinity; in a window whose cells are all minus infinity, burn's maximum could be a padded cell.
 fn maximum_of_field(x: Tensor<4>, lines: [&Line; 2], options: MaxPoolOptions<2>) -> Tensor<4> {
     let device = x.device().inner();
     let [batch, channels, rows, columns] = x.dims();
@@ -205,16 +249,29 @@ fn maximum_of_field(x: Tensor<4>, lines: [&Line; 2], options: MaxPoolOptions<2>)
     y.reshape(shape)
 }
 
-/// Whether a dim is halved, as pooling mostly does.
+/// Whether a dim is halved, for which there are kernels of our own.
 fn is_pair(window: &Window) -> bool {
     (window.kernel, window.stride, window.dilation) == (2, 2, 1)
 }
 
-/// The average over windows.
+/// The average over windows. See the [module](self).
 ///
 /// # Errors
-/// A dilation, which averages do not have; a placement without a rule, a window that fits nowhere, a failure of
-/// communication.
+/// A dilation, which averages do not have; a placement without a rule, a window that fits nowhere,
+/// a failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::PoolOptions;
+/// use halocline_ops::pool::avg_pool;
+///
+/// let x = ShardTensor::solo(Tensor::<3>::from([[[1.0, 3.0, 5.0, 9.0]]]));
+/// let y = avg_pool(x, &PoolOptions::new([2]))?.into_parts().0;
+/// y.into_data().assert_eq(&[[[2.0_f32, 7.0]]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn avg_pool<const D: usize, const N: usize>(
     x: ShardTensor<D>,
     options: &PoolOptions<N>,
@@ -241,7 +298,7 @@ pub fn avg_pool<const D: usize, const N: usize>(
         });
         for (spatial, window) in stencil.windows().iter().enumerate() {
             let dim = spatial + 2;
-            // As many factors as the kernel made outputs: one more than none, where this rank has none.
+            // One factor for each output of the kernel, which has one output on a rank without any.
             let range = outputs.ranges()[dim].clone();
             let range = range.start..range.start + y.dims()[dim];
             if let Some(factors) = factors(
@@ -270,6 +327,15 @@ pub trait PoolField<const D: usize>: Field<D> {
     ///
     /// # Panics
     /// Panics where [`max_pool`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{PoolField, PoolOptions};
+    ///
+    /// let y = Tensor::<3>::from([[[1.0, 3.0, 5.0, 2.0]]]).max_pool(&PoolOptions::new([2]));
+    /// y.into_data().assert_eq(&[[[3.0_f32, 5.0]]].into(), true);
+    /// ```
     #[must_use]
     fn max_pool<const N: usize>(self, options: &PoolOptions<N>) -> Self {
         run(self, |x| max_pool(x, options))
@@ -279,6 +345,15 @@ pub trait PoolField<const D: usize>: Field<D> {
     ///
     /// # Panics
     /// Panics where [`avg_pool`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{PoolField, PoolOptions};
+    ///
+    /// let y = Tensor::<3>::from([[[1.0, 3.0, 5.0, 9.0]]]).avg_pool(&PoolOptions::new([2]));
+    /// y.into_data().assert_eq(&[[[2.0_f32, 7.0]]].into(), true);
+    /// ```
     #[must_use]
     fn avg_pool<const N: usize>(self, options: &PoolOptions<N>) -> Self {
         run(self, |x| avg_pool(x, options))
@@ -300,8 +375,8 @@ fn name<const D: usize, const N: usize>(
     })
 }
 
-/// Kernel size over the number of cells that count, for every output of a range; `None` if all are one, which is
-/// decided from the whole field, so that every rank decides alike.
+/// The ratio of kernel size and counted cells, for every output of a range; `None` if all ratios of
+/// the whole field are one, so that every rank decides alike.
 fn factors(
     window: &Window,
     count: PaddingCount,
@@ -330,7 +405,8 @@ fn factors(
         })
 }
 
-/// Pools over planes: a maximum or mean over a box is one over its last two dims and then one over the first.
+/// Pools by planes: in three dims over the last two, and then over the first, which gives the same
+/// maximum or mean.
 fn by_planes<const D: usize, W: From<Window>>(
     x: Tensor<D>,
     windows: &[W],

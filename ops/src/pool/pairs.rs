@@ -1,4 +1,4 @@
-//! Pooling of windows of 2 × 2 cells of the last two dims of one shard.
+//! Pooling of one shard by windows of 2 × 2 cells in the last two dims.
 
 use burn::tensor::Tensor;
 use burn::tensor::module::{avg_pool2d, max_pool2d};

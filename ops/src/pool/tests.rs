@@ -33,7 +33,7 @@ fn windows_in_padding_alone_have_no_maximum() {
         error.contains("window 5 of 6 lies in padding alone"),
         "{error}"
     );
-    // A stride may pass over such windows.
+    // A stride may skip such windows.
     assert_eq!(max_pool(x.clone(), &options).unwrap().dims(), [1, 1, 3, 3]);
     let nothing = PoolOptions::new([0, 2]);
     let error = max_pool(x.clone(), &nothing).unwrap_err().to_string();
@@ -41,7 +41,7 @@ fn windows_in_padding_alone_have_no_maximum() {
     assert!(avg_pool(x, &options).is_ok());
 }
 
-/// Windows beside the edge count fewer cells: their factor is no number of 24 bits.
+/// Windows at the edge count fewer cells: their factor is not exact in 24 bits.
 #[test]
 fn averages_of_f64_are_as_exact_as_that() {
     let device = burn::tensor::Device::default();
@@ -71,8 +71,8 @@ fn overlapping_periodic_windows() {
     }
 }
 
-/// Whatever the mesh, the boundary and the windows: outputs that need no halo have the same bits when they are computed
-/// before it comes.
+/// On any mesh, with any boundary and window, outputs that need no halo have the same bits when they
+/// are computed before it arrives.
 #[test]
 fn halos_may_travel_while_the_interior_is_computed() {
     let boundaries = [Boundary::Zeros, Boundary::Periodic, Boundary::Reflect];
@@ -92,7 +92,8 @@ fn halos_may_travel_while_the_interior_is_computed() {
                 Ok(())
             };
             for (case, [low, high]) in [[0, 1], [1, 1], [1, 2], [2, 0]].into_iter().enumerate() {
-                // Windows that reach beyond a neighbour's cells, and mirrored boxes of several cells.
+                // Windows that reach beyond a neighbour's cells, and mirrored boxes of several
+                // cells.
                 let width = 1 + case;
                 let options = PoolOptions::new([2 * width + 1, 2 + case % 2])
                     .with_stride([1 + case % 2, 2])
@@ -126,7 +127,7 @@ fn halos_may_travel_while_the_interior_is_computed() {
     }
 }
 
-/// Where what lies beyond the field is the field itself, the average of ones is one.
+/// With boundaries that repeat cells of the field, the average of ones is one.
 #[test]
 fn averages_count_what_a_boundary_supplies() {
     let ones = Tensor::<3>::ones([1, 1, 5], &Default::default());
@@ -176,7 +177,7 @@ fn windows_that_count_field_cells_only() {
     );
 }
 
-/// The gradient of a maximum, cell by cell: it goes to the first cell of the field that holds it.
+/// The gradient of a maximum, cell by cell: that of the first cell of the field that holds it.
 fn gradient_by_cells<const D: usize, const N: usize>(
     x: &[f32],
     shape: [usize; D],
@@ -225,7 +226,7 @@ fn check_minus_infinity<const D: usize, const N: usize>(
     options: &PoolOptions<N>,
 ) {
     let count = shape.iter().product::<usize>();
-    // Most windows hold nothing else.
+    // Most windows have no other value.
     let value = |i: usize| {
         if i.is_multiple_of(7) {
             i as f32
@@ -260,7 +261,7 @@ fn check_minus_infinity<const D: usize, const N: usize>(
     }
 }
 
-/// PyTorch's rule, also where cells of the field are no larger than what lies beyond it.
+/// PyTorch's rule, also if no cell of the field is larger than its padding.
 #[test]
 fn windows_of_minus_infinity_send_their_gradient_to_the_first_cell_of_the_field() {
     let pairs = PoolOptions::new([2, 2]).with_padding([Padding::zeros(1, 1); 2]);

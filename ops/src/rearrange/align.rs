@@ -1,14 +1,30 @@
-//! The shards of another tensor.
+//! Alignment: redistribution to the shards of another tensor.
 
 use halocline_core::{Result, ShardTensor};
 
-/// A tensor with the shards of another one, which may differ in the size of dims that are whole there.
+/// Redistributes `x` to the shards of `other`. Sizes may differ in dims that are whole in `other`.
 ///
 /// # Adjoint
-/// The way back.
+/// The redistribution in the opposite direction.
 ///
 /// # Errors
-/// A dim that is sharded there and of another size here, another mesh, a failure of communication.
+/// A dim that is sharded in `other` and of another size in `x`, another mesh, a failure of
+/// communication.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Replicate, Shard, ShardTensor};
+/// use halocline_ops::rearrange::align;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<2>::ones([6, 3], &mesh, &[Replicate])?;
+///     let other = ShardTensor::<2>::ones([6, 5], &mesh, &[Shard(0)])?;
+///     assert_eq!(align(x, &other)?.local_dims(), [3, 3]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn align<const D: usize>(x: ShardTensor<D>, other: &ShardTensor<D>) -> Result<ShardTensor<D>> {
     if x.layout() == other.layout() {
         return Ok(x);

@@ -3,13 +3,28 @@
 use burn::tensor::Tensor;
 use halocline_core::{Error, Result, ShardTensor};
 
-/// Concatenates tensors along a dim that is whole on every rank; all else must agree.
+/// Concatenates tensors along a dim that is whole on every rank. Their layouts must be equal in all
+/// other dims.
 ///
-/// # Adcatt
-/// Each part gets its piece of the cotangent.
+/// # Adjoint
+/// The range of the cotangent that belongs to the part.
 ///
 /// # Errors
-/// No tensors, a dim that is sharded, layouts that differ elsewhere.
+/// No tensors, a dim that is sharded, layouts that differ in another dim.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::rearrange::cat;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<2>::ones([5, 3], &mesh, &[Shard(0)])?;
+///     assert_eq!(cat(vec![x.clone(), x], 1)?.dims(), [5, 6]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn cat<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Result<ShardTensor<D>> {
     const NAME: &str = "cat";
     let Some(first) = parts.first() else {

@@ -1,4 +1,4 @@
-//! Flip: cells of dims in reverse order.
+//! Flip: reversal of the cells of dims.
 //!
 //! `y[i] = x[n − 1 − i]` in each of the dims. Semantics follow PyTorch's `torch.flip`.
 //!
@@ -6,7 +6,7 @@
 //! All dims may be sharded; the result has the layout of `x`.
 //!
 //! # Adjoint
-//! The flip.
+//! The same flip.
 
 use halocline_core::{Result, Segment, ShardTensor};
 
@@ -16,7 +16,7 @@ use crate::golden::{Dims, Golden, output, with_dims};
 /// Reverses the order of the cells of dims.
 ///
 /// # Errors
-/// A dim that is not there or given twice; partial values; a failure of communication.
+/// A dim that does not exist or is given twice; partial values; a failure of communication.
 ///
 /// # Example
 /// ```

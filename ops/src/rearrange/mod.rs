@@ -1,4 +1,5 @@
-//! Operators that move cells, or none, and compute nothing: concatenation, ranges, the shards of another tensor.
+//! Operators that rearrange cells: concatenation, ranges, flip, roll, and alignment to the shards
+//! of another tensor.
 
 mod align;
 mod cat;
@@ -24,10 +25,21 @@ pub(crate) const OPERATORS: &[Golden] = &[flip::GOLDEN, roll::GOLDEN];
 
 /// Rearrangements as methods.
 pub trait RearrangeField<const D: usize>: Field<D> {
-    /// This tensor with the shards of another one, whose whole dims may have other sizes.
+    /// Redistributes to the shards of another tensor, whose whole dims may have other sizes. See
+    /// [`align`](fn@align).
     ///
     /// # Panics
-    /// Panics where [`align`] returns an error.
+    /// Panics where [`align`](fn@align) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let x = Tensor::<1>::from([1.0, 2.0]);
+    /// let y = x.clone().align_to(&x); // one device: the same tensor
+    /// y.into_data().assert_eq(&x.into_data(), true);
+    /// ```
     #[must_use]
     fn align_to(self, other: &Self) -> Self {
         let other = other.clone().into_shard();
@@ -37,45 +49,92 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     /// Concatenates tensors along a dim that is whole on every rank.
     ///
     /// # Panics
-    /// Panics where [`cat`] returns an error.
+    /// Panics where [`cat`](fn@cat) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let parts = vec![Tensor::<1>::from([1.0, 2.0]), Tensor::<1>::from([3.0])];
+    /// let y = RearrangeField::cat(parts, 0);
+    /// y.into_data().assert_eq(&[1.0_f32, 2.0, 3.0].into(), true);
+    /// ```
     #[must_use]
     fn cat(tensors: Vec<Self>, dim: usize) -> Self {
         let tensors = tensors.into_iter().map(Self::into_shard).collect();
         Self::from_shard(cat(tensors, dim).unwrap_or_else(|error| error.raise()))
     }
 
-    /// Reverses the order of the cells of dims. See [`flip`].
+    /// Reverses the order of the cells of dims. See [`flip`](fn@flip).
     ///
     /// # Panics
-    /// Panics where [`flip`] returns an error.
+    /// Panics where [`flip`](fn@flip) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = RearrangeField::flip(Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]), &[0, 1]);
+    /// y.into_data().assert_eq(&[[4.0_f32, 3.0], [2.0, 1.0]].into(), true);
+    /// ```
     #[must_use]
     fn flip(self, dims: &[usize]) -> Self {
         run(self, |x| flip(x, dims))
     }
 
-    /// Shifts cells along dims, periodically. See [`roll`].
+    /// Shifts cells along dims, periodically. See [`roll`](fn@roll).
     ///
     /// # Panics
-    /// Panics where [`roll`] returns an error.
+    /// Panics where [`roll`](fn@roll) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = RearrangeField::roll(Tensor::<1>::from([1.0, 2.0, 3.0]), &[-1], &[0]);
+    /// y.into_data().assert_eq(&[2.0_f32, 3.0, 1.0].into(), true);
+    /// ```
     #[must_use]
     fn roll(self, shifts: &[isize], dims: &[usize]) -> Self {
         run(self, |x| roll(x, shifts, dims))
     }
 
-    /// `length` cells of a dim, from `start`; nothing is communicated.
+    /// Cuts out `length` cells of a dim, from `start`; nothing is sent.
     ///
     /// # Panics
-    /// Panics where [`narrow`] returns an error.
+    /// Panics where [`narrow`](fn@narrow) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = RearrangeField::narrow(Tensor::<1>::from([1.0, 2.0, 3.0]), 0, 1, 2);
+    /// y.into_data().assert_eq(&[2.0_f32, 3.0].into(), true);
+    /// ```
     #[must_use]
     fn narrow(self, dim: usize, start: usize, length: usize) -> Self {
         run(self, |x| narrow(x, dim, start, length))
     }
 
-    /// A constant that varies along one dim only, such as weights by latitude: one cell in all other dims, and this
-    /// tensor's shards in that one. Nothing is communicated.
+    /// A constant that varies along one dim, such as weights by latitude, with one cell in all
+    /// other dims and this tensor's shards in that dim; nothing is sent.
     ///
     /// # Panics
-    /// Panics where [`profile`] returns an error.
+    /// Panics where [`profile`](fn@profile) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let x = Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]);
+    /// let y = x.clone() * x.profile(0, &[1.0, 10.0]);
+    /// y.into_data().assert_eq(&[[1.0_f32, 2.0], [30.0, 40.0]].into(), true);
+    /// ```
     #[must_use]
     fn profile(&self, dim: usize, values: &[f64]) -> Self {
         run(self.clone(), |x| profile(&x, dim, values))

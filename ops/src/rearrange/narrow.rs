@@ -1,4 +1,4 @@
-//! Ranges of a dim.
+//! Narrow: a range of a dim.
 
 use std::ops::Range;
 
@@ -6,13 +6,29 @@ use halocline_core::{Error, IndexBox, Result, ShardTensor};
 
 use crate::driver::empty::{drop_empty, fill_empty, keep};
 
-/// `length` cells of a dim, from `start`. Where the dim is sharded, each rank keeps what it has of the range: nothing travels.
+/// Cuts out `length` cells of a dim, from `start`. In a sharded dim each rank keeps its cells of
+/// the range; nothing is sent.
 ///
 /// # Adjoint
 /// The cotangent in the range, zero elsewhere.
 ///
 /// # Errors
-/// A dim that is not there, a range without cells or beyond its end.
+/// A dim that does not exist, a range without cells or beyond its end.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::rearrange::narrow;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<1>::ones([6], &mesh, &[Shard(0)])?;
+///     let y = narrow(x, 0, 1, 4)?;
+///     assert_eq!((y.dims(), y.local_dims()), ([4], [2]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn narrow<const D: usize>(
     x: ShardTensor<D>,
     dim: usize,
@@ -41,21 +57,21 @@ pub fn narrow<const D: usize>(
     let all: Vec<usize> = (0..D).collect();
     let (local, from, mesh) = x.into_parts();
     if from.extents(dim).len() > 1 {
-        let own = from.local_box(mesh.position());
-        let mut kept = IndexBox::whole(&own.shape()).ranges().to_vec();
-        let cells = &own.ranges()[dim];
+        let shard = from.local_box(mesh.position());
+        let mut kept = IndexBox::whole(&shard.shape()).ranges().to_vec();
+        let cells = &shard.ranges()[dim];
         let found = common(cells, &range);
         kept[dim] = found.start - cells.start..found.end - cells.start;
         let local = keep(local, &IndexBox::new(kept), NAME)?;
         return Ok(ShardTensor::from_parts(local, layout, mesh));
     }
-    // burn cuts a slice without cells off from the graph, on that rank alone.
+    // A slice without cells would leave burn's graph, on that rank only.
     let local = fill_empty(local, &from, &all, NAME, 0.0)?.narrow(dim, start, length);
     let local = drop_empty(local, &layout, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// The cells of a range that are in another one, or nothing at one of its ends.
+/// The intersection of a range with another one; if empty, at one of its ends.
 fn common(cells: &Range<usize>, other: &Range<usize>) -> Range<usize> {
     let within = |cell: usize| cell.clamp(cells.start, cells.end);
     within(other.start)..within(other.end)

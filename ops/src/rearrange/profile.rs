@@ -1,12 +1,28 @@
-//! Constants that vary along one dim.
+//! Profile: a constant that varies along one dim.
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{Error, Replicate, Result, Shard, ShardTensor};
 
-/// A tensor that varies along one dim only, with one cell in all others and the shards that `x` has in that dim.
+/// A constant that varies along one dim, with one cell in all others and the shards of `x` in that
+/// dim. Nothing is sent.
 ///
 /// # Errors
 /// A number of values that differs from the dim's size.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::rearrange::profile;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<2>::ones([4, 3], &mesh, &[Shard(0)])?;
+///     let weights = profile(&x, 0, &[0.5, 1.0, 1.0, 0.5])?;
+///     assert_eq!((weights.dims(), weights.local_dims()), ([4, 1], [2, 1]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn profile<const D: usize>(
     x: &ShardTensor<D>,
     dim: usize,
@@ -17,11 +33,11 @@ pub fn profile<const D: usize>(
         let message = format!("{} values along dim {dim} of {:?}", values.len(), x.dims());
         return Err(Error::operator(NAME, message));
     }
-    let own = x.layout().local_box(x.mesh().position()).ranges()[dim].clone();
+    let cells = x.layout().local_box(x.mesh().position()).ranges()[dim].clone();
     let mut shape = [1; D];
-    shape[dim] = own.len();
+    shape[dim] = cells.len();
     let local = Tensor::from_data(
-        TensorData::new(values[own].to_vec(), shape),
+        TensorData::new(values[cells].to_vec(), shape),
         (&x.device().inner(), x.local().dtype()),
     );
     let placements = x.placements().iter().map(|placement| match placement {

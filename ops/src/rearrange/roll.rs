@@ -1,4 +1,4 @@
-//! Roll: cells shifted along dims, those beyond one end in at the other.
+//! Roll: periodic shift of cells along dims.
 //!
 //! `y[i] = x[(i − shift) mod n]` in each of the dims. Semantics follow PyTorch's `torch.roll`.
 //!
@@ -14,8 +14,8 @@ use halocline_core::{Boundary, Error, IndexBox, Need, Result, Segment, ShardTens
 /// Shifts the cells of `dims[i]` by `shifts[i]`, periodically.
 ///
 /// # Errors
-/// Another number of shifts than of dims; a dim that is not there or given twice; partial values; a failure of
-/// communication.
+/// Different numbers of shifts and dims; a dim that does not exist or is given twice; partial
+/// values; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -42,7 +42,7 @@ pub fn roll<const D: usize>(
     })
 }
 
-/// Every cell from another place of its dims: `from` gives, for a range of a dim of the result, the cells of `x`.
+/// Moves cells within their dims: `from` gives the cells of `x` for a range of a dim of the result.
 pub(super) fn moved<const D: usize>(
     x: ShardTensor<D>,
     operator: &'static str,
@@ -62,7 +62,7 @@ pub(super) fn moved<const D: usize>(
         let runs: Vec<Vec<Segment>> = (0..D)
             .map(|dim| {
                 let (cells, size) = (&cells.ranges()[dim], layout.shape()[dim]);
-                match dims.iter().position(|own| *own == dim) {
+                match dims.iter().position(|moved| *moved == dim) {
                     Some(place) => from(cells, size, arguments[place]),
                     None => segments(
                         cells.start as isize..cells.end as isize,

@@ -1,16 +1,17 @@
 //! Sum, mean, maximum and minimum over dims, sharded or not.
 //!
 //! # Shapes
-//! The dims that are reduced stay with one cell each, as in burn's `sum_dim`; `sum` and `mean` of everything give
+//! Reduced dims keep one cell each, as in burn's `sum_dim`; `sum` and `mean` of all cells have
 //! shape `[1]`.
 //!
 //! # Placement
-//! An axis over which a reduced dim is sharded becomes `Partial`: nothing travels until the result is resolved. All
-//! other axes keep their placement.
+//! An axis over which a reduced dim is sharded becomes `Partial`; other axes keep their placement.
+//! Nothing is sent until the result is resolved.
 //!
 //! # Adjoint
-//! The cotangent goes to every cell of a sum, divided by the global count for a mean, and to one cell that holds the
-//! extremum for a maximum or minimum. Where several cells hold it, which of them that is may depend on the layout.
+//! The cotangent goes to every cell of a sum, divided by the global count for a mean, and to one
+//! cell that holds the extremum for a maximum or minimum. If several cells hold it, the choice may
+//! depend on the layout.
 
 mod golden;
 
@@ -44,7 +45,8 @@ fn rule(operator: &str, layout: &Layout, dims: &[usize], op: ReduceOp) -> Result
         .zip(layout.mesh().names())
         .map(|(placement, name)| match placement {
             Shard(dim) if dims.contains(dim) => Ok(Partial(op)),
-            // A sum of partial sums is a partial sum; nothing else commutes so.
+            // A sum of partial sums is a partial sum; other reductions of partial values are not
+            // partial values.
             Partial(held) if *held != op => Err(Error::Placement {
                 operator: operator.into(),
                 placement: format!("{placement} on axis \"{name}\""),
@@ -66,7 +68,22 @@ fn rule(operator: &str, layout: &Layout, dims: &[usize], op: ReduceOp) -> Result
 /// The sum over `dims`.
 ///
 /// # Errors
-/// A dim that is not there or given twice; values that are partial by another reduction.
+/// A dim that does not exist or is given twice; values that are partial by another reduction.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Partial, ReduceOp, Shard, ShardTensor};
+/// use halocline_ops::reduce::sum_dims;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<2>::ones([5, 3], &mesh, &[Shard(0)])?;
+///     let y = sum_dims(x, &[0])?; // nothing is sent
+///     assert_eq!((y.dims(), y.placements()), ([1, 3], &[Partial(ReduceOp::Sum)][..]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn sum_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
     check_dims::<D>("sum_dims", dims)?;
     let layout = rule("sum_dims", x.layout(), dims, ReduceOp::Sum)?;
@@ -74,10 +91,23 @@ pub fn sum_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<Sha
     Ok(ShardTensor::from_parts(local.sum_dims(dims), layout, mesh))
 }
 
-/// The mean over `dims`: where a dim is sharded, the local sum over the global count, exact for uneven shards.
+/// The mean over `dims`: for sharded dims the local sum over the global count, exact for uneven
+/// shards.
 ///
 /// # Errors
 /// Those of [`sum_dims`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::reduce::mean_dims;
+///
+/// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 2.0], [3.0, 6.0]]));
+/// let y = mean_dims(x, &[0])?.into_parts().0;
+/// y.into_data().assert_eq(&[[2.0_f32, 4.0]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn mean_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
     check_dims::<D>("mean_dims", dims)?;
     let layout = rule("mean_dims", x.layout(), dims, ReduceOp::Sum)?;
@@ -92,7 +122,8 @@ pub fn mean_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<Sh
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// A reduction in f32 at least: a sum of many half-precision numbers overflows before it is divided.
+/// Reduces in f32 at least: a sum of many half-precision numbers would overflow before its
+/// division.
 fn wide<const D: usize, const E: usize>(
     local: Tensor<D>,
     reduce: impl FnOnce(Tensor<D>) -> Tensor<E>,
@@ -106,7 +137,20 @@ fn wide<const D: usize, const E: usize>(
 /// The maximum or minimum over `dims`.
 ///
 /// # Errors
-/// A dim that is not there, given twice or without cells; partial values; a sum, which is no extremum.
+/// A dim that does not exist, is given twice or has no cells; partial values; another reduction
+/// than these two.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{ReduceOp, ShardTensor};
+/// use halocline_ops::reduce::extremum_dims;
+///
+/// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 2.0], [3.0, 0.0]]));
+/// let y = extremum_dims(x, &[1], ReduceOp::Max)?.into_parts().0;
+/// y.into_data().assert_eq(&[[2.0_f32], [3.0]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn extremum_dims<const D: usize>(
     x: ShardTensor<D>,
     dims: &[usize],
@@ -143,6 +187,18 @@ pub fn extremum_dims<const D: usize>(
 ///
 /// # Errors
 /// Those of [`mean_dims`]; a tensor of one dim.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::reduce::global_avg_pool;
+///
+/// let x = ShardTensor::solo(Tensor::<3>::from([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]));
+/// let y = global_avg_pool(x)?.into_parts().0;
+/// y.into_data().assert_eq(&[[2.0_f32, 5.0]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn global_avg_pool<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<2>> {
     if D < 2 {
         let message = format!("{:?}; expected [batch, channels, *spatial]", x.dims());
@@ -158,18 +214,40 @@ pub fn global_avg_pool<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
-/// The sum of everything, of shape `[1]`.
+/// The sum of all cells, of shape `[1]`.
 ///
 /// # Errors
 /// Values that are partial by another reduction than a sum.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::reduce::sum;
+///
+/// let x = ShardTensor::solo(Tensor::<1>::from([1.0, 2.0, 4.0]));
+/// assert_eq!(sum(x)?.into_parts().0.into_scalar::<f32>(), 7.0);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn sum<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
     scalar(x, "sum", |local| wide(local, total))
 }
 
-/// The mean of everything, of shape `[1]`.
+/// The mean of all cells, of shape `[1]`.
 ///
 /// # Errors
 /// Values that are partial by another reduction than a sum.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::reduce::mean;
+///
+/// let x = ShardTensor::solo(Tensor::<1>::from([1.0, 3.0]));
+/// assert_eq!(mean(x)?.into_parts().0.into_scalar::<f32>(), 2.0);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn mean<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
     let count: usize = x.dims().iter().product();
     scalar(x, "mean", |local| {
@@ -177,16 +255,17 @@ pub fn mean<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
     })
 }
 
-/// The sum of all cells, of shape `[1]`: of rows, then of their sums. burn's sum of everything adds in the order in which its
-/// threads finish.
+/// The local sum of all cells: of rows, then of their sums. burn's sum of all cells adds in the
+/// order in which its threads finish.
 fn total<const D: usize>(local: Tensor<D>) -> Tensor<1> {
     let rows = local.sum_dim(D - 1);
-    // `Tensor::reshape` takes a size of zero for one that is to be kept.
+    // Not `Tensor::reshape`, to which a size of zero means that the size is kept.
     let flat = Shape::from([rows.shape().num_elements()]);
     let rows = Dispatch::float_reshape(rows.into_dispatch(), flat);
     Tensor::<1>::from_dispatch(rows).sum_dim(0)
 }
 
+/// Reduces all cells by a local sum or mean.
 fn scalar<const D: usize>(
     x: ShardTensor<D>,
     operator: &str,
@@ -201,54 +280,126 @@ fn scalar<const D: usize>(
 
 /// Reductions as methods.
 pub trait ReduceField<const D: usize>: Field<D> {
-    /// The sum over dims, which stay with one cell. See the [module](self).
+    /// The sum over dims, which keep one cell. See the [module](self).
     ///
     /// # Panics
     /// Panics where [`sum_dims`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ReduceField;
+    ///
+    /// let y = ReduceField::sum_dims(Tensor::<2>::from([[1.0, 2.0], [3.0, 6.0]]), &[0]);
+    /// y.into_data().assert_eq(&[[4.0_f32, 8.0]].into(), true);
+    /// ```
     #[must_use]
     fn sum_dims(self, dims: &[usize]) -> Self {
         run(self, |x| sum_dims(x, dims))
     }
 
-    /// The mean over dims, which stay with one cell.
+    /// The mean over dims, which keep one cell.
     ///
     /// # Panics
     /// Panics where [`mean_dims`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ReduceField;
+    ///
+    /// let y = ReduceField::mean_dims(Tensor::<2>::from([[1.0, 2.0], [3.0, 6.0]]), &[0]);
+    /// y.into_data().assert_eq(&[[2.0_f32, 4.0]].into(), true);
+    /// ```
     #[must_use]
     fn mean_dims(self, dims: &[usize]) -> Self {
         run(self, |x| mean_dims(x, dims))
     }
 
-    /// The maximum over dims, which stay with one cell.
+    /// The maximum over dims, which keep one cell.
     ///
     /// # Panics
     /// Panics where [`extremum_dims`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ReduceField;
+    ///
+    /// let y = ReduceField::max_dims(Tensor::<2>::from([[1.0, 2.0], [3.0, 0.0]]), &[0, 1]);
+    /// y.into_data().assert_eq(&[[3.0_f32]].into(), true);
+    /// ```
     #[must_use]
     fn max_dims(self, dims: &[usize]) -> Self {
         run(self, |x| extremum_dims(x, dims, ReduceOp::Max))
     }
 
-    /// The minimum over dims, which stay with one cell.
+    /// The minimum over dims, which keep one cell.
     ///
     /// # Panics
     /// Panics where [`extremum_dims`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ReduceField;
+    ///
+    /// let y = ReduceField::min_dims(Tensor::<2>::from([[1.0, 2.0], [3.0, 0.0]]), &[1]);
+    /// y.into_data().assert_eq(&[[1.0_f32], [0.0]].into(), true);
+    /// ```
     #[must_use]
     fn min_dims(self, dims: &[usize]) -> Self {
         run(self, |x| extremum_dims(x, dims, ReduceOp::Min))
     }
 
-    /// The sum of all elements, of shape `[1]`.
+    /// The sum of all cells, of shape `[1]`.
+    ///
+    /// # Panics
+    /// Panics where [`sum`](fn@sum) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ReduceField;
+    ///
+    /// let total = ReduceField::sum(Tensor::<1>::from([1.0, 2.0, 4.0]));
+    /// assert_eq!(total.into_scalar::<f32>(), 7.0);
+    /// ```
     fn sum(self) -> Rank<Self, 1> {
         run(self, sum)
     }
 
-    /// The mean of all elements, of shape `[1]`.
+    /// The mean of all cells, of shape `[1]`.
+    ///
+    /// # Panics
+    /// Panics where [`mean`](fn@mean) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ReduceField;
+    ///
+    /// let mean = ReduceField::mean(Tensor::<1>::from([1.0, 3.0]));
+    /// assert_eq!(mean.into_scalar::<f32>(), 2.0);
+    /// ```
     fn mean(self) -> Rank<Self, 1> {
         run(self, mean)
     }
 
-    /// The mean over the spatial dims, `[batch, channels]`: partial where one of these is sharded, so
-    /// [`resolve`](Field::resolve) it before a linear layer.
+    /// The mean over the spatial dims, `[batch, channels]`. It is partial if one of these is
+    /// sharded: [`resolve`](Field::resolve) it before a linear layer.
+    ///
+    /// # Panics
+    /// Panics where [`global_avg_pool`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ReduceField;
+    ///
+    /// let y = Tensor::<3>::from([[[1.0, 3.0], [4.0, 6.0]]]).global_avg_pool();
+    /// y.into_data().assert_eq(&[[2.0_f32, 5.0]].into(), true);
+    /// ```
     fn global_avg_pool(self) -> Rank<Self, 2> {
         run(self, global_avg_pool)
     }

@@ -1,4 +1,4 @@
-//! Twice the resolution of the last two dims of one shard.
+//! Upsampling of the last two dims of one shard by two.
 
 use burn::tensor::Tensor;
 
@@ -8,7 +8,7 @@ use crate::kernel::flex::Float;
 use crate::kernel::local::{LocalOperator, by_planes, planes, with_planes};
 use crate::kernel::simd::Isa;
 
-/// Every cell four times.
+/// Upsampling to the nearest: four copies of every cell.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nearest;
 
@@ -18,8 +18,8 @@ impl LocalOperator for Nearest {
 
     fn forward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>) {
         let from = planes(shape);
-        let to = with_planes(shape, resample::doubled(from));
-        (resample::nearest(isa, x, from), to)
+        let shape = with_planes(shape, resample::doubled(from));
+        (resample::nearest(isa, x, from), shape)
     }
 
     fn backward<E: Float>(self, isa: Isa, _: &[E], shape: &[usize], cotangent: &[E]) -> Buffer<E> {
@@ -46,8 +46,8 @@ impl LocalOperator for Bilinear {
 
     fn forward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>) {
         let from = without_halo(planes(shape));
-        let to = with_planes(shape, resample::doubled(from));
-        (resample::bilinear(isa, x, from), to)
+        let shape = with_planes(shape, resample::doubled(from));
+        (resample::bilinear(isa, x, from), shape)
     }
 
     fn backward<E: Float>(self, isa: Isa, _: &[E], shape: &[usize], cotangent: &[E]) -> Buffer<E> {
@@ -65,13 +65,13 @@ fn without_halo([planes, rows, columns]: [usize; 3]) -> [usize; 3] {
     [planes, rows - 2, columns - 2]
 }
 
-/// A dim at twice the resolution, by linear interpolation, without its halo of one cell.
+/// Linear interpolation in one dim, which loses its halo of one cell.
 fn doubled_linearly(x: Tensor<4>, dim: usize) -> Tensor<4> {
     let mut shape = x.dims();
     let cells = shape[dim] - 2;
-    let from = |start| x.clone().narrow(dim, start, cells);
-    let near = from(1) * 0.75;
-    let halves = [near.clone() + from(0) * 0.25, near + from(2) * 0.25];
+    let shifted = |start| x.clone().narrow(dim, start, cells);
+    let near = shifted(1) * 0.75;
+    let halves = [near.clone() + shifted(0) * 0.25, near + shifted(2) * 0.25];
     let pairs: Tensor<5> = Tensor::stack(halves.into(), dim + 1);
     shape[dim] = 2 * cells;
     pairs.reshape(shape)

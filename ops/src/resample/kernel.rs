@@ -1,7 +1,8 @@
 //! Upsampling of the last two dims of `[planes, rows, columns]` by two, and the adjoints.
 //!
-//! Bilinear interpolation puts two cells into each, at a quarter from its edges, as PyTorch does with
-//! `align_corners = False`: along a dim, cells `2k` and `2k + 1` get `¼ x[k-1] + ¾ x[k]` and `¾ x[k] + ¼ x[k+1]`.
+//! Bilinear interpolation gives two cells for each, at a quarter from its edges, as in PyTorch with
+//! `align_corners = False`: along a dim, cells `2k` and `2k + 1` get `¼ x[k-1] + ¾ x[k]` and
+//! `¾ x[k] + ¼ x[k+1]`.
 
 use pulp::{Simd, WithSimd};
 
@@ -21,7 +22,7 @@ pub(crate) fn doubled([planes, rows, columns]: [usize; 3]) -> [usize; 3] {
     [planes, 2 * rows, 2 * columns]
 }
 
-/// Every cell four times.
+/// Repeats every cell in both dims.
 pub(crate) fn nearest<E: Element>(isa: Isa, x: &[E], shape: [usize; 3]) -> Buffer<E> {
     spread(isa, x, doubled(shape), 1.0)
 }
@@ -35,7 +36,7 @@ pub(crate) fn nearest_adjoint<E: Element>(
     window_sums(isa, cotangent, doubled(shape), 1.0)
 }
 
-/// Bilinear interpolation of a field of `shape`, not counting the halo of one cell that it has.
+/// Bilinear interpolation of a field with a halo of one cell, and of `shape` without it.
 pub(crate) fn bilinear<E: Element>(isa: Isa, x: &[E], shape: [usize; 3]) -> Buffer<E> {
     let [_, rows, columns] = haloed(shape);
     assert_eq!(x.len(), haloed(shape).iter().product::<usize>());
@@ -54,9 +55,9 @@ pub(crate) fn bilinear<E: Element>(isa: Isa, x: &[E], shape: [usize; 3]) -> Buff
 
 struct Bilinear<'a, E> {
     rows: [&'a [E]; 3],
-    /// Room for a row between two of the input, with its neighbours on both sides.
+    /// Scratch for an interpolated row, with its neighbours on both sides.
     line: &'a mut [E],
-    /// Two rows.
+    /// Two rows of the result.
     output: &'a mut [E],
 }
 
@@ -111,8 +112,9 @@ pub(crate) fn bilinear_adjoint<E: Element>(
     let [_, rows, columns] = doubled(shape);
     assert_eq!(cotangent.len(), doubled(shape).iter().product::<usize>());
     let run = |[plane, row]: [usize; 2], output: &mut [E]| {
-        let at = |neighbour: usize| {
-            // The rows `2k - 1 … 2k + 2` of the cotangent meet row `k` of the field, which is row `k + 1` with the halo.
+        let cells = |neighbour: usize| {
+            // The rows `2k - 1 … 2k + 2` of the cotangent meet row `k` of the field, which is row
+            // `k + 1` with the halo.
             let row = (2 * row + neighbour).checked_sub(3);
             match row.filter(|row| *row < rows) {
                 Some(row) => &cotangent[(plane * rows + row) * columns..][..columns],
@@ -122,7 +124,7 @@ pub(crate) fn bilinear_adjoint<E: Element>(
         if output.is_empty() {
             return;
         }
-        let rows = [at(0), at(1), at(2), at(3)];
+        let rows = [cells(0), cells(1), cells(2), cells(3)];
         with_scratch(2 * columns + 2 * MARGIN + 4 * WIDEST, |scratch| {
             let (zeros, line) = scratch.split_at_mut(columns);
             isa.run(Adjoint {
@@ -138,16 +140,16 @@ pub(crate) fn bilinear_adjoint<E: Element>(
 }
 
 struct Adjoint<'a, E> {
-    /// Rows of the cotangent; none is a row of zeros.
+    /// Rows of the cotangent; an empty slice stands for zeros.
     rows: [&'a [E]; 4],
-    /// Room for that.
+    /// Scratch for a row of zeros.
     zeros: &'a mut [E],
-    /// Room for a sum of rows, with margins.
+    /// Scratch for a sum of rows, with margins.
     line: &'a mut [E],
     output: &'a mut [E],
 }
 
-/// Cells that the line of an adjoint has before the row and after it.
+/// Zeros before and after a sum of rows.
 const MARGIN: usize = 3;
 
 impl<E: Element> WithSimd for Adjoint<'_, E> {

@@ -1,7 +1,7 @@
-//! Fields at a higher resolution: upsampling to the nearest, and bilinear interpolation.
+//! Upsampling to the nearest, and bilinear interpolation.
 //!
-//! Semantics follow PyTorch's `interpolate` with `align_corners=False`: cells are areas, and a new cell lies within the
-//! cell that it is a part of.
+//! Semantics follow PyTorch's `interpolate` with `align_corners=False`: cells are areas, and a new
+//! cell lies within the cell that it is a part of.
 //!
 //! # Placement
 //! All dims may be sharded; values must be resolved for `upsample_bilinear`.
@@ -10,8 +10,8 @@
 //! `upsample_nearest` sends nothing, `upsample_bilinear` a halo of one cell.
 //!
 //! # Adjoint
-//! A cell gets what its copies, or the new cells that it is a part of, have, by the same weights; gradients of halo cells
-//! travel back to the cells that they are copies of.
+//! The gradient of a cell is the sum over the new cells that it contributes to, with the weights of
+//! the interpolation. The gradient of a halo cell is added to that of the owner's cell.
 
 mod double;
 mod golden;
@@ -30,10 +30,22 @@ use crate::kernel::local::LocalOperator;
 /// Repeats every cell of the spatial dims `factor` times.
 ///
 /// # Adjoint
-/// A cell gets the sum over its copies.
+/// The sum over the copies of a cell.
 ///
 /// # Errors
 /// A factor of zero.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::resample::upsample_nearest;
+///
+/// let x = ShardTensor::solo(Tensor::<3>::from([[[1.0, 2.0]]]));
+/// let y = upsample_nearest(x, 2)?.into_parts().0;
+/// y.into_data().assert_eq(&[[[1.0_f32, 1.0, 2.0, 2.0]]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn upsample_nearest<const D: usize>(
     x: ShardTensor<D>,
     factor: usize,
@@ -62,6 +74,7 @@ pub fn upsample_nearest<const D: usize>(
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
+/// Repeats the cells of one dim.
 fn repeat_cells<const D: usize>(x: Tensor<D>, dim: usize, factor: usize) -> Tensor<D> {
     let mut shape = x.dims();
     let outer: usize = shape[..dim].iter().product();
@@ -73,13 +86,26 @@ fn repeat_cells<const D: usize>(x: Tensor<D>, dim: usize, factor: usize) -> Tens
     copies.reshape(shape)
 }
 
-/// Twice the resolution of rows and columns, `[batch, channels, rows, columns]`, by bilinear interpolation.
+/// Doubles the resolution of rows and columns, `[batch, channels, rows, columns]`, by bilinear
+/// interpolation.
 ///
-/// `boundary` says what lies beyond the ends of rows and columns: `Replicate` is what PyTorch does; longitude is
-/// `Periodic`.
+/// `boundary` gives the cells beyond the ends of dims 2 and 3: `Replicate` as in PyTorch,
+/// `Periodic` for longitude.
 ///
 /// # Errors
 /// Another number of dims, partial values, a failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Boundary, ShardTensor};
+/// use halocline_ops::resample::upsample_bilinear;
+///
+/// let x = ShardTensor::solo(Tensor::<4>::from([[[[0.0, 2.0]]]]));
+/// let y = upsample_bilinear(x, [Boundary::Replicate; 2])?.into_parts().0;
+/// y.into_data().assert_eq(&[[[[0.0_f32, 0.5, 1.5, 2.0]; 2]]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 pub fn upsample_bilinear<const D: usize>(
     x: ShardTensor<D>,
     boundary: [Boundary; 2],
@@ -114,16 +140,36 @@ pub trait ResampleField<const D: usize>: Field<D> {
     ///
     /// # Panics
     /// Panics where [`upsample_nearest`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ResampleField;
+    ///
+    /// let y = Tensor::<3>::from([[[1.0, 2.0]]]).upsample_nearest(3);
+    /// y.into_data().assert_eq(&[[[1.0_f32, 1.0, 1.0, 2.0, 2.0, 2.0]]].into(), true);
+    /// ```
     #[must_use]
     fn upsample_nearest(self, factor: usize) -> Self {
         run(self, |x| upsample_nearest(x, factor))
     }
 
-    /// Twice the resolution of rows and columns, `[batch, channels, rows, columns]`, by bilinear interpolation. See the
-    /// [module](self).
+    /// Doubles the resolution of rows and columns, `[batch, channels, rows, columns]`, by bilinear
+    /// interpolation. See [`upsample_bilinear`].
     ///
     /// # Panics
     /// Panics where [`upsample_bilinear`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::Boundary;
+    /// use halocline_ops::ResampleField;
+    ///
+    /// let x = Tensor::<4>::from([[[[0.0, 2.0]]]]);
+    /// let y = x.upsample_bilinear([Boundary::Replicate, Boundary::Periodic]);
+    /// y.into_data().assert_eq(&[[[[0.5_f32, 0.5, 1.5, 1.5]; 2]]].into(), true);
+    /// ```
     #[must_use]
     fn upsample_bilinear(self, boundary: [Boundary; 2]) -> Self {
         run(self, |x| upsample_bilinear(x, boundary))

@@ -1,17 +1,18 @@
-//! Fetching what a later tile is copied from, while a strip is computed.
+//! Prefetching of the cells of a later tile, while a strip is computed.
 
 use crate::kernel::memory::prefetch;
 
-/// Bytes that lie side by side and will be read soon.
+/// A contiguous range of memory that will be read soon.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stretch {
-    /// The first of them. Not to be read through: it only says where they are.
+    /// The first byte: an address only, not for reading.
     pub start: *const u8,
-    /// Their number.
+    /// The number of bytes.
     pub bytes: usize,
 }
 
-/// Fetches stretches in so many steps, a cache line in each: more at once would keep cells that are needed now waiting.
+/// Prefetches stretches in a number of steps, one cache line in each: more at once would delay the
+/// cells that are needed now.
 #[derive(Debug)]
 pub(crate) struct Fetcher<'a> {
     stretches: std::slice::Iter<'a, Stretch>,
@@ -25,9 +26,10 @@ pub(crate) struct Fetcher<'a> {
 }
 
 impl<'a> Fetcher<'a> {
-    /// Nothing is fetched yet.
+    /// A fetcher at its first step.
     pub(crate) fn new(stretches: &'a [Stretch], steps: usize) -> Self {
-        /// What is fetched for want of anything else: an address that leads nowhere would be looked up each time.
+        /// A valid address for steps with nothing to fetch: an invalid one would miss the TLB each
+        /// time.
         static NOTHING: u8 = 0;
         Self {
             stretches: stretches.iter(),
@@ -38,7 +40,7 @@ impl<'a> Fetcher<'a> {
         }
     }
 
-    /// Fetches the next line.
+    /// Prefetches the next line.
     #[inline(always)]
     pub(crate) fn step(&mut self) {
         if self.left == 0 {

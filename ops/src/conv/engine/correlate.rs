@@ -1,4 +1,4 @@
-//! The driver of forward passes and input gradients: tiles, blocks of channels, panels of weights.
+//! Driver of forward passes and input gradients: tiles, blocks of channels, panels of outputs.
 
 use std::ops::Range;
 
@@ -14,25 +14,26 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::simd::{Element, Isa};
 
-/// Bytes that a tile may take: it stays in the second-level cache beside a block of weights.
+/// Most bytes of a tile, which stays in the second-level cache beside a block of weights.
 const TILE_BYTES: usize = 512 << 10;
-/// Bytes of a tile with the rows between dilated taps, which are not copied.
+/// Most bytes of a tile with the rows between dilated taps, which are not copied.
 const SCRATCH_BYTES: usize = 2 << 20;
-/// Strips that a row of a tile has if it can: long rows are kind to the TLB and to prefetchers.
+/// Strips of a tile's row, if the field has as many: long rows suit the TLB and prefetchers.
 const STRIPS: usize = 10;
-/// Terms of a block of channels: its weights for a panel stay in the first-level cache.
+/// Most terms of a block of channels, whose weights for a panel stay in the first-level cache.
 const TERMS: usize = 640;
-/// Tasks that a call is cut into where it can be, for balance among threads.
+/// Tasks of a call, if it has work for as many, for balance among threads.
 const TASKS: usize = 32;
-/// Outputs that a task has at least where tiles alone are too few for balance: each copies its tile.
+/// Fewest outputs of a task, where tiles are shared between tasks for balance: each task copies its
+/// tile.
 const OUTPUTS: usize = 32;
-/// Multiplications below which a second thread does not pay.
+/// Fewest multiplications for which a second thread pays.
 const SERIAL: usize = 1 << 19;
 
-/// Correlations of the same source whose results make up one output, or a part of it.
+/// Correlations of the same source, whose results are one output or a part of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job<'a, E> {
-    /// The correlations; none of their results overlap.
+    /// The correlations. Their results do not overlap.
     pub parts: &'a [Correlation],
     /// Groups of channels.
     pub groups: usize,
@@ -42,15 +43,15 @@ pub(crate) struct Job<'a, E> {
     pub outputs: usize,
     /// The batch.
     pub batch: usize,
-    /// The output's cells.
+    /// The spatial shape of the output.
     pub shape: Dims,
     /// The source.
     pub pieces: &'a Pieces<'a, E>,
-    /// What is added to every channel of the output, of all groups.
+    /// The bias of every channel of the output, of all groups.
     pub bias: Option<&'a [E]>,
 }
 
-/// A correlation with all that tasks share.
+/// A correlation with the data that its tasks share.
 struct Part<'a, E> {
     correlation: &'a Correlation,
     layout: TileLayout,
@@ -58,27 +59,29 @@ struct Part<'a, E> {
     tile: Dims,
     /// Vectors of a tile's rows.
     vectors: usize,
-    /// Tiles of a field.
+    /// Number of tiles of a field.
     tiles: usize,
-    /// Ranges that the outputs are cut into.
+    /// Number of ranges that the outputs are divided into.
     ranges: usize,
-    /// Channels of the source that are worked on at a time.
+    /// Channels of the source in a block.
     block: usize,
     offsets: Vec<u32>,
     /// `[group][block][panel][term][channel]`.
     weights: Buffer<E>,
-    /// How rows are computed together where channels do not mix, and the weights for it, `[group][element]`.
+    /// Recipe for rows computed together, if channels do not mix, and its weights,
+    /// `[group][element]`.
     rows: Option<(Recipe, Vec<E>)>,
 }
 
 impl<E: Element> Job<'_, E> {
-    /// The output, `[batch, groups · outputs, *shape]`. `weight` gives the weight of (group, output, input, element).
+    /// Computes the output, `[batch, groups · outputs, *shape]`. `weight` gives the weight of
+    /// (group, output, input, element).
     pub(crate) fn run(&self, isa: Isa, weight: impl Fn([usize; 4]) -> E + Sync) -> Buffer<E> {
         // SAFETY: the lattices of all parts cover the output.
         unsafe { Buffer::filled(self.len(), |output| self.run_into(isa, &weight, output)) }
     }
 
-    /// Writes the results of the parts into an output, which has room for all of it.
+    /// Writes the results of the parts into a buffer with room for the whole output.
     pub(crate) fn run_into(
         &self,
         isa: Isa,
@@ -92,7 +95,7 @@ impl<E: Element> Job<'_, E> {
         });
     }
 
-    /// The elements of the output.
+    /// The number of elements of the output.
     pub(crate) fn len(&self) -> usize {
         self.batch * self.groups * self.outputs * self.cells()
     }
@@ -101,7 +104,7 @@ impl<E: Element> Job<'_, E> {
         self.shape.iter().product()
     }
 
-    /// The multiplications of a part.
+    /// The number of multiplications of a part.
     fn products(&self, part: &Correlation) -> usize {
         let results: usize = part.count.iter().product();
         results * self.batch * self.groups * self.outputs * self.inputs * part.taps.len()
@@ -154,7 +157,8 @@ impl<'a, E: Element> Part<'a, E> {
         let mut block = (TERMS / taps).clamp(1, job.inputs);
         let lanes = E::lanes::<S>();
         let strip = strip::width::<S>(strip::height::<S>(usize::MAX, 3)) * lanes;
-        // Whatever the box of results, so that their bits do not depend on it.
+        // From the correlation alone, not from the box of results: the order of sums, and so their
+        // bits, are the same in any box.
         let smallest = TileLayout::new(correlation, [1, 1, strip]);
         while block > 1 && smallest.len(block) > SCRATCH_BYTES / size_of::<E>() {
             block /= 2;
@@ -197,7 +201,8 @@ impl<'a, E: Element> Part<'a, E> {
     }
 }
 
-/// The panels that `outputs` channels are cut into, for rows of so many vectors: first channel and height.
+/// The panels of `outputs` channels, first channel and height of each, for rows of `vectors`
+/// vectors.
 fn panels<S: Simd>(outputs: usize, vectors: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut start = 0;
     std::iter::from_fn(move || {
@@ -208,7 +213,7 @@ fn panels<S: Simd>(outputs: usize, vectors: usize) -> impl Iterator<Item = (usiz
     })
 }
 
-/// The weights in the order in which strips read them.
+/// Packs the weights in the order in which strips read them.
 fn pack<S: Simd, E: Element>(
     job: &Job<'_, E>,
     correlation: &Correlation,
@@ -230,7 +235,7 @@ fn pack<S: Simd, E: Element>(
             for input in inputs {
                 for tap in taps {
                     for output in start..start + height {
-                        // SAFETY: places follow on each other, panel by panel, and there are `len` of them.
+                        // SAFETY: places are consecutive, panel by panel, and below `len`.
                         unsafe { *packed.at(place) = weight([group, output, input, tap.element]) };
                         place += 1;
                     }
@@ -244,7 +249,7 @@ fn pack<S: Simd, E: Element>(
             all.into_par_iter().for_each(panel);
         }
     };
-    // SAFETY: every weight of a tap is written once.
+    // SAFETY: the panels of all blocks and groups write every weight once.
     unsafe { Buffer::filled(len, fill) }
 }
 
@@ -261,7 +266,8 @@ struct Task<'a, E> {
 }
 
 impl<'a, E: Element> Task<'a, E> {
-    /// The tasks of a part: samples, groups, tiles, ranges of outputs, from slow to fast.
+    /// The task of an index. Indices go over samples, groups, tiles and ranges of outputs, from
+    /// slow to fast.
     fn new(job: &'a Job<'a, E>, part: &'a Part<'a, E>, index: usize, output: Shared<E>) -> Self {
         let (rest, range) = (index / part.ranges, index % part.ranges);
         let (field, tile) = (rest / part.tiles, rest % part.tiles);
@@ -285,34 +291,34 @@ impl<'a, E: Element> Task<'a, E> {
             .map(move |first| first..inputs.min(first + block))
     }
 
-    /// Copies what the tile meets of a block of channels.
+    /// Copies a block of channels into the tile.
     #[inline(always)]
     fn fill<S: Simd>(&self, simd: S, buffer: &mut [E], block: &Range<usize>) {
-        let [at, _] = tile_box(self.tile, self.part.tile, self.part.correlation.count);
+        let [origin, _] = tile_box(self.tile, self.part.tile, self.part.correlation.count);
         let (layout, pieces) = (&self.part.layout, self.job.pieces);
-        layout.fill(simd, buffer, pieces, self.batch, self.channels(block), at);
+        layout.fill(simd, buffer, pieces, self.batch, self.channels(block), origin);
     }
 
-    /// What the thread is likely to copy when it has done with a block of channels: the next block, or the first one of
-    /// the next tile.
+    /// The cells that the thread will probably copy after a block of channels: those of the next
+    /// block, or of the first one of the next tile.
     fn ahead(&self, block: &Range<usize>) -> Vec<Stretch> {
-        let of = |task: &Self, block: &Range<usize>| {
-            let [at, _] = tile_box(task.tile, self.part.tile, self.part.correlation.count);
+        let stretches = |task: &Self, block: &Range<usize>| {
+            let [origin, _] = tile_box(task.tile, self.part.tile, self.part.correlation.count);
             let (layout, pieces) = (&self.part.layout, self.job.pieces);
-            layout.stretches(pieces, task.batch, task.channels(block), at)
+            layout.stretches(pieces, task.batch, task.channels(block), origin)
         };
         if let Some(next) = self.blocks().find(|next| next.start == block.end) {
-            return of(self, &next);
+            return stretches(self, &next);
         }
         let next = Self::new(self.job, self.part, self.index + 1, self.output);
         let first = next
             .blocks()
             .next()
             .filter(|_| next.range == 0 && next.batch < self.job.batch);
-        first.map_or_else(Vec::new, |first| of(&next, &first))
+        first.map_or_else(Vec::new, |first| stretches(&next, &first))
     }
 
-    /// The channels of the field that a block of the group is.
+    /// The channels of the field in a block of this task's group.
     fn channels(&self, block: &Range<usize>) -> Range<usize> {
         let first = self.group * self.job.inputs;
         first + block.start..first + block.end
@@ -325,20 +331,23 @@ impl<E: Element> WithSimd for Task<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { part, .. } = self;
-        let [at, size] = tile_box(self.tile, part.tile, part.correlation.count);
+        let [origin, size] = tile_box(self.tile, part.tile, part.correlation.count);
+        // Blocks of channels are outermost: each is copied once, and their partial sums add up in
+        // the output, which is in the cache. So every sum goes over (block, channel, tap), in any
+        // tile and on any number of threads.
         with_scratch(part.layout.len(part.block), |buffer| {
             for block in self.blocks() {
                 self.fill(simd, buffer, &block);
-                self.block(simd, buffer, block, at, size);
+                self.block(simd, buffer, block, origin, size);
             }
         });
     }
 }
 
 impl<E: Element> Task<'_, E> {
-    /// Adds what a block of channels gives to the tile's results.
+    /// Adds the terms of a block of channels to the tile's results.
     #[inline(always)]
-    fn block<S: Simd>(&self, simd: S, buffer: &[E], block: Range<usize>, at: Dims, size: Dims) {
+    fn block<S: Simd>(&self, simd: S, buffer: &[E], block: Range<usize>, origin: Dims, size: Dims) {
         let Self { job, part, .. } = self;
         let taps = part.correlation.taps.len();
         let terms = block.len() * taps;
@@ -346,7 +355,7 @@ impl<E: Element> Task<'_, E> {
         let cells = job.cells();
         let first_weight = (self.group * job.inputs + block.start) * job.outputs * taps;
         let last = block.end == job.inputs;
-        // Every strip fetches its share of what comes next.
+        // Every strip prefetches its share of the next cells.
         let ahead = self.ahead(&block);
         let across = |vectors: usize| size[2].div_ceil(vectors * E::lanes::<S>());
         let strips = match part.rows {
@@ -360,6 +369,9 @@ impl<E: Element> Task<'_, E> {
         };
         let mut shares = (0..strips)
             .map(|strip| &ahead[ahead.len() * strip / strips..ahead.len() * (strip + 1) / strips]);
+        // Panels are outside of cells: a panel's weights stay in the first-level cache while all
+        // cells of the tile go by, from the second-level cache. Planes, rows and columns go in the
+        // order of memory.
         for (start, height) in self.panels::<S>() {
             let weights = &part.weights[first_weight + start * terms..][..terms * height];
             let channel = self.group * job.outputs + start;
@@ -368,11 +380,11 @@ impl<E: Element> Task<'_, E> {
                 .filter(|_| last)
                 .map(|bias| &bias[channel..channel + height]);
             for plane in 0..size[0] {
-                let together = self.rows(simd, buffer, [at, size], plane, &mut shares);
+                let together = self.rows(simd, buffer, [origin, size], plane, &mut shares);
                 for row in together..size[1] {
                     let cell = |dim: usize, index: usize| {
                         part.correlation.start[dim]
-                            + part.correlation.out_step[dim] * (at[dim] + index)
+                            + part.correlation.out_step[dim] * (origin[dim] + index)
                     };
                     let line = (cell(0, plane) * rows + cell(1, row)) * columns;
                     let output = ((self.batch * job.groups * job.outputs) + channel) * cells + line;
@@ -384,9 +396,9 @@ impl<E: Element> Task<'_, E> {
                             .div_ceil(lanes)
                             .min(strip::width::<S>(height));
                         let left = (size[2] - column).min(vectors * lanes);
-                        // SAFETY: the lattice lies in the output, its channels are `cells` apart, and tasks have
-                        // disjoint parts of it. The tile has room for all offsets from any of its cells, and a margin
-                        // for the widest strip.
+                        // SAFETY: the lattice lies in the output, its channels are `cells` apart,
+                        // and tasks have disjoint parts of it. The tile has room for all offsets
+                        // from any of its cells, and a margin for the widest strip.
                         unsafe {
                             let strip = Strip {
                                 tile: buffer.as_ptr().add(from + column),
@@ -410,13 +422,14 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Computes rows of a plane together, where channels do not mix; returns how many.
+    /// Computes rows of a plane in groups of [`ROWS`], if channels do not mix; returns the number
+    /// of rows done.
     #[inline(always)]
     fn rows<'s, S: Simd>(
         &self,
         simd: S,
         buffer: &[E],
-        [at, size]: [Dims; 2],
+        [origin, size]: [Dims; 2],
         plane: usize,
         shares: &mut impl Iterator<Item = &'s [Stretch]>,
     ) -> usize {
@@ -430,15 +443,16 @@ impl<E: Element> Task<'_, E> {
         let [_, rows, columns] = job.shape;
         let elements = recipe.elements.len();
         let field = (self.batch * job.groups + self.group) * job.cells();
-        let cell = |dim: usize, index: usize| start[dim] + out_step[dim] * (at[dim] + index);
+        let cell = |dim: usize, index: usize| start[dim] + out_step[dim] * (origin[dim] + index);
         let together = size[1] / ROWS * ROWS;
         let wide = rows::width::<S>() * E::lanes::<S>();
         for row in (0..together).step_by(ROWS) {
             for column in (0..size[2]).step_by(wide) {
                 let left = wide.min(size[2] - column);
                 let line = (cell(0, plane) * rows + cell(1, row)) * columns;
-                // SAFETY: the lattice lies in the output, and tasks have disjoint parts of it. The tile has room for
-                // all reads from any of its cells, and a margin for the widest strip.
+                // SAFETY: the lattice lies in the output, and tasks have disjoint parts of it. The
+                // tile has room for all reads from any of its cells, and a margin for the widest
+                // strip.
                 unsafe {
                     let strip = RowStrip {
                         tile: buffer.as_ptr().add(part.layout.row(plane, row) + column),
@@ -460,8 +474,8 @@ impl<E: Element> Task<'_, E> {
     /// The panels of this task's range of outputs.
     #[inline(always)]
     fn panels<S: Simd>(&self) -> impl Iterator<Item = (usize, usize)> {
-        let (ranges, outputs, own) = (self.part.ranges, self.job.outputs, self.range);
+        let (ranges, outputs, range) = (self.part.ranges, self.job.outputs, self.range);
         panels::<S>(outputs, self.part.vectors)
-            .filter(move |(start, _)| start * ranges / outputs == own)
+            .filter(move |(start, _)| start * ranges / outputs == range)
     }
 }

@@ -1,4 +1,4 @@
-//! Convolutions and their gradients as one thing: correlations of a field with taps.
+//! Convolutions and their input gradients as correlations of a field with taps.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::driver::windows_within;
 /// Sizes, offsets or counts of three spatial dims; fields of fewer have leading dims of one cell.
 pub(crate) type Dims = [usize; 3];
 
-/// The parameters of a convolution on a field that holds every cell its windows reach.
+/// Parameters of a convolution on a field with every cell that its windows reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Conv {
     /// Groups of channels that do not mix.
@@ -27,7 +27,8 @@ pub(crate) struct Conv {
 /// A sum over channels and taps, for every cell of a lattice of results:
 /// `result[o, start + out_step·m] = Σ_{c, t} weight[o, c, t] · source[c, step·m + offset[t]]`.
 ///
-/// A convolution is one correlation. The gradient of its input is one for every residue modulo the stride, of step one.
+/// A convolution is one correlation. The gradient of its input is one for every residue modulo the
+/// stride, of step one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Correlation {
     /// Source cells between neighbours of the lattice.
@@ -45,9 +46,9 @@ pub(crate) struct Correlation {
 /// One element of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tap {
-    /// The source cell that it meets at the lattice's origin.
+    /// The source cell that the tap meets at the lattice's origin.
     pub offset: [isize; 3],
-    /// Its place in the kernel.
+    /// The place in the kernel.
     pub element: usize,
 }
 
@@ -57,7 +58,8 @@ impl Conv {
         self.kernel.iter().product()
     }
 
-    /// The convolution that gives `count` results, the first of them from the window that begins at cell zero.
+    /// The convolution with `count` results, the first of them from the window that begins at cell
+    /// zero.
     pub(crate) fn forward(&self, count: Dims) -> Correlation {
         let taps = self.taps(|dim| {
             let cells = (0..self.kernel[dim]).map(|k| (k * self.dilation[dim]) as isize);
@@ -72,7 +74,8 @@ impl Conv {
         }
     }
 
-    /// The results whose windows lie in a box of cells, as a range per dim; empty ranges if there are none.
+    /// The results whose windows lie in a box of cells, as a range per dim; empty ranges if there
+    /// are none.
     pub(crate) fn results_within(
         &self,
         cells: &[Range<usize>; 3],
@@ -87,7 +90,8 @@ impl Conv {
         })
     }
 
-    /// The gradient of a box of input cells. Together the correlations give every cell of the box once.
+    /// The gradient of a box of input cells: one correlation for each residue modulo the stride.
+    /// Together they give every cell of the box once.
     pub(crate) fn input_gradient(&self, cells: &[Range<usize>; 3]) -> Vec<Correlation> {
         let residues: usize = self.stride.iter().product();
         let mut parts = Vec::new();
@@ -127,9 +131,9 @@ impl Conv {
         parts
     }
 
-    /// The product of the taps of each dim, given as (place in the kernel, offset).
-    fn taps(&self, of: impl Fn(usize) -> Vec<(usize, isize)>) -> Vec<Tap> {
-        let [depth, rows, columns] = [of(0), of(1), of(2)];
+    /// The product of the taps of each dim, `in_dim`, given as (place in the kernel, offset).
+    fn taps(&self, in_dim: impl Fn(usize) -> Vec<(usize, isize)>) -> Vec<Tap> {
+        let [depth, rows, columns] = [in_dim(0), in_dim(1), in_dim(2)];
         let mut taps = Vec::new();
         for &(kd, d) in &depth {
             for &(kh, h) in &rows {
@@ -146,7 +150,7 @@ impl Conv {
 }
 
 impl Correlation {
-    /// The part of the lattice that is a box of it.
+    /// The correlation on a box of its lattice.
     pub(crate) fn within(&self, lattice: &[Range<usize>]) -> Self {
         let first: Dims = std::array::from_fn(|dim| lattice[dim].start);
         let taps = self.taps.iter().map(|tap| Tap {
@@ -177,7 +181,7 @@ impl Correlation {
         places
     }
 
-    /// The smallest and one more than the largest offset of the taps in a dim; empty without taps.
+    /// The range of the taps' offsets in a dim; empty without taps.
     pub(crate) fn reach(&self, dim: usize) -> Range<isize> {
         let offsets = || self.taps.iter().map(|tap| tap.offset[dim]);
         let low = offsets().min().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! The convolution engine of the CPU.
+//! Convolution engine for CPUs.
 
 mod ahead;
 pub(crate) mod correlate;

@@ -1,4 +1,5 @@
-//! The innermost kernel where channels do not mix: some rows of one channel stay in registers and share what they read.
+//! Innermost kernel for channels that do not mix: rows of one channel, in registers, share the
+//! cells that they read.
 
 use pulp::{Simd, WithSimd};
 
@@ -8,10 +9,10 @@ use super::tile::TileLayout;
 use crate::kernel::memory::prefetch_to_write;
 use crate::kernel::simd::Element;
 
-/// Rows of results that are worked on together.
+/// Rows of results that are computed together.
 pub(crate) const ROWS: usize = 4;
 
-/// Neighbouring reads for the same rows.
+/// Consecutive reads for the same rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     reads: usize,
@@ -19,18 +20,19 @@ struct Run {
     rows: [usize; 2],
 }
 
-/// How a channel's rows are computed from its weights.
+/// Order of reads and weights by which the rows of a channel are computed.
 #[derive(Debug)]
 pub(crate) struct Recipe {
     runs: Vec<Run>,
-    /// Where the tile is read.
+    /// The places of the reads in the tile.
     offsets: Vec<usize>,
-    /// The elements of the kernel, read by read, row by row.
+    /// The elements of the kernel, by read, then by row.
     pub(crate) elements: Vec<usize>,
 }
 
 impl Recipe {
-    /// The recipe of a correlation, if neighbouring rows share reads: not where rows or columns of results are apart.
+    /// The recipe of a correlation; `None` if neighbouring rows do not share reads, because rows or
+    /// columns of results are apart.
     pub(crate) fn new(correlation: &Correlation, layout: &TileLayout) -> Option<Self> {
         let taps = &correlation.taps;
         if correlation.step[1] != 1 || correlation.out_step[2] != 1 || correlation.count[1] < ROWS {
@@ -41,7 +43,8 @@ impl Recipe {
             offsets: Vec::new(),
             elements: Vec::new(),
         };
-        // In the order of the taps, so that a result has the same bits however many rows are worked on together.
+        // In the order of the taps, so that a result has the same bits if it is computed alone, by
+        // a strip.
         let [planes, lines, columns] = &correlation.places();
         let reach = correlation.reach(1);
         let mut reached: Vec<isize> = (reach.start..reach.end + ROWS as isize - 1).collect();
@@ -50,9 +53,10 @@ impl Recipe {
         }
         for (front, &plane) in planes.iter().enumerate() {
             for &line in &reached {
-                // The rows that use it, each with the place of the kernel's line that meets it.
+                // The rows that use this line of cells, each with the place of the kernel's line
+                // that meets it.
                 let users = (0..ROWS).filter_map(|row| {
-                    let met = lines.iter().position(|&of| of == line - row as isize)?;
+                    let met = lines.iter().position(|&offset| offset == line - row as isize)?;
                     Some((row, met))
                 });
                 let users: Vec<(usize, usize)> = users.collect();
@@ -84,26 +88,27 @@ impl Recipe {
     }
 }
 
-/// What one call of the kernel needs to know.
+/// Arguments of one call of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowStrip<'a, E> {
     /// The first column of the tile's row.
     pub tile: *const E,
     pub recipe: &'a Recipe,
-    /// The weights of the channel, as the recipe lists their elements.
+    /// The weights of the channel, in the order of the recipe's elements.
     pub weights: *const E,
-    /// What is added to every result.
+    /// The bias.
     pub bias: E,
     /// The first result.
     pub output: *mut E,
     /// Elements between rows of the output.
     pub row: usize,
-    /// The columns that exist.
+    /// The number of columns of the output, from the first result on.
     pub columns: usize,
-    /// What a later tile is copied from: fetched meanwhile.
+    /// Cells of a later tile, to be prefetched.
     pub ahead: &'a [Stretch],
 }
 
+/// [`RowStrip`] with its number of vectors.
 struct Block<'a, E, const N: usize>(RowStrip<'a, E>);
 
 /// The vectors of the widest block.
@@ -115,8 +120,8 @@ impl<E: Element> RowStrip<'_, E> {
     /// Computes [`ROWS`] rows of at most [`width`] vectors.
     ///
     /// # Safety
-    /// The tile must be valid for all reads of so many vectors, the weights for the recipe, and the output for the
-    /// columns of every row, with nothing else using these.
+    /// The tile must be valid for all reads of `vectors` vectors, the weights for the recipe, and
+    /// the output for the columns of every row, which nothing else may use.
     #[inline(always)]
     pub(crate) unsafe fn run<S: Simd>(self, simd: S, vectors: usize) {
         match vectors {
@@ -185,7 +190,7 @@ impl<E: Element, const N: usize> Block<'_, E, N> {
         sums
     }
 
-    /// Adds the bias and writes the columns that exist.
+    /// Adds the bias and writes the columns of the output.
     #[inline(always)]
     unsafe fn store<S: Simd>(&self, simd: S, sums: [[E::Vector<S>; N]; ROWS]) {
         let RowStrip {
@@ -215,7 +220,7 @@ impl<E: Element, const N: usize> Block<'_, E, N> {
     }
 }
 
-/// Adds what a read gives to rows `FIRST..LAST`.
+/// Adds the products of a read to rows `FIRST..LAST`.
 ///
 /// # Safety
 /// `N` vectors must be readable from `from`, and `LAST - FIRST` weights.

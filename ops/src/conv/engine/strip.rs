@@ -1,4 +1,5 @@
-//! The innermost kernel of forward passes and input gradients: a block of channels × columns that stays in registers.
+//! Innermost kernel of forward passes and input gradients: a block of channels × columns in
+//! registers.
 
 use pulp::{Simd, WithSimd};
 
@@ -6,20 +7,20 @@ use super::ahead::{Fetcher, Stretch};
 use crate::kernel::memory::prefetch_to_write;
 use crate::kernel::simd::Element;
 
-/// What one call of the kernel needs to know.
+/// Arguments of one call of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Strip<'a, E> {
     /// The first column of the tile's row.
     pub tile: *const E,
     /// The offset of every (channel, tap) from there.
     pub offsets: *const u32,
-    /// How many there are.
+    /// The number of offsets.
     pub terms: usize,
     /// The weights, `[term][channel]`.
     pub weights: *const E,
-    /// What is added to every channel; null for nothing.
+    /// The bias of every channel; null without bias.
     pub bias: *const E,
-    /// Whether results are added to what the output holds.
+    /// Whether results are added to the output's values.
     pub add: bool,
     /// The first result.
     pub output: *mut E,
@@ -27,21 +28,21 @@ pub(crate) struct Strip<'a, E> {
     pub channel: usize,
     /// Elements between columns of the output.
     pub step: usize,
-    /// The columns that exist.
+    /// The number of columns of the output, from the first result on.
     pub columns: usize,
-    /// What a later tile is copied from: fetched meanwhile.
+    /// Cells of a later tile, to be prefetched.
     pub ahead: &'a [Stretch],
 }
 
 /// [`Strip`] with its block of `M` channels × `N` vectors.
 struct Block<'a, E, const M: usize, const N: usize>(Strip<'a, E>);
 
-/// The channels of the next block where so many are left and rows have so many vectors.
+/// The channels of the next block, if `left` channels are left and rows have `vectors` vectors.
 pub(crate) fn height<S: Simd>(left: usize, vectors: usize) -> usize {
     let many = S::REGISTER_COUNT >= 32;
     if many && matches!(vectors, 4 | 7) {
-        // Blocks three vectors wide would leave one, which has too few sums to keep the arithmetic busy. Blocks of six
-        // channels are four wide; what six does not divide is shared evenly.
+        // Blocks three vectors wide would leave one, which has too few sums to keep the arithmetic
+        // busy. Blocks of six channels are four wide; what six does not divide is shared evenly.
         return left.div_ceil(left.div_ceil(6));
     }
     match left {
@@ -51,7 +52,7 @@ pub(crate) fn height<S: Simd>(left: usize, vectors: usize) -> usize {
     }
 }
 
-/// The vectors of the widest block of so many channels.
+/// The vectors of the widest block with this number of channels.
 pub(crate) fn width<S: Simd>(channels: usize) -> usize {
     match (channels, S::REGISTER_COUNT >= 32) {
         (8, _) | (4, false) => 3,
@@ -61,11 +62,12 @@ pub(crate) fn width<S: Simd>(channels: usize) -> usize {
     }
 }
 
-/// Runs a strip of as many vectors as its columns need and a block of `channels` is wide.
+/// Runs a strip of `vectors` vectors on a block of `channels` channels.
 ///
 /// # Safety
-/// The pointers must be valid for the block: the tile for every offset and `vectors` vectors from there, the weights for
-/// `terms · channels`, the output for `columns` columns of every channel, with nothing else using these.
+/// The pointers must be valid for the block: the tile for every offset and `vectors` vectors from
+/// there, the weights for `terms · channels`, the output for `columns` columns of every channel,
+/// with nothing else using these.
 #[inline(always)]
 pub(crate) unsafe fn run<S: Simd, E: Element>(
     simd: S,
@@ -154,6 +156,8 @@ impl<E: Element, const M: usize, const N: usize> Block<'_, E, M, N> {
             // SAFETY: the caller of `run` promises that the pointers are valid.
             unsafe {
                 let from = tile.add(*offsets.add(term) as usize);
+                // The fewer of cells and weights are held in registers, beside the sums; the others
+                // are used as read.
                 if M >= N {
                     let mut cells = [zero; N];
                     for (n, cell) in cells.iter_mut().enumerate() {
@@ -183,7 +187,7 @@ impl<E: Element, const M: usize, const N: usize> Block<'_, E, M, N> {
         sums
     }
 
-    /// Adds what is there and the bias, and writes the columns that exist.
+    /// Adds the output's values, if asked for, and the bias, and writes the columns of the output.
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self, simd: S, sums: &mut [[E::Vector<S>; N]; M]) {
         let Strip {

@@ -1,8 +1,9 @@
-//! Tiles: the part of a field that a task works on, copied to a buffer that stays in the cache.
+//! Tiles: parts of a field, each copied to a buffer that stays in the cache while a task works on
+//! it.
 //!
-//! Copying costs a few per cent of the arithmetic and makes everything else simple: pieces, boundaries, padding, strides
-//! and views end here; rows are as far apart as the cache likes; with a step in the last dim, columns are sorted by
-//! residue, so that every kernel reads neighbours.
+//! Copying costs a few per cent of the arithmetic. In a tile there are no pieces, boundaries,
+//! padding, strides or views; rows have a distance that suits the cache; with a step in the last
+//! dim, columns are sorted by residue, so that kernels read neighbours.
 
 use std::ops::Range;
 
@@ -22,12 +23,12 @@ pub(crate) struct Piece<'a, E> {
     pub cells: View<'a, E, 5>,
 }
 
-/// The pieces of a field, none of which overlap, in the order of their first columns.
+/// The pieces of a field, which do not overlap, in the order of their first columns.
 #[derive(Clone, Debug)]
 pub(crate) struct Pieces<'a, E>(Vec<Piece<'a, E>>);
 
 impl<'a, E> Pieces<'a, E> {
-    /// A field of pieces; what none covers is zero.
+    /// A field of pieces. Cells that no piece covers are zero.
     pub(crate) fn new(mut pieces: Vec<Piece<'a, E>>) -> Self {
         pieces.sort_by_key(|piece| piece.at[2]);
         Self(pieces)
@@ -39,7 +40,7 @@ impl<'a, E> Pieces<'a, E> {
     }
 }
 
-/// How a tile's source cells lie in the buffer: `[channel][plane][row][residue][column]`.
+/// Layout of a tile's source cells in the buffer: `[channel][plane][row][residue][column]`.
 #[derive(Clone, Debug)]
 pub(crate) struct TileLayout {
     /// Source cells of the largest tile, per dim.
@@ -53,22 +54,24 @@ pub(crate) struct TileLayout {
     row: usize,
     plane: usize,
     channel: usize,
-    /// The planes, and the rows of a plane, that taps meet: with a dilation, far fewer than there are.
+    /// Whether taps meet each plane, and each row of a plane: with a dilation, few of them.
     met: [Vec<bool>; 2],
-    /// Elements before the first row: with them the field's columns begin at a cache line, in tiles that do.
+    /// Elements before the first row, so that the column of offset zero begins at a cache line.
     lead: usize,
 }
 
-/// A row's room is a multiple of this, plus [`SKEW`] where rows would meet in the same cache set.
+/// The elements of a row are a multiple of this, plus [`SKEW`] where rows would fall into the same
+/// cache sets.
 const ALIGN: usize = 16;
 pub(crate) const SKEW: usize = 16;
-/// Bytes from which on a stretch takes no further rows: strips have shares of about the same size.
+/// Bytes from which on no row is joined to a stretch, so that the shares of strips are about equal.
 const STRETCH: usize = 4096;
-/// A strip of vectors may read so far beyond a row.
+/// Elements that a strip of vectors may read beyond a row.
 pub(crate) const MARGIN: usize = 256;
 
-/// The extents of tiles, in results: rows of up to `strips` strips of `strip` columns, then grown where that saves most
-/// copying, while they `fit` and leave `tasks` of them.
+/// The extents of tiles, in results: rows of up to `strips` strips of `strip` columns, then doubled
+/// in the dim where that saves most copying, as long as they `fit` and there are at least `tasks`
+/// tiles.
 pub(crate) fn tile_extents(
     correlation: &Correlation,
     [strip, strips]: [usize; 2],
@@ -79,14 +82,14 @@ pub(crate) fn tile_extents(
     let tiles =
         |tile: Dims| -> usize { (0..3).map(|dim| count[dim].div_ceil(tile[dim])).product() };
     let good = |tile: Dims| fits(&TileLayout::new(correlation, tile), tile) && tiles(tile) >= tasks;
-    // Cells copied per cell of its own.
+    // Copied cells for each cell that no other tile needs.
     let overhead = |tile: Dims, dim: usize| {
-        let own = tile[dim] * correlation.step[dim];
+        let inner = tile[dim] * correlation.step[dim];
         let around = correlation
             .reach(dim)
             .len()
             .saturating_sub(correlation.step[dim]);
-        (own + around) as f64 / own as f64
+        (inner + around) as f64 / inner as f64
     };
     let mut tile = [1, 1, (strips * strip).min(count[2])];
     while tile[2] > strip && !good(tile) {
@@ -106,7 +109,7 @@ pub(crate) fn tile_extents(
             None => break,
         }
     }
-    // As many tiles, but of even extents.
+    // The same number of tiles, of even extents: no small tile at the end.
     std::array::from_fn(|dim| {
         let even = count[dim].div_ceil(count[dim].div_ceil(tile[dim]));
         let unit = if dim == 2 { strip } else { 1 };
@@ -114,7 +117,8 @@ pub(crate) fn tile_extents(
     })
 }
 
-/// The first result of a tile, and how many it has in every dim, of a lattice of `count` cut into tiles of `extents`.
+/// The first result of a tile and its size in every dim, in a lattice of `count` with tiles of
+/// `extents`.
 pub(crate) fn tile_box(index: usize, extents: Dims, count: Dims) -> [Dims; 2] {
     let tiles: Dims = std::array::from_fn(|dim| count[dim].div_ceil(extents[dim]));
     let place = [
@@ -122,10 +126,10 @@ pub(crate) fn tile_box(index: usize, extents: Dims, count: Dims) -> [Dims; 2] {
         index / tiles[2] % tiles[1],
         index % tiles[2],
     ];
-    let at: Dims = std::array::from_fn(|dim| place[dim] * extents[dim]);
+    let origin: Dims = std::array::from_fn(|dim| place[dim] * extents[dim]);
     [
-        at,
-        std::array::from_fn(|dim| extents[dim].min(count[dim] - at[dim])),
+        origin,
+        std::array::from_fn(|dim| extents[dim].min(count[dim] - origin[dim])),
     ]
 }
 
@@ -143,7 +147,7 @@ impl TileLayout {
         }
         let plane = row * cells[1];
         Self {
-            // Taps are a product.
+            // Taps are the product of their offsets in each dim, so dims can be marked separately.
             met: [0, 1].map(|dim| {
                 let mut met = vec![false; cells[dim]];
                 for offset in &correlation.places()[dim] {
@@ -173,12 +177,12 @@ impl TileLayout {
         self.row * self.met.iter().map(count).product::<usize>()
     }
 
-    /// Elements of a tile of so many channels, whatever its lead.
+    /// Elements of a tile of this number of channels, with any lead.
     pub(crate) fn len(&self, channels: usize) -> usize {
         ALIGN + self.channel * channels + MARGIN
     }
 
-    /// Where the source cell lies that a tap's offset meets at the tile's origin.
+    /// The place of the source cell that a tap with this offset meets at the tile's origin.
     pub(crate) fn offset(&self, offset: [isize; 3]) -> usize {
         let [d, h, w]: Dims = std::array::from_fn(|dim| (offset[dim] - self.low[dim]) as usize);
         let column = w % self.step[2] * self.residue + w / self.step[2];
@@ -198,15 +202,15 @@ impl TileLayout {
             .collect()
     }
 
-    /// Where a row of the lattice begins.
+    /// The place of the first element of a row of the lattice.
     pub(crate) fn row(&self, plane: usize, row: usize) -> usize {
         self.lead + plane * self.step[0] * self.plane + row * self.step[1] * self.row
     }
 
-    /// The cells of the tile at `at` that a piece covers, if there are any.
-    fn covered<E>(&self, piece: &Piece<'_, E>, at: Dims) -> Option<[Range<usize>; 3]> {
+    /// The cells of the tile at `origin` that a piece covers, if there are any.
+    fn covered<E>(&self, piece: &Piece<'_, E>, origin: Dims) -> Option<[Range<usize>; 3]> {
         let covered = std::array::from_fn(|dim| {
-            let first = self.first(at, dim);
+            let first = self.first(origin, dim);
             let from = piece.at[dim] as isize - first;
             let size = piece.cells.shape()[dim + 2] as isize;
             let high = (from + size).min(self.cells[dim] as isize);
@@ -216,26 +220,28 @@ impl TileLayout {
         (!covered.iter().any(Range::is_empty)).then_some(covered)
     }
 
-    /// The first of the field's cells that the tile at `at` has room for. A tile at the end of the lattice needs fewer
-    /// than there is room for, but then there are no more, or they do no harm.
-    fn first(&self, at: Dims, dim: usize) -> isize {
-        (at[dim] * self.step[dim]) as isize + self.low[dim]
+    /// The first cell of the field in the tile at `origin`. A tile at the end of the lattice has
+    /// room for more cells than its taps meet; these are copied if the field has them, and not
+    /// read.
+    fn first(&self, origin: Dims, dim: usize) -> isize {
+        (origin[dim] * self.step[dim]) as isize + self.low[dim]
     }
 
-    /// The cell of a piece that lies at `start` in the tile at `at`.
+    /// The cell of a piece that lies at `start` in the tile at `origin`.
     fn source<E>(
         &self,
         piece: &Piece<'_, E>,
         [batch, channel]: [usize; 2],
-        at: Dims,
+        origin: Dims,
         start: Dims,
     ) -> *const E {
         let cell =
-            |dim: usize| (self.first(at, dim) + start[dim] as isize) as usize - piece.at[dim];
+            |dim: usize| (self.first(origin, dim) + start[dim] as isize) as usize - piece.at[dim];
         piece.cells.at([batch, channel, cell(0), cell(1), cell(2)])
     }
 
-    /// Copies what the lattice box `at`, of `lattice` results, meets; cells that no piece covers are zero.
+    /// Copies the cells that taps meet in the tile at `origin`; cells that no piece covers are
+    /// zero.
     #[inline(always)]
     pub(crate) fn fill<S: Simd, E: Element>(
         &self,
@@ -244,15 +250,16 @@ impl TileLayout {
         pieces: &Pieces<'_, E>,
         batch: usize,
         channels: Range<usize>,
-        at: Dims,
+        origin: Dims,
     ) {
         let met = pieces.0.iter();
-        let met = met.filter_map(|piece| Some((piece, self.covered(piece, at)?)));
+        let met = met.filter_map(|piece| Some((piece, self.covered(piece, origin)?)));
         let met: Vec<(&Piece<'_, E>, [Range<usize>; 3])> = met.collect();
         let tile = &mut tile[self.lead..self.len(channels.len())];
         let (tile, margin) = tile.split_at_mut(self.channel * channels.len());
         margin.fill(E::default());
-        // One piece leaves at most the edges of rows to be cleared.
+        // Clearing the whole tile first costs 6 % with few channels. With one piece, only the edges
+        // of its rows, and rows and planes without it, are cleared; with several, the whole planes.
         let alone = met.len() == 1 && self.step[2] == 1;
         for (index, lines) in tile.chunks_exact_mut(self.plane).enumerate() {
             let (channel, plane) = (
@@ -270,24 +277,24 @@ impl TileLayout {
             for (piece, [_, rows, columns]) in met.iter().filter(|(_, [planes, ..])| covers(planes))
             {
                 let start = [plane, rows.start, columns.start];
-                let mut source = self.source(piece, [batch, channel], at, start);
+                let mut source = self.source(piece, [batch, channel], origin, start);
                 let [.., down, across] = piece.cells.strides();
                 if alone {
                     lines[..rows.start * self.row].fill(E::default());
                     lines[rows.end * self.row..].fill(E::default());
                 }
                 let lines = lines.chunks_exact_mut(self.row).zip(wanted);
-                for (to, wanted) in lines.take(rows.end).skip(rows.start) {
+                for (line, wanted) in lines.take(rows.end).skip(rows.start) {
                     if *wanted {
                         if alone {
-                            clear_around(simd, to, columns);
+                            clear_around(simd, line, columns);
                         }
                         // SAFETY: the columns are within the piece, whose elements may be read.
                         unsafe {
                             if self.step[2] == 1 && across == 1 {
-                                copy(simd, &mut to[columns.clone()], source);
+                                copy(simd, &mut line[columns.clone()], source);
                             } else {
-                                self.copy_row(to, columns.start, source, across, columns.len());
+                                self.copy_row(line, columns.start, source, across, columns.len());
                             }
                         }
                     }
@@ -297,24 +304,24 @@ impl TileLayout {
         }
     }
 
-    /// What [`fill`](Self::fill) reads, so that it can be fetched before.
+    /// The memory that [`fill`](Self::fill) reads, to be prefetched.
     pub(crate) fn stretches<E>(
         &self,
         pieces: &Pieces<'_, E>,
         batch: usize,
         channels: Range<usize>,
-        at: Dims,
+        origin: Dims,
     ) -> Vec<Stretch> {
         let mut stretches = Vec::new();
         for piece in &pieces.0 {
-            let Some([planes, rows, columns]) = self.covered(piece, at) else {
+            let Some([planes, rows, columns]) = self.covered(piece, origin) else {
                 continue;
             };
             let [.., down, across] = piece.cells.strides();
             if across != 1 {
                 continue;
             }
-            // Some rows that follow on each other are one stretch.
+            // Rows without a gap between them are joined.
             let row = columns.len() * size_of::<E>();
             let joined = down == columns.len() as isize;
             let lines = if joined {
@@ -326,7 +333,7 @@ impl TileLayout {
             for channel in channels.clone() {
                 for plane in planes.clone() {
                     let start = [plane, rows.start, columns.start];
-                    let source = self.source(piece, [batch, channel], at, start);
+                    let source = self.source(piece, [batch, channel], origin, start);
                     let starts = (0..rows.len()).step_by(lines);
                     stretches.extend(starts.map(|row| Stretch {
                         start: source.wrapping_offset(row as isize * down).cast(),
@@ -353,8 +360,8 @@ impl TileLayout {
     ) {
         let step = self.step[2];
         if (step, stride) == (2, 1) {
-            // In pairs, which compiles to shuffles.
-            // SAFETY: the caller's; a tile is never part of a field.
+            // A loop over pairs compiles to shuffles.
+            // SAFETY: the caller's; a tile does not overlap a field.
             let mut cells = unsafe { std::slice::from_raw_parts(source, cells) };
             let (even, odd) = row.split_at_mut(self.residue);
             let mut column = first / 2;
@@ -366,8 +373,8 @@ impl TileLayout {
                 cells = rest;
             }
             let (pairs, last) = cells.as_chunks();
-            let to = even[column..].iter_mut().zip(&mut odd[column..]);
-            for ((even, odd), [first, second]) in to.zip(pairs) {
+            let places = even[column..].iter_mut().zip(&mut odd[column..]);
+            for ((even, odd), [first, second]) in places.zip(pairs) {
                 (*even, *odd) = (*first, *second);
             }
             if let [cell] = last {
@@ -388,7 +395,7 @@ impl TileLayout {
     }
 }
 
-/// Clears a row but for the columns, some of which it may clear too.
+/// Clears a row outside of `columns`, and perhaps some of these.
 #[inline(always)]
 fn clear_around<S: Simd, E: Element>(simd: S, row: &mut [E], columns: &Range<usize>) {
     let (lanes, zero) = (E::lanes::<S>(), E::splat(simd, E::default()));
@@ -408,43 +415,43 @@ fn clear_around<S: Simd, E: Element>(simd: S, row: &mut [E], columns: &Range<usi
 /// Fills a slice with neighbouring elements.
 ///
 /// # Safety
-/// So many elements must be readable from `source` on, and none of them lie in the slice.
+/// As many elements must be readable from `source` on, outside of the slice.
 #[inline(always)]
-unsafe fn copy<S: Simd, E: Element>(simd: S, to: &mut [E], source: *const E) {
+unsafe fn copy<S: Simd, E: Element>(simd: S, cells: &mut [E], source: *const E) {
     let lanes = E::lanes::<S>();
     // SAFETY: the caller's; the last vector begins early enough to end with the slice.
     unsafe {
-        let Some(last) = to.len().checked_sub(lanes) else {
-            let source = std::slice::from_raw_parts(source, to.len());
-            let cells = E::load_part(simd, source, E::splat(simd, E::default()));
-            return E::store_part(simd, to, cells);
+        let Some(last) = cells.len().checked_sub(lanes) else {
+            let source = std::slice::from_raw_parts(source, cells.len());
+            let vector = E::load_part(simd, source, E::splat(simd, E::default()));
+            return E::store_part(simd, cells, vector);
         };
-        let to = to.as_mut_ptr();
-        E::store::<S>(to, E::load::<S>(source));
-        // Whole cache lines, where the columns begin at one in the tile.
+        let cells = cells.as_mut_ptr();
+        E::store::<S>(cells, E::load::<S>(source));
+        // From the next multiple of a vector's bytes on, so that stores do not cross cache lines.
         let vector = lanes * size_of::<E>();
-        let mut column = (vector - to.addr() % vector) / size_of::<E>();
+        let mut column = (vector - cells.addr() % vector) / size_of::<E>();
         while column < last {
-            E::store::<S>(to.add(column), E::load::<S>(source.add(column)));
+            E::store::<S>(cells.add(column), E::load::<S>(source.add(column)));
             column += lanes;
         }
-        E::store::<S>(to.add(last), E::load::<S>(source.add(last)));
+        E::store::<S>(cells.add(last), E::load::<S>(source.add(last)));
     }
 }
 
 /// Fills a slice with elements that are `stride` apart.
 ///
 /// # Safety
-/// So many elements must be readable from `source` on, and none of them lie in the slice.
+/// As many elements, `stride` apart, must be readable from `source` on, outside of the slice.
 #[inline(always)]
-pub(crate) unsafe fn copy_strided<E: Copy>(to: &mut [E], source: *const E, stride: isize) {
+pub(crate) unsafe fn copy_strided<E: Copy>(cells: &mut [E], source: *const E, stride: isize) {
     if stride == 1 {
         // SAFETY: the caller's.
-        unsafe { source.copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) };
+        unsafe { source.copy_to_nonoverlapping(cells.as_mut_ptr(), cells.len()) };
     } else {
-        for (index, to) in to.iter_mut().enumerate() {
+        for (index, cell) in cells.iter_mut().enumerate() {
             // SAFETY: the caller's.
-            *to = unsafe { *source.offset(index as isize * stride) };
+            *cell = unsafe { *source.offset(index as isize * stride) };
         }
     }
 }

@@ -1,8 +1,10 @@
-//! The gradient of the weights: `Σ_cells cotangent[o] · source[c, cell + tap]`, for all outputs, channels and taps.
+//! Gradient of the weights: `Σ_cells cotangent[o] · source[c, cell + tap]`, for all outputs,
+//! channels and taps.
 //!
-//! A block of outputs × (channel, tap) stays in registers while the cells of a tile go by, vector by vector; the lanes
-//! are summed once per tile. The grid is cut into chunks that have sums of their own, added in order at the end: how
-//! many there are follows from the shapes alone, so that the result does not depend on the number of threads.
+//! A block of outputs × (channel, tap) stays in registers while the cells of a tile go by, vector
+//! by vector; the lanes are summed once per tile. The grid is divided into chunks with
+//! separate sums, added in order at the end. The number of chunks follows from the shapes alone, so
+//! that the result does not depend on the number of threads.
 
 use std::ops::Range;
 
@@ -14,15 +16,16 @@ use super::tile::{Pieces, SKEW, TileLayout, copy_strided, tile_box, tile_extents
 use crate::kernel::memory::{Shared, View, with_scratch};
 use crate::kernel::simd::{Element, Isa};
 
-/// Bytes of the cotangent that a block of outputs reads again and again: about a first-level cache.
+/// Bytes of the cotangent that a block of outputs reads for every group of terms: about a
+/// first-level cache.
 const CELLS_BYTES: usize = 48 << 10;
-/// Bytes that a tile of the source may take.
+/// Most bytes of a tile of the source.
 const TILE_BYTES: usize = 384 << 10;
-/// Outputs that a task works on.
+/// Most outputs of a task.
 const OUTPUTS: usize = 64;
-/// Tasks that a call is cut into where it can be.
+/// Tasks of a call, if it has work for as many.
 const TASKS: usize = 32;
-/// Bytes that the chunks' own sums may take together.
+/// Most bytes of the sums of all chunks.
 const SUMS_BYTES: usize = 8 << 20;
 
 /// A gradient with respect to weights.
@@ -45,14 +48,14 @@ pub(crate) struct WeightGradient<E> {
     pub bias: Vec<E>,
 }
 
-/// What all tasks share.
+/// Data shared by all tasks.
 struct Plan<'a, E> {
     job: &'a WeightJob<'a, E>,
     layout: TileLayout,
     tile: Dims,
     /// Tiles of a sample.
     tiles: usize,
-    /// Channels of the source that are worked on at a time.
+    /// Channels of the source in a block.
     block: usize,
     offsets: Vec<u32>,
     /// Elements from one row of a tile of the cotangent to the next.
@@ -72,7 +75,7 @@ struct Sums<E> {
 }
 
 impl<E: Element> WeightJob<'_, E> {
-    /// Computes it.
+    /// Computes the gradients.
     pub(crate) fn run(&self, isa: Isa) -> WeightGradient<E> {
         isa.run(Whole(self))
     }
@@ -184,7 +187,7 @@ impl<'a, E: Element> Plan<'a, E> {
     }
 }
 
-/// The outputs of a block that an instruction set has registers for.
+/// The outputs of a block, by the number of registers.
 fn block<S: Simd>() -> usize {
     if S::REGISTER_COUNT >= 32 { 4 } else { 2 }
 }
@@ -222,13 +225,13 @@ impl<E: Element> WithSimd for Task<'_, E> {
             let (cotangent, tile) = scratch.split_at_mut(room);
             for field in plan.chunks[self.chunk].clone() {
                 let (batch, index) = (field / tiles, field % tiles);
-                let [at, size] = tile_box(index, *extents, count);
-                self.fill_cotangent(simd, cotangent, range.clone(), batch, at, size);
+                let [origin, size] = tile_box(index, *extents, count);
+                self.fill_cotangent(simd, cotangent, range.clone(), batch, origin, size);
                 for first in (0..inputs).step_by(plan.block) {
                     let channels = first..inputs.min(first + plan.block);
                     let base = self.group * inputs;
                     let held = base + channels.start..base + channels.end;
-                    layout.fill(simd, tile, job.pieces, batch, held, at);
+                    layout.fill(simd, tile, job.pieces, batch, held, origin);
                     self.products(simd, cotangent, tile, range.clone(), channels, size);
                 }
             }
@@ -237,7 +240,8 @@ impl<E: Element> WithSimd for Task<'_, E> {
 }
 
 impl<E: Element> Task<'_, E> {
-    /// Copies a tile of the cotangent, `[output][plane][row][column]`, rows padded with zeros; adds up the biases.
+    /// Copies a tile of the cotangent, `[output][plane][row][column]`, rows padded with zeros; adds
+    /// to the gradients of biases.
     #[inline(always)]
     fn fill_cotangent<S: Simd>(
         &self,
@@ -245,7 +249,7 @@ impl<E: Element> Task<'_, E> {
         buffer: &mut [E],
         outputs: Range<usize>,
         batch: usize,
-        at: Dims,
+        origin: Dims,
         size: Dims,
     ) {
         let Plan { job, row, .. } = self.plan;
@@ -256,14 +260,14 @@ impl<E: Element> Task<'_, E> {
             let mut sum = E::splat(simd, E::default());
             for plane in 0..size[0] {
                 for line in 0..size[1] {
-                    let from =
-                        job.cotangent
-                            .at([batch, channel, at[0] + plane, at[1] + line, at[2]]);
-                    let to = rows.next().expect("room for every row");
+                    let [depth, height, width] = origin;
+                    let first = [batch, channel, depth + plane, height + line, width];
+                    let source = job.cotangent.at(first);
+                    let cells = rows.next().expect("room for every row");
                     // SAFETY: the tile lies within the cotangent.
-                    unsafe { copy_strided(&mut to[..size[2]], from, stride) };
-                    to[size[2]..].fill(E::default());
-                    for vector in to.chunks_exact(E::lanes::<S>()) {
+                    unsafe { copy_strided(&mut cells[..size[2]], source, stride) };
+                    cells[size[2]..].fill(E::default());
+                    for vector in cells.chunks_exact(E::lanes::<S>()) {
                         // SAFETY: the chunk is a vector long.
                         sum = E::plus(simd, sum, unsafe { E::load::<S>(vector.as_ptr()) });
                     }
@@ -274,7 +278,7 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Adds what a tile gives to the weights of a range of outputs and channels.
+    /// Adds the products over a tile to the gradients of a range of outputs and channels.
     #[inline(always)]
     fn products<S: Simd>(
         &self,
@@ -300,6 +304,9 @@ impl<E: Element> Task<'_, E> {
         let elements = job.conv.elements();
         let terms = channels.len() * elements;
         let cells = self.plan.output;
+        // Outputs are outside of terms: the cotangent of a few outputs stays in the first-level
+        // cache, while each group of terms reads the tile of the source from the second-level
+        // cache.
         let mut output = outputs.start;
         while output < outputs.end {
             let height = [4, 2, 1]
@@ -313,7 +320,8 @@ impl<E: Element> Task<'_, E> {
                     .into_iter()
                     .find(|&width| width <= terms - term)
                     .unwrap_or(1);
-                // SAFETY: rows of the cotangent's tile are padded to whole vectors. This task alone adds to these weights of its chunk, which are `inputs · elements` apart.
+                // SAFETY: rows of the cotangent's tile are padded to whole vectors. This task alone
+                // adds to these weights of its chunk, which are `inputs · elements` apart.
                 unsafe {
                     let dot = Dot {
                         cotangent: cotangent.as_ptr().add((output - outputs.start) * cells),
@@ -337,7 +345,7 @@ impl<E: Element> Task<'_, E> {
     }
 }
 
-/// The innermost kernel: outputs × terms.
+/// Arguments of the innermost kernel, outputs × terms.
 struct Dot<'a, E> {
     cotangent: *const E,
     /// Elements between outputs of the cotangent's tile.
@@ -347,8 +355,9 @@ struct Dot<'a, E> {
     layout: &'a TileLayout,
     planes: usize,
     rows: usize,
-    /// Columns that exist, and elements between rows of the cotangent's tile.
+    /// Columns of a row.
     columns: usize,
+    /// Elements between rows of the cotangent's tile.
     row: usize,
     sums: *mut E,
     /// Elements between outputs of the sums.
@@ -359,7 +368,7 @@ struct Dot<'a, E> {
 struct Block<'a, E, const M: usize, const K: usize>(Dot<'a, E>);
 
 impl<E: Element> Dot<'_, E> {
-    /// Runs the block of a size.
+    /// Runs the block with this number of outputs and terms.
     ///
     /// # Safety
     /// The pointers must be valid for the block, and nothing else may use the sums.
@@ -410,10 +419,12 @@ impl<E: Element, const M: usize, const K: usize> WithSimd for Block<'_, E, M, K>
         let whole = columns / lanes * lanes;
         // SAFETY: the caller of `run` promises that the pointers are valid.
         unsafe {
-            let mut at = [0; K];
-            for (k, at) in at.iter_mut().enumerate() {
-                *at = *offsets.add(k) as usize;
+            let mut taps = [0; K];
+            for (k, tap) in taps.iter_mut().enumerate() {
+                *tap = *offsets.add(k) as usize;
             }
+            // All cells inside of the sums, which stay in registers; their lanes are summed once,
+            // at the end.
             for plane in 0..planes {
                 for row in 0..rows {
                     let cells = cotangent.add((plane * rows + row) * room);
@@ -425,7 +436,7 @@ impl<E: Element, const M: usize, const K: usize> WithSimd for Block<'_, E, M, K>
                             cells.add(column),
                             channel,
                             from,
-                            &at,
+                            &taps,
                             lanes,
                             &mut products,
                         );
@@ -433,7 +444,7 @@ impl<E: Element, const M: usize, const K: usize> WithSimd for Block<'_, E, M, K>
                     if whole < columns {
                         let (cells, from) = (cells.add(whole), source.add(whole));
                         let rest = columns - whole;
-                        step::<S, E, M, K>(simd, cells, channel, from, &at, rest, &mut products);
+                        step::<S, E, M, K>(simd, cells, channel, from, &taps, rest, &mut products);
                     }
                 }
             }
@@ -446,18 +457,20 @@ impl<E: Element, const M: usize, const K: usize> WithSimd for Block<'_, E, M, K>
     }
 }
 
-/// Adds what a vector of cells gives, of which `present` exist: beyond them may be cells that no window of these meets,
-/// and those need not be finite.
+/// Adds the products of a vector of cells, of which the first `present` belong to the row. The
+/// cells after these are not loaded: no window meets them, and a value that is not finite would
+/// reach the sum.
 ///
 /// # Safety
-/// A vector must be readable from every cotangent, and `present` elements from every place of the source.
+/// A vector must be readable from every cotangent, and `present` elements from every place of the
+/// source.
 #[inline(always)]
 unsafe fn step<S: Simd, E: Element, const M: usize, const K: usize>(
     simd: S,
     cotangent: *const E,
     channel: usize,
     source: *const E,
-    at: &[usize; K],
+    taps: &[usize; K],
     present: usize,
     products: &mut [[E::Vector<S>; K]; M],
 ) {
@@ -468,8 +481,8 @@ unsafe fn step<S: Simd, E: Element, const M: usize, const K: usize>(
         for (m, value) in cotangents.iter_mut().enumerate() {
             *value = E::load::<S>(cotangent.add(m * channel));
         }
-        for (k, at) in at.iter().enumerate() {
-            let from = source.add(*at);
+        for (k, tap) in taps.iter().enumerate() {
+            let from = source.add(*tap);
             let value = if present == E::lanes::<S>() {
                 E::load::<S>(from)
             } else {

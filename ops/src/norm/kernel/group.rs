@@ -1,8 +1,8 @@
 //! Normalisation by mean and variance.
 //!
-//! Fields are `[batch, channels, cells]`, channels in groups that are normalised together: one for LayerNorm of a whole
-//! sample, as many as channels for InstanceNorm. Statistics and what is done with them are separate, so that a field in
-//! parts can combine the statistics of its parts in between:
+//! Fields are `[batch, channels, cells]`. Channels are normalised in groups: one for LayerNorm of a
+//! whole sample, as many as channels for InstanceNorm. Computation and use of statistics are
+//! separate, so that ranks can combine those of their shards in between:
 //!
 //! ```text
 //! forward:  moments → (combine) → statistics → normalize
@@ -34,7 +34,7 @@ pub(crate) struct Extents {
 }
 
 impl Sums {
-    /// The sums over both parts.
+    /// Adds the sums of another part.
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             cotangent: self.cotangent + other.cotangent,
@@ -57,9 +57,9 @@ impl Extents {
             groups,
             ..
         } = *self;
-        let of = move |channel| channel / (channels / groups);
+        let group = move |channel| channel / (channels / groups);
         (0..batch).flat_map(move |sample| {
-            (0..channels).map(move |channel| [sample * groups + of(channel), channel])
+            (0..channels).map(move |channel| [sample * groups + group(channel), channel])
         })
     }
 
@@ -125,7 +125,7 @@ pub(crate) fn channel_sums<E: Element>(
                     },
                 );
                 let [cotangent, product] = [sum, product].map(E::to_f64);
-                // What the centre lacks in precision is made up for here.
+                // The centre is the mean rounded to `E`; this corrects for the rounding.
                 let product = scale * (product + cotangent * (center.to_f64() - mean));
                 total = total.plus(Sums { cotangent, product });
             }
@@ -144,7 +144,8 @@ pub(crate) fn channel_sums<E: Element>(
     reduced(groups.len(), extents.cells, run, Sums::plus)
 }
 
-/// What `combine` makes, in order, of the results of `run` for the chunks of every one of `rows` rows.
+/// Combines, in order, the results of `run` for the chunks of each of `rows` rows. Chunks follow
+/// from `len` alone, so the bits do not depend on the number of threads.
 fn reduced<T: Copy + Default + Send>(
     rows: usize,
     len: usize,
@@ -175,7 +176,8 @@ fn reduced<T: Copy + Default + Send>(
         .collect()
 }
 
-/// `a · x + c`, with the product taken of the distance from a centre.
+/// `slope · (x - center) + offset`. The distance from a centre keeps digits that a product with `x`
+/// would lose if the mean is large.
 #[derive(Clone, Copy, Debug)]
 struct Line<E> {
     center: E,
@@ -183,7 +185,8 @@ struct Line<E> {
     offset: E,
 }
 
-/// `(x - mean) · scale · weight + bias`, with the statistic of the (sample, group), and weight and bias of the channel.
+/// Computes `(x - mean) · scale · weight + bias`, with the statistic of the (sample, group), and
+/// weight and bias of the channel.
 pub(crate) fn normalize<E: Element>(
     isa: Isa,
     x: &[E],
@@ -199,7 +202,7 @@ pub(crate) fn normalize<E: Element>(
         Line {
             center,
             slope: E::from_f64(slope),
-            // What the centre lacks in precision is made up for here.
+            // Corrects for the rounding of the centre to `E`.
             offset: E::from_f64(bias[channel].to_f64() + (center.to_f64() - mean) * slope),
         }
     };
@@ -233,7 +236,8 @@ pub(crate) fn parameter_gradients<E: Element>(extents: Extents, sums: &[Sums]) -
     [weight.collect(), bias.collect()]
 }
 
-/// The sums over every (sample, group) of the cotangent of what is normalised, before weight and bias.
+/// The sums over every (sample, group) of the cotangent of the normalised input, before weight and
+/// bias.
 pub(crate) fn group_sums<E: Element>(extents: Extents, sums: &[Sums], weight: &[E]) -> Vec<Sums> {
     let mut totals = vec![Sums::default(); extents.batch * extents.groups];
     for ([group, channel], Sums { cotangent, product }) in extents.rows().zip(sums) {
@@ -246,8 +250,9 @@ pub(crate) fn group_sums<E: Element>(extents: Extents, sums: &[Sums], weight: &[
     totals
 }
 
-/// The gradient of the input: `scale · (weight · cotangent - mean(g) - x̂ · mean(g · x̂))`, for the normalised input `x̂`
-/// and `g = weight · cotangent`, from the sums over every (sample, group) of `count` elements.
+/// The gradient of the input: `scale · (weight · cotangent - mean(g) - x̂ · mean(g · x̂))`, for the
+/// normalised input `x̂` and `g = weight · cotangent`, from the sums over every (sample, group) of
+/// `count` elements.
 #[allow(clippy::too_many_arguments, reason = "the operands of one formula")]
 pub(crate) fn input_gradient<E: Element>(
     isa: Isa,
@@ -338,7 +343,7 @@ mod tests {
     ];
     const EPSILON: f64 = 1e-5;
 
-    /// What normalisation gives, in double precision.
+    /// Normalisation by its definition, in double precision.
     fn naive(x: &[f64], extents: Extents, weight: &[f64], bias: &[f64]) -> Vec<f64> {
         let mut y = Vec::new();
         for (index, group) in x.chunks(extents.group().max(1)).enumerate() {

@@ -1,4 +1,4 @@
-//! LayerNorm over the last dim of `[rows, features]`: a row is normalised while it is in the first-level cache.
+//! LayerNorm over the last dim of `[rows, features]`, row by row in the first-level cache.
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
@@ -9,10 +9,12 @@ use crate::kernel::lanes::{CHUNK, apply, filled_bands, load, store, sums};
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
 
-/// Parts that rows are cut into, each with sums of its own for the gradients of weight and bias.
+/// Parts of the rows, each with its own sums for the gradients of weight and bias. A fixed number,
+/// so that the bits do not depend on the number of threads.
 const PARTS: usize = 64;
 
-/// `(x - mean) / √(variance + epsilon) · weight + bias`, with mean and variance of the row.
+/// Computes `(x - mean) / √(variance + epsilon) · weight + bias`, with mean and variance of the
+/// row.
 pub(crate) fn forward<E: Element>(
     isa: Isa,
     x: &[E],
@@ -72,7 +74,7 @@ impl<E: Element> WithSimd for Forward<'_, E> {
     }
 }
 
-/// How a row is normalised.
+/// Normalisation of a row: `scale · (x - center) + offset`.
 #[derive(Clone, Copy)]
 struct Normal<E> {
     center: E,
@@ -86,7 +88,7 @@ impl<E: Element> Normal<E> {
         Self {
             center,
             scale: E::from_f64(scale),
-            // What the centre lacks in precision is made up for here.
+            // Corrects for the rounding of the centre to `E`.
             offset: E::from_f64((center.to_f64() - mean) * scale),
         }
     }
@@ -111,7 +113,8 @@ pub(crate) struct Gradient<E> {
     pub bias: Vec<E>,
 }
 
-/// The gradients with respect to input, weight and bias; statistics are found again, as the input is read anyway.
+/// Computes the gradients of input, weight and bias. Statistics are computed again, because the
+/// input is read anyway.
 pub(crate) fn backward<E: Element>(
     isa: Isa,
     x: &[E],
@@ -163,7 +166,7 @@ struct Backward<'a, E> {
     weight: &'a [E],
     epsilon: f64,
     input: &'a mut [E],
-    /// What to add the gradients of weight and bias to.
+    /// Sums for the gradients of weight and bias.
     sums: &'a mut [E],
 }
 

@@ -1,15 +1,15 @@
 //! Mean and variance of samples in parts.
 //!
-//! Moments are found block by block while a block is in the first-level cache, by the corrected two-pass algorithm, and
-//! combined in order in double precision (T. F. Chan, G. H. Golub and R. J. LeVeque, Algorithms for computing the sample
-//! variance, The American Statistician 37, 1983).
+//! Moments of blocks, each in the first-level cache, are computed by the corrected two-pass
+//! algorithm, and combined in order in double precision (T. F. Chan, G. H. Golub and R. J. LeVeque,
+//! Algorithms for computing the sample variance, The American Statistician 37, 1983).
 
 use pulp::Simd;
 
 use crate::kernel::lanes::sums;
 use crate::kernel::simd::Element;
 
-/// Elements that are summed in their own precision.
+/// Elements that are summed in their own precision, before sums go on in double precision.
 pub(super) const BLOCK: usize = 2048;
 
 /// Number, mean and sum of squared deviations from the mean.
@@ -20,7 +20,7 @@ pub(crate) struct Moments {
     pub squares: f64,
 }
 
-/// What values are normalised by.
+/// Mean and scale of a normalisation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Statistic {
     pub mean: f64,
@@ -29,7 +29,7 @@ pub(crate) struct Statistic {
 }
 
 impl Moments {
-    /// The moments of both samples together.
+    /// The moments of the union of both samples.
     pub(crate) fn combine(self, other: Self) -> Self {
         let count = self.count + other.count;
         if self.count == 0.0 || other.count == 0.0 {
@@ -43,7 +43,7 @@ impl Moments {
         }
     }
 
-    /// The statistic with the variance of the sample itself.
+    /// The statistic with the population variance.
     pub(crate) fn statistic(self, epsilon: f64) -> Statistic {
         Statistic {
             mean: self.mean,
@@ -72,6 +72,8 @@ impl Moments {
             |[sum], [x]| [E::plus(simd, sum, x)],
         );
         let count = x.len() as f64;
+        // The second pass sums deviations from the rounded mean, and its first sum corrects for the
+        // rounding.
         let center = E::from_f64(sum.to_f64() / count);
         let middle = E::splat(simd, center);
         let [sum, squares] = sums(
@@ -121,9 +123,9 @@ mod tests {
         let mean = x.iter().sum::<f64>() / x.len() as f64;
         let squares: f64 = x.iter().map(|x| (x - mean) * (x - mean)).sum();
         for isa in Isa::available() {
-            let of = |x: &[f64]| isa.run(Of(x));
+            let moments = |x: &[f64]| isa.run(Of(x));
             for cut in [0, 1, 17, BLOCK, x.len()] {
-                let both = of(&x[..cut]).combine(of(&x[cut..]));
+                let both = moments(&x[..cut]).combine(moments(&x[cut..]));
                 assert_eq!(both.count, x.len() as f64);
                 assert!((both.mean - mean).abs() < 1e-14);
                 assert!((both.squares - squares).abs() < 1e-9);

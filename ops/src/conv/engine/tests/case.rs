@@ -9,7 +9,7 @@ use crate::conv::engine::weight::WeightJob;
 use crate::kernel::memory::View;
 use crate::kernel::simd::{Element, Isa};
 
-/// A convolution of a field, given by its cells, that every window lies in.
+/// A convolution, on a field that holds the cells of all windows.
 #[derive(Clone, Debug)]
 pub(super) struct Case {
     pub(super) conv: Conv,
@@ -18,10 +18,11 @@ pub(super) struct Case {
     pub(super) count: Dims,
     /// Cells beyond the last window.
     pub(super) rest: Dims,
-    /// Where the field is cut into pieces, per dim, in percent; pieces listed in `gaps` are not there.
+    /// Where the field is cut into pieces, per dim, in percent; pieces listed in `gaps` are
+    /// missing.
     pub(super) cuts: [usize; 3],
     pub(super) gaps: u8,
-    /// How pieces lie in memory.
+    /// Layout of the pieces in memory.
     pub(super) flip: [bool; 5],
     pub(super) columns_first: bool,
     pub(super) seed: u64,
@@ -93,7 +94,7 @@ pub(super) fn numbers(len: usize, seed: u64) -> Vec<f64> {
 pub(super) trait Number: Element {
     fn of(value: f64) -> Self;
     fn number(self) -> f64;
-    /// Of sums of this test's size.
+    /// Tolerance of sums of this test's size.
     const TOLERANCE: f64;
 }
 
@@ -167,7 +168,7 @@ impl<E: Number> Stored<E> {
     }
 }
 
-/// The field, the weights, the bias and the cotangent as numbers, and what is to come out.
+/// Field, weights, bias and cotangent as numbers, and the expected results.
 pub(super) struct Truth {
     pub(super) cells: Dims,
     pub(super) x: Vec<f64>,
@@ -206,11 +207,11 @@ impl Case {
             (part, at, size)
         });
         // Three gaps at most.
-        let there = all.filter(|(part, _, size)| {
+        let pieces = all.filter(|(part, _, size)| {
             let gap = self.gaps & 7 == *part as u8 || (self.gaps >> 3) & 7 == *part as u8;
             !gap && volume(*size) > 0
         });
-        there.map(|(_, at, size)| (at, size)).collect()
+        pieces.map(|(_, at, size)| (at, size)).collect()
     }
 
     pub(super) fn truth(&self) -> Truth {
@@ -279,7 +280,7 @@ impl Case {
         truth
     }
 
-    /// All that the engine computes.
+    /// Results of all passes of the engine.
     pub(super) fn run<E: Number>(&self, isa: Isa, truth: &Truth) -> [Vec<E>; 4] {
         let Conv {
             groups,

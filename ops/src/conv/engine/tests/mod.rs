@@ -1,4 +1,4 @@
-//! The engine against sums written out, on every instruction set that this machine has.
+//! Comparison of the engine with sums written out, on every instruction set of this machine.
 
 use proptest::prelude::*;
 use proptest::test_runner::Config;
