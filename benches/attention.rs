@@ -134,9 +134,8 @@ impl Case {
         match self {
             Self::Dense { causal, .. } => {
                 let options = AttentionOptions::default().with_causal(*causal);
-                let attention = move |[q, k, v]: [Tensor<4>; 3]| {
-                    q.scaled_dot_product_attention(k, v, &options)
-                };
+                let attention =
+                    move |[q, k, v]: [Tensor<4>; 3]| q.scaled_dot_product_attention(k, v, &options);
                 self.measure_as(attention, pytorch, budget)
             }
             Self::Neighborhood { kernel, .. } => match kernel.len() {
@@ -248,14 +247,21 @@ fn main() -> Result<(), Box<dyn Error>> {
                 of_peak(torch),
                 Some(row.peak),
             ];
-            let columns = figures.map(|value| value.map_or("-".into(), |value| format!("{value:.2}")));
+            let columns =
+                figures.map(|value| value.map_or("-".into(), |value| format!("{value:.2}")));
             let [ours_ms, torch_ms, rest @ ..] = columns;
             let rest = rest.map(|column| format!("{column:>10}")).concat();
-            println!("{:<27}{:<8}{ours_ms:>12}{torch_ms:>12}{rest}", row.case, row.pass);
+            println!(
+                "{:<27}{:<8}{ours_ms:>12}{torch_ms:>12}{rest}",
+                row.case, row.pass
+            );
             for (name, seconds) in ["halocline", "pytorch"].into_iter().zip(row.median_s) {
                 if let Some(seconds) = seconds {
                     let gflops = row.flops / seconds / 1e9;
-                    lines += &format!("{},{},{name},{seconds:.6e},{gflops:.3}\n", row.case, row.pass);
+                    lines += &format!(
+                        "{},{},{name},{seconds:.6e},{gflops:.3}\n",
+                        row.case, row.pass
+                    );
                 }
             }
         }

@@ -36,7 +36,9 @@ pub(crate) fn median(samples: &mut [f64]) -> Option<f64> {
 
 /// What the machine can do at this moment, while threads of an earlier turn fall asleep.
 pub(crate) fn peak_gflops() -> f64 {
-    (0..PEAK_RUNS).map(|_| gflops_in_registers()).fold(0.0, f64::max)
+    (0..PEAK_RUNS)
+        .map(|_| gflops_in_registers())
+        .fold(0.0, f64::max)
 }
 
 /// A number whose gradient in `y` is the cotangent: burn's backward starts from ones only.
@@ -137,7 +139,11 @@ impl PyTorch {
         let python = std::env::var("HALOCLINE_PYTHON").unwrap_or_else(|_| "python3".into());
         let start = || {
             let mut process = Command::new(&python)
-                .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("benches").join(script))
+                .arg(
+                    Path::new(env!("CARGO_MANIFEST_DIR"))
+                        .join("benches")
+                        .join(script),
+                )
                 .arg(cores().to_string())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())

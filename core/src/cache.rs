@@ -68,9 +68,9 @@ impl PlanCache {
         V: Send + Sync + 'static,
     {
         let mut tables = self.tables.lock().unwrap_or_else(|e| e.into_inner());
-        let table = tables
-            .entry(TypeId::of::<(K, V)>())
-            .or_insert_with(|| Box::new(Table::<K, V>::unbounded_with_hasher(FixedState::default())));
+        let table = tables.entry(TypeId::of::<(K, V)>()).or_insert_with(|| {
+            Box::new(Table::<K, V>::unbounded_with_hasher(FixedState::default()))
+        });
         use_table(table.downcast_mut().expect("tables are kept by their type"))
     }
 }

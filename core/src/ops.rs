@@ -191,7 +191,10 @@ pub fn all_gather_numbers(
         return Ok(vec![values.to_vec()]);
     }
     collectives::agree(comm, group, operation)?;
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let bytes: Vec<u8> = values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
     let all = collectives::all_gather_bytes(comm, group, operation, &bytes)?;
     let numbers = |bytes: Vec<u8>| {
         let (words, _) = bytes.as_chunks();

@@ -33,7 +33,10 @@ struct Timeline {
 impl Timeline {
     fn push(&mut self, name: &str, kind: &str, begin: Instant, end: Instant, arguments: &str) {
         let micros = |instant: Instant| (instant - self.start).as_secs_f64() * 1e6;
-        let (start, length) = (self.epoch + micros(begin), (end - begin).as_secs_f64() * 1e6);
+        let (start, length) = (
+            self.epoch + micros(begin),
+            (end - begin).as_secs_f64() * 1e6,
+        );
         let name = name.replace(['"', '\\'], "'");
         let separator = if self.events.is_empty() { "" } else { ",\n" };
         let rank = self.rank;

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use burn::tensor::DType;
 use halocline::ops::golden::{Arguments, Attributes, Golden};
 use halocline::ops::operators;
 use halocline::ops::testing::{Sharding, shardings};
-use burn::tensor::DType;
 use halocline::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -64,7 +64,8 @@ impl Case {
             tensors.insert(name, data);
         }
         let names = |key: &str| {
-            serde_json::from_value::<Vec<String>>(json(key)?).map_err(|e| bad(format!("{key}: {e}")))
+            serde_json::from_value::<Vec<String>>(json(key)?)
+                .map_err(|e| bad(format!("{key}: {e}")))
         };
         let mut take = |name: String| {
             let data = tensors.remove(&name);
@@ -73,8 +74,14 @@ impl Case {
         };
         let arguments = Arguments {
             attributes: attributes(&json("attrs")?),
-            inputs: names("inputs")?.into_iter().map(&mut take).collect::<Result<_>>()?,
-            parameters: names("params")?.into_iter().map(take).collect::<Result<_>>()?,
+            inputs: names("inputs")?
+                .into_iter()
+                .map(&mut take)
+                .collect::<Result<_>>()?,
+            parameters: names("params")?
+                .into_iter()
+                .map(take)
+                .collect::<Result<_>>()?,
         };
         let op = text("op")?;
         Ok(Self {
@@ -98,7 +105,8 @@ impl Case {
 
     /// The operator in the registry.
     pub(crate) fn operator(&self) -> Result<&'static Golden> {
-        self.golden.ok_or_else(|| Error::other(format!("unknown operator {}", self.op)))
+        self.golden
+            .ok_or_else(|| Error::other(format!("unknown operator {}", self.op)))
     }
 
     /// This case with floats of another number type. What is expected of half precision is what one rank computes in f64
@@ -118,7 +126,8 @@ impl Case {
                 .remove(0);
             self.expected.insert("y".into(), y);
             for (name, gradient) in gradients {
-                self.expected.extend(gradient.map(|gradient| (format!("grad_{name}"), gradient)));
+                self.expected
+                    .extend(gradient.map(|gradient| (format!("grad_{name}"), gradient)));
             }
             self.rtol = 2e-2;
         }

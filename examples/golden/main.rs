@@ -57,7 +57,12 @@ fn main() -> ExitCode {
 
 /// Runs all cases of a folder and returns how many failed.
 pub(crate) fn run(arguments: &Arguments) -> Result<usize> {
-    let Arguments { folder, op, ranks, dtype } = arguments;
+    let Arguments {
+        folder,
+        op,
+        ranks,
+        dtype,
+    } = arguments;
     let dtype = match dtype {
         Float::F32 => DType::F32,
         Float::F64 => DType::F64,

@@ -25,9 +25,7 @@ mod sharding;
 pub mod testing;
 
 pub use activation::{Activation, ActivationField};
-pub use attention::{
-    AttentionField, AttentionOptions, DenseAttentionField, NeighborhoodOptions,
-};
+pub use attention::{AttentionField, AttentionOptions, DenseAttentionField, NeighborhoodOptions};
 pub use conv::{ConvField, ConvOptions};
 pub use driver::{Neighborhood, Padding, Rounding, Stencil, StencilPlan, Window};
 pub use field::{Carried, Carrier, Field, OneDevice, Rank, Sharded};
@@ -45,9 +43,10 @@ pub use resample::ResampleField;
 /// Imports for model code: fields, layers, and the methods of all families of operators.
 pub mod prelude {
     pub use crate::{
-        ActivationField, Apply, AttentionField, AttentionOptions, ConvField, ConvOptions, DenseAttentionField, Field, Layer, MatmulField, NeighborhoodOptions, NormField,
-        Operand, Padding, PlanOf, PoolField, PoolOptions, Rank, RearrangeField, ReduceField,
-        Reduction, ResampleField, Stencil, Window, huber_loss, l1_loss, mse_loss,
+        ActivationField, Apply, AttentionField, AttentionOptions, ConvField, ConvOptions,
+        DenseAttentionField, Field, Layer, MatmulField, NeighborhoodOptions, NormField, Operand,
+        Padding, PlanOf, PoolField, PoolOptions, Rank, RearrangeField, ReduceField, Reduction,
+        ResampleField, Stencil, Window, huber_loss, l1_loss, mse_loss,
     };
 }
 

@@ -109,7 +109,11 @@ fn on_three_axes(shape: &[usize], dims: &[usize]) -> impl Iterator<Item = Shardi
         Sharding {
             axes: vec![("z", 2), ("y", 2), ("x", 2)],
             placements: chosen.map(Shard).to_vec(),
-            extents: if dims.len() < 3 { Vec::new() } else { extents.to_vec() },
+            extents: if dims.len() < 3 {
+                Vec::new()
+            } else {
+                extents.to_vec()
+            },
         }
     })
 }

@@ -90,7 +90,12 @@ pub fn check_golden(golden: &Golden, arguments: &Arguments, ranks: &[usize], tol
             assert_eq!(gradients.len(), expected_gradients.len(), "{place}");
             for ((name, found), (_, expected)) in gradients.iter().zip(&expected_gradients) {
                 let (found, expected) = (found.as_slice(), expected.as_slice());
-                compare(found, expected, tolerance, &format!("{place}: gradient of {name}"));
+                compare(
+                    found,
+                    expected,
+                    tolerance,
+                    &format!("{place}: gradient of {name}"),
+                );
             }
         }
     }

@@ -260,7 +260,10 @@ impl Room {
 pub(super) fn combination(op: ReduceOp, tensors: Vec<DispatchTensor>) -> DispatchTensor {
     let (elements, dtype) = (tensors[0].shape().num_elements(), tensors[0].dtype());
     let tensors: Vec<DispatchTensor> = tensors.into_iter().map(in_one_piece).collect();
-    let values: Vec<&[u8]> = tensors.iter().map(|part| cells(part, 0..elements)).collect();
+    let values: Vec<&[u8]> = tensors
+        .iter()
+        .map(|part| cells(part, 0..elements))
+        .collect();
     let room = Room::new(elements, dtype);
     room.combine(op, 0..elements, &values);
     room.into_tensor()

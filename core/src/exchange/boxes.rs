@@ -219,7 +219,9 @@ impl Exchange {
         let value = (covered < part.volume()).then_some(plan.fill);
         let output = blank(tensor, &shape, value);
         let boxes = boxes.into_iter();
-        boxes.fold(output, |output, (target, cells)| paste(output, &target, cells))
+        boxes.fold(output, |output, (target, cells)| {
+            paste(output, &target, cells)
+        })
     }
 }
 

@@ -151,7 +151,10 @@ fn gradients(
             let mut held: Option<Tensor<1, Bool>> = None;
             // NaN is the extremum where it occurs. `held` marks cells that an earlier rank holds.
             let gradient = |value: Tensor<1>| {
-                let holds = value.clone().equal(extremum.clone()).bool_or(value.is_nan());
+                let holds = value
+                    .clone()
+                    .equal(extremum.clone())
+                    .bool_or(value.is_nan());
                 let earlier = held.take();
                 let (first, now) = match earlier {
                     None => (holds.clone(), holds),

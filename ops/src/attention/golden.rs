@@ -1,8 +1,7 @@
 //! Attention in the registry.
 
-use super::{
-    AttentionOptions, NeighborhoodOptions, neighborhood_attention, scaled_dot_product_attention,
-};
+use super::dense::{AttentionOptions, scaled_dot_product_attention};
+use super::neighborhood::{NeighborhoodOptions, neighborhood_attention};
 use crate::driver::Neighborhood;
 use crate::golden::{Case, Dims, Golden, Output, output};
 use halocline_core::{Result, Shard, ShardTensor};
@@ -17,7 +16,9 @@ fn neighborhood<const N: usize, const D: usize>(case: &Case<'_>) -> Result<Box<d
         scale: attributes.number("scale"),
     };
     let options = options.with_dilation(dilation).with_stride(stride);
-    let options = options.with_causal(flags("is_causal")).with_periodic(flags("periodic"));
+    let options = options
+        .with_causal(flags("is_causal"))
+        .with_periodic(flags("periodic"));
     let inputs = [case.input::<D>(0)?, case.input(1)?, case.input(2)?];
     let [q, k, v] = inputs;
     output(neighborhood_attention(q, k, v, &options))
@@ -65,7 +66,10 @@ pub(crate) const OPERATORS: &[Golden] = &[
         name: "scaled_dot_product_attention",
         pytorch: "scaled_dot_product_attention",
         sharded: Dims::Alike,
-        travels: ["keys and values, round a ring", "keys, values and their gradients"],
+        travels: [
+            "keys and values, round a ring",
+            "keys, values and their gradients",
+        ],
         modules: "",
         run: dense,
     },

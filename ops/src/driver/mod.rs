@@ -8,8 +8,8 @@ mod stencil;
 mod window;
 
 pub use neighborhood::Neighborhood;
-pub use plan::StencilPlan;
 pub(crate) use plan::Reaches;
+pub use plan::StencilPlan;
 pub(crate) use reach::Reach;
 pub use stencil::Stencil;
 pub(crate) use window::windows_within;

@@ -60,7 +60,9 @@ impl Neighborhood {
             ));
         }
         if stride == 0 || stride > kernel {
-            return fail(format!("stride {stride}; expected 1 to {kernel}, the kernel"));
+            return fail(format!(
+                "stride {stride}; expected 1 to {kernel}, the kernel"
+            ));
         }
         if periodic && causal {
             return fail("periodic and causal; a ring has no first cell".into());
@@ -106,8 +108,15 @@ impl Neighborhood {
             let cell = |key: isize| (query % dilation) as isize + key * dilation as isize;
             cell(keys.start)..cell(keys.end - 1) + 1
         };
-        let first = queries.clone().take(dilation).map(|query| reach(query).start);
-        let last = queries.clone().rev().take(dilation).map(|query| reach(query).end);
+        let first = queries
+            .clone()
+            .take(dilation)
+            .map(|query| reach(query).start);
+        let last = queries
+            .clone()
+            .rev()
+            .take(dilation)
+            .map(|query| reach(query).end);
         match (first.min(), last.max()) {
             (Some(start), Some(end)) => start..end,
             _ => 0..0,
@@ -122,20 +131,22 @@ mod tests {
 
     fn neighborhood() -> impl Strategy<Value = (Neighborhood, usize)> {
         let sizes = (2..9_usize, 1..4_usize, 0..3_usize, 0..12_usize);
-        (sizes, any::<bool>(), any::<bool>()).prop_flat_map(|((kernel, dilation, kind, more), _, _)| {
-            (1..=kernel).prop_map(move |stride| {
-                let periodic = kind == 2;
-                let size = kernel * dilation + if periodic { more * dilation } else { more };
-                let neighborhood = Neighborhood {
-                    kernel,
-                    dilation,
-                    stride,
-                    causal: kind == 1,
-                    periodic,
-                };
-                (neighborhood, size)
-            })
-        })
+        (sizes, any::<bool>(), any::<bool>()).prop_flat_map(
+            |((kernel, dilation, kind, more), _, _)| {
+                (1..=kernel).prop_map(move |stride| {
+                    let periodic = kind == 2;
+                    let size = kernel * dilation + if periodic { more * dilation } else { more };
+                    let neighborhood = Neighborhood {
+                        kernel,
+                        dilation,
+                        stride,
+                        causal: kind == 1,
+                        periodic,
+                    };
+                    (neighborhood, size)
+                })
+            },
+        )
     }
 
     proptest! {

@@ -50,7 +50,8 @@ impl Reaches<'_> {
         // Dims that the exchange supplies with all that the windows reach; the same on every rank.
         let supplied = |dim: usize| {
             let whole = layout.extents(dim).len() == 1;
-            self.of(dim).filter(|reach| !(whole && reach.stays_inside()))
+            self.of(dim)
+                .filter(|reach| !(whole && reach.stays_inside()))
         };
         let supplied: Vec<Option<&Reach>> = (0..layout.shape().len()).map(supplied).collect();
         let need_of = |position| need(layout, &output, &supplied, position);
@@ -59,8 +60,12 @@ impl Reaches<'_> {
             let need = need_of(position);
             need.shape == cells.shape() && need == Need::of(cells)
         });
-        let exchange = (!all_local)
-            .then(|| Arc::new(mesh.exchange_plan(Source::Layout(layout), need_of).with_fill(fill)));
+        let exchange = (!all_local).then(|| {
+            Arc::new(
+                mesh.exchange_plan(Source::Layout(layout), need_of)
+                    .with_fill(fill),
+            )
+        });
         Ok(StencilPlan { output, exchange })
     }
 }
@@ -77,7 +82,12 @@ fn need(layout: &Layout, output: &Layout, supplied: &[Option<&Reach>], position:
             let own = &inputs.ranges()[dim];
             let range = own.start as isize..own.end as isize;
             shape.push(own.len().max(1));
-            runs.push(segments(range, size, Default::default(), Default::default()));
+            runs.push(segments(
+                range,
+                size,
+                Default::default(),
+                Default::default(),
+            ));
             continue;
         };
         let range = reach.input_range(&outputs.ranges()[dim], size);
@@ -85,7 +95,11 @@ fn need(layout: &Layout, output: &Layout, supplied: &[Option<&Reach>], position:
         // A last window may reach beyond the padding; what lies there is fill, whatever the boundary.
         let padded = range.start..range.end.min(reach.padded_end(size));
         runs.push(segments(padded, size, low, high));
-        shape.push(if range.is_empty() { reach.least() } else { range.len() });
+        shape.push(if range.is_empty() {
+            reach.least()
+        } else {
+            range.len()
+        });
     }
     Need::product(shape, &runs)
 }

@@ -176,7 +176,10 @@ impl Traffic {
 
     /// Takes the message of a ticket, if it has arrived.
     pub(super) fn take(&mut self, ticket: Ticket) -> Option<Arrival> {
-        let place = self.arrived.iter().position(|(other, _)| *other == ticket)?;
+        let place = self
+            .arrived
+            .iter()
+            .position(|(other, _)| *other == ticket)?;
         Some(self.arrived.swap_remove(place).1)
     }
 

@@ -23,23 +23,24 @@
 //! # Adjoint
 //! Scores are computed anew, block by block. A block's gradients travel behind it, from rank to rank, and end at its owner.
 
+mod composed;
+mod dims;
 mod node;
+mod ring;
 #[cfg(test)]
 mod tests;
 
 use halocline_core::ops::fan_out;
-use halocline_core::{Error, Layout, Operation, Placement, Replicate, Result, Shard, ShardTensor, Traffic};
+use halocline_core::{
+    Error, Layout, Operation, Placement, Replicate, Result, Shard, ShardTensor, Traffic,
+};
 
-use super::composed;
 use crate::kernel::flex;
 use crate::kernel::simd::Isa;
-use node::{DenseRun, Ring};
+use dims::{BATCH, HEADS, TOKENS, WIDTH};
+use node::DenseRun;
+use ring::Ring;
 
-// The dims of `[batch, tokens, heads, width]`.
-const BATCH: usize = 0;
-const TOKENS: usize = 1;
-const HEADS: usize = 2;
-const WIDTH: usize = 3;
 const NAME: &str = "scaled_dot_product_attention";
 
 /// What queries attend to, and the scale of scores.
@@ -123,9 +124,11 @@ pub fn scaled_dot_product_attention(
     Isa::chosen()?;
     let output = with_width(q.layout(), v.dims()[WIDTH]);
     let mesh = q.mesh().clone();
-    let scale = options.scale.unwrap_or(1.0 / (q.dims()[WIDTH] as f64).sqrt());
+    let scale = options
+        .scale
+        .unwrap_or(1.0 / (q.dims()[WIDTH] as f64).sqrt());
     if !flex::runs_on(&q.device()) {
-        let y = composed::dense(q, k, v, options.causal, scale)?;
+        let y = composed::attention(q, k, v, options.causal, scale)?;
         return Ok(ShardTensor::from_parts(y, output, mesh));
     }
     let query = q.layout().local_box(mesh.position()).ranges()[TOKENS].start;
@@ -176,11 +179,17 @@ fn check(q: &ShardTensor<4>, k: &ShardTensor<4>, v: &ShardTensor<4>) -> Result<V
     }
     let (queries, keys) = (q.layout(), k.layout());
     if queries.mesh() != keys.mesh() || keys.mesh() != v.layout().mesh() {
-        return fail(format!("{queries}, {keys} and {} are on several meshes", v.layout()));
+        return fail(format!(
+            "{queries}, {keys} and {} are on several meshes",
+            v.layout()
+        ));
     }
     let same = |dim: usize| keys.extents(dim) == v.layout().extents(dim);
     if k.placements() != v.placements() || !(BATCH..WIDTH).all(same) {
-        return fail(format!("keys {keys} lie otherwise than values {}", v.layout()));
+        return fail(format!(
+            "keys {keys} lie otherwise than values {}",
+            v.layout()
+        ));
     }
     let mut fans = Vec::new();
     for (axis, pair) in q.placements().iter().zip(k.placements()).enumerate() {
@@ -196,7 +205,9 @@ fn check(q: &ShardTensor<4>, k: &ShardTensor<4>, v: &ShardTensor<4>) -> Result<V
             (query, key) if query == key => {}
             (query, key) => {
                 let name = &queries.mesh().names()[axis];
-                return fail(format!("no rule for queries {query:?} with keys {key:?} on axis {name:?}"));
+                return fail(format!(
+                    "no rule for queries {query:?} with keys {key:?} on axis {name:?}"
+                ));
             }
         }
     }
@@ -205,17 +216,9 @@ fn check(q: &ShardTensor<4>, k: &ShardTensor<4>, v: &ShardTensor<4>) -> Result<V
         queries.extents(dim).iter().copied().eq(keys)
     };
     if !scaled(BATCH, 1) || !scaled(HEADS, shared) {
-        return fail(format!("queries {queries} have other extents than keys {keys}"));
+        return fail(format!(
+            "queries {queries} have other extents than keys {keys}"
+        ));
     }
     Ok(fans)
-}
-
-/// The layout of keys whose tokens every rank holds, for kernels that need all of them.
-pub(super) fn whole_tokens(layout: &Layout) -> Vec<Placement> {
-    let placements = layout.placements().iter();
-    let whole = |placement: &Placement| match placement {
-        Shard(TOKENS) => Replicate,
-        other => *other,
-    };
-    placements.map(whole).collect()
 }

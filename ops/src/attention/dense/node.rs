@@ -1,6 +1,5 @@
-//! Dense attention as an operator with an adjoint: blocks of keys and values that travel round a ring, and kernels.
+//! Dense attention as an operator with an adjoint: a ring of blocks of keys and values, and kernels.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::flex::FlexTensor;
@@ -8,110 +7,18 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 use halocline_core::ops::{self, BackwardPass, Operator, blank};
-use halocline_core::{
-    Batch, Communicator, Expected, InFlight, Layout, Operation, Payload, Result,
-};
+use halocline_core::{Batch, Communicator, Expected, InFlight, Layout, Operation, Payload, Result};
 use rayon::prelude::*;
 
-use super::super::engine::dense::{Backward, Dense, LOWEST, Results, Tokens};
-use super::super::passes::row_products;
-use super::{HEADS, TOKENS, WIDTH};
+use super::dims::{HEADS, TOKENS, WIDTH};
+use super::ring::{Ring, finish};
+use crate::attention::engine::dense::{Backward, Dense, LOWEST, Results, Tokens};
+use crate::attention::engine::lanes::row_products;
 use crate::kernel::buffer::filled;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::CHUNK;
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::Isa;
-
-/// The ranks that hold the parts of a dim, and who comes next.
-#[derive(Clone, Debug)]
-pub(super) struct Ring {
-    /// The rank of every part.
-    ranks: Vec<usize>,
-    /// The cells of every part.
-    parts: Vec<Range<usize>>,
-    /// This rank's part.
-    own: usize,
-}
-
-impl Ring {
-    /// The ring of the ranks that hold the parts of a dim beside this rank's part of all other dims.
-    pub(super) fn new(layout: &Layout, dim: usize, position: usize) -> Self {
-        let mesh = layout.mesh();
-        let axes = layout.axes_of(dim);
-        let own = mesh.coords(position);
-        let beside = |other: &usize| {
-            let coords = mesh.coords(*other);
-            (0..own.len()).all(|axis| axes.contains(&axis) || coords[axis] == own[axis])
-        };
-        let mut found: Vec<(usize, usize)> = (0..mesh.size())
-            .filter(beside)
-            .map(|other| (layout.part(dim, other), mesh.ranks()[other]))
-            .collect();
-        found.sort_unstable();
-        let parts = 0..layout.extents(dim).len();
-        Self {
-            ranks: found.into_iter().map(|(_, rank)| rank).collect(),
-            parts: parts.map(|part| layout.part_range(dim, part)).collect(),
-            own: layout.part(dim, position),
-        }
-    }
-
-    /// The part that is here after so many steps.
-    fn part(&self, step: usize) -> usize {
-        (self.own + step) % self.parts.len()
-    }
-
-    /// Sends tensors of the part of one step to the rank before this one, and receives such of the next part from the rank
-    /// after it; nothing of parts without cells. `shape_of` gives the shapes of a part's tensors.
-    fn pass(
-        &self,
-        run: &DenseRun,
-        operation: &Operation,
-        step: usize,
-        tensors: Vec<DispatchTensor>,
-        like: (DType, &DispatchTensor),
-        shapes_of: impl Fn(usize) -> Vec<Vec<usize>>,
-    ) -> Result<Option<InFlight>> {
-        let (before, after) = (self.part(self.parts.len() - 1), self.part(1));
-        let (dtype, device) = (like.0, like.1.device());
-        let next = self.parts[self.part(step + 1)].len();
-        let mut batch = Batch {
-            operation: operation.clone(),
-            sends: Vec::new(),
-            receives: Vec::new(),
-        };
-        if !self.parts[self.part(step)].is_empty() {
-            batch.sends.push((self.ranks[before], Payload::Tensors(tensors)));
-        }
-        if next > 0 {
-            let shapes = shapes_of(next).into_iter().map(Into::into).collect();
-            batch.receives.push((
-                self.ranks[after],
-                Expected::Tensors {
-                    shapes,
-                    dtype,
-                    device,
-                },
-            ));
-        }
-        if batch.sends.is_empty() && batch.receives.is_empty() {
-            return Ok(None);
-        }
-        let in_flight = run.comm.clone().start(batch)?;
-        in_flight.in_background();
-        Ok(Some(in_flight))
-    }
-}
-
-/// The tensors of a batch that has come; none if it had none.
-fn finish(in_flight: Option<InFlight>) -> Result<Vec<DispatchTensor>> {
-    let payloads = in_flight.map_or(Ok(Vec::new()), InFlight::finish)?;
-    let tensors = payloads.into_iter().flat_map(|payload| match payload {
-        Payload::Tensors(tensors) => tensors,
-        Payload::Bytes(_) => unreachable!("an engine gives what was expected"),
-    });
-    Ok(tensors.collect())
-}
 
 /// Dense attention on one rank.
 #[derive(Clone, Debug)]
@@ -163,7 +70,11 @@ impl Operator for DenseRun {
 fn reading<E: Float>(tensor: &FlexTensor) -> Tokens<E> {
     let first = flex::elements::<E>(tensor).as_ptr().cast_mut();
     let first = std::ptr::NonNull::new(first).expect("elements have an address");
-    tokens(Shared::at_start(first), &tensor.shape(), tensor.shape()[WIDTH])
+    tokens(
+        Shared::at_start(first),
+        &tensor.shape(),
+        tensor.shape()[WIDTH],
+    )
 }
 
 /// Elements of a tensor of this shape but for its width.
@@ -198,12 +109,17 @@ impl DenseRun {
     ) -> Dense<E> {
         Dense {
             batch: q.shape()[0],
-            shared: q.shape()[HEADS].checked_div(k.shape()[HEADS]).unwrap_or(1).max(1),
+            shared: q.shape()[HEADS]
+                .checked_div(k.shape()[HEADS])
+                .unwrap_or(1)
+                .max(1),
             scale: self.scale,
             queries: reading(q),
             keys: reading(k),
             values: reading(v),
-            causal: self.causal.map(|query| [query, self.ring.parts[part].start]),
+            causal: self
+                .causal
+                .map(|query| [query, self.ring.parts[part].start]),
             results,
         }
     }
@@ -222,12 +138,24 @@ impl DenseRun {
         let mut block = vec![key, value];
         for step in 0..self.ring.parts.len() {
             let last = step + 1 == self.ring.parts.len();
-            let shapes_of = |tokens| shapes.iter().map(|shape| with_tokens(shape, tokens)).collect();
+            let shapes_of = |tokens| {
+                shapes
+                    .iter()
+                    .map(|shape| with_tokens(shape, tokens))
+                    .collect()
+            };
             let in_flight = match last {
                 true => None,
                 false => {
                     let block = block.clone();
-                    self.ring.pass(self, operation, step, block, (dtype, &like), shapes_of)?
+                    self.ring.pass(
+                        &self.comm,
+                        operation,
+                        step,
+                        block,
+                        (dtype, &like),
+                        shapes_of,
+                    )?
                 }
             };
             let here = if self.ring.parts[self.ring.part(step)].is_empty() {
@@ -306,7 +234,12 @@ impl DenseRun {
         let gradient = tokens(query.shared(), &shape, shape[WIDTH]);
         let operation = self.operation.backward();
         let (like, shapes) = (key.clone(), [key.shape().to_vec(), value.shape().to_vec()]);
-        let shapes_of = |tokens| shapes.iter().map(|shape| with_tokens(shape, tokens)).collect();
+        let shapes_of = |tokens| {
+            shapes
+                .iter()
+                .map(|shape| with_tokens(shape, tokens))
+                .collect()
+        };
         let alone = self.ring.parts.len() == 1;
         // Gradients of the part that is here, from the ranks that it was at before.
         let (mut coming, mut sums) = (None, Vec::new());
@@ -318,19 +251,28 @@ impl DenseRun {
             let before = finish(coming.take())?;
             if !before.is_empty() {
                 let pairs = before.into_iter().zip(std::mem::take(&mut sums));
-                sums = pairs.map(|(before, own)| Dispatch::float_add(before, own)).collect();
+                sums = pairs
+                    .map(|(before, own)| Dispatch::float_add(before, own))
+                    .collect();
             }
             if !alone {
                 let sums = std::mem::take(&mut sums);
                 let like = (E::dtype(), &like);
-                coming = self.ring.pass(self, &operation, step, sums, like, &shapes_of)?;
+                coming = self
+                    .ring
+                    .pass(&self.comm, &operation, step, sums, like, &shapes_of)?;
             }
             Ok(())
         })?;
         if !alone {
             sums = finish(coming)?;
         }
-        let nothing = || shapes.iter().map(|shape| blank(&like, shape, Some(0.0))).collect();
+        let nothing = || {
+            shapes
+                .iter()
+                .map(|shape| blank(&like, shape, Some(0.0)))
+                .collect()
+        };
         let sums: Vec<DispatchTensor> = if sums.is_empty() { nothing() } else { sums };
         let mut gradients = vec![Some(flex::result(query, &shape, dtype))];
         gradients.extend(sums.into_iter().map(|sum| Some(flex::in_dtype(sum, dtype))));
@@ -360,15 +302,19 @@ impl DenseRun {
             unsafe { self.job(q, block, self.ring.part(step), results).run(isa) };
         }
         let tensors = sums.into_iter().zip(block);
-        tensors.map(|(sum, tensor)| flex::result(sum, &tensor.shape(), E::dtype())).collect()
+        tensors
+            .map(|(sum, tensor)| flex::result(sum, &tensor.shape(), E::dtype()))
+            .collect()
     }
 }
 
 /// Divides every row by a number.
 fn divide<E: Float>(rows: &mut [E], numbers: &[E], width: usize) {
     let rows = rows.par_chunks_mut(width.max(1)).zip(numbers);
-    rows.with_min_len(CHUNK / width.max(1)).for_each(|(row, number)| {
-        let factor = E::from_f64(1.0 / number.to_f64());
-        row.iter_mut().for_each(|element| *element = *element * factor);
-    });
+    rows.with_min_len(CHUNK / width.max(1))
+        .for_each(|(row, number)| {
+            let factor = E::from_f64(1.0 / number.to_f64());
+            row.iter_mut()
+                .for_each(|element| *element = *element * factor);
+        });
 }

@@ -10,7 +10,11 @@ use crate::reduce::ReduceField;
 use crate::testing::{check_golden, compare, difference, normal};
 
 /// Queries, keys and values `[batch, tokens, heads, width]`.
-fn inputs([queries, keys]: [usize; 2], [heads, key_heads]: [usize; 2], widths: [usize; 2]) -> [TensorData; 3] {
+fn inputs(
+    [queries, keys]: [usize; 2],
+    [heads, key_heads]: [usize; 2],
+    widths: [usize; 2],
+) -> [TensorData; 3] {
     [
         normal(&[2, queries, heads, widths[0]], "q", 0),
         normal(&[2, keys, key_heads, widths[0]], "k", 0),
@@ -26,10 +30,12 @@ fn by_definition(inputs: &[TensorData; 3], options: &AttentionOptions) -> Vec<Te
         Tensor::<4>::from_data(data, (&device, DType::F64)).require_grad()
     });
     let [q, k, v] = leaves.clone();
-    let scale = options.scale.unwrap_or(1.0 / (q.dims()[WIDTH] as f64).sqrt());
+    let scale = options
+        .scale
+        .unwrap_or(1.0 / (q.dims()[WIDTH] as f64).sqrt());
     let tensors = [q, k, v].map(ShardTensor::solo);
     let [q, k, v] = tensors;
-    let y = composed::dense(q, k, v, options.causal, scale).unwrap();
+    let y = composed::attention(q, k, v, options.causal, scale).unwrap();
     results(y, &leaves)
 }
 
@@ -37,8 +43,13 @@ fn results(y: Tensor<4>, leaves: &[Tensor<4>]) -> Vec<TensorData> {
     let cotangent = normal(&y.dims(), "cotangent", 0).convert_dtype(y.dtype());
     let cotangent = Tensor::from_data(cotangent, (&y.device(), y.dtype()));
     let gradients = (y.clone() * cotangent).sum().backward();
-    let leaves = leaves.iter().map(|leaf| leaf.grad(&gradients).expect("a gradient"));
-    std::iter::once(y.inner()).chain(leaves).map(Tensor::into_data).collect()
+    let leaves = leaves
+        .iter()
+        .map(|leaf| leaf.grad(&gradients).expect("a gradient"));
+    std::iter::once(y.inner())
+        .chain(leaves)
+        .map(Tensor::into_data)
+        .collect()
 }
 
 #[test]
@@ -85,7 +96,9 @@ fn shards_give_the_result_and_gradients_of_one_rank() {
             parameters: HashMap::new(),
         };
         let mut all = OPERATORS.iter();
-        let golden = all.find(|golden| golden.name == NAME).expect("dense attention");
+        let golden = all
+            .find(|golden| golden.name == NAME)
+            .expect("dense attention");
         check_golden(golden, &arguments, &[1, 2, 3, 4, 8], 1e-5);
         check_golden(golden, &arguments.clone().cast(DType::F64), &[3], 1e-12);
         check_golden(golden, &arguments.cast(DType::F16), &[2], 2e-2);
@@ -129,10 +142,26 @@ fn keys_may_lie_otherwise_than_queries() {
     for (ranks, queries, keys) in [
         (2, [Replicate, Shard(TOKENS)], [Replicate, Replicate]),
         (2, [Replicate, Shard(HEADS)], [Replicate, Shard(HEADS)]),
-        (4, [Shard(TOKENS), Shard(TOKENS)], [Shard(TOKENS), Shard(TOKENS)]),
-        (4, [Shard(HEADS), Shard(TOKENS)], [Shard(HEADS), Shard(TOKENS)]),
-        (4, [Shard(TOKENS), Shard(TOKENS)], [Replicate, Shard(TOKENS)]),
-        (4, [Shard(TOKENS), Shard(BATCH)], [Shard(TOKENS), Shard(BATCH)]),
+        (
+            4,
+            [Shard(TOKENS), Shard(TOKENS)],
+            [Shard(TOKENS), Shard(TOKENS)],
+        ),
+        (
+            4,
+            [Shard(HEADS), Shard(TOKENS)],
+            [Shard(HEADS), Shard(TOKENS)],
+        ),
+        (
+            4,
+            [Shard(TOKENS), Shard(TOKENS)],
+            [Replicate, Shard(TOKENS)],
+        ),
+        (
+            4,
+            [Shard(TOKENS), Shard(BATCH)],
+            [Shard(TOKENS), Shard(BATCH)],
+        ),
     ] {
         for found in run(ranks, queries.to_vec(), keys.to_vec()) {
             compare(&found, &expected, 1e-5, &format!("{queries:?} {keys:?}"));

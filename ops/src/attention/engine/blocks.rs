@@ -86,13 +86,17 @@ impl<E: Element, T: Storage, const R: usize> Dots<'_, E, T, R> {
     unsafe fn block<S: Simd, const C: usize>(&self, simd: S, start: usize) {
         let lanes = E::lanes::<S>();
         let sources: [*const E; C] = std::array::from_fn(|source| {
-            self.sources.first.wrapping_add(self.sources.offsets[start + source])
+            self.sources
+                .first
+                .wrapping_add(self.sources.offsets[start + source])
         });
         let mut sums = [[E::splat(simd, E::default()); C]; R];
         for element in 0..self.sources.width {
             // SAFETY: targets and sources have `width` elements.
             unsafe {
-                let targets = self.targets.map(|target| E::load::<S>(target.add(element * lanes)));
+                let targets = self
+                    .targets
+                    .map(|target| E::load::<S>(target.add(element * lanes)));
                 for source in 0..C {
                     let from = sources[source].add(element * T::step::<S, E>());
                     let value = T::load(simd, from);
@@ -162,7 +166,9 @@ impl<E: Element, T: Storage, const R: usize> Sums<'_, E, T, R> {
             });
             for (source, offset) in self.sources.offsets.iter().enumerate() {
                 let from = self.sources.first.add(offset + start * step);
-                let weights = self.weights.map(|weight| E::load::<S>(weight.add(source * lanes)));
+                let weights = self
+                    .weights
+                    .map(|weight| E::load::<S>(weight.add(source * lanes)));
                 for element in 0..C {
                     let value = T::load(simd, from.add(element * step));
                     for target in 0..R {

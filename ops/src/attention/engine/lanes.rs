@@ -1,8 +1,10 @@
 //! Rows of elements as they lie in tensors, and as kernels want them: a vector for each element, a row in every lane.
 
 use pulp::Simd;
+use rayon::prelude::*;
 
-use crate::kernel::lanes::{WIDEST, load, store};
+use crate::kernel::lanes::{CHUNK, WIDEST, load, store};
+use crate::kernel::math;
 use crate::kernel::simd::Element;
 
 /// Swaps the lanes of as many vectors as a vector has lanes with their numbers.
@@ -41,7 +43,9 @@ pub(super) unsafe fn pack<S: Simd, E: Element>(
         let mut block = [zero; WIDEST];
         for (vector, row) in block.iter_mut().zip(rows) {
             // SAFETY: the row has `width` elements.
-            *vector = load(simd, unsafe { std::slice::from_raw_parts(row.add(start), count) });
+            *vector = load(simd, unsafe {
+                std::slice::from_raw_parts(row.add(start), count)
+            });
         }
         let block = transposed::<S, E>(block);
         for (element, vector) in block[..count].iter().enumerate() {
@@ -82,4 +86,40 @@ pub(super) unsafe fn unpack<S: Simd, E: Element>(
             store(simd, row, *vector);
         }
     }
+}
+
+/// The weight of a pair in the forward pass, and the gradient of its score, from the score and the product of value and
+/// cotangent, and of the query the logarithm of its sum and the product of output and cotangent.
+#[inline(always)]
+pub(super) unsafe fn weights<S: Simd, E: Element>(
+    simd: S,
+    pair: [*mut E; 2],
+    [lse, product]: [E::Vector<S>; 2],
+) -> [E::Vector<S>; 2] {
+    // SAFETY: the caller's: two vectors.
+    let [score, slope] = pair.map(|at| unsafe { E::load::<S>(at) });
+    let weight = math::exp::<S, E>(simd, E::minus(simd, score, lse));
+    [
+        weight,
+        E::times(simd, weight, E::minus(simd, slope, product)),
+    ]
+}
+
+/// The dot product of every row of `width` elements with that of another tensor.
+pub(crate) fn row_products<E: Element>(one: &[E], other: &[E], width: usize) -> Vec<E> {
+    let rows = one
+        .par_chunks(width.max(1))
+        .zip(other.par_chunks(width.max(1)));
+    let product = |(one, other): (&[E], &[E])| {
+        let mut sums = [E::default(); 8];
+        for (one, other) in one.chunks(8).zip(other.chunks(8)) {
+            for (sum, (a, b)) in sums.iter_mut().zip(one.iter().zip(other)) {
+                *sum += *a * *b;
+            }
+        }
+        sums.into_iter().fold(E::default(), |sum, part| sum + part)
+    };
+    rows.with_min_len(CHUNK / width.max(1))
+        .map(product)
+        .collect()
 }

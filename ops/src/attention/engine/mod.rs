@@ -1,8 +1,8 @@
 //! Kernels of attention. They know slices, strides and geometry; not burn, ranks or layouts.
 
 mod blocks;
-mod lanes;
 pub(super) mod dense;
+pub(super) mod lanes;
 pub(super) mod rows;
 pub(super) mod tiles;
 pub(super) mod windows;

@@ -21,7 +21,11 @@ unsafe impl<E: Send + Sync> Sync for Piece<'_, E> {}
 
 impl<'a, E> Piece<'a, E> {
     /// Elements to read, from `skip` on in each head.
-    pub(crate) fn reading(elements: &'a [E], [cells, heads, pitch]: [usize; 3], skip: usize) -> Self {
+    pub(crate) fn reading(
+        elements: &'a [E],
+        [cells, heads, pitch]: [usize; 3],
+        skip: usize,
+    ) -> Self {
         Self {
             first: elements.as_ptr().cast_mut().wrapping_add(skip),
             cells,

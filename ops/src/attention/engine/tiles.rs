@@ -51,7 +51,12 @@ impl Dim {
         let run = |first: usize| {
             let cells = self.neighborhood.class_size(first, self.size);
             let queries = (first..part.end).step_by(dilation);
-            let target = |query| (query - start, self.neighborhood.keys(query / dilation, cells));
+            let target = |query| {
+                (
+                    query - start,
+                    self.neighborhood.keys(query / dilation, cells),
+                )
+            };
             Run {
                 targets: queries.map(target).collect(),
                 origin: (first % dilation) as isize - self.first_key,
@@ -202,7 +207,8 @@ impl Tiles {
         let lengths = extents([0, 1, 2].map(longest), kernels, room / bytes);
         // Neighbours along this dim share most of their sources, and sums go through sources in their order.
         let along = (0..3).find(|&dim| dims[dim].size > 1).unwrap_or(2);
-        let axis = |dim: usize| Axis::new(&runs[dim], dims[dim].neighborhood.dilation, lengths[dim]);
+        let axis =
+            |dim: usize| Axis::new(&runs[dim], dims[dim].neighborhood.dilation, lengths[dim]);
         let axes = [axis(0), axis(1), axis(2)];
         let mut classes = Vec::new();
         for first in 0..axes[0].patterns.len() {
@@ -253,9 +259,8 @@ impl Tiles {
 /// targets, because their windows overlap most.
 fn extents(longest: [usize; 3], kernels: [usize; 3], room: usize) -> [usize; 3] {
     let mut tile = [1; 3];
-    let sources = |tile: [usize; 3]| -> usize {
-        (0..3).map(|dim| tile[dim] + kernels[dim] - 1).product()
-    };
+    let sources =
+        |tile: [usize; 3]| -> usize { (0..3).map(|dim| tile[dim] + kernels[dim] - 1).product() };
     loop {
         let gain = |dim: &usize| (tile[*dim] + kernels[*dim]) as f64 / tile[*dim] as f64;
         let larger = |dim: usize| {
@@ -264,7 +269,9 @@ fn extents(longest: [usize; 3], kernels: [usize; 3], room: usize) -> [usize; 3] 
             larger
         };
         let fits = |dim: &usize| tile[*dim] < longest[*dim] && sources(larger(*dim)) <= room;
-        let best = (0..3).filter(fits).max_by(|one, other| gain(one).total_cmp(&gain(other)));
+        let best = (0..3)
+            .filter(fits)
+            .max_by(|one, other| gain(one).total_cmp(&gain(other)));
         match best {
             Some(dim) => tile = larger(dim),
             None => return tile,
@@ -316,7 +323,10 @@ impl Class {
             segments: Vec::new(),
         };
         // Between two neighbouring ends of windows the same targets reach all sources.
-        let mut ends: Vec<usize> = windows.iter().flat_map(|range| [range.start, range.end]).collect();
+        let mut ends: Vec<usize> = windows
+            .iter()
+            .flat_map(|range| [range.start, range.end])
+            .collect();
         ends.sort_unstable();
         ends.dedup();
         for pair in ends.windows(2) {
@@ -332,7 +342,8 @@ impl Class {
             for plane in planes {
                 for row in rows.clone() {
                     let sources = columns.clone().map(|column| [plane, row, column]);
-                    self.reached.extend(sources.map(|source| number(source, self.sources)));
+                    self.reached
+                        .extend(sources.map(|source| number(source, self.sources)));
                 }
             }
             let reached = start..self.reached.len();

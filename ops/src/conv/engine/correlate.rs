@@ -296,7 +296,14 @@ impl<'a, E: Element> Task<'a, E> {
     fn fill<S: Simd>(&self, simd: S, buffer: &mut [E], block: &Range<usize>) {
         let [origin, _] = tile_box(self.tile, self.part.tile, self.part.correlation.count);
         let (layout, pieces) = (&self.part.layout, self.job.pieces);
-        layout.fill(simd, buffer, pieces, self.batch, self.channels(block), origin);
+        layout.fill(
+            simd,
+            buffer,
+            pieces,
+            self.batch,
+            self.channels(block),
+            origin,
+        );
     }
 
     /// The cells that the thread will probably copy after a block of channels: those of the next

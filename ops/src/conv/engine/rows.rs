@@ -56,7 +56,9 @@ impl Recipe {
                 // The rows that use this line of cells, each with the place of the kernel's line
                 // that meets it.
                 let users = (0..ROWS).filter_map(|row| {
-                    let met = lines.iter().position(|&offset| offset == line - row as isize)?;
+                    let met = lines
+                        .iter()
+                        .position(|&offset| offset == line - row as isize)?;
                     Some((row, met))
                 });
                 let users: Vec<(usize, usize)> = users.collect();

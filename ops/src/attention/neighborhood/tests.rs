@@ -5,6 +5,8 @@ use halocline_core::{Launcher, LocalGradient, Overlap, Shard, ShardTensor};
 use proptest::prelude::*;
 
 use super::*;
+use crate::attention::{AttentionField, OPERATORS};
+use crate::driver::Neighborhood;
 use crate::golden::{Arguments, Attributes};
 use crate::testing::{check_golden, difference, normal};
 
@@ -40,10 +42,16 @@ fn operator(name: &str) -> &'static crate::golden::Golden {
 }
 
 /// The definition, in f64: every query and key one by one.
-fn by_definition<const N: usize>(arguments: &Arguments, options: &NeighborhoodOptions<N>) -> TensorData {
+fn by_definition<const N: usize>(
+    arguments: &Arguments,
+    options: &NeighborhoodOptions<N>,
+) -> TensorData {
     let [q, k, v] = [0, 1, 2].map(|input| {
         let (_, data) = &arguments.inputs[input];
-        (data.shape().to_vec(), data.iter::<f64>().collect::<Vec<f64>>())
+        (
+            data.shape().to_vec(),
+            data.iter::<f64>().collect::<Vec<f64>>(),
+        )
     });
     let shape = q.0.clone();
     let (batch, heads, width) = (shape[0], shape[N + 1], shape[N + 2]);
@@ -95,7 +103,9 @@ fn by_definition<const N: usize>(arguments: &Arguments, options: &NeighborhoodOp
                 let mut mean = vec![0.0; value_width];
                 for (weight, key) in scores {
                     let value = row(&v.1, key, shared, key_heads, value_width);
-                    mean.iter_mut().zip(value).for_each(|(mean, value)| *mean += weight / sum * value);
+                    mean.iter_mut()
+                        .zip(value)
+                        .for_each(|(mean, value)| *mean += weight / sum * value);
                 }
                 y.extend(mean);
             }
@@ -117,20 +127,55 @@ fn on_one_rank<const D: usize, const N: usize>(
         ShardTensor::solo(Tensor::<D>::from_data(data, (&device, dtype)))
     });
     let [q, k, v] = inputs;
-    Ok(neighborhood_attention(q, k, v, options)?.into_parts().0.into_data())
+    Ok(neighborhood_attention(q, k, v, options)?
+        .into_parts()
+        .0
+        .into_data())
 }
 
 #[test]
 fn the_result_is_that_of_the_definition() {
     let cases = [
         ([1, 9, 11, 4, 8], 2, 5, NeighborhoodOptions::new([3, 5])),
-        ([2, 8, 12, 2, 3], 2, 3, NeighborhoodOptions::new([4, 3]).with_dilation([2, 3])),
-        ([1, 7, 12, 3, 17], 1, 16, NeighborhoodOptions::new([3, 4]).with_periodic([false, true])),
-        ([1, 6, 40, 1, 20], 1, 20, NeighborhoodOptions::new([5, 7]).with_stride([2, 3])),
-        ([1, 6, 12, 1, 4], 1, 4, NeighborhoodOptions::new([2, 6]).with_periodic([false, true]).with_dilation([3, 2])),
+        (
+            [2, 8, 12, 2, 3],
+            2,
+            3,
+            NeighborhoodOptions::new([4, 3]).with_dilation([2, 3]),
+        ),
+        (
+            [1, 7, 12, 3, 17],
+            1,
+            16,
+            NeighborhoodOptions::new([3, 4]).with_periodic([false, true]),
+        ),
+        (
+            [1, 6, 40, 1, 20],
+            1,
+            20,
+            NeighborhoodOptions::new([5, 7]).with_stride([2, 3]),
+        ),
+        (
+            [1, 6, 12, 1, 4],
+            1,
+            4,
+            NeighborhoodOptions::new([2, 6])
+                .with_periodic([false, true])
+                .with_dilation([3, 2]),
+        ),
         // Two copies of a cell, in the other order.
-        ([1, 2, 2, 1, 3], 1, 2, NeighborhoodOptions::new([2, 2]).with_periodic([true, false])),
-        ([1, 10, 9, 2, 4], 2, 4, NeighborhoodOptions::new([4, 3]).with_causal([true, false])),
+        (
+            [1, 2, 2, 1, 3],
+            1,
+            2,
+            NeighborhoodOptions::new([2, 2]).with_periodic([true, false]),
+        ),
+        (
+            [1, 10, 9, 2, 4],
+            2,
+            4,
+            NeighborhoodOptions::new([4, 3]).with_causal([true, false]),
+        ),
     ];
     for (shape, key_heads, value_width, options) in cases {
         let arguments = arguments(&shape, key_heads, value_width, &[]);
@@ -148,13 +193,45 @@ fn the_result_is_that_of_the_definition() {
 /// Uneven and empty extents of batch, space and heads, on meshes of up to three axes.
 #[test]
 fn shards_give_the_result_and_gradients_of_one_rank() {
-    let one = arguments(&[2, 13, 2, 5], 2, 3, &[("kernel_size", vec![5]), ("dilation", vec![2]), ("stride", vec![2])]);
+    let one = arguments(
+        &[2, 13, 2, 5],
+        2,
+        3,
+        &[
+            ("kernel_size", vec![5]),
+            ("dilation", vec![2]),
+            ("stride", vec![2]),
+        ],
+    );
     check_golden(operator("na1d"), &one, &[1, 2, 3, 4], 1e-5);
-    let ring = arguments(&[1, 6, 8, 4, 6], 2, 6, &[("kernel_size", vec![3, 4]), ("dilation", vec![1, 2]), ("periodic", vec![0, 1])]);
+    let ring = arguments(
+        &[1, 6, 8, 4, 6],
+        2,
+        6,
+        &[
+            ("kernel_size", vec![3, 4]),
+            ("dilation", vec![1, 2]),
+            ("periodic", vec![0, 1]),
+        ],
+    );
     check_golden(operator("na2d"), &ring, &[2, 3, 4], 1e-5);
-    check_golden(operator("na2d"), &ring.clone().cast(DType::F64), &[2, 4], 1e-12);
+    check_golden(
+        operator("na2d"),
+        &ring.clone().cast(DType::F64),
+        &[2, 4],
+        1e-12,
+    );
     check_golden(operator("na2d"), &ring.cast(DType::BF16), &[2], 3e-2);
-    let cube = arguments(&[1, 5, 4, 7, 1, 3], 1, 3, &[("kernel_size", vec![3, 2, 3]), ("is_causal", vec![1, 0, 0]), ("periodic", vec![0, 0, 1])]);
+    let cube = arguments(
+        &[1, 5, 4, 7, 1, 3],
+        1,
+        3,
+        &[
+            ("kernel_size", vec![3, 2, 3]),
+            ("is_causal", vec![1, 0, 0]),
+            ("periodic", vec![0, 0, 1]),
+        ],
+    );
     check_golden(operator("na3d"), &cube, &[2, 8], 1e-5);
 }
 
@@ -162,7 +239,9 @@ fn shards_give_the_result_and_gradients_of_one_rank() {
 #[test]
 fn gradients_are_those_of_differences() {
     let shape = [1, 6, 7, 2, 3];
-    let options = NeighborhoodOptions::new([3, 4]).with_periodic([false, true]).with_stride([1, 2]);
+    let options = NeighborhoodOptions::new([3, 4])
+        .with_periodic([false, true])
+        .with_stride([1, 2]);
     let exact = arguments(&shape, 1, 4, &[]).cast(DType::F64);
     let device = burn::tensor::Device::default().autodiff();
     let leaves: Vec<Tensor<5>> = exact
@@ -188,7 +267,10 @@ fn gradients_are_those_of_differences() {
         let slope = (moved(1e-5) - moved(-1e-5)) / 2e-5;
         let gradient = leaf.grad(&gradients).expect("a gradient");
         let expected = (gradient * direction.inner()).sum().into_scalar::<f64>();
-        assert!((slope - expected).abs() < 1e-7 * expected.abs().max(1.0), "{input}: {slope} {expected}");
+        assert!(
+            (slope - expected).abs() < 1e-7 * expected.abs().max(1.0),
+            "{input}: {slope} {expected}"
+        );
     }
 }
 
@@ -198,7 +280,8 @@ fn keys_may_travel_while_early_queries_are_computed() {
         let found = Launcher::local(4).overlap(overlap).collect(|world| {
             let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
             let field = |name| {
-                let whole = Tensor::<5>::from_data(normal(&[1, 14, 22, 2, 4], name, 0), world.device());
+                let whole =
+                    Tensor::<5>::from_data(normal(&[1, 14, 22, 2, 4], name, 0), world.device());
                 ShardTensor::distribute(whole, &mesh, &[Shard(1), Shard(2)])
             };
             let options = NeighborhoodOptions::new([3, 5]).with_periodic([false, true]);
@@ -224,21 +307,31 @@ fn one_rank_gives_the_bits_of_any_number_of_ranks_of_the_same_tiles() {
 #[test]
 fn kernels_and_burns_operators_agree() {
     let shape = [2, 6, 8, 4, 5];
-    let options = NeighborhoodOptions::new([3, 4]).with_causal([true, false]).with_periodic([false, true]);
+    let options = NeighborhoodOptions::new([3, 4])
+        .with_causal([true, false])
+        .with_periodic([false, true]);
     let arguments = arguments(&shape, 2, 3, &[]);
     let device = burn::tensor::Device::flex().autodiff();
     let inputs = || {
         let inputs = arguments.inputs.iter();
-        let inputs = inputs.map(|(_, data)| Tensor::<5>::from_data(data.clone(), &device).require_grad());
+        let inputs =
+            inputs.map(|(_, data)| Tensor::<5>::from_data(data.clone(), &device).require_grad());
         inputs.collect::<Vec<_>>()
     };
     let gradients = |inputs: Vec<Tensor<5>>, y: Tensor<5>| {
         let gradients = (y.clone() * y.clone().detach().cos()).sum().backward();
-        let inputs = inputs.iter().map(|input| input.grad(&gradients).expect("a gradient"));
-        std::iter::once(y.inner()).chain(inputs).map(Tensor::into_data).collect::<Vec<_>>()
+        let inputs = inputs
+            .iter()
+            .map(|input| input.grad(&gradients).expect("a gradient"));
+        std::iter::once(y.inner())
+            .chain(inputs)
+            .map(Tensor::into_data)
+            .collect::<Vec<_>>()
     };
     let ours = inputs();
-    let y = ours[0].clone().neighborhood_attention(ours[1].clone(), ours[2].clone(), &options);
+    let y = ours[0]
+        .clone()
+        .neighborhood_attention(ours[1].clone(), ours[2].clone(), &options);
     let ours = gradients(ours, y);
     let burns = inputs();
     let [q, k, v] = [0, 1, 2].map(|input| ShardTensor::solo(burns[input].clone()));
@@ -252,37 +345,54 @@ fn kernels_and_burns_operators_agree() {
 #[test]
 fn what_does_not_fit_is_refused_before_anything_is_sent() {
     let refused = |q: [usize; 4], k: [usize; 4], v: [usize; 4], options: NeighborhoodOptions<1>| {
-        let tensor = |shape: [usize; 4]| ShardTensor::solo(Tensor::<4>::zeros(shape, &Default::default()));
+        let tensor =
+            |shape: [usize; 4]| ShardTensor::solo(Tensor::<4>::zeros(shape, &Default::default()));
         let refused = neighborhood_attention(tensor(q), tensor(k), tensor(v), &options);
         refused.unwrap_err().to_string()
     };
     let shape = [1, 9, 4, 8];
     let three = NeighborhoodOptions::new([3]);
     let long = refused(shape, shape, shape, NeighborhoodOptions::new([10]));
-    assert_eq!(long, "na1d: dim 1: kernel 10 × dilation 1 is 10 cells; expected 1 to 9, the size of the field");
+    assert_eq!(
+        long,
+        "na1d: dim 1: kernel 10 × dilation 1 is 10 cells; expected 1 to 9, the size of the field"
+    );
     let heads = refused(shape, [1, 9, 3, 8], [1, 9, 3, 8], three);
-    assert!(heads.contains("expected [batch, *spatial, n·heads, width]"), "{heads}");
+    assert!(
+        heads.contains("expected [batch, *spatial, n·heads, width]"),
+        "{heads}"
+    );
     let values = refused(shape, shape, [1, 8, 4, 8], three);
     assert!(values.contains("values [1, 8, 4, 8]"), "{values}");
-    let ring = refused(shape, shape, shape, three.with_dilation([2]).with_periodic([true]));
-    assert!(ring.contains("does not divide the 9 cells of a periodic dim"), "{ring}");
+    let ring = refused(
+        shape,
+        shape,
+        shape,
+        three.with_dilation([2]).with_periodic([true]),
+    );
+    assert!(
+        ring.contains("does not divide the 9 cells of a periodic dim"),
+        "{ring}"
+    );
 }
 
 fn case() -> impl Strategy<Value = (NeighborhoodOptions<2>, [usize; 2])> {
     let dim = || {
-        (2..6_usize, 1..3_usize, 0..3_usize, 0..7_usize).prop_flat_map(|(kernel, dilation, kind, more)| {
-            (1..=kernel).prop_map(move |stride| {
-                let more = if kind == 2 { more * dilation } else { more };
-                let neighborhood = Neighborhood {
-                    kernel,
-                    dilation,
-                    stride,
-                    causal: kind == 1,
-                    periodic: kind == 2,
-                };
-                (neighborhood, kernel * dilation + more)
-            })
-        })
+        (2..6_usize, 1..3_usize, 0..3_usize, 0..7_usize).prop_flat_map(
+            |(kernel, dilation, kind, more)| {
+                (1..=kernel).prop_map(move |stride| {
+                    let more = if kind == 2 { more * dilation } else { more };
+                    let neighborhood = Neighborhood {
+                        kernel,
+                        dilation,
+                        stride,
+                        causal: kind == 1,
+                        periodic: kind == 2,
+                    };
+                    (neighborhood, kernel * dilation + more)
+                })
+            },
+        )
     };
     [dim(), dim()].prop_map(|dims| {
         let options = NeighborhoodOptions {

@@ -2,31 +2,11 @@
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
+use halocline_core::Result;
 use halocline_core::ops::{self, BackwardPass, Operator};
-use halocline_core::{Exchange, Result};
 
-use super::engine::tiles::Dim;
+use super::run::{NeighborhoodRun, Saved};
 use crate::kernel::flex::with_float;
-
-/// Neighborhood attention on one rank.
-#[derive(Clone, Debug)]
-pub(crate) struct NeighborhoodRun {
-    pub dims: [Dim; 3],
-    /// How keys and values that queries reach come here; `None` if they are the shard.
-    pub exchange: Option<Exchange>,
-    /// Elements of a head of queries and keys, and of values.
-    pub widths: [usize; 2],
-    pub scale: f64,
-}
-
-/// What the backward pass needs beside queries, keys and values.
-pub(crate) struct Saved {
-    /// Boxes of keys and values that came from other ranks, in the plan's order.
-    pub received: Vec<DispatchTensor>,
-    pub output: DispatchTensor,
-    /// The logarithm of the sum of exponentials of every query and head.
-    pub lse: DispatchTensor,
-}
 
 /// Attention of this rank's queries.
 pub(crate) fn attention<const D: usize>(

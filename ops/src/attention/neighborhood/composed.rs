@@ -4,12 +4,10 @@ use std::sync::Arc;
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{Int, Tensor, TensorData};
-use halocline_core::ops::fan_out;
 use halocline_core::{Result, ShardTensor};
 
-use super::Prepared;
-use super::dense::whole_tokens;
-use super::engine::tiles::Dim;
+use super::prepared::Prepared;
+use crate::attention::engine::tiles::Dim;
 use crate::driver::empty::{drop_empty, fill_empty, fill_up_to};
 
 /// Attention of this rank's queries.
@@ -62,45 +60,6 @@ pub(super) fn attention<const D: usize>(
     drop_empty(y.reshape(shape), output, mesh.position(), operator)
 }
 
-/// Dense attention of this rank's queries, by matrix products with all keys and values: those of other ranks are gathered.
-pub(super) fn dense(
-    q: ShardTensor<4>,
-    k: ShardTensor<4>,
-    v: ShardTensor<4>,
-    causal: bool,
-    scale: f64,
-) -> Result<Tensor<4>> {
-    const NAME: &str = "scaled_dot_product_attention";
-    let fans = q.layout().axes_of(1);
-    let (q, queries, mesh) = q.into_parts();
-    let placements = whole_tokens(k.layout());
-    let heads = q.dims()[2] / k.layout().local_shape(mesh.position())[2].max(1);
-    // [batch, heads, keys, width], with a head of keys for each head of queries.
-    let all_heads = |tensor: ShardTensor<4>| -> Result<Tensor<4>> {
-        let tensor = tensor.try_redistribute(&placements[..])?.into_parts().0;
-        let tensor = fan_out(tensor, &mesh, &fans, NAME);
-        let [batch, tokens, key_heads, width] = tensor.dims();
-        let tensor = tensor.reshape([batch, tokens, key_heads, 1, width]).repeat_dim(3, heads);
-        Ok(tensor.reshape([batch, tokens, key_heads * heads, width]).swap_dims(1, 2))
-    };
-    let (k, v) = (all_heads(k)?, all_heads(v)?);
-    let q = fill_empty(q, &queries, &[0, 1, 2, 3], NAME, 0.0)?.swap_dims(1, 2);
-    let [rows, columns] = [q.dims()[2], k.dims()[2]];
-    let mut scores = (q * scale).matmul(k.swap_dims(2, 3));
-    if causal {
-        let first = queries.local_box(mesh.position()).ranges()[1].start;
-        let later = |index: usize| index % columns > first + index / columns;
-        let mask = (0..rows * columns).map(|index| if later(index) { f32::NEG_INFINITY } else { 0.0 });
-        let mask = TensorData::new(mask.collect::<Vec<_>>(), [1, 1, rows, columns]);
-        scores = scores.clone() + Tensor::from_data(mask, (&scores.device(), scores.dtype()));
-    }
-    let y = softmax(scores, 3).matmul(v).swap_dims(1, 2);
-    let mut extents = queries.all_extents().to_vec();
-    extents[3] = vec![y.dims()[3]];
-    let output = queries.derive(queries.placements().to_vec(), extents);
-    drop_empty(y, &output, mesh.position(), NAME)
-}
-
 /// For every query as many keys, by their numbers among those that are there, and what is added to their scores: minus
 /// infinity for the last ones of a query that reaches fewer.
 fn reached(dims: &[Dim; 3], count: usize) -> (Vec<i32>, Vec<f32>) {
@@ -109,9 +68,13 @@ fn reached(dims: &[Dim; 3], count: usize) -> (Vec<i32>, Vec<f32>) {
     let reach = |dim: &Dim| -> Vec<Vec<usize>> {
         let step = dim.neighborhood.dilation;
         let keys = dim.queries.clone().map(|query| {
-            let window = dim.neighborhood.keys(query / step, dim.neighborhood.class_size(query, dim.size));
+            let window = dim
+                .neighborhood
+                .keys(query / step, dim.neighborhood.class_size(query, dim.size));
             let first = (query % step) as isize - dim.first_key;
-            window.map(|key| (first + key * step as isize) as usize).collect()
+            window
+                .map(|key| (first + key * step as isize) as usize)
+                .collect()
         });
         keys.collect()
     };

@@ -1,0 +1,6 @@
+//! The dims of `[batch, tokens, heads, width]`.
+
+pub(super) const BATCH: usize = 0;
+pub(super) const TOKENS: usize = 1;
+pub(super) const HEADS: usize = 2;
+pub(super) const WIDTH: usize = 3;

@@ -1,0 +1,263 @@
+//! A few vectors of targets: their operands, scores and sums.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use pulp::Simd;
+
+use super::job::{Dense, Results, Tokens};
+use crate::attention::engine::blocks::{ForAll, Sources, TARGETS, dots, sums};
+use crate::attention::engine::lanes::{pack, unpack};
+use crate::kernel::lanes::WIDEST;
+use crate::kernel::simd::Element;
+
+/// Sources whose scores are computed at a time.
+pub(super) const SOURCES: usize = 128;
+
+/// A few vectors of targets of one head.
+pub(super) struct Task<'a, E> {
+    pub job: &'a Dense<E>,
+    pub batch: usize,
+    pub head: usize,
+    pub targets: Range<usize>,
+}
+
+/// Vectors of targets, each with a run of vectors of its own.
+#[derive(Clone, Copy)]
+pub(super) struct Runs<E> {
+    pub first: *mut E,
+    pub pitch: usize,
+}
+
+impl<E> Runs<E> {
+    pub(super) fn at(self, vector: usize) -> *mut E {
+        self.first.wrapping_add(vector * self.pitch)
+    }
+}
+
+impl<E: Element> Task<'_, E> {
+    /// The vectors of the targets.
+    #[inline(always)]
+    pub(super) fn vectors<S: Simd>(&self) -> usize {
+        self.targets.len().div_ceil(E::lanes::<S>())
+    }
+
+    /// The targets of a vector.
+    #[inline(always)]
+    pub(super) fn lanes<S: Simd>(&self, vector: usize) -> Range<usize> {
+        let start = self.targets.start + vector * E::lanes::<S>();
+        start..(start + E::lanes::<S>()).min(self.targets.end)
+    }
+
+    #[inline(always)]
+    pub(super) fn rows<S: Simd>(
+        &self,
+        tokens: &Tokens<E>,
+        head: usize,
+        vector: usize,
+    ) -> ([*mut E; WIDEST], usize) {
+        let lanes = self.lanes::<S>(vector);
+        let mut rows = [std::ptr::null_mut(); WIDEST];
+        for (row, token) in rows.iter_mut().zip(lanes.clone()) {
+            *row = tokens.at(self.batch, token, head);
+        }
+        (rows, lanes.len())
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn load<S: Simd>(
+        &self,
+        simd: S,
+        tokens: &Tokens<E>,
+        head: usize,
+        factor: f64,
+        to: Runs<E>,
+    ) {
+        let factor = E::splat(simd, E::from_f64(factor));
+        for vector in 0..self.vectors::<S>() {
+            let (rows, count) = self.rows::<S>(tokens, head, vector);
+            let rows = rows.map(<*mut E>::cast_const);
+            // SAFETY: the caller's.
+            unsafe { pack(simd, &rows[..count], tokens.width, factor, to.at(vector)) };
+        }
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn store<S: Simd>(
+        &self,
+        simd: S,
+        from: Runs<E>,
+        head: usize,
+        tokens: &Tokens<E>,
+    ) {
+        let one = E::splat(simd, E::from_f64(1.0));
+        for vector in 0..self.vectors::<S>() {
+            let (rows, count) = self.rows::<S>(tokens, head, vector);
+            // SAFETY: the caller's.
+            unsafe { unpack(simd, from.at(vector), tokens.width, one, &rows[..count]) };
+        }
+    }
+
+    /// One number of every target of a vector.
+    #[inline(always)]
+    pub(super) unsafe fn number<S: Simd>(
+        &self,
+        tokens: &Tokens<E>,
+        head: usize,
+        vector: usize,
+    ) -> E::Vector<S> {
+        let mut numbers = [E::default(); WIDEST];
+        for (number, token) in numbers.iter_mut().zip(self.lanes::<S>(vector)) {
+            // SAFETY: the caller's.
+            *number = unsafe { *tokens.at(self.batch, token, head) };
+        }
+        // SAFETY: no vector is wider.
+        unsafe { E::load::<S>(numbers.as_ptr()) }
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn set_number<S: Simd>(
+        &self,
+        value: E::Vector<S>,
+        tokens: &Tokens<E>,
+        head: usize,
+        vector: usize,
+    ) {
+        let mut numbers = [E::default(); WIDEST];
+        // SAFETY: no vector is wider; the rest is the caller's.
+        unsafe {
+            E::store::<S>(numbers.as_mut_ptr(), value);
+            for (number, token) in numbers.iter().zip(self.lanes::<S>(vector)) {
+                *tokens.at(self.batch, token, head) = *number;
+            }
+        }
+    }
+
+    /// Blocks of sources that some target reaches.
+    #[inline(always)]
+    pub(super) fn blocks(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> + use<E> {
+        let reached = match (self.job.causal, self.job.results) {
+            (None, _) => 0..tokens,
+            // Queries before the first key reach none of them.
+            (Some([query, key]), Results::Keys { .. }) => {
+                (key + self.targets.start).saturating_sub(query).min(tokens)..tokens
+            }
+            (Some([query, key]), _) => {
+                0..(query + self.targets.end).saturating_sub(key).min(tokens)
+            }
+        };
+        let starts = reached.clone().step_by(SOURCES);
+        starts.map(move |start| start..(start + SOURCES).min(reached.end))
+    }
+
+    /// The dot products of all targets with a block of sources.
+    #[inline(always)]
+    pub(super) unsafe fn scores<S: Simd>(
+        &self,
+        simd: S,
+        targets: Runs<E>,
+        sources: (&Tokens<E>, usize),
+        block: &Range<usize>,
+        scores: Runs<E>,
+    ) {
+        let vectors = 0..self.vectors::<S>();
+        let targets = vectors
+            .clone()
+            .map(|vector| targets.at(vector).cast_const());
+        let mut offsets = [0; SOURCES];
+        let sources = self.sources(sources, block, &mut offsets);
+        // SAFETY: the caller's.
+        unsafe {
+            dots(
+                simd,
+                targets,
+                sources,
+                vectors.map(|vector| scores.at(vector)),
+            )
+        };
+    }
+
+    /// Adds a block of sources, weighted, to the results.
+    #[inline(always)]
+    pub(super) unsafe fn weighted<S: Simd>(
+        &self,
+        simd: S,
+        weights: Runs<E>,
+        sources: (&Tokens<E>, usize),
+        block: &Range<usize>,
+        results: Runs<E>,
+    ) {
+        let vectors = 0..self.vectors::<S>();
+        let weights = vectors
+            .clone()
+            .map(|vector| weights.at(vector).cast_const());
+        let mut offsets = [0; SOURCES];
+        let sources = self.sources(sources, block, &mut offsets);
+        // SAFETY: the caller's.
+        unsafe {
+            sums(
+                simd,
+                weights,
+                sources,
+                vectors.map(|vector| results.at(vector)),
+            )
+        };
+    }
+
+    #[inline(always)]
+    fn sources<'a>(
+        &self,
+        (tokens, head): (&Tokens<E>, usize),
+        block: &Range<usize>,
+        offsets: &'a mut [usize; SOURCES],
+    ) -> Sources<'a, E, ForAll> {
+        let offsets = &mut offsets[..block.len()];
+        let pitch = tokens.pitch();
+        offsets
+            .iter_mut()
+            .enumerate()
+            .for_each(|(token, offset)| *offset = token * pitch);
+        Sources {
+            first: tokens.at(self.batch, block.start, head),
+            offsets,
+            width: tokens.width,
+            storage: PhantomData,
+        }
+    }
+
+    /// Replaces scores that do not count by minus infinity.
+    #[inline(always)]
+    pub(super) unsafe fn mask<S: Simd>(&self, simd: S, block: &Range<usize>, scores: Runs<E>) {
+        let Some([query, key]) = self.job.causal else {
+            return;
+        };
+        let keys = matches!(self.job.results, Results::Keys { .. });
+        // The largest place of a key and the smallest of a query.
+        let (last, first) = if keys {
+            (key + self.targets.end - 1, query + block.start)
+        } else {
+            (key + block.end - 1, query + self.targets.start)
+        };
+        if last <= first {
+            return;
+        }
+        let lowest = E::splat(simd, E::from_f64(f64::NEG_INFINITY));
+        for vector in 0..self.vectors::<S>() {
+            let start = self.lanes::<S>(vector).start as i64 - block.start as i64;
+            for source in 0..block.len() {
+                // The place of each lane's query less that of its key.
+                let ahead = std::array::from_fn::<E, WIDEST, _>(|lane| {
+                    let target = start + lane as i64 - source as i64;
+                    let place = query as i64 - key as i64;
+                    E::from_f64(if keys { place - target } else { place + target } as f64)
+                });
+                // SAFETY: a vector for each source.
+                unsafe {
+                    let at = scores.at(vector).add(source * E::lanes::<S>());
+                    let pair = [E::load::<S>(ahead.as_ptr()), E::splat(simd, E::default())];
+                    E::store::<S>(at, E::select_less(simd, pair, lowest, E::load::<S>(at)));
+                }
+            }
+        }
+    }
+}

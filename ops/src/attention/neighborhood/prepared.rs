@@ -1,0 +1,160 @@
+//! The rule of neighborhood attention: layouts, and what each rank does.
+
+use halocline_core::{Error, Exchange, Layout, Operation, Result, ShardTensor, Traffic};
+
+use super::options::NeighborhoodOptions;
+use super::run::NeighborhoodRun;
+use crate::attention::engine::tiles::Dim;
+use crate::driver::{Neighborhood, Reach, Reaches};
+use crate::kernel::simd::Isa;
+
+/// What a rank does, and the layouts that follow from the rule.
+pub(super) struct Prepared {
+    pub operator: &'static str,
+    pub run: NeighborhoodRun,
+    /// Keys and values, beside each other in every head.
+    pub pairs: Layout,
+    pub output: Layout,
+}
+
+impl Prepared {
+    /// # Errors
+    /// Shapes, number types or placements that do not fit; a neighborhood that does not fit its dim.
+    pub(super) fn new<const D: usize, const N: usize>(
+        q: &ShardTensor<D>,
+        k: &ShardTensor<D>,
+        v: &ShardTensor<D>,
+        options: &NeighborhoodOptions<N>,
+    ) -> Result<Self> {
+        let operator = match N {
+            1 => "na1d",
+            2 => "na2d",
+            3 => "na3d",
+            _ => "neighborhood_attention",
+        };
+        if D != N + 3 || !(1..=3).contains(&N) {
+            let message = format!(
+                "neighborhoods of {N} dims for a tensor {:?}; expected [batch, *spatial, heads, width] with one to three spatial dims",
+                q.dims()
+            );
+            return Err(Error::operator(operator, message));
+        }
+        check(operator, q, k, v)?;
+        Isa::chosen()?;
+        let [key_width, value_width] = [k.dims()[D - 1], v.dims()[D - 1]];
+        let with_width = |layout: &Layout, width| {
+            let mut extents = layout.all_extents().to_vec();
+            extents[D - 1] = vec![width];
+            layout.derive(layout.placements().to_vec(), extents)
+        };
+        // Keys and values travel as one tensor, beside each other in every head.
+        let pairs = with_width(k.layout(), key_width + value_width);
+        let (mesh, cache) = (q.mesh().clone(), q.mesh().cache());
+        let plan = cache.get_or_make(
+            (operator, options.dims, pairs.clone()),
+            |(_, dims, pairs)| {
+                let reaches = dims.map(Reach::Neighborhood);
+                let reaches = Reaches {
+                    operator,
+                    first: 1,
+                    dims: &reaches,
+                };
+                reaches.plan(pairs, &mesh, pairs.all_extents().to_vec(), 0.0)
+            },
+        )?;
+        let output = with_width(q.layout(), value_width);
+        let own = q.layout().local_box(mesh.position());
+        let mut dims = [(); 3].map(|()| Dim::single());
+        for dim in 0..N {
+            let (size, queries) = (q.dims()[dim + 1], own.ranges()[dim + 1].clone());
+            let neighborhood = options.dims[dim];
+            let local = k.layout().local_shape(mesh.position())[dim + 1];
+            let (first_key, keys) = match &plan.exchange {
+                Some(exchange) if supplied(&neighborhood, k.layout(), dim + 1) => {
+                    let first = neighborhood.input_range(&queries, size).start;
+                    (first, exchange.output_shape[dim + 1])
+                }
+                _ => (queries.start as isize, local),
+            };
+            dims[3 - N + dim] = Dim {
+                neighborhood,
+                size,
+                queries,
+                first_key,
+                keys,
+            };
+        }
+        let run = NeighborhoodRun {
+            dims,
+            exchange: plan.exchange.as_ref().map(|plan| {
+                let operation = Operation::new(operator, Traffic::Exchange, Some(&pairs));
+                let ranks = mesh.shape().ranks().into();
+                Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan.clone())
+            }),
+            widths: [key_width, value_width],
+            scale: options.scale.unwrap_or(1.0 / (key_width as f64).sqrt()),
+        };
+        Ok(Self {
+            operator,
+            run,
+            pairs,
+            output,
+        })
+    }
+}
+
+/// Whether the exchange supplies all keys of a dim; else they are this rank's own.
+fn supplied(neighborhood: &Neighborhood, layout: &Layout, dim: usize) -> bool {
+    layout.extents(dim).len() > 1 || neighborhood.periodic
+}
+
+/// Checks that queries, keys and values lie alike.
+fn check<const D: usize>(
+    operator: &str,
+    q: &ShardTensor<D>,
+    k: &ShardTensor<D>,
+    v: &ShardTensor<D>,
+) -> Result<()> {
+    let fail = |message: String| Err(Error::operator(operator, message));
+    let [shape_q, shape_k, shape_v] = [q.dims(), k.dims(), v.dims()];
+    let (heads, width) = (D - 2, D - 1);
+    let shared = shape_q[heads].checked_div(shape_k[heads]).unwrap_or(0);
+    let fits = shape_q[..heads] == shape_k[..heads]
+        && shape_q[width] == shape_k[width]
+        && shape_k[..width] == shape_v[..width]
+        && shape_k[heads] * shared == shape_q[heads];
+    if !fits {
+        return fail(format!(
+            "queries {shape_q:?}, keys {shape_k:?}, values {shape_v:?}; expected [batch, *spatial, n·heads, width], \
+             [batch, *spatial, heads, width] and [batch, *spatial, heads, value_width]"
+        ));
+    }
+    let types = [q, k, v].map(|tensor| tensor.local().dtype());
+    if types[1..].iter().any(|dtype| *dtype != types[0]) {
+        return fail(format!("queries, keys and values of {types:?}"));
+    }
+    for tensor in [q, k, v] {
+        tensor.require_resolved(operator)?;
+        tensor.require_whole(operator, width)?;
+    }
+    let alike = |tensor: &ShardTensor<D>, shared: usize| {
+        let heads_of = |dim: usize| if dim == heads { shared } else { 1 };
+        tensor.layout().mesh() == q.layout().mesh()
+            && tensor.placements() == q.placements()
+            && (0..width).all(|dim| {
+                let (queries, keys) = (q.layout().extents(dim), tensor.layout().extents(dim));
+                let scaled = keys.iter().map(|extent| extent * heads_of(dim));
+                queries.iter().copied().eq(scaled)
+            })
+    };
+    for (name, tensor) in [("keys", k), ("values", v)] {
+        if !alike(tensor, shared) {
+            return fail(format!(
+                "{name} {} lie otherwise than queries {}; redistribute them",
+                tensor.layout(),
+                q.layout()
+            ));
+        }
+    }
+    Ok(())
+}
