@@ -31,9 +31,7 @@ mod ring;
 mod tests;
 
 use halocline_core::ops::fan_out;
-use halocline_core::{
-    Error, Layout, Operation, Placement, Replicate, Result, Shard, ShardTensor, Traffic,
-};
+use halocline_core::{Error, Layout, Operation, Replicate, Result, Shard, ShardTensor, Traffic};
 
 use crate::kernel::flex;
 use crate::kernel::simd::Isa;

@@ -7,7 +7,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 use halocline_core::ops::{self, BackwardPass, Operator, blank};
-use halocline_core::{Batch, Communicator, Expected, InFlight, Layout, Operation, Payload, Result};
+use halocline_core::{Communicator, Operation, Result};
 use rayon::prelude::*;
 
 use super::dims::{HEADS, TOKENS, WIDTH};

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use halocline_core::{Launcher, LocalGradient};
+use halocline_core::{Launcher, LocalGradient, Placement};
 
 use super::*;
 use crate::attention::{DenseAttentionField, OPERATORS};

@@ -6,7 +6,7 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::job::{Dense, Results, Tokens};
-use crate::attention::engine::blocks::{ForAll, Sources, TARGETS, dots, sums};
+use crate::attention::engine::blocks::{ForAll, Sources, dots, sums};
 use crate::attention::engine::lanes::{pack, unpack};
 use crate::kernel::lanes::WIDEST;
 use crate::kernel::simd::Element;
