@@ -70,28 +70,32 @@ impl<E: Element> WithSimd for Task<'_, E> {
     fn with_simd<S: Simd>(self, simd: S) {
         let widths = 2 * (self.job.queries.width + self.job.values.width);
         let length = TARGETS * (widths + 2 * SOURCES) * E::lanes::<S>();
-        with_scratch(length, |scratch| {
-            let mut first: *mut E = scratch.as_mut_ptr();
-            let mut runs = |vectors: usize| {
-                let pitch = vectors * E::lanes::<S>();
-                let runs = Runs { first, pitch };
-                first = first.wrapping_add(TARGETS * pitch);
-                runs
-            };
-            // SAFETY: the scratch is long enough; the rest is the caller's of `run`.
-            unsafe {
-                match self.job.results {
-                    Results::Forward { output, most, sum } => {
-                        self.forward(simd, &mut runs, output, [most, sum]);
-                    }
-                    Results::Queries { from, gradient } => {
-                        self.query_gradients(simd, &mut runs, from, gradient);
-                    }
-                    Results::Keys { from, key, value } => {
-                        self.key_gradients(simd, &mut runs, from, [key, value]);
+        with_scratch(
+            length,
+            #[inline(always)]
+            |scratch| {
+                let mut first: *mut E = scratch.as_mut_ptr();
+                let mut runs = |vectors: usize| {
+                    let pitch = vectors * E::lanes::<S>();
+                    let runs = Runs { first, pitch };
+                    first = first.wrapping_add(TARGETS * pitch);
+                    runs
+                };
+                // SAFETY: the scratch is long enough; the rest is the caller's of `run`.
+                unsafe {
+                    match self.job.results {
+                        Results::Forward { output, most, sum } => {
+                            self.forward(simd, &mut runs, output, [most, sum]);
+                        }
+                        Results::Queries { from, gradient } => {
+                            self.query_gradients(simd, &mut runs, from, gradient);
+                        }
+                        Results::Keys { from, key, value } => {
+                            self.key_gradients(simd, &mut runs, from, [key, value]);
+                        }
                     }
                 }
-            }
-        });
+            },
+        );
     }
 }

@@ -97,22 +97,26 @@ impl<E: Element> WithSimd for Task<'_, E> {
         let vectors = (2 * (key + value) + 2) * targets
             + (key + value + 2) * sources
             + TARGETS * (2 * most + key + value);
-        with_scratch(vectors * E::lanes::<S>(), |scratch| {
-            let mut room = Room(scratch);
-            // SAFETY: the room is enough, and all places of tiles are in the fields.
-            unsafe {
-                match &self.job.results {
-                    Results::Forward { output, lse } => {
-                        self.forward(simd, &mut room, most, output, lse);
-                    }
-                    Results::Queries { from, gradient } => {
-                        self.query_gradients(simd, &mut room, most, from, gradient);
-                    }
-                    Results::Keys { from, key, value } => {
-                        self.key_gradients(simd, &mut room, most, from, [key, value]);
+        with_scratch(
+            vectors * E::lanes::<S>(),
+            #[inline(always)]
+            |scratch| {
+                let mut room = Room(scratch);
+                // SAFETY: the room is enough, and all places of tiles are in the fields.
+                unsafe {
+                    match &self.job.results {
+                        Results::Forward { output, lse } => {
+                            self.forward(simd, &mut room, most, output, lse);
+                        }
+                        Results::Queries { from, gradient } => {
+                            self.query_gradients(simd, &mut room, most, from, gradient);
+                        }
+                        Results::Keys { from, key, value } => {
+                            self.key_gradients(simd, &mut room, most, from, [key, value]);
+                        }
                     }
                 }
-            }
-        });
+            },
+        );
     }
 }
