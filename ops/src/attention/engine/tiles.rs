@@ -187,7 +187,7 @@ pub(super) struct Place {
 }
 
 impl Tiles {
-    /// The tiles of the targets in a box. `bytes` is what a source takes in scratch, `room` what all of a tile may take.
+    /// The tiles of the targets in a box. `bytes` is what a source takes in scratch, `room` what those of a tile should take.
     pub(crate) fn new(
         dims: &[Dim; 3],
         side: Side,
@@ -204,7 +204,9 @@ impl Tiles {
             runs.iter().map(|run| run.targets.len()).max().unwrap_or(0)
         };
         let kernels = [0, 1, 2].map(|dim| dims[dim].neighborhood.kernel);
-        let lengths = extents([0, 1, 2].map(longest), kernels, room / bytes);
+        // Windows of several targets, even where those leave the cache: they share most of their sources.
+        let sources = (room / bytes).max(3 * kernels.iter().product::<usize>());
+        let lengths = extents([0, 1, 2].map(longest), kernels, sources);
         // Neighbours along this dim share most of their sources, and sums go through sources in their order.
         let along = (0..3).find(|&dim| dims[dim].size > 1).unwrap_or(2);
         let axis =
