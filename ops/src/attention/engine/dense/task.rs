@@ -67,18 +67,17 @@ impl<E: Element> Task<'_, E> {
     #[inline(always)]
     pub(super) unsafe fn load<S: Simd>(
         &self,
-        simd: S,
         tokens: &Tokens<E>,
         head: usize,
         factor: f64,
         to: Runs<E>,
     ) {
-        let factor = E::splat(simd, E::from_f64(factor));
+        let factor = E::from_f64(factor);
         for vector in 0..self.vectors::<S>() {
             let (rows, count) = self.rows::<S>(tokens, head, vector);
             let rows = rows.map(<*mut E>::cast_const);
             // SAFETY: the caller's.
-            unsafe { pack(simd, &rows[..count], tokens.width, factor, to.at(vector)) };
+            unsafe { pack::<S, E>(&rows[..count], tokens.width, factor, to.at(vector)) };
         }
     }
 

@@ -111,37 +111,27 @@ impl<E: Element> Task<'_, E> {
     #[inline(always)]
     pub(super) unsafe fn pack<S: Simd>(
         &self,
-        simd: S,
         to: Packed<E>,
         count: usize,
         factor: f64,
         rows: impl Fn(usize) -> [*mut E; WIDEST],
     ) {
-        let factor = E::splat(simd, E::from_f64(factor));
+        let factor = E::from_f64(factor);
         for number in 0..count {
             let rows = rows(number).map(<*mut E>::cast_const);
             // SAFETY: the caller's.
-            unsafe {
-                pack(
-                    simd,
-                    &rows[..self.places.len()],
-                    to.width,
-                    factor,
-                    to.at(number),
-                )
-            };
+            unsafe { pack::<S, E>(&rows[..self.places.len()], to.width, factor, to.at(number)) };
         }
     }
 
     /// One number of each lane.
     #[inline(always)]
-    pub(super) unsafe fn gather<S: Simd>(&self, simd: S, rows: [*mut E; WIDEST]) -> E::Vector<S> {
+    pub(super) unsafe fn gather<S: Simd>(&self, rows: [*mut E; WIDEST]) -> E::Vector<S> {
         let mut values = [E::default(); WIDEST];
         for (value, row) in values.iter_mut().zip(&rows[..self.places.len()]) {
             // SAFETY: the caller's.
             *value = unsafe { **row };
         }
-        let _ = simd;
         // SAFETY: no vector is wider.
         unsafe { E::load::<S>(values.as_ptr()) }
     }
