@@ -64,18 +64,7 @@ impl<E> Room<'_, E> {
 }
 
 impl<E: Element> Task<'_, E> {
-    /// The cell of a target or source with this number in its tile.
-    #[inline(always)]
-    pub(super) fn cell(&self, first: [usize; 3], shape: [usize; 3], number: usize) -> [usize; 3] {
-        let place = [
-            number / (shape[1] * shape[2]),
-            number / shape[2] % shape[1],
-            number % shape[2],
-        ];
-        [0, 1, 2].map(|dim| first[dim] + place[dim] * self.steps[dim])
-    }
-
-    /// Where the target of each lane is in a field. `head` gives the head there.
+    /// Where the target with this number is in a field, for each lane. `head` gives the head there.
     #[inline(always)]
     pub(super) fn target(
         &self,
@@ -83,15 +72,10 @@ impl<E: Element> Task<'_, E> {
         number: usize,
         head: impl Fn(usize) -> usize,
     ) -> [*mut E; WIDEST] {
-        let mut found = [std::ptr::null_mut(); WIDEST];
-        for (found, place) in found.iter_mut().zip(&self.places) {
-            let cell = self.cell(place.target, self.class.targets, number);
-            *found = rows.at(place.batch, head(place.head), cell);
-        }
-        found
+        self.places_of(rows, self.class.targets, number, head, |place| place.target)
     }
 
-    /// Where the source of each lane is in a field.
+    /// Where the source with this number is in a field, for each lane.
     #[inline(always)]
     pub(super) fn source(
         &self,
@@ -99,9 +83,29 @@ impl<E: Element> Task<'_, E> {
         number: usize,
         head: impl Fn(usize) -> usize,
     ) -> [*mut E; WIDEST] {
+        self.places_of(rows, self.class.sources, number, head, |place| place.source)
+    }
+
+    #[inline(always)]
+    fn places_of(
+        &self,
+        rows: &Rows<'_, E>,
+        shape: [usize; 3],
+        number: usize,
+        head: impl Fn(usize) -> usize,
+        first: impl Fn(&Place) -> [usize; 3],
+    ) -> [*mut E; WIDEST] {
+        let [planes, along, across] = [
+            number / (shape[1] * shape[2]),
+            number / shape[2] % shape[1],
+            number % shape[2],
+        ];
+        let [plane, row, column] = self.steps;
+        let step = [planes * plane, along * row, across * column];
         let mut found = [std::ptr::null_mut(); WIDEST];
         for (found, place) in found.iter_mut().zip(&self.places) {
-            let cell = self.cell(place.source, self.class.sources, number);
+            let first = first(place);
+            let cell = [first[0] + step[0], first[1] + step[1], first[2] + step[2]];
             *found = rows.at(place.batch, head(place.head), cell);
         }
         found
