@@ -32,6 +32,9 @@ pub struct Golden {
     pub run: fn(&Case) -> Result<Box<dyn Output>>,
 }
 
+/// Gradients of inputs and parameters, by name; `None` for one that has none.
+pub type NamedGradients = Vec<(String, Option<TensorData>)>;
+
 impl Golden {
     /// The shardings that the operator permits for inputs of these shapes, over these numbers of ranks.
     pub fn shardings(&self, shapes: &[Vec<usize>], ranks: &[usize]) -> Vec<Sharding> {
@@ -53,7 +56,7 @@ impl Golden {
         sharding: &Sharding,
         arguments: &Arguments,
         cotangent: impl FnOnce(&[usize]) -> TensorData,
-    ) -> Result<(TensorData, Vec<(String, Option<TensorData>)>)> {
+    ) -> Result<(TensorData, NamedGradients)> {
         let case = Case::new(arguments, mesh, |input, dims| {
             self.sharded.input(input, dims, sharding)
         })?;
@@ -379,7 +382,7 @@ impl<'a> Case<'a> {
     }
 
     /// The gradients of inputs and parameters, by name, after a backward pass; `None` for one that has none.
-    fn gradients(&self, gradients: &Gradients) -> Vec<(String, Option<TensorData>)> {
+    fn gradients(&self, gradients: &Gradients) -> NamedGradients {
         let leaves = self.leaves.borrow();
         let found = leaves.iter();
         found

@@ -38,7 +38,7 @@ const fn na(name: &'static str, run: fn(&Case<'_>) -> Result<Box<dyn Output>>) -
 /// Dense attention of `[batch, heads, tokens, width]`, whose shards become those of `[batch, tokens, heads, width]`.
 fn dense(case: &Case<'_>) -> Result<Box<dyn Output>> {
     let inputs = [case.input::<4>(0)?, case.input(1)?, case.input(2)?];
-    let [q, k, v] = inputs.map(|tensor| swapped(tensor));
+    let [q, k, v] = inputs.map(swapped);
     let options = AttentionOptions {
         causal: case.attributes.is("is_causal"),
         scale: case.attributes.number("scale"),

@@ -34,14 +34,14 @@ const fn golden(
 fn maximum<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
     output(max_pool(
         case.input::<D>(0)?,
-        &options::<N>(&case.attributes),
+        &options::<N>(case.attributes),
     ))
 }
 
 fn average<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
     output(avg_pool(
         case.input::<D>(0)?,
-        &options::<N>(&case.attributes),
+        &options::<N>(case.attributes),
     ))
 }
 

@@ -260,7 +260,7 @@ impl DenseRun {
                 let like = (E::dtype(), &like);
                 coming = self
                     .ring
-                    .pass(&self.comm, &operation, step, sums, like, &shapes_of)?;
+                    .pass(&self.comm, &operation, step, sums, like, shapes_of)?;
             }
             Ok(())
         })?;

@@ -97,23 +97,18 @@ impl<E: Element, T: Storage, const R: usize> Dots<'_, E, T, R> {
                 let targets = self
                     .targets
                     .map(|target| E::load::<S>(target.add(element * lanes)));
-                for source in 0..C {
-                    let from = sources[source].add(element * T::step::<S, E>());
-                    let value = T::load(simd, from);
-                    for target in 0..R {
-                        let sum = sums[target][source];
-                        sums[target][source] = E::mul_add(simd, targets[target], value, sum);
+                for (source, from) in sources.iter().enumerate() {
+                    let value = T::load(simd, from.add(element * T::step::<S, E>()));
+                    for (sums, target) in sums.iter_mut().zip(&targets) {
+                        sums[source] = E::mul_add(simd, *target, value, sums[source]);
                     }
                 }
             }
         }
-        for target in 0..R {
-            for source in 0..C {
+        for (products, sums) in self.products.iter().zip(&sums) {
+            for (source, sum) in sums.iter().enumerate() {
                 // SAFETY: there is room for a product with every source.
-                unsafe {
-                    let to = self.products[target].add((start + source) * lanes);
-                    E::store::<S>(to, sums[target][source]);
-                }
+                unsafe { E::store::<S>(products.add((start + source) * lanes), *sum) };
             }
         }
     }
@@ -171,16 +166,14 @@ impl<E: Element, T: Storage, const R: usize> Sums<'_, E, T, R> {
                     .map(|weight| E::load::<S>(weight.add(source * lanes)));
                 for element in 0..C {
                     let value = T::load(simd, from.add(element * step));
-                    for target in 0..R {
-                        let sum = sums[target][element];
-                        sums[target][element] = E::mul_add(simd, weights[target], value, sum);
+                    for (sums, weight) in sums.iter_mut().zip(&weights) {
+                        sums[element] = E::mul_add(simd, *weight, value, sums[element]);
                     }
                 }
             }
-            for target in 0..R {
-                for element in 0..C {
-                    let to = self.results[target].add((start + element) * lanes);
-                    E::store::<S>(to, sums[target][element]);
+            for (result, sums) in self.results.iter().zip(&sums) {
+                for (element, sum) in sums.iter().enumerate() {
+                    E::store::<S>(result.add((start + element) * lanes), *sum);
                 }
             }
         }
