@@ -28,8 +28,8 @@ type Table<K, V> = LruCache<K, Arc<V>, FixedState>;
 /// use halocline_core::PlanCache;
 ///
 /// let cache = PlanCache::default();
-/// let plan = cache.get_or_make(("rows", 3), |(_, rows)| Ok(vec![0; *rows]))?;
-/// let again = cache.get_or_make(("rows", 3), |_| unreachable!())?;
+/// let plan = cache.get_or_make(("rows", 3_usize), |(_, rows)| Ok(vec![0; *rows]))?;
+/// let again = cache.get_or_make(("rows", 3_usize), |_| unreachable!())?;
 /// assert!(std::sync::Arc::ptr_eq(&plan, &again));
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
