@@ -3,10 +3,10 @@
 //! [`neighborhood_attention`] for fields, where a query attends to the keys around it;
 //! [`scaled_dot_product_attention`] for tokens, where it attends to all of them.
 
-mod dense;
+pub mod dense;
 mod engine;
 mod golden;
-mod neighborhood;
+pub mod neighborhood;
 
 pub use dense::{AttentionOptions, causal_extents, scaled_dot_product_attention};
 pub(crate) use golden::OPERATORS;
@@ -16,7 +16,7 @@ use crate::field::{Field, run};
 
 /// Attention as a method.
 pub trait AttentionField<const D: usize>: Field<D> {
-    /// Neighborhood attention of these queries to keys and values. See the [module](self).
+    /// Neighborhood attention of these queries to keys and values. See the [module](neighborhood).
     ///
     /// # Panics
     /// Panics where [`neighborhood_attention`] returns an error.
