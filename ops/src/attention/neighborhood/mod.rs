@@ -1,6 +1,7 @@
 //! Neighborhood attention: a query attends to the keys around it.
 //!
-//! `y[i] = Σ_j softmax_j(scale · q[i]·k[j]) · v[j]` over the keys in the query's [`Neighborhood`] in every spatial dim.
+//! `y[i] = Σ_j softmax_j(scale · q[i]·k[j]) · v[j]` over the keys in the query's
+//! [`Neighborhood`](crate::Neighborhood) in every spatial dim.
 //! Semantics follow NATTEN 0.21, with periodic dims in addition.
 //!
 //! # Shapes
