@@ -17,13 +17,14 @@ pub(super) fn attention(
     scale: f64,
 ) -> Result<Tensor<4>> {
     const NAME: &str = "scaled_dot_product_attention";
+    let heads = q.dims()[2].checked_div(k.dims()[2]).unwrap_or(1);
     let fans = q.layout().axes_of(1);
     let (q, queries, mesh) = q.into_parts();
     let placements = whole_tokens(k.layout());
-    let heads = q.dims()[2] / k.layout().local_shape(mesh.position())[2].max(1);
     // [batch, heads, keys, width], with a head of keys for each head of queries.
     let all_heads = |tensor: ShardTensor<4>| -> Result<Tensor<4>> {
-        let tensor = tensor.try_redistribute(&placements[..])?.into_parts().0;
+        let (tensor, layout, mesh) = tensor.try_redistribute(&placements[..])?.into_parts();
+        let tensor = fill_empty(tensor, &layout, &[0, 1, 2, 3], NAME, 0.0)?;
         let tensor = fan_out(tensor, &mesh, &fans, NAME);
         let [batch, tokens, key_heads, width] = tensor.dims();
         let tensor = tensor
