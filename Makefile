@@ -53,9 +53,11 @@ chaos: packages
 	cargo build --release $(CARGO_FLAGS) --example chaos
 	$(TARGET)/release/examples/chaos kill
 
-# Damaged files: 100,000 for each reader.
+# Damaged files: 100,000 for each reader. Attention: 5,000 random cases of each identity, and the largest of a table.
 fuzz: test-packages nextest
 	HALOCLINE_FUZZ=100000 cargo nextest run $(CARGO_FLAGS) --test hostile --no-capture
+	HALOCLINE_CASES=5000 cargo nextest run --release $(CARGO_FLAGS) --lib --run-ignored all \
+		-E 'test(attention::identities) + test(random_neighborhoods) + test(table_of)'
 
 check: test-packages
 	cargo fmt --all --check

@@ -125,6 +125,11 @@ impl RandomKey {
         }
     }
 
+    /// A stream within this one.
+    pub(crate) fn within(self, name: impl Hash) -> Self {
+        Self::new(self.seed, (self.stream, name))
+    }
+
     /// A number that is specific to this stream, to seed another generator.
     pub fn number(self) -> u64 {
         let words = self.words(0);
@@ -136,6 +141,21 @@ impl RandomKey {
         let halves = |x: u64| [x as u32, (x >> 32) as u32];
         let ([b0, b1], [s0, s1]) = (halves(block), halves(self.stream));
         philox4x32_10([b0, b1, s0, s1], halves(self.seed))
+    }
+
+    /// The values of the four elements from `4 · block` on, of a field of any shape, in row-major order.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Distribution, IndexBox, RandomKey};
+    ///
+    /// let key = RandomKey::new(7, "dropout");
+    /// let coin = Distribution::Bernoulli { probability: 0.5 };
+    /// let field = key.fill(coin, &[4, 6], &IndexBox::whole(&[4, 6]));
+    /// assert_eq!(key.four(coin, 2), field[8..12]);
+    /// ```
+    pub fn four(self, distribution: Distribution, block: u64) -> [f32; 4] {
+        distribution.values(self.words(block))
     }
 
     /// The values of a box of cells of a field of the given shape, in row-major order.
@@ -157,7 +177,7 @@ impl RandomKey {
                 let number = (index / 4) as u64;
                 let four = match block {
                     Some((known, four)) if known == number => four,
-                    _ => distribution.values(self.words(number)),
+                    _ => self.four(distribution, number),
                 };
                 block = Some((number, four));
                 values.push(four[index % 4]);

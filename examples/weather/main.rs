@@ -1,13 +1,14 @@
 //! A neural surrogate of a rotating ocean, from simulation to forecast, sharded over ranks.
 //!
 //! - `weather simulate` runs the shallow-water equations from random initial states and writes field files;
-//! - `weather train` trains a convolutional surrogate on them, from data on rank 0, and can resume;
+//! - `weather train` trains a surrogate on them, from data on rank 0, and can resume: `--model cnn`, `unet` or `transformer`;
 //! - `weather forecast` rolls it out on states that it has not seen, and compares with persistence and climatology;
 //! - `weather demo` does all three.
 //!
 //! Ranks are threads (`--ranks N`) or, with the feature `mpi`, the processes that `mpirun` started.
 
 mod forecast;
+mod model;
 mod plots;
 mod simulate;
 mod train;

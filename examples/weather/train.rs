@@ -5,16 +5,18 @@ use std::time::Instant;
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::module::Module;
 use burn::optim::AdamWConfig;
 use clap::Args;
 use halocline::io::{
     Checkpoint, DatasetConfig, FieldDataset, FieldLoader, LoaderConfig, Order, Progress,
 };
-use halocline::models::{SurrogateCnn, SurrogateCnnConfig, weighted_mse};
+use halocline::models::weighted_mse;
 use halocline::prelude::*;
 use halocline::{Ended, Trainer};
 use serde::{Deserialize, Serialize};
 
+use crate::model::{Kind, Size, Surrogate};
 use crate::{Common, PLACEMENTS, VARIABLES, square_mesh};
 
 #[derive(Args)]
@@ -29,12 +31,15 @@ pub(crate) struct Options {
     /// The learning rate at the start; it falls to a hundredth along a cosine.
     #[arg(long, default_value_t = 3e-3)]
     learning_rate: f64,
-    /// Channels of the hidden fields.
-    #[arg(long, default_value_t = 24)]
-    width: usize,
-    /// Residual blocks.
-    #[arg(long, default_value_t = 4)]
-    blocks: usize,
+    /// The model.
+    #[arg(long, value_enum, default_value_t = Kind::Cnn)]
+    model: Kind,
+    /// Channels of the hidden fields; by default 24, 16 or 64.
+    #[arg(long)]
+    width: Option<usize>,
+    /// Residual blocks, levels or blocks of attention; by default 4, 2 or 4.
+    #[arg(long)]
+    blocks: Option<usize>,
     /// Number of steps between saves.
     #[arg(long, default_value_t = 20)]
     save_every: u64,
@@ -49,8 +54,8 @@ struct Settings {
     batch: usize,
     learning_rate: f64,
     seed: u64,
-    width: usize,
-    blocks: usize,
+    model: Kind,
+    size: Size,
 }
 
 /// Constant channels: sine and cosine of latitude.
@@ -84,7 +89,8 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<E
         .with_min_lr(settings.learning_rate / 100.0)
         .init()
         .map_err(Error::other)?;
-    let model = world.init(|device| settings.model().init(device))?;
+    let model = world.init(|device| settings.model.init(settings.size, device))?;
+    let parameters = model.num_params();
     let mut trainer = Trainer::new(world, model, optimizer, schedule)
         .with_save_every(options.save_every)
         .resume_or_start(&folder)?;
@@ -122,11 +128,16 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<E
         let losses = trainer.losses();
         let mean = losses[losses.len() - count..].iter().sum::<f64>() / count as f64;
         if world.is_root() {
+            let seconds = start.elapsed().as_secs_f64();
             println!(
-                "epoch {:>2}: loss {mean:.4} of the increments' variance, {:.1} s",
-                epoch + 1,
-                start.elapsed().as_secs_f64()
+                "epoch {:>2}: loss {mean:.4} of the increments' variance, {seconds:.1} s",
+                epoch + 1
             );
+            if epoch == 0 {
+                let step = 1e3 * seconds / (count - first).max(1) as f64;
+                let memory = peak_memory().map_or(String::new(), |mib| format!(", {mib} MiB at most"));
+                println!("{parameters} parameters, {step:.0} ms per step{memory}");
+            }
         }
     }
     trainer.finish()?;
@@ -137,12 +148,18 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<E
 /// one.
 fn begin(world: &World, common: &Common, options: &Options) -> Result<()> {
     let folder = common.model_folder();
+    let [width, blocks] = options.model.defaults();
     let settings = Settings {
         batch: options.batch,
         learning_rate: options.learning_rate,
         seed: common.seed,
-        width: options.width,
-        blocks: options.blocks,
+        model: options.model,
+        size: Size {
+            variables: VARIABLES.len(),
+            constants: CONSTANTS,
+            width: options.width.unwrap_or(width),
+            blocks: options.blocks.unwrap_or(blocks),
+        },
     };
     if world.is_root() {
         if folder.exists() {
@@ -170,20 +187,13 @@ impl Settings {
         let bytes = std::fs::read(&path).map_err(failed)?;
         serde_json::from_slice(&bytes).map_err(|e| failed(e.into()))
     }
-
-    fn model(&self) -> SurrogateCnnConfig {
-        SurrogateCnnConfig::new(VARIABLES.len())
-            .with_constants(CONSTANTS)
-            .with_width(self.width)
-            .with_blocks(self.blocks)
-    }
 }
 
 /// Loads the trained model.
-pub(crate) fn load(world: &World, common: &Common) -> Result<SurrogateCnn> {
+pub(crate) fn load(world: &World, common: &Common) -> Result<Surrogate> {
     let folder = common.model_folder();
     let settings = Settings::load(&folder)?;
-    let model = world.init(|device| settings.model().init(device))?;
+    let model = world.init(|device| settings.model.init(settings.size, device))?;
     match Checkpoint::latest(world, &folder)? {
         Some(checkpoint) => checkpoint.module(world, "model", model),
         None => Err(Error::other(format!(
@@ -191,6 +201,14 @@ pub(crate) fn load(world: &World, common: &Common) -> Result<SurrogateCnn> {
             folder.display()
         ))),
     }
+}
+
+/// The most memory that this process has had so far, in MiB, where the system tells.
+fn peak_memory() -> Option<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: usize = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib / 1024)
 }
 
 /// Appends the constant channels to normalised states `[batch, variables, lat, lon]`.

@@ -7,9 +7,18 @@ mod conv;
 mod metrics;
 pub mod shallow_water;
 mod surrogate;
+mod transformer;
 mod unet;
 
 pub use conv::{FieldConv2d, FieldConv2dConfig};
 pub use metrics::{Evaluation, Scores, weighted_mse};
 pub use surrogate::{SurrogateCnn, SurrogateCnnConfig};
+pub use transformer::{
+    ConditionEmbedding, ConditionEmbeddingConfig, FieldTransformer, FieldTransformerConfig,
+    LearnedPosition2d, LearnedPosition2dConfig, Modulation, ModulationConfig,
+    NeighborhoodAttention1d, NeighborhoodAttention1dConfig, NeighborhoodAttention2d,
+    NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,
+    PatchEmbedding2d, PatchEmbedding2dConfig, PatchRecovery2d, PatchRecovery2dConfig, Rotary,
+    SinusoidalPosition2d, SphericalPosition, SphericalPositionConfig,
+};
 pub use unet::{UNet, UNetConfig};

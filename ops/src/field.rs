@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
+use burn::module::Module;
 use burn::tensor::Tensor;
 use halocline_core::{Result, ShardTensor};
 
@@ -215,6 +216,53 @@ pub trait Field<const D: usize>:
     #[must_use]
     fn map(self, f: impl Fn(Tensor<D>) -> Tensor<D>) -> Self {
         Self::from_shard(self.into_shard().map_local(f))
+    }
+
+    /// Applies a block of a model and keeps only its input: the backward pass computes the block again. See
+    /// [`ShardTensor::recompute`].
+    ///
+    /// # Panics
+    /// Panics where [`ShardTensor::recompute`] does.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{Field, MatmulField};
+    ///
+    /// let device = burn::tensor::Device::default().autodiff();
+    /// let linear = LinearConfig::new(3, 3).init(&device);
+    /// let x = Tensor::<2>::ones([2, 3], &device);
+    /// let y = x.recompute(&linear, |linear, x| x.apply_linear(linear).tanh());
+    /// assert!(linear.weight.grad(&y.sum().backward()).is_some());
+    /// ```
+    #[must_use]
+    fn recompute<M: Module + 'static>(
+        self,
+        module: &M,
+        block: impl Fn(&M, Self) -> Self + Send + Sync + 'static,
+    ) -> Self {
+        let block = move |module: &M, x| block(module, Self::from_shard(x)).into_shard();
+        Self::from_shard(self.into_shard().recompute(module, block))
+    }
+
+    /// [`recompute`](Self::recompute) of a block with a second operand, which receives its gradient, too.
+    ///
+    /// # Panics
+    /// Panics where [`ShardTensor::recompute_with`] does.
+    #[must_use]
+    fn recompute_with<const E: usize, M: Module + 'static>(
+        self,
+        other: Rank<Self, E>,
+        module: &M,
+        block: impl Fn(&M, Self, Rank<Self, E>) -> Self + Send + Sync + 'static,
+    ) -> Self {
+        let block = move |module: &M, x, other| {
+            let (x, other) = (Self::from_shard(x), Field::from_shard(other));
+            block(module, x, other).into_shard()
+        };
+        let x = self.into_shard();
+        Self::from_shard(x.recompute_with(other.into_shard(), module, block))
     }
 
     /// Completes partial values by a reduction over the ranks. Other tensors pass unchanged.

@@ -2,6 +2,7 @@
 
 use burn::nn::{PaddingConfig1d, PaddingConfig2d, PaddingConfig3d};
 use burn::tensor::Tensor;
+use burn::tensor::kind::Basic;
 use halocline_core::{PlannedMessages, Result, ShardTensor};
 
 use crate::driver::Padding;
@@ -55,8 +56,8 @@ pub trait Apply: Sized {
     }
 }
 
-impl<const D: usize> Apply for Tensor<D> {}
-impl<const D: usize> Apply for ShardTensor<D> {}
+impl<const D: usize, K: Basic> Apply for Tensor<D, K> {}
+impl<const D: usize, K: Basic> Apply for ShardTensor<D, K> {}
 
 /// Communication plan of a [`Layer`] as a method: `x.plan_of(&layer)`.
 ///

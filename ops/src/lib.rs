@@ -8,6 +8,8 @@ pub mod activation;
 pub mod attention;
 pub mod conv;
 mod driver;
+pub mod dropout;
+pub mod embedding;
 mod field;
 pub mod golden;
 mod kernel;
@@ -22,12 +24,14 @@ pub mod reduce;
 mod registry;
 pub mod resample;
 mod sharding;
+pub mod softmax;
 pub mod testing;
 
 pub use activation::{Activation, ActivationField};
 pub use attention::{AttentionField, AttentionOptions, DenseAttentionField, NeighborhoodOptions};
 pub use conv::{ConvField, ConvOptions};
 pub use driver::{Neighborhood, Padding, Rounding, Stencil, StencilPlan, Window};
+pub use dropout::DropoutField;
 pub use field::{Carried, Carrier, Field, OneDevice, Rank, Sharded};
 pub use layer::{Apply, Layer, PlanOf};
 pub use loss::{Reduction, backward, huber_loss, l1_loss, loss_value, mse_loss};
@@ -39,21 +43,32 @@ pub use rearrange::RearrangeField;
 pub use reduce::ReduceField;
 pub use registry::operators;
 pub use resample::ResampleField;
+pub use softmax::SoftmaxField;
 
 /// Imports for model code: fields, layers, and the methods of all families of operators.
 pub mod prelude {
     pub use crate::{
         ActivationField, Apply, AttentionField, AttentionOptions, ConvField, ConvOptions,
-        DenseAttentionField, Field, Layer, MatmulField, NeighborhoodOptions, NormField, Operand,
+        DenseAttentionField, DropoutField, Field, Layer, MatmulField, NeighborhoodOptions, NormField, Operand,
         Padding, PlanOf, PoolField, PoolOptions, Rank, RearrangeField, ReduceField, Reduction,
-        ResampleField, Stencil, Window, huber_loss, l1_loss, mse_loss,
+        ResampleField, SoftmaxField, Stencil, Window, huber_loss, l1_loss, mse_loss,
     };
 }
 
-use burn::tensor::Tensor;
+use burn::backend::Dispatch;
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::{Shape, Tensor};
 
 /// Changes the type of a tensor to one of `E` dims, which is its number of dims `D`.
 pub(crate) fn retype<const D: usize, const E: usize>(x: Tensor<D>) -> Tensor<E> {
     debug_assert_eq!(D, E);
     Tensor::from_dispatch(x.into_dispatch())
+}
+
+/// Another shape of the same elements. `Tensor::reshape` takes a size of zero to mean that the size is kept.
+pub(crate) fn reshape<const D: usize, const E: usize>(
+    x: Tensor<D>,
+    shape: Vec<usize>,
+) -> Tensor<E> {
+    Tensor::from_dispatch(Dispatch::float_reshape(x.into_dispatch(), Shape::from(shape)))
 }

@@ -1,7 +1,8 @@
 //! Parameters of operators, replicated or with a layout.
 
 use burn::module::Param;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
+use burn::tensor::kind::Basic;
 use halocline_core::ops::fan_out;
 use halocline_core::{Error, Layout, Pairing, Result, ShardTensor};
 
@@ -62,8 +63,19 @@ impl<const D: usize> Operand<D> {
         }
     }
 
+    /// The number type.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Self::Replicated(tensor) => tensor.dtype(),
+            Self::Laid(tensor) => tensor.local().dtype(),
+        }
+    }
+
     /// Puts the operand on the mesh of a field.
-    pub(crate) fn beside<const E: usize>(self, x: &ShardTensor<E>) -> ShardTensor<D> {
+    pub(crate) fn beside<const E: usize, K: Basic>(
+        self,
+        x: &ShardTensor<E, K>,
+    ) -> ShardTensor<D> {
         match self {
             Self::Laid(tensor) => tensor,
             Self::Replicated(tensor) => {

@@ -5,7 +5,9 @@ use halocline_core::{LocalGradient, Result, ShardTensor};
 
 use crate::golden::{Golden, Output};
 use crate::reduce::ReduceField;
-use crate::{attention, conv, loss, matmul, norm, pool, rearrange, reduce, resample};
+use crate::{
+    attention, conv, embedding, loss, matmul, norm, pool, rearrange, reduce, resample, softmax,
+};
 
 /// All operators that golden cases can be of, by family.
 pub fn operators() -> impl Iterator<Item = &'static Golden> {
@@ -19,6 +21,8 @@ pub fn operators() -> impl Iterator<Item = &'static Golden> {
         rearrange::OPERATORS,
         loss::OPERATORS,
         attention::OPERATORS,
+        softmax::OPERATORS,
+        embedding::OPERATORS,
     ]
     .into_iter()
     .flatten()

@@ -13,7 +13,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Tensor, TensorData};
-use halocline_core::{DeviceMesh, Error, Result, World};
+use halocline_core::{DeviceMesh, Error, LayerKeys, RandomKey, Result, World};
 use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 use halocline_ops::{Field, backward};
 use serde::de::DeserializeOwned;
@@ -401,6 +401,9 @@ impl<M: Module> Trainer<M> {
         let mut gradients = GradientsAccumulator::new();
         let mut pending = Vec::new();
         for batch in batches {
+            let Progress { seed, epoch, .. } = self.progress;
+            let number = self.progress.batch + pending.len();
+            LayerKeys::new(RandomKey::new(seed, ("layers", epoch, number))).install();
             let value = loss(self.model(), batch)?.into_shard().resolve();
             pending.push(value.local().clone().inner());
             let found = GradientsParams::from_grads(backward(value), self.model());

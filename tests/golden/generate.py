@@ -106,6 +106,8 @@ OPERATORS = {
     "pixel_shuffle": lambda a, x: F.pixel_shuffle(x, a["upscale_factor"]),
     "pixel_unshuffle": lambda a, x: F.pixel_unshuffle(x, a["downscale_factor"]),
     "pad2d": pad,
+    "permute": lambda a, x: x.permute(a["dims"]),
+    "flatten": lambda _, x: x.flatten(-2),
     "roll2d": lambda a, x: torch.roll(x, a["shifts"], a["dims"]),
     "flip2d": lambda a, x: torch.flip(x, a["dims"]),
     "cumsum": lambda a, x: torch.cumsum(x, a["dim"]),
@@ -119,6 +121,7 @@ OPERATORS = {
     "softmax": lambda a, x: torch.softmax(x, a["dim"]),
     "log_softmax": lambda a, x: torch.log_softmax(x, a["dim"]),
     "matmul": lambda _, a, b: a @ b,
+    "embedding": lambda _, index, weight: F.embedding(index, weight),
     "linear": lambda _, x, weight, bias=None: F.linear(x, weight, bias),
     "group_norm": lambda a, x, weight=None, bias=None: F.group_norm(
         x, a["num_groups"], weight, bias, a["eps"]
@@ -145,8 +148,8 @@ OPERATORS = {
 
 def run(op, attrs, leaves, cotangent):
     """Result and gradients in f64; the cotangent is drawn if there is none."""
-    wide = {name: leaf.double().requires_grad_() for name, leaf in leaves.items()}
-    y = OPERATORS[op](attrs, **wide)
+    wide = {name: leaf.double().requires_grad_() for name, leaf in leaves.items() if leaf.is_floating_point()}
+    y = OPERATORS[op](attrs, **{**leaves, **wide})
     if cotangent is None:
         cotangent = torch.randn(y.shape)
     gradients = torch.autograd.grad(y, list(wide.values()), cotangent.double(), allow_unused=True)

@@ -134,6 +134,12 @@ impl Place {
         self.start
     }
 
+    /// A copy of what was written.
+    pub(super) fn read(&self) -> Vec<u8> {
+        // SAFETY: the place has this many bytes, and its owner has written them.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }.to_vec()
+    }
+
     /// Writes a tensor of this size to the place.
     pub(super) fn fill(&self, tensor: DispatchTensor) {
         self.write(Outgoing::of(Payload::Tensors(vec![tensor])).bytes());

@@ -14,6 +14,7 @@ pub use dry_run::{PlannedMessages, PlannedOperation};
 pub use host::Place;
 pub use message::{Batch, Expected, InFlight, Payload, Pending};
 pub use operation::{Operation, Traffic};
+pub(crate) use replay::Replay;
 
 use crate::Result;
 pub use crate::settings::{Overlap, Settings};
@@ -35,6 +36,7 @@ pub(crate) mod mpi;
 #[cfg(feature = "cuda")]
 pub(crate) mod nccl;
 mod operation;
+mod replay;
 pub(crate) mod tcp;
 #[cfg(any(feature = "cuda", test))]
 mod watch;

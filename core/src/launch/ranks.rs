@@ -14,7 +14,13 @@ use crate::comm::local::Hub;
 use crate::comm::{Communicator, Settings};
 use crate::settings::GRACE;
 use crate::world::World;
-use crate::{Error, Result};
+use crate::{Error, LayerKeys, RandomKey, Result};
+
+/// Runs the program of a rank, whose layers draw random numbers of the job's seed.
+fn run_program<T>(world: World, program: &impl Fn(World) -> Result<T>) -> Result<T> {
+    LayerKeys::new(RandomKey::new(world.seed(), "layers")).install();
+    program(world)
+}
 
 /// Runs the program of a rank that is a process of a job.
 pub(super) fn run_process<T>(
@@ -26,7 +32,7 @@ pub(super) fn run_process<T>(
 ) -> Result<Vec<T>> {
     let run = || {
         let device = device()?;
-        program(world(between_gpus(comm.clone(), &device)?, &device))
+        run_program(world(between_gpus(comm.clone(), &device)?, &device), &program)
     };
     let this_rank = comm.rank();
     let ended = attempt(run).and_then(|value| {
@@ -106,7 +112,7 @@ pub(super) fn run_threads<T: Send>(
                 let (end, panics) = (ended.clone(), panics.clone());
                 let body = move || {
                     panics.of_rank(rank);
-                    let result = attempt(|| program(world));
+                    let result = attempt(|| run_program(world, program));
                     match &result {
                         Ok(_) => hub.finish(rank),
                         Err(failure) => {

@@ -155,26 +155,34 @@ pub(super) fn put(
 
 /// Runs a backward pass of these ranks, with buckets unless it is one rank only.
 pub(crate) fn collect(ranks: &[usize], backward: impl FnOnce() -> Gradients) -> Gradients {
-    /// Restores the buckets of an outer pass, also if this pass panics.
+    /// Restores the buckets of an outer pass, also if this pass panics. Parameters are forgotten at the end of the outer
+    /// pass, which still needs them.
     struct Restore<'a>(Option<Buckets>, &'a [usize]);
 
     impl Drop for Restore<'_> {
         fn drop(&mut self) {
-            BUCKETS.set(self.0.take());
-            forget(|group| group.iter().all(|rank| self.1.contains(rank)));
+            let outer = self.0.take();
+            let inner = outer.is_some();
+            BUCKETS.set(outer);
+            if !inner {
+                forget(|group| group.iter().all(|rank| self.1.contains(rank)));
+            }
         }
     }
 
     // A pass within a step of another one has buckets of its own.
     let buckets = (ranks.len() > 1).then(Buckets::default);
     let restore = Restore(BUCKETS.replace(buckets), ranks);
+    let inner = restore.0.is_some();
     let mut gradients = backward();
     let buckets = BUCKETS.take();
     drop(restore);
     if let Some(buckets) = buckets {
         // All ranks of a group that has summed are in a pass, though perhaps on meshes without some
         // of this mesh's ranks.
-        forget(|group| buckets.groups.contains(group));
+        if !inner {
+            forget(|group| buckets.groups.contains(group));
+        }
         let finished = buckets.finish(&mut gradients);
         finished.unwrap_or_else(|error: Error| error.raise());
     }

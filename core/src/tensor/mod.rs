@@ -9,6 +9,7 @@ mod elementwise;
 mod halo;
 mod local;
 mod logic;
+mod recompute;
 mod redistribute;
 
 use std::sync::Arc;

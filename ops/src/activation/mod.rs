@@ -2,7 +2,7 @@
 
 mod kernel;
 
-use burn::nn::activation::SiLU;
+use burn::nn::activation::{Activation as Wrapper, SiLU};
 use burn::nn::{Gelu, LeakyRelu, Relu, Sigmoid, Tanh};
 use burn::tensor::{Tensor, activation as burns};
 use halocline_core::{Result, ShardTensor};
@@ -101,12 +101,30 @@ pub trait ActivationField<const D: usize>: Field<D> {
 
 impl<const D: usize, X: Field<D>> ActivationField<D> for X {}
 
+/// burn's choice of an activation on either kind of tensor.
+pub(crate) fn activation_of<const D: usize, X: Field<D>>(layer: &Wrapper, x: X) -> X {
+    match layer {
+        Wrapper::Gelu(gelu) => gelu_of(gelu, x),
+        Wrapper::Relu(_) => x.relu(),
+        Wrapper::LeakyRelu(leaky) => x.leaky_relu(leaky.negative_slope),
+        Wrapper::Sigmoid(_) => x.sigmoid(),
+        Wrapper::Tanh(_) => x.tanh(),
+        // Refused where it is not elementwise or has parameters.
+        other => x.map(|x| other.forward(x)),
+    }
+}
+
+fn gelu_of<const D: usize, X: Field<D>>(gelu: &Gelu, x: X) -> X {
+    match gelu.approximate {
+        true => x.gelu_approximate(),
+        false => x.gelu(),
+    }
+}
+
 layers! {
+    Wrapper: |wrapper, x| activation_of(wrapper, x);
     Relu: |_, x| ActivationField::relu(x);
-    Gelu: |gelu, x| match gelu.approximate {
-        true => Field::gelu_approximate(x),
-        false => ActivationField::gelu(x),
-    };
+    Gelu: |gelu, x| gelu_of(gelu, x);
     SiLU: |_, x| ActivationField::silu(x);
     Sigmoid: |_, x| Field::sigmoid(x);
     Tanh: |_, x| Field::tanh(x);

@@ -4,7 +4,8 @@ use super::dense::{AttentionOptions, scaled_dot_product_attention};
 use super::neighborhood::{NeighborhoodOptions, neighborhood_attention};
 use crate::driver::Neighborhood;
 use crate::golden::{Case, Dims, Golden, Output, output};
-use halocline_core::{Result, Shard, ShardTensor};
+use crate::rearrange::permute;
+use halocline_core::Result;
 
 fn neighborhood<const N: usize, const D: usize>(case: &Case<'_>) -> Result<Box<dyn Output>> {
     let attributes = case.attributes;
@@ -38,26 +39,15 @@ const fn na(name: &'static str, run: fn(&Case<'_>) -> Result<Box<dyn Output>>) -
 /// Dense attention of `[batch, heads, tokens, width]`, whose shards become those of `[batch, tokens, heads, width]`.
 fn dense(case: &Case<'_>) -> Result<Box<dyn Output>> {
     let inputs = [case.input::<4>(0)?, case.input(1)?, case.input(2)?];
-    let [q, k, v] = inputs.map(swapped);
+    let swapped = |x| permute(x, [0, 2, 1, 3]);
+    let [q, k, v] = inputs;
+    let (q, k, v) = (swapped(q)?, swapped(k)?, swapped(v)?);
     let options = AttentionOptions {
         causal: case.attributes.is("is_causal"),
         scale: case.attributes.number("scale"),
+        ..AttentionOptions::default()
     };
-    output(scaled_dot_product_attention(q, k, v, &options).map(swapped))
-}
-
-/// The second and third dim in each other's place.
-fn swapped(x: ShardTensor<4>) -> ShardTensor<4> {
-    let (local, layout, mesh) = x.into_parts();
-    let placements = layout.placements().iter().map(|placement| match placement {
-        Shard(1) => Shard(2),
-        Shard(2) => Shard(1),
-        other => *other,
-    });
-    let mut extents = layout.all_extents().to_vec();
-    extents.swap(1, 2);
-    let layout = layout.derive(placements.collect(), extents);
-    ShardTensor::from_parts(local.swap_dims(1, 2), layout, mesh)
+    output(swapped(scaled_dot_product_attention(q, k, v, &options)?))
 }
 
 /// Neighborhood and dense attention.

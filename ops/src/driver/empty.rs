@@ -32,6 +32,17 @@ pub(crate) fn fill_up_to<const D: usize>(
     if !dims.iter().any(|&dim| layout.extents(dim).contains(&0)) {
         return Ok(local);
     }
+    fill(least, local, dims, operator, value)
+}
+
+/// Gives dims of fewer than `least` cells so many: the same step on every rank.
+pub(crate) fn fill<const D: usize>(
+    least: usize,
+    local: Tensor<D>,
+    dims: &[usize],
+    operator: &'static str,
+    value: f64,
+) -> Result<Tensor<D>> {
     let held = local.dims();
     let plan = ExchangePlan::new(Source::Single(0, &held), 0, 1, |_| {
         let mut need = Need::of(IndexBox::whole(&held));

@@ -236,12 +236,33 @@ pub trait MatmulField<const D: usize>: Field<D> {
     fn linear(self, weight: impl Into<Operand<2>>, bias: Option<Operand<1>>) -> Self {
         run(self, |x| linear(x, weight, bias))
     }
+
+    /// burn's linear layer, in models that are generic over the tensor.
+    ///
+    /// # Panics
+    /// Panics where [`linear`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::{Initializer, LinearConfig};
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::MatmulField;
+    ///
+    /// let config = LinearConfig::new(2, 1).with_bias(false);
+    /// let layer = config.with_initializer(Initializer::Ones).init(&Default::default());
+    /// let y = Tensor::<2>::from([[1.0, 2.0]]).apply_linear(&layer);
+    /// y.into_data().assert_eq(&[[3.0_f32]].into(), true);
+    /// ```
+    #[must_use]
+    fn apply_linear(self, layer: &Linear) -> Self {
+        self.linear(&layer.weight, Operand::of_optional(&layer.bias))
+    }
 }
 
 impl<const D: usize, X: Field<D>> MatmulField<D> for X {}
 
 layers! {
-    Linear: |linear, x| x.linear(&linear.weight, Operand::of_optional(&linear.bias));
+    Linear: |linear, x| x.apply_linear(linear);
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use burn::tensor::{FloatDType, Tensor};
 
 use super::kernel::group::Extents;
+use super::kernel::layer::RowNorm;
 
 /// [`group_norm`](super::group_norm) of a shard. `sum` adds over the ranks that hold the cells of
 /// the same sample, `count` is the number of a group's elements on all of them, and `present`
@@ -34,18 +35,21 @@ pub(super) fn group_norm<const D: usize>(
     (y * weight + bias).reshape(shape).cast(dtype)
 }
 
-/// [`layer_norm`](super::layer_norm) of a shard.
-pub(super) fn layer_norm<const D: usize>(
+/// [`layer_norm`](super::layer_norm) or [`rms_norm`](super::rms_norm) of a shard.
+pub(super) fn rows<const D: usize>(
+    norm: RowNorm,
     x: Tensor<D>,
     [weight, bias]: [Tensor<1>; 2],
-    epsilon: f64,
 ) -> Tensor<D> {
     let dtype = x.dtype();
     let [weight, bias] = [weight, bias].map(|factors| widened(factors).unsqueeze());
     let x = widened(x);
-    let centred = x.clone() - x.mean_dim(D - 1);
-    let deviation = (centred.clone().square().mean_dim(D - 1) + epsilon).sqrt();
-    (centred / deviation * weight + bias).cast(dtype)
+    let (x, epsilon) = match norm {
+        RowNorm::Layer { epsilon } => (x.clone() - x.mean_dim(D - 1), epsilon),
+        RowNorm::Rms { epsilon } => (x, epsilon),
+    };
+    let deviation = (x.clone().square().mean_dim(D - 1) + epsilon).sqrt();
+    (x / deviation * weight + bias).cast(dtype)
 }
 
 /// Casts a tensor to the precision of the computation, at least f32.

@@ -1,9 +1,10 @@
 //! Norms in the registry.
 
-use halocline_core::{Error, Result};
+use halocline_core::Result;
 
-use super::{group_norm, layer_norm};
+use super::{group_norm, layer_norm, layer_norm_dims, rms_norm};
 use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+use crate::operand::Operand;
 
 /// The norms.
 pub(crate) const OPERATORS: &[Golden] = &[
@@ -33,9 +34,24 @@ pub(crate) const OPERATORS: &[Golden] = &[
         name: "layer_norm",
         pytorch: "layer_norm",
         sharded: Dims::AllButLast,
-        travels: ["–", "sums of parameters' gradients"],
-        modules: "",
+        travels: [
+            "– (over several dims: two means)",
+            "sums of parameters' gradients",
+        ],
+        modules: "`LayerNorm`",
         run: layer,
+    },
+    Golden {
+        name: "rms_norm",
+        pytorch: "rms_norm",
+        sharded: Dims::AllButLast,
+        travels: ["–", "sums of parameters' gradients"],
+        modules: "`RmsNorm`",
+        run: |case| {
+            with_dims!(case.dims(), D => {
+                output(rms_norm(case.input::<D>(0)?, case.operand("weight"), epsilon(case)))
+            })
+        },
     },
 ];
 
@@ -52,14 +68,22 @@ fn group(case: &Case) -> Result<Box<dyn Output>> {
 
 fn layer(case: &Case) -> Result<Box<dyn Output>> {
     let normalized = case.attributes.list("normalized_shape");
-    if normalized.len() != 1 {
-        return Err(Error::other(format!(
-            "layer_norm over {normalized:?}; expected the last dim"
-        )));
-    }
     with_dims!(case.dims(), D => {
-        let (weight, bias) = (case.operand("weight"), case.operand("bias"));
-        output(layer_norm(case.input::<D>(0)?, weight, bias, epsilon(case)))
+        let x = case.input::<D>(0)?;
+        if normalized.len() == 1 {
+            let (weight, bias) = (case.operand("weight"), case.operand("bias"));
+            return output(layer_norm(x, weight, bias, epsilon(case)));
+        }
+        let mut shape = [1; D];
+        shape[D - normalized.len()..].copy_from_slice(&normalized);
+        let parameter = |name: &str| -> Result<Option<Operand<D>>> {
+            with_dims!(normalized.len(), N => {
+                let parameter = case.parameter::<N>(name);
+                Ok(parameter.map(|parameter| parameter.reshape(shape).into()))
+            })
+        };
+        let (weight, bias) = (parameter("weight")?, parameter("bias")?);
+        output(layer_norm_dims(x, normalized.len(), weight, bias, epsilon(case)))
     })
 }
 

@@ -1,7 +1,7 @@
 //! burn's normalization modules.
 
-use burn::module::Param;
-use burn::nn::{GroupNorm, InstanceNorm};
+use burn::module::{Content, DisplaySettings, ModuleDisplay, Param};
+use burn::nn::{GroupNorm, InstanceNorm, LayerNorm, RmsNorm};
 use burn::tensor::Tensor;
 
 use super::NormField;
@@ -10,12 +10,29 @@ use crate::layer::layers;
 use crate::operand::Operand;
 
 layers! {
+    LayerNorm: |norm, x| layer_norm_of(norm, x);
+    RmsNorm: |norm, x| NormField::rms_norm(x, Some(Operand::from(&norm.gamma)), norm.epsilon);
     GroupNorm: |norm, x| {
         normalize(x, norm.num_channels, norm.num_groups, [&norm.gamma, &norm.beta], norm.epsilon)
     };
     InstanceNorm: |norm, x| {
         normalize(x, norm.num_channels, norm.num_channels, [&norm.gamma, &norm.beta], norm.epsilon)
     };
+}
+
+/// burn's layer on either kind of tensor.
+pub(crate) fn layer_norm_of<const D: usize, X: Field<D>>(norm: &LayerNorm, x: X) -> X {
+    let bias = Operand::of_optional(&norm.beta);
+    x.layer_norm(Some(Operand::from(&norm.gamma)), bias, epsilon(norm))
+}
+
+/// The epsilon of burn's layer, which has it as a private field and displays it.
+fn epsilon(norm: &LayerNorm) -> f64 {
+    let content = norm.custom_content(Content::new(DisplaySettings::new()));
+    let attributes = content.into_iter().flat_map(|content| content.attributes);
+    let mut found = attributes.filter(|attribute| attribute.name == "epsilon");
+    let epsilon = found.next().and_then(|epsilon| epsilon.value.parse().ok());
+    epsilon.expect("burn's LayerNorm displays its epsilon")
 }
 
 fn normalize<const D: usize, X: Field<D>>(

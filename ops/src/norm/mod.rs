@@ -1,4 +1,4 @@
-//! Group, instance and layer normalization.
+//! Group, instance, layer and RMS normalization.
 //!
 //! `y = (x − mean) / √(variance + epsilon) · weight + bias`, with the variance of the population.
 //! Semantics follow PyTorch.
@@ -6,26 +6,33 @@
 //! - [`group_norm`]: mean and variance over the cells of the field and the channels of a group, per
 //!   sample. With as many groups as channels it is instance normalization.
 //! - [`layer_norm`]: mean and variance over the last dim.
+//! - [`layer_norm_dims`]: mean and variance over several last dims.
+//! - [`rms_norm`]: `y = x / √(mean(x²) + epsilon) · weight`, with the mean over the last dim.
 //!
 //! # Placement
-//! `group_norm`: batch and spatial dims may be sharded, channels must be whole. `layer_norm`: all
-//! dims but the last may be sharded. Values must be resolved.
+//! `group_norm`: batch and spatial dims may be sharded, channels must be whole. `layer_norm` and
+//! `rms_norm`: all dims but the last may be sharded. `layer_norm_dims`: all. Values must be
+//! resolved.
 //!
 //! # Communication
 //! `group_norm` gathers count, mean and sum of squared deviations, per sample and group, from the
 //! ranks that hold the sample's cells, and combines them in the order of ranks; in the backward
-//! pass, two sums. `layer_norm` sends nothing.
+//! pass, two sums. `layer_norm` and `rms_norm` send nothing. `layer_norm_dims` reduces two means,
+//! and in the backward pass two sums, over the ranks that share a sample.
 //!
 //! # Adjoint
 //! Gradients of weight and bias are summed over all ranks between which `x` is sharded.
 
 mod composed;
+mod dims;
 mod golden;
 mod kernel;
 mod layer;
 mod node;
 
+pub use dims::layer_norm_dims;
 pub(crate) use golden::OPERATORS;
+pub(crate) use layer::layer_norm_of;
 
 use burn::tensor::Tensor;
 use halocline_core::ops::{all_reduce, fan_out};
@@ -37,6 +44,7 @@ use crate::kernel::flex;
 use crate::kernel::simd::Isa;
 use crate::operand::Operand;
 use kernel::group::Extents;
+use kernel::layer::RowNorm;
 use node::{GroupRun, Norm};
 
 /// Normalizes every group of channels of every sample. See the [module](self).
@@ -118,6 +126,48 @@ pub trait NormField<const D: usize>: Field<D> {
         epsilon: f64,
     ) -> Self {
         run(self, |x| layer_norm(x, weight, bias, epsilon))
+    }
+
+    /// Layer normalization over the last `dims` dims. See the [module](self).
+    ///
+    /// # Panics
+    /// Panics where [`layer_norm_dims`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::NormField;
+    ///
+    /// let y = Tensor::<2>::from([[1.0, 3.0], [3.0, 1.0]]).layer_norm_dims(2, None, None, 0.0);
+    /// y.into_data().assert_eq(&[[-1.0_f32, 1.0], [1.0, -1.0]].into(), true);
+    /// ```
+    #[must_use]
+    fn layer_norm_dims(
+        self,
+        dims: usize,
+        weight: Option<Operand<D>>,
+        bias: Option<Operand<D>>,
+        epsilon: f64,
+    ) -> Self {
+        run(self, |x| layer_norm_dims(x, dims, weight, bias, epsilon))
+    }
+
+    /// RMS normalization over the last dim. See the [module](self).
+    ///
+    /// # Panics
+    /// Panics where [`rms_norm`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::NormField;
+    ///
+    /// let y = Tensor::<2>::from([[3.0, 3.0]]).rms_norm(None, 0.0);
+    /// y.into_data().assert_eq(&[[1.0_f32, 1.0]].into(), true);
+    /// ```
+    #[must_use]
+    fn rms_norm(self, weight: Option<Operand<1>>, epsilon: f64) -> Self {
+        run(self, |x| rms_norm(x, weight, epsilon))
     }
 }
 
@@ -208,20 +258,53 @@ pub fn layer_norm<const D: usize>(
     bias: Option<Operand<1>>,
     epsilon: f64,
 ) -> Result<ShardTensor<D>> {
-    const NAME: &str = "layer_norm";
-    x.require_resolved(NAME)?;
-    x.require_whole(NAME, D - 1)?;
+    rows(x, "layer_norm", RowNorm::Layer { epsilon }, [weight, bias])
+}
+
+/// Divides by the root of the mean square over the last dim. See the [module](self).
+///
+/// # Errors
+/// Those of [`layer_norm`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::norm::rms_norm;
+///
+/// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 7.0]])); // the mean square is 25
+/// let y = rms_norm(x, None, 0.0)?;
+/// y.into_parts().0.into_data().assert_eq(&[[0.2_f32, 1.4]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn rms_norm<const D: usize>(
+    x: ShardTensor<D>,
+    weight: Option<Operand<1>>,
+    epsilon: f64,
+) -> Result<ShardTensor<D>> {
+    rows(x, "rms_norm", RowNorm::Rms { epsilon }, [weight, None])
+}
+
+/// Normalizes every row of the last dim.
+fn rows<const D: usize>(
+    x: ShardTensor<D>,
+    operator: &'static str,
+    norm: RowNorm,
+    parameters: [Option<Operand<1>>; 2],
+) -> Result<ShardTensor<D>> {
+    x.require_resolved(operator)?;
+    x.require_whole(operator, D - 1)?;
     // As in `grouped`: before anything is sent.
     Isa::chosen()?;
-    let [weight, bias] = complete(&x, D - 1, [weight, bias], NAME)?;
+    let [weight, bias] = complete(&x, D - 1, parameters, operator)?;
     let (local, layout, mesh) = x.into_parts();
     let y = if flex::runs_on(&local.device()) {
-        Norm::Layer { epsilon }.apply(local, weight, bias)
+        Norm::Rows(norm).apply(local, weight, bias)
     } else {
         let outer: Vec<usize> = (0..D - 1).collect();
-        let filled = fill_empty(local, &layout, &outer, NAME, 0.0)?;
-        let y = composed::layer_norm(filled, [weight, bias], epsilon);
-        drop_empty(y, &layout, mesh.position(), NAME)?
+        let filled = fill_empty(local, &layout, &outer, operator, 0.0)?;
+        let y = composed::rows(norm, filled, [weight, bias]);
+        drop_empty(y, &layout, mesh.position(), operator)?
     };
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
@@ -252,7 +335,7 @@ mod tests {
     use super::*;
     use crate::prelude::*;
     use crate::testing::{Operator, check_op, difference};
-    use burn::nn::{GroupNormConfig, InstanceNormConfig};
+    use burn::nn::{GroupNormConfig, InstanceNormConfig, LayerNormConfig, RmsNormConfig};
     use burn::tensor::DType;
     use halocline_core::Launcher;
 
@@ -276,6 +359,35 @@ mod tests {
                 [0, 1].map(|i| Some(parameters[i].clone().flatten::<1>(0, D - 1).into()));
             inputs.remove(0).group_norm(self.0, weight, bias, 1e-5)
         }
+    }
+
+    struct LastTwo;
+
+    impl Operator<3, 3> for LastTwo {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, parameters: Vec<Tensor<3>>) -> X {
+            let [weight, bias] = [0, 1].map(|i| Some(parameters[i].clone().into()));
+            inputs.remove(0).layer_norm_dims(2, weight, bias, 1e-5)
+        }
+    }
+
+    #[test]
+    fn several_dims_may_be_sharded() {
+        let (x, parameters) = ([[2, 5, 7]], [[1, 5, 7]; 2]);
+        check_op(&LastTwo, &x, &parameters, &[0, 1, 2], 2e-5);
+    }
+
+    struct Rms;
+
+    impl Operator<3, 3> for Rms {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, parameters: Vec<Tensor<3>>) -> X {
+            let weight = parameters[0].clone().flatten::<1>(0, 2);
+            inputs.remove(0).rms_norm(Some(weight.into()), 1e-5)
+        }
+    }
+
+    #[test]
+    fn rows_have_their_own_mean_square() {
+        check_op(&Rms, &[[5, 7, 6]], &[[1, 1, 6]], &[0, 1], 2e-5);
     }
 
     struct Layer;
@@ -328,7 +440,11 @@ mod tests {
         let x = Tensor::<4>::random([2, 6, 9, 11], normal, &device);
         let group = GroupNormConfig::new(3, 6).init(&device);
         let instance = InstanceNormConfig::new(6).init(&device);
+        let layer = LayerNormConfig::new(11).with_epsilon(0.3).init(&device);
+        let rms = RmsNormConfig::new(11).with_epsilon(0.3).init(&device);
         let pairs = [
+            (x.clone().apply(&layer), layer.forward(x.clone())),
+            (x.clone().apply(&rms), rms.forward(x.clone())),
             (x.clone().apply(&group), group.forward(x.clone())),
             (x.clone().apply(&instance), instance.forward(x.clone())),
         ];
@@ -352,7 +468,11 @@ mod tests {
         };
         assert!(difference(&grouped(true), &grouped(false)) < 1e-5);
         let [weight, bias] = [factors(9), factors(9)];
-        let burns = composed::layer_norm(x.clone(), [weight.clone(), bias.clone()], 1e-5);
+        let burns = composed::rows(
+            RowNorm::Layer { epsilon: 1e-5 },
+            x.clone(),
+            [weight.clone(), bias.clone()],
+        );
         let ours = x.layer_norm(Some(weight.into()), Some(bias.into()), 1e-5);
         assert!(difference(&ours.into_data(), &burns.into_data()) < 1e-5);
     }

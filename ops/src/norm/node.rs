@@ -8,7 +8,7 @@ use halocline_core::ops::{self, BackwardPass, Operator, all_gather_numbers};
 use halocline_core::{Communicator, Operation, Result};
 
 use super::kernel::group::{self as norm, Extents, Sums};
-use super::kernel::layer as layer_norm;
+use super::kernel::layer::{self as layer_norm, RowNorm};
 use super::kernel::moments::{Moments, Statistic};
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::simd::Isa;
@@ -17,7 +17,7 @@ use crate::kernel::simd::Isa;
 #[derive(Clone, Debug)]
 pub(super) enum Norm {
     Group(GroupRun),
-    Layer { epsilon: f64 },
+    Rows(RowNorm),
 }
 
 #[derive(Clone, Debug)]
@@ -88,8 +88,8 @@ impl Norm {
                 let y = norm::normalize(isa, cells, run.extents, &statistics, weight, bias);
                 (y, statistics)
             }
-            Self::Layer { epsilon } => {
-                let y = layer_norm::forward(isa, cells, weight, bias, *epsilon);
+            Self::Rows(norm) => {
+                let y = layer_norm::forward(isa, *norm, cells, weight, bias);
                 (y, Arc::from([]))
             }
         };
@@ -117,8 +117,8 @@ impl Norm {
                 );
                 (input, norm::parameter_gradients(extents, &sums))
             }
-            Self::Layer { epsilon } => {
-                let gradient = layer_norm::backward(isa, cells, cotangent, factors, *epsilon);
+            Self::Rows(norm) => {
+                let gradient = layer_norm::backward(isa, *norm, cells, cotangent, factors);
                 (gradient.input, [gradient.weight, gradient.bias])
             }
         };

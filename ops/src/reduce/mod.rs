@@ -17,13 +17,12 @@ mod golden;
 
 pub(crate) use golden::OPERATORS;
 
-use burn::backend::Dispatch;
-use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Shape, Tensor};
 use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
 
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, Rank, run};
+use crate::reshape;
 
 fn check_dims<const D: usize>(operator: &str, dims: &[usize]) -> Result<()> {
     let bad = dims
@@ -259,10 +258,8 @@ pub fn mean<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
 /// order in which its threads finish.
 fn total<const D: usize>(local: Tensor<D>) -> Tensor<1> {
     let rows = local.sum_dim(D - 1);
-    // Not `Tensor::reshape`, to which a size of zero means that the size is kept.
-    let flat = Shape::from([rows.shape().num_elements()]);
-    let rows = Dispatch::float_reshape(rows.into_dispatch(), flat);
-    Tensor::<1>::from_dispatch(rows).sum_dim(0)
+    let count = rows.shape().num_elements();
+    reshape::<D, 1>(rows, vec![count]).sum_dim(0)
 }
 
 /// Reduces all cells by a local sum or mean.

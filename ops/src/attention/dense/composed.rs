@@ -1,56 +1,115 @@
 //! Dense attention by burn's operators, for devices that our kernels do not run on.
 
-use burn::tensor::activation::softmax;
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::ops::fan_out;
-use halocline_core::{Layout, Placement, Replicate, Result, Shard, ShardTensor};
+use halocline_core::{
+    Distribution, IndexBox, Layout, Placement, Replicate, Result, Shard, ShardTensor,
+};
 
-use super::dims::TOKENS;
-use crate::driver::empty::{drop_empty, fill_empty};
+use super::dims::{HEADS, NAME, TOKENS, WIDTH};
+use super::scores::{Dropped, Scores};
+use crate::attention::composed::{result, weights, wide};
+use crate::attention::widths::with_width;
+use crate::driver::empty::{drop_empty, fill, fill_empty, keep};
+
+const ALL: [usize; 4] = [0, 1, 2, 3];
 
 /// Dense attention of this rank's queries, by matrix products with all keys and values: those of other ranks are gathered.
 pub(super) fn attention(
     q: ShardTensor<4>,
     k: ShardTensor<4>,
     v: ShardTensor<4>,
-    causal: bool,
-    scale: f64,
+    scores: &Scores,
 ) -> Result<Tensor<4>> {
-    const NAME: &str = "scaled_dot_product_attention";
-    let heads = q.dims()[2].checked_div(k.dims()[2]).unwrap_or(1);
-    let fans = q.layout().axes_of(1);
-    let (q, queries, mesh) = q.into_parts();
+    let fans = q.layout().axes_of(TOKENS);
     let placements = whole_tokens(k.layout());
-    // [batch, heads, keys, width], with a head of keys for each head of queries.
-    let all_heads = |tensor: ShardTensor<4>| -> Result<Tensor<4>> {
+    let (q, queries, mesh) = q.into_parts();
+    let gathered = |tensor: ShardTensor<4>| -> Result<Tensor<4>> {
         let (tensor, layout, mesh) = tensor.try_redistribute(&placements[..])?.into_parts();
-        let tensor = fill_empty(tensor, &layout, &[0, 1, 2, 3], NAME, 0.0)?;
-        let tensor = fan_out(tensor, &mesh, &fans, NAME);
-        let [batch, tokens, key_heads, width] = tensor.dims();
-        let tensor = tensor
-            .reshape([batch, tokens, key_heads, 1, width])
-            .repeat_dim(3, heads);
-        Ok(tensor
-            .reshape([batch, tokens, key_heads * heads, width])
-            .swap_dims(1, 2))
+        let tensor = fill_empty(tensor, &layout, &ALL, NAME, 0.0)?;
+        Ok(fan_out(tensor, &mesh, &fans, NAME))
     };
-    let (k, v) = (all_heads(k)?, all_heads(v)?);
-    let q = fill_empty(q, &queries, &[0, 1, 2, 3], NAME, 0.0)?.swap_dims(1, 2);
-    let [rows, columns] = [q.dims()[2], k.dims()[2]];
-    let mut scores = (q * scale).matmul(k.swap_dims(2, 3));
-    if causal {
-        let first = queries.local_box(mesh.position()).ranges()[1].start;
-        let later = |index: usize| index % columns > first + index / columns;
-        let mask =
-            (0..rows * columns).map(|index| if later(index) { f32::NEG_INFINITY } else { 0.0 });
-        let mask = TensorData::new(mask.collect::<Vec<_>>(), [1, 1, rows, columns]);
-        scores = scores.clone() + Tensor::from_data(mask, (&scores.device(), scores.dtype()));
-    }
-    let y = softmax(scores, 3).matmul(v).swap_dims(1, 2);
-    let mut extents = queries.all_extents().to_vec();
-    extents[3] = vec![y.dims()[3]];
-    let output = queries.derive(queries.placements().to_vec(), extents);
+    let (k, v) = (gathered(k)?, gathered(v)?);
+    let q = fill_empty(q, &queries, &ALL, NAME, 0.0)?;
+    let y = products(q, k, v, scores);
+    let output = with_width(&queries, y.dims()[WIDTH]);
     drop_empty(y, &output, mesh.position(), NAME)
+}
+
+/// Dense attention to keys and values that are there. `empty` says whether some rank has none of its operands.
+pub(super) fn local(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    scores: &Scores,
+    empty: bool,
+) -> Result<Tensor<4>> {
+    if !empty {
+        return Ok(products(q, k, v, scores));
+    }
+    let mut shape = q.dims();
+    let filled = |tensor| fill(1, tensor, &ALL, NAME, 0.0);
+    let y = products(filled(q)?, filled(k)?, filled(v)?, scores);
+    shape[WIDTH] = y.dims()[WIDTH];
+    keep(y, &IndexBox::whole(&shape), NAME)
+}
+
+/// Attention by matrix products: `[batch, tokens, heads, width]`, no dim of which is empty.
+fn products(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Tensor<4> {
+    let dtype = q.dtype();
+    let shared = q.dims()[HEADS] / k.dims()[HEADS];
+    // [batch, heads, keys, width], with a head of keys for each head of queries.
+    let all_heads = |tensor: Tensor<4>| {
+        let [batch, tokens, heads, width] = tensor.dims();
+        let tensor = tensor.reshape([batch, tokens, heads, 1, width]);
+        let tensor = tensor.repeat_dim(3, shared);
+        let tensor = tensor.reshape([batch, tokens, heads * shared, width]);
+        tensor.swap_dims(1, 2)
+    };
+    let (k, v) = (all_heads(k), all_heads(v));
+    let q = q.swap_dims(1, 2) * scores.scale;
+    let products = wide(q.matmul(k.swap_dims(2, 3)));
+    let [batch, heads, rows, columns] = products.dims();
+    let device = (&products.device(), products.dtype());
+    let mut products = products;
+    if let Some(bias) = &scores.bias {
+        let bias = bias.clone().cast(device.1);
+        // Of a rank without queries nothing is kept.
+        if !bias.dims().contains(&0) {
+            products = products + bias.swap_dims(1, 2);
+        }
+    }
+    if let Some(first) = scores.causal {
+        let later = |index: usize| index % columns > first + index / columns;
+        let mask = (0..rows * columns).map(|index| match later(index) {
+            true => f32::NEG_INFINITY,
+            false => 0.0,
+        });
+        let mask = TensorData::new(mask.collect::<Vec<_>>(), [1, 1, rows, columns]);
+        products = products + Tensor::from_data(mask, device);
+    }
+    let [mut weights, lse] = weights(products, 3);
+    if let Some(dropped) = &scores.dropout {
+        let factors = factors(dropped, [batch, rows, heads, columns]);
+        weights = weights * Tensor::<4>::from_data(factors, device).swap_dims(1, 2);
+    }
+    let y = weights.matmul(wide(v)).swap_dims(1, 2);
+    result(y, lse.swap_dims(1, 2), scores.with_lse, dtype)
+}
+
+/// Zero for weights that dropout takes away, else the inverse of the probability to stay: `[batch, queries, heads, keys]`.
+fn factors(dropped: &Dropped, shape: [usize; 4]) -> TensorData {
+    let probability = 1.0 - dropped.probability;
+    let coin = Distribution::Bernoulli { probability };
+    let [batch, query, head] = dropped.first;
+    let first = [batch, query, head, 0];
+    // A rank without queries has one of fill, which may lie outside.
+    let ends = [0, 1, 2, 3].map(|dim| (first[dim] + shape[dim]).min(dropped.shape[dim]));
+    let ranges = [0, 1, 2, 3].map(|dim| first[dim].min(ends[dim])..ends[dim]);
+    let mut stays = dropped.key.fill(coin, &dropped.shape, &IndexBox::new(ranges.to_vec()));
+    stays.resize(shape.iter().product(), 0.0);
+    let factors = stays.into_iter().map(|stays| stays / probability as f32);
+    TensorData::new(factors.collect::<Vec<_>>(), shape)
 }
 
 /// The layout of keys whose tokens every rank holds, for kernels that need all of them.

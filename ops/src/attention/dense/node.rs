@@ -12,8 +12,9 @@ use rayon::prelude::*;
 
 use super::dims::{HEADS, TOKENS, WIDTH};
 use super::ring::{Ring, finish};
-use crate::attention::engine::dense::{Backward, Dense, LOWEST, Results, Tokens};
-use crate::attention::engine::lanes::row_products;
+use super::scores::Scores;
+use crate::attention::attended::{packed, products, unpacked};
+use crate::attention::engine::dense::{Backward, Bias, Dense, Dropout, LOWEST, Results, Tokens};
 use crate::kernel::buffer::filled;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::CHUNK;
@@ -23,12 +24,10 @@ use crate::kernel::simd::Isa;
 /// Dense attention on one rank.
 #[derive(Clone, Debug)]
 pub(super) struct DenseRun {
-    pub operation: Operation,
-    pub comm: Arc<dyn Communicator>,
+    pub scores: Scores,
     pub ring: Ring,
-    /// The place of this rank's first query, if only keys up to a query's place count.
-    pub causal: Option<usize>,
-    pub scale: f64,
+    /// How parts travel; `None` for a ring of one rank.
+    pub travel: Option<(Operation, Arc<dyn Communicator>)>,
 }
 
 /// What the backward pass needs beside queries, keys and values.
@@ -61,7 +60,7 @@ impl Operator for DenseRun {
     }
 
     fn backward(&self, pass: BackwardPass<'_, Saved>) -> Result<Vec<Option<DispatchTensor>>> {
-        let dtype = pass.cotangent.dtype();
+        let dtype = pass.saved.output.dtype();
         with_float!(dtype, E => self.backward_as::<E>(pass, dtype))
     }
 }
@@ -100,35 +99,52 @@ fn elements(shape: &[usize], width: usize) -> usize {
 }
 
 impl DenseRun {
+    /// What a kernel does with a part of the keys. The bias is that of all keys.
     fn job<E: Float>(
         &self,
         q: &FlexTensor,
         [k, v]: [&FlexTensor; 2],
+        bias: Option<&FlexTensor>,
         part: usize,
         results: Results<E>,
     ) -> Dense<E> {
+        let first_key = self.ring.parts[part].start;
         Dense {
             batch: q.shape()[0],
             shared: q.shape()[HEADS]
                 .checked_div(k.shape()[HEADS])
                 .unwrap_or(1)
                 .max(1),
-            scale: self.scale,
+            scale: self.scores.scale,
             queries: reading(q),
             keys: reading(k),
             values: reading(v),
-            causal: self
-                .causal
-                .map(|query| [query, self.ring.parts[part].start]),
+            causal: self.scores.causal.map(|query| [query, first_key]),
+            bias: bias.map(|bias| Bias::new(flex::elements(bias), &bias.shape(), first_key)),
+            dropout: self.scores.dropout.map(|dropped| {
+                let [batch, query, head] = dropped.first;
+                Dropout {
+                    probability: dropped.probability,
+                    key: dropped.key,
+                    shape: dropped.shape,
+                    first: [batch, query, head, first_key],
+                }
+            }),
             results,
         }
+    }
+
+    /// The bias in the number type of kernels.
+    fn bias<E: Float>(&self) -> Result<Option<FlexTensor>> {
+        let bias = self.scores.bias.clone();
+        bias.map(|bias| flex::operand::<E>(bias.into_dispatch())).transpose()
     }
 
     /// Calls `compute` with the keys and values of every part, this rank's own first, while the next ones travel here; with none
     /// for a part without tokens.
     fn around<E: Float>(
         &self,
-        operation: &Operation,
+        backward: bool,
         [key, value]: [DispatchTensor; 2],
         mut compute: impl FnMut(usize, Option<[&FlexTensor; 2]>) -> Result<()>,
     ) -> Result<()> {
@@ -144,18 +160,13 @@ impl DenseRun {
                     .map(|shape| with_tokens(shape, tokens))
                     .collect()
             };
-            let in_flight = match last {
-                true => None,
-                false => {
+            let travel = self.travel.as_ref().filter(|_| !last);
+            let in_flight = match travel {
+                None => None,
+                Some((operation, comm)) => {
+                    let operation = if backward { operation.backward() } else { operation.clone() };
                     let block = block.clone();
-                    self.ring.pass(
-                        &self.comm,
-                        operation,
-                        step,
-                        block,
-                        (dtype, &like),
-                        shapes_of,
-                    )?
+                    self.ring.pass(comm, &operation, step, block, (dtype, &like), shapes_of)?
                 }
             };
             let here = if self.ring.parts[self.ring.part(step)].is_empty() {
@@ -187,25 +198,32 @@ impl DenseRun {
             most: tokens(most.shared(), &shape, 1),
             sum: tokens(sum.shared(), &shape, 1),
         };
-        self.around::<E>(&self.operation, [k, v], |step, block| {
+        let bias = self.bias::<E>()?;
+        self.around::<E>(false, [k, v], |step, block| {
             if let Some(block) = block {
                 // SAFETY: all tensors are there, and the results nowhere else.
-                unsafe { self.job(&q, block, self.ring.part(step), results).run(isa) };
+                unsafe {
+                    let part = self.ring.part(step);
+                    self.job(&q, block, bias.as_ref(), part, results).run(isa);
+                }
             }
             Ok(())
         })?;
         divide(output.elements_mut(), &sum, width);
         for (most, sum) in most.elements_mut().iter_mut().zip(sum.iter()) {
-            *most = E::from_f64(most.to_f64() + sum.to_f64().ln());
+            // A query without keys keeps the lowest number: its weights are zero.
+            if sum.to_f64() > 0.0 {
+                *most = E::from_f64(most.to_f64() + sum.to_f64().ln());
+            }
         }
         let with_width = |width| [&shape[..WIDTH], &[width]].concat();
         let output = flex::result(output, &with_width(width), dtype);
         let lse = flex::result(most, &with_width(1), E::dtype());
-        let saved = Saved {
-            output: output.clone(),
-            lse,
+        let result = match self.scores.with_lse {
+            true => packed::<E>(output.clone(), &lse),
+            false => output.clone(),
         };
-        Ok((output, saved))
+        Ok((result, Saved { output, lse }))
     }
 
     fn backward_as<E: Float>(
@@ -216,15 +234,21 @@ impl DenseRun {
         let isa = Isa::chosen()?;
         let q = flex::operand::<E>(pass.take_input(0))?;
         let [key, value] = [1, 2].map(|input| pass.take_input(input));
-        let cotangent = flex::operand::<E>(pass.cotangent)?;
+        let [cotangent, of_lse] = match self.scores.with_lse {
+            true => unpacked(&pass.cotangent).map(Some),
+            false => [Some(pass.cotangent), None],
+        };
+        let cotangent = flex::operand::<E>(cotangent.expect("of the output"))?;
+        let bias = self.bias::<E>()?;
         let output = flex::operand::<E>(pass.saved.output.clone())?;
         let lse = flex::operand::<E>(pass.saved.lse.clone())?;
         let shape = q.shape().to_vec();
-        let mut products = row_products::<E>(
+        let mut products = products::<E>(
             flex::elements(&output),
             flex::elements(&cotangent),
             output.shape()[WIDTH],
-        );
+            of_lse,
+        )?;
         let from = Backward {
             cotangent: reading::<E>(&cotangent),
             lse: reading(&lse),
@@ -232,7 +256,6 @@ impl DenseRun {
         };
         let mut query = filled::<E>(elements(&shape, shape[WIDTH]), 0.0);
         let gradient = tokens(query.shared(), &shape, shape[WIDTH]);
-        let operation = self.operation.backward();
         let (like, shapes) = (key.clone(), [key.shape().to_vec(), value.shape().to_vec()]);
         let shapes_of = |tokens| {
             shapes
@@ -240,12 +263,14 @@ impl DenseRun {
                 .map(|shape| with_tokens(shape, tokens))
                 .collect()
         };
-        let alone = self.ring.parts.len() == 1;
         // Gradients of the part that is here, from the ranks that it was at before.
         let (mut coming, mut sums) = (None, Vec::new());
-        self.around::<E>(&operation, [key, value], |step, block| {
+        self.around::<E>(true, [key, value], |step, block| {
             sums = match block {
-                Some(block) => self.key_gradients::<E>(isa, &q, block, step, from, gradient),
+                Some(block) => {
+                    let bias = bias.as_ref();
+                    self.key_gradients::<E>(isa, (&q, block, bias), step, from, gradient)
+                }
                 None => Vec::new(),
             };
             let before = finish(coming.take())?;
@@ -255,16 +280,14 @@ impl DenseRun {
                     .map(|(before, own)| Dispatch::float_add(before, own))
                     .collect();
             }
-            if !alone {
+            if let Some((operation, comm)) = &self.travel {
                 let sums = std::mem::take(&mut sums);
-                let like = (E::dtype(), &like);
-                coming = self
-                    .ring
-                    .pass(&self.comm, &operation, step, sums, like, shapes_of)?;
+                let (operation, like) = (operation.backward(), (E::dtype(), &like));
+                coming = self.ring.pass(comm, &operation, step, sums, like, shapes_of)?;
             }
             Ok(())
         })?;
-        if !alone {
+        if self.travel.is_some() {
             sums = finish(coming)?;
         }
         let nothing = || {
@@ -283,8 +306,7 @@ impl DenseRun {
     fn key_gradients<E: Float>(
         &self,
         isa: Isa,
-        q: &FlexTensor,
-        block: [&FlexTensor; 2],
+        (q, block, bias): (&FlexTensor, [&FlexTensor; 2], Option<&FlexTensor>),
         step: usize,
         from: Backward<E>,
         gradient: Tokens<E>,
@@ -299,7 +321,10 @@ impl DenseRun {
         };
         for results in [keys, Results::Queries { from, gradient }] {
             // SAFETY: all tensors are there, and the results nowhere else.
-            unsafe { self.job(q, block, self.ring.part(step), results).run(isa) };
+            unsafe {
+                let part = self.ring.part(step);
+                self.job(q, block, bias, part, results).run(isa);
+            }
         }
         let tensors = sums.into_iter().zip(block);
         tensors
@@ -308,12 +333,15 @@ impl DenseRun {
     }
 }
 
-/// Divides every row by a number.
+/// Divides every row by a number; rows of zero stay zero.
 fn divide<E: Float>(rows: &mut [E], numbers: &[E], width: usize) {
     let rows = rows.par_chunks_mut(width.max(1)).zip(numbers);
     rows.with_min_len(CHUNK / width.max(1))
         .for_each(|(row, number)| {
-            let factor = E::from_f64(1.0 / number.to_f64());
+            let factor = match number.to_f64() {
+                0.0 => E::default(),
+                number => E::from_f64(1.0 / number),
+            };
             row.iter_mut()
                 .for_each(|element| *element = *element * factor);
         });

@@ -42,6 +42,15 @@ impl Ring {
         }
     }
 
+    /// One rank, which holds everything.
+    pub(super) fn alone(cells: usize) -> Self {
+        Self {
+            ranks: vec![0],
+            parts: std::iter::once(0..cells).collect(),
+            own: 0,
+        }
+    }
+
     /// The part that is here after so many steps.
     pub(super) fn part(&self, step: usize) -> usize {
         (self.own + step) % self.parts.len()

@@ -1,8 +1,9 @@
 use std::collections::HashMap;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use halocline_core::{Launcher, LocalGradient, Placement};
+use halocline_core::{Launcher, LocalGradient, Placement, Replicate, Shard};
 
+use super::dims::{BATCH, HEADS};
 use super::*;
 use crate::attention::{DenseAttentionField, OPERATORS};
 use crate::golden::{Arguments, Attributes};
@@ -33,9 +34,12 @@ fn by_definition(inputs: &[TensorData; 3], options: &AttentionOptions) -> Vec<Te
     let scale = options
         .scale
         .unwrap_or(1.0 / (q.dims()[WIDTH] as f64).sqrt());
-    let tensors = [q, k, v].map(ShardTensor::solo);
-    let [q, k, v] = tensors;
-    let y = composed::attention(q, k, v, options.causal, scale).unwrap();
+    let scores = Scores {
+        scale,
+        causal: options.causal.then_some(0),
+        ..Scores::default()
+    };
+    let y = composed::local(q, k, v, &scores, false).unwrap();
     results(y, &leaves)
 }
 

@@ -14,7 +14,7 @@ use super::places::{
 };
 use super::run::{NeighborhoodRun, Saved};
 use super::shapes::Shapes;
-use crate::attention::engine::lanes::row_products;
+use crate::attention::attended::{products, unpacked};
 use crate::attention::engine::rows::{Piece, Rows};
 use crate::attention::engine::windows::{Backward, Results, Windows};
 use crate::kernel::buffer::{Buffer, filled};
@@ -31,7 +31,12 @@ impl NeighborhoodRun {
         let isa = Isa::chosen()?;
         let [q, key, v] = [0, 1, 2].map(|input| pass.take_input(input));
         let wanted = pass.wanted;
-        let operands = Operands::<E>::new(self, [q, key.clone(), v], pass.cotangent, pass.saved)?;
+        let [cotangent, of_lse] = match self.with_lse {
+            true => unpacked(&pass.cotangent).map(Some),
+            false => [Some(pass.cotangent), None],
+        };
+        let cotangents = (cotangent.expect("of the output"), of_lse);
+        let operands = Operands::<E>::new(self, [q, key.clone(), v], cotangents, pass.saved)?;
         let reversed = self.exchange.clone().map(Exchange::reversed);
         let keys = wanted[1] || wanted[2];
         let mut sums = None;
@@ -93,7 +98,7 @@ struct Operands<'r, E> {
     places: Vec<[u32; 2]>,
     cotangent: FlexTensor,
     lse: FlexTensor,
-    /// The products of output and cotangent.
+    /// The products of output and cotangent, less the gradients of logarithms.
     products: Vec<E>,
 }
 
@@ -101,7 +106,7 @@ impl<'r, E: Float> Operands<'r, E> {
     fn new(
         run: &'r NeighborhoodRun,
         inputs: [DispatchTensor; 3],
-        cotangent: DispatchTensor,
+        (cotangent, of_lse): (DispatchTensor, Option<DispatchTensor>),
         saved: &Saved,
     ) -> Result<Self> {
         let [q, k, v] = inputs.map(flex::operand::<E>);
@@ -113,7 +118,7 @@ impl<'r, E: Float> Operands<'r, E> {
             shapes: Shapes::new(run, &q, &k),
             boxes: boxes.collect::<Result<_>>()?,
             places: run.places(spatial(&k.shape())),
-            products: row_products(output, flex::elements(&cotangent), width),
+            products: products(output, flex::elements(&cotangent), width, of_lse)?,
             lse: flex::operand::<E>(saved.lse.clone())?,
             run,
             q,

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use burn::tensor::activation::softmax;
 use burn::tensor::{Int, Tensor, TensorData};
 use halocline_core::{Result, ShardTensor};
 
 use super::prepared::Prepared;
+use crate::attention::composed::{result, weights, wide};
 use crate::attention::engine::tiles::Dim;
 use crate::driver::empty::{drop_empty, fill_empty, fill_up_to};
 
@@ -24,6 +24,7 @@ pub(super) fn attention<const D: usize>(
         output,
     } = prepared;
     let [key_width, value_width] = run.widths;
+    let dtype = q.local().dtype();
     let (q, queries, mesh) = q.into_parts();
     let both = Tensor::cat(vec![k.into_parts().0, v.into_parts().0], D - 1);
     let both = match &run.exchange {
@@ -54,10 +55,17 @@ pub(super) fn attention<const D: usize>(
     let v = both.narrow(5, key_width, value_width);
     // [batch, queries, keys, key heads, heads that share one, 1]
     let scores = (q * run.scale * k).sum_dim(5) + mask;
-    let y = (softmax(scores, 2) * v).sum_dim(2);
-    let mut shape = shape;
-    shape[D - 1] = value_width;
-    drop_empty(y.reshape(shape), output, mesh.position(), operator)
+    let [weights, lse] = weights(scores, 2);
+    let y = (weights * wide(v)).sum_dim(2);
+    let with_width = |width| {
+        let mut shape = shape;
+        shape[D - 1] = width;
+        shape
+    };
+    let (y, lse) = (y.reshape(with_width(value_width)), lse.reshape(with_width(1)));
+    let y = result(y, lse, run.with_lse, dtype);
+    let kept = crate::attention::widths::with_width(output, y.dims()[D - 1]);
+    drop_empty(y, &kept, mesh.position(), operator)
 }
 
 /// For every query as many keys, by their numbers among those that are there, and what is added to their scores: minus

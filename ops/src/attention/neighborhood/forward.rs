@@ -12,6 +12,7 @@ use halocline_core::{IndexBox, Result};
 use super::places::{spatial, with_width};
 use super::run::{NeighborhoodRun, Saved};
 use super::shapes::Shapes;
+use crate::attention::attended::packed;
 use crate::attention::engine::windows::Results;
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float};
@@ -59,12 +60,16 @@ impl NeighborhoodRun {
         result?;
         let output = flex::result(output, &job.shape(self.widths[1]), dtype);
         let lse = flex::result(lse.expect("filled"), &job.shape(1), E::dtype());
+        let result = match self.with_lse {
+            true => packed::<E>(output.clone(), &lse),
+            false => output.clone(),
+        };
         let saved = Saved {
             received,
-            output: output.clone(),
+            output,
             lse,
         };
-        Ok((output, saved))
+        Ok((result, saved))
     }
 
     /// Sends keys and values to ranks that need them, has queries that need none of theirs computed meanwhile, and the others

@@ -19,6 +19,8 @@
 mod backward;
 mod composed;
 mod forward;
+#[cfg(test)]
+mod natten;
 mod node;
 mod options;
 mod places;
@@ -27,9 +29,12 @@ mod run;
 mod shapes;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
+use burn::tensor::Tensor;
 use halocline_core::{Error, Result, ShardTensor};
 
+use super::attended::{Attended, attended};
 use crate::kernel::flex;
 pub use options::NeighborhoodOptions;
 use prepared::Prepared;
@@ -65,13 +70,90 @@ pub fn neighborhood_attention<const D: usize, const N: usize>(
     v: ShardTensor<D>,
     options: &NeighborhoodOptions<N>,
 ) -> Result<ShardTensor<D>> {
-    let prepared = Prepared::new(&q, &k, &v, options)?;
+    let prepared = Prepared::new(&q, &k, &v, options, false)?;
     let mesh = q.mesh().clone();
-    let y = if flex::runs_on(&q.device()) {
-        let [q, k, v] = [q, k, v].map(|tensor| tensor.into_parts().0);
-        Error::catch(|| node::attention(q, k, v, prepared.run))?
-    } else {
-        composed::attention(q, k, v, &prepared)?
-    };
+    let y = local(q, k, v, &prepared)?;
     Ok(ShardTensor::from_parts(y, prepared.output, mesh))
+}
+
+/// Neighborhood attention, and the logarithms of its sums of exponentials. See [`neighborhood_attention`].
+///
+/// # Errors
+/// Those of [`neighborhood_attention`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::{NeighborhoodOptions, attention::neighborhood_attention_with_lse};
+///
+/// // [batch, cells, heads, width]
+/// let field = || ShardTensor::solo(Tensor::<4>::ones([1, 8, 1, 4], &Default::default()));
+/// let options = NeighborhoodOptions::new([3]).with_scale(0.5);
+/// let y = neighborhood_attention_with_lse(field(), field(), field(), &options)?;
+/// let lse = y.lse.into_parts().0.into_data(); // of three scores of 2
+/// assert!(lse.iter::<f32>().all(|lse| (lse - (3.0_f32.ln() + 2.0)).abs() < 1e-6));
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn neighborhood_attention_with_lse<const D: usize, const N: usize>(
+    q: ShardTensor<D>,
+    k: ShardTensor<D>,
+    v: ShardTensor<D>,
+    options: &NeighborhoodOptions<N>,
+) -> Result<Attended<ShardTensor<D>>> {
+    let prepared = Prepared::new(&q, &k, &v, options, true)?;
+    let (mesh, dtype) = (q.mesh().clone(), q.local().dtype());
+    let both = local(q, k, v, &prepared)?;
+    attended(both, &prepared.output, &mesh, dtype)
+}
+
+/// Neighborhood attention to a field, and to further tokens that every query reaches: one softmax over both.
+///
+/// `keys` and `values` of these tokens are `[batch, tokens, key_heads, width]`, or of one sample for all, whole in tokens,
+/// sharded in batch and heads as those of the field, and replicated where its cells are sharded. Their gradients are summed
+/// there.
+///
+/// # Errors
+/// Those of [`neighborhood_attention`]; tokens that do not fit.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::{NeighborhoodOptions, attention::neighborhood_attention_with_tokens};
+///
+/// let field = |value| ShardTensor::solo(Tensor::<4>::full([1, 8, 1, 4], value, &Default::default()));
+/// let token = |value| ShardTensor::solo(Tensor::<4>::full([1, 1, 1, 4], value, &Default::default()));
+/// let options = NeighborhoodOptions::new([3]);
+/// // Three keys of the field with values of 1, and a token with a value of 5.
+/// let y = neighborhood_attention_with_tokens(
+///     [field(0.0), field(0.0), field(1.0)],
+///     [token(0.0), token(5.0)],
+///     &options,
+/// )?;
+/// assert_eq!(y.into_parts().0.into_data().iter::<f32>().next(), Some(2.0));
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn neighborhood_attention_with_tokens<const D: usize, const N: usize>(
+    [q, k, v]: [ShardTensor<D>; 3],
+    tokens: [ShardTensor<4>; 2],
+    options: &NeighborhoodOptions<N>,
+) -> Result<ShardTensor<D>> {
+    let global = tokens::attention(q.clone(), &k, tokens, options.scale)?;
+    let near = neighborhood_attention_with_lse(q, k, v, options)?;
+    Ok(Attended::merge(vec![near, global]).output)
+}
+
+/// Attention of this rank's queries.
+fn local<const D: usize>(
+    q: ShardTensor<D>,
+    k: ShardTensor<D>,
+    v: ShardTensor<D>,
+    prepared: &Prepared,
+) -> Result<Tensor<D>> {
+    if !flex::runs_on(&q.device()) {
+        return composed::attention(q, k, v, prepared);
+    }
+    let [q, k, v] = [q, k, v].map(|tensor| tensor.into_parts().0);
+    Error::catch(|| node::attention(q, k, v, prepared.run.clone()))
 }

@@ -36,7 +36,7 @@ impl Operator for NeighborhoodRun {
     }
 
     fn backward(&self, pass: BackwardPass<'_, Saved>) -> Result<Vec<Option<DispatchTensor>>> {
-        let dtype = pass.cotangent.dtype();
+        let dtype = pass.saved.output.dtype();
         with_float!(dtype, E => self.backward_as::<E>(pass, dtype))
     }
 }

@@ -5,6 +5,7 @@ use halocline_core::{Error, Exchange, Layout, Operation, Result, ShardTensor, Tr
 use super::options::NeighborhoodOptions;
 use super::run::NeighborhoodRun;
 use crate::attention::engine::tiles::Dim;
+use crate::attention::widths::with_width;
 use crate::driver::{Neighborhood, Reach, Reaches};
 use crate::kernel::simd::Isa;
 
@@ -25,6 +26,7 @@ impl Prepared {
         k: &ShardTensor<D>,
         v: &ShardTensor<D>,
         options: &NeighborhoodOptions<N>,
+        with_lse: bool,
     ) -> Result<Self> {
         let operator = match N {
             1 => "na1d",
@@ -42,11 +44,6 @@ impl Prepared {
         check(operator, q, k, v)?;
         Isa::chosen()?;
         let [key_width, value_width] = [k.dims()[D - 1], v.dims()[D - 1]];
-        let with_width = |layout: &Layout, width| {
-            let mut extents = layout.all_extents().to_vec();
-            extents[D - 1] = vec![width];
-            layout.derive(layout.placements().to_vec(), extents)
-        };
         // Keys and values travel as one tensor, beside each other in every head.
         let pairs = with_width(k.layout(), key_width + value_width);
         let (mesh, cache) = (q.mesh().clone(), q.mesh().cache());
@@ -93,6 +90,7 @@ impl Prepared {
             }),
             widths: [key_width, value_width],
             scale: options.scale.unwrap_or(1.0 / (key_width as f64).sqrt()),
+            with_lse,
         };
         Ok(Self {
             operator,

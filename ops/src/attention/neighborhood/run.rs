@@ -21,6 +21,8 @@ pub(crate) struct NeighborhoodRun {
     /// Elements of a head of queries and keys, and of values.
     pub widths: [usize; 2],
     pub scale: f64,
+    /// Whether the result has the logarithms of the sums of exponentials as its last column.
+    pub with_lse: bool,
 }
 
 /// What the backward pass needs beside queries, keys and values.

@@ -296,12 +296,22 @@ fn keys_may_travel_while_early_queries_are_computed() {
 }
 
 #[test]
-fn one_rank_gives_the_bits_of_any_number_of_ranks_of_the_same_tiles() {
+fn one_rank_gives_the_bits_of_the_plain_tensor() {
     let options = NeighborhoodOptions::new([3]);
     let whole = arguments(&[1, 33, 2, 8], 2, 8, &[]);
-    let one = on_one_rank::<4, 1>(&whole, &options).unwrap();
-    let again = on_one_rank::<4, 1>(&whole, &options).unwrap();
-    one.assert_eq(&again, true);
+    let plain = on_one_rank::<4, 1>(&whole, &options).unwrap();
+    let found = Launcher::local(1).collect(|world| {
+        let mesh = world.mesh([("x", 1)])?;
+        let fields = [0, 1, 2].map(|input| {
+            let data = whole.inputs[input].1.clone();
+            let field = Tensor::<4>::from_data(data, world.device());
+            ShardTensor::distribute(field, &mesh, &[Shard(1)])
+        });
+        let [q, k, v] = fields;
+        let y = neighborhood_attention(q?, k?, v?, &options)?;
+        Ok(y.full_tensor(LocalGradient::Replicated).into_data())
+    });
+    found.unwrap()[0].assert_eq(&plain, true);
 }
 
 #[test]
@@ -335,7 +345,7 @@ fn kernels_and_burns_operators_agree() {
     let ours = gradients(ours, y);
     let burns = inputs();
     let [q, k, v] = [0, 1, 2].map(|input| ShardTensor::solo(burns[input].clone()));
-    let prepared = Prepared::new(&q, &k, &v, &options).unwrap();
+    let prepared = Prepared::new(&q, &k, &v, &options, false).unwrap();
     let burns = gradients(burns, composed::attention(q, k, v, &prepared).unwrap());
     for (ours, burns) in ours.iter().zip(&burns) {
         assert!(difference(ours, burns) < 1e-5);
@@ -404,7 +414,7 @@ fn case() -> impl Strategy<Value = (NeighborhoodOptions<2>, [usize; 2])> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(crate::testing::cases(300))]
 
     /// The definition, and a constant field that stays constant.
     #[test]

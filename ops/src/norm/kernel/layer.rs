@@ -1,4 +1,4 @@
-//! LayerNorm over the last dim of `[rows, features]`, row by row in the first-level cache.
+//! LayerNorm and RMSNorm over the last dim of `[rows, features]`, row by row in the first-level cache.
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
@@ -13,14 +13,45 @@ use crate::kernel::simd::{Element, Isa};
 /// so that the bits do not depend on the number of threads.
 const PARTS: usize = 64;
 
-/// Computes `(x - mean) / √(variance + epsilon) · weight + bias`, with mean and variance of the
-/// row.
+/// How a row is normalized.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RowNorm {
+    /// `(x - mean) / √(variance + epsilon)`.
+    Layer { epsilon: f64 },
+    /// `x / √(mean of squares + epsilon)`.
+    Rms { epsilon: f64 },
+}
+
+impl RowNorm {
+    fn statistic(self, row: Moments) -> Statistic {
+        match self {
+            Self::Layer { epsilon } => row.statistic(epsilon),
+            Self::Rms { epsilon } => {
+                let squares = row.squares / row.count + row.mean * row.mean;
+                Statistic {
+                    mean: 0.0,
+                    scale: 1.0 / (squares + epsilon).sqrt(),
+                }
+            }
+        }
+    }
+
+    /// How much the gradient of an element depends on the mean of the row's weighted cotangents.
+    fn centred(self) -> f64 {
+        match self {
+            Self::Layer { .. } => 1.0,
+            Self::Rms { .. } => 0.0,
+        }
+    }
+}
+
+/// Computes the normalized rows times `weight`, plus `bias`.
 pub(crate) fn forward<E: Element>(
     isa: Isa,
+    norm: RowNorm,
     x: &[E],
     weight: &[E],
     bias: &[E],
-    epsilon: f64,
 ) -> Buffer<E> {
     let features = weight.len();
     assert_eq!(bias.len(), features);
@@ -29,10 +60,10 @@ pub(crate) fn forward<E: Element>(
     let run = |[_, index]: [usize; 2], output: &mut [E]| {
         let x = &x[index * band * features..][..output.len()];
         isa.run(Forward {
+            norm,
             x,
             weight,
             bias,
-            epsilon,
             output,
         });
     };
@@ -41,10 +72,10 @@ pub(crate) fn forward<E: Element>(
 }
 
 struct Forward<'a, E> {
+    norm: RowNorm,
     x: &'a [E],
     weight: &'a [E],
     bias: &'a [E],
-    epsilon: f64,
     output: &'a mut [E],
 }
 
@@ -54,15 +85,15 @@ impl<E: Element> WithSimd for Forward<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self {
+            norm,
             x,
             weight,
             bias,
-            epsilon,
             output,
         } = self;
         let features = weight.len();
         for (x, output) in x.chunks(features).zip(output.chunks_mut(features)) {
-            let normal = Normal::<E>::new(Moments::of(simd, x).statistic(epsilon));
+            let normal = Normal::<E>::new(norm.statistic(Moments::of(simd, x)));
             apply(
                 simd,
                 [x, weight, bias],
@@ -117,10 +148,10 @@ pub(crate) struct Gradient<E> {
 /// input is read anyway.
 pub(crate) fn backward<E: Element>(
     isa: Isa,
+    norm: RowNorm,
     x: &[E],
     cotangent: &[E],
     weight: &[E],
-    epsilon: f64,
 ) -> Gradient<E> {
     let features = weight.len();
     let rows = x.len() / features.max(1);
@@ -135,10 +166,10 @@ pub(crate) fn backward<E: Element>(
                 unsafe { std::slice::from_raw_parts_mut(input.at(range.start), range.len()) };
             let (x, cotangent) = (&x[range.clone()], &cotangent[range]);
             isa.run(Backward {
+                norm,
                 x,
                 cotangent,
                 weight,
-                epsilon,
                 input,
                 sums,
             });
@@ -161,10 +192,10 @@ pub(crate) fn backward<E: Element>(
 }
 
 struct Backward<'a, E> {
+    norm: RowNorm,
     x: &'a [E],
     cotangent: &'a [E],
     weight: &'a [E],
-    epsilon: f64,
     input: &'a mut [E],
     /// Sums for the gradients of weight and bias.
     sums: &'a mut [E],
@@ -176,10 +207,10 @@ impl<E: Element> WithSimd for Backward<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self {
+            norm,
             x,
             cotangent,
             weight,
-            epsilon,
             input,
             sums,
         } = self;
@@ -187,11 +218,11 @@ impl<E: Element> WithSimd for Backward<'_, E> {
         let (weights, biases) = sums.split_at_mut(features);
         let rows = x.chunks(features).zip(cotangent.chunks(features));
         for ((x, cotangent), input) in rows.zip(input.chunks_mut(features)) {
-            let statistic = Moments::of(simd, x).statistic(epsilon);
+            let statistic = norm.statistic(Moments::of(simd, x));
             let normal = Normal::<E>::new(statistic);
             let [mean, product] = means(simd, [x, cotangent, weight], normal);
             let slope = |mean: f64| E::splat(simd, E::from_f64(-statistic.scale * mean));
-            let (constant, slope) = (slope(mean), slope(product));
+            let (constant, slope) = (slope(norm.centred() * mean), slope(product));
             let scale = E::splat(simd, normal.scale);
             let lanes = E::lanes::<S>();
             for start in (0..features).step_by(lanes) {
@@ -258,6 +289,7 @@ mod tests {
     use crate::kernel::testing::{assert_close, random, rounded, same_for_all_pools};
 
     const EPSILON: f64 = 1e-5;
+    const LAYER: RowNorm = RowNorm::Layer { epsilon: EPSILON };
     const CASES: [[usize; 2]; 7] = [
         [37, 5],
         [1_500, 96],
@@ -296,9 +328,9 @@ mod tests {
             for isa in Isa::available() {
                 let statistics = statistics(isa, &x, extents);
                 let expected = norm::normalize(isa, &x, extents, &statistics, &weight, &bias);
-                let y = same_for_all_pools(|| forward(isa, &x, &weight, &bias, EPSILON).to_vec());
+                let y = same_for_all_pools(|| forward(isa, LAYER, &x, &weight, &bias).to_vec());
                 assert_close(&y, &expected, 1e-12);
-                let y = forward(isa, &single(&x), &single(&weight), &single(&bias), EPSILON);
+                let y = forward(isa, LAYER, &single(&x), &single(&weight), &single(&bias));
                 assert_close(&y, &expected, 3e-6);
 
                 let sums = norm::channel_sums(isa, &x, &cotangent, extents, &statistics);
@@ -319,7 +351,7 @@ mod tests {
                         input,
                         weight,
                         bias,
-                    } = backward(isa, &x, &cotangent, &weight, EPSILON);
+                    } = backward(isa, LAYER, &x, &cotangent, &weight);
                     [input.to_vec(), weight, bias]
                 });
                 assert_close(&input, &expected, 1e-10);
@@ -327,15 +359,49 @@ mod tests {
                 assert_close(&biases_found, &biases, 1e-11);
                 let found = backward(
                     isa,
+                    LAYER,
                     &single(&x),
                     &single(&cotangent),
                     &single(&weight),
-                    EPSILON,
                 );
                 if case[1] > 10 {
                     assert_close(&found.input, &expected, 1e-5);
                     assert_close(&found.weight, &weights, 1e-3);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn rms_norm_is_its_definition() {
+        let rms = RowNorm::Rms { epsilon: EPSILON };
+        let [rows, features] = [37, 19];
+        let [x, cotangent] = [1, 2].map(|seed| random(rows * features, seed));
+        let [weight, bias] = [random(features, 3), vec![0.0; features]];
+        let by_definition = |x: &[f64]| -> Vec<f64> {
+            let rows = x.chunks(features).flat_map(|row| {
+                let squares = row.iter().map(|x| x * x).sum::<f64>() / features as f64;
+                let scale = 1.0 / (squares + EPSILON).sqrt();
+                let scaled = row.iter().zip(&weight);
+                scaled.map(move |(x, weight)| x * scale * weight)
+            });
+            rows.collect()
+        };
+        let step = 1e-6;
+        for isa in Isa::available() {
+            let y = forward(isa, rms, &x, &weight, &bias);
+            assert_close(&y, &by_definition(&x), 1e-12);
+            let found = backward(isa, rms, &x, &cotangent, &weight);
+            for index in [0, 5, 100, rows * features - 1] {
+                let moved = |step: f64| {
+                    let mut x = x.clone();
+                    x[index] += step;
+                    let y = by_definition(&x);
+                    y.iter().zip(&cotangent).map(|(y, g)| y * g).sum::<f64>()
+                };
+                let slope = (moved(step) - moved(-step)) / (2.0 * step);
+                let input = found.input[index];
+                assert!((input - slope).abs() < 1e-7, "{input} {slope}");
             }
         }
     }

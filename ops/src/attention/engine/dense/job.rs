@@ -1,5 +1,7 @@
 //! Dense attention as kernels get it: sizes, and where operands and results lie.
 
+use halocline_core::RandomKey;
+
 use crate::kernel::memory::Shared;
 
 /// The largest score of no key: smaller than any, and still a number.
@@ -39,7 +41,68 @@ pub(crate) struct Dense<E> {
     pub values: Tokens<E>,
     /// Where only keys up to the query's own place count: the places of the first query and of the first key.
     pub causal: Option<[usize; 2]>,
+    pub bias: Option<Bias<E>>,
+    pub dropout: Option<Dropout>,
     pub results: Results<E>,
+}
+
+/// What is added to scores.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bias<E> {
+    first: *const E,
+    /// From a sample, query, head and key to the next; zero where it is the same for all.
+    steps: [usize; 4],
+}
+
+// SAFETY: elements to read, which outlive the pass.
+unsafe impl<E: Sync> Send for Bias<E> {}
+// SAFETY: as above.
+unsafe impl<E: Sync> Sync for Bias<E> {}
+
+impl<E: Copy> Bias<E> {
+    /// A bias of this shape, `[batch, queries, heads, keys]`, of which the kernel's keys begin at `first_key`.
+    pub(crate) fn new(elements: &[E], shape: &[usize], first_key: usize) -> Self {
+        let mut steps = [0; 4];
+        let mut step = 1;
+        for (dim, size) in shape.iter().enumerate().rev() {
+            steps[dim] = if *size == 1 { 0 } else { step };
+            step *= size;
+        }
+        Self {
+            first: elements.as_ptr().wrapping_add(first_key * steps[3]),
+            steps,
+        }
+    }
+
+    /// # Safety
+    /// The pair must be there.
+    pub(super) unsafe fn at(&self, [batch, query, head, key]: [usize; 4]) -> E {
+        let [by_batch, by_query, by_head, by_key] = self.steps;
+        let offset = batch * by_batch + query * by_query + head * by_head + key * by_key;
+        // SAFETY: the caller's.
+        unsafe { *self.first.wrapping_add(offset) }
+    }
+}
+
+/// Dropout of weights.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dropout {
+    pub probability: f64,
+    pub key: RandomKey,
+    /// The whole index space, `[batch, queries, heads, keys]`.
+    pub shape: [usize; 4],
+    /// Where the kernel's operands begin in it.
+    pub first: [usize; 4],
+}
+
+impl Dropout {
+    /// The number of a pair in the whole.
+    pub(super) fn number(&self, pair: [usize; 4]) -> usize {
+        let dims = 0..4;
+        dims.fold(0, |number, dim| {
+            number * self.shape[dim] + self.first[dim] + pair[dim]
+        })
+    }
 }
 
 /// What is computed, and what of the forward pass it needs.

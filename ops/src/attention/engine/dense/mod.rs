@@ -5,6 +5,7 @@
 //! block with the largest score so far (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018; T.
 //! Dao et al., "FlashAttention", 2022).
 mod job;
+mod pairs;
 mod passes;
 mod task;
 
@@ -14,7 +15,7 @@ use rayon::prelude::*;
 use super::blocks::TARGETS;
 use crate::kernel::memory::with_scratch;
 use crate::kernel::simd::{Element, Isa};
-pub(crate) use job::{Backward, Dense, LOWEST, Results, Tokens};
+pub(crate) use job::{Backward, Bias, Dense, Dropout, LOWEST, Results, Tokens};
 use task::{Runs, SOURCES, Task};
 
 /// Multiplications below which a second thread does not pay.

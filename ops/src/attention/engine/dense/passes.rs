@@ -39,7 +39,7 @@ impl<E: Element> Task<'_, E> {
             }
             for block in self.blocks(job.keys.tokens) {
                 self.scores(simd, q, (&job.keys, shared), &block, scores);
-                self.mask(simd, &block, scores);
+                self.complete(simd, self.head, &block, scores);
                 for (vector, [most, sum]) in known[..self.vectors::<S>()].iter_mut().enumerate() {
                     let (scores, means) = (scores.at(vector), means.at(vector));
                     let before = *most;
@@ -61,6 +61,7 @@ impl<E: Element> Task<'_, E> {
                         E::store::<S>(at, E::times(simd, E::load::<S>(at), factor));
                     }
                 }
+                self.drop::<S>(self.head, &block, scores);
                 self.weighted(simd, scores, (&job.values, shared), &block, means);
             }
             self.store(simd, means, self.head, &output);
@@ -95,8 +96,9 @@ impl<E: Element> Task<'_, E> {
             self.load::<S>(&gradient, self.head, 1.0, result);
             for block in self.blocks(job.keys.tokens) {
                 self.scores(simd, q, (&job.keys, shared), &block, scores);
-                self.mask(simd, &block, scores);
+                self.complete(simd, self.head, &block, scores);
                 self.scores(simd, g, (&job.values, shared), &block, slopes);
+                self.drop::<S>(self.head, &block, slopes);
                 for vector in 0..self.vectors::<S>() {
                     let known = [from.lse, from.products]
                         .map(|tokens| self.number::<S>(&tokens, self.head, vector));
@@ -140,8 +142,9 @@ impl<E: Element> Task<'_, E> {
                 let head = self.head * job.shared + turn;
                 for block in self.blocks(job.queries.tokens) {
                     self.scores(simd, k, (&job.queries, head), &block, scores);
-                    self.mask(simd, &block, scores);
+                    self.complete(simd, head, &block, scores);
                     self.scores(simd, v, (&from.cotangent, head), &block, slopes);
+                    self.drop::<S>(head, &block, slopes);
                     for (source, query) in block.clone().enumerate() {
                         let known = [from.lse, from.products]
                             .map(|tokens| E::splat(simd, *tokens.at(self.batch, query, head)));
@@ -153,6 +156,7 @@ impl<E: Element> Task<'_, E> {
                             E::store::<S>(at[1], E::times(simd, weight, scale));
                         }
                     }
+                    self.drop::<S>(head, &block, scores);
                     self.weighted(simd, slopes, (&job.queries, head), &block, results[0]);
                     self.weighted(simd, scores, (&from.cotangent, head), &block, results[1]);
                 }

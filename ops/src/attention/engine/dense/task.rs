@@ -223,40 +223,4 @@ impl<E: Element> Task<'_, E> {
             storage: PhantomData,
         }
     }
-
-    /// Replaces scores that do not count by minus infinity.
-    #[inline(always)]
-    pub(super) unsafe fn mask<S: Simd>(&self, simd: S, block: &Range<usize>, scores: Runs<E>) {
-        let Some([query, key]) = self.job.causal else {
-            return;
-        };
-        let keys = matches!(self.job.results, Results::Keys { .. });
-        // The largest place of a key and the smallest of a query.
-        let (last, first) = if keys {
-            (key + self.targets.end - 1, query + block.start)
-        } else {
-            (key + block.end - 1, query + self.targets.start)
-        };
-        if last <= first {
-            return;
-        }
-        let lowest = E::splat(simd, E::from_f64(f64::NEG_INFINITY));
-        for vector in 0..self.vectors::<S>() {
-            let start = self.lanes::<S>(vector).start as i64 - block.start as i64;
-            for source in 0..block.len() {
-                // The place of each lane's query less that of its key.
-                let ahead = std::array::from_fn::<E, WIDEST, _>(|lane| {
-                    let target = start + lane as i64 - source as i64;
-                    let place = query as i64 - key as i64;
-                    E::from_f64(if keys { place - target } else { place + target } as f64)
-                });
-                // SAFETY: a vector for each source.
-                unsafe {
-                    let at = scores.at(vector).add(source * E::lanes::<S>());
-                    let pair = [E::load::<S>(ahead.as_ptr()), E::splat(simd, E::default())];
-                    E::store::<S>(at, E::select_less(simd, pair, lowest, E::load::<S>(at)));
-                }
-            }
-        }
-    }
 }

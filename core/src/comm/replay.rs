@@ -1,0 +1,179 @@
+//! Communicator that remembers what it received, to give it once more without messages.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::{
+    Batch, Communicator, Counters, Expected, InFlight, Payload, Pending, Settings,
+};
+use crate::Result;
+
+/// An engine that records the batches of a program; then repeats them to the same program, once, without a message; and
+/// then passes batches on.
+#[derive(Debug)]
+pub(crate) struct Replay {
+    engine: Arc<dyn Communicator>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// What the batches so far received, in the order of their starts; `None` in flight.
+    Recording(Vec<Option<Vec<Received>>>),
+    Repeating(VecDeque<Vec<Received>>),
+    Passing,
+}
+
+/// What came for an [`Expected`].
+#[derive(Debug)]
+enum Received {
+    Payload(Payload),
+    Place(Vec<u8>),
+}
+
+impl Replay {
+    /// Records the batches of an engine.
+    pub(crate) fn of(engine: Arc<dyn Communicator>) -> Self {
+        Self {
+            engine,
+            state: Mutex::new(State::Recording(Vec::new())),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Ends the record, and repeats it from here on.
+    pub(crate) fn repeat(&self) {
+        let mut state = self.state();
+        if let State::Recording(record) = &mut *state {
+            let finished = record.drain(..).map(|batch| batch.expect("a finished batch"));
+            *state = State::Repeating(finished.collect());
+        }
+    }
+
+    /// Passes batches on from here on: those of a backward pass.
+    pub(crate) fn pass_on(&self) {
+        let before = std::mem::replace(&mut *self.state(), State::Passing);
+        let repeated = match before {
+            State::Repeating(rest) => rest.is_empty(),
+            _ => true,
+        };
+        assert!(
+            repeated,
+            "recompute: the block received less than in its first run"
+        );
+    }
+}
+
+/// A batch whose messages are recorded when they have come.
+struct Recorded {
+    in_flight: InFlight,
+    expected: Vec<Expected>,
+    place: usize,
+    replay: Arc<Replay>,
+}
+
+impl Pending for Recorded {
+    fn finish(self: Box<Self>) -> Result<Vec<Payload>> {
+        let payloads = self.in_flight.finish()?;
+        let received = self.expected.iter().zip(&payloads);
+        let received = received.map(|(expected, payload)| match expected {
+            Expected::Place(place) => Received::Place(place.read()),
+            _ => Received::Payload(payload.clone()),
+        });
+        if let State::Recording(record) = &mut *self.replay.state() {
+            record[self.place] = Some(received.collect());
+        }
+        Ok(payloads)
+    }
+
+    fn in_background(&self) {
+        self.in_flight.in_background();
+    }
+}
+
+impl Communicator for Replay {
+    fn rank(&self) -> usize {
+        self.engine.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.engine.size()
+    }
+
+    fn start(self: Arc<Self>, batch: Batch) -> Result<InFlight> {
+        enum Turn {
+            Record(usize),
+            Repeat(Vec<Received>),
+            Pass,
+        }
+
+        let turn = match &mut *self.state() {
+            State::Recording(record) => {
+                record.push(None);
+                Turn::Record(record.len() - 1)
+            }
+            State::Repeating(record) => {
+                let received = record.pop_front();
+                let received = received.expect("recompute: more messages than in the first run");
+                Turn::Repeat(received)
+            }
+            State::Passing => Turn::Pass,
+        };
+        match turn {
+            Turn::Pass => self.engine.clone().start(batch),
+            Turn::Record(place) => {
+                let expected = batch.receives.iter().map(|(_, expected)| expected.clone());
+                let expected = expected.collect();
+                Ok(InFlight::new(Recorded {
+                    in_flight: self.engine.clone().start(batch)?,
+                    expected,
+                    place,
+                    replay: self,
+                }))
+            }
+            Turn::Repeat(received) => {
+                let pairs = batch.receives.into_iter().zip(received);
+                let payloads = pairs.map(|((_, expected), received)| match (expected, received) {
+                    (Expected::Place(place), Received::Place(bytes)) => {
+                        place.write(&bytes);
+                        Payload::Tensors(Vec::new())
+                    }
+                    (_, Received::Payload(payload)) => payload,
+                    (expected, Received::Place(_)) => {
+                        panic!("recompute: {expected} where the first run received a place")
+                    }
+                });
+                let payloads: Vec<_> = payloads.collect();
+                Ok(InFlight::new(|| Ok(payloads)))
+            }
+        }
+    }
+
+    fn fail(&self, rank: usize, cause: &str) {
+        self.engine.fail(rank, cause);
+    }
+
+    fn failure(&self) -> Option<(usize, String)> {
+        self.engine.failure()
+    }
+
+    fn takes_time(&self) -> bool {
+        self.engine.takes_time()
+    }
+
+    fn settings(&self) -> &Settings {
+        self.engine.settings()
+    }
+
+    fn counters(&self) -> &Counters {
+        self.engine.counters()
+    }
+
+    fn describe_boxes(&self, boxes: &dyn fmt::Display) {
+        self.engine.describe_boxes(boxes);
+    }
+}

@@ -1,0 +1,63 @@
+//! Keys of the random numbers that layers draw.
+
+use std::cell::Cell;
+
+use crate::RandomKey;
+
+thread_local! {
+    static CURRENT: Cell<Option<LayerKeys>> = const { Cell::new(None) };
+}
+
+/// Keys of the random numbers that layers such as dropout draw, one after another.
+///
+/// Each rank has its own, in the thread of its program. Ranks that run the same layers draw the same keys, and take the
+/// numbers of their own cells. A job begins with keys of its seed; [`install`](Self::install) makes others current, as
+/// a trainer does for every batch.
+///
+/// # Example
+/// ```
+/// use halocline_core::{LayerKeys, RandomKey};
+///
+/// let keys = LayerKeys::new(RandomKey::new(7, ("step", 3)));
+/// keys.install();
+/// let (first, second) = (LayerKeys::draw(), LayerKeys::draw());
+/// assert_ne!(first, second);
+/// keys.install(); // the same once more
+/// assert_eq!(LayerKeys::draw(), first);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerKeys {
+    key: RandomKey,
+    drawn: u64,
+}
+
+impl LayerKeys {
+    /// Keys within a stream of random numbers.
+    pub fn new(key: RandomKey) -> Self {
+        Self { key, drawn: 0 }
+    }
+
+    /// The keys that this thread is to draw next.
+    pub fn current() -> Self {
+        let default = || Self::new(RandomKey::new(0, "layers"));
+        CURRENT.get().unwrap_or_else(default)
+    }
+
+    /// Makes these the keys that this thread draws next; returns those that it would have drawn.
+    pub fn install(self) -> Self {
+        let before = Self::current();
+        CURRENT.set(Some(self));
+        before
+    }
+
+    /// Draws a key.
+    pub fn draw() -> RandomKey {
+        let Self { key, drawn } = Self::current();
+        let next = Self {
+            key,
+            drawn: drawn + 1,
+        };
+        next.install();
+        key.within(drawn)
+    }
+}

@@ -1,0 +1,366 @@
+//! Blocks of a model that are computed again in the backward pass, instead of keeping what they computed.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use burn::backend::DispatchTensor;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Gradients, Tensor};
+
+use super::ShardTensor;
+use crate::comm::Replay;
+use crate::operator::{BackwardPass, Operator, apply};
+use crate::{DeviceMesh, Error, LayerKeys, Layout, Result, reduce};
+
+impl<const D: usize> ShardTensor<D> {
+    /// Applies a block of a model and keeps only its input: the backward pass computes the block again, and then its
+    /// gradients. Memory falls to that of one block, and time grows by that of a forward pass.
+    ///
+    /// Results and gradients have the bits of the block itself. What the block receives from other ranks is kept, so that
+    /// nothing is sent twice in the forward direction; random numbers of [`LayerKeys`] are drawn alike. Parameters of
+    /// `module` receive gradients; tensors that the closure captures must have none: pass one by
+    /// [`recompute_with`](Self::recompute_with).
+    ///
+    /// # Panics
+    /// Panics if the block captures a tensor with gradients, if its messages depend on anything but its operands, or for
+    /// parameters of several number types; [raises](Error::raise) the errors of the block.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("rows", 2)])?;
+    ///     let linear = world.init(|device| LinearConfig::new(3, 3).init(device))?;
+    ///     let x = ShardTensor::<2>::ones([4, 3], &mesh, &[Shard(0)])?.require_grad();
+    ///     let y = x.clone().recompute(&linear, |linear, x| {
+    ///         let (local, layout, mesh) = x.into_parts();
+    ///         ShardTensor::from_parts(linear.forward(local).tanh(), layout, mesh)
+    ///     });
+    ///     let gradients = y.into_parts().0.sum().backward();
+    ///     assert!(x.grad(&gradients).is_some() && linear.weight.grad(&gradients).is_some());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn recompute<M: Module + 'static>(
+        self,
+        module: &M,
+        block: impl Fn(&M, Self) -> Self + Send + Sync + 'static,
+    ) -> Self {
+        let nothing = Tensor::<1>::zeros([1], (&self.device(), self.local.dtype()));
+        let layout = Layout::replicated(self.layout.mesh(), &[1]);
+        let nothing = ShardTensor::from_parts(nothing, layout, self.mesh.clone());
+        self.recompute_with(nothing, module, move |module, x, _| block(module, x))
+    }
+
+    /// [`recompute`](Self::recompute) of a block with a second operand, which receives its gradient, too.
+    ///
+    /// # Panics
+    /// As [`recompute`](Self::recompute).
+    #[must_use]
+    pub fn recompute_with<const E: usize, M: Module + 'static>(
+        self,
+        other: ShardTensor<E>,
+        module: &M,
+        block: impl Fn(&M, Self, ShardTensor<E>) -> Self + Send + Sync + 'static,
+    ) -> Self {
+        let parameters = flat(module, &self);
+        let tracked = [self.local.is_tracked(), other.local.is_tracked(), parameters.is_tracked()];
+        if !tracked.contains(&true) {
+            return block(module, self, other);
+        }
+        let replay = Arc::new(Replay::of(self.mesh.comm().clone()));
+        let shape = (**self.mesh.shape()).clone();
+        let mesh = DeviceMesh::new(shape, replay.clone(), self.mesh.device().clone());
+        let mesh = mesh.unwrap_or_else(|error| error.raise());
+        let output = Arc::new(OnceLock::new());
+        let operator = Block {
+            module: Mutex::new(module.clone()),
+            block,
+            layouts: (self.layout.clone(), other.layout.clone()),
+            mesh,
+            replay,
+            keys: LayerKeys::current(),
+            output: output.clone(),
+        };
+        let inputs = [
+            self.local.into_dispatch(),
+            other.local.into_dispatch(),
+            parameters.into_dispatch(),
+        ];
+        let y = Tensor::from_dispatch(apply(operator, inputs));
+        let layout = output.get().expect("a forward pass").clone();
+        Self::from_parts(y, layout, self.mesh)
+    }
+}
+
+/// A block as an operator on two operands and all its parameters, one after another.
+struct Block<M, F, const D: usize, const E: usize> {
+    module: Mutex<M>,
+    block: F,
+    layouts: (Layout, Layout),
+    /// With the engine `replay`.
+    mesh: DeviceMesh,
+    replay: Arc<Replay>,
+    /// The random numbers of its layers.
+    keys: LayerKeys,
+    /// The layout of the result.
+    output: Arc<OnceLock<Layout>>,
+}
+
+impl<M, F, const D: usize, const E: usize> fmt::Debug for Block<M, F, D, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Block")
+    }
+}
+
+impl<M, F, const D: usize, const E: usize> Block<M, F, D, E>
+where
+    M: Module,
+    F: Fn(&M, ShardTensor<D>, ShardTensor<E>) -> ShardTensor<D>,
+{
+    /// Applies the block with these parameters, which are leaves of a graph if `leaves` says so.
+    fn run(
+        &self,
+        x: &Tensor<D>,
+        other: &Tensor<E>,
+        parameters: Tensor<1>,
+        leaves: bool,
+    ) -> (ShardTensor<D>, M) {
+        let module = self.module.lock().unwrap_or_else(|e| e.into_inner());
+        let module = module.clone().map(&mut Load {
+            parameters,
+            offset: 0,
+            leaves,
+        });
+        let (of_x, of_other) = self.layouts.clone();
+        let x = ShardTensor::from_parts(x.clone(), of_x, self.mesh.clone());
+        let other = ShardTensor::from_parts(other.clone(), of_other, self.mesh.clone());
+        ((self.block)(&module, x, other), module)
+    }
+}
+
+impl<M, F, const D: usize, const E: usize> Operator for Block<M, F, D, E>
+where
+    M: Module + 'static,
+    F: Fn(&M, ShardTensor<D>, ShardTensor<E>) -> ShardTensor<D> + Send + Sync + 'static,
+{
+    type Saved = ();
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(["block", "block (again, and backward)"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        true
+    }
+
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        let [x, other, parameters]: [_; 3] = inputs.try_into().expect("three inputs");
+        // On a device with autodiff, so that layers know that this is training; nothing is tracked.
+        let x = Tensor::<D>::from_dispatch(x).autodiff();
+        let other = Tensor::<E>::from_dispatch(other).autodiff();
+        let parameters = Tensor::<1>::from_dispatch(parameters).autodiff();
+        let (y, _) = self.run(&x, &other, parameters, false);
+        if y.local.is_tracked() {
+            let message = "the block captures a tensor with gradients; pass it by recompute_with";
+            return Err(Error::operator("recompute", message));
+        }
+        self.output.get_or_init(|| y.layout.clone());
+        self.replay.repeat();
+        Ok((y.local.inner().into_dispatch(), ()))
+    }
+
+    fn backward(&self, mut pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        let [x, other, parameters] = [0, 1, 2].map(|input| pass.take_input(input));
+        let x = Tensor::<D>::from_dispatch(x).autodiff().require_grad();
+        let other = Tensor::<E>::from_dispatch(other).autodiff().require_grad();
+        let parameters = Tensor::<1>::from_dispatch(parameters).autodiff();
+        let before = self.keys.install();
+        let (y, module) = self.run(&x, &other, parameters, true);
+        before.install();
+        self.replay.pass_on();
+        let cotangent = Tensor::<D>::from_dispatch(pass.cotangent).autodiff();
+        let product = (y.local * cotangent).sum();
+        let gradients = reduce::collect(self.mesh.shape().ranks(), || product.backward());
+        let mut parameters = Flatten {
+            gradients: Some(&gradients),
+            parts: Vec::new(),
+        };
+        module.visit(&mut parameters);
+        let parameters = match parameters.parts.is_empty() {
+            true => None,
+            false => Some(Tensor::cat(parameters.parts, 0).into_dispatch()),
+        };
+        let [x, other] = [
+            x.grad(&gradients).map(Tensor::into_dispatch),
+            other.grad(&gradients).map(Tensor::into_dispatch),
+        ];
+        Ok(vec![x, other, parameters])
+    }
+}
+
+/// All parameters one after another, with gradients; a zero beside `x` if there are none.
+fn flat<M: Module, const D: usize>(module: &M, x: &ShardTensor<D>) -> Tensor<1> {
+    let mut flatten = Flatten {
+        gradients: None,
+        parts: Vec::new(),
+    };
+    module.visit(&mut flatten);
+    let types = flatten.parts.iter().map(Tensor::dtype);
+    let types: std::collections::HashSet<_> = types.collect();
+    assert!(
+        types.len() < 2,
+        "recompute: parameters of the number types {types:?}; expected one"
+    );
+    match flatten.parts.is_empty() {
+        true => Tensor::zeros([1], (&x.device(), x.local.dtype())),
+        false => Tensor::cat(flatten.parts, 0),
+    }
+}
+
+/// Collects parameters or their gradients, each as one dim.
+struct Flatten<'a> {
+    gradients: Option<&'a Gradients>,
+    parts: Vec<Tensor<1>>,
+}
+
+impl ModuleVisitor for Flatten<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.val();
+        let (count, value) = match self.gradients {
+            None => (value.shape().num_elements(), value),
+            Some(gradients) => {
+                let gradient = value.grad(gradients);
+                (
+                    value.shape().num_elements(),
+                    gradient.unwrap_or_else(|| value.inner().zeros_like()),
+                )
+            }
+        };
+        self.parts.push(value.reshape([count]));
+    }
+}
+
+/// Replaces parameters by parts of one tensor.
+struct Load {
+    parameters: Tensor<1>,
+    offset: usize,
+    leaves: bool,
+}
+
+impl ModuleMapper for Load {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, value, mapper) = param.consume();
+        let count = value.shape().num_elements();
+        let part = self.parameters.clone().narrow(0, self.offset, count);
+        self.offset += count;
+        let part = part.reshape(value.dims());
+        let part = match self.leaves {
+            true => part.detach().require_grad(),
+            false => part,
+        };
+        Param::from_mapped_value(id, part, mapper)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::TensorData;
+
+    use super::*;
+    use crate::{Boundary, CommStats, Halo, Launcher, LocalGradient, Shard, Traffic};
+
+    #[derive(Module, Debug)]
+    struct Model {
+        linear: Linear,
+    }
+
+    /// Halos, a parameter, and a sum over ranks.
+    fn block(model: &Model, x: ShardTensor<2>) -> ShardTensor<2> {
+        let halo = Halo::new(0, 1, Boundary::Periodic);
+        let rows = x.dims()[0];
+        let (layout, mesh) = (x.layout().clone(), x.mesh().clone());
+        let around = x.with_halo(&[halo]).unwrap();
+        let held = around.dims()[0] - 2;
+        let part = |start: usize| around.clone().narrow(0, start, held);
+        let weight = model.linear.weight.val();
+        let weight = crate::ops::fan_out(weight, &mesh, &[0], "block");
+        let y = (part(0) - part(2)).matmul(weight).tanh() / rows as f64;
+        ShardTensor::from_parts(y, layout, mesh)
+    }
+
+    fn run(ranks: usize, again: bool) -> Vec<(Vec<TensorData>, CommStats)> {
+        let found = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("x", ranks)])?;
+            let model = world.init(|device| Model {
+                linear: LinearConfig::new(3, 3).init(device),
+            })?;
+            let x = crate::RandomKey::new(1, "x");
+            let uniform = crate::Distribution::Uniform {
+                low: -1.0,
+                high: 1.0,
+            };
+            let x = ShardTensor::<2>::random([7, 3], uniform, x, &mesh, &[Shard(0)])?.require_grad();
+            let before = world.comm_stats();
+            let mut y = x.clone();
+            for _ in 0..3 {
+                y = match again {
+                    true => y.recompute(&model, block),
+                    false => block(&model, y),
+                };
+            }
+            let forward = y.local().clone().inner();
+            let loss = y.local().clone().square().sum();
+            let layout = Layout::new(mesh.shape(), &[1], &[crate::Partial(crate::ReduceOp::Sum)])?;
+            let loss = ShardTensor::from_parts(loss, layout, mesh.clone());
+            let gradients = loss.backward();
+            let sent = world.comm_stats().since(&before);
+            let gradient = x.grad(&gradients).expect("a gradient");
+            let weight = model.linear.weight.val().grad(&gradients).expect("a gradient");
+            let found = vec![
+                forward.into_data(),
+                gradient.full_tensor(LocalGradient::Replicated).into_data(),
+                weight.into_data(),
+            ];
+            Ok((found, sent))
+        });
+        found.unwrap()
+    }
+
+    #[test]
+    fn gradients_have_the_same_bits_and_halos_travel_once() {
+        for ranks in [1, 3] {
+            for (again, kept) in run(ranks, true).into_iter().zip(run(ranks, false)) {
+                for (again, kept) in again.0.iter().zip(&kept.0) {
+                    again.assert_eq(kept, true);
+                }
+                let bytes = |sent: &CommStats| sent.of(Traffic::Exchange).bytes;
+                assert_eq!(bytes(&again.1), bytes(&kept.1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_captured_tensor_with_gradients_is_refused() {
+        let device = burn::tensor::Device::default().autodiff();
+        let model = Model {
+            linear: LinearConfig::new(3, 3).init(&device),
+        };
+        let captured = Tensor::<2>::ones([2, 3], &device).require_grad();
+        let x = ShardTensor::solo(Tensor::<2>::ones([2, 3], &device).require_grad());
+        let refused = Error::catch(|| {
+            x.recompute(&model, move |_, x| {
+                let (local, layout, mesh) = x.into_parts();
+                ShardTensor::from_parts(local * captured.clone(), layout, mesh)
+            })
+        });
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("captures a tensor with gradients"), "{error}");
+    }
+}

@@ -1,0 +1,167 @@
+//! Neighborhood attention as layers.
+
+use burn::config::Config;
+use burn::module::{Module, Param};
+use burn::nn::{Initializer, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+use halocline_ops::prelude::*;
+
+use super::rotary::Rotary;
+
+macro_rules! neighborhood_attention {
+    ($n:literal, $d:literal, $e:literal, $module:ident, $config:ident, $shape:literal) => {
+        #[doc = concat!("Configuration of [`", stringify!($module), "`].")]
+        #[derive(Config, Debug)]
+        pub struct $config {
+            /// Channels of input and output.
+            pub d_model: usize,
+            /// Heads of queries, which divide the channels.
+            pub heads: usize,
+            /// Neighbouring keys that a query attends to, in every spatial dim.
+            pub kernel: [usize; $n],
+            /// Heads of keys and values, which divide those of queries; by default as many.
+            pub key_heads: Option<usize>,
+            /// The distance from one key to the next.
+            #[config(default = "[1; _]")]
+            pub dilation: [usize; $n],
+            /// Neighbouring queries that share a window.
+            #[config(default = "[1; _]")]
+            pub stride: [usize; $n],
+            /// Dims in which only keys up to the query's own place count.
+            #[config(default = "[false; _]")]
+            pub causal: [bool; $n],
+            /// Dims that go on at their other end.
+            #[config(default = "[false; _]")]
+            pub periodic: [bool; $n],
+            /// Learned tokens, keys and values, that every query attends to besides.
+            #[config(default = "0")]
+            pub tokens: usize,
+            /// The base of rotary position embeddings; none without it.
+            pub rotary: Option<f64>,
+            /// Whether projections have a bias.
+            #[config(default = "true")]
+            pub bias: bool,
+        }
+
+        /// Multi-head neighborhood attention with its projections.
+        ///
+        /// # Shapes
+        #[doc = concat!("`[batch, ", $shape, ", d_model]` → the same.")]
+        ///
+        /// # Example
+        /// ```
+        /// use burn::tensor::{Device, Tensor};
+        #[doc = concat!("use halocline_models::", stringify!($config), ";")]
+        /// use halocline_ops::Apply;
+        ///
+        /// let device = Device::default();
+        #[doc = concat!("let config = ", stringify!($config), "::new(8, 2, [3; ", stringify!($n), "]).with_rotary(Some(100.0));")]
+        /// let attention = config.init(&device);
+        #[doc = concat!("let mut shape = [6; ", stringify!($d), "];")]
+        #[doc = concat!("shape[", stringify!($d), " - 1] = 8;")]
+        #[doc = concat!("let y = Tensor::<", stringify!($d), ">::ones(shape, &device).apply(&attention);")]
+        /// assert_eq!(y.dims(), shape);
+        /// ```
+        #[derive(Module, Debug)]
+        pub struct $module {
+            /// The projection to queries, keys and values, in this order.
+            pub query_key_value: Linear,
+            /// The projection of the heads' results.
+            pub output: Linear,
+            /// Keys and values of tokens, `[1, tokens, key_heads, width]`; empty without tokens.
+            pub tokens: Vec<Param<Tensor<4>>>,
+            heads: [usize; 2],
+            #[module(skip)]
+            options: NeighborhoodOptions<$n>,
+            #[module(skip)]
+            rotary: Option<Rotary>,
+        }
+
+        impl $config {
+            /// Makes the layer.
+            ///
+            /// # Panics
+            /// Panics for heads that do not divide.
+            pub fn init(&self, device: &Device) -> $module {
+                let heads = [self.heads, self.key_heads.unwrap_or(self.heads)];
+                let fits = self.heads > 0
+                    && self.d_model.is_multiple_of(self.heads)
+                    && heads[1] > 0
+                    && self.heads.is_multiple_of(heads[1]);
+                assert!(
+                    fits,
+                    "{} heads of queries and {} of keys for {} channels; expected that each divides the one before",
+                    heads[0], heads[1], self.d_model
+                );
+                let width = self.d_model / self.heads;
+                let options = NeighborhoodOptions::new(self.kernel)
+                    .with_dilation(self.dilation)
+                    .with_stride(self.stride)
+                    .with_causal(self.causal)
+                    .with_periodic(self.periodic);
+                let linear = |from, to| LinearConfig::new(from, to).with_bias(self.bias);
+                $module {
+                    query_key_value: linear(self.d_model, (heads[0] + 2 * heads[1]) * width)
+                        .init(device),
+                    output: linear(self.d_model, self.d_model).init(device),
+                    tokens: match self.tokens {
+                        0 => Vec::new(),
+                        tokens => {
+                            let normal = Initializer::Normal { mean: 0.0, std: 1.0 };
+                            let make = || normal.init([1, tokens, heads[1], width], device);
+                            vec![make(), make()]
+                        }
+                    },
+                    heads,
+                    options,
+                    rotary: self.rotary.map(|base| Rotary::new(base, &self.periodic)),
+                }
+            }
+        }
+
+        impl $module {
+            /// Attention of every cell to all cells, by the same parameters.
+            pub fn forward_to_all<X: Field<$d>>(&self, x: X) -> X {
+                let options = AttentionOptions::default();
+                self.attend(x, |[q, k, v]| q.cell_attention(k, v, &options))
+            }
+
+            fn attend<X: Field<$d>>(
+                &self,
+                x: X,
+                attention: impl FnOnce([Rank<X, $e>; 3]) -> Rank<X, $e>,
+            ) -> X {
+                let [heads, key_heads] = self.heads;
+                let (all, y) = (heads + 2 * key_heads, x.apply_linear(&self.query_key_value));
+                let width = y.global_dims()[$d - 1] / all;
+                let y = y.unflatten::<$e>($d - 1, &[all, width]);
+                let part = |start, count| y.clone().narrow($d - 1, start, count);
+                let (mut q, mut k) = (part(0, heads), part(heads, key_heads));
+                let v = part(heads + key_heads, key_heads);
+                if let Some(rotary) = &self.rotary {
+                    (q, k) = (rotary.rotated(q), rotary.rotated(k));
+                }
+                let y = attention([q, k, v]);
+                y.flatten::<$d>($d - 1, $d).apply_linear(&self.output)
+            }
+        }
+
+        impl<X: Field<$d>> Layer<X> for $module {
+            type Output = X;
+
+            fn forward(&self, x: X) -> X {
+                self.attend(x, |[q, k, v]| match self.tokens.as_slice() {
+                    [keys, values] => {
+                        let tokens = [keys, values].map(|tokens| q.beside(tokens.val()));
+                        q.neighborhood_attention_with_tokens(k, v, tokens, &self.options)
+                    }
+                    _ => q.neighborhood_attention(k, v, &self.options),
+                })
+            }
+        }
+    };
+}
+
+neighborhood_attention!(1, 3, 4, NeighborhoodAttention1d, NeighborhoodAttention1dConfig, "cells");
+neighborhood_attention!(2, 4, 5, NeighborhoodAttention2d, NeighborhoodAttention2dConfig, "lat, lon");
+neighborhood_attention!(3, 5, 6, NeighborhoodAttention3d, NeighborhoodAttention3dConfig, "level, lat, lon");

@@ -1,0 +1,134 @@
+//! Conditioning of layers on numbers such as the time of day or the lead time.
+
+use burn::config::Config;
+use burn::module::Module;
+use burn::nn::{Initializer, Linear, LinearConfig};
+use burn::tensor::Device;
+use halocline_ops::prelude::*;
+
+/// Configuration of [`ConditionEmbedding`].
+#[derive(Config, Debug)]
+pub struct ConditionEmbeddingConfig {
+    /// Numbers of a sample.
+    pub numbers: usize,
+    /// Channels of the result.
+    pub d_model: usize,
+    /// Sines, and as many cosines, of each number.
+    #[config(default = "16")]
+    pub waves: usize,
+    /// The longest wave: numbers are told apart up to it.
+    #[config(default = "1000.0")]
+    pub longest: f64,
+}
+
+/// A vector from a few numbers of each sample, such as lead time in hours: sines and cosines of them, and two linear layers.
+///
+/// # Shapes
+/// `[batch, numbers]` → `[batch, d_model]`.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_models::ConditionEmbeddingConfig;
+/// use halocline_ops::Apply;
+///
+/// let device = Device::default();
+/// let embedding = ConditionEmbeddingConfig::new(1, 8).init(&device);
+/// let hours = Tensor::<2>::from_floats([[6.0], [12.0]], &device);
+/// assert_eq!(hours.apply(&embedding).dims(), [2, 8]);
+/// ```
+#[derive(Module, Debug)]
+pub struct ConditionEmbedding {
+    first: Linear,
+    second: Linear,
+    waves: usize,
+    longest: f64,
+}
+
+impl ConditionEmbeddingConfig {
+    /// Makes the layer.
+    pub fn init(&self, device: &Device) -> ConditionEmbedding {
+        let inputs = 2 * self.waves * self.numbers;
+        ConditionEmbedding {
+            first: LinearConfig::new(inputs, self.d_model).init(device),
+            second: LinearConfig::new(self.d_model, self.d_model).init(device),
+            waves: self.waves,
+            longest: self.longest,
+        }
+    }
+}
+
+impl<X: Field<2>> Layer<X> for ConditionEmbedding {
+    type Output = X;
+
+    fn forward(&self, x: X) -> X {
+        let angle = |wave: usize| {
+            let share = wave as f64 / self.waves as f64;
+            std::f64::consts::TAU / self.longest.powf(1.0 - share)
+        };
+        let waves = (0..self.waves).flat_map(|wave| {
+            let angles = x.clone() * angle(wave);
+            [angles.clone().sin(), angles.cos()]
+        });
+        let y = X::cat(waves.collect(), 1);
+        y.apply_linear(&self.first).silu().apply_linear(&self.second)
+    }
+}
+
+/// Configuration of [`Modulation`].
+#[derive(Config, Debug)]
+pub struct ModulationConfig {
+    /// Channels of the condition.
+    pub condition: usize,
+    /// Channels of the cells.
+    pub d_model: usize,
+}
+
+/// Adaptive layer norm (W. Peebles and S. Xie, "Scalable Diffusion Models with Transformers", 2023): the shift, the scale and
+/// the gate of a block come from the sample's condition. Gates begin at zero, so that a new block changes nothing.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_models::ModulationConfig;
+///
+/// let device = Device::default();
+/// let modulation = ModulationConfig::new(8, 4).init(&device);
+/// // [batch, lat, lon, d_model], and [batch, condition]
+/// let (x, condition) = (Tensor::<4>::ones([1, 3, 5, 4], &device), Tensor::<2>::ones([1, 8], &device));
+/// let y = modulation.modulate(x.clone(), condition, |normal| normal * 2.0);
+/// y.into_data().assert_eq(&x.into_data(), true);
+/// ```
+#[derive(Module, Debug)]
+pub struct Modulation {
+    linear: Linear,
+    d_model: usize,
+}
+
+impl ModulationConfig {
+    /// Makes the layer.
+    pub fn init(&self, device: &Device) -> Modulation {
+        let linear = LinearConfig::new(self.condition, 3 * self.d_model);
+        Modulation {
+            linear: linear.with_initializer(Initializer::Zeros).init(device),
+            d_model: self.d_model,
+        }
+    }
+}
+
+impl Modulation {
+    /// `x + gate · block((1 + scale) · norm(x) + shift)`, for cells `[batch, lat, lon, d_model]` and a condition
+    /// `[batch, condition]`.
+    pub fn modulate<X: Field<4>>(
+        &self,
+        x: X,
+        condition: Rank<X, 2>,
+        block: impl FnOnce(X) -> X,
+    ) -> X {
+        let all = condition.silu().apply_linear(&self.linear);
+        let all: X = all.unflatten::<4>(1, &[1, 1, 3 * self.d_model]);
+        let part = |index: usize| all.clone().narrow(3, index * self.d_model, self.d_model);
+        let normal = x.clone().layer_norm(None, None, 1e-6);
+        x + block(normal * (part(0) + 1.0) + part(1)) * part(2)
+    }
+}

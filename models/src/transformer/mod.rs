@@ -1,0 +1,271 @@
+//! Transformers of fields.
+
+mod attention;
+mod condition;
+mod patch;
+mod position;
+mod rotary;
+
+use burn::config::Config;
+use burn::module::{Module, Param};
+use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::tensor::{Device, Tensor};
+use halocline_core::Boundary;
+use halocline_ops::prelude::*;
+
+pub use attention::{
+    NeighborhoodAttention1d, NeighborhoodAttention1dConfig, NeighborhoodAttention2d,
+    NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,
+};
+pub use condition::{
+    ConditionEmbedding, ConditionEmbeddingConfig, Modulation, ModulationConfig,
+};
+pub use patch::{
+    PatchEmbedding2d, PatchEmbedding2dConfig, PatchRecovery2d, PatchRecovery2dConfig,
+};
+pub use position::{
+    LearnedPosition2d, LearnedPosition2dConfig, SinusoidalPosition2d, SphericalPosition,
+    SphericalPositionConfig,
+};
+pub use rotary::Rotary;
+
+/// Configuration of [`FieldTransformer`].
+///
+/// A block has about `12 · d_model²` parameters: 128 channels and 5 blocks make a model of 1 M, 1,536 channels and 36 blocks
+/// one of 1 B.
+#[derive(Config, Debug)]
+pub struct FieldTransformerConfig {
+    /// Variables of a state.
+    pub variables: usize,
+    /// States given as input, the newest last.
+    #[config(default = "1")]
+    pub history: usize,
+    /// Constant channels after the states, such as the sine of latitude.
+    #[config(default = "0")]
+    pub constants: usize,
+    /// Channels of a patch.
+    #[config(default = "64")]
+    pub d_model: usize,
+    /// Heads of attention.
+    #[config(default = "4")]
+    pub heads: usize,
+    /// Blocks of attention and a linear network.
+    #[config(default = "4")]
+    pub blocks: usize,
+    /// Blocks in the middle whose attention reaches all patches.
+    #[config(default = "0")]
+    pub dense_blocks: usize,
+    /// Cells of a patch in both dims.
+    #[config(default = "[2, 2]")]
+    pub patch: [usize; 2],
+    /// Patches that one attends to, in both dims.
+    #[config(default = "[7, 7]")]
+    pub kernel: [usize; 2],
+    /// Channels between the linear layers of a block, per channel of a patch.
+    #[config(default = "4")]
+    pub expansion: usize,
+    /// Learned tokens that every patch attends to besides.
+    #[config(default = "0")]
+    pub tokens: usize,
+    /// Channels of a condition, such as an embedded lead time, that modulates all blocks; none without.
+    #[config(default = "0")]
+    pub condition: usize,
+    /// The dims that go on at their other end.
+    #[config(default = "[false, true]")]
+    pub periodic: [bool; 2],
+    /// Whether the backward pass computes blocks again, instead of keeping what they computed: less memory, more time, the
+    /// same gradients.
+    #[config(default = "false")]
+    pub recompute: bool,
+}
+
+/// Transformer that adds an increment to the newest state of a latitude-longitude field: patches, blocks of neighborhood
+/// attention with rotary positions and of linear layers, and a field of the patches again.
+///
+/// The increment starts small, so that the untrained model is close to persistence.
+///
+/// # Shapes
+/// `[batch, history · variables + constants, lat, lon]` → `[batch, variables, lat, lon]`, of any size.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_models::FieldTransformerConfig;
+/// use halocline_ops::Apply;
+///
+/// let device = Device::default();
+/// let config = FieldTransformerConfig::new(3).with_d_model(16).with_heads(2).with_blocks(1);
+/// let model = config.with_kernel([3, 5]).init(&device);
+/// let y = Tensor::<4>::ones([1, 3, 13, 24], &device).apply(&model);
+/// assert_eq!(y.dims(), [1, 3, 13, 24]);
+/// ```
+#[derive(Module, Debug)]
+pub struct FieldTransformer {
+    embedding: PatchEmbedding2d,
+    blocks: Vec<Block>,
+    norm: RmsNorm,
+    recovery: PatchRecovery2d,
+    scale: Param<Tensor<4>>,
+    history: usize,
+    variables: usize,
+    recompute: bool,
+}
+
+#[derive(Module, Debug)]
+struct Block {
+    norms: Vec<RmsNorm>,
+    /// Of both halves; none without a condition.
+    modulations: Vec<Modulation>,
+    attention: NeighborhoodAttention2d,
+    inner: Linear,
+    outer: Linear,
+    dense: bool,
+}
+
+impl FieldTransformerConfig {
+    /// Makes the model.
+    ///
+    /// # Panics
+    /// Panics for a history of zero, more dense blocks than blocks, and heads that do not divide the channels.
+    pub fn init(&self, device: &Device) -> FieldTransformer {
+        assert!(
+            self.history > 0,
+            "history: got 0, expected at least 1 state"
+        );
+        assert!(
+            self.dense_blocks <= self.blocks,
+            "dense_blocks: got {}, expected at most {} blocks",
+            self.dense_blocks,
+            self.blocks
+        );
+        let before = (self.blocks - self.dense_blocks) / 2;
+        let dense = before..before + self.dense_blocks;
+        let norm = || RmsNormConfig::new(self.d_model).init(device);
+        let hidden = self.expansion * self.d_model;
+        let modulations = if self.condition > 0 { 2 } else { 0 };
+        let modulation = |_| ModulationConfig::new(self.condition, self.d_model).init(device);
+        let attention = NeighborhoodAttention2dConfig::new(self.d_model, self.heads, self.kernel)
+            .with_periodic(self.periodic)
+            .with_tokens(self.tokens)
+            .with_rotary(Some(100.0));
+        let block = |index| Block {
+            norms: vec![norm(), norm()],
+            modulations: (0..modulations).map(modulation).collect(),
+            attention: attention.init(device),
+            inner: LinearConfig::new(self.d_model, hidden).init(device),
+            outer: LinearConfig::new(hidden, self.d_model).init(device),
+            dense: dense.contains(&index),
+        };
+        let boundary = self.periodic.map(|periodic| match periodic {
+            true => Boundary::Periodic,
+            false => Boundary::Replicate,
+        });
+        let channels = self.history * self.variables + self.constants;
+        let small = Initializer::Constant { value: 0.1 };
+        FieldTransformer {
+            embedding: PatchEmbedding2dConfig::new(channels, self.d_model, self.patch)
+                .with_boundary(boundary)
+                .init(device),
+            blocks: (0..self.blocks).map(block).collect(),
+            norm: norm(),
+            recovery: PatchRecovery2dConfig::new(self.d_model, self.variables, self.patch)
+                .init(device),
+            scale: small.init([1, self.variables, 1, 1], device),
+            history: self.history,
+            variables: self.variables,
+            recompute: self.recompute,
+        }
+    }
+}
+
+fn normalized<X: Field<4>>(norm: &RmsNorm, x: X) -> X {
+    x.rms_norm(Some(Operand::from(&norm.gamma)), norm.epsilon)
+}
+
+impl Block {
+    fn forward<X: Field<4>>(&self, x: X, condition: Option<&Rank<X, 2>>) -> X {
+        let x = self.half(0, x, condition, |x| match self.dense {
+            true => self.attention.forward_to_all(x),
+            false => self.attention.forward(x),
+        });
+        self.half(1, x, condition, |x| {
+            x.apply_linear(&self.inner).gelu().apply_linear(&self.outer)
+        })
+    }
+
+    /// `x + function(norm(x))`, modulated by the condition if there is one.
+    fn half<X: Field<4>>(
+        &self,
+        which: usize,
+        x: X,
+        condition: Option<&Rank<X, 2>>,
+        function: impl FnOnce(X) -> X,
+    ) -> X {
+        match condition {
+            None => x.clone() + function(normalized(&self.norms[which], x)),
+            Some(condition) => {
+                let modulation = &self.modulations[which];
+                modulation.modulate(x, condition.clone(), function)
+            }
+        }
+    }
+}
+
+impl FieldTransformer {
+    /// The forecast under a condition `[batch, condition]`, such as an embedded lead time.
+    ///
+    /// # Panics
+    /// Panics if the model was configured without one.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use halocline_models::{ConditionEmbeddingConfig, FieldTransformerConfig};
+    /// use halocline_ops::Apply;
+    ///
+    /// let device = Device::default();
+    /// let config = FieldTransformerConfig::new(1).with_d_model(8).with_heads(1).with_blocks(1);
+    /// let model = config.with_kernel([3, 3]).with_condition(6).init(&device);
+    /// let embedding = ConditionEmbeddingConfig::new(1, 6).init(&device);
+    /// let x = Tensor::<4>::ones([2, 1, 8, 12], &device);
+    /// let hours = Tensor::<2>::from_floats([[6.0], [12.0]], &device);
+    /// let y = model.forward_with(x, hours.apply(&embedding));
+    /// assert_eq!(y.dims(), [2, 1, 8, 12]);
+    /// ```
+    pub fn forward_with<X: Field<4>>(&self, x: X, condition: Rank<X, 2>) -> X {
+        let modulated = self.blocks.iter().all(|block| !block.modulations.is_empty());
+        assert!(modulated, "FieldTransformer: configured without a condition");
+        self.forecast(x, Some(&condition))
+    }
+
+    fn forecast<X: Field<4>>(&self, x: X, condition: Option<&Rank<X, 2>>) -> X {
+        let oldest = (self.history - 1) * self.variables;
+        let state = x.clone().narrow(1, oldest, self.variables); // [batch, variables, lat, lon]
+        let mut y = self.embedding.forward(x); // [batch, lat, lon, d_model], by patches
+        for block in &self.blocks {
+            y = match (self.recompute, condition) {
+                (false, condition) => block.forward(y, condition),
+                (true, None) => y.recompute(block, |block, y| block.forward(y, None)),
+                (true, Some(condition)) => {
+                    let again = |block: &Block, y, condition| block.forward(y, Some(&condition));
+                    y.recompute_with::<2, _>(condition.clone(), block, again)
+                }
+            };
+        }
+        let increment = self.recovery.recover(normalized(&self.norm, y), &state);
+        let scale = increment.beside(self.scale.val());
+        state + increment * scale
+    }
+}
+
+impl<X: Field<4>> Layer<X> for FieldTransformer {
+    type Output = X;
+
+    /// # Panics
+    /// Panics if the model was configured with a condition.
+    fn forward(&self, x: X) -> X {
+        let plain = self.blocks.iter().all(|block| block.modulations.is_empty());
+        assert!(plain, "FieldTransformer: configured with a condition; call forward_with");
+        self.forecast(x, None)
+    }
+}

@@ -1,0 +1,154 @@
+//! Results of attention beside the logarithms of their sums of exponentials, by which results over parts of the keys merge.
+
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, FloatDType, Tensor};
+use halocline_core::ops::cut;
+use halocline_core::{DeviceMesh, IndexBox, Layout, Result, ShardTensor};
+
+use super::engine::lanes::row_products;
+use super::widths::with_width;
+use crate::field::Field;
+use crate::kernel::flex::{self, Float};
+use crate::rearrange::narrow;
+
+/// The result of attention, and the logarithm of the sum of its exponentials.
+///
+/// # Example
+/// Attention to all keys from that to two halves of them:
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Distribution, RandomKey, ShardTensor};
+/// use halocline_ops::attention::{Attended, scaled_dot_product_attention_with_lse};
+/// use halocline_ops::prelude::*;
+///
+/// let normal = burn::tensor::Distribution::Normal(0.0, 1.0);
+/// let tokens = || Tensor::<4>::random([1, 10, 2, 4], normal, &Default::default());
+/// let (q, k, v) = (tokens(), tokens(), tokens());
+/// let options = AttentionOptions::default();
+/// let part = |start| {
+///     let half = |x: &Tensor<4>| x.clone().narrow(1, start, 5);
+///     q.clone().scaled_dot_product_attention_with_lse(half(&k), half(&v), &options)
+/// };
+/// let merged = Attended::merge(vec![part(0), part(5)]).output;
+/// let whole = q.clone().scaled_dot_product_attention(k.clone(), v.clone(), &options);
+/// assert!((merged - whole).abs().max().into_scalar::<f32>() < 1e-6);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Attended<X> {
+    /// The result, `[.., heads, value_width]`.
+    pub output: X,
+    /// The logarithm of the sum of exponentials of the scores of every query and head, `[.., heads, 1]`, in f32 at least;
+    /// about −1e30 for a query without keys.
+    pub lse: X,
+}
+
+impl<X> Attended<X> {
+    /// The same with other tensors.
+    pub(super) fn map<Y>(self, f: impl Fn(X) -> Y) -> Attended<Y> {
+        Attended {
+            output: f(self.output),
+            lse: f(self.lse),
+        }
+    }
+
+    /// Merges results of the same queries over parts of the keys: that over all of them. Gradients flow to all parts.
+    ///
+    /// # Panics
+    /// Panics without parts, and for tensors that lie differently.
+    #[must_use]
+    pub fn merge<const D: usize>(parts: Vec<Self>) -> Self
+    where
+        X: Field<D>,
+    {
+        let parts: Vec<_> = parts
+            .into_iter()
+            .map(|part| part.map(X::into_shard))
+            .collect();
+        merged(parts).map(X::from_shard)
+    }
+}
+
+fn merged<const D: usize>(parts: Vec<Attended<ShardTensor<D>>>) -> Attended<ShardTensor<D>> {
+    let numbers = parts.iter().map(|part| part.lse.clone().detach());
+    // Any number near the largest serves: it cancels.
+    let most = numbers.reduce(|one, other| {
+        let larger = other.clone().greater(one.clone());
+        one.mask_where(larger, other)
+    });
+    let most = most.expect("parts to merge");
+    let dtype = parts[0].output.local().dtype();
+    let wide = most.local().dtype();
+    let mut sums = None;
+    for Attended { output, lse } in parts {
+        let weight = (lse - most.clone()).exp();
+        let weighted = cast(output, wide) * weight.clone();
+        sums = Some(match sums {
+            None => (weighted, weight),
+            Some((output, sum)) => (output + weighted, sum + weight),
+        });
+    }
+    let (output, sum) = sums.expect("parts to merge");
+    Attended {
+        output: cast(output / sum.clone(), dtype),
+        lse: sum.log() + most,
+    }
+}
+
+fn cast<const D: usize>(x: ShardTensor<D>, dtype: DType) -> ShardTensor<D> {
+    if x.local().dtype() == dtype {
+        return x;
+    }
+    x.cast(FloatDType::from(dtype))
+}
+
+/// Output and logarithms beside each other, as one result of an operator.
+pub(super) fn packed<E: Float>(output: DispatchTensor, lse: &DispatchTensor) -> DispatchTensor {
+    let dims = output.shape().len();
+    let output = flex::in_dtype(output, E::dtype());
+    Dispatch::float_cat(vec![output, lse.clone()], dims - 1)
+}
+
+/// The gradients of output and logarithms.
+pub(super) fn unpacked(cotangent: &DispatchTensor) -> [DispatchTensor; 2] {
+    let whole = IndexBox::whole(&cotangent.shape()[..]);
+    let dims = whole.ranges().len();
+    let width = whole.ranges()[dims - 1].len() - 1;
+    [0..width, width..width + 1].map(|range| {
+        let mut ranges = whole.ranges().to_vec();
+        ranges[dims - 1] = range;
+        cut(cotangent, &IndexBox::new(ranges))
+    })
+}
+
+/// The products of output and cotangent, row by row, less the gradients of logarithms, which count for scores as these do.
+pub(super) fn products<E: Float>(
+    output: &[E],
+    cotangent: &[E],
+    width: usize,
+    of_lse: Option<DispatchTensor>,
+) -> Result<Vec<E>> {
+    let mut products = row_products(output, cotangent, width);
+    if let Some(of_lse) = of_lse {
+        let of_lse = flex::operand::<E>(of_lse)?;
+        for (product, more) in products.iter_mut().zip(flex::elements::<E>(&of_lse)) {
+            *product = *product - *more;
+        }
+    }
+    Ok(products)
+}
+
+/// Takes apart what [`packed`] put together; `layout` is that of the output.
+pub(super) fn attended<const D: usize>(
+    both: Tensor<D>,
+    layout: &Layout,
+    mesh: &DeviceMesh,
+    dtype: DType,
+) -> Result<Attended<ShardTensor<D>>> {
+    let width = layout.shape()[D - 1];
+    let both = ShardTensor::from_parts(both, with_width(layout, width + 1), mesh.clone());
+    Ok(Attended {
+        output: cast(narrow(both.clone(), D - 1, 0, width)?, dtype),
+        lse: narrow(both, D - 1, width, 1)?,
+    })
+}

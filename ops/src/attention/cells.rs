@@ -1,0 +1,119 @@
+//! Dense attention of the cells of a field.
+
+use halocline_core::{Error, Layout, Placement, Result, Shard, ShardTensor};
+
+use super::dense::{AttentionOptions, scaled_dot_product_attention};
+use super::widths::with_width;
+use crate::reshape;
+
+/// Attention of every cell of a field to all its cells: `[batch, *spatial, heads, width]`, with one to three spatial dims.
+///
+/// Cells become tokens in the order in which ranks hold them, so that a field sharded in several dims needs no
+/// redistribution; the result does not depend on the order. Placement and communication are those of
+/// [`scaled_dot_product_attention`] with tokens sharded over all axes on which a spatial dim is.
+///
+/// # Errors
+/// Those of [`scaled_dot_product_attention`]; causal order, a bias or dropout, which would depend on the order; spatial dims
+/// of queries, keys and values that lie differently.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::{AttentionOptions, attention::cell_attention};
+///
+/// Launcher::local(4).run(|world| {
+///     let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
+///     let field = || ShardTensor::<5>::ones([1, 3, 5, 2, 4], &mesh, &[Shard(1), Shard(2)]);
+///     let y = cell_attention(field()?, field()?, field()?, &AttentionOptions::default())?;
+///     assert_eq!((y.dims(), y.placements()), ([1, 3, 5, 2, 4], &[Shard(1), Shard(2)][..]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn cell_attention<const D: usize>(
+    q: ShardTensor<D>,
+    k: ShardTensor<D>,
+    v: ShardTensor<D>,
+    options: &AttentionOptions,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "cell_attention";
+    let fail = |message: String| Err(Error::operator(NAME, message));
+    if !(4..=6).contains(&D) {
+        return fail(format!("{:?}; expected [batch, *spatial, heads, width]", q.dims()));
+    }
+    if options.causal || options.bias.is_some() || options.dropout.is_some() {
+        return fail("causal order, bias and dropout need an order of cells; flatten() gives one".into());
+    }
+    let spatial = |tensor: &ShardTensor<D>| tensor.layout().all_extents()[1..D - 2].to_vec();
+    if spatial(&q) != spatial(&k) {
+        return fail(format!("queries {} and keys {} lie differently", q.layout(), k.layout()));
+    }
+    let (layout, mesh) = (q.layout().clone(), q.mesh().clone());
+    let y = scaled_dot_product_attention(tokens(q), tokens(k), tokens(v), options)?;
+    let width = y.dims()[3];
+    let layout = with_width(&layout, width);
+    let local = reshape(y.into_parts().0, layout.local_shape(mesh.position()));
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// Cells as tokens, in the order in which ranks hold them.
+fn tokens<const D: usize>(x: ShardTensor<D>) -> ShardTensor<4> {
+    let (local, layout, mesh) = x.into_parts();
+    let cells = |shape: &[usize]| -> usize { shape[1..D - 2].iter().product() };
+    let (heads, width) = (D - 2, D - 1);
+    let placements = layout.placements().iter().map(|placement| match placement {
+        Shard(0) => Shard(0),
+        Shard(dim) if *dim == heads => Shard(2),
+        Shard(dim) if *dim == width => Shard(3),
+        Shard(_) => Shard(1),
+        other => *other,
+    });
+    let placements: Vec<Placement> = placements.collect();
+    let global = [
+        layout.shape()[0],
+        cells(layout.shape()),
+        layout.shape()[heads],
+        layout.shape()[width],
+    ];
+    let even = Layout::new(layout.mesh(), &global, &placements);
+    let even = even.expect("the placements of a field");
+    let mut extents = vec![0; even.extents(1).len()];
+    for position in 0..mesh.size() {
+        extents[even.part(1, position)] = cells(&layout.local_shape(position));
+    }
+    let all = layout.all_extents();
+    let extents = vec![
+        all[0].clone(),
+        extents,
+        all[heads].clone(),
+        all[width].clone(),
+    ];
+    let tokens = layout.derive(placements, extents);
+    let local = reshape(local, tokens.local_shape(mesh.position()));
+    ShardTensor::from_parts(local, tokens, mesh)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+
+    struct Cells;
+
+    impl Operator<5, 5> for Cells {
+        fn apply<X: Field<5>>(&self, inputs: Vec<X>, _: Vec<Tensor<5>>) -> X {
+            let mut inputs = inputs.into_iter().map(Field::into_shard);
+            let [q, k, v] = [(); 3].map(|()| inputs.next().unwrap());
+            X::from_shard(cell_attention(q, k, v, &AttentionOptions::default()).unwrap())
+        }
+    }
+
+    #[test]
+    fn any_sharding_gives_the_result_of_one_device() {
+        let shape = [2, 3, 4, 2, 5];
+        check_op(&Cells, &[shape; 3], &[], &[0, 1, 2, 3], 1e-5);
+    }
+}

@@ -1,0 +1,37 @@
+//! What both attentions by burn's operators have in common.
+
+use burn::tensor::{DType, FloatDType, Tensor};
+
+/// The largest score of no key: smaller than any, and still a number.
+const LOWEST: f64 = -1e30;
+
+/// Computes in f32 at least.
+pub(super) fn wide<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    match x.dtype() {
+        DType::F16 | DType::BF16 => x.cast(FloatDType::F32),
+        _ => x,
+    }
+}
+
+/// Weights from scores along a dim, and the logarithms of the sums of exponentials.
+pub(super) fn weights<const D: usize>(scores: Tensor<D>, dim: usize) -> [Tensor<D>; 2] {
+    let scores = wide(scores);
+    let most = scores.clone().detach().max_dim(dim).clamp_min(LOWEST);
+    let exponentials = (scores - most.clone()).exp();
+    let sum = exponentials.clone().sum_dim(dim).clamp_min(f32::MIN_POSITIVE);
+    [exponentials / sum.clone(), sum.log() + most]
+}
+
+/// The result: in the number type of the operands, or beside the logarithms.
+pub(super) fn result<const D: usize>(
+    output: Tensor<D>,
+    lse: Tensor<D>,
+    with_lse: bool,
+    dtype: DType,
+) -> Tensor<D> {
+    match with_lse {
+        true => Tensor::cat(vec![output, lse], D - 1),
+        false if output.dtype() == dtype => output,
+        false => output.cast(FloatDType::from(dtype)),
+    }
+}

@@ -1,0 +1,107 @@
+//! Options of dense attention.
+
+use burn::tensor::{Bool, DType, Tensor};
+use halocline_core::{RandomKey, Shard, ShardTensor};
+
+use crate::field::Field;
+
+/// What queries attend to, and the scale of scores.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::AttentionOptions;
+///
+/// // Scores that fall with the distance of five tokens, the same in all samples and heads.
+/// let bias = [[0.0, -1.0, -2.0, -3.0, -4.0]; 5];
+/// let bias = Tensor::<2>::from(bias).reshape([1, 5, 1, 5]);
+/// let options = AttentionOptions::default().with_causal(true).with_bias(bias);
+/// assert!(options.causal && options.scale.is_none());
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct AttentionOptions {
+    /// Whether only keys up to the query's own place count.
+    pub causal: bool,
+    /// What scores are multiplied with: `width^-1/2` if it is not given.
+    pub scale: Option<f64>,
+    /// What is added to scores, `[batch, queries, heads, keys]`, with one cell in dims in which it is the same everywhere; −∞
+    /// for keys that do not count. Sharded as queries are, whole in keys. A constant: it has no gradient.
+    pub bias: Option<ShardTensor<4>>,
+    /// The probability that a weight becomes zero, and the key that decides which.
+    pub dropout: Option<(f64, RandomKey)>,
+}
+
+impl AttentionOptions {
+    /// These options with only keys up to the query's own place, or all.
+    #[must_use]
+    pub fn with_causal(self, causal: bool) -> Self {
+        Self { causal, ..self }
+    }
+
+    /// These options with another scale of scores.
+    #[must_use]
+    pub fn with_scale(self, scale: f64) -> Self {
+        Self {
+            scale: Some(scale),
+            ..self
+        }
+    }
+
+    /// These options with something to add to scores; see [`bias`](Self::bias).
+    #[must_use]
+    pub fn with_bias(self, bias: impl Field<4>) -> Self {
+        Self {
+            bias: Some(bias.into_shard()),
+            ..self
+        }
+    }
+
+    /// These options without the keys for which `padding`, `[batch, keys]`, is true, beside their bias, if they have one.
+    /// Sharded in batch as queries are, whole in keys.
+    #[must_use]
+    pub fn with_key_padding(self, padding: ShardTensor<2, Bool>) -> Self {
+        let (local, layout, mesh) = padding.into_parts();
+        let zeros = Tensor::<2>::zeros(local.dims(), (&local.device(), DType::F32));
+        let [batch, keys] = local.dims();
+        let added = zeros.mask_fill(local, f64::NEG_INFINITY);
+        let extents = layout.all_extents();
+        let extents = vec![extents[0].clone(), vec![1], vec![1], extents[1].clone()];
+        let placements = layout.placements().iter().map(|placement| match placement {
+            Shard(1) => Shard(3), // which is refused
+            other => *other,
+        });
+        let layout = layout.derive(placements.collect(), extents);
+        let added = added.reshape([batch as i32, 1, 1, keys as i32]);
+        let added = ShardTensor::from_parts(added, layout, mesh);
+        let bias = match self.bias {
+            None => added,
+            Some(bias) => bias + added,
+        };
+        Self {
+            bias: Some(bias),
+            ..self
+        }
+    }
+
+    /// These options with weights that become zero with a probability; the others grow, so that their sum keeps its mean.
+    #[must_use]
+    pub fn with_dropout(self, probability: f64, key: RandomKey) -> Self {
+        Self {
+            dropout: Some((probability, key)),
+            ..self
+        }
+    }
+}
+
+/// Extents of `tokens` over `parts` ranks that give every rank of a ring the same work in causal attention: the first ranks
+/// hold more tokens, because their queries attend to fewer keys.
+///
+/// # Example
+/// ```
+/// assert_eq!(halocline_ops::attention::causal_extents(100, 4), [50, 21, 16, 13]);
+/// ```
+pub fn causal_extents(tokens: usize, parts: usize) -> Vec<usize> {
+    // The first n tokens take n² / 2 products.
+    let end = |part: usize| (tokens as f64 * (part as f64 / parts as f64).sqrt()).round() as usize;
+    (0..parts).map(|part| end(part + 1) - end(part)).collect()
+}

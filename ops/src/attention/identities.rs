@@ -1,0 +1,198 @@
+//! Identities between attentions, on random shapes and meshes.
+
+use burn::tensor::{Tensor, TensorData};
+use halocline_core::{DeviceMesh, Launcher, Layout, LocalGradient, Placement, Result, Shard, ShardTensor};
+use proptest::prelude::*;
+
+use super::*;
+use crate::prelude::*;
+use crate::testing::{difference, normal};
+
+/// Where the cuts between ranks are, in thousandths of a dim: any extents, empty ones too.
+type Cuts = Vec<usize>;
+
+fn cuts() -> impl Strategy<Value = Cuts> {
+    prop::collection::vec(0..=1000_usize, 0..3)
+}
+
+fn extents(cuts: &Cuts, size: usize) -> Vec<usize> {
+    let mut ends: Vec<usize> = cuts.iter().map(|cut| cut * size / 1000).collect();
+    ends.sort_unstable();
+    ends.push(size);
+    let mut start = 0;
+    let extents = ends.into_iter().map(|end| end - std::mem::replace(&mut start, end));
+    extents.collect()
+}
+
+/// A field that all ranks hold alike, cut along dim 1.
+fn cut<const D: usize>(whole: &Tensor<D>, mesh: &DeviceMesh, cuts: &Cuts) -> Result<ShardTensor<D>> {
+    let (shape, placements): ([usize; D], [Placement; 1]) = (whole.dims(), [Shard(1)]);
+    let layout = Layout::new(mesh.shape(), &shape, &placements)?;
+    let layout = layout.with_extents(1, &extents(cuts, shape[1]))?;
+    ShardTensor::distribute(whole.clone(), mesh, &layout)
+}
+
+fn field<const D: usize>(shape: [usize; D], name: &str) -> Tensor<D> {
+    Tensor::from_data(normal(&shape, name, 0), &Default::default())
+}
+
+fn fields<const D: usize>(shape: [usize; D]) -> [Tensor<D>; 3] {
+    ["q", "k", "v"].map(|name| field(shape, name))
+}
+
+/// A program of queries, keys and values on ranks that hold parts of dim 1: the whole result.
+fn on_ranks<const D: usize>(
+    fields: &[Tensor<D>; 3],
+    cuts: &Cuts,
+    program: impl Fn([ShardTensor<D>; 3]) -> Result<ShardTensor<D>> + Send + Sync,
+) -> TensorData {
+    let found = Launcher::local(cuts.len() + 1).collect(|world| {
+        let mesh = world.mesh([("x", world.size())])?;
+        let [q, k, v] = fields;
+        let y = program([cut(q, &mesh, cuts)?, cut(k, &mesh, cuts)?, cut(v, &mesh, cuts)?])?;
+        Ok(y.full_tensor(LocalGradient::Replicated).into_data())
+    });
+    found.unwrap().remove(0)
+}
+
+fn assert_same(found: &TensorData, expected: &Tensor<4>) {
+    let off = difference(found, &expected.clone().into_data());
+    assert!(off < 5e-6, "{off:e}");
+}
+
+fn near<const D: usize, const N: usize>(
+    options: NeighborhoodOptions<N>,
+) -> impl Fn([ShardTensor<D>; 3]) -> Result<ShardTensor<D>> {
+    move |[q, k, v]| neighborhood_attention(q, k, v, &options)
+}
+
+proptest! {
+    #![proptest_config(crate::testing::cases(60))]
+
+    #[test]
+    fn a_window_of_the_whole_length_is_dense_attention(
+        length in 2..20_usize, heads in 1..3_usize, width in 1..9_usize, cuts in cuts(),
+    ) {
+        let fields = fields([2, length, heads, width]);
+        let [q, k, v] = fields.clone();
+        let dense = q.scaled_dot_product_attention(k, v, &AttentionOptions::default());
+        assert_same(&on_ranks(&fields, &cuts, near(NeighborhoodOptions::new([length]))), &dense);
+    }
+
+    /// A dilated window is a window of every so many cells.
+    #[test]
+    fn dilation_is_attention_of_strided_subsequences(
+        kernel in 2..6_usize, dilation in 1..4_usize, more in 0..5_usize, stride in 1..3_usize,
+        kind in 0..3_usize, cuts in cuts(),
+    ) {
+        let (count, stride) = (kernel + more, stride.min(kernel));
+        let fields = fields([1, count * dilation, 2, 4]);
+        let options = NeighborhoodOptions::new([kernel]).with_stride([stride]);
+        let options = options.with_causal([kind == 1]).with_periodic([kind == 2]);
+        // [1, count, dilation, heads, width] → a sample for each of the subsequences.
+        let apart = |x: Tensor<4>| {
+            let x = x.reshape([count, dilation, 2, 4]);
+            x.swap_dims(0, 1)
+        };
+        let [q, k, v] = fields.clone().map(apart);
+        let y = q.neighborhood_attention(k, v, &options).swap_dims(0, 1);
+        let y = y.reshape([1, count * dilation, 2, 4]);
+        let dilated = near(options.with_dilation([dilation]));
+        assert_same(&on_ranks(&fields, &cuts, dilated), &y);
+    }
+
+    #[test]
+    fn a_stride_of_the_kernel_is_blocked_attention(
+        kernel in 2..7_usize, blocks in 1..5_usize, cuts in cuts(),
+    ) {
+        let fields = fields([1, kernel * blocks, 2, 4]);
+        let [q, k, v] = fields.clone().map(|x| x.reshape([blocks, kernel, 2, 4]));
+        let y = q.scaled_dot_product_attention(k, v, &AttentionOptions::default());
+        let y = y.reshape([1, kernel * blocks, 2, 4]);
+        let blocked = near(NeighborhoodOptions::new([kernel]).with_stride([kernel]));
+        assert_same(&on_ranks(&fields, &cuts, blocked), &y);
+    }
+
+    #[test]
+    fn a_shift_of_a_periodic_field_shifts_the_result(
+        kernel in 2..6_usize, more in 0..9_usize, shift in -20..20_isize, cuts in cuts(),
+    ) {
+        let fields = fields([1, kernel + more, 2, 4]);
+        let options = NeighborhoodOptions::new([kernel]).with_periodic([true]);
+        let [q, k, v] = fields.clone();
+        let y = q.neighborhood_attention(k, v, &options);
+        let found = on_ranks(&fields, &cuts, |fields| {
+            let [q, k, v] = fields.map(|x| x.roll(&[shift], &[1]));
+            Ok(neighborhood_attention(q, k, v, &options)?.roll(&[-shift], &[1]))
+        });
+        assert_same(&found, &y);
+    }
+
+    /// Parts of the keys, of which some may be none, and the queries of any ranks.
+    #[test]
+    fn parts_of_the_keys_merge_to_all_of_them(
+        queries in 1..20_usize, keys in 1..30_usize, parts in cuts(), cuts in cuts(), scale in 0.1..20.0_f64,
+    ) {
+        let q = field([2, queries, 2, 4], "q");
+        let [k, v] = ["k", "v"].map(|name| field::<4>([2, keys, 2, 4], name));
+        let options = AttentionOptions::default().with_scale(scale);
+        let y = q.clone().scaled_dot_product_attention(k.clone(), v.clone(), &options);
+        let found = Launcher::local(cuts.len() + 1).collect(|world| {
+            let mesh = world.mesh([("x", world.size())])?;
+            let mut merged = Vec::new();
+            let mut start = 0;
+            for part in extents(&parts, keys).into_iter().filter(|part| *part > 0) {
+                let whole = |x: &Tensor<4>| {
+                    let x = x.clone().narrow(1, start, part);
+                    ShardTensor::distribute(x, &mesh, &[halocline_core::Replicate])
+                };
+                let (q, k, v) = (cut(&q, &mesh, &cuts)?, whole(&k)?, whole(&v)?);
+                merged.push(scaled_dot_product_attention_with_lse(q, k, v, &options)?);
+                start += part;
+            }
+            let merged = Attended::merge(merged).output;
+            Ok(merged.full_tensor(LocalGradient::Replicated).into_data())
+        });
+        assert_same(&found.unwrap()[0], &y);
+    }
+
+    /// Tokens of all queries beside the window: as one softmax over both, with the gradients of that.
+    #[test]
+    fn tokens_are_keys_of_every_query(
+        kernel in 2..6_usize, more in 0..5_usize, tokens in 1..5_usize, cuts in cuts(),
+    ) {
+        let length = kernel + more;
+        let of_field = fields([2, length, 2, 4]);
+        let of_tokens = ["tk", "tv"].map(|name| field::<4>([2, tokens, 2, 4], name));
+        let options = NeighborhoodOptions::new([length]);
+        let leaf = |x: &Tensor<4>| x.clone().autodiff().detach().require_grad();
+        // A window of the whole length, so that dense attention to both is the truth.
+        let [q, k, v] = of_field.each_ref().map(leaf);
+        let [tk, tv] = of_tokens.each_ref().map(leaf);
+        let both = |x: &Tensor<4>, y: &Tensor<4>| Tensor::cat(vec![x.clone(), y.clone()], 1);
+        let y = q.clone().scaled_dot_product_attention(both(&k, &tk), both(&v, &tv), &AttentionOptions::default());
+        let gradients = (y.clone() * y.clone()).sum().backward();
+        let expected: Vec<TensorData> = std::iter::once(y.clone().inner())
+            .chain([&q, &k, &v, &tk, &tv].map(|leaf| leaf.grad(&gradients).unwrap()))
+            .map(Tensor::into_data)
+            .collect();
+        let found = Launcher::local(cuts.len() + 1).collect(|world| {
+            let mesh = world.mesh([("x", world.size())])?;
+            let [q, k, v] = of_field.each_ref().map(|x| cut(x, &mesh, &cuts));
+            let [q, k, v] = [q?, k?, v?].map(ShardTensor::require_grad);
+            let whole = |x: &Tensor<4>| ShardTensor::distribute(x.clone(), &mesh, &[halocline_core::Replicate]);
+            let [tk, tv] = [whole(&of_tokens[0])?, whole(&of_tokens[1])?].map(ShardTensor::require_grad);
+            let y = neighborhood_attention_with_tokens(
+                [q.clone(), k.clone(), v.clone()],
+                [tk.clone(), tv.clone()],
+                &options,
+            )?;
+            let gradients = (y.clone() * y.clone()).sum().backward();
+            let mut found = vec![y];
+            found.extend([q, k, v, tk, tv].map(|leaf| leaf.grad(&gradients).expect("a gradient")));
+            let whole = found.into_iter().map(|x| x.full_tensor(LocalGradient::Replicated).into_data());
+            Ok(whole.collect::<Vec<_>>())
+        });
+        crate::testing::compare(&found.unwrap()[0], &expected, 1e-5, "tokens");
+    }
+}

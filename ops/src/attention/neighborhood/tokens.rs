@@ -1,0 +1,81 @@
+//! Attention of a field's queries to tokens that all of them reach.
+
+use burn::tensor::Tensor;
+use halocline_core::ops::fan_out;
+use halocline_core::{Error, Placement, Replicate, Result, Shard, ShardTensor};
+
+use crate::attention::attended::{Attended, attended};
+use crate::attention::dense::{self, Scores};
+use crate::attention::widths::with_width;
+use crate::reshape;
+
+/// Attention of the queries of a field to keys and values of tokens, which lie as the heads and samples of the field's keys.
+pub(super) fn attention<const D: usize>(
+    q: ShardTensor<D>,
+    k: &ShardTensor<D>,
+    [keys, values]: [ShardTensor<4>; 2],
+    scale: Option<f64>,
+) -> Result<Attended<ShardTensor<D>>> {
+    const NAME: &str = "neighborhood_attention_with_tokens";
+    let (heads, width) = (D - 2, D - 1);
+    let [batch, tokens, key_heads, key_width] = keys.dims();
+    let value_width = values.dims()[3];
+    let fits = [key_heads, key_width] == [k.dims()[heads], k.dims()[width]]
+        && (batch == k.dims()[0] || batch == 1)
+        && values.dims() == [batch, tokens, key_heads, value_width];
+    if !fits {
+        let message = format!(
+            "tokens with keys {:?} and values {:?} beside keys {:?}; expected [batch, tokens, key_heads, width]",
+            keys.dims(),
+            values.dims(),
+            k.dims()
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    let of_tokens = |placement: &Placement| match placement {
+        Shard(0) if batch > 1 => Shard(0),
+        Shard(dim) if *dim == heads => Shard(2),
+        _ => Replicate,
+    };
+    let placements: Vec<Placement> = k.placements().iter().map(of_tokens).collect();
+    for tensor in [&keys, &values] {
+        let alike = tensor.layout().mesh() == k.layout().mesh()
+            && tensor.placements() == placements
+            && (batch == 1 || tensor.layout().extents(0) == k.layout().extents(0))
+            && tensor.layout().extents(2) == k.layout().extents(heads)
+            && tensor.local().dtype() == k.local().dtype();
+        if !alike {
+            let message = format!(
+                "tokens {} of {:?} beside keys {} of {:?}; expected {placements:?}",
+                tensor.layout(),
+                tensor.local().dtype(),
+                k.layout(),
+                k.local().dtype()
+            );
+            return Err(Error::operator(NAME, message));
+        }
+    }
+    let held = |dim: usize| dim == heads || (dim == 0 && batch > 1);
+    let fans = q.layout().axes_where(|placement| matches!(placement, Shard(dim) if !held(dim)));
+    let (q, layout, mesh) = q.into_parts();
+    let dtype = q.dtype();
+    let shape = q.dims();
+    let [keys, values] = [keys, values].map(|tensor| {
+        let tensor = fan_out(tensor.into_parts().0, &mesh, &fans, NAME);
+        match batch {
+            1 => tensor.repeat_dim(0, shape[0]),
+            _ => tensor,
+        }
+    });
+    let cells: usize = shape[1..heads].iter().product();
+    let flat: Tensor<4> = reshape(q, vec![shape[0], cells, shape[heads], shape[width]]);
+    let scores = Scores {
+        scale: scale.unwrap_or(1.0 / (key_width as f64).sqrt()),
+        with_lse: true,
+        ..Scores::default()
+    };
+    let both = dense::local(flat, keys, values, scores, layout.has_empty_shard())?;
+    let mut shape = shape;
+    shape[width] = both.dims()[3];
+    attended(reshape(both, shape.to_vec()), &with_width(&layout, value_width), &mesh, dtype)
+}

@@ -1,0 +1,149 @@
+//! Dropout: random elements become zero, the others grow, so that the mean stays.
+//!
+//! Which elements they are depends on a key and on the element's place in the global tensor, not on ranks: any sharding gives
+//! the result of one device.
+//!
+//! # Placement
+//! All dims may be sharded; values must be resolved. Nothing is sent.
+//!
+//! # Adjoint
+//! The cotangent of the elements that stay, scaled as they are.
+
+use burn::nn::Dropout;
+use burn::tensor::{Device, Tensor, TensorData};
+use halocline_core::{
+    Distribution, Error, IndexBox, LayerKeys, RandomKey, Result, ShardTensor,
+};
+
+use crate::field::{Field, run};
+use crate::layer::layers;
+
+/// Sets elements to zero with a probability, and divides the others by the probability to stay.
+///
+/// # Errors
+/// A probability outside `[0, 1)`; partial values.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, LocalGradient, RandomKey, Replicate, Shard, ShardTensor};
+/// use halocline_ops::dropout::dropout;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let key = RandomKey::new(world.seed(), "dropout");
+///     let drop = |placement| {
+///         let x = ShardTensor::<2>::ones([5, 40], &mesh, &[placement])?;
+///         Ok::<_, halocline_core::Error>(dropout(x, 0.5, key)?.full_tensor(LocalGradient::Replicated))
+///     };
+///     let (sharded, whole) = (drop(Shard(0))?, drop(Replicate)?);
+///     sharded.into_data().assert_eq(&whole.into_data(), true);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn dropout<const D: usize>(
+    x: ShardTensor<D>,
+    probability: f64,
+    key: RandomKey,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "dropout";
+    x.require_resolved(NAME)?;
+    if !(0.0..1.0).contains(&probability) {
+        let message = format!("probability {probability}; expected 0 or more and less than 1");
+        return Err(Error::operator(NAME, message));
+    }
+    let stay = 1.0 - probability;
+    let coin = Distribution::Bernoulli { probability: stay };
+    let (local, layout, mesh) = x.into_parts();
+    let cells: IndexBox = layout.local_box(mesh.position());
+    let mask = key.fill(coin, layout.shape(), &cells);
+    let mask = TensorData::new(mask, cells.shape());
+    let mask = Tensor::from_data(mask, (&local.device(), local.dtype())) / stay;
+    Ok(ShardTensor::from_parts(local * mask, layout, mesh))
+}
+
+/// Dropout as a method.
+pub trait DropoutField<const D: usize>: Field<D> {
+    /// Dropout by a key. See the [module](self).
+    ///
+    /// # Panics
+    /// Panics where [`dropout`](fn@dropout) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::RandomKey;
+    /// use halocline_ops::DropoutField;
+    ///
+    /// let x = Tensor::<1>::ones([8], &Default::default());
+    /// let y = x.dropout(0.75, RandomKey::new(1, "dropout")).into_data();
+    /// assert!(y.iter::<f32>().all(|element| element == 0.0 || element == 4.0));
+    /// ```
+    #[must_use]
+    fn dropout(self, probability: f64, key: RandomKey) -> Self {
+        run(self, |x| dropout(x, probability, key))
+    }
+}
+
+impl<const D: usize, X: Field<D>> DropoutField<D> for X {}
+
+layers! {
+    Dropout: |layer, x| dropout_of(layer, x);
+}
+
+/// burn's layer on either kind of tensor.
+pub(crate) fn dropout_of<const D: usize, X: Field<D>>(layer: &Dropout, x: X) -> X {
+    let shard = x.into_shard();
+    X::from_shard(match training_key(layer, &shard.device()) {
+        None => shard,
+        Some((probability, key)) => DropoutField::dropout(shard, probability, key),
+    })
+}
+
+/// The probability of a layer and the next key in training, that is with autodiff; as in burn the layer does nothing
+/// otherwise.
+pub(crate) fn training_key(layer: &Dropout, device: &Device) -> Option<(f64, RandomKey)> {
+    let training = layer.training.is_enabled() && device.is_autodiff() && layer.prob > 0.0;
+    training.then(|| (layer.prob, LayerKeys::draw()))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::DropoutConfig;
+
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+
+    struct Half;
+
+    impl Operator<3, 3> for Half {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            inputs.remove(0).dropout(0.5, RandomKey::new(3, "x"))
+        }
+    }
+
+    #[test]
+    fn any_sharding_drops_the_same_elements() {
+        check_op(&Half, &[[3, 5, 7]], &[], &[0, 1, 2], 0.0);
+    }
+
+    #[test]
+    fn the_mean_stays_and_layers_draw_anew() {
+        let layer = DropoutConfig::new(0.3).init();
+        let x = Tensor::<1>::ones([100_000], &Device::default());
+        let training = x.clone().autodiff();
+        let [one, other] = [0, 1].map(|_| training.clone().apply(&layer));
+        let mean = one.clone().mean().into_scalar::<f32>();
+        assert!((mean - 1.0).abs() < 0.01, "{mean}");
+        assert_ne!(one.into_data(), other.into_data());
+        x.clone().apply(&layer).into_data().assert_eq(&x.into_data(), true);
+    }
+
+    #[test]
+    fn a_probability_of_one_is_an_error() {
+        let x = ShardTensor::solo(Tensor::<1>::ones([3], &Default::default()));
+        let error = dropout(x, 1.0, RandomKey::new(0, "x")).unwrap_err().to_string();
+        assert!(error.contains("less than 1"), "{error}");
+    }
+}

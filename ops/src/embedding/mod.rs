@@ -1,0 +1,248 @@
+//! Embedding: rows of a table by their index.
+//!
+//! `y[.., f] = weight[index[..], f]`, with a table of `[rows, features]`.
+//!
+//! # Placement
+//!
+//! | `index` | `weight` | `y` |
+//! |---|---|---|
+//! | any | `Replicate` | as `index` |
+//! | `Replicate` | `Shard(1)`, features | `Shard(last)` |
+//! | `Replicate` | `Shard(0)`, rows | `Partial(Sum)` |
+//!
+//! Nothing is sent.
+//!
+//! # Adjoint
+//! The gradient of a row is the sum of the cotangents of its occurrences; that of a replicated table is summed over the
+//! ranks between which indices are sharded.
+
+use burn::nn::Embedding;
+use burn::tensor::{Int, Shape, Tensor, module};
+use halocline_core::ops::fan_out;
+use halocline_core::{
+    Error, Layout, Linearity, Pairing, Replicate, Result, Role, Shard, ShardTensor, Term,
+};
+
+use crate::driver::empty::{drop_empty, fill_empty};
+use crate::golden::{Dims, Golden, output};
+use crate::kernel::flex;
+use crate::layer::Layer;
+use crate::operand::Operand;
+
+const NAME: &str = "embedding";
+
+/// Looks rows of a table up. The result has `E` dims, one more than the indices. See the [module](self).
+///
+/// # Errors
+/// Another number of dims; an index outside the table (found on CPUs; on other devices the row is undefined); a
+/// combination of placements without a rule.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Int, Tensor};
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::embedding::embedding;
+///
+/// let index = ShardTensor::solo(Tensor::<1, Int>::from([1, 0, 1]));
+/// let table = Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]);
+/// let y: ShardTensor<2> = embedding(index, table)?;
+/// let expected = [[3.0_f32, 4.0], [1.0, 2.0], [3.0, 4.0]];
+/// y.local().to_data().assert_eq(&expected.into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn embedding<const D: usize, const E: usize>(
+    index: ShardTensor<D, Int>,
+    weight: impl Into<Operand<2>>,
+) -> Result<ShardTensor<E>> {
+    if D + 1 != E {
+        let message = format!("indices {:?} for a result of {E} dims", index.dims());
+        return Err(Error::operator(NAME, message));
+    }
+    let weight = weight.into().beside(&index);
+    let [rows, _] = weight.dims();
+    // As a matrix product with vectors that have a one for the row that an index takes.
+    let result: Vec<Role> = (0..E).map(Role::Common).collect();
+    let (taken, features) = (Role::Common(E), Role::Common(D));
+    let mut of_index = result[..D].to_vec();
+    of_index.push(taken);
+    let one_hot = one_hot(index.layout(), weight.layout());
+    let terms = [
+        Term {
+            name: "index",
+            layout: &one_hot,
+            roles: &of_index,
+        },
+        Term {
+            name: "weight",
+            layout: weight.layout(),
+            roles: &[taken, features],
+        },
+    ];
+    let pairing = Pairing::new(NAME, &terms, &result, Linearity::None)?;
+    let layout = pairing.layout(index.layout());
+    let mesh = index.mesh().clone();
+    let (weight, layout_weight, _) = weight.into_parts();
+    let weight = fan_out(weight, &mesh, pairing.fan_out(1), NAME);
+    let weight = fill_empty(weight, &layout_weight, &[0, 1], NAME, 0.0)?;
+    let (index, _, _) = index.into_parts();
+    if flex::runs_on(&index.device()) {
+        check(&index, rows)?;
+    }
+    let mut shape = index.dims().map(|size| size.max(1)).to_vec();
+    let count = shape.iter().product();
+    shape.push(weight.dims()[1]);
+    // A rank without indices looks a row up that is dropped: the graph is the same on all ranks.
+    let index = if index.dims().contains(&0) {
+        Tensor::zeros([1, count], &index.device())
+    } else {
+        index.reshape([1, count])
+    };
+    let held = layout_weight.local_box(mesh.position()).ranges()[0].clone();
+    let y = if held.len() == rows {
+        module::embedding(weight, index)
+    } else {
+        // Rows that other ranks hold count as zero here.
+        let [first, end] = [held.start, held.end].map(|row| row as i64);
+        let elsewhere = index.clone().lower_elem(first).bool_or(index.clone().greater_equal_elem(end));
+        let last = weight.dims()[0] as i64 - 1;
+        let y = module::embedding(weight, (index - first).clamp(0, last));
+        let elsewhere = elsewhere.unsqueeze_dim::<3>(2).expand(y.dims());
+        y.mask_fill(elsewhere, 0.0)
+    };
+    let y = drop_empty(y.reshape(Shape::from(shape)), &layout, mesh.position(), NAME)?;
+    Ok(ShardTensor::from_parts(y, layout, mesh))
+}
+
+/// The layout of indices as vectors over the rows, one for the row that is taken: sharded in it as the table is.
+fn one_hot(index: &Layout, weight: &Layout) -> Layout {
+    let rows = index.shape().len();
+    let pairs = index.placements().iter().zip(weight.placements());
+    let placements = pairs.map(|(index, weight)| match (index, weight) {
+        (Replicate, Shard(0)) => Shard(rows),
+        (index, _) => *index,
+    });
+    let mut extents = index.all_extents().to_vec();
+    extents.push(weight.extents(0).to_vec());
+    index.derive(placements.collect(), extents)
+}
+
+/// Checks that indices are rows of the table.
+fn check<const D: usize>(index: &Tensor<D, Int>, rows: usize) -> Result<()> {
+    let data = index.to_data();
+    match data.iter::<i64>().find(|index| !(0..rows as i64).contains(index)) {
+        None => Ok(()),
+        Some(index) => {
+            let message = format!("index {index} of a table of {rows} rows");
+            Err(Error::operator(NAME, message))
+        }
+    }
+}
+
+macro_rules! layer {
+    ($tensor:ident, $apply:expr) => {
+        impl Layer<$tensor<2, Int>> for Embedding {
+            type Output = $tensor<3>;
+
+            fn forward(&self, index: $tensor<2, Int>) -> $tensor<3> {
+                let apply: fn(&Self, $tensor<2, Int>) -> Result<$tensor<3>> = $apply;
+                apply(self, index).unwrap_or_else(|error| error.raise())
+            }
+        }
+    };
+}
+
+layer!(ShardTensor, |layer, index| embedding(index, &layer.weight));
+layer!(Tensor, |layer, index| {
+    let y = embedding(ShardTensor::solo(index), &layer.weight)?;
+    Ok(y.into_parts().0)
+});
+
+/// Embedding in the registry.
+pub(crate) const OPERATORS: &[Golden] = &[Golden {
+    name: "embedding",
+    pytorch: "embedding",
+    sharded: Dims::All,
+    travels: ["–", "sums of tables' gradients"],
+    modules: "`Embedding`",
+    run: |case| {
+        let weight = case.needed::<2>("weight")?;
+        match case.dims() {
+            1 => output(embedding::<1, 2>(case.indices(0)?, weight)),
+            2 => output(embedding::<2, 3>(case.indices(0)?, weight)),
+            dims => Err(Error::other(format!("indices of {dims} dims"))),
+        }
+    },
+}];
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::TensorData;
+    use halocline_core::{Launcher, LocalGradient, Partial, Placement, ReduceOp};
+
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{compare, random};
+
+    /// Result and gradient of a table of 7 rows that lies so.
+    fn run(ranks: usize, placement: Placement, extents: &[usize]) -> Vec<Vec<TensorData>> {
+        let found = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("tensor", ranks)])?;
+            let mut layout = Layout::new(mesh.shape(), &[7, 5], &[placement])?;
+            if let Shard(dim) = placement {
+                layout = layout.with_extents(dim, extents)?;
+            }
+            let table = random::<2>([7, 5], "table", 0).inner();
+            let table = ShardTensor::distribute(table, &mesh, &layout)?.require_grad();
+            let index = Tensor::<2, Int>::from_data([[6, 0, 3], [3, 1, 5]], world.device());
+            let index = ShardTensor::distribute(index, &mesh, &[Replicate])?;
+            let y: ShardTensor<3> = embedding(index, table.clone())?;
+            let expected = match placement {
+                Shard(0) => Partial(ReduceOp::Sum),
+                Shard(_) => Shard(2),
+                _ => Replicate,
+            };
+            assert_eq!(y.placements(), [expected]);
+            let y = y.resolve();
+            let gradients = (y.clone() * y.clone()).sum().backward();
+            let gradient = table.grad(&gradients).expect("a gradient");
+            assert_eq!(gradient.layout(), table.layout());
+            let whole = [
+                y.full_tensor(LocalGradient::Replicated).into_data(),
+                gradient.full_tensor(LocalGradient::Replicated).into_data(),
+            ];
+            Ok(whole.to_vec())
+        });
+        found.unwrap()
+    }
+
+    #[test]
+    fn tables_may_be_sharded_in_rows_and_columns() {
+        let expected = run(1, Replicate, &[]).remove(0);
+        for (placement, extents) in [
+            (Shard(0), vec![4, 3]),
+            (Shard(0), vec![2, 0, 5]),
+            (Shard(1), vec![3, 2]),
+            (Shard(1), vec![0, 4, 1]),
+        ] {
+            for found in run(extents.len(), placement, &extents) {
+                compare(&found, &expected, 1e-6, &format!("{placement:?} {extents:?}"));
+            }
+        }
+    }
+
+    #[test]
+    fn an_index_outside_the_table_is_an_error() {
+        let index = ShardTensor::solo(Tensor::<1, Int>::from([7]));
+        let table = Tensor::<2>::ones([7, 2], &Default::default());
+        let error = embedding::<1, 2>(index, table).unwrap_err().to_string();
+        assert!(error.contains("index 7 of a table of 7 rows"), "{error}");
+    }
+
+    #[test]
+    fn burns_module_gives_what_it_gives_there() {
+        let layer = burn::nn::EmbeddingConfig::new(7, 4).init(&Default::default());
+        let index = Tensor::<2, Int>::from([[6, 0, 3]]);
+        let ours = index.clone().apply(&layer);
+        ours.into_data().assert_eq(&layer.forward(index).into_data(), true);
+    }
+}

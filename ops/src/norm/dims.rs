@@ -1,0 +1,96 @@
+//! Layer normalization over several dims, which may be sharded.
+
+use burn::tensor::{DType, FloatDType};
+use halocline_core::{Error, Result, ShardTensor};
+
+use crate::operand::Operand;
+use crate::rearrange::distribute_beside;
+use crate::reduce::mean_dims;
+
+/// Normalizes every sample over the last `dims` dims. Weight and bias have one cell in the other dims, or are missing.
+/// See the [module](super).
+///
+/// # Errors
+/// More dims than there are, or none; parameters of another shape or number type; partial values; a failure of
+/// communication.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_ops::norm::layer_norm_dims;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<3>::ones([2, 5, 4], &mesh, &[Shard(1)])?;
+///     let y = layer_norm_dims(x, 2, None, None, 1e-5)?; // all cells are equal to their mean
+///     assert_eq!(y.full_tensor(LocalGradient::Replicated).abs().max().into_scalar::<f32>(), 0.0);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn layer_norm_dims<const D: usize>(
+    x: ShardTensor<D>,
+    dims: usize,
+    weight: Option<Operand<D>>,
+    bias: Option<Operand<D>>,
+    epsilon: f64,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "layer_norm_dims";
+    x.require_resolved(NAME)?;
+    if dims == 0 || dims > D {
+        let message = format!("the last {dims} dims of {:?}", x.dims());
+        return Err(Error::operator(NAME, message));
+    }
+    let first = D - dims;
+    let normalized: Vec<usize> = (first..D).collect();
+    let parameter = |parameter: Option<Operand<D>>| {
+        let beside = |parameter| beside(parameter, &x, first, NAME);
+        parameter.map(beside).transpose()
+    };
+    let (weight, bias) = (parameter(weight)?, parameter(bias)?);
+    let half = match x.local().dtype() {
+        DType::F16 => Some(FloatDType::F16),
+        DType::BF16 => Some(FloatDType::BF16),
+        _ => None,
+    };
+    let x = match half {
+        Some(_) => x.cast(FloatDType::F32),
+        None => x,
+    };
+    let mean = mean_dims(x.clone(), &normalized)?.resolve();
+    let centred = x - mean;
+    let variance = mean_dims(centred.clone().square(), &normalized)?.resolve();
+    let y = centred / (variance + epsilon).sqrt();
+    let y = match half {
+        Some(half) => y.cast(half),
+        None => y,
+    };
+    let y = match weight {
+        Some(weight) => y * weight,
+        None => y,
+    };
+    Ok(match bias {
+        Some(bias) => y + bias,
+        None => y,
+    })
+}
+
+/// This rank's part of a parameter, in the shards of a field.
+fn beside<const D: usize>(
+    parameter: Operand<D>,
+    x: &ShardTensor<D>,
+    first: usize,
+    operator: &'static str,
+) -> Result<ShardTensor<D>> {
+    let mut shape = x.dims();
+    shape[..first].fill(1);
+    let (dtype, expected) = (parameter.dtype(), x.local().dtype());
+    if parameter.dims() != shape || dtype != expected {
+        let message = format!(
+            "a parameter {:?} of {dtype:?}; expected {shape:?} of {expected:?}",
+            parameter.dims()
+        );
+        return Err(Error::operator(operator, message));
+    }
+    distribute_beside(x, parameter)
+}

@@ -1,0 +1,60 @@
+//! A tensor that all ranks hold alike, in the shards of another.
+
+use halocline_core::{Error, Replicate, Result, Shard, ShardTensor};
+
+use crate::operand::Operand;
+
+/// Cuts a tensor that all ranks hold alike to the shards of `x`. Dims of another size than those of `x` stay whole: those of
+/// one cell, and any where `x` is whole. Nothing is sent.
+///
+/// # Adjoint
+/// Gradients of the shards are gathered, so that every rank has the whole gradient.
+///
+/// # Errors
+/// Another shape; partial values of `x`.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::rearrange::distribute_beside;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<3>::ones([2, 5, 4], &mesh, &[Shard(1)])?;
+///     let position = Tensor::<3>::ones([1, 5, 4], world.device());
+///     let position = distribute_beside(&x, position)?;
+///     assert_eq!((position.dims(), position.placements()), ([1, 5, 4], &[Shard(1)][..]));
+///     assert_eq!((x + position).dims(), [2, 5, 4]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn distribute_beside<const D: usize>(
+    x: &ShardTensor<D>,
+    tensor: impl Into<Operand<D>>,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "distribute_beside";
+    x.require_resolved(NAME)?;
+    let tensor = tensor.into();
+    let (shape, dims) = (tensor.dims(), x.dims());
+    let same = |dim: usize| shape[dim] == dims[dim];
+    let fits = |dim: usize| same(dim) || shape[dim] == 1 || !x.layout().is_sharded(dim);
+    if !(0..D).all(fits) {
+        let message = format!(
+            "a tensor {shape:?} beside {}; expected the same sizes, or 1, in sharded dims",
+            x.layout()
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    let placements = x.placements().iter().map(|placement| match placement {
+        Shard(dim) if !same(*dim) => Replicate,
+        other => *other,
+    });
+    let extents = (0..D).map(|dim| match same(dim) {
+        true => x.layout().extents(dim).to_vec(),
+        false => vec![shape[dim]],
+    });
+    let layout = x.layout().derive(placements.collect(), extents.collect());
+    tensor.beside(x).try_redistribute(&layout)
+}

@@ -1,0 +1,172 @@
+//! Flatten and unflatten: neighbouring dims as one, and one as several.
+//!
+//! # Placement
+//! Of the dims that become one only the first may be sharded: then a rank's cells follow one another. Nothing is sent.
+//!
+//! # Adjoint
+//! The opposite operator.
+
+use halocline_core::{Error, Layout, Result, Shard, ShardTensor};
+
+use crate::golden::{Dims, Golden, output, with_dims};
+use crate::reshape;
+
+/// Makes dims `start..=end` one dim, in row-major order. The result has `E` dims.
+///
+/// # Errors
+/// A range that does not leave `E` dims; a dim of it after the first that is sharded.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::rearrange::flatten;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<4>::ones([1, 5, 8, 3], &mesh, &[Shard(1)])?;
+///     let tokens: ShardTensor<3> = flatten(x, 1, 2)?;
+///     assert_eq!((tokens.dims(), tokens.layout().extents(1)), ([1, 40, 3], &[24, 16][..]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn flatten<const D: usize, const E: usize>(
+    x: ShardTensor<D>,
+    start: usize,
+    end: usize,
+) -> Result<ShardTensor<E>> {
+    const NAME: &str = "flatten";
+    if end >= D || start > end || D - (end - start) != E {
+        let message = format!("dims {start} to {end} of {:?} for a result of {E} dims", x.dims());
+        return Err(Error::operator(NAME, message));
+    }
+    (start + 1..=end).try_for_each(|dim| x.require_whole(NAME, dim))?;
+    let inner: usize = x.dims()[start + 1..=end].iter().product();
+    let mut extents = x.layout().all_extents().to_vec();
+    extents.drain(start + 1..=end);
+    extents[start].iter_mut().for_each(|extent| *extent *= inner);
+    Ok(reshaped(x, extents, |dim| match dim {
+        dim if dim <= start => dim,
+        dim => dim - (end - start),
+    }))
+}
+
+/// Makes dim `dim` dims of these sizes, in row-major order: the opposite of [`flatten`]. The result has `E` dims.
+///
+/// # Errors
+/// Sizes whose product is not that of the dim; a number of them that does not give `E` dims; a sharded dim with an
+/// extent that the product of all sizes but the first does not divide.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::rearrange::unflatten;
+///
+/// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 2.0, 3.0, 4.0]]));
+/// let heads: ShardTensor<3> = unflatten(x, 1, &[2, 2])?;
+/// heads.local().to_data().assert_eq(&[[[1.0_f32, 2.0], [3.0, 4.0]]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn unflatten<const D: usize, const E: usize>(
+    x: ShardTensor<D>,
+    dim: usize,
+    sizes: &[usize],
+) -> Result<ShardTensor<E>> {
+    const NAME: &str = "unflatten";
+    let more = sizes.len().wrapping_sub(1);
+    let fits = dim < D && D + more == E && x.dims()[dim] == sizes.iter().product::<usize>();
+    if !fits {
+        let message = format!("dim {dim} of {:?} to {sizes:?}, for a result of {E} dims", x.dims());
+        return Err(Error::operator(NAME, message));
+    }
+    let inner: usize = sizes[1..].iter().product();
+    let mut extents = x.layout().all_extents().to_vec();
+    if extents[dim].iter().any(|extent| extent % inner.max(1) != 0) {
+        let message = format!(
+            "extents {:?} of dim {dim} cut through cells of {:?}; redistribute to multiples of {inner}",
+            extents[dim],
+            &sizes[1..],
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    match inner {
+        0 => extents[dim] = vec![sizes[0]],
+        _ => extents[dim].iter_mut().for_each(|extent| *extent /= inner),
+    }
+    let whole = sizes[1..].iter().map(|size| vec![*size]);
+    extents.splice(dim + 1..dim + 1, whole);
+    Ok(reshaped(x, extents, |before| match before {
+        before if before <= dim => before,
+        before => before + more,
+    }))
+}
+
+/// The same elements in dims of these extents; `moved` gives the place of a dim among them.
+fn reshaped<const D: usize, const E: usize>(
+    x: ShardTensor<D>,
+    extents: Vec<Vec<usize>>,
+    moved: impl Fn(usize) -> usize,
+) -> ShardTensor<E> {
+    let (local, layout, mesh) = x.into_parts();
+    let placements = layout.placements().iter().map(|placement| match placement {
+        Shard(dim) => Shard(moved(*dim)),
+        other => *other,
+    });
+    let layout: Layout = layout.derive(placements.collect(), extents);
+    let local = reshape(local, layout.local_shape(mesh.position()));
+    ShardTensor::from_parts(local, layout, mesh)
+}
+
+/// Flatten in the registry.
+pub(super) const GOLDEN: Golden = Golden {
+    name: "flatten",
+    pytorch: "flatten, unflatten",
+    sharded: Dims::AllButLast,
+    travels: ["–", "–"],
+    modules: "",
+    run: |case| {
+        let start = case.dims() - 2;
+        with_dims!(case.dims(), D => match D {
+            1 => Err(Error::other("one dim")),
+            _ => output(flatten::<D, { if D > 1 { D - 1 } else { 1 } }>(case.input::<D>(0)?, start, start + 1)),
+        })
+    },
+};
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+    use halocline_core::{Launcher, Shard};
+
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+
+    struct Rows;
+
+    impl Operator<3, 3> for Rows {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            let rows = inputs.remove(0).flatten::<2>(1, 2);
+            rows.square().unflatten::<3>(1, &[5, 6])
+        }
+    }
+
+    #[test]
+    fn they_are_opposites() {
+        check_op(&Rows, &[[4, 5, 6]], &[], &[0, 1], 1e-6);
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        let refused = Launcher::local(2).run(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let x = ShardTensor::<2>::ones([5, 6], &mesh, &[Shard(1)])?;
+            let error = flatten::<2, 1>(x.clone(), 0, 1).unwrap_err().to_string();
+            assert!(error.contains("no rule for Shard(1)"), "{error}");
+            unflatten::<2, 3>(x, 1, &[3, 2]).map(drop)
+        });
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("multiples of 2"), "{error}");
+    }
+}

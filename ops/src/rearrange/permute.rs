@@ -1,0 +1,83 @@
+//! Permute: dims in another order.
+
+use halocline_core::{Error, Result, Shard, ShardTensor};
+
+use crate::golden::{Dims, Golden, output, with_dims};
+
+/// Puts dims in another order: dim `i` of the result is dim `axes[i]` of `x`. Nothing is sent; shards keep their cells.
+///
+/// # Adjoint
+/// The opposite permutation.
+///
+/// # Errors
+/// Axes that are not each dim once.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::rearrange::permute;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<4>::ones([1, 3, 6, 8], &mesh, &[Shard(2)])?;
+///     let y = permute(x, [0, 2, 3, 1])?; // channels last
+///     assert_eq!((y.dims(), y.placements()), ([1, 6, 8, 3], &[Shard(1)][..]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn permute<const D: usize>(x: ShardTensor<D>, axes: [usize; D]) -> Result<ShardTensor<D>> {
+    let place = |dim: usize| axes.iter().position(|axis| *axis == dim);
+    if (0..D).any(|dim| place(dim).is_none()) {
+        let message = format!("axes {axes:?}; expected each of 0..{D} once");
+        return Err(Error::operator("permute", message));
+    }
+    let (local, layout, mesh) = x.into_parts();
+    let placements = layout.placements().iter().map(|placement| match placement {
+        Shard(dim) => Shard(place(*dim).expect("checked above")),
+        other => *other,
+    });
+    let extents = axes.map(|dim| layout.extents(dim).to_vec()).to_vec();
+    let layout = layout.derive(placements.collect(), extents);
+    Ok(ShardTensor::from_parts(local.permute(axes), layout, mesh))
+}
+
+/// Permute in the registry.
+pub(super) const GOLDEN: Golden = Golden {
+    name: "permute",
+    pytorch: "permute",
+    sharded: Dims::All,
+    travels: ["–", "–"],
+    modules: "",
+    run: |case| {
+        with_dims!(case.dims(), D => output(permute(case.input::<D>(0)?, case.attributes.array("dims", 0))))
+    },
+};
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+
+    struct ChannelsLast;
+
+    impl Operator<3, 3> for ChannelsLast {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            inputs.remove(0).permute([0, 2, 1])
+        }
+    }
+
+    #[test]
+    fn shards_keep_their_cells() {
+        check_op(&ChannelsLast, &[[2, 5, 7]], &[], &[0, 1, 2], 1e-6);
+    }
+
+    #[test]
+    fn axes_are_checked() {
+        let x = halocline_core::ShardTensor::solo(Tensor::<2>::ones([3, 4], &Default::default()));
+        let error = super::permute(x, [1, 1]).unwrap_err().to_string();
+        assert!(error.contains("each of 0..2 once"), "{error}");
+    }
+}

@@ -1,0 +1,282 @@
+//! Softmax, its logarithm, and the logarithm of sums of exponentials.
+//!
+//! `softmax(x)[i] = exp(x[i]) / Σ_j exp(x[j])` over the cells `j` of a dim, computed from `x − max(x)`. Semantics follow
+//! PyTorch.
+//!
+//! # Placement
+//! All dims may be sharded; values must be resolved. The result has the layout of `x`; `logsumexp` keeps one cell of the
+//! dim, which every rank then holds.
+//!
+//! # Communication
+//! None if the dim is whole. Else maxima and sums are reduced over the ranks that share it, forward and backward.
+
+use burn::tensor::{DType, FloatDType, Tensor, activation};
+use halocline_core::{Error, ReduceOp, Result, ShardTensor};
+
+use crate::driver::empty::{drop_empty, fill_empty};
+use crate::field::{Field, run};
+use crate::golden::{Dims, Golden, output, with_dims};
+use crate::reduce::{extremum_dims, sum_dims};
+
+/// The softmax along a dim. See the [module](self).
+///
+/// # Errors
+/// A dim that does not exist; partial values; a sharded dim without cells.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_ops::softmax::softmax;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lon", 2)])?;
+///     let x = ShardTensor::<2>::ones([3, 4], &mesh, &[Shard(1)])?;
+///     let y = softmax(x, 1)?.full_tensor(LocalGradient::Replicated);
+///     assert_eq!(y.into_data().iter::<f32>().next(), Some(0.25));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
+    const NAME: &str = "softmax";
+    if is_whole(&x, dim, NAME)? {
+        return local(x, NAME, |x| activation::softmax(x, dim));
+    }
+    wide(x, |x| {
+        let Shifted { shifted, .. } = Shifted::new(x, dim)?;
+        let exponentials = shifted.exp();
+        let sum = sum_dims(exponentials.clone(), &[dim])?.resolve();
+        Ok(exponentials / sum)
+    })
+}
+
+/// The logarithm of the softmax along a dim, exact also where the softmax is close to zero. See the
+/// [module](self).
+///
+/// # Errors
+/// Those of [`softmax`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::softmax::log_softmax;
+///
+/// let x = ShardTensor::solo(Tensor::<1>::from([0.0, 200.0]));
+/// let y = log_softmax(x, 0)?.into_parts().0;
+/// y.into_data().assert_eq(&[-200.0_f32, 0.0].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn log_softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
+    const NAME: &str = "log_softmax";
+    if is_whole(&x, dim, NAME)? {
+        return local(x, NAME, |x| activation::log_softmax(x, dim));
+    }
+    wide(x, |x| {
+        let Shifted { shifted, .. } = Shifted::new(x, dim)?;
+        let sum = sum_dims(shifted.clone().exp(), &[dim])?.resolve();
+        Ok(shifted - sum.log())
+    })
+}
+
+/// The logarithm of the sum of exponentials along a dim, which keeps one cell. See the
+/// [module](self).
+///
+/// # Errors
+/// A dim that does not exist or has no cells; partial values.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::softmax::logsumexp;
+///
+/// let x = ShardTensor::solo(Tensor::<1>::from([1000.0, 1000.0]));
+/// let y = logsumexp(x, 0)?.into_parts().0.into_scalar::<f32>();
+/// assert_eq!(y, 1000.0 + 2.0_f32.ln());
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn logsumexp<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
+    is_whole(&x, dim, "logsumexp")?;
+    wide(x, |x| {
+        let Shifted { shifted, most } = Shifted::new(x, dim)?;
+        Ok(sum_dims(shifted.exp(), &[dim])?.resolve().log() + most)
+    })
+}
+
+/// Whether a dim, which exists, is whole.
+fn is_whole<const D: usize>(x: &ShardTensor<D>, dim: usize, operator: &str) -> Result<bool> {
+    x.require_resolved(operator)?;
+    if dim >= D {
+        let message = format!("dim {dim} of {:?}", x.dims());
+        return Err(Error::operator(operator, message));
+    }
+    Ok(!x.layout().is_sharded(dim))
+}
+
+/// Applies a function of burn's that acts along whole dims.
+fn local<const D: usize>(
+    x: ShardTensor<D>,
+    operator: &'static str,
+    f: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Result<ShardTensor<D>> {
+    let all: Vec<usize> = (0..D).collect();
+    let (local, layout, mesh) = x.into_parts();
+    let y = f(fill_empty(local, &layout, &all, operator, 0.0)?);
+    let y = drop_empty(y, &layout, mesh.position(), operator)?;
+    Ok(ShardTensor::from_parts(y, layout, mesh))
+}
+
+/// Computes in f32 at least.
+fn wide<const D: usize>(
+    x: ShardTensor<D>,
+    f: impl FnOnce(ShardTensor<D>) -> Result<ShardTensor<D>>,
+) -> Result<ShardTensor<D>> {
+    match x.local().dtype() {
+        DType::F16 => Ok(f(x.cast(FloatDType::F32))?.cast(FloatDType::F16)),
+        DType::BF16 => Ok(f(x.cast(FloatDType::F32))?.cast(FloatDType::BF16)),
+        _ => f(x),
+    }
+}
+
+/// Values minus their maximum along a dim. The maximum cancels from every result, and so from gradients.
+struct Shifted<const D: usize> {
+    shifted: ShardTensor<D>,
+    most: ShardTensor<D>,
+}
+
+impl<const D: usize> Shifted<D> {
+    fn new(x: ShardTensor<D>, dim: usize) -> Result<Self> {
+        let most = extremum_dims(x.clone().detach(), &[dim], ReduceOp::Max)?.resolve();
+        Ok(Self {
+            shifted: x - most.clone(),
+            most,
+        })
+    }
+}
+
+/// Softmax as methods.
+pub trait SoftmaxField<const D: usize>: Field<D> {
+    /// The softmax along a dim. See the [module](self).
+    ///
+    /// # Panics
+    /// Panics where [`softmax`](fn@softmax) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::SoftmaxField;
+    ///
+    /// let y = Tensor::<1>::from([3.0, 3.0]).softmax(0);
+    /// y.into_data().assert_eq(&[0.5_f32, 0.5].into(), true);
+    /// ```
+    #[must_use]
+    fn softmax(self, dim: usize) -> Self {
+        run(self, |x| softmax(x, dim))
+    }
+
+    /// The logarithm of the softmax along a dim.
+    ///
+    /// # Panics
+    /// Panics where [`log_softmax`](fn@log_softmax) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::SoftmaxField;
+    ///
+    /// let y = Tensor::<1>::from([3.0]).log_softmax(0);
+    /// assert_eq!(y.into_scalar::<f32>(), 0.0);
+    /// ```
+    #[must_use]
+    fn log_softmax(self, dim: usize) -> Self {
+        run(self, |x| log_softmax(x, dim))
+    }
+
+    /// The logarithm of the sum of exponentials along a dim, which keeps one cell.
+    ///
+    /// # Panics
+    /// Panics where [`logsumexp`](fn@logsumexp) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::SoftmaxField;
+    ///
+    /// let y = Tensor::<1>::from([3.0]).logsumexp(0);
+    /// assert_eq!(y.into_scalar::<f32>(), 3.0);
+    /// ```
+    #[must_use]
+    fn logsumexp(self, dim: usize) -> Self {
+        run(self, |x| logsumexp(x, dim))
+    }
+}
+
+impl<const D: usize, X: Field<D>> SoftmaxField<D> for X {}
+
+/// Softmax and its logarithm in the registry.
+pub(crate) const OPERATORS: &[Golden] = &[
+    Golden {
+        name: "softmax",
+        pytorch: "softmax",
+        sharded: Dims::All,
+        travels: ["maxima and sums, if the dim is sharded", "sums, if it is"],
+        modules: "",
+        run: |case| {
+            let dim = case.attributes.list("dim")[0];
+            with_dims!(case.dims(), D => output(softmax(case.input::<D>(0)?, dim)))
+        },
+    },
+    Golden {
+        name: "log_softmax",
+        pytorch: "log_softmax",
+        sharded: Dims::All,
+        travels: ["maxima and sums, if the dim is sharded", "sums, if it is"],
+        modules: "",
+        run: |case| {
+            let dim = case.attributes.list("dim")[0];
+            with_dims!(case.dims(), D => output(log_softmax(case.input::<D>(0)?, dim)))
+        },
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Operator, check_op};
+
+    #[derive(Clone, Copy)]
+    enum Function {
+        Softmax,
+        LogSoftmax,
+        LogSumExp,
+    }
+
+    struct Along(Function, usize);
+
+    impl Operator<3, 3> for Along {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            let x = inputs.remove(0) * 30.0; // exponentials of it overflow
+            match self.0 {
+                Function::Softmax => x.softmax(self.1),
+                Function::LogSoftmax => x.log_softmax(self.1),
+                Function::LogSumExp => x.logsumexp(self.1),
+            }
+        }
+    }
+
+    #[test]
+    fn any_dim_may_be_sharded() {
+        use Function::{LogSoftmax, LogSumExp, Softmax};
+        for function in [Softmax, LogSoftmax, LogSumExp] {
+            check_op(&Along(function, 1), &[[2, 7, 5]], &[], &[0, 1, 2], 1e-5);
+        }
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        let x = ShardTensor::solo(Tensor::<2>::ones([3, 4], &Default::default()));
+        let error = softmax(x, 2).unwrap_err().to_string();
+        assert!(error.contains("dim 2 of [3, 4]"), "{error}");
+    }
+}
