@@ -135,7 +135,8 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<E
             );
             if epoch == 0 {
                 let step = 1e3 * seconds / (count - first).max(1) as f64;
-                let memory = peak_memory().map_or(String::new(), |mib| format!(", {mib} MiB at most"));
+                let memory =
+                    peak_memory().map_or(String::new(), |mib| format!(", {mib} MiB at most"));
                 println!("{parameters} parameters, {step:.0} ms per step{memory}");
             }
         }
@@ -206,7 +207,9 @@ pub(crate) fn load(world: &World, common: &Common) -> Result<Surrogate> {
 /// The most memory that this process has had so far, in MiB, where the system tells.
 fn peak_memory() -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
     let kib: usize = line.split_whitespace().next()?.parse().ok()?;
     Some(kib / 1024)
 }

@@ -49,9 +49,10 @@ pub use softmax::SoftmaxField;
 pub mod prelude {
     pub use crate::{
         ActivationField, Apply, AttentionField, AttentionOptions, ConvField, ConvOptions,
-        DenseAttentionField, DropoutField, Field, Layer, MatmulField, NeighborhoodOptions, NormField, Operand,
-        Padding, PlanOf, PoolField, PoolOptions, Rank, RearrangeField, ReduceField, Reduction,
-        ResampleField, SoftmaxField, Stencil, Window, huber_loss, l1_loss, mse_loss,
+        DenseAttentionField, DropoutField, Field, Layer, MatmulField, NeighborhoodOptions,
+        NormField, Operand, Padding, PlanOf, PoolField, PoolOptions, Rank, RearrangeField,
+        ReduceField, Reduction, ResampleField, SoftmaxField, Stencil, Window, huber_loss, l1_loss,
+        mse_loss,
     };
 }
 
@@ -70,5 +71,8 @@ pub(crate) fn reshape<const D: usize, const E: usize>(
     x: Tensor<D>,
     shape: Vec<usize>,
 ) -> Tensor<E> {
-    Tensor::from_dispatch(Dispatch::float_reshape(x.into_dispatch(), Shape::from(shape)))
+    Tensor::from_dispatch(Dispatch::float_reshape(
+        x.into_dispatch(),
+        Shape::from(shape),
+    ))
 }

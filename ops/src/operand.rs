@@ -1,8 +1,8 @@
 //! Parameters of operators, replicated or with a layout.
 
 use burn::module::Param;
-use burn::tensor::{DType, Tensor};
 use burn::tensor::kind::Basic;
+use burn::tensor::{DType, Tensor};
 use halocline_core::ops::fan_out;
 use halocline_core::{Error, Layout, Pairing, Result, ShardTensor};
 
@@ -72,10 +72,7 @@ impl<const D: usize> Operand<D> {
     }
 
     /// Puts the operand on the mesh of a field.
-    pub(crate) fn beside<const E: usize, K: Basic>(
-        self,
-        x: &ShardTensor<E, K>,
-    ) -> ShardTensor<D> {
+    pub(crate) fn beside<const E: usize, K: Basic>(self, x: &ShardTensor<E, K>) -> ShardTensor<D> {
         match self {
             Self::Laid(tensor) => tensor,
             Self::Replicated(tensor) => {

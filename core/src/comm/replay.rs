@@ -4,9 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::{
-    Batch, Communicator, Counters, Expected, InFlight, Payload, Pending, Settings,
-};
+use super::{Batch, Communicator, Counters, Expected, InFlight, Payload, Pending, Settings};
 use crate::Result;
 
 /// An engine that records the batches of a program; then repeats them to the same program, once, without a message; and
@@ -49,7 +47,9 @@ impl Replay {
     pub(crate) fn repeat(&self) {
         let mut state = self.state();
         if let State::Recording(record) = &mut *state {
-            let finished = record.drain(..).map(|batch| batch.expect("a finished batch"));
+            let finished = record
+                .drain(..)
+                .map(|batch| batch.expect("a finished batch"));
             *state = State::Repeating(finished.collect());
         }
     }

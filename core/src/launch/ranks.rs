@@ -32,7 +32,10 @@ pub(super) fn run_process<T>(
 ) -> Result<Vec<T>> {
     let run = || {
         let device = device()?;
-        run_program(world(between_gpus(comm.clone(), &device)?, &device), &program)
+        run_program(
+            world(between_gpus(comm.clone(), &device)?, &device),
+            &program,
+        )
     };
     let this_rank = comm.rank();
     let ended = attempt(run).and_then(|value| {

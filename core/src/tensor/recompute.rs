@@ -69,7 +69,11 @@ impl<const D: usize> ShardTensor<D> {
         block: impl Fn(&M, Self, ShardTensor<E>) -> Self + Send + Sync + 'static,
     ) -> Self {
         let parameters = flat(module, &self);
-        let tracked = [self.local.is_tracked(), other.local.is_tracked(), parameters.is_tracked()];
+        let tracked = [
+            self.local.is_tracked(),
+            other.local.is_tracked(),
+            parameters.is_tracked(),
+        ];
         if !tracked.contains(&true) {
             return block(module, self, other);
         }
@@ -306,7 +310,8 @@ mod tests {
                 low: -1.0,
                 high: 1.0,
             };
-            let x = ShardTensor::<2>::random([7, 3], uniform, x, &mesh, &[Shard(0)])?.require_grad();
+            let x =
+                ShardTensor::<2>::random([7, 3], uniform, x, &mesh, &[Shard(0)])?.require_grad();
             let before = world.comm_stats();
             let mut y = x.clone();
             for _ in 0..3 {
@@ -322,7 +327,12 @@ mod tests {
             let gradients = loss.backward();
             let sent = world.comm_stats().since(&before);
             let gradient = x.grad(&gradients).expect("a gradient");
-            let weight = model.linear.weight.val().grad(&gradients).expect("a gradient");
+            let weight = model
+                .linear
+                .weight
+                .val()
+                .grad(&gradients)
+                .expect("a gradient");
             let found = vec![
                 forward.into_data(),
                 gradient.full_tensor(LocalGradient::Replicated).into_data(),
@@ -361,6 +371,9 @@ mod tests {
             })
         });
         let error = refused.unwrap_err().to_string();
-        assert!(error.contains("captures a tensor with gradients"), "{error}");
+        assert!(
+            error.contains("captures a tensor with gradients"),
+            "{error}"
+        );
     }
 }

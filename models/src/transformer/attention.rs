@@ -162,6 +162,27 @@ macro_rules! neighborhood_attention {
     };
 }
 
-neighborhood_attention!(1, 3, 4, NeighborhoodAttention1d, NeighborhoodAttention1dConfig, "cells");
-neighborhood_attention!(2, 4, 5, NeighborhoodAttention2d, NeighborhoodAttention2dConfig, "lat, lon");
-neighborhood_attention!(3, 5, 6, NeighborhoodAttention3d, NeighborhoodAttention3dConfig, "level, lat, lon");
+neighborhood_attention!(
+    1,
+    3,
+    4,
+    NeighborhoodAttention1d,
+    NeighborhoodAttention1dConfig,
+    "cells"
+);
+neighborhood_attention!(
+    2,
+    4,
+    5,
+    NeighborhoodAttention2d,
+    NeighborhoodAttention2dConfig,
+    "lat, lon"
+);
+neighborhood_attention!(
+    3,
+    5,
+    6,
+    NeighborhoodAttention3d,
+    NeighborhoodAttention3dConfig,
+    "level, lat, lon"
+);

@@ -71,7 +71,9 @@ impl<X: Field<2>> Layer<X> for ConditionEmbedding {
             [angles.clone().sin(), angles.cos()]
         });
         let y = X::cat(waves.collect(), 1);
-        y.apply_linear(&self.first).silu().apply_linear(&self.second)
+        y.apply_linear(&self.first)
+            .silu()
+            .apply_linear(&self.second)
     }
 }
 
@@ -117,6 +119,11 @@ impl ModulationConfig {
 }
 
 impl Modulation {
+    #[cfg(test)]
+    pub(super) fn weight(&self) -> &burn::module::Param<burn::tensor::Tensor<2>> {
+        &self.linear.weight
+    }
+
     /// `x + gate · block((1 + scale) · norm(x) + shift)`, for cells `[batch, lat, lon, d_model]` and a condition
     /// `[batch, condition]`.
     pub fn modulate<X: Field<4>>(

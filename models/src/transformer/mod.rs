@@ -5,6 +5,8 @@ mod condition;
 mod patch;
 mod position;
 mod rotary;
+#[cfg(test)]
+mod tests;
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -17,12 +19,8 @@ pub use attention::{
     NeighborhoodAttention1d, NeighborhoodAttention1dConfig, NeighborhoodAttention2d,
     NeighborhoodAttention2dConfig, NeighborhoodAttention3d, NeighborhoodAttention3dConfig,
 };
-pub use condition::{
-    ConditionEmbedding, ConditionEmbeddingConfig, Modulation, ModulationConfig,
-};
-pub use patch::{
-    PatchEmbedding2d, PatchEmbedding2dConfig, PatchRecovery2d, PatchRecovery2dConfig,
-};
+pub use condition::{ConditionEmbedding, ConditionEmbeddingConfig, Modulation, ModulationConfig};
+pub use patch::{PatchEmbedding2d, PatchEmbedding2dConfig, PatchRecovery2d, PatchRecovery2dConfig};
 pub use position::{
     LearnedPosition2d, LearnedPosition2dConfig, SinusoidalPosition2d, SphericalPosition,
     SphericalPositionConfig,
@@ -233,8 +231,14 @@ impl FieldTransformer {
     /// assert_eq!(y.dims(), [2, 1, 8, 12]);
     /// ```
     pub fn forward_with<X: Field<4>>(&self, x: X, condition: Rank<X, 2>) -> X {
-        let modulated = self.blocks.iter().all(|block| !block.modulations.is_empty());
-        assert!(modulated, "FieldTransformer: configured without a condition");
+        let modulated = self
+            .blocks
+            .iter()
+            .all(|block| !block.modulations.is_empty());
+        assert!(
+            modulated,
+            "FieldTransformer: configured without a condition"
+        );
         self.forecast(x, Some(&condition))
     }
 
@@ -265,7 +269,10 @@ impl<X: Field<4>> Layer<X> for FieldTransformer {
     /// Panics if the model was configured with a condition.
     fn forward(&self, x: X) -> X {
         let plain = self.blocks.iter().all(|block| block.modulations.is_empty());
-        assert!(plain, "FieldTransformer: configured with a condition; call forward_with");
+        assert!(
+            plain,
+            "FieldTransformer: configured with a condition; call forward_with"
+        );
         self.forecast(x, None)
     }
 }

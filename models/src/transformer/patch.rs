@@ -70,7 +70,8 @@ impl<X: Field<4>> Layer<X> for PatchEmbedding2d {
             .with_stride(self.conv.kernel_size)
             .with_padding([padding(0), padding(1)]);
         let bias = self.conv.bias.as_ref().map(Operand::from);
-        x.conv(&self.conv.weight, bias, &options).permute([0, 2, 3, 1])
+        x.conv(&self.conv.weight, bias, &options)
+            .permute([0, 2, 3, 1])
     }
 }
 
@@ -127,7 +128,10 @@ impl PatchRecovery2d {
         let channels = y.global_dims()[3] / (rows * columns);
         // [batch, lat, lon, channels, rows, columns] → [batch, channels, lat, rows, lon, columns]
         let y = y.unflatten::<6>(3, &[channels, rows, columns]);
-        let y = y.permute([0, 3, 1, 4, 2, 5]).flatten::<5>(4, 5).flatten::<4>(2, 3);
+        let y = y
+            .permute([0, 3, 1, 4, 2, 5])
+            .flatten::<5>(4, 5)
+            .flatten::<4>(2, 3);
         y.narrow(2, 0, lat).narrow(3, 0, lon).align_to(field)
     }
 }

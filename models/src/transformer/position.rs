@@ -147,7 +147,7 @@ pub struct SphericalPositionConfig {
 #[derive(Module, Debug)]
 pub struct SphericalPosition {
     /// `[harmonics, d_model]`, of colatitude.
-    by_latitude: Param<Tensor<2>>,
+    pub(super) by_latitude: Param<Tensor<2>>,
     /// `[2 · harmonics, d_model]`, of longitude.
     by_longitude: Param<Tensor<2>>,
 }

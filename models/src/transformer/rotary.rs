@@ -77,7 +77,10 @@ impl Rotary {
             };
             let (cos, sin) = (table(f64::cos), table(f64::sin));
             let half = part / 2;
-            let (first, second) = (x.clone().narrow(D - 1, 0, half), x.clone().narrow(D - 1, half, half));
+            let (first, second) = (
+                x.clone().narrow(D - 1, 0, half),
+                x.clone().narrow(D - 1, half, half),
+            );
             x * cos + X::cat(vec![-second, first], D - 1) * sin
         });
         X::cat(parts.collect(), D - 1)

@@ -39,14 +39,23 @@ pub fn cell_attention<const D: usize>(
     const NAME: &str = "cell_attention";
     let fail = |message: String| Err(Error::operator(NAME, message));
     if !(4..=6).contains(&D) {
-        return fail(format!("{:?}; expected [batch, *spatial, heads, width]", q.dims()));
+        return fail(format!(
+            "{:?}; expected [batch, *spatial, heads, width]",
+            q.dims()
+        ));
     }
     if options.causal || options.bias.is_some() || options.dropout.is_some() {
-        return fail("causal order, bias and dropout need an order of cells; flatten() gives one".into());
+        return fail(
+            "causal order, bias and dropout need an order of cells; flatten() gives one".into(),
+        );
     }
     let spatial = |tensor: &ShardTensor<D>| tensor.layout().all_extents()[1..D - 2].to_vec();
     if spatial(&q) != spatial(&k) {
-        return fail(format!("queries {} and keys {} lie differently", q.layout(), k.layout()));
+        return fail(format!(
+            "queries {} and keys {} lie differently",
+            q.layout(),
+            k.layout()
+        ));
     }
     let (layout, mesh) = (q.layout().clone(), q.mesh().clone());
     let y = scaled_dot_product_attention(tokens(q), tokens(k), tokens(v), options)?;

@@ -18,7 +18,10 @@ pub(super) fn weights<const D: usize>(scores: Tensor<D>, dim: usize) -> [Tensor<
     let scores = wide(scores);
     let most = scores.clone().detach().max_dim(dim).clamp_min(LOWEST);
     let exponentials = (scores - most.clone()).exp();
-    let sum = exponentials.clone().sum_dim(dim).clamp_min(f32::MIN_POSITIVE);
+    let sum = exponentials
+        .clone()
+        .sum_dim(dim)
+        .clamp_min(f32::MIN_POSITIVE);
     [exponentials / sum.clone(), sum.log() + most]
 }
 

@@ -1,7 +1,9 @@
 //! Identities between attentions, on random shapes and meshes.
 
 use burn::tensor::{Tensor, TensorData};
-use halocline_core::{DeviceMesh, Launcher, Layout, LocalGradient, Placement, Result, Shard, ShardTensor};
+use halocline_core::{
+    DeviceMesh, Launcher, Layout, LocalGradient, Placement, Result, Shard, ShardTensor,
+};
 use proptest::prelude::*;
 
 use super::*;
@@ -20,12 +22,18 @@ fn extents(cuts: &Cuts, size: usize) -> Vec<usize> {
     ends.sort_unstable();
     ends.push(size);
     let mut start = 0;
-    let extents = ends.into_iter().map(|end| end - std::mem::replace(&mut start, end));
+    let extents = ends
+        .into_iter()
+        .map(|end| end - std::mem::replace(&mut start, end));
     extents.collect()
 }
 
 /// A field that all ranks hold alike, cut along dim 1.
-fn cut<const D: usize>(whole: &Tensor<D>, mesh: &DeviceMesh, cuts: &Cuts) -> Result<ShardTensor<D>> {
+fn cut<const D: usize>(
+    whole: &Tensor<D>,
+    mesh: &DeviceMesh,
+    cuts: &Cuts,
+) -> Result<ShardTensor<D>> {
     let (shape, placements): ([usize; D], [Placement; 1]) = (whole.dims(), [Shard(1)]);
     let layout = Layout::new(mesh.shape(), &shape, &placements)?;
     let layout = layout.with_extents(1, &extents(cuts, shape[1]))?;
@@ -49,7 +57,11 @@ fn on_ranks<const D: usize>(
     let found = Launcher::local(cuts.len() + 1).collect(|world| {
         let mesh = world.mesh([("x", world.size())])?;
         let [q, k, v] = fields;
-        let y = program([cut(q, &mesh, cuts)?, cut(k, &mesh, cuts)?, cut(v, &mesh, cuts)?])?;
+        let y = program([
+            cut(q, &mesh, cuts)?,
+            cut(k, &mesh, cuts)?,
+            cut(v, &mesh, cuts)?,
+        ])?;
         Ok(y.full_tensor(LocalGradient::Replicated).into_data())
     });
     found.unwrap().remove(0)

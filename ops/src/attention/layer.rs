@@ -44,7 +44,8 @@ pub fn multi_head_attention<X: Field<3>>(
     options: AttentionOptions,
 ) -> X {
     let heads = |x: X, linear: &Linear| -> Rank<X, 4> {
-        x.apply_linear(linear).unflatten::<4>(2, &[module.n_heads, module.d_k])
+        x.apply_linear(linear)
+            .unflatten::<4>(2, &[module.n_heads, module.d_k])
     };
     let device = query.clone().into_shard().device();
     let options = AttentionOptions {
@@ -167,6 +168,7 @@ mod tests {
 
     use super::*;
     use crate::layer::Apply;
+    use crate::reduce::ReduceField;
     use crate::testing::{difference, random};
 
     #[test]
@@ -194,8 +196,11 @@ mod tests {
         let device = Default::default();
         let mha = MultiHeadAttentionConfig::new(8, 2).init(&device);
         let x = random::<3>([2, 4, 8], "x", 0).inner();
-        let padding = Tensor::<2, Bool>::from([[false, false, true, false], [false, true, true, true]]);
-        let burns = mha.forward(MhaInput::self_attn(x.clone()).mask_pad(padding.clone())).context;
+        let padding =
+            Tensor::<2, Bool>::from([[false, false, true, false], [false, true, true, true]]);
+        let burns = mha
+            .forward(MhaInput::self_attn(x.clone()).mask_pad(padding.clone()))
+            .context;
         let found = Launcher::local(4).collect(|world| {
             let mesh = world.mesh([("batch", 2), ("tokens", 2)])?;
             let shard = ShardTensor::distribute(x.clone(), &mesh, &[Shard(0), Shard(1)])?;
@@ -223,8 +228,9 @@ mod tests {
                 let x = ShardTensor::distribute(x, &mesh, &[Shard(1)])?.require_grad();
                 let options = AttentionOptions::default().with_causal(true);
                 let y = transformer_encoder(&encoder, x.clone(), &options);
-                let loss = crate::reduce::ReduceField::mean(y.clone() * y.clone());
-                let gradients = loss.backward();
+                let weights = random::<3>([2, 7, 8], "weights", 0).inner();
+                let weights = ShardTensor::distribute(weights, &mesh, &[Shard(1)])?;
+                let gradients = (y.clone() * weights).sum().backward();
                 let gradient = x.grad(&gradients).expect("a gradient");
                 let weight = &encoder.layers[0].mha.key.weight;
                 let weight = weight.val().grad(&gradients).expect("a gradient");

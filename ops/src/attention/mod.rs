@@ -70,7 +70,9 @@ pub trait AttentionField<const D: usize>: Field<D> {
     ) -> Attended<Self> {
         let [q, k, v] = [self, keys, values].map(Self::into_shard);
         let found = neighborhood_attention_with_lse(q, k, v, options);
-        found.unwrap_or_else(|error| error.raise()).map(Self::from_shard)
+        found
+            .unwrap_or_else(|error| error.raise())
+            .map(Self::from_shard)
     }
 
     /// Neighborhood attention to a field and to tokens, keys and values, that all queries reach.
@@ -87,7 +89,9 @@ pub trait AttentionField<const D: usize>: Field<D> {
     ) -> Self {
         let (k, v) = (keys.into_shard(), values.into_shard());
         let tokens = tokens.map(Field::into_shard);
-        run(self, |q| neighborhood_attention_with_tokens([q, k, v], tokens, options))
+        run(self, |q| {
+            neighborhood_attention_with_tokens([q, k, v], tokens, options)
+        })
     }
 }
 
@@ -125,7 +129,9 @@ pub trait DenseAttentionField: Field<4> {
     ) -> Attended<Self> {
         let [q, k, v] = [self, keys, values].map(Self::into_shard);
         let found = scaled_dot_product_attention_with_lse(q, k, v, options);
-        found.unwrap_or_else(|error| error.raise()).map(Self::from_shard)
+        found
+            .unwrap_or_else(|error| error.raise())
+            .map(Self::from_shard)
     }
 }
 

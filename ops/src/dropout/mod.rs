@@ -11,9 +11,7 @@
 
 use burn::nn::Dropout;
 use burn::tensor::{Device, Tensor, TensorData};
-use halocline_core::{
-    Distribution, Error, IndexBox, LayerKeys, RandomKey, Result, ShardTensor,
-};
+use halocline_core::{Distribution, Error, IndexBox, LayerKeys, RandomKey, Result, ShardTensor};
 
 use crate::field::{Field, run};
 use crate::layer::layers;
@@ -137,13 +135,18 @@ mod tests {
         let mean = one.clone().mean().into_scalar::<f32>();
         assert!((mean - 1.0).abs() < 0.01, "{mean}");
         assert_ne!(one.into_data(), other.into_data());
-        x.clone().apply(&layer).into_data().assert_eq(&x.into_data(), true);
+        x.clone()
+            .apply(&layer)
+            .into_data()
+            .assert_eq(&x.into_data(), true);
     }
 
     #[test]
     fn a_probability_of_one_is_an_error() {
         let x = ShardTensor::solo(Tensor::<1>::ones([3], &Default::default()));
-        let error = dropout(x, 1.0, RandomKey::new(0, "x")).unwrap_err().to_string();
+        let error = dropout(x, 1.0, RandomKey::new(0, "x"))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("less than 1"), "{error}");
     }
 }

@@ -103,13 +103,21 @@ pub fn embedding<const D: usize, const E: usize>(
     } else {
         // Rows that other ranks hold count as zero here.
         let [first, end] = [held.start, held.end].map(|row| row as i64);
-        let elsewhere = index.clone().lower_elem(first).bool_or(index.clone().greater_equal_elem(end));
+        let elsewhere = index
+            .clone()
+            .lower_elem(first)
+            .bool_or(index.clone().greater_equal_elem(end));
         let last = weight.dims()[0] as i64 - 1;
         let y = module::embedding(weight, (index - first).clamp(0, last));
         let elsewhere = elsewhere.unsqueeze_dim::<3>(2).expand(y.dims());
         y.mask_fill(elsewhere, 0.0)
     };
-    let y = drop_empty(y.reshape(Shape::from(shape)), &layout, mesh.position(), NAME)?;
+    let y = drop_empty(
+        y.reshape(Shape::from(shape)),
+        &layout,
+        mesh.position(),
+        NAME,
+    )?;
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 
@@ -129,7 +137,10 @@ fn one_hot(index: &Layout, weight: &Layout) -> Layout {
 /// Checks that indices are rows of the table.
 fn check<const D: usize>(index: &Tensor<D, Int>, rows: usize) -> Result<()> {
     let data = index.to_data();
-    match data.iter::<i64>().find(|index| !(0..rows as i64).contains(index)) {
+    match data
+        .iter::<i64>()
+        .find(|index| !(0..rows as i64).contains(index))
+    {
         None => Ok(()),
         Some(index) => {
             let message = format!("index {index} of a table of {rows} rows");
@@ -225,7 +236,12 @@ mod tests {
             (Shard(1), vec![0, 4, 1]),
         ] {
             for found in run(extents.len(), placement, &extents) {
-                compare(&found, &expected, 1e-6, &format!("{placement:?} {extents:?}"));
+                compare(
+                    &found,
+                    &expected,
+                    1e-6,
+                    &format!("{placement:?} {extents:?}"),
+                );
             }
         }
     }
@@ -243,6 +259,7 @@ mod tests {
         let layer = burn::nn::EmbeddingConfig::new(7, 4).init(&Default::default());
         let index = Tensor::<2, Int>::from([[6, 0, 3]]);
         let ours = index.clone().apply(&layer);
-        ours.into_data().assert_eq(&layer.forward(index).into_data(), true);
+        ours.into_data()
+            .assert_eq(&layer.forward(index).into_data(), true);
     }
 }

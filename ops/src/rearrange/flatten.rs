@@ -37,14 +37,19 @@ pub fn flatten<const D: usize, const E: usize>(
 ) -> Result<ShardTensor<E>> {
     const NAME: &str = "flatten";
     if end >= D || start > end || D - (end - start) != E {
-        let message = format!("dims {start} to {end} of {:?} for a result of {E} dims", x.dims());
+        let message = format!(
+            "dims {start} to {end} of {:?} for a result of {E} dims",
+            x.dims()
+        );
         return Err(Error::operator(NAME, message));
     }
     (start + 1..=end).try_for_each(|dim| x.require_whole(NAME, dim))?;
     let inner: usize = x.dims()[start + 1..=end].iter().product();
     let mut extents = x.layout().all_extents().to_vec();
     extents.drain(start + 1..=end);
-    extents[start].iter_mut().for_each(|extent| *extent *= inner);
+    extents[start]
+        .iter_mut()
+        .for_each(|extent| *extent *= inner);
     Ok(reshaped(x, extents, |dim| match dim {
         dim if dim <= start => dim,
         dim => dim - (end - start),
@@ -77,7 +82,10 @@ pub fn unflatten<const D: usize, const E: usize>(
     let more = sizes.len().wrapping_sub(1);
     let fits = dim < D && D + more == E && x.dims()[dim] == sizes.iter().product::<usize>();
     if !fits {
-        let message = format!("dim {dim} of {:?} to {sizes:?}, for a result of {E} dims", x.dims());
+        let message = format!(
+            "dim {dim} of {:?} to {sizes:?}, for a result of {E} dims",
+            x.dims()
+        );
         return Err(Error::operator(NAME, message));
     }
     let inner: usize = sizes[1..].iter().product();

@@ -28,7 +28,8 @@ use crate::golden::Golden;
 use crate::operand::Operand;
 
 /// The rearrangements in the registry.
-pub(crate) const OPERATORS: &[Golden] = &[flip::GOLDEN, roll::GOLDEN, permute::GOLDEN, flatten::GOLDEN];
+pub(crate) const OPERATORS: &[Golden] =
+    &[flip::GOLDEN, roll::GOLDEN, permute::GOLDEN, flatten::GOLDEN];
 
 /// Rearrangements as methods.
 pub trait RearrangeField<const D: usize>: Field<D> {

@@ -49,9 +49,7 @@ pub(super) const GOLDEN: Golden = Golden {
     sharded: Dims::All,
     travels: ["–", "–"],
     modules: "",
-    run: |case| {
-        with_dims!(case.dims(), D => output(permute(case.input::<D>(0)?, case.attributes.array("dims", 0))))
-    },
+    run: |case| with_dims!(case.dims(), D => output(permute(case.input::<D>(0)?, case.attributes.array("dims", 0)))),
 };
 
 #[cfg(test)]

@@ -106,7 +106,9 @@ fn factors(dropped: &Dropped, shape: [usize; 4]) -> TensorData {
     // A rank without queries has one of fill, which may lie outside.
     let ends = [0, 1, 2, 3].map(|dim| (first[dim] + shape[dim]).min(dropped.shape[dim]));
     let ranges = [0, 1, 2, 3].map(|dim| first[dim].min(ends[dim])..ends[dim]);
-    let mut stays = dropped.key.fill(coin, &dropped.shape, &IndexBox::new(ranges.to_vec()));
+    let mut stays = dropped
+        .key
+        .fill(coin, &dropped.shape, &IndexBox::new(ranges.to_vec()));
     stays.resize(shape.iter().product(), 0.0);
     let factors = stays.into_iter().map(|stays| stays / probability as f32);
     TensorData::new(factors.collect::<Vec<_>>(), shape)

@@ -123,7 +123,9 @@ fn attention(
     let own = q.layout().local_box(mesh.position());
     let own: Vec<usize> = own.ranges().iter().map(|range| range.start).collect();
     let [batch, queries, heads, width] = q.dims();
-    let dropout = options.dropout.filter(|(probability, _)| *probability != 0.0);
+    let dropout = options
+        .dropout
+        .filter(|(probability, _)| *probability != 0.0);
     let dropout = dropout.map(|(probability, key)| {
         let shape = [batch, queries, heads, k.dims()[TOKENS]];
         Dropped::new(probability, key, shape, [own[0], own[1], own[2]])

@@ -137,7 +137,8 @@ impl DenseRun {
     /// The bias in the number type of kernels.
     fn bias<E: Float>(&self) -> Result<Option<FlexTensor>> {
         let bias = self.scores.bias.clone();
-        bias.map(|bias| flex::operand::<E>(bias.into_dispatch())).transpose()
+        bias.map(|bias| flex::operand::<E>(bias.into_dispatch()))
+            .transpose()
     }
 
     /// Calls `compute` with the keys and values of every part, this rank's own first, while the next ones travel here; with none
@@ -164,9 +165,14 @@ impl DenseRun {
             let in_flight = match travel {
                 None => None,
                 Some((operation, comm)) => {
-                    let operation = if backward { operation.backward() } else { operation.clone() };
+                    let operation = if backward {
+                        operation.backward()
+                    } else {
+                        operation.clone()
+                    };
                     let block = block.clone();
-                    self.ring.pass(comm, &operation, step, block, (dtype, &like), shapes_of)?
+                    self.ring
+                        .pass(comm, &operation, step, block, (dtype, &like), shapes_of)?
                 }
             };
             let here = if self.ring.parts[self.ring.part(step)].is_empty() {
@@ -283,7 +289,9 @@ impl DenseRun {
             if let Some((operation, comm)) = &self.travel {
                 let sums = std::mem::take(&mut sums);
                 let (operation, like) = (operation.backward(), (E::dtype(), &like));
-                coming = self.ring.pass(comm, &operation, step, sums, like, shapes_of)?;
+                coming = self
+                    .ring
+                    .pass(comm, &operation, step, sums, like, shapes_of)?;
             }
             Ok(())
         })?;

@@ -5,7 +5,11 @@ use halocline_core::{Error, Replicate, Result, Shard, ShardTensor};
 use super::dims::{BATCH, HEADS, NAME, TOKENS, WIDTH};
 
 /// Checks that queries, keys and values fit, and gives the axes over which keys and values fan out.
-pub(super) fn check(q: &ShardTensor<4>, k: &ShardTensor<4>, v: &ShardTensor<4>) -> Result<Vec<usize>> {
+pub(super) fn check(
+    q: &ShardTensor<4>,
+    k: &ShardTensor<4>,
+    v: &ShardTensor<4>,
+) -> Result<Vec<usize>> {
     let fail = |message: String| Err(Error::operator(NAME, message));
     let [shape_q, shape_k, shape_v] = [q.dims(), k.dims(), v.dims()];
     let shared = shape_q[HEADS].checked_div(shape_k[HEADS]).unwrap_or(0);

@@ -62,7 +62,10 @@ pub(super) fn attention<const D: usize>(
         shape[D - 1] = width;
         shape
     };
-    let (y, lse) = (y.reshape(with_width(value_width)), lse.reshape(with_width(1)));
+    let (y, lse) = (
+        y.reshape(with_width(value_width)),
+        lse.reshape(with_width(1)),
+    );
     let y = result(y, lse, run.with_lse, dtype);
     let kept = crate::attention::widths::with_width(output, y.dims()[D - 1]);
     drop_empty(y, &kept, mesh.position(), operator)

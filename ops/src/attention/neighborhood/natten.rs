@@ -23,8 +23,13 @@ fn results<const D: usize, const N: usize>(
         Tensor::<D>::from_data(data, (&device, dtype)).require_grad()
     };
     let q = leaf("q", shape[D - 2], shape[D - 1]);
-    let (k, v) = (leaf("k", key_heads, shape[D - 1]), leaf("v", key_heads, value_width));
-    let y = q.clone().neighborhood_attention(k.clone(), v.clone(), options);
+    let (k, v) = (
+        leaf("k", key_heads, shape[D - 1]),
+        leaf("v", key_heads, value_width),
+    );
+    let y = q
+        .clone()
+        .neighborhood_attention(k.clone(), v.clone(), options);
     let cotangent = normal(&y.dims(), "cotangent", 0).convert_dtype(dtype);
     let cotangent = Tensor::from_data(cotangent, (&device, dtype)) * 0.05;
     let gradients = (y.clone() * cotangent).sum().backward();
@@ -38,7 +43,9 @@ fn check<const D: usize, const N: usize>(
     shape: [usize; N],
     [kernel, stride, dilation]: [[usize; N]; 3],
 ) {
-    let options = NeighborhoodOptions::new(kernel).with_stride(stride).with_dilation(dilation);
+    let options = NeighborhoodOptions::new(kernel)
+        .with_stride(stride)
+        .with_dilation(dilation);
     let mut whole = [batch; D];
     whole[1..=N].copy_from_slice(&shape);
     (whole[D - 2], whole[D - 1]) = (heads, width);
@@ -49,7 +56,9 @@ fn check<const D: usize, const N: usize>(
         let run = |dtype| results(whole, key_heads, value_width, &options, dtype);
         let (found, expected) = (run(DType::F32), run(DType::F64));
         for (which, tolerance) in [1e-4, 1e-2, 1e-4, 1e-4].into_iter().enumerate() {
-            let pairs = found[which].iter::<f64>().zip(expected[which].iter::<f64>());
+            let pairs = found[which]
+                .iter::<f64>()
+                .zip(expected[which].iter::<f64>());
             let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             assert!(
                 off <= tolerance,
@@ -71,7 +80,11 @@ fn table_of_one_dim() {
         ([1, 2, 2, 64], 125, 15, 1, 1),
         ([1, 1, 1, 128], 256, 3, 2, 10),
     ] {
-        check::<4, 1>([batch, heads, key_heads, width], [length], [[kernel], [stride], [dilation]]);
+        check::<4, 1>(
+            [batch, heads, key_heads, width],
+            [length],
+            [[kernel], [stride], [dilation]],
+        );
     }
 }
 
@@ -109,5 +122,9 @@ fn table_of_the_largest() {
     check::<4, 1>([1, 1, 1, 128], [32768], [[2048], [256], [1]]);
     check::<5, 2>([1, 2, 1, 16], [67, 80], [[12, 7], [8, 4], [5, 11]]);
     check::<5, 2>([1, 2, 1, 16], [44, 80], [[44, 80], [4, 8], [1, 1]]);
-    check::<6, 3>([1, 2, 1, 16], [18, 37, 12], [[14, 16, 12], [12, 8, 1], [1, 2, 1]]);
+    check::<6, 3>(
+        [1, 2, 1, 16],
+        [18, 37, 12],
+        [[14, 16, 12], [12, 8, 1], [1, 2, 1]],
+    );
 }

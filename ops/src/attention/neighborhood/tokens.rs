@@ -56,7 +56,9 @@ pub(super) fn attention<const D: usize>(
         }
     }
     let held = |dim: usize| dim == heads || (dim == 0 && batch > 1);
-    let fans = q.layout().axes_where(|placement| matches!(placement, Shard(dim) if !held(dim)));
+    let fans = q
+        .layout()
+        .axes_where(|placement| matches!(placement, Shard(dim) if !held(dim)));
     let (q, layout, mesh) = q.into_parts();
     let dtype = q.dtype();
     let shape = q.dims();
@@ -77,5 +79,10 @@ pub(super) fn attention<const D: usize>(
     let both = dense::local(flat, keys, values, scores, layout.has_empty_shard())?;
     let mut shape = shape;
     shape[width] = both.dims()[3];
-    attended(reshape(both, shape.to_vec()), &with_width(&layout, value_width), &mesh, dtype)
+    attended(
+        reshape(both, shape.to_vec()),
+        &with_width(&layout, value_width),
+        &mesh,
+        dtype,
+    )
 }

@@ -1,0 +1,167 @@
+use burn::tensor::{Tensor, TensorData};
+use halocline_core::{Launcher, LocalGradient, Placement, Shard, ShardTensor};
+use halocline_ops::testing::{compare, random};
+
+use super::*;
+
+/// The forecast and the gradients of the input and of some parameters, of a model in which everything is switched on.
+fn run(
+    ranks: [usize; 2],
+    placements: [Placement; 2],
+    config: &FieldTransformerConfig,
+) -> Vec<Vec<TensorData>> {
+    let found = Launcher::local(ranks[0] * ranks[1])
+        .seed(3)
+        .collect(|world| {
+            let mesh = world.mesh([("a", ranks[0]), ("b", ranks[1])])?;
+            let model = world.init(|device| config.init(device))?;
+            let embedding =
+                world.init(|device| ConditionEmbeddingConfig::new(1, 6).init(device))?;
+            let shard = |name| {
+                let whole = random::<4>([2, 4, 13, 22], name, 0).inner();
+                ShardTensor::distribute(whole, &mesh, &placements)
+            };
+            let x = shard("x")?.require_grad();
+            let y = if config.condition > 0 {
+                let hours = Tensor::<2>::from_floats([[6.0], [12.0]], world.device());
+                // As the cells' samples are sharded.
+                let of_batch = |placement: &Placement| match placement {
+                    Shard(0) => Shard(0),
+                    _ => halocline_core::Replicate,
+                };
+                let of_batch: Vec<Placement> = placements.iter().map(of_batch).collect();
+                let hours = ShardTensor::distribute(hours, &mesh, &of_batch)?;
+                model.forward_with(x.clone(), hours.apply(&embedding))
+            } else {
+                x.clone().apply(&model)
+            };
+            let weights = shard("weights")?.narrow(1, 0, y.dims()[1]);
+            let gradients = (y.clone() * weights).sum().backward();
+            let gradient = x.grad(&gradients).expect("a gradient");
+            let mut found = vec![
+                y.full_tensor(LocalGradient::Replicated).into_data(),
+                gradient.full_tensor(LocalGradient::Replicated).into_data(),
+            ];
+            // The second: the first attends to all patches, without tokens.
+            let block = &model.blocks[1];
+            let mut parameters = vec![&block.attention.query_key_value.weight, &block.inner.weight];
+            parameters.extend(
+                block
+                    .modulations
+                    .iter()
+                    .map(|modulation| modulation.weight()),
+            );
+            for parameter in parameters {
+                let gradient = parameter.val().grad(&gradients).expect("a gradient");
+                found.push(gradient.into_data());
+            }
+            for tokens in &block.attention.tokens {
+                let gradient = tokens.val().grad(&gradients).expect("a gradient");
+                found.push(gradient.into_data());
+            }
+            Ok(found)
+        });
+    found.unwrap()
+}
+
+fn config() -> FieldTransformerConfig {
+    FieldTransformerConfig::new(2)
+        .with_history(2)
+        .with_d_model(16)
+        .with_heads(2)
+        .with_blocks(2)
+        .with_dense_blocks(1)
+        .with_tokens(2)
+        .with_patch([2, 3])
+        .with_kernel([3, 4])
+}
+
+#[test]
+fn a_forecast_on_shards_is_that_of_one_device() {
+    for config in [config(), config().with_condition(6)] {
+        let expected = run([1, 1], [Shard(2), Shard(3)], &config).remove(0);
+        for (ranks, placements) in [
+            ([2, 1], [Shard(2), Shard(3)]),
+            ([1, 3], [Shard(2), Shard(3)]),
+            ([2, 2], [Shard(3), Shard(2)]),
+            ([2, 2], [Shard(0), Shard(2)]),
+        ] {
+            for found in run(ranks, placements, &config) {
+                compare(
+                    &found,
+                    &expected,
+                    5e-5,
+                    &format!("{ranks:?} {placements:?}"),
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_computed_again_have_the_same_bits() {
+    for config in [config(), config().with_condition(6)] {
+        for ranks in [[1, 1], [2, 2]] {
+            let placements = [Shard(2), Shard(3)];
+            let kept = run(ranks, placements, &config);
+            let again = run(ranks, placements, &config.clone().with_recompute(true));
+            for (kept, again) in kept.iter().flatten().zip(again.iter().flatten()) {
+                again.assert_eq(kept, true);
+            }
+        }
+    }
+}
+
+#[test]
+fn positions_are_those_of_the_whole_field() {
+    let run = |ranks: usize| {
+        let found = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("lat", ranks)])?;
+            let learned = LearnedPosition2dConfig::new([5, 6], 8);
+            let learned = world.init(|device| learned.init(device))?;
+            let sphere = world.init(|device| SphericalPositionConfig::new(8).init(device))?;
+            let x = random::<4>([2, 5, 6, 8], "x", 0).inner();
+            let x = ShardTensor::distribute(x, &mesh, &[Shard(1)])?.require_grad();
+            let y = x
+                .clone()
+                .apply(&learned)
+                .apply(&SinusoidalPosition2d { base: 50.0 });
+            let y = y.apply(&sphere);
+            let gradients = (y.clone() * y.clone()).sum().backward();
+            Ok([
+                y.full_tensor(LocalGradient::Replicated).into_data(),
+                learned
+                    .vectors
+                    .val()
+                    .grad(&gradients)
+                    .expect("a gradient")
+                    .into_data(),
+                sphere
+                    .by_latitude
+                    .val()
+                    .grad(&gradients)
+                    .expect("a gradient")
+                    .into_data(),
+            ])
+        });
+        found.unwrap()
+    };
+    let expected = run(1).remove(0);
+    for ranks in [2, 3] {
+        for found in run(ranks) {
+            compare(&found, &expected, 1e-5, &format!("{ranks} ranks"));
+        }
+    }
+}
+
+/// Angles of a periodic dim fit its length, so that a shifted field has shifted results.
+#[test]
+fn rotary_attention_of_a_periodic_field_shifts_with_it() {
+    let config = NeighborhoodAttention1dConfig::new(8, 2, [5]).with_periodic([true]);
+    let attention = config.with_rotary(Some(20.0)).init(&Default::default());
+    let x = random::<3>([1, 12, 8], "x", 0).inner();
+    let y = x.clone().apply(&attention);
+    let shifted = RearrangeField::roll(x, &[5], &[1]).apply(&attention);
+    let back = RearrangeField::roll(shifted, &[-5], &[1]);
+    compare(&[back.into_data()], &[y.into_data()], 1e-5, "shifted");
+}
