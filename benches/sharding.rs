@@ -4,7 +4,8 @@
 //! - planning and rule of an operator with a warm cache;
 //! - a halo of one cell, until it lies on the receiving rank, against a copy of its bytes;
 //! - bytes of tensors alive per rank in a training step, on four ranks against one;
-//! - the same on one rank with gradient checkpointing against without.
+//! - the same on one rank with gradient checkpointing against without;
+//! - bytes alive in a forward and backward pass of dense attention, against inputs, results and gradients.
 
 use std::alloc::{GlobalAlloc, Layout as Block, System};
 use std::hint::black_box;
@@ -15,6 +16,7 @@ use burn::backend::TensorMetadata;
 use burn::optim::{AdamWConfig, GradientsParams};
 use halocline::core::{Batch, Expected, Operation, Payload, Traffic};
 use halocline::models::{SurrogateCnn, SurrogateCnnConfig, weighted_mse};
+use halocline::ops::prelude::*;
 use halocline::prelude::*;
 
 fn main() -> Result<()> {
@@ -23,6 +25,7 @@ fn main() -> Result<()> {
     overhead()?;
     halo()?;
     memory()?;
+    attention_memory();
     Ok(())
 }
 
@@ -271,4 +274,34 @@ fn memory() -> Result<()> {
         "MB",
     );
     Ok(())
+}
+
+/// The peak of tensor bytes in a forward and backward pass of dense attention, beside what it cannot do without: queries,
+/// keys, values, the result, their gradients, and a number for each query.
+fn attention_memory() {
+    const WIDTH: usize = 16;
+    let normal = burn::tensor::Distribution::Normal(0.0, 1.0);
+    for tokens in [4_096, 16_384, 65_536] {
+        halocline::core::release_memory();
+        let device = Device::default().autodiff();
+        let before = BYTES.load(Ordering::Relaxed);
+        let leaf = || Tensor::<4>::random([1, tokens, 1, WIDTH], normal, &device).require_grad();
+        let (q, k, v) = (leaf(), leaf(), leaf());
+        PEAK.store(BYTES.load(Ordering::Relaxed), Ordering::Relaxed);
+        let y = q.clone().scaled_dot_product_attention(
+            k.clone(),
+            v.clone(),
+            &AttentionOptions::default(),
+        );
+        let gradients = (y.clone() * y.clone().detach()).sum().backward();
+        let peak = (PEAK.load(Ordering::Relaxed) - before) as f64 / 1e6;
+        black_box((gradients, y));
+        let needed = (8 * WIDTH + 1) * tokens * size_of::<f32>();
+        row(
+            &format!("attention, {tokens} tokens (peer: operands and gradients)"),
+            peak,
+            needed as f64 / 1e6,
+            "MB",
+        );
+    }
 }

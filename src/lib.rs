@@ -28,9 +28,9 @@ pub mod prelude {
     pub use burn::module::Module;
     pub use burn::tensor::{Device, Tensor, TensorData};
     pub use halocline_core::{
-        Boundary, DeviceMesh, Distribution, Error, Halo, Launcher, Layout, LocalGradient, Partial,
-        Placement, RandomKey, ReduceOp, Replicate, Result, Shard, ShardTensor, World,
-        scatter_tensor,
+        Boundary, DeviceMesh, Distribution, Error, Halo, IntoLayout, Launcher, Layout,
+        LocalGradient, Partial, Placement, RandomKey, ReduceOp, Replicate, Result, Shard,
+        ShardTensor, World, scatter_tensor,
     };
     pub use halocline_ops::prelude::*;
 }

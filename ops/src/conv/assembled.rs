@@ -10,6 +10,7 @@ use halocline_core::{Exchange, IndexBox, Result};
 
 use super::engine::geometry::Conv;
 use super::run::{ConvRun, Received};
+use crate::driver::strides::row_major;
 
 /// Calls burn's operator for the spatial dims of a shape, with the convolution's options as its
 /// last argument.
@@ -52,11 +53,12 @@ pub(super) fn forward(
             }
         };
         let (weight, bias) = (weight.clone(), bias.clone());
-        by_dims!(
+        let y = by_dims!(
             run.output,
             &run.conv,
             conv1d | conv2d | conv3d(field, weight, bias)
-        )
+        );
+        row_major(y)
     };
     // The first stage computes the whole output, from all cells or, with overlap, without those of
     // received boxes.
@@ -101,6 +103,7 @@ pub(super) fn backward(
                 | conv2d_x_backward
                 | conv3d_x_backward(field.clone(), weight.clone(), cotangent.clone())
         );
+        let gradient = row_major(gradient);
         if gradient.shape() == whole.shape() {
             return gradient;
         }

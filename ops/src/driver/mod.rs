@@ -5,6 +5,7 @@ mod neighborhood;
 mod plan;
 mod reach;
 mod stencil;
+pub(crate) mod strides;
 mod window;
 
 pub use neighborhood::Neighborhood;

@@ -24,7 +24,7 @@ const fn golden(
     Golden {
         name,
         pytorch: name,
-        sharded: Dims::AllButChannels,
+        sharded: Dims::All,
         travels: ["halos where windows cross shards", "halos back"],
         modules,
         run,

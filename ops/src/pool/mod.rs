@@ -24,6 +24,7 @@ use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Int, Tensor, TensorData, module};
 use halocline_core::{Error, Result, ShardTensor};
 
+use crate::driver::strides::in_row_major;
 use crate::driver::{Padding, Rounding, Stencil, Window};
 use crate::field::{Field, run};
 use crate::kernel::local::LocalOperator;
@@ -414,6 +415,7 @@ fn by_planes<const D: usize, W: From<Window>>(
 ) -> Tensor<D> {
     let one = Window::new(1).into();
     let dims = x.dims();
+    let pool = |x, windows: [&W; 2]| in_row_major(pool(in_row_major(x), windows));
     match windows {
         [width] => {
             let plane = x.reshape([dims[0], dims[1], 1, dims[2]]);

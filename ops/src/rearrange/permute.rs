@@ -2,6 +2,7 @@
 
 use halocline_core::{Error, Result, Shard, ShardTensor};
 
+use crate::driver::strides::in_row_major;
 use crate::golden::{Dims, Golden, output, with_dims};
 
 /// Puts dims in another order: dim `i` of the result is dim `axes[i]` of `x`. Nothing is sent; shards keep their cells.
@@ -39,7 +40,8 @@ pub fn permute<const D: usize>(x: ShardTensor<D>, axes: [usize; D]) -> Result<Sh
     });
     let extents = axes.map(|dim| layout.extents(dim).to_vec()).to_vec();
     let layout = layout.derive(placements.collect(), extents);
-    Ok(ShardTensor::from_parts(local.permute(axes), layout, mesh))
+    let local = in_row_major(local.permute(axes));
+    Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
 /// Permute in the registry.

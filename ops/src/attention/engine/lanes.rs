@@ -3,7 +3,8 @@
 use pulp::Simd;
 use rayon::prelude::*;
 
-use crate::kernel::lanes::CHUNK;
+use super::transpose::{has_shuffles, transpose};
+use crate::kernel::lanes::{CHUNK, WIDEST};
 use crate::kernel::math;
 use crate::kernel::simd::Element;
 
@@ -13,14 +14,32 @@ use crate::kernel::simd::Element;
 /// The rows must have `width` elements, and `to` room for as many vectors.
 #[inline(always)]
 pub(super) unsafe fn pack<S: Simd, E: Element>(
+    simd: S,
     rows: &[*const E],
     width: usize,
     factor: E,
     to: *mut E,
 ) {
     let lanes = E::lanes::<S>();
+    let mut start = 0;
+    if has_shuffles::<S, E>() {
+        let nothing = [E::default(); WIDEST];
+        while start + lanes <= width {
+            let mut runs = [nothing.as_ptr(); WIDEST];
+            let mut vectors = [std::ptr::null_mut(); WIDEST];
+            for (run, row) in runs.iter_mut().zip(rows) {
+                *run = row.wrapping_add(start);
+            }
+            for (lane, vector) in vectors[..lanes].iter_mut().enumerate() {
+                *vector = to.wrapping_add((start + lane) * lanes);
+            }
+            // SAFETY: so many elements of each row, and room for as many vectors.
+            unsafe { transpose::<S, E>(&runs, E::splat(simd, factor), &vectors) };
+            start += lanes;
+        }
+    }
     for lane in 0..lanes {
-        for element in 0..width {
+        for element in start..width {
             let value = match rows.get(lane) {
                 // SAFETY: the row has `width` elements.
                 Some(row) => unsafe { *row.add(element) * factor },
@@ -45,14 +64,31 @@ pub(super) unsafe fn unpack<S: Simd, E: Element>(
     rows: &[*mut E],
 ) {
     let lanes = E::lanes::<S>();
+    let mut start = 0;
+    if has_shuffles::<S, E>() {
+        let mut nowhere = [E::default(); WIDEST];
+        while start + lanes <= width {
+            let mut vectors = [std::ptr::null(); WIDEST];
+            let mut runs = [nowhere.as_mut_ptr(); WIDEST];
+            for (lane, vector) in vectors[..lanes].iter_mut().enumerate() {
+                *vector = from.wrapping_add((start + lane) * lanes).cast_const();
+            }
+            for (run, row) in runs.iter_mut().zip(rows) {
+                *run = row.wrapping_add(start);
+            }
+            // SAFETY: so many vectors, and room for as many elements in each row.
+            unsafe { transpose::<S, E>(&vectors, factor, &runs) };
+            start += lanes;
+        }
+    }
     // SAFETY: there are `width` vectors, and as many elements in each row, which nothing else uses.
     unsafe {
-        for element in 0..width {
+        for element in start..width {
             let vector = from.add(element * lanes);
             E::store::<S>(vector, E::times(simd, E::load::<S>(vector), factor));
         }
         for (lane, row) in rows.iter().enumerate() {
-            for element in 0..width {
+            for element in start..width {
                 *row.add(element) = *from.add(element * lanes + lane);
             }
         }

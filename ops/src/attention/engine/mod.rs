@@ -5,4 +5,5 @@ pub(super) mod dense;
 pub(super) mod lanes;
 pub(super) mod rows;
 pub(super) mod tiles;
+mod transpose;
 pub(super) mod windows;

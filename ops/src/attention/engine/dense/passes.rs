@@ -31,8 +31,8 @@ impl<E: Element> Task<'_, E> {
         let shared = self.head / job.shared;
         // SAFETY: the caller's.
         unsafe {
-            self.load::<S>(&job.queries, self.head, job.scale, q);
-            self.load::<S>(&output, self.head, 1.0, means);
+            self.load(simd, &job.queries, self.head, job.scale, q);
+            self.load(simd, &output, self.head, 1.0, means);
             let mut known = [[E::splat(simd, E::default()); 2]; TARGETS];
             for (vector, known) in known[..self.vectors::<S>()].iter_mut().enumerate() {
                 *known = [most, sum].map(|tokens| self.number::<S>(&tokens, self.head, vector));
@@ -91,9 +91,9 @@ impl<E: Element> Task<'_, E> {
         let scale = E::splat(simd, E::from_f64(job.scale));
         // SAFETY: the caller's.
         unsafe {
-            self.load::<S>(&job.queries, self.head, job.scale, q);
-            self.load::<S>(&from.cotangent, self.head, 1.0, g);
-            self.load::<S>(&gradient, self.head, 1.0, result);
+            self.load(simd, &job.queries, self.head, job.scale, q);
+            self.load(simd, &from.cotangent, self.head, 1.0, g);
+            self.load(simd, &gradient, self.head, 1.0, result);
             for block in self.blocks(job.keys.tokens) {
                 self.scores(simd, q, (&job.keys, shared), &block, scores);
                 self.complete(simd, self.head, &block, scores);
@@ -133,10 +133,10 @@ impl<E: Element> Task<'_, E> {
         let scale = E::splat(simd, E::from_f64(job.scale));
         // SAFETY: the caller's.
         unsafe {
-            self.load::<S>(&job.keys, self.head, job.scale, k);
-            self.load::<S>(&job.values, self.head, 1.0, v);
+            self.load(simd, &job.keys, self.head, job.scale, k);
+            self.load(simd, &job.values, self.head, 1.0, v);
             for (result, gradient) in results.into_iter().zip(&gradients) {
-                self.load::<S>(gradient, self.head, 1.0, result);
+                self.load(simd, gradient, self.head, 1.0, result);
             }
             for turn in 0..job.shared {
                 let head = self.head * job.shared + turn;

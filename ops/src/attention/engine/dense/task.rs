@@ -67,6 +67,7 @@ impl<E: Element> Task<'_, E> {
     #[inline(always)]
     pub(super) unsafe fn load<S: Simd>(
         &self,
+        simd: S,
         tokens: &Tokens<E>,
         head: usize,
         factor: f64,
@@ -77,7 +78,7 @@ impl<E: Element> Task<'_, E> {
             let (rows, count) = self.rows::<S>(tokens, head, vector);
             let rows = rows.map(<*mut E>::cast_const);
             // SAFETY: the caller's.
-            unsafe { pack::<S, E>(&rows[..count], tokens.width, factor, to.at(vector)) };
+            unsafe { pack(simd, &rows[..count], tokens.width, factor, to.at(vector)) };
         }
     }
 

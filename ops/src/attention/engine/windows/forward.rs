@@ -36,13 +36,13 @@ impl<E: Element> Task<'_, E> {
         let shared = |head: usize| head / job.shared;
         // SAFETY: the caller's.
         unsafe {
-            self.pack::<S>(q, targets, job.scale, |number| {
+            self.pack(simd, q, targets, job.scale, |number| {
                 self.target(&job.queries, number, |head| head)
             });
-            self.pack::<S>(k, sources, 1.0, |number| {
+            self.pack(simd, k, sources, 1.0, |number| {
                 self.source(&job.keys, number, shared)
             });
-            self.pack::<S>(v, sources, 1.0, |number| {
+            self.pack(simd, v, sources, 1.0, |number| {
                 self.source(&job.values, number, shared)
             });
         }

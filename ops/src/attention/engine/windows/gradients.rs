@@ -37,16 +37,16 @@ impl<E: Element> Task<'_, E> {
         let (own, shared) = (|head: usize| head, |head: usize| head / job.shared);
         // SAFETY: the caller's.
         unsafe {
-            self.pack::<S>(q, targets, job.scale, |number| {
+            self.pack(simd, q, targets, job.scale, |number| {
                 self.target(&job.queries, number, own)
             });
-            self.pack::<S>(g, targets, 1.0, |number| {
+            self.pack(simd, g, targets, 1.0, |number| {
                 self.target(&from.cotangent, number, own)
             });
-            self.pack::<S>(k, sources, 1.0, |number| {
+            self.pack(simd, k, sources, 1.0, |number| {
                 self.source(&job.keys, number, shared)
             });
-            self.pack::<S>(v, sources, 1.0, |number| {
+            self.pack(simd, v, sources, 1.0, |number| {
                 self.source(&job.values, number, shared)
             });
         }
@@ -142,10 +142,10 @@ impl<E: Element> Task<'_, E> {
         );
         // SAFETY: the caller's.
         unsafe {
-            self.pack::<S>(k, targets, 1.0, |number| {
+            self.pack(simd, k, targets, 1.0, |number| {
                 self.target(&job.keys, number, |head| head)
             });
-            self.pack::<S>(v, targets, 1.0, |number| {
+            self.pack(simd, v, targets, 1.0, |number| {
                 self.target(&job.values, number, |head| head)
             });
             for result in results {
@@ -159,10 +159,10 @@ impl<E: Element> Task<'_, E> {
             let head = |head: usize| head * job.shared + turn;
             // SAFETY: all is within the packed operands.
             unsafe {
-                self.pack::<S>(q, sources, job.scale, |number| {
+                self.pack(simd, q, sources, job.scale, |number| {
                     self.source(&job.queries, number, head)
                 });
-                self.pack::<S>(g, sources, 1.0, |number| {
+                self.pack(simd, g, sources, 1.0, |number| {
                     self.source(&from.cotangent, number, head)
                 });
                 for (to, rows) in numbers.into_iter().zip([&from.lse, &from.products]) {

@@ -115,6 +115,7 @@ impl<E: Element> Task<'_, E> {
     #[inline(always)]
     pub(super) unsafe fn pack<S: Simd>(
         &self,
+        simd: S,
         to: Packed<E>,
         count: usize,
         factor: f64,
@@ -124,7 +125,15 @@ impl<E: Element> Task<'_, E> {
         for number in 0..count {
             let rows = rows(number).map(<*mut E>::cast_const);
             // SAFETY: the caller's.
-            unsafe { pack::<S, E>(&rows[..self.places.len()], to.width, factor, to.at(number)) };
+            unsafe {
+                pack(
+                    simd,
+                    &rows[..self.places.len()],
+                    to.width,
+                    factor,
+                    to.at(number),
+                )
+            };
         }
     }
 

@@ -1,0 +1,180 @@
+//! Square blocks of elements, transposed by shuffles where the instruction set has them.
+
+use std::any::TypeId;
+
+use pulp::Simd;
+
+use crate::kernel::lanes::WIDEST;
+use crate::kernel::simd::Element;
+
+/// Whether [`transpose`] works on blocks of as many elements as a vector has lanes, squared.
+#[inline(always)]
+pub(super) fn has_shuffles<S: Simd, E: Element>() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if TypeId::of::<E>() == TypeId::of::<f32>() {
+        let isa = TypeId::of::<S>();
+        return isa == TypeId::of::<pulp::x86::V3>() || isa == TypeId::of::<pulp::x86::V4>();
+    }
+    let _ = TypeId::of::<(S, E)>();
+    false
+}
+
+/// Writes element `i` of run `j` to element `j` of run `i`, each run times `factors`; runs are as long as a vector.
+///
+/// # Safety
+/// [`has_shuffles`] must be true; the first runs, as many as there are lanes, must be there, and room for such.
+#[inline(always)]
+pub(super) unsafe fn transpose<S: Simd, E: Element>(
+    from: &[*const E; WIDEST],
+    factors: E::Vector<S>,
+    to: &[*mut E; WIDEST],
+) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let mut numbers = [E::default(); WIDEST];
+        // SAFETY: no vector is wider. For the calls: elements are f32 and the instruction set is there, because the caller has
+        // asked; the rest is the caller's.
+        unsafe {
+            E::store::<S>(numbers.as_mut_ptr(), factors);
+            let (from, to) = (from.as_ptr().cast(), to.as_ptr().cast());
+            match E::lanes::<S>() {
+                8 => x86::eight(from, numbers.as_ptr().cast(), to),
+                _ => x86::sixteen(from, numbers.as_ptr().cast(), to),
+            }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (from, factors, to);
+        unreachable!("no shuffles");
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    /// Eight runs of eight.
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn eight(from: *const *const f32, factors: *const f32, to: *const *mut f32) {
+        // SAFETY: the caller's: eight runs of eight elements each.
+        unsafe {
+            let factors = _mm256_loadu_ps(factors);
+            let row = |run: usize| _mm256_mul_ps(_mm256_loadu_ps(*from.add(run)), factors);
+            // Pairs of runs, then quarters, then halves.
+            let pairs: [[__m256; 2]; 4] = std::array::from_fn(|pair| {
+                let (one, other) = (row(2 * pair), row(2 * pair + 1));
+                [
+                    _mm256_unpacklo_ps(one, other),
+                    _mm256_unpackhi_ps(one, other),
+                ]
+            });
+            let fours: [[__m256; 4]; 2] = std::array::from_fn(|four| {
+                let ([a, b], [c, d]) = (pairs[2 * four], pairs[2 * four + 1]);
+                [
+                    _mm256_shuffle_ps::<0x44>(a, c),
+                    _mm256_shuffle_ps::<0xee>(a, c),
+                    _mm256_shuffle_ps::<0x44>(b, d),
+                    _mm256_shuffle_ps::<0xee>(b, d),
+                ]
+            });
+            for run in 0..4 {
+                let (low, high) = (fours[0][run], fours[1][run]);
+                _mm256_storeu_ps(*to.add(run), _mm256_permute2f128_ps::<0x20>(low, high));
+                _mm256_storeu_ps(*to.add(run + 4), _mm256_permute2f128_ps::<0x31>(low, high));
+            }
+        }
+    }
+
+    /// Sixteen runs of sixteen.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn sixteen(
+        from: *const *const f32,
+        factors: *const f32,
+        to: *const *mut f32,
+    ) {
+        // SAFETY: the caller's: sixteen runs of sixteen elements each.
+        unsafe {
+            let factors = _mm512_loadu_ps(factors);
+            let row = |run: usize| _mm512_mul_ps(_mm512_loadu_ps(*from.add(run)), factors);
+            let pairs: [[__m512d; 2]; 8] = std::array::from_fn(|pair| {
+                let (one, other) = (row(2 * pair), row(2 * pair + 1));
+                [
+                    _mm512_unpacklo_ps(one, other),
+                    _mm512_unpackhi_ps(one, other),
+                ]
+                .map(|both| _mm512_castps_pd(both))
+            });
+            let fours: [[__m512; 4]; 4] = std::array::from_fn(|four| {
+                let ([a, b], [c, d]) = (pairs[2 * four], pairs[2 * four + 1]);
+                [
+                    _mm512_unpacklo_pd(a, c),
+                    _mm512_unpackhi_pd(a, c),
+                    _mm512_unpacklo_pd(b, d),
+                    _mm512_unpackhi_pd(b, d),
+                ]
+                .map(|both| _mm512_castpd_ps(both))
+            });
+            for run in 0..4 {
+                let [a, b, c, d] = [0, 1, 2, 3].map(|four| fours[four][run]);
+                // Of each four runs, the first and third quarter, and the second and fourth.
+                let low = [
+                    _mm512_shuffle_f32x4::<0x88>(a, b),
+                    _mm512_shuffle_f32x4::<0x88>(c, d),
+                ];
+                let high = [
+                    _mm512_shuffle_f32x4::<0xdd>(a, b),
+                    _mm512_shuffle_f32x4::<0xdd>(c, d),
+                ];
+                for (place, [one, other]) in [(run, low), (run + 4, high)] {
+                    let first = _mm512_shuffle_f32x4::<0x88>(one, other);
+                    let second = _mm512_shuffle_f32x4::<0xdd>(one, other);
+                    _mm512_storeu_ps(*to.add(place), first);
+                    _mm512_storeu_ps(*to.add(place + 8), second);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pulp::WithSimd;
+
+    use super::*;
+    use crate::kernel::simd::Isa;
+
+    struct Check;
+
+    impl WithSimd for Check {
+        type Output = ();
+
+        fn with_simd<S: Simd>(self, simd: S) {
+            if !has_shuffles::<S, f32>() {
+                return;
+            }
+            let lanes = f32::lanes::<S>();
+            let from: Vec<f32> = (0..lanes * lanes).map(|index| index as f32).collect();
+            let mut to = vec![0.0_f32; lanes * lanes];
+            let mut runs = [std::ptr::null(); WIDEST];
+            let mut room = [std::ptr::null_mut(); WIDEST];
+            for run in 0..lanes {
+                runs[run] = from[run * lanes..].as_ptr();
+                room[run] = to[run * lanes..].as_mut_ptr();
+            }
+            // SAFETY: as many runs, and as much room, as there are lanes.
+            unsafe { transpose::<S, f32>(&runs, f32::splat(simd, 2.0), &room) };
+            for row in 0..lanes {
+                for column in 0..lanes {
+                    let expected = 2.0 * from[column * lanes + row];
+                    assert_eq!(to[row * lanes + column], expected, "{row} {column}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_are_transposed() {
+        Isa::available().into_iter().for_each(|isa| isa.run(Check));
+    }
+}
