@@ -26,7 +26,7 @@ test: test-packages nextest
 test-wgpu: export BURN_DEVICE = wgpu
 test-wgpu: vulkan nextest
 	cargo build $(WGPU_FLAGS) --example golden
-	$(TARGET)/debug/examples/golden tests/golden --ranks 1,4 > /dev/null
+	$(TARGET)/debug/examples/golden tests/golden --ranks 1,2 > /dev/null
 	cargo nextest run $(WGPU_FLAGS) --lib -E 'test(while_halos_travel) + test(halos_may_travel) + test(one_channel)'
 
 # On the GPU that burn finds; GPU=wgpu for one that is not NVIDIA's.

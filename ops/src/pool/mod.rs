@@ -236,6 +236,9 @@ fn maximum_of_field(x: Tensor<4>, lines: [&Line; 2], options: MaxPoolOptions<2>)
     let [batch, channels, rows, columns] = x.dims();
     let (y, cells) = module::max_pool2d_with_indices(x.clone().inner(), options);
     let shape = y.dims();
+    let count = shape.iter().product::<usize>();
+    // For the reason that `in_row_major` has.
+    let (y, cells) = (in_row_major(y), cells.reshape([count]).reshape(shape));
     let [height, width] = [shape[2], shape[3]];
     let first: Vec<i64> = (0..height * width)
         .map(|output| [output / width, output % width])
