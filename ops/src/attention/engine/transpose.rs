@@ -78,8 +78,8 @@ mod x86 {
                     _mm256_shuffle_ps::<0xee>(b, d),
                 ]
             });
-            for run in 0..4 {
-                let (low, high) = (fours[0][run], fours[1][run]);
+            let [lower, upper] = fours;
+            for (run, (low, high)) in lower.into_iter().zip(upper).enumerate() {
                 _mm256_storeu_ps(*to.add(run), _mm256_permute2f128_ps::<0x20>(low, high));
                 _mm256_storeu_ps(*to.add(run + 4), _mm256_permute2f128_ps::<0x31>(low, high));
             }
@@ -115,8 +115,8 @@ mod x86 {
                 ]
                 .map(|both| _mm512_castpd_ps(both))
             });
-            for run in 0..4 {
-                let [a, b, c, d] = [0, 1, 2, 3].map(|four| fours[four][run]);
+            let of_run = |run: usize| fours.map(|four| four[run]);
+            for (run, [a, b, c, d]) in [0, 1, 2, 3].map(of_run).into_iter().enumerate() {
                 // Of each four runs, the first and third quarter, and the second and fourth.
                 let low = [
                     _mm512_shuffle_f32x4::<0x88>(a, b),
