@@ -174,6 +174,8 @@ impl Communicator for Replay {
     }
 
     fn describe_boxes(&self, boxes: &dyn fmt::Display) {
-        self.engine.describe_boxes(boxes);
+        if !matches!(*self.state(), State::Repeating(_)) {
+            self.engine.describe_boxes(boxes);
+        }
     }
 }

@@ -7,7 +7,7 @@ use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
 
-use super::ShardTensor;
+use super::{ShardTensor, on_device};
 use crate::comm::Replay;
 use crate::operator::{BackwardPass, Operator, apply};
 use crate::{DeviceMesh, Error, LayerKeys, Layout, Result, reduce};
@@ -18,7 +18,8 @@ impl<const D: usize> ShardTensor<D> {
     ///
     /// Results and gradients have the bits of the block itself. What the block receives from other ranks is kept, so that
     /// nothing is sent twice in the forward direction; random numbers of [`LayerKeys`] are drawn alike. Parameters of
-    /// `module` receive gradients; tensors that the closure captures must have none: pass one by
+    /// `module` receive gradients, of zero where the block does not use one; a module that changes itself in a forward pass,
+    /// such as burn's batch norm, does so twice. Tensors that the closure captures must have none: pass one by
     /// [`recompute_with`](Self::recompute_with).
     ///
     /// # Panics
@@ -68,15 +69,12 @@ impl<const D: usize> ShardTensor<D> {
         module: &M,
         block: impl Fn(&M, Self, ShardTensor<E>) -> Self + Send + Sync + 'static,
     ) -> Self {
-        let parameters = flat(module, &self);
-        let tracked = [
-            self.local.is_tracked(),
-            other.local.is_tracked(),
-            parameters.is_tracked(),
-        ];
-        if !tracked.contains(&true) {
+        let mut tracked = Tracked(self.local.is_tracked() || other.local.is_tracked());
+        module.visit(&mut tracked);
+        if !tracked.0 {
             return block(module, self, other);
         }
+        let parameters = flat(module, &self);
         let replay = Arc::new(Replay::of(self.mesh.comm().clone()));
         let shape = (**self.mesh.shape()).clone();
         let mesh = DeviceMesh::new(shape, replay.clone(), self.mesh.device().clone());
@@ -127,20 +125,10 @@ where
     M: Module,
     F: Fn(&M, ShardTensor<D>, ShardTensor<E>) -> ShardTensor<D>,
 {
-    /// Applies the block with these parameters, which are leaves of a graph if `leaves` says so.
-    fn run(
-        &self,
-        x: &Tensor<D>,
-        other: &Tensor<E>,
-        parameters: Tensor<1>,
-        leaves: bool,
-    ) -> (ShardTensor<D>, M) {
+    /// Applies the block. Parameters that have gradients are leaves of a graph of this run if `leaves` says so.
+    fn run(&self, x: &Tensor<D>, other: &Tensor<E>, leaves: bool) -> (ShardTensor<D>, M) {
         let module = self.module.lock().unwrap_or_else(|e| e.into_inner());
-        let module = module.clone().map(&mut Load {
-            parameters,
-            offset: 0,
-            leaves,
-        });
+        let module = module.clone().map(&mut Detached { leaves });
         let (of_x, of_other) = self.layouts.clone();
         let x = ShardTensor::from_parts(x.clone(), of_x, self.mesh.clone());
         let other = ShardTensor::from_parts(other.clone(), of_other, self.mesh.clone());
@@ -159,17 +147,18 @@ where
         Some(["block", "block (again, and backward)"])
     }
 
-    fn keeps(&self, _: usize) -> bool {
-        true
+    /// Not the parameters, which the module has.
+    fn keeps(&self, input: usize) -> bool {
+        input < 2
     }
 
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
-        let [x, other, parameters]: [_; 3] = inputs.try_into().expect("three inputs");
+        let [x, other, _]: [_; 3] = inputs.try_into().expect("three inputs");
         // On a device with autodiff, so that layers know that this is training; nothing is tracked.
-        let x = Tensor::<D>::from_dispatch(x).autodiff();
-        let other = Tensor::<E>::from_dispatch(other).autodiff();
-        let parameters = Tensor::<1>::from_dispatch(parameters).autodiff();
-        let (y, _) = self.run(&x, &other, parameters, false);
+        let device = self.mesh.device().clone().autodiff();
+        let x = on_device(Tensor::<D>::from_dispatch(x), &device);
+        let other = on_device(Tensor::<E>::from_dispatch(other), &device);
+        let (y, _) = self.run(&x, &other, false);
         if y.local.is_tracked() {
             let message = "the block captures a tensor with gradients; pass it by recompute_with";
             return Err(Error::operator("recompute", message));
@@ -180,26 +169,31 @@ where
     }
 
     fn backward(&self, mut pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
-        let [x, other, parameters] = [0, 1, 2].map(|input| pass.take_input(input));
-        let x = Tensor::<D>::from_dispatch(x).autodiff().require_grad();
-        let other = Tensor::<E>::from_dispatch(other).autodiff().require_grad();
-        let parameters = Tensor::<1>::from_dispatch(parameters).autodiff();
+        let [x, other] = [0, 1].map(|input| pass.take_input(input));
+        let device = self.mesh.device().clone().autodiff();
+        let mut x = on_device(Tensor::<D>::from_dispatch(x), &device);
+        let mut other = on_device(Tensor::<E>::from_dispatch(other), &device);
+        if pass.wanted[0] {
+            x = x.require_grad();
+        }
+        if pass.wanted[1] {
+            other = other.require_grad();
+        }
         let before = self.keys.install();
-        let (y, module) = self.run(&x, &other, parameters, true);
+        let (y, module) = self.run(&x, &other, true);
         before.install();
         self.replay.pass_on();
-        let cotangent = Tensor::<D>::from_dispatch(pass.cotangent).autodiff();
+        let cotangent = on_device(Tensor::<D>::from_dispatch(pass.cotangent), &device);
         let product = (y.local * cotangent).sum();
         let gradients = reduce::collect(self.mesh.shape().ranks(), || product.backward());
         let mut parameters = Flatten {
             gradients: Some(&gradients),
             parts: Vec::new(),
         };
-        module.visit(&mut parameters);
-        let parameters = match parameters.parts.is_empty() {
-            true => None,
-            false => Some(Tensor::cat(parameters.parts, 0).into_dispatch()),
-        };
+        let parameters = pass.wanted[2].then(|| {
+            module.visit(&mut parameters);
+            Tensor::cat(parameters.parts, 0).into_dispatch()
+        });
         let [x, other] = [
             x.grad(&gradients).map(Tensor::into_dispatch),
             other.grad(&gradients).map(Tensor::into_dispatch),
@@ -250,25 +244,30 @@ impl ModuleVisitor for Flatten<'_> {
     }
 }
 
-/// Replaces parameters by parts of one tensor.
-struct Load {
-    parameters: Tensor<1>,
-    offset: usize,
+/// Whether a parameter has gradients.
+struct Tracked(bool);
+
+impl ModuleVisitor for Tracked {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0 |= param.val().is_tracked();
+    }
+}
+
+/// Takes parameters out of their graph. Those with gradients become leaves of another one if `leaves` says so.
+struct Detached {
     leaves: bool,
 }
 
-impl ModuleMapper for Load {
+impl ModuleMapper for Detached {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, value, mapper) = param.consume();
-        let count = value.shape().num_elements();
-        let part = self.parameters.clone().narrow(0, self.offset, count);
-        self.offset += count;
-        let part = part.reshape(value.dims());
-        let part = match self.leaves {
-            true => part.detach().require_grad(),
-            false => part,
+        let (device, tracked) = (value.device(), value.is_tracked());
+        let value = on_device(value.inner(), &device);
+        let value = match self.leaves && tracked {
+            true => value.require_grad(),
+            false => value,
         };
-        Param::from_mapped_value(id, part, mapper)
+        Param::from_mapped_value(id, value, mapper)
     }
 }
 

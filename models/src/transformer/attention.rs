@@ -55,10 +55,10 @@ macro_rules! neighborhood_attention {
         /// use halocline_ops::Apply;
         ///
         /// let device = Device::default();
-        #[doc = concat!("let config = ", stringify!($config), "::new(8, 2, [3; ", stringify!($n), "]).with_rotary(Some(100.0));")]
+        #[doc = concat!("let config = ", stringify!($config), "::new(24, 2, [3; ", stringify!($n), "]).with_rotary(Some(100.0));")]
         /// let attention = config.init(&device);
         #[doc = concat!("let mut shape = [6; ", stringify!($d), "];")]
-        #[doc = concat!("shape[", stringify!($d), " - 1] = 8;")]
+        #[doc = concat!("shape[", stringify!($d), " - 1] = 24;")]
         #[doc = concat!("let y = Tensor::<", stringify!($d), ">::ones(shape, &device).apply(&attention);")]
         /// assert_eq!(y.dims(), shape);
         /// ```

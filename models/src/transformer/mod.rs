@@ -124,7 +124,8 @@ impl FieldTransformerConfig {
     /// Makes the model.
     ///
     /// # Panics
-    /// Panics for a history of zero, more dense blocks than blocks, and heads that do not divide the channels.
+    /// Panics for a history of zero, more dense blocks than blocks, and channels that are not a multiple of four for each
+    /// head.
     pub fn init(&self, device: &Device) -> FieldTransformer {
         assert!(
             self.history > 0,
@@ -135,6 +136,13 @@ impl FieldTransformerConfig {
             "dense_blocks: got {}, expected at most {} blocks",
             self.dense_blocks,
             self.blocks
+        );
+        assert!(
+            self.d_model.is_multiple_of(4 * self.heads),
+            "d_model: got {} for {} heads, expected a multiple of {}, four for each head",
+            self.d_model,
+            self.heads,
+            4 * self.heads
         );
         let before = (self.blocks - self.dense_blocks) / 2;
         let dense = before..before + self.dense_blocks;
@@ -147,9 +155,16 @@ impl FieldTransformerConfig {
             .with_tokens(self.tokens)
             .with_rotary(Some(100.0));
         let block = |index| Block {
-            norms: vec![norm(), norm()],
+            // Modulations normalize without parameters.
+            norms: match modulations {
+                0 => vec![norm(), norm()],
+                _ => Vec::new(),
+            },
             modulations: (0..modulations).map(modulation).collect(),
-            attention: attention.init(device),
+            attention: match dense.contains(&index) {
+                true => attention.clone().with_tokens(0).init(device),
+                false => attention.init(device),
+            },
             inner: LinearConfig::new(self.d_model, hidden).init(device),
             outer: LinearConfig::new(hidden, self.d_model).init(device),
             dense: dense.contains(&index),

@@ -50,11 +50,15 @@ pub fn cell_attention<const D: usize>(
         );
     }
     let spatial = |tensor: &ShardTensor<D>| tensor.layout().all_extents()[1..D - 2].to_vec();
-    if spatial(&q) != spatial(&k) {
+    let alike = spatial(&q) == spatial(&k)
+        && spatial(&k) == spatial(&v)
+        && k.placements() == v.placements();
+    if !alike {
         return fail(format!(
-            "queries {} and keys {} lie differently",
+            "queries {}, keys {} and values {} lie differently",
             q.layout(),
-            k.layout()
+            k.layout(),
+            v.layout()
         ));
     }
     let (layout, mesh) = (q.layout().clone(), q.mesh().clone());

@@ -18,10 +18,10 @@ pub(super) fn weights<const D: usize>(scores: Tensor<D>, dim: usize) -> [Tensor<
     let scores = wide(scores);
     let most = scores.clone().detach().max_dim(dim).clamp_min(LOWEST);
     let exponentials = (scores - most.clone()).exp();
-    let sum = exponentials
-        .clone()
-        .sum_dim(dim)
-        .clamp_min(f32::MIN_POSITIVE);
+    let sum = exponentials.clone().sum_dim(dim);
+    // Without keys the sum is zero: weights are, too, and the logarithm is the lowest number.
+    let none = sum.clone().equal_elem(0.0);
+    let sum = sum.mask_fill(none, 1.0);
     [exponentials / sum.clone(), sum.log() + most]
 }
 

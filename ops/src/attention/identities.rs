@@ -208,3 +208,36 @@ proptest! {
         crate::testing::compare(&found.unwrap()[0], &expected, 1e-5, "tokens");
     }
 }
+
+/// Learned tokens of one sample, beside samples on more ranks than there are: one has none.
+#[test]
+fn tokens_of_one_sample_serve_all_samples() {
+    let [q, k, v] = fields([3, 6, 2, 4]);
+    let tokens = ["tk", "tv"].map(|name| field::<4>([1, 2, 2, 4], name));
+    let options = NeighborhoodOptions::new([3]);
+    let run = |ranks: usize| {
+        let found = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("batch", ranks)])?;
+            let shard = |x: &Tensor<4>| ShardTensor::distribute(x.clone(), &mesh, &[Shard(0)]);
+            let whole = |x: &Tensor<4>| {
+                let x = ShardTensor::distribute(x.clone(), &mesh, &[halocline_core::Replicate])?;
+                Ok::<_, halocline_core::Error>(x.require_grad())
+            };
+            let tokens = [whole(&tokens[0])?, whole(&tokens[1])?];
+            let fields = [shard(&q)?, shard(&k)?, shard(&v)?];
+            let y = neighborhood_attention_with_tokens(fields, tokens.clone(), &options)?;
+            let gradients = (y.clone() * y.clone()).sum().backward();
+            let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
+            for leaf in tokens {
+                let gradient = leaf.grad(&gradients).expect("a gradient");
+                found.push(gradient.full_tensor(LocalGradient::Replicated).into_data());
+            }
+            Ok(found)
+        });
+        found.unwrap()
+    };
+    let expected = run(1).remove(0);
+    for found in run(4) {
+        crate::testing::compare(&found, &expected, 1e-5, "tokens of one sample");
+    }
+}

@@ -58,7 +58,8 @@ pub fn multi_head_attention<X: Field<3>>(
     let context = if module.quiet_softmax {
         let attended = q.scaled_dot_product_attention_with_lse(k, v, &options);
         // The share of the keys beside one with a score of zero.
-        attended.output * attended.lse.sigmoid()
+        let dtype = attended.output.clone().into_shard().local().dtype();
+        attended.output * attended.lse.sigmoid().cast(dtype.into())
     } else {
         q.scaled_dot_product_attention(k, v, &options)
     };

@@ -79,8 +79,11 @@ pub fn unflatten<const D: usize, const E: usize>(
     sizes: &[usize],
 ) -> Result<ShardTensor<E>> {
     const NAME: &str = "unflatten";
-    let more = sizes.len().wrapping_sub(1);
-    let fits = dim < D && D + more == E && x.dims()[dim] == sizes.iter().product::<usize>();
+    let more = sizes.len().saturating_sub(1);
+    let fits = !sizes.is_empty()
+        && dim < D
+        && D + more == E
+        && x.dims()[dim] == sizes.iter().product::<usize>();
     if !fits {
         let message = format!(
             "dim {dim} of {:?} to {sizes:?}, for a result of {E} dims",

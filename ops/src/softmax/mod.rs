@@ -43,7 +43,7 @@ pub fn softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTen
         return local(x, NAME, |x| activation::softmax(x, dim));
     }
     wide(x, |x| {
-        let Shifted { shifted, .. } = Shifted::new(x, dim)?;
+        let shifted = shifted(x, dim)?;
         let exponentials = shifted.exp();
         let sum = sum_dims(exponentials.clone(), &[dim])?.resolve();
         Ok(exponentials / sum)
@@ -73,7 +73,7 @@ pub fn log_softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<Shar
         return local(x, NAME, |x| activation::log_softmax(x, dim));
     }
     wide(x, |x| {
-        let Shifted { shifted, .. } = Shifted::new(x, dim)?;
+        let shifted = shifted(x, dim)?;
         let sum = sum_dims(shifted.clone().exp(), &[dim])?.resolve();
         Ok(shifted - sum.log())
     })
@@ -99,8 +99,11 @@ pub fn log_softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<Shar
 pub fn logsumexp<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
     is_whole(&x, dim, "logsumexp")?;
     wide(x, |x| {
-        let Shifted { shifted, most } = Shifted::new(x, dim)?;
-        Ok(sum_dims(shifted.exp(), &[dim])?.resolve().log() + most)
+        let most = extremum_dims(x.clone().detach(), &[dim], ReduceOp::Max)?.resolve();
+        // A shift that is infinite would make NaN of an infinite result; any number near the largest serves.
+        let most = most.clamp(-f64::from(f32::MAX), f64::from(f32::MAX));
+        let sum = sum_dims((x - most.clone()).exp(), &[dim])?.resolve();
+        Ok(sum.log() + most)
     })
 }
 
@@ -139,20 +142,10 @@ fn wide<const D: usize>(
     }
 }
 
-/// Values minus their maximum along a dim. The maximum cancels from every result, and so from gradients.
-struct Shifted<const D: usize> {
-    shifted: ShardTensor<D>,
-    most: ShardTensor<D>,
-}
-
-impl<const D: usize> Shifted<D> {
-    fn new(x: ShardTensor<D>, dim: usize) -> Result<Self> {
-        let most = extremum_dims(x.clone().detach(), &[dim], ReduceOp::Max)?.resolve();
-        Ok(Self {
-            shifted: x - most.clone(),
-            most,
-        })
-    }
+/// Values minus their maximum along a dim, which cancels from every result, and so from gradients.
+fn shifted<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
+    let most = extremum_dims(x.clone().detach(), &[dim], ReduceOp::Max)?.resolve();
+    Ok(x - most)
 }
 
 /// Softmax as methods.
@@ -271,6 +264,16 @@ mod tests {
         for function in [Softmax, LogSoftmax, LogSumExp] {
             check_op(&Along(function, 1), &[[2, 7, 5]], &[], &[0, 1, 2], 1e-5);
         }
+    }
+
+    #[test]
+    fn infinite_values_give_infinite_results() {
+        let of = |values: [f32; 2]| {
+            let x = Tensor::<1>::from_floats(values, &Default::default());
+            x.logsumexp(0).into_scalar::<f32>()
+        };
+        assert_eq!(of([f32::NEG_INFINITY; 2]), f32::NEG_INFINITY);
+        assert_eq!(of([1.0, f32::INFINITY]), f32::INFINITY);
     }
 
     #[test]

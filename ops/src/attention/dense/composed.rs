@@ -67,8 +67,8 @@ fn products(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Tensor
         tensor.swap_dims(1, 2)
     };
     let (k, v) = (all_heads(k), all_heads(v));
-    let q = q.swap_dims(1, 2) * scores.scale;
-    let products = wide(q.matmul(k.swap_dims(2, 3)));
+    let q = wide(q.swap_dims(1, 2)) * scores.scale;
+    let products = q.matmul(wide(k).swap_dims(2, 3));
     let [batch, heads, rows, columns] = products.dims();
     let device = (&products.device(), products.dtype());
     let mut products = products;

@@ -17,8 +17,8 @@
 //! | tokens sharded | tokens sharded | keys and values, block by block round a ring |
 //! | replicated | replicated | nothing |
 //!
-//! On a ring of `n` ranks each sends `(n − 1)/n` of all keys and values forward, and twice as much backward, of gradients as
-//! well. A block travels while the one before it is computed with; two are in memory at a time.
+//! On a ring of `n` ranks each sends `(n − 1)/n` of all keys and values forward; backward the same, and gradients of all of them.
+//! A block travels while the one before it is computed with: two are in memory beside a rank's own.
 //!
 //! A bias lies as queries do, and does not travel. Which weights dropout makes zero depends on its key and on the places of
 //! query, key, head and sample in the whole, not on ranks.

@@ -1,6 +1,6 @@
 //! Options of dense attention.
 
-use burn::tensor::{Bool, DType, Tensor};
+use burn::tensor::{Bool, DType, FloatDType, Tensor};
 use halocline_core::{RandomKey, Shard, ShardTensor};
 
 use crate::field::Field;
@@ -24,8 +24,8 @@ pub struct AttentionOptions {
     pub causal: bool,
     /// What scores are multiplied with: `width^-1/2` if it is not given.
     pub scale: Option<f64>,
-    /// What is added to scores, `[batch, queries, heads, keys]`, with one cell in dims in which it is the same everywhere; −∞
-    /// for keys that do not count. Sharded as queries are, whole in keys. A constant: it has no gradient.
+    /// What is added to scores, `[batch, queries, heads, keys]`, with one cell in dims but the last in which it is the same
+    /// everywhere; −∞ for keys that do not count. Sharded as queries are, whole in keys. A constant: it has no gradient.
     pub bias: Option<ShardTensor<4>>,
     /// The probability that a weight becomes zero, and the key that decides which.
     pub dropout: Option<(f64, RandomKey)>,
@@ -47,11 +47,22 @@ impl AttentionOptions {
         }
     }
 
-    /// These options with something to add to scores; see [`bias`](Self::bias).
+    /// These options with something to add to scores, beside what they have; see [`bias`](Self::bias).
+    ///
+    /// # Panics
+    /// Panics for a bias that does not fit the one before.
     #[must_use]
     pub fn with_bias(self, bias: impl Field<4>) -> Self {
+        let bias = bias.into_shard();
+        let bias = match self.bias {
+            None => bias,
+            Some(before) => {
+                let dtype = FloatDType::from(bias.local().dtype());
+                before.cast(dtype) + bias
+            }
+        };
         Self {
-            bias: Some(bias.into_shard()),
+            bias: Some(bias),
             ..self
         }
     }
@@ -73,13 +84,19 @@ impl AttentionOptions {
         let layout = layout.derive(placements.collect(), extents);
         let added = added.reshape([batch as i32, 1, 1, keys as i32]);
         let added = ShardTensor::from_parts(added, layout, mesh);
-        let bias = match self.bias {
-            None => added,
-            Some(bias) => bias + added,
-        };
-        Self {
-            bias: Some(bias),
-            ..self
+        // In the number type of the bias, if there is one.
+        match self.bias {
+            None => Self {
+                bias: Some(added),
+                ..self
+            },
+            Some(bias) => {
+                let added = added.cast(FloatDType::from(bias.local().dtype()));
+                Self {
+                    bias: Some(bias + added),
+                    ..self
+                }
+            }
         }
     }
 

@@ -16,7 +16,10 @@ pub(super) fn check(
     let fits = shape_q[BATCH] == shape_k[BATCH]
         && shape_q[WIDTH] == shape_k[WIDTH]
         && shape_k[..WIDTH] == shape_v[..WIDTH]
-        && shape_k[HEADS] * shared == shape_q[HEADS];
+        && shape_k[HEADS] * shared == shape_q[HEADS]
+        && shared > 0
+        && shape_v[WIDTH] > 0
+        && shape_k[TOKENS] > 0;
     if !fits {
         return fail(format!(
             "queries {shape_q:?}, keys {shape_k:?}, values {shape_v:?}; expected [batch, queries, n·heads, width], \

@@ -54,7 +54,7 @@ pub(super) fn attention<const D: usize>(
     let k = both.clone().narrow(5, 0, key_width);
     let v = both.narrow(5, key_width, value_width);
     // [batch, queries, keys, key heads, heads that share one, 1]
-    let scores = (q * run.scale * k).sum_dim(5) + mask;
+    let scores = (wide(q) * run.scale * wide(k)).sum_dim(5) + wide(mask);
     let [weights, lse] = weights(scores, 2);
     let y = (weights * wide(v)).sum_dim(2);
     let with_width = |width| {

@@ -139,7 +139,9 @@ pub fn neighborhood_attention_with_tokens<const D: usize, const N: usize>(
     tokens: [ShardTensor<4>; 2],
     options: &NeighborhoodOptions<N>,
 ) -> Result<ShardTensor<D>> {
-    let global = tokens::attention(q.clone(), &k, tokens, options.scale)?;
+    // Before anything is computed or sent.
+    Prepared::new(&q, &k, &v, options, true)?;
+    let global = tokens::attention(q.clone(), [&k, &v], tokens, options.scale)?;
     let near = neighborhood_attention_with_lse(q, k, v, options)?;
     Ok(Attended::merge(vec![near, global]).output)
 }

@@ -120,7 +120,9 @@ fn check<const D: usize>(
     let fits = shape_q[..heads] == shape_k[..heads]
         && shape_q[width] == shape_k[width]
         && shape_k[..width] == shape_v[..width]
-        && shape_k[heads] * shared == shape_q[heads];
+        && shape_k[heads] * shared == shape_q[heads]
+        && shared > 0
+        && shape_v[width] > 0;
     if !fits {
         return fail(format!(
             "queries {shape_q:?}, keys {shape_k:?}, values {shape_v:?}; expected [batch, *spatial, n·heads, width], \

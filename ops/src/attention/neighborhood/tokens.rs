@@ -2,33 +2,36 @@
 
 use burn::tensor::Tensor;
 use halocline_core::ops::fan_out;
-use halocline_core::{Error, Placement, Replicate, Result, Shard, ShardTensor};
+use halocline_core::{Error, IndexBox, Placement, Replicate, Result, Shard, ShardTensor};
 
 use crate::attention::attended::{Attended, attended};
 use crate::attention::dense::{self, Scores};
 use crate::attention::widths::with_width;
+use crate::driver::empty::keep;
 use crate::reshape;
 
 /// Attention of the queries of a field to keys and values of tokens, which lie as the heads and samples of the field's keys.
 pub(super) fn attention<const D: usize>(
     q: ShardTensor<D>,
-    k: &ShardTensor<D>,
+    [k, v]: [&ShardTensor<D>; 2],
     [keys, values]: [ShardTensor<4>; 2],
     scale: Option<f64>,
 ) -> Result<Attended<ShardTensor<D>>> {
     const NAME: &str = "neighborhood_attention_with_tokens";
     let (heads, width) = (D - 2, D - 1);
     let [batch, tokens, key_heads, key_width] = keys.dims();
-    let value_width = values.dims()[3];
+    let value_width = v.dims()[width];
     let fits = [key_heads, key_width] == [k.dims()[heads], k.dims()[width]]
+        && tokens > 0
         && (batch == k.dims()[0] || batch == 1)
         && values.dims() == [batch, tokens, key_heads, value_width];
     if !fits {
         let message = format!(
-            "tokens with keys {:?} and values {:?} beside keys {:?}; expected [batch, tokens, key_heads, width]",
+            "tokens with keys {:?} and values {:?} beside keys {:?} and values {:?}; expected [batch, tokens, key_heads, width]",
             keys.dims(),
             values.dims(),
-            k.dims()
+            k.dims(),
+            v.dims()
         );
         return Err(Error::operator(NAME, message));
     }
@@ -62,13 +65,21 @@ pub(super) fn attention<const D: usize>(
     let (q, layout, mesh) = q.into_parts();
     let dtype = q.dtype();
     let shape = q.dims();
-    let [keys, values] = [keys, values].map(|tensor| {
+    let of_samples = |tensor: ShardTensor<4>| -> Result<Tensor<4>> {
         let tensor = fan_out(tensor.into_parts().0, &mesh, &fans, NAME);
-        match batch {
-            1 => tensor.repeat_dim(0, shape[0]),
-            _ => tensor,
+        if batch > 1 {
+            return Ok(tensor);
         }
-    });
+        // A rank without samples takes the same steps.
+        let tensor = tensor.repeat_dim(0, shape[0].max(1));
+        if !layout.extents(0).contains(&0) {
+            return Ok(tensor);
+        }
+        let mut kept = tensor.dims();
+        kept[0] = shape[0];
+        keep(tensor, &IndexBox::whole(&kept), NAME)
+    };
+    let (keys, values) = (of_samples(keys)?, of_samples(values)?);
     let cells: usize = shape[1..heads].iter().product();
     let flat: Tensor<4> = reshape(q, vec![shape[0], cells, shape[heads], shape[width]]);
     let scores = Scores {
