@@ -66,10 +66,16 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<E
     let statistics = common.statistics()?;
     let latitudes = statistics.metadata().grid().lat().to_vec();
     let folder = common.model_folder();
+    let settings = match options.resume {
+        true => Settings::load(&folder)?,
+        false => Settings::new(common, options),
+    };
+    // Before an earlier training is removed: a size that does not fit ends the program here.
+    let model = world.init(|device| settings.model.init(settings.size, device))?;
+    let parameters = model.num_params();
     if !options.resume {
-        begin(world, common, options)?;
+        begin(world, &folder, &settings)?;
     }
-    let settings = Settings::load(&folder)?;
     let files = common.train_files()?;
     let order = Order::Shuffled {
         seed: settings.seed,
@@ -89,8 +95,6 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<E
         .with_min_lr(settings.learning_rate / 100.0)
         .init()
         .map_err(Error::other)?;
-    let model = world.init(|device| settings.model.init(settings.size, device))?;
-    let parameters = model.num_params();
     let mut trainer = Trainer::new(world, model, optimizer, schedule)
         .with_save_every(options.save_every)
         .resume_or_start(&folder)?;
@@ -147,27 +151,13 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<E
 
 /// Starts anew: removes the checkpoints of an earlier training, and writes the settings of this
 /// one.
-fn begin(world: &World, common: &Common, options: &Options) -> Result<()> {
-    let folder = common.model_folder();
-    let [width, blocks] = options.model.defaults();
-    let settings = Settings {
-        batch: options.batch,
-        learning_rate: options.learning_rate,
-        seed: common.seed,
-        model: options.model,
-        size: Size {
-            variables: VARIABLES.len(),
-            constants: CONSTANTS,
-            width: options.width.unwrap_or(width),
-            blocks: options.blocks.unwrap_or(blocks),
-        },
-    };
+fn begin(world: &World, folder: &Path, settings: &Settings) -> Result<()> {
     if world.is_root() {
         if folder.exists() {
-            std::fs::remove_dir_all(&folder)?;
+            std::fs::remove_dir_all(folder)?;
         }
-        std::fs::create_dir_all(&folder)?;
-        let json = serde_json::to_vec_pretty(&settings).map_err(Error::other)?;
+        std::fs::create_dir_all(folder)?;
+        let json = serde_json::to_vec_pretty(settings).map_err(Error::other)?;
         std::fs::write(folder.join(SETTINGS), json)?;
     }
     world.barrier()
@@ -177,6 +167,22 @@ fn begin(world: &World, common: &Common, options: &Options) -> Result<()> {
 const SETTINGS: &str = "training.json";
 
 impl Settings {
+    fn new(common: &Common, options: &Options) -> Self {
+        let [width, blocks] = options.model.defaults();
+        Self {
+            batch: options.batch,
+            learning_rate: options.learning_rate,
+            seed: common.seed,
+            model: options.model,
+            size: Size {
+                variables: VARIABLES.len(),
+                constants: CONSTANTS,
+                width: options.width.unwrap_or(width),
+                blocks: options.blocks.unwrap_or(blocks),
+            },
+        }
+    }
+
     fn load(folder: &Path) -> Result<Self> {
         let path = folder.join(SETTINGS);
         let failed = |e: std::io::Error| {

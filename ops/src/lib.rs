@@ -19,6 +19,7 @@ pub mod matmul;
 pub mod norm;
 mod operand;
 pub mod pool;
+mod precision;
 pub mod rearrange;
 pub mod reduce;
 mod registry;

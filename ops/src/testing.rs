@@ -220,12 +220,14 @@ pub fn difference(found: &TensorData, expected: &TensorData) -> f64 {
 /// The configuration of a property test: `HALOCLINE_CASES` random cases, by default so many.
 #[cfg(test)]
 pub(crate) fn cases(default: u32) -> proptest::prelude::ProptestConfig {
+    use proptest::prelude::ProptestConfig;
+
     let cases = std::env::var("HALOCLINE_CASES").ok();
     let cases = cases.map_or(default, |cases| {
         cases.parse().expect("HALOCLINE_CASES: a number")
     });
-    proptest::prelude::ProptestConfig {
+    ProptestConfig {
         failure_persistence: None,
-        ..proptest::prelude::ProptestConfig::with_cases(cases)
+        ..ProptestConfig::with_cases(cases)
     }
 }

@@ -1,4 +1,4 @@
-//! Communicator that remembers what it received, to give it once more without messages.
+//! Communicator that records received messages and repeats them without communication.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,13 +17,13 @@ pub(crate) struct Replay {
 
 #[derive(Debug)]
 enum State {
-    /// What the batches so far received, in the order of their starts; `None` in flight.
+    /// Messages received by each batch, in the order in which batches started; `None` for one in flight.
     Recording(Vec<Option<Vec<Received>>>),
     Repeating(VecDeque<Vec<Received>>),
     Passing,
 }
 
-/// What came for an [`Expected`].
+/// Message received for an [`Expected`].
 #[derive(Debug)]
 enum Received {
     Payload(Payload),
@@ -72,7 +72,8 @@ impl Replay {
 struct Recorded {
     in_flight: InFlight,
     expected: Vec<Expected>,
-    place: usize,
+    /// Index of the batch in the record.
+    index: usize,
     replay: Arc<Replay>,
 }
 
@@ -85,7 +86,7 @@ impl Pending for Recorded {
             _ => Received::Payload(payload.clone()),
         });
         if let State::Recording(record) = &mut *self.replay.state() {
-            record[self.place] = Some(received.collect());
+            record[self.index] = Some(received.collect());
         }
         Ok(payloads)
     }
@@ -125,13 +126,13 @@ impl Communicator for Replay {
         };
         match turn {
             Turn::Pass => self.engine.clone().start(batch),
-            Turn::Record(place) => {
+            Turn::Record(index) => {
                 let expected = batch.receives.iter().map(|(_, expected)| expected.clone());
                 let expected = expected.collect();
                 Ok(InFlight::new(Recorded {
                     in_flight: self.engine.clone().start(batch)?,
                     expected,
-                    place,
+                    index,
                     replay: self,
                 }))
             }

@@ -1,5 +1,6 @@
 //! Blocks of a model that are computed again in the backward pass, instead of keeping what they computed.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -100,7 +101,7 @@ impl<const D: usize> ShardTensor<D> {
     }
 }
 
-/// A block as an operator on two operands and all its parameters, one after another.
+/// Operator that applies a block to two operands and the block's parameters, one after another.
 struct Block<M, F, const D: usize, const E: usize> {
     module: Mutex<M>,
     block: F,
@@ -210,7 +211,7 @@ fn flat<M: Module, const D: usize>(module: &M, x: &ShardTensor<D>) -> Tensor<1> 
     };
     module.visit(&mut flatten);
     let types = flatten.parts.iter().map(Tensor::dtype);
-    let types: std::collections::HashSet<_> = types.collect();
+    let types: HashSet<_> = types.collect();
     assert!(
         types.len() < 2,
         "recompute: parameters of the number types {types:?}; expected one"
@@ -230,17 +231,15 @@ struct Flatten<'a> {
 impl ModuleVisitor for Flatten<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.val();
-        let (count, value) = match self.gradients {
-            None => (value.shape().num_elements(), value),
+        let count = value.shape().num_elements();
+        let part = match self.gradients {
+            None => value,
             Some(gradients) => {
                 let gradient = value.grad(gradients);
-                (
-                    value.shape().num_elements(),
-                    gradient.unwrap_or_else(|| value.inner().zeros_like()),
-                )
+                gradient.unwrap_or_else(|| value.inner().zeros_like())
             }
         };
-        self.parts.push(value.reshape([count]));
+        self.parts.push(part.reshape([count]));
     }
 }
 
@@ -277,14 +276,16 @@ mod tests {
     use burn::tensor::TensorData;
 
     use super::*;
-    use crate::{Boundary, CommStats, Halo, Launcher, LocalGradient, Shard, Traffic};
+    use crate::{
+        Boundary, CommStats, Halo, Launcher, LocalGradient, Operation, ReduceOp, Shard, Traffic,
+    };
 
     #[derive(Module, Debug)]
     struct Model {
         linear: Linear,
     }
 
-    /// Halos, a parameter, and a sum over ranks.
+    /// Halos, a parameter, and a sum over ranks in the forward pass.
     fn block(model: &Model, x: ShardTensor<2>) -> ShardTensor<2> {
         let halo = Halo::new(0, 1, Boundary::Periodic);
         let rows = x.dims()[0];
@@ -295,7 +296,11 @@ mod tests {
         let weight = model.linear.weight.val();
         let weight = crate::ops::fan_out(weight, &mesh, &[0], "block");
         let y = (part(0) - part(2)).matmul(weight).tanh() / rows as f64;
-        ShardTensor::from_parts(y, layout, mesh)
+        let operation = Operation::new("block", Traffic::Reduce, None);
+        let total = y.clone().sum_dim(0);
+        let total = crate::ops::all_reduce(total, &mesh, &[0], ReduceOp::Sum, operation);
+        let total = crate::ops::fan_out(total, &mesh, &[0], "block");
+        ShardTensor::from_parts(y + total, layout, mesh)
     }
 
     fn run(ranks: usize, again: bool) -> Vec<(Vec<TensorData>, CommStats)> {
@@ -321,7 +326,7 @@ mod tests {
             }
             let forward = y.local().clone().inner();
             let loss = y.local().clone().square().sum();
-            let layout = Layout::new(mesh.shape(), &[1], &[crate::Partial(crate::ReduceOp::Sum)])?;
+            let layout = Layout::new(mesh.shape(), &[1], &[crate::Partial(ReduceOp::Sum)])?;
             let loss = ShardTensor::from_parts(loss, layout, mesh.clone());
             let gradients = loss.backward();
             let sent = world.comm_stats().since(&before);
@@ -349,8 +354,10 @@ mod tests {
                 for (again, kept) in again.0.iter().zip(&kept.0) {
                     again.assert_eq(kept, true);
                 }
-                let bytes = |sent: &CommStats| sent.of(Traffic::Exchange).bytes;
-                assert_eq!(bytes(&again.1), bytes(&kept.1));
+                for traffic in [Traffic::Exchange, Traffic::Reduce] {
+                    let bytes = |sent: &CommStats| sent.of(traffic).bytes;
+                    assert_eq!(bytes(&again.1), bytes(&kept.1), "{traffic:?}");
+                }
             }
         }
     }

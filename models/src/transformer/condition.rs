@@ -103,7 +103,7 @@ pub struct ModulationConfig {
 /// ```
 #[derive(Module, Debug)]
 pub struct Modulation {
-    linear: Linear,
+    pub(super) linear: Linear,
     d_model: usize,
 }
 
@@ -119,11 +119,6 @@ impl ModulationConfig {
 }
 
 impl Modulation {
-    #[cfg(test)]
-    pub(super) fn weight(&self) -> &burn::module::Param<burn::tensor::Tensor<2>> {
-        &self.linear.weight
-    }
-
     /// `x + gate · block((1 + scale) · norm(x) + shift)`, for cells `[batch, lat, lon, d_model]` and a condition
     /// `[batch, condition]`.
     pub fn modulate<X: Field<4>>(

@@ -112,7 +112,7 @@ pub struct FieldTransformer {
 #[derive(Module, Debug)]
 struct Block {
     norms: Vec<RmsNorm>,
-    /// Of both halves; none without a condition.
+    /// Modulations of attention and of the linear layers; empty without a condition.
     modulations: Vec<Modulation>,
     attention: NeighborhoodAttention2d,
     inner: Linear,

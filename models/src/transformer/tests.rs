@@ -49,7 +49,7 @@ fn run(
                 block
                     .modulations
                     .iter()
-                    .map(|modulation| modulation.weight()),
+                    .map(|modulation| &modulation.linear.weight),
             );
             for parameter in parameters {
                 let gradient = parameter.val().grad(&gradients).expect("a gradient");
@@ -110,6 +110,19 @@ fn blocks_computed_again_have_the_same_bits() {
             }
         }
     }
+}
+
+/// The sizes that the configuration's documentation names: a block has some `12 · d_model²` parameters.
+#[test]
+fn parameters_are_as_many_as_documented() {
+    let config = FieldTransformerConfig::new(3)
+        .with_d_model(128)
+        .with_blocks(5);
+    let small = config.init(&Default::default()).num_params() as f64;
+    assert!((small / 1e6 - 1.0).abs() < 0.05, "{small}");
+    let block = |d_model: f64| 12.0 * d_model * d_model;
+    assert!((36.0 * block(1536.0) / 1e9 - 1.0).abs() < 0.05);
+    assert!((small / (5.0 * block(128.0)) - 1.0).abs() < 0.05);
 }
 
 #[test]

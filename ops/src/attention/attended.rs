@@ -2,7 +2,7 @@
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Tensor};
 use halocline_core::ops::cut;
 use halocline_core::{DeviceMesh, IndexBox, Layout, Result, ShardTensor};
 
@@ -10,6 +10,7 @@ use super::engine::lanes::row_products;
 use super::widths::with_width;
 use crate::field::Field;
 use crate::kernel::flex::{self, Float};
+use crate::precision::cast_shard;
 use crate::rearrange::narrow;
 
 /// The result of attention, and the logarithm of the sum of its exponentials.
@@ -82,7 +83,7 @@ fn merged<const D: usize>(parts: Vec<Attended<ShardTensor<D>>>) -> Attended<Shar
     let mut sums = None;
     for Attended { output, lse } in parts {
         let weight = (lse - most.clone()).exp();
-        let weighted = cast(output, wide) * weight.clone();
+        let weighted = cast_shard(output, wide) * weight.clone();
         sums = Some(match sums {
             None => (weighted, weight),
             Some((output, sum)) => (output + weighted, sum + weight),
@@ -90,16 +91,9 @@ fn merged<const D: usize>(parts: Vec<Attended<ShardTensor<D>>>) -> Attended<Shar
     }
     let (output, sum) = sums.expect("parts to merge");
     Attended {
-        output: cast(output / sum.clone(), dtype),
+        output: cast_shard(output / sum.clone(), dtype),
         lse: sum.log() + most,
     }
-}
-
-fn cast<const D: usize>(x: ShardTensor<D>, dtype: DType) -> ShardTensor<D> {
-    if x.local().dtype() == dtype {
-        return x;
-    }
-    x.cast(FloatDType::from(dtype))
 }
 
 /// Output and logarithms beside each other, as one result of an operator.
@@ -109,16 +103,23 @@ pub(super) fn packed<E: Float>(output: DispatchTensor, lse: &DispatchTensor) -> 
     Dispatch::float_cat(vec![output, lse.clone()], dims - 1)
 }
 
-/// The gradients of output and logarithms.
-pub(super) fn unpacked(cotangent: &DispatchTensor) -> [DispatchTensor; 2] {
+/// Splits the gradient of a result into that of the output and, if the result has them, that of the logarithms.
+pub(super) fn unpacked(
+    cotangent: DispatchTensor,
+    with_lse: bool,
+) -> (DispatchTensor, Option<DispatchTensor>) {
+    if !with_lse {
+        return (cotangent, None);
+    }
     let whole = IndexBox::whole(&cotangent.shape()[..]);
-    let dims = whole.ranges().len();
-    let width = whole.ranges()[dims - 1].len() - 1;
-    [0..width, width..width + 1].map(|range| {
+    let last = whole.ranges().len() - 1;
+    let width = whole.ranges()[last].len() - 1;
+    let columns = |columns| {
         let mut ranges = whole.ranges().to_vec();
-        ranges[dims - 1] = range;
-        cut(cotangent, &IndexBox::new(ranges))
-    })
+        ranges[last] = columns;
+        cut(&cotangent, &IndexBox::new(ranges))
+    };
+    (columns(0..width), Some(columns(width..width + 1)))
 }
 
 /// The products of output and cotangent, row by row, less the gradients of logarithms, which count for scores as these do.
@@ -148,7 +149,7 @@ pub(super) fn attended<const D: usize>(
     let width = layout.shape()[D - 1];
     let both = ShardTensor::from_parts(both, with_width(layout, width + 1), mesh.clone());
     Ok(Attended {
-        output: cast(narrow(both.clone(), D - 1, 0, width)?, dtype),
+        output: cast_shard(narrow(both.clone(), D - 1, 0, width)?, dtype),
         lse: narrow(both, D - 1, width, 1)?,
     })
 }

@@ -1,21 +1,13 @@
-//! What both attentions by burn's operators have in common.
+//! Softmax of scores by burn's operators, for both attentions.
 
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Tensor};
 
-/// The largest score of no key: smaller than any, and still a number.
-const LOWEST: f64 = -1e30;
-
-/// Computes in f32 at least.
-pub(super) fn wide<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    match x.dtype() {
-        DType::F16 | DType::BF16 => x.cast(FloatDType::F32),
-        _ => x,
-    }
-}
+use super::engine::dense::LOWEST;
+use crate::precision::{cast, widened};
 
 /// Weights from scores along a dim, and the logarithms of the sums of exponentials.
 pub(super) fn weights<const D: usize>(scores: Tensor<D>, dim: usize) -> [Tensor<D>; 2] {
-    let scores = wide(scores);
+    let scores = widened(scores);
     let most = scores.clone().detach().max_dim(dim).clamp_min(LOWEST);
     let exponentials = (scores - most.clone()).exp();
     let sum = exponentials.clone().sum_dim(dim);
@@ -34,7 +26,6 @@ pub(super) fn result<const D: usize>(
 ) -> Tensor<D> {
     match with_lse {
         true => Tensor::cat(vec![output, lse], D - 1),
-        false if output.dtype() == dtype => output,
-        false => output.cast(FloatDType::from(dtype)),
+        false => cast(output, dtype),
     }
 }

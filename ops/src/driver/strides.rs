@@ -54,7 +54,7 @@ impl Operator for RowMajor {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "cube"))]
 mod tests {
     use burn::tensor::{Device, TensorData};
     use halocline_core::{Boundary, ShardTensor};
@@ -62,8 +62,8 @@ mod tests {
     use crate::prelude::*;
     use crate::testing::{difference, normal};
 
-    /// A field of one channel through a convolution, pooling and a permutation, each times factors of rows and columns. On
-    /// the default device, which is a GPU in `make test-wgpu`, as on the CPU.
+    /// A field of one channel through a convolution, pooling and a permutation, each times factors of rows and columns: on
+    /// the default device, a GPU in `make test-wgpu`, as on the CPU.
     #[test]
     fn one_channel_times_profiles_is_that_of_the_cpu() {
         let run = |device: &Device| {

@@ -1,9 +1,10 @@
 //! Normalization by burn's operators, for devices without our kernels.
 
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::Tensor;
 
 use super::kernel::group::Extents;
 use super::kernel::layer::RowNorm;
+use crate::precision::widened;
 
 /// [`group_norm`](super::group_norm) of a shard. `sum` adds over the ranks that hold the cells of
 /// the same sample, `count` is the number of a group's elements on all of them, and `present`
@@ -50,12 +51,4 @@ pub(super) fn rows<const D: usize>(
     };
     let deviation = (x.clone().square().mean_dim(D - 1) + epsilon).sqrt();
     (x / deviation * weight + bias).cast(dtype)
-}
-
-/// Casts a tensor to the precision of the computation, at least f32.
-fn widened<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    if x.dtype().size() < size_of::<f32>() {
-        return x.cast(FloatDType::F32);
-    }
-    x
 }

@@ -1,9 +1,9 @@
 //! Layer normalization over several dims, which may be sharded.
 
-use burn::tensor::{DType, FloatDType};
 use halocline_core::{Error, Result, ShardTensor};
 
 use crate::operand::Operand;
+use crate::precision::in_f32;
 use crate::rearrange::distribute_beside;
 use crate::reduce::mean_dims;
 
@@ -48,23 +48,12 @@ pub fn layer_norm_dims<const D: usize>(
         parameter.map(beside).transpose()
     };
     let (weight, bias) = (parameter(weight)?, parameter(bias)?);
-    let half = match x.local().dtype() {
-        DType::F16 => Some(FloatDType::F16),
-        DType::BF16 => Some(FloatDType::BF16),
-        _ => None,
-    };
-    let x = match half {
-        Some(_) => x.cast(FloatDType::F32),
-        None => x,
-    };
-    let mean = mean_dims(x.clone(), &normalized)?.resolve();
-    let centred = x - mean;
-    let variance = mean_dims(centred.clone().square(), &normalized)?.resolve();
-    let y = centred / (variance + epsilon).sqrt();
-    let y = match half {
-        Some(half) => y.cast(half),
-        None => y,
-    };
+    let y = in_f32(x, |x| {
+        let mean = mean_dims(x.clone(), &normalized)?.resolve();
+        let centred = x - mean;
+        let variance = mean_dims(centred.clone().square(), &normalized)?.resolve();
+        Ok(centred / (variance + epsilon).sqrt())
+    })?;
     let y = match weight {
         Some(weight) => y * weight,
         None => y,

@@ -17,11 +17,12 @@ mod golden;
 
 pub(crate) use golden::OPERATORS;
 
-use burn::tensor::{DType, Shape, Tensor};
+use burn::tensor::{Shape, Tensor};
 use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
 
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, Rank, run};
+use crate::precision::{cast, widened};
 use crate::reshape;
 
 fn check_dims<const D: usize>(operator: &str, dims: &[usize]) -> Result<()> {
@@ -127,10 +128,8 @@ fn wide<const D: usize, const E: usize>(
     local: Tensor<D>,
     reduce: impl FnOnce(Tensor<D>) -> Tensor<E>,
 ) -> Tensor<E> {
-    match local.dtype() {
-        half @ (DType::F16 | DType::BF16) => reduce(local.cast(DType::F32)).cast(half),
-        _ => reduce(local),
-    }
+    let dtype = local.dtype();
+    cast(reduce(widened(local)), dtype)
 }
 
 /// The maximum or minimum over `dims`.
@@ -409,7 +408,7 @@ mod tests {
     use super::*;
     use crate::prelude::*;
     use crate::testing::{Operator, check_op};
-    use burn::tensor::{Device, Distribution};
+    use burn::tensor::{DType, Device, Distribution};
     use halocline_core::{Launcher, LocalGradient};
 
     #[test]

@@ -10,12 +10,13 @@
 //! # Communication
 //! None if the dim is whole. Else maxima and sums are reduced over the ranks that share it, forward and backward.
 
-use burn::tensor::{DType, FloatDType, Tensor, activation};
+use burn::tensor::{Tensor, activation};
 use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, run};
 use crate::golden::{Dims, Golden, output, with_dims};
+use crate::precision::in_f32;
 use crate::reduce::{extremum_dims, sum_dims};
 
 /// The softmax along a dim. See the [module](self).
@@ -42,7 +43,7 @@ pub fn softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTen
     if is_whole(&x, dim, NAME)? {
         return local(x, NAME, |x| activation::softmax(x, dim));
     }
-    wide(x, |x| {
+    in_f32(x, |x| {
         let shifted = shifted(x, dim)?;
         let exponentials = shifted.exp();
         let sum = sum_dims(exponentials.clone(), &[dim])?.resolve();
@@ -72,7 +73,7 @@ pub fn log_softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<Shar
     if is_whole(&x, dim, NAME)? {
         return local(x, NAME, |x| activation::log_softmax(x, dim));
     }
-    wide(x, |x| {
+    in_f32(x, |x| {
         let shifted = shifted(x, dim)?;
         let sum = sum_dims(shifted.clone().exp(), &[dim])?.resolve();
         Ok(shifted - sum.log())
@@ -98,10 +99,9 @@ pub fn log_softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<Shar
 /// ```
 pub fn logsumexp<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
     is_whole(&x, dim, "logsumexp")?;
-    wide(x, |x| {
-        let most = extremum_dims(x.clone().detach(), &[dim], ReduceOp::Max)?.resolve();
+    in_f32(x, |x| {
         // A shift that is infinite would make NaN of an infinite result; any number near the largest serves.
-        let most = most.clamp(-f64::from(f32::MAX), f64::from(f32::MAX));
+        let most = largest(&x, dim)?.clamp(-f64::from(f32::MAX), f64::from(f32::MAX));
         let sum = sum_dims((x - most.clone()).exp(), &[dim])?.resolve();
         Ok(sum.log() + most)
     })
@@ -130,22 +130,15 @@ fn local<const D: usize>(
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 
-/// Computes in f32 at least.
-fn wide<const D: usize>(
-    x: ShardTensor<D>,
-    f: impl FnOnce(ShardTensor<D>) -> Result<ShardTensor<D>>,
-) -> Result<ShardTensor<D>> {
-    match x.local().dtype() {
-        DType::F16 => Ok(f(x.cast(FloatDType::F32))?.cast(FloatDType::F16)),
-        DType::BF16 => Ok(f(x.cast(FloatDType::F32))?.cast(FloatDType::BF16)),
-        _ => f(x),
-    }
-}
-
 /// Values minus their maximum along a dim, which cancels from every result, and so from gradients.
 fn shifted<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
-    let most = extremum_dims(x.clone().detach(), &[dim], ReduceOp::Max)?.resolve();
+    let most = largest(&x, dim)?;
     Ok(x - most)
+}
+
+/// The maximum along a dim, without gradient.
+fn largest<const D: usize>(x: &ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
+    Ok(extremum_dims(x.clone().detach(), &[dim], ReduceOp::Max)?.resolve())
 }
 
 /// Softmax as methods.

@@ -8,9 +8,10 @@ use halocline_core::{
 
 use super::dims::{HEADS, NAME, TOKENS, WIDTH};
 use super::scores::{Dropped, Scores};
-use crate::attention::composed::{result, weights, wide};
+use crate::attention::composed::{result, weights};
 use crate::attention::widths::with_width;
 use crate::driver::empty::{drop_empty, fill, fill_empty, keep};
+use crate::precision::widened;
 
 const ALL: [usize; 4] = [0, 1, 2, 3];
 
@@ -67,11 +68,10 @@ fn products(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Tensor
         tensor.swap_dims(1, 2)
     };
     let (k, v) = (all_heads(k), all_heads(v));
-    let q = wide(q.swap_dims(1, 2)) * scores.scale;
-    let products = q.matmul(wide(k).swap_dims(2, 3));
+    let q = widened(q.swap_dims(1, 2)) * scores.scale;
+    let mut products = q.matmul(widened(k).swap_dims(2, 3));
     let [batch, heads, rows, columns] = products.dims();
     let device = (&products.device(), products.dtype());
-    let mut products = products;
     if let Some(bias) = &scores.bias {
         let bias = bias.clone().cast(device.1);
         // Of a rank without queries nothing is kept.
@@ -93,7 +93,7 @@ fn products(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Tensor
         let factors = factors(dropped, [batch, rows, heads, columns]);
         weights = weights * Tensor::<4>::from_data(factors, device).swap_dims(1, 2);
     }
-    let y = weights.matmul(wide(v)).swap_dims(1, 2);
+    let y = weights.matmul(widened(v)).swap_dims(1, 2);
     result(y, lse.swap_dims(1, 2), scores.with_lse, dtype)
 }
 

@@ -99,7 +99,7 @@ fn elements(shape: &[usize], width: usize) -> usize {
 }
 
 impl DenseRun {
-    /// What a kernel does with a part of the keys. The bias is that of all keys.
+    /// Job of a kernel for one part of the keys; `bias` is that of all keys.
     fn job<E: Float>(
         &self,
         q: &FlexTensor,
@@ -240,11 +240,8 @@ impl DenseRun {
         let isa = Isa::chosen()?;
         let q = flex::operand::<E>(pass.take_input(0))?;
         let [key, value] = [1, 2].map(|input| pass.take_input(input));
-        let [cotangent, of_lse] = match self.scores.with_lse {
-            true => unpacked(&pass.cotangent).map(Some),
-            false => [Some(pass.cotangent), None],
-        };
-        let cotangent = flex::operand::<E>(cotangent.expect("of the output"))?;
+        let (cotangent, of_lse) = unpacked(pass.cotangent, self.scores.with_lse);
+        let cotangent = flex::operand::<E>(cotangent)?;
         let bias = self.bias::<E>()?;
         let output = flex::operand::<E>(pass.saved.output.clone())?;
         let lse = flex::operand::<E>(pass.saved.lse.clone())?;

@@ -5,7 +5,7 @@ use halocline_core::{RandomKey, Shard, ShardTensor};
 
 use crate::field::Field;
 
-/// What queries attend to, and the scale of scores.
+/// Options of dense attention: causal order, scale, bias and dropout.
 ///
 /// # Example
 /// ```

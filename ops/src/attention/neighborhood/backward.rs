@@ -31,11 +31,7 @@ impl NeighborhoodRun {
         let isa = Isa::chosen()?;
         let [q, key, v] = [0, 1, 2].map(|input| pass.take_input(input));
         let wanted = pass.wanted;
-        let [cotangent, of_lse] = match self.with_lse {
-            true => unpacked(&pass.cotangent).map(Some),
-            false => [Some(pass.cotangent), None],
-        };
-        let cotangents = (cotangent.expect("of the output"), of_lse);
+        let cotangents = unpacked(pass.cotangent, self.with_lse);
         let operands = Operands::<E>::new(self, [q, key.clone(), v], cotangents, pass.saved)?;
         let reversed = self.exchange.clone().map(Exchange::reversed);
         let keys = wanted[1] || wanted[2];

@@ -6,9 +6,10 @@ use burn::tensor::{Int, Tensor, TensorData};
 use halocline_core::{Result, ShardTensor};
 
 use super::prepared::Prepared;
-use crate::attention::composed::{result, weights, wide};
+use crate::attention::composed::{result, weights};
 use crate::attention::engine::tiles::Dim;
 use crate::driver::empty::{drop_empty, fill_empty, fill_up_to};
+use crate::precision::widened;
 
 /// Attention of this rank's queries.
 pub(super) fn attention<const D: usize>(
@@ -54,9 +55,9 @@ pub(super) fn attention<const D: usize>(
     let k = both.clone().narrow(5, 0, key_width);
     let v = both.narrow(5, key_width, value_width);
     // [batch, queries, keys, key heads, heads that share one, 1]
-    let scores = (wide(q) * run.scale * wide(k)).sum_dim(5) + wide(mask);
+    let scores = (widened(q) * run.scale * widened(k)).sum_dim(5) + widened(mask);
     let [weights, lse] = weights(scores, 2);
-    let y = (weights * wide(v)).sum_dim(2);
+    let y = (weights * widened(v)).sum_dim(2);
     let with_width = |width| {
         let mut shape = shape;
         shape[D - 1] = width;

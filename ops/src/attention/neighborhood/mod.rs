@@ -102,9 +102,7 @@ pub fn neighborhood_attention_with_lse<const D: usize, const N: usize>(
     options: &NeighborhoodOptions<N>,
 ) -> Result<Attended<ShardTensor<D>>> {
     let prepared = Prepared::new(&q, &k, &v, options, true)?;
-    let (mesh, dtype) = (q.mesh().clone(), q.local().dtype());
-    let both = local(q, k, v, &prepared)?;
-    attended(both, &prepared.output, &mesh, dtype)
+    near([q, k, v], &prepared)
 }
 
 /// Neighborhood attention to a field, and to further tokens that every query reaches: one softmax over both.
@@ -139,11 +137,20 @@ pub fn neighborhood_attention_with_tokens<const D: usize, const N: usize>(
     tokens: [ShardTensor<4>; 2],
     options: &NeighborhoodOptions<N>,
 ) -> Result<ShardTensor<D>> {
-    // Before anything is computed or sent.
-    Prepared::new(&q, &k, &v, options, true)?;
+    let prepared = Prepared::new(&q, &k, &v, options, true)?;
     let global = tokens::attention(q.clone(), [&k, &v], tokens, options.scale)?;
-    let near = neighborhood_attention_with_lse(q, k, v, options)?;
+    let near = near([q, k, v], &prepared)?;
     Ok(Attended::merge(vec![near, global]).output)
+}
+
+/// Attention to the keys around every query, with logarithms.
+fn near<const D: usize>(
+    [q, k, v]: [ShardTensor<D>; 3],
+    prepared: &Prepared,
+) -> Result<Attended<ShardTensor<D>>> {
+    let (mesh, dtype) = (q.mesh().clone(), q.local().dtype());
+    let both = local(q, k, v, prepared)?;
+    attended(both, &prepared.output, &mesh, dtype)
 }
 
 /// Attention of this rank's queries.

@@ -1,0 +1,43 @@
+//! Computation in f32 at least.
+
+use burn::tensor::{DType, FloatDType, Tensor};
+use halocline_core::{Result, ShardTensor};
+
+/// The precision of a computation with elements of this type.
+fn wider(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        other => other,
+    }
+}
+
+/// Casts a tensor to f32 if its elements are narrower.
+pub(crate) fn widened<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let dtype = wider(x.dtype());
+    cast(x, dtype)
+}
+
+/// Casts a tensor to a number type, if it has another.
+pub(crate) fn cast<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
+    if x.dtype() == dtype {
+        return x;
+    }
+    x.cast(FloatDType::from(dtype))
+}
+
+/// Casts a sharded tensor to a number type, if it has another.
+pub(crate) fn cast_shard<const D: usize>(x: ShardTensor<D>, dtype: DType) -> ShardTensor<D> {
+    if x.local().dtype() == dtype {
+        return x;
+    }
+    x.cast(FloatDType::from(dtype))
+}
+
+/// Applies a function in f32 at least; the result has the number type of `x`.
+pub(crate) fn in_f32<const D: usize>(
+    x: ShardTensor<D>,
+    f: impl FnOnce(ShardTensor<D>) -> Result<ShardTensor<D>>,
+) -> Result<ShardTensor<D>> {
+    let dtype = x.local().dtype();
+    Ok(cast_shard(f(cast_shard(x, wider(dtype)))?, dtype))
+}
