@@ -114,6 +114,21 @@ pub(crate) fn prefetch(address: *const u8) {
     let _ = address;
 }
 
+/// Prefetches `count` elements that are to be read soon.
+#[inline(always)]
+pub(crate) fn prefetch_run<E>(first: *const E, count: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for element in (0..count).step_by(LINE / size_of::<E>()) {
+        // SAFETY: a hint that never faults; every processor of this architecture has it.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(element).cast());
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (first, count);
+}
+
 /// Prefetches the cache lines of a block to be written: `rows` rows of `elements` elements,
 /// `stride` apart.
 ///

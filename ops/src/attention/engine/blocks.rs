@@ -14,8 +14,8 @@ pub(super) const TARGETS: usize = 3;
 
 /// How the elements of a source lie.
 pub(super) trait Storage: Copy {
-    /// The distance from one element to the next.
-    fn step<S: Simd, E: Element>() -> usize;
+    /// The distance from one element to the next of sources that say `step`.
+    fn step(step: usize) -> usize;
 
     /// An element, in all lanes.
     ///
@@ -30,8 +30,8 @@ pub(super) struct InLanes;
 
 impl Storage for InLanes {
     #[inline(always)]
-    fn step<S: Simd, E: Element>() -> usize {
-        E::lanes::<S>()
+    fn step(step: usize) -> usize {
+        step
     }
 
     #[inline(always)]
@@ -46,8 +46,10 @@ impl Storage for InLanes {
 pub(super) struct ForAll;
 
 impl Storage for ForAll {
+    // A constant for the compiler.
     #[inline(always)]
-    fn step<S: Simd, E: Element>() -> usize {
+    fn step(step: usize) -> usize {
+        debug_assert_eq!(step, 1);
         1
     }
 
@@ -64,6 +66,8 @@ pub(super) struct Sources<'a, E, T> {
     pub first: *const E,
     pub offsets: &'a [usize],
     pub width: usize,
+    /// From an element of a source to the next.
+    pub step: usize,
     pub storage: PhantomData<T>,
 }
 
@@ -98,7 +102,7 @@ impl<E: Element, T: Storage, const R: usize> Dots<'_, E, T, R> {
                     .targets
                     .map(|target| E::load::<S>(target.add(element * lanes)));
                 for (source, from) in sources.iter().enumerate() {
-                    let value = T::load(simd, from.add(element * T::step::<S, E>()));
+                    let value = T::load(simd, from.add(element * T::step(self.sources.step)));
                     for (sums, target) in sums.iter_mut().zip(&targets) {
                         sums[source] = E::mul_add(simd, *target, value, sums[source]);
                     }
@@ -130,12 +134,11 @@ impl<E: Element, T: Storage, const R: usize> WithSimd for Dots<'_, E, T, R> {
                 self.block::<S, 4>(simd, start);
                 start += 4;
             }
-            if start + 2 <= count {
-                self.block::<S, 2>(simd, start);
-                start += 2;
-            }
-            if start < count {
-                self.block::<S, 1>(simd, start);
+            match count - start {
+                1 => self.block::<S, 1>(simd, start),
+                2 => self.block::<S, 2>(simd, start),
+                3 => self.block::<S, 3>(simd, start),
+                _ => {}
             }
         }
     }
@@ -153,7 +156,7 @@ pub(super) struct Sums<'a, E, T, const R: usize> {
 impl<E: Element, T: Storage, const R: usize> Sums<'_, E, T, R> {
     #[inline(always)]
     unsafe fn block<S: Simd, const C: usize>(&self, simd: S, start: usize) {
-        let (lanes, step) = (E::lanes::<S>(), T::step::<S, E>());
+        let (lanes, step) = (E::lanes::<S>(), T::step(self.sources.step));
         // SAFETY: results have `width` elements, weights a vector for each source.
         unsafe {
             let mut sums: [[E::Vector<S>; C]; R] = self.results.map(|result| {
@@ -196,12 +199,11 @@ impl<E: Element, T: Storage, const R: usize> WithSimd for Sums<'_, E, T, R> {
                 self.block::<S, 4>(simd, start);
                 start += 4;
             }
-            if start + 2 <= width {
-                self.block::<S, 2>(simd, start);
-                start += 2;
-            }
-            if start < width {
-                self.block::<S, 1>(simd, start);
+            match width - start {
+                1 => self.block::<S, 1>(simd, start),
+                2 => self.block::<S, 2>(simd, start),
+                3 => self.block::<S, 3>(simd, start),
+                _ => {}
             }
         }
     }

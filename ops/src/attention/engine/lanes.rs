@@ -8,7 +8,8 @@ use crate::kernel::lanes::{CHUNK, WIDEST};
 use crate::kernel::math;
 use crate::kernel::simd::Element;
 
-/// Writes rows of `width` elements as vectors, one for each element, times a factor. Lanes without a row hold zeros.
+/// Writes rows of `width` elements as vectors, one for each element and `pitch` elements from one to the next, times a
+/// factor. Lanes without a row hold zeros.
 ///
 /// # Safety
 /// The rows must have `width` elements, and `to` room for as many vectors.
@@ -18,23 +19,20 @@ pub(super) unsafe fn pack<S: Simd, E: Element>(
     rows: &[*const E],
     width: usize,
     factor: E,
-    to: *mut E,
+    (to, pitch): (*mut E, usize),
 ) {
     let lanes = E::lanes::<S>();
     let mut start = 0;
     if has_shuffles::<S, E>() {
         let nothing = [E::default(); WIDEST];
         while start + lanes <= width {
-            let mut runs = [nothing.as_ptr(); WIDEST];
-            let mut vectors = [std::ptr::null_mut(); WIDEST];
-            for (run, row) in runs.iter_mut().zip(rows) {
-                *run = row.wrapping_add(start);
-            }
-            for (lane, vector) in vectors[..lanes].iter_mut().enumerate() {
-                *vector = to.wrapping_add((start + lane) * lanes);
-            }
+            let row = |lane: usize| match rows.get(lane) {
+                Some(row) => row.wrapping_add(start),
+                None => nothing.as_ptr(),
+            };
+            let vector = |element: usize| to.wrapping_add((start + element) * pitch);
             // SAFETY: so many elements of each row, and room for as many vectors.
-            unsafe { transpose::<S, E>(&runs, E::splat(simd, factor), &vectors) };
+            unsafe { transpose::<S, E>(row, E::splat(simd, factor), vector) };
             start += lanes;
         }
     }
@@ -46,7 +44,7 @@ pub(super) unsafe fn pack<S: Simd, E: Element>(
                 None => E::default(),
             };
             // SAFETY: there is room for `width` vectors.
-            unsafe { *to.add(element * lanes + lane) = value };
+            unsafe { *to.add(element * pitch + lane) = value };
         }
     }
 }
@@ -68,16 +66,14 @@ pub(super) unsafe fn unpack<S: Simd, E: Element>(
     if has_shuffles::<S, E>() {
         let mut nowhere = [E::default(); WIDEST];
         while start + lanes <= width {
-            let mut vectors = [std::ptr::null(); WIDEST];
-            let mut runs = [nowhere.as_mut_ptr(); WIDEST];
-            for (lane, vector) in vectors[..lanes].iter_mut().enumerate() {
-                *vector = from.wrapping_add((start + lane) * lanes).cast_const();
-            }
-            for (run, row) in runs.iter_mut().zip(rows) {
-                *run = row.wrapping_add(start);
-            }
+            let nowhere = nowhere.as_mut_ptr();
+            let vector = |element: usize| from.wrapping_add((start + element) * lanes).cast_const();
+            let row = |lane: usize| match rows.get(lane) {
+                Some(row) => row.wrapping_add(start),
+                None => nowhere,
+            };
             // SAFETY: so many vectors, and room for as many elements in each row.
-            unsafe { transpose::<S, E>(&vectors, factor, &runs) };
+            unsafe { transpose::<S, E>(vector, factor, row) };
             start += lanes;
         }
     }

@@ -5,6 +5,10 @@
 //! pattern says which sources each reaches, counted from the first that the tile reaches. Tiles of the same patterns in all
 //! dims make up a [`Class`]: a lane of a vector computes a tile of it, so that no lane is masked and no product is wasted,
 //! whatever kernel, dilation, stride and edges are.
+//!
+//! Where the windows of neighbours along the last dim are those of each other shifted by one source, as they are but for
+//! edges and strides, lanes hold neighbours of one tile instead: their sources are one row, of which each target's vector is
+//! read from another place on. That takes a fraction of the memory, and of the time to pack it.
 
 use std::ops::Range;
 
@@ -87,6 +91,41 @@ impl Dim {
     }
 }
 
+impl Run {
+    /// The targets whose windows are those of their neighbours shifted by one source, if they are at least as many, and the
+    /// others.
+    fn split(mut self, least: usize) -> (Option<Self>, Vec<Self>) {
+        let shifted = |pair: &[(usize, Range<isize>)]| {
+            let (one, next) = (&pair[0].1, &pair[1].1);
+            next.start == one.start + 1 && next.end == one.end + 1
+        };
+        let mut longest = 0..0;
+        let mut start = 0;
+        for end in 1..=self.targets.len() {
+            if end < self.targets.len() && shifted(&self.targets[end - 1..=end]) {
+                continue;
+            }
+            if end - start > longest.len() {
+                longest = start..end;
+            }
+            start = end;
+        }
+        if longest.len() < least {
+            return (None, vec![self]);
+        }
+        let origin = self.origin;
+        let after = self.targets.split_off(longest.end);
+        let row = self.targets.split_off(longest.start);
+        let others = [self.targets, after].map(|targets| Self { targets, origin });
+        let others = others.into_iter().filter(|run| !run.targets.is_empty());
+        let row = Self {
+            targets: row,
+            origin,
+        };
+        (Some(row), others.collect())
+    }
+}
+
 /// Which cells are targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
@@ -101,27 +140,30 @@ pub(crate) enum Side {
 struct Axis {
     /// From a target, and from a source, to the next.
     step: usize,
-    /// The sources that each target of a tile reaches, counted from the first that the tile reaches.
+    /// The sources that the first target of each vector of a tile reaches, counted from the first that the tile reaches.
     patterns: Vec<Vec<Range<usize>>>,
-    /// By pattern: the cells of the first target and of the first source of tiles.
-    tiles: Vec<Vec<[usize; 2]>>,
+    /// By pattern: the cells of the first target and of the first source of tiles, and their targets.
+    tiles: Vec<Vec<[usize; 3]>>,
 }
 
 impl Axis {
-    fn new(runs: &[Run], step: usize, length: usize) -> Self {
+    /// Tiles of at most `length` vectors.
+    fn new(runs: &[Run], step: usize, length: usize, unit: usize) -> Self {
         let mut axis = Self {
             step,
             patterns: Vec::new(),
             tiles: Vec::new(),
         };
         for Run { targets, origin } in runs {
-            let count = targets.len().div_ceil(length);
-            for tile in targets.chunks(targets.len().div_ceil(count)) {
+            let vectors = targets.len().div_ceil(unit);
+            let each = vectors.div_ceil(vectors.div_ceil(length));
+            for tile in targets.chunks(each * unit) {
                 let (cell, first) = (tile[0].0, tile[0].1.start);
                 let seen = |range: &Range<isize>| {
                     (range.start - first) as usize..(range.end - first) as usize
                 };
-                let pattern: Vec<_> = tile.iter().map(|(_, sources)| seen(sources)).collect();
+                let vectors = tile.iter().step_by(unit);
+                let pattern: Vec<_> = vectors.map(|(_, sources)| seen(sources)).collect();
                 let known = axis.patterns.iter().position(|known| *known == pattern);
                 let known = known.unwrap_or_else(|| {
                     axis.patterns.push(pattern);
@@ -129,7 +171,7 @@ impl Axis {
                     axis.patterns.len() - 1
                 });
                 let source = origin + first * step as isize;
-                axis.tiles[known].push([cell, source as usize]);
+                axis.tiles[known].push([cell, source as usize, tile.len()]);
             }
         }
         axis
@@ -147,10 +189,12 @@ pub(crate) struct Tiles {
 #[derive(Debug)]
 pub(super) struct Class {
     pattern: [usize; 3],
-    /// Targets of a tile, in every dim.
+    /// Targets of a tile, in every dim; vectors of them where lanes hold neighbours.
     pub targets: [usize; 3],
     /// Sources that a tile reaches, in every dim.
     pub sources: [usize; 3],
+    /// Neighbours in the lanes of a vector; one where every lane holds another tile.
+    pub neighbours: usize,
     pub groups: Vec<Group>,
     /// Sources of segments, by their numbers in the tile.
     pub reached: Vec<usize>,
@@ -184,33 +228,62 @@ pub(super) struct Place {
     pub head: usize,
     pub target: [usize; 3],
     pub source: [usize; 3],
+    /// Targets in the last dim.
+    pub columns: usize,
 }
 
 impl Tiles {
-    /// The tiles of the targets in a box. `bytes` is what a source takes in scratch, `room` what those of a tile should take.
-    pub(crate) fn new(
+    /// The tiles of the targets in a box: those whose lanes hold neighbours, and those with another tile in every lane. `bytes`
+    /// is what a source of a lane takes in scratch, `room` what those of a tile should take.
+    pub(crate) fn of_box(
         dims: &[Dim; 3],
         side: Side,
         part: &[Range<usize>; 3],
+        lanes: usize,
         bytes: usize,
         room: usize,
-    ) -> Self {
-        let runs = [0, 1, 2].map(|dim| match side {
+    ) -> Vec<Self> {
+        let [planes, rows, columns] = [0, 1, 2].map(|dim| match side {
             Side::Queries => dims[dim].queries(&part[dim]),
             Side::Keys => dims[dim].keys(&part[dim]),
         });
-        let longest = |dim: usize| {
-            let runs: &[Run] = &runs[dim];
-            runs.iter().map(|run| run.targets.len()).max().unwrap_or(0)
+        let (mut shifted, mut others) = (Vec::new(), Vec::new());
+        // In one dim, groups of targets would reach fewer sources in common than with tiles in lanes.
+        let one_dim = dims[0].size == 1 && dims[1].size == 1;
+        let least = if one_dim { usize::MAX } else { lanes };
+        for run in columns {
+            let (row, rest) = run.split(least);
+            shifted.extend(row);
+            others.extend(rest);
+        }
+        let tiles = |columns: &[Run], unit: usize| {
+            let runs = [&planes[..], &rows[..], columns];
+            Self::new(dims, runs, unit, room / (bytes * lanes / unit))
         };
+        vec![tiles(&shifted, lanes), tiles(&others, 1)]
+    }
+
+    fn new(dims: &[Dim; 3], runs: [&[Run]; 3], unit: usize, sources: usize) -> Self {
+        let units = [1, 1, unit];
         let kernels = [0, 1, 2].map(|dim| dims[dim].neighborhood.kernel);
+        let longest = |dim: usize| {
+            let lengths = runs[dim].iter().map(|run| run.targets.len());
+            let all = lengths.max().unwrap_or(0).div_ceil(units[dim]);
+            // The elements of a long row of sources lie on as many pages.
+            match units[dim] {
+                1 => all,
+                unit => all.min((2 * kernels[dim]).div_ceil(unit).max(4)),
+            }
+        };
         // Windows of several targets, even where those leave the cache: they share most of their sources.
-        let sources = (room / bytes).max(3 * kernels.iter().product::<usize>());
-        let lengths = extents([0, 1, 2].map(longest), kernels, sources);
+        let sources = sources.max(3 * kernels.iter().product::<usize>());
+        let lengths = extents([0, 1, 2].map(longest), units, kernels, sources);
         // Neighbours along this dim share most of their sources, and sums go through sources in their order.
         let along = (0..3).find(|&dim| dims[dim].size > 1).unwrap_or(2);
-        let axis =
-            |dim: usize| Axis::new(&runs[dim], dims[dim].neighborhood.dilation, lengths[dim]);
+        let axis = |dim: usize| {
+            let step = dims[dim].neighborhood.dilation;
+            Axis::new(runs[dim], step, lengths[dim], units[dim])
+        };
         let axes = [axis(0), axis(1), axis(2)];
         let mut classes = Vec::new();
         for first in 0..axes[0].patterns.len() {
@@ -218,7 +291,7 @@ impl Tiles {
                 for third in 0..axes[2].patterns.len() {
                     let pattern = [first, second, third];
                     let ranges = [0, 1, 2].map(|dim| &axes[dim].patterns[pattern[dim]][..]);
-                    classes.push(Class::new(pattern, ranges, along));
+                    classes.push(Class::new(pattern, ranges, unit, along));
                 }
             }
         }
@@ -230,7 +303,7 @@ impl Tiles {
         self.axes.each_ref().map(|axis| axis.step)
     }
 
-    fn lists(&self, class: &Class) -> [&[[usize; 2]]; 3] {
+    fn lists(&self, class: &Class) -> [&[[usize; 3]]; 3] {
         [0, 1, 2].map(|dim| &self.axes[dim].tiles[class.pattern[dim]][..])
     }
 
@@ -243,9 +316,9 @@ impl Tiles {
     pub(super) fn place(&self, class: &Class, index: usize, heads: usize) -> Place {
         let lists = self.lists(class);
         let (head, mut index) = (index % heads, index / heads);
-        let (mut target, mut source) = ([0; 3], [0; 3]);
+        let (mut target, mut source, mut counts) = ([0; 3], [0; 3], [0; 3]);
         for dim in [2, 1, 0] {
-            [target[dim], source[dim]] = lists[dim][index % lists[dim].len()];
+            [target[dim], source[dim], counts[dim]] = lists[dim][index % lists[dim].len()];
             index /= lists[dim].len();
         }
         Place {
@@ -253,18 +326,25 @@ impl Tiles {
             head,
             target,
             source,
+            columns: counts[2],
         }
     }
 }
 
-/// Targets of a tile in every dim, whose windows reach at most `room` sources: a dim with a long kernel gains most by more
-/// targets, because their windows overlap most.
-fn extents(longest: [usize; 3], kernels: [usize; 3], room: usize) -> [usize; 3] {
+/// Vectors of targets of a tile in every dim, whose windows reach at most `room` sources: a dim with a long kernel gains most
+/// by more targets, because their windows overlap most.
+fn extents(longest: [usize; 3], units: [usize; 3], kernels: [usize; 3], room: usize) -> [usize; 3] {
     let mut tile = [1; 3];
-    let sources =
-        |tile: [usize; 3]| -> usize { (0..3).map(|dim| tile[dim] + kernels[dim] - 1).product() };
+    let targets = |tile: [usize; 3], dim: usize| tile[dim] * units[dim];
+    let sources = |tile: [usize; 3]| -> usize {
+        let reached = |dim| targets(tile, dim) + kernels[dim] - 1;
+        (0..3).map(reached).product()
+    };
     loop {
-        let gain = |dim: &usize| (tile[*dim] + kernels[*dim]) as f64 / tile[*dim] as f64;
+        let gain = |dim: &usize| {
+            let targets = targets(tile, *dim);
+            (targets + kernels[*dim]) as f64 / targets as f64
+        };
         let larger = |dim: usize| {
             let mut larger = tile;
             larger[dim] = (2 * tile[dim]).min(longest[dim]);
@@ -284,13 +364,21 @@ fn extents(longest: [usize; 3], kernels: [usize; 3], room: usize) -> [usize; 3] 
 impl Class {
     /// The class of tiles whose targets reach these ranges in the three dims, with groups of neighbours along one: the first
     /// that has several cells, so that a target's sources come in the order of their cells, whatever its tile.
-    fn new(pattern: [usize; 3], ranges: [&[Range<usize>]; 3], along: usize) -> Self {
+    fn new(
+        pattern: [usize; 3],
+        ranges: [&[Range<usize>]; 3],
+        neighbours: usize,
+        along: usize,
+    ) -> Self {
         let targets = ranges.map(<[_]>::len);
-        let sources = ranges.map(|ranges| ranges.iter().map(|range| range.end).max().unwrap_or(0));
+        let mut sources =
+            ranges.map(|ranges| ranges.iter().map(|range| range.end).max().unwrap_or(0));
+        sources[2] += neighbours - 1;
         let mut class = Self {
             pattern,
             targets,
             sources,
+            neighbours,
             groups: Vec::new(),
             reached: Vec::new(),
         };
@@ -306,6 +394,12 @@ impl Class {
             }
         }
         class
+    }
+
+    /// Vectors that the sources take, in every dim.
+    pub(super) fn vectors(&self) -> [usize; 3] {
+        let [planes, rows, columns] = self.sources;
+        [planes, rows, columns.div_ceil(self.neighbours)]
     }
 
     /// Adds the group of targets from a place on along a dim.

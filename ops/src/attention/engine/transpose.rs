@@ -25,21 +25,23 @@ pub(super) fn has_shuffles<S: Simd, E: Element>() -> bool {
 /// [`has_shuffles`] must be true; the first runs, as many as there are lanes, must be there, and room for such.
 #[inline(always)]
 pub(super) unsafe fn transpose<S: Simd, E: Element>(
-    from: &[*const E; WIDEST],
+    from: impl Fn(usize) -> *const E,
     factors: E::Vector<S>,
-    to: &[*mut E; WIDEST],
+    to: impl Fn(usize) -> *mut E,
 ) {
     #[cfg(target_arch = "x86_64")]
     {
         let mut numbers = [E::default(); WIDEST];
+        let from = |run: usize| from(run).cast::<f32>();
+        let to = |run: usize| to(run).cast::<f32>();
         // SAFETY: no vector is wider. For the calls: elements are f32 and the instruction set is there, because the caller has
         // asked; the rest is the caller's.
         unsafe {
             E::store::<S>(numbers.as_mut_ptr(), factors);
-            let (from, to) = (from.as_ptr().cast(), to.as_ptr().cast());
+            let factors = numbers.as_ptr().cast::<f32>();
             match E::lanes::<S>() {
-                8 => x86::eight(from, numbers.as_ptr().cast(), to),
-                _ => x86::sixteen(from, numbers.as_ptr().cast(), to),
+                8 => x86::eight(from, factors, to),
+                _ => x86::sixteen(from, factors, to),
             }
         }
     }
@@ -55,12 +57,17 @@ mod x86 {
     use std::arch::x86_64::*;
 
     /// Eight runs of eight.
+    #[inline]
     #[target_feature(enable = "avx2")]
-    pub(super) unsafe fn eight(from: *const *const f32, factors: *const f32, to: *const *mut f32) {
+    pub(super) unsafe fn eight(
+        from: impl Fn(usize) -> *const f32,
+        factors: *const f32,
+        to: impl Fn(usize) -> *mut f32,
+    ) {
         // SAFETY: the caller's: eight runs of eight elements each.
         unsafe {
             let factors = _mm256_loadu_ps(factors);
-            let row = |run: usize| _mm256_mul_ps(_mm256_loadu_ps(*from.add(run)), factors);
+            let row = |run: usize| _mm256_mul_ps(_mm256_loadu_ps(from(run)), factors);
             // Pairs of runs, then quarters, then halves.
             let pairs: [[__m256; 2]; 4] = std::array::from_fn(|pair| {
                 let (one, other) = (row(2 * pair), row(2 * pair + 1));
@@ -80,23 +87,24 @@ mod x86 {
             });
             let [lower, upper] = fours;
             for (run, (low, high)) in lower.into_iter().zip(upper).enumerate() {
-                _mm256_storeu_ps(*to.add(run), _mm256_permute2f128_ps::<0x20>(low, high));
-                _mm256_storeu_ps(*to.add(run + 4), _mm256_permute2f128_ps::<0x31>(low, high));
+                _mm256_storeu_ps(to(run), _mm256_permute2f128_ps::<0x20>(low, high));
+                _mm256_storeu_ps(to(run + 4), _mm256_permute2f128_ps::<0x31>(low, high));
             }
         }
     }
 
     /// Sixteen runs of sixteen.
+    #[inline]
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn sixteen(
-        from: *const *const f32,
+        from: impl Fn(usize) -> *const f32,
         factors: *const f32,
-        to: *const *mut f32,
+        to: impl Fn(usize) -> *mut f32,
     ) {
         // SAFETY: the caller's: sixteen runs of sixteen elements each.
         unsafe {
             let factors = _mm512_loadu_ps(factors);
-            let row = |run: usize| _mm512_mul_ps(_mm512_loadu_ps(*from.add(run)), factors);
+            let row = |run: usize| _mm512_mul_ps(_mm512_loadu_ps(from(run)), factors);
             let pairs: [[__m512d; 2]; 8] = std::array::from_fn(|pair| {
                 let (one, other) = (row(2 * pair), row(2 * pair + 1));
                 [
@@ -129,8 +137,8 @@ mod x86 {
                 for (place, [one, other]) in [(run, low), (run + 4, high)] {
                     let first = _mm512_shuffle_f32x4::<0x88>(one, other);
                     let second = _mm512_shuffle_f32x4::<0xdd>(one, other);
-                    _mm512_storeu_ps(*to.add(place), first);
-                    _mm512_storeu_ps(*to.add(place + 8), second);
+                    _mm512_storeu_ps(to(place), first);
+                    _mm512_storeu_ps(to(place + 8), second);
                 }
             }
         }
@@ -156,14 +164,11 @@ mod tests {
             let lanes = f32::lanes::<S>();
             let from: Vec<f32> = (0..lanes * lanes).map(|index| index as f32).collect();
             let mut to = vec![0.0_f32; lanes * lanes];
-            let mut runs = [std::ptr::null(); WIDEST];
-            let mut room = [std::ptr::null_mut(); WIDEST];
-            for run in 0..lanes {
-                runs[run] = from[run * lanes..].as_ptr();
-                room[run] = to[run * lanes..].as_mut_ptr();
-            }
+            let first = to.as_mut_ptr();
+            let run = |run: usize| from[run * lanes..].as_ptr();
+            let room = |run: usize| first.wrapping_add(run * lanes);
             // SAFETY: as many runs, and as much room, as there are lanes.
-            unsafe { transpose::<S, f32>(&runs, f32::splat(simd, 2.0), &room) };
+            unsafe { transpose::<S, f32>(run, f32::splat(simd, 2.0), room) };
             for row in 0..lanes {
                 for column in 0..lanes {
                     let expected = 2.0 * from[column * lanes + row];

@@ -1,7 +1,8 @@
 //! Passes of dense attention over a block of keys: results, gradients of queries, gradients of keys and values.
 //!
-//! Targets, queries or keys, lie in lanes; sources, the others, are read where they lie, one element for all lanes. Scores of
-//! a few vectors of targets with some sources at a time stay in the first-level cache; results are carried from block to
+//! Targets, queries or keys, lie in lanes; of sources, the others, one element serves all lanes. Sources of one head lie apart:
+//! some at a time are copied to scratch, where they stay in the first-level cache, with the scores of a few vectors of targets,
+//! while several groups of targets use them. Results are carried from block to
 //! block with the largest score so far (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018; T.
 //! Dao et al., "FlashAttention", 2022).
 mod job;
@@ -16,8 +17,10 @@ use super::blocks::TARGETS;
 use crate::kernel::memory::with_scratch;
 use crate::kernel::simd::{Element, Isa};
 pub(crate) use job::{Backward, Bias, Dense, Dropout, LOWEST, Results, Tokens};
-use task::{Runs, SOURCES, Task};
+use task::{GROUPS, Runs, SOURCES, Task};
 
+/// Tasks that threads should at least find.
+const TASKS: usize = 32;
 /// Multiplications below which a second thread does not pay.
 const SERIAL: usize = 1 << 19;
 
@@ -42,7 +45,10 @@ impl<E: Element> WithSimd for Whole<'_, E> {
             Results::Keys { .. } => (job.keys.tokens, job.keys.heads),
             _ => (job.queries.tokens, job.queries.heads),
         };
-        let length = TARGETS * E::lanes::<S>();
+        let group = TARGETS * E::lanes::<S>();
+        // Few targets are not dealt out in large tiles.
+        let groups = job.batch * heads * tokens.div_ceil(group) / TASKS;
+        let length = group * groups.clamp(1, GROUPS);
         let tiles = tokens.div_ceil(length);
         let products = job.queries.tokens * job.keys.tokens * job.queries.heads * job.batch;
         let tasks = 0..job.batch * heads * tiles;
@@ -69,30 +75,37 @@ impl<E: Element> WithSimd for Task<'_, E> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let widths = 2 * (self.job.queries.width + self.job.values.width);
-        let length = TARGETS * (widths + 2 * SOURCES) * E::lanes::<S>();
+        let widths = self.job.queries.width + self.job.values.width;
+        let vectors = TARGETS * (2 * widths * GROUPS + 2 * SOURCES);
+        let length = vectors * E::lanes::<S>() + SOURCES * widths;
         with_scratch(
             length,
             #[inline(always)]
             |scratch| {
                 let mut first: *mut E = scratch.as_mut_ptr();
-                let mut runs = |vectors: usize| {
+                let mut take = |elements: usize| {
+                    let taken = first;
+                    first = first.wrapping_add(elements);
+                    taken
+                };
+                let copies = [&self.job.queries, &self.job.values]
+                    .map(|tokens| take(SOURCES * tokens.width));
+                let mut runs = |vectors: usize, groups: usize| {
                     let pitch = vectors * E::lanes::<S>();
-                    let runs = Runs { first, pitch };
-                    first = first.wrapping_add(TARGETS * pitch);
-                    runs
+                    let first = take(groups * TARGETS * pitch);
+                    Runs { first, pitch }
                 };
                 // SAFETY: the scratch is long enough; the rest is the caller's of `run`.
                 unsafe {
                     match self.job.results {
                         Results::Forward { output, most, sum } => {
-                            self.forward(simd, &mut runs, output, [most, sum]);
+                            self.forward(simd, copies, &mut runs, output, [most, sum]);
                         }
                         Results::Queries { from, gradient } => {
-                            self.query_gradients(simd, &mut runs, from, gradient);
+                            self.query_gradients(simd, copies, &mut runs, from, gradient);
                         }
                         Results::Keys { from, key, value } => {
-                            self.key_gradients(simd, &mut runs, from, [key, value]);
+                            self.key_gradients(simd, copies, &mut runs, from, [key, value]);
                         }
                     }
                 }

@@ -6,15 +6,18 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::job::{Dense, Results, Tokens};
-use crate::attention::engine::blocks::{ForAll, Sources, dots, sums};
+use crate::attention::engine::blocks::{ForAll, Sources, TARGETS, dots, sums};
 use crate::attention::engine::lanes::{pack, unpack};
 use crate::kernel::lanes::WIDEST;
 use crate::kernel::simd::Element;
 
 /// Sources whose scores are computed at a time.
-pub(super) const SOURCES: usize = 128;
+pub(super) const SOURCES: usize = 64;
 
-/// A few vectors of targets of one head.
+/// Groups of targets of a task at most.
+pub(super) const GROUPS: usize = 4;
+
+/// Targets of one head: a few vectors, or several such groups.
 pub(super) struct Task<'a, E> {
     pub job: &'a Dense<E>,
     pub batch: usize,
@@ -30,12 +33,65 @@ pub(super) struct Runs<E> {
 }
 
 impl<E> Runs<E> {
+    /// The runs of a group of targets.
+    pub(super) fn of(self, group: usize) -> Self {
+        let first = self.first.wrapping_add(group * TARGETS * self.pitch);
+        Self { first, ..self }
+    }
+
     pub(super) fn at(self, vector: usize) -> *mut E {
         self.first.wrapping_add(vector * self.pitch)
     }
 }
 
-impl<E: Element> Task<'_, E> {
+/// Sources that lie in one piece.
+#[derive(Clone, Copy)]
+pub(super) struct Copied<E> {
+    first: *mut E,
+    width: usize,
+}
+
+impl<E> Copied<E> {
+    #[inline(always)]
+    fn block<'a>(
+        self,
+        block: &Range<usize>,
+        offsets: &'a mut [usize; SOURCES],
+    ) -> Sources<'a, E, ForAll> {
+        let offsets = &mut offsets[..block.len()];
+        for (source, offset) in offsets.iter_mut().enumerate() {
+            *offset = source * self.width;
+        }
+        Sources {
+            first: self.first,
+            offsets,
+            width: self.width,
+            step: 1,
+            storage: PhantomData,
+        }
+    }
+}
+
+impl<'a, E: Element> Task<'a, E> {
+    /// Groups of the targets, each a few vectors.
+    #[inline(always)]
+    pub(super) fn groups<S: Simd>(&self) -> impl Iterator<Item = (usize, Self)> + use<'a, E, S> {
+        let (length, all) = (TARGETS * E::lanes::<S>(), self.targets.clone());
+        let &Self {
+            job, batch, head, ..
+        } = self;
+        let starts = all.clone().step_by(length);
+        starts.enumerate().map(move |(number, start)| {
+            let group = Self {
+                job,
+                batch,
+                head,
+                targets: start..(start + length).min(all.end),
+            };
+            (number, group)
+        })
+    }
+
     /// The vectors of the targets.
     #[inline(always)]
     pub(super) fn vectors<S: Simd>(&self) -> usize {
@@ -78,7 +134,15 @@ impl<E: Element> Task<'_, E> {
             let (rows, count) = self.rows::<S>(tokens, head, vector);
             let rows = rows.map(<*mut E>::cast_const);
             // SAFETY: the caller's.
-            unsafe { pack(simd, &rows[..count], tokens.width, factor, to.at(vector)) };
+            unsafe {
+                pack(
+                    simd,
+                    &rows[..count],
+                    tokens.width,
+                    factor,
+                    (to.at(vector), E::lanes::<S>()),
+                )
+            };
         }
     }
 
@@ -133,10 +197,10 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Blocks of sources that some target reaches.
+    /// The sources that some target reaches.
     #[inline(always)]
-    pub(super) fn blocks(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> + use<E> {
-        let reached = match (self.job.causal, self.job.results) {
+    fn reached(&self, tokens: usize) -> Range<usize> {
+        match (self.job.causal, self.job.results) {
             (None, _) => 0..tokens,
             // Queries before the first key reach none of them.
             (Some([query, key]), Results::Keys { .. }) => {
@@ -145,9 +209,46 @@ impl<E: Element> Task<'_, E> {
             (Some([query, key]), _) => {
                 0..(query + self.targets.end).saturating_sub(key).min(tokens)
             }
-        };
+        }
+    }
+
+    /// Blocks of sources that some target reaches.
+    #[inline(always)]
+    pub(super) fn blocks(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> + use<E> {
+        let reached = self.reached(tokens);
         let starts = reached.clone().step_by(SOURCES);
         starts.map(move |start| start..(start + SOURCES).min(reached.end))
+    }
+
+    /// Whether some target reaches one of a block of sources.
+    #[inline(always)]
+    pub(super) fn reaches(&self, block: &Range<usize>, tokens: usize) -> bool {
+        let reached = self.reached(tokens);
+        block.start < reached.end && reached.start < block.end
+    }
+
+    /// A block of the sources of a head, copied to lie in one piece.
+    ///
+    /// # Safety
+    /// The sources must be there, and room for them.
+    #[inline(always)]
+    pub(super) unsafe fn copied(
+        &self,
+        tokens: &Tokens<E>,
+        head: usize,
+        block: &Range<usize>,
+        to: *mut E,
+    ) -> Copied<E> {
+        let (width, first) = (tokens.width, tokens.at(self.batch, block.start, head));
+        if tokens.pitch() == width {
+            return Copied { first, width };
+        }
+        for source in 0..block.len() {
+            let from = first.wrapping_add(source * tokens.pitch());
+            // SAFETY: the caller's.
+            unsafe { std::ptr::copy_nonoverlapping(from, to.add(source * width), width) };
+        }
+        Copied { first: to, width }
     }
 
     /// The dot products of all targets with a block of sources.
@@ -156,7 +257,7 @@ impl<E: Element> Task<'_, E> {
         &self,
         simd: S,
         targets: Runs<E>,
-        sources: (&Tokens<E>, usize),
+        sources: Copied<E>,
         block: &Range<usize>,
         scores: Runs<E>,
     ) {
@@ -165,7 +266,7 @@ impl<E: Element> Task<'_, E> {
             .clone()
             .map(|vector| targets.at(vector).cast_const());
         let mut offsets = [0; SOURCES];
-        let sources = self.sources(sources, block, &mut offsets);
+        let sources = sources.block(block, &mut offsets);
         // SAFETY: the caller's.
         unsafe {
             dots(
@@ -183,7 +284,7 @@ impl<E: Element> Task<'_, E> {
         &self,
         simd: S,
         weights: Runs<E>,
-        sources: (&Tokens<E>, usize),
+        sources: Copied<E>,
         block: &Range<usize>,
         results: Runs<E>,
     ) {
@@ -192,7 +293,7 @@ impl<E: Element> Task<'_, E> {
             .clone()
             .map(|vector| weights.at(vector).cast_const());
         let mut offsets = [0; SOURCES];
-        let sources = self.sources(sources, block, &mut offsets);
+        let sources = sources.block(block, &mut offsets);
         // SAFETY: the caller's.
         unsafe {
             sums(
@@ -202,26 +303,5 @@ impl<E: Element> Task<'_, E> {
                 vectors.map(|vector| results.at(vector)),
             )
         };
-    }
-
-    #[inline(always)]
-    fn sources<'a>(
-        &self,
-        (tokens, head): (&Tokens<E>, usize),
-        block: &Range<usize>,
-        offsets: &'a mut [usize; SOURCES],
-    ) -> Sources<'a, E, ForAll> {
-        let offsets = &mut offsets[..block.len()];
-        let pitch = tokens.pitch();
-        offsets
-            .iter_mut()
-            .enumerate()
-            .for_each(|(token, offset)| *offset = token * pitch);
-        Sources {
-            first: tokens.at(self.batch, block.start, head),
-            offsets,
-            width: tokens.width,
-            storage: PhantomData,
-        }
     }
 }

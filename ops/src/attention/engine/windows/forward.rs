@@ -27,63 +27,50 @@ impl<E: Element> Task<'_, E> {
         let (job, lanes) = (self.job, E::lanes::<S>());
         let [key, value] = job.widths;
         let targets: usize = self.class.targets.iter().product();
-        let sources: usize = self.class.sources.iter().product();
         let q = room.packed(targets, key, lanes);
-        let k = room.packed(sources, key, lanes);
-        let v = room.packed(sources, value, lanes);
+        let k = self.reached(room, key, lanes);
+        let v = self.reached(room, value, lanes);
         let scores = room.packed(TARGETS, most, lanes);
         let means = room.packed(TARGETS, value, lanes);
-        let shared = |head: usize| head / job.shared;
+        let (own, shared) = (|head: usize| head, |head: usize| head / job.shared);
         // SAFETY: the caller's.
         unsafe {
-            self.pack(simd, q, targets, job.scale, |number| {
-                self.target(&job.queries, number, |head| head)
-            });
-            self.pack(simd, k, sources, 1.0, |number| {
-                self.source(&job.keys, number, shared)
-            });
-            self.pack(simd, v, sources, 1.0, |number| {
-                self.source(&job.values, number, shared)
-            });
+            self.pack(simd, q, job.scale, &job.queries, own);
+            self.pack_sources(simd, &k, 1.0, &job.keys, shared);
+            self.pack_sources(simd, &v, 1.0, &job.values, shared);
         }
-        let (key_offsets, value_offsets) = (self.offsets(k), self.offsets(v));
         let zero = E::splat(simd, E::default());
         let one = E::splat(simd, E::from_f64(1.0));
         for group in &self.class.groups {
             // SAFETY: all is within the packed operands.
             unsafe {
                 for segment in &group.segments {
-                    let offsets = &key_offsets[segment.reached.clone()];
-                    self.scores(simd, group, segment, [q, k], offsets, scores);
+                    self.scores(simd, group, segment, q, &k, scores);
                 }
                 let mut scales = [one; TARGETS];
                 for (member, &number) in group.targets.iter().enumerate() {
                     let [most, sum] =
                         softmax::<S, E>(simd, scores.at(member), group.counts[member]);
                     scales[member] = E::over(simd, one, sum);
-                    let rows = self.target(lse, number, |head| head);
                     let numbers = [most, sum].map(|vector| {
                         let mut numbers = [E::default(); WIDEST];
                         E::store::<S>(numbers.as_mut_ptr(), vector);
                         numbers.map(E::to_f64)
                     });
-                    for lane in 0..self.places.len() {
-                        *rows[lane] = E::from_f64(numbers[0][lane] + numbers[1][lane].ln());
+                    let lanes_of = self.target(lse, number, own);
+                    for (lane, row) in lanes_of.rows().iter().enumerate() {
+                        **row = E::from_f64(numbers[0][lane] + numbers[1][lane].ln());
                     }
                     for element in 0..value {
                         E::store::<S>(means.at(member).add(element * lanes), zero);
                     }
                 }
                 for segment in &group.segments {
-                    let offsets = &value_offsets[segment.reached.clone()];
-                    self.weighted(simd, segment, [scores, v], offsets, |member| {
-                        means.at(member)
-                    });
+                    self.weighted(simd, segment, scores, &v, |member| means.at(member));
                 }
                 for (member, &number) in group.targets.iter().enumerate() {
-                    let rows = self.target(output, number, |head| head);
-                    let rows = &rows[..self.places.len()];
-                    unpack(simd, means.at(member), value, scales[member], rows);
+                    let to = self.target(output, number, own);
+                    unpack(simd, means.at(member), value, scales[member], to.rows());
                 }
             }
         }

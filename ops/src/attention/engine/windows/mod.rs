@@ -1,7 +1,7 @@
 //! Passes of neighborhood attention: results, gradients of queries, gradients of keys and values.
 //!
-//! All three go through tiles: operands of a tile's targets and sources are packed, a tile in every lane; then a few targets
-//! at a time have their scores computed, turned into weights, and sources summed up with them. Scores are computed anew in
+//! All three go through tiles: operands of a tile's targets and sources are packed, neighbours or tiles in the lanes of vectors;
+//! then a few targets at a time have their scores computed, turned into weights, and sources summed up with them. Scores are computed anew in
 //! the backward pass, from the saved logarithm of the sum of exponentials. Each result is written by one task, so that
 //! nothing is added in an order that depends on threads; the price is that scores are computed twice there.
 mod forward;
@@ -48,20 +48,24 @@ impl<E: Element> WithSimd for Whole<'_, E> {
         }
         let lanes = E::lanes::<S>();
         let elements = job.widths[0] + job.widths[1];
-        let bytes = elements.max(1) * lanes * size_of::<E>();
+        let bytes = elements.max(1) * size_of::<E>();
         let side = job.side();
         let heads = match side {
             Side::Queries => job.heads,
             Side::Keys => job.heads / job.shared,
         };
-        let tiles = Tiles::new(&job.dims, side, part, bytes, TILE_BYTES);
+        let all = Tiles::of_box(&job.dims, side, part, lanes, bytes, TILE_BYTES);
         let mut tasks = Vec::new();
-        for class in &tiles.classes {
-            let all = tiles.count(class) * heads * job.batch;
-            let starts = (0..all).step_by(lanes);
-            tasks.extend(starts.map(|start| (class, start..(start + lanes).min(all))));
+        for tiles in &all {
+            for class in &tiles.classes {
+                let all = tiles.count(class) * heads * job.batch;
+                // One tile for each task, or for each lane.
+                let each = lanes / class.neighbours;
+                let starts = (0..all).step_by(each);
+                tasks.extend(starts.map(|start| (tiles, class, start..(start + each).min(all))));
+            }
         }
-        let run = |(class, range): (&Class, Range<usize>)| {
+        let run = |(tiles, class, range): (&Tiles, &Class, Range<usize>)| {
             let places = range
                 .map(|index| tiles.place(class, index, heads))
                 .collect();
@@ -90,7 +94,7 @@ impl<E: Element> WithSimd for Task<'_, E> {
     fn with_simd<S: Simd>(self, simd: S) {
         let [key, value] = self.job.widths;
         let targets: usize = self.class.targets.iter().product();
-        let sources: usize = self.class.sources.iter().product();
+        let sources: usize = self.class.vectors().iter().product();
         let counts = self.class.groups.iter().flat_map(|group| &group.counts);
         let most = counts.copied().max().unwrap_or(0);
         // Operands and results of targets, operands of sources, two scores and two numbers for each pair or cell.
