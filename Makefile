@@ -27,7 +27,7 @@ test-wgpu: export BURN_DEVICE = wgpu
 test-wgpu: vulkan nextest
 	cargo build $(WGPU_FLAGS) --example golden
 	$(TARGET)/debug/examples/golden tests/golden --ranks 1,2 > /dev/null
-	cargo nextest run $(WGPU_FLAGS) --lib -E 'test(while_halos_travel) + test(halos_may_travel) + test(one_channel)'
+	cargo nextest run $(WGPU_FLAGS) --lib -E 'test(while_halos_travel) + test(halos_may_travel) + test(one_channel) + test(attention::cube)'
 
 # On the GPU that burn finds; GPU=wgpu for one that is not NVIDIA's.
 GPU ?= cuda
@@ -37,7 +37,7 @@ test-gpu: export BURN_DEVICE = $(GPU)
 test-gpu: test-packages nextest
 	cargo build $(CARGO_FLAGS),$(GPU) --example golden
 	$(TARGET)/debug/examples/golden tests/golden --ranks 1,2,4 > /dev/null
-	cargo nextest run $(CARGO_FLAGS),$(GPU) -E 'test(while_halos_travel) + test(halos_may_travel) + test(one_channel)'
+	cargo nextest run $(CARGO_FLAGS),$(GPU) -E 'test(while_halos_travel) + test(halos_may_travel) + test(one_channel) + test(attention::cube)'
 ifeq ($(GPU),cuda)
 	@echo "== one rank that sends to itself by NCCL: payloads of every form, and golden, whose rings are such messages"
 	$(ALONE) HALOCLINE_MPI_CASE=payloads HALOCLINE_MPI_RANKS=1 \

@@ -9,6 +9,8 @@
 
 mod cache;
 mod comm;
+#[cfg(feature = "cube")]
+mod cube;
 mod device_mesh;
 mod dispatch;
 mod error;

@@ -8,17 +8,11 @@
 
 use std::sync::OnceLock;
 
-use burn::backend::{
-    BackendTensor, Cube, DispatchDevice, DispatchKindConversion, DispatchTensor, TensorMetadata,
-};
-use burn::tensor::{DType, Device, Shape};
-use burn_cubecl::CubeBackend;
+use burn::backend::{DispatchDevice, DispatchTensor, TensorMetadata};
+use burn::tensor::{Device, Shape};
 use burn_cubecl::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
-use burn_cubecl::fusion::FusionCubeRuntime;
-use burn_cubecl::tensor::CubeTensor;
-use burn_fusion::stream::StreamId;
-use burn_fusion::{Client, FusionTensor, NoOp};
-use burn_ir::{InitOperationIr, OperationIr};
+
+use crate::cube::Memory;
 
 /// Makes devices use one stream for all threads of this process; returns whether they do.
 ///
@@ -43,23 +37,12 @@ pub(crate) fn is_on_gpu(device: &Device) -> bool {
     )
 }
 
-type Fused = FusionTensor<FusionCubeRuntime>;
-
 /// Tensor in flight.
 pub(super) enum Handle {
     /// With its memory.
     Memory(Memory),
     /// Without elements.
     Empty(DispatchTensor),
-}
-
-/// Memory of a tensor, and the data to make the tensor again.
-pub(super) struct Memory {
-    memory: Box<CubeTensor>,
-    shape: Shape,
-    dtype: DType,
-    client: Client<FusionCubeRuntime>,
-    kind: fn(Fused) -> BackendTensor<Cube>,
 }
 
 impl Handle {
@@ -79,36 +62,7 @@ impl Handle {
         if tensor.shape().num_elements() == 0 {
             return Self::Empty(tensor);
         }
-        type Resolve = fn(&Client<FusionCubeRuntime>, Fused) -> CubeTensor;
-        let tensor = DispatchTensor::try_into_backend(tensor);
-        let (fused, kind, resolve): (_, fn(_) -> _, Resolve) = match tensor {
-            Ok(BackendTensor::<Cube>::Float(fused)) => (
-                fused,
-                BackendTensor::Float,
-                Client::resolve_tensor_float::<CubeBackend>,
-            ),
-            Ok(BackendTensor::Int(fused)) => (
-                fused,
-                BackendTensor::Int,
-                Client::resolve_tensor_int::<CubeBackend>,
-            ),
-            Ok(BackendTensor::Bool(fused)) => (
-                fused,
-                BackendTensor::Bool,
-                Client::resolve_tensor_bool::<CubeBackend>,
-            ),
-            other => unreachable!("numbers without gradients are sent, not {:?}", other.err()),
-        };
-        let (client, shape, dtype) = (fused.client.clone(), fused.shape.clone(), fused.dtype);
-        // A clone, so that the drop of the tensor is one of this rank's operations.
-        let memory = Box::new(resolve(&client, fused.clone()));
-        Self::Memory(Memory {
-            memory,
-            shape,
-            dtype,
-            client,
-            kind,
-        })
+        Self::Memory(Memory::of(tensor))
     }
 
     /// The shape.
@@ -121,21 +75,9 @@ impl Handle {
 
     /// The tensor, as one of the calling thread.
     pub(super) fn into_tensor(self) -> DispatchTensor {
-        let Memory {
-            memory,
-            shape,
-            dtype,
-            client,
-            kind,
-        } = match self {
-            Self::Empty(tensor) => return tensor,
-            Self::Memory(memory) => memory,
-        };
-        let known = || client.register_tensor_handle((*memory).into());
-        let operation = OperationIr::Init(InitOperationIr::create(shape, dtype, known));
-        let here = StreamId::current();
-        let tensors = client.register(here, operation, NoOp::<CubeBackend>::new());
-        let tensor = tensors.into_iter().next().expect("one tensor is made");
-        DispatchTensor::from_backend(kind(tensor))
+        match self {
+            Self::Empty(tensor) => tensor,
+            Self::Memory(memory) => memory.into_tensor(),
+        }
     }
 }

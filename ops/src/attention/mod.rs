@@ -6,6 +6,8 @@
 mod attended;
 mod cells;
 mod composed;
+#[cfg(feature = "cube")]
+mod cube;
 pub mod dense;
 mod engine;
 mod golden;

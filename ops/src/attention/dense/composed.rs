@@ -9,6 +9,8 @@ use halocline_core::{
 use super::dims::{HEADS, NAME, TOKENS, WIDTH};
 use super::scores::{Dropped, Scores};
 use crate::attention::composed::{result, weights};
+#[cfg(feature = "cube")]
+use crate::attention::cube;
 use crate::attention::widths::with_width;
 use crate::driver::empty::{drop_empty, fill, fill_empty, keep};
 use crate::precision::widened;
@@ -32,7 +34,7 @@ pub(super) fn attention(
     };
     let (k, v) = (gathered(k)?, gathered(v)?);
     let q = fill_empty(q, &queries, &ALL, NAME, 0.0)?;
-    let y = products(q, k, v, scores);
+    let y = products(q, k, v, scores)?;
     let output = with_width(&queries, y.dims()[WIDTH]);
     drop_empty(y, &output, mesh.position(), NAME)
 }
@@ -46,18 +48,30 @@ pub(super) fn local(
     empty: bool,
 ) -> Result<Tensor<4>> {
     if !empty {
-        return Ok(products(q, k, v, scores));
+        return products(q, k, v, scores);
     }
     let mut shape = q.dims();
     let filled = |tensor| fill(1, tensor, &ALL, NAME, 0.0);
-    let y = products(filled(q)?, filled(k)?, filled(v)?, scores);
+    let y = products(filled(q)?, filled(k)?, filled(v)?, scores)?;
     shape[WIDTH] = y.dims()[WIDTH];
     keep(y, &IndexBox::whole(&shape), NAME)
 }
 
 /// Attention by matrix products: `[batch, tokens, heads, width]`, no dim of which is empty.
-fn products(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Tensor<4> {
+fn products(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Result<Tensor<4>> {
     let dtype = q.dtype();
+    #[cfg(feature = "cube")]
+    if cube::runs_on(&q.device()) && scores.bias.is_none() && scores.dropout.is_none() {
+        let windows = cube::Windows::dense(q.dims()[TOKENS], k.dims()[TOKENS], scores.causal);
+        let pairs = Tensor::cat(vec![widened(k), widened(v)], WIDTH);
+        return cube::attention(
+            widened(q) * scores.scale,
+            pairs,
+            windows,
+            scores.with_lse,
+            dtype,
+        );
+    }
     let shared = q.dims()[HEADS] / k.dims()[HEADS];
     // [batch, heads, keys, width], with a head of keys for each head of queries.
     let all_heads = |tensor: Tensor<4>| {
@@ -94,7 +108,7 @@ fn products(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Tensor
         weights = weights * Tensor::<4>::from_data(factors, device).swap_dims(1, 2);
     }
     let y = weights.matmul(widened(v)).swap_dims(1, 2);
-    result(y, lse.swap_dims(1, 2), scores.with_lse, dtype)
+    Ok(result(y, lse.swap_dims(1, 2), scores.with_lse, dtype))
 }
 
 /// Zero for weights that dropout takes away, else the inverse of the probability to stay: `[batch, queries, heads, keys]`.

@@ -91,6 +91,26 @@ impl Dim {
     }
 }
 
+#[cfg(feature = "cube")]
+impl Dim {
+    /// For every query, or key, the first key or query that it reaches, and how many: they lie a dilation apart.
+    pub(crate) fn windows(&self, side: Side) -> Vec<[usize; 2]> {
+        let (count, runs) = match side {
+            Side::Queries => (self.queries.len(), self.queries(&(0..self.queries.len()))),
+            Side::Keys => (self.keys, self.keys(&(0..self.keys))),
+        };
+        let dilation = self.neighborhood.dilation as isize;
+        let mut windows = vec![[0, 0]; count];
+        for run in &runs {
+            for (cell, sources) in &run.targets {
+                let first = run.origin + sources.start * dilation;
+                windows[*cell] = [first.max(0) as usize, sources.len()];
+            }
+        }
+        windows
+    }
+}
+
 impl Run {
     /// The targets whose windows are those of their neighbours shifted by one source, if they are at least as many, and the
     /// others.

@@ -5,9 +5,14 @@ use std::sync::Arc;
 use burn::tensor::{Int, Tensor, TensorData};
 use halocline_core::{Result, ShardTensor};
 
+#[cfg(feature = "cube")]
+use super::places::spatial;
 use super::prepared::Prepared;
 use crate::attention::composed::{result, weights};
+#[cfg(feature = "cube")]
+use crate::attention::cube;
 use crate::attention::engine::tiles::Dim;
+use crate::attention::widths::with_width;
 use crate::driver::empty::{drop_empty, fill_empty, fill_up_to};
 use crate::precision::widened;
 
@@ -38,6 +43,15 @@ pub(super) fn attention<const D: usize>(
     let all: Vec<usize> = (0..D).collect();
     let q = fill_empty(q, &queries, &all, operator, 0.0)?;
     let both = fill_up_to(1, both, output, &all, operator, 0.0)?;
+    #[cfg(feature = "cube")]
+    if cube::runs_on(&q.device()) {
+        let [queries, keys] = [q.dims(), both.dims()].map(|shape| spatial(&shape));
+        let windows = cube::Windows::near(&run.dims, queries, keys);
+        let (q, both) = (widened(q) * run.scale, widened(both));
+        let y = cube::attention(q, both, windows, run.with_lse, dtype)?;
+        let kept = with_width(output, y.dims()[D - 1]);
+        return drop_empty(y, &kept, mesh.position(), operator);
+    }
     let (shape, [batch, heads]) = (q.dims(), [q.dims()[0], q.dims()[D - 2]]);
     let cells = |shape: &[usize; D]| -> usize { shape[1..D - 2].iter().product() };
     let (count, key_heads) = (cells(&shape), both.dims()[D - 2]);
@@ -58,17 +72,14 @@ pub(super) fn attention<const D: usize>(
     let scores = (widened(q) * run.scale * widened(k)).sum_dim(5) + widened(mask);
     let [weights, lse] = weights(scores, 2);
     let y = (weights * widened(v)).sum_dim(2);
-    let with_width = |width| {
+    let of_width = |width| {
         let mut shape = shape;
         shape[D - 1] = width;
         shape
     };
-    let (y, lse) = (
-        y.reshape(with_width(value_width)),
-        lse.reshape(with_width(1)),
-    );
+    let (y, lse) = (y.reshape(of_width(value_width)), lse.reshape(of_width(1)));
     let y = result(y, lse, run.with_lse, dtype);
-    let kept = crate::attention::widths::with_width(output, y.dims()[D - 1]);
+    let kept = with_width(output, y.dims()[D - 1]);
     drop_empty(y, &kept, mesh.position(), operator)
 }
 

@@ -1,0 +1,101 @@
+//! Memory of tensors on devices of CubeCL.
+//!
+//! burn fuses operators: a tensor may be one that is still to be computed. Its memory is known once all kernels that compute
+//! it have been submitted to the device, which runs them before later ones.
+
+use burn::backend::{BackendTensor, Cube, DispatchKindConversion, DispatchTensor};
+use burn::tensor::{DType, Shape};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::fusion::FusionCubeRuntime;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use burn_fusion::stream::StreamId;
+use burn_fusion::{Client, FusionTensor, NoOp};
+use burn_ir::{InitOperationIr, OperationIr};
+
+type Fused = FusionTensor<FusionCubeRuntime>;
+
+/// Memory of a tensor, and the data to make the tensor again.
+pub(crate) struct Memory {
+    pub(crate) memory: Box<CubeTensor>,
+    pub(crate) shape: Shape,
+    dtype: DType,
+    client: Client<FusionCubeRuntime>,
+    kind: fn(Fused) -> BackendTensor<Cube>,
+}
+
+impl Memory {
+    /// The memory of a tensor of CubeCL without gradients, which has elements.
+    pub(crate) fn of(tensor: DispatchTensor) -> Self {
+        type Resolve = fn(&Client<FusionCubeRuntime>, Fused) -> CubeTensor;
+        let tensor = DispatchTensor::try_into_backend(tensor);
+        let (fused, kind, resolve): (_, fn(_) -> _, Resolve) = match tensor {
+            Ok(BackendTensor::<Cube>::Float(fused)) => (
+                fused,
+                BackendTensor::Float,
+                Client::resolve_tensor_float::<CubeBackend>,
+            ),
+            Ok(BackendTensor::Int(fused)) => (
+                fused,
+                BackendTensor::Int,
+                Client::resolve_tensor_int::<CubeBackend>,
+            ),
+            Ok(BackendTensor::Bool(fused)) => (
+                fused,
+                BackendTensor::Bool,
+                Client::resolve_tensor_bool::<CubeBackend>,
+            ),
+            other => unreachable!("numbers without gradients are sent, not {:?}", other.err()),
+        };
+        let (client, shape, dtype) = (fused.client.clone(), fused.shape.clone(), fused.dtype);
+        // A clone, so that the drop of the tensor is one of this rank's operations.
+        let memory = Box::new(resolve(&client, fused.clone()));
+        Self {
+            memory,
+            shape,
+            dtype,
+            client,
+            kind,
+        }
+    }
+
+    /// The tensor, as one of the calling thread.
+    pub(crate) fn into_tensor(self) -> DispatchTensor {
+        let Self {
+            memory,
+            shape,
+            dtype,
+            client,
+            kind,
+        } = self;
+        let known = || client.register_tensor_handle((*memory).into());
+        let operation = OperationIr::Init(InitOperationIr::create(shape, dtype, known));
+        let here = StreamId::current();
+        let tensors = client.register(here, operation, NoOp::<CubeBackend>::new());
+        let tensor = tensors.into_iter().next().expect("one tensor is made");
+        DispatchTensor::from_backend(kind(tensor))
+    }
+}
+
+/// Gives the memory of tensors, in row-major order, to kernels of CubeCL, and makes tensors of floats of their results.
+///
+/// # Panics
+/// Panics for tensors of another backend, with gradients, or without elements.
+pub fn with_memory<const N: usize, const M: usize>(
+    tensors: [DispatchTensor; N],
+    kernels: impl FnOnce([CubeTensor; N]) -> [CubeTensor; M],
+) -> [DispatchTensor; M] {
+    let tensors = tensors.map(Memory::of);
+    let client = tensors[0].client.clone();
+    let results = kernels(tensors.map(|tensor| into_contiguous(*tensor.memory)));
+    results.map(|memory| {
+        let result = Memory {
+            shape: Shape::from(memory.meta.shape().to_vec()),
+            dtype: memory.dtype,
+            memory: Box::new(memory),
+            client: client.clone(),
+            kind: BackendTensor::Float,
+        };
+        result.into_tensor()
+    })
+}

@@ -1,0 +1,157 @@
+//! Attention by kernels of CubeCL: every query reaches a box of keys, a step apart in every dim. Neighborhood attention and
+//! dense attention are both of this kind.
+//!
+//! Scores are in no memory: the forward pass keeps the logarithms of the sums of exponentials, the backward pass computes
+//! scores anew, once for the gradients of queries and once for those of keys and values. Every number of a result is written
+//! by one unit, which adds in a fixed order.
+
+mod kernels;
+#[cfg(test)]
+mod tests;
+mod windows;
+
+use std::sync::Arc;
+
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+use burn_cubecl::CubeDevice;
+use halocline_core::ops::{BackwardPass, Operator, apply, with_memory};
+use halocline_core::{Error, Result};
+
+use super::attended::unpacked;
+use super::composed::result;
+use super::engine::tiles::Side;
+pub(super) use windows::Windows;
+
+/// Whether these kernels run on a device.
+pub(super) fn runs_on(device: &Device) -> bool {
+    matches!(
+        device.clone().inner().as_dispatch(),
+        DispatchDevice::Cube(_)
+    )
+}
+
+/// Attention of queries `[batch, *cells, heads, width]`, multiplied with the scale, to keys and values beside each other,
+/// `[batch, *cells, key_heads, width + value_width]`. All have f32 or f64 elements, and none is empty. The result has
+/// `dtype`, or the logarithms as its last column.
+///
+/// # Errors
+/// f64 elements on wgpu.
+pub(super) fn attention<const D: usize>(
+    q: Tensor<D>,
+    pairs: Tensor<D>,
+    windows: Windows,
+    with_lse: bool,
+    dtype: DType,
+) -> Result<Tensor<D>> {
+    let device = q.device().inner();
+    let is_wgpu = matches!(
+        device.as_dispatch(),
+        DispatchDevice::Cube(CubeDevice::Wgpu(_))
+    );
+    if is_wgpu && q.dtype() == DType::F64 {
+        let message = "f64 on wgpu, which has exponentials of f32 only; cast to f32";
+        return Err(Error::operator("attention", message));
+    }
+    let value_width = pairs.dims()[D - 1] - q.dims()[D - 1];
+    let operator = Attention {
+        windows: Arc::new(windows),
+    };
+    let both = apply(operator, [q.into_dispatch(), pairs.into_dispatch()]);
+    let both = Tensor::<D>::from_dispatch(both);
+    let output = both.clone().narrow(D - 1, 0, value_width);
+    let lse = both.narrow(D - 1, value_width, 1);
+    Ok(result(output, lse, with_lse, dtype))
+}
+
+/// Attention as a node of the graph. Its result has the logarithms as its last column.
+#[derive(Debug)]
+struct Attention {
+    windows: Arc<Windows>,
+}
+
+/// What the backward pass needs beside queries, keys and values: outputs and logarithms.
+struct Saved {
+    output: DispatchTensor,
+    lse: DispatchTensor,
+}
+
+impl Operator for Attention {
+    type Saved = Saved;
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(["attention", "attention (backward)"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        true
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Saved)> {
+        let (pairs, q) = (inputs.remove(1), inputs.remove(0));
+        let last = q.shape().len() - 1;
+        let table = self.table(Side::Queries, &q);
+        let [output, lse] = with_memory([q, pairs, table], |memory| {
+            kernels::forward(memory, &self.windows)
+        });
+        let both = Dispatch::float_cat(vec![output.clone(), lse.clone()], last);
+        Ok((both, Saved { output, lse }))
+    }
+
+    fn backward(&self, mut pass: BackwardPass<'_, Saved>) -> Result<Vec<Option<DispatchTensor>>> {
+        let [q, pairs] = [0, 1].map(|input| pass.take_input(input));
+        let (cotangent, of_lse) = unpacked(pass.cotangent, true);
+        let numbers = numbers(pass.saved, &cotangent, of_lse);
+        let [of_queries, of_keys] = [Side::Queries, Side::Keys].map(|side| self.table(side, &q));
+        let query = pass.wanted[0].then(|| {
+            let inputs = [&q, &pairs, &cotangent, &numbers, &of_queries].map(Clone::clone);
+            let [gradient] = with_memory(inputs, |memory| {
+                kernels::query_gradients(memory, &self.windows)
+            });
+            gradient
+        });
+        let key = pass.wanted[1].then(|| {
+            let inputs = [q, pairs, cotangent, numbers, of_keys];
+            let [gradient] = with_memory(inputs, |memory| {
+                kernels::key_gradients(memory, &self.windows)
+            });
+            gradient
+        });
+        Ok(vec![query, key])
+    }
+}
+
+impl Attention {
+    /// What each query, or key, reaches, on the device of a tensor.
+    fn table(&self, side: Side, like: &DispatchTensor) -> DispatchTensor {
+        let table = self.windows.table(side);
+        let data = TensorData::new(table, [self.windows.entries(side)]);
+        Dispatch::int_from_data(data, &like.device())
+    }
+}
+
+/// The logarithm of every row, and its product of output and gradient less the gradient of the logarithm: what the backward
+/// pass needs of a query beside vectors.
+fn numbers(
+    saved: &Saved,
+    cotangent: &DispatchTensor,
+    of_lse: Option<DispatchTensor>,
+) -> DispatchTensor {
+    let shape = cotangent.shape();
+    let (last, rows) = (
+        shape.len() - 1,
+        shape.num_elements() / shape[shape.len() - 1],
+    );
+    let flat = |tensor: DispatchTensor, width: usize| {
+        let tensor = Dispatch::float_reshape(tensor, Shape::from([rows, width]));
+        Tensor::<2>::from_dispatch(tensor)
+    };
+    let width = shape[last];
+    let products = flat(saved.output.clone(), width) * flat(cotangent.clone(), width);
+    let mut products = products.sum_dim(1);
+    if let Some(of_lse) = of_lse {
+        products = products - flat(of_lse, 1);
+    }
+    Tensor::cat(vec![flat(saved.lse.clone(), 1), products], 1).into_dispatch()
+}

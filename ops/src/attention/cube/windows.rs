@@ -1,0 +1,73 @@
+//! Which keys each query reaches, and which queries reach each key, dim by dim.
+
+use crate::attention::engine::tiles::{Dim, Side};
+
+/// The box of keys that every query reaches, and that of queries that reach every key: their first cells and counts in every
+/// dim.
+#[derive(Clone, Debug)]
+pub(crate) struct Windows {
+    /// From a cell of a box to the next.
+    pub steps: [usize; 3],
+    pub queries: [Vec<[usize; 2]>; 3],
+    pub keys: [Vec<[usize; 2]>; 3],
+}
+
+impl Windows {
+    /// Of a neighborhood, for tensors with so many queries and keys in every dim: one with nothing to reach where a rank has
+    /// none.
+    pub(crate) fn near(dims: &[Dim; 3], queries: [usize; 3], keys: [usize; 3]) -> Self {
+        let windows = |side, counts: [usize; 3]| {
+            [0, 1, 2].map(|dim: usize| {
+                let mut windows = dims[dim].windows(side);
+                windows.resize(counts[dim], [0, 0]);
+                windows
+            })
+        };
+        Self {
+            steps: dims.each_ref().map(|dim| dim.neighborhood.dilation),
+            queries: windows(Side::Queries, queries),
+            keys: windows(Side::Keys, keys),
+        }
+    }
+
+    /// Of all keys, or of those up to the query's own place, the place of the first query given.
+    pub(crate) fn dense(queries: usize, keys: usize, causal: Option<usize>) -> Self {
+        let of_query = |query: usize| {
+            let reached = causal.map_or(keys, |first| (first + query + 1).min(keys));
+            [0, reached]
+        };
+        let of_key = |key: usize| {
+            let first = causal.map_or(0, |first| key.saturating_sub(first).min(queries));
+            [first, queries - first]
+        };
+        let one = || vec![[0, 1]];
+        Self {
+            steps: [1; 3],
+            queries: [one(), one(), (0..queries).map(of_query).collect()],
+            keys: [one(), one(), (0..keys).map(of_key).collect()],
+        }
+    }
+
+    fn of(&self, side: Side) -> &[Vec<[usize; 2]>; 3] {
+        match side {
+            Side::Queries => &self.queries,
+            Side::Keys => &self.keys,
+        }
+    }
+
+    /// The extents of queries or keys.
+    pub(super) fn extents(&self, side: Side) -> [usize; 3] {
+        self.of(side).each_ref().map(Vec::len)
+    }
+
+    /// The numbers in [`table`](Self::table).
+    pub(super) fn entries(&self, side: Side) -> usize {
+        2 * self.extents(side).iter().sum::<usize>()
+    }
+
+    /// First cells and counts, dim after dim.
+    pub(super) fn table(&self, side: Side) -> Vec<i32> {
+        let windows = self.of(side).iter().flatten().flatten();
+        windows.map(|number| *number as i32).collect()
+    }
+}
