@@ -3,7 +3,7 @@
 //! Rounds, turns and figures are those of `conv.rs`. Neighborhood attention counts 2 · 2 · width floating-point operations for
 //! each query, head and key in its window, dense attention for each query and key (half as many if causal), and three and a
 //! half times that with gradients, as is usual. PyTorch's neighborhood attention is the fastest of two formulations
-//! (`attention_pytorch.py`). Medians go to `bench/attention.csv` in cargo's target directory.
+//! (`attention_pytorch.py`). The last row is a whole training step of a `FieldTransformer`. Medians go to `bench/attention.csv` in cargo's target directory.
 //!
 //! `HALOCLINE_BENCH_SECONDS` bounds the time per case (at least 3 rounds are run), `HALOCLINE_PYTHON` is the python that has
 //! PyTorch, arguments choose cases whose names contain one of them.
@@ -12,7 +12,9 @@ use std::error::Error;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::Distribution;
+use halocline::models::FieldTransformerConfig;
 use halocline::ops::prelude::*;
 use halocline::prelude::{Device, Tensor};
 use serde_json::{Value, json};
@@ -152,7 +154,6 @@ impl Case {
         pytorch: &mut Option<PyTorch>,
         budget: Duration,
     ) -> [Row; 2] {
-        let start = Instant::now();
         let [heads, width] = self.heads();
         let mut shape = vec![1];
         match self {
@@ -173,34 +174,78 @@ impl Case {
             })),
             _ => Some(pytorch.as_mut()?.run(PASSES[pass].0, &self.request())),
         };
-        let mut samples = [const { [const { Vec::new() }; 2] }; 2];
-        let mut peaks = Vec::new();
-        let mut rounds = 0;
-        while rounds < MIN_ROUNDS || start.elapsed() < budget {
-            for (pass, samples) in samples.iter_mut().enumerate() {
-                for turn in 0..2 {
-                    let implementation = (rounds + turn) % 2;
-                    peaks.push(peak_gflops());
-                    run(implementation, pass);
-                    let begin = Instant::now();
-                    while begin.elapsed() < TURN {
-                        let Some(seconds) = run(implementation, pass) else {
-                            break;
-                        };
-                        samples[implementation].push(seconds);
-                    }
-                }
-            }
-            rounds += 1;
-        }
-        let peak = median(&mut peaks).unwrap_or(f64::NAN);
+        let (medians, peak) = in_turn::<2>(budget, &mut run);
         [0, 1].map(|pass| Row {
             case: self.name(),
             pass: PASSES[pass].0,
-            flops: PASSES[pass].1 * self.forward_flops(),
-            median_s: samples[pass].each_mut().map(|samples| median(samples)),
+            flops: Some(PASSES[pass].1 * self.forward_flops()),
+            median_s: medians[pass],
             peak,
         })
+    }
+}
+
+/// The medians of passes of both implementations, which run in turn, and of the machine's peak meanwhile.
+fn in_turn<const PASSES: usize>(
+    budget: Duration,
+    mut run: impl FnMut(usize, usize) -> Option<f64>,
+) -> ([[Option<f64>; 2]; PASSES], f64) {
+    let start = Instant::now();
+    let mut samples = [const { [const { Vec::new() }; 2] }; PASSES];
+    let mut peaks = Vec::new();
+    let mut rounds = 0;
+    while rounds < MIN_ROUNDS || start.elapsed() < budget {
+        for (pass, samples) in samples.iter_mut().enumerate() {
+            for turn in 0..2 {
+                let implementation = (rounds + turn) % 2;
+                peaks.push(peak_gflops());
+                run(implementation, pass);
+                let begin = Instant::now();
+                while begin.elapsed() < TURN {
+                    let Some(seconds) = run(implementation, pass) else {
+                        break;
+                    };
+                    samples[implementation].push(seconds);
+                }
+            }
+        }
+        rounds += 1;
+    }
+    let medians = samples.map(|mut samples| samples.each_mut().map(|samples| median(samples)));
+    (medians, median(&mut peaks).unwrap_or(f64::NAN))
+}
+
+/// A training step of a transformer on a field of 128 × 256 cells.
+fn transformer(pytorch: &mut Option<PyTorch>, budget: Duration) -> Row {
+    const SHAPE: [usize; 4] = [1, 8, 128, 256];
+    const CHANNELS: usize = 128;
+    const BLOCKS: usize = 4;
+    let device = Device::default();
+    let config = FieldTransformerConfig::new(SHAPE[1]).with_d_model(CHANNELS);
+    let config = config.with_blocks(BLOCKS);
+    let request = json!({
+        "variables": SHAPE[1], "rows": SHAPE[2], "columns": SHAPE[3], "channels": CHANNELS,
+        "heads": config.heads, "blocks": BLOCKS, "kernel": config.kernel, "tile": [8, 8],
+    });
+    let mut model = Some(config.init(&device.clone().autodiff()));
+    let mut optimizer: ModuleOptimizer = AdamWConfig::new().init();
+    let x = Tensor::<4>::random(SHAPE, Distribution::Normal(0.0, 1.0), &device).autodiff();
+    let mut step = || {
+        let of = model.take().expect("a step gives the model back");
+        let loss = (x.clone().apply(&of) - x.clone()).square().mean();
+        let gradients = GradientsParams::from_grads(loss.backward(), &of);
+        model = Some(optimizer.step(1e-3, of, gradients));
+    };
+    let ([medians], peak) = in_turn(budget, |implementation, _| match implementation {
+        0 => Some(timed(&mut step)),
+        _ => Some(pytorch.as_mut()?.run("step", &request)),
+    });
+    Row {
+        case: "FieldTransformer".into(),
+        pass: "step",
+        flops: None,
+        median_s: medians,
+        peak,
     }
 }
 
@@ -212,9 +257,46 @@ impl<const D: usize, F: Fn([Tensor<D>; 3]) -> Tensor<D>> Attention<D> for F {}
 struct Row {
     case: String,
     pass: &'static str,
-    flops: f64,
+    /// Floating-point operations, where they are counted.
+    flops: Option<f64>,
     median_s: [Option<f64>; 2],
     peak: f64,
+}
+
+impl Row {
+    /// Prints the row; returns its lines of the table.
+    fn report(&self) -> String {
+        let of_peak = |seconds: Option<f64>| Some(self.flops? / seconds? / 1e9 / self.peak);
+        let [ours, torch] = self.median_s;
+        let figures = [
+            ours.map(|seconds| seconds * 1e3),
+            torch.map(|seconds| seconds * 1e3),
+            ours.and_then(|ours| Some(torch? / ours)),
+            of_peak(ours),
+            of_peak(torch),
+            Some(self.peak),
+        ];
+        let columns = figures.map(|value| value.map_or("-".into(), |value| format!("{value:.2}")));
+        let [ours_ms, torch_ms, rest @ ..] = columns;
+        let rest = rest.map(|column| format!("{column:>10}")).concat();
+        println!(
+            "{:<27}{:<8}{ours_ms:>12}{torch_ms:>12}{rest}",
+            self.case, self.pass
+        );
+        let line = |(name, seconds): (&str, Option<f64>)| {
+            let seconds = seconds?;
+            let gflops = self
+                .flops
+                .map(|flops| format!("{:.3}", flops / seconds / 1e9));
+            let gflops = gflops.unwrap_or_default();
+            Some(format!(
+                "{},{},{name},{seconds:.6e},{gflops}\n",
+                self.case, self.pass
+            ))
+        };
+        let both = ["halocline", "pytorch"].into_iter().zip(self.median_s);
+        both.filter_map(line).collect()
+    }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -230,41 +312,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         "", "", "halocline ms", "pytorch ms", "speed-up", "of peak", "pytorch's", "GFLOP/s"
     );
     let mut lines = String::from("case,pass,impl,median_s,gflops\n");
-    for case in &CASES {
-        let name = case.name();
-        if !chosen.is_empty() && !chosen.iter().any(|part| name.contains(part)) {
-            continue;
-        }
+    let is_chosen = |name: &str| chosen.is_empty() || chosen.iter().any(|part| name.contains(part));
+    for case in CASES.iter().filter(|case| is_chosen(&case.name())) {
         for row in case.measure(&mut pytorch, budget) {
-            let of_peak = |seconds: Option<f64>| Some(row.flops / seconds? / 1e9 / row.peak);
-            let [ours, torch] = row.median_s;
-            let speedup = ours.and_then(|ours| Some(torch? / ours));
-            let figures = [
-                ours.map(|seconds| seconds * 1e3),
-                torch.map(|seconds| seconds * 1e3),
-                speedup,
-                of_peak(ours),
-                of_peak(torch),
-                Some(row.peak),
-            ];
-            let columns =
-                figures.map(|value| value.map_or("-".into(), |value| format!("{value:.2}")));
-            let [ours_ms, torch_ms, rest @ ..] = columns;
-            let rest = rest.map(|column| format!("{column:>10}")).concat();
-            println!(
-                "{:<27}{:<8}{ours_ms:>12}{torch_ms:>12}{rest}",
-                row.case, row.pass
-            );
-            for (name, seconds) in ["halocline", "pytorch"].into_iter().zip(row.median_s) {
-                if let Some(seconds) = seconds {
-                    let gflops = row.flops / seconds / 1e9;
-                    lines += &format!(
-                        "{},{},{name},{seconds:.6e},{gflops:.3}\n",
-                        row.case, row.pass
-                    );
-                }
-            }
+            lines += &row.report();
         }
+    }
+    if is_chosen("FieldTransformer") {
+        lines += &transformer(&mut pytorch, budget).report();
     }
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench/attention.csv");
     std::fs::create_dir_all(path.with_file_name(""))?;

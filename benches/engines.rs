@@ -2,7 +2,8 @@
 //!
 //! - an exchange between two ranks, and a sum over them, by MPI: beside the same bytes by a small C program
 //!   (`engines_mpi.c`) and by PyTorch's gloo (`engines_gloo.py`, if PyTorch is there), and by our other engines;
-//! - a training step of the demo's model on two processes, beside two threads;
+//! - a training step of the demo's model, neighborhood attention, and dense attention on a ring, on two processes, beside two
+//!   threads and beside one rank with both cores;
 //! - a convolution, and a pooling, on two processes that compute what needs no halo while halos travel, beside ones that
 //!   wait first.
 //!
@@ -20,6 +21,7 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use halocline::core::ops::all_reduce;
 use halocline::core::{Batch, Expected, Operation, Payload, Traffic};
 use halocline::models::{SurrogateCnnConfig, weighted_mse};
+use halocline::ops::attention::{neighborhood_attention, scaled_dot_product_attention};
 use halocline::prelude::*;
 use peers::{Samples, collect, median};
 
@@ -70,8 +72,13 @@ fn as_rank(budget: f64) -> Result<()> {
     let ranks = std::env::var(RANKS).map_or(Ok(2), |ranks| ranks.parse());
     let ranks = ranks.map_err(Error::other)?;
     Launcher::from_env().ranks(ranks).check(false).run(|world| {
+        let whole = || {
+            step(&world, budget)?;
+            neighborhood(&world, budget)?;
+            ring(&world)
+        };
         if world.size() == 1 {
-            return step(&world, budget);
+            return whole();
         }
         if std::env::var_os(OVERLAP).is_some() {
             return GRIDS.iter().try_for_each(|grid| {
@@ -83,10 +90,7 @@ fn as_rank(budget: f64) -> Result<()> {
             exchange(&world, bytes, budget)?;
             reduction(&world, bytes, budget)?;
         }
-        if sizes == SIZES {
-            step(&world, budget)?;
-        }
-        Ok(())
+        if sizes == SIZES { whole() } else { Ok(()) }
     })
 }
 
@@ -181,6 +185,46 @@ fn step(world: &World, budget: f64) -> Result<()> {
         model = Some(optimizer.step(1e-3, of, gradients));
         Ok(())
     })
+}
+
+/// `[1, *cells, heads, width]` queries, keys or values whose first cells are sharded, without gradients.
+fn operand<const D: usize>(world: &World, shape: [usize; D], name: &str) -> Result<ShardTensor<D>> {
+    let mesh = world.mesh([("x", world.size())])?;
+    let normal = Distribution::Normal {
+        mean: 0.0,
+        std: 1.0,
+    };
+    Ok(ShardTensor::random(shape, normal, RandomKey::new(1, name), &mesh, &[Shard(1)])?.inner())
+}
+
+fn neighborhood(world: &World, budget: f64) -> Result<()> {
+    let field = |name| operand(world, [1, 128, 256, 4, 32], name);
+    let (q, k, v) = (field("q")?, field("k")?, field("v")?);
+    let options = NeighborhoodOptions::new([7, 7]);
+    measure(world, "neighborhood", 0, 4.0 * budget, || {
+        drop(neighborhood_attention(
+            q.clone(),
+            k.clone(),
+            v.clone(),
+            &options,
+        )?);
+        Ok(())
+    })
+}
+
+/// Once in each round: it takes seconds.
+fn ring(world: &World) -> Result<()> {
+    let tokens = |name| operand(world, [1, 16384, 8, 64], name);
+    let (q, k, v) = (tokens("q")?, tokens("k")?, tokens("v")?);
+    let options = AttentionOptions::default();
+    world.barrier()?;
+    let start = Instant::now();
+    drop(scaled_dot_product_attention(q, k, v, &options)?);
+    world.barrier()?;
+    if world.is_root() {
+        println!("ring,0,{:.9}", start.elapsed().as_secs_f64());
+    }
+    Ok(())
 }
 
 const CHANNELS: usize = 32;
@@ -367,15 +411,25 @@ fn report(csv: &Path, of: impl Fn(&str, &str, usize) -> Option<f64>) -> Result<(
         }
     }
     let names = ["mpi", "local", "one"];
-    let [mpi, local, one] = names.map(|by| of(by, "step", 0));
-    println!(
-        "\na training step of the demo's model, 128×256: {} µs on two processes, {} on two threads, ratio {}",
-        cell(mpi),
-        cell(local),
-        ratio(mpi, local)
-    );
-    for (name, value) in names.into_iter().zip([mpi, local, one]) {
-        lines.extend(value.map(|value| format!("step,0,{name},{value:.2}")));
+    println!("\nms on two processes, on two threads, and on one rank with both cores");
+    let steps = [
+        ("step", "training step of the demo's model, 128×256"),
+        ("neighborhood", "neighborhood attention, 128×256, 7×7"),
+        ("ring", "dense attention, 16,384 tokens"),
+    ];
+    for (what, name) in steps {
+        let times = names.map(|by| of(by, what, 0));
+        let [mpi, local, one] = times;
+        let cells = times.map(|time| cell(time.map(|micros| micros / 1e3)));
+        println!(
+            "{name:<44}{}   processes/threads {}   threads/one rank {}",
+            cells.map(|cell| format!("{cell:>10}")).concat(),
+            ratio(mpi, local),
+            ratio(local, one)
+        );
+        for (by, value) in names.into_iter().zip(times) {
+            lines.extend(value.map(|value| format!("{what},0,{by},{value:.2}")));
+        }
     }
     std::fs::write(csv, lines.join("\n") + "\n")?;
     println!("written to {}", csv.display());
