@@ -9,6 +9,8 @@
 //! PyTorch, arguments choose cases whose names contain one of them.
 
 use std::error::Error;
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -311,19 +313,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         "\n{:<27}{:<8}{:>12}{:>12}{:>10}{:>10}{:>10}{:>10}",
         "", "", "halocline ms", "pytorch ms", "speed-up", "of peak", "pytorch's", "GFLOP/s"
     );
-    let mut lines = String::from("case,pass,impl,median_s,gflops\n");
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench/attention.csv");
+    std::fs::create_dir_all(path.with_file_name(""))?;
+    let mut table = File::create(&path)?;
+    writeln!(table, "case,pass,impl,median_s,gflops")?;
     let is_chosen = |name: &str| chosen.is_empty() || chosen.iter().any(|part| name.contains(part));
     for case in CASES.iter().filter(|case| is_chosen(&case.name())) {
         for row in case.measure(&mut pytorch, budget) {
-            lines += &row.report();
+            table.write_all(row.report().as_bytes())?;
         }
     }
     if is_chosen("FieldTransformer") {
-        lines += &transformer(&mut pytorch, budget).report();
+        let row = transformer(&mut pytorch, budget);
+        table.write_all(row.report().as_bytes())?;
     }
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench/attention.csv");
-    std::fs::create_dir_all(path.with_file_name(""))?;
-    std::fs::write(&path, lines)?;
     println!("{}", path.display());
     Ok(())
 }

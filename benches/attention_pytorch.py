@@ -161,7 +161,7 @@ class FieldTransformer(nn.Module):
         self.x = torch.randn(1, variables, rows, columns)
 
     def forward(self, x, attention):
-        y = self.embedding(x).flatten(2).transpose(1, 2)
+        y = self.embedding(x).flatten(2).transpose(1, 2).contiguous()
         for block in self.blocks:
             y = block(y, attention)
         y = self.recovery(self.norm(y)).transpose(1, 2).unflatten(2, self.size)

@@ -114,7 +114,7 @@ pub(crate) fn prefetch(address: *const u8) {
     let _ = address;
 }
 
-/// Prefetches `count` elements that are to be read soon.
+/// Prefetches `count` elements that are to be read soon, but perhaps for the last ones.
 #[inline(always)]
 pub(crate) fn prefetch_run<E>(first: *const E, count: usize) {
     #[cfg(target_arch = "x86_64")]

@@ -336,9 +336,10 @@ impl Launch {
         let [planes, rows, columns] = windows.extents(side);
         let [source_planes, source_rows, source_columns] = windows.extents(other);
         let [plane_step, row_step, column_step] = windows.steps;
-        // Results have at most as many elements as the larger operand, or as a gradient of values.
-        let elements = [shape, pairs_shape].map(|shape| shape.iter().product::<usize>());
-        let elements = elements.iter().sum::<usize>() + units * widths[1];
+        // At least as many as any operand or result has: of queries there are two numbers and vectors of both widths.
+        let queries = shape.iter().take(last).product::<usize>();
+        let pairs = pairs_shape.iter().product::<usize>();
+        let elements = queries * (widths[0] + widths[1] + 2) + pairs;
         Self {
             units,
             cubes: calculate_cube_count_elemwise(&q.client, units, cube),

@@ -10,8 +10,6 @@ mod kernels;
 mod tests;
 mod windows;
 
-use std::sync::Arc;
-
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
@@ -20,8 +18,8 @@ use halocline_core::ops::{BackwardPass, Operator, apply, with_memory};
 use halocline_core::{Error, Result};
 
 use super::attended::unpacked;
-use super::composed::result;
 use super::engine::tiles::Side;
+use crate::precision::cast;
 pub(super) use windows::Windows;
 
 /// Whether these kernels run on a device.
@@ -32,43 +30,44 @@ pub(super) fn runs_on(device: &Device) -> bool {
     )
 }
 
-/// Attention of queries `[batch, *cells, heads, width]`, multiplied with the scale, to keys and values beside each other,
-/// `[batch, *cells, key_heads, width + value_width]`. All have f32 or f64 elements, and none is empty. The result has
-/// `dtype`, or the logarithms as its last column.
+/// Checks that attention can be computed on a device, by these kernels or by burn's operators.
 ///
 /// # Errors
 /// f64 elements on wgpu.
+pub(super) fn check(operator: &str, device: &Device, dtype: DType) -> Result<()> {
+    let device = device.clone().inner();
+    let is_wgpu = matches!(
+        device.as_dispatch(),
+        DispatchDevice::Cube(CubeDevice::Wgpu(_))
+    );
+    if is_wgpu && dtype == DType::F64 {
+        let message = "f64 on wgpu, which has exponentials of f32 only; cast to f32";
+        return Err(Error::operator(operator, message));
+    }
+    Ok(())
+}
+
+/// Attention of queries `[batch, *cells, heads, width]`, multiplied with the scale, to keys and values beside each other,
+/// `[batch, *cells, key_heads, width + value_width]`. All have f32 or f64 elements, and none is empty. The result has
+/// `dtype`, or that of the operands with the logarithms as its last column.
 pub(super) fn attention<const D: usize>(
     q: Tensor<D>,
     pairs: Tensor<D>,
     windows: Windows,
     with_lse: bool,
     dtype: DType,
-) -> Result<Tensor<D>> {
-    let device = q.device().inner();
-    let is_wgpu = matches!(
-        device.as_dispatch(),
-        DispatchDevice::Cube(CubeDevice::Wgpu(_))
-    );
-    if is_wgpu && q.dtype() == DType::F64 {
-        let message = "f64 on wgpu, which has exponentials of f32 only; cast to f32";
-        return Err(Error::operator("attention", message));
-    }
-    let value_width = pairs.dims()[D - 1] - q.dims()[D - 1];
-    let operator = Attention {
-        windows: Arc::new(windows),
-    };
-    let both = apply(operator, [q.into_dispatch(), pairs.into_dispatch()]);
-    let both = Tensor::<D>::from_dispatch(both);
-    let output = both.clone().narrow(D - 1, 0, value_width);
-    let lse = both.narrow(D - 1, value_width, 1);
-    Ok(result(output, lse, with_lse, dtype))
+) -> Tensor<D> {
+    let operator = Attention { windows, with_lse };
+    let y = apply(operator, [q.into_dispatch(), pairs.into_dispatch()]);
+    let y = Tensor::from_dispatch(y);
+    if with_lse { y } else { cast(y, dtype) }
 }
 
-/// Attention as a node of the graph. Its result has the logarithms as its last column.
+/// Attention as a node of the graph.
 #[derive(Debug)]
 struct Attention {
-    windows: Arc<Windows>,
+    windows: Windows,
+    with_lse: bool,
 }
 
 /// What the backward pass needs beside queries, keys and values: outputs and logarithms.
@@ -95,24 +94,28 @@ impl Operator for Attention {
         let [output, lse] = with_memory([q, pairs, table], |memory| {
             kernels::forward(memory, &self.windows)
         });
-        let both = Dispatch::float_cat(vec![output.clone(), lse.clone()], last);
-        Ok((both, Saved { output, lse }))
+        let result = match self.with_lse {
+            true => Dispatch::float_cat(vec![output.clone(), lse.clone()], last),
+            false => output.clone(),
+        };
+        Ok((result, Saved { output, lse }))
     }
 
     fn backward(&self, mut pass: BackwardPass<'_, Saved>) -> Result<Vec<Option<DispatchTensor>>> {
         let [q, pairs] = [0, 1].map(|input| pass.take_input(input));
-        let (cotangent, of_lse) = unpacked(pass.cotangent, true);
+        let (cotangent, of_lse) = unpacked(pass.cotangent, self.with_lse);
         let numbers = numbers(pass.saved, &cotangent, of_lse);
-        let [of_queries, of_keys] = [Side::Queries, Side::Keys].map(|side| self.table(side, &q));
         let query = pass.wanted[0].then(|| {
-            let inputs = [&q, &pairs, &cotangent, &numbers, &of_queries].map(Clone::clone);
+            let table = self.table(Side::Queries, &q);
+            let inputs = [&q, &pairs, &cotangent, &numbers, &table].map(Clone::clone);
             let [gradient] = with_memory(inputs, |memory| {
                 kernels::query_gradients(memory, &self.windows)
             });
             gradient
         });
         let key = pass.wanted[1].then(|| {
-            let inputs = [q, pairs, cotangent, numbers, of_keys];
+            let table = self.table(Side::Keys, &q);
+            let inputs = [q, pairs, cotangent, numbers, table];
             let [gradient] = with_memory(inputs, |memory| {
                 kernels::key_gradients(memory, &self.windows)
             });

@@ -1,6 +1,7 @@
 //! The kernels on the default device, a GPU in `make test-wgpu`, against those of the CPU.
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Bool, Device, Tensor, TensorData};
+use halocline_core::{RandomKey, ShardTensor};
 use proptest::prelude::*;
 
 use crate::attention::Attended;
@@ -74,10 +75,9 @@ proptest! {
 
     #[test]
     fn dense_attention_on_this_device_is_that_of_the_cpu(
-        queries in 1..40_usize, more in 0..40_usize, causal: bool,
+        queries in 1..40_usize, keys in 1..40_usize, causal: bool,
         key_heads in 1..3_usize, shared in 1..4_usize, width in 1..10_usize, value_width in 1..10_usize,
     ) {
-        let keys = if causal { queries } else { more + 1 };
         let options = AttentionOptions::default().with_causal(causal);
         let shapes = [
             [2, 1, queries, key_heads * shared, width],
@@ -86,6 +86,29 @@ proptest! {
         ];
         assert_same(shapes, |operands| {
             let [q, k, v] = operands.map(|x| x.squeeze_dim::<4>(1));
+            let found = q.scaled_dot_product_attention_with_lse(k, v, &options);
+            found.map(|x| x.unsqueeze_dim::<5>(1))
+        });
+    }
+}
+
+/// What burn's operators compute: a bias, key padding, dropout.
+#[test]
+fn biased_attention_on_this_device_is_that_of_the_cpu() {
+    let shapes = [[2, 1, 9, 4, 6], [2, 1, 13, 2, 6], [2, 1, 13, 2, 5]];
+    for dropout in [false, true] {
+        assert_same(shapes, |operands| {
+            let [q, k, v] = operands.map(|x| x.squeeze_dim::<4>(1));
+            let device = q.device().inner();
+            let bias = Tensor::<4>::from_data(normal(&[2, 9, 1, 13], "bias", 0), &device);
+            let padding = (0..26).map(|key| key % 5 == 0).collect::<Vec<_>>();
+            let padding = TensorData::new(padding, [2, 13]);
+            let padding = ShardTensor::solo(Tensor::<2, Bool>::from_data(padding, &device));
+            let mut options = AttentionOptions::default().with_bias(bias);
+            options = options.with_key_padding(padding);
+            if dropout {
+                options = options.with_dropout(0.3, RandomKey::new(3, "dropout"));
+            }
             let found = q.scaled_dot_product_attention_with_lse(k, v, &options);
             found.map(|x| x.unsqueeze_dim::<5>(1))
         });

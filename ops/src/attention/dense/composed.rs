@@ -1,4 +1,5 @@
-//! Dense attention by burn's operators, for devices that our kernels do not run on.
+//! Dense attention to keys and values that are all there, on devices other than the CPU: by kernels for GPUs, or by burn's
+//! operators where a bias or dropout is given.
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::ops::fan_out;
@@ -17,7 +18,7 @@ use crate::precision::widened;
 
 const ALL: [usize; 4] = [0, 1, 2, 3];
 
-/// Dense attention of this rank's queries, by matrix products with all keys and values: those of other ranks are gathered.
+/// Dense attention of this rank's queries to all keys and values: those of other ranks are gathered.
 pub(super) fn attention(
     q: ShardTensor<4>,
     k: ShardTensor<4>,
@@ -34,7 +35,7 @@ pub(super) fn attention(
     };
     let (k, v) = (gathered(k)?, gathered(v)?);
     let q = fill_empty(q, &queries, &ALL, NAME, 0.0)?;
-    let y = products(q, k, v, scores)?;
+    let y = attend(q, k, v, scores);
     let output = with_width(&queries, y.dims()[WIDTH]);
     drop_empty(y, &output, mesh.position(), NAME)
 }
@@ -48,17 +49,17 @@ pub(super) fn local(
     empty: bool,
 ) -> Result<Tensor<4>> {
     if !empty {
-        return products(q, k, v, scores);
+        return Ok(attend(q, k, v, scores));
     }
     let mut shape = q.dims();
     let filled = |tensor| fill(1, tensor, &ALL, NAME, 0.0);
-    let y = products(filled(q)?, filled(k)?, filled(v)?, scores)?;
+    let y = attend(filled(q)?, filled(k)?, filled(v)?, scores);
     shape[WIDTH] = y.dims()[WIDTH];
     keep(y, &IndexBox::whole(&shape), NAME)
 }
 
-/// Attention by matrix products: `[batch, tokens, heads, width]`, no dim of which is empty.
-fn products(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Result<Tensor<4>> {
+/// Attention of `[batch, tokens, heads, width]`, no dim of which is empty.
+fn attend(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Tensor<4> {
     let dtype = q.dtype();
     #[cfg(feature = "cube")]
     if cube::runs_on(&q.device()) && scores.bias.is_none() && scores.dropout.is_none() {
@@ -108,7 +109,7 @@ fn products(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Result
         weights = weights * Tensor::<4>::from_data(factors, device).swap_dims(1, 2);
     }
     let y = weights.matmul(widened(v)).swap_dims(1, 2);
-    Ok(result(y, lse.swap_dims(1, 2), scores.with_lse, dtype))
+    result(y, lse.swap_dims(1, 2), scores.with_lse, dtype)
 }
 
 /// Zero for weights that dropout takes away, else the inverse of the probability to stay: `[batch, queries, heads, keys]`.

@@ -115,6 +115,8 @@ fn attention(
     with_lse: bool,
 ) -> Result<Tensor<4>> {
     let fans = check(&q, &k, &v)?;
+    #[cfg(feature = "cube")]
+    super::cube::check(NAME, &q.device(), q.local().dtype())?;
     if let Some(bias) = &options.bias {
         check_bias(bias, &q, k.dims()[TOKENS])?;
     }

@@ -18,6 +18,7 @@ pub(super) fn check(
         && shape_k[..WIDTH] == shape_v[..WIDTH]
         && shape_k[HEADS] * shared == shape_q[HEADS]
         && shared > 0
+        && shape_q[WIDTH] > 0
         && shape_v[WIDTH] > 0
         && shape_k[TOKENS] > 0;
     if !fits {

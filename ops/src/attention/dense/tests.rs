@@ -63,6 +63,8 @@ fn results_and_gradients_are_those_of_the_definition() {
         ([150, 150], [2, 1], [20, 17], true),
         ([64, 300], [3, 3], [16, 4], false),
         ([3, 5], [2, 2], [3, 3], true),
+        // Several groups of queries in a task.
+        ([300, 300], [6, 3], [5, 4], true),
     ];
     for (tokens, heads, widths, causal) in cases {
         let options = AttentionOptions::default().with_causal(causal);

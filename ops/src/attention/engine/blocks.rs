@@ -232,7 +232,8 @@ macro_rules! with_targets {
 /// [`Dots`] of some targets.
 ///
 /// # Safety
-/// Every target and source must have `width` elements, and every target room for a vector for each source.
+/// Every target and source must have `width` elements, those of a source in lanes with a whole vector each, and every target
+/// room for a vector for each source.
 #[inline(always)]
 pub(super) unsafe fn dots<S: Simd, E: Element, T: Storage>(
     simd: S,
@@ -251,7 +252,8 @@ pub(super) unsafe fn dots<S: Simd, E: Element, T: Storage>(
 /// [`Sums`] for some targets.
 ///
 /// # Safety
-/// Every source and result must have `width` elements, and every target a weight for each source.
+/// Every source and result must have `width` elements, those of a source in lanes with a whole vector each, and every target
+/// a weight for each source.
 #[inline(always)]
 pub(super) unsafe fn sums<S: Simd, E: Element, T: Storage>(
     simd: S,

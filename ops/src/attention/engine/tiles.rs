@@ -4,11 +4,12 @@
 //! every dim, targets and sources fall into residue classes of the dilation. A tile is a run of targets of a class; its
 //! pattern says which sources each reaches, counted from the first that the tile reaches. Tiles of the same patterns in all
 //! dims make up a [`Class`]: a lane of a vector computes a tile of it, so that no lane is masked and no product is wasted,
-//! whatever kernel, dilation, stride and edges are.
+//! whatever kernel, dilation, stride and edges are, but for the lanes of the last tiles.
 //!
 //! Where the windows of neighbours along the last dim are those of each other shifted by one source, as they are but for
 //! edges and strides, lanes hold neighbours of one tile instead: their sources are one row, of which each target's vector is
-//! read from another place on. That takes a fraction of the memory, and of the time to pack it.
+//! read from another place on. That takes a fraction of the memory, and of the time to pack it; lanes past the end of a row
+//! are computed in vain.
 
 use std::ops::Range;
 
@@ -262,7 +263,7 @@ impl Tiles {
         lanes: usize,
         bytes: usize,
         room: usize,
-    ) -> Vec<Self> {
+    ) -> [Self; 2] {
         let [planes, rows, columns] = [0, 1, 2].map(|dim| match side {
             Side::Queries => dims[dim].queries(&part[dim]),
             Side::Keys => dims[dim].keys(&part[dim]),
@@ -270,7 +271,11 @@ impl Tiles {
         let (mut shifted, mut others) = (Vec::new(), Vec::new());
         // In one dim, groups of targets would reach fewer sources in common than with tiles in lanes.
         let one_dim = dims[0].size == 1 && dims[1].size == 1;
-        let least = if one_dim { usize::MAX } else { lanes };
+        let least = if one_dim || lanes == 1 {
+            usize::MAX
+        } else {
+            lanes
+        };
         for run in columns {
             let (row, rest) = run.split(least);
             shifted.extend(row);
@@ -280,7 +285,7 @@ impl Tiles {
             let runs = [&planes[..], &rows[..], columns];
             Self::new(dims, runs, unit, room / (bytes * lanes / unit))
         };
-        vec![tiles(&shifted, lanes), tiles(&others, 1)]
+        [tiles(&shifted, lanes), tiles(&others, 1)]
     }
 
     fn new(dims: &[Dim; 3], runs: [&[Run]; 3], unit: usize, sources: usize) -> Self {
@@ -357,7 +362,7 @@ fn extents(longest: [usize; 3], units: [usize; 3], kernels: [usize; 3], room: us
     let mut tile = [1; 3];
     let targets = |tile: [usize; 3], dim: usize| tile[dim] * units[dim];
     let sources = |tile: [usize; 3]| -> usize {
-        let reached = |dim| targets(tile, dim) + kernels[dim] - 1;
+        let reached = |dim| (targets(tile, dim) + kernels[dim] - 1).next_multiple_of(units[dim]);
         (0..3).map(reached).product()
     };
     loop {

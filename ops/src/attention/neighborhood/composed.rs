@@ -1,4 +1,5 @@
-//! Neighborhood attention by burn's operators, for devices that our kernels do not run on: keys are gathered for every query.
+//! Neighborhood attention of assembled keys and values: by kernels for GPUs, and by burn's operators for devices without any,
+//! where keys are gathered for every query.
 
 use std::sync::Arc;
 
@@ -48,7 +49,7 @@ pub(super) fn attention<const D: usize>(
         let [queries, keys] = [q.dims(), both.dims()].map(|shape| spatial(&shape));
         let windows = cube::Windows::near(&run.dims, queries, keys);
         let (q, both) = (widened(q) * run.scale, widened(both));
-        let y = cube::attention(q, both, windows, run.with_lse, dtype)?;
+        let y = cube::attention(q, both, windows, run.with_lse, dtype);
         let kept = with_width(output, y.dims()[D - 1]);
         return drop_empty(y, &kept, mesh.position(), operator);
     }

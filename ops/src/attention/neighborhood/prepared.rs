@@ -42,6 +42,8 @@ impl Prepared {
             return Err(Error::operator(operator, message));
         }
         check(operator, q, k, v)?;
+        #[cfg(feature = "cube")]
+        crate::attention::cube::check(operator, &q.device(), q.local().dtype())?;
         Isa::chosen()?;
         let [key_width, value_width] = [k.dims()[D - 1], v.dims()[D - 1]];
         // Keys and values travel as one tensor, beside each other in every head.
@@ -122,6 +124,7 @@ fn check<const D: usize>(
         && shape_k[..width] == shape_v[..width]
         && shape_k[heads] * shared == shape_q[heads]
         && shared > 0
+        && shape_q[width] > 0
         && shape_v[width] > 0;
     if !fits {
         return fail(format!(

@@ -1,8 +1,7 @@
 //! Passes of dense attention over a block of keys: results, gradients of queries, gradients of keys and values.
 //!
 //! Targets, queries or keys, lie in lanes; of sources, the others, one element serves all lanes. Sources of one head lie apart:
-//! some at a time are copied to scratch, where they stay in the first-level cache, with the scores of a few vectors of targets,
-//! while several groups of targets use them. Results are carried from block to
+//! some at a time are copied to scratch, where they lie in one piece, and several groups of targets use them. Results are carried from block to
 //! block with the largest score so far (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018; T.
 //! Dao et al., "FlashAttention", 2022).
 mod job;
@@ -53,8 +52,12 @@ impl<E: Element> WithSimd for Whole<'_, E> {
         let products = job.queries.tokens * job.keys.tokens * job.queries.heads * job.batch;
         let tasks = 0..job.batch * heads * tiles;
         let run = |index: usize| {
-            // Later tiles of causal attention have more to do, and begin first.
-            let tile = tiles - 1 - index / heads % tiles;
+            // Tiles of later queries, and of earlier keys, have more to do if attention is causal, and begin first.
+            let turn = index / heads % tiles;
+            let tile = match job.results {
+                Results::Keys { .. } => turn,
+                _ => tiles - 1 - turn,
+            };
             simd.vectorize(Task {
                 job,
                 batch: index / heads / tiles,

@@ -13,7 +13,7 @@ impl<E: Element> Task<'_, E> {
     /// Adds weighted values to the results so far.
     ///
     /// # Safety
-    /// The runs must have room, and all tokens be there.
+    /// Runs and copies must have room, and all tokens be there.
     #[inline(always)]
     pub(super) unsafe fn forward<S: Simd>(
         &self,
@@ -45,7 +45,8 @@ impl<E: Element> Task<'_, E> {
                 let keys = self.copied(&job.keys, shared, &block, copies[0]);
                 let values = self.copied(&job.values, shared, &block, copies[1]);
                 for (number, group) in self.groups::<S>() {
-                    if !group.reaches(&block, job.keys.tokens) {
+                    let block = group.within(&block, job.keys.tokens);
+                    if block.is_empty() {
                         continue;
                     }
                     let (q, means) = (q.of(number), means.of(number));
@@ -90,7 +91,7 @@ impl<E: Element> Task<'_, E> {
     /// Adds to the gradients of queries.
     ///
     /// # Safety
-    /// The runs must have room, and all tokens be there.
+    /// Runs and copies must have room, and all tokens be there.
     #[inline(always)]
     pub(super) unsafe fn query_gradients<S: Simd>(
         &self,
@@ -117,7 +118,8 @@ impl<E: Element> Task<'_, E> {
                 let keys = self.copied(&job.keys, shared, &block, copies[0]);
                 let values = self.copied(&job.values, shared, &block, copies[1]);
                 for (number, group) in self.groups::<S>() {
-                    if !group.reaches(&block, job.keys.tokens) {
+                    let block = group.within(&block, job.keys.tokens);
+                    if block.is_empty() {
                         continue;
                     }
                     group.scores(simd, q.of(number), keys, &block, scores);
@@ -146,7 +148,7 @@ impl<E: Element> Task<'_, E> {
     /// Adds to the gradients of keys and values.
     ///
     /// # Safety
-    /// The runs must have room, and all tokens be there.
+    /// Runs and copies must have room, and all tokens be there.
     #[inline(always)]
     pub(super) unsafe fn key_gradients<S: Simd>(
         &self,
@@ -177,7 +179,8 @@ impl<E: Element> Task<'_, E> {
                     let queries = self.copied(&job.queries, head, &block, copies[0]);
                     let cotangents = self.copied(&from.cotangent, head, &block, copies[1]);
                     for (number, group) in self.groups::<S>() {
-                        if !group.reaches(&block, job.queries.tokens) {
+                        let block = group.within(&block, job.queries.tokens);
+                        if block.is_empty() {
                             continue;
                         }
                         group.scores(simd, k.of(number), queries, &block, scores);

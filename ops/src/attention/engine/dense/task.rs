@@ -44,14 +44,16 @@ impl<E> Runs<E> {
     }
 }
 
-/// Sources that lie in one piece.
+/// Sources that lie in one piece, from one of them on.
 #[derive(Clone, Copy)]
 pub(super) struct Copied<E> {
     first: *mut E,
     width: usize,
+    start: usize,
 }
 
 impl<E> Copied<E> {
+    /// A block of them.
     #[inline(always)]
     fn block<'a>(
         self,
@@ -62,8 +64,9 @@ impl<E> Copied<E> {
         for (source, offset) in offsets.iter_mut().enumerate() {
             *offset = source * self.width;
         }
+        let before = (block.start - self.start) * self.width;
         Sources {
-            first: self.first,
+            first: self.first.wrapping_add(before),
             offsets,
             width: self.width,
             step: 1,
@@ -220,11 +223,11 @@ impl<'a, E: Element> Task<'a, E> {
         starts.map(move |start| start..(start + SOURCES).min(reached.end))
     }
 
-    /// Whether some target reaches one of a block of sources.
+    /// The sources of a block that some target reaches.
     #[inline(always)]
-    pub(super) fn reaches(&self, block: &Range<usize>, tokens: usize) -> bool {
+    pub(super) fn within(&self, block: &Range<usize>, tokens: usize) -> Range<usize> {
         let reached = self.reached(tokens);
-        block.start < reached.end && reached.start < block.end
+        block.start.max(reached.start)..block.end.min(reached.end)
     }
 
     /// A block of the sources of a head, copied to lie in one piece.
@@ -240,15 +243,21 @@ impl<'a, E: Element> Task<'a, E> {
         to: *mut E,
     ) -> Copied<E> {
         let (width, first) = (tokens.width, tokens.at(self.batch, block.start, head));
-        if tokens.pitch() == width {
-            return Copied { first, width };
+        let in_place = tokens.pitch() == width;
+        let copied = Copied {
+            first: if in_place { first } else { to },
+            width,
+            start: block.start,
+        };
+        if in_place {
+            return copied;
         }
         for source in 0..block.len() {
             let from = first.wrapping_add(source * tokens.pitch());
             // SAFETY: the caller's.
             unsafe { std::ptr::copy_nonoverlapping(from, to.add(source * width), width) };
         }
-        Copied { first: to, width }
+        copied
     }
 
     /// The dot products of all targets with a block of sources.

@@ -97,8 +97,8 @@ impl<E: Element> WithSimd for Task<'_, E> {
         let sources: usize = self.class.vectors().iter().product();
         let counts = self.class.groups.iter().flat_map(|group| &group.counts);
         let most = counts.copied().max().unwrap_or(0);
-        // Operands and results of targets, operands of sources, two scores and two numbers for each pair or cell.
-        let vectors = (2 * (key + value) + 2) * targets
+        // Operands and results of targets, operands of sources with two numbers each, two scores for each pair.
+        let vectors = 2 * (key + value) * targets
             + (key + value + 2) * sources
             + TARGETS * (2 * most + key + value);
         with_scratch(

@@ -36,7 +36,8 @@ impl<E> Packed<E> {
     }
 }
 
-/// The sources of a tile: rows of vectors for the first element of sources, then for their second one, and so on.
+/// The sources of a tile, row by row: the first element of a row's sources, then their second one, and so on. A row is one
+/// source where lanes hold tiles.
 pub(super) struct Reached<E> {
     first: *mut E,
     width: usize,
@@ -79,7 +80,7 @@ impl<E> InLane<E> {
 pub(super) struct Room<'a, E>(pub &'a mut [E]);
 
 impl<E> Room<'_, E> {
-    pub(super) fn take(&mut self, vectors: usize, lanes: usize) -> *mut E {
+    fn take(&mut self, vectors: usize, lanes: usize) -> *mut E {
         let (taken, rest) = std::mem::take(&mut self.0).split_at_mut(vectors * lanes);
         self.0 = rest;
         taken.as_mut_ptr()
@@ -298,19 +299,11 @@ unsafe fn pack_all<S: Simd, E: Element>(
             .for_each(|row| prefetch_run(*row, width));
         lanes
     };
-    let first = |number: usize| {
-        if number < count {
-            Some(fetched(number))
-        } else {
-            None
-        }
-    };
+    let first = |number: usize| (number < count).then(|| fetched(number));
     let mut ahead: [Option<InLane<E>>; AHEAD] = std::array::from_fn(first);
     for number in 0..count {
         let next = first(number + AHEAD);
-        let Some(lanes) = std::mem::replace(&mut ahead[number % AHEAD], next) else {
-            break;
-        };
+        let lanes = std::mem::replace(&mut ahead[number % AHEAD], next).expect("fetched before");
         let rows = lanes.rows.map(<*mut E>::cast_const);
         // SAFETY: the caller's.
         unsafe { pack(simd, &rows[..lanes.count], width, factor, place(number)) };
