@@ -3,8 +3,8 @@
 //! burn fuses operators: a tensor may be one that is still to be computed. Its memory is known once all kernels that compute
 //! it have been submitted to the device, which runs them before later ones.
 
-use burn::backend::{BackendTensor, Cube, DispatchKindConversion, DispatchTensor};
-use burn::tensor::{DType, Shape};
+use burn::backend::{BackendTensor, Cube, DispatchDevice, DispatchKindConversion, DispatchTensor};
+use burn::tensor::{DType, Device, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::fusion::FusionCubeRuntime;
 use burn_cubecl::kernel::into_contiguous;
@@ -14,6 +14,14 @@ use burn_fusion::{Client, FusionTensor, NoOp};
 use burn_ir::{InitOperationIr, OperationIr};
 
 type Fused = FusionTensor<FusionCubeRuntime>;
+
+/// Whether a device is one of CubeCL.
+pub fn is_on_gpu(device: &Device) -> bool {
+    matches!(
+        device.clone().inner().as_dispatch(),
+        DispatchDevice::Cube(_)
+    )
+}
 
 /// Memory of a tensor, and the data to make the tensor again.
 pub(crate) struct Memory {

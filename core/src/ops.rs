@@ -7,7 +7,7 @@ use burn::tensor::kind::Basic;
 
 use crate::comm::{Communicator, Operation, Traffic, collectives};
 #[cfg(feature = "cube")]
-pub use crate::cube::with_memory;
+pub use crate::cube::{is_on_gpu, with_memory};
 use crate::device_mesh::DeviceMesh;
 pub use crate::dispatch::{blank, cut, from_dispatch, paste, to_dispatch};
 pub use crate::exchange::{Boxes, add_box};

@@ -9,7 +9,7 @@
 use std::sync::OnceLock;
 
 use burn::backend::{DispatchDevice, DispatchTensor, TensorMetadata};
-use burn::tensor::{Device, Shape};
+use burn::tensor::Shape;
 use burn_cubecl::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 
 use crate::cube::Memory;
@@ -27,14 +27,6 @@ pub(crate) fn one_stream() -> bool {
         CubeClRuntimeConfig::try_set(config)
             || CubeClRuntimeConfig::get().streaming.max_streams == 1
     })
-}
-
-/// Whether a device is one of CubeCL.
-pub(crate) fn is_on_gpu(device: &Device) -> bool {
-    matches!(
-        device.clone().inner().as_dispatch(),
-        DispatchDevice::Cube(_)
-    )
 }
 
 /// Tensor in flight.

@@ -254,7 +254,7 @@ impl Launcher {
                 None => Device::default(),
             };
             #[cfg(feature = "cube")]
-            if handle::is_on_gpu(&device)
+            if crate::cube::is_on_gpu(&device)
                 && !handle::one_stream()
                 && (self.is_job() || self.ranks > 1)
             {

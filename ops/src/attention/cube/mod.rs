@@ -22,14 +22,6 @@ use super::engine::tiles::Side;
 use crate::precision::cast;
 pub(super) use windows::Windows;
 
-/// Whether these kernels run on a device.
-pub(super) fn runs_on(device: &Device) -> bool {
-    matches!(
-        device.clone().inner().as_dispatch(),
-        DispatchDevice::Cube(_)
-    )
-}
-
 /// Checks that attention can be computed on a device, by these kernels or by burn's operators.
 ///
 /// # Errors
@@ -70,7 +62,7 @@ struct Attention {
     with_lse: bool,
 }
 
-/// What the backward pass needs beside queries, keys and values: outputs and logarithms.
+/// Outputs and logarithms of the forward pass, kept for the backward pass.
 struct Saved {
     output: DispatchTensor,
     lse: DispatchTensor,
@@ -126,10 +118,11 @@ impl Operator for Attention {
 }
 
 impl Attention {
-    /// What each query, or key, reaches, on the device of a tensor.
+    /// Copies the table of a side to the device of a tensor.
     fn table(&self, side: Side, like: &DispatchTensor) -> DispatchTensor {
         let table = self.windows.table(side);
-        let data = TensorData::new(table, [self.windows.entries(side)]);
+        let entries = [table.len()];
+        let data = TensorData::new(table, entries);
         Dispatch::int_from_data(data, &like.device())
     }
 }

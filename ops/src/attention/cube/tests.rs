@@ -92,7 +92,7 @@ proptest! {
     }
 }
 
-/// What burn's operators compute: a bias, key padding, dropout.
+/// Bias, key padding and dropout, which burn's operators compute.
 #[test]
 fn biased_attention_on_this_device_is_that_of_the_cpu() {
     let shapes = [[2, 1, 9, 4, 6], [2, 1, 13, 2, 6], [2, 1, 13, 2, 5]];

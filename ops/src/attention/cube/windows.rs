@@ -13,8 +13,8 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// Of a neighborhood, for tensors with so many queries and keys in every dim: one with nothing to reach where a rank has
-    /// none.
+    /// Makes the windows of a neighborhood, for tensors with so many queries and keys in every dim. A rank without queries, or
+    /// keys, has one of fill, which reaches nothing.
     pub(crate) fn near(dims: &[Dim; 3], queries: [usize; 3], keys: [usize; 3]) -> Self {
         let windows = |side, counts: [usize; 3]| {
             [0, 1, 2].map(|dim: usize| {
@@ -30,7 +30,7 @@ impl Windows {
         }
     }
 
-    /// Of all keys, or of those up to the query's own place, the place of the first query given.
+    /// Makes windows of all keys; with the place of the first query in `causal`, of the keys up to each query's place.
     pub(crate) fn dense(queries: usize, keys: usize, causal: Option<usize>) -> Self {
         let of_query = |query: usize| {
             let reached = causal.map_or(keys, |first| (first + query + 1).min(keys));
@@ -58,11 +58,6 @@ impl Windows {
     /// The extents of queries or keys.
     pub(super) fn extents(&self, side: Side) -> [usize; 3] {
         self.of(side).each_ref().map(Vec::len)
-    }
-
-    /// The numbers in [`table`](Self::table).
-    pub(super) fn entries(&self, side: Side) -> usize {
-        2 * self.extents(side).iter().sum::<usize>()
     }
 
     /// First cells and counts, dim after dim.

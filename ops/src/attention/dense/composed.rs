@@ -3,6 +3,8 @@
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::ops::fan_out;
+#[cfg(feature = "cube")]
+use halocline_core::ops::is_on_gpu;
 use halocline_core::{
     Distribution, IndexBox, Layout, Placement, Replicate, Result, Shard, ShardTensor,
 };
@@ -62,7 +64,7 @@ pub(super) fn local(
 fn attend(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: &Scores) -> Tensor<4> {
     let dtype = q.dtype();
     #[cfg(feature = "cube")]
-    if cube::runs_on(&q.device()) && scores.bias.is_none() && scores.dropout.is_none() {
+    if is_on_gpu(&q.device()) && scores.bias.is_none() && scores.dropout.is_none() {
         let windows = cube::Windows::dense(q.dims()[TOKENS], k.dims()[TOKENS], scores.causal);
         let pairs = Tensor::cat(vec![widened(k), widened(v)], WIDTH);
         return cube::attention(

@@ -85,6 +85,36 @@ fn wide<S: Simd, E: Element>() -> bool {
     size_of::<E::Vector<S>>() >= 64
 }
 
+/// Runs the blocks of an operand with so many sources, or elements: as large as registers permit, the last one smaller.
+macro_rules! in_blocks {
+    ($operand:expr, $simd:expr, $count:expr) => {{
+        let (count, mut start) = ($count, 0);
+        let four = wide::<S, E>() || T::FOUR;
+        while wide::<S, E>() && start + 8 <= count {
+            $operand.block::<S, 8>($simd, start);
+            start += 8;
+        }
+        while four && start + 4 <= count {
+            $operand.block::<S, 4>($simd, start);
+            start += 4;
+        }
+        while start + 4 < count {
+            $operand.block::<S, 3>($simd, start);
+            start += 3;
+        }
+        match count - start {
+            1 => $operand.block::<S, 1>($simd, start),
+            2 => $operand.block::<S, 2>($simd, start),
+            3 => $operand.block::<S, 3>($simd, start),
+            4 => {
+                $operand.block::<S, 2>($simd, start);
+                $operand.block::<S, 2>($simd, start + 2);
+            }
+            _ => {}
+        }
+    }};
+}
+
 /// The dot product of every target with every source, a vector for each source.
 pub(super) struct Dots<'a, E, T, const R: usize> {
     pub targets: [*const E; R],
@@ -131,33 +161,8 @@ impl<E: Element, T: Storage, const R: usize> WithSimd for Dots<'_, E, T, R> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let (count, mut start) = (self.sources.offsets.len(), 0);
-        let four = wide::<S, E>() || T::FOUR;
         // SAFETY: the caller of `dots` says that all pointers are good for this.
-        unsafe {
-            while wide::<S, E>() && start + 8 <= count {
-                self.block::<S, 8>(simd, start);
-                start += 8;
-            }
-            while four && start + 4 <= count {
-                self.block::<S, 4>(simd, start);
-                start += 4;
-            }
-            while start + 4 < count {
-                self.block::<S, 3>(simd, start);
-                start += 3;
-            }
-            match count - start {
-                1 => self.block::<S, 1>(simd, start),
-                2 => self.block::<S, 2>(simd, start),
-                3 => self.block::<S, 3>(simd, start),
-                4 => {
-                    self.block::<S, 2>(simd, start);
-                    self.block::<S, 2>(simd, start + 2);
-                }
-                _ => {}
-            }
-        }
+        unsafe { in_blocks!(self, simd, self.sources.offsets.len()) }
     }
 }
 
@@ -205,33 +210,8 @@ impl<E: Element, T: Storage, const R: usize> WithSimd for Sums<'_, E, T, R> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let (width, mut start) = (self.sources.width, 0);
-        let four = wide::<S, E>() || T::FOUR;
         // SAFETY: the caller of `sums` says that all pointers are good for this.
-        unsafe {
-            while wide::<S, E>() && start + 8 <= width {
-                self.block::<S, 8>(simd, start);
-                start += 8;
-            }
-            while four && start + 4 <= width {
-                self.block::<S, 4>(simd, start);
-                start += 4;
-            }
-            while start + 4 < width {
-                self.block::<S, 3>(simd, start);
-                start += 3;
-            }
-            match width - start {
-                1 => self.block::<S, 1>(simd, start),
-                2 => self.block::<S, 2>(simd, start),
-                3 => self.block::<S, 3>(simd, start),
-                4 => {
-                    self.block::<S, 2>(simd, start);
-                    self.block::<S, 2>(simd, start + 2);
-                }
-                _ => {}
-            }
-        }
+        unsafe { in_blocks!(self, simd, self.sources.width) }
     }
 }
 

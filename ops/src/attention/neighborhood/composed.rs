@@ -4,6 +4,8 @@
 use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor, TensorData};
+#[cfg(feature = "cube")]
+use halocline_core::ops::is_on_gpu;
 use halocline_core::{Result, ShardTensor};
 
 #[cfg(feature = "cube")]
@@ -45,7 +47,7 @@ pub(super) fn attention<const D: usize>(
     let q = fill_empty(q, &queries, &all, operator, 0.0)?;
     let both = fill_up_to(1, both, output, &all, operator, 0.0)?;
     #[cfg(feature = "cube")]
-    if cube::runs_on(&q.device()) {
+    if is_on_gpu(&q.device()) {
         let [queries, keys] = [q.dims(), both.dims()].map(|shape| spatial(&shape));
         let windows = cube::Windows::near(&run.dims, queries, keys);
         let (q, both) = (widened(q) * run.scale, widened(both));
