@@ -12,7 +12,7 @@ use std::error::Error;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::Distribution;
@@ -21,7 +21,7 @@ use halocline::ops::prelude::*;
 use halocline::prelude::{Device, Tensor};
 use serde_json::{Value, json};
 
-use beside::{PyTorch, TURN, median, pair, peak_gflops, timed};
+use beside::{PyTorch, in_turn, pair, timed};
 
 mod beside;
 
@@ -176,7 +176,7 @@ impl Case {
             })),
             _ => Some(pytorch.as_mut()?.run(PASSES[pass].0, &self.request())),
         };
-        let (medians, peak) = in_turn::<2>(budget, &mut run);
+        let (medians, peak) = in_turn::<2, 2>((MIN_ROUNDS, budget), &mut run);
         [0, 1].map(|pass| Row {
             case: self.name(),
             pass: PASSES[pass].0,
@@ -185,36 +185,6 @@ impl Case {
             peak,
         })
     }
-}
-
-/// The medians of passes of both implementations, which run in turn, and of the machine's peak meanwhile.
-fn in_turn<const PASSES: usize>(
-    budget: Duration,
-    mut run: impl FnMut(usize, usize) -> Option<f64>,
-) -> ([[Option<f64>; 2]; PASSES], f64) {
-    let start = Instant::now();
-    let mut samples = [const { [const { Vec::new() }; 2] }; PASSES];
-    let mut peaks = Vec::new();
-    let mut rounds = 0;
-    while rounds < MIN_ROUNDS || start.elapsed() < budget {
-        for (pass, samples) in samples.iter_mut().enumerate() {
-            for turn in 0..2 {
-                let implementation = (rounds + turn) % 2;
-                peaks.push(peak_gflops());
-                run(implementation, pass);
-                let begin = Instant::now();
-                while begin.elapsed() < TURN {
-                    let Some(seconds) = run(implementation, pass) else {
-                        break;
-                    };
-                    samples[implementation].push(seconds);
-                }
-            }
-        }
-        rounds += 1;
-    }
-    let medians = samples.map(|mut samples| samples.each_mut().map(|samples| median(samples)));
-    (medians, median(&mut peaks).unwrap_or(f64::NAN))
 }
 
 /// A training step of a transformer on a field of 128 × 256 cells.
@@ -238,10 +208,14 @@ fn transformer(pytorch: &mut Option<PyTorch>, budget: Duration) -> Row {
         let gradients = GradientsParams::from_grads(loss.backward(), &of);
         model = Some(optimizer.step(1e-3, of, gradients));
     };
-    let ([medians], peak) = in_turn(budget, |implementation, _| match implementation {
-        0 => Some(timed(&mut step)),
-        _ => Some(pytorch.as_mut()?.run("step", &request)),
-    });
+    let ([medians], peak) =
+        in_turn::<2, 1>(
+            (MIN_ROUNDS, budget),
+            |implementation, _| match implementation {
+                0 => Some(timed(&mut step)),
+                _ => Some(pytorch.as_mut()?.run("step", &request)),
+            },
+        );
     Row {
         case: "FieldTransformer".into(),
         pass: "step",

@@ -22,13 +22,13 @@
 use std::error::Error;
 use std::fmt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::tensor::{Distribution, module};
 use halocline::ops::prelude::*;
 use halocline::prelude::{Device, Tensor};
 
-use beside::{PyTorch, TURN, median, pair, peak_gflops, timed};
+use beside::{PyTorch, in_turn, pair, timed};
 
 mod beside;
 
@@ -248,7 +248,6 @@ fn measure<const D: usize>(
     pytorch: &mut Option<PyTorch>,
     budget: Duration,
 ) -> [Row; 2] {
-    let start = Instant::now();
     let plain = Tensors::random(case);
     let leaves = plain.leaves();
     compare("y", plain.forward(ours), plain.forward(flex));
@@ -262,32 +261,12 @@ fn measure<const D: usize>(
         Some(conv) => Some(timed(|| leaves.gradients(conv))),
         None => Some(pytorch.as_mut()?.run(PASSES[pass].0, &case.request())),
     };
-    let mut samples = [const { [const { Vec::new() }; 3] }; 2];
-    let mut peaks = Vec::new();
-    let mut rounds = 0;
-    while rounds < MIN_ROUNDS || start.elapsed() < budget {
-        for (pass, samples) in samples.iter_mut().enumerate() {
-            for turn in 0..3 {
-                let implementation = (rounds + turn) % 3; // so that none always follows the same one
-                peaks.push(peak_gflops());
-                run(implementation, pass);
-                let begin = Instant::now();
-                while begin.elapsed() < TURN {
-                    let Some(seconds) = run(implementation, pass) else {
-                        break;
-                    };
-                    samples[implementation].push(seconds);
-                }
-            }
-        }
-        rounds += 1;
-    }
-    let peak_gflops = median(&mut peaks).unwrap_or(f64::NAN);
+    let (medians, peak_gflops) = in_turn::<3, 2>((MIN_ROUNDS, budget), &mut run);
     [0, 1].map(|pass| Row {
         case: case.to_string(),
         pass: PASSES[pass].0,
         flops: PASSES[pass].1 * case.forward_flops(),
-        median_s: samples[pass].each_mut().map(|samples| median(samples)),
+        median_s: medians[pass],
         peak_gflops,
     })
 }

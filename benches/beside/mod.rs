@@ -21,7 +21,39 @@ use pulp::{Arch, Simd, WithSimd};
 const PEAK_RUNS: usize = 3;
 
 /// How long an implementation runs in its turn.
-pub(crate) const TURN: Duration = Duration::from_millis(100);
+const TURN: Duration = Duration::from_millis(100);
+
+/// The medians of passes of some implementations, which run in turn, and of the machine's peak meanwhile. `run` gives the
+/// seconds of an implementation and pass, or nothing where it is not installed; at least so many rounds are run.
+pub(crate) fn in_turn<const IMPLEMENTATIONS: usize, const PASSES: usize>(
+    (least, budget): (usize, Duration),
+    mut run: impl FnMut(usize, usize) -> Option<f64>,
+) -> ([[Option<f64>; IMPLEMENTATIONS]; PASSES], f64) {
+    let start = Instant::now();
+    let mut samples = [const { [const { Vec::new() }; IMPLEMENTATIONS] }; PASSES];
+    let mut peaks = Vec::new();
+    let mut rounds = 0;
+    while rounds < least || start.elapsed() < budget {
+        for (pass, samples) in samples.iter_mut().enumerate() {
+            for turn in 0..IMPLEMENTATIONS {
+                // So that none always follows the same one.
+                let implementation = (rounds + turn) % IMPLEMENTATIONS;
+                peaks.push(peak_gflops());
+                run(implementation, pass);
+                let begin = Instant::now();
+                while begin.elapsed() < TURN {
+                    let Some(seconds) = run(implementation, pass) else {
+                        break;
+                    };
+                    samples[implementation].push(seconds);
+                }
+            }
+        }
+        rounds += 1;
+    }
+    let medians = samples.map(|mut samples| samples.each_mut().map(|samples| median(samples)));
+    (medians, median(&mut peaks).unwrap_or(f64::NAN))
+}
 
 pub(crate) fn timed<T>(f: impl FnOnce() -> T) -> f64 {
     let start = Instant::now();
@@ -29,13 +61,13 @@ pub(crate) fn timed<T>(f: impl FnOnce() -> T) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-pub(crate) fn median(samples: &mut [f64]) -> Option<f64> {
+fn median(samples: &mut [f64]) -> Option<f64> {
     samples.sort_by(f64::total_cmp);
     samples.get(samples.len() / 2).copied()
 }
 
 /// What the machine can do at this moment, while threads of an earlier turn fall asleep.
-pub(crate) fn peak_gflops() -> f64 {
+fn peak_gflops() -> f64 {
     (0..PEAK_RUNS)
         .map(|_| gflops_in_registers())
         .fold(0.0, f64::max)
