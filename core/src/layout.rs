@@ -28,13 +28,25 @@ pub enum ReduceOp {
 pub enum Placement {
     /// Each rank holds a piece of this tensor dim.
     Shard(usize),
-    /// All ranks hold the same values.
+    /// All ranks hold the same values, and each finds the whole gradient.
     Replicate,
+    /// All ranks hold the same values, and each finds a part of the gradient, which is the sum of
+    /// the parts: values that ranks use for different cells.
+    /// [`redistribute`](crate::ShardTensor::redistribute) has an example.
+    Fan,
     /// Each rank holds a contribution; the value is their reduction.
     Partial(ReduceOp),
 }
 
-pub use Placement::{Partial, Replicate, Shard};
+pub use Placement::{Fan, Partial, Replicate, Shard};
+
+impl Placement {
+    /// Whether ranks compute different parts of a gradient: `Shard` and `Fan`. Beside such an
+    /// operand a replicated one fans out.
+    pub fn varies(self) -> bool {
+        matches!(self, Shard(_) | Fan)
+    }
+}
 
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,6 +9,7 @@
 
 mod cache;
 mod comm;
+mod crossing;
 #[cfg(feature = "cube")]
 mod cube;
 mod device_mesh;
@@ -25,6 +26,7 @@ mod module;
 mod operator;
 pub mod ops;
 mod pairing;
+mod param;
 mod reduce;
 mod region;
 mod replicas;
@@ -39,16 +41,18 @@ pub use comm::{
     Batch, CommStats, Communicator, Count, Counters, Expected, InFlight, Operation, Overlap,
     Payload, Pending, Place, PlannedMessages, PlannedOperation, Settings, Traffic,
 };
+pub use crossing::{Along, Crossing};
 pub use device_mesh::DeviceMesh;
 pub use error::{Error, Result};
 pub use exchange::{Direction, Exchange, ExchangePlan, Move, Need, Piece, Source, Transfer};
 pub use into_layout::IntoLayout;
 pub use launch::Launcher;
 pub use layer_keys::LayerKeys;
-pub use layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
+pub use layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 pub use memory::release_memory;
 pub use mesh::MeshShape;
 pub use pairing::{Linearity, Pairing, Role, Term};
+pub use param::{Gather, ParamShard, param_shards, shard_parameters};
 pub use region::{Boundary, IndexBox, Segment, segments};
 pub use rng::{Distribution, RandomKey, philox4x32_10};
 pub use tensor::{Halo, LocalGradient, ShardTensor, scatter_tensor};

@@ -8,6 +8,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use foldhash::quality::FixedState;
 
 use crate::comm::{Communicator, Expected, Operation, Payload, Traffic, collectives};
+use crate::param::param_shards;
 use crate::tensor::on_device;
 use crate::{Error, Result};
 
@@ -32,6 +33,10 @@ pub(crate) fn sync<M: Module>(
     device: &Device,
     module: M,
 ) -> Result<M> {
+    if let Some((path, _)) = param_shards(&module).first_key_value() {
+        let message = format!("parameter {path} is sharded: ranks hold different parts of it");
+        return Err(Error::operator("sync_module", message));
+    }
     // Each rank owns its leaves, even if the program cloned one module into all ranks: shared
     // leaves deadlock.
     let module = module.fork(device);
@@ -121,7 +126,7 @@ impl ModuleMapper for Sync<'_> {
     }
 }
 
-/// Compares checksums of all parameters.
+/// Compares checksums of all parameters, between ranks that hold the same cells of them.
 pub(crate) fn check_replicas<M: Module>(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
@@ -136,20 +141,35 @@ pub(crate) fn check_replicas<M: Module>(
         .collect();
     let operation = Operation::new("check_replicas", Traffic::Control, None);
     let all = collectives::all_gather_bytes(comm, group, &operation, &bytes)?;
-    for (rank, theirs) in group.iter().zip(&all) {
-        let reference = &all[0];
-        if theirs == reference {
+    let shards = param_shards(module);
+    for (index, (rank, theirs)) in group.iter().zip(&all).enumerate() {
+        if *theirs == all[0] && shards.is_empty() {
             continue;
         }
-        let differs = |i: &usize| theirs.get(8 * i..8 * i + 8) != reference.get(8 * i..8 * i + 8);
-        let path = (0..checksums.sums.len())
-            .find(differs)
-            .map(|i| checksums.sums[i].0.as_str());
+        // The first rank that holds the same cells of a parameter.
+        let reference = |path: &str| match shards.get(path) {
+            None => 0,
+            Some(shard) => {
+                let cells = |rank: usize| shard.cells_of(rank);
+                let same = (0..index).find(|other| cells(group[*other]) == cells(*rank));
+                same.unwrap_or(index)
+            }
+        };
+        let sum = |bytes: &[u8], i: usize| bytes.get(8 * i..8 * i + 8).map(<[u8]>::to_vec);
+        let differs = |i: &usize| {
+            let (path, _) = &checksums.sums[*i];
+            sum(theirs, *i) != sum(&all[reference(path)], *i)
+        };
+        let found = (0..checksums.sums.len()).find(differs);
+        if found.is_none() && theirs.len() == all[0].len() {
+            continue;
+        }
+        let path = found.map(|i| checksums.sums[i].0.as_str());
         return Err(Error::Replicas(format!(
             "parameter {} differs between rank {} and rank {rank}: make the model with World::init or call sync_module; if it \
              was, a gradient was not summed over the ranks (of a parameter that a closure captures) or a rank took other steps",
             path.unwrap_or("count"),
-            group[0],
+            path.map_or(group[0], |path| group[reference(path)]),
         )));
     }
     Ok(())

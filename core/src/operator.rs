@@ -14,7 +14,7 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
 use burn::backend::autodiff::checkpoint::state::BackwardStates;
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
@@ -75,11 +75,17 @@ pub trait Operator: Debug + Send + Sync + 'static {
     /// Whether the backward pass reads an input.
     fn keeps(&self, input: usize) -> bool;
 
-    /// Whether gradient checkpointing computes the result again instead of keeping it: for
-    /// operators that take little time and do not communicate, because messages must not be sent
-    /// again.
-    fn is_memory_bound(&self) -> bool {
-        false
+    /// Whether the backward pass computes the result again instead of keeping it.
+    fn recompute(&self) -> Recompute {
+        Recompute::Never
+    }
+
+    /// Computes the result again.
+    ///
+    /// # Errors
+    /// Those of [`forward`](Self::forward).
+    fn again(&self, inputs: Vec<DispatchTensor>) -> Result<DispatchTensor> {
+        Ok(self.forward(inputs)?.0)
     }
 
     /// Computes the result, and the state that the backward pass needs beside inputs.
@@ -94,6 +100,17 @@ pub trait Operator: Debug + Send + Sync + 'static {
     /// # Errors
     /// A failure of communication or of the kernel.
     fn backward(&self, pass: BackwardPass<'_, Self::Saved>) -> Result<Vec<Option<DispatchTensor>>>;
+}
+
+/// When a backward pass computes the result of an operator again instead of keeping it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    /// Never: for operators that take time or communicate.
+    Never,
+    /// With burn's gradient checkpointing: for operators that take little time.
+    WithCheckpointing,
+    /// Always: for what is larger than its input.
+    Always,
 }
 
 /// Arguments of an operator's backward pass.
@@ -173,9 +190,11 @@ trait Passes: Debug + Send + Sync {
 
     fn keeps(&self, input: usize) -> bool;
 
-    fn is_memory_bound(&self) -> bool;
+    fn recompute(&self) -> Recompute;
 
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Arc<Saved>)>;
+
+    fn again(&self, inputs: Vec<DispatchTensor>) -> Result<DispatchTensor>;
 
     fn backward(&self, pass: BackwardPass<'_, Saved>) -> Result<Vec<Option<DispatchTensor>>>;
 }
@@ -191,8 +210,12 @@ impl<O: Operator> Passes for O {
         Operator::keeps(self, input)
     }
 
-    fn is_memory_bound(&self) -> bool {
-        Operator::is_memory_bound(self)
+    fn recompute(&self) -> Recompute {
+        Operator::recompute(self)
+    }
+
+    fn again(&self, inputs: Vec<DispatchTensor>) -> Result<DispatchTensor> {
+        Operator::again(self, inputs)
     }
 
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Arc<Saved>)> {
@@ -244,7 +267,11 @@ macro_rules! node_backend {
 
         impl<B: Plain, C: CheckpointStrategy> NodeBackend for Autodiff<B, C> {
             $(fn $node($($input: FloatTensor<Self>),+, operator: Arc<dyn Passes>) -> FloatTensor<Self> {
-                record::<B, C, _>([$($input),+], operator)
+                match operator.recompute() {
+                    // Whatever the strategy of the graph is.
+                    Recompute::Always => record::<B, BalancedCheckpointing, _>([$($input),+], operator),
+                    _ => record::<B, C, _>([$($input),+], operator),
+                }
             })+
         }
     };
@@ -291,7 +318,7 @@ fn record<B: Plain, C: CheckpointStrategy, const N: usize>(
     operator: Arc<dyn Passes>,
 ) -> FloatTensor<Autodiff<B, C>> {
     let step = Step.prepare::<C>(inputs.each_ref().map(|input| input.node()));
-    let step = if operator.is_memory_bound() {
+    let step = if operator.recompute() != Recompute::Never {
         let again = Again::<B, N> {
             operator: operator.clone(),
             inputs: inputs.each_ref().map(|input| input.id()),
@@ -336,8 +363,10 @@ struct Again<B, const N: usize> {
 impl<B: Plain, const N: usize> RetroForward for Again<B, N> {
     fn forward(&self, states: &mut BackwardStates, node: NodeId) {
         let inputs = self.inputs.each_ref().map(|input| states.get_state(input));
-        let (output, _) = forward::<B>(inputs, &*self.operator);
-        states.save::<FloatTensor<B>>(node, output);
+        let _span = self.operator.names().map(|[name, _]| trace::span(name));
+        let output = self.operator.again(inputs.map(B::wrap).into());
+        let output = output.and_then(B::unwrap);
+        states.save::<FloatTensor<B>>(node, output.unwrap_or_else(|error| error.raise()));
     }
 }
 

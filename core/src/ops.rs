@@ -13,7 +13,7 @@ pub use crate::dispatch::{blank, cut, from_dispatch, paste, to_dispatch};
 pub use crate::exchange::{Boxes, add_box};
 use crate::exchange::{Exchange, ExchangePlan};
 use crate::layout::ReduceOp;
-pub use crate::operator::{BackwardPass, Operator, apply};
+pub use crate::operator::{BackwardPass, Operator, Recompute, apply};
 use crate::reduce::{Leaf, Pass, Reduce, ReduceScatter};
 use crate::replicas::require_replicas;
 use crate::{IndexBox, Result};

@@ -1,6 +1,6 @@
 //! Pairing of an operator's operands: one rule for all operators.
 
-use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate, Shard};
+use crate::layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 use crate::{Error, MeshShape, Result};
 
 /// Meaning of a dim of an operand, as a letter in an einsum.
@@ -70,8 +70,9 @@ pub struct Pairing {
 
 impl Pairing {
     /// Applies the rule. On each axis operands are sharded in the same common dim, with the same
-    /// extents, or not at all; those without that dim are replicated and fan out. The result is
-    /// sharded in the dim, or a partial sum over it.
+    /// extents, or not at all; those without that dim are replicated and fan out, or do so already
+    /// ([`Fan`]). The result is sharded in the dim, or a partial sum over it; it fans out if no
+    /// operand is sharded and one fans out.
     ///
     /// # Errors
     /// Operands on two meshes, or of two sizes of a common dim; placements without a rule, with the
@@ -115,13 +116,13 @@ impl Pairing {
     }
 
     /// The axes over which a replicated operand that every rank needs whole fans out beside a
-    /// field: those on which the field is sharded, as in [`new`](Self::new).
+    /// field: those on which the field is sharded or fans out, as in [`new`](Self::new).
     ///
     /// # Errors
     /// Partial values of the field.
     pub fn of_whole(operator: &str, field: &Layout) -> Result<Vec<usize>> {
         field.require_resolved(operator)?;
-        Ok(field.axes_where(|placement| matches!(placement, Shard(_))))
+        Ok(field.axes_where(Placement::varies))
     }
 
     /// The placements of the result.
@@ -178,12 +179,16 @@ impl Axis<'_> {
         if all().all(|operand| replicated(&operand)) {
             return Ok((Replicate, Vec::new()));
         }
+        let whole = |operand: &usize| matches!(self.placement(*operand), Replicate | Fan);
+        if all().all(|operand| whole(&operand)) {
+            return Ok((Fan, all().filter(replicated).collect()));
+        }
         // A sum of terms passes through an operator that is linear in it. Replicated operands then
         // act on a term that differs by rank, so they fan out.
         if let Some(partial) = all().find(|&index| matches!(self.placement(index), Partial(_))) {
             let sum = Partial(ReduceOp::Sum);
             let sums = all().filter(|&index| self.placement(index) == sum).count();
-            let rest = all().filter(replicated).count();
+            let rest = all().filter(whole).count();
             let allowed = match linearity {
                 Linearity::Additive => sums == self.operands.len(),
                 Linearity::Multiplicative => sums == 1 && rest + 1 == self.operands.len(),
@@ -220,7 +225,7 @@ impl Axis<'_> {
         // A replicated operand with the dim holds more cells than its partners; without it, it
         // meets each rank's cells whole.
         let lacks = |operand: &usize| !self.operands[*operand].roles.contains(&number);
-        if let Some(other) = all().filter(replicated).find(|index| !lacks(index)) {
+        if let Some(other) = all().filter(whole).find(|index| !lacks(index)) {
             let mut both = [first, other];
             both.sort_unstable();
             let help = format!("redistribute one operand, {}", self.ways(number));
@@ -231,15 +236,14 @@ impl Axis<'_> {
             None => Partial(ReduceOp::Sum),
         };
         // Each rank would add an operand such as a bias to its part of the sum.
-        let fans: Vec<usize> = all().filter(replicated).collect();
         if placement == Partial(ReduceOp::Sum)
-            && !fans.is_empty()
             && linearity != Linearity::Multiplicative
+            && let Some(added) = all().find(whole)
         {
             let help = "add it to the resolved result instead".into();
-            return Err(self.no_rule(&[first, fans[0]], help));
+            return Err(self.no_rule(&[first, added], help));
         }
-        Ok((placement, fans))
+        Ok((placement, all().filter(replicated).collect()))
     }
 
     /// The placements in which the operands can be paired, for errors.

@@ -5,6 +5,7 @@
 
 mod conv;
 mod metrics;
+pub mod parallel;
 pub mod shallow_water;
 mod surrogate;
 mod transformer;

@@ -14,6 +14,7 @@ use halocline_core::{
 use crate::driver::Padding;
 use crate::operand::Operand;
 use crate::sharding::{Sharding, shardings};
+use crate::testing::require_layout;
 
 /// An operator of the registry.
 #[derive(Debug)]
@@ -309,7 +310,7 @@ impl<'a> Case<'a> {
         let input = leaf.clone();
         self.add_leaf(name, move |gradients| {
             let gradient = input.grad(gradients)?;
-            assert_eq!(gradient.layout(), input.layout(), "layout of a gradient");
+            require_layout(&gradient, &input);
             Some(gradient.full_tensor(LocalGradient::Replicated).into_data())
         });
         Ok(Box::new(leaf))

@@ -7,6 +7,7 @@
 pub mod activation;
 pub mod attention;
 pub mod conv;
+mod crossing;
 mod driver;
 pub mod dropout;
 pub mod embedding;
@@ -24,6 +25,7 @@ pub mod rearrange;
 pub mod reduce;
 mod registry;
 pub mod resample;
+mod reshard;
 mod sharding;
 pub mod softmax;
 pub mod testing;
@@ -44,6 +46,7 @@ pub use rearrange::RearrangeField;
 pub use reduce::ReduceField;
 pub use registry::operators;
 pub use resample::ResampleField;
+pub use reshard::{Reshard, set_reshards};
 pub use softmax::SoftmaxField;
 
 /// Imports for model code: fields, layers, and the methods of all families of operators.

@@ -4,7 +4,9 @@ use burn::module::Param;
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Tensor};
 use halocline_core::ops::fan_out;
-use halocline_core::{Error, Layout, Pairing, Result, ShardTensor};
+use halocline_core::{
+    Error, Fan, Layout, Pairing, ParamShard, Placement, Replicate, Result, Shard, ShardTensor,
+};
 
 /// A parameter of an operator: a replicated tensor, or one with a layout.
 ///
@@ -29,6 +31,8 @@ pub enum Operand<const D: usize> {
     Replicated(Tensor<D>),
     /// A tensor of which ranks hold shards. Its gradient has its layout.
     Laid(ShardTensor<D>),
+    /// This rank's shard of a parameter. Its gradient is that of the shard.
+    Parameter(Tensor<D>, ParamShard),
 }
 
 impl<const D: usize> From<Tensor<D>> for Operand<D> {
@@ -45,7 +49,10 @@ impl<const D: usize> From<ShardTensor<D>> for Operand<D> {
 
 impl<const D: usize> From<&Param<Tensor<D>>> for Operand<D> {
     fn from(parameter: &Param<Tensor<D>>) -> Self {
-        Self::Replicated(parameter.val())
+        match ParamShard::of(parameter) {
+            Some(shard) => Self::Parameter(parameter.base(), shard.clone()),
+            None => Self::Replicated(parameter.val()),
+        }
     }
 }
 
@@ -60,41 +67,64 @@ impl<const D: usize> Operand<D> {
         match self {
             Self::Replicated(tensor) => tensor.dims(),
             Self::Laid(tensor) => tensor.dims(),
+            Self::Parameter(_, shard) => {
+                let shape = shard.layout().shape();
+                shape.try_into().expect("the dims of the parameter")
+            }
+        }
+    }
+
+    /// Whether an operator computes with shards of it.
+    pub(crate) fn is_sharded(&self) -> bool {
+        match self {
+            Self::Replicated(_) => false,
+            Self::Laid(tensor) => tensor.placements().iter().any(|p| matches!(p, Shard(_))),
+            Self::Parameter(_, shard) => !shard.computing_axes().is_empty(),
         }
     }
 
     /// The number type.
     pub fn dtype(&self) -> DType {
         match self {
-            Self::Replicated(tensor) => tensor.dtype(),
+            Self::Replicated(tensor) | Self::Parameter(tensor, _) => tensor.dtype(),
             Self::Laid(tensor) => tensor.local().dtype(),
         }
     }
 
-    /// Puts the operand on the mesh of a field.
-    pub(crate) fn beside<const E: usize, K: Basic>(self, x: &ShardTensor<E, K>) -> ShardTensor<D> {
-        match self {
+    /// Puts the operand on the mesh of a field. Parameters that are stored in shards are gathered.
+    ///
+    /// # Errors
+    /// A parameter on another mesh; a failure of communication.
+    pub(crate) fn beside<const E: usize, K: Basic>(
+        self,
+        x: &ShardTensor<E, K>,
+    ) -> Result<ShardTensor<D>> {
+        Ok(match self {
             Self::Laid(tensor) => tensor,
+            Self::Parameter(base, shard) => shard.operand(base, x)?,
             Self::Replicated(tensor) => {
                 let layout = Layout::replicated(x.layout().mesh(), &tensor.dims());
                 ShardTensor::from_parts(tensor, layout, x.mesh().clone())
             }
-        }
+        })
     }
 
     /// Gives the whole parameter to a kernel on the shards of `x`. Its gradient is summed over the
-    /// ranks between which `x` is sharded.
+    /// ranks between which `x` is sharded or fans out.
     ///
     /// # Errors
-    /// Partial values of `x`; a parameter that is sharded or of another number type.
+    /// Partial values of `x`; a parameter that is sharded, of another number type, or fans out where
+    /// `x` is replicated.
     pub(crate) fn whole_beside<const E: usize>(
         self,
         x: &ShardTensor<E>,
         operator: &'static str,
     ) -> Result<Tensor<D>> {
+        let mut axes = Pairing::of_whole(operator, x.layout())?;
         let local = match self {
             Self::Replicated(tensor) => tensor,
-            Self::Laid(tensor) => {
+            laid => {
+                let tensor = laid.beside(x)?;
                 tensor.require_resolved(operator)?;
                 (0..D).try_for_each(|dim| tensor.require_whole(operator, dim))?;
                 if tensor.layout().mesh() != x.layout().mesh() {
@@ -102,6 +132,16 @@ impl<const D: usize> Operand<D> {
                         format!("{} and {} are on two meshes", x.layout(), tensor.layout());
                     return Err(Error::operator(operator, message));
                 }
+                let fans = tensor.layout().axes_where(|placement| placement == Fan);
+                if let Some(&axis) = fans.iter().find(|axis| !axes.contains(axis)) {
+                    let axis = &x.layout().mesh().names()[axis];
+                    return Err(Error::Placement {
+                        operator: operator.into(),
+                        placement: format!("Replicate with Fan of a parameter on axis \"{axis}\""),
+                        help: "redistribute it to Fan, too".into(),
+                    });
+                }
+                axes.retain(|axis| !fans.contains(axis));
                 tensor.into_parts().0
             }
         };
@@ -110,7 +150,37 @@ impl<const D: usize> Operand<D> {
             let message = format!("a parameter of {dtype:?} for a tensor of {expected:?}");
             return Err(Error::operator(operator, message));
         }
-        let axes = Pairing::of_whole(operator, x.layout())?;
         Ok(fan_out(local, x.mesh(), &axes, operator))
     }
+}
+
+/// Lets replicated tensors fan out on every axis on which one of the tensors does.
+pub(crate) fn fan_out_alike<const D: usize, const N: usize>(
+    tensors: [ShardTensor<D>; N],
+) -> Result<[ShardTensor<D>; N]> {
+    let axes = tensors[0].placements().len();
+    let fans = |axis: usize| {
+        tensors
+            .iter()
+            .any(|x| x.placements().get(axis) == Some(&Fan))
+    };
+    let fans: Vec<bool> = (0..axes).map(fans).collect();
+    let all = tensors.into_iter();
+    let all = all.map(|x| fan_out_where(x, |axis| fans.get(axis) == Some(&true)));
+    let all: Vec<_> = all.collect::<Result<_>>()?;
+    Ok(all.try_into().expect("as many as were given"))
+}
+
+/// Lets a tensor fan out on the axes chosen, where it is replicated.
+pub(crate) fn fan_out_where<const D: usize>(
+    x: ShardTensor<D>,
+    chosen: impl Fn(usize) -> bool,
+) -> Result<ShardTensor<D>> {
+    let placements = x.placements().iter().enumerate();
+    let placements = placements.map(|(axis, placement)| match placement {
+        Replicate if chosen(axis) => Fan,
+        other => *other,
+    });
+    let placements: Vec<Placement> = placements.collect();
+    x.try_redistribute(&placements)
 }

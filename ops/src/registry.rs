@@ -1,7 +1,7 @@
 //! The registry of operators. Every family lists its own; this is the list of families.
 
 use burn::tensor::{Gradients, Tensor, TensorData};
-use halocline_core::{LocalGradient, Result, ShardTensor};
+use halocline_core::{Fan, LocalGradient, Placement, Result, Shard, ShardTensor};
 
 use crate::golden::{Golden, Output};
 use crate::reduce::ReduceField;
@@ -28,13 +28,23 @@ pub fn operators() -> impl Iterator<Item = &'static Golden> {
     .flatten()
 }
 
+/// A result that fans out, with shards instead of which each rank has a part of the loss.
+pub(crate) fn sharded<const D: usize>(y: ShardTensor<D>) -> ShardTensor<D> {
+    let placements = y.placements().iter().map(|placement| match placement {
+        Fan => Shard(D - 1),
+        other => *other,
+    });
+    let placements: Vec<Placement> = placements.collect();
+    y.redistribute(&placements)
+}
+
 impl<const D: usize> Output for ShardTensor<D> {
     fn shape(&self) -> Vec<usize> {
         self.dims().to_vec()
     }
 
     fn backward(self: Box<Self>, cotangent: TensorData) -> Result<(TensorData, Gradients)> {
-        let y = self.resolve();
+        let y = sharded(self.resolve());
         let shape = y.layout().local_shape(y.mesh().position());
         assert_eq!(
             y.local_dims()[..],

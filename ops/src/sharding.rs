@@ -1,6 +1,6 @@
 //! Shardings that operators are tested on.
 
-use halocline_core::{DeviceMesh, Layout, Placement, Replicate, Result, Shard};
+use halocline_core::{DeviceMesh, Fan, Layout, Placement, Replicate, Result, Shard};
 
 /// How a tensor is sharded in a test: mesh axes, placements, and extents other than even ones.
 #[derive(Clone, Debug)]
@@ -49,6 +49,7 @@ impl Sharding {
 
 /// Shardings of the given dims of a tensor of `shape` over up to `ranks` ranks: every dim alone, pairs on a 2×2 mesh,
 /// nested, and from eight ranks on three dims on a 2×2×2 mesh; with even extents, very uneven ones, and empty shards.
+/// Tensors fan out too, alone and beside a sharded dim.
 pub fn shardings(shape: &[usize], dims: &[usize], ranks: usize) -> Vec<Sharding> {
     let mut found = Vec::new();
     for parts in 1..=ranks {
@@ -67,20 +68,24 @@ pub fn shardings(shape: &[usize], dims: &[usize], ranks: usize) -> Vec<Sharding>
             }
         }
     }
+    let alike = |axes: &[&'static str], placements: &[Placement]| Sharding {
+        axes: axes.iter().map(|axis| (*axis, 2)).collect(),
+        placements: placements.to_vec(),
+        extents: Vec::new(),
+    };
+    if ranks >= 2 {
+        found.push(alike(&["x"], &[Fan]));
+    }
     if ranks >= 4 {
+        if let [first, .., last] = *dims {
+            found.push(alike(&["y", "x"], &[Shard(first), Fan]));
+            found.push(alike(&["y", "x"], &[Fan, Shard(last)]));
+        }
         for (i, &first) in dims.iter().enumerate() {
             for placements in [[Shard(first), Replicate], [Replicate, Shard(first)]] {
-                found.push(Sharding {
-                    axes: vec![("y", 2), ("x", 2)],
-                    placements: placements.to_vec(),
-                    extents: Vec::new(),
-                });
+                found.push(alike(&["y", "x"], &placements));
             }
-            found.push(Sharding {
-                axes: vec![("y", 2), ("x", 2)],
-                placements: vec![Shard(first), Shard(first)],
-                extents: Vec::new(),
-            });
+            found.push(alike(&["y", "x"], &[Shard(first); 2]));
             for &second in &dims[i + 1..] {
                 for (first, second) in [(first, second), (second, first)] {
                     found.push(Sharding {

@@ -2,12 +2,14 @@
 
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, Distribution, IndexBox, Launcher, LocalGradient, RandomKey, Result, ShardTensor,
+    DeviceMesh, Distribution, Fan, IndexBox, Launcher, LocalGradient, Partial, RandomKey, ReduceOp,
+    Result, ShardTensor,
 };
 
 use crate::field::{Field, Rank};
 use crate::golden::{Arguments, Golden};
 use crate::reduce::ReduceField;
+use crate::registry::sharded;
 pub use crate::sharding::{Sharding, shardings};
 
 /// An operator under test, written once for both kinds of tensor: inputs and parameters to a result.
@@ -123,7 +125,8 @@ pub fn on_mesh<const D: usize, const E: usize>(
     };
     let inputs: Vec<_> = inputs.iter().map(shard).collect::<Result<_>>()?;
     let parameters = leaves(parameters);
-    let y = operator.apply(inputs.clone(), parameters.clone()).resolve();
+    let y = operator.apply(inputs.clone(), parameters.clone());
+    let y = sharded(y.resolve());
     let cotangent = random(y.dims(), "cotangent", 0).inner();
     let cotangent = cotangent.cast(y.local().dtype());
     let cotangent = ShardTensor::distribute(cotangent, mesh, y.layout())?;
@@ -132,7 +135,7 @@ pub fn on_mesh<const D: usize, const E: usize>(
     let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
     for input in &inputs {
         let gradient = input.grad(&gradients).expect("an input has a gradient");
-        assert_eq!(gradient.layout(), input.layout(), "layout of a gradient");
+        require_layout(&gradient, input);
         found.push(gradient.full_tensor(LocalGradient::Replicated).into_data());
     }
     for parameter in &parameters {
@@ -140,6 +143,17 @@ pub fn on_mesh<const D: usize, const E: usize>(
         found.push(gradient.expect("a parameter has a gradient").into_data());
     }
     Ok(found)
+}
+
+/// Requires that the gradient of an input has its layout, as partial sums where the input fans out.
+pub(crate) fn require_layout<const D: usize>(gradient: &ShardTensor<D>, input: &ShardTensor<D>) {
+    let placements = input.placements().iter().map(|placement| match placement {
+        Fan => Partial(ReduceOp::Sum),
+        other => *other,
+    });
+    let extents = input.layout().all_extents().to_vec();
+    let expected = input.layout().derive(placements.collect(), extents);
+    assert_eq!(*gradient.layout(), expected, "layout of a gradient");
 }
 
 /// What [`on_mesh`] is to give: the same on one device.

@@ -20,17 +20,20 @@ pub enum Traffic {
     Reduce,
     /// A field or parameters sent out from one rank, or collected on one.
     Scatter,
+    /// Parameters that are stored in shards, gathered for use, and their gradients.
+    Gather,
     /// Checks and metadata.
     Control,
 }
 
 impl Traffic {
     /// All kinds, in the order of [`CommStats`](crate::CommStats).
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Exchange,
         Self::Redistribute,
         Self::Reduce,
         Self::Scatter,
+        Self::Gather,
         Self::Control,
     ];
 }

@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::{Batch, Communicator, Counters, Expected, InFlight, Payload, Pending, Settings};
+use super::{
+    Batch, Communicator, Counters, Expected, InFlight, Payload, Pending, Settings, Traffic,
+};
 use crate::Result;
 
 /// An engine that records the batches of a program; then repeats them to the same program, once, without a message; and
@@ -112,6 +114,10 @@ impl Communicator for Replay {
             Pass,
         }
 
+        // Parameters are gathered again: keeping them would undo that they are stored in shards.
+        if batch.operation.traffic() == Traffic::Gather {
+            return self.engine.clone().start(batch);
+        }
         let turn = match &mut *self.state() {
             State::Recording(record) => {
                 record.push(None);

@@ -17,7 +17,7 @@ use crate::{Error, Result};
 /// Within it the gradient is complete and equal on all ranks. Outside both cases below occur, so
 /// the program states which one holds. Neither changes the gradient of sharded dims, of which each
 /// rank has that of its own cells, nor that of partial values, of which each rank has that of its
-/// own contribution. Integers and booleans have none. [`from_local`](ShardTensor::from_local) has
+/// own contribution, nor that of values that fan out, of which each rank has its part. Integers and booleans have none. [`from_local`](ShardTensor::from_local) has
 /// an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalGradient {

@@ -18,7 +18,7 @@ use burn::tensor::kind::{self, Basic};
 use burn::tensor::{Device, Float, Gradients, Tensor};
 
 use crate::device_mesh::DeviceMesh;
-use crate::layout::{Layout, Partial, Placement, ReduceOp, Replicate};
+use crate::layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate};
 use crate::{Error, Result};
 
 pub(crate) use create::on_device;
@@ -236,18 +236,19 @@ impl<const D: usize> ShardTensor<D> {
         })
     }
 
-    /// The gradient of this tensor, in its layout; `None` without one. [`backward`](Self::backward)
+    /// The gradient of this tensor, in its layout; `None` without one. That of partial values is
+    /// replicated, and that of values that fan out is a partial sum. [`backward`](Self::backward)
     /// has an example.
     pub fn grad(&self, gradients: &Gradients) -> Option<Self> {
         let local = self.local.grad(gradients)?;
-        let layout = self.layout.clone();
-        let resolved = layout
-            .axes_where(|placement| matches!(placement, Partial(_)))
-            .into_iter()
-            .fold(layout, |layout, axis| {
-                layout.with_placement(axis, Replicate)
-            });
-        Some(Self::from_parts(local, resolved, self.mesh.clone()))
+        let placements = self.placements().iter().map(|placement| match placement {
+            Partial(_) => Replicate,
+            Fan => Partial(ReduceOp::Sum),
+            other => *other,
+        });
+        let extents = self.layout.all_extents().to_vec();
+        let layout = self.layout.derive(placements.collect(), extents);
+        Some(Self::from_parts(local, layout, self.mesh.clone()))
     }
 
     /// Computes gradients by backpropagating from this tensor. All ranks call it together.
@@ -255,7 +256,7 @@ impl<const D: usize> ShardTensor<D> {
     /// Gradients of replicated parameters are complete and equal on all ranks afterwards.
     ///
     /// # Panics
-    /// Panics if the tensor is sharded, or partial by another reduction than a sum;
+    /// Panics if the tensor is sharded, fans out or is partial by another reduction than a sum;
     /// [raises](Error::raise) a failure of communication.
     ///
     /// # Example
@@ -291,6 +292,7 @@ impl<const D: usize> ShardTensor<D> {
                 ),
                 help: match self.placements()[axis] {
                     Partial(_) => "call resolve() first",
+                    Fan => "every rank has the same loss; shard its input with redistribute(), so that ranks have parts of it",
                     _ => "reduce it to a loss with mean() or sum() first",
                 }
                 .into(),

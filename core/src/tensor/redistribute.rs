@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
-use burn::tensor::kind::{self, Basic};
+use burn::tensor::kind::{self, Basic, Kind};
+use burn::tensor::{Float, Tensor};
 
 use super::{LocalGradient, ShardTensor};
 use crate::comm::{Operation, Traffic};
 use crate::exchange::{Direction, Exchange, ExchangePlan, Move, Need, Source};
 use crate::into_layout::IntoLayout;
-use crate::layout::{Layout, Partial, ReduceOp, Replicate, Shard};
+use crate::layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 use crate::ops;
 use crate::{Error, IndexBox, Result};
 
@@ -28,6 +28,13 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// | `Partial(Sum)` → `Shard` | reduce-scatter | all-gather |
     /// | `Partial(Max)`, `Min`, `Product` → `Replicate` | all-reduce | two all-to-all, of a share of the values each |
     /// | `Partial(Max)`, `Min`, `Product` → `Shard` | reduce-scatter | all-to-all |
+    /// | `Replicate` → `Fan` | – | all-reduce |
+    /// | `Shard` → `Fan` | all-gather | reduce-scatter |
+    /// | `Partial` → `Fan` | all-reduce | all-reduce, before that of the row above |
+    /// | `Fan` → `Shard` | local slice | – |
+    ///
+    /// Values that fan out become replicated only if they have no gradients: that of a replicated
+    /// tensor is whole on every rank, and would be added once a rank.
     ///
     /// Every operator gives a replicated result the same gradient on all ranks; where a tensor
     /// leaves the sharded world, [`LocalGradient`] states which of two meanings its gradient has.
@@ -39,13 +46,24 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ///
     /// # Example
     /// ```
-    /// use halocline_core::{Launcher, Shard, ShardTensor};
+    /// use halocline_core::{Fan, Launcher, Layout, Partial, ReduceOp, Shard, ShardTensor};
     ///
     /// Launcher::local(2).run(|world| {
     ///     let mesh = world.mesh([("lat", 2)])?;
     ///     let rows = ShardTensor::<2>::ones([4, 6], &mesh, &[Shard(0)])?;
     ///     let columns = rows.redistribute(&[Shard(1)]);
     ///     assert_eq!(columns.local_dims(), [4, 3]);
+    ///     // Every rank uses all rows of x for its columns of y, and finds its part of the
+    ///     // gradient of x.
+    ///     let x = ShardTensor::<2>::ones([4, 1], &mesh, &[Shard(0)])?.require_grad();
+    ///     let y = x.clone().redistribute(&[Fan]) * columns;
+    ///     assert_eq!(y.placements(), [Shard(1)]);
+    ///     // Every element of y is added once.
+    ///     let part = y.into_parts().0.sum();
+    ///     let layout = Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum)])?;
+    ///     let loss = ShardTensor::from_parts(part, layout, mesh);
+    ///     let gradient = x.grad(&loss.backward()).expect("a gradient");
+    ///     gradient.into_parts().0.into_data().assert_eq(&[[6.0_f32], [6.0]].into(), true);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), halocline_core::Error>(())
@@ -58,8 +76,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// [`redistribute`](Self::redistribute), with an error instead of a panic.
     ///
     /// # Errors
-    /// A layout that does not fit the tensor or has partial values that it does not have; a failure
-    /// of communication.
+    /// A layout that does not fit the tensor, has partial values that it does not have, or replicates
+    /// values that fan out and have gradients; a failure of communication.
     ///
     /// # Example
     /// ```
@@ -76,18 +94,18 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// ```
     pub fn try_redistribute(self, to: impl IntoLayout) -> Result<Self> {
         let layout = &to.into_layout(&self.layout)?;
-        let from = self.placements().to_vec();
-        for (axis, (from, to)) in from.iter().zip(layout.placements()).enumerate() {
-            if matches!(to, Partial(_)) && from != to {
-                return Err(Error::Placement {
-                    operator: NAME.into(),
-                    placement: format!("{from} → {to} on axis \"{}\"", self.axis_name(axis)),
-                    help: "partial values come from operators only".into(),
-                });
-            }
-        }
+        self.check_target(layout)?;
         Error::catch(|| {
             let mut tensor = self;
+            for axis in tensor.layout.axes_where(|placement| placement == Fan) {
+                tensor = match layout.placements()[axis] {
+                    Fan => tensor,
+                    // Each rank has the whole gradient of its cells: zeros elsewhere make a part.
+                    Shard(dim) => tensor.exchange_to(axis, Shard(dim), layout),
+                    // Without gradients both are the same.
+                    _ => tensor.with_placement(axis, Replicate),
+                };
+            }
             for (axis, op) in tensor.partial_axes() {
                 tensor = match layout.placements()[axis] {
                     Partial(_) => tensor,
@@ -97,11 +115,56 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
                     _ => tensor.resolve_axis(axis, op),
                 };
             }
-            if tensor.layout == *layout {
-                return tensor;
+            let fans = layout.axes_where(|placement| placement == Fan);
+            if fans.iter().all(|axis| tensor.placements()[*axis] == Fan) {
+                return tensor.move_to(layout);
+            }
+            // What fans out comes last: until then gradients are whole.
+            let fans = fans.into_iter();
+            let fans: Vec<_> = fans
+                .filter(|axis| tensor.placements()[*axis] != Fan)
+                .collect();
+            let mut before = layout.placements().to_vec();
+            fans.iter()
+                .for_each(|axis| before[*axis] = tensor.placements()[*axis]);
+            let before = (&before).into_layout(&tensor.layout);
+            tensor = tensor.move_to(&before.unwrap_or_else(|error| error.raise()));
+            for axis in fans {
+                tensor = match tensor.placements()[axis] {
+                    Shard(_) => tensor.exchange_to(axis, Fan, layout),
+                    _ => tensor.fan_out(axis),
+                };
             }
             tensor.move_to(layout)
         })
+    }
+
+    /// Whether the autodiff graph has a node of the tensor.
+    fn is_tracked(&self) -> bool {
+        // Of one dim, which is not compared with the shape here.
+        let local = || Tensor::<1, Float>::from_dispatch(self.local.clone().into_dispatch());
+        K::KIND == Kind::Float && local().is_tracked()
+    }
+
+    /// Refuses placements that cannot be reached.
+    fn check_target(&self, layout: &Layout) -> Result<()> {
+        let pairs = self.placements().iter().zip(layout.placements());
+        for (axis, (from, to)) in pairs.enumerate() {
+            let help = match (from, to) {
+                (from, to) if from == to => continue,
+                (_, Partial(_)) => "partial values come from operators only",
+                (Fan, Replicate) if self.is_tracked() => {
+                    "shard it instead, or end its gradient with inner()"
+                }
+                _ => continue,
+            };
+            return Err(Error::Placement {
+                operator: NAME.into(),
+                placement: format!("{from} → {to} on axis \"{}\"", self.axis_name(axis)),
+                help: help.into(),
+            });
+        }
+        Ok(())
     }
 
     /// Reduces partial values: an all-reduce over each axis that holds them, in the order of ranks.
@@ -206,8 +269,41 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         ops::run(self.local.clone(), exchange)
     }
 
-    /// One exchange to a layout with the same partial axes.
+    /// `Replicate` → `Fan`.
+    fn fan_out(self, axis: usize) -> Self {
+        let local = ops::fan_out(self.local, &self.mesh, &[axis], NAME);
+        Self { local, ..self }.with_placement(axis, Fan)
+    }
+
+    fn with_placement(self, axis: usize, placement: Placement) -> Self {
+        let layout = self.layout.with_placement(axis, placement);
+        Self { layout, ..self }
+    }
+
+    /// `Shard` → `Fan` or `Fan` → `Shard` on one axis. The adjoint adds the gradients that ranks
+    /// find of a cell.
+    fn exchange_to(self, axis: usize, placement: Placement, target: &Layout) -> Self {
+        let mut placements = self.placements().to_vec();
+        placements[axis] = placement;
+        let even = (&placements).into_layout(&self.layout);
+        let mut layout = even.unwrap_or_else(|error| error.raise());
+        // A dim that has its last parts now is not moved again.
+        for dim in 0..D {
+            if layout.axes_of(dim) == target.axes_of(dim) {
+                let last = layout.with_extents(dim, target.extents(dim));
+                layout = last.unwrap_or_else(|error| error.raise());
+            }
+        }
+        let (plan, operation) = (self.plan(&self.layout, &layout), self.operation(&layout));
+        let local = ops::exchange(self.local, &self.mesh, plan, operation);
+        Self::from_parts(local, layout, self.mesh)
+    }
+
+    /// One exchange to a layout with the same partial axes, and the same that fan out.
     fn move_to(self, layout: &Layout) -> Self {
+        if self.layout == *layout {
+            return self;
+        }
         // The backward pass is an exchange back, not the adjoint of this one: the gradient is equal
         // on all replicas, and the adjoint would add it over them.
         let forward = |plan| Move {
@@ -261,8 +357,18 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// ```
     pub fn full_tensor(&self, gradient: LocalGradient) -> Tensor<D, K> {
         let resolved = self.clone().resolve();
-        let whole = Layout::replicated(self.layout.mesh(), self.layout.shape());
-        let all_sharded = (resolved.placements().iter()).all(|p| matches!(p, Shard(_)));
+        let placements = resolved.placements().iter();
+        let whole = placements.map(|placement| match placement {
+            Fan => Fan,
+            _ => Replicate,
+        });
+        let whole = Layout::new(
+            self.layout.mesh(),
+            self.layout.shape(),
+            &whole.collect::<Vec<_>>(),
+        );
+        let whole = whole.unwrap_or_else(|error| error.raise());
+        let all_sharded = resolved.placements().iter().all(|p| p.varies());
         if gradient == LocalGradient::Partial && all_sharded {
             // From shards to replicas on every axis: the exchange's adjoint is the reduce-scatter
             // that sums the gradients.

@@ -6,8 +6,9 @@ use burn::nn::transformer::{PositionWiseFeedForward, TransformerEncoder, Transfo
 
 use super::{AttentionOptions, DenseAttentionField};
 use crate::activation::activation_of;
+use crate::crossing::enter;
 use crate::dropout::{dropout_of, training_key};
-use crate::field::{Field, Rank};
+use crate::field::{Field, Rank, run};
 use crate::layer::{Layer, layers};
 use crate::matmul::MatmulField;
 use crate::norm::layer_norm_of;
@@ -66,13 +67,19 @@ pub fn multi_head_attention<X: Field<3>>(
     context.flatten::<3>(2, 3).apply_linear(&module.output)
 }
 
+/// Attention of tokens to each other. They take the placements of the layer of queries once, for all
+/// three layers.
+fn self_attention<X: Field<3>>(module: &MultiHeadAttention, x: X, options: AttentionOptions) -> X {
+    let x = run(x, |x| enter(&module.query.weight, x));
+    multi_head_attention(module, x.clone(), x.clone(), x, options)
+}
+
 /// Self-attention.
 impl<X: Field<3>> Layer<X> for MultiHeadAttention {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let [q, k, v] = [x.clone(), x.clone(), x];
-        multi_head_attention(self, q, k, v, AttentionOptions::default())
+        self_attention(self, x, AttentionOptions::default())
     }
 }
 
@@ -128,8 +135,7 @@ fn encoder_layer<X: Field<3>>(
         true => layer_norm_of(&module.norm_2, x.clone()),
         false => x.clone(),
     };
-    let [q, k, v] = [normalized.clone(), normalized.clone(), normalized];
-    let attended = multi_head_attention(&module.mha, q, k, v, options.clone());
+    let attended = self_attention(&module.mha, normalized, options.clone());
     let mut x = x + dropout_of(&module.dropout, attended);
     let normalized = layer_norm_of(&module.norm_1, x.clone());
     if !module.norm_first {

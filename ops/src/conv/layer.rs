@@ -2,8 +2,9 @@
 
 use burn::nn::conv::{Conv1d, Conv2d, Conv3d};
 
-use super::{ConvField, ConvOptions};
-use crate::field::Field;
+use super::{ConvOptions, conv};
+use crate::crossing::{enter, leave, leave_with_bias};
+use crate::field::{Field, run};
 use crate::layer::{Layer, PaddingOf};
 use crate::operand::Operand;
 
@@ -20,7 +21,15 @@ macro_rules! conv_layer {
                     .with_dilation($array(self.dilation))
                     .with_padding(padding)
                     .with_groups(self.groups);
-                x.conv(&self.weight, Operand::of_optional(&self.bias), &options)
+                run(x, |x| {
+                    let x = enter(&self.weight, x)?;
+                    let bias = Operand::of_optional(&self.bias);
+                    let weight = Operand::from(&self.weight).beside(&x)?;
+                    if self.groups > 1 || !weight.layout().is_sharded(1) {
+                        return leave(&self.weight, conv(x, weight, bias, &options)?);
+                    }
+                    leave_with_bias(&self.weight, conv(x, weight, None, &options)?, bias, 1)
+                })
             }
         }
     };

@@ -19,6 +19,7 @@
 //! are summed over all ranks between which `x` is sharded.
 
 mod assembled;
+mod channels;
 mod engine;
 mod golden;
 mod kernels;
@@ -28,9 +29,10 @@ mod run;
 #[cfg(test)]
 mod tests;
 
+use burn::tensor::Tensor;
 use halocline_core::{Error, Exchange, Operation, Result, ShardTensor, Traffic};
 
-use crate::driver::{Padding, Rounding, Stencil, Window};
+use crate::driver::{Padding, Rounding, Stencil, StencilPlan, Window};
 use crate::field::{Field, run};
 use crate::kernel::simd::Isa;
 use crate::operand::Operand;
@@ -124,7 +126,8 @@ impl<const N: usize> ConvOptions<N> {
     }
 }
 
-/// Convolves a sharded field with weights that are whole on every rank. See the [module](self).
+/// Convolves a sharded field with weights that are whole on every rank, or sharded in channels. See
+/// the [module](self).
 ///
 /// # Errors
 /// A placement without a rule, shapes that do not fit, a failure of communication.
@@ -171,22 +174,47 @@ pub fn conv<const D: usize, const N: usize>(
     }
     // Here, not in a kernel: an unknown HALOCLINE_ISA is an error before anything is sent.
     Isa::chosen()?;
+    if weight.is_sharded() {
+        return channels::conv(x, weight, bias, options);
+    }
+    let operator = stencil.operator();
     let plan = stencil.plan(&x)?;
-    let weight = weight.whole_beside(&x, stencil.operator())?;
-    let bias = bias.map(|bias| bias.whole_beside(&x, stencil.operator()));
-    let bias = bias.transpose()?;
+    let weight = weight.whole_beside(&x, operator)?;
+    let bias = bias.map(|bias| bias.whole_beside(&x, operator));
+    run_conv(
+        x,
+        weight,
+        bias.transpose()?,
+        options,
+        options.groups,
+        operator,
+        &plan,
+    )
+}
+
+/// Convolves with this rank's weights, of so many groups.
+fn run_conv<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    weight: Tensor<D>,
+    bias: Option<Tensor<1>>,
+    options: &ConvOptions<N>,
+    groups: usize,
+    operator: &'static str,
+    plan: &StencilPlan,
+) -> Result<ShardTensor<D>> {
+    let shape = weight.dims();
     let (local, layout, mesh) = x.into_parts();
     let run = ConvRun {
         conv: Conv {
-            groups: options.groups,
+            groups,
             inputs: shape[1],
-            outputs: shape[0] / options.groups,
+            outputs: shape[0] / groups,
             kernel: three(&shape[2..]),
             stride: three(&options.stride),
             dilation: three(&options.dilation),
         },
         exchange: plan.exchange.as_ref().map(|plan| {
-            let operation = Operation::new(stencil.operator(), Traffic::Exchange, Some(&layout));
+            let operation = Operation::new(operator, Traffic::Exchange, Some(&layout));
             let ranks = mesh.shape().ranks().into();
             Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan.clone())
         }),

@@ -29,8 +29,8 @@ impl Reaches<'_> {
         self.dims.get(dim.checked_sub(self.first)?)
     }
 
-    /// The plan of this rank's position, for an input of a layout. Dims without a map have the extents of `others` in
-    /// the output.
+    /// The plan of this rank's position, for an input of a layout. The output has the placements of `like`, and its extents
+    /// in dims without a map.
     ///
     /// # Errors
     /// A window that does not fit.
@@ -38,14 +38,14 @@ impl Reaches<'_> {
         &self,
         layout: &Layout,
         mesh: &DeviceMesh,
-        others: Vec<Vec<usize>>,
+        like: &Layout,
         fill: f64,
     ) -> Result<StencilPlan> {
-        let mut extents = others;
+        let mut extents = like.all_extents().to_vec();
         for (reach, dim) in self.dims.iter().zip(self.first..) {
             extents[dim] = reach.output_extents(self.operator, dim, layout.extents(dim))?;
         }
-        let output = layout.derive(layout.placements().to_vec(), extents);
+        let output = like.derive(like.placements().to_vec(), extents);
 
         // Dims that the exchange supplies with all that the windows reach; the same on every rank.
         let supplied = |dim: usize| {

@@ -6,13 +6,24 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use halocline_core::{DeviceMesh, Error, IndexBox, Layout, Result, ShardTensor, trace};
+use halocline_core::{DeviceMesh, Error, IndexBox, Layout, Placement, Result, ShardTensor, trace};
 
 use super::empty::drop_empty;
 use super::plan::{Reaches, StencilPlan};
 use super::reach::Reach;
 use super::window::Window;
 use crate::operand::Operand;
+
+/// What an operator does with channels.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Channels {
+    /// It treats them alike.
+    Alike,
+    /// It mixes them and gives so many.
+    Mixed(usize),
+    /// Its result has these placements, and these extents of channels.
+    Laid(Vec<Placement>, Vec<usize>),
+}
 
 /// A stencil operator on `[batch, channels, *spatial]`: a window per spatial dim, and what lies beyond the field.
 ///
@@ -46,7 +57,7 @@ use crate::operand::Operand;
 pub struct Stencil {
     operator: &'static str,
     windows: Vec<Window>,
-    channels: Option<usize>,
+    channels: Channels,
     /// The bits of the fill value, so that stencils can be compared and hashed.
     fill: u64,
 }
@@ -57,7 +68,7 @@ impl Stencil {
         Self {
             operator,
             windows,
-            channels: None,
+            channels: Channels::Alike,
             fill: 0.0_f64.to_bits(),
         }
     }
@@ -66,7 +77,15 @@ impl Stencil {
     #[must_use]
     pub fn with_channels(self, channels: usize) -> Self {
         Self {
-            channels: Some(channels),
+            channels: Channels::Mixed(channels),
+            ..self
+        }
+    }
+
+    /// An operator that gives a result with these placements and extents of channels.
+    pub(crate) fn with_channels_on(self, placements: Vec<Placement>, extents: Vec<usize>) -> Self {
+        Self {
+            channels: Channels::Laid(placements, extents),
             ..self
         }
     }
@@ -102,7 +121,7 @@ impl Stencil {
                 format!("{} windows for a tensor of {D} dims", self.windows.len()),
             ));
         }
-        if self.channels.is_some() {
+        if matches!(self.channels, Channels::Mixed(_)) {
             x.require_whole(self.operator, 1)?;
         }
         let mesh = x.mesh();
@@ -113,17 +132,24 @@ impl Stencil {
 
     /// The plan of this rank's position.
     fn make(&self, layout: &Layout, mesh: &DeviceMesh) -> Result<StencilPlan> {
-        let mut others = layout.all_extents().to_vec();
-        if let Some(channels) = self.channels {
-            others[1] = vec![channels];
+        let (mut placements, mut extents) =
+            (layout.placements().to_vec(), layout.all_extents().to_vec());
+        match &self.channels {
+            Channels::Alike => {}
+            Channels::Mixed(channels) => extents[1] = vec![*channels],
+            Channels::Laid(laid, channels) => {
+                placements.clone_from(laid);
+                extents[1].clone_from(channels);
+            }
         }
+        let like = layout.derive(placements, extents);
         let windows: Vec<Reach> = self.windows.iter().copied().map(Reach::from).collect();
         let reaches = Reaches {
             operator: self.operator,
             first: 2,
             dims: &windows,
         };
-        reaches.plan(layout, mesh, others, f64::from_bits(self.fill))
+        reaches.plan(layout, mesh, &like, f64::from_bits(self.fill))
     }
 
     /// Runs the operator. The kernel computes a box of outputs, given by its global indices, from the cells that its

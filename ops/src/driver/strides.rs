@@ -9,7 +9,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Shape, Tensor};
 use halocline_core::Result;
-use halocline_core::ops::{BackwardPass, Operator, apply};
+use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
 
 use crate::kernel::flex;
 
@@ -41,8 +41,8 @@ impl Operator for RowMajor {
         false
     }
 
-    fn is_memory_bound(&self) -> bool {
-        true
+    fn recompute(&self) -> Recompute {
+        Recompute::WithCheckpointing
     }
 
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {

@@ -20,9 +20,10 @@ use burn::nn::Embedding;
 use burn::tensor::{Int, Shape, Tensor, module};
 use halocline_core::ops::fan_out;
 use halocline_core::{
-    Error, Layout, Linearity, Pairing, Replicate, Result, Role, Shard, ShardTensor, Term,
+    Error, Fan, Layout, Linearity, Pairing, Replicate, Result, Role, Shard, ShardTensor, Term,
 };
 
+use crate::crossing::{enter, leave};
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::golden::{Dims, Golden, output};
 use crate::kernel::flex;
@@ -58,7 +59,7 @@ pub fn embedding<const D: usize, const E: usize>(
         let message = format!("indices {:?} for a result of {E} dims", index.dims());
         return Err(Error::operator(NAME, message));
     }
-    let weight = weight.into().beside(&index);
+    let weight = weight.into().beside(&index)?;
     let [rows, _] = weight.dims();
     // As a matrix product with vectors that have a one for the row that an index takes.
     let result: Vec<Role> = (0..E).map(Role::Common).collect();
@@ -126,7 +127,7 @@ fn one_hot(index: &Layout, weight: &Layout) -> Layout {
     let rows = index.shape().len();
     let pairs = index.placements().iter().zip(weight.placements());
     let placements = pairs.map(|(index, weight)| match (index, weight) {
-        (Replicate, Shard(0)) => Shard(rows),
+        (Replicate | Fan, Shard(0)) => Shard(rows),
         (index, _) => *index,
     });
     let mut extents = index.all_extents().to_vec();
@@ -162,7 +163,10 @@ macro_rules! layer {
     };
 }
 
-layer!(ShardTensor, |layer, index| embedding(index, &layer.weight));
+layer!(ShardTensor, |layer, index| {
+    let index = enter(&layer.weight, index)?;
+    leave(&layer.weight, embedding(index, &layer.weight)?)
+});
 layer!(Tensor, |layer, index| {
     let y = embedding(ShardTensor::solo(index), &layer.weight)?;
     Ok(y.into_parts().0)

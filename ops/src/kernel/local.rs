@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Shape, Tensor};
 use halocline_core::Result;
-use halocline_core::ops::{BackwardPass, Operator, apply};
+use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
 
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
@@ -55,8 +55,8 @@ impl<O: LocalOperator> Operator for Local<O> {
         O::KEEPS_INPUT
     }
 
-    fn is_memory_bound(&self) -> bool {
-        true
+    fn recompute(&self) -> Recompute {
+        Recompute::WithCheckpointing
     }
 
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {

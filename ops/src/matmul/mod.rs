@@ -29,6 +29,7 @@ use halocline_core::{
     DeviceMesh, Error, Layout, Linearity, Pairing, Result, Role, ShardTensor, Term,
 };
 
+use crate::crossing::{enter, leave, leave_with_bias};
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, run};
 use crate::layer::layers;
@@ -145,8 +146,8 @@ pub fn linear<const D: usize>(
     bias: Option<Operand<1>>,
 ) -> Result<ShardTensor<D>> {
     const NAME: &str = "linear";
-    let weight = weight.into().beside(&x);
-    let bias = bias.map(|bias| bias.beside(&x));
+    let weight = weight.into().beside(&x)?;
+    let bias = bias.map(|bias| bias.beside(&x)).transpose()?;
     let [features_in, features_out] = weight.dims();
     if x.dims()[D - 1] != features_in {
         let message = format!("weight [{features_in}, {features_out}] on {:?}", x.dims());
@@ -255,8 +256,20 @@ pub trait MatmulField<const D: usize>: Field<D> {
     /// ```
     #[must_use]
     fn apply_linear(self, layer: &Linear) -> Self {
-        self.linear(&layer.weight, Operand::of_optional(&layer.bias))
+        run(self, |x| linear_of(layer, x))
     }
+}
+
+/// burn's linear layer. Where it sums over shards, the result is resolved and the bias added once.
+fn linear_of<const D: usize>(layer: &Linear, x: ShardTensor<D>) -> Result<ShardTensor<D>> {
+    let x = enter(&layer.weight, x)?;
+    let bias = Operand::of_optional(&layer.bias);
+    let weight = Operand::from(&layer.weight).beside(&x)?;
+    if !weight.layout().is_sharded(0) {
+        return leave(&layer.weight, linear(x, weight, bias)?);
+    }
+    let y = linear(x, weight, None)?;
+    leave_with_bias(&layer.weight, y, bias, D - 1)
 }
 
 impl<const D: usize, X: Field<D>> MatmulField<D> for X {}

@@ -5,13 +5,16 @@ use burn::nn::{GroupNorm, InstanceNorm, LayerNorm, RmsNorm};
 use burn::tensor::Tensor;
 
 use super::NormField;
+use crate::crossing::crossed;
 use crate::field::Field;
 use crate::layer::layers;
 use crate::operand::Operand;
 
 layers! {
     LayerNorm: |norm, x| layer_norm_of(norm, x);
-    RmsNorm: |norm, x| NormField::rms_norm(x, Some(Operand::from(&norm.gamma)), norm.epsilon);
+    RmsNorm: |norm, x| crossed(&norm.gamma, x, |x| {
+        NormField::rms_norm(x, Some(Operand::from(&norm.gamma)), norm.epsilon)
+    });
     GroupNorm: |norm, x| {
         normalize(x, norm.num_channels, norm.num_groups, [&norm.gamma, &norm.beta], norm.epsilon)
     };
@@ -23,7 +26,9 @@ layers! {
 /// burn's layer on either kind of tensor.
 pub(crate) fn layer_norm_of<const D: usize, X: Field<D>>(norm: &LayerNorm, x: X) -> X {
     let bias = Operand::of_optional(&norm.beta);
-    x.layer_norm(Some(Operand::from(&norm.gamma)), bias, epsilon(norm))
+    crossed(&norm.gamma, x, |x| {
+        x.layer_norm(Some(Operand::from(&norm.gamma)), bias, epsilon(norm))
+    })
 }
 
 /// The epsilon of burn's layer, which has it as a private field and displays it.

@@ -1,6 +1,6 @@
 //! A tensor that all ranks hold alike, in the shards of another.
 
-use halocline_core::{Error, Replicate, Result, Shard, ShardTensor};
+use halocline_core::{Error, Fan, Replicate, Result, Shard, ShardTensor};
 
 use crate::operand::Operand;
 
@@ -47,14 +47,20 @@ pub fn distribute_beside<const D: usize>(
         );
         return Err(Error::operator(NAME, message));
     }
-    let placements = x.placements().iter().map(|placement| match placement {
-        Shard(dim) if !same(*dim) => Replicate,
-        other => *other,
+    let tensor = tensor.beside(x)?;
+    let pairs = x.placements().iter().zip(tensor.placements());
+    let placements = pairs.map(|pair| match pair {
+        // What fans out beside x already stays so.
+        (Shard(dim), held) if !same(*dim) => match held {
+            Fan => Fan,
+            _ => Replicate,
+        },
+        (other, _) => *other,
     });
     let extents = (0..D).map(|dim| match same(dim) {
         true => x.layout().extents(dim).to_vec(),
         false => vec![shape[dim]],
     });
     let layout = x.layout().derive(placements.collect(), extents.collect());
-    tensor.beside(x).try_redistribute(&layout)
+    tensor.try_redistribute(&layout)
 }

@@ -2,11 +2,10 @@
 //! operators where a bias or dropout is given.
 
 use burn::tensor::{Tensor, TensorData};
-use halocline_core::ops::fan_out;
 #[cfg(feature = "cube")]
 use halocline_core::ops::is_on_gpu;
 use halocline_core::{
-    Distribution, IndexBox, Layout, Placement, Replicate, Result, Shard, ShardTensor,
+    Distribution, Fan, IndexBox, Layout, Placement, Replicate, Result, Shard, ShardTensor,
 };
 
 use super::dims::{HEADS, NAME, TOKENS, WIDTH};
@@ -27,13 +26,11 @@ pub(super) fn attention(
     v: ShardTensor<4>,
     scores: &Scores,
 ) -> Result<Tensor<4>> {
-    let fans = q.layout().axes_of(TOKENS);
-    let placements = whole_tokens(k.layout());
+    let placements = whole_tokens(q.layout(), k.layout());
     let (q, queries, mesh) = q.into_parts();
     let gathered = |tensor: ShardTensor<4>| -> Result<Tensor<4>> {
-        let (tensor, layout, mesh) = tensor.try_redistribute(&placements[..])?.into_parts();
-        let tensor = fill_empty(tensor, &layout, &ALL, NAME, 0.0)?;
-        Ok(fan_out(tensor, &mesh, &fans, NAME))
+        let (tensor, layout, _) = tensor.try_redistribute(&placements)?.into_parts();
+        fill_empty(tensor, &layout, &ALL, NAME, 0.0)
     };
     let (k, v) = (gathered(k)?, gathered(v)?);
     let q = fill_empty(q, &queries, &ALL, NAME, 0.0)?;
@@ -131,12 +128,12 @@ fn factors(dropped: &Dropped, shape: [usize; 4]) -> TensorData {
     TensorData::new(factors.collect::<Vec<_>>(), shape)
 }
 
-/// The layout of keys whose tokens every rank holds, for kernels that need all of them.
-fn whole_tokens(layout: &Layout) -> Vec<Placement> {
-    let placements = layout.placements().iter();
-    let whole = |placement: &Placement| match placement {
-        Shard(TOKENS) => Replicate,
-        other => *other,
-    };
-    placements.map(whole).collect()
+/// The placements of keys whose tokens every rank holds, for its own queries.
+fn whole_tokens(queries: &Layout, keys: &Layout) -> Vec<Placement> {
+    let pairs = queries.placements().iter().zip(keys.placements());
+    let whole = pairs.map(|pair| match pair {
+        (Shard(TOKENS), Shard(TOKENS) | Replicate) => Fan,
+        (_, keys) => *keys,
+    });
+    whole.collect()
 }

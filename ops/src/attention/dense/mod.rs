@@ -44,6 +44,7 @@ use super::attended::{Attended, attended};
 use super::widths::with_width;
 use crate::kernel::flex;
 use crate::kernel::simd::Isa;
+use crate::operand::fan_out_alike;
 use dims::{NAME, TOKENS, WIDTH};
 use node::DenseRun;
 pub use options::{AttentionOptions, causal_extents};
@@ -83,6 +84,7 @@ pub fn scaled_dot_product_attention(
     v: ShardTensor<4>,
     options: &AttentionOptions,
 ) -> Result<ShardTensor<4>> {
+    let [q, k, v] = fan_out_alike([q, k, v])?;
     let output = with_width(q.layout(), v.dims()[WIDTH]);
     let mesh = q.mesh().clone();
     let y = attention(q, k, v, options, false)?;
@@ -100,6 +102,7 @@ pub fn scaled_dot_product_attention_with_lse(
     v: ShardTensor<4>,
     options: &AttentionOptions,
 ) -> Result<Attended<ShardTensor<4>>> {
+    let [q, k, v] = fan_out_alike([q, k, v])?;
     let output = with_width(q.layout(), v.dims()[WIDTH]);
     let (mesh, dtype) = (q.mesh().clone(), q.local().dtype());
     let both = attention(q, k, v, options, true)?;

@@ -1,6 +1,6 @@
 //! The rule of dense attention: which layouts fit.
 
-use halocline_core::{Error, Replicate, Result, Shard, ShardTensor};
+use halocline_core::{Error, Fan, Placement, Replicate, Result, Shard, ShardTensor};
 
 use super::dims::{BATCH, HEADS, NAME, TOKENS, WIDTH};
 
@@ -53,7 +53,8 @@ pub(super) fn check(
     for (axis, pair) in q.placements().iter().zip(k.placements()).enumerate() {
         match pair {
             (Shard(TOKENS), Replicate) => fans.push(axis),
-            (Replicate, Shard(TOKENS)) => {
+            (Shard(TOKENS), Fan) => {}
+            (Replicate | Fan, Shard(TOKENS)) => {
                 let name = &queries.mesh().names()[axis];
                 return fail(format!(
                     "keys are sharded over axis {name:?} by tokens and queries are not; shard queries by tokens, or \
@@ -85,18 +86,23 @@ pub(super) fn check(
 pub(super) fn check_bias(bias: &ShardTensor<4>, q: &ShardTensor<4>, keys: usize) -> Result<()> {
     let (shape, queries) = (bias.dims(), q.dims());
     let broadcast = |dim: &usize| shape[*dim] == queries[*dim] || shape[*dim] == 1;
+    // Without gradients, what fans out is replicated.
+    let same_values = |placement: Placement| match placement {
+        Fan => Replicate,
+        other => other,
+    };
     let expected = q.placements().iter().map(|placement| match placement {
         Shard(dim) if shape[*dim] == 1 => Replicate,
-        other => *other,
+        other => same_values(*other),
     });
+    let held = bias.placements().iter().copied().map(same_values);
     let alike = |dim: usize| {
         let (own, other) = (bias.layout().extents(dim), q.layout().extents(dim));
         shape[dim] == 1 || own == other
     };
     let fits = (0..WIDTH).all(|dim| broadcast(&dim)) && shape[WIDTH] == keys;
-    let lies = bias.layout().mesh() == q.layout().mesh()
-        && bias.placements().iter().copied().eq(expected)
-        && (0..WIDTH).all(alike);
+    let lies =
+        bias.layout().mesh() == q.layout().mesh() && held.eq(expected) && (0..WIDTH).all(alike);
     if fits && lies && !bias.local().is_tracked() {
         return Ok(());
     }

@@ -36,6 +36,7 @@ use halocline_core::{Error, Result, ShardTensor};
 
 use super::attended::{Attended, attended};
 use crate::kernel::flex;
+use crate::operand::fan_out_alike;
 pub use options::NeighborhoodOptions;
 use prepared::Prepared;
 
@@ -70,6 +71,7 @@ pub fn neighborhood_attention<const D: usize, const N: usize>(
     v: ShardTensor<D>,
     options: &NeighborhoodOptions<N>,
 ) -> Result<ShardTensor<D>> {
+    let [q, k, v] = fan_out_alike([q, k, v])?;
     let prepared = Prepared::new(&q, &k, &v, options, false)?;
     let mesh = q.mesh().clone();
     let y = local(q, k, v, &prepared)?;
@@ -101,6 +103,7 @@ pub fn neighborhood_attention_with_lse<const D: usize, const N: usize>(
     v: ShardTensor<D>,
     options: &NeighborhoodOptions<N>,
 ) -> Result<Attended<ShardTensor<D>>> {
+    let [q, k, v] = fan_out_alike([q, k, v])?;
     let prepared = Prepared::new(&q, &k, &v, options, true)?;
     near([q, k, v], &prepared)
 }
@@ -137,6 +140,7 @@ pub fn neighborhood_attention_with_tokens<const D: usize, const N: usize>(
     tokens: [ShardTensor<4>; 2],
     options: &NeighborhoodOptions<N>,
 ) -> Result<ShardTensor<D>> {
+    let [q, k, v] = fan_out_alike([q, k, v])?;
     let prepared = Prepared::new(&q, &k, &v, options, true)?;
     let global = tokens::attention(q.clone(), [&k, &v], tokens, options.scale)?;
     let near = near([q, k, v], &prepared)?;

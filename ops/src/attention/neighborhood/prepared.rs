@@ -58,7 +58,7 @@ impl Prepared {
                     first: 1,
                     dims: &reaches,
                 };
-                reaches.plan(pairs, &mesh, pairs.all_extents().to_vec(), 0.0)
+                reaches.plan(pairs, &mesh, pairs, 0.0)
             },
         )?;
         let output = with_width(q.layout(), value_width);

@@ -2,12 +2,13 @@
 
 use burn::tensor::Tensor;
 use halocline_core::ops::fan_out;
-use halocline_core::{Error, IndexBox, Placement, Replicate, Result, Shard, ShardTensor};
+use halocline_core::{Error, Fan, IndexBox, Placement, Replicate, Result, Shard, ShardTensor};
 
 use crate::attention::attended::{Attended, attended};
 use crate::attention::dense::{self, Scores};
 use crate::attention::widths::with_width;
 use crate::driver::empty::keep;
+use crate::operand::fan_out_where;
 use crate::reshape;
 
 /// Attention of the queries of a field to keys and values of tokens, which lie as the heads and samples of the field's keys.
@@ -38,9 +39,14 @@ pub(super) fn attention<const D: usize>(
     let of_tokens = |placement: &Placement| match placement {
         Shard(0) if batch > 1 => Shard(0),
         Shard(dim) if *dim == heads => Shard(2),
+        Fan => Fan,
         _ => Replicate,
     };
     let placements: Vec<Placement> = k.placements().iter().map(of_tokens).collect();
+    let [keys, values] = {
+        let fans = |axis: usize| placements.get(axis) == Some(&Fan);
+        [fan_out_where(keys, fans)?, fan_out_where(values, fans)?]
+    };
     for tensor in [&keys, &values] {
         let alike = tensor.layout().mesh() == k.layout().mesh()
             && tensor.placements() == placements

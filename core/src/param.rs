@@ -1,0 +1,590 @@
+//! Sharded parameters: layouts that travel with burn's [`Param`].
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::module::{
+    Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+    Param, Reparameterization, Reparameterizer,
+};
+use burn::tensor::kind::Basic;
+use burn::tensor::{Device, Tensor};
+
+use crate::comm::{Operation, Traffic};
+use crate::crossing::Crossing;
+use crate::dispatch::cut;
+use crate::exchange::{Direction, Exchange, Move, Need, Source};
+use crate::layout::{Fan, Layout, Partial, Placement, Replicate, Shard};
+use crate::operator::{BackwardPass, Operator, Recompute, apply};
+use crate::tensor::on_device;
+use crate::{DeviceMesh, Error, IndexBox, LocalGradient, Result, ShardTensor};
+
+const NAME: &str = "parameter";
+/// The container type by which visitors find a layout.
+const CONTAINER: &str = "Halocline:ParamShard";
+
+thread_local! {
+    /// The layout that a visitor passes.
+    static PASSED: RefCell<Option<ParamShard>> = const { RefCell::new(None) };
+}
+
+/// When a parameter that is stored in shards is gathered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gather {
+    /// In the forward pass, and again in the backward pass: between them a rank holds its shard
+    /// alone.
+    #[default]
+    Again,
+    /// In the forward pass, and kept for the backward pass.
+    Once,
+}
+
+/// Layout of a parameter of which each rank holds a shard. It belongs to burn's [`Param`]: clones,
+/// optimizer steps and [`Module::valid`] keep it, and gradients and optimizer states have the shape of
+/// the shard.
+///
+/// On some mesh axes the parameter is sharded for storage only: it is gathered for use, and the
+/// gradients of the ranks' data are added and scattered. On the others a layer computes with its
+/// shard.
+///
+/// # Example
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::LinearConfig;
+/// use halocline_core::{Gather, Launcher, Layout, ParamShard, Replicate, Shard, shard_parameters};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("data", 2)])?;
+///     let model = world.init(|device| LinearConfig::new(4, 6).with_bias(false).init(device))?;
+///     let model = shard_parameters(model, |_, shape| {
+///         let layout = Layout::new(mesh.shape(), shape, &[Shard(0)])?;
+///         Ok(Some(ParamShard::new(layout, &mesh).with_stored(&["data"], Gather::Again)?))
+///     })?;
+///     assert_eq!(model.weight.dims(), [2, 6]); // this rank's rows
+///     assert_eq!(model.weight.val().dims(), [4, 6]); // gathered
+///     let layout = ParamShard::of(&model.weight).expect("a layout").layout();
+///     assert_eq!(layout.shape(), [4, 6]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct ParamShard {
+    path: Arc<str>,
+    layout: Layout,
+    mesh: DeviceMesh,
+    /// The axes over which it is sharded for storage only.
+    stored: Arc<[usize]>,
+    gather: Gather,
+    crossing: Option<Arc<Crossing>>,
+}
+
+impl ParamShard {
+    /// The layout of a parameter with which layers compute as it is.
+    pub fn new(layout: Layout, mesh: &DeviceMesh) -> Self {
+        Self {
+            path: "".into(),
+            layout,
+            mesh: mesh.clone(),
+            stored: Arc::default(),
+            gather: Gather::default(),
+            crossing: None,
+        }
+    }
+
+    /// This layout, with shards over some axes for storage only.
+    ///
+    /// # Errors
+    /// An axis that the mesh lacks, or on which the parameter is not sharded.
+    pub fn with_stored(self, axes: &[&str], gather: Gather) -> Result<Self> {
+        let names = self.layout.mesh().names();
+        let find = |name: &&str| {
+            let axis = names.iter().position(|held| held == name);
+            let axis = axis.ok_or_else(|| {
+                Error::operator(NAME, format!("no axis {name:?} among {names:?}"))
+            })?;
+            match self.layout.placements()[axis] {
+                Shard(_) => Ok(axis),
+                other => Err(Error::operator(
+                    NAME,
+                    format!("{other} on the axis {name:?} of storage; expected Shard"),
+                )),
+            }
+        };
+        let stored = axes.iter().map(find).collect::<Result<Vec<usize>>>()?;
+        let computes = |axis: &usize| !stored.contains(axis);
+        for &axis in &stored {
+            let placement = self.layout.placements()[axis];
+            let alike = self.layout.axes_where(|other| other == placement);
+            if let Some(&inner) = alike
+                .iter()
+                .filter(|other| **other > axis)
+                .find(|axis| computes(axis))
+            {
+                let message = format!(
+                    "{placement} on the axis {:?} of storage and on {:?}, right of it, with which layers compute; \
+                     order the mesh axes otherwise, or store another dim",
+                    names[axis], names[inner]
+                );
+                return Err(Error::operator(NAME, message));
+            }
+        }
+        Ok(Self {
+            stored: stored.into(),
+            gather,
+            ..self
+        })
+    }
+
+    /// This layout, with what the layer of the parameter does to its input and result. A layer follows
+    /// that of its first parameter.
+    #[must_use]
+    pub fn with_crossing(self, crossing: Crossing) -> Self {
+        Self {
+            crossing: Some(crossing.into()),
+            ..self
+        }
+    }
+
+    /// The layout of a parameter, if it has one.
+    pub fn of<const D: usize>(param: &Param<Tensor<D>>) -> Option<&Self> {
+        param.reparameterization()
+    }
+
+    /// The path of the parameter in its module.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The layout of the shards.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &DeviceMesh {
+        &self.mesh
+    }
+
+    /// The axes over which the parameter is sharded for storage only.
+    pub fn stored(&self) -> &[usize] {
+        &self.stored
+    }
+
+    /// The cells that a rank of the world holds; none of a rank that is not in the mesh.
+    pub fn cells_of(&self, rank: usize) -> Option<IndexBox> {
+        let ranks = self.mesh.shape().ranks();
+        let position = ranks.iter().position(|held| *held == rank)?;
+        Some(self.layout.local_box(position))
+    }
+
+    /// The axes over which layers compute with shards of it.
+    pub fn computing_axes(&self) -> Vec<usize> {
+        let mut axes = self
+            .layout
+            .axes_where(|placement| matches!(placement, Shard(_)));
+        axes.retain(|axis| !self.stored.contains(axis));
+        axes
+    }
+
+    /// What the layer of the parameter does to its input and result.
+    pub fn crossing(&self) -> Option<&Crossing> {
+        self.crossing.as_deref()
+    }
+
+    /// The parameter as an operand of an operator on `x`: gathered over the axes of storage, and
+    /// fanned out over the axes on which it is replicated and `x` is not. `base` is this rank's shard.
+    ///
+    /// # Errors
+    /// A tensor `x` on another mesh.
+    pub fn operand<const D: usize, const E: usize, K: Basic>(
+        &self,
+        base: Tensor<D>,
+        x: &ShardTensor<E, K>,
+    ) -> Result<ShardTensor<D>> {
+        if x.layout().mesh() != self.layout.mesh() {
+            let message = format!(
+                "{} lies on another mesh than its operand {}:\n{}",
+                self.path,
+                x.layout(),
+                self.mesh
+            );
+            return Err(Error::operator(NAME, message));
+        }
+        let varies = |axis: usize| x.placements()[axis].varies();
+        // The leaf fans out, so that its gradient joins a bucket, and as a shard, so that less
+        // travels.
+        let placements = self.layout.placements().iter().enumerate();
+        let placements = placements.map(|(axis, placement)| match placement {
+            Replicate if varies(axis) => Fan,
+            other => *other,
+        });
+        let placements: Vec<Placement> = placements.collect();
+        let shard = ShardTensor::from_parts(base, self.layout.clone(), x.mesh().clone());
+        let shard = shard.try_redistribute(&placements)?;
+        Error::catch(|| self.gathered(shard, varies))
+    }
+
+    /// Gathers a shard over the axes of storage. Its gradient is the sum of the ranks' parts where
+    /// the operand varies, and a slice where all ranks find the whole gradient.
+    fn gathered<const D: usize>(
+        &self,
+        shard: ShardTensor<D>,
+        varies: impl Fn(usize) -> bool,
+    ) -> ShardTensor<D> {
+        // From the innermost axis out: what is left of a dim are whole parts.
+        let mut axes = self.stored.to_vec();
+        axes.sort_unstable_by(|a, b| b.cmp(a));
+        let groups = axes.chunk_by(|a, b| varies(*a) == varies(*b));
+        groups.fold(shard, |shard, axes| {
+            self.gather_over(shard, axes, varies(axes[0]))
+        })
+    }
+
+    fn gather_over<const D: usize>(
+        &self,
+        shard: ShardTensor<D>,
+        axes: &[usize],
+        parts: bool,
+    ) -> ShardTensor<D> {
+        let (local, from, mesh) = shard.into_parts();
+        let to = without(&from, axes, if parts { Fan } else { Replicate });
+        let plan = |source: &Layout, target: &Layout| {
+            let key = (NAME, source.clone(), target.clone());
+            let plan = mesh.cache().get_or_make(key, |(_, source, target)| {
+                let need = |position| Need::of(target.local_box(position));
+                Ok(mesh.exchange_plan(Source::Layout(source), need))
+            });
+            plan.expect("making this plan cannot fail")
+        };
+        let run = |plan, direction| Move { plan, direction };
+        let forward = plan(&from, &to);
+        let backward = match parts {
+            true => run(forward.clone(), Direction::Reverse),
+            false => run(plan(&to, &from), Direction::Forward),
+        };
+        let gather = Gathering {
+            exchange: Exchange {
+                operation: Operation::new("gather", Traffic::Gather, Some(&to)),
+                comm: mesh.comm().clone(),
+                ranks: mesh.shape().ranks().into(),
+                forward: run(forward, Direction::Forward),
+                backward,
+            },
+            again: self.gather == Gather::Again,
+        };
+        let local = Tensor::from_dispatch(apply(gather, [local.into_dispatch()]));
+        ShardTensor::from_parts(local, to, mesh)
+    }
+
+    /// Names the parameter in an error.
+    fn refuse(&self, axis: usize) -> Error {
+        Error::Placement {
+            operator: format!("val() of parameter {}", self.path),
+            placement: format!(
+                "{} on axis \"{}\"",
+                self.layout.placements()[axis],
+                self.layout.mesh().names()[axis]
+            ),
+            help: "layers compute with such a shard; whole() makes the module whole".into(),
+        }
+    }
+}
+
+/// A layout whose innermost shards, over some axes, are gathered.
+fn without(layout: &Layout, axes: &[usize], whole: Placement) -> Layout {
+    let mut placements = layout.placements().to_vec();
+    axes.iter().for_each(|axis| placements[*axis] = whole);
+    let extents = layout
+        .all_extents()
+        .iter()
+        .enumerate()
+        .map(|(dim, extents)| {
+            let gathered = layout
+                .axes_of(dim)
+                .into_iter()
+                .filter(|axis| axes.contains(axis));
+            let parts: usize = gathered.map(|axis| layout.mesh().sizes()[axis]).product();
+            extents
+                .chunks(parts)
+                .map(|parts| parts.iter().sum())
+                .collect()
+        });
+    layout.derive(placements, extents.collect())
+}
+
+impl fmt::Debug for ParamShard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ParamShard")
+            .field("path", &self.path)
+            .field("layout", &self.layout)
+            .field("stored", &self.stored)
+            .field("gather", &self.gather)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An all-gather of a parameter's shards.
+#[derive(Debug)]
+struct Gathering {
+    exchange: Exchange,
+    again: bool,
+}
+
+impl Operator for Gathering {
+    type Saved = ();
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn recompute(&self) -> Recompute {
+        match self.again {
+            true => Recompute::Always,
+            false => Recompute::Never,
+        }
+    }
+
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        self.exchange.forward(inputs)
+    }
+
+    fn again(&self, inputs: Vec<DispatchTensor>) -> Result<DispatchTensor> {
+        let operation = self.exchange.operation.backward();
+        let exchange = Exchange {
+            operation,
+            ..self.exchange.clone()
+        };
+        Ok(exchange.forward(inputs)?.0)
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        self.exchange.backward(pass)
+    }
+}
+
+impl Reparameterization for ParamShard {
+    const NAME: &'static str = "shard";
+
+    /// The whole parameter, gathered over the axes of storage: for modules that know nothing of
+    /// shards.
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        if let Some(&axis) = self.computing_axes().first() {
+            self.refuse(axis).raise();
+        }
+        let shard = ShardTensor::from_parts(base, self.layout.clone(), self.mesh.clone());
+        let whole = self.gathered(shard, |_| false);
+        whole.to_local(LocalGradient::Replicated)
+    }
+}
+
+impl Module for ParamShard {
+    fn collect_devices(&self, devices: Devices) -> Devices {
+        devices
+    }
+
+    fn fork(self, _: &Device) -> Self {
+        self
+    }
+
+    fn to_device(self, _: &Device) -> Self {
+        self
+    }
+
+    fn train(self) -> Self {
+        self
+    }
+
+    fn valid(&self) -> Self {
+        self.clone()
+    }
+
+    fn materialize(self) -> Self {
+        self
+    }
+
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        PASSED.set(Some(self.clone()));
+        visitor.enter_module("layout", CONTAINER);
+        visitor.exit_module("layout", CONTAINER);
+        PASSED.set(None);
+    }
+
+    fn map<M: ModuleMapper>(self, _: &mut M) -> Self {
+        self
+    }
+}
+
+impl ModuleDisplayDefault for ParamShard {
+    fn content(&self, content: Content) -> Option<Content> {
+        Some(content.add("layout", &self.layout.to_string()))
+    }
+}
+
+impl ModuleDisplay for ParamShard {}
+
+/// The layouts of a module's sharded parameters, by path.
+///
+/// # Example
+/// ```
+/// use burn::nn::LinearConfig;
+/// use halocline_core::{Launcher, Layout, ParamShard, Shard, param_shards, shard_parameters};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("tensor", 2)])?;
+///     let model = world.init(|device| LinearConfig::new(4, 6).init(device))?;
+///     let model = shard_parameters(model, |path, shape| {
+///         let columns = Layout::new(mesh.shape(), shape, &[Shard(1)]);
+///         Ok(match path {
+///             "weight" => Some(ParamShard::new(columns?, &mesh)),
+///             _ => None,
+///         })
+///     })?;
+///     let shards = param_shards(&model);
+///     assert_eq!(shards["weight"].layout().placements(), [Shard(1)]);
+///     assert_eq!(shards.len(), 1);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn param_shards<M: Module>(module: &M) -> BTreeMap<String, ParamShard> {
+    let mut found = Found::default();
+    module.visit(&mut found);
+    found.shards
+}
+
+#[derive(Default)]
+struct Found {
+    path: Vec<String>,
+    parameter: String,
+    shards: BTreeMap<String, ParamShard>,
+}
+
+impl ModuleVisitor for Found {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.push(name.into());
+        if container == CONTAINER
+            && let Some(shard) = PASSED.with_borrow(Clone::clone)
+        {
+            self.shards.insert(self.parameter.clone(), shard);
+        }
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
+        self.parameter = self.path.join(".");
+    }
+}
+
+/// Shards the parameters of a module that all ranks hold alike: each keeps its shard. `shard` is
+/// given path and shape, and returns the layout of a parameter, or `None` to leave it whole.
+/// [`ParamShard`] has an example.
+///
+/// # Errors
+/// Those of `shard`; a layout that is replicated on no axis and does not fit, or has partial values;
+/// a module that is sharded already, or whose parameters are changed by another reparameterization.
+pub fn shard_parameters<M: Module>(
+    module: M,
+    shard: impl FnMut(&str, &[usize]) -> Result<Option<ParamShard>>,
+) -> Result<M> {
+    let mut other = Reparameterized::default();
+    module.visit(&mut other);
+    if let Some(path) = other.found {
+        let message = format!("parameter {path} is sharded or adapted already");
+        return Err(Error::operator("shard_parameters", message));
+    }
+    let mut failed = None;
+    let sharder = Sharder {
+        shard,
+        failed: &mut failed,
+    };
+    let module = module.apply_reparameterization(sharder);
+    match failed {
+        Some(error) => Err(error),
+        None => Ok(module),
+    }
+}
+
+/// Finds a parameter with a reparameterization.
+#[derive(Default)]
+struct Reparameterized {
+    path: Vec<String>,
+    found: Option<String>,
+}
+
+impl ModuleVisitor for Reparameterized {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        if container == "Reparameterization" {
+            self.found.get_or_insert_with(|| self.path.join("."));
+        }
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+}
+
+struct Sharder<'a, F> {
+    shard: F,
+    failed: &'a mut Option<Error>,
+}
+
+impl<F> Reparameterizer for Sharder<'_, F>
+where
+    F: FnMut(&str, &[usize]) -> Result<Option<ParamShard>>,
+{
+    type Reparam = ParamShard;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<ParamShard>) {
+        if self.failed.is_some() {
+            return (param, None);
+        }
+        let shape = param.dims();
+        match (self.shard)(path, &shape).and_then(|shard| match shard {
+            Some(shard) => checked(shard, path, &shape).map(Some),
+            None => Ok(None),
+        }) {
+            Ok(None) => (param, None),
+            Ok(Some(shard)) => {
+                let (id, whole, mapper) = param.consume();
+                let (device, tracked) = (whole.device(), whole.is_require_grad());
+                let held = shard.layout.local_box(shard.mesh.position());
+                let local = Tensor::<D>::from_dispatch(cut(&whole.inner().into_dispatch(), &held));
+                // A copy, which does not keep the whole tensor.
+                let local = Tensor::from_data(local.to_data(), (&local.device(), local.dtype()));
+                let local = on_device(local, &device).set_require_grad(tracked);
+                (Param::from_mapped_value(id, local, mapper), Some(shard))
+            }
+            Err(error) => {
+                *self.failed = Some(error);
+                (param, None)
+            }
+        }
+    }
+}
+
+/// Checks that a layout is one of a parameter, and gives it the path.
+fn checked(shard: ParamShard, path: &str, shape: &[usize]) -> Result<ParamShard> {
+    let layout = &shard.layout;
+    let unfit = |placement: &Placement| matches!(placement, Partial(_) | Fan);
+    if layout.shape() != shape || layout.placements().iter().any(unfit) {
+        let message =
+            format!("{layout} for parameter {path} {shape:?}; expected Shard and Replicate");
+        return Err(Error::Layout(message));
+    }
+    Ok(ParamShard {
+        path: path.into(),
+        ..shard
+    })
+}

@@ -1,0 +1,219 @@
+//! Parameters that are stored in shards.
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{Tensor, TensorData};
+use halocline_core::{
+    DeviceMesh, Gather, Launcher, Layout, LocalGradient, ParamShard, Partial, ReduceOp, Replicate,
+    Result, Shard, ShardTensor, Traffic, World, param_shards, shard_parameters,
+};
+
+const INPUTS: usize = 5;
+const OUTPUTS: usize = 3;
+
+#[derive(Module, Debug)]
+struct Model {
+    first: Linear,
+    second: Linear,
+}
+
+fn model(world: &World) -> Result<Model> {
+    world.init(|device| Model {
+        first: LinearConfig::new(INPUTS, 7).with_bias(false).init(device),
+        second: LinearConfig::new(7, OUTPUTS).with_bias(false).init(device),
+    })
+}
+
+/// All parameters in shards of their first dim, over axis "data".
+fn stored(model: Model, mesh: &DeviceMesh, gather: Gather) -> Result<Model> {
+    shard_parameters(model, |_, shape| {
+        let mut placements = vec![Replicate; mesh.shape().sizes().len()];
+        placements[0] = Shard(0);
+        let layout = Layout::new(mesh.shape(), shape, &placements)?;
+        Ok(Some(
+            ParamShard::new(layout, mesh).with_stored(&["data"], gather)?,
+        ))
+    })
+}
+
+fn samples(mesh: &DeviceMesh, data: bool) -> Result<ShardTensor<2>> {
+    let values = (0..8 * INPUTS).map(|i| ((i * 29) % 17) as f32 / 8.0 - 1.0);
+    let data_of = TensorData::new(values.collect::<Vec<_>>(), [8, INPUTS]);
+    let x = Tensor::<2>::from_data(data_of, mesh.device());
+    let mut placements = vec![Replicate; mesh.shape().sizes().len()];
+    if data {
+        placements[0] = Shard(0);
+    }
+    ShardTensor::distribute(x, mesh, &placements)
+}
+
+/// The loss of a model whose parameters are operands beside samples.
+fn loss(model: &Model, x: ShardTensor<2>) -> Result<ShardTensor<1>> {
+    let operand = |linear: &Linear| -> Result<Tensor<2>> {
+        let shard = ParamShard::of(&linear.weight).expect("a layout");
+        Ok(shard.operand(linear.weight.base(), &x)?.into_parts().0)
+    };
+    let (first, second) = (operand(&model.first)?, operand(&model.second)?);
+    let y = x.local().clone().matmul(first).tanh().matmul(second);
+    let placements = x.placements().iter().map(|placement| match placement {
+        Shard(_) => Partial(ReduceOp::Sum),
+        other => *other,
+    });
+    let layout = Layout::new(x.layout().mesh(), &[1], &placements.collect::<Vec<_>>())?;
+    Ok(ShardTensor::from_parts(
+        (y.clone() * y).sum(),
+        layout,
+        x.mesh().clone(),
+    ))
+}
+
+/// Two optimizer steps: the whole parameters after them.
+fn steps(
+    world: &World,
+    axes: &[(&str, usize)],
+    data: bool,
+    gather: Gather,
+) -> Result<Vec<TensorData>> {
+    let mesh = world.mesh_of(axes)?;
+    let mut model = stored(model(world)?, &mesh, gather)?;
+    let mut optimizer = AdamWConfig::new().init();
+    for _ in 0..2 {
+        let gradients = loss(&model, samples(&mesh, data)?)?.backward();
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        model = optimizer.step(1e-2, model, gradients);
+    }
+    assert_eq!(
+        param_shards(&model.clone().valid()).len(),
+        2,
+        "layouts stay"
+    );
+    // What a module without knowledge of shards sees.
+    let whole = |linear: &Linear| linear.weight.val().into_data();
+    Ok(vec![whole(&model.first), whole(&model.second)])
+}
+
+#[test]
+fn steps_are_those_of_whole_parameters() {
+    let run = |axes: &[(&str, usize)], data, gather| {
+        let ranks = axes.iter().map(|(_, size)| size).product();
+        let found = Launcher::local(ranks).collect(|world| steps(&world, axes, data, gather));
+        found.unwrap()
+    };
+    let expected = run(&[("data", 1)], true, Gather::Once).remove(0);
+    for gather in [Gather::Once, Gather::Again] {
+        for data in [true, false] {
+            for axes in [
+                &[("data", 2)][..],
+                &[("data", 3)],
+                &[("data", 2), ("lat", 2)],
+            ] {
+                for found in run(axes, data, gather) {
+                    for (found, expected) in found.iter().zip(&expected) {
+                        let pairs = found.iter::<f32>().zip(expected.iter::<f32>());
+                        let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                        assert!(off < 1e-5, "{axes:?} {data} {gather:?}: {off:e}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What travels: a gather forward; backward a gather again, if at all, and the gradients' scatter.
+#[test]
+fn parameters_travel_once_a_pass() {
+    let counts = |gather, data| {
+        let all = Launcher::local(2).collect(|world| {
+            let mesh = world.mesh([("data", 2)])?;
+            let model = stored(model(&world)?, &mesh, gather)?;
+            let x = samples(&mesh, data)?;
+            let start = world.comm_stats();
+            let loss = loss(&model, x)?;
+            let forward = world.comm_stats();
+            loss.backward();
+            let count = |stats: halocline_core::CommStats| stats.of(Traffic::Gather).messages;
+            Ok([
+                count(forward.since(&start)),
+                count(world.comm_stats().since(&forward)),
+            ])
+        });
+        all.unwrap()[0]
+    };
+    assert_eq!(counts(Gather::Once, true), [2, 2]);
+    assert_eq!(
+        counts(Gather::Again, true),
+        [2, 4 - 1],
+        "the first layer's weight is not read again"
+    );
+    // All ranks find the whole gradient, of which each takes its rows.
+    assert_eq!(counts(Gather::Once, false), [2, 0]);
+}
+
+#[test]
+fn bad_layouts_are_refused() {
+    let message = |build: &(dyn Fn(&World) -> Result<()> + Sync)| {
+        Launcher::local(2)
+            .run(|world| build(&world))
+            .unwrap_err()
+            .to_string()
+    };
+    let twice = message(&|world| {
+        let mesh = world.mesh([("data", 2)])?;
+        let once = stored(model(world)?, &mesh, Gather::Once)?;
+        stored(once, &mesh, Gather::Once).map(|_| ())
+    });
+    assert!(
+        twice.contains("parameter first.weight is sharded"),
+        "{twice}"
+    );
+    let axis = message(&|world| {
+        let mesh = world.mesh([("data", 2)])?;
+        let layout = Layout::new(mesh.shape(), &[4, 4], &[Replicate])?;
+        ParamShard::new(layout, &mesh)
+            .with_stored(&["data"], Gather::Once)
+            .map(|_| ())
+    });
+    assert!(axis.contains("Replicate on the axis \"data\""), "{axis}");
+    let computed = message(&|world| {
+        let mesh = world.mesh([("tensor", 2)])?;
+        let model = shard_parameters(model(world)?, |_, shape| {
+            let layout = Layout::new(mesh.shape(), shape, &[Shard(1)])?;
+            Ok(Some(ParamShard::new(layout, &mesh)))
+        })?;
+        halocline_core::Error::catch(|| model.first.weight.val()).map(|_| ())
+    });
+    assert!(
+        computed.contains("first.weight") && computed.contains("Shard(1)"),
+        "{computed}"
+    );
+    let other = message(&|world| {
+        let mesh = world.mesh([("data", 2)])?;
+        let model = stored(model(world)?, &mesh, Gather::Once)?;
+        let x = ShardTensor::<2>::ones([8, INPUTS], &world.mesh([("rows", 2)])?, &[Shard(0)])?;
+        loss(&model, x).map(|_| ())
+    });
+    assert!(other.contains("another mesh"), "{other}");
+}
+
+#[test]
+fn whole_parameters_are_seen_through_val() {
+    let found = Launcher::local(3).collect(|world| {
+        let mesh = world.mesh([("data", 3)])?;
+        let model = model(&world)?;
+        let whole = model.first.weight.val().into_data();
+        let model = stored(model, &mesh, Gather::Again)?;
+        assert_eq!(
+            model.first.weight.dims(),
+            [[2, 7], [2, 7], [1, 7]][world.rank()]
+        );
+        assert_eq!(model.first.weight.val().into_data(), whole);
+        // burn's own layer, on tensors that all ranks hold alike.
+        let x = samples(&mesh, false)?.to_local(LocalGradient::Replicated);
+        let gradients = model.first.forward(x).sum().backward();
+        let gradient = model.first.weight.grad(&gradients).expect("a gradient");
+        assert_eq!(gradient.dims(), model.first.weight.dims());
+        Ok(())
+    });
+    found.unwrap();
+}

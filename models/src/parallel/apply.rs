@@ -1,0 +1,116 @@
+//! Plans applied to modules.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use burn::module::Module;
+use halocline_core::{
+    Crossing, DeviceMesh, Error, Layout, Operation, ParamShard, Placement, Replicate, Result,
+    Traffic, ops, shard_parameters,
+};
+use halocline_ops::set_reshards;
+
+use super::plan::Plan;
+use super::resolve::{ResolvedPlan, resolve};
+
+const NAME: &str = "parallelize_module";
+
+/// Shards a module by a plan. All ranks hold it alike, as [`World::init`](halocline_core::World::init)
+/// makes it, and each keeps its shards. The [module](super) has an example.
+///
+/// # Errors
+/// Those of [`resolve`]; a module that is sharded already; ranks with different plans.
+pub fn parallelize_module<M: Module>(module: M, mesh: &DeviceMesh, plan: &Plan) -> Result<M> {
+    let resolved = resolve(&module, mesh.shape(), plan);
+    agree(mesh, resolved.as_ref().ok())?;
+    let resolved = resolved?;
+    let mut by_path: HashMap<&str, _> = HashMap::new();
+    for parameter in &resolved.parameters {
+        by_path.insert(&parameter.path, parameter);
+    }
+    let module = shard_parameters(module, |path, shape| {
+        let parameter = by_path.get(path);
+        let parameter = parameter
+            .ok_or_else(|| Error::other(format!("plan: no parameter {path} {shape:?}")))?;
+        let whole = parameter
+            .layout
+            .placements()
+            .iter()
+            .all(|placement| *placement == Replicate);
+        if whole && parameter.crossing == Crossing::default() {
+            return Ok(None);
+        }
+        let names = mesh.shape().names();
+        let stored: Vec<&str> = parameter
+            .stored
+            .iter()
+            .map(|axis| &names[*axis][..])
+            .collect();
+        let shard = ParamShard::new(parameter.layout.clone(), mesh)
+            .with_stored(&stored, parameter.gather)?;
+        Ok(Some(match parameter.crossing == Crossing::default() {
+            true => shard,
+            false => shard.with_crossing(parameter.crossing.clone()),
+        }))
+    })?;
+    Ok(set_reshards(module, &resolved.reshards))
+}
+
+/// Compares what ranks do, before anything is placed.
+fn agree(mesh: &DeviceMesh, resolved: Option<&ResolvedPlan>) -> Result<()> {
+    let mut hasher = DefaultHasher::new();
+    resolved
+        .map(|resolved| format!("{resolved:?}"))
+        .hash(&mut hasher);
+    let hash = hasher.finish();
+    // Numbers of 32 bits are exact.
+    let halves = [hash >> 32, hash & u64::from(u32::MAX)].map(|half| half as f64);
+    let operation = Operation::new(NAME, Traffic::Control, None);
+    let ranks = mesh.shape().ranks();
+    let all = ops::all_gather_numbers(mesh.comm(), ranks, &operation, &halves)?;
+    match all.iter().position(|other| *other != all[0]) {
+        Some(other) if resolved.is_some() => Err(Error::other(format!(
+            "plan: ranks {} and {} have different plans or models",
+            ranks[0], ranks[other]
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Shards a module by a function, which is given the path and shape of each parameter and returns its
+/// placements, one per mesh axis, or `None` to leave it whole.
+///
+/// # Errors
+/// Placements that do not fit; a module that is sharded already.
+///
+/// # Example
+/// ```
+/// use burn::nn::LinearConfig;
+/// use halocline_core::{Launcher, Shard};
+/// use halocline_models::parallel::distribute_module;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("tensor", 2)])?;
+///     let linear = world.init(|device| LinearConfig::new(4, 6).init(device))?;
+///     let linear = distribute_module(linear, &mesh, |path, _| match path {
+///         "weight" => Some(vec![Shard(1)]),
+///         _ => Some(vec![Shard(0)]),
+///     })?;
+///     assert_eq!(linear.weight.dims(), [4, 3]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn distribute_module<M: Module>(
+    module: M,
+    mesh: &DeviceMesh,
+    mut partition: impl FnMut(&str, &[usize]) -> Option<Vec<Placement>>,
+) -> Result<M> {
+    shard_parameters(module, |path, shape| {
+        let placements = partition(path, shape);
+        let layout = placements.map(|placements| Layout::new(mesh.shape(), shape, &placements));
+        Ok(layout
+            .transpose()?
+            .map(|layout| ParamShard::new(layout, mesh)))
+    })
+}

@@ -1,0 +1,65 @@
+//! Models that are sharded by a plan: tensor parallel, sequence parallel, parameters stored in shards.
+//!
+//! A [`Plan`] says for layers, by their paths, how their parameters are sharded and how tensors enter
+//! and leave them; it is a small file. [`parallelize_module`] applies it to a module whose parameters
+//! all ranks hold alike. [`resolve`] computes what a plan does without doing it, and prints it.
+//!
+//! # Example
+//! Two linear layers, the columns of one and the rows of the other over two ranks: one sum over the
+//! ranks in each direction.
+//! ```
+//! use burn::module::Module;
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::tensor::Tensor;
+//! use halocline_core::{Launcher, LocalGradient, Replicate, ShardTensor};
+//! use halocline_models::parallel::{Plan, Style, parallelize_module};
+//! use halocline_ops::prelude::*;
+//!
+//! #[derive(Module, Debug)]
+//! struct Mlp {
+//!     up: Linear,
+//!     down: Linear,
+//! }
+//!
+//! impl<X: Field<2>> Layer<X> for Mlp {
+//!     type Output = X;
+//!
+//!     fn forward(&self, x: X) -> X {
+//!         x.apply(&self.up).gelu().apply(&self.down)
+//!     }
+//! }
+//!
+//! let plan = Plan::default()
+//!     .with_layer("up", Style::colwise("tensor"))
+//!     .with_layer("down", Style::rowwise("tensor"));
+//! Launcher::local(2).run(|world| {
+//!     let mesh = world.mesh([("tensor", 2)])?;
+//!     let mlp = world.init(|device| Mlp {
+//!         up: LinearConfig::new(4, 6).init(device),
+//!         down: LinearConfig::new(6, 4).init(device),
+//!     })?;
+//!     let x = Tensor::<2>::ones([3, 4], world.device());
+//!     let whole = x.clone().apply(&mlp);
+//!     let mlp = parallelize_module(mlp, &mesh, &plan)?;
+//!     assert_eq!(mlp.up.weight.dims(), [4, 3]); // this rank's columns
+//!     let y = ShardTensor::distribute(x, &mesh, &[Replicate])?.apply(&mlp);
+//!     let off = (y.full_tensor(LocalGradient::Replicated) - whole).abs().max();
+//!     assert!(off.into_scalar::<f32>() < 1e-5);
+//!     Ok(())
+//! })?;
+//! # Ok::<(), halocline_core::Error>(())
+//! ```
+
+mod apply;
+mod pattern;
+mod plan;
+mod resolve;
+mod sites;
+mod style;
+#[cfg(test)]
+mod tests;
+
+pub use apply::{distribute_module, parallelize_module};
+pub use plan::{Entry, Plan, Store};
+pub use resolve::{ResolvedParam, ResolvedPlan, resolve};
+pub use style::{Axes, Placed, Style};

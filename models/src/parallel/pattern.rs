@@ -1,0 +1,45 @@
+//! Patterns on paths of modules.
+
+use globset::{GlobBuilder, GlobMatcher};
+use halocline_core::{Error, Result};
+
+/// The most names that an error proposes.
+const PROPOSED: usize = 3;
+
+/// Pattern on a path whose parts are joined by dots.
+pub(super) struct Pattern {
+    text: String,
+    glob: GlobMatcher,
+}
+
+impl Pattern {
+    pub(super) fn new(text: &str) -> Result<Self> {
+        // Globs separate parts by slashes.
+        let glob = GlobBuilder::new(&text.replace('.', "/"))
+            .literal_separator(true)
+            .build()
+            .map_err(|error| Error::other(format!("plan: pattern {text:?}: {error}")))?;
+        Ok(Self {
+            text: text.into(),
+            glob: glob.compile_matcher(),
+        })
+    }
+
+    pub(super) fn matches(&self, path: &str) -> bool {
+        self.glob.is_match(path.replace('.', "/"))
+    }
+
+    /// The error of a pattern that matches none of the paths, with those that are near it.
+    pub(super) fn unmatched<'a>(&self, what: &str, paths: impl Iterator<Item = &'a str>) -> Error {
+        let mut near: Vec<(f64, &str)> = paths
+            .map(|path| (strsim::jaro_winkler(&self.text, path), path))
+            .collect();
+        near.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let near: Vec<&str> = near.iter().take(PROPOSED).map(|(_, path)| *path).collect();
+        Error::other(format!(
+            "plan: {:?} matches no {what}; near it: {}",
+            self.text,
+            near.join(", ")
+        ))
+    }
+}

@@ -1,0 +1,383 @@
+//! What a plan does to a model on a mesh, by arithmetic alone.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use burn::module::Module;
+use halocline_core::{
+    Along, Crossing, Error, Gather, Layout, MeshShape, Placement, Replicate, Result, Shard,
+};
+
+use super::pattern::Pattern;
+use super::plan::{Plan, Store};
+use super::sites::{Site, Sites};
+use super::style::{Axes, Placed};
+
+/// What a plan does to one parameter.
+#[derive(Clone, Debug)]
+pub struct ResolvedParam {
+    /// Its path.
+    pub path: String,
+    /// The layout of the shards.
+    pub layout: Layout,
+    /// The axes of storage.
+    pub stored: Vec<usize>,
+    /// When it is gathered over them.
+    pub gather: Gather,
+    /// What its layer does to its input and result, if it is the layer's first parameter.
+    pub crossing: Crossing,
+}
+
+impl ResolvedParam {
+    /// The number of elements that a position holds.
+    pub fn elements_held(&self, position: usize) -> usize {
+        self.layout.local_shape(position).iter().product()
+    }
+
+    /// The number of elements that a position computes with: those it holds, and those gathered.
+    pub fn elements_used(&self, position: usize) -> usize {
+        let cells = self.layout.local_shape(position);
+        let whole = |dim: usize| {
+            let stored = self
+                .stored
+                .iter()
+                .any(|axis| self.layout.placements()[*axis] == Shard(dim));
+            let mesh = self.layout.mesh();
+            if !stored {
+                return cells[dim];
+            }
+            let parts: usize = (self.stored.iter())
+                .filter(|axis| self.layout.placements()[**axis] == Shard(dim))
+                .map(|axis| mesh.sizes()[*axis])
+                .product();
+            let extents = self.layout.extents(dim).chunks(parts);
+            let part = self.layout.part(dim, position) / parts;
+            extents
+                .map(|parts| parts.iter().sum::<usize>())
+                .nth(part)
+                .unwrap_or(0)
+        };
+        (0..cells.len()).map(whole).product()
+    }
+}
+
+/// What a plan does to a model on a mesh. Prints as a table.
+#[derive(Clone, Debug)]
+pub struct ResolvedPlan {
+    /// The mesh.
+    pub mesh: Arc<MeshShape>,
+    /// The parameters, in the order of the model.
+    pub parameters: Vec<ResolvedParam>,
+    /// What [`Reshard`](halocline_ops::Reshard)s do, by path.
+    pub reshards: BTreeMap<String, Vec<(usize, Along)>>,
+}
+
+/// Computes what a plan does to a model on a mesh, without ranks and without touching the model's
+/// parameters.
+///
+/// # Errors
+/// A pattern that matches nothing, with names near it; two entries for one layer; an axis that the
+/// mesh lacks; a parameter that the layer does not have; sizes that a unit does not divide.
+///
+/// # Example
+/// ```
+/// use burn::nn::LinearConfig;
+/// use halocline_core::MeshShape;
+/// use halocline_models::parallel::{Plan, Store, resolve};
+///
+/// let model = LinearConfig::new(6, 4).init(&Default::default());
+/// let mesh = MeshShape::new(&[("data", 3)], vec![0, 1, 2])?;
+/// let plan = Plan::default().with_store(Store::new("weight", "data"));
+/// let resolved = resolve(&model, &mesh.into(), &plan)?;
+/// assert_eq!(resolved.parameters[0].elements_held(0), 2 * 4);
+/// assert_eq!(resolved.parameters[0].elements_used(0), 6 * 4);
+/// println!("{resolved}");
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Result<ResolvedPlan> {
+    let sites = Sites::of(module);
+    let resolver = Resolver {
+        plan,
+        mesh,
+        sites: &sites,
+    };
+    let mut styles: BTreeMap<&str, (&str, Placed)> = BTreeMap::new();
+    for entry in &plan.layer {
+        let pattern = Pattern::new(&entry.path)?;
+        for site in resolver.matched(&pattern)? {
+            let placed = entry.style.placed(&site.kind, &site.path)?;
+            if let Some((other, _)) = styles.insert(&site.path, (&entry.path, placed)) {
+                return Err(Error::other(format!(
+                    "plan: {other:?} and {:?} both match {}; one entry a layer",
+                    entry.path, site.path
+                )));
+            }
+        }
+    }
+    let mut resolved = ResolvedPlan {
+        mesh: mesh.clone(),
+        parameters: Vec::new(),
+        reshards: BTreeMap::new(),
+    };
+    for site in &sites.sites {
+        let style = styles.get(site.path.as_str());
+        let placed = style.map(|(_, placed)| placed.clone()).unwrap_or_default();
+        let written = style.is_some_and(|(pattern, _)| {
+            let entry = plan.layer.iter().find(|entry| entry.path == **pattern);
+            matches!(
+                entry.map(|entry| &entry.style),
+                Some(super::Style::Placed(_))
+            )
+        });
+        let crossing = Crossing {
+            input: resolver.axes(&placed.input, &site.path)?,
+            output: resolver.axes(&placed.output, &site.path)?,
+        };
+        if site.is_reshard() {
+            if let Some(to) = reshard(site, crossing)? {
+                resolved.reshards.insert(site.path.clone(), to);
+            }
+            continue;
+        }
+        let known = |name: &String| site.parameters.iter().any(|(held, _)| held == name);
+        if written && let Some(name) = placed.parameters.keys().find(|name| !known(name)) {
+            let names: Vec<&str> = site.parameters.iter().map(|(name, _)| &name[..]).collect();
+            return Err(Error::other(format!(
+                "plan: {} has no parameter {name}; it has {}",
+                site.path,
+                names.join(", ")
+            )));
+        }
+        for (index, (name, shape)) in site.parameters.iter().enumerate() {
+            let layout = resolver.layout(site, name, shape, &placed)?;
+            resolved.parameters.push(ResolvedParam {
+                path: site.path_of(name),
+                layout,
+                stored: Vec::new(),
+                gather: Gather::default(),
+                crossing: if index == 0 {
+                    crossing.clone()
+                } else {
+                    Crossing::default()
+                },
+            });
+        }
+    }
+    for store in &plan.store {
+        resolver.store(store, &mut resolved.parameters)?;
+    }
+    Ok(resolved)
+}
+
+/// What a [`Reshard`](halocline_ops::Reshard) does.
+fn reshard(site: &Site, crossing: Crossing) -> Result<Option<Vec<(usize, Along)>>> {
+    match (crossing.input.is_empty(), crossing.output.is_empty()) {
+        (true, true) => Ok(None),
+        (false, true) => Ok(Some(crossing.input)),
+        (true, false) => Ok(Some(crossing.output)),
+        (false, false) => Err(Error::other(format!(
+            "plan: input and output of {}, a Reshard, which has one place; use prepare_input",
+            site.path
+        ))),
+    }
+}
+
+struct Resolver<'a> {
+    plan: &'a Plan,
+    mesh: &'a Arc<MeshShape>,
+    sites: &'a Sites,
+}
+
+impl<'a> Resolver<'a> {
+    /// The sites whose paths match.
+    fn matched(&self, pattern: &Pattern) -> Result<Vec<&'a Site>> {
+        let sites = &self.sites.sites;
+        let matched: Vec<_> = sites
+            .iter()
+            .filter(|site| pattern.matches(&site.path))
+            .collect();
+        if !matched.is_empty() {
+            return Ok(matched);
+        }
+        let mut composites = self.sites.composites.iter();
+        match composites.find(|path| pattern.matches(path)) {
+            Some(path) => Err(Error::other(format!(
+                "plan: {path} has no parameters of its own; name the layers in it, or give it a field of type Reshard \
+                 where the layout is to change"
+            ))),
+            None => Err(pattern.unmatched("layer", sites.iter().map(|site| &site.path[..]))),
+        }
+    }
+
+    /// The number of an axis; `None` for an optional one that the mesh lacks.
+    fn axis(&self, name: &str, path: &str) -> Result<Option<usize>> {
+        let names = self.mesh.names();
+        match names.iter().position(|held| held == name) {
+            Some(axis) => Ok(Some(axis)),
+            None if self.plan.optional_axes.iter().any(|axis| axis == name) => Ok(None),
+            None => Err(Error::other(format!(
+                "plan: no axis {name:?} for {path} among {names:?}; list it under optional_axes if a mesh may lack it"
+            ))),
+        }
+    }
+
+    fn axes(&self, axes: &Axes, path: &str) -> Result<Vec<(usize, Along)>> {
+        let axes = axes.iter().map(|(name, along)| {
+            let axis = self.axis(name, path)?;
+            Ok(axis.map(|axis| (axis, *along)))
+        });
+        let mut axes: Vec<_> = axes.filter_map(Result::transpose).collect::<Result<_>>()?;
+        axes.sort_unstable_by_key(|(axis, _)| *axis);
+        Ok(axes)
+    }
+
+    /// The layout of a parameter.
+    fn layout(&self, site: &Site, name: &str, shape: &[usize], placed: &Placed) -> Result<Layout> {
+        let path = site.path_of(name);
+        let mut placements = vec![Replicate; self.mesh.sizes().len()];
+        let axes = placed.parameters.get(name);
+        for (axis, along) in self.axes(axes.unwrap_or(&Axes::new()), &path)? {
+            placements[axis] = along.placement(shape.len())?;
+            if !matches!(placements[axis], Shard(_) | Replicate) {
+                let message =
+                    format!("plan: {along} for parameter {path}; expected shard or replicate");
+                return Err(Error::other(message));
+            }
+        }
+        let layout = Layout::new(self.mesh, shape, &placements)?;
+        let sharded = (0..shape.len()).filter(|dim| layout.is_sharded(*dim));
+        sharded.into_iter().try_fold(layout.clone(), |layout, dim| {
+            let (size, unit) = (shape[dim], placed.unit);
+            if unit == 0 || size % unit != 0 {
+                let message = format!("plan: {path} {shape:?} in units of {unit} along dim {dim}");
+                return Err(Error::other(message));
+            }
+            let parts = layout.extents(dim).len();
+            let units = size / unit;
+            let extents =
+                (0..parts).map(|part| unit * (units / parts + usize::from(part < units % parts)));
+            layout.with_extents(dim, &extents.collect::<Vec<_>>())
+        })
+    }
+
+    /// Stores parameters in shards.
+    fn store(&self, store: &Store, parameters: &mut [ResolvedParam]) -> Result<()> {
+        let pattern = Pattern::new(&store.path)?;
+        let Some(axis) = self.axis(&store.over, &store.path)? else {
+            return Ok(());
+        };
+        let mut found = false;
+        for parameter in parameters
+            .iter_mut()
+            .filter(|parameter| pattern.matches(&parameter.path))
+        {
+            found = true;
+            let shape = parameter.layout.shape().to_vec();
+            if parameter.stored.contains(&axis) {
+                return Err(Error::other(format!(
+                    "plan: two entries store {} over {:?}",
+                    parameter.path, store.over
+                )));
+            }
+            if parameter.layout.placements()[axis] != Replicate {
+                return Err(Error::other(format!(
+                    "plan: {} is sharded over {:?} by its layer; store it over another axis",
+                    parameter.path, store.over
+                )));
+            }
+            if shape.iter().product::<usize>() < store.at_least {
+                continue;
+            }
+            if let Some(layout) = self.stored(parameter, axis)? {
+                parameter.layout = layout;
+                parameter.stored.push(axis);
+                parameter.gather = store.gather;
+            }
+        }
+        match found {
+            true => Ok(()),
+            false => Err(pattern.unmatched(
+                "parameter",
+                parameters.iter().map(|parameter| &parameter.path[..]),
+            )),
+        }
+    }
+
+    /// The layout with shards over one more axis: of the longest dim that no other axis shards, or of
+    /// one that axes left of it do.
+    fn stored(&self, parameter: &ResolvedParam, axis: usize) -> Result<Option<Layout>> {
+        let layout = &parameter.layout;
+        let fits = |dim: &usize| layout.axes_of(*dim).iter().all(|other| *other < axis);
+        let free = |dim: &usize| !layout.is_sharded(*dim);
+        let longest = (0..layout.shape().len())
+            .filter(fits)
+            .max_by_key(|dim| (free(dim), layout.shape()[*dim], std::cmp::Reverse(*dim)));
+        let Some(dim) = longest else {
+            return Ok(None);
+        };
+        let mut placements: Vec<Placement> = layout.placements().to_vec();
+        placements[axis] = Shard(dim);
+        let parts = self.mesh.sizes()[axis];
+        let split = |extent: &usize| {
+            let extent = *extent;
+            (0..parts).map(move |part| extent / parts + usize::from(part < extent % parts))
+        };
+        let mut extents = layout.all_extents().to_vec();
+        extents[dim] = extents[dim].iter().flat_map(split).collect();
+        Ok(Some(layout.derive(placements, extents)))
+    }
+}
+
+impl fmt::Display for ResolvedPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self
+            .parameters
+            .iter()
+            .map(|parameter| parameter.path.len())
+            .max()
+            .unwrap_or(0);
+        let names = self.mesh.names();
+        let (mut held, mut used, mut all) = (0, 0, 0);
+        for parameter in &self.parameters {
+            let layout = &parameter.layout;
+            write!(f, "{:width$}  {:?}", parameter.path, layout.shape())?;
+            for (axis, placement) in layout.placements().iter().enumerate() {
+                let stored = if parameter.stored.contains(&axis) {
+                    " stored"
+                } else {
+                    ""
+                };
+                if let Shard(dim) = placement {
+                    write!(
+                        f,
+                        "  {}:{stored} {placement} {:?}",
+                        names[axis],
+                        layout.extents(*dim)
+                    )?;
+                }
+            }
+            let crossing = &parameter.crossing;
+            for (side, along) in [("input", &crossing.input), ("output", &crossing.output)] {
+                for (axis, along) in along {
+                    write!(f, "  {side} {}: {along}", names[*axis])?;
+                }
+            }
+            writeln!(f)?;
+            held += parameter.elements_held(0);
+            used += parameter.elements_used(0) - parameter.elements_held(0);
+            all += layout.shape().iter().product::<usize>();
+        }
+        for (path, to) in &self.reshards {
+            write!(f, "{path:width$}  reshard")?;
+            for (axis, along) in to {
+                write!(f, "  {}: {along}", names[*axis])?;
+            }
+            writeln!(f)?;
+        }
+        write!(
+            f,
+            "{held} of {all} elements on the first rank, {used} more gathered for each use"
+        )
+    }
+}

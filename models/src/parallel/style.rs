@@ -1,0 +1,296 @@
+//! Styles of layers, and what they say of parameters.
+
+use std::collections::BTreeMap;
+
+use halocline_core::{Along, Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// Placements by mesh axis.
+pub type Axes = BTreeMap<String, Along>;
+
+/// What a layer does on the axes of a mesh. The names are those of PyTorch's tensor parallelism.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Style {
+    /// Each rank computes some outputs from all inputs: columns of a linear layer or an embedding,
+    /// output channels of a convolution. The input fans out, and the result is sharded in its features.
+    Colwise {
+        /// The axis.
+        axis: String,
+        /// Outputs that stay on one rank, such as those of a head of attention.
+        #[serde(default = "one", skip_serializing_if = "is_one")]
+        unit: usize,
+        /// The placement of the input; by default it fans out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        input: Option<Along>,
+        /// The placement of the result; by default it is left as it is.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        output: Option<Along>,
+    },
+    /// Each rank computes a part of all outputs from some inputs: rows of a linear layer, rows of an
+    /// embedding, input channels of a convolution. The parts are added, and then a bias.
+    Rowwise {
+        /// The axis.
+        axis: String,
+        /// Inputs that stay on one rank.
+        #[serde(default = "one", skip_serializing_if = "is_one")]
+        unit: usize,
+        /// The placement of the input; by default it is sharded in its features.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        input: Option<Along>,
+        /// The placement of the result; by default it is replicated.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        output: Option<Along>,
+    },
+    /// The layer computes on shards of a sequence, with whole parameters: norms and dropout.
+    SequenceParallel {
+        /// The axis.
+        axis: String,
+        /// The dim of the sequence.
+        #[serde(default = "one_dim")]
+        dim: isize,
+    },
+    /// Placements of the input.
+    PrepareInput(Axes),
+    /// Placements of the result.
+    PrepareOutput(Axes),
+    /// Placements of input and result.
+    PrepareInputOutput {
+        /// Of the input.
+        input: Axes,
+        /// Of the result.
+        output: Axes,
+    },
+    /// Placements of parameters by name, of the input and of the result: what the other styles are
+    /// made of.
+    Placed(Placed),
+}
+
+/// Placements of a layer's parameters, input and result.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Placed {
+    /// Of parameters, by their names in the layer. Those not named stay whole.
+    #[serde(default)]
+    pub parameters: BTreeMap<String, Axes>,
+    /// Cells of a sharded dim that stay on one rank.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub unit: usize,
+    /// Of the input.
+    #[serde(default)]
+    pub input: Axes,
+    /// Of the result.
+    #[serde(default)]
+    pub output: Axes,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn one_dim() -> isize {
+    1
+}
+
+fn is_one(unit: &usize) -> bool {
+    *unit == 1
+}
+
+impl Style {
+    /// [`Colwise`](Self::Colwise) over an axis.
+    pub fn colwise(axis: &str) -> Self {
+        Self::Colwise {
+            axis: axis.into(),
+            unit: 1,
+            input: None,
+            output: None,
+        }
+    }
+
+    /// [`Rowwise`](Self::Rowwise) over an axis.
+    pub fn rowwise(axis: &str) -> Self {
+        Self::Rowwise {
+            axis: axis.into(),
+            unit: 1,
+            input: None,
+            output: None,
+        }
+    }
+
+    /// [`SequenceParallel`](Self::SequenceParallel) over an axis, for tensors `[batch, tokens, features]`.
+    pub fn sequence_parallel(axis: &str) -> Self {
+        Self::SequenceParallel {
+            axis: axis.into(),
+            dim: 1,
+        }
+    }
+
+    /// [`PrepareInput`](Self::PrepareInput) along one axis.
+    pub fn prepare_input(axis: &str, along: Along) -> Self {
+        Self::PrepareInput([(axis.into(), along)].into())
+    }
+
+    /// [`PrepareOutput`](Self::PrepareOutput) along one axis.
+    pub fn prepare_output(axis: &str, along: Along) -> Self {
+        Self::PrepareOutput([(axis.into(), along)].into())
+    }
+
+    /// This style with so many features that stay on one rank. Styles that do not shard features stay
+    /// as they are.
+    #[must_use]
+    pub fn with_unit(mut self, size: usize) -> Self {
+        match &mut self {
+            Self::Colwise { unit, .. } | Self::Rowwise { unit, .. } => *unit = size,
+            Self::Placed(placed) => placed.unit = size,
+            _ => {}
+        }
+        self
+    }
+
+    /// This style with another placement of the result along its axis.
+    #[must_use]
+    pub fn with_output(mut self, along: Along) -> Self {
+        match &mut self {
+            Self::Colwise { output, .. } | Self::Rowwise { output, .. } => *output = Some(along),
+            _ => {}
+        }
+        self
+    }
+
+    /// This style with another placement of the input along its axis.
+    #[must_use]
+    pub fn with_input(mut self, along: Along) -> Self {
+        match &mut self {
+            Self::Colwise { input, .. } | Self::Rowwise { input, .. } => *input = Some(along),
+            _ => {}
+        }
+        self
+    }
+
+    /// The placements that the style means for a kind of layer.
+    ///
+    /// # Errors
+    /// A kind that the style does not know.
+    pub(super) fn placed(&self, kind: &str, path: &str) -> Result<Placed> {
+        let along = |axis: &str, along| Axes::from([(axis.to_string(), along)]);
+        Ok(match self {
+            Self::Colwise {
+                axis,
+                unit,
+                input,
+                output,
+            } => {
+                let features = Features::of(kind, path, "colwise")?;
+                let fan = (features.takes_gradient).then_some(Along::Fan);
+                Placed {
+                    parameters: features.sharded(axis, features.columns),
+                    unit: *unit,
+                    input: input
+                        .or(fan)
+                        .map(|input| along(axis, input))
+                        .unwrap_or_default(),
+                    output: output.map(|output| along(axis, output)).unwrap_or_default(),
+                }
+            }
+            Self::Rowwise {
+                axis,
+                unit,
+                input,
+                output,
+            } => {
+                let features = Features::of(kind, path, "rowwise")?;
+                let sharded = features.takes_gradient.then_some(features.dim);
+                Placed {
+                    parameters: features.sharded(axis, features.rows),
+                    unit: *unit,
+                    input: input
+                        .or(sharded)
+                        .map(|input| along(axis, input))
+                        .unwrap_or_default(),
+                    output: along(axis, output.unwrap_or(Along::Replicate)),
+                }
+            }
+            Self::SequenceParallel { axis, dim } => Placed {
+                input: along(axis, Along::Shard(*dim)),
+                ..Placed::default()
+            },
+            Self::PrepareInput(input) => Placed {
+                input: input.clone(),
+                ..Placed::default()
+            },
+            Self::PrepareOutput(output) => Placed {
+                output: output.clone(),
+                ..Placed::default()
+            },
+            Self::PrepareInputOutput { input, output } => Placed {
+                input: input.clone(),
+                output: output.clone(),
+                ..Placed::default()
+            },
+            Self::Placed(placed) => placed.clone(),
+        })
+    }
+}
+
+/// Whole parameters, input and result as they are.
+impl Default for Placed {
+    fn default() -> Self {
+        Self {
+            parameters: BTreeMap::new(),
+            unit: 1,
+            input: Axes::new(),
+            output: Axes::new(),
+        }
+    }
+}
+
+/// Where the features of a kind of layer are.
+struct Features {
+    /// Dims of parameters that number outputs.
+    columns: &'static [(&'static str, isize)],
+    /// Dims of parameters that number inputs.
+    rows: &'static [(&'static str, isize)],
+    /// The dim of input and result.
+    dim: Along,
+    /// Whether the input has gradients; indices have none.
+    takes_gradient: bool,
+}
+
+impl Features {
+    fn of(kind: &str, path: &str, style: &str) -> Result<Self> {
+        Ok(match kind {
+            "Linear" => Self {
+                columns: &[("weight", 1), ("bias", 0)],
+                rows: &[("weight", 0)],
+                dim: Along::Shard(-1),
+                takes_gradient: true,
+            },
+            "Embedding" => Self {
+                columns: &[("weight", 1)],
+                rows: &[("weight", 0)],
+                dim: Along::Shard(-1),
+                takes_gradient: false,
+            },
+            "Conv1d" | "Conv2d" | "Conv3d" => Self {
+                columns: &[("weight", 0), ("bias", 0)],
+                rows: &[("weight", 1)],
+                dim: Along::Shard(1),
+                takes_gradient: true,
+            },
+            _ => {
+                return Err(Error::other(format!(
+                    "plan: {style} for {path}, which is a {kind}; it is known for Linear, Embedding and Conv1d to \
+                     Conv3d, and \"placed\" says for any layer how each parameter is sharded"
+                )));
+            }
+        })
+    }
+
+    fn sharded(&self, axis: &str, dims: &[(&'static str, isize)]) -> BTreeMap<String, Axes> {
+        let shard = |(name, dim): &(&str, isize)| {
+            let axes = Axes::from([(axis.to_string(), Along::Shard(*dim))]);
+            (name.to_string(), axes)
+        };
+        dims.iter().map(shard).collect()
+    }
+}

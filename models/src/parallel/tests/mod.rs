@@ -1,0 +1,4 @@
+//! Plans: what they resolve to, and training with them.
+
+mod plans;
+mod training;

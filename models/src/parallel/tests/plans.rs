@@ -1,0 +1,271 @@
+//! Plans as text, and what they resolve to.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
+use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::Device;
+use halocline_core::{Along, Gather, Launcher, MeshShape, Replicate, Shard};
+use halocline_ops::Reshard;
+
+use crate::parallel::{
+    Axes, Placed, Plan, ResolvedPlan, Store, Style, parallelize_module, resolve,
+};
+
+#[derive(Module, Debug)]
+struct Block {
+    enter: Reshard,
+    up: Linear,
+    down: Linear,
+    norm: LayerNorm,
+}
+
+#[derive(Module, Debug)]
+struct Model {
+    words: Embedding,
+    blocks: Vec<Block>,
+}
+
+fn model() -> Model {
+    let device = Device::default();
+    let block = || Block {
+        enter: Reshard::default(),
+        up: LinearConfig::new(4, 10).init(&device),
+        down: LinearConfig::new(10, 4).with_bias(false).init(&device),
+        norm: LayerNormConfig::new(4).init(&device),
+    };
+    Model {
+        words: EmbeddingConfig::new(20, 4).init(&device),
+        blocks: vec![block(), block()],
+    }
+}
+
+fn mesh(axes: &[(&str, usize)]) -> Arc<MeshShape> {
+    let size = axes.iter().map(|(_, size)| size).product();
+    MeshShape::new(axes, (0..size).collect()).unwrap().into()
+}
+
+fn on(axes: &[(&str, usize)], plan: &Plan) -> ResolvedPlan {
+    resolve(&model(), &mesh(axes), plan).unwrap()
+}
+
+fn error(plan: &Plan) -> String {
+    let resolved = resolve(&model(), &mesh(&[("data", 2), ("tensor", 3)]), plan);
+    resolved.unwrap_err().to_string()
+}
+
+fn plan() -> Plan {
+    Plan::default()
+        .with_layer("blocks.*.enter", Style::prepare_input("tensor", Along::Fan))
+        .with_layer("blocks.*.up", Style::colwise("tensor").with_unit(2))
+        .with_layer(
+            "blocks.*.down",
+            Style::rowwise("tensor")
+                .with_unit(2)
+                .with_output(Along::Shard(1)),
+        )
+        .with_layer("blocks.*.norm", Style::sequence_parallel("tensor"))
+        .with_layer("words", Style::rowwise("tensor"))
+        .with_store(
+            Store::new("**", "data")
+                .with_at_least(8)
+                .with_gather(Gather::Once),
+        )
+}
+
+#[test]
+fn plans_are_the_same_as_text() {
+    let placed = Placed {
+        parameters: [(
+            "weight".into(),
+            Axes::from([("tensor".into(), Along::Shard(-1))]),
+        )]
+        .into(),
+        ..Placed::default()
+    };
+    let plan = plan()
+        .with_layer("other", Style::Placed(placed))
+        .with_layer(
+            "both",
+            Style::PrepareInputOutput {
+                input: [("tensor".into(), Along::Fan)].into(),
+                output: [("tensor".into(), Along::Shard(1))].into(),
+            },
+        )
+        .with_optional_axis("lat");
+    assert_eq!(Plan::from_toml(&plan.to_toml()).unwrap(), plan);
+    assert_eq!(Plan::from_json(&plan.to_json()).unwrap(), plan);
+    let written = r#"
+        [[layer]]
+        path = "blocks.*.up"
+        style = { colwise = { axis = "tensor" } }
+        [[store]]
+        path = "**"
+        over = "data"
+    "#;
+    let expected = Plan::default()
+        .with_layer("blocks.*.up", Style::colwise("tensor"))
+        .with_store(Store::new("**", "data"));
+    assert_eq!(Plan::from_toml(written).unwrap(), expected);
+    let misspelled = Plan::from_toml("[[layers]]\npath = \"a\"")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        misspelled.contains("layers") && misspelled.contains("layer"),
+        "{misspelled}"
+    );
+    let placement =
+        Plan::from_toml("[[layer]]\npath = \"a\"\nstyle = { prepare_input = { x = \"split\" } }");
+    assert!(placement.unwrap_err().to_string().contains("\"shard(1)\""));
+}
+
+#[test]
+fn layouts_are_those_of_the_styles() {
+    let resolved = on(&[("tensor", 3), ("data", 2)], &plan());
+    let of = |path: &str| {
+        let mut found = resolved
+            .parameters
+            .iter()
+            .filter(|parameter| parameter.path == path);
+        found.next().unwrap_or_else(|| panic!("no {path}"))
+    };
+    let up = of("blocks.1.up.weight");
+    assert_eq!(up.layout.placements(), [Shard(1), Shard(0)]);
+    assert_eq!(up.layout.extents(1), [4, 4, 2]); // units of two
+    assert_eq!((&up.stored[..], up.gather), (&[1][..], Gather::Once));
+    assert_eq!(up.crossing.input, [(0, Along::Fan)]);
+    assert_eq!([up.elements_held(0), up.elements_used(0)], [2 * 4, 4 * 4]);
+    let bias = of("blocks.1.up.bias");
+    // Its one dim is sharded by the layer already, and the axis of storage lies right of it.
+    assert_eq!(bias.layout.placements(), [Shard(0), Shard(0)]);
+    assert_eq!(bias.layout.extents(0), [2, 2, 2, 2, 1, 1]);
+    let down = of("blocks.0.down.weight");
+    assert_eq!(down.layout.placements(), [Shard(0), Shard(1)]);
+    assert_eq!(down.crossing.input, [(0, Along::Shard(-1))]);
+    assert_eq!(down.crossing.output, [(0, Along::Shard(1))]);
+    let gamma = of("blocks.0.norm.gamma");
+    assert_eq!(gamma.layout.placements(), [Replicate, Replicate]); // of four elements
+    assert_eq!(gamma.crossing.input, [(0, Along::Shard(1))]);
+    let words = of("words.weight");
+    assert_eq!(words.layout.placements(), [Shard(0), Shard(1)]);
+    assert!(words.crossing.input.is_empty());
+    assert_eq!(resolved.reshards["blocks.1.enter"], [(0, Along::Fan)]);
+    let printed = resolved.to_string();
+    for part in [
+        "blocks.1.up.weight",
+        "data: stored Shard(0)",
+        "input tensor: fan",
+        "of 276 elements",
+    ] {
+        assert!(printed.contains(part), "{part} in\n{printed}");
+    }
+}
+
+#[test]
+fn a_mesh_may_lack_optional_axes() {
+    let plan = plan()
+        .with_optional_axis("tensor")
+        .with_optional_axis("data");
+    let resolved = on(&[("data", 2)], &plan);
+    let up = &resolved.parameters[1];
+    assert_eq!(
+        (up.path.as_str(), up.layout.placements()),
+        ("blocks.0.up.weight", &[Shard(1)][..])
+    );
+    assert!(up.crossing.input.is_empty() && resolved.reshards.is_empty());
+    let none = on(&[("lat", 1)], &plan);
+    assert!(
+        none.parameters
+            .iter()
+            .all(|parameter| parameter.stored.is_empty())
+    );
+}
+
+#[test]
+fn mistakes_are_told_with_the_way_out() {
+    let layer = |path: &str, style| error(&Plan::default().with_layer(path, style));
+    let typo = layer("blocks.*.upp", Style::colwise("tensor"));
+    assert!(
+        typo.contains("matches no layer") && typo.contains("blocks.0.up"),
+        "{typo}"
+    );
+    let axis = layer("words", Style::colwise("model"));
+    assert!(
+        axis.contains("no axis \"model\"") && axis.contains("optional_axes"),
+        "{axis}"
+    );
+    let kind = layer("blocks.0.norm", Style::colwise("tensor"));
+    assert!(kind.contains("a LayerNorm"), "{kind}");
+    let composite = layer("blocks.0", Style::prepare_input("tensor", Along::Fan));
+    assert!(composite.contains("field of type Reshard"), "{composite}");
+    let unit = layer("blocks.0.up", Style::colwise("tensor").with_unit(4));
+    assert!(unit.contains("units of 4"), "{unit}");
+    let twice = Plan::default()
+        .with_layer("blocks.*.up", Style::colwise("tensor"))
+        .with_layer("blocks.{0,1}.*", Style::sequence_parallel("tensor"));
+    let twice = error(&twice);
+    assert!(twice.contains("both match blocks.0.up"), "{twice}");
+    let missing = Placed {
+        parameters: [(
+            "bias".into(),
+            Axes::from([("tensor".into(), Along::Shard(0))]),
+        )]
+        .into(),
+        ..Placed::default()
+    };
+    let missing = layer("blocks.0.down", Style::Placed(missing));
+    assert!(missing.contains("has no parameter bias"), "{missing}");
+    let fan = Placed {
+        parameters: [("weight".into(), Axes::from([("tensor".into(), Along::Fan)]))].into(),
+        ..Placed::default()
+    };
+    assert!(layer("blocks.0.down", Style::Placed(fan)).contains("expected shard or replicate"));
+    let store = error(&Plan::default().with_store(Store::new("blocks.*.out.weight", "data")));
+    assert!(
+        store.contains("matches no parameter") && store.contains("blocks.0"),
+        "{store}"
+    );
+    let over = Plan::default()
+        .with_layer("blocks.*.up", Style::colwise("tensor"))
+        .with_store(Store::new("**.up.*", "tensor"));
+    assert!(error(&over).contains("sharded over \"tensor\" by its layer"));
+}
+
+#[test]
+fn ranks_with_different_plans_are_told_before_anything_is_placed() {
+    let result = Launcher::local(2).run(|world| {
+        let mesh = world.mesh([("tensor", 2)])?;
+        let model = world.init(|device| LinearConfig::new(4, 4).init(device))?;
+        let style = match world.is_root() {
+            true => Style::colwise("tensor"),
+            false => Style::rowwise("tensor"),
+        };
+        parallelize_module(model, &mesh, &Plan::default().with_layer("**", style)).map(|_| ())
+    });
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("different plans"), "{error}");
+}
+
+#[test]
+fn a_model_larger_than_memory_is_resolved() {
+    let config = TransformerEncoderConfig::new(1 << 17, 1 << 19, 64, 6);
+    let model: TransformerEncoder = config.init(&Device::default());
+    let plan = Plan::default()
+        .with_layer("layers.*.mha.{query,key,value}", Style::colwise("tensor"))
+        .with_layer("layers.*.mha.output", Style::rowwise("tensor"))
+        .with_layer("layers.*.pwff.linear_inner", Style::colwise("tensor"))
+        .with_layer("layers.*.pwff.linear_outer", Style::rowwise("tensor"))
+        .with_store(Store::new("**", "data").with_at_least(1 << 20));
+    let resolved = resolve(&model, &mesh(&[("tensor", 64), ("data", 64)]), &plan).unwrap();
+    let all: usize = (resolved.parameters.iter())
+        .map(|parameter| parameter.layout.shape().iter().product::<usize>())
+        .sum();
+    let held: usize = resolved
+        .parameters
+        .iter()
+        .map(|parameter| parameter.elements_held(0))
+        .sum();
+    assert!(all * 4 > 4 << 40, "{} bytes", all * 4);
+    assert!(held * 4000 < all, "{held} of {all}");
+}

@@ -1,0 +1,244 @@
+//! Training with plans gives what training on one device gives.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{Gradients, Tensor, TensorData};
+use halocline_core::{
+    Along, Gather, Launcher, LocalGradient, ParamShard, Placement, Replicate, Result, Shard,
+    ShardTensor, World, param_shards,
+};
+use halocline_ops::prelude::*;
+use halocline_ops::{Reduction, mse_loss};
+
+use crate::parallel::{Plan, Store, Style, parallelize_module};
+
+const WIDTH: usize = 12;
+
+#[derive(Module, Debug)]
+struct Model {
+    embed: Linear,
+    encoder: TransformerEncoder,
+    head: Linear,
+}
+
+impl<X: Field<3>> Layer<X> for Model {
+    type Output = X;
+
+    fn forward(&self, x: X) -> X {
+        let x = x.apply_linear(&self.embed).apply(&self.encoder);
+        x.apply_linear(&self.head)
+    }
+}
+
+fn model(world: &World) -> Result<Model> {
+    let encoder = TransformerEncoderConfig::new(WIDTH, 20, 6, 2).with_dropout(0.0);
+    world.init(|device| Model {
+        embed: LinearConfig::new(3, WIDTH).init(device),
+        encoder: encoder.init(device),
+        head: LinearConfig::new(WIDTH, 3).init(device),
+    })
+}
+
+/// Tensor parallel: heads of attention, and the hidden features of the linear layers.
+fn tensor_parallel(output: Along) -> Plan {
+    let style = |style: Style| style.with_output(output);
+    Plan::default()
+        .with_layer(
+            "encoder.layers.*.mha.{query,key,value}",
+            Style::colwise("tensor").with_unit(WIDTH / 6),
+        )
+        .with_layer(
+            "encoder.layers.*.mha.output",
+            style(Style::rowwise("tensor").with_unit(WIDTH / 6)),
+        )
+        .with_layer(
+            "encoder.layers.*.pwff.linear_inner",
+            Style::colwise("tensor"),
+        )
+        .with_layer(
+            "encoder.layers.*.pwff.linear_outer",
+            style(Style::rowwise("tensor")),
+        )
+        .with_optional_axis("tensor")
+        .with_optional_axis("data")
+}
+
+/// The same, with tokens sharded between layers.
+fn sequence_parallel() -> Plan {
+    tensor_parallel(Along::Shard(1)).with_layer(
+        "encoder.layers.*.norm_*",
+        Style::sequence_parallel("tensor"),
+    )
+}
+
+fn data(name: usize) -> TensorData {
+    let values = (0..4 * 7 * 3).map(|i| ((i * 31 + name * 13) % 19) as f32 / 9.0 - 1.0);
+    TensorData::new(values.collect::<Vec<_>>(), [4, 7, 3])
+}
+
+/// Losses of training steps, and the gradients of the first.
+type Trained = (Vec<f32>, Vec<(String, TensorData)>);
+
+fn train(
+    world: &World,
+    axes: &[(&str, usize)],
+    placements: &[Placement],
+    plan: &Plan,
+    steps: usize,
+) -> Result<Trained> {
+    let mesh = world.mesh_of(axes)?;
+    let mut model = parallelize_module(model(world)?, &mesh, plan)?;
+    let mut optimizer = AdamWConfig::new().init();
+    let field = |name| {
+        let whole = Tensor::<3>::from_data(data(name), world.device());
+        ShardTensor::distribute(whole, &mesh, placements)
+    };
+    let (x, target) = (field(0)?, field(1)?);
+    let (mut losses, mut first) = (Vec::new(), Vec::new());
+    for step in 0..steps {
+        let loss = mse_loss(x.clone().apply(&model), target.clone(), Reduction::Mean);
+        losses.push(loss.clone().resolve().local().clone().into_scalar::<f32>());
+        let gradients = loss.backward();
+        if step == 0 {
+            first = whole_gradients(&model, &gradients);
+        }
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        model = optimizer.step(1e-2, model, gradients);
+    }
+    Ok((losses, first))
+}
+
+/// The gradients of all parameters, gathered.
+fn whole_gradients(model: &Model, gradients: &Gradients) -> Vec<(String, TensorData)> {
+    struct Whole<'a> {
+        gradients: &'a Gradients,
+        shards: std::collections::BTreeMap<String, ParamShard>,
+        path: Vec<String>,
+        found: Vec<(String, TensorData)>,
+    }
+
+    impl ModuleVisitor for Whole<'_> {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.push(name.into());
+        }
+
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.pop();
+        }
+
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let path = self.path.join(".");
+            let gradient = param.base().grad(self.gradients).expect("a gradient");
+            let whole = match self.shards.get(&path) {
+                None => gradient,
+                Some(shard) => {
+                    let (layout, mesh) = (shard.layout().clone(), shard.mesh().clone());
+                    let gradient = ShardTensor::from_parts(gradient, layout, mesh);
+                    gradient.full_tensor(LocalGradient::Replicated)
+                }
+            };
+            self.found.push((path, whole.into_data()));
+        }
+    }
+
+    let mut whole = Whole {
+        gradients,
+        shards: param_shards(model),
+        path: Vec::new(),
+        found: Vec::new(),
+    };
+    model.visit(&mut whole);
+    whole.found
+}
+
+fn check(axes: &[(&str, usize)], placements: &[Placement], plan: &Plan, steps: usize) {
+    let run = |axes: &[(&str, usize)], placements: &[Placement], plan: &Plan| {
+        let ranks = axes.iter().map(|(_, size)| size).product();
+        let found =
+            Launcher::local(ranks).collect(|world| train(&world, axes, placements, plan, steps));
+        found.unwrap_or_else(|error| panic!("{axes:?} {placements:?}: {error}"))
+    };
+    let (expected, gradients) = run(&[("data", 1)], &[Replicate], &Plan::default()).remove(0);
+    assert!(expected[steps - 1] < expected[0], "{expected:?}");
+    for (losses, found) in run(axes, placements, plan) {
+        for (step, (loss, expected)) in losses.iter().zip(&expected).enumerate() {
+            let off = (loss - expected).abs() / expected.abs();
+            assert!(
+                off < 1e-4,
+                "{axes:?} {placements:?}, step {step}: {loss} and {expected}"
+            );
+        }
+        let largest =
+            |data: &TensorData| data.iter::<f32>().fold(0.0, |max: f32, x| max.max(x.abs()));
+        let scale = gradients
+            .iter()
+            .map(|(_, data)| largest(data))
+            .fold(0.0, f32::max);
+        assert_eq!(found.len(), gradients.len());
+        for ((path, found), (_, expected)) in found.iter().zip(&gradients) {
+            let pairs = found.iter::<f32>().zip(expected.iter::<f32>());
+            let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(
+                off <= 2e-5 * scale,
+                "{axes:?} {placements:?} {path}: {off:e} of {scale:e}"
+            );
+        }
+    }
+}
+
+/// So many steps in a test that runs often.
+const STEPS: usize = 50;
+
+#[test]
+fn data_is_stored_in_shards() {
+    let store = |gather| Plan::default().with_store(Store::new("**", "data").with_gather(gather));
+    check(&[("data", 2)], &[Shard(0)], &store(Gather::Again), STEPS);
+    check(&[("data", 3)], &[Shard(0)], &store(Gather::Once), 5);
+}
+
+#[test]
+fn heads_and_features_are_sharded() {
+    let plan = tensor_parallel(Along::Replicate);
+    check(&[("tensor", 2)], &[Replicate], &plan, STEPS);
+    check(&[("tensor", 3)], &[Replicate], &plan, STEPS);
+    check(&[("tensor", 4)], &[Replicate], &plan, 5); // six heads on four ranks
+}
+
+#[test]
+fn tokens_are_sharded_between_layers() {
+    check(&[("tensor", 2)], &[Shard(1)], &sequence_parallel(), STEPS);
+    check(&[("tensor", 3)], &[Shard(1)], &sequence_parallel(), 5); // of seven tokens
+}
+
+#[test]
+fn data_and_tensor_axes_work_together() {
+    let plan = tensor_parallel(Along::Replicate).with_store(Store::new("**", "data"));
+    check(
+        &[("data", 2), ("tensor", 2)],
+        &[Shard(0), Replicate],
+        &plan,
+        STEPS,
+    );
+    check(
+        &[("tensor", 2), ("data", 2)],
+        &[Replicate, Shard(0)],
+        &plan,
+        5,
+    );
+}
+
+#[test]
+fn data_domain_and_tensor_axes_work_together() {
+    // Tokens over the domain: keys travel around its ring.
+    let axes = [("data", 2), ("domain", 2), ("tensor", 2)];
+    let plan =
+        tensor_parallel(Along::Replicate).with_store(Store::new("**", "data").with_at_least(30));
+    check(&axes, &[Shard(0), Shard(1), Replicate], &plan, STEPS);
+    let both = Plan {
+        store: vec![Store::new("**", "data"), Store::new("**.weight", "domain")],
+        ..tensor_parallel(Along::Replicate)
+    };
+    check(&axes, &[Shard(0), Shard(1), Replicate], &both, 5);
+}

@@ -1,0 +1,78 @@
+//! What a plan asks of a layer's input and result: the crossing of the layer's first parameter.
+
+use burn::module::Param;
+use burn::tensor::Tensor;
+use burn::tensor::kind::Basic;
+use halocline_core::{Along, Crossing, ParamShard, Result, Shard, ShardTensor};
+
+use crate::field::{Field, run};
+use crate::operand::Operand;
+use crate::rearrange::distribute_beside;
+use crate::reshape;
+
+/// The input of a layer, as its plan has it. `first` is the layer's first parameter.
+pub(crate) fn enter<const D: usize, const E: usize, K: Basic>(
+    first: &Param<Tensor<E>>,
+    x: ShardTensor<D, K>,
+) -> Result<ShardTensor<D, K>> {
+    cross(first, x, |crossing| &crossing.input)
+}
+
+/// The result of a layer, as its plan has it.
+pub(crate) fn leave<const D: usize, const E: usize>(
+    first: &Param<Tensor<E>>,
+    y: ShardTensor<D>,
+) -> Result<ShardTensor<D>> {
+    cross(first, y, |crossing| &crossing.output)
+}
+
+/// The result of a layer over whose inputs ranks are sharded: resolved, as the plan has it, with a
+/// bias along `dim` that is added once.
+pub(crate) fn leave_with_bias<const D: usize, const E: usize>(
+    first: &Param<Tensor<E>>,
+    y: ShardTensor<D>,
+    bias: Option<Operand<1>>,
+    dim: usize,
+) -> Result<ShardTensor<D>> {
+    let y = leave(first, y)?.resolve();
+    let Some(bias) = bias else {
+        return Ok(y);
+    };
+    let (local, layout, mesh) = bias.beside(&y)?.into_parts();
+    let placements = layout.placements().iter().map(|placement| match placement {
+        Shard(0) => Shard(dim),
+        other => *other,
+    });
+    let mut extents = vec![vec![1]; D];
+    extents[dim] = layout.extents(0).to_vec();
+    let layout = layout.derive(placements.collect(), extents);
+    let local = reshape(local, layout.local_shape(mesh.position()));
+    let bias = ShardTensor::<D>::from_parts(local, layout, mesh);
+    let bias = distribute_beside(&y, bias)?;
+    Ok(y + bias)
+}
+
+fn cross<const D: usize, const E: usize, K: Basic>(
+    first: &Param<Tensor<E>>,
+    x: ShardTensor<D, K>,
+    side: impl Fn(&Crossing) -> &Vec<(usize, Along)>,
+) -> Result<ShardTensor<D, K>> {
+    match ParamShard::of(first).and_then(ParamShard::crossing) {
+        Some(crossing) => x.redistribute_along(side(crossing)),
+        None => Ok(x),
+    }
+}
+
+/// A layer of either kind of tensor between the crossings of its first parameter.
+pub(crate) fn crossed<const D: usize, const E: usize, X: Field<D>>(
+    first: &Param<Tensor<E>>,
+    x: X,
+    layer: impl FnOnce(X) -> X,
+) -> X {
+    let crosses = ParamShard::of(first).is_some_and(|shard| shard.crossing().is_some());
+    if !crosses {
+        return layer(x);
+    }
+    let y = layer(run(x, |x| enter(first, x)));
+    run(y, |y| leave(first, y))
+}

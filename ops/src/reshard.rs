@@ -1,0 +1,143 @@
+//! Places in a model where a plan may change the layout of a tensor.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::module::{
+    Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+    Param,
+};
+use burn::tensor::{Device, Tensor};
+use halocline_core::Along;
+
+use crate::field::run;
+use crate::layer::layers;
+
+thread_local! {
+    /// What the next field becomes.
+    static GIVEN: RefCell<Option<Placements>> = const { RefCell::new(None) };
+}
+
+type Placements = Arc<[(usize, Along)]>;
+
+/// A place in a model where a plan may change the layout of a tensor; without a plan, the identity. It
+/// is a field of a module and holds no parameters.
+///
+/// # Example
+/// ```
+/// use burn::module::Module;
+/// use halocline_core::{Along, Launcher, Replicate, Shard, ShardTensor};
+/// use halocline_ops::{Apply, Reshard, set_reshards};
+///
+/// #[derive(Module, Debug)]
+/// struct Model {
+///     enter: Reshard,
+/// }
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("tensor", 2)])?;
+///     let to = [("enter".to_string(), vec![(0, Along::Shard(1))])].into();
+///     let model = set_reshards(Model { enter: Reshard::default() }, &to);
+///     let x = ShardTensor::<2>::ones([3, 4], &mesh, &[Replicate])?;
+///     assert_eq!(x.apply(&model.enter).placements(), [Shard(1)]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Reshard {
+    to: Option<Placements>,
+}
+
+impl Reshard {
+    /// The container type by which visitors and mappers find these places.
+    pub const CONTAINER: &str = "Halocline:Reshard";
+}
+
+layers! {
+    Reshard: |place, x| match &place.to {
+        Some(to) => run(x, |x| x.redistribute_along(to)),
+        None => x,
+    };
+}
+
+impl Module for Reshard {
+    fn collect_devices(&self, devices: Devices) -> Devices {
+        devices
+    }
+
+    fn fork(self, _: &Device) -> Self {
+        self
+    }
+
+    fn to_device(self, _: &Device) -> Self {
+        self
+    }
+
+    fn train(self) -> Self {
+        self
+    }
+
+    fn valid(&self) -> Self {
+        self.clone()
+    }
+
+    fn materialize(self) -> Self {
+        self
+    }
+
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        visitor.enter_module("reshard", Self::CONTAINER);
+        visitor.exit_module("reshard", Self::CONTAINER);
+    }
+
+    fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
+        mapper.enter_module("reshard", Self::CONTAINER);
+        mapper.exit_module("reshard", Self::CONTAINER);
+        match GIVEN.take() {
+            Some(to) => Self { to: Some(to) },
+            None => self,
+        }
+    }
+}
+
+impl ModuleDisplayDefault for Reshard {
+    fn content(&self, content: Content) -> Option<Content> {
+        Some(content.add("to", &format!("{:?}", self.to)))
+    }
+}
+
+impl ModuleDisplay for Reshard {}
+
+/// Sets what the places of a module do, by their paths: placements by mesh axis. [`Reshard`] has an
+/// example.
+pub fn set_reshards<M: Module>(module: M, to: &BTreeMap<String, Vec<(usize, Along)>>) -> M {
+    module.map(&mut Setter {
+        to,
+        path: Vec::new(),
+    })
+}
+
+struct Setter<'a> {
+    to: &'a BTreeMap<String, Vec<(usize, Along)>>,
+    path: Vec<String>,
+}
+
+impl ModuleMapper for Setter<'_> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        if container == Reshard::CONTAINER {
+            let to = self.to.get(&self.path.join("."));
+            GIVEN.set(to.map(|to| to.as_slice().into()));
+        }
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param
+    }
+}
