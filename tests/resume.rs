@@ -224,8 +224,7 @@ fn a_state_that_burn_would_restore_in_another_type_is_refused() {
         let gradients = model.forward(x).sum().backward();
         let gradients = GradientsParams::from_grads(gradients, &model);
         model = optimizer.step(1e-2, model, gradients);
-        Snapshot::new(&world).optimizer("optimizer", &optimizer)?;
-        drop(model);
+        Snapshot::new(&world).optimizer("optimizer", &optimizer, &model)?;
         Ok(())
     });
     let error = refused.unwrap_err().to_string();

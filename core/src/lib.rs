@@ -27,6 +27,7 @@ mod operator;
 pub mod ops;
 mod pairing;
 mod param;
+mod placement;
 mod reduce;
 mod region;
 mod replicas;

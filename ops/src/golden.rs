@@ -81,6 +81,8 @@ pub enum Dims {
     Alike,
     /// Those of a matrix product: batch, rows, columns, and the dim that is summed over.
     Product,
+    /// All of the first input, which has classes in its second dim; the second input has none, and others are whole.
+    Classes,
 }
 
 impl Dims {
@@ -90,7 +92,7 @@ impl Dims {
         let dims = shape.len();
         let first = shape.clone();
         let sharded = |dim: &usize| match self {
-            Self::All | Self::Product => true,
+            Self::All | Self::Product | Self::Classes => true,
             Self::AllButChannels => *dim != 1,
             Self::AllButLast => dim + 1 != dims,
             Self::Alike => dim + 1 != dims && inputs.iter().all(|input| input[*dim] == first[*dim]),
@@ -104,14 +106,15 @@ impl Dims {
 
     /// The sharding of one input, where the index space is sharded so. `dims` is that of the input.
     pub fn input(self, input: usize, dims: usize, sharding: &Sharding) -> Sharding {
-        if self != Self::Product {
-            return sharding.clone();
-        }
-        // Batch dims, rows, summed dim, columns.
-        let moved = |dim: usize| match (input, dim) {
-            (_, dim) if dim < dims - 2 => Some(dim),
-            (0, dim) => (dim < dims).then_some(dim),
-            (_, dim) => (dim > dims - 2).then(|| dim - 1),
+        let moved = |dim: usize| match (self, input, dim) {
+            (Self::Classes, 0, dim) => Some(dim),
+            (Self::Classes, 1, dim) => (dim != 1).then(|| dim - usize::from(dim > 1)),
+            (Self::Classes, ..) => None,
+            // Batch dims, rows, summed dim, columns.
+            (Self::Product, _, dim) if dim < dims - 2 => Some(dim),
+            (Self::Product, 0, dim) => (dim < dims).then_some(dim),
+            (Self::Product, _, dim) => (dim > dims - 2).then(|| dim - 1),
+            _ => Some(dim),
         };
         let placement = |placement: &Placement| match placement {
             Shard(dim) => moved(*dim).map_or(Replicate, Shard),
@@ -135,6 +138,7 @@ impl std::fmt::Display for Dims {
             Self::AllButChannels => "all but channels",
             Self::AllButLast | Self::Alike => "all but the last",
             Self::Product => "batch, rows, columns, summed",
+            Self::Classes => "all",
         })
     }
 }

@@ -15,7 +15,7 @@ mod field;
 pub mod golden;
 mod kernel;
 mod layer;
-mod loss;
+pub mod loss;
 pub mod matmul;
 pub mod norm;
 mod operand;
@@ -37,7 +37,10 @@ pub use driver::{Neighborhood, Padding, Rounding, Stencil, StencilPlan, Window};
 pub use dropout::DropoutField;
 pub use field::{Carried, Carrier, Field, OneDevice, Rank, Sharded};
 pub use layer::{Apply, Layer, PlanOf};
-pub use loss::{Reduction, backward, huber_loss, l1_loss, loss_value, mse_loss};
+pub use loss::{
+    CrossEntropyOptions, Reduction, backward, cross_entropy, cross_entropy_cells, huber_loss,
+    l1_loss, loss_value, mse_loss,
+};
 pub use matmul::MatmulField;
 pub use norm::NormField;
 pub use operand::Operand;

@@ -4,7 +4,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use halocline_core::{Result, ShardTensor};
 
 /// The precision of a computation with elements of this type.
-fn wider(dtype: DType) -> DType {
+pub(crate) fn wider(dtype: DType) -> DType {
     match dtype {
         DType::F16 | DType::BF16 => DType::F32,
         other => other,

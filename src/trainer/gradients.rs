@@ -3,23 +3,12 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, TensorData, Transaction};
+use halocline_core::{Operation, Result, Traffic, ops, param_shards};
+
+use super::clip::Scale;
 
 /// Mean of the gradients of some batches, from their sum.
 pub(super) fn mean<M: Module>(sum: GradientsParams, batches: usize, model: &M) -> GradientsParams {
-    struct Scale {
-        from: GradientsParams,
-        to: GradientsParams,
-        factor: f64,
-    }
-
-    impl ModuleVisitor for Scale {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if let Some(gradient) = self.from.remove::<D>(param.id) {
-                self.to.register(param.id, gradient * self.factor);
-            }
-        }
-    }
-
     if batches == 1 {
         return sum;
     }
@@ -74,6 +63,27 @@ pub(super) fn non_finite<M: Module>(
     Some(format!(
         "the losses are finite, but the gradient of {found}"
     ))
+}
+
+/// What any rank found, if ranks hold shards of the model and so see different gradients. All ranks
+/// then do the same.
+pub(super) fn agree<M: Module>(found: Option<String>, model: &M) -> Result<Option<String>> {
+    let shards = param_shards(model);
+    let Some(shard) = shards.values().next() else {
+        return Ok(found);
+    };
+    let (mesh, own) = (shard.mesh(), f64::from(u8::from(found.is_some())));
+    let operation = Operation::new("non_finite", Traffic::Control, None);
+    let ranks = mesh.shape().ranks();
+    let all = ops::all_gather_numbers(mesh.comm(), ranks, &operation, &[own])?;
+    let other = all.iter().position(|other| other[0] > 0.0);
+    let of_other = |index: usize| {
+        format!(
+            "rank {} found a value in its shards that is not finite",
+            ranks[index]
+        )
+    };
+    Ok(found.or(other.map(of_other)))
 }
 
 /// Visitor that collects the sum of each gradient.

@@ -1,6 +1,8 @@
 //! Training that survives failures: steps, checkpoints, and resuming from the last one.
 
+mod clip;
 mod gradients;
+mod probe;
 mod signals;
 mod step;
 
@@ -22,6 +24,8 @@ use serde_json::Value;
 use signals::interrupted;
 use step::GradientHook;
 
+pub use clip::clip_grad_norm;
+pub use probe::check_optimizer;
 pub use step::NonFinite;
 
 /// Training run: model, optimizer, progress and checkpoints. All ranks use it together.
@@ -216,7 +220,7 @@ impl<M: Module> Trainer<M> {
 
     /// Sets a function of the model and the gradients of every step (the mean over its batches,
     /// complete on every rank), which returns the gradients for the optimizer. It must return the
-    /// same on all ranks.
+    /// same on all ranks, or shards of the same for sharded parameters.
     ///
     /// Gradients are [checked](NonFinite) before and after it.
     ///
@@ -224,43 +228,11 @@ impl<M: Module> Trainer<M> {
     /// Clipping by the norm of the whole model's gradient; burn's `GradientClipping::Norm` takes
     /// the norm of each tensor.
     /// ```
-    /// use burn::module::{ModuleVisitor, Param};
-    /// use burn::optim::GradientsParams;
-    /// use halocline::Trainer;
     /// use halocline::prelude::*;
-    ///
-    /// /// Scales gradients so that their norm over all parameters is at most `limit`.
-    /// fn clip<M: Module>(model: &M, gradients: GradientsParams, limit: f64) -> GradientsParams {
-    ///     struct Squares<'a>(&'a GradientsParams, f64);
-    ///
-    ///     impl ModuleVisitor for Squares<'_> {
-    ///         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-    ///             if let Some(gradient) = self.0.get::<D>(param.id) {
-    ///                 self.1 += gradient.powi_scalar(2).sum().into_scalar::<f64>();
-    ///             }
-    ///         }
-    ///     }
-    ///
-    ///     struct Scale(GradientsParams, f64);
-    ///
-    ///     impl ModuleVisitor for Scale {
-    ///         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-    ///             if let Some(gradient) = self.0.remove::<D>(param.id) {
-    ///                 self.0.register(param.id, gradient * self.1);
-    ///             }
-    ///         }
-    ///     }
-    ///
-    ///     let mut squares = Squares(&gradients, 0.0);
-    ///     model.visit(&mut squares);
-    ///     let norm = squares.1.sqrt();
-    ///     let mut scale = Scale(gradients, (limit / norm).min(1.0));
-    ///     model.visit(&mut scale);
-    ///     scale.0
-    /// }
+    /// use halocline::{Trainer, clip_grad_norm};
     ///
     /// # fn with<M: Module>(trainer: Trainer<M>) -> Trainer<M> {
-    /// trainer.with_gradient_hook(|model, gradients| Ok(clip(model, gradients, 1.0)))
+    /// trainer.with_gradient_hook(|model, gradients| Ok(clip_grad_norm(model, gradients, 1.0)?.0))
     /// # }
     /// ```
     #[must_use]
@@ -396,6 +368,7 @@ impl<M: Module> Trainer<M> {
     ) -> Result<Ended> {
         if !self.compared {
             self.world.check_replicas(self.model())?;
+            check_optimizer(&self.optimizer.optimizer, self.model())?;
             self.compared = true;
         }
         let mut gradients = GradientsAccumulator::new();
@@ -440,7 +413,7 @@ impl<M: Module> Trainer<M> {
         snapshot.value("progress", &self.progress)?;
         snapshot.value("notes", &self.notes)?;
         snapshot.module("model", self.model())?;
-        snapshot.optimizer("optimizer", &self.optimizer.optimizer)?;
+        snapshot.optimizer("optimizer", &self.optimizer.optimizer, self.model())?;
         snapshot.schedule("schedule", &self.optimizer.schedule)?;
         let losses = TensorData::new(self.losses.clone(), [self.losses.len()]);
         snapshot.data("losses", &losses)?;

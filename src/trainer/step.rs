@@ -71,7 +71,7 @@ impl<M: Module> Trainer<M> {
         gradients: GradientsParams,
         losses: &[Tensor<1>],
     ) -> Result<Option<GradientsParams>> {
-        let mut found = self.non_finite(&gradients, losses);
+        let mut found = self.non_finite(&gradients, losses)?;
         let mut gradients = gradients;
         if found.is_none()
             && let Some(mut hook) = self.hook.take()
@@ -80,7 +80,7 @@ impl<M: Module> Trainer<M> {
             self.hook = Some(hook);
             gradients = hooked?;
             found = self
-                .non_finite(&gradients, losses)
+                .non_finite(&gradients, losses)?
                 .map(|found| format!("after the gradient hook, {found}"));
         }
         let Some(found) = found else {
@@ -99,10 +99,16 @@ impl<M: Module> Trainer<M> {
         Ok(None)
     }
 
-    fn non_finite(&self, gradients: &GradientsParams, losses: &[Tensor<1>]) -> Option<String> {
-        match self.non_finite {
-            NonFinite::Allow => None,
-            _ => gradients::non_finite(losses, self.progress.batch, gradients, self.model()),
+    fn non_finite(
+        &self,
+        gradients: &GradientsParams,
+        losses: &[Tensor<1>],
+    ) -> Result<Option<String>> {
+        if self.non_finite == NonFinite::Allow {
+            return Ok(None);
         }
+        let (batch, model) = (self.progress.batch, self.model());
+        let found = gradients::non_finite(losses, batch, gradients, model);
+        gradients::agree(found, model)
     }
 }

@@ -64,6 +64,17 @@ def pad(a, x):
     return F.pad(x, a["pad_w"] + a["pad_h"], mode=a["mode"], value=value)
 
 
+def cross_entropy(a, logits, target, class_weight=None):
+    return F.cross_entropy(
+        logits,
+        target,
+        None if class_weight is None else class_weight.detach(),
+        ignore_index=a.get("ignore_index", -100),
+        reduction=a["reduction"],
+        label_smoothing=a.get("label_smoothing", 0.0),
+    )
+
+
 def dense(a, q, k, v):
     shared = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
@@ -123,6 +134,7 @@ OPERATORS = {
     "matmul": lambda _, a, b: a @ b,
     "embedding": lambda _, index, weight: F.embedding(index, weight),
     "linear": lambda _, x, weight, bias=None: F.linear(x, weight, bias),
+    "linear_row_col_mlp": lambda _, x, w1, b1, w2, b2: F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2),
     "group_norm": lambda a, x, weight=None, bias=None: F.group_norm(
         x, a["num_groups"], weight, bias, a["eps"]
     ),
@@ -138,6 +150,7 @@ OPERATORS = {
     "rms_norm": lambda a, x, weight=None: F.rms_norm(x, a["normalized_shape"], weight, a["eps"]),
     "scaled_dot_product_attention": dense,
     **{f"na{n}d": neighborhood for n in (1, 2, 3)},
+    **dict.fromkeys(("cross_entropy", "cross_entropy_spatial"), cross_entropy),
     "mse_loss": lambda a, x, target: F.mse_loss(x, target, reduction=a["reduction"]),
     "l1_loss": lambda a, x, target: F.l1_loss(x, target, reduction=a["reduction"]),
     "huber_loss": lambda a, x, target: F.huber_loss(

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use super::fetch::{Wanted, fetch};
 use super::index::{self, Index, TensorEntry};
 use super::parameters::parameters;
+use super::shards::shards;
 use super::{file, pieces};
 use crate::{Error, Result};
 
@@ -302,7 +303,8 @@ impl Checkpoint {
         })
     }
 
-    /// Loads the tensors of a module, on all ranks.
+    /// Loads the tensors of a module, on all ranks. Of sharded parameters each rank gets its shard,
+    /// whatever mesh and layout saved them.
     ///
     /// # Errors
     /// On all ranks: a tensor that is missing in the checkpoint or in the module, or has another
@@ -325,7 +327,10 @@ impl Checkpoint {
                 return Err(self.broken(cause).into());
             }
         }
-        let tensors = self.fetch_whole(world, names)?;
+        let shards = shards(&module);
+        let mesh = shards.values().next().map(|saved| saved.mesh.clone());
+        let layout_of = |short: &str| Some(shards.get(short)?.layout.clone());
+        let tensors = self.fetch_laid(world, mesh, names, layout_of)?;
         Ok(module
             .try_load_record(self.record(tensors)?)
             .map_err(|error| self.broken(format!("{name:?}: {error}")))?)
@@ -337,12 +342,37 @@ impl Checkpoint {
         world: &World,
         names: Vec<(String, String)>,
     ) -> halocline_core::Result<Vec<(String, TensorData)>> {
-        let mesh = all_ranks(world)?;
+        self.fetch_laid(world, None, names, |_| None)
+    }
+
+    /// Loads this rank's cells of tensors, under their short names. Those without a layout are whole.
+    pub(super) fn fetch_laid(
+        &self,
+        world: &World,
+        mesh: Option<DeviceMesh>,
+        names: Vec<(String, String)>,
+        layout_of: impl Fn(&str) -> Option<Layout>,
+    ) -> halocline_core::Result<Vec<(String, TensorData)>> {
+        let mesh = match mesh {
+            Some(mesh) => mesh,
+            None => all_ranks(world)?,
+        };
         let wanted = names
             .iter()
-            .map(|(whole, _)| {
+            .map(|(whole, short)| {
                 let entry = self.entry(whole)?;
-                let layout = Layout::replicated(mesh.shape(), &entry.shape);
+                let layout = match layout_of(short) {
+                    None => Layout::replicated(mesh.shape(), &entry.shape),
+                    Some(layout) if layout.shape() == entry.shape => layout,
+                    Some(layout) => {
+                        let cause = format!(
+                            "{whole:?} is {:?}, expected {:?}",
+                            entry.shape,
+                            layout.shape()
+                        );
+                        return Err(self.broken(cause));
+                    }
+                };
                 Ok(Wanted {
                     name: whole,
                     entry,

@@ -19,6 +19,7 @@ mod pieces;
 mod record;
 mod retention;
 mod save;
+mod shards;
 mod snapshot;
 mod training;
 

@@ -1,13 +1,15 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, BoolStore, DType, Int, Tensor, TensorData};
-use halocline_core::{IndexBox, Layout, MeshShape, ShardTensor, World};
+use halocline_core::{DeviceMesh, IndexBox, Layout, MeshShape, ShardTensor, World};
 use serde::Serialize;
 
 use super::file::{Cells, Role};
 use super::index::{Index, PieceEntry, TensorEntry, file_of};
+use super::shards::{Saved, shards};
 use super::{dtype, pieces};
 use crate::{Error, Result};
 
@@ -105,7 +107,17 @@ impl Snapshot {
         name: &str,
         tensor: &ShardTensor<D, K>,
     ) -> Result<()> {
-        let layout = tensor.layout();
+        self.shard(name, tensor.local(), tensor.layout(), tensor.mesh())
+    }
+
+    /// Adds this rank's shard of a tensor.
+    fn shard<const D: usize, K: Basic>(
+        &mut self,
+        name: &str,
+        local: &Tensor<D, K>,
+        layout: &Layout,
+        mesh: &DeviceMesh,
+    ) -> Result<()> {
         if let Some((axis, _)) = layout.partial_axis() {
             let axis = &layout.mesh().names()[axis];
             let expected = "Shard and Replicate; resolve() it first";
@@ -117,8 +129,7 @@ impl Snapshot {
             let expected = format!("a mesh of all {} ranks", self.mesh.size());
             return Err(Error::argument("tensor", got, expected));
         }
-        let local = tensor.local();
-        let shard = layout.local_box(tensor.mesh().position());
+        let shard = layout.local_box(mesh.position());
         let origin = std::array::from_fn(|dim| shard.ranges()[dim].start);
         self.add((name, Role::State), layout, local.dtype(), |cells| {
             cut(local, cells, &origin)
@@ -136,27 +147,34 @@ impl Snapshot {
     pub(super) fn add_data(&mut self, (name, role): (&str, Role), data: &TensorData) -> Result<()> {
         let layout = Layout::replicated(&self.mesh, data.shape());
         let whole = IndexBox::whole(data.shape());
+        self.add_cells((name, role), data, &layout, &whole)
+    }
+
+    /// Adds the cells `held` of a tensor, which are those of this rank in its layout.
+    pub(super) fn add_cells(
+        &mut self,
+        (name, role): (&str, Role),
+        data: &TensorData,
+        layout: &Layout,
+        held: &IndexBox,
+    ) -> Result<()> {
         let element = data.dtype().size();
-        self.add((name, role), &layout, data.dtype(), |cells| {
+        self.add((name, role), layout, data.dtype(), |cells| {
             let mut bytes = vec![0; cells.volume() * element];
-            pieces::copy(
-                (data.as_bytes(), &whole),
-                (&mut bytes, cells),
-                cells,
-                element,
-            );
+            pieces::copy((data.as_bytes(), held), (&mut bytes, cells), cells, element);
             TensorData::from_bytes_vec(bytes, cells.shape(), data.dtype())
         })
     }
 
     /// Adds all tensors of a module, trained or not, as `name.path.of.parameter`. They are equal on
-    /// all ranks.
+    /// all ranks, or sharded ([`ParamShard`]): each rank adds its shards.
     ///
     /// # Errors
-    /// Those of [`tensor`](Self::tensor).
+    /// Those of [`tensor`](Self::tensor) and [`sharded`](Self::sharded).
     pub fn module<M: Module>(&mut self, name: &str, module: &M) -> Result<()> {
         let mut visitor = Parameters {
             snapshot: self,
+            shards: shards(module),
             path: vec![name.into()],
             result: Ok(()),
         };
@@ -260,6 +278,7 @@ fn cut<const D: usize, K: Basic>(
 /// Visitor that adds the tensors of a module.
 struct Parameters<'a> {
     snapshot: &'a mut Snapshot,
+    shards: BTreeMap<String, Saved>,
     path: Vec<String>,
     result: Result<()>,
 }
@@ -282,7 +301,15 @@ impl ModuleVisitor for Parameters<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.add(&param.transform_for_save().val().without_autodiff());
+        let tensor = param.transform_for_save().val().without_autodiff();
+        let Some(saved) = self.shards.get(&self.path[1..].join(".")) else {
+            return self.add(&tensor);
+        };
+        if self.result.is_ok() {
+            let name = self.path.join(".");
+            let (layout, mesh) = (&saved.layout, &saved.mesh);
+            self.result = self.snapshot.shard(&name, &tensor, layout, mesh);
+        }
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {

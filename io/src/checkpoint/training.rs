@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Bytes, DType, Device, TensorData};
 use burn_pack::{Reader, Writer};
-use halocline_core::World;
+use halocline_core::{World, param_shards};
 
 use super::file::Role;
 use super::load::pack;
@@ -19,13 +19,26 @@ use crate::{Error, Result};
 /// Suffix of an optimizer's name for its scalars, in burn's encoding.
 const SCALARS: &str = "scalars";
 
+/// Whether a state belongs to the parameter with a path.
+fn is_of(state: &str, parameter: &str) -> bool {
+    let field = state.strip_prefix(parameter);
+    field.is_some_and(|field| field.starts_with('.'))
+}
+
 impl Snapshot {
-    /// Adds the state of an optimizer, as `name.path.of.parameter.moment`.
+    /// Adds the state of an optimizer of the parameters of `module`, as
+    /// `name.path.of.parameter.moment`. States with the shape of a sharded parameter are sharded
+    /// as it is.
     ///
     /// # Errors
-    /// Those of [`tensor`](Self::tensor); a state of another type than the default one of the
+    /// Those of [`module`](Self::module); a state of another type than the default one of the
     /// device, to which burn would convert it on loading.
-    pub fn optimizer(&mut self, name: &str, optimizer: &ModuleOptimizer) -> Result<()> {
+    pub fn optimizer<M: Module>(
+        &mut self,
+        name: &str,
+        optimizer: &ModuleOptimizer,
+        module: &M,
+    ) -> Result<()> {
         let other = |error: String| Error::argument("optimizer", name, error);
         let bytes = optimizer
             .to_record()
@@ -60,8 +73,20 @@ impl Snapshot {
             let data = TensorData::from_bytes(bytes, shape, dtype);
             states.insert(portable(&key).ok_or_else(|| unknown(&key))?, data);
         }
+        let shards = param_shards(module);
         states.iter().try_for_each(|(path, data)| {
-            self.add_data((&format!("{name}.{path}"), Role::State), data)
+            let (full, role) = (format!("{name}.{path}"), Role::State);
+            let Some((_, shard)) = shards.iter().find(|(parameter, _)| is_of(path, parameter))
+            else {
+                return self.add_data((&full, role), data);
+            };
+            let held = shard.layout().local_box(shard.mesh().position());
+            if data.shape()[..] != held.shape() {
+                let got = format!("{path} {:?} of a shard {:?}", data.shape(), held.shape());
+                let expected = "states of the shape of their parameter, element by element";
+                return Err(Error::argument("optimizer", got, expected));
+            }
+            self.add_cells((&full, role), data, shard.layout(), &held)
         })
     }
 
@@ -105,7 +130,7 @@ impl Checkpoint {
     ///     let schedule = ModuleLrScheduler::new(1e-3);
     ///     let mut snapshot = Snapshot::new(&world);
     ///     snapshot.module("model", &model)?;
-    ///     snapshot.optimizer("optimizer", &optimizer)?;
+    ///     snapshot.optimizer("optimizer", &optimizer, &model)?;
     ///     snapshot.schedule("schedule", &schedule)?;
     ///     let mut checkpoints = Checkpoints::open(&world, folder, &CheckpointConfig::new())?;
     ///     checkpoints.save(1, snapshot, None)?;
@@ -126,10 +151,16 @@ impl Checkpoint {
         optimizer: ModuleOptimizer,
         module: &M,
     ) -> halocline_core::Result<ModuleOptimizer> {
-        let mut tensors: BTreeMap<String, TensorData> = self
-            .fetch_whole(world, self.names_in(name)?)?
-            .into_iter()
-            .collect();
+        let shards = param_shards(module);
+        let mesh = shards.values().next().map(|shard| shard.mesh().clone());
+        let layout_of = |state: &str| {
+            let mut owners = shards.iter();
+            let (_, shard) = owners.find(|(parameter, _)| is_of(state, parameter))?;
+            Some(shard.layout().clone())
+        };
+        let names = self.names_in(name)?;
+        let tensors = self.fetch_laid(world, mesh, names, layout_of)?;
+        let mut tensors: BTreeMap<String, TensorData> = tensors.into_iter().collect();
         let broken = |cause: String| self.broken(format!("{name:?}: {cause}"));
         let scalars = tensors
             .remove(SCALARS)
@@ -140,10 +171,7 @@ impl Checkpoint {
         let parameters = parameters(module);
         // No path is the beginning of another one, so that the parameter of a state is certain.
         let parameter = |key: &str| {
-            let owns = |parameter: &&Parameter| {
-                let field = key.strip_prefix(&parameter.path);
-                field.is_some_and(|field| field.starts_with('.'))
-            };
+            let owns = |parameter: &&Parameter| is_of(key, &parameter.path);
             let lacking = || broken(format!("{key:?} is of a parameter that the module lacks"));
             parameters.iter().find(owns).ok_or_else(lacking)
         };

@@ -77,7 +77,7 @@ fn checkpoint() -> (tempfile::TempDir, std::path::PathBuf) {
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         let model: Linear = optimizer.step(1e-3, model, gradients);
         snapshot.module("model", &model)?;
-        snapshot.optimizer("optimizer", &optimizer)?;
+        snapshot.optimizer("optimizer", &optimizer, &model)?;
         snapshot.data("losses", &TensorData::from([1.0_f64, 0.5]))?;
         snapshot.value("notes", &[("epochs", 3)])?;
         checkpoints.save(1, snapshot, Some(0.5))?;

@@ -8,8 +8,10 @@
 //! # Adjoint
 //! The derivative of the loss with respect to each cell, on the rank that owns it.
 
+mod cross_entropy;
 mod golden;
 
+pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_cells};
 pub(crate) use golden::OPERATORS;
 
 use halocline_core::ShardTensor;

@@ -214,6 +214,20 @@ pub(crate) const OPERATORS: &[Golden] = &[
         },
     },
     Golden {
+        name: "logsumexp",
+        pytorch: "logsumexp",
+        sharded: Dims::All,
+        travels: ["maxima and sums, if the dim is sharded", "sums, if it is"],
+        modules: "",
+        run: |case| {
+            let dims = case.attributes.list("dims");
+            with_dims!(case.dims(), D => {
+                let x = case.input::<D>(0)?;
+                output(dims.iter().try_fold(x, |x, dim| logsumexp(x, *dim)))
+            })
+        },
+    },
+    Golden {
         name: "log_softmax",
         pytorch: "log_softmax",
         sharded: Dims::All,

@@ -190,12 +190,15 @@ fn parameters_and_states_count_and_other_data_do_not() {
             Ok(snapshot.module("model", &model)?)
         }),
         (None, |snapshot, world| {
-            Ok(snapshot.optimizer("optimizer", &stepped(linear(world)?, 1.0))?)
+            let model = linear(world)?;
+            Ok(snapshot.optimizer("optimizer", &stepped(model.clone(), 1.0), &model)?)
         }),
         (
             Some("optimizer.weight.momentum.moment_1"),
             |snapshot, world| {
-                Ok(snapshot.optimizer("optimizer", &stepped(linear(world)?, f64::NAN))?)
+                let model = linear(world)?;
+                let optimizer = stepped(model.clone(), f64::NAN);
+                Ok(snapshot.optimizer("optimizer", &optimizer, &model)?)
             },
         ),
     ];

@@ -1,35 +1,21 @@
-//! Sharded parameters: layouts that travel with burn's [`Param`].
+//! The layout of a parameter.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use burn::backend::DispatchTensor;
-use burn::module::{
-    Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
-    Param, Reparameterization, Reparameterizer,
-};
+use burn::module::Param;
+use burn::tensor::Tensor;
 use burn::tensor::kind::Basic;
-use burn::tensor::{Device, Tensor};
 
+use super::gathering::Gathering;
 use crate::comm::{Operation, Traffic};
 use crate::crossing::Crossing;
-use crate::dispatch::cut;
 use crate::exchange::{Direction, Exchange, Move, Need, Source};
-use crate::layout::{Fan, Layout, Partial, Placement, Replicate, Shard};
-use crate::operator::{BackwardPass, Operator, Recompute, apply};
-use crate::tensor::on_device;
-use crate::{DeviceMesh, Error, IndexBox, LocalGradient, Result, ShardTensor};
+use crate::layout::{Fan, Layout, Placement, Replicate, Shard};
+use crate::operator::apply;
+use crate::{DeviceMesh, Error, IndexBox, Result, ShardTensor};
 
 const NAME: &str = "parameter";
-/// The container type by which visitors find a layout.
-const CONTAINER: &str = "Halocline:ParamShard";
-
-thread_local! {
-    /// The layout that a visitor passes.
-    static PASSED: RefCell<Option<ParamShard>> = const { RefCell::new(None) };
-}
 
 /// When a parameter that is stored in shards is gathered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,8 +60,8 @@ pub enum Gather {
 #[derive(Clone)]
 pub struct ParamShard {
     path: Arc<str>,
-    layout: Layout,
-    mesh: DeviceMesh,
+    pub(super) layout: Layout,
+    pub(super) mesh: DeviceMesh,
     /// The axes over which it is sharded for storage only.
     stored: Arc<[usize]>,
     gather: Gather,
@@ -147,6 +133,11 @@ impl ParamShard {
             crossing: Some(crossing.into()),
             ..self
         }
+    }
+
+    pub(super) fn with_path(self, path: &str) -> Self {
+        let path = path.into();
+        Self { path, ..self }
     }
 
     /// The layout of a parameter, if it has one.
@@ -230,7 +221,7 @@ impl ParamShard {
 
     /// Gathers a shard over the axes of storage. Its gradient is the sum of the ranks' parts where
     /// the operand varies, and a slice where all ranks find the whole gradient.
-    fn gathered<const D: usize>(
+    pub(super) fn gathered<const D: usize>(
         &self,
         shard: ShardTensor<D>,
         varies: impl Fn(usize) -> bool,
@@ -281,7 +272,7 @@ impl ParamShard {
     }
 
     /// Names the parameter in an error.
-    fn refuse(&self, axis: usize) -> Error {
+    pub(super) fn refuse(&self, axis: usize) -> Error {
         Error::Placement {
             operator: format!("val() of parameter {}", self.path),
             placement: format!(
@@ -325,266 +316,4 @@ impl fmt::Debug for ParamShard {
             .field("gather", &self.gather)
             .finish_non_exhaustive()
     }
-}
-
-/// An all-gather of a parameter's shards.
-#[derive(Debug)]
-struct Gathering {
-    exchange: Exchange,
-    again: bool,
-}
-
-impl Operator for Gathering {
-    type Saved = ();
-
-    fn keeps(&self, _: usize) -> bool {
-        false
-    }
-
-    fn recompute(&self) -> Recompute {
-        match self.again {
-            true => Recompute::Always,
-            false => Recompute::Never,
-        }
-    }
-
-    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
-        self.exchange.forward(inputs)
-    }
-
-    fn again(&self, inputs: Vec<DispatchTensor>) -> Result<DispatchTensor> {
-        let operation = self.exchange.operation.backward();
-        let exchange = Exchange {
-            operation,
-            ..self.exchange.clone()
-        };
-        Ok(exchange.forward(inputs)?.0)
-    }
-
-    fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
-        self.exchange.backward(pass)
-    }
-}
-
-impl Reparameterization for ParamShard {
-    const NAME: &'static str = "shard";
-
-    /// The whole parameter, gathered over the axes of storage: for modules that know nothing of
-    /// shards.
-    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        if let Some(&axis) = self.computing_axes().first() {
-            self.refuse(axis).raise();
-        }
-        let shard = ShardTensor::from_parts(base, self.layout.clone(), self.mesh.clone());
-        let whole = self.gathered(shard, |_| false);
-        whole.to_local(LocalGradient::Replicated)
-    }
-}
-
-impl Module for ParamShard {
-    fn collect_devices(&self, devices: Devices) -> Devices {
-        devices
-    }
-
-    fn fork(self, _: &Device) -> Self {
-        self
-    }
-
-    fn to_device(self, _: &Device) -> Self {
-        self
-    }
-
-    fn train(self) -> Self {
-        self
-    }
-
-    fn valid(&self) -> Self {
-        self.clone()
-    }
-
-    fn materialize(self) -> Self {
-        self
-    }
-
-    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        PASSED.set(Some(self.clone()));
-        visitor.enter_module("layout", CONTAINER);
-        visitor.exit_module("layout", CONTAINER);
-        PASSED.set(None);
-    }
-
-    fn map<M: ModuleMapper>(self, _: &mut M) -> Self {
-        self
-    }
-}
-
-impl ModuleDisplayDefault for ParamShard {
-    fn content(&self, content: Content) -> Option<Content> {
-        Some(content.add("layout", &self.layout.to_string()))
-    }
-}
-
-impl ModuleDisplay for ParamShard {}
-
-/// The layouts of a module's sharded parameters, by path.
-///
-/// # Example
-/// ```
-/// use burn::nn::LinearConfig;
-/// use halocline_core::{Launcher, Layout, ParamShard, Shard, param_shards, shard_parameters};
-///
-/// Launcher::local(2).run(|world| {
-///     let mesh = world.mesh([("tensor", 2)])?;
-///     let model = world.init(|device| LinearConfig::new(4, 6).init(device))?;
-///     let model = shard_parameters(model, |path, shape| {
-///         let columns = Layout::new(mesh.shape(), shape, &[Shard(1)]);
-///         Ok(match path {
-///             "weight" => Some(ParamShard::new(columns?, &mesh)),
-///             _ => None,
-///         })
-///     })?;
-///     let shards = param_shards(&model);
-///     assert_eq!(shards["weight"].layout().placements(), [Shard(1)]);
-///     assert_eq!(shards.len(), 1);
-///     Ok(())
-/// })?;
-/// # Ok::<(), halocline_core::Error>(())
-/// ```
-pub fn param_shards<M: Module>(module: &M) -> BTreeMap<String, ParamShard> {
-    let mut found = Found::default();
-    module.visit(&mut found);
-    found.shards
-}
-
-#[derive(Default)]
-struct Found {
-    path: Vec<String>,
-    parameter: String,
-    shards: BTreeMap<String, ParamShard>,
-}
-
-impl ModuleVisitor for Found {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.push(name.into());
-        if container == CONTAINER
-            && let Some(shard) = PASSED.with_borrow(Clone::clone)
-        {
-            self.shards.insert(self.parameter.clone(), shard);
-        }
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
-        self.parameter = self.path.join(".");
-    }
-}
-
-/// Shards the parameters of a module that all ranks hold alike: each keeps its shard. `shard` is
-/// given path and shape, and returns the layout of a parameter, or `None` to leave it whole.
-/// [`ParamShard`] has an example.
-///
-/// # Errors
-/// Those of `shard`; a layout that is replicated on no axis and does not fit, or has partial values;
-/// a module that is sharded already, or whose parameters are changed by another reparameterization.
-pub fn shard_parameters<M: Module>(
-    module: M,
-    shard: impl FnMut(&str, &[usize]) -> Result<Option<ParamShard>>,
-) -> Result<M> {
-    let mut other = Reparameterized::default();
-    module.visit(&mut other);
-    if let Some(path) = other.found {
-        let message = format!("parameter {path} is sharded or adapted already");
-        return Err(Error::operator("shard_parameters", message));
-    }
-    let mut failed = None;
-    let sharder = Sharder {
-        shard,
-        failed: &mut failed,
-    };
-    let module = module.apply_reparameterization(sharder);
-    match failed {
-        Some(error) => Err(error),
-        None => Ok(module),
-    }
-}
-
-/// Finds a parameter with a reparameterization.
-#[derive(Default)]
-struct Reparameterized {
-    path: Vec<String>,
-    found: Option<String>,
-}
-
-impl ModuleVisitor for Reparameterized {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        if container == "Reparameterization" {
-            self.found.get_or_insert_with(|| self.path.join("."));
-        }
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-}
-
-struct Sharder<'a, F> {
-    shard: F,
-    failed: &'a mut Option<Error>,
-}
-
-impl<F> Reparameterizer for Sharder<'_, F>
-where
-    F: FnMut(&str, &[usize]) -> Result<Option<ParamShard>>,
-{
-    type Reparam = ParamShard;
-
-    fn reparameterize<const D: usize>(
-        &mut self,
-        path: &str,
-        param: Param<Tensor<D>>,
-    ) -> (Param<Tensor<D>>, Option<ParamShard>) {
-        if self.failed.is_some() {
-            return (param, None);
-        }
-        let shape = param.dims();
-        match (self.shard)(path, &shape).and_then(|shard| match shard {
-            Some(shard) => checked(shard, path, &shape).map(Some),
-            None => Ok(None),
-        }) {
-            Ok(None) => (param, None),
-            Ok(Some(shard)) => {
-                let (id, whole, mapper) = param.consume();
-                let (device, tracked) = (whole.device(), whole.is_require_grad());
-                let held = shard.layout.local_box(shard.mesh.position());
-                let local = Tensor::<D>::from_dispatch(cut(&whole.inner().into_dispatch(), &held));
-                // A copy, which does not keep the whole tensor.
-                let local = Tensor::from_data(local.to_data(), (&local.device(), local.dtype()));
-                let local = on_device(local, &device).set_require_grad(tracked);
-                (Param::from_mapped_value(id, local, mapper), Some(shard))
-            }
-            Err(error) => {
-                *self.failed = Some(error);
-                (param, None)
-            }
-        }
-    }
-}
-
-/// Checks that a layout is one of a parameter, and gives it the path.
-fn checked(shard: ParamShard, path: &str, shape: &[usize]) -> Result<ParamShard> {
-    let layout = &shard.layout;
-    let unfit = |placement: &Placement| matches!(placement, Partial(_) | Fan);
-    if layout.shape() != shape || layout.placements().iter().any(unfit) {
-        let message =
-            format!("{layout} for parameter {path} {shape:?}; expected Shard and Replicate");
-        return Err(Error::Layout(message));
-    }
-    Ok(ParamShard {
-        path: path.into(),
-        ..shard
-    })
 }

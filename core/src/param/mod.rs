@@ -1,0 +1,10 @@
+//! Sharded parameters: layouts that travel with burn's [`Param`](burn::module::Param).
+
+mod apply;
+mod gathering;
+mod layout;
+mod module;
+
+pub use apply::shard_parameters;
+pub use layout::{Gather, ParamShard};
+pub use module::param_shards;

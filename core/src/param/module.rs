@@ -1,0 +1,137 @@
+//! Layouts of parameters as parts of burn's modules.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use burn::module::{
+    Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+    Param, Reparameterization,
+};
+use burn::tensor::{Device, Tensor};
+
+use super::layout::ParamShard;
+use crate::{LocalGradient, ShardTensor};
+
+/// The container type by which visitors find a layout.
+const CONTAINER: &str = "Halocline:ParamShard";
+
+thread_local! {
+    /// The layout that a visitor passes.
+    static PASSED: RefCell<Option<ParamShard>> = const { RefCell::new(None) };
+}
+
+impl Reparameterization for ParamShard {
+    const NAME: &'static str = "shard";
+
+    /// The whole parameter, gathered over the axes of storage: for modules that know nothing of
+    /// shards.
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        if let Some(&axis) = self.computing_axes().first() {
+            self.refuse(axis).raise();
+        }
+        let shard = ShardTensor::from_parts(base, self.layout.clone(), self.mesh.clone());
+        let whole = self.gathered(shard, |_| false);
+        whole.to_local(LocalGradient::Replicated)
+    }
+}
+
+impl Module for ParamShard {
+    fn collect_devices(&self, devices: Devices) -> Devices {
+        devices
+    }
+
+    fn fork(self, _: &Device) -> Self {
+        self
+    }
+
+    fn to_device(self, _: &Device) -> Self {
+        self
+    }
+
+    fn train(self) -> Self {
+        self
+    }
+
+    fn valid(&self) -> Self {
+        self.clone()
+    }
+
+    fn materialize(self) -> Self {
+        self
+    }
+
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        PASSED.set(Some(self.clone()));
+        visitor.enter_module("layout", CONTAINER);
+        visitor.exit_module("layout", CONTAINER);
+        PASSED.set(None);
+    }
+
+    fn map<M: ModuleMapper>(self, _: &mut M) -> Self {
+        self
+    }
+}
+
+impl ModuleDisplayDefault for ParamShard {
+    fn content(&self, content: Content) -> Option<Content> {
+        Some(content.add("layout", &self.layout.to_string()))
+    }
+}
+
+impl ModuleDisplay for ParamShard {}
+
+/// The layouts of a module's sharded parameters, by path.
+///
+/// # Example
+/// ```
+/// use burn::nn::LinearConfig;
+/// use halocline_core::{Launcher, Layout, ParamShard, Shard, param_shards, shard_parameters};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("tensor", 2)])?;
+///     let model = world.init(|device| LinearConfig::new(4, 6).init(device))?;
+///     let model = shard_parameters(model, |path, shape| {
+///         let columns = Layout::new(mesh.shape(), shape, &[Shard(1)]);
+///         Ok(match path {
+///             "weight" => Some(ParamShard::new(columns?, &mesh)),
+///             _ => None,
+///         })
+///     })?;
+///     let shards = param_shards(&model);
+///     assert_eq!(shards["weight"].layout().placements(), [Shard(1)]);
+///     assert_eq!(shards.len(), 1);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn param_shards<M: Module>(module: &M) -> BTreeMap<String, ParamShard> {
+    let mut found = Found::default();
+    module.visit(&mut found);
+    found.shards
+}
+
+#[derive(Default)]
+struct Found {
+    path: Vec<String>,
+    parameter: String,
+    shards: BTreeMap<String, ParamShard>,
+}
+
+impl ModuleVisitor for Found {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.push(name.into());
+        if container == CONTAINER
+            && let Some(shard) = PASSED.with_borrow(Clone::clone)
+        {
+            self.shards.insert(self.parameter.clone(), shard);
+        }
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
+        self.parameter = self.path.join(".");
+    }
+}

@@ -1,0 +1,47 @@
+//! Placements: what ranks along a mesh axis hold of a tensor.
+
+use std::fmt;
+
+/// Operation that combines the partial values of several ranks. NaN is never lost. Of booleans the
+/// largest is `or`; the smallest and the product are `and`.
+/// [`resolve`](crate::ShardTensor::resolve) has an example.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReduceOp {
+    /// The sum of all ranks' values.
+    Sum,
+    /// The largest of all ranks' values.
+    Max,
+    /// The smallest of all ranks' values.
+    Min,
+    /// The product of all ranks' values.
+    Product,
+}
+
+/// Placement of a field along one mesh axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// Each rank holds a piece of this tensor dim.
+    Shard(usize),
+    /// All ranks hold the same values, and each finds the whole gradient.
+    Replicate,
+    /// All ranks hold the same values, and each finds a part of the gradient, which is the sum of
+    /// the parts: values that ranks use for different cells.
+    /// [`redistribute`](crate::ShardTensor::redistribute) has an example.
+    Fan,
+    /// Each rank holds a contribution; the value is their reduction.
+    Partial(ReduceOp),
+}
+
+impl Placement {
+    /// Whether ranks compute different parts of a gradient: `Shard` and `Fan`. Beside such an
+    /// operand a replicated one fans out.
+    pub fn varies(self) -> bool {
+        matches!(self, Self::Shard(_) | Self::Fan)
+    }
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}

@@ -1,0 +1,401 @@
+//! Cross-entropy of classes, which may be sharded.
+//!
+//! `l = Σ_c q[c] · (log Σ_k exp(x[k]) − x[c])`, with `q[c] = w[c] · ((1 − ε) · [c = target] + ε / classes)`, for label
+//! smoothing `ε` and class weights `w`. Semantics follow PyTorch.
+//!
+//! # Placement
+//! Logits `[batch, classes, *spatial]`: all dims may be sharded, classes included. Targets `[batch, *spatial]` are sharded
+//! as logits are, and replicated over axes of classes.
+//!
+//! # Communication
+//! Nothing if classes are whole. Else a maximum and one sum over the ranks that share them, and nothing in the backward
+//! pass.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{Int, Tensor, TensorData};
+use halocline_core::ops::{BackwardPass, Operator, all_reduce, apply};
+use halocline_core::{
+    DeviceMesh, Error, Fan, Operation, Placement, ReduceOp, Replicate, Result, Shard, ShardTensor,
+    Traffic,
+};
+
+use super::Reduction;
+use crate::driver::empty::{drop_empty, fill_empty};
+use crate::precision::{cast, wider};
+use crate::reduce::sum;
+use crate::reshape;
+
+const NAME: &str = "cross_entropy";
+/// The dim of classes.
+const CLASSES: usize = 1;
+
+/// Options of [`cross_entropy`].
+///
+/// # Example
+/// ```
+/// use halocline_ops::CrossEntropyOptions;
+///
+/// let options = CrossEntropyOptions::default().with_label_smoothing(0.1).with_ignore_index(255);
+/// assert_eq!(options.ignore_index, Some(255));
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct CrossEntropyOptions {
+    /// The share of the target that all classes have alike.
+    pub label_smoothing: f64,
+    /// A factor per class; 1 by default.
+    pub weights: Option<Vec<f64>>,
+    /// The target of cells that do not count.
+    pub ignore_index: Option<i64>,
+}
+
+impl CrossEntropyOptions {
+    /// These options with label smoothing.
+    #[must_use]
+    pub fn with_label_smoothing(self, share: f64) -> Self {
+        Self {
+            label_smoothing: share,
+            ..self
+        }
+    }
+
+    /// These options with a factor per class.
+    #[must_use]
+    pub fn with_weights(self, weights: Vec<f64>) -> Self {
+        Self {
+            weights: Some(weights),
+            ..self
+        }
+    }
+
+    /// These options without the cells of a target.
+    #[must_use]
+    pub fn with_ignore_index(self, index: i64) -> Self {
+        Self {
+            ignore_index: Some(index),
+            ..self
+        }
+    }
+
+    fn weight(&self, class: usize) -> f64 {
+        self.weights.as_ref().map_or(1.0, |weights| weights[class])
+    }
+}
+
+/// The cross-entropy of logits `[batch, classes, *spatial]` and targets `[batch, *spatial]`, reduced to one number. The mean
+/// is over the weights of the targets that count. See the [module](self).
+///
+/// # Errors
+/// Shapes or layouts that do not fit; a target that is no class, and not ignored; a failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Int, Tensor};
+/// use halocline_core::{Launcher, Replicate, Shard, ShardTensor};
+/// use halocline_ops::{CrossEntropyOptions, Reduction, cross_entropy, loss_value};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("tensor", 2)])?;
+///     // Five classes over two ranks.
+///     let logits = ShardTensor::<2>::ones([3, 5], &mesh, &[Shard(1)])?;
+///     let target = Tensor::<1, Int>::from_ints([0, 4, 2], world.device());
+///     let target = ShardTensor::distribute(target, &mesh, &[Replicate])?;
+///     let options = CrossEntropyOptions::default();
+///     let loss = cross_entropy(logits, target, &options, Reduction::Mean)?;
+///     assert!((loss_value(&loss) - 5.0_f64.ln()).abs() < 1e-6);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn cross_entropy<const D: usize, const E: usize>(
+    logits: ShardTensor<D>,
+    target: ShardTensor<E, Int>,
+    options: &CrossEntropyOptions,
+    reduction: Reduction,
+) -> Result<ShardTensor<1>> {
+    let count = match reduction {
+        Reduction::Sum => 1.0,
+        Reduction::Mean => count(&target, options)?,
+    };
+    Ok(sum(cross_entropy_cells(logits, target, options)?)? / count)
+}
+
+/// The cross-entropy of each cell, `[batch, *spatial]`, zero where the target is ignored. See the [module](self).
+///
+/// # Errors
+/// Those of [`cross_entropy`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Int, Tensor};
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::{CrossEntropyOptions, cross_entropy_cells};
+///
+/// let logits = ShardTensor::solo(Tensor::<2>::from([[0.0, 0.0], [0.0, 100.0]]));
+/// let target = ShardTensor::solo(Tensor::<1, Int>::from([0, 1]));
+/// let losses = cross_entropy_cells(logits, target, &CrossEntropyOptions::default())?;
+/// losses.into_parts().0.into_data().assert_eq(&[2.0_f32.ln(), 0.0].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn cross_entropy_cells<const D: usize, const E: usize>(
+    logits: ShardTensor<D>,
+    target: ShardTensor<E, Int>,
+    options: &CrossEntropyOptions,
+) -> Result<ShardTensor<E>> {
+    check(&logits, &target, options)?;
+    let dtype = logits.local().dtype();
+    let (local, layout, mesh) = logits.into_parts();
+    let losses = target.layout().clone();
+    // Placements that fan out keep their gradients' parts.
+    let placements = layout.placements().iter().map(|placement| match placement {
+        Shard(CLASSES) | Replicate => Replicate,
+        Shard(dim) => Shard(dim - usize::from(*dim > CLASSES)),
+        other => *other,
+    });
+    let losses = losses.derive(placements.collect(), losses.all_extents().to_vec());
+    let all: Vec<usize> = (0..D).collect();
+    let held = local.dims();
+    let filled = fill_empty(
+        cast(local, wider(dtype)),
+        &layout,
+        &all,
+        NAME,
+        f64::from(f32::MIN),
+    )?;
+    let mut shape = filled.dims();
+    shape[CLASSES] = 1;
+    // Cells of fill have no target.
+    let ignored = options.ignore_index.unwrap_or(-1);
+    let target = match held
+        .iter()
+        .enumerate()
+        .any(|(dim, held)| dim != CLASSES && *held == 0)
+    {
+        true => Tensor::full(shape, ignored, &filled.device().inner()),
+        false => target.into_parts().0.reshape(shape),
+    };
+    let first = layout.local_box(mesh.position()).ranges()[CLASSES].start;
+    let run = CrossEntropy {
+        target,
+        first,
+        held: held[CLASSES],
+        classes: layout.shape()[CLASSES],
+        options: options.clone(),
+        axes: layout.axes_of(CLASSES),
+        operation: Operation::new(NAME, Traffic::Reduce, Some(&layout)),
+        mesh,
+    };
+    let mesh = run.mesh.clone();
+    Error::catch(|| {
+        let y = Tensor::<D>::from_dispatch(apply(run, [filled.into_dispatch()]));
+        let mut shape = shape.to_vec();
+        shape.remove(CLASSES);
+        let y = cast(reshape::<D, E>(y, shape), dtype);
+        let y = drop_empty(y, &losses, mesh.position(), NAME)?;
+        Ok(ShardTensor::from_parts(y, losses, mesh))
+    })?
+}
+
+fn check<const D: usize, const E: usize>(
+    logits: &ShardTensor<D>,
+    target: &ShardTensor<E, Int>,
+    options: &CrossEntropyOptions,
+) -> Result<()> {
+    let fail = |message: String| Err(Error::operator(NAME, message));
+    logits.require_resolved(NAME)?;
+    target.require_resolved(NAME)?;
+    let (shape, cells) = (logits.dims(), target.dims());
+    let dim_of = |cell: usize| cell + usize::from(cell >= CLASSES);
+    let fits = D == E + 1 && D > CLASSES && (0..E).all(|cell| shape[dim_of(cell)] == cells[cell]);
+    if !fits || shape[CLASSES] == 0 {
+        return fail(format!(
+            "logits {shape:?} and targets {cells:?}; expected [batch, classes, *spatial] and [batch, *spatial]"
+        ));
+    }
+    let classes = shape[CLASSES];
+    if let Some(weights) = &options.weights
+        && weights.len() != classes
+    {
+        return fail(format!("{} weights for {classes} classes", weights.len()));
+    }
+    if !(0.0..=1.0).contains(&options.label_smoothing) {
+        return fail(format!(
+            "label smoothing {}; expected 0 to 1",
+            options.label_smoothing
+        ));
+    }
+    // Integers that fan out are replicated.
+    let whole = |placement: Placement| match placement {
+        Shard(CLASSES) | Fan => Replicate,
+        Shard(dim) => Shard(dim - usize::from(dim > CLASSES)),
+        other => other,
+    };
+    let expected = logits.placements().iter().copied().map(whole);
+    let held = target.placements().iter().map(|placement| match placement {
+        Fan => Replicate,
+        other => *other,
+    });
+    let extents =
+        |cell: usize| logits.layout().extents(dim_of(cell)) == target.layout().extents(cell);
+    let alike = logits.layout().mesh() == target.layout().mesh()
+        && held.eq(expected)
+        && (0..E).all(extents);
+    if !alike {
+        return fail(format!(
+            "targets {} beside logits {}; expected the same placements of the same cells, replicated over axes of classes",
+            target.layout(),
+            logits.layout()
+        ));
+    }
+    let data = target.local().to_data();
+    let unknown =
+        |index: &i64| !(0..classes as i64).contains(index) && Some(*index) != options.ignore_index;
+    match data.iter::<i64>().find(unknown) {
+        None => Ok(()),
+        Some(index) => fail(format!("target {index} of {classes} classes")),
+    }
+}
+
+/// The sum of the weights of targets that count, over all ranks.
+fn count<const E: usize>(
+    target: &ShardTensor<E, Int>,
+    options: &CrossEntropyOptions,
+) -> Result<f64> {
+    if options.weights.is_none() && options.ignore_index.is_none() {
+        return Ok(target.dims().iter().product::<usize>() as f64);
+    }
+    let counts = |index: &i64| Some(*index) != options.ignore_index;
+    let weight = |index: i64| {
+        options.weights.as_ref().map_or(Some(1.0), |weights| {
+            let index = usize::try_from(index).ok()?;
+            weights.get(index).copied()
+        })
+    };
+    let data = target.local().to_data();
+    let own: f64 = data.iter::<i64>().filter(counts).filter_map(weight).sum();
+    let axes = target
+        .layout()
+        .axes_where(|placement| matches!(placement, Shard(_)));
+    let mesh = target.mesh();
+    let operation = Operation::new("cross_entropy_count", Traffic::Reduce, None);
+    let group = mesh.ranks_along(&axes);
+    let all = halocline_core::ops::all_gather_numbers(mesh.comm(), &group, &operation, &[own])?;
+    Ok(all.iter().flatten().sum())
+}
+
+/// The losses of cells as a node of the graph, with one cell in the dim of classes.
+#[derive(Debug)]
+struct CrossEntropy<const D: usize> {
+    target: Tensor<D, Int>,
+    /// The first class of this rank, and their number.
+    first: usize,
+    held: usize,
+    classes: usize,
+    options: CrossEntropyOptions,
+    /// The axes over which classes are sharded.
+    axes: Vec<usize>,
+    operation: Operation,
+    mesh: DeviceMesh,
+}
+
+impl<const D: usize> CrossEntropy<D> {
+    /// The shares of this rank's classes in the loss of each cell: `q`.
+    fn shares(&self, like: &Tensor<D>) -> Tensor<D> {
+        let options = &self.options;
+        let (dims, device) = (like.dims(), (&like.device(), like.dtype()));
+        let classes = dims[CLASSES];
+        let along = |values: Vec<f64>| {
+            let mut shape = [1; D];
+            shape[CLASSES] = classes;
+            Tensor::<D>::from_data(TensorData::new(values, shape), device)
+        };
+        let weight = |class: usize| match class < self.held {
+            true => options.weight(self.first + class),
+            false => 0.0,
+        };
+        let hit = (0..classes).map(|class| (1.0 - options.label_smoothing) * weight(class));
+        let all = options.label_smoothing / self.classes as f64;
+        let smooth = (0..classes).map(|class| all * weight(class));
+        let mut numbers = [1; D];
+        numbers[CLASSES] = classes;
+        let range = self.first as i64..(self.first + classes) as i64;
+        let numbers = Tensor::<1, Int>::arange(range, &like.device()).reshape(numbers);
+        let target = self.target.clone().expand(dims);
+        let is_hit = numbers.expand(dims).equal(target.clone());
+        let nothing = Tensor::<D>::zeros(dims, device);
+        let hits = nothing
+            .clone()
+            .mask_where(is_hit, along(hit.collect()).expand(dims));
+        let shares = hits + along(smooth.collect());
+        match options.ignore_index {
+            None => shares,
+            Some(index) => shares.mask_fill(target.equal_elem(index), 0.0),
+        }
+    }
+
+    /// The sum of the shares of all classes of each cell.
+    fn weights(&self, like: &Tensor<D>) -> Tensor<D> {
+        let options = &self.options;
+        let all: f64 = (0..self.classes).map(|class| options.weight(class)).sum();
+        let smooth = options.label_smoothing * all / self.classes as f64;
+        let data = self.target.to_data();
+        let weight = |index: i64| match usize::try_from(index) {
+            _ if Some(index) == options.ignore_index => 0.0,
+            Ok(class) if class < self.classes => {
+                (1.0 - options.label_smoothing) * options.weight(class) + smooth
+            }
+            _ => 0.0,
+        };
+        let values: Vec<f64> = data.iter::<i64>().map(weight).collect();
+        let data = TensorData::new(values, self.target.dims());
+        Tensor::from_data(data, (&like.device(), like.dtype()))
+    }
+
+    fn reduce(&self, tensor: Tensor<D>, op: ReduceOp) -> Tensor<D> {
+        all_reduce(tensor, &self.mesh, &self.axes, op, self.operation.clone())
+    }
+}
+
+impl<const D: usize> Operator for CrossEntropy<D> {
+    /// The logarithm of the sum of exponentials of each cell.
+    type Saved = Tensor<D>;
+
+    fn keeps(&self, _: usize) -> bool {
+        true
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Tensor<D>)> {
+        let x = Tensor::<D>::from_dispatch(inputs.remove(0));
+        Error::catch(|| {
+            let most = self.reduce(x.clone().max_dim(CLASSES), ReduceOp::Max);
+            // A shift that is infinite would make NaN of an infinite result.
+            let most = most.clamp(-f64::from(f32::MAX), f64::from(f32::MAX));
+            let exponentials = (x.clone() - most.clone()).exp().sum_dim(CLASSES);
+            let shares = self.shares(&x);
+            // An infinite logit of a class that has no share does not count.
+            let none = shares.clone().equal_elem(0.0);
+            let scored = (shares * x.clone()).mask_fill(none, 0.0).sum_dim(CLASSES);
+            // Both sums in one message.
+            let sums = self.reduce(
+                Tensor::cat(vec![exponentials, scored], CLASSES),
+                ReduceOp::Sum,
+            );
+            let lse = sums.clone().narrow(CLASSES, 0, 1).log() + most;
+            let weights = self.weights(&x);
+            let none = weights.clone().equal_elem(0.0);
+            let weighted = (weights * lse.clone()).mask_fill(none, 0.0);
+            let losses = weighted - sums.narrow(CLASSES, 1, 1);
+            (losses.into_dispatch(), lse)
+        })
+    }
+
+    fn backward(
+        &self,
+        mut pass: BackwardPass<'_, Tensor<D>>,
+    ) -> Result<Vec<Option<DispatchTensor>>> {
+        let x = Tensor::<D>::from_dispatch(pass.take_input(0));
+        let gradient = Tensor::<D>::from_dispatch(pass.cotangent);
+        let softmax = (x.clone() - pass.saved.clone()).exp();
+        let slope = softmax * self.weights(&x) - self.shares(&x);
+        Ok(vec![Some((slope * gradient).into_dispatch())])
+    }
+}

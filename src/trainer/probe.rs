@@ -1,0 +1,178 @@
+//! Optimizers that work element by element, as shards need it.
+
+use std::collections::BTreeMap;
+
+use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
+use burn::tensor::{Device, Tensor, TensorData};
+use halocline_core::{Error, ParamShard, Result, Shard, param_shards};
+
+/// Requires that an optimizer works element by element on the sharded parameters of a model: that a
+/// step on shards is that on the whole. It is asked, by steps on small tensors and on their halves.
+///
+/// # Errors
+/// The first parameter on which it does not, such as one of Muon, LAMB or Adafactor, or of an optimizer
+/// that clips by norm, which [`clip_grad_norm`](crate::clip_grad_norm) does for all parameters.
+///
+/// # Example
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::optim::{AdamWConfig, MuonConfig};
+/// use halocline::check_optimizer;
+/// use halocline_core::{Launcher, Layout, ParamShard, Shard, shard_parameters};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("tensor", 2)])?;
+///     let model = world.init(|device| LinearConfig::new(4, 6).with_bias(false).init(device))?;
+///     let model = shard_parameters(model, |_, shape| {
+///         Ok(Some(ParamShard::new(Layout::new(mesh.shape(), shape, &[Shard(1)])?, &mesh)))
+///     })?;
+///     check_optimizer(&AdamWConfig::new().init(), &model)?;
+///     let error = check_optimizer(&MuonConfig::new().init(), &model).unwrap_err();
+///     assert!(error.to_string().contains("weight"));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline::Error>(())
+/// ```
+pub fn check_optimizer<M: Module>(optimizer: &ModuleOptimizer, model: &M) -> Result<()> {
+    let mut check = Check {
+        optimizer,
+        shards: param_shards(model),
+        path: Vec::new(),
+        refused: None,
+    };
+    if check.shards.is_empty() {
+        return Ok(());
+    }
+    model.visit(&mut check);
+    match check.refused {
+        None => Ok(()),
+        Some(path) => Err(Error::other(format!(
+            "the optimizer of the sharded parameter {path} needs the whole parameter; use one that works element by element \
+             (AdamW, Adam, SGD, Lion, RMSProp, AdaGrad), and clip_grad_norm for clipping by norm"
+        ))),
+    }
+}
+
+struct Check<'a> {
+    optimizer: &'a ModuleOptimizer,
+    shards: BTreeMap<String, ParamShard>,
+    path: Vec<String>,
+    refused: Option<String>,
+}
+
+impl ModuleVisitor for Check<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = self.path.join(".");
+        let (Some(shard), None) = (self.shards.get(&path), &self.refused) else {
+            return;
+        };
+        let placements = shard.layout().placements().iter();
+        let mut dims = placements.filter_map(|placement| match placement {
+            Shard(dim) => Some(*dim),
+            _ => None,
+        });
+        if !dims.all(|dim| is_elementwise::<D>(self.optimizer, &self.path, param.id, dim)) {
+            self.refused = Some(path);
+        }
+    }
+}
+
+/// Whether two steps on a tensor are those on its halves along a dim.
+fn is_elementwise<const D: usize>(
+    optimizer: &ModuleOptimizer,
+    path: &[String],
+    id: ParamId,
+    dim: usize,
+) -> bool {
+    let device = Device::flex().autodiff();
+    let shape: [usize; D] = std::array::from_fn(|other| if other == dim { 4 } else { 3 });
+    let count: usize = shape.iter().product();
+    let whole = |salt: usize| {
+        let value = |i: usize| ((i * 7919 + salt * 104_729) % 97) as f32 - 48.0;
+        let data = TensorData::new((0..count).map(value).collect(), shape);
+        Tensor::<D>::from_data(data, &device)
+    };
+    let run = |part: Option<usize>| {
+        let cut = |tensor: Tensor<D>| match part {
+            Some(first) => tensor.narrow(dim, first, 2),
+            None => tensor,
+        };
+        let mut optimizer = optimizer.clone().load_record(OptimizerRecord::default());
+        let mut probe = Probe {
+            path: path.to_vec(),
+            param: Param::initialized(id, cut(whole(1)).detach().require_grad()),
+        };
+        for step in [2, 3] {
+            let mut gradients = GradientsParams::new();
+            // Large ones, so that clipping shows.
+            gradients.register(id, cut(whole(step)).inner() * 1e3);
+            probe = optimizer.step(1e-2, probe, gradients);
+        }
+        probe.param.val().inner()
+    };
+    let halves = Tensor::cat(vec![run(Some(0)), run(Some(2))], dim);
+    halves.into_data() == run(None).into_data()
+}
+
+/// One parameter under the path and number of the real one, by which optimizers have groups.
+#[derive(Clone, Debug)]
+struct Probe<const D: usize> {
+    path: Vec<String>,
+    param: Param<Tensor<D>>,
+}
+
+impl<const D: usize> Module for Probe<D> {
+    fn collect_devices(&self, devices: Devices) -> Devices {
+        devices
+    }
+
+    fn fork(self, _: &Device) -> Self {
+        self
+    }
+
+    fn to_device(self, _: &Device) -> Self {
+        self
+    }
+
+    fn train(self) -> Self {
+        self
+    }
+
+    fn valid(&self) -> Self {
+        self.clone()
+    }
+
+    fn materialize(self) -> Self {
+        self
+    }
+
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        self.path
+            .iter()
+            .for_each(|part| visitor.enter_module(part, "Probe"));
+        Module::visit(&self.param, visitor);
+        self.path
+            .iter()
+            .for_each(|part| visitor.exit_module(part, "Probe"));
+    }
+
+    fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
+        self.path
+            .iter()
+            .for_each(|part| mapper.enter_module(part, "Probe"));
+        let param = Module::map(self.param, mapper);
+        self.path
+            .iter()
+            .for_each(|part| mapper.exit_module(part, "Probe"));
+        Self { param, ..self }
+    }
+}
