@@ -46,6 +46,8 @@ mod pages {
     mod extending {}
     #[doc = include_str!("../docs/migrating.md")]
     mod migrating {}
+    #[doc = include_str!("../docs/parallel.md")]
+    mod parallel {}
     #[doc = include_str!("../docs/training.md")]
     mod training {}
 }

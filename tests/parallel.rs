@@ -45,7 +45,7 @@ impl<X: Field<2>> Layer<X> for Mlp {
     fn forward(&self, x: X) -> X {
         let hidden = x.apply_linear(&self.up).tanh();
         let y = hidden.apply_linear(&self.down);
-        y.layer_norm(Some((&self.norm.gamma).into()), None, 1e-5)
+        y.apply_layer_norm(&self.norm)
     }
 }
 

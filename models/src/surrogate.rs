@@ -98,7 +98,7 @@ impl<X: Field<4>> Layer<X> for Block {
 
     fn forward(&self, x: X) -> X {
         let y = self.second.forward(self.first.forward(x.clone()).gelu());
-        let scale = x.beside(self.scale.val());
+        let scale = x.beside(&self.scale);
         x + y * scale
     }
 }
@@ -114,7 +114,7 @@ impl<X: Field<4>> Layer<X> for SurrogateCnn {
             y = block.forward(y);
         }
         let increment = self.head.forward(y.gelu());
-        let scale = increment.beside(self.scale.val());
+        let scale = increment.beside(&self.scale);
         state + increment * scale
     }
 }

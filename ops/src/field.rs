@@ -8,6 +8,7 @@ use burn::tensor::Tensor;
 use halocline_core::{Result, ShardTensor};
 
 use crate::layer::Apply;
+use crate::operand::Operand;
 
 /// Family of tensors with any number of dims: those of one device, or those of a mesh.
 ///
@@ -157,8 +158,13 @@ pub trait Field<const D: usize>:
     /// The global shape. See [`into_shard`](Field::into_shard) for an example.
     fn global_dims(&self) -> [usize; D];
 
-    /// Puts a tensor that is equal on all ranks on the mesh of this one, replicated. With checks on
-    /// ([`Settings::check`](halocline_core::Settings::check)) ranks compare a hash of it.
+    /// Puts an operand on the mesh of this tensor: one that is equal on all ranks, replicated, and a
+    /// parameter as [its layout](halocline_core::ParamShard) has it. With checks on
+    /// ([`Settings::check`](halocline_core::Settings::check)) ranks compare a hash of what is replicated.
+    ///
+    /// # Panics
+    /// Panics for a parameter on another mesh; [raises](halocline_core::Error::raise) a failure of
+    /// communication.
     ///
     /// # Example
     /// ```
@@ -169,8 +175,12 @@ pub trait Field<const D: usize>:
     /// let y = x.clone() * x.beside(Tensor::<1>::from([3.0, 4.0]));
     /// y.into_data().assert_eq(&[3.0_f32, 8.0].into(), true);
     /// ```
-    fn beside<const E: usize>(&self, tensor: Tensor<E>) -> Rank<Self, E> {
-        Field::from_shard(self.clone().into_shard().replicate_beside(tensor))
+    fn beside<const E: usize>(&self, operand: impl Into<Operand<E>>) -> Rank<Self, E> {
+        let x = self.clone().into_shard();
+        Field::from_shard(match operand.into() {
+            Operand::Replicated(tensor) => x.replicate_beside(tensor),
+            laid => laid.beside(&x).unwrap_or_else(|error| error.raise()),
+        })
     }
 
     /// Runs an operator on sharded tensors on this one, plain or sharded. The result has the same

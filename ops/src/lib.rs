@@ -49,7 +49,7 @@ pub use rearrange::RearrangeField;
 pub use reduce::ReduceField;
 pub use registry::operators;
 pub use resample::ResampleField;
-pub use reshard::{Reshard, set_reshards};
+pub use reshard::{Reshard, ReshardField, set_reshards};
 pub use softmax::SoftmaxField;
 
 /// Imports for model code: fields, layers, and the methods of all families of operators.
@@ -58,8 +58,8 @@ pub mod prelude {
         ActivationField, Apply, AttentionField, AttentionOptions, ConvField, ConvOptions,
         DenseAttentionField, DropoutField, Field, Layer, MatmulField, NeighborhoodOptions,
         NormField, Operand, Padding, PlanOf, PoolField, PoolOptions, Rank, RearrangeField,
-        ReduceField, Reduction, ResampleField, SoftmaxField, Stencil, Window, huber_loss, l1_loss,
-        mse_loss,
+        ReduceField, Reduction, ResampleField, Reshard, ReshardField, SoftmaxField, Stencil,
+        Window, huber_loss, l1_loss, mse_loss,
     };
 }
 

@@ -11,7 +11,7 @@ use burn::module::{
 use burn::tensor::{Device, Tensor};
 use halocline_core::Along;
 
-use crate::field::run;
+use crate::field::{Field, run};
 use crate::layer::layers;
 
 thread_local! {
@@ -56,11 +56,35 @@ impl Reshard {
 }
 
 layers! {
-    Reshard: |place, x| match &place.to {
-        Some(to) => run(x, |x| x.redistribute_along(to)),
-        None => x,
-    };
+    Reshard: |place, x| x.apply_reshard(place);
 }
+
+/// [`Reshard`] as a method.
+pub trait ReshardField<const D: usize>: Field<D> {
+    /// What a plan does at a place, in models that are generic over the tensor.
+    ///
+    /// # Panics
+    /// Panics for a placement that cannot be reached; [raises](halocline_core::Error::raise) a failure of
+    /// communication.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{Reshard, ReshardField};
+    ///
+    /// let y = Tensor::<1>::from([3.0]).apply_reshard(&Reshard::default());
+    /// assert_eq!(y.into_scalar::<f32>(), 3.0);
+    /// ```
+    #[must_use]
+    fn apply_reshard(self, place: &Reshard) -> Self {
+        match &place.to {
+            Some(to) => run(self, |x| x.redistribute_along(to)),
+            None => self,
+        }
+    }
+}
+
+impl<const D: usize, X: Field<D>> ReshardField<D> for X {}
 
 impl Module for Reshard {
     fn collect_devices(&self, devices: Devices) -> Devices {

@@ -64,7 +64,8 @@ macro_rules! neighborhood_attention {
         /// ```
         #[derive(Module, Debug)]
         pub struct $module {
-            /// The projection to queries, keys and values, in this order.
+            /// The projection to one head of keys after the other: its queries, keys and values. So the columns of
+            /// whole heads are next to each other, and can be sharded.
             pub query_key_value: Linear,
             /// The projection of the heads' results.
             pub output: Linear,
@@ -132,12 +133,16 @@ macro_rules! neighborhood_attention {
                 attention: impl FnOnce([Rank<X, $e>; 3]) -> Rank<X, $e>,
             ) -> X {
                 let [heads, key_heads] = self.heads;
-                let (all, y) = (heads + 2 * key_heads, x.apply_linear(&self.query_key_value));
-                let width = y.global_dims()[$d - 1] / all;
-                let y = y.unflatten::<$e>($d - 1, &[all, width]);
-                let part = |start, count| y.clone().narrow($d - 1, start, count);
-                let (mut q, mut k) = (part(0, heads), part(heads, key_heads));
-                let v = part(heads + key_heads, key_heads);
+                let (shared, y) = (heads / key_heads, x.apply_linear(&self.query_key_value));
+                let of_head = y.global_dims()[$d - 1] / key_heads;
+                let width = of_head / (shared + 2);
+                let y = y.unflatten::<$e>($d - 1, &[key_heads, of_head]);
+                let part = |start, count| y.clone().narrow($d, start * width, count * width);
+                let (mut q, mut k, v) = (part(0, shared), part(shared, 1), part(shared + 1, 1));
+                if shared > 1 {
+                    let columns = q.flatten::<$d>($d - 1, $d);
+                    q = columns.unflatten::<$e>($d - 1, &[heads, width]);
+                }
                 if let Some(rotary) = &self.rotary {
                     (q, k) = (rotary.rotated(q), rotary.rotated(k));
                 }
@@ -152,7 +157,7 @@ macro_rules! neighborhood_attention {
             fn forward(&self, x: X) -> X {
                 self.attend(x, |[q, k, v]| match self.tokens.as_slice() {
                     [keys, values] => {
-                        let tokens = [keys, values].map(|tokens| q.beside(tokens.val()));
+                        let tokens = [keys, values].map(|tokens| q.beside(tokens));
                         q.neighborhood_attention_with_tokens(k, v, tokens, &self.options)
                     }
                     _ => q.neighborhood_attention(k, v, &self.options),

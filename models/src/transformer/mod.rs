@@ -12,8 +12,10 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, Tensor};
-use halocline_core::Boundary;
+use halocline_core::{Along, Boundary};
 use halocline_ops::prelude::*;
+
+use crate::parallel::{Axes, Placed, Plan, Style};
 
 pub use attention::{
     NeighborhoodAttention1d, NeighborhoodAttention1dConfig, NeighborhoodAttention2d,
@@ -191,8 +193,43 @@ impl FieldTransformerConfig {
     }
 }
 
-fn normalized<X: Field<4>>(norm: &RmsNorm, x: X) -> X {
-    x.rms_norm(Some(Operand::from(&norm.gamma)), norm.epsilon)
+impl FieldTransformerConfig {
+    /// The plan of tensor parallelism over a mesh axis: heads of attention, and the hidden channels of
+    /// linear layers. Everything else stays whole, and may be stored in shards
+    /// ([`Store`](crate::parallel::Store)).
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_models::FieldTransformerConfig;
+    /// use halocline_models::parallel::Store;
+    ///
+    /// let config = FieldTransformerConfig::new(3).with_d_model(32).with_heads(4);
+    /// let plan = config.tensor_parallel("tensor").with_store(Store::new("**", "data"));
+    /// println!("{}", plan.to_toml());
+    /// ```
+    pub fn tensor_parallel(&self, axis: &str) -> Plan {
+        let width = self.d_model / self.heads;
+        let tokens = || Axes::from([(axis.to_string(), Along::Shard(2))]);
+        let plan = Plan::default()
+            .with_layer(
+                "blocks.*.attention.query_key_value",
+                Style::colwise(axis).with_unit(3 * width),
+            )
+            .with_layer(
+                "blocks.*.attention.output",
+                Style::rowwise(axis).with_unit(width),
+            )
+            .with_layer("blocks.*.inner", Style::colwise(axis))
+            .with_layer("blocks.*.outer", Style::rowwise(axis));
+        if self.tokens == 0 || self.dense_blocks == self.blocks {
+            return plan;
+        }
+        let tokens = Placed {
+            parameters: ["0", "1"].map(|name| (name.to_string(), tokens())).into(),
+            ..Placed::default()
+        };
+        plan.with_layer("blocks.*.attention.tokens", Style::Placed(tokens))
+    }
 }
 
 impl Block {
@@ -215,7 +252,7 @@ impl Block {
         function: impl FnOnce(X) -> X,
     ) -> X {
         match condition {
-            None => x.clone() + function(normalized(&self.norms[which], x)),
+            None => x.clone() + function(x.apply_rms_norm(&self.norms[which])),
             Some(condition) => {
                 let modulation = &self.modulations[which];
                 modulation.modulate(x, condition.clone(), function)
@@ -271,8 +308,8 @@ impl FieldTransformer {
                 }
             };
         }
-        let increment = self.recovery.recover(normalized(&self.norm, y), &state);
-        let scale = increment.beside(self.scale.val());
+        let increment = self.recovery.recover(y.apply_rms_norm(&self.norm), &state);
+        let scale = increment.beside(&self.scale);
         state + increment * scale
     }
 }

@@ -12,9 +12,7 @@ use crate::operand::Operand;
 
 layers! {
     LayerNorm: |norm, x| layer_norm_of(norm, x);
-    RmsNorm: |norm, x| crossed(&norm.gamma, x, |x| {
-        NormField::rms_norm(x, Some(Operand::from(&norm.gamma)), norm.epsilon)
-    });
+    RmsNorm: |norm, x| rms_norm_of(norm, x);
     GroupNorm: |norm, x| {
         normalize(x, norm.num_channels, norm.num_groups, [&norm.gamma, &norm.beta], norm.epsilon)
     };
@@ -28,6 +26,13 @@ pub(crate) fn layer_norm_of<const D: usize, X: Field<D>>(norm: &LayerNorm, x: X)
     let bias = Operand::of_optional(&norm.beta);
     crossed(&norm.gamma, x, |x| {
         x.layer_norm(Some(Operand::from(&norm.gamma)), bias, epsilon(norm))
+    })
+}
+
+/// burn's layer on either kind of tensor.
+pub(super) fn rms_norm_of<const D: usize, X: Field<D>>(norm: &RmsNorm, x: X) -> X {
+    crossed(&norm.gamma, x, |x| {
+        x.rms_norm(Some(Operand::from(&norm.gamma)), norm.epsilon)
     })
 }
 

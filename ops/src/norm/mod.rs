@@ -35,7 +35,9 @@ mod tests;
 pub use dims::layer_norm_dims;
 pub(crate) use golden::OPERATORS;
 pub(crate) use layer::layer_norm_of;
+use layer::rms_norm_of;
 
+use burn::nn::{LayerNorm, RmsNorm};
 use burn::tensor::Tensor;
 use halocline_core::ops::{all_reduce, fan_out};
 use halocline_core::{Error, Operation, ReduceOp, Result, Shard, ShardTensor, Traffic};
@@ -170,6 +172,46 @@ pub trait NormField<const D: usize>: Field<D> {
     #[must_use]
     fn rms_norm(self, weight: Option<Operand<1>>, epsilon: f64) -> Self {
         run(self, |x| rms_norm(x, weight, epsilon))
+    }
+
+    /// burn's layer normalization, in models that are generic over the tensor.
+    ///
+    /// # Panics
+    /// Panics where [`layer_norm`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::LayerNormConfig;
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::NormField;
+    ///
+    /// let norm = LayerNormConfig::new(2).init(&Default::default());
+    /// let y = Tensor::<2>::from([[3.0, 3.0]]).apply_layer_norm(&norm);
+    /// y.into_data().assert_eq(&[[0.0_f32, 0.0]].into(), true);
+    /// ```
+    #[must_use]
+    fn apply_layer_norm(self, layer: &LayerNorm) -> Self {
+        layer_norm_of(layer, self)
+    }
+
+    /// burn's root mean square normalization, in models that are generic over the tensor.
+    ///
+    /// # Panics
+    /// Panics where [`rms_norm`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::RmsNormConfig;
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::NormField;
+    ///
+    /// let norm = RmsNormConfig::new(2).init(&Default::default());
+    /// let y = Tensor::<2>::from([[0.0, 0.0]]).apply_rms_norm(&norm);
+    /// y.into_data().assert_eq(&[[0.0_f32, 0.0]].into(), true);
+    /// ```
+    #[must_use]
+    fn apply_rms_norm(self, layer: &RmsNorm) -> Self {
+        rms_norm_of(layer, self)
     }
 }
 

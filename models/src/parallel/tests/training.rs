@@ -12,6 +12,7 @@ use halocline_core::{
 use halocline_ops::prelude::*;
 use halocline_ops::{Reduction, mse_loss};
 
+use crate::FieldTransformerConfig;
 use crate::parallel::{Plan, Store, Style, parallelize_module};
 
 const WIDTH: usize = 12;
@@ -111,7 +112,7 @@ fn train(
 }
 
 /// The gradients of all parameters, gathered.
-fn whole_gradients(model: &Model, gradients: &Gradients) -> Vec<(String, TensorData)> {
+fn whole_gradients<M: Module>(model: &M, gradients: &Gradients) -> Vec<(String, TensorData)> {
     struct Whole<'a> {
         gradients: &'a Gradients,
         shards: std::collections::BTreeMap<String, ParamShard>,
@@ -241,4 +242,76 @@ fn data_domain_and_tensor_axes_work_together() {
         ..tensor_parallel(Along::Replicate)
     };
     check(&axes, &[Shard(0), Shard(1), Replicate], &both, 5);
+}
+
+/// Gradients and values of a transformer of fields on a mesh of data, domain and tensor axes.
+#[test]
+fn a_transformer_of_fields_is_that_of_one_device() {
+    let config = FieldTransformerConfig::new(2)
+        .with_d_model(16)
+        .with_heads(4)
+        .with_blocks(3)
+        .with_dense_blocks(1)
+        .with_kernel([3, 5]);
+    let run =
+        |axes: &[(&str, usize)], placements: &[Placement], config: &FieldTransformerConfig| {
+            let ranks = axes.iter().map(|(_, size)| size).product();
+            let found = Launcher::local(ranks).seed(3).collect(|world| {
+                let mesh = world.mesh_of(axes)?;
+                let plan = (config.tensor_parallel("tensor"))
+                    .with_store(Store::new("**", "data").with_at_least(20))
+                    .with_optional_axis("tensor");
+                let model = world.init(|device| config.init(device))?;
+                let model = parallelize_module(model, &mesh, &plan)?;
+                let values = (0..4 * 2 * 12 * 10).map(|i| ((i * 37) % 23) as f32 / 11.0 - 1.0);
+                let data = TensorData::new(values.collect::<Vec<_>>(), [4, 2, 12, 10]);
+                let whole = Tensor::<4>::from_data(data, &world.device().clone().inner());
+                let x = ShardTensor::distribute(whole, &mesh, placements)?.require_grad();
+                let y = x.clone().apply(&model);
+                let gradients = mse_loss(y.clone(), x.clone() * 0.5, Reduction::Mean).backward();
+                let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
+                let gradient = x.grad(&gradients).expect("a gradient");
+                found.push(gradient.full_tensor(LocalGradient::Replicated).into_data());
+                found.extend(
+                    whole_gradients(&model, &gradients)
+                        .into_iter()
+                        .map(|(_, data)| data),
+                );
+                Ok(found)
+            });
+            found
+                .unwrap_or_else(|error| panic!("{axes:?} {placements:?}: {error}"))
+                .remove(0)
+        };
+    for tokens in [0, 2] {
+        let config = config.clone().with_tokens(tokens);
+        let expected = run(&[("data", 1)], &[Replicate], &config);
+        for (recompute, axes, placements) in [
+            (
+                false,
+                &[("data", 2), ("lat", 2), ("tensor", 2)][..],
+                &[Shard(0), Shard(2), Replicate][..],
+            ),
+            (true, &[("data", 2), ("tensor", 2)], &[Shard(0), Replicate]),
+            (
+                false,
+                &[("data", 1), ("lon", 2), ("tensor", 3)],
+                &[Shard(0), Shard(3), Replicate],
+            ),
+        ] {
+            let found = run(axes, placements, &config.clone().with_recompute(recompute));
+            assert_eq!(found.len(), expected.len());
+            for (which, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let values = |data: &TensorData| data.iter::<f32>().collect::<Vec<_>>();
+                let (found, expected) = (values(found), values(expected));
+                let scale = expected.iter().fold(1e-3, |max: f32, x| max.max(x.abs()));
+                let off = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+                let off = off.fold(0.0, f32::max);
+                assert!(
+                    off < 2e-5 * scale,
+                    "{axes:?}, tokens {tokens}, result {which}: {off:e} of {scale:e}"
+                );
+            }
+        }
+    }
 }
