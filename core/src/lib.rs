@@ -53,7 +53,7 @@ pub use layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 pub use memory::release_memory;
 pub use mesh::MeshShape;
 pub use pairing::{Linearity, Pairing, Role, Term};
-pub use param::{Gather, ParamShard, param_shards, shard_parameters};
+pub use param::{Gather, ParamShard, param_shards, shard_parameters, whole};
 pub use region::{Boundary, IndexBox, Segment, segments};
 pub use rng::{Distribution, RandomKey, philox4x32_10};
 pub use tensor::{Halo, LocalGradient, ShardTensor, scatter_tensor};

@@ -15,14 +15,17 @@ use crate::{Error, Result};
 /// Lock on the generator of the process, from which burn's initialisers draw.
 static GENERATOR: Mutex<()> = Mutex::new(());
 
-/// Makes a module whose parameters depend on the seed alone.
-pub(crate) fn seeded<M: Module>(device: &Device, seed: u64, make: impl FnOnce(&Device) -> M) -> M {
+/// Makes something whose parameters depend on the seed alone. They are drawn on first use, so `make`
+/// uses them, before another rank takes the generator.
+pub(crate) fn seeded<T>(device: &Device, seed: u64, make: impl FnOnce(&Device) -> T) -> T {
     let _guard = GENERATOR.lock().unwrap_or_else(|e| e.into_inner());
     device.seed(seed);
-    let module = make(device);
-    // Parameters are drawn on first use: use them now, before another rank takes the generator.
+    make(device)
+}
+
+/// Draws the parameters of a module.
+pub(crate) fn draw<M: Module>(module: &M) {
     module.visit(&mut Checksums::default());
-    module
 }
 
 /// Sends every parameter of one rank to the others.

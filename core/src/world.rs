@@ -185,8 +185,58 @@ impl World {
     pub fn init<M: Module>(&self, make: impl FnOnce(&Device) -> M) -> Result<M> {
         let module = self.modules.fetch_add(1, Ordering::Relaxed);
         let seed = RandomKey::new(self.seed, ("module", module)).number();
-        let made = module::seeded(&self.device, seed, make);
+        let made = module::seeded(&self.device, seed, |device| {
+            let made = make(device);
+            module::draw(&made);
+            made
+        });
         self.sync_module(made, 0)
+    }
+
+    /// Makes a module whose parameters become shards one by one, with the values of [`init`](Self::init):
+    /// no rank holds more than its shards and one whole parameter. Nothing is sent.
+    ///
+    /// `plan` is given a module whose parameters are not drawn yet, and may communicate. `shard` is given
+    /// such a module and the plan, and must not communicate; it draws parameters in the order of the
+    /// module, as [`shard_parameters`](crate::shard_parameters) does.
+    ///
+    /// # Errors
+    /// Those of `plan` and `shard`.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use halocline_core::{Launcher, Layout, ParamShard, Shard, shard_parameters};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("tensor", 2)])?;
+    ///     let config = LinearConfig::new(3, 8);
+    ///     let linear = world.init_sharded(
+    ///         |device| config.init(device),
+    ///         |_| Ok(()),
+    ///         |linear, ()| shard_parameters(linear, |_, shape| {
+    ///             let last = Layout::new(mesh.shape(), shape, &[Shard(shape.len() - 1)])?;
+    ///             Ok(Some(ParamShard::new(last, &mesh)))
+    ///         }),
+    ///     )?;
+    ///     assert_eq!(linear.weight.dims(), [3, 4]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn init_sharded<M: Module, P>(
+        &self,
+        make: impl Fn(&Device) -> M,
+        plan: impl FnOnce(&M) -> Result<P>,
+        shard: impl FnOnce(M, P) -> Result<M>,
+    ) -> Result<M> {
+        let module = self.modules.fetch_add(1, Ordering::Relaxed);
+        let seed = RandomKey::new(self.seed, ("module", module)).number();
+        // Ranks that are threads share the generator, so none communicates while it has it.
+        let sketch = module::seeded(&self.device, seed, &make);
+        let plan = plan(&sketch)?;
+        drop(sketch);
+        module::seeded(&self.device, seed, |device| shard(make(device), plan))
     }
 
     /// Sends the parameters of rank `source` to every rank, as leaves of its own.

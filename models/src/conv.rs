@@ -69,7 +69,6 @@ impl<X: Field<4>> Layer<X> for FieldConv2d {
     fn forward(&self, x: X) -> X {
         let padding = |dim: usize| Padding::new(self.conv.kernel_size[dim] / 2, self.boundary[dim]);
         let options = ConvOptions::default().with_padding([padding(0), padding(1)]);
-        let bias = self.conv.bias.as_ref().map(Operand::from);
-        x.conv(&self.conv.weight, bias, &options)
+        x.apply_conv(&self.conv.weight, &self.conv.bias, &options)
     }
 }

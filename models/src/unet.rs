@@ -6,6 +6,7 @@ use halocline_ops::Rounding;
 use halocline_ops::prelude::*;
 
 use crate::conv::{FieldConv2d, FieldConv2dConfig};
+use crate::parallel::{Plan, Style};
 
 /// Configuration of [`UNet`].
 #[derive(Config, Debug)]
@@ -76,6 +77,24 @@ impl UNetConfig {
                 .collect(),
             head: conv([self.width, self.channels_out], 1),
         }
+    }
+}
+
+impl UNetConfig {
+    /// The plan of tensor parallelism over a mesh axis: the channels between the two convolutions of
+    /// every level.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_models::UNetConfig;
+    ///
+    /// let plan = UNetConfig::new(3, 2).tensor_parallel("tensor");
+    /// assert_eq!(plan.layer.len(), 2);
+    /// ```
+    pub fn tensor_parallel(&self, axis: &str) -> Plan {
+        Plan::default()
+            .with_layer("**.first.conv", Style::colwise(axis))
+            .with_layer("**.second.conv", Style::rowwise(axis))
     }
 }
 

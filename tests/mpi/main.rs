@@ -58,6 +58,11 @@ fn fifty_steps_of_training_give_the_bits_of_local_ranks() {
 }
 
 #[test]
+fn models_sharded_by_a_plan_have_the_bits_of_local_ranks() {
+    job(4, "parallel", &[]).expect_success();
+}
+
+#[test]
 fn training_with_gradient_checkpointing_has_the_losses_of_training_without() {
     job(2, "checkpointing", &[]).expect_success();
 }
@@ -184,6 +189,7 @@ mod by_address {
             connected(3, case, &[]).expect_success();
         }
         connected(4, "training", &[]).expect_success();
+        connected(4, "parallel", &[]).expect_success();
         connected(2, "checkpointing", &[]).expect_success();
         connected(2, "sends_do_not_wait", &[]).expect_success();
         connected(1, "halos", &[]).expect_success();

@@ -2,6 +2,7 @@
 
 mod failures;
 mod messages;
+mod parallel;
 mod tensors;
 
 use burn::tensor::TensorData;
@@ -25,6 +26,7 @@ pub(crate) fn run(case: &str) {
         "scatter_and_gather" => agree(tensors::scatter_and_gather),
         "modules" => agree(tensors::modules),
         "training" => agree(tensors::training),
+        "parallel" => agree(parallel::parallel),
         "checkpointing" => tensors::checkpointing(),
         "payloads" => agree(messages::payloads),
         "many_in_flight" => agree(messages::many_in_flight),

@@ -7,4 +7,4 @@ mod module;
 
 pub use apply::shard_parameters;
 pub use layout::{Gather, ParamShard};
-pub use module::param_shards;
+pub use module::{param_shards, whole};

@@ -1,6 +1,6 @@
 //! Layouts of parameters as parts of burn's modules.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use burn::module::{
@@ -10,7 +10,7 @@ use burn::module::{
 use burn::tensor::{Device, Tensor};
 
 use super::layout::ParamShard;
-use crate::{LocalGradient, ShardTensor};
+use crate::{Error, LocalGradient, Result, ShardTensor};
 
 /// The container type by which visitors find a layout.
 const CONTAINER: &str = "Halocline:ParamShard";
@@ -18,6 +18,8 @@ const CONTAINER: &str = "Halocline:ParamShard";
 thread_local! {
     /// The layout that a visitor passes.
     static PASSED: RefCell<Option<ParamShard>> = const { RefCell::new(None) };
+    /// Whether parameters with which layers compute become whole, too.
+    static WHOLE: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Reparameterization for ParamShard {
@@ -26,10 +28,13 @@ impl Reparameterization for ParamShard {
     /// The whole parameter, gathered over the axes of storage: for modules that know nothing of
     /// shards.
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let shard = ShardTensor::from_parts(base, self.layout.clone(), self.mesh.clone());
+        if WHOLE.get() {
+            return shard.full_tensor(LocalGradient::Replicated);
+        }
         if let Some(&axis) = self.computing_axes().first() {
             self.refuse(axis).raise();
         }
-        let shard = ShardTensor::from_parts(base, self.layout.clone(), self.mesh.clone());
         let whole = self.gathered(shard, |_| false);
         whole.to_local(LocalGradient::Replicated)
     }
@@ -79,6 +84,36 @@ impl ModuleDisplayDefault for ParamShard {
 }
 
 impl ModuleDisplay for ParamShard {}
+
+/// A module with whole parameters on every rank, as it would be on one device: for export, and for
+/// modules that know nothing of shards. All ranks call it together.
+///
+/// # Errors
+/// A failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::nn::LinearConfig;
+/// use halocline_core::{Launcher, Layout, ParamShard, Shard, shard_parameters, whole};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("tensor", 2)])?;
+///     let model = world.init(|device| LinearConfig::new(4, 6).with_bias(false).init(device))?;
+///     let before = model.weight.val().into_data();
+///     let model = shard_parameters(model, |_, shape| {
+///         Ok(Some(ParamShard::new(Layout::new(mesh.shape(), shape, &[Shard(1)])?, &mesh)))
+///     })?;
+///     assert_eq!(whole(model)?.weight.val().into_data(), before);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn whole<M: Module>(module: M) -> Result<M> {
+    let before = WHOLE.replace(true);
+    let whole = Error::catch(|| module.materialize());
+    WHOLE.set(before);
+    whole
+}
 
 /// The layouts of a module's sharded parameters, by path.
 ///

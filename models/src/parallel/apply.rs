@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use burn::module::Module;
+use burn::tensor::Device;
 use halocline_core::{
     Crossing, DeviceMesh, Error, Layout, Operation, ParamShard, Placement, Replicate, Result,
-    Traffic, ops, shard_parameters,
+    Traffic, World, ops, shard_parameters,
 };
 use halocline_ops::set_reshards;
 
@@ -21,9 +22,52 @@ const NAME: &str = "parallelize_module";
 /// # Errors
 /// Those of [`resolve`]; a module that is sharded already; ranks with different plans.
 pub fn parallelize_module<M: Module>(module: M, mesh: &DeviceMesh, plan: &Plan) -> Result<M> {
-    let resolved = resolve(&module, mesh.shape(), plan);
+    let resolved = resolved_alike(&module, mesh, plan)?;
+    shard(module, mesh, &resolved)
+}
+
+/// Makes a module sharded by a plan, with the values that [`World::init`] gives it: no rank holds more
+/// than its shards and one whole parameter.
+///
+/// # Errors
+/// Those of [`parallelize_module`].
+///
+/// # Example
+/// ```
+/// use burn::nn::LinearConfig;
+/// use halocline_core::Launcher;
+/// use halocline_models::parallel::{Plan, Style, build};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("tensor", 2)])?;
+///     let plan = Plan::default().with_layer("**", Style::colwise("tensor"));
+///     let linear = build(&world, &mesh, &plan, |device| LinearConfig::new(4, 6).init(device))?;
+///     assert_eq!(linear.weight.dims(), [4, 3]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn build<M: Module>(
+    world: &World,
+    mesh: &DeviceMesh,
+    plan: &Plan,
+    make: impl Fn(&Device) -> M,
+) -> Result<M> {
+    world.init_sharded(
+        make,
+        |module| resolved_alike(module, mesh, plan),
+        |module, resolved| shard(module, mesh, &resolved),
+    )
+}
+
+/// What a plan does, which is the same on all ranks.
+fn resolved_alike<M: Module>(module: &M, mesh: &DeviceMesh, plan: &Plan) -> Result<ResolvedPlan> {
+    let resolved = resolve(module, mesh.shape(), plan);
     agree(mesh, resolved.as_ref().ok())?;
-    let resolved = resolved?;
+    resolved
+}
+
+fn shard<M: Module>(module: M, mesh: &DeviceMesh, resolved: &ResolvedPlan) -> Result<M> {
     let mut by_path: HashMap<&str, _> = HashMap::new();
     for parameter in &resolved.parameters {
         by_path.insert(&parameter.path, parameter);

@@ -59,7 +59,7 @@ mod style;
 #[cfg(test)]
 mod tests;
 
-pub use apply::{distribute_module, parallelize_module};
+pub use apply::{build, distribute_module, parallelize_module};
 pub use plan::{Entry, Plan, Store};
 pub use resolve::{ResolvedParam, ResolvedPlan, resolve};
 pub use style::{Axes, Placed, Style};

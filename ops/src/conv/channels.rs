@@ -1,11 +1,14 @@
 //! Convolutions whose channels are sharded.
 
+use burn::module::Param;
+use burn::tensor::Tensor;
 use halocline_core::ops::fan_out;
 use halocline_core::{
     Error, Layout, Linearity, Pairing, Placement, Result, Role, ShardTensor, Term,
 };
 
 use super::{ConvOptions, run_conv};
+use crate::crossing::{enter, leave, leave_with_bias};
 use crate::operand::Operand;
 
 /// What a convolution does with channels.
@@ -66,6 +69,22 @@ pub(super) fn conv<const D: usize, const N: usize>(
         groups => x.local_dims()[1] * groups / x.dims()[1],
     };
     run_conv(x, weight, bias, options, groups, operator, &plan)
+}
+
+/// Convolves by the parameters of a module, between the crossings of its plan.
+pub(super) fn apply<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    weight: &Param<Tensor<D>>,
+    bias: &Option<Param<Tensor<1>>>,
+    options: &ConvOptions<N>,
+) -> Result<ShardTensor<D>> {
+    let x = enter(weight, x)?;
+    let bias = Operand::of_optional(bias);
+    let laid = Operand::from(weight).beside(&x)?;
+    if options.groups > 1 || !laid.layout().is_sharded(1) {
+        return leave(weight, super::conv(x, laid, bias, options)?);
+    }
+    leave_with_bias(weight, super::conv(x, laid, None, options)?, bias, 1)
 }
 
 /// The rule, as an einsum over channels. Groups, if there are several, are its letter instead of
@@ -137,4 +156,210 @@ fn in_units(operator: &str, layout: &Layout, dim: usize, unit: usize) -> Result<
     }
     extents[dim].iter_mut().for_each(|extent| *extent /= unit);
     Ok(layout.derive(layout.placements().to_vec(), extents))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::TensorData;
+    use halocline_core::{
+        Boundary, Fan, Launcher, Layout, LocalGradient, Placement, Replicate, Result, Shard,
+        ShardTensor, World,
+    };
+
+    use crate::conv::{ConvOptions, conv};
+    use crate::driver::Padding;
+    use crate::prelude::*;
+    use crate::testing::{compare, random};
+
+    /// Input, weight and bias, with the extents of the sharded channels if they are not even.
+    #[derive(Clone, Debug)]
+    struct Case {
+        axes: Vec<(&'static str, usize)>,
+        x: Vec<Placement>,
+        weight: Vec<Placement>,
+        bias: Option<Vec<Placement>>,
+        inputs: Vec<usize>,
+        outputs: Vec<usize>,
+    }
+
+    fn laid<const D: usize>(
+        world: &World,
+        case: &Case,
+        (name, shape): (&str, [usize; D]),
+        placements: &[Placement],
+        extents: &[(usize, &[usize])],
+    ) -> Result<ShardTensor<D>> {
+        let mesh = world.mesh_of(&case.axes)?;
+        let mut layout = Layout::new(mesh.shape(), &shape, placements)?;
+        for (dim, extents) in extents {
+            if layout.is_sharded(*dim) {
+                layout = layout.with_extents(*dim, extents)?;
+            }
+        }
+        let whole = random::<D>(shape, name, 0).inner();
+        Ok(ShardTensor::distribute(whole, &mesh, &layout)?.require_grad())
+    }
+
+    /// The value and the gradients of x, weight and bias.
+    fn run(world: &World, case: &Case, groups: usize) -> Result<Vec<TensorData>> {
+        let (inputs, outputs): (usize, usize) =
+            (case.inputs.iter().sum(), case.outputs.iter().sum());
+        let of_x = [(1, &case.inputs[..])];
+        let x = laid(world, case, ("x", [2, inputs, 9, 7]), &case.x, &of_x)?;
+        let shape = [outputs, inputs / groups, 3, 3];
+        let of_weight = [(0, &case.outputs[..]), (1, &case.inputs[..])];
+        let weight = laid(world, case, ("weight", shape), &case.weight, &of_weight)?;
+        let of_bias = [(0, &case.outputs[..])];
+        let bias = case.bias.as_ref();
+        let bias = bias.map(|bias| laid(world, case, ("bias", [outputs]), bias, &of_bias));
+        let bias = bias.transpose()?;
+        let options = ConvOptions::default()
+            .with_padding([
+                Padding::new(1, Boundary::Zeros),
+                Padding::new(1, Boundary::Periodic),
+            ])
+            .with_stride([2, 1])
+            .with_groups(groups);
+        let operand = bias.clone().map(Operand::from);
+        let y = conv(x.clone(), weight.clone(), operand, &options)?.resolve();
+        let mesh = y.mesh().clone();
+        let cotangent = random::<4>(y.dims(), "cotangent", 0).inner();
+        let cotangent = ShardTensor::distribute(cotangent, &mesh, y.layout())?;
+        let gradients = (y.clone() * cotangent).sum().backward();
+        fn whole<const D: usize>(shard: ShardTensor<D>) -> TensorData {
+            shard.full_tensor(LocalGradient::Replicated).into_data()
+        }
+        let mut found = vec![whole(y)];
+        found.push(whole(x.grad(&gradients).expect("a gradient")));
+        found.push(whole(weight.grad(&gradients).expect("a gradient")));
+        if let Some(bias) = bias {
+            found.push(whole(bias.grad(&gradients).expect("a gradient")));
+        }
+        Ok(found)
+    }
+
+    fn check(case: &Case, groups: usize) {
+        let one = Case {
+            axes: vec![("one", 1)],
+            x: vec![Replicate],
+            weight: vec![Replicate],
+            bias: case.bias.as_ref().map(|_| vec![Replicate]),
+            inputs: vec![case.inputs.iter().sum()],
+            outputs: vec![case.outputs.iter().sum()],
+        };
+        let collect = |case: &Case| {
+            let ranks = case.axes.iter().map(|(_, size)| size).product();
+            let found = Launcher::local(ranks).collect(|world| run(&world, case, groups));
+            found.unwrap_or_else(|error| panic!("{case:?}: {error}"))
+        };
+        let expected = collect(&one).remove(0);
+        for found in collect(case) {
+            compare(
+                &found,
+                &expected,
+                1e-5,
+                &format!("{case:?}, {groups} groups"),
+            );
+        }
+    }
+
+    #[test]
+    fn channels_may_be_sharded_by_output_and_input() {
+        let bias = Some(vec![Shard(0)]);
+        for outputs in [vec![3, 2], vec![1, 3, 1]] {
+            let axes = vec![("tensor", outputs.len())];
+            // Beside shards of the weight both are the same, but for who adds the gradient.
+            for x in [Replicate, Fan] {
+                let case = Case {
+                    axes: axes.clone(),
+                    x: vec![x],
+                    weight: vec![Shard(0)],
+                    bias: bias.clone(),
+                    inputs: vec![4],
+                    outputs: outputs.clone(),
+                };
+                check(&case, 1);
+            }
+        }
+        for inputs in [vec![3, 2], vec![1, 3, 1]] {
+            let case = Case {
+                axes: vec![("tensor", inputs.len())],
+                x: vec![Shard(1)],
+                weight: vec![Shard(1)],
+                bias: None,
+                inputs,
+                outputs: vec![4],
+            };
+            check(&case, 1);
+        }
+    }
+
+    #[test]
+    fn channels_and_space_may_be_sharded_together() {
+        let axes = vec![("lat", 2), ("tensor", 2)];
+        let columns = Case {
+            axes: axes.clone(),
+            x: vec![Shard(2), Replicate],
+            weight: vec![Replicate, Shard(0)],
+            bias: Some(vec![Replicate, Shard(0)]),
+            inputs: vec![4],
+            outputs: vec![3, 2],
+        };
+        check(&columns, 1);
+        let rows = Case {
+            axes: axes.clone(),
+            x: vec![Shard(3), Shard(1)],
+            weight: vec![Replicate, Shard(1)],
+            bias: None,
+            inputs: vec![1, 4],
+            outputs: vec![3],
+        };
+        check(&rows, 1);
+        // Both, and a sum over one axis for shards of the other.
+        let both = Case {
+            axes: vec![("a", 2), ("b", 2)],
+            x: vec![Shard(1), Replicate],
+            weight: vec![Shard(1), Shard(0)],
+            bias: None,
+            inputs: vec![3, 1],
+            outputs: vec![2, 1],
+        };
+        check(&both, 1);
+        let grouped = Case {
+            axes,
+            x: vec![Shard(2), Shard(1)],
+            weight: vec![Replicate, Shard(0)],
+            bias: Some(vec![Replicate, Shard(0)]),
+            inputs: vec![4, 2],
+            outputs: vec![6, 3],
+        };
+        check(&grouped, 3);
+    }
+
+    #[test]
+    fn channels_without_a_rule_are_refused() {
+        let error = |x, weight, bias: Option<Placement>, outputs: Vec<usize>, groups| {
+            let case = Case {
+                axes: vec![("tensor", 2)],
+                x: vec![x],
+                weight: vec![weight],
+                bias: bias.map(|bias| vec![bias]),
+                inputs: vec![2, 2],
+                outputs,
+            };
+            let found = Launcher::local(2).run(|world| run(&world, &case, groups).map(|_| ()));
+            found.unwrap_err().to_string()
+        };
+        let whole = error(Shard(1), Shard(0), None, vec![1, 1], 1);
+        assert!(
+            whole.contains("Shard(1) of x with Shard(0) of weight"),
+            "{whole}"
+        );
+        let bias = error(Shard(1), Shard(1), Some(Replicate), vec![2], 1);
+        assert!(bias.contains("add it to the resolved result"), "{bias}");
+        let none = error(Replicate, Shard(0), None, vec![2, 0], 1);
+        assert!(none.contains("fewer channels than ranks"), "{none}");
+        let groups = error(Shard(1), Shard(0), None, vec![3, 1], 2);
+        assert!(groups.contains("in groups of 2 channels"), "{groups}");
+    }
 }

@@ -2,11 +2,9 @@
 
 use burn::nn::conv::{Conv1d, Conv2d, Conv3d};
 
-use super::{ConvOptions, conv};
-use crate::crossing::{enter, leave, leave_with_bias};
-use crate::field::{Field, run};
+use super::{ConvField, ConvOptions};
+use crate::field::Field;
 use crate::layer::{Layer, PaddingOf};
-use crate::operand::Operand;
 
 macro_rules! conv_layer {
     ($module:ident, $d:literal, $n:literal, $array:expr) => {
@@ -21,15 +19,7 @@ macro_rules! conv_layer {
                     .with_dilation($array(self.dilation))
                     .with_padding(padding)
                     .with_groups(self.groups);
-                run(x, |x| {
-                    let x = enter(&self.weight, x)?;
-                    let bias = Operand::of_optional(&self.bias);
-                    let weight = Operand::from(&self.weight).beside(&x)?;
-                    if self.groups > 1 || !weight.layout().is_sharded(1) {
-                        return leave(&self.weight, conv(x, weight, bias, &options)?);
-                    }
-                    leave_with_bias(&self.weight, conv(x, weight, None, &options)?, bias, 1)
-                })
+                x.apply_conv(&self.weight, &self.bias, &options)
             }
         }
     };

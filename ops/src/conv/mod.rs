@@ -29,6 +29,7 @@ mod run;
 #[cfg(test)]
 mod tests;
 
+use burn::module::Param;
 use burn::tensor::Tensor;
 use halocline_core::{Error, Exchange, Operation, Result, ShardTensor, Traffic};
 
@@ -249,6 +250,33 @@ pub trait ConvField<const D: usize>: Field<D> {
         options: &ConvOptions<N>,
     ) -> Self {
         run(self, |x| conv(x, weight, bias, options))
+    }
+
+    /// Convolution by the parameters of a module, as its plan has them: for layers of models. Where it
+    /// sums over shards of input channels, the result is resolved and the bias added once.
+    ///
+    /// # Panics
+    /// Panics where [`conv`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::conv::Conv1dConfig;
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{ConvField, ConvOptions};
+    ///
+    /// let layer = Conv1dConfig::new(1, 2, 3).init(&Default::default());
+    /// let x = Tensor::<3>::ones([1, 1, 5], &Default::default());
+    /// let y = x.apply_conv(&layer.weight, &layer.bias, &ConvOptions::<1>::default());
+    /// assert_eq!(y.dims(), [1, 2, 3]);
+    /// ```
+    #[must_use]
+    fn apply_conv<const N: usize>(
+        self,
+        weight: &Param<Tensor<D>>,
+        bias: &Option<Param<Tensor<1>>>,
+        options: &ConvOptions<N>,
+    ) -> Self {
+        run(self, |x| channels::apply(x, weight, bias, options))
     }
 }
 

@@ -7,13 +7,13 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Gradients, Tensor, TensorData};
 use halocline_core::{
     Along, Gather, Launcher, LocalGradient, ParamShard, Placement, Replicate, Result, Shard,
-    ShardTensor, World, param_shards,
+    ShardTensor, World, param_shards, whole,
 };
 use halocline_ops::prelude::*;
 use halocline_ops::{Reduction, mse_loss};
 
-use crate::FieldTransformerConfig;
-use crate::parallel::{Plan, Store, Style, parallelize_module};
+use crate::parallel::{Plan, Store, Style, build, parallelize_module};
+use crate::{FieldTransformerConfig, UNetConfig};
 
 const WIDTH: usize = 12;
 
@@ -189,6 +189,58 @@ fn check(axes: &[(&str, usize)], placements: &[Placement], plan: &Plan, steps: u
     }
 }
 
+/// The whole parameters of a model.
+fn values(model: &Model) -> Vec<TensorData> {
+    let data = |linear: &Linear| {
+        let bias = linear.bias.as_ref().expect("a bias");
+        [linear.weight.val().into_data(), bias.val().into_data()]
+    };
+    let layer = &model.encoder.layers[1];
+    [
+        &model.embed,
+        &layer.mha.query,
+        &layer.pwff.linear_outer,
+        &model.head,
+    ]
+    .map(data)
+    .concat()
+}
+
+#[test]
+fn models_that_are_built_sharded_have_the_values_of_whole_ones() {
+    let plan = tensor_parallel(Along::Replicate).with_store(Store::new("**", "data"));
+    let run = |axes: &[(&str, usize)]| {
+        let ranks = axes.iter().map(|(_, size)| size).product();
+        let found = Launcher::local(ranks).seed(9).collect(|world| {
+            let mesh = world.mesh_of(axes)?;
+            // After another module, as in a program.
+            world.init(|device| LinearConfig::new(2, 2).init(device))?;
+            let encoder = TransformerEncoderConfig::new(WIDTH, 20, 6, 2).with_dropout(0.0);
+            let built = build(&world, &mesh, &plan, |device| Model {
+                embed: LinearConfig::new(3, WIDTH).init(device),
+                encoder: encoder.init(device),
+                head: LinearConfig::new(WIDTH, 3).init(device),
+            })?;
+            Ok(values(&whole(built)?))
+        });
+        found.unwrap()
+    };
+    let expected = Launcher::local(1).seed(9).collect(|world| {
+        world.init(|device| LinearConfig::new(2, 2).init(device))?;
+        Ok(values(&model(&world)?))
+    });
+    let expected = expected.unwrap().remove(0);
+    for axes in [
+        &[("data", 1)][..],
+        &[("data", 2), ("tensor", 2)],
+        &[("tensor", 3)],
+    ] {
+        for found in run(axes) {
+            assert_eq!(found, expected, "{axes:?}");
+        }
+    }
+}
+
 /// So many steps in a test that runs often.
 const STEPS: usize = 50;
 
@@ -314,4 +366,55 @@ fn a_transformer_of_fields_is_that_of_one_device() {
             }
         }
     }
+}
+
+/// Losses of training steps of a UNet.
+fn unet_losses(axes: &[(&str, usize)], placements: &[Placement], steps: usize) -> Vec<f32> {
+    let ranks = axes.iter().map(|(_, size)| size).product();
+    let found = Launcher::local(ranks).seed(7).collect(|world| {
+        let config = UNetConfig::new(2, 2).with_width(6).with_levels(1);
+        let mesh = world.mesh_of(axes)?;
+        let plan = (config.tensor_parallel("tensor"))
+            .with_store(Store::new("**", "data").with_at_least(20))
+            .with_optional_axis("tensor");
+        let model = world.init(|device| config.init(device))?;
+        let mut model = parallelize_module(model, &mesh, &plan)?;
+        let mut optimizer = AdamWConfig::new().init();
+        let values = (0..4 * 2 * 9 * 10).map(|i| ((i * 37) % 23) as f32 / 11.0 - 1.0);
+        let data = TensorData::new(values.collect::<Vec<_>>(), [4, 2, 9, 10]);
+        let whole = Tensor::<4>::from_data(data, &world.device().clone().inner());
+        let x = ShardTensor::distribute(whole, &mesh, placements)?;
+        let mut losses = Vec::new();
+        for _ in 0..steps {
+            let y = x.clone().apply(&model);
+            let loss = mse_loss(y, x.clone() * 0.5, Reduction::Mean);
+            losses.push(loss.clone().resolve().local().clone().into_scalar::<f32>());
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            model = optimizer.step(3e-3, model, gradients);
+        }
+        Ok(losses)
+    });
+    found
+        .unwrap_or_else(|error| panic!("{axes:?} {placements:?}: {error}"))
+        .remove(0)
+}
+
+#[test]
+fn a_unet_is_that_of_one_device() {
+    let expected = unet_losses(&[("data", 1)], &[Replicate], STEPS);
+    assert!(expected[STEPS - 1] < 0.5 * expected[0], "{expected:?}");
+    let check = |axes: &[(&str, usize)], placements: &[Placement], steps: usize| {
+        let found = unet_losses(axes, placements, steps);
+        for (step, (loss, expected)) in found.iter().zip(&expected).enumerate() {
+            let off = (loss - expected).abs() / expected;
+            assert!(
+                off < 1e-4,
+                "{axes:?} {placements:?}, step {step}: {loss} and {expected}"
+            );
+        }
+    };
+    check(&[("data", 1), ("tensor", 2)], &[Shard(0), Replicate], STEPS);
+    check(&[("data", 1), ("tensor", 4)], &[Shard(0), Replicate], 5); // six channels on four ranks
+    let axes = [("data", 2), ("lat", 2), ("tensor", 2)];
+    check(&axes, &[Shard(0), Shard(2), Replicate], STEPS);
 }
