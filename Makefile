@@ -67,7 +67,7 @@ check: test-packages
 	DOCS_RS=1 CARGO_TARGET_DIR=$(TARGET)/cuda cargo check --workspace --features mpi,cuda
 
 bench: packages
-	cargo bench $(CARGO_FLAGS) --bench sharding --bench operators --bench checkpoint
+	cargo bench $(CARGO_FLAGS) --bench sharding --bench parallel --bench operators --bench checkpoint
 
 bench-conv: packages
 	cargo bench $(CARGO_FLAGS) --bench conv

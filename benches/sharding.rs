@@ -7,9 +7,9 @@
 //! - the same on one rank with gradient checkpointing against without;
 //! - bytes alive in a forward and backward pass of dense attention, against inputs, results and gradients.
 
-use std::alloc::{GlobalAlloc, Layout as Block, System};
+mod alive;
+
 use std::hint::black_box;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use burn::backend::TensorMetadata;
@@ -205,37 +205,6 @@ fn halo() -> Result<()> {
     Ok(())
 }
 
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-static BYTES: AtomicUsize = AtomicUsize::new(0);
-
-/// Counts the bytes of large blocks, which are the tensors.
-struct Counting;
-
-const TENSOR: usize = 4096;
-
-// SAFETY: every call is passed on to the system's allocator as it is.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, block: Block) -> *mut u8 {
-        if block.size() >= TENSOR {
-            let alive = BYTES.fetch_add(block.size(), Ordering::Relaxed) + block.size();
-            PEAK.fetch_max(alive, Ordering::Relaxed);
-        }
-        // SAFETY: the caller's promises are those of this function.
-        unsafe { System.alloc(block) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, block: Block) {
-        if block.size() >= TENSOR {
-            BYTES.fetch_sub(block.size(), Ordering::Relaxed);
-        }
-        // SAFETY: the caller's promises are those of this function.
-        unsafe { System.dealloc(pointer, block) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
 /// The peak of tensor bytes in a training step, per rank. Ranks are threads that share an allocator, so the peak of
 /// four ranks is that of all of them together, and a fourth of it is what one holds.
 fn memory() -> Result<()> {
@@ -245,16 +214,16 @@ fn memory() -> Result<()> {
         halocline::core::release_memory();
         let launcher = Launcher::local(ranks).device(device.clone()).check(false);
         let peaks = launcher.collect(|world| {
-            let before = BYTES.load(Ordering::Relaxed);
+            let before = alive::now();
             world.barrier()?;
             let mut trainer = Trainer::new(&world, SHAPE, blocks)?;
             trainer.step();
             world.barrier()?;
-            PEAK.store(BYTES.load(Ordering::Relaxed), Ordering::Relaxed);
+            alive::begin();
             world.barrier()?;
             trainer.step();
             world.barrier()?;
-            Ok((PEAK.load(Ordering::Relaxed) - before) as f64 / 1e6)
+            Ok((alive::peak() - before) as f64 / 1e6)
         })?;
         Ok(peaks.into_iter().fold(0.0, f64::max) / ranks as f64)
     };
@@ -284,17 +253,17 @@ fn attention_memory() {
     for tokens in [4_096, 16_384, 65_536] {
         halocline::core::release_memory();
         let device = Device::default().autodiff();
-        let before = BYTES.load(Ordering::Relaxed);
+        let before = alive::now();
         let leaf = || Tensor::<4>::random([1, tokens, 1, WIDTH], normal, &device).require_grad();
         let (q, k, v) = (leaf(), leaf(), leaf());
-        PEAK.store(BYTES.load(Ordering::Relaxed), Ordering::Relaxed);
+        alive::begin();
         let y = q.clone().scaled_dot_product_attention(
             k.clone(),
             v.clone(),
             &AttentionOptions::default(),
         );
         let gradients = (y.clone() * y.clone().detach()).sum().backward();
-        let peak = (PEAK.load(Ordering::Relaxed) - before) as f64 / 1e6;
+        let peak = (alive::peak() - before) as f64 / 1e6;
         black_box((gradients, y));
         let needed = (8 * WIDTH + 1) * tokens * size_of::<f32>();
         row(

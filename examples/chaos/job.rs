@@ -14,18 +14,20 @@ const RANKS: usize = 2;
 /// Longest time until all processes of a job have ended after one of them was killed.
 const PROMPT: Duration = Duration::from_secs(10);
 
-/// The engine of a job.
+/// The engine of a job, and whether its ranks hold shards of the parameters.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Engine {
-    Local,
-    Mpi,
+pub(crate) struct Engine {
+    pub(crate) mpi: bool,
+    pub(crate) sharded: bool,
 }
 
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Local => "local, 2 ranks",
-            Self::Mpi => "MPI, 2 processes",
+        f.pad(match (self.mpi, self.sharded) {
+            (false, false) => "local, 2 ranks",
+            (false, true) => "local, 2 shards",
+            (true, false) => "MPI, 2 processes",
+            (true, true) => "MPI, 2 shards",
         })
     }
 }
@@ -52,9 +54,9 @@ impl Job {
     /// Starts a run, or resumes it.
     pub(crate) fn start(engine: Engine, folder: &Path) -> Result<Self> {
         let program = std::env::current_exe()?;
-        let mut command = match engine {
-            Engine::Local => Command::new(program),
-            Engine::Mpi => {
+        let mut command = match engine.mpi {
+            false => Command::new(program),
+            true => {
                 let mut command = Command::new("mpirun");
                 let ranks = RANKS.to_string();
                 command.args(["--allow-run-as-root", "--oversubscribe", "-n", &ranks]);
@@ -63,6 +65,7 @@ impl Job {
             }
         };
         command.arg("train").arg(folder);
+        command.args(engine.sharded.then_some("--sharded"));
         command.env("RAYON_NUM_THREADS", "1");
         command
             .stdin(Stdio::null())

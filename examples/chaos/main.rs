@@ -1,7 +1,7 @@
 //! Kills a training run repeatedly, at random moments, and checks that nothing is lost: `make
 //! chaos`.
 //!
-//! A run trains a small model and saves every other step. It is killed with SIGKILL, as local ranks
+//! A run trains a small model, whole on every rank or stored in shards, and saves every other step. It is killed with SIGKILL, as local ranks
 //! of one process or as an MPI job of which a rank or `mpirun` is killed, and started again, until
 //! it ends. Its losses must be those of a run that was not killed, bit for bit; and a checkpoint
 //! that it reported as written must be readable after every kill.
@@ -84,7 +84,13 @@ fn kill(options: &Options) -> Result<()> {
         "runs",
         "different"
     );
-    for (engine, kills) in [(Engine::Local, options.local), (Engine::Mpi, options.mpi)] {
+    let engines = [(false, options.local), (true, options.mpi)];
+    let engines = engines.into_iter().flat_map(|(mpi, kills)| {
+        let half = kills / 2;
+        [(false, kills - half), (true, half)]
+            .map(|(sharded, kills)| (Engine { mpi, sharded }, kills))
+    });
+    for (engine, kills) in engines {
         let until = start + Duration::from_secs(options.seconds);
         let tally = engine_survives(engine, kills, until, folder.path(), &mut draws)?;
         let total: usize = tally.kills.iter().sum();

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::optim::AdamWConfig;
 use clap::Args;
+use halocline::models::parallel::{self, Plan, Store};
 use halocline::models::{SurrogateCnnConfig, weighted_mse};
 use halocline::prelude::*;
 use halocline::{Ended, Trainer};
@@ -23,6 +24,9 @@ pub(crate) struct Options {
     /// Number of ranks, unless an MPI job sets it.
     #[arg(long, default_value_t = 2)]
     ranks: usize,
+    /// Whether each rank holds a part of the parameters.
+    #[arg(long)]
+    sharded: bool,
 }
 
 /// Trains to the end, and reports on stdout to the driver.
@@ -42,7 +46,11 @@ pub(crate) fn train(options: &Options) -> Result<()> {
                 ShardTensor::random(SHAPE, normal, key, &mesh, &[Shard(2)])
             };
             let config = SurrogateCnnConfig::new(2).with_width(6).with_blocks(2);
-            let model = world.init(|device| config.init(device))?;
+            let plan = match options.sharded {
+                true => Plan::default().with_store(Store::new("**", "lat")),
+                false => Plan::default(),
+            };
+            let model = parallel::build(&world, &mesh, &plan, |device| config.init(device))?;
             let schedule = CosineAnnealingLrSchedulerConfig::new(1e-2, EPOCHS * BATCHES)
                 .init()
                 .map_err(Error::other)?;
