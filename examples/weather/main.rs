@@ -109,7 +109,13 @@ impl Common {
 }
 
 fn main() -> Result<()> {
-    let Arguments { command, common } = Arguments::parse();
+    let Arguments {
+        mut command,
+        common,
+    } = Arguments::parse();
+    if let Command::Demo { train, .. } = &mut command {
+        train.overwrite = true;
+    }
     let mut launcher = Launcher::from_env().ranks(common.ranks).seed(common.seed);
     if std::env::var_os("HALOCLINE_TIMEOUT").is_none() {
         // The other ranks wait while rank 0 writes files and draws pictures.

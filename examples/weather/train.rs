@@ -9,7 +9,8 @@ use burn::module::Module;
 use burn::optim::AdamWConfig;
 use clap::Args;
 use halocline::io::{
-    Checkpoint, DatasetConfig, FieldDataset, FieldLoader, LoaderConfig, Order, Progress,
+    Checkpoint, CheckpointConfig, Checkpoints, DatasetConfig, FieldDataset, FieldLoader,
+    LoaderConfig, Order, Progress,
 };
 use halocline::models::weighted_mse;
 use halocline::prelude::*;
@@ -46,6 +47,9 @@ pub(crate) struct Options {
     /// Go on from the last checkpoint, with the options of then but for the number of epochs.
     #[arg(long)]
     resume: bool,
+    /// Remove an earlier training of this folder.
+    #[arg(long)]
+    pub(crate) overwrite: bool,
 }
 
 /// Settings of a training, kept beside the checkpoints.
@@ -73,9 +77,6 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<E
     // Before an earlier training is removed: a size that does not fit ends the program here.
     let model = world.init(|device| settings.model.init(settings.size, device))?;
     let parameters = model.num_params();
-    if !options.resume {
-        begin(world, &folder, &settings)?;
-    }
     let files = common.train_files()?;
     let order = Order::Shuffled {
         seed: settings.seed,
@@ -90,6 +91,10 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<E
         // Trainer::with_gradient_hook.
         .with_grad_clipping(Some(GradientClippingConfig::Norm(1.0)))
         .init();
+    // After all that can be wrong with options and data.
+    if !options.resume {
+        begin(world, &folder, &settings, options.overwrite)?;
+    }
     let steps = options.epochs * loader.batches();
     let schedule = CosineAnnealingLrSchedulerConfig::new(settings.learning_rate, steps.max(1))
         .with_min_lr(settings.learning_rate / 100.0)
@@ -149,14 +154,24 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<E
     Ok(Ended::Whole)
 }
 
-/// Starts anew: removes the checkpoints of an earlier training, and writes the settings of this
-/// one.
-fn begin(world: &World, folder: &Path, settings: &Settings) -> Result<()> {
+/// Starts anew: removes the checkpoints of an earlier training, if it may, and writes the settings
+/// of this one.
+fn begin(world: &World, folder: &Path, settings: &Settings, overwrite: bool) -> Result<()> {
+    // While this is open, no other job has the folder.
+    let _checkpoints = Checkpoints::open(world, folder, &CheckpointConfig::new())?;
+    if Checkpoint::latest(world, folder)?.is_some() && !overwrite {
+        return Err(Error::other(format!(
+            "{} holds a training: go on with --resume, or begin anew with --overwrite",
+            folder.display()
+        )));
+    }
     if world.is_root() {
-        if folder.exists() {
-            std::fs::remove_dir_all(folder)?;
+        for entry in std::fs::read_dir(folder)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with("step_") {
+                std::fs::remove_dir_all(entry.path())?;
+            }
         }
-        std::fs::create_dir_all(folder)?;
         let json = serde_json::to_vec_pretty(settings).map_err(Error::other)?;
         std::fs::write(folder.join(SETTINGS), json)?;
     }

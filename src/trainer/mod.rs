@@ -248,7 +248,7 @@ impl<M: Module> Trainer<M> {
     /// there is none, and saves there from now on.
     ///
     /// From now on, a first SIGINT (Ctrl-C) or SIGTERM [ends an epoch](Ended::Interrupted) after
-    /// the step in progress, and a second one ends the process at once.
+    /// the step in progress, and another one, more than a second later, ends the process at once.
     ///
     /// # Errors
     /// On all ranks: a folder that cannot be created or read; checkpoints of which none can be

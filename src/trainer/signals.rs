@@ -2,22 +2,42 @@
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+use signal_hook::iterator::Signals;
+
+/// The time after a signal in which others are taken for the same: a sender such as `timeout` signals
+/// a process, and then its group.
+const SAME: Duration = Duration::from_secs(1);
 
 /// Flag that a signal sets when it asks this process to end, from the first call on.
 pub(super) fn interrupted() -> &'static Arc<AtomicBool> {
     static REQUESTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     REQUESTED.get_or_init(|| {
         let requested = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            use signal_hook::flag;
-            // In this order, the first signal only sets the flag.
-            let registered =
-                flag::register_conditional_shutdown(signal, 128 + signal, requested.clone())
-                    .and_then(|_| flag::register(signal, requested.clone()));
-            if let Err(error) = registered {
-                eprintln!("halocline: signal {signal} will end the process at once: {error}");
+        let watched = Signals::new([SIGINT, SIGTERM]).and_then(|signals| {
+            for signal in [SIGINT, SIGTERM] {
+                flag::register(signal, requested.clone())?;
             }
+            let watch = std::thread::Builder::new().name("signals".into());
+            watch.spawn(move || end_at_another(signals))
+        });
+        if let Err(error) = watched {
+            eprintln!("halocline: a signal will end the process at once: {error}");
         }
         requested
     })
+}
+
+/// Ends the process at a signal that is another than the first.
+fn end_at_another(mut signals: Signals) {
+    let mut first: Option<Instant> = None;
+    for signal in signals.forever() {
+        let first = *first.get_or_insert_with(Instant::now);
+        if first.elapsed() > SAME {
+            signal_hook::low_level::exit(128 + signal);
+        }
+    }
 }
