@@ -134,6 +134,13 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
             input: resolver.axes(&placed.input, &site.path)?,
             output: resolver.axes(&placed.output, &site.path)?,
         };
+        if !crosses(&site.kind) && crossing != Crossing::default() {
+            return Err(Error::other(format!(
+                "plan: input or output of {}, a {}, which does not change layouts; give the model a field of type Reshard \
+                 beside it",
+                site.path, site.kind
+            )));
+        }
         if site.is_reshard() {
             if let Some(to) = reshard(site, crossing)? {
                 resolved.reshards.insert(site.path.clone(), to);
@@ -168,6 +175,23 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
         resolver.store(store, &mut resolved.parameters)?;
     }
     Ok(resolved)
+}
+
+/// Whether layers of a kind change the layouts of their input and result.
+fn crosses(kind: &str) -> bool {
+    matches!(
+        kind,
+        "Reshard"
+            | "Linear"
+            | "Embedding"
+            | "Conv1d"
+            | "Conv2d"
+            | "Conv3d"
+            | "LayerNorm"
+            | "RmsNorm"
+            | "GroupNorm"
+            | "InstanceNorm"
+    )
 }
 
 /// What a [`Reshard`](halocline_ops::Reshard) does.

@@ -55,5 +55,9 @@ fn normalize<const D: usize, X: Field<D>>(
     let dims = x.global_dims();
     assert_eq!(dims[1], channels, "channels of a tensor {dims:?}");
     let [weight, bias] = parameters.map(Operand::of_optional);
-    x.group_norm(groups, weight, bias, epsilon)
+    let norm = |x: X| x.group_norm(groups, weight, bias, epsilon);
+    match parameters[0] {
+        Some(gamma) => crossed(gamma, x, norm),
+        None => norm(x),
+    }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use halocline_core::{Along, Gather, Launcher, MeshShape, Replicate, Shard};
 use halocline_ops::Reshard;
 
@@ -25,6 +25,17 @@ struct Block {
 struct Model {
     words: Embedding,
     blocks: Vec<Block>,
+}
+
+/// A module of a user, which knows nothing of plans.
+#[derive(Module, Debug)]
+struct Scaled {
+    scale: Param<Tensor<1>>,
+}
+
+#[derive(Module, Debug)]
+struct Owner {
+    own: Scaled,
 }
 
 fn model() -> Model {
@@ -221,6 +232,20 @@ fn mistakes_are_told_with_the_way_out() {
         ..Placed::default()
     };
     assert!(layer("blocks.0.down", Style::Placed(fan)).contains("expected shard or replicate"));
+    let own = Placed {
+        input: [("tensor".into(), Along::Fan)].into(),
+        ..Placed::default()
+    };
+    let scaled = Scaled {
+        scale: Param::from_tensor(Tensor::ones([3], &Device::default())),
+    };
+    let plan = Plan::default().with_layer("own", Style::Placed(own));
+    let own = resolve(&Owner { own: scaled }, &mesh(&[("tensor", 2)]), &plan);
+    let own = own.unwrap_err().to_string();
+    assert!(
+        own.contains("own, a Scaled") && own.contains("Reshard"),
+        "{own}"
+    );
     let store = error(&Plan::default().with_store(Store::new("blocks.*.out.weight", "data")));
     assert!(
         store.contains("matches no parameter") && store.contains("blocks.0"),
