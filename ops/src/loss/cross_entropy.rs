@@ -170,8 +170,12 @@ pub fn cross_entropy_cells<const D: usize, const E: usize>(
         .enumerate()
         .any(|(dim, held)| dim != CLASSES && *held == 0)
     {
-        true => Tensor::full(shape, ignored, &filled.device().inner()),
-        false => target.into_parts().0.reshape(shape),
+        true => Tensor::full(
+            shape,
+            ignored,
+            (&filled.device().inner(), target.local().dtype()),
+        ),
+        false => target.into_parts().0.inner().reshape(shape),
     };
     let first = layout.local_box(mesh.position()).ranges()[CLASSES].start;
     let run = CrossEntropy {
@@ -317,8 +321,12 @@ impl<const D: usize> CrossEntropy<D> {
         let smooth = (0..classes).map(|class| all * weight(class));
         let mut numbers = [1; D];
         numbers[CLASSES] = classes;
-        let range = self.first as i64..(self.first + classes) as i64;
-        let numbers = Tensor::<1, Int>::arange(range, &like.device()).reshape(numbers);
+        // Of the targets' type: burn compares no others.
+        let classes: Vec<i64> = (0..classes)
+            .map(|class| (self.first + class) as i64)
+            .collect();
+        let kind = (&like.device(), self.target.dtype());
+        let numbers = Tensor::<D, Int>::from_data(TensorData::new(classes, numbers), kind);
         let target = self.target.clone().expand(dims);
         let is_hit = numbers.expand(dims).equal(target.clone());
         let nothing = Tensor::<D>::zeros(dims, device);

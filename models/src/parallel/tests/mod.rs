@@ -1,5 +1,4 @@
-//! Plans: what they resolve to, and training with them.
+//! Plans: what they resolve to, and what travels.
 
 mod counts;
 mod plans;
-mod training;

@@ -12,8 +12,8 @@ use halocline_core::{
 use halocline_ops::prelude::*;
 use halocline_ops::{Reduction, mse_loss};
 
-use crate::parallel::{Plan, Store, Style, build, parallelize_module};
-use crate::{FieldTransformerConfig, UNetConfig};
+use halocline_models::parallel::{Plan, Store, Style, build, parallelize_module};
+use halocline_models::{FieldTransformerConfig, UNetConfig};
 
 const WIDTH: usize = 12;
 

@@ -1,0 +1,236 @@
+//! Convolutions on shards against one device.
+
+use super::*;
+use crate::prelude::*;
+use crate::testing::{Operator, check_op};
+use burn::tensor::Tensor;
+use halocline_core::{Boundary, Distribution, Launcher, Overlap, RandomKey, Replicate, Shard};
+
+struct Conv<const N: usize>(ConvOptions<N>);
+
+impl<const D: usize, const N: usize> Operator<D, D> for Conv<N> {
+    fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<D>>) -> X {
+        inputs.remove(0).conv(parameters.remove(0), None, &self.0)
+    }
+}
+
+#[test]
+fn weather_padding_is_periodic_in_longitude_and_zero_beyond_the_poles() {
+    let padding = [
+        Padding::new(1, Boundary::Zeros),
+        Padding::new(2, Boundary::Periodic),
+    ];
+    let options = ConvOptions::default().with_padding(padding);
+    check_op(
+        &Conv(options),
+        &[[2, 3, 7, 9]],
+        &[[4, 3, 3, 5]],
+        &[0, 2, 3],
+        1e-5,
+    );
+}
+
+/// On any mesh, with any boundary and window, results that need no halo have the same bits when
+/// they are computed before it arrives.
+#[test]
+fn halos_may_travel_while_the_interior_is_computed() {
+    let boundaries = [Boundary::Zeros, Boundary::Periodic, Boundary::Reflect];
+    let results = |overlap| {
+        let launcher = Launcher::local(4).overlap(overlap);
+        let found = launcher.collect(|world| {
+            let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
+            let normal = Distribution::Normal {
+                mean: 0.0,
+                std: 1.0,
+            };
+            let mut found = Vec::new();
+            for (case, [low, high]) in [[0, 1], [1, 1], [1, 2], [2, 0]].into_iter().enumerate() {
+                let (low, high) = (boundaries[low], boundaries[high]);
+                let padding = [Padding::new(1, low), Padding::new(2, high)];
+                let options = ConvOptions::default()
+                    .with_padding(padding)
+                    .with_stride([1 + case % 2, 1])
+                    .with_dilation([1, 1 + case / 2]);
+                for placements in [[Shard(2), Shard(3)], [Shard(0), Shard(2)]] {
+                    let key = RandomKey::new(5, "x");
+                    let x = ShardTensor::random([3, 2, 13, 19], normal, key, &mesh, &placements)?;
+                    let key = RandomKey::new(6, "weight");
+                    let placements = [Replicate, Replicate];
+                    let weight =
+                        ShardTensor::random([4, 2, 3, 3], normal, key, &mesh, &placements)?;
+                    let [x, weight] = [x.inner(), weight.inner()];
+                    let y = conv(x, weight.into_parts().0, None, &options)?;
+                    found.push(y.into_parts().0.into_data());
+                }
+            }
+            Ok(found)
+        });
+        found.unwrap()
+    };
+    let (early, late) = (results(Overlap::On), results(Overlap::Off));
+    for (early, late) in early.iter().flatten().zip(late.iter().flatten()) {
+        early.assert_eq(late, true);
+    }
+}
+
+#[test]
+fn a_side_may_have_a_boundary_of_its_own() {
+    let side = Padding {
+        low: 2,
+        high: 1,
+        boundary: [Boundary::Reflect, Boundary::Replicate],
+    };
+    let options = ConvOptions::default()
+        .with_padding([side, side])
+        .with_stride([2, 1]);
+    check_op(
+        &Conv(options),
+        &[[1, 2, 8, 6]],
+        &[[2, 2, 3, 2]],
+        &[2, 3],
+        1e-5,
+    );
+}
+
+#[test]
+fn strides_dilations_and_groups_may_be_anything() {
+    let options = ConvOptions::<1>::default()
+        .with_stride([3])
+        .with_dilation([2])
+        .with_groups(2)
+        .with_padding([Padding::zeros(0, 3)]);
+    check_op(&Conv(options), &[[2, 4, 17]], &[[6, 2, 4]], &[2], 1e-5);
+}
+
+#[test]
+fn a_halo_may_span_several_neighbours() {
+    let options = ConvOptions::<1>::default().with_padding([Padding::new(8, Boundary::Periodic)]);
+    check_op(&Conv(options), &[[1, 1, 6]], &[[1, 1, 17]], &[2], 1e-5);
+}
+
+#[test]
+fn three_dims_with_uneven_padding() {
+    let padding = [
+        Padding::zeros(1, 0),
+        Padding::new(1, Boundary::Periodic),
+        Padding::zeros(0, 2),
+    ];
+    let options = ConvOptions::default()
+        .with_padding(padding)
+        .with_stride([1, 2, 2]);
+    check_op(
+        &Conv(options),
+        &[[1, 2, 5, 6, 4]],
+        &[[3, 2, 2, 3, 3]],
+        &[2, 3, 4],
+        1e-5,
+    );
+}
+
+#[test]
+fn three_dims_on_a_three_dimensional_mesh() {
+    let run = |ranks: usize| {
+        let outputs = Launcher::local(ranks).collect(|world| {
+            let sizes = if ranks == 1 { [1, 1, 1] } else { [2, 2, 2] };
+            let mesh = world.mesh([("z", sizes[0]), ("y", sizes[1]), ("x", sizes[2])])?;
+            let placements = [Shard(2), Shard(3), Shard(4)];
+            let normal = halocline_core::Distribution::Normal {
+                mean: 0.0,
+                std: 1.0,
+            };
+            let key = halocline_core::RandomKey::new(1, "x");
+            let x = ShardTensor::random([1, 2, 5, 3, 7], normal, key, &mesh, &placements)?;
+            let options =
+                ConvOptions::default().with_padding([Padding::new(1, Boundary::Periodic); 3]);
+            let weight = Tensor::<5>::ones([2, 2, 3, 3, 3], world.device());
+            let y = x.conv(weight, None, &options);
+            Ok(y.full_tensor(halocline_core::LocalGradient::Replicated)
+                .into_data())
+        });
+        outputs.unwrap()
+    };
+    let whole = run(1).remove(0);
+    for y in run(8) {
+        assert!(crate::testing::difference(&y, &whole) < 1e-6);
+    }
+}
+
+#[test]
+fn sharded_channels_are_refused_before_anything_is_sent() {
+    Launcher::local(2)
+        .run(|world| {
+            let mesh = world.mesh([("model", 2)])?;
+            let x = ShardTensor::<4>::ones([1, 4, 6, 6], &mesh, &[Shard(1)])?;
+            let weight = Tensor::<4>::ones([2, 4, 3, 3], world.device());
+            let before = world.comm_stats();
+            let error = conv(x, weight, None, &ConvOptions::<2>::default()).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "conv2d: no rule for Shard(1) on axis \"model\"; redistribute(&[Replicate]) first"
+            );
+            assert_eq!(world.comm_stats(), before);
+            Ok(())
+        })
+        .unwrap();
+}
+
+/// Padding alone would give outputs, which no rank would own.
+#[test]
+fn a_field_without_cells_is_refused() {
+    Launcher::local(2)
+        .run(|world| {
+            let mesh = world.mesh([("lat", 2)])?;
+            let options = ConvOptions::default().with_padding([Padding::zeros(1, 1); 2]);
+            for shape in [[1, 1, 0, 5], [1, 1, 5, 0]] {
+                let x = ShardTensor::<4>::zeros(shape, &mesh, &[Shard(2)])?;
+                let weight = Tensor::<4>::ones([1, 1, 2, 2], world.device());
+                let error = conv(x, weight, None, &options).unwrap_err().to_string();
+                assert!(
+                    error.contains("conv2d: dim") && error.contains("no cells"),
+                    "{error}"
+                );
+            }
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn weights_that_do_not_fit_are_told() {
+    let x = ShardTensor::solo(Tensor::<4>::ones([1, 4, 6, 6], &Default::default()));
+    let weight = Tensor::<4>::ones([2, 3, 3, 3], &Default::default());
+    let error = conv(x.clone(), weight, None, &ConvOptions::<2>::default())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("weight [2, 3, 3, 3] with 1 groups on 4 channels"),
+        "{error}"
+    );
+    let layer = burn::nn::conv::Conv2dConfig::new([3, 2], [3, 3]).init(&Default::default());
+    assert_eq!(x.plan_of(&layer).unwrap_err().to_string(), error);
+    let weight = Tensor::<4>::ones([2, 4, 3, 3], &Default::default());
+    let bias = Some(Tensor::<1>::ones([3], &Default::default()).into());
+    let error = conv(
+        x.clone(),
+        weight.clone(),
+        bias,
+        &ConvOptions::<2>::default(),
+    );
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .contains("bias [3] for 2 channels")
+    );
+    let options = (&Default::default(), burn::tensor::DType::F64);
+    let double = Tensor::<4>::ones([2, 4, 3, 3], options);
+    let error = conv(x.clone(), double, None, &ConvOptions::<2>::default())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("a parameter of F64 for a tensor of F32"),
+        "{error}"
+    );
+    let error = conv(x, weight, None, &ConvOptions::<1>::default());
+    assert!(error.unwrap_err().to_string().contains("options of 1 dims"));
+}

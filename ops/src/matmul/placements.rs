@@ -1,0 +1,141 @@
+//! Products with operands in every placement: what the rule allows is what one device gives, and the rest is refused.
+
+use burn::tensor::{Int, Tensor, TensorData};
+use halocline_core::{
+    DeviceMesh, Error, Fan, Launcher, LocalGradient, Placement, Replicate, Result, Shard,
+    ShardTensor,
+};
+
+use super::{linear, matmul};
+use crate::embedding::embedding;
+use crate::operand::Operand;
+use crate::prelude::*;
+use crate::registry::sharded;
+use crate::testing::{compare, random};
+
+const ALL: [Placement; 4] = [Replicate, Fan, Shard(0), Shard(1)];
+
+fn leaf<const D: usize>(
+    mesh: &DeviceMesh,
+    name: &str,
+    shape: [usize; D],
+    placement: Placement,
+) -> Result<ShardTensor<D>> {
+    let whole = random::<D>(shape, name, 0).inner();
+    Ok(ShardTensor::distribute(whole, mesh, &[placement])?.require_grad())
+}
+
+/// The result, and the gradients that are asked for.
+fn found(
+    y: ShardTensor<2>,
+    gradients: impl FnOnce(&burn::tensor::Gradients) -> Vec<TensorData>,
+) -> Result<Vec<TensorData>> {
+    let y = sharded(y.resolve());
+    let cotangent = random::<2>(y.dims(), "cotangent", 0).inner();
+    let cotangent = ShardTensor::distribute(cotangent, y.mesh(), y.layout())?;
+    let all = (y.clone() * cotangent).sum().backward();
+    let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
+    found.extend(gradients(&all));
+    Ok(found)
+}
+
+fn gradient<const D: usize>(x: &ShardTensor<D>, all: &burn::tensor::Gradients) -> TensorData {
+    let gradient = x.grad(all).expect("a gradient");
+    gradient.full_tensor(LocalGradient::Replicated).into_data()
+}
+
+/// Runs an operator on operands in all combinations of placements, and returns the number of those that have a rule.
+fn check<const N: usize>(
+    choices: [&[Placement]; N],
+    operator: impl Fn(&DeviceMesh, [Placement; N]) -> Result<Vec<TensorData>> + Sync,
+) -> usize {
+    let run = |ranks: usize, placements: [Placement; N]| {
+        Launcher::local(ranks)
+            .collect(|world| operator(&world.mesh([("tensor", ranks)])?, placements))
+    };
+    let expected = run(1, [Replicate; N]).unwrap().remove(0);
+    let mut allowed = 0;
+    let count: usize = choices.iter().map(|choice| choice.len()).product();
+    for mut index in 0..count {
+        let placements = choices.map(|choice| {
+            let placement = choice[index % choice.len()];
+            index /= choice.len();
+            placement
+        });
+        match run(3, placements) {
+            Ok(results) => {
+                allowed += 1;
+                for result in results {
+                    compare(&result, &expected, 1e-5, &format!("{placements:?}"));
+                }
+            }
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.contains("no rule for"), "{placements:?}: {text}");
+            }
+        }
+    }
+    allowed
+}
+
+#[test]
+fn linear_layers_take_every_placement_that_has_a_rule() {
+    let bias = [Replicate, Fan, Shard(0)];
+    let allowed = check([&ALL, &ALL, &bias], |mesh, [x, weight, bias]| {
+        let x = leaf(mesh, "x", [5, 4], x)?;
+        let weight = leaf(mesh, "weight", [4, 7], weight)?;
+        let bias = leaf(mesh, "bias", [7], bias)?;
+        let y = linear(x.clone(), weight.clone(), Some(Operand::from(bias.clone())))?;
+        found(y, |all| {
+            vec![
+                gradient(&x, all),
+                gradient(&weight, all),
+                gradient(&bias, all),
+            ]
+        })
+    });
+    // Four of operands that are whole, for each of two biases; rows of x with the same; columns of the weight.
+    assert_eq!(allowed, 4 * 2 + 2 * 2 + 2);
+    let without = check([&ALL, &ALL], |mesh, [x, weight]| {
+        let x = leaf(mesh, "x", [5, 4], x)?;
+        let weight = leaf(mesh, "weight", [4, 7], weight)?;
+        let y = linear(x.clone(), weight.clone(), None)?;
+        found(y, |all| vec![gradient(&x, all), gradient(&weight, all)])
+    });
+    assert_eq!(without, 4 + 2 + 2 + 1);
+}
+
+#[test]
+fn products_take_every_placement_that_has_a_rule() {
+    let allowed = check([&ALL, &ALL], |mesh, [a, b]| {
+        let a = leaf(mesh, "a", [5, 4], a)?;
+        let b = leaf(mesh, "b", [4, 7], b)?;
+        let y = matmul(a.clone(), b.clone())?;
+        found(y, |all| vec![gradient(&a, all), gradient(&b, all)])
+    });
+    assert_eq!(allowed, 4 + 2 + 2 + 1);
+}
+
+#[test]
+fn embeddings_take_every_placement_that_has_a_rule() {
+    let index = [Replicate, Fan, Shard(0)];
+    let allowed = check([&index, &ALL], |mesh, [index, weight]| {
+        let rows = Tensor::<1, Int>::from_ints([3, 0, 9, 9, 4], mesh.device());
+        let rows = ShardTensor::distribute(rows, mesh, &[index])?;
+        let weight = leaf(mesh, "weight", [10, 4], weight)?;
+        let y = embedding::<1, 2>(rows, weight.clone())?;
+        found(y, |all| vec![gradient(&weight, all)])
+    });
+    assert_eq!(allowed, 2 * 4 + 2);
+}
+
+#[test]
+fn elementwise_operands_take_every_placement_that_has_a_rule() {
+    let allowed = check([&ALL, &ALL], |mesh, [a, b]| {
+        let a = leaf(mesh, "a", [5, 4], a)?;
+        let b = leaf(mesh, "b", [5, 4], b)?;
+        let y = Error::catch(|| a.clone() * b.clone())?;
+        found(y, |all| vec![gradient(&a, all), gradient(&b, all)])
+    });
+    assert_eq!(allowed, 4 + 2);
+}
