@@ -72,11 +72,12 @@ fn mesh(world: &World, [data, tensor]: [usize; 2]) -> Result<DeviceMesh> {
 fn train(
     world: &World,
     sizes: [usize; 2],
+    plan: &Plan,
     folder: &Path,
     fails_at: Option<u64>,
 ) -> Result<Vec<f64>> {
     let mesh = mesh(world, sizes)?;
-    let model = parallelize_module(mlp(world)?, &mesh, &plan())?;
+    let model = parallelize_module(mlp(world)?, &mesh, plan)?;
     let schedule = ModuleLrScheduler::new(1e-2);
     let trainer = Trainer::new(world, model, AdamWConfig::new().init(), schedule);
     let mut trainer = (trainer.with_save_every(1))
@@ -104,8 +105,17 @@ fn train(
 }
 
 fn run(sizes: [usize; 2], folder: &Path, fails_at: Option<u64>) -> Result<Vec<f64>> {
+    run_by(&plan(), sizes, folder, fails_at)
+}
+
+fn run_by(
+    plan: &Plan,
+    sizes: [usize; 2],
+    folder: &Path,
+    fails_at: Option<u64>,
+) -> Result<Vec<f64>> {
     let launcher = Launcher::local(sizes[0] * sizes[1]).seed(11);
-    let mut results = launcher.collect(|world| train(&world, sizes, folder, fails_at))?;
+    let mut results = launcher.collect(|world| train(&world, sizes, plan, folder, fails_at))?;
     Ok(results.remove(0))
 }
 
@@ -149,6 +159,19 @@ fn a_run_goes_on_with_the_same_bits_and_on_other_meshes() {
             assert_eq!((again, found), (losses.clone(), expected.clone()));
         }
     }
+    // By other plans, and from whole parameters to shards.
+    let columns = Plan::default().with_layer("{up,down}", Style::colwise("tensor"));
+    let none = Plan::default();
+    for (before, after) in [(&plan(), &columns), (&plan(), &none), (&none, &plan())] {
+        let folder = folder();
+        run_by(before, [2, 2], folder.path(), Some(3)).unwrap_err();
+        run_by(after, [1, 2], folder.path(), None).unwrap();
+        close(
+            &saved(folder.path()),
+            &expected,
+            &format!("{before:?} then {after:?}"),
+        );
+    }
     // A run that no rank shares with another has the same numbers.
     let alone = folder();
     run([1, 1], alone.path(), None).unwrap();
@@ -177,12 +200,17 @@ fn optimizers_that_need_whole_tensors_are_refused() {
             accepts(MuonConfig::new().init()),
             accepts(AdafactorConfig::new().init()),
             accepts(clipped(GradientClippingConfig::Norm(1.0))),
+            accepts(
+                LionConfig::new()
+                    .init()
+                    .with_grad_clipping(GradientClippingConfig::Norm(1.0).init()),
+            ),
         ];
         let whole = mlp(&world)?;
         assert!(check_optimizer(&MuonConfig::new().init(), &whole).is_ok());
         Ok((accepted, refused))
     });
-    assert_eq!(found.unwrap()[0], ([true; 7], [false; 4]));
+    assert_eq!(found.unwrap()[0], ([true; 7], [false; 5]));
 }
 
 /// The norm of gradients, and that of clipped ones.

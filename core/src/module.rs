@@ -169,7 +169,7 @@ pub(crate) fn check_replicas<M: Module>(
         }
         let path = found.map(|i| checksums.sums[i].0.as_str());
         return Err(Error::Replicas(format!(
-            "parameter {} differs between rank {} and rank {rank}: make the model with World::init or call sync_module; if it \
+            "parameter {} differs between rank {} and rank {rank}: make the model with World::init or, if it is not sharded, call sync_module; if it \
              was, a gradient was not summed over the ranks (of a parameter that a closure captures) or a rank took other steps",
             path.unwrap_or("count"),
             path.map_or(group[0], |path| group[reference(path)]),

@@ -148,3 +148,34 @@ fn a_loss_that_fans_out_is_refused() {
     let error = error.unwrap_err().to_string();
     assert!(error.contains("Fan on axis \"x\""), "{error}");
 }
+
+/// Outside, every rank has the whole gradient of a tensor that fans out, as of one that is replicated.
+#[test]
+fn local_tensors_have_whole_gradients() {
+    let run = Launcher::local(3).run(|world| {
+        let mesh = world.mesh([("x", 3)])?;
+        let own = Tensor::<2>::from_data(numbers(1), world.device()).require_grad();
+        let layout = Layout::new(mesh.shape(), &[ROWS, COLUMNS], &[Fan])?;
+        let x = ShardTensor::from_local(own.clone(), &layout, &mesh, LocalGradient::Replicated)?;
+        let gradient = own.grad(&loss(x, &[Shard(0)])?.backward());
+        gradient
+            .expect("a gradient")
+            .into_data()
+            .assert_eq(&numbers(9), true);
+        for from in [Replicate, Shard(1)] {
+            let x = field(&mesh, numbers(1), &[from])?.require_grad();
+            let local = x
+                .clone()
+                .redistribute(&[Fan])
+                .to_local(LocalGradient::Replicated);
+            let weights = Tensor::<2>::from_data(numbers(9), world.device());
+            let gradient = x
+                .grad(&(local * weights).sum().backward())
+                .expect("a gradient");
+            let gradient = gradient.full_tensor(LocalGradient::Replicated).into_data();
+            assert_eq!(gradient, numbers(9), "{from:?}");
+        }
+        Ok(())
+    });
+    run.unwrap();
+}

@@ -1,7 +1,7 @@
 //! Parameters that are stored in shards.
 
 use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
@@ -167,6 +167,30 @@ fn bad_layouts_are_refused() {
         twice.contains("parameter first.weight is sharded"),
         "{twice}"
     );
+    let tied = message(&|world| {
+        let mesh = world.mesh([("data", 2)])?;
+        let one = model(world)?;
+        let both = Model {
+            second: one.first.clone(),
+            ..one
+        };
+        stored(both, &mesh, Gather::Once).map(|_| ())
+    });
+    assert!(
+        tied.contains("first.weight and second.weight are one"),
+        "{tied}"
+    );
+    let columns = message(&|world| {
+        let mesh = world.mesh([("data", 2)])?;
+        let config = LinearConfig::new(INPUTS, INPUTS).with_layout(LinearLayout::Col);
+        let linear = world.init(|device| config.init(device))?;
+        let model = Model {
+            first: linear,
+            ..model(world)?
+        };
+        stored(model, &mesh, Gather::Once).map(|_| ())
+    });
+    assert!(columns.contains("LinearLayout::Col"), "{columns}");
     let axis = message(&|world| {
         let mesh = world.mesh([("data", 2)])?;
         let layout = Layout::new(mesh.shape(), &[4, 4], &[Replicate])?;

@@ -3,7 +3,7 @@
 use burn::module::Param;
 use burn::tensor::Tensor;
 use burn::tensor::kind::Basic;
-use halocline_core::{Along, Crossing, ParamShard, Result, Shard, ShardTensor};
+use halocline_core::{Along, Crossing, Layout, ParamShard, Result, Shard, ShardTensor};
 
 use crate::field::{Field, run};
 use crate::operand::Operand;
@@ -16,6 +16,25 @@ pub(crate) fn enter<const D: usize, const E: usize, K: Basic>(
     x: ShardTensor<D, K>,
 ) -> Result<ShardTensor<D, K>> {
     cross(first, x, |crossing| &crossing.input)
+}
+
+/// The input of a layer whose weight is sharded in a summed dim, with the weight's extents there, which
+/// need not be even.
+pub(crate) fn with_extents_of<const D: usize>(
+    x: ShardTensor<D>,
+    dim: usize,
+    weight: &Layout,
+    summed: usize,
+) -> Result<ShardTensor<D>> {
+    let (held, expected) = (x.layout(), weight.extents(summed));
+    let alike = held.axes_of(dim) == weight.axes_of(summed);
+    match alike && held.extents(dim) != expected && held.shape()[dim] == weight.shape()[summed] {
+        true => {
+            let layout = held.with_extents(dim, expected)?;
+            x.try_redistribute(&layout)
+        }
+        false => Ok(x),
+    }
 }
 
 /// The result of a layer, as its plan has it.

@@ -57,13 +57,7 @@ pub fn clip_grad_norm<M: Module>(
     if factor >= 1.0 {
         return Ok((gradients, norm));
     }
-    let mut scale = Scale {
-        from: gradients,
-        to: GradientsParams::new(),
-        factor,
-    };
-    model.visit(&mut scale);
-    Ok((scale.to, norm))
+    Ok((scaled(model, gradients, factor), norm))
 }
 
 /// Sums of squares.
@@ -103,17 +97,26 @@ impl ModuleVisitor for Squares<'_> {
     }
 }
 
-/// Multiplies all gradients.
-pub(super) struct Scale {
-    pub(super) from: GradientsParams,
-    pub(super) to: GradientsParams,
-    pub(super) factor: f64,
-}
+/// Multiplies the gradients of a model; those of other parameters stay.
+pub(super) fn scaled<M: Module>(
+    model: &M,
+    gradients: GradientsParams,
+    factor: f64,
+) -> GradientsParams {
+    struct Scale {
+        gradients: GradientsParams,
+        factor: f64,
+    }
 
-impl ModuleVisitor for Scale {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(gradient) = self.from.remove::<D>(param.id) {
-            self.to.register(param.id, gradient * self.factor);
+    impl ModuleVisitor for Scale {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(gradient) = self.gradients.remove::<D>(param.id) {
+                self.gradients.register(param.id, gradient * self.factor);
+            }
         }
     }
+
+    let mut scale = Scale { gradients, factor };
+    model.visit(&mut scale);
+    scale.gradients
 }

@@ -5,20 +5,14 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, TensorData, Transaction};
 use halocline_core::{Operation, Result, Traffic, ops, param_shards};
 
-use super::clip::Scale;
+use super::clip::scaled;
 
 /// Mean of the gradients of some batches, from their sum.
 pub(super) fn mean<M: Module>(sum: GradientsParams, batches: usize, model: &M) -> GradientsParams {
     if batches == 1 {
         return sum;
     }
-    let mut scale = Scale {
-        from: sum,
-        to: GradientsParams::new(),
-        factor: 1.0 / batches as f64,
-    };
-    model.visit(&mut scale);
-    scale.to
+    scaled(model, sum, 1.0 / batches as f64)
 }
 
 /// Describes the first loss or gradient of a step that is NaN or infinite; `None` if all are
@@ -76,14 +70,15 @@ pub(super) fn agree<M: Module>(found: Option<String>, model: &M) -> Result<Optio
     let operation = Operation::new("non_finite", Traffic::Control, None);
     let ranks = mesh.shape().ranks();
     let all = ops::all_gather_numbers(mesh.comm(), ranks, &operation, &[own])?;
-    let other = all.iter().position(|other| other[0] > 0.0);
-    let of_other = |index: usize| {
-        format!(
-            "rank {} found a value in its shards that is not finite",
-            ranks[index]
-        )
+    let Some(finder) = all.iter().position(|found| found[0] > 0.0) else {
+        return Ok(None);
     };
-    Ok(found.or(other.map(of_other)))
+    // All ranks say what the first that found something says.
+    let rank = ranks[finder];
+    let text = found.map(|found| format!("{found} (in the shards of rank {rank})").into_bytes());
+    let own = text.filter(|_| mesh.comm().rank() == rank);
+    let text = mesh.broadcast_bytes("non_finite", rank, own)?;
+    Ok(Some(String::from_utf8_lossy(&text).into_owned()))
 }
 
 /// Visitor that collects the sum of each gradient.

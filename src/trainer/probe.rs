@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Device, Tensor, TensorData};
-use halocline_core::{Error, ParamShard, Result, Shard, param_shards};
+use halocline_core::{Error, ParamShard, Result, param_shards};
 
 /// Requires that an optimizer works element by element on the sharded parameters of a model: that a
 /// step on shards is that on the whole. It is asked, by steps on small tensors and on their halves.
@@ -75,11 +75,7 @@ impl ModuleVisitor for Check<'_> {
         let (Some(shard), None) = (self.shards.get(&path), &self.refused) else {
             return;
         };
-        let placements = shard.layout().placements().iter();
-        let mut dims = placements.filter_map(|placement| match placement {
-            Shard(dim) => Some(*dim),
-            _ => None,
-        });
+        let mut dims = (0..D).filter(|dim| shard.layout().extents(*dim).len() > 1);
         if !dims.all(|dim| is_elementwise::<D>(self.optimizer, &self.path, param.id, dim)) {
             self.refused = Some(path);
         }
@@ -111,10 +107,11 @@ fn is_elementwise<const D: usize>(
             path: path.to_vec(),
             param: Param::initialized(id, cut(whole(1)).detach().require_grad()),
         };
-        for step in [2, 3] {
+        // Large ones, and halves of different sizes, so that a norm shows, also in signs of momenta.
+        for (step, sizes) in [(2, [1e6, 1.0]), (3, [1e-3, 1e6]), (4, [1.0, 1e-3])] {
             let mut gradients = GradientsParams::new();
-            // Large ones, so that clipping shows.
-            gradients.register(id, cut(whole(step)).inner() * 1e3);
+            let scaled = [0, 1].map(|half| whole(step).narrow(dim, 2 * half, 2) * sizes[half]);
+            gradients.register(id, cut(Tensor::cat(scaled.to_vec(), dim)).inner());
             probe = optimizer.step(1e-2, probe, gradients);
         }
         probe.param.val().inner()

@@ -11,7 +11,8 @@ use super::{Optimizer, Progress, Trainer, gradients};
 
 /// Reaction of a [`Trainer`] to a loss or a gradient that is NaN or infinite.
 ///
-/// Losses and gradients are the same on all ranks, so that all ranks react alike.
+/// Losses, and gradients of whole parameters, are the same on all ranks. Where ranks hold shards of
+/// parameters, they tell each other in every step whether a value was found, and react alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonFinite {
     /// Ends the run with an error that names the step, the batch and the first parameter. The model

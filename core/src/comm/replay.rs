@@ -10,7 +10,7 @@ use super::{
 use crate::Result;
 
 /// An engine that records the batches of a program; then repeats them to the same program, once, without a message; and
-/// then passes batches on.
+/// then passes batches on. Gathers of parameters pass at all times.
 #[derive(Debug)]
 pub(crate) struct Replay {
     engine: Arc<dyn Communicator>,

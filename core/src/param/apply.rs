@@ -1,7 +1,9 @@
 //! Modules whose parameters become shards.
 
-use burn::module::{Module, ModuleVisitor, Param, Reparameterizer};
-use burn::tensor::Tensor;
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId, ParamMapper, Reparameterizer};
+use burn::tensor::{Tensor, TensorData};
 
 use super::layout::ParamShard;
 use crate::dispatch::cut;
@@ -14,14 +16,21 @@ use crate::{Error, Result};
 /// [`ParamShard`] has an example.
 ///
 /// # Errors
-/// Those of `shard`; a layout that is replicated on no axis and does not fit, or has partial values;
-/// a module that is sharded already, or whose parameters are changed by another reparameterization.
+/// Those of `shard`; a layout of another shape or mesh, or one that fans out or has partial values;
+/// a module that is sharded already, or whose parameters are changed by another reparameterization; a
+/// parameter in two places, or one that is saved in another form, such as a `LinearLayout::Col` weight.
 pub fn shard_parameters<M: Module>(
     module: M,
     shard: impl FnMut(&str, &[usize]) -> Result<Option<ParamShard>>,
 ) -> Result<M> {
     let mut other = Reparameterized::default();
     module.visit(&mut other);
+    if let Some([one, another]) = other.tied {
+        let message = format!(
+            "parameters {one} and {another} are one; shard them by one layer that both use"
+        );
+        return Err(Error::operator("shard_parameters", message));
+    }
     if let Some(path) = other.found {
         let message = format!("parameter {path} is sharded or adapted already");
         return Err(Error::operator("shard_parameters", message));
@@ -38,14 +47,25 @@ pub fn shard_parameters<M: Module>(
     }
 }
 
-/// Finds a parameter with a reparameterization.
+/// Finds a parameter with a reparameterization, and one in two places.
 #[derive(Default)]
 struct Reparameterized {
     path: Vec<String>,
     found: Option<String>,
+    /// The paths by number of the parameter.
+    seen: HashMap<ParamId, String>,
+    /// Two paths of one parameter.
+    tied: Option<[String; 2]>,
 }
 
 impl ModuleVisitor for Reparameterized {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = self.path.join(".");
+        if let Some(before) = self.seen.insert(param.id, path.clone()) {
+            self.tied.get_or_insert([before, path]);
+        }
+    }
+
     fn enter_module(&mut self, name: &str, container: &str) {
         if container == "Reparameterization" {
             self.found.get_or_insert_with(|| self.path.join("."));
@@ -85,6 +105,14 @@ where
             Ok(None) => (param, None),
             Ok(Some(shard)) => {
                 let (id, whole, mapper) = param.consume();
+                if saved_otherwise(id, &whole, &mapper) {
+                    let message = format!(
+                        "parameter {path} is saved in another form than it is used in, such as LinearLayout::Col; use \
+                         LinearLayout::Row"
+                    );
+                    *self.failed = Some(Error::operator("shard_parameters", message));
+                    return (Param::from_mapped_value(id, whole, mapper), None);
+                }
                 let (device, tracked) = (whole.device(), whole.is_require_grad());
                 let held = shard.layout.local_box(shard.mesh.position());
                 let local = Tensor::<D>::from_dispatch(cut(&whole.inner().into_dispatch(), &held));
@@ -101,10 +129,33 @@ where
     }
 }
 
+/// Whether burn saves a parameter with other cells or in another order: asked with a small tensor.
+fn saved_otherwise<const D: usize>(
+    id: ParamId,
+    value: &Tensor<D>,
+    mapper: &ParamMapper<Tensor<D>>,
+) -> bool {
+    // Of different sizes, so that an order of dims shows.
+    let shape: [usize; D] = std::array::from_fn(|dim| dim + 2);
+    let count: usize = shape.iter().product();
+    let data = TensorData::new((0..count).map(|i| i as f32).collect(), shape);
+    let device = (&value.device().inner(), value.dtype());
+    let probe = Tensor::<D>::from_data(data.clone().convert_dtype(value.dtype()), device);
+    let saved = Param::from_mapped_value(id, probe.clone(), mapper.clone()).transform_for_save();
+    saved.dims() != shape || saved.val().into_data() != probe.into_data()
+}
+
 /// Checks that a layout is one of a parameter, and gives it the path.
 fn checked(shard: ParamShard, path: &str, shape: &[usize]) -> Result<ParamShard> {
     let layout = &shard.layout;
     let unfit = |placement: &Placement| matches!(placement, Partial(_) | Fan);
+    if **layout.mesh() != **shard.mesh().shape() {
+        let message = format!(
+            "{layout} for parameter {path} belongs to another mesh than\n{}",
+            shard.mesh()
+        );
+        return Err(Error::Layout(message));
+    }
     if layout.shape() != shape || layout.placements().iter().any(unfit) {
         let message =
             format!("{layout} for parameter {path} {shape:?}; expected Shard and Replicate");

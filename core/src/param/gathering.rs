@@ -3,6 +3,7 @@
 use burn::backend::DispatchTensor;
 
 use crate::Result;
+use crate::comm::{Operation, Traffic};
 use crate::exchange::Exchange;
 use crate::operator::{BackwardPass, Operator, Recompute};
 
@@ -33,7 +34,9 @@ impl Operator for Gathering {
     }
 
     fn again(&self, inputs: Vec<DispatchTensor>) -> Result<DispatchTensor> {
-        let operation = self.exchange.operation.backward();
+        // Another operation than the scatter of gradients, which has the same layout.
+        let layout = self.exchange.operation.layout();
+        let operation = Operation::new("gather again", Traffic::Gather, layout).backward();
         let exchange = Exchange {
             operation,
             ..self.exchange.clone()

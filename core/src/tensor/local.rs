@@ -7,17 +7,18 @@ use burn::tensor::kind::{Basic, Kind};
 use super::ShardTensor;
 use crate::device_mesh::DeviceMesh;
 use crate::dispatch::blank;
-use crate::layout::{Layout, Partial, ReduceOp, Replicate};
+use crate::layout::{Fan, Layout, Partial, ReduceOp, Replicate};
 use crate::operator::{BackwardPass, Operator, apply, one};
 use crate::ops::fan_out;
 use crate::{Error, Result};
 
-/// Meaning of the gradient of a replicated local tensor that enters or leaves the sharded world.
+/// Meaning of the gradient of a local tensor that enters or leaves the sharded world with the same
+/// values on several ranks: replicated, or fanned out.
 ///
 /// Within it the gradient is complete and equal on all ranks. Outside both cases below occur, so
 /// the program states which one holds. Neither changes the gradient of sharded dims, of which each
 /// rank has that of its own cells, nor that of partial values, of which each rank has that of its
-/// own contribution, nor that of values that fan out, of which each rank has its part. Integers and booleans have none. [`from_local`](ShardTensor::from_local) has
+/// own contribution. Integers and booleans have none. [`from_local`](ShardTensor::from_local) has
 /// an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalGradient {
@@ -35,7 +36,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ///
     /// # Adjoint
     /// With [`LocalGradient::Replicated`] every rank gets the complete gradient of a replicated
-    /// tensor. With [`LocalGradient::Partial`] the first rank along the axes on which it is
+    /// tensor, and of one that fans out the sum over its ranks. With [`LocalGradient::Partial`] the first rank along the axes on which it is
     /// replicated gets it, and the others get zeros, so that the program may sum it over the ranks.
     ///
     /// # Errors
@@ -84,14 +85,15 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
             )));
         }
         let local = match gradient {
-            LocalGradient::Replicated => local,
+            // Of values that fan out, the parts of the gradient are added.
+            LocalGradient::Replicated => {
+                let axes = layout.axes_where(|placement| placement == Fan);
+                fan_out(local, mesh, &axes, "from_local")
+            }
             LocalGradient::Partial => {
                 let axes = layout.axes_where(|placement| placement == Replicate);
                 let group = mesh.ranks_along(&axes);
-                let operator = KeptByOne {
-                    keeps: group[0] == mesh.comm().rank(),
-                };
-                Tensor::from_dispatch(apply(operator, [local.into_dispatch()]))
+                kept_by_one(local, group[0] == mesh.comm().rank())
             }
         };
         Ok(Self::from_parts(local, layout.clone(), mesh.clone()))
@@ -101,7 +103,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     ///
     /// # Adjoint
     /// With [`LocalGradient::Partial`] the sum of the ranks' gradients over the axes on which the
-    /// tensor is replicated.
+    /// tensor is replicated. With [`LocalGradient::Replicated`] the first rank along the axes on
+    /// which the tensor fans out gets it, as its part, and the others get zeros.
     ///
     /// # Panics
     /// Panics if the tensor holds partial values; [`resolve`](Self::resolve) it first.
@@ -123,13 +126,25 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         self.require_resolved("to_local")
             .unwrap_or_else(|error| error.raise());
         match gradient {
-            LocalGradient::Replicated => self.local.clone(),
+            LocalGradient::Replicated => {
+                let axes = self.layout.axes_where(|placement| placement == Fan);
+                let group = self.mesh.ranks_along(&axes);
+                match group.len() {
+                    1 => self.local.clone(),
+                    // Of the whole gradient on every rank one is the sum of the parts.
+                    _ => kept_by_one(self.local.clone(), group[0] == self.mesh.comm().rank()),
+                }
+            }
             LocalGradient::Partial => {
                 let axes = self.layout.axes_where(|placement| placement == Replicate);
                 fan_out(self.local.clone(), &self.mesh, &axes, "to_local")
             }
         }
     }
+}
+
+fn kept_by_one<const D: usize, K: Basic>(local: Tensor<D, K>, keeps: bool) -> Tensor<D, K> {
+    Tensor::from_dispatch(apply(KeptByOne { keeps }, [local.into_dispatch()]))
 }
 
 /// Identity whose gradient one of several ranks keeps; the others get zeros.

@@ -18,7 +18,7 @@ impl<const D: usize> ShardTensor<D> {
     /// gradients. Memory falls to that of one block, and time grows by that of a forward pass.
     ///
     /// Results and gradients have the bits of the block itself. What the block receives from other ranks is kept, so that
-    /// nothing is sent twice in the forward direction; random numbers of [`LayerKeys`] are drawn alike. Parameters of
+    /// nothing is sent twice in the forward direction, but parameters that are stored in shards; random numbers of [`LayerKeys`] are drawn alike. Parameters of
     /// `module` receive gradients, of zero where the block does not use one; a module that changes itself in a forward pass,
     /// such as burn's batch norm, does so twice. Tensors that the closure captures must have none: pass one by
     /// [`recompute_with`](Self::recompute_with).

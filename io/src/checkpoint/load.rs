@@ -4,13 +4,14 @@ use burn::module::Module;
 use burn::store::ModuleRecord;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bytes, DType, Tensor, TensorData};
-use halocline_core::{DeviceMesh, IndexBox, Layout, LocalGradient, Placement, ShardTensor, World};
+use halocline_core::{
+    DeviceMesh, IndexBox, Layout, LocalGradient, Placement, ShardTensor, World, param_shards,
+};
 use serde::de::DeserializeOwned;
 
 use super::fetch::{Wanted, fetch};
 use super::index::{self, Index, TensorEntry};
 use super::parameters::parameters;
-use super::shards::shards;
 use super::{file, pieces};
 use crate::{Error, Result};
 
@@ -327,9 +328,9 @@ impl Checkpoint {
                 return Err(self.broken(cause).into());
             }
         }
-        let shards = shards(&module);
-        let mesh = shards.values().next().map(|saved| saved.mesh.clone());
-        let layout_of = |short: &str| Some(shards.get(short)?.layout.clone());
+        let shards = param_shards(&module);
+        let mesh = shards.values().next().map(|shard| shard.mesh().clone());
+        let layout_of = |short: &str| Some(shards.get(short)?.layout().clone());
         let tensors = self.fetch_laid(world, mesh, names, layout_of)?;
         Ok(module
             .try_load_record(self.record(tensors)?)

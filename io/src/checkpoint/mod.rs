@@ -19,7 +19,6 @@ mod pieces;
 mod record;
 mod retention;
 mod save;
-mod shards;
 mod snapshot;
 mod training;
 

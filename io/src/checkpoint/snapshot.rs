@@ -4,12 +4,13 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, BoolStore, DType, Int, Tensor, TensorData};
-use halocline_core::{DeviceMesh, IndexBox, Layout, MeshShape, ShardTensor, World};
+use halocline_core::{
+    DeviceMesh, IndexBox, Layout, MeshShape, ParamShard, ShardTensor, World, param_shards,
+};
 use serde::Serialize;
 
 use super::file::{Cells, Role};
 use super::index::{Index, PieceEntry, TensorEntry, file_of};
-use super::shards::{Saved, shards};
 use super::{dtype, pieces};
 use crate::{Error, Result};
 
@@ -174,7 +175,7 @@ impl Snapshot {
     pub fn module<M: Module>(&mut self, name: &str, module: &M) -> Result<()> {
         let mut visitor = Parameters {
             snapshot: self,
-            shards: shards(module),
+            shards: param_shards(module),
             path: vec![name.into()],
             result: Ok(()),
         };
@@ -278,7 +279,7 @@ fn cut<const D: usize, K: Basic>(
 /// Visitor that adds the tensors of a module.
 struct Parameters<'a> {
     snapshot: &'a mut Snapshot,
-    shards: BTreeMap<String, Saved>,
+    shards: BTreeMap<String, ParamShard>,
     path: Vec<String>,
     result: Result<()>,
 }
@@ -302,12 +303,12 @@ impl ModuleVisitor for Parameters<'_> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = param.transform_for_save().val().without_autodiff();
-        let Some(saved) = self.shards.get(&self.path[1..].join(".")) else {
+        let Some(shard) = self.shards.get(&self.path[1..].join(".")) else {
             return self.add(&tensor);
         };
         if self.result.is_ok() {
             let name = self.path.join(".");
-            let (layout, mesh) = (&saved.layout, &saved.mesh);
+            let (layout, mesh) = (shard.layout(), shard.mesh());
             self.result = self.snapshot.shard(&name, &tensor, layout, mesh);
         }
     }

@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Bytes, DType, Device, TensorData};
 use burn_pack::{Reader, Writer};
-use halocline_core::{World, param_shards};
+use halocline_core::{ParamShard, World, param_shards};
 
 use super::file::Role;
 use super::load::pack;
@@ -18,6 +18,19 @@ use crate::{Error, Result};
 
 /// Suffix of an optimizer's name for its scalars, in burn's encoding.
 const SCALARS: &str = "scalars";
+
+/// The parameters of which ranks hold parts.
+fn divided<M: Module>(module: &M) -> BTreeMap<String, ParamShard> {
+    let mut shards = param_shards(module);
+    shards.retain(|_, shard| {
+        shard
+            .layout()
+            .all_extents()
+            .iter()
+            .any(|extents| extents.len() > 1)
+    });
+    shards
+}
 
 /// Whether a state belongs to the parameter with a path.
 fn is_of(state: &str, parameter: &str) -> bool {
@@ -73,7 +86,7 @@ impl Snapshot {
             let data = TensorData::from_bytes(bytes, shape, dtype);
             states.insert(portable(&key).ok_or_else(|| unknown(&key))?, data);
         }
-        let shards = param_shards(module);
+        let shards = divided(module);
         states.iter().try_for_each(|(path, data)| {
             let (full, role) = (format!("{name}.{path}"), Role::State);
             let Some((_, shard)) = shards.iter().find(|(parameter, _)| is_of(path, parameter))
@@ -151,7 +164,7 @@ impl Checkpoint {
         optimizer: ModuleOptimizer,
         module: &M,
     ) -> halocline_core::Result<ModuleOptimizer> {
-        let shards = param_shards(module);
+        let shards = divided(module);
         let mesh = shards.values().next().map(|shard| shard.mesh().clone());
         let layout_of = |state: &str| {
             let mut owners = shards.iter();

@@ -25,6 +25,9 @@ pub struct ResolvedParam {
     pub stored: Vec<usize>,
     /// When it is gathered over them.
     pub gather: Gather,
+    /// The axes over which the plan would store it, and cannot: each of its dims is sharded by an axis
+    /// right of them.
+    pub unstored: Vec<usize>,
     /// What its layer does to its input and result, if it is the layer's first parameter.
     pub crossing: Crossing,
 }
@@ -142,6 +145,12 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
             )));
         }
         if site.is_reshard() {
+            if let Some(name) = placed.parameters.keys().next() {
+                return Err(Error::other(format!(
+                    "plan: {} has no parameter {name}; it is a Reshard",
+                    site.path
+                )));
+            }
             if let Some(to) = reshard(site, crossing)? {
                 resolved.reshards.insert(site.path.clone(), to);
             }
@@ -163,6 +172,7 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
                 layout,
                 stored: Vec::new(),
                 gather: Gather::default(),
+                unstored: Vec::new(),
                 crossing: if index == 0 {
                     crossing.clone()
                 } else {
@@ -171,7 +181,10 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
             });
         }
     }
-    for store in &plan.store {
+    // From the outermost axis in: shards of an inner one lie within those of an outer one.
+    let mut stores: Vec<&Store> = plan.store.iter().collect();
+    stores.sort_by_key(|store| mesh.names().iter().position(|name| *name == store.over));
+    for store in stores {
         resolver.store(store, &mut resolved.parameters)?;
     }
     Ok(resolved)
@@ -313,10 +326,19 @@ impl<'a> Resolver<'a> {
             if shape.iter().product::<usize>() < store.at_least {
                 continue;
             }
-            if let Some(layout) = self.stored(parameter, axis)? {
-                parameter.layout = layout;
-                parameter.stored.push(axis);
-                parameter.gather = store.gather;
+            if !parameter.stored.is_empty() && parameter.gather != store.gather {
+                return Err(Error::other(format!(
+                    "plan: {} is gathered again over one axis and once over another; gather it alike",
+                    parameter.path
+                )));
+            }
+            match self.stored(parameter, axis)? {
+                None => parameter.unstored.push(axis),
+                Some(layout) => {
+                    parameter.layout = layout;
+                    parameter.stored.push(axis);
+                    parameter.gather = store.gather;
+                }
             }
         }
         match found {
@@ -380,6 +402,9 @@ impl fmt::Display for ResolvedPlan {
                         layout.extents(*dim)
                     )?;
                 }
+            }
+            for axis in &parameter.unstored {
+                write!(f, "  {}: not stored", names[*axis])?;
             }
             let crossing = &parameter.crossing;
             for (side, along) in [("input", &crossing.input), ("output", &crossing.output)] {

@@ -42,13 +42,17 @@ pub enum Style {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         output: Option<Along>,
     },
-    /// The layer computes on shards of a sequence, with whole parameters: norms and dropout.
+    /// The layer computes on shards of a sequence, with whole parameters: norms. Dropout has no
+    /// parameters and needs no style.
     SequenceParallel {
         /// The axis.
         axis: String,
         /// The dim of the sequence.
         #[serde(default = "one_dim")]
         dim: isize,
+        /// The placement of the result; by default it is left as it is.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        output: Option<Along>,
     },
     /// Placements of the input.
     PrepareInput(Axes),
@@ -122,6 +126,7 @@ impl Style {
         Self::SequenceParallel {
             axis: axis.into(),
             dim: 1,
+            output: None,
         }
     }
 
@@ -135,34 +140,44 @@ impl Style {
         Self::PrepareOutput([(axis.into(), along)].into())
     }
 
-    /// This style with so many features that stay on one rank. Styles that do not shard features stay
-    /// as they are.
+    /// This style with so many features that stay on one rank.
+    ///
+    /// # Panics
+    /// Panics for a style that does not shard features.
     #[must_use]
     pub fn with_unit(mut self, size: usize) -> Self {
         match &mut self {
             Self::Colwise { unit, .. } | Self::Rowwise { unit, .. } => *unit = size,
             Self::Placed(placed) => placed.unit = size,
-            _ => {}
+            other => panic!("with_unit: {other:?} shards no features"),
         }
         self
     }
 
     /// This style with another placement of the result along its axis.
+    ///
+    /// # Panics
+    /// Panics for a style that has no axis of its own.
     #[must_use]
     pub fn with_output(mut self, along: Along) -> Self {
         match &mut self {
-            Self::Colwise { output, .. } | Self::Rowwise { output, .. } => *output = Some(along),
-            _ => {}
+            Self::Colwise { output, .. }
+            | Self::Rowwise { output, .. }
+            | Self::SequenceParallel { output, .. } => *output = Some(along),
+            other => panic!("with_output: {other:?} says it already, by axis"),
         }
         self
     }
 
     /// This style with another placement of the input along its axis.
+    ///
+    /// # Panics
+    /// Panics for a style other than column-wise and row-wise.
     #[must_use]
     pub fn with_input(mut self, along: Along) -> Self {
         match &mut self {
             Self::Colwise { input, .. } | Self::Rowwise { input, .. } => *input = Some(along),
-            _ => {}
+            other => panic!("with_input: {other:?} says it already"),
         }
         self
     }
@@ -210,8 +225,9 @@ impl Style {
                     output: along(axis, output.unwrap_or(Along::Replicate)),
                 }
             }
-            Self::SequenceParallel { axis, dim } => Placed {
+            Self::SequenceParallel { axis, dim, output } => Placed {
                 input: along(axis, Along::Shard(*dim)),
+                output: output.map(|output| along(axis, output)).unwrap_or_default(),
                 ..Placed::default()
             },
             Self::PrepareInput(input) => Placed {

@@ -69,8 +69,7 @@ impl<X: Field<4>> Layer<X> for PatchEmbedding2d {
         let options = ConvOptions::default()
             .with_stride(self.conv.kernel_size)
             .with_padding([padding(0), padding(1)]);
-        let bias = self.conv.bias.as_ref().map(Operand::from);
-        x.conv(&self.conv.weight, bias, &options)
+        x.apply_conv(&self.conv.weight, &self.conv.bias, &options)
             .permute([0, 2, 3, 1])
     }
 }

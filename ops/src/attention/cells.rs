@@ -4,6 +4,7 @@ use halocline_core::{Error, Layout, Placement, Result, Shard, ShardTensor};
 
 use super::dense::{AttentionOptions, scaled_dot_product_attention};
 use super::widths::with_width;
+use crate::operand::fan_out_alike;
 use crate::reshape;
 
 /// Attention of every cell of a field to all its cells: `[batch, *spatial, heads, width]`, with one to three spatial dims.
@@ -49,6 +50,7 @@ pub fn cell_attention<const D: usize>(
             "causal order, bias and dropout need an order of cells; flatten() gives one".into(),
         );
     }
+    let [q, k, v] = fan_out_alike([q, k, v])?;
     let spatial = |tensor: &ShardTensor<D>| tensor.layout().all_extents()[1..D - 2].to_vec();
     let alike = spatial(&q) == spatial(&k)
         && spatial(&k) == spatial(&v)

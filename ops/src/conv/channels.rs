@@ -8,7 +8,7 @@ use halocline_core::{
 };
 
 use super::{ConvOptions, run_conv};
-use crate::crossing::{enter, leave, leave_with_bias};
+use crate::crossing::{enter, leave, leave_with_bias, with_extents_of};
 use crate::operand::Operand;
 
 /// What a convolution does with channels.
@@ -34,6 +34,16 @@ pub(super) fn conv<const D: usize, const N: usize>(
 ) -> Result<ShardTensor<D>> {
     let stencil = options.stencil(&weight.dims(), x.dims()[1])?;
     let operator = stencil.operator();
+    let dtypes = [Some(weight.dtype()), bias.as_ref().map(Operand::dtype)];
+    let expected = x.local().dtype();
+    if let Some(dtype) = dtypes
+        .into_iter()
+        .flatten()
+        .find(|dtype| *dtype != expected)
+    {
+        let message = format!("a parameter of {dtype:?} for a tensor of {expected:?}");
+        return Err(Error::operator(operator, message));
+    }
     let weight = weight.beside(&x)?;
     let bias = bias.map(|bias| bias.beside(&x)).transpose()?;
     let channels = rule(
@@ -84,6 +94,7 @@ pub(super) fn apply<const D: usize, const N: usize>(
     if options.groups > 1 || !laid.layout().is_sharded(1) {
         return leave(weight, super::conv(x, laid, bias, options)?);
     }
+    let x = with_extents_of(x, 1, laid.layout(), 1)?;
     leave_with_bias(weight, super::conv(x, laid, None, options)?, bias, 1)
 }
 

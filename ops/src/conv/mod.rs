@@ -11,8 +11,9 @@
 //! that holds the middle cell of its window.
 //!
 //! # Placement
-//! Batch and spatial dims may be sharded, in any combination; channels must be whole, values
-//! resolved.
+//! Batch and spatial dims may be sharded, in any combination; values must be resolved. Channels are
+//! whole, or sharded with the weight: weights in output channels give a result that is sharded in
+//! them, weights and `x` in input channels one that is partial, and whole groups stay with their rank.
 //!
 //! # Adjoint
 //! The gradient of a halo cell is added to that of the owner's cell. Gradients of weight and bias

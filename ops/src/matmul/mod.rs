@@ -25,17 +25,18 @@ pub(crate) use golden::OPERATORS;
 use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
 use burn::nn::Linear;
-use burn::tensor::{DType, Tensor, module};
+use burn::tensor::{DType, Tensor};
 use halocline_core::ops::fan_out;
 use halocline_core::{
     DeviceMesh, Error, Layout, Linearity, Pairing, Result, Role, ShardTensor, Term,
 };
 
-use crate::crossing::{enter, leave, leave_with_bias};
+use crate::crossing::{enter, leave, leave_with_bias, with_extents_of};
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, run};
 use crate::layer::layers;
 use crate::operand::Operand;
+use crate::reshape;
 
 const MATMUL: &str = "matmul";
 
@@ -195,9 +196,24 @@ pub fn linear<const D: usize>(
         let (bias, layout_bias, _) = bias.into_parts();
         operand(bias, &layout_bias, &mesh, pairing.fan_out(2), NAME)
     });
-    let y = module::linear(x, weight, bias.transpose()?);
+    let y = product(x, weight, bias.transpose()?);
     let y = drop_empty(y, &layout, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(y, layout, mesh))
+}
+
+/// The product of all rows with a weight, and the sum with a bias. burn's own takes a way that depends
+/// on the sizes, which differ by rank: the graph would, too, and gathered weights would stay in it.
+fn product<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
+    let mut shape = x.dims().to_vec();
+    let [inputs, outputs] = weight.dims();
+    let rows: usize = shape[..D - 1].iter().product();
+    let y = reshape::<D, 2>(x, vec![rows, inputs]).matmul(weight);
+    let y = match bias {
+        Some(bias) => y + reshape::<1, 2>(bias, vec![1, outputs]),
+        None => y,
+    };
+    shape[D - 1] = outputs;
+    reshape(y, shape)
 }
 
 /// Products as methods.
@@ -270,6 +286,7 @@ fn linear_of<const D: usize>(layer: &Linear, x: ShardTensor<D>) -> Result<ShardT
     if !weight.layout().is_sharded(0) {
         return leave(&layer.weight, linear(x, weight, bias)?);
     }
+    let x = with_extents_of(x, D - 1, weight.layout(), 0)?;
     let y = linear(x, weight, None)?;
     leave_with_bias(&layer.weight, y, bias, D - 1)
 }

@@ -1,7 +1,6 @@
 //! Attention of a field's queries to tokens that all of them reach.
 
 use burn::tensor::Tensor;
-use halocline_core::ops::fan_out;
 use halocline_core::{Error, Fan, IndexBox, Placement, Replicate, Result, Shard, ShardTensor};
 
 use crate::attention::attended::{Attended, attended};
@@ -39,7 +38,8 @@ pub(super) fn attention<const D: usize>(
     let of_tokens = |placement: &Placement| match placement {
         Shard(0) if batch > 1 => Shard(0),
         Shard(dim) if *dim == heads => Shard(2),
-        Fan => Fan,
+        // Ranks use them for different queries.
+        Shard(_) | Fan => Fan,
         _ => Replicate,
     };
     let placements: Vec<Placement> = k.placements().iter().map(of_tokens).collect();
@@ -64,15 +64,11 @@ pub(super) fn attention<const D: usize>(
             return Err(Error::operator(NAME, message));
         }
     }
-    let held = |dim: usize| dim == heads || (dim == 0 && batch > 1);
-    let fans = q
-        .layout()
-        .axes_where(|placement| matches!(placement, Shard(dim) if !held(dim)));
     let (q, layout, mesh) = q.into_parts();
     let dtype = q.dtype();
     let shape = q.dims();
     let of_samples = |tensor: ShardTensor<4>| -> Result<Tensor<4>> {
-        let tensor = fan_out(tensor.into_parts().0, &mesh, &fans, NAME);
+        let tensor = tensor.into_parts().0;
         if batch > 1 {
             return Ok(tensor);
         }
