@@ -160,7 +160,8 @@ fn a_run_goes_on_with_the_same_bits_and_on_other_meshes() {
         }
     }
     // By other plans, and from whole parameters to shards.
-    let columns = Plan::default().with_layer("{up,down}", Style::colwise("tensor"));
+    let gathered = Style::colwise("tensor").with_output(Along::Replicate);
+    let columns = Plan::default().with_layer("{up,down}", gathered);
     let none = Plan::default();
     for (before, after) in [(&plan(), &columns), (&plan(), &none), (&none, &plan())] {
         let folder = folder();

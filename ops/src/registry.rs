@@ -1,10 +1,11 @@
 //! The registry of operators. Every family lists its own; this is the list of families.
 
 use burn::tensor::{Gradients, Tensor, TensorData};
-use halocline_core::{Fan, LocalGradient, Placement, Result, Shard, ShardTensor};
+use halocline_core::{LocalGradient, Result, ShardTensor};
 
 use crate::golden::{Golden, Output};
 use crate::reduce::ReduceField;
+use crate::sharding::sharded;
 use crate::{
     attention, conv, embedding, loss, matmul, norm, pool, rearrange, reduce, resample, softmax,
 };
@@ -26,16 +27,6 @@ pub fn operators() -> impl Iterator<Item = &'static Golden> {
     ]
     .into_iter()
     .flatten()
-}
-
-/// A result that fans out, with shards instead of which each rank has a part of the loss.
-pub(crate) fn sharded<const D: usize>(y: ShardTensor<D>) -> ShardTensor<D> {
-    let placements = y.placements().iter().map(|placement| match placement {
-        Fan => Shard(D - 1),
-        other => *other,
-    });
-    let placements: Vec<Placement> = placements.collect();
-    y.redistribute(&placements)
 }
 
 impl<const D: usize> Output for ShardTensor<D> {

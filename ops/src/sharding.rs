@@ -1,6 +1,6 @@
 //! Shardings that operators are tested on.
 
-use halocline_core::{DeviceMesh, Fan, Layout, Placement, Replicate, Result, Shard};
+use halocline_core::{DeviceMesh, Fan, Layout, Placement, Replicate, Result, Shard, ShardTensor};
 
 /// How a tensor is sharded in a test: mesh axes, placements, and extents other than even ones.
 #[derive(Clone, Debug)]
@@ -128,4 +128,14 @@ fn uneven(size: usize, parts: usize) -> Vec<usize> {
     let mut extents = vec![usize::from(size >= parts); parts];
     extents[0] = size - extents[1..].iter().sum::<usize>();
     extents
+}
+
+/// A result that fans out, with shards instead of which each rank has a part of the loss.
+pub(crate) fn sharded<const D: usize>(y: ShardTensor<D>) -> ShardTensor<D> {
+    let placements = y.placements().iter().map(|placement| match placement {
+        Fan => Shard(D - 1),
+        other => *other,
+    });
+    let placements: Vec<Placement> = placements.collect();
+    y.redistribute(&placements)
 }

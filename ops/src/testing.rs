@@ -9,7 +9,7 @@ use halocline_core::{
 use crate::field::{Field, Rank};
 use crate::golden::{Arguments, Golden};
 use crate::reduce::ReduceField;
-use crate::registry::sharded;
+use crate::sharding::sharded;
 pub use crate::sharding::{Sharding, shardings};
 
 /// An operator under test, written once for both kinds of tensor: inputs and parameters to a result.

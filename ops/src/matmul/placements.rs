@@ -10,7 +10,7 @@ use super::{linear, matmul};
 use crate::embedding::embedding;
 use crate::operand::Operand;
 use crate::prelude::*;
-use crate::registry::sharded;
+use crate::sharding::sharded;
 use crate::testing::{compare, random};
 
 const ALL: [Placement; 4] = [Replicate, Fan, Shard(0), Shard(1)];
