@@ -29,7 +29,7 @@ pub enum Gather {
 }
 
 /// Layout of a parameter of which each rank holds a shard. It belongs to burn's [`Param`]: clones,
-/// optimizer steps and [`Module::valid`] keep it, and gradients and optimizer states have the shape of
+/// optimizer steps and burn's `Module::valid` keep it, and gradients and optimizer states have the shape of
 /// the shard.
 ///
 /// On some mesh axes the parameter is sharded for storage only: it is gathered for use, and the
