@@ -2,7 +2,7 @@
 //!
 //! A [`Plan`] says for layers, by their paths, how their parameters are sharded and how tensors enter
 //! and leave them; it is a small file. [`parallelize_module`] applies it to a module whose parameters
-//! all ranks hold alike. [`resolve`] computes what a plan does without doing it, and prints it.
+//! all ranks hold alike. [`resolve`](fn@resolve) computes what a plan does without doing it.
 //!
 //! # Example
 //! Two linear layers, the columns of one and the rows of the other over two ranks: one sum over the

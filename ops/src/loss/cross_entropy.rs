@@ -1,15 +1,4 @@
 //! Cross-entropy of classes, which may be sharded.
-//!
-//! `l = Σ_c q[c] · (log Σ_k exp(x[k]) − x[c])`, with `q[c] = w[c] · ((1 − ε) · [c = target] + ε / classes)`, for label
-//! smoothing `ε` and class weights `w`. Semantics follow PyTorch.
-//!
-//! # Placement
-//! Logits `[batch, classes, *spatial]`: all dims may be sharded, classes included. Targets `[batch, *spatial]` are sharded
-//! as logits are, and replicated over axes of classes.
-//!
-//! # Communication
-//! Nothing if classes are whole. Else a maximum and one sum over the ranks that share them, and nothing in the backward
-//! pass.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor, TensorData};
@@ -82,7 +71,18 @@ impl CrossEntropyOptions {
 }
 
 /// The cross-entropy of logits `[batch, classes, *spatial]` and targets `[batch, *spatial]`, reduced to one number. The mean
-/// is over the weights of the targets that count. See the [module](self).
+/// is over the weights of the targets that count.
+///
+/// `l = Σ_c q[c] · (log Σ_k exp(x[k]) − x[c])`, with `q[c] = w[c] · ((1 − ε) · [c = target] + ε / classes)`, for label
+/// smoothing `ε` and class weights `w`. Semantics follow PyTorch.
+///
+/// # Placement
+/// Logits `[batch, classes, *spatial]`: all dims may be sharded, classes included. Targets `[batch, *spatial]` are sharded
+/// as logits are, and replicated over axes of classes.
+///
+/// # Communication
+/// Nothing if classes are whole. Else a maximum and one sum over the ranks that share them, and nothing in the backward
+/// pass.
 ///
 /// # Errors
 /// Shapes or layouts that do not fit; a target that is no class, and not ignored; a failure of communication.
@@ -119,7 +119,7 @@ pub fn cross_entropy<const D: usize, const E: usize>(
     Ok(sum(cross_entropy_cells(logits, target, options)?)? / count)
 }
 
-/// The cross-entropy of each cell, `[batch, *spatial]`, zero where the target is ignored. See the [module](self).
+/// The cross-entropy of each cell, `[batch, *spatial]`, zero where the target is ignored. See [`cross_entropy`].
 ///
 /// # Errors
 /// Those of [`cross_entropy`].
