@@ -1,4 +1,4 @@
-//! What sharded parameters cost and save, each figure beside its peer in one run: `cargo bench --bench parallel`.
+//! Time and memory of sharded parameters, each figure beside its peer in one run: `cargo bench --bench parallel`.
 //!
 //! - a step of a transformer whose heads and hidden features are sharded, on two ranks against one, on the same cores;
 //! - a step of one whose parameters are stored in shards over two ranks of data, against replicated ones;

@@ -96,9 +96,9 @@ impl From<Along> for String {
 /// Placements on some mesh axes: of a layer's input, and of its result.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Crossing {
-    /// What the input becomes before the layer computes, by axis.
+    /// Placements of the input when the layer computes, by axis.
     pub input: Vec<(usize, Along)>,
-    /// What the result becomes, by axis.
+    /// Placements of the result, by axis.
     pub output: Vec<(usize, Along)>,
 }
 

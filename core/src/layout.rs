@@ -141,6 +141,26 @@ impl Layout {
         self.derive(placements, self.0.extents.clone())
     }
 
+    /// This layout with another placement on axes of which each is the innermost of its dim: whole parts
+    /// are left.
+    pub fn gathered(&self, axes: &[usize], whole: Placement) -> Self {
+        let mut placements = self.0.placements.clone();
+        axes.iter().for_each(|axis| placements[*axis] = whole);
+        let dims = self.0.extents.iter().enumerate().map(|(dim, extents)| {
+            let gathered = self
+                .axes_of(dim)
+                .into_iter()
+                .filter(|axis| axes.contains(axis));
+            let parts: usize = gathered.map(|axis| self.0.mesh.sizes()[axis]).product();
+            extents
+                .chunks(parts)
+                .map(|parts| parts.iter().sum())
+                .collect()
+        });
+        let extents = dims.collect();
+        self.derive(placements, extents)
+    }
+
     fn build(
         mesh: Arc<MeshShape>,
         shape: Vec<usize>,

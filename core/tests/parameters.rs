@@ -120,7 +120,7 @@ fn steps_are_those_of_whole_parameters() {
     }
 }
 
-/// What travels: a gather forward; backward a gather again, if at all, and the gradients' scatter.
+/// Messages of both passes: a gather forward; a second gather, if at all, and a scatter of gradients backward.
 #[test]
 fn parameters_travel_once_a_pass() {
     let counts = |gather, data| {

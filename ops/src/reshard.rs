@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::module::{
-    Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
-    Param,
+    Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
 };
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use halocline_core::Along;
 
 use crate::field::{Field, run};
@@ -87,29 +86,7 @@ pub trait ReshardField<const D: usize>: Field<D> {
 impl<const D: usize, X: Field<D>> ReshardField<D> for X {}
 
 impl Module for Reshard {
-    fn collect_devices(&self, devices: Devices) -> Devices {
-        devices
-    }
-
-    fn fork(self, _: &Device) -> Self {
-        self
-    }
-
-    fn to_device(self, _: &Device) -> Self {
-        self
-    }
-
-    fn train(self) -> Self {
-        self
-    }
-
-    fn valid(&self) -> Self {
-        self.clone()
-    }
-
-    fn materialize(self) -> Self {
-        self
-    }
+    halocline_core::stays_as_it_is!();
 
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         visitor.enter_module("reshard", Self::CONTAINER);

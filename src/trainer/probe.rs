@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Device, Tensor, TensorData};
 use halocline_core::{Error, ParamShard, Result, param_shards};
@@ -128,29 +128,7 @@ struct Probe<const D: usize> {
 }
 
 impl<const D: usize> Module for Probe<D> {
-    fn collect_devices(&self, devices: Devices) -> Devices {
-        devices
-    }
-
-    fn fork(self, _: &Device) -> Self {
-        self
-    }
-
-    fn to_device(self, _: &Device) -> Self {
-        self
-    }
-
-    fn train(self) -> Self {
-        self
-    }
-
-    fn valid(&self) -> Self {
-        self.clone()
-    }
-
-    fn materialize(self) -> Self {
-        self
-    }
+    halocline_core::stays_as_it_is!();
 
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         self.path

@@ -181,7 +181,7 @@ impl ParamShard {
         axes
     }
 
-    /// What the layer of the parameter does to its input and result.
+    /// Placements that the plan asks for the input and result of the parameter's layer.
     pub fn crossing(&self) -> Option<&Crossing> {
         self.crossing.as_deref()
     }
@@ -242,7 +242,7 @@ impl ParamShard {
         parts: bool,
     ) -> ShardTensor<D> {
         let (local, from, mesh) = shard.into_parts();
-        let to = without(&from, axes, if parts { Fan } else { Replicate });
+        let to = from.gathered(axes, if parts { Fan } else { Replicate });
         let plan = |source: &Layout, target: &Layout| {
             let key = (NAME, source.clone(), target.clone());
             let plan = mesh.cache().get_or_make(key, |(_, source, target)| {
@@ -283,28 +283,6 @@ impl ParamShard {
             help: "layers compute with such a shard; whole() makes the module whole".into(),
         }
     }
-}
-
-/// A layout whose innermost shards, over some axes, are gathered.
-fn without(layout: &Layout, axes: &[usize], whole: Placement) -> Layout {
-    let mut placements = layout.placements().to_vec();
-    axes.iter().for_each(|axis| placements[*axis] = whole);
-    let extents = layout
-        .all_extents()
-        .iter()
-        .enumerate()
-        .map(|(dim, extents)| {
-            let gathered = layout
-                .axes_of(dim)
-                .into_iter()
-                .filter(|axis| axes.contains(axis));
-            let parts: usize = gathered.map(|axis| layout.mesh().sizes()[axis]).product();
-            extents
-                .chunks(parts)
-                .map(|parts| parts.iter().sum())
-                .collect()
-        });
-    layout.derive(placements, extents.collect())
 }
 
 impl fmt::Debug for ParamShard {

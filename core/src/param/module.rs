@@ -4,13 +4,44 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use burn::module::{
-    Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
-    Param, Reparameterization,
+    Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
+    Reparameterization,
 };
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 
 use super::layout::ParamShard;
 use crate::{Error, LocalGradient, Result, ShardTensor};
+
+/// Methods of burn's `Module` for one that neither devices nor training change.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! stays_as_it_is {
+    () => {
+        fn collect_devices(&self, devices: burn::module::Devices) -> burn::module::Devices {
+            devices
+        }
+
+        fn fork(self, _: &burn::tensor::Device) -> Self {
+            self
+        }
+
+        fn to_device(self, _: &burn::tensor::Device) -> Self {
+            self
+        }
+
+        fn train(self) -> Self {
+            self
+        }
+
+        fn valid(&self) -> Self {
+            self.clone()
+        }
+
+        fn materialize(self) -> Self {
+            self
+        }
+    };
+}
 
 /// The container type by which visitors find a layout.
 const CONTAINER: &str = "Halocline:ParamShard";
@@ -41,29 +72,7 @@ impl Reparameterization for ParamShard {
 }
 
 impl Module for ParamShard {
-    fn collect_devices(&self, devices: Devices) -> Devices {
-        devices
-    }
-
-    fn fork(self, _: &Device) -> Self {
-        self
-    }
-
-    fn to_device(self, _: &Device) -> Self {
-        self
-    }
-
-    fn train(self) -> Self {
-        self
-    }
-
-    fn valid(&self) -> Self {
-        self.clone()
-    }
-
-    fn materialize(self) -> Self {
-        self
-    }
+    stays_as_it_is!();
 
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         PASSED.set(Some(self.clone()));

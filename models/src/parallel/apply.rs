@@ -60,7 +60,7 @@ pub fn build<M: Module>(
     )
 }
 
-/// What a plan does, which is the same on all ranks.
+/// Resolves a plan, and checks that all ranks resolve it alike.
 fn resolved_alike<M: Module>(module: &M, mesh: &DeviceMesh, plan: &Plan) -> Result<ResolvedPlan> {
     let resolved = resolve(module, mesh.shape(), plan);
     agree(mesh, resolved.as_ref().ok())?;

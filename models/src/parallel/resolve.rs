@@ -10,9 +10,9 @@ use halocline_core::{
 };
 
 use super::pattern::Pattern;
-use super::plan::{Plan, Store};
+use super::plan::{Entry, Plan, Store};
 use super::sites::{Site, Sites};
-use super::style::{Axes, Placed};
+use super::style::{Axes, Placed, Style};
 
 /// What a plan does to one parameter.
 #[derive(Clone, Debug)]
@@ -40,28 +40,8 @@ impl ResolvedParam {
 
     /// The number of elements that a position computes with: those it holds, and those gathered.
     pub fn elements_used(&self, position: usize) -> usize {
-        let cells = self.layout.local_shape(position);
-        let whole = |dim: usize| {
-            let stored = self
-                .stored
-                .iter()
-                .any(|axis| self.layout.placements()[*axis] == Shard(dim));
-            let mesh = self.layout.mesh();
-            if !stored {
-                return cells[dim];
-            }
-            let parts: usize = (self.stored.iter())
-                .filter(|axis| self.layout.placements()[**axis] == Shard(dim))
-                .map(|axis| mesh.sizes()[*axis])
-                .product();
-            let extents = self.layout.extents(dim).chunks(parts);
-            let part = self.layout.part(dim, position) / parts;
-            extents
-                .map(|parts| parts.iter().sum::<usize>())
-                .nth(part)
-                .unwrap_or(0)
-        };
-        (0..cells.len()).map(whole).product()
+        let used = self.layout.gathered(&self.stored, Replicate);
+        used.local_shape(position).iter().product()
     }
 }
 
@@ -105,15 +85,15 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
         mesh,
         sites: &sites,
     };
-    let mut styles: BTreeMap<&str, (&str, Placed)> = BTreeMap::new();
+    let mut styles: BTreeMap<&str, (&Entry, Placed)> = BTreeMap::new();
     for entry in &plan.layer {
         let pattern = Pattern::new(&entry.path)?;
         for site in resolver.matched(&pattern)? {
             let placed = entry.style.placed(&site.kind, &site.path)?;
-            if let Some((other, _)) = styles.insert(&site.path, (&entry.path, placed)) {
+            if let Some((other, _)) = styles.insert(&site.path, (entry, placed)) {
                 return Err(Error::other(format!(
-                    "plan: {other:?} and {:?} both match {}; one entry a layer",
-                    entry.path, site.path
+                    "plan: {:?} and {:?} both match {}; one entry a layer",
+                    other.path, entry.path, site.path
                 )));
             }
         }
@@ -126,13 +106,7 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
     for site in &sites.sites {
         let style = styles.get(site.path.as_str());
         let placed = style.map(|(_, placed)| placed.clone()).unwrap_or_default();
-        let written = style.is_some_and(|(pattern, _)| {
-            let entry = plan.layer.iter().find(|entry| entry.path == **pattern);
-            matches!(
-                entry.map(|entry| &entry.style),
-                Some(super::Style::Placed(_))
-            )
-        });
+        let written = style.is_some_and(|(entry, _)| matches!(entry.style, Style::Placed(_)));
         let crossing = Crossing {
             input: resolver.axes(&placed.input, &site.path)?,
             output: resolver.axes(&placed.output, &site.path)?,
