@@ -4,9 +4,7 @@ use burn::module::Param;
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Tensor};
 use halocline_core::ops::fan_out;
-use halocline_core::{
-    Error, Fan, Layout, Pairing, ParamShard, Placement, Replicate, Result, Shard, ShardTensor,
-};
+use halocline_core::{Error, Fan, Layout, Pairing, ParamShard, Result, Shard, ShardTensor};
 
 /// A parameter of an operator: a replicated tensor, or one with a layout.
 ///
@@ -166,21 +164,7 @@ pub(crate) fn fan_out_alike<const D: usize, const N: usize>(
     };
     let fans: Vec<bool> = (0..axes).map(fans).collect();
     let all = tensors.into_iter();
-    let all = all.map(|x| fan_out_where(x, |axis| fans.get(axis) == Some(&true)));
+    let all = all.map(|x| x.try_fan_out(|axis| fans.get(axis) == Some(&true)));
     let all: Vec<_> = all.collect::<Result<_>>()?;
     Ok(all.try_into().expect("as many as were given"))
-}
-
-/// Lets a tensor fan out on the axes chosen, where it is replicated.
-pub(crate) fn fan_out_where<const D: usize>(
-    x: ShardTensor<D>,
-    chosen: impl Fn(usize) -> bool,
-) -> Result<ShardTensor<D>> {
-    let placements = x.placements().iter().enumerate();
-    let placements = placements.map(|(axis, placement)| match placement {
-        Replicate if chosen(axis) => Fan,
-        other => *other,
-    });
-    let placements: Vec<Placement> = placements.collect();
-    x.try_redistribute(&placements)
 }

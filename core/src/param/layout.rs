@@ -11,7 +11,7 @@ use super::gathering::Gathering;
 use crate::comm::{Operation, Traffic};
 use crate::crossing::Crossing;
 use crate::exchange::{Direction, Exchange, Move, Need, Source};
-use crate::layout::{Fan, Layout, Placement, Replicate, Shard};
+use crate::layout::{Fan, Layout, Replicate, Shard};
 use crate::operator::apply;
 use crate::{DeviceMesh, Error, IndexBox, Result, ShardTensor};
 
@@ -208,14 +208,8 @@ impl ParamShard {
         let varies = |axis: usize| x.placements()[axis].varies();
         // The leaf fans out, so that its gradient joins a bucket, and as a shard, so that less
         // travels.
-        let placements = self.layout.placements().iter().enumerate();
-        let placements = placements.map(|(axis, placement)| match placement {
-            Replicate if varies(axis) => Fan,
-            other => *other,
-        });
-        let placements: Vec<Placement> = placements.collect();
         let shard = ShardTensor::from_parts(base, self.layout.clone(), x.mesh().clone());
-        let shard = shard.try_redistribute(&placements)?;
+        let shard = shard.try_fan_out(varies)?;
         Error::catch(|| self.gathered(shard, varies))
     }
 

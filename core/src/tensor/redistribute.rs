@@ -139,6 +139,33 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
         })
     }
 
+    /// The same values, which fan out over the axes chosen on which they are replicated.
+    ///
+    /// # Errors
+    /// Those of [`try_redistribute`](Self::try_redistribute).
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Fan, Launcher, Replicate, Shard, ShardTensor};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2), ("lon", 1)])?;
+    ///     let x = ShardTensor::<1>::ones([4], &mesh, &[Replicate, Shard(0)])?;
+    ///     assert_eq!(x.try_fan_out(|_| true)?.placements(), [Fan, Shard(0)]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn try_fan_out(self, chosen: impl Fn(usize) -> bool) -> Result<Self> {
+        let placements = self.placements().iter().enumerate();
+        let placements = placements.map(|(axis, placement)| match placement {
+            Replicate if chosen(axis) => Fan,
+            other => *other,
+        });
+        let placements: Vec<Placement> = placements.collect();
+        self.try_redistribute(&placements)
+    }
+
     /// Whether the autodiff graph has a node of the tensor.
     fn is_tracked(&self) -> bool {
         // Of one dim, which is not compared with the shape here.

@@ -62,4 +62,4 @@ mod tests;
 pub use apply::{build, distribute_module, parallelize_module};
 pub use plan::{Entry, Plan, Store};
 pub use resolve::{ResolvedParam, ResolvedPlan, resolve};
-pub use style::{Axes, Placed, Style};
+pub use style::{Axes, Placed, Split, Style};

@@ -14,34 +14,10 @@ pub type Axes = BTreeMap<String, Along>;
 pub enum Style {
     /// Each rank computes some outputs from all inputs: columns of a linear layer or an embedding,
     /// output channels of a convolution. The input fans out, and the result is sharded in its features.
-    Colwise {
-        /// The axis.
-        axis: String,
-        /// Outputs that stay on one rank, such as those of a head of attention.
-        #[serde(default = "one", skip_serializing_if = "is_one")]
-        unit: usize,
-        /// The placement of the input; by default it fans out.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        input: Option<Along>,
-        /// The placement of the result; by default it is left as it is.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        output: Option<Along>,
-    },
+    Colwise(Split),
     /// Each rank computes a part of all outputs from some inputs: rows of a linear layer, rows of an
     /// embedding, input channels of a convolution. The parts are added, and then a bias.
-    Rowwise {
-        /// The axis.
-        axis: String,
-        /// Inputs that stay on one rank.
-        #[serde(default = "one", skip_serializing_if = "is_one")]
-        unit: usize,
-        /// The placement of the input; by default it is sharded in its features.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        input: Option<Along>,
-        /// The placement of the result; by default it is replicated.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        output: Option<Along>,
-    },
+    Rowwise(Split),
     /// The layer computes on shards of a sequence, with whole parameters: norms. Dropout has no
     /// parameters and needs no style.
     SequenceParallel {
@@ -68,6 +44,36 @@ pub enum Style {
     /// Placements of parameters by name, of the input and of the result: what the other styles are
     /// made of.
     Placed(Placed),
+}
+
+/// Division of a layer's features over an axis.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Split {
+    /// The axis.
+    pub axis: String,
+    /// Features that stay on one rank, such as those of a head of attention.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub unit: usize,
+    /// The placement of the input; by default it fans out column-wise, and is sharded in its features
+    /// row-wise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<Along>,
+    /// The placement of the result; by default it stays as it is column-wise, and is replicated
+    /// row-wise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output: Option<Along>,
+}
+
+impl Split {
+    fn over(axis: &str) -> Self {
+        Self {
+            axis: axis.into(),
+            unit: 1,
+            input: None,
+            output: None,
+        }
+    }
 }
 
 /// Placements of a layer's parameters, input and result.
@@ -103,22 +109,12 @@ fn is_one(unit: &usize) -> bool {
 impl Style {
     /// [`Colwise`](Self::Colwise) over an axis.
     pub fn colwise(axis: &str) -> Self {
-        Self::Colwise {
-            axis: axis.into(),
-            unit: 1,
-            input: None,
-            output: None,
-        }
+        Self::Colwise(Split::over(axis))
     }
 
     /// [`Rowwise`](Self::Rowwise) over an axis.
     pub fn rowwise(axis: &str) -> Self {
-        Self::Rowwise {
-            axis: axis.into(),
-            unit: 1,
-            input: None,
-            output: None,
-        }
+        Self::Rowwise(Split::over(axis))
     }
 
     /// [`SequenceParallel`](Self::SequenceParallel) over an axis, for tensors `[batch, tokens, features]`.
@@ -147,7 +143,7 @@ impl Style {
     #[must_use]
     pub fn with_unit(mut self, size: usize) -> Self {
         match &mut self {
-            Self::Colwise { unit, .. } | Self::Rowwise { unit, .. } => *unit = size,
+            Self::Colwise(split) | Self::Rowwise(split) => split.unit = size,
             Self::Placed(placed) => placed.unit = size,
             other => panic!("with_unit: {other:?} shards no features"),
         }
@@ -161,9 +157,8 @@ impl Style {
     #[must_use]
     pub fn with_output(mut self, along: Along) -> Self {
         match &mut self {
-            Self::Colwise { output, .. }
-            | Self::Rowwise { output, .. }
-            | Self::SequenceParallel { output, .. } => *output = Some(along),
+            Self::Colwise(split) | Self::Rowwise(split) => split.output = Some(along),
+            Self::SequenceParallel { output, .. } => *output = Some(along),
             other => panic!("with_output: {other:?} says it already, by axis"),
         }
         self
@@ -176,7 +171,7 @@ impl Style {
     #[must_use]
     pub fn with_input(mut self, along: Along) -> Self {
         match &mut self {
-            Self::Colwise { input, .. } | Self::Rowwise { input, .. } => *input = Some(along),
+            Self::Colwise(split) | Self::Rowwise(split) => split.input = Some(along),
             other => panic!("with_input: {other:?} says it already"),
         }
         self
@@ -189,12 +184,12 @@ impl Style {
     pub(super) fn placed(&self, kind: &str, path: &str) -> Result<Placed> {
         let along = |axis: &str, along| Axes::from([(axis.to_string(), along)]);
         Ok(match self {
-            Self::Colwise {
+            Self::Colwise(Split {
                 axis,
                 unit,
                 input,
                 output,
-            } => {
+            }) => {
                 let features = Features::of(kind, path, "colwise")?;
                 let fan = (features.takes_gradient).then_some(Along::Fan);
                 Placed {
@@ -207,12 +202,12 @@ impl Style {
                     output: output.map(|output| along(axis, output)).unwrap_or_default(),
                 }
             }
-            Self::Rowwise {
+            Self::Rowwise(Split {
                 axis,
                 unit,
                 input,
                 output,
-            } => {
+            }) => {
                 let features = Features::of(kind, path, "rowwise")?;
                 let sharded = features.takes_gradient.then_some(features.dim);
                 Placed {

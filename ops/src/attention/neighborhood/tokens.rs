@@ -7,7 +7,6 @@ use crate::attention::attended::{Attended, attended};
 use crate::attention::dense::{self, Scores};
 use crate::attention::widths::with_width;
 use crate::driver::empty::keep;
-use crate::operand::fan_out_where;
 use crate::reshape;
 
 /// Attention of the queries of a field to keys and values of tokens, which lie as the heads and samples of the field's keys.
@@ -45,7 +44,7 @@ pub(super) fn attention<const D: usize>(
     let placements: Vec<Placement> = k.placements().iter().map(of_tokens).collect();
     let [keys, values] = {
         let fans = |axis: usize| placements.get(axis) == Some(&Fan);
-        [fan_out_where(keys, fans)?, fan_out_where(values, fans)?]
+        [keys.try_fan_out(fans)?, values.try_fan_out(fans)?]
     };
     for tensor in [&keys, &values] {
         let alike = tensor.layout().mesh() == k.layout().mesh()
