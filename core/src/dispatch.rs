@@ -207,6 +207,22 @@ pub(crate) fn joined(tensors: Vec<DispatchTensor>) -> DispatchTensor {
     })
 }
 
+/// A tensor of floats in another number type.
+pub(crate) fn cast(tensor: DispatchTensor, dtype: DType) -> DispatchTensor {
+    match tensor.dtype() == dtype {
+        true => tensor,
+        false => Dispatch::float_cast(tensor, dtype.into()),
+    }
+}
+
+/// A tensor in f32, if it has floats of half precision.
+pub(crate) fn widened(tensor: DispatchTensor) -> DispatchTensor {
+    match tensor.dtype() {
+        DType::F16 | DType::BF16 => cast(tensor, DType::F32),
+        _ => tensor,
+    }
+}
+
 /// The sum of two tensors of one shape.
 ///
 /// # Panics

@@ -1,7 +1,9 @@
 //! Training that survives failures: steps, checkpoints, and resuming from the last one.
 
+mod average;
 mod clip;
 mod gradients;
+mod precision;
 mod probe;
 mod signals;
 mod step;
@@ -11,6 +13,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use average::Average;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
@@ -18,6 +21,7 @@ use burn::tensor::{Tensor, TensorData};
 use halocline_core::{DeviceMesh, Error, LayerKeys, RandomKey, Result, World};
 use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 use halocline_ops::{Field, backward};
+use precision::Precision;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -25,6 +29,7 @@ use signals::interrupted;
 use step::GradientHook;
 
 pub use clip::clip_grad_norm;
+pub use precision::LossScale;
 pub use probe::check_optimizer;
 pub use step::NonFinite;
 
@@ -88,6 +93,8 @@ pub struct Trainer<M: Module> {
     notes: BTreeMap<String, Value>,
     accumulate: usize,
     non_finite: NonFinite,
+    precision: Precision<M>,
+    average: Option<Average<M>>,
     hook: Option<GradientHook<M>>,
     /// Whether the replicas of the model have been compared in this run.
     compared: bool,
@@ -120,6 +127,9 @@ struct Progress {
     step: u64,
     epoch: usize,
     batch: usize,
+    /// The factor of losses.
+    #[serde(default)]
+    scale: Option<LossScale>,
 }
 
 /// The end of an epoch.
@@ -154,12 +164,15 @@ impl<M: Module> Trainer<M> {
                 step: 0,
                 epoch: 0,
                 batch: 0,
+                scale: None,
             },
             losses: Vec::new(),
             recent: Vec::new(),
             notes: BTreeMap::new(),
             accumulate: 1,
             non_finite: NonFinite::default(),
+            precision: Precision::default(),
+            average: None,
             hook: None,
             compared: false,
             save_every: 0,
@@ -263,7 +276,7 @@ impl<M: Module> Trainer<M> {
     }
 
     fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
-        let progress: Progress = checkpoint.value("progress")?;
+        let mut progress: Progress = checkpoint.value("progress")?;
         if progress.seed != self.world.seed() {
             return Err(Error::other(format!(
                 "it was saved by a job with seed {}, this one has {}; set Launcher::seed",
@@ -276,6 +289,7 @@ impl<M: Module> Trainer<M> {
         let optimizer = checkpoint.optimizer(&self.world, "optimizer", optimizer, &model)?;
         let schedule = self.optimizer.schedule.clone();
         let schedule = checkpoint.schedule(&self.world, "schedule", schedule)?;
+        self.restore_average(&self.world.clone(), checkpoint, &model)?;
         let losses = checkpoint.tensor_data(&self.world, "losses")?;
         self.notes = checkpoint.value("notes")?;
         self.losses = losses
@@ -288,6 +302,8 @@ impl<M: Module> Trainer<M> {
             schedule,
         };
         self.metric = (progress.step, checkpoint.metric());
+        let scale = self.progress.scale;
+        progress.scale = scale.map(|scale| progress.scale.unwrap_or(scale));
         self.progress = progress;
         self.saved = Some(progress);
         Ok(())
@@ -377,10 +393,11 @@ impl<M: Module> Trainer<M> {
             let Progress { seed, epoch, .. } = self.progress;
             let number = self.progress.batch + pending.len();
             LayerKeys::new(RandomKey::new(seed, ("layers", epoch, number))).install();
-            let value = loss(self.model(), batch)?.into_shard().resolve();
+            let value = loss(self.computing(), batch)?.into_shard().resolve();
             pending.push(value.local().clone().inner());
-            let found = GradientsParams::from_grads(backward(value), self.model());
-            gradients.accumulate(self.model(), found);
+            let found = backward(self.scaled(value));
+            let found = GradientsParams::from_grads(found, self.computing());
+            gradients.accumulate(self.model(), self.unscaled(found));
             if pending.len() == self.accumulate {
                 self.update(gradients.grads(), &mut pending)?;
                 if self.is_interrupted()? {
@@ -415,6 +432,7 @@ impl<M: Module> Trainer<M> {
         snapshot.module("model", self.model())?;
         snapshot.optimizer("optimizer", &self.optimizer.optimizer, self.model())?;
         snapshot.schedule("schedule", &self.optimizer.schedule)?;
+        self.save_average(&mut snapshot)?;
         let losses = TensorData::new(self.losses.clone(), [self.losses.len()]);
         snapshot.data("losses", &losses)?;
         let Some(checkpoints) = &mut self.checkpoints else {

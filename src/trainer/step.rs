@@ -57,6 +57,8 @@ impl<M: Module> Trainer<M> {
             schedule,
         } = &mut self.optimizer;
         self.model = Some(optimizer.step(schedule.step(), model, gradients));
+        self.forget_rounded();
+        self.move_average();
         self.progress.step += 1;
         self.progress.batch += losses.len();
         self.recent.append(losses);
@@ -85,8 +87,16 @@ impl<M: Module> Trainer<M> {
                 .map(|found| format!("after the gradient hook, {found}"));
         }
         let Some(found) = found else {
+            self.scales_up();
             return Ok(Some(gradients));
         };
+        let is_finite = |loss: &Tensor<1>| loss.clone().into_scalar::<f64>().is_finite();
+        if losses.iter().all(is_finite) && self.scales_down() {
+            return Ok(None);
+        }
+        if self.non_finite == NonFinite::Allow {
+            return Ok(Some(gradients));
+        }
         let Progress { step, epoch, .. } = self.progress;
         let text = format!("step {} (epoch {epoch}): {found}", step + 1);
         if self.non_finite == NonFinite::Stop {
@@ -105,7 +115,7 @@ impl<M: Module> Trainer<M> {
         gradients: &GradientsParams,
         losses: &[Tensor<1>],
     ) -> Result<Option<String>> {
-        if self.non_finite == NonFinite::Allow {
+        if self.non_finite == NonFinite::Allow && self.progress.scale.is_none() {
             return Ok(None);
         }
         let (batch, model) = (self.progress.batch, self.model());

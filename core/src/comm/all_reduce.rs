@@ -15,7 +15,7 @@ use super::collectives::{
 };
 use super::host::{self, Room};
 use super::{Communicator, Expected, InFlight, Operation, Payload};
-use crate::dispatch::{combined, cut};
+use crate::dispatch::{cast, combined, cut, widened};
 use crate::layout::ReduceOp;
 use crate::{IndexBox, Result};
 
@@ -291,10 +291,18 @@ pub(crate) fn combination(op: ReduceOp, tensors: Vec<DispatchTensor>) -> Dispatc
     if tensors.iter().all(host::holds) {
         return host::combination(op, tensors);
     }
+    let dtype = tensors.first().map(TensorMetadata::dtype);
+    // A sum of many numbers of half precision is rounded once.
+    let widen = op == ReduceOp::Sum && tensors.len() > 2;
     let combined = tensors
         .into_iter()
+        .map(|tensor| if widen { widened(tensor) } else { tensor })
         .reduce(|first, second| combined(op, first, second));
-    combined.expect("a group has at least one rank")
+    let combined = combined.expect("a group has at least one rank");
+    match dtype {
+        Some(dtype) if widen => cast(combined, dtype),
+        _ => combined,
+    }
 }
 
 /// The bytes of a tensor of the CPU that has been received.
@@ -307,7 +315,7 @@ fn received_cells(payload: &Payload) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Device, Tensor, TensorData};
+    use burn::tensor::{DType, Device, Tensor, TensorData};
 
     use super::*;
     use crate::Launcher;
@@ -317,6 +325,19 @@ mod tests {
     fn rows_are_about_as_long_as_columns() {
         let lengths = [1, 16, 17, 18, 20, 64, 4096].map(row_length);
         assert_eq!(lengths, [1, 16, 17, 6, 5, 8, 64]);
+    }
+
+    #[test]
+    fn sums_of_half_precision_are_rounded_once() {
+        let device = Device::flex();
+        // Beside 256, of which bf16 has eight bits, each 1 alone is lost.
+        let values = [256.0, 1.0, 1.0].map(|value| {
+            let value = Tensor::<1>::from_data(TensorData::from([value]), (&device, DType::BF16));
+            value.into_dispatch()
+        });
+        let sum = Tensor::<1>::from_dispatch(combination(ReduceOp::Sum, values.to_vec()));
+        assert_eq!(sum.dtype(), DType::BF16);
+        assert_eq!(sum.into_data().iter::<f32>().next(), Some(258.0));
     }
 
     /// The values that a rank adds: of all magnitudes, so that the order of additions shows.

@@ -1,0 +1,122 @@
+//! Exponential moving averages of parameters.
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+use halocline_core::{Result, World};
+use halocline_io::{Checkpoint, Snapshot};
+
+use super::Trainer;
+
+const NAME: &str = "average";
+
+/// Average of a model's parameters over steps.
+#[derive(Debug)]
+pub(super) struct Average<M> {
+    decay: f64,
+    model: M,
+}
+
+impl<M: Module> Trainer<M> {
+    /// Keeps an exponential moving average of the parameters, which begins with those of the model and
+    /// after each step becomes `decay · average + (1 − decay) · parameter`. It is saved with the run.
+    /// For validation and forecasts it is often better than the parameters themselves.
+    ///
+    /// # Panics
+    /// Panics if `decay` is not between 0 and 1, or after
+    /// [`resume_or_start`](Self::resume_or_start), which loads it.
+    #[must_use]
+    pub fn with_average(mut self, decay: f64) -> Self {
+        assert!(
+            (0.0..=1.0).contains(&decay),
+            "with_average({decay}): expected 0 to 1"
+        );
+        assert!(
+            self.checkpoints.is_none(),
+            "with_average after resume_or_start: expected before it"
+        );
+        let model = self.model().valid();
+        self.average = Some(Average { decay, model });
+        self
+    }
+
+    /// The model with averaged parameters, for inference, of a run [with an
+    /// average](Self::with_average). Of sharded parameters it has the same shards.
+    pub fn averaged(&self) -> Option<&M> {
+        self.average.as_ref().map(|average| &average.model)
+    }
+
+    /// Moves the average towards the parameters.
+    pub(super) fn move_average(&mut self) {
+        if let Some(Average { decay, model }) = self.average.take() {
+            let mut values = Values::default();
+            self.model().visit(&mut values);
+            let mut mean = Mean {
+                values,
+                next: 0,
+                decay,
+            };
+            let model = model.map(&mut mean);
+            self.average = Some(Average { decay, model });
+        }
+    }
+
+    pub(super) fn save_average(&self, snapshot: &mut Snapshot) -> Result<()> {
+        if let Some(average) = &self.average {
+            snapshot.module(NAME, &average.model)?;
+        }
+        Ok(())
+    }
+
+    /// Loads the average. Of a run that had none, it begins with the parameters of `model`.
+    pub(super) fn restore_average(
+        &mut self,
+        world: &World,
+        checkpoint: &Checkpoint,
+        model: &M,
+    ) -> Result<()> {
+        let Some(average) = &mut self.average else {
+            return Ok(());
+        };
+        let is_saved = checkpoint.names().any(|name| name.starts_with("average."));
+        let loaded = match is_saved {
+            true => checkpoint.module(world, NAME, average.model.clone())?,
+            false => model.valid(),
+        };
+        average.model = loaded;
+        Ok(())
+    }
+}
+
+/// Parameters by their places in the model: a checkpoint gives the parameters of model and average other
+/// numbers.
+#[derive(Default)]
+struct Values {
+    values: GradientsParams,
+    next: u64,
+}
+
+impl ModuleVisitor for Values {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let place = ParamId::from(self.next);
+        self.values.register(place, param.base().inner());
+        self.next += 1;
+    }
+}
+
+struct Mean {
+    values: Values,
+    next: u64,
+    decay: f64,
+}
+
+impl ModuleMapper for Mean {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, average, mapper) = param.consume();
+        let value = self.values.values.remove::<D>(ParamId::from(self.next));
+        let value = value.expect("the average has the parameters of the model");
+        self.next += 1;
+        let average = average * self.decay + value * (1.0 - self.decay);
+        Param::from_mapped_value(id, average, mapper)
+    }
+}

@@ -1,0 +1,199 @@
+//! Training in half precision, with parameters and optimizer states in f32.
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{FloatDType, Tensor};
+use halocline_core::ShardTensor;
+use serde::{Deserialize, Serialize};
+
+use super::Trainer;
+
+/// The smallest factor of a loss.
+const LEAST: f64 = 1.0;
+
+/// Factor of losses in f16, whose gradients would otherwise be rounded to zero. It is halved when a
+/// gradient is not finite, in a step that is left out, and doubled after many steps without one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossScale {
+    /// The factor.
+    pub factor: f64,
+    /// Number of steps with finite gradients after which the factor is doubled.
+    pub growth_interval: u64,
+    /// Steps with finite gradients since the factor changed.
+    steps: u64,
+}
+
+impl LossScale {
+    /// A factor at the beginning, and the number of steps after which it is doubled.
+    pub fn new(factor: f64, growth_interval: u64) -> Self {
+        Self {
+            factor,
+            growth_interval,
+            steps: 0,
+        }
+    }
+
+    fn succeeded(&mut self) {
+        self.steps += 1;
+        if self.steps == self.growth_interval {
+            *self = Self::new(self.factor * 2.0, self.growth_interval);
+        }
+    }
+
+    /// Halves the factor, unless it is the smallest.
+    fn failed(&mut self) -> bool {
+        let smaller = self.factor / 2.0;
+        if smaller < LEAST {
+            return false;
+        }
+        *self = Self::new(smaller, self.growth_interval);
+        true
+    }
+}
+
+/// PyTorch's defaults.
+impl Default for LossScale {
+    fn default() -> Self {
+        Self::new(65536.0, 2000)
+    }
+}
+
+/// The number type in which losses are computed.
+#[derive(Debug)]
+pub(super) struct Precision<M> {
+    dtype: Option<FloatDType>,
+    /// The model in that type, until the next step.
+    model: Option<M>,
+}
+
+impl<M> Default for Precision<M> {
+    fn default() -> Self {
+        Self {
+            dtype: None,
+            model: None,
+        }
+    }
+}
+
+impl<M: Module> Trainer<M> {
+    /// Computes losses and their gradients with parameters rounded to another number type, `BF16` or
+    /// `F16`, while those of the [model](Self::model), the sums of gradients over batches and the
+    /// optimizer's states keep theirs. The function of the loss is given the rounded model, and
+    /// casts its input; losses are best computed in f32. With `F16` losses are [scaled](LossScale).
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::FloatDType;
+    /// use halocline::prelude::*;
+    /// use halocline::Trainer;
+    /// use burn::nn::conv::Conv2d;
+    ///
+    /// # fn train(trainer: Trainer<Conv2d>, batches: Vec<ShardTensor<4>>) -> Result<()> {
+    /// let mut trainer = trainer.with_precision(FloatDType::BF16);
+    /// let _ended = trainer.train_epoch(batches, |model, x| {
+    ///     let y = x.cast(FloatDType::BF16).apply(model);
+    ///     Ok(y.cast(FloatDType::F32).square().mean())
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn with_precision(mut self, dtype: FloatDType) -> Self {
+        self.precision.dtype = Some(dtype);
+        self.progress.scale = (dtype == FloatDType::F16).then(LossScale::default);
+        self
+    }
+
+    /// Sets how losses are scaled, after [`with_precision`](Self::with_precision).
+    #[must_use]
+    pub fn with_loss_scale(mut self, scale: LossScale) -> Self {
+        self.progress.scale = Some(scale);
+        self
+    }
+
+    /// How losses are scaled at present.
+    pub fn loss_scale(&self) -> Option<LossScale> {
+        self.progress.scale
+    }
+
+    /// The model with which losses are computed.
+    pub(super) fn computing(&mut self) -> &M {
+        let Some(dtype) = self.precision.dtype else {
+            return self.model();
+        };
+        if self.precision.model.is_none() {
+            self.precision.model = Some(rounded(self.model().clone(), dtype));
+        }
+        self.precision.model.as_ref().expect("it was just made")
+    }
+
+    /// Forgets the rounded model: the parameters are about to change.
+    pub(super) fn forget_rounded(&mut self) {
+        self.precision.model = None;
+    }
+
+    /// Multiplies a loss before its backward pass.
+    pub(super) fn scaled(&self, loss: ShardTensor<1>) -> ShardTensor<1> {
+        match self.progress.scale {
+            None => loss,
+            Some(scale) => loss.cast(FloatDType::F32) * scale.factor,
+        }
+    }
+
+    /// Gradients of the model's parameters from those of the rounded ones.
+    pub(super) fn unscaled(&self, gradients: GradientsParams) -> GradientsParams {
+        if self.precision.dtype.is_none() && self.progress.scale.is_none() {
+            return gradients;
+        }
+        let mut widen = Widen {
+            gradients,
+            factor: self.progress.scale.map_or(1.0, |scale| 1.0 / scale.factor),
+        };
+        self.model().visit(&mut widen);
+        widen.gradients
+    }
+
+    /// Whether a step with gradients that are not finite is left out with a smaller factor of
+    /// losses.
+    pub(super) fn scales_down(&mut self) -> bool {
+        let scale = self.progress.scale.as_mut();
+        scale.is_some_and(LossScale::failed)
+    }
+
+    /// Counts a step with finite gradients.
+    pub(super) fn scales_up(&mut self) {
+        if let Some(scale) = &mut self.progress.scale {
+            scale.succeeded();
+        }
+    }
+}
+
+/// A module with its parameters of floats in another number type, as leaves of their own.
+fn rounded<M: Module>(module: M, dtype: FloatDType) -> M {
+    struct Round(FloatDType);
+
+    impl ModuleMapper for Round {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let (id, tensor, mapper) = param.consume();
+            let tracked = tensor.is_require_grad();
+            let tensor = tensor.detach().cast(self.0).detach();
+            Param::from_mapped_value(id, tensor.set_require_grad(tracked), mapper)
+        }
+    }
+
+    module.map(&mut Round(dtype))
+}
+
+struct Widen {
+    gradients: GradientsParams,
+    factor: f64,
+}
+
+impl ModuleVisitor for Widen {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
+            let gradient = gradient.cast(FloatDType::from(param.base().dtype()));
+            self.gradients.register(param.id, gradient * self.factor);
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Training in half precision with parameters in f32, scaled losses, and averages of parameters.
+
+#[allow(dead_code, reason = "shared with other tests, which use more of it")]
+mod trainer;
+
+use std::path::Path;
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, SgdConfig};
+use burn::tensor::FloatDType;
+use halocline::core::whole;
+use halocline::models::parallel::{Plan, Store, build};
+use halocline::models::{FieldTransformer, FieldTransformerConfig, UNet, UNetConfig};
+use halocline::ops::{Reduction, mse_loss};
+use halocline::prelude::*;
+use halocline::{Ended, LossScale, Trainer};
+use trainer::sample;
+
+const F32: Option<FloatDType> = None;
+const BF16: Option<FloatDType> = Some(FloatDType::BF16);
+const F16: Option<FloatDType> = Some(FloatDType::F16);
+
+/// Losses of training a model on a mesh, with parameters stored in shards or not.
+fn losses<M: Module + Layer<ShardTensor<4>, Output = ShardTensor<4>>>(
+    make: impl Fn(&Device) -> M + Sync,
+    ranks: usize,
+    plan: &Plan,
+    dtype: Option<FloatDType>,
+) -> Vec<f64> {
+    let results = Launcher::local(ranks).seed(3).collect(|world| {
+        let mesh = world.mesh([("data", ranks)])?;
+        let model = build(&world, &mesh, plan, &make)?;
+        let schedule = ModuleLrScheduler::new(1e-2);
+        let mut trainer = Trainer::new(&world, model, AdamWConfig::new().init(), schedule);
+        if let Some(dtype) = dtype {
+            trainer = trainer.with_precision(dtype);
+        }
+        let x = sample("x", [3, 2, 12, 16], &mesh, &[Shard(0)])?;
+        let target = (x.clone() * 2.0).tanh();
+        let ended = trainer.train_epoch(0..12, |model, _| {
+            let x = x.clone().cast(dtype.unwrap_or(FloatDType::F32));
+            let y = x.apply(model).cast(FloatDType::F32);
+            Ok(mse_loss(y, target.clone(), Reduction::Mean))
+        })?;
+        assert_eq!(ended, Ended::Whole);
+        Ok(trainer.losses().to_vec())
+    });
+    results.unwrap().remove(0)
+}
+
+fn unet(device: &Device) -> UNet {
+    UNetConfig::new(2, 2)
+        .with_width(6)
+        .with_levels(1)
+        .init(device)
+}
+
+fn transformer(device: &Device) -> FieldTransformer {
+    let config = FieldTransformerConfig::new(2).with_d_model(16);
+    let config = config.with_heads(2).with_blocks(2).with_kernel([3, 3]);
+    config.init(device)
+}
+
+/// The largest difference of losses, of the first one.
+fn off(found: &[f64], expected: &[f64]) -> f64 {
+    let pairs = found.iter().zip(expected);
+    let largest = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    largest / expected[0]
+}
+
+#[test]
+fn half_precision_follows_f32() {
+    let stored = Plan::default().with_store(Store::new("**", "data"));
+    let whole = Plan::default();
+    let expected = losses(unet, 1, &whole, F32);
+    assert!(expected[11] < 0.9 * expected[0], "{expected:?}");
+    for (ranks, plan, dtype) in [
+        (1, &whole, BF16),
+        (3, &whole, BF16),
+        (3, &stored, BF16),
+        (2, &stored, F16),
+    ] {
+        let off = off(&losses(unet, ranks, plan, dtype), &expected);
+        assert!(off < 0.01, "{ranks} ranks, {dtype:?}: {off}");
+    }
+    let expected = losses(transformer, 1, &whole, F32);
+    assert!(expected[11] < 0.9 * expected[0], "{expected:?}");
+    for dtype in [BF16, F16] {
+        let off = off(&losses(transformer, 2, &stored, dtype), &expected);
+        assert!(off < 0.01, "{dtype:?}: {off}");
+    }
+}
+
+fn linear(world: &World) -> Result<Linear> {
+    world.init(|device| LinearConfig::new(2, 1).with_bias(false).init(device))
+}
+
+fn value(model: &Linear) -> Vec<f32> {
+    model.weight.val().into_data().iter().collect()
+}
+
+#[test]
+fn small_steps_are_not_lost_in_rounding() {
+    let run = Launcher::local(1).run(|world| {
+        let schedule = ModuleLrScheduler::new(1e-5);
+        let trainer = Trainer::new(&world, linear(&world)?, SgdConfig::new().init(), schedule);
+        let mut trainer = trainer.with_precision(FloatDType::BF16);
+        let before = value(trainer.model());
+        let ended = trainer.train_epoch(0..50, |model, _| {
+            let x = Tensor::<2>::ones([1, 2], world.device()).cast(FloatDType::BF16);
+            Ok(ShardTensor::solo(x)
+                .apply(model)
+                .cast(FloatDType::F32)
+                .sum())
+        })?;
+        assert_eq!(ended, Ended::Whole);
+        // Each step is far below the last bit of bf16.
+        for (after, before) in value(trainer.model()).iter().zip(before) {
+            assert!(
+                (before - after - 50.0 * 1e-5).abs() < 1e-6,
+                "{before} → {after}"
+            );
+        }
+        Ok(())
+    });
+    run.unwrap();
+}
+
+/// One step on a loss whose gradients f16 cannot hold.
+fn tiny(scale: Option<LossScale>) -> (Vec<f32>, Vec<f32>) {
+    let results = Launcher::local(2).collect(|world| {
+        let mesh = world.mesh([("data", 2)])?;
+        let schedule = ModuleLrScheduler::new(1e6);
+        let trainer = Trainer::new(&world, linear(&world)?, SgdConfig::new().init(), schedule);
+        let mut trainer = trainer.with_precision(FloatDType::F16);
+        trainer = match scale {
+            Some(scale) => trainer.with_loss_scale(scale),
+            None => trainer,
+        };
+        let before = value(trainer.model());
+        let ended = trainer.train_epoch(0..1, |model, _| {
+            let x = ShardTensor::<2>::ones([2, 2], &mesh, &[Shard(0)])?.cast(FloatDType::F16);
+            Ok((x.apply(model).cast(FloatDType::F32) * 1e-8).sum())
+        })?;
+        assert_eq!(ended, Ended::Whole);
+        Ok((before, value(trainer.model())))
+    });
+    results.unwrap().remove(0)
+}
+
+#[test]
+fn scaled_losses_keep_small_gradients() {
+    let (before, after) = tiny(Some(LossScale::new(1.0, 2000)));
+    assert_eq!(before, after);
+    let (before, after) = tiny(None);
+    for (before, after) in before.iter().zip(after) {
+        assert!((before - after - 0.02).abs() < 1e-4, "{before} → {after}");
+    }
+}
+
+/// Trains with a factor of losses that is too large at first. Gives the steps, the factor and the weights.
+fn scaled(folder: &Path, batches: usize) -> (u64, LossScale, Vec<f32>) {
+    let results = Launcher::local(2).seed(1).collect(|world| {
+        let mesh = world.mesh([("data", 2)])?;
+        let schedule = ModuleLrScheduler::new(1e-2);
+        let trainer = Trainer::new(&world, linear(&world)?, SgdConfig::new().init(), schedule);
+        let mut trainer = (trainer.with_precision(FloatDType::F16))
+            .with_loss_scale(LossScale::new(2_f64.powi(18), 3))
+            .resume_or_start(folder)?;
+        let first = trainer.batch();
+        let ended = trainer.train_epoch(first..batches, |model, _| {
+            let x = ShardTensor::<2>::ones([2, 2], &mesh, &[Shard(0)])?.cast(FloatDType::F16);
+            Ok(x.apply(model).cast(FloatDType::F32).sum())
+        })?;
+        assert_eq!(ended, Ended::Whole);
+        trainer.finish()?;
+        let scale = trainer.loss_scale().expect("f16 has one");
+        Ok((trainer.step(), scale, value(trainer.model())))
+    });
+    results.unwrap().remove(0)
+}
+
+#[test]
+fn the_factor_of_losses_finds_its_size_and_is_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    // Of two gradients of 1 on two ranks f16 holds the sum times 2^14: four steps are left out, and after three more the
+    // factor is doubled.
+    let (steps, scale, _) = scaled(folder.path(), 5);
+    assert_eq!((steps, scale.factor), (1, 2_f64.powi(14)));
+    let other = tempfile::tempdir().unwrap();
+    let (steps, scale, weights) = scaled(other.path(), 7);
+    assert_eq!((steps, scale.factor), (3, 2_f64.powi(15)));
+    assert!(weights.iter().all(|weight| weight.is_finite()));
+}
+
+const DECAY: f64 = 0.9;
+
+/// Trains with an average, in shards over `data`. Gives the average, whole, and that of the parameters after each step.
+fn averaged(folder: &Path, ranks: usize, epochs: usize) -> [Vec<f32>; 2] {
+    let plan = Plan::default().with_store(Store::new("**", "data"));
+    let results = Launcher::local(ranks).seed(7).collect(|world| {
+        let mesh = world.mesh([("data", ranks)])?;
+        let make = |device: &Device| LinearConfig::new(5, 3).init(device);
+        let model = build(&world, &mesh, &plan, make)?;
+        let schedule = ModuleLrScheduler::new(1e-1);
+        let trainer = Trainer::new(&world, model, AdamWConfig::new().init(), schedule);
+        let mut trainer = trainer.with_average(DECAY).resume_or_start(folder)?;
+        let parameters = |model: &Linear| -> Result<Vec<f32>> {
+            let model = whole(model.clone())?;
+            let values = [
+                model.weight.val().into_data(),
+                model.bias.expect("one").val().into_data(),
+            ];
+            Ok(values.iter().flat_map(TensorData::iter::<f32>).collect())
+        };
+        let mut expected = parameters(trainer.model())?;
+        while trainer.epoch() < epochs {
+            let x = sample("x", [6, 5], &mesh, &[Shard(0)])?;
+            let ended = trainer.train_epoch(0..1, |model, _| {
+                Ok(x.clone().apply_linear(model).square().mean())
+            })?;
+            assert_eq!(ended, Ended::Whole);
+            for (mean, value) in expected.iter_mut().zip(parameters(trainer.model())?) {
+                *mean = *mean * DECAY as f32 + value * (1.0 - DECAY as f32);
+            }
+        }
+        trainer.finish()?;
+        Ok([
+            parameters(trainer.averaged().expect("an average"))?,
+            expected,
+        ])
+    });
+    results.unwrap().remove(0)
+}
+
+#[test]
+fn averages_are_those_of_the_formula_and_are_saved() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let [found, expected] = averaged(folders[0].path(), 2, 5);
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!((found - expected).abs() < 1e-6, "{found} for {expected}");
+    }
+    // In two parts, the second on other ranks.
+    averaged(folders[1].path(), 2, 3);
+    let [resumed, _] = averaged(folders[1].path(), 3, 5);
+    for (resumed, found) in resumed.iter().zip(&found) {
+        assert!((resumed - found).abs() < 1e-6, "{resumed} for {found}");
+    }
+}
