@@ -33,7 +33,9 @@ mod staged;
 mod statistics;
 mod time_units;
 
-pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot, load_record};
+pub use checkpoint::{
+    Checkpoint, CheckpointConfig, Checkpoints, Snapshot, StateDict, StateName, load_record,
+};
 pub use dataset::{DatasetConfig, FieldDataset, Sample};
 pub use error::{Error, Result};
 pub use field_file::{FieldFile, Missing};

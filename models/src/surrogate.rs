@@ -6,6 +6,7 @@ use halocline_core::Boundary;
 use halocline_ops::prelude::*;
 
 use crate::conv::{FieldConv2d, FieldConv2dConfig};
+use crate::parallel::{Plan, Style};
 
 /// Configuration of [`SurrogateCnn`].
 #[derive(Config, Debug)]
@@ -90,6 +91,24 @@ impl SurrogateCnnConfig {
             history: self.history,
             variables: self.variables,
         }
+    }
+}
+
+impl SurrogateCnnConfig {
+    /// The plan of tensor parallelism over a mesh axis: in every block the channels between its two
+    /// convolutions.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_models::SurrogateCnnConfig;
+    ///
+    /// let plan = SurrogateCnnConfig::new(3).tensor_parallel("tensor");
+    /// assert_eq!(plan.layer.len(), 2);
+    /// ```
+    pub fn tensor_parallel(&self, axis: &str) -> Plan {
+        Plan::default()
+            .with_layer("blocks.*.first.conv", Style::colwise(axis))
+            .with_layer("blocks.*.second.conv", Style::rowwise(axis))
     }
 }
 

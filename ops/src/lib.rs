@@ -35,6 +35,7 @@ pub use attention::{AttentionField, AttentionOptions, DenseAttentionField, Neigh
 pub use conv::{ConvField, ConvOptions};
 pub use driver::{Neighborhood, Padding, Rounding, Stencil, StencilPlan, Window};
 pub use dropout::DropoutField;
+pub use embedding::EmbeddingField;
 pub use field::{Carried, Carrier, Field, OneDevice, Rank, Sharded};
 pub use layer::{Apply, Layer, PlanOf};
 pub use loss::{

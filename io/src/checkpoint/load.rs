@@ -439,6 +439,6 @@ fn same_type(a: DType, b: DType) -> bool {
     a == b || (a.is_bool() && b.is_bool())
 }
 
-fn all_ranks(world: &World) -> halocline_core::Result<DeviceMesh> {
+pub(super) fn all_ranks(world: &World) -> halocline_core::Result<DeviceMesh> {
     world.mesh([("rank", world.size())])
 }

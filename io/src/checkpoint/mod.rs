@@ -20,6 +20,7 @@ mod record;
 mod retention;
 mod save;
 mod snapshot;
+mod state_dict;
 mod training;
 
 pub use load::Checkpoint;
@@ -27,3 +28,4 @@ pub use record::load_record;
 pub use retention::CheckpointConfig;
 pub use save::Checkpoints;
 pub use snapshot::Snapshot;
+pub use state_dict::{StateDict, StateName};

@@ -51,15 +51,23 @@
 //! ```
 
 mod apply;
+mod automatic;
+mod machine;
 mod pattern;
 mod plan;
+mod price;
 mod resolve;
 mod sites;
 mod style;
+mod zoo;
 #[cfg(test)]
 mod tests;
 
 pub use apply::{build, distribute_module, parallelize_module};
+pub use automatic::{Priced, linear_pairs};
+pub use machine::{Link, Machine};
 pub use plan::{Entry, Plan, Store};
+pub use price::{Price, Workload};
 pub use resolve::{ResolvedParam, ResolvedPlan, resolve};
 pub use style::{Axes, Placed, Split, Style};
+pub use zoo::{sequence_parallel, transformer_encoder};

@@ -1,6 +1,6 @@
 //! What a plan does to a model on a mesh, by arithmetic alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -19,6 +19,8 @@ use super::style::{Axes, Placed, Style};
 pub struct ResolvedParam {
     /// Its path.
     pub path: String,
+    /// The type of its layer: `Linear`.
+    pub kind: String,
     /// The layout of the shards.
     pub layout: Layout,
     /// The axes of storage.
@@ -33,6 +35,27 @@ pub struct ResolvedParam {
 }
 
 impl ResolvedParam {
+    /// The path of its layer.
+    pub fn layer(&self) -> &str {
+        self.path.rsplit_once('.').map_or("", |(layer, _)| layer)
+    }
+
+    /// The dims that number inputs and outputs, of a weight by which rows are multiplied.
+    pub(super) fn features(&self) -> Option<[usize; 2]> {
+        let name = self.path.rsplit('.').next();
+        match &self.kind[..] {
+            _ if name != Some("weight") => None,
+            "Linear" => Some([0, 1]),
+            "Conv1d" | "Conv2d" | "Conv3d" => Some([1, 0]),
+            _ => None,
+        }
+    }
+
+    /// The number of elements that a position receives when the parameter is gathered for a pass.
+    pub fn elements_gathered(&self, position: usize) -> usize {
+        self.elements_used(position) - self.elements_held(position)
+    }
+
     /// The number of elements that a position holds.
     pub fn elements_held(&self, position: usize) -> usize {
         self.layout.local_shape(position).iter().product()
@@ -143,6 +166,7 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
             let layout = resolver.layout(site, name, shape, &placed)?;
             resolved.parameters.push(ResolvedParam {
                 path: site.path_of(name),
+                kind: site.kind.clone(),
                 layout,
                 stored: Vec::new(),
                 gather: Gather::default(),
@@ -162,6 +186,21 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
         resolver.store(store, &mut resolved.parameters)?;
     }
     Ok(resolved)
+}
+
+/// The paths of the layers that a plan speaks of.
+pub(super) fn matched_layers(
+    sites: &Sites,
+    mesh: &Arc<MeshShape>,
+    plan: &Plan,
+) -> Result<BTreeSet<String>> {
+    let resolver = Resolver { plan, mesh, sites };
+    let mut paths = BTreeSet::new();
+    for entry in &plan.layer {
+        let matched = resolver.matched(&Pattern::new(&entry.path)?)?;
+        paths.extend(matched.into_iter().map(|site| site.path.clone()));
+    }
+    Ok(paths)
 }
 
 /// Whether layers of a kind change the layouts of their input and result.
@@ -349,8 +388,36 @@ impl<'a> Resolver<'a> {
     }
 }
 
+impl ResolvedPlan {
+    /// The table that this prints, with the box of another position than the first.
+    pub fn on(&self, position: usize) -> impl fmt::Display {
+        OnPosition {
+            plan: self,
+            position,
+        }
+    }
+}
+
 impl fmt::Display for ResolvedPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.on(0).fmt(f)
+    }
+}
+
+/// A plan as one position sees it.
+struct OnPosition<'a> {
+    plan: &'a ResolvedPlan,
+    position: usize,
+}
+
+impl fmt::Display for OnPosition<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.plan.write(self.position, f)
+    }
+}
+
+impl ResolvedPlan {
+    fn write(&self, position: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self
             .parameters
             .iter()
@@ -377,6 +444,17 @@ impl fmt::Display for ResolvedPlan {
                     )?;
                 }
             }
+            if layout.placements().iter().any(|placement| *placement != Replicate) {
+                write!(f, "  holds {:?}", layout.local_box(position).ranges())?;
+            }
+            if !parameter.stored.is_empty() {
+                let gathered = 4 * parameter.elements_gathered(position);
+                let again = match parameter.gather {
+                    Gather::Again => gathered,
+                    Gather::Once => 0,
+                };
+                write!(f, "  receives {gathered} B forward, {} B backward", again + gathered)?;
+            }
             for axis in &parameter.unstored {
                 write!(f, "  {}: not stored", names[*axis])?;
             }
@@ -387,8 +465,8 @@ impl fmt::Display for ResolvedPlan {
                 }
             }
             writeln!(f)?;
-            held += parameter.elements_held(0);
-            used += parameter.elements_used(0) - parameter.elements_held(0);
+            held += parameter.elements_held(position);
+            used += parameter.elements_gathered(position);
             all += layout.shape().iter().product::<usize>();
         }
         for (path, to) in &self.reshards {
@@ -400,7 +478,7 @@ impl fmt::Display for ResolvedPlan {
         }
         write!(
             f,
-            "{held} of {all} elements on the first rank, {used} more gathered for each use"
+            "{held} of {all} elements at position {position} of the mesh, {used} more gathered for each use (bytes are of f32)"
         )
     }
 }

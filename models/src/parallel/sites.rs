@@ -1,5 +1,7 @@
 //! The modules of a model that a plan can speak of.
 
+use std::collections::BTreeMap;
+
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use halocline_ops::Reshard;
@@ -19,6 +21,12 @@ impl Site {
         self.kind == "Reshard"
     }
 
+    /// The shape of a parameter.
+    pub(super) fn shape_of(&self, name: &str) -> Option<&[usize]> {
+        let found = self.parameters.iter().find(|(held, _)| held == name);
+        found.map(|(_, shape)| &shape[..])
+    }
+
     /// The path of a parameter.
     pub(super) fn path_of(&self, name: &str) -> String {
         match self.path.as_str() {
@@ -35,6 +43,8 @@ pub(super) struct Sites {
     pub(super) sites: Vec<Site>,
     /// The paths of modules whose parameters are those of others.
     pub(super) composites: Vec<String>,
+    /// Paths and types of all modules.
+    pub(super) modules: BTreeMap<String, String>,
 }
 
 impl Sites {
@@ -66,6 +76,8 @@ impl ModuleVisitor for Sites {
                 parameters: Vec::new(),
             });
         } else {
+            let kind = container.strip_prefix("Struct:").unwrap_or(container);
+            self.modules.insert(path.clone(), kind.into());
             self.composites.push(path);
         }
         self.stack.push((name.into(), container.into()));

@@ -23,12 +23,15 @@ use halocline_core::{
     Error, Fan, Layout, Linearity, Pairing, Replicate, Result, Role, Shard, ShardTensor, Term,
 };
 
-use crate::crossing::{enter, leave};
+use crate::crossing::{enter, leave, with_extents_of};
 use crate::driver::empty::{drop_empty, fill_empty};
+use crate::field::{Field, run};
 use crate::golden::{Dims, Golden, output};
 use crate::kernel::flex;
 use crate::layer::Layer;
+use crate::matmul::linear;
 use crate::operand::Operand;
+use crate::rearrange::permute;
 
 const NAME: &str = "embedding";
 
@@ -184,6 +187,42 @@ layer!(Tensor, |layer, index| {
     let y = embedding(ShardTensor::solo(index), &layer.weight)?;
     Ok(y.into_parts().0)
 });
+
+/// Embedding as a method.
+pub trait EmbeddingField<const D: usize>: Field<D> {
+    /// Logits of the rows of an embedding's table, `x · weightᵀ`: a language model's head with the weights
+    /// of its embedding ("tied"). One parameter, in one layout.
+    ///
+    /// # Placement
+    /// As for [`linear`](fn@crate::matmul::linear), with the transposed table as weight: a table whose rows are sharded
+    /// gives logits with sharded classes, as [`cross_entropy`](fn@crate::cross_entropy) takes them; parts are added up.
+    ///
+    /// # Panics
+    /// Panics where [`linear`](fn@crate::matmul::linear) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::EmbeddingConfig;
+    /// use burn::tensor::{Int, Tensor};
+    /// use halocline_ops::EmbeddingField;
+    /// use halocline_ops::prelude::*;
+    ///
+    /// let embedding = EmbeddingConfig::new(7, 4).init(&Default::default());
+    /// let x = Tensor::<2, Int>::from([[6, 0, 3]]).apply(&embedding);
+    /// assert_eq!(x.apply_unembedding(&embedding).dims(), [1, 3, 7]);
+    /// ```
+    #[must_use]
+    fn apply_unembedding(self, embedding: &Embedding) -> Self {
+        run(self, |x| {
+            let table = Operand::from(&embedding.weight).beside(&x)?;
+            let weight = permute(table, [1, 0])?;
+            let x = with_extents_of(x, D - 1, weight.layout(), 0)?;
+            Ok(linear(x, weight, None)?.resolve())
+        })
+    }
+}
+
+impl<const D: usize, X: Field<D>> EmbeddingField<D> for X {}
 
 /// Embedding in the registry.
 pub(crate) const OPERATORS: &[Golden] = &[Golden {

@@ -1,0 +1,545 @@
+//! PyTorch's `state_dict`, loaded straight into the shards of a module.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::kind::Autodiff;
+use burn::tensor::{Bool, BoolStore, DType, Int, Tensor, TensorData};
+use halocline_core::{
+    Batch, DeviceMesh, Expected, IndexBox, Operation, ParamShard, Payload, Traffic, World,
+    param_shards,
+};
+use pytorch_reader::PytorchReader;
+
+use super::load::all_ranks;
+use super::{Checkpoint, file};
+use crate::agreement::{Fallible, agree};
+use crate::{Error, Result};
+
+const NAME: &str = "state dict";
+/// The most names that an error lists.
+const LISTED: usize = 5;
+
+/// Weights of a PyTorch model: a file of `torch.save` (`.pt`, `.pth`) or of safetensors, whose tensors
+/// have the names of PyTorch's modules.
+///
+/// # Example
+/// ```
+/// use burn::nn::{LayerNormConfig, LinearConfig};
+/// use burn::module::Module;
+/// use halocline_core::Launcher;
+/// use halocline_io::StateDict;
+/// # use burn::nn::{LayerNorm, Linear};
+/// # use safetensors::tensor::{Dtype, TensorView};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// # let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+/// # let (weight, ones, zeros) = (bytes(&[1., 2., 3., 4., 5., 6.]), bytes(&[1.; 2]), bytes(&[0.; 2]));
+/// # let view = |shape: &[usize], data| TensorView::new(Dtype::F32, shape.to_vec(), data).unwrap();
+/// # let tensors = [("net.0.weight", view(&[2, 3], &weight)), ("net.0.bias", view(&[2], &zeros)),
+/// #     ("net.1.weight", view(&[2], &ones)), ("net.1.bias", view(&[2], &zeros))];
+/// # safetensors::serialize_to_file(tensors, None, &path)?;
+///
+/// #[derive(Module, Debug)]
+/// struct Model {
+///     linear: Linear,
+///     norm: LayerNorm,
+/// }
+///
+/// // In PyTorch: self.net = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
+/// let weights = StateDict::open(&path)?
+///     .with_names(|path| Some(path.replace("linear.", "net.0.").replace("norm.", "net.1.").into()));
+/// Launcher::local(2).run(|world| {
+///     let model = world.init(|device| Model {
+///         linear: LinearConfig::new(3, 2).init(device),
+///         norm: LayerNormConfig::new(2).init(device),
+///     })?;
+///     let model = weights.load(&world, model)?;
+///     // PyTorch's [out, in] is burn's [in, out].
+///     assert_eq!(model.linear.weight.val().into_data().to_vec::<f32>().unwrap(), [1., 4., 2., 5., 3., 6.]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct StateDict {
+    path: PathBuf,
+    tensors: BTreeMap<String, Stored>,
+    names: Box<dyn Fn(&str) -> Option<StateName> + Send + Sync>,
+    allow_unused: bool,
+}
+
+/// A tensor of the file, which is read when it is needed.
+struct Stored {
+    dtype: DType,
+    shape: Vec<usize>,
+    read: Box<dyn Fn() -> Result<Vec<u8>> + Send + Sync>,
+}
+
+/// The place of a parameter's values in a [`StateDict`]: a tensor, or one of several equal parts of
+/// it along its first dim, such as the queries of a fused projection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateName {
+    name: String,
+    part: usize,
+    parts: usize,
+}
+
+impl StateName {
+    /// Part number `part` of `parts` along the first dim of a tensor: `("attn.in_proj_weight", 1, 3)`
+    /// are the keys' weights of PyTorch's `MultiheadAttention`.
+    ///
+    /// # Panics
+    /// Panics unless `part` is less than `parts`.
+    pub fn part(name: impl Into<String>, part: usize, parts: usize) -> Self {
+        assert!(part < parts, "StateName::part: part {part} of {parts}");
+        let name = name.into();
+        Self { name, part, parts }
+    }
+}
+
+impl<S: Into<String>> From<S> for StateName {
+    fn from(name: S) -> Self {
+        Self::part(name, 0, 1)
+    }
+}
+
+impl StateDict {
+    /// Opens a file. Of nested ones, such as `{"model": ..., "optimizer": ...}`, names have the key in
+    /// front: `model.net.0.weight`. Tensors are read when they are loaded.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is of another format or damaged; one with sparse or quantized
+    /// tensors.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let (opened, _) = file::open(&file::followed(path)?)?;
+        let mut start = Vec::new();
+        let read = opened.take(2).read_to_end(&mut start);
+        read.map_err(|error| Error::io(path, error))?;
+        let tensors = match start[..] {
+            [b'P', b'K'] | [0x80, _] => pickled(path)?,
+            _ => safetensors(path)?,
+        };
+        Ok(Self {
+            path: path.into(),
+            tensors,
+            names: Box::new(|path| Some(path.into())),
+            allow_unused: false,
+        })
+    }
+
+    /// The names and shapes of the tensors.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        let tensors = self.tensors.iter();
+        tensors.map(|(name, stored)| (&name[..], &stored.shape[..]))
+    }
+
+    /// Sets a function from the path of a parameter to its name in the file, or to `None` for a
+    /// parameter that keeps its value. It is given paths as PyTorch has them: `weight` and `bias` of
+    /// norms, which are `gamma` and `beta` in burn.
+    #[must_use]
+    pub fn with_names(
+        self,
+        names: impl Fn(&str) -> Option<StateName> + Send + Sync + 'static,
+    ) -> Self {
+        let names = Box::new(names);
+        Self { names, ..self }
+    }
+
+    /// Allows tensors of the file that no parameter uses.
+    #[must_use]
+    pub fn with_unused(self) -> Self {
+        Self {
+            allow_unused: true,
+            ..self
+        }
+    }
+
+    /// Loads a module, on all ranks. Each tensor is read by one rank, which sends the others their
+    /// cells of it: a rank has one whole tensor in memory at a time. Values take the number type of the
+    /// parameter; weights of linear layers are transposed.
+    ///
+    /// # Errors
+    /// On all ranks, before anything is read: parameters without a tensor; tensors without a parameter,
+    /// unless [allowed](Self::with_unused) (`num_batches_tracked` of batch norms is); other shapes or
+    /// kinds. Files that cannot be read, or are damaged.
+    pub fn load<M: Module>(&self, world: &World, module: M) -> halocline_core::Result<M> {
+        let mesh = all_ranks(world)?;
+        let slots = agree(&mesh, NAME, Fallible::All, self.slots(&module))?;
+        let mut values = HashMap::new();
+        for round in slots.chunks(mesh.size()) {
+            self.exchange(&mesh, round, &mut values)?;
+        }
+        Ok(module.map(&mut Fill {
+            path: Vec::new(),
+            values,
+        }))
+    }
+
+    /// The parameters to load, each with its tensor.
+    fn slots<M: Module>(&self, module: &M) -> Result<Vec<Slot<'_>>> {
+        let mut parameters = Parameters {
+            shards: param_shards(module),
+            ..Parameters::default()
+        };
+        module.visit(&mut parameters);
+        let (mut slots, mut used, mut missing) = (Vec::new(), BTreeSet::new(), Vec::new());
+        for parameter in parameters.found {
+            let Some(place) = (self.names)(&parameter.name) else {
+                continue;
+            };
+            match self.tensors.get_key_value(&place.name) {
+                None => missing.push(format!("{} of {}", place.name, parameter.path)),
+                Some((name, stored)) => {
+                    used.insert(name);
+                    slots.push(self.slot(parameter, &place, stored)?);
+                }
+            }
+        }
+        let unused = self.tensors.keys().filter(|name| {
+            !used.contains(name) && !self.allow_unused && !name.ends_with("num_batches_tracked")
+        });
+        let unused: Vec<String> = unused.cloned().collect();
+        if missing.is_empty() && unused.is_empty() {
+            return Ok(slots);
+        }
+        Err(self.broken(format!(
+            "not found: {}; not used: {}; map paths to names by with_names",
+            listed(&missing),
+            listed(&unused)
+        )))
+    }
+
+    fn slot<'a>(
+        &self,
+        parameter: Parameter,
+        place: &StateName,
+        stored: &'a Stored,
+    ) -> Result<Slot<'a>> {
+        let mut shape = stored.shape.clone();
+        let mut strides = vec![1; shape.len()];
+        for dim in (1..shape.len()).rev() {
+            strides[dim - 1] = strides[dim] * shape[dim];
+        }
+        let mut first = 0;
+        if place.parts > 1 && shape.first().is_some_and(|rows| rows % place.parts == 0) {
+            shape[0] /= place.parts;
+            first = place.part * shape[0] * strides[0];
+        }
+        if parameter.is_linear && shape.len() == 2 {
+            shape.reverse();
+            strides.reverse();
+        }
+        let kinds = [parameter.dtype, stored.dtype].map(|dtype| (dtype.is_float(), dtype.is_bool()));
+        if shape != parameter.shape || kinds[0] != kinds[1] {
+            let transposed = if parameter.is_linear { ", transposed," } else { "" };
+            return Err(self.broken(format!(
+                "tensor {:?} is {:?}{transposed} of {:?}, expected {:?} of {:?} for {}",
+                place.name, stored.shape, stored.dtype, parameter.shape, parameter.dtype, parameter.path
+            )));
+        }
+        Ok(Slot {
+            parameter,
+            stored,
+            strides,
+            first,
+        })
+    }
+
+    /// Reads this rank's tensor of a round, sends the others their cells, and receives those of
+    /// others.
+    fn exchange(
+        &self,
+        mesh: &DeviceMesh,
+        round: &[Slot<'_>],
+        values: &mut HashMap<String, TensorData>,
+    ) -> halocline_core::Result<()> {
+        let (here, ranks) = (mesh.position(), mesh.shape().ranks());
+        let own = round.get(here);
+        let read = own.map(|slot| (slot.stored.read)()).transpose();
+        let read = agree(mesh, NAME, Fallible::All, read)?;
+        let cells = |slot: &Slot<'_>, rank| slot.cells(read.as_deref().unwrap_or_default(), rank);
+        let others = || (0..mesh.size()).filter(|position| *position != here);
+        let batch = Batch {
+            operation: Operation::new(NAME, Traffic::Scatter, None),
+            sends: own.map_or(Vec::new(), |slot| {
+                let send = |position: usize| {
+                    let rank = ranks[position];
+                    (rank, Payload::Bytes(cells(slot, rank)))
+                };
+                others().map(send).collect()
+            }),
+            receives: others()
+                .filter(|position| *position < round.len())
+                .map(|position| (ranks[position], Expected::Bytes))
+                .collect(),
+        };
+        let received = mesh.comm().clone().start(batch)?.finish()?;
+        let received = received.into_iter().map(|payload| match payload {
+            Payload::Bytes(bytes) => bytes,
+            Payload::Tensors(_) => unreachable!("the engine gives what was expected, or an error"),
+        });
+        let slots = others().filter_map(|position| round.get(position)).zip(received);
+        let own = own.map(|slot| (slot, cells(slot, ranks[here])));
+        for (slot, bytes) in slots.chain(own) {
+            let shape = slot.parameter.cells(ranks[here]).shape();
+            let expected = shape.iter().product::<usize>() * slot.stored.dtype.size();
+            if bytes.len() != expected {
+                let got = format!("{} bytes of {}", bytes.len(), slot.parameter.path);
+                return Err(Error::argument(NAME, got, expected.to_string()).into());
+            }
+            let data = TensorData::from_bytes_vec(bytes, shape, slot.stored.dtype);
+            let data = data.convert_dtype(slot.parameter.dtype);
+            values.insert(slot.parameter.path.clone(), data);
+        }
+        Ok(())
+    }
+
+    fn broken(&self, cause: String) -> Error {
+        Error::checkpoint(&self.path, cause)
+    }
+}
+
+impl fmt::Debug for StateDict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StateDict")
+            .field("path", &self.path)
+            .field("tensors", &self.tensors.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Names for an error, or "nothing".
+fn listed(names: &[String]) -> String {
+    let more = names.len().saturating_sub(LISTED);
+    match names {
+        [] => "nothing".into(),
+        _ if more == 0 => names.join(", "),
+        _ => format!("{} and {more} more", names[..LISTED].join(", ")),
+    }
+}
+
+fn safetensors(path: &Path) -> Result<BTreeMap<String, Stored>> {
+    let file = Arc::new(Checkpoint::open(path)?);
+    let entries = file.index.tensors.iter().map(|(name, entry)| {
+        let (file, key) = (file.clone(), name.clone());
+        let stored = Stored {
+            dtype: entry.element_type(),
+            shape: entry.shape.clone(),
+            read: Box::new(move || Ok(file.data(&key)?.as_bytes().to_vec())),
+        };
+        (name.clone(), stored)
+    });
+    Ok(entries.collect())
+}
+
+fn pickled(path: &Path) -> Result<BTreeMap<String, Stored>> {
+    let opened = PytorchReader::new(path);
+    let opened = opened.map_err(|error| Error::checkpoint(path, error.to_string()))?;
+    let entries = opened.into_tensors().into_iter().map(|(name, tensor)| {
+        let (path, shape) = (path.to_path_buf(), tensor.shape().to_vec());
+        let stored = Stored {
+            dtype: element_type(tensor.dtype()),
+            shape,
+            read: Box::new(move || {
+                let bytes = tensor.read();
+                bytes.map_err(|error| Error::checkpoint(&path, error.to_string()))
+            }),
+        };
+        (name, stored)
+    });
+    Ok(entries.collect())
+}
+
+fn element_type(dtype: pytorch_reader::DType) -> DType {
+    use pytorch_reader::DType as Pickled;
+    match dtype {
+        Pickled::F64 => DType::F64,
+        Pickled::F32 => DType::F32,
+        Pickled::F16 => DType::F16,
+        Pickled::BF16 => DType::BF16,
+        Pickled::I64 => DType::I64,
+        Pickled::I32 => DType::I32,
+        Pickled::I16 => DType::I16,
+        Pickled::I8 => DType::I8,
+        Pickled::U64 => DType::U64,
+        Pickled::U32 => DType::U32,
+        Pickled::U16 => DType::U16,
+        Pickled::U8 => DType::U8,
+        Pickled::Bool => DType::Bool(BoolStore::Native),
+    }
+}
+
+/// A parameter, and the tensor of its values.
+struct Slot<'a> {
+    parameter: Parameter,
+    stored: &'a Stored,
+    /// Elements of the tensor between neighbours along each dim of the parameter, and before its
+    /// first.
+    strides: Vec<usize>,
+    first: usize,
+}
+
+impl Slot<'_> {
+    /// The cells that a rank holds, from the bytes of the tensor.
+    fn cells(&self, bytes: &[u8], rank: usize) -> Vec<u8> {
+        let cells = self.parameter.cells(rank);
+        let element = self.stored.dtype.size();
+        let mut found = Vec::with_capacity(cells.volume() * element);
+        self.append(bytes, cells.ranges(), &self.strides, self.first, &mut found);
+        found
+    }
+
+    fn append(
+        &self,
+        bytes: &[u8],
+        ranges: &[std::ops::Range<usize>],
+        strides: &[usize],
+        first: usize,
+        found: &mut Vec<u8>,
+    ) {
+        let element = self.stored.dtype.size();
+        match (ranges, strides) {
+            ([], _) => found.extend(&bytes[first * element..][..element]),
+            ([range], [1]) => {
+                found.extend(&bytes[(first + range.start) * element..][..range.len() * element]);
+            }
+            ([range, ranges @ ..], strides) => {
+                for index in range.clone() {
+                    let first = first + index * strides[0];
+                    self.append(bytes, ranges, &strides[1..], first, found);
+                }
+            }
+        }
+    }
+}
+
+/// A tensor of a module.
+struct Parameter {
+    path: String,
+    /// The path, with the names of PyTorch's norms.
+    name: String,
+    dtype: DType,
+    /// The global shape.
+    shape: Vec<usize>,
+    is_linear: bool,
+    shard: Option<ParamShard>,
+}
+
+impl Parameter {
+    /// The cells that a rank holds.
+    fn cells(&self, rank: usize) -> IndexBox {
+        let shard = self.shard.as_ref();
+        let held = shard.and_then(|shard| shard.cells_of(rank));
+        held.unwrap_or_else(|| IndexBox::whole(&self.shape))
+    }
+}
+
+#[derive(Default)]
+struct Parameters {
+    shards: BTreeMap<String, ParamShard>,
+    path: Vec<String>,
+    /// The types of modules on the path.
+    containers: Vec<String>,
+    found: Vec<Parameter>,
+}
+
+impl Parameters {
+    fn add(&mut self, dims: &[usize], dtype: DType) {
+        let path = self.path.join(".");
+        let mut types = self.containers.iter().rev();
+        let layer = types.find_map(|container| container.strip_prefix("Struct:"));
+        let is_norm = layer.is_some_and(|layer| layer.ends_with("Norm"));
+        let mut named = self.path.clone();
+        if let Some(last) = named.last_mut().filter(|_| is_norm) {
+            match &last[..] {
+                "gamma" => *last = "weight".into(),
+                "beta" => *last = "bias".into(),
+                _ => {}
+            }
+        }
+        let shard = self.shards.get(&path).cloned();
+        let shape = match &shard {
+            Some(shard) => shard.layout().shape().to_vec(),
+            None => dims.to_vec(),
+        };
+        self.found.push(Parameter {
+            path,
+            name: named.join("."),
+            dtype,
+            shape,
+            is_linear: layer == Some("Linear"),
+            shard,
+        });
+    }
+}
+
+impl ModuleVisitor for Parameters {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.push(name.into());
+        self.containers.push(container.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+        self.containers.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.add(&param.dims(), param.val().dtype());
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.add(&param.val().dims(), param.val().dtype());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.add(&param.val().dims(), param.val().dtype());
+    }
+}
+
+/// Gives parameters their values, by path.
+struct Fill {
+    path: Vec<String>,
+    values: HashMap<String, TensorData>,
+}
+
+impl Fill {
+    fn value<const D: usize, K: Autodiff>(&mut self, before: Tensor<D, K>) -> Tensor<D, K> {
+        match self.values.remove(&self.path.join(".")) {
+            None => before,
+            Some(data) => Tensor::from_data(data, (&before.device(), before.dtype())),
+        }
+    }
+}
+
+impl ModuleMapper for Fill {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, before, mapper) = param.consume();
+        let tracked = before.is_require_grad();
+        let value = self.value(before).set_require_grad(tracked);
+        Param::from_mapped_value(id, value, mapper)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        let (id, before, mapper) = param.consume();
+        Param::from_mapped_value(id, self.value(before), mapper)
+    }
+
+    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+        let (id, before, mapper) = param.consume();
+        Param::from_mapped_value(id, self.value(before), mapper)
+    }
+}

@@ -1,0 +1,212 @@
+//! The fastest plan for a model, a mesh and a machine, by the cost model.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use burn::module::Module;
+use halocline_core::{Error, Gather, MeshShape, Result};
+
+use super::machine::Machine;
+use super::plan::{Plan, Store};
+use super::price::{Price, Workload};
+use super::resolve::{matched_layers, resolve};
+use super::sites::Sites;
+use super::style::Style;
+
+/// The most parts of plans that are combined.
+const MOST_PARTS: usize = 12;
+/// The least elements of a parameter that is stored in shards.
+const AT_LEAST: usize = 1 << 14;
+
+/// A plan and its price.
+#[derive(Clone, Debug)]
+pub struct Priced {
+    /// The plan.
+    pub plan: Plan,
+    /// Time and memory of a training step with it.
+    pub price: Price,
+}
+
+impl Plan {
+    /// The plan whose training step is the fastest, by a [cost model](super::ResolvedPlan::price), of
+    /// those that fit the workload's budget. [`candidates`](Self::candidates) lists all.
+    ///
+    /// `parts` are plans for parts of the model, each of which is used or not: those of configurations
+    /// ([`FieldTransformerConfig::tensor_parallel`](crate::FieldTransformerConfig::tensor_parallel)),
+    /// [of burn's transformer](super::transformer_encoder), [pairs of linear layers](super::linear_pairs), or your own. Parameters
+    /// may be stored over the axes of the workload besides.
+    ///
+    /// # Errors
+    /// Those of [`resolve`](fn@resolve) for a part; more than 12 parts; no plan within the budget, with the
+    /// least memory that there is.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::transformer::TransformerEncoderConfig;
+    /// use halocline_core::MeshShape;
+    /// use halocline_models::parallel::{Link, Machine, Plan, Workload, transformer_encoder};
+    ///
+    /// let config = TransformerEncoderConfig::new(1024, 4096, 16, 8);
+    /// let model = config.init(&Default::default());
+    /// let mesh = MeshShape::new(&[("data", 4), ("tensor", 2)], (0..8).collect())?;
+    /// let machine = Machine::new(2e13, Link { latency: 5e-6, bandwidth: 1e10 })
+    ///     .with_link("tensor", Link { latency: 2e-6, bandwidth: 2e11 });
+    /// let workload = Workload::new(16 * 512, &["data"]).with_budget(1 << 30);
+    /// let parts = transformer_encoder(&config, "", "tensor");
+    /// let chosen = Plan::automatic(&model, &mesh.into(), &parts, &workload, &machine)?;
+    /// println!("{}\n{}", chosen.price, chosen.plan.to_toml());
+    /// assert!(chosen.price.bytes() < 1.1e9);
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn automatic<M: Module>(
+        module: &M,
+        mesh: &Arc<MeshShape>,
+        parts: &[Self],
+        workload: &Workload,
+        machine: &Machine,
+    ) -> Result<Priced> {
+        let found = Self::candidates(module, mesh, parts, workload, machine)?;
+        let least = found.iter().map(|priced| priced.price.bytes()).fold(f64::INFINITY, f64::min);
+        let budget = workload.budget.map_or(f64::INFINITY, |bytes| bytes as f64);
+        let mut fitting = found.into_iter().filter(|priced| priced.price.bytes() <= budget);
+        fitting.next().ok_or_else(|| {
+            Error::other(format!(
+                "plan: no plan holds a rank within {budget} bytes; the least is {least:.0}: use more ranks, recompute \
+                 activations, or give parts that shard more layers"
+            ))
+        })
+    }
+
+    /// All plans that [`automatic`](Self::automatic) chooses from, the fastest first, whatever their
+    /// memory.
+    ///
+    /// # Errors
+    /// Those of [`automatic`](Self::automatic), but for the budget.
+    pub fn candidates<M: Module>(
+        module: &M,
+        mesh: &Arc<MeshShape>,
+        parts: &[Self],
+        workload: &Workload,
+        machine: &Machine,
+    ) -> Result<Vec<Priced>> {
+        if parts.len() > MOST_PARTS {
+            return Err(Error::other(format!(
+                "plan: {} parts to combine; expected at most {MOST_PARTS}",
+                parts.len()
+            )));
+        }
+        let sites = Sites::of(module);
+        let layers = parts.iter().map(|part| matched_layers(&sites, mesh, part));
+        let layers = layers.collect::<Result<Vec<BTreeSet<String>>>>()?;
+        let mut found = Vec::new();
+        for chosen in 0..1_usize << parts.len() {
+            let is_chosen = |part: &usize| chosen >> part & 1 == 1;
+            let numbers: Vec<usize> = (0..parts.len()).filter(is_chosen).collect();
+            let touched: usize = numbers.iter().map(|part| layers[*part].len()).sum();
+            let distinct: BTreeSet<&String> = numbers.iter().flat_map(|part| &layers[*part]).collect();
+            // Parts that speak of one layer are alternatives.
+            if distinct.len() < touched {
+                continue;
+            }
+            let combined = numbers.iter().fold(Self::default(), |plan, part| plan.and(&parts[*part]));
+            for stores in storages(mesh, workload) {
+                let plan = Self {
+                    store: [&combined.store[..], &stores].concat(),
+                    ..combined.clone()
+                };
+                let price = resolve(module, mesh, &plan)?.price(workload, machine)?;
+                found.push(Priced { plan, price });
+            }
+        }
+        found.sort_by(|a, b| a.price.seconds().total_cmp(&b.price.seconds()));
+        Ok(found)
+    }
+
+    /// This plan and another one, for other layers.
+    #[must_use]
+    pub fn and(mut self, other: &Self) -> Self {
+        self.layer.extend_from_slice(&other.layer);
+        self.store.extend_from_slice(&other.store);
+        for axis in &other.optional_axes {
+            if !self.optional_axes.contains(axis) {
+                self.optional_axes.push(axis.clone());
+            }
+        }
+        self
+    }
+}
+
+/// No storage, and storage over each axis of rows and over all, gathered once or again.
+fn storages(mesh: &MeshShape, workload: &Workload) -> Vec<Vec<Store>> {
+    let long = |axis: &&String| {
+        let mut axes = mesh.names().iter().zip(mesh.sizes());
+        axes.any(|(name, size)| **name == ***axis && *size > 1)
+    };
+    let axes: Vec<&String> = workload.axes.iter().filter(long).collect();
+    let mut found = vec![Vec::new()];
+    for chosen in 1..1_usize << axes.len() {
+        for gather in [Gather::Once, Gather::Again] {
+            let chosen = axes.iter().enumerate().filter(|(axis, _)| chosen >> axis & 1 == 1);
+            let stores = chosen.map(|(_, axis)| {
+                Store::new("**", axis).with_at_least(AT_LEAST).with_gather(gather)
+            });
+            found.push(stores.collect());
+        }
+    }
+    found
+}
+
+/// Plans for pairs of linear layers, one after the other: columns of the first, rows of the second. They
+/// are found in modules that have two linear layers of their own, of which the second takes what the
+/// first gives; what the module does between them must work on sharded features, as elementwise
+/// functions do. All pairs of one type of module are one plan.
+///
+/// # Example
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::{Linear, LinearConfig};
+/// use halocline_models::parallel::linear_pairs;
+///
+/// #[derive(Module, Debug)]
+/// struct Mlp {
+///     up: Linear,
+///     down: Linear,
+/// }
+///
+/// let device = Default::default();
+/// let mlp = Mlp { up: LinearConfig::new(4, 8).init(&device), down: LinearConfig::new(8, 4).init(&device) };
+/// let plans = linear_pairs(&mlp, "tensor");
+/// assert_eq!(plans[0].layer[0].path, "up");
+/// assert_eq!(plans[0].layer[1].path, "down");
+/// ```
+pub fn linear_pairs<M: Module>(module: &M, axis: &str) -> Vec<Plan> {
+    let sites = Sites::of(module);
+    let mut plans: Vec<(&str, Plan)> = Vec::new();
+    for (path, kind) in &sites.modules {
+        let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
+        let own = |site: &&super::sites::Site| {
+            let name = site.path.strip_prefix(&prefix);
+            site.kind == "Linear" && name.is_some_and(|name| !name.is_empty() && !name.contains('.'))
+        };
+        let linears: Vec<_> = sites.sites.iter().filter(own).collect();
+        let [first, second] = linears[..] else {
+            continue;
+        };
+        let shapes = [first, second].map(|site| site.shape_of("weight"));
+        let [Some(from), Some(to)] = shapes else {
+            continue;
+        };
+        if from[1] != to[0] || from[1] < from[0] {
+            continue;
+        }
+        let index = plans.iter().position(|(known, _)| known == kind).unwrap_or_else(|| {
+            plans.push((kind, Plan::default()));
+            plans.len() - 1
+        });
+        let plan = std::mem::take(&mut plans[index].1);
+        plans[index].1 = plan
+            .with_layer(&first.path, Style::colwise(axis))
+            .with_layer(&second.path, Style::rowwise(axis));
+    }
+    plans.into_iter().map(|(_, plan)| plan).collect()
+}

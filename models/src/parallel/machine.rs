@@ -1,0 +1,172 @@
+//! The speed of ranks and of the links between them.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use burn::tensor::{Distribution, Tensor};
+use halocline_core::{DeviceMesh, Operation, ReduceOp, Result, Traffic, ops};
+use serde::{Deserialize, Serialize};
+
+/// A link along a mesh axis: a message takes `latency + bytes / bandwidth`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// Seconds.
+    pub latency: f64,
+    /// Bytes a second, each way.
+    pub bandwidth: f64,
+}
+
+impl Link {
+    /// Seconds of an all-gather, or of a reduce-scatter, of so many bytes over so many ranks.
+    pub fn gather(self, ranks: usize, bytes: f64) -> f64 {
+        let others = ranks.saturating_sub(1) as f64;
+        others * self.latency + bytes * others / ranks.max(1) as f64 / self.bandwidth
+    }
+
+    /// Seconds of a sum of so many bytes that all ranks receive: a reduce-scatter and an all-gather.
+    pub fn all_reduce(self, ranks: usize, bytes: f64) -> f64 {
+        2.0 * self.gather(ranks, bytes)
+    }
+}
+
+/// What a rank computes and sends in a second. A file may have it, as TOML or JSON.
+///
+/// # Example
+/// ```
+/// use halocline_models::parallel::{Link, Machine};
+///
+/// let network = Link { latency: 5e-6, bandwidth: 1e10 };
+/// let node = Link { latency: 2e-6, bandwidth: 1e11 };
+/// let machine = Machine::new(2e13, network).with_link("tensor", node);
+/// assert_eq!(machine.link("tensor"), node);
+/// assert_eq!(machine.link("data"), network);
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// Operations a second of a rank, in products of matrices.
+    pub flops: f64,
+    /// Seconds that an operator takes whatever its size.
+    #[serde(default)]
+    pub overhead: f64,
+    /// The link along axes that have none of their own.
+    pub network: Link,
+    /// Links of axes.
+    #[serde(default)]
+    pub links: BTreeMap<String, Link>,
+}
+
+impl Machine {
+    /// A machine whose links are all alike.
+    pub fn new(flops: f64, network: Link) -> Self {
+        Self {
+            flops,
+            overhead: 0.0,
+            network,
+            links: BTreeMap::new(),
+        }
+    }
+
+    /// This machine, with another link along an axis.
+    #[must_use]
+    pub fn with_link(mut self, axis: &str, link: Link) -> Self {
+        self.links.insert(axis.into(), link);
+        self
+    }
+
+    /// The link along an axis.
+    pub fn link(&self, axis: &str) -> Link {
+        *self.links.get(axis).unwrap_or(&self.network)
+    }
+
+    /// Measures products of matrices on all ranks at a time, and sums along every axis, in about a
+    /// tenth of a second. All ranks get the figures of the slowest. They are those of this moment: on
+    /// one machine, with the same libraries, they differ by some per cent.
+    ///
+    /// # Errors
+    /// A failure of communication.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::Launcher;
+    /// use halocline_models::parallel::Machine;
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("tensor", 2)])?;
+    ///     let machine = Machine::measure(&mesh)?;
+    ///     assert!(machine.flops > 1e8 && machine.link("tensor").bandwidth > 1e6);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn measure(mesh: &DeviceMesh) -> Result<Self> {
+        let device = mesh.device().clone().inner();
+        let matrix = |size: usize| {
+            Tensor::<2>::random([size, size], Distribution::Uniform(-1.0, 1.0), &device)
+        };
+        let product = |size: usize| {
+            let [a, b] = [matrix(size), matrix(size)];
+            fastest(mesh, || {
+                a.clone().matmul(b.clone()).into_data();
+                Ok(())
+            })
+        };
+        let overhead = product(8)?;
+        let size = 384;
+        let seconds = product(size)? - overhead;
+        let flops = 2.0 * (size as f64).powi(3) / seconds.max(1e-9);
+        let mut links = BTreeMap::new();
+        for (axis, (name, ranks)) in mesh.shape().names().iter().zip(mesh.shape().sizes()).enumerate() {
+            if *ranks == 1 {
+                continue;
+            }
+            let sum = |elements: usize| {
+                let values = Tensor::<1>::ones([elements], &device);
+                fastest(mesh, || {
+                    let operation = Operation::new("measure", Traffic::Control, None);
+                    ops::all_reduce(values.clone(), mesh, &[axis], ReduceOp::Sum, operation);
+                    Ok(())
+                })
+            };
+            let [small, large] = [1 << 10, 1 << 20];
+            let [first, second] = [sum(small)?, sum(large)?];
+            let others = (ranks - 1) as f64;
+            let moved = 2.0 * 4.0 * (large - small) as f64 * others / *ranks as f64;
+            let link = Link {
+                latency: first / (2.0 * others),
+                bandwidth: moved / (second - first).max(1e-9),
+            };
+            links.insert(name.to_string(), link);
+        }
+        let local = Link {
+            latency: overhead,
+            bandwidth: 1e10,
+        };
+        Ok(Self {
+            flops,
+            overhead,
+            network: links.values().next().copied().unwrap_or(local),
+            links,
+        })
+    }
+}
+
+/// Seconds of the fastest of several runs, which all ranks begin together; of the slowest rank.
+fn fastest(mesh: &DeviceMesh, mut run: impl FnMut() -> Result<()>) -> Result<f64> {
+    const RUNS: usize = 7;
+    let operation = Operation::new("measure", Traffic::Control, None);
+    let ranks = mesh.shape().ranks();
+    let agreed = |seconds: f64| -> Result<f64> {
+        let all = ops::all_gather_numbers(mesh.comm(), ranks, &operation, &[seconds])?;
+        Ok(all.iter().map(|numbers| numbers[0]).fold(0.0, f64::max))
+    };
+    let mut best = f64::INFINITY;
+    for _ in 0..RUNS {
+        agreed(0.0)?;
+        let start = Instant::now();
+        run()?;
+        best = best.min(agreed(start.elapsed().as_secs_f64())?);
+    }
+    Ok(best)
+}

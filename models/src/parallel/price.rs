@@ -1,0 +1,266 @@
+//! A cost model of plans: time and memory of a training step.
+//!
+//! - A layer computes two operations a row and weight forward, four backward, on the weights that a rank
+//!   computes with.
+//! - What fans out into a layer is summed backward, and what a layer's ranks give parts of is summed
+//!   forward; layers of one module whose inputs fan out share one input. A sum costs what gathering and
+//!   scattering cost together, so that sequences that are sharded between layers cost the same.
+//! - A stored parameter is gathered once or twice, and its gradient scattered. Gradients of parameters
+//!   that are whole along an axis of rows are summed.
+//! - A rank holds its parameters, gradients and optimizer states, one gathered layer (all, if they are
+//!   kept), and the input of each layer.
+//!
+//! Left out: halos, elementwise operators, norms, and what overlaps.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use halocline_core::{Along, Gather, Result, Shard};
+
+use super::machine::Machine;
+use super::pattern::Pattern;
+use super::resolve::{ResolvedParam, ResolvedPlan};
+
+/// What a training step computes on, and in how much memory.
+///
+/// # Example
+/// ```
+/// use halocline_models::parallel::Workload;
+///
+/// // Eight samples of 64 tokens over the axis of data; a bottleneck sees a quarter of them.
+/// let workload = Workload::new(8 * 64, &["data"]).with_rows("bottom.**", 8 * 16).with_budget(1 << 30);
+/// assert_eq!(workload.rows, 512);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Workload {
+    /// Rows (samples × tokens or cells) of a step, on all ranks together.
+    pub rows: usize,
+    /// Rows of layers that have others, by pattern of their paths.
+    pub rows_of: Vec<(String, usize)>,
+    /// The axes over which rows are sharded: data and domain.
+    pub axes: Vec<String>,
+    /// Bytes of a number.
+    pub bytes: usize,
+    /// Numbers that the optimizer keeps for each parameter.
+    pub states: usize,
+    /// The most bytes of a rank.
+    pub budget: Option<u64>,
+}
+
+impl Workload {
+    /// Rows that are sharded over some axes, in `f32`, with two states for each parameter, as Adam has,
+    /// and memory without a bound.
+    pub fn new(rows: usize, axes: &[&str]) -> Self {
+        Self {
+            rows,
+            rows_of: Vec::new(),
+            axes: axes.iter().map(ToString::to_string).collect(),
+            bytes: 4,
+            states: 2,
+            budget: None,
+        }
+    }
+
+    /// This workload, with another number of rows for layers whose paths match a pattern.
+    #[must_use]
+    pub fn with_rows(mut self, pattern: &str, rows: usize) -> Self {
+        self.rows_of.push((pattern.into(), rows));
+        self
+    }
+
+    /// This workload, with another number of states for each parameter.
+    #[must_use]
+    pub fn with_states(self, states: usize) -> Self {
+        Self { states, ..self }
+    }
+
+    /// This workload, with at most so many bytes of parameters, gradients, optimizer states and
+    /// activations on a rank.
+    #[must_use]
+    pub fn with_budget(self, bytes: u64) -> Self {
+        let budget = Some(bytes);
+        Self { budget, ..self }
+    }
+}
+
+/// Time and memory of a training step on the rank that has most to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Price {
+    /// Seconds of computation.
+    pub compute: f64,
+    /// Seconds of communication.
+    pub communication: f64,
+    /// Bytes of parameters, gradients and optimizer states.
+    pub held: f64,
+    /// Bytes of gathered parameters and of activations.
+    pub used: f64,
+}
+
+impl Price {
+    /// Seconds of a step.
+    pub fn seconds(&self) -> f64 {
+        self.compute + self.communication
+    }
+
+    /// Bytes of a rank.
+    pub fn bytes(&self) -> f64 {
+        self.held + self.used
+    }
+}
+
+impl fmt::Display for Price {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let milliseconds = |seconds| seconds * 1e3;
+        let megabytes = |bytes| bytes / 1e6;
+        write!(
+            f,
+            "{:.3} ms a step ({:.3} computing, {:.3} communicating), {:.2} MB a rank ({:.2} of parameters and states)",
+            milliseconds(self.seconds()),
+            milliseconds(self.compute),
+            milliseconds(self.communication),
+            megabytes(self.bytes()),
+            megabytes(self.held),
+        )
+    }
+}
+
+impl ResolvedPlan {
+    /// Time and memory of a training step by a [cost model](self). The plan of a model of any size is
+    /// priced without making it.
+    ///
+    /// # Errors
+    /// A pattern of rows that is none.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use halocline_core::MeshShape;
+    /// use halocline_models::parallel::{Link, Machine, Plan, Store, Workload, resolve};
+    ///
+    /// let model = LinearConfig::new(1 << 20, 1 << 20).init(&Default::default()); // 4 TiB, not made
+    /// let mesh = MeshShape::new(&[("data", 1024)], (0..1024).collect())?;
+    /// let plan = Plan::default().with_store(Store::new("**", "data"));
+    /// let machine = Machine::new(1e14, Link { latency: 5e-6, bandwidth: 1e10 });
+    /// let price = resolve(&model, &mesh.into(), &plan)?.price(&Workload::new(4096, &["data"]), &machine)?;
+    /// assert!(price.held < 17.2e9); // a 1024th, with its gradient and states
+    /// println!("{price}");
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn price(&self, workload: &Workload, machine: &Machine) -> Result<Price> {
+        let pricing = Pricing {
+            plan: self,
+            workload,
+            machine,
+            rows_of: workload
+                .rows_of
+                .iter()
+                .map(|(pattern, rows)| Ok((Pattern::new(pattern)?, *rows)))
+                .collect::<Result<_>>()?,
+        };
+        Ok(pricing.price())
+    }
+}
+
+struct Pricing<'a> {
+    plan: &'a ResolvedPlan,
+    workload: &'a Workload,
+    machine: &'a Machine,
+    rows_of: Vec<(Pattern, usize)>,
+}
+
+/// The rank that has most to do: shares of units go to the first ranks.
+const FIRST: usize = 0;
+
+impl Pricing<'_> {
+    fn price(&self) -> Price {
+        let bytes = self.workload.bytes as f64;
+        let mut price = Price::default();
+        // Inputs that fan out into several layers of a module, by module and axis.
+        let mut entered: BTreeMap<(&str, usize), f64> = BTreeMap::new();
+        let mut largest: f64 = 0.0;
+        for parameter in &self.plan.parameters {
+            let (held, used) = (
+                parameter.elements_held(FIRST) as f64,
+                parameter.elements_used(FIRST) as f64,
+            );
+            price.held += held * bytes * (2 + self.workload.states) as f64;
+            price.communication += self.gathering(parameter, used * bytes)
+                + self.summing(parameter, held * bytes);
+            if !parameter.stored.is_empty() {
+                match parameter.gather {
+                    Gather::Again => largest = largest.max(used * bytes),
+                    Gather::Once => price.used += used * bytes,
+                }
+            }
+            let Some([inputs, outputs]) = parameter.features() else {
+                continue;
+            };
+            let rows = self.rows(parameter.layer());
+            price.compute += 6.0 * used * rows / self.machine.flops + 3.0 * self.machine.overhead;
+            let local = parameter.layout.gathered(&parameter.stored, halocline_core::Replicate);
+            let local = local.local_shape(FIRST);
+            price.used += rows * local[inputs] as f64 * bytes;
+            let module = parameter.layer().rsplit_once('.').map_or("", |(module, _)| module);
+            let width = rows * bytes;
+            for (axis, along) in &parameter.crossing.input {
+                if *along == Along::Fan {
+                    let sum = self.sum(*axis, width * local[inputs] as f64);
+                    let entry = entered.entry((module, *axis)).or_default();
+                    *entry = entry.max(sum);
+                }
+            }
+            let parts = |axis: usize| parameter.layout.placements()[axis] == Shard(inputs);
+            for (axis, _) in &parameter.crossing.output {
+                if parts(*axis) && !parameter.stored.contains(axis) {
+                    price.communication += self.sum(*axis, width * local[outputs] as f64);
+                }
+            }
+        }
+        price.communication += entered.values().sum::<f64>();
+        price.used += largest;
+        price
+    }
+
+    /// The rows that a rank's layer sees.
+    fn rows(&self, layer: &str) -> f64 {
+        let found = self.rows_of.iter().find(|(pattern, _)| pattern.matches(layer));
+        let rows = found.map_or(self.workload.rows, |(_, rows)| *rows);
+        let shares: usize = self.row_axes().map(|axis| self.plan.mesh.sizes()[axis]).product();
+        rows as f64 / shares as f64
+    }
+
+    fn row_axes(&self) -> impl Iterator<Item = usize> {
+        let names = self.plan.mesh.names().iter().enumerate();
+        names.filter(|(_, name)| self.workload.axes.iter().any(|axis| axis == *name)).map(|(axis, _)| axis)
+    }
+
+    fn sum(&self, axis: usize, bytes: f64) -> f64 {
+        let ranks = self.plan.mesh.sizes()[axis];
+        self.machine.link(&self.plan.mesh.names()[axis]).all_reduce(ranks, bytes)
+    }
+
+    /// Gathering a stored parameter, and scattering its gradient.
+    fn gathering(&self, parameter: &ResolvedParam, bytes: f64) -> f64 {
+        let times = match parameter.gather {
+            Gather::Again => 3.0,
+            Gather::Once => 2.0,
+        };
+        let gather = |axis: &usize| {
+            let ranks = self.plan.mesh.sizes()[*axis];
+            self.machine.link(&self.plan.mesh.names()[*axis]).gather(ranks, bytes)
+        };
+        times * parameter.stored.iter().map(gather).sum::<f64>()
+    }
+
+    /// Summing the gradients of a parameter over axes of rows on which it is whole. Buckets hold many
+    /// parameters, so that latencies do not count.
+    fn summing(&self, parameter: &ResolvedParam, bytes: f64) -> f64 {
+        let whole = |axis: &usize| !matches!(parameter.layout.placements()[*axis], Shard(_));
+        let sum = |axis: usize| {
+            let ranks = self.plan.mesh.sizes()[axis];
+            let link = self.machine.link(&self.plan.mesh.names()[axis]);
+            link.all_reduce(ranks, bytes) - link.all_reduce(ranks, 0.0)
+        };
+        self.row_axes().filter(whole).map(sum).sum()
+    }
+}

@@ -1,0 +1,79 @@
+//! Plans for models of burn.
+
+use burn::nn::transformer::TransformerEncoderConfig;
+use halocline_core::Along;
+
+use super::plan::Plan;
+use super::style::Style;
+
+/// Plans for burn's transformer at a path of a model: heads of attention, and hidden features of the
+/// feed-forward layers, over a mesh axis. They may be used one without the other;
+/// [`Plan::and`] joins them, and [`sequence_parallel`] shards tokens between layers.
+///
+/// # Example
+/// ```
+/// use burn::nn::transformer::TransformerEncoderConfig;
+/// use halocline_core::MeshShape;
+/// use halocline_models::parallel::{resolve, transformer_encoder};
+///
+/// let config = TransformerEncoderConfig::new(24, 48, 4, 2);
+/// let [attention, feed_forward] = transformer_encoder(&config, "", "tensor");
+/// let mesh = MeshShape::new(&[("tensor", 2)], vec![0, 1])?;
+/// let plan = attention.and(&feed_forward);
+/// println!("{}", resolve(&config.init(&Default::default()), &mesh.into(), &plan)?);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn transformer_encoder(config: &TransformerEncoderConfig, path: &str, axis: &str) -> [Plan; 2] {
+    styles(config, path, axis, None)
+}
+
+/// [`transformer_encoder`], with tokens sharded between attention and feed-forward layers, and for the
+/// norms: the whole plan. Tensors are `[batch, tokens, features]`, with tokens sharded over the axis.
+///
+/// # Example
+/// ```
+/// use burn::nn::transformer::TransformerEncoderConfig;
+/// use halocline_models::parallel::sequence_parallel;
+///
+/// let plan = sequence_parallel(&TransformerEncoderConfig::new(24, 48, 4, 2), "encoder", "tensor");
+/// assert!(plan.to_toml().contains("sequence_parallel"));
+/// ```
+pub fn sequence_parallel(config: &TransformerEncoderConfig, path: &str, axis: &str) -> Plan {
+    let [attention, feed_forward] = styles(config, path, axis, Some(Along::Shard(1)));
+    let norms = within(path, "layers.*.norm_*");
+    attention
+        .and(&feed_forward)
+        .with_layer(&norms, Style::sequence_parallel(axis))
+}
+
+fn styles(
+    config: &TransformerEncoderConfig,
+    path: &str,
+    axis: &str,
+    output: Option<Along>,
+) -> [Plan; 2] {
+    let width = config.d_model / config.n_heads;
+    let rowwise = || match output {
+        Some(along) => Style::rowwise(axis).with_output(along),
+        None => Style::rowwise(axis),
+    };
+    let layer = |name: &str| within(path, &format!("layers.*.{name}"));
+    let attention = Plan::default()
+        .with_layer(
+            &layer("mha.{query,key,value}"),
+            Style::colwise(axis).with_unit(width),
+        )
+        .with_layer(&layer("mha.output"), rowwise().with_unit(width));
+    let feed_forward = Plan::default()
+        .with_layer(&layer("pwff.linear_inner"), Style::colwise(axis))
+        .with_layer(&layer("pwff.linear_outer"), rowwise());
+    [attention, feed_forward]
+}
+
+/// A path within the module at another one.
+fn within(path: &str, name: &str) -> String {
+    match path {
+        "" => name.into(),
+        path => format!("{path}.{name}"),
+    }
+}
