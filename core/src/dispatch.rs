@@ -215,12 +215,18 @@ pub(crate) fn cast(tensor: DispatchTensor, dtype: DType) -> DispatchTensor {
     }
 }
 
+/// The number type in which values of a type are added.
+pub(crate) fn wide(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        _ => dtype,
+    }
+}
+
 /// A tensor in f32, if it has floats of half precision.
 pub(crate) fn widened(tensor: DispatchTensor) -> DispatchTensor {
-    match tensor.dtype() {
-        DType::F16 | DType::BF16 => cast(tensor, DType::F32),
-        _ => tensor,
-    }
+    let dtype = wide(tensor.dtype());
+    cast(tensor, dtype)
 }
 
 /// The sum of two tensors of one shape.

@@ -27,6 +27,9 @@ pub enum Error {
     /// A layout whose placements, extents or shape do not fit together.
     #[error("layout: {0}")]
     Layout(String),
+    /// A plan that does not fit its model or mesh. Nothing was placed.
+    #[error("plan: {0}")]
+    Plan(String),
     /// An operator has no rule for a placement. Nothing was communicated.
     #[error("{operator}: no rule for {placement}; {help}")]
     Placement {

@@ -52,6 +52,7 @@ pub use layer_keys::LayerKeys;
 pub use layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 pub use memory::release_memory;
 pub use mesh::MeshShape;
+pub use module::check_replicas;
 pub use pairing::{Linearity, Pairing, Role, Term};
 pub use param::{Gather, ParamShard, param_shards, shard_parameters, whole};
 pub use region::{Boundary, IndexBox, Segment, segments};

@@ -10,7 +10,7 @@ use foldhash::quality::FixedState;
 use crate::comm::{Communicator, Expected, Operation, Payload, Traffic, collectives};
 use crate::param::param_shards;
 use crate::tensor::on_device;
-use crate::{Error, Result};
+use crate::{DeviceMesh, Error, Result};
 
 /// Lock on the generator of the process, from which burn's initialisers draw.
 static GENERATOR: Mutex<()> = Mutex::new(());
@@ -129,8 +129,17 @@ impl ModuleMapper for Sync<'_> {
     }
 }
 
+/// Checks that the ranks of a mesh have equal parameters, bit for bit;
+/// [`World::check_replicas`](crate::World::check_replicas) has an example.
+///
+/// # Errors
+/// [`Error::Replicas`] with the first parameter that differs, and the ranks; a failure of communication.
+pub fn check_replicas<M: Module>(mesh: &DeviceMesh, module: &M) -> Result<()> {
+    compare_replicas(mesh.comm(), mesh.shape().ranks(), module)
+}
+
 /// Compares checksums of all parameters, between ranks that hold the same cells of them.
-pub(crate) fn check_replicas<M: Module>(
+pub(crate) fn compare_replicas<M: Module>(
     comm: &Arc<dyn Communicator>,
     group: &[usize],
     module: &M,

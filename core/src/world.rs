@@ -284,7 +284,7 @@ impl World {
     /// # Ok::<(), halocline_core::Error>(())
     /// ```
     pub fn check_replicas<M: Module>(&self, module: &M) -> Result<()> {
-        module::check_replicas(&self.comm, &self.everyone(), module)
+        module::compare_replicas(&self.comm, &self.everyone(), module)
     }
 
     /// Begins to record. Rank 0 creates the file first, so that a path that cannot be written fails

@@ -1,6 +1,6 @@
 //! Parameters that are stored in shards.
 
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Tensor, TensorData};
@@ -148,6 +148,73 @@ fn parameters_travel_once_a_pass() {
     );
     // All ranks find the whole gradient, of which each takes its rows.
     assert_eq!(counts(Gather::Once, false), [2, 0]);
+}
+
+/// What burn does to modules leaves layouts where they are.
+#[test]
+fn layouts_travel_with_parameters() {
+    struct Same;
+
+    impl ModuleMapper for Same {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let (id, tensor, mapper) = param.consume();
+            Param::from_mapped_value(id, tensor * 1.0, mapper)
+        }
+    }
+
+    let run = Launcher::local(2).run(|world| {
+        let mesh = world.mesh([("data", 2)])?;
+        let model = stored(model(&world)?, &mesh, Gather::Again)?;
+        let expected = model.first.weight.base().into_data();
+        let device = world.device();
+        let record = model.clone().into_record();
+        for (name, kept) in [
+            ("clone", model.clone()),
+            ("fork", model.clone().fork(device)),
+            ("to_device", model.clone().to_device(device)),
+            ("valid", model.valid()),
+            ("train", model.valid().train()),
+            ("no_grad", model.clone().no_grad()),
+            ("map", model.clone().map(&mut Same)),
+            ("load_record", model.clone().load_record(record)),
+        ] {
+            assert_eq!(param_shards(&kept).len(), 2, "{name}");
+            assert_eq!(kept.first.weight.base().into_data(), expected, "{name}");
+            let whole = kept.first.weight.val().dims();
+            assert_eq!(whole, [INPUTS, 7], "{name}");
+        }
+        Ok(())
+    });
+    run.unwrap();
+}
+
+/// A record of whole parameters does not fit shards.
+#[test]
+fn records_of_other_shapes_are_refused() {
+    let run = Launcher::local(2).run(|world| {
+        let mesh = world.mesh([("data", 2)])?;
+        let whole = model(&world)?;
+        let record = whole.clone().into_record();
+        let loaded = stored(whole, &mesh, Gather::Once)?.try_load_record(record);
+        let error = loaded.map(drop).unwrap_err().to_string();
+        assert!(error.contains("first.weight"), "{error}");
+        Ok(())
+    });
+    run.unwrap();
+}
+
+/// One parameter in two places stays whole.
+#[test]
+fn tied_parameters_may_stay_whole() {
+    let run = Launcher::local(2).run(|world| {
+        let one = model(&world)?;
+        let both = Model {
+            second: one.first.clone(),
+            ..one
+        };
+        shard_parameters(both, |_, _| Ok(None)).map(drop)
+    });
+    run.unwrap();
 }
 
 #[test]

@@ -9,25 +9,38 @@ use std::time::{Duration, Instant};
 
 use halocline::prelude::*;
 
-/// Number of ranks of a job.
+/// Number of ranks of a job, unless it changes.
 const RANKS: usize = 2;
+/// Numbers of ranks of jobs that go on with another one.
+const CHANGING: [usize; 3] = [2, 3, 1];
 /// Longest time until all processes of a job have ended after one of them was killed.
 const PROMPT: Duration = Duration::from_secs(10);
 
-/// The engine of a job, and whether its ranks hold shards of the parameters.
+/// The engine of a job, and what its ranks hold.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Engine {
     pub(crate) mpi: bool,
-    pub(crate) sharded: bool,
+    pub(crate) state: State,
+}
+
+/// The parameters and optimizer states that a rank holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    Whole,
+    Shards,
+    /// Shards, on another number of ranks after every start.
+    Resharded,
 }
 
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match (self.mpi, self.sharded) {
-            (false, false) => "local, 2 ranks",
-            (false, true) => "local, 2 shards",
-            (true, false) => "MPI, 2 processes",
-            (true, true) => "MPI, 2 shards",
+        f.pad(match (self.mpi, self.state) {
+            (false, State::Whole) => "local, 2 ranks",
+            (false, State::Shards) => "local, 2 shards",
+            (false, State::Resharded) => "local, 1 to 3 shards",
+            (true, State::Whole) => "MPI, 2 processes",
+            (true, State::Shards) => "MPI, 2 shards",
+            (true, State::Resharded) => "MPI, 1 to 3 shards",
         })
     }
 }
@@ -51,21 +64,26 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Starts a run, or resumes it.
-    pub(crate) fn start(engine: Engine, folder: &Path) -> Result<Self> {
+    /// Starts a run, or resumes it; `start` numbers the starts.
+    pub(crate) fn start(engine: Engine, folder: &Path, start: usize) -> Result<Self> {
         let program = std::env::current_exe()?;
+        let ranks = match engine.state {
+            State::Resharded => CHANGING[start % CHANGING.len()],
+            _ => RANKS,
+        };
+        let ranks = ranks.to_string();
         let mut command = match engine.mpi {
             false => Command::new(program),
             true => {
                 let mut command = Command::new("mpirun");
-                let ranks = RANKS.to_string();
                 command.args(["--allow-run-as-root", "--oversubscribe", "-n", &ranks]);
                 command.arg(program);
                 command
             }
         };
         command.arg("train").arg(folder);
-        command.args(engine.sharded.then_some("--sharded"));
+        command.args(["--ranks", &ranks]);
+        command.args((engine.state != State::Whole).then_some("--sharded"));
         command.env("RAYON_NUM_THREADS", "1");
         command
             .stdin(Stdio::null())

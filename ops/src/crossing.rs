@@ -82,8 +82,42 @@ fn cross<const D: usize, const E: usize, K: Basic>(
     }
 }
 
-/// A layer of either kind of tensor between the crossings of its first parameter.
-pub(crate) fn crossed<const D: usize, const E: usize, X: Field<D>>(
+/// A layer that follows a plan: the placements that the plan has for its input and result, around what it
+/// computes. `first` is its first parameter. burn's layers do it by themselves; one of your own calls
+/// this, and a plan names its type by `Plan::with_kind` or places its parameters.
+///
+/// # Panics
+/// Panics for a placement that cannot be reached; [raises](halocline_core::Error::raise) a failure of
+/// communication.
+///
+/// # Example
+/// ```
+/// use burn::module::{Module, Param};
+/// use burn::tensor::Tensor;
+/// use halocline_ops::prelude::*;
+/// use halocline_ops::{Operand, crossed, matmul::linear};
+///
+/// /// A linear layer without a bias.
+/// #[derive(Module, Debug)]
+/// struct Mix {
+///     weight: Param<Tensor<2>>, // [in, out]
+/// }
+///
+/// impl<X: Field<3>> Layer<X> for Mix {
+///     type Output = X;
+///
+///     fn forward(&self, x: X) -> X {
+///         crossed(&self.weight, x, |x| {
+///             x.try_op(|x| {
+///                 let weight = Operand::from(&self.weight).beside(&x)?;
+///                 linear(x, weight, None)
+///             })
+///             .unwrap_or_else(|error| error.raise())
+///         })
+///     }
+/// }
+/// ```
+pub fn crossed<const D: usize, const E: usize, X: Field<D>>(
     first: &Param<Tensor<E>>,
     x: X,
     layer: impl FnOnce(X) -> X,

@@ -33,6 +33,7 @@ pub mod testing;
 pub use activation::{Activation, ActivationField};
 pub use attention::{AttentionField, AttentionOptions, DenseAttentionField, NeighborhoodOptions};
 pub use conv::{ConvField, ConvOptions};
+pub use crossing::crossed;
 pub use driver::{Neighborhood, Padding, Rounding, Stencil, StencilPlan, Window};
 pub use dropout::DropoutField;
 pub use embedding::EmbeddingField;

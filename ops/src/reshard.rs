@@ -1,6 +1,6 @@
 //! Places in a model where a plan may change the layout of a tensor.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use burn::module::{
     Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
 };
 use burn::tensor::Tensor;
-use halocline_core::Along;
+use halocline_core::{Along, Error, Result};
 
 use crate::field::{Field, run};
 use crate::layer::layers;
@@ -16,6 +16,8 @@ use crate::layer::layers;
 thread_local! {
     /// What the next field becomes.
     static GIVEN: RefCell<Option<Placements>> = const { RefCell::new(None) };
+    /// Whether that field was set before.
+    static SET_BEFORE: Cell<bool> = const { Cell::new(false) };
 }
 
 type Placements = Arc<[(usize, Along)]>;
@@ -37,7 +39,7 @@ type Placements = Arc<[(usize, Along)]>;
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("tensor", 2)])?;
 ///     let to = [("enter".to_string(), vec![(0, Along::Shard(1))])].into();
-///     let model = set_reshards(Model { enter: Reshard::default() }, &to);
+///     let model = set_reshards(Model { enter: Reshard::default() }, &to)?;
 ///     let x = ShardTensor::<2>::ones([3, 4], &mesh, &[Replicate])?;
 ///     assert_eq!(x.apply(&model.enter).placements(), [Shard(1)]);
 ///     Ok(())
@@ -97,7 +99,10 @@ impl Module for Reshard {
         mapper.enter_module("reshard", Self::CONTAINER);
         mapper.exit_module("reshard", Self::CONTAINER);
         match GIVEN.take() {
-            Some(to) => Self { to: Some(to) },
+            Some(to) => {
+                SET_BEFORE.set(self.to.is_some());
+                Self { to: Some(to) }
+            }
             None => self,
         }
     }
@@ -113,16 +118,29 @@ impl ModuleDisplay for Reshard {}
 
 /// Sets what the places of a module do, by their paths: placements by mesh axis. [`Reshard`] has an
 /// example.
-pub fn set_reshards<M: Module>(module: M, to: &BTreeMap<String, Vec<(usize, Along)>>) -> M {
-    module.map(&mut Setter {
+///
+/// # Errors
+/// A place that another plan has set.
+pub fn set_reshards<M: Module>(module: M, to: &BTreeMap<String, Vec<(usize, Along)>>) -> Result<M> {
+    let mut setter = Setter {
         to,
         path: Vec::new(),
-    })
+        set_before: None,
+    };
+    let module = module.map(&mut setter);
+    match setter.set_before {
+        Some(path) => Err(Error::Plan(format!(
+            "{path} is set by another plan already"
+        ))),
+        None => Ok(module),
+    }
 }
 
 struct Setter<'a> {
     to: &'a BTreeMap<String, Vec<(usize, Along)>>,
     path: Vec<String>,
+    /// The first place that was set before.
+    set_before: Option<String>,
 }
 
 impl ModuleMapper for Setter<'_> {
@@ -136,6 +154,9 @@ impl ModuleMapper for Setter<'_> {
 
     fn exit_module(&mut self, _: &str, _: &str) {
         self.path.pop();
+        if SET_BEFORE.take() {
+            self.set_before.get_or_insert(self.path.join("."));
+        }
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {

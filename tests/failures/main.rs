@@ -16,9 +16,10 @@ use std::os::unix::process::ExitStatusExt;
 use job::{CASE, Job, connected, job, threads};
 
 /// Operations in which the others are.
-const MOMENTS: [(&str, &str); 4] = [
+const MOMENTS: [(&str, &str); 5] = [
     ("exchange", "with_halo"),
     ("reduction", "resolve"),
+    ("gather", "gather"),
     ("scatter", "scatter_tensor"),
     ("checkpoint", "checkpoint"),
 ];

@@ -4,10 +4,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::nn::LinearConfig;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::optim::SgdConfig;
 use halocline::core::{Batch, Expected, Operation, Payload, Traffic};
 use halocline::io::{CheckpointConfig, Checkpoints, Snapshot};
+use halocline::models::parallel::{Plan, Store, build};
 use halocline::prelude::*;
 use halocline::{Ended, Trainer};
 
@@ -47,6 +49,10 @@ fn fail_in(world: &World, moment: &str, failure: &str) -> Result<()> {
     let mesh = world.mesh([("lat", RANKS)])?;
     let x = ShardTensor::<2>::ones([9, 4], &mesh, &[Shard(0)])?;
     let mut checkpoints = Checkpoints::open(world, folder()?, &CheckpointConfig::new())?;
+    let plan = Plan::default().with_store(Store::new("**", "lat"));
+    let stored = build(world, &mesh, &plan, |device| {
+        LinearConfig::new(4, 6).init(device)
+    })?;
     world.barrier()?;
     // The last rank goes on when the others have passed the barrier: what it sent there is not lost with it.
     for source in 0..RANKS - 1 {
@@ -58,6 +64,7 @@ fn fail_in(world: &World, moment: &str, failure: &str) -> Result<()> {
     match moment {
         "exchange" => drop(x.with_halo(&[Halo::new(0, 1, Boundary::Periodic)])?),
         "reduction" => drop(x.sum().resolve()),
+        "gather" => drop(x.apply(&stored)),
         "scatter" => {
             // From the rank that fails.
             let whole = (world.rank() + 1 == world.size())

@@ -7,7 +7,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use super::plan::Transfer;
 use super::{Direction, Exchange, Move};
 use crate::comm::{Batch, Communicator, Expected, InFlight, Overlap, Payload, collectives};
-use crate::dispatch::{added, blank, cut, flipped, paste};
+use crate::dispatch::{added, blank, blank_of, cast, cut, flipped, paste, wide, widened};
 use crate::{IndexBox, Result};
 
 /// Boxes in flight: this rank's sends are posted, its receives are not finished.
@@ -162,8 +162,17 @@ impl Exchange {
             Direction::Reverse => {
                 let copies = plan.copies.iter();
                 let copies = copies.map(|copy| (copy, cut(&tensor, &copy.dst)));
-                let sum = blank(&tensor, &plan.source_shape, Some(0.0));
-                copies.chain(received).fold(sum, add_box)
+                // Sums of half-precision numbers are rounded once.
+                let dtype = tensor.dtype();
+                let sum = blank_of(
+                    (tensor.device(), wide(dtype)),
+                    &plan.source_shape,
+                    Some(0.0),
+                );
+                let sum = copies.chain(received).fold(sum, |sum, (transfer, cells)| {
+                    add_box(sum, (transfer, widened(cells)))
+                });
+                cast(sum, dtype)
             }
         }
     }

@@ -25,12 +25,6 @@ pub fn shard_parameters<M: Module>(
 ) -> Result<M> {
     let mut other = Reparameterized::default();
     module.visit(&mut other);
-    if let Some([one, another]) = other.tied {
-        let message = format!(
-            "parameters {one} and {another} are one; shard them by one layer that both use"
-        );
-        return Err(Error::operator("shard_parameters", message));
-    }
     if let Some(path) = other.found {
         let message = format!("parameter {path} is sharded or adapted already");
         return Err(Error::operator("shard_parameters", message));
@@ -38,6 +32,7 @@ pub fn shard_parameters<M: Module>(
     let mut failed = None;
     let sharder = Sharder {
         shard,
+        tied: other.tied,
         failed: &mut failed,
     };
     let module = module.apply_reparameterization(sharder);
@@ -47,22 +42,22 @@ pub fn shard_parameters<M: Module>(
     }
 }
 
-/// Finds a parameter with a reparameterization, and one in two places.
+/// Finds a parameter with a reparameterization, and those in two places.
 #[derive(Default)]
 struct Reparameterized {
     path: Vec<String>,
     found: Option<String>,
     /// The paths by number of the parameter.
     seen: HashMap<ParamId, String>,
-    /// Two paths of one parameter.
-    tied: Option<[String; 2]>,
+    /// Two paths of a parameter that is in two places.
+    tied: HashMap<ParamId, [String; 2]>,
 }
 
 impl ModuleVisitor for Reparameterized {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let path = self.path.join(".");
         if let Some(before) = self.seen.insert(param.id, path.clone()) {
-            self.tied.get_or_insert([before, path]);
+            self.tied.entry(param.id).or_insert([before, path]);
         }
     }
 
@@ -80,6 +75,7 @@ impl ModuleVisitor for Reparameterized {
 
 struct Sharder<'a, F> {
     shard: F,
+    tied: HashMap<ParamId, [String; 2]>,
     failed: &'a mut Option<Error>,
 }
 
@@ -103,6 +99,14 @@ where
             None => Ok(None),
         }) {
             Ok(None) => (param, None),
+            Ok(Some(_)) if self.tied.contains_key(&param.id) => {
+                let [one, another] = &self.tied[&param.id];
+                let message = format!(
+                    "parameters {one} and {another} are one; shard them by one layer that both use"
+                );
+                *self.failed = Some(Error::operator("shard_parameters", message));
+                (param, None)
+            }
             Ok(Some(shard)) => {
                 let (id, whole, mapper) = param.consume();
                 if saved_otherwise(id, &whole, &mapper) {

@@ -1,10 +1,9 @@
 //! The gathering of stored parameters, as a node of the graph.
 
-use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::backend::DispatchTensor;
 
 use crate::Result;
 use crate::comm::{Operation, Traffic};
-use crate::dispatch::{cast, widened};
 use crate::exchange::Exchange;
 use crate::operator::{BackwardPass, Operator, Recompute};
 
@@ -45,12 +44,7 @@ impl Operator for Gathering {
         Ok(exchange.forward(inputs)?.0)
     }
 
-    /// Adds the ranks' gradients in f32 at least.
     fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
-        let dtype = pass.cotangent.dtype();
-        let cotangent = widened(pass.cotangent);
-        let gradients = self.exchange.backward(BackwardPass { cotangent, ..pass })?;
-        let rounded = |gradient: Option<_>| gradient.map(|gradient| cast(gradient, dtype));
-        Ok(gradients.into_iter().map(rounded).collect())
+        self.exchange.backward(pass)
     }
 }

@@ -118,10 +118,17 @@ impl ModuleDisplay for ParamShard {}
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn whole<M: Module>(module: M) -> Result<M> {
-    let before = WHOLE.replace(true);
-    let whole = Error::catch(|| module.materialize());
-    WHOLE.set(before);
-    whole
+    /// Restores the state before, also after a panic.
+    struct Restore(bool);
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            WHOLE.set(self.0);
+        }
+    }
+
+    let _restore = Restore(WHOLE.replace(true));
+    Error::catch(|| module.materialize())
 }
 
 /// The layouts of a module's sharded parameters, by path.

@@ -17,7 +17,7 @@ use burn::tensor::{Device, Float, TensorData};
 use halocline_core::Launcher;
 use halocline_io::{
     Checkpoint, CheckpointConfig, Checkpoints, FieldFile, FieldWriter, Grid, Metadata, Snapshot,
-    Statistics, WriterConfig, load_record,
+    StateDict, Statistics, WriterConfig, load_record,
 };
 use mutation::Mutations;
 use ndarray::Array3;
@@ -199,6 +199,29 @@ fn records_of_burn() {
         || {
             let record = load_record(&path).map_err(text)?;
             module().try_load_record(record).map(|_| ()).map_err(text)
+        },
+    );
+}
+
+#[test]
+fn state_dicts_of_pytorch() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights.pt");
+    let original = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/state_dict/weights.pt");
+    std::fs::copy(original, &path).unwrap();
+    survive(
+        &path,
+        |_| (),
+        || {
+            let weights = StateDict::open(&path).map_err(text)?;
+            let weights = weights
+                .with_unused()
+                .with_names(|path| Some(format!("model.attention.out_proj.{path}").into()));
+            let loaded = Launcher::local(1).run(|world| {
+                let model: Linear = world.init(|device| LinearConfig::new(4, 4).init(device))?;
+                weights.load(&world, model).map(drop)
+            });
+            loaded.map_err(text)
         },
     );
 }

@@ -4,6 +4,7 @@ mod errors;
 mod finite;
 mod meshes;
 mod modules;
+mod state_dict;
 mod wanted;
 
 use std::fs;

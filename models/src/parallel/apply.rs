@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 use halocline_core::{
     Crossing, DeviceMesh, Error, Layout, Operation, ParamShard, Placement, Replicate, Result,
-    Traffic, World, ops, shard_parameters,
+    Traffic, World, check_replicas, ops, param_shards, shard_parameters,
 };
 use halocline_ops::set_reshards;
 
@@ -20,9 +20,13 @@ const NAME: &str = "parallelize_module";
 /// makes it, and each keeps its shards. The [module](super) has an example.
 ///
 /// # Errors
-/// Those of [`resolve`]; a module that is sharded already; ranks with different plans.
+/// Those of [`resolve`]; a module that is sharded already; ranks with different plans, or with different
+/// values: make the module with [`World::init`].
 pub fn parallelize_module<M: Module>(module: M, mesh: &DeviceMesh, plan: &Plan) -> Result<M> {
     let resolved = resolved_alike(&module, mesh, plan)?;
+    if param_shards(&module).is_empty() {
+        check_replicas(mesh, &module)?;
+    }
     shard(module, mesh, &resolved)
 }
 
@@ -74,8 +78,8 @@ fn shard<M: Module>(module: M, mesh: &DeviceMesh, resolved: &ResolvedPlan) -> Re
     }
     let module = shard_parameters(module, |path, shape| {
         let parameter = by_path.get(path);
-        let parameter = parameter
-            .ok_or_else(|| Error::other(format!("plan: no parameter {path} {shape:?}")))?;
+        let parameter =
+            parameter.ok_or_else(|| Error::Plan(format!("no parameter {path} {shape:?}")))?;
         let whole = parameter
             .layout
             .placements()
@@ -97,7 +101,7 @@ fn shard<M: Module>(module: M, mesh: &DeviceMesh, resolved: &ResolvedPlan) -> Re
             false => shard.with_crossing(parameter.crossing.clone()),
         }))
     })?;
-    Ok(set_reshards(module, &resolved.reshards))
+    set_reshards(module, &resolved.reshards)
 }
 
 /// Compares what ranks do, before anything is placed.
@@ -113,8 +117,8 @@ fn agree(mesh: &DeviceMesh, resolved: Option<&ResolvedPlan>) -> Result<()> {
     let ranks = mesh.shape().ranks();
     let all = ops::all_gather_numbers(mesh.comm(), ranks, &operation, &halves)?;
     match all.iter().position(|other| *other != all[0]) {
-        Some(other) if resolved.is_some() => Err(Error::other(format!(
-            "plan: ranks {} and {} have different plans or models",
+        Some(other) if resolved.is_some() => Err(Error::Plan(format!(
+            "ranks {} and {} have different plans or models",
             ranks[0], ranks[other]
         ))),
         _ => Ok(()),
@@ -125,7 +129,7 @@ fn agree(mesh: &DeviceMesh, resolved: Option<&ResolvedPlan>) -> Result<()> {
 /// placements, one per mesh axis, or `None` to leave it whole.
 ///
 /// # Errors
-/// Placements that do not fit; a module that is sharded already.
+/// Placements that do not fit; a module that is sharded already; ranks with different values.
 ///
 /// # Example
 /// ```
@@ -150,6 +154,7 @@ pub fn distribute_module<M: Module>(
     mesh: &DeviceMesh,
     mut partition: impl FnMut(&str, &[usize]) -> Option<Vec<Placement>>,
 ) -> Result<M> {
+    check_replicas(mesh, &module)?;
     shard_parameters(module, |path, shape| {
         let placements = partition(path, shape);
         let layout = placements.map(|placements| Layout::new(mesh.shape(), shape, &placements));

@@ -66,12 +66,17 @@ impl Plan {
         machine: &Machine,
     ) -> Result<Priced> {
         let found = Self::candidates(module, mesh, parts, workload, machine)?;
-        let least = found.iter().map(|priced| priced.price.bytes()).fold(f64::INFINITY, f64::min);
+        let least = found
+            .iter()
+            .map(|priced| priced.price.bytes())
+            .fold(f64::INFINITY, f64::min);
         let budget = workload.budget.map_or(f64::INFINITY, |bytes| bytes as f64);
-        let mut fitting = found.into_iter().filter(|priced| priced.price.bytes() <= budget);
+        let mut fitting = found
+            .into_iter()
+            .filter(|priced| priced.price.bytes() <= budget);
         fitting.next().ok_or_else(|| {
-            Error::other(format!(
-                "plan: no plan holds a rank within {budget} bytes; the least is {least:.0}: use more ranks, recompute \
+            Error::Plan(format!(
+                "no plan holds a rank within {budget} bytes; the least is {least:.0}: use more ranks, recompute \
                  activations, or give parts that shard more layers"
             ))
         })
@@ -90,8 +95,8 @@ impl Plan {
         machine: &Machine,
     ) -> Result<Vec<Priced>> {
         if parts.len() > MOST_PARTS {
-            return Err(Error::other(format!(
-                "plan: {} parts to combine; expected at most {MOST_PARTS}",
+            return Err(Error::Plan(format!(
+                "{} parts to combine; expected at most {MOST_PARTS}",
                 parts.len()
             )));
         }
@@ -103,12 +108,15 @@ impl Plan {
             let is_chosen = |part: &usize| chosen >> part & 1 == 1;
             let numbers: Vec<usize> = (0..parts.len()).filter(is_chosen).collect();
             let touched: usize = numbers.iter().map(|part| layers[*part].len()).sum();
-            let distinct: BTreeSet<&String> = numbers.iter().flat_map(|part| &layers[*part]).collect();
+            let distinct: BTreeSet<&String> =
+                numbers.iter().flat_map(|part| &layers[*part]).collect();
             // Parts that speak of one layer are alternatives.
             if distinct.len() < touched {
                 continue;
             }
-            let combined = numbers.iter().fold(Self::default(), |plan, part| plan.and(&parts[*part]));
+            let combined = numbers
+                .iter()
+                .fold(Self::default(), |plan, part| plan.and(&parts[*part]));
             for stores in storages(mesh, workload) {
                 let plan = Self {
                     store: [&combined.store[..], &stores].concat(),
@@ -127,6 +135,7 @@ impl Plan {
     pub fn and(mut self, other: &Self) -> Self {
         self.layer.extend_from_slice(&other.layer);
         self.store.extend_from_slice(&other.store);
+        self.kind.extend(other.kind.clone());
         for axis in &other.optional_axes {
             if !self.optional_axes.contains(axis) {
                 self.optional_axes.push(axis.clone());
@@ -146,9 +155,14 @@ fn storages(mesh: &MeshShape, workload: &Workload) -> Vec<Vec<Store>> {
     let mut found = vec![Vec::new()];
     for chosen in 1..1_usize << axes.len() {
         for gather in [Gather::Once, Gather::Again] {
-            let chosen = axes.iter().enumerate().filter(|(axis, _)| chosen >> axis & 1 == 1);
+            let chosen = axes
+                .iter()
+                .enumerate()
+                .filter(|(axis, _)| chosen >> axis & 1 == 1);
             let stores = chosen.map(|(_, axis)| {
-                Store::new("**", axis).with_at_least(AT_LEAST).with_gather(gather)
+                Store::new("**", axis)
+                    .with_at_least(AT_LEAST)
+                    .with_gather(gather)
             });
             found.push(stores.collect());
         }
@@ -183,10 +197,15 @@ pub fn linear_pairs<M: Module>(module: &M, axis: &str) -> Vec<Plan> {
     let sites = Sites::of(module);
     let mut plans: Vec<(&str, Plan)> = Vec::new();
     for (path, kind) in &sites.modules {
-        let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
+        let prefix = if path.is_empty() {
+            String::new()
+        } else {
+            format!("{path}.")
+        };
         let own = |site: &&super::sites::Site| {
             let name = site.path.strip_prefix(&prefix);
-            site.kind == "Linear" && name.is_some_and(|name| !name.is_empty() && !name.contains('.'))
+            site.kind == "Linear"
+                && name.is_some_and(|name| !name.is_empty() && !name.contains('.'))
         };
         let linears: Vec<_> = sites.sites.iter().filter(own).collect();
         let [first, second] = linears[..] else {
@@ -199,10 +218,13 @@ pub fn linear_pairs<M: Module>(module: &M, axis: &str) -> Vec<Plan> {
         if from[1] != to[0] || from[1] < from[0] {
             continue;
         }
-        let index = plans.iter().position(|(known, _)| known == kind).unwrap_or_else(|| {
-            plans.push((kind, Plan::default()));
-            plans.len() - 1
-        });
+        let index = plans
+            .iter()
+            .position(|(known, _)| known == kind)
+            .unwrap_or_else(|| {
+                plans.push((kind, Plan::default()));
+                plans.len() - 1
+            });
         let plan = std::mem::take(&mut plans[index].1);
         plans[index].1 = plan
             .with_layer(&first.path, Style::colwise(axis))

@@ -117,7 +117,13 @@ impl Machine {
         let seconds = product(size)? - overhead;
         let flops = 2.0 * (size as f64).powi(3) / seconds.max(1e-9);
         let mut links = BTreeMap::new();
-        for (axis, (name, ranks)) in mesh.shape().names().iter().zip(mesh.shape().sizes()).enumerate() {
+        for (axis, (name, ranks)) in mesh
+            .shape()
+            .names()
+            .iter()
+            .zip(mesh.shape().sizes())
+            .enumerate()
+        {
             if *ranks == 1 {
                 continue;
             }

@@ -59,9 +59,9 @@ mod price;
 mod resolve;
 mod sites;
 mod style;
-mod zoo;
 #[cfg(test)]
 mod tests;
+mod zoo;
 
 pub use apply::{build, distribute_module, parallelize_module};
 pub use automatic::{Priced, linear_pairs};

@@ -18,7 +18,7 @@ impl Pattern {
         let glob = GlobBuilder::new(&text.replace('.', "/"))
             .literal_separator(true)
             .build()
-            .map_err(|error| Error::other(format!("plan: pattern {text:?}: {error}")))?;
+            .map_err(|error| Error::Plan(format!("pattern {text:?}: {error}")))?;
         Ok(Self {
             text: text.into(),
             glob: glob.compile_matcher(),
@@ -36,8 +36,8 @@ impl Pattern {
             .collect();
         near.sort_by(|a, b| b.0.total_cmp(&a.0));
         let near: Vec<&str> = near.iter().take(PROPOSED).map(|(_, path)| *path).collect();
-        Error::other(format!(
-            "plan: {:?} matches no {what}; near it: {}",
+        Error::Plan(format!(
+            "{:?} matches no {what}; near it: {}",
             self.text,
             near.join(", ")
         ))

@@ -1,5 +1,6 @@
 //! Plans: what is written about a model, in code or a file.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -31,6 +32,10 @@ pub struct Plan {
     /// Axes that a mesh may lack: what the plan says of them then has no effect.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub optional_axes: Vec<String>,
+    /// Types of layers of your own whose parameters are those of a type that the styles know: `MyLinear`
+    /// as `Linear`. Such a layer calls [`crossed`](halocline_ops::crossed).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub kind: BTreeMap<String, String>,
     /// Layers by path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layer: Vec<Entry>,
@@ -109,6 +114,13 @@ impl Plan {
         self
     }
 
+    /// This plan, for a type of layer of your own that has the parameters of a known one.
+    #[must_use]
+    pub fn with_kind(mut self, own: &str, known: &str) -> Self {
+        self.kind.insert(own.into(), known.into());
+        self
+    }
+
     /// This plan, for meshes that may lack an axis.
     #[must_use]
     pub fn with_optional_axis(mut self, axis: &str) -> Self {
@@ -122,19 +134,16 @@ impl Plan {
     /// A file that cannot be read, or is no plan.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let named = |error: &dyn std::fmt::Display| {
-            Error::other(format!("plan {}: {error}", path.display()))
-        };
-        let text = fs::read_to_string(path).map_err(|error| named(&error))?;
+        let named = |error: String| Error::Plan(format!("{}: {error}", path.display()));
+        let text = fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
         let json = path
             .extension()
             .is_some_and(|extension| extension == "json");
-        let plan = if json {
-            Self::from_json(&text)
-        } else {
-            Self::from_toml(&text)
+        let plan = match json {
+            true => serde_json::from_str(&text).map_err(|error| error.to_string()),
+            false => toml::from_str(&text).map_err(|error| error.to_string()),
         };
-        plan.map_err(|error| named(&error))
+        plan.map_err(named)
     }
 
     /// The plan as TOML.
@@ -147,7 +156,7 @@ impl Plan {
     /// # Errors
     /// A text that is no plan, with the place.
     pub fn from_toml(text: &str) -> Result<Self> {
-        toml::from_str(text).map_err(|error| Error::other(error.to_string()))
+        toml::from_str(text).map_err(|error| Error::Plan(error.to_string()))
     }
 
     /// The plan as JSON.
@@ -160,7 +169,7 @@ impl Plan {
     /// # Errors
     /// A text that is no plan, with the place.
     pub fn from_json(text: &str) -> Result<Self> {
-        serde_json::from_str(text).map_err(|error| Error::other(error.to_string()))
+        serde_json::from_str(text).map_err(|error| Error::Plan(error.to_string()))
     }
 }
 

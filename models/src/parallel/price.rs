@@ -184,8 +184,8 @@ impl Pricing<'_> {
                 parameter.elements_used(FIRST) as f64,
             );
             price.held += held * bytes * (2 + self.workload.states) as f64;
-            price.communication += self.gathering(parameter, used * bytes)
-                + self.summing(parameter, held * bytes);
+            price.communication +=
+                self.gathering(parameter, used * bytes) + self.summing(parameter, held * bytes);
             if !parameter.stored.is_empty() {
                 match parameter.gather {
                     Gather::Again => largest = largest.max(used * bytes),
@@ -197,10 +197,15 @@ impl Pricing<'_> {
             };
             let rows = self.rows(parameter.layer());
             price.compute += 6.0 * used * rows / self.machine.flops + 3.0 * self.machine.overhead;
-            let local = parameter.layout.gathered(&parameter.stored, halocline_core::Replicate);
+            let local = parameter
+                .layout
+                .gathered(&parameter.stored, halocline_core::Replicate);
             let local = local.local_shape(FIRST);
             price.used += rows * local[inputs] as f64 * bytes;
-            let module = parameter.layer().rsplit_once('.').map_or("", |(module, _)| module);
+            let module = parameter
+                .layer()
+                .rsplit_once('.')
+                .map_or("", |(module, _)| module);
             let width = rows * bytes;
             for (axis, along) in &parameter.crossing.input {
                 if *along == Along::Fan {
@@ -223,20 +228,30 @@ impl Pricing<'_> {
 
     /// The rows that a rank's layer sees.
     fn rows(&self, layer: &str) -> f64 {
-        let found = self.rows_of.iter().find(|(pattern, _)| pattern.matches(layer));
+        let found = self
+            .rows_of
+            .iter()
+            .find(|(pattern, _)| pattern.matches(layer));
         let rows = found.map_or(self.workload.rows, |(_, rows)| *rows);
-        let shares: usize = self.row_axes().map(|axis| self.plan.mesh.sizes()[axis]).product();
+        let shares: usize = self
+            .row_axes()
+            .map(|axis| self.plan.mesh.sizes()[axis])
+            .product();
         rows as f64 / shares as f64
     }
 
     fn row_axes(&self) -> impl Iterator<Item = usize> {
         let names = self.plan.mesh.names().iter().enumerate();
-        names.filter(|(_, name)| self.workload.axes.iter().any(|axis| axis == *name)).map(|(axis, _)| axis)
+        names
+            .filter(|(_, name)| self.workload.axes.iter().any(|axis| axis == *name))
+            .map(|(axis, _)| axis)
     }
 
     fn sum(&self, axis: usize, bytes: f64) -> f64 {
         let ranks = self.plan.mesh.sizes()[axis];
-        self.machine.link(&self.plan.mesh.names()[axis]).all_reduce(ranks, bytes)
+        self.machine
+            .link(&self.plan.mesh.names()[axis])
+            .all_reduce(ranks, bytes)
     }
 
     /// Gathering a stored parameter, and scattering its gradient.
@@ -247,7 +262,9 @@ impl Pricing<'_> {
         };
         let gather = |axis: &usize| {
             let ranks = self.plan.mesh.sizes()[*axis];
-            self.machine.link(&self.plan.mesh.names()[*axis]).gather(ranks, bytes)
+            self.machine
+                .link(&self.plan.mesh.names()[*axis])
+                .gather(ranks, bytes)
         };
         times * parameter.stored.iter().map(gather).sum::<f64>()
     }

@@ -102,20 +102,26 @@ pub struct ResolvedPlan {
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Result<ResolvedPlan> {
-    let sites = Sites::of(module);
+    let mut sites = Sites::of(module);
+    for site in &mut sites.sites {
+        if let Some(kind) = plan.kind.get(&site.kind) {
+            site.kind.clone_from(kind);
+        }
+    }
     let resolver = Resolver {
         plan,
         mesh,
         sites: &sites,
     };
+    resolver.check_optional_axes()?;
     let mut styles: BTreeMap<&str, (&Entry, Placed)> = BTreeMap::new();
     for entry in &plan.layer {
         let pattern = Pattern::new(&entry.path)?;
         for site in resolver.matched(&pattern)? {
             let placed = entry.style.placed(&site.kind, &site.path)?;
             if let Some((other, _)) = styles.insert(&site.path, (entry, placed)) {
-                return Err(Error::other(format!(
-                    "plan: {:?} and {:?} both match {}; one entry a layer",
+                return Err(Error::Plan(format!(
+                    "{:?} and {:?} both match {}; one entry a layer",
                     other.path, entry.path, site.path
                 )));
             }
@@ -135,16 +141,16 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
             output: resolver.axes(&placed.output, &site.path)?,
         };
         if !crosses(&site.kind) && crossing != Crossing::default() {
-            return Err(Error::other(format!(
-                "plan: input or output of {}, a {}, which does not change layouts; give the model a field of type Reshard \
+            return Err(Error::Plan(format!(
+                "input or output of {}, a {}, which does not change layouts; give the model a field of type Reshard \
                  beside it",
                 site.path, site.kind
             )));
         }
         if site.is_reshard() {
             if let Some(name) = placed.parameters.keys().next() {
-                return Err(Error::other(format!(
-                    "plan: {} has no parameter {name}; it is a Reshard",
+                return Err(Error::Plan(format!(
+                    "{} has no parameter {name}; it is a Reshard",
                     site.path
                 )));
             }
@@ -156,8 +162,8 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
         let known = |name: &String| site.parameters.iter().any(|(held, _)| held == name);
         if written && let Some(name) = placed.parameters.keys().find(|name| !known(name)) {
             let names: Vec<&str> = site.parameters.iter().map(|(name, _)| &name[..]).collect();
-            return Err(Error::other(format!(
-                "plan: {} has no parameter {name}; it has {}",
+            return Err(Error::Plan(format!(
+                "{} has no parameter {name}; it has {}",
                 site.path,
                 names.join(", ")
             )));
@@ -204,6 +210,8 @@ pub(super) fn matched_layers(
 }
 
 /// Whether layers of a kind change the layouts of their input and result.
+///
+/// A type of a user is one of them by `Plan::kind`.
 fn crosses(kind: &str) -> bool {
     matches!(
         kind,
@@ -226,8 +234,8 @@ fn reshard(site: &Site, crossing: Crossing) -> Result<Option<Vec<(usize, Along)>
         (true, true) => Ok(None),
         (false, true) => Ok(Some(crossing.input)),
         (true, false) => Ok(Some(crossing.output)),
-        (false, false) => Err(Error::other(format!(
-            "plan: input and output of {}, a Reshard, which has one place; use prepare_input",
+        (false, false) => Err(Error::Plan(format!(
+            "input and output of {}, a Reshard, which has one place; use prepare_input",
             site.path
         ))),
     }
@@ -252,8 +260,8 @@ impl<'a> Resolver<'a> {
         }
         let mut composites = self.sites.composites.iter();
         match composites.find(|path| pattern.matches(path)) {
-            Some(path) => Err(Error::other(format!(
-                "plan: {path} has no parameters of its own; name the layers in it, or give it a field of type Reshard \
+            Some(path) => Err(Error::Plan(format!(
+                "{path} has no parameters of its own; name the layers in it, or give it a field of type Reshard \
                  where the layout is to change"
             ))),
             None => Err(pattern.unmatched("layer", sites.iter().map(|site| &site.path[..]))),
@@ -266,9 +274,28 @@ impl<'a> Resolver<'a> {
         match names.iter().position(|held| held == name) {
             Some(axis) => Ok(Some(axis)),
             None if self.plan.optional_axes.iter().any(|axis| axis == name) => Ok(None),
-            None => Err(Error::other(format!(
-                "plan: no axis {name:?} for {path} among {names:?}; list it under optional_axes if a mesh may lack it"
+            None => Err(Error::Plan(format!(
+                "no axis {name:?} for {path} among {names:?}; list it under optional_axes if a mesh may lack it"
             ))),
+        }
+    }
+
+    /// Refuses optional axes that no entry names: mistakes in writing them, perhaps.
+    fn check_optional_axes(&self) -> Result<()> {
+        let Plan {
+            optional_axes,
+            layer,
+            store,
+            ..
+        } = self.plan;
+        let of_layers = layer.iter().flat_map(|entry| entry.style.axes());
+        let of_stores = store.iter().map(|store| &store.over[..]);
+        let named: BTreeSet<&str> = of_layers.chain(of_stores).collect();
+        match optional_axes.iter().find(|axis| !named.contains(&axis[..])) {
+            Some(axis) if !named.is_empty() => Err(Error::Plan(format!(
+                "no entry has the optional axis {axis:?}; they have {named:?}"
+            ))),
+            _ => Ok(()),
         }
     }
 
@@ -290,9 +317,8 @@ impl<'a> Resolver<'a> {
         for (axis, along) in self.axes(axes.unwrap_or(&Axes::new()), &path)? {
             placements[axis] = along.placement(shape.len())?;
             if !matches!(placements[axis], Shard(_) | Replicate) {
-                let message =
-                    format!("plan: {along} for parameter {path}; expected shard or replicate");
-                return Err(Error::other(message));
+                let message = format!("{along} for parameter {path}; expected shard or replicate");
+                return Err(Error::Plan(message));
             }
         }
         let layout = Layout::new(self.mesh, shape, &placements)?;
@@ -300,8 +326,8 @@ impl<'a> Resolver<'a> {
         sharded.into_iter().try_fold(layout.clone(), |layout, dim| {
             let (size, unit) = (shape[dim], placed.unit);
             if unit == 0 || size % unit != 0 {
-                let message = format!("plan: {path} {shape:?} in units of {unit} along dim {dim}");
-                return Err(Error::other(message));
+                let message = format!("{path} {shape:?} in units of {unit} along dim {dim}");
+                return Err(Error::Plan(message));
             }
             let parts = layout.extents(dim).len();
             let units = size / unit;
@@ -325,14 +351,14 @@ impl<'a> Resolver<'a> {
             found = true;
             let shape = parameter.layout.shape().to_vec();
             if parameter.stored.contains(&axis) {
-                return Err(Error::other(format!(
-                    "plan: two entries store {} over {:?}",
+                return Err(Error::Plan(format!(
+                    "two entries store {} over {:?}",
                     parameter.path, store.over
                 )));
             }
             if parameter.layout.placements()[axis] != Replicate {
-                return Err(Error::other(format!(
-                    "plan: {} is sharded over {:?} by its layer; store it over another axis",
+                return Err(Error::Plan(format!(
+                    "{} is sharded over {:?} by its layer; store it over another axis",
                     parameter.path, store.over
                 )));
             }
@@ -340,8 +366,8 @@ impl<'a> Resolver<'a> {
                 continue;
             }
             if !parameter.stored.is_empty() && parameter.gather != store.gather {
-                return Err(Error::other(format!(
-                    "plan: {} is gathered again over one axis and once over another; gather it alike",
+                return Err(Error::Plan(format!(
+                    "{} is gathered again over one axis and once over another; gather it alike",
                     parameter.path
                 )));
             }
@@ -444,7 +470,11 @@ impl ResolvedPlan {
                     )?;
                 }
             }
-            if layout.placements().iter().any(|placement| *placement != Replicate) {
+            if layout
+                .placements()
+                .iter()
+                .any(|placement| *placement != Replicate)
+            {
                 write!(f, "  holds {:?}", layout.local_box(position).ranges())?;
             }
             if !parameter.stored.is_empty() {
@@ -453,7 +483,11 @@ impl ResolvedPlan {
                     Gather::Again => gathered,
                     Gather::Once => 0,
                 };
-                write!(f, "  receives {gathered} B forward, {} B backward", again + gathered)?;
+                write!(
+                    f,
+                    "  receives {gathered} B forward, {} B backward",
+                    again + gathered
+                )?;
             }
             for axis in &parameter.unstored {
                 write!(f, "  {}: not stored", names[*axis])?;

@@ -4,7 +4,7 @@ use burn::module::Param;
 use burn::tensor::Tensor;
 use halocline_core::ops::fan_out;
 use halocline_core::{
-    Error, Layout, Linearity, Pairing, Placement, Result, Role, ShardTensor, Term,
+    Error, Fan, Layout, Linearity, Pairing, Placement, Result, Role, Shard, ShardTensor, Term,
 };
 
 use super::{ConvOptions, run_conv};
@@ -91,11 +91,49 @@ pub(super) fn apply<const D: usize, const N: usize>(
     let x = enter(weight, x)?;
     let bias = Operand::of_optional(bias);
     let laid = Operand::from(weight).beside(&x)?;
-    if options.groups > 1 || !laid.layout().is_sharded(1) {
+    if options.groups > 1 {
+        let x = into_groups(x, laid.layout(), options.groups)?;
+        return leave(weight, super::conv(x, laid, bias, options)?);
+    }
+    if !laid.layout().is_sharded(1) {
         return leave(weight, super::conv(x, laid, bias, options)?);
     }
     let x = with_extents_of(x, 1, laid.layout(), 1)?;
     leave_with_bias(weight, super::conv(x, laid, None, options)?, bias, 1)
+}
+
+/// The input of a convolution whose groups a plan shards: what fans out becomes the channels of each
+/// rank's groups, and nothing travels.
+fn into_groups<const D: usize>(
+    x: ShardTensor<D>,
+    weight: &Layout,
+    groups: usize,
+) -> Result<ShardTensor<D>> {
+    let sharded = |axis: &usize| weight.placements()[*axis] == Shard(0);
+    let axes: Vec<usize> = x.layout().axes_where(|placement| placement == Fan);
+    if axes.is_empty() || !axes.iter().all(sharded) || x.layout().is_sharded(1) {
+        return Ok(x);
+    }
+    let (per_group, channels) = (weight.shape()[0] / groups, weight.shape()[1]);
+    let extents = weight.extents(0).iter().map(|extent| {
+        let is_whole = extent.is_multiple_of(per_group);
+        is_whole.then(|| extent / per_group * channels)
+    });
+    let extents: Option<Vec<usize>> = extents.collect();
+    let extents = extents.ok_or_else(|| {
+        let message = format!(
+            "{weight} cuts groups of {per_group} output channels; give the plan's style unit = {per_group}"
+        );
+        Error::operator("conv", message)
+    })?;
+    let placements = x.placements().iter().map(|placement| match placement {
+        Fan => Shard(1),
+        other => *other,
+    });
+    let mut all = x.layout().all_extents().to_vec();
+    all[1] = extents;
+    let layout = x.layout().derive(placements.collect(), all);
+    x.try_redistribute(&layout)
 }
 
 /// The rule, as an einsum over channels. Groups, if there are several, are its letter instead of

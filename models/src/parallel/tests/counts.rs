@@ -1,6 +1,7 @@
 //! The collectives of each style, forward and backward.
 
 use burn::module::Module;
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{Int, Tensor};
 use halocline_core::{
@@ -10,7 +11,9 @@ use halocline_core::{
 use halocline_ops::prelude::*;
 use halocline_ops::{CrossEntropyOptions, cross_entropy};
 
-use crate::parallel::{Plan, Store, Style, parallelize_module};
+use crate::parallel::{
+    Plan, Store, Style, parallelize_module, sequence_parallel, transformer_encoder,
+};
 
 /// Collectives of a pass: all-gathers and reduce-scatters of fields, all-reduces, and gathers and scatters of parameters.
 type Counts = [u64; 3];
@@ -43,7 +46,7 @@ fn counts(
     placement: Placement,
     run: fn(&Layers, ShardTensor<3>) -> ShardTensor<3>,
 ) -> [Counts; 2] {
-    counts_of(plan, |_, mesh| {
+    counts_of(layers, plan, |mesh| {
         let x = ShardTensor::<3>::ones([2, 6, 8], mesh, &[placement])?.require_grad();
         Ok(Box::new(move |model: &Layers| {
             let y = run(model, x);
@@ -52,22 +55,23 @@ fn counts(
     })
 }
 
-type Loss = Box<dyn FnOnce(&Layers) -> ShardTensor<1>>;
+type Loss<M> = Box<dyn FnOnce(&M) -> ShardTensor<1>>;
 
-fn counts_of(
+fn counts_of<M: Module>(
+    make: fn(&World) -> Result<M>,
     plan: &Plan,
-    prepare: impl Fn(&Layers, &DeviceMesh) -> Result<Loss> + Sync,
+    prepare: impl Fn(&DeviceMesh) -> Result<Loss<M>> + Sync,
 ) -> [Counts; 2] {
     let found = Launcher::local(2).collect(|world| {
         let mesh = world.mesh([("tensor", 2)])?;
-        let model = parallelize_module(layers(&world)?, &mesh, plan)?;
+        let model = parallelize_module(make(&world)?, &mesh, plan)?;
         let reduces = |stats: &CommStats| stats.of(Traffic::Reduce).messages;
         let before = world.comm_stats();
         let one = Tensor::<1>::ones([1], world.device());
         let operation = Operation::new("one", Traffic::Reduce, None);
         ops::all_reduce(one, &mesh, &[0], ReduceOp::Sum, operation);
         let messages = reduces(&world.comm_stats().since(&before));
-        let loss = prepare(&model, &mesh)?;
+        let loss = prepare(&mesh)?;
         let start = world.comm_stats();
         let loss = loss(&model);
         let forward = world.comm_stats();
@@ -172,7 +176,7 @@ fn embeddings_and_losses_send_what_the_table_says() {
         ShardTensor::distribute(index, mesh, &[Replicate])
     };
     let rows = Plan::default().with_layer("words", Style::rowwise("tensor"));
-    let looked_up = counts_of(&rows, |_, mesh| {
+    let looked_up = counts_of(layers, &rows, |mesh| {
         let index = indices(mesh)?;
         Ok(Box::new(move |model: &Layers| {
             let y = index.apply(&model.words);
@@ -180,7 +184,7 @@ fn embeddings_and_losses_send_what_the_table_says() {
         }))
     });
     assert_eq!(looked_up, [REDUCE, NOTHING]);
-    let classes = counts_of(&Plan::default(), |_, mesh| {
+    let classes = counts_of(layers, &Plan::default(), |mesh| {
         let logits = ShardTensor::<2>::ones([3, 7], mesh, &[Shard(1)])?.require_grad();
         let target = Tensor::<1, Int>::from_ints([6, 0, 2], mesh.device());
         let target = ShardTensor::distribute(target, mesh, &[Replicate])?;
@@ -190,4 +194,33 @@ fn embeddings_and_losses_send_what_the_table_says() {
         }))
     });
     assert_eq!(classes, [[0, 2, 0], NOTHING]);
+}
+
+/// A step of two layers, each with attention and feed-forward layers, norms and biases.
+#[test]
+fn steps_of_transformers_send_what_their_layers_send() {
+    const LAYERS: u64 = 2;
+
+    fn config() -> TransformerEncoderConfig {
+        TransformerEncoderConfig::new(8, 16, 2, LAYERS as usize).with_dropout(0.0)
+    }
+
+    let step = |plan: &Plan, placement: Placement| {
+        let make = |world: &World| world.init(|device| config().init(device));
+        counts_of(make, plan, |mesh| {
+            let x = ShardTensor::<3>::ones([2, 6, 8], mesh, &[placement])?.require_grad();
+            Ok(Box::new(move |model: &TransformerEncoder| {
+                x.apply(model).square().sum()
+            }))
+        })
+    };
+    let [attention, feed_forward] = transformer_encoder(&config(), "", "tensor");
+    let sums = [0, 2 * LAYERS, 0];
+    assert_eq!(step(&attention.and(&feed_forward), Replicate), [sums; 2]);
+    // Tokens come together and are scattered, twice a layer, in each pass; gradients of norms and of the
+    // biases that are added to shards of tokens are one sum.
+    let moves = 4 * LAYERS;
+    let sequence = sequence_parallel(&config(), "", "tensor");
+    let expected = [[moves, 0, 0], [moves, 1, 0]];
+    assert_eq!(step(&sequence, Shard(1)), expected);
 }

@@ -1,4 +1,5 @@
 //! Plans: what they resolve to, and what travels.
 
+mod automatic;
 mod counts;
 mod plans;

@@ -168,6 +168,8 @@ fn layouts_are_those_of_the_styles() {
         "data: stored Shard(0)",
         "input tensor: fan",
         "of 276 elements",
+        "holds [0..2, 0..10]",
+        "receives 80 B forward, 80 B backward",
     ] {
         assert!(printed.contains(part), "{part} in\n{printed}");
     }
@@ -251,6 +253,14 @@ fn mistakes_are_told_with_the_way_out() {
         store.contains("matches no parameter") && store.contains("blocks.0"),
         "{store}"
     );
+    let optional = Plan::default()
+        .with_layer("blocks.*.up", Style::colwise("tensor"))
+        .with_optional_axis("tenser");
+    let optional = error(&optional);
+    assert!(
+        optional.contains("optional axis \"tenser\"") && optional.contains("\"tensor\""),
+        "{optional}"
+    );
     let over = Plan::default()
         .with_layer("blocks.*.up", Style::colwise("tensor"))
         .with_store(Store::new("**.up.*", "tensor"));
@@ -270,6 +280,25 @@ fn ranks_with_different_plans_are_told_before_anything_is_placed() {
     });
     let error = result.unwrap_err().to_string();
     assert!(error.contains("different plans"), "{error}");
+}
+
+/// The second plan shards nothing, but sets a place of the first.
+#[test]
+fn two_plans_for_one_place_are_told() {
+    let result = Launcher::local(2).run(|world| {
+        let mesh = world.mesh([("tensor", 2)])?;
+        let plan = |along| {
+            Plan::default().with_layer("blocks.*.enter", Style::prepare_input("tensor", along))
+        };
+        let model = world.sync_module(model(), 0)?;
+        let model = parallelize_module(model, &mesh, &plan(Along::Shard(1)))?;
+        parallelize_module(model, &mesh, &plan(Along::Replicate)).map(drop)
+    });
+    let error = result.unwrap_err().to_string();
+    assert!(
+        error.contains("blocks.0.enter is set by another plan"),
+        "{error}"
+    );
 }
 
 #[test]

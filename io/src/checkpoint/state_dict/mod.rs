@@ -1,22 +1,21 @@
 //! PyTorch's `state_dict`, loaded straight into the shards of a module.
 
+mod module;
+mod source;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::kind::Autodiff;
-use burn::tensor::{Bool, BoolStore, DType, Int, Tensor, TensorData};
-use halocline_core::{
-    Batch, DeviceMesh, Expected, IndexBox, Operation, ParamShard, Payload, Traffic, World,
-    param_shards,
-};
-use pytorch_reader::PytorchReader;
+use burn::module::Module;
+use burn::tensor::TensorData;
+use halocline_core::{Batch, DeviceMesh, Expected, Operation, Payload, Traffic, World};
+use module::{Parameter, filled, parameters};
+use source::Stored;
 
+use super::file;
 use super::load::all_ranks;
-use super::{Checkpoint, file};
 use crate::agreement::{Fallible, agree};
 use crate::{Error, Result};
 
@@ -60,7 +59,7 @@ const LISTED: usize = 5;
 ///     })?;
 ///     let model = weights.load(&world, model)?;
 ///     // PyTorch's [out, in] is burn's [in, out].
-///     assert_eq!(model.linear.weight.val().into_data().to_vec::<f32>().unwrap(), [1., 4., 2., 5., 3., 6.]);
+///     assert_eq!(model.linear.weight.val().into_data().try_to_vec::<f32>().unwrap(), [1., 4., 2., 5., 3., 6.]);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -70,13 +69,6 @@ pub struct StateDict {
     tensors: BTreeMap<String, Stored>,
     names: Box<dyn Fn(&str) -> Option<StateName> + Send + Sync>,
     allow_unused: bool,
-}
-
-/// A tensor of the file, which is read when it is needed.
-struct Stored {
-    dtype: DType,
-    shape: Vec<usize>,
-    read: Box<dyn Fn() -> Result<Vec<u8>> + Send + Sync>,
 }
 
 /// The place of a parameter's values in a [`StateDict`]: a tensor, or one of several equal parts of
@@ -121,8 +113,8 @@ impl StateDict {
         let read = opened.take(2).read_to_end(&mut start);
         read.map_err(|error| Error::io(path, error))?;
         let tensors = match start[..] {
-            [b'P', b'K'] | [0x80, _] => pickled(path)?,
-            _ => safetensors(path)?,
+            [b'P', b'K'] | [0x80, _] => source::pickled(path)?,
+            _ => source::safetensors(path)?,
         };
         Ok(Self {
             path: path.into(),
@@ -170,25 +162,31 @@ impl StateDict {
     pub fn load<M: Module>(&self, world: &World, module: M) -> halocline_core::Result<M> {
         let mesh = all_ranks(world)?;
         let slots = agree(&mesh, NAME, Fallible::All, self.slots(&module))?;
+        let (sharded, whole): (Vec<_>, Vec<_>) = slots
+            .into_iter()
+            .partition(|slot| slot.parameter.shard.is_some());
         let mut values = HashMap::new();
-        for round in slots.chunks(mesh.size()) {
-            self.exchange(&mesh, round, &mut values)?;
+        for round in sharded.chunks(mesh.size()) {
+            exchange(&mesh, round, &mut values)?;
         }
-        Ok(module.map(&mut Fill {
-            path: Vec::new(),
-            values,
-        }))
+        for (number, slot) in whole.iter().enumerate() {
+            let reader = mesh.shape().ranks()[number % mesh.size()];
+            let read =
+                (world.rank() == reader).then(|| Ok(slot.cells(&(slot.stored.read)()?, reader)));
+            let read = agree(&mesh, NAME, Fallible::All, read.transpose())?;
+            slot.put(
+                mesh.broadcast_bytes(NAME, reader, read)?,
+                reader,
+                &mut values,
+            )?;
+        }
+        Ok(filled(module, values))
     }
 
     /// The parameters to load, each with its tensor.
     fn slots<M: Module>(&self, module: &M) -> Result<Vec<Slot<'_>>> {
-        let mut parameters = Parameters {
-            shards: param_shards(module),
-            ..Parameters::default()
-        };
-        module.visit(&mut parameters);
         let (mut slots, mut used, mut missing) = (Vec::new(), BTreeSet::new(), Vec::new());
-        for parameter in parameters.found {
+        for parameter in parameters(module) {
             let Some(place) = (self.names)(&parameter.name) else {
                 continue;
             };
@@ -234,12 +232,22 @@ impl StateDict {
             shape.reverse();
             strides.reverse();
         }
-        let kinds = [parameter.dtype, stored.dtype].map(|dtype| (dtype.is_float(), dtype.is_bool()));
+        let kinds =
+            [parameter.dtype, stored.dtype].map(|dtype| (dtype.is_float(), dtype.is_bool()));
         if shape != parameter.shape || kinds[0] != kinds[1] {
-            let transposed = if parameter.is_linear { ", transposed," } else { "" };
+            let transposed = if parameter.is_linear {
+                ", transposed,"
+            } else {
+                ""
+            };
             return Err(self.broken(format!(
                 "tensor {:?} is {:?}{transposed} of {:?}, expected {:?} of {:?} for {}",
-                place.name, stored.shape, stored.dtype, parameter.shape, parameter.dtype, parameter.path
+                place.name,
+                stored.shape,
+                stored.dtype,
+                parameter.shape,
+                parameter.dtype,
+                parameter.path
             )));
         }
         Ok(Slot {
@@ -250,58 +258,50 @@ impl StateDict {
         })
     }
 
-    /// Reads this rank's tensor of a round, sends the others their cells, and receives those of
-    /// others.
-    fn exchange(
-        &self,
-        mesh: &DeviceMesh,
-        round: &[Slot<'_>],
-        values: &mut HashMap<String, TensorData>,
-    ) -> halocline_core::Result<()> {
-        let (here, ranks) = (mesh.position(), mesh.shape().ranks());
-        let own = round.get(here);
-        let read = own.map(|slot| (slot.stored.read)()).transpose();
-        let read = agree(mesh, NAME, Fallible::All, read)?;
-        let cells = |slot: &Slot<'_>, rank| slot.cells(read.as_deref().unwrap_or_default(), rank);
-        let others = || (0..mesh.size()).filter(|position| *position != here);
-        let batch = Batch {
-            operation: Operation::new(NAME, Traffic::Scatter, None),
-            sends: own.map_or(Vec::new(), |slot| {
-                let send = |position: usize| {
-                    let rank = ranks[position];
-                    (rank, Payload::Bytes(cells(slot, rank)))
-                };
-                others().map(send).collect()
-            }),
-            receives: others()
-                .filter(|position| *position < round.len())
-                .map(|position| (ranks[position], Expected::Bytes))
-                .collect(),
-        };
-        let received = mesh.comm().clone().start(batch)?.finish()?;
-        let received = received.into_iter().map(|payload| match payload {
-            Payload::Bytes(bytes) => bytes,
-            Payload::Tensors(_) => unreachable!("the engine gives what was expected, or an error"),
-        });
-        let slots = others().filter_map(|position| round.get(position)).zip(received);
-        let own = own.map(|slot| (slot, cells(slot, ranks[here])));
-        for (slot, bytes) in slots.chain(own) {
-            let shape = slot.parameter.cells(ranks[here]).shape();
-            let expected = shape.iter().product::<usize>() * slot.stored.dtype.size();
-            if bytes.len() != expected {
-                let got = format!("{} bytes of {}", bytes.len(), slot.parameter.path);
-                return Err(Error::argument(NAME, got, expected.to_string()).into());
-            }
-            let data = TensorData::from_bytes_vec(bytes, shape, slot.stored.dtype);
-            let data = data.convert_dtype(slot.parameter.dtype);
-            values.insert(slot.parameter.path.clone(), data);
-        }
-        Ok(())
-    }
-
     fn broken(&self, cause: String) -> Error {
         Error::checkpoint(&self.path, cause)
     }
+}
+
+/// Reads this rank's tensor of a round, sends the others their cells, and receives those of others.
+fn exchange(
+    mesh: &DeviceMesh,
+    round: &[Slot<'_>],
+    values: &mut HashMap<String, TensorData>,
+) -> halocline_core::Result<()> {
+    let (here, ranks) = (mesh.position(), mesh.shape().ranks());
+    let own = round.get(here);
+    let read = own.map(|slot| (slot.stored.read)()).transpose();
+    let read = agree(mesh, NAME, Fallible::All, read)?;
+    let cells = |slot: &Slot<'_>, rank| slot.cells(read.as_deref().unwrap_or_default(), rank);
+    let others = || (0..mesh.size()).filter(|position| *position != here);
+    let batch = Batch {
+        operation: Operation::new(NAME, Traffic::Scatter, None),
+        sends: own.map_or(Vec::new(), |slot| {
+            let send = |position: usize| {
+                let rank = ranks[position];
+                (rank, Payload::Bytes(cells(slot, rank)))
+            };
+            others().map(send).collect()
+        }),
+        receives: others()
+            .filter(|position| *position < round.len())
+            .map(|position| (ranks[position], Expected::Bytes))
+            .collect(),
+    };
+    let received = mesh.comm().clone().start(batch)?.finish()?;
+    let received = received.into_iter().map(|payload| match payload {
+        Payload::Bytes(bytes) => bytes,
+        Payload::Tensors(_) => unreachable!("the engine gives what was expected, or an error"),
+    });
+    let slots = others()
+        .filter_map(|position| round.get(position))
+        .zip(received);
+    let own = own.map(|slot| (slot, cells(slot, ranks[here])));
+    for (slot, bytes) in slots.chain(own) {
+        slot.put(bytes, ranks[here], values)?;
+    }
+    Ok(())
 }
 
 impl fmt::Debug for StateDict {
@@ -320,57 +320,6 @@ fn listed(names: &[String]) -> String {
         [] => "nothing".into(),
         _ if more == 0 => names.join(", "),
         _ => format!("{} and {more} more", names[..LISTED].join(", ")),
-    }
-}
-
-fn safetensors(path: &Path) -> Result<BTreeMap<String, Stored>> {
-    let file = Arc::new(Checkpoint::open(path)?);
-    let entries = file.index.tensors.iter().map(|(name, entry)| {
-        let (file, key) = (file.clone(), name.clone());
-        let stored = Stored {
-            dtype: entry.element_type(),
-            shape: entry.shape.clone(),
-            read: Box::new(move || Ok(file.data(&key)?.as_bytes().to_vec())),
-        };
-        (name.clone(), stored)
-    });
-    Ok(entries.collect())
-}
-
-fn pickled(path: &Path) -> Result<BTreeMap<String, Stored>> {
-    let opened = PytorchReader::new(path);
-    let opened = opened.map_err(|error| Error::checkpoint(path, error.to_string()))?;
-    let entries = opened.into_tensors().into_iter().map(|(name, tensor)| {
-        let (path, shape) = (path.to_path_buf(), tensor.shape().to_vec());
-        let stored = Stored {
-            dtype: element_type(tensor.dtype()),
-            shape,
-            read: Box::new(move || {
-                let bytes = tensor.read();
-                bytes.map_err(|error| Error::checkpoint(&path, error.to_string()))
-            }),
-        };
-        (name, stored)
-    });
-    Ok(entries.collect())
-}
-
-fn element_type(dtype: pytorch_reader::DType) -> DType {
-    use pytorch_reader::DType as Pickled;
-    match dtype {
-        Pickled::F64 => DType::F64,
-        Pickled::F32 => DType::F32,
-        Pickled::F16 => DType::F16,
-        Pickled::BF16 => DType::BF16,
-        Pickled::I64 => DType::I64,
-        Pickled::I32 => DType::I32,
-        Pickled::I16 => DType::I16,
-        Pickled::I8 => DType::I8,
-        Pickled::U64 => DType::U64,
-        Pickled::U32 => DType::U32,
-        Pickled::U16 => DType::U16,
-        Pickled::U8 => DType::U8,
-        Pickled::Bool => DType::Bool(BoolStore::Native),
     }
 }
 
@@ -394,6 +343,25 @@ impl Slot<'_> {
         found
     }
 
+    /// Keeps the cells that a rank holds.
+    fn put(
+        &self,
+        bytes: Vec<u8>,
+        rank: usize,
+        values: &mut HashMap<String, TensorData>,
+    ) -> Result<()> {
+        let Parameter { path, dtype, .. } = &self.parameter;
+        let cells = self.parameter.cells(rank);
+        let expected = cells.volume() * self.stored.dtype.size();
+        if bytes.len() != expected {
+            let got = format!("{} bytes of {path}", bytes.len());
+            return Err(Error::argument(NAME, got, expected.to_string()));
+        }
+        let data = TensorData::from_bytes_vec(bytes, cells.shape(), self.stored.dtype);
+        values.insert(path.clone(), data.convert_dtype(*dtype));
+        Ok(())
+    }
+
     fn append(
         &self,
         bytes: &[u8],
@@ -415,131 +383,5 @@ impl Slot<'_> {
                 }
             }
         }
-    }
-}
-
-/// A tensor of a module.
-struct Parameter {
-    path: String,
-    /// The path, with the names of PyTorch's norms.
-    name: String,
-    dtype: DType,
-    /// The global shape.
-    shape: Vec<usize>,
-    is_linear: bool,
-    shard: Option<ParamShard>,
-}
-
-impl Parameter {
-    /// The cells that a rank holds.
-    fn cells(&self, rank: usize) -> IndexBox {
-        let shard = self.shard.as_ref();
-        let held = shard.and_then(|shard| shard.cells_of(rank));
-        held.unwrap_or_else(|| IndexBox::whole(&self.shape))
-    }
-}
-
-#[derive(Default)]
-struct Parameters {
-    shards: BTreeMap<String, ParamShard>,
-    path: Vec<String>,
-    /// The types of modules on the path.
-    containers: Vec<String>,
-    found: Vec<Parameter>,
-}
-
-impl Parameters {
-    fn add(&mut self, dims: &[usize], dtype: DType) {
-        let path = self.path.join(".");
-        let mut types = self.containers.iter().rev();
-        let layer = types.find_map(|container| container.strip_prefix("Struct:"));
-        let is_norm = layer.is_some_and(|layer| layer.ends_with("Norm"));
-        let mut named = self.path.clone();
-        if let Some(last) = named.last_mut().filter(|_| is_norm) {
-            match &last[..] {
-                "gamma" => *last = "weight".into(),
-                "beta" => *last = "bias".into(),
-                _ => {}
-            }
-        }
-        let shard = self.shards.get(&path).cloned();
-        let shape = match &shard {
-            Some(shard) => shard.layout().shape().to_vec(),
-            None => dims.to_vec(),
-        };
-        self.found.push(Parameter {
-            path,
-            name: named.join("."),
-            dtype,
-            shape,
-            is_linear: layer == Some("Linear"),
-            shard,
-        });
-    }
-}
-
-impl ModuleVisitor for Parameters {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.push(name.into());
-        self.containers.push(container.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-        self.containers.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.add(&param.dims(), param.val().dtype());
-    }
-
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.add(&param.val().dims(), param.val().dtype());
-    }
-
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.add(&param.val().dims(), param.val().dtype());
-    }
-}
-
-/// Gives parameters their values, by path.
-struct Fill {
-    path: Vec<String>,
-    values: HashMap<String, TensorData>,
-}
-
-impl Fill {
-    fn value<const D: usize, K: Autodiff>(&mut self, before: Tensor<D, K>) -> Tensor<D, K> {
-        match self.values.remove(&self.path.join(".")) {
-            None => before,
-            Some(data) => Tensor::from_data(data, (&before.device(), before.dtype())),
-        }
-    }
-}
-
-impl ModuleMapper for Fill {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, before, mapper) = param.consume();
-        let tracked = before.is_require_grad();
-        let value = self.value(before).set_require_grad(tracked);
-        Param::from_mapped_value(id, value, mapper)
-    }
-
-    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        let (id, before, mapper) = param.consume();
-        Param::from_mapped_value(id, self.value(before), mapper)
-    }
-
-    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
-        let (id, before, mapper) = param.consume();
-        Param::from_mapped_value(id, self.value(before), mapper)
     }
 }

@@ -1,0 +1,71 @@
+//! The tensors of a file, by name.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::tensor::{BoolStore, DType};
+use pytorch_reader::PytorchReader;
+
+use crate::checkpoint::Checkpoint;
+use crate::{Error, Result};
+
+/// A tensor of the file, which is read when it is needed.
+pub(super) struct Stored {
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+    pub(super) read: Box<dyn Fn() -> Result<Vec<u8>> + Send + Sync>,
+}
+
+/// The tensors of a file of safetensors.
+pub(super) fn safetensors(path: &Path) -> Result<BTreeMap<String, Stored>> {
+    let file = Arc::new(Checkpoint::open(path)?);
+    let entries = file.index.tensors.iter().map(|(name, entry)| {
+        let (file, key) = (file.clone(), name.clone());
+        let stored = Stored {
+            dtype: entry.element_type(),
+            shape: entry.shape.clone(),
+            read: Box::new(move || Ok(file.data(&key)?.as_bytes().to_vec())),
+        };
+        (name.clone(), stored)
+    });
+    Ok(entries.collect())
+}
+
+/// The tensors of a file of `torch.save`.
+pub(super) fn pickled(path: &Path) -> Result<BTreeMap<String, Stored>> {
+    let opened = PytorchReader::new(path);
+    let opened = opened.map_err(|error| Error::checkpoint(path, error.to_string()))?;
+    let entries = opened.into_tensors().into_iter().map(|(name, tensor)| {
+        let (path, shape) = (path.to_path_buf(), tensor.shape().to_vec());
+        let stored = Stored {
+            dtype: element_type(tensor.dtype()),
+            shape,
+            read: Box::new(move || {
+                let bytes = tensor.read();
+                bytes.map_err(|error| Error::checkpoint(&path, error.to_string()))
+            }),
+        };
+        (name, stored)
+    });
+    Ok(entries.collect())
+}
+
+fn element_type(dtype: pytorch_reader::DType) -> DType {
+    use pytorch_reader::DType as Pickled;
+    match dtype {
+        Pickled::F64 => DType::F64,
+        Pickled::F32 => DType::F32,
+        Pickled::F16 => DType::F16,
+        Pickled::BF16 => DType::BF16,
+        Pickled::I64 => DType::I64,
+        Pickled::I32 => DType::I32,
+        Pickled::I16 => DType::I16,
+        Pickled::I8 => DType::I8,
+        Pickled::U64 => DType::U64,
+        Pickled::U32 => DType::U32,
+        Pickled::U16 => DType::U16,
+        Pickled::U8 => DType::U8,
+        Pickled::Bool => DType::Bool(BoolStore::Native),
+    }
+}

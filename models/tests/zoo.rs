@@ -1,0 +1,172 @@
+//! Plans for the models of this crate and of burn: training with each is that of one device.
+
+mod gradients;
+
+use burn::module::Module;
+use burn::nn::transformer::TransformerEncoderConfig;
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{Device, Tensor, TensorData};
+use gradients::{Named, whole_gradients, worst};
+use halocline_core::{Launcher, Placement, Replicate, Result, Shard, ShardTensor, World};
+use halocline_models::parallel::{Plan, Store, build, sequence_parallel, transformer_encoder};
+use halocline_models::{FieldTransformerConfig, SurrogateCnnConfig, UNetConfig};
+use halocline_ops::prelude::*;
+use halocline_ops::{Reduction, mse_loss};
+
+/// So many steps where they are many.
+const STEPS: usize = 50;
+
+/// Axes with their sizes, and the placements of a field.
+type Place<'a> = (&'a [(&'a str, usize)], &'a [Placement]);
+
+/// Losses of steps, and gradients of the first.
+type Trained = (Vec<f32>, Named);
+
+fn train<const D: usize, M>(
+    world: &World,
+    shape: [usize; D],
+    make: &(dyn Fn(&Device) -> M + Sync),
+    plan: &Plan,
+    (axes, placements): Place<'_>,
+    steps: usize,
+) -> Result<Trained>
+where
+    M: Module + Layer<ShardTensor<D>, Output = ShardTensor<D>>,
+{
+    let mesh = world.mesh_of(axes)?;
+    let mut model = build(world, &mesh, plan, make)?;
+    let mut optimizer = AdamWConfig::new().init();
+    let count = shape.iter().product::<usize>();
+    let values = (0..count).map(|i| ((i * 37) % 23) as f32 / 11.0 - 1.0);
+    let data = TensorData::new(values.collect::<Vec<_>>(), shape);
+    let whole = Tensor::<D>::from_data(data, &world.device().clone().inner());
+    let x = ShardTensor::distribute(whole, &mesh, placements)?;
+    let (mut losses, mut first) = (Vec::new(), Vec::new());
+    for step in 0..steps {
+        let y = x.clone().apply(&model);
+        let loss = mse_loss(y, x.clone() * 0.5, Reduction::Mean);
+        losses.push(loss.clone().resolve().local().clone().into_scalar::<f32>());
+        let found = loss.backward();
+        if step == 0 {
+            first = whole_gradients(&model, &found);
+        }
+        let found = GradientsParams::from_grads(found, &model);
+        model = optimizer.step(3e-3, model, found);
+    }
+    Ok((losses, first))
+}
+
+fn check<const D: usize, M>(
+    shape: [usize; D],
+    make: impl Fn(&Device) -> M + Sync,
+    plan: &Plan,
+    places: &[(Place<'_>, usize)],
+) where
+    M: Module + Layer<ShardTensor<D>, Output = ShardTensor<D>>,
+{
+    let run = |plan: &Plan, place: Place<'_>, steps: usize| -> Vec<Trained> {
+        let ranks = place.0.iter().map(|(_, size)| size).product();
+        let found = Launcher::local(ranks)
+            .seed(7)
+            .collect(|world| train(&world, shape, &make, plan, place, steps));
+        found.unwrap_or_else(|error| panic!("{place:?}: {error}"))
+    };
+    let steps = places
+        .iter()
+        .map(|(_, steps)| *steps)
+        .max()
+        .expect("a place");
+    let one: Place<'_> = (&[("data", 1)], &[Replicate]);
+    let (expected, gradients) = run(&Plan::default(), one, steps).remove(0);
+    assert!(expected[steps - 1] < expected[0], "{expected:?}");
+    for (place, steps) in places {
+        for (losses, found) in run(plan, *place, *steps) {
+            for (step, (loss, expected)) in losses.iter().zip(&expected).enumerate() {
+                let off = (loss - expected).abs() / expected;
+                assert!(off < 1e-4, "{place:?}, step {step}: {loss} and {expected}");
+            }
+            let (off, path) = worst(&found, &gradients);
+            assert!(off < 2e-5, "{place:?} {path}: {off:e}");
+        }
+    }
+}
+
+/// A plan that stores besides, on meshes that may lack its axes.
+fn stored(plan: Plan) -> Plan {
+    plan.with_store(Store::new("**", "data").with_at_least(20))
+        .with_optional_axis("tensor")
+        .with_optional_axis("data")
+}
+
+const DATA_2: Place<'_> = (&[("data", 2)], &[Shard(0)]);
+const TENSOR_2: Place<'_> = (&[("tensor", 2)], &[Replicate]);
+const TENSOR_3: Place<'_> = (&[("tensor", 3)], &[Replicate]);
+const TENSOR_4: Place<'_> = (&[("tensor", 4)], &[Replicate]);
+const BOTH: Place<'_> = (&[("data", 2), ("tensor", 2)], &[Shard(0), Replicate]);
+const ALL: Place<'_> = (
+    &[("data", 2), ("lat", 2), ("tensor", 2)],
+    &[Shard(0), Shard(2), Replicate],
+);
+
+#[test]
+fn unets() {
+    let config = UNetConfig::new(2, 2).with_width(6).with_levels(1);
+    let plan = stored(config.tensor_parallel("tensor"));
+    let places = [
+        (DATA_2, STEPS),
+        (TENSOR_2, STEPS),
+        (TENSOR_3, STEPS),
+        (BOTH, STEPS),
+        (ALL, STEPS),
+        (TENSOR_4, 5), // six channels on four ranks
+    ];
+    check([4, 2, 9, 10], |device| config.init(device), &plan, &places);
+}
+
+#[test]
+fn surrogates() {
+    let config = SurrogateCnnConfig::new(2).with_width(5).with_blocks(2);
+    let plan = stored(config.tensor_parallel("tensor"));
+    let places = [(DATA_2, 3), (TENSOR_2, 3), (TENSOR_3, 3), (ALL, 3)];
+    check([4, 2, 9, 10], |device| config.init(device), &plan, &places);
+}
+
+#[test]
+fn transformers_of_fields() {
+    let config = FieldTransformerConfig::new(2)
+        .with_d_model(18)
+        .with_heads(3)
+        .with_blocks(2)
+        .with_dense_blocks(1)
+        .with_tokens(2)
+        .with_kernel([3, 5]);
+    let plan = stored(config.tensor_parallel("tensor"));
+    let places = [(DATA_2, STEPS), (TENSOR_3, STEPS), (ALL, STEPS)];
+    check([4, 2, 12, 10], |device| config.init(device), &plan, &places);
+}
+
+#[test]
+fn transformers_of_burn() {
+    for norm_first in [false, true] {
+        let config = TransformerEncoderConfig::new(12, 20, 6, 2)
+            .with_dropout(0.0)
+            .with_norm_first(norm_first);
+        let make = |device: &Device| config.init(device);
+        let [attention, feed_forward] = transformer_encoder(&config, "", "tensor");
+        let heads = [(TENSOR_2, 3), (BOTH, 3)];
+        check([4, 7, 12], make, &stored(attention.clone()), &heads);
+        check([4, 7, 12], make, &stored(feed_forward.clone()), &heads);
+        check(
+            [4, 7, 12],
+            make,
+            &stored(attention.and(&feed_forward)),
+            &heads,
+        );
+        let sequence = stored(sequence_parallel(&config, "", "tensor"));
+        let places: [(Place<'_>, usize); 2] = [
+            ((&[("tensor", 3)], &[Shard(1)]), 3),
+            ((&[("data", 2), ("tensor", 2)], &[Shard(0), Shard(1)]), 3),
+        ];
+        check([4, 7, 12], make, &sequence, &places);
+    }
+}
