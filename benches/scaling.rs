@@ -102,8 +102,8 @@ impl Link {
         messages * self.latency + bytes / self.bandwidth
     }
 
-    /// What `sums.rs` does: every rank of a row adds a share that all others of it send, columns add what rows have
-    /// added, then shares go to all others of the row.
+    /// The sum of `core/src/comm/all_reduce.rs`: every rank of a row adds a share that all others of it send, columns add
+    /// the sums of rows, then shares go to all others of the row.
     fn all_reduce(self, ranks: f64, bytes: f64) -> f64 {
         if ranks == 1.0 {
             return 0.0;

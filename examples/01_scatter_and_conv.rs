@@ -28,12 +28,11 @@ fn main() -> Result<()> {
         let loss = loss.resolve(); // one all-reduce
         let gradients = loss.backward(); // parameter gradients are complete and equal everywhere
 
-        let bias = conv.bias.as_ref().expect("the layer has a bias").val();
-        let weight = conv.weight.val();
+        let bias = conv.bias.as_ref().expect("the layer has a bias");
         check_against_one_device(
             &world,
             &conv,
-            &weight.grad(&gradients),
+            &conv.weight.grad(&gradients),
             &bias.grad(&gradients),
         );
         Ok(())
@@ -54,18 +53,13 @@ fn check_against_one_device(
         let tolerance = burn::tensor::Tolerance::<f32>::relative(1e-3).set_absolute(1e-5);
         found.assert_approx_eq(&expected, tolerance);
     };
-    let expected = conv.weight.val().grad(&gradients).expect("a gradient");
+    let expected = conv.weight.grad(&gradients).expect("a gradient");
     close(
         weight.clone().expect("a gradient").into_data(),
         expected.into_data(),
     );
-    let expected = conv
-        .bias
-        .as_ref()
-        .expect("a bias")
-        .val()
-        .grad(&gradients)
-        .expect("a gradient");
+    let conv_bias = conv.bias.as_ref().expect("the layer has a bias");
+    let expected = conv_bias.grad(&gradients).expect("a gradient");
     close(
         bias.clone().expect("a gradient").into_data(),
         expected.into_data(),

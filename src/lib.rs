@@ -9,7 +9,7 @@
 //! | [`core`] | meshes, layouts, exchange plans, sharded tensors, engines, launch, random numbers |
 //! | [`ops`] | operators on sharded tensors, layers, losses |
 //! | [`io`] | field files, datasets, loaders, checkpoints |
-//! | [`models`] | models, metrics, a shallow-water solver |
+//! | [`models`] | models, plans of sharded models, metrics, a shallow-water solver |
 //!
 //! A [`Trainer`] takes the steps of a training run, and lets it survive failures.
 

@@ -3,7 +3,7 @@
 use crate::layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 use crate::{Error, MeshShape, Result};
 
-/// Meaning of a dim of an operand, as a letter in an einsum.
+/// Meaning of a dim of an operand, as a letter in an einsum; [`Pairing`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A dim that the operands with this number have in common. It is a dim of the result, or else
@@ -15,7 +15,8 @@ pub enum Role {
     Whole,
 }
 
-/// Partial operands that an operator permits: those in which it is linear.
+/// Partial operands that an operator permits: those in which it is linear; [`Pairing`] has an
+/// example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linearity {
     /// All operands may be sums together: addition.
@@ -28,7 +29,7 @@ pub enum Linearity {
     None,
 }
 
-/// Operand of the rule.
+/// Operand of the rule; [`Pairing`] has an example.
 #[derive(Clone, Copy, Debug)]
 pub struct Term<'a> {
     /// Its name in errors; empty for the only tensor that an error can be about.

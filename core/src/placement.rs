@@ -18,6 +18,21 @@ pub enum ReduceOp {
 }
 
 /// Placement of a field along one mesh axis.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Replicate, Shard, ShardTensor};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<2>::ones([5, 3], &mesh, &[Shard(0)])?;
+///     assert_eq!(x.local_dims(), [[3, 3], [2, 3]][world.rank()]);
+///     let whole = x.redistribute(&[Replicate]);
+///     assert_eq!(whole.local_dims(), [5, 3]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Placement {
     /// Each rank holds a piece of this tensor dim.

@@ -152,7 +152,8 @@ impl Boundary {
     }
 }
 
-/// Run of cells of one dim that a rank needs, with its place in the tensor that the rank assembles.
+/// Run of cells of one dim that a rank needs, with its place in the tensor that the rank assembles;
+/// [`segments`] makes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// The start of the run in the assembled dim.

@@ -39,6 +39,21 @@ pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 }
 
 /// Distribution of random values.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Distribution, Launcher, RandomKey, Shard, ShardTensor};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let uniform = Distribution::Uniform { low: -1.0, high: 1.0 };
+///     let key = RandomKey::new(world.seed(), "noise");
+///     let x = ShardTensor::<2>::random([5, 3], uniform, key, &mesh, &[Shard(0)])?;
+///     assert!(x.local().clone().abs().max().into_scalar::<f32>() <= 1.0);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Distribution {
     /// Uniform in `[low, high)`.

@@ -35,7 +35,7 @@ pub struct Settings {
 
 /// Policy for computing cells that need no other rank while boxes travel. Results have the same
 /// bits either way; on GPUs as far as the backend gives a cell the same value in tensors of another
-/// size.
+/// size. [`Settings`] has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overlap {
     /// On engines whose messages take time, for messages so large that this outweighs computing in

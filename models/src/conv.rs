@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use halocline_core::Boundary;
 use halocline_ops::prelude::*;
 
-/// Configuration of [`FieldConv2d`].
+/// Configuration of [`FieldConv2d`], which has an example.
 #[derive(Config, Debug)]
 pub struct FieldConv2dConfig {
     /// Input and output channels.

@@ -1,4 +1,4 @@
-//! Layers, models, losses, metrics, and a solver that generates training data.
+//! Layers, models, plans of sharded models, losses, metrics, and a solver that generates training data.
 //!
 //! Models are burn modules whose forward pass is written for [`Field`](halocline_ops::Field), so
 //! that the same code runs on one device and on many. This crate reads and writes no files.

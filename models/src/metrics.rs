@@ -12,7 +12,7 @@ pub fn weighted_mse<X: Field<4>>(x: X, target: X, weights: &[f64]) -> Rank<X, 1>
     (error.clone() * error * weights).mean()
 }
 
-/// Root-mean-square error and anomaly correlation of one variable.
+/// Root-mean-square error and anomaly correlation of one variable; [`Evaluation`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scores {
     /// The root of the mean over forecasts of the weighted spatial mean of the squared error, in
@@ -23,6 +23,20 @@ pub struct Scores {
 }
 
 /// Accumulated scores of forecasts with the same lead time.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_models::Evaluation;
+///
+/// let device = Device::default();
+/// let field = |value: f32| Tensor::<4>::full([1, 1, 2, 3], value, &device);
+/// let mut evaluation = Evaluation::new(&[1.0, 1.0], 1); // two rows of the same area
+/// evaluation.add(field(1.0), field(2.0), field(0.0))?;
+/// let scores = evaluation.scores()[0];
+/// assert!((scores.rmse - 1.0).abs() < 1e-6 && (scores.acc - 1.0).abs() < 1e-6);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Evaluation {
     weights: Vec<f64>,

@@ -8,7 +8,7 @@ use halocline_ops::prelude::*;
 use crate::conv::{FieldConv2d, FieldConv2dConfig};
 use crate::parallel::{Plan, Style};
 
-/// Configuration of [`SurrogateCnn`].
+/// Configuration of [`SurrogateCnn`], which has an example.
 #[derive(Config, Debug)]
 pub struct SurrogateCnnConfig {
     /// Variables of a state.
@@ -41,6 +41,18 @@ pub struct SurrogateCnnConfig {
 ///
 /// # Shapes
 /// `[batch, history · variables + constants, lat, lon]` → `[batch, variables, lat, lon]`.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_models::SurrogateCnnConfig;
+/// use halocline_ops::Apply;
+///
+/// let device = Device::default();
+/// let config = SurrogateCnnConfig::new(3).with_history(2).with_width(4).with_blocks(1);
+/// let y = Tensor::<4>::ones([1, 6, 13, 24], &device).apply(&config.init(&device));
+/// assert_eq!(y.dims(), [1, 3, 13, 24]);
+/// ```
 #[derive(Module, Debug)]
 pub struct SurrogateCnn {
     stem: FieldConv2d,

@@ -8,7 +8,7 @@ use halocline_ops::prelude::*;
 use crate::conv::{FieldConv2d, FieldConv2dConfig};
 use crate::parallel::{Plan, Style};
 
-/// Configuration of [`UNet`].
+/// Configuration of [`UNet`], which has an example.
 #[derive(Config, Debug)]
 pub struct UNetConfig {
     /// Input channels.
@@ -33,6 +33,18 @@ pub struct UNetConfig {
 /// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`, of any size: at a level
 /// with an odd number of cells the last one is pooled alone, and of the two cells interpolated from
 /// it the second is cut off. Shards may have any extents.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_models::UNetConfig;
+/// use halocline_ops::Apply;
+///
+/// let device = Device::default();
+/// let model = UNetConfig::new(3, 2).with_width(4).init(&device);
+/// let y = Tensor::<4>::ones([1, 3, 13, 24], &device).apply(&model);
+/// assert_eq!(y.dims(), [1, 2, 13, 24]);
+/// ```
 #[derive(Module, Debug)]
 pub struct UNet {
     down: Vec<DoubleConv>,

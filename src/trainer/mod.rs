@@ -132,7 +132,7 @@ struct Progress {
     scale: Option<LossScale>,
 }
 
-/// The end of an epoch.
+/// The end of an epoch; [`Trainer`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "after an interruption a program should end"]
 pub enum Ended {

@@ -13,6 +13,18 @@ const LEAST: f64 = 1.0;
 
 /// Factor of losses in f16, whose gradients would otherwise be rounded to zero. It is halved when a
 /// gradient is not finite, in a step that is left out, and doubled after many steps without one.
+///
+/// # Example
+/// ```
+/// use burn::nn::Linear;
+/// use burn::tensor::FloatDType;
+/// use halocline::{LossScale, Trainer};
+///
+/// fn half(trainer: Trainer<Linear>) -> Trainer<Linear> {
+///     let scale = LossScale::new(1024.0, 500);
+///     trainer.with_precision(FloatDType::F16).with_loss_scale(scale)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
     /// The factor.

@@ -13,6 +13,16 @@ use super::{Optimizer, Progress, Trainer, gradients};
 ///
 /// Losses, and gradients of whole parameters, are the same on all ranks. Where ranks hold shards of
 /// parameters, they tell each other in every step whether a value was found, and react alike.
+///
+/// # Example
+/// ```
+/// use burn::nn::Linear;
+/// use halocline::{NonFinite, Trainer};
+///
+/// fn lenient(trainer: Trainer<Linear>) -> Trainer<Linear> {
+///     trainer.with_non_finite(NonFinite::Skip)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonFinite {
     /// Ends the run with an error that names the step, the batch and the first parameter. The model

@@ -9,7 +9,7 @@ use super::{
 use crate::Result;
 use crate::dispatch::blank_of;
 
-/// The messages of one operation.
+/// The messages of one operation; [`PlannedMessages`] has an example.
 #[derive(Clone, Debug)]
 pub struct PlannedOperation {
     /// The operation, with its layout.

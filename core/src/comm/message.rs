@@ -10,7 +10,7 @@ use super::host::Place;
 use super::operation::Operation;
 use crate::Result;
 
-/// Content of a message.
+/// Content of a message; [`Communicator`](super::Communicator) has an example.
 #[derive(Clone, Debug)]
 pub enum Payload {
     /// Pieces of a field.
@@ -19,7 +19,7 @@ pub enum Payload {
     Bytes(Vec<u8>),
 }
 
-/// Form of an expected message.
+/// Form of an expected message; [`Communicator`](super::Communicator) has an example.
 #[derive(Clone, Debug)]
 pub enum Expected {
     /// Tensors of these shapes.
@@ -93,7 +93,7 @@ pub struct Batch {
 }
 
 /// A batch in flight; [`finish`](InFlight::finish) waits for its messages. Batches may be finished
-/// in any order.
+/// in any order. [`Communicator`](super::Communicator) has an example.
 #[must_use = "what a batch receives is lost if it is not finished"]
 pub struct InFlight(Box<dyn Pending>);
 

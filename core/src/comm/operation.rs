@@ -9,7 +9,7 @@ use foldhash::fast::FixedState;
 
 use crate::layout::{Layout, ReduceOp};
 
-/// Purpose of a communication, by which it is counted.
+/// Purpose of a communication, by which it is counted; [`Operation`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Traffic {
     /// Halos and other boxes that an operator needs.

@@ -3,7 +3,8 @@
 use crate::mesh::unravel;
 use crate::{IndexBox, Layout, Segment};
 
-/// Box of global cells that a rank needs, with its place in the tensor that the rank assembles.
+/// Box of global cells that a rank needs, with its place in the tensor that the rank assembles;
+/// [`Need`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// The start of the box in the assembled tensor.
@@ -82,7 +83,7 @@ impl Need {
     }
 }
 
-/// Owners of the field before an exchange.
+/// Owners of the field before an exchange; [`ExchangePlan`](super::ExchangePlan) has an example.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// The ranks of a layout.

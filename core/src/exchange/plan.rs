@@ -7,7 +7,7 @@ use super::need::{Need, Source};
 use crate::IndexBox;
 
 /// Box that moves from a rank's shard into the tensor that a rank assembles. Both are local index
-/// boxes.
+/// boxes. [`ExchangePlan`] lists them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// The cells in the owner's shard.

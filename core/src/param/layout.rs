@@ -17,7 +17,7 @@ use crate::{DeviceMesh, Error, IndexBox, Result, ShardTensor};
 
 const NAME: &str = "parameter";
 
-/// When a parameter that is stored in shards is gathered.
+/// When a parameter that is stored in shards is gathered; [`ParamShard`] has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gather {
     /// In the forward pass, and again in the backward pass: between them a rank holds its shard

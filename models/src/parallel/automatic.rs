@@ -18,7 +18,7 @@ const MOST_PARTS: usize = 12;
 /// The least elements of a parameter that is stored in shards.
 const AT_LEAST: usize = 1 << 14;
 
-/// A plan and its price.
+/// A plan and its price; [`Plan::automatic`] has an example.
 #[derive(Clone, Debug)]
 pub struct Priced {
     /// The plan.

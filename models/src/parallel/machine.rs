@@ -7,7 +7,8 @@ use burn::tensor::{Distribution, Tensor};
 use halocline_core::{DeviceMesh, Operation, ReduceOp, Result, Traffic, ops};
 use serde::{Deserialize, Serialize};
 
-/// A link along a mesh axis: a message takes `latency + bytes / bandwidth`.
+/// A link along a mesh axis: a message takes `latency + bytes / bandwidth`. [`Machine`] has an
+/// example.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {

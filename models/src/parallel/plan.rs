@@ -44,7 +44,7 @@ pub struct Plan {
     pub store: Vec<Store>,
 }
 
-/// Style of the layers whose paths match a pattern.
+/// Style of the layers whose paths match a pattern; [`Plan`] has an example.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
@@ -56,6 +56,16 @@ pub struct Entry {
 
 /// Parameters that each rank along an axis stores a part of, as in FSDP: gathered for use, with
 /// gradients that are added and scattered.
+///
+/// # Example
+/// ```
+/// use halocline_core::Gather;
+/// use halocline_models::parallel::{Plan, Store};
+///
+/// let store = Store::new("blocks.**", "data").with_at_least(1 << 14).with_gather(Gather::Once);
+/// let plan = Plan::default().with_store(store);
+/// assert!(plan.to_toml().contains("at_least = 16384"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Store {

@@ -83,7 +83,8 @@ impl Workload {
     }
 }
 
-/// Time and memory of a training step on the rank that has most to do.
+/// Time and memory of a training step on the rank that has most to do;
+/// [`ResolvedPlan::price`] has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Price {
     /// Seconds of computation.

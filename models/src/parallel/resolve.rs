@@ -14,7 +14,7 @@ use super::plan::{Entry, Plan, Store};
 use super::sites::{Site, Sites};
 use super::style::{Axes, Placed, Style};
 
-/// What a plan does to one parameter.
+/// What a plan does to one parameter; [`resolve`](fn@resolve) has an example.
 #[derive(Clone, Debug)]
 pub struct ResolvedParam {
     /// Its path.
@@ -68,7 +68,8 @@ impl ResolvedParam {
     }
 }
 
-/// What a plan does to a model on a mesh. Prints as a table.
+/// What a plan does to a model on a mesh. Prints as a table. [`resolve`](fn@resolve) has an
+/// example.
 #[derive(Clone, Debug)]
 pub struct ResolvedPlan {
     /// The mesh.

@@ -9,6 +9,17 @@ use serde::{Deserialize, Serialize};
 pub type Axes = BTreeMap<String, Along>;
 
 /// What a layer does on the axes of a mesh. The names are those of PyTorch's tensor parallelism.
+///
+/// # Example
+/// ```
+/// use halocline_core::Along;
+/// use halocline_models::parallel::{Plan, Style};
+///
+/// // The rows of whole heads of 64 features; the result sharded in its tokens.
+/// let rows = Style::rowwise("tensor").with_unit(64).with_output(Along::Shard(1));
+/// let plan = Plan::default().with_layer("blocks.*.attention.output", rows);
+/// assert!(plan.to_toml().contains("rowwise"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Style {
@@ -47,6 +58,16 @@ pub enum Style {
 }
 
 /// Division of a layer's features over an axis.
+///
+/// # Example
+/// ```
+/// use halocline_models::parallel::Style;
+///
+/// let Style::Colwise(split) = Style::colwise("tensor").with_unit(64) else {
+///     unreachable!("colwise makes a Colwise");
+/// };
+/// assert_eq!((split.axis, split.unit), ("tensor".to_string(), 64));
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Split {
@@ -77,6 +98,22 @@ impl Split {
 }
 
 /// Placements of a layer's parameters, input and result.
+///
+/// # Example
+/// The columns of a table, by a style for any kind of layer:
+/// ```
+/// use halocline_core::Along;
+/// use halocline_models::parallel::{Axes, Placed, Plan, Style};
+///
+/// let columns = Axes::from([("tensor".into(), Along::Shard(1))]);
+/// let placed = Placed {
+///     parameters: [("table".into(), columns)].into(),
+///     ..Placed::default()
+/// };
+/// let plan = Plan::default().with_layer("positions", Style::Placed(placed));
+/// assert_eq!(Plan::from_toml(&plan.to_toml())?, plan);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Placed {

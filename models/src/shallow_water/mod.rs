@@ -68,7 +68,8 @@ const CHANNEL: usize = 1;
 const LATITUDE: usize = 2;
 const LONGITUDE: usize = 3;
 
-/// Solver of the shallow-water equations on one rank's part of the grid.
+/// Solver of the shallow-water equations on one rank's part of the grid; the [module](self) has an
+/// example.
 #[derive(Clone, Debug)]
 pub struct ShallowWater {
     grid: Grid,

@@ -6,7 +6,7 @@ use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::Device;
 use halocline_ops::prelude::*;
 
-/// Configuration of [`ConditionEmbedding`].
+/// Configuration of [`ConditionEmbedding`], which has an example.
 #[derive(Config, Debug)]
 pub struct ConditionEmbeddingConfig {
     /// Numbers of a sample.
@@ -77,7 +77,7 @@ impl<X: Field<2>> Layer<X> for ConditionEmbedding {
     }
 }
 
-/// Configuration of [`Modulation`].
+/// Configuration of [`Modulation`], which has an example.
 #[derive(Config, Debug)]
 pub struct ModulationConfig {
     /// Channels of the condition.

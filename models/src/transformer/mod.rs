@@ -29,7 +29,7 @@ pub use position::{
 };
 pub use rotary::Rotary;
 
-/// Configuration of [`FieldTransformer`].
+/// Configuration of [`FieldTransformer`], which has an example.
 ///
 /// A block has about `12 · d_model²` parameters: 128 channels and 5 blocks make a model of 1 M, 1,536 channels and 36 blocks
 /// one of 1 B.

@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use halocline_core::Boundary;
 use halocline_ops::prelude::*;
 
-/// Configuration of [`PatchEmbedding2d`].
+/// Configuration of [`PatchEmbedding2d`], which has an example.
 #[derive(Config, Debug)]
 pub struct PatchEmbedding2dConfig {
     /// Channels of the field.
@@ -74,7 +74,7 @@ impl<X: Field<4>> Layer<X> for PatchEmbedding2d {
     }
 }
 
-/// Configuration of [`PatchRecovery2d`].
+/// Configuration of [`PatchRecovery2d`], which has an example.
 #[derive(Config, Debug)]
 pub struct PatchRecovery2dConfig {
     /// Channels of a patch.

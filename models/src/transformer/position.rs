@@ -8,7 +8,7 @@ use halocline_ops::prelude::*;
 
 use super::rotary::constant;
 
-/// Configuration of [`LearnedPosition2d`].
+/// Configuration of [`LearnedPosition2d`], which has an example.
 #[derive(Config, Debug)]
 pub struct LearnedPosition2dConfig {
     /// Cells in both dims.
@@ -115,7 +115,7 @@ impl<X: Field<4>> Layer<X> for SinusoidalPosition2d {
     }
 }
 
-/// Configuration of [`SphericalPosition`].
+/// Configuration of [`SphericalPosition`], which has an example.
 #[derive(Config, Debug)]
 pub struct SphericalPositionConfig {
     /// Channels of a cell.

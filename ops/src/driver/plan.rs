@@ -7,6 +7,7 @@ use halocline_core::{DeviceMesh, ExchangePlan, Layout, Need, Result, Source, seg
 use super::reach::Reach;
 
 /// What a stencil operator does on a layout: the same on every rank but for the boxes.
+/// [`Stencil`](super::Stencil) has an example.
 #[derive(Clone, Debug)]
 pub struct StencilPlan {
     /// The layout of the result.

@@ -5,6 +5,16 @@ use std::ops::Range;
 use halocline_core::{Boundary, Error, Result};
 
 /// Padding of one dim: how many cells on each side, and what they hold.
+///
+/// # Example
+/// ```
+/// use halocline_core::Boundary;
+/// use halocline_ops::Padding;
+///
+/// let padding = Padding::zeros(1, 2).with_boundary(Boundary::Reflect);
+/// assert_eq!((padding.low, padding.high), (1, 2));
+/// assert_eq!(padding.boundary, [Boundary::Reflect; 2]);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Padding {
     /// Cells before the first.
@@ -40,7 +50,7 @@ impl Padding {
     }
 }
 
-/// How a last window that does not fit is treated.
+/// How a last window that does not fit is treated; [`Window`] has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rounding {
     /// It is left out.
@@ -51,6 +61,19 @@ pub enum Rounding {
 }
 
 /// The window of an operator in one dim.
+///
+/// # Example
+/// ```
+/// use halocline_core::Boundary;
+/// use halocline_ops::{Padding, Rounding, Window};
+///
+/// let window = Window::new(3).with_padding(Padding::new(1, Boundary::Periodic));
+/// assert_eq!(window.output_size("blur", 2, 10)?, 10);
+/// assert_eq!(window.input_range(&(4..6)), 3..7);
+/// let halves = Window { stride: 2, rounding: Rounding::Ceil, ..Window::new(2) };
+/// assert_eq!(halves.output_size("halve", 2, 5)?, 3); // the last of one cell
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Window {
     /// Cells in the window.
