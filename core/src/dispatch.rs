@@ -3,6 +3,8 @@
 //! burn has a function for each kind of element: floats, integers and booleans. Functions that move
 //! cells are the same for all kinds, so the choice is made here, once.
 
+use std::sync::Arc;
+
 use burn::backend::flex::FlexTensor;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::tensor::FloatTensor;
@@ -111,6 +113,21 @@ pub(crate) fn from_host(data: TensorData, device: &DispatchDevice) -> DispatchTe
         dtype,
         [float_from_data, int_from_data, bool_from_data](data, device)
     )
+}
+
+/// Whether two tensors are the same memory of the CPU.
+pub(crate) fn same_memory(first: &DispatchTensor, second: &DispatchTensor) -> bool {
+    let memory = |tensor: &DispatchTensor| {
+        let tensor: BackendTensor<Flex> = DispatchTensor::try_into_backend(tensor.clone()).ok()?;
+        match tensor {
+            BackendTensor::Float(tensor) => Some(tensor.data_arc()),
+            _ => None,
+        }
+    };
+    match (memory(first), memory(second)) {
+        (Some(first), Some(second)) => Arc::ptr_eq(&first, &second),
+        _ => false,
+    }
 }
 
 /// A tensor in another shape.

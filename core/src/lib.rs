@@ -54,7 +54,9 @@ pub use memory::release_memory;
 pub use mesh::MeshShape;
 pub use module::check_replicas;
 pub use pairing::{Linearity, Pairing, Role, Term};
-pub use param::{Gather, ParamShard, param_shards, shard_parameters, whole};
+pub use param::{
+    Gather, GatherAhead, ParamShard, gather_ahead, param_shards, shard_parameters, whole,
+};
 pub use region::{Boundary, IndexBox, Segment, segments};
 pub use rng::{Distribution, RandomKey, philox4x32_10};
 pub use tensor::{Halo, LocalGradient, ShardTensor, scatter_tensor};

@@ -5,8 +5,9 @@ use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
-    DeviceMesh, Gather, Launcher, Layout, LocalGradient, ParamShard, Partial, ReduceOp, Replicate,
-    Result, Shard, ShardTensor, Traffic, World, param_shards, shard_parameters,
+    DeviceMesh, Gather, Launcher, Layout, LocalGradient, Overlap, ParamShard, Partial, ReduceOp,
+    Replicate, Result, Shard, ShardTensor, Traffic, World, gather_ahead, param_shards,
+    shard_parameters,
 };
 
 const INPUTS: usize = 5;
@@ -117,6 +118,64 @@ fn steps_are_those_of_whole_parameters() {
                 }
             }
         }
+    }
+}
+
+/// Gathers that start ahead, and gradients that are scattered while a pass goes on, give the same bits by
+/// as many messages.
+#[test]
+fn gathers_ahead_have_the_same_bits() {
+    type Found = (Vec<TensorData>, Vec<u64>);
+    let run = |overlap: Overlap, gather: Gather| -> Vec<Found> {
+        let launcher = Launcher::local(3).overlap(overlap);
+        let found = launcher.collect(|world| {
+            let mesh = world.mesh([("data", 3)])?;
+            let mut model = stored(model(&world)?, &mesh, gather)?;
+            let mut optimizer = AdamWConfig::new().init();
+            let mut messages = Vec::new();
+            for step in 0..4 {
+                let before = world.comm_stats();
+                let ahead = gather_ahead(&model);
+                let x = samples(&mesh, true)?;
+                let mut value = loss(&model, x.clone())?;
+                if step == 2 {
+                    // Another order, and a model with other values under the same paths.
+                    let other = model.valid().map(&mut Doubled);
+                    let doubled = loss(&other, x.inner())?;
+                    value = value + doubled;
+                }
+                let gradients = value.backward();
+                drop(ahead);
+                messages.push(
+                    world
+                        .comm_stats()
+                        .since(&before)
+                        .of(Traffic::Gather)
+                        .messages,
+                );
+                let gradients = GradientsParams::from_grads(gradients, &model);
+                model = optimizer.step(1e-2, model, gradients);
+            }
+            let whole = |linear: &Linear| linear.weight.val().into_data();
+            Ok((vec![whole(&model.first), whole(&model.second)], messages))
+        });
+        found.unwrap()
+    };
+    for gather in [Gather::Once, Gather::Again] {
+        let (off, on) = (run(Overlap::Off, gather), run(Overlap::On, gather));
+        for ((off, messages), (on, ahead)) in off.iter().zip(&on) {
+            assert_eq!(off, on, "{gather:?}");
+            assert_eq!(messages[..2], ahead[..2], "{gather:?}");
+        }
+    }
+}
+
+struct Doubled;
+
+impl ModuleMapper for Doubled {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, tensor, mapper) = param.consume();
+        Param::from_mapped_value(id, tensor * 2.0, mapper)
     }
 }
 

@@ -8,8 +8,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
-    Along, Gather, Launcher, LocalGradient, ParamShard, Placement, Replicate, Result, Shard,
-    ShardTensor, World, param_shards, whole,
+    Along, Gather, Launcher, LocalGradient, Placement, Replicate, Result, Shard, ShardTensor,
+    World, whole,
 };
 use halocline_ops::prelude::*;
 use halocline_ops::{Reduction, mse_loss};

@@ -10,7 +10,7 @@ use halocline_core::{
 };
 use halocline_models::parallel::{Axes, Plan, Style, distribute_module, parallelize_module};
 use halocline_ops::prelude::*;
-use halocline_ops::{Operand, crossed, matmul};
+use halocline_ops::{crossed, matmul};
 
 /// A linear layer of a user.
 #[derive(Module, Debug)]
@@ -23,10 +23,7 @@ impl<X: Field<3>> Layer<X> for Mix {
 
     fn forward(&self, x: X) -> X {
         crossed(&self.weight, x, |x| {
-            let y = x.try_op(|x| {
-                let weight = Operand::from(&self.weight).beside(&x)?;
-                matmul::linear(x, weight, None)
-            });
+            let y = x.try_op(|x| matmul::linear(x, &self.weight, None));
             y.unwrap_or_else(|error| error.raise())
         })
     }
@@ -40,11 +37,11 @@ struct Model {
     dropout: Dropout,
 }
 
-impl<X: Field<3> + Apply> Layer<X> for Model {
+impl<X: Field<3>> Layer<X> for Model {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let x = x.apply_linear(&self.first).apply(&self.dropout);
+        let x = x.apply_linear(&self.first).apply_dropout(&self.dropout);
         x.apply(&self.mix).tanh().apply_linear(&self.last)
     }
 }

@@ -134,7 +134,7 @@ fn surrogates() {
 #[test]
 fn transformers_of_fields() {
     let config = FieldTransformerConfig::new(2)
-        .with_d_model(18)
+        .with_d_model(24)
         .with_heads(3)
         .with_blocks(2)
         .with_dense_blocks(1)

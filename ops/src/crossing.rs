@@ -95,7 +95,7 @@ fn cross<const D: usize, const E: usize, K: Basic>(
 /// use burn::module::{Module, Param};
 /// use burn::tensor::Tensor;
 /// use halocline_ops::prelude::*;
-/// use halocline_ops::{Operand, crossed, matmul::linear};
+/// use halocline_ops::{crossed, matmul::linear};
 ///
 /// /// A linear layer without a bias.
 /// #[derive(Module, Debug)]
@@ -108,11 +108,8 @@ fn cross<const D: usize, const E: usize, K: Basic>(
 ///
 ///     fn forward(&self, x: X) -> X {
 ///         crossed(&self.weight, x, |x| {
-///             x.try_op(|x| {
-///                 let weight = Operand::from(&self.weight).beside(&x)?;
-///                 linear(x, weight, None)
-///             })
-///             .unwrap_or_else(|error| error.raise())
+///             x.try_op(|x| linear(x, &self.weight, None))
+///                 .unwrap_or_else(|error| error.raise())
 ///         })
 ///     }
 /// }

@@ -18,7 +18,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Tensor, TensorData};
-use halocline_core::{DeviceMesh, Error, LayerKeys, RandomKey, Result, World};
+use halocline_core::{DeviceMesh, Error, LayerKeys, RandomKey, Result, World, gather_ahead};
 use halocline_io::{Checkpoint, CheckpointConfig, Checkpoints, Snapshot};
 use halocline_ops::{Field, backward};
 use precision::Precision;
@@ -393,9 +393,12 @@ impl<M: Module> Trainer<M> {
             let Progress { seed, epoch, .. } = self.progress;
             let number = self.progress.batch + pending.len();
             LayerKeys::new(RandomKey::new(seed, ("layers", epoch, number))).install();
+            self.round();
+            let ahead = gather_ahead(self.computing());
             let value = loss(self.computing(), batch)?.into_shard().resolve();
             pending.push(value.local().clone().inner());
             let found = backward(self.scaled(value));
+            drop(ahead);
             let found = GradientsParams::from_grads(found, self.computing());
             gradients.accumulate(self.model(), self.unscaled(found));
             if pending.len() == self.accumulate {

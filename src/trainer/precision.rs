@@ -128,15 +128,19 @@ impl<M: Module> Trainer<M> {
         self.progress.scale
     }
 
-    /// The model with which losses are computed.
-    pub(super) fn computing(&mut self) -> &M {
-        let Some(dtype) = self.precision.dtype else {
-            return self.model();
-        };
-        if self.precision.model.is_none() {
+    /// Rounds the model, if losses are computed with a rounded one that is not there.
+    pub(super) fn round(&mut self) {
+        if let (Some(dtype), None) = (self.precision.dtype, &self.precision.model) {
             self.precision.model = Some(rounded(self.model().clone(), dtype));
         }
-        self.precision.model.as_ref().expect("it was just made")
+    }
+
+    /// The model with which losses are computed, after [`round`](Self::round).
+    pub(super) fn computing(&self) -> &M {
+        match self.precision.dtype {
+            None => self.model(),
+            Some(_) => self.precision.model.as_ref().expect("it is rounded"),
+        }
     }
 
     /// Forgets the rounded model: the parameters are about to change.

@@ -48,6 +48,11 @@ impl<'a> Boxes<'a> {
         overlap
     }
 
+    /// The boxes apart from the exchange, which [`Exchange::boxes`] joins them to again.
+    pub(crate) fn into_in_flight(self) -> Option<InFlight> {
+        self.in_flight
+    }
+
     /// Waits for the boxes that this rank receives. Their cells are in the owner's order if the
     /// exchange runs forward, else in the order of the assembled tensor; the two differ by
     /// [`Transfer::flip`] only.
@@ -141,6 +146,30 @@ impl Exchange {
             Direction::Forward => cut(tensor, &transfer.src),
             Direction::Reverse => cut(tensor, &transfer.dst),
         })
+    }
+
+    /// Boxes that [`send`](Self::send) of this exchange has started.
+    pub(crate) fn boxes(&self, in_flight: Option<InFlight>) -> Boxes<'_> {
+        let Move { plan, direction } = &self.forward;
+        Boxes {
+            comm: &self.comm,
+            in_flight,
+            bytes: 0,
+            expected: match direction {
+                Direction::Forward => &plan.receives,
+                Direction::Reverse => &plan.sends,
+            },
+        }
+    }
+
+    /// Whether its messages may travel while this rank computes: not where they take no time, unless that
+    /// is asked for.
+    pub(crate) fn travels(&self) -> bool {
+        match self.comm.settings().overlap {
+            Overlap::On => true,
+            Overlap::Off => false,
+            Overlap::Auto => self.comm.takes_time(),
+        }
     }
 
     /// Assembles the result of the exchange's forward pass from this rank's own tensor and the

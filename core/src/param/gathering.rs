@@ -1,11 +1,15 @@
 //! The gathering of stored parameters, as a node of the graph.
 
+use std::sync::Arc;
+
 use burn::backend::DispatchTensor;
 
+use super::ahead;
 use crate::Result;
 use crate::comm::{Operation, Traffic};
 use crate::exchange::Exchange;
-use crate::operator::{BackwardPass, Operator, Recompute};
+use crate::operator::{BackwardPass, Operator, Recompute, one};
+use crate::reduce::{Leaf, scatter};
 
 /// An all-gather of a parameter's shards.
 #[derive(Debug)]
@@ -13,6 +17,10 @@ pub(super) struct Gathering {
     pub(super) exchange: Exchange,
     /// Whether the backward pass gathers again.
     pub(super) again: bool,
+    /// The path of the parameter.
+    pub(super) path: Arc<str>,
+    /// The parameter, if nothing is computed between it and the gather.
+    pub(super) leaf: Option<Arc<Leaf>>,
 }
 
 impl Operator for Gathering {
@@ -30,7 +38,8 @@ impl Operator for Gathering {
     }
 
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
-        self.exchange.forward(inputs)
+        let [shard] = one(inputs);
+        Ok((ahead::gather(&self.path, false, &self.exchange, shard)?, ()))
     }
 
     fn again(&self, inputs: Vec<DispatchTensor>) -> Result<DispatchTensor> {
@@ -41,10 +50,18 @@ impl Operator for Gathering {
             operation,
             ..self.exchange.clone()
         };
-        Ok(exchange.forward(inputs)?.0)
+        let [shard] = one(inputs);
+        ahead::gather(&self.path, true, &exchange, shard)
     }
 
     fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
-        self.exchange.backward(pass)
+        let cotangent = match &self.leaf {
+            None => Some(pass.cotangent),
+            Some(leaf) => scatter(leaf, &self.exchange, pass.cotangent)?,
+        };
+        match cotangent {
+            None => Ok(vec![None]),
+            Some(cotangent) => self.exchange.backward(BackwardPass { cotangent, ..pass }),
+        }
     }
 }

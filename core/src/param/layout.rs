@@ -13,6 +13,7 @@ use crate::crossing::Crossing;
 use crate::exchange::{Direction, Exchange, Move, Need, Source};
 use crate::layout::{Fan, Layout, Replicate, Shard};
 use crate::operator::apply;
+use crate::reduce::Leaf;
 use crate::{DeviceMesh, Error, IndexBox, Result, ShardTensor};
 
 const NAME: &str = "parameter";
@@ -251,6 +252,7 @@ impl ParamShard {
             true => run(forward.clone(), Direction::Reverse),
             false => run(plan(&to, &from), Direction::Forward),
         };
+        let shard = local.into_dispatch();
         let gather = Gathering {
             exchange: Exchange {
                 operation: Operation::new("gather", Traffic::Gather, Some(&to)),
@@ -260,8 +262,10 @@ impl ParamShard {
                 backward,
             },
             again: self.gather == Gather::Again,
+            path: self.path.clone(),
+            leaf: Leaf::of(&shard, &mesh.shape().ranks().into()),
         };
-        let local = Tensor::from_dispatch(apply(gather, [local.into_dispatch()]));
+        let local = Tensor::from_dispatch(apply(gather, [shard]));
         ShardTensor::from_parts(local, to, mesh)
     }
 

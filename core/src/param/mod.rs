@@ -1,10 +1,12 @@
 //! Sharded parameters: layouts that travel with burn's [`Param`](burn::module::Param).
 
+mod ahead;
 mod apply;
 mod gathering;
 mod layout;
 mod module;
 
+pub use ahead::{GatherAhead, gather_ahead};
 pub use apply::shard_parameters;
 pub use layout::{Gather, ParamShard};
 pub use module::{param_shards, whole};

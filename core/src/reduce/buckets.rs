@@ -21,8 +21,9 @@ use burn::tensor::kind::Kind;
 use burn::tensor::{DType, Gradients, Shape, Tensor};
 
 use crate::comm::all_reduce::{self, PendingReduction};
-use crate::comm::{Communicator, Operation, Traffic, collectives};
+use crate::comm::{Communicator, InFlight, Operation, Traffic, collectives};
 use crate::dispatch::{cut, flattened, kind_of, reshaped};
+use crate::exchange::Exchange;
 use crate::layout::ReduceOp;
 use crate::{Error, IndexBox, Result};
 
@@ -30,6 +31,8 @@ use crate::{Error, IndexBox, Result};
 const FULL: usize = 4 << 20;
 /// The most buckets that travel at a time.
 const TRAVELLING: usize = 4;
+/// The most gradients of gathered parameters that travel at a time: each is of the size of its layer.
+const SCATTERING: usize = 2;
 /// The most uses of parameters that are remembered, for each group of ranks.
 const MOST_USES: usize = 1 << 14;
 
@@ -135,6 +138,25 @@ struct Buckets {
     open: Vec<Bucket>,
     travelling: VecDeque<(Owners, PendingReduction)>,
     summed: Vec<(Owners, DispatchTensor)>,
+    scattering: VecDeque<Scattering>,
+    /// Parameters and the gradients of their shards.
+    scattered: Vec<(DispatchTensor, DispatchTensor)>,
+}
+
+/// A gradient of a gathered parameter, of which each rank receives the parts of its shard.
+#[derive(Debug)]
+struct Scattering {
+    leaf: DispatchTensor,
+    exchange: Exchange,
+    gradient: DispatchTensor,
+    in_flight: Option<InFlight>,
+}
+
+impl Scattering {
+    fn finish(self) -> Result<(DispatchTensor, DispatchTensor)> {
+        let received = self.exchange.boxes(self.in_flight).finish()?;
+        Ok((self.leaf, self.exchange.assemble(self.gradient, received)))
+    }
 }
 
 /// Puts the gradient of a parameter into a bucket; returns it if the parameter is forgotten, or
@@ -147,6 +169,27 @@ pub(super) fn put(
     BUCKETS.with_borrow_mut(|buckets| match (buckets, leaf.take()) {
         (Some(buckets), Some(tensor)) => {
             buckets.put(comm, &leaf.group, tensor, gradient)?;
+            Ok(None)
+        }
+        _ => Ok(Some(gradient)),
+    })
+}
+
+/// Starts the exchange that adds up and scatters the gradient of a gathered parameter, which travels while
+/// the pass continues; returns the gradient if the parameter is forgotten, outside a pass, or where
+/// messages take no time.
+pub(crate) fn scatter(
+    leaf: &Leaf,
+    exchange: &Exchange,
+    gradient: DispatchTensor,
+) -> Result<Option<DispatchTensor>> {
+    if !exchange.travels() {
+        return Ok(Some(gradient));
+    }
+    BUCKETS.with_borrow_mut(|buckets| match (buckets, leaf.take()) {
+        (Some(buckets), Some(tensor)) => {
+            buckets.groups.insert(leaf.group.clone());
+            buckets.scatter(tensor, exchange.clone().reversed(), gradient)?;
             Ok(None)
         }
         _ => Ok(Some(gradient)),
@@ -231,6 +274,28 @@ impl Buckets {
         Ok(())
     }
 
+    fn scatter(
+        &mut self,
+        leaf: DispatchTensor,
+        exchange: Exchange,
+        gradient: DispatchTensor,
+    ) -> Result<()> {
+        if self.scattering.len() == SCATTERING {
+            let first = self.scattering.pop_front().expect("it is not empty");
+            self.scattered.push(first.finish()?);
+        }
+        let boxes = exchange.send_all(&gradient)?;
+        boxes.in_background();
+        let in_flight = boxes.into_in_flight();
+        self.scattering.push_back(Scattering {
+            leaf,
+            exchange,
+            gradient,
+            in_flight,
+        });
+        Ok(())
+    }
+
     /// Waits for the sum that started first: all ranks finish sums in one order.
     fn arrive(&mut self) -> Result<()> {
         if let Some((owners, sum)) = self.travelling.pop_front() {
@@ -246,8 +311,14 @@ impl Buckets {
         while !self.travelling.is_empty() {
             self.arrive()?;
         }
+        for scattering in self.scattering {
+            self.scattered.push(scattering.finish()?);
+        }
         for (owners, sum) in self.summed {
             hand_out(owners, &sum, gradients);
+        }
+        for (leaf, gradient) in self.scattered {
+            add(leaf, gradient, gradients);
         }
         Ok(())
     }
@@ -282,12 +353,17 @@ fn hand_out(owners: Owners, sum: &DispatchTensor, gradients: &mut Gradients) {
         let part = IndexBox::new(Vec::from([cells]));
         let part = reshaped(cut(sum, &part), shape);
         start += elements;
-        // `Tensor<1>` only carries the data.
-        let leaf = Tensor::<1>::from_dispatch(leaf);
-        let part = match leaf.grad(gradients) {
-            Some(gradient) => Dispatch::float_add(gradient.into_dispatch(), part),
-            None => part,
-        };
-        leaf.grad_replace(gradients, Tensor::from_dispatch(part));
+        add(leaf, part, gradients);
     }
+}
+
+/// Adds a part to the gradient of a parameter.
+fn add(leaf: DispatchTensor, part: DispatchTensor, gradients: &mut Gradients) {
+    // `Tensor<1>` only carries the data.
+    let leaf = Tensor::<1>::from_dispatch(leaf);
+    let part = match leaf.grad(gradients) {
+        Some(gradient) => Dispatch::float_add(gradient.into_dispatch(), part),
+        None => part,
+    };
+    leaf.grad_replace(gradients, Tensor::from_dispatch(part));
 }

@@ -114,7 +114,6 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
         mesh,
         sites: &sites,
     };
-    resolver.check_optional_axes()?;
     let mut styles: BTreeMap<&str, (&Entry, Placed)> = BTreeMap::new();
     for entry in &plan.layer {
         let pattern = Pattern::new(&entry.path)?;
@@ -278,25 +277,6 @@ impl<'a> Resolver<'a> {
             None => Err(Error::Plan(format!(
                 "no axis {name:?} for {path} among {names:?}; list it under optional_axes if a mesh may lack it"
             ))),
-        }
-    }
-
-    /// Refuses optional axes that no entry names: mistakes in writing them, perhaps.
-    fn check_optional_axes(&self) -> Result<()> {
-        let Plan {
-            optional_axes,
-            layer,
-            store,
-            ..
-        } = self.plan;
-        let of_layers = layer.iter().flat_map(|entry| entry.style.axes());
-        let of_stores = store.iter().map(|store| &store.over[..]);
-        let named: BTreeSet<&str> = of_layers.chain(of_stores).collect();
-        match optional_axes.iter().find(|axis| !named.contains(&axis[..])) {
-            Some(axis) if !named.is_empty() => Err(Error::Plan(format!(
-                "no entry has the optional axis {axis:?}; they have {named:?}"
-            ))),
-            _ => Ok(()),
         }
     }
 

@@ -214,26 +214,6 @@ impl Style {
         self
     }
 
-    /// The axes that the style names.
-    pub(super) fn axes(&self) -> Vec<&str> {
-        fn names(axes: &Axes) -> Vec<&str> {
-            axes.keys().map(String::as_str).collect()
-        }
-
-        match self {
-            Self::Colwise(Split { axis, .. })
-            | Self::Rowwise(Split { axis, .. })
-            | Self::SequenceParallel { axis, .. } => vec![axis],
-            Self::PrepareInput(axes) | Self::PrepareOutput(axes) => names(axes),
-            Self::PrepareInputOutput { input, output } => [names(input), names(output)].concat(),
-            Self::Placed(placed) => {
-                let of_parameters = placed.parameters.values().flat_map(names);
-                let crossed = [&placed.input, &placed.output].into_iter().flat_map(names);
-                of_parameters.chain(crossed).collect()
-            }
-        }
-    }
-
     /// The placements that the style means for a kind of layer.
     ///
     /// # Errors

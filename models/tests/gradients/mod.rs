@@ -7,10 +7,10 @@ use burn::tensor::{Gradients, Tensor, TensorData};
 use halocline_core::{LocalGradient, ParamShard, ShardTensor, param_shards};
 
 /// Tensors by path.
-pub type Named = Vec<(String, TensorData)>;
+pub(crate) type Named = Vec<(String, TensorData)>;
 
 /// The gradients of all parameters, gathered.
-pub fn whole_gradients<M: Module>(model: &M, gradients: &Gradients) -> Named {
+pub(crate) fn whole_gradients<M: Module>(model: &M, gradients: &Gradients) -> Named {
     struct Whole<'a> {
         gradients: &'a Gradients,
         shards: BTreeMap<String, ParamShard>,
@@ -53,7 +53,7 @@ pub fn whole_gradients<M: Module>(model: &M, gradients: &Gradients) -> Named {
 }
 
 /// The largest difference of gradients, over the largest gradient, and its path.
-pub fn worst(found: &Named, expected: &Named) -> (f32, String) {
+pub(crate) fn worst(found: &Named, expected: &Named) -> (f32, String) {
     assert_eq!(found.len(), expected.len());
     let values = |data: &TensorData| data.iter::<f32>().collect::<Vec<_>>();
     let largest = |data: &TensorData| {

@@ -20,7 +20,8 @@ use burn::nn::Embedding;
 use burn::tensor::{Int, Shape, Tensor, module};
 use halocline_core::ops::fan_out;
 use halocline_core::{
-    Error, Fan, Layout, Linearity, Pairing, Replicate, Result, Role, Shard, ShardTensor, Term,
+    Along, Error, Fan, Layout, Linearity, Pairing, Replicate, Result, Role, Shard, ShardTensor,
+    Term,
 };
 
 use crate::crossing::{enter, leave, with_extents_of};
@@ -195,7 +196,8 @@ pub trait EmbeddingField<const D: usize>: Field<D> {
     ///
     /// # Placement
     /// As for [`linear`](fn@crate::matmul::linear), with the transposed table as weight: a table whose rows are sharded
-    /// gives logits with sharded classes, as [`cross_entropy`](fn@crate::cross_entropy) takes them; parts are added up.
+    /// gives logits with sharded classes, as [`cross_entropy`](fn@crate::cross_entropy) takes them. Beside one whose columns
+    /// are sharded, ranks multiply the features that they have columns of, and parts are added up.
     ///
     /// # Panics
     /// Panics where [`linear`](fn@crate::matmul::linear) returns an error.
@@ -216,6 +218,13 @@ pub trait EmbeddingField<const D: usize>: Field<D> {
         run(self, |x| {
             let table = Operand::from(&embedding.weight).beside(&x)?;
             let weight = permute(table, [1, 0])?;
+            // Columns of the table: each rank multiplies its features.
+            let columns = weight.layout().axes_of(0);
+            let features: Vec<_> = columns
+                .iter()
+                .map(|axis| (*axis, Along::Shard(-1)))
+                .collect();
+            let x = x.redistribute_along(&features)?;
             let x = with_extents_of(x, D - 1, weight.layout(), 0)?;
             Ok(linear(x, weight, None)?.resolve())
         })

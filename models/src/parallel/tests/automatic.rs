@@ -156,8 +156,7 @@ fn parts_that_speak_of_one_layer_are_alternatives() {
     let mesh = mesh(&[("data", 1), ("tensor", 2)]);
     let found = Plan::candidates(&model, &mesh, &parts, &workload, &machine()).unwrap();
     assert_eq!(found.len(), 3); // neither, and each
-    let mut seconds = found.iter().map(|priced| priced.price.seconds());
-    assert!(seconds.is_sorted_by(|a, b| a <= b), "{:?}", seconds.next());
+    assert!(found.is_sorted_by(|a, b| a.price.seconds() <= b.price.seconds()));
     let typo = [Plan::default().with_layer("upp", Style::colwise("tensor"))];
     let error = Plan::candidates(&model, &mesh, &typo, &workload, &machine());
     assert!(error.unwrap_err().to_string().contains("near it: up"));

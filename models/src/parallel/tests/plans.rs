@@ -253,14 +253,6 @@ fn mistakes_are_told_with_the_way_out() {
         store.contains("matches no parameter") && store.contains("blocks.0"),
         "{store}"
     );
-    let optional = Plan::default()
-        .with_layer("blocks.*.up", Style::colwise("tensor"))
-        .with_optional_axis("tenser");
-    let optional = error(&optional);
-    assert!(
-        optional.contains("optional axis \"tenser\"") && optional.contains("\"tensor\""),
-        "{optional}"
-    );
     let over = Plan::default()
         .with_layer("blocks.*.up", Style::colwise("tensor"))
         .with_store(Store::new("**.up.*", "tensor"));
