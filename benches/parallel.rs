@@ -3,7 +3,9 @@
 //! - a step of a transformer whose heads and hidden features are sharded, on two ranks against one, on the same cores;
 //! - a step of one whose parameters are stored in shards over two ranks of data, against replicated ones;
 //! - bytes per rank of a model of 420 MB with AdamW, stored over four ranks, against one rank;
-//! - the peak of making it in shards, against its shards and its largest parameter.
+//! - the peak of making it in shards, against its shards and its largest parameter;
+//! - the time to price all plans of a model of 4 TiB;
+//! - the plan chosen automatically, against the fastest of all candidates, each measured.
 
 mod alive;
 
@@ -12,14 +14,18 @@ use std::time::Instant;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
-use halocline::models::parallel::{Plan, Store, Style, build};
+use halocline::models::parallel::{
+    Link, Machine, Plan, Store, Workload, build, linear_pairs, transformer_encoder,
+};
 use halocline::ops::{Reduction, mse_loss};
 use halocline::prelude::*;
 
 fn main() -> Result<()> {
     println!("{:<66}{:>12}{:>12}{:>9}", "", "sharded", "peer", "ratio");
     steps()?;
-    memory()
+    memory()?;
+    resolving()?;
+    automatic()
 }
 
 fn row(what: &str, ours: f64, peer: f64, unit: &str) {
@@ -67,17 +73,9 @@ impl Run {
 /// Steps of all kinds in turn, so that all see the same machine.
 fn steps() -> Result<()> {
     const ROUNDS: usize = 9;
-    let tensor = Plan::default()
-        .with_layer(
-            "layers.*.mha.{query,key,value}",
-            Style::colwise("tensor").with_unit(WIDTH / 8),
-        )
-        .with_layer(
-            "layers.*.mha.output",
-            Style::rowwise("tensor").with_unit(WIDTH / 8),
-        )
-        .with_layer("layers.*.pwff.linear_inner", Style::colwise("tensor"))
-        .with_layer("layers.*.pwff.linear_outer", Style::rowwise("tensor"));
+    let config = TransformerEncoderConfig::new(WIDTH, 4 * WIDTH, 8, 4);
+    let [attention, feed_forward] = transformer_encoder(&config, "", "tensor");
+    let tensor = attention.and(&feed_forward);
     let stored = Plan::default().with_store(Store::new("**", "data").with_at_least(1024));
     let kinds = [
         ([("data", 1), ("tensor", 1)], Plan::default()),
@@ -188,5 +186,178 @@ fn memory() -> Result<()> {
         shards + layer,
         "MB",
     );
+    Ok(())
+}
+
+/// Prices all plans of a model of 4 TiB on 4,096 ranks.
+fn resolving() -> Result<()> {
+    let config = TransformerEncoderConfig::new(1 << 17, 1 << 19, 64, 6);
+    let model = config.init(&Device::default());
+    let mesh = MeshShape::new(&[("tensor", 64), ("data", 64)], (0..64 * 64).collect())?.into();
+    let parts = transformer_encoder(&config, "", "tensor");
+    let workload = Workload::new(64 * 4096, &["data"]);
+    let machine = Machine::new(
+        1e14,
+        Link {
+            latency: 5e-6,
+            bandwidth: 1e10,
+        },
+    );
+    let start = Instant::now();
+    let found = Plan::candidates(&model, &mesh, &parts, &workload, &machine)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let what = format!(
+        "resolving and pricing {} plans of 4 TiB (peer: 1 s)",
+        found.len()
+    );
+    row(&what, seconds * 1e3, 1e3, "ms");
+    Ok(())
+}
+
+#[derive(Module, Debug)]
+struct Mlp {
+    up: Linear,
+    down: Linear,
+}
+
+#[derive(Module, Debug)]
+struct Mlps {
+    blocks: Vec<Mlp>,
+}
+
+impl<X: Field<3>> Layer<X> for Mlps {
+    type Output = X;
+
+    fn forward(&self, x: X) -> X {
+        self.blocks.iter().fold(x, |x, block| {
+            let hidden = x.clone().apply_linear(&block.up).gelu();
+            x + hidden.apply_linear(&block.down)
+        })
+    }
+}
+
+fn mlps(device: &Device, width: usize, hidden: usize) -> Mlps {
+    let block = |_| Mlp {
+        up: LinearConfig::new(width, hidden).init(device),
+        down: LinearConfig::new(hidden, width).init(device),
+    };
+    Mlps {
+        blocks: (0..4).map(block).collect(),
+    }
+}
+
+/// Whether the cost model finds the fastest plan.
+fn automatic() -> Result<()> {
+    let both: &[(&str, usize)] = &[("data", 2), ("tensor", 2)];
+    let wide = |device: &Device| mlps(device, 512, 2048);
+    let narrow = |device: &Device| mlps(device, 96, 192);
+    let pairs = |model: &Mlps| linear_pairs(model, "tensor");
+    let config = TransformerEncoderConfig::new(WIDTH, 4 * WIDTH, 8, 2).with_dropout(0.0);
+    let encoder = |device: &Device| config.init(device);
+    let blocks = |_: &TransformerEncoder| transformer_encoder(&config, "", "tensor").to_vec();
+    chosen(
+        "wide layers, few rows, 2 × 2 ranks",
+        both,
+        [4, 8, 512],
+        wide,
+        pairs,
+    )?;
+    chosen(
+        "narrow layers, many rows, 2 × 2 ranks",
+        both,
+        [16, 256, 96],
+        narrow,
+        pairs,
+    )?;
+    chosen(
+        "wide layers, 2 ranks of tensor",
+        &[("tensor", 2)],
+        [4, 32, 512],
+        wide,
+        pairs,
+    )?;
+    chosen(
+        "transformer, 2 × 2 ranks",
+        both,
+        [4, 64, WIDTH],
+        encoder,
+        blocks,
+    )
+}
+
+/// Times the steps of all candidates in turn.
+fn chosen<M>(
+    name: &str,
+    axes: &[(&str, usize)],
+    shape: [usize; 3],
+    make: impl Fn(&Device) -> M + Sync,
+    parts: impl Fn(&M) -> Vec<Plan>,
+) -> Result<()>
+where
+    M: Module + Layer<ShardTensor<3>, Output = ShardTensor<3>>,
+{
+    const ROUNDS: usize = 7;
+    let ranks: usize = axes.iter().map(|(_, size)| size).product();
+    let launcher = || Launcher::local(ranks).check(false);
+    let machine = launcher()
+        .collect(|world| Machine::measure(&world.mesh_of(axes)?))?
+        .remove(0);
+    let workload = Workload::new(shape[0] * shape[1], &["data"]);
+    let mesh = MeshShape::new(axes, (0..ranks).collect())?.into();
+    let model = make(&Device::default());
+    let found = Plan::candidates(&model, &mesh, &parts(&model), &workload, &machine)?;
+    let placements: Vec<Placement> = axes
+        .iter()
+        .map(|(axis, _)| if *axis == "data" { Shard(0) } else { Replicate })
+        .collect();
+    let mut seconds = vec![Vec::new(); found.len()];
+    for _ in 0..ROUNDS {
+        for (priced, samples) in found.iter().zip(&mut seconds) {
+            let times = launcher().collect(|world| {
+                let mesh = world.mesh_of(axes)?;
+                let mut model = build(&world, &mesh, &priced.plan, &make)?;
+                let mut optimizer = AdamWConfig::new().init();
+                let x = ShardTensor::<3>::ones(shape, &mesh, &placements)?;
+                let mut step = |model: M| {
+                    let loss = x.clone().apply(&model).square().mean().resolve();
+                    let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                    optimizer.step(1e-3, model, gradients)
+                };
+                model = step(model);
+                world.barrier()?;
+                let start = Instant::now();
+                model = step(step(model));
+                world.barrier()?;
+                let seconds = start.elapsed().as_secs_f64() / 2.0;
+                drop(model);
+                Ok(seconds)
+            })?;
+            samples.push(times.into_iter().fold(0.0, f64::max));
+        }
+    }
+    let medians: Vec<f64> = seconds
+        .into_iter()
+        .map(|mut samples| {
+            samples.sort_by(f64::total_cmp);
+            samples[ROUNDS / 2] * 1e3
+        })
+        .collect();
+    let fastest = medians.iter().copied().fold(f64::INFINITY, f64::min);
+    row(
+        &format!("chosen: {name} (peer: fastest of {})", medians.len()),
+        medians[0],
+        fastest,
+        "ms",
+    );
+    if std::env::var_os("HALOCLINE_BENCH_PLANS").is_some() {
+        for (priced, median) in found.iter().zip(&medians) {
+            let layers = priced.plan.layer.len();
+            let stored: Vec<_> = priced.plan.store.iter().map(|store| store.gather).collect();
+            println!(
+                "    {median:8.3} ms, priced {}: {layers} layers, stored {stored:?}",
+                priced.price
+            );
+        }
+    }
     Ok(())
 }

@@ -7,6 +7,7 @@
 //!
 //! This crate contains no convolutions, files or models.
 
+mod balance;
 mod cache;
 mod comm;
 mod crossing;
@@ -37,6 +38,7 @@ mod tensor;
 pub mod trace;
 mod world;
 
+pub use balance::Balance;
 pub use cache::PlanCache;
 pub use comm::{
     Batch, CommStats, Communicator, Count, Counters, Expected, InFlight, Operation, Overlap,

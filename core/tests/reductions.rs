@@ -1,9 +1,9 @@
 //! Maxima, minima and products of values that ranks hold: results, gradients, and what travels.
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use halocline_core::{
-    Launcher, Layout, LocalGradient, Partial, Placement, ReduceOp, Replicate, Result, Shard,
-    ShardTensor, Traffic, World,
+    Error, Fan, Launcher, Layout, LocalGradient, Partial, Placement, ReduceOp, Replicate, Result,
+    Shard, ShardTensor, Traffic, World,
 };
 
 /// The contribution of a rank: few values, so that ranks tie, zeros among them; products have no round-off.
@@ -255,4 +255,38 @@ fn nothing_is_gathered() {
             assert_eq!(sent(op, to).unwrap(), of_sum, "{op:?} → {to}");
         }
     }
+}
+
+/// 256 + 1 is 256 in eight bits of precision; the sum of all four is nearer to 260.
+#[test]
+fn sums_of_half_precision_are_rounded_once() {
+    let run = Launcher::local(4).run(|world| {
+        let mesh = world.mesh([("a", 4)])?;
+        let value = if world.rank() == 0 { 256.0 } else { 1.0 };
+        let whole = |placement: Placement, value: f32| {
+            let layout = Layout::new(mesh.shape(), &[8], &[placement])?;
+            let local = Tensor::<1>::full([8], value, (world.device(), DType::BF16));
+            Ok::<_, Error>(ShardTensor::from_parts(local, layout, mesh.clone()))
+        };
+        for to in [Replicate, Shard(0)] {
+            let sum = whole(Partial(ReduceOp::Sum), value)?.redistribute(&[to]);
+            let sums = sum.local().clone().into_data();
+            assert!(sums.iter::<f32>().all(|sum| sum == 260.0), "{to}: {sums}");
+        }
+        // Backward, where shards fan out.
+        let x = ShardTensor::<1>::ones([8], &mesh, &[Shard(0)])?.cast(FloatDType::BF16);
+        let x = x.require_grad();
+        let y = x.clone().redistribute(&[Fan]);
+        let factor = y.local().clone().full_like(value);
+        let loss = ShardTensor::from_parts(
+            (y.local().clone() * factor).sum(),
+            Layout::new(mesh.shape(), &[1], &[Partial(ReduceOp::Sum)])?,
+            mesh.clone(),
+        );
+        let gradient = x.grad(&loss.backward()).expect("a gradient");
+        let gradient = gradient.local().clone().into_data();
+        assert!(gradient.iter::<f32>().all(|sum| sum == 260.0), "{gradient}");
+        Ok(())
+    });
+    run.unwrap();
 }

@@ -4,6 +4,7 @@
 //! that the same code runs on one device and on many. This crate reads and writes no files.
 
 mod conv;
+mod ensemble;
 mod metrics;
 pub mod parallel;
 pub mod shallow_water;
@@ -12,6 +13,7 @@ mod transformer;
 mod unet;
 
 pub use conv::{FieldConv2d, FieldConv2dConfig};
+pub use ensemble::{Spread, crps};
 pub use metrics::{Evaluation, Scores, weighted_mse};
 pub use surrogate::{SurrogateCnn, SurrogateCnnConfig};
 pub use transformer::{

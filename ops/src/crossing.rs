@@ -57,7 +57,9 @@ pub(crate) fn leave_with_bias<const D: usize, const E: usize>(
     let Some(bias) = bias else {
         return Ok(y);
     };
-    let (local, layout, mesh) = bias.beside(&y)?.into_parts();
+    // The parameter fans out, rather than what it is reshaped to, so that its gradient joins a bucket.
+    let varies = |axis: usize| y.placements()[axis].varies();
+    let (local, layout, mesh) = bias.beside(&y)?.try_fan_out(varies)?.into_parts();
     let placements = layout.placements().iter().map(|placement| match placement {
         Shard(0) => Shard(dim),
         other => *other,

@@ -19,6 +19,8 @@ pub mod loss;
 pub mod matmul;
 pub mod norm;
 mod operand;
+#[cfg(test)]
+mod placements;
 pub mod pool;
 mod precision;
 pub mod rearrange;
@@ -51,7 +53,7 @@ pub use rearrange::RearrangeField;
 pub use reduce::ReduceField;
 pub use registry::operators;
 pub use resample::ResampleField;
-pub use reshard::{Reshard, ReshardField, set_reshards};
+pub use reshard::{Around, Reshard, ReshardField, set_reshards};
 pub use softmax::SoftmaxField;
 
 /// Imports for model code: fields, layers, and the methods of all families of operators.

@@ -8,10 +8,10 @@ use burn::module::{
     Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
 };
 use burn::tensor::Tensor;
-use halocline_core::{Along, Error, Result};
+use halocline_core::{Along, Error, Result, ShardTensor};
 
 use crate::field::{Field, run};
-use crate::layer::layers;
+use crate::layer::{Layer, layers};
 
 thread_local! {
     /// What the next field becomes.
@@ -116,6 +116,74 @@ impl ModuleDisplayDefault for Reshard {
 
 impl ModuleDisplay for Reshard {}
 
+/// A module between two places where a plan may change layouts: for modules that follow no plan by
+/// themselves, such as those of other crates. Paths of its parameters have `module` in them; a plan sets
+/// `input` and `output` by `prepare_input`.
+///
+/// # Example
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::Relu;
+/// use halocline_core::{Along, Launcher, Replicate, Shard, ShardTensor};
+/// use halocline_ops::{Apply, Around, set_reshards};
+///
+/// #[derive(Module, Debug)]
+/// struct Model {
+///     relu: Around<Relu>,
+/// }
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("tensor", 2)])?;
+///     let model = Model { relu: Around::new(Relu::new()) };
+///     let to = [("relu.input".to_string(), vec![(0, Along::Shard(1))])].into();
+///     let model = set_reshards(model, &to)?;
+///     let x = ShardTensor::<2>::ones([3, 4], &mesh, &[Replicate])?;
+///     assert_eq!(x.apply(&model.relu).placements(), [Shard(1)]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+#[derive(Module, Debug)]
+pub struct Around<M: Module> {
+    /// The place before the module.
+    pub input: Reshard,
+    /// The module.
+    pub module: M,
+    /// The place after the module.
+    pub output: Reshard,
+}
+
+impl<M: Module> Around<M> {
+    /// Puts a module between two places.
+    pub fn new(module: M) -> Self {
+        Self {
+            input: Reshard::default(),
+            module,
+            output: Reshard::default(),
+        }
+    }
+}
+
+impl<const D: usize, const E: usize, M> Layer<ShardTensor<D>> for Around<M>
+where
+    M: Module + Layer<ShardTensor<D>, Output = ShardTensor<E>>,
+{
+    type Output = ShardTensor<E>;
+
+    fn forward(&self, x: ShardTensor<D>) -> ShardTensor<E> {
+        let y = self.module.forward(x.apply_reshard(&self.input));
+        y.apply_reshard(&self.output)
+    }
+}
+
+impl<const D: usize, M: Module + Layer<Tensor<D>>> Layer<Tensor<D>> for Around<M> {
+    type Output = M::Output;
+
+    fn forward(&self, x: Tensor<D>) -> M::Output {
+        self.module.forward(x)
+    }
+}
+
 /// Sets what the places of a module do, by their paths: placements by mesh axis. [`Reshard`] has an
 /// example.
 ///
@@ -153,10 +221,11 @@ impl ModuleMapper for Setter<'_> {
     }
 
     fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
+        // It is set when its visit has ended, before that of the field.
         if SET_BEFORE.take() {
             self.set_before.get_or_insert(self.path.join("."));
         }
+        self.path.pop();
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {

@@ -3,10 +3,11 @@
 mod ahead;
 mod apply;
 mod gathering;
+mod guard;
 mod layout;
 mod module;
 
-pub use ahead::{GatherAhead, gather_ahead};
 pub use apply::shard_parameters;
+pub use guard::{GatherAhead, gather_ahead};
 pub use layout::{Gather, ParamShard};
 pub use module::{param_shards, whole};

@@ -129,13 +129,13 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
                 .for_each(|axis| before[*axis] = tensor.placements()[*axis]);
             let before = (&before).into_layout(&tensor.layout);
             tensor = tensor.move_to(&before.unwrap_or_else(|error| error.raise()));
-            for axis in fans {
-                tensor = match tensor.placements()[axis] {
-                    Shard(_) => tensor.exchange_to(axis, Fan, layout),
-                    _ => tensor.fan_out(axis),
-                };
+            let is_sharded = |axis: &usize| matches!(tensor.placements()[*axis], Shard(_));
+            let (sharded, replicated): (Vec<_>, Vec<_>) = fans.into_iter().partition(is_sharded);
+            for axis in sharded {
+                tensor = tensor.exchange_to(axis, Fan, layout);
             }
-            tensor.move_to(layout)
+            // One sum over all axes, which the gradient of a parameter may share with others.
+            tensor.fan_out(&replicated).move_to(layout)
         })
     }
 
@@ -297,9 +297,19 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     }
 
     /// `Replicate` → `Fan`.
-    fn fan_out(self, axis: usize) -> Self {
-        let local = ops::fan_out(self.local, &self.mesh, &[axis], NAME);
-        Self { local, ..self }.with_placement(axis, Fan)
+    fn fan_out(self, axes: &[usize]) -> Self {
+        if axes.is_empty() {
+            return self;
+        }
+        let local = ops::fan_out(self.local, &self.mesh, axes, NAME);
+        let layout = axes.iter().fold(self.layout, |layout, axis| {
+            layout.with_placement(*axis, Fan)
+        });
+        Self {
+            local,
+            layout,
+            ..self
+        }
     }
 
     fn with_placement(self, axis: usize, placement: Placement) -> Self {

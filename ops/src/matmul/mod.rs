@@ -17,8 +17,6 @@
 //! is summed over the axes on which the other one is sharded.
 
 mod golden;
-#[cfg(test)]
-mod placements;
 
 pub(crate) use golden::OPERATORS;
 

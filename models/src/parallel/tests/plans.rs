@@ -168,8 +168,8 @@ fn layouts_are_those_of_the_styles() {
         "data: stored Shard(0)",
         "input tensor: fan",
         "of 276 elements",
-        "holds [0..2, 0..10]",
-        "receives 80 B forward, 80 B backward",
+        "holds [0..2, 0..4]",
+        "receives 32 B forward, 32 B backward",
     ] {
         assert!(printed.contains(part), "{part} in\n{printed}");
     }

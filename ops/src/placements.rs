@@ -6,8 +6,8 @@ use halocline_core::{
     ShardTensor,
 };
 
-use super::{linear, matmul};
 use crate::embedding::embedding;
+use crate::matmul::{linear, matmul};
 use crate::operand::Operand;
 use crate::prelude::*;
 use crate::sharding::sharded;
