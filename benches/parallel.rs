@@ -14,6 +14,7 @@ use std::time::Instant;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use halocline::core::MeshShape;
 use halocline::models::parallel::{
     Link, Machine, Plan, Store, Workload, build, linear_pairs, transformer_encoder,
 };
@@ -326,7 +327,8 @@ where
                 model = step(model);
                 world.barrier()?;
                 let start = Instant::now();
-                model = step(step(model));
+                model = step(model);
+                model = step(model);
                 world.barrier()?;
                 let seconds = start.elapsed().as_secs_f64() / 2.0;
                 drop(model);

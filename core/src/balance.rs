@@ -30,7 +30,7 @@ const ROUNDS: usize = 8;
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let layout = Layout::new(mesh.shape(), &[1, 8, 6], &[Shard(1)])?;
 ///     let layout = layout.with_extents(1, &balance.extents[0])?;
-///     let x = ShardTensor::<3>::ones(layout.shape().to_vec(), &mesh, &layout)?;
+///     let x = ShardTensor::<3>::ones([1, 8, 6], &mesh, &layout)?;
 ///     assert_eq!(x.local_dims()[1], [6, 2][world.rank()]);
 ///     Ok(())
 /// })?;
@@ -55,7 +55,7 @@ impl Balance {
     pub fn of(work: &[f64], shape: &[usize], parts: &[usize]) -> Result<Self> {
         let refuse = |message: String| Err(Error::operator("Balance", message));
         let cells: usize = shape.iter().product();
-        if work.len() != cells || shape.len() != parts.len() {
+        if work.len() != cells || shape.len() != parts.len() || shape.is_empty() {
             return refuse(format!(
                 "{} numbers and {} parts for shape {shape:?}",
                 work.len(),
@@ -74,6 +74,10 @@ impl Balance {
                 "{} parts of dim {dim} of {shape:?}; expected 1 to {}",
                 parts[dim], shape[dim]
             ));
+        }
+        let total: f64 = work.iter().sum();
+        if !total.is_finite() {
+            return refuse(format!("work of {total} in all"));
         }
         let field = Field { work, shape };
         let mut extents: Vec<Vec<usize>> = shape
@@ -185,7 +189,7 @@ fn cut(loads: &[Vec<f64>], parts: usize) -> Vec<usize> {
         .fold(0.0, f64::max);
     // Cells without work are shared out as well.
     let least = (total / size as f64).max(f64::MIN_POSITIVE) * 1e-6;
-    let at = |load: &Vec<f64>, index: usize| load[index] + least;
+    let work_at = |load: &Vec<f64>, index: usize| load[index] + least;
     let greedy = |most: f64| -> Option<Vec<usize>> {
         let (mut extents, mut start) = (Vec::new(), 0);
         for part in 0..parts {
@@ -196,12 +200,12 @@ fn cut(loads: &[Vec<f64>], parts: usize) -> Vec<usize> {
                 let fits = loads
                     .iter()
                     .zip(&shares)
-                    .all(|(load, share)| share + at(load, end) <= most);
+                    .all(|(load, share)| share + work_at(load, end) <= most);
                 if !fits {
                     break;
                 }
                 for (load, share) in loads.iter().zip(&mut shares) {
-                    *share += at(load, end);
+                    *share += work_at(load, end);
                 }
                 end += 1;
             }
@@ -269,6 +273,8 @@ mod tests {
         assert!(message(&[1.0, -1.0], &[2], &[1]).contains("-1"));
         assert!(message(&[1.0; 6], &[2, 3], &[3, 1]).contains("expected 1 to 2"));
         assert!(message(&[1.0; 6], &[2, 3], &[0, 1]).contains("0 parts"));
+        assert!(message(&[1.0], &[], &[]).contains("1 numbers"));
+        assert!(message(&[f64::MAX; 2], &[2], &[1]).contains("inf in all"));
     }
 
     proptest! {

@@ -28,12 +28,17 @@ fn model(world: &World) -> Result<Model> {
 
 /// All parameters in shards of their first dim, over axis "data".
 fn stored(model: Model, mesh: &DeviceMesh, gather: Gather) -> Result<Model> {
+    stored_over(&["data"], model, mesh, gather)
+}
+
+/// All parameters in shards of their first dims, over the first axes, which have these names.
+fn stored_over(axes: &[&str], model: Model, mesh: &DeviceMesh, gather: Gather) -> Result<Model> {
     shard_parameters(model, |_, shape| {
         let mut placements = vec![Replicate; mesh.shape().sizes().len()];
-        placements[0] = Shard(0);
+        (0..axes.len()).for_each(|axis| placements[axis] = Shard(axis));
         let layout = Layout::new(mesh.shape(), shape, &placements)?;
         Ok(Some(
-            ParamShard::new(layout, mesh).with_stored(&["data"], gather)?,
+            ParamShard::new(layout, mesh).with_stored(axes, gather)?,
         ))
     })
 }
@@ -122,15 +127,17 @@ fn steps_are_those_of_whole_parameters() {
 }
 
 /// Gathers that start ahead, and gradients that are scattered while a pass goes on, give the same bits by
-/// as many messages.
+/// the same number of messages.
 #[test]
 fn gathers_ahead_have_the_same_bits() {
     type Found = (Vec<TensorData>, Vec<u64>);
-    let run = |overlap: Overlap, gather: Gather| -> Vec<Found> {
-        let launcher = Launcher::local(3).overlap(overlap);
+    let run = |overlap: Overlap, gather: Gather, axes: &[(&str, usize)]| -> Vec<Found> {
+        let launcher =
+            Launcher::local(axes.iter().map(|(_, size)| size).product()).overlap(overlap);
         let found = launcher.collect(|world| {
-            let mesh = world.mesh([("data", 3)])?;
-            let mut model = stored(model(&world)?, &mesh, gather)?;
+            let mesh = world.mesh_of(axes)?;
+            let names: Vec<&str> = axes.iter().map(|(name, _)| *name).collect();
+            let mut model = stored_over(&names, model(&world)?, &mesh, gather)?;
             let mut optimizer = AdamWConfig::new().init();
             let mut messages = Vec::new();
             for step in 0..4 {
@@ -161,8 +168,13 @@ fn gathers_ahead_have_the_same_bits() {
         });
         found.unwrap()
     };
-    for gather in [Gather::Once, Gather::Again] {
-        let (off, on) = (run(Overlap::Off, gather), run(Overlap::On, gather));
+    for (gather, axes) in [
+        (Gather::Once, &[("data", 3)][..]),
+        (Gather::Again, &[("data", 3)]),
+        // Gathered in two stages: samples are sharded over one of the axes.
+        (Gather::Again, &[("data", 2), ("lat", 2)]),
+    ] {
+        let [off, on] = [Overlap::Off, Overlap::On].map(|overlap| run(overlap, gather, axes));
         for ((off, messages), (on, ahead)) in off.iter().zip(&on) {
             assert_eq!(off, on, "{gather:?}");
             assert_eq!(messages[..2], ahead[..2], "{gather:?}");

@@ -17,8 +17,8 @@ pub enum Spread {
 /// over all cells with a weight for each latitude row. For one member it is the absolute error.
 ///
 /// The mean over pairs is over `m (m − 1)` of them ([`Spread::Fair`]) or `m²`
-/// ([`Spread::Members`]), for `m` members. Its time grows with the square of the members, its memory
-/// with their number.
+/// ([`Spread::Members`]), for `m` members. Its time grows with the square of the members, and so
+/// does its memory in training.
 ///
 /// # Shapes
 /// `ensemble` `[members, batch, channels, lat, lon]`, `target` `[1, batch, channels, lat, lon]` → `[1]`.
@@ -82,17 +82,13 @@ pub fn crps<X: Field<5>>(
         let weights = ensemble.profile(3, weights);
         let error = (ensemble.clone() - target).abs() * weights.clone();
         let mut score = error.mean();
-        // Members at every distance around a circle: each ordered pair once.
+        // Each pair once, those of one distance together.
         for distance in 1..members {
-            let shifted = X::cat(
-                vec![
-                    ensemble.clone().narrow(0, distance, members - distance),
-                    ensemble.clone().narrow(0, 0, distance),
-                ],
-                0,
-            );
-            let differences = (ensemble.clone() - shifted).abs() * weights.clone();
-            score = score - differences.mean() * (0.5 * members as f64 / pairs as f64);
+            let count = members - distance;
+            let later = ensemble.clone().narrow(0, distance, count);
+            let differences = (later - ensemble.clone().narrow(0, 0, count)).abs();
+            let mean = (differences * weights.clone()).mean();
+            score = score - mean * (count as f64 / pairs as f64);
         }
         score
     })
@@ -122,12 +118,12 @@ mod tests {
         let members = 0..4;
         let pairs = if spread == Spread::Fair { 12.0 } else { 16.0 };
         let score = |cell: usize| {
-            let of = |member: usize| x[member * cells + cell];
-            let error: f64 = members.clone().map(|i| (of(i) - y[cell]).abs()).sum();
+            let value = |member: usize| x[member * cells + cell];
+            let error: f64 = members.clone().map(|i| (value(i) - y[cell]).abs()).sum();
             let spread: f64 = members
                 .clone()
                 .flat_map(|i| members.clone().map(move |j| (i, j)))
-                .map(|(i, j)| (of(i) - of(j)).abs())
+                .map(|(i, j)| (value(i) - value(j)).abs())
                 .sum();
             (error / 4.0 - 0.5 * spread / pairs) * WEIGHTS[cell / 5 % 3]
         };

@@ -31,10 +31,7 @@ impl<M: Module> Trainer<M> {
             (0.0..=1.0).contains(&decay),
             "with_average({decay}): expected 0 to 1"
         );
-        assert!(
-            self.checkpoints.is_none(),
-            "with_average after resume_or_start: expected before it"
-        );
+        self.require_no_folder("with_average");
         let model = self.model().valid();
         self.average = Some(Average { decay, model });
         self

@@ -198,10 +198,7 @@ impl<M: Module> Trainer<M> {
     /// Panics after [`resume_or_start`](Self::resume_or_start), which opens the folder.
     #[must_use]
     pub fn with_checkpoints(mut self, keep: CheckpointConfig) -> Self {
-        assert!(
-            self.checkpoints.is_none(),
-            "with_checkpoints after resume_or_start: expected before it"
-        );
+        self.require_no_folder("with_checkpoints");
         self.keep = keep;
         self
     }
@@ -275,6 +272,14 @@ impl<M: Module> Trainer<M> {
         Ok(self)
     }
 
+    /// Panics if the folder has been opened, from which the run is loaded.
+    fn require_no_folder(&self, method: &str) {
+        assert!(
+            self.checkpoints.is_none(),
+            "{method} after resume_or_start: expected before it"
+        );
+    }
+
     fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         let mut progress: Progress = checkpoint.value("progress")?;
         if progress.seed != self.world.seed() {
@@ -297,6 +302,7 @@ impl<M: Module> Trainer<M> {
             .map_err(|e| Error::other(format!("losses: {e:?}")))?;
         self.recent.clear();
         self.model = Some(model);
+        self.forget_rounded();
         self.optimizer = Optimizer {
             optimizer,
             schedule,

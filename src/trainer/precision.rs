@@ -109,16 +109,24 @@ impl<M: Module> Trainer<M> {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// # Panics
+    /// Panics after [`resume_or_start`](Self::resume_or_start), which loads how losses are scaled.
     #[must_use]
     pub fn with_precision(mut self, dtype: FloatDType) -> Self {
+        self.require_no_folder("with_precision");
         self.precision.dtype = Some(dtype);
         self.progress.scale = (dtype == FloatDType::F16).then(LossScale::default);
         self
     }
 
     /// Sets how losses are scaled, after [`with_precision`](Self::with_precision).
+    ///
+    /// # Panics
+    /// Panics after [`resume_or_start`](Self::resume_or_start), which loads it.
     #[must_use]
     pub fn with_loss_scale(mut self, scale: LossScale) -> Self {
+        self.require_no_folder("with_loss_scale");
         self.progress.scale = Some(scale);
         self
     }

@@ -101,14 +101,18 @@ impl<M: Module> Trainer<M> {
             return Ok(Some(gradients));
         };
         let is_finite = |loss: &Tensor<1>| loss.clone().into_scalar::<f64>().is_finite();
+        let Progress { step, epoch, .. } = self.progress;
+        let text = format!("step {} (epoch {epoch}): {found}", step + 1);
         if losses.iter().all(is_finite) && self.scales_down() {
+            if let (true, Some(scale)) = (self.world.is_root(), self.loss_scale()) {
+                let factor = scale.factor;
+                eprintln!("halocline: left out {text}; losses are scaled by {factor} from here on");
+            }
             return Ok(None);
         }
         if self.non_finite == NonFinite::Allow {
             return Ok(Some(gradients));
         }
-        let Progress { step, epoch, .. } = self.progress;
-        let text = format!("step {} (epoch {epoch}): {found}", step + 1);
         if self.non_finite == NonFinite::Stop {
             return Err(Error::other(format!(
                 "{text}; Trainer::with_non_finite(NonFinite::Skip) leaves out such steps"

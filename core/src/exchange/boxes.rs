@@ -162,16 +162,6 @@ impl Exchange {
         }
     }
 
-    /// Whether its messages may travel while this rank computes: not where they take no time, unless that
-    /// is asked for.
-    pub(crate) fn travels(&self) -> bool {
-        match self.comm.settings().overlap {
-            Overlap::On => true,
-            Overlap::Off => false,
-            Overlap::Auto => self.comm.takes_time(),
-        }
-    }
-
     /// Assembles the result of the exchange's forward pass from this rank's own tensor and the
     /// received boxes.
     pub fn assemble<'a>(
@@ -260,6 +250,15 @@ impl Exchange {
         boxes.fold(output, |output, (target, cells)| {
             paste(output, &target, cells)
         })
+    }
+}
+
+/// Whether messages may travel while ranks compute: not where they take no time, unless that is asked for.
+pub(crate) fn travels(comm: &Arc<dyn Communicator>) -> bool {
+    match comm.settings().overlap {
+        Overlap::On => true,
+        Overlap::Off => false,
+        Overlap::Auto => comm.takes_time(),
     }
 }
 

@@ -7,6 +7,7 @@ use burn::backend::DispatchTensor;
 use crate::Result;
 use crate::comm::{Communicator, Operation};
 use crate::operator::{BackwardPass, Operator, one};
+pub(crate) use boxes::travels;
 pub use boxes::{Boxes, add_box};
 pub use need::{Need, Piece, Source};
 pub use plan::{ExchangePlan, Transfer};

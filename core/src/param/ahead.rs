@@ -2,9 +2,8 @@
 //!
 //! Training steps gather their parameters in the same order. While a `GatherAhead` lives, each gather
 //! starts the next one of the step before, which travels while this rank computes. Results have the same
-//! bits. A gather that another one takes the place of, and a parameter of another model under the same
-//! path, cost a message that is not used: whether the shard is the one that was sent is seen by its
-//! memory.
+//! bits. A gather that was started is used if it has the same layouts and sent the memory that is to be
+//! gathered; otherwise its messages are received and dropped. Both are the same on all ranks.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,11 +11,13 @@ use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 
-use crate::Result;
+use super::exchange;
 use crate::comm::InFlight;
 use crate::dispatch::same_memory;
 use crate::exchange::Exchange;
+use crate::layout::Layout;
 use crate::operator::Operator;
+use crate::{DeviceMesh, Result};
 
 thread_local! {
     static STATE: RefCell<State> = RefCell::default();
@@ -25,7 +26,7 @@ thread_local! {
 #[derive(Default)]
 struct State {
     /// Shards of the model of the guard, by path; empty without one.
-    shards: HashMap<String, DispatchTensor>,
+    held: HashMap<String, Held>,
     /// The gathers of the step before, in order.
     before: Vec<Step>,
     /// The gathers of this step.
@@ -34,16 +35,24 @@ struct State {
     flight: Option<Flight>,
 }
 
+/// A shard of a parameter, and where it lies.
+pub(super) struct Held {
+    pub(super) shard: DispatchTensor,
+    pub(super) layout: Layout,
+    pub(super) mesh: DeviceMesh,
+}
+
 /// A gather of a parameter, for the forward pass or again for the backward pass.
-struct Step {
-    path: Arc<str>,
-    again: bool,
-    exchange: Exchange,
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Step {
+    pub(super) path: Arc<str>,
+    pub(super) again: bool,
+    pub(super) from: Layout,
+    pub(super) to: Layout,
 }
 
 struct Flight {
-    path: Arc<str>,
-    again: bool,
+    step: Step,
     exchange: Exchange,
     shard: DispatchTensor,
     in_flight: Option<InFlight>,
@@ -54,65 +63,59 @@ impl Flight {
     fn discard(self) -> Result<()> {
         self.exchange.boxes(self.in_flight).finish().map(drop)
     }
-
-    fn is(&self, path: &str, again: bool, exchange: &Exchange, shard: &DispatchTensor) -> bool {
-        *self.path == *path
-            && self.again == again
-            && Arc::ptr_eq(&self.exchange.forward.plan, &exchange.forward.plan)
-            && same_memory(&self.shard, shard)
-    }
 }
 
 /// Gathers a shard, and starts the gather after it.
 pub(super) fn gather(
-    path: &Arc<str>,
-    again: bool,
+    step: &Step,
     exchange: &Exchange,
     shard: DispatchTensor,
 ) -> Result<DispatchTensor> {
-    let is_ahead = STATE.with_borrow(|state| state.shards.contains_key(&**path));
-    if !is_ahead || !exchange.travels() {
+    if !STATE.with_borrow(|state| state.held.contains_key(&*step.path)) {
         return Ok(exchange.forward(vec![shard])?.0);
     }
     let flight = STATE.with_borrow_mut(|state| state.flight.take());
     let in_flight = match flight {
-        Some(flight) if flight.is(path, again, exchange, &shard) => flight.in_flight,
+        Some(flight) if flight.step == *step && same_memory(&flight.shard, &shard) => {
+            flight.in_flight
+        }
         other => {
             other.map_or(Ok(()), Flight::discard)?;
             exchange.send_all(&shard)?.into_in_flight()
         }
     };
-    start_next(path, again, exchange)?;
+    start_next(step)?;
     let received = exchange.boxes(in_flight).finish()?;
     Ok(exchange.assemble(shard, received))
 }
 
 /// Notes a gather, and starts the one that followed it in the step before.
-fn start_next(path: &Arc<str>, again: bool, exchange: &Exchange) -> Result<()> {
+fn start_next(step: &Step) -> Result<()> {
     let next = STATE.with_borrow_mut(|state| {
         let index = state.now.len();
-        state.now.push(Step {
-            path: path.clone(),
-            again,
-            exchange: exchange.clone(),
-        });
-        let same = |step: &Step| step.path == *path && step.again == again;
-        let next = match state.before.get(index).is_some_and(same) {
+        state.now.push(step.clone());
+        let next = match state.before.get(index) == Some(step) {
             true => state.before.get(index + 1)?,
             false => return None,
         };
-        let shard = state.shards.get(&*next.path)?.clone();
-        Some((next.path.clone(), next.again, next.exchange.clone(), shard))
+        // Of a gather in several stages the shard is that of the first.
+        let held = state.held.get(&*next.path);
+        let held = held.filter(|held| held.layout == next.from)?;
+        Some((next.clone(), held.shard.clone(), held.mesh.clone()))
     });
-    let Some((path, again, exchange, shard)) = next else {
+    let Some((step, shard, mesh)) = next else {
         return Ok(());
+    };
+    let forward = exchange::gathering(&mesh, &step.from, &step.to, true);
+    let exchange = match step.again {
+        true => exchange::again(&forward),
+        false => forward,
     };
     let boxes = exchange.send_all(&shard)?;
     boxes.in_background();
     let in_flight = boxes.into_in_flight();
     let flight = Flight {
-        path,
-        again,
+        step,
         exchange,
         shard,
         in_flight,
@@ -122,14 +125,14 @@ fn start_next(path: &Arc<str>, again: bool, exchange: &Exchange) -> Result<()> {
 }
 
 /// Begins a step with these shards, by the paths of their parameters.
-pub(super) fn begin(shards: HashMap<String, DispatchTensor>) {
-    STATE.with_borrow_mut(|state| state.shards = shards);
+pub(super) fn begin(held: HashMap<String, Held>) {
+    STATE.with_borrow_mut(|state| state.held = held);
 }
 
 /// Ends a step: its order of gathers is that of the next one.
 pub(super) fn end() {
     let flight = STATE.with_borrow_mut(|state| {
-        state.shards.clear();
+        state.held.clear();
         let now = std::mem::take(&mut state.now);
         if !now.is_empty() {
             state.before = now;

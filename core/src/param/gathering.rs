@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 
-use super::ahead;
+use super::ahead::{self, Step};
+use super::exchange;
 use crate::Result;
-use crate::comm::{Operation, Traffic};
 use crate::exchange::Exchange;
 use crate::operator::{BackwardPass, Operator, Recompute, one};
 use crate::reduce::{Leaf, scatter};
@@ -15,10 +15,10 @@ use crate::reduce::{Leaf, scatter};
 #[derive(Debug)]
 pub(super) struct Gathering {
     pub(super) exchange: Exchange,
+    /// This gather in the order of a step.
+    pub(super) step: Step,
     /// Whether the backward pass gathers again.
     pub(super) again: bool,
-    /// The path of the parameter.
-    pub(super) path: Arc<str>,
     /// The parameter, if nothing is computed between it and the gather.
     pub(super) leaf: Option<Arc<Leaf>>,
 }
@@ -39,19 +39,16 @@ impl Operator for Gathering {
 
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
         let [shard] = one(inputs);
-        Ok((ahead::gather(&self.path, false, &self.exchange, shard)?, ()))
+        Ok((ahead::gather(&self.step, &self.exchange, shard)?, ()))
     }
 
     fn again(&self, inputs: Vec<DispatchTensor>) -> Result<DispatchTensor> {
-        // Another operation than the scatter of gradients, which has the same layout.
-        let layout = self.exchange.operation.layout();
-        let operation = Operation::new("gather again", Traffic::Gather, layout).backward();
-        let exchange = Exchange {
-            operation,
-            ..self.exchange.clone()
-        };
         let [shard] = one(inputs);
-        ahead::gather(&self.path, true, &exchange, shard)
+        let step = Step {
+            again: true,
+            ..self.step.clone()
+        };
+        ahead::gather(&step, &exchange::again(&self.exchange), shard)
     }
 
     fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {

@@ -1,15 +1,17 @@
 //! The guard under which gathers of parameters start ahead.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::marker::PhantomData;
 use std::rc::Rc;
 
-use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 
-use super::ahead;
+use super::ahead::{self, Held};
+use super::layout::ParamShard;
 use super::module::param_shards;
+use crate::dispatch::same_memory;
+use crate::exchange::travels;
 
 /// Lets gathers of a model's stored parameters start ahead of their use, until it is dropped.
 #[must_use = "gathers start ahead while it lives"]
@@ -46,36 +48,54 @@ pub struct GatherAhead<'a> {
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn gather_ahead<M: Module>(model: &M) -> GatherAhead<'_> {
-    struct Shards {
-        path: Vec<String>,
-        found: HashMap<String, DispatchTensor>,
-    }
-
-    impl ModuleVisitor for Shards {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.push(name.into());
-        }
-
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.pop();
-        }
-
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let shard = param.val().inner().into_dispatch();
-            self.found.insert(self.path.join("."), shard);
-        }
-    }
-
-    let stored = param_shards(model);
-    let mut shards = Shards {
+    let mut stored = param_shards(model);
+    stored.retain(|_, shard| !shard.stored().is_empty() && travels(shard.mesh().comm()));
+    let mut finder = Finder {
         path: Vec::new(),
-        found: HashMap::new(),
+        stored,
+        held: HashMap::new(),
     };
-    if stored.values().any(|shard| !shard.stored().is_empty()) {
-        model.visit(&mut shards);
+    if !finder.stored.is_empty() {
+        model.visit(&mut finder);
     }
-    ahead::begin(shards.found);
+    ahead::begin(finder.held);
     GatherAhead { model: PhantomData }
+}
+
+/// Finds the shards of stored parameters that are in the memory of the CPU.
+struct Finder {
+    path: Vec<String>,
+    stored: BTreeMap<String, ParamShard>,
+    held: HashMap<String, Held>,
+}
+
+impl ModuleVisitor for Finder {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = self.path.join(".");
+        let Some(stored) = self.stored.remove(&path) else {
+            return;
+        };
+        let shard = param.val().inner().into_dispatch();
+        if same_memory(&shard, &shard) {
+            let (layout, mesh) = (stored.layout().clone(), stored.mesh().clone());
+            self.held.insert(
+                path,
+                Held {
+                    shard,
+                    layout,
+                    mesh,
+                },
+            );
+        }
+    }
 }
 
 impl Drop for GatherAhead<'_> {

@@ -7,10 +7,10 @@ use burn::module::Param;
 use burn::tensor::Tensor;
 use burn::tensor::kind::Basic;
 
+use super::ahead::Step;
+use super::exchange;
 use super::gathering::Gathering;
-use crate::comm::{Operation, Traffic};
 use crate::crossing::Crossing;
-use crate::exchange::{Direction, Exchange, Move, Need, Source};
 use crate::layout::{Fan, Layout, Replicate, Shard};
 use crate::operator::apply;
 use crate::reduce::Leaf;
@@ -238,32 +238,17 @@ impl ParamShard {
     ) -> ShardTensor<D> {
         let (local, from, mesh) = shard.into_parts();
         let to = from.gathered(axes, if parts { Fan } else { Replicate });
-        let plan = |source: &Layout, target: &Layout| {
-            let key = (NAME, source.clone(), target.clone());
-            let plan = mesh.cache().get_or_make(key, |(_, source, target)| {
-                let need = |position| Need::of(target.local_box(position));
-                Ok(mesh.exchange_plan(Source::Layout(source), need))
-            });
-            plan.expect("making this plan cannot fail")
-        };
-        let run = |plan, direction| Move { plan, direction };
-        let forward = plan(&from, &to);
-        let backward = match parts {
-            true => run(forward.clone(), Direction::Reverse),
-            false => run(plan(&to, &from), Direction::Forward),
-        };
         let shard = local.into_dispatch();
         let gather = Gathering {
-            exchange: Exchange {
-                operation: Operation::new("gather", Traffic::Gather, Some(&to)),
-                comm: mesh.comm().clone(),
-                ranks: mesh.shape().ranks().into(),
-                forward: run(forward, Direction::Forward),
-                backward,
-            },
+            exchange: exchange::gathering(&mesh, &from, &to, parts),
             again: self.gather == Gather::Again,
-            path: self.path.clone(),
             leaf: Leaf::of(&shard, &mesh.shape().ranks().into()),
+            step: Step {
+                path: self.path.clone(),
+                again: false,
+                from,
+                to: to.clone(),
+            },
         };
         let local = Tensor::from_dispatch(apply(gather, [shard]));
         ShardTensor::from_parts(local, to, mesh)

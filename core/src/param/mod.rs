@@ -2,6 +2,7 @@
 
 mod ahead;
 mod apply;
+mod exchange;
 mod gathering;
 mod guard;
 mod layout;

@@ -23,7 +23,7 @@ use burn::tensor::{DType, Gradients, Shape, Tensor};
 use crate::comm::all_reduce::{self, PendingReduction};
 use crate::comm::{Communicator, InFlight, Operation, Traffic, collectives};
 use crate::dispatch::{cut, flattened, kind_of, reshaped};
-use crate::exchange::Exchange;
+use crate::exchange::{Exchange, travels};
 use crate::layout::ReduceOp;
 use crate::{Error, IndexBox, Result};
 
@@ -183,7 +183,7 @@ pub(crate) fn scatter(
     exchange: &Exchange,
     gradient: DispatchTensor,
 ) -> Result<Option<DispatchTensor>> {
-    if !exchange.travels() {
+    if !travels(&exchange.comm) {
         return Ok(Some(gradient));
     }
     BUCKETS.with_borrow_mut(|buckets| match (buckets, leaf.take()) {

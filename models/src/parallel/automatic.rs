@@ -122,7 +122,12 @@ impl Plan {
                     store: [&combined.store[..], &stores].concat(),
                     ..combined.clone()
                 };
-                let price = resolve(module, mesh, &plan)?.price(workload, machine)?;
+                let resolved = match resolve(module, mesh, &plan) {
+                    // Parts that store parameters themselves, or shard layers over the axis.
+                    Err(_) if !stores.is_empty() => continue,
+                    resolved => resolved?,
+                };
+                let price = resolved.price(workload, machine)?;
                 found.push(Priced { plan, price });
             }
         }
@@ -172,7 +177,7 @@ fn storages(mesh: &MeshShape, workload: &Workload) -> Vec<Vec<Store>> {
 
 /// Plans for pairs of linear layers, one after the other: columns of the first, rows of the second. They
 /// are found in modules that have two linear layers of their own, of which the second takes what the
-/// first gives; what the module does between them must work on sharded features, as elementwise
+/// first gives, which is no less than the first takes; what the module does between them must work on sharded features, as elementwise
 /// functions do. All pairs of one type of module are one plan.
 ///
 /// # Example
@@ -202,12 +207,15 @@ pub fn linear_pairs<M: Module>(module: &M, axis: &str) -> Vec<Plan> {
         } else {
             format!("{path}.")
         };
-        let own = |site: &&super::sites::Site| {
+        if kind == "Vec" {
+            continue;
+        }
+        let direct = |site: &&super::sites::Site| {
             let name = site.path.strip_prefix(&prefix);
             site.kind == "Linear"
                 && name.is_some_and(|name| !name.is_empty() && !name.contains('.'))
         };
-        let linears: Vec<_> = sites.sites.iter().filter(own).collect();
+        let linears: Vec<_> = sites.sites.iter().filter(direct).collect();
         let [first, second] = linears[..] else {
             continue;
         };

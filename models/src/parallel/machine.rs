@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use burn::tensor::{Distribution, Tensor};
-use halocline_core::{DeviceMesh, Operation, ReduceOp, Result, Traffic, ops};
+use halocline_core::{DeviceMesh, Error, Operation, ReduceOp, Result, Traffic, ops};
 use serde::{Deserialize, Serialize};
 
 /// A link along a mesh axis: a message takes `latency + bytes / bandwidth`. [`Machine`] has an
@@ -31,7 +31,7 @@ impl Link {
     }
 }
 
-/// What a rank computes and sends in a second. A file may have it, as TOML or JSON.
+/// Speed of a rank and of its links. A file may have it, as TOML or JSON.
 ///
 /// # Example
 /// ```
@@ -132,8 +132,16 @@ impl Machine {
                 let values = Tensor::<1>::ones([elements], &device);
                 fastest(mesh, || {
                     let operation = Operation::new("measure", Traffic::Control, None);
-                    ops::all_reduce(values.clone(), mesh, &[axis], ReduceOp::Sum, operation);
-                    Ok(())
+                    Error::catch(|| {
+                        let sum = ops::all_reduce(
+                            values.clone(),
+                            mesh,
+                            &[axis],
+                            ReduceOp::Sum,
+                            operation,
+                        );
+                        sum.narrow(0, 0, 1).into_data(); // a GPU has finished then
+                    })
                 })
             };
             let [small, large] = [1 << 10, 1 << 20];

@@ -59,6 +59,7 @@ mod price;
 mod resolve;
 mod sites;
 mod style;
+mod table;
 #[cfg(test)]
 mod tests;
 mod zoo;

@@ -3,25 +3,26 @@
 //! - A layer computes two operations a row and weight forward, four backward, on the weights that a rank
 //!   computes with.
 //! - What fans out into a layer is summed backward, and what a layer's ranks give parts of is summed
-//!   forward; layers of one module whose inputs fan out share one input. A sum costs what gathering and
+//!   forward; layers of attention, and those behind a `Reshard`, share one input. A sum costs what gathering and
 //!   scattering cost together, so that sequences that are sharded between layers cost the same.
 //! - A stored parameter is gathered once or twice, and its gradient scattered. Gradients of parameters
 //!   that are whole along an axis of rows are summed.
 //! - A rank holds its parameters, gradients and optimizer states, one gathered layer (all, if they are
 //!   kept), and the input of each layer.
 //!
-//! Left out: halos, elementwise operators, norms, and what overlaps.
+//! Left out: halos, elementwise operators, norms, what overlaps, and inputs that arrive in another placement
+//! than the layer takes, but for those that fan out.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use halocline_core::{Along, Gather, Result, Shard};
 
-use super::machine::Machine;
+use super::machine::{Link, Machine};
 use super::pattern::Pattern;
-use super::resolve::{ResolvedParam, ResolvedPlan};
+use super::resolve::{Features, ResolvedParam, ResolvedPlan};
 
-/// What a training step computes on, and in how much memory.
+/// Rows, number type and memory budget of a training step.
 ///
 /// # Example
 /// ```
@@ -37,7 +38,7 @@ pub struct Workload {
     pub rows: usize,
     /// Rows of layers that have others, by pattern of their paths.
     pub rows_of: Vec<(String, usize)>,
-    /// The axes over which rows are sharded: data and domain.
+    /// The axes over which rows are sharded: data and domain. One that a mesh lacks shards nothing.
     pub axes: Vec<String>,
     /// Bytes of a number.
     pub bytes: usize,
@@ -130,7 +131,7 @@ impl ResolvedPlan {
     /// priced without making it.
     ///
     /// # Errors
-    /// A pattern of rows that is none.
+    /// A pattern of rows that is none, or matches no layer.
     ///
     /// # Example
     /// ```
@@ -155,7 +156,13 @@ impl ResolvedPlan {
             rows_of: workload
                 .rows_of
                 .iter()
-                .map(|(pattern, rows)| Ok((Pattern::new(pattern)?, *rows)))
+                .map(|(text, rows)| {
+                    let (pattern, layers) = (Pattern::new(text)?, || self.layers());
+                    match layers().any(|layer| pattern.matches(layer)) {
+                        true => Ok((pattern, *rows)),
+                        false => Err(pattern.unmatched("layer", layers())),
+                    }
+                })
                 .collect::<Result<_>>()?,
         };
         Ok(pricing.price())
@@ -193,16 +200,24 @@ impl Pricing<'_> {
                     Gather::Once => price.used += used * bytes,
                 }
             }
-            let Some([inputs, outputs]) = parameter.features() else {
+            let Some(Features {
+                inputs,
+                outputs,
+                multiplies,
+            }) = parameter.features()
+            else {
                 continue;
             };
             let rows = self.rows(parameter.layer());
-            price.compute += 6.0 * used * rows / self.machine.flops + 3.0 * self.machine.overhead;
             let local = parameter
                 .layout
                 .gathered(&parameter.stored, halocline_core::Replicate);
             let local = local.local_shape(FIRST);
-            price.used += rows * local[inputs] as f64 * bytes;
+            if multiplies {
+                price.compute +=
+                    6.0 * used * rows / self.machine.flops + 3.0 * self.machine.overhead;
+                price.used += rows * local[inputs] as f64 * bytes;
+            }
             let module = parameter
                 .layer()
                 .rsplit_once('.')
@@ -211,15 +226,26 @@ impl Pricing<'_> {
             for (axis, along) in &parameter.crossing.input {
                 if *along == Along::Fan {
                     let sum = self.sum(*axis, width * local[inputs] as f64);
-                    let entry = entered.entry((module, *axis)).or_default();
-                    *entry = entry.max(sum);
+                    if self.shares_input(module) {
+                        let entry = entered.entry((module, *axis)).or_default();
+                        *entry = entry.max(sum);
+                    } else {
+                        price.communication += sum;
+                    }
                 }
             }
-            let parts = |axis: usize| parameter.layout.placements()[axis] == Shard(inputs);
-            for (axis, _) in &parameter.crossing.output {
-                if parts(*axis) && !parameter.stored.contains(axis) {
-                    price.communication += self.sum(*axis, width * local[outputs] as f64);
-                }
+            let result = width * local[outputs] as f64;
+            let crossed = parameter.crossing.output.iter();
+            for (axis, along) in crossed.filter(|(axis, _)| !parameter.stored.contains(axis)) {
+                let ranks = self.size(*axis);
+                price.communication += match parameter.layout.placements()[*axis] {
+                    // Parts of results, which are added.
+                    Shard(dim) if dim == inputs => self.sum(*axis, result),
+                    Shard(_) if !matches!(along, Along::Shard(_)) => {
+                        self.link(*axis).gather(ranks, result * ranks as f64)
+                    }
+                    _ => 0.0,
+                };
             }
         }
         price.communication += entered.values().sum::<f64>();
@@ -234,10 +260,7 @@ impl Pricing<'_> {
             .iter()
             .find(|(pattern, _)| pattern.matches(layer));
         let rows = found.map_or(self.workload.rows, |(_, rows)| *rows);
-        let shares: usize = self
-            .row_axes()
-            .map(|axis| self.plan.mesh.sizes()[axis])
-            .product();
+        let shares: usize = self.row_axes().map(|axis| self.size(axis)).product();
         rows as f64 / shares as f64
     }
 
@@ -249,10 +272,25 @@ impl Pricing<'_> {
     }
 
     fn sum(&self, axis: usize, bytes: f64) -> f64 {
-        let ranks = self.plan.mesh.sizes()[axis];
-        self.machine
-            .link(&self.plan.mesh.names()[axis])
-            .all_reduce(ranks, bytes)
+        self.link(axis).all_reduce(self.size(axis), bytes)
+    }
+
+    fn size(&self, axis: usize) -> usize {
+        self.plan.mesh.sizes()[axis]
+    }
+
+    fn link(&self, axis: usize) -> Link {
+        self.machine.link(&self.plan.mesh.names()[axis])
+    }
+
+    /// Whether the layers of a module share the input that fans out: those of attention, and those behind
+    /// a `Reshard`.
+    fn shares_input(&self, module: &str) -> bool {
+        let parent =
+            |path: &String| path.rsplit_once('.').map_or("", |(parent, _)| parent) == module;
+        let kind = self.plan.modules.get(module);
+        kind.is_some_and(|kind| kind == "MultiHeadAttention")
+            || self.plan.reshards.keys().any(parent)
     }
 
     /// Gathering a stored parameter, and scattering its gradient.
@@ -261,24 +299,24 @@ impl Pricing<'_> {
             Gather::Again => 3.0,
             Gather::Once => 2.0,
         };
-        let gather = |axis: &usize| {
-            let ranks = self.plan.mesh.sizes()[*axis];
-            self.machine
-                .link(&self.plan.mesh.names()[*axis])
-                .gather(ranks, bytes)
-        };
-        times * parameter.stored.iter().map(gather).sum::<f64>()
+        // One exchange over all axes, as slow as the slowest link.
+        let ranks: usize = parameter
+            .stored
+            .iter()
+            .map(|axis| self.size(*axis))
+            .product();
+        let seconds = parameter
+            .stored
+            .iter()
+            .map(|axis| self.link(*axis).gather(ranks, bytes));
+        times * seconds.fold(0.0, f64::max)
     }
 
     /// Summing the gradients of a parameter over axes of rows on which it is whole. Buckets hold many
     /// parameters, so that latencies do not count.
     fn summing(&self, parameter: &ResolvedParam, bytes: f64) -> f64 {
         let whole = |axis: &usize| !matches!(parameter.layout.placements()[*axis], Shard(_));
-        let sum = |axis: usize| {
-            let ranks = self.plan.mesh.sizes()[axis];
-            let link = self.machine.link(&self.plan.mesh.names()[axis]);
-            link.all_reduce(ranks, bytes) - link.all_reduce(ranks, 0.0)
-        };
+        let sum = |axis: usize| self.sum(axis, bytes) - self.sum(axis, 0.0);
         self.row_axes().filter(whole).map(sum).sum()
     }
 }

@@ -1,7 +1,6 @@
 //! What a plan does to a model on a mesh, by arithmetic alone.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -40,15 +39,20 @@ impl ResolvedParam {
         self.path.rsplit_once('.').map_or("", |(layer, _)| layer)
     }
 
-    /// The dims that number inputs and outputs, of a weight by which rows are multiplied.
-    pub(super) fn features(&self) -> Option<[usize; 2]> {
+    /// Where the features of a layer's weight are.
+    pub(super) fn features(&self) -> Option<Features> {
         let name = self.path.rsplit('.').next();
-        match &self.kind[..] {
-            _ if name != Some("weight") => None,
-            "Linear" => Some([0, 1]),
-            "Conv1d" | "Conv2d" | "Conv3d" => Some([1, 0]),
-            _ => None,
-        }
+        let (inputs, outputs) = match &self.kind[..] {
+            _ if name != Some("weight") => return None,
+            "Linear" | "Embedding" => (0, 1),
+            "Conv1d" | "Conv2d" | "Conv3d" => (1, 0),
+            _ => return None,
+        };
+        Some(Features {
+            inputs,
+            outputs,
+            multiplies: self.kind != "Embedding",
+        })
     }
 
     /// The number of elements that a position receives when the parameter is gathered for a pass.
@@ -68,6 +72,14 @@ impl ResolvedParam {
     }
 }
 
+/// Dims of a weight.
+pub(super) struct Features {
+    pub(super) inputs: usize,
+    pub(super) outputs: usize,
+    /// Whether rows are multiplied by it.
+    pub(super) multiplies: bool,
+}
+
 /// What a plan does to a model on a mesh. Prints as a table. [`resolve`](fn@resolve) has an
 /// example.
 #[derive(Clone, Debug)]
@@ -78,6 +90,8 @@ pub struct ResolvedPlan {
     pub parameters: Vec<ResolvedParam>,
     /// What [`Reshard`](halocline_ops::Reshard)s do, by path.
     pub reshards: BTreeMap<String, Vec<(usize, Along)>>,
+    /// The types of all modules, by path.
+    pub(super) modules: BTreeMap<String, String>,
 }
 
 /// Computes what a plan does to a model on a mesh, without ranks and without touching the model's
@@ -131,6 +145,7 @@ pub fn resolve<M: Module>(module: &M, mesh: &Arc<MeshShape>, plan: &Plan) -> Res
         mesh: mesh.clone(),
         parameters: Vec::new(),
         reshards: BTreeMap::new(),
+        modules: sites.modules.clone(),
     };
     for site in &sites.sites {
         let style = styles.get(site.path.as_str());
@@ -392,108 +407,5 @@ impl<'a> Resolver<'a> {
         let mut extents = layout.all_extents().to_vec();
         extents[dim] = extents[dim].iter().flat_map(split).collect();
         Ok(Some(layout.derive(placements, extents)))
-    }
-}
-
-impl ResolvedPlan {
-    /// The table that this prints, with the box of another position than the first.
-    pub fn on(&self, position: usize) -> impl fmt::Display {
-        OnPosition {
-            plan: self,
-            position,
-        }
-    }
-}
-
-impl fmt::Display for ResolvedPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.on(0).fmt(f)
-    }
-}
-
-/// A plan as one position sees it.
-struct OnPosition<'a> {
-    plan: &'a ResolvedPlan,
-    position: usize,
-}
-
-impl fmt::Display for OnPosition<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.plan.write(self.position, f)
-    }
-}
-
-impl ResolvedPlan {
-    fn write(&self, position: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self
-            .parameters
-            .iter()
-            .map(|parameter| parameter.path.len())
-            .max()
-            .unwrap_or(0);
-        let names = self.mesh.names();
-        let (mut held, mut used, mut all) = (0, 0, 0);
-        for parameter in &self.parameters {
-            let layout = &parameter.layout;
-            write!(f, "{:width$}  {:?}", parameter.path, layout.shape())?;
-            for (axis, placement) in layout.placements().iter().enumerate() {
-                let stored = if parameter.stored.contains(&axis) {
-                    " stored"
-                } else {
-                    ""
-                };
-                if let Shard(dim) = placement {
-                    write!(
-                        f,
-                        "  {}:{stored} {placement} {:?}",
-                        names[axis],
-                        layout.extents(*dim)
-                    )?;
-                }
-            }
-            if layout
-                .placements()
-                .iter()
-                .any(|placement| *placement != Replicate)
-            {
-                write!(f, "  holds {:?}", layout.local_box(position).ranges())?;
-            }
-            if !parameter.stored.is_empty() {
-                let gathered = 4 * parameter.elements_gathered(position);
-                let again = match parameter.gather {
-                    Gather::Again => gathered,
-                    Gather::Once => 0,
-                };
-                write!(
-                    f,
-                    "  receives {gathered} B forward, {} B backward",
-                    again + gathered
-                )?;
-            }
-            for axis in &parameter.unstored {
-                write!(f, "  {}: not stored", names[*axis])?;
-            }
-            let crossing = &parameter.crossing;
-            for (side, along) in [("input", &crossing.input), ("output", &crossing.output)] {
-                for (axis, along) in along {
-                    write!(f, "  {side} {}: {along}", names[*axis])?;
-                }
-            }
-            writeln!(f)?;
-            held += parameter.elements_held(position);
-            used += parameter.elements_gathered(position);
-            all += layout.shape().iter().product::<usize>();
-        }
-        for (path, to) in &self.reshards {
-            write!(f, "{path:width$}  reshard")?;
-            for (axis, along) in to {
-                write!(f, "  {}: {along}", names[*axis])?;
-            }
-            writeln!(f)?;
-        }
-        write!(
-            f,
-            "{held} of {all} elements at position {position} of the mesh, {used} more gathered for each use (bytes are of f32)"
-        )
     }
 }

@@ -16,7 +16,7 @@ use source::Stored;
 
 use super::file;
 use super::load::all_ranks;
-use crate::agreement::{Fallible, agree};
+use crate::agreement::{Fallible, agree, agree_at};
 use crate::{Error, Result};
 
 const NAME: &str = "state dict";
@@ -161,7 +161,11 @@ impl StateDict {
     /// kinds. Files that cannot be read, or are damaged.
     pub fn load<M: Module>(&self, world: &World, module: M) -> halocline_core::Result<M> {
         let mesh = all_ranks(world)?;
-        let slots = agree(&mesh, NAME, Fallible::All, self.slots(&module))?;
+        let slots = self.slots(&module);
+        let description = slots
+            .as_ref()
+            .map_or(String::new(), |slots| described(slots));
+        let slots = agree_at(&mesh, NAME, Fallible::All, ("tensors", &description), slots)?;
         let (sharded, whole): (Vec<_>, Vec<_>) = slots
             .into_iter()
             .partition(|slot| slot.parameter.shard.is_some());
@@ -261,6 +265,23 @@ impl StateDict {
     fn broken(&self, cause: String) -> Error {
         Error::checkpoint(&self.path, cause)
     }
+}
+
+/// A short text that is the same on ranks that load the same tensors into the same parameters.
+fn described(slots: &[Slot<'_>]) -> String {
+    let mut hasher = crc32fast::Hasher::new();
+    for slot in slots {
+        let Parameter { path, shape, .. } = &slot.parameter;
+        let Stored {
+            dtype, shape: held, ..
+        } = slot.stored;
+        let text = format!(
+            "{path} {shape:?} {dtype:?} {held:?} {} {:?}",
+            slot.first, slot.strides
+        );
+        hasher.update(text.as_bytes());
+    }
+    format!("{} with checksum {:08x}", slots.len(), hasher.finalize())
 }
 
 /// Reads this rank's tensor of a round, sends the others their cells, and receives those of others.

@@ -104,6 +104,35 @@ fn prices_are_those_of_the_formulas() {
     near(stored.used, 5.0 * 300.0 * bytes + elements / 2.0 * bytes); // one layer gathered
 }
 
+/// One exchange over all axes of storage; and three layers that do not share their input, or do.
+#[test]
+fn storage_over_two_axes_is_one_gather() {
+    let workload = Workload::new(10, &["data", "lat"]);
+    let plan = Plan::default()
+        .with_store(Store::new("up.*", "data"))
+        .with_store(Store::new("up.*", "lat"));
+    let found = price(&[("data", 2), ("lat", 2)], &plan, &workload);
+    let bytes = 100.0 * 200.0 * 4.0;
+    let down = 2.0 * bytes / 1e9; // a sum over each axis
+    near(found.communication, 3.0 * LINK.gather(4, bytes) + down);
+}
+
+#[test]
+fn plans_that_store_parameters_themselves_are_candidates() {
+    let part = Plan::default().with_store(Store::new("up.*", "data"));
+    let mesh = mesh(&[("data", 2)]);
+    let model = mlp(200, 300);
+    let found = Plan::candidates(
+        &model,
+        &mesh,
+        &[part],
+        &Workload::new(8, &["data"]),
+        &machine(),
+    );
+    // Nothing, or all once or again; the part alone.
+    assert_eq!(found.unwrap().len(), 3 + 1);
+}
+
 #[test]
 fn rows_of_layers_differ() {
     let few = Workload::new(10, &[]).with_rows("down", 1);
@@ -112,6 +141,9 @@ fn rows_of_layers_differ() {
     let bad = resolve(&mlp(2, 2), &mesh(&[("data", 1)]), &Plan::default()).unwrap();
     let bad = bad.price(&Workload::new(1, &[]).with_rows("[", 1), &machine());
     assert!(bad.unwrap_err().to_string().contains("pattern"));
+    let other = resolve(&mlp(2, 2), &mesh(&[("data", 1)]), &Plan::default()).unwrap();
+    let other = other.price(&Workload::new(1, &[]).with_rows("dwn", 1), &machine());
+    assert!(other.unwrap_err().to_string().contains("near it: down"));
 }
 
 #[test]

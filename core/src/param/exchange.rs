@@ -1,0 +1,49 @@
+//! Exchanges that gather shards of parameters.
+
+use std::sync::Arc;
+
+use crate::DeviceMesh;
+use crate::comm::{Operation, Traffic};
+use crate::exchange::{Direction, Exchange, ExchangePlan, Move, Need, Source};
+use crate::layout::Layout;
+
+const NAME: &str = "parameter";
+
+/// The cached plan that gives every rank its cells of another layout.
+fn plan(mesh: &DeviceMesh, source: &Layout, target: &Layout) -> Arc<ExchangePlan> {
+    let key = (NAME, source.clone(), target.clone());
+    let plan = mesh.cache().get_or_make(key, |(_, source, target)| {
+        let need = |position| Need::of(target.local_box(position));
+        Ok(mesh.exchange_plan(Source::Layout(source), need))
+    });
+    plan.expect("making this plan cannot fail")
+}
+
+/// Gathers a shard to another layout. The backward pass adds the ranks' `parts` of the gradient; without
+/// them it cuts the shard out of the whole gradient that every rank has.
+pub(super) fn gathering(mesh: &DeviceMesh, from: &Layout, to: &Layout, parts: bool) -> Exchange {
+    let run = |plan, direction| Move { plan, direction };
+    let forward = plan(mesh, from, to);
+    let backward = match parts {
+        true => run(forward.clone(), Direction::Reverse),
+        false => run(plan(mesh, to, from), Direction::Forward),
+    };
+    Exchange {
+        operation: Operation::new("gather", Traffic::Gather, Some(to)),
+        comm: mesh.comm().clone(),
+        ranks: mesh.shape().ranks().into(),
+        forward: run(forward, Direction::Forward),
+        backward,
+    }
+}
+
+/// The same gather, for the backward pass: another operation than the scatter of gradients, which has the
+/// same layout.
+pub(super) fn again(exchange: &Exchange) -> Exchange {
+    let layout = exchange.operation.layout();
+    let operation = Operation::new("gather again", Traffic::Gather, layout).backward();
+    Exchange {
+        operation,
+        ..exchange.clone()
+    }
+}

@@ -1,0 +1,115 @@
+//! Resolved plans as tables.
+
+use std::fmt;
+
+use halocline_core::{Gather, Replicate, Shard};
+
+use super::resolve::{ResolvedParam, ResolvedPlan};
+
+impl ResolvedPlan {
+    /// The paths of the layers that have parameters.
+    pub(super) fn layers(&self) -> impl Iterator<Item = &str> {
+        self.parameters.iter().map(ResolvedParam::layer)
+    }
+
+    /// The table that this prints, with the box of another position than the first.
+    pub fn on(&self, position: usize) -> impl fmt::Display {
+        OnPosition {
+            plan: self,
+            position,
+        }
+    }
+}
+
+impl fmt::Display for ResolvedPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.on(0).fmt(f)
+    }
+}
+
+/// A plan as one position sees it.
+struct OnPosition<'a> {
+    plan: &'a ResolvedPlan,
+    position: usize,
+}
+
+impl fmt::Display for OnPosition<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.plan.write(self.position, f)
+    }
+}
+
+impl ResolvedPlan {
+    fn write(&self, position: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self
+            .parameters
+            .iter()
+            .map(|parameter| parameter.path.len())
+            .max()
+            .unwrap_or(0);
+        let names = self.mesh.names();
+        let (mut held, mut gathered, mut all) = (0, 0, 0);
+        for parameter in &self.parameters {
+            let layout = &parameter.layout;
+            write!(f, "{:width$}  {:?}", parameter.path, layout.shape())?;
+            for (axis, placement) in layout.placements().iter().enumerate() {
+                let stored = if parameter.stored.contains(&axis) {
+                    " stored"
+                } else {
+                    ""
+                };
+                if let Shard(dim) = placement {
+                    write!(
+                        f,
+                        "  {}:{stored} {placement} {:?}",
+                        names[axis],
+                        layout.extents(*dim)
+                    )?;
+                }
+            }
+            if layout
+                .placements()
+                .iter()
+                .any(|placement| *placement != Replicate)
+            {
+                write!(f, "  holds {:?}", layout.local_box(position).ranges())?;
+            }
+            if !parameter.stored.is_empty() {
+                let gathered = 4 * parameter.elements_gathered(position);
+                let again = match parameter.gather {
+                    Gather::Again => gathered,
+                    Gather::Once => 0,
+                };
+                write!(
+                    f,
+                    "  receives {gathered} B forward, {} B backward",
+                    again + gathered
+                )?;
+            }
+            for axis in &parameter.unstored {
+                write!(f, "  {}: not stored", names[*axis])?;
+            }
+            let crossing = &parameter.crossing;
+            for (side, along) in [("input", &crossing.input), ("output", &crossing.output)] {
+                for (axis, along) in along {
+                    write!(f, "  {side} {}: {along}", names[*axis])?;
+                }
+            }
+            writeln!(f)?;
+            held += parameter.elements_held(position);
+            gathered += parameter.elements_gathered(position);
+            all += layout.shape().iter().product::<usize>();
+        }
+        for (path, to) in &self.reshards {
+            write!(f, "{path:width$}  reshard")?;
+            for (axis, along) in to {
+                write!(f, "  {}: {along}", names[*axis])?;
+            }
+            writeln!(f)?;
+        }
+        write!(
+            f,
+            "{held} of {all} elements at position {position} of the mesh, {gathered} more gathered for use, layer by layer (bytes are of f32)"
+        )
+    }
+}
