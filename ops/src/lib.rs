@@ -46,7 +46,7 @@ pub use matmul::MatmulField;
 pub use norm::NormField;
 pub use operand::Operand;
 pub use pool::{PaddingCount, PoolField, PoolOptions};
-pub use rearrange::RearrangeField;
+pub use rearrange::{RearrangeField, ShapeField};
 pub use reduce::ReduceField;
 pub use registry::operators;
 pub use resample::ResampleField;
@@ -59,8 +59,8 @@ pub mod prelude {
         ActivationField, Apply, AttentionField, AttentionOptions, ConvField, ConvOptions,
         DenseAttentionField, DropoutField, Field, Layer, MatmulField, NeighborhoodOptions,
         NormField, Operand, Padding, PlanOf, PoolField, PoolOptions, Rank, RearrangeField,
-        ReduceField, Reduction, ResampleField, Reshard, ReshardField, SoftmaxField, Stencil,
-        Window, huber_loss, l1_loss, mse_loss,
+        ReduceField, Reduction, ResampleField, Reshard, ReshardField, ShapeField, SoftmaxField,
+        Stencil, Window, huber_loss, l1_loss, mse_loss,
     };
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod empty;
 mod neighborhood;
+pub(crate) mod place;
 mod plan;
 mod reach;
 mod stencil;
