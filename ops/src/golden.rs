@@ -13,7 +13,7 @@ use halocline_core::{
 
 use crate::driver::Padding;
 use crate::operand::Operand;
-use crate::sharding::{Sharding, shardings};
+use crate::sharding::{Sharding, sharded, shardings};
 use crate::testing::require_layout;
 
 /// An operator of the registry.
@@ -428,4 +428,26 @@ where
     ShardTensor<D>: Output,
 {
     result.map(|y| Box::new(y) as Box<dyn Output>)
+}
+
+/// A result that has no gradients, such as indices, for the registry.
+pub(crate) fn without_gradients<const D: usize>(
+    result: Result<ShardTensor<D, Int>>,
+) -> Result<Box<dyn Output>> {
+    result.map(|y| Box::new(WithoutGradients(y.float())) as Box<dyn Output>)
+}
+
+struct WithoutGradients<const D: usize>(ShardTensor<D>);
+
+impl<const D: usize> Output for WithoutGradients<D> {
+    fn shape(&self) -> Vec<usize> {
+        self.0.dims().to_vec()
+    }
+
+    fn backward(self: Box<Self>, _: TensorData) -> Result<(TensorData, Gradients)> {
+        let y = sharded(self.0);
+        let nothing = Tensor::<1>::zeros([1], &y.device().autodiff()).require_grad();
+        let value = y.full_tensor(LocalGradient::Replicated).into_data();
+        Ok((value, nothing.sum().backward()))
+    }
 }

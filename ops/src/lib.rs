@@ -47,7 +47,7 @@ pub use norm::NormField;
 pub use operand::Operand;
 pub use pool::{PaddingCount, PoolField, PoolOptions};
 pub use rearrange::{RearrangeField, ShapeField};
-pub use reduce::ReduceField;
+pub use reduce::{ReduceField, StatisticsField};
 pub use registry::operators;
 pub use resample::ResampleField;
 pub use reshard::{Reshard, ReshardField, set_reshards};
@@ -60,7 +60,7 @@ pub mod prelude {
         DenseAttentionField, DropoutField, Field, Layer, MatmulField, NeighborhoodOptions,
         NormField, Operand, Padding, PlanOf, PoolField, PoolOptions, Rank, RearrangeField,
         ReduceField, Reduction, ResampleField, Reshard, ReshardField, ShapeField, SoftmaxField,
-        Stencil, Window, huber_loss, l1_loss, mse_loss,
+        StatisticsField, Stencil, Window, huber_loss, l1_loss, mse_loss,
     };
 }
 
