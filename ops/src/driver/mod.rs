@@ -5,6 +5,7 @@ mod neighborhood;
 pub(crate) mod place;
 mod plan;
 mod reach;
+pub(crate) mod sampling;
 mod stencil;
 pub(crate) mod strides;
 mod window;
