@@ -32,7 +32,7 @@ pub mod testing;
 
 pub use activation::{Activation, ActivationField};
 pub use attention::{AttentionField, AttentionOptions, DenseAttentionField, NeighborhoodOptions};
-pub use conv::{ConvField, ConvOptions};
+pub use conv::{ConvField, ConvOptions, ConvTransposeField, ConvTransposeOptions};
 pub use driver::{Neighborhood, Padding, Rounding, Stencil, StencilPlan, Window};
 pub use dropout::DropoutField;
 pub use embedding::EmbeddingField;
@@ -57,10 +57,11 @@ pub use softmax::SoftmaxField;
 pub mod prelude {
     pub use crate::{
         ActivationField, Apply, AttentionField, AttentionOptions, ConvField, ConvOptions,
-        DenseAttentionField, DropoutField, Field, Layer, MatmulField, NeighborhoodOptions,
-        NormField, Operand, Padding, PlanOf, PoolField, PoolOptions, Rank, RearrangeField,
-        ReduceField, Reduction, ResampleField, Reshard, ReshardField, ShapeField, SoftmaxField,
-        StatisticsField, Stencil, Window, huber_loss, l1_loss, mse_loss,
+        ConvTransposeField, ConvTransposeOptions, DenseAttentionField, DropoutField, Field, Layer,
+        MatmulField, NeighborhoodOptions, NormField, Operand, Padding, PlanOf, PoolField,
+        PoolOptions, Rank, RearrangeField, ReduceField, Reduction, ResampleField, Reshard,
+        ReshardField, ShapeField, SoftmaxField, StatisticsField, Stencil, Window, huber_loss,
+        l1_loss, mse_loss,
     };
 }
 
