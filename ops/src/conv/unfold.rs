@@ -123,7 +123,7 @@ pub fn fold<const D: usize, const N: usize>(
     const NAME: &str = "fold";
     check(NAME, &x, options)?;
     let count: usize = kernel.iter().product();
-    if count == 0 || x.dims()[1] % count != 0 {
+    if count == 0 || !x.dims()[1].is_multiple_of(count) {
         let message = format!("{} channels for windows of {kernel:?}", x.dims()[1]);
         return Err(Error::operator(NAME, message));
     }

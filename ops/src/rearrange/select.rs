@@ -238,7 +238,7 @@ mod tests {
 
     impl Operator<3, 2> for Cell {
         fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 2> {
-            inputs.remove(0).select(1, 4)
+            inputs.remove(0).select::<2>(1, 4)
         }
     }
 

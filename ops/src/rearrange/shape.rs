@@ -277,7 +277,7 @@ pub(super) const GOLDEN: [Golden; 4] = [
 #[cfg(test)]
 mod tests {
     use burn::tensor::Tensor;
-    use halocline_core::Launcher;
+    use halocline_core::{Launcher, Shard};
 
     use super::*;
     use crate::prelude::*;
@@ -301,9 +301,8 @@ mod tests {
         fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
             let x: Rank<X, 5> = inputs.remove(0).reshape([4, 1, 5, 2, 3]);
             let x: Rank<X, 4> = (x.clone() * x).reshape([4, 5, 6, 1]);
-            let x: Rank<X, 3> = x.squeeze(3);
-            let x: Rank<X, 4> = x.unsqueeze(1);
-            x.expand([4, 3, 5, 6]).sum_dims(&[1]).squeeze(1)
+            let x: Rank<X, 4> = x.squeeze::<3>(3).unsqueeze::<4>(1);
+            x.expand([4, 3, 5, 6]).sum_dims(&[1]).squeeze::<3>(1)
         }
     }
 
@@ -316,7 +315,7 @@ mod tests {
 
     impl Operator<3, 2> for OneRow {
         fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 2> {
-            inputs.remove(0).squeeze(1)
+            inputs.remove(0).squeeze::<2>(1)
         }
     }
 

@@ -97,7 +97,6 @@ pub(super) const GOLDEN: Golden = Golden {
 mod tests {
     use burn::tensor::Tensor;
 
-    use super::*;
     use crate::prelude::*;
     use crate::testing::{Operator, check_op};
 
