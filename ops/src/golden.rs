@@ -13,7 +13,7 @@ use halocline_core::{
 
 use crate::driver::Padding;
 use crate::operand::Operand;
-use crate::sharding::{Sharding, shardings};
+use crate::sharding::{Sharding, sharded, shardings};
 use crate::testing::require_layout;
 
 /// An operator of the registry.
@@ -77,6 +77,8 @@ pub enum Dims {
     AllButChannels,
     /// All but the last.
     AllButLast,
+    /// The first so many, whose cells stay together.
+    Leading(usize),
     /// All but the last, where all inputs have the same size: queries, keys and values.
     Alike,
     /// Those of a matrix product: batch, rows, columns, and the dim that is summed over.
@@ -95,6 +97,7 @@ impl Dims {
             Self::All | Self::Product | Self::Classes => true,
             Self::AllButChannels => *dim != 1,
             Self::AllButLast => dim + 1 != dims,
+            Self::Leading(count) => *dim < count,
             Self::Alike => dim + 1 != dims && inputs.iter().all(|input| input[*dim] == first[*dim]),
         };
         if self == Self::Product {
@@ -136,6 +139,7 @@ impl std::fmt::Display for Dims {
         f.write_str(match self {
             Self::All => "all",
             Self::AllButChannels => "all but channels",
+            Self::Leading(_) => "those whose cells stay together",
             Self::AllButLast | Self::Alike => "all but the last",
             Self::Product => "batch, rows, columns, summed",
             Self::Classes => "all",
@@ -180,14 +184,19 @@ impl Attributes {
         std::array::from_fn(|dim| list.get(dim).copied().unwrap_or(default))
     }
 
-    /// The padding of a convolution or pooling, on both sides alike.
-    pub(crate) fn padding<const N: usize>(&self) -> [Padding; N] {
-        let boundary = match self.text("padding_mode") {
+    /// The boundary that PyTorch calls so.
+    pub(crate) fn boundary(&self, key: &str) -> Boundary {
+        match self.text(key) {
             "circular" => Boundary::Periodic,
             "reflect" => Boundary::Reflect,
             "replicate" => Boundary::Replicate,
             _ => Boundary::Zeros,
-        };
+        }
+    }
+
+    /// The padding of a convolution or pooling, on both sides alike.
+    pub(crate) fn padding<const N: usize>(&self) -> [Padding; N] {
+        let boundary = self.boundary("padding_mode");
         let widths = self.array("padding", 0);
         widths.map(|width| Padding::new(width, boundary))
     }
@@ -325,6 +334,11 @@ impl<'a> Case<'a> {
         self.leaves.borrow_mut().push((name.into(), gradient));
     }
 
+    /// The number of inputs.
+    pub fn inputs(&self) -> usize {
+        self.inputs.len()
+    }
+
     /// The number of dims of the first input.
     pub fn dims(&self) -> usize {
         self.inputs[0].1
@@ -414,4 +428,26 @@ where
     ShardTensor<D>: Output,
 {
     result.map(|y| Box::new(y) as Box<dyn Output>)
+}
+
+/// A result that has no gradients, such as indices, for the registry.
+pub(crate) fn without_gradients<const D: usize>(
+    result: Result<ShardTensor<D, Int>>,
+) -> Result<Box<dyn Output>> {
+    result.map(|y| Box::new(WithoutGradients(y.float())) as Box<dyn Output>)
+}
+
+struct WithoutGradients<const D: usize>(ShardTensor<D>);
+
+impl<const D: usize> Output for WithoutGradients<D> {
+    fn shape(&self) -> Vec<usize> {
+        self.0.dims().to_vec()
+    }
+
+    fn backward(self: Box<Self>, _: TensorData) -> Result<(TensorData, Gradients)> {
+        let y = sharded(self.0);
+        let nothing = Tensor::<1>::zeros([1], &y.device().autodiff()).require_grad();
+        let value = y.full_tensor(LocalGradient::Replicated).into_data();
+        Ok((value, nothing.sum().backward()))
+    }
 }

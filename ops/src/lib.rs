@@ -34,7 +34,7 @@ pub mod testing;
 
 pub use activation::{Activation, ActivationField};
 pub use attention::{AttentionField, AttentionOptions, DenseAttentionField, NeighborhoodOptions};
-pub use conv::{ConvField, ConvOptions};
+pub use conv::{ConvField, ConvOptions, ConvTransposeField, ConvTransposeOptions};
 pub use crossing::crossed;
 pub use driver::{Neighborhood, Padding, Rounding, Stencil, StencilPlan, Window};
 pub use dropout::DropoutField;
@@ -49,8 +49,8 @@ pub use matmul::MatmulField;
 pub use norm::NormField;
 pub use operand::Operand;
 pub use pool::{PaddingCount, PoolField, PoolOptions};
-pub use rearrange::RearrangeField;
-pub use reduce::ReduceField;
+pub use rearrange::{RearrangeField, ShapeField};
+pub use reduce::{ReduceField, StatisticsField};
 pub use registry::operators;
 pub use resample::ResampleField;
 pub use reshard::{Around, Reshard, ReshardField, set_reshards};
@@ -60,10 +60,11 @@ pub use softmax::SoftmaxField;
 pub mod prelude {
     pub use crate::{
         ActivationField, Apply, AttentionField, AttentionOptions, ConvField, ConvOptions,
-        DenseAttentionField, DropoutField, Field, Layer, MatmulField, NeighborhoodOptions,
-        NormField, Operand, Padding, PlanOf, PoolField, PoolOptions, Rank, RearrangeField,
-        ReduceField, Reduction, ResampleField, Reshard, ReshardField, SoftmaxField, Stencil,
-        Window, huber_loss, l1_loss, mse_loss,
+        ConvTransposeField, ConvTransposeOptions, DenseAttentionField, DropoutField, Field, Layer,
+        MatmulField, NeighborhoodOptions, NormField, Operand, Padding, PlanOf, PoolField,
+        PoolOptions, Rank, RearrangeField, ReduceField, Reduction, ResampleField, Reshard,
+        ReshardField, ShapeField, SoftmaxField, StatisticsField, Stencil, Window, huber_loss,
+        l1_loss, mse_loss,
     };
 }
 

@@ -6,7 +6,8 @@
         --attrs '{"stride": [1, 2], "padding": [1, 2], "dilation": [1, 1], "groups": 1, "padding_mode": "circular"}'
 
 `new` draws inputs, parameters and the cotangent in f32, computes the result and all gradients in f64 on one device, and
-writes the next free tests/golden/<op>_<nn>.safetensors. README.md beside this file has the format.
+writes the next free tests/golden/<op>_<nn>.safetensors. An input `index=2,5<7` is of indices below 7. README.md beside this
+file has the format.
 """
 
 import argparse
@@ -55,8 +56,16 @@ def avg_pool(dims):
     )
 
 
+def adaptive_pool(kind, dims):
+    function = getattr(F, f"adaptive_{kind}_pool{dims}d")
+    return lambda a, x: function(x, a["output_size"])
+
+
 def interpolate(a, x):
-    return F.interpolate(x, a["output_size"], mode=a["mode"], align_corners=a["align_corners"])
+    corners, antialias = a["align_corners"], a.get("antialias", False)
+    return F.interpolate(
+        x, a["output_size"], mode=a["mode"], align_corners=corners, antialias=antialias
+    )
 
 
 def pad(a, x):
@@ -105,29 +114,71 @@ def neighborhood(a, q, k, v):
     return y.transpose(1, 2).unflatten(1, shape)
 
 
+def unfold(a, x):
+    """With the windows in spatial dims of their own."""
+    sizes = zip(x.shape[2:], *(a[key] for key in ("padding", "dilation", "kernel_size", "stride")))
+    windows = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, p, d, k, s in sizes]
+    y = F.unfold(x, a["kernel_size"], a["dilation"], a["padding"], a["stride"])
+    return y.unflatten(-1, windows)
+
+
+def fold(a, x):
+    options = (a["kernel_size"], a["dilation"], a["padding"], a["stride"])
+    return F.fold(x.flatten(-2), a["output_size"], *options)
+
+
 # From the name of an operator to its result from `attrs`, inputs and parameters by name.
 OPERATORS = {
     **{f"conv{n}d": conv(n) for n in (1, 2, 3)},
     **{f"conv_transpose{n}d": conv_transpose(n) for n in (1, 2, 3)},
     **{f"max_pool{n}d": max_pool(n) for n in (1, 2, 3)},
     **{f"avg_pool{n}d": avg_pool(n) for n in (1, 2, 3)},
-    "adaptive_avg_pool2d": lambda a, x: F.adaptive_avg_pool2d(x, a["output_size"]),
-    "interpolate2d": interpolate,
-    "interpolate3d": interpolate,
+    **{f"adaptive_avg_pool{n}d": adaptive_pool("avg", n) for n in (1, 2, 3)},
+    **{f"adaptive_max_pool{n}d": adaptive_pool("max", n) for n in (1, 2, 3)},
+    "lp_pool2d": lambda a, x: F.lp_pool2d(
+        x, a["norm_type"], a["kernel_size"], a["stride"], a["ceil_mode"]
+    ),
+    "unfold": unfold,
+    "fold": fold,
+    **dict.fromkeys(("interpolate1d", "interpolate2d", "interpolate3d"), interpolate),
     "pixel_shuffle": lambda a, x: F.pixel_shuffle(x, a["upscale_factor"]),
     "pixel_unshuffle": lambda a, x: F.pixel_unshuffle(x, a["downscale_factor"]),
     "pad2d": pad,
+    "slice": lambda a, x: x.movedim(a["dim"], 0)[a["start"] : a["end"] : a["step"]].movedim(0, a["dim"]),
+    "cat": lambda a, **parts: torch.cat(list(parts.values()), a["dim"]),
+    "stack": lambda a, **parts: torch.stack(list(parts.values()), a["dim"]),
+    # Joined again in the opposite order.
+    "split": lambda a, x: torch.cat(x.split(a["sizes"], a["dim"])[::-1], a["dim"]),
+    "chunk": lambda a, x: torch.cat(x.chunk(a["chunks"], a["dim"])[::-1], a["dim"]),
+    "select": lambda a, x: x.select(a["dim"], a["index"]),
+    "index_select": lambda a, x: x.index_select(a["dim"], torch.tensor(a["index"])),
+    "gather": lambda _, x, index: x.gather(-1, index),
+    "scatter_add": lambda _, x, index, values: x.scatter_add(-1, index, values),
+    "unsqueeze": lambda a, x: x.unsqueeze(a["dim"]),
+    "squeeze": lambda a, x: x.squeeze(a["dim"]),
+    "reshape": lambda a, x: x.reshape(a["shape"]),
+    "expand": lambda a, x: x.expand(a["size"]),
+    "repeat": lambda a, x: x.repeat(a["repeats"]),
+    "tril": lambda a, x: x.tril(a["diagonal"]),
+    "triu": lambda a, x: x.triu(a["diagonal"]),
     "permute": lambda a, x: x.permute(a["dims"]),
     "flatten": lambda _, x: x.flatten(-2),
     "roll2d": lambda a, x: torch.roll(x, a["shifts"], a["dims"]),
     "flip2d": lambda a, x: torch.flip(x, a["dims"]),
     "cumsum": lambda a, x: torch.cumsum(x, a["dim"]),
+    "cumprod": lambda a, x: torch.cumprod(x, a["dim"]),
+    "argmax": lambda a, x: x.argmax(a["dim"], keepdim=True),
+    "argmin": lambda a, x: x.argmin(a["dim"], keepdim=True),
+    "topk": lambda a, x: x.topk(a["k"]).values,
     "sum": lambda a, x: x.sum(a["dims"], a["keepdim"]),
     "mean": lambda a, x: x.mean(a["dims"], a["keepdim"]),
     "max": lambda a, x: torch.amax(x, a["dims"], a["keepdim"]),
     "min": lambda a, x: torch.amin(x, a["dims"], a["keepdim"]),
     "var": lambda a, x: x.var(a["dims"], correction=a["correction"], keepdim=a["keepdim"]),
-    "vector_norm": lambda a, x: torch.linalg.vector_norm(x, a["ord"]),
+    "std": lambda a, x: x.std(a["dims"], correction=a["correction"], keepdim=a["keepdim"]),
+    "vector_norm": lambda a, x: torch.linalg.vector_norm(
+        x, a["ord"], a.get("dims"), keepdim="dims" in a
+    ),
     "logsumexp": lambda a, x: torch.logsumexp(x, a["dims"], a["keepdim"]),
     "softmax": lambda a, x: torch.softmax(x, a["dim"]),
     "log_softmax": lambda a, x: torch.log_softmax(x, a["dim"]),
@@ -144,6 +195,7 @@ OPERATORS = {
     "batch_norm": lambda a, x, weight=None, bias=None: F.batch_norm(
         x, None, None, weight, bias, a["training"], eps=a["eps"]
     ),
+    "weight_norm": lambda a, v, g: torch._weight_norm(v, g, a["dim"]),
     "layer_norm": lambda a, x, weight=None, bias=None: F.layer_norm(
         x, a["normalized_shape"], weight, bias, a["eps"]
     ),
@@ -162,9 +214,11 @@ OPERATORS = {
 def run(op, attrs, leaves, cotangent):
     """Result and gradients in f64; the cotangent is drawn if there is none."""
     wide = {name: leaf.double().requires_grad_() for name, leaf in leaves.items() if leaf.is_floating_point()}
-    y = OPERATORS[op](attrs, **{**leaves, **wide})
+    y = OPERATORS[op](attrs, **{name: wide.get(name, leaf) for name, leaf in leaves.items()})
     if cotangent is None:
         cotangent = torch.randn(y.shape)
+    if not y.requires_grad:
+        return {"y": y}, cotangent
     gradients = torch.autograd.grad(y, list(wide.values()), cotangent.double(), allow_unused=True)
     found = {f"grad_{name}": gradient for name, gradient in zip(wide, gradients) if gradient is not None}
     return {"y": y.detach(), **found}, cotangent
@@ -192,11 +246,18 @@ def check(folder):
     return failed
 
 
+def draw(text):
+    """Normal numbers of a shape, or indices below a bound: `2,3` or `2,3<7`."""
+    shape, _, bound = text.partition("<")
+    shape = [int(n) for n in shape.split(",")]
+    return torch.randint(int(bound), shape) if bound else torch.randn(shape)
+
+
 def new(arguments):
     torch.manual_seed(arguments.seed)
     attrs = json.loads(arguments.attrs)
     shapes = dict(text.split("=") for text in arguments.inputs + arguments.params)
-    leaves = {name: torch.randn([int(n) for n in shape.split(",")]) for name, shape in shapes.items()}
+    leaves = {name: draw(shape) for name, shape in shapes.items()}
     results, cotangent = run(arguments.op, attrs, leaves, None)
     names = [[text.split("=")[0] for text in group] for group in (arguments.inputs, arguments.params)]
     metadata = {
@@ -210,7 +271,8 @@ def new(arguments):
     folder = Path(__file__).parent
     number = len(list(folder.glob(f"{arguments.op}_[0-9]*.safetensors")))
     file = folder / f"{arguments.op}_{number:02}.safetensors"
-    save_file({name: tensor.float().contiguous() for name, tensor in tensors.items()}, file, metadata)
+    narrow = lambda tensor: tensor.float() if tensor.is_floating_point() else tensor
+    save_file({name: narrow(tensor).contiguous() for name, tensor in tensors.items()}, file, metadata)
     print(file)
 
 

@@ -91,10 +91,10 @@ impl Operation {
         }
     }
 
-    /// The same operation in the backward pass.
+    /// The same operation in the backward pass; of one that is in it, in the forward pass.
     pub fn backward(&self) -> Self {
         Self {
-            backward: true,
+            backward: !self.backward,
             ..self.clone()
         }
     }

@@ -164,7 +164,7 @@ fn cut_used(run: &ConvRun, results: &IndexBox, field: &DispatchTensor) -> Dispat
 }
 
 /// The gradient of the bias: the sum of each channel of the cotangent.
-fn sum_of_channels(cotangent: DispatchTensor, shape: &[usize]) -> DispatchTensor {
+pub(super) fn sum_of_channels(cotangent: DispatchTensor, shape: &[usize]) -> DispatchTensor {
     let [batch, channels] = [shape[0], shape[1]];
     if shape.contains(&0) {
         return blank(&cotangent, &[channels], Some(0.0));

@@ -2,15 +2,24 @@
 
 use halocline_core::Result;
 
-use super::{ConvOptions, conv};
+use super::{ConvOptions, conv, transposed, unfold};
 use crate::golden::{Case, Dims, Golden, Output, output};
 
 /// The convolutions.
-pub(crate) const OPERATORS: &[Golden] = &[
-    golden("conv1d", "conv1d", "`Conv1d`", run::<3, 1>),
-    golden("conv2d", "conv2d", "`Conv2d`", run::<4, 2>),
-    golden("conv3d", "conv3d", "`Conv3d`", run::<5, 3>),
-];
+pub(crate) const OPERATORS: &[Golden] = {
+    let [unfold, fold] = unfold::GOLDEN;
+    let [transposed1d, transposed2d, transposed3d] = transposed::GOLDEN;
+    &[
+        golden("conv1d", "conv1d", "`Conv1d`", run::<3, 1>),
+        golden("conv2d", "conv2d", "`Conv2d`", run::<4, 2>),
+        golden("conv3d", "conv3d", "`Conv3d`", run::<5, 3>),
+        transposed1d,
+        transposed2d,
+        transposed3d,
+        unfold,
+        fold,
+    ]
+};
 
 const fn golden(
     name: &'static str,

@@ -31,6 +31,11 @@ mod run;
 mod sharded;
 #[cfg(test)]
 mod tests;
+mod transposed;
+mod unfold;
+
+pub use transposed::{ConvTransposeField, ConvTransposeOptions, conv_transpose};
+pub use unfold::{fold, unfold};
 
 use burn::module::Param;
 use burn::tensor::Tensor;
@@ -253,6 +258,48 @@ pub trait ConvField<const D: usize>: Field<D> {
         options: &ConvOptions<N>,
     ) -> Self {
         run(self, |x| conv(x, weight, bias, options))
+    }
+
+    /// The cells of windows as channels. See [`unfold`](fn@unfold).
+    ///
+    /// # Panics
+    /// Panics where [`unfold`](fn@unfold) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{ConvField, ConvOptions};
+    ///
+    /// let y = Tensor::<3>::from([[[1.0, 2.0, 3.0]]]).unfold_windows([2], &ConvOptions::default());
+    /// y.into_data().assert_eq(&[[[1.0_f32, 2.0], [2.0, 3.0]]].into(), true);
+    /// ```
+    #[must_use]
+    fn unfold_windows<const N: usize>(self, kernel: [usize; N], options: &ConvOptions<N>) -> Self {
+        run(self, |x| unfold(x, kernel, options))
+    }
+
+    /// The sum of windows of cells. See [`fold`](fn@fold).
+    ///
+    /// # Panics
+    /// Panics where [`fold`](fn@fold) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{ConvField, ConvOptions};
+    ///
+    /// let x = Tensor::<3>::from([[[1.0, 2.0], [2.0, 3.0]]]);
+    /// let y = x.fold_windows([3], [2], &ConvOptions::default());
+    /// y.into_data().assert_eq(&[[[1.0_f32, 4.0, 3.0]]].into(), true);
+    /// ```
+    #[must_use]
+    fn fold_windows<const N: usize>(
+        self,
+        output_size: [usize; N],
+        kernel: [usize; N],
+        options: &ConvOptions<N>,
+    ) -> Self {
+        run(self, |x| fold(x, output_size, kernel, options))
     }
 
     /// Convolution by the parameters of a module, as its plan has them: for layers of models. Where it

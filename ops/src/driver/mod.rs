@@ -2,8 +2,10 @@
 
 pub(crate) mod empty;
 mod neighborhood;
+pub(crate) mod place;
 mod plan;
 mod reach;
+pub(crate) mod sampling;
 mod stencil;
 pub(crate) mod strides;
 mod window;

@@ -48,6 +48,19 @@ impl Reaches<'_> {
         }
         let output = like.derive(like.placements().to_vec(), extents);
 
+        let exchange = self.between(layout, &output, mesh, fill);
+        Ok(StencilPlan { output, exchange })
+    }
+
+    /// What this rank's position assembles of an input of one layout for an output of another; `None` if every rank has what
+    /// it needs.
+    pub(crate) fn between(
+        &self,
+        layout: &Layout,
+        output: &Layout,
+        mesh: &DeviceMesh,
+        fill: f64,
+    ) -> Option<Arc<ExchangePlan>> {
         // Dims that the exchange supplies with all that the windows reach; the same on every rank.
         let supplied = |dim: usize| {
             let whole = layout.extents(dim).len() == 1;
@@ -55,19 +68,18 @@ impl Reaches<'_> {
                 .filter(|reach| !(whole && reach.stays_inside()))
         };
         let supplied: Vec<Option<&Reach>> = (0..layout.shape().len()).map(supplied).collect();
-        let need_of = |position| need(layout, &output, &supplied, position);
+        let need_of = |position| need(layout, output, &supplied, position);
         let all_local = (0..mesh.size()).all(|position| {
             let cells = layout.local_box(position);
             let need = need_of(position);
             need.shape == cells.shape() && need == Need::of(cells)
         });
-        let exchange = (!all_local).then(|| {
+        (!all_local).then(|| {
             Arc::new(
                 mesh.exchange_plan(Source::Layout(layout), need_of)
                     .with_fill(fill),
             )
-        });
-        Ok(StencilPlan { output, exchange })
+        })
     }
 }
 

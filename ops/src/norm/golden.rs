@@ -2,7 +2,7 @@
 
 use halocline_core::Result;
 
-use super::{group_norm, layer_norm, layer_norm_dims, rms_norm};
+use super::{batch, group_norm, layer_norm, layer_norm_dims, rms_norm, weight};
 use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
 use crate::operand::Operand;
 
@@ -30,6 +30,8 @@ pub(crate) const OPERATORS: &[Golden] = &[
         modules: "`InstanceNorm`",
         run: group,
     },
+    batch::GOLDEN,
+    weight::GOLDEN,
     Golden {
         name: "layer_norm",
         pytorch: "layer_norm",

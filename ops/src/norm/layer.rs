@@ -1,16 +1,18 @@
 //! burn's normalization modules.
 
 use burn::module::{Content, DisplaySettings, ModuleDisplay, Param};
-use burn::nn::{GroupNorm, InstanceNorm, LayerNorm, RmsNorm};
+use burn::nn::{BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RmsNorm};
 use burn::tensor::Tensor;
 
 use super::NormField;
+use super::batch::batch_norm_of;
 use crate::crossing::crossed;
 use crate::field::Field;
 use crate::layer::layers;
 use crate::operand::Operand;
 
 layers! {
+    BatchNorm: |norm, x| crossed(&norm.gamma, x, |x| batch_norm_of(norm, x));
     LayerNorm: |norm, x| layer_norm_of(norm, x);
     RmsNorm: |norm, x| rms_norm_of(norm, x);
     GroupNorm: |norm, x| {

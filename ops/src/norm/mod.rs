@@ -1,4 +1,4 @@
-//! Group, instance, layer and RMS normalization.
+//! Group, instance, batch, layer and RMS normalization, and that of weights.
 //!
 //! `y = (x − mean) / √(variance + epsilon) · weight + bias`, with the variance of the population.
 //! Semantics follow PyTorch.
@@ -7,6 +7,7 @@
 //!   sample. With as many groups as channels it is instance normalization.
 //! - [`layer_norm`]: mean and variance over the last dim.
 //! - [`layer_norm_dims`]: mean and variance over several last dims.
+//! - [`batch_norm_train`], [`batch_norm`], [`weight_norm`]: on their own pages.
 //! - [`rms_norm`]: `y = x / √(mean(x²) + epsilon) · weight`, with the mean over the last dim.
 //!
 //! # Placement
@@ -23,6 +24,7 @@
 //! # Adjoint
 //! Gradients of weight and bias are summed over all ranks between which `x` is sharded.
 
+mod batch;
 mod composed;
 mod dims;
 mod golden;
@@ -31,11 +33,14 @@ mod layer;
 mod node;
 #[cfg(test)]
 mod tests;
+mod weight;
 
+pub use batch::{BatchStatistics, batch_norm, batch_norm_train};
 pub use dims::layer_norm_dims;
 pub(crate) use golden::OPERATORS;
 pub(crate) use layer::layer_norm_of;
 use layer::rms_norm_of;
+pub use weight::weight_norm;
 
 use burn::nn::{LayerNorm, RmsNorm};
 use burn::tensor::Tensor;
@@ -172,6 +177,48 @@ pub trait NormField<const D: usize>: Field<D> {
     #[must_use]
     fn rms_norm(self, weight: Option<Operand<1>>, epsilon: f64) -> Self {
         run(self, |x| rms_norm(x, weight, epsilon))
+    }
+
+    /// Batch normalization by the statistics of this batch, without them. See
+    /// [`batch_norm_train`](fn@batch_norm_train).
+    ///
+    /// # Panics
+    /// Panics where [`batch_norm_train`](fn@batch_norm_train) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::NormField;
+    ///
+    /// let y = Tensor::<2>::from([[1.0, 10.0], [3.0, 30.0]]).batch_norm(None, None, 0.0);
+    /// y.into_data().assert_eq(&[[-1.0_f32, -1.0], [1.0, 1.0]].into(), true);
+    /// ```
+    #[must_use]
+    fn batch_norm(
+        self,
+        weight: Option<Operand<1>>,
+        bias: Option<Operand<1>>,
+        epsilon: f64,
+    ) -> Self {
+        run(self, |x| Ok(batch_norm_train(x, weight, bias, epsilon)?.0))
+    }
+
+    /// Weights of these directions and of the lengths `g`. See [`weight_norm`](fn@weight_norm).
+    ///
+    /// # Panics
+    /// Panics where [`weight_norm`](fn@weight_norm) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::NormField;
+    ///
+    /// let w = Tensor::<2>::from([[3.0, 4.0]]).weight_norm(Tensor::<2>::from([[10.0]]), 0);
+    /// w.into_data().assert_eq(&[[6.0_f32, 8.0]].into(), true);
+    /// ```
+    #[must_use]
+    fn weight_norm(self, g: impl Into<Operand<D>>, dim: usize) -> Self {
+        run(self, |x| weight_norm(x, g, dim))
     }
 
     /// burn's layer normalization, in models that are generic over the tensor.

@@ -2,19 +2,36 @@
 
 use halocline_core::Result;
 
-use super::{PaddingCount, PoolOptions, avg_pool, max_pool};
+use super::{PaddingCount, PoolOptions, adaptive, avg_pool, lp_pool, max_pool};
 use crate::driver::Rounding;
 use crate::golden::{Attributes, Case, Dims, Golden, Output, output};
 
 /// The poolings.
-pub(crate) const OPERATORS: &[Golden] = &[
-    golden("max_pool1d", "`MaxPool1d`", maximum::<3, 1>),
-    golden("max_pool2d", "`MaxPool2d`", maximum::<4, 2>),
-    golden("max_pool3d", "", maximum::<5, 3>),
-    golden("avg_pool1d", "`AvgPool1d`", average::<3, 1>),
-    golden("avg_pool2d", "`AvgPool2d`", average::<4, 2>),
-    golden("avg_pool3d", "", average::<5, 3>),
-];
+pub(crate) const OPERATORS: &[Golden] = {
+    let [
+        average1d,
+        average2d,
+        average3d,
+        maximum1d,
+        maximum2d,
+        maximum3d,
+    ] = adaptive::GOLDEN;
+    &[
+        golden("max_pool1d", "`MaxPool1d`", maximum::<3, 1>),
+        golden("max_pool2d", "`MaxPool2d`", maximum::<4, 2>),
+        golden("max_pool3d", "", maximum::<5, 3>),
+        golden("avg_pool1d", "`AvgPool1d`", average::<3, 1>),
+        golden("avg_pool2d", "`AvgPool2d`", average::<4, 2>),
+        golden("avg_pool3d", "", average::<5, 3>),
+        golden("lp_pool2d", "", norm::<4, 2>),
+        average1d,
+        average2d,
+        average3d,
+        maximum1d,
+        maximum2d,
+        maximum3d,
+    ]
+};
 
 const fn golden(
     name: &'static str,
@@ -43,6 +60,12 @@ fn average<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output
         case.input::<D>(0)?,
         &options::<N>(case.attributes),
     ))
+}
+
+fn norm<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
+    let order = case.attributes.number("norm_type").unwrap_or(2.0);
+    let options = options::<N>(case.attributes);
+    output(lp_pool(case.input::<D>(0)?, order, &options))
 }
 
 fn options<const N: usize>(attributes: &Attributes) -> PoolOptions<N> {

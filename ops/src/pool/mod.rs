@@ -13,12 +13,18 @@
 //! average to all cells of the window in equal parts. The gradient of a halo cell is added to that
 //! of the owner's cell.
 
+mod adaptive;
+mod count;
 mod golden;
 pub(crate) mod kernel;
 mod layer;
+mod lp;
 mod pairs;
+mod planes;
 
+pub use adaptive::{adaptive_avg_pool, adaptive_max_pool};
 pub(crate) use golden::OPERATORS;
+pub use lp::lp_pool;
 
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Int, Tensor, TensorData, module};
@@ -28,7 +34,8 @@ use crate::driver::strides::in_row_major;
 use crate::driver::{Padding, Rounding, Stencil, Window};
 use crate::field::{Field, run};
 use crate::kernel::local::LocalOperator;
-use crate::retype;
+use count::factors;
+use planes::by_planes;
 
 /// Whether an average counts padded cells.
 ///
@@ -345,6 +352,62 @@ pub trait PoolField<const D: usize>: Field<D> {
         run(self, |x| max_pool(x, options))
     }
 
+    /// The averages over so many areas in each spatial dim. See
+    /// [`adaptive_avg_pool`](fn@adaptive_avg_pool).
+    ///
+    /// # Panics
+    /// Panics where [`adaptive_avg_pool`](fn@adaptive_avg_pool) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::PoolField;
+    ///
+    /// let y = Tensor::<3>::from([[[1.0, 3.0, 5.0]]]).adaptive_avg_pool([2]);
+    /// y.into_data().assert_eq(&[[[2.0_f32, 4.0]]].into(), true);
+    /// ```
+    #[must_use]
+    fn adaptive_avg_pool<const N: usize>(self, output_size: [usize; N]) -> Self {
+        run(self, |x| adaptive_avg_pool(x, output_size))
+    }
+
+    /// The maxima over so many areas in each spatial dim. See
+    /// [`adaptive_max_pool`](fn@adaptive_max_pool).
+    ///
+    /// # Panics
+    /// Panics where [`adaptive_max_pool`](fn@adaptive_max_pool) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::PoolField;
+    ///
+    /// let y = Tensor::<3>::from([[[1.0, 3.0, 5.0]]]).adaptive_max_pool([2]);
+    /// y.into_data().assert_eq(&[[[3.0_f32, 5.0]]].into(), true);
+    /// ```
+    #[must_use]
+    fn adaptive_max_pool<const N: usize>(self, output_size: [usize; N]) -> Self {
+        run(self, |x| adaptive_max_pool(x, output_size))
+    }
+
+    /// The norm over windows. See [`lp_pool`](fn@lp_pool).
+    ///
+    /// # Panics
+    /// Panics where [`lp_pool`](fn@lp_pool) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{PoolField, PoolOptions};
+    ///
+    /// let y = Tensor::<3>::from([[[3.0, -4.0]]]).lp_pool(2.0, &PoolOptions::new([2]));
+    /// assert!((y.into_scalar::<f32>() - 5.0).abs() < 1e-5);
+    /// ```
+    #[must_use]
+    fn lp_pool<const N: usize>(self, order: f64, options: &PoolOptions<N>) -> Self {
+        run(self, |x| lp_pool(x, order, options))
+    }
+
     /// The average over windows. See the [module](self).
     ///
     /// # Panics
@@ -377,67 +440,6 @@ fn name<const D: usize, const N: usize>(
             format!("options of {N} dims for {dims:?}; expected [batch, channels, *spatial]");
         Error::operator("pool", message)
     })
-}
-
-/// The ratio of kernel size and counted cells, for every output of a range; `None` if all ratios of
-/// the whole field are one, so that every rank decides alike.
-fn factors(
-    window: &Window,
-    count: PaddingCount,
-    size: usize,
-    outputs: usize,
-    range: std::ops::Range<usize>,
-) -> Option<Vec<f64>> {
-    let Padding { low, high, .. } = window.padding;
-    let padded = -(low as isize)..(size + high) as isize;
-    let counts = |cell: &isize| {
-        let boundary = window.padding.boundary[usize::from(*cell >= 0)];
-        padded.contains(cell)
-            && (count == PaddingCount::Included || boundary.source(*cell, size).is_some())
-    };
-    let counted = |output: usize| {
-        let cells = window.input_range(&(output..output + 1));
-        cells.filter(counts).count().max(1)
-    };
-    let factor = |output: usize| window.kernel as f64 / counted(output) as f64;
-    (0..outputs)
-        .any(|output| counted(output) != window.kernel)
-        .then(|| {
-            range
-                .map(|output| factor(output.min(outputs - 1)))
-                .collect()
-        })
-}
-
-/// Pools by planes: in three dims over the last two, and then over the first, which gives the same
-/// maximum or mean.
-fn by_planes<const D: usize, W: From<Window>>(
-    x: Tensor<D>,
-    windows: &[W],
-    pool: impl Fn(Tensor<4>, [&W; 2]) -> Tensor<4>,
-) -> Tensor<D> {
-    let one = Window::new(1).into();
-    let dims = x.dims();
-    let pool = |x, windows: [&W; 2]| in_row_major(pool(in_row_major(x), windows));
-    match windows {
-        [width] => {
-            let plane = x.reshape([dims[0], dims[1], 1, dims[2]]);
-            let y = pool(plane, [&one, width]);
-            let [batch, channels, _, width] = y.dims();
-            retype(y.reshape([batch, channels, width]))
-        }
-        [height, width] => retype(pool(retype(x), [height, width])),
-        [depth, height, width] => {
-            let planes = x.reshape([dims[0], dims[1] * dims[2], dims[3], dims[4]]);
-            let planes = pool(planes, [height, width]);
-            let [_, _, rows, columns] = planes.dims();
-            let lines = planes.reshape([dims[0], dims[1], dims[2], rows * columns]);
-            let y = pool(lines, [depth, &one]);
-            let layers = y.dims()[2];
-            retype(y.reshape([dims[0], dims[1], layers, rows, columns]))
-        }
-        _ => unreachable!("a stencil of {} dims has been refused", windows.len()),
-    }
 }
 
 #[cfg(test)]

@@ -1,16 +1,34 @@
-//! Concatenation.
+//! Concatenation along a dim, and stacking along a new one.
+//!
+//! # Placement
+//! All dims may be sharded, alike in all parts. Along a sharded dim, a rank's extent of the result is the sum of its extents
+//! of the parts.
+//!
+//! # Communication
+//! Along a whole dim none; along a sharded dim the cells that change their rank.
+//!
+//! # Adjoint
+//! The range of the cotangent that belongs to the part.
 
+use std::ops::Range;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
-use halocline_core::{Error, Result, ShardTensor};
+use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank, cut, paste};
+use halocline_core::{Error, IndexBox, Layout, Result, ShardTensor};
 
-/// Concatenates tensors along a dim that is whole on every rank. Their layouts must be equal in all
-/// other dims.
-///
-/// # Adjoint
-/// The range of the cotangent that belongs to the part.
+use super::shape::unsqueeze;
+use crate::driver::place::{in_place, placed, require_dim};
+use crate::golden::{Dims, Golden, output, with_dims};
+
+const NAME: &str = "cat";
+
+/// Concatenates tensors along a dim. Their layouts must be equal in all other dims, and have the same placements. See the
+/// [module](self).
 ///
 /// # Errors
-/// No tensors, a dim that is sharded, layouts that differ in another dim.
+/// No tensors, a dim that does not exist, layouts that differ in another dim or in a placement; partial values along a
+/// sharded dim; a failure of communication.
 ///
 /// # Example
 /// ```
@@ -20,53 +38,268 @@ use halocline_core::{Error, Result, ShardTensor};
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<2>::ones([5, 3], &mesh, &[Shard(0)])?;
-///     assert_eq!(cat(vec![x.clone(), x], 1)?.dims(), [5, 6]);
+///     assert_eq!(cat(vec![x.clone(), x.clone()], 1)?.dims(), [5, 6]);
+///     let tall = cat(vec![x.clone(), x], 0)?;
+///     assert_eq!(tall.layout().extents(0), [6, 4]);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn cat<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Result<ShardTensor<D>> {
-    const NAME: &str = "cat";
     let Some(first) = parts.first() else {
         return Err(Error::operator(NAME, "no tensors"));
     };
-    let mut extents = first.layout().all_extents().to_vec();
-    if dim >= D {
-        return Err(Error::operator(
-            NAME,
-            format!("dim {dim} of tensors of {D} dims"),
-        ));
-    }
-    extents[dim] = vec![parts.iter().map(|part| part.dims()[dim]).sum()];
-    for part in &parts {
-        part.require_whole(NAME, dim)?;
-        let others = |t: &ShardTensor<D>| {
-            let mut extents = t.layout().all_extents().to_vec();
-            extents[dim].clear();
-            extents
-        };
-        let differ = |how: String| {
-            let message = format!("{} and {} {how}", first.layout(), part.layout());
-            Err(Error::operator(NAME, message))
-        };
-        if part.layout().mesh() != first.layout().mesh() {
-            return differ("are on two meshes".into());
-        }
-        if part.placements() != first.placements() {
-            return differ(
-                "lie differently; bring one to the shards of the other by align_to".into(),
-            );
-        }
-        if others(part) != others(first) {
-            return differ(format!("differ in another dim than {dim}"));
-        }
-    }
-    let layout = first.layout().derive(first.placements().to_vec(), extents);
+    require_dim(NAME, first, dim)?;
+    parts
+        .iter()
+        .try_for_each(|part| require_alike(first, part, dim))?;
+    let layout = joined(&parts, dim);
     let mesh = first.mesh().clone();
-    let locals = parts.into_iter().map(|part| part.into_parts().0).collect();
-    Ok(ShardTensor::from_parts(
-        Tensor::cat(locals, dim),
-        layout,
-        mesh,
-    ))
+    let mut locals = Vec::with_capacity(parts.len());
+    let mut start = 0;
+    for part in parts {
+        let cells = start..start + part.dims()[dim];
+        start = cells.end;
+        let part = match layout.is_sharded(dim) {
+            true => beside(part, dim, cells, &layout)?,
+            false => part,
+        };
+        locals.push(part.into_parts().0.into_dispatch());
+    }
+    // An operator has at most four inputs.
+    while locals.len() > 1 {
+        let groups = locals.chunks(4).map(|group| join(group, dim));
+        locals = groups.collect();
+    }
+    let local = Tensor::from_dispatch(locals.remove(0));
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// Stacks tensors of one layout along a new dim, the result's dim `dim`, which is whole. The result has `E` dims, one more
+/// than the parts. Nothing is sent.
+///
+/// # Errors
+/// Those of [`cat`]; another number of dims.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::rearrange::stack;
+///
+/// let part = |value| ShardTensor::solo(Tensor::<1>::from([value, 0.0]));
+/// let y: ShardTensor<2> = stack(vec![part(1.0), part(2.0)], 0)?;
+/// y.local().to_data().assert_eq(&[[1.0_f32, 0.0], [2.0, 0.0]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn stack<const D: usize, const E: usize>(
+    parts: Vec<ShardTensor<D>>,
+    dim: usize,
+) -> Result<ShardTensor<E>> {
+    let parts = parts.into_iter().map(|part| unsqueeze(part, dim));
+    cat(parts.collect::<Result<_>>()?, dim)
+}
+
+/// Requires that a part may be joined with the first one.
+fn require_alike<const D: usize>(
+    first: &ShardTensor<D>,
+    part: &ShardTensor<D>,
+    dim: usize,
+) -> Result<()> {
+    let others = |layout: &Layout| {
+        let mut extents = layout.all_extents().to_vec();
+        extents[dim].clear();
+        extents
+    };
+    let (one, other) = (first.layout(), part.layout());
+    let how = if one.mesh() != other.mesh() {
+        "are on two meshes".into()
+    } else if one.placements() != other.placements() {
+        "lie differently; bring one to the shards of the other by align_to".into()
+    } else if others(one) != others(other) {
+        format!("differ in another dim than {dim}")
+    } else {
+        return match one.is_sharded(dim) {
+            true => part.require_resolved(NAME),
+            false => Ok(()),
+        };
+    };
+    Err(Error::operator(NAME, format!("{one} and {other} {how}")))
+}
+
+/// The layout of the result: extents add up.
+fn joined<const D: usize>(parts: &[ShardTensor<D>], dim: usize) -> Layout {
+    let first = parts[0].layout();
+    let mut extents = first.all_extents().to_vec();
+    for part in &parts[1..] {
+        let more = part.layout().extents(dim);
+        extents[dim]
+            .iter_mut()
+            .zip(more)
+            .for_each(|(sum, more)| *sum += more);
+    }
+    first.derive(first.placements().to_vec(), extents)
+}
+
+/// A part whose cells, those of the result in `cells`, lie on the ranks that the result has them on.
+fn beside<const D: usize>(
+    part: ShardTensor<D>,
+    dim: usize,
+    cells: Range<usize>,
+    result: &Layout,
+) -> Result<ShardTensor<D>> {
+    let mut extents = result.all_extents().to_vec();
+    let mut start = 0;
+    for extent in &mut extents[dim] {
+        let held = start..start + *extent;
+        start = held.end;
+        let within = |cell: usize| cell.clamp(cells.start, cells.end);
+        *extent = within(held.end) - within(held.start);
+    }
+    let output = result.derive(result.placements().to_vec(), extents);
+    let sizes = part.dims();
+    placed(part, NAME, (), output, 0.0, |dim, cells| {
+        in_place(cells, sizes[dim])
+    })
+}
+
+fn join(parts: &[DispatchTensor], dim: usize) -> DispatchTensor {
+    match parts.to_vec().as_slice() {
+        [one] => one.clone(),
+        [a, b] => ops::apply(Join(dim), [a, b].map(Clone::clone)),
+        [a, b, c] => ops::apply(Join(dim), [a, b, c].map(Clone::clone)),
+        [a, b, c, d] => ops::apply(Join(dim), [a, b, c, d].map(Clone::clone)),
+        other => unreachable!("{} parts in groups of four", other.len()),
+    }
+}
+
+/// Concatenation of shards. burn's leaves parts without cells out of the graph of this rank.
+#[derive(Debug)]
+struct Join(usize);
+
+impl Join {
+    /// The boxes of parts with these sizes in a result of this shape.
+    fn boxes(&self, sizes: &[usize], shape: &[usize]) -> Vec<IndexBox> {
+        let starts = sizes.iter().scan(0, |end, size| {
+            *end += size;
+            Some(*end - size..*end)
+        });
+        let part = |cells| {
+            let mut ranges = IndexBox::whole(shape).ranges().to_vec();
+            ranges[self.0] = cells;
+            IndexBox::new(ranges)
+        };
+        starts.map(part).collect()
+    }
+}
+
+impl Operator for Join {
+    /// The sizes of the parts.
+    type Saved = Vec<usize>;
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn recompute(&self) -> Recompute {
+        Recompute::WithCheckpointing
+    }
+
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Vec<usize>)> {
+        let sizes: Vec<usize> = inputs.iter().map(|part| part.shape()[self.0]).collect();
+        let mut shape = inputs[0].shape().to_vec();
+        shape[self.0] = sizes.iter().sum();
+        let whole = blank(&inputs[0], &shape, None);
+        let parts = self.boxes(&sizes, &shape).into_iter().zip(inputs);
+        let parts = parts.filter(|(cells, _)| cells.volume() > 0);
+        let whole = parts.fold(whole, |whole, (cells, part)| paste(whole, &cells, part));
+        Ok((whole, sizes))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, Vec<usize>>) -> Result<Vec<Option<DispatchTensor>>> {
+        let boxes = self.boxes(pass.saved, &pass.cotangent.shape());
+        let part = |cells: IndexBox| match cells.volume() {
+            0 => blank(&pass.cotangent, &cells.shape(), None),
+            _ => cut(&pass.cotangent, &cells),
+        };
+        Ok(boxes.into_iter().map(|cells| Some(part(cells))).collect())
+    }
+}
+
+/// Concatenation and stacking in the registry.
+pub(super) const GOLDEN: [Golden; 2] = [
+    Golden {
+        name: "cat",
+        pytorch: "cat",
+        sharded: Dims::All,
+        travels: [
+            "cells that change their rank, if the dim is sharded",
+            "the same back",
+        ],
+        modules: "",
+        run: |case| {
+            let dim = case.attributes.list("dim")[0];
+            with_dims!(case.dims(), D => {
+                let parts = (0..case.inputs()).map(|part| case.input::<D>(part));
+                output(cat(parts.collect::<Result<_>>()?, dim))
+            })
+        },
+    },
+    Golden {
+        name: "stack",
+        pytorch: "stack",
+        sharded: Dims::All,
+        travels: ["–", "–"],
+        modules: "",
+        run: |case| {
+            let dim = case.attributes.list("dim")[0];
+            with_dims!(case.dims(), D => {
+                let parts = (0..case.inputs()).map(|part| case.input::<D>(part));
+                output(stack::<D, { D + 1 }>(parts.collect::<Result<_>>()?, dim))
+            })
+        },
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+
+    struct Many;
+
+    impl Operator<3, 3> for Many {
+        fn apply<X: Field<3>>(&self, inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            let [x, y] = [inputs[0].clone(), inputs[1].clone()];
+            let parts = vec![
+                x.clone().narrow(2, 3, 2),
+                y.clone(),
+                x.clone() * 2.0,
+                y * 3.0,
+                x,
+            ];
+            X::cat(parts, 2)
+        }
+    }
+
+    #[test]
+    fn parts_of_sharded_dims_are_joined() {
+        check_op(&Many, &[[2, 5, 7], [2, 5, 7]], &[], &[0, 1, 2], 1e-6);
+    }
+
+    struct Stack(usize);
+
+    impl Operator<2, 3> for Stack {
+        fn apply<X: Field<2>>(&self, inputs: Vec<X>, _: Vec<Tensor<2>>) -> Rank<X, 3> {
+            X::stack::<3>(inputs, self.0)
+        }
+    }
+
+    #[test]
+    fn a_new_dim_is_whole() {
+        for dim in 0..3 {
+            check_op(&Stack(dim), &[[5, 7], [5, 7]], &[], &[0, 1], 1e-6);
+        }
+    }
 }

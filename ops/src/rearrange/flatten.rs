@@ -6,10 +6,10 @@
 //! # Adjoint
 //! The opposite operator.
 
-use halocline_core::{Error, Layout, Result, Shard, ShardTensor};
+use halocline_core::{Error, Result, ShardTensor};
 
+use crate::driver::place::renumbered;
 use crate::golden::{Dims, Golden, output, with_dims};
-use crate::reshape;
 
 /// Makes dims `start..=end` one dim, in row-major order. The result has `E` dims.
 ///
@@ -50,7 +50,7 @@ pub fn flatten<const D: usize, const E: usize>(
     extents[start]
         .iter_mut()
         .for_each(|extent| *extent *= inner);
-    Ok(reshaped(x, extents, |dim| match dim {
+    Ok(renumbered(x, extents, |dim| match dim {
         dim if dim <= start => dim,
         dim => dim - (end - start),
     }))
@@ -107,26 +107,10 @@ pub fn unflatten<const D: usize, const E: usize>(
     }
     let whole = sizes[1..].iter().map(|size| vec![*size]);
     extents.splice(dim + 1..dim + 1, whole);
-    Ok(reshaped(x, extents, |before| match before {
+    Ok(renumbered(x, extents, |before| match before {
         before if before <= dim => before,
         before => before + more,
     }))
-}
-
-/// The same elements in dims of these extents; `moved` gives the place of a dim among them.
-fn reshaped<const D: usize, const E: usize>(
-    x: ShardTensor<D>,
-    extents: Vec<Vec<usize>>,
-    moved: impl Fn(usize) -> usize,
-) -> ShardTensor<E> {
-    let (local, layout, mesh) = x.into_parts();
-    let placements = layout.placements().iter().map(|placement| match placement {
-        Shard(dim) => Shard(moved(*dim)),
-        other => *other,
-    });
-    let layout: Layout = layout.derive(placements.collect(), extents);
-    let local = reshape(local, layout.local_shape(mesh.position()));
-    ShardTensor::from_parts(local, layout, mesh)
 }
 
 /// Flatten in the registry.

@@ -1,35 +1,93 @@
-//! Operators that rearrange cells: concatenation, ranges, flip, roll, other orders and numbers of
-//! dims, and alignment to the shards of another tensor.
+//! Operators that rearrange cells: concatenation, ranges, padding, selection, flip, roll, other
+//! orders and numbers of dims, and alignment to the shards of another tensor.
 
 mod align;
 mod cat;
 mod distribute_beside;
 mod flatten;
 mod flip;
+mod gather;
 mod narrow;
+mod pad;
 mod permute;
+mod pixel;
 mod profile;
+mod repeat;
 mod roll;
+mod select;
+mod shape;
+mod shape_field;
+mod slice;
+mod split;
 #[cfg(test)]
 mod tests;
+mod triangle;
 
 pub use align::align;
-pub use cat::cat;
+pub use cat::{cat, stack};
 pub use distribute_beside::distribute_beside;
 pub use flatten::{flatten, unflatten};
 pub use flip::flip;
+pub use gather::{gather, scatter_add};
 pub use narrow::narrow;
+pub use pad::pad;
 pub use permute::permute;
+pub use pixel::{pixel_shuffle, pixel_unshuffle};
 pub use profile::profile;
+pub use repeat::repeat;
 pub use roll::roll;
+pub use select::{index_select, select};
+pub use shape::{expand, reshape, squeeze, unsqueeze};
+pub use shape_field::ShapeField;
+pub use slice::slice;
+pub use split::{chunk, split};
+pub use triangle::{tril, triu};
 
+use std::ops::Range;
+
+use burn::tensor::Int;
+use halocline_core::ShardTensor;
+
+use crate::driver::Padding;
 use crate::field::{Field, Rank, run};
 use crate::golden::Golden;
 use crate::operand::Operand;
 
 /// The rearrangements in the registry.
-pub(crate) const OPERATORS: &[Golden] =
-    &[flip::GOLDEN, roll::GOLDEN, permute::GOLDEN, flatten::GOLDEN];
+pub(crate) const OPERATORS: &[Golden] = {
+    let [cat, stack] = cat::GOLDEN;
+    let [split, chunk] = split::GOLDEN;
+    let [select, index_select] = select::GOLDEN;
+    let [gather, scatter_add] = gather::GOLDEN;
+    let [unsqueeze, squeeze, reshape, expand] = shape::GOLDEN;
+    let [tril, triu] = triangle::GOLDEN;
+    let [pixel_shuffle, pixel_unshuffle] = pixel::GOLDEN;
+    &[
+        flip::GOLDEN,
+        roll::GOLDEN,
+        permute::GOLDEN,
+        flatten::GOLDEN,
+        pad::GOLDEN,
+        slice::GOLDEN,
+        cat,
+        stack,
+        split,
+        chunk,
+        select,
+        index_select,
+        gather,
+        scatter_add,
+        unsqueeze,
+        squeeze,
+        reshape,
+        expand,
+        repeat::GOLDEN,
+        tril,
+        triu,
+        pixel_shuffle,
+        pixel_unshuffle,
+    ]
+};
 
 /// Rearrangements as methods.
 pub trait RearrangeField<const D: usize>: Field<D> {
@@ -54,7 +112,7 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| align(x, &other))
     }
 
-    /// Concatenates tensors along a dim that is whole on every rank.
+    /// Concatenates tensors along a dim. See [`cat`](fn@cat).
     ///
     /// # Panics
     /// Panics where [`cat`](fn@cat) returns an error.
@@ -202,6 +260,194 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     #[must_use]
     fn narrow(self, dim: usize, start: usize, length: usize) -> Self {
         run(self, |x| narrow(x, dim, start, length))
+    }
+
+    /// Pads dims, each by its own padding; cells beyond zeros are `value`. See [`pad`](fn@pad).
+    ///
+    /// # Panics
+    /// Panics where [`pad`](fn@pad) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::Boundary;
+    /// use halocline_ops::{Padding, RearrangeField};
+    ///
+    /// let ring = Padding::new(1, Boundary::Periodic);
+    /// let y = RearrangeField::pad(Tensor::<1>::from([1.0, 2.0, 3.0]), &[(0, ring)], 0.0);
+    /// y.into_data().assert_eq(&[3.0_f32, 1.0, 2.0, 3.0, 1.0].into(), true);
+    /// ```
+    #[must_use]
+    fn pad(self, paddings: &[(usize, Padding)], value: f64) -> Self {
+        run(self, |x| pad(x, paddings, value))
+    }
+
+    /// Takes every `step`-th cell of a range of a dim; nothing is sent. See [`slice`](fn@slice).
+    ///
+    /// # Panics
+    /// Panics where [`slice`](fn@slice) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = RearrangeField::slice_dim(Tensor::<1>::from([1.0, 2.0, 3.0]), 0, 0..3, 2);
+    /// y.into_data().assert_eq(&[1.0_f32, 3.0].into(), true);
+    /// ```
+    #[must_use]
+    fn slice_dim(self, dim: usize, range: Range<usize>, step: usize) -> Self {
+        run(self, |x| slice(x, dim, range, step))
+    }
+
+    /// Takes these cells of a dim, in this order. See [`index_select`](fn@index_select).
+    ///
+    /// # Panics
+    /// Panics where [`index_select`](fn@index_select) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = Tensor::<1>::from([1.0, 2.0, 3.0]).index_select(0, &[2, 0, 2]);
+    /// y.into_data().assert_eq(&[3.0_f32, 1.0, 3.0].into(), true);
+    /// ```
+    #[must_use]
+    fn index_select(self, dim: usize, indices: &[usize]) -> Self {
+        run(self, |x| index_select(x, dim, indices))
+    }
+
+    /// Takes cells of a whole dim by a tensor of indices. See [`gather`](fn@gather).
+    ///
+    /// # Panics
+    /// Panics where [`gather`](fn@gather) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::{Int, Tensor};
+    /// use halocline_core::ShardTensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let index = ShardTensor::solo(Tensor::<1, Int>::from([1, 1]));
+    /// let y = RearrangeField::gather(Tensor::<1>::from([1.0, 2.0]), 0, index);
+    /// y.into_data().assert_eq(&[2.0_f32, 2.0].into(), true);
+    /// ```
+    #[must_use]
+    fn gather(self, dim: usize, index: ShardTensor<D, Int>) -> Self {
+        run(self, |x| gather(x, dim, index))
+    }
+
+    /// Adds values to cells of a whole dim by a tensor of indices. See
+    /// [`scatter_add`](fn@scatter_add).
+    ///
+    /// # Panics
+    /// Panics where [`scatter_add`](fn@scatter_add) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::{Int, Tensor};
+    /// use halocline_core::ShardTensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let index = ShardTensor::solo(Tensor::<1, Int>::from([1, 1]));
+    /// let values = Tensor::<1>::from([3.0, 4.0]);
+    /// let y = Tensor::<1>::from([1.0, 2.0]).scatter_add(0, index, values);
+    /// y.into_data().assert_eq(&[1.0_f32, 9.0].into(), true);
+    /// ```
+    #[must_use]
+    fn scatter_add(self, dim: usize, index: ShardTensor<D, Int>, values: Self) -> Self {
+        run(self, |x| scatter_add(x, dim, index, values.into_shard()))
+    }
+
+    /// Repeats the field so many times along each dim. See [`repeat`](fn@repeat).
+    ///
+    /// # Panics
+    /// Panics where [`repeat`](fn@repeat) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = RearrangeField::repeat_all(Tensor::<1>::from([1.0, 2.0]), [2]);
+    /// y.into_data().assert_eq(&[1.0_f32, 2.0, 1.0, 2.0].into(), true);
+    /// ```
+    #[must_use]
+    fn repeat_all(self, times: [usize; D]) -> Self {
+        run(self, |x| repeat(x, times))
+    }
+
+    /// Keeps the cells on and below a diagonal of the last two dims. See [`tril`](fn@tril).
+    ///
+    /// # Panics
+    /// Panics where [`tril`](fn@tril) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = RearrangeField::tril(Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]), 0);
+    /// y.into_data().assert_eq(&[[1.0_f32, 0.0], [3.0, 4.0]].into(), true);
+    /// ```
+    #[must_use]
+    fn tril(self, diagonal: i64) -> Self {
+        run(self, |x| tril(x, diagonal))
+    }
+
+    /// Keeps the cells on and above a diagonal of the last two dims. See [`triu`](fn@triu).
+    ///
+    /// # Panics
+    /// Panics where [`triu`](fn@triu) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = RearrangeField::triu(Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]), 0);
+    /// y.into_data().assert_eq(&[[1.0_f32, 2.0], [0.0, 4.0]].into(), true);
+    /// ```
+    #[must_use]
+    fn triu(self, diagonal: i64) -> Self {
+        run(self, |x| triu(x, diagonal))
+    }
+
+    /// Makes blocks of cells of channels. See [`pixel_shuffle`](fn@pixel_shuffle).
+    ///
+    /// # Panics
+    /// Panics where [`pixel_shuffle`](fn@pixel_shuffle) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = Tensor::<4>::ones([1, 8, 2, 3], &Default::default()).pixel_shuffle(2);
+    /// assert_eq!(y.dims(), [1, 2, 4, 6]);
+    /// ```
+    #[must_use]
+    fn pixel_shuffle(self, factor: usize) -> Self {
+        run(self, |x| pixel_shuffle(x, factor))
+    }
+
+    /// Makes channels of blocks of cells. See [`pixel_unshuffle`](fn@pixel_unshuffle).
+    ///
+    /// # Panics
+    /// Panics where [`pixel_unshuffle`](fn@pixel_unshuffle) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = Tensor::<4>::ones([1, 2, 4, 6], &Default::default()).pixel_unshuffle(2);
+    /// assert_eq!(y.dims(), [1, 8, 2, 3]);
+    /// ```
+    #[must_use]
+    fn pixel_unshuffle(self, factor: usize) -> Self {
+        run(self, |x| pixel_unshuffle(x, factor))
     }
 
     /// A constant that varies along one dim, such as weights by latitude, with one cell in all

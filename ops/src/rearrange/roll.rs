@@ -8,8 +8,10 @@
 //! # Adjoint
 //! The roll by the opposite shift.
 
+use halocline_core::{Boundary, Error, Result, Segment, ShardTensor, segments};
+
+use crate::driver::place::{in_place, placed};
 use crate::golden::{Dims, Golden, output, with_dims};
-use halocline_core::{Boundary, Error, IndexBox, Need, Result, Segment, ShardTensor, segments};
 
 /// Shifts the cells of `dims[i]` by `shifts[i]`, periodically.
 ///
@@ -55,28 +57,14 @@ pub(super) fn moved<const D: usize>(
         let message = format!("dims {dims:?} of a tensor of {D} dims; each at most once");
         return Err(Error::operator(operator, message));
     }
-    let layout = x.layout().clone();
+    let (layout, sizes) = (x.layout().clone(), x.dims());
     let key = (arguments.to_vec(), dims.to_vec());
-    let local = x.assemble(operator, key, |position| {
-        let cells: IndexBox = layout.local_box(position);
-        let runs: Vec<Vec<Segment>> = (0..D)
-            .map(|dim| {
-                let (cells, size) = (&cells.ranges()[dim], layout.shape()[dim]);
-                match dims.iter().position(|moved| *moved == dim) {
-                    Some(place) => from(cells, size, arguments[place]),
-                    None => segments(
-                        cells.start as isize..cells.end as isize,
-                        size,
-                        Boundary::Zeros,
-                        Boundary::Zeros,
-                    ),
-                }
-            })
-            .collect();
-        Need::product(cells.shape(), &runs)
-    })?;
-    let (_, _, mesh) = x.into_parts();
-    Ok(ShardTensor::from_parts(local, layout, mesh))
+    placed(x, operator, key, layout, 0.0, |dim, cells| {
+        match dims.iter().position(|moved| *moved == dim) {
+            Some(place) => from(cells, sizes[dim], arguments[place]),
+            None => in_place(cells, sizes[dim]),
+        }
+    })
 }
 
 /// Roll in the registry.

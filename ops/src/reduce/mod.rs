@@ -1,4 +1,4 @@
-//! Sum, mean, maximum and minimum over dims, sharded or not.
+//! Sum, mean, maximum and minimum over dims, sharded or not; statistics, which have their own pages.
 //!
 //! # Shapes
 //! Reduced dims keep one cell each, as in burn's `sum_dim`; `sum` and `mean` of all cells have
@@ -13,9 +13,21 @@
 //! cell that holds the extremum for a maximum or minimum. If several cells hold it, the choice may
 //! depend on the layout.
 
+mod cumulative;
+mod extreme;
 mod golden;
+mod norm;
+mod root;
+mod statistics;
+mod variance;
 
+pub use cumulative::{cumprod, cumsum};
+pub use extreme::{argmax, argmin, topk};
 pub(crate) use golden::OPERATORS;
+pub use norm::vector_norm;
+pub(crate) use root::root;
+pub use statistics::StatisticsField;
+pub use variance::{std_dims, var_dims};
 
 use burn::tensor::{Shape, Tensor};
 use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};

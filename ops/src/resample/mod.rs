@@ -1,31 +1,38 @@
-//! Upsampling to the nearest, and bilinear interpolation.
+//! Interpolation to any size, and upsampling to the nearest and bilinear by kernels of its own.
 //!
-//! Semantics follow PyTorch's `interpolate` with `align_corners=False`: cells are areas, and a new
-//! cell lies within the cell that it is a part of.
+//! Semantics follow PyTorch's `interpolate`. In upsampling cells are areas
+//! (`align_corners=False`), and a new cell lies within the cell that it is a part of.
 //!
 //! # Placement
 //! All dims may be sharded; values must be resolved for `upsample_bilinear`.
 //!
 //! # Communication
-//! `upsample_nearest` sends nothing, `upsample_bilinear` a halo of one cell.
+//! `upsample_nearest` sends nothing, `upsample_bilinear` a halo of one cell. [`interpolate`] has its
+//! own page.
 //!
 //! # Adjoint
 //! The gradient of a cell is the sum over the new cells that it contributes to, with the weights of
 //! the interpolation. The gradient of a halo cell is added to that of the owner's cell.
 
 mod double;
-mod golden;
+mod interpolate;
 mod kernel;
+mod rules;
 
-pub(crate) use golden::OPERATORS;
+pub use interpolate::interpolate;
+pub use rules::{Antialias, Corners, Interpolation, Mode};
 
 use burn::tensor::Tensor;
 use halocline_core::{Boundary, Error, Halo, Result, ShardTensor};
 
 use crate::driver::empty::{drop_empty, fill_empty, fill_up_to};
 use crate::field::{Field, run};
+use crate::golden::Golden;
 use crate::kernel::flex;
 use crate::kernel::local::LocalOperator;
+
+/// The interpolations in the registry.
+pub(crate) const OPERATORS: &[Golden] = &interpolate::GOLDEN;
 
 /// Repeats every cell of the spatial dims `factor` times.
 ///
@@ -136,6 +143,30 @@ pub fn upsample_bilinear<const D: usize>(
 
 /// Resampling as methods.
 pub trait ResampleField<const D: usize>: Field<D> {
+    /// Interpolates the spatial dims to these sizes. See [`interpolate`](fn@interpolate).
+    ///
+    /// # Panics
+    /// Panics where [`interpolate`](fn@interpolate) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ResampleField;
+    /// use halocline_ops::resample::{Corners, Interpolation, Mode};
+    ///
+    /// let linear = Interpolation::new(Mode::Linear).with_corners(Corners::Centers);
+    /// let y = Tensor::<3>::from([[[0.0, 2.0]]]).interpolate([3], linear);
+    /// y.into_data().assert_eq(&[[[0.0_f32, 1.0, 2.0]]].into(), true);
+    /// ```
+    #[must_use]
+    fn interpolate<const N: usize>(
+        self,
+        output_size: [usize; N],
+        interpolation: Interpolation,
+    ) -> Self {
+        run(self, |x| interpolate(x, output_size, interpolation))
+    }
+
     /// Repeats every cell of the spatial dims `factor` times: upsampling to the nearest.
     ///
     /// # Panics

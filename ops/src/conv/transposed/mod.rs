@@ -1,0 +1,461 @@
+//! Transposed convolution in one to three spatial dims: the adjoint of a convolution, as a map of its own.
+//!
+//! `y[b, o, j] = bias[o] + Σ_{c, k, i} weight[c, o, k] · x[b, c, i]` over the `i`, `k` with `i·stride − padding + k·dilation = j`.
+//! Semantics follow PyTorch's `conv_transpose{1,2,3}d`.
+//!
+//! # Shapes
+//! Global `x` is `[batch, channels_in, *spatial]`, `weight` `[channels_in, channels_out / groups, *kernel]`; a dim of `n` cells
+//! becomes one of `(n − 1)·stride − 2·padding + (kernel − 1)·dilation + output_padding + 1`. An output belongs to the rank
+//! that holds the cell in the middle of whose window it lies.
+//!
+//! # Placement
+//! Batch and spatial dims may be sharded, in any combination; channels and weights are whole, values resolved.
+//!
+//! # Communication
+//! Where windows cross shards, what a rank adds to outputs of others; backward the cotangents of these outputs. The node runs
+//! the passes of a convolution in the opposite order, with its kernels, and its exchange in reverse.
+//!
+//! # Adjoint
+//! The convolution of the cotangent. Gradients of weight and bias are summed over all ranks between which `x` is sharded.
+
+mod layer;
+mod node;
+
+use std::sync::Arc;
+
+use halocline_core::{
+    DeviceMesh, Error, Exchange, ExchangePlan, Layout, Operation, Result, ShardTensor, Traffic,
+};
+
+use super::engine::geometry::Conv;
+use super::run::ConvRun;
+use super::three;
+use crate::driver::{Padding, Reach, Reaches, Window};
+use crate::field::{Field, run};
+use crate::golden::{Case, Dims, Golden, Output, output};
+use crate::kernel::simd::Isa;
+use crate::operand::Operand;
+use node::Transposed;
+
+/// Stride, dilation, padding and groups of a transposed convolution over `N` spatial dims, as those of the convolution whose
+/// adjoint it is.
+///
+/// # Example
+/// ```
+/// use halocline_ops::ConvTransposeOptions;
+///
+/// // Twice the resolution, exactly.
+/// let options = ConvTransposeOptions::default().with_stride([2, 2]).with_padding([1, 1]);
+/// assert_eq!(options.output_padding, [0, 0]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConvTransposeOptions<const N: usize> {
+    /// Cells from one window to the next.
+    pub stride: [usize; N],
+    /// Cells from one kernel element to the next.
+    pub dilation: [usize; N],
+    /// Outputs that are left out on both sides.
+    pub padding: [usize; N],
+    /// Outputs after the last window.
+    pub output_padding: [usize; N],
+    /// Groups of channels that do not mix.
+    pub groups: usize,
+}
+
+impl<const N: usize> Default for ConvTransposeOptions<N> {
+    /// Stride and dilation one, no padding, one group.
+    fn default() -> Self {
+        Self {
+            stride: [1; N],
+            dilation: [1; N],
+            padding: [0; N],
+            output_padding: [0; N],
+            groups: 1,
+        }
+    }
+}
+
+impl<const N: usize> ConvTransposeOptions<N> {
+    /// These options with another stride.
+    #[must_use]
+    pub fn with_stride(self, stride: [usize; N]) -> Self {
+        Self { stride, ..self }
+    }
+
+    /// These options with another dilation.
+    #[must_use]
+    pub fn with_dilation(self, dilation: [usize; N]) -> Self {
+        Self { dilation, ..self }
+    }
+
+    /// These options with another padding.
+    #[must_use]
+    pub fn with_padding(self, padding: [usize; N]) -> Self {
+        Self { padding, ..self }
+    }
+
+    /// These options with other outputs after the last window.
+    #[must_use]
+    pub fn with_output_padding(self, output_padding: [usize; N]) -> Self {
+        Self {
+            output_padding,
+            ..self
+        }
+    }
+
+    /// These options with another number of groups.
+    #[must_use]
+    pub fn with_groups(self, groups: usize) -> Self {
+        Self { groups, ..self }
+    }
+
+    /// The windows of the convolution whose adjoint it is.
+    fn windows(&self, kernel: &[usize]) -> Vec<Window> {
+        let window = |dim: usize| Window {
+            stride: self.stride[dim],
+            dilation: self.dilation[dim],
+            padding: Padding::zeros(self.padding[dim], self.padding[dim]),
+            ..Window::new(kernel[dim])
+        };
+        (0..N).map(window).collect()
+    }
+
+    /// The number of outputs of a dim of `size` cells.
+    fn output_size(
+        &self,
+        operator: &str,
+        spatial: usize,
+        size: usize,
+        kernel: usize,
+    ) -> Result<usize> {
+        let [stride, dilation] = [self.stride[spatial], self.dilation[spatial]];
+        let [padding, more] = [self.padding[spatial], self.output_padding[spatial]];
+        let fail = |message: String| {
+            let message = format!("dim {}: {message}", spatial + 2);
+            Err(Error::operator(operator, message))
+        };
+        if stride == 0 || dilation == 0 || kernel == 0 || size == 0 {
+            return fail(format!(
+                "{size} cells, kernel {kernel}, stride {stride}, dilation {dilation}; expected none to be zero"
+            ));
+        }
+        if more >= stride.max(dilation) {
+            return fail(format!(
+                "output padding {more}; expected less than the stride {stride} or the dilation {dilation}"
+            ));
+        }
+        let all = (size - 1) * stride + (kernel - 1) * dilation + more + 1;
+        match all.checked_sub(2 * padding) {
+            Some(outputs) if outputs > 0 => Ok(outputs),
+            _ => fail(format!(
+                "padding {padding} on both sides leaves nothing of {all} outputs"
+            )),
+        }
+    }
+}
+
+/// The layout of the outputs, and the exchange of the convolution from them.
+struct Plan {
+    output: Layout,
+    exchange: Option<Arc<ExchangePlan>>,
+}
+
+/// Convolves a sharded field with the transpose of a kernel. See the [module](self).
+///
+/// # Errors
+/// A placement without a rule, shapes that do not fit, a failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_ops::ConvTransposeOptions;
+/// use halocline_ops::conv::conv_transpose;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lon", 2)])?;
+///     let x = ShardTensor::<3>::ones([1, 1, 3], &mesh, &[Shard(2)])?;
+///     let weight = Tensor::<3>::ones([1, 1, 3], world.device());
+///     let options = ConvTransposeOptions::default().with_stride([2]);
+///     let y = conv_transpose(x, weight, None, &options)?.full_tensor(LocalGradient::Replicated);
+///     y.into_data().assert_eq(&[[[1.0_f32, 1.0, 2.0, 1.0, 2.0, 1.0, 1.0]]].into(), true);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn conv_transpose<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    weight: impl Into<Operand<D>>,
+    bias: Option<Operand<1>>,
+    options: &ConvTransposeOptions<N>,
+) -> Result<ShardTensor<D>> {
+    let weight = weight.into();
+    let shape = weight.dims();
+    if D != N + 2 || !(1..=3).contains(&N) {
+        let message = format!(
+            "options of {N} dims for a tensor {:?}; expected [batch, channels, *spatial]",
+            x.dims()
+        );
+        return Err(Error::operator("conv_transpose", message));
+    }
+    let operator = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"][N - 1];
+    let (groups, channels) = (options.groups, x.dims()[1]);
+    if shape[0] != channels || groups == 0 || !channels.is_multiple_of(groups) || shape.contains(&0)
+    {
+        let message = format!(
+            "weight {shape:?} with {groups} groups on {channels} channels; expected [channels, n / groups, *kernel]"
+        );
+        return Err(Error::operator(operator, message));
+    }
+    let outputs = shape[1] * groups;
+    if let Some(bias) = &bias
+        && bias.dims() != [outputs]
+    {
+        let message = format!("bias {:?} for {outputs} channels", bias.dims());
+        return Err(Error::operator(operator, message));
+    }
+    // Here, not in a kernel: an unknown HALOCLINE_ISA is an error before anything is sent.
+    Isa::chosen()?;
+    x.require_resolved(operator)?;
+    x.require_whole(operator, 1)?;
+    let key = (operator, *options, shape, x.layout().clone());
+    let mesh = x.mesh();
+    let plan = mesh
+        .cache()
+        .get_or_make(key, |(_, options, shape, layout)| {
+            make(operator, options, shape, layout, mesh)
+        })?;
+    let weight = weight.whole_beside(&x, operator)?;
+    let bias = bias
+        .map(|bias| bias.whole_beside(&x, operator))
+        .transpose()?;
+    let held = x.local_dims().to_vec();
+    let (local, layout, mesh) = x.into_parts();
+    let conv = ConvRun {
+        conv: Conv {
+            groups,
+            inputs: shape[1],
+            outputs: channels / groups,
+            kernel: three(&shape[2..]),
+            stride: three(&options.stride),
+            dilation: three(&options.dilation),
+        },
+        exchange: plan.exchange.as_ref().map(|plan| {
+            // The convolution is the backward pass.
+            let operation = Operation::new(operator, Traffic::Exchange, Some(&layout)).backward();
+            let ranks = mesh.shape().ranks().into();
+            Exchange::with_adjoint(operation, mesh.comm().clone(), ranks, plan.clone())
+        }),
+        output: held,
+    };
+    let node = Transposed {
+        conv,
+        result: plan.output.local_shape(mesh.position()),
+    };
+    let y = Error::catch(|| node.apply(local, weight, bias))?;
+    Ok(ShardTensor::from_parts(y, plan.output.clone(), mesh))
+}
+
+/// The plan of this rank's position.
+fn make<const N: usize>(
+    operator: &'static str,
+    options: &ConvTransposeOptions<N>,
+    weight: &[usize],
+    layout: &Layout,
+    mesh: &DeviceMesh,
+) -> Result<Plan> {
+    let mut extents = layout.all_extents().to_vec();
+    extents[1] = vec![weight[1] * options.groups];
+    let windows = options.windows(&weight[2..]);
+    for (spatial, window) in windows.iter().enumerate() {
+        let dim = spatial + 2;
+        let outputs = options.output_size(operator, spatial, layout.shape()[dim], window.kernel)?;
+        extents[dim] = output_extents(window, layout.extents(dim), outputs);
+    }
+    let output = layout.derive(layout.placements().to_vec(), extents);
+    let reaches: Vec<Reach> = windows.into_iter().map(Reach::from).collect();
+    let reaches = Reaches {
+        operator,
+        first: 2,
+        dims: &reaches,
+    };
+    // Channels are those of the outputs on both sides.
+    let mut extents = layout.all_extents().to_vec();
+    extents[1] = output.extents(1).to_vec();
+    let windows = layout.derive(layout.placements().to_vec(), extents);
+    let exchange = reaches.between(&output, &windows, mesh, 0.0);
+    Ok(Plan { output, exchange })
+}
+
+/// The extents of the outputs: an output belongs to the part with the window in the middle of which it lies.
+fn output_extents(window: &Window, extents: &[usize], outputs: usize) -> Vec<usize> {
+    let size: usize = extents.iter().sum();
+    let middle = (window.span() - 1) / 2;
+    let bound = |cell: usize| match cell {
+        0 => 0,
+        cell if cell == size => outputs,
+        cell => (cell * window.stride + middle)
+            .saturating_sub(window.padding.low)
+            .min(outputs),
+    };
+    let mut start = 0;
+    let part = |extent: &usize| {
+        let cells = start..start + extent;
+        start = cells.end;
+        bound(cells.end) - bound(cells.start)
+    };
+    extents.iter().map(part).collect()
+}
+
+/// Transposed convolution as a method.
+pub trait ConvTransposeField<const D: usize>: Field<D> {
+    /// Transposed convolution. See [`conv_transpose`](fn@conv_transpose).
+    ///
+    /// # Panics
+    /// Panics where [`conv_transpose`](fn@conv_transpose) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{ConvTransposeField, ConvTransposeOptions};
+    ///
+    /// let x = Tensor::<3>::from([[[1.0, 2.0]]]);
+    /// let weight = Tensor::<3>::from([[[1.0, 10.0]]]);
+    /// let y = x.conv_transpose(weight, None, &ConvTransposeOptions::<1>::default().with_stride([2]));
+    /// y.into_data().assert_eq(&[[[1.0_f32, 10.0, 2.0, 20.0]]].into(), true);
+    /// ```
+    #[must_use]
+    fn conv_transpose<const N: usize>(
+        self,
+        weight: impl Into<Operand<D>>,
+        bias: Option<Operand<1>>,
+        options: &ConvTransposeOptions<N>,
+    ) -> Self {
+        run(self, |x| conv_transpose(x, weight, bias, options))
+    }
+}
+
+impl<const D: usize, X: Field<D>> ConvTransposeField<D> for X {}
+
+/// Transposed convolutions in the registry.
+pub(super) const GOLDEN: [Golden; 3] = [
+    golden("conv_transpose1d", "`ConvTranspose1d`", run_case::<3, 1>),
+    golden("conv_transpose2d", "`ConvTranspose2d`", run_case::<4, 2>),
+    golden("conv_transpose3d", "`ConvTranspose3d`", run_case::<5, 3>),
+];
+
+const fn golden(
+    name: &'static str,
+    modules: &'static str,
+    run: fn(&Case) -> Result<Box<dyn Output>>,
+) -> Golden {
+    Golden {
+        name,
+        pytorch: name,
+        sharded: Dims::AllButChannels,
+        travels: [
+            "parts of outputs whose windows cross shards",
+            "their cotangents; sums of weights' gradients",
+        ],
+        modules,
+        run,
+    }
+}
+
+fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
+    let attributes = case.attributes;
+    let options = ConvTransposeOptions::<N>::default()
+        .with_stride(attributes.array("stride", 1))
+        .with_dilation(attributes.array("dilation", 1))
+        .with_padding(attributes.array("padding", 0))
+        .with_output_padding(attributes.array("output_padding", 0))
+        .with_groups(attributes.number("groups").unwrap_or(1.0) as usize);
+    let weight = case.needed::<D>("weight")?;
+    output(conv_transpose(
+        case.input::<D>(0)?,
+        weight,
+        case.operand("bias"),
+        &options,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::conv::ConvTranspose2dConfig;
+    use burn::tensor::Tensor;
+    use halocline_core::{Launcher, Shard};
+
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op, difference, random};
+
+    struct Up<const N: usize>(ConvTransposeOptions<N>);
+
+    impl<const D: usize, const N: usize> Operator<D, D> for Up<N> {
+        fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<D>>) -> X {
+            inputs
+                .remove(0)
+                .conv_transpose(parameters.remove(0), None, &self.0)
+        }
+    }
+
+    /// Peers, 11: any transposed convolution with overlap.
+    #[test]
+    fn windows_overlap_across_ranks() {
+        let plain = ConvTransposeOptions::default();
+        let all = [
+            plain.with_stride([2, 3]).with_padding([1, 2]),
+            plain
+                .with_stride([1, 2])
+                .with_dilation([3, 1])
+                .with_output_padding([2, 1]),
+            plain.with_stride([4, 5]).with_output_padding([3, 0]),
+        ];
+        for options in all {
+            check_op(
+                &Up(options),
+                &[[2, 3, 5, 7]],
+                &[[3, 2, 3, 4]],
+                &[0, 2, 3],
+                1e-5,
+            );
+        }
+        check_op(
+            &Up(ConvTransposeOptions::<1>::default()),
+            &[[1, 2, 9]],
+            &[[2, 2, 12]],
+            &[2],
+            1e-5,
+        );
+    }
+
+    #[test]
+    fn burns_module_gives_what_it_gives_there() {
+        let config = ConvTranspose2dConfig::new([2, 4], [3, 4])
+            .with_stride([2, 2])
+            .with_padding([1, 1]);
+        let layer = config.with_padding_out([1, 0]).init(&Default::default());
+        let x = random([1, 2, 5, 7], "x", 0).inner();
+        let (ours, theirs) = (x.clone().apply(&layer), layer.forward(x));
+        assert!(difference(&ours.into_data(), &theirs.into_data()) < 1e-5);
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        let refused = Launcher::local(2).run(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let x = ShardTensor::<3>::ones([1, 2, 4], &mesh, &[Shard(1)])?;
+            let weight = Tensor::<3>::ones([2, 1, 3], world.device());
+            let options = ConvTransposeOptions::<1>::default();
+            let wide = options.with_padding([4]);
+            let whole = ShardTensor::<3>::ones([1, 2, 4], &mesh, &[Shard(2)])?;
+            let error = conv_transpose(whole, weight.clone(), None, &wide)
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains("leaves nothing of 6 outputs"), "{error}");
+            conv_transpose(x, weight, None, &options).map(drop)
+        });
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("no rule for Shard(1)"), "{error}");
+    }
+}

@@ -1,0 +1,312 @@
+//! Unfold and fold: the windows of a convolution as channels, and their sum.
+//!
+//! `unfold` gives `y[b, c·K + k, i] = x[b, c, i·stride − low + k·dilation]` for the `K` elements `k` of a window; `fold` adds
+//! the cells of all windows up, at the places that they have in them. Semantics follow PyTorch's `unfold` and `fold`, with the
+//! windows in spatial dims of their own instead of one: `flatten` makes them one.
+//!
+//! # Placement
+//! `unfold`: all dims may be sharded. `fold`: all but channels. Values must be resolved. A window belongs to the rank that
+//! holds its middle cell.
+//!
+//! # Communication
+//! `unfold`: halos where windows cross shards, and their gradients back. `fold`: what a [transposed
+//! convolution](super::conv_transpose) sends, which it is.
+//!
+//! # Adjoint
+//! Each is the adjoint of the other.
+
+use burn::nn::{Fold4d, Unfold4d};
+use burn::tensor::{Slice, Tensor, TensorData};
+use halocline_core::{Boundary, Error, Result, ShardTensor};
+
+use super::ConvOptions;
+use super::transposed::{ConvTransposeOptions, conv_transpose};
+use crate::driver::{Padding, Stencil, Window};
+use crate::field::{Field, Rank, run};
+use crate::golden::{Case, Dims, Golden, Output, output};
+use crate::layer::Layer;
+use crate::rearrange::{flatten, unflatten};
+
+/// Makes channels of the cells of windows. See the [module](self).
+///
+/// # Shapes
+/// `[batch, channels, *spatial]` to `[batch, channels · K, *windows]`.
+///
+/// # Errors
+/// Another number of dims, groups, a window that fits nowhere, partial values, a failure of communication.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::ConvOptions;
+/// use halocline_ops::conv::unfold;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<4>::ones([1, 2, 6, 5], &mesh, &[Shard(2)])?;
+///     let patches = unfold(x, [3, 1], &ConvOptions::default().with_stride([3, 1]))?;
+///     assert_eq!(patches.dims(), [1, 6, 2, 5]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn unfold<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    kernel: [usize; N],
+    options: &ConvOptions<N>,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "unfold";
+    check(NAME, &x, options)?;
+    let windows = windows(kernel, options);
+    let count: usize = kernel.iter().product();
+    let channels = x
+        .layout()
+        .extents(1)
+        .iter()
+        .map(|channels| channels * count);
+    let stencil = Stencil::new(NAME, windows.clone());
+    let stencil = stencil.with_channels_on(x.placements().to_vec(), channels.collect());
+    stencil.run(x, move |x, _| {
+        let dims = x.dims();
+        let mut shape = dims;
+        for (window, dim) in windows.iter().zip(2..) {
+            shape[dim] = (dims[dim] - window.span()) / window.stride + 1;
+        }
+        let cells: usize = shape[2..].iter().product();
+        let element = |index: usize| {
+            let mut rest = index;
+            let mut slices = dims.map(|size| Slice::from(0..size));
+            for (dim, window) in (2..D).zip(&windows).rev() {
+                let first = rest % window.kernel * window.dilation;
+                rest /= window.kernel;
+                let end = first + (shape[dim] - 1) * window.stride + 1;
+                slices[dim] =
+                    Slice::new(first as isize, Some(end as isize), window.stride as isize);
+            }
+            x.clone()
+                .slice(slices)
+                .reshape([dims[0] * dims[1], 1, cells])
+        };
+        let elements = Tensor::cat((0..count).map(element).collect(), 1);
+        shape[1] *= count;
+        elements.reshape(shape)
+    })
+}
+
+/// Adds windows of cells up to a field of this size. See the [module](self).
+///
+/// # Shapes
+/// `[batch, channels · K, *windows]` to `[batch, channels, *output_size]`.
+///
+/// # Errors
+/// Another number of dims, groups, channels that the window's cells do not divide, padding other than the same zeros on both
+/// sides, a size with another number of windows, a placement without a rule, a failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::ConvOptions;
+/// use halocline_ops::conv::fold;
+///
+/// let windows = ShardTensor::solo(Tensor::<3>::from([[[1.0, 2.0], [10.0, 20.0]]]));
+/// let y = fold(windows, [3], [2], &ConvOptions::default())?;
+/// y.local().to_data().assert_eq(&[[[1.0_f32, 12.0, 20.0]]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn fold<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    output_size: [usize; N],
+    kernel: [usize; N],
+    options: &ConvOptions<N>,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "fold";
+    check(NAME, &x, options)?;
+    let count: usize = kernel.iter().product();
+    if count == 0 || !x.dims()[1].is_multiple_of(count) {
+        let message = format!("{} channels for windows of {kernel:?}", x.dims()[1]);
+        return Err(Error::operator(NAME, message));
+    }
+    let mut more = [0; N];
+    for (dim, window) in windows(kernel, options).into_iter().enumerate() {
+        let padding = window.padding;
+        if padding.low != padding.high
+            || (padding.low > 0 && padding.boundary != [Boundary::Zeros; 2])
+        {
+            let message = format!("{padding:?}; expected the same zeros on both sides");
+            return Err(Error::operator(NAME, message));
+        }
+        let (held, size) = (x.dims()[dim + 2], output_size[dim]);
+        let expected = window.output_size(NAME, dim + 2, size)?;
+        if held != expected {
+            let message = format!(
+                "dim {}: {held} windows for {size} cells; expected {expected}",
+                dim + 2
+            );
+            return Err(Error::operator(NAME, message));
+        }
+        more[dim] = (size + 2 * padding.low - window.span()) % window.stride;
+    }
+    // A kernel for each cell of the window, which is one there and zero elsewhere.
+    let channels = x.dims()[1];
+    let mut shape = [1; D];
+    shape[0] = channels;
+    shape[2..].copy_from_slice(&kernel);
+    let value = |index: usize| f64::from(u8::from(index / count % count == index % count));
+    let values: Vec<f64> = (0..channels * count).map(value).collect();
+    let kernels = TensorData::new(values, shape);
+    let kernels = Tensor::<D>::from_data(kernels, (&x.device(), x.local().dtype()));
+    let options = ConvTransposeOptions::default()
+        .with_stride(options.stride)
+        .with_dilation(options.dilation)
+        .with_padding(options.padding.map(|padding| padding.low))
+        .with_output_padding(more)
+        .with_groups(channels / count);
+    conv_transpose(x, kernels, None, &options)
+}
+
+fn check<const D: usize, const N: usize>(
+    operator: &str,
+    x: &ShardTensor<D>,
+    options: &ConvOptions<N>,
+) -> Result<()> {
+    x.require_resolved(operator)?;
+    if D != N + 2 || options.groups != 1 {
+        let message = format!(
+            "{options:?} for a tensor {:?}; expected [batch, channels, *spatial], and no groups",
+            x.dims()
+        );
+        return Err(Error::operator(operator, message));
+    }
+    Ok(())
+}
+
+/// The windows of a convolution with this kernel.
+fn windows<const N: usize>(kernel: [usize; N], options: &ConvOptions<N>) -> Vec<Window> {
+    let window = |dim: usize| Window {
+        stride: options.stride[dim],
+        dilation: options.dilation[dim],
+        padding: options.padding[dim],
+        ..Window::new(kernel[dim])
+    };
+    (0..N).map(window).collect()
+}
+
+/// The options of burn's modules.
+fn options(stride: [usize; 2], dilation: [usize; 2], padding: [usize; 2]) -> ConvOptions<2> {
+    ConvOptions::default()
+        .with_stride(stride)
+        .with_dilation(dilation)
+        .with_padding(padding.map(|width| Padding::zeros(width, width)))
+}
+
+impl<X: Field<4>> Layer<X> for Unfold4d {
+    type Output = Rank<X, 3>;
+
+    fn forward(&self, x: X) -> Rank<X, 3> {
+        let options = options(self.stride, self.dilation, self.padding);
+        run(x, |x| {
+            flatten::<4, 3>(unfold(x, self.kernel_size, &options)?, 2, 3)
+        })
+    }
+}
+
+impl<X: Field<3>> Layer<X> for Fold4d {
+    type Output = Rank<X, 4>;
+
+    fn forward(&self, x: X) -> Rank<X, 4> {
+        let options = options(self.stride, self.dilation, self.padding);
+        run(x, |x| {
+            let windows = windows(self.kernel_size, &options)
+                .into_iter()
+                .zip(self.output_size);
+            let counts = windows
+                .zip(2..)
+                .map(|((window, size), dim)| window.output_size("fold", dim, size));
+            let counts: Vec<usize> = counts.collect::<Result<_>>()?;
+            let x: ShardTensor<4> = unflatten(x, 2, &counts)?;
+            fold(x, self.output_size, self.kernel_size, &options)
+        })
+    }
+}
+
+/// Unfold and fold in the registry.
+pub(super) const GOLDEN: [Golden; 2] = [
+    Golden {
+        name: "unfold",
+        pytorch: "unfold",
+        sharded: Dims::All,
+        travels: ["halos", "halos back"],
+        modules: "`Unfold4d`",
+        run: |case| {
+            output(unfold(
+                case.input::<4>(0)?,
+                case.attributes.array("kernel_size", 1),
+                &of_case(case),
+            ))
+        },
+    },
+    Golden {
+        name: "fold",
+        pytorch: "fold",
+        sharded: Dims::AllButChannels,
+        travels: [
+            "parts of cells whose windows cross shards",
+            "their cotangents",
+        ],
+        modules: "`Fold4d`",
+        run: |case| -> Result<Box<dyn Output>> {
+            let [size, kernel] =
+                ["output_size", "kernel_size"].map(|key| case.attributes.array(key, 1));
+            output(fold(case.input::<4>(0)?, size, kernel, &of_case(case)))
+        },
+    },
+];
+
+fn of_case(case: &Case) -> ConvOptions<2> {
+    let attributes = case.attributes;
+    let [stride, dilation] = ["stride", "dilation"].map(|key| attributes.array(key, 1));
+    options(stride, dilation, attributes.array("padding", 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::{Fold4dConfig, Unfold4dConfig};
+
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{difference, random};
+
+    #[test]
+    fn burns_modules_give_what_they_give_there() {
+        let x = random([2, 3, 6, 7], "x", 0).inner();
+        let layer = Unfold4dConfig::new([3, 2])
+            .with_stride([1, 2])
+            .with_padding([1, 0])
+            .init();
+        let windows = x.clone().apply(&layer);
+        assert!(difference(&windows.to_data(), &layer.forward(x).into_data()) < 1e-6);
+        let layer = Fold4dConfig::new([6, 7], [3, 2])
+            .with_stride([1, 2])
+            .with_padding([1, 0])
+            .init();
+        let ours = windows.clone().apply(&layer).into_data();
+        assert!(difference(&ours, &layer.forward(windows).into_data()) < 1e-6);
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        let x = ShardTensor::solo(Tensor::<3>::ones([1, 3, 4], &Default::default()));
+        let error = fold(x.clone(), [5], [2], &ConvOptions::default())
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("3 channels for windows of [2]"), "{error}");
+        let error = fold(x, [8], [3], &ConvOptions::default())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("4 windows for 8 cells; expected 6"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,88 @@
+//! Movement of cells to the places of a result, dim by dim.
+
+use std::hash::Hash;
+use std::ops::Range;
+
+use halocline_core::{
+    Boundary, Error, Layout, Need, Placement, Result, Segment, Shard, ShardTensor, Source, segments,
+};
+
+use crate::reshape;
+
+/// Cells of `x` at their places in a result of this layout: `runs` gives, for a dim and a range of the result's cells in
+/// it, the runs of cells of `x`. Cells of the result that no run covers are `fill`.
+///
+/// `runs` must be the same function on all ranks; `key` is everything that it depends on besides the two layouts.
+///
+/// # Errors
+/// Partial values; a failure of communication.
+pub(crate) fn placed<const D: usize, Key>(
+    x: ShardTensor<D>,
+    operator: &'static str,
+    key: Key,
+    output: Layout,
+    fill: f64,
+    runs: impl Fn(usize, &Range<usize>) -> Vec<Segment>,
+) -> Result<ShardTensor<D>>
+where
+    Key: Hash + Eq + Send + 'static,
+{
+    x.require_resolved(operator)?;
+    let mesh = x.mesh();
+    let key = (
+        operator,
+        x.layout().clone(),
+        output.clone(),
+        key,
+        fill.to_bits(),
+    );
+    let plan = mesh.cache().get_or_make(key, |(_, layout, output, ..)| {
+        let need_of = |position| {
+            let cells = output.local_box(position);
+            let dims = cells.ranges().iter().enumerate();
+            let dims: Vec<_> = dims.map(|(dim, cells)| runs(dim, cells)).collect();
+            Need::product(cells.shape(), &dims)
+        };
+        let plan = mesh.exchange_plan(Source::Layout(layout), need_of);
+        Ok(plan.with_fill(fill))
+    })?;
+    let local = x.run_plan(operator, &plan)?;
+    let (_, _, mesh) = x.into_parts();
+    Ok(ShardTensor::from_parts(local, output, mesh))
+}
+
+/// The cells of a range at their own places.
+pub(crate) fn in_place(cells: &Range<usize>, size: usize) -> Vec<Segment> {
+    let range = cells.start as isize..cells.end as isize;
+    segments(range, size, Boundary::Zeros, Boundary::Zeros)
+}
+
+/// Requires that a dim exists.
+pub(crate) fn require_dim<const D: usize>(
+    operator: &str,
+    x: &ShardTensor<D>,
+    dim: usize,
+) -> Result<()> {
+    if dim < D {
+        return Ok(());
+    }
+    let message = format!("dim {dim} of {:?}", x.dims());
+    Err(Error::operator(operator, message))
+}
+
+/// The same cells in dims of these extents; `moved` gives the place of a sharded dim among them.
+pub(crate) fn renumbered<const D: usize, const E: usize>(
+    x: ShardTensor<D>,
+    extents: Vec<Vec<usize>>,
+    moved: impl Fn(usize) -> usize,
+) -> ShardTensor<E> {
+    let (local, layout, mesh) = x.into_parts();
+    let placements = layout.placements().iter().map(|placement| match placement {
+        Shard(dim) => Shard(moved(*dim)),
+        other => *other,
+    });
+    let placements: Vec<Placement> = placements.collect();
+    let layout: Layout = layout.derive(placements, extents);
+    let local = reshape(local, layout.local_shape(mesh.position()));
+    ShardTensor::from_parts(local, layout, mesh)
+}

@@ -1,0 +1,138 @@
+//! Maps from the cells of a grid to those of another, dim by dim, on shards.
+//!
+//! Every output is a sum with weights, or the maximum, of some cells. A map that gives fewer cells than it takes runs in two
+//! stages: each rank combines those of its own cells that belong to an output, and the rank that owns the output combines
+//! these parts. So what travels is one part for each output that ranks share, however many cells it has. A map that gives
+//! more cells than it takes moves cells first, of which there are fewer.
+
+mod maximum;
+mod stages;
+mod weighted;
+
+use std::hash::Hash;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use halocline_core::ops::{self, Operator};
+use halocline_core::{DeviceMesh, ExchangePlan, Layout, Need, Result, ShardTensor, Source};
+
+use super::place::in_place;
+pub(crate) use maximum::Maximum;
+use stages::Stages;
+pub(crate) use weighted::Weighted;
+
+/// The cells of an output, in their order, and their weights.
+pub(crate) type Taps = Vec<(usize, f64)>;
+
+/// A map between grids in one dim: for every output at least one cell.
+pub(crate) type Map = Vec<Taps>;
+
+/// The map to so many outputs that are areas of the field, `⌊i·n/m⌋..⌈(i+1)·n/m⌉` for output `i` of `m`, and their means.
+pub(crate) fn areas(size: usize, outputs: usize) -> Map {
+    let area = |output: usize| {
+        let cells = output * size / outputs..((output + 1) * size).div_ceil(outputs);
+        let weight = 1.0 / cells.len() as f64;
+        cells.map(|cell| (cell, weight)).collect()
+    };
+    (0..outputs).map(area).collect()
+}
+
+/// Combination of the cells of outputs, as an operator on one shard.
+pub(crate) trait Combine: Operator + Clone {
+    /// The operator for maps of these dims, from sizes to maps of cells.
+    fn new(maps: Vec<(usize, Map)>) -> Self;
+}
+
+/// The work of one rank.
+struct Plan<S> {
+    /// From its own cells to those of the middle stage.
+    local: S,
+    /// The layout of the middle stage, the exchange of its cells, and what makes outputs of them; none if the first stage
+    /// gives the outputs on every rank.
+    rest: Option<(Layout, Arc<ExchangePlan>, S)>,
+    output: Layout,
+}
+
+/// Applies maps of several dims, which `maps` gives, to a sharded tensor. `key` is everything that they depend on besides the
+/// layout.
+///
+/// An output belongs to the rank that holds the middle one of its cells.
+///
+/// # Errors
+/// Partial values; a failure of communication.
+pub(crate) fn sampled<const D: usize, S: Combine, Key>(
+    x: ShardTensor<D>,
+    operator: &'static str,
+    key: Key,
+    maps: impl FnOnce() -> Vec<(usize, Map)>,
+) -> Result<ShardTensor<D>>
+where
+    Key: Hash + Eq + Send + 'static,
+{
+    x.require_resolved(operator)?;
+    let key = (operator, x.layout().clone(), key);
+    let make = |(_, layout, _): &(_, Layout, Key)| Ok(Plan::<S>::new(layout, x.mesh(), maps()));
+    let plan = x.mesh().cache().get_or_make(key, make)?;
+    let (local, _, mesh) = x.into_parts();
+    let local = combine(&plan.local, local);
+    let local = match &plan.rest {
+        None => local,
+        Some((middle, exchange, rest)) => {
+            let parts = ShardTensor::from_parts(local, middle.clone(), mesh.clone());
+            combine(rest, parts.run_plan(operator, exchange)?)
+        }
+    };
+    Ok(ShardTensor::from_parts(local, plan.output.clone(), mesh))
+}
+
+fn combine<const D: usize, S: Combine>(stage: &S, local: Tensor<D>) -> Tensor<D> {
+    Tensor::from_dispatch(ops::apply(stage.clone(), [local.into_dispatch()]))
+}
+
+impl<S: Combine> Plan<S> {
+    fn new(layout: &Layout, mesh: &DeviceMesh, maps: Vec<(usize, Map)>) -> Self {
+        let position = mesh.position();
+        let stages: Vec<(usize, Stages)> = maps
+            .into_iter()
+            .map(|(dim, map)| (dim, Stages::new(map, layout.extents(dim))))
+            .collect();
+        let extents = |stage: fn(&Stages) -> &[usize]| {
+            let mut extents = layout.all_extents().to_vec();
+            for (dim, stages) in &stages {
+                extents[*dim] = stage(stages).to_vec();
+            }
+            layout.derive(layout.placements().to_vec(), extents)
+        };
+        let (middle, output) = (extents(|s| &s.middle), extents(|s| &s.outputs));
+        let first = stages.iter().filter(|(_, stages)| !stages.local.is_empty());
+        let local =
+            first.map(|(dim, stages)| (*dim, stages.local[layout.part(*dim, position)].clone()));
+        let local = S::new(local.collect());
+        let sharded: Vec<&(usize, Stages)> = stages
+            .iter()
+            .filter(|(dim, _)| layout.is_sharded(*dim))
+            .collect();
+        let rest = (!sharded.is_empty()).then(|| {
+            let need_of = |position: usize| {
+                let mut ranges = middle.local_box(position).ranges().to_vec();
+                for (dim, stages) in &sharded {
+                    ranges[*dim] = stages.reach(&output.local_box(position).ranges()[*dim]);
+                }
+                let runs = ranges.iter().zip(middle.shape());
+                let runs: Vec<_> = runs.map(|(cells, size)| in_place(cells, *size)).collect();
+                Need::product(ranges.iter().map(ExactSizeIterator::len).collect(), &runs)
+            };
+            let exchange = mesh.exchange_plan(Source::Layout(&middle), need_of);
+            let outputs = output.local_box(position);
+            let rest = sharded
+                .iter()
+                .map(|(dim, stages)| (*dim, stages.rest_of(&outputs.ranges()[*dim])));
+            (middle.clone(), Arc::new(exchange), S::new(rest.collect()))
+        });
+        Self {
+            local,
+            rest,
+            output,
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The two stages of a map on the shards of a dim: pure.
+
+use std::ops::Range;
+
+use super::{Map, Taps};
+
+/// A map on the shards of a dim.
+pub(super) struct Stages {
+    /// For every part of the dim the map from its own cells to those that it has in the middle stage; none if they are the
+    /// same.
+    pub local: Vec<Map>,
+    /// The extents of the middle stage.
+    pub middle: Vec<usize>,
+    /// The map from the cells of the middle stage to outputs.
+    rest: Map,
+    /// The extents of the outputs.
+    pub outputs: Vec<usize>,
+}
+
+impl Stages {
+    pub(super) fn new(map: Map, extents: &[usize]) -> Self {
+        let size: usize = extents.iter().sum();
+        let mut start = 0;
+        let parts = extents.iter().map(|extent| {
+            start += extent;
+            start - extent..start
+        });
+        let parts: Vec<Range<usize>> = parts.collect();
+        // The number of outputs before each end of a part: an output belongs to the part of its middle cell.
+        let owned = |part: &Range<usize>| {
+            let middles = map.iter().map(|taps| taps[(taps.len() - 1) / 2].0);
+            middles.filter(|cell| part.contains(cell)).count()
+        };
+        let outputs: Vec<usize> = parts.iter().map(owned).collect();
+        if extents.len() > 1 && map.len() >= size {
+            return Self {
+                local: Vec::new(),
+                middle: extents.to_vec(),
+                rest: map,
+                outputs,
+            };
+        }
+        // Cells of the middle stage lie in the order of parts, and in each of outputs.
+        let mut rest: Map = vec![Taps::new(); map.len()];
+        let mut next = 0;
+        let local = parts.iter().map(|part| {
+            let mut own = Map::new();
+            for (taps, rest) in map.iter().zip(&mut rest) {
+                let held = taps.iter().filter(|(cell, _)| part.contains(cell));
+                let held: Taps = held
+                    .map(|(cell, weight)| (cell - part.start, *weight))
+                    .collect();
+                if !held.is_empty() {
+                    rest.push((next, 1.0));
+                    next += 1;
+                    own.push(held);
+                }
+            }
+            own
+        });
+        let local: Vec<Map> = local.collect();
+        Self {
+            middle: local.iter().map(Vec::len).collect(),
+            local,
+            rest,
+            outputs,
+        }
+    }
+
+    /// The cells of the middle stage that a range of outputs needs, and those between them.
+    pub(super) fn reach(&self, outputs: &Range<usize>) -> Range<usize> {
+        let cells = self.rest[outputs.clone()]
+            .iter()
+            .flatten()
+            .map(|(cell, _)| *cell);
+        match (cells.clone().min(), cells.max()) {
+            (Some(first), Some(last)) => first..last + 1,
+            _ => 0..0,
+        }
+    }
+
+    /// The map to a range of outputs from the cells that they reach.
+    pub(super) fn rest_of(&self, outputs: &Range<usize>) -> Map {
+        let start = self.reach(outputs).start;
+        let taps = self.rest[outputs.clone()].iter();
+        let moved = |(cell, weight): &(usize, f64)| (cell - start, *weight);
+        taps.map(|taps| taps.iter().map(moved).collect()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Windows that do not move back, of random cells.
+    fn map(size: usize) -> impl Strategy<Value = Map> {
+        let window = (0..size, 1..5_usize);
+        prop::collection::vec(window, 1..9).prop_map(move |mut windows| {
+            windows.sort_unstable();
+            let taps = windows.into_iter().map(|(first, count)| {
+                let cells = first..(first + count).min(size);
+                cells.map(|cell| (cell, 1.0 + cell as f64)).collect()
+            });
+            taps.collect()
+        })
+    }
+
+    fn apply(map: &Map, x: &[f64]) -> Vec<f64> {
+        let sum = |taps: &Taps| taps.iter().map(|(cell, weight)| x[*cell] * weight).sum();
+        map.iter().map(sum).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn two_stages_give_what_one_gives(
+            (extents, map) in prop::collection::vec(0..5_usize, 1..5)
+                .prop_filter("cells", |extents| extents.iter().sum::<usize>() > 0)
+                .prop_flat_map(|extents| { let size = extents.iter().sum(); (Just(extents), map(size)) })
+        ) {
+            let size: usize = extents.iter().sum();
+            let x: Vec<f64> = (0..size).map(|cell| (cell * cell) as f64).collect();
+            let stages = Stages::new(map.clone(), &extents);
+            prop_assert_eq!(stages.outputs.iter().sum::<usize>(), map.len());
+            let mut middle = Vec::new();
+            let mut start = 0;
+            for (part, extent) in extents.iter().enumerate() {
+                let own = &x[start..start + extent];
+                start += extent;
+                let own = stages.local.get(part).map_or(own.to_vec(), |map| apply(map, own));
+                prop_assert_eq!(own.len(), stages.middle[part]);
+                middle.extend(own);
+            }
+            let mut found = Vec::new();
+            let mut start = 0;
+            for extent in &stages.outputs {
+                let outputs = start..start + extent;
+                start = outputs.end;
+                found.extend(apply(&stages.rest_of(&outputs), &middle[stages.reach(&outputs)]));
+            }
+            prop_assert_eq!(found, apply(&map, &x));
+        }
+    }
+}

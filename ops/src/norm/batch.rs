@@ -1,0 +1,271 @@
+//! Batch normalization.
+//!
+//! `y = (x − mean) / √(variance + epsilon) · weight + bias`, with mean and variance of each channel: those of the batch and
+//! the field in training, given ones after it. Semantics follow PyTorch's `batch_norm`.
+//!
+//! # Placement
+//! All dims may be sharded; values must be resolved.
+//!
+//! # Communication
+//! In training two means of each channel are summed over the ranks between which batch and field are sharded, and as many
+//! gradients of them backward. With given statistics nothing is sent.
+//!
+//! # Adjoint
+//! That of the formula, through mean and variance in training. Gradients of weight and bias are summed over all ranks between
+//! which `x` is sharded.
+
+use burn::module::RunningState;
+use burn::nn::BatchNorm;
+use burn::tensor::Tensor;
+use halocline_core::{Error, Result, ShardTensor};
+
+use crate::field::{Field, run};
+use crate::golden::{Dims, Golden, output, with_dims};
+use crate::operand::Operand;
+use crate::precision::{cast_shard, wider};
+use crate::rearrange::{distribute_beside, reshape};
+use crate::reduce::mean_dims;
+
+const NAME: &str = "batch_norm";
+
+/// Mean and variance of the population of each channel, `[1, channels, 1, ..]`, without gradient. Every rank holds those of
+/// its channels, and all ranks the same.
+#[derive(Clone, Debug)]
+pub struct BatchStatistics<const D: usize> {
+    /// The means.
+    pub mean: ShardTensor<D>,
+    /// The variances.
+    pub variance: ShardTensor<D>,
+}
+
+/// Normalizes each channel by its mean and variance, and gives these. See the [module](self).
+///
+/// # Errors
+/// A tensor of one dim or without cells; parameters of another size; partial values; a failure of communication.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::norm::batch_norm_train;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("data", 2)])?;
+///     let x = ShardTensor::<3>::full([4, 3, 5], 7.0, &mesh, &[Shard(0)])?;
+///     let (y, statistics) = batch_norm_train(x, None, None, 1e-5)?;
+///     assert_eq!((y.dims(), statistics.mean.dims()), ([4, 3, 5], [1, 3, 1]));
+///     assert_eq!(statistics.mean.local().to_data().iter::<f32>().next(), Some(7.0));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn batch_norm_train<const D: usize>(
+    x: ShardTensor<D>,
+    weight: Option<Operand<1>>,
+    bias: Option<Operand<1>>,
+    epsilon: f64,
+) -> Result<(ShardTensor<D>, BatchStatistics<D>)> {
+    check(&x)?;
+    let dtype = x.local().dtype();
+    let parameters = [parameter(&x, weight)?, parameter(&x, bias)?];
+    let others: Vec<usize> = (0..D).filter(|dim| *dim != 1).collect();
+    let x = cast_shard(x, wider(dtype));
+    let mean = mean_dims(x.clone(), &others)?.resolve();
+    let centred = x - mean.clone();
+    let variance = mean_dims(centred.clone().square(), &others)?.resolve();
+    let y = centred / (variance.clone() + epsilon).sqrt();
+    let statistics = [mean, variance].map(|moments| cast_shard(moments.detach(), dtype));
+    let [mean, variance] = statistics;
+    let y = scaled(cast_shard(y, dtype), parameters);
+    Ok((y, BatchStatistics { mean, variance }))
+}
+
+/// Normalizes each channel by a given mean and variance. See the [module](self).
+///
+/// # Errors
+/// Those of [`batch_norm_train`], and statistics of another size.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::norm::batch_norm;
+///
+/// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 30.0], [3.0, 10.0]]));
+/// let statistics = [Tensor::<1>::from([2.0, 20.0]), Tensor::<1>::from([1.0, 100.0])];
+/// let y = batch_norm(x, statistics.map(Into::into), None, None, 0.0)?;
+/// y.local().to_data().assert_eq(&[[-1.0_f32, 1.0], [1.0, -1.0]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn batch_norm<const D: usize>(
+    x: ShardTensor<D>,
+    [mean, variance]: [Operand<1>; 2],
+    weight: Option<Operand<1>>,
+    bias: Option<Operand<1>>,
+    epsilon: f64,
+) -> Result<ShardTensor<D>> {
+    check(&x)?;
+    let dtype = x.local().dtype();
+    let parameters = [parameter(&x, weight)?, parameter(&x, bias)?];
+    let beside = |moments: Operand<1>| -> Result<ShardTensor<D>> {
+        let moments = parameter(&x, Some(moments))?;
+        Ok(cast_shard(
+            moments.expect("one that was given"),
+            wider(dtype),
+        ))
+    };
+    let (mean, variance) = (beside(mean)?, beside(variance)?);
+    let y = (cast_shard(x, wider(dtype)) - mean) / (variance + epsilon).sqrt();
+    Ok(scaled(cast_shard(y, dtype), parameters))
+}
+
+fn check<const D: usize>(x: &ShardTensor<D>) -> Result<()> {
+    x.require_resolved(NAME)?;
+    if D < 2 || x.dims().contains(&0) {
+        let message = format!("{:?}; expected [batch, channels, ..] with cells", x.dims());
+        return Err(Error::operator(NAME, message));
+    }
+    Ok(())
+}
+
+/// A number for each channel, in the shards of a field.
+fn parameter<const D: usize>(
+    x: &ShardTensor<D>,
+    parameter: Option<Operand<1>>,
+) -> Result<Option<ShardTensor<D>>> {
+    let Some(parameter) = parameter else {
+        return Ok(None);
+    };
+    let channels = x.dims()[1];
+    let (dtype, expected) = (parameter.dtype(), x.local().dtype());
+    if parameter.dims() != [channels] || dtype != expected {
+        let message = format!(
+            "a parameter {:?} of {dtype:?} for {channels} channels of {expected:?}",
+            parameter.dims()
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    let mut shape = [1; D];
+    shape[1] = channels;
+    let parameter: ShardTensor<D> = reshape(parameter.beside(x)?, shape)?;
+    distribute_beside(x, parameter).map(Some)
+}
+
+fn scaled<const D: usize>(
+    y: ShardTensor<D>,
+    [weight, bias]: [Option<ShardTensor<D>>; 2],
+) -> ShardTensor<D> {
+    let y = match weight {
+        Some(weight) => y * weight,
+        None => y,
+    };
+    match bias {
+        Some(bias) => y + bias,
+        None => y,
+    }
+}
+
+/// burn's layer on either kind of tensor. In training it updates the running statistics, by the variance of the population
+/// as burn does: on every rank those of its own module, by the same numbers.
+pub(super) fn batch_norm_of<const D: usize, X: Field<D>>(norm: &BatchNorm, x: X) -> X {
+    run(x, |x| {
+        let [weight, bias] =
+            [&norm.gamma, &norm.beta].map(|parameter| Some(Operand::from(parameter)));
+        if !x.device().is_autodiff() || !norm.training.is_enabled() {
+            let running = [&norm.running_mean, &norm.running_var];
+            let running = running.map(|state| Operand::from(state.value().to_device(&x.device())));
+            return batch_norm(x, running, weight, bias, norm.epsilon);
+        }
+        // Every rank keeps the statistics of all channels.
+        x.require_whole(NAME, 1)?;
+        let (y, BatchStatistics { mean, variance }) =
+            batch_norm_train(x, weight, bias, norm.epsilon)?;
+        update(&norm.running_mean, mean, norm.momentum);
+        update(&norm.running_var, variance, norm.momentum);
+        Ok(y)
+    })
+}
+
+fn update<const D: usize>(state: &RunningState<Tensor<1>>, new: ShardTensor<D>, momentum: f64) {
+    let (new, _, _) = new.into_parts();
+    let channels = new.dims()[1];
+    let new = new.reshape([channels]);
+    let held = state.value_sync().to_device(&new.device());
+    let mixed = held.mul_scalar(1.0 - momentum) + new.mul_scalar(momentum);
+    state.update(mixed.detach());
+}
+
+/// Batch normalization in the registry.
+pub(super) const GOLDEN: Golden = Golden {
+    name: "batch_norm",
+    pytorch: "batch_norm",
+    sharded: Dims::All,
+    travels: [
+        "two means per channel",
+        "two sums per channel; sums of parameters' gradients",
+    ],
+    modules: "`BatchNorm`",
+    run: |case| {
+        let epsilon = case.attributes.number("eps").unwrap_or(1e-5);
+        let (weight, bias) = (case.operand("weight"), case.operand("bias"));
+        with_dims!(case.dims(), D => {
+            output(batch_norm_train(case.input::<D>(0)?, weight, bias, epsilon).map(|(y, _)| y))
+        })
+    },
+};
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::BatchNormConfig;
+    use halocline_core::{Launcher, Shard};
+
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{compare, random};
+
+    /// Results of two steps in training and one after it, and the running statistics: of burn's module and of ours.
+    fn run(ranks: usize, ours: bool) -> Vec<Vec<burn::tensor::TensorData>> {
+        let found = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("data", ranks)])?;
+            let norm = world.init(|device| BatchNormConfig::new(3).init(device))?;
+            let mut found = Vec::new();
+            for step in 0..2 {
+                let x = random([5, 3, 4], "x", step);
+                found.push(match ours {
+                    false => norm.forward(x).into_data(),
+                    true => {
+                        let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?;
+                        let y = x.apply(&norm);
+                        y.full_tensor(halocline_core::LocalGradient::Replicated)
+                            .into_data()
+                    }
+                });
+            }
+            found.push(norm.running_mean.value_sync().into_data());
+            found.push(norm.running_var.value_sync().into_data());
+            Ok(found)
+        });
+        found.unwrap()
+    }
+
+    #[test]
+    fn running_statistics_are_those_of_one_device_on_every_rank() {
+        let expected = run(1, false).remove(0);
+        for ranks in [1, 2, 4] {
+            let all = run(ranks, true);
+            for found in &all {
+                compare(found, &expected, 1e-5, &format!("{ranks} ranks"));
+                assert!(found[2..] == all[0][2..], "ranks differ");
+            }
+        }
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        let x = ShardTensor::solo(Tensor::<2>::ones([3, 4], &Default::default()));
+        let weight = Tensor::<1>::ones([3], &Default::default());
+        let error = batch_norm_train(x, Some(weight.into()), None, 1e-5)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("a parameter [3]"), "{error}");
+    }
+}

@@ -1,0 +1,68 @@
+//! Weight normalization: a direction and a length for each output of a layer.
+//!
+//! `w = v · g / ‖v‖`, with the norm over all dims but one (T. Salimans and D. Kingma, "Weight normalization", 2016).
+//! Semantics follow PyTorch's `weight_norm`.
+//!
+//! # Placement
+//! All dims of `v` may be sharded; values must be resolved.
+//!
+//! # Communication
+//! If a dim that the norm is over is sharded, a sum of each norm over ranks, forward and backward.
+//!
+//! # Adjoint
+//! Of `g` the component of the cotangent along `v`; of `v` the rest, times `g / ‖v‖`.
+
+use halocline_core::{Error, Result, ShardTensor};
+
+use crate::golden::{Dims, Golden, output, with_dims};
+use crate::operand::Operand;
+use crate::rearrange::distribute_beside;
+use crate::reduce::vector_norm;
+
+/// Weights of the directions `v` and the lengths `g`, which have one cell in all dims but `dim`. See the [module](self).
+///
+/// # Errors
+/// A dim that does not exist; lengths of another shape; partial values; a failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::norm::weight_norm;
+///
+/// let v = ShardTensor::solo(Tensor::<2>::from([[3.0, 4.0], [0.0, 2.0]]));
+/// let g = Tensor::<2>::from([[10.0], [1.0]]);
+/// let w = weight_norm(v, g, 0)?;
+/// w.local().to_data().assert_eq(&[[6.0_f32, 8.0], [0.0, 1.0]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn weight_norm<const D: usize>(
+    v: ShardTensor<D>,
+    g: impl Into<Operand<D>>,
+    dim: usize,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "weight_norm";
+    let g = g.into();
+    let expected = std::array::from_fn(|other| if other == dim { v.dims()[dim] } else { 1 });
+    if dim >= D || g.dims() != expected {
+        let message = format!("lengths {:?} along dim {dim} of {:?}", g.dims(), v.dims());
+        return Err(Error::operator(NAME, message));
+    }
+    let others: Vec<usize> = (0..D).filter(|other| *other != dim).collect();
+    let norm = vector_norm(v.clone(), 2.0, &others)?;
+    let g = distribute_beside(&norm, g)?;
+    Ok(v * (g / norm))
+}
+
+/// Weight normalization in the registry.
+pub(super) const GOLDEN: Golden = Golden {
+    name: "weight_norm",
+    pytorch: "weight_norm",
+    sharded: Dims::All,
+    travels: ["a sum of each norm", "the same; sums of lengths' gradients"],
+    modules: "",
+    run: |case| {
+        let dim = case.attributes.list("dim")[0];
+        with_dims!(case.dims(), D => output(weight_norm(case.input::<D>(0)?, case.needed::<D>("g")?, dim)))
+    },
+};

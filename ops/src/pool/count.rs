@@ -1,0 +1,34 @@
+//! The cells that averages count.
+
+use super::PaddingCount;
+use crate::driver::{Padding, Window};
+
+/// The ratio of kernel size and counted cells, for every output of a range; `None` if all ratios of
+/// the whole field are one, so that every rank decides alike.
+pub(super) fn factors(
+    window: &Window,
+    count: PaddingCount,
+    size: usize,
+    outputs: usize,
+    range: std::ops::Range<usize>,
+) -> Option<Vec<f64>> {
+    let Padding { low, high, .. } = window.padding;
+    let padded = -(low as isize)..(size + high) as isize;
+    let counts = |cell: &isize| {
+        let boundary = window.padding.boundary[usize::from(*cell >= 0)];
+        padded.contains(cell)
+            && (count == PaddingCount::Included || boundary.source(*cell, size).is_some())
+    };
+    let counted = |output: usize| {
+        let cells = window.input_range(&(output..output + 1));
+        cells.filter(counts).count().max(1)
+    };
+    let factor = |output: usize| window.kernel as f64 / counted(output) as f64;
+    (0..outputs)
+        .any(|output| counted(output) != window.kernel)
+        .then(|| {
+            range
+                .map(|output| factor(output.min(outputs - 1)))
+                .collect()
+        })
+}

@@ -1,0 +1,58 @@
+//! Norms over windows.
+//!
+//! `y = (Σ |x|^p)^(1/p)` over a window. Semantics follow PyTorch's `lp_pool{1,2,3}d`, but for a `p` that is odd, where `x` may be
+//! negative here.
+//!
+//! # Placement
+//! All dims may be sharded. An output belongs to the rank that holds the middle cell of its window.
+//!
+//! # Communication
+//! The halos of [`avg_pool`], which it is made of.
+//!
+//! # Adjoint
+//! `sign(x) · (|x| / y)^(p − 1)` times the cotangent, added over the windows of a cell; zero for a window of zeros.
+
+use halocline_core::{Error, Result, ShardTensor};
+
+use super::{PaddingCount, PoolOptions, avg_pool};
+use crate::precision::in_f32;
+use crate::reduce::root;
+
+/// The norm of this order over windows, which count padding as zeros. See the [module](self).
+///
+/// # Errors
+/// An order below one; those of [`avg_pool`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::PoolOptions;
+/// use halocline_ops::pool::lp_pool;
+///
+/// let x = ShardTensor::solo(Tensor::<3>::from([[[1.0, -3.0, 5.0, 9.0]]]));
+/// let y = lp_pool(x, 1.0, &PoolOptions::new([2]))?;
+/// y.local().to_data().assert_eq(&[[[4.0_f32, 14.0]]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn lp_pool<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    order: f64,
+    options: &PoolOptions<N>,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "lp_pool";
+    if order.is_nan() || order < 1.0 || order.is_infinite() {
+        let message = format!("a norm of order {order}; expected at least 1");
+        return Err(Error::operator(NAME, message));
+    }
+    x.require_resolved(NAME)?;
+    let cells = options.kernel.iter().product::<usize>() as f64;
+    let options = options.with_count(PaddingCount::Included);
+    in_f32(x, |x| {
+        let powers = match order {
+            2.0 => x.square(),
+            _ => x.abs().powf(order),
+        };
+        Ok(root(avg_pool(powers, &options)? * cells, order))
+    })
+}

@@ -1,0 +1,192 @@
+//! Gather and scatter along a whole dim, by a tensor of indices.
+//!
+//! Along dim 1, `gather` gives `y[b, i] = x[b, index[b, i]]`, and `scatter_add` `y[b, index[b, i]] = x[b, ..] + Σ values[b, i]`
+//! over the `i` with this index. Semantics follow PyTorch.
+//!
+//! # Placement
+//! All dims but that one may be sharded, alike in all tensors. Nothing is sent.
+//!
+//! # Adjoint
+//! Each is the adjoint of the other.
+
+use burn::tensor::{IndexingUpdateOp, Int, Tensor};
+use halocline_core::{Error, Layout, Result, ShardTensor};
+
+use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::place::require_dim;
+use crate::golden::{Dims, Golden, output, with_dims};
+use crate::kernel::flex;
+
+/// Takes, at every place of `index`, the cell of a dim of `x` with this index. See the [module](self).
+///
+/// # Shapes
+/// `index`, and with it the result, may have another size in the dim.
+///
+/// # Errors
+/// A dim that does not exist or is sharded; tensors that lie differently in another dim; an index beyond the dim (found on
+/// CPUs; on other devices the cell is undefined).
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Int, Tensor};
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::rearrange::gather;
+///
+/// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]));
+/// let index = ShardTensor::solo(Tensor::<2, Int>::from([[1, 0, 1], [0, 0, 1]]));
+/// let y = gather(x, 1, index)?;
+/// y.local().to_data().assert_eq(&[[2.0_f32, 1.0, 2.0], [3.0, 3.0, 4.0]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn gather<const D: usize>(
+    x: ShardTensor<D>,
+    dim: usize,
+    index: ShardTensor<D, Int>,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "gather";
+    require_dim(NAME, &x, dim)?;
+    x.require_whole(NAME, dim)?;
+    require_beside(NAME, x.layout(), index.layout(), dim)?;
+    let size = x.dims()[dim];
+    let (index, layout, mesh) = index.into_parts();
+    let (local, from, _) = x.into_parts();
+    let index = places(NAME, index, size)?;
+    let all: Vec<usize> = (0..D).collect();
+    let local = fill_empty(local, &from, &all, NAME, 0.0)?;
+    let local = drop_empty(local.gather(dim, index), &layout, mesh.position(), NAME)?;
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// Adds `values` to the cells of a dim of `x` that `index` has in their places. See the [module](self).
+///
+/// # Shapes
+/// `values` has the shape of `index`, which may have another size than `x` in the dim.
+///
+/// # Errors
+/// Those of [`gather`]; `values` that lie otherwise than `index`; partial values.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Int, Tensor};
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::rearrange::scatter_add;
+///
+/// let x = ShardTensor::solo(Tensor::<1>::from([1.0, 1.0]));
+/// let index = ShardTensor::solo(Tensor::<1, Int>::from([1, 1, 0]));
+/// let values = ShardTensor::solo(Tensor::<1>::from([10.0, 20.0, 5.0]));
+/// let y = scatter_add(x, 0, index, values)?;
+/// y.local().to_data().assert_eq(&[6.0_f32, 31.0].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn scatter_add<const D: usize>(
+    x: ShardTensor<D>,
+    dim: usize,
+    index: ShardTensor<D, Int>,
+    values: ShardTensor<D>,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "scatter_add";
+    require_dim(NAME, &x, dim)?;
+    x.require_resolved(NAME)?;
+    x.require_whole(NAME, dim)?;
+    require_beside(NAME, x.layout(), index.layout(), dim)?;
+    if values.layout() != index.layout() {
+        let message = format!("values {} and index {}", values.layout(), index.layout());
+        return Err(Error::operator(NAME, message));
+    }
+    let size = x.dims()[dim];
+    let (local, layout, mesh) = x.into_parts();
+    let index = places(NAME, index.into_parts().0, size)?;
+    let (values, held, _) = values.into_parts();
+    let all: Vec<usize> = (0..D).collect();
+    let local = fill_empty(local, &layout, &all, NAME, 0.0)?;
+    let values = fill_empty(values, &held, &all, NAME, 0.0)?;
+    let local = local.scatter(dim, index, values, IndexingUpdateOp::Add);
+    let local = drop_empty(local, &layout, mesh.position(), NAME)?;
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// Requires that indices lie as a tensor does, in all dims but one.
+fn require_beside(operator: &str, x: &Layout, index: &Layout, dim: usize) -> Result<()> {
+    let mut extents = x.all_extents().to_vec();
+    extents[dim] = index.extents(dim).to_vec();
+    let alike = x.mesh() == index.mesh()
+        && x.placements() == index.placements()
+        && index.all_extents() == extents;
+    if alike {
+        return Ok(());
+    }
+    let message = format!("index {index} beside {x}; expected the same in all dims but {dim}");
+    Err(Error::operator(operator, message))
+}
+
+/// Indices of a shard, checked on CPUs. A rank without any has one that takes the first cell.
+fn places<const D: usize>(
+    operator: &str,
+    index: Tensor<D, Int>,
+    size: usize,
+) -> Result<Tensor<D, Int>> {
+    if index.dims().contains(&0) {
+        let shape = index.dims().map(|size| size.max(1));
+        return Ok(Tensor::zeros(shape, (&index.device(), index.dtype())));
+    }
+    if flex::runs_on(&index.device()) {
+        let data = index.to_data();
+        let mut found = data.iter::<i64>();
+        if let Some(beyond) = found.find(|index| !(0..size as i64).contains(index)) {
+            let message = format!("index {beyond} of a dim of {size} cells");
+            return Err(Error::operator(operator, message));
+        }
+    }
+    Ok(index)
+}
+
+/// Gather and scatter in the registry.
+pub(super) const GOLDEN: [Golden; 2] = [
+    Golden {
+        name: "gather",
+        pytorch: "gather",
+        sharded: Dims::AllButLast,
+        travels: ["–", "–"],
+        modules: "",
+        run: |case| with_dims!(case.dims(), D => output(gather(case.input::<D>(0)?, D - 1, case.indices(1)?))),
+    },
+    Golden {
+        name: "scatter_add",
+        pytorch: "scatter_add",
+        sharded: Dims::AllButLast,
+        travels: ["–", "–"],
+        modules: "",
+        run: |case| {
+            with_dims!(case.dims(), D => {
+                output(scatter_add(case.input::<D>(0)?, D - 1, case.indices(1)?, case.input(2)?))
+            })
+        },
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use halocline_core::{Launcher, Shard};
+
+    use super::*;
+
+    #[test]
+    fn misuse_is_told() {
+        let refused = Launcher::local(2).run(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let x = ShardTensor::<2>::ones([4, 6], &mesh, &[Shard(0)])?;
+            let index = ShardTensor::<2, Int>::full([4, 2], 6, &mesh, &[Shard(0)])?;
+            let error = gather(x.clone(), 1, index.clone()).unwrap_err().to_string();
+            assert!(error.contains("index 6 of a dim of 6 cells"), "{error}");
+            let columns = ShardTensor::<2, Int>::full([4, 2], 0, &mesh, &[Shard(1)])?;
+            let error = gather(x.clone(), 1, columns).unwrap_err().to_string();
+            assert!(error.contains("in all dims but 1"), "{error}");
+            gather(x, 0, index).map(drop)
+        });
+        let error = refused.unwrap_err().to_string();
+        assert!(
+            error.contains("redistribute(&[Replicate]) first"),
+            "{error}"
+        );
+    }
+}

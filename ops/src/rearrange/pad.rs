@@ -1,0 +1,186 @@
+//! Pad: cells before the first and after the last of a dim.
+//!
+//! `y[i] = x[i − low]`, and beyond the field a constant or what a [`Boundary`](halocline_core::Boundary) gives: the other
+//! end, the mirrored field, or the last cell. Semantics follow PyTorch's `pad` with the modes `constant`, `circular`,
+//! `reflect` and `replicate`, separately for every dim and side.
+//!
+//! # Placement
+//! All dims may be sharded; values must be resolved. Padding belongs to the first and last rank that have cells.
+//!
+//! # Communication
+//! Cells that these ranks lack: of the other end if a dim is periodic, of neighbours if the padding is wider than the shard
+//! that it mirrors.
+//!
+//! # Adjoint
+//! The cotangent of a padded cell is added to that of the cell that it is a copy of.
+
+use halocline_core::{Boundary, Error, Result, ShardTensor, segments};
+
+use crate::driver::Padding;
+use crate::driver::place::{in_place, placed, require_dim};
+use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+
+const NAME: &str = "pad";
+
+/// Pads dims, each by its own padding. Cells beyond a [`Boundary::Zeros`] are `value`.
+///
+/// # Shapes
+/// Each of these dims grows by `low + high`.
+///
+/// # Errors
+/// A dim that does not exist or is given twice; a boundary that takes its cells from a dim without any; a reflection as
+/// wide as the dim; partial values; a failure of communication.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Boundary, Launcher, Shard, ShardTensor};
+/// use halocline_ops::Padding;
+/// use halocline_ops::rearrange::pad;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lon", 2)])?;
+///     let x = ShardTensor::<2>::ones([3, 6], &mesh, &[Shard(1)])?;
+///     let ring = Padding::new(1, Boundary::Periodic);
+///     let y = pad(x, &[(1, ring)], 0.0)?;
+///     assert_eq!((y.dims(), y.layout().extents(1)), ([3, 8], &[4, 4][..]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn pad<const D: usize>(
+    x: ShardTensor<D>,
+    paddings: &[(usize, Padding)],
+    value: f64,
+) -> Result<ShardTensor<D>> {
+    let mut extents = x.layout().all_extents().to_vec();
+    for (i, &(dim, padding)) in paddings.iter().enumerate() {
+        require_dim(NAME, &x, dim)?;
+        if paddings[..i].iter().any(|(other, _)| *other == dim) {
+            let message = format!("dim {dim} is padded twice: {paddings:?}");
+            return Err(Error::operator(NAME, message));
+        }
+        check(dim, x.dims()[dim], &padding)?;
+        let extents = &mut extents[dim];
+        let held = |extent: &usize| *extent > 0;
+        let first = extents.iter().position(held).unwrap_or(0);
+        let last = extents.iter().rposition(held).unwrap_or(0);
+        extents[first] += padding.low;
+        extents[last] += padding.high;
+    }
+    let output = x.layout().derive(x.placements().to_vec(), extents);
+    let sizes = x.dims();
+    let paddings = paddings.to_vec();
+    placed(
+        x,
+        NAME,
+        paddings.clone(),
+        output,
+        value,
+        move |dim, cells| {
+            let Some((_, padding)) = paddings.iter().find(|(padded, _)| *padded == dim) else {
+                return in_place(cells, sizes[dim]);
+            };
+            let shifted = |cell: usize| cell as isize - padding.low as isize;
+            let range = shifted(cells.start)..shifted(cells.end);
+            let [low, high] = padding.boundary;
+            segments(range, sizes[dim], low, high)
+        },
+    )
+}
+
+fn check(dim: usize, size: usize, padding: &Padding) -> Result<()> {
+    for (width, boundary) in [padding.low, padding.high]
+        .into_iter()
+        .zip(padding.boundary)
+    {
+        let message = match boundary {
+            Boundary::Reflect if width > 0 && width >= size => {
+                format!("reflecting {width} cells of dim {dim} needs more than {width}, got {size}")
+            }
+            Boundary::Periodic | Boundary::Replicate if width > 0 && size == 0 => {
+                format!("dim {dim} has no cells that {boundary:?} could repeat")
+            }
+            _ => continue,
+        };
+        return Err(Error::operator(NAME, message));
+    }
+    Ok(())
+}
+
+/// Pad in the registry.
+pub(super) const GOLDEN: Golden = Golden {
+    name: "pad2d",
+    pytorch: "pad",
+    sharded: Dims::All,
+    travels: ["cells beyond the ends that a rank lacks", "the same back"],
+    modules: "",
+    run,
+};
+
+fn run(case: &Case) -> Result<Box<dyn Output>> {
+    let boundary = case.attributes.boundary("mode");
+    let value = case.attributes.number("value").unwrap_or(0.0);
+    let [w, h] = ["pad_w", "pad_h"].map(|key| {
+        let [low, high] = case.attributes.array(key, 0);
+        Padding::zeros(low, high).with_boundary(boundary)
+    });
+    let dims = case.dims();
+    let paddings = [(dims - 1, w), (dims - 2, h)];
+    with_dims!(dims, D => output(pad(case.input::<D>(0)?, &paddings, value)))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+
+    struct Pad(Vec<(usize, Padding)>);
+
+    impl Operator<3, 3> for Pad {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            inputs.remove(0).pad(&self.0, 0.5)
+        }
+    }
+
+    fn padding(low: usize, high: usize, boundary: [Boundary; 2]) -> Padding {
+        Padding {
+            low,
+            high,
+            boundary,
+        }
+    }
+
+    /// Peers, 11 and 13: no circular padding there, and no halo wider than the neighbour's shard.
+    #[test]
+    fn padding_may_differ_by_side_and_be_wider_than_shards() {
+        use Boundary::{Periodic, Reflect, Replicate, Zeros};
+        let pads = [
+            vec![(2, padding(9, 4, [Periodic; 2]))],
+            vec![
+                (1, padding(4, 0, [Reflect; 2])),
+                (2, padding(0, 3, [Replicate; 2])),
+            ],
+            vec![
+                (0, padding(2, 1, [Zeros, Replicate])),
+                (2, padding(6, 1, [Reflect, Zeros])),
+            ],
+        ];
+        for pads in pads {
+            check_op(&Pad(pads), &[[2, 5, 7]], &[], &[0, 1, 2], 1e-6);
+        }
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        let x = ShardTensor::solo(Tensor::<2>::ones([3, 4], &Default::default()));
+        let wide = Padding::new(4, Boundary::Reflect);
+        let error = pad(x.clone(), &[(1, wide)], 0.0).unwrap_err().to_string();
+        assert!(error.contains("reflecting 4 cells of dim 1"), "{error}");
+        let one = Padding::zeros(1, 1);
+        let error = pad(x, &[(1, one), (1, one)], 0.0).unwrap_err().to_string();
+        assert!(error.contains("padded twice"), "{error}");
+    }
+}

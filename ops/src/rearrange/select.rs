@@ -1,0 +1,273 @@
+//! Select: one cell of a dim, or some in any order.
+//!
+//! `select` gives `x[.., index, ..]` without the dim, `index_select` `y[.., i, ..] = x[.., indices[i], ..]`. Semantics follow
+//! PyTorch.
+//!
+//! # Placement
+//! All dims may be sharded. One cell of a sharded dim is a partial sum: the cells on the rank that holds them, and zeros on
+//! others. Indices into a sharded dim give a dim that is sharded as evenly as can be; values must be resolved.
+//!
+//! # Communication
+//! `select` sends nothing. `index_select` sends, along a sharded dim, the cells that change their rank.
+//!
+//! # Adjoint
+//! The cotangents of all copies of a cell are added.
+
+use burn::tensor::{Int, Tensor, TensorData};
+use halocline_core::{
+    Error, Layout, Partial, ReduceOp, Replicate, Result, Segment, Shard, ShardTensor,
+};
+
+use super::narrow::narrow;
+use crate::driver::empty::{drop_empty, fill, fill_empty};
+use crate::driver::place::{in_place, placed, renumbered, require_dim};
+use crate::golden::{Dims, Golden, output, with_dims};
+
+/// Takes one cell of a dim, which goes. The result has `E` dims, one fewer than `x`. See the [module](self).
+///
+/// # Errors
+/// A dim or cell that does not exist; another number of dims; partial values along a sharded dim.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, LocalGradient, Partial, ReduceOp, Shard, ShardTensor};
+/// use halocline_ops::rearrange::select;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<2>::full([5, 3], 7.0, &mesh, &[Shard(0)])?;
+///     let row: ShardTensor<1> = select(x, 0, 4)?; // nothing is sent
+///     assert_eq!(row.placements(), [Partial(ReduceOp::Sum)]);
+///     let row = row.resolve().to_local(LocalGradient::Replicated);
+///     row.into_data().assert_eq(&[7.0_f32; 3].into(), true);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn select<const D: usize, const E: usize>(
+    x: ShardTensor<D>,
+    dim: usize,
+    index: usize,
+) -> Result<ShardTensor<E>> {
+    const NAME: &str = "select";
+    require_dim(NAME, &x, dim)?;
+    if index >= x.dims()[dim] || E + 1 != D {
+        let message = format!(
+            "cell {index} of dim {dim} of {:?}, for a result of {E} dims",
+            x.dims()
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    let sharded = x.layout().is_sharded(dim);
+    if sharded {
+        x.require_resolved(NAME)?;
+    }
+    let cell = narrow(x, dim, index, 1)?;
+    let cell = match sharded {
+        true => term(cell, dim, NAME)?,
+        false => cell,
+    };
+    let mut extents = cell.layout().all_extents().to_vec();
+    extents.remove(dim);
+    Ok(renumbered(cell, extents, |held| {
+        held - usize::from(held > dim)
+    }))
+}
+
+/// A dim with one cell on one rank, as a sum of that cell and zeros.
+fn term<const D: usize>(
+    cell: ShardTensor<D>,
+    dim: usize,
+    operator: &'static str,
+) -> Result<ShardTensor<D>> {
+    let (local, layout, mesh) = cell.into_parts();
+    let local = fill(1, local, &[dim], operator, 0.0)?;
+    let placements = layout.placements().iter().map(|placement| match placement {
+        Shard(held) if *held == dim => Partial(ReduceOp::Sum),
+        other => *other,
+    });
+    let mut extents = layout.all_extents().to_vec();
+    extents[dim] = vec![1];
+    let layout = layout.derive(placements.collect(), extents);
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// Takes these cells of a dim, in this order. See the [module](self).
+///
+/// # Errors
+/// A dim or cell that does not exist; no cells; partial values along a sharded dim; a failure of communication.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::rearrange::index_select;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?;
+///     let y = index_select(x, 0, &[4, 0, 4])?;
+///     assert_eq!(y.layout().extents(0), [2, 1]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn index_select<const D: usize>(
+    x: ShardTensor<D>,
+    dim: usize,
+    indices: &[usize],
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "index_select";
+    require_dim(NAME, &x, dim)?;
+    let size = x.dims()[dim];
+    if let Some(beyond) = indices.iter().find(|index| **index >= size) {
+        let message = format!("cell {beyond} of dim {dim} of {:?}", x.dims());
+        return Err(Error::operator(NAME, message));
+    }
+    if indices.is_empty() {
+        return Err(Error::operator(NAME, "no indices"));
+    }
+    let mut extents = x.layout().all_extents().to_vec();
+    if x.layout().is_sharded(dim) {
+        extents[dim] = even(&x, dim, indices.len())?;
+        let output = x.layout().derive(x.placements().to_vec(), extents);
+        let sizes = x.dims();
+        let key = (dim, indices.to_vec());
+        return placed(x, NAME, key, output, 0.0, |other, cells| {
+            match other == dim {
+                true => runs(&indices[cells.clone()]),
+                false => in_place(cells, sizes[other]),
+            }
+        });
+    }
+    extents[dim] = vec![indices.len()];
+    let (local, from, mesh) = x.into_parts();
+    let layout = from.derive(from.placements().to_vec(), extents);
+    let all: Vec<usize> = (0..D).collect();
+    let local = fill_empty(local, &from, &all, NAME, 0.0)?;
+    let places: Vec<i64> = indices.iter().map(|index| *index as i64).collect();
+    let places = TensorData::new(places, [indices.len()]);
+    let places = Tensor::<1, Int>::from_data(places, &local.device().inner());
+    let local = local.select(dim, places);
+    let local = drop_empty(local, &layout, mesh.position(), NAME)?;
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// Even extents of a dim of so many cells, which is sharded as that of `x`.
+fn even<const D: usize>(x: &ShardTensor<D>, dim: usize, size: usize) -> Result<Vec<usize>> {
+    let placements = x.placements().iter().map(|placement| match placement {
+        Shard(held) if *held == dim => Shard(0),
+        _ => Replicate,
+    });
+    let placements: Vec<_> = placements.collect();
+    let layout = Layout::new(x.layout().mesh(), &[size], &placements)?;
+    Ok(layout.extents(0).to_vec())
+}
+
+/// Runs of neighbouring cells in a list of them.
+fn runs(indices: &[usize]) -> Vec<Segment> {
+    let mut runs: Vec<Segment> = Vec::new();
+    for (dst, &cell) in indices.iter().enumerate() {
+        match runs.last_mut().filter(|run| run.src.end == cell) {
+            Some(run) => run.src.end += 1,
+            None => runs.push(Segment {
+                dst,
+                src: cell..cell + 1,
+                flip: false,
+            }),
+        }
+    }
+    runs
+}
+
+/// Selections in the registry.
+pub(super) const GOLDEN: [Golden; 2] = [
+    Golden {
+        name: "select",
+        pytorch: "select",
+        sharded: Dims::All,
+        travels: ["– (partial if the dim is sharded)", "–"],
+        modules: "",
+        run: |case| {
+            let [dim, index] = ["dim", "index"].map(|key| case.attributes.list(key)[0]);
+            with_dims!(case.dims(), D => {
+                output(select::<D, { if D > 1 { D - 1 } else { 1 } }>(case.input::<D>(0)?, dim, index))
+            })
+        },
+    },
+    Golden {
+        name: "index_select",
+        pytorch: "index_select",
+        sharded: Dims::All,
+        travels: [
+            "cells that change their rank, if the dim is sharded",
+            "the same back",
+        ],
+        modules: "",
+        run: |case| {
+            let dim = case.attributes.list("dim")[0];
+            let indices = case.attributes.list("index");
+            with_dims!(case.dims(), D => output(index_select(case.input::<D>(0)?, dim, &indices)))
+        },
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use halocline_core::{Launcher, Traffic};
+
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+
+    struct Cells(Vec<usize>);
+
+    impl Operator<3, 3> for Cells {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            inputs.remove(0).index_select(1, &self.0)
+        }
+    }
+
+    #[test]
+    fn cells_may_be_taken_several_times_and_in_any_order() {
+        for indices in [vec![3], vec![4, 0, 1, 2, 2, 4, 0, 0]] {
+            check_op(&Cells(indices), &[[2, 5, 3]], &[], &[0, 1, 2], 1e-6);
+        }
+    }
+
+    struct Cell;
+
+    impl Operator<3, 2> for Cell {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 2> {
+            inputs.remove(0).select::<2>(1, 4)
+        }
+    }
+
+    #[test]
+    fn one_cell_of_a_sharded_dim_is_a_partial_sum() {
+        check_op(&Cell, &[[2, 5, 3]], &[], &[0, 1, 2], 1e-6);
+    }
+
+    /// Peers, 14: an `index_select` that gathers.
+    #[test]
+    fn index_select_sends_the_cells_that_it_takes_and_no_others() {
+        Launcher::local(2)
+            .run(|world| {
+                let mesh = world.mesh([("x", 2)])?;
+                let x = ShardTensor::<2>::ones([100, 3], &mesh, &[Shard(0)])?;
+                // The first rank has cells 0 to 49 and takes 10 and 70, the other one 20.
+                let plan = x.dry_run(|x| index_select(x, 0, &[10, 70, 20]))?;
+                assert_eq!(plan.bytes_sent_for(Traffic::Exchange), 3 * 4);
+                Ok(())
+            })
+            .unwrap();
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        let x = ShardTensor::solo(Tensor::<2>::ones([3, 4], &Default::default()));
+        let error = index_select(x.clone(), 1, &[0, 4]).unwrap_err().to_string();
+        assert!(error.contains("cell 4 of dim 1 of [3, 4]"), "{error}");
+        let error = select::<2, 1>(x, 2, 0).unwrap_err().to_string();
+        assert!(error.contains("dim 2 of [3, 4]"), "{error}");
+    }
+}

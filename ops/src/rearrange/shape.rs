@@ -1,0 +1,339 @@
+//! Other numbers of dims for the same cells: unsqueeze, squeeze, reshape, and expand.
+//!
+//! # Placement
+//! Ranks keep their cells, and nothing is sent. A new dim is whole. A dim of one cell that goes and is sharded leaves a
+//! partial sum, of the cell and zeros. In a reshape, sharded dims must stay dims of their own, or be the first of those that
+//! become one or several; the extents of what they become must be whole numbers.
+//!
+//! # Adjoint
+//! The opposite operator: of an expansion the sum over the copies.
+
+use std::ops::Range;
+
+use halocline_core::{Error, Result, ShardTensor};
+
+use super::select::select;
+use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::place::{renumbered, require_dim};
+use crate::golden::{Dims, Golden, output, with_dims};
+
+/// Inserts a dim of one cell, which is dim `dim` of the result. The result has `E` dims, one more than `x`.
+///
+/// # Errors
+/// A dim beyond the last of the result; another number of dims.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::rearrange::unsqueeze;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<2>::ones([5, 3], &mesh, &[Shard(0)])?;
+///     let y: ShardTensor<3> = unsqueeze(x, 0)?;
+///     assert_eq!((y.dims(), y.placements()), ([1, 5, 3], &[Shard(1)][..]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn unsqueeze<const D: usize, const E: usize>(
+    x: ShardTensor<D>,
+    dim: usize,
+) -> Result<ShardTensor<E>> {
+    if dim > D || D + 1 != E {
+        let message = format!(
+            "a new dim {dim} of {:?}, for a result of {E} dims",
+            x.dims()
+        );
+        return Err(Error::operator("unsqueeze", message));
+    }
+    let mut extents = x.layout().all_extents().to_vec();
+    extents.insert(dim, vec![1]);
+    Ok(renumbered(x, extents, |held| {
+        held + usize::from(held >= dim)
+    }))
+}
+
+/// Removes a dim of one cell. The result has `E` dims, one fewer than `x`. If the dim is sharded it is partial, as that of
+/// [`select`].
+///
+/// # Errors
+/// A dim that does not exist or has another number of cells; another number of dims; partial values.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::rearrange::squeeze;
+///
+/// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 2.0]]));
+/// let y: ShardTensor<1> = squeeze(x, 0)?;
+/// y.local().to_data().assert_eq(&[1.0_f32, 2.0].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn squeeze<const D: usize, const E: usize>(
+    x: ShardTensor<D>,
+    dim: usize,
+) -> Result<ShardTensor<E>> {
+    require_dim("squeeze", &x, dim)?;
+    if x.dims()[dim] != 1 {
+        let message = format!("dim {dim} of {:?}; expected one of one cell", x.dims());
+        return Err(Error::operator("squeeze", message));
+    }
+    select(x, dim, 0)
+}
+
+/// Gives the cells another shape, in row-major order. The result has `E` dims.
+///
+/// # Errors
+/// A shape of another number of cells; a sharded dim that the shape does not keep, or with extents that it cuts through, with
+/// the redistribution that helps.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::rearrange::reshape;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<3>::ones([6, 4, 3], &mesh, &[Shard(1)])?;
+///     let y: ShardTensor<4> = reshape(x.clone(), [2, 3, 4, 3])?; // dim 0 becomes two
+///     assert_eq!(y.placements(), [Shard(2)]);
+///     let error = reshape::<3, 2>(x, [24, 3]).unwrap_err().to_string(); // dims 0 and 1 become one
+///     assert!(error.ends_with("redistribute(&[Replicate]) first"));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn reshape<const D: usize, const E: usize>(
+    x: ShardTensor<D>,
+    shape: [usize; E],
+) -> Result<ShardTensor<E>> {
+    const NAME: &str = "reshape";
+    let from = x.dims();
+    let cells = |shape: &[usize]| shape.iter().product::<usize>();
+    if cells(&from) != cells(&shape) {
+        return Err(Error::operator(NAME, format!("{from:?} to {shape:?}")));
+    }
+    let groups = groups(&from, &shape);
+    let mut extents: Vec<Vec<usize>> = shape.iter().map(|size| vec![*size]).collect();
+    let mut moved = [None; D];
+    for dim in (0..D).filter(|dim| x.layout().is_sharded(*dim)) {
+        let kept = groups.iter().find(|(dims, _)| dims.contains(&dim));
+        // Dims of one cell before it change nothing.
+        let kept = kept.filter(|(dims, _)| from[dims.start..dim].iter().all(|size| *size == 1));
+        let kept = kept.and_then(|(dims, into)| {
+            let first = into
+                .clone()
+                .find(|to| shape[*to] != 1)
+                .or(into.clone().next())?;
+            let size = cells(&shape[first + 1..into.end]);
+            (!moved.contains(&Some(first))).then(|| (first, cells(&from[dim + 1..dims.end]), size))
+        });
+        let Some((to, inner, size)) = kept else {
+            x.require_whole(NAME, dim)?;
+            unreachable!("dim {dim} is sharded");
+        };
+        let held = x.layout().extents(dim);
+        if size == 0 || held.iter().any(|extent| extent * inner % size != 0) {
+            let message = format!(
+                "{from:?} to {shape:?}: extents {held:?} of dim {dim} cut through cells of dim {to}; redistribute to \
+                 multiples of {size} cells, or with dim {dim} whole"
+            );
+            return Err(Error::operator(NAME, message));
+        }
+        extents[to] = held.iter().map(|extent| extent * inner / size).collect();
+        moved[dim] = Some(to);
+    }
+    Ok(renumbered(x, extents, |dim| {
+        moved[dim].expect("every sharded dim has its place")
+    }))
+}
+
+/// The ranges of dims of two shapes that hold the same cells, as short as they can be.
+fn groups(from: &[usize], to: &[usize]) -> Vec<(Range<usize>, Range<usize>)> {
+    if from.contains(&0) {
+        return vec![(0..from.len(), 0..to.len())];
+    }
+    let mut found = Vec::new();
+    let (mut i, mut j) = (0, 0);
+    while i < from.len() || j < to.len() {
+        let start = (i, j);
+        let (mut left, mut right) = (1, 1);
+        loop {
+            if left <= right && i < from.len() && (left < right || i == start.0) {
+                left *= from[i];
+                i += 1;
+            } else if j < to.len() && (right < left || j == start.1) {
+                right *= to[j];
+                j += 1;
+            } else {
+                break;
+            }
+        }
+        // Dims of one cell at the end of a shape belong to its last group.
+        if j == to.len() {
+            i += from[i..].iter().take_while(|size| **size == 1).count();
+        }
+        if i == from.len() {
+            j += to[j..].iter().take_while(|size| **size == 1).count();
+        }
+        found.push((start.0..i, start.1..j));
+    }
+    found
+}
+
+/// Repeats dims of one cell up to these sizes; other dims keep theirs. Nothing is sent: a dim that grows is whole.
+///
+/// # Errors
+/// A size other than that of a dim of several cells; a sharded dim that would grow, with the redistribution that helps.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::rearrange::expand;
+///
+/// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 2.0]]));
+/// let y = expand(x, [2, 2])?;
+/// y.local().to_data().assert_eq(&[[1.0_f32, 2.0], [1.0, 2.0]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn expand<const D: usize>(x: ShardTensor<D>, sizes: [usize; D]) -> Result<ShardTensor<D>> {
+    const NAME: &str = "expand";
+    let grows = |dim: &usize| x.dims()[*dim] != sizes[*dim];
+    let mut extents = x.layout().all_extents().to_vec();
+    for dim in (0..D).filter(grows) {
+        if x.dims()[dim] != 1 || sizes[dim] == 0 {
+            let message = format!("{:?} to {sizes:?}; only dims of one cell grow", x.dims());
+            return Err(Error::operator(NAME, message));
+        }
+        x.require_whole(NAME, dim)?;
+        extents[dim] = vec![sizes[dim]];
+    }
+    let (local, from, mesh) = x.into_parts();
+    let layout = from.derive(from.placements().to_vec(), extents);
+    let all: Vec<usize> = (0..D).collect();
+    let local = fill_empty(local, &from, &all, NAME, 0.0)?;
+    let shape = layout
+        .local_shape(mesh.position())
+        .into_iter()
+        .map(|size| size.max(1));
+    let shape: Vec<usize> = shape.collect();
+    let shape: [usize; D] = shape.try_into().expect("as many dims");
+    let local = drop_empty(local.expand(shape), &layout, mesh.position(), NAME)?;
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// Other shapes in the registry.
+pub(super) const GOLDEN: [Golden; 4] = [
+    Golden {
+        name: "unsqueeze",
+        pytorch: "unsqueeze",
+        sharded: Dims::All,
+        travels: ["–", "–"],
+        modules: "",
+        run: |case| {
+            let dim = case.attributes.list("dim")[0];
+            with_dims!(case.dims(), D => output(unsqueeze::<D, { D + 1 }>(case.input::<D>(0)?, dim)))
+        },
+    },
+    Golden {
+        name: "squeeze",
+        pytorch: "squeeze",
+        sharded: Dims::All,
+        travels: ["– (partial if the dim is sharded)", "–"],
+        modules: "",
+        run: |case| {
+            let dim = case.attributes.list("dim")[0];
+            with_dims!(case.dims(), D => {
+                output(squeeze::<D, { if D > 1 { D - 1 } else { 1 } }>(case.input::<D>(0)?, dim))
+            })
+        },
+    },
+    Golden {
+        name: "reshape",
+        pytorch: "reshape",
+        sharded: Dims::Leading(2),
+        travels: ["–", "–"],
+        modules: "",
+        run: |case| {
+            let shape = case.attributes.list("shape");
+            with_dims!(case.dims(), D => with_dims!(shape.len(), E => {
+                output(reshape::<D, E>(case.input::<D>(0)?, case.attributes.array("shape", 1)))
+            }))
+        },
+    },
+    Golden {
+        name: "expand",
+        pytorch: "expand",
+        sharded: Dims::AllButChannels,
+        travels: ["–", "–"],
+        modules: "",
+        run: |case| with_dims!(case.dims(), D => output(expand(case.input::<D>(0)?, case.attributes.array("size", 1)))),
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+    use halocline_core::{Launcher, Shard};
+
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+
+    #[test]
+    fn dims_that_hold_the_same_cells_are_found() {
+        assert_eq!(
+            groups(&[6, 4, 3], &[2, 3, 4, 3]),
+            [(0..1, 0..2), (1..2, 2..3), (2..3, 3..4)]
+        );
+        assert_eq!(groups(&[2, 6], &[4, 3]), [(0..2, 0..2)]);
+        assert_eq!(groups(&[2, 1, 3], &[2, 3, 1]), [(0..1, 0..1), (1..3, 1..3)]);
+        assert_eq!(groups(&[1, 5], &[5]), [(0..2, 0..1)]);
+        assert_eq!(groups(&[1], &[1, 1]), [(0..1, 0..2)]);
+    }
+
+    struct Around;
+
+    impl Operator<3, 3> for Around {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            let x: Rank<X, 5> = inputs.remove(0).reshape([4, 1, 5, 2, 3]);
+            let x: Rank<X, 4> = (x.clone() * x).reshape([4, 5, 6, 1]);
+            let x: Rank<X, 4> = x.squeeze::<3>(3).unsqueeze::<4>(1);
+            x.expand([4, 3, 5, 6]).sum_dims(&[1]).squeeze::<3>(1)
+        }
+    }
+
+    #[test]
+    fn shards_keep_their_cells() {
+        check_op(&Around, &[[4, 5, 6]], &[], &[0, 1], 1e-5);
+    }
+
+    struct OneRow;
+
+    impl Operator<3, 2> for OneRow {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 2> {
+            inputs.remove(0).squeeze::<2>(1)
+        }
+    }
+
+    #[test]
+    fn one_sharded_cell_leaves_a_partial_sum() {
+        check_op(&OneRow, &[[4, 1, 6]], &[], &[0, 1, 2], 1e-6);
+    }
+
+    #[test]
+    fn shapes_that_cut_through_shards_are_refused() {
+        let refused = Launcher::local(2).run(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let x = ShardTensor::<2>::ones([6, 5], &mesh, &[Shard(0)])?;
+            let error = expand(x.clone(), [6, 6]).unwrap_err().to_string();
+            assert!(error.contains("only dims of one cell"), "{error}");
+            reshape::<2, 2>(x, [3, 10]).map(drop)
+        });
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("multiples of 10 cells"), "{error}");
+    }
+}

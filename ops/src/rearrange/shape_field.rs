@@ -1,0 +1,155 @@
+//! Other numbers of dims, as methods.
+
+use super::{chunk, expand, reshape, select, split, squeeze, stack, unsqueeze};
+use crate::field::{Field, Rank, run};
+
+/// Other numbers of dims and parts of a tensor, as methods.
+pub trait ShapeField<const D: usize>: Field<D> {
+    /// Inserts a dim of one cell. See [`unsqueeze`](fn@unsqueeze).
+    ///
+    /// # Panics
+    /// Panics where [`unsqueeze`](fn@unsqueeze) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ShapeField;
+    ///
+    /// let y = ShapeField::unsqueeze::<2>(Tensor::<1>::from([1.0, 2.0]), 1);
+    /// assert_eq!(y.dims(), [2, 1]);
+    /// ```
+    #[must_use]
+    fn unsqueeze<const E: usize>(self, dim: usize) -> Rank<Self, E> {
+        run(self, |x| unsqueeze::<D, E>(x, dim))
+    }
+
+    /// Removes a dim of one cell. See [`squeeze`](fn@squeeze).
+    ///
+    /// # Panics
+    /// Panics where [`squeeze`](fn@squeeze) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ShapeField;
+    ///
+    /// let y = ShapeField::squeeze::<1>(Tensor::<2>::from([[1.0, 2.0]]), 0);
+    /// assert_eq!(y.dims(), [2]);
+    /// ```
+    #[must_use]
+    fn squeeze<const E: usize>(self, dim: usize) -> Rank<Self, E> {
+        run(self, |x| squeeze::<D, E>(x, dim))
+    }
+
+    /// Takes one cell of a dim, which goes. See [`select`](fn@select).
+    ///
+    /// # Panics
+    /// Panics where [`select`](fn@select) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ShapeField;
+    ///
+    /// let y = ShapeField::select::<1>(Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]), 0, 1);
+    /// y.into_data().assert_eq(&[3.0_f32, 4.0].into(), true);
+    /// ```
+    #[must_use]
+    fn select<const E: usize>(self, dim: usize, index: usize) -> Rank<Self, E> {
+        run(self, |x| select::<D, E>(x, dim, index))
+    }
+
+    /// Gives the cells another shape. See [`reshape`](fn@reshape).
+    ///
+    /// # Panics
+    /// Panics where [`reshape`](fn@reshape) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ShapeField;
+    ///
+    /// let y = ShapeField::reshape(Tensor::<1>::from([1.0, 2.0, 3.0, 4.0]), [2, 2]);
+    /// y.into_data().assert_eq(&[[1.0_f32, 2.0], [3.0, 4.0]].into(), true);
+    /// ```
+    #[must_use]
+    fn reshape<const E: usize>(self, shape: [usize; E]) -> Rank<Self, E> {
+        run(self, |x| reshape::<D, E>(x, shape))
+    }
+
+    /// Repeats dims of one cell up to these sizes. See [`expand`](fn@expand).
+    ///
+    /// # Panics
+    /// Panics where [`expand`](fn@expand) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ShapeField;
+    ///
+    /// let y = ShapeField::expand(Tensor::<2>::from([[1.0, 2.0]]), [2, 2]);
+    /// y.into_data().assert_eq(&[[1.0_f32, 2.0], [1.0, 2.0]].into(), true);
+    /// ```
+    #[must_use]
+    fn expand(self, sizes: [usize; D]) -> Self {
+        run(self, |x| expand(x, sizes))
+    }
+
+    /// Stacks tensors along a new dim. See [`stack`](fn@stack).
+    ///
+    /// # Panics
+    /// Panics where [`stack`](fn@stack) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ShapeField;
+    ///
+    /// let parts = vec![Tensor::<1>::from([1.0, 2.0]), Tensor::<1>::from([3.0, 4.0])];
+    /// let y = ShapeField::stack::<2>(parts, 0);
+    /// y.into_data().assert_eq(&[[1.0_f32, 2.0], [3.0, 4.0]].into(), true);
+    /// ```
+    #[must_use]
+    fn stack<const E: usize>(tensors: Vec<Self>, dim: usize) -> Rank<Self, E> {
+        let tensors = tensors.into_iter().map(Self::into_shard).collect();
+        Field::from_shard(stack::<D, E>(tensors, dim).unwrap_or_else(|error| error.raise()))
+    }
+
+    /// Splits a dim into parts of these sizes. See [`split`](fn@split).
+    ///
+    /// # Panics
+    /// Panics where [`split`](fn@split) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ShapeField;
+    ///
+    /// let parts = ShapeField::split_sizes(Tensor::<1>::from([1.0, 2.0, 3.0]), &[1, 2], 0);
+    /// parts[1].to_data().assert_eq(&[2.0_f32, 3.0].into(), true);
+    /// ```
+    fn split_sizes(self, sizes: &[usize], dim: usize) -> Vec<Self> {
+        let parts = split(self.into_shard(), sizes, dim).unwrap_or_else(|error| error.raise());
+        parts.into_iter().map(Self::from_shard).collect()
+    }
+
+    /// Splits a dim into so many parts, or fewer. See [`chunk`](fn@chunk).
+    ///
+    /// # Panics
+    /// Panics where [`chunk`](fn@chunk) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ShapeField;
+    ///
+    /// let parts = ShapeField::chunk(Tensor::<1>::from([1.0, 2.0, 3.0]), 2, 0);
+    /// parts[0].to_data().assert_eq(&[1.0_f32, 2.0].into(), true);
+    /// ```
+    fn chunk(self, count: usize, dim: usize) -> Vec<Self> {
+        let parts = chunk(self.into_shard(), count, dim).unwrap_or_else(|error| error.raise());
+        parts.into_iter().map(Self::from_shard).collect()
+    }
+}
+
+impl<const D: usize, X: Field<D>> ShapeField<D> for X {}

@@ -1,0 +1,179 @@
+//! Slice: every so many cells of a range of a dim.
+//!
+//! `y[i] = x[start + i · step]`. Semantics follow PyTorch's `x[start:end:step]`.
+//!
+//! # Placement
+//! All dims may be sharded; each rank keeps its own cells, and nothing is sent.
+//!
+//! # Adjoint
+//! The cotangent at the cells of the slice, zero elsewhere.
+
+use std::ops::Range;
+
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::{Shape, Slice, Tensor};
+use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank};
+use halocline_core::{Error, Result, ShardTensor};
+
+use crate::driver::place::require_dim;
+use crate::golden::{Dims, Golden, output, with_dims};
+
+const NAME: &str = "slice";
+
+/// Takes every `step`-th cell of a range of a dim.
+///
+/// # Errors
+/// A dim that does not exist; a step of zero; a range without cells or beyond the dim's end.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::rearrange::slice;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<1>::ones([7], &mesh, &[Shard(0)])?; // cells 0 to 3, and 4 to 6
+///     let y = slice(x, 0, 1..7, 2)?; // cells 1, 3 and 5
+///     assert_eq!(y.layout().extents(0), [2, 1]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn slice<const D: usize>(
+    x: ShardTensor<D>,
+    dim: usize,
+    range: Range<usize>,
+    step: usize,
+) -> Result<ShardTensor<D>> {
+    require_dim(NAME, &x, dim)?;
+    if step == 0 || range.is_empty() || range.end > x.dims()[dim] {
+        let message = format!(
+            "{range:?} in steps of {step} of dim {dim} of {:?}",
+            x.dims()
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    let (local, layout, mesh) = x.into_parts();
+    // How many cells of the slice come before a cell of the dim.
+    let before = |cell: usize| {
+        cell.clamp(range.start, range.end)
+            .abs_diff(range.start)
+            .div_ceil(step)
+    };
+    let mut extents = layout.all_extents().to_vec();
+    let mut start = 0;
+    for extent in &mut extents[dim] {
+        let cells = start..start + *extent;
+        start = cells.end;
+        *extent = before(cells.end) - before(cells.start);
+    }
+    let output = layout.derive(layout.placements().to_vec(), extents);
+    let cells = layout.local_box(mesh.position()).ranges()[dim].clone();
+    let cut = Strided {
+        dim,
+        first: (range.start + before(cells.start) * step).saturating_sub(cells.start),
+        step,
+        shape: output.local_shape(mesh.position()),
+    };
+    let local: Tensor<D> = Tensor::from_dispatch(ops::apply(cut, [local.into_dispatch()]));
+    Ok(ShardTensor::from_parts(local, output, mesh))
+}
+
+/// Cells of a shard at equal distances in one dim. burn's slice would leave the graph of a rank without any.
+#[derive(Debug)]
+struct Strided {
+    dim: usize,
+    first: usize,
+    step: usize,
+    /// The shape of the result.
+    shape: Vec<usize>,
+}
+
+impl Strided {
+    fn slices(&self) -> Vec<Slice> {
+        let along = |(dim, &size): (usize, &usize)| {
+            if dim == self.dim {
+                let end = self.first + (size - 1) * self.step + 1;
+                Slice::new(self.first as isize, Some(end as isize), self.step as isize)
+            } else {
+                Slice::from(0..size)
+            }
+        };
+        self.shape.iter().enumerate().map(along).collect()
+    }
+}
+
+impl Operator for Strided {
+    /// The shape of the input.
+    type Saved = Shape;
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn recompute(&self) -> Recompute {
+        Recompute::WithCheckpointing
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
+        let x = inputs.remove(0);
+        let shape = x.shape();
+        Ok(match self.shape.contains(&0) {
+            true => (blank(&x, &self.shape, None), shape),
+            false => (Dispatch::float_slice(x, &self.slices()), shape),
+        })
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
+        let zeros = blank(&pass.cotangent, pass.saved, Some(0.0));
+        Ok(vec![Some(match self.shape.contains(&0) {
+            true => zeros,
+            false => Dispatch::float_slice_assign(zeros, &self.slices(), pass.cotangent),
+        })])
+    }
+}
+
+/// Slice in the registry.
+pub(super) const GOLDEN: Golden = Golden {
+    name: "slice",
+    pytorch: "x[start:end:step]",
+    sharded: Dims::All,
+    travels: ["–", "–"],
+    modules: "",
+    run: |case| {
+        let [dim, start, end, step] =
+            ["dim", "start", "end", "step"].map(|key| case.attributes.list(key)[0]);
+        with_dims!(case.dims(), D => output(slice(case.input::<D>(0)?, dim, start..end, step)))
+    },
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+
+    struct Steps;
+
+    impl Operator<3, 3> for Steps {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            inputs.remove(0).slice_dim(2, 1..7, 4).slice_dim(1, 0..5, 2)
+        }
+    }
+
+    #[test]
+    fn steps_of_sharded_dims() {
+        check_op(&Steps, &[[2, 5, 7]], &[], &[0, 1, 2], 1e-6);
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        let x = ShardTensor::solo(Tensor::<2>::ones([3, 4], &Default::default()));
+        let error = slice(x, 1, 1..5, 2).unwrap_err().to_string();
+        assert!(
+            error.contains("1..5 in steps of 2 of dim 1 of [3, 4]"),
+            "{error}"
+        );
+    }
+}

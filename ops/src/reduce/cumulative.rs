@@ -1,0 +1,226 @@
+//! Sums and products up to each cell of a dim.
+//!
+//! `y[i] = Σ_{j ≤ i} x[j]`, or the product. Semantics follow PyTorch's `cumsum` and `cumprod`.
+//!
+//! # Placement
+//! All dims may be sharded; values must be resolved. The result has the layout of `x`.
+//!
+//! # Communication
+//! If the dim is sharded, every rank receives the totals of the ranks before it, one cell of each line from each; backward
+//! their gradients return.
+//!
+//! # Adjoint
+//! Of a sum, the sum of the cotangents from each cell on; of a product, that sum of cotangents times the products of all
+//! other cells, which is exact for cells that are zero.
+
+use burn::tensor::Tensor;
+use halocline_core::{DeviceMesh, IndexBox, Layout, Need, Piece, Result, ShardTensor, Source};
+
+use super::check_dims;
+use crate::driver::empty::{drop_empty, fill_empty};
+use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+use crate::precision::in_f32;
+
+/// The sums up to each cell of a dim. See the [module](self).
+///
+/// # Errors
+/// A dim that does not exist; partial values; a failure of communication.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_ops::reduce::cumsum;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?;
+///     let y = cumsum(x, 0)?.full_tensor(LocalGradient::Replicated);
+///     y.into_data().assert_eq(&[1.0_f32, 2.0, 3.0, 4.0, 5.0].into(), true);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn cumsum<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
+    cumulative(
+        x,
+        "cumsum",
+        dim,
+        &Scan {
+            neutral: 0.0,
+            scan: Tensor::cumsum,
+            join: |x, before| x + before,
+        },
+    )
+}
+
+/// The products up to each cell of a dim. See the [module](self).
+///
+/// # Errors
+/// Those of [`cumsum`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::reduce::cumprod;
+///
+/// let x = ShardTensor::solo(Tensor::<1>::from([2.0, 3.0, -1.0]));
+/// let y = cumprod(x, 0)?;
+/// y.local().to_data().assert_eq(&[2.0_f32, 6.0, -6.0].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn cumprod<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
+    cumulative(
+        x,
+        "cumprod",
+        dim,
+        &Scan {
+            neutral: 1.0,
+            scan: Tensor::cumprod,
+            join: |x, before| x * before,
+        },
+    )
+}
+
+/// A sum or product.
+struct Scan<const D: usize> {
+    neutral: f64,
+    scan: fn(Tensor<D>, usize) -> Tensor<D>,
+    join: fn(Tensor<D>, Tensor<D>) -> Tensor<D>,
+}
+
+fn cumulative<const D: usize>(
+    x: ShardTensor<D>,
+    operator: &'static str,
+    dim: usize,
+    scan: &Scan<D>,
+) -> Result<ShardTensor<D>> {
+    check_dims::<D>(operator, &[dim])?;
+    x.require_resolved(operator)?;
+    in_f32(x, |x| {
+        let all: Vec<usize> = (0..D).collect();
+        let (local, layout, mesh) = x.into_parts();
+        let local = fill_empty(local, &layout, &all, operator, scan.neutral)?;
+        let mut y = (scan.scan)(local, dim);
+        if layout.is_sharded(dim) {
+            let last = y.dims()[dim] - 1;
+            let total = y.clone().narrow(dim, last, 1);
+            let before = before(total, &layout, &mesh, operator, dim, scan)?;
+            y = (scan.join)(y, before);
+        }
+        let y = drop_empty(y, &layout, mesh.position(), operator)?;
+        Ok(ShardTensor::from_parts(y, layout, mesh))
+    })
+}
+
+/// The totals of all ranks before this one along a dim, joined.
+fn before<const D: usize>(
+    total: Tensor<D>,
+    layout: &Layout,
+    mesh: &DeviceMesh,
+    operator: &'static str,
+    dim: usize,
+    scan: &Scan<D>,
+) -> Result<Tensor<D>> {
+    let parts = layout.extents(dim).len();
+    let mut extents = layout.all_extents().to_vec();
+    extents[dim] = vec![1; parts];
+    let totals = layout.derive(layout.placements().to_vec(), extents);
+    let total = drop_empty(total, &totals, mesh.position(), operator)?;
+    let total = ShardTensor::from_parts(total, totals, mesh.clone());
+    let key = (operator, total.layout().clone(), dim);
+    let plan = mesh.cache().get_or_make(key, |(_, totals, dim)| {
+        // One cell for each rank on every rank, so that all assemble the same shape.
+        let need_of = |position: usize| {
+            let mut cells = totals.local_box(position).ranges().to_vec();
+            cells[*dim] = 0..totals.part(*dim, position);
+            let cells = IndexBox::new(cells);
+            let mut shape = cells.shape();
+            shape[*dim] = totals.shape()[*dim];
+            let pieces = (cells.volume() > 0).then(|| Piece {
+                dst: vec![0; shape.len()],
+                flip: vec![false; shape.len()],
+                src: cells,
+            });
+            Need {
+                shape,
+                pieces: pieces.into_iter().collect(),
+            }
+        };
+        let plan = mesh.exchange_plan(Source::Layout(totals), need_of);
+        Ok(plan.with_fill(scan.neutral))
+    })?;
+    let others = total.run_plan(operator, &plan)?;
+    let all: Vec<usize> = (0..D).collect();
+    let others = fill_empty(others, total.layout(), &all, operator, scan.neutral)?;
+    Ok((scan.scan)(others, dim).narrow(dim, parts - 1, 1))
+}
+
+/// Cumulative sums and products in the registry.
+pub(super) const GOLDEN: [Golden; 2] = [
+    golden("cumsum", |case| {
+        let dim = case.attributes.list("dim")[0];
+        with_dims!(case.dims(), D => output(cumsum(case.input::<D>(0)?, dim)))
+    }),
+    golden("cumprod", |case| {
+        let dim = case.attributes.list("dim")[0];
+        with_dims!(case.dims(), D => output(cumprod(case.input::<D>(0)?, dim)))
+    }),
+];
+
+const fn golden(name: &'static str, run: fn(&Case) -> Result<Box<dyn Output>>) -> Golden {
+    Golden {
+        name,
+        pytorch: name,
+        sharded: Dims::All,
+        travels: [
+            "totals of ranks before, if the dim is sharded",
+            "their gradients",
+        ],
+        modules: "",
+        run,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use halocline_core::{Launcher, LocalGradient, Shard};
+
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+
+    struct Both;
+
+    impl Operator<3, 3> for Both {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            let x = inputs.remove(0);
+            x.clone().cumsum(2) + x.cumprod(1)
+        }
+    }
+
+    #[test]
+    fn totals_are_carried_between_ranks() {
+        check_op(&Both, &[[2, 5, 7]], &[], &[0, 1, 2], 1e-5);
+    }
+
+    #[test]
+    fn products_with_zeros_have_exact_gradients_across_ranks() {
+        let gradient = |ranks: usize| {
+            let found = Launcher::local(ranks).collect(|world| {
+                let mesh = world.mesh([("x", ranks)])?;
+                let x = Tensor::<1>::from_floats([2.0, 0.0, 3.0, 0.0, 5.0, 7.0], world.device());
+                let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?.require_grad();
+                let gradients = ReduceField::sum(cumprod(x.clone(), 0)?).backward();
+                let gradient = x.grad(&gradients).expect("a gradient");
+                Ok(gradient.full_tensor(LocalGradient::Replicated).into_data())
+            });
+            found.unwrap().remove(0)
+        };
+        // The derivative of 2 + 2·0 + 2·0·3 + … by each factor.
+        let expected = [1.0_f32, 8.0, 0.0, 0.0, 0.0, 0.0];
+        for ranks in 1..4 {
+            gradient(ranks).assert_eq(&expected.into(), true);
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Statistics as methods.
+
+use burn::tensor::Int;
+use halocline_core::ShardTensor;
+
+use super::{argmax, argmin, cumprod, cumsum, std_dims, topk, var_dims, vector_norm};
+use crate::field::{Field, run};
+
+/// Statistics along dims, as methods.
+pub trait StatisticsField<const D: usize>: Field<D> {
+    /// The variance over dims, which keep one cell. See [`var_dims`](fn@var_dims).
+    ///
+    /// # Panics
+    /// Panics where [`var_dims`](fn@var_dims) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::StatisticsField;
+    ///
+    /// let y = Tensor::<1>::from([1.0, 3.0]).var_dims(&[0], 1.0);
+    /// assert_eq!(y.into_scalar::<f32>(), 2.0);
+    /// ```
+    #[must_use]
+    fn var_dims(self, dims: &[usize], correction: f64) -> Self {
+        run(self, |x| var_dims(x, dims, correction))
+    }
+
+    /// The standard deviation over dims, which keep one cell. See [`std_dims`](fn@std_dims).
+    ///
+    /// # Panics
+    /// Panics where [`std_dims`](fn@std_dims) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::StatisticsField;
+    ///
+    /// let y = Tensor::<1>::from([1.0, 3.0]).std_dims(&[0], 0.0);
+    /// assert_eq!(y.into_scalar::<f32>(), 1.0);
+    /// ```
+    #[must_use]
+    fn std_dims(self, dims: &[usize], correction: f64) -> Self {
+        run(self, |x| std_dims(x, dims, correction))
+    }
+
+    /// The norm over dims, which keep one cell. See [`vector_norm`](fn@vector_norm).
+    ///
+    /// # Panics
+    /// Panics where [`vector_norm`](fn@vector_norm) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::StatisticsField;
+    ///
+    /// let y = Tensor::<1>::from([1.0, -3.0]).vector_norm(f64::INFINITY, &[0]);
+    /// assert_eq!(y.into_scalar::<f32>(), 3.0);
+    /// ```
+    #[must_use]
+    fn vector_norm(self, order: f64, dims: &[usize]) -> Self {
+        run(self, |x| vector_norm(x, order, dims))
+    }
+
+    /// The sums up to each cell of a dim. See [`cumsum`](fn@cumsum).
+    ///
+    /// # Panics
+    /// Panics where [`cumsum`](fn@cumsum) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::StatisticsField;
+    ///
+    /// let y = StatisticsField::cumsum(Tensor::<1>::from([1.0, 3.0]), 0);
+    /// y.into_data().assert_eq(&[1.0_f32, 4.0].into(), true);
+    /// ```
+    #[must_use]
+    fn cumsum(self, dim: usize) -> Self {
+        run(self, |x| cumsum(x, dim))
+    }
+
+    /// The products up to each cell of a dim. See [`cumprod`](fn@cumprod).
+    ///
+    /// # Panics
+    /// Panics where [`cumprod`](fn@cumprod) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::StatisticsField;
+    ///
+    /// let y = StatisticsField::cumprod(Tensor::<1>::from([2.0, 3.0]), 0);
+    /// y.into_data().assert_eq(&[2.0_f32, 6.0].into(), true);
+    /// ```
+    #[must_use]
+    fn cumprod(self, dim: usize) -> Self {
+        run(self, |x| cumprod(x, dim))
+    }
+
+    /// The index of the first maximum along a dim, which keeps one cell. See [`argmax`](fn@argmax).
+    ///
+    /// # Panics
+    /// Panics where [`argmax`](fn@argmax) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::StatisticsField;
+    ///
+    /// let index = StatisticsField::argmax(Tensor::<1>::from([1.0, 3.0]), 0);
+    /// assert_eq!(index.into_parts().0.into_scalar::<i64>(), 1);
+    /// ```
+    fn argmax(self, dim: usize) -> ShardTensor<D, Int> {
+        argmax(self.into_shard(), dim).unwrap_or_else(|error| error.raise())
+    }
+
+    /// The index of the first minimum along a dim, which keeps one cell. See [`argmin`](fn@argmin).
+    ///
+    /// # Panics
+    /// Panics where [`argmin`](fn@argmin) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::StatisticsField;
+    ///
+    /// let index = StatisticsField::argmin(Tensor::<1>::from([1.0, 3.0]), 0);
+    /// assert_eq!(index.into_parts().0.into_scalar::<i64>(), 0);
+    /// ```
+    fn argmin(self, dim: usize) -> ShardTensor<D, Int> {
+        argmin(self.into_shard(), dim).unwrap_or_else(|error| error.raise())
+    }
+
+    /// The `count` largest cells of a whole dim, in descending order, and their indices. See
+    /// [`topk`](fn@topk).
+    ///
+    /// # Panics
+    /// Panics where [`topk`](fn@topk) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::StatisticsField;
+    ///
+    /// let (largest, _) = StatisticsField::topk(Tensor::<1>::from([1.0, 3.0, 2.0]), 2, 0);
+    /// largest.into_data().assert_eq(&[3.0_f32, 2.0].into(), true);
+    /// ```
+    fn topk(self, count: usize, dim: usize) -> (Self, ShardTensor<D, Int>) {
+        let found = topk(self.into_shard(), count, dim);
+        let (values, indices) = found.unwrap_or_else(|error| error.raise());
+        (Self::from_shard(values), indices)
+    }
+}
+
+impl<const D: usize, X: Field<D>> StatisticsField<D> for X {}

@@ -1,0 +1,167 @@
+//! Variance and standard deviation.
+//!
+//! `Σ (x − mean)² / (n − correction)` over dims: of the population for a correction of 0, the unbiased estimate for 1.
+//! Deviations are from the mean of the whole field, so nothing cancels; they are squared in f32 at least. Semantics follow
+//! PyTorch's `var` and `std`.
+//!
+//! # Shapes
+//! Reduced dims keep one cell each.
+//!
+//! # Placement
+//! All dims may be sharded; values must be resolved. An axis over which a reduced dim is sharded becomes a partial sum of the
+//! variance; the standard deviation is resolved.
+//!
+//! # Communication
+//! If a reduced dim is sharded, the mean is summed over ranks, and for the standard deviation the variance, too. The backward
+//! pass sends nothing.
+//!
+//! # Adjoint
+//! `2 (x − mean) / (n − correction)` times the cotangent; of the deviation half of it, divided by the deviation, and zero if
+//! that is zero.
+
+use halocline_core::{Error, Result, ShardTensor};
+
+use super::root::root;
+use super::{check_dims, mean_dims, sum_dims};
+use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+use crate::precision::{cast, cast_shard, in_f32, wider};
+
+/// The variance over `dims`. See the [module](self).
+///
+/// # Errors
+/// A dim that does not exist or is given twice; no more cells than the correction; partial values; a failure of
+/// communication.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_ops::reduce::var_dims;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<1>::full([5], 1e6, &mesh, &[Shard(0)])?;
+///     let y = var_dims(x, &[0], 1.0)?.resolve().to_local(LocalGradient::Replicated);
+///     assert_eq!(y.into_scalar::<f32>(), 0.0);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn var_dims<const D: usize>(
+    x: ShardTensor<D>,
+    dims: &[usize],
+    correction: f64,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "var_dims";
+    check_dims::<D>(NAME, dims)?;
+    x.require_resolved(NAME)?;
+    let count: usize = dims.iter().map(|&dim| x.dims()[dim]).product();
+    let free = count as f64 - correction;
+    if free.is_nan() || free <= 0.0 {
+        let message = format!("{count} cells with a correction of {correction}; expected more");
+        return Err(Error::operator(NAME, message));
+    }
+    let dtype = x.local().dtype();
+    let x = cast_shard(x, wider(dtype));
+    // The sum of all deviations is zero, so the gradient that goes through the mean is zero.
+    let mean = mean_dims(x.clone().detach(), dims)?.resolve();
+    let variance = sum_dims((x - mean).square(), dims)? / free;
+    let (local, layout, mesh) = variance.into_parts();
+    Ok(ShardTensor::from_parts(cast(local, dtype), layout, mesh))
+}
+
+/// The standard deviation over `dims`. See the [module](self).
+///
+/// # Errors
+/// Those of [`var_dims`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::reduce::std_dims;
+///
+/// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 5.0], [2.0, 2.0]]));
+/// let y = std_dims(x, &[1], 0.0)?;
+/// y.local().to_data().assert_eq(&[[2.0_f32], [0.0]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn std_dims<const D: usize>(
+    x: ShardTensor<D>,
+    dims: &[usize],
+    correction: f64,
+) -> Result<ShardTensor<D>> {
+    in_f32(x, |x| {
+        Ok(root(var_dims(x, dims, correction)?.resolve(), 2.0))
+    })
+}
+
+/// Variance and standard deviation in the registry.
+pub(super) const GOLDEN: [Golden; 2] = [
+    golden("var", ["a mean (the result is partial)", "–"], |case| {
+        let (dims, correction) = arguments(case);
+        with_dims!(case.dims(), D => output(var_dims(case.input::<D>(0)?, &dims, correction)))
+    }),
+    golden("std", ["a mean and a variance", "–"], |case| {
+        let (dims, correction) = arguments(case);
+        with_dims!(case.dims(), D => output(std_dims(case.input::<D>(0)?, &dims, correction)))
+    }),
+];
+
+const fn golden(
+    name: &'static str,
+    travels: [&'static str; 2],
+    run: fn(&Case) -> Result<Box<dyn Output>>,
+) -> Golden {
+    Golden {
+        name,
+        pytorch: name,
+        sharded: Dims::All,
+        travels,
+        modules: "",
+        run,
+    }
+}
+
+fn arguments(case: &Case) -> (Vec<usize>, f64) {
+    let correction = case.attributes.number("correction").unwrap_or(1.0);
+    (case.attributes.list("dims"), correction)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+
+    struct Deviation(f64);
+
+    impl Operator<3, 3> for Deviation {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            inputs.remove(0).std_dims(&[0, 2], self.0)
+        }
+    }
+
+    #[test]
+    fn reduced_dims_may_be_sharded() {
+        for correction in [0.0, 1.0] {
+            check_op(&Deviation(correction), &[[2, 5, 7]], &[], &[0, 1, 2], 1e-5);
+        }
+    }
+
+    /// Peers, 5: `E[x²] − E[x]²` cancels.
+    #[test]
+    fn a_small_variance_around_a_large_mean_is_exact() {
+        let x = Tensor::<1>::from([10_000.0, 10_001.0, 10_002.0, 10_003.0]);
+        let y = x.var_dims(&[0], 0.0).into_scalar::<f32>();
+        assert!((y - 1.25).abs() < 1e-6, "{y}");
+    }
+
+    #[test]
+    fn too_few_cells_are_an_error() {
+        let x = ShardTensor::solo(Tensor::<1>::from([1.0]));
+        let error = var_dims(x, &[0], 1.0).unwrap_err().to_string();
+        assert!(error.contains("1 cells with a correction of 1"), "{error}");
+    }
+}

@@ -1,0 +1,274 @@
+//! Interpolation to a grid of any size.
+//!
+//! In every spatial dim an output is a sum of cells with the weights of a [`Mode`]. Semantics follow PyTorch's `interpolate`
+//! with the size of the result given: `nearest`, `nearest-exact`, `linear`, `bilinear`, `trilinear`, `bicubic` and `area`,
+//! `align_corners` and `antialias` both ways.
+//!
+//! # Placement
+//! All dims may be sharded; values must be resolved. An output belongs to the rank that holds the middle one of its cells.
+//!
+//! # Communication
+//! In a dim that becomes finer, or keeps its size, the cells of others that a rank's outputs are made of; in one that
+//! becomes coarser, a part of each output that ranks share.
+//!
+//! # Adjoint
+//! The sum over the outputs that a cell contributes to, with their weights.
+
+use burn::nn::interpolate::{Interpolate1d, Interpolate2d, InterpolateMode};
+use halocline_core::{Boundary, Error, Result, ShardTensor};
+
+use super::rules::{Antialias, Corners, Interpolation, Mode};
+use super::{upsample_bilinear, upsample_nearest};
+use crate::driver::sampling::{Weighted, sampled};
+use crate::field::{Field, run};
+use crate::golden::{Case, Dims, Golden, Output, output};
+use crate::layer::Layer;
+
+const NAME: &str = "interpolate";
+
+/// Interpolates the spatial dims of `[batch, channels, *spatial]` to these sizes. See the [module](self).
+///
+/// # Errors
+/// Another number of dims; a dim without cells, or no outputs; antialiasing of a mode other than linear and cubic; partial
+/// values; a failure of communication.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_ops::resample::{Interpolation, Mode, interpolate};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<4>::ones([1, 1, 5, 4], &mesh, &[Shard(2)])?;
+///     let y = interpolate(x, [7, 3], Interpolation::new(Mode::Cubic))?;
+///     let y = y.full_tensor(LocalGradient::Replicated);
+///     y.into_data().assert_eq(&[[[[1.0_f32; 3]; 7]]].into(), false);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn interpolate<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    output_size: [usize; N],
+    interpolation: Interpolation,
+) -> Result<ShardTensor<D>> {
+    let dims = x.dims();
+    if D != N + 2 || output_size.contains(&0) || dims[2..].contains(&0) {
+        let message = format!(
+            "{dims:?} to {output_size:?}; expected a size for every spatial dim of [batch, channels, *spatial]"
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    let Interpolation {
+        mode,
+        corners,
+        antialias,
+    } = interpolation;
+    if antialias == Antialias::On && !matches!(mode, Mode::Linear | Mode::Cubic) {
+        let message = format!("antialiasing of {mode:?}; expected Linear or Cubic");
+        return Err(Error::operator(NAME, message));
+    }
+    if D == 4
+        && dims[2..]
+            .iter()
+            .zip(output_size)
+            .all(|(size, outputs)| outputs == 2 * size)
+    {
+        match (mode, corners, antialias) {
+            (Mode::Nearest, ..) => return upsample_nearest(x, 2),
+            (Mode::Linear, Corners::Edges, Antialias::Off) => {
+                return upsample_bilinear(x, [Boundary::Replicate; 2]);
+            }
+            _ => {}
+        }
+    }
+    sampled::<D, Weighted, _>(x, NAME, (output_size, interpolation), || {
+        let sizes = output_size.iter().zip(2..);
+        let changed = sizes.filter(|(outputs, dim)| dims[*dim] != **outputs);
+        changed
+            .map(|(outputs, dim)| (dim, interpolation.map(dims[dim], *outputs)))
+            .collect()
+    })
+}
+
+/// The sizes that burn's module gives.
+fn sizes<const N: usize>(
+    dims: &[usize],
+    output_size: Option<[usize; N]>,
+    scale: Option<[f32; N]>,
+) -> Result<[usize; N]> {
+    match (output_size, scale) {
+        (Some(sizes), None) => Ok(sizes),
+        (None, Some(scale)) => Ok(std::array::from_fn(|dim| {
+            (dims[dim + 2] as f64 * f64::from(scale[dim])) as usize
+        })),
+        _ => {
+            let message = "a module with output_size and scale_factor, or neither; expected one";
+            Err(Error::operator(NAME, message))
+        }
+    }
+}
+
+/// The interpolation of burn's module.
+fn of_burn(mode: &InterpolateMode, align_corners: bool) -> Result<Interpolation> {
+    let corners = match align_corners {
+        true => Corners::Centers,
+        false => Corners::Edges,
+    };
+    let mode = match mode {
+        InterpolateMode::Nearest => Mode::Nearest,
+        InterpolateMode::NearestExact => Mode::NearestExact,
+        InterpolateMode::Linear => Mode::Linear,
+        InterpolateMode::Cubic => Mode::Cubic,
+        other => {
+            let message = format!("{other:?} has no rule; expected Linear or Cubic");
+            return Err(Error::operator(NAME, message));
+        }
+    };
+    Ok(Interpolation::new(mode).with_corners(corners))
+}
+
+impl<X: Field<3>> Layer<X> for Interpolate1d {
+    type Output = X;
+
+    fn forward(&self, x: X) -> X {
+        run(x, |x| {
+            let size = self.output_size.map(|size| [size]);
+            let scale = self.scale_factor.map(|scale| [scale]);
+            let sizes = sizes(&x.dims(), size, scale)?;
+            interpolate(x, sizes, of_burn(&self.mode, self.align_corners)?)
+        })
+    }
+}
+
+impl<X: Field<4>> Layer<X> for Interpolate2d {
+    type Output = X;
+
+    fn forward(&self, x: X) -> X {
+        run(x, |x| {
+            let sizes = sizes(&x.dims(), self.output_size, self.scale_factor)?;
+            interpolate(x, sizes, of_burn(&self.mode, self.align_corners)?)
+        })
+    }
+}
+
+/// Interpolations in the registry.
+pub(super) const GOLDEN: [Golden; 3] = [
+    golden(
+        "interpolate1d",
+        "interpolate (linear, nearest, area)",
+        "`Interpolate1d`",
+        run_case::<3, 1>,
+    ),
+    golden(
+        "interpolate2d",
+        "interpolate (nearest, bilinear, bicubic, area; antialias)",
+        "`Interpolate2d`",
+        run_case::<4, 2>,
+    ),
+    golden(
+        "interpolate3d",
+        "interpolate (nearest, trilinear, area)",
+        "",
+        run_case::<5, 3>,
+    ),
+];
+
+const fn golden(
+    name: &'static str,
+    pytorch: &'static str,
+    modules: &'static str,
+    run: fn(&Case) -> Result<Box<dyn Output>>,
+) -> Golden {
+    Golden {
+        name,
+        pytorch,
+        sharded: Dims::All,
+        travels: [
+            "halos (finer), parts of outputs that ranks share (coarser)",
+            "the same back",
+        ],
+        modules,
+        run,
+    }
+}
+
+fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
+    let attributes = case.attributes;
+    let mode = match attributes.text("mode") {
+        "nearest" => Mode::Nearest,
+        "nearest-exact" => Mode::NearestExact,
+        "linear" | "bilinear" | "trilinear" => Mode::Linear,
+        "bicubic" => Mode::Cubic,
+        "area" => Mode::Area,
+        other => return Err(Error::other(format!("no interpolation {other}"))),
+    };
+    let interpolation = Interpolation {
+        mode,
+        corners: match attributes.is("align_corners") {
+            true => Corners::Centers,
+            false => Corners::Edges,
+        },
+        antialias: match attributes.is("antialias") {
+            true => Antialias::On,
+            false => Antialias::Off,
+        },
+    };
+    output(interpolate(
+        case.input::<D>(0)?,
+        attributes.array::<N>("output_size", 1),
+        interpolation,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::interpolate::Interpolate2dConfig;
+    use burn::tensor::Tensor;
+
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op, difference, random};
+
+    struct Grid([usize; 2], Interpolation);
+
+    impl Operator<4, 4> for Grid {
+        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X {
+            inputs.remove(0).interpolate(self.0, self.1)
+        }
+    }
+
+    /// Peers, 4: `align_corners`, explicit sizes and scales below one.
+    #[test]
+    fn any_size_with_corners_both_ways() {
+        for mode in [Mode::Nearest, Mode::Linear, Mode::Cubic, Mode::Area] {
+            for corners in [Corners::Edges, Corners::Centers] {
+                for sizes in [[11, 4], [3, 9]] {
+                    let grid = Grid(sizes, Interpolation::new(mode).with_corners(corners));
+                    check_op(&grid, &[[1, 2, 5, 7]], &[], &[0, 2, 3], 1e-5);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn burns_module_gives_what_it_gives_there() {
+        let x = random([1, 2, 5, 7], "x", 0).inner();
+        for mode in [InterpolateMode::Nearest, InterpolateMode::Linear] {
+            let layer = Interpolate2dConfig::new()
+                .with_mode(mode)
+                .with_scale_factor(Some([1.7, 0.6]))
+                .init();
+            let (ours, theirs) = (x.clone().apply(&layer), layer.forward(x.clone()));
+            assert!(difference(&ours.into_data(), &theirs.into_data()) < 1e-5);
+        }
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        let x = ShardTensor::solo(Tensor::<3>::ones([1, 1, 4], &Default::default()));
+        let smooth = Interpolation::new(Mode::Area).with_antialias(Antialias::On);
+        let error = interpolate(x, [2], smooth).unwrap_err().to_string();
+        assert!(error.contains("antialiasing of Area"), "{error}");
+    }
+}
