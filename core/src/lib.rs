@@ -56,5 +56,5 @@ pub use pairing::{Linearity, Pairing, Role, Term};
 pub use param::{Gather, ParamShard, param_shards, shard_parameters, whole};
 pub use region::{Boundary, IndexBox, Segment, segments};
 pub use rng::{Distribution, RandomKey, philox4x32_10};
-pub use tensor::{Halo, LocalGradient, ShardTensor, scatter_tensor};
+pub use tensor::{Halo, Halos, LocalGradient, ShardTensor, scatter_tensor};
 pub use world::World;

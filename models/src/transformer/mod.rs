@@ -12,7 +12,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, Tensor};
-use halocline_core::{Along, Boundary};
+use halocline_core::{Along, Boundary, Halos};
 use halocline_ops::prelude::*;
 
 use crate::parallel::{Axes, Placed, Plan, Style};
@@ -74,7 +74,7 @@ pub struct FieldTransformerConfig {
     #[config(default = "[false, true]")]
     pub periodic: [bool; 2],
     /// Whether the backward pass computes blocks again, instead of keeping what they computed: less memory, more time, the
-    /// same gradients.
+    /// same gradients. Halos of neighborhood attention are kept; dense blocks communicate again ([`Halos`]).
     #[config(default = "false")]
     pub recompute: bool,
 }
@@ -243,6 +243,15 @@ impl Block {
         })
     }
 
+    /// What the block does with the halos that it receives if it is computed again. A dense one receives the keys and values of
+    /// all ranks, which would not fit in memory.
+    fn halos(&self) -> Halos {
+        match self.dense {
+            true => Halos::SendAgain,
+            false => Halos::Keep,
+        }
+    }
+
     /// `x + function(norm(x))`, modulated by the condition if there is one.
     fn half<X: Field<4>>(
         &self,
@@ -299,12 +308,13 @@ impl FieldTransformer {
         let state = x.clone().narrow(1, oldest, self.variables); // [batch, variables, lat, lon]
         let mut y = self.embedding.forward(x); // [batch, lat, lon, d_model], by patches
         for block in &self.blocks {
+            let halos = block.halos();
             y = match (self.recompute, condition) {
                 (false, condition) => block.forward(y, condition),
-                (true, None) => y.recompute(block, |block, y| block.forward(y, None)),
+                (true, None) => y.recompute(block, halos, |block, y| block.forward(y, None)),
                 (true, Some(condition)) => {
                     let again = |block: &Block, y, condition| block.forward(y, Some(&condition));
-                    y.recompute_with::<2, _>(condition.clone(), block, again)
+                    y.recompute_with::<2, _>(condition.clone(), block, halos, again)
                 }
             };
         }
