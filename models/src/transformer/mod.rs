@@ -64,7 +64,7 @@ pub struct FieldTransformerConfig {
     /// Channels between the linear layers of a block, per channel of a patch.
     #[config(default = "4")]
     pub expansion: usize,
-    /// Learned tokens that every patch attends to besides.
+    /// Learned tokens of each block, that every patch attends to besides.
     #[config(default = "0")]
     pub tokens: usize,
     /// Channels of a condition, such as an embedded lead time, that modulates all blocks; none without.
@@ -163,10 +163,7 @@ impl FieldTransformerConfig {
                 _ => Vec::new(),
             },
             modulations: (0..modulations).map(modulation).collect(),
-            attention: match dense.contains(&index) {
-                true => attention.clone().with_tokens(0).init(device),
-                false => attention.init(device),
-            },
+            attention: attention.init(device),
             inner: LinearConfig::new(self.d_model, hidden).init(device),
             outer: LinearConfig::new(hidden, self.d_model).init(device),
             dense: dense.contains(&index),
@@ -221,7 +218,7 @@ impl FieldTransformerConfig {
             )
             .with_layer("blocks.*.inner", Style::colwise(axis))
             .with_layer("blocks.*.outer", Style::rowwise(axis));
-        if self.tokens == 0 || self.dense_blocks == self.blocks {
+        if self.tokens == 0 {
             return plan;
         }
         let tokens = Placed {

@@ -42,22 +42,20 @@ fn run(
                 y.full_tensor(LocalGradient::Replicated).into_data(),
                 gradient.full_tensor(LocalGradient::Replicated).into_data(),
             ];
-            // The second: the first attends to all patches, without tokens.
-            let block = &model.blocks[1];
-            let mut parameters = vec![&block.attention.query_key_value.weight, &block.inner.weight];
-            parameters.extend(
-                block
-                    .modulations
-                    .iter()
-                    .map(|modulation| &modulation.linear.weight),
-            );
-            for parameter in parameters {
-                let gradient = parameter.val().grad(&gradients).expect("a gradient");
-                found.push(gradient.into_data());
-            }
-            for tokens in &block.attention.tokens {
-                let gradient = tokens.val().grad(&gradients).expect("a gradient");
-                found.push(gradient.into_data());
+            // The first attends to all patches.
+            for block in &model.blocks {
+                let mut parameters =
+                    vec![&block.attention.query_key_value.weight, &block.inner.weight];
+                let modulations = block.modulations.iter();
+                parameters.extend(modulations.map(|modulation| &modulation.linear.weight));
+                for parameter in parameters {
+                    let gradient = parameter.val().grad(&gradients).expect("a gradient");
+                    found.push(gradient.into_data());
+                }
+                for tokens in &block.attention.tokens {
+                    let gradient = tokens.val().grad(&gradients).expect("a gradient");
+                    found.push(gradient.into_data());
+                }
             }
             Ok(found)
         });
