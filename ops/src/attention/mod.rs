@@ -4,6 +4,8 @@
 //! [`scaled_dot_product_attention`] for tokens, where it attends to all of them.
 
 mod attended;
+#[cfg(test)]
+mod bits;
 mod cells;
 mod composed;
 #[cfg(feature = "cube")]
@@ -14,6 +16,8 @@ mod golden;
 #[cfg(test)]
 mod identities;
 mod layer;
+#[cfg(test)]
+mod messages;
 pub mod neighborhood;
 mod tokens;
 mod widths;
