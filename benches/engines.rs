@@ -4,8 +4,7 @@
 //!   (`engines_mpi.c`) and by PyTorch's gloo (`engines_gloo.py`, if PyTorch is there), and by our other engines;
 //! - a training step of the demo's model, neighborhood attention, and dense attention on a ring, on two processes, beside two
 //!   threads and beside one rank with both cores;
-//! - a convolution, and a pooling, on two processes that compute what needs no halo while halos travel, beside ones that
-//!   wait first.
+//! - a convolution on two processes that compute what needs no halo while halos travel, beside ones that wait first.
 //!
 //! Programs run in turn, several rounds; the figures are medians. `HALOCLINE_PYTHON` is the Python with PyTorch,
 //! `HALOCLINE_BENCH_SECONDS` what a figure may take in each round; arguments are other sizes, in bytes. Writes `target/bench/engines.csv`.
@@ -81,10 +80,9 @@ fn as_rank(budget: f64) -> Result<()> {
             return whole();
         }
         if std::env::var_os(OVERLAP).is_some() {
-            return GRIDS.iter().try_for_each(|grid| {
-                convolution(&world, *grid, budget)?;
-                pooling(&world, *grid, budget)
-            });
+            return GRIDS
+                .iter()
+                .try_for_each(|grid| convolution(&world, *grid, budget));
         }
         for &bytes in &sizes {
             exchange(&world, bytes, budget)?;
@@ -229,27 +227,11 @@ fn ring(world: &World) -> Result<()> {
 
 const CHANNELS: usize = 32;
 
-/// A field of 32 channels whose rows are sharded, without gradients.
-fn channels(world: &World, [rows, columns]: [usize; 2]) -> Result<ShardTensor<4>> {
-    let mesh = world.mesh([("lat", world.size())])?;
-    Ok(ShardTensor::ones([1, CHANNELS, rows, columns], &mesh, &[Shard(2)])?.inner())
-}
-
-/// The largest of 3 × 3 cells, around every other one.
-fn pooling(world: &World, grid: [usize; 2], budget: f64) -> Result<()> {
-    let x = channels(world, grid)?;
-    let options = PoolOptions::new([3, 3])
-        .with_stride([2, 2])
-        .with_padding([Padding::zeros(1, 1); 2]);
-    measure(world, "max_pool", grid[0] * grid[1], budget, || {
-        drop(x.clone().max_pool(&options));
-        Ok(())
-    })
-}
-
-/// 32→32 3 × 3.
+/// 32→32 3 × 3, of a field whose rows are sharded, without gradients.
 fn convolution(world: &World, grid: [usize; 2], budget: f64) -> Result<()> {
-    let x = channels(world, grid)?;
+    let [rows, columns] = grid;
+    let mesh = world.mesh([("lat", world.size())])?;
+    let x = ShardTensor::ones([1, CHANNELS, rows, columns], &mesh, &[Shard(2)])?.inner();
     let device = world.device().clone().inner();
     let weight = Tensor::<4>::ones([CHANNELS, CHANNELS, 3, 3], &device);
     let options = ConvOptions::default().with_padding([Padding::zeros(1, 1); 2]);
@@ -319,21 +301,15 @@ fn compare() -> Result<()> {
         Some(median(times) * 1e6)
     };
     report(&folder.join("engines.csv"), of)?;
-    let operators = [
-        ("conv", "convolution 32→32 3×3"),
-        ("max_pool", "max_pool 3×3, stride 2"),
-    ];
-    for (what, name) in operators {
-        println!("\n{name} on two processes, µs: while halos travel, after them");
-        for [rows, columns] in GRIDS {
-            let of = |by| of(by, what, rows * columns).unwrap_or(f64::NAN);
-            let (early, late) = (of("early"), of("late"));
-            let halo = CHANNELS * columns * size_of::<f32>();
-            println!(
-                "{rows:>6} × {columns:<6}{halo:>10} bytes{early:>12.1}{late:>12.1}{:>8.2}",
-                early / late
-            );
-        }
+    println!("\nconvolution 32→32 3×3 on two processes, µs: while halos travel, after them");
+    for [rows, columns] in GRIDS {
+        let of = |by| of(by, "conv", rows * columns).unwrap_or(f64::NAN);
+        let (early, late) = (of("early"), of("late"));
+        let halo = CHANNELS * columns * size_of::<f32>();
+        println!(
+            "{rows:>6} × {columns:<6}{halo:>10} bytes{early:>12.1}{late:>12.1}{:>8.2}",
+            early / late
+        );
     }
     Ok(())
 }

@@ -50,6 +50,14 @@ impl LayerKeys {
         before
     }
 
+    /// Runs a program of layers whose draws do not count: the keys are afterwards what they were.
+    pub(crate) fn aside<T>(program: impl FnOnce() -> T) -> T {
+        let before = Self::current();
+        let result = program();
+        before.install();
+        result
+    }
+
     /// Draws a key.
     pub fn draw() -> RandomKey {
         let Self { key, drawn } = Self::current();

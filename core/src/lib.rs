@@ -61,5 +61,5 @@ pub use param::{
 };
 pub use region::{Boundary, IndexBox, Segment, segments};
 pub use rng::{Distribution, RandomKey, philox4x32_10};
-pub use tensor::{Halo, LocalGradient, ShardTensor, scatter_tensor};
+pub use tensor::{Halo, Halos, LocalGradient, ShardTensor, scatter_tensor};
 pub use world::World;

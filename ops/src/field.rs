@@ -5,7 +5,7 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use halocline_core::{Result, ShardTensor};
+use halocline_core::{Halos, Result, ShardTensor};
 
 use crate::layer::Apply;
 use crate::operand::Operand;
@@ -238,22 +238,24 @@ pub trait Field<const D: usize>:
     /// ```
     /// use burn::nn::LinearConfig;
     /// use burn::tensor::Tensor;
+    /// use halocline_core::Halos;
     /// use halocline_ops::{Field, MatmulField};
     ///
     /// let device = burn::tensor::Device::default().autodiff();
     /// let linear = LinearConfig::new(3, 3).init(&device);
     /// let x = Tensor::<2>::ones([2, 3], &device);
-    /// let y = x.recompute(&linear, |linear, x| x.apply_linear(linear).tanh());
+    /// let y = x.recompute(&linear, Halos::Keep, |linear, x| x.apply_linear(linear).tanh());
     /// assert!(linear.weight.grad(&y.sum().backward()).is_some());
     /// ```
     #[must_use]
     fn recompute<M: Module + 'static>(
         self,
         module: &M,
+        halos: Halos,
         block: impl Fn(&M, Self) -> Self + Send + Sync + 'static,
     ) -> Self {
         let block = move |module: &M, x| block(module, Self::from_shard(x)).into_shard();
-        Self::from_shard(self.into_shard().recompute(module, block))
+        Self::from_shard(self.into_shard().recompute(module, halos, block))
     }
 
     /// [`recompute`](Self::recompute) of a block with a second operand, which receives its gradient, too.
@@ -265,6 +267,7 @@ pub trait Field<const D: usize>:
         self,
         other: Rank<Self, E>,
         module: &M,
+        halos: Halos,
         block: impl Fn(&M, Self, Rank<Self, E>) -> Self + Send + Sync + 'static,
     ) -> Self {
         let block = move |module: &M, x, other| {
@@ -272,7 +275,7 @@ pub trait Field<const D: usize>:
             block(module, x, other).into_shard()
         };
         let x = self.into_shard();
-        Self::from_shard(x.recompute_with(other.into_shard(), module, block))
+        Self::from_shard(x.recompute_with(other.into_shard(), module, halos, block))
     }
 
     /// Completes partial values by a reduction over the ranks. Other tensors pass unchanged.

@@ -6,11 +6,12 @@ use super::ShardTensor;
 use crate::comm::PlannedMessages;
 use crate::comm::dry_run::DryRun;
 use crate::device_mesh::DeviceMesh;
-use crate::{Error, Result};
+use crate::{Error, LayerKeys, Result};
 
 impl<const D: usize> ShardTensor<D> {
     /// Records the communication of this rank in a program on this tensor: the program runs with
-    /// zeros for the cells of other ranks, and sends nothing.
+    /// zeros for the cells of other ranks, and sends nothing. Keys of [`LayerKeys`] that its layers
+    /// draw do not count, so that one rank alone may run it.
     ///
     /// # Errors
     /// Those of the program.
@@ -34,7 +35,32 @@ impl<const D: usize> ShardTensor<D> {
         let mesh = DeviceMesh::new(shape, engine.clone(), self.mesh.device().clone())?;
         let local = self.local.clone().detach();
         let x = Self::from_parts(local, self.layout.clone(), mesh);
-        Error::catch(|| program(x).map(drop))??;
+        LayerKeys::aside(|| Error::catch(|| program(x).map(drop)))??;
         Ok(engine.take())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use super::*;
+
+    #[test]
+    fn keys_of_layers_are_afterwards_what_they_were() {
+        let x = ShardTensor::solo(Tensor::<1>::ones([2], &Default::default()));
+        let before = LayerKeys::current();
+        let program = |_| {
+            LayerKeys::draw();
+            Ok(())
+        };
+        x.dry_run(program).unwrap();
+        assert_eq!(LayerKeys::current(), before);
+        let failing = |_| -> Result<()> {
+            LayerKeys::draw();
+            Error::operator("layer", "fails").raise()
+        };
+        x.dry_run(failing).unwrap_err();
+        assert_eq!(LayerKeys::current(), before);
     }
 }

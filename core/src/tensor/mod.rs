@@ -25,6 +25,7 @@ pub(crate) use create::on_device;
 pub use create::scatter_tensor;
 pub use halo::Halo;
 pub use local::LocalGradient;
+pub use recompute::Halos;
 
 /// A tensor of `D` dims whose cells lie on the ranks of a mesh.
 ///

@@ -13,13 +13,23 @@ use crate::comm::Replay;
 use crate::operator::{BackwardPass, Operator, apply};
 use crate::{DeviceMesh, Error, LayerKeys, Layout, Result, reduce};
 
+/// What becomes of halos, and whatever else a block receives from other ranks, until the backward pass computes the block again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Halos {
+    /// They are kept: nothing is sent twice in the forward direction. For halos that are small beside the block's input.
+    Keep,
+    /// They are sent again: nothing is kept but the block's input. For blocks that receive much, as dense attention does on a
+    /// ring: the keys and values of all ranks.
+    SendAgain,
+}
+
 impl<const D: usize> ShardTensor<D> {
     /// Applies a block of a model and keeps only its input: the backward pass computes the block again, and then its
     /// gradients. Memory falls to that of one block, and time grows by that of a forward pass.
     ///
-    /// Results and gradients have the bits of the block itself. What the block receives from other ranks is kept, so that
-    /// nothing is sent twice in the forward direction, but parameters that are stored in shards; random numbers of [`LayerKeys`] are drawn alike. Parameters of
-    /// `module` receive gradients, of zero where the block does not use one; a module that changes itself in a forward pass,
+    /// Results and gradients have the bits of the block itself. What the block receives from other ranks is kept or sent again, as
+    /// `halos` says; parameters that are stored in shards are always gathered again. Random numbers of [`LayerKeys`] are drawn
+    /// alike. Parameters of `module` receive gradients, of zero where the block does not use one; a module that changes itself in a forward pass,
     /// such as burn's batch norm, does so twice. Tensors that the closure captures must have none: pass one by
     /// [`recompute_with`](Self::recompute_with).
     ///
@@ -31,13 +41,13 @@ impl<const D: usize> ShardTensor<D> {
     /// ```
     /// use burn::nn::LinearConfig;
     /// use burn::tensor::Tensor;
-    /// use halocline_core::{Launcher, Shard, ShardTensor};
+    /// use halocline_core::{Halos, Launcher, Shard, ShardTensor};
     ///
     /// Launcher::local(2).run(|world| {
     ///     let mesh = world.mesh([("rows", 2)])?;
     ///     let linear = world.init(|device| LinearConfig::new(3, 3).init(device))?;
     ///     let x = ShardTensor::<2>::ones([4, 3], &mesh, &[Shard(0)])?.require_grad();
-    ///     let y = x.clone().recompute(&linear, |linear, x| {
+    ///     let y = x.clone().recompute(&linear, Halos::Keep, |linear, x| {
     ///         let (local, layout, mesh) = x.into_parts();
     ///         ShardTensor::from_parts(linear.forward(local).tanh(), layout, mesh)
     ///     });
@@ -51,12 +61,13 @@ impl<const D: usize> ShardTensor<D> {
     pub fn recompute<M: Module + 'static>(
         self,
         module: &M,
+        halos: Halos,
         block: impl Fn(&M, Self) -> Self + Send + Sync + 'static,
     ) -> Self {
         let nothing = Tensor::<1>::zeros([1], (&self.device(), self.local.dtype()));
         let layout = Layout::replicated(self.layout.mesh(), &[1]);
         let nothing = ShardTensor::from_parts(nothing, layout, self.mesh.clone());
-        self.recompute_with(nothing, module, move |module, x, _| block(module, x))
+        self.recompute_with(nothing, module, halos, move |module, x, _| block(module, x))
     }
 
     /// [`recompute`](Self::recompute) of a block with a second operand, which receives its gradient, too.
@@ -68,6 +79,7 @@ impl<const D: usize> ShardTensor<D> {
         self,
         other: ShardTensor<E>,
         module: &M,
+        halos: Halos,
         block: impl Fn(&M, Self, ShardTensor<E>) -> Self + Send + Sync + 'static,
     ) -> Self {
         let mut tracked = Tracked(self.local.is_tracked() || other.local.is_tracked());
@@ -76,10 +88,18 @@ impl<const D: usize> ShardTensor<D> {
             return block(module, self, other);
         }
         let parameters = flat(module, &self);
-        let replay = Arc::new(Replay::of(self.mesh.comm().clone()));
-        let shape = (**self.mesh.shape()).clone();
-        let mesh = DeviceMesh::new(shape, replay.clone(), self.mesh.device().clone());
-        let mesh = mesh.unwrap_or_else(|error| error.raise());
+        let replay = match halos {
+            Halos::Keep => Some(Arc::new(Replay::of(self.mesh.comm().clone()))),
+            Halos::SendAgain => None,
+        };
+        let mesh = match &replay {
+            None => self.mesh.clone(),
+            Some(replay) => {
+                let (shape, comm) = ((**self.mesh.shape()).clone(), replay.clone());
+                let mesh = DeviceMesh::new(shape, comm, self.mesh.device().clone());
+                mesh.unwrap_or_else(|error| error.raise())
+            }
+        };
         let output = Arc::new(OnceLock::new());
         let operator = Block {
             module: Mutex::new(module.clone()),
@@ -106,9 +126,10 @@ struct Block<M, F, const D: usize, const E: usize> {
     module: Mutex<M>,
     block: F,
     layouts: (Layout, Layout),
-    /// With the engine `replay`.
+    /// With the engine `replay`, if there is one.
     mesh: DeviceMesh,
-    replay: Arc<Replay>,
+    /// Keeps what is received; `None` if it is sent again.
+    replay: Option<Arc<Replay>>,
     /// The random numbers of its layers.
     keys: LayerKeys,
     /// The layout of the result.
@@ -165,7 +186,9 @@ where
             return Err(Error::operator("recompute", message));
         }
         self.output.get_or_init(|| y.layout.clone());
-        self.replay.repeat();
+        if let Some(replay) = &self.replay {
+            replay.repeat();
+        }
         Ok((y.local.inner().into_dispatch(), ()))
     }
 
@@ -180,10 +203,13 @@ where
         if pass.wanted[1] {
             other = other.require_grad();
         }
-        let before = self.keys.install();
-        let (y, module) = self.run(&x, &other, true);
-        before.install();
-        self.replay.pass_on();
+        let (y, module) = LayerKeys::aside(|| {
+            self.keys.install();
+            self.run(&x, &other, true)
+        });
+        if let Some(replay) = &self.replay {
+            replay.pass_on();
+        }
         let cotangent = on_device(Tensor::<D>::from_dispatch(pass.cotangent), &device);
         let product = (y.local * cotangent).sum();
         let gradients = reduce::collect(self.mesh.shape().ranks(), || product.backward());
@@ -303,7 +329,7 @@ mod tests {
         ShardTensor::from_parts(y + total, layout, mesh)
     }
 
-    fn run(ranks: usize, again: bool) -> Vec<(Vec<TensorData>, CommStats)> {
+    fn run(ranks: usize, again: Option<Halos>) -> Vec<(Vec<TensorData>, CommStats)> {
         let found = Launcher::local(ranks).collect(|world| {
             let mesh = world.mesh([("x", ranks)])?;
             let model = world.init(|device| Model {
@@ -320,8 +346,8 @@ mod tests {
             let mut y = x.clone();
             for _ in 0..3 {
                 y = match again {
-                    true => y.recompute(&model, block),
-                    false => block(&model, y),
+                    Some(halos) => y.recompute(&model, halos, block),
+                    None => block(&model, y),
                 };
             }
             let forward = y.local().clone().inner();
@@ -350,7 +376,8 @@ mod tests {
     #[test]
     fn gradients_have_the_same_bits_and_halos_travel_once() {
         for ranks in [1, 3] {
-            for (again, kept) in run(ranks, true).into_iter().zip(run(ranks, false)) {
+            let again = run(ranks, Some(Halos::Keep)).into_iter();
+            for (again, kept) in again.zip(run(ranks, None)) {
                 for (again, kept) in again.0.iter().zip(&kept.0) {
                     again.assert_eq(kept, true);
                 }
@@ -359,6 +386,28 @@ mod tests {
                     assert_eq!(bytes(&again.1), bytes(&kept.1), "{traffic:?}");
                 }
             }
+        }
+    }
+
+    /// Halos twice in the forward direction, once in each of the two runs, and their gradients once.
+    #[test]
+    fn halos_that_are_sent_again_give_the_same_bits() {
+        let again = run(3, Some(Halos::SendAgain)).into_iter();
+        for (again, kept) in again.zip(run(3, None)) {
+            for (again, kept) in again.0.iter().zip(&kept.0) {
+                again.assert_eq(kept, true);
+            }
+            let (again, kept) = (again.1, kept.1);
+            let forward = |sent: &CommStats| {
+                let [all, backward] = [
+                    sent.of(Traffic::Exchange),
+                    sent.of_backward(Traffic::Exchange),
+                ];
+                all.bytes - backward.bytes
+            };
+            assert_eq!(forward(&again), 2 * forward(&kept));
+            let backward = |sent: &CommStats| sent.of_backward(Traffic::Exchange).bytes;
+            assert_eq!(backward(&again), backward(&kept));
         }
     }
 
@@ -371,7 +420,7 @@ mod tests {
         let captured = Tensor::<2>::ones([2, 3], &device).require_grad();
         let x = ShardTensor::solo(Tensor::<2>::ones([2, 3], &device).require_grad());
         let refused = Error::catch(|| {
-            x.recompute(&model, move |_, x| {
+            x.recompute(&model, Halos::Keep, move |_, x| {
                 let (local, layout, mesh) = x.into_parts();
                 ShardTensor::from_parts(local * captured.clone(), layout, mesh)
             })

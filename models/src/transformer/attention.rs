@@ -121,10 +121,19 @@ macro_rules! neighborhood_attention {
         }
 
         impl $module {
-            /// Attention of every cell to all cells, by the same parameters.
+            /// Attention of every cell to all cells, and to the tokens if there are some, by the same parameters.
             pub fn forward_to_all<X: Field<$d>>(&self, x: X) -> X {
                 let options = AttentionOptions::default();
-                self.attend(x, |[q, k, v]| q.cell_attention(k, v, &options))
+                self.attend(x, |[q, k, v]| match self.tokens_beside(&q) {
+                    Some(tokens) => q.cell_attention_with_tokens(k, v, tokens, &options),
+                    None => q.cell_attention(k, v, &options),
+                })
+            }
+
+            /// Keys and values of the tokens, on the mesh of a field.
+            fn tokens_beside<X: Field<$e>>(&self, field: &X) -> Option<[Rank<X, 4>; 2]> {
+                let tokens = self.tokens.first_chunk()?;
+                Some(tokens.each_ref().map(|tokens| field.beside(tokens)))
             }
 
             fn attend<X: Field<$d>>(
@@ -155,12 +164,11 @@ macro_rules! neighborhood_attention {
             type Output = X;
 
             fn forward(&self, x: X) -> X {
-                self.attend(x, |[q, k, v]| match self.tokens.as_slice() {
-                    [keys, values] => {
-                        let tokens = [keys, values].map(|tokens| q.beside(tokens));
+                self.attend(x, |[q, k, v]| match self.tokens_beside(&q) {
+                    Some(tokens) => {
                         q.neighborhood_attention_with_tokens(k, v, tokens, &self.options)
                     }
-                    _ => q.neighborhood_attention(k, v, &self.options),
+                    None => q.neighborhood_attention(k, v, &self.options),
                 })
             }
         }

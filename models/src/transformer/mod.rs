@@ -12,7 +12,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, Tensor};
-use halocline_core::{Along, Boundary};
+use halocline_core::{Along, Boundary, Halos};
 use halocline_ops::prelude::*;
 
 use crate::parallel::{Axes, Placed, Plan, Style};
@@ -64,7 +64,7 @@ pub struct FieldTransformerConfig {
     /// Channels between the linear layers of a block, per channel of a patch.
     #[config(default = "4")]
     pub expansion: usize,
-    /// Learned tokens that every patch attends to besides.
+    /// Learned tokens of each block, that every patch attends to besides.
     #[config(default = "0")]
     pub tokens: usize,
     /// Channels of a condition, such as an embedded lead time, that modulates all blocks; none without.
@@ -74,7 +74,7 @@ pub struct FieldTransformerConfig {
     #[config(default = "[false, true]")]
     pub periodic: [bool; 2],
     /// Whether the backward pass computes blocks again, instead of keeping what they computed: less memory, more time, the
-    /// same gradients.
+    /// same gradients. Halos of neighborhood attention are kept; dense blocks communicate again ([`Halos`]).
     #[config(default = "false")]
     pub recompute: bool,
 }
@@ -163,10 +163,7 @@ impl FieldTransformerConfig {
                 _ => Vec::new(),
             },
             modulations: (0..modulations).map(modulation).collect(),
-            attention: match dense.contains(&index) {
-                true => attention.clone().with_tokens(0).init(device),
-                false => attention.init(device),
-            },
+            attention: attention.init(device),
             inner: LinearConfig::new(self.d_model, hidden).init(device),
             outer: LinearConfig::new(hidden, self.d_model).init(device),
             dense: dense.contains(&index),
@@ -221,7 +218,7 @@ impl FieldTransformerConfig {
             )
             .with_layer("blocks.*.inner", Style::colwise(axis))
             .with_layer("blocks.*.outer", Style::rowwise(axis));
-        if self.tokens == 0 || self.dense_blocks == self.blocks {
+        if self.tokens == 0 {
             return plan;
         }
         let tokens = Placed {
@@ -241,6 +238,15 @@ impl Block {
         self.half(1, x, condition, |x| {
             x.apply_linear(&self.inner).gelu().apply_linear(&self.outer)
         })
+    }
+
+    /// What the block does with the halos that it receives if it is computed again. A dense one receives the keys and values of
+    /// all ranks, which would not fit in memory.
+    fn halos(&self) -> Halos {
+        match self.dense {
+            true => Halos::SendAgain,
+            false => Halos::Keep,
+        }
     }
 
     /// `x + function(norm(x))`, modulated by the condition if there is one.
@@ -299,12 +305,13 @@ impl FieldTransformer {
         let state = x.clone().narrow(1, oldest, self.variables); // [batch, variables, lat, lon]
         let mut y = self.embedding.forward(x); // [batch, lat, lon, d_model], by patches
         for block in &self.blocks {
+            let halos = block.halos();
             y = match (self.recompute, condition) {
                 (false, condition) => block.forward(y, condition),
-                (true, None) => y.recompute(block, |block, y| block.forward(y, None)),
+                (true, None) => y.recompute(block, halos, |block, y| block.forward(y, None)),
                 (true, Some(condition)) => {
                     let again = |block: &Block, y, condition| block.forward(y, Some(&condition));
-                    y.recompute_with::<2, _>(condition.clone(), block, again)
+                    y.recompute_with::<2, _>(condition.clone(), block, halos, again)
                 }
             };
         }

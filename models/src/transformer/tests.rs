@@ -1,5 +1,5 @@
 use burn::tensor::{Tensor, TensorData};
-use halocline_core::{Launcher, LocalGradient, Placement, Shard, ShardTensor};
+use halocline_core::{Launcher, LocalGradient, Placement, Shard, ShardTensor, Traffic};
 use halocline_ops::testing::{compare, random};
 
 use super::*;
@@ -42,22 +42,20 @@ fn run(
                 y.full_tensor(LocalGradient::Replicated).into_data(),
                 gradient.full_tensor(LocalGradient::Replicated).into_data(),
             ];
-            // The second: the first attends to all patches, without tokens.
-            let block = &model.blocks[1];
-            let mut parameters = vec![&block.attention.query_key_value.weight, &block.inner.weight];
-            parameters.extend(
-                block
-                    .modulations
-                    .iter()
-                    .map(|modulation| &modulation.linear.weight),
-            );
-            for parameter in parameters {
-                let gradient = parameter.val().grad(&gradients).expect("a gradient");
-                found.push(gradient.into_data());
-            }
-            for tokens in &block.attention.tokens {
-                let gradient = tokens.val().grad(&gradients).expect("a gradient");
-                found.push(gradient.into_data());
+            // The first attends to all patches.
+            for block in &model.blocks {
+                let mut parameters =
+                    vec![&block.attention.query_key_value.weight, &block.inner.weight];
+                let modulations = block.modulations.iter();
+                parameters.extend(modulations.map(|modulation| &modulation.linear.weight));
+                for parameter in parameters {
+                    let gradient = parameter.val().grad(&gradients).expect("a gradient");
+                    found.push(gradient.into_data());
+                }
+                for tokens in &block.attention.tokens {
+                    let gradient = tokens.val().grad(&gradients).expect("a gradient");
+                    found.push(gradient.into_data());
+                }
             }
             Ok(found)
         });
@@ -109,6 +107,54 @@ fn blocks_computed_again_have_the_same_bits() {
                 again.assert_eq(kept, true);
             }
         }
+    }
+}
+
+/// Bytes that a model's forward pass plans to send, sends, and sends in all with the backward pass, backward sends left out.
+fn traffic(config: &FieldTransformerConfig) -> Vec<[u64; 3]> {
+    let found = Launcher::local(3).check(false).collect(|world| {
+        let mesh = world.mesh([("lat", 3)])?;
+        let model = world.init(|device| config.init(device))?;
+        let x = random::<4>([1, 4, 13, 22], "x", 0).inner();
+        let x = ShardTensor::distribute(x, &mesh, &[Shard(2)])?.require_grad();
+        let before = world.comm_stats();
+        let plan = x.plan_of(&model)?;
+        assert_eq!(world.comm_stats(), before, "nothing is sent");
+        let sent = || {
+            let sent = world.comm_stats().since(&before);
+            let bytes = Traffic::ALL
+                .map(|traffic| sent.of(traffic).bytes - sent.of_backward(traffic).bytes);
+            bytes.iter().sum::<u64>()
+        };
+        let y = x.clone().apply(&model);
+        let forward = sent();
+        // Without a sum over ranks.
+        y.into_parts().0.sum().backward();
+        Ok([plan.bytes_sent() as u64, forward, sent()])
+    });
+    found.unwrap()
+}
+
+/// Blocks of neighborhood attention keep their halos; what a ring brings to dense ones is not kept, and travels once more.
+#[test]
+fn a_plan_lists_what_is_sent_and_dense_blocks_send_again() {
+    let near = config().with_dense_blocks(0).with_tokens(0);
+    let dense = config().with_blocks(1).with_tokens(0);
+    for config in [config(), near.clone(), dense.clone()] {
+        for [planned, forward, in_all] in traffic(&config) {
+            assert_eq!(planned, forward);
+            assert_eq!(in_all, forward, "without recomputation");
+        }
+    }
+    for [_, forward, in_all] in traffic(&near.with_recompute(true)) {
+        assert_eq!(in_all, forward, "halos are kept");
+    }
+    let patches: [u64; 3] = [3 * 8, 2 * 8, 2 * 8]; // of 2 × 3 cells
+    let again = traffic(&dense.with_recompute(true)).into_iter();
+    for (rank, [_, forward, in_all]) in again.enumerate() {
+        // A block of one's own, and that of the rank before: keys and values of 16 channels.
+        let others = patches[rank] + patches[(rank + 2) % 3];
+        assert_eq!(in_all - forward, others * 2 * 16 * 4, "rank {rank}");
     }
 }
 

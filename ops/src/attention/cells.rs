@@ -1,8 +1,12 @@
 //! Dense attention of the cells of a field.
 
-use halocline_core::{Error, Layout, Placement, Result, Shard, ShardTensor};
+use halocline_core::{DeviceMesh, Error, Layout, Placement, Result, Shard, ShardTensor};
 
-use super::dense::{AttentionOptions, scaled_dot_product_attention};
+use super::attended::Attended;
+use super::dense::{
+    AttentionOptions, scaled_dot_product_attention, scaled_dot_product_attention_with_lse,
+};
+use super::tokens;
 use super::widths::with_width;
 use crate::operand::fan_out_alike;
 use crate::reshape;
@@ -37,8 +41,61 @@ pub fn cell_attention<const D: usize>(
     v: ShardTensor<D>,
     options: &AttentionOptions,
 ) -> Result<ShardTensor<D>> {
-    const NAME: &str = "cell_attention";
-    let fail = |message: String| Err(Error::operator(NAME, message));
+    let [q, k, v] = fan_out_alike([q, k, v])?;
+    check("cell_attention", &q, &k, &v, options)?;
+    let (layout, mesh) = (q.layout().clone(), q.mesh().clone());
+    let y = scaled_dot_product_attention(flat(q), flat(k), flat(v), options)?;
+    Ok(cells(y, &layout, &mesh))
+}
+
+/// Attention of every cell of a field to all its cells, and to further tokens: one softmax over both.
+///
+/// `keys` and `values` of these tokens are those of
+/// [`neighborhood_attention_with_tokens`](super::neighborhood_attention_with_tokens).
+///
+/// # Errors
+/// Those of [`cell_attention`]; tokens that do not fit.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::{AttentionOptions, attention::cell_attention_with_tokens};
+///
+/// let field = |value| ShardTensor::solo(Tensor::<4>::full([1, 3, 1, 4], value, &Default::default()));
+/// let token = |value| ShardTensor::solo(Tensor::<4>::full([1, 1, 1, 4], value, &Default::default()));
+/// // Three cells with values of 1, and a token with a value of 5.
+/// let y = cell_attention_with_tokens(
+///     [field(0.0), field(0.0), field(1.0)],
+///     [token(0.0), token(5.0)],
+///     &AttentionOptions::default(),
+/// )?;
+/// assert_eq!(y.into_parts().0.into_data().iter::<f32>().next(), Some(2.0));
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn cell_attention_with_tokens<const D: usize>(
+    [q, k, v]: [ShardTensor<D>; 3],
+    tokens: [ShardTensor<4>; 2],
+    options: &AttentionOptions,
+) -> Result<ShardTensor<D>> {
+    const NAME: &str = "cell_attention_with_tokens";
+    let [q, k, v] = fan_out_alike([q, k, v])?;
+    check(NAME, &q, &k, &v, options)?;
+    let global = tokens::attention(NAME, q.clone(), [&k, &v], tokens, options.scale)?;
+    let (layout, mesh) = (q.layout().clone(), q.mesh().clone());
+    let all = scaled_dot_product_attention_with_lse(flat(q), flat(k), flat(v), options)?;
+    let all = all.map(|y| cells(y, &layout, &mesh));
+    Ok(Attended::merge(vec![all, global]).output)
+}
+
+fn check<const D: usize>(
+    operator: &str,
+    q: &ShardTensor<D>,
+    k: &ShardTensor<D>,
+    v: &ShardTensor<D>,
+    options: &AttentionOptions,
+) -> Result<()> {
+    let fail = |message: String| Err(Error::operator(operator, message));
     if !(4..=6).contains(&D) {
         return fail(format!(
             "{:?}; expected [batch, *spatial, heads, width]",
@@ -50,11 +107,9 @@ pub fn cell_attention<const D: usize>(
             "causal order, bias and dropout need an order of cells; flatten() gives one".into(),
         );
     }
-    let [q, k, v] = fan_out_alike([q, k, v])?;
     let spatial = |tensor: &ShardTensor<D>| tensor.layout().all_extents()[1..D - 2].to_vec();
-    let alike = spatial(&q) == spatial(&k)
-        && spatial(&k) == spatial(&v)
-        && k.placements() == v.placements();
+    let alike =
+        spatial(q) == spatial(k) && spatial(k) == spatial(v) && k.placements() == v.placements();
     if !alike {
         return fail(format!(
             "queries {}, keys {} and values {} lie differently",
@@ -63,16 +118,18 @@ pub fn cell_attention<const D: usize>(
             v.layout()
         ));
     }
-    let (layout, mesh) = (q.layout().clone(), q.mesh().clone());
-    let y = scaled_dot_product_attention(tokens(q), tokens(k), tokens(v), options)?;
-    let width = y.dims()[3];
-    let layout = with_width(&layout, width);
+    Ok(())
+}
+
+/// The cells of a field of this layout, but for the width.
+fn cells<const D: usize>(y: ShardTensor<4>, layout: &Layout, mesh: &DeviceMesh) -> ShardTensor<D> {
+    let layout = with_width(layout, y.dims()[3]);
     let local = reshape(y.into_parts().0, layout.local_shape(mesh.position()));
-    Ok(ShardTensor::from_parts(local, layout, mesh))
+    ShardTensor::from_parts(local, layout, mesh.clone())
 }
 
 /// Cells as tokens, in the order in which ranks hold them.
-fn tokens<const D: usize>(x: ShardTensor<D>) -> ShardTensor<4> {
+fn flat<const D: usize>(x: ShardTensor<D>) -> ShardTensor<4> {
     let (local, layout, mesh) = x.into_parts();
     let cells = |shape: &[usize]| -> usize { shape[1..D - 2].iter().product() };
     let (heads, width) = (D - 2, D - 1);

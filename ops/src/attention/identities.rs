@@ -209,6 +209,64 @@ proptest! {
     }
 }
 
+/// Attention to all cells of a field and to tokens, as one softmax over both, with the gradients of that.
+#[test]
+fn tokens_are_keys_of_every_cell() {
+    let of_field = fields([2, 3, 5, 2, 4]);
+    let of_tokens = ["tk", "tv"].map(|name| field::<4>([1, 3, 2, 4], name));
+    let whole = |x: &Tensor<4>| x.clone().autodiff().detach().require_grad();
+    let expected = {
+        let [q, k, v] = of_field.each_ref().map(|x| {
+            let x = x.clone().autodiff().detach();
+            x.reshape([2, 15, 2, 4]).require_grad()
+        });
+        let [tk, tv] = of_tokens.each_ref().map(whole);
+        let both = |x: &Tensor<4>, tokens: &Tensor<4>| {
+            Tensor::cat(vec![x.clone(), tokens.clone().repeat_dim(0, 2)], 1)
+        };
+        let (keys, values) = (both(&k, &tk), both(&v, &tv));
+        let options = AttentionOptions::default();
+        let y = q
+            .clone()
+            .scaled_dot_product_attention(keys, values, &options);
+        let gradients = (y.clone() * y.clone()).sum().backward();
+        let of_cells = [y.inner()].into_iter();
+        let of_cells = of_cells.chain([&q, &k, &v].map(|leaf| leaf.grad(&gradients).unwrap()));
+        let of_cells = of_cells.map(|x| x.reshape([2, 3, 5, 2, 4]).into_data());
+        let of_tokens = [&tk, &tv].map(|leaf| leaf.grad(&gradients).unwrap().into_data());
+        of_cells.chain(of_tokens).collect::<Vec<_>>()
+    };
+    let found = Launcher::local(4).collect(|world| {
+        let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
+        let shard = |x: &Tensor<5>| {
+            let x = ShardTensor::distribute(x.clone(), &mesh, &[Shard(1), Shard(2)])?;
+            Ok::<_, halocline_core::Error>(x.require_grad())
+        };
+        let [q, k, v] = [0, 1, 2].map(|input: usize| shard(&of_field[input]));
+        let (q, k, v) = (q?, k?, v?);
+        let replicated = |x: &Tensor<4>| {
+            let x = ShardTensor::distribute(x.clone(), &mesh, &[halocline_core::Replicate; 2])?;
+            Ok::<_, halocline_core::Error>(x.require_grad())
+        };
+        let (tk, tv) = (replicated(&of_tokens[0])?, replicated(&of_tokens[1])?);
+        let y = cell_attention_with_tokens(
+            [q.clone(), k.clone(), v.clone()],
+            [tk.clone(), tv.clone()],
+            &AttentionOptions::default(),
+        )?;
+        let gradients = (y.clone() * y.clone()).sum().backward();
+        let cells = [q, k, v].map(|leaf| leaf.grad(&gradients).expect("a gradient"));
+        let tokens = [tk, tv].map(|leaf| leaf.grad(&gradients).expect("a gradient"));
+        let mut found = vec![y.full_tensor(LocalGradient::Replicated).into_data()];
+        found.extend(cells.map(|x| x.full_tensor(LocalGradient::Replicated).into_data()));
+        found.extend(tokens.map(|x| x.full_tensor(LocalGradient::Replicated).into_data()));
+        Ok(found)
+    });
+    for found in found.unwrap() {
+        crate::testing::compare(&found, &expected, 1e-5, "all cells and tokens");
+    }
+}
+
 /// Learned tokens of one sample, beside samples on more ranks than there are: one has none.
 #[test]
 fn tokens_of_one_sample_serve_all_samples() {

@@ -174,7 +174,7 @@ mod tests {
     use halocline_core::{Launcher, LocalGradient, Replicate, Shard, ShardTensor};
 
     use super::*;
-    use crate::layer::Apply;
+    use crate::layer::{Apply, PlanOf};
     use crate::reduce::ReduceField;
     use crate::testing::{difference, random};
 
@@ -208,22 +208,27 @@ mod tests {
         let burns = mha
             .forward(MhaInput::self_attn(x.clone()).mask_pad(padding.clone()))
             .context;
-        let found = Launcher::local(4).collect(|world| {
-            let mesh = world.mesh([("batch", 2), ("tokens", 2)])?;
-            let shard = ShardTensor::distribute(x.clone(), &mesh, &[Shard(0), Shard(1)])?;
-            let padding = ShardTensor::distribute(padding.clone(), &mesh, &[Shard(0), Replicate])?;
-            let options = AttentionOptions::default().with_key_padding(padding);
-            let [q, k, v] = [shard.clone(), shard.clone(), shard];
-            let y = multi_head_attention(&mha, q, k, v, options);
-            Ok(y.full_tensor(LocalGradient::Replicated).into_data())
-        });
-        for found in found.unwrap() {
-            let off = difference(&found, &burns.clone().into_data());
-            assert!(off < 1e-5, "{off:e}");
+        // Whole in keys, and sharded as they are.
+        for of_keys in [Replicate, Shard(1)] {
+            let found = Launcher::local(4).collect(|world| {
+                let mesh = world.mesh([("batch", 2), ("tokens", 2)])?;
+                let shard = ShardTensor::distribute(x.clone(), &mesh, &[Shard(0), Shard(1)])?;
+                let placements = [Shard(0), of_keys];
+                let padding = ShardTensor::distribute(padding.clone(), &mesh, &placements)?;
+                let options = AttentionOptions::default().with_key_padding(padding);
+                let [q, k, v] = [shard.clone(), shard.clone(), shard];
+                let y = multi_head_attention(&mha, q, k, v, options);
+                Ok(y.full_tensor(LocalGradient::Replicated).into_data())
+            });
+            for found in found.unwrap() {
+                let off = difference(&found, &burns.clone().into_data());
+                assert!(off < 1e-5, "{of_keys:?}: {off:e}");
+            }
         }
     }
 
-    /// Tokens on several ranks: the same result, gradients, and weights that dropout takes away.
+    /// Tokens on several ranks: the same result, gradients, and weights that dropout takes away, also after one of the ranks
+    /// has printed a plan.
     #[test]
     fn a_transformer_on_shards_is_that_of_one_device() {
         let run = |ranks: usize| {
@@ -234,6 +239,9 @@ mod tests {
                 let x = random::<3>([2, 7, 8], "x", 0).inner();
                 let x = ShardTensor::distribute(x, &mesh, &[Shard(1)])?.require_grad();
                 let options = AttentionOptions::default().with_causal(true);
+                if world.rank() + 1 == ranks {
+                    assert_eq!(x.plan_of(&encoder)?.is_empty(), ranks == 1);
+                }
                 let y = transformer_encoder(&encoder, x.clone(), &options);
                 let weights = random::<3>([2, 7, 8], "weights", 0).inner();
                 let weights = ShardTensor::distribute(weights, &mesh, &[Shard(1)])?;

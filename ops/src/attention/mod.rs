@@ -4,6 +4,8 @@
 //! [`scaled_dot_product_attention`] for tokens, where it attends to all of them.
 
 mod attended;
+#[cfg(test)]
+mod bits;
 mod cells;
 mod composed;
 #[cfg(feature = "cube")]
@@ -14,11 +16,14 @@ mod golden;
 #[cfg(test)]
 mod identities;
 mod layer;
+#[cfg(test)]
+mod messages;
 pub mod neighborhood;
+mod tokens;
 mod widths;
 
 pub use attended::Attended;
-pub use cells::cell_attention;
+pub use cells::{cell_attention, cell_attention_with_tokens};
 pub use dense::{
     AttentionOptions, causal_extents, scaled_dot_product_attention,
     scaled_dot_product_attention_with_lse,
@@ -38,6 +43,18 @@ pub trait AttentionField<const D: usize>: Field<D> {
     ///
     /// # Panics
     /// Panics where [`neighborhood_attention`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::prelude::*;
+    ///
+    /// // [batch, latitude, longitude, heads, width]
+    /// let field = || Tensor::<5>::ones([1, 6, 8, 2, 4], &Default::default());
+    /// let options = NeighborhoodOptions::new([3, 5]).with_periodic([false, true]);
+    /// let y = field().neighborhood_attention(field(), field(), &options);
+    /// assert_eq!(y.dims(), [1, 6, 8, 2, 4]);
+    /// ```
     #[must_use]
     fn neighborhood_attention<const N: usize>(
         self,
@@ -53,16 +70,68 @@ pub trait AttentionField<const D: usize>: Field<D> {
     ///
     /// # Panics
     /// Panics where [`cell_attention`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::prelude::*;
+    ///
+    /// let field = || Tensor::<5>::ones([1, 3, 4, 2, 8], &Default::default());
+    /// let y = field().cell_attention(field(), field(), &AttentionOptions::default());
+    /// assert_eq!(y.dims(), [1, 3, 4, 2, 8]);
+    /// ```
     #[must_use]
     fn cell_attention(self, keys: Self, values: Self, options: &AttentionOptions) -> Self {
         let (keys, values) = (keys.into_shard(), values.into_shard());
         run(self, |q| cell_attention(q, keys, values, options))
     }
 
-    /// Neighborhood attention with the logarithms of its sums of exponentials.
+    /// Attention of every cell to all cells, and to tokens, keys and values. See [`cell_attention_with_tokens`].
+    ///
+    /// # Panics
+    /// Panics where [`cell_attention_with_tokens`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::prelude::*;
+    ///
+    /// let field = || Tensor::<5>::ones([2, 3, 4, 2, 8], &Default::default());
+    /// let token = || Tensor::<4>::ones([1, 6, 2, 8], &Default::default()); // of all samples
+    /// let options = AttentionOptions::default();
+    /// let y = field().cell_attention_with_tokens(field(), field(), [token(), token()], &options);
+    /// assert_eq!(y.dims(), [2, 3, 4, 2, 8]);
+    /// ```
+    #[must_use]
+    fn cell_attention_with_tokens(
+        self,
+        keys: Self,
+        values: Self,
+        tokens: [Rank<Self, 4>; 2],
+        options: &AttentionOptions,
+    ) -> Self {
+        let (k, v) = (keys.into_shard(), values.into_shard());
+        let tokens = tokens.map(Field::into_shard);
+        run(self, |q| {
+            cell_attention_with_tokens([q, k, v], tokens, options)
+        })
+    }
+
+    /// Neighborhood attention with the logarithms of its sums of exponentials. See [`Attended`].
     ///
     /// # Panics
     /// Panics where [`neighborhood_attention_with_lse`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::prelude::*;
+    ///
+    /// let field = || Tensor::<4>::ones([1, 8, 2, 4], &Default::default());
+    /// let options = NeighborhoodOptions::new([3]);
+    /// let y = field().neighborhood_attention_with_lse(field(), field(), &options);
+    /// assert_eq!((y.output.dims(), y.lse.dims()), ([1, 8, 2, 4], [1, 8, 2, 1]));
+    /// ```
     #[must_use]
     fn neighborhood_attention_with_lse<const N: usize>(
         self,
@@ -77,10 +146,23 @@ pub trait AttentionField<const D: usize>: Field<D> {
             .map(Self::from_shard)
     }
 
-    /// Neighborhood attention to a field and to tokens, keys and values, that all queries reach.
+    /// Neighborhood attention to a field and to tokens, keys and values, that all queries reach. See
+    /// [`neighborhood_attention_with_tokens`].
     ///
     /// # Panics
     /// Panics where [`neighborhood_attention_with_tokens`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::prelude::*;
+    ///
+    /// let field = || Tensor::<4>::ones([2, 8, 2, 4], &Default::default());
+    /// let token = || Tensor::<4>::ones([1, 6, 2, 4], &Default::default()); // of all samples
+    /// let options = NeighborhoodOptions::new([3]);
+    /// let y = field().neighborhood_attention_with_tokens(field(), field(), [token(), token()], &options);
+    /// assert_eq!(y.dims(), [2, 8, 2, 4]);
+    /// ```
     #[must_use]
     fn neighborhood_attention_with_tokens<const N: usize>(
         self,
@@ -105,6 +187,18 @@ pub trait DenseAttentionField: Field<4> {
     ///
     /// # Panics
     /// Panics where [`scaled_dot_product_attention`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::prelude::*;
+    ///
+    /// // [batch, tokens, heads, width]
+    /// let tokens = |count| Tensor::<4>::ones([1, count, 2, 4], &Default::default());
+    /// let options = AttentionOptions::default();
+    /// let y = tokens(5).scaled_dot_product_attention(tokens(9), tokens(9), &options);
+    /// assert_eq!(y.dims(), [1, 5, 2, 4]);
+    /// ```
     #[must_use]
     fn scaled_dot_product_attention(
         self,
@@ -118,10 +212,21 @@ pub trait DenseAttentionField: Field<4> {
         })
     }
 
-    /// Dense attention with the logarithms of its sums of exponentials.
+    /// Dense attention with the logarithms of its sums of exponentials. See [`Attended`].
     ///
     /// # Panics
     /// Panics where [`scaled_dot_product_attention_with_lse`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::prelude::*;
+    ///
+    /// let tokens = || Tensor::<4>::ones([1, 5, 2, 4], &Default::default());
+    /// let options = AttentionOptions::default();
+    /// let y = tokens().scaled_dot_product_attention_with_lse(tokens(), tokens(), &options);
+    /// assert_eq!((y.output.dims(), y.lse.dims()), ([1, 5, 2, 4], [1, 5, 2, 1]));
+    /// ```
     #[must_use]
     fn scaled_dot_product_attention_with_lse(
         self,

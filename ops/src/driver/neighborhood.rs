@@ -53,10 +53,10 @@ impl Neighborhood {
         if kernel < 2 {
             return fail(format!("kernel {kernel}; expected at least 2"));
         }
-        if dilation == 0 || kernel * dilation > size {
+        let reach = kernel as u128 * dilation as u128;
+        if dilation == 0 || reach > size as u128 {
             return fail(format!(
-                "kernel {kernel} × dilation {dilation} is {} cells; expected 1 to {size}, the size of the field",
-                kernel * dilation
+                "kernel {kernel} × dilation {dilation} is {reach} cells; expected 1 to {size}, the size of the field"
             ));
         }
         if stride == 0 || stride > kernel {
@@ -208,6 +208,13 @@ mod tests {
             message(dilated, 11),
             "na1d: dim 1: kernel 4 × dilation 3 is 12 cells; expected 1 to 11, the size of the field"
         );
+        // Wraps around to zero.
+        let vast = Neighborhood {
+            dilation: usize::MAX / 2 + 1,
+            ..Neighborhood::new(2)
+        };
+        let found = message(vast, 11);
+        assert!(found.contains("is 18446744073709551616 cells"), "{found}");
         let ring = Neighborhood {
             periodic: true,
             dilation: 2,

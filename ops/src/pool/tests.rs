@@ -1,10 +1,8 @@
 use super::*;
 use crate::prelude::*;
-use crate::testing::{Operator, check_op, random};
+use crate::testing::{Operator, check_op};
 use burn::tensor::DType;
-use halocline_core::{
-    Boundary, Distribution, Launcher, Layout, LocalGradient, Overlap, RandomKey, Shard,
-};
+use halocline_core::{Boundary, Launcher, LocalGradient, Shard};
 
 struct Pool(PoolOptions<2>, Kind);
 
@@ -68,62 +66,6 @@ fn overlapping_periodic_windows() {
             &[0, 1, 2, 3],
             1e-6,
         );
-    }
-}
-
-/// On any mesh, with any boundary and window, outputs that need no halo have the same bits when they
-/// are computed before it arrives.
-#[test]
-fn halos_may_travel_while_the_interior_is_computed() {
-    let boundaries = [Boundary::Zeros, Boundary::Periodic, Boundary::Reflect];
-    let results = |overlap| {
-        let found = Launcher::local(4).overlap(overlap).collect(|world| {
-            let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
-            let normal = Distribution::Normal {
-                mean: 0.0,
-                std: 1.0,
-            };
-            let mut found = Vec::new();
-            let mut pool = |x: ShardTensor<4>, options: &PoolOptions<2>| -> Result<()> {
-                let x = x.inner();
-                let most = max_pool(x.clone(), options)?.into_parts().0;
-                let mean = avg_pool(x, &options.with_dilation([1, 1]))?.into_parts().0;
-                found.push([most.into_data(), mean.into_data()]);
-                Ok(())
-            };
-            for (case, [low, high]) in [[0, 1], [1, 1], [1, 2], [2, 0]].into_iter().enumerate() {
-                // Windows that reach beyond a neighbour's cells, and mirrored boxes of several
-                // cells.
-                let width = 1 + case;
-                let options = PoolOptions::new([2 * width + 1, 2 + case % 2])
-                    .with_stride([1 + case % 2, 2])
-                    .with_dilation([1, 1 + case / 2])
-                    .with_padding([
-                        Padding::new(width, boundaries[low]),
-                        Padding::new(1, boundaries[high]),
-                    ])
-                    .with_rounding([Rounding::Floor, Rounding::Ceil][case / 2])
-                    .with_count(PaddingCount::Excluded);
-                let key = || RandomKey::new(5, "x");
-                for placements in [[Shard(2), Shard(3)], [Shard(0), Shard(2)]] {
-                    let x = ShardTensor::random([3, 2, 15, 22], normal, key(), &mesh, &placements)?;
-                    pool(x, &options)?;
-                }
-                let placements = [Shard(2), Shard(3)];
-                let layout = Layout::new(mesh.shape(), &[1, 2, 15, 22], &placements)?;
-                for extents in [[15, 0], [4, 11]] {
-                    let layout = layout.with_extents(2, &extents)?;
-                    let whole = random([1, 2, 15, 22], "x", 0).inner();
-                    pool(ShardTensor::distribute(whole, &mesh, &layout)?, &options)?;
-                }
-            }
-            Ok(found)
-        });
-        found.unwrap().concat().concat()
-    };
-    let (early, late) = (results(Overlap::On), results(Overlap::Off));
-    for (early, late) in early.iter().zip(&late) {
-        early.assert_eq(late, true);
     }
 }
 

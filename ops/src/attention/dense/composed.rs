@@ -39,6 +39,16 @@ pub(super) fn attention(
     drop_empty(y, &output, mesh.position(), NAME)
 }
 
+/// A bias of which every rank holds all keys.
+pub(super) fn whole_in_keys(bias: ShardTensor<4>) -> Result<ShardTensor<4>> {
+    let whole = bias.placements().iter().map(|placement| match placement {
+        Shard(WIDTH) => Replicate,
+        other => *other,
+    });
+    let whole: Vec<Placement> = whole.collect();
+    bias.try_redistribute(&whole)
+}
+
 /// Dense attention to keys and values that are there. `empty` says whether some rank has none of its operands.
 pub(super) fn local(
     q: Tensor<4>,

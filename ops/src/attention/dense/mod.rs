@@ -17,15 +17,20 @@
 //! | tokens sharded | tokens sharded | keys and values, block by block round a ring |
 //! | replicated | replicated | nothing |
 //!
-//! On a ring of `n` ranks each sends `(n − 1)/n` of all keys and values forward; backward the same, and gradients of all of them.
-//! A block travels while the one before it is computed with: two are in memory beside a rank's own.
+//! On a ring of `n` ranks each receives `(n − 1)/n` of all keys and values forward; backward the same, and gradients of all of
+//! them. In causal order it receives those before its own only. A block travels while the one before it is computed with: two
+//! are in memory beside a rank's own.
 //!
-//! A bias lies as queries do, and does not travel. Which weights dropout makes zero depends on its key and on the places of
+//! A bias lies as queries do, and does not travel; one that is the same for all queries may lie as keys do, and travels with
+//! them. Which weights dropout makes zero depends on its key and on the places of
 //! query, key, head and sample in the whole, not on ranks.
 //!
 //! # Adjoint
-//! Scores are computed anew, block by block. A block's gradients travel behind it, from rank to rank, and end at its owner.
+//! Scores are computed anew, block by block. A block's gradients travel behind it, from rank to rank, and end at its owner;
+//! nobody computes or sends gradients that are not wanted.
 
+#[cfg(test)]
+mod biases;
 mod composed;
 mod dims;
 mod node;
@@ -35,6 +40,7 @@ mod rule;
 mod scores;
 #[cfg(test)]
 mod tests;
+mod travel;
 
 use burn::tensor::Tensor;
 use halocline_core::ops::fan_out;
@@ -49,9 +55,10 @@ use dims::{NAME, TOKENS, WIDTH};
 use node::DenseRun;
 pub use options::{AttentionOptions, causal_extents};
 use ring::Ring;
-use rule::{check, check_bias};
+use rule::{Beside, check, check_bias};
 use scores::Dropped;
 pub(super) use scores::Scores;
+use travel::Travel;
 
 /// Dense attention. See the [module](self).
 ///
@@ -120,10 +127,18 @@ fn attention(
     let fans = check(&q, &k, &v)?;
     #[cfg(feature = "cube")]
     super::cube::check(NAME, &q.device(), q.local().dtype())?;
-    if let Some(bias) = &options.bias {
-        check_bias(bias, &q, k.dims()[TOKENS])?;
-    }
+    let bias = options.bias.as_ref();
+    let bias = bias.map(|bias| check_bias(bias, &q, &k)).transpose()?;
     Isa::chosen()?;
+    let runs_kernels = flex::runs_on(&q.device());
+    let (bias, beside_keys) = match bias {
+        None => (None, None),
+        Some(Beside::Queries(bias)) => (Some(bias), None),
+        Some(Beside::Keys(bias)) if runs_kernels => (None, Some(bias)),
+        Some(Beside::Keys(bias)) => (Some(composed::whole_in_keys(bias)?), None),
+    };
+    let [bias, beside_keys] =
+        [bias, beside_keys].map(|bias| bias.map(|bias| bias.inner().into_parts().0));
     let mesh = q.mesh().clone();
     let own = q.layout().local_box(mesh.position());
     let own: Vec<usize> = own.ranges().iter().map(|range| range.start).collect();
@@ -139,17 +154,27 @@ fn attention(
         scale: options.scale.unwrap_or(1.0 / (width as f64).sqrt()),
         with_lse,
         causal: options.causal.then_some(own[TOKENS]),
-        bias: options.bias.clone().map(|bias| bias.inner().into_parts().0),
+        bias,
         dropout: dropout.transpose()?,
     };
-    if !flex::runs_on(&q.device()) {
+    if !runs_kernels {
         return composed::attention(q, k, v, &scores);
     }
-    let ring = Ring::new(k.layout(), TOKENS, mesh.position());
-    let operation = Operation::new(NAME, Traffic::Exchange, Some(k.layout()));
+    let ring = Ring::new(
+        k.layout(),
+        q.layout(),
+        TOKENS,
+        mesh.position(),
+        options.causal,
+    );
+    let travel = || Travel {
+        operation: Operation::new(NAME, Traffic::Exchange, Some(k.layout())),
+        comm: mesh.comm().clone(),
+    };
     let run = DenseRun {
         scores,
-        travel: (ring.parts.len() > 1).then(|| (operation, mesh.comm().clone())),
+        travel: (ring.parts.len() > 1).then(travel),
+        beside_keys,
         ring,
     };
     let [q, k, v] = [q, k, v].map(|tensor| tensor.into_parts().0);
@@ -174,6 +199,7 @@ pub(super) fn local(
     let run = DenseRun {
         ring: Ring::alone(k.dims()[TOKENS]),
         travel: None,
+        beside_keys: None,
         scores,
     };
     Error::catch(|| node::attention(q, k, v, run))

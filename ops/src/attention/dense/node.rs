@@ -1,18 +1,17 @@
 //! Dense attention as an operator with an adjoint: a ring of blocks of keys and values, and kernels.
 
-use std::sync::Arc;
-
 use burn::backend::flex::FlexTensor;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
+use halocline_core::Result;
 use halocline_core::ops::{self, BackwardPass, Operator, blank};
-use halocline_core::{Communicator, Operation, Result};
 use rayon::prelude::*;
 
 use super::dims::{HEADS, TOKENS, WIDTH};
-use super::ring::{Ring, finish};
+use super::ring::Ring;
 use super::scores::Scores;
+use super::travel::{Form, Travel, finish};
 use crate::attention::attended::{packed, products, unpacked};
 use crate::attention::engine::dense::{Backward, Bias, Dense, Dropout, LOWEST, Results, Tokens};
 use crate::kernel::buffer::filled;
@@ -27,7 +26,26 @@ pub(super) struct DenseRun {
     pub scores: Scores,
     pub ring: Ring,
     /// How parts travel; `None` for a ring of one rank.
-    pub travel: Option<(Operation, Arc<dyn Communicator>)>,
+    pub travel: Option<Travel>,
+    /// What is added to scores of this rank's keys, `[batch, 1, heads, keys]`, and travels with them.
+    pub beside_keys: Option<Tensor<4>>,
+}
+
+/// A part of keys and values, and what is added to its scores.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    number: usize,
+    keys: [&'a FlexTensor; 2],
+    bias: Option<&'a FlexTensor>,
+}
+
+/// A round of this rank: with a part, and which comes next.
+#[derive(Clone, Copy)]
+struct Round<'a> {
+    number: usize,
+    next: Option<usize>,
+    /// The part; none without tokens.
+    part: Option<Part<'a>>,
 }
 
 /// What the backward pass needs beside queries, keys and values.
@@ -86,13 +104,6 @@ fn tokens<E>(elements: Shared<E>, shape: &[usize], width: usize) -> Tokens<E> {
     }
 }
 
-/// A shape with other tokens.
-fn with_tokens(shape: &[usize], tokens: usize) -> Vec<usize> {
-    let mut shape = shape.to_vec();
-    shape[TOKENS] = tokens;
-    shape
-}
-
 /// The elements of a tensor of this shape with another width.
 fn elements(shape: &[usize], width: usize) -> usize {
     shape[..WIDTH].iter().product::<usize>() * width
@@ -103,12 +114,16 @@ impl DenseRun {
     fn job<E: Float>(
         &self,
         q: &FlexTensor,
-        [k, v]: [&FlexTensor; 2],
+        part: Part<'_>,
         bias: Option<&FlexTensor>,
-        part: usize,
         results: Results<E>,
     ) -> Dense<E> {
-        let first_key = self.ring.parts[part].start;
+        let first_key = self.ring.parts[part.number].start;
+        let [k, v] = part.keys;
+        let bias = match part.bias {
+            Some(bias) => Some((bias, 0)),
+            None => bias.map(|bias| (bias, first_key)),
+        };
         Dense {
             batch: q.shape()[0],
             shared: q.shape()[HEADS]
@@ -120,7 +135,7 @@ impl DenseRun {
             keys: reading(k),
             values: reading(v),
             causal: self.scores.causal.map(|query| [query, first_key]),
-            bias: bias.map(|bias| Bias::new(flex::elements(bias), &bias.shape(), first_key)),
+            bias: bias.map(|(bias, first)| Bias::new(flex::elements(bias), &bias.shape(), first)),
             dropout: self.scores.dropout.map(|dropped| {
                 let [batch, query, head] = dropped.first;
                 Dropout {
@@ -141,48 +156,41 @@ impl DenseRun {
             .transpose()
     }
 
-    /// Calls `compute` with the keys and values of every part, this rank's own first, while the next ones travel here; with none
-    /// for a part without tokens.
+    /// Calls `compute` in every round, while the part of the next one travels here. A part is passed on when it has come, before
+    /// anything is computed with it.
     fn around<E: Float>(
         &self,
-        backward: bool,
+        travel: Option<&Travel>,
         [key, value]: [DispatchTensor; 2],
-        mut compute: impl FnMut(usize, Option<[&FlexTensor; 2]>) -> Result<()>,
+        mut compute: impl FnMut(Round<'_>) -> Result<()>,
     ) -> Result<()> {
-        let dtype = key.dtype();
-        let shapes = [key.shape().to_vec(), value.shape().to_vec()];
-        let like = key.clone();
-        let mut block = vec![key, value];
-        for step in 0..self.ring.parts.len() {
-            let last = step + 1 == self.ring.parts.len();
-            let shapes_of = |tokens| {
-                shapes
-                    .iter()
-                    .map(|shape| with_tokens(shape, tokens))
-                    .collect()
-            };
-            let travel = self.travel.as_ref().filter(|_| !last);
+        let mut forms = [&key, &value]
+            .map(|tensor| Form::of(tensor, TOKENS))
+            .to_vec();
+        let mut tensors = vec![key, value];
+        if let Some(bias) = self.beside_keys.clone() {
+            tensors.push(bias.into_dispatch());
+            forms.push(Form::of(&tensors[2], WIDTH));
+        }
+        for (number, next) in self.ring.rounds() {
+            let way = self.ring.keys(number, next);
             let in_flight = match travel {
+                Some(travel) => travel.start(&self.ring, way, &tensors, &forms)?,
                 None => None,
-                Some((operation, comm)) => {
-                    let operation = if backward {
-                        operation.backward()
-                    } else {
-                        operation.clone()
-                    };
-                    let block = block.clone();
-                    self.ring
-                        .pass(comm, &operation, step, block, (dtype, &like), shapes_of)?
-                }
             };
-            let here = if self.ring.parts[self.ring.part(step)].is_empty() {
+            let here = if self.ring.parts[number].is_empty() {
                 Vec::new()
             } else {
-                let tensors = block.iter().cloned().map(flex::operand::<E>);
+                let tensors = tensors.iter().cloned().map(flex::operand::<E>);
                 tensors.collect::<Result<Vec<_>>>()?
             };
-            compute(step, here.first_chunk().map(|[key, value]| [key, value]))?;
-            block = finish(in_flight)?;
+            let part = here.first_chunk().map(|[key, value]| Part {
+                number,
+                keys: [key, value],
+                bias: here.get(2),
+            });
+            compute(Round { number, next, part })?;
+            tensors = finish(in_flight)?;
         }
         Ok(())
     }
@@ -205,13 +213,10 @@ impl DenseRun {
             sum: tokens(sum.shared(), &shape, 1),
         };
         let bias = self.bias::<E>()?;
-        self.around::<E>(false, [k, v], |step, block| {
-            if let Some(block) = block {
+        self.around::<E>(self.travel.as_ref(), [k, v], |round| {
+            if let Some(part) = round.part {
                 // SAFETY: all tensors are there, and the results nowhere else.
-                unsafe {
-                    let part = self.ring.part(step);
-                    self.job(&q, block, bias.as_ref(), part, results).run(isa);
-                }
+                unsafe { self.job(&q, part, bias.as_ref(), results).run(isa) };
             }
             Ok(())
         })?;
@@ -257,85 +262,89 @@ impl DenseRun {
             lse: reading(&lse),
             products: tokens(Shared::new(&mut products), &shape, 1),
         };
-        let mut query = filled::<E>(elements(&shape, shape[WIDTH]), 0.0);
-        let gradient = tokens(query.shared(), &shape, shape[WIDTH]);
-        let (like, shapes) = (key.clone(), [key.shape().to_vec(), value.shape().to_vec()]);
-        let shapes_of = |tokens| {
-            shapes
-                .iter()
-                .map(|shape| with_tokens(shape, tokens))
-                .collect()
-        };
-        // Gradients of the part that is here, from the ranks that it was at before.
-        let (mut coming, mut sums) = (None, Vec::new());
-        self.around::<E>(true, [key, value], |step, block| {
-            sums = match block {
-                Some(block) => {
-                    let bias = bias.as_ref();
-                    self.key_gradients::<E>(isa, (&q, block, bias), step, from, gradient)
+        let wanted = pass.wanted;
+        let mut query = wanted[0].then(|| filled::<E>(elements(&shape, shape[WIDTH]), 0.0));
+        let gradient = query
+            .as_mut()
+            .map(|query| tokens(query.shared(), &shape, shape[WIDTH]));
+        // Those of keys and of values, if they are wanted, and their forms.
+        let of_keys = [(1, &key), (2, &value)].into_iter();
+        let of_keys: Vec<_> = of_keys
+            .filter(|(input, _)| wanted[*input])
+            .map(|(input, tensor)| (input, tensor.clone()))
+            .collect();
+        let forms = of_keys.iter();
+        let forms: Vec<Form> = forms
+            .map(|(_, tensor)| Form::of(tensor, TOKENS).cast(E::dtype()))
+            .collect();
+        let travel = self.travel.as_ref().map(Travel::backward);
+        // Gradients of the next part, from the ranks that it was at before, and at last this rank's own.
+        let (mut coming, mut own) = (None, Vec::new());
+        self.around::<E>(travel.as_ref(), [key, value], |round| {
+            let mut sums = Vec::new();
+            if let Some(part) = round.part {
+                let job = |results| self.job(&q, part, bias.as_ref(), results);
+                if !of_keys.is_empty() {
+                    sums = key_gradients(isa, part, from, [wanted[1], wanted[2]], job);
                 }
-                None => Vec::new(),
-            };
+                if let Some(gradient) = gradient {
+                    // SAFETY: all tensors are there, and the gradient nowhere else.
+                    unsafe { job(Results::Queries { from, gradient }).run(isa) };
+                }
+            }
             let before = finish(coming.take())?;
             if !before.is_empty() {
-                let pairs = before.into_iter().zip(std::mem::take(&mut sums));
+                let pairs = before.into_iter().zip(sums);
                 sums = pairs
-                    .map(|(before, own)| Dispatch::float_add(before, own))
+                    .map(|(before, sum)| Dispatch::float_add(before, sum))
                     .collect();
             }
-            if let Some((operation, comm)) = &self.travel {
-                let sums = std::mem::take(&mut sums);
-                let (operation, like) = (operation.backward(), (E::dtype(), &like));
-                coming = self
-                    .ring
-                    .pass(comm, &operation, step, sums, like, shapes_of)?;
+            let way = self.ring.gradients(round.number, round.next);
+            if let Some(travel) = &travel {
+                coming = travel.start(&self.ring, way, &sums, &forms)?;
+            }
+            if way.to.is_none() {
+                own = sums;
             }
             Ok(())
         })?;
-        if self.travel.is_some() {
-            sums = finish(coming)?;
+        let last = finish(coming)?;
+        let own = if last.is_empty() { own } else { last };
+        let query = query.map(|query| flex::result(query, &shape, dtype));
+        let mut gradients = vec![query, None, None];
+        for (position, (input, like)) in of_keys.iter().enumerate() {
+            let sum = own.get(position).cloned();
+            let sum = sum.unwrap_or_else(|| blank(like, &like.shape(), Some(0.0)));
+            gradients[*input] = Some(flex::in_dtype(sum, dtype));
         }
-        let nothing = || {
-            shapes
-                .iter()
-                .map(|shape| blank(&like, shape, Some(0.0)))
-                .collect()
-        };
-        let sums: Vec<DispatchTensor> = if sums.is_empty() { nothing() } else { sums };
-        let mut gradients = vec![Some(flex::result(query, &shape, dtype))];
-        gradients.extend(sums.into_iter().map(|sum| Some(flex::in_dtype(sum, dtype))));
         Ok(gradients)
     }
+}
 
-    /// What this rank's queries add to the gradients of a part's keys and values. Adds to those of queries what the part gives.
-    fn key_gradients<E: Float>(
-        &self,
-        isa: Isa,
-        (q, block, bias): (&FlexTensor, [&FlexTensor; 2], Option<&FlexTensor>),
-        step: usize,
-        from: Backward<E>,
-        gradient: Tokens<E>,
-    ) -> Vec<DispatchTensor> {
-        let mut sums = block.map(|tensor| filled::<E>(tensor.shape().iter().product(), 0.0));
-        let [key, value] = &mut sums;
-        let [key_shape, value_shape] = block.map(|tensor| tensor.shape());
-        let keys = Results::Keys {
-            from,
-            key: tokens(key.shared(), &key_shape, key_shape[WIDTH]),
-            value: tokens(value.shared(), &value_shape, value_shape[WIDTH]),
-        };
-        for results in [keys, Results::Queries { from, gradient }] {
-            // SAFETY: all tensors are there, and the results nowhere else.
-            unsafe {
-                let part = self.ring.part(step);
-                self.job(q, block, bias, part, results).run(isa);
-            }
-        }
-        let tensors = sums.into_iter().zip(block);
-        tensors
-            .map(|(sum, tensor)| flex::result(sum, &tensor.shape(), E::dtype()))
-            .collect()
-    }
+/// What this rank's queries add to those gradients of a part's keys and values that are wanted. One pass computes both.
+fn key_gradients<E: Float>(
+    isa: Isa,
+    part: Part<'_>,
+    from: Backward<E>,
+    wanted: [bool; 2],
+    job: impl Fn(Results<E>) -> Dense<E>,
+) -> Vec<DispatchTensor> {
+    let mut sums = part
+        .keys
+        .map(|tensor| filled::<E>(tensor.shape().iter().product(), 0.0));
+    let [key, value] = &mut sums;
+    let [key_shape, value_shape] = part.keys.map(|tensor| tensor.shape());
+    let results = Results::Keys {
+        from,
+        key: tokens(key.shared(), &key_shape, key_shape[WIDTH]),
+        value: tokens(value.shared(), &value_shape, value_shape[WIDTH]),
+    };
+    // SAFETY: all tensors are there, and the results nowhere else.
+    unsafe { job(results).run(isa) };
+    let sums = sums.into_iter().zip(part.keys).zip(wanted);
+    let sums = sums.filter(|(_, wanted)| *wanted);
+    sums.map(|((sum, tensor), _)| flex::result(sum, &tensor.shape(), E::dtype()))
+        .collect()
 }
 
 /// Divides every row by a number; rows of zero stay zero.

@@ -25,7 +25,8 @@ pub struct AttentionOptions {
     /// What scores are multiplied with: `width^-1/2` if it is not given.
     pub scale: Option<f64>,
     /// What is added to scores, `[batch, queries, heads, keys]`, with one cell in dims but the last in which it is the same
-    /// everywhere; −∞ for keys that do not count. Sharded as queries are, whole in keys. A constant: it has no gradient.
+    /// everywhere; −∞ for keys that do not count. Sharded as queries are, whole in keys; one that is the same for all queries
+    /// may be sharded in keys as these are. A plain tensor is one that every rank holds whole. A constant: it has no gradient.
     pub bias: Option<ShardTensor<4>>,
     /// The probability that a weight becomes zero, and the key that decides which.
     pub dropout: Option<(f64, RandomKey)>,
@@ -68,7 +69,11 @@ impl AttentionOptions {
     }
 
     /// These options without the keys for which `padding`, `[batch, keys]`, is true, beside their bias, if they have one.
-    /// Sharded in batch as queries are, whole in keys.
+    /// Sharded in batch as queries are; in keys whole, or as these are: then it travels with them. Beside a bias that is whole
+    /// in keys it must be, too.
+    ///
+    /// # Panics
+    /// Panics for padding that does not fit the bias.
     #[must_use]
     pub fn with_key_padding(self, padding: ShardTensor<2, Bool>) -> Self {
         let (local, layout, mesh) = padding.into_parts();
@@ -78,7 +83,7 @@ impl AttentionOptions {
         let extents = layout.all_extents();
         let extents = vec![extents[0].clone(), vec![1], vec![1], extents[1].clone()];
         let placements = layout.placements().iter().map(|placement| match placement {
-            Shard(1) => Shard(3), // which is refused
+            Shard(1) => Shard(3),
             other => *other,
         });
         let layout = layout.derive(placements.collect(), extents);

@@ -1,29 +1,42 @@
-//! The ring of ranks that hold the parts of a dim.
+//! The ring of ranks that hold the parts of a dim: which rank computes with which part of the keys, and in which order.
+//!
+//! Every rank begins with its own part, and goes on with those of the ranks before it: a part goes from its owner to the next
+//! ranks, and passes over those whose queries reach none of its keys. In causal order it ends at the last rank. A rank of later
+//! queries has more parts, and smaller ones if tokens are dealt out by [`causal_extents`](super::causal_extents): then the rank
+//! before it has a part, and passes it on, before this one is done with those that it has.
+//!
+//! All is arithmetic on layouts, the same on all ranks.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use burn::backend::DispatchTensor;
-use burn::backend::TensorMetadata;
-use burn::tensor::DType;
-use halocline_core::{Batch, Communicator, Expected, InFlight, Layout, Operation, Payload, Result};
+use halocline_core::Layout;
 
-/// The ranks that hold the parts of a dim, and who comes next.
+/// The ranks that hold the parts of the keys. Ranks of the ring are counted by the parts that they hold.
 #[derive(Clone, Debug)]
 pub(super) struct Ring {
     /// The rank of every part.
-    ranks: Vec<usize>,
-    /// The cells of every part.
+    pub ranks: Vec<usize>,
+    /// The keys of every part.
     pub parts: Vec<Range<usize>>,
     /// This rank's part.
-    own: usize,
+    pub own: usize,
+    /// The queries of the rank of every part.
+    queries: Vec<Range<usize>>,
+    /// Whether queries reach only keys up to their own place.
+    causal: bool,
 }
 
 impl Ring {
-    /// The ring of the ranks that hold the parts of a dim beside this rank's part of all other dims.
-    pub(super) fn new(layout: &Layout, dim: usize, position: usize) -> Self {
-        let mesh = layout.mesh();
-        let axes = layout.axes_of(dim);
+    /// The ring of the ranks that hold the parts of a dim of the keys beside this rank's part of all other dims.
+    pub(super) fn new(
+        keys: &Layout,
+        queries: &Layout,
+        dim: usize,
+        position: usize,
+        causal: bool,
+    ) -> Self {
+        let mesh = keys.mesh();
+        let axes = keys.axes_of(dim);
         let own = mesh.coords(position);
         let beside = |other: &usize| {
             let coords = mesh.coords(*other);
@@ -31,14 +44,21 @@ impl Ring {
         };
         let mut found: Vec<(usize, usize)> = (0..mesh.size())
             .filter(beside)
-            .map(|other| (layout.part(dim, other), mesh.ranks()[other]))
+            .map(|other| (keys.part(dim, other), other))
             .collect();
         found.sort_unstable();
-        let parts = 0..layout.extents(dim).len();
+        let parts = 0..keys.extents(dim).len();
+        let queries_of =
+            |&(_, other): &(usize, usize)| queries.part_range(dim, queries.part(dim, other));
         Self {
-            ranks: found.into_iter().map(|(_, rank)| rank).collect(),
-            parts: parts.map(|part| layout.part_range(dim, part)).collect(),
-            own: layout.part(dim, position),
+            ranks: found
+                .iter()
+                .map(|(_, other)| mesh.ranks()[*other])
+                .collect(),
+            parts: parts.map(|part| keys.part_range(dim, part)).collect(),
+            own: keys.part(dim, position),
+            queries: found.iter().map(queries_of).collect(),
+            causal,
         }
     }
 
@@ -48,64 +68,237 @@ impl Ring {
             ranks: vec![0],
             parts: std::iter::once(0..cells).collect(),
             own: 0,
+            queries: std::iter::once(0..0).collect(),
+            causal: false,
         }
     }
 
-    /// The part that is here after so many steps.
-    pub(super) fn part(&self, step: usize) -> usize {
-        (self.own + step) % self.parts.len()
+    /// Whether a rank's queries reach keys of a part.
+    fn reaches(&self, rank: usize, part: usize) -> bool {
+        let (queries, keys) = (&self.queries[rank], &self.parts[part]);
+        !queries.is_empty() && !keys.is_empty() && (!self.causal || keys.start < queries.end)
     }
 
-    /// Sends tensors of the part of one step to the rank before this one, and receives such of the next part from the rank
-    /// after it; nothing of parts without cells. `shape_of` gives the shapes of a part's tensors.
-    pub(super) fn pass(
-        &self,
-        comm: &Arc<dyn Communicator>,
-        operation: &Operation,
-        step: usize,
-        tensors: Vec<DispatchTensor>,
-        like: (DType, &DispatchTensor),
-        shapes_of: impl Fn(usize) -> Vec<Vec<usize>>,
-    ) -> Result<Option<InFlight>> {
-        let (before, after) = (self.part(self.parts.len() - 1), self.part(1));
-        let (dtype, device) = (like.0, like.1.device());
-        let next = self.parts[self.part(step + 1)].len();
-        let mut batch = Batch {
-            operation: operation.clone(),
-            sends: Vec::new(),
-            receives: Vec::new(),
+    /// The parts that a rank computes with, in their order.
+    fn rounds_of(&self, rank: usize) -> impl Iterator<Item = usize> + '_ {
+        let count = self.parts.len();
+        let others = (1..count).map(move |step| (rank + count - step) % count);
+        std::iter::once(rank).chain(others.filter(move |part| self.reaches(rank, *part)))
+    }
+
+    /// The parts that this rank computes with, in their order, each with the one after it.
+    pub(super) fn rounds(&self) -> Vec<(usize, Option<usize>)> {
+        let parts: Vec<usize> = self.rounds_of(self.own).collect();
+        let next = parts[1..].iter().copied().map(Some);
+        let next = next.chain(std::iter::once(None));
+        parts.iter().copied().zip(next).collect()
+    }
+
+    /// The ranks that compute with a part, in their order, its owner first.
+    fn ranks_of(&self, part: usize) -> impl DoubleEndedIterator<Item = usize> + '_ {
+        let count = self.parts.len();
+        let others = (1..count).map(move |step| (part + step) % count);
+        std::iter::once(part).chain(others.filter(move |rank| self.reaches(*rank, part)))
+    }
+
+    /// The rank to which a rank passes a part on.
+    fn after(&self, rank: usize, part: usize) -> Option<usize> {
+        self.ranks_of(part)
+            .skip_while(|other| *other != rank)
+            .nth(1)
+    }
+
+    /// The rank from which a rank receives a part.
+    fn before(&self, rank: usize, part: usize) -> Option<usize> {
+        self.ranks_of(part)
+            .take_while(|other| *other != rank)
+            .last()
+    }
+
+    /// The last rank that computes with a part.
+    fn last(&self, part: usize) -> usize {
+        self.ranks_of(part).next_back().expect("its owner")
+    }
+
+    /// The way of gradients at the end of a round of this rank with `part`, before that with `next`: behind the part, and from
+    /// its last rank to its owner.
+    pub(super) fn gradients(&self, part: usize, next: Option<usize>) -> Way {
+        let own = self.own;
+        let to = self.after(own, part).or((part != own).then_some(part));
+        let (from, part) = match next {
+            Some(next) => (self.before(own, next), next),
+            None => (Some(self.last(own)).filter(|last| *last != own), own),
         };
-        if !self.parts[self.part(step)].is_empty() {
-            batch
-                .sends
-                .push((self.ranks[before], Payload::Tensors(tensors)));
+        Way { to, from, part }
+    }
+
+    /// The way of keys and values during a round of this rank with `part`, before that with `next`.
+    pub(super) fn keys(&self, part: usize, next: Option<usize>) -> Way {
+        Way {
+            to: self.after(self.own, part),
+            from: next.and_then(|next| self.before(self.own, next)),
+            part: next.unwrap_or(part),
         }
-        if next > 0 {
-            let shapes = shapes_of(next).into_iter().map(Into::into).collect();
-            batch.receives.push((
-                self.ranks[after],
-                Expected::Tensors {
-                    shapes,
-                    dtype,
-                    device,
-                },
-            ));
-        }
-        if batch.sends.is_empty() && batch.receives.is_empty() {
-            return Ok(None);
-        }
-        let in_flight = comm.clone().start(batch)?;
-        in_flight.in_background();
-        Ok(Some(in_flight))
     }
 }
 
-/// The tensors of a batch that has come; none if it had none.
-pub(super) fn finish(in_flight: Option<InFlight>) -> Result<Vec<DispatchTensor>> {
-    let payloads = in_flight.map_or(Ok(Vec::new()), InFlight::finish)?;
-    let tensors = payloads.into_iter().flat_map(|payload| match payload {
-        Payload::Tensors(tensors) => tensors,
-        Payload::Bytes(_) => unreachable!("an engine gives what was expected"),
-    });
-    Ok(tensors.collect())
+/// Messages of a rank in a round.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    /// The rank to which the part of the round goes.
+    pub to: Option<usize>,
+    /// The rank from which a part comes.
+    pub from: Option<usize>,
+    /// The part that comes.
+    pub part: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::sync::Arc;
+
+    use halocline_core::{MeshShape, Shard};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::attention::causal_extents;
+
+    /// A ring with these extents of queries and keys, as each of its ranks sees it.
+    fn rings(queries: &[usize], keys: &[usize], causal: bool) -> Vec<Ring> {
+        let mesh = MeshShape::new(&[("tokens", keys.len())], (0..keys.len()).collect());
+        let mesh = Arc::new(mesh.unwrap());
+        let layout = |extents: &[usize]| {
+            let layout = Layout::new(&mesh, &[1, extents.iter().sum()], &[Shard(1)]).unwrap();
+            layout.with_extents(1, extents).unwrap()
+        };
+        let (queries, keys) = (layout(queries), layout(keys));
+        let ring = |position| Ring::new(&keys, &queries, 1, position, causal);
+        (0..mesh.size()).map(ring).collect()
+    }
+
+    /// Pairs of queries and keys of a part that count.
+    fn work(ring: &Ring, rank: usize, part: usize) -> f64 {
+        let (queries, keys) = (&ring.queries[rank], &ring.parts[part]);
+        let reached = |query: usize| match ring.causal {
+            true => (query + 1).clamp(keys.start, keys.end) - keys.start,
+            false => keys.len(),
+        };
+        queries.clone().map(reached).sum::<usize>() as f64
+    }
+
+    /// The time of all rounds if a pair takes one unit and a message `message`, over that of equal work on all ranks. A rank
+    /// passes a part on when it begins to compute with it.
+    fn simulated(rings: &[Ring], message: f64) -> f64 {
+        let mut free = vec![0.0_f64; rings.len()];
+        let mut begun = HashMap::new();
+        let rounds: Vec<_> = rings.iter().map(Ring::rounds).collect();
+        let mut done = vec![0; rings.len()];
+        while done
+            .iter()
+            .zip(&rounds)
+            .any(|(done, rounds)| *done < rounds.len())
+        {
+            let before = done.clone();
+            for (rank, ring) in rings.iter().enumerate() {
+                let Some(&(part, _)) = rounds[rank].get(done[rank]) else {
+                    continue;
+                };
+                let there = match ring.before(rank, part) {
+                    None => 0.0,
+                    Some(other) => match begun.get(&(other, part)) {
+                        None => continue,
+                        Some(begun) => begun + message,
+                    },
+                };
+                let start = free[rank].max(there);
+                begun.insert((rank, part), start);
+                free[rank] = start + work(ring, rank, part);
+                done[rank] += 1;
+            }
+            assert_ne!(before, done, "ranks wait for each other");
+        }
+        let pairs = (0..rings.len()).flat_map(|rank| {
+            let parts = 0..rings.len();
+            parts.map(move |part| work(&rings[rank], rank, part))
+        });
+        let even = pairs.sum::<f64>() / rings.len() as f64;
+        free.into_iter().fold(0.0, f64::max) / even
+    }
+
+    /// No rank waits for another, and with messages of a fifth of a round hardly.
+    #[test]
+    fn causal_rounds_take_the_time_of_equal_work() {
+        for ranks in 2..=16 {
+            let tokens = 1 << 12;
+            let extents = causal_extents(tokens, ranks);
+            let rings = rings(&extents, &extents, true);
+            let alone = simulated(&rings, 0.0);
+            assert!(alone < 1.01, "{ranks} ranks: {alone}");
+            let round = (tokens * tokens) as f64 / 2.0 / (ranks * ranks) as f64;
+            let late = simulated(&rings, round / 5.0);
+            assert!(late < 1.02, "{ranks} ranks: {late} with messages");
+        }
+    }
+
+    #[test]
+    fn rounds_of_all_keys_take_the_time_of_equal_work() {
+        for ranks in 2..=16 {
+            let extents = vec![32; ranks];
+            let rings = rings(&extents, &extents, false);
+            assert_eq!(simulated(&rings, 0.0), 1.0, "{ranks} ranks");
+        }
+    }
+
+    /// A causal part goes to later ranks only.
+    #[test]
+    fn causal_parts_do_not_go_where_nothing_reaches_them() {
+        let rings = rings(&[3, 2, 0, 2], &[3, 2, 1, 1], true);
+        let rounds: Vec<Vec<usize>> = rings
+            .iter()
+            .map(|ring| ring.rounds_of(ring.own).collect())
+            .collect();
+        assert_eq!(rounds, [vec![0], vec![1, 0], vec![2], vec![3, 2, 1, 0]]);
+        assert_eq!([0, 1, 2, 3].map(|part| rings[0].last(part)), [3, 3, 3, 3]);
+        assert_eq!(
+            [0, 1, 3].map(|rank| rings[0].after(rank, 0)),
+            [Some(1), Some(3), None]
+        );
+    }
+
+    proptest! {
+        /// Every part comes to all ranks that reach it, and messages between two ranks are sent in the order in which they
+        /// are received: parts, and the gradients behind them, of which the last goes to the owner.
+        #[test]
+        fn messages_come_in_the_order_in_which_they_are_expected(
+            extents in proptest::collection::vec((0..4_usize, 0..4_usize), 1..8), causal in any::<bool>(),
+        ) {
+            let (queries, mut keys): (Vec<usize>, Vec<usize>) = extents.into_iter().unzip();
+            keys[0] += 1;
+            let rings = rings(&queries, &keys, causal);
+            // (from, to) → messages.
+            let [mut sent, mut expected] = [(); 2].map(|()| HashMap::<(usize, usize), Vec<String>>::new());
+            for (rank, ring) in rings.iter().enumerate() {
+                for part in 0..rings.len() {
+                    let comes = ring.rounds().iter().any(|(other, _)| *other == part);
+                    prop_assert!(comes || work(ring, rank, part) == 0.0);
+                }
+                let mut send = |to: Option<usize>, message: String| {
+                    let to = to.map(|to| sent.entry((rank, to)).or_default());
+                    to.into_iter().for_each(|list| list.push(message.clone()));
+                };
+                let mut expect = |from: Option<usize>, message: String| {
+                    let from = from.map(|from| expected.entry((from, rank)).or_default());
+                    from.into_iter().for_each(|list| list.push(message.clone()));
+                };
+                for (part, next) in ring.rounds() {
+                    for (what, way) in [("keys", ring.keys(part, next)), ("gradient", ring.gradients(part, next))] {
+                        send(way.to, format!("{what} {part}"));
+                        expect(way.from, format!("{what} {}", way.part));
+                    }
+                }
+            }
+            prop_assert_eq!(sent, expected);
+        }
+    }
 }

@@ -82,40 +82,80 @@ pub(super) fn check(
     Ok(fans)
 }
 
-/// Checks that a bias lies as queries do, beside so many keys.
-pub(super) fn check_bias(bias: &ShardTensor<4>, q: &ShardTensor<4>, keys: usize) -> Result<()> {
-    let (shape, queries) = (bias.dims(), q.dims());
-    let broadcast = |dim: &usize| shape[*dim] == queries[*dim] || shape[*dim] == 1;
+/// Where a bias lies.
+#[derive(Clone, Debug)]
+pub(super) enum Beside {
+    /// Beside queries, whole in keys.
+    Queries(ShardTensor<4>),
+    /// The same for all queries, and beside keys, with whose parts it travels.
+    Keys(ShardTensor<4>),
+}
+
+/// Checks that a bias lies as queries do, or as keys do if it is the same for all queries. A plain tensor is laid beside them:
+/// every rank holds it whole, and keeps its part.
+pub(super) fn check_bias(
+    bias: &ShardTensor<4>,
+    q: &ShardTensor<4>,
+    k: &ShardTensor<4>,
+) -> Result<Beside> {
+    let fail = |message: String| Err(Error::operator(NAME, message));
+    let (shape, queries, keys) = (bias.dims(), q.dims(), k.dims()[TOKENS]);
+    let broadcast = |dim: usize| shape[dim] == queries[dim] || shape[dim] == 1;
+    if !(0..WIDTH).all(broadcast) || shape[WIDTH] != keys {
+        return fail(format!(
+            "a bias {shape:?} for queries {queries:?} and {keys} keys; expected [batch, queries, heads, keys], or 1"
+        ));
+    }
+    if bias.local().is_tracked() {
+        return fail("a bias with gradients; detach() it".into());
+    }
+    let plain = bias.mesh().size() == 1 && bias.layout().mesh() != q.layout().mesh();
+    let at_keys = !plain && bias.placements().contains(&Shard(WIDTH)) && shape[TOKENS] == 1;
     // Without gradients, what fans out is replicated.
     let same_values = |placement: Placement| match placement {
         Fan => Replicate,
         other => other,
     };
-    let expected = q.placements().iter().map(|placement| match placement {
-        Shard(dim) if shape[*dim] == 1 => Replicate,
-        other => same_values(*other),
+    let pairs = q.placements().iter().zip(k.placements());
+    let expected = pairs.map(|pair| match pair {
+        (Shard(TOKENS), Shard(TOKENS)) if at_keys => Shard(WIDTH),
+        (Shard(dim), _) if shape[*dim] == 1 => Replicate,
+        (other, _) => same_values(*other),
     });
-    let held = bias.placements().iter().copied().map(same_values);
-    let alike = |dim: usize| {
-        let (own, other) = (bias.layout().extents(dim), q.layout().extents(dim));
-        shape[dim] == 1 || own == other
-    };
-    let fits = (0..WIDTH).all(|dim| broadcast(&dim)) && shape[WIDTH] == keys;
-    let lies =
-        bias.layout().mesh() == q.layout().mesh() && held.eq(expected) && (0..WIDTH).all(alike);
-    if fits && lies && !bias.local().is_tracked() {
-        return Ok(());
+    let expected: Vec<Placement> = expected.collect();
+    let mut extents: Vec<Vec<usize>> = (0..WIDTH)
+        .map(|dim| match shape[dim] {
+            1 => vec![1],
+            _ => q.layout().extents(dim).to_vec(),
+        })
+        .collect();
+    extents.push(match at_keys {
+        true => k.layout().extents(TOKENS).to_vec(),
+        false => vec![keys],
+    });
+    if plain {
+        let layout = q.layout().derive(expected, extents);
+        let (whole, _, _) = bias.clone().into_parts();
+        return ShardTensor::distribute(whole, q.mesh(), &layout).map(Beside::Queries);
     }
-    let message = match (fits, lies) {
-        (false, _) => format!(
-            "a bias {shape:?} for queries {queries:?} and {keys} keys; expected [batch, queries, heads, keys], or 1"
-        ),
-        (_, false) => format!(
-            "a bias {} beside queries {}; expected the same placements, whole in keys",
+    let held = bias.placements().iter().copied().map(same_values);
+    let lies = bias.layout().mesh() == q.layout().mesh()
+        && held.eq(expected)
+        && bias.layout().all_extents() == extents;
+    if !lies {
+        return fail(format!(
+            "a bias {} beside queries {} and keys {}; expected the placements of queries, whole in keys, or those of keys \
+             for one that is the same for all queries: redistribute it, or give a plain tensor that every rank holds whole",
             bias.layout(),
-            q.layout()
-        ),
-        _ => "a bias with gradients; detach() it".into(),
-    };
-    Err(Error::operator(NAME, message))
+            q.layout(),
+            k.layout()
+        ));
+    }
+    // With the engine of queries, which may be that of a dry run.
+    let (local, layout, _) = bias.clone().into_parts();
+    let bias = ShardTensor::from_parts(local, layout, q.mesh().clone());
+    Ok(match at_keys {
+        true => Beside::Keys(bias),
+        false => Beside::Queries(bias),
+    })
 }

@@ -29,12 +29,12 @@ mod run;
 mod shapes;
 #[cfg(test)]
 mod tests;
-mod tokens;
 
 use burn::tensor::Tensor;
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::attended::{Attended, attended};
+use super::tokens;
 use crate::kernel::flex;
 use crate::operand::fan_out_alike;
 pub use options::NeighborhoodOptions;
@@ -140,9 +140,10 @@ pub fn neighborhood_attention_with_tokens<const D: usize, const N: usize>(
     tokens: [ShardTensor<4>; 2],
     options: &NeighborhoodOptions<N>,
 ) -> Result<ShardTensor<D>> {
+    const NAME: &str = "neighborhood_attention_with_tokens";
     let [q, k, v] = fan_out_alike([q, k, v])?;
     let prepared = Prepared::new(&q, &k, &v, options, true)?;
-    let global = tokens::attention(q.clone(), [&k, &v], tokens, options.scale)?;
+    let global = tokens::attention(NAME, q.clone(), [&k, &v], tokens, options.scale)?;
     let near = near([q, k, v], &prepared)?;
     Ok(Attended::merge(vec![near, global]).output)
 }

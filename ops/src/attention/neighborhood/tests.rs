@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use burn::tensor::{DType, Tensor, TensorData};
-use halocline_core::{Launcher, LocalGradient, Overlap, Shard, ShardTensor};
+use halocline_core::ShardTensor;
 use proptest::prelude::*;
 
 use super::*;
@@ -273,46 +273,6 @@ fn gradients_are_those_of_differences() {
             "{input}: {slope} {expected}"
         );
     }
-}
-
-#[test]
-fn keys_may_travel_while_early_queries_are_computed() {
-    let results = |overlap| {
-        let found = Launcher::local(4).overlap(overlap).collect(|world| {
-            let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
-            let field = |name| {
-                let whole =
-                    Tensor::<5>::from_data(normal(&[1, 14, 22, 2, 4], name, 0), world.device());
-                ShardTensor::distribute(whole, &mesh, &[Shard(1), Shard(2)])
-            };
-            let options = NeighborhoodOptions::new([3, 5]).with_periodic([false, true]);
-            let y = neighborhood_attention(field("q")?, field("k")?, field("v")?, &options)?;
-            Ok(y.full_tensor(LocalGradient::Replicated).into_data())
-        });
-        found.unwrap()
-    };
-    for (early, late) in results(Overlap::On).iter().zip(results(Overlap::Off)) {
-        early.assert_eq(&late, true);
-    }
-}
-
-#[test]
-fn one_rank_gives_the_bits_of_the_plain_tensor() {
-    let options = NeighborhoodOptions::new([3]);
-    let whole = arguments(&[1, 33, 2, 8], 2, 8, &[]);
-    let plain = on_one_rank::<4, 1>(&whole, &options).unwrap();
-    let found = Launcher::local(1).collect(|world| {
-        let mesh = world.mesh([("x", 1)])?;
-        let fields = [0, 1, 2].map(|input| {
-            let data = whole.inputs[input].1.clone();
-            let field = Tensor::<4>::from_data(data, world.device());
-            ShardTensor::distribute(field, &mesh, &[Shard(1)])
-        });
-        let [q, k, v] = fields;
-        let y = neighborhood_attention(q?, k?, v?, &options)?;
-        Ok(y.full_tensor(LocalGradient::Replicated).into_data())
-    });
-    found.unwrap()[0].assert_eq(&plain, true);
 }
 
 #[test]

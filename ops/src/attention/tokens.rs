@@ -1,22 +1,22 @@
-//! Attention of a field's queries to tokens that all of them reach.
+//! Attention of a field's queries to tokens that all of them reach, for both attentions of fields.
 
 use burn::tensor::Tensor;
 use halocline_core::{Error, Fan, IndexBox, Placement, Replicate, Result, Shard, ShardTensor};
 
-use crate::attention::attended::{Attended, attended};
-use crate::attention::dense::{self, Scores};
-use crate::attention::widths::with_width;
+use super::attended::{Attended, attended};
+use super::dense::{self, Scores};
+use super::widths::with_width;
 use crate::driver::empty::keep;
 use crate::reshape;
 
 /// Attention of the queries of a field to keys and values of tokens, which lie as the heads and samples of the field's keys.
 pub(super) fn attention<const D: usize>(
+    operator: &'static str,
     q: ShardTensor<D>,
     [k, v]: [&ShardTensor<D>; 2],
     [keys, values]: [ShardTensor<4>; 2],
     scale: Option<f64>,
 ) -> Result<Attended<ShardTensor<D>>> {
-    const NAME: &str = "neighborhood_attention_with_tokens";
     let (heads, width) = (D - 2, D - 1);
     let [batch, tokens, key_heads, key_width] = keys.dims();
     let value_width = v.dims()[width];
@@ -32,7 +32,7 @@ pub(super) fn attention<const D: usize>(
             k.dims(),
             v.dims()
         );
-        return Err(Error::operator(NAME, message));
+        return Err(Error::operator(operator, message));
     }
     let of_tokens = |placement: &Placement| match placement {
         Shard(0) if batch > 1 => Shard(0),
@@ -60,7 +60,7 @@ pub(super) fn attention<const D: usize>(
                 k.layout(),
                 k.local().dtype()
             );
-            return Err(Error::operator(NAME, message));
+            return Err(Error::operator(operator, message));
         }
     }
     let (q, layout, mesh) = q.into_parts();
@@ -78,7 +78,7 @@ pub(super) fn attention<const D: usize>(
         }
         let mut kept = tensor.dims();
         kept[0] = shape[0];
-        keep(tensor, &IndexBox::whole(&kept), NAME)
+        keep(tensor, &IndexBox::whole(&kept), operator)
     };
     let (keys, values) = (of_samples(keys)?, of_samples(values)?);
     let cells: usize = shape[1..heads].iter().product();

@@ -1,0 +1,204 @@
+//! Tests of biases and key padding, sharded like queries and like keys.
+
+use burn::tensor::{Bool, Device, Tensor, TensorData};
+use halocline_core::{Launcher, LocalGradient, Placement, RandomKey, Replicate, Shard};
+
+use super::dims::{BATCH, HEADS};
+use super::*;
+use crate::testing::{compare, normal};
+
+const QUERIES: usize = 9;
+const KEYS: usize = 13;
+
+fn inputs() -> [TensorData; 3] {
+    [
+        normal(&[2, QUERIES, 4, 6], "q", 0),
+        normal(&[2, KEYS, 2, 6], "k", 0),
+        normal(&[2, KEYS, 2, 5], "v", 0),
+    ]
+}
+
+/// The result and the gradients of queries, keys and values, by burn's operators.
+fn by_definition(bias: &TensorData, causal: bool, dropout: Option<Dropped>) -> Vec<TensorData> {
+    let device = Device::flex().autodiff();
+    let leaves = inputs().map(|data| Tensor::<4>::from_data(data, &device).require_grad());
+    let [q, k, v] = leaves.clone();
+    let scores = Scores {
+        scale: 1.0 / 6_f64.sqrt(),
+        causal: causal.then_some(0),
+        bias: Some(Tensor::from_data(bias.clone(), &Device::flex())),
+        dropout,
+        ..Scores::default()
+    };
+    let y = composed::local(q, k, v, &scores, false).unwrap();
+    let cotangent = Tensor::from_data(normal(&y.dims(), "cotangent", 0), &device);
+    let gradients = (y.clone() * cotangent).sum().backward();
+    let gradients = leaves.map(|leaf| leaf.grad(&gradients).expect("a gradient"));
+    let results = std::iter::once(y.inner()).chain(gradients);
+    results.map(Tensor::into_data).collect()
+}
+
+/// The same on ranks, where `options` makes the options on a mesh.
+fn on_ranks(
+    axes: [usize; 2],
+    queries: [Placement; 2],
+    keys: [Placement; 2],
+    options: impl Fn(&halocline_core::DeviceMesh, &Device) -> Result<AttentionOptions> + Send + Sync,
+) -> Vec<Vec<TensorData>> {
+    let found = Launcher::local(axes[0] * axes[1]).collect(|world| {
+        let mesh = world.mesh([("a", axes[0]), ("b", axes[1])])?;
+        let options = options(&mesh, world.device())?;
+        let mut leaves = Vec::new();
+        for (data, placements) in inputs().into_iter().zip([queries, keys, keys]) {
+            let whole = Tensor::<4>::from_data(data, world.device());
+            leaves.push(ShardTensor::distribute(whole, &mesh, &placements)?.require_grad());
+        }
+        let [q, k, v] = [0, 1, 2].map(|input: usize| leaves[input].clone());
+        let y = scaled_dot_product_attention(q, k, v, &options)?;
+        let cotangent = normal(&y.dims(), "cotangent", 0);
+        let cotangent = Tensor::<4>::from_data(cotangent, world.device()).inner();
+        let cotangent = ShardTensor::distribute(cotangent, &mesh, y.layout())?;
+        let product = y.clone() * cotangent;
+        let gradients = crate::reduce::sum(product)?.backward();
+        let gradients = leaves
+            .iter()
+            .map(|leaf| leaf.grad(&gradients).expect("a gradient"));
+        let results = std::iter::once(y).chain(gradients);
+        let whole = results.map(|x| x.full_tensor(LocalGradient::Replicated).into_data());
+        Ok(whole.collect())
+    });
+    found.unwrap()
+}
+
+/// Biases of any dims, beside queries whose batch, tokens and heads are sharded: laid by hand, and plain ones.
+#[test]
+fn biases_lie_as_queries_do() {
+    let tokens = [Shard(TOKENS), Shard(TOKENS)];
+    let heads = [Shard(HEADS), Shard(TOKENS)];
+    let batch = [Shard(BATCH), Shard(HEADS)];
+    let whole_keys = [Replicate, Replicate];
+    for shape in [
+        [2, QUERIES, 4, KEYS],
+        [1, QUERIES, 1, KEYS],
+        [2, 1, 4, KEYS],
+        [1, 1, 1, KEYS],
+    ] {
+        let data = normal(&shape, "bias", 0);
+        let expected = by_definition(&data, false, None);
+        for (queries, keys) in [
+            (tokens, tokens),
+            (tokens, whole_keys),
+            (heads, heads),
+            (batch, batch),
+        ] {
+            let place = format!("{shape:?} beside {queries:?}, {keys:?}");
+            let whole = |device: &Device| Tensor::<4>::from_data(data.clone(), device).inner();
+            let plain = on_ranks([2, 2], queries, keys, |_, device| {
+                Ok(AttentionOptions::default().with_bias(whole(device)))
+            });
+            let laid = on_ranks([2, 2], queries, keys, |mesh, device| {
+                let placements = queries.map(|placement| match placement {
+                    Shard(dim) if shape[dim] == 1 => Replicate,
+                    other => other,
+                });
+                let bias = ShardTensor::distribute(whole(device), mesh, &placements)?;
+                Ok(AttentionOptions::default().with_bias(bias))
+            });
+            for found in plain.iter().chain(&laid) {
+                compare(found, &expected, 1e-5, &place);
+            }
+        }
+    }
+}
+
+/// Beside causal order and dropout, whose places are those of the whole.
+#[test]
+fn biases_stand_beside_causal_order_and_dropout() {
+    let data = normal(&[1, QUERIES, 4, KEYS], "bias", 0);
+    let key = RandomKey::new(3, "dropout");
+    let dropped = Dropped::new(0.3, key, [2, QUERIES, 4, KEYS], [0; 3]).unwrap();
+    let expected = by_definition(&data, true, Some(dropped));
+    let found = on_ranks(
+        [3, 2],
+        [Shard(TOKENS), Shard(HEADS)],
+        [Shard(TOKENS), Shard(HEADS)],
+        |_, device| {
+            let bias = Tensor::<4>::from_data(data.clone(), device).inner();
+            let options = AttentionOptions::default().with_causal(true);
+            Ok(options.with_bias(bias).with_dropout(0.3, key))
+        },
+    );
+    for found in found {
+        compare(&found, &expected, 1e-5, "causal, with dropout");
+    }
+}
+
+/// Padding and a bias that is the same for all queries travel with the keys, round a ring over one axis and over two.
+#[test]
+fn padding_may_lie_as_keys_do() {
+    let padded = |sample: usize, key: usize| (key + 2 * sample) % 5 == 3 || key == 12;
+    let cells = (0..2 * KEYS).map(|cell| padded(cell / KEYS, cell % KEYS));
+    let padding = TensorData::new(cells.collect::<Vec<_>>(), [2, KEYS]);
+    let added = normal(&[1, 1, 4, KEYS], "bias", 0);
+    let mut both = Vec::new();
+    for sample in 0..2 {
+        let values = added.iter::<f32>().enumerate();
+        both.extend(
+            values.map(|(cell, value)| match padded(sample, cell % KEYS) {
+                true => f32::NEG_INFINITY,
+                false => value,
+            }),
+        );
+    }
+    let expected = by_definition(&TensorData::new(both, [2, 1, 4, KEYS]), false, None);
+    for (axes, tokens) in [
+        ([1, 3], [Shard(BATCH), Shard(TOKENS)]),
+        ([2, 2], [Shard(TOKENS), Shard(TOKENS)]),
+        ([2, 2], [Shard(BATCH), Shard(TOKENS)]),
+    ] {
+        let found = on_ranks(axes, tokens, tokens, |mesh, device| {
+            let of_keys = |dim: usize| {
+                tokens.map(|placement| match placement {
+                    Shard(TOKENS) => Shard(dim),
+                    _ => Replicate,
+                })
+            };
+            let of_samples = tokens.map(|placement| match placement {
+                Shard(TOKENS) => Shard(1),
+                other => other,
+            });
+            let padding = Tensor::<2, Bool>::from_data(padding.clone(), device).inner();
+            let padding = ShardTensor::distribute(padding, mesh, &of_samples)?;
+            let bias = Tensor::<4>::from_data(added.clone(), device).inner();
+            let bias = ShardTensor::distribute(bias, mesh, &of_keys(WIDTH))?;
+            let options = AttentionOptions::default().with_key_padding(padding);
+            Ok(options.with_bias(bias))
+        });
+        for found in found {
+            compare(&found, &expected, 1e-5, &format!("{axes:?} {tokens:?}"));
+        }
+    }
+}
+
+#[test]
+fn a_bias_that_lies_otherwise_is_refused() {
+    let refused = |placement: Placement, shape: [usize; 4]| {
+        let refused = Launcher::local(2).run(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let tokens = || ShardTensor::<4>::ones([2, 6, 2, 4], &mesh, &[Shard(TOKENS)]);
+            let bias = ShardTensor::<4>::ones(shape, &mesh, &[placement])?.inner();
+            let options = AttentionOptions::default().with_bias(bias);
+            scaled_dot_product_attention(tokens()?, tokens()?, tokens()?, &options).map(drop)
+        });
+        refused.unwrap_err().to_string()
+    };
+    for placement in [Replicate, Shard(WIDTH), Shard(BATCH)] {
+        let error = refused(placement, [2, 6, 2, 6]);
+        assert!(error.contains("give a plain tensor"), "{error}");
+    }
+    let error = refused(Shard(TOKENS), [2, 6, 2, 5]);
+    assert!(
+        error.contains("[2, 6, 2, 5]") && error.contains("6 keys"),
+        "{error}"
+    );
+}

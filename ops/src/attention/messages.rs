@@ -1,0 +1,228 @@
+//! Which messages attention sends: none for bad input, and those that a plan lists.
+
+use burn::nn::attention::MultiHeadAttentionConfig;
+use halocline_core::{
+    DeviceMesh, Distribution, Launcher, Layout, Placement, RandomKey, Replicate, Result, Shard,
+    ShardTensor, Traffic,
+};
+
+use super::*;
+use crate::prelude::*;
+
+/// Checks that a program fails on both of two ranks with a message that has these parts, and that nothing is sent before.
+fn refused(parts: &[&str], program: impl Fn(&DeviceMesh) -> Result<()> + Send + Sync) {
+    let messages = Launcher::local(2).collect(|world| {
+        let mesh = world.mesh([("x", 2)])?;
+        let before = world.comm_stats();
+        let refused = program(&mesh).expect_err("an error").to_string();
+        assert_eq!(
+            world.comm_stats(),
+            before,
+            "sent before the error {refused:?}"
+        );
+        Ok(refused)
+    });
+    for message in messages.unwrap() {
+        for part in parts {
+            assert!(message.contains(part), "{message:?} lacks {part:?}");
+        }
+    }
+}
+
+fn ones<const D: usize>(
+    mesh: &DeviceMesh,
+    shape: [usize; D],
+    placement: Placement,
+) -> Result<ShardTensor<D>> {
+    ShardTensor::ones(shape, mesh, &[placement])
+}
+
+#[test]
+fn bad_neighborhoods_are_refused_before_anything_is_sent() {
+    const SHAPE: [usize; 4] = [1, 12, 4, 8];
+    let near = |[q, k, v]: [[usize; 4]; 3], options: NeighborhoodOptions<1>| {
+        move |mesh: &DeviceMesh| {
+            let field = |shape| ones(mesh, shape, Shard(1));
+            neighborhood_attention(field(q)?, field(k)?, field(v)?, &options).map(drop)
+        }
+    };
+    let three = NeighborhoodOptions::new([3]);
+    refused(
+        &["kernel 13", "expected 1 to 12"],
+        near([SHAPE; 3], NeighborhoodOptions::new([13])),
+    );
+    refused(
+        &["kernel 1", "at least 2"],
+        near([SHAPE; 3], NeighborhoodOptions::new([1])),
+    );
+    refused(
+        &["kernel 3 × dilation 5 is 15 cells", "expected 1 to 12"],
+        near([SHAPE; 3], three.with_dilation([5])),
+    );
+    refused(
+        &["dilation 18446744073709551615", "expected 1 to 12"],
+        near([SHAPE; 3], three.with_dilation([usize::MAX])),
+    );
+    refused(
+        &["stride 4", "expected 1 to 3"],
+        near([SHAPE; 3], three.with_stride([4])),
+    );
+    let ten = [1, 10, 4, 8];
+    refused(
+        &["dilation 3", "the 10 cells of a periodic dim"],
+        near([ten; 3], three.with_dilation([3]).with_periodic([true])),
+    );
+    let heads = [1, 12, 3, 8];
+    refused(
+        &["[1, 12, 4, 8]", "[1, 12, 3, 8]", "n·heads"],
+        near([SHAPE, heads, heads], three),
+    );
+    refused(
+        &["keys [1, 12, 4, 8]", "values [1, 10, 4, 8]"],
+        near([SHAPE, SHAPE, ten], three),
+    );
+    // The same sizes, and other extents.
+    refused(&["values", "[4, 8]", "[6, 6]"], |mesh| {
+        let field = || ones(mesh, SHAPE, Shard(1));
+        let uneven = field()?.layout().with_extents(1, &[4, 8])?;
+        let values = ShardTensor::ones(SHAPE, mesh, &uneven)?;
+        neighborhood_attention(field()?, field()?, values, &three).map(drop)
+    });
+    refused(&["tokens", "[1, 2, 4, 6]"], |mesh| {
+        let field = || ones(mesh, SHAPE, Shard(1));
+        let tokens = || ones(mesh, [1, 2, 4, 6], Replicate);
+        let fields = [field()?, field()?, field()?];
+        neighborhood_attention_with_tokens(fields, [tokens()?, tokens()?], &three).map(drop)
+    });
+}
+
+#[test]
+fn bad_dense_attention_is_refused_before_anything_is_sent() {
+    const SHAPE: [usize; 4] = [1, 12, 4, 8];
+    let dense = |[q, k, v]: [([usize; 4], Placement); 3], options: AttentionOptions| {
+        move |mesh: &DeviceMesh| {
+            let tokens = |(shape, placement)| ones(mesh, shape, placement);
+            scaled_dot_product_attention(tokens(q)?, tokens(k)?, tokens(v)?, &options).map(drop)
+        }
+    };
+    let options = AttentionOptions::default();
+    let (tokens, heads) = ((SHAPE, Shard(1)), ([1, 12, 3, 8], Shard(1)));
+    refused(
+        &["[1, 12, 4, 8]", "[1, 12, 3, 8]", "n·heads"],
+        dense([tokens, heads, heads], options.clone()),
+    );
+    refused(
+        &["keys [1, 12, 4, 8]", "values [1, 10, 4, 8]"],
+        dense([tokens, tokens, ([1, 10, 4, 8], Shard(1))], options.clone()),
+    );
+    refused(
+        &["shard queries by tokens", "redistribute"],
+        dense([(SHAPE, Replicate), tokens, tokens], options.clone()),
+    );
+    let key = RandomKey::new(0, "dropout");
+    refused(
+        &["dropout 1", "less than 1"],
+        dense([tokens; 3], options.clone().with_dropout(1.0, key)),
+    );
+    refused(&["values", "[4, 8]", "[6, 6]"], |mesh| {
+        let field = || ones(mesh, SHAPE, Shard(1));
+        let uneven = field()?.layout().with_extents(1, &[4, 8])?;
+        let values = ShardTensor::ones(SHAPE, mesh, &uneven)?;
+        scaled_dot_product_attention(field()?, field()?, values, &AttentionOptions::default())
+            .map(drop)
+    });
+    refused(&["cell_attention", "order of cells"], |mesh| {
+        let field = || ones(mesh, [1, 4, 3, 2, 8], Shard(1));
+        let options = AttentionOptions::default().with_causal(true);
+        cell_attention(field()?, field()?, field()?, &options).map(drop)
+    });
+}
+
+/// A plan lists the messages of keys and values that come: 5 tokens with 2 × 8 numbers, and nothing for later tokens.
+#[test]
+fn the_plan_of_attention_lists_its_ring() {
+    let planned = Launcher::local(2).collect(|world| {
+        let mesh = world.mesh([("tokens", 2)])?;
+        let config = MultiHeadAttentionConfig::new(8, 2).with_dropout(0.5);
+        let mha = world.init(|device| config.init(device))?;
+        let x = ones(&mesh, [1, 10, 8], Shard(1))?;
+        let before = world.comm_stats();
+        let plan = x.plan_of(&mha)?;
+        let causal = x.dry_run(|x| {
+            let options = AttentionOptions::default().with_causal(true);
+            Ok(multi_head_attention(&mha, x.clone(), x.clone(), x, options))
+        })?;
+        assert_eq!(world.comm_stats(), before, "nothing is sent");
+        assert!(
+            plan.to_string().starts_with("scaled_dot_product_attention"),
+            "{plan}"
+        );
+        Ok([plan, causal].map(|plan| [plan.bytes_sent(), plan.bytes_received()]))
+    });
+    let block = 5 * 2 * 8 * 4;
+    let both = [block, block];
+    assert_eq!(planned.unwrap(), [[both, [block, 0]], [both, [0, block]]]);
+}
+
+/// Bytes that each of three ranks sends forward and backward, if gradients of these operands are wanted.
+fn sent(wanted: [bool; 3], options: AttentionOptions) -> Vec<[u64; 2]> {
+    let found = Launcher::local(3).check(false).collect(|world| {
+        let mesh = world.mesh([("tokens", 3)])?;
+        let normal = Distribution::Normal {
+            mean: 0.0,
+            std: 1.0,
+        };
+        // Values are three times as wide.
+        let shapes = [[1, 6, 1, 2], [1, 6, 1, 2], [1, 6, 1, 6]];
+        let mut leaves = Vec::new();
+        for (shape, wanted) in shapes.into_iter().zip(wanted) {
+            let layout = Layout::new(mesh.shape(), &shape, &[Shard(1)])?;
+            let key = RandomKey::new(0, leaves.len());
+            let x = ShardTensor::<4>::random(shape, normal, key, &mesh, &layout)?;
+            leaves.push(if wanted { x.require_grad() } else { x });
+        }
+        let before = world.comm_stats();
+        let [q, k, v] = [0, 1, 2].map(|input: usize| leaves[input].clone());
+        let y = scaled_dot_product_attention(q, k, v, &options)?;
+        let gradients = y.into_parts().0.sum().backward();
+        for (leaf, wanted) in leaves.iter().zip(wanted) {
+            assert_eq!(leaf.grad(&gradients).is_some(), wanted);
+        }
+        let sent = world.comm_stats().since(&before);
+        let traffic = Traffic::Exchange;
+        let backward = sent.of_backward(traffic).bytes;
+        Ok([sent.of(traffic).bytes - backward, backward])
+    });
+    found.unwrap()
+}
+
+#[test]
+fn gradients_that_nobody_wants_are_not_sent() {
+    // Two tokens with keys of two numbers and values of six.
+    let [key, value] = [2 * 2 * 4, 2 * 6 * 4];
+    let blocks = 2 * (key + value);
+    let options = AttentionOptions::default;
+    for (wanted, gradients) in [
+        ([true, false, false], 0),
+        ([false, true, false], key),
+        ([true, false, true], value),
+        ([true; 3], key + value),
+    ] {
+        // Those of a part go behind it to the two ranks after its owner, and from the last of them to the owner.
+        let expected = [[blocks, blocks + 3 * gradients]; 3];
+        assert_eq!(sent(wanted, options()), expected, "{wanted:?}");
+    }
+}
+
+/// A part goes to later ranks only, and its gradients from the last of them to the owner.
+#[test]
+fn causal_parts_go_to_later_ranks_only() {
+    let part = 2 * (2 + 6) * 4;
+    let found = sent([true; 3], AttentionOptions::default().with_causal(true));
+    // Parts 0; 0 and 1; none.
+    let forward = [part, 2 * part, 0];
+    // Behind them, and from the last rank those of parts 0 and 1 to their owners.
+    let backward = [part + part, 2 * part + 2 * part, 2 * part];
+    let expected = [0, 1, 2].map(|rank: usize| [forward[rank], backward[rank]]);
+    assert_eq!(found, expected);
+}
