@@ -317,7 +317,7 @@ fn base64_number(text: &str) -> Option<f64> {
     let mut bits: u128 = 0;
     for digit in digits.bytes() {
         let value = DIGITS.iter().position(|&other| other == digit)?;
-        bits = bits << 6 | value as u128;
+        bits = (bits << 6) | value as u128;
     }
     // 66 bits, of which the last two fill the digit.
     Some(f64::from_bits(((bits >> 2) as u64).swap_bytes()))
