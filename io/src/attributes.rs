@@ -10,8 +10,39 @@ use crate::{Error, Result, names};
 /// Largest number of values of an attribute that is read.
 const MAX_VALUES: usize = 64;
 
-/// The attributes of a dataset.
-pub(crate) struct Attributes<'a> {
+/// The attributes of a dataset of any format.
+pub(crate) trait Attributes {
+    /// The file or folder.
+    fn path(&self) -> &Path;
+
+    /// The name of the dataset.
+    fn name(&self) -> &str;
+
+    /// Reads the text of an attribute, if it is present.
+    fn text(&self, attribute: &str) -> Result<Option<String>>;
+
+    /// Reads the numbers of an attribute, if it is present.
+    fn numbers(&self, attribute: &str) -> Result<Option<Numbers>>;
+
+    /// Reads the number of an attribute that has exactly one, if it is present.
+    fn number(&self, attribute: &str) -> Result<Option<f64>> {
+        let numbers = self.numbers(attribute)?;
+        let one = |numbers: Numbers| match numbers.values[..] {
+            [value] => Ok(value),
+            _ => Err(self.refused(attribute, &format!("{:?}", numbers.values), "one number")),
+        };
+        numbers.map(one).transpose()
+    }
+
+    /// Error for an attribute whose value is not supported.
+    fn refused(&self, attribute: &str, value: &str, expected: &str) -> Error {
+        let found = format!("{attribute} = {value}");
+        Error::shape(self.path(), self.name(), found, expected)
+    }
+}
+
+/// The attributes of an HDF5 dataset.
+pub(crate) struct DatasetAttributes<'a> {
     path: &'a Path,
     name: &'static str,
     dataset: &'a Dataset,
@@ -19,18 +50,19 @@ pub(crate) struct Attributes<'a> {
 }
 
 /// The values of an attribute.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Numbers {
     pub(crate) values: Vec<f64>,
     /// Whether the values are stored in single precision.
     pub(crate) single: bool,
 }
 
-impl<'a> Attributes<'a> {
+impl<'a> DatasetAttributes<'a> {
     /// Lists the attributes of the dataset called `name` in the file at `path`.
     pub(crate) fn of(path: &'a Path, name: &'static str, dataset: &'a Dataset) -> Result<Self> {
         let present = dataset
             .attr_names()
-            .map_err(|e| Error::hdf5(path, name, e))?;
+            .map_err(|e| Error::data(path, name, e))?;
         Ok(Self {
             path,
             name,
@@ -43,8 +75,25 @@ impl<'a> Attributes<'a> {
         self.present.iter().any(|present| present == attribute)
     }
 
-    /// Reads the text of an attribute, if it is present.
-    pub(crate) fn text(&self, attribute: &str) -> Result<Option<String>> {
+    fn unreadable(&self, attribute: &str, cause: &hdf5_metno::Error) -> Error {
+        Error::data(
+            self.path,
+            self.name,
+            format!("attribute {attribute}: {cause}"),
+        )
+    }
+}
+
+impl Attributes for DatasetAttributes<'_> {
+    fn path(&self) -> &Path {
+        self.path
+    }
+
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn text(&self, attribute: &str) -> Result<Option<String>> {
         if !self.has(attribute) {
             return Ok(None);
         }
@@ -59,8 +108,7 @@ impl<'a> Attributes<'a> {
         Ok(texts.into_iter().next())
     }
 
-    /// Reads the numbers of an attribute, if it is present.
-    pub(crate) fn numbers(&self, attribute: &str) -> Result<Option<Numbers>> {
+    fn numbers(&self, attribute: &str) -> Result<Option<Numbers>> {
         if !self.has(attribute) {
             return Ok(None);
         }
@@ -77,34 +125,5 @@ impl<'a> Attributes<'a> {
             })
         };
         read().map(Some).map_err(|e| self.unreadable(attribute, &e))
-    }
-
-    /// Reads the number of an attribute that has exactly one, if it is present.
-    pub(crate) fn number(&self, attribute: &str) -> Result<Option<f64>> {
-        let numbers = self.numbers(attribute)?;
-        let one = |numbers: Numbers| match numbers.values[..] {
-            [value] => Ok(value),
-            _ => Err(self.refused(attribute, &format!("{:?}", numbers.values), "one number")),
-        };
-        numbers.map(one).transpose()
-    }
-
-    /// Error for an attribute whose value is not supported.
-    pub(crate) fn refused(&self, attribute: &str, value: &str, expected: &str) -> Error {
-        Error::Shape {
-            path: self.path.into(),
-            dataset: self.name,
-            found: format!("{attribute} = {value}"),
-            expected: expected.into(),
-        }
-    }
-
-    fn unreadable(&self, attribute: &str, cause: &hdf5_metno::Error) -> Error {
-        Error::Hdf5 {
-            path: self.path.into(),
-            dataset: self.name,
-            cells: String::new(),
-            cause: format!("attribute {attribute}: {cause}"),
-        }
     }
 }

@@ -4,18 +4,36 @@ use std::path::Path;
 use burn::config::Config;
 use ndarray::{Array3, ArrayViewMut3, Axis, concatenate};
 
-use crate::alike::{Property, checksum, fingerprint};
-use crate::{Error, FieldFile, Metadata, Missing, Result, Statistics};
+use crate::alike::{Property, checksum};
+use crate::samples::{Lead, SampleTimes, samples};
+use crate::{Error, Fields, Gaps, Metadata, Missing, OpenConfig, Result, Statistics, Traffic};
 
-/// Configuration of a [`FieldDataset`]: the times of a sample, and the handling of missing values.
+/// The time axes that samples are taken from.
+///
+/// See [`DatasetConfig`] for an example.
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
+pub enum Series {
+    /// Each file or store is a trajectory, such as a year or a model run: no sample spans two.
+    Separate,
+    /// All files or stores together are one time axis.
+    Joined,
+}
+
+/// Configuration of a [`FieldDataset`]: the times of a sample, and how files are opened.
 ///
 /// # Example
 /// ```
-/// use halocline_io::{DatasetConfig, Missing};
+/// use halocline_io::{DatasetConfig, Gaps, OpenConfig, Series};
 ///
 /// // From two times, predict the fourth after the later one.
 /// let config = DatasetConfig::new().with_history(2).with_lead(4);
-/// assert_eq!(config.missing, Missing::Reject);
+/// assert_eq!(config.series, Series::Separate);
+/// // From files of one day each, predict the field a day later.
+/// let config = DatasetConfig::new()
+///     .with_series(Series::Joined)
+///     .with_lead_hours(Some(24.0))
+///     .with_open(OpenConfig::of_channels(&["t2m", "z@500"]).with_gaps(Gaps::Skip));
+/// assert_eq!(config.open.gaps, Gaps::Skip);
 /// ```
 #[derive(Config, Debug)]
 pub struct DatasetConfig {
@@ -25,9 +43,31 @@ pub struct DatasetConfig {
     /// Number of time steps from the present to the target.
     #[config(default = "1")]
     pub lead: usize,
-    /// Handling of missing values.
-    #[config(default = "Missing::Reject")]
-    pub missing: Missing,
+    /// Hours from the present to the target, in place of a number of steps. A time without a field
+    /// so many hours later gives no sample.
+    pub lead_hours: Option<f64>,
+    /// The time axes that samples are taken from.
+    #[config(default = "Series::Separate")]
+    pub series: Series,
+    /// Channels, missing values, gaps and units of time.
+    #[config(default = "OpenConfig::new()")]
+    pub open: OpenConfig,
+}
+
+impl DatasetConfig {
+    /// Sets the handling of missing values, of [`open`](Self::open).
+    #[must_use]
+    pub fn with_missing(mut self, missing: Missing) -> Self {
+        self.open.missing = missing;
+        self
+    }
+
+    /// Sets the handling of uneven time steps, of [`open`](Self::open).
+    #[must_use]
+    pub fn with_gaps(mut self, gaps: Gaps) -> Self {
+        self.open.gaps = gaps;
+        self
+    }
 }
 
 /// A pair of fields: an input, and the target to be predicted from it.
@@ -39,10 +79,14 @@ pub struct Sample {
     pub input: Array3<f32>,
     /// Target, [channels, lat, lon].
     pub target: Array3<f32>,
+    /// Time of the present, the last time of the input, in seconds since 1970-01-01 UTC.
+    pub time: f64,
+    /// Time from the present to the target, in hours.
+    pub lead: f64,
 }
 
-/// Samples from field files. Each file is a trajectory, such as a year or a model run: no sample
-/// spans two files.
+/// Samples from files or stores of any format. Each is a trajectory, such as a year or a model run:
+/// no sample spans two, unless they are [joined](Series::Joined).
 ///
 /// # Example
 /// ```
@@ -66,7 +110,8 @@ pub struct Sample {
 /// let sample = dataset.sample(2)?;
 /// assert_eq!([sample.input[[0, 0, 0]], sample.input[[2, 0, 0]]], [2.0, 3.0]);
 /// assert_eq!(sample.target[[0, 0, 0]], 4.0);
-/// assert_eq!(dataset.time(2), 3.0 * 21600.0);
+/// assert_eq!((sample.time, sample.lead), (3.0 * 21600.0, 6.0)); // s, h
+/// assert_eq!(dataset.find(3.0 * 21600.0), Some(2));
 ///
 /// let statistics = Statistics::compute(&[FieldFile::open(&path)?], 1)?; // mean 2, variance 2
 /// let target = dataset.with_statistics(&statistics)?.sample(2)?.target;
@@ -75,63 +120,87 @@ pub struct Sample {
 /// ```
 #[derive(Debug)]
 pub struct FieldDataset {
-    files: Vec<FieldFile>,
+    files: Vec<Box<dyn Fields>>,
     metadata: Metadata,
-    history: usize,
-    lead: usize,
-    /// Number of samples before each file, then the number of all samples.
-    starts: Vec<usize>,
+    config: DatasetConfig,
+    /// The file of every sample, and its times in that file.
+    samples: Vec<(usize, SampleTimes)>,
     /// Mean and standard deviation of every channel, if values are normalised.
     scale: Option<Vec<(f64, f64)>>,
 }
 
 impl FieldDataset {
-    /// Opens files that have the same channels, grid and time step.
+    /// Opens files or stores that have the same channels, grid and time step.
     ///
     /// # Errors
-    /// Those of [`FieldFile::open`]; files that differ in these, or whose times are not evenly
-    /// spaced; a history of zero; files too short for any sample.
+    /// Those of [`OpenConfig::open`], and of [`OpenConfig::open_joined`] if they are joined; files
+    /// that differ in these, or whose times are not evenly spaced, unless [gaps](Gaps) are
+    /// permitted; a history of zero; a negative lead; files too short for any sample.
     pub fn open(paths: &[impl AsRef<Path>], config: &DatasetConfig) -> Result<Self> {
         if config.history == 0 {
             return Err(Error::argument("history", 0, "at least 1 time"));
         }
-        let files = paths
-            .iter()
-            .map(|path| Ok(FieldFile::open(path)?.with_missing(config.missing)))
-            .collect::<Result<Vec<_>>>()?;
+        let lead = match config.lead_hours {
+            Some(hours) if !hours.is_finite() || hours < 0.0 => {
+                return Err(Error::argument(
+                    "lead_hours",
+                    hours,
+                    "a number of hours from 0 on",
+                ));
+            }
+            Some(hours) => Lead::Time(hours * 3600.0),
+            None => Lead::Steps(config.lead),
+        };
+        let files = match config.series {
+            Series::Joined if !paths.is_empty() => vec![config.open.open_joined(paths)?],
+            _ => paths
+                .iter()
+                .map(|path| config.open.open(path))
+                .collect::<Result<Vec<_>>>()?,
+        };
         let first = files
             .first()
             .ok_or_else(|| Error::argument("files", 0, "at least one field file"))?;
         let metadata = Metadata::of(first)?;
-        let mut starts = vec![0];
-        for file in &files {
+        let mut all = Vec::new();
+        for (index, file) in files.iter().enumerate() {
             metadata.check(file, first.path())?;
-            let samples = file
-                .times()
-                .len()
-                .saturating_sub((config.history - 1).saturating_add(config.lead));
-            starts.push(starts[starts.len() - 1] + samples);
+            let (times, step) = (file.times(), metadata.time_step());
+            let found = samples(times, step, config.history, lead, config.open.gaps);
+            all.extend(found.into_iter().map(|times| (index, times)));
         }
         let dataset = Self {
             metadata,
-            history: config.history,
-            lead: config.lead,
-            starts,
+            config: config.clone(),
+            samples: all,
             scale: None,
             files,
         };
         if dataset.is_empty() {
-            let longest = dataset.files.iter().map(|file| file.times().len()).max();
-            return Err(Error::argument(
-                "history and lead",
-                format!("{} and {}", config.history, config.lead),
-                format!(
-                    "a sum of at most the {} times of the longest file",
-                    longest.unwrap_or(0)
-                ),
-            ));
+            return Err(dataset.no_samples());
         }
         Ok(dataset)
+    }
+
+    fn no_samples(&self) -> Error {
+        let DatasetConfig { history, lead, .. } = self.config;
+        if let Some(hours) = self.config.lead_hours {
+            let step = self.metadata.time_step() / 3600.0;
+            let expected = format!(
+                "the hours between two times of a file, after a history of {history}; \
+                 the time step is {step} h"
+            );
+            return Error::argument("lead_hours", hours, expected);
+        }
+        let longest = self.files.iter().map(|file| file.times().len()).max();
+        Error::argument(
+            "history and lead",
+            format!("{history} and {lead}"),
+            format!(
+                "a sum of at most the {} times of the longest file",
+                longest.unwrap_or(0)
+            ),
+        )
     }
 
     /// Normalises values: subtracts the mean of their channel and divides by its standard
@@ -170,7 +239,7 @@ impl FieldDataset {
 
     /// The number of samples.
     pub fn len(&self) -> usize {
-        self.starts[self.files.len()]
+        self.samples.len()
     }
 
     /// Whether there is no sample.
@@ -186,7 +255,7 @@ impl FieldDataset {
     /// The shape of an input, [history · channels, lat, lon].
     pub fn input_shape(&self) -> [usize; 3] {
         let [channels, rows, columns] = self.target_shape();
-        [self.history * channels, rows, columns]
+        [self.config.history * channels, rows, columns]
     }
 
     /// The shape of a target, [channels, lat, lon].
@@ -200,8 +269,29 @@ impl FieldDataset {
     /// # Panics
     /// Panics if there is no such sample.
     pub fn time(&self, sample: usize) -> f64 {
-        let (file, first) = self.find(sample);
-        file.times()[first + self.history - 1]
+        let (file, times) = self.times_of(sample);
+        file.times()[times.present]
+    }
+
+    /// Time from a sample's present to its target, in hours.
+    ///
+    /// # Panics
+    /// Panics if there is no such sample.
+    pub fn lead(&self, sample: usize) -> f64 {
+        let (file, times) = self.times_of(sample);
+        (file.times()[times.target] - file.times()[times.present]) / 3600.0
+    }
+
+    /// Finds the first sample with this present, in seconds since 1970-01-01 UTC, to the nearest
+    /// millisecond.
+    pub fn find(&self, time: f64) -> Option<usize> {
+        (0..self.len()).find(|&sample| (self.time(sample) - time).abs() <= 5e-4)
+    }
+
+    /// Bytes that reading samples has taken so far on this rank, and its read amplification.
+    pub fn traffic(&self) -> Traffic {
+        let traffic = self.files.iter().map(|file| file.traffic());
+        traffic.fold(Traffic::default(), |sum, file| sum + file)
     }
 
     /// Reads a sample.
@@ -215,6 +305,8 @@ impl FieldDataset {
         Ok(Sample {
             input: self.input(sample, self.input_shape().map(|size| 0..size))?,
             target: self.target(sample, self.target_shape().map(|size| 0..size))?,
+            time: self.time(sample),
+            lead: self.lead(sample),
         })
     }
 
@@ -229,8 +321,11 @@ impl FieldDataset {
             format!("statistics with checksum {:08x}", checksum(numbers))
         });
         let mut properties = vec![
-            ("history", self.history.to_string()),
-            ("lead", self.lead.to_string()),
+            ("history", self.config.history.to_string()),
+            ("lead", self.config.lead.to_string()),
+            ("lead_hours", format!("{:?}", self.config.lead_hours)),
+            ("series", format!("{:?}", self.config.series)),
+            ("gaps", format!("{:?}", self.config.open.gaps)),
             ("channels", format!("{:?}", metadata.channels())),
             (
                 "grid",
@@ -241,7 +336,7 @@ impl FieldDataset {
             ("number of files", self.files.len().to_string()),
         ];
         for (index, file) in self.files.iter().enumerate() {
-            let (size, sum) = fingerprint(file.path())?;
+            let (size, sum) = file.fingerprint()?;
             let times = file.times();
             let text = format!(
                 "{size} bytes with checksum {sum:08x} and {} times with checksum {:08x} as file {index}",
@@ -255,10 +350,12 @@ impl FieldDataset {
 
     /// Reads a box of the input of a sample.
     pub(crate) fn input(&self, sample: usize, cells: [Range<usize>; 3]) -> Result<Array3<f32>> {
-        let (file, first) = self.find(sample);
+        let (file, times) = self.times_of(sample);
+        let history = self.config.history;
+        let first = times.present - (history - 1);
         let channels = self.metadata.channels().len();
         let [wanted, rows, columns] = cells;
-        let parts = (0..self.history)
+        let parts = (0..history)
             .map(|index| {
                 // Channels base..base + channels of the input are those of this time.
                 let base = index * channels;
@@ -274,13 +371,13 @@ impl FieldDataset {
 
     /// Reads a box of the target of a sample.
     pub(crate) fn target(&self, sample: usize, cells: [Range<usize>; 3]) -> Result<Array3<f32>> {
-        let (file, first) = self.find(sample);
-        self.field(file, first + self.history - 1 + self.lead, cells)
+        let (file, times) = self.times_of(sample);
+        self.field(file, times.target, cells)
     }
 
     fn field(
         &self,
-        file: &FieldFile,
+        file: &dyn Fields,
         time: usize,
         cells: [Range<usize>; 3],
     ) -> Result<Array3<f32>> {
@@ -293,11 +390,11 @@ impl FieldDataset {
         Ok(values)
     }
 
-    /// Finds the file of a sample, and the index of its first time in that file.
-    fn find(&self, sample: usize) -> (&FieldFile, usize) {
+    /// The file of a sample, and its times in that file.
+    fn times_of(&self, sample: usize) -> (&dyn Fields, SampleTimes) {
         assert!(sample < self.len(), "sample {sample} of {}", self.len());
-        let file = self.starts.partition_point(|&start| start <= sample) - 1;
-        (&self.files[file], sample - self.starts[file])
+        let (file, times) = self.samples[sample];
+        (&self.files[file], times)
     }
 }
 

@@ -24,24 +24,26 @@ pub enum Error {
         /// The error.
         source: std::io::Error,
     },
-    /// A file that is not HDF5, or is incomplete.
-    #[error("{}: not a complete HDF5 file ({cause}); was its writer or a copy interrupted?", path.display())]
+    /// A file or folder that is not of its format, or is incomplete.
+    #[error("{}: not a complete {format} ({cause}); was its writer or a copy interrupted?", path.display())]
     Unreadable {
-        /// The file.
+        /// The file or folder.
         path: PathBuf,
-        /// The message of HDF5.
+        /// The format, such as `HDF5 file`.
+        format: &'static str,
+        /// The message of the reader of that format.
         cause: String,
     },
-    /// A dataset that HDF5 cannot read or write.
+    /// A dataset that cannot be read or written.
     #[error("{}: dataset \"{dataset}\"{cells}: {cause}", path.display())]
-    Hdf5 {
+    Data {
         /// The file.
         path: PathBuf,
         /// The dataset.
-        dataset: &'static str,
+        dataset: String,
         /// The requested box of cells, or nothing for the whole dataset.
         cells: String,
-        /// The message of HDF5.
+        /// The message of the reader of the format.
         cause: String,
     },
     /// A file without a dataset of the layout.
@@ -53,7 +55,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// The dataset.
-        dataset: &'static str,
+        dataset: String,
         /// The datasets of the file.
         found: Vec<String>,
     },
@@ -63,7 +65,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// The dataset.
-        dataset: &'static str,
+        dataset: String,
         /// The shape, type or attribute.
         found: String,
         /// The one that the layout asks for.
@@ -75,7 +77,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// The dataset.
-        dataset: &'static str,
+        dataset: String,
         /// The index of the value in the dataset.
         index: Vec<usize>,
         /// The value.
@@ -125,12 +127,26 @@ impl Error {
         }
     }
 
-    pub(crate) fn hdf5(path: &Path, dataset: &'static str, cause: hdf5_metno::Error) -> Self {
-        Self::Hdf5 {
+    pub(crate) fn data(path: &Path, dataset: &str, cause: impl ToString) -> Self {
+        Self::Data {
             path: path.into(),
-            dataset,
+            dataset: dataset.into(),
             cells: String::new(),
             cause: cause.to_string(),
+        }
+    }
+
+    pub(crate) fn shape(
+        path: &Path,
+        dataset: &str,
+        found: impl Into<String>,
+        expected: impl Into<String>,
+    ) -> Self {
+        Self::Shape {
+            path: path.into(),
+            dataset: dataset.into(),
+            found: found.into(),
+            expected: expected.into(),
         }
     }
 

@@ -3,12 +3,18 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use halocline_core::IndexBox;
+use hdf5_metno::types::{FloatSize, TypeDescriptor};
 use hdf5_metno::{Dataset, H5Type, Hyperslab, SliceOrIndex};
 use ndarray::{Array4, ArrayD};
 
-use crate::attributes::Attributes;
-use crate::packing::Packing;
-use crate::{Error, Grid, Result, inside, names, time_units};
+use crate::alike::fingerprint;
+use crate::attributes::{Attributes, DatasetAttributes};
+use crate::fields::{check_box, in_file};
+use crate::packing::{Packing, Stored};
+use crate::traffic::{Counter, covered};
+use crate::{
+    Error, Fields, Gaps, Grid, Missing, Result, Traffic, inside, names, time_units, times,
+};
 
 pub(crate) const FIELDS: &str = "fields";
 pub(crate) const TIMESTAMP: &str = "timestamp";
@@ -17,39 +23,6 @@ pub(crate) const LAT: &str = "lat";
 pub(crate) const LON: &str = "lon";
 /// The dimension scales, in the order of the dims of [`FIELDS`].
 pub(crate) const SCALES: [&str; 4] = [TIMESTAMP, CHANNEL, LAT, LON];
-
-/// Largest difference between two steps of a uniform time series, as a fraction of the step.
-const STEP_TOLERANCE: f64 = 1e-4;
-
-/// Handling of missing values: NaN, infinite values, and those equal to the `_FillValue` or a
-/// `missing_value` of the file.
-///
-/// # Example
-/// ```
-/// use halocline_io::ndarray::Array3;
-/// use halocline_io::{FieldFile, FieldWriter, Grid, Missing, WriterConfig};
-///
-/// # let folder = tempfile::tempdir()?;
-/// # let path = folder.path().join("sst.h5");
-/// let grid = Grid::cell_centred(2, 4)?;
-/// let mut writer = FieldWriter::create(&path, &grid, &["sst"], &WriterConfig::new())?;
-/// writer.append(0.0, Array3::from_elem((1, 2, 4), f32::NAN).view())?; // land
-/// writer.finish()?;
-///
-/// let cells = || [0..1, 0..1, 0..2, 0..4];
-/// let file = FieldFile::open(&path)?;
-/// assert!(file.read(cells()).is_err());
-/// let file = file.with_missing(Missing::Allow);
-/// assert!(file.read(cells())?[[0, 0, 1, 3]].is_nan());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(burn::config::Config, Debug, Copy, PartialEq, Eq)]
-pub enum Missing {
-    /// Reading one is an error that names its index. The default everywhere.
-    Reject,
-    /// They are read as NaN (infinite values as they are), and statistics leave NaN out.
-    Allow,
-}
 
 /// An open field file: fields on a latitude-longitude grid over time, in Makani's HDF5 layout.
 ///
@@ -113,6 +86,13 @@ pub struct FieldFile {
     grid: Grid,
     packing: Packing,
     missing: Missing,
+    gaps: Gaps,
+    traffic: Counter,
+    /// Extents of a chunk, and bytes of a value.
+    chunk: Option<Vec<usize>>,
+    width: usize,
+    /// Bytes in the file of each byte of values, on average.
+    compression: f64,
 }
 
 impl FieldFile {
@@ -127,6 +107,7 @@ impl FieldFile {
         let size = check_is_file(path)?;
         let file = hdf5_metno::File::open(path).map_err(|e| Error::Unreadable {
             path: path.into(),
+            format: "HDF5 file",
             cause: e.to_string(),
         })?;
         let members = inside::members(path, &file)?;
@@ -134,46 +115,54 @@ impl FieldFile {
             let Some((_, link)) = members.iter().find(|(member, _)| member == name) else {
                 return Err(Error::MissingDataset {
                     path: path.into(),
-                    dataset: name,
+                    dataset: name.into(),
                     found: members.iter().map(|(member, _)| member.clone()).collect(),
                 });
             };
             inside::open(path, &file, name, *link)
         };
         let fields = dataset(FIELDS)?;
-        let packing = Packing::of(path, FIELDS, &fields)?;
+        let (packing, _) = packing_of(path, FIELDS, &fields)?;
         let shape = check_fields(path, &fields, &packing)?;
         // An extent beyond the size of the file is damage: each index has some bytes. Coordinates
         // are read whole, and would take memory for it.
         if let Some(extent) = shape.iter().find(|extent| **extent as u64 > size) {
-            return Err(Error::Shape {
-                path: path.into(),
-                dataset: FIELDS,
-                found: format!("{shape:?}, with an extent of {extent}"),
-                expected: format!("extents that a file of {size} bytes can hold"),
-            });
+            let found = format!("{shape:?}, with an extent of {extent}");
+            let expected = format!("extents that a file of {size} bytes can hold");
+            return Err(Error::shape(path, FIELDS, found, expected));
         }
         let [times, lat, lon] = [TIMESTAMP, LAT, LON].map(|name| {
             let scale = dataset(name)?;
             check_scale(path, &scale, name, &shape)?;
-            let packing = Packing::of(path, name, &scale)?;
+            let (packing, attributes) = packing_of(path, name, &scale)?;
             let stored = scale
                 .read_raw::<f64>()
-                .map_err(|e| Error::hdf5(path, name, e))?;
+                .map_err(|e| Error::data(path, name, e))?;
             let values = stored
                 .into_iter()
                 .map(|number| packing.value(number))
                 .collect();
             match name {
-                TIMESTAMP => time_units::seconds(&Attributes::of(path, name, &scale)?, values),
+                TIMESTAMP => {
+                    let units = attributes.text("units")?;
+                    let seconds = "seconds since 1970-01-01";
+                    time_units::seconds(&attributes, units.is_none().then_some(seconds), values)
+                }
                 _ => Ok(values),
             }
         });
         let channel = dataset(CHANNEL)?;
         check_scale(path, &channel, CHANNEL, &shape)?;
         let times = times?;
-        check_times(path, &times)?;
+        times::check_rising(path, TIMESTAMP, &times)?;
+        let width = fields.dtype().map_or(1, |dtype| dtype.size());
+        let bytes = fields.size().saturating_mul(width).max(1);
         Ok(Self {
+            chunk: fields.chunk(),
+            width,
+            compression: fields.storage_size() as f64 / bytes as f64,
+            gaps: Gaps::Reject,
+            traffic: Counter::default(),
             fields,
             times,
             channels: names::of_dataset(path, CHANNEL, &channel)?,
@@ -188,6 +177,13 @@ impl FieldFile {
     #[must_use]
     pub fn with_missing(mut self, missing: Missing) -> Self {
         self.missing = missing;
+        self
+    }
+
+    /// Sets the handling of uneven time steps. Default [`Gaps::Reject`].
+    #[must_use]
+    pub fn with_gaps(mut self, gaps: Gaps) -> Self {
+        self.gaps = gaps;
         self
     }
 
@@ -220,32 +216,10 @@ impl FieldFile {
     /// The time between two fields, in seconds.
     ///
     /// # Errors
-    /// Fewer than two times; steps that differ, of which the first is named.
+    /// Fewer than two times; steps that differ, of which the first is named, unless [gaps are
+    /// permitted](Self::with_gaps).
     pub fn time_step(&self) -> Result<f64> {
-        let [first, second, ..] = self.times[..] else {
-            return Err(self.shape_error(
-                TIMESTAMP,
-                format!("{:?}", [self.times.len()]),
-                "at least two times",
-            ));
-        };
-        let step = second - first;
-        for (index, pair) in self.times.windows(2).enumerate() {
-            let this = pair[1] - pair[0];
-            if (this - step).abs() > STEP_TOLERANCE * step {
-                return Err(Error::Value {
-                    path: self.path.clone(),
-                    dataset: TIMESTAMP,
-                    index: vec![index + 1],
-                    found: format!("a time step of {this} s"),
-                    expected: format!(
-                        "{step} s, as at the beginning of the file; write each stretch of equal steps into a \
-                         file of its own, of which a FieldDataset takes several"
-                    ),
-                });
-            }
-        }
-        Ok(step)
+        times::step(&self.path, TIMESTAMP, &self.times, self.gaps)
     }
 
     /// Reads a box of cells, given by ranges of times, channels, rows and columns. Only the chunks
@@ -258,38 +232,24 @@ impl FieldFile {
     /// A box that is not inside the file; a damaged chunk; missing values, if they are
     /// [rejected](Missing::Reject).
     pub fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {
-        let shape = self.shape();
-        if cells
-            .iter()
-            .zip(shape)
-            .any(|(range, size)| range.start > range.end || range.end > size)
-        {
-            let cells = IndexBox::new(cells.to_vec());
-            let expected = format!("a shape that holds the cells {cells}");
-            return Err(self.shape_error(FIELDS, format!("{shape:?}"), expected));
-        }
+        check_box(self, FIELDS, &cells)?;
         let extents = cells.each_ref().map(ExactSizeIterator::len);
         if extents.contains(&0) {
             return Ok(Array4::zeros(extents));
         }
-        if self.packing.is_plain() {
-            let values = self.stored::<f32>(&cells)?;
-            self.check(&values, &cells, |value| {
-                (!value.is_finite()).then(|| value.to_string())
-            })?;
-            return Ok(values);
-        }
-        let stored = self.stored::<f64>(&cells)?;
-        self.check(&stored, &cells, |number| {
-            match self.packing.missing(number) {
-                Some(sentinel) => Some(sentinel.to_string()),
-                None => {
-                    let value = self.packing.value(number) as f32;
-                    (!value.is_finite()).then(|| value.to_string())
-                }
-            }
-        })?;
-        Ok(stored.mapv(|number| self.packing.value(number) as f32))
+        let numbers = if self.packing.is_plain() {
+            Stored::Single(self.stored(&cells)?)
+        } else {
+            Stored::Double(self.stored(&cells)?)
+        };
+        let decoded = covered(&cells, &self.shape(), self.chunk.as_deref()) * self.width as u64;
+        self.traffic.add(
+            (decoded as f64 * self.compression).round() as u64,
+            decoded,
+            covered(&cells, &self.shape(), None) * self.width as u64,
+        );
+        let place = (&*self.path, FIELDS);
+        self.packing.values(numbers, self.missing, place, &cells)
     }
 
     /// Reads a box of numbers as they are stored.
@@ -298,9 +258,9 @@ impl FieldFile {
         let values: ArrayD<T> = self
             .fields
             .read_slice(Hyperslab::from(ranges))
-            .map_err(|e| Error::Hdf5 {
+            .map_err(|e| Error::Data {
                 path: self.path.clone(),
-                dataset: FIELDS,
+                dataset: FIELDS.into(),
                 cells: IndexBox::new(cells.to_vec()).to_string(),
                 cause: format!("{e}; is the file damaged?"),
             })?;
@@ -309,51 +269,63 @@ impl FieldFile {
             .into_shape_with_order(extents)
             .expect("HDF5 gives the selected shape"))
     }
+}
 
-    /// Checks that a box has no missing number, unless they are allowed. `missing` describes a
-    /// number if it is missing.
-    fn check<T: Copy>(
-        &self,
-        numbers: &Array4<T>,
-        cells: &[Range<usize>; 4],
-        missing: impl Fn(T) -> Option<String>,
-    ) -> Result<()> {
-        if self.missing == Missing::Allow {
-            return Ok(());
-        }
-        let found = numbers
-            .indexed_iter()
-            .find_map(|(index, &number)| Some((index, missing(number)?)));
-        let Some((index, found)) = found else {
-            return Ok(());
-        };
-        let index = [index.0, index.1, index.2, index.3];
-        Err(Error::Value {
-            path: self.path.clone(),
-            dataset: FIELDS,
-            index: index
-                .iter()
-                .zip(cells)
-                .map(|(index, range)| index + range.start)
-                .collect(),
-            found,
-            expected: "a finite value (Missing::Allow reads missing ones as NaN)".into(),
-        })
+impl Fields for FieldFile {
+    fn path(&self) -> &Path {
+        self.path()
     }
 
-    fn shape_error(
-        &self,
-        dataset: &'static str,
-        found: String,
-        expected: impl Into<String>,
-    ) -> Error {
-        Error::Shape {
-            path: self.path.clone(),
-            dataset,
-            found,
-            expected: expected.into(),
-        }
+    fn times(&self) -> &[f64] {
+        self.times()
     }
+
+    fn channels(&self) -> &[String] {
+        self.channels()
+    }
+
+    fn grid(&self) -> &Grid {
+        self.grid()
+    }
+
+    fn gaps(&self) -> Gaps {
+        self.gaps
+    }
+
+    fn time_step(&self) -> Result<f64> {
+        self.time_step()
+    }
+
+    fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {
+        self.read(cells)
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.traffic.total()
+    }
+
+    fn fingerprint(&self) -> Result<(u64, u32)> {
+        fingerprint(&self.path)
+    }
+}
+
+/// Whether an HDF5 file has the dataset of this layout, or is not one that HDF5 opens, for which
+/// [`FieldFile::open`] has the error.
+pub(crate) fn is_field_file(path: &Path) -> bool {
+    hdf5_metno::File::open(path).map_or(true, |file| file.link_exists(FIELDS))
+}
+
+/// The packing of a dataset, and its attributes.
+fn packing_of<'a>(
+    path: &'a Path,
+    name: &'static str,
+    dataset: &'a Dataset,
+) -> Result<(Packing, DatasetAttributes<'a>)> {
+    let attributes = DatasetAttributes::of(path, name, dataset)?;
+    let kind = dataset.dtype().and_then(|dtype| dtype.to_descriptor());
+    let single = kind.map_err(|e| Error::data(path, name, e))?;
+    let single = single == TypeDescriptor::Float(FloatSize::U4);
+    Ok((Packing::of(&attributes, single)?, attributes))
 }
 
 /// Checks that `path` is a regular file, and returns its size.
@@ -374,16 +346,11 @@ fn check_is_file(path: &Path) -> Result<u64> {
 
 /// Checks the type of the fields and their number of dims, and returns their shape.
 fn check_fields(path: &Path, fields: &Dataset, packing: &Packing) -> Result<[usize; 4]> {
-    let error = |found, expected: &str| Error::Shape {
-        path: path.into(),
-        dataset: FIELDS,
-        found,
-        expected: expected.into(),
-    };
+    let error = |found, expected: &str| Error::shape(path, FIELDS, found, expected);
     let kind = fields
         .dtype()
         .and_then(|dtype| dtype.to_descriptor())
-        .map_err(|e| Error::hdf5(path, FIELDS, e))?;
+        .map_err(|e| Error::data(path, FIELDS, e))?;
     if !packing.permits(&kind) {
         return Err(error(
             format!("values of type {kind}"),
@@ -410,44 +377,7 @@ fn check_scale(
     if scale.shape() == [fields[dim]] {
         return Ok(());
     }
-    Err(Error::Shape {
-        path: path.into(),
-        dataset: name,
-        found: format!("{:?}", scale.shape()),
-        expected: format!("{:?} for fields {fields:?}", [fields[dim]]),
-    })
-}
-
-fn check_times(path: &Path, times: &[f64]) -> Result<()> {
-    let mut before = f64::NEG_INFINITY;
-    for (index, &time) in times.iter().enumerate() {
-        if !time.is_finite() || time <= before {
-            return Err(Error::Value {
-                path: path.into(),
-                dataset: TIMESTAMP,
-                index: vec![index],
-                found: time.to_string(),
-                expected: format!("a time after {before}, in seconds"),
-            });
-        }
-        before = time;
-    }
-    Ok(())
-}
-
-/// Adds the path of the file to an error about its coordinates.
-fn in_file(path: &Path, error: Error) -> Error {
-    match error {
-        Error::Argument {
-            argument,
-            got,
-            expected,
-        } => Error::Shape {
-            path: path.into(),
-            dataset: argument,
-            found: got,
-            expected,
-        },
-        other => other,
-    }
+    let found = format!("{:?}", scale.shape());
+    let expected = format!("{:?} for fields {fields:?}", [fields[dim]]);
+    Err(Error::shape(path, name, found, expected))
 }

@@ -114,7 +114,8 @@ impl FieldWriter {
                 create_datasets(&file, grid, &channels, chunk, config.deflate)?;
             Ok((file, fields, timestamp))
         };
-        let (file, fields, timestamp) = create().map_err(|e| Error::hdf5(path, FIELDS, e))?;
+        let (file, fields, timestamp) =
+            create().map_err(|e: hdf5_metno::Error| Error::data(path, FIELDS, e))?;
         Ok(Self {
             fields,
             timestamp,
@@ -138,7 +139,7 @@ impl FieldWriter {
         if field.shape() != self.shape {
             return Err(Error::Shape {
                 path,
-                dataset: FIELDS,
+                dataset: FIELDS.into(),
                 found: format!(
                     "a field of {:?} at time index {}",
                     field.shape(),
@@ -153,7 +154,7 @@ impl FieldWriter {
             });
             return Err(Error::Value {
                 path,
-                dataset: TIMESTAMP,
+                dataset: TIMESTAMP.into(),
                 index: vec![self.count],
                 found: time.to_string(),
                 expected: format!("{after}, in seconds"),
@@ -168,7 +169,7 @@ impl FieldWriter {
             self.timestamp.resize(count)?;
             self.timestamp.write_slice(&[time], index..count)
         };
-        write().map_err(|e| Error::hdf5(&path, FIELDS, e))?;
+        write().map_err(|e| Error::data(&path, FIELDS, e))?;
         (self.last, self.count) = (Some(time), count);
         Ok(())
     }
@@ -182,7 +183,7 @@ impl FieldWriter {
         if self.count == 0 {
             return Err(Error::Shape {
                 path,
-                dataset: FIELDS,
+                dataset: FIELDS.into(),
                 found: "no time".into(),
                 expected: "at least one append() before finish()".into(),
             });
@@ -201,9 +202,9 @@ impl FieldWriter {
             .and_then(|()| timestamp.resize(count))
             .and_then(|()| scales::attach(&file, FIELDS, &SCALES))
             .and_then(|()| file.flush())
-            .map_err(|e| Error::hdf5(&path, FIELDS, e))?;
+            .map_err(|e| Error::data(&path, FIELDS, e))?;
         drop((fields, timestamp));
-        file.close().map_err(|e| Error::hdf5(&path, FIELDS, e))?;
+        file.close().map_err(|e| Error::data(&path, FIELDS, e))?;
         staged.commit()
     }
 

@@ -19,7 +19,7 @@ pub(crate) fn members(path: &Path, file: &File) -> Result<Vec<(String, LinkType)
         members.push((name.into(), link.link_type));
         Ok(())
     });
-    visited.map_err(|e| Error::hdf5(path, "/", e))?;
+    visited.map_err(|e| Error::data(path, "/", e))?;
     members.sort_by(|(one, _), (other, _)| one.cmp(other));
     Ok(members)
 }
@@ -34,19 +34,14 @@ pub(crate) fn open(
     name: &'static str,
     link: LinkType,
 ) -> Result<Dataset> {
-    let outside = |found: &str| Error::Shape {
-        path: path.into(),
-        dataset: name,
-        found: found.into(),
-        expected: EXPECTED.into(),
-    };
+    let outside = |found: &str| Error::shape(path, name, found, EXPECTED);
     match link {
         LinkType::Hard => {}
         LinkType::External => return Err(outside("a link to another file")),
         // Its target may lie behind an external link.
         LinkType::Soft => return Err(outside("a soft link")),
     }
-    let error = |e| Error::hdf5(path, name, e);
+    let error = |e| Error::data(path, name, e);
     let dataset = file.dataset(name).map_err(error)?;
     let created = dataset.create_plist().map_err(error)?;
     if created.get_layout().map_err(error)? == Layout::Virtual {

@@ -1,7 +1,8 @@
 //! Field files, datasets, loaders and checkpoints.
 //!
-//! A [`FieldFile`] holds fields on a latitude-longitude [`Grid`] over time, in an HDF5 layout that
-//! h5py, netCDF, xarray and Makani read; a [`FieldWriter`] writes it. [`Statistics`] hold the mean
+//! [`Fields`] on a latitude-longitude [`Grid`] over time lie in Zarr stores, NetCDF files and field
+//! files, all of which [`open`](fn@open) opens. A [`FieldFile`] has an HDF5 layout that h5py, netCDF, xarray
+//! and Makani read; a [`FieldWriter`] writes it. [`Statistics`] hold the mean
 //! and standard deviation of each channel, for normalisation. A [`FieldDataset`] forms samples from
 //! several files, and a [`FieldLoader`] distributes batches of them over the ranks of a mesh.
 //!
@@ -13,37 +14,53 @@
 mod agreement;
 mod alike;
 mod attributes;
+mod cf;
 mod checkpoint;
 mod dataset;
 mod durable;
 mod error;
 mod field_file;
 mod field_writer;
+mod fields;
 mod grid;
 mod inside;
+mod joined;
 mod loader;
 mod metadata;
+mod missing;
 mod moments;
 mod names;
+mod netcdf;
+mod open;
 mod packing;
 mod progress;
 mod read_ahead;
+mod samples;
 mod scales;
+mod selected;
 mod staged;
 mod statistics;
 mod time_units;
+mod times;
+mod traffic;
+mod zarr;
 
 pub use checkpoint::{
     Checkpoint, CheckpointConfig, Checkpoints, Snapshot, StateDict, StateName, load_record,
 };
-pub use dataset::{DatasetConfig, FieldDataset, Sample};
+pub use dataset::{DatasetConfig, FieldDataset, Sample, Series};
 pub use error::{Error, Result};
-pub use field_file::{FieldFile, Missing};
+pub use field_file::FieldFile;
 pub use field_writer::{FieldWriter, WriterConfig};
+pub use fields::Fields;
 pub use grid::Grid;
 pub use loader::{Batch, Epoch, FieldLoader, LastBatch, LoaderConfig, Order, Source};
 pub use metadata::Metadata;
+pub use missing::Missing;
 /// Host arrays, at the version that this crate's interface uses.
 pub use ndarray;
+pub use open::{OpenConfig, open};
 pub use progress::Progress;
 pub use statistics::{Statistics, StatisticsBuilder};
+pub use times::Gaps;
+pub use traffic::Traffic;

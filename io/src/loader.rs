@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use crate::agreement::{Fallible, agree, agree_at, broadcast};
 use crate::alike::{Property, check, checksum};
 use crate::read_ahead::{HostBatch, ReadAhead};
-use crate::{Error, FieldDataset, Result};
+use crate::{Error, FieldDataset, Result, Traffic};
 
 /// The name of communication for batches in errors.
 const OPERATION: &str = "field_loader";
@@ -99,6 +99,10 @@ pub struct Batch {
     pub target: ShardTensor<4>,
     /// Indices of the samples in the dataset.
     pub samples: Vec<usize>,
+    /// Time of the present of every sample, in seconds since 1970-01-01 UTC.
+    pub times: Vec<f64>,
+    /// Time from the present to the target of every sample, in hours.
+    pub leads: Vec<f64>,
 }
 
 /// Loader of batches onto a mesh. All ranks of the mesh create and use it together.
@@ -136,6 +140,8 @@ pub struct Batch {
 ///         assert_eq!(batch.input.local_dims(), [2, 2, 3 - world.rank(), 8]);
 ///         assert_eq!(batch.target.dims(), [2, 2, 5, 8]);
 ///         assert_eq!(batch.samples.len(), 2);
+///         assert_eq!(batch.times[0], batch.samples[0] as f64 * 21600.0);
+///         assert_eq!(batch.leads, [6.0, 6.0]); // hours
 ///     }
 ///     assert_eq!(loader.epoch_from(1, 1).len(), 1); // to resume in epoch 1 after a batch
 ///     Ok(())
@@ -147,7 +153,8 @@ pub struct FieldLoader {
     mesh: DeviceMesh,
     placements: Vec<Placement>,
     config: LoaderConfig,
-    samples: usize,
+    /// Time in seconds and lead in hours of every sample.
+    samples: Vec<(f64, f64)>,
     /// The shapes of an input and of a target.
     shapes: [[usize; 3]; 2],
     /// The dataset, on the ranks that read.
@@ -191,19 +198,22 @@ impl FieldLoader {
             mesh: mesh.clone(),
             placements: placements.to_vec(),
             config: config.clone(),
-            samples: 0,
+            samples: Vec::new(),
             shapes: [[0; 3]; 2],
             dataset: None,
         };
         loader.open(open)?;
         if loader.batches() == 0 {
-            let expected = format!("at most the {} samples, or LastBatch::Keep", loader.samples);
+            let expected = format!(
+                "at most the {} samples, or LastBatch::Keep",
+                loader.samples()
+            );
             return Err(Error::argument("batch_size", config.batch_size, expected).into());
         }
         Ok(loader)
     }
 
-    /// Opens the dataset on the ranks that read, and sends its sizes to the others.
+    /// Opens the dataset on the ranks that read, and sends its sizes and times to the others.
     fn open(&mut self, open: impl FnOnce() -> Result<FieldDataset>) -> halocline_core::Result<()> {
         let opened = if self.reads() {
             open().map(Some)
@@ -220,7 +230,9 @@ impl FieldLoader {
         let properties = agree(&self.mesh, OPERATION, self.fallible(), properties)?;
         let summary = dataset.as_ref().map(|dataset| {
             let shapes = [dataset.input_shape(), dataset.target_shape()];
-            (dataset.len(), shapes, &properties)
+            let samples = 0..dataset.len();
+            let samples = samples.map(|sample| (dataset.time(sample), dataset.lead(sample)));
+            (samples.collect::<Vec<_>>(), shapes, &properties)
         });
         let first: Option<Summary> = from_first(&self.mesh, &summary)?;
         let Some((samples, shapes, first)) = first else {
@@ -235,14 +247,21 @@ impl FieldLoader {
 
     /// The number of samples in the dataset.
     pub fn samples(&self) -> usize {
-        self.samples
+        self.samples.len()
+    }
+
+    /// Bytes that reading has taken so far on this rank, and its read amplification; zero on ranks
+    /// that do not read.
+    pub fn traffic(&self) -> Traffic {
+        let dataset = self.dataset.as_ref();
+        dataset.map_or_else(Traffic::default, |dataset| dataset.traffic())
     }
 
     /// The number of batches in an epoch.
     pub fn batches(&self) -> usize {
         match self.config.last_batch {
-            LastBatch::Drop => self.samples / self.config.batch_size,
-            LastBatch::Keep => self.samples.div_ceil(self.config.batch_size),
+            LastBatch::Drop => self.samples() / self.config.batch_size,
+            LastBatch::Keep => self.samples().div_ceil(self.config.batch_size),
         }
     }
 
@@ -275,9 +294,9 @@ impl FieldLoader {
     /// The samples of every batch of an epoch.
     fn order(&self, epoch: usize) -> Vec<Vec<usize>> {
         let order = match self.config.order {
-            Order::Sequential => (0..self.samples).collect(),
+            Order::Sequential => (0..self.samples()).collect(),
             Order::Shuffled { seed } => {
-                RandomKey::new(seed, ("epoch", epoch)).permutation(self.samples)
+                RandomKey::new(seed, ("epoch", epoch)).permutation(self.samples())
             }
         };
         let batches = order.chunks(self.config.batch_size).map(<[usize]>::to_vec);
@@ -322,6 +341,14 @@ impl FieldLoader {
         Ok(Batch {
             input: self.place(input, &input_layout)?,
             target: self.place(target, &target_layout)?,
+            times: samples
+                .iter()
+                .map(|&sample| self.samples[sample].0)
+                .collect(),
+            leads: samples
+                .iter()
+                .map(|&sample| self.samples[sample].1)
+                .collect(),
             samples,
         })
     }
@@ -344,9 +371,9 @@ impl FieldLoader {
     }
 }
 
-/// The number of samples, the shapes of an input and of a target, and the properties that must be
+/// The times and leads of the samples, the shapes of an input and of a target, and the properties that must be
 /// equal on all ranks that read.
-type Summary = (usize, [[usize; 3]; 2], Vec<(String, String)>);
+type Summary = (Vec<(f64, f64)>, [[usize; 3]; 2], Vec<(String, String)>);
 
 /// Checks that all ranks have the settings of the first, except `prefetch`.
 fn check_settings(

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::field_file::{CHANNEL, FIELDS, LAT, LON};
 use crate::staged::Staged;
-use crate::{Error, FieldFile, Grid, Result};
+use crate::{Error, Fields, Grid, Result};
 
 /// The name of the metadata's file.
 const NAME: &str = "data.json";
@@ -51,11 +51,11 @@ struct Coords {
 }
 
 impl Metadata {
-    /// The metadata of a file.
+    /// The metadata of a file or store.
     ///
     /// # Errors
-    /// Fewer than two times, or times that are not evenly spaced.
-    pub fn of(file: &FieldFile) -> Result<Self> {
+    /// Those of [`Fields::time_step`].
+    pub fn of(file: &impl Fields) -> Result<Self> {
         Ok(Self {
             h5_path: FIELDS.into(),
             dims: ["time", CHANNEL, LAT, LON].map(String::from).into(),
@@ -78,14 +78,14 @@ impl Metadata {
         &self.coords.grid
     }
 
-    /// The time between two fields, in seconds.
+    /// The time between two fields, in seconds; the most frequent one where steps differ.
     pub fn time_step(&self) -> f64 {
         self.dhours * 3600.0
     }
 
     /// Checks that a file has these channels, this grid and this time step, which are those of the
     /// file `reference`.
-    pub(crate) fn check(&self, file: &FieldFile, reference: &Path) -> Result<()> {
+    pub(crate) fn check(&self, file: &impl Fields, reference: &Path) -> Result<()> {
         self.check_same(&Self::of(file)?, file.path(), reference)
     }
 

@@ -32,12 +32,7 @@ pub(crate) fn of_dataset(
     name: &'static str,
     dataset: &Dataset,
 ) -> crate::Result<Vec<String>> {
-    let error = |cause: String| crate::Error::Hdf5 {
-        path: path.into(),
-        dataset: name,
-        cells: String::new(),
-        cause,
-    };
+    let error = |cause: String| crate::Error::data(path, name, cause);
     // Each string takes `FIXED` bytes of memory, however short it is in the file.
     let size = std::fs::metadata(path).map_err(|e| crate::Error::io(path, e))?;
     let limit = (1 << 20) + size.len().saturating_mul(16);

@@ -1,13 +1,14 @@
 //! Packed and missing values by the CF conventions (CF 1.11, sections 2.5.1 and 8.1).
 
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 
-use hdf5_metno::Dataset;
-use hdf5_metno::types::{FloatSize, IntSize, TypeDescriptor};
+use hdf5_metno::types::{IntSize, TypeDescriptor};
+use ndarray::{Array, Dimension};
 
 use crate::attributes::Attributes;
-use crate::{Error, Result};
+use crate::{Error, Missing, Result};
 
 /// The attributes that list missing values.
 const SENTINELS: [&str; 2] = ["_FillValue", "missing_value"];
@@ -33,12 +34,11 @@ pub(crate) struct Sentinel {
 }
 
 impl Packing {
-    /// Reads the packing of the dataset called `name`.
+    /// Reads the packing of a dataset, whose numbers are stored in single precision or not.
     ///
     /// # Errors
     /// Attributes that are not numbers, or describe a packing that is not supported.
-    pub(crate) fn of(path: &Path, name: &'static str, dataset: &Dataset) -> Result<Self> {
-        let attributes = Attributes::of(path, name, dataset)?;
+    pub(crate) fn of(attributes: &impl Attributes, stored_single: bool) -> Result<Self> {
         if let Some(unsigned) = attributes.text("_Unsigned")? {
             let expected =
                 "an integer type that has the sign of its values; write them unpacked, as f32";
@@ -56,16 +56,12 @@ impl Packing {
         };
         let factor = number(SCALE, |value| value.is_finite() && value != 0.0)?;
         let offset = number(OFFSET, f64::is_finite)?;
-        let kind = dataset
-            .dtype()
-            .and_then(|dtype| dtype.to_descriptor())
-            .map_err(|e| Error::hdf5(path, name, e))?;
         let mut sentinels = Vec::new();
         for attribute in SENTINELS {
             let Some(numbers) = attributes.numbers(attribute)? else {
                 continue;
             };
-            let single = numbers.single || kind == TypeDescriptor::Float(FloatSize::U4);
+            let single = numbers.single || stored_single;
             // NaN stands for a missing value in any case.
             let named = numbers.values.into_iter().filter(|value| !value.is_nan());
             sentinels.extend(named.map(|value| Sentinel {
@@ -98,8 +94,41 @@ impl Packing {
         self.sentinels.is_empty() && self.scale.is_none()
     }
 
+    /// The values of a box of numbers of the dataset called `dataset`.
+    ///
+    /// # Errors
+    /// Missing values, if they are [rejected](Missing::Reject).
+    pub(crate) fn values<D: Dimension>(
+        &self,
+        numbers: Stored<D>,
+        missing: Missing,
+        attributes: (&Path, &str),
+        cells: &[Range<usize>],
+    ) -> Result<Array<f32, D>> {
+        let infinite = |value: f32| (!value.is_finite()).then(|| value.to_string());
+        match numbers {
+            Stored::Single(values) if self.is_plain() => {
+                check(&values, missing, attributes, cells, infinite)?;
+                Ok(values)
+            }
+            Stored::Single(numbers) => {
+                let numbers = Stored::Double(numbers.mapv(f64::from));
+                self.values(numbers, missing, attributes, cells)
+            }
+            Stored::Double(numbers) => {
+                check(&numbers, missing, attributes, cells, |number| {
+                    match self.missing(number) {
+                        Some(sentinel) => Some(sentinel.to_string()),
+                        None => infinite(self.value(number) as f32),
+                    }
+                })?;
+                Ok(numbers.mapv(|number| self.value(number) as f32))
+            }
+        }
+    }
+
     /// The sentinel that a stored number equals, if any.
-    pub(crate) fn missing(&self, stored: f64) -> Option<&Sentinel> {
+    fn missing(&self, stored: f64) -> Option<&Sentinel> {
         self.sentinels.iter().find(|sentinel| {
             stored == sentinel.value || (sentinel.single && stored as f32 == sentinel.value as f32)
         })
@@ -113,6 +142,46 @@ impl Packing {
         self.scale
             .map_or(stored, |(factor, offset)| stored * factor + offset)
     }
+}
+
+/// Numbers of a dataset, in the precision in which they are read.
+pub(crate) enum Stored<D: Dimension> {
+    Single(Array<f32, D>),
+    Double(Array<f64, D>),
+}
+
+/// Checks that a box has no missing number, unless they are allowed. `describe` gives the text of a
+/// number if it is missing.
+fn check<T: Copy, D: Dimension>(
+    numbers: &Array<T, D>,
+    missing: Missing,
+    (path, dataset): (&Path, &str),
+    cells: &[Range<usize>],
+    describe: impl Fn(T) -> Option<String>,
+) -> Result<()> {
+    if missing == Missing::Allow {
+        return Ok(());
+    }
+    // The position in the order of the dims, from which the index follows.
+    let mut numbers_in_order = numbers.iter().enumerate();
+    let Some((position, found)) =
+        numbers_in_order.find_map(|(position, &number)| Some((position, describe(number)?)))
+    else {
+        return Ok(());
+    };
+    let mut rest = position;
+    let mut index = vec![0; cells.len()];
+    for (dim, range) in cells.iter().enumerate().rev() {
+        index[dim] = range.start + rest % range.len();
+        rest /= range.len();
+    }
+    Err(Error::Value {
+        path: path.into(),
+        dataset: dataset.into(),
+        index,
+        found,
+        expected: "a finite value (Missing::Allow reads missing ones as NaN)".into(),
+    })
 }
 
 impl fmt::Display for Sentinel {

@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use ndarray::{Array4, ArrayView4, s};
 use ndarray_npy::ViewNpyExt;
 
+use crate::field_file::FIELDS;
 use crate::moments::Moments;
 use crate::staged::Staged;
-use crate::{Error, FieldFile, Metadata, Progress, Result};
+use crate::times::close;
+use crate::{Error, Fields, Gaps, Metadata, Progress, Result};
 
 /// Means and standard deviations of every channel, and of its increments over a number of time
 /// steps.
@@ -57,7 +59,7 @@ impl Statistics {
     ///
     /// # Errors
     /// Those of [`StatisticsBuilder::add`] and [`StatisticsBuilder::finish`].
-    pub fn compute(files: &[FieldFile], lead: usize) -> Result<Self> {
+    pub fn compute(files: &[impl Fields], lead: usize) -> Result<Self> {
         let mut builder = StatisticsBuilder::new(lead)?;
         for file in files {
             builder.add(file, &Progress::hidden())?;
@@ -104,12 +106,13 @@ impl Statistics {
             let path = folder.join(name);
             let values = read_npy(&path).map_err(|e| Error::io(&path, e))?;
             if values.shape() != expected {
-                return Err(Error::Shape {
-                    path,
-                    dataset: name,
-                    found: format!("{:?}", values.shape()),
-                    expected: format!("{expected:?} for the channels of data.json"),
-                });
+                let expected = format!("{expected:?} for the channels of data.json");
+                return Err(Error::shape(
+                    &path,
+                    name,
+                    format!("{:?}", values.shape()),
+                    expected,
+                ));
             }
             Ok(values.iter().copied().map(f64::from).collect::<Vec<f64>>())
         };
@@ -208,20 +211,27 @@ impl StatisticsBuilder {
         })
     }
 
-    /// Adds the fields of a file. Increments lie within a file. Progress advances once per time.
+    /// Adds the fields of a file or store. Increments lie within it. Progress advances once per time.
     ///
     /// # Errors
-    /// A file of other channels, grid or time step than the first, and a file that cannot be read;
-    /// nothing of it is added. Missing values are an error or left out, as [set for the
-    /// file](FieldFile::with_missing).
-    pub fn add(&mut self, file: &FieldFile, progress: &Progress) -> Result<()> {
+    /// Fields of other channels, grid or time step than the first, and a file that cannot be read;
+    /// nothing of it is added. Missing values are an error or left out, and increments over uneven
+    /// steps an error, left out or counted, as chosen [when it was
+    /// opened](crate::OpenConfig::open).
+    pub fn add(&mut self, file: &impl Fields, progress: &Progress) -> Result<()> {
         if let Some((metadata, path)) = &self.reference {
             metadata.check(file, path)?;
         }
         let empty = vec![Moments::default(); file.channels().len()];
+        let metadata = Metadata::of(file)?;
+        let step = metadata.time_step();
+        let even = |later: usize| {
+            let increment = file.times()[later] - file.times()[later - self.lead];
+            file.gaps() != Gaps::Skip || close(increment, step * self.lead as f64, step)
+        };
         let mut added = Self {
             lead: self.lead,
-            reference: Some((Metadata::of(file)?, file.path().into())),
+            reference: Some((metadata, file.path().into())),
             fields: empty.clone(),
             increments: empty,
         };
@@ -233,12 +243,10 @@ impl StatisticsBuilder {
             let field = file.read([time..time + 1, 0..channels, 0..rows, 0..columns])?;
             collect(&mut added.fields, &field, None, &weights);
             if earlier.len() == self.lead {
-                collect(
-                    &mut added.increments,
-                    &field,
-                    earlier.pop_front().as_ref(),
-                    &weights,
-                );
+                let before = earlier.pop_front();
+                if even(time) {
+                    collect(&mut added.increments, &field, before.as_ref(), &weights);
+                }
             }
             earlier.push_back(field);
             progress.advance();
@@ -295,15 +303,10 @@ impl StatisticsBuilder {
                 let Some((mean, std)) = found.filter(|(_, std)| std.is_finite()) else {
                     let noun = ["values", "increments"][kind];
                     let found = found.map_or(format!("no {noun}"), |_| format!("infinite {noun}"));
-                    return Err(Error::Shape {
-                        path,
-                        dataset: crate::field_file::FIELDS,
-                        found: format!("{found} of channel {name}"),
-                        expected: format!(
-                            "finite ones, and files longer than the lead of {}",
-                            self.lead
-                        ),
-                    });
+                    let found = format!("{found} of channel {name}");
+                    let lead = self.lead;
+                    let expected = format!("finite ones, and files longer than the lead of {lead}");
+                    return Err(Error::shape(&path, FIELDS, found, expected));
                 };
                 values[2 * kind].push(mean);
                 values[2 * kind + 1].push(std);

@@ -25,11 +25,16 @@ struct Units {
     reference: f64,
 }
 
-/// Converts the numbers of a time axis to seconds since 1970-01-01 UTC.
+/// Converts the numbers of a time axis to seconds since 1970-01-01 UTC. `units` are used in place
+/// of those of the file.
 ///
 /// # Errors
-/// Units or a calendar that are not supported.
-pub(crate) fn seconds(attributes: &Attributes<'_>, numbers: Vec<f64>) -> Result<Vec<f64>> {
+/// Units or a calendar that are not supported; no units.
+pub(crate) fn seconds(
+    attributes: &impl Attributes,
+    units: Option<&str>,
+    numbers: Vec<f64>,
+) -> Result<Vec<f64>> {
     let calendar = attributes
         .text("calendar")?
         .unwrap_or_else(|| "standard".into());
@@ -38,30 +43,44 @@ pub(crate) fn seconds(attributes: &Attributes<'_>, numbers: Vec<f64>) -> Result<
         "standard" | "gregorian" => true,
         "proleptic_gregorian" => false,
         _ => {
-            let expected = "standard, gregorian or proleptic_gregorian; convert the times, \
-                            in xarray by ds.convert_calendar(\"standard\", dim=\"timestamp\")";
-            return Err(attributes.refused("calendar", &quoted, expected));
+            let expected = format!(
+                "standard, gregorian or proleptic_gregorian; convert the times, \
+                 in xarray by ds.convert_calendar(\"standard\", dim=\"{}\")",
+                attributes.name()
+            );
+            return Err(attributes.refused("calendar", &quoted, &expected));
         }
     };
-    let Some(text) = attributes.text("units")? else {
-        return Ok(numbers);
+    let text = match units {
+        Some(units) => Some(units.to_owned()),
+        None => attributes.text("units")?,
     };
-    let Some(units) = parse(&text) else {
-        let expected = "days, hours, minutes, seconds, milliseconds, microseconds or nanoseconds since a date, \
-                        such as \"hours since 1970-01-01 00:00:00\"; write the times in one of these, \
-                        in xarray by to_netcdf(encoding={\"timestamp\": {\"units\": …}})";
-        return Err(attributes.refused("units", &format!("{text:?}"), expected));
+    let Some(units) = text.as_deref().and_then(|text| parse(text, mixed)) else {
+        let units = "days, hours, minutes, seconds, milliseconds, microseconds or nanoseconds \
+                     since a date, such as \"hours since 1970-01-01 00:00:00\"";
+        let Some(text) = text else {
+            let expected = format!("{units}; name them by OpenConfig::with_time_units");
+            return Err(attributes.refused("units", "none", &expected));
+        };
+        let found = format!("{text:?}");
+        let expected = format!(
+            "{units}; write the times in one of these, \
+             in xarray by to_netcdf(encoding={{\"{}\": {{\"units\": …}}}})",
+            attributes.name()
+        );
+        return Err(attributes.refused("units", &found, &expected));
     };
-    if mixed && units.reference < GREGORIAN {
-        let found = format!("{quoted} with units {text:?}");
-        let expected = "a date from 1582-10-15 on to count from, as the calendar is another before; \
-                        count from a later one, or name the calendar proleptic_gregorian if it is that";
-        return Err(attributes.refused("calendar", &found, expected));
-    }
-    Ok(numbers
+    let seconds: Vec<f64> = numbers
         .into_iter()
         .map(|number| units.seconds(number))
-        .collect())
+        .collect();
+    if mixed && seconds.iter().any(|&seconds| seconds < GREGORIAN) {
+        let found = format!("{quoted} with times before 1582-10-15");
+        let expected = "later times, as the calendar is another before; \
+                        name the calendar proleptic_gregorian if it is that";
+        return Err(attributes.refused("calendar", &found, expected));
+    }
+    Ok(seconds)
 }
 
 impl Units {
@@ -77,8 +96,9 @@ impl Units {
     }
 }
 
-/// Parses `<unit> since <date> [<time>] [<zone>]`.
-fn parse(text: &str) -> Option<Units> {
+/// Parses `<unit> since <date> [<time>] [<zone>]`. In the mixed calendar, dates before 1582-10-15
+/// are Julian.
+fn parse(text: &str, mixed: bool) -> Option<Units> {
     let text = text.trim().to_lowercase();
     let (unit, reference) = text.split_once(" since ")?;
     let unit = match unit.trim() {
@@ -91,13 +111,13 @@ fn parse(text: &str) -> Option<Units> {
         "nanoseconds" | "nanosecond" | "ns" => [1.0, 1e9],
         _ => return None,
     };
-    let reference = parse_reference(reference.trim())?;
+    let reference = parse_reference(reference.trim(), mixed)?;
     Some(Units { unit, reference })
 }
 
 /// Parses a date with an optional time and zone, as seconds since 1970-01-01 UTC. Numbers need no
 /// leading zeros, as in `1992-10-8 15:15:42.5 -6:00`, the example of the conventions.
-fn parse_reference(text: &str) -> Option<f64> {
+fn parse_reference(text: &str, mixed: bool) -> Option<f64> {
     let (date, rest) = text.split_once(['t', ' ']).unwrap_or((text, ""));
     let zone = rest.find(['+', '-', 'z', 'u', 'g']).unwrap_or(rest.len());
     let (time, zone) = rest.split_at(zone);
@@ -115,10 +135,46 @@ fn parse_reference(text: &str) -> Option<f64> {
     };
     let [month, day, hour, minute, second] =
         [month, day, hour, minute, second].map(|number| i8::try_from(number).ok());
-    let civil = DateTime::new(year, month?, day?, hour?, minute?, second?, 0).ok()?;
+    let (month, day) = (month?, day?);
+    if mixed && (year, month, day) < (1582, 10, 15) {
+        let days = julian_days(year, month, day)?;
+        let clock = DateTime::new(1970, 1, 1, hour?, minute?, second?, 0).ok()?;
+        let offset = Offset::from_seconds(parse_zone(zone.trim())?).ok()?;
+        let seconds = offset.to_timestamp(clock).ok()?.as_second();
+        return Some((days * 86400 + seconds) as f64 + fraction);
+    }
+    let civil = DateTime::new(year, month, day, hour?, minute?, second?, 0).ok()?;
     let offset = Offset::from_seconds(parse_zone(zone.trim())?).ok()?;
     let timestamp = offset.to_timestamp(civil).ok()?;
     Some(timestamp.as_second() as f64 + fraction)
+}
+
+/// Days from 1970-01-01 to a date of the Julian calendar, from year 1 to 1582.
+fn julian_days(year: i16, month: i8, day: i8) -> Option<i64> {
+    let leap = year % 4 == 0;
+    let lengths = [
+        31,
+        28 + i64::from(leap),
+        31,
+        30,
+        31,
+        30,
+        31,
+        31,
+        30,
+        31,
+        30,
+        31,
+    ];
+    let before = usize::try_from(month).ok()?.checked_sub(1)?;
+    let length = *lengths.get(before)?;
+    if year < 1 || !(1..=length).contains(&i64::from(day)) {
+        return None;
+    }
+    let years = i64::from(year) - 1;
+    let months: i64 = lengths[..before].iter().sum();
+    // 0001-01-01 of this calendar is two days before that of the proleptic Gregorian one.
+    Some(years * 365 + years / 4 + months + i64::from(day) - 1 - 719_164)
 }
 
 /// Parses a zone, as its offset from UTC in seconds: nothing, `Z`, `UTC`, `GMT`, `+1`, `+01:30` or
@@ -172,9 +228,15 @@ mod tests {
             ("1992-10-8 15:15:42.5 -6:00", 718_578_942.5),
             ("2000-02-29 12:00:00", 951_825_600.0),
             ("1900-01-01 00:00:0.0", -2_208_988_800.0),
+            // Values of cftime for the calendar "standard", which is Julian before 1582-10-15.
+            ("1582-10-15", -12_219_292_800.0),
+            ("1582-10-04", -12_219_379_200.0),
+            ("0001-01-01", -62_135_769_600.0),
+            ("1-1-1 00:00:0.0", -62_135_769_600.0),
+            ("1500-02-29 06:00", -14_825_872_800.0),
         ] {
             assert_eq!(
-                parse(&format!("days since {text}")).map(|units| units.reference),
+                parse(&format!("days since {text}"), true).map(|units| units.reference),
                 Some(seconds),
                 "{text}"
             );
@@ -192,6 +254,8 @@ mod tests {
             "days since 2000-13-01",
             "days since 2000-01-01 25:00",
             "days since 2000-01-01 12:00 CET",
+            "days since 0000-01-01",
+            "days since 1401-02-29",
             "days since 2000-01-01 +1:2:3",
             "days since 2000-01-01 00:00:00 +123",
             "days since 2000-01",
@@ -203,14 +267,14 @@ mod tests {
             "dayssince 2000-01-01",
             "days since é000-01-01 é",
         ] {
-            assert_eq!(parse(text), None, "{text}");
+            assert_eq!(parse(text, true), None, "{text}");
         }
     }
 
     #[test]
     fn a_unit_has_its_length() {
         let second = |unit: &str, number: f64| {
-            let units = parse(&format!("{unit} since 1970-01-01")).unwrap();
+            let units = parse(&format!("{unit} since 1970-01-01"), true).unwrap();
             units.seconds(number)
         };
         for (unit, number) in [

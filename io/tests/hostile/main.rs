@@ -6,6 +6,7 @@
 
 mod memory;
 mod mutation;
+mod stores;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

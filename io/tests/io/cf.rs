@@ -297,7 +297,7 @@ fn times_that_are_not_understood_are_refused() {
     // The standard calendar is Julian before 1582-10-15.
     let error = refused(Some("days since 0001-01-01"), None);
     assert!(
-        error.contains("found calendar = \"standard\" with units"),
+        error.contains("found calendar = \"standard\" with times before 1582-10-15"),
         "{error}"
     );
 }

@@ -7,8 +7,10 @@ mod data_page;
 mod dataset;
 mod field_file;
 mod field_writer;
+mod formats;
 mod loader;
 mod statistics;
+mod xarray;
 
 use std::path::{Path, PathBuf};
 

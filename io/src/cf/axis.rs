@@ -1,0 +1,149 @@
+//! Recognition of coordinates: by `standard_name`, `axis` and `units` of the CF conventions (CF
+//! 1.11, section 4), then by usual names.
+
+use super::variable::Variable;
+
+/// The meaning of a coordinate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Axis {
+    Time,
+    Latitude,
+    Longitude,
+    Level,
+}
+
+const LATITUDES: [&str; 6] = [
+    "degrees_north",
+    "degree_north",
+    "degrees_n",
+    "degree_n",
+    "degreesn",
+    "degreen",
+];
+const LONGITUDES: [&str; 6] = [
+    "degrees_east",
+    "degree_east",
+    "degrees_e",
+    "degree_e",
+    "degreese",
+    "degreee",
+];
+const PRESSURES: [&str; 7] = ["pa", "hpa", "mbar", "millibar", "millibars", "mb", "dbar"];
+
+/// The axis that a coordinate variable describes.
+pub(crate) fn axis_of(variable: &Variable) -> Option<Axis> {
+    let lower = |attribute| variable.text(attribute).map(str::to_lowercase);
+    let units = lower("units").unwrap_or_default();
+    if let Some(name) = lower("standard_name") {
+        let level = [
+            "air_pressure",
+            "altitude",
+            "height",
+            "depth",
+            "model_level_number",
+        ];
+        return match name.as_str() {
+            "time" => Some(Axis::Time),
+            "latitude" => Some(Axis::Latitude),
+            "longitude" => Some(Axis::Longitude),
+            name if level.contains(&name) => Some(Axis::Level),
+            name if name.starts_with("atmosphere_") || name.starts_with("ocean_") => {
+                Some(Axis::Level)
+            }
+            // Rotated and projected coordinates have names of their own.
+            _ => None,
+        };
+    }
+    match lower("axis").as_deref() {
+        Some("t") => return Some(Axis::Time),
+        Some("z") => return Some(Axis::Level),
+        _ => {}
+    }
+    if LATITUDES.contains(&units.as_str()) {
+        return Some(Axis::Latitude);
+    }
+    if LONGITUDES.contains(&units.as_str()) {
+        return Some(Axis::Longitude);
+    }
+    if units.contains(" since ") {
+        return Some(Axis::Time);
+    }
+    let horizontal = ["", "degrees", "degree", "deg"].contains(&units.as_str());
+    match variable.name.to_lowercase().as_str() {
+        "lat" | "latitude" | "latitudes" | "nav_lat" if horizontal => Some(Axis::Latitude),
+        "lon" | "longitude" | "longitudes" | "nav_lon" if horizontal => Some(Axis::Longitude),
+        "time" | "times" | "t" | "valid_time" | "timestamp" | "time_index" | "date" | "dates"
+        | "datetime" => Some(Axis::Time),
+        "level" | "levels" | "lev" | "plev" | "pressure" | "pressure_level" | "isobaricinhpa"
+        | "height" | "depth" | "altitude" => Some(Axis::Level),
+        _ => {
+            let is_level = PRESSURES.contains(&units.as_str()) || lower("positive").is_some();
+            is_level.then_some(Axis::Level)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cf::variable::{Attribute, Kind};
+
+    fn axis(name: &str, attributes: &[(&str, &str)]) -> Option<Axis> {
+        let text = |(name, value): &(&str, &str)| {
+            ((*name).to_string(), Attribute::Text((*value).to_string()))
+        };
+        axis_of(&Variable {
+            name: name.into(),
+            dims: vec![name.into()],
+            shape: vec![3],
+            kind: Kind::Double,
+            width: 8,
+            attributes: attributes.iter().map(text).collect(),
+            chunk: None,
+        })
+    }
+
+    #[test]
+    fn coordinates_are_recognised_by_attributes_then_by_name() {
+        for (name, attributes, expected) in [
+            (
+                "FNOCX",
+                &[("units", "degrees_east")][..],
+                Some(Axis::Longitude),
+            ),
+            (
+                "y",
+                &[("standard_name", "latitude"), ("units", "degrees")],
+                Some(Axis::Latitude),
+            ),
+            ("latitude", &[], Some(Axis::Latitude)),
+            ("lat", &[("units", "m")], None),
+            ("x", &[("axis", "X"), ("units", "m")], None),
+            (
+                "lat",
+                &[("standard_name", "grid_latitude"), ("units", "degrees")],
+                None,
+            ),
+            (
+                "TIME",
+                &[("units", "hour since 1980-01-14 14:00:00")],
+                Some(Axis::Time),
+            ),
+            ("time_index", &[], Some(Axis::Time)),
+            (
+                "init",
+                &[("standard_name", "forecast_reference_time")],
+                None,
+            ),
+            (
+                "ZAXLEVITR",
+                &[("positive", "down"), ("units", "METERS")],
+                Some(Axis::Level),
+            ),
+            ("isobaric", &[("units", "hPa")], Some(Axis::Level)),
+            ("member", &[], None),
+        ] {
+            assert_eq!(axis(name, attributes), expected, "{name} {attributes:?}");
+        }
+    }
+}

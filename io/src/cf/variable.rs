@@ -1,0 +1,126 @@
+//! Variables of files and stores, and the containers that hold them.
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::path::Path;
+
+use ndarray::ArrayD;
+
+use crate::attributes::{Attributes, Numbers};
+use crate::{Error, Result};
+
+/// A variable: its shape, the names of its dims, and its attributes.
+#[derive(Clone, Debug)]
+pub(crate) struct Variable {
+    pub(crate) name: String,
+    /// The name of every dim; empty where it has none.
+    pub(crate) dims: Vec<String>,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) kind: Kind,
+    /// Bytes of a value.
+    pub(crate) width: usize,
+    pub(crate) attributes: Vec<(String, Attribute)>,
+    /// Extents of the pieces that are decoded as a whole, if there are any.
+    pub(crate) chunk: Option<Vec<usize>>,
+}
+
+/// The type of the values of a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Numbers in single precision.
+    Single,
+    /// Numbers of other types, which are read in double precision.
+    Double,
+    /// No numbers.
+    Other,
+}
+
+/// The value of an attribute.
+#[derive(Clone, Debug)]
+pub(crate) enum Attribute {
+    Text(String),
+    Numbers(Numbers),
+    Other,
+}
+
+impl Variable {
+    /// Text of an attribute, if it has any.
+    pub(crate) fn text(&self, attribute: &str) -> Option<&str> {
+        match self.attribute(attribute)? {
+            Attribute::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    fn attribute(&self, attribute: &str) -> Option<&Attribute> {
+        let mut attributes = self.attributes.iter();
+        let (_, value) = attributes.find(|(name, _)| name == attribute)?;
+        Some(value)
+    }
+}
+
+/// The attributes of a variable in the file or store at a path.
+pub(crate) struct VariableAttributes<'a>(pub(crate) &'a Path, pub(crate) &'a Variable);
+
+impl Attributes for VariableAttributes<'_> {
+    fn path(&self) -> &Path {
+        self.0
+    }
+
+    fn name(&self) -> &str {
+        &self.1.name
+    }
+
+    fn text(&self, attribute: &str) -> Result<Option<String>> {
+        match self.1.attribute(attribute) {
+            None => Ok(None),
+            Some(Attribute::Text(text)) => Ok(Some(text.clone())),
+            Some(other) => Err(self.refused(attribute, &format!("{other:?}"), "text")),
+        }
+    }
+
+    fn numbers(&self, attribute: &str) -> Result<Option<Numbers>> {
+        match self.1.attribute(attribute) {
+            None => Ok(None),
+            Some(Attribute::Numbers(numbers)) => Ok(Some(numbers.clone())),
+            Some(other) => Err(self.refused(attribute, &format!("{other:?}"), "numbers")),
+        }
+    }
+}
+
+/// A file or store of variables in one format. Messages of errors do not repeat the path.
+pub(crate) trait Container: Debug + Send + Sync {
+    fn path(&self) -> &Path;
+
+    fn variables(&self) -> &[Variable];
+
+    /// Names of members that cannot be read, with the reason.
+    fn unreadable(&self) -> &[(String, String)];
+
+    /// Reads a box of a variable of [`Kind::Single`].
+    fn single(&self, variable: usize, cells: &[Range<usize>]) -> Result<ArrayD<f32>, String>;
+
+    /// Reads a box of a variable of numbers.
+    fn double(&self, variable: usize, cells: &[Range<usize>]) -> Result<ArrayD<f64>, String>;
+
+    /// Bytes taken from the file or store so far.
+    fn fetched(&self) -> u64;
+
+    /// A size and a checksum by which ranks compare the data.
+    fn fingerprint(&self) -> Result<(u64, u32)>;
+}
+
+/// The error of a container for a box of a variable.
+pub(crate) fn error_at(
+    container: &dyn Container,
+    variable: &str,
+    cells: &[Range<usize>],
+    cause: &str,
+) -> Error {
+    Error::Data {
+        path: container.path().into(),
+        dataset: variable.into(),
+        cells: format!("{cells:?}"),
+        cause: format!("{cause}; is the file damaged?"),
+    }
+}

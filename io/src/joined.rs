@@ -1,0 +1,140 @@
+//! Several files or stores as one time axis.
+
+use std::ops::Range;
+use std::path::Path;
+
+use ndarray::{Array4, s};
+
+use crate::fields::check_box;
+use crate::{Error, Fields, Gaps, Grid, Result, Traffic, times};
+
+/// Parts of a time axis, one after another.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    parts: Vec<Box<dyn Fields>>,
+    times: Vec<f64>,
+}
+
+impl Joined {
+    /// Joins parts in the order of their times.
+    ///
+    /// # Errors
+    /// No part; other channels or another grid than in the first; times that overlap.
+    pub(crate) fn new(mut parts: Vec<Box<dyn Fields>>) -> Result<Self> {
+        let start = |part: &dyn Fields| part.times().first().copied().unwrap_or(f64::INFINITY);
+        parts.sort_by(|one, other| start(one).total_cmp(&start(other)));
+        let Some(first) = parts.first() else {
+            return Err(Error::argument(
+                "files",
+                0,
+                "at least one field file or store",
+            ));
+        };
+        for part in &parts[1..] {
+            let differs = |what, found, expected| {
+                Err(Error::Differs {
+                    path: part.path().into(),
+                    what,
+                    found,
+                    expected,
+                    reference: first.path().into(),
+                })
+            };
+            if part.channels() != first.channels() {
+                let [found, expected] = [part, first].map(|part| format!("{:?}", part.channels()));
+                return differs("channels", found, expected);
+            }
+            if !part.grid().agrees_with(first.grid()) {
+                let [found, expected] = [part, first].map(|part| part.grid().to_string());
+                return differs("grid", found, expected);
+            }
+        }
+        for pair in parts.windows(2) {
+            if let (Some(last), Some(next)) = (pair[0].times().last(), pair[1].times().first())
+                && next <= last
+            {
+                return Err(Error::Differs {
+                    path: pair[1].path().into(),
+                    what: "first time",
+                    found: format!("{next} s"),
+                    expected: format!("a time after the last one, {last} s,"),
+                    reference: pair[0].path().into(),
+                });
+            }
+        }
+        let times = parts
+            .iter()
+            .flat_map(|part| part.times())
+            .copied()
+            .collect();
+        Ok(Self { parts, times })
+    }
+
+    fn first(&self) -> &dyn Fields {
+        &self.parts[0]
+    }
+}
+
+impl Fields for Joined {
+    fn path(&self) -> &Path {
+        self.first().path()
+    }
+
+    fn times(&self) -> &[f64] {
+        &self.times
+    }
+
+    fn channels(&self) -> &[String] {
+        self.first().channels()
+    }
+
+    fn grid(&self) -> &Grid {
+        self.first().grid()
+    }
+
+    fn gaps(&self) -> Gaps {
+        self.first().gaps()
+    }
+
+    fn time_step(&self) -> Result<f64> {
+        times::step(self.path(), "time", &self.times, self.gaps())
+    }
+
+    fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {
+        check_box(self, "/", &cells)?;
+        let mut values = Array4::zeros(cells.each_ref().map(ExactSizeIterator::len));
+        let [times, channels, rows, columns] = cells;
+        let mut first = 0;
+        for part in &self.parts {
+            let count = part.times().len();
+            let low = times.start.clamp(first, first + count);
+            let high = times.end.clamp(first, first + count);
+            if low < high {
+                let range = low - first..high - first;
+                let ranges = [range, channels.clone(), rows.clone(), columns.clone()];
+                let places = low - times.start..high - times.start;
+                values
+                    .slice_mut(s![places, .., .., ..])
+                    .assign(&part.read(ranges)?);
+            }
+            first += count;
+        }
+        Ok(values)
+    }
+
+    fn traffic(&self) -> Traffic {
+        let traffic = self.parts.iter().map(|part| part.traffic());
+        traffic.fold(Traffic::default(), |sum, part| sum + part)
+    }
+
+    fn fingerprint(&self) -> Result<(u64, u32)> {
+        let mut total = 0;
+        let mut hasher = crc32fast::Hasher::new();
+        for part in &self.parts {
+            let (size, sum) = part.fingerprint()?;
+            total += size;
+            hasher.update(&sum.to_le_bytes());
+        }
+        Ok((total, hasher.finalize()))
+    }
+}

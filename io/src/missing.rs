@@ -1,0 +1,31 @@
+use burn::config::Config;
+
+/// Handling of missing values: NaN, infinite values, and those equal to the `_FillValue` or a
+/// `missing_value` of the file.
+///
+/// # Example
+/// ```
+/// use halocline_io::ndarray::Array3;
+/// use halocline_io::{FieldFile, FieldWriter, Grid, Missing, WriterConfig};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("sst.h5");
+/// let grid = Grid::cell_centred(2, 4)?;
+/// let mut writer = FieldWriter::create(&path, &grid, &["sst"], &WriterConfig::new())?;
+/// writer.append(0.0, Array3::from_elem((1, 2, 4), f32::NAN).view())?; // land
+/// writer.finish()?;
+///
+/// let cells = || [0..1, 0..1, 0..2, 0..4];
+/// let file = FieldFile::open(&path)?;
+/// assert!(file.read(cells()).is_err());
+/// let file = file.with_missing(Missing::Allow);
+/// assert!(file.read(cells())?[[0, 0, 1, 3]].is_nan());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
+pub enum Missing {
+    /// Reading one is an error that names its index. The default everywhere.
+    Reject,
+    /// They are read as NaN (infinite values as they are), and statistics leave NaN out.
+    Allow,
+}

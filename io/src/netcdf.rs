@@ -1,0 +1,237 @@
+//! NetCDF files: the classic formats (NetCDF-3, CDF-5), and NetCDF-4.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hdf5_reader::Hdf5File;
+use ndarray::ArrayD;
+use netcdf_reader::{
+    NcAttrValue, NcFile, NcFormat, NcOpenOptions, NcSliceInfo, NcSliceInfoElem, NcType, NcVariable,
+    Storage, StorageBuffer,
+};
+
+use crate::alike::fingerprint;
+use crate::attributes::Numbers;
+use crate::cf::variable::{Attribute, Container, Kind, Variable};
+use crate::{Error, Result};
+
+/// Largest number of values of an attribute that is kept.
+const MAX_VALUES: usize = 64;
+
+/// The variables of the root group of a NetCDF file.
+pub(crate) struct NetCdf {
+    path: PathBuf,
+    file: NcFile,
+    bytes: Arc<CountedFile>,
+    variables: Vec<Variable>,
+}
+
+impl std::fmt::Debug for NetCdf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NetCdf")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+impl NetCdf {
+    /// Opens a file and reads its header.
+    ///
+    /// # Errors
+    /// A file that is not NetCDF or is truncated; an extent that a file of its size cannot hold.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let unreadable = |cause: String| Error::Unreadable {
+            path: path.into(),
+            format: "NetCDF file",
+            cause,
+        };
+        let bytes = CountedFile::open(path).map_err(|e| Error::io(path, e))?;
+        let bytes = Arc::new(bytes);
+        let options = NcOpenOptions::default();
+        let file = NcFile::from_storage_with_options(bytes.clone(), options)
+            .map_err(|e| unreadable(e.to_string()))?;
+        let is_hdf5 = matches!(file.format(), NcFormat::Nc4 | NcFormat::Nc4Classic);
+        let hdf5 = is_hdf5
+            .then(|| Hdf5File::from_storage(bytes.clone()))
+            .transpose();
+        let hdf5 = hdf5.map_err(|e| unreadable(e.to_string()))?;
+        let mut variables = Vec::new();
+        for found in file.variables().map_err(|e| unreadable(e.to_string()))? {
+            let shape = found.shape();
+            // Each index has some bytes.
+            if let Some(extent) = shape.iter().find(|extent| **extent > bytes.size) {
+                let found_text = format!("{shape:?}, with an extent of {extent}");
+                let expected = format!("extents that a file of {} bytes can hold", bytes.size);
+                return Err(Error::shape(path, found.name(), found_text, expected));
+            }
+            let chunk = hdf5
+                .as_ref()
+                .and_then(|file| file.dataset(found.name()).ok()?.chunks());
+            variables.push(variable(found, chunk));
+        }
+        Ok(Self {
+            path: path.into(),
+            file,
+            bytes,
+            variables,
+        })
+    }
+
+    fn slice(&self, cells: &[Range<usize>]) -> NcSliceInfo {
+        let range = |range: &Range<usize>| NcSliceInfoElem::Slice {
+            start: range.start as u64,
+            end: range.end as u64,
+            step: 1,
+        };
+        NcSliceInfo {
+            selections: cells.iter().map(range).collect(),
+        }
+    }
+}
+
+impl Container for NetCdf {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn variables(&self) -> &[Variable] {
+        &self.variables
+    }
+
+    fn unreadable(&self) -> &[(String, String)] {
+        &[]
+    }
+
+    fn single(&self, variable: usize, cells: &[Range<usize>]) -> Result<ArrayD<f32>, String> {
+        let name = &self.variables[variable].name;
+        let read = self
+            .file
+            .read_variable_slice::<f32>(name, &self.slice(cells));
+        shaped(read.map_err(|e| e.to_string())?, cells)
+    }
+
+    fn double(&self, variable: usize, cells: &[Range<usize>]) -> Result<ArrayD<f64>, String> {
+        let name = &self.variables[variable].name;
+        let read = match cells.is_empty() {
+            true => self.file.read_variable_as_f64(name),
+            false => self
+                .file
+                .read_variable_slice_as_f64(name, &self.slice(cells)),
+        };
+        shaped(read.map_err(|e| e.to_string())?, cells)
+    }
+
+    fn fetched(&self) -> u64 {
+        self.bytes.fetched.load(Ordering::Relaxed)
+    }
+
+    fn fingerprint(&self) -> Result<(u64, u32)> {
+        fingerprint(&self.path)
+    }
+}
+
+/// Checks the shape of a box that was read.
+fn shaped<T>(values: ArrayD<T>, cells: &[Range<usize>]) -> Result<ArrayD<T>, String> {
+    let extents: Vec<usize> = cells.iter().map(ExactSizeIterator::len).collect();
+    if values.shape() == extents {
+        return Ok(values);
+    }
+    Err(format!("{:?} values of {extents:?}", values.shape()))
+}
+
+fn variable(found: &NcVariable, chunk: Option<Vec<u32>>) -> Variable {
+    let (kind, width) = match found.dtype() {
+        NcType::Float => (Kind::Single, 4),
+        NcType::Double | NcType::Int64 | NcType::UInt64 => (Kind::Double, 8),
+        NcType::Int | NcType::UInt => (Kind::Double, 4),
+        NcType::Short | NcType::UShort => (Kind::Double, 2),
+        NcType::Byte | NcType::UByte => (Kind::Double, 1),
+        _ => (Kind::Other, 1),
+    };
+    let shape: Vec<usize> = found
+        .shape()
+        .iter()
+        .map(|&extent| extent as usize)
+        .collect();
+    let chunk = chunk.filter(|chunk| chunk.len() == shape.len());
+    Variable {
+        name: found.name().into(),
+        dims: found
+            .dimensions()
+            .iter()
+            .map(|dim| dim.name.clone())
+            .collect(),
+        kind,
+        width,
+        attributes: found
+            .attributes()
+            .iter()
+            .map(|attribute| (attribute.name.clone(), value(&attribute.value)))
+            .collect(),
+        chunk: chunk.map(|chunk| chunk.iter().map(|&extent| extent as usize).collect()),
+        shape,
+    }
+}
+
+fn value(value: &NcAttrValue) -> Attribute {
+    if let Some(text) = value.as_string() {
+        return Attribute::Text(text.trim_end_matches('\0').into());
+    }
+    let values = value.as_f64_vec();
+    match values.filter(|values| (1..=MAX_VALUES).contains(&values.len())) {
+        Some(values) => Attribute::Numbers(Numbers {
+            values,
+            single: matches!(value, NcAttrValue::Floats(_)),
+        }),
+        None => Attribute::Other,
+    }
+}
+
+/// A file that counts the bytes that are read.
+#[derive(Debug)]
+struct CountedFile {
+    file: Mutex<File>,
+    size: u64,
+    fetched: AtomicU64,
+}
+
+impl CountedFile {
+    fn open(path: &Path) -> std::io::Result<Self> {
+        let file = File::open(path)?;
+        Ok(Self {
+            size: file.metadata()?.len(),
+            file: Mutex::new(file),
+            fetched: AtomicU64::new(0),
+        })
+    }
+}
+
+impl Storage for CountedFile {
+    fn len(&self) -> u64 {
+        self.size
+    }
+
+    fn read_range(&self, offset: u64, len: usize) -> hdf5_reader::error::Result<StorageBuffer> {
+        // Memory is taken by the size of the file, not by a number in it.
+        if offset
+            .checked_add(len as u64)
+            .is_none_or(|end| end > self.size)
+        {
+            return Err(hdf5_reader::error::Error::UnexpectedEof {
+                offset,
+                needed: len as u64,
+                available: self.size.saturating_sub(offset),
+            });
+        }
+        let mut bytes = vec![0; len];
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.seek(SeekFrom::Start(offset))?;
+        file.read_exact(&mut bytes)?;
+        self.fetched.fetch_add(len as u64, Ordering::Relaxed);
+        Ok(StorageBuffer::from_vec(bytes))
+    }
+}

@@ -1,0 +1,159 @@
+//! Opening fields of any format.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+
+use burn::config::Config;
+
+use crate::cf::CfFields;
+use crate::cf::variable::Container;
+use crate::field_file::is_field_file;
+use crate::joined::Joined;
+use crate::netcdf::NetCdf;
+use crate::selected::Selected;
+use crate::zarr::{self, ZarrStore};
+use crate::{Error, FieldFile, Fields, Gaps, Missing, Result};
+
+/// Opens a field file, a Zarr store or a NetCDF file. The content tells which it is, not the name.
+///
+/// # Errors
+/// Those of [`OpenConfig::open`].
+///
+/// # Example
+/// ```no_run
+/// let fields = halocline_io::open("era5.zarr")?;
+/// println!("{:?} on {}", fields.channels(), fields.grid());
+/// # Ok::<(), halocline_io::Error>(())
+/// ```
+pub fn open(path: impl AsRef<Path>) -> Result<Box<dyn Fields>> {
+    OpenConfig::new().open(path)
+}
+
+/// Choices for opening fields: channels, missing values, gaps in time, units of time.
+///
+/// # Example
+/// ```
+/// use halocline_io::ndarray::Array3;
+/// use halocline_io::{FieldWriter, Fields, Grid, OpenConfig, WriterConfig};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("2018.h5");
+/// let grid = Grid::cell_centred(4, 8)?;
+/// let channels = ["z@850", "z@500", "t2m"];
+/// let mut writer = FieldWriter::create(&path, &grid, &channels, &WriterConfig::new())?;
+/// writer.append(0.0, Array3::from_shape_fn((3, 4, 8), |(channel, _, _)| channel as f32).view())?;
+/// writer.finish()?;
+///
+/// let fields = OpenConfig::of_channels(&["t2m", "z@850"]).open(&path)?;
+/// assert_eq!(fields.channels(), ["t2m", "z@850"]);
+/// assert_eq!(fields.read([0..1, 0..2, 0..1, 0..1])?[[0, 0, 0, 0]], 2.0);
+/// // Without a level, all of them.
+/// let fields = OpenConfig::of_channels(&["z"]).open(&path)?;
+/// assert_eq!(fields.channels(), ["z@850", "z@500"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Config, Debug)]
+pub struct OpenConfig {
+    /// The names of the channels, in the order in which they are read: a variable, one level of it
+    /// as `z@500`, or all its levels as `z`. Default all channels, in the order of the file.
+    pub channels: Option<Vec<String>>,
+    /// Handling of missing values.
+    #[config(default = "Missing::Reject")]
+    pub missing: Missing,
+    /// Handling of uneven time steps.
+    #[config(default = "Gaps::Reject")]
+    pub gaps: Gaps,
+    /// Units of the time axis of Zarr stores and NetCDF files, such as `hours since 1940-01-01`, in
+    /// place of those in the file.
+    pub time_units: Option<String>,
+}
+
+impl OpenConfig {
+    /// The default choices, with these channels.
+    pub fn of_channels(channels: &[impl AsRef<str>]) -> Self {
+        let names = channels.iter().map(|name| name.as_ref().to_owned());
+        Self::new().with_channels(Some(names.collect()))
+    }
+
+    /// Opens a field file, a Zarr store or a NetCDF file. The content tells which it is.
+    ///
+    /// Every variable on the dims of a latitude and a longitude is a channel, and so is every level
+    /// of a variable with one more dim; those on another grid or time axis than the first are not.
+    /// A variable without a time is the same at all times. Without any time, a file has one time,
+    /// that of its scalar coordinate or else zero.
+    ///
+    /// # Errors
+    /// A path that does not exist; a file or folder of no format above, or damaged; no such
+    /// channel; coordinates that are no grid; times that do not rise, or whose units or calendar
+    /// are not supported.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Box<dyn Fields>> {
+        let path = path.as_ref();
+        let fields: Box<dyn Fields> = match format(path)? {
+            Format::FieldFile => {
+                let file = FieldFile::open(path)?;
+                Box::new(file.with_missing(self.missing).with_gaps(self.gaps))
+            }
+            Format::Zarr => Box::new(self.cf(Box::new(ZarrStore::open(path)?))?),
+            Format::NetCdf => Box::new(self.cf(Box::new(NetCdf::open(path)?))?),
+        };
+        match &self.channels {
+            Some(channels) => Ok(Box::new(Selected::new(fields, channels)?)),
+            None => Ok(fields),
+        }
+    }
+
+    /// Opens several files or stores as one time axis, in the order of their times.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open); no path; other channels or another grid than in the first;
+    /// times that overlap.
+    pub fn open_joined(&self, paths: &[impl AsRef<Path>]) -> Result<Box<dyn Fields>> {
+        let parts = paths
+            .iter()
+            .map(|path| self.open(path))
+            .collect::<Result<_>>()?;
+        Ok(Box::new(Joined::new(parts)?))
+    }
+
+    fn cf(&self, container: Box<dyn Container>) -> Result<CfFields> {
+        let (chosen, units) = (self.channels.as_deref(), self.time_units.as_deref());
+        CfFields::new(container, chosen, units, self.missing, self.gaps)
+    }
+}
+
+/// The formats, by their reader.
+enum Format {
+    FieldFile,
+    Zarr,
+    NetCdf,
+}
+
+/// Recognises the format of a file or folder by its content.
+fn format(path: &Path) -> Result<Format> {
+    let found = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
+    if found.is_dir() {
+        if zarr::is_group(path) {
+            return Ok(Format::Zarr);
+        }
+        let cause = "it is a folder without the metadata of a Zarr group (zarr.json or .zgroup); \
+                     expected a Zarr store, a NetCDF file or a field file";
+        let error = std::io::Error::new(ErrorKind::IsADirectory, cause);
+        return Err(Error::io(path, error));
+    }
+    // Opening a pipe without a writer never ends.
+    if !found.is_file() {
+        return FieldFile::open(path).map(|_| Format::FieldFile);
+    }
+    let mut magic = Vec::new();
+    let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    file.take(8)
+        .read_to_end(&mut magic)
+        .map_err(|e| Error::io(path, e))?;
+    match &magic[..] {
+        [b'C', b'D', b'F', 1 | 2 | 5, ..] => Ok(Format::NetCdf),
+        b"\x89HDF\r\n\x1a\n" if !is_field_file(path) => Ok(Format::NetCdf),
+        // HDF5, after a block of the user, or an error of its own.
+        _ => Ok(Format::FieldFile),
+    }
+}

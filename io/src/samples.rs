@@ -1,0 +1,97 @@
+//! The times of samples on a time axis.
+
+use crate::Gaps;
+use crate::times::close;
+
+/// The indices of the present and of the target of a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SampleTimes {
+    pub(crate) present: usize,
+    pub(crate) target: usize,
+}
+
+/// The distance from the present to the target.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Lead {
+    /// A number of times of the axis.
+    Steps(usize),
+    /// Seconds.
+    Time(f64),
+}
+
+/// The samples of a time axis of rising `times` with a usual `step`, in their order.
+pub(crate) fn samples(
+    times: &[f64],
+    step: f64,
+    history: usize,
+    lead: Lead,
+    gaps: Gaps,
+) -> Vec<SampleTimes> {
+    let sample = |present: usize| {
+        let target = match lead {
+            Lead::Steps(steps) => present.checked_add(steps),
+            Lead::Time(seconds) => {
+                let target = times.partition_point(|&time| {
+                    let lead = time - times[present];
+                    lead < seconds && !close(lead, seconds, step)
+                });
+                let reached = |&index: &usize| close(times[index] - times[present], seconds, step);
+                (target < times.len()).then_some(target).filter(reached)
+            }
+        }?;
+        let first = present - (history - 1);
+        // A target by time may lie beyond a gap.
+        let last = match lead {
+            Lead::Steps(_) => target,
+            Lead::Time(_) => present,
+        };
+        let mut steps = times.get(first..=last)?.windows(2);
+        let even = gaps != Gaps::Skip || steps.all(|pair| close(pair[1] - pair[0], step, step));
+        even.then_some(SampleTimes { present, target })
+    };
+    (history - 1..times.len()).filter_map(sample).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(times: &[f64], history: usize, lead: Lead, gaps: Gaps) -> Vec<(usize, usize)> {
+        let samples = samples(times, 6.0, history, lead, gaps);
+        let pair = |sample: SampleTimes| (sample.present, sample.target);
+        samples.into_iter().map(pair).collect()
+    }
+
+    #[test]
+    fn even_axes_count_steps() {
+        let times = [0.0, 6.0, 12.0, 18.0];
+        let steps = |history, lead| pairs(&times, history, Lead::Steps(lead), Gaps::Reject);
+        assert_eq!(steps(1, 1), [(0, 1), (1, 2), (2, 3)]);
+        assert_eq!(steps(2, 2), [(1, 3)]);
+        assert_eq!(steps(2, 0), [(1, 1), (2, 2), (3, 3)]);
+        assert_eq!(steps(3, 2), []);
+        assert_eq!(steps(5, 0), []);
+        assert_eq!(steps(1, usize::MAX), []);
+        let time = |hours| pairs(&times, 1, Lead::Time(hours), Gaps::Reject);
+        assert_eq!(time(12.0), [(0, 2), (1, 3)]);
+        assert_eq!(time(0.0), [(0, 0), (1, 1), (2, 2), (3, 3)]);
+        assert_eq!(time(7.0), []);
+    }
+
+    #[test]
+    fn gaps_are_left_out_or_counted() {
+        let times = [0.0, 6.0, 12.0, 24.0, 30.0];
+        let steps = |history, gaps| pairs(&times, history, Lead::Steps(1), gaps);
+        assert_eq!(steps(1, Gaps::Skip), [(0, 1), (1, 2), (3, 4)]);
+        assert_eq!(steps(2, Gaps::Skip), [(1, 2)]);
+        assert_eq!(steps(2, Gaps::Allow), [(1, 2), (2, 3), (3, 4)]);
+        // By time, a target beyond the gap is a target.
+        let time = |history, gaps| pairs(&times, history, Lead::Time(12.0), gaps);
+        assert_eq!(time(1, Gaps::Skip), [(0, 2), (2, 3)]);
+        assert_eq!(time(2, Gaps::Allow), [(2, 3)]);
+        assert_eq!(
+            pairs(&times, 1, Lead::Time(18.0), Gaps::Allow),
+            [(1, 3), (2, 4)]
+        );
+    }
+}

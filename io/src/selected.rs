@@ -1,0 +1,111 @@
+//! Fields with channels chosen by name.
+
+use std::ops::Range;
+use std::path::Path;
+
+use ndarray::{Array4, s};
+
+use crate::cf::base;
+use crate::fields::check_box;
+use crate::{Error, Fields, Gaps, Grid, Result, Traffic};
+
+/// Some channels of fields, in an order of their own.
+#[derive(Debug)]
+pub(crate) struct Selected {
+    fields: Box<dyn Fields>,
+    names: Vec<String>,
+    /// The index of every channel in `fields`.
+    indices: Vec<usize>,
+}
+
+impl Selected {
+    /// Chooses channels by name. A variable without a level stands for all its levels.
+    ///
+    /// # Errors
+    /// No channels, one chosen twice, or one that is not there.
+    pub(crate) fn new(fields: Box<dyn Fields>, chosen: &[String]) -> Result<Self> {
+        let names = fields.channels();
+        let error = |got: String| {
+            let path = fields.path().display();
+            let expected = format!("channels of {path}, each once: {}", names.join(", "));
+            Err(Error::argument("channels", got, expected))
+        };
+        let mut indices = Vec::new();
+        for chosen in chosen {
+            let found = find(names, chosen);
+            if found.is_empty() || found.iter().any(|index| indices.contains(index)) {
+                return error(chosen.clone());
+            }
+            indices.extend(found);
+        }
+        if indices.is_empty() {
+            return error("none".into());
+        }
+        Ok(Self {
+            names: indices.iter().map(|&index| names[index].clone()).collect(),
+            indices,
+            fields,
+        })
+    }
+}
+
+/// The indices of the channels that a name stands for.
+fn find(names: &[String], chosen: &str) -> Vec<usize> {
+    if let Some(index) = names.iter().position(|name| name == chosen) {
+        return vec![index];
+    }
+    let is_level = |&index: &usize| names[index].contains('@') && base(&names[index]) == chosen;
+    (0..names.len()).filter(is_level).collect()
+}
+
+impl Fields for Selected {
+    fn path(&self) -> &Path {
+        self.fields.path()
+    }
+
+    fn times(&self) -> &[f64] {
+        self.fields.times()
+    }
+
+    fn channels(&self) -> &[String] {
+        &self.names
+    }
+
+    fn grid(&self) -> &Grid {
+        self.fields.grid()
+    }
+
+    fn gaps(&self) -> Gaps {
+        self.fields.gaps()
+    }
+
+    fn time_step(&self) -> Result<f64> {
+        self.fields.time_step()
+    }
+
+    fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {
+        check_box(self, "/", &cells)?;
+        let mut values = Array4::zeros(cells.each_ref().map(ExactSizeIterator::len));
+        let [times, channels, rows, columns] = cells;
+        // Neighbours in the file are read together.
+        let mut place = 0;
+        for run in self.indices[channels].chunk_by(|one, next| one + 1 == *next) {
+            let range = run[0]..run[0] + run.len();
+            let ranges = [times.clone(), range, rows.clone(), columns.clone()];
+            let places = place..place + run.len();
+            values
+                .slice_mut(s![.., places, .., ..])
+                .assign(&self.fields.read(ranges)?);
+            place += run.len();
+        }
+        Ok(values)
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.fields.traffic()
+    }
+
+    fn fingerprint(&self) -> Result<(u64, u32)> {
+        self.fields.fingerprint()
+    }
+}

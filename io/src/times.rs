@@ -1,0 +1,129 @@
+//! Steps of a time axis.
+
+use std::path::Path;
+
+use burn::config::Config;
+
+use crate::{Error, Result};
+
+/// Largest difference between two steps of an even time axis, as a fraction of the step.
+const TOLERANCE: f64 = 1e-4;
+
+/// Handling of a time axis whose steps differ.
+///
+/// # Example
+/// ```
+/// use halocline_io::ndarray::Array3;
+/// use halocline_io::{
+///     DatasetConfig, FieldDataset, FieldWriter, Gaps, Grid, WriterConfig,
+/// };
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("2018.h5");
+/// let grid = Grid::cell_centred(2, 4)?;
+/// let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
+/// for hour in [0.0, 6.0, 12.0, 24.0, 30.0] {
+///     writer.append(hour * 3600.0, Array3::zeros((1, 2, 4)).view())?; // no field at 18 h
+/// }
+/// writer.finish()?;
+///
+/// let open = |gaps| {
+///     FieldDataset::open(&[&path], &DatasetConfig::new().with_gaps(gaps))
+/// };
+/// assert!(open(Gaps::Reject).is_err());
+/// // 0 to 6, 6 to 12 and 24 to 30 h.
+/// assert_eq!(open(Gaps::Skip)?.len(), 3);
+/// // 12 to 24 h too.
+/// let dataset = open(Gaps::Allow)?;
+/// let sample = dataset.sample(2)?;
+/// assert_eq!((dataset.len(), sample.time, sample.lead), (4, 12.0 * 3600.0, 12.0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
+pub enum Gaps {
+    /// An uneven step is an error that names the time after it. The default everywhere.
+    Reject,
+    /// The time step is the most frequent one. Samples and increments that would span another step
+    /// are left out.
+    Skip,
+    /// Samples and increments count times, whatever the steps between them. The time step is the
+    /// most frequent one, and zero for a single time.
+    Allow,
+}
+
+/// Checks that times are finite and rise. `dataset` is their name in the file.
+pub(crate) fn check_rising(path: &Path, dataset: &str, times: &[f64]) -> Result<()> {
+    let mut before = f64::NEG_INFINITY;
+    for (index, &time) in times.iter().enumerate() {
+        if !time.is_finite() || time <= before {
+            return Err(Error::Value {
+                path: path.into(),
+                dataset: dataset.into(),
+                index: vec![index],
+                found: time.to_string(),
+                expected: format!("a time after {before}, in seconds"),
+            });
+        }
+        before = time;
+    }
+    Ok(())
+}
+
+/// The step of a time axis, in seconds.
+///
+/// # Errors
+/// Fewer than two times, unless they are allowed; steps that differ, if they are rejected.
+pub(crate) fn step(path: &Path, dataset: &str, times: &[f64], gaps: Gaps) -> Result<f64> {
+    let steps = || times.windows(2).map(|pair| pair[1] - pair[0]);
+    let Some(first) = steps().next() else {
+        if gaps == Gaps::Allow {
+            return Ok(0.0);
+        }
+        let found = format!("{:?}", [times.len()]);
+        return Err(Error::shape(path, dataset, found, "at least two times"));
+    };
+    if gaps != Gaps::Reject {
+        return Ok(most_frequent(steps().collect()));
+    }
+    let uneven = steps().position(|step| !close(step, first, first));
+    let Some(index) = uneven else {
+        return Ok(first);
+    };
+    Err(Error::Value {
+        path: path.into(),
+        dataset: dataset.into(),
+        index: vec![index + 1],
+        found: format!("a time step of {} s", times[index + 1] - times[index]),
+        expected: format!(
+            "{first} s, as at the beginning of the file; write each stretch of equal steps into a \
+             file of its own, of which a FieldDataset takes several, or choose Gaps::Skip or \
+             Gaps::Allow"
+        ),
+    })
+}
+
+/// Whether two differences of times are equal, up to the tolerance of a step.
+pub(crate) fn close(one: f64, other: f64, step: f64) -> bool {
+    (one - other).abs() <= TOLERANCE * step
+}
+
+/// The most frequent step, the shortest of those that are equally frequent.
+fn most_frequent(mut steps: Vec<f64>) -> f64 {
+    steps.sort_by(f64::total_cmp);
+    let runs = steps.chunk_by(|one, other| close(*one, *other, *one));
+    let longest = runs.rev().max_by_key(|run| run.len());
+    longest.map_or(0.0, |run| run[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usual_step_is_the_most_frequent() {
+        assert_eq!(most_frequent(vec![8.0, 7.0, 7.0, 8.0, 7.0]), 7.0);
+        assert_eq!(most_frequent(vec![12.0, 6.0, 6.0, 12.0]), 6.0);
+        assert_eq!(most_frequent(vec![5.0]), 5.0);
+        assert_eq!(most_frequent(vec![]), 0.0);
+    }
+}

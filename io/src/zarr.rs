@@ -1,0 +1,448 @@
+//! Zarr stores in a folder, versions 2 and 3.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ndarray::ArrayD;
+use serde_json::Value;
+use zarrs::array::{Array, ArrayShardedExt, ArraySubset, Element, ElementOwned};
+use zarrs::storage::byte_range::{ByteRange, ByteRangeIterator};
+use zarrs::storage::{Bytes, MaybeBytesIterator, ReadableStorageTraits, StorageError, StoreKey};
+
+use crate::alike::fingerprint;
+use crate::attributes::Numbers;
+use crate::cf::variable::{Attribute, Container, Kind, Variable};
+use crate::{Error, Result};
+
+/// Largest size of a file of metadata, in bytes.
+const MAX_METADATA: u64 = 1 << 24;
+/// Largest size of a decoded chunk, in bytes.
+const MAX_CHUNK: u64 = 1 << 31;
+/// Bytes that compressed data may claim beyond those of its chunk.
+const SLACK: u64 = 1 << 18;
+/// Files that say that a folder is a Zarr group.
+const GROUPS: [&str; 4] = ["zarr.json", ".zgroup", ".zmetadata", ".zattrs"];
+
+/// A Zarr group in a folder.
+///
+/// The members are found by listing the folder, with or without consolidated metadata, which may be
+/// older than they are.
+#[derive(Debug)]
+pub(crate) struct ZarrStore {
+    folder: Arc<Folder>,
+    arrays: Vec<Array<Folder>>,
+    variables: Vec<Variable>,
+    unreadable: Vec<(String, String)>,
+}
+
+/// Whether a folder is a Zarr group.
+pub(crate) fn is_group(folder: &Path) -> bool {
+    GROUPS.iter().any(|name| folder.join(name).is_file())
+}
+
+impl ZarrStore {
+    /// Reads the metadata of the arrays of a group.
+    ///
+    /// # Errors
+    /// A folder that cannot be listed.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let entries = std::fs::read_dir(path).map_err(|e| Error::io(path, e))?;
+        let mut names = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|e| Error::io(path, e))?;
+            names.extend(entry.file_name().into_string());
+        }
+        // Folders are listed in any order.
+        names.sort();
+        let mut store = Self {
+            folder: Arc::new(Folder {
+                root: path.into(),
+                largest: AtomicU64::new(0),
+                fetched: AtomicU64::new(0),
+            }),
+            arrays: Vec::new(),
+            variables: Vec::new(),
+            unreadable: Vec::new(),
+        };
+        for name in names {
+            match store.member(&name) {
+                Ok(Some((array, variable))) => {
+                    store.arrays.push(array);
+                    store.variables.push(variable);
+                }
+                Ok(None) => {}
+                Err(cause) => store.unreadable.push((name, cause)),
+            }
+        }
+        Ok(store)
+    }
+
+    /// Opens a member of the group, if it is an array.
+    fn member(&self, name: &str) -> Result<Option<(Array<Folder>, Variable)>, String> {
+        let Some(metadata) = self.metadata(name)? else {
+            return Ok(None);
+        };
+        let array = Array::open(self.folder.clone(), &format!("/{name}")).map_err(text)?;
+        let (kind, width) = kind(&array, &metadata);
+        let shape: Vec<usize> = extents(array.shape())?;
+        let attributes = array.attributes();
+        let dims = match array.dimension_names() {
+            Some(dims) => dims
+                .iter()
+                .map(|dim| dim.clone().unwrap_or_default())
+                .collect(),
+            None => match attributes.get("_ARRAY_DIMENSIONS") {
+                Some(Value::Array(dims)) if dims.len() == shape.len() => {
+                    let name = |dim: &Value| dim.as_str().unwrap_or_default().to_owned();
+                    dims.iter().map(name).collect()
+                }
+                _ => vec![String::new(); shape.len()],
+            },
+        };
+        let mut attributes: Vec<(String, Attribute)> = attributes
+            .iter()
+            .map(|(name, value)| (name.clone(), attribute(name, value)))
+            .collect();
+        // In version 2, what chunks that are absent hold stands for missing values, as in xarray.
+        // Of a coordinate it does not: libraries write zero, which is a value.
+        let has_fill = attributes.iter().any(|(name, _)| name == "_FillValue");
+        if let Some(fill) = metadata.get("fill_value")
+            && metadata.get("zarr_format") == Some(&Value::from(2))
+            && shape.len() > 1
+            && !has_fill
+            && !fill.is_null()
+        {
+            attributes.push(("_FillValue".into(), attribute("_FillValue", fill)));
+        }
+        let grid = &metadata["chunk_grid"]["name"];
+        if !grid.is_null() && grid != "regular" {
+            return Err(format!("a chunk grid that is {grid}, expected \"regular\""));
+        }
+        let whole = array.chunk_shape(&vec![0; shape.len()]).map_err(text)?;
+        let part = array.effective_subchunk_shape();
+        // What is compressed is decoded as a whole.
+        let chunk = match part {
+            Some(part) if array.is_exclusively_sharded() => part,
+            _ => whole,
+        };
+        let chunk: Vec<u64> = chunk.iter().map(|extent| extent.get()).collect();
+        let bytes = chunk
+            .iter()
+            .try_fold(width as u64, |bytes, extent| bytes.checked_mul(*extent))
+            .filter(|bytes| *bytes <= MAX_CHUNK);
+        let Some(bytes) = bytes else {
+            return Err(format!(
+                "chunks of {chunk:?}, expected at most {MAX_CHUNK} bytes"
+            ));
+        };
+        self.folder.largest.fetch_max(bytes, Ordering::Relaxed);
+        let variable = Variable {
+            name: name.into(),
+            dims,
+            shape,
+            kind,
+            width,
+            attributes,
+            chunk: Some(extents(&chunk)?),
+        };
+        Ok(Some((array, variable)))
+    }
+
+    /// The metadata of a member, if it is an array.
+    fn metadata(&self, name: &str) -> Result<Option<Value>, String> {
+        for file in ["zarr.json", ".zarray"] {
+            let path = self.folder.root.join(name).join(file);
+            let Ok(found) = path.metadata() else {
+                continue;
+            };
+            if !found.is_file() || found.len() > MAX_METADATA {
+                return Err(format!(
+                    "{file} is no file, or larger than {MAX_METADATA} bytes"
+                ));
+            }
+            let bytes = std::fs::read(&path).map_err(text)?;
+            let value: Value = serde_json::from_slice(&bytes).map_err(text)?;
+            let is_group = value.get("node_type") == Some(&Value::from("group"));
+            return Ok((!is_group).then_some(value));
+        }
+        Ok(None)
+    }
+
+    /// Reads a box of an array of elements of one type.
+    fn elements<T: ElementOwned>(
+        &self,
+        variable: usize,
+        cells: &[Range<usize>],
+    ) -> Result<Vec<T>, String> {
+        let ranges: Vec<_> = cells
+            .iter()
+            .map(|range| range.start as u64..range.end as u64)
+            .collect();
+        let subset = ArraySubset::new_with_ranges(&ranges);
+        self.arrays[variable]
+            .retrieve_array_subset(&subset)
+            .map_err(text)
+    }
+}
+
+/// Reads a box as f64, from the first type of the list that the array has.
+macro_rules! read_as_double {
+    ($store:ident, $variable:ident, $cells:ident, $($element:ty),*) => {{
+        let data_type = $store.arrays[$variable].data_type();
+        $(if <$element>::validate_data_type(data_type).is_ok() {
+            let values: Vec<$element> = $store.elements($variable, $cells)?;
+            return shaped(values.into_iter().map(|value| value as f64).collect(), $cells);
+        })*
+    }};
+}
+
+impl Container for ZarrStore {
+    fn path(&self) -> &Path {
+        &self.folder.root
+    }
+
+    fn variables(&self) -> &[Variable] {
+        &self.variables
+    }
+
+    fn unreadable(&self) -> &[(String, String)] {
+        &self.unreadable
+    }
+
+    fn single(&self, variable: usize, cells: &[Range<usize>]) -> Result<ArrayD<f32>, String> {
+        shaped(self.elements(variable, cells)?, cells)
+    }
+
+    fn double(&self, variable: usize, cells: &[Range<usize>]) -> Result<ArrayD<f64>, String> {
+        read_as_double!(
+            self, variable, cells, f64, f32, i64, u64, i32, u32, i16, u16, i8, u8
+        );
+        let values: Vec<bool> = self.elements(variable, cells)?;
+        shaped(
+            values
+                .into_iter()
+                .map(|value| f64::from(u8::from(value)))
+                .collect(),
+            cells,
+        )
+    }
+
+    fn fetched(&self) -> u64 {
+        self.folder.fetched.load(Ordering::Relaxed)
+    }
+
+    /// Of the metadata, and of the first and the last chunk of every array.
+    fn fingerprint(&self) -> Result<(u64, u32)> {
+        let mut size = 0;
+        let mut hasher = crc32fast::Hasher::new();
+        for (array, variable) in self.arrays.iter().zip(&self.variables) {
+            let folder = Path::new(&variable.name);
+            let last = |dim: &u64| dim.saturating_sub(1);
+            let chunks = array.chunk_grid_shape();
+            let ends = [vec![0; chunks.len()], chunks.iter().map(last).collect()];
+            let ends = ends.map(|chunk| PathBuf::from(array.chunk_key(&chunk).as_str()));
+            let metadata = ["zarr.json", ".zarray", ".zattrs"].map(|name| folder.join(name));
+            for file in metadata.into_iter().chain(ends) {
+                let path = self.folder.root.join(&file);
+                if path.is_file() {
+                    let (length, sum) = fingerprint(&path)?;
+                    size += length;
+                    hasher.update(file.to_string_lossy().as_bytes());
+                    hasher.update(&sum.to_le_bytes());
+                }
+            }
+        }
+        Ok((size, hasher.finalize()))
+    }
+}
+
+/// The kind of the elements of an array, and the bytes of each.
+fn kind(array: &Array<Folder>, metadata: &Value) -> (Kind, usize) {
+    let data_type = array.data_type();
+    // Dates have the elements of integers.
+    let name = ["data_type", "dtype"].map(|key| metadata.get(key).map(Value::to_string));
+    let name = name.into_iter().flatten().collect::<String>();
+    let dates = ["datetime64", "timedelta64", "M8", "m8"];
+    if dates.iter().any(|date| name.contains(date)) {
+        return (Kind::Other, 8);
+    }
+    macro_rules! widths {
+        ($($element:ty),*) => {
+            [$((<$element>::validate_data_type(data_type).is_ok(), size_of::<$element>())),*]
+        };
+    }
+    if f32::validate_data_type(data_type).is_ok() {
+        return (Kind::Single, 4);
+    }
+    let mut widths = widths!(f64, i64, u64, i32, u32, i16, u16, i8, u8, bool).into_iter();
+    match widths.find(|(valid, _)| *valid) {
+        Some((_, width)) => (Kind::Double, width),
+        None => (Kind::Other, 1),
+    }
+}
+
+/// The value of an attribute in JSON.
+fn attribute(name: &str, value: &Value) -> Attribute {
+    let number = |value: &Value| match value {
+        Value::String(text) if text == "NaN" => Some(f64::NAN),
+        Value::String(text) if text == "Infinity" => Some(f64::INFINITY),
+        Value::String(text) if text == "-Infinity" => Some(f64::NEG_INFINITY),
+        // xarray's form of a float in version 3.
+        Value::String(text) if name == "_FillValue" => base64_number(text),
+        other => other.as_f64(),
+    };
+    let numbers = match value {
+        Value::Array(values) => values.iter().map(number).collect(),
+        Value::String(_) if name != "_FillValue" && name != "missing_value" => None,
+        value => number(value).map(|value| vec![value]),
+    };
+    match (numbers, value) {
+        (Some(values), _) => Attribute::Numbers(Numbers {
+            values,
+            single: false,
+        }),
+        (None, Value::String(text)) => Attribute::Text(text.clone()),
+        _ => Attribute::Other,
+    }
+}
+
+/// A number as the Base64 of its eight bytes.
+fn base64_number(text: &str) -> Option<f64> {
+    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let digits = text.strip_suffix('=').filter(|digits| digits.len() == 11)?;
+    let mut bits: u128 = 0;
+    for digit in digits.bytes() {
+        let value = DIGITS.iter().position(|&other| other == digit)?;
+        bits = (bits << 6) | value as u128;
+    }
+    // 66 bits, of which the last two fill the digit.
+    Some(f64::from_bits(((bits >> 2) as u64).swap_bytes()))
+}
+
+fn shaped<T>(values: Vec<T>, cells: &[Range<usize>]) -> Result<ArrayD<T>, String> {
+    let extents: Vec<usize> = cells.iter().map(ExactSizeIterator::len).collect();
+    ArrayD::from_shape_vec(extents, values).map_err(text)
+}
+
+fn extents(extents: &[u64]) -> Result<Vec<usize>, String> {
+    let extents = extents
+        .iter()
+        .map(|&extent| usize::try_from(extent).map_err(text));
+    extents.collect()
+}
+
+fn text(error: impl ToString) -> String {
+    error.to_string()
+}
+
+/// A folder as a store, which counts the bytes that are read.
+#[derive(Debug)]
+struct Folder {
+    root: PathBuf,
+    /// Bytes of the largest decoded chunk of all arrays.
+    largest: AtomicU64,
+    fetched: AtomicU64,
+}
+
+impl Folder {
+    /// Opens the file of a key, if there is one, with its size.
+    fn open(&self, key: &StoreKey) -> Result<Option<(File, u64)>, StorageError> {
+        let path = self.root.join(key.as_str());
+        let found = match path.metadata() {
+            Ok(found) if found.is_file() => found,
+            Ok(_) => return Ok(None),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            // A name below a file.
+            Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => return Ok(None),
+            Err(error) => return Err(Arc::new(error).into()),
+        };
+        let file = File::open(path).map_err(Arc::new)?;
+        Ok(Some((file, found.len())))
+    }
+}
+
+impl ReadableStorageTraits for Folder {
+    fn get_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        byte_ranges: ByteRangeIterator<'a>,
+    ) -> Result<MaybeBytesIterator<'a>, StorageError> {
+        let Some((mut file, size)) = self.open(key)? else {
+            return Ok(None);
+        };
+        let mut read = move |range: ByteRange| {
+            let beyond = || {
+                let cause = format!("bytes {range} of a file of {size}");
+                StorageError::from(Arc::new(std::io::Error::other(cause)))
+            };
+            // Memory is taken by the size of the file, not by that which an index in it gives.
+            let (start, length) = match range {
+                ByteRange::FromStart(start, None) => (start, size.checked_sub(start)),
+                ByteRange::FromStart(start, Some(length)) => (start, Some(length)),
+                ByteRange::Suffix(length) => (size.saturating_sub(length), Some(length)),
+            };
+            let length = length.ok_or_else(beyond)?;
+            if start.checked_add(length).is_none_or(|end| end > size) {
+                return Err(beyond());
+            }
+            let mut bytes = vec![0; length as usize];
+            file.seek(SeekFrom::Start(start)).map_err(Arc::new)?;
+            file.read_exact(&mut bytes).map_err(Arc::new)?;
+            self.fetched.fetch_add(length, Ordering::Relaxed);
+            // The decoders take the memory that compressed data claims, before they look at it.
+            let limit = self.largest.load(Ordering::Relaxed) * 2 + SLACK;
+            if claim(&bytes).is_some_and(|claim| claim > limit) {
+                let cause = "compressed data that claims more bytes than a chunk has";
+                return Err(Arc::new(std::io::Error::other(cause)).into());
+            }
+            Ok(Bytes::from(bytes))
+        };
+        let pieces: Vec<_> = byte_ranges.map(&mut read).collect();
+        Ok(Some(Box::new(pieces.into_iter())))
+    }
+
+    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
+        Ok(self.open(key)?.map(|(_, size)| size))
+    }
+
+    fn supports_get_partial(&self) -> bool {
+        true
+    }
+}
+
+/// The number of bytes that compressed data claims to have when it is decoded, if it is Zstandard
+/// or Blosc.
+fn claim(bytes: &[u8]) -> Option<u64> {
+    match *bytes {
+        // A frame, or one to be skipped before it.
+        [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
+            let bound = zstd::bulk::Decompressor::upper_bound(bytes);
+            Some(bound.map_or(u64::MAX, |bound| bound as u64))
+        }
+        // Version, flags and sizes: decoded, of a block, and of these bytes.
+        [2, _, _, _, a, b, c, d, _, _, _, _, e, f, g, h, ..]
+            if u32::from_le_bytes([e, f, g, h]) as usize == bytes.len() =>
+        {
+            Some(u32::from_le_bytes([a, b, c, d]).into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fill_values_may_be_base64() {
+        // base64.b64encode(struct.pack("<d", value)) of Python.
+        assert!(base64_number("AAAAAAAA+H8=").unwrap().is_nan());
+        assert_eq!(base64_number("mpmZmZn5WMA="), Some(-99.9));
+        assert_eq!(base64_number("AAAA"), None);
+        assert_eq!(base64_number("AAAAAAAA~H8="), None);
+    }
+}

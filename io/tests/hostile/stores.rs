@@ -1,0 +1,112 @@
+//! Zarr stores and NetCDF files, of which one file is mutated at a time.
+
+use std::path::{Path, PathBuf};
+
+use halocline_io::{Gaps, Missing, OpenConfig};
+
+use crate::{memory, survive, text};
+
+/// A copy of a store or file of the tests of formats.
+fn copy(name: &str) -> (tempfile::TempDir, PathBuf) {
+    fn copy_all(from: &Path, to: &Path) {
+        if !from.is_dir() {
+            std::fs::copy(from, to).unwrap();
+            return;
+        }
+        std::fs::create_dir(to).unwrap();
+        for entry in std::fs::read_dir(from).unwrap() {
+            let entry = entry.unwrap();
+            copy_all(&entry.path(), &to.join(entry.file_name()));
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    let stores = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/io/stores");
+    copy_all(&stores.join(name), &path);
+    (folder, path)
+}
+
+/// Opens a store and reads a box of all its channels.
+fn read(path: &Path) -> Result<(), String> {
+    let config = OpenConfig::new()
+        .with_missing(Missing::Allow)
+        .with_gaps(Gaps::Allow);
+    let fields = config.open(path).map_err(text)?;
+    let cells = fields.shape().map(|size| 0..size.min(8));
+    fields.read(cells).map_err(text)?;
+    fields.fingerprint().map(|_| ()).map_err(text)
+}
+
+/// A test for each file of a store that is mutated.
+macro_rules! mutations {
+    ($($test:ident: $store:literal, $file:literal;)*) => {
+        $(#[test]
+        fn $test() {
+            let (_folder, path) = copy($store);
+            survive(&path.join($file), |_| (), || read(&path));
+        })*
+    };
+}
+
+mutations! {
+    zarr_3_shards: "v3.zarr", "t2m/zarr.json";
+    zarr_3_chunks: "v3.zarr", "z/zarr.json";
+    zarr_3_latitude: "v3.zarr", "latitude/zarr.json";
+    zarr_3_time: "v3.zarr", "time/zarr.json";
+    zarr_2_chunks: "v2.zarr", "t2m/.zarray";
+    zarr_2_levels: "v2.zarr", "z/.zarray";
+    zarr_2_longitude: "v2.zarr", "longitude/.zarray";
+    zarr_2_time: "v2.zarr", "time/.zattrs";
+    zstandard_in_a_shard: "v3.zarr", "t2m/c/0/0/0";
+    gzip: "v3.zarr", "z/c/0/0/0/0";
+    blosc_with_lz4: "v2.zarr", "t2m/0.0.0";
+    blosc_with_zstandard: "v2.zarr", "z/0.0.0.0";
+}
+
+#[test]
+fn netcdf_3() {
+    let (_folder, path) = copy("classic.nc");
+    survive(&path, |_| (), || read(&path));
+}
+
+#[test]
+fn netcdf_4() {
+    let (_folder, path) = copy("packed.nc");
+    survive(&path, |_| (), || read(&path));
+}
+
+/// Sizes that random mutations hardly reach.
+#[test]
+fn stores_that_were_made_to_do_harm() {
+    let claims = [
+        // Nothing but fill values, in a coordinate and in a field.
+        (
+            "time/.zarray",
+            "\"shape\": [\n    4",
+            "\"shape\": [\n    99999999999",
+        ),
+        (
+            "t2m/.zarray",
+            "\"shape\": [\n    4",
+            "\"shape\": [\n    99999999999999999",
+        ),
+        (
+            "t2m/.zarray",
+            "\"chunks\": [\n    1",
+            "\"chunks\": [\n    13421772",
+        ),
+        (
+            "z/.zarray",
+            "\"chunks\": [\n    2",
+            "\"chunks\": [\n    13421772",
+        ),
+    ];
+    for (file, from, to) in claims {
+        let (_folder, path) = copy("v2.zarr");
+        let metadata = std::fs::read_to_string(path.join(file)).unwrap();
+        assert!(metadata.contains(from), "{metadata}");
+        std::fs::write(path.join(file), metadata.replacen(from, to, 1)).unwrap();
+        let (result, taken) = memory::taken(|| read(&path));
+        assert!(taken < 4 << 20, "{file}, {to}: {taken} bytes, {result:?}");
+    }
+}

