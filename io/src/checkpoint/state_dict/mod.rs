@@ -67,9 +67,12 @@ const LISTED: usize = 5;
 pub struct StateDict {
     path: PathBuf,
     tensors: BTreeMap<String, Stored>,
-    names: Box<dyn Fn(&str) -> Option<StateName> + Send + Sync>,
+    names: Box<Names>,
     allow_unused: bool,
 }
+
+/// A function from the path of a parameter to its name in a file.
+type Names = dyn Fn(&str) -> Option<StateName> + Send + Sync;
 
 /// The place of a parameter's values in a [`StateDict`]: a tensor, or one of several equal parts of
 /// it along its first dim, such as the queries of a fused projection.

@@ -27,7 +27,7 @@
 //!
 //! # Adjoint
 //! Scores are computed anew, block by block. A block's gradients travel behind it, from rank to rank, and end at its owner;
-//! nobody computes or sends gradients that are not wanted.
+//! gradients that are not wanted are not sent.
 
 #[cfg(test)]
 mod biases;
