@@ -55,7 +55,7 @@ mod automatic;
 mod machine;
 mod pattern;
 mod plan;
-mod price;
+pub mod price;
 mod resolve;
 mod sites;
 mod style;

@@ -31,8 +31,8 @@ mod run;
 mod sharded;
 #[cfg(test)]
 mod tests;
-mod transposed;
-mod unfold;
+pub mod transposed;
+pub mod unfold;
 
 pub use transposed::{ConvTransposeField, ConvTransposeOptions, conv_transpose};
 pub use unfold::{fold, unfold};

@@ -83,7 +83,7 @@ pub trait DropoutField<const D: usize>: Field<D> {
     }
 
     /// Dropout by burn's module, in models that are generic over the tensor: while training, with the
-    /// random numbers of [`LayerKeys`](halocline_core::LayerKeys); else the identity.
+    /// random numbers of [`LayerKeys`]; else the identity.
     ///
     /// # Example
     /// ```

@@ -24,7 +24,7 @@
 //! # Adjoint
 //! Gradients of weight and bias are summed over all ranks between which `x` is sharded.
 
-mod batch;
+pub mod batch;
 mod composed;
 mod dims;
 mod golden;
@@ -33,7 +33,7 @@ mod layer;
 mod node;
 #[cfg(test)]
 mod tests;
-mod weight;
+pub mod weight;
 
 pub use batch::{BatchStatistics, batch_norm, batch_norm_train};
 pub use dims::layer_norm_dims;

@@ -13,12 +13,12 @@
 //! average to all cells of the window in equal parts. The gradient of a halo cell is added to that
 //! of the owner's cell.
 
-mod adaptive;
+pub mod adaptive;
 mod count;
 mod golden;
 pub(crate) mod kernel;
 mod layer;
-mod lp;
+pub mod lp;
 mod pairs;
 mod planes;
 

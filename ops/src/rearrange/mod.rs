@@ -2,26 +2,26 @@
 //! orders and numbers of dims, and alignment to the shards of another tensor.
 
 mod align;
-mod cat;
+pub mod cat;
 mod distribute_beside;
 mod flatten;
 mod flip;
-mod gather;
+pub mod gather;
 mod narrow;
 mod pad;
 mod permute;
-mod pixel;
+pub mod pixel;
 mod profile;
 mod repeat;
 mod roll;
-mod select;
+pub mod select;
 mod shape;
 mod shape_field;
 mod slice;
 mod split;
 #[cfg(test)]
 mod tests;
-mod triangle;
+pub mod triangle;
 
 pub use align::align;
 pub use cat::{cat, stack};

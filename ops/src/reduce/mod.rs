@@ -13,13 +13,13 @@
 //! cell that holds the extremum for a maximum or minimum. If several cells hold it, the choice may
 //! depend on the layout.
 
-mod cumulative;
-mod extreme;
+pub mod cumulative;
+pub mod extreme;
 mod golden;
-mod norm;
+pub mod norm;
 mod root;
 mod statistics;
-mod variance;
+pub mod variance;
 
 pub use cumulative::{cumprod, cumsum};
 pub use extreme::{argmax, argmin, topk};

@@ -7,7 +7,7 @@
 //! All dims may be sharded; values must be resolved for `upsample_bilinear`.
 //!
 //! # Communication
-//! `upsample_nearest` sends nothing, `upsample_bilinear` a halo of one cell. [`interpolate`] has its
+//! `upsample_nearest` sends nothing, `upsample_bilinear` a halo of one cell. [`interpolate`](fn@interpolate) has its
 //! own page.
 //!
 //! # Adjoint
@@ -15,7 +15,7 @@
 //! the interpolation. The gradient of a halo cell is added to that of the owner's cell.
 
 mod double;
-mod interpolate;
+pub mod interpolate;
 mod kernel;
 mod rules;
 
