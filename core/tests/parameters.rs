@@ -221,7 +221,7 @@ fn parameters_travel_once_a_pass() {
     assert_eq!(counts(Gather::Once, false), [2, 0]);
 }
 
-/// What burn does to modules leaves layouts where they are.
+/// burn's operations on modules keep layouts.
 #[test]
 fn layouts_travel_with_parameters() {
     struct Same;

@@ -235,7 +235,7 @@ impl Container for ZarrStore {
         self.folder.fetched.load(Ordering::Relaxed)
     }
 
-    /// Of the metadata, and of the first and the last chunk of every array.
+    /// Checksum of the metadata, and of the first and the last chunk of every array.
     fn fingerprint(&self) -> Result<(u64, u32)> {
         let mut size = 0;
         let mut hasher = crc32fast::Hasher::new();

@@ -13,7 +13,8 @@ use crate::comm::Replay;
 use crate::operator::{BackwardPass, Operator, apply};
 use crate::{DeviceMesh, Error, LayerKeys, Layout, Result, reduce};
 
-/// What becomes of halos, and whatever else a block receives from other ranks, until the backward pass computes the block again.
+/// Handling of halos, and of all else that a block receives from other ranks, until the backward pass
+/// computes the block again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Halos {
     /// They are kept: nothing is sent twice in the forward direction. For halos that are small beside the block's input.

@@ -13,7 +13,7 @@ use super::plan::{Entry, Plan, Store};
 use super::sites::{Site, Sites};
 use super::style::{Axes, Placed, Style};
 
-/// What a plan does to one parameter; [`resolve`](fn@resolve) has an example.
+/// Layout of one parameter by a plan; [`resolve`](fn@resolve) has an example.
 #[derive(Clone, Debug)]
 pub struct ResolvedParam {
     /// Its path.
@@ -80,7 +80,7 @@ pub(super) struct Features {
     pub(super) multiplies: bool,
 }
 
-/// What a plan does to a model on a mesh. Prints as a table. [`resolve`](fn@resolve) has an
+/// Layouts of a model's parameters by a plan on a mesh. Prints as a table. [`resolve`](fn@resolve) has an
 /// example.
 #[derive(Clone, Debug)]
 pub struct ResolvedPlan {

@@ -240,8 +240,8 @@ impl Block {
         })
     }
 
-    /// What the block does with the halos that it receives if it is computed again. A dense one receives the keys and values of
-    /// all ranks, which would not fit in memory.
+    /// Handling of received halos in a block that is computed again. A dense block receives the keys and
+    /// values of all ranks, which would not fit in memory.
     fn halos(&self) -> Halos {
         match self.dense {
             true => Halos::SendAgain,
