@@ -42,8 +42,8 @@ pub use embedding::EmbeddingField;
 pub use field::{Carried, Carrier, Field, OneDevice, Rank, Sharded};
 pub use layer::{Apply, Layer, PlanOf};
 pub use loss::{
-    CrossEntropyOptions, Reduction, backward, cross_entropy, cross_entropy_cells, huber_loss,
-    l1_loss, loss_value, mse_loss,
+    CrossEntropyOptions, Penalty, Reduction, backward, counted, cross_entropy, cross_entropy_cells,
+    huber_loss, l1_loss, loss_value, mse_loss, weighted_loss,
 };
 pub use matmul::MatmulField;
 pub use norm::NormField;
@@ -61,10 +61,10 @@ pub mod prelude {
     pub use crate::{
         ActivationField, Apply, AttentionField, AttentionOptions, ConvField, ConvOptions,
         ConvTransposeField, ConvTransposeOptions, DenseAttentionField, DropoutField, Field, Layer,
-        MatmulField, NeighborhoodOptions, NormField, Operand, Padding, PlanOf, PoolField,
+        MatmulField, NeighborhoodOptions, NormField, Operand, Padding, Penalty, PlanOf, PoolField,
         PoolOptions, Rank, RearrangeField, ReduceField, Reduction, ResampleField, Reshard,
         ReshardField, ShapeField, SoftmaxField, StatisticsField, Stencil, Window, huber_loss,
-        l1_loss, mse_loss,
+        l1_loss, mse_loss, weighted_loss,
     };
 }
 

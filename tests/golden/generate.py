@@ -203,11 +203,12 @@ OPERATORS = {
     "scaled_dot_product_attention": dense,
     **{f"na{n}d": neighborhood for n in (1, 2, 3)},
     **dict.fromkeys(("cross_entropy", "cross_entropy_spatial"), cross_entropy),
-    "mse_loss": lambda a, x, target: F.mse_loss(x, target, reduction=a["reduction"]),
-    "l1_loss": lambda a, x, target: F.l1_loss(x, target, reduction=a["reduction"]),
-    "huber_loss": lambda a, x, target: F.huber_loss(
-        x, target, reduction=a["reduction"], delta=a["delta"]
-    ),
+    **{
+        f"{name}_loss": lambda a, x, target, weight=None, loss=getattr(F, f"{name}_loss"): loss(
+            x, target, weight=weight, **a
+        )
+        for name in ("mse", "l1", "huber")
+    },
 }
 
 

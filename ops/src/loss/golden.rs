@@ -1,10 +1,10 @@
 //! Losses in the registry.
 
-use halocline_core::{Error, Result};
+use halocline_core::{Error, Result, ShardTensor};
 
 use super::{
-    CrossEntropyOptions, Reduction, cross_entropy, cross_entropy_cells, huber_loss, l1_loss,
-    mse_loss,
+    CrossEntropyOptions, Penalty, Reduction, cross_entropy, cross_entropy_cells, huber_loss,
+    l1_loss, mse_loss, weighted_loss,
 };
 use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
 
@@ -14,16 +14,18 @@ pub(crate) const OPERATORS: &[Golden] = &[
     cross_entropy_golden("cross_entropy_spatial"),
     golden(
         "mse_loss",
-        |case| with_dims!(case.dims(), D => output(Ok(mse_loss(case.input::<D>(0)?, case.input(1)?, reduction(case))))),
+        |case| with_dims!(case.dims(), D => loss::<D>(case, Penalty::Squared, mse_loss)),
     ),
     golden(
         "l1_loss",
-        |case| with_dims!(case.dims(), D => output(Ok(l1_loss(case.input::<D>(0)?, case.input(1)?, reduction(case))))),
+        |case| with_dims!(case.dims(), D => loss::<D>(case, Penalty::Absolute, l1_loss)),
     ),
     golden("huber_loss", |case| {
         let delta = case.attributes.number("delta").unwrap_or(1.0);
         with_dims!(case.dims(), D => {
-            output(Ok(huber_loss(case.input::<D>(0)?, case.input(1)?, delta, reduction(case))))
+            loss::<D>(case, Penalty::Huber(delta), |x, target, reduction| {
+                huber_loss(x, target, delta, reduction)
+            })
         })
     }),
 ];
@@ -66,12 +68,28 @@ fn entropy<const D: usize, const E: usize>(case: &Case) -> Result<Box<dyn Output
     }
 }
 
+/// A loss, of elements with weights if the case has them.
+fn loss<const D: usize>(
+    case: &Case,
+    penalty: Penalty,
+    plain: impl Fn(ShardTensor<D>, ShardTensor<D>, Reduction) -> ShardTensor<1>,
+) -> Result<Box<dyn Output>> {
+    let (x, target, reduction) = (case.input(0)?, case.input(1)?, reduction(case));
+    output(match case.indices::<D>(2) {
+        Ok(weight) => weighted_loss(x, target, weight.float(), penalty, reduction),
+        Err(_) => Ok(plain(x, target, reduction)),
+    })
+}
+
 const fn golden(name: &'static str, run: fn(&Case) -> Result<Box<dyn Output>>) -> Golden {
     Golden {
         name,
         pytorch: name,
         sharded: Dims::All,
-        travels: ["– (the result is partial)", "–"],
+        travels: [
+            "– (the result is partial); the mean of weights, if there are any",
+            "–",
+        ],
         modules: "",
         run,
     }

@@ -10,9 +10,11 @@
 
 mod cross_entropy;
 mod golden;
+mod weighted;
 
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_cells};
 pub(crate) use golden::OPERATORS;
+pub use weighted::{counted, weighted_loss};
 
 use halocline_core::ShardTensor;
 
@@ -41,6 +43,54 @@ pub enum Reduction {
     Sum,
 }
 
+/// Loss of one element, as a function of its error `e = x − target`.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::Penalty;
+///
+/// let of = |penalty: Penalty| penalty.of(Tensor::<1>::from([3.0])).into_scalar::<f32>();
+/// assert_eq!((of(Penalty::Squared), of(Penalty::Absolute)), (9.0, 3.0));
+/// assert_eq!(of(Penalty::Huber(1.0)), 2.5);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Penalty {
+    /// `e²`.
+    #[default]
+    Squared,
+    /// `|e|`.
+    Absolute,
+    /// `½·e²` where `|e| ≤ δ`, else `δ·(|e| − δ/2)`, for this δ (Huber 1964).
+    Huber(f64),
+}
+
+impl Penalty {
+    /// The loss of every element.
+    ///
+    /// # Panics
+    /// Panics if a δ is not positive.
+    pub fn of<const D: usize, X: Field<D>>(self, error: X) -> X {
+        match self {
+            Self::Squared => error.clone() * error,
+            Self::Absolute => error.map(|error| error.abs()),
+            Self::Huber(delta) => {
+                assert!(
+                    delta > 0.0,
+                    "huber_loss: delta must be positive, got {delta}"
+                );
+                error.map(|error| {
+                    let size = error.abs();
+                    // The quadratic part of an error, and the linear rest.
+                    let quadratic = size.clone().clamp_max(delta);
+                    let linear = size - quadratic.clone();
+                    quadratic.clone() * quadratic * 0.5 + linear * delta
+                })
+            }
+        }
+    }
+}
+
 fn reduced<const D: usize, X: Field<D>>(losses: X, reduction: Reduction) -> Rank<X, 1> {
     match reduction {
         Reduction::Mean => losses.mean(),
@@ -60,8 +110,7 @@ fn reduced<const D: usize, X: Field<D>>(losses: X, reduction: Reduction) -> Rank
 /// assert!((loss.into_scalar::<f32>() - 5.0 / 3.0).abs() < 1e-6);
 /// ```
 pub fn mse_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reduction) -> Rank<X, 1> {
-    let error = x - target;
-    reduced(error.clone() * error, reduction)
+    reduced(Penalty::Squared.of(x - target), reduction)
 }
 
 /// The absolute error, `|x − target|`.
@@ -76,7 +125,7 @@ pub fn mse_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reducti
 /// assert_eq!(loss.into_scalar::<f32>(), 2.0);
 /// ```
 pub fn l1_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reduction) -> Rank<X, 1> {
-    reduced((x - target).map(|error| error.abs()), reduction)
+    reduced(Penalty::Absolute.of(x - target), reduction)
 }
 
 /// Huber's loss: `½·e²` where `|e| ≤ δ`, else `δ·(|e| − δ/2)`, for `e = x − target` (Huber 1964).
@@ -99,18 +148,7 @@ pub fn huber_loss<const D: usize, X: Field<D>>(
     delta: f64,
     reduction: Reduction,
 ) -> Rank<X, 1> {
-    assert!(
-        delta > 0.0,
-        "huber_loss: delta must be positive, got {delta}"
-    );
-    let losses = (x - target).map(|error| {
-        let size = error.abs();
-        // The quadratic part of an error, and the linear rest.
-        let quadratic = size.clone().clamp_max(delta);
-        let linear = size - quadratic.clone();
-        quadratic.clone() * quadratic * 0.5 + linear * delta
-    });
-    reduced(losses, reduction)
+    reduced(Penalty::Huber(delta).of(x - target), reduction)
 }
 
 /// The value of a loss, on every rank; a partial loss is resolved by an all-reduce.

@@ -1,0 +1,242 @@
+//! Losses of elements with weights, such as a mask of those that count.
+
+use burn::tensor::Tensor;
+use halocline_core::{Error, Result, ShardTensor};
+
+use super::{Penalty, Reduction};
+use crate::field::{Field, Rank};
+use crate::reduce::ReduceField;
+
+const NAME: &str = "weighted_loss";
+
+/// The loss of elements with weights, `Σ wᵢ·ℓ(xᵢ − targetᵢ) / Σ wᵢ`; without the division as a
+/// [`Reduction::Sum`]. Semantics follow `weight` of PyTorch's `mse_loss`, `l1_loss` and `huber_loss`.
+///
+/// An element of weight zero counts nothing, whatever prediction and target hold there: a NaN
+/// reaches neither the loss nor a gradient, although zero times NaN is NaN. The mean over
+/// elements that all have weight zero is zero.
+///
+/// # Shapes
+/// `x` and `target` of one shape; `weight` of the same, or with dims of one cell, which stand for all
+/// cells: a mask of `[batch, channels, lat, lon]`, a weight of each channel `[1, channels, 1, 1]`.
+///
+/// # Placement
+/// Those of the [module](super); the weights' dims are sharded as those of `x`, if they have cells. A
+/// mean sums the weights over all ranks, in one small message.
+///
+/// # Adjoint
+/// That of the loss of each element times its weight. Weights have no gradient.
+///
+/// # Errors
+/// Weights of another shape or in other shards; a failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::{Penalty, Reduction, weighted_loss};
+///
+/// let x = Tensor::<1>::from([1.0, 2.0, 4.0]);
+/// let target = Tensor::from([2.0, f32::NAN, 1.0]); // the second is missing
+/// let mask = Tensor::from([1.0, 0.0, 1.0]);
+/// let loss = weighted_loss(x, target, mask, Penalty::Squared, Reduction::Mean)?;
+/// assert_eq!(loss.into_scalar::<f32>(), (1.0 + 9.0) / 2.0);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn weighted_loss<const D: usize, X: Field<D>>(
+    x: X,
+    target: X,
+    weight: X,
+    penalty: Penalty,
+    reduction: Reduction,
+) -> Result<Rank<X, 1>> {
+    let (x, target, weight) = (x.into_shard(), target.into_shard(), weight.into_shard());
+    let loss = Error::catch(|| {
+        let weight = weight.inner();
+        let error = counted(x - target, weight.clone())?;
+        let losses = penalty.of(error) * weight.clone();
+        match reduction {
+            Reduction::Sum => Ok(ReduceField::sum(losses)),
+            Reduction::Mean => {
+                let total = ReduceField::mean(weight).resolve();
+                let (local, layout, mesh) = total.into_parts();
+                let none = local.clone().equal_elem(0.0);
+                let total = ShardTensor::from_parts(local.mask_fill(none, 1.0), layout, mesh);
+                Ok(ReduceField::mean(losses) / total)
+            }
+        }
+    })?;
+    loss.map(Field::from_shard)
+}
+
+/// The elements of `x` that have a weight, and zero where the weight is zero, whatever `x` holds
+/// there; so is the gradient.
+///
+/// # Shapes
+/// `weight` of the shape of `x`, or with dims of one cell, which stand for all cells.
+///
+/// # Placement
+/// Any; the weights' dims are sharded as those of `x`, if they have cells. Nothing is sent.
+///
+/// # Errors
+/// Partial values; weights of another shape or in other shards.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::counted;
+///
+/// let x = Tensor::<1>::from([1.0, f32::NAN]);
+/// let x = counted(x, Tensor::from([0.5, 0.0]))?;
+/// x.into_data().assert_eq(&[1.0_f32, 0.0].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn counted<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<X> {
+    let (x, weight) = (x.into_shard(), weight.into_shard().inner());
+    x.require_resolved(NAME)?;
+    let (local, layout, mesh) = x.into_parts();
+    let zeros = Tensor::zeros(local.dims(), (&local.device(), local.dtype()));
+    let zeros = ShardTensor::from_parts(zeros, layout.clone(), mesh.clone());
+    let shapes = (weight.dims(), zeros.dims());
+    let weights = Error::catch(|| zeros + weight)?;
+    if *weights.layout() != layout {
+        let message = format!(
+            "weights {:?} in shards {} for a field {:?} in shards {layout}; expected the field's shape, or dims of one cell, \
+             and the field's shards",
+            shapes.0,
+            weights.layout(),
+            shapes.1
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    let without = weights.into_parts().0.equal_elem(0.0);
+    let local = local.mask_fill(without, 0.0);
+    Ok(Field::from_shard(ShardTensor::from_parts(
+        local, layout, mesh,
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::TensorData;
+    use halocline_core::{Launcher, LocalGradient, Replicate, Shard};
+
+    use super::*;
+    use crate::testing::{Operator, check_op, random};
+
+    const SHAPE: [usize; 4] = [2, 3, 5, 7];
+
+    /// Zero, one and two.
+    fn values(shape: [usize; 4]) -> Vec<f32> {
+        let count: usize = shape.iter().product();
+        (0..count).map(|i| (i * 5 % 7 % 3) as f32).collect()
+    }
+
+    fn weights(shape: [usize; 4]) -> TensorData {
+        TensorData::new(values(shape), shape)
+    }
+
+    struct Weighted(Penalty, Reduction, [usize; 4]);
+
+    impl Operator<4, 1> for Weighted {
+        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 1> {
+            use crate::rearrange::RearrangeField;
+            let Self(penalty, reduction, shape) = *self;
+            let (target, x) = (inputs.remove(1), inputs.remove(0));
+            let device = x.clone().into_shard().device();
+            let weight = Tensor::from_data(weights(shape), &device.inner());
+            // Whole in dims of one cell, else in the shards of `x`.
+            let weight = x.distribute_beside(weight);
+            weighted_loss(x, target, weight, penalty, reduction).unwrap()
+        }
+    }
+
+    #[test]
+    fn losses_with_weights_on_any_mesh() {
+        let penalties = [Penalty::Squared, Penalty::Absolute, Penalty::Huber(0.8)];
+        let shapes = [SHAPE, [1, 3, 1, 1], [1, 1, 5, 1]];
+        for (penalty, shape) in penalties.into_iter().zip(shapes) {
+            for reduction in [Reduction::Mean, Reduction::Sum] {
+                let operator = Weighted(penalty, reduction, shape);
+                check_op(&operator, &[SHAPE; 2], &[], &[0, 2, 3], 1e-6);
+            }
+        }
+    }
+
+    /// The cells without a weight hold NaN in `x` and target; loss and gradients are those of zeros
+    /// there, and the gradient there is zero.
+    #[test]
+    fn what_has_no_weight_reaches_neither_loss_nor_gradient() {
+        let run = |hole: f32, ranks: usize| {
+            let found = Launcher::local(ranks).collect(|world| {
+                let mesh = world.mesh([("lat", ranks)])?;
+                let shard = |data| {
+                    let whole = Tensor::<4>::from_data(data, &world.device().clone().inner());
+                    ShardTensor::distribute(whole, &mesh, &[Shard(2)])
+                };
+                let holed = |name| {
+                    let drawn = random(SHAPE, name, 0).into_data();
+                    let pairs = drawn.iter::<f32>().zip(values(SHAPE));
+                    let holed = pairs.map(|(x, weight)| if weight == 0.0 { hole } else { x });
+                    TensorData::new(holed.collect(), SHAPE)
+                };
+                let x = shard(holed("x"))?.require_grad();
+                let target = shard(holed("target"))?;
+                let weight = shard(weights(SHAPE))?;
+                let (squared, mean) = (Penalty::Squared, Reduction::Mean);
+                let loss = weighted_loss(x.clone() * 2.0, target, weight, squared, mean)?;
+                let value = loss.clone().resolve().local().clone().into_scalar::<f64>();
+                let gradient = x.grad(&loss.backward()).expect("a gradient");
+                let gradient = gradient.full_tensor(LocalGradient::Replicated).into_data();
+                Ok((value, gradient))
+            });
+            found.unwrap()
+        };
+        let (expected, gradient) = run(0.0, 1).remove(0);
+        assert!(expected > 0.1);
+        for ranks in [1, 3] {
+            for (value, found) in run(f32::NAN, ranks) {
+                assert!((value - expected).abs() < 1e-6, "{value} for {expected}");
+                found.assert_approx_eq::<f32>(&gradient, burn::tensor::Tolerance::absolute(1e-6));
+                let cells = found.iter::<f32>().zip(values(SHAPE));
+                assert!(
+                    cells
+                        .into_iter()
+                        .all(|(found, weight)| weight > 0.0 || found == 0.0)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_mean_over_nothing_is_zero() {
+        let x = Tensor::<1>::from([f32::NAN, 2.0]);
+        let zeros = Tensor::zeros([2], &x.device());
+        let (squared, mean) = (Penalty::Squared, Reduction::Mean);
+        let loss = weighted_loss(x.clone(), zeros.clone(), zeros, squared, mean).unwrap();
+        assert_eq!(loss.into_scalar::<f32>(), 0.0);
+    }
+
+    #[test]
+    fn weights_of_another_shape_or_layout_are_refused() {
+        Launcher::local(2)
+            .run(|world| {
+                let mesh = world.mesh([("lat", 2)])?;
+                let field = |shape, placement| ShardTensor::<2>::ones(shape, &mesh, &[placement]);
+                let x = || field([5, 3], Shard(0));
+                let before = world.comm_stats();
+                for (weight, told) in [
+                    (field([4, 3], Shard(0))?, "do not broadcast"),
+                    (field([5, 3], Shard(1))?, "Shard(1)"),
+                ] {
+                    let error = counted(x()?, weight).unwrap_err().to_string();
+                    assert!(error.contains(told), "{error}");
+                }
+                let error = counted(field([5, 3], Replicate)?, field([5, 3], Shard(0))?);
+                let error = error.unwrap_err().to_string();
+                assert!(error.contains("expected the field's shape"), "{error}");
+                assert_eq!(world.comm_stats(), before);
+                Ok(())
+            })
+            .unwrap();
+    }
+}
