@@ -59,7 +59,7 @@ pub use pairing::{Linearity, Pairing, Role, Term};
 pub use param::{
     Gather, GatherAhead, ParamShard, gather_ahead, param_shards, shard_parameters, whole,
 };
-pub use region::{Boundary, IndexBox, Segment, segments};
+pub use region::{Boundary, IndexBox, Segment, Sides, check_poles, segments};
 pub use rng::{Distribution, RandomKey, philox4x32_10};
 pub use tensor::{Halo, Halos, LocalGradient, ShardTensor, scatter_tensor};
 pub use world::World;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use crate::{Error, Result};
+
 /// A product of half-open index ranges, one per dim: a box of cells.
 ///
 /// # Example
@@ -112,6 +114,8 @@ impl fmt::Debug for IndexBox {
 /// assert_eq!(source(Boundary::Periodic), Some(3));
 /// assert_eq!(source(Boundary::Reflect), Some(1));
 /// assert_eq!(source(Boundary::Replicate), Some(0));
+/// assert_eq!(source(Boundary::PoleRow), Some(1)); // of the column half a turn away
+/// assert_eq!(source(Boundary::PoleEdge), Some(0));
 /// ```
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
@@ -126,11 +130,22 @@ pub enum Boundary {
     Reflect,
     /// The last cell, repeated.
     Replicate,
+    /// The field across a pole, which is the last row: rows are mirrored at it, and come from the
+    /// opposite meridian, by half the columns of the next dim. For grids with pole points.
+    PoleRow,
+    /// The field across a pole, which lies half a row beyond the last row: as
+    /// [`PoleRow`](Self::PoleRow), with the last row repeated. For grids without pole points.
+    PoleEdge,
 }
 
 impl Boundary {
+    /// Whether rows beyond the end come from the opposite meridian.
+    pub fn is_pole(self) -> bool {
+        matches!(self, Self::PoleRow | Self::PoleEdge)
+    }
+
     /// The cell of a dim of `size` cells that supplies the value at `index`, which may lie beyond
-    /// an end; `None` for a fill value.
+    /// an end; `None` for a fill value. Across a pole, it lies at the opposite meridian.
     pub fn source(self, index: isize, size: usize) -> Option<usize> {
         let last = size as isize - 1;
         if last < 0 {
@@ -143,13 +158,89 @@ impl Boundary {
             Self::Zeros => None,
             Self::Periodic => Some(index.rem_euclid(size as isize) as usize),
             Self::Replicate => Some(index.clamp(0, last) as usize),
-            Self::Reflect if last == 0 => Some(0),
-            Self::Reflect => {
+            Self::Reflect | Self::PoleRow if last == 0 => Some(0),
+            Self::Reflect | Self::PoleRow => {
                 let turn = index.rem_euclid(2 * last);
                 Some(turn.min(2 * last - turn) as usize)
             }
+            Self::PoleEdge => {
+                let turn = index.rem_euclid(2 * (last + 1));
+                Some(turn.min(2 * last + 1 - turn) as usize)
+            }
         }
     }
+}
+
+/// Padding of one dim: the numbers of cells before the first and after the last, and what they hold.
+pub type Sides = ([usize; 2], [Boundary; 2]);
+
+/// Checks that a field of a shape has what [`Boundary::PoleRow`] and [`Boundary::PoleEdge`] need, for
+/// the padding of every dim; other boundaries are not checked.
+///
+/// # Errors
+/// Poles without a next dim, or one with an odd number of cells, which has no opposite meridians, or
+/// that is padded but not [periodic](Boundary::Periodic); padding that reaches beyond the other
+/// pole; poles in two dims.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Boundary::*, check_poles};
+///
+/// let (poles, ring) = (([1, 1], [PoleEdge; 2]), ([1, 1], [Periodic; 2]));
+/// assert!(check_poles("conv2d", &[5, 8], &[poles, ring]).is_ok());
+/// let error = check_poles("conv2d", &[5, 7], &[poles, ring]).unwrap_err();
+/// assert!(error.to_string().contains("7 cells have no opposite meridians"));
+/// ```
+pub fn check_poles(operator: &str, shape: &[usize], sides: &[Sides]) -> Result<()> {
+    let crosses = |(widths, boundaries): &Sides| {
+        let mut sides = widths.iter().zip(boundaries);
+        sides.any(|(width, boundary)| *width > 0 && boundary.is_pole())
+    };
+    let mut dims = (0..sides.len()).filter(|&dim| crosses(&sides[dim]));
+    let Some(dim) = dims.next() else {
+        return Ok(());
+    };
+    let fail = |message: String| Err(Error::operator(operator, message));
+    if let Some(other) = dims.next() {
+        return fail(format!(
+            "poles in dims {dim} and {other}; expected one dim of latitudes"
+        ));
+    }
+    let Some((&columns, (widths, boundaries))) = shape.get(dim + 1).zip(sides.get(dim + 1)) else {
+        return fail(format!(
+            "poles in dim {dim}, the last; expected longitudes in the next"
+        ));
+    };
+    if !columns.is_multiple_of(2) {
+        return fail(format!(
+            "poles in dim {dim}, but {columns} cells have no opposite meridians in dim {}; expected an even number",
+            dim + 1
+        ));
+    }
+    let mut padded = widths
+        .iter()
+        .zip(boundaries)
+        .filter(|(width, _)| **width > 0);
+    if let Some((_, other)) = padded.find(|(_, boundary)| **boundary != Boundary::Periodic) {
+        return fail(format!(
+            "poles in dim {dim} beside {other:?} in dim {}; expected Periodic, as longitudes are around a pole",
+            dim + 1
+        ));
+    }
+    let rows = shape[dim];
+    for (width, boundary) in sides[dim].0.into_iter().zip(sides[dim].1) {
+        let most = match boundary {
+            Boundary::PoleEdge => rows,
+            Boundary::PoleRow => rows.saturating_sub(1),
+            _ => continue,
+        };
+        if width > most {
+            return fail(format!(
+                "{width} cells across a pole of dim {dim}; expected at most {most} of {rows}"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Run of cells of one dim that a rank needs, with its place in the tensor that the rank assembles;
@@ -213,11 +304,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const BOUNDARIES: [Boundary; 4] = [
+    const BOUNDARIES: [Boundary; 6] = [
         Boundary::Zeros,
         Boundary::Periodic,
         Boundary::Reflect,
         Boundary::Replicate,
+        Boundary::PoleRow,
+        Boundary::PoleEdge,
     ];
 
     #[test]
@@ -260,10 +353,34 @@ mod tests {
         assert_eq!((runs[1].dst, runs[1].src.clone()), (3, 1..3));
     }
 
+    #[test]
+    fn poles_need_opposite_meridians() {
+        use Boundary::{Periodic, PoleEdge, PoleRow, Reflect, Zeros};
+        let message = |shape: &[usize], sides: &[Sides]| {
+            let error = check_poles("op", shape, sides).unwrap_err();
+            error.to_string()
+        };
+        let none = ([0, 0], [Zeros; 2]);
+        let poles = |width, boundary| ([width, width], [boundary; 2]);
+        assert!(message(&[4, 6], &[none, poles(1, PoleRow)]).contains("dim 1, the last"));
+        let both = [poles(1, PoleRow), poles(1, PoleEdge)];
+        assert!(message(&[4, 6], &both).contains("poles in dims 0 and 1"));
+        let walls = [poles(1, PoleRow), ([0, 1], [Reflect; 2])];
+        assert!(message(&[4, 6], &walls).contains("beside Reflect in dim 1"));
+        let ring = ([2, 2], [Periodic; 2]);
+        let wide = message(&[4, 6], &[poles(4, PoleRow), ring]);
+        assert!(
+            wide.contains("4 cells across a pole of dim 0; expected at most 3 of 4"),
+            "{wide}"
+        );
+        assert!(check_poles("op", &[4, 6], &[poles(4, PoleEdge), ring]).is_ok());
+        assert!(check_poles("op", &[4, 7], &[poles(0, PoleEdge), ring]).is_ok());
+    }
+
     proptest! {
         #[test]
         fn runs_give_the_cells_of_the_boundary(
-            start in -30_isize..30, len in 0_usize..60, size in 0_usize..12, low in 0_usize..4, high in 0_usize..4,
+            start in -30_isize..30, len in 0_usize..60, size in 0_usize..12, low in 0_usize..6, high in 0_usize..6,
         ) {
             let (low, high) = (BOUNDARIES[low], BOUNDARIES[high]);
             let range = start..start + len as isize;

@@ -1,7 +1,9 @@
 //! Needs of ranks, and the owners of cells.
 
+use std::ops::Range;
+
 use crate::mesh::unravel;
-use crate::{IndexBox, Layout, Segment};
+use crate::{Boundary, IndexBox, Layout, Segment, segments};
 
 /// Box of global cells that a rank needs, with its place in the tensor that the rank assembles;
 /// [`Need`] has an example.
@@ -72,6 +74,65 @@ impl Need {
             })
             .collect();
         Self { shape, pieces }
+    }
+
+    /// The cells of a range of every dim of a field of this shape, which may reach beyond its ends,
+    /// where the boundaries of the dim give the values.
+    ///
+    /// Across a pole, rows come from the opposite meridian: a shape and padding that
+    /// [`check_poles`](crate::check_poles) accepts.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::{Boundary, Need};
+    ///
+    /// let boundaries = [[Boundary::PoleEdge; 2], [Boundary::Periodic; 2]];
+    /// let need = Need::within(&[4, 6], &[-1..2, 0..2], &boundaries);
+    /// let boxes: Vec<String> = need.pieces.iter().map(|piece| piece.src.to_string()).collect();
+    /// assert_eq!(boxes, ["[0..1, 3..5]", "[0..2, 0..2]"]);
+    /// ```
+    pub fn within(field: &[usize], ranges: &[Range<isize>], boundaries: &[[Boundary; 2]]) -> Self {
+        let shape: Vec<usize> = ranges.iter().map(ExactSizeIterator::len).collect();
+        let runs = |dim: usize, range: Range<isize>| {
+            let [low, high] = boundaries[dim];
+            segments(range, field[dim], low, high)
+        };
+        let poles = |dim: &usize| boundaries[*dim].iter().any(|boundary| boundary.is_pole());
+        let Some(rows) = (0..ranges.len()).find(poles) else {
+            let runs: Vec<_> = (0..)
+                .zip(ranges)
+                .map(|(dim, range)| runs(dim, range.clone()))
+                .collect();
+            return Self::product(shape, &runs);
+        };
+        let (range, size) = (&ranges[rows], field[rows] as isize);
+        let within = |cell: isize| cell.clamp(range.start, range.end);
+        let [low, high] = boundaries[rows];
+        let parts = [
+            (range.start..within(0), low.is_pole()),
+            (within(0)..within(size), false),
+            (within(size)..range.end, high.is_pole()),
+        ];
+        let mut need = Self::nothing(shape);
+        for (part, across) in parts {
+            let start = (part.start - range.start) as usize;
+            let runs = (0..).zip(ranges).map(|(dim, range)| {
+                if dim == rows {
+                    let mut runs = runs(dim, part.clone());
+                    runs.iter_mut().for_each(|run| run.dst += start);
+                    runs
+                } else if across && dim == rows + 1 {
+                    let half = (field[dim] / 2) as isize;
+                    let [low, high] = [Boundary::Periodic; 2];
+                    segments(range.start + half..range.end + half, field[dim], low, high)
+                } else {
+                    runs(dim, range.clone())
+                }
+            });
+            let runs: Vec<_> = runs.collect();
+            need.pieces.extend(Self::product(Vec::new(), &runs).pieces);
+        }
+        need
     }
 
     /// An empty need, assembled to a tensor of `shape` that holds the fill value only.

@@ -10,7 +10,7 @@ use super::ShardTensor;
 use crate::comm::{Operation, Traffic};
 use crate::exchange::{ExchangePlan, Need, Source};
 use crate::ops;
-use crate::region::{Boundary, segments};
+use crate::region::{Boundary, Sides, check_poles};
 use crate::{Error, Result};
 
 /// Halo of a shard in one dim; [`ShardTensor::with_halo`] has an example.
@@ -49,8 +49,8 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// owns them.
     ///
     /// # Errors
-    /// Partial values; a dim that the tensor does not have, or that is given twice; a failure of
-    /// communication.
+    /// Partial values; a dim that the tensor does not have, or that is given twice; poles of a field
+    /// that has no [opposite meridians](crate::check_poles); a failure of communication.
     ///
     /// # Example
     /// ```
@@ -83,24 +83,25 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
                 return Err(Error::operator(operator, message));
             }
         }
+        let find = |dim| halos.iter().find(|halo| halo.dim == dim);
+        let sides: Vec<Sides> = (0..D)
+            .map(|dim| {
+                find(dim).map_or_else(Default::default, |halo| {
+                    ([halo.low, halo.high], halo.boundary)
+                })
+            })
+            .collect();
+        check_poles(operator, self.layout().shape(), &sides)?;
         let layout = self.layout().clone();
         self.assemble(operator, halos.to_vec(), |position| {
             let shard = layout.local_box(position);
-            let find = |dim| halos.iter().find(|halo| halo.dim == dim);
-            let ranges: Vec<_> = (0..D)
-                .map(|dim| {
-                    let range = &shard.ranges()[dim];
-                    let (low, high) = find(dim).map_or((0, 0), |halo| (halo.low, halo.high));
-                    range.start as isize - low as isize..(range.end + high) as isize
-                })
-                .collect();
-            let runs: Vec<_> = (0..D)
-                .map(|dim| {
-                    let [low, high] = find(dim).map_or_else(Default::default, |halo| halo.boundary);
-                    segments(ranges[dim].clone(), layout.shape()[dim], low, high)
-                })
-                .collect();
-            Need::product(ranges.iter().map(ExactSizeIterator::len).collect(), &runs)
+            let ranges = shard.ranges().iter().zip(&sides);
+            let ranges = ranges.map(|(range, ([low, high], _))| {
+                range.start as isize - *low as isize..(range.end + high) as isize
+            });
+            let ranges: Vec<_> = ranges.collect();
+            let boundaries: Vec<_> = sides.iter().map(|(_, boundary)| *boundary).collect();
+            Need::within(layout.shape(), &ranges, &boundaries)
         })
     }
 

@@ -4,7 +4,8 @@ use std::hash::Hash;
 use std::ops::Range;
 
 use halocline_core::{
-    Boundary, Error, Layout, Need, Placement, Result, Segment, Shard, ShardTensor, Source, segments,
+    Boundary, Error, IndexBox, Layout, Need, Placement, Result, Segment, Shard, ShardTensor,
+    Source, segments,
 };
 
 use crate::reshape;
@@ -27,6 +28,29 @@ pub(crate) fn placed<const D: usize, Key>(
 where
     Key: Hash + Eq + Send + 'static,
 {
+    let need_of = |cells: &IndexBox| {
+        let dims = cells.ranges().iter().enumerate();
+        let dims: Vec<_> = dims.map(|(dim, cells)| runs(dim, cells)).collect();
+        Need::product(cells.shape(), &dims)
+    };
+    assembled(x, operator, key, output, fill, need_of)
+}
+
+/// [`placed`] with the need of a box of the result, in place of runs of each dim.
+///
+/// # Errors
+/// Those of [`placed`].
+pub(crate) fn assembled<const D: usize, Key>(
+    x: ShardTensor<D>,
+    operator: &'static str,
+    key: Key,
+    output: Layout,
+    fill: f64,
+    need_of: impl Fn(&IndexBox) -> Need,
+) -> Result<ShardTensor<D>>
+where
+    Key: Hash + Eq + Send + 'static,
+{
     x.require_resolved(operator)?;
     let mesh = x.mesh();
     let key = (
@@ -37,12 +61,7 @@ where
         fill.to_bits(),
     );
     let plan = mesh.cache().get_or_make(key, |(_, layout, output, ..)| {
-        let need_of = |position| {
-            let cells = output.local_box(position);
-            let dims = cells.ranges().iter().enumerate();
-            let dims: Vec<_> = dims.map(|(dim, cells)| runs(dim, cells)).collect();
-            Need::product(cells.shape(), &dims)
-        };
+        let need_of = |position| need_of(&output.local_box(position));
         let plan = mesh.exchange_plan(Source::Layout(layout), need_of);
         Ok(plan.with_fill(fill))
     })?;

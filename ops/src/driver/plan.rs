@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use halocline_core::{DeviceMesh, ExchangePlan, Layout, Need, Result, Source, segments};
+use halocline_core::{DeviceMesh, ExchangePlan, Layout, Need, Result, Sides, Source, check_poles};
 
 use super::reach::Reach;
 
@@ -34,7 +34,7 @@ impl Reaches<'_> {
     /// in dims without a map.
     ///
     /// # Errors
-    /// A window that does not fit.
+    /// A window that does not fit; poles of a field without opposite meridians.
     pub(crate) fn plan(
         &self,
         layout: &Layout,
@@ -46,6 +46,9 @@ impl Reaches<'_> {
         for (reach, dim) in self.dims.iter().zip(self.first..) {
             extents[dim] = reach.output_extents(self.operator, dim, layout.extents(dim))?;
         }
+        let sides = |dim: usize| self.of(dim).map_or_else(Default::default, Reach::sides);
+        let sides: Vec<Sides> = (0..layout.shape().len()).map(sides).collect();
+        check_poles(self.operator, layout.shape(), &sides)?;
         let output = like.derive(like.placements().to_vec(), extents);
 
         let exchange = self.between(layout, &output, mesh, fill);
@@ -88,31 +91,29 @@ impl Reaches<'_> {
 fn need(layout: &Layout, output: &Layout, supplied: &[Option<&Reach>], position: usize) -> Need {
     let (inputs, outputs) = (layout.local_box(position), output.local_box(position));
     let mut shape = Vec::new();
-    let mut runs = Vec::new();
+    let mut ranges = Vec::new();
+    let mut boundaries = Vec::new();
     for (dim, reach) in supplied.iter().enumerate() {
         let size = layout.shape()[dim];
         let Some(reach) = reach else {
             let own = &inputs.ranges()[dim];
-            let range = own.start as isize..own.end as isize;
             shape.push(own.len().max(1));
-            runs.push(segments(
-                range,
-                size,
-                Default::default(),
-                Default::default(),
-            ));
+            ranges.push(own.start as isize..own.end as isize);
+            boundaries.push(Default::default());
             continue;
         };
         let range = reach.input_range(&outputs.ranges()[dim], size);
-        let [low, high] = reach.boundary();
         // A last window may reach beyond the padding; what lies there is fill, whatever the boundary.
-        let padded = range.start..range.end.min(reach.padded_end(size));
-        runs.push(segments(padded, size, low, high));
+        ranges.push(range.start..range.end.min(reach.padded_end(size)));
+        boundaries.push(reach.boundary());
         shape.push(if range.is_empty() {
             reach.least()
         } else {
             range.len()
         });
     }
-    Need::product(shape, &runs)
+    Need {
+        shape,
+        ..Need::within(layout.shape(), &ranges, &boundaries)
+    }
 }

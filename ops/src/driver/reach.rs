@@ -5,10 +5,10 @@
 
 use std::ops::Range;
 
-use halocline_core::{Boundary, Result};
+use halocline_core::{Boundary, Result, Sides};
 
 use super::neighborhood::Neighborhood;
-use super::window::{Rounding, Window};
+use super::window::{Padding, Rounding, Window};
 
 /// The map from the outputs of an operator to its inputs, in one dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,6 +71,21 @@ impl Reach {
         match self {
             Self::Window(window) => window.padding.boundary,
             Self::Neighborhood(_) => [Boundary::Periodic; 2],
+        }
+    }
+
+    /// The padding of the field.
+    pub(super) fn sides(&self) -> Sides {
+        match self {
+            Self::Window(window) => {
+                let Padding {
+                    low,
+                    high,
+                    boundary,
+                } = window.padding;
+                ([low, high], boundary)
+            }
+            Self::Neighborhood(_) => Sides::default(),
         }
     }
 

@@ -11,6 +11,7 @@ mod narrow;
 mod pad;
 mod permute;
 pub mod pixel;
+mod poles;
 mod profile;
 mod repeat;
 mod roll;
@@ -33,6 +34,7 @@ pub use narrow::narrow;
 pub use pad::pad;
 pub use permute::permute;
 pub use pixel::{pixel_shuffle, pixel_unshuffle};
+pub use poles::pad_poles;
 pub use profile::profile;
 pub use repeat::repeat;
 pub use roll::roll;
@@ -46,7 +48,7 @@ pub use triangle::{tril, triu};
 use std::ops::Range;
 
 use burn::tensor::Int;
-use halocline_core::ShardTensor;
+use halocline_core::{Boundary, ShardTensor};
 
 use crate::driver::Padding;
 use crate::field::{Field, Rank, run};
@@ -280,6 +282,16 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     #[must_use]
     fn pad(self, paddings: &[(usize, Padding)], value: f64) -> Self {
         run(self, |x| pad(x, paddings, value))
+    }
+
+    /// Pads latitudes by rows from across the poles. See [`pad_poles`](fn@pad_poles), also for an
+    /// example.
+    ///
+    /// # Panics
+    /// Panics where [`pad_poles`](fn@pad_poles) returns an error.
+    #[must_use]
+    fn pad_poles(self, widths: [usize; 2], boundary: Boundary, odd: &[usize]) -> Self {
+        run(self, |x| pad_poles(x, widths, boundary, odd))
     }
 
     /// Takes every `step`-th cell of a range of a dim; nothing is sent. See [`slice`](fn@slice).

@@ -1,7 +1,7 @@
 //! Pad: cells before the first and after the last of a dim.
 //!
 //! `y[i] = x[i − low]`, and beyond the field a constant or what a [`Boundary`](halocline_core::Boundary) gives: the other
-//! end, the mirrored field, or the last cell. Semantics follow PyTorch's `pad` with the modes `constant`, `circular`,
+//! end, the mirrored field, the last cell, or the field across a pole. Semantics follow PyTorch's `pad` with the modes `constant`, `circular`,
 //! `reflect` and `replicate`, separately for every dim and side.
 //!
 //! # Placement
@@ -14,10 +14,10 @@
 //! # Adjoint
 //! The cotangent of a padded cell is added to that of the cell that it is a copy of.
 
-use halocline_core::{Boundary, Error, Result, ShardTensor, segments};
+use halocline_core::{Boundary, Error, IndexBox, Need, Result, ShardTensor, Sides, check_poles};
 
 use crate::driver::Padding;
-use crate::driver::place::{in_place, placed, require_dim};
+use crate::driver::place::{assembled, require_dim};
 use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
 
 const NAME: &str = "pad";
@@ -29,7 +29,8 @@ const NAME: &str = "pad";
 ///
 /// # Errors
 /// A dim that does not exist or is given twice; a boundary that takes its cells from a dim without any; a reflection as
-/// wide as the dim; partial values; a failure of communication.
+/// wide as the dim; poles of a field without [opposite meridians](check_poles); partial values; a failure of
+/// communication.
 ///
 /// # Example
 /// ```
@@ -69,23 +70,28 @@ pub fn pad<const D: usize>(
     }
     let output = x.layout().derive(x.placements().to_vec(), extents);
     let sizes = x.dims();
-    let paddings = paddings.to_vec();
-    placed(
-        x,
-        NAME,
-        paddings.clone(),
-        output,
-        value,
-        move |dim, cells| {
-            let Some((_, padding)) = paddings.iter().find(|(padded, _)| *padded == dim) else {
-                return in_place(cells, sizes[dim]);
-            };
-            let shifted = |cell: usize| cell as isize - padding.low as isize;
-            let range = shifted(cells.start)..shifted(cells.end);
-            let [low, high] = padding.boundary;
-            segments(range, sizes[dim], low, high)
-        },
-    )
+    let find = |dim: usize| paddings.iter().find(|(padded, _)| *padded == dim);
+    let sides: Vec<Sides> = (0..D)
+        .map(|dim| {
+            find(dim).map_or_else(Default::default, |(_, padding)| {
+                ([padding.low, padding.high], padding.boundary)
+            })
+        })
+        .collect();
+    check_poles(NAME, &sizes, &sides)?;
+    let boundaries: Vec<_> = sides.iter().map(|(_, boundary)| *boundary).collect();
+    let need_of = |cells: &IndexBox| {
+        let ranges = cells
+            .ranges()
+            .iter()
+            .zip(&sides)
+            .map(|(cells, ([low, _], _))| {
+                let shifted = |cell: usize| cell as isize - *low as isize;
+                shifted(cells.start)..shifted(cells.end)
+            });
+        Need::within(&sizes, &ranges.collect::<Vec<_>>(), &boundaries)
+    };
+    assembled(x, NAME, paddings.to_vec(), output, value, need_of)
 }
 
 fn check(dim: usize, size: usize, padding: &Padding) -> Result<()> {
