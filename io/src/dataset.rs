@@ -1,89 +1,18 @@
 use std::ops::Range;
 use std::path::Path;
 
-use burn::config::Config;
-use ndarray::{Array3, ArrayViewMut3, Axis, concatenate};
+use ndarray::{Array3, ArrayViewMut3, Axis, s};
 
 use crate::alike::{Property, checksum};
+use crate::channels::{Origin, Origins, follows, open_config, resolve};
+use crate::constants::Constants;
+use crate::forcing::Instant;
+use crate::sample::Part;
 use crate::samples::{Lead, SampleTimes, samples};
-use crate::{Error, Fields, Gaps, Metadata, Missing, OpenConfig, Result, Statistics, Traffic};
-
-/// The time axes that samples are taken from.
-///
-/// See [`DatasetConfig`] for an example.
-#[derive(Config, Debug, Copy, PartialEq, Eq)]
-pub enum Series {
-    /// Each file or store is a trajectory, such as a year or a model run: no sample spans two.
-    Separate,
-    /// All files or stores together are one time axis.
-    Joined,
-}
-
-/// Configuration of a [`FieldDataset`]: the times of a sample, and how files are opened.
-///
-/// # Example
-/// ```
-/// use halocline_io::{DatasetConfig, Gaps, OpenConfig, Series};
-///
-/// // From two times, predict the fourth after the later one.
-/// let config = DatasetConfig::new().with_history(2).with_lead(4);
-/// assert_eq!(config.series, Series::Separate);
-/// // From files of one day each, predict the field a day later.
-/// let config = DatasetConfig::new()
-///     .with_series(Series::Joined)
-///     .with_lead_hours(Some(24.0))
-///     .with_open(OpenConfig::of_channels(&["t2m", "z@500"]).with_gaps(Gaps::Skip));
-/// assert_eq!(config.open.gaps, Gaps::Skip);
-/// ```
-#[derive(Config, Debug)]
-pub struct DatasetConfig {
-    /// Number of times in an input; the last one is the present.
-    #[config(default = "1")]
-    pub history: usize,
-    /// Number of time steps from the present to the target.
-    #[config(default = "1")]
-    pub lead: usize,
-    /// Hours from the present to the target, in place of a number of steps. A time without a field
-    /// so many hours later gives no sample.
-    pub lead_hours: Option<f64>,
-    /// The time axes that samples are taken from.
-    #[config(default = "Series::Separate")]
-    pub series: Series,
-    /// Channels, missing values, gaps and units of time.
-    #[config(default = "OpenConfig::new()")]
-    pub open: OpenConfig,
-}
-
-impl DatasetConfig {
-    /// Sets the handling of missing values, of [`open`](Self::open).
-    #[must_use]
-    pub fn with_missing(mut self, missing: Missing) -> Self {
-        self.open.missing = missing;
-        self
-    }
-
-    /// Sets the handling of uneven time steps, of [`open`](Self::open).
-    #[must_use]
-    pub fn with_gaps(mut self, gaps: Gaps) -> Self {
-        self.open.gaps = gaps;
-        self
-    }
-}
-
-/// A pair of fields: an input, and the target to be predicted from it.
-///
-/// See [`FieldDataset`] for an example.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sample {
-    /// Input, [history · channels, lat, lon], the earliest time first.
-    pub input: Array3<f32>,
-    /// Target, [channels, lat, lon].
-    pub target: Array3<f32>,
-    /// Time of the present, the last time of the input, in seconds since 1970-01-01 UTC.
-    pub time: f64,
-    /// Time from the present to the target, in hours.
-    pub lead: f64,
-}
+use crate::{
+    Channels, DatasetConfig, Error, Fields, Metadata, Missing, Result, Sample, Series, Statistics,
+    Traffic,
+};
 
 /// Samples from files or stores of any format. Each is a trajectory, such as a year or a model run:
 /// no sample spans two, unless they are [joined](Series::Joined).
@@ -123,6 +52,9 @@ pub struct FieldDataset {
     files: Vec<Box<dyn Fields>>,
     metadata: Metadata,
     config: DatasetConfig,
+    channels: Channels,
+    origins: Origins,
+    constants: Option<Constants>,
     /// The file of every sample, and its times in that file.
     samples: Vec<(usize, SampleTimes)>,
     /// Mean and standard deviation of every channel, if values are normalised.
@@ -134,11 +66,15 @@ impl FieldDataset {
     ///
     /// # Errors
     /// Those of [`OpenConfig::open`], and of [`OpenConfig::open_joined`] if they are joined; files
-    /// that differ in these, or whose times are not evenly spaced, unless [gaps](Gaps) are
-    /// permitted; a history of zero; a negative lead; files too short for any sample.
+    /// that differ in these, or whose times are not evenly spaced, unless [gaps](crate::Gaps) are
+    /// permitted; channels that are not there or chosen twice; constants on another grid; a history of zero; no steps; a
+    /// negative lead; files too short for any sample.
     pub fn open(paths: &[impl AsRef<Path>], config: &DatasetConfig) -> Result<Self> {
         if config.history == 0 {
             return Err(Error::argument("history", 0, "at least 1 time"));
+        }
+        if config.steps == 0 {
+            return Err(Error::argument("steps", 0, "at least 1 target"));
         }
         let lead = match config.lead_hours {
             Some(hours) if !hours.is_finite() || hours < 0.0 => {
@@ -151,11 +87,15 @@ impl FieldDataset {
             Some(hours) => Lead::Time(hours * 3600.0),
             None => Lead::Steps(config.lead),
         };
+        let constants = config.constants.as_deref().map(Constants::open);
+        let constants = constants.transpose()?;
+        let names = constants.as_ref().map_or(&[][..], Constants::names);
+        let open = open_config(config, names);
         let files = match config.series {
-            Series::Joined if !paths.is_empty() => vec![config.open.open_joined(paths)?],
+            Series::Joined if !paths.is_empty() => vec![open.open_joined(paths)?],
             _ => paths
                 .iter()
-                .map(|path| config.open.open(path))
+                .map(|path| open.open(path))
                 .collect::<Result<Vec<_>>>()?,
         };
         let first = files
@@ -166,12 +106,25 @@ impl FieldDataset {
         for (index, file) in files.iter().enumerate() {
             metadata.check(file, first.path())?;
             let (times, step) = (file.times(), metadata.time_step());
-            let found = samples(times, step, config.history, lead, config.open.gaps);
+            let found = samples(
+                times,
+                step,
+                config.history,
+                (lead, config.steps),
+                config.open.gaps,
+            );
             all.extend(found.into_iter().map(|times| (index, times)));
         }
+        if let Some(constants) = &constants {
+            constants.check(&metadata, first.path())?;
+        }
+        let (origins, channels) = resolve(metadata.channels(), names, config)?;
         let dataset = Self {
+            constants,
             metadata,
             config: config.clone(),
+            channels,
+            origins,
             samples: all,
             scale: None,
             files,
@@ -183,7 +136,12 @@ impl FieldDataset {
     }
 
     fn no_samples(&self) -> Error {
-        let DatasetConfig { history, lead, .. } = self.config;
+        let DatasetConfig {
+            history,
+            lead,
+            steps,
+            ..
+        } = self.config;
         if let Some(hours) = self.config.lead_hours {
             let step = self.metadata.time_step() / 3600.0;
             let expected = format!(
@@ -193,6 +151,10 @@ impl FieldDataset {
             return Error::argument("lead_hours", hours, expected);
         }
         let longest = self.files.iter().map(|file| file.times().len()).max();
+        let lead = match steps {
+            1 => lead.to_string(),
+            _ => format!("{lead} times {steps} steps"),
+        };
         Error::argument(
             "history and lead",
             format!("{history} and {lead}"),
@@ -207,33 +169,35 @@ impl FieldDataset {
     /// deviation.
     ///
     /// # Errors
-    /// Statistics of other channels, and a channel that does not vary.
+    /// Statistics without one of the channels, and a channel that does not vary.
     pub fn with_statistics(mut self, statistics: &Statistics) -> Result<Self> {
         let (channels, others) = (self.metadata.channels(), statistics.metadata().channels());
-        if channels != others {
+        let places = channels
+            .iter()
+            .map(|channel| others.iter().position(|other| other == channel));
+        let Some(places) = places.collect::<Option<Vec<usize>>>() else {
             let expected = format!("those of channels {channels:?}");
             return Err(Error::argument(
                 "statistics",
                 format!("{others:?}"),
                 expected,
             ));
-        }
-        let scales = statistics.means().iter().zip(statistics.stds());
-        let usable = |(mean, std): (&f64, &f64)| mean.is_finite() && std.is_finite() && *std > 0.0;
-        if let Some(channel) = scales.into_iter().position(|scale| !usable(scale)) {
+        };
+        let (means, stds) = (statistics.means(), statistics.stds());
+        let scales: Vec<(f64, f64)> = places.iter().map(|&at| (means[at], stds[at])).collect();
+        let usable = |(mean, std): &(f64, f64)| mean.is_finite() && std.is_finite() && *std > 0.0;
+        if let Some(channel) = scales.iter().position(|scale| !usable(scale)) {
             let expected = "finite statistics of a channel that varies; leave constant ones out";
             return Err(Error::argument(
                 "statistics",
                 format!(
                     "a standard deviation of {} for {}",
-                    statistics.stds()[channel],
-                    channels[channel]
+                    scales[channel].1, channels[channel]
                 ),
                 expected,
             ));
         }
-        let pairs = statistics.means().iter().zip(statistics.stds());
-        self.scale = Some(pairs.map(|(mean, std)| (*mean, *std)).collect());
+        self.scale = Some(scales);
         Ok(self)
     }
 
@@ -252,16 +216,69 @@ impl FieldDataset {
         &self.metadata
     }
 
-    /// The shape of an input, [history · channels, lat, lon].
-    pub fn input_shape(&self) -> [usize; 3] {
-        let [channels, rows, columns] = self.target_shape();
-        [self.config.history * channels, rows, columns]
+    /// The names of inputs, forcings and targets.
+    ///
+    /// # Example
+    /// ```
+    /// # use halocline_io::{FieldWriter, Grid, WriterConfig};
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("2018.h5");
+    /// # let grid = Grid::cell_centred(4, 8)?;
+    /// # let names = ["t2m", "sst", "lsm"];
+    /// # let mut writer = FieldWriter::create(&path, &grid, &names, &WriterConfig::new())?;
+    /// # for step in 0..5 {
+    /// #     let field = halocline_io::ndarray::Array3::from_elem((3, 4, 8), step as f32);
+    /// #     writer.append(f64::from(step) * 21600.0, field.view())?;
+    /// # }
+    /// # writer.finish()?;
+    /// use halocline_io::{DatasetConfig, FieldDataset};
+    ///
+    /// // A file with t2m, sst and lsm: two steps of t2m and sst, with the land and the sun given.
+    /// let config = DatasetConfig::new()
+    ///     .with_steps(2)
+    ///     .with_forcings(vec!["lsm".into(), "cos_solar_zenith_angle".into()]);
+    /// let dataset = FieldDataset::open(&[&path], &config)?;
+    /// let channels = dataset.channels();
+    /// assert_eq!(channels.inputs, ["t2m", "sst"]);
+    /// assert_eq!(channels.targets, ["t2m", "sst"]);
+    /// assert_eq!(channels.feedback()?, [0, 1]); // where a prediction has the next inputs
+    /// let sample = dataset.sample(0)?;
+    /// assert_eq!(sample.forcing.dim(), (4, 4, 8)); // of two steps
+    /// assert_eq!(sample.target[[2, 0, 0]], 2.0); // t2m after two steps
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn channels(&self) -> &Channels {
+        &self.channels
     }
 
-    /// The shape of a target, [channels, lat, lon].
+    /// The number of times in an input.
+    pub(crate) fn history(&self) -> usize {
+        self.config.history
+    }
+
+    /// The number of targets in a sample.
+    pub fn steps(&self) -> usize {
+        self.config.steps
+    }
+
+    /// The shape of an input, [history · inputs, lat, lon].
+    pub fn input_shape(&self) -> [usize; 3] {
+        self.shape(self.config.history * self.channels.inputs.len())
+    }
+
+    /// The shape of the forcings, [steps · forcings, lat, lon].
+    pub fn forcing_shape(&self) -> [usize; 3] {
+        self.shape(self.config.steps * self.channels.forcings.len())
+    }
+
+    /// The shape of the targets, [steps · targets, lat, lon].
     pub fn target_shape(&self) -> [usize; 3] {
+        self.shape(self.config.steps * self.channels.targets.len())
+    }
+
+    fn shape(&self, channels: usize) -> [usize; 3] {
         let [rows, columns] = self.metadata.grid().shape();
-        [self.metadata.channels().len(), rows, columns]
+        [channels, rows, columns]
     }
 
     /// Time of a sample's present, the last time of its input, in seconds since 1970-01-01 UTC.
@@ -273,13 +290,23 @@ impl FieldDataset {
         file.times()[times.present]
     }
 
-    /// Time from a sample's present to its target, in hours.
+    /// Time from a sample's present to its first target, in hours.
     ///
     /// # Panics
     /// Panics if there is no such sample.
     pub fn lead(&self, sample: usize) -> f64 {
+        self.leads(sample)[0]
+    }
+
+    /// Time from a sample's present to each of its targets, in hours.
+    ///
+    /// # Panics
+    /// Panics if there is no such sample.
+    pub fn leads(&self, sample: usize) -> Vec<f64> {
         let (file, times) = self.times_of(sample);
-        (file.times()[times.target] - file.times()[times.present]) / 3600.0
+        let lead = |&target: &usize| file.times()[target] - file.times()[times.present];
+        let leads = times.targets.iter().map(lead);
+        leads.map(|seconds| seconds / 3600.0).collect()
     }
 
     /// Finds the first sample with this present, in seconds since 1970-01-01 UTC, to the nearest
@@ -303,8 +330,17 @@ impl FieldDataset {
     /// Panics if there is no such sample.
     pub fn sample(&self, sample: usize) -> Result<Sample> {
         Ok(Sample {
-            input: self.input(sample, self.input_shape().map(|size| 0..size))?,
-            target: self.target(sample, self.target_shape().map(|size| 0..size))?,
+            input: self.read(sample, Part::Input, self.input_shape().map(|size| 0..size))?,
+            forcing: self.read(
+                sample,
+                Part::Forcing,
+                self.forcing_shape().map(|size| 0..size),
+            )?,
+            target: self.read(
+                sample,
+                Part::Target,
+                self.target_shape().map(|size| 0..size),
+            )?,
             time: self.time(sample),
             lead: self.lead(sample),
         })
@@ -326,7 +362,12 @@ impl FieldDataset {
             ("lead_hours", format!("{:?}", self.config.lead_hours)),
             ("series", format!("{:?}", self.config.series)),
             ("gaps", format!("{:?}", self.config.open.gaps)),
+            ("steps", self.config.steps.to_string()),
+            ("missing", format!("{:?}", self.config.open.missing)),
             ("channels", format!("{:?}", metadata.channels())),
+            ("inputs", format!("{:?}", self.channels.inputs)),
+            ("forcings", format!("{:?}", self.channels.forcings)),
+            ("targets", format!("{:?}", self.channels.targets)),
             (
                 "grid",
                 format!("{grid} with checksum {:08x}", checksum(coordinates)),
@@ -335,6 +376,14 @@ impl FieldDataset {
             ("statistics", scales.unwrap_or_else(|| "none".into())),
             ("number of files", self.files.len().to_string()),
         ];
+        if let Some(constants) = &self.constants {
+            let (size, sum) = constants.fingerprint()?;
+            let text = format!(
+                "{size} bytes with checksum {sum:08x} of {:?}",
+                constants.names()
+            );
+            properties.push(("constants", text));
+        }
         for (index, file) in self.files.iter().enumerate() {
             let (size, sum) = file.fingerprint()?;
             let times = file.times();
@@ -348,53 +397,96 @@ impl FieldDataset {
         Ok(properties)
     }
 
-    /// Reads a box of the input of a sample.
-    pub(crate) fn input(&self, sample: usize, cells: [Range<usize>; 3]) -> Result<Array3<f32>> {
-        let (file, times) = self.times_of(sample);
-        let history = self.config.history;
-        let first = times.present - (history - 1);
-        let channels = self.metadata.channels().len();
-        let [wanted, rows, columns] = cells;
-        let parts = (0..history)
-            .map(|index| {
-                // Channels base..base + channels of the input are those of this time.
-                let base = index * channels;
-                let low = wanted.start.clamp(base, base + channels) - base;
-                let high = wanted.end.clamp(base, base + channels) - base;
-                let cells = [low..high, rows.clone(), columns.clone()];
-                self.field(file, first + index, cells)
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
-        Ok(concatenate(Axis(0), &views).expect("the parts have the same rows and columns"))
+    /// Whether missing values are filled.
+    ///
+    /// # Errors
+    /// They are to be, and there are no statistics to fill them with.
+    pub(crate) fn fills(&self) -> Result<bool> {
+        let fills = self.config.open.missing == Missing::Fill;
+        if fills && self.scale.is_none() {
+            let expected = "FieldDataset::with_statistics, of which the means are filled in";
+            return Err(Error::argument("missing", "Missing::Fill", expected));
+        }
+        Ok(fills)
     }
 
-    /// Reads a box of the target of a sample.
-    pub(crate) fn target(&self, sample: usize, cells: [Range<usize>; 3]) -> Result<Array3<f32>> {
-        let (file, times) = self.times_of(sample);
-        self.field(file, times.target, cells)
+    /// The time and the source of every channel of a part of a sample.
+    fn sources(&self, part: Part, times: &SampleTimes) -> Vec<(usize, Origin)> {
+        let Origins {
+            inputs,
+            forcings,
+            targets,
+        } = &self.origins;
+        let first = times.present + 1 - self.config.history;
+        let starts = std::iter::once(times.present).chain(times.targets.iter().copied());
+        let (times, origins): (Vec<usize>, _) = match part {
+            Part::Input => ((first..=times.present).collect(), inputs),
+            Part::Forcing => (starts.take(self.config.steps).collect(), forcings),
+            Part::Target => (times.targets.clone(), targets),
+        };
+        let at = |time: usize| origins.iter().map(move |origin| (time, *origin));
+        times.into_iter().flat_map(at).collect()
     }
 
-    fn field(
+    /// Reads a box of a part of a sample.
+    pub(crate) fn read(
         &self,
-        file: &dyn Fields,
-        time: usize,
-        cells: [Range<usize>; 3],
+        sample: usize,
+        part: Part,
+        [channels, rows, columns]: [Range<usize>; 3],
     ) -> Result<Array3<f32>> {
-        let [channels, rows, columns] = cells;
-        let values = file.read([time..time + 1, channels.clone(), rows, columns])?;
-        let mut values = values.index_axis_move(Axis(0), 0); // [channel, lat, lon]
-        if let Some(scale) = &self.scale {
-            normalize(values.view_mut(), &scale[channels]);
+        let fills = self.fills()? && part != Part::Target;
+        let (file, times) = self.times_of(sample);
+        let sources = &self.sources(part, times)[channels];
+        let mut values = Array3::zeros((sources.len(), rows.len(), columns.len()));
+        let mut place = 0;
+        // Neighbours in the file are read together.
+        for run in sources.chunk_by(follows) {
+            let places = place..place + run.len();
+            place = places.end;
+            let mut values = values.slice_mut(s![places, .., ..]);
+            let (time, origin) = run[0];
+            let read = |channel: usize| {
+                let channels = channel..channel + run.len();
+                let cells = [time..time + 1, channels, rows.clone(), columns.clone()];
+                Ok::<_, Error>(file.read(cells)?.index_axis_move(Axis(0), 0))
+            };
+            match origin {
+                Origin::Channel(channel) => {
+                    values.assign(&read(channel)?);
+                    if let Some(scale) = &self.scale {
+                        normalize(values.view_mut(), &scale[channel..channel + run.len()]);
+                    }
+                    if fills {
+                        values.mapv_inplace(|value| if value.is_nan() { 0.0 } else { value });
+                    }
+                }
+                Origin::Mask(channel) => {
+                    let present = |value: f32| f32::from(u8::from(!value.is_nan()));
+                    values.assign(&read(channel)?.mapv(present));
+                }
+                Origin::Constant(channel) => {
+                    let constants = self.constants.as_ref().expect("they have this channel");
+                    values.assign(&constants.read(channel, [rows.clone(), columns.clone()])?);
+                }
+                Origin::Computed(forcing) => {
+                    let (grid, instant) = (self.metadata.grid(), Instant::of(file.times()[time]));
+                    for ((_, row, column), value) in values.indexed_iter_mut() {
+                        let lat = grid.lat()[rows.start + row];
+                        let lon = grid.lon()[columns.start + column];
+                        *value = forcing.at(instant, lat, lon) as f32;
+                    }
+                }
+            }
         }
         Ok(values)
     }
 
     /// The file of a sample, and its times in that file.
-    fn times_of(&self, sample: usize) -> (&dyn Fields, SampleTimes) {
+    fn times_of(&self, sample: usize) -> (&dyn Fields, &SampleTimes) {
         assert!(sample < self.len(), "sample {sample} of {}", self.len());
-        let (file, times) = self.samples[sample];
-        (&self.files[file], times)
+        let (file, times) = &self.samples[sample];
+        (&self.files[*file], times)
     }
 }
 

@@ -1,5 +1,6 @@
 use std::fmt;
 
+use halocline_core::Boundary;
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
@@ -164,6 +165,49 @@ impl Grid {
         let areas: Vec<f64> = sines.windows(2).map(|pair| pair[0] - pair[1]).collect();
         let mean = areas.iter().sum::<f64>() / rows as f64;
         areas.iter().map(|area| area / mean).collect()
+    }
+
+    /// The values beyond the ends of latitudes and longitudes, for stencils: across the poles, which
+    /// are the outermost rows or about half a row beyond them (Gaussian grids too), and around the globe. Where a grid ends before,
+    /// or has no opposite meridians, the last cell is repeated.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::Boundary::*;
+    /// use halocline_io::Grid;
+    ///
+    /// assert_eq!(Grid::with_poles(5, 8)?.boundary(), [PoleRow, Periodic]);
+    /// assert_eq!(Grid::cell_centred(4, 8)?.boundary(), [PoleEdge, Periodic]);
+    /// let region = Grid::new(vec![60.0, 50.0, 40.0], vec![0.0, 10.0])?;
+    /// assert_eq!(region.boundary(), [Replicate, Replicate]);
+    /// # Ok::<(), halocline_io::Error>(())
+    /// ```
+    pub fn boundary(&self) -> [Boundary; 2] {
+        let columns = self.lon.len();
+        let step = 360.0 / columns as f64;
+        let even = |pair: &[f64]| ((pair[1] - pair[0]).rem_euclid(360.0) - step).abs() < TOLERANCE;
+        let around = columns > 1 && self.lon.windows(2).all(even);
+        // The distance of the outermost rows to the poles, in rows.
+        let beyond = |outer: f64, next: f64| (90.0 - outer.abs()) / (outer - next).abs();
+        let lat = match (&self.lat[..], &self.lat[..]) {
+            ([first, second, ..], [.., before, last]) if around && columns.is_multiple_of(2) => {
+                let ends = [beyond(*first, *second), beyond(*last, *before)];
+                if ends.iter().all(|end| *end < 1e-3) {
+                    Boundary::PoleRow
+                } else if ends.iter().all(|end| (0.3..0.9).contains(end)) {
+                    Boundary::PoleEdge
+                } else {
+                    Boundary::Replicate
+                }
+            }
+            _ => Boundary::Replicate,
+        };
+        let lon = if around {
+            Boundary::Periodic
+        } else {
+            Boundary::Replicate
+        };
+        [lat, lon]
     }
 
     /// Whether both grids have the same coordinates, up to rounding to single precision and the

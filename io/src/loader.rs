@@ -2,107 +2,46 @@
 
 use std::sync::Arc;
 
-use burn::config::Config;
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::{
     DeviceMesh, IndexBox, Layout, LocalGradient, Partial, Placement, RandomKey, ShardTensor,
     scatter_tensor,
 };
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::agreement::{Fallible, agree, agree_at, broadcast};
 use crate::alike::{Property, check, checksum};
 use crate::read_ahead::{HostBatch, ReadAhead};
-use crate::{Error, FieldDataset, Result, Traffic};
+use crate::sample::Part;
+use crate::{
+    Channels, Error, FieldDataset, LastBatch, LoaderConfig, Order, Result, Source, Traffic,
+};
 
 /// The name of communication for batches in errors.
 const OPERATION: &str = "field_loader";
-
-/// The ranks that read the files.
-///
-/// See [`LoaderConfig`] for an example.
-#[derive(Config, Debug, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// The first rank of the mesh reads whole samples and sends each rank its shard: for files on
-    /// the disk of one node.
-    Scatter,
-    /// Every rank reads its own box of cells: for file systems that all ranks share.
-    PerRank,
-}
-
-/// The order of samples in an epoch.
-///
-/// See [`LoaderConfig`] for an example.
-#[derive(Config, Debug, Copy, PartialEq, Eq)]
-pub enum Order {
-    /// The order in the files.
-    Sequential,
-    /// A random order, another in every epoch; the seed and the number of the epoch determine it on
-    /// any mesh.
-    Shuffled {
-        /// The seed.
-        seed: u64,
-    },
-}
-
-/// The handling of samples that do not fill a batch.
-///
-/// See [`LoaderConfig`] for an example.
-#[derive(Config, Debug, Copy, PartialEq, Eq)]
-pub enum LastBatch {
-    /// They are left out of the epoch.
-    Drop,
-    /// They make a smaller batch.
-    Keep,
-}
-
-/// Configuration of a [`FieldLoader`].
-///
-/// # Example
-/// ```
-/// use halocline_io::{LastBatch, LoaderConfig, Order, Source};
-///
-/// let config = LoaderConfig::new(8)
-///     .with_source(Source::PerRank)
-///     .with_order(Order::Shuffled { seed: 7 })
-///     .with_last_batch(LastBatch::Keep);
-/// assert_eq!((config.batch_size, config.prefetch), (8, 2));
-/// ```
-#[derive(Config, Debug)]
-pub struct LoaderConfig {
-    /// The number of samples in a batch, over all ranks.
-    pub batch_size: usize,
-    /// The ranks that read the files.
-    #[config(default = "Source::Scatter")]
-    pub source: Source,
-    /// The order of samples.
-    #[config(default = "Order::Sequential")]
-    pub order: Order,
-    /// The handling of samples that do not fill a batch.
-    #[config(default = "LastBatch::Drop")]
-    pub last_batch: LastBatch,
-    /// The number of batches that are kept ready in the background, besides the one being read and
-    /// the one in use.
-    #[config(default = "2")]
-    pub prefetch: usize,
-}
 
 /// The inputs and targets of some samples, sharded.
 ///
 /// See [`FieldLoader`] for an example.
 #[derive(Clone)]
 pub struct Batch {
-    /// Inputs, [batch, history · channels, lat, lon].
+    /// Inputs, [batch, history · inputs, lat, lon].
     pub input: ShardTensor<4>,
-    /// Targets, [batch, channels, lat, lon].
+    /// Forcings at the time from which each step starts, [batch, steps · forcings, lat, lon]; `None`
+    /// of a dataset without.
+    pub forcing: Option<ShardTensor<4>>,
+    /// Targets, [batch, steps · targets, lat, lon].
     pub target: ShardTensor<4>,
+    /// One where the targets have values and zero where these are filled, in the shape of the
+    /// targets; `None` unless missing values are [filled](crate::Missing::Fill).
+    pub mask: Option<ShardTensor<4>>,
     /// Indices of the samples in the dataset.
     pub samples: Vec<usize>,
     /// Time of the present of every sample, in seconds since 1970-01-01 UTC.
     pub times: Vec<f64>,
-    /// Time from the present to the target of every sample, in hours.
-    pub leads: Vec<f64>,
+    /// Time from the present to each target of every sample, in hours.
+    pub leads: Vec<Vec<f64>>,
 }
 
 /// Loader of batches onto a mesh. All ranks of the mesh create and use it together.
@@ -141,7 +80,7 @@ pub struct Batch {
 ///         assert_eq!(batch.target.dims(), [2, 2, 5, 8]);
 ///         assert_eq!(batch.samples.len(), 2);
 ///         assert_eq!(batch.times[0], batch.samples[0] as f64 * 21600.0);
-///         assert_eq!(batch.leads, [6.0, 6.0]); // hours
+///         assert_eq!(batch.leads, [[6.0], [6.0]]); // hours
 ///     }
 ///     assert_eq!(loader.epoch_from(1, 1).len(), 1); // to resume in epoch 1 after a batch
 ///     Ok(())
@@ -153,10 +92,9 @@ pub struct FieldLoader {
     mesh: DeviceMesh,
     placements: Vec<Placement>,
     config: LoaderConfig,
-    /// Time in seconds and lead in hours of every sample.
-    samples: Vec<(f64, f64)>,
-    /// The shapes of an input and of a target.
-    shapes: [[usize; 3]; 2],
+    summary: Summary,
+    /// The number of targets that batches have.
+    steps: usize,
     /// The dataset, on the ranks that read.
     dataset: Option<Arc<FieldDataset>>,
 }
@@ -198,8 +136,8 @@ impl FieldLoader {
             mesh: mesh.clone(),
             placements: placements.to_vec(),
             config: config.clone(),
-            samples: Vec::new(),
-            shapes: [[0; 3]; 2],
+            summary: Summary::default(),
+            steps: 0,
             dataset: None,
         };
         loader.open(open)?;
@@ -216,7 +154,7 @@ impl FieldLoader {
     /// Opens the dataset on the ranks that read, and sends its sizes and times to the others.
     fn open(&mut self, open: impl FnOnce() -> Result<FieldDataset>) -> halocline_core::Result<()> {
         let opened = if self.reads() {
-            open().map(Some)
+            open().and_then(|dataset| dataset.fills().map(|_| Some(dataset)))
         } else {
             Ok(None)
         };
@@ -229,25 +167,59 @@ impl FieldLoader {
         };
         let properties = agree(&self.mesh, OPERATION, self.fallible(), properties)?;
         let summary = dataset.as_ref().map(|dataset| {
-            let shapes = [dataset.input_shape(), dataset.target_shape()];
             let samples = 0..dataset.len();
-            let samples = samples.map(|sample| (dataset.time(sample), dataset.lead(sample)));
-            (samples.collect::<Vec<_>>(), shapes, &properties)
+            let samples = samples.map(|sample| (dataset.time(sample), dataset.leads(sample)));
+            let summary = Summary {
+                samples: samples.collect(),
+                channels: dataset.channels().clone(),
+                history: dataset.history(),
+                steps: dataset.steps(),
+                grid: dataset.metadata().grid().shape(),
+                fills: dataset.fills().is_ok_and(|fills| fills),
+            };
+            (summary, &properties)
         });
-        let first: Option<Summary> = from_first(&self.mesh, &summary)?;
-        let Some((samples, shapes, first)) = first else {
+        let first: Option<(Summary, Vec<(String, String)>)> = from_first(&self.mesh, &summary)?;
+        let Some((summary, first)) = first else {
             unreachable!("the first rank reads under every source");
         };
         let checked = check(&properties, &first);
         agree(&self.mesh, OPERATION, self.fallible(), checked)?;
-        (self.samples, self.shapes) = (samples, shapes);
+        (self.steps, self.summary) = (summary.steps, summary);
         self.dataset = dataset.map(Arc::new);
         Ok(())
     }
 
     /// The number of samples in the dataset.
     pub fn samples(&self) -> usize {
-        self.samples.len()
+        self.summary.samples.len()
+    }
+
+    /// The names of inputs, forcings and targets.
+    pub fn channels(&self) -> &Channels {
+        &self.summary.channels
+    }
+
+    /// The number of targets of every sample in a batch.
+    pub fn steps(&self) -> usize {
+        self.steps
+    }
+
+    /// Sets the number of targets that the next epochs read of every sample, at most those of the
+    /// [dataset](crate::DatasetConfig::steps), of which it is by default: a curriculum such as
+    /// `loader.set_steps(1 + trainer.epoch() / 5)?`. The samples stay the same.
+    ///
+    /// # Errors
+    /// No steps, or more than the dataset has. Ranks that set other numbers see an error with the
+    /// next batch.
+    pub fn set_steps(&mut self, steps: usize) -> Result<()> {
+        let most = self.summary.steps;
+        if !(1..=most).contains(&steps) {
+            let expected = format!("1 to {most}, which DatasetConfig::with_steps sets");
+            return Err(Error::argument("steps", steps, expected));
+        }
+        self.steps = steps;
+        Ok(())
     }
 
     /// Bytes that reading has taken so far on this rank, and its read amplification; zero on ranks
@@ -318,16 +290,27 @@ impl FieldLoader {
         }
     }
 
-    /// The layouts of the inputs and the targets of a batch.
-    fn layouts(&self, batch: usize) -> [Layout; 2] {
-        self.shapes.map(|[channels, rows, columns]| {
+    /// The layouts of the parts of a batch.
+    fn layouts(&self, batch: usize) -> [Layout; 3] {
+        let Channels {
+            inputs,
+            forcings,
+            targets,
+        } = self.channels();
+        let [rows, columns] = self.summary.grid;
+        Part::ALL.map(|part| {
+            let channels = match part {
+                Part::Input => self.summary.history * inputs.len(),
+                Part::Forcing => self.steps * forcings.len(),
+                Part::Target => self.steps * targets.len(),
+            };
             let shape = [batch, channels, rows, columns];
             Layout::new(self.mesh.shape(), &shape, &self.placements).expect("checked in new()")
         })
     }
 
-    /// The cells of inputs and targets that this rank reads.
-    fn boxes(&self, batch: usize) -> [IndexBox; 2] {
+    /// The cells of every part that this rank reads.
+    fn boxes(&self, batch: usize) -> [IndexBox; 3] {
         self.layouts(batch).map(|layout| match self.config.source {
             Source::Scatter => IndexBox::whole(layout.shape()),
             Source::PerRank => layout.local_box(self.mesh.position()),
@@ -336,21 +319,44 @@ impl FieldLoader {
 
     /// Creates the batch from the data that this rank has read.
     fn batch(&self, samples: Vec<usize>, read: Option<HostBatch>) -> halocline_core::Result<Batch> {
-        let [input_layout, target_layout] = self.layouts(samples.len());
-        let (input, target) = read.unzip();
+        let [input_layout, forcing_layout, target_layout] = self.layouts(samples.len());
+        let [input, forcing, target] = match read {
+            Some(parts) => parts.map(Some),
+            None => [const { None }; 3],
+        };
+        let given = !self.channels().forcings.is_empty();
+        let forcing = given.then(|| self.place(forcing, &forcing_layout));
+        let (target, mask) = self.filled(self.place(target, &target_layout)?);
+        let of_samples = samples
+            .iter()
+            .map(|&sample| self.summary.samples[sample].clone());
+        let (times, leads) = of_samples
+            .map(|(time, leads)| (time, leads[..self.steps].to_vec()))
+            .unzip();
         Ok(Batch {
             input: self.place(input, &input_layout)?,
-            target: self.place(target, &target_layout)?,
-            times: samples
-                .iter()
-                .map(|&sample| self.samples[sample].0)
-                .collect(),
-            leads: samples
-                .iter()
-                .map(|&sample| self.samples[sample].1)
-                .collect(),
+            forcing: forcing.transpose()?,
+            target,
+            mask,
+            times,
+            leads,
             samples,
         })
+    }
+
+    /// Targets with zeros in place of NaN, and the mask of the others, if missing values are filled.
+    fn filled(&self, target: ShardTensor<4>) -> (ShardTensor<4>, Option<ShardTensor<4>>) {
+        if !self.summary.fills {
+            return (target, None);
+        }
+        let (local, layout, mesh) = target.into_parts();
+        let missing = local.clone().is_nan();
+        let mask = missing.clone().bool_not().float().cast(local.dtype());
+        let target = local.mask_fill(missing, 0.0);
+        (
+            ShardTensor::from_parts(target, layout.clone(), mesh.clone()),
+            Some(ShardTensor::from_parts(mask, layout, mesh)),
+        )
     }
 
     fn place(
@@ -371,9 +377,19 @@ impl FieldLoader {
     }
 }
 
-/// The times and leads of the samples, the shapes of an input and of a target, and the properties that must be
-/// equal on all ranks that read.
-type Summary = (Vec<(f64, f64)>, [[usize; 3]; 2], Vec<(String, String)>);
+/// Properties of the dataset that all ranks need.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Summary {
+    /// Time in seconds and leads in hours of every sample.
+    samples: Vec<(f64, Vec<f64>)>,
+    channels: Channels,
+    history: usize,
+    steps: usize,
+    /// Rows and columns.
+    grid: [usize; 2],
+    /// Whether missing values are filled.
+    fills: bool,
+}
 
 /// Checks that all ranks have the settings of the first, except `prefetch`.
 fn check_settings(
@@ -424,7 +440,11 @@ impl Iterator for Epoch<'_> {
         );
         let samples = self.batches.next()?;
         let numbers = samples.iter().map(|&sample| sample as f64);
-        let place = format!("{place}, samples with checksum {:08x}", checksum(numbers));
+        let place = format!(
+            "{place}, samples with checksum {:08x} and {} steps",
+            checksum(numbers),
+            self.loader.steps
+        );
         let read = self.ahead.as_ref().map(ReadAhead::next);
         let batch = agree_at(
             &self.loader.mesh,

@@ -28,4 +28,9 @@ pub enum Missing {
     Reject,
     /// They are read as NaN (infinite values as they are), and statistics leave NaN out.
     Allow,
+    /// As [`Allow`](Self::Allow); and in samples the mean of their channel takes their place, which
+    /// is zero, because samples are [normalised](crate::FieldDataset::with_statistics). A batch has
+    /// a [mask](crate::Batch::mask) of the values that its targets have, and the forcing
+    /// `mask:NAME` is that of a channel `NAME` as an input.
+    Fill,
 }

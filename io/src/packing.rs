@@ -159,7 +159,7 @@ fn check<T: Copy, D: Dimension>(
     cells: &[Range<usize>],
     describe: impl Fn(T) -> Option<String>,
 ) -> Result<()> {
-    if missing == Missing::Allow {
+    if missing != Missing::Reject {
         return Ok(());
     }
     // The position in the order of the dims, from which the index follows.

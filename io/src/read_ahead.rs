@@ -8,13 +8,14 @@ use burn::tensor::TensorData;
 use halocline_core::IndexBox;
 use ndarray::Array3;
 
+use crate::sample::Part;
 use crate::{Error, FieldDataset, Result};
 
-/// The cells of the inputs and of the targets of a batch that a rank reads.
-pub(crate) type HostBatch = (TensorData, TensorData);
+/// The cells of every part of a batch that a rank reads.
+pub(crate) type HostBatch = [TensorData; 3];
 
-/// The samples of a batch, and the boxes to read of its inputs and of its targets.
-pub(crate) type Job = (Vec<usize>, [IndexBox; 2]);
+/// The samples of a batch, and the boxes to read of its parts.
+pub(crate) type Job = (Vec<usize>, [IndexBox; 3]);
 
 /// Receiver of the batches that a thread reads.
 #[derive(Debug)]
@@ -48,14 +49,15 @@ impl ReadAhead {
 fn read_batch(
     dataset: &FieldDataset,
     samples: &[usize],
-    [input, target]: &[IndexBox; 2],
+    boxes: &[IndexBox; 3],
 ) -> Result<HostBatch> {
-    Ok((
-        read_box(samples, input, |sample, cells| dataset.input(sample, cells))?,
-        read_box(samples, target, |sample, cells| {
-            dataset.target(sample, cells)
-        })?,
-    ))
+    let read = |part: Part| {
+        read_box(samples, &boxes[part as usize], |sample, cells| {
+            dataset.read(sample, part, cells)
+        })
+    };
+    let [input, forcing, target] = Part::ALL.map(read);
+    Ok([input?, forcing?, target?])
 }
 
 /// Reads a box of [batch, channel, lat, lon].

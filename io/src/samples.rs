@@ -3,14 +3,15 @@
 use crate::Gaps;
 use crate::times::close;
 
-/// The indices of the present and of the target of a sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The times of a sample, as indices.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SampleTimes {
     pub(crate) present: usize,
-    pub(crate) target: usize,
+    /// The time of every target, each a lead after the one before it.
+    pub(crate) targets: Vec<usize>,
 }
 
-/// The distance from the present to the target.
+/// The distance from the present to the first target, and from each target to the next.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Lead {
     /// A number of times of the axis.
@@ -19,35 +20,39 @@ pub(crate) enum Lead {
     Time(f64),
 }
 
-/// The samples of a time axis of rising `times` with a usual `step`, in their order.
+/// The samples of a time axis of rising `times` with a usual `step`, in their order. Each has
+/// `targets` targets.
 pub(crate) fn samples(
     times: &[f64],
     step: f64,
     history: usize,
-    lead: Lead,
+    (lead, targets): (Lead, usize),
     gaps: Gaps,
 ) -> Vec<SampleTimes> {
+    let target = |present: usize, number: usize| match lead {
+        Lead::Steps(steps) => present.checked_add(steps.checked_mul(number)?),
+        Lead::Time(seconds) => {
+            let seconds = seconds * number as f64;
+            let target = times.partition_point(|&time| {
+                let lead = time - times[present];
+                lead < seconds && !close(lead, seconds, step)
+            });
+            let reached = |&index: &usize| close(times[index] - times[present], seconds, step);
+            (target < times.len()).then_some(target).filter(reached)
+        }
+    };
     let sample = |present: usize| {
-        let target = match lead {
-            Lead::Steps(steps) => present.checked_add(steps),
-            Lead::Time(seconds) => {
-                let target = times.partition_point(|&time| {
-                    let lead = time - times[present];
-                    lead < seconds && !close(lead, seconds, step)
-                });
-                let reached = |&index: &usize| close(times[index] - times[present], seconds, step);
-                (target < times.len()).then_some(target).filter(reached)
-            }
-        }?;
+        let targets = (1..=targets).map(|number| target(present, number));
+        let targets: Vec<usize> = targets.collect::<Option<_>>()?;
         let first = present - (history - 1);
         // A target by time may lie beyond a gap.
         let last = match lead {
-            Lead::Steps(_) => target,
+            Lead::Steps(_) => targets.last().copied().unwrap_or(present),
             Lead::Time(_) => present,
         };
         let mut steps = times.get(first..=last)?.windows(2);
         let even = gaps != Gaps::Skip || steps.all(|pair| close(pair[1] - pair[0], step, step));
-        even.then_some(SampleTimes { present, target })
+        even.then_some(SampleTimes { present, targets })
     };
     (history - 1..times.len()).filter_map(sample).collect()
 }
@@ -57,8 +62,8 @@ mod tests {
     use super::*;
 
     fn pairs(times: &[f64], history: usize, lead: Lead, gaps: Gaps) -> Vec<(usize, usize)> {
-        let samples = samples(times, 6.0, history, lead, gaps);
-        let pair = |sample: SampleTimes| (sample.present, sample.target);
+        let samples = samples(times, 6.0, history, (lead, 1), gaps);
+        let pair = |sample: SampleTimes| (sample.present, sample.targets[0]);
         samples.into_iter().map(pair).collect()
     }
 
@@ -93,5 +98,20 @@ mod tests {
             pairs(&times, 1, Lead::Time(18.0), Gaps::Allow),
             [(1, 3), (2, 4)]
         );
+    }
+
+    #[test]
+    fn targets_follow_each_other_by_the_lead() {
+        let times = [0.0, 6.0, 12.0, 24.0, 30.0, 36.0];
+        let all = |lead, targets, gaps| {
+            let samples = samples(&times, 6.0, 1, (lead, targets), gaps);
+            let list = |sample: SampleTimes| [vec![sample.present], sample.targets].concat();
+            samples.into_iter().map(list).collect::<Vec<_>>()
+        };
+        assert_eq!(all(Lead::Steps(1), 2, Gaps::Skip), [[0, 1, 2], [3, 4, 5]]);
+        assert_eq!(all(Lead::Steps(2), 2, Gaps::Allow), [[0, 2, 4], [1, 3, 5]]);
+        assert_eq!(all(Lead::Time(12.0), 3, Gaps::Skip), [[0, 2, 3, 5]]);
+        let none: [[usize; 1]; 0] = [];
+        assert_eq!(all(Lead::Steps(usize::MAX), 2, Gaps::Allow), none);
     }
 }

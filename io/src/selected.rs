@@ -50,7 +50,7 @@ impl Selected {
 }
 
 /// The indices of the channels that a name stands for.
-fn find(names: &[String], chosen: &str) -> Vec<usize> {
+pub(crate) fn find(names: &[String], chosen: &str) -> Vec<usize> {
     if let Some(index) = names.iter().position(|name| name == chosen) {
         return vec![index];
     }

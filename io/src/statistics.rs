@@ -318,7 +318,7 @@ impl StatisticsBuilder {
 
 /// Adds a field [1, channel, lat, lon], or its difference from an earlier one, to the moments of
 /// its channels.
-fn collect(
+pub(crate) fn collect(
     moments: &mut [Moments],
     field: &Array4<f32>,
     earlier: Option<&Array4<f32>>,

@@ -317,7 +317,7 @@ fn files_of_any_format_make_one_time_axis() {
 }
 
 /// Bits, times and leads of a batch.
-type Read = (Vec<u32>, Vec<f64>, Vec<f64>);
+type Read = (Vec<u32>, Vec<f64>, Vec<Vec<f64>>);
 
 #[test]
 fn ranks_that_read_their_boxes_have_the_batches_of_one_reader() {
@@ -351,7 +351,7 @@ fn ranks_that_read_their_boxes_have_the_batches_of_one_reader() {
     let reference = load(Source::Scatter, 1);
     let (_, times, leads) = &reference[0][0];
     assert_eq!(times[..], [START, START + 6.0 * HOUR]);
-    assert_eq!(leads[..], [6.0, 6.0]);
+    assert_eq!(leads[..], [[6.0], [6.0]]);
     for ranks in 2..=4 {
         for source in [Source::Scatter, Source::PerRank] {
             for batches in load(source, ranks) {

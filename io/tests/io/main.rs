@@ -9,6 +9,7 @@ mod field_file;
 mod field_writer;
 mod formats;
 mod loader;
+mod roles;
 mod statistics;
 mod xarray;
 

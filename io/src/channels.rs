@@ -1,0 +1,181 @@
+//! Roles of channels in samples: inputs, forcings, targets.
+
+use serde::{Deserialize, Serialize};
+
+use crate::cf::base;
+use crate::forcing::Forcing;
+use crate::selected::find;
+use crate::{DatasetConfig, Error, OpenConfig, Result};
+
+/// Prefix of the name of a mask.
+const MASK: &str = "mask:";
+
+/// Names of the channels of a sample, by role.
+///
+/// See [`FieldDataset::channels`](crate::FieldDataset::channels) for an example.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Channels {
+    /// Inputs, which are present once for each time of the history.
+    pub inputs: Vec<String>,
+    /// Channels that are known at every step, and never predicted.
+    pub forcings: Vec<String>,
+    /// Targets.
+    pub targets: Vec<String>,
+}
+
+impl Channels {
+    /// The place among the targets of every input, by which a prediction becomes the next input.
+    ///
+    /// # Errors
+    /// An input that is not predicted: expected among the targets or the forcings.
+    pub fn feedback(&self) -> Result<Vec<usize>> {
+        let place = |input: &String| {
+            let found = self.targets.iter().position(|target| target == input);
+            let expected = format!(
+                "a target too ({}), or a forcing, which is known at every step",
+                self.targets.join(", ")
+            );
+            found.ok_or_else(|| Error::argument("inputs", input, expected))
+        };
+        self.inputs.iter().map(place).collect()
+    }
+}
+
+/// The source of a channel of a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A channel of the files.
+    Channel(usize),
+    /// One where a channel of the files has values, else zero.
+    Mask(usize),
+    /// A channel of the constants.
+    Constant(usize),
+    Computed(Forcing),
+}
+
+/// Whether a source, at a time, is read together with the one before it.
+pub(crate) fn follows(one: &(usize, Origin), next: &(usize, Origin)) -> bool {
+    match (one, next) {
+        ((time, Origin::Channel(one)), (other, Origin::Channel(next)))
+        | ((time, Origin::Mask(one)), (other, Origin::Mask(next))) => {
+            time == other && one + 1 == *next
+        }
+        _ => false,
+    }
+}
+
+/// The sources of the channels of a sample, by role.
+#[derive(Debug)]
+pub(crate) struct Origins {
+    pub(crate) inputs: Vec<Origin>,
+    pub(crate) forcings: Vec<Origin>,
+    pub(crate) targets: Vec<Origin>,
+}
+
+/// How to open the files: with the channels that a sample needs, if its inputs are chosen and the
+/// channels are not. `constants` are the names of constants.
+pub(crate) fn open_config(config: &DatasetConfig, constants: &[String]) -> OpenConfig {
+    let (None, Some(inputs)) = (&config.open.channels, &config.inputs) else {
+        return config.open.clone();
+    };
+    let given = |name: &&String| {
+        Forcing::of(name).is_some() || constants.iter().any(|constant| constant == *name)
+    };
+    let of_files = config.forcings.iter().filter(|name| !given(name));
+    let of_files = of_files.map(|name| name.strip_prefix(MASK).unwrap_or(name));
+    let targets = config.targets.iter().flatten();
+    let all: Vec<&str> = inputs.iter().chain(targets).map(String::as_str).collect();
+    let all: Vec<&str> = all.into_iter().chain(of_files).collect();
+    let mut names: Vec<String> = Vec::new();
+    for &name in &all {
+        // Where all levels of a variable are chosen, one of them is chosen too.
+        let within = base(name) != name && all.contains(&base(name));
+        if !within && !names.iter().any(|other| other == name) {
+            names.push(name.into());
+        }
+    }
+    config.open.clone().with_channels(Some(names))
+}
+
+/// The sources of a sample's channels in files with these channels and constants, and their names.
+///
+/// # Errors
+/// A name of no channel, or one that is chosen twice in one role.
+pub(crate) fn resolve(
+    names: &[String],
+    constants: &[String],
+    config: &DatasetConfig,
+) -> Result<(Origins, Channels)> {
+    let of_file = |role: &'static str, name: &str| {
+        let found = find(names, name);
+        let computed = if role == "forcings" {
+            format!(", {MASK} before one of them, or {}", Forcing::names())
+        } else {
+            String::new()
+        };
+        let expected = format!(
+            "channels of the files, each once: {}{computed}",
+            names.join(", ")
+        );
+        match found.is_empty() {
+            true => Err(Error::argument(role, name, expected)),
+            false => Ok(found),
+        }
+    };
+    let unique = |role, chosen: Vec<(Origin, String)>| {
+        let twice = (1..chosen.len()).find(|&i| chosen[..i].iter().any(|one| one.1 == chosen[i].1));
+        match twice {
+            Some(index) => Err(Error::argument(role, &chosen[index].1, "each channel once")),
+            None => Ok(chosen.into_iter().unzip::<_, _, Vec<_>, Vec<_>>()),
+        }
+    };
+    let plain = |index: usize| (Origin::Channel(index), names[index].clone());
+    let list = |role, chosen: &[String]| {
+        let found = chosen.iter().map(|name| of_file(role, name));
+        let found: Vec<Vec<usize>> = found.collect::<Result<_>>()?;
+        unique(role, found.concat().into_iter().map(plain).collect())
+    };
+    let mut forcings = Vec::new();
+    for name in &config.forcings {
+        if let Some(forcing) = Forcing::of(name) {
+            forcings.push((Origin::Computed(forcing), name.clone()));
+        } else if let Some(constant) = constants.iter().position(|constant| constant == name) {
+            forcings.push((Origin::Constant(constant), name.clone()));
+        } else if let Some(masked) = name.strip_prefix(MASK) {
+            let found = of_file("forcings", masked)?;
+            let mask = |index: usize| (Origin::Mask(index), format!("{MASK}{}", names[index]));
+            forcings.extend(found.into_iter().map(mask));
+        } else {
+            forcings.extend(of_file("forcings", name)?.into_iter().map(plain));
+        }
+    }
+    let (forcings, forcing_names) = unique("forcings", forcings)?;
+    let (inputs, input_names) = match &config.inputs {
+        Some(chosen) => list("inputs", chosen)?,
+        // All that are not given otherwise.
+        None => (0..names.len())
+            .map(plain)
+            .filter(|(origin, _)| !forcings.contains(origin))
+            .unzip(),
+    };
+    let (targets, target_names) = match &config.targets {
+        Some(chosen) => list("targets", chosen)?,
+        None => (inputs.clone(), input_names.clone()),
+    };
+    for (role, chosen) in [("inputs", &inputs), ("targets", &targets)] {
+        if chosen.is_empty() {
+            return Err(Error::argument(role, "none", "at least one channel"));
+        }
+    }
+    let channels = Channels {
+        inputs: input_names,
+        forcings: forcing_names,
+        targets: target_names,
+    };
+    let origins = Origins {
+        inputs,
+        forcings,
+        targets,
+    };
+    Ok((origins, channels))
+}

@@ -1,0 +1,87 @@
+//! Fields that are the same at all times, in a file of their own.
+
+use std::ops::Range;
+use std::path::Path;
+
+use ndarray::{Array3, Axis};
+
+use crate::moments::Moments;
+use crate::statistics::collect;
+use crate::{Error, Fields, Gaps, Metadata, Missing, OpenConfig, Result};
+
+/// Constant fields, such as orography and a land mask, normalised by their own mean and standard
+/// deviation over the grid. Missing values are zero.
+#[derive(Debug)]
+pub(crate) struct Constants {
+    fields: Box<dyn Fields>,
+    /// Mean and standard deviation of every channel.
+    scales: Vec<(f64, f64)>,
+}
+
+impl Constants {
+    /// Opens a file or store, of which the first time counts.
+    ///
+    /// # Errors
+    /// Those of [`OpenConfig::open`]; a channel without values.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let open = OpenConfig::new()
+            .with_missing(Missing::Allow)
+            .with_gaps(Gaps::Allow);
+        let fields = open.open(path)?;
+        let [_, channels, rows, columns] = fields.shape();
+        let weights = fields.grid().latitude_weights();
+        let mut scales = Vec::new();
+        for channel in 0..channels {
+            let field = fields.read([0..1, channel..channel + 1, 0..rows, 0..columns])?;
+            let mut moments = [Moments::default()];
+            collect(&mut moments, &field, None, &weights);
+            let Some((mean, std)) = moments[0].mean_and_std() else {
+                let name = &fields.channels()[channel];
+                return Err(Error::shape(path, name, "no values", "a field with values"));
+            };
+            // One value everywhere is zero.
+            scales.push((mean, if std > 0.0 { std } else { 1.0 }));
+        }
+        Ok(Self { fields, scales })
+    }
+
+    /// Checks that they are on the grid of a dataset, whose first file is `reference`.
+    pub(crate) fn check(&self, metadata: &Metadata, reference: &Path) -> Result<()> {
+        if self.fields.grid().agrees_with(metadata.grid()) {
+            return Ok(());
+        }
+        Err(Error::Differs {
+            path: self.fields.path().into(),
+            what: "grid",
+            found: self.fields.grid().to_string(),
+            expected: metadata.grid().to_string(),
+            reference: reference.into(),
+        })
+    }
+
+    pub(crate) fn names(&self) -> &[String] {
+        self.fields.channels()
+    }
+
+    /// Reads a box of a channel.
+    pub(crate) fn read(
+        &self,
+        channel: usize,
+        [rows, columns]: [Range<usize>; 2],
+    ) -> Result<Array3<f32>> {
+        let values = self
+            .fields
+            .read([0..1, channel..channel + 1, rows, columns])?;
+        let (mean, std) = self.scales[channel];
+        let scaled = |value: f32| match value.is_nan() {
+            true => 0.0,
+            false => ((f64::from(value) - mean) / std) as f32,
+        };
+        Ok(values.index_axis_move(Axis(0), 0).mapv(scaled))
+    }
+
+    /// See [`Fields::fingerprint`].
+    pub(crate) fn fingerprint(&self) -> Result<(u64, u32)> {
+        self.fields.fingerprint()
+    }
+}

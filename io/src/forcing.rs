@@ -1,0 +1,168 @@
+//! Channels that are computed from time and place.
+
+use std::f64::consts::TAU;
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+/// The mean length of a year of the Julian calendar, in days.
+const DAYS: f64 = 365.25;
+
+/// A channel that is computed. Names and definitions are those of anemoi-datasets; the angle of the
+/// sun is that of ECMWF's earthkit-meteo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Forcing {
+    CosLatitude,
+    SinLatitude,
+    CosLongitude,
+    SinLongitude,
+    CosJulianDay,
+    SinJulianDay,
+    CosLocalTime,
+    SinLocalTime,
+    CosSolarZenithAngle,
+}
+
+impl Forcing {
+    const NAMES: [(&'static str, Self); 9] = [
+        ("cos_latitude", Self::CosLatitude),
+        ("sin_latitude", Self::SinLatitude),
+        ("cos_longitude", Self::CosLongitude),
+        ("sin_longitude", Self::SinLongitude),
+        ("cos_julian_day", Self::CosJulianDay),
+        ("sin_julian_day", Self::SinJulianDay),
+        ("cos_local_time", Self::CosLocalTime),
+        ("sin_local_time", Self::SinLocalTime),
+        ("cos_solar_zenith_angle", Self::CosSolarZenithAngle),
+    ];
+
+    /// The channel of a name, if it is computed.
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        let found = Self::NAMES.iter().find(|(known, _)| *known == name);
+        found.map(|(_, forcing)| *forcing)
+    }
+
+    /// The names of all, for errors.
+    pub(crate) fn names() -> String {
+        Self::NAMES.map(|(name, _)| name).join(", ")
+    }
+
+    /// The value at a place, in degrees, and an instant.
+    pub(crate) fn at(self, instant: Instant, lat: f64, lon: f64) -> f64 {
+        let [lat, lon] = [lat, lon].map(f64::to_radians);
+        let year = TAU * instant.day_of_year / DAYS;
+        // The angle of the sun after midnight of the place.
+        let local = lon + TAU * instant.hours / 24.0;
+        match self {
+            Self::CosLatitude => lat.cos(),
+            Self::SinLatitude => lat.sin(),
+            Self::CosLongitude => lon.cos(),
+            Self::SinLongitude => lon.sin(),
+            Self::CosJulianDay => year.cos(),
+            Self::SinJulianDay => year.sin(),
+            Self::CosLocalTime => local.cos(),
+            Self::SinLocalTime => local.sin(),
+            Self::CosSolarZenithAngle => {
+                let (declination, equation_of_time) = sun(year);
+                let hour_angle = local + equation_of_time - TAU / 2.0;
+                let height = lat.sin() * declination.sin()
+                    + lat.cos() * declination.cos() * hour_angle.cos();
+                // Below the horizon there is no sun.
+                height.max(0.0)
+            }
+        }
+    }
+}
+
+/// Declination and equation of time, in radians, for the angle of the year: the Fourier series of
+/// earthkit-meteo, in degrees.
+fn sun(year: f64) -> (f64, f64) {
+    let series = |constant: f64, terms: &[[f64; 2]]| {
+        let terms = (1..).zip(terms).map(|(order, [cos, sin])| {
+            let angle = f64::from(order) * year;
+            cos * angle.cos() + sin * angle.sin()
+        });
+        (constant + terms.sum::<f64>()).to_radians()
+    };
+    let declination = series(
+        0.396372,
+        &[
+            [-22.91327, 4.025430],
+            [-0.387205, 0.051967],
+            [-0.154527, 0.084798],
+        ],
+    );
+    let equation_of_time = series(0.004297, &[[0.107029, -1.837877], [-0.837378, -2.340475]]);
+    (declination, equation_of_time)
+}
+
+/// A time as seasons and hours have it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Instant {
+    /// Days since the beginning of the year.
+    day_of_year: f64,
+    /// Hours since midnight UTC.
+    hours: f64,
+}
+
+impl Instant {
+    /// The instant of seconds since 1970-01-01 UTC.
+    pub(crate) fn of(seconds: f64) -> Self {
+        const DAY: f64 = 86_400.0;
+        let day = (seconds / DAY).floor();
+        let hours = (seconds - day * DAY) / 3600.0;
+        // Years beyond the calendar of the crate have no seasons to speak of.
+        let date = Timestamp::from_second((day * DAY) as i64).unwrap_or(Timestamp::UNIX_EPOCH);
+        let date = date.to_zoned(TimeZone::UTC);
+        Self {
+            day_of_year: f64::from(date.day_of_year() - 1) + hours / 24.0,
+            hours,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(name: &str, seconds: f64, lat: f64, lon: f64) -> f64 {
+        Forcing::of(name)
+            .unwrap()
+            .at(Instant::of(seconds), lat, lon)
+    }
+
+    #[test]
+    fn the_sun_stands_where_it_does() {
+        let height = |date: &str, lat, lon| {
+            let date: Timestamp = date.parse().unwrap();
+            at("cos_solar_zenith_angle", date.as_second() as f64, lat, lon)
+        };
+        // At noon in the tropic at the solstice it is in the zenith.
+        assert!(height("2020-06-21T12:00:00Z", 23.44, 0.0) > 0.9999);
+        assert!(height("2020-06-21T00:00:00Z", 23.44, 180.0) > 0.9999);
+        // Polar day and polar night.
+        assert!((height("2020-06-21T00:00:00Z", 90.0, 0.0) - 0.3978).abs() < 1e-3);
+        assert_eq!(height("2020-06-21T12:00:00Z", -80.0, 0.0), 0.0);
+        // In early November it is a quarter of an hour before the clock.
+        let noon = |date: &str| height(date, 0.0, 0.0);
+        assert!(noon("2020-11-03T11:43:00Z") > noon("2020-11-03T12:00:00Z"));
+    }
+
+    #[test]
+    fn times_and_places_have_their_angles() {
+        let close = |value: f64, expected: f64| assert!((value - expected).abs() < 1e-12);
+        close(at("cos_local_time", 0.0, 10.0, 0.0), 1.0);
+        close(at("sin_local_time", 6.0 * 3600.0, 10.0, 0.0), 1.0);
+        close(at("cos_local_time", 6.0 * 3600.0, 10.0, 270.0), 1.0);
+        close(at("cos_julian_day", 365.0 * 86_400.0, 0.0, 0.0), 1.0); // 1971-01-01
+        close(at("sin_julian_day", 86_400.0, 0.0, 0.0), (TAU / DAYS).sin());
+        // A year before 1970 too.
+        close(at("cos_julian_day", -365.0 * 86_400.0, 0.0, 0.0), 1.0);
+        close(at("sin_latitude", 0.0, -30.0, 0.0), -0.5);
+        close(at("cos_latitude", 0.0, 60.0, 0.0), 0.5);
+        close(at("cos_longitude", 0.0, 0.0, 180.0), -1.0);
+        close(at("sin_longitude", 0.0, 0.0, 270.0), -1.0);
+        assert!(Forcing::of("t2m").is_none());
+        assert_eq!(Forcing::names().split(", ").count(), 9);
+    }
+}

@@ -1,0 +1,54 @@
+//! JSON files, such as scores.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use halocline_core::World;
+use serde::Serialize;
+
+use crate::agreement::{Fallible, agree};
+use crate::staged::Staged;
+use crate::{Error, Result};
+
+/// Writes a value as JSON, on rank 0. All ranks call this together. The file has its name when it is
+/// whole. NaN and infinities, which JSON lacks, become `null`.
+///
+/// # Errors
+/// On all ranks: a path that cannot be written; a value that JSON cannot hold, such as a map whose
+/// keys are not strings; a failure of communication.
+///
+/// # Example
+/// ```
+/// use halocline_core::Launcher;
+/// use halocline_io::save_json;
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("scores.json");
+/// Launcher::local(2).run(|world| save_json(&world, &path, &[("t2m", 1.5), ("msl", f64::NAN)]))?;
+/// assert!(std::fs::read_to_string(&path)?.contains("null"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn save_json(
+    world: &World,
+    path: impl AsRef<Path>,
+    value: &impl Serialize,
+) -> halocline_core::Result<()> {
+    let mesh = world.mesh([("rank", world.size())])?;
+    let written = match world.is_root() {
+        true => write(path.as_ref(), value),
+        false => Ok(()),
+    };
+    agree(&mesh, "save_json", Fallible::First, written)
+}
+
+fn write(path: &Path, value: &impl Serialize) -> Result<()> {
+    let staged = Staged::new(path)?;
+    let write = || {
+        let mut file = BufWriter::new(File::create(staged.path())?);
+        serde_json::to_writer_pretty(&mut file, value)?;
+        file.flush()
+    };
+    write().map_err(|e: std::io::Error| Error::io(path, e))?;
+    staged.commit()
+}

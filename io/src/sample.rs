@@ -1,0 +1,32 @@
+//! Samples and their parts.
+
+use ndarray::Array3;
+
+/// An input, and the targets to be predicted from it.
+///
+/// See [`FieldDataset`](crate::FieldDataset) for an example.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// Input, [history · inputs, lat, lon], the earliest time first.
+    pub input: Array3<f32>,
+    /// Forcings at the time from which each step starts, [steps · forcings, lat, lon].
+    pub forcing: Array3<f32>,
+    /// Targets, [steps · targets, lat, lon]. Missing values are NaN, also with [`Missing::Fill`](crate::Missing::Fill).
+    pub target: Array3<f32>,
+    /// Time of the present, the last time of the input, in seconds since 1970-01-01 UTC.
+    pub time: f64,
+    /// Time from the present to the first target, in hours.
+    pub lead: f64,
+}
+
+/// The parts of a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Input,
+    Forcing,
+    Target,
+}
+
+impl Part {
+    pub(crate) const ALL: [Self; 3] = [Self::Input, Self::Forcing, Self::Target];
+}
