@@ -16,10 +16,15 @@ pub struct FieldConv2dConfig {
     /// The values beyond the ends of latitude and longitude.
     #[config(default = "[Boundary::Replicate, Boundary::Periodic]")]
     pub boundary: [Boundary; 2],
+    /// The input channels that change their sign across a [pole](Boundary::PoleRow), such as the
+    /// components of winds.
+    #[config(default = "Vec::new()")]
+    pub odd: Vec<usize>,
 }
 
 /// Convolution of a latitude-longitude field that keeps its size, with the configured boundaries:
 /// by default periodic in longitude, and the last row repeated beyond the poles.
+/// [`Boundary::PoleRow`] and [`Boundary::PoleEdge`] continue the field across them.
 ///
 /// # Shapes
 /// `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]`.
@@ -27,11 +32,20 @@ pub struct FieldConv2dConfig {
 /// # Example
 /// ```
 /// use burn::tensor::{Device, Tensor};
+/// use halocline_core::Boundary;
 /// use halocline_models::FieldConv2dConfig;
 /// use halocline_ops::Apply;
 ///
 /// let device = Device::default();
 /// let conv = FieldConv2dConfig::new([3, 8], [3, 3]).init(&device);
+/// let y = Tensor::<4>::ones([1, 3, 6, 12], &device).apply(&conv);
+/// assert_eq!(y.dims(), [1, 8, 6, 12]);
+///
+/// // Across the poles, where both winds change their sign.
+/// let conv = FieldConv2dConfig::new([3, 8], [3, 3])
+///     .with_boundary([Boundary::PoleEdge, Boundary::Periodic])
+///     .with_odd(vec![1, 2])
+///     .init(&device);
 /// let y = Tensor::<4>::ones([1, 3, 6, 12], &device).apply(&conv);
 /// assert_eq!(y.dims(), [1, 8, 6, 12]);
 /// ```
@@ -40,6 +54,8 @@ pub struct FieldConv2d {
     conv: Conv2d,
     #[module(skip)]
     boundary: [Boundary; 2],
+    #[module(skip)]
+    odd: Vec<usize>,
 }
 
 impl FieldConv2dConfig {
@@ -59,6 +75,7 @@ impl FieldConv2dConfig {
                 .with_padding(PaddingConfig2d::Valid)
                 .init(device),
             boundary: self.boundary,
+            odd: self.odd.clone(),
         }
     }
 }
@@ -67,8 +84,14 @@ impl<X: Field<4>> Layer<X> for FieldConv2d {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let padding = |dim: usize| Padding::new(self.conv.kernel_size[dim] / 2, self.boundary[dim]);
-        let options = ConvOptions::default().with_padding([padding(0), padding(1)]);
+        let widths = self.conv.kernel_size.map(|size| size / 2);
+        let [mut lat, lon] = [0, 1].map(|dim| Padding::new(widths[dim], self.boundary[dim]));
+        let mut x = x;
+        if !self.odd.is_empty() && self.boundary[0].is_pole() {
+            x = x.pad_poles([widths[0]; 2], self.boundary[0], &self.odd);
+            lat = Padding::zeros(0, 0);
+        }
+        let options = ConvOptions::default().with_padding([lat, lon]);
         x.apply_conv(&self.conv.weight, &self.conv.bias, &options)
     }
 }

@@ -1,6 +1,6 @@
 //! Losses of ensembles.
 
-use halocline_core::{Error, Result};
+use halocline_core::{Error, Placement, Result, Shard};
 use halocline_ops::prelude::*;
 
 /// The estimator of an ensemble's spread in [`crps`].
@@ -24,12 +24,16 @@ pub enum Spread {
 /// `ensemble` `[members, batch, channels, lat, lon]`, `target` `[1, batch, channels, lat, lon]` → `[1]`.
 ///
 /// # Placement
-/// Any but shards of the members, of which every rank needs all for its cells: redistribute them to
-/// shards of batch or space, by one exchange (`x.redistribute(...)`). The result is `Partial(Sum)` on axes on which
-/// the ensemble is sharded.
+/// Any, over an axis of members too. The result is `Partial(Sum)` on axes on which the ensemble is
+/// sharded.
+///
+/// # Communication
+/// Every rank needs all members of its cells. Members that are sharded become shards of longitude,
+/// by one exchange that leaves a rank as many values as before; their gradients return the same way.
 ///
 /// # Errors
-/// Shards of the members; a target of another shape; weights of another number than rows; no members.
+/// A target of another shape; weights of another number than rows; no members; a failure of
+/// communication.
 ///
 /// # Example
 /// ```
@@ -52,52 +56,191 @@ pub fn crps<X: Field<5>>(
     weights: &[f64],
     spread: Spread,
 ) -> Result<Rank<X, 1>> {
-    const NAME: &str = "crps";
-    let dims = ensemble.global_dims();
-    let [members, _, _, rows, _] = dims;
-    let mut expected = dims;
-    expected[0] = 1;
-    if target.global_dims() != expected || members == 0 || weights.len() != rows {
-        let message = format!(
-            "an ensemble {dims:?}, a target {:?} and {} weights of rows; expected a target {expected:?}, and members",
-            target.global_dims(),
-            weights.len()
-        );
-        return Err(Error::operator(NAME, message));
-    }
-    let layout = ensemble.clone().into_shard().layout().clone();
-    if let Some(axis) = layout.axes_of(0).first() {
-        return Err(Error::Placement {
-            operator: NAME.into(),
-            placement: format!("Shard(0) on axis \"{}\"", layout.mesh().names()[*axis]),
-            help: "every rank needs all members of its cells; redistribute them to shards of batch or space".into(),
-        });
-    }
-    let pairs = match spread {
-        _ if members == 1 => 1,
-        Spread::Fair => members * (members - 1),
-        Spread::Members => members * members,
-    };
+    check_weights("crps", &ensemble, weights)?;
+    let cells = crps_cells(ensemble, target, spread)?;
     Error::catch(|| {
-        let weights = ensemble.profile(3, weights);
-        let error = (ensemble.clone() - target).abs() * weights.clone();
-        let mut score = error.mean();
+        let weights = cells.profile(3, weights);
+        (cells * weights).mean()
+    })
+}
+
+/// The [`crps`] of every cell, without weights. See there for definition, placement, errors.
+///
+/// # Shapes
+/// `ensemble` `[members, batch, channels, lat, lon]`, `target` `[1, batch, channels, lat, lon]` →
+/// `[1, batch, channels, lat, lon]`.
+///
+/// # Errors
+/// Those of [`crps`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_models::{Spread, crps_cells};
+///
+/// let ensemble = Tensor::<5>::from([[[[[1.0, 4.0]]]], [[[[3.0, 4.0]]]]]);
+/// let cells = crps_cells(ensemble, Tensor::from([[[[[2.0, 4.5]]]]]), Spread::Fair)?;
+/// cells.into_data().assert_eq(&[[[[[0.0_f32, 0.5]]]]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn crps_cells<X: Field<5>>(ensemble: X, target: X, spread: Spread) -> Result<X> {
+    check_target("crps", &ensemble, &target)?;
+    let [members, ..] = ensemble.global_dims();
+    let (ensemble, target) = together(ensemble, target)?;
+    let pairs = pairs(members, spread);
+    Error::catch(|| {
+        let mut score = (ensemble.clone() - target).abs().mean_dims(&[0]);
         // Each pair once, those of one distance together.
         for distance in 1..members {
-            let count = members - distance;
-            let later = ensemble.clone().narrow(0, distance, count);
-            let differences = (later - ensemble.clone().narrow(0, 0, count)).abs();
-            let mean = (differences * weights.clone()).mean();
-            score = score - mean * (count as f64 / pairs as f64);
+            let differences = (later(&ensemble, distance) - earlier(&ensemble, distance)).abs();
+            score = score - differences.sum_dims(&[0]) / pairs;
         }
         score
     })
 }
 
+/// The energy score of an ensemble, `mean ‖xᵢ − y‖ − ½ · mean ‖xᵢ − xⱼ‖` (Gneiting and Raftery 2007), as the
+/// mean over the batch: the [`crps`] of whole fields, which members also meet by the right patterns in space
+/// and between channels. `‖x‖` is the root of the weighted mean of squares over channels and cells, so that
+/// channels should be normalised.
+///
+/// # Shapes
+/// As those of [`crps`].
+///
+/// # Placement
+/// Any, as that of [`crps`]; its communication, and one sum over the ranks of the norms of members and
+/// pairs.
+///
+/// # Adjoint
+/// That of the norms; the gradient of a norm of zero is zero.
+///
+/// # Errors
+/// Those of [`crps`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_models::{Spread, energy_score};
+///
+/// let device = Device::default();
+/// let member = |value: f32| Tensor::<5>::full([1, 1, 1, 2, 3], value, &device);
+/// let ensemble = Tensor::cat(vec![member(1.0), member(5.0)], 0);
+/// let score = energy_score(ensemble, member(2.0), &[1.0, 1.0], Spread::Fair)?;
+/// assert!((score.into_scalar::<f32>() - (2.0 - 0.5 * 4.0)).abs() < 1e-6);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn energy_score<X: Field<5>>(
+    ensemble: X,
+    target: X,
+    weights: &[f64],
+    spread: Spread,
+) -> Result<Rank<X, 1>> {
+    const NAME: &str = "energy_score";
+    check_weights(NAME, &ensemble, weights)?;
+    check_target(NAME, &ensemble, &target)?;
+    let [members, _, channels, rows, columns] = ensemble.global_dims();
+    let (ensemble, target) = together(ensemble, target)?;
+    let pairs = pairs(members, spread);
+    let cells = (channels * rows * columns) as f64;
+    let roots: Vec<f64> = weights
+        .iter()
+        .map(|weight| (weight / cells).sqrt())
+        .collect();
+    Error::catch(|| {
+        let roots = ensemble.profile(3, &roots);
+        let norm = |x: X| (x * roots.clone()).vector_norm(2.0, &[2, 3, 4]);
+        let mut score = norm(ensemble.clone() - target).mean();
+        for distance in 1..members {
+            let count = members - distance;
+            let norms = norm(later(&ensemble, distance) - earlier(&ensemble, distance));
+            score = score - norms.mean() * (count as f64 / pairs);
+        }
+        score
+    })
+}
+
+/// The number of pairs by which the sum over each pair once is divided.
+fn pairs(members: usize, spread: Spread) -> f64 {
+    let pairs = match spread {
+        _ if members == 1 => 1,
+        Spread::Fair => members * (members - 1),
+        Spread::Members => members * members,
+    };
+    pairs as f64
+}
+
+fn later<X: Field<5>>(ensemble: &X, distance: usize) -> X {
+    let count = ensemble.global_dims()[0] - distance;
+    ensemble.clone().narrow(0, distance, count)
+}
+
+fn earlier<X: Field<5>>(ensemble: &X, distance: usize) -> X {
+    let count = ensemble.global_dims()[0] - distance;
+    ensemble.clone().narrow(0, 0, count)
+}
+
+fn check_weights<X: Field<5>>(name: &str, ensemble: &X, weights: &[f64]) -> Result<()> {
+    let rows = ensemble.global_dims()[3];
+    if weights.len() == rows {
+        return Ok(());
+    }
+    let message = format!("{} weights of rows for {rows} rows", weights.len());
+    Err(Error::operator(name, message))
+}
+
+fn check_target<X: Field<5>>(name: &str, ensemble: &X, target: &X) -> Result<()> {
+    let dims = ensemble.global_dims();
+    let mut expected = dims;
+    expected[0] = 1;
+    if target.global_dims() == expected && dims[0] > 0 {
+        return Ok(());
+    }
+    let message = format!(
+        "an ensemble {dims:?} and a target {:?}; expected a target {expected:?}, and members",
+        target.global_dims()
+    );
+    Err(Error::operator(name, message))
+}
+
+/// Ensemble and target with all members of a cell on its rank: sharded members become shards of longitude.
+pub(crate) fn together<X: Field<5>>(ensemble: X, target: X) -> Result<(X, X)> {
+    let ensemble = ensemble.try_op(|x| {
+        let Some(_) = x.layout().axes_of(0).first() else {
+            return Ok(x);
+        };
+        let placements: Vec<Placement> = x.placements().iter().map(moved).collect();
+        x.try_redistribute(&placements)
+    })?;
+    let target = beside(target, &ensemble)?;
+    Ok((ensemble, target))
+}
+
+/// A field `[1, batch, channels, lat, lon]` in the shards of an ensemble whose members are together.
+pub(crate) fn beside<X: Field<5>>(target: X, ensemble: &X) -> Result<X> {
+    let ensemble = ensemble.clone().into_shard();
+    target.try_op(|target| {
+        if target.placements() == ensemble.placements() {
+            return Ok(target);
+        }
+        let mut extents = ensemble.layout().all_extents().to_vec();
+        extents[0] = vec![1];
+        let placements = ensemble.placements().to_vec();
+        target.try_redistribute(&ensemble.layout().derive(placements, extents))
+    })
+}
+
+/// The placement of members, as one of longitude.
+fn moved(placement: &Placement) -> Placement {
+    match placement {
+        Shard(0) => Shard(4),
+        other => *other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use burn::tensor::{Tensor, TensorData};
-    use halocline_core::{Launcher, LocalGradient, Placement, Replicate, Shard, ShardTensor};
+    use halocline_core::{Launcher, LocalGradient, Replicate, ShardTensor, Traffic};
 
     use super::*;
 
@@ -130,52 +273,86 @@ mod tests {
         (0..cells).map(score).sum::<f64>() / cells as f64
     }
 
+    /// The definition, in f64.
+    fn expected_energy(spread: Spread) -> f64 {
+        let [x, y] = [data(4, 29), data(1, 17)].map(|data| data.iter::<f64>().collect::<Vec<_>>());
+        let pairs = if spread == Spread::Fair { 12.0 } else { 16.0 };
+        let norm = |batch: usize, difference: &dyn Fn(usize) -> f64| {
+            let cells = 15 * batch..15 * batch + 15;
+            let squares = cells.map(|cell| WEIGHTS[cell / 5 % 3] * difference(cell).powi(2));
+            (squares.sum::<f64>() / 15.0).sqrt()
+        };
+        let score = |batch: usize| {
+            let value = |member: usize, cell: usize| x[30 * member + cell];
+            let error = |i: usize| norm(batch, &|cell| value(i, cell) - y[cell]);
+            let pair = |i: usize, j: usize| norm(batch, &|cell| value(i, cell) - value(j, cell));
+            let errors: f64 = (0..4).map(error).sum();
+            let spread: f64 = (0..16).map(|both| pair(both / 4, both % 4)).sum();
+            errors / 4.0 - 0.5 * spread / pairs
+        };
+        f64::midpoint(score(0), score(1))
+    }
+
     #[test]
     fn scores_are_those_of_the_definition_on_any_mesh() {
-        for spread in [Spread::Fair, Spread::Members] {
-            let expected = expected(spread);
-            let run = |placements: [Placement; 2]| {
-                let found = Launcher::local(4).collect(|world| {
-                    let mesh = world.mesh([("a", 2), ("b", 2)])?;
-                    let place = |data: TensorData| {
-                        let whole = Tensor::<5>::from_data(data, &world.device().clone().inner());
-                        ShardTensor::distribute(whole, &mesh, &placements)
-                    };
-                    let ensemble = place(data(4, 29))?.require_grad();
-                    let score = crps(ensemble.clone(), place(data(1, 17))?, &WEIGHTS, spread)?;
-                    let value = score.clone().resolve().local().clone().into_scalar::<f64>();
-                    let gradient = ensemble.grad(&score.backward()).expect("a gradient");
-                    let gradient = gradient.full_tensor(LocalGradient::Replicated);
-                    Ok((value, gradient.into_data()))
-                });
-                found.unwrap().remove(0)
-            };
-            let (_, gradient) = run([Replicate, Replicate]);
-            for placements in [[Shard(1), Shard(3)], [Shard(3), Shard(4)]] {
-                let (value, found) = run(placements);
-                assert!((value - expected).abs() < 1e-6, "{value} for {expected}");
-                found.assert_approx_eq::<f32>(&gradient, burn::tensor::Tolerance::absolute(1e-6));
+        type Score = fn(ShardTensor<5>, ShardTensor<5>, &[f64], Spread) -> Result<ShardTensor<1>>;
+        let scores: [(Score, fn(Spread) -> f64); 2] =
+            [(crps, expected), (energy_score, expected_energy)];
+        let run = |score: Score, placements: [Placement; 2], spread| {
+            let found = Launcher::local(4).collect(|world| {
+                let mesh = world.mesh([("a", 2), ("b", 2)])?;
+                let place = |data: TensorData| {
+                    let whole = Tensor::<5>::from_data(data, &world.device().clone().inner());
+                    let one = |p: Placement| whole.dims()[0] == 1 && p == Shard(0);
+                    let placements = placements.map(|p| if one(p) { Replicate } else { p });
+                    ShardTensor::distribute(whole, &mesh, &placements)
+                };
+                let ensemble = place(data(4, 29))?.require_grad();
+                let score = score(ensemble.clone(), place(data(1, 17))?, &WEIGHTS, spread)?;
+                let value = score.clone().resolve().local().clone().into_scalar::<f64>();
+                let gradient = ensemble.grad(&score.backward()).expect("a gradient");
+                assert_eq!(gradient.layout(), ensemble.layout());
+                let gradient = gradient.full_tensor(LocalGradient::Replicated);
+                Ok((value, gradient.into_data()))
+            });
+            found.unwrap()
+        };
+        let meshes = [
+            [Shard(1), Shard(3)],
+            [Shard(3), Shard(4)],
+            // Members over one axis or two, and beside longitudes.
+            [Shard(0), Shard(3)],
+            [Shard(0), Shard(4)],
+            [Shard(0), Shard(0)],
+        ];
+        for (score, expected) in scores {
+            for spread in [Spread::Fair, Spread::Members] {
+                let expected = expected(spread);
+                let (_, gradient) = run(score, [Replicate, Replicate], spread).remove(0);
+                for placements in meshes {
+                    for (value, found) in run(score, placements, spread) {
+                        assert!((value - expected).abs() < 1e-6, "{value} for {expected}");
+                        let tolerance = burn::tensor::Tolerance::absolute(1e-6);
+                        found.assert_approx_eq::<f32>(&gradient, tolerance);
+                    }
+                }
             }
         }
     }
 
     #[test]
-    fn shards_of_members_are_told_where_to_go() {
-        let run = Launcher::local(2).run(|world| {
-            let mesh = world.mesh([("member", 2)])?;
-            let ensemble = ShardTensor::<5>::ones(SHAPE, &mesh, &[Shard(0)])?;
-            let target = ShardTensor::<5>::ones([1, 2, 1, 3, 5], &mesh, &[Replicate])?;
-            let error = crps(ensemble.clone(), target.clone(), &WEIGHTS, Spread::Fair).unwrap_err();
-            assert!(error.to_string().contains("axis \"member\""), "{error}");
-            let (ensemble, target) = (
-                ensemble.redistribute(&[Shard(4)]),
-                target.redistribute(&[Shard(4)]),
-            );
-            let score = crps(ensemble, target, &WEIGHTS, Spread::Fair)?.resolve();
-            assert_eq!(score.local().clone().into_scalar::<f32>(), 0.0);
-            Ok(())
+    fn members_are_exchanged_and_not_gathered() {
+        let received = Launcher::local(4).check(false).collect(|world| {
+            let mesh = world.mesh([("member", 4)])?;
+            let ensemble = ShardTensor::<5>::ones([4, 1, 2, 3, 8], &mesh, &[Shard(0)])?;
+            let target = ShardTensor::<5>::ones([1, 1, 2, 3, 8], &mesh, &[Replicate])?;
+            let before = world.comm_stats();
+            crps(ensemble, target, &WEIGHTS, Spread::Fair)?;
+            let sent = world.comm_stats().since(&before);
+            Ok(sent.of(Traffic::Redistribute).bytes)
         });
-        run.unwrap();
+        // Each rank keeps a fourth of its member, and sends the others theirs.
+        assert_eq!(received.unwrap(), [3 * 2 * 3 * 2 * 4; 4]);
     }
 
     #[test]

@@ -7,14 +7,17 @@ mod conv;
 mod ensemble;
 mod metrics;
 pub mod parallel;
+mod rollout;
 pub mod shallow_water;
 mod surrogate;
 mod transformer;
 mod unet;
+mod verification;
 
 pub use conv::{FieldConv2d, FieldConv2dConfig};
-pub use ensemble::{Spread, crps};
+pub use ensemble::{Spread, crps, crps_cells, energy_score};
 pub use metrics::{Evaluation, Scores, weighted_mse};
+pub use rollout::{perturbed, rollout};
 pub use surrogate::{SurrogateCnn, SurrogateCnnConfig};
 pub use transformer::{
     ConditionEmbedding, ConditionEmbeddingConfig, FieldTransformer, FieldTransformerConfig,
@@ -25,3 +28,4 @@ pub use transformer::{
     SinusoidalPosition2d, SphericalPosition, SphericalPositionConfig,
 };
 pub use unet::{UNet, UNetConfig};
+pub use verification::{Region, Score, Verification};

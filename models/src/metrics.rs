@@ -1,7 +1,13 @@
 //! Latitude-weighted loss and scores, as WeatherBench 2 defines them (Rasp et al. 2024).
 
 use halocline_core::{Error, Replicate, Result};
+use halocline_ops::counted;
 use halocline_ops::prelude::*;
+use serde::Serialize;
+
+use crate::ensemble::{Spread, beside, crps_cells, together};
+
+const NAME: &str = "Evaluation";
 
 /// The mean over all elements of `weight(lat) · (x − target)²`, for `[batch, channels, lat, lon]`.
 ///
@@ -12,17 +18,46 @@ pub fn weighted_mse<X: Field<4>>(x: X, target: X, weights: &[f64]) -> Rank<X, 1>
     (error.clone() * error * weights).mean()
 }
 
-/// Root-mean-square error and anomaly correlation of one variable; [`Evaluation`] has an example.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Scores of one variable; [`Evaluation`] has an example. Those that were not asked for are NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Scores {
+    /// The number of forecasts.
+    pub forecasts: usize,
     /// The root of the mean over forecasts of the weighted spatial mean of the squared error, in
-    /// the variable's unit.
+    /// the variable's unit. Of an ensemble, that of its mean.
     pub rmse: f64,
+    /// The mean absolute error.
+    pub mae: f64,
+    /// The mean error, forecast minus truth.
+    pub bias: f64,
     /// The mean over forecasts of the weighted correlation of forecast and true anomalies.
     pub acc: f64,
+    /// The [continuous ranked probability score](crate::crps()) of ensembles, by its fair estimator.
+    pub crps: f64,
+    /// The root of the mean variance of ensembles.
+    pub spread: f64,
+    /// Spread by error, `√((m + 1) / m) · spread / rmse` for `m` members: one if an ensemble is as
+    /// uncertain as it is wrong (Fortin et al. 2014).
+    pub spread_skill: f64,
 }
 
-/// Accumulated scores of forecasts with the same lead time.
+/// Sums of one variable over forecasts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    forecasts: usize,
+    squared: f64,
+    absolute: f64,
+    error: f64,
+    correlated: usize,
+    correlation: f64,
+    ensembles: usize,
+    crps: f64,
+    variance: f64,
+    /// The sum of `(m + 1) / m`.
+    members: f64,
+}
+
+/// Accumulated scores of forecasts with the same lead time, over the globe or a region of it.
 ///
 /// # Example
 /// ```
@@ -35,23 +70,34 @@ pub struct Scores {
 /// evaluation.add(field(1.0), field(2.0), field(0.0))?;
 /// let scores = evaluation.scores()[0];
 /// assert!((scores.rmse - 1.0).abs() < 1e-6 && (scores.acc - 1.0).abs() < 1e-6);
+/// assert!((scores.bias + 1.0).abs() < 1e-6 && scores.crps.is_nan());
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Evaluation {
-    weights: Vec<f64>,
-    /// Per variable: the number of forecasts, the sum of squared errors, the sum of correlations.
-    sums: Vec<(usize, f64, f64)>,
+    rows: Vec<f64>,
+    columns: Option<Vec<f64>>,
+    sums: Vec<Sums>,
 }
 
 impl Evaluation {
     /// Makes an evaluation of a number of variables, with a weight per latitude row. Weights are
-    /// proportional to the area of the row, the difference of the sines of its bounds, and have
-    /// mean one.
+    /// proportional to the area of the row, the difference of the sines of its bounds; zero leaves
+    /// a row out.
     pub fn new(weights: &[f64], variables: usize) -> Self {
         Self {
-            weights: weights.to_vec(),
-            sums: vec![(0, 0.0, 0.0); variables],
+            rows: weights.to_vec(),
+            columns: None,
+            sums: vec![Sums::default(); variables],
+        }
+    }
+
+    /// Sets a weight per column. Default one for all; zero leaves a column out.
+    #[must_use]
+    pub fn with_columns(self, weights: &[f64]) -> Self {
+        Self {
+            columns: Some(weights.to_vec()),
+            ..self
         }
     }
 
@@ -60,68 +106,202 @@ impl Evaluation {
     /// together.
     ///
     /// # Errors
-    /// A number of channels that differs from that of variables, or a number of rows that differs
-    /// from that of weights; fields of other sizes; a failure of communication.
-    ///
-    /// # Panics
-    /// Panics if the fields are sharded so that they cannot be subtracted.
+    /// Those of [`add_masked`](Self::add_masked).
     pub fn add<X: Field<4>>(&mut self, forecast: X, truth: X, climatology: X) -> Result<()> {
+        self.add_masked(forecast, truth, Some(climatology), None)
+    }
+
+    /// [`add`](Self::add), with a climatology or without, and only at cells where `mask`
+    /// `[1 or batch, 1 or variables, lat, lon]` is one. What the fields hold where it is zero does
+    /// not matter. A field without cells is no forecast.
+    ///
+    /// # Errors
+    /// A number of channels that differs from that of variables, or of rows and columns that differs
+    /// from that of weights; fields of other sizes or in other shards; a failure of communication.
+    pub fn add_masked<X: Field<4>>(
+        &mut self,
+        forecast: X,
+        truth: X,
+        climatology: Option<X>,
+        mask: Option<X>,
+    ) -> Result<()> {
+        self.check(forecast.global_dims(), truth.global_dims())?;
         let dims = forecast.global_dims();
-        let [batch, channels, rows, _] = dims;
-        let (variables, weights) = (self.sums.len(), self.weights.len());
-        if (channels, rows) != (variables, weights) {
-            let message = format!(
-                "{channels} channels for {variables} variables, {rows} rows for {weights} weights"
-            );
-            return Err(Error::operator("Evaluation", message));
+        if let Some(climatology) = &climatology {
+            let means = climatology.global_dims();
+            if means[1..] != dims[1..] || ![1, dims[0]].contains(&means[0]) {
+                let message = format!(
+                    "a forecast {dims:?} and a climatology {means:?}; expected the same sizes, or a batch of one climatology"
+                );
+                return Err(Error::operator(NAME, message));
+            }
         }
-        let means = climatology.global_dims();
-        let fits = means[1..] == dims[1..] && [1, batch].contains(&means[0]);
-        if truth.global_dims() != dims || !fits {
+        Error::catch(|| {
+            let (weight, error) = self.weighted(forecast.clone() - truth.clone(), mask)?;
+            let mut means = Means::new(&weight)?;
+            let squared = means.of(error.clone() * error.clone())?;
+            let absolute = means.of(error.clone().abs())?;
+            let error = means.of(error)?;
+            let correlations = match climatology {
+                None => None,
+                Some(climatology) => {
+                    let forecast = counted(forecast - climatology.clone(), weight.clone())?;
+                    let truth = counted(truth - climatology, weight)?;
+                    let covariance = means.of(forecast.clone() * truth.clone())?;
+                    let forecast = means.of(forecast.clone() * forecast)?;
+                    let truth = means.of(truth.clone() * truth)?;
+                    let variances = forecast.iter().zip(truth);
+                    let scales = variances.map(|(forecast, truth)| (forecast * truth).sqrt());
+                    let pairs = covariance.into_iter().zip(scales);
+                    Some(
+                        pairs
+                            .map(|(covariance, scale)| covariance / scale)
+                            .collect::<Vec<_>>(),
+                    )
+                }
+            };
+            let variables = self.sums.len();
+            for index in means.present() {
+                let sums = &mut self.sums[index % variables];
+                sums.forecasts += 1;
+                sums.squared += squared[index];
+                sums.absolute += absolute[index];
+                sums.error += error[index];
+                if let Some(correlations) = &correlations {
+                    sums.correlated += 1;
+                    sums.correlation += correlations[index];
+                }
+            }
+            Ok(())
+        })?
+    }
+
+    /// Adds ensembles `[members, batch, variables, lat, lon]` and their truth
+    /// `[1, batch, variables, lat, lon]`, at cells where `mask` (as the truth) is one: the error of
+    /// their mean, their spread and their CRPS.
+    ///
+    /// # Errors
+    /// Those of [`add_masked`](Self::add_masked) and [`crps_cells`].
+    pub fn add_ensemble<X: Field<5>>(
+        &mut self,
+        ensemble: X,
+        truth: X,
+        mask: Option<X>,
+    ) -> Result<()> {
+        let [members, ..] = ensemble.global_dims();
+        let (ensemble, truth) = together(ensemble, truth)?;
+        Error::catch(|| {
+            let mask = match mask {
+                None => None,
+                Some(mask) => Some(beside(mask, &truth)?.squeeze::<4>(0)),
+            };
+            let mean = ensemble.clone().mean_dims(&[0]);
+            // Of a population of which the members are a sample.
+            let deviations = (ensemble.clone() - mean.clone()).square().sum_dims(&[0]);
+            let variance = deviations / members.saturating_sub(1).max(1) as f64;
+            let scores = crps_cells(ensemble, truth.clone(), Spread::Fair)?.squeeze::<4>(0);
+            let [mean, truth, variance] =
+                [mean, truth, variance].map(|field| field.squeeze::<4>(0));
+            self.add_masked(mean.clone(), truth, None, mask.clone())?;
+            let (weight, scores) = self.weighted(scores, mask)?;
+            let mut means = Means::new(&weight)?;
+            let crps = means.of(scores)?;
+            let variance = means.of(counted(variance, weight)?)?;
+            let variables = self.sums.len();
+            for index in means.present() {
+                let sums = &mut self.sums[index % variables];
+                sums.ensembles += 1;
+                sums.crps += crps[index];
+                sums.variance += variance[index];
+                sums.members += (members + 1) as f64 / members as f64;
+            }
+            Ok(())
+        })?
+    }
+
+    fn check(&self, forecast: [usize; 4], truth: [usize; 4]) -> Result<()> {
+        let [_, channels, rows, columns] = forecast;
+        let (variables, weights) = (self.sums.len(), self.rows.len());
+        let widths = self.columns.as_ref().map_or(columns, Vec::len);
+        if (channels, rows, columns) != (variables, weights, widths) {
             let message = format!(
-                "a forecast {dims:?}, the truth {:?} and a climatology {means:?}; expected the same sizes, or a batch of one \
-                 climatology",
-                truth.global_dims()
+                "{channels} channels for {variables} variables, {rows} rows for {weights} weights, \
+                 {columns} columns for {widths} weights"
             );
-            return Err(Error::operator("Evaluation", message));
+            return Err(Error::operator(NAME, message));
         }
-        let moments = || self.moments(forecast, truth, climatology);
-        let [squared_errors, covariances, forecasts, truths] = Error::catch(moments)??;
-        for (i, squared_error) in squared_errors.into_iter().enumerate() {
-            let (count, errors, correlations) = &mut self.sums[i % variables];
-            *count += 1;
-            *errors += squared_error;
-            *correlations += covariances[i] / (forecasts[i] * truths[i]).sqrt();
+        if truth != forecast {
+            let message =
+                format!("a forecast {forecast:?}, the truth {truth:?}; expected the same sizes");
+            return Err(Error::operator(NAME, message));
         }
         Ok(())
     }
 
-    /// For every field of the batch: the mean squared error, the covariance of the anomalies, and
-    /// their variances.
-    fn moments<X: Field<4>>(&self, forecast: X, truth: X, climatology: X) -> Result<[Vec<f64>; 4]> {
-        let error = forecast.clone() - truth.clone();
-        let forecast = forecast - climatology.clone();
-        let truth = truth - climatology;
-        let weights = forecast.profile(2, &self.weights);
-        let mean = |product: X| values((product * weights.clone()).mean_dims(&[2, 3]).resolve());
-        Ok([
-            mean(error.clone() * error)?,
-            mean(forecast.clone() * truth.clone())?,
-            mean(forecast.clone() * forecast)?,
-            mean(truth.clone() * truth)?,
-        ])
+    /// The weights of all cells, and a field with zeros where these are zero.
+    fn weighted<X: Field<4>>(&self, field: X, mask: Option<X>) -> Result<(X, X)> {
+        let mut weight = field.profile(2, &self.rows);
+        if let Some(columns) = &self.columns {
+            weight = weight * field.profile(3, columns);
+        }
+        if let Some(mask) = mask {
+            weight = weight * mask;
+        }
+        let field = counted(field, weight.clone())?;
+        Ok((weight + field.clone() * 0.0, field))
     }
 
     /// The scores of every variable so far.
     pub fn scores(&self) -> Vec<Scores> {
-        let scores = self
-            .sums
-            .iter()
-            .map(|&(count, errors, correlations)| Scores {
-                rmse: (errors / count as f64).sqrt(),
-                acc: correlations / count as f64,
-            });
+        let scores = self.sums.iter().map(|sums| {
+            let count = sums.forecasts as f64;
+            let rmse = (sums.squared / count).sqrt();
+            let ensembles = sums.ensembles as f64;
+            let spread = (sums.variance / ensembles).sqrt();
+            Scores {
+                forecasts: sums.forecasts,
+                rmse,
+                mae: sums.absolute / count,
+                bias: sums.error / count,
+                acc: sums.correlation / sums.correlated as f64,
+                crps: sums.crps / ensembles,
+                spread,
+                spread_skill: (sums.members / ensembles).sqrt() * spread / rmse,
+            }
+        });
         scores.collect()
+    }
+}
+
+/// Weighted means over the cells of every field of a batch.
+struct Means<X> {
+    weight: X,
+    /// The mean weight of every field.
+    totals: Vec<f64>,
+}
+
+impl<X: Field<4>> Means<X> {
+    fn new(weight: &X) -> Result<Self> {
+        Ok(Self {
+            totals: values(weight.clone().mean_dims(&[2, 3]).resolve())?,
+            weight: weight.clone(),
+        })
+    }
+
+    /// The means of a field that is zero where the weight is; zero of a field without weights.
+    fn of(&mut self, field: X) -> Result<Vec<f64>> {
+        let means = values((field * self.weight.clone()).mean_dims(&[2, 3]).resolve())?;
+        let pairs = means.into_iter().zip(&self.totals);
+        let mean = |(mean, total): (f64, &f64)| if *total == 0.0 { 0.0 } else { mean / total };
+        Ok(pairs.map(mean).collect())
+    }
+
+    /// The fields that have cells with a weight.
+    fn present(&self) -> impl Iterator<Item = usize> {
+        let totals = self.totals.iter().enumerate();
+        totals
+            .filter(|(_, total)| **total != 0.0)
+            .map(|(index, _)| index)
     }
 }
 
@@ -163,13 +343,16 @@ mod tests {
             mean(time, &|f, o| a(f) * b(o))
                 / (mean(time, &|f, _| a(f).powi(2)) * mean(time, &|_, o| b(o).powi(2))).sqrt()
         });
-        let expected = Scores {
-            rmse: f64::midpoint(errors[0], errors[1]).sqrt(),
-            acc: f64::midpoint(acc[0], acc[1]),
-        };
+        let rmse = f64::midpoint(errors[0], errors[1]).sqrt();
+        let acc = f64::midpoint(acc[0], acc[1]);
+        let bias = f64::midpoint(mean(0, &|f, o| f - o), mean(1, &|f, o| f - o));
         let close = |scores: &[Scores]| {
-            let off = (scores[0].rmse - expected.rmse).abs() + (scores[0].acc - expected.acc).abs();
-            assert!(off < 1e-5, "{scores:?}, expected {expected:?}");
+            let found = [scores[0].rmse, scores[0].acc, scores[0].bias];
+            let pairs = found.iter().zip([rmse, acc, bias]);
+            let off: f64 = pairs
+                .map(|(found, expected)| (found - expected).abs())
+                .sum();
+            assert!(off < 1e-5, "{scores:?}, expected {rmse}, {acc}, {bias}");
         };
 
         let mut plain = Evaluation::new(&weights, 1);
@@ -211,5 +394,67 @@ mod tests {
                 Ok(())
             })
             .unwrap();
+    }
+
+    /// What is masked does not count, NaN included, nor does a row or a column without weight.
+    #[test]
+    fn masked_scores_are_those_of_the_other_cells_on_any_mesh() {
+        const SHAPE: [usize; 4] = [2, 2, 3, 5];
+        let count: usize = SHAPE.iter().product();
+        let value = |i: usize, step: usize| ((i * step) % 23) as f64 / 7.0;
+        // The second field of the first forecast has no cells.
+        let kept = |i: usize| (i * 3 % 4 != 0) && !(15..30).contains(&i);
+        let (rows, columns) = ([0.75, 1.5, 0.0], [1.0, 1.0, 0.0, 1.0, 1.0]);
+        let weight = |i: usize| rows[i / 5 % 3] * columns[i % 5] * f64::from(u8::from(kept(i)));
+        let expected = |channel: usize| {
+            let fields = [0, 1].map(|batch| 2 * batch + channel);
+            let means = fields.map(|field| {
+                let cells = 15 * field..15 * field + 15;
+                let total: f64 = cells.clone().map(weight).sum();
+                let mean = |f: &dyn Fn(f64) -> f64| {
+                    let error = |i: usize| weight(i) * f(value(i, 5) - value(i, 11));
+                    cells.clone().map(error).sum::<f64>() / total
+                };
+                (total > 0.0).then(|| [mean(&|e| e * e), mean(&|e| e.abs()), mean(&|e| e)])
+            });
+            let means: Vec<[f64; 3]> = means.into_iter().flatten().collect();
+            let [squared, absolute, error] = [0, 1, 2].map(|score| {
+                means.iter().map(|mean| mean[score]).sum::<f64>() / means.len() as f64
+            });
+            (means.len(), [squared.sqrt(), absolute, error])
+        };
+        let tensor = |step: Option<usize>| {
+            let cell = |i: usize| match (step, kept(i)) {
+                (None, kept) => f32::from(u8::from(kept)),
+                (Some(step), true) => value(i, step) as f32,
+                (Some(_), false) => f32::NAN,
+            };
+            let cells: Vec<f32> = (0..count).map(cell).collect();
+            Tensor::<1>::from_floats(cells.as_slice(), &Default::default()).reshape(SHAPE)
+        };
+        for placements in [
+            [Shard(2), Shard(3)],
+            [Shard(0), Shard(2)],
+            [Shard(1), Shard(3)],
+        ] {
+            let run = Launcher::local(4).run(|world| {
+                let mesh = world.mesh([("a", 2), ("b", 2)])?;
+                let shard = |step| ShardTensor::distribute(tensor(step), &mesh, &placements);
+                let mut scores = Evaluation::new(&rows, 2).with_columns(&columns);
+                scores.add_masked(shard(Some(5))?, shard(Some(11))?, None, Some(shard(None)?))?;
+                for (channel, scores) in scores.scores().iter().enumerate() {
+                    let (forecasts, expected) = expected(channel);
+                    assert_eq!(scores.forecasts, forecasts);
+                    assert!(scores.acc.is_nan());
+                    for (found, expected) in
+                        [scores.rmse, scores.mae, scores.bias].iter().zip(expected)
+                    {
+                        assert!((found - expected).abs() < 1e-5, "{scores:?}: {expected}");
+                    }
+                }
+                Ok(())
+            });
+            run.unwrap();
+        }
     }
 }

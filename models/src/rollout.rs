@@ -1,0 +1,189 @@
+//! Forecasts over several steps, and ensembles of initial states.
+
+use halocline_core::{Distribution, Error, RandomKey, Replicate, Result, Shard, ShardTensor};
+use halocline_ops::prelude::*;
+
+/// Forecast of several autoregressive steps: each prediction becomes the input of the next step, with
+/// gradients through all of them.
+///
+/// `step` predicts the targets from the input and the forcings of a step, concatenated along channels. Of
+/// an input with a history, the earliest time is left out and the prediction added after each
+/// step. `feedback` is the place among the targets of every input, as `Channels::feedback` of a
+/// loader gives it.
+///
+/// The memory of training grows with the number of steps; a `step` that calls
+/// [`recompute`](Field::recompute) keeps only the inputs of steps.
+///
+/// # Shapes
+/// `input` `[batch, history · inputs, lat, lon]`, `forcing` `[batch, ≥ steps · forcings, lat, lon]` → `[batch,
+/// steps · targets, lat, lon]`.
+///
+/// # Placement
+/// Any but shards of channels.
+///
+/// # Errors
+/// No steps; forcings that the number of steps does not divide; an input that `feedback` does not
+/// divide, or a place that a prediction does not have; those of `step`.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_models::rollout;
+/// use halocline_ops::prelude::*;
+///
+/// let field = |channels: [f32; 2]| {
+///     Tensor::<1>::from_floats(channels, &Device::default()).reshape([1, 2, 1, 1])
+/// };
+/// // One input; each step adds its forcing: 1, then 10.
+/// let input = Tensor::<4>::ones([1, 1, 1, 1], &Device::default());
+/// let y = rollout(input, Some(field([1.0, 10.0])), 2, &[0], |_, x| Ok(x.sum_dims(&[1])))?;
+/// y.into_data().assert_eq(&field([2.0, 12.0]).into_data(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn rollout<X: Field<4>>(
+    input: X,
+    forcing: Option<X>,
+    steps: usize,
+    feedback: &[usize],
+    mut step: impl FnMut(usize, X) -> Result<X>,
+) -> Result<X> {
+    const NAME: &str = "rollout";
+    let refuse = |message: String| Err(Error::operator(NAME, message));
+    let forcings = forcing
+        .as_ref()
+        .map_or(0, |forcing| forcing.global_dims()[1]);
+    if steps == 0 || !forcings.is_multiple_of(steps) {
+        return refuse(format!(
+            "{steps} steps with {forcings} channels of forcings; expected at least 1 step, and as many forcings for each"
+        ));
+    }
+    let (inputs, channels) = (feedback.len(), input.global_dims()[1]);
+    if steps > 1 && (inputs == 0 || !channels.is_multiple_of(inputs)) {
+        return refuse(format!(
+            "an input of {channels} channels with the places of {inputs} in a prediction; expected one place for each input \
+             of a time"
+        ));
+    }
+    let forcings = forcings / steps;
+    let mut state = input;
+    let mut predictions = Vec::new();
+    for number in 0..steps {
+        let x = match &forcing {
+            None => state.clone(),
+            Some(forcing) => {
+                let given = forcing.clone().narrow(1, number * forcings, forcings);
+                X::cat(vec![state.clone(), given], 1)
+            }
+        };
+        let prediction = step(number, x)?;
+        let targets = prediction.global_dims()[1];
+        predictions.push(prediction.clone());
+        if number + 1 == steps {
+            break;
+        }
+        if let Some(place) = feedback.iter().find(|place| **place >= targets) {
+            return refuse(format!(
+                "place {place} of an input in a prediction of {targets} channels"
+            ));
+        }
+        let next = prediction.index_select(1, feedback);
+        state = match channels - inputs {
+            0 => next,
+            kept => X::cat(vec![state.narrow(1, inputs, kept), next], 1),
+        };
+    }
+    Ok(match predictions.len() {
+        1 => predictions.remove(0),
+        _ => X::cat(predictions, 1),
+    })
+}
+
+/// Ensemble of states around `x`, with normal noise of a standard deviation: the same on any mesh, bit
+/// for bit.
+///
+/// Members lie beside each other in the batch, so that a model takes them as one:
+/// [`unflatten`](RearrangeField::unflatten) with `(0, &[members, batch])` makes them a dim of their own, as
+/// [`crps`](crate::crps()) takes it. Given an axis of the mesh, members are shards of it.
+///
+/// # Shapes
+/// `[batch, channels, lat, lon]` → `[members · batch, channels, lat, lon]`.
+///
+/// # Placement
+/// `x` is whole on the axis of members, and its batch is whole or, without such an axis, in shards.
+///
+/// # Errors
+/// No members; an axis that the mesh does not have, or on which `x` is sharded; partial values.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, RandomKey, Replicate, Shard, ShardTensor};
+/// use halocline_models::perturbed;
+/// use halocline_ops::prelude::*;
+///
+/// Launcher::local(4).run(|world| {
+///     let mesh = world.mesh([("member", 2), ("lat", 2)])?;
+///     let x = ShardTensor::<4>::ones([1, 3, 5, 4], &mesh, &[Replicate, Shard(2)])?;
+///     let key = RandomKey::new(world.seed(), ("members", 0));
+///     let states = perturbed(x, 4, 0.1, key, Some("member"))?;
+///     assert_eq!(states.placements(), [Shard(0), Shard(2)]);
+///     let ensemble = states.unflatten::<5>(0, &[4, 1]);
+///     assert_eq!(ensemble.local_dims()[0], 2);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn perturbed(
+    x: ShardTensor<4>,
+    members: usize,
+    std: f64,
+    key: RandomKey,
+    axis: Option<&str>,
+) -> Result<ShardTensor<4>> {
+    const NAME: &str = "perturbed";
+    x.require_resolved(NAME)?;
+    let names = x.mesh().shape().names();
+    let axis = match axis {
+        None => None,
+        Some(axis) => {
+            let found = names.iter().position(|name| name == axis);
+            let whole = found.filter(|found| x.placements()[*found] == Replicate);
+            if members == 0 || whole.is_none() {
+                let message = format!(
+                    "{members} members on axis {axis:?} of {names:?} for {}; expected members, and an axis on which the \
+                     field is replicated",
+                    x.layout()
+                );
+                return Err(Error::operator(NAME, message));
+            }
+            whole
+        }
+    };
+    if members == 0 {
+        return Err(Error::operator(
+            NAME,
+            "0 members; expected at least 1".to_string(),
+        ));
+    }
+    let dims = x.dims();
+    let shape: [usize; 5] = std::array::from_fn(|dim| match dim {
+        0 => members,
+        dim => dims[dim - 1],
+    });
+    let place = |(index, placement): (usize, &halocline_core::Placement)| match placement {
+        _ if Some(index) == axis => Shard(0),
+        Shard(dim) => Shard(dim + 1),
+        other => *other,
+    };
+    let placements: Vec<_> = x.placements().iter().enumerate().map(place).collect();
+    // Members as even as they are; all other dims as in `x`.
+    let even = halocline_core::Layout::new(x.layout().mesh(), &shape, &placements)?;
+    let mut extents = vec![even.extents(0).to_vec()];
+    extents.extend(x.layout().all_extents().iter().cloned());
+    let layout = x.layout().derive(placements, extents);
+    let normal = Distribution::Normal { mean: 0.0, std };
+    let noise = ShardTensor::<5>::random(shape, normal, key, x.mesh(), &layout)?;
+    Error::catch(|| {
+        let states = ShapeField::unsqueeze::<5>(x, 0) + noise;
+        RearrangeField::flatten::<4>(states, 0, 1)
+    })
+}

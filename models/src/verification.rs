@@ -1,0 +1,271 @@
+//! Scores of forecasts by channel, lead and region.
+
+use std::collections::BTreeMap;
+
+use halocline_core::{Error, Result};
+use halocline_ops::prelude::*;
+use serde::Serialize;
+
+use crate::metrics::{Evaluation, Scores};
+
+/// Region of the globe, a box of latitudes and longitudes in degrees.
+///
+/// # Example
+/// ```
+/// use halocline_models::Region;
+///
+/// let europe = Region::new("europe", [35.0, 75.0], [-12.5, 42.5]); // across the prime meridian
+/// assert_eq!(europe.rows(&[80.0, 40.0]), [0.0, 1.0]);
+/// assert_eq!(europe.columns(&[0.0, 100.0, 350.0]), [1.0, 0.0, 1.0]);
+/// assert_eq!(Region::standard().len(), 4);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Region {
+    /// The name.
+    pub name: String,
+    /// The southern and the northern bound, which belong to the region.
+    pub lat: [f64; 2],
+    /// The western and the eastern bound, which belong to the region.
+    pub lon: [f64; 2],
+}
+
+impl Region {
+    /// A region from a southern to a northern, and from a western eastward to an eastern bound.
+    pub fn new(name: &str, lat: [f64; 2], lon: [f64; 2]) -> Self {
+        Self {
+            name: name.into(),
+            lat,
+            lon,
+        }
+    }
+
+    /// The globe, the tropics, and the northern and southern extratropics, which meet at 20°
+    /// (WeatherBench 2).
+    pub fn standard() -> Vec<Self> {
+        let around = |name: &str, lat| Self::new(name, lat, [0.0, 360.0]);
+        vec![
+            around("globe", [-90.0, 90.0]),
+            around("northern extratropics", [20.0, 90.0]),
+            around("tropics", [-20.0, 20.0]),
+            around("southern extratropics", [-90.0, -20.0]),
+        ]
+    }
+
+    /// One for each row of the region, and zero for the others.
+    pub fn rows(&self, lat: &[f64]) -> Vec<f64> {
+        let [south, north] = self.lat;
+        let inside = |lat: &f64| (south..=north).contains(lat);
+        lat.iter()
+            .map(|lat| f64::from(u8::from(inside(lat))))
+            .collect()
+    }
+
+    /// One for each column of the region, and zero for the others.
+    pub fn columns(&self, lon: &[f64]) -> Vec<f64> {
+        let [west, east] = self.lon;
+        let inside = |lon: &f64| (lon - west).rem_euclid(360.0) <= east - west;
+        lon.iter()
+            .map(|lon| f64::from(u8::from(inside(lon))))
+            .collect()
+    }
+}
+
+/// The scores of a channel in a region, for one lead.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Score {
+    /// The name of the channel, such as `z@500`.
+    pub channel: String,
+    /// Its variable: the name without a level.
+    pub variable: String,
+    /// Its level, in the unit of the file.
+    pub level: Option<f64>,
+    /// The lead, in hours.
+    pub lead: f64,
+    /// The region.
+    pub region: String,
+    /// The scores.
+    #[serde(flatten)]
+    pub scores: Scores,
+}
+
+/// Accumulated scores of forecasts by channel, lead and region.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_models::{Region, Verification};
+///
+/// let (lat, lon) = ([45.0, -45.0], [0.0, 120.0, 240.0]);
+/// let mut scores = Verification::new(&["z@500", "t2m"], &[1.0, 1.0], &lat, &lon, Region::standard());
+/// let field = |value: f32| Tensor::<4>::full([1, 2, 2, 3], value, &Device::default());
+/// scores.add(6.0, field(1.0), field(3.0), None, None)?;
+/// let all = scores.scores();
+/// assert_eq!(all.len(), 8);
+/// assert_eq!((all[0].variable.as_str(), all[0].level, all[0].lead), ("z", Some(500.0), 6.0));
+/// let north = scores.score("t2m", 6.0, "northern extratropics").expect("was added");
+/// assert_eq!((north.rmse, north.bias), (2.0, -2.0));
+/// assert_eq!(scores.score("t2m", 6.0, "tropics").map(|scores| scores.forecasts), Some(0));
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Verification {
+    channels: Vec<String>,
+    /// Name and empty evaluation of every region.
+    regions: Vec<(String, Evaluation)>,
+    /// The evaluations of every lead, in milliseconds.
+    leads: BTreeMap<i64, Vec<Evaluation>>,
+}
+
+impl Verification {
+    /// Makes scores of channels on a grid, with a weight for each latitude row, and latitudes and
+    /// longitudes in degrees.
+    pub fn new(
+        channels: &[impl AsRef<str>],
+        weights: &[f64],
+        lat: &[f64],
+        lon: &[f64],
+        regions: Vec<Region>,
+    ) -> Self {
+        let evaluation = |region: &Region| {
+            let pairs = weights.iter().zip(region.rows(lat));
+            let rows: Vec<f64> = pairs.map(|(weight, inside)| weight * inside).collect();
+            Evaluation::new(&rows, channels.len()).with_columns(&region.columns(lon))
+        };
+        Self {
+            channels: channels.iter().map(|name| name.as_ref().into()).collect(),
+            regions: regions
+                .iter()
+                .map(|region| (region.name.clone(), evaluation(region)))
+                .collect(),
+            leads: BTreeMap::new(),
+        }
+    }
+
+    /// Adds forecasts `[batch, channels, lat, lon]` of a lead in hours, in physical units:
+    /// [`Evaluation::add_masked`] for every region.
+    ///
+    /// # Errors
+    /// A lead that is no number; those of [`Evaluation::add_masked`].
+    pub fn add<X: Field<4>>(
+        &mut self,
+        lead: f64,
+        forecast: X,
+        truth: X,
+        climatology: Option<X>,
+        mask: Option<X>,
+    ) -> Result<()> {
+        for evaluation in self.of_lead(lead)? {
+            let (forecast, truth) = (forecast.clone(), truth.clone());
+            evaluation.add_masked(forecast, truth, climatology.clone(), mask.clone())?;
+        }
+        Ok(())
+    }
+
+    /// Adds ensembles of a lead in hours: [`Evaluation::add_ensemble`] for every region.
+    ///
+    /// # Errors
+    /// A lead that is no number; those of [`Evaluation::add_ensemble`].
+    pub fn add_ensemble<X: Field<5>>(
+        &mut self,
+        lead: f64,
+        ensemble: X,
+        truth: X,
+        mask: Option<X>,
+    ) -> Result<()> {
+        for evaluation in self.of_lead(lead)? {
+            evaluation.add_ensemble(ensemble.clone(), truth.clone(), mask.clone())?;
+        }
+        Ok(())
+    }
+
+    fn of_lead(&mut self, lead: f64) -> Result<&mut Vec<Evaluation>> {
+        if !lead.is_finite() {
+            let message = format!("a lead of {lead} hours; expected a number");
+            return Err(Error::operator("Verification", message));
+        }
+        let regions = self.regions.iter().map(|(_, empty)| empty.clone());
+        let of_lead = self.leads.entry(key(lead));
+        Ok(of_lead.or_insert_with(|| regions.collect()))
+    }
+
+    /// The scores of every channel, lead and region: a list to be written as JSON.
+    pub fn scores(&self) -> Vec<Score> {
+        let mut all = Vec::new();
+        for (lead, evaluations) in &self.leads {
+            for ((region, _), evaluation) in self.regions.iter().zip(evaluations) {
+                for (channel, scores) in self.channels.iter().zip(evaluation.scores()) {
+                    let (variable, level) = match channel.rsplit_once('@') {
+                        Some((variable, level)) => (variable, level.parse().ok()),
+                        None => (channel.as_str(), None),
+                    };
+                    all.push(Score {
+                        channel: channel.clone(),
+                        variable: variable.into(),
+                        level,
+                        lead: *lead as f64 / MILLISECONDS,
+                        region: region.clone(),
+                        scores,
+                    });
+                }
+            }
+        }
+        all
+    }
+
+    /// The scores of a channel for a lead in hours in a region, if there are any.
+    pub fn score(&self, channel: &str, lead: f64, region: &str) -> Option<Scores> {
+        let evaluations = self.leads.get(&key(lead))?;
+        let region = self.regions.iter().position(|(name, _)| name == region)?;
+        let channel = self.channels.iter().position(|name| name == channel)?;
+        evaluations[region].scores().get(channel).copied()
+    }
+}
+
+/// Milliseconds of an hour.
+const MILLISECONDS: f64 = 3.6e6;
+
+/// A lead in hours as a key.
+fn key(lead: f64) -> i64 {
+    (lead * MILLISECONDS).round() as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Tensor};
+
+    use super::*;
+
+    #[test]
+    fn regions_hold_their_cells_and_leads_are_apart() {
+        let (lat, lon) = ([60.0, 0.0, -60.0], [10.0, 190.0]);
+        let europe = Region::new("europe", [35.0, 75.0], [-12.5, 42.5]);
+        let regions = vec![Region::standard()[0].clone(), europe];
+        let mut scores = Verification::new(&["t"], &[0.5, 1.0, 0.5], &lat, &lon, regions);
+        let field = |values: [[f32; 2]; 3]| {
+            Tensor::<2>::from_floats(values, &Device::default()).reshape([1, 1, 3, 2])
+        };
+        let truth = field([[0.0; 2]; 3]);
+        let forecast = field([[4.0, 1.0], [1.0, 1.0], [1.0, 1.0]]);
+        scores
+            .add(6.0, forecast.clone(), truth.clone(), None, None)
+            .unwrap();
+        scores
+            .add(12.0, forecast * 2.0, truth.clone(), None, None)
+            .unwrap();
+        let bias = |lead, region| scores.score("t", lead, region).unwrap().bias;
+        // Weights 0.5 0.5 1 1 0.5 0.5, of which the first cell has 3 more than the others.
+        assert!((bias(6.0, "globe") - (1.0 + 3.0 * 0.5 / 4.0)).abs() < 1e-6);
+        assert!((bias(6.0, "europe") - 4.0).abs() < 1e-6);
+        assert!((bias(12.0, "europe") - 8.0).abs() < 1e-6);
+        assert!(scores.score("t", 18.0, "globe").is_none());
+        let json = serde_json::to_value(scores.scores()).unwrap();
+        assert_eq!(json[1]["region"], "europe");
+        assert_eq!(json[1]["rmse"], 4.0);
+        assert!(json[1]["crps"].is_null());
+        let truth = || truth.clone();
+        let error = scores
+            .add(f64::NAN, truth(), truth(), None, None)
+            .unwrap_err();
+        assert!(error.to_string().contains("a lead of NaN hours"));
+    }
+}
