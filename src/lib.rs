@@ -21,7 +21,9 @@ pub use halocline_models as models;
 pub use halocline_ops as ops;
 
 pub use halocline_core::{Error, Result};
-pub use trainer::{Ended, LossScale, NonFinite, Trainer, check_optimizer, clip_grad_norm};
+pub use trainer::{
+    Ended, LossScale, NonFinite, Trainer, Validation, check_optimizer, clip_grad_norm,
+};
 
 /// What most programs use.
 pub mod prelude {

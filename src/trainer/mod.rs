@@ -7,6 +7,7 @@ mod precision;
 mod probe;
 mod signals;
 mod step;
+mod validation;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,11 +28,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use signals::interrupted;
 use step::GradientHook;
+use validation::Validated;
 
 pub use clip::clip_grad_norm;
 pub use precision::LossScale;
 pub use probe::check_optimizer;
 pub use step::NonFinite;
+pub use validation::Validation;
 
 /// Training run: model, optimizer, progress and checkpoints. All ranks use it together.
 ///
@@ -95,6 +98,7 @@ pub struct Trainer<M: Module> {
     non_finite: NonFinite,
     precision: Precision<M>,
     average: Option<Average<M>>,
+    patience: Option<usize>,
     hook: Option<GradientHook<M>>,
     /// Whether the replicas of the model have been compared in this run.
     compared: bool,
@@ -130,6 +134,8 @@ struct Progress {
     /// The factor of losses.
     #[serde(default)]
     scale: Option<LossScale>,
+    #[serde(default)]
+    validated: Validated,
 }
 
 /// The end of an epoch; [`Trainer`] has an example.
@@ -165,6 +171,7 @@ impl<M: Module> Trainer<M> {
                 epoch: 0,
                 batch: 0,
                 scale: None,
+                validated: Validated::default(),
             },
             losses: Vec::new(),
             recent: Vec::new(),
@@ -173,10 +180,11 @@ impl<M: Module> Trainer<M> {
             non_finite: NonFinite::default(),
             precision: Precision::default(),
             average: None,
+            patience: None,
             hook: None,
             compared: false,
             save_every: 0,
-            keep: CheckpointConfig::new(),
+            keep: CheckpointConfig::new().with_keep_best(1),
             checkpoints: None,
             saved: None,
             metric: (0, None),
@@ -192,7 +200,7 @@ impl<M: Module> Trainer<M> {
         self
     }
 
-    /// Sets which checkpoints are kept. Default the last three.
+    /// Sets which checkpoints are kept. Default the last three, and the best of those with a metric.
     ///
     /// # Panics
     /// Panics after [`resume_or_start`](Self::resume_or_start), which opens the folder.

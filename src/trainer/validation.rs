@@ -1,0 +1,179 @@
+//! Validation: a score during training, the best checkpoint, and when to stop.
+
+use burn::module::Module;
+use halocline_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use super::Trainer;
+
+const NOTE: &str = "validations";
+
+/// Result of a [validation](Trainer::validate).
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[must_use = "it says when to stop"]
+pub struct Validation {
+    /// The score, the same on all ranks.
+    pub score: f64,
+    /// Whether it is the lowest so far. NaN and infinities never are.
+    pub is_best: bool,
+    /// Whether as many validations as the [patience](Trainer::with_patience) have brought nothing
+    /// better, so that a program should end training.
+    pub stop: bool,
+}
+
+/// State of validation, saved with the run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Validated {
+    /// The lowest score.
+    best: Option<f64>,
+    /// The validations since.
+    since: usize,
+}
+
+impl Validated {
+    /// Takes a score; returns whether it is the best.
+    fn take(&mut self, score: f64) -> bool {
+        let is_best = score.is_finite() && self.best.is_none_or(|best| score < best);
+        if is_best {
+            self.best = Some(score);
+        }
+        self.since = if is_best { 0 } else { self.since + 1 };
+        is_best
+    }
+}
+
+impl<M: Module> Trainer<M> {
+    /// Sets the number of validations without a better score after which
+    /// [`validate`](Self::validate) says to stop. Default: never.
+    ///
+    /// # Panics
+    /// Panics if it is 0.
+    #[must_use]
+    pub fn with_patience(mut self, validations: usize) -> Self {
+        assert!(
+            validations > 0,
+            "with_patience(0): expected at least 1 validation"
+        );
+        self.patience = Some(validations);
+        self
+    }
+
+    /// Validates the model, without gradients: the [averaged](Self::with_average) one, if there is
+    /// one. `score` computes the score of it on validation data; lower is better. The run is saved
+    /// with it, if it has a folder, which keeps the best checkpoint and the newest ones
+    /// ([`with_checkpoints`](Self::with_checkpoints)). All ranks call this together; the score of
+    /// rank 0 counts.
+    ///
+    /// # Errors
+    /// Those of `score`; a failure to save or of communication.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+    /// use burn::nn::conv::Conv2dConfig;
+    /// use burn::optim::SgdConfig;
+    /// use halocline::models::Evaluation;
+    /// use halocline::prelude::*;
+    /// use halocline::Trainer;
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let field = || ShardTensor::<4>::ones([1, 1, 5, 3], &mesh, &[Shard(2)]);
+    ///     let model = world.init(|device| Conv2dConfig::new([1, 1], [1, 1]).init(device))?;
+    ///     let rate = ModuleLrScheduler::new(1e-3);
+    ///     let mut trainer = Trainer::new(&world, model, SgdConfig::new().init(), rate).with_patience(3);
+    ///     let mut best = f64::INFINITY;
+    ///     while trainer.epoch() < 20 {
+    ///         let _ = trainer.train_epoch(0..4, |model, _| Ok(field()?.apply(model).abs().mean()))?;
+    ///         let validation = trainer.validate(|model| {
+    ///             let mut scores = Evaluation::new(&[1.0; 5], 1);
+    ///             scores.add_masked(field()?.inner().apply(model), field()?.inner() * 0.0, None, None)?;
+    ///             Ok(scores.scores()[0].rmse)
+    ///         })?;
+    ///         best = validation.score.min(best);
+    ///         if validation.stop {
+    ///             break;
+    ///         }
+    ///     }
+    ///     assert_eq!(trainer.best_score(), Some(best));
+    ///     assert_eq!(trainer.validations()?.len(), trainer.epoch());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline::Error>(())
+    /// ```
+    pub fn validate(&mut self, score: impl FnOnce(&M) -> Result<f64>) -> Result<Validation> {
+        let score = match self.averaged() {
+            Some(model) => score(model)?,
+            None => score(&self.model().valid())?,
+        };
+        let root = self.mesh.shape().ranks()[0];
+        let bytes = score.to_le_bytes().to_vec();
+        let bytes = self.mesh.broadcast_bytes("validate", root, Some(bytes))?;
+        let score = f64::from_le_bytes(bytes[..].try_into().map_err(Error::other)?);
+        let is_best = self.progress.validated.take(score);
+        let mut scores = self.validations()?;
+        scores.push((self.step(), Some(score).filter(|score| score.is_finite())));
+        self.note(NOTE, &scores)?;
+        if self.checkpoints.is_some() {
+            self.save(Some(score))?;
+        }
+        let since = self.progress.validated.since;
+        Ok(Validation {
+            score,
+            is_best,
+            stop: self.patience.is_some_and(|patience| since >= patience),
+        })
+    }
+
+    /// The lowest score of a [validation](Self::validate) so far, before a resume too.
+    pub fn best_score(&self) -> Option<f64> {
+        self.progress.validated.best
+    }
+
+    /// Step and score of every validation so far, before a resume too; `None` for a score that was
+    /// not finite.
+    ///
+    /// # Errors
+    /// A note of this name that the program has stored.
+    pub fn validations(&self) -> Result<Vec<(u64, Option<f64>)>> {
+        Ok(self.noted(NOTE)?.unwrap_or_default())
+    }
+
+    /// The validated model of the best checkpoint: the averaged one, if there is one. `None` of a
+    /// run without a folder or a checkpoint with a score.
+    ///
+    /// # Errors
+    /// On all ranks: a checkpoint that cannot be loaded; a failure of the last save, or of
+    /// communication.
+    pub fn best_model(&mut self) -> Result<Option<M>> {
+        let Some(checkpoints) = &mut self.checkpoints else {
+            return Ok(None);
+        };
+        let Some(checkpoint) = checkpoints.best()? else {
+            return Ok(None);
+        };
+        let (name, model) = match self.averaged() {
+            Some(model) => ("average", model.clone()),
+            None => ("model", self.model().valid()),
+        };
+        checkpoint.module(&self.world, name, model).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_lower_finite_scores_are_better() {
+        let mut validated = Validated::default();
+        let mut taken = |score| (validated.take(score), validated.since);
+        assert_eq!(taken(f64::NAN), (false, 1));
+        assert_eq!(taken(2.0), (true, 0));
+        assert_eq!(taken(2.0), (false, 1));
+        assert_eq!(taken(f64::NAN), (false, 2));
+        assert_eq!(taken(f64::NEG_INFINITY), (false, 3));
+        assert_eq!(taken(1.5), (true, 0));
+        assert_eq!(validated.best, Some(1.5));
+    }
+}
