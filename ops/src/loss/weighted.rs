@@ -10,7 +10,8 @@ use crate::reduce::ReduceField;
 const NAME: &str = "weighted_loss";
 
 /// The loss of elements with weights, `Σ wᵢ·ℓ(xᵢ − targetᵢ) / Σ wᵢ`; without the division as a
-/// [`Reduction::Sum`]. Semantics follow `weight` of PyTorch's `mse_loss`, `l1_loss` and `huber_loss`.
+/// [`Reduction::Sum`]. Semantics follow `weight` of PyTorch's `mse_loss` and `l1_loss`; its `huber_loss` divides by the
+/// number of elements instead.
 ///
 /// An element of weight zero counts nothing, whatever prediction and target hold there: a NaN
 /// reaches neither the loss nor a gradient, although zero times NaN is NaN. The mean over
@@ -233,6 +234,13 @@ mod tests {
                 }
                 let error = counted(field([5, 3], Replicate)?, field([5, 3], Shard(0))?);
                 let error = error.unwrap_err().to_string();
+                assert!(
+                    error.contains("no rule for Replicate with Shard(0)"),
+                    "{error}"
+                );
+                let row = field([1, 3], Replicate)?;
+                let error = counted(row, field([5, 3], Replicate)?).unwrap_err();
+                let error = error.to_string();
                 assert!(error.contains("expected the field's shape"), "{error}");
                 assert_eq!(world.comm_stats(), before);
                 Ok(())
