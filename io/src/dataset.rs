@@ -6,7 +6,9 @@ use ndarray::{Array3, ArrayViewMut3, Axis, concatenate};
 
 use crate::alike::{Property, checksum};
 use crate::samples::{Lead, SampleTimes, samples};
-use crate::{Error, Fields, Gaps, Metadata, Missing, OpenConfig, Result, Statistics, Traffic};
+use crate::{
+    Channel, Error, Fields, Gaps, Metadata, Missing, OpenConfig, Result, Statistics, Traffic,
+};
 
 /// The time axes that samples are taken from.
 ///
@@ -250,6 +252,14 @@ impl FieldDataset {
     /// Channels, grid and time step.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
+    }
+
+    /// What the first file says of the channels, such as their units: for the output of forecasts.
+    pub fn describe(&self) -> Vec<Channel> {
+        let channels = 0..self.metadata.channels().len();
+        channels
+            .map(|channel| self.files[0].describe(channel))
+            .collect()
     }
 
     /// The shape of an input, [history · channels, lat, lon].

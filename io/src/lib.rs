@@ -14,7 +14,9 @@
 mod agreement;
 mod alike;
 mod attributes;
+mod calendar;
 mod cf;
+mod channel;
 mod checkpoint;
 mod dataset;
 mod durable;
@@ -45,6 +47,8 @@ mod times;
 mod traffic;
 mod zarr;
 
+pub use calendar::Calendar;
+pub use channel::Channel;
 pub use checkpoint::{
     Checkpoint, CheckpointConfig, Checkpoints, Snapshot, StateDict, StateName, load_record,
 };
