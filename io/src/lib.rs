@@ -6,6 +6,9 @@
 //! and standard deviation of each channel, for normalisation. A [`FieldDataset`] forms samples from
 //! several files, and a [`FieldLoader`] distributes batches of them over the ranks of a mesh.
 //!
+//! All ranks write a forecast by a [`ForecastWriter`]. [`convert`](fn@convert) makes a Zarr store with the chunks of
+//! a mesh from fields of any format, and [`inspect`](fn@inspect) reports what a file or store holds.
+//!
 //! [`Checkpoints`] store the state of a program: each rank writes its part of a [`Snapshot`], and
 //! any mesh loads the [`Checkpoint`].
 //!
@@ -26,6 +29,7 @@ mod field_writer;
 mod fields;
 mod grid;
 mod inside;
+mod inspect;
 mod joined;
 mod loader;
 mod metadata;
@@ -34,6 +38,7 @@ mod moments;
 mod names;
 mod netcdf;
 mod open;
+mod output;
 mod packing;
 mod progress;
 mod read_ahead;
@@ -41,6 +46,7 @@ mod samples;
 mod scales;
 mod selected;
 mod staged;
+mod staged_folder;
 mod statistics;
 mod time_units;
 mod times;
@@ -58,13 +64,18 @@ pub use field_file::FieldFile;
 pub use field_writer::{FieldWriter, WriterConfig};
 pub use fields::Fields;
 pub use grid::Grid;
+pub use inspect::{Inspection, Scan, amplification, inspect};
 pub use loader::{Batch, Epoch, FieldLoader, LastBatch, LoaderConfig, Order, Source};
 pub use metadata::Metadata;
 pub use missing::Missing;
 /// Host arrays, at the version that this crate's interface uses.
 pub use ndarray;
 pub use open::{OpenConfig, open};
+pub use output::{
+    Compression, Conversion, ConvertConfig, ForecastWriter, OutputConfig, OutputFormat, convert,
+};
 pub use progress::Progress;
+pub use staged_folder::Existing;
 pub use statistics::{Statistics, StatisticsBuilder};
 pub use times::Gaps;
 pub use traffic::Traffic;

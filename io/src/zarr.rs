@@ -27,6 +27,9 @@ const SLACK: u64 = 1 << 18;
 /// Files that say that a folder is a Zarr group.
 const GROUPS: [&str; 4] = ["zarr.json", ".zgroup", ".zmetadata", ".zattrs"];
 
+/// Attribute of a group that lists variables in their order.
+pub(crate) const ORDER: &str = "halocline_variables";
+
 /// A Zarr group in a folder.
 ///
 /// The members are found by listing the folder, with or without consolidated metadata, which may be
@@ -57,7 +60,9 @@ impl ZarrStore {
             names.extend(entry.file_name().into_string());
         }
         // Folders are listed in any order.
-        names.sort();
+        let order = order(path);
+        let place = |name: &String| order.iter().position(|listed| listed == name);
+        names.sort_by_cached_key(|name| (place(name).unwrap_or(usize::MAX), name.clone()));
         let mut store = Self {
             folder: Arc::new(Folder {
                 root: path.into(),
@@ -261,6 +266,14 @@ impl Container for ZarrStore {
         }
         Ok((size, hasher.finalize()))
     }
+}
+
+/// The variables that a group lists, if it does.
+fn order(group: &Path) -> Vec<String> {
+    let attributes = |file: &str| json(&group.join(file)).ok().flatten();
+    let listed = attributes("zarr.json").map(|metadata| metadata["attributes"][ORDER].clone());
+    let listed = listed.or_else(|| attributes(".zattrs").map(|metadata| metadata[ORDER].clone()));
+    serde_json::from_value(listed.unwrap_or_default()).unwrap_or_default()
 }
 
 /// Reads a file of metadata, if there is one.
