@@ -7,7 +7,7 @@ WGPU_FLAGS := $(CARGO_FLAGS),wgpu
 test: export BURN_DEVICE = flex
 TARGET := $(or $(CARGO_TARGET_DIR),$(shell cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'))
 
-.PHONY: demo test test-wgpu test-gpu check bench bench-conv bench-attention bench-engines bench-gpu docs-scaling chaos fuzz packages nextest test-packages vulkan
+.PHONY: demo test test-wgpu test-gpu check bench bench-conv bench-attention bench-engines bench-gpu bench-io docs-scaling chaos fuzz packages nextest test-packages vulkan
 
 demo: packages
 	cargo build --release $(CARGO_FLAGS) --example weather
@@ -80,6 +80,10 @@ bench-engines: packages
 
 bench-gpu: packages
 	BURN_DEVICE=$(GPU) cargo bench $(CARGO_FLAGS),$(GPU),burn/autotune --bench gpu
+
+# Beside xarray, of the Python that HALOCLINE_PYTHON names.
+bench-io: packages
+	cargo bench $(CARGO_FLAGS) --bench io
 
 docs-scaling: packages
 	cargo bench $(CARGO_FLAGS) --bench scaling

@@ -216,6 +216,16 @@ impl FieldDataset {
         &self.metadata
     }
 
+    /// What the first file says of the targets, such as their units: for the output of forecasts.
+    pub fn describe(&self) -> Vec<Channel> {
+        let places = self.channels.targets.iter().map(|name| {
+            let channels = self.metadata.channels().iter();
+            let found = channels.enumerate().find(|(_, channel)| *channel == name);
+            found.expect("targets are channels of the files").0
+        });
+        places.map(|channel| self.files[0].describe(channel)).collect()
+    }
+
     /// The names of inputs, forcings and targets.
     ///
     /// # Example

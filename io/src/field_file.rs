@@ -13,7 +13,8 @@ use crate::fields::{check_box, in_file};
 use crate::packing::{Packing, Stored};
 use crate::traffic::{Counter, covered};
 use crate::{
-    Error, Fields, Gaps, Grid, Missing, Result, Traffic, inside, names, time_units, times,
+    Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic, inside, names,
+    time_units, times,
 };
 
 pub(crate) const FIELDS: &str = "fields";
@@ -82,6 +83,7 @@ pub struct FieldFile {
     path: PathBuf,
     fields: Dataset,
     times: Vec<f64>,
+    calendar: Calendar,
     channels: Vec<String>,
     grid: Grid,
     packing: Packing,
@@ -148,12 +150,12 @@ impl FieldFile {
                     let seconds = "seconds since 1970-01-01";
                     time_units::seconds(&attributes, units.is_none().then_some(seconds), values)
                 }
-                _ => Ok(values),
+                _ => Ok((Calendar::Gregorian, values)),
             }
         });
         let channel = dataset(CHANNEL)?;
         check_scale(path, &channel, CHANNEL, &shape)?;
-        let times = times?;
+        let (calendar, times) = times?;
         times::check_rising(path, TIMESTAMP, &times)?;
         let width = fields.dtype().map_or(1, |dtype| dtype.size());
         let bytes = fields.size().saturating_mul(width).max(1);
@@ -165,8 +167,9 @@ impl FieldFile {
             traffic: Counter::default(),
             fields,
             times,
+            calendar,
             channels: names::of_dataset(path, CHANNEL, &channel)?,
-            grid: Grid::new(lat?, lon?).map_err(|error| in_file(path, error))?,
+            grid: Grid::new(lat?.1, lon?.1).map_err(|error| in_file(path, error))?,
             packing,
             missing: Missing::Reject,
             path: path.into(),
@@ -280,8 +283,20 @@ impl Fields for FieldFile {
         self.times()
     }
 
+    fn calendar(&self) -> Calendar {
+        self.calendar
+    }
+
     fn channels(&self) -> &[String] {
         self.channels()
+    }
+
+    fn describe(&self, channel: usize) -> Channel {
+        let chunk = self
+            .chunk
+            .as_deref()
+            .and_then(|chunk| chunk.try_into().ok());
+        Channel::new(self.channels[channel].clone()).with_chunk(chunk)
     }
 
     fn grid(&self) -> &Grid {

@@ -7,7 +7,7 @@ use std::path::Path;
 use halocline_core::IndexBox;
 use ndarray::Array4;
 
-use crate::{Error, Gaps, Grid, Result, Traffic};
+use crate::{Calendar, Channel, Error, Gaps, Grid, Result, Traffic};
 
 /// Fields on a latitude-longitude grid over time, in a file or store of any format.
 ///
@@ -39,11 +39,29 @@ pub trait Fields: Debug + Send + Sync {
     /// The path of the file or store, or of the first of several.
     fn path(&self) -> &Path;
 
-    /// The times, in seconds since 1970-01-01 UTC. They rise.
+    /// The times, in seconds since 1970-01-01 of their [calendar](Self::calendar), UTC. They rise.
     fn times(&self) -> &[f64];
+
+    /// The calendar of the times.
+    fn calendar(&self) -> Calendar {
+        Calendar::Gregorian
+    }
 
     /// The names of the channels.
     fn channels(&self) -> &[String];
+
+    /// What the file says of a channel.
+    ///
+    /// # Panics
+    /// Panics if there is no such channel.
+    fn describe(&self, channel: usize) -> Channel {
+        Channel::new(self.channels()[channel].clone())
+    }
+
+    /// Variables that are no channels, each with the reason.
+    fn left_out(&self) -> &[String] {
+        &[]
+    }
 
     /// The grid. Rows and columns have the order of the file.
     fn grid(&self) -> &Grid;
@@ -95,8 +113,20 @@ impl<T: Fields + ?Sized> Fields for Box<T> {
         (**self).times()
     }
 
+    fn calendar(&self) -> Calendar {
+        (**self).calendar()
+    }
+
     fn channels(&self) -> &[String] {
         (**self).channels()
+    }
+
+    fn describe(&self, channel: usize) -> Channel {
+        (**self).describe(channel)
+    }
+
+    fn left_out(&self) -> &[String] {
+        (**self).left_out()
     }
 
     fn grid(&self) -> &Grid {

@@ -6,7 +6,7 @@ use std::path::Path;
 use ndarray::{Array4, s};
 
 use crate::fields::check_box;
-use crate::{Error, Fields, Gaps, Grid, Result, Traffic, times};
+use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Result, Traffic, times};
 
 /// Parts of a time axis, one after another.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ impl Joined {
     /// Joins parts in the order of their times.
     ///
     /// # Errors
-    /// No part; other channels or another grid than in the first; times that overlap.
+    /// No part; other channels, another grid or calendar than in the first; times that overlap.
     pub(crate) fn new(mut parts: Vec<Box<dyn Fields>>) -> Result<Self> {
         let start = |part: &dyn Fields| part.times().first().copied().unwrap_or(f64::INFINITY);
         parts.sort_by(|one, other| start(one).total_cmp(&start(other)));
@@ -43,6 +43,10 @@ impl Joined {
             if part.channels() != first.channels() {
                 let [found, expected] = [part, first].map(|part| format!("{:?}", part.channels()));
                 return differs("channels", found, expected);
+            }
+            if part.calendar() != first.calendar() {
+                let [found, expected] = [part, first].map(|part| part.calendar().to_string());
+                return differs("calendar", found, expected);
             }
             if !part.grid().agrees_with(first.grid()) {
                 let [found, expected] = [part, first].map(|part| part.grid().to_string());
@@ -84,8 +88,20 @@ impl Fields for Joined {
         &self.times
     }
 
+    fn calendar(&self) -> Calendar {
+        self.first().calendar()
+    }
+
     fn channels(&self) -> &[String] {
         self.first().channels()
+    }
+
+    fn describe(&self, channel: usize) -> Channel {
+        self.first().describe(channel)
+    }
+
+    fn left_out(&self) -> &[String] {
+        self.first().left_out()
     }
 
     fn grid(&self) -> &Grid {

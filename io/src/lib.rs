@@ -6,6 +6,9 @@
 //! and standard deviation of each channel, for normalisation. A [`FieldDataset`] forms samples from
 //! several files, and a [`FieldLoader`] distributes batches of them over the ranks of a mesh.
 //!
+//! All ranks write a forecast by a [`ForecastWriter`]. [`convert`](fn@convert) makes a Zarr store with the chunks of
+//! a mesh from fields of any format, and [`inspect`](fn@inspect) reports what a file or store holds.
+//!
 //! [`Checkpoints`] store the state of a program: each rank writes its part of a [`Snapshot`], and
 //! any mesh loads the [`Checkpoint`].
 //!
@@ -14,7 +17,9 @@
 mod agreement;
 mod alike;
 mod attributes;
+mod calendar;
 mod cf;
+mod channel;
 mod channels;
 mod checkpoint;
 mod constants;
@@ -28,6 +33,7 @@ mod fields;
 mod forcing;
 mod grid;
 mod inside;
+mod inspect;
 mod joined;
 mod json;
 mod loader;
@@ -38,6 +44,7 @@ mod moments;
 mod names;
 mod netcdf;
 mod open;
+mod output;
 mod packing;
 mod progress;
 mod read_ahead;
@@ -46,12 +53,15 @@ mod samples;
 mod scales;
 mod selected;
 mod staged;
+mod staged_folder;
 mod statistics;
 mod time_units;
 mod times;
 mod traffic;
 mod zarr;
 
+pub use calendar::Calendar;
+pub use channel::Channel;
 pub use channels::Channels;
 pub use checkpoint::{
     Checkpoint, CheckpointConfig, Checkpoints, Snapshot, StateDict, StateName, load_record,
@@ -63,6 +73,7 @@ pub use field_file::FieldFile;
 pub use field_writer::{FieldWriter, WriterConfig};
 pub use fields::Fields;
 pub use grid::Grid;
+pub use inspect::{Inspection, Scan, amplification, inspect};
 pub use json::save_json;
 pub use loader::{Batch, Epoch, FieldLoader};
 pub use loader_config::{LastBatch, LoaderConfig, Order, Source};
@@ -71,8 +82,12 @@ pub use missing::Missing;
 /// Host arrays, at the version that this crate's interface uses.
 pub use ndarray;
 pub use open::{OpenConfig, open};
+pub use output::{
+    Compression, Conversion, ConvertConfig, ForecastWriter, OutputConfig, OutputFormat, convert,
+};
 pub use progress::Progress;
 pub use sample::Sample;
+pub use staged_folder::Existing;
 pub use statistics::{Statistics, StatisticsBuilder};
 pub use times::Gaps;
 pub use traffic::Traffic;

@@ -16,7 +16,7 @@ use netcdf_reader::{
 
 use crate::alike::fingerprint;
 use crate::attributes::Numbers;
-use crate::cf::variable::{Attribute, Container, Kind, Variable};
+use crate::cf::variable::{Attribute, Container, Kind, Stamp, Variable, stamp};
 use crate::{Error, Result};
 
 /// Largest number of values of an attribute that is kept.
@@ -123,6 +123,10 @@ impl Container for NetCdf {
                 .read_variable_slice_as_f64(name, &self.slice(cells)),
         };
         shaped(read.map_err(|e| e.to_string())?, cells)
+    }
+
+    fn stamp(&self, _: usize, _: &[usize]) -> Option<Stamp> {
+        stamp(&self.path)
     }
 
     fn fetched(&self) -> u64 {

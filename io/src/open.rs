@@ -129,6 +129,16 @@ enum Format {
     NetCdf,
 }
 
+/// The name of the format of a file or folder.
+pub(crate) fn format_name(path: &Path) -> Result<&'static str> {
+    Ok(match format(path)? {
+        Format::FieldFile => "field file (HDF5)",
+        Format::NetCdf => "NetCDF",
+        Format::Zarr if path.join("zarr.json").is_file() => "Zarr version 3",
+        Format::Zarr => "Zarr version 2",
+    })
+}
+
 /// Recognises the format of a file or folder by its content.
 fn format(path: &Path) -> Result<Format> {
     let found = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;

@@ -150,6 +150,16 @@ pub(crate) enum Stored<D: Dimension> {
     Double(Array<f64, D>),
 }
 
+impl<D: Dimension> Stored<D> {
+    /// Bytes of memory.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Single(numbers) => numbers.len() * 4,
+            Self::Double(numbers) => numbers.len() * 8,
+        }
+    }
+}
+
 /// Checks that a box has no missing number, unless they are allowed. `describe` gives the text of a
 /// number if it is missing.
 fn check<T: Copy, D: Dimension>(

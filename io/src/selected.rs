@@ -7,7 +7,7 @@ use ndarray::{Array4, s};
 
 use crate::cf::base;
 use crate::fields::check_box;
-use crate::{Error, Fields, Gaps, Grid, Result, Traffic};
+use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Result, Traffic};
 
 /// Some channels of fields, in an order of their own.
 #[derive(Debug)]
@@ -67,8 +67,26 @@ impl Fields for Selected {
         self.fields.times()
     }
 
+    fn calendar(&self) -> Calendar {
+        self.fields.calendar()
+    }
+
     fn channels(&self) -> &[String] {
         &self.names
+    }
+
+    fn describe(&self, channel: usize) -> Channel {
+        let index = self.indices[channel];
+        let mut channel = self.fields.describe(index);
+        // A chunk holds as many of the channels here as lie beside each other in the file.
+        if let Some(chunk) = &mut channel.chunk {
+            chunk[1] = chunk[1].min(self.indices.len());
+        }
+        channel
+    }
+
+    fn left_out(&self) -> &[String] {
+        self.fields.left_out()
     }
 
     fn grid(&self) -> &Grid {

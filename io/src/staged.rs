@@ -6,8 +6,10 @@ use tempfile::{Builder, TempPath};
 
 use crate::{Error, Result, durable};
 
-const PREFIX: &str = ".halocline-";
-const SUFFIX: &str = ".partial";
+pub(crate) const PREFIX: &str = ".halocline-";
+pub(crate) const SUFFIX: &str = ".partial";
+/// File in an unfinished folder, which its writer has locked.
+pub(crate) const LOCK: &str = ".lock";
 /// Age from which an unfinished file is a leftover: longer than a job is suspended for.
 const LEFTOVER: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -70,20 +72,25 @@ impl Staged {
     }
 }
 
-/// Removes files that killed writers left in a folder. Failures are ignored: a leftover takes space
-/// and does no harm.
-fn remove_leftovers(folder: &Path) {
+/// Removes files and folders that killed writers left in a folder. Failures are ignored: a leftover
+/// takes space and does no harm.
+pub(crate) fn remove_leftovers(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         if name.starts_with(PREFIX) && name.ends_with(SUFFIX) && is_leftover(&entry.path()) {
-            let _ = fs::remove_file(entry.path());
+            let _ = match entry.path().is_dir() {
+                true => fs::remove_dir_all(entry.path()),
+                false => fs::remove_file(entry.path()),
+            };
         }
     }
 }
 
-/// Whether a file was not written to for [`LEFTOVER`], and no process has locked it.
+/// Whether a file, or the lock of a folder, was not written to for [`LEFTOVER`], and no process has locked it.
 fn is_leftover(path: &Path) -> bool {
+    let lock = path.join(LOCK);
+    let path = if lock.is_file() { &lock } else { path };
     let old = fs::symlink_metadata(path)
         .and_then(|found| found.modified())
         .is_ok_and(|written| {

@@ -4,8 +4,8 @@
 use jiff::civil::DateTime;
 use jiff::tz::Offset;
 
-use crate::Result;
 use crate::attributes::Attributes;
+use crate::{Calendar, Result};
 
 /// Units of written times, and of files that do not give any.
 pub(crate) const UNITS: &[u8; 33] = b"seconds since 1970-01-01 00:00:00";
@@ -16,17 +16,58 @@ pub(crate) const CALENDAR: &[u8; 19] = b"proleptic_gregorian";
 /// standard calendar is the Julian one.
 const GREGORIAN: f64 = -12_219_292_800.0;
 
+/// The names of dates: the calendar of the result, and whether dates are Julian.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Dates {
+    /// Julian before 1582-10-15, then Gregorian.
+    Mixed,
+    Julian,
+    Of(Calendar),
+}
+
+impl Dates {
+    /// The dates of a calendar by its name in CF conventions.
+    fn named(calendar: &str) -> Option<Self> {
+        Some(match calendar.to_lowercase().as_str() {
+            "standard" | "gregorian" => Self::Mixed,
+            "proleptic_gregorian" => Self::Of(Calendar::Gregorian),
+            "julian" => Self::Julian,
+            "noleap" | "365_day" => Self::Of(Calendar::NoLeap),
+            "all_leap" | "366_day" => Self::Of(Calendar::AllLeap),
+            "360_day" => Self::Of(Calendar::Day360),
+            _ => return None,
+        })
+    }
+
+    fn calendar(self) -> Calendar {
+        match self {
+            Self::Mixed | Self::Julian => Calendar::Gregorian,
+            Self::Of(calendar) => calendar,
+        }
+    }
+
+    /// Days from 1970-01-01 of the calendar of the result to a date.
+    fn days(self, year: i16, month: i8, day: i8) -> Option<i64> {
+        let numbers = (year.into(), month.into(), day.into());
+        match self {
+            Self::Julian => julian_days(numbers),
+            Self::Mixed if (year, month, day) < (1582, 10, 15) => julian_days(numbers),
+            _ => self.calendar().days(numbers.0, numbers.1, numbers.2),
+        }
+    }
+}
+
 /// The unit of a time axis and the beginning of its count.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Units {
     /// The length of a unit in seconds, as numerator and denominator, one of which is 1.
     unit: [f64; 2],
-    /// The beginning of the count, in seconds since 1970-01-01 UTC.
+    /// The beginning of the count, in seconds since 1970-01-01.
     reference: f64,
 }
 
-/// Converts the numbers of a time axis to seconds since 1970-01-01 UTC. `units` are used in place
-/// of those of the file.
+/// Converts the numbers of a time axis to seconds since 1970-01-01 of their calendar. `units` are
+/// used in place of those of the file.
 ///
 /// # Errors
 /// Units or a calendar that are not supported; no units.
@@ -34,28 +75,21 @@ pub(crate) fn seconds(
     attributes: &impl Attributes,
     units: Option<&str>,
     numbers: Vec<f64>,
-) -> Result<Vec<f64>> {
+) -> Result<(Calendar, Vec<f64>)> {
     let calendar = attributes
         .text("calendar")?
         .unwrap_or_else(|| "standard".into());
     let quoted = format!("{calendar:?}");
-    let mixed = match calendar.to_lowercase().as_str() {
-        "standard" | "gregorian" => true,
-        "proleptic_gregorian" => false,
-        _ => {
-            let expected = format!(
-                "standard, gregorian or proleptic_gregorian; convert the times, \
-                 in xarray by ds.convert_calendar(\"standard\", dim=\"{}\")",
-                attributes.name()
-            );
-            return Err(attributes.refused("calendar", &quoted, &expected));
-        }
+    let Some(dates) = Dates::named(&calendar) else {
+        let expected = "standard, gregorian, proleptic_gregorian, julian, noleap, 365_day, all_leap, \
+                        366_day or 360_day; write the times in one of these";
+        return Err(attributes.refused("calendar", &quoted, expected));
     };
     let text = match units {
         Some(units) => Some(units.to_owned()),
         None => attributes.text("units")?,
     };
-    let Some(units) = text.as_deref().and_then(|text| parse(text, mixed)) else {
+    let Some(units) = text.as_deref().and_then(|text| parse(text, dates)) else {
         let units = "days, hours, minutes, seconds, milliseconds, microseconds or nanoseconds \
                      since a date, such as \"hours since 1970-01-01 00:00:00\"";
         let Some(text) = text else {
@@ -74,13 +108,13 @@ pub(crate) fn seconds(
         .into_iter()
         .map(|number| units.seconds(number))
         .collect();
-    if mixed && seconds.iter().any(|&seconds| seconds < GREGORIAN) {
+    if dates == Dates::Mixed && seconds.iter().any(|&seconds| seconds < GREGORIAN) {
         let found = format!("{quoted} with times before 1582-10-15");
         let expected = "later times, as the calendar is another before; \
                         name the calendar proleptic_gregorian if it is that";
         return Err(attributes.refused("calendar", &found, expected));
     }
-    Ok(seconds)
+    Ok((dates.calendar(), seconds))
 }
 
 impl Units {
@@ -96,9 +130,8 @@ impl Units {
     }
 }
 
-/// Parses `<unit> since <date> [<time>] [<zone>]`. In the mixed calendar, dates before 1582-10-15
-/// are Julian.
-fn parse(text: &str, mixed: bool) -> Option<Units> {
+/// Parses `<unit> since <date> [<time>] [<zone>]`.
+fn parse(text: &str, dates: Dates) -> Option<Units> {
     let text = text.trim().to_lowercase();
     let (unit, reference) = text.split_once(" since ")?;
     let unit = match unit.trim() {
@@ -111,13 +144,13 @@ fn parse(text: &str, mixed: bool) -> Option<Units> {
         "nanoseconds" | "nanosecond" | "ns" => [1.0, 1e9],
         _ => return None,
     };
-    let reference = parse_reference(reference.trim(), mixed)?;
+    let reference = parse_reference(reference.trim(), dates)?;
     Some(Units { unit, reference })
 }
 
-/// Parses a date with an optional time and zone, as seconds since 1970-01-01 UTC. Numbers need no
+/// Parses a date with an optional time and zone, as seconds since 1970-01-01. Numbers need no
 /// leading zeros, as in `1992-10-8 15:15:42.5 -6:00`, the example of the conventions.
-fn parse_reference(text: &str, mixed: bool) -> Option<f64> {
+fn parse_reference(text: &str, dates: Dates) -> Option<f64> {
     let (date, rest) = text.split_once(['t', ' ']).unwrap_or((text, ""));
     let zone = rest.find(['+', '-', 'z', 'u', 'g']).unwrap_or(rest.len());
     let (time, zone) = rest.split_at(zone);
@@ -135,26 +168,18 @@ fn parse_reference(text: &str, mixed: bool) -> Option<f64> {
     };
     let [month, day, hour, minute, second] =
         [month, day, hour, minute, second].map(|number| i8::try_from(number).ok());
-    let (month, day) = (month?, day?);
-    if mixed && (year, month, day) < (1582, 10, 15) {
-        let days = julian_days(year, month, day)?;
-        let clock = DateTime::new(1970, 1, 1, hour?, minute?, second?, 0).ok()?;
-        let offset = Offset::from_seconds(parse_zone(zone.trim())?).ok()?;
-        let seconds = offset.to_timestamp(clock).ok()?.as_second();
-        return Some((days * 86400 + seconds) as f64 + fraction);
-    }
-    let civil = DateTime::new(year, month, day, hour?, minute?, second?, 0).ok()?;
+    let days = dates.days(year, month?, day?)?;
+    let clock = DateTime::new(1970, 1, 1, hour?, minute?, second?, 0).ok()?;
     let offset = Offset::from_seconds(parse_zone(zone.trim())?).ok()?;
-    let timestamp = offset.to_timestamp(civil).ok()?;
-    Some(timestamp.as_second() as f64 + fraction)
+    let seconds = offset.to_timestamp(clock).ok()?.as_second();
+    Some((days * 86400 + seconds) as f64 + fraction)
 }
 
-/// Days from 1970-01-01 to a date of the Julian calendar, from year 1 to 1582.
-fn julian_days(year: i16, month: i8, day: i8) -> Option<i64> {
-    let leap = year % 4 == 0;
+/// Days from 1970-01-01, Gregorian, to a date of the Julian calendar, from year 1 on.
+fn julian_days((year, month, day): (i64, i64, i64)) -> Option<i64> {
     let lengths = [
         31,
-        28 + i64::from(leap),
+        28 + i64::from(year % 4 == 0),
         31,
         30,
         31,
@@ -168,13 +193,13 @@ fn julian_days(year: i16, month: i8, day: i8) -> Option<i64> {
     ];
     let before = usize::try_from(month).ok()?.checked_sub(1)?;
     let length = *lengths.get(before)?;
-    if year < 1 || !(1..=length).contains(&i64::from(day)) {
+    if year < 1 || !(1..=length).contains(&day) {
         return None;
     }
-    let years = i64::from(year) - 1;
+    let years = year - 1;
     let months: i64 = lengths[..before].iter().sum();
     // 0001-01-01 of this calendar is two days before that of the proleptic Gregorian one.
-    Some(years * 365 + years / 4 + months + i64::from(day) - 1 - 719_164)
+    Some(years * 365 + years / 4 + months + day - 1 - 719_164)
 }
 
 /// Parses a zone, as its offset from UTC in seconds: nothing, `Z`, `UTC`, `GMT`, `+1`, `+01:30` or
@@ -236,11 +261,35 @@ mod tests {
             ("1500-02-29 06:00", -14_825_872_800.0),
         ] {
             assert_eq!(
-                parse(&format!("days since {text}"), true).map(|units| units.reference),
+                parse(&format!("days since {text}"), Dates::Mixed).map(|units| units.reference),
                 Some(seconds),
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn references_have_the_dates_of_their_calendar() {
+        let reference = |calendar: &str, text: &str| {
+            let dates = Dates::named(calendar).unwrap();
+            parse(&format!("hours since {text}"), dates).map(|units| units.reference / 86400.0)
+        };
+        // Values of cftime, of the Julian calendar in days since 1969-12-19, its 1970-01-01 of others.
+        for (calendar, text, days) in [
+            ("noleap", "0001-01-01", -718_685.0),
+            ("365_day", "2000-03-01 12:00", 11_009.5),
+            ("366_day", "2001-02-29", 11_405.0),
+            ("all_leap", "2001-02-29", 11_405.0),
+            ("360_day", "2001-02-30", 11_219.0),
+            ("julian", "2000-01-01", 10_970.0),
+            ("Proleptic_Gregorian", "1582-10-14", -141_428.0),
+        ] {
+            assert_eq!(reference(calendar, text), Some(days), "{calendar} {text}");
+        }
+        assert_eq!(reference("noleap", "2000-02-29"), None);
+        assert_eq!(reference("360_day", "2000-01-31"), None);
+        assert_eq!(reference("julian", "1900-02-29"), Some(-25_496.0));
+        assert_eq!(Dates::named("none"), None);
     }
 
     #[test]
@@ -267,14 +316,14 @@ mod tests {
             "dayssince 2000-01-01",
             "days since é000-01-01 é",
         ] {
-            assert_eq!(parse(text, true), None, "{text}");
+            assert_eq!(parse(text, Dates::Mixed), None, "{text}");
         }
     }
 
     #[test]
     fn a_unit_has_its_length() {
         let second = |unit: &str, number: f64| {
-            let units = parse(&format!("{unit} since 1970-01-01"), true).unwrap();
+            let units = parse(&format!("{unit} since 1970-01-01"), Dates::Mixed).unwrap();
             units.seconds(number)
         };
         for (unit, number) in [

@@ -32,7 +32,8 @@ pub struct Traffic {
     /// Bytes taken from the file or store, compressed as they are. Of a [field
     /// file](crate::FieldFile), an estimate by the mean compression of its fields.
     pub fetched: u64,
-    /// Bytes of all values of the chunks that the boxes met, inside the field.
+    /// Bytes of all values of the chunks that were decoded for the boxes, inside the field. Chunks of
+    /// Zarr stores and NetCDF files that another reader of this process has decoded are not counted.
     pub decoded: u64,
     /// Bytes of the values of the boxes.
     pub needed: u64,

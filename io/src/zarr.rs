@@ -15,7 +15,7 @@ use zarrs::storage::{Bytes, MaybeBytesIterator, ReadableStorageTraits, StorageEr
 
 use crate::alike::fingerprint;
 use crate::attributes::Numbers;
-use crate::cf::variable::{Attribute, Container, Kind, Variable};
+use crate::cf::variable::{Attribute, Container, Kind, Stamp, Variable, stamp};
 use crate::{Error, Result};
 
 /// Largest size of a file of metadata, in bytes.
@@ -26,6 +26,9 @@ const MAX_CHUNK: u64 = 1 << 31;
 const SLACK: u64 = 1 << 18;
 /// Files that say that a folder is a Zarr group.
 const GROUPS: [&str; 4] = ["zarr.json", ".zgroup", ".zmetadata", ".zattrs"];
+
+/// Attribute of a group that lists variables in their order.
+pub(crate) const ORDER: &str = "halocline_variables";
 
 /// A Zarr group in a folder.
 ///
@@ -57,7 +60,9 @@ impl ZarrStore {
             names.extend(entry.file_name().into_string());
         }
         // Folders are listed in any order.
-        names.sort();
+        let order = order(path);
+        let place = |name: &String| order.iter().position(|listed| listed == name);
+        names.sort_by_cached_key(|name| (place(name).unwrap_or(usize::MAX), name.clone()));
         let mut store = Self {
             folder: Arc::new(Folder {
                 root: path.into(),
@@ -156,16 +161,9 @@ impl ZarrStore {
     fn metadata(&self, name: &str) -> Result<Option<Value>, String> {
         for file in ["zarr.json", ".zarray"] {
             let path = self.folder.root.join(name).join(file);
-            let Ok(found) = path.metadata() else {
+            let Some(value) = json(&path)? else {
                 continue;
             };
-            if !found.is_file() || found.len() > MAX_METADATA {
-                return Err(format!(
-                    "{file} is no file, or larger than {MAX_METADATA} bytes"
-                ));
-            }
-            let bytes = std::fs::read(&path).map_err(text)?;
-            let value: Value = serde_json::from_slice(&bytes).map_err(text)?;
             let is_group = value.get("node_type") == Some(&Value::from("group"));
             return Ok((!is_group).then_some(value));
         }
@@ -231,6 +229,16 @@ impl Container for ZarrStore {
         )
     }
 
+    fn stamp(&self, variable: usize, first: &[usize]) -> Option<Stamp> {
+        let array = &self.arrays[variable];
+        let shape = array.chunk_shape(&vec![0; first.len()]).ok()?;
+        let dims = first.iter().zip(shape.iter());
+        let chunk: Vec<u64> = dims
+            .map(|(first, extent)| *first as u64 / extent.get())
+            .collect();
+        stamp(&self.folder.root.join(array.chunk_key(&chunk).as_str()))
+    }
+
     fn fetched(&self) -> u64 {
         self.folder.fetched.load(Ordering::Relaxed)
     }
@@ -258,6 +266,29 @@ impl Container for ZarrStore {
         }
         Ok((size, hasher.finalize()))
     }
+}
+
+/// The variables that a group lists, if it does.
+fn order(group: &Path) -> Vec<String> {
+    let attributes = |file: &str| json(&group.join(file)).ok().flatten();
+    let listed = attributes("zarr.json").map(|metadata| metadata["attributes"][ORDER].clone());
+    let listed = listed.or_else(|| attributes(".zattrs").map(|metadata| metadata[ORDER].clone()));
+    serde_json::from_value(listed.unwrap_or_default()).unwrap_or_default()
+}
+
+/// Reads a file of metadata, if there is one.
+fn json(path: &Path) -> Result<Option<Value>, String> {
+    let Ok(found) = path.metadata() else {
+        return Ok(None);
+    };
+    if !found.is_file() || found.len() > MAX_METADATA {
+        let name = path.file_name().unwrap_or_default().display();
+        return Err(format!(
+            "{name} is no file, or larger than {MAX_METADATA} bytes"
+        ));
+    }
+    let bytes = std::fs::read(path).map_err(text)?;
+    serde_json::from_slice(&bytes).map(Some).map_err(text)
 }
 
 /// The kind of the elements of an array, and the bytes of each.
@@ -424,8 +455,10 @@ fn claim(bytes: &[u8]) -> Option<u64> {
             Some(bound.map_or(u64::MAX, |bound| bound as u64))
         }
         // Version, flags and sizes: decoded, of a block, and of these bytes.
+        // A checksum may follow.
         [2, _, _, _, a, b, c, d, _, _, _, _, e, f, g, h, ..]
-            if u32::from_le_bytes([e, f, g, h]) as usize == bytes.len() =>
+            if (bytes.len() - 4..=bytes.len())
+                .contains(&(u32::from_le_bytes([e, f, g, h]) as usize)) =>
         {
             Some(u32::from_le_bytes([a, b, c, d]).into())
         }

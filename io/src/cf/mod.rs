@@ -2,21 +2,26 @@
 
 mod axis;
 mod plan;
+mod shared;
 pub(crate) mod variable;
 
 use std::ops::Range;
 use std::path::Path;
 
-use ndarray::{Array4, Axis, Ix4, s};
+use ndarray::{Array4, Axis, Ix4, IxDyn, s};
 
 use crate::fields::check_box;
 use crate::packing::Stored;
-use crate::traffic::{Counter, covered};
-use crate::{Fields, Gaps, Grid, Missing, Result, Traffic, times};
+use crate::traffic::Counter;
+use crate::{Calendar, Channel, Fields, Gaps, Grid, Missing, Result, Traffic, times};
 
 pub(crate) use plan::base;
 use plan::{Field, Plan, Role};
-use variable::{Container, Kind, error_at};
+use shared::Request;
+use variable::{Container, error_at};
+
+/// Variables whose chunks a rank decodes before it waits for those that other ranks decode.
+const AHEAD: usize = 8;
 
 /// The fields of a Zarr store or NetCDF file.
 #[derive(Debug)]
@@ -49,10 +54,9 @@ impl CfFields {
         })
     }
 
-    /// Reads levels of a field, as [times or 1, levels, rows, columns].
-    fn block(&self, field: &Field, ranges: [Range<usize>; 4]) -> Result<Array4<f32>> {
+    /// The cells of levels of a field, in the order of the file.
+    fn cells(field: &Field, ranges: [Range<usize>; 4]) -> Vec<Range<usize>> {
         let [times, levels, rows, columns] = ranges;
-        let variable = &self.container.variables()[field.variable];
         let range = |role: &Role| match role {
             Role::Single => 0..1,
             Role::Time => times.clone(),
@@ -60,24 +64,20 @@ impl CfFields {
             Role::Row => rows.clone(),
             Role::Column => columns.clone(),
         };
-        let cells: Vec<Range<usize>> = field.roles.iter().map(range).collect();
-        let numbers = match variable.kind {
-            Kind::Single => self
-                .container
-                .single(field.variable, &cells)
-                .map(Stored::Single),
-            _ => self
-                .container
-                .double(field.variable, &cells)
-                .map(Stored::Double),
-        };
-        let numbers =
-            numbers.map_err(|cause| error_at(&*self.container, &variable.name, &cells, &cause))?;
-        let bytes = |chunk| covered(&cells, &variable.shape, chunk) * variable.width as u64;
-        self.traffic
-            .add(0, bytes(variable.chunk.as_deref()), bytes(None));
+        field.roles.iter().map(range).collect()
+    }
+
+    /// The values of levels of a field from numbers in the order of the file, as [times or 1, levels,
+    /// rows, columns].
+    fn values(
+        &self,
+        field: &Field,
+        cells: &[Range<usize>],
+        numbers: Stored<IxDyn>,
+    ) -> Result<Array4<f32>> {
+        let variable = &self.container.variables()[field.variable];
         let place = (self.container.path(), variable.name.as_str());
-        let values = field.packing.values(numbers, self.missing, place, &cells)?;
+        let values = field.packing.values(numbers, self.missing, place, cells)?;
         // From the order of the file to [single dims, time, level, row, column].
         let mut order: Vec<usize> = (0..cells.len()).collect();
         order.sort_by_key(|&dim| field.roles[dim]);
@@ -105,8 +105,34 @@ impl Fields for CfFields {
         &self.plan.times
     }
 
+    fn calendar(&self) -> Calendar {
+        self.plan.calendar
+    }
+
     fn channels(&self) -> &[String] {
         &self.plan.names
+    }
+
+    fn describe(&self, channel: usize) -> Channel {
+        let field = &self.plan.fields[self.plan.channels[channel].field];
+        let variable = &self.container.variables()[field.variable];
+        let text = |attribute| variable.text(attribute).map(String::from);
+        let dim = |role| field.roles.iter().position(|this| *this == role);
+        let extents = variable.chunk.as_ref().map(|chunk| {
+            let roles = [Role::Time, Role::Level, Role::Row, Role::Column];
+            roles.map(|role| dim(role).map_or(1, |dim| chunk[dim]))
+        });
+        Channel::new(self.plan.names[channel].clone())
+            .with_units(text("units"))
+            .with_long_name(text("long_name"))
+            .with_standard_name(text("standard_name"))
+            .with_level_units(field.level_units.clone())
+            .with_is_static(dim(Role::Time).is_none() && self.plan.times.len() > 1)
+            .with_chunk(extents)
+    }
+
+    fn left_out(&self) -> &[String] {
+        &self.plan.left_out
     }
 
     fn grid(&self) -> &Grid {
@@ -129,17 +155,42 @@ impl Fields for CfFields {
         }
         let [times, channels, rows, columns] = cells;
         // Levels of one variable are read together.
-        let mut start = channels.start;
+        let first = channels.start;
+        let mut start = first;
         let runs = self.plan.channels[channels].chunk_by(|one, next| one.field == next.field);
-        let first = start;
-        for run in runs {
-            let levels = run[0].level..run[0].level + run.len();
-            let ranges = [times.clone(), levels, rows.clone(), columns.clone()];
-            let block = self.block(&self.plan.fields[run[0].field], ranges)?;
-            let place = start - first..start - first + run.len();
-            // A field without a time is the same at all times.
-            values.slice_mut(s![.., place, .., ..]).assign(&block);
-            start += run.len();
+        let runs: Vec<_> = runs
+            .map(|run| {
+                let levels = run[0].level..run[0].level + run.len();
+                let ranges = [times.clone(), levels, rows.clone(), columns.clone()];
+                let field = &self.plan.fields[run[0].field];
+                start += run.len();
+                let place = start - run.len() - first..start - first;
+                (field, Self::cells(field, ranges), place)
+            })
+            .collect();
+        for runs in runs.chunks(AHEAD) {
+            let name = |field: &Field| &self.container.variables()[field.variable];
+            let failed = |field: &Field, cells: &[Range<usize>], cause: &str| {
+                error_at(&*self.container, &name(field).name, cells, cause)
+            };
+            let requests = runs.iter().map(|(field, cells, _)| {
+                let request = Request::start(&*self.container, field.variable, cells);
+                request.map_err(|cause| failed(field, cells, &cause))
+            });
+            let requests = requests.collect::<Result<Vec<_>>>()?;
+            for ((field, cells, place), request) in runs.iter().zip(requests) {
+                let (numbers, decoded) = request
+                    .finish()
+                    .map_err(|cause| failed(field, cells, &cause))?;
+                let needed: u64 = cells.iter().map(|range| range.len() as u64).product();
+                let width = name(field).width as u64;
+                self.traffic.add(0, decoded * width, needed * width);
+                let block = self.values(field, cells, numbers)?;
+                // A field without a time is the same at all times.
+                values
+                    .slice_mut(s![.., place.clone(), .., ..])
+                    .assign(&block);
+            }
         }
         Ok(values)
     }

@@ -6,7 +6,7 @@ use super::axis::{Axis, axis_of};
 use super::variable::{Container, Kind, Variable, VariableAttributes, error_at};
 use crate::fields::in_file;
 use crate::packing::Packing;
-use crate::{Error, Grid, Result, time_units, times};
+use crate::{Calendar, Error, Grid, Result, time_units, times};
 
 /// Largest number of values of a coordinate.
 const MAX_VALUES: usize = 1 << 24;
@@ -30,6 +30,8 @@ pub(crate) struct Field {
     /// The role of every dim.
     pub(crate) roles: Vec<Role>,
     pub(crate) packing: Packing,
+    /// Units of the coordinate of levels.
+    pub(crate) level_units: Option<String>,
 }
 
 /// A channel: a field, or one level of it.
@@ -44,11 +46,14 @@ pub(crate) struct Channel {
 pub(crate) struct Plan {
     pub(crate) grid: Grid,
     pub(crate) times: Vec<f64>,
+    pub(crate) calendar: Calendar,
     /// The name of the time axis.
     pub(crate) time: String,
     pub(crate) fields: Vec<Field>,
     pub(crate) channels: Vec<Channel>,
     pub(crate) names: Vec<String>,
+    /// The variables that are no channels, with the reason.
+    pub(crate) left_out: Vec<String>,
 }
 
 impl Plan {
@@ -82,11 +87,16 @@ impl Plan {
             if is_chosen(&variable.name) {
                 match coordinates.roles(variable)? {
                     Ok(roles) => candidates.push((index, roles)),
-                    Err(reason) => left_out.push(format!("{} ({reason})", variable.name)),
+                    Err(reason) => left_out.push((index, reason)),
                 }
             }
         }
         let variable = |index: usize| &container.variables()[index];
+        let named = |left_out: &[(usize, String)]| -> Vec<String> {
+            let text =
+                |(index, reason): &(usize, String)| format!("{} ({reason})", variable(*index).name);
+            left_out.iter().map(text).collect()
+        };
         let dim = |(index, roles): &(usize, Vec<Role>), role: Role| {
             let dim = roles.iter().position(|this| *this == role)?;
             Some(variable(*index).dims[dim].as_str())
@@ -95,7 +105,7 @@ impl Plan {
             .iter()
             .find(|field| dim(field, Role::Time).is_some());
         let Some(main) = timed.or(candidates.first()).cloned() else {
-            let names = left_out.join(", ");
+            let names = named(&left_out).join(", ");
             let expected = "variables on the dims of a latitude and a longitude, which have \
                             coordinates with units of degrees_north and degrees_east, or their names";
             return Err(Error::shape(
@@ -118,7 +128,18 @@ impl Plan {
             let expected = format!("the grid and time axis of {}: {:?}", first.name, first.dims);
             return Err(Error::shape(path, &other.name, found, expected));
         }
+        let others = candidates.iter().filter(|field| !fits(field));
+        let others = others.map(|(index, _)| {
+            let other = variable(*index);
+            (
+                *index,
+                format!("another grid or time axis: dims {:?}", other.dims),
+            )
+        });
+        left_out.extend(others.collect::<Vec<_>>());
         candidates.retain(fits);
+        // Coordinates are no fields, and nobody expects it.
+        left_out.retain(|(index, _)| axis_of(variable(*index)).is_none());
         let values = |role| {
             let dim = dim(&main, role).expect("a field has rows and columns");
             coordinates.values(coordinates.find(dim).expect("it gave the dim its role"))
@@ -126,14 +147,16 @@ impl Plan {
         let grid = Grid::new(values(Role::Row)?, values(Role::Column)?)
             .map_err(|error| in_file(path, error))?;
         let time = dim(&main, Role::Time);
-        let (time, times) = coordinates.times(time, units)?;
+        let (time, calendar, times) = coordinates.times(time, units)?;
         let mut plan = Self {
             grid,
             times,
+            calendar,
             time,
             fields: Vec::new(),
             channels: Vec::new(),
             names: Vec::new(),
+            left_out: named(&left_out),
         };
         for (index, roles) in candidates {
             plan.add(&coordinates, index, roles)?;
@@ -148,6 +171,10 @@ impl Plan {
         let level = roles.iter().position(|role| *role == Role::Level);
         let labels = level.map(|dim| coordinates.labels(&variable.dims[dim], variable.shape[dim]));
         let labels = labels.transpose()?;
+        let level_units = level.and_then(|dim| {
+            let coordinate = coordinates.find(&variable.dims[dim])?;
+            coordinate.text("units").map(String::from)
+        });
         for level in 0..labels.as_ref().map_or(1, Vec::len) {
             let suffix = labels.as_ref().map(|labels| format!("@{}", labels[level]));
             self.names
@@ -160,6 +187,7 @@ impl Plan {
             variable: index,
             roles,
             packing: Packing::of(&attributes, variable.kind == Kind::Single)?,
+            level_units,
         });
         Ok(())
     }
@@ -257,9 +285,13 @@ impl<'a> Coordinates<'a> {
             .collect())
     }
 
-    /// The name and the values of the time axis, in seconds since 1970-01-01 UTC. Without a time
+    /// The name, calendar and values of the time axis, in seconds since 1970-01-01. Without a time
     /// axis, the one time is that of a scalar coordinate, else zero.
-    fn times(&self, dim: Option<&str>, units: Option<&str>) -> Result<(String, Vec<f64>)> {
+    fn times(
+        &self,
+        dim: Option<&str>,
+        units: Option<&str>,
+    ) -> Result<(String, Calendar, Vec<f64>)> {
         let scalar = |variable: &&Variable| {
             variable.dims.is_empty()
                 && variable.kind != Kind::Other
@@ -270,14 +302,14 @@ impl<'a> Coordinates<'a> {
             None => self.0.variables().iter().find(scalar),
         };
         let Some(variable) = variable else {
-            return Ok(("time".into(), vec![0.0]));
+            return Ok(("time".into(), Calendar::Gregorian, vec![0.0]));
         };
         let path: &Path = self.0.path();
         let attributes = VariableAttributes(path, variable);
         let numbers = self.values(variable)?;
-        let seconds = time_units::seconds(&attributes, units, numbers)?;
+        let (calendar, seconds) = time_units::seconds(&attributes, units, numbers)?;
         times::check_rising(path, &variable.name, &seconds)?;
-        Ok((variable.name.clone(), seconds))
+        Ok((variable.name.clone(), calendar, seconds))
     }
 
     /// The names of the levels along a dim: its coordinate, else numbers from zero.

@@ -1,8 +1,10 @@
 //! Variables of files and stores, and the containers that hold them.
 
 use std::fmt::Debug;
+use std::fs::Metadata;
 use std::ops::Range;
 use std::path::Path;
+use std::time::SystemTime;
 
 use ndarray::ArrayD;
 
@@ -88,6 +90,20 @@ impl Attributes for VariableAttributes<'_> {
     }
 }
 
+/// What tells whether the file of a chunk is still the same: size, time of the last write, and number
+/// on its disk.
+pub(crate) type Stamp = (u64, Option<SystemTime>, u64);
+
+/// The stamp of a file, if there is one.
+pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
+    let found = path.metadata().ok().filter(Metadata::is_file)?;
+    #[cfg(unix)]
+    let number = std::os::unix::fs::MetadataExt::ino(&found);
+    #[cfg(not(unix))]
+    let number = 0;
+    Some((found.len(), found.modified().ok(), number))
+}
+
 /// A file or store of variables in one format. Messages of errors do not repeat the path.
 pub(crate) trait Container: Debug + Send + Sync {
     fn path(&self) -> &Path;
@@ -102,6 +118,9 @@ pub(crate) trait Container: Debug + Send + Sync {
 
     /// Reads a box of a variable of numbers.
     fn double(&self, variable: usize, cells: &[Range<usize>]) -> Result<ArrayD<f64>, String>;
+
+    /// The stamp of the file that holds the chunk which begins at a cell. `None` if there is none.
+    fn stamp(&self, variable: usize, first: &[usize]) -> Option<Stamp>;
 
     /// Bytes taken from the file or store so far.
     fn fetched(&self) -> u64;

@@ -6,6 +6,7 @@
 
 mod memory;
 mod mutation;
+mod outputs;
 mod stores;
 
 use std::path::Path;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use halocline_io::{Gaps, Missing, OpenConfig};
+use halocline_io::{Fields, Gaps, Missing, OpenConfig, open};
 
 use crate::{memory, survive, text};
 
@@ -26,8 +26,14 @@ fn copy(name: &str) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
+/// The fields of a store of the tests of formats.
+pub(crate) fn source() -> Box<dyn Fields> {
+    let stores = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/io/stores");
+    open(stores.join("v2.zarr")).unwrap()
+}
+
 /// Opens a store and reads a box of all its channels.
-fn read(path: &Path) -> Result<(), String> {
+pub(crate) fn read(path: &Path) -> Result<(), String> {
     let config = OpenConfig::new()
         .with_missing(Missing::Allow)
         .with_gaps(Gaps::Allow);

@@ -3,13 +3,16 @@
 mod alike;
 mod cf;
 mod checkpoint;
+mod convert;
 mod data_page;
 mod dataset;
 mod field_file;
 mod field_writer;
+mod forecast;
 mod formats;
 mod loader;
 mod roles;
+mod shared;
 mod statistics;
 mod xarray;
 

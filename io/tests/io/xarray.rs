@@ -6,9 +6,15 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use halocline_io::{Gaps, Missing, OpenConfig};
+use halocline_core::Shard;
+use halocline_io::{
+    Compression, ConvertConfig, Fields, Gaps, Missing, OpenConfig, OutputConfig, OutputFormat,
+    amplification, convert,
+};
 use ndarray::Array4;
 use serde::Deserialize;
+
+use crate::forecast;
 
 /// Files by the end of their path, with the units of times that have none, and why they are read.
 const FILES: [(&str, Option<&str>); 9] = [
@@ -90,6 +96,41 @@ fn files(python: &Path) -> Vec<(PathBuf, Option<&'static str>)> {
 }
 
 #[test]
+fn xarray_opens_forecasts_with_their_coordinates() {
+    let Some(python) = python() else {
+        println!("not run: there is no Python with xarray, zarr and netCDF4");
+        return;
+    };
+    let case = ([2, 2], [Shard(2), Shard(3)], [Some(vec![2, 5]), None]);
+    for (format, name) in [
+        (OutputFormat::Zarr3, "forecast.zarr"),
+        (OutputFormat::Zarr2, "forecast.zarr"),
+        (OutputFormat::NetCdf3, "forecast.nc"),
+    ] {
+        for (members, compression) in [(1, Compression::Zstd { level: 3 }), (3, Compression::None)]
+        {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join(name);
+            let config = OutputConfig::new()
+                .with_format(format)
+                .with_compression(compression);
+            forecast::write(&path, &case, members, &config).unwrap();
+            let output = Command::new(&python)
+                .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/io/forecast.py"))
+                .args([path.as_os_str(), members.to_string().as_ref()])
+                .output()
+                .unwrap();
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            let [out, err] = [&output.stdout, &output.stderr].map(|bytes| text(bytes));
+            assert!(
+                output.status.success(),
+                "{format:?}, {members} members:\n{out}\n{err}"
+            );
+        }
+    }
+}
+
+#[test]
 fn all_values_are_those_of_xarray() {
     let Some(python) = python() else {
         println!("not run: there is no Python with xarray, zarr and netCDF4");
@@ -158,6 +199,21 @@ fn all_values_are_those_of_xarray() {
                 );
             }
         }
+        // What it is converted to has the same values.
+        let converted = folder.path().join("converted.zarr");
+        let config = ConvertConfig::new()
+            .with_ranks([2, 2])
+            .with_memory(32 << 20);
+        convert(&fields, &converted, &config, |_| ()).unwrap();
+        let open = OpenConfig::new()
+            .with_missing(Missing::Allow)
+            .with_gaps(Gaps::Allow);
+        let again = open.open(&converted).unwrap();
+        let all = |fields: &dyn Fields| fields.read(fields.shape().map(|size| 0..size)).unwrap();
+        let bits = |fields: &dyn Fields| all(fields).mapv(f32::to_bits);
+        assert_eq!(again.channels(), fields.channels(), "{}", path.display());
+        assert!(bits(&*again) == bits(&*fields), "{}", path.display());
+        assert_eq!(amplification(&again, [2, 2]), 1.0);
         let missing = expected.iter().filter(|value| value.is_nan()).count();
         println!(
             "{}: {shape:?} values, {missing} missing, equal; {}",

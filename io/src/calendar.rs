@@ -1,0 +1,162 @@
+use std::fmt;
+
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::Offset;
+
+/// Seconds in a day.
+const DAY: i64 = 86400;
+/// Lengths of the months of a year of 365 days.
+const MONTHS: [i64; 12] = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+
+/// Calendar of a time axis (CF 1.11, section 4.4.1).
+///
+/// Times are seconds since 1970-01-01 00:00 of their calendar, so that the steps of a model's time
+/// axis are even in its own calendar. The days of the Gregorian and the Julian calendar are the same
+/// ones under other names: their times are [`Gregorian`](Self::Gregorian), and may be compared.
+///
+/// # Example
+/// ```
+/// use halocline_io::Calendar;
+///
+/// let days = |days: f64| days * 86400.0;
+/// assert_eq!(Calendar::Gregorian.date(days(58.0)), "1970-02-28 00:00:00");
+/// assert_eq!(Calendar::NoLeap.date(days(365.0 * 30.0 + 59.0)), "2000-03-01 00:00:00");
+/// assert_eq!(Calendar::Day360.date(days(59.5)), "1970-02-30 12:00:00");
+/// assert_eq!(Calendar::AllLeap.to_string(), "all_leap");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Calendar {
+    /// That of UTC, also before 1582 (`proleptic_gregorian`).
+    #[default]
+    Gregorian,
+    /// Years of 365 days (`noleap`, `365_day`).
+    NoLeap,
+    /// Years of 366 days (`all_leap`, `366_day`).
+    AllLeap,
+    /// Twelve months of 30 days (`360_day`).
+    Day360,
+}
+
+impl Calendar {
+    /// The date and time of a number of seconds since 1970-01-01, to the nearest second.
+    pub fn date(self, seconds: f64) -> String {
+        let total = seconds.round() as i64;
+        let (days, second) = (total.div_euclid(DAY), total.rem_euclid(DAY));
+        let Some((year, month, day)) = self.civil(days) else {
+            return format!("{seconds} s");
+        };
+        let [hour, minute, second] = [second / 3600, second / 60 % 60, second % 60];
+        format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
+    }
+
+    /// Days from 1970-01-01 to a date, if there is such a date.
+    pub(crate) fn days(self, year: i64, month: i64, day: i64) -> Option<i64> {
+        if self == Self::Gregorian {
+            let [month, day] = [month, day].map(|number| i8::try_from(number).ok());
+            let year = i16::try_from(year).ok()?;
+            let date = DateTime::new(year, month?, day?, 0, 0, 0, 0).ok()?;
+            return Some(Offset::UTC.to_timestamp(date).ok()?.as_second() / DAY);
+        }
+        let lengths = self.months();
+        let before = usize::try_from(month).ok()?.checked_sub(1)?;
+        let length = *lengths.get(before)?;
+        let months: i64 = lengths[..before].iter().sum();
+        let year_length: i64 = lengths.iter().sum();
+        (1..=length)
+            .contains(&day)
+            .then(|| (year - 1970) * year_length + months + day - 1)
+    }
+
+    /// Year, month and day so many days after 1970-01-01.
+    fn civil(self, days: i64) -> Option<(i64, i64, i64)> {
+        if self == Self::Gregorian {
+            let date = Timestamp::from_second(days.checked_mul(DAY)?).ok()?;
+            let date = Offset::UTC.to_datetime(date);
+            return Some((date.year().into(), date.month().into(), date.day().into()));
+        }
+        let lengths = self.months();
+        let year_length: i64 = lengths.iter().sum();
+        let (year, mut left) = (days.div_euclid(year_length), days.rem_euclid(year_length));
+        let mut month = 0;
+        while left >= lengths[month] {
+            left -= lengths[month];
+            month += 1;
+        }
+        Some((year + 1970, month as i64 + 1, left + 1))
+    }
+
+    /// The lengths of the months of every year.
+    fn months(self) -> [i64; 12] {
+        let mut lengths = MONTHS;
+        match self {
+            Self::Day360 => lengths = [30; 12],
+            Self::AllLeap => lengths[1] = 29,
+            Self::NoLeap | Self::Gregorian => {}
+        }
+        lengths
+    }
+
+    /// The name in CF conventions.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Gregorian => "proleptic_gregorian",
+            Self::NoLeap => "noleap",
+            Self::AllLeap => "all_leap",
+            Self::Day360 => "360_day",
+        }
+    }
+}
+
+impl fmt::Display for Calendar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Calendar; 4] = [
+        Calendar::Gregorian,
+        Calendar::NoLeap,
+        Calendar::AllLeap,
+        Calendar::Day360,
+    ];
+
+    #[test]
+    fn every_day_has_a_date_and_every_date_its_day() {
+        for calendar in ALL {
+            for days in (-800_000..800_000).step_by(17) {
+                let (year, month, day) = calendar.civil(days).unwrap();
+                assert_eq!(calendar.days(year, month, day), Some(days), "{calendar}");
+            }
+        }
+    }
+
+    #[test]
+    fn days_are_those_of_cftime() {
+        // cftime.date2num(cftime.datetime(…, calendar=…), "days since 1970-01-01", calendar=…).
+        for (calendar, date, days) in [
+            (Calendar::NoLeap, (2000, 3, 1), 11_009),
+            (Calendar::NoLeap, (1, 1, 1), -718_685),
+            (Calendar::AllLeap, (2001, 2, 29), 11_405),
+            (Calendar::Day360, (2001, 2, 30), 11_219),
+            (Calendar::Gregorian, (2000, 2, 29), 11_016),
+        ] {
+            let (year, month, day) = date;
+            assert_eq!(calendar.days(year, month, day), Some(days), "{calendar}");
+        }
+        let missing = [
+            Calendar::Gregorian.days(2001, 2, 29),
+            Calendar::NoLeap.days(2000, 2, 29),
+            Calendar::AllLeap.days(2000, 2, 30),
+            Calendar::Day360.days(2000, 1, 31),
+            Calendar::NoLeap.days(2000, 13, 1),
+            Calendar::NoLeap.days(2000, 0, 1),
+            Calendar::Day360.days(2000, 1, 0),
+        ];
+        assert_eq!(missing, [None; 7]);
+    }
+}

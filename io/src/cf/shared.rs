@@ -1,0 +1,333 @@
+//! Chunks that several ranks of this process need, decoded once.
+//!
+//! A chunk that a box covers in part is likely to be needed by another rank too. It is decoded by the
+//! rank that asks first; the others wait for it, and decode other chunks meanwhile. The chunks used
+//! last are kept, up to a bound in bytes.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use lru::LruCache;
+use ndarray::{ArrayD, ArrayViewD, IxDyn, SliceInfoElem};
+
+use super::variable::{Container, Kind, Stamp};
+use crate::packing::Stored;
+
+/// Bytes of chunks that are kept, unless `HALOCLINE_CHUNK_CACHE` gives another number of MiB.
+const KEPT: usize = 512 << 20;
+
+type Cells = Vec<Range<usize>>;
+type Numbers = Stored<IxDyn>;
+
+/// A chunk of a file or store.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    path: PathBuf,
+    variable: String,
+    first: Vec<usize>,
+    stamp: Stamp,
+}
+
+/// A chunk that some rank decodes, or has decoded.
+#[derive(Default)]
+struct Slot {
+    claimed: AtomicBool,
+    numbers: OnceLock<Result<Numbers, String>>,
+}
+
+struct Cache {
+    slots: LruCache<Key, (Arc<Slot>, usize)>,
+    bytes: usize,
+    limit: usize,
+}
+
+static CACHE: LazyLock<Mutex<Cache>> = LazyLock::new(|| {
+    let megabytes = std::env::var("HALOCLINE_CHUNK_CACHE").ok();
+    let megabytes = megabytes.and_then(|text| text.parse::<usize>().ok());
+    Mutex::new(Cache {
+        slots: LruCache::unbounded(),
+        bytes: 0,
+        limit: megabytes.map_or(KEPT, |megabytes| megabytes.saturating_mul(1 << 20)),
+    })
+});
+
+fn cache() -> MutexGuard<'static, Cache> {
+    CACHE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Cache {
+    fn slot(&mut self, key: &Key) -> Arc<Slot> {
+        let (slot, _) = self.slots.get_or_insert_ref(key, Default::default);
+        slot.clone()
+    }
+
+    fn forget(&mut self, key: &Key) {
+        if let Some((_, bytes)) = self.slots.pop(key) {
+            self.bytes -= bytes;
+        }
+    }
+
+    /// Counts the bytes of a decoded chunk, and drops those that were not used for longest. Chunks
+    /// that another rank waits for live on with it.
+    fn keep(&mut self, key: &Key, bytes: usize) {
+        if let Some((_, counted)) = self.slots.get_mut(key) {
+            self.bytes += bytes - *counted;
+            *counted = bytes;
+        }
+        while self.bytes > self.limit
+            && let Some((_, (_, bytes))) = self.slots.pop_lru()
+        {
+            self.bytes -= bytes;
+        }
+    }
+}
+
+/// A part of a box: a chunk of its own, or one in the cache.
+enum Part {
+    Own(Numbers),
+    Shared(Arc<Slot>),
+}
+
+/// A box of a variable whose chunks are being decoded.
+pub(crate) struct Request<'a> {
+    container: &'a dyn Container,
+    variable: usize,
+    cells: &'a [Range<usize>],
+    parts: Vec<(Cells, Part)>,
+    /// Numbers that this rank has decoded.
+    decoded: u64,
+}
+
+impl<'a> Request<'a> {
+    /// Decodes the chunks of a box that no other rank decodes.
+    ///
+    /// # Errors
+    /// A chunk that cannot be read.
+    pub(crate) fn start(
+        container: &'a dyn Container,
+        variable: usize,
+        cells: &'a [Range<usize>],
+    ) -> Result<Self, String> {
+        let mut request = Self {
+            container,
+            variable,
+            cells,
+            parts: Vec::new(),
+            decoded: 0,
+        };
+        let found = &container.variables()[variable];
+        let chunk = found.chunk.as_deref().filter(|chunk| !chunk.contains(&0));
+        let Some(chunk) = chunk else {
+            request.read(cells.to_vec())?;
+            return Ok(request);
+        };
+        let inside = inside(cells, &found.shape, chunk);
+        if inside.iter().all(|range| !range.is_empty()) {
+            request.read(inside.clone())?;
+        }
+        if inside == cells {
+            return Ok(request);
+        }
+        for chunk in chunks(cells, &found.shape, chunk) {
+            if within(&chunk, &inside) {
+                continue;
+            }
+            let first: Vec<usize> = chunk.iter().map(|range| range.start).collect();
+            let Some(stamp) = container.stamp(variable, &first) else {
+                // All of it is missing, which takes no decoding.
+                let common = chunk.iter().zip(cells);
+                let common = common
+                    .map(|(chunk, cells)| chunk.start.max(cells.start)..chunk.end.min(cells.end));
+                request.read(common.collect())?;
+                continue;
+            };
+            let key = Key {
+                path: container.path().into(),
+                variable: found.name.clone(),
+                first,
+                stamp,
+            };
+            let slot = cache().slot(&key);
+            if !slot.claimed.swap(true, Ordering::AcqRel) {
+                request.decode(&key, &slot, &chunk);
+            }
+            request.parts.push((chunk, Part::Shared(slot)));
+        }
+        Ok(request)
+    }
+
+    /// Waits for the chunks that other ranks decode. Returns the numbers of the box, and how many
+    /// this rank has decoded.
+    ///
+    /// # Errors
+    /// A chunk that cannot be read.
+    pub(crate) fn finish(mut self) -> Result<(Numbers, u64), String> {
+        if let [(cells, Part::Own(_))] = &self.parts[..]
+            && cells == self.cells
+            && let Some((_, Part::Own(numbers))) = self.parts.pop()
+        {
+            return Ok((numbers, self.decoded));
+        }
+        let extents: Vec<usize> = self.cells.iter().map(ExactSizeIterator::len).collect();
+        let single = self.container.variables()[self.variable].kind == Kind::Single;
+        let mut numbers = match single {
+            true => Stored::Single(ArrayD::zeros(extents)),
+            false => Stored::Double(ArrayD::zeros(extents)),
+        };
+        for (chunk, part) in std::mem::take(&mut self.parts) {
+            match part {
+                Part::Own(own) => paste(&mut numbers, self.cells, &own, &chunk),
+                // Rayon may run this inside of the task that decodes the chunk, which would wait for
+                // itself.
+                Part::Shared(slot)
+                    if slot.numbers.get().is_none() && rayon::current_thread_index().is_some() =>
+                {
+                    let own = self.numbers(&chunk)?;
+                    paste(&mut numbers, self.cells, &own, &chunk);
+                }
+                Part::Shared(slot) => {
+                    let shared = slot.numbers.wait().as_ref().map_err(String::clone)?;
+                    paste(&mut numbers, self.cells, shared, &chunk);
+                }
+            }
+        }
+        Ok((numbers, self.decoded))
+    }
+
+    /// Reads a box that is not shared.
+    fn read(&mut self, cells: Cells) -> Result<(), String> {
+        let numbers = self.numbers(&cells)?;
+        self.parts.push((cells, Part::Own(numbers)));
+        Ok(())
+    }
+
+    /// Decodes a chunk for all ranks that need it.
+    fn decode(&mut self, key: &Key, slot: &Arc<Slot>, chunk: &[Range<usize>]) {
+        /// Ends the wait of other ranks where decoding panics.
+        struct Claim<'a>(&'a Key, &'a Slot);
+        impl Drop for Claim<'_> {
+            fn drop(&mut self) {
+                if self.1.numbers.get().is_none_or(Result::is_err) {
+                    let failed = "the rank that decoded the chunk failed";
+                    let _ = self.1.numbers.set(Err(failed.into()));
+                    // It may be read again.
+                    cache().forget(self.0);
+                }
+            }
+        }
+        let _claim = Claim(key, slot);
+        let numbers = self.numbers(chunk);
+        let bytes = numbers.as_ref().map_or(0, Stored::bytes);
+        let _ = slot.numbers.set(numbers);
+        if bytes > 0 {
+            cache().keep(key, bytes);
+        }
+    }
+
+    fn numbers(&mut self, cells: &[Range<usize>]) -> Result<Numbers, String> {
+        let numbers = match self.container.variables()[self.variable].kind {
+            Kind::Single => Stored::Single(self.container.single(self.variable, cells)?),
+            _ => Stored::Double(self.container.double(self.variable, cells)?),
+        };
+        self.decoded += cells
+            .iter()
+            .map(|range| range.len() as u64)
+            .product::<u64>();
+        Ok(numbers)
+    }
+}
+
+/// The cells of a box whose chunks lie wholly inside it; some range is empty if there are none.
+fn inside(cells: &[Range<usize>], shape: &[usize], chunk: &[usize]) -> Cells {
+    let dims = cells.iter().zip(shape).zip(chunk);
+    let range = |((range, size), chunk): ((&Range<usize>, &usize), &usize)| {
+        let low = range.start.next_multiple_of(*chunk).min(range.end);
+        let high = match range.end == *size {
+            true => range.end,
+            false => range.end / chunk * chunk,
+        };
+        low..high.max(low)
+    };
+    dims.map(range).collect()
+}
+
+/// The chunks that a box meets, inside the field.
+fn chunks(cells: &[Range<usize>], shape: &[usize], chunk: &[usize]) -> impl Iterator<Item = Cells> {
+    let (shape, chunk) = (shape.to_vec(), chunk.to_vec());
+    let counts: Vec<Range<usize>> = cells
+        .iter()
+        .zip(&chunk)
+        .map(|(range, chunk)| match range.is_empty() {
+            true => 0..0,
+            false => range.start / chunk..range.end.div_ceil(*chunk),
+        })
+        .collect();
+    let total: usize = counts.iter().map(ExactSizeIterator::len).product();
+    (0..total).map(move |mut index| {
+        let mut ranges = vec![0..0; counts.len()];
+        for (dim, count) in counts.iter().enumerate().rev() {
+            let first = (count.start + index % count.len()) * chunk[dim];
+            ranges[dim] = first..first.saturating_add(chunk[dim]).min(shape[dim]);
+            index /= count.len();
+        }
+        ranges
+    })
+}
+
+fn within(inner: &[Range<usize>], outer: &[Range<usize>]) -> bool {
+    let mut dims = inner.iter().zip(outer);
+    dims.all(|(inner, outer)| outer.start <= inner.start && inner.end <= outer.end)
+}
+
+/// Copies the cells that two boxes have in common.
+fn paste(to: &mut Numbers, to_cells: &[Range<usize>], from: &Numbers, from_cells: &[Range<usize>]) {
+    let seen_from = |outer: &[Range<usize>]| -> Vec<SliceInfoElem> {
+        let dims = to_cells.iter().zip(from_cells).zip(outer);
+        let range = |((to, from), outer): ((&Range<usize>, &Range<usize>), &Range<usize>)| -> SliceInfoElem {
+            let [low, high] = [to.start.max(from.start), to.end.min(from.end)];
+            (low - outer.start..high - outer.start).into()
+        };
+        dims.map(range).collect()
+    };
+    let (to_ranges, from_ranges) = (seen_from(to_cells), seen_from(from_cells));
+    fn assign<T: Clone>(
+        to: &mut ArrayD<T>,
+        to_ranges: &[SliceInfoElem],
+        from: ArrayViewD<'_, T>,
+        from_ranges: &[SliceInfoElem],
+    ) {
+        to.slice_mut(to_ranges).assign(&from.slice(from_ranges));
+    }
+    match (to, from) {
+        (Stored::Single(to), Stored::Single(from)) => {
+            assign(to, &to_ranges, from.view(), &from_ranges);
+        }
+        (Stored::Double(to), Stored::Double(from)) => {
+            assign(to, &to_ranges, from.view(), &from_ranges);
+        }
+        _ => unreachable!("a variable has numbers of one kind"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chunks_of_a_box_are_its_own_or_shared() {
+        let (shape, chunk) = ([5, 7], [2, 3]);
+        let boxes = |cells: [Range<usize>; 2]| chunks(&cells, &shape, &chunk).collect::<Vec<_>>();
+        assert_eq!(boxes([1..3, 3..6]), [vec![0..2, 3..6], vec![2..4, 3..6]]);
+        assert_eq!(boxes([4..5, 5..7]), [vec![4..5, 3..6], vec![4..5, 6..7]]);
+        assert_eq!(boxes([1..1, 0..7]), Vec::<Cells>::new());
+        assert_eq!(inside(&[1..5, 0..6], &shape, &chunk), [2..5, 0..6]);
+        assert_eq!(inside(&[0..5, 1..7], &shape, &chunk), [0..5, 3..7]);
+        assert!(inside(&[1..2, 0..7], &shape, &chunk)[0].is_empty());
+        assert!(within(
+            &[4..5, 3..6],
+            &inside(&[1..5, 0..6], &shape, &chunk)
+        ));
+    }
+}

@@ -1,0 +1,81 @@
+use burn::config::Config;
+
+/// A channel of fields: its name, and how files describe it.
+///
+/// # Example
+/// ```
+/// use halocline_io::Channel;
+///
+/// let channel = Channel::new("z@500".into())
+///     .with_units(Some("m2 s-2".into()))
+///     .with_standard_name(Some("geopotential".into()))
+///     .with_level_units(Some("hPa".into()));
+/// assert_eq!((channel.variable(), channel.level()), ("z", Some(500.0)));
+/// assert_eq!(Channel::new("t2m".into()).level(), None);
+/// ```
+#[derive(Config, Debug, PartialEq)]
+pub struct Channel {
+    /// The name of a variable, or of one level of it, as `z@500`.
+    pub name: String,
+    /// Units by CF conventions, such as `m s-1`.
+    pub units: Option<String>,
+    /// A name for people.
+    pub long_name: Option<String>,
+    /// The name in CF's table of standard names.
+    pub standard_name: Option<String>,
+    /// Units of the level, such as `hPa`.
+    pub level_units: Option<String>,
+    /// Whether the field is the same at all times.
+    #[config(default = "false")]
+    pub is_static: bool,
+    /// Extents along [time, channel, lat, lon] of the chunks of the file that it was read from, each
+    /// of which is decoded as a whole.
+    pub chunk: Option<[usize; 4]>,
+}
+
+impl Channel {
+    /// The name without its level.
+    pub fn variable(&self) -> &str {
+        match self.level() {
+            Some(_) => self.parts().map_or(&*self.name, |(variable, _)| variable),
+            None => &self.name,
+        }
+    }
+
+    /// The level in the name, if it is a number.
+    pub fn level(&self) -> Option<f64> {
+        let (_, label) = self.parts()?;
+        let level = label.parse().ok().filter(|level: &f64| level.is_finite())?;
+        // The label is what reading makes of the number.
+        (level.to_string() == label).then_some(level)
+    }
+
+    fn parts(&self) -> Option<(&str, &str)> {
+        self.name.rsplit_once('@')
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_number_that_keeps_its_label_is_a_level() {
+        let level = |name: &str| Channel::new(name.into()).level();
+        assert_eq!(level("z@500"), Some(500.0));
+        assert_eq!(level("so@0.4940254"), Some(0.4940254));
+        for name in [
+            "z",
+            "z@",
+            "z@surface",
+            "z@5e2",
+            "z@0500",
+            "z@inf",
+            "z@NaN",
+            "z@500.0",
+        ] {
+            assert_eq!(level(name), None, "{name}");
+            assert_eq!(Channel::new(name.into()).variable(), name);
+        }
+    }
+}

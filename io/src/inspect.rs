@@ -1,0 +1,406 @@
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::open::format_name;
+use crate::times::close;
+use crate::traffic::covered;
+use crate::{Calendar, Channel, Fields, Gaps, Grid, Missing, OpenConfig, Result};
+
+/// The values that [`inspect`] reads.
+///
+/// See [`inspect`] for an example.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scan {
+    /// Those of the first, the middle and the last time.
+    Sample,
+    /// All.
+    All,
+}
+
+/// What a file or store holds, and what may be wrong with it. Its text form is for people.
+///
+/// See [`inspect`] for an example.
+#[derive(Clone, Debug)]
+pub struct Inspection {
+    path: PathBuf,
+    format: &'static str,
+    grid: Grid,
+    calendar: Calendar,
+    times: Vec<f64>,
+    scanned: usize,
+    variables: Vec<Variable>,
+    left_out: Vec<String>,
+    problems: Vec<String>,
+}
+
+/// A variable, over all its levels.
+#[derive(Clone, Debug)]
+struct Variable {
+    channel: Channel,
+    levels: Vec<String>,
+    values: Values,
+}
+
+/// Numbers of values, and their bounds.
+#[derive(Clone, Copy, Debug)]
+struct Values {
+    count: usize,
+    missing: usize,
+    sum: f64,
+    least: f32,
+    most: f32,
+}
+
+/// Inspects a file or store: grid, times, variables with their chunks and values, and problems.
+///
+/// Missing values and uneven steps are problems that it reports, whatever `config` says of them.
+///
+/// # Errors
+/// Those of [`OpenConfig::open`], but for missing values and gaps; values that cannot be read.
+///
+/// # Example
+/// ```
+/// # use halocline_io::{FieldWriter, Grid, WriterConfig};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("2018.h5");
+/// # let grid = Grid::cell_centred(4, 8)?;
+/// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
+/// # for (index, hour) in [0.0, 6.0, 12.0, 24.0].into_iter().enumerate() {
+/// #     let field = halocline_io::ndarray::Array3::from_elem((1, 4, 8), 280.0 + index as f32);
+/// #     writer.append(hour * 3600.0, field.view())?;
+/// # }
+/// # writer.finish()?;
+/// use halocline_io::{OpenConfig, Scan, inspect};
+///
+/// let found = inspect(&path, &OpenConfig::new(), Scan::All)?; // fields at 0, 6, 12 and 24 h
+/// assert!(found.problems()[0].starts_with("time steps differ: 6 h (2 times), 12 h (once)"));
+/// println!("{found}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn inspect(path: impl AsRef<Path>, config: &OpenConfig, scan: Scan) -> Result<Inspection> {
+    let path = path.as_ref();
+    let config = config.clone();
+    let config = config.with_missing(Missing::Allow).with_gaps(Gaps::Allow);
+    let fields = config.open(path)?;
+    let times = fields.times().to_vec();
+    let last = times.len().saturating_sub(1);
+    let mut chosen: Vec<usize> = match scan {
+        Scan::Sample => vec![0, last / 2, last],
+        Scan::All => (0..times.len()).collect(),
+    };
+    chosen.dedup();
+    chosen.retain(|time| *time < times.len());
+    let mut found = Inspection {
+        path: path.into(),
+        format: format_name(path)?,
+        grid: fields.grid().clone(),
+        calendar: fields.calendar(),
+        scanned: chosen.len(),
+        variables: variables(&fields, &chosen)?,
+        left_out: fields.left_out().to_vec(),
+        problems: Vec::new(),
+        times,
+    };
+    found.problems = found.find_problems();
+    Ok(found)
+}
+
+/// The variables, with the values at some times.
+fn variables(fields: &dyn Fields, times: &[usize]) -> Result<Vec<Variable>> {
+    let [_, _, rows, columns] = fields.shape();
+    let mut all: Vec<Variable> = Vec::new();
+    for index in 0..fields.channels().len() {
+        let channel = fields.describe(index);
+        let mut values = Values::none();
+        for &time in times
+            .iter()
+            .take(if channel.is_static { 1 } else { times.len() })
+        {
+            let cells = [time..time + 1, index..index + 1, 0..rows, 0..columns];
+            fields
+                .read(cells)?
+                .iter()
+                .for_each(|value| values.add(*value));
+        }
+        let level = channel.level().map(|level| level.to_string());
+        match all.last_mut() {
+            Some(last) if last.channel.variable() == channel.variable() => {
+                last.levels.extend(level);
+                last.values.merge(values);
+            }
+            _ => all.push(Variable {
+                levels: level.into_iter().collect(),
+                channel,
+                values,
+            }),
+        }
+    }
+    Ok(all)
+}
+
+impl Inspection {
+    /// What may keep a program from reading the fields, or from doing it well.
+    pub fn problems(&self) -> &[String] {
+        &self.problems
+    }
+
+    fn find_problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let steps = steps(&self.times);
+        if steps.len() > 1 {
+            let text = steps.iter().take(4).map(|(step, count)| match count {
+                1 => format!("{} (once)", duration(*step)),
+                count => format!("{} ({count} times)", duration(*step)),
+            });
+            let text = text.collect::<Vec<_>>().join(", ");
+            problems.push(format!(
+                "time steps differ: {text}; choose Gaps::Skip or Gaps::Allow"
+            ));
+        }
+        for Variable {
+            channel, values, ..
+        } in &self.variables
+        {
+            let name = channel.variable();
+            if values.missing > 0 {
+                let share = 100.0 * values.missing as f64 / values.count as f64;
+                problems.push(format!(
+                    "{name}: {share:.1} % of the values read are missing; choose Missing::Allow"
+                ));
+            }
+            if values.count > values.missing && values.least == values.most && !channel.is_static {
+                let value = values.least;
+                problems.push(format!(
+                    "{name}: all values read are {value}; without variation it cannot be normalised"
+                ));
+            }
+            let [rows, columns] = self.grid.shape();
+            let amplification = of_chunk(channel, [self.times.len(), rows, columns], [2, 2]);
+            if amplification > 1.5 {
+                problems.push(format!(
+                    "{name}: 2 x 2 ranks decode {amplification:.1} times what they need, as chunks hold \
+                     more than a time of a shard; rechunk for the mesh"
+                ));
+            }
+        }
+        problems
+    }
+}
+
+/// Read amplification of fields on a mesh: bytes decoded per byte needed, where each of the ranks
+/// along [lat, lon] is a process that reads its shard of one time.
+///
+/// # Example
+/// ```
+/// # use halocline_io::{FieldWriter, Grid, WriterConfig};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("2018.h5");
+/// # let grid = Grid::cell_centred(4, 8)?;
+/// # let config = WriterConfig::new().with_chunk(Some([1, 1, 4, 8]));
+/// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &config)?;
+/// # writer.append(0.0, halocline_io::ndarray::Array3::ones((1, 4, 8)).view())?;
+/// # writer.finish()?;
+/// use halocline_io::{amplification, open};
+///
+/// let fields = open(&path)?; // chunks of a whole field
+/// assert_eq!(amplification(&fields, [1, 1]), 1.0);
+/// assert_eq!(amplification(&fields, [2, 2]), 4.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn amplification(fields: &impl Fields, ranks: [usize; 2]) -> f64 {
+    let [times, channels, rows, columns] = fields.shape();
+    let shape = [times, rows, columns];
+    let of_channels = (0..channels).map(|index| of_chunk(&fields.describe(index), shape, ranks));
+    of_channels.sum::<f64>() / channels.max(1) as f64
+}
+
+fn of_chunk(channel: &Channel, shape: [usize; 3], ranks: [usize; 2]) -> f64 {
+    let Some([times, _, rows, columns]) = channel.chunk else {
+        return 1.0;
+    };
+    let [_, height, width] = shape;
+    let shard = |size: usize, ranks: usize, rank: usize| {
+        let start = |rank: usize| size / ranks * rank + rank.min(size % ranks);
+        start(rank)..start(rank + 1)
+    };
+    let boxes = (0..ranks[0]).flat_map(|row| {
+        (0..ranks[1]).map(move |column| {
+            [
+                0..1,
+                shard(height, ranks[0], row),
+                shard(width, ranks[1], column),
+            ]
+        })
+    });
+    let chunk = [times, rows, columns];
+    let decoded: u64 = boxes
+        .map(|cells| covered(&cells, &shape, Some(&chunk)))
+        .sum();
+    decoded as f64 / (height * width).max(1) as f64
+}
+
+impl Values {
+    fn none() -> Self {
+        Self {
+            count: 0,
+            missing: 0,
+            sum: 0.0,
+            least: f32::INFINITY,
+            most: f32::NEG_INFINITY,
+        }
+    }
+
+    fn add(&mut self, value: f32) {
+        self.count += 1;
+        if value.is_finite() {
+            self.sum += f64::from(value);
+            self.least = self.least.min(value);
+            self.most = self.most.max(value);
+        } else {
+            self.missing += 1;
+        }
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.count += other.count;
+        self.missing += other.missing;
+        self.sum += other.sum;
+        self.least = self.least.min(other.least);
+        self.most = self.most.max(other.most);
+    }
+}
+
+/// The steps of a time axis with their numbers, the most frequent first.
+fn steps(times: &[f64]) -> Vec<(f64, usize)> {
+    let mut steps: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    steps.sort_by(f64::total_cmp);
+    let runs = steps.chunk_by(|one, next| close(*one, *next, *one));
+    let mut runs: Vec<(f64, usize)> = runs.map(|run| (run[0], run.len())).collect();
+    runs.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    runs
+}
+
+/// A time in its largest unit.
+fn duration(seconds: f64) -> String {
+    let units = [(86400.0, "d"), (3600.0, "h"), (60.0, "min")];
+    let unit = units.into_iter().find(|(unit, _)| seconds >= *unit);
+    let (unit, name) = unit.unwrap_or((1.0, "s"));
+    format!("{} {name}", (seconds / unit * 1e4).round() / 1e4)
+}
+
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [rows, columns] = self.grid.shape();
+        writeln!(f, "{}: {}", self.path.display(), self.format)?;
+        writeln!(
+            f,
+            "  grid       {rows} x {columns}, {}: {}",
+            self.grid.kind(),
+            self.grid
+        )?;
+        if let [first, .., last] = self.times[..] {
+            let dates = [first, last].map(|time| self.calendar.date(time));
+            let steps = steps(&self.times);
+            writeln!(
+                f,
+                "  times      {} from {} to {}, {}, step {}{}",
+                self.times.len(),
+                dates[0],
+                dates[1],
+                self.calendar,
+                duration(steps[0].0),
+                if steps.len() > 1 { " and others" } else { "" }
+            )?;
+        } else if let [time] = self.times[..] {
+            writeln!(
+                f,
+                "  times      one, {}, {}",
+                self.calendar.date(time),
+                self.calendar
+            )?;
+        }
+        writeln!(f, "  values     of {} times", self.scanned)?;
+        let width = self
+            .variables
+            .iter()
+            .map(|variable| variable.channel.variable().len())
+            .max();
+        let width = width.unwrap_or(0).max(8);
+        writeln!(
+            f,
+            "\n  {:width$}  {:>12}  {:>11} {:>11} {:>11}  {:>8}  {:>20}  levels",
+            "variable", "units", "least", "mean", "most", "missing", "chunk"
+        )?;
+        for Variable {
+            channel,
+            levels,
+            values,
+        } in &self.variables
+        {
+            let mean = values.sum / (values.count - values.missing) as f64;
+            let [least, mean, most] =
+                [f64::from(values.least), mean, f64::from(values.most)].map(number);
+            let chunk = channel
+                .chunk
+                .map_or("none".into(), |chunk| format!("{chunk:?}"));
+            let levels = match (&levels[..], channel.is_static) {
+                ([], true) => "static".into(),
+                ([], false) => String::new(),
+                ([first, .., last], _) => {
+                    let units = channel.level_units.as_deref().unwrap_or_default();
+                    format!("{} from {first} to {last} {units}", levels.len())
+                }
+                ([level], _) => level.clone(),
+            };
+            writeln!(
+                f,
+                "  {:width$}  {:>12}  {least:>11} {mean:>11} {most:>11}  {:>8}  {chunk:>20}  {levels}",
+                channel.variable(),
+                channel.units.as_deref().unwrap_or("-"),
+                values.missing,
+            )?;
+        }
+        for (title, lines) in [
+            ("not channels", &self.left_out),
+            ("problems", &self.problems),
+        ] {
+            if !lines.is_empty() {
+                writeln!(f, "\n  {title}:")?;
+                lines
+                    .iter()
+                    .try_for_each(|line| writeln!(f, "    {line}"))?;
+            }
+        }
+        if self.problems.is_empty() {
+            writeln!(f, "\n  no problems found")?;
+        }
+        Ok(())
+    }
+}
+
+/// A number in at most eleven letters.
+fn number(value: f64) -> String {
+    let magnitude = value.abs();
+    match magnitude {
+        _ if !value.is_finite() => "-".into(),
+        _ if magnitude != 0.0 && !(1e-3..1e7).contains(&magnitude) => format!("{value:.3e}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_counted_and_named() {
+        assert_eq!(steps(&[0.0, 7.0, 14.0, 22.0, 29.0]), [(7.0, 3), (8.0, 1)]);
+        assert_eq!(steps(&[1.0]), []);
+        let names = [21600.0, 86400.0, 90.0, 0.5, 2_629_746.0].map(duration);
+        assert_eq!(names, ["6 h", "1 d", "1.5 min", "0.5 s", "30.4369 d"]);
+        assert_eq!(
+            [273.15, 0.0, 1e-9, f64::NAN].map(number),
+            ["273.150", "0.000", "1.000e-9", "-"]
+        );
+    }
+}

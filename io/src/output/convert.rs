@@ -1,0 +1,212 @@
+use std::path::Path;
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
+
+use burn::config::Config;
+use ndarray::{Array4, s};
+use rayon::prelude::*;
+
+use super::blocks::{Block, blocks};
+use super::chunking::extent;
+use super::config::{OutputConfig, OutputFormat};
+use super::journal::Journal;
+use super::schema::{Schema, Times};
+use super::target::Target;
+use crate::alike::checksum;
+use crate::staged_folder::StagedFolder;
+use crate::{Channel, Error, Fields, Result};
+
+/// Time between two entries of the journal.
+const INTERVAL: Duration = Duration::from_millis(500);
+/// Copies of a value in memory: decoded and read, of two blocks, and being encoded.
+const COPIES: usize = 6;
+
+/// Configuration of a conversion: the output, the ranks that will read it, and the memory to use.
+///
+/// See [`convert`] for an example.
+#[derive(Config, Debug)]
+pub struct ConvertConfig {
+    /// Format, compression and chunks.
+    #[config(default = "OutputConfig::new()")]
+    pub output: OutputConfig,
+    /// Numbers of ranks along [lat, lon] whose shards the chunks fit, unless the output names chunks.
+    #[config(default = "[1, 1]")]
+    pub ranks: [usize; 2],
+    /// Bytes of memory for values.
+    #[config(default = "256 << 20")]
+    pub memory: usize,
+}
+
+/// State of a conversion.
+///
+/// See [`convert`] for an example.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Conversion {
+    /// Blocks that are converted.
+    pub done: usize,
+    /// All blocks.
+    pub blocks: usize,
+    /// Blocks that an earlier run had converted.
+    pub resumed: usize,
+    /// Bytes of values written by this run, before compression.
+    pub bytes: u64,
+}
+
+/// Converts fields of any format into a Zarr store, or a NetCDF file: with the chunks of a mesh, in
+/// bounded memory.
+///
+/// The output appears under its name when it is complete. A conversion to Zarr that was killed goes on
+/// where it was when it is called again with the same source and configuration; another one begins
+/// anew. Several files are one source by [`OpenConfig::open_joined`](crate::OpenConfig::open_joined).
+/// Missing values are errors, or written as NaN, as chosen when the source was opened.
+///
+/// # Errors
+/// A configuration out of range, or too little memory for a chunk; channels that an output cannot
+/// have; a path that is taken; a source that cannot be read; a full disk.
+///
+/// # Example
+/// ```
+/// # use halocline_io::{FieldWriter, Grid, WriterConfig};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("2018.h5");
+/// # let grid = Grid::cell_centred(6, 8)?;
+/// # let config = WriterConfig::new().with_chunk(Some([1, 1, 6, 8]));
+/// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &config)?;
+/// # for hour in 0..3 {
+/// #     let field = halocline_io::ndarray::Array3::ones((1, 6, 8));
+/// #     writer.append(f64::from(hour) * 3600.0, field.view())?;
+/// # }
+/// # writer.finish()?;
+/// use halocline_io::{ConvertConfig, Fields, convert, open};
+///
+/// let half = [0..1, 0..1, 0..3, 0..8]; // what one of two ranks reads
+/// let source = open(&path)?; // whose chunks are whole fields
+/// source.read(half.clone())?;
+/// assert_eq!(source.traffic().amplification(), 2.0);
+///
+/// let target = folder.path().join("2018.zarr");
+/// let config = ConvertConfig::new().with_ranks([2, 1]);
+/// let all = convert(&source, &target, &config, |state| eprintln!("{state:?}"))?;
+/// assert_eq!(all.bytes, 3 * 6 * 8 * 4);
+/// let store = open(&target)?;
+/// assert_eq!(store.read(half.clone())?, source.read(half)?);
+/// assert_eq!(store.traffic().amplification(), 1.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn convert(
+    source: &impl Fields,
+    path: impl AsRef<Path>,
+    config: &ConvertConfig,
+    mut progress: impl FnMut(Conversion),
+) -> Result<Conversion> {
+    let path = path.as_ref();
+    config.output.check()?;
+    let shape = source.shape();
+    if shape[0] == 0 {
+        return Err(Error::argument("times", 0, "at least one time"));
+    }
+    let chunk = chunk(shape, config)?;
+    let blocks = blocks(
+        shape,
+        |channel| source.describe(channel),
+        chunk,
+        config.memory / (COPIES * size_of::<f32>()),
+    )?;
+    let channels: Vec<Channel> = (0..shape[1])
+        .map(|channel| source.describe(channel))
+        .collect();
+    let schema = Schema::new(source.grid(), source.calendar(), &channels)?;
+    let times = Times {
+        seconds: source.times(),
+        start: None,
+    };
+    let folder = StagedFolder::open(path, config.output.existing)?;
+    // A file has no parts that are whole.
+    if config.output.format == OutputFormat::NetCdf3 {
+        folder.clear()?;
+    }
+    let plan = plan(source, chunk, config)?;
+    let mut journal = Journal::open(&folder, plan, blocks.len())?;
+    let target = Target::open(folder.path(), true, &schema, &times, chunk, &config.output)?;
+    let resumed = journal.done();
+    let mut state = Conversion {
+        done: resumed,
+        blocks: blocks.len(),
+        resumed,
+        bytes: 0,
+    };
+    let mut recorded: Option<Instant> = None;
+    let left = &blocks[resumed..];
+    std::thread::scope(|scope| {
+        // A block is read while the one before is compressed.
+        let (sender, read) = sync_channel(0);
+        scope.spawn(move || {
+            for block in left {
+                let values = source.read(block.clone());
+                let failed = values.is_err();
+                if sender.send(values).is_err() || failed {
+                    return;
+                }
+            }
+        });
+        for (block, values) in left.iter().zip(read) {
+            state.bytes += write(&schema, &target, block, &values?)?;
+            state.done += 1;
+            if recorded.is_none_or(|last| last.elapsed() >= INTERVAL) {
+                target.sync()?;
+                journal.record(state.done)?;
+                recorded = Some(Instant::now());
+            }
+            progress(state);
+        }
+        Ok::<(), Error>(())
+    })?;
+    target.finish(&schema, &times)?;
+    journal.remove()?;
+    target.commit(folder)?;
+    Ok(state)
+}
+
+/// Writes the values of a block. Returns their bytes.
+fn write(
+    schema: &Schema,
+    target: &Target,
+    [times, channels, rows, columns]: &Block,
+    values: &Array4<f32>,
+) -> Result<u64> {
+    channels.clone().into_par_iter().try_for_each(|channel| {
+        let ranges = [times.clone(), rows.clone(), columns.clone()];
+        let field = values.slice(s![.., channel - channels.start, .., ..]);
+        target.write(schema, schema.places[channel], 0, ranges, field)
+    })?;
+    Ok((values.len() * size_of::<f32>()) as u64)
+}
+
+/// The chunks of the output, along [time, lat, lon].
+fn chunk([_, _, rows, columns]: [usize; 4], config: &ConvertConfig) -> Result<[usize; 3]> {
+    if config.ranks.contains(&0) {
+        let got = format!("{:?}", config.ranks);
+        return Err(Error::argument("ranks", got, "at least one along each dim"));
+    }
+    // The first rank has the most cells.
+    let extent = |size: usize, ranks: usize| extent(&[size.div_ceil(ranks)]);
+    let [lat, lon] = config.ranks;
+    let chosen = [1, extent(rows, lat), extent(columns, lon)];
+    Ok(config.output.chunk.unwrap_or(chosen))
+}
+
+/// All that the content of an output depends on.
+fn plan(source: &impl Fields, chunk: [usize; 3], config: &ConvertConfig) -> Result<String> {
+    let coordinates = source.grid().lat().iter().chain(source.grid().lon());
+    Ok(format!(
+        "{:?} {:?} {:08x} {:08x} {} {chunk:?} {:?} {}",
+        source.fingerprint()?,
+        source.channels(),
+        checksum(source.times().iter().copied()),
+        checksum(coordinates.copied()),
+        source.calendar(),
+        config.output,
+        config.memory,
+    ))
+}

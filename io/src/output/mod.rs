@@ -1,0 +1,16 @@
+//! Outputs: forecasts written by all ranks, and conversion of what can be read.
+
+mod blocks;
+mod chunking;
+mod classic;
+mod config;
+mod convert;
+mod forecast;
+mod journal;
+mod schema;
+mod store;
+mod target;
+
+pub use config::{Compression, OutputConfig, OutputFormat};
+pub use convert::{Conversion, ConvertConfig, convert};
+pub use forecast::ForecastWriter;

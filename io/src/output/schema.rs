@@ -1,0 +1,321 @@
+//! The variables and coordinates of an output by the CF conventions, from its channels and grid.
+
+use crate::{Calendar, Channel, Error, Grid, Result};
+
+pub(crate) const TIME: &str = "time";
+pub(crate) const LATITUDE: &str = "latitude";
+pub(crate) const LONGITUDE: &str = "longitude";
+pub(crate) const MEMBER: &str = "realization";
+pub(crate) const LEAD: &str = "lead_time";
+pub(crate) const START: &str = "forecast_reference_time";
+const LEVEL: &str = "level";
+/// Names of coordinates, which no variable may have.
+const TAKEN: [&str; 6] = [TIME, LATITUDE, LONGITUDE, MEMBER, LEAD, START];
+
+/// Text attributes of a variable, by name.
+pub(crate) type Attributes = Vec<(&'static str, String)>;
+
+/// A coordinate: a variable that gives the numbers along a dim, or a scalar without one.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Coordinate {
+    pub(crate) name: String,
+    pub(crate) dim: Option<String>,
+    pub(crate) values: Vec<f64>,
+    pub(crate) attributes: Attributes,
+}
+
+/// A variable of channels that differ by their level only.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Output {
+    pub(crate) name: String,
+    pub(crate) is_static: bool,
+    /// The index of its coordinate of levels in [`Schema::levels`].
+    pub(crate) levels: Option<usize>,
+    pub(crate) attributes: Attributes,
+}
+
+/// A place of a channel: its variable, and the index of its level there.
+pub(crate) type Place = (usize, usize);
+
+/// The variables of an output, without values.
+#[derive(Clone, Debug)]
+pub(crate) struct Schema {
+    pub(crate) grid: Grid,
+    pub(crate) calendar: Calendar,
+    /// The number of members of an ensemble; a dim of its own if it is more than one.
+    pub(crate) members: usize,
+    pub(crate) variables: Vec<Output>,
+    pub(crate) levels: Vec<Coordinate>,
+    /// The place of every channel.
+    pub(crate) places: Vec<Place>,
+}
+
+impl Schema {
+    /// Groups channels into variables, and their levels into coordinates.
+    ///
+    /// # Errors
+    /// No channel; one named twice, or by a name that a file cannot have.
+    pub(crate) fn new(grid: &Grid, calendar: Calendar, channels: &[Channel]) -> Result<Self> {
+        let refused = |name: &str, expected: &str| {
+            Err(Error::argument("channels", format!("{name:?}"), expected))
+        };
+        if channels.is_empty() {
+            return refused("", "at least one channel");
+        }
+        let mut schema = Self {
+            grid: grid.clone(),
+            calendar,
+            members: 1,
+            variables: Vec::new(),
+            levels: Vec::new(),
+            places: Vec::new(),
+        };
+        // The first channel and the levels of every variable.
+        let mut groups: Vec<(&Channel, Vec<f64>)> = Vec::new();
+        for channel in channels {
+            let name = channel.variable();
+            let known = groups
+                .iter()
+                .position(|(first, _)| first.variable() == name);
+            let index = known.unwrap_or_else(|| {
+                groups.push((channel, Vec::new()));
+                groups.len() - 1
+            });
+            let (first, levels) = &mut groups[index];
+            let is_new = match channel.level() {
+                Some(level) => first.level().is_some() && !levels.contains(&level),
+                None => known.is_none(),
+            };
+            if !is_new || first.is_static != channel.is_static {
+                let expected = "names that differ, of which one is not a level of the other";
+                return refused(&channel.name, expected);
+            }
+            if !is_usable(name) {
+                let expected = "letters, digits and any of _ - + . @, beginning with a letter or digit, \
+                                and no name of a coordinate";
+                return refused(name, expected);
+            }
+            levels.extend(channel.level());
+            schema.places.push((index, levels.len().saturating_sub(1)));
+        }
+        for (first, levels) in groups {
+            let text = [
+                ("standard_name", &first.standard_name),
+                ("long_name", &first.long_name),
+                ("units", &first.units),
+            ];
+            let attributes = text
+                .into_iter()
+                .filter_map(|(name, text)| Some((name, text.clone()?)));
+            let output = Output {
+                name: first.variable().into(),
+                is_static: first.is_static,
+                levels: (!levels.is_empty()).then(|| schema.level(levels, &first.level_units)),
+                attributes: attributes.collect(),
+            };
+            schema.variables.push(output);
+        }
+        Ok(schema)
+    }
+
+    /// The index of the coordinate of these levels, which variables share.
+    fn level(&mut self, values: Vec<f64>, units: &Option<String>) -> usize {
+        let attributes: Attributes = std::iter::once(("axis", "Z".into()))
+            .chain(units.iter().map(|units| ("units", units.clone())))
+            .collect();
+        let same = |known: &Coordinate| known.values == values && known.attributes == attributes;
+        if let Some(index) = self.levels.iter().position(same) {
+            return index;
+        }
+        let name = match self.levels.len() {
+            0 => LEVEL.into(),
+            count => format!("{LEVEL}_{}", count + 1),
+        };
+        self.levels.push(Coordinate {
+            dim: Some(name.clone()),
+            name,
+            values,
+            attributes,
+        });
+        self.levels.len() - 1
+    }
+
+    /// The names of the dims of a variable.
+    pub(crate) fn dims(&self, variable: usize) -> Vec<&str> {
+        let output = &self.variables[variable];
+        let time = (!output.is_static).then_some(TIME);
+        let member = (self.members > 1).then_some(MEMBER);
+        let level = output.levels.map(|levels| &*self.levels[levels].name);
+        let leading = [time, member, level].into_iter().flatten();
+        leading.chain([LATITUDE, LONGITUDE]).collect()
+    }
+
+    /// The sizes of the dims of a variable, with so many times.
+    pub(crate) fn shape(&self, variable: usize, times: usize) -> Vec<usize> {
+        let [rows, columns] = self.grid.shape();
+        let dims = self.dims(variable).into_iter();
+        dims.map(|dim| match dim {
+            TIME => times,
+            MEMBER => self.members,
+            LATITUDE => rows,
+            LONGITUDE => columns,
+            _ => self.level_count(variable),
+        })
+        .collect()
+    }
+
+    /// The number of levels of a variable, one without levels.
+    pub(crate) fn level_count(&self, variable: usize) -> usize {
+        let levels = self.variables[variable].levels;
+        levels.map_or(1, |levels| self.levels[levels].values.len())
+    }
+
+    /// The coordinates that do not grow with time.
+    pub(crate) fn fixed(&self) -> Vec<Coordinate> {
+        let along = |name: &str, values: &[f64], units: &str, axis: &str| Coordinate {
+            name: name.into(),
+            dim: Some(name.into()),
+            values: values.into(),
+            attributes: vec![
+                ("standard_name", name.into()),
+                ("units", units.into()),
+                ("axis", axis.into()),
+            ],
+        };
+        let mut all = vec![
+            along(LATITUDE, self.grid.lat(), "degrees_north", "Y"),
+            along(LONGITUDE, &eastward(self.grid.lon()), "degrees_east", "X"),
+        ];
+        all.extend(self.levels.iter().cloned());
+        if self.members > 1 {
+            let numbers: Vec<f64> = (0..self.members).map(|member| member as f64).collect();
+            let mut members = along(MEMBER, &numbers, "1", "E");
+            members.attributes.pop();
+            all.push(members);
+        }
+        all
+    }
+}
+
+/// Longitudes that rise: those before the prime meridian are negative if columns cross it.
+fn eastward(lon: &[f64]) -> Vec<f64> {
+    let crossing = lon.windows(2).position(|pair| pair[1] < pair[0]);
+    let western = crossing.map_or(0, |last| last + 1);
+    let turn = |(column, lon): (usize, &f64)| if column < western { lon - 360.0 } else { *lon };
+    lon.iter().enumerate().map(turn).collect()
+}
+
+/// Whether files of all formats can have a variable of this name.
+fn is_usable(name: &str) -> bool {
+    let starts = name.starts_with(|first: char| first.is_alphanumeric());
+    let fits = |letter: char| letter.is_alphanumeric() || "_-+.@".contains(letter);
+    let is_level = name.strip_prefix(LEVEL).is_some_and(|rest| {
+        rest.is_empty()
+            || rest
+                .strip_prefix('_')
+                .is_some_and(|rest| rest.parse::<u32>().is_ok())
+    });
+    starts && name.chars().all(fits) && !TAKEN.contains(&name) && !is_level && name != "zarr.json"
+}
+
+/// The time axis of an output.
+pub(crate) struct Times<'a> {
+    /// Seconds since 1970-01-01 of the calendar.
+    pub(crate) seconds: &'a [f64],
+    /// The start of a forecast, from which leads are counted.
+    pub(crate) start: Option<f64>,
+}
+
+impl Times<'_> {
+    /// The coordinates of time.
+    pub(crate) fn coordinates(&self, calendar: Calendar) -> Vec<Coordinate> {
+        let time = |name: &str, standard: &str, dim: Option<&str>, values: Vec<f64>| Coordinate {
+            name: name.into(),
+            dim: dim.map(String::from),
+            values,
+            attributes: vec![
+                ("standard_name", standard.into()),
+                ("units", "seconds since 1970-01-01 00:00:00".into()),
+                ("calendar", calendar.name().into()),
+            ],
+        };
+        let mut all = vec![time(TIME, TIME, Some(TIME), self.seconds.to_vec())];
+        all[0].attributes.push(("axis", "T".into()));
+        if let Some(start) = self.start {
+            let hours = self.seconds.iter().map(|time| (time - start) / 3600.0);
+            all.push(Coordinate {
+                name: LEAD.into(),
+                dim: Some(TIME.into()),
+                values: hours.collect(),
+                attributes: vec![
+                    ("standard_name", "forecast_period".into()),
+                    ("units", "hours".into()),
+                ],
+            });
+            all.push(time(START, START, None, vec![start]));
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schema(names: &[&str]) -> Result<Schema> {
+        let grid = Grid::with_poles(3, 4)?;
+        let channels: Vec<Channel> = names
+            .iter()
+            .map(|name| Channel::new((*name).into()))
+            .collect();
+        Schema::new(&grid, Calendar::Gregorian, &channels)
+    }
+
+    #[test]
+    fn levels_of_one_variable_share_it_and_variables_share_levels() {
+        let found = schema(&["z@850", "t@500", "z@500", "t2m", "t@850", "q@850", "q@500"]).unwrap();
+        let names: Vec<&str> = found.variables.iter().map(|output| &*output.name).collect();
+        assert_eq!(names, ["z", "t", "t2m", "q"]);
+        assert_eq!(
+            found.places,
+            [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (3, 0), (3, 1)]
+        );
+        let levels: Vec<_> = found.variables.iter().map(|output| output.levels).collect();
+        assert_eq!(levels, [Some(0), Some(1), None, Some(0)]);
+        assert_eq!(found.levels[1].values, [500.0, 850.0]);
+        assert_eq!(found.dims(1), ["time", "level_2", "latitude", "longitude"]);
+        assert_eq!(found.shape(1, 7), [7, 2, 3, 4]);
+    }
+
+    #[test]
+    fn longitudes_rise() {
+        assert_eq!(
+            eastward(&[180.0, 270.0, 0.0, 90.0]),
+            [-180.0, -90.0, 0.0, 90.0]
+        );
+        assert_eq!(eastward(&[0.0, 90.0, 180.0]), [0.0, 90.0, 180.0]);
+    }
+
+    #[test]
+    fn names_that_clash_are_refused() {
+        for names in [
+            &["t2m", "t2m"][..],
+            &["z", "z@500"],
+            &["z@500", "z"],
+            &["z@500", "z@500"],
+            &["time"],
+            &["level@3"],
+            &["level_2"],
+            &["a/b"],
+            &[".zattrs"],
+            &["__t"],
+            &["zarr.json"],
+            &[""],
+            &[],
+        ] {
+            let error = schema(names).unwrap_err().to_string();
+            assert!(error.starts_with("channels: got "), "{names:?}: {error}");
+        }
+        assert!(schema(&["z@surface", "z", "10u_x", "ω"][..2]).is_ok());
+    }
+}

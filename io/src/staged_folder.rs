@@ -1,0 +1,182 @@
+//! Folders under a temporary name until they are whole.
+
+use std::fs::{self, File, TryLockError};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use burn::config::Config;
+
+use crate::staged::{LOCK, PREFIX, SUFFIX, remove_leftovers};
+use crate::{Error, Result, durable, zarr};
+
+/// Handling of a file or store that has the name of an output.
+///
+/// See [`OutputConfig`](crate::OutputConfig) for an example.
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
+pub enum Existing {
+    /// It is an error. The default.
+    Reject,
+    /// The output takes its place when it is complete. What is no Zarr store and no file is not
+    /// replaced.
+    Replace,
+}
+
+/// Folder that is filled under a temporary name beside its target. The target appears when it is
+/// complete.
+///
+/// The name follows from the target, so that a writer finds what an earlier one has left. What nobody
+/// comes back to is removed as files of killed writers are.
+#[derive(Debug)]
+pub(crate) struct StagedFolder {
+    path: PathBuf,
+    target: PathBuf,
+    existing: Existing,
+    lock: File,
+}
+
+impl StagedFolder {
+    /// Creates the folder, or opens the one that an earlier writer has left.
+    ///
+    /// # Errors
+    /// A target that is there and may not be replaced; a folder that cannot be written; another
+    /// writer of the same target.
+    pub(crate) fn open(target: &Path, existing: Existing) -> Result<Self> {
+        let path = Self::path_of(target)?;
+        let aside = Self::path_of(&aside_of(target))?;
+        // A writer was killed in the moment in which it replaced the target.
+        if !target.exists() && aside.exists() {
+            fs::rename(&aside, target).map_err(|error| Error::io(target, error))?;
+        }
+        check_target(target, existing)?;
+        remove_leftovers(durable::parent(target));
+        fs::create_dir_all(&path).map_err(|error| Error::io(target, error))?;
+        let lock = path.join(LOCK);
+        let lock = File::create(&lock).map_err(|error| Error::io(&lock, error))?;
+        // File systems without locks are taken as they are.
+        if let Err(TryLockError::WouldBlock) = lock.try_lock() {
+            let cause = "another program is writing it; wait for its end, or choose another name";
+            let error = std::io::Error::new(ErrorKind::ResourceBusy, cause);
+            return Err(Error::io(target, error));
+        }
+        Ok(Self {
+            path,
+            target: target.into(),
+            existing,
+            lock,
+        })
+    }
+
+    /// The temporary path of a target.
+    pub(crate) fn path_of(target: &Path) -> Result<PathBuf> {
+        let Some(name) = target.file_name() else {
+            let expected = "a path that ends in a name";
+            return Err(Error::argument("path", format!("{target:?}"), expected));
+        };
+        let name = format!("{PREFIX}{}{SUFFIX}", name.to_string_lossy());
+        Ok(durable::parent(target).join(name))
+    }
+
+    /// The temporary path, to write to.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes all that an earlier writer has left.
+    pub(crate) fn clear(&self) -> Result<()> {
+        let failed = |error| Error::io(&self.path, error);
+        for entry in fs::read_dir(&self.path).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            if entry.file_name() == LOCK {
+                continue;
+            }
+            let removed = match entry.file_type().map_err(failed)?.is_dir() {
+                true => fs::remove_dir_all(entry.path()),
+                false => fs::remove_file(entry.path()),
+            };
+            removed.map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Says that the folder is in use, to those that remove leftovers.
+    pub(crate) fn touch(&self) {
+        // Only file systems without locks need it.
+        let _ = self.lock.set_modified(SystemTime::now());
+    }
+
+    /// Gives the folder, or a file in it, the name of the target. Its files must be on the disk.
+    ///
+    /// # Errors
+    /// A target that is there and may not be replaced; a name that cannot be given.
+    pub(crate) fn commit(self, file: Option<&str>) -> Result<()> {
+        let failed = |error| Error::io(&self.target, error);
+        let removed = fs::remove_file(self.path.join(LOCK));
+        removed.map_err(failed)?;
+        sync_folders(&self.path)?;
+        check_target(&self.target, self.existing)?;
+        let source = file.map_or_else(|| self.path.clone(), |file| self.path.join(file));
+        let aside = Self::path_of(&aside_of(&self.target))?;
+        // A folder takes the place of none that has files.
+        let replaced = self.target.is_dir() || (file.is_none() && self.target.exists());
+        if replaced {
+            if aside.exists() {
+                remove(&aside).map_err(failed)?;
+            }
+            fs::rename(&self.target, &aside).map_err(failed)?;
+        }
+        fs::rename(source, &self.target).map_err(failed)?;
+        durable::sync_folder(durable::parent(&self.target))?;
+        if file.is_some() {
+            fs::remove_dir_all(&self.path).map_err(failed)?;
+        }
+        if replaced {
+            remove(&aside).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the folder. A failure leaves what is removed later.
+    pub(crate) fn discard(&self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// The path, but for the prefix and suffix of temporary names, to which a target gives way.
+fn aside_of(target: &Path) -> PathBuf {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    durable::parent(target).join(format!("old-{name}"))
+}
+
+/// Checks that a target is free, or may be replaced.
+fn check_target(target: &Path, existing: Existing) -> Result<()> {
+    let Ok(found) = fs::symlink_metadata(target) else {
+        return Ok(());
+    };
+    let is_output = found.is_file() || (found.is_dir() && zarr::is_group(target));
+    let cause = match existing {
+        Existing::Replace if is_output => return Ok(()),
+        Existing::Replace => "it is neither a Zarr store nor a file, and is not replaced",
+        Existing::Reject => "it is there already; choose another name, or Existing::Replace",
+    };
+    let error = std::io::Error::new(ErrorKind::AlreadyExists, cause);
+    Err(Error::io(target, error))
+}
+
+fn remove(path: &Path) -> std::io::Result<()> {
+    match path.is_dir() {
+        true => fs::remove_dir_all(path),
+        false => fs::remove_file(path),
+    }
+}
+
+/// Waits until the names in a folder and its folders are on the disk.
+fn sync_folders(folder: &Path) -> Result<()> {
+    for entry in fs::read_dir(folder).map_err(|error| Error::io(folder, error))? {
+        let path = entry.map_err(|error| Error::io(folder, error))?.path();
+        if path.is_dir() {
+            sync_folders(&path)?;
+        }
+    }
+    durable::sync_folder(folder)
+}

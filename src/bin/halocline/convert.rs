@@ -1,0 +1,144 @@
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use halocline::io::{
+    Compression, ConvertConfig, Existing, Fields, Gaps, OutputConfig, OutputFormat, Progress,
+    convert,
+};
+
+use crate::reading::{MissingChoice, Reading};
+use crate::report::Result;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Zarr stores, NetCDF files or field files; several are joined in the order of their times
+    #[arg(required = true)]
+    sources: Vec<PathBuf>,
+    /// The store or file to write
+    target: PathBuf,
+    #[command(flatten)]
+    reading: Reading,
+    #[command(flatten)]
+    writing: Writing,
+    /// Ranks along latitude and longitude whose shards the chunks fit, such as 2x4
+    #[arg(long, value_parser = ranks, default_value = "1x1")]
+    ranks: [usize; 2],
+    /// Extents of a chunk along time, latitude and longitude, such as 1,90,180
+    #[arg(long, value_parser = chunk)]
+    chunk: Option<[usize; 3]>,
+}
+
+/// How an output is written.
+#[derive(Args)]
+pub(crate) struct Writing {
+    /// The format; netcdf3 if the target ends in .nc, and else zarr3
+    #[arg(long)]
+    format: Option<Format>,
+    /// Level of compression of chunks, from 0 (none) to 9
+    #[arg(long, default_value_t = 3)]
+    level: u8,
+    /// Memory for values, in MiB
+    #[arg(long, default_value_t = 256)]
+    memory: usize,
+    /// Missing values
+    #[arg(long, default_value = "allow")]
+    missing: MissingChoice,
+    /// Replace a store or file of the same name
+    #[arg(long)]
+    replace: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    Zarr3,
+    Zarr2,
+    Netcdf3,
+}
+
+pub(crate) fn run(options: &Options) -> Result {
+    let (sources, target) = (&options.sources, &options.target);
+    let written = write(
+        sources,
+        target,
+        &options.reading,
+        &options.writing,
+        (options.ranks, options.chunk),
+    )?;
+    println!("{}: {written}", target.display());
+    Ok(())
+}
+
+/// Converts sources with chunks for ranks, or of given extents, and says what was done.
+pub(crate) fn write(
+    sources: &[PathBuf],
+    target: &Path,
+    reading: &Reading,
+    writing: &Writing,
+    (ranks, chunk): ([usize; 2], Option<[usize; 3]>),
+) -> Result<String> {
+    let open = reading.config().with_missing(writing.missing.into());
+    // Gaps stay gaps.
+    let source = open.with_gaps(Gaps::Allow).open_joined(sources)?;
+    let is_netcdf = target
+        .extension()
+        .is_some_and(|extension| extension == "nc");
+    let format = match writing.format {
+        Some(Format::Zarr3) => OutputFormat::Zarr3,
+        Some(Format::Zarr2) => OutputFormat::Zarr2,
+        None if !is_netcdf => OutputFormat::Zarr3,
+        Some(Format::Netcdf3) | None => OutputFormat::NetCdf3,
+    };
+    let output = OutputConfig::new()
+        .with_format(format)
+        .with_chunk(chunk)
+        .with_compression(match writing.level {
+            0 => Compression::None,
+            level => Compression::Zstd { level },
+        })
+        .with_existing(match writing.replace {
+            true => Existing::Replace,
+            false => Existing::Reject,
+        });
+    let config = ConvertConfig::new()
+        .with_output(output)
+        .with_ranks(ranks)
+        .with_memory(writing.memory << 20);
+    let mut bar: Option<Progress> = None;
+    let done = convert(&source, target, &config, |state| {
+        let bar =
+            bar.get_or_insert_with(|| Progress::new(0, "convert", state.blocks - state.resumed));
+        bar.advance();
+    })?;
+    if let Some(bar) = bar {
+        bar.finish();
+    }
+    let resumed = match done.resumed {
+        0 => String::new(),
+        blocks => format!(
+            ", after {blocks} of {} blocks of an earlier run",
+            done.blocks
+        ),
+    };
+    let [times, channels, rows, columns] = source.shape();
+    Ok(format!(
+        "{times} times of {channels} channels on {rows} x {columns}; {:.1} MB of values written{resumed}; source: {}",
+        done.bytes as f64 / 1e6,
+        source.traffic()
+    ))
+}
+
+/// Parses numbers of ranks, such as `2x4`.
+pub(crate) fn ranks(text: &str) -> std::result::Result<[usize; 2], String> {
+    numbers(text, 'x').ok_or_else(|| "expected two numbers from 1, such as 2x4".into())
+}
+
+/// Parses extents, such as `1,90,180`.
+pub(crate) fn chunk(text: &str) -> std::result::Result<[usize; 3], String> {
+    numbers(text, ',').ok_or_else(|| "expected three numbers from 1, such as 1,90,180".into())
+}
+
+fn numbers<const N: usize>(text: &str, separator: char) -> Option<[usize; N]> {
+    let number = |part: &str| part.trim().parse().ok().filter(|number| *number > 0);
+    let numbers: Option<Vec<usize>> = text.split(separator).map(number).collect();
+    numbers?.try_into().ok()
+}

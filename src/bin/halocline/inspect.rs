@@ -1,0 +1,35 @@
+use std::path::PathBuf;
+
+use clap::Args;
+use halocline::io::{self, Scan};
+
+use crate::reading::Reading;
+use crate::report::{Result, in_options};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Zarr stores, NetCDF files or field files
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Read all values, not those of three times only
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    reading: Reading,
+}
+
+/// Prints what each file holds. One that cannot be read does not hide the others.
+pub(crate) fn run(options: &Options) -> Result {
+    let scan = if options.all { Scan::All } else { Scan::Sample };
+    let mut failed = Vec::new();
+    for file in &options.files {
+        match io::inspect(file, &options.reading.config(), scan) {
+            Ok(found) => println!("{}", in_options(&found.to_string())),
+            Err(error) => failed.push(error.to_string()),
+        }
+    }
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(failed.join("\nerror: ").into())
+}

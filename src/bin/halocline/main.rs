@@ -1,0 +1,54 @@
+//! The program `halocline`: looks into data, and prepares them for training on a mesh.
+//!
+//! Each subcommand has a module with its `Options` and `run`.
+
+mod convert;
+mod inspect;
+mod reading;
+mod rechunk;
+mod report;
+mod stats;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use report::in_options;
+
+#[derive(Parser)]
+#[command(
+    version,
+    about = "Fields on a grid, sharded over ranks: data, training, forecasts"
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show what files and stores hold: grid, times, variables, chunks, missing values, problems
+    Inspect(inspect::Options),
+    /// Convert files or stores of any format to Zarr or NetCDF; several become one time axis
+    Convert(convert::Options),
+    /// Write a store anew with chunks that fit the shards of a mesh
+    Rechunk(rechunk::Options),
+    /// Compute means and standard deviations, for normalisation
+    Stats(stats::Options),
+}
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().command {
+        Command::Inspect(options) => inspect::run(&options),
+        Command::Convert(options) => convert::run(&options),
+        Command::Rechunk(options) => rechunk::run(&options),
+        Command::Stats(options) => stats::run(&options),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", in_options(&error.to_string()));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,52 @@
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use halocline::io::{Fields, Gaps, Missing, amplification};
+
+use crate::convert::{Writing, chunk, ranks, write};
+use crate::reading::Reading;
+use crate::report::Result;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// The store or file to read
+    source: PathBuf,
+    /// The store to write
+    target: PathBuf,
+    /// Ranks along latitude and longitude whose shards the chunks fit, such as 2x4
+    #[arg(long, value_parser = ranks, default_value = "2x2")]
+    ranks: [usize; 2],
+    /// Extents of a chunk along time, latitude and longitude, in place of those for ranks
+    #[arg(long, value_parser = chunk)]
+    chunk: Option<[usize; 3]>,
+    #[command(flatten)]
+    reading: Reading,
+    #[command(flatten)]
+    writing: Writing,
+}
+
+pub(crate) fn run(options: &Options) -> Result {
+    let Options {
+        source,
+        target,
+        ranks,
+        ..
+    } = options;
+    let before = amplification(&open(source, &options.reading)?, *ranks);
+    let sources = std::slice::from_ref(source);
+    let place = (*ranks, options.chunk);
+    let written = write(sources, target, &options.reading, &options.writing, place)?;
+    let after = amplification(&open(target, &Reading::default())?, *ranks);
+    println!("{}: {written}", target.display());
+    let [lat, lon] = ranks;
+    println!("read amplification on {lat} x {lon} ranks: {before:.2} before, {after:.2} after");
+    Ok(())
+}
+
+fn open(path: &Path, reading: &Reading) -> Result<Box<dyn Fields>> {
+    let config = reading.config();
+    Ok(config
+        .with_missing(Missing::Allow)
+        .with_gaps(Gaps::Allow)
+        .open(path)?)
+}

@@ -1,0 +1,68 @@
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use halocline::io::{Fields, Progress, StatisticsBuilder};
+
+use crate::reading::{GapsChoice, MissingChoice, Reading};
+use crate::report::Result;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Zarr stores, NetCDF files or field files
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// The folder to write to, for Statistics::load; that of the first file by default
+    #[arg(long)]
+    output: Option<PathBuf>,
+    /// Time steps of increments
+    #[arg(long, default_value_t = 1)]
+    lead: usize,
+    /// Missing values
+    #[arg(long, default_value = "reject")]
+    missing: MissingChoice,
+    /// Uneven time steps
+    #[arg(long, default_value = "reject")]
+    gaps: GapsChoice,
+    #[command(flatten)]
+    reading: Reading,
+}
+
+pub(crate) fn run(options: &Options) -> Result {
+    let config = options.reading.config();
+    let config = config
+        .with_missing(options.missing.into())
+        .with_gaps(options.gaps.into());
+    let mut builder = StatisticsBuilder::new(options.lead)?;
+    for file in &options.files {
+        let fields = config.open(file)?;
+        let title = file.display().to_string();
+        let progress = Progress::new(0, title, fields.times().len());
+        builder.add(&fields, &progress)?;
+        progress.finish();
+    }
+    let statistics = builder.finish()?;
+    let beside = options.files[0]
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let folder = options
+        .output
+        .as_deref()
+        .or(beside)
+        .unwrap_or(Path::new("."));
+    statistics.save(folder)?;
+    println!(
+        "{:24} {:>12} {:>12} {:>14} {:>12}",
+        "channel", "mean", "std", "increment mean", "std"
+    );
+    for (index, channel) in statistics.metadata().channels().iter().enumerate() {
+        println!(
+            "{channel:24} {:>12.5} {:>12.5} {:>14.5} {:>12.5}",
+            statistics.means()[index],
+            statistics.stds()[index],
+            statistics.increment_means()[index],
+            statistics.increment_stds()[index],
+        );
+    }
+    println!("written to {}", folder.display());
+    Ok(())
+}
