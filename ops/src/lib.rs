@@ -42,8 +42,8 @@ pub use embedding::EmbeddingField;
 pub use field::{Carried, Carrier, Field, OneDevice, Rank, Sharded};
 pub use layer::{Apply, Layer, PlanOf};
 pub use loss::{
-    CrossEntropyOptions, Reduction, backward, cross_entropy, cross_entropy_cells, huber_loss,
-    l1_loss, loss_value, mse_loss,
+    CrossEntropyOptions, Reduction, SsimOptions, backward, cross_entropy, cross_entropy_cells,
+    gradient_loss, huber_loss, l1_loss, loss_value, mse_loss, ssim_loss, total_variation,
 };
 pub use matmul::MatmulField;
 pub use norm::NormField;
