@@ -5,6 +5,7 @@
 
 mod conv;
 mod ensemble;
+mod graph;
 mod metrics;
 pub mod parallel;
 pub mod shallow_water;
@@ -14,6 +15,7 @@ mod unet;
 
 pub use conv::{FieldConv2d, FieldConv2dConfig};
 pub use ensemble::{Spread, crps};
+pub use graph::{GraphConv, GraphConvConfig};
 pub use metrics::{Evaluation, Scores, weighted_mse};
 pub use surrogate::{SurrogateCnn, SurrogateCnnConfig};
 pub use transformer::{

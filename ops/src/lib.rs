@@ -13,6 +13,7 @@ pub mod dropout;
 pub mod embedding;
 mod field;
 pub mod golden;
+pub mod graph;
 mod kernel;
 mod layer;
 pub mod loss;
