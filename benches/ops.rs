@@ -15,7 +15,6 @@ use burn::tensor::Distribution;
 use halocline::ops::norm::batch_norm_train;
 use halocline::ops::prelude::*;
 use halocline::ops::resample::{Beyond, Corners, Interpolation, Mode, SampleOptions};
-use halocline::ops::total_variation;
 use halocline::prelude::{Boundary, Device, Tensor};
 
 use beside::{PyTorch, in_turn, pair, timed};

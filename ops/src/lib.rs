@@ -64,8 +64,8 @@ pub mod prelude {
         ConvTransposeField, ConvTransposeOptions, DenseAttentionField, DropoutField, Field, Layer,
         MatmulField, NeighborhoodOptions, NormField, Operand, Padding, PlanOf, PoolField,
         PoolOptions, Rank, RearrangeField, ReduceField, Reduction, ResampleField, Reshard,
-        ReshardField, ShapeField, SoftmaxField, StatisticsField, Stencil, Window, huber_loss,
-        l1_loss, mse_loss,
+        ReshardField, ShapeField, SoftmaxField, SsimOptions, StatisticsField, Stencil, Window,
+        gradient_loss, huber_loss, l1_loss, mse_loss, ssim_loss, total_variation,
     };
 }
 
