@@ -7,7 +7,7 @@ WGPU_FLAGS := $(CARGO_FLAGS),wgpu
 test: export BURN_DEVICE = flex
 TARGET := $(or $(CARGO_TARGET_DIR),$(shell cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'))
 
-.PHONY: demo test test-wgpu test-gpu check bench bench-conv bench-attention bench-engines bench-gpu bench-io docs-scaling chaos fuzz packages nextest test-packages vulkan
+.PHONY: demo test test-wgpu test-gpu check bench bench-conv bench-ops bench-attention bench-engines bench-gpu bench-io docs-scaling chaos fuzz packages nextest test-packages vulkan
 
 demo: packages
 	cargo build --release $(CARGO_FLAGS) --example weather
@@ -54,10 +54,14 @@ chaos: packages
 	$(TARGET)/release/examples/chaos kill
 
 # Damaged files: 100,000 for each reader. Attention: 5,000 random cases of each identity, and the largest of a table.
+# Operators: 2,000 random combinations against one device, and 500 against PyTorch if HALOCLINE_PYTHON has it.
+fuzz: export HALOCLINE_PYTHON ?= python3
 fuzz: test-packages nextest
 	HALOCLINE_FUZZ=100000 cargo nextest run $(CARGO_FLAGS) --test hostile --no-capture
 	HALOCLINE_CASES=5000 cargo nextest run --release $(CARGO_FLAGS) --lib --run-ignored all \
 		-E 'test(attention::identities) + test(random_neighborhoods) + test(table_of)'
+	HALOCLINE_CASES=2000 cargo nextest run --release $(CARGO_FLAGS) --test random --no-capture
+	scripts/fuzz_pytorch.sh $(TARGET)
 
 check: test-packages
 	cargo fmt --all --check
@@ -71,6 +75,9 @@ bench: packages
 
 bench-conv: packages
 	cargo bench $(CARGO_FLAGS) --bench conv
+
+bench-ops: packages
+	cargo bench $(CARGO_FLAGS) --bench ops
 
 bench-attention: packages
 	cargo bench $(CARGO_FLAGS) --bench attention

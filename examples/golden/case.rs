@@ -141,7 +141,7 @@ impl Case {
     }
 }
 
-fn attributes(values: &Value) -> Attributes {
+pub(crate) fn attributes(values: &Value) -> Attributes {
     let mut attributes = Attributes::default();
     for (key, value) in values.as_object().into_iter().flatten() {
         let number = |value: &Value| match value {

@@ -10,8 +10,8 @@ use crate::forcing::Instant;
 use crate::sample::Part;
 use crate::samples::{Lead, SampleTimes, samples};
 use crate::{
-    Channels, DatasetConfig, Error, Fields, Metadata, Missing, Result, Sample, Series, Statistics,
-    Traffic,
+    Channel, Channels, DatasetConfig, Error, Fields, Metadata, Missing, Result, Sample, Series,
+    Statistics, Traffic,
 };
 
 /// Samples from files or stores of any format. Each is a trajectory, such as a year or a model run:
@@ -223,7 +223,9 @@ impl FieldDataset {
             let found = channels.enumerate().find(|(_, channel)| *channel == name);
             found.expect("targets are channels of the files").0
         });
-        places.map(|channel| self.files[0].describe(channel)).collect()
+        places
+            .map(|channel| self.files[0].describe(channel))
+            .collect()
     }
 
     /// The names of inputs, forcings and targets.

@@ -5,6 +5,7 @@
 
 mod conv;
 mod ensemble;
+mod graph;
 mod metrics;
 pub mod parallel;
 mod rollout;
@@ -16,6 +17,7 @@ mod verification;
 
 pub use conv::{FieldConv2d, FieldConv2dConfig};
 pub use ensemble::{Spread, crps, crps_cells, energy_score};
+pub use graph::{GraphConv, GraphConvConfig};
 pub use metrics::{Evaluation, Scores, weighted_mse};
 pub use rollout::{perturbed, rollout};
 pub use surrogate::{SurrogateCnn, SurrogateCnnConfig};

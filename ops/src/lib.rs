@@ -13,6 +13,7 @@ pub mod dropout;
 pub mod embedding;
 mod field;
 pub mod golden;
+pub mod graph;
 mod kernel;
 mod layer;
 pub mod loss;
@@ -42,8 +43,9 @@ pub use embedding::EmbeddingField;
 pub use field::{Carried, Carrier, Field, OneDevice, Rank, Sharded};
 pub use layer::{Apply, Layer, PlanOf};
 pub use loss::{
-    CrossEntropyOptions, Penalty, Reduction, backward, counted, cross_entropy, cross_entropy_cells,
-    huber_loss, l1_loss, loss_value, mse_loss, weighted_loss,
+    CrossEntropyOptions, Penalty, Reduction, SsimOptions, backward, counted, cross_entropy,
+    cross_entropy_cells, gradient_loss, huber_loss, l1_loss, loss_value, mse_loss, ssim_loss,
+    total_variation, weighted_loss,
 };
 pub use matmul::MatmulField;
 pub use norm::NormField;
@@ -63,8 +65,8 @@ pub mod prelude {
         ConvTransposeField, ConvTransposeOptions, DenseAttentionField, DropoutField, Field, Layer,
         MatmulField, NeighborhoodOptions, NormField, Operand, Padding, Penalty, PlanOf, PoolField,
         PoolOptions, Rank, RearrangeField, ReduceField, Reduction, ResampleField, Reshard,
-        ReshardField, ShapeField, SoftmaxField, StatisticsField, Stencil, Window, huber_loss,
-        l1_loss, mse_loss, weighted_loss,
+        ReshardField, ShapeField, SoftmaxField, SsimOptions, StatisticsField, Stencil, Window,
+        gradient_loss, huber_loss, l1_loss, mse_loss, ssim_loss, total_variation, weighted_loss,
     };
 }
 

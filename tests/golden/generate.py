@@ -5,8 +5,11 @@
     python tests/golden/generate.py new conv2d --inputs x=1,3,13,9 --params weight=4,3,3,5 bias=4 \\
         --attrs '{"stride": [1, 2], "padding": [1, 2], "dilation": [1, 1], "groups": 1, "padding_mode": "circular"}'
 
-`new` draws inputs, parameters and the cotangent in f32, computes the result and all gradients in f64 on one device, and
-writes the next free tests/golden/<op>_<nn>.safetensors. An input `index=2,5<7` is of indices below 7. README.md beside this
+    python tests/golden/generate.py fill FOLDER
+
+`fill` adds results to cases that have none, such as those that the test `random` writes. `new` draws inputs, parameters and the cotangent in f32, computes the result and all gradients in f64 on one device, and
+writes the next free tests/golden/<op>_<nn>.safetensors. An input `index=2,5<7` is of indices below 7, and
+`grid=2,5,7,2@0.3` of places near those of the cells. README.md beside this
 file has the format.
 """
 
@@ -127,6 +130,52 @@ def fold(a, x):
     return F.fold(x.flatten(-2), a["output_size"], *options)
 
 
+def shift(x, dim, offset, mode):
+    size = x.shape[dim]
+    places = torch.arange(size) + offset
+    inside = (0 <= places) & (places < size)
+    if mode == "reflect":
+        places = (places % (2 * size - 2)).where(places % (2 * size - 2) < size, -places % (2 * size - 2))
+    y = x.index_select(dim, places % size if mode == "circular" else places.clamp(0, size - 1))
+    return y.movedim(dim, -1).where(inside, 0.0).movedim(-1, dim) if mode == "constant" else y
+
+
+def differences(a, x, loss):
+    """The loss of the differences along dims, of which a dim that ends has one fewer than cells."""
+    total = 0.0
+    for dim in a["dims"]:
+        y = loss(shift(x, dim, 1, a["mode"]) - x)
+        if a["mode"] == "replicate":
+            y = y.narrow(dim, 0, y.shape[dim] - 1)
+        total = total + (y.sum() if a["reduction"] == "sum" else y.mean())
+    return total
+
+
+def ssim(a, x, target):
+    def blur(x):
+        for dim, (width, window) in enumerate(zip(a["padding"], a["window"])):
+            offsets = torch.arange(window, dtype=x.dtype) - (window - 1) / 2
+            kernel = torch.exp(-((offsets / a["sigma"]) ** 2) / 2)
+            x = x.movedim(dim + 2, -1)
+            shape = x.shape
+            x = F.pad(x.reshape(-1, 1, shape[-1]), [width, width], mode="circular")
+            x = F.conv1d(x, (kernel / kernel.sum())[None, None])
+            x = x.reshape(*shape[:-1], -1).movedim(-1, dim + 2)
+        return x
+
+    c1, c2 = ((k * a["data_range"]) ** 2 for k in (0.01, 0.03))
+    mx, mt = blur(x), blur(target)
+    vx, vt, covariance = blur(x * x) - mx**2, blur(target * target) - mt**2, blur(x * target) - mx * mt
+    map = (2 * mx * mt + c1) * (2 * covariance + c2) / ((mx**2 + mt**2 + c1) * (vx + vt + c2))
+    return (1 - map).sum() if a["reduction"] == "sum" else (1 - map).mean()
+
+
+def message_passing(a, x):
+    sources, targets = (torch.tensor(a[end]) for end in ("sources", "targets"))
+    index = targets.view(-1, *[1] * (x.dim() - 1)).expand(-1, *x.shape[1:])
+    return torch.zeros_like(x).scatter_reduce(0, index, x[sources], a["reduce"], include_self=False)
+
+
 # From the name of an operator to its result from `attrs`, inputs and parameters by name.
 OPERATORS = {
     **{f"conv{n}d": conv(n) for n in (1, 2, 3)},
@@ -141,6 +190,9 @@ OPERATORS = {
     "unfold": unfold,
     "fold": fold,
     **dict.fromkeys(("interpolate1d", "interpolate2d", "interpolate3d"), interpolate),
+    "grid_sample": lambda a, x, grid: F.grid_sample(
+        x, grid, a["mode"], a["padding_mode"], a["align_corners"]
+    ),
     "pixel_shuffle": lambda a, x: F.pixel_shuffle(x, a["upscale_factor"]),
     "pixel_unshuffle": lambda a, x: F.pixel_unshuffle(x, a["downscale_factor"]),
     "pad2d": pad,
@@ -165,6 +217,7 @@ OPERATORS = {
     "flatten": lambda _, x: x.flatten(-2),
     "roll2d": lambda a, x: torch.roll(x, a["shifts"], a["dims"]),
     "flip2d": lambda a, x: torch.flip(x, a["dims"]),
+    "shift": lambda a, x: shift(x, a["dim"], a["offset"], a["mode"]),
     "cumsum": lambda a, x: torch.cumsum(x, a["dim"]),
     "cumprod": lambda a, x: torch.cumprod(x, a["dim"]),
     "argmax": lambda a, x: x.argmax(a["dim"], keepdim=True),
@@ -183,6 +236,8 @@ OPERATORS = {
     "softmax": lambda a, x: torch.softmax(x, a["dim"]),
     "log_softmax": lambda a, x: torch.log_softmax(x, a["dim"]),
     "matmul": lambda _, a, b: a @ b,
+    "einsum": lambda a, x, w: torch.einsum(a["equation"], x, w),
+    "message_passing": message_passing,
     "embedding": lambda _, index, weight: F.embedding(index, weight),
     "linear": lambda _, x, weight, bias=None: F.linear(x, weight, bias),
     "linear_row_col_mlp": lambda _, x, w1, b1, w2, b2: F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2),
@@ -209,6 +264,9 @@ OPERATORS = {
         )
         for name in ("mse", "l1", "huber")
     },
+    "total_variation": lambda a, x: differences(a, x, torch.abs),
+    "gradient_loss": lambda a, x, target: differences(a, x - target, torch.square),
+    "ssim_loss": ssim,
 }
 
 
@@ -225,14 +283,30 @@ def run(op, attrs, leaves, cotangent):
     return {"y": y.detach(), **found}, cotangent
 
 
-def check(folder):
-    failed = 0
-    files = sorted(Path(folder).glob("*.safetensors"))
-    for file in files:
+def cases(folder):
+    """Files, with metadata, tensors, and the names of inputs and parameters."""
+    for file in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(file, "pt") as case:
             metadata = case.metadata()
             tensors = {name: case.get_tensor(name) for name in case.keys()}
-        names = json.loads(metadata["inputs"]) + json.loads(metadata["params"])
+        yield file, metadata, tensors, json.loads(metadata["inputs"]) + json.loads(metadata["params"])
+
+
+def save(file, tensors, metadata):
+    narrow = lambda tensor: tensor.float() if tensor.is_floating_point() else tensor
+    save_file({name: narrow(tensor).contiguous() for name, tensor in tensors.items()}, file, metadata)
+
+
+def fill(folder):
+    for file, metadata, tensors, _ in cases(folder):
+        results, cotangent = run(metadata["op"], json.loads(metadata["attrs"]), tensors, None)
+        save(file, {**tensors, **results, "gy": cotangent}, metadata)
+
+
+def check(folder):
+    failed = count = 0
+    for file, metadata, tensors, names in cases(folder):
+        count += 1
         leaves = {name: tensors[name] for name in names}
         found, _ = run(metadata["op"], json.loads(metadata["attrs"]), leaves, tensors["gy"])
         for name, expected in tensors.items():
@@ -243,12 +317,18 @@ def check(folder):
             if not off <= 2**-23 * expected.double().abs().max():
                 failed += 1
                 print(f"{file.name}: {name} is off by {off:.1e}")
-    print(f"{len(files)} cases, {failed} failed")
+    print(f"{count} cases, {failed} failed")
     return failed
 
 
 def draw(text):
-    """Normal numbers of a shape, or indices below a bound: `2,3` or `2,3<7`."""
+    """Normal numbers of a shape, `2,3`; indices below a bound, `2,3<7`; places near those of all cells, `2,5,7,2@0.3`."""
+    shape, _, spread = text.partition("@")
+    if spread:
+        batch, *cells, _ = (int(n) for n in shape.split(","))
+        axes = torch.meshgrid(*(torch.linspace(-1, 1, size) for size in cells), indexing="ij")
+        grid = torch.stack(axes[::-1], -1)[None].repeat(batch, *[1] * (len(cells) + 1))
+        return grid + float(spread) * (2 * torch.rand(grid.shape) - 1)
     shape, _, bound = text.partition("<")
     shape = [int(n) for n in shape.split(",")]
     return torch.randint(int(bound), shape) if bound else torch.randn(shape)
@@ -272,8 +352,7 @@ def new(arguments):
     folder = Path(__file__).parent
     number = len(list(folder.glob(f"{arguments.op}_[0-9]*.safetensors")))
     file = folder / f"{arguments.op}_{number:02}.safetensors"
-    narrow = lambda tensor: tensor.float() if tensor.is_floating_point() else tensor
-    save_file({name: narrow(tensor).contiguous() for name, tensor in tensors.items()}, file, metadata)
+    save(file, tensors, metadata)
     print(file)
 
 
@@ -282,6 +361,8 @@ def main():
     commands = parser.add_subparsers(dest="command", required=True)
     checking = commands.add_parser("check", help="recompute the cases of a folder")
     checking.add_argument("folder")
+    filling = commands.add_parser("fill", help="add results to the cases of a folder")
+    filling.add_argument("folder")
     making = commands.add_parser("new", help="write a case")
     making.add_argument("op", choices=sorted(OPERATORS))
     making.add_argument("--attrs", default="{}", help="JSON, with PyTorch's names")
@@ -291,6 +372,8 @@ def main():
     arguments = parser.parse_args()
     if arguments.command == "check":
         raise SystemExit(check(arguments.folder) != 0)
+    if arguments.command == "fill":
+        return fill(arguments.folder)
     new(arguments)
 
 

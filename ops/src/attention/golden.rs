@@ -25,16 +25,8 @@ fn neighborhood<const N: usize, const D: usize>(case: &Case<'_>) -> Result<Box<d
     output(neighborhood_attention(q, k, v, &options))
 }
 
-const fn na(name: &'static str, run: fn(&Case<'_>) -> Result<Box<dyn Output>>) -> Golden {
-    Golden {
-        name,
-        pytorch: "natten.functional.na{1,2,3}d",
-        sharded: Dims::Alike,
-        travels: ["halos of keys and values", "gradients of halos"],
-        modules: "",
-        run,
-    }
-}
+/// What travels, forward and backward.
+const TRAVELS: [&str; 2] = ["halos of keys and values", "gradients of halos"];
 
 /// Dense attention of `[batch, heads, tokens, width]`, whose shards become those of `[batch, tokens, heads, width]`.
 fn dense(case: &Case<'_>) -> Result<Box<dyn Output>> {
@@ -52,18 +44,22 @@ fn dense(case: &Case<'_>) -> Result<Box<dyn Output>> {
 
 /// Neighborhood and dense attention.
 pub(crate) const OPERATORS: &[Golden] = &[
-    Golden {
-        name: "scaled_dot_product_attention",
-        pytorch: "scaled_dot_product_attention",
-        sharded: Dims::Alike,
-        travels: [
+    Golden::new("scaled_dot_product_attention", dense)
+        .with_sharded(Dims::Alike)
+        .with_travels([
             "keys and values, round a ring",
             "keys, values and their gradients",
-        ],
-        modules: "",
-        run: dense,
-    },
-    na("na1d", neighborhood::<1, 4>),
-    na("na2d", neighborhood::<2, 5>),
-    na("na3d", neighborhood::<3, 6>),
+        ]),
+    Golden::new("na1d", neighborhood::<1, 4>)
+        .with_pytorch("natten.functional.na{1,2,3}d")
+        .with_sharded(Dims::Alike)
+        .with_travels(TRAVELS),
+    Golden::new("na2d", neighborhood::<2, 5>)
+        .with_pytorch("natten.functional.na{1,2,3}d")
+        .with_sharded(Dims::Alike)
+        .with_travels(TRAVELS),
+    Golden::new("na3d", neighborhood::<3, 6>)
+        .with_pytorch("natten.functional.na{1,2,3}d")
+        .with_sharded(Dims::Alike)
+        .with_travels(TRAVELS),
 ];

@@ -13,12 +13,21 @@ use crate::operand::Operand;
 
 /// What a convolution does with channels.
 #[derive(Debug)]
-struct Channels {
+pub(super) struct Channels {
     /// Of the result.
-    placements: Vec<Placement>,
+    pub placements: Vec<Placement>,
     /// Of the result's channels.
-    extents: Vec<usize>,
-    pairing: Pairing,
+    pub extents: Vec<usize>,
+    pub pairing: Pairing,
+}
+
+/// The channels of the first two dims of a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Weight {
+    /// Outputs, and the inputs of a group.
+    Direct,
+    /// Inputs, and the outputs of a group.
+    Transposed,
 }
 
 /// Convolves with weights that are sharded in channels: output channels give a result that is sharded
@@ -52,6 +61,7 @@ pub(super) fn conv<const D: usize, const N: usize>(
         weight.layout(),
         bias.as_ref().map(ShardTensor::layout),
         options.groups,
+        Weight::Direct,
     )?;
     let held = [(x.layout(), 1), (weight.layout(), 0), (weight.layout(), 1)];
     if held
@@ -138,22 +148,27 @@ fn into_groups<const D: usize>(
 
 /// The rule, as an einsum over channels. Groups, if there are several, are its letter instead of
 /// channels.
-fn rule(
+pub(super) fn rule(
     operator: &str,
     x: &Layout,
     weight: &Layout,
     bias: Option<&Layout>,
     groups: usize,
+    kind: Weight,
 ) -> Result<Channels> {
     let dims = x.shape().len();
     let (inputs, outputs) = (Role::Common(1), Role::Common(dims));
     let grouped = groups > 1;
-    let per_group = weight.shape()[0] / groups;
+    let (first, second) = (weight.shape()[0] / groups, weight.shape()[1]);
+    let (inputs_each, per_group) = match kind {
+        Weight::Direct => (second, first),
+        Weight::Transposed => (first, second),
+    };
     let (x, weight, bias) = match grouped {
         false => (x.clone(), weight.clone(), bias.cloned()),
         true => (
-            in_units(operator, x, 1, weight.shape()[1])?,
-            in_units(operator, weight, 0, per_group)?,
+            in_units(operator, x, 1, inputs_each)?,
+            in_units(operator, weight, 0, first)?,
             bias.map(|bias| in_units(operator, bias, 0, per_group))
                 .transpose()?,
         ),
@@ -161,9 +176,13 @@ fn rule(
     let result = if grouped { inputs } else { outputs };
     let of_x: Vec<Role> = (0..dims).map(Role::Common).collect();
     let mut of_weight = vec![Role::Whole; dims];
-    of_weight[0] = result;
+    let both = match kind {
+        Weight::Direct => [result, inputs],
+        Weight::Transposed => [inputs, outputs],
+    };
+    of_weight[0] = both[0];
     if !grouped {
-        of_weight[1] = inputs;
+        of_weight[1] = both[1];
     }
     let mut of_result = of_x.clone();
     of_result[1] = result;

@@ -2,40 +2,35 @@
 
 use halocline_core::Result;
 
-use super::{ConvOptions, conv, transposed, unfold};
+use super::{ConvOptions, conv, fold, transposed, unfold};
 use crate::golden::{Case, Dims, Golden, Output, output};
 
 /// The convolutions.
 pub(crate) const OPERATORS: &[Golden] = {
-    let [unfold, fold] = unfold::GOLDEN;
     let [transposed1d, transposed2d, transposed3d] = transposed::GOLDEN;
     &[
-        golden("conv1d", "conv1d", "`Conv1d`", run::<3, 1>),
-        golden("conv2d", "conv2d", "`Conv2d`", run::<4, 2>),
-        golden("conv3d", "conv3d", "`Conv3d`", run::<5, 3>),
+        Golden::new("conv1d", run::<3, 1>)
+            .with_sharded(Dims::AllButChannels)
+            .with_travels(TRAVELS)
+            .with_modules("`Conv1d`"),
+        Golden::new("conv2d", run::<4, 2>)
+            .with_sharded(Dims::AllButChannels)
+            .with_travels(TRAVELS)
+            .with_modules("`Conv2d`"),
+        Golden::new("conv3d", run::<5, 3>)
+            .with_sharded(Dims::AllButChannels)
+            .with_travels(TRAVELS)
+            .with_modules("`Conv3d`"),
         transposed1d,
         transposed2d,
         transposed3d,
-        unfold,
-        fold,
+        unfold::GOLDEN,
+        fold::GOLDEN,
     ]
 };
 
-const fn golden(
-    name: &'static str,
-    pytorch: &'static str,
-    modules: &'static str,
-    run: fn(&Case) -> Result<Box<dyn Output>>,
-) -> Golden {
-    Golden {
-        name,
-        pytorch,
-        sharded: Dims::AllButChannels,
-        travels: ["halos", "halos back; sums of weights' gradients"],
-        modules,
-        run,
-    }
-}
+/// What travels, forward and backward.
+const TRAVELS: [&str; 2] = ["halos", "halos back; sums of weights' gradients"];
 
 fn run<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
     let attributes = &case.attributes;

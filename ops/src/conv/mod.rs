@@ -22,6 +22,7 @@
 mod assembled;
 mod channels;
 mod engine;
+mod fold;
 mod golden;
 mod kernels;
 mod layer;
@@ -34,8 +35,9 @@ mod tests;
 pub mod transposed;
 pub mod unfold;
 
+pub use fold::fold;
 pub use transposed::{ConvTransposeField, ConvTransposeOptions, conv_transpose};
-pub use unfold::{fold, unfold};
+pub use unfold::unfold;
 
 use burn::module::Param;
 use burn::tensor::Tensor;

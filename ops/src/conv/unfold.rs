@@ -5,27 +5,26 @@
 //! windows in spatial dims of their own instead of one: `flatten` makes them one.
 //!
 //! # Placement
-//! `unfold`: all dims may be sharded. `fold`: all but channels. Values must be resolved. A window belongs to the rank that
+//! All dims may be sharded, channels of windows in multiples of their cells; values must be resolved. A window belongs to the rank that
 //! holds its middle cell.
 //!
 //! # Communication
-//! `unfold`: halos where windows cross shards, and their gradients back. `fold`: what a [transposed
-//! convolution](super::conv_transpose) sends, which it is.
+//! `unfold`: halos where windows cross shards, and their gradients back. `fold`: parts of
+//! cells whose windows cross shards.
 //!
 //! # Adjoint
 //! Each is the adjoint of the other.
 
-use burn::nn::{Fold4d, Unfold4d};
-use burn::tensor::{Slice, Tensor, TensorData};
-use halocline_core::{Boundary, Error, Result, ShardTensor};
+use burn::nn::Unfold4d;
+use burn::tensor::{Slice, Tensor};
+use halocline_core::{Error, Result, ShardTensor};
 
 use super::ConvOptions;
-use super::transposed::{ConvTransposeOptions, conv_transpose};
 use crate::driver::{Padding, Stencil, Window};
 use crate::field::{Field, Rank, run};
-use crate::golden::{Case, Dims, Golden, Output, output};
+use crate::golden::{Case, Golden, output};
 use crate::layer::Layer;
-use crate::rearrange::{flatten, unflatten};
+use crate::rearrange::flatten;
 
 /// Makes channels of the cells of windows. See the [module](self).
 ///
@@ -93,79 +92,7 @@ pub fn unfold<const D: usize, const N: usize>(
     })
 }
 
-/// Adds windows of cells up to a field of this size. See the [module](self).
-///
-/// # Shapes
-/// `[batch, channels · K, *windows]` to `[batch, channels, *output_size]`.
-///
-/// # Errors
-/// Another number of dims, groups, channels that the window's cells do not divide, padding other than the same zeros on both
-/// sides, a size with another number of windows, a placement without a rule, a failure of communication.
-///
-/// # Example
-/// ```
-/// use burn::tensor::Tensor;
-/// use halocline_core::ShardTensor;
-/// use halocline_ops::ConvOptions;
-/// use halocline_ops::conv::fold;
-///
-/// let windows = ShardTensor::solo(Tensor::<3>::from([[[1.0, 2.0], [10.0, 20.0]]]));
-/// let y = fold(windows, [3], [2], &ConvOptions::default())?;
-/// y.local().to_data().assert_eq(&[[[1.0_f32, 12.0, 20.0]]].into(), true);
-/// # Ok::<(), halocline_core::Error>(())
-/// ```
-pub fn fold<const D: usize, const N: usize>(
-    x: ShardTensor<D>,
-    output_size: [usize; N],
-    kernel: [usize; N],
-    options: &ConvOptions<N>,
-) -> Result<ShardTensor<D>> {
-    const NAME: &str = "fold";
-    check(NAME, &x, options)?;
-    let count: usize = kernel.iter().product();
-    if count == 0 || !x.dims()[1].is_multiple_of(count) {
-        let message = format!("{} channels for windows of {kernel:?}", x.dims()[1]);
-        return Err(Error::operator(NAME, message));
-    }
-    let mut more = [0; N];
-    for (dim, window) in windows(kernel, options).into_iter().enumerate() {
-        let padding = window.padding;
-        if padding.low != padding.high
-            || (padding.low > 0 && padding.boundary != [Boundary::Zeros; 2])
-        {
-            let message = format!("{padding:?}; expected the same zeros on both sides");
-            return Err(Error::operator(NAME, message));
-        }
-        let (held, size) = (x.dims()[dim + 2], output_size[dim]);
-        let expected = window.output_size(NAME, dim + 2, size)?;
-        if held != expected {
-            let message = format!(
-                "dim {}: {held} windows for {size} cells; expected {expected}",
-                dim + 2
-            );
-            return Err(Error::operator(NAME, message));
-        }
-        more[dim] = (size + 2 * padding.low - window.span()) % window.stride;
-    }
-    // A kernel for each cell of the window, which is one there and zero elsewhere.
-    let channels = x.dims()[1];
-    let mut shape = [1; D];
-    shape[0] = channels;
-    shape[2..].copy_from_slice(&kernel);
-    let value = |index: usize| f64::from(u8::from(index / count % count == index % count));
-    let values: Vec<f64> = (0..channels * count).map(value).collect();
-    let kernels = TensorData::new(values, shape);
-    let kernels = Tensor::<D>::from_data(kernels, (&x.device(), x.local().dtype()));
-    let options = ConvTransposeOptions::default()
-        .with_stride(options.stride)
-        .with_dilation(options.dilation)
-        .with_padding(options.padding.map(|padding| padding.low))
-        .with_output_padding(more)
-        .with_groups(channels / count);
-    conv_transpose(x, kernels, None, &options)
-}
-
-fn check<const D: usize, const N: usize>(
+pub(super) fn check<const D: usize, const N: usize>(
     operator: &str,
     x: &ShardTensor<D>,
     options: &ConvOptions<N>,
@@ -182,7 +109,7 @@ fn check<const D: usize, const N: usize>(
 }
 
 /// The windows of a convolution with this kernel.
-fn windows<const N: usize>(kernel: [usize; N], options: &ConvOptions<N>) -> Vec<Window> {
+pub(super) fn windows<const N: usize>(kernel: [usize; N], options: &ConvOptions<N>) -> Vec<Window> {
     let window = |dim: usize| Window {
         stride: options.stride[dim],
         dilation: options.dilation[dim],
@@ -193,7 +120,11 @@ fn windows<const N: usize>(kernel: [usize; N], options: &ConvOptions<N>) -> Vec<
 }
 
 /// The options of burn's modules.
-fn options(stride: [usize; 2], dilation: [usize; 2], padding: [usize; 2]) -> ConvOptions<2> {
+pub(super) fn options(
+    stride: [usize; 2],
+    dilation: [usize; 2],
+    padding: [usize; 2],
+) -> ConvOptions<2> {
     ConvOptions::default()
         .with_stride(stride)
         .with_dilation(dilation)
@@ -211,59 +142,18 @@ impl<X: Field<4>> Layer<X> for Unfold4d {
     }
 }
 
-impl<X: Field<3>> Layer<X> for Fold4d {
-    type Output = Rank<X, 4>;
+/// Unfold in the registry.
+pub(super) const GOLDEN: Golden = Golden::new("unfold", |case| {
+    output(unfold(
+        case.input::<4>(0)?,
+        case.attributes.array("kernel_size", 1),
+        &of_case(case),
+    ))
+})
+.with_travels(["halos", "halos back"])
+.with_modules("`Unfold4d`");
 
-    fn forward(&self, x: X) -> Rank<X, 4> {
-        let options = options(self.stride, self.dilation, self.padding);
-        run(x, |x| {
-            let windows = windows(self.kernel_size, &options)
-                .into_iter()
-                .zip(self.output_size);
-            let counts = windows
-                .zip(2..)
-                .map(|((window, size), dim)| window.output_size("fold", dim, size));
-            let counts: Vec<usize> = counts.collect::<Result<_>>()?;
-            let x: ShardTensor<4> = unflatten(x, 2, &counts)?;
-            fold(x, self.output_size, self.kernel_size, &options)
-        })
-    }
-}
-
-/// Unfold and fold in the registry.
-pub(super) const GOLDEN: [Golden; 2] = [
-    Golden {
-        name: "unfold",
-        pytorch: "unfold",
-        sharded: Dims::All,
-        travels: ["halos", "halos back"],
-        modules: "`Unfold4d`",
-        run: |case| {
-            output(unfold(
-                case.input::<4>(0)?,
-                case.attributes.array("kernel_size", 1),
-                &of_case(case),
-            ))
-        },
-    },
-    Golden {
-        name: "fold",
-        pytorch: "fold",
-        sharded: Dims::AllButChannels,
-        travels: [
-            "parts of cells whose windows cross shards",
-            "their cotangents",
-        ],
-        modules: "`Fold4d`",
-        run: |case| -> Result<Box<dyn Output>> {
-            let [size, kernel] =
-                ["output_size", "kernel_size"].map(|key| case.attributes.array(key, 1));
-            output(fold(case.input::<4>(0)?, size, kernel, &of_case(case)))
-        },
-    },
-];
-
-fn of_case(case: &Case) -> ConvOptions<2> {
+pub(super) fn of_case(case: &Case) -> ConvOptions<2> {
     let attributes = case.attributes;
     let [stride, dilation] = ["stride", "dilation"].map(|key| attributes.array(key, 1));
     options(stride, dilation, attributes.array("padding", 0))
@@ -274,6 +164,7 @@ mod tests {
     use burn::nn::{Fold4dConfig, Unfold4dConfig};
 
     use super::*;
+    use crate::conv::fold;
     use crate::prelude::*;
     use crate::testing::{difference, random};
 
@@ -295,12 +186,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_number_stays_in_its_cell() {
+        let windows = [[1.0, f32::NAN], [10.0, f32::INFINITY]];
+        let windows = ShardTensor::solo(Tensor::<3>::from([windows]));
+        let y = fold(windows, [3], [2], &ConvOptions::default()).unwrap();
+        let y: Vec<f32> = y.local().to_data().iter::<f32>().collect();
+        assert!(
+            y[0] == 1.0 && y[1].is_nan() && y[2] == f32::INFINITY,
+            "{y:?}"
+        );
+    }
+
+    #[test]
     fn misuse_is_told() {
         let x = ShardTensor::solo(Tensor::<3>::ones([1, 3, 4], &Default::default()));
         let error = fold(x.clone(), [5], [2], &ConvOptions::default())
             .unwrap_err()
             .to_string();
-        assert!(error.contains("3 channels for windows of [2]"), "{error}");
+        assert!(error.contains("[3] channels for windows of [2]"), "{error}");
         let error = fold(x, [8], [3], &ConvOptions::default())
             .unwrap_err()
             .to_string();

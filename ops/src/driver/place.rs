@@ -76,6 +76,22 @@ pub(crate) fn in_place(cells: &Range<usize>, size: usize) -> Vec<Segment> {
     segments(range, size, Boundary::Zeros, Boundary::Zeros)
 }
 
+/// Runs of neighbouring cells in a list of them.
+pub(crate) fn runs(indices: &[usize]) -> Vec<Segment> {
+    let mut runs: Vec<Segment> = Vec::new();
+    for (dst, &cell) in indices.iter().enumerate() {
+        match runs.last_mut().filter(|run| run.src.end == cell) {
+            Some(run) => run.src.end += 1,
+            None => runs.push(Segment {
+                dst,
+                src: cell..cell + 1,
+                flip: false,
+            }),
+        }
+    }
+    runs
+}
+
 /// Requires that a dim exists.
 pub(crate) fn require_dim<const D: usize>(
     operator: &str,

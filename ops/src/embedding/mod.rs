@@ -27,7 +27,7 @@ use halocline_core::{
 use crate::crossing::{enter, leave, with_extents_of};
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, run};
-use crate::golden::{Dims, Golden, output};
+use crate::golden::{Golden, output};
 use crate::kernel::flex;
 use crate::layer::Layer;
 use crate::matmul::linear;
@@ -234,21 +234,16 @@ pub trait EmbeddingField<const D: usize>: Field<D> {
 impl<const D: usize, X: Field<D>> EmbeddingField<D> for X {}
 
 /// Embedding in the registry.
-pub(crate) const OPERATORS: &[Golden] = &[Golden {
-    name: "embedding",
-    pytorch: "embedding",
-    sharded: Dims::All,
-    travels: ["–", "sums of tables' gradients"],
-    modules: "`Embedding`",
-    run: |case| {
-        let weight = case.needed::<2>("weight")?;
-        match case.dims() {
-            1 => output(embedding::<1, 2>(case.indices(0)?, weight)),
-            2 => output(embedding::<2, 3>(case.indices(0)?, weight)),
-            dims => Err(Error::other(format!("indices of {dims} dims"))),
-        }
-    },
-}];
+pub(crate) const OPERATORS: &[Golden] = &[Golden::new("embedding", |case| {
+    let weight = case.needed::<2>("weight")?;
+    match case.dims() {
+        1 => output(embedding::<1, 2>(case.indices(0)?, weight)),
+        2 => output(embedding::<2, 3>(case.indices(0)?, weight)),
+        dims => Err(Error::other(format!("indices of {dims} dims"))),
+    }
+})
+.with_travels(["–", "sums of tables' gradients"])
+.with_modules("`Embedding`")];
 
 #[cfg(test)]
 mod tests {

@@ -1,52 +1,105 @@
 //! Losses in the registry.
 
-use halocline_core::{Error, Result, ShardTensor};
+use halocline_core::{Boundary, Error, Result, ShardTensor};
 
 use super::{
-    CrossEntropyOptions, Penalty, Reduction, cross_entropy, cross_entropy_cells, huber_loss,
-    l1_loss, mse_loss, weighted_loss,
+    CrossEntropyOptions, Penalty, Reduction, SsimOptions, cross_entropy, cross_entropy_cells,
+    gradient_loss, huber_loss, l1_loss, mse_loss, ssim_loss, total_variation, weighted_loss,
 };
 use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
 
 /// The losses.
 pub(crate) const OPERATORS: &[Golden] = &[
-    cross_entropy_golden("cross_entropy"),
-    cross_entropy_golden("cross_entropy_spatial"),
-    golden(
+    Golden::new("cross_entropy", entropy_of)
+        .with_pytorch("cross_entropy")
+        .with_sharded(Dims::Classes)
+        .with_travels(CLASSES),
+    Golden::new("cross_entropy_spatial", entropy_of)
+        .with_pytorch("cross_entropy")
+        .with_sharded(Dims::Classes)
+        .with_travels(CLASSES),
+    Golden::new(
         "mse_loss",
         |case| with_dims!(case.dims(), D => loss::<D>(case, Penalty::Squared, mse_loss)),
-    ),
-    golden(
+    )
+    .with_travels(TRAVELS),
+    Golden::new(
         "l1_loss",
         |case| with_dims!(case.dims(), D => loss::<D>(case, Penalty::Absolute, l1_loss)),
-    ),
-    golden("huber_loss", |case| {
+    )
+    .with_travels(TRAVELS),
+    Golden::new("huber_loss", |case| {
         let delta = case.attributes.number("delta").unwrap_or(1.0);
         with_dims!(case.dims(), D => {
             loss::<D>(case, Penalty::Huber(delta), |x, target, reduction| {
                 huber_loss(x, target, delta, reduction)
             })
         })
-    }),
+    })
+    .with_travels(TRAVELS),
+    Golden::new("total_variation", |case| {
+        with_dims!(case.dims(), D => {
+            output(Ok(total_variation(case.input::<D>(0)?, &dims(case), None, reduction(case))))
+        })
+    })
+    .with_pytorch("diff")
+    .with_travels(SIDES),
+    Golden::new("gradient_loss", |case| {
+        with_dims!(case.dims(), D => {
+            let (x, target) = (case.input::<D>(0)?, case.input(1)?);
+            output(Ok(gradient_loss(x, target, &dims(case), None, reduction(case))))
+        })
+    })
+    .with_pytorch("diff")
+    .with_travels(SIDES),
+    Golden::new("ssim_loss", |case| match case.dims() {
+        3 => similarity::<3, 1>(case),
+        4 => similarity::<4, 2>(case),
+        dims => Err(Error::other(format!("fields of {dims} dims"))),
+    })
+    .with_pytorch("conv")
+    .with_sharded(Dims::AllButChannels)
+    .with_travels([
+        "means of channels, and halos (the result is partial)",
+        "halos back",
+    ]),
+];
+
+/// What travels for differences of neighbours.
+const SIDES: [&str; 2] = [
+    "a cell at each side (the result is partial)",
+    "the same back",
+];
+
+/// The dims of differences, all of which end alike.
+fn dims(case: &Case) -> Vec<(usize, Boundary)> {
+    let boundary = case.attributes.boundary("mode");
+    let dims = case.attributes.list("dims").into_iter();
+    dims.map(|dim| (dim, boundary)).collect()
+}
+
+fn similarity<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
+    let number = |key: &str| case.attributes.number(key).unwrap_or(1.0);
+    let options = SsimOptions::<N>::new(number("data_range"))
+        .with_window(case.attributes.array("window", 11), number("sigma"))
+        .with_padding(case.attributes.padding());
+    let (x, target) = (case.input::<D>(0)?, case.input(1)?);
+    output(Ok(ssim_loss(x, target, &options, reduction(case))))
+}
+
+/// What travels for classes.
+const CLASSES: [&str; 2] = [
+    "maximum and one sum where classes are sharded (the result is partial)",
+    "–",
 ];
 
 /// The cross-entropy, by the number of dims of its logits.
-const fn cross_entropy_golden(name: &'static str) -> Golden {
-    Golden {
-        name,
-        pytorch: "cross_entropy",
-        sharded: Dims::Classes,
-        travels: [
-            "maximum and one sum where classes are sharded (the result is partial)",
-            "–",
-        ],
-        modules: "",
-        run: |case| match case.dims() {
-            2 => entropy::<2, 1>(case),
-            3 => entropy::<3, 2>(case),
-            4 => entropy::<4, 3>(case),
-            dims => Err(Error::other(format!("logits of {dims} dims"))),
-        },
+fn entropy_of(case: &Case) -> Result<Box<dyn Output>> {
+    match case.dims() {
+        2 => entropy::<2, 1>(case),
+        3 => entropy::<3, 2>(case),
+        4 => entropy::<4, 3>(case),
+        dims => Err(Error::other(format!("logits of {dims} dims"))),
     }
 }
 
@@ -81,19 +134,11 @@ fn loss<const D: usize>(
     })
 }
 
-const fn golden(name: &'static str, run: fn(&Case) -> Result<Box<dyn Output>>) -> Golden {
-    Golden {
-        name,
-        pytorch: name,
-        sharded: Dims::All,
-        travels: [
-            "– (the result is partial); the mean of weights, if there are any",
-            "–",
-        ],
-        modules: "",
-        run,
-    }
-}
+/// What travels, forward and backward.
+const TRAVELS: [&str; 2] = [
+    "– (the result is partial); the mean of weights, if there are any",
+    "–",
+];
 
 fn reduction(case: &Case) -> Reduction {
     match case.attributes.text("reduction") {

@@ -9,11 +9,15 @@
 //! The derivative of the loss with respect to each cell, on the rank that owns it.
 
 mod cross_entropy;
+pub mod differences;
 mod golden;
+pub mod ssim;
 mod weighted;
 
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_cells};
+pub use differences::{gradient_loss, total_variation};
 pub(crate) use golden::OPERATORS;
+pub use ssim::{SsimOptions, ssim, ssim_loss};
 pub use weighted::{counted, weighted_loss};
 
 use halocline_core::ShardTensor;

@@ -1,4 +1,4 @@
-//! Matrix products and the linear layer.
+//! Matrix products, the linear layer, and contractions by an equation ([`einsum`](fn@einsum)).
 //!
 //! `y[.., i, j] = Σ_k a[.., i, k] · b[.., k, j]`.
 //!
@@ -16,8 +16,10 @@
 //! Each rank computes the single-device adjoint of its shards. The gradient of a replicated operand
 //! is summed over the axes on which the other one is sharded.
 
+pub mod einsum;
 mod golden;
 
+pub use einsum::einsum;
 pub(crate) use golden::OPERATORS;
 
 use burn::backend::Dispatch;
@@ -31,7 +33,7 @@ use halocline_core::{
 
 use crate::crossing::{enter, leave, leave_with_bias, with_extents_of};
 use crate::driver::empty::{drop_empty, fill_empty};
-use crate::field::{Field, run};
+use crate::field::{Field, Rank, run};
 use crate::layer::layers;
 use crate::operand::Operand;
 use crate::reshape;
@@ -233,6 +235,29 @@ pub trait MatmulField<const D: usize>: Field<D> {
     fn matmul(self, other: Self) -> Self {
         let other = other.into_shard();
         run(self, |x| matmul(x, other))
+    }
+
+    /// Contracts with another tensor by an equation; the result has `R` dims. See [`einsum`](fn@einsum).
+    ///
+    /// # Panics
+    /// Panics where [`einsum`](fn@einsum) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::MatmulField;
+    ///
+    /// let weights = Tensor::<1>::from([1.0, 10.0]);
+    /// let y = Tensor::<2>::from([[1.0, 2.0], [3.0, 4.0]]).einsum::<1, 1>("ij,j->i", weights);
+    /// y.into_data().assert_eq(&[21.0_f32, 43.0].into(), true);
+    /// ```
+    #[must_use]
+    fn einsum<const B: usize, const R: usize>(
+        self,
+        equation: &str,
+        other: impl Into<Operand<B>>,
+    ) -> Rank<Self, R> {
+        run(self, |x| einsum::<D, B, R>(equation, x, other))
     }
 
     /// `x · weight + bias` over the last dim, with `weight` `[features_in, features_out]`.

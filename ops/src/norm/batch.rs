@@ -7,8 +7,8 @@
 //! All dims may be sharded; values must be resolved.
 //!
 //! # Communication
-//! In training two means of each channel are summed over the ranks between which batch and field are sharded, and as many
-//! gradients of them backward. With given statistics nothing is sent.
+//! In training count, mean and sum of squared deviations of each channel go, in one message, round the ranks between which
+//! batch and field are sharded, and two sums backward. With given statistics nothing is sent.
 //!
 //! # Adjoint
 //! That of the formula, through mean and variance in training. Gradients of weight and bias are summed over all ranks between
@@ -16,11 +16,15 @@
 
 use burn::module::RunningState;
 use burn::nn::BatchNorm;
-use burn::tensor::Tensor;
-use halocline_core::{Error, Result, ShardTensor};
+use burn::tensor::{Tensor, TensorData};
+use halocline_core::{Error, Fan, Operation, Replicate, Result, Shard, ShardTensor, Traffic};
 
+use super::kernel::group::Extents;
+use super::kernel::moments::Moments;
+use super::node::{GroupRun, Norm};
 use crate::field::{Field, run};
-use crate::golden::{Dims, Golden, output, with_dims};
+use crate::golden::{Golden, output, with_dims};
+use crate::kernel::flex;
 use crate::operand::Operand;
 use crate::precision::{cast_shard, wider};
 use crate::rearrange::{distribute_beside, reshape};
@@ -65,6 +69,9 @@ pub fn batch_norm_train<const D: usize>(
     epsilon: f64,
 ) -> Result<(ShardTensor<D>, BatchStatistics<D>)> {
     check(&x)?;
+    if flex::runs_on(&x.device()) {
+        return by_kernels(x, [weight, bias], epsilon);
+    }
     let dtype = x.local().dtype();
     let parameters = [parameter(&x, weight)?, parameter(&x, bias)?];
     let others: Vec<usize> = (0..D).filter(|dim| *dim != 1).collect();
@@ -77,6 +84,88 @@ pub fn batch_norm_train<const D: usize>(
     let [mean, variance] = statistics;
     let y = scaled(cast_shard(y, dtype), parameters);
     Ok((y, BatchStatistics { mean, variance }))
+}
+
+/// [`batch_norm_train`] by our kernels: a group for each channel, whose statistic all samples have together.
+fn by_kernels<const D: usize>(
+    x: ShardTensor<D>,
+    parameters: [Option<Operand<1>>; 2],
+    epsilon: f64,
+) -> Result<(ShardTensor<D>, BatchStatistics<D>)> {
+    let axes = x
+        .layout()
+        .axes_where(|placement| matches!(placement, Shard(dim) if dim != 1));
+    let (held, sizes) = (x.local_dims(), x.dims());
+    let (device, dtype) = (x.device(), x.local().dtype());
+    let mut factors = Vec::new();
+    for (parameter, default) in parameters.into_iter().zip([1.0, 0.0]) {
+        factors.push(match parameter {
+            None => Tensor::<1>::full([held[1]], default, (&device, dtype)),
+            Some(parameter) => beside(&x, parameter)?,
+        });
+    }
+    let (bias, weight) = (factors.pop(), factors.pop());
+    let (local, layout, mesh) = x.into_parts();
+    let mut run = GroupRun {
+        extents: Extents {
+            batch: held[0],
+            channels: held[1],
+            cells: held[2..].iter().product(),
+            groups: held[1],
+        },
+        count: (sizes.iter().product::<usize>() / sizes[1]) as f64,
+        epsilon,
+        comm: mesh.comm().clone(),
+        ranks: mesh.ranks_along(&axes),
+        operation: Operation::new(NAME, Traffic::Reduce, Some(&layout)),
+        together: None,
+    };
+    let moments = run.moments_together(local.clone().inner().into_dispatch())?;
+    run.together = Some(
+        moments
+            .iter()
+            .map(|channel| channel.statistic(epsilon))
+            .collect(),
+    );
+    let placements = layout.placements().iter().map(|placement| match placement {
+        Shard(dim) if *dim != 1 => Replicate,
+        other => *other,
+    });
+    let mut extents = vec![vec![1]; D];
+    extents[1] = layout.extents(1).to_vec();
+    let of_channels = layout.derive(placements.collect(), extents);
+    let mut shape = [1; D];
+    shape[1] = held[1];
+    let statistic = |value: fn(&Moments) -> f64| {
+        let values: Vec<f64> = moments.iter().map(value).collect();
+        let values = TensorData::new(values, shape);
+        let values = Tensor::<D>::from_data(values, (&device, dtype));
+        ShardTensor::from_parts(values, of_channels.clone(), mesh.clone())
+    };
+    let statistics = BatchStatistics {
+        mean: statistic(|channel| channel.mean),
+        variance: statistic(|channel| channel.squares / channel.count),
+    };
+    let (weight, bias) = (weight.expect("of two"), bias.expect("of two"));
+    let y = Error::catch(|| Norm::Group(run).apply(local, weight, bias))?;
+    Ok((ShardTensor::from_parts(y, layout, mesh), statistics))
+}
+
+/// The elements of a parameter for this rank's channels.
+fn beside<const D: usize>(x: &ShardTensor<D>, parameter: Operand<1>) -> Result<Tensor<1>> {
+    require_channels(x, &parameter)?;
+    let parameter = parameter.beside(x)?;
+    let placements = x.placements().iter().zip(parameter.placements());
+    let placements = placements.map(|(of_x, held)| match (of_x, held) {
+        (Shard(1), _) => Shard(0),
+        (_, Fan) => Fan,
+        _ => Replicate,
+    });
+    let extents = vec![x.layout().extents(1).to_vec()];
+    let layout = parameter.layout().derive(placements.collect(), extents);
+    let laid = parameter.try_redistribute(&layout)?;
+    let varies = |axis: usize| x.placements()[axis].varies();
+    Ok(laid.try_fan_out(varies)?.into_parts().0)
 }
 
 /// Normalizes each channel by a given mean and variance. See the [module](self).
@@ -127,6 +216,20 @@ fn check<const D: usize>(x: &ShardTensor<D>) -> Result<()> {
     Ok(())
 }
 
+/// Requires a number for each channel of a field.
+fn require_channels<const D: usize>(x: &ShardTensor<D>, parameter: &Operand<1>) -> Result<()> {
+    let channels = x.dims()[1];
+    let (dtype, expected) = (parameter.dtype(), x.local().dtype());
+    if parameter.dims() == [channels] && dtype == expected {
+        return Ok(());
+    }
+    let message = format!(
+        "a parameter {:?} of {dtype:?} for {channels} channels of {expected:?}",
+        parameter.dims()
+    );
+    Err(Error::operator(NAME, message))
+}
+
 /// A number for each channel, in the shards of a field.
 fn parameter<const D: usize>(
     x: &ShardTensor<D>,
@@ -135,17 +238,9 @@ fn parameter<const D: usize>(
     let Some(parameter) = parameter else {
         return Ok(None);
     };
-    let channels = x.dims()[1];
-    let (dtype, expected) = (parameter.dtype(), x.local().dtype());
-    if parameter.dims() != [channels] || dtype != expected {
-        let message = format!(
-            "a parameter {:?} of {dtype:?} for {channels} channels of {expected:?}",
-            parameter.dims()
-        );
-        return Err(Error::operator(NAME, message));
-    }
+    require_channels(x, &parameter)?;
     let mut shape = [1; D];
-    shape[1] = channels;
+    shape[1] = x.dims()[1];
     let parameter: ShardTensor<D> = reshape(parameter.beside(x)?, shape)?;
     distribute_beside(x, parameter).map(Some)
 }
@@ -195,28 +290,23 @@ fn update<const D: usize>(state: &RunningState<Tensor<1>>, new: ShardTensor<D>, 
 }
 
 /// Batch normalization in the registry.
-pub(super) const GOLDEN: Golden = Golden {
-    name: "batch_norm",
-    pytorch: "batch_norm",
-    sharded: Dims::All,
-    travels: [
-        "two means per channel",
-        "two sums per channel; sums of parameters' gradients",
-    ],
-    modules: "`BatchNorm`",
-    run: |case| {
-        let epsilon = case.attributes.number("eps").unwrap_or(1e-5);
-        let (weight, bias) = (case.operand("weight"), case.operand("bias"));
-        with_dims!(case.dims(), D => {
-            output(batch_norm_train(case.input::<D>(0)?, weight, bias, epsilon).map(|(y, _)| y))
-        })
-    },
-};
+pub(super) const GOLDEN: Golden = Golden::new("batch_norm", |case| {
+    let epsilon = case.attributes.number("eps").unwrap_or(1e-5);
+    let (weight, bias) = (case.operand("weight"), case.operand("bias"));
+    with_dims!(case.dims(), D => {
+        output(batch_norm_train(case.input::<D>(0)?, weight, bias, epsilon).map(|(y, _)| y))
+    })
+})
+.with_travels([
+    "three numbers per channel",
+    "two sums per channel; sums of parameters' gradients",
+])
+.with_modules("`BatchNorm`");
 
 #[cfg(test)]
 mod tests {
     use burn::nn::BatchNormConfig;
-    use halocline_core::{Launcher, Shard};
+    use halocline_core::Launcher;
 
     use super::*;
     use crate::prelude::*;

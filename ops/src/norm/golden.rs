@@ -8,53 +8,37 @@ use crate::operand::Operand;
 
 /// The norms.
 pub(crate) const OPERATORS: &[Golden] = &[
-    Golden {
-        name: "group_norm",
-        pytorch: "group_norm",
-        sharded: Dims::AllButChannels,
-        travels: [
+    Golden::new("group_norm", group)
+        .with_sharded(Dims::AllButChannels)
+        .with_travels([
             "three numbers per group",
             "two numbers per group; sums of parameters' gradients",
-        ],
-        modules: "`GroupNorm`",
-        run: group,
-    },
-    Golden {
-        name: "instance_norm",
-        pytorch: "instance_norm",
-        sharded: Dims::AllButChannels,
-        travels: [
+        ])
+        .with_modules("`GroupNorm`"),
+    Golden::new("instance_norm", group)
+        .with_sharded(Dims::AllButChannels)
+        .with_travels([
             "three numbers per channel",
             "two numbers per channel; sums of parameters' gradients",
-        ],
-        modules: "`InstanceNorm`",
-        run: group,
-    },
+        ])
+        .with_modules("`InstanceNorm`"),
     batch::GOLDEN,
     weight::GOLDEN,
-    Golden {
-        name: "layer_norm",
-        pytorch: "layer_norm",
-        sharded: Dims::AllButLast,
-        travels: [
+    Golden::new("layer_norm", layer)
+        .with_sharded(Dims::AllButLast)
+        .with_travels([
             "– (over several dims: two means)",
             "sums of parameters' gradients",
-        ],
-        modules: "`LayerNorm`",
-        run: layer,
-    },
-    Golden {
-        name: "rms_norm",
-        pytorch: "rms_norm",
-        sharded: Dims::AllButLast,
-        travels: ["–", "sums of parameters' gradients"],
-        modules: "`RmsNorm`",
-        run: |case| {
-            with_dims!(case.dims(), D => {
-                output(rms_norm(case.input::<D>(0)?, case.operand("weight"), epsilon(case)))
-            })
-        },
-    },
+        ])
+        .with_modules("`LayerNorm`"),
+    Golden::new("rms_norm", |case| {
+        with_dims!(case.dims(), D => {
+            output(rms_norm(case.input::<D>(0)?, case.operand("weight"), epsilon(case)))
+        })
+    })
+    .with_sharded(Dims::AllButLast)
+    .with_travels(["–", "sums of parameters' gradients"])
+    .with_modules("`RmsNorm`"),
 ];
 
 /// Runs a case of a group or instance norm: without a number of groups, one for each channel.

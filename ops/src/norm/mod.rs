@@ -307,6 +307,7 @@ fn grouped<const D: usize>(
             comm: mesh.comm().clone(),
             ranks: mesh.ranks_along(&axes),
             operation,
+            together: None,
         });
         Error::catch(|| run.apply(local, weight, bias))?
     } else {

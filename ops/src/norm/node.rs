@@ -27,9 +27,11 @@ pub(super) struct GroupRun {
     pub count: f64,
     pub epsilon: f64,
     pub comm: Arc<dyn Communicator>,
-    /// The ranks that hold the cells of the same sample.
+    /// The ranks that hold the cells of the same sample; of all samples if these have one statistic.
     pub ranks: Arc<[usize]>,
     pub operation: Operation,
+    /// The statistics that all samples together have, by group; `None` if each has its own.
+    pub together: Option<Arc<[Statistic]>>,
 }
 
 impl Norm {
@@ -84,7 +86,10 @@ impl Norm {
         let [cells, weight, bias] = [0, 1, 2].map(|input| flex::elements::<E>(&inputs[input]));
         let (y, statistics) = match self {
             Self::Group(run) => {
-                let statistics = run.statistics(norm::moments(isa, cells, run.extents))?;
+                let statistics = match &run.together {
+                    Some(statistics) => statistics.repeat(run.extents.batch).into(),
+                    None => run.statistics(norm::moments(isa, cells, run.extents))?,
+                };
                 let y = norm::normalize(isa, cells, run.extents, &statistics, weight, bias);
                 (y, statistics)
             }
@@ -132,8 +137,24 @@ impl Norm {
 }
 
 impl GroupRun {
+    /// The moments of every group over all samples, here and on other ranks.
+    pub(super) fn moments_together(&self, x: DispatchTensor) -> Result<Vec<Moments>> {
+        let dtype = x.dtype();
+        let local = with_float!(dtype, E => {
+            let x = flex::operand::<E>(x)?;
+            norm::moments(Isa::chosen()?, flex::elements::<E>(&x), self.extents)
+        });
+        self.combined(added_up(&local, self.extents.groups, Moments::combine))
+    }
+
     /// The statistics of every (sample, group), from the moments of this rank's cells.
     fn statistics(&self, local: Vec<Moments>) -> Result<Arc<[Statistic]>> {
+        let total = self.combined(local)?.into_iter();
+        Ok(total.map(|group| group.statistic(self.epsilon)).collect())
+    }
+
+    /// Moments of this rank's cells, with those of other ranks.
+    fn combined(&self, local: Vec<Moments>) -> Result<Vec<Moments>> {
         let numbers: Vec<f64> = local
             .iter()
             .flat_map(|group| [group.count, group.mean, group.squares])
@@ -147,23 +168,27 @@ impl GroupRun {
                 squares: *squares,
             })
         });
-        let none = Moments {
-            count: 0.0,
-            mean: 0.0,
-            squares: 0.0,
-        };
-        let mut total = vec![none; local.len()];
+        let mut total = vec![Moments::default(); local.len()];
         for rank in moments {
             for (sum, more) in total.iter_mut().zip(rank) {
                 *sum = sum.combine(more);
             }
         }
-        let statistics = total.into_iter().map(|group| group.statistic(self.epsilon));
-        Ok(statistics.collect())
+        Ok(total)
     }
 
-    /// The sums of every (sample, group) over all ranks.
+    /// The sums of every (sample, group) over all ranks; the same for all samples that have one statistic.
     fn group_sums(&self, local: Vec<Sums>) -> Result<Vec<Sums>> {
+        let Extents { batch, groups, .. } = self.extents;
+        if self.together.is_some() {
+            let total = self.total(added_up(&local, groups, Sums::plus))?;
+            return Ok(total.repeat(batch));
+        }
+        self.total(local)
+    }
+
+    /// Sums over this rank's cells, with those of other ranks.
+    fn total(&self, local: Vec<Sums>) -> Result<Vec<Sums>> {
         let numbers: Vec<f64> = local
             .iter()
             .flat_map(|group| [group.cotangent, group.product])
@@ -181,4 +206,13 @@ impl GroupRun {
         }
         Ok(total)
     }
+}
+
+/// What the groups of all samples have together.
+fn added_up<T: Copy + Default>(all: &[T], groups: usize, plus: impl Fn(T, T) -> T) -> Vec<T> {
+    let mut sum = vec![T::default(); groups];
+    for (index, more) in all.iter().enumerate() {
+        sum[index % groups] = plus(sum[index % groups], *more);
+    }
+    sum
 }

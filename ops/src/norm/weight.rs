@@ -14,7 +14,7 @@
 
 use halocline_core::{Error, Result, ShardTensor};
 
-use crate::golden::{Dims, Golden, output, with_dims};
+use crate::golden::{Golden, output, with_dims};
 use crate::operand::Operand;
 use crate::rearrange::distribute_beside;
 use crate::reduce::vector_norm;
@@ -55,14 +55,10 @@ pub fn weight_norm<const D: usize>(
 }
 
 /// Weight normalization in the registry.
-pub(super) const GOLDEN: Golden = Golden {
-    name: "weight_norm",
-    pytorch: "weight_norm",
-    sharded: Dims::All,
-    travels: ["a sum of each norm", "the same; sums of lengths' gradients"],
-    modules: "",
-    run: |case| {
-        let dim = case.attributes.list("dim")[0];
-        with_dims!(case.dims(), D => output(weight_norm(case.input::<D>(0)?, case.needed::<D>("g")?, dim)))
-    },
-};
+pub(super) const GOLDEN: Golden = Golden::new("weight_norm", |case| {
+    let dim = case.attributes.list("dim")[0];
+    with_dims!(case.dims(), D => {
+        output(weight_norm(case.input::<D>(0)?, case.needed::<D>("g")?, dim))
+    })
+})
+.with_travels(["a sum of each norm", "the same; sums of lengths' gradients"]);

@@ -18,7 +18,7 @@ use halocline_core::{Error, Result, ShardTensor};
 
 use crate::driver::sampling::{Combine, Maximum, Weighted, areas, sampled};
 use crate::field::{Field, run};
-use crate::golden::{Case, Dims, Golden, Output, output};
+use crate::golden::{Case, Golden, Output, output};
 use crate::layer::Layer;
 
 /// The averages over so many areas in each spatial dim. See the [module](self).
@@ -109,40 +109,22 @@ layer!(AdaptiveAvgPool3d, 5, |x| x);
 
 /// Adaptive poolings in the registry.
 pub(super) const GOLDEN: [Golden; 6] = [
-    golden(
-        "adaptive_avg_pool1d",
-        "`AdaptiveAvgPool1d`",
-        average::<3, 1>,
-    ),
-    golden(
-        "adaptive_avg_pool2d",
-        "`AdaptiveAvgPool2d`",
-        average::<4, 2>,
-    ),
-    golden(
-        "adaptive_avg_pool3d",
-        "`AdaptiveAvgPool3d`",
-        average::<5, 3>,
-    ),
-    golden("adaptive_max_pool1d", "", maximum::<3, 1>),
-    golden("adaptive_max_pool2d", "", maximum::<4, 2>),
-    golden("adaptive_max_pool3d", "", maximum::<5, 3>),
+    Golden::new("adaptive_avg_pool1d", average::<3, 1>)
+        .with_travels(TRAVELS)
+        .with_modules("`AdaptiveAvgPool1d`"),
+    Golden::new("adaptive_avg_pool2d", average::<4, 2>)
+        .with_travels(TRAVELS)
+        .with_modules("`AdaptiveAvgPool2d`"),
+    Golden::new("adaptive_avg_pool3d", average::<5, 3>)
+        .with_travels(TRAVELS)
+        .with_modules("`AdaptiveAvgPool3d`"),
+    Golden::new("adaptive_max_pool1d", maximum::<3, 1>).with_travels(TRAVELS),
+    Golden::new("adaptive_max_pool2d", maximum::<4, 2>).with_travels(TRAVELS),
+    Golden::new("adaptive_max_pool3d", maximum::<5, 3>).with_travels(TRAVELS),
 ];
 
-const fn golden(
-    name: &'static str,
-    modules: &'static str,
-    run: fn(&Case) -> Result<Box<dyn Output>>,
-) -> Golden {
-    Golden {
-        name,
-        pytorch: name,
-        sharded: Dims::All,
-        travels: ["a cell of each area that ranks share", "the same back"],
-        modules,
-        run,
-    }
-}
+/// What travels, forward and backward.
+const TRAVELS: [&str; 2] = ["a cell of each area that ranks share", "the same back"];
 
 fn average<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
     let sizes = case.attributes.array::<N>("output_size", 1);

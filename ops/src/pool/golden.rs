@@ -4,7 +4,7 @@ use halocline_core::Result;
 
 use super::{PaddingCount, PoolOptions, adaptive, avg_pool, lp_pool, max_pool};
 use crate::driver::Rounding;
-use crate::golden::{Attributes, Case, Dims, Golden, Output, output};
+use crate::golden::{Attributes, Case, Golden, Output, output};
 
 /// The poolings.
 pub(crate) const OPERATORS: &[Golden] = {
@@ -17,13 +17,21 @@ pub(crate) const OPERATORS: &[Golden] = {
         maximum3d,
     ] = adaptive::GOLDEN;
     &[
-        golden("max_pool1d", "`MaxPool1d`", maximum::<3, 1>),
-        golden("max_pool2d", "`MaxPool2d`", maximum::<4, 2>),
-        golden("max_pool3d", "", maximum::<5, 3>),
-        golden("avg_pool1d", "`AvgPool1d`", average::<3, 1>),
-        golden("avg_pool2d", "`AvgPool2d`", average::<4, 2>),
-        golden("avg_pool3d", "", average::<5, 3>),
-        golden("lp_pool2d", "", norm::<4, 2>),
+        Golden::new("max_pool1d", maximum::<3, 1>)
+            .with_travels(TRAVELS)
+            .with_modules("`MaxPool1d`"),
+        Golden::new("max_pool2d", maximum::<4, 2>)
+            .with_travels(TRAVELS)
+            .with_modules("`MaxPool2d`"),
+        Golden::new("max_pool3d", maximum::<5, 3>).with_travels(TRAVELS),
+        Golden::new("avg_pool1d", average::<3, 1>)
+            .with_travels(TRAVELS)
+            .with_modules("`AvgPool1d`"),
+        Golden::new("avg_pool2d", average::<4, 2>)
+            .with_travels(TRAVELS)
+            .with_modules("`AvgPool2d`"),
+        Golden::new("avg_pool3d", average::<5, 3>).with_travels(TRAVELS),
+        Golden::new("lp_pool2d", norm::<4, 2>).with_travels(TRAVELS),
         average1d,
         average2d,
         average3d,
@@ -33,20 +41,8 @@ pub(crate) const OPERATORS: &[Golden] = {
     ]
 };
 
-const fn golden(
-    name: &'static str,
-    modules: &'static str,
-    run: fn(&Case) -> Result<Box<dyn Output>>,
-) -> Golden {
-    Golden {
-        name,
-        pytorch: name,
-        sharded: Dims::All,
-        travels: ["halos where windows cross shards", "halos back"],
-        modules,
-        run,
-    }
-}
+/// What travels, forward and backward.
+const TRAVELS: [&str; 2] = ["halos where windows cross shards", "halos back"];
 
 fn maximum<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
     output(max_pool(

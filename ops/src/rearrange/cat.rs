@@ -19,7 +19,7 @@ use halocline_core::{Error, IndexBox, Layout, Result, ShardTensor};
 
 use super::shape::unsqueeze;
 use crate::driver::place::{in_place, placed, require_dim};
-use crate::golden::{Dims, Golden, output, with_dims};
+use crate::golden::{Golden, output, with_dims};
 
 const NAME: &str = "cat";
 
@@ -228,37 +228,24 @@ impl Operator for Join {
 
 /// Concatenation and stacking in the registry.
 pub(super) const GOLDEN: [Golden; 2] = [
-    Golden {
-        name: "cat",
-        pytorch: "cat",
-        sharded: Dims::All,
-        travels: [
-            "cells that change their rank, if the dim is sharded",
-            "the same back",
-        ],
-        modules: "",
-        run: |case| {
-            let dim = case.attributes.list("dim")[0];
-            with_dims!(case.dims(), D => {
-                let parts = (0..case.inputs()).map(|part| case.input::<D>(part));
-                output(cat(parts.collect::<Result<_>>()?, dim))
-            })
-        },
-    },
-    Golden {
-        name: "stack",
-        pytorch: "stack",
-        sharded: Dims::All,
-        travels: ["–", "–"],
-        modules: "",
-        run: |case| {
-            let dim = case.attributes.list("dim")[0];
-            with_dims!(case.dims(), D => {
-                let parts = (0..case.inputs()).map(|part| case.input::<D>(part));
-                output(stack::<D, { D + 1 }>(parts.collect::<Result<_>>()?, dim))
-            })
-        },
-    },
+    Golden::new("cat", |case| {
+        let dim = case.attributes.list("dim")[0];
+        with_dims!(case.dims(), D => {
+            let parts = (0..case.inputs()).map(|part| case.input::<D>(part));
+            output(cat(parts.collect::<Result<_>>()?, dim))
+        })
+    })
+    .with_travels([
+        "cells that change their rank, if the dim is sharded",
+        "the same back",
+    ]),
+    Golden::new("stack", |case| {
+        let dim = case.attributes.list("dim")[0];
+        with_dims!(case.dims(), D => {
+            let parts = (0..case.inputs()).map(|part| case.input::<D>(part));
+            output(stack::<D, { D + 1 }>(parts.collect::<Result<_>>()?, dim))
+        })
+    }),
 ];
 
 #[cfg(test)]

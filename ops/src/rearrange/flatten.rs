@@ -114,20 +114,18 @@ pub fn unflatten<const D: usize, const E: usize>(
 }
 
 /// Flatten in the registry.
-pub(super) const GOLDEN: Golden = Golden {
-    name: "flatten",
-    pytorch: "flatten, unflatten",
-    sharded: Dims::AllButLast,
-    travels: ["–", "–"],
-    modules: "",
-    run: |case| {
-        let start = case.dims() - 2;
-        with_dims!(case.dims(), D => match D {
-            1 => Err(Error::other("one dim")),
-            _ => output(flatten::<D, { if D > 1 { D - 1 } else { 1 } }>(case.input::<D>(0)?, start, start + 1)),
-        })
-    },
-};
+pub(super) const GOLDEN: Golden = Golden::new("flatten", |case| {
+    let first = case.dims() - 2;
+    with_dims!(case.dims(), D => match D {
+        1 => Err(Error::other("one dim")),
+        _ => {
+            let x = case.input::<D>(0)?;
+            output(flatten::<D, { if D > 1 { D - 1 } else { 1 } }>(x, first, first + 1))
+        }
+    })
+})
+.with_pytorch("flatten, unflatten")
+.with_sharded(Dims::AllButLast);
 
 #[cfg(test)]
 mod tests {

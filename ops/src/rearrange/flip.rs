@@ -11,7 +11,7 @@
 use halocline_core::{Result, Segment, ShardTensor};
 
 use super::roll::moved;
-use crate::golden::{Dims, Golden, output, with_dims};
+use crate::golden::{Golden, output, with_dims};
 
 /// Reverses the order of the cells of dims.
 ///
@@ -41,14 +41,13 @@ pub fn flip<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTe
 }
 
 /// Flip in the registry.
-pub(super) const GOLDEN: Golden = Golden {
-    name: "flip2d",
-    pytorch: "flip",
-    sharded: Dims::All,
-    travels: ["cells that change their rank", "the same back"],
-    modules: "",
-    run: |case| with_dims!(case.dims(), D => output(flip(case.input::<D>(0)?, &case.attributes.list("dims")))),
-};
+pub(super) const GOLDEN: Golden = Golden::new("flip2d", |case| {
+    with_dims!(case.dims(), D => {
+        output(flip(case.input::<D>(0)?, &case.attributes.list("dims")))
+    })
+})
+.with_pytorch("flip")
+.with_travels(["cells that change their rank", "the same back"]);
 
 #[cfg(test)]
 mod tests {

@@ -142,26 +142,18 @@ fn places<const D: usize>(
 
 /// Gather and scatter in the registry.
 pub(super) const GOLDEN: [Golden; 2] = [
-    Golden {
-        name: "gather",
-        pytorch: "gather",
-        sharded: Dims::AllButLast,
-        travels: ["–", "–"],
-        modules: "",
-        run: |case| with_dims!(case.dims(), D => output(gather(case.input::<D>(0)?, D - 1, case.indices(1)?))),
-    },
-    Golden {
-        name: "scatter_add",
-        pytorch: "scatter_add",
-        sharded: Dims::AllButLast,
-        travels: ["–", "–"],
-        modules: "",
-        run: |case| {
-            with_dims!(case.dims(), D => {
-                output(scatter_add(case.input::<D>(0)?, D - 1, case.indices(1)?, case.input(2)?))
-            })
-        },
-    },
+    Golden::new("gather", |case| {
+        with_dims!(case.dims(), D => {
+            output(gather(case.input::<D>(0)?, D - 1, case.indices(1)?))
+        })
+    })
+    .with_sharded(Dims::AllButLast),
+    Golden::new("scatter_add", |case| {
+        with_dims!(case.dims(), D => {
+            output(scatter_add(case.input::<D>(0)?, D - 1, case.indices(1)?, case.input(2)?))
+        })
+    })
+    .with_sharded(Dims::AllButLast),
 ];
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ mod roll;
 pub mod select;
 mod shape;
 mod shape_field;
+pub mod shift;
 mod slice;
 mod split;
 #[cfg(test)]
@@ -41,6 +42,7 @@ pub use roll::roll;
 pub use select::{index_select, select};
 pub use shape::{expand, reshape, squeeze, unsqueeze};
 pub use shape_field::ShapeField;
+pub use shift::shift;
 pub use slice::slice;
 pub use split::{chunk, split};
 pub use triangle::{tril, triu};
@@ -67,6 +69,7 @@ pub(crate) const OPERATORS: &[Golden] = {
     &[
         flip::GOLDEN,
         roll::GOLDEN,
+        shift::GOLDEN,
         permute::GOLDEN,
         flatten::GOLDEN,
         pad::GOLDEN,
@@ -244,6 +247,26 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     #[must_use]
     fn roll(self, shifts: &[isize], dims: &[usize]) -> Self {
         run(self, |x| roll(x, shifts, dims))
+    }
+
+    /// Shifts the cells of a dim: the first has the value of cell `offset`, cells beyond the field those of a boundary. See
+    /// [`shift`](fn@shift).
+    ///
+    /// # Panics
+    /// Panics where [`shift`](fn@shift) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::Boundary;
+    /// use halocline_ops::RearrangeField;
+    ///
+    /// let y = Tensor::<1>::from([1.0, 2.0, 3.0]).shift(0, 1, Boundary::Replicate);
+    /// y.into_data().assert_eq(&[2.0_f32, 3.0, 3.0].into(), true);
+    /// ```
+    #[must_use]
+    fn shift(self, dim: usize, offset: isize, boundary: Boundary) -> Self {
+        run(self, |x| shift(x, dim, offset, boundary))
     }
 
     /// Cuts out `length` cells of a dim, from `start`; nothing is sent.

@@ -18,7 +18,7 @@ use halocline_core::{Boundary, Error, IndexBox, Need, Result, ShardTensor, Sides
 
 use crate::driver::Padding;
 use crate::driver::place::{assembled, require_dim};
-use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+use crate::golden::{Case, Golden, Output, output, with_dims};
 
 const NAME: &str = "pad";
 
@@ -114,14 +114,9 @@ fn check(dim: usize, size: usize, padding: &Padding) -> Result<()> {
 }
 
 /// Pad in the registry.
-pub(super) const GOLDEN: Golden = Golden {
-    name: "pad2d",
-    pytorch: "pad",
-    sharded: Dims::All,
-    travels: ["cells beyond the ends that a rank lacks", "the same back"],
-    modules: "",
-    run,
-};
+pub(super) const GOLDEN: Golden = Golden::new("pad2d", run)
+    .with_pytorch("pad")
+    .with_travels(["cells beyond the ends that a rank lacks", "the same back"]);
 
 fn run(case: &Case) -> Result<Box<dyn Output>> {
     let boundary = case.attributes.boundary("mode");

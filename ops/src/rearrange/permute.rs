@@ -3,7 +3,7 @@
 use halocline_core::{Error, Result, Shard, ShardTensor};
 
 use crate::driver::strides::in_row_major;
-use crate::golden::{Dims, Golden, output, with_dims};
+use crate::golden::{Golden, output, with_dims};
 
 /// Puts dims in another order: dim `i` of the result is dim `axes[i]` of `x`. Nothing is sent; shards keep their cells.
 ///
@@ -45,14 +45,11 @@ pub fn permute<const D: usize>(x: ShardTensor<D>, axes: [usize; D]) -> Result<Sh
 }
 
 /// Permute in the registry.
-pub(super) const GOLDEN: Golden = Golden {
-    name: "permute",
-    pytorch: "permute",
-    sharded: Dims::All,
-    travels: ["–", "–"],
-    modules: "",
-    run: |case| with_dims!(case.dims(), D => output(permute(case.input::<D>(0)?, case.attributes.array("dims", 0)))),
-};
+pub(super) const GOLDEN: Golden = Golden::new("permute", |case| {
+    with_dims!(case.dims(), D => {
+        output(permute(case.input::<D>(0)?, case.attributes.array("dims", 0)))
+    })
+});
 
 #[cfg(test)]
 mod tests {

@@ -18,7 +18,7 @@ use halocline_core::{Error, Result, ShardTensor};
 use super::flatten::{flatten, unflatten};
 use super::permute::permute;
 use crate::field::{Field, run};
-use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+use crate::golden::{Golden, output, with_dims};
 use crate::layer::Layer;
 
 /// Makes blocks of `factor × factor` cells of as many channels, `[batch, channels · factor², rows, columns]`. See the
@@ -135,30 +135,26 @@ layer!(PixelUnshuffle, pixel_unshuffle, downscale_factor);
 
 /// Pixel shuffle in the registry.
 pub(super) const GOLDEN: [Golden; 2] = [
-    golden("pixel_shuffle", "`PixelShuffle`", |case| {
+    Golden::new("pixel_shuffle", |case| {
         let factor = case.attributes.list("upscale_factor")[0];
-        with_dims!(case.dims(), D => output(pixel_shuffle(case.input::<D>(0)?, factor)))
-    }),
-    golden("pixel_unshuffle", "`PixelUnshuffle`", |case| {
+        with_dims!(case.dims(), D => {
+            output(pixel_shuffle(case.input::<D>(0)?, factor))
+        })
+    })
+    .with_travels(TRAVELS)
+    .with_modules("`PixelShuffle`"),
+    Golden::new("pixel_unshuffle", |case| {
         let factor = case.attributes.list("downscale_factor")[0];
-        with_dims!(case.dims(), D => output(pixel_unshuffle(case.input::<D>(0)?, factor)))
-    }),
+        with_dims!(case.dims(), D => {
+            output(pixel_unshuffle(case.input::<D>(0)?, factor))
+        })
+    })
+    .with_travels(TRAVELS)
+    .with_modules("`PixelUnshuffle`"),
 ];
 
-const fn golden(
-    name: &'static str,
-    modules: &'static str,
-    run: fn(&Case) -> Result<Box<dyn Output>>,
-) -> Golden {
-    Golden {
-        name,
-        pytorch: name,
-        sharded: Dims::All,
-        travels: ["cells of blocks that ranks share", "the same back"],
-        modules,
-        run,
-    }
-}
+/// What travels, forward and backward.
+const TRAVELS: [&str; 2] = ["cells of blocks that ranks share", "the same back"];
 
 #[cfg(test)]
 mod tests {

@@ -14,7 +14,7 @@
 use halocline_core::{Boundary, Error, Result, ShardTensor, segments};
 
 use crate::driver::place::placed;
-use crate::golden::{Dims, Golden, output, with_dims};
+use crate::golden::{Golden, output, with_dims};
 
 /// Repeats the field so many times along each dim.
 ///
@@ -50,14 +50,12 @@ pub fn repeat<const D: usize>(x: ShardTensor<D>, times: [usize; D]) -> Result<Sh
 }
 
 /// Repeat in the registry.
-pub(super) const GOLDEN: Golden = Golden {
-    name: "repeat",
-    pytorch: "repeat",
-    sharded: Dims::All,
-    travels: [
-        "cells that change their rank, in sharded dims",
-        "the same back",
-    ],
-    modules: "",
-    run: |case| with_dims!(case.dims(), D => output(repeat(case.input::<D>(0)?, case.attributes.array("repeats", 1)))),
-};
+pub(super) const GOLDEN: Golden = Golden::new("repeat", |case| {
+    with_dims!(case.dims(), D => {
+        output(repeat(case.input::<D>(0)?, case.attributes.array("repeats", 1)))
+    })
+})
+.with_travels([
+    "cells that change their rank, in sharded dims",
+    "the same back",
+]);

@@ -11,7 +11,7 @@
 use halocline_core::{Boundary, Error, Result, Segment, ShardTensor, segments};
 
 use crate::driver::place::{in_place, placed};
-use crate::golden::{Dims, Golden, output, with_dims};
+use crate::golden::{Golden, output, with_dims};
 
 /// Shifts the cells of `dims[i]` by `shifts[i]`, periodically.
 ///
@@ -68,18 +68,15 @@ pub(super) fn moved<const D: usize>(
 }
 
 /// Roll in the registry.
-pub(super) const GOLDEN: Golden = Golden {
-    name: "roll2d",
-    pytorch: "roll",
-    sharded: Dims::All,
-    travels: ["cells that change their rank", "the same back"],
-    modules: "",
-    run: |case| {
-        let shifts = case.attributes.numbers.get("shifts").into_iter().flatten();
-        let shifts: Vec<isize> = shifts.map(|shift| *shift as isize).collect();
-        with_dims!(case.dims(), D => output(roll(case.input::<D>(0)?, &shifts, &case.attributes.list("dims"))))
-    },
-};
+pub(super) const GOLDEN: Golden = Golden::new("roll2d", |case| {
+    let shifts = case.attributes.numbers.get("shifts").into_iter().flatten();
+    let shifts: Vec<isize> = shifts.map(|shift| *shift as isize).collect();
+    with_dims!(case.dims(), D => {
+        output(roll(case.input::<D>(0)?, &shifts, &case.attributes.list("dims")))
+    })
+})
+.with_pytorch("roll")
+.with_travels(["cells that change their rank", "the same back"]);
 
 #[cfg(test)]
 mod tests {

@@ -14,14 +14,12 @@
 //! The cotangents of all copies of a cell are added.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use halocline_core::{
-    Error, Layout, Partial, ReduceOp, Replicate, Result, Segment, Shard, ShardTensor,
-};
+use halocline_core::{Error, Layout, Partial, ReduceOp, Replicate, Result, Shard, ShardTensor};
 
 use super::narrow::narrow;
 use crate::driver::empty::{drop_empty, fill, fill_empty};
-use crate::driver::place::{in_place, placed, renumbered, require_dim};
-use crate::golden::{Dims, Golden, output, with_dims};
+use crate::driver::place::{in_place, placed, renumbered, require_dim, runs};
+use crate::golden::{Golden, output, with_dims};
 
 /// Takes one cell of a dim, which goes. The result has `E` dims, one fewer than `x`. See the [module](self).
 ///
@@ -163,52 +161,26 @@ fn even<const D: usize>(x: &ShardTensor<D>, dim: usize, size: usize) -> Result<V
     Ok(layout.extents(0).to_vec())
 }
 
-/// Runs of neighbouring cells in a list of them.
-fn runs(indices: &[usize]) -> Vec<Segment> {
-    let mut runs: Vec<Segment> = Vec::new();
-    for (dst, &cell) in indices.iter().enumerate() {
-        match runs.last_mut().filter(|run| run.src.end == cell) {
-            Some(run) => run.src.end += 1,
-            None => runs.push(Segment {
-                dst,
-                src: cell..cell + 1,
-                flip: false,
-            }),
-        }
-    }
-    runs
-}
-
 /// Selections in the registry.
 pub(super) const GOLDEN: [Golden; 2] = [
-    Golden {
-        name: "select",
-        pytorch: "select",
-        sharded: Dims::All,
-        travels: ["– (partial if the dim is sharded)", "–"],
-        modules: "",
-        run: |case| {
-            let [dim, index] = ["dim", "index"].map(|key| case.attributes.list(key)[0]);
-            with_dims!(case.dims(), D => {
-                output(select::<D, { if D > 1 { D - 1 } else { 1 } }>(case.input::<D>(0)?, dim, index))
-            })
-        },
-    },
-    Golden {
-        name: "index_select",
-        pytorch: "index_select",
-        sharded: Dims::All,
-        travels: [
-            "cells that change their rank, if the dim is sharded",
-            "the same back",
-        ],
-        modules: "",
-        run: |case| {
-            let dim = case.attributes.list("dim")[0];
-            let indices = case.attributes.list("index");
-            with_dims!(case.dims(), D => output(index_select(case.input::<D>(0)?, dim, &indices)))
-        },
-    },
+    Golden::new("select", |case| {
+        let [dim, index] = ["dim", "index"].map(|key| case.attributes.list(key)[0]);
+        with_dims!(case.dims(), D => {
+            output(select::<D, { if D > 1 { D - 1 } else { 1 } }>(case.input::<D>(0)?, dim, index))
+        })
+    })
+    .with_travels(["– (partial if the dim is sharded)", "–"]),
+    Golden::new("index_select", |case| {
+        let dim = case.attributes.list("dim")[0];
+        let indices = case.attributes.list("index");
+        with_dims!(case.dims(), D => {
+            output(index_select(case.input::<D>(0)?, dim, &indices))
+        })
+    })
+    .with_travels([
+        "cells that change their rank, if the dim is sharded",
+        "the same back",
+    ]),
 ];
 
 #[cfg(test)]

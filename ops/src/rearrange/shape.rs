@@ -227,51 +227,34 @@ pub fn expand<const D: usize>(x: ShardTensor<D>, sizes: [usize; D]) -> Result<Sh
 
 /// Other shapes in the registry.
 pub(super) const GOLDEN: [Golden; 4] = [
-    Golden {
-        name: "unsqueeze",
-        pytorch: "unsqueeze",
-        sharded: Dims::All,
-        travels: ["–", "–"],
-        modules: "",
-        run: |case| {
-            let dim = case.attributes.list("dim")[0];
-            with_dims!(case.dims(), D => output(unsqueeze::<D, { D + 1 }>(case.input::<D>(0)?, dim)))
-        },
-    },
-    Golden {
-        name: "squeeze",
-        pytorch: "squeeze",
-        sharded: Dims::All,
-        travels: ["– (partial if the dim is sharded)", "–"],
-        modules: "",
-        run: |case| {
-            let dim = case.attributes.list("dim")[0];
-            with_dims!(case.dims(), D => {
-                output(squeeze::<D, { if D > 1 { D - 1 } else { 1 } }>(case.input::<D>(0)?, dim))
-            })
-        },
-    },
-    Golden {
-        name: "reshape",
-        pytorch: "reshape",
-        sharded: Dims::Leading(2),
-        travels: ["–", "–"],
-        modules: "",
-        run: |case| {
-            let shape = case.attributes.list("shape");
-            with_dims!(case.dims(), D => with_dims!(shape.len(), E => {
-                output(reshape::<D, E>(case.input::<D>(0)?, case.attributes.array("shape", 1)))
-            }))
-        },
-    },
-    Golden {
-        name: "expand",
-        pytorch: "expand",
-        sharded: Dims::AllButChannels,
-        travels: ["–", "–"],
-        modules: "",
-        run: |case| with_dims!(case.dims(), D => output(expand(case.input::<D>(0)?, case.attributes.array("size", 1)))),
-    },
+    Golden::new("unsqueeze", |case| {
+        let dim = case.attributes.list("dim")[0];
+        with_dims!(case.dims(), D => {
+            output(unsqueeze::<D, { D + 1 }>(case.input::<D>(0)?, dim))
+        })
+    }),
+    Golden::new("squeeze", |case| {
+        let dim = case.attributes.list("dim")[0];
+        with_dims!(case.dims(), D => {
+            output(squeeze::<D, { if D > 1 { D - 1 } else { 1 } }>(case.input::<D>(0)?, dim))
+        })
+    })
+    .with_travels(["– (partial if the dim is sharded)", "–"]),
+    Golden::new("reshape", |case| {
+        let shape = case.attributes.list("shape");
+        with_dims!(case.dims(), D => {
+            with_dims!(shape.len(), E => {
+            output(reshape::<D, E>(case.input::<D>(0)?, case.attributes.array("shape", 1)))
+        })
+        })
+    })
+    .with_sharded(Dims::Leading(2)),
+    Golden::new("expand", |case| {
+        with_dims!(case.dims(), D => {
+            output(expand(case.input::<D>(0)?, case.attributes.array("size", 1)))
+        })
+    })
+    .with_sharded(Dims::AllButChannels),
 ];
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank};
 use halocline_core::{Error, Result, ShardTensor};
 
 use crate::driver::place::require_dim;
-use crate::golden::{Dims, Golden, output, with_dims};
+use crate::golden::{Golden, output, with_dims};
 
 const NAME: &str = "slice";
 
@@ -135,18 +135,14 @@ impl Operator for Strided {
 }
 
 /// Slice in the registry.
-pub(super) const GOLDEN: Golden = Golden {
-    name: "slice",
-    pytorch: "x[start:end:step]",
-    sharded: Dims::All,
-    travels: ["–", "–"],
-    modules: "",
-    run: |case| {
-        let [dim, start, end, step] =
-            ["dim", "start", "end", "step"].map(|key| case.attributes.list(key)[0]);
-        with_dims!(case.dims(), D => output(slice(case.input::<D>(0)?, dim, start..end, step)))
-    },
-};
+pub(super) const GOLDEN: Golden = Golden::new("slice", |case| {
+    let [dim, start, end, step] =
+        ["dim", "start", "end", "step"].map(|key| case.attributes.list(key)[0]);
+    with_dims!(case.dims(), D => {
+        output(slice(case.input::<D>(0)?, dim, start..end, step))
+    })
+})
+.with_pytorch("x[start:end:step]");
 
 #[cfg(test)]
 mod tests {

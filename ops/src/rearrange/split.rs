@@ -12,7 +12,7 @@ use halocline_core::{Error, Result, ShardTensor};
 use super::cat::cat;
 use super::narrow::narrow;
 use crate::driver::place::require_dim;
-use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+use crate::golden::{Golden, Output, output, with_dims};
 
 /// Splits a dim into parts of these sizes.
 ///
@@ -83,29 +83,22 @@ pub fn chunk<const D: usize>(
 
 /// Split and chunk in the registry: the parts are joined again in the opposite order.
 pub(super) const GOLDEN: [Golden; 2] = [
-    golden("split", |case| {
+    Golden::new("split", |case| {
         let (sizes, dim) = (
             case.attributes.list("sizes"),
             case.attributes.list("dim")[0],
         );
-        with_dims!(case.dims(), D => joined(split(case.input::<D>(0)?, &sizes, dim)?, dim))
+        with_dims!(case.dims(), D => {
+            joined(split(case.input::<D>(0)?, &sizes, dim)?, dim)
+        })
     }),
-    golden("chunk", |case| {
+    Golden::new("chunk", |case| {
         let [count, dim] = ["chunks", "dim"].map(|key| case.attributes.list(key)[0]);
-        with_dims!(case.dims(), D => joined(chunk(case.input::<D>(0)?, count, dim)?, dim))
+        with_dims!(case.dims(), D => {
+            joined(chunk(case.input::<D>(0)?, count, dim)?, dim)
+        })
     }),
 ];
-
-const fn golden(name: &'static str, run: fn(&Case) -> Result<Box<dyn Output>>) -> Golden {
-    Golden {
-        name,
-        pytorch: name,
-        sharded: Dims::All,
-        travels: ["–", "–"],
-        modules: "",
-        run,
-    }
-}
 
 fn joined<const D: usize>(mut parts: Vec<ShardTensor<D>>, dim: usize) -> Result<Box<dyn Output>> {
     parts.reverse();

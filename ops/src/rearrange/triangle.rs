@@ -13,7 +13,7 @@ use burn::tensor::Tensor;
 use halocline_core::{Error, Result, ShardTensor};
 
 use crate::driver::empty::{drop_empty, fill_empty};
-use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+use crate::golden::{Case, Golden, output, with_dims};
 
 /// Keeps the cells on and below a diagonal of the last two dims: the main one for 0. See the [module](self).
 ///
@@ -77,26 +77,17 @@ fn triangle<const D: usize>(
 
 /// Triangles in the registry.
 pub(super) const GOLDEN: [Golden; 2] = [
-    golden(
-        "tril",
-        |case| with_dims!(case.dims(), D => output(tril(case.input::<D>(0)?, diagonal(case)))),
-    ),
-    golden(
-        "triu",
-        |case| with_dims!(case.dims(), D => output(triu(case.input::<D>(0)?, diagonal(case)))),
-    ),
+    Golden::new("tril", |case| {
+        with_dims!(case.dims(), D => {
+            output(tril(case.input::<D>(0)?, diagonal(case)))
+        })
+    }),
+    Golden::new("triu", |case| {
+        with_dims!(case.dims(), D => {
+            output(triu(case.input::<D>(0)?, diagonal(case)))
+        })
+    }),
 ];
-
-const fn golden(name: &'static str, run: fn(&Case) -> Result<Box<dyn Output>>) -> Golden {
-    Golden {
-        name,
-        pytorch: name,
-        sharded: Dims::All,
-        travels: ["–", "–"],
-        modules: "",
-        run,
-    }
-}
 
 fn diagonal(case: &Case) -> i64 {
     case.attributes.number("diagonal").unwrap_or(0.0) as i64

@@ -18,7 +18,7 @@ use halocline_core::{DeviceMesh, IndexBox, Layout, Need, Piece, Result, ShardTen
 
 use super::check_dims;
 use crate::driver::empty::{drop_empty, fill_empty};
-use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+use crate::golden::{Golden, output, with_dims};
 use crate::precision::in_f32;
 
 /// The sums up to each cell of a dim. See the [module](self).
@@ -158,29 +158,27 @@ fn before<const D: usize>(
 
 /// Cumulative sums and products in the registry.
 pub(super) const GOLDEN: [Golden; 2] = [
-    golden("cumsum", |case| {
+    Golden::new("cumsum", |case| {
         let dim = case.attributes.list("dim")[0];
-        with_dims!(case.dims(), D => output(cumsum(case.input::<D>(0)?, dim)))
-    }),
-    golden("cumprod", |case| {
+        with_dims!(case.dims(), D => {
+            output(cumsum(case.input::<D>(0)?, dim))
+        })
+    })
+    .with_travels(TRAVELS),
+    Golden::new("cumprod", |case| {
         let dim = case.attributes.list("dim")[0];
-        with_dims!(case.dims(), D => output(cumprod(case.input::<D>(0)?, dim)))
-    }),
+        with_dims!(case.dims(), D => {
+            output(cumprod(case.input::<D>(0)?, dim))
+        })
+    })
+    .with_travels(TRAVELS),
 ];
 
-const fn golden(name: &'static str, run: fn(&Case) -> Result<Box<dyn Output>>) -> Golden {
-    Golden {
-        name,
-        pytorch: name,
-        sharded: Dims::All,
-        travels: [
-            "totals of ranks before, if the dim is sharded",
-            "their gradients",
-        ],
-        modules: "",
-        run,
-    }
-}
+/// What travels, forward and backward.
+const TRAVELS: [&str; 2] = [
+    "totals of ranks before, if the dim is sharded",
+    "their gradients",
+];
 
 #[cfg(test)]
 mod tests {

@@ -19,7 +19,7 @@ use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
 use super::{check_dims, extremum_dims, rule};
 use crate::driver::empty::{drop_empty, fill_empty};
-use crate::golden::{Case, Dims, Golden, Output, output, with_dims, without_gradients};
+use crate::golden::{Dims, Golden, output, with_dims, without_gradients};
 
 /// The index of the first maximum along a dim, which keeps one cell. See the [module](self).
 ///
@@ -156,45 +156,28 @@ pub fn topk<const D: usize>(
 
 /// Indices and largest cells in the registry.
 pub(super) const GOLDEN: [Golden; 3] = [
-    golden(
-        "argmax",
-        ["an extremum and an index", "–"],
-        Dims::All,
-        |case| {
-            let dim = case.attributes.list("dim")[0];
-            with_dims!(case.dims(), D => without_gradients(argmax(case.input::<D>(0)?, dim)))
-        },
-    ),
-    golden(
-        "argmin",
-        ["an extremum and an index", "–"],
-        Dims::All,
-        |case| {
-            let dim = case.attributes.list("dim")[0];
-            with_dims!(case.dims(), D => without_gradients(argmin(case.input::<D>(0)?, dim)))
-        },
-    ),
-    golden("topk", ["–", "–"], Dims::AllButLast, |case| {
+    Golden::new("argmax", |case| {
+        let dim = case.attributes.list("dim")[0];
+        with_dims!(case.dims(), D => {
+            without_gradients(argmax(case.input::<D>(0)?, dim))
+        })
+    })
+    .with_travels(["an extremum and an index", "–"]),
+    Golden::new("argmin", |case| {
+        let dim = case.attributes.list("dim")[0];
+        with_dims!(case.dims(), D => {
+            without_gradients(argmin(case.input::<D>(0)?, dim))
+        })
+    })
+    .with_travels(["an extremum and an index", "–"]),
+    Golden::new("topk", |case| {
         let count = case.attributes.list("k")[0];
-        with_dims!(case.dims(), D => output(topk(case.input::<D>(0)?, count, D - 1).map(|(values, _)| values)))
-    }),
+        with_dims!(case.dims(), D => {
+            output(topk(case.input::<D>(0)?, count, D - 1).map(|(values, _)| values))
+        })
+    })
+    .with_sharded(Dims::AllButLast),
 ];
-
-const fn golden(
-    name: &'static str,
-    travels: [&'static str; 2],
-    sharded: Dims,
-    run: fn(&Case) -> Result<Box<dyn Output>>,
-) -> Golden {
-    Golden {
-        name,
-        pytorch: name,
-        sharded,
-        travels,
-        modules: "",
-        run,
-    }
-}
 
 #[cfg(test)]
 mod tests {

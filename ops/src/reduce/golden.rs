@@ -1,9 +1,9 @@
 //! Reductions in the registry.
 
-use halocline_core::{ReduceOp, Result};
+use halocline_core::ReduceOp;
 
 use super::{cumulative, extreme, extremum_dims, mean_dims, norm, sum_dims, variance};
-use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+use crate::golden::{Case, Golden, output, with_dims};
 
 /// The reductions.
 pub(crate) const OPERATORS: &[Golden] = {
@@ -11,26 +11,32 @@ pub(crate) const OPERATORS: &[Golden] = {
     let [argmax, argmin, topk] = extreme::GOLDEN;
     let [cumsum, cumprod] = cumulative::GOLDEN;
     &[
-        golden(
-            "sum",
-            "sum",
-            |case| with_dims!(case.dims(), D => output(sum_dims(case.input::<D>(0)?, &dims(case)))),
-        ),
-        golden(
-            "mean",
-            "mean",
-            |case| with_dims!(case.dims(), D => output(mean_dims(case.input::<D>(0)?, &dims(case)))),
-        ),
-        golden(
-            "max",
-            "amax",
-            |case| with_dims!(case.dims(), D => output(extremum_dims(case.input::<D>(0)?, &dims(case), ReduceOp::Max))),
-        ),
-        golden(
-            "min",
-            "amin",
-            |case| with_dims!(case.dims(), D => output(extremum_dims(case.input::<D>(0)?, &dims(case), ReduceOp::Min))),
-        ),
+        Golden::new("sum", |case| {
+            with_dims!(case.dims(), D => {
+                output(sum_dims(case.input::<D>(0)?, &dims(case)))
+            })
+        })
+        .with_travels(TRAVELS),
+        Golden::new("mean", |case| {
+            with_dims!(case.dims(), D => {
+                output(mean_dims(case.input::<D>(0)?, &dims(case)))
+            })
+        })
+        .with_travels(TRAVELS),
+        Golden::new("max", |case| {
+            with_dims!(case.dims(), D => {
+                output(extremum_dims(case.input::<D>(0)?, &dims(case), ReduceOp::Max))
+            })
+        })
+        .with_pytorch("amax")
+        .with_travels(TRAVELS),
+        Golden::new("min", |case| {
+            with_dims!(case.dims(), D => {
+                output(extremum_dims(case.input::<D>(0)?, &dims(case), ReduceOp::Min))
+            })
+        })
+        .with_pytorch("amin")
+        .with_travels(TRAVELS),
         var,
         std,
         norm::GOLDEN,
@@ -42,20 +48,8 @@ pub(crate) const OPERATORS: &[Golden] = {
     ]
 };
 
-const fn golden(
-    name: &'static str,
-    pytorch: &'static str,
-    run: fn(&Case) -> Result<Box<dyn Output>>,
-) -> Golden {
-    Golden {
-        name,
-        pytorch,
-        sharded: Dims::All,
-        travels: ["– (the result is partial)", "–"],
-        modules: "",
-        run,
-    }
-}
+/// What travels, forward and backward.
+const TRAVELS: [&str; 2] = ["– (the result is partial)", "–"];
 
 fn dims(case: &Case) -> Vec<usize> {
     case.attributes.list("dims")

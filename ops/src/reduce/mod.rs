@@ -123,14 +123,10 @@ pub fn sum_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<Sha
 pub fn mean_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
     check_dims::<D>("mean_dims", dims)?;
     let layout = rule("mean_dims", x.layout(), dims, ReduceOp::Sum)?;
-    let sharded = dims.iter().any(|&dim| x.layout().extents(dim).len() > 1);
     let count: usize = dims.iter().map(|&dim| x.dims()[dim]).product();
     let (local, _, mesh) = x.into_parts();
-    let local = if sharded {
-        wide(local, |local| local.sum_dims(dims) / count as f64)
-    } else {
-        local.mean_dims(dims)
-    };
+    // burn's mean has gradients in single precision.
+    let local = wide(local, |local| local.sum_dims(dims) / count as f64);
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 

@@ -19,7 +19,7 @@ use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
 use super::root::root;
 use super::{check_dims, extremum_dims, sum_dims};
-use crate::golden::{Dims, Golden, output, with_dims};
+use crate::golden::{Golden, output, with_dims};
 use crate::precision::in_f32;
 
 /// The norm of this order over `dims`. See the [module](self).
@@ -73,25 +73,20 @@ pub fn vector_norm<const D: usize>(
 }
 
 /// Norms in the registry: over all dims if the case has none.
-pub(super) const GOLDEN: Golden = Golden {
-    name: "vector_norm",
-    pytorch: "linalg.vector_norm",
-    sharded: Dims::All,
-    travels: ["a sum", "–"],
-    modules: "",
-    run: |case| {
-        let order = case.attributes.number("ord").unwrap_or(2.0);
-        let dims = case.attributes.list("dims");
-        with_dims!(case.dims(), D => {
-            let x = case.input::<D>(0)?;
-            if !dims.is_empty() {
-                return output(vector_norm(x, order, &dims));
-            }
-            let norm = vector_norm(x, order, &Vec::from_iter(0..D))?;
-            output(crate::reduce::sum(norm))
-        })
-    },
-};
+pub(super) const GOLDEN: Golden = Golden::new("vector_norm", |case| {
+    let order = case.attributes.number("ord").unwrap_or(2.0);
+    let dims = case.attributes.list("dims");
+    with_dims!(case.dims(), D => {
+        let x = case.input::<D>(0)?;
+        if !dims.is_empty() {
+            return output(vector_norm(x, order, &dims));
+        }
+        let norm = vector_norm(x, order, &Vec::from_iter(0..D))?;
+        output(crate::reduce::sum(norm))
+    })
+})
+.with_pytorch("linalg.vector_norm")
+.with_travels(["a sum", "–"]);
 
 #[cfg(test)]
 mod tests {

@@ -23,7 +23,7 @@ use halocline_core::{Error, Result, ShardTensor};
 
 use super::root::root;
 use super::{check_dims, mean_dims, sum_dims};
-use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+use crate::golden::{Case, Golden, output, with_dims};
 use crate::precision::{cast, cast_shard, in_f32, wider};
 
 /// The variance over `dims`. See the [module](self).
@@ -97,30 +97,21 @@ pub fn std_dims<const D: usize>(
 
 /// Variance and standard deviation in the registry.
 pub(super) const GOLDEN: [Golden; 2] = [
-    golden("var", ["a mean (the result is partial)", "–"], |case| {
+    Golden::new("var", |case| {
         let (dims, correction) = arguments(case);
-        with_dims!(case.dims(), D => output(var_dims(case.input::<D>(0)?, &dims, correction)))
-    }),
-    golden("std", ["a mean and a variance", "–"], |case| {
+        with_dims!(case.dims(), D => {
+            output(var_dims(case.input::<D>(0)?, &dims, correction))
+        })
+    })
+    .with_travels(["a mean (the result is partial)", "–"]),
+    Golden::new("std", |case| {
         let (dims, correction) = arguments(case);
-        with_dims!(case.dims(), D => output(std_dims(case.input::<D>(0)?, &dims, correction)))
-    }),
+        with_dims!(case.dims(), D => {
+            output(std_dims(case.input::<D>(0)?, &dims, correction))
+        })
+    })
+    .with_travels(["a mean and a variance", "–"]),
 ];
-
-const fn golden(
-    name: &'static str,
-    travels: [&'static str; 2],
-    run: fn(&Case) -> Result<Box<dyn Output>>,
-) -> Golden {
-    Golden {
-        name,
-        pytorch: name,
-        sharded: Dims::All,
-        travels,
-        modules: "",
-        run,
-    }
-}
 
 fn arguments(case: &Case) -> (Vec<usize>, f64) {
     let correction = case.attributes.number("correction").unwrap_or(1.0);

@@ -21,7 +21,7 @@ use super::rules::{Antialias, Corners, Interpolation, Mode};
 use super::{upsample_bilinear, upsample_nearest};
 use crate::driver::sampling::{Weighted, sampled};
 use crate::field::{Field, run};
-use crate::golden::{Case, Dims, Golden, Output, output};
+use crate::golden::{Case, Golden, Output, output};
 use crate::layer::Layer;
 
 const NAME: &str = "interpolate";
@@ -155,44 +155,24 @@ impl<X: Field<4>> Layer<X> for Interpolate2d {
 
 /// Interpolations in the registry.
 pub(super) const GOLDEN: [Golden; 3] = [
-    golden(
-        "interpolate1d",
-        "interpolate (linear, nearest, area)",
-        "`Interpolate1d`",
-        run_case::<3, 1>,
-    ),
-    golden(
-        "interpolate2d",
-        "interpolate (nearest, bilinear, bicubic, area; antialias)",
-        "`Interpolate2d`",
-        run_case::<4, 2>,
-    ),
-    golden(
-        "interpolate3d",
-        "interpolate (nearest, trilinear, area)",
-        "",
-        run_case::<5, 3>,
-    ),
+    Golden::new("interpolate1d", run_case::<3, 1>)
+        .with_pytorch("interpolate (linear, nearest, area)")
+        .with_travels(TRAVELS)
+        .with_modules("`Interpolate1d`"),
+    Golden::new("interpolate2d", run_case::<4, 2>)
+        .with_pytorch("interpolate (nearest, bilinear, bicubic, area; antialias)")
+        .with_travels(TRAVELS)
+        .with_modules("`Interpolate2d`"),
+    Golden::new("interpolate3d", run_case::<5, 3>)
+        .with_pytorch("interpolate (nearest, trilinear, area)")
+        .with_travels(TRAVELS),
 ];
 
-const fn golden(
-    name: &'static str,
-    pytorch: &'static str,
-    modules: &'static str,
-    run: fn(&Case) -> Result<Box<dyn Output>>,
-) -> Golden {
-    Golden {
-        name,
-        pytorch,
-        sharded: Dims::All,
-        travels: [
-            "halos (finer), parts of outputs that ranks share (coarser)",
-            "the same back",
-        ],
-        modules,
-        run,
-    }
-}
+/// What travels, forward and backward.
+const TRAVELS: [&str; 2] = [
+    "halos (finer), parts of outputs that ranks share (coarser)",
+    "the same back",
+];
 
 fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
     let attributes = case.attributes;

@@ -1,4 +1,4 @@
-//! Interpolation to any size, and upsampling to the nearest and bilinear by kernels of its own.
+//! Interpolation to any size, sampling at displaced places, and upsampling to the nearest and bilinear by kernels of its own.
 //!
 //! Semantics follow PyTorch's `interpolate`. In upsampling cells are areas
 //! (`align_corners=False`), and a new cell lies within the cell that it is a part of.
@@ -7,18 +7,20 @@
 //! All dims may be sharded; values must be resolved for `upsample_bilinear`.
 //!
 //! # Communication
-//! `upsample_nearest` sends nothing, `upsample_bilinear` a halo of one cell. [`interpolate`](fn@interpolate) has its
-//! own page.
+//! `upsample_nearest` sends nothing, `upsample_bilinear` a halo of one cell. [`interpolate`](fn@interpolate) and
+//! [`displace`](fn@displace) have their own pages.
 //!
 //! # Adjoint
 //! The gradient of a cell is the sum over the new cells that it contributes to, with the weights of
 //! the interpolation. The gradient of a halo cell is added to that of the owner's cell.
 
+pub mod displace;
 mod double;
 pub mod interpolate;
 mod kernel;
 mod rules;
 
+pub use displace::{Beyond, SampleOptions, displace, grid_sample};
 pub use interpolate::interpolate;
 pub use rules::{Antialias, Corners, Interpolation, Mode};
 
@@ -31,8 +33,11 @@ use crate::golden::Golden;
 use crate::kernel::flex;
 use crate::kernel::local::LocalOperator;
 
-/// The interpolations in the registry.
-pub(crate) const OPERATORS: &[Golden] = &interpolate::GOLDEN;
+/// Interpolation and sampling in the registry.
+pub(crate) const OPERATORS: &[Golden] = {
+    let [one, two, three] = interpolate::GOLDEN;
+    &[one, two, three, displace::GOLDEN]
+};
 
 /// Repeats every cell of the spatial dims `factor` times.
 ///
@@ -165,6 +170,48 @@ pub trait ResampleField<const D: usize>: Field<D> {
         interpolation: Interpolation,
     ) -> Self {
         run(self, |x| interpolate(x, output_size, interpolation))
+    }
+
+    /// Samples the field at displaced places: a step of semi-Lagrangian advection. See [`displace`](fn@displace).
+    ///
+    /// # Panics
+    /// Panics where [`displace`](fn@displace) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ResampleField;
+    /// use halocline_ops::resample::SampleOptions;
+    ///
+    /// let x = Tensor::<3>::from([[[1.0, 2.0, 4.0]]]);
+    /// let y = x.displace(Tensor::<3>::from([[[0.5, 0.5, -2.0]]]), &SampleOptions::new([2]));
+    /// y.into_data().assert_eq(&[[[1.5_f32, 3.0, 1.0]]].into(), true);
+    /// ```
+    #[must_use]
+    fn displace<const N: usize>(self, displacement: Self, options: &SampleOptions<N>) -> Self {
+        let displacement = displacement.into_shard();
+        run(self, |x| displace(x, displacement, options))
+    }
+
+    /// Samples the field at places near each cell. See [`grid_sample`].
+    ///
+    /// # Panics
+    /// Panics where [`grid_sample`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ResampleField;
+    /// use halocline_ops::resample::SampleOptions;
+    ///
+    /// let x = Tensor::<3>::from([[[2.0, 4.0]]]);
+    /// let y = x.grid_sample(Tensor::<3>::from([[[-0.5], [0.0]]]), &SampleOptions::new([1]));
+    /// y.into_data().assert_eq(&[[[2.0_f32, 3.0]]].into(), true);
+    /// ```
+    #[must_use]
+    fn grid_sample<const N: usize>(self, grid: Self, options: &SampleOptions<N>) -> Self {
+        let grid = grid.into_shard();
+        run(self, |x| grid_sample(x, grid, options))
     }
 
     /// Repeats every cell of the spatial dims `factor` times: upsampling to the nearest.

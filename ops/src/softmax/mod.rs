@@ -15,7 +15,7 @@ use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, run};
-use crate::golden::{Dims, Golden, output, with_dims};
+use crate::golden::{Golden, output, with_dims};
 use crate::precision::in_f32;
 use crate::reduce::{extremum_dims, sum_dims};
 
@@ -202,42 +202,28 @@ impl<const D: usize, X: Field<D>> SoftmaxField<D> for X {}
 
 /// Softmax and its logarithm in the registry.
 pub(crate) const OPERATORS: &[Golden] = &[
-    Golden {
-        name: "softmax",
-        pytorch: "softmax",
-        sharded: Dims::All,
-        travels: ["maxima and sums, if the dim is sharded", "sums, if it is"],
-        modules: "",
-        run: |case| {
-            let dim = case.attributes.list("dim")[0];
-            with_dims!(case.dims(), D => output(softmax(case.input::<D>(0)?, dim)))
-        },
-    },
-    Golden {
-        name: "logsumexp",
-        pytorch: "logsumexp",
-        sharded: Dims::All,
-        travels: ["maxima and sums, if the dim is sharded", "sums, if it is"],
-        modules: "",
-        run: |case| {
-            let dims = case.attributes.list("dims");
-            with_dims!(case.dims(), D => {
-                let x = case.input::<D>(0)?;
-                output(dims.iter().try_fold(x, |x, dim| logsumexp(x, *dim)))
-            })
-        },
-    },
-    Golden {
-        name: "log_softmax",
-        pytorch: "log_softmax",
-        sharded: Dims::All,
-        travels: ["maxima and sums, if the dim is sharded", "sums, if it is"],
-        modules: "",
-        run: |case| {
-            let dim = case.attributes.list("dim")[0];
-            with_dims!(case.dims(), D => output(log_softmax(case.input::<D>(0)?, dim)))
-        },
-    },
+    Golden::new("softmax", |case| {
+        let dim = case.attributes.list("dim")[0];
+        with_dims!(case.dims(), D => {
+            output(softmax(case.input::<D>(0)?, dim))
+        })
+    })
+    .with_travels(["maxima and sums, if the dim is sharded", "sums, if it is"]),
+    Golden::new("logsumexp", |case| {
+        let dims = case.attributes.list("dims");
+        with_dims!(case.dims(), D => {
+            let x = case.input::<D>(0)?;
+            output(dims.iter().try_fold(x, |x, dim| logsumexp(x, *dim)))
+        })
+    })
+    .with_travels(["maxima and sums, if the dim is sharded", "sums, if it is"]),
+    Golden::new("log_softmax", |case| {
+        let dim = case.attributes.list("dim")[0];
+        with_dims!(case.dims(), D => {
+            output(log_softmax(case.input::<D>(0)?, dim))
+        })
+    })
+    .with_travels(["maxima and sums, if the dim is sharded", "sums, if it is"]),
 ];
 
 #[cfg(test)]

@@ -9,7 +9,9 @@
 //! that holds the cell in the middle of whose window it lies.
 //!
 //! # Placement
-//! Batch and spatial dims may be sharded, in any combination; channels and weights are whole, values resolved.
+//! Batch and spatial dims may be sharded, in any combination; values must be resolved. Channels are whole, or sharded with the
+//! weight: weights in output channels give a result that is sharded in them, weights and `x` in input channels one that is
+//! partial, and whole groups stay with their rank.
 //!
 //! # Communication
 //! Where windows cross shards, what a rank adds to outputs of others; backward the cotangents of these outputs. The node runs
@@ -23,10 +25,13 @@ mod node;
 
 use std::sync::Arc;
 
+use halocline_core::ops::fan_out;
 use halocline_core::{
-    DeviceMesh, Error, Exchange, ExchangePlan, Layout, Operation, Result, ShardTensor, Traffic,
+    DeviceMesh, Error, Exchange, ExchangePlan, Layout, Operation, Placement, Result, ShardTensor,
+    Traffic,
 };
 
+use super::channels::{Weight, rule};
 use super::engine::geometry::Conv;
 use super::run::ConvRun;
 use super::three;
@@ -155,9 +160,9 @@ impl<const N: usize> ConvTransposeOptions<N> {
 }
 
 /// The layout of the outputs, and the exchange of the convolution from them.
-struct Plan {
-    output: Layout,
-    exchange: Option<Arc<ExchangePlan>>,
+pub(super) struct Plan {
+    pub output: Layout,
+    pub exchange: Option<Arc<ExchangePlan>>,
 }
 
 /// Convolves a sharded field with the transpose of a kernel. See the [module](self).
@@ -199,11 +204,10 @@ pub fn conv_transpose<const D: usize, const N: usize>(
         return Err(Error::operator("conv_transpose", message));
     }
     let operator = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"][N - 1];
-    let (groups, channels) = (options.groups, x.dims()[1]);
-    if shape[0] != channels || groups == 0 || !channels.is_multiple_of(groups) || shape.contains(&0)
-    {
+    let (groups, inputs) = (options.groups, x.dims()[1]);
+    if shape[0] != inputs || groups == 0 || !inputs.is_multiple_of(groups) || shape.contains(&0) {
         let message = format!(
-            "weight {shape:?} with {groups} groups on {channels} channels; expected [channels, n / groups, *kernel]"
+            "weight {shape:?} with {groups} groups on {inputs} channels; expected [channels, n / groups, *kernel]"
         );
         return Err(Error::operator(operator, message));
     }
@@ -217,25 +221,64 @@ pub fn conv_transpose<const D: usize, const N: usize>(
     // Here, not in a kernel: an unknown HALOCLINE_ISA is an error before anything is sent.
     Isa::chosen()?;
     x.require_resolved(operator)?;
-    x.require_whole(operator, 1)?;
-    let key = (operator, *options, shape, x.layout().clone());
-    let mesh = x.mesh();
-    let plan = mesh
-        .cache()
-        .get_or_make(key, |(_, options, shape, layout)| {
-            make(operator, options, shape, layout, mesh)
-        })?;
-    let weight = weight.whole_beside(&x, operator)?;
-    let bias = bias
-        .map(|bias| bias.whole_beside(&x, operator))
-        .transpose()?;
+    let dtypes = [Some(weight.dtype()), bias.as_ref().map(Operand::dtype)];
+    let expected = x.local().dtype();
+    if let Some(dtype) = dtypes
+        .into_iter()
+        .flatten()
+        .find(|dtype| *dtype != expected)
+    {
+        let message = format!("a parameter of {dtype:?} for a tensor of {expected:?}");
+        return Err(Error::operator(operator, message));
+    }
+    let weight = weight.beside(&x)?;
+    let bias = bias.map(|bias| bias.beside(&x)).transpose()?;
+    let of_bias = bias.as_ref().map(ShardTensor::layout);
+    let channels = rule(
+        operator,
+        x.layout(),
+        weight.layout(),
+        of_bias,
+        groups,
+        Weight::Transposed,
+    )?;
+    let held = [(x.layout(), 1), (weight.layout(), 0), (weight.layout(), 1)];
+    if held
+        .iter()
+        .any(|(layout, dim)| layout.extents(*dim).contains(&0))
+    {
+        let message = format!(
+            "fewer channels than ranks: {} and {}",
+            x.layout(),
+            weight.layout()
+        );
+        return Err(Error::operator(operator, message));
+    }
+    let plan = plan(
+        operator,
+        options,
+        &shape[2..],
+        channels.placements,
+        channels.extents,
+        &x,
+    )?;
+    let groups = match groups {
+        1 => 1,
+        groups => x.local_dims()[1] * groups / x.dims()[1],
+    };
+    let mesh = x.mesh().clone();
+    let fanned = |operand: usize| channels.pairing.fan_out(operand);
+    let weight = fan_out(weight.into_parts().0, &mesh, fanned(1), operator);
+    let bias = bias.map(|bias| fan_out(bias.into_parts().0, &mesh, fanned(2), operator));
     let held = x.local_dims().to_vec();
-    let (local, layout, mesh) = x.into_parts();
+    let (local, layout, _) = x.into_parts();
+    let local = fan_out(local, &mesh, fanned(0), operator);
+    let [of_inputs, of_outputs] = [weight.dims()[0], weight.dims()[1]];
     let conv = ConvRun {
         conv: Conv {
             groups,
-            inputs: shape[1],
-            outputs: channels / groups,
+            inputs: of_outputs,
+            outputs: of_inputs / groups,
             kernel: three(&shape[2..]),
             stride: three(&options.stride),
             dilation: three(&options.dilation),
@@ -256,23 +299,54 @@ pub fn conv_transpose<const D: usize, const N: usize>(
     Ok(ShardTensor::from_parts(y, plan.output.clone(), mesh))
 }
 
-/// The plan of this rank's position.
+/// The plan of this rank's position, for a result with these placements and extents of channels.
+pub(super) fn plan<const D: usize, const N: usize>(
+    operator: &'static str,
+    options: &ConvTransposeOptions<N>,
+    kernel: &[usize],
+    placements: Vec<Placement>,
+    channels: Vec<usize>,
+    x: &ShardTensor<D>,
+) -> Result<Arc<Plan>> {
+    let (mesh, kernel) = (x.mesh(), kernel.to_vec());
+    let key = (
+        operator,
+        *options,
+        kernel,
+        placements,
+        channels,
+        x.layout().clone(),
+    );
+    mesh.cache().get_or_make(key, |key| {
+        let (operator, options, kernel, placements, channels, layout) = key;
+        make(
+            operator,
+            options,
+            kernel,
+            (&placements[..], &channels[..]),
+            layout,
+            mesh,
+        )
+    })
+}
+
 fn make<const N: usize>(
     operator: &'static str,
     options: &ConvTransposeOptions<N>,
-    weight: &[usize],
+    kernel: &[usize],
+    (placements, channels): (&[Placement], &[usize]),
     layout: &Layout,
     mesh: &DeviceMesh,
 ) -> Result<Plan> {
     let mut extents = layout.all_extents().to_vec();
-    extents[1] = vec![weight[1] * options.groups];
-    let windows = options.windows(&weight[2..]);
+    extents[1] = channels.to_vec();
+    let windows = options.windows(kernel);
     for (spatial, window) in windows.iter().enumerate() {
         let dim = spatial + 2;
         let outputs = options.output_size(operator, spatial, layout.shape()[dim], window.kernel)?;
         extents[dim] = output_extents(window, layout.extents(dim), outputs);
     }
-    let output = layout.derive(layout.placements().to_vec(), extents);
+    let output = layout.derive(placements.to_vec(), extents);
     let reaches: Vec<Reach> = windows.into_iter().map(Reach::from).collect();
     let reaches = Reaches {
         operator,
@@ -282,7 +356,7 @@ fn make<const N: usize>(
     // Channels are those of the outputs on both sides.
     let mut extents = layout.all_extents().to_vec();
     extents[1] = output.extents(1).to_vec();
-    let windows = layout.derive(layout.placements().to_vec(), extents);
+    let windows = layout.derive(placements.to_vec(), extents);
     let exchange = reaches.between(&output, &windows, mesh, 0.0);
     Ok(Plan { output, exchange })
 }
@@ -339,28 +413,25 @@ impl<const D: usize, X: Field<D>> ConvTransposeField<D> for X {}
 
 /// Transposed convolutions in the registry.
 pub(super) const GOLDEN: [Golden; 3] = [
-    golden("conv_transpose1d", "`ConvTranspose1d`", run_case::<3, 1>),
-    golden("conv_transpose2d", "`ConvTranspose2d`", run_case::<4, 2>),
-    golden("conv_transpose3d", "`ConvTranspose3d`", run_case::<5, 3>),
+    Golden::new("conv_transpose1d", run_case::<3, 1>)
+        .with_sharded(Dims::AllButChannels)
+        .with_travels(TRAVELS)
+        .with_modules("`ConvTranspose1d`"),
+    Golden::new("conv_transpose2d", run_case::<4, 2>)
+        .with_sharded(Dims::AllButChannels)
+        .with_travels(TRAVELS)
+        .with_modules("`ConvTranspose2d`"),
+    Golden::new("conv_transpose3d", run_case::<5, 3>)
+        .with_sharded(Dims::AllButChannels)
+        .with_travels(TRAVELS)
+        .with_modules("`ConvTranspose3d`"),
 ];
 
-const fn golden(
-    name: &'static str,
-    modules: &'static str,
-    run: fn(&Case) -> Result<Box<dyn Output>>,
-) -> Golden {
-    Golden {
-        name,
-        pytorch: name,
-        sharded: Dims::AllButChannels,
-        travels: [
-            "parts of outputs whose windows cross shards",
-            "their cotangents; sums of weights' gradients",
-        ],
-        modules,
-        run,
-    }
-}
+/// What travels, forward and backward.
+const TRAVELS: [&str; 2] = [
+    "parts of outputs whose windows cross shards",
+    "their cotangents; sums of weights' gradients",
+];
 
 fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
     let attributes = case.attributes;
@@ -380,82 +451,4 @@ fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Outpu
 }
 
 #[cfg(test)]
-mod tests {
-    use burn::nn::conv::ConvTranspose2dConfig;
-    use burn::tensor::Tensor;
-    use halocline_core::{Launcher, Shard};
-
-    use super::*;
-    use crate::prelude::*;
-    use crate::testing::{Operator, check_op, difference, random};
-
-    struct Up<const N: usize>(ConvTransposeOptions<N>);
-
-    impl<const D: usize, const N: usize> Operator<D, D> for Up<N> {
-        fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<D>>) -> X {
-            inputs
-                .remove(0)
-                .conv_transpose(parameters.remove(0), None, &self.0)
-        }
-    }
-
-    /// Peers, 11: any transposed convolution with overlap.
-    #[test]
-    fn windows_overlap_across_ranks() {
-        let plain = ConvTransposeOptions::default();
-        let all = [
-            plain.with_stride([2, 3]).with_padding([1, 2]),
-            plain
-                .with_stride([1, 2])
-                .with_dilation([3, 1])
-                .with_output_padding([2, 1]),
-            plain.with_stride([4, 5]).with_output_padding([3, 0]),
-        ];
-        for options in all {
-            check_op(
-                &Up(options),
-                &[[2, 3, 5, 7]],
-                &[[3, 2, 3, 4]],
-                &[0, 2, 3],
-                1e-5,
-            );
-        }
-        check_op(
-            &Up(ConvTransposeOptions::<1>::default()),
-            &[[1, 2, 9]],
-            &[[2, 2, 12]],
-            &[2],
-            1e-5,
-        );
-    }
-
-    #[test]
-    fn burns_module_gives_what_it_gives_there() {
-        let config = ConvTranspose2dConfig::new([2, 4], [3, 4])
-            .with_stride([2, 2])
-            .with_padding([1, 1]);
-        let layer = config.with_padding_out([1, 0]).init(&Default::default());
-        let x = random([1, 2, 5, 7], "x", 0).inner();
-        let (ours, theirs) = (x.clone().apply(&layer), layer.forward(x));
-        assert!(difference(&ours.into_data(), &theirs.into_data()) < 1e-5);
-    }
-
-    #[test]
-    fn misuse_is_told() {
-        let refused = Launcher::local(2).run(|world| {
-            let mesh = world.mesh([("x", 2)])?;
-            let x = ShardTensor::<3>::ones([1, 2, 4], &mesh, &[Shard(1)])?;
-            let weight = Tensor::<3>::ones([2, 1, 3], world.device());
-            let options = ConvTransposeOptions::<1>::default();
-            let wide = options.with_padding([4]);
-            let whole = ShardTensor::<3>::ones([1, 2, 4], &mesh, &[Shard(2)])?;
-            let error = conv_transpose(whole, weight.clone(), None, &wide)
-                .unwrap_err()
-                .to_string();
-            assert!(error.contains("leaves nothing of 6 outputs"), "{error}");
-            conv_transpose(x, weight, None, &options).map(drop)
-        });
-        let error = refused.unwrap_err().to_string();
-        assert!(error.contains("no rule for Shard(1)"), "{error}");
-    }
-}
+mod tests;

@@ -44,9 +44,9 @@ impl Sums {
 }
 
 impl Extents {
-    /// Elements of a group of a sample.
+    /// Elements of a group of a sample; none if there are no groups.
     pub(crate) fn group(&self) -> usize {
-        self.channels / self.groups * self.cells
+        self.channels / self.groups.max(1) * self.cells
     }
 
     /// The (sample, group) and the channel of every (sample, channel).

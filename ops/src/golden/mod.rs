@@ -1,15 +1,17 @@
 //! Operators on golden cases: inputs, parameters and attributes, with the result and the gradients that one device
 //! computed.
 
+mod dims;
+
+pub use dims::Dims;
+
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
 use burn::tensor::kind::{Basic, Float, Int};
 use burn::tensor::{DType, Gradients, Tensor, TensorData};
-use halocline_core::{
-    Boundary, DeviceMesh, Error, LocalGradient, Placement, Replicate, Result, Shard, ShardTensor,
-};
+use halocline_core::{Boundary, DeviceMesh, Error, LocalGradient, Result, ShardTensor};
 
 use crate::driver::Padding;
 use crate::operand::Operand;
@@ -37,6 +39,43 @@ pub struct Golden {
 pub type NamedGradients = Vec<(String, Option<TensorData>)>;
 
 impl Golden {
+    /// An operator that runs so: PyTorch's function of the same name, of which all dims may be sharded, and that sends
+    /// nothing.
+    pub const fn new(name: &'static str, run: fn(&Case) -> Result<Box<dyn Output>>) -> Self {
+        Self {
+            name,
+            pytorch: name,
+            sharded: Dims::All,
+            travels: ["–", "–"],
+            modules: "",
+            run,
+        }
+    }
+
+    /// This operator as PyTorch calls it.
+    #[must_use]
+    pub const fn with_pytorch(self, pytorch: &'static str) -> Self {
+        Self { pytorch, ..self }
+    }
+
+    /// This operator with fewer dims that may be sharded.
+    #[must_use]
+    pub const fn with_sharded(self, sharded: Dims) -> Self {
+        Self { sharded, ..self }
+    }
+
+    /// This operator with what travels in the forward pass, and in the backward pass.
+    #[must_use]
+    pub const fn with_travels(self, travels: [&'static str; 2]) -> Self {
+        Self { travels, ..self }
+    }
+
+    /// This operator with burn's modules that run it.
+    #[must_use]
+    pub const fn with_modules(self, modules: &'static str) -> Self {
+        Self { modules, ..self }
+    }
+
     /// The shardings that the operator permits for inputs of these shapes, over these numbers of ranks.
     pub fn shardings(&self, shapes: &[Vec<usize>], ranks: &[usize]) -> Vec<Sharding> {
         let (shape, dims) = self.sharded.of(shapes);
@@ -65,85 +104,6 @@ impl Golden {
         let cotangent = cotangent(&y.shape());
         let (value, gradients) = y.backward(cotangent)?;
         Ok((value, case.gradients(&gradients)))
-    }
-}
-
-/// The dims of the first input that may be sharded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dims {
-    /// All of them.
-    All,
-    /// All but the second.
-    AllButChannels,
-    /// All but the last.
-    AllButLast,
-    /// The first so many, whose cells stay together.
-    Leading(usize),
-    /// All but the last, where all inputs have the same size: queries, keys and values.
-    Alike,
-    /// Those of a matrix product: batch, rows, columns, and the dim that is summed over.
-    Product,
-    /// All of the first input, which has classes in its second dim; the second input has none, and others are whole.
-    Classes,
-}
-
-impl Dims {
-    /// The shape of the index space that is sharded, for inputs of these shapes, and the dims of it that may be.
-    pub fn of(self, inputs: &[Vec<usize>]) -> (Vec<usize>, Vec<usize>) {
-        let mut shape = inputs[0].clone();
-        let dims = shape.len();
-        let first = shape.clone();
-        let sharded = |dim: &usize| match self {
-            Self::All | Self::Product | Self::Classes => true,
-            Self::AllButChannels => *dim != 1,
-            Self::AllButLast => dim + 1 != dims,
-            Self::Leading(count) => *dim < count,
-            Self::Alike => dim + 1 != dims && inputs.iter().all(|input| input[*dim] == first[*dim]),
-        };
-        if self == Self::Product {
-            shape.extend(inputs[1].last());
-        }
-        let all = 0..shape.len();
-        (shape, all.filter(sharded).collect())
-    }
-
-    /// The sharding of one input, where the index space is sharded so. `dims` is that of the input.
-    pub fn input(self, input: usize, dims: usize, sharding: &Sharding) -> Sharding {
-        let moved = |dim: usize| match (self, input, dim) {
-            (Self::Classes, 0, dim) => Some(dim),
-            (Self::Classes, 1, dim) => (dim != 1).then(|| dim - usize::from(dim > 1)),
-            (Self::Classes, ..) => None,
-            // Batch dims, rows, summed dim, columns.
-            (Self::Product, _, dim) if dim < dims - 2 => Some(dim),
-            (Self::Product, 0, dim) => (dim < dims).then_some(dim),
-            (Self::Product, _, dim) => (dim > dims - 2).then(|| dim - 1),
-            _ => Some(dim),
-        };
-        let placement = |placement: &Placement| match placement {
-            Shard(dim) => moved(*dim).map_or(Replicate, Shard),
-            other => *other,
-        };
-        let extents = sharding.extents.iter();
-        Sharding {
-            axes: sharding.axes.clone(),
-            placements: sharding.placements.iter().map(placement).collect(),
-            extents: extents
-                .filter_map(|(dim, extents)| Some((moved(*dim)?, extents.clone())))
-                .collect(),
-        }
-    }
-}
-
-impl std::fmt::Display for Dims {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::All => "all",
-            Self::AllButChannels => "all but channels",
-            Self::Leading(_) => "those whose cells stay together",
-            Self::AllButLast | Self::Alike => "all but the last",
-            Self::Product => "batch, rows, columns, summed",
-            Self::Classes => "all",
-        })
     }
 }
 

@@ -1,0 +1,228 @@
+//! Fold: the sum of windows of cells, the adjoint of `unfold`; see its page.
+
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::nn::Fold4d;
+use burn::tensor::{Shape, Slice, Tensor};
+use halocline_core::ops::{self, BackwardPass, Operator, apply, blank};
+use halocline_core::{Boundary, Error, Exchange, Operation, Result, ShardTensor, Traffic};
+
+use super::ConvOptions;
+use super::transposed::{ConvTransposeOptions, plan};
+use super::unfold::{check, of_case, options, windows};
+use crate::driver::Window;
+use crate::driver::empty::fill_empty;
+use crate::field::{Field, Rank, run};
+use crate::golden::{Dims, Golden, Output, output};
+use crate::layer::Layer;
+use crate::precision::{cast, cast_shard, wider};
+use crate::rearrange::unflatten;
+
+const NAME: &str = "fold";
+
+/// Adds windows of cells up to a field of this size. See the page of [`unfold`](super::unfold).
+///
+/// # Shapes
+/// `[batch, channels · K, *windows]` to `[batch, channels, *output_size]`.
+///
+/// # Errors
+/// Another number of dims, groups, channels, or extents of channels, that the window's cells do not divide, padding other than the same zeros on both
+/// sides, a size with another number of windows, a placement without a rule, a failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::ConvOptions;
+/// use halocline_ops::conv::fold;
+///
+/// let windows = ShardTensor::solo(Tensor::<3>::from([[[1.0, 2.0], [10.0, 20.0]]]));
+/// let y = fold(windows, [3], [2], &ConvOptions::default())?;
+/// y.local().to_data().assert_eq(&[[[1.0_f32, 12.0, 20.0]]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn fold<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    output_size: [usize; N],
+    kernel: [usize; N],
+    options: &ConvOptions<N>,
+) -> Result<ShardTensor<D>> {
+    check(NAME, &x, options)?;
+    let count: usize = kernel.iter().product();
+    let channels = x.layout().extents(1);
+    let whole = |channels: &usize| count > 0 && *channels > 0 && channels.is_multiple_of(count);
+    if !channels.iter().all(whole) {
+        let message = format!("{channels:?} channels for windows of {kernel:?}");
+        return Err(Error::operator(NAME, message));
+    }
+    let channels = channels.iter().map(|channels| channels / count).collect();
+    let mut more = [0; N];
+    for (dim, window) in windows(kernel, options).into_iter().enumerate() {
+        let padding = window.padding;
+        if padding.low != padding.high
+            || (padding.low > 0 && padding.boundary != [Boundary::Zeros; 2])
+        {
+            let message = format!("{padding:?}; expected the same zeros on both sides");
+            return Err(Error::operator(NAME, message));
+        }
+        let (held, size) = (x.dims()[dim + 2], output_size[dim]);
+        let expected = window.output_size(NAME, dim + 2, size)?;
+        if held != expected {
+            let message = format!(
+                "dim {}: {held} windows for {size} cells; expected {expected}",
+                dim + 2
+            );
+            return Err(Error::operator(NAME, message));
+        }
+        more[dim] = (size + 2 * padding.low - window.span()) % window.stride;
+    }
+    let like = ConvTransposeOptions::default()
+        .with_stride(options.stride)
+        .with_dilation(options.dilation)
+        .with_padding(options.padding.map(|padding| padding.low))
+        .with_output_padding(more);
+    let plan = plan(NAME, &like, &kernel, x.placements().to_vec(), channels, &x)?;
+    let dtype = x.local().dtype();
+    let (local, layout, mesh) = cast_shard(x, wider(dtype)).into_parts();
+    let all: Vec<usize> = (0..D).collect();
+    let local = fill_empty(local, &layout, &all, NAME, 0.0)?;
+    let sum = AddUp {
+        windows: windows(kernel, options),
+        shape: match &plan.exchange {
+            Some(exchange) => exchange.output_shape.clone(),
+            None => plan.output.local_shape(mesh.position()),
+        },
+    };
+    let y = Tensor::<D>::from_dispatch(apply(sum, [local.into_dispatch()]));
+    let y = match &plan.exchange {
+        None => y,
+        Some(exchange) => {
+            // Cells of others go back to them, in the opposite direction of halos.
+            let operation = Operation::new(NAME, Traffic::Exchange, Some(&layout)).backward();
+            let (comm, ranks) = (mesh.comm().clone(), mesh.shape().ranks().into());
+            let exchange = Exchange::with_adjoint(operation, comm, ranks, exchange.clone());
+            Error::catch(|| ops::run(y, exchange.reversed()))?
+        }
+    };
+    Ok(ShardTensor::from_parts(
+        cast(y, dtype),
+        plan.output.clone(),
+        mesh,
+    ))
+}
+
+/// The sum of windows within a box of cells, as a node of the graph.
+#[derive(Debug)]
+struct AddUp {
+    windows: Vec<Window>,
+    /// `[batch, channels, *cells]` of the box; the first window begins at its first cell.
+    shape: Vec<usize>,
+}
+
+impl AddUp {
+    /// The cells of an element of all windows, `held` of them in every dim.
+    fn cells(&self, element: usize, held: &[usize]) -> Vec<Slice> {
+        let mut rest = element;
+        let mut slices: Vec<Slice> = self
+            .shape
+            .iter()
+            .map(|&size| Slice::from(0..size))
+            .collect();
+        for (dim, window) in self.windows.iter().enumerate().rev() {
+            let first = rest % window.kernel * window.dilation;
+            rest /= window.kernel;
+            let end = first + (held[dim] - 1) * window.stride + 1;
+            slices[dim + 2] =
+                Slice::new(first as isize, Some(end as isize), window.stride as isize);
+        }
+        slices
+    }
+
+    fn elements(&self) -> usize {
+        self.windows.iter().map(|window| window.kernel).product()
+    }
+}
+
+impl Operator for AddUp {
+    /// The shape of the windows.
+    type Saved = Shape;
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some([NAME, "fold (backward)"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
+        let x = inputs.remove(0);
+        let (shape, elements) = (x.shape(), self.elements());
+        let held = &shape[2..];
+        let count: usize = held.iter().product();
+        let planes = self.shape[0] * self.shape[1];
+        let mut sum = blank(&x, &self.shape, Some(0.0));
+        let x = Dispatch::float_reshape(x, Shape::from([planes, elements, count]));
+        for element in 0..elements {
+            let own = [
+                Slice::from(0..planes),
+                Slice::from(element..element + 1),
+                Slice::from(0..count),
+            ];
+            let part = Dispatch::float_slice(x.clone(), &own);
+            let mut of_part = self.shape.clone();
+            of_part[2..].copy_from_slice(held);
+            let part = Dispatch::float_reshape(part, Shape::from(of_part));
+            let cells = self.cells(element, held);
+            let part = Dispatch::float_add(Dispatch::float_slice(sum.clone(), &cells), part);
+            sum = Dispatch::float_slice_assign(sum, &cells, part);
+        }
+        Ok((sum, shape))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
+        let (shape, gradient) = (pass.saved.clone(), pass.cotangent);
+        let held = &shape[2..];
+        let count: usize = held.iter().product();
+        let planes = self.shape[0] * self.shape[1];
+        let part = |element: usize| {
+            let cells = Dispatch::float_slice(gradient.clone(), &self.cells(element, held));
+            Dispatch::float_reshape(cells, Shape::from([planes, 1, count]))
+        };
+        let parts = (0..self.elements()).map(part).collect();
+        let gradient = Dispatch::float_reshape(Dispatch::float_cat(parts, 1), shape);
+        Ok(vec![Some(gradient)])
+    }
+}
+
+impl<X: Field<3>> Layer<X> for Fold4d {
+    type Output = Rank<X, 4>;
+
+    fn forward(&self, x: X) -> Rank<X, 4> {
+        let options = options(self.stride, self.dilation, self.padding);
+        run(x, |x| {
+            let windows = windows(self.kernel_size, &options)
+                .into_iter()
+                .zip(self.output_size);
+            let counts = windows
+                .zip(2..)
+                .map(|((window, size), dim)| window.output_size("fold", dim, size));
+            let counts: Vec<usize> = counts.collect::<Result<_>>()?;
+            let x: ShardTensor<4> = unflatten(x, 2, &counts)?;
+            fold(x, self.output_size, self.kernel_size, &options)
+        })
+    }
+}
+
+/// Fold in the registry.
+pub(super) const GOLDEN: Golden = Golden::new(NAME, |case| -> Result<Box<dyn Output>> {
+    let [size, kernel] = ["output_size", "kernel_size"].map(|key| case.attributes.array(key, 1));
+    output(fold(case.input::<4>(0)?, size, kernel, &of_case(case)))
+})
+.with_pytorch("fold")
+.with_sharded(Dims::AllButChannels)
+.with_travels([
+    "parts of cells whose windows cross shards",
+    "their cotangents",
+])
+.with_modules("`Fold4d`");

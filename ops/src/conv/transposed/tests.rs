@@ -1,0 +1,144 @@
+use burn::nn::conv::ConvTranspose2dConfig;
+use burn::tensor::Tensor;
+use halocline_core::{Launcher, LocalGradient, Partial, Placement, ReduceOp, Replicate, Shard};
+
+use super::*;
+use crate::prelude::*;
+use crate::testing::{Operator, check_op, compare, difference, random};
+
+struct Up<const N: usize>(ConvTransposeOptions<N>);
+
+impl<const D: usize, const N: usize> Operator<D, D> for Up<N> {
+    fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<D>>) -> X {
+        inputs
+            .remove(0)
+            .conv_transpose(parameters.remove(0), None, &self.0)
+    }
+}
+
+/// Peers, 11: any transposed convolution with overlap.
+#[test]
+fn windows_overlap_across_ranks() {
+    let plain = ConvTransposeOptions::default();
+    let all = [
+        plain.with_stride([2, 3]).with_padding([1, 2]),
+        plain
+            .with_stride([1, 2])
+            .with_dilation([3, 1])
+            .with_output_padding([2, 1]),
+        plain.with_stride([4, 5]).with_output_padding([3, 0]),
+    ];
+    for options in all {
+        check_op(
+            &Up(options),
+            &[[2, 3, 5, 7]],
+            &[[3, 2, 3, 4]],
+            &[0, 2, 3],
+            1e-5,
+        );
+    }
+    check_op(
+        &Up(ConvTransposeOptions::<1>::default()),
+        &[[1, 2, 9]],
+        &[[2, 2, 12]],
+        &[2],
+        1e-5,
+    );
+}
+
+#[test]
+fn burns_module_gives_what_it_gives_there() {
+    let config = ConvTranspose2dConfig::new([2, 4], [3, 4])
+        .with_stride([2, 2])
+        .with_padding([1, 1]);
+    let layer = config.with_padding_out([1, 0]).init(&Default::default());
+    let x = random([1, 2, 5, 7], "x", 0).inner();
+    let (ours, theirs) = (x.clone().apply(&layer), layer.forward(x));
+    assert!(difference(&ours.into_data(), &theirs.into_data()) < 1e-5);
+}
+
+#[test]
+fn misuse_is_told() {
+    let refused = Launcher::local(2).run(|world| {
+        let mesh = world.mesh([("x", 2)])?;
+        let x = ShardTensor::<3>::ones([1, 2, 4], &mesh, &[Shard(1)])?;
+        let weight = Tensor::<3>::ones([2, 1, 3], world.device());
+        let options = ConvTransposeOptions::<1>::default();
+        let wide = options.with_padding([4]);
+        let whole = ShardTensor::<3>::ones([1, 2, 4], &mesh, &[Shard(2)])?;
+        let error = conv_transpose(whole, weight.clone(), None, &wide)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("leaves nothing of 6 outputs"), "{error}");
+        conv_transpose(x, weight, None, &options).map(drop)
+    });
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("no rule for Shard(1)"), "{error}");
+}
+
+/// Value and gradients of a field of six channels, with weights for four or, in groups, for six.
+fn laid(
+    ranks: usize,
+    groups: usize,
+    [x, weight, bias]: [Placement; 3],
+) -> Vec<Vec<burn::tensor::TensorData>> {
+    let found = Launcher::local(ranks).collect(|world| {
+        let mesh = world.mesh([("tensor", ranks)])?;
+        let outputs = if groups == 1 { 4 } else { 6 };
+        let field = |name, shape: [usize; 4], placement| {
+            let whole = random::<4>(shape, name, 0).inner();
+            Ok::<_, Error>(ShardTensor::distribute(whole, &mesh, &[placement])?.require_grad())
+        };
+        let x = field("x", [2, 6, 5, 4], x)?;
+        let weight = field("weight", [6, outputs / groups, 3, 2], weight)?;
+        let of_bias = random::<1>([outputs], "bias", 0).inner();
+        let of_bias = ShardTensor::distribute(of_bias, &mesh, &[bias])?.require_grad();
+        let options = ConvTransposeOptions::default()
+            .with_stride([2, 1])
+            .with_groups(groups);
+        // A bias that would be added to each part of a sum is added to the sum.
+        let partial = weight.placements() == [Shard(0)] && groups == 1;
+        let operand = (!partial).then(|| Operand::from(of_bias.clone()));
+        let y = conv_transpose(x.clone(), weight.clone(), operand, &options)?;
+        if partial {
+            assert_eq!(y.placements(), [Partial(ReduceOp::Sum)]);
+        }
+        let y = y.resolve();
+        let y = match partial {
+            true => y + crate::rearrange::reshape::<1, 4>(of_bias.clone(), [1, outputs, 1, 1])?,
+            false => y,
+        };
+        let cotangent = random::<4>(y.dims(), "cotangent", 0).inner();
+        let cotangent = ShardTensor::distribute(cotangent, &mesh, y.layout())?;
+        let gradients = (y.clone() * cotangent).sum().backward();
+        let fields = [
+            y,
+            x.grad(&gradients).unwrap(),
+            weight.grad(&gradients).unwrap(),
+        ];
+        let fields = fields.map(|x| x.full_tensor(LocalGradient::Replicated).into_data());
+        let bias = of_bias.grad(&gradients).unwrap();
+        let bias = bias.full_tensor(LocalGradient::Replicated).into_data();
+        Ok(fields.into_iter().chain([bias]).collect())
+    });
+    found.unwrap()
+}
+
+#[test]
+fn channels_may_be_sharded_with_the_weight() {
+    for (groups, placements) in [
+        (1, [Replicate, Shard(1), Shard(0)]),
+        (1, [Shard(1), Shard(0), Replicate]),
+        (3, [Shard(1), Shard(0), Shard(0)]),
+    ] {
+        let expected = laid(1, groups, [Replicate; 3]).remove(0);
+        for found in laid(3, groups, placements) {
+            compare(
+                &found,
+                &expected,
+                1e-5,
+                &format!("{groups} groups, {placements:?}"),
+            );
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The dims of an operator that may be sharded.
+
+use halocline_core::{Placement, Replicate, Shard};
+
+use crate::sharding::Sharding;
+
+/// The dims of the first input that may be sharded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dims {
+    /// All of them.
+    All,
+    /// All but the second.
+    AllButChannels,
+    /// All but the last.
+    AllButLast,
+    /// The first so many, whose cells stay together.
+    Leading(usize),
+    /// All but the last, where all inputs have the same size: queries, keys and values.
+    Alike,
+    /// Those of a matrix product: batch, rows, columns, and the dim that is summed over.
+    Product,
+    /// All of the first input, which has classes in its second dim; the second input has none, and others are whole.
+    Classes,
+}
+
+impl Dims {
+    /// The shape of the index space that is sharded, for inputs of these shapes, and the dims of it that may be.
+    pub fn of(self, inputs: &[Vec<usize>]) -> (Vec<usize>, Vec<usize>) {
+        let mut shape = inputs[0].clone();
+        let dims = shape.len();
+        let first = shape.clone();
+        let sharded = |dim: &usize| match self {
+            Self::All | Self::Product | Self::Classes => true,
+            Self::AllButChannels => *dim != 1,
+            Self::AllButLast => dim + 1 != dims,
+            Self::Leading(count) => *dim < count,
+            Self::Alike => dim + 1 != dims && inputs.iter().all(|input| input[*dim] == first[*dim]),
+        };
+        if self == Self::Product {
+            shape.extend(inputs[1].last());
+        }
+        let all = 0..shape.len();
+        (shape, all.filter(sharded).collect())
+    }
+
+    /// The sharding of one input, where the index space is sharded so. `dims` is that of the input.
+    pub fn input(self, input: usize, dims: usize, sharding: &Sharding) -> Sharding {
+        let moved = |dim: usize| match (self, input, dim) {
+            (Self::Classes, 0, dim) => Some(dim),
+            (Self::Classes, 1, dim) => (dim != 1).then(|| dim - usize::from(dim > 1)),
+            (Self::Classes, ..) => None,
+            // Batch dims, rows, summed dim, columns.
+            (Self::Product, _, dim) if dim < dims - 2 => Some(dim),
+            (Self::Product, 0, dim) => (dim < dims).then_some(dim),
+            (Self::Product, _, dim) => (dim > dims - 2).then(|| dim - 1),
+            _ => Some(dim),
+        };
+        let placement = |placement: &Placement| match placement {
+            Shard(dim) => moved(*dim).map_or(Replicate, Shard),
+            other => *other,
+        };
+        let extents = sharding.extents.iter();
+        Sharding {
+            axes: sharding.axes.clone(),
+            placements: sharding.placements.iter().map(placement).collect(),
+            extents: extents
+                .filter_map(|(dim, extents)| Some((moved(*dim)?, extents.clone())))
+                .collect(),
+        }
+    }
+}
+
+impl std::fmt::Display for Dims {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::All => "all",
+            Self::AllButChannels => "all but channels",
+            Self::Leading(_) => "those whose cells stay together",
+            Self::AllButLast | Self::Alike => "all but the last",
+            Self::Product => "batch, rows, columns, summed",
+            Self::Classes => "all",
+        })
+    }
+}

@@ -1,0 +1,156 @@
+//! Cells by their numbers.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use burn::tensor::{Int, Tensor, TensorData};
+use halocline_core::{Error, Operation, Result, ShardTensor, Traffic, ops};
+
+use super::plan::TakePlan;
+use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::place::require_dim;
+
+const NAME: &str = "take_cells";
+
+/// Numbers of cells, any of them and in any order, some several times. The plan that is made for them is used again: it is
+/// kept with the map, not with its numbers, so a map is made once.
+///
+/// # Example
+/// ```
+/// use halocline_ops::graph::CellMap;
+///
+/// let map = CellMap::new(vec![4, 0, 4]);
+/// assert_eq!(map.cells(), [4, 0, 4]);
+/// ```
+#[derive(Clone, Debug)]
+pub struct CellMap {
+    cells: Arc<[usize]>,
+    hash: u64,
+}
+
+impl CellMap {
+    /// Makes a map of these cells.
+    pub fn new(cells: Vec<usize>) -> Self {
+        // Once: maps are keys of plans.
+        let mut hasher = DefaultHasher::new();
+        cells.hash(&mut hasher);
+        Self {
+            hash: hasher.finish(),
+            cells: cells.into(),
+        }
+    }
+
+    /// The numbers.
+    pub fn cells(&self) -> &[usize] {
+        &self.cells
+    }
+}
+
+impl PartialEq for CellMap {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.cells, &other.cells)
+            || (self.hash == other.hash && self.cells == other.cells)
+    }
+}
+
+impl Eq for CellMap {}
+
+impl Hash for CellMap {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+/// Takes the cells of a map in a dim: part `p` of a sharded dim takes the next `extents[p]` of them.
+///
+/// # Placement
+/// The dim and others may be sharded; values must be resolved. The result is sharded as `x` is, with these extents.
+///
+/// # Communication
+/// Cells that a rank takes from others, each once, in one message for each of these.
+///
+/// # Adjoint
+/// The cotangents of all copies of a cell are added.
+///
+/// # Errors
+/// A dim or cell that does not exist; extents other than one for each part, or that do not sum to the map's length; partial
+/// values; a failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::graph::{CellMap, take_cells};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("cells", 2)])?;
+///     let x = Tensor::<1>::from_floats([0.0, 10.0, 20.0, 30.0], world.device());
+///     let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?;
+///     // The first part takes three cells, the second two.
+///     let y = take_cells(x, 0, &CellMap::new(vec![3, 0, 3, 1, 2]), &[3, 2])?;
+///     let expected = [vec![30.0_f32, 0.0, 30.0], vec![10.0, 20.0]];
+///     assert_eq!(y.local().to_data().iter::<f32>().collect::<Vec<_>>(), expected[world.rank()]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn take_cells<const D: usize>(
+    x: ShardTensor<D>,
+    dim: usize,
+    map: &CellMap,
+    extents: &[usize],
+) -> Result<ShardTensor<D>> {
+    require_dim(NAME, &x, dim)?;
+    x.require_resolved(NAME)?;
+    let (size, parts) = (x.dims()[dim], x.layout().extents(dim).len());
+    if let Some(beyond) = map.cells().iter().find(|cell| **cell >= size) {
+        let message = format!("cell {beyond} of dim {dim} of {:?}", x.dims());
+        return Err(Error::operator(NAME, message));
+    }
+    let sum: usize = extents.iter().sum();
+    if extents.len() != parts || sum != map.cells().len() {
+        let message = format!(
+            "extents {extents:?} of {} cells; expected one for each of {parts} parts of dim {dim}",
+            map.cells().len()
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    let mut all = x.layout().all_extents().to_vec();
+    all[dim] = extents.to_vec();
+    let output = x.layout().derive(x.placements().to_vec(), all);
+    let (local, layout, mesh) = x.into_parts();
+    let dims: Vec<usize> = (0..D).collect();
+    let local = fill_empty(local, &layout, &dims, NAME, 0.0)?;
+    let local = match layout.is_sharded(dim) {
+        false => {
+            let taken = if map.cells().is_empty() {
+                &[0]
+            } else {
+                map.cells()
+            };
+            local.clone().select(dim, numbers(taken, &local))
+        }
+        true => {
+            let key = (layout.clone(), dim, map.clone(), extents.to_vec());
+            let plan = mesh
+                .cache()
+                .get_or_make(key, |(layout, dim, map, extents)| {
+                    Ok(TakePlan::new(layout, &mesh, *dim, map.cells(), extents))
+                })?;
+            let operation = Operation::new(NAME, Traffic::Exchange, Some(&layout));
+            let packed = local.clone().select(dim, numbers(&plan.packed, &local));
+            let exchange = || ops::exchange(packed, &mesh, plan.exchange.clone(), operation);
+            let arrived = Error::catch(exchange)?;
+            arrived.select(dim, numbers(&plan.taken, &local))
+        }
+    };
+    let local = drop_empty(local, &output, mesh.position(), NAME)?;
+    Ok(ShardTensor::from_parts(local, output, mesh))
+}
+
+/// Numbers of cells beside a tensor.
+pub(super) fn numbers<const D: usize>(cells: &[usize], beside: &Tensor<D>) -> Tensor<1, Int> {
+    let cells: Vec<i64> = cells.iter().map(|cell| *cell as i64).collect();
+    let count = cells.len();
+    Tensor::from_data(TensorData::new(cells, [count]), &beside.device())
+}

@@ -1,0 +1,236 @@
+//! Graphs, and messages along their edges.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use halocline_core::{DeviceMesh, Error, Layout, Result, ShardTensor};
+
+use super::cells::{CellMap, take_cells};
+use super::reduce::{Aggregate, reduced};
+use crate::field::{Field, run};
+
+/// Edges from source cells to target cells, sorted by target.
+///
+/// # Example
+/// Each cell of a ring gets the mean of its neighbours, on two ranks:
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_ops::graph::{Aggregate, Graph};
+///
+/// Launcher::local(2).run(|world| {
+///     let edges: Vec<[usize; 2]> = (0..5).flat_map(|i| [[(i + 4) % 5, i], [(i + 1) % 5, i]]).collect();
+///     let graph = Graph::new(5, 5, &edges)?;
+///     let mesh = world.mesh([("cells", 2)])?;
+///     let x = Tensor::<2>::from_floats([[0.0], [1.0], [4.0], [9.0], [16.0]], world.device());
+///     let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?;
+///     let edges = graph.beside(&x, 0)?; // once
+///     let means = edges.reduce(edges.sources(x), Aggregate::Mean);
+///     let means = means.full_tensor(LocalGradient::Replicated);
+///     means.into_data().assert_eq(&[[8.5_f32], [2.0], [5.0], [10.0], [4.5]].into(), true);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Graph {
+    cells: [usize; 2],
+    /// Source and target of each edge.
+    edges: Arc<[[usize; 2]]>,
+}
+
+impl Graph {
+    /// Makes a graph of edges `[source, target]`, which are sorted by target; edges of a target keep their order.
+    ///
+    /// # Errors
+    /// A source or target that is no cell.
+    pub fn new(sources: usize, targets: usize, edges: &[[usize; 2]]) -> Result<Self> {
+        let cells = [sources, targets];
+        let beyond = |edge: &&[usize; 2]| (0..2).any(|end| edge[end] >= cells[end]);
+        if let Some([source, target]) = edges.iter().find(beyond) {
+            let message = format!(
+                "an edge from {source} to {target} with {sources} sources and {targets} targets"
+            );
+            return Err(Error::operator("Graph", message));
+        }
+        let mut edges = edges.to_vec();
+        edges.sort_by_key(|[_, target]| *target);
+        Ok(Self {
+            cells,
+            edges: edges.into(),
+        })
+    }
+
+    /// Sources and targets of all edges.
+    pub fn edges(&self) -> &[[usize; 2]] {
+        &self.edges
+    }
+
+    /// The number of edges of each target, as work by which [`Balance`](halocline_core::Balance) cuts the targets into parts.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_core::Balance;
+    /// use halocline_ops::graph::Graph;
+    ///
+    /// let graph = Graph::new(4, 4, &[[1, 0], [2, 0], [3, 0], [0, 3]])?;
+    /// assert_eq!(graph.work(), [3.0, 0.0, 0.0, 1.0]);
+    /// let balance = Balance::of(&graph.work(), &[4], &[2])?;
+    /// assert_eq!(balance.extents[0], [1, 3]);
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn work(&self) -> Vec<f64> {
+        let mut work = vec![0.0; self.cells[1]];
+        self.edges
+            .iter()
+            .for_each(|[_, target]| work[*target] += 1.0);
+        work
+    }
+
+    /// The edges as they lie beside targets in a dim of `targets`: with the rank that has the target.
+    ///
+    /// # Errors
+    /// Another number of targets than the dim has cells; a dim that does not exist.
+    pub fn beside<const D: usize, X: Field<D>>(
+        &self,
+        targets: &X,
+        dim: usize,
+    ) -> Result<EdgeShards> {
+        let shard = targets.clone().into_shard();
+        let size = shard.dims().get(dim).copied();
+        if size != Some(self.cells[1]) {
+            let message = format!(
+                "dim {dim} of {:?} for a graph of {} targets",
+                shard.dims(),
+                self.cells[1]
+            );
+            return Err(Error::operator("Graph", message));
+        }
+        let held = shard.layout().extents(dim);
+        let place = |cell: usize| self.edges.partition_point(|[_, target]| *target < cell);
+        let mut end = 0;
+        let extents = held.iter().map(|extent| {
+            end += extent;
+            place(end) - place(end - extent)
+        });
+        let [sources, targets] = [0, 1]
+            .map(|end: usize| CellMap::new(self.edges.iter().map(|edge| edge[end]).collect()));
+        Ok(EdgeShards {
+            graph: self.clone(),
+            dim,
+            extents: extents.collect(),
+            held: held.to_vec(),
+            sources,
+            targets,
+        })
+    }
+}
+
+/// Edges of a [`Graph`] in the parts of its targets; its example shows them.
+#[derive(Clone, Debug)]
+pub struct EdgeShards {
+    graph: Graph,
+    /// The dim of cells, and of edges.
+    dim: usize,
+    /// The edges of each part, and its targets.
+    extents: Vec<usize>,
+    held: Vec<usize>,
+    sources: CellMap,
+    targets: CellMap,
+}
+
+impl EdgeShards {
+    /// The graph.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The values of every edge's source; see [`take_cells`].
+    ///
+    /// # Errors
+    /// Another number of cells than the graph has sources; those of [`take_cells`].
+    pub fn try_sources<const D: usize>(&self, x: ShardTensor<D>) -> Result<ShardTensor<D>> {
+        self.at(x, 0)
+    }
+
+    /// The values of every edge's target, which lies on the same rank: nothing is sent.
+    ///
+    /// # Errors
+    /// Another number of cells than the graph has targets; those of [`take_cells`].
+    pub fn try_targets<const D: usize>(&self, x: ShardTensor<D>) -> Result<ShardTensor<D>> {
+        self.at(x, 1)
+    }
+
+    fn at<const D: usize>(&self, x: ShardTensor<D>, end: usize) -> Result<ShardTensor<D>> {
+        let size = x.dims().get(self.dim).copied();
+        if size != Some(self.graph.cells[end]) {
+            let (kind, expected) = (["sources", "targets"][end], self.graph.cells[end]);
+            let message = format!("dim {} of {:?} for {expected} {kind}", self.dim, x.dims());
+            return Err(Error::operator("EdgeShards", message));
+        }
+        take_cells(
+            x,
+            self.dim,
+            [&self.sources, &self.targets][end],
+            &self.extents,
+        )
+    }
+
+    /// Reduces the values of the edges of each target to one; see [`Aggregate`]. Nothing is sent.
+    ///
+    /// # Errors
+    /// Messages that do not lie as edges do; partial values.
+    pub fn try_reduce<const D: usize>(
+        &self,
+        messages: ShardTensor<D>,
+        aggregate: Aggregate,
+    ) -> Result<ShardTensor<D>> {
+        messages.require_resolved("EdgeShards")?;
+        let layout = messages.layout();
+        if self.dim >= D || layout.extents(self.dim) != self.extents {
+            let message = format!(
+                "messages {layout} of edges {:?} in dim {}",
+                self.extents, self.dim
+            );
+            return Err(Error::operator("EdgeShards", message));
+        }
+        let targets = self.local_targets(layout, messages.mesh());
+        reduced(messages, self.dim, &self.held, &targets, aggregate)
+    }
+
+    /// The edges of each target of this rank.
+    fn local_targets(&self, layout: &Layout, mesh: &DeviceMesh) -> Vec<Range<usize>> {
+        let part = layout.part(self.dim, mesh.position());
+        let edges = layout.part_range(self.dim, part);
+        let first: usize = self.held[..part].iter().sum();
+        let edges = &self.graph.edges[edges];
+        let place = |cell: usize| edges.partition_point(|[_, target]| *target < first + cell);
+        (0..self.held[part])
+            .map(|cell| place(cell)..place(cell + 1))
+            .collect()
+    }
+
+    /// [`try_sources`](Self::try_sources) of either kind of tensor.
+    ///
+    /// # Panics
+    /// Panics where it returns an error.
+    pub fn sources<const D: usize, X: Field<D>>(&self, x: X) -> X {
+        run(x, |x| self.try_sources(x))
+    }
+
+    /// [`try_targets`](Self::try_targets) of either kind of tensor.
+    ///
+    /// # Panics
+    /// Panics where it returns an error.
+    pub fn targets<const D: usize, X: Field<D>>(&self, x: X) -> X {
+        run(x, |x| self.try_targets(x))
+    }
+
+    /// [`try_reduce`](Self::try_reduce) of either kind of tensor.
+    ///
+    /// # Panics
+    /// Panics where it returns an error.
+    pub fn reduce<const D: usize, X: Field<D>>(&self, messages: X, aggregate: Aggregate) -> X {
+        run(messages, |x| self.try_reduce(x, aggregate))
+    }
+}

@@ -1,0 +1,63 @@
+//! Unstructured grids: cells by their numbers, graphs, neighbours.
+//!
+//! The cells of an icosahedral, a HEALPix or any other unstructured grid are one dim, in an order in which neighbours lie
+//! close together. Each part of the dim is a range of numbers; [`Balance`](halocline_core::Balance) gives parts of equal work.
+//!
+//! - [`take_cells`]: the cells with these numbers, from any ranks: halos by lists of cells ([`CellMap`]), among them
+//!   [`healpix_padding`] and [`tripolar_fold`].
+//! - [`Graph`], [`EdgeShards`]: messages along edges, and their sums, means or maxima at the targets.
+//! - [`nearest_neighbours`], [`neighbours_within`]: graphs of points that are close to each other, and [`distances`].
+//!
+//! # Placement
+//! The dim of cells may be sharded, with any extents, and so may other dims. Edges lie with their targets.
+
+mod cells;
+mod edges;
+mod maps;
+pub mod neighbours;
+mod plan;
+mod reduce;
+
+pub use cells::{CellMap, take_cells};
+pub use edges::{EdgeShards, Graph};
+pub use maps::{Fold, healpix_padding, tripolar_fold};
+pub use neighbours::{distances, nearest_neighbours, neighbours_within};
+pub use reduce::Aggregate;
+
+use crate::golden::{Case, Golden, Output, output};
+use halocline_core::{Error, Result};
+
+/// Message passing in the registry.
+pub(crate) const OPERATORS: &[Golden] =
+    &[Golden::new("message_passing", |case| match case.dims() {
+        2 => run::<2>(case),
+        3 => run::<3>(case),
+        dims => Err(Error::other(format!("cells in {dims} dims"))),
+    })
+    .with_pytorch("index_select, scatter_reduce")
+    .with_travels([
+        "sources of edges that lie on other ranks, once each",
+        "their gradients",
+    ])];
+
+/// The sum, mean or maximum of the sources of each target, in the first dim, of a graph within the cells.
+fn run<const D: usize>(case: &Case) -> Result<Box<dyn Output>> {
+    let x = case.input::<D>(0)?;
+    let [sources, targets] = ["sources", "targets"].map(|key| case.attributes.list(key));
+    let edges: Vec<[usize; 2]> = sources
+        .into_iter()
+        .zip(targets)
+        .map(<[usize; 2]>::from)
+        .collect();
+    let cells = x.dims()[0];
+    let edges = Graph::new(cells, cells, &edges)?.beside(&x, 0)?;
+    let aggregate = match case.attributes.text("reduce") {
+        "mean" => Aggregate::Mean,
+        "amax" => Aggregate::Max,
+        _ => Aggregate::Sum,
+    };
+    output(edges.try_reduce(edges.try_sources(x)?, aggregate))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,241 @@
+//! Graphs of points that are close to each other.
+//!
+//! Points and queries are `[cells, coordinates]`, in any number of coordinates, with distances along straight lines: for
+//! points of a sphere give their three coordinates, of which the nearest by chord are the nearest by angle.
+//!
+//! # Placement
+//! Cells may be sharded, coordinates must be whole.
+//!
+//! # Communication
+//! The points of each rank travel round the ranks, one rank's at a time, and the pairs that were found are told to all: a
+//! graph is known on every rank. [`distances`] sends what [`take_cells`](super::take_cells) does.
+//!
+//! # Determinism
+//! Distances are compared in f64, those that are equal by the numbers of points: any sharding finds the same pairs, in the
+//! same order.
+
+use halocline_core::{Error, IndexBox, Need, Operation, Result, ShardTensor, Traffic, ops};
+
+use super::edges::{EdgeShards, Graph};
+use crate::reduce::{root, sum_dims};
+
+/// The `count` points that are nearest to each query, as edges from these points to the query, the nearest first.
+///
+/// # Errors
+/// Fewer points than `count`; other numbers of coordinates, or sharded ones; coordinates that are not finite; partial values;
+/// a failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::graph::{distances, nearest_neighbours};
+///
+/// let points = ShardTensor::solo(Tensor::<2>::from([[0.0, 0.0], [3.0, 4.0], [9.0, 9.0]]));
+/// let query = ShardTensor::solo(Tensor::<2>::from([[0.0, 0.0]]));
+/// let graph = nearest_neighbours(&points, &query, 2)?;
+/// assert_eq!(graph.edges(), [[0, 0], [1, 0]]);
+/// let lengths = distances(&points, &query, &graph.beside(&query, 0)?)?;
+/// lengths.local().to_data().assert_eq(&[[0.0_f32], [5.0]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn nearest_neighbours(
+    points: &ShardTensor<2>,
+    queries: &ShardTensor<2>,
+    count: usize,
+) -> Result<Graph> {
+    const NAME: &str = "nearest_neighbours";
+    if count > points.dims()[0] {
+        let message = format!("{count} neighbours among {} points", points.dims()[0]);
+        return Err(Error::operator(NAME, message));
+    }
+    search(NAME, points, queries, Limit::Count(count))
+}
+
+/// The points within a radius of each query, its bound included, as edges from these points to the query, the nearest first.
+///
+/// # Errors
+/// A radius that is no positive number; those of [`nearest_neighbours`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::graph::neighbours_within;
+///
+/// let points = ShardTensor::solo(Tensor::<2>::from([[0.0], [1.0], [3.0]]));
+/// let graph = neighbours_within(&points, &points, 1.0)?;
+/// assert_eq!(graph.edges(), [[0, 0], [1, 0], [1, 1], [0, 1], [2, 2]]);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn neighbours_within(
+    points: &ShardTensor<2>,
+    queries: &ShardTensor<2>,
+    radius: f64,
+) -> Result<Graph> {
+    const NAME: &str = "neighbours_within";
+    if !(radius.is_finite() && radius > 0.0) {
+        let message = format!("a radius of {radius}; expected a positive number");
+        return Err(Error::operator(NAME, message));
+    }
+    search(NAME, points, queries, Limit::Radius(radius * radius))
+}
+
+/// The length of each edge of a graph of points, `[edges, 1]`, with gradients to both ends; zero between equal points.
+///
+/// # Errors
+/// Those of [`EdgeShards::try_sources`].
+pub fn distances(
+    points: &ShardTensor<2>,
+    queries: &ShardTensor<2>,
+    edges: &EdgeShards,
+) -> Result<ShardTensor<2>> {
+    let (from, to) = (
+        edges.try_sources(points.clone())?,
+        edges.try_targets(queries.clone())?,
+    );
+    let squares = Error::catch(|| (from - to).square())?;
+    Ok(root(sum_dims(squares, &[1])?.resolve(), 2.0))
+}
+
+/// The neighbours that count.
+#[derive(Clone, Copy)]
+enum Limit {
+    Count(usize),
+    /// The square of a distance.
+    Radius(f64),
+}
+
+/// Points of a rank, by their first coordinate.
+struct Block {
+    /// First coordinate, number and all coordinates.
+    points: Vec<(f64, usize, Vec<f64>)>,
+}
+
+impl Block {
+    fn new(coordinates: &[f64], width: usize, first: usize) -> Self {
+        let rows = coordinates.chunks(width).enumerate();
+        let mut points: Vec<_> = rows
+            .map(|(row, point)| (point[0], first + row, point.to_vec()))
+            .collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        Self { points }
+    }
+
+    /// Adds the points near a query to those found so far, as squares of distances and numbers, sorted.
+    fn add_to(&self, found: &mut Vec<(f64, usize)>, query: &[f64], limit: Limit) {
+        let middle = self.points.partition_point(|point| point.0 < query[0]);
+        let (mut low, mut high) = (middle, middle);
+        // Outwards from the query, until the first coordinate alone is too far.
+        loop {
+            let below = low
+                .checked_sub(1)
+                .map(|place| (query[0] - self.points[place].0, place));
+            let above = self
+                .points
+                .get(high)
+                .map(|point| (point.0 - query[0], high));
+            let (gap, place) = match (below, above) {
+                (Some(below), Some(above)) if below.0 <= above.0 => below,
+                (Some(below), None) => below,
+                (_, Some(above)) => above,
+                (None, None) => return,
+            };
+            let most = match limit {
+                Limit::Radius(most) => most,
+                Limit::Count(count) if found.len() == count => {
+                    found.last().map_or(0.0, |last| last.0)
+                }
+                Limit::Count(_) => f64::INFINITY,
+            };
+            if gap * gap > most {
+                return;
+            }
+            if place < middle {
+                low = place;
+            } else {
+                high = place + 1;
+            }
+            let (_, number, point) = &self.points[place];
+            let squares = point.iter().zip(query).map(|(a, b)| (a - b) * (a - b));
+            let pair = (squares.sum::<f64>(), *number);
+            if pair.0 > most {
+                continue;
+            }
+            let before =
+                |held: &(f64, usize)| held.0.total_cmp(&pair.0).then(held.1.cmp(&pair.1)).is_lt();
+            found.insert(found.partition_point(before), pair);
+            if let Limit::Count(count) = limit {
+                found.truncate(count);
+            }
+        }
+    }
+}
+
+fn search(
+    operator: &'static str,
+    points: &ShardTensor<2>,
+    queries: &ShardTensor<2>,
+    limit: Limit,
+) -> Result<Graph> {
+    let ([sources, width], [targets, coordinates]) = (points.dims(), queries.dims());
+    if width != coordinates || width == 0 {
+        let message = format!(
+            "points {:?} and queries {:?}; expected the same coordinates",
+            points.dims(),
+            queries.dims()
+        );
+        return Err(Error::operator(operator, message));
+    }
+    for tensor in [points, queries] {
+        tensor.require_resolved(operator)?;
+        tensor.require_whole(operator, 1)?;
+    }
+    if points.layout().mesh() != queries.layout().mesh() {
+        return Err(Error::operator(
+            operator,
+            "points and queries lie on two meshes",
+        ));
+    }
+    let mesh = queries.mesh();
+    let own = queries.layout().local_box(mesh.position()).ranges()[0].clone();
+    let numbers = |data: burn::tensor::TensorData| data.iter::<f64>().collect::<Vec<f64>>();
+    let asked = numbers(queries.local().clone().inner().into_data());
+    let mut found = vec![Vec::new(); own.len()];
+    let layout = points.layout().clone();
+    let plain = points.clone().inner();
+    let parts = layout.extents(0).len();
+    let mut finite = asked.iter().all(|number| number.is_finite());
+    for step in 0..parts {
+        let turn = |position: usize| (layout.part(0, position) + step) % parts;
+        let cells = |position: usize| {
+            let rows = layout.part_range(0, turn(position));
+            IndexBox::new(vec![rows, 0..width])
+        };
+        let block = plain.assemble(operator, step, |position| Need::of(cells(position)))?;
+        let block = numbers(block.into_data());
+        finite &= block.iter().all(|number| number.is_finite());
+        let first = cells(mesh.position()).ranges()[0].start;
+        let block = Block::new(&block, width, first);
+        for (found, query) in found.iter_mut().zip(asked.chunks(width)) {
+            block.add_to(found, query, limit);
+        }
+    }
+    // Pairs, after a number that says whether this rank's coordinates were finite.
+    let mut told = vec![f64::from(u8::from(finite))];
+    for (row, found) in found.iter().enumerate() {
+        let query = (own.start + row) as f64;
+        told.extend(found.iter().flat_map(|(_, point)| [*point as f64, query]));
+    }
+    let group = mesh.ranks_along(&queries.layout().axes_of(0));
+    let operation = Operation::new(operator, Traffic::Control, Some(queries.layout()));
+    let all = ops::all_gather_numbers(mesh.comm(), &group, &operation, &told)?;
+    if all.iter().any(|told| told[0] == 0.0) {
+        return Err(Error::operator(operator, "coordinates that are not finite"));
+    }
+    let pairs = all.iter().flat_map(|told| told[1..].chunks(2));
+    let edges: Vec<[usize; 2]> = pairs
+        .map(|pair| [pair[0] as usize, pair[1] as usize])
+        .collect();
+    Graph::new(sources, targets, &edges)
+}

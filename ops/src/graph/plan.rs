@@ -1,0 +1,126 @@
+//! Plans of cells by number: what each rank packs, sends and unpacks. Pure.
+
+use halocline_core::{DeviceMesh, ExchangePlan, IndexBox, Layout, Transfer};
+
+/// The way of cells to the ranks that take them: picked from a shard, exchanged as boxes, picked from what arrived.
+#[derive(Debug)]
+pub(super) struct TakePlan {
+    /// The cells of the shard that are exchanged, for each part in turn; one cell if there are none.
+    pub(super) packed: Vec<usize>,
+    pub(super) exchange: std::sync::Arc<ExchangePlan>,
+    /// The cells that are taken, among those that arrive; one cell if there are none.
+    pub(super) taken: Vec<usize>,
+}
+
+impl TakePlan {
+    /// Plans the part of a mesh's position. Part `p` of the dim takes the next `extents[p]` of the cells.
+    pub(super) fn new(
+        layout: &Layout,
+        mesh: &DeviceMesh,
+        dim: usize,
+        cells: &[usize],
+        extents: &[usize],
+    ) -> Self {
+        let own = layout.part(dim, mesh.position());
+        let owned = |part: usize| layout.part_range(dim, part);
+        let mut start = 0;
+        let lists: Vec<&[usize]> = extents
+            .iter()
+            .map(|extent| {
+                start += extent;
+                &cells[start - extent..start]
+            })
+            .collect();
+        // Each cell travels once, in the order of numbers, which is that of owners.
+        let wanted: Vec<Vec<usize>> = lists
+            .iter()
+            .map(|list| {
+                let mut wanted = list.to_vec();
+                wanted.sort_unstable();
+                wanted.dedup();
+                wanted
+            })
+            .collect();
+        // The places of the cells of an owner among those that a part wants.
+        let share = |part: usize, owner: usize| {
+            let (cells, wanted) = (owned(owner), &wanted[part]);
+            let place = |bound: usize| wanted.partition_point(|cell| *cell < bound);
+            place(cells.start)..place(cells.end)
+        };
+        // The places of a part's cells in what an owner packs.
+        let pack = |part: usize, owner: usize| {
+            let before: usize = (0..part).map(|part| share(part, owner).len()).sum();
+            before..before + share(part, owner).len()
+        };
+        let parts = extents.len();
+        let position = |part: usize| at_part(layout, mesh, dim, part);
+        let shape = |cells: usize| {
+            let mut shape = layout.local_shape(mesh.position());
+            shape.iter_mut().for_each(|size| *size = (*size).max(1));
+            shape[dim] = cells.max(1);
+            shape
+        };
+        let transfer = |part: usize, owner: usize| {
+            let cut = |range: std::ops::Range<usize>| {
+                let mut ranges = IndexBox::whole(&shape(0)).ranges().to_vec();
+                ranges[dim] = range;
+                IndexBox::new(ranges)
+            };
+            Transfer {
+                src: cut(pack(part, owner)),
+                dst: cut(share(part, owner)),
+                flip: vec![false; layout.shape().len()],
+            }
+        };
+        let others = || (0..parts).filter(|part| *part != own);
+        let mut sends: Vec<_> = others()
+            .filter(|part| !share(*part, own).is_empty())
+            .map(|part| (position(part), vec![transfer(part, own)]))
+            .collect();
+        let mut receives: Vec<_> = others()
+            .filter(|owner| !share(own, *owner).is_empty())
+            .map(|owner| (position(owner), vec![transfer(own, owner)]))
+            .collect();
+        sends.sort_by_key(|(peer, _)| *peer);
+        receives.sort_by_key(|(peer, _)| *peer);
+        let first = owned(own).start;
+        let packed: Vec<usize> = (0..parts)
+            .flat_map(|part| {
+                wanted[part][share(part, own)]
+                    .iter()
+                    .map(move |cell| cell - first)
+            })
+            .collect();
+        let place = |cell: &usize| wanted[own].partition_point(|held| held < cell);
+        let taken: Vec<usize> = lists[own].iter().map(place).collect();
+        let exchange = ExchangePlan {
+            source_shape: shape(packed.len()),
+            output_shape: shape(wanted[own].len()),
+            fill: 0.0,
+            copies: (!share(own, own).is_empty())
+                .then(|| transfer(own, own))
+                .into_iter()
+                .collect(),
+            sends,
+            receives,
+        };
+        let or_first = |list: Vec<usize>| if list.is_empty() { vec![0] } else { list };
+        Self {
+            packed: or_first(packed),
+            exchange: exchange.into(),
+            taken: or_first(taken),
+        }
+    }
+}
+
+/// The position that holds a part of a dim, and the same cells as this one in all others.
+fn at_part(layout: &Layout, mesh: &DeviceMesh, dim: usize, mut part: usize) -> usize {
+    let mut coords = mesh.coords();
+    // Parts are numbered with the leftmost axis outermost.
+    for axis in layout.axes_of(dim).into_iter().rev() {
+        let size = mesh.shape().sizes()[axis];
+        coords[axis] = part % size;
+        part /= size;
+    }
+    mesh.shape().position(&coords)
+}

@@ -1,0 +1,146 @@
+//! Losses of the differences between neighbouring cells: total variation, and the match of gradients.
+//!
+//! `∂x = x[i + 1] − x[i]` along a dim. A dim goes on at its other end with [`Boundary::Periodic`], as longitude does, and ends
+//! with [`Boundary::Replicate`], after `n − 1` differences.
+//!
+//! # Placement
+//! All dims may be sharded; the result is partial, as that of every loss.
+//!
+//! # Communication
+//! One cell of each rank's rows along each dim that is sharded, forward and backward.
+
+use halocline_core::Boundary;
+
+use super::Reduction;
+use crate::field::{Field, Rank};
+use crate::rearrange::RearrangeField;
+use crate::reduce::ReduceField;
+
+/// The total variation: the absolute differences along dims, added over the dims (L. Rudin et al., "Nonlinear total variation
+/// based noise removal algorithms", 1992, in its anisotropic form).
+///
+/// A mean is over the differences of each dim. `weights` are factors of the differences, of the shape of `x` or with one cell
+/// in dims in which they do not vary; that of cell `i` is of the difference between `i` and `i + 1`.
+///
+/// # Panics
+/// Panics for no dims or one that does not exist, weights that cannot be paired, partial values; [raises](halocline_core::Error::raise) a
+/// failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::Boundary;
+/// use halocline_ops::{Reduction, total_variation};
+///
+/// let x = Tensor::<2>::from([[1.0, 4.0, 2.0]]);
+/// let of = |boundary| {
+///     let loss = total_variation(x.clone(), &[(1, boundary)], None, Reduction::Sum);
+///     loss.into_scalar::<f32>()
+/// };
+/// assert_eq!((of(Boundary::Replicate), of(Boundary::Periodic)), (5.0, 6.0));
+/// ```
+pub fn total_variation<const D: usize, X: Field<D>>(
+    x: X,
+    dims: &[(usize, Boundary)],
+    weights: Option<X>,
+    reduction: Reduction,
+) -> Rank<X, 1> {
+    of_differences(x, dims, weights, reduction, X::abs)
+}
+
+/// The match of gradients: the squared error of the differences along dims, added over the dims: the derivatives' term of
+/// Sobolev training (W. Czarnecki et al. 2017). It sees the edges of a field and no offset. The absolute error of differences
+/// is [`total_variation`] of `x − target`.
+///
+/// Means and weights are those of [`total_variation`].
+///
+/// # Panics
+/// Panics where [`total_variation`] does, or if `x` and `target` cannot be paired.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::Boundary;
+/// use halocline_ops::{Reduction, gradient_loss};
+///
+/// let (x, target) = (Tensor::<1>::from([1.0, 4.0, 2.0]), Tensor::from([0.0, 1.0, 2.0]));
+/// let loss = gradient_loss(x, target, &[(0, Boundary::Replicate)], None, Reduction::Mean);
+/// assert_eq!(loss.into_scalar::<f32>(), (2.0 * 2.0 + 3.0 * 3.0) / 2.0);
+/// ```
+pub fn gradient_loss<const D: usize, X: Field<D>>(
+    x: X,
+    target: X,
+    dims: &[(usize, Boundary)],
+    weights: Option<X>,
+    reduction: Reduction,
+) -> Rank<X, 1> {
+    of_differences(x - target, dims, weights, reduction, X::square)
+}
+
+fn of_differences<const D: usize, X: Field<D>>(
+    x: X,
+    dims: &[(usize, Boundary)],
+    weights: Option<X>,
+    reduction: Reduction,
+    loss: impl Fn(X) -> X,
+) -> Rank<X, 1> {
+    let shape = x.global_dims();
+    let along = |&(dim, boundary): &(usize, Boundary)| {
+        let losses = loss(x.clone().shift(dim, 1, boundary) - x.clone());
+        let losses = match &weights {
+            Some(weights) => losses * weights.clone(),
+            None => losses,
+        };
+        match reduction {
+            Reduction::Sum => losses.sum(),
+            Reduction::Mean => {
+                let (size, last) = (shape[dim], usize::from(boundary == Boundary::Replicate));
+                losses.mean() * (size as f64 / size.saturating_sub(last).max(1) as f64)
+            }
+        }
+    };
+    let sums = dims.iter().map(along);
+    sums.reduce(|sum, term| sum + term)
+        .expect("a dim along which there are differences")
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use super::*;
+    use crate::testing::{Operator, check_op};
+
+    const DIMS: [(usize, Boundary); 2] = [(1, Boundary::Replicate), (2, Boundary::Periodic)];
+
+    struct Losses;
+
+    impl Operator<3, 1> for Losses {
+        fn apply<X: Field<3>>(&self, inputs: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 1> {
+            let [x, target, weights] = [0, 1, 2].map(|input: usize| inputs[input].clone());
+            let variation = total_variation(x.clone(), &DIMS, None, Reduction::Mean);
+            variation + gradient_loss(x, target, &DIMS, Some(weights.square()), Reduction::Sum)
+        }
+    }
+
+    #[test]
+    fn differences_cross_shards() {
+        check_op(&Losses, &[[2, 5, 7]; 3], &[], &[0, 1, 2], 1e-5);
+    }
+
+    #[test]
+    fn weights_may_vary_along_one_dim() {
+        let x = Tensor::<2>::from([[1.0, 4.0], [2.0, 2.0]]);
+        let weights = x.profile(0, &[1.0, 10.0]);
+        let dims = [(1, Boundary::Periodic)];
+        let loss = total_variation(x, &dims, Some(weights), Reduction::Sum);
+        assert_eq!(loss.into_scalar::<f32>(), 6.0);
+    }
+
+    #[test]
+    fn one_cell_has_no_differences() {
+        let x = Tensor::<2>::ones([3, 1], &Default::default());
+        let loss = total_variation(x, &[(1, Boundary::Replicate)], None, Reduction::Mean);
+        assert_eq!(loss.into_scalar::<f32>(), 0.0);
+    }
+}

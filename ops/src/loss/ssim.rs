@@ -1,0 +1,273 @@
+//! Structural similarity.
+//!
+//! `s = (2 μx μt + c1) (2 σxt + c2) / ((μx² + μt² + c1) (σx² + σt² + c2))` of every window, with Gaussian weights, for a
+//! prediction `x` and its target `t`, `c1 = (0.01 L)²` and `c2 = (0.03 L)²` for values in a range `L` (Z. Wang et al., "Image
+//! quality assessment: from error visibility to structural similarity", 2004). Windows that do not fit into the field are left
+//! out, or go on beyond it as the padding of their dim says.
+//!
+//! Means of squares cancel where a field is far from zero, as temperatures are, so variances are taken around the mean of the
+//! target's channel.
+//!
+//! # Placement
+//! Batch and space may be sharded; values must be resolved.
+//!
+//! # Communication
+//! One mean of each of the target's channels, and halos of the five fields of which there are means, dim by dim.
+
+use burn::tensor::{Tensor, TensorData};
+use halocline_core::{Error, Result, ShardTensor};
+
+use super::{Reduction, reduced};
+use crate::conv::{ConvOptions, conv};
+use crate::driver::Padding;
+use crate::field::{Field, Rank, run};
+use crate::precision::{cast_shard, wider};
+use crate::rearrange::{cat, narrow};
+use crate::reduce::mean_dims;
+
+const NAME: &str = "ssim";
+
+/// Windows of [`ssim`] over `N` spatial dims, and the range of values.
+///
+/// # Example
+/// ```
+/// use halocline_core::Boundary;
+/// use halocline_ops::{Padding, SsimOptions};
+///
+/// // Kelvin, periodic in longitude.
+/// let ring = Padding::new(5, Boundary::Periodic);
+/// let options = SsimOptions::new(100.0).with_padding([Padding::default(), ring]);
+/// assert_eq!((options.window, options.sigma), ([11, 11], 1.5));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SsimOptions<const N: usize> {
+    /// The largest minus the smallest value that fields take.
+    pub range: f64,
+    /// Cells of a window.
+    pub window: [usize; N],
+    /// Standard deviation of the Gaussian weights, in cells.
+    pub sigma: f64,
+    /// Padding of every dim.
+    pub padding: [Padding; N],
+}
+
+impl<const N: usize> SsimOptions<N> {
+    /// Windows of eleven cells in every dim with a standard deviation of 1.5, without padding.
+    pub fn new(range: f64) -> Self {
+        Self {
+            range,
+            window: [11; N],
+            sigma: 1.5,
+            padding: [Padding::default(); N],
+        }
+    }
+
+    /// These options with other windows.
+    #[must_use]
+    pub fn with_window(self, window: [usize; N], sigma: f64) -> Self {
+        Self {
+            window,
+            sigma,
+            ..self
+        }
+    }
+
+    /// These options with another padding.
+    #[must_use]
+    pub fn with_padding(self, padding: [Padding; N]) -> Self {
+        Self { padding, ..self }
+    }
+
+    /// The weights of a window along one dim.
+    fn gaussian(&self, dim: usize) -> Vec<f64> {
+        let middle = (self.window[dim] - 1) as f64 / 2.0;
+        let weight = |cell: usize| (-((cell as f64 - middle) / self.sigma).powi(2) / 2.0).exp();
+        let weights: Vec<f64> = (0..self.window[dim]).map(weight).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.into_iter().map(|weight| weight / sum).collect()
+    }
+}
+
+/// The structural similarity of every window, `[batch, channels, *windows]`; 1 where both fields are the same. See the
+/// [module](self).
+///
+/// # Errors
+/// Fields of two shapes or layouts; another number of dims than `N + 2`; windows of no cells or that fit nowhere; a range or a
+/// deviation that is not positive; a placement without a rule; a failure of communication.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::SsimOptions;
+/// use halocline_ops::loss::ssim;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<4>::ones([1, 2, 13, 12], &mesh, &[Shard(2)])?;
+///     let map = ssim(x.clone(), x, &SsimOptions::<2>::new(1.0))?;
+///     assert_eq!(map.dims(), [1, 2, 3, 2]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn ssim<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    target: ShardTensor<D>,
+    options: &SsimOptions<N>,
+) -> Result<ShardTensor<D>> {
+    check(&x, &target, options)?;
+    let dtype = x.local().dtype();
+    let [x, target] = [x, target].map(|field| cast_shard(field, wider(dtype)));
+    let spatial: Vec<usize> = std::iter::once(0).chain(2..D).collect();
+    let middle = mean_dims(target.clone().detach(), &spatial)?.resolve();
+    let [x, target] = [x, target].map(|field| field - middle.clone());
+    let products = [
+        x.clone(),
+        target.clone(),
+        x.clone().square(),
+        target.clone().square(),
+        x * target,
+    ];
+    let channels = products[0].dims()[1];
+    let means = blurred(cat(products.into(), 1)?, options)?;
+    let mean = |field: usize| narrow(means.clone(), 1, field * channels, channels);
+    let (mx, mt) = (mean(0)?, mean(1)?);
+    let (vx, vt) = (
+        mean(2)? - mx.clone().square(),
+        mean(3)? - mt.clone().square(),
+    );
+    let covariance = mean(4)? - mx.clone() * mt.clone();
+    let [c1, c2] = [0.01, 0.03].map(|factor: f64| (factor * options.range).powi(2));
+    let [mx, mt] = [mx, mt].map(|mean| mean + middle.clone());
+    let above = (mx.clone() * mt.clone() * 2.0 + c1) * (covariance * 2.0 + c2);
+    let below = (mx.square() + mt.square() + c1) * (vx + vt + c2);
+    Ok(cast_shard(above / below, dtype))
+}
+
+/// The mean or sum of `1 − ssim` over all windows. For weights, reduce [`ssim`] itself: `(map * weights).mean()`.
+///
+/// # Panics
+/// Panics where [`ssim`] returns an error.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::{Reduction, SsimOptions, ssim_loss};
+///
+/// let x = Tensor::<3>::from([[[1.0, 3.0, 2.0, 5.0]]]);
+/// let options = SsimOptions::new(4.0).with_window([3], 1.0);
+/// let loss = ssim_loss(x.clone(), x.clone() + 1.0, &options, Reduction::Mean);
+/// assert!(loss.into_scalar::<f32>() > 0.0);
+/// assert!(ssim_loss(x.clone(), x, &options, Reduction::Mean).into_scalar::<f32>().abs() < 1e-6);
+/// ```
+pub fn ssim_loss<const D: usize, const N: usize, X: Field<D>>(
+    x: X,
+    target: X,
+    options: &SsimOptions<N>,
+    reduction: Reduction,
+) -> Rank<X, 1> {
+    let target = target.into_shard();
+    let map: X = run(x, |x| ssim(x, target, options));
+    reduced(-map + 1.0, reduction)
+}
+
+fn check<const D: usize, const N: usize>(
+    x: &ShardTensor<D>,
+    target: &ShardTensor<D>,
+    options: &SsimOptions<N>,
+) -> Result<()> {
+    let fail = |message: String| Err(Error::operator(NAME, message));
+    x.require_resolved(NAME)?;
+    target.require_resolved(NAME)?;
+    x.require_whole(NAME, 1)?;
+    if D != N + 2 || !(1..=3).contains(&N) {
+        let message = format!(
+            "options of {N} dims for fields {:?}; expected [batch, channels, *spatial]",
+            x.dims()
+        );
+        return fail(message);
+    }
+    if x.dims() != target.dims() {
+        return fail(format!("fields {:?} and {:?}", x.dims(), target.dims()));
+    }
+    let positive = |value: f64| value.is_finite() && value > 0.0;
+    if options.window.contains(&0) || !positive(options.sigma) || !positive(options.range) {
+        return fail(format!("{options:?}; expected positive numbers"));
+    }
+    Ok(())
+}
+
+/// Means of windows, dim by dim.
+fn blurred<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    options: &SsimOptions<N>,
+) -> Result<ShardTensor<D>> {
+    let channels = x.dims()[1];
+    let along = |x: ShardTensor<D>, dim: usize| {
+        let weights = options.gaussian(dim).repeat(channels);
+        let mut shape = [1; D];
+        shape[0] = channels;
+        shape[dim + 2] = options.window[dim];
+        let device = (&x.device(), x.local().dtype());
+        let weights = Tensor::<D>::from_data(TensorData::new(weights, shape), device);
+        let mut padding = [Padding::default(); N];
+        padding[dim] = options.padding[dim];
+        let options = ConvOptions::default()
+            .with_padding(padding)
+            .with_groups(channels);
+        conv(x, weights, None, &options)
+    };
+    (0..N).try_fold(x, along)
+}
+
+#[cfg(test)]
+mod tests {
+    use halocline_core::Boundary;
+
+    use super::*;
+    use crate::testing::{Operator, check_op, random};
+
+    struct Loss;
+
+    impl Operator<4, 1> for Loss {
+        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 1> {
+            let target = inputs.remove(1);
+            let padding = [Padding::default(), Padding::new(2, Boundary::Periodic)];
+            let options = SsimOptions::new(3.0).with_window([3, 5], 1.2);
+            let options = options.with_padding(padding);
+            ssim_loss(inputs.remove(0), target, &options, Reduction::Mean)
+        }
+    }
+
+    #[test]
+    fn windows_cross_shards() {
+        check_op(&Loss, &[[2, 2, 7, 9]; 2], &[], &[0, 2, 3], 1e-4);
+    }
+
+    /// Peers, 5: `E[x²] − E[x]²` cancels.
+    #[test]
+    fn a_large_mean_costs_no_digits() {
+        let [x, target] = [0, 1].map(|index| random::<3>([1, 1, 40], "x", index).inner());
+        let options = SsimOptions::<1>::new(4.0);
+        let map = |offset: f64| {
+            let fields = [&x, &target].map(|field| field.clone() + offset);
+            let [x, target] = fields.map(ShardTensor::solo);
+            ssim(x, target, &options).unwrap().into_parts().0
+        };
+        // Without the factor of means, which is one far from zero.
+        let (near, far) = (map(1000.0), map(3000.0));
+        assert!((near - far).abs().max().into_scalar::<f32>() < 1e-3);
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        let x = ShardTensor::solo(Tensor::<3>::ones([1, 1, 8], &Default::default()));
+        let error = ssim(x.clone(), x.clone(), &SsimOptions::<1>::new(0.0)).unwrap_err();
+        assert!(
+            error.to_string().contains("expected positive numbers"),
+            "{error}"
+        );
+        let error = ssim(x.clone(), x, &SsimOptions::<2>::new(1.0)).unwrap_err();
+        assert!(error.to_string().contains("options of 2 dims"), "{error}");
+    }
+}

@@ -1,0 +1,310 @@
+//! Contractions of two tensors by an equation, as PyTorch's `einsum`.
+//!
+//! `bchw,co->bohw` is `y[b, o, h, w] = Σ_c a[b, c, h, w] · x[c, o]`: a letter for each dim of both operands and of the result;
+//! letters that the result lacks are summed over.
+//!
+//! # Placement
+//! That of [`matmul`](super::matmul): on each axis the operands are sharded in one common letter, or one of them is replicated
+//! and lacks it. If the result lacks it, too, it is a partial sum.
+//!
+//! # Adjoint
+//! The contractions of the cotangent with the other operand. The gradient of a replicated operand is summed over the axes on
+//! which the other one is sharded.
+
+use burn::backend::Dispatch;
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::Tensor;
+use halocline_core::{
+    Error, Linearity, Pairing, Replicate, Result, Role, Shard, ShardTensor, Term,
+};
+
+use super::{operand, same_type};
+use crate::driver::empty::drop_empty;
+use crate::golden::{Case, Golden, Output, output};
+use crate::operand::Operand;
+use crate::reshape;
+
+const NAME: &str = "einsum";
+
+/// Contracts two tensors by an equation. See the [module](self).
+///
+/// # Errors
+/// An equation with other than two operands, a letter that occurs twice in a tensor, or one of the result that no operand has;
+/// other numbers of dims; two sizes of a letter; two number types; a combination of placements without a rule.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Partial, ReduceOp, Shard, ShardTensor};
+/// use halocline_ops::matmul::einsum;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<4>::ones([2, 3, 5, 7], &mesh, &[Shard(2)])?;
+///     let areas = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?;
+///     let y: ShardTensor<2> = einsum("bchw,h->bc", x, areas)?; // nothing is sent
+///     assert_eq!((y.dims(), y.placements()), ([2, 3], &[Partial(ReduceOp::Sum)][..]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn einsum<const A: usize, const B: usize, const R: usize>(
+    equation: &str,
+    a: ShardTensor<A>,
+    b: impl Into<Operand<B>>,
+) -> Result<ShardTensor<R>> {
+    let b = b.into().beside(&a)?;
+    let equation = Equation::parse(equation, [&a.dims(), &b.dims()], R)?;
+    same_type(NAME, a.local().dtype(), b.local().dtype())?;
+    let [roles_a, roles_b, result] = equation.letters.each_ref().map(|letters| {
+        let roles = letters.iter().map(|letter| Role::Common(*letter as usize));
+        roles.collect::<Vec<_>>()
+    });
+    let term = |layout, roles| Term {
+        name: "",
+        layout,
+        roles,
+    };
+    let terms = [
+        term(a.layout(), &roles_a[..]),
+        term(b.layout(), &roles_b[..]),
+    ];
+    let pairing = Pairing::new(NAME, &terms, &result, Linearity::Multiplicative)?;
+    let layout = pairing.layout(a.layout());
+    let (a, layout_a, mesh) = a.into_parts();
+    let (b, layout_b, _) = b.into_parts();
+    let a = operand(a, &layout_a, &mesh, pairing.fan_out(0), NAME)?;
+    let b = operand(b, &layout_b, &mesh, pairing.fan_out(1), NAME)?;
+    let y = drop_empty(equation.contract(a, b), &layout, mesh.position(), NAME)?;
+    Ok(ShardTensor::from_parts(y, layout, mesh))
+}
+
+/// The letters of the dims of both operands and of the result.
+#[derive(Clone, Debug)]
+struct Equation {
+    letters: [Vec<char>; 3],
+}
+
+impl Equation {
+    fn parse(text: &str, shapes: [&[usize]; 2], result: usize) -> Result<Self> {
+        let fail = |what: &str| {
+            let message =
+                format!("\"{text}\" for {shapes:?}, with a result of {result} dims: {what}");
+            Err(Error::operator(NAME, message))
+        };
+        let compact: String = text.split_whitespace().collect();
+        let parts = compact.split_once("->").and_then(|(operands, result)| {
+            let (a, b) = operands.split_once(',')?;
+            Some([a, b, result])
+        });
+        let Some(parts) = parts else {
+            return fail("expected two operands and a result, as in \"ij,jk->ik\"");
+        };
+        let letters = parts.map(|part| part.chars().collect::<Vec<char>>());
+        let [a, b, of_result] = &letters;
+        let alphabetic = letters
+            .iter()
+            .flatten()
+            .all(|letter| letter.is_ascii_alphabetic());
+        if !alphabetic
+            || [a.len(), b.len(), of_result.len()] != [shapes[0].len(), shapes[1].len(), result]
+        {
+            return fail("expected a letter for each dim");
+        }
+        let twice = |letters: &Vec<char>| {
+            let mut rest = letters.iter().enumerate();
+            rest.any(|(dim, letter)| letters[..dim].contains(letter))
+        };
+        if letters.iter().any(twice) {
+            return fail("a letter occurs twice in a tensor");
+        }
+        if of_result
+            .iter()
+            .any(|letter| !a.contains(letter) && !b.contains(letter))
+        {
+            return fail("no operand has a letter of the result");
+        }
+        let sizes = |operand: usize| letters[operand].iter().zip(shapes[operand]);
+        let differ = |(letter, size)| sizes(1).any(|(other, held)| letter == other && size != held);
+        if sizes(0).any(differ) {
+            return fail("a letter has two sizes");
+        }
+        Ok(Self { letters })
+    }
+
+    /// The letters of the dims that `first` has, and the second operand or the result do or do not.
+    fn of(&self, first: usize, other: bool, result: bool) -> Vec<char> {
+        let [held, others, of_result] = [first, 1 - first, 2].map(|tensor| &self.letters[tensor]);
+        let wanted = |letter: &char| {
+            others.contains(letter) == other && of_result.contains(letter) == result
+        };
+        held.iter().copied().filter(wanted).collect()
+    }
+
+    /// The contraction of whole tensors, by a product of matrices.
+    fn contract<const A: usize, const B: usize, const R: usize>(
+        &self,
+        a: Tensor<A>,
+        b: Tensor<B>,
+    ) -> Tensor<R> {
+        let (batch, summed) = (self.of(0, true, true), self.of(0, true, false));
+        let (left, right) = (self.of(0, false, true), self.of(1, false, true));
+        let shapes = [a.dims().to_vec(), b.dims().to_vec()];
+        let sizes = |letters: &[char]| -> Vec<usize> {
+            let size = |letter: &char| {
+                let find =
+                    |operand: usize| self.letters[operand].iter().position(|held| held == letter);
+                find(0).map_or_else(
+                    || shapes[1][find(1).expect("a letter of an operand")],
+                    |dim| shapes[0][dim],
+                )
+            };
+            letters.iter().map(size).collect()
+        };
+        let count = |letters: &[char]| sizes(letters).iter().product::<usize>();
+        let matrix = [count(&batch), count(&left), count(&summed), count(&right)];
+        let [matrices, rows, inner, columns] = matrix;
+        let alone = [self.of(0, false, false), self.of(1, false, false)];
+        let order = [&batch[..], &left, &summed, &alone[0]].concat();
+        let a = matrix_of(
+            a,
+            &self.letters[0],
+            &order,
+            [matrices, rows, inner],
+            count(&alone[0]),
+        );
+        let order = [&batch[..], &summed, &right, &alone[1]].concat();
+        let b = matrix_of(
+            b,
+            &self.letters[1],
+            &order,
+            [matrices, inner, columns],
+            count(&alone[1]),
+        );
+        // As in `matmul`: the graph is the same on every rank.
+        let y = Dispatch::float_matmul(a.into_dispatch(), b.into_dispatch());
+        let found = [&batch[..], &left, &right].concat();
+        let y: Tensor<R> = reshape(Tensor::<3>::from_dispatch(y), sizes(&found));
+        y.permute(places(&self.letters[2], &found))
+    }
+}
+
+/// An operand as matrices, with its dims in this order, the last of which are summed over.
+fn matrix_of<const D: usize>(
+    x: Tensor<D>,
+    letters: &[char],
+    order: &[char],
+    shape: [usize; 3],
+    alone: usize,
+) -> Tensor<3> {
+    let x: Tensor<D> = x.permute(places(order, letters));
+    let x: Tensor<2> = reshape(x, vec![shape.iter().product(), alone]);
+    reshape(x.sum_dim(1), shape.to_vec())
+}
+
+/// The places of letters among others.
+fn places<const D: usize>(letters: &[char], among: &[char]) -> [usize; D] {
+    std::array::from_fn(|dim| {
+        let place = among.iter().position(|held| *held == letters[dim]);
+        place.expect("a letter of the equation")
+    })
+}
+
+/// Contraction in the registry.
+pub(super) const GOLDEN: Golden = Golden::new(NAME, |case| {
+    let equation = case.attributes.text("equation");
+    let dims = equation.replace("->", ",");
+    let dims: Vec<usize> = dims.split(',').map(str::len).collect();
+    match dims[..] {
+        [1, 1, 2] => run::<1, 1, 2>(case, equation),
+        [2, 2, 1] => run::<2, 2, 1>(case, equation),
+        [3, 2, 1] => run::<3, 2, 1>(case, equation),
+        [3, 2, 2] => run::<3, 2, 2>(case, equation),
+        [3, 3, 3] => run::<3, 3, 3>(case, equation),
+        [4, 2, 4] => run::<4, 2, 4>(case, equation),
+        [4, 4, 4] => run::<4, 4, 4>(case, equation),
+        _ => Err(Error::other(format!("an equation \"{equation}\""))),
+    }
+})
+.with_travels([
+    "– (partial where a summed dim is sharded)",
+    "sums of replicated operands' gradients",
+]);
+
+/// Contracts with a parameter that lies as the input does, in the letters that both have.
+fn run<const A: usize, const B: usize, const R: usize>(
+    case: &Case,
+    equation: &str,
+) -> Result<Box<dyn Output>> {
+    let (a, b) = (case.input::<A>(0)?, case.needed::<B>("w")?);
+    let Equation { letters } = Equation::parse(equation, [&a.dims(), &b.dims()], R)?;
+    let common = |dim: usize| {
+        letters[1]
+            .iter()
+            .position(|letter| *letter == letters[0][dim])
+    };
+    let placements = a.placements().iter().map(|placement| match placement {
+        Shard(dim) => common(*dim).map_or(Replicate, Shard),
+        _ => Replicate,
+    });
+    let mut extents: Vec<Vec<usize>> = b.dims().iter().map(|size| vec![*size]).collect();
+    for (dim, of_a) in a.layout().all_extents().iter().enumerate() {
+        if let Some(place) = common(dim) {
+            extents[place].clone_from(of_a);
+        }
+    }
+    let layout = a.layout().derive(placements.collect(), extents);
+    let b = a.replicate_beside(b).try_redistribute(&layout)?;
+    output(einsum::<A, B, R>(equation, a, b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+
+    /// A parameter that is replicated, with letters in another order.
+    struct Mixed;
+
+    impl Operator<3, 2> for Mixed {
+        fn apply<X: Field<3>>(&self, mut x: Vec<X>, mut w: Vec<Tensor<3>>) -> Rank<X, 2> {
+            x.remove(0).einsum::<3, 2>("bcx,odc->bo", w.remove(0))
+        }
+    }
+
+    #[test]
+    fn letters_of_one_operand_are_summed_over_where_they_are() {
+        check_op(&Mixed, &[[3, 4, 7]], &[[5, 2, 4]], &[0, 2], 1e-5);
+    }
+
+    struct Both;
+
+    impl Operator<3, 3> for Both {
+        fn apply<X: Field<3>>(&self, mut x: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 3> {
+            let other = x.remove(1).into_shard();
+            x.remove(0).einsum::<3, 3>("bik,bjk->jbi", other)
+        }
+    }
+
+    #[test]
+    fn a_letter_of_both_may_be_sharded() {
+        check_op(&Both, &[[3, 4, 7], [3, 5, 7]], &[], &[0, 2], 1e-5);
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        let x = || ShardTensor::solo(Tensor::<2>::ones([3, 4], &Default::default()));
+        for (equation, told) in [
+            ("ij,jk", "expected two operands and a result"),
+            ("ij,jk->ijk", "a letter for each dim"),
+            ("ii,jk->ik", "occurs twice"),
+            ("ij,jk->il", "no operand has"),
+            ("ij,jk->ik", "two sizes"),
+        ] {
+            let error = einsum::<2, 2, 2>(equation, x(), x())
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(told), "{error}");
+        }
+    }
+}

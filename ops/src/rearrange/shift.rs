@@ -1,0 +1,99 @@
+//! Shift: every cell has the value of the cell so many places on.
+//!
+//! `y[i] = x[i + offset]`, and beyond the field what a [`Boundary`] gives. `shift(1) − x` are the differences of
+//! neighbours; a periodic shift is a roll in the opposite direction.
+//!
+//! # Placement
+//! All dims may be sharded, and the result has the layout of `x`; values must be resolved.
+//!
+//! # Communication
+//! Cells that change their rank.
+//!
+//! # Adjoint
+//! The cotangent of a cell is added to that of the cell that its value is of.
+
+use halocline_core::{Boundary, Result, ShardTensor, segments};
+
+use crate::driver::place::{in_place, placed, require_dim};
+use crate::golden::{Golden, output, with_dims};
+
+const NAME: &str = "shift";
+
+/// Shifts the cells of a dim: the first has the value of cell `offset`. See the [module](self).
+///
+/// # Errors
+/// A dim that does not exist; partial values; a failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Boundary, ShardTensor};
+/// use halocline_ops::rearrange::shift;
+///
+/// let x = ShardTensor::solo(Tensor::<1>::from([1.0, 4.0, 9.0]));
+/// let differences = shift(x.clone(), 0, 1, Boundary::Replicate)? - x;
+/// differences.local().to_data().assert_eq(&[3.0_f32, 5.0, 0.0].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn shift<const D: usize>(
+    x: ShardTensor<D>,
+    dim: usize,
+    offset: isize,
+    boundary: Boundary,
+) -> Result<ShardTensor<D>> {
+    require_dim(NAME, &x, dim)?;
+    let sizes = x.dims();
+    let output = x.layout().clone();
+    let key = (dim, offset, boundary);
+    placed(x, NAME, key, output, 0.0, move |other, cells| {
+        if other != dim {
+            return in_place(cells, sizes[other]);
+        }
+        let shifted = |cell: usize| cell as isize + offset;
+        let range = shifted(cells.start)..shifted(cells.end);
+        segments(range, sizes[dim], boundary, boundary)
+    })
+}
+
+/// Shift in the registry.
+pub(super) const GOLDEN: Golden = Golden::new(NAME, |case| {
+    let dim = case.attributes.list("dim")[0];
+    let offset = case.attributes.number("offset").unwrap_or(1.0) as isize;
+    let boundary = case.attributes.boundary("mode");
+    with_dims!(case.dims(), D => {
+        output(shift(case.input::<D>(0)?, dim, offset, boundary))
+    })
+})
+.with_pytorch("pad, narrow")
+.with_travels(["cells that change their rank", "the same back"]);
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+
+    struct Shift(isize, Boundary);
+
+    impl Operator<3, 3> for Shift {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            inputs.remove(0).shift(1, self.0, self.1)
+        }
+    }
+
+    #[test]
+    fn cells_come_from_any_distance_and_beyond_both_ends() {
+        use Boundary::{Periodic, Reflect, Replicate, Zeros};
+        for (offset, boundary) in [(1, Replicate), (-4, Zeros), (9, Periodic), (-2, Reflect)] {
+            check_op(
+                &Shift(offset, boundary),
+                &[[2, 5, 3]],
+                &[],
+                &[0, 1, 2],
+                1e-6,
+            );
+        }
+    }
+}

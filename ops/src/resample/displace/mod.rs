@@ -1,0 +1,327 @@
+//! Sampling at displaced places: semi-Lagrangian advection, and PyTorch's `grid_sample`.
+//!
+//! `y[b, c, i] = x[b, c, i + d[b, :, i]]` for a displacement `d` in cells, between cells by a [`Mode`]: the nearest, linear in
+//! every dim, or cubic. A bound of the displacement gives the cells that a rank may need; beyond the field are cells that a
+//! [`Boundary`] gives. [`grid_sample`] takes places instead, as PyTorch does. Semantics follow PyTorch's `grid_sample` with the
+//! modes `nearest`, `bilinear` (in one to three dims) and `bicubic`, the paddings `zeros`, `border` ([`Boundary::Replicate`])
+//! and `reflection`, and `align_corners` both ways; dims may be periodic besides.
+//!
+//! # Placement
+//! Batch, channels and space may be sharded; values must be resolved. Displacements are sharded as the field is, and whole in
+//! their components.
+//!
+//! # Communication
+//! Halos as wide as the bound, and one or two cells more; with [`Beyond::Fail`] the largest displacement of each rank.
+//!
+//! # Adjoint
+//! The cotangent goes to the cells that a value is made of, with their weights; of the displacement it is the slope between
+//! these cells, and zero for the nearest and where a displacement is clamped.
+
+mod kernel;
+mod local;
+mod options;
+
+pub use options::{Beyond, SampleOptions};
+
+use std::ops::Range;
+
+use halocline_core::{
+    Boundary, Error, Linearity, Need, Operation, Pairing, Result, Role, Segment, ShardTensor, Term,
+    Traffic, ops, segments,
+};
+
+use super::rules::{Corners, Mode};
+use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::place::{in_place, runs};
+use crate::golden::{Case, Dims, Golden, Output, output};
+use crate::kernel::flex;
+use crate::precision::{cast, cast_shard, wider};
+use crate::rearrange::{flip, permute, profile};
+use kernel::Sample;
+
+const NAME: &str = "displace";
+
+/// Samples a field at displaced places. See the [module](self).
+///
+/// # Shapes
+/// `x`: `[batch, channels, *spatial]`; `displacement`: `[batch, N, *spatial]`, in cells, of the dims in their order.
+///
+/// # Errors
+/// Another number of dims or components; layouts that cannot be paired; a mode that does not sample; with [`Beyond::Fail`] a
+/// displacement beyond the bound, on all ranks; a failure of communication.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Boundary, Launcher, LocalGradient, Shard, ShardTensor};
+/// use halocline_ops::resample::{SampleOptions, displace};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lon", 2)])?;
+///     let x = ShardTensor::<3>::ones([1, 1, 6], &mesh, &[Shard(2)])?;
+///     let wind = ShardTensor::full([1, 1, 6], -1.5, &mesh, &[Shard(2)])?;
+///     let options = SampleOptions::new([2]).with_boundary([Boundary::Periodic]);
+///     let y = displace(x, wind, &options)?.full_tensor(LocalGradient::Replicated);
+///     y.into_data().assert_eq(&[[[1.0_f32; 6]]].into(), true);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn displace<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    displacement: ShardTensor<D>,
+    options: &SampleOptions<N>,
+) -> Result<ShardTensor<D>> {
+    let pairing = paired(&x, &displacement, options)?;
+    let output = pairing.layout(x.layout());
+    if options.beyond == Beyond::Fail {
+        require_within(&displacement, options)?;
+    }
+    let dtype = x.local().dtype();
+    let fans = |operand: usize| {
+        let axes = pairing.fan_out(operand).to_vec();
+        move |axis: usize| axes.contains(&axis)
+    };
+    let x = cast_shard(x, wider(dtype)).try_fan_out(fans(0))?;
+    let points = cast_shard(displacement, wider(dtype)).try_fan_out(fans(1))?;
+    let cells = with_halo(&x, options)?;
+    let (points, held, mesh) = points.into_parts();
+    let all: Vec<usize> = (0..D).collect();
+    let points = fill_empty(points, &held, &all, NAME, 0.0)?;
+    let own = output.local_box(mesh.position());
+    let first = std::array::from_fn(|dim| own.ranges()[dim + 2].start);
+    let y = match flex::runs_on(&cells.device()) {
+        true => {
+            let sample = Sample {
+                options: *options,
+                first,
+            };
+            let inputs = [cells.into_dispatch(), points.into_dispatch()];
+            burn::tensor::Tensor::from_dispatch(ops::apply(sample, inputs))
+        }
+        false => local::sampled(cells, points, options, first),
+    };
+    let y = drop_empty(cast(y, dtype), &output, mesh.position(), NAME)?;
+    Ok(ShardTensor::from_parts(y, output, mesh))
+}
+
+/// Samples a field at places near each cell, as PyTorch's `grid_sample` does. See the [module](self).
+///
+/// # Shapes
+/// `x`: `[batch, channels, *spatial]`; `grid`: `[batch, *spatial, N]`, places from −1 to 1 whose last component is that of the
+/// first spatial dim. There is a place for each cell, and it is no farther from it than the bound.
+///
+/// # Errors
+/// Those of [`displace`]; a grid that is sharded in its components.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::resample::{Corners, SampleOptions, grid_sample};
+///
+/// let x = ShardTensor::solo(Tensor::<3>::from([[[1.0, 2.0, 4.0]]]));
+/// let grid = ShardTensor::solo(Tensor::<3>::from([[[-1.0], [-0.5], [1.0]]]));
+/// let options = SampleOptions::new([1]).with_corners(Corners::Centers);
+/// let y = grid_sample(x, grid, &options)?;
+/// y.local().to_data().assert_eq(&[[[1.0_f32, 1.5, 4.0]]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn grid_sample<const D: usize, const N: usize>(
+    x: ShardTensor<D>,
+    grid: ShardTensor<D>,
+    options: &SampleOptions<N>,
+) -> Result<ShardTensor<D>> {
+    let sizes = x.dims();
+    let expected: Vec<usize> = std::iter::once(sizes[0])
+        .chain(sizes.iter().skip(2).copied())
+        .chain([N])
+        .collect();
+    if D != N + 2 || grid.dims()[..] != expected {
+        let message = format!(
+            "a grid {:?} for a field {sizes:?} and a bound of {N} dims; expected {expected:?}",
+            grid.dims()
+        );
+        return Err(Error::operator("grid_sample", message));
+    }
+    grid.require_whole("grid_sample", D - 1)?;
+    let dtype = wider(grid.local().dtype());
+    let mut axes = [0; D];
+    axes[1] = D - 1;
+    axes[2..]
+        .iter_mut()
+        .enumerate()
+        .for_each(|(dim, axis)| *axis = dim + 1);
+    let places = flip(permute(cast_shard(grid, dtype), axes)?, &[1])?;
+    let spatial = || sizes[2..].iter().map(|&size| size as f64);
+    let scales: Vec<f64> = match options.corners {
+        Corners::Edges => spatial().map(|size| size / 2.0).collect(),
+        Corners::Centers => spatial().map(|size| (size - 1.0) / 2.0).collect(),
+    };
+    let middles: Vec<f64> = spatial().map(|size| (size - 1.0) / 2.0).collect();
+    let (scales, middles) = (
+        profile(&places, 1, &scales)?,
+        profile(&places, 1, &middles)?,
+    );
+    let mut displacement = places * scales + middles;
+    for dim in 0..N {
+        let component: Vec<f64> = (0..N)
+            .map(|other| f64::from(u8::from(other == dim)))
+            .collect();
+        let cells: Vec<f64> = (0..sizes[dim + 2]).map(|cell| cell as f64).collect();
+        let component = profile(&displacement, 1, &component)?;
+        let cells = profile(&displacement, dim + 2, &cells)?;
+        displacement = displacement - component * cells;
+    }
+    displace(x, displacement, options)
+}
+
+/// The layout of the result, and the axes over which an operand fans out.
+fn paired<const D: usize, const N: usize>(
+    x: &ShardTensor<D>,
+    displacement: &ShardTensor<D>,
+    options: &SampleOptions<N>,
+) -> Result<Pairing> {
+    let (shape, points) = (x.dims(), displacement.dims());
+    let fits = D == N + 2 && points[1] == N && points[0] == shape[0] && points[2..] == shape[2..];
+    if !fits || !(1..=3).contains(&N) {
+        let message = format!(
+            "a displacement {points:?} for a field {shape:?} and a bound of {N} dims; expected [batch, {N}, *spatial]"
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    if !matches!(options.mode, Mode::Nearest | Mode::Linear | Mode::Cubic) {
+        let message = format!("{:?}; expected Nearest, Linear or Cubic", options.mode);
+        return Err(Error::operator(NAME, message));
+    }
+    let result: [Role; D] = std::array::from_fn(Role::Common);
+    let mut components = result;
+    components[1] = Role::Whole;
+    let term = |name, layout, roles| Term {
+        name,
+        layout,
+        roles,
+    };
+    let terms = [
+        term("the field", x.layout(), &result[..]),
+        term("the displacement", displacement.layout(), &components[..]),
+    ];
+    Pairing::new(NAME, &terms, &result, Linearity::None)
+}
+
+/// Requires that no rank has a displacement beyond the bound.
+fn require_within<const D: usize, const N: usize>(
+    displacement: &ShardTensor<D>,
+    options: &SampleOptions<N>,
+) -> Result<()> {
+    let local = displacement.local().clone().inner();
+    let cells: usize = local.dims()[2..].iter().product();
+    let mut largest = [0.0_f64; N];
+    for (index, value) in local.into_data().iter::<f64>().enumerate() {
+        let largest = &mut largest[index / cells % N];
+        // NaN is within no bound.
+        *largest = largest.max(if value.is_nan() {
+            f64::INFINITY
+        } else {
+            value.abs()
+        });
+    }
+    let mesh = displacement.mesh();
+    let operation = Operation::new(NAME, Traffic::Control, Some(displacement.layout()));
+    let all = ops::all_gather_numbers(mesh.comm(), mesh.shape().ranks(), &operation, &largest)?;
+    for (dim, &bound) in options.bound.iter().enumerate() {
+        let largest = all.iter().map(|rank| rank[dim]).fold(0.0, f64::max);
+        if largest > bound as f64 {
+            let message = format!(
+                "a displacement of {largest} cells in dim {}, beyond the bound of {bound}; give a larger bound, or Beyond::Clamp",
+                dim + 2
+            );
+            return Err(Error::operator(NAME, message));
+        }
+    }
+    Ok(())
+}
+
+/// The cells that this rank's displacements may reach; at least one in every dim.
+fn with_halo<const D: usize, const N: usize>(
+    x: &ShardTensor<D>,
+    options: &SampleOptions<N>,
+) -> Result<burn::tensor::Tensor<D>> {
+    let layout = x.layout().clone();
+    let key = (
+        options.bound,
+        options.boundary,
+        options.corners,
+        options.mode,
+    );
+    x.assemble(NAME, key, |position| {
+        let own = layout.local_box(position);
+        let (mut shape, mut dims) = (Vec::with_capacity(D), Vec::with_capacity(D));
+        for (dim, cells) in own.ranges().iter().enumerate() {
+            let size = layout.shape()[dim];
+            let Some(spatial) = dim.checked_sub(2) else {
+                shape.push(cells.len().max(1));
+                dims.push(in_place(cells, size));
+                continue;
+            };
+            let [low, high] = options.reach(spatial);
+            let range = cells.start as isize - low as isize..(cells.end + high) as isize;
+            shape.push(range.len().max(1));
+            dims.push(sources(
+                range,
+                size,
+                options.boundary[spatial],
+                options.corners,
+            ));
+        }
+        Need::product(shape, &dims)
+    })
+}
+
+/// Runs of the cells that supply a range, part of which may lie beyond the field.
+fn sources(range: Range<isize>, size: usize, boundary: Boundary, corners: Corners) -> Vec<Segment> {
+    // Areas are mirrored at the edge of the last one, which occurs twice.
+    if boundary == Boundary::Reflect && corners == Corners::Edges && size > 0 {
+        let mirrored = |cell: isize| {
+            let turn = cell.rem_euclid(2 * size as isize) as usize;
+            turn.min(2 * size - 1 - turn)
+        };
+        return runs(&range.map(mirrored).collect::<Vec<_>>());
+    }
+    segments(range, size, boundary, boundary)
+}
+
+/// Sampling in the registry.
+pub(super) const GOLDEN: Golden = Golden::new("grid_sample", |case| match case.dims() {
+    3 => run_case::<3, 1>(case),
+    4 => run_case::<4, 2>(case),
+    5 => run_case::<5, 3>(case),
+    dims => Err(Error::other(format!("a field of {dims} dims"))),
+})
+.with_sharded(Dims::Classes)
+.with_travels(["halos as wide as the bound", "the same back"]);
+
+fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
+    let attributes = case.attributes;
+    let mode = match attributes.text("mode") {
+        "nearest" => Mode::Nearest,
+        "bicubic" => Mode::Cubic,
+        _ => Mode::Linear,
+    };
+    let boundary = match attributes.text("padding_mode") {
+        "border" => Boundary::Replicate,
+        "reflection" => Boundary::Reflect,
+        _ => Boundary::Zeros,
+    };
+    let corners = match attributes.is("align_corners") {
+        true => Corners::Centers,
+        false => Corners::Edges,
+    };
+    let options = SampleOptions::new(attributes.array::<N>("bound", 1))
+        .with_mode(mode)
+        .with_boundary([boundary; N])
+        .with_corners(corners);
+    output(grid_sample(case.input::<D>(0)?, case.input(1)?, &options))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+use burn::tensor::Tensor;
+use halocline_core::{Launcher, LocalGradient, Shard, Traffic};
+
+use super::*;
+use crate::prelude::*;
+use crate::testing::{Operator, check_op, difference, random};
+
+struct Displaced<const N: usize>(SampleOptions<N>);
+
+impl<const D: usize, const N: usize> Operator<D, D> for Displaced<N> {
+    fn apply<X: Field<D>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<D>>) -> Rank<X, D> {
+        let displacement = inputs.remove(1);
+        inputs.remove(0).displace(displacement, &self.0)
+    }
+}
+
+/// Displacements are normal, so that some are beyond a bound of two.
+#[test]
+fn places_are_on_any_rank_within_the_bound() {
+    use Boundary::{Periodic, Reflect, Replicate, Zeros};
+    let options = SampleOptions::new([2, 1]).with_beyond(Beyond::Clamp);
+    for (mode, boundary) in [
+        (Mode::Linear, [Replicate, Periodic]),
+        (Mode::Cubic, [Reflect, Zeros]),
+        (Mode::Linear, [Zeros, Reflect]),
+    ] {
+        let options = options.with_mode(mode).with_boundary(boundary);
+        let shapes = [[2, 3, 5, 7], [2, 2, 5, 7]];
+        check_op(&Displaced(options), &shapes, &[], &[0, 2, 3], 1e-5);
+    }
+    let options = SampleOptions::new([4]).with_boundary([Periodic]);
+    check_op(
+        &Displaced(options),
+        &[[2, 3, 6], [2, 1, 6]],
+        &[],
+        &[0, 2],
+        1e-5,
+    );
+}
+
+/// Values and gradients of our kernel, and of burn's operators.
+#[test]
+fn kernel_and_burns_operators_agree() {
+    let device = burn::tensor::Device::flex().autodiff();
+    let shape = [2, 2, 5, 4];
+    for mode in [Mode::Nearest, Mode::Linear, Mode::Cubic] {
+        let options = SampleOptions::new([1, 2])
+            .with_mode(mode)
+            .with_beyond(Beyond::Clamp);
+        let reach = [0, 1].map(|dim: usize| options.reach(dim).iter().sum::<usize>());
+        let held = [2, 3, 5 + reach[0], 4 + reach[1]];
+        let run = |composed: bool| {
+            let leaf = |shape: [usize; 4], name| {
+                let data = crate::testing::normal(&shape, name, 0);
+                Tensor::<4>::from_data(data, &device).require_grad()
+            };
+            let (cells, points) = (leaf(held, "cells"), leaf(shape, "points"));
+            let y = match composed {
+                true => local::sampled(cells.clone(), points.clone(), &options, [1, 0]),
+                false => {
+                    let sample = Sample {
+                        options,
+                        first: [1, 0],
+                    };
+                    let inputs = [cells.clone(), points.clone()].map(Tensor::into_dispatch);
+                    Tensor::<4>::from_dispatch(ops::apply(sample, inputs))
+                }
+            };
+            let gradients = (y.clone() * y.clone().sin()).sum().backward();
+            let of = |leaf: &Tensor<4>| leaf.grad(&gradients).expect("a gradient").into_data();
+            [y.inner().into_data(), of(&cells), of(&points)]
+        };
+        for (ours, burns) in run(false).iter().zip(&run(true)) {
+            assert!(difference(ours, burns) < 1e-5 || burns.iter::<f64>().all(|g| g == 0.0));
+        }
+    }
+}
+
+/// Channels are sharded, displacements are not: their gradients are summed.
+#[test]
+fn channels_may_be_sharded() {
+    let run = |ranks: usize| {
+        let found = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("tensor", ranks)])?;
+            let [x, wind] = [[1, 5, 7], [1, 1, 7]].map(|shape| random::<3>(shape, "x", 0).inner());
+            let x = ShardTensor::distribute(x, &mesh, &[Shard(1)])?.require_grad();
+            let wind = ShardTensor::distribute(wind, &mesh, &[halocline_core::Replicate])?;
+            let wind = wind.require_grad();
+            let y = displace(x.clone(), wind.clone(), &SampleOptions::new([4]))?;
+            let gradients = (y.clone() * y).sum().backward();
+            let of = |leaf: &ShardTensor<3>| leaf.grad(&gradients).expect("a gradient");
+            let both = [of(&x), of(&wind)];
+            Ok(both.map(|x| x.full_tensor(LocalGradient::Replicated).into_data()))
+        });
+        found.unwrap()
+    };
+    let expected = run(1).remove(0);
+    for found in run(3) {
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!(difference(found, expected) < 1e-5);
+        }
+    }
+}
+
+#[test]
+fn whole_cells_are_a_shift() {
+    let x = random::<4>([2, 3, 5, 7], "x", 0).inner();
+    for boundary in [
+        Boundary::Periodic,
+        Boundary::Replicate,
+        Boundary::Zeros,
+        Boundary::Reflect,
+    ] {
+        for mode in [Mode::Nearest, Mode::Linear, Mode::Cubic] {
+            let wind = Tensor::<4>::full([2, 1, 5, 7], -2.0, &x.device());
+            let wind = Tensor::cat(vec![wind.clone() * 0.0, wind], 1);
+            let options = SampleOptions::new([0, 2])
+                .with_mode(mode)
+                .with_corners(Corners::Centers)
+                .with_boundary([boundary; 2]);
+            let y = x.clone().displace(wind, &options).into_data();
+            let expected = x.clone().shift(3, -2, boundary).into_data();
+            assert!(difference(&y, &expected) < 1e-6, "{boundary:?} {mode:?}");
+        }
+    }
+}
+
+/// PyTorch rounds places of the field, half-way to the even cell.
+#[test]
+fn half_way_the_even_cell_is_the_nearest() {
+    let x = Tensor::<3>::from([[[0.0, 1.0, 2.0, 3.0]]]);
+    let half = Tensor::<3>::from([[[0.5, 0.5, 0.5, -0.5]]]);
+    let options = SampleOptions::new([1]).with_mode(Mode::Nearest);
+    let y = x.displace(half, &options).into_data();
+    y.assert_eq(&[[[0.0_f32, 2.0, 2.0, 2.0]]].into(), true);
+}
+
+#[test]
+fn a_displacement_beyond_the_bound_is_an_error_on_all_ranks() {
+    Launcher::local(2)
+        .run(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let x = ShardTensor::<3>::ones([1, 1, 4], &mesh, &[Shard(2)])?;
+            // Only the second rank has it.
+            let wind = Tensor::<3>::from([[[0.0, 1.0, 0.5, f32::NAN]]]);
+            let wind = wind.to_device(world.device());
+            let strong = wind.clone().zeros_like() + 2.5;
+            for (wind, told) in [(wind, "inf cells"), (strong, "2.5 cells")] {
+                let wind = ShardTensor::distribute(wind, &mesh, &[Shard(2)])?;
+                let before = world.comm_stats();
+                let error = displace(x.clone(), wind, &SampleOptions::new([2])).unwrap_err();
+                let error = error.to_string();
+                assert!(
+                    error.contains(told) && error.contains("Beyond::Clamp"),
+                    "{error}"
+                );
+                let sent = world.comm_stats().since(&before);
+                assert_eq!(sent.of(Traffic::Exchange).bytes, 0);
+            }
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn misuse_is_told() {
+    let x = ShardTensor::solo(Tensor::<3>::ones([1, 2, 4], &Default::default()));
+    let error = displace(x.clone(), x.clone(), &SampleOptions::new([1])).unwrap_err();
+    assert!(
+        error.to_string().contains("expected [batch, 1, *spatial]"),
+        "{error}"
+    );
+    let error = grid_sample(x.clone(), x, &SampleOptions::new([1])).unwrap_err();
+    assert!(error.to_string().contains("expected [1, 4, 1]"), "{error}");
+}

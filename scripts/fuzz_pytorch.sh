@@ -1,0 +1,16 @@
+#!/bin/sh
+# Random cases of operators against PyTorch, if HALOCLINE_PYTHON has it: fuzz_pytorch.sh TARGET
+set -eu
+
+target=$1
+if ! "$HALOCLINE_PYTHON" -c 'import torch, safetensors' 2> /dev/null; then
+    echo "$HALOCLINE_PYTHON has no PyTorch: no cases beside it"
+    exit 0
+fi
+folder=$target/random
+rm -rf "$folder"
+HALOCLINE_WRITE_CASES=$folder HALOCLINE_CASES=500 \
+    cargo nextest run --release --workspace --features mpi --test random
+"$HALOCLINE_PYTHON" tests/golden/generate.py fill "$folder"
+cargo build --release --workspace --features mpi --example golden
+"$target/release/examples/golden" "$folder" --ranks 1,3

@@ -1,0 +1,117 @@
+//! Losses and products.
+
+use halocline::prelude::TensorData;
+use serde_json::json;
+
+use super::{Case, shape, sizes, uniform, with_channels};
+use crate::draw::Draw;
+
+pub(super) fn loss(operator: &str, draw: &mut Draw) -> Option<Case> {
+    let reduction = draw.pick(&["mean", "sum"]);
+    if operator.starts_with("cross_entropy") {
+        let classes = draw.within(2..=7);
+        let dims = if operator == "cross_entropy" { 0 } else { 2 };
+        let cells = draw.list(dims, 1..=5);
+        let batch = draw.within(1..=6);
+        let options = json!({
+            "reduction": draw.pick(&["mean", "sum", "none"]),
+            "ignore_index": -100,
+            "label_smoothing": draw.pick(&[0.0, 0.1]),
+        });
+        let case = Case::new(options).x("logits", &[&[batch, classes][..], &cells].concat());
+        let case = case.index("target", &[&[batch][..], &cells].concat(), classes);
+        if draw.coin() {
+            return Some(case);
+        }
+        let weights = TensorData::new(uniform("weights", &[classes], 0.5, 2.0), [classes]);
+        return Some(case.input("class_weight", weights));
+    }
+    let mut x = shape(draw);
+    x.iter_mut().for_each(|size| *size += 1);
+    let options = match operator {
+        "mse_loss" | "l1_loss" => json!({ "reduction": reduction }),
+        "huber_loss" => json!({ "reduction": reduction, "delta": 0.7 }),
+        "total_variation" | "gradient_loss" => {
+            let mode = draw.pick(&["replicate", "circular"]);
+            json!({ "reduction": reduction, "mode": mode, "dims": draw.some(x.len()) })
+        }
+        "ssim_loss" => {
+            let spatial = draw.within(1..=2);
+            let window = draw.list(spatial, 1..=5);
+            let padding: Vec<usize> = window
+                .iter()
+                .map(|size| draw.within(0..=size / 2))
+                .collect();
+            let cells = sizes(&window, draw);
+            let x = with_channels(draw, 2, &cells);
+            let options = json!({
+                "reduction": reduction, "window": window, "sigma": 1.2, "data_range": 3.0, "padding": padding,
+                "padding_mode": "circular",
+            });
+            return Some(Case::new(options).x("x", &x).x("target", &x));
+        }
+        _ => return None,
+    };
+    let case = Case::new(options).x("x", &x);
+    Some(match operator {
+        "total_variation" => case,
+        _ => case.x("target", &x),
+    })
+}
+
+pub(super) fn einsum(draw: &mut Draw) -> Case {
+    let equation = draw.pick(&[
+        "i,j->ij",
+        "bi,bi->b",
+        "bi,ib->i",
+        "abc,cb->a",
+        "bij,kj->bk",
+        "bij,ij->jb",
+        "bij,bjk->bik",
+        "bij,kjl->lki",
+        "bchw,co->bohw",
+        "abcd,ca->dbca",
+        "bhqd,bhkd->bhqk",
+    ]);
+    let sizes = draw.list(26, 1..=6);
+    let shape = |letters: &str| -> Vec<usize> {
+        letters
+            .bytes()
+            .map(|letter| sizes[(letter - b'a') as usize])
+            .collect()
+    };
+    let (x, w) = equation.split_once(',').expect("two operands");
+    let (w, _) = w.split_once("->").expect("a result");
+    let case = Case::new(json!({ "equation": equation })).x("x", &shape(x));
+    case.parameter("w", &shape(w))
+}
+
+pub(super) fn product(operator: &str, draw: &mut Draw) -> Case {
+    let [rows, inner, columns] = [9, 7, 7].map(|most| draw.within(1..=most));
+    let case = Case::new(json!({}));
+    match operator {
+        "matmul" => {
+            let batch = draw.within(0..=2);
+            let batch = draw.list(batch, 1..=3);
+            let case = case.x("a", &[&batch[..], &[rows, inner]].concat());
+            case.x("b", &[&batch[..], &[inner, columns]].concat())
+        }
+        "embedding" => {
+            let case = case.index("index", &[draw.within(1..=4), rows], inner);
+            case.parameter("weight", &[inner, columns])
+        }
+        "linear" => {
+            let case = case.x("x", &[draw.within(1..=3), rows, inner]);
+            let case = case.parameter("weight", &[columns, inner]);
+            case.parameters(draw.coin(), &["bias"], &[columns])
+        }
+        _ => {
+            let case = case.x("x", &[draw.within(1..=3), rows, inner]);
+            let case = case
+                .parameter("w1", &[columns, inner])
+                .parameter("b1", &[columns]);
+            case.parameter("w2", &[inner, columns])
+                .parameter("b2", &[inner])
+        }
+    }
+}
