@@ -7,7 +7,8 @@ use crate::golden::{Golden, Output};
 use crate::reduce::ReduceField;
 use crate::sharding::sharded;
 use crate::{
-    attention, conv, embedding, loss, matmul, norm, pool, rearrange, reduce, resample, softmax,
+    attention, conv, embedding, geodesic, loss, matmul, norm, pool, rearrange, reduce, resample,
+    softmax, spectral, sphere,
 };
 
 /// All operators that golden cases can be of, by family.
@@ -24,6 +25,9 @@ pub fn operators() -> impl Iterator<Item = &'static Golden> {
         attention::OPERATORS,
         softmax::OPERATORS,
         embedding::OPERATORS,
+        spectral::OPERATORS,
+        sphere::OPERATORS,
+        geodesic::OPERATORS,
     ]
     .into_iter()
     .flatten()

@@ -4,7 +4,7 @@ use halocline_core::{Error, Result};
 
 use super::{
     CrossEntropyOptions, Reduction, cross_entropy, cross_entropy_cells, huber_loss, l1_loss,
-    mse_loss,
+    mse_loss, spectral_loss,
 };
 use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
 
@@ -20,6 +20,40 @@ pub(crate) const OPERATORS: &[Golden] = &[
         "l1_loss",
         |case| with_dims!(case.dims(), D => output(Ok(l1_loss(case.input::<D>(0)?, case.input(1)?, reduction(case))))),
     ),
+    Golden {
+        name: "spectral_loss",
+        pytorch: "fft.rfftn, abs, mse_loss",
+        sharded: Dims::All,
+        travels: [
+            "cells, so that each dim is whole once (the result is partial)",
+            "the same back",
+        ],
+        modules: "",
+        run: |case| {
+            let dims = case.attributes.list("dim");
+            match case.dims() {
+                3 => {
+                    let (x, target) = (case.input::<3>(0)?, case.input::<3>(1)?);
+                    output(Ok(spectral_loss::<4, _, _>(
+                        x,
+                        target,
+                        &dims,
+                        reduction(case),
+                    )))
+                }
+                4 => {
+                    let (x, target) = (case.input::<4>(0)?, case.input::<4>(1)?);
+                    output(Ok(spectral_loss::<5, _, _>(
+                        x,
+                        target,
+                        &dims,
+                        reduction(case),
+                    )))
+                }
+                dims => Err(Error::other(format!("an input of {dims} dims"))),
+            }
+        },
+    },
     golden("huber_loss", |case| {
         let delta = case.attributes.number("delta").unwrap_or(1.0);
         with_dims!(case.dims(), D => {

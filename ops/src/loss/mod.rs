@@ -10,9 +10,11 @@
 
 mod cross_entropy;
 mod golden;
+mod spectral;
 
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_cells};
 pub(crate) use golden::OPERATORS;
+pub use spectral::spectral_loss;
 
 use halocline_core::ShardTensor;
 
@@ -171,6 +173,20 @@ mod tests {
             let target = inputs.remove(1);
             huber_loss(inputs.remove(0), target, 0.8, Reduction::Mean)
         }
+    }
+
+    struct Spectral;
+
+    impl Operator<3, 1> for Spectral {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 1> {
+            let target = inputs.remove(1);
+            spectral_loss::<4, _, _>(inputs.remove(0), target, &[1, 2], Reduction::Mean)
+        }
+    }
+
+    #[test]
+    fn losses_of_amplitudes_over_all_dims() {
+        check_op(&Spectral, &[[2, 5, 6], [2, 5, 6]], &[], &[0, 1, 2], 1e-5);
     }
 
     #[test]
