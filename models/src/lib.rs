@@ -5,8 +5,10 @@
 
 mod conv;
 mod ensemble;
+mod fno;
 mod metrics;
 pub mod parallel;
+mod sfno;
 pub mod shallow_water;
 mod surrogate;
 mod transformer;
@@ -14,7 +16,12 @@ mod unet;
 
 pub use conv::{FieldConv2d, FieldConv2dConfig};
 pub use ensemble::{Spread, crps};
+pub use fno::{
+    Fno, FnoConfig, SpectralConv1d, SpectralConv1dConfig, SpectralConv2d, SpectralConv2dConfig,
+    SpectralConv3d, SpectralConv3dConfig,
+};
 pub use metrics::{Evaluation, Scores, weighted_mse};
+pub use sfno::{Sfno, SfnoConfig, SpectralConvS2, SpectralConvS2Config};
 pub use surrogate::{SurrogateCnn, SurrogateCnnConfig};
 pub use transformer::{
     ConditionEmbedding, ConditionEmbeddingConfig, FieldTransformer, FieldTransformerConfig,
