@@ -9,9 +9,16 @@ use halocline::ops::loss_value;
 use halocline::ops::testing::compare;
 use halocline::prelude::*;
 
-mod trainer;
+/// [batch, variables, lat, lon], with odd sizes.
+const SHAPE: [usize; 4] = [2, 3, 13, 18];
 
-use trainer::{SHAPE, sample};
+fn sample(name: &str, mesh: &DeviceMesh, placements: &[Placement]) -> Result<ShardTensor<4>> {
+    let normal = Distribution::Normal {
+        mean: 0.0,
+        std: 1.0,
+    };
+    ShardTensor::random(SHAPE, normal, RandomKey::new(3, name), mesh, placements)
+}
 
 type Mesh<'a> = (&'a [(&'a str, usize)], &'a [Placement]);
 
@@ -56,10 +63,10 @@ fn results<M: Layer<ShardTensor<4>, Output = ShardTensor<4>> + Module + 'static>
     let found = Launcher::local(ranks).collect(|world| {
         let mesh = world.mesh_of(axes)?;
         let model = world.init(init)?;
-        let x = sample("x", SHAPE, &mesh, placements)?.require_grad();
+        let x = sample("x", &mesh, placements)?.require_grad();
         let y = x.clone().apply(&model);
         assert_eq!(y.layout(), x.layout());
-        let gradients = (y.clone() * sample("y", SHAPE, &mesh, placements)?)
+        let gradients = (y.clone() * sample("y", &mesh, placements)?)
             .sum()
             .backward();
         let of_x = x.grad(&gradients).expect("a gradient");
@@ -100,8 +107,8 @@ fn training_has_the_same_losses_on_every_mesh() {
             let mesh = world.mesh_of(axes)?;
             let mut model: Fno = world.init(fno)?;
             let mut optimizer = AdamWConfig::new().init();
-            let x = sample("x", SHAPE, &mesh, placements)?;
-            let target = sample("target", SHAPE, &mesh, placements)?;
+            let x = sample("x", &mesh, placements)?;
+            let target = sample("target", &mesh, placements)?;
             let mut losses = Vec::new();
             for _ in 0..20 {
                 let y = x.clone().apply(&model);

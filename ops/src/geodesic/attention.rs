@@ -123,7 +123,12 @@ pub fn sphere_attention(
         .try_for_each(|shape| reach.check(NAME, shape))?;
     let told = |message| Err(Error::operator(NAME, message));
     let [q, k, v] = shapes;
-    if heads == 0 || q[..2] != k[..2] || k[0] != v[0] || q[1] % heads != 0 || v[1] % heads != 0 {
+    if heads == 0
+        || q[..2] != k[..2]
+        || k[0] != v[0]
+        || !q[1].is_multiple_of(heads)
+        || !v[1].is_multiple_of(heads)
+    {
         return told(format!(
             "queries {q:?}, keys {k:?} and values {v:?} with {heads} heads; expected the same batch, queries and \
              keys with the same channels, and multiples of heads"

@@ -237,8 +237,8 @@ impl Block {
                 for (field, order, l) in self.cells(table.degrees) {
                     let pair = pair(self.place(sums, table.degrees, field, order, l));
                     let start = (order * table.degrees + l) * columns + 2 * field;
-                    for part in 0..2 {
-                        on_degrees[start + part] = pair[part] * degrees[l];
+                    for (part, value) in pair.into_iter().enumerate() {
+                        on_degrees[start + part] = value * degrees[l];
                     }
                 }
             }
