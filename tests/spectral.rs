@@ -114,7 +114,8 @@ fn training_has_the_same_losses_on_every_mesh() {
                 let y = x.clone().apply(&model);
                 let spectrum =
                     spectral_loss::<5, _, _>(y.clone(), target.clone(), &[3], Reduction::Mean);
-                let loss = mse_loss(y, target.clone(), Reduction::Mean) + spectrum.resolve() * 0.1;
+                let error = mse_loss(y, target.clone(), Reduction::Mean);
+                let loss = error.resolve() + spectrum.resolve() * 0.1;
                 losses.push(loss_value(&loss));
                 let gradients = GradientsParams::from_grads(loss.backward(), &model);
                 model = optimizer.step(1e-2, model, gradients);
