@@ -5,10 +5,12 @@
 
 mod conv;
 mod ensemble;
+mod fno;
 mod graph;
 mod metrics;
 pub mod parallel;
 mod rollout;
+mod sfno;
 pub mod shallow_water;
 mod surrogate;
 mod transformer;
@@ -17,9 +19,14 @@ mod verification;
 
 pub use conv::{FieldConv2d, FieldConv2dConfig};
 pub use ensemble::{Spread, crps, crps_cells, energy_score};
+pub use fno::{
+    Fno, FnoConfig, SpectralConv1d, SpectralConv1dConfig, SpectralConv2d, SpectralConv2dConfig,
+    SpectralConv3d, SpectralConv3dConfig,
+};
 pub use graph::{GraphConv, GraphConvConfig};
 pub use metrics::{Evaluation, Scores, weighted_mse};
 pub use rollout::{perturbed, rollout};
+pub use sfno::{Sfno, SfnoConfig, SpectralConvS2, SpectralConvS2Config};
 pub use surrogate::{SurrogateCnn, SurrogateCnnConfig};
 pub use transformer::{
     ConditionEmbedding, ConditionEmbeddingConfig, FieldTransformer, FieldTransformerConfig,

@@ -12,6 +12,7 @@ mod driver;
 pub mod dropout;
 pub mod embedding;
 mod field;
+pub mod geodesic;
 pub mod golden;
 pub mod graph;
 mod kernel;
@@ -31,6 +32,8 @@ pub mod resample;
 mod reshard;
 mod sharding;
 pub mod softmax;
+pub mod spectral;
+pub mod sphere;
 pub mod testing;
 
 pub use activation::{Activation, ActivationField};
@@ -41,11 +44,12 @@ pub use driver::{Neighborhood, Padding, Rounding, Stencil, StencilPlan, Window};
 pub use dropout::DropoutField;
 pub use embedding::EmbeddingField;
 pub use field::{Carried, Carrier, Field, OneDevice, Rank, Sharded};
+pub use geodesic::{Disco, GeodesicField, GeodesicNeighborhood};
 pub use layer::{Apply, Layer, PlanOf};
 pub use loss::{
     CrossEntropyOptions, Penalty, Reduction, SsimOptions, backward, counted, cross_entropy,
-    cross_entropy_cells, gradient_loss, huber_loss, l1_loss, loss_value, mse_loss, ssim_loss,
-    total_variation, weighted_loss,
+    cross_entropy_cells, gradient_loss, huber_loss, l1_loss, loss_value, mse_loss, spectral_loss,
+    ssim_loss, total_variation, weighted_loss,
 };
 pub use matmul::MatmulField;
 pub use norm::NormField;
@@ -57,16 +61,20 @@ pub use registry::operators;
 pub use resample::ResampleField;
 pub use reshard::{Around, Reshard, ReshardField, set_reshards};
 pub use softmax::SoftmaxField;
+pub use spectral::{FftNorm, SpectralField};
+pub use sphere::{Sht, ShtNorm, ShtPhase, SphereField, SphereGrid};
 
 /// Imports for model code: fields, layers, and the methods of all families of operators.
 pub mod prelude {
     pub use crate::{
         ActivationField, Apply, AttentionField, AttentionOptions, ConvField, ConvOptions,
-        ConvTransposeField, ConvTransposeOptions, DenseAttentionField, DropoutField, Field, Layer,
-        MatmulField, NeighborhoodOptions, NormField, Operand, Padding, Penalty, PlanOf, PoolField,
-        PoolOptions, Rank, RearrangeField, ReduceField, Reduction, ResampleField, Reshard,
-        ReshardField, ShapeField, SoftmaxField, SsimOptions, StatisticsField, Stencil, Window,
-        gradient_loss, huber_loss, l1_loss, mse_loss, ssim_loss, total_variation, weighted_loss,
+        ConvTransposeField, ConvTransposeOptions, DenseAttentionField, Disco, DropoutField,
+        FftNorm, Field, GeodesicField, GeodesicNeighborhood, Layer, MatmulField,
+        NeighborhoodOptions, NormField, Operand, Padding, Penalty, PlanOf, PoolField, PoolOptions,
+        Rank, RearrangeField, ReduceField, Reduction, ResampleField, Reshard, ReshardField,
+        ShapeField, Sht, ShtNorm, ShtPhase, SoftmaxField, SpectralField, SphereField, SphereGrid,
+        SsimOptions, StatisticsField, Stencil, Window, gradient_loss, huber_loss, l1_loss,
+        mse_loss, spectral_loss, ssim_loss, total_variation, weighted_loss,
     };
 }
 

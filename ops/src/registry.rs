@@ -7,8 +7,8 @@ use crate::golden::{Golden, Output};
 use crate::reduce::ReduceField;
 use crate::sharding::sharded;
 use crate::{
-    attention, conv, embedding, graph, loss, matmul, norm, pool, rearrange, reduce, resample,
-    softmax,
+    attention, conv, embedding, geodesic, graph, loss, matmul, norm, pool, rearrange, reduce,
+    resample, softmax, spectral, sphere,
 };
 
 /// All operators that golden cases can be of, by family.
@@ -26,6 +26,9 @@ pub fn operators() -> impl Iterator<Item = &'static Golden> {
         softmax::OPERATORS,
         embedding::OPERATORS,
         graph::OPERATORS,
+        spectral::OPERATORS,
+        sphere::OPERATORS,
+        geodesic::OPERATORS,
     ]
     .into_iter()
     .flatten()

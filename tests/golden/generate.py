@@ -1,6 +1,6 @@
 """Makes golden cases, and checks that those in a folder are what PyTorch computes.
 
-    pip install torch numpy safetensors
+    pip install torch numpy safetensors torch-harmonics
     python tests/golden/generate.py check tests/golden
     python tests/golden/generate.py new conv2d --inputs x=1,3,13,9 --params weight=4,3,3,5 bias=4 \\
         --attrs '{"stride": [1, 2], "padding": [1, 2], "dilation": [1, 1], "groups": 1, "padding_mode": "circular"}'
@@ -176,6 +176,100 @@ def message_passing(a, x):
     return torch.zeros_like(x).scatter_reduce(0, index, x[sources], a["reduce"], include_self=False)
 
 
+def irfft(a, x):
+    sizes = [x.shape[dim] for dim in a["dim"][:-1]] + [a["n"]]
+    return torch.fft.irfftn(torch.view_as_complex(x), sizes, a["dim"], a["norm"])
+
+
+def complex_fft(function):
+    return lambda a, x: torch.view_as_real(
+        function(torch.view_as_complex(x), dim=a["dim"], norm=a["norm"])
+    )
+
+
+def cosines(inverse):
+    """By matrices: SciPy's dctn and idctn of type II."""
+
+    def run(a, x):
+        for dim in a["dim"]:
+            n = x.shape[dim]
+            k, j = torch.arange(n, dtype=torch.float64)[:, None], torch.arange(n, dtype=torch.float64)
+            matrix = 2 * torch.cos(torch.pi * k * (2 * j + 1) / (2 * n))
+            scales = {"backward": 1.0, "ortho": (2 * n) ** -0.5, "forward": 1 / (2 * n)}
+            matrix = matrix * scales[a["norm"]]
+            if a["norm"] == "ortho":
+                matrix[0] *= 0.5**0.5
+            matrix = torch.linalg.inv(matrix) if inverse else matrix
+            x = (x.movedim(dim, -1) @ matrix.T).movedim(-1, dim)
+        return x
+
+    return run
+
+
+def spectral_conv(_, x, weight):
+    """The kernel of fourier_2d.py, with both of its weights in one, for any number of dims."""
+    weight = torch.view_as_complex(weight)
+    dims, sizes = list(range(2, x.ndim)), x.shape[2:]
+    modes = torch.fft.rfftn(x, dim=dims)[..., : weight.shape[-1]]
+    for dim, (size, kept) in enumerate(zip(sizes[:-1], weight.shape[2:-1]), 2):
+        low, high = (kept + 1) // 2, kept // 2
+        index = torch.cat([torch.arange(low), torch.arange(size - high, size)])
+        modes = modes.index_select(dim, index)
+    found = torch.einsum("bi...,io...->bo...", modes, weight)
+    for dim, (size, kept) in enumerate(zip(sizes[:-1], weight.shape[2:-1]), 2):
+        low, high = (kept + 1) // 2, kept // 2
+        zeros = found.new_zeros([*found.shape[:dim], size - kept, *found.shape[dim + 1 :]])
+        found = torch.cat([found.narrow(dim, 0, low), zeros, found.narrow(dim, low, high)], dim)
+    return torch.fft.irfftn(found, s=sizes, dim=dims)
+
+
+def spherical(name):
+    def run(a, x):
+        import torch_harmonics
+
+        make = getattr(torch_harmonics, name)
+        # Its tables are in f64.
+        options = (a["nlat"], a["nlon"], a.get("lmax"), None, a["grid"], a["norm"], a["csphase"])
+        transform = make(*options).double()
+        inverse = name.startswith("Inverse")
+        y = transform(torch.view_as_complex(x) if inverse else x)
+        return y if inverse else torch.view_as_real(y)
+
+    return run
+
+
+def sphere_conv(a, x, weight):
+    """torch-harmonics' SpectralConvS2 with one group."""
+    harmonics = spherical("RealSHT")(a, x)
+    found = torch.einsum("bixy,iox->boxy", torch.view_as_complex(harmonics), torch.view_as_complex(weight[..., 0, :]))
+    return spherical("InverseRealSHT")(a, torch.view_as_real(found))
+
+
+def disco_conv(a, x, weight, bias=None):
+    import torch_harmonics
+
+    layer = torch_harmonics.DiscreteContinuousConvS2(
+        x.shape[1], weight.shape[0], *(tuple(a[key]) for key in ("in_shape", "out_shape", "kernel_shape")),
+        groups=a["groups"], grid_in=a["grid"], grid_out=a["grid"], theta_cutoff=a.get("theta_cutoff"), bias=False,
+    ).double()  # fmt: skip
+    y = torch.func.functional_call(layer, {"weight": weight}, (x,))
+    return y if bias is None else y + bias[:, None, None]
+
+
+def sphere_attention(a, q, k, v):
+    """Between projections, which are the identity."""
+    import torch_harmonics
+
+    layer = torch_harmonics.NeighborhoodAttentionS2(
+        q.shape[1], q.shape[2:], q.shape[2:], a["grid"], a["grid"], a["num_heads"], bias=False,
+        theta_cutoff=a.get("theta_cutoff"), out_channels=v.shape[1], optimized_kernel=False,
+    ).double()  # fmt: skip
+    identity = lambda x: torch.eye(x.shape[1], dtype=x.dtype)[:, :, None, None]
+    names = {"q_weights": q, "k_weights": k, "v_weights": v, "proj_weights": v}
+    weights = {name: identity(x) for name, x in names.items()}
+    return torch.func.functional_call(layer, weights, (q, k, v))
+
+
 # From the name of an operator to its result from `attrs`, inputs and parameters by name.
 OPERATORS = {
     **{f"conv{n}d": conv(n) for n in (1, 2, 3)},
@@ -267,6 +361,24 @@ OPERATORS = {
     "total_variation": lambda a, x: differences(a, x, torch.abs),
     "gradient_loss": lambda a, x, target: differences(a, x - target, torch.square),
     "ssim_loss": ssim,
+    "spectral_loss": lambda a, x, target: F.mse_loss(
+        *(torch.fft.rfftn(part, dim=a["dim"], norm="ortho").abs() for part in (x, target)),
+        reduction=a["reduction"],
+    ),
+    "rfft": lambda a, x: torch.view_as_real(torch.fft.rfftn(x, dim=a["dim"], norm=a["norm"])),
+    "irfft": irfft,
+    "fft": complex_fft(torch.fft.fftn),
+    "ifft": complex_fft(torch.fft.ifftn),
+    "dct": cosines(inverse=False),
+    "idct": cosines(inverse=True),
+    "spectral_conv": spectral_conv,
+    "sht": spherical("RealSHT"),
+    "isht": spherical("InverseRealSHT"),
+    "sphere_conv": sphere_conv,
+    "disco_conv": disco_conv,
+    "sphere_attention": sphere_attention,
+    "vector_sht": spherical("RealVectorSHT"),
+    "vector_isht": spherical("InverseRealVectorSHT"),
 }
 
 

@@ -91,6 +91,12 @@ impl<E> Shared<E> {
         Self(elements.as_mut_ptr())
     }
 
+    /// The same buffer, of elements of another type of this size.
+    pub(crate) fn cast<F>(self) -> Shared<F> {
+        assert_eq!(size_of::<E>(), size_of::<F>());
+        Shared(self.0.cast())
+    }
+
     /// A pointer to an element.
     ///
     /// # Safety

@@ -4,7 +4,8 @@ use halocline_core::{Boundary, Error, Result, ShardTensor};
 
 use super::{
     CrossEntropyOptions, Penalty, Reduction, SsimOptions, cross_entropy, cross_entropy_cells,
-    gradient_loss, huber_loss, l1_loss, mse_loss, ssim_loss, total_variation, weighted_loss,
+    gradient_loss, huber_loss, l1_loss, mse_loss, spectral_loss, ssim_loss, total_variation,
+    weighted_loss,
 };
 use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
 
@@ -28,6 +29,16 @@ pub(crate) const OPERATORS: &[Golden] = &[
         |case| with_dims!(case.dims(), D => loss::<D>(case, Penalty::Absolute, l1_loss)),
     )
     .with_travels(TRAVELS),
+    Golden::new("spectral_loss", |case| match case.dims() {
+        3 => spectrum::<3, 4>(case),
+        4 => spectrum::<4, 5>(case),
+        dims => Err(Error::other(format!("fields of {dims} dims"))),
+    })
+    .with_pytorch("fft.rfftn, abs, mse_loss")
+    .with_travels([
+        "cells, so that each dim is whole once (the result is partial)",
+        "the same back",
+    ]),
     Golden::new("huber_loss", |case| {
         let delta = case.attributes.number("delta").unwrap_or(1.0);
         with_dims!(case.dims(), D => {
@@ -76,6 +87,17 @@ fn dims(case: &Case) -> Vec<(usize, Boundary)> {
     let boundary = case.attributes.boundary("mode");
     let dims = case.attributes.list("dims").into_iter();
     dims.map(|dim| (dim, boundary)).collect()
+}
+
+fn spectrum<const D: usize, const E: usize>(case: &Case) -> Result<Box<dyn Output>> {
+    let (x, target) = (case.input::<D>(0)?, case.input::<D>(1)?);
+    let dims = case.attributes.list("dim");
+    output(Ok(spectral_loss::<E, _, _>(
+        x,
+        target,
+        &dims,
+        reduction(case),
+    )))
 }
 
 fn similarity<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {

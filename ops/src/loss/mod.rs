@@ -11,12 +11,14 @@
 mod cross_entropy;
 pub mod differences;
 mod golden;
+mod spectral;
 pub mod ssim;
 mod weighted;
 
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_cells};
 pub use differences::{gradient_loss, total_variation};
 pub(crate) use golden::OPERATORS;
+pub use spectral::spectral_loss;
 pub use ssim::{SsimOptions, ssim, ssim_loss};
 pub use weighted::{counted, weighted_loss};
 
@@ -213,6 +215,20 @@ mod tests {
             let target = inputs.remove(1);
             huber_loss(inputs.remove(0), target, 0.8, Reduction::Mean)
         }
+    }
+
+    struct Spectral;
+
+    impl Operator<3, 1> for Spectral {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 1> {
+            let target = inputs.remove(1);
+            spectral_loss::<4, _, _>(inputs.remove(0), target, &[1, 2], Reduction::Mean)
+        }
+    }
+
+    #[test]
+    fn losses_of_amplitudes_over_all_dims() {
+        check_op(&Spectral, &[[2, 5, 6], [2, 5, 6]], &[], &[0, 1, 2], 1e-5);
     }
 
     #[test]

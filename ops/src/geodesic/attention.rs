@@ -1,0 +1,183 @@
+//! Neighborhood attention on the sphere: to the cells within a geodesic radius.
+//!
+//! `y(p) = Σ_q w_q e^{s q(p)·k(q)} v(q) / Σ_q w_q e^{s q(p)·k(q)}` over the cells `q` within the radius, for each head, with
+//! the weights `w` of the quadrature and `s = 1/√width`. Semantics follow the kernel of torch-harmonics'
+//! `NeighborhoodAttentionS2`, between its projections.
+//!
+//! # Shapes
+//! Queries, keys and values are `[batch, heads · width, lat, lon]`, of the same grid, with the width of a head first or
+//! other widths of values.
+//!
+//! # Placement
+//! Batch, latitude and longitude may be sharded, of all three alike. Longitude is made whole by an exchange; of keys and values
+//! halos in latitude travel. The result has the layout of the queries.
+//!
+//! # Adjoint
+//! That of the softmax, computed where the queries are; gradients of keys and values go back as halos and are
+//! added.
+
+use std::f64::consts::PI;
+use std::fmt;
+use std::sync::Arc;
+
+use halocline_core::{Error, Result, ShardTensor};
+
+use super::attention_node::{Attention, Neighbor};
+use super::filter::rotated;
+use super::reach::Reach;
+use crate::kernel::flex;
+use crate::reshape;
+use crate::sphere::SphereGrid;
+
+const NAME: &str = "sphere_attention";
+
+/// The cells of a grid within a geodesic radius of each other. Clones share them.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::{GeodesicField, GeodesicNeighborhood, SphereGrid};
+///
+/// let near = GeodesicNeighborhood::new([6, 12], SphereGrid::LegendreGauss, Some(0.6))?;
+/// let x = Tensor::<4>::ones([1, 8, 6, 12], &Default::default());
+/// let y = x.clone().sphere_attention(x.clone(), x.clone(), 2, &near).into_data();
+/// y.assert_approx_eq::<f32>(&x.into_data(), Default::default());
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct GeodesicNeighborhood {
+    reach: Reach,
+    neighbors: Arc<Vec<Vec<Neighbor>>>,
+}
+
+impl fmt::Debug for GeodesicNeighborhood {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GeodesicNeighborhood({:?})", self.reach)
+    }
+}
+
+impl GeodesicNeighborhood {
+    /// Neighborhoods on a grid of so many latitudes and longitudes: by default within the largest distance
+    /// of latitudes.
+    ///
+    /// # Errors
+    /// A grid without cells; a radius that is not positive.
+    pub fn new(size: [usize; 2], grid: SphereGrid, radius: Option<f64>) -> Result<Self> {
+        let reach = Reach::new(NAME, [size; 2], grid, radius)?;
+        let (cosines, weights) = grid.quadrature(size[0])?;
+        let of = |output: usize| {
+            let mut found = Vec::new();
+            for row in reach.inputs(&(output..output + 1)) {
+                for shift in 0..size[1] {
+                    let angle = 2.0 * PI * shift as f64 / size[1] as f64;
+                    let (distance, _) = rotated(cosines[row], angle, cosines[output]);
+                    if distance <= reach.cutoff {
+                        let weight = 2.0 * PI * weights[row] / size[1] as f64;
+                        found.push(Neighbor { row, shift, weight });
+                    }
+                }
+            }
+            found
+        };
+        let neighbors = (0..size[0]).map(of).collect();
+        Ok(Self {
+            reach,
+            neighbors: Arc::new(neighbors),
+        })
+    }
+}
+
+/// Attention of each cell to the cells within a radius. See the [module](self).
+///
+/// # Errors
+/// Shapes, layouts or number types that do not fit; channels that are sharded; partial values; a device other than
+/// the CPU.
+///
+/// # Example
+/// ```
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::SphereGrid;
+/// use halocline_ops::geodesic::{GeodesicNeighborhood, sphere_attention};
+///
+/// let near = GeodesicNeighborhood::new([6, 12], SphereGrid::Lobatto, None)?;
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<4>::ones([1, 8, 6, 12], &mesh, &[Shard(2)])?;
+///     let y = sphere_attention(x.clone(), x.clone(), x.clone(), 2, &near)?;
+///     assert_eq!(y.layout(), x.layout());
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn sphere_attention(
+    queries: ShardTensor<4>,
+    keys: ShardTensor<4>,
+    values: ShardTensor<4>,
+    heads: usize,
+    neighborhood: &GeodesicNeighborhood,
+) -> Result<ShardTensor<4>> {
+    let reach = &neighborhood.reach;
+    let shapes = [&queries, &keys, &values].map(|tensor| tensor.dims());
+    shapes
+        .iter()
+        .try_for_each(|shape| reach.check(NAME, shape))?;
+    let told = |message| Err(Error::operator(NAME, message));
+    let [q, k, v] = shapes;
+    if heads == 0
+        || q[..2] != k[..2]
+        || k[0] != v[0]
+        || !q[1].is_multiple_of(heads)
+        || !v[1].is_multiple_of(heads)
+    {
+        return told(format!(
+            "queries {q:?}, keys {k:?} and values {v:?} with {heads} heads; expected the same batch, queries and \
+             keys with the same channels, and multiples of heads"
+        ));
+    }
+    let all = [queries, keys, values];
+    let dtype = all[0].local().dtype();
+    let same = |tensor: &ShardTensor<4>| {
+        let extents =
+            [0, 2, 3].map(|dim| tensor.layout().extents(dim) == all[0].layout().extents(dim));
+        tensor.local().dtype() == dtype
+            && extents == [true; 3]
+            && tensor.placements() == all[0].placements()
+    };
+    if !all.iter().all(same) {
+        let layouts = all.each_ref().map(|tensor| tensor.layout().to_string());
+        return told(format!(
+            "{}; expected the same shards and number type: redistribute them",
+            layouts.join(", ")
+        ));
+    }
+    if !flex::runs_on(&all[0].local().device()) {
+        return told("there is no kernel for this device; move the tensors to the CPU".into());
+    }
+    let before = all[0].layout().clone();
+    let [queries, keys, values] = all.map(|tensor| reach.pencil(tensor, NAME));
+    let (queries, keys, values) = (queries?, keys?, values?);
+    let position = queries.mesh().position();
+    let outputs = reach.outputs(queries.layout(), position)?;
+    let [keys, values] = [&keys, &values].map(|tensor| reach.assemble(tensor, NAME));
+    let (layout, mesh) = (queries.layout().clone(), queries.mesh().clone());
+    let heads_of = |tensor: burn::tensor::Tensor<4>| {
+        let [batch, channels, rows, longitudes] = tensor.dims();
+        reshape::<4, 4>(
+            tensor,
+            vec![batch * heads, channels / heads, rows, longitudes],
+        )
+    };
+    let attention = Attention {
+        neighbors: neighborhood.neighbors.clone(),
+        inputs: reach.inputs(&outputs),
+        outputs,
+        scale: ((q[1] / heads) as f64).sqrt().recip(),
+    };
+    let tensors = [queries.into_parts().0, keys?, values?];
+    let y = attention.run(tensors.map(heads_of));
+    let mut extents = layout.all_extents().to_vec();
+    extents[1] = vec![v[1]];
+    let result = layout.derive(layout.placements().to_vec(), extents);
+    let y = reshape(y, result.local_shape(position));
+    reach.restore(ShardTensor::from_parts(y, result, mesh), &before)
+}

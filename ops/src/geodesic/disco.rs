@@ -1,0 +1,199 @@
+//! Discrete-continuous convolution on the sphere, with kernels of a geodesic radius.
+//!
+//! `y_o(p) = Σ_i Σ_k w_oik ∫ ψ_k(R_p⁻¹ q) x_i(q) dq` over the sphere, by the quadrature of the input's grid, where
+//! `ψ_k` are piecewise linear functions of distance and direction from `p`. Semantics follow torch-harmonics' `DiscreteContinuousConvS2`
+//! with `piecewise linear` functions and `nodal` norm (Ocampo, Price, McEwen 2023).
+//!
+//! # Shapes
+//! `[batch, channels_in, lat, lon]` → `[batch, channels_out, lat, lon]` of the output grid, whose longitudes divide those of
+//! the input. The weight is `[channels_out, channels_in/groups, functions]`.
+//!
+//! # Placement
+//! Batch, latitude and longitude may be sharded. Longitude is made whole by an exchange, because kernels near
+//! the poles reach all of it; of latitude a halo travels, of as many rows as a kernel reaches at
+//! its place. The result has the placements of `x`, and its extents where the grid keeps its size.
+//!
+//! # Adjoint
+//! The transposed sums, whose rows are computed by the rank that has them; halos and longitudes go back and
+//! are added.
+
+use std::fmt;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use halocline_core::{Error, Result, ShardTensor};
+
+use super::basis::Basis;
+use super::filter::{Grids, entries, transposed};
+use super::node::{Entries, LocalSums};
+use super::reach::Reach;
+use crate::conv::{ConvOptions, conv};
+use crate::driver::empty::{drop_empty, fill};
+use crate::kernel::flex;
+use crate::operand::Operand;
+use crate::reshape;
+use crate::sphere::SphereGrid;
+
+const NAME: &str = "disco";
+
+/// Kernels of a discrete-continuous convolution between two grids: their support on every latitude.
+/// Clones share it.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::{Disco, GeodesicField, SphereGrid};
+///
+/// // Three rings of four directions around each cell, and its centre.
+/// let kernels = Disco::new([6, 12], [6, 12], [3, 4], SphereGrid::Equiangular, None)?;
+/// assert_eq!(kernels.functions(), 5);
+/// let device = Default::default();
+/// let weight = Tensor::<3>::ones([2, 3, 5], &device);
+/// let y = Tensor::<4>::ones([1, 3, 6, 12], &device).disco_conv(weight, None, 1, &kernels);
+/// assert_eq!(y.dims(), [1, 2, 6, 12]);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Disco {
+    pub(super) reach: Reach,
+    pub(super) entries: Arc<Entries>,
+}
+
+impl fmt::Debug for Disco {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Disco({:?}, {} functions)", self.reach, self.functions())
+    }
+}
+
+impl Disco {
+    /// Kernels from a grid of `input` latitudes and longitudes to one of `output`, with collocation
+    /// points on so many rings (along a diameter) and at so many angles, within a geodesic radius: by
+    /// default the largest distance of latitudes of the output.
+    ///
+    /// # Errors
+    /// A grid without cells; longitudes of the output that do not divide those of the input; no ring or angle;
+    /// a radius that is not positive.
+    pub fn new(
+        input: [usize; 2],
+        output: [usize; 2],
+        [rings, angles]: [usize; 2],
+        grid: SphereGrid,
+        radius: Option<f64>,
+    ) -> Result<Self> {
+        if rings == 0 || angles == 0 {
+            let message =
+                format!("{rings} rings and {angles} angles; expected one or more of each");
+            return Err(Error::operator(NAME, message));
+        }
+        let reach = Reach::new(NAME, [input, output], grid, radius)?;
+        let (cosines, weights) = grid.quadrature(input[0])?;
+        let (outputs, _) = grid.quadrature(output[0])?;
+        let basis = Basis { rings, angles };
+        let grids = Grids {
+            cosines: &cosines,
+            weights: &weights,
+            longitudes: input[1],
+            outputs: &outputs,
+        };
+        let by_output = entries(basis, &grids, reach.cutoff);
+        Ok(Self {
+            reach,
+            entries: Arc::new(Entries {
+                by_input: transposed(&by_output, input[0]),
+                by_output,
+                functions: basis.size(),
+                longitudes: [input[1], output[1]],
+            }),
+        })
+    }
+
+    /// The number of functions, which is that of weights of a pair of channels.
+    pub fn functions(&self) -> usize {
+        self.entries.functions
+    }
+}
+
+/// Convolves a field on the sphere with local kernels. See the [module](self).
+///
+/// # Errors
+/// Shapes that do not fit; channels that are sharded; partial values.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::SphereGrid;
+/// use halocline_ops::geodesic::{Disco, disco_conv};
+///
+/// let kernels = Disco::new([6, 12], [6, 12], [3, 1], SphereGrid::Lobatto, None)?;
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<4>::ones([1, 3, 6, 12], &mesh, &[Shard(2)])?;
+///     let weight = Tensor::<3>::ones([2, 3, 2], world.device());
+///     let y = disco_conv(x, weight, None, 1, &kernels)?;
+///     assert_eq!((y.dims(), y.placements()), ([1, 2, 6, 12], &[Shard(2)][..]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn disco_conv(
+    x: ShardTensor<4>,
+    weight: Tensor<3>,
+    bias: Option<Operand<1>>,
+    groups: usize,
+    kernels: &Disco,
+) -> Result<ShardTensor<4>> {
+    let [channels_out, channels_in, functions] = weight.dims();
+    if functions != kernels.functions() {
+        let message = format!(
+            "weight {:?}; expected {} functions last",
+            weight.dims(),
+            kernels.functions()
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    let terms = disco(x, kernels)?;
+    let shape = vec![channels_out, channels_in * functions, 1, 1];
+    let weight: Tensor<4> = reshape(weight, shape);
+    let options = ConvOptions::<2>::default().with_groups(groups);
+    conv(terms, weight, bias, &options)
+}
+
+/// The integral of each channel with each function around each output cell:
+/// `[batch, channels · functions, lat, lon]`.
+pub(super) fn disco(x: ShardTensor<4>, kernels: &Disco) -> Result<ShardTensor<4>> {
+    let reach = &kernels.reach;
+    let [[_, longitudes], [_, width]] = reach.sizes;
+    reach.check(NAME, &x.dims())?;
+    let before = x.layout().clone();
+    let x = reach.pencil(x, NAME)?;
+    let (layout, mesh) = (x.layout().clone(), x.mesh().clone());
+    let (outputs, functions) = (
+        reach.outputs(&layout, mesh.position())?,
+        kernels.functions(),
+    );
+    let local = reach.assemble(&x, NAME)?;
+    let mut extents = layout.all_extents().to_vec();
+    extents[1] = vec![layout.shape()[1] * functions];
+    extents[2] = reach.output_rows(&layout)?;
+    extents[3] = vec![width];
+    let result = layout.derive(layout.placements().to_vec(), extents);
+    let kernel = flex::runs_on(&local.device());
+    let local = match kernel || !result.has_empty_shard() {
+        true => local,
+        false => fill(1, local, &[0, 1, 2, 3], NAME, 0.0)?,
+    };
+    let [batch, channels, held, _] = local.dims();
+    let sums = LocalSums {
+        entries: kernels.entries.clone(),
+        inputs: reach.inputs(&outputs),
+        outputs,
+    };
+    let y = sums.run(reshape(local, vec![batch * channels, held, longitudes]));
+    let [_, _, held, _] = y.dims();
+    let mut y = reshape(y, vec![batch, channels * functions, held, width]);
+    if !kernel {
+        y = drop_empty(y, &result, mesh.position(), NAME)?;
+    }
+    reach.restore(ShardTensor::from_parts(y, result, mesh), &before)
+}

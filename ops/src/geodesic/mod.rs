@@ -1,0 +1,66 @@
+//! Operators on cells within a geodesic radius: discrete-continuous convolution and neighborhood attention on the
+//! sphere.
+//!
+//! Longitude is made whole by an exchange, because cells near the poles have neighbors at all longitudes. Of latitude a
+//! halo travels: the rows that those of a rank reach.
+
+pub mod attention;
+mod attention_node;
+mod basis;
+pub mod disco;
+mod filter;
+mod golden;
+mod node;
+mod reach;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use golden::OPERATORS;
+
+pub use attention::{GeodesicNeighborhood, sphere_attention};
+pub use disco::{Disco, disco_conv};
+
+use burn::tensor::Tensor;
+
+use crate::field::{Field, run};
+use crate::operand::Operand;
+
+/// Operators on geodesic neighborhoods as methods.
+pub trait GeodesicField: Field<4> {
+    /// The convolution with local kernels on the sphere, with a weight
+    /// `[channels_out, channels_in/groups, functions]`. See [`disco`].
+    ///
+    /// # Panics
+    /// Panics where [`disco_conv`] returns an error; [`Disco`] has an example.
+    #[must_use]
+    fn disco_conv(
+        self,
+        weight: Tensor<3>,
+        bias: Option<Operand<1>>,
+        groups: usize,
+        kernels: &Disco,
+    ) -> Self {
+        run(self, |x| disco_conv(x, weight, bias, groups, kernels))
+    }
+
+    /// Attention of each cell, by this tensor of queries, to the cells within a radius. See
+    /// [`attention`].
+    ///
+    /// # Panics
+    /// Panics where [`sphere_attention`] returns an error; [`GeodesicNeighborhood`] has an example.
+    #[must_use]
+    fn sphere_attention(
+        self,
+        keys: Self,
+        values: Self,
+        heads: usize,
+        neighborhood: &GeodesicNeighborhood,
+    ) -> Self {
+        let (keys, values) = (keys.into_shard(), values.into_shard());
+        run(self, |queries| {
+            sphere_attention(queries, keys, values, heads, neighborhood)
+        })
+    }
+}
+
+impl<X: Field<4>> GeodesicField for X {}

@@ -1,0 +1,150 @@
+//! Cells of a grid within a geodesic radius of cells of another: which rows they are in, and how they come to
+//! the ranks that need them.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use halocline_core::{Boundary, Error, Layout, Need, Result, ShardTensor, segments};
+
+use super::filter::rows;
+use crate::spectral::whole;
+use crate::sphere::SphereGrid;
+
+/// The input rows that output rows reach, between two grids.
+#[derive(Clone)]
+pub(super) struct Reach {
+    /// Latitudes and longitudes of input and output.
+    pub(super) sizes: [[usize; 2]; 2],
+    pub(super) cutoff: f64,
+    rows: Arc<[Range<usize>]>,
+}
+
+impl fmt::Debug for Reach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [input, output] = self.sizes;
+        write!(f, "{input:?} to {output:?} within {:.4}", self.cutoff)
+    }
+}
+
+impl Reach {
+    /// The reach within a radius: by default the largest distance of latitudes of the output.
+    ///
+    /// # Errors
+    /// A grid without cells; longitudes of the output that do not divide those of the input; a radius that is not
+    /// positive.
+    pub(super) fn new(
+        operator: &str,
+        sizes @ [input, output]: [[usize; 2]; 2],
+        grid: SphereGrid,
+        radius: Option<f64>,
+    ) -> Result<Self> {
+        let (cosines, _) = grid.quadrature(input[0])?;
+        let (outputs, _) = grid.quadrature(output[0])?;
+        if input[1] == 0 || output[1] == 0 || !input[1].is_multiple_of(output[1]) {
+            let message = format!(
+                "{} longitudes of the output for {} of the input; expected a divisor",
+                output[1], input[1]
+            );
+            return Err(Error::operator(operator, message));
+        }
+        let gaps = outputs
+            .windows(2)
+            .map(|pair| pair[1].acos() - pair[0].acos());
+        let radius = radius.unwrap_or_else(|| gaps.fold(0.0, f64::max));
+        if radius <= 0.0 || !radius.is_finite() {
+            let message = format!("radius {radius}; expected a positive angle");
+            return Err(Error::operator(operator, message));
+        }
+        // So that points at the radius belong to it, however they are rounded.
+        let cutoff = radius * 1.001;
+        let rows = outputs.iter().map(|output| rows(&cosines, *output, cutoff));
+        Ok(Self {
+            sizes,
+            cutoff,
+            rows: rows.collect(),
+        })
+    }
+
+    /// Requires a field on the input grid.
+    pub(super) fn check(&self, operator: &str, shape: &[usize; 4]) -> Result<()> {
+        let [[latitudes, longitudes], _] = self.sizes;
+        if shape[2..] == [latitudes, longitudes] {
+            return Ok(());
+        }
+        let message = format!("{shape:?}; expected [batch, channels, {latitudes}, {longitudes}]");
+        Err(Error::operator(operator, message))
+    }
+
+    /// Makes longitude whole, since rows near the poles reach all of it.
+    pub(super) fn pencil(
+        &self,
+        x: ShardTensor<4>,
+        operator: &'static str,
+    ) -> Result<ShardTensor<4>> {
+        x.require_resolved(operator)?;
+        x.require_whole(operator, 1)?;
+        whole(x, 3, &[1], &[2], operator)
+    }
+
+    /// The input rows that output rows reach.
+    pub(super) fn inputs(&self, outputs: &Range<usize>) -> Range<usize> {
+        let reached = || {
+            self.rows[outputs.clone()]
+                .iter()
+                .filter(|rows| !rows.is_empty())
+        };
+        let first = reached().map(|rows| rows.start).min().unwrap_or(0);
+        first..reached().map(|rows| rows.end).max().unwrap_or(first)
+    }
+
+    /// The extents of output rows: those of input rows if there are as many, and else as even as possible.
+    pub(super) fn output_rows(&self, layout: &Layout) -> Result<Vec<usize>> {
+        let [[latitudes, _], [outputs, _]] = self.sizes;
+        if outputs == latitudes {
+            return Ok(layout.extents(2).to_vec());
+        }
+        let mut shape = layout.shape().to_vec();
+        shape[2] = outputs;
+        let layout = Layout::new(layout.mesh(), &shape, layout.placements())?;
+        Ok(layout.extents(2).to_vec())
+    }
+
+    /// The output rows of a position.
+    pub(super) fn outputs(&self, layout: &Layout, position: usize) -> Result<Range<usize>> {
+        let (rows, part) = (self.output_rows(layout)?, layout.part(2, position));
+        let start = rows[..part].iter().sum();
+        Ok(start..start + rows[part])
+    }
+
+    /// The cells that the output rows of this rank reach.
+    pub(super) fn assemble(&self, x: &ShardTensor<4>, operator: &'static str) -> Result<Tensor<4>> {
+        let layout = x.layout();
+        let outputs = (0..x.mesh().size()).map(|position| self.outputs(layout, position));
+        let outputs: Vec<Range<usize>> = outputs.collect::<Result<_>>()?;
+        x.assemble(operator, (self.sizes, self.rows.clone()), |position| {
+            let held = layout.local_box(position);
+            let inputs = self.inputs(&outputs[position]);
+            let mut shape = held.shape();
+            shape[2] = inputs.len();
+            let runs = held.ranges().iter().enumerate().map(|(dim, own)| {
+                let range = if dim == 2 { &inputs } else { own };
+                let range = range.start as isize..range.end as isize;
+                segments(range, layout.shape()[dim], Boundary::Zeros, Boundary::Zeros)
+            });
+            Need::product(shape, &runs.collect::<Vec<_>>())
+        })
+    }
+
+    /// Returns a result to the placements of the input, with its extents where sizes are the same.
+    pub(super) fn restore(&self, y: ShardTensor<4>, before: &Layout) -> Result<ShardTensor<4>> {
+        let mut target = Layout::new(before.mesh(), &y.dims(), before.placements())?;
+        for dim in [0, 2, 3] {
+            if y.dims()[dim] == before.shape()[dim] {
+                target = target.with_extents(dim, before.extents(dim))?;
+            }
+        }
+        y.try_redistribute(&target)
+    }
+}

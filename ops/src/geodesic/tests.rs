@@ -1,0 +1,114 @@
+//! Operators on geodesic neighborhoods on every sharding.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use halocline_core::ShardTensor;
+
+use super::disco::disco;
+use super::node::LocalSums;
+use crate::prelude::*;
+use crate::testing::{Operator, check_op, difference, random};
+
+struct Convolution(Disco);
+
+impl Operator<4, 4> for Convolution {
+    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<4>>) -> X {
+        let weight = parameters.remove(0).squeeze_dim::<3>(3);
+        inputs.remove(0).disco_conv(weight, None, 1, &self.0)
+    }
+}
+
+#[test]
+fn convolutions_on_shards_of_batch_and_grid() {
+    let same = Disco::new([7, 8], [7, 8], [3, 4], SphereGrid::Lobatto, Some(0.9)).unwrap();
+    check_op(
+        &Convolution(same),
+        &[[2, 2, 7, 8]],
+        &[[3, 2, 5, 1]],
+        &[0, 2, 3],
+        2e-6,
+    );
+    let coarser = Disco::new([9, 8], [4, 4], [2, 1], SphereGrid::Equiangular, None).unwrap();
+    check_op(
+        &Convolution(coarser),
+        &[[2, 2, 9, 8]],
+        &[[3, 2, 1, 1]],
+        &[0, 2, 3],
+        2e-6,
+    );
+}
+
+struct Attention(GeodesicNeighborhood);
+
+impl Operator<4, 4> for Attention {
+    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X {
+        let (values, keys) = (inputs.remove(2), inputs.remove(1));
+        inputs.remove(0).sphere_attention(keys, values, 2, &self.0)
+    }
+}
+
+#[test]
+fn attention_on_shards_of_batch_and_grid() {
+    let near = GeodesicNeighborhood::new([7, 6], SphereGrid::Lobatto, Some(0.9)).unwrap();
+    let shapes = [[2, 4, 7, 6], [2, 4, 7, 6], [2, 2, 7, 6]];
+    check_op(&Attention(near), &shapes, &[], &[0, 2, 3], 5e-6);
+}
+
+/// Each function has mean one.
+#[test]
+fn a_constant_stays_a_constant() {
+    let kernels = Disco::new([9, 16], [9, 16], [3, 1], SphereGrid::LegendreGauss, None).unwrap();
+    let x = ShardTensor::solo(Tensor::<4>::ones([1, 1, 9, 16], &Default::default()));
+    let y = disco(x, &kernels).unwrap().into_parts().0.into_data();
+    assert!(
+        y.iter::<f32>().all(|value| (value - 1.0).abs() < 1e-5),
+        "{y}"
+    );
+}
+
+#[test]
+fn sums_are_those_of_burns_operators() {
+    for output in [[5, 6], [5, 3]] {
+        let kernels =
+            Disco::new([7, 6], output, [3, 2], SphereGrid::Equiangular, Some(0.8)).unwrap();
+        let outputs = 1..4;
+        let sums = LocalSums {
+            entries: Arc::clone(&kernels.entries),
+            inputs: kernels.reach.inputs(&outputs),
+            outputs,
+        };
+        let run = |composed: bool| {
+            let x = random::<3>([2, sums.inputs.len(), 6], "x", 0)
+                .detach()
+                .require_grad();
+            let y = match composed {
+                true => sums.composed(x.clone()),
+                false => sums.clone().run(x.clone()),
+            };
+            let weight = random::<4>(y.dims(), "y", 0).detach();
+            let gradients = (y.clone() * weight).sum().backward();
+            [y.inner(), x.grad(&gradients).unwrap()].map(Tensor::into_data)
+        };
+        for (ours, burns) in run(false).iter().zip(&run(true)) {
+            assert!(difference(ours, burns) < 1e-6);
+        }
+    }
+}
+
+#[test]
+fn misuse_is_told() {
+    let told = |input, output, rings, radius, expected: &str| {
+        let error = Disco::new(input, output, rings, SphereGrid::Lobatto, radius).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+    };
+    told(
+        [5, 8],
+        [5, 3],
+        [3, 1],
+        None,
+        "3 longitudes of the output for 8 of the input",
+    );
+    told([5, 8], [5, 8], [0, 1], None, "0 rings");
+    told([5, 8], [5, 8], [3, 1], Some(-0.5), "radius -0.5");
+}

@@ -1,0 +1,119 @@
+//! Spectral convolution: a product of the lowest modes of a field, as in Fourier neural operators.
+//!
+//! `y = irfft(w · rfft(x))` over all spatial dims, where `w` has a complex matrix of channels for
+//! each mode that is kept, and other modes are zero. Semantics follow Li et al. (2021),
+//! `fourier_2d.py` and its kin, with both of its weights in one tensor.
+//!
+//! # Shapes
+//! `[batch, channels_in, *spatial]` → `[batch, channels_out, *spatial]`, with one to three spatial
+//! dims. The weight is `[channels_in, channels_out, *modes, 2]`. In the last dim its modes are the lowest, from
+//! zero; in the others the first half (the larger one) are frequencies from zero, and the rest those below zero.
+//!
+//! # Placement
+//! All dims may be sharded. `y` has the placements of `x`; where `channels_in` is sharded it is `Partial(Sum)`, and where the
+//! weight is in `channels_out`, `Shard(1)`. Spatial dims are made whole one after the other, and the later ones
+//! when only kept modes are left of the others; so a sharded dim costs two exchanges of cells or two of modes.
+//!
+//! # Adjoint
+//! Those of the transforms and the [product](super::modes).
+
+use halocline_core::{Error, Result, ShardTensor};
+
+use super::fft::{check_dims, each};
+use super::line::{Frequencies, Line, Scale, Sign};
+use super::local::along;
+use super::modes::mode_product;
+use super::pencil::return_to;
+use crate::operand::Operand;
+
+const NAME: &str = "spectral_conv";
+
+/// Convolves with a kernel that is given by its lowest modes. `E = D + 1`. See the [module](self).
+///
+/// # Errors
+/// Those of [`mode_product`]; more modes than the field has.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Launcher, Shard, ShardTensor};
+/// use halocline_ops::spectral::spectral_conv;
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("lat", 2)])?;
+///     let x = ShardTensor::<4>::ones([1, 3, 8, 9], &mesh, &[Shard(2)])?;
+///     let weight = Tensor::<5>::ones([3, 2, 4, 3, 2], world.device());
+///     let y = spectral_conv(x, weight)?;
+///     assert_eq!((y.dims(), y.placements()), ([1, 2, 8, 9], &[Shard(2)][..]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn spectral_conv<const D: usize, const E: usize>(
+    x: ShardTensor<D>,
+    weight: impl Into<Operand<E>>,
+) -> Result<ShardTensor<D>> {
+    const { assert!(E == D + 1, "a weight has a dim of real and imaginary parts") };
+    let weight = weight.into();
+    let kept = check(&x.dims(), &weight.dims())?;
+    let (before, size) = (x.layout().clone(), x.dims()[D - 1]);
+    let others: Vec<usize> = (2..D - 1).collect();
+    let modes = weight.dims()[D - 1];
+    // Channels stay where they are: their sharding decides the placement of the result.
+    let fixed = &[1][..];
+    let line = Line::ToModes {
+        size,
+        modes,
+        scale: Scale::uniform(1.0),
+    };
+    let y: ShardTensor<E> = along(x, D - 1, line, [fixed, &others], NAME)?;
+    let y = each(y, &others, &[], |y, dim, pending| {
+        let line = Line::ToFrequencies(kept(dim, Sign::Minus));
+        along(y, dim, line, [fixed, pending], NAME)
+    })?;
+    let y = mode_product(y, weight)?;
+    let y = each(y, &others, &[D - 1], |y, dim, pending| {
+        let line = Line::FromFrequencies(kept(dim, Sign::Plus));
+        along(y, dim, line, [fixed, pending], NAME)
+    })?;
+    let factor = (size as f64).recip();
+    let scale = Scale {
+        edge: factor,
+        interior: 2.0 * factor,
+    };
+    let line = Line::FromModes { size, modes, scale };
+    let y: ShardTensor<D> = along(y, D - 1, line, [fixed, &[]], NAME)?;
+    return_to(&before, y)
+}
+
+/// The frequencies to keep in a dim other than the last, in each direction.
+fn check(x: &[usize], weight: &[usize]) -> Result<impl Fn(usize, Sign) -> Frequencies + use<>> {
+    let (dims, last) = (x.len(), x.len() - 1);
+    if dims < 3 {
+        let message = format!("{x:?}; expected [batch, channels, *spatial]");
+        return Err(Error::operator(NAME, message));
+    }
+    let spatial: Vec<usize> = (2..dims).collect();
+    check_dims(NAME, x, &spatial)?;
+    for dim in spatial {
+        let most = if dim == last { x[dim] / 2 + 1 } else { x[dim] };
+        if weight[dim] == 0 || weight[dim] > most {
+            let message = format!(
+                "{} modes in dim {dim} of {} cells; expected 1 to {most}",
+                weight[dim], x[dim]
+            );
+            return Err(Error::operator(NAME, message));
+        }
+    }
+    let (sizes, modes) = (x.to_vec(), weight.to_vec());
+    Ok(move |dim: usize, sign| Frequencies {
+        size: sizes[dim],
+        low: modes[dim].div_ceil(2),
+        high: modes[dim] / 2,
+        sign,
+        scale: match sign {
+            Sign::Minus => 1.0,
+            Sign::Plus => (sizes[dim] as f64).recip(),
+        },
+    })
+}

@@ -1,0 +1,119 @@
+//! Transforms in the registry.
+
+use halocline_core::{Error, Result};
+
+use super::conv::spectral_conv;
+use super::fft::{FftNorm, dct, fft, idct, ifft, irfft, rfft};
+use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+
+const ALL_TO_ALL: [&str; 2] = ["cells, so that each dim is whole once", "the same back"];
+
+/// The transforms.
+pub(crate) const OPERATORS: &[Golden] = &[
+    golden("rfft", "fft.rfftn", Dims::All, |case| match case.dims() {
+        1 => real::<1, 2>(case),
+        2 => real::<2, 3>(case),
+        3 => real::<3, 4>(case),
+        4 => real::<4, 5>(case),
+        5 => real::<5, 6>(case),
+        dims => Err(too_many(dims)),
+    }),
+    golden("irfft", "fft.irfftn", Dims::AllButLast, |case| {
+        match case.dims() {
+            2 => to_real::<2, 1>(case),
+            3 => to_real::<3, 2>(case),
+            4 => to_real::<4, 3>(case),
+            5 => to_real::<5, 4>(case),
+            6 => to_real::<6, 5>(case),
+            dims => Err(too_many(dims)),
+        }
+    }),
+    golden(
+        "fft",
+        "fft.fftn",
+        Dims::AllButLast,
+        |case| with_dims!(case.dims(), D => output(fft(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case)))),
+    ),
+    golden(
+        "ifft",
+        "fft.ifftn",
+        Dims::AllButLast,
+        |case| with_dims!(case.dims(), D => output(ifft(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case)))),
+    ),
+    golden(
+        "dct",
+        "scipy.fft.dctn",
+        Dims::All,
+        |case| with_dims!(case.dims(), D => output(dct(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case)))),
+    ),
+    golden(
+        "idct",
+        "scipy.fft.idctn",
+        Dims::All,
+        |case| with_dims!(case.dims(), D => output(idct(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case)))),
+    ),
+    Golden {
+        name: "spectral_conv",
+        pytorch: "SpectralConv2d of Li et al.",
+        sharded: Dims::AllButChannels,
+        travels: [
+            "cells and modes, so that each dim is whole once each way",
+            "the same back; sums of weights' gradients",
+        ],
+        modules: "",
+        run: |case| match case.dims() {
+            3 => output(spectral_conv::<3, 4>(
+                case.input(0)?,
+                case.needed("weight")?,
+            )),
+            4 => output(spectral_conv::<4, 5>(
+                case.input(0)?,
+                case.needed("weight")?,
+            )),
+            5 => output(spectral_conv::<5, 6>(
+                case.input(0)?,
+                case.needed("weight")?,
+            )),
+            dims => Err(too_many(dims)),
+        },
+    },
+];
+
+const fn golden(
+    name: &'static str,
+    pytorch: &'static str,
+    sharded: Dims,
+    run: fn(&Case) -> Result<Box<dyn Output>>,
+) -> Golden {
+    Golden {
+        name,
+        pytorch,
+        sharded,
+        travels: ALL_TO_ALL,
+        modules: "",
+        run,
+    }
+}
+
+fn too_many(dims: usize) -> Error {
+    Error::other(format!("an input of {dims} dims"))
+}
+
+fn norm(case: &Case) -> FftNorm {
+    match case.attributes.text("norm") {
+        "ortho" => FftNorm::Ortho,
+        "forward" => FftNorm::Forward,
+        _ => FftNorm::Backward,
+    }
+}
+
+fn real<const D: usize, const E: usize>(case: &Case) -> Result<Box<dyn Output>> {
+    let dims = case.attributes.list("dim");
+    output(rfft::<D, E>(case.input(0)?, &dims, norm(case)))
+}
+
+fn to_real<const D: usize, const E: usize>(case: &Case) -> Result<Box<dyn Output>> {
+    let dims = case.attributes.list("dim");
+    let size = case.attributes.list("n")[0];
+    output(irfft::<D, E>(case.input(0)?, &dims, size, norm(case)))
+}

@@ -1,0 +1,172 @@
+//! Fourier and cosine transforms, products of modes, and spectra.
+//!
+//! `rfft`: `y_k = Σ_j x_j e^{−2πijk/n}` along each of the dims. Semantics follow PyTorch's `torch.fft.rfftn`
+//! and its kin, with the same [norms](FftNorm). A complex tensor has a last dim of two cells, the real
+//! and the imaginary part, as `torch.view_as_real` gives it.
+//!
+//! # Placement
+//! All dims may be sharded, except that of real and imaginary parts. A dim is made whole by an exchange
+//! before it is transformed, those first that are whole; the result keeps the placements of the
+//! last exchange:
+//!
+//! | `x` `[batch, channels, lat, lon]` | `rfft(&[2, 3])` `[.., lat, modes, 2]` | travels |
+//! |---|---|---|
+//! | `Shard(0)` | `Shard(0)` | – |
+//! | `Shard(2)` | `Shard(3)` | an all-to-all of complex cells |
+//! | `Shard(3)` | `Shard(1)` | an all-to-all of real cells |
+//! | `Shard(2)`, `Shard(3)` | `Shard(3)`, `Shard(1)` | both |
+//! | `Partial(Sum)`, `Fan`, `Replicate` | the same | – |
+//!
+//! The axis takes the dim with the most cells; one that is to be transformed next (here latitude, where channels are
+//! fewer than ranks) only if no other has a cell for every rank. A tensor with no other dim is refused.
+//!
+//! # Adjoint
+//! The transpose of the transform as a matrix of real numbers, which is a transform in the opposite
+//! direction: that of `rfft` halves all modes that have a conjugate, and that of `irfft` doubles them. Exchanges go back.
+//!
+//! Each line of cells is computed alone, with bits that do not depend on the number of threads or
+//! ranks, in f32 or f64; narrower numbers are widened.
+
+pub mod conv;
+mod fft;
+mod golden;
+mod kernel;
+mod line;
+mod local;
+pub mod modes;
+mod pencil;
+mod power;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use golden::OPERATORS;
+pub(crate) use line::{Line, Scale};
+pub(crate) use local::along;
+pub(crate) use pencil::{return_to, whole};
+
+pub use conv::spectral_conv;
+pub use fft::{FftNorm, dct, fft, idct, ifft, irfft, rfft};
+pub use modes::mode_product;
+pub use power::power_spectrum;
+
+use crate::field::{Field, Rank, run};
+use crate::operand::Operand;
+
+/// Transforms as methods.
+pub trait SpectralField<const D: usize>: Field<D> {
+    /// The Fourier transform of a real tensor; the result has `E = D + 1` dims. See [`rfft`](fn@rfft).
+    ///
+    /// # Panics
+    /// Panics where [`rfft`](fn@rfft) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{FftNorm, SpectralField};
+    ///
+    /// let x = Tensor::<4>::ones([2, 3, 6, 9], &Default::default());
+    /// let y: Tensor<5> = SpectralField::rfft(x, &[2, 3], FftNorm::Backward);
+    /// assert_eq!(y.dims(), [2, 3, 6, 5, 2]);
+    /// ```
+    #[must_use]
+    fn rfft<const E: usize>(self, dims: &[usize], norm: FftNorm) -> Rank<Self, E> {
+        run(self, |x| rfft::<D, E>(x, dims, norm))
+    }
+
+    /// The inverse of [`rfft`](Self::rfft), with `size` cells in the last of `dims`; the result has
+    /// `E = D − 1` dims. See [`irfft`](fn@irfft).
+    ///
+    /// # Panics
+    /// Panics where [`irfft`](fn@irfft) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{FftNorm, SpectralField};
+    ///
+    /// let y = Tensor::<4>::ones([3, 6, 5, 2], &Default::default());
+    /// let x: Tensor<3> = SpectralField::irfft(y, &[1, 2], 9, FftNorm::Backward);
+    /// assert_eq!(x.dims(), [3, 6, 9]);
+    /// ```
+    #[must_use]
+    fn irfft<const E: usize>(self, dims: &[usize], size: usize, norm: FftNorm) -> Rank<Self, E> {
+        run(self, |x| irfft::<D, E>(x, dims, size, norm))
+    }
+
+    /// The Fourier transform of a complex tensor. See [`fft`](fn@fft), which has an example.
+    ///
+    /// # Panics
+    /// Panics where [`fft`](fn@fft) returns an error.
+    #[must_use]
+    fn fft(self, dims: &[usize], norm: FftNorm) -> Self {
+        run(self, |x| fft(x, dims, norm))
+    }
+
+    /// The inverse of [`fft`](Self::fft). See [`ifft`](fn@ifft), which has an example.
+    ///
+    /// # Panics
+    /// Panics where [`ifft`](fn@ifft) returns an error.
+    #[must_use]
+    fn ifft(self, dims: &[usize], norm: FftNorm) -> Self {
+        run(self, |x| ifft(x, dims, norm))
+    }
+
+    /// The cosine transform. See [`dct`](fn@dct), which has an example.
+    ///
+    /// # Panics
+    /// Panics where [`dct`](fn@dct) returns an error.
+    #[must_use]
+    fn dct(self, dims: &[usize], norm: FftNorm) -> Self {
+        run(self, |x| dct(x, dims, norm))
+    }
+
+    /// The inverse of [`dct`](Self::dct). See [`idct`](fn@idct), which has an example.
+    ///
+    /// # Panics
+    /// Panics where [`idct`](fn@idct) returns an error.
+    #[must_use]
+    fn idct(self, dims: &[usize], norm: FftNorm) -> Self {
+        run(self, |x| idct(x, dims, norm))
+    }
+
+    /// The power of each mode along a dim; `E = D + 1`. See [`power_spectrum`], which has an example.
+    ///
+    /// # Panics
+    /// Panics where [`power_spectrum`] returns an error.
+    #[must_use]
+    fn power_spectrum<const E: usize>(self, dim: usize) -> Rank<Self, 1> {
+        run(self, |x| power_spectrum::<D, E>(x, dim))
+    }
+
+    /// The product of each mode with a complex matrix of channels. See [`modes`].
+    ///
+    /// # Panics
+    /// Panics where [`mode_product`](fn@mode_product) returns an error, which has an example.
+    #[must_use]
+    fn mode_product(self, weight: impl Into<Operand<D>>) -> Self {
+        run(self, |x| mode_product(x, weight))
+    }
+
+    /// The convolution with a kernel that is given by its lowest modes; the weight has `E = D + 1`
+    /// dims. See [`conv`].
+    ///
+    /// # Panics
+    /// Panics where [`spectral_conv`](fn@spectral_conv) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::SpectralField;
+    ///
+    /// let device = Default::default();
+    /// let weight = Tensor::<4>::ones([3, 2, 4, 2], &device);
+    /// let y = Tensor::<3>::ones([1, 3, 8], &device).spectral_conv(weight);
+    /// assert_eq!(y.dims(), [1, 2, 8]);
+    /// ```
+    #[must_use]
+    fn spectral_conv<const E: usize>(self, weight: impl Into<Operand<E>>) -> Self {
+        run(self, |x| spectral_conv(x, weight))
+    }
+}
+
+impl<const D: usize, X: Field<D>> SpectralField<D> for X {}

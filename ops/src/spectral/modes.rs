@@ -1,0 +1,340 @@
+//! Products of modes: a complex matrix of channels for each mode.
+//!
+//! `y[b, o, k] = Σ_i x[b, i, k] · w[i, o, k]`, of complex numbers, whose real and imaginary parts are the last dim.
+//!
+//! # Shapes
+//! `x` `[batch, channels_in, *modes, 2]`, `weight` `[channels_in, channels_out, *modes, 2]`; the last dims of modes may
+//! have one cell in `weight`, which all of them share. The result is `[batch, channels_out, *modes, 2]`.
+//!
+//! # Placement
+//! All dims may be sharded but the last. A replicated weight is cut to the modes and the channels of `x`; one that
+//! is sharded in `channels_out` gives a result that is. Where `channels_in` is sharded, the result is
+//! `Partial(Sum)`.
+//!
+//! # Adjoint
+//! `x̄ = ȳ · w̄*` and `w̄ = x* · ȳ`, summed over what the operand lacks.
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::Tensor;
+use halocline_core::ops::{BackwardPass, Operator, apply, fan_out};
+use halocline_core::{
+    Error, Layout, Linearity, Pairing, Placement, Replicate, Result, Role, Shard, ShardTensor, Term,
+};
+use rayon::prelude::*;
+
+use crate::driver::empty::{drop_empty, fill_empty};
+use crate::kernel::buffer::{Buffer, filled};
+use crate::kernel::flex::{self, Float, with_float};
+use crate::operand::Operand;
+use crate::reshape;
+
+const NAME: &str = "mode_product";
+
+/// Multiplies the channels of every mode by a matrix. See the [module](self).
+///
+/// # Errors
+/// Shapes or number types that do not fit; partial values of the weight; operands that are sharded
+/// differently.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::spectral::mode_product;
+///
+/// // One channel and one mode: (1 + 2i)(3 + 4i) = −5 + 10i.
+/// let x = ShardTensor::solo(Tensor::<4>::from([[[[1.0, 2.0]]]]));
+/// let y = mode_product(x, Tensor::<4>::from([[[[3.0, 4.0]]]]))?;
+/// y.into_parts().0.into_data().assert_eq(&[[[[-5.0_f32, 10.0]]]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn mode_product<const D: usize>(
+    x: ShardTensor<D>,
+    weight: impl Into<Operand<D>>,
+) -> Result<ShardTensor<D>> {
+    let weight = weight.into();
+    let own = own_modes(&x.dims(), &weight.dims())?;
+    if weight.dtype() != x.local().dtype() {
+        let message = format!(
+            "a weight of {:?} for {:?}",
+            weight.dtype(),
+            x.local().dtype()
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    let weight = weight.beside(&x)?;
+    x.require_whole(NAME, D - 1)?;
+    weight.require_whole(NAME, D - 1)?;
+    let cut = cut(x.layout(), weight.layout(), own);
+    let weight = weight.try_redistribute(&cut)?;
+    let (layout, fans) = rule(x.layout(), weight.layout(), own)?;
+    let kernels = flex::runs_on(&x.local().device());
+    let local = |operand: ShardTensor<D>, fans: &[usize]| {
+        let (local, layout, mesh) = operand.into_parts();
+        let local = fan_out(local, &mesh, fans, NAME);
+        let all: Vec<usize> = (0..D).collect();
+        match kernels {
+            true => Ok(local),
+            false => fill_empty(local, &layout, &all, NAME, 0.0),
+        }
+    };
+    let mesh = x.mesh().clone();
+    let (x, weight) = (local(x, &fans[0])?, local(weight, &fans[1])?);
+    let mut y = if kernels {
+        let inputs = [x.into_dispatch(), weight.into_dispatch()];
+        Tensor::from_dispatch(apply(ModeProduct, inputs))
+    } else {
+        composed(x, weight)
+    };
+    if !kernels {
+        y = drop_empty(y, &layout, mesh.position(), NAME)?;
+    }
+    Ok(ShardTensor::from_parts(y, layout, mesh))
+}
+
+/// The number of dims of modes that a weight has of its own.
+fn own_modes(x: &[usize], weight: &[usize]) -> Result<usize> {
+    if let ([_, channels, modes @ .., 2], [channels_in, _, held @ .., 2]) = (x, weight)
+        && channels == channels_in
+    {
+        let own = modes.len() - held.iter().rev().take_while(|&&size| size == 1).count();
+        if modes[..own] == held[..own] {
+            return Ok(own);
+        }
+    }
+    Err(Error::operator(
+        NAME,
+        format!(
+            "x {x:?} and weight {weight:?}; expected [batch, in, *modes, 2] and [in, out, *modes, 2], \
+             where the last modes of a weight may be 1"
+        ),
+    ))
+}
+
+/// The layout of a weight, cut to the cells of `x` where it is replicated.
+fn cut(x: &Layout, weight: &Layout, own: usize) -> Layout {
+    let mut extents = weight.all_extents().to_vec();
+    let pairs = x.placements().iter().zip(weight.placements());
+    let placements: Vec<Placement> = pairs
+        .map(|(placement, held)| {
+            let dim = match (placement, held) {
+                (Shard(1), Replicate) => 0,
+                (Shard(dim), Replicate) if (2..2 + own).contains(dim) => *dim,
+                _ => return *held,
+            };
+            extents[dim] = x.extents(dim.max(1)).to_vec();
+            Shard(dim)
+        })
+        .collect();
+    weight.derive(placements, extents)
+}
+
+/// The layout of the result, and the axes over which each operand fans out.
+fn rule(x: &Layout, weight: &Layout, own: usize) -> Result<(Layout, [Vec<usize>; 2])> {
+    let dims = x.shape().len();
+    let result: Vec<Role> = (0..dims).map(Role::Common).collect();
+    let (mut roles_x, mut roles_weight) = (result.clone(), result.clone());
+    roles_x[1] = Role::Common(dims);
+    roles_weight[0] = Role::Common(dims);
+    roles_weight[2 + own..dims - 1].fill(Role::Broadcast);
+    let term = |name, layout, roles| Term {
+        name,
+        layout,
+        roles,
+    };
+    let terms = [
+        term("x", x, &roles_x[..]),
+        term("weight", weight, &roles_weight),
+    ];
+    let pairing = Pairing::new(NAME, &terms, &result, Linearity::Multiplicative)?;
+    let fans = [0, 1].map(|operand| pairing.fan_out(operand).to_vec());
+    Ok((pairing.layout(x), fans))
+}
+
+/// The product of one shard, as a node of the graph.
+#[derive(Debug)]
+struct ModeProduct;
+
+/// Sizes of a product: modes of `x` are `own` of the weight, times `shared`.
+#[derive(Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    channels: [usize; 2],
+    own: usize,
+    shared: usize,
+}
+
+impl Sizes {
+    fn of(x: &[usize], weight: &[usize]) -> Self {
+        let modes = |shape: &[usize]| shape[2..shape.len() - 1].to_vec();
+        let (modes, held) = (modes(x), modes(weight));
+        // Where sizes differ, the weight has one cell.
+        let pairs = || modes.iter().zip(&held);
+        Self {
+            batch: x[0],
+            channels: [weight[0], weight[1]],
+            own: held.iter().product(),
+            shared: pairs()
+                .filter(|(x, own)| x != own)
+                .map(|(x, _)| x)
+                .product(),
+        }
+    }
+
+    fn modes(self) -> usize {
+        self.own * self.shared
+    }
+}
+
+impl Operator for ModeProduct {
+    type Saved = ();
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some([NAME, "mode_product_backward"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        true
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        let (weight, x) = (inputs.remove(1), inputs.remove(0));
+        let (dtype, mut shape) = (x.dtype(), x.shape().to_vec());
+        let sizes = Sizes::of(&shape, &weight.shape());
+        let [channels_in, channels_out] = sizes.channels;
+        shape[1] = channels_out;
+        let y = with_float!(dtype, E => {
+            let (x, weight) = (flex::operand::<E>(x)?, flex::operand::<E>(weight)?);
+            let (x, weight) = (flex::elements::<E>(&x), flex::elements::<E>(&weight));
+            let rows = [sizes.batch, channels_out, channels_in];
+            let y = products(rows, sizes, [x, weight], Factors::Plain, |b, o, i| {
+                [b * channels_in + i, i * channels_out + o]
+            });
+            flex::result(y, &shape, dtype)
+        });
+        Ok((y, ()))
+    }
+
+    fn backward(&self, mut pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        let [x, weight] = [0, 1].map(|input| pass.take_input(input));
+        let (dtype, shapes) = (x.dtype(), [x.shape().to_vec(), weight.shape().to_vec()]);
+        let sizes = Sizes::of(&shapes[0], &shapes[1]);
+        let ([channels_in, channels_out], batch) = (sizes.channels, sizes.batch);
+        Ok(with_float!(dtype, E => {
+            let y = flex::operand::<E>(pass.cotangent)?;
+            let (x, weight) = (flex::operand::<E>(x)?, flex::operand::<E>(weight)?);
+            let (x, weight) = (flex::elements::<E>(&x), flex::elements::<E>(&weight));
+            let y = flex::elements::<E>(&y);
+            let of_x = pass.wanted[0].then(|| {
+                let rows = [batch, channels_in, channels_out];
+                let found = products(rows, sizes, [y, weight], Factors::Conjugate, |b, i, o| {
+                    [b * channels_out + o, i * channels_out + o]
+                });
+                flex::result(found, &shapes[0], dtype)
+            });
+            let of_weight = pass.wanted[1].then(|| {
+                let rows = [channels_in, channels_out, batch];
+                let found = products(rows, sizes, [y, x], Factors::SummedConjugate, |i, o, b| {
+                    [b * channels_out + o, b * channels_in + i]
+                });
+                flex::result(found, &shapes[1], dtype)
+            });
+            vec![of_x, of_weight]
+        }))
+    }
+}
+
+/// The factors of a product of rows.
+#[derive(Clone, Copy)]
+enum Factors {
+    /// Modes times a weight.
+    Plain,
+    /// Modes times the conjugate of a weight.
+    Conjugate,
+    /// Modes times the conjugate of others, summed over those that share a weight.
+    SummedConjugate,
+}
+
+/// Rows of modes `[rows, columns]`, each a sum of `terms` products of rows of both factors.
+fn products<E: Float>(
+    [rows, columns, terms]: [usize; 3],
+    sizes: Sizes,
+    [left, right]: [&[E]; 2],
+    factors: Factors,
+    places: impl Fn(usize, usize, usize) -> [usize; 2] + Sync,
+) -> Buffer<E> {
+    let (modes, own, shared) = (sizes.modes(), sizes.own, sizes.shared);
+    let [length, length_right] = match factors {
+        Factors::SummedConjugate => [own, modes],
+        _ => [modes, own],
+    };
+    let mut y = filled(rows * columns * length * 2, 0.0);
+    if length == 0 {
+        return y;
+    }
+    let found = y.elements_mut().par_chunks_mut(2 * length).enumerate();
+    found.for_each(|(place, sums)| {
+        for term in 0..terms {
+            let [a, b] = places(place / columns, place % columns, term);
+            let a = &left[2 * a * modes..][..2 * modes];
+            let b = &right[2 * b * length_right..][..2 * length_right];
+            match factors {
+                Factors::Plain if shared == 1 => add(sums, a, b),
+                _ => add_shared(sums, a, b, shared, factors),
+            }
+        }
+    });
+    y
+}
+
+/// `sums += a · b`.
+fn add<E: Float>(sums: &mut [E], a: &[E], b: &[E]) {
+    let pairs = sums
+        .chunks_exact_mut(2)
+        .zip(a.chunks_exact(2))
+        .zip(b.chunks_exact(2));
+    for ((sum, a), b) in pairs {
+        sum[0] += a[0] * b[0] - a[1] * b[1];
+        sum[1] += a[0] * b[1] + a[1] * b[0];
+    }
+}
+
+/// The same of any factors.
+fn add_shared<E: Float>(sums: &mut [E], left: &[E], right: &[E], shared: usize, factors: Factors) {
+    for (k, a) in left.chunks_exact(2).enumerate() {
+        let (sum, b) = match factors {
+            Factors::SummedConjugate => (k / shared, k),
+            _ => (k, k / shared),
+        };
+        let (sum, b) = (&mut sums[2 * sum..][..2], &right[2 * b..][..2]);
+        if let Factors::Plain = factors {
+            sum[0] += a[0] * b[0] - a[1] * b[1];
+            sum[1] += a[0] * b[1] + a[1] * b[0];
+        } else {
+            sum[0] += a[0] * b[0] + a[1] * b[1];
+            sum[1] += a[1] * b[0] - a[0] * b[1];
+        }
+    }
+}
+
+/// The product by burn's operators: one matrix product of real numbers for each mode.
+fn composed<const D: usize>(x: Tensor<D>, weight: Tensor<D>) -> Tensor<D> {
+    let mut shape = x.dims().to_vec();
+    let sizes = Sizes::of(&shape, &weight.dims());
+    let (modes, batch, [channels_in, channels_out]) = (sizes.modes(), sizes.batch, sizes.channels);
+    let x: Tensor<4> = reshape(x, vec![batch, channels_in, modes, 2]);
+    let x: Tensor<3> = reshape(x.permute([2, 0, 1, 3]), vec![modes, batch, 2 * channels_in]);
+    let own = vec![channels_in, channels_out, sizes.own, 1, 2];
+    let weight: Tensor<5> = reshape(weight, own);
+    let weight = weight.repeat(&[1, 1, 1, sizes.shared, 1]);
+    let weight: Tensor<4> = reshape(weight, vec![channels_in, channels_out, modes, 2]);
+    let [re, im] = [0, 1].map(|part| weight.clone().narrow(3, part, 1));
+    let rows = [vec![re.clone(), im.clone()], vec![im.neg(), re]];
+    let rows = rows.map(|row| Tensor::cat(row, 3)); // [in, out, modes, part of y]
+    let matrix = Tensor::stack::<5>(rows.into(), 3); // [in, out, modes, part of x, part of y]
+    let matrix = matrix.permute([2, 0, 3, 1, 4]);
+    let matrix: Tensor<3> = reshape(matrix, vec![modes, 2 * channels_in, 2 * channels_out]);
+    let y: Tensor<4> = reshape(x.matmul(matrix), vec![modes, batch, channels_out, 2]);
+    shape[1] = channels_out;
+    reshape(y.permute([1, 2, 0, 3]), shape)
+}

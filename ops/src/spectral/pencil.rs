@@ -1,0 +1,114 @@
+//! Pencils: layouts in which a dim is whole, so that its lines can be transformed.
+
+use halocline_core::{Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
+
+/// The placements in which a dim is whole. Each axis over which it was sharded takes another dim
+/// instead: one that still has a cell for every rank and is not in `pending` (dims that are to be
+/// whole next) if there is one, and among those the dim of which ranks hold most. `None` if all
+/// others are `fixed`.
+pub(crate) fn pencil(
+    layout: &Layout,
+    dim: usize,
+    fixed: &[usize],
+    pending: &[usize],
+) -> Option<Vec<Placement>> {
+    let (shape, sizes) = (layout.shape(), layout.mesh().sizes());
+    let mut placements = layout.placements().to_vec();
+    for axis in layout.axes_of(dim) {
+        let others = (0..shape.len()).filter(|other| *other != dim && !fixed.contains(other));
+        let best = others.rev().max_by_key(|other| {
+            let held = placements.iter().zip(sizes);
+            let held = held.filter(|(placement, _)| **placement == Shard(*other));
+            let parts = held.map(|(_, size)| size).product::<usize>() * sizes[axis];
+            let fills = shape[*other] >= parts && !pending.contains(other);
+            (fills, shape[*other] / parts)
+        })?;
+        placements[axis] = Shard(best);
+    }
+    Some(placements)
+}
+
+/// Makes a dim whole by an exchange, as [`pencil`] places it. Sums pass through what is linear.
+pub(crate) fn whole<const D: usize>(
+    x: ShardTensor<D>,
+    dim: usize,
+    fixed: &[usize],
+    pending: &[usize],
+    operator: &'static str,
+) -> Result<ShardTensor<D>> {
+    let is_sum = |placement: &Placement| *placement == Partial(ReduceOp::Sum);
+    if !x.placements().iter().any(is_sum) {
+        x.require_resolved(operator)?;
+    }
+    if !x.layout().is_sharded(dim) {
+        return Ok(x);
+    }
+    match pencil(x.layout(), dim, fixed, pending) {
+        Some(placements) => x.try_redistribute(&placements),
+        None => x.require_whole(operator, dim).map(|()| x),
+    }
+}
+
+/// Returns the result of a convolution to the placements of its input, `before`; channels, the second
+/// dim, keep their own.
+pub(crate) fn return_to<const D: usize>(
+    before: &Layout,
+    y: ShardTensor<D>,
+) -> Result<ShardTensor<D>> {
+    let pairs = before.placements().iter().zip(y.placements());
+    let placements = pairs.map(|(before, found)| match (before, found) {
+        (_, Partial(_) | Shard(1)) => *found,
+        _ => *before,
+    });
+    let placements = placements.collect();
+    let mut extents = before.all_extents().to_vec();
+    extents[1] = y.layout().extents(1).to_vec();
+    y.try_redistribute(&before.derive(placements, extents))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use halocline_core::{MeshShape, Replicate};
+
+    fn placements(
+        shape: &[usize],
+        held: &[Placement],
+        dim: usize,
+        pending: &[usize],
+    ) -> Option<Vec<Placement>> {
+        let axes = &[("a", 2), ("b", 2), ("c", 2)][..held.len()];
+        let mesh = Arc::new(MeshShape::new(axes, (0..1 << held.len()).collect()).unwrap());
+        let layout = Layout::new(&mesh, shape, held).unwrap();
+        pencil(&layout, dim, &[shape.len() - 1], pending)
+    }
+
+    #[test]
+    fn an_axis_takes_the_dim_with_most_cells() {
+        let field = [1, 3, 8, 9, 2];
+        let found = placements(&field, &[Shard(2)], 2, &[]).unwrap();
+        assert_eq!(found, [Shard(3)]);
+        let both = placements(&field, &[Shard(2), Shard(2)], 2, &[]).unwrap();
+        assert_eq!(both, [Shard(3), Shard(3)]);
+        let beside = placements(&field, &[Shard(2), Replicate], 2, &[]).unwrap();
+        assert_eq!(beside, [Shard(3), Replicate]);
+    }
+
+    #[test]
+    fn dims_that_are_next_come_last() {
+        let held = [Shard(2), Shard(3)];
+        // Channels, although latitude has more cells.
+        let found = placements(&[1, 3, 8, 9, 2], &held, 3, &[2]).unwrap();
+        assert_eq!(found, [Shard(2), Shard(1)]);
+        // No dim but latitude has a cell for every rank.
+        let found = placements(&[1, 1, 8, 9, 2], &held, 3, &[2]).unwrap();
+        assert_eq!(found, [Shard(2), Shard(2)]);
+    }
+
+    #[test]
+    fn a_dim_without_others_has_no_pencil() {
+        assert_eq!(placements(&[9, 2], &[Shard(0)], 0, &[]), None);
+    }
+}

@@ -1,0 +1,68 @@
+//! Power of the modes along a dim.
+
+use halocline_core::{Placement, Result, Shard, ShardTensor};
+
+use super::fft::{FftNorm, rfft};
+use crate::rearrange::profile;
+use crate::reduce::sum_dims;
+use crate::reshape;
+
+/// The power of each mode along a dim, averaged over all other dims: `|x̂_k/n|²`, twice where a mode has a conjugate.
+/// The sum over all modes is the mean of `x²`. `E = D + 1`.
+///
+/// # Shapes
+/// `[..]` → `[modes]`, the modes `0..=n/2`.
+///
+/// # Placement
+/// `Partial(Sum)` on every axis over which `x` is sharded, or `Shard(0)` where the exchange of
+/// [`rfft`] leaves the modes sharded.
+///
+/// # Errors
+/// Those of [`rfft`]; partial values.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::spectral::power_spectrum;
+///
+/// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 3.0, 1.0, 3.0]]));
+/// let power = power_spectrum::<2, 3>(x, 1)?.into_parts().0;
+/// power.into_data().assert_eq(&[4.0_f32, 0.0, 1.0].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn power_spectrum<const D: usize, const E: usize>(
+    x: ShardTensor<D>,
+    dim: usize,
+) -> Result<ShardTensor<1>> {
+    x.require_resolved("power_spectrum")?;
+    let dims = x.dims();
+    let modes: ShardTensor<E> = rfft(x, &[dim], FftNorm::Forward)?; // checks the dim
+    let others: usize = dims.iter().product::<usize>() / dims[dim];
+    let weights: Vec<f64> = (0..modes.dims()[dim])
+        .map(|k| {
+            let pair = if k == 0 || 2 * k == dims[dim] {
+                1.0
+            } else {
+                2.0
+            };
+            pair / others.max(1) as f64
+        })
+        .collect();
+    let squares = modes.square();
+    let weights = profile(&squares, dim, &weights)?;
+    let summed: Vec<usize> = (0..E).filter(|other| *other != dim).collect();
+    let (local, layout, mesh) = sum_dims(squares * weights, &summed)?.into_parts();
+    let placements = layout.placements().iter().map(|placement| match placement {
+        Shard(_) => Shard(0),
+        other => *other,
+    });
+    let placements: Vec<Placement> = placements.collect();
+    let size = local.dims()[dim];
+    let layout = layout.derive(placements, vec![layout.extents(dim).to_vec()]);
+    Ok(ShardTensor::from_parts(
+        reshape(local, vec![size]),
+        layout,
+        mesh,
+    ))
+}

@@ -1,0 +1,240 @@
+//! Transforms on every sharding, their inverses, and what is refused.
+
+use burn::tensor::{DType, Tensor};
+use halocline_core::{Launcher, LocalGradient, Partial, ReduceOp, Replicate, Shard, ShardTensor};
+
+use crate::prelude::*;
+use crate::reduce::sum_dims;
+use crate::spectral::{irfft, rfft};
+use crate::testing::{Operator, check_op, compare, difference, random};
+
+struct Modes(&'static [usize]);
+
+impl Operator<4, 5> for Modes {
+    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 5> {
+        SpectralField::rfft::<5>(inputs.remove(0), self.0, FftNorm::Ortho)
+    }
+}
+
+struct Cells(&'static [usize], usize);
+
+impl Operator<5, 4> for Cells {
+    fn apply<X: Field<5>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<5>>) -> Rank<X, 4> {
+        SpectralField::irfft::<4>(inputs.remove(0), self.0, self.1, FftNorm::Backward)
+    }
+}
+
+struct Complex;
+
+impl Operator<3, 3> for Complex {
+    fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+        let y = SpectralField::fft(inputs.remove(0), &[1, 0], FftNorm::Forward);
+        SpectralField::ifft(y, &[0], FftNorm::Forward)
+    }
+}
+
+struct Cosines;
+
+impl Operator<3, 3> for Cosines {
+    fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+        let y = inputs.remove(0).dct(&[0, 2], FftNorm::Backward);
+        y.idct(&[1], FftNorm::Backward)
+    }
+}
+
+#[test]
+fn real_transforms_over_any_dims() {
+    for dims in [&[3][..], &[2, 3], &[1, 3, 2]] {
+        check_op(&Modes(dims), &[[2, 3, 7, 6]], &[], &[0, 1, 2, 3], 2e-6);
+    }
+}
+
+#[test]
+fn their_inverses_over_any_dims() {
+    for (dims, size) in [(&[3][..], 7), (&[2, 3], 6)] {
+        check_op(
+            &Cells(dims, size),
+            &[[2, 3, 5, 4, 2]],
+            &[],
+            &[0, 1, 2, 3],
+            2e-6,
+        );
+    }
+}
+
+#[test]
+fn complex_and_cosine_transforms() {
+    check_op(&Complex, &[[7, 5, 2]], &[], &[0, 1], 2e-6);
+    check_op(&Cosines, &[[3, 7, 5]], &[], &[0, 1, 2], 2e-6);
+}
+
+#[test]
+fn sums_are_transformed_before_they_are_resolved() {
+    let found = Launcher::local(2).collect(|world| {
+        let mesh = world.mesh([("x", 2)])?;
+        let x = random::<3>([2, 5, 6], "x", 0).inner();
+        let x = ShardTensor::distribute(x, &mesh, &[Shard(0)])?;
+        let y: ShardTensor<4> = rfft(sum_dims(x, &[0])?, &[1, 2], FftNorm::Backward)?;
+        assert_eq!(y.placements(), [Partial(ReduceOp::Sum)]);
+        Ok(y.full_tensor(LocalGradient::Replicated).into_data())
+    });
+    let whole = random::<3>([2, 5, 6], "x", 0).inner().sum_dim(0);
+    let expected: Tensor<4> = SpectralField::rfft(whole, &[1, 2], FftNorm::Backward);
+    for found in found.unwrap() {
+        assert!(difference(&found, &expected.clone().into_data()) < 1e-6);
+    }
+}
+
+#[test]
+fn other_number_types() {
+    for (dtype, tolerance) in [(DType::F64, 1e-13), (DType::BF16, 2e-2), (DType::F16, 2e-3)] {
+        let x = random::<2>([3, 9], "x", 0)
+            .inner()
+            .cast(burn::tensor::FloatDType::from(dtype));
+        let y: Tensor<3> = SpectralField::rfft(x.clone(), &[0, 1], FftNorm::Ortho);
+        assert_eq!(y.dtype(), dtype);
+        let back: Tensor<2> = SpectralField::irfft(y, &[0, 1], 9, FftNorm::Ortho);
+        let off = difference(&back.into_data(), &x.into_data());
+        assert!(off < tolerance, "{dtype:?}: {off:e}");
+    }
+}
+
+/// Nothing is sent: the other rank makes no call.
+#[test]
+fn misuse_is_told_before_anything_is_sent() {
+    Launcher::local(2)
+        .check(false)
+        .run(|world| {
+            if world.rank() == 1 {
+                return Ok(());
+            }
+            let mesh = world.mesh([("x", 2)])?;
+            let line = ShardTensor::<1>::ones([6], &mesh, &[Shard(0)])?;
+            let error = rfft::<1, 2>(line, &[0], FftNorm::Backward).unwrap_err();
+            let text = error.to_string();
+            assert!(
+                text.contains("rfft: no rule for Shard(0) on axis \"x\""),
+                "{text}"
+            );
+            assert!(text.contains("redistribute(&[Replicate]) first"), "{text}");
+            let plane = ShardTensor::<2>::ones([6, 2], &mesh, &[Replicate])?;
+            let told = |dims: &[usize], size, expected: &str| {
+                let error = irfft::<2, 1>(plane.clone(), dims, size, FftNorm::Backward);
+                let text = error.unwrap_err().to_string();
+                assert!(text.contains(expected), "{text}");
+            };
+            told(&[0], 7, "6 modes in dim 0 for 7 cells; expected 4");
+            told(&[1], 7, "dims [1] of 1 that can be transformed");
+            told(&[0, 0], 7, "each once");
+            let error = rfft::<2, 3>(plane.clone(), &[], FftNorm::Backward).unwrap_err();
+            assert!(error.to_string().contains("expected one or more"));
+            Ok(())
+        })
+        .unwrap();
+}
+
+struct Convolution;
+
+impl Operator<4, 4> for Convolution {
+    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<4>>) -> X {
+        let weight = parameters.remove(0); // [in, out, modes, modes · 2]
+        let [channels_in, channels_out, modes, pairs] = weight.dims();
+        let weight = weight.reshape([channels_in, channels_out, modes, pairs / 2, 2]);
+        inputs.remove(0).spectral_conv(weight).resolve()
+    }
+}
+
+/// Channels, too: sums of the modes of each rank's channels.
+#[test]
+fn convolutions_by_modes() {
+    for modes in [[3, 8], [4, 4], [5, 2]] {
+        let weight = [3, 2, modes[0], modes[1]];
+        check_op(
+            &Convolution,
+            &[[2, 3, 5, 6]],
+            &[weight],
+            &[0, 1, 2, 3],
+            5e-6,
+        );
+    }
+}
+
+/// A matrix for each of the first modes, which all of the second share.
+struct Shared;
+
+impl Operator<5, 5> for Shared {
+    fn apply<X: Field<5>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<5>>) -> X {
+        inputs
+            .remove(0)
+            .mode_product(parameters.remove(0))
+            .resolve()
+    }
+}
+
+#[test]
+fn products_of_modes_with_weights_of_their_own_and_shared_ones() {
+    for weight in [[3, 2, 5, 4, 2], [3, 2, 5, 1, 2], [3, 2, 1, 1, 2]] {
+        check_op(&Shared, &[[2, 3, 5, 4, 2]], &[weight], &[0, 1, 2, 3], 2e-6);
+    }
+}
+
+/// Output channels of a weight that is sharded in them, and the rule where both operands are.
+#[test]
+fn weights_may_be_sharded_in_channels() {
+    let run = |ranks: usize, dim: Option<usize>| {
+        let found = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("x", ranks)])?;
+            let whole = random::<4>([3, 5, 4, 2], "weight", 0).inner();
+            let weight = match dim {
+                Some(dim) => ShardTensor::distribute(whole, &mesh, &[Shard(dim)])?,
+                None => ShardTensor::distribute(whole, &mesh, &[Replicate])?,
+            }
+            .require_grad();
+            let x = random::<3>([2, 3, 7], "x", 0).inner();
+            let x = ShardTensor::distribute(x, &mesh, &[Replicate])?.require_grad();
+            let y = match dim {
+                Some(0) => x.clone().redistribute(&[Shard(1)]),
+                _ => x.clone(),
+            };
+            let y = y.spectral_conv::<4>(weight.clone()).resolve();
+            let gradients = (y.clone() * y.clone()).sum().backward();
+            let of_weight = weight.grad(&gradients).expect("a gradient");
+            assert_eq!(of_weight.layout(), weight.layout());
+            let of_x = x.grad(&gradients).expect("a gradient");
+            Ok(vec![
+                y.full_tensor(LocalGradient::Replicated).into_data(),
+                of_x.full_tensor(LocalGradient::Replicated).into_data(),
+                of_weight.full_tensor(LocalGradient::Replicated).into_data(),
+            ])
+        });
+        found.unwrap()
+    };
+    let expected = run(1, None).remove(0);
+    for dim in [None, Some(0), Some(1)] {
+        for found in run(2, dim) {
+            compare(
+                &found,
+                &expected,
+                2e-6,
+                &format!("weight sharded in {dim:?}"),
+            );
+        }
+    }
+}
+
+struct Power;
+
+impl Operator<3, 1> for Power {
+    fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 1> {
+        inputs.remove(0).power_spectrum::<4>(2).resolve()
+    }
+}
+
+#[test]
+fn power_of_modes_sums_to_the_mean_square() {
+    check_op(&Power, &[[2, 5, 6]], &[], &[0, 1, 2], 1e-6);
+    let x = random::<3>([2, 5, 7], "x", 0).inner();
+    let power: f32 = x.clone().power_spectrum::<4>(1).sum().into_scalar();
+    let square: f32 = (x.clone() * x).mean().into_scalar();
+    assert!((power - square).abs() < 1e-6 * square);
+}

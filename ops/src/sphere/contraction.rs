@@ -1,0 +1,368 @@
+//! Sums over latitudes or degrees, for each order: a node of the graph.
+
+use std::sync::Arc;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{Tensor, TensorData};
+use gemm::Parallelism;
+use halocline_core::Result;
+use halocline_core::ops::{BackwardPass, Operator, apply};
+use rayon::prelude::*;
+
+use super::table::Table;
+use crate::kernel::buffer::Buffer;
+use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::memory::Shared;
+use crate::kernel::simd::Element;
+use crate::reshape;
+
+/// Orders of a task, whose cells lie together.
+const ORDERS: usize = 8;
+/// Fields of a task.
+const FIELDS: usize = 32;
+
+/// Sums over one side of a table: `[fields, points, orders, 2]` to or from
+/// `[fields, degrees, orders, 2]`.
+#[derive(Clone, Debug)]
+pub(super) struct Contraction {
+    pub(super) table: Arc<Table>,
+    pub(super) to: To,
+    /// Factors of latitudes, which are symmetric.
+    pub(super) points: Arc<[f64]>,
+    /// Factors of degrees.
+    pub(super) degrees: Arc<[f64]>,
+    pub(super) factor: Factor,
+}
+
+/// What is summed to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum To {
+    Degrees,
+    Points,
+}
+
+/// A power of `i` by which results are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Factor {
+    One,
+    PlusI,
+    MinusI,
+}
+
+impl Factor {
+    fn times<E: Float>(self, [re, im]: [E; 2]) -> [E; 2] {
+        let zero = E::default();
+        match self {
+            Self::One => [re, im],
+            Self::PlusI => [zero - im, re],
+            Self::MinusI => [im, zero - re],
+        }
+    }
+}
+
+impl Contraction {
+    /// The sums of one shard, which has the orders of the table.
+    pub(super) fn run(self, x: Tensor<4>) -> Tensor<4> {
+        if flex::runs_on(&x.device()) {
+            Tensor::from_dispatch(apply(self, [x.into_dispatch()]))
+        } else {
+            self.composed(x)
+        }
+    }
+
+    fn adjoint(&self) -> Self {
+        Self {
+            to: match self.to {
+                To::Degrees => To::Points,
+                To::Points => To::Degrees,
+            },
+            factor: match self.factor {
+                Factor::One => Factor::One,
+                Factor::PlusI => Factor::MinusI,
+                Factor::MinusI => Factor::PlusI,
+            },
+            ..self.clone()
+        }
+    }
+
+    /// The numbers of points or degrees before and after.
+    fn sizes(&self) -> [usize; 2] {
+        let sizes = [self.table.points, self.table.degrees];
+        match self.to {
+            To::Degrees => sizes,
+            To::Points => [sizes[1], sizes[0]],
+        }
+    }
+
+    fn compute<E: Float>(&self, x: &[E], fields: usize) -> Buffer<E> {
+        let ([before, after], orders) = (self.sizes(), self.table.orders.len());
+        assert_eq!(x.len(), fields * before * orders * 2);
+        let blocks = [fields.div_ceil(FIELDS), orders.div_ceil(ORDERS)];
+        // SAFETY: the tasks write all elements.
+        unsafe {
+            Buffer::filled(fields * after * orders * 2, |y| {
+                let tasks = (0..blocks[0] * blocks[1]).into_par_iter();
+                tasks.for_each_init(Vec::new, |room, task| {
+                    let first = [task / blocks[1] * FIELDS, task % blocks[1] * ORDERS];
+                    let block = Block {
+                        first,
+                        len: [FIELDS.min(fields - first[0]), ORDERS.min(orders - first[1])],
+                    };
+                    block.compute(self, x, y, room);
+                });
+            })
+        }
+    }
+
+    /// The product by burn's operators with the table of the whole sphere.
+    fn composed(&self, x: Tensor<4>) -> Tensor<4> {
+        let ([before, after], dtype) = (self.sizes(), x.dtype());
+        let [fields, _, orders, _] = x.dims();
+        let dense = with_float!(dtype, E => {
+            let all = self.table.orders.clone().map(|order| self.table.dense::<E>(order));
+            let all: Vec<E> = all.flatten().collect();
+            let scaled = all.iter().enumerate().map(|(place, value)| {
+                let (points, degrees) = (self.points.len(), self.degrees.len());
+                let scale = self.points[place % points] * self.degrees[place / points % degrees];
+                *value * E::from_f64(scale)
+            });
+            TensorData::new(scaled.collect(), [orders, self.table.degrees, self.table.points])
+        });
+        let matrix = Tensor::<3>::from_data(dense, (&x.device().inner(), dtype));
+        let matrix = match self.to {
+            To::Degrees => matrix,
+            To::Points => matrix.swap_dims(1, 2),
+        };
+        let x: Tensor<3> = reshape(x.permute([2, 1, 0, 3]), vec![orders, before, fields * 2]);
+        let y: Tensor<4> = reshape(matrix.matmul(x), vec![orders, after, fields, 2]);
+        let y = y.permute([2, 1, 0, 3]);
+        let [re, im] = [0, 1].map(|part| y.clone().narrow(3, part, 1));
+        match self.factor {
+            Factor::One => y,
+            Factor::PlusI => Tensor::cat(vec![im.neg(), re], 3),
+            Factor::MinusI => Tensor::cat(vec![im, re.neg()], 3),
+        }
+    }
+}
+
+impl Operator for Contraction {
+    type Saved = usize;
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(["legendre", "legendre_backward"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, usize)> {
+        let x = inputs.remove(0);
+        let fields = x.shape()[0];
+        Ok((self.on(x, fields)?, fields))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, usize>) -> Result<Vec<Option<DispatchTensor>>> {
+        let gradient = self.adjoint().on(pass.cotangent, *pass.saved)?;
+        Ok(vec![Some(gradient)])
+    }
+}
+
+impl Contraction {
+    fn on(&self, x: DispatchTensor, fields: usize) -> Result<DispatchTensor> {
+        let dtype = x.dtype();
+        let shape = [fields, self.sizes()[1], self.table.orders.len(), 2];
+        Ok(with_float!(dtype, E => {
+            let x = flex::operand::<E>(x)?;
+            flex::result(self.compute::<E>(flex::elements(&x), fields), &shape, dtype)
+        }))
+    }
+}
+
+/// Fields and orders of a task.
+struct Block {
+    first: [usize; 2],
+    len: [usize; 2],
+}
+
+impl Block {
+    /// Sums over both hemispheres together: functions are even or odd, so that those of northern points,
+    /// with sums or differences of cells, give all.
+    ///
+    /// # Safety
+    /// `y` must have room for the result, of which no other task may write this block.
+    unsafe fn compute<E: Float>(
+        &self,
+        sums: &Contraction,
+        x: &[E],
+        y: Shared<E>,
+        room: &mut Vec<E>,
+    ) {
+        let (table, orders) = (&*sums.table, self.len[1]);
+        let (half, columns) = (table.half(), 2 * self.len[0]);
+        let [sphere, spectrum] = [2 * half, table.degrees].map(|rows| rows * columns);
+        room.clear();
+        room.resize(orders * (sphere + spectrum), E::default());
+        // `[order, even or odd, point, field and part]` and `[order, degree, field and part]`.
+        let (on_points, on_degrees) = room.split_at_mut(orders * sphere);
+        let [points, degrees] = [&sums.points, &sums.degrees].map(|factors| {
+            let factors = factors.iter().map(|factor| E::from_f64(*factor));
+            factors.collect::<Vec<E>>()
+        });
+        let pair = |place: usize| [x[2 * place], x[2 * place + 1]];
+        let write = |place: usize, pair: [E; 2]| {
+            for (part, value) in sums.factor.times(pair).into_iter().enumerate() {
+                // SAFETY: within the result, and of this block.
+                unsafe { *y.at(2 * place + part) = value };
+            }
+        };
+        match sums.to {
+            To::Degrees => {
+                for (field, order, k) in self.cells(half) {
+                    let even = (order * 2 * half + k) * columns + 2 * field;
+                    let mirror = table.points - 1 - k;
+                    let [north, south] =
+                        [k, mirror].map(|k| pair(self.place(sums, table.points, field, order, k)));
+                    for part in 0..2 {
+                        let [north, south] = [north, south].map(|pair| pair[part] * points[k]);
+                        let odd = even + half * columns + part;
+                        (on_points[even + part], on_points[odd]) = match k == mirror {
+                            true => (north, E::default()),
+                            false => (north + south, north - south),
+                        };
+                    }
+                }
+            }
+            To::Points => {
+                for (field, order, l) in self.cells(table.degrees) {
+                    let pair = pair(self.place(sums, table.degrees, field, order, l));
+                    let start = (order * table.degrees + l) * columns + 2 * field;
+                    for (part, value) in pair.into_iter().enumerate() {
+                        on_degrees[start + part] = value * degrees[l];
+                    }
+                }
+            }
+        }
+        for order in 0..orders {
+            let m = table.orders.start + self.first[1] + order;
+            let points = &mut on_points[order * sphere..][..sphere];
+            let degrees = &mut on_degrees[order * spectrum..][..spectrum];
+            let functions = table.of::<E>(m);
+            for parity in 0..2 {
+                let points = &mut points[parity * half * columns..][..half * columns];
+                // Even functions stand in every second row, from the first or the second one.
+                let first = parity ^ usize::from(table.function.is_odd(0));
+                if first >= table.rows(m) {
+                    continue;
+                }
+                let functions = &functions[first * half..];
+                let degrees = &mut degrees[(m + first) * columns..];
+                let sizes = [
+                    table.rows(m).saturating_sub(first).div_ceil(2),
+                    half,
+                    columns,
+                ];
+                multiply(sums.to, sizes, functions, points, degrees);
+            }
+        }
+        match sums.to {
+            To::Degrees => {
+                for (field, order, l) in self.cells(table.degrees) {
+                    let start = (order * table.degrees + l) * columns + 2 * field;
+                    let pair = [0, 1].map(|part| on_degrees[start + part] * degrees[l]);
+                    write(self.place(sums, table.degrees, field, order, l), pair);
+                }
+            }
+            To::Points => {
+                for (field, order, k) in self.cells(half) {
+                    let even = (order * 2 * half + k) * columns + 2 * field;
+                    let mirror = table.points - 1 - k;
+                    let [even, odd] = [even, even + half * columns]
+                        .map(|start| [0, 1].map(|part| on_points[start + part] * points[k]));
+                    let sum = [0, 1].map(|part| even[part] + odd[part]);
+                    let difference = [0, 1].map(|part| even[part] - odd[part]);
+                    write(self.place(sums, table.points, field, order, k), sum);
+                    if k != mirror {
+                        write(
+                            self.place(sums, table.points, field, order, mirror),
+                            difference,
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Fields, orders and this many cells of each, in the order in which they lie.
+    fn cells(&self, cells: usize) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
+        let [fields, orders] = self.len;
+        let all = (0..fields).flat_map(move |field| (0..cells).map(move |cell| (field, cell)));
+        all.flat_map(move |(field, cell)| (0..orders).map(move |order| (field, order, cell)))
+    }
+
+    /// The place of a complex number in `[fields, cells, orders]`.
+    fn place(
+        &self,
+        sums: &Contraction,
+        cells: usize,
+        field: usize,
+        order: usize,
+        cell: usize,
+    ) -> usize {
+        let row = (self.first[0] + field) * cells + cell;
+        row * sums.table.orders.len() + self.first[1] + order
+    }
+}
+
+/// Multiplies the functions `[every second degree, point]` with cells `[point, column]` to
+/// `[every second degree, column]`, or their transpose with these.
+fn multiply<E: Float>(
+    to: To,
+    [degrees, points, columns]: [usize; 3],
+    functions: &[E],
+    on_points: &mut [E],
+    on_degrees: &mut [E],
+) {
+    assert!(functions.len() >= (2 * degrees - 1) * points);
+    assert!(on_points.len() >= points * columns);
+    assert!(on_degrees.len() >= (2 * degrees - 1) * columns);
+    let (row, wide) = (columns as isize, points as isize);
+    let (rows, summed, y, y_row, strides, x, x_row) = match to {
+        To::Degrees => {
+            let strides = [1, 2 * wide];
+            let (y, x) = (on_degrees.as_mut_ptr(), on_points.as_ptr());
+            (degrees, points, y, 2 * row, strides, x, row)
+        }
+        To::Points => {
+            let strides = [2 * wide, 1];
+            let (y, x) = (on_points.as_mut_ptr(), on_degrees.as_ptr());
+            (points, degrees, y, row, strides, x, 2 * row)
+        }
+    };
+    let [column_stride, row_stride] = strides;
+    let (zero, one) = (E::default(), E::from_f64(1.0));
+    // SAFETY: all elements lie in the slices, as asserted; the result is not read.
+    unsafe {
+        gemm::gemm(
+            rows,
+            columns,
+            summed,
+            y,
+            1,
+            y_row,
+            false,
+            functions.as_ptr(),
+            column_stride,
+            row_stride,
+            x,
+            1,
+            x_row,
+            zero,
+            one,
+            false,
+            false,
+            false,
+            Parallelism::None,
+        );
+    }
+}

@@ -1,0 +1,137 @@
+//! Spherical-harmonic transforms, of scalar and of vector fields.
+//!
+//! `x(θ, λ) = Σ_lm y_lm P_l^m(cos θ) e^{imλ}`, and `y_lm = ∫ x P_l^m e^{−imλ}` over the sphere, by the
+//! quadrature of the [grid](SphereGrid). Semantics, norms and truncation follow torch-harmonics 0.9.
+//! Of a real field only orders `m ≥ 0` are kept.
+//!
+//! # Shapes
+//! `[.., lat, lon]` ↔ `[.., degrees, orders, 2]`, with real and imaginary parts last. A vector field has
+//! a dim of its two components before them: along colatitude and longitude of a field, spheroidal
+//! and toroidal of harmonics.
+//!
+//! # Placement
+//! All dims may be sharded, degrees and orders too, but not real and imaginary parts. Longitude (orders)
+//! is made whole for a transform of lines, and latitude (degrees) for a sum for each order; orders may be sharded there, and
+//! each rank has the functions of its orders only. Dims are exchanged as for [`rfft`](crate::spectral):
+//!
+//! | `[batch, channels, lat, lon]` | `sht` | `isht` of that | travels each way |
+//! |---|---|---|---|
+//! | `Shard(2)` | `Shard(3)`: orders | `Shard(2)` | an all-to-all of the orders that are kept |
+//! | `Shard(3)` | `Shard(1)` | `Shard(1)` | an all-to-all, then nothing |
+//! | `Shard(0)`, `Partial(Sum)`, `Fan`, `Replicate` | the same | the same | – |
+//!
+//! # Adjoint
+//! The transposes of sum and transform, with the exchanges in the opposite direction.
+//!
+//! Legendre functions are computed in f64, by a recursion whose values do not underflow. Sums use that
+//! they are even or odd, and zero where the degree is below the order: a quarter of the work of full
+//! matrices.
+
+mod contraction;
+mod conv;
+mod golden;
+mod grid;
+mod legendre;
+mod sht;
+mod table;
+#[cfg(test)]
+mod tests;
+mod transform;
+
+pub(crate) use golden::OPERATORS;
+
+pub use conv::sphere_conv;
+pub use grid::SphereGrid;
+pub use sht::{Sht, ShtNorm, ShtPhase};
+pub use transform::{isht, sht, vector_isht, vector_sht};
+
+use crate::field::{Field, Rank, run};
+use crate::operand::Operand;
+use crate::rearrange::RearrangeField;
+use crate::reduce::ReduceField;
+
+/// Transforms on the sphere as methods.
+pub trait SphereField<const D: usize>: Field<D> {
+    /// Transforms a field to spherical harmonics; the result has `E = D + 1` dims. See
+    /// [`sht`](fn@sht), and [`Sht`] for an example.
+    ///
+    /// # Panics
+    /// Panics where [`sht`](fn@sht) returns an error.
+    #[must_use]
+    fn sht<const E: usize>(self, transform: &Sht) -> Rank<Self, E> {
+        run(self, |x| sht::<D, E>(x, transform))
+    }
+
+    /// Transforms spherical harmonics to a field; the result has `E = D − 1` dims. See
+    /// [`isht`](fn@isht), and [`Sht`] for an example.
+    ///
+    /// # Panics
+    /// Panics where [`isht`](fn@isht) returns an error.
+    #[must_use]
+    fn isht<const E: usize>(self, transform: &Sht) -> Rank<Self, E> {
+        run(self, |x| isht::<D, E>(x, transform))
+    }
+
+    /// Transforms a vector field to vector spherical harmonics; the result has `E = D + 1` dims.
+    /// See [`vector_sht`](fn@vector_sht), which has an example.
+    ///
+    /// # Panics
+    /// Panics where [`vector_sht`](fn@vector_sht) returns an error.
+    #[must_use]
+    fn vector_sht<const E: usize>(self, transform: &Sht) -> Rank<Self, E> {
+        run(self, |x| vector_sht::<D, E>(x, transform))
+    }
+
+    /// Transforms vector spherical harmonics to a vector field; the result has `E = D − 1` dims. See
+    /// [`vector_isht`](fn@vector_isht), which has an example.
+    ///
+    /// # Panics
+    /// Panics where [`vector_isht`](fn@vector_isht) returns an error.
+    #[must_use]
+    fn vector_isht<const E: usize>(self, transform: &Sht) -> Rank<Self, E> {
+        run(self, |x| vector_isht::<D, E>(x, transform))
+    }
+
+    /// The convolution with a kernel that is given by its harmonics; the weight has `E = D + 1`
+    /// dims. See [`sphere_conv`](fn@sphere_conv), which has an example.
+    ///
+    /// # Panics
+    /// Panics where [`sphere_conv`](fn@sphere_conv) returns an error.
+    #[must_use]
+    fn sphere_conv<const E: usize>(self, weight: impl Into<Operand<E>>, transform: &Sht) -> Self {
+        run(self, |x| sphere_conv(x, weight, transform))
+    }
+
+    /// The power of each degree, `Σ_m |y_lm|²` over all orders, those below zero too, of harmonics
+    /// `[.., degrees, orders, 2]`: `[.., degrees, 1, 1]`, `Partial(Sum)` where orders are sharded. With orthonormal harmonics its
+    /// sum over degrees is the integral of the square of the field.
+    ///
+    /// # Panics
+    /// Panics for partial values, and for a tensor of fewer than three dims.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::SphereField;
+    ///
+    /// // Degree 1, orders 0 and 1: the latter once more as order −1.
+    /// let y = Tensor::<3>::from([[[0.0, 0.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 2.0]]]);
+    /// let power = y.sphere_power().into_data();
+    /// power.assert_eq(&[[[0.0_f32]], [[9.0]]].into(), true);
+    /// ```
+    #[must_use]
+    fn sphere_power(self) -> Self {
+        let shape = self.global_dims();
+        assert!(
+            D >= 3,
+            "sphere_power: {shape:?}; expected [.., degrees, orders, 2]"
+        );
+        let mut twice = vec![2.0; shape[D - 2]];
+        twice.iter_mut().take(1).for_each(|factor| *factor = 1.0);
+        let squares = self.square();
+        let weights = squares.profile(D - 2, &twice);
+        (squares * weights).sum_dims(&[D - 2, D - 1])
+    }
+}
+
+impl<const D: usize, X: Field<D>> SphereField<D> for X {}

@@ -1,0 +1,187 @@
+//! The transform between a grid and spherical harmonics.
+
+use std::collections::HashMap;
+use std::f64::consts::PI;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::DType;
+use halocline_core::{Error, Result};
+
+use super::grid::SphereGrid;
+use super::legendre::Function;
+use super::table::{Key, Table};
+use crate::precision::wider;
+
+/// Norm of spherical harmonics; those of torch-harmonics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ShtNorm {
+    /// The integral of the square of a harmonic is 1.
+    #[default]
+    Ortho,
+    /// It is 4π.
+    FourPi,
+    /// It is 4π/(2l + 1).
+    Schmidt,
+}
+
+/// Sign of harmonics of odd order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ShtPhase {
+    /// That of Condon and Shortley, `(−1)^m`.
+    #[default]
+    CondonShortley,
+    /// None.
+    Positive,
+}
+
+/// Spherical-harmonic transform of fields on a latitude-longitude grid: sizes, norms, and tables of
+/// Legendre functions, which are made when they are first needed, for the orders of this rank, and
+/// shared by clones.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::{SphereField, SphereGrid, Sht};
+///
+/// let sht = Sht::new([6, 12], SphereGrid::LegendreGauss)?;
+/// let x = Tensor::<2>::ones([6, 12], &Default::default());
+/// let harmonics = x.clone().sht::<3>(&sht); // [degrees, orders, 2]
+/// assert_eq!(harmonics.dims(), [6, 6, 2]);
+/// let mean = harmonics.clone().into_data().iter::<f32>().next().unwrap();
+/// assert!((mean - (4.0 * std::f32::consts::PI).sqrt()).abs() < 1e-5);
+/// let back = harmonics.isht::<2>(&sht).into_data();
+/// back.assert_approx_eq::<f32>(&x.into_data(), burn::tensor::Tolerance::absolute(1e-5));
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Sht {
+    size: [usize; 2],
+    degrees: usize,
+    norm: ShtNorm,
+    phase: ShtPhase,
+    cosines: Arc<[f64]>,
+    weights: Arc<[f64]>,
+    tables: Arc<Mutex<HashMap<Key, Arc<Table>>>>,
+}
+
+impl fmt::Debug for Sht {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { size, degrees, .. } = self;
+        write!(
+            f,
+            "Sht({size:?}, {degrees} degrees, {:?}, {:?})",
+            self.norm, self.phase
+        )
+    }
+}
+
+impl Sht {
+    /// The transform of fields of `[latitudes, longitudes]`, with as many degrees and orders as the grid resolves:
+    /// at most `longitudes/2 + 1`, and of Gauss-Legendre latitudes their number, of Lobatto's one
+    /// less, and of equiangular ones half of it.
+    ///
+    /// # Errors
+    /// Fewer latitudes than [the grid](SphereGrid::quadrature) has; no longitude.
+    pub fn new(size: [usize; 2], grid: SphereGrid) -> Result<Self> {
+        let [latitudes, longitudes] = size;
+        let (cosines, weights) = grid.quadrature(latitudes)?;
+        if longitudes == 0 {
+            let message =
+                format!("{size:?} latitudes and longitudes; expected one or more of each");
+            return Err(Error::operator("Sht", message));
+        }
+        Ok(Self {
+            size,
+            degrees: grid.degrees(latitudes).min(longitudes / 2 + 1),
+            norm: ShtNorm::default(),
+            phase: ShtPhase::default(),
+            cosines: cosines.into(),
+            weights: weights.into(),
+            tables: Arc::default(),
+        })
+    }
+
+    /// The transform with another number of degrees and orders, at most `longitudes/2 + 1`.
+    #[must_use]
+    pub fn with_degrees(self, degrees: usize) -> Self {
+        Self {
+            degrees: degrees.min(self.size[1] / 2 + 1),
+            tables: Arc::default(),
+            ..self
+        }
+    }
+
+    /// The transform with another norm.
+    #[must_use]
+    pub fn with_norm(self, norm: ShtNorm) -> Self {
+        Self { norm, ..self }
+    }
+
+    /// The transform with another sign of odd orders.
+    #[must_use]
+    pub fn with_phase(self, phase: ShtPhase) -> Self {
+        Self {
+            phase,
+            tables: Arc::default(),
+            ..self
+        }
+    }
+
+    /// Latitudes and longitudes.
+    pub fn size(&self) -> [usize; 2] {
+        self.size
+    }
+
+    /// The number of degrees, which is that of orders.
+    pub fn degrees(&self) -> usize {
+        self.degrees
+    }
+
+    /// The cosines of the colatitudes, from north to south.
+    pub fn cosines(&self) -> &[f64] {
+        &self.cosines
+    }
+
+    /// The weights of an integral over the cosines of colatitudes.
+    pub fn weights(&self) -> &[f64] {
+        &self.weights
+    }
+
+    /// The table of a function for these orders.
+    pub(super) fn table(
+        &self,
+        function: Function,
+        orders: Range<usize>,
+        dtype: DType,
+    ) -> Arc<Table> {
+        let key = Key {
+            function,
+            orders,
+            dtype: wider(dtype),
+        };
+        let mut tables = self.tables.lock().expect("tables are made without a panic");
+        let table = tables.entry(key).or_insert_with_key(|key| {
+            let phase = self.phase == ShtPhase::CondonShortley;
+            Arc::new(Table::new(key, self.degrees, &self.cosines, phase))
+        });
+        table.clone()
+    }
+
+    /// The weights of latitudes.
+    pub(super) fn shared_weights(&self) -> Arc<[f64]> {
+        self.weights.clone()
+    }
+
+    /// Factors of degrees from a field, by the norm.
+    pub(super) fn analysis(&self) -> impl Fn(usize) -> f64 + use<> {
+        let norm = self.norm;
+        let root = (4.0 * PI).sqrt();
+        move |degree| match norm {
+            ShtNorm::Ortho => 1.0,
+            ShtNorm::FourPi => root,
+            ShtNorm::Schmidt => root / ((2 * degree + 1) as f64).sqrt(),
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Transforms on every sharding, their inverses, and known harmonics.
+
+use std::f64::consts::PI;
+use std::sync::Arc;
+
+use burn::tensor::{FloatDType, Tensor, TensorData};
+use halocline_core::{Launcher, Replicate, Shard, ShardTensor};
+
+use super::contraction::{Contraction, Factor, To};
+use super::legendre::Function;
+use crate::prelude::*;
+use crate::sphere::sht;
+use crate::testing::{Operator, check_op, difference, random};
+
+const GRIDS: [SphereGrid; 3] = [
+    SphereGrid::LegendreGauss,
+    SphereGrid::Lobatto,
+    SphereGrid::Equiangular,
+];
+
+struct Harmonics(Sht);
+
+impl Operator<3, 4> for Harmonics {
+    fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> Rank<X, 4> {
+        SphereField::sht::<4>(inputs.remove(0), &self.0)
+    }
+}
+
+struct Grid(Sht);
+
+impl Operator<4, 3> for Grid {
+    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 3> {
+        SphereField::isht::<3>(inputs.remove(0), &self.0)
+    }
+}
+
+/// To vector harmonics and back.
+struct Wind(Sht);
+
+impl Operator<4, 4> for Wind {
+    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 4> {
+        let y = SphereField::vector_sht::<5>(inputs.remove(0), &self.0);
+        SphereField::vector_isht::<4>(y, &self.0)
+    }
+}
+
+/// A matrix for each degree.
+struct Filter(Sht);
+
+impl Operator<4, 4> for Filter {
+    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, mut parameters: Vec<Tensor<4>>) -> X {
+        let weight = parameters.remove(0).unsqueeze_dim::<5>(3); // [in, out, degrees, 1, 2]
+        inputs.remove(0).sphere_conv(weight, &self.0).resolve()
+    }
+}
+
+struct Power;
+
+impl Operator<4, 4> for Power {
+    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X {
+        inputs.remove(0).sphere_power().resolve()
+    }
+}
+
+#[test]
+fn fields_and_harmonics_on_shards_of_all_dims() {
+    let sht = Sht::new([5, 8], SphereGrid::LegendreGauss).unwrap();
+    check_op(&Harmonics(sht.clone()), &[[3, 5, 8]], &[], &[0, 1, 2], 3e-6);
+    check_op(&Grid(sht), &[[3, 5, 5, 2]], &[], &[0, 1, 2], 3e-6);
+    check_op(&Power, &[[3, 4, 5, 2]], &[], &[0, 1, 2], 1e-6);
+}
+
+#[test]
+fn convolutions_on_shards_of_all_dims() {
+    let sht = Sht::new([5, 8], SphereGrid::Lobatto).unwrap();
+    check_op(
+        &Filter(sht),
+        &[[2, 3, 5, 8]],
+        &[[3, 2, 4, 2]],
+        &[0, 1, 2, 3],
+        5e-6,
+    );
+}
+
+#[test]
+fn vector_fields_on_shards_of_all_dims() {
+    let sht = Sht::new([6, 7], SphereGrid::Lobatto).unwrap();
+    check_op(&Wind(sht), &[[2, 2, 6, 7]], &[], &[0, 1, 2, 3], 3e-6);
+}
+
+/// `Y_2^1` with the phase of Condon and Shortley has one coefficient.
+#[test]
+fn a_harmonic_has_one_coefficient() {
+    let [latitudes, longitudes] = [9, 12];
+    for grid in GRIDS {
+        let sht = Sht::new([latitudes, longitudes], grid).unwrap();
+        let cells = sht.cosines().iter().flat_map(|x| {
+            let radius = -(15.0 / (8.0 * PI)).sqrt() * x * (1.0 - x * x).sqrt();
+            let angle = move |j: usize| 2.0 * PI * j as f64 / longitudes as f64;
+            (0..longitudes).map(move |j| radius * angle(j).cos())
+        });
+        let cells = TensorData::new(cells.collect::<Vec<f64>>(), [latitudes, longitudes]);
+        let x = Tensor::<2>::from_data(cells, (&Default::default(), FloatDType::F64));
+        let y: Tensor<3> = SphereField::sht(x, &sht);
+        let found: Vec<f64> = y.clone().into_data().iter().collect();
+        let mut expected = vec![0.0; found.len()];
+        // The real part is half of the harmonic and half of its conjugate.
+        expected[(2 * sht.degrees() + 1) * 2] = 0.5;
+        let off = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+        let off = off.fold(0.0, f64::max);
+        assert!(off < 1e-13, "{grid:?}: {off:e}");
+    }
+}
+
+#[test]
+fn the_inverse_gives_back_what_the_grid_resolves() {
+    for grid in GRIDS {
+        for norm in [ShtNorm::Ortho, ShtNorm::FourPi, ShtNorm::Schmidt] {
+            let sht = Sht::new([11, 16], grid).unwrap().with_norm(norm);
+            let x = random::<3>([2, 11, 16], "x", 0)
+                .inner()
+                .cast(FloatDType::F64);
+            let smooth = |x: Tensor<3>| -> Tensor<3> {
+                SphereField::isht(SphereField::sht::<4>(x, &sht), &sht)
+            };
+            let once = smooth(x);
+            let off = difference(&smooth(once.clone()).into_data(), &once.into_data());
+            assert!(off < 1e-12, "{grid:?}, {norm:?}: {off:e}");
+        }
+    }
+}
+
+#[test]
+fn sums_by_the_halves_are_those_of_the_whole_sphere() {
+    for function in [Function::Value, Function::Slope, Function::Azimuthal] {
+        for latitudes in [6, 7] {
+            let sht = Sht::new([latitudes, 24], SphereGrid::LegendreGauss).unwrap();
+            let sht = sht.with_degrees(11);
+            let table = sht.table(function, 2..13, burn::tensor::DType::F32);
+            for (to, factor) in [(To::Degrees, Factor::PlusI), (To::Points, Factor::MinusI)] {
+                let contraction = Contraction {
+                    table: table.clone(),
+                    to,
+                    points: sht.weights().into(),
+                    degrees: (0..11)
+                        .map(|degree| 1.0 + degree as f64)
+                        .collect::<Arc<[f64]>>(),
+                    factor,
+                };
+                let size = if to == To::Degrees { latitudes } else { 11 };
+                let run = |composed: bool| {
+                    let x = random::<4>([35, size, 11, 2], "x", 0)
+                        .detach()
+                        .require_grad();
+                    let y = match composed {
+                        true => contraction.composed(x.clone()),
+                        false => contraction.clone().run(x.clone()),
+                    };
+                    let weight = random::<4>(y.dims(), "y", 0).detach();
+                    let gradients = (y.clone() * weight).sum().backward();
+                    [y.inner(), x.grad(&gradients).unwrap()].map(Tensor::into_data)
+                };
+                for (halves, whole) in run(false).iter().zip(&run(true)) {
+                    let off = difference(halves, whole);
+                    assert!(off < 2e-6, "{function:?} to {to:?}: {off:e}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn other_sizes_are_refused_before_anything_is_sent() {
+    Launcher::local(2)
+        .check(false)
+        .run(|world| {
+            if world.rank() == 1 {
+                return Ok(());
+            }
+            let transform = Sht::new([6, 8], SphereGrid::Lobatto)?;
+            let mesh = world.mesh([("x", 2)])?;
+            let x = ShardTensor::<2>::ones([6, 9], &mesh, &[Shard(0)])?;
+            let error = sht::<2, 3>(x, &transform).unwrap_err().to_string();
+            assert!(
+                error.contains("[6, 9]; expected [.., latitudes, longitudes] with [6, 8] last"),
+                "{error}"
+            );
+            let x = ShardTensor::<3>::ones([5, 5, 2], &mesh, &[Replicate])?;
+            let error = crate::sphere::isht::<3, 2>(x.redistribute(&[Shard(2)]), &transform);
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("isht: no rule for Shard(2)"), "{error}");
+            Ok(())
+        })
+        .unwrap();
+}
