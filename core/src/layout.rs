@@ -141,6 +141,13 @@ impl Layout {
         self.derive(placements, self.0.extents.clone())
     }
 
+    /// This layout, fanned out over axes on which it is replicated.
+    pub(crate) fn fanned_out(&self, axes: &[usize]) -> Self {
+        axes.iter().fold(self.clone(), |layout, axis| {
+            layout.with_placement(*axis, Fan)
+        })
+    }
+
     /// This layout with another placement on axes of which each is the innermost of its dim: whole parts
     /// are left.
     pub fn gathered(&self, axes: &[usize], whole: Placement) -> Self {

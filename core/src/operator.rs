@@ -149,7 +149,7 @@ pub fn apply<O: Operator, const N: usize>(
     if !inputs.iter().any(has_gradients) {
         return apply_plain(&operator, inputs);
     }
-    let operator: Arc<dyn Passes> = Arc::new(operator);
+    let operator = Arc::new(Node { operator, reads: N });
     let mut inputs = inputs.into_iter();
     let mut next = || inputs.next().expect("counted");
     match N {
@@ -158,6 +158,20 @@ pub fn apply<O: Operator, const N: usize>(
         3 => Dispatch::node3(next(), next(), next(), operator),
         4 => Dispatch::node4(next(), next(), next(), next(), operator),
         _ => panic!("{operator:?}: {N} inputs, expected 1 to 4"),
+    }
+}
+
+/// Applies an operator to a parameter that meets `other` next. burn runs the backward pass by the depth
+/// of nodes, and parameters are the deepest: without `other` the backward pass of the operator would run
+/// at the very end, until when gradients of all parameters would wait.
+pub(crate) fn apply_beside<O: Operator>(
+    operator: O,
+    parameter: DispatchTensor,
+    other: Option<DispatchTensor>,
+) -> DispatchTensor {
+    match other.filter(|other| kind_of(other.dtype()) == Kind::Float) {
+        None => apply(operator, [parameter]),
+        Some(other) => Dispatch::node2(parameter, other, Arc::new(Node { operator, reads: 1 })),
     }
 }
 
@@ -186,6 +200,9 @@ pub(crate) fn one(inputs: Vec<DispatchTensor>) -> [DispatchTensor; 1] {
 
 /// An [`Operator`] of any type.
 trait Passes: Debug + Send + Sync {
+    /// The number of inputs that the operator reads. Others only place it in the graph.
+    fn reads(&self) -> usize;
+
     fn names(&self) -> Option<[&'static str; 2]>;
 
     fn keeps(&self, input: usize) -> bool;
@@ -201,25 +218,40 @@ trait Passes: Debug + Send + Sync {
 
 type Saved = dyn Any + Send + Sync;
 
-impl<O: Operator> Passes for O {
+struct Node<O> {
+    operator: O,
+    reads: usize,
+}
+
+impl<O: Debug> Debug for Node<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.operator.fmt(f)
+    }
+}
+
+impl<O: Operator> Passes for Node<O> {
+    fn reads(&self) -> usize {
+        self.reads
+    }
+
     fn names(&self) -> Option<[&'static str; 2]> {
-        Operator::names(self)
+        self.operator.names()
     }
 
     fn keeps(&self, input: usize) -> bool {
-        Operator::keeps(self, input)
+        input < self.reads && self.operator.keeps(input)
     }
 
     fn recompute(&self) -> Recompute {
-        Operator::recompute(self)
+        self.operator.recompute()
     }
 
     fn again(&self, inputs: Vec<DispatchTensor>) -> Result<DispatchTensor> {
-        Operator::again(self, inputs)
+        self.operator.again(inputs)
     }
 
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Arc<Saved>)> {
-        let (output, saved) = Operator::forward(self, inputs)?;
+        let (output, saved) = self.operator.forward(inputs)?;
         Ok((output, Arc::new(saved)))
     }
 
@@ -231,15 +263,12 @@ impl<O: Operator> Passes for O {
             wanted,
         } = pass;
         let saved = saved.downcast_ref().expect("what this operator saved");
-        Operator::backward(
-            self,
-            BackwardPass {
-                inputs,
-                saved,
-                cotangent,
-                wanted,
-            },
-        )
+        self.operator.backward(BackwardPass {
+            inputs,
+            saved,
+            cotangent,
+            wanted,
+        })
     }
 }
 
@@ -305,9 +334,9 @@ fn forward<B: Plain>(
     operator: &dyn Passes,
 ) -> (FloatTensor<B>, Arc<Saved>) {
     let _span = operator.names().map(|[name, _]| trace::span(name));
-    let inputs = inputs.into_iter().map(B::wrap).collect();
+    let inputs = inputs.into_iter().take(operator.reads());
     let result = operator
-        .forward(inputs)
+        .forward(inputs.map(B::wrap).collect())
         .and_then(|(output, saved)| Ok((B::unwrap(output)?, saved)));
     result.unwrap_or_else(|error| error.raise())
 }
@@ -319,13 +348,14 @@ fn record<B: Plain, C: CheckpointStrategy, const N: usize>(
 ) -> FloatTensor<Autodiff<B, C>> {
     let step = Step.prepare::<C>(inputs.each_ref().map(|input| input.node()));
     let step = if operator.recompute() != Recompute::Never {
-        let again = Again::<B, N> {
+        let read = &inputs[..operator.reads()];
+        let again = Again::<B> {
             operator: operator.clone(),
-            inputs: inputs.each_ref().map(|input| input.id()),
+            inputs: read.iter().map(|input| input.id()).collect(),
             backend: PhantomData,
         };
         let step = step.memory_bound().retro_forward(again);
-        step.parents(&inputs)
+        step.parents(read)
     } else {
         step.compute_bound()
     };
@@ -354,17 +384,18 @@ fn record<B: Plain, C: CheckpointStrategy, const N: usize>(
 
 /// An operator whose result gradient checkpointing computes again, in the backward pass.
 #[derive(Debug)]
-struct Again<B, const N: usize> {
+struct Again<B> {
     operator: Arc<dyn Passes>,
-    inputs: [NodeId; N],
+    inputs: Vec<NodeId>,
     backend: PhantomData<B>,
 }
 
-impl<B: Plain, const N: usize> RetroForward for Again<B, N> {
+impl<B: Plain> RetroForward for Again<B> {
     fn forward(&self, states: &mut BackwardStates, node: NodeId) {
-        let inputs = self.inputs.each_ref().map(|input| states.get_state(input));
+        let inputs = self.inputs.iter().map(|input| states.get_state(input));
+        let inputs = inputs.map(B::wrap).collect();
         let _span = self.operator.names().map(|[name, _]| trace::span(name));
-        let output = self.operator.again(inputs.map(B::wrap).into());
+        let output = self.operator.again(inputs);
         let output = output.and_then(B::unwrap);
         states.save::<FloatTensor<B>>(node, output.unwrap_or_else(|error| error.raise()));
     }
@@ -411,7 +442,7 @@ impl<B: Plain, const N: usize> Backward<B, N> for Step {
                 .collect(),
             saved: &*saved,
             cotangent: B::wrap(grads.consume::<B>(&ops.node)),
-            wanted: &ops.parents.each_ref().map(Option::is_some),
+            wanted: &ops.parents.each_ref().map(Option::is_some)[..operator.reads()],
         });
         let gradients = gradients.unwrap_or_else(|error| error.raise());
         for (node, gradient) in ops.parents.into_iter().zip(gradients) {
@@ -420,5 +451,49 @@ impl<B: Plain, const N: usize> Backward<B, N> for Step {
                 grads.register::<B>(node.id, gradient);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::{Device, Tensor};
+    use std::sync::Mutex;
+
+    /// The identity, which logs its backward pass.
+    #[derive(Debug)]
+    struct Logged(&'static str, Arc<Mutex<Vec<&'static str>>>);
+
+    impl Operator for Logged {
+        type Saved = ();
+
+        fn keeps(&self, _: usize) -> bool {
+            false
+        }
+
+        fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+            let [x] = one(inputs);
+            Ok((x, ()))
+        }
+
+        fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+            self.1.lock().unwrap().push(self.0);
+            Ok(vec![Some(pass.cotangent)])
+        }
+    }
+
+    #[test]
+    fn parameters_are_finished_when_their_layer_is() {
+        let log = Arc::<Mutex<Vec<_>>>::default();
+        let logged = |name| Logged(name, log.clone());
+        let leaf = || Tensor::<1>::ones([2], &Device::default().autodiff()).require_grad();
+        let layer = |x: Tensor<1>, [parameter, between]: [&'static str; 2]| {
+            let (weight, beside) = (leaf().into_dispatch(), Some(x.clone().into_dispatch()));
+            let y = x * Tensor::from_dispatch(apply_beside(logged(parameter), weight, beside));
+            Tensor::from_dispatch(apply(logged(between), [y.into_dispatch()]))
+        };
+        let y = layer(layer(leaf(), ["first", "y"]), ["second", "z"]);
+        drop(y.sum().backward());
+        assert_eq!(*log.lock().unwrap(), ["z", "second", "y", "first"]);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn::tensor::kind::Basic;
 
@@ -13,6 +14,7 @@ pub use crate::dispatch::{blank, cut, from_dispatch, paste, to_dispatch};
 pub use crate::exchange::{Boxes, add_box};
 use crate::exchange::{Exchange, ExchangePlan};
 use crate::layout::ReduceOp;
+use crate::operator::apply_beside;
 pub use crate::operator::{BackwardPass, Operator, Recompute, apply};
 use crate::reduce::{Leaf, Pass, Reduce, ReduceScatter};
 use crate::replicas::require_replicas;
@@ -100,7 +102,7 @@ pub fn all_reduce<const D: usize, K: Basic>(
     op: ReduceOp,
     operation: Operation,
 ) -> Tensor<D, K> {
-    reduce(tensor, mesh, axes, operation, Pass::Forward(op))
+    reduce(tensor, None, mesh, axes, operation, Pass::Forward(op))
 }
 
 /// Reduces a tensor over the ranks of a group, each of which receives a box of the result, by place
@@ -158,10 +160,52 @@ pub fn fan_out<const D: usize, K: Basic>(
     axes: &[usize],
     operator: &'static str,
 ) -> Tensor<D, K> {
+    fan_out_to(tensor, None, mesh, axes, operator)
+}
+
+/// [`fan_out`] of an operand that an operator combines with `other`. The gradient of a parameter is
+/// summed when the backward pass has come to that operator, rather than at its end.
+///
+/// # Panics
+/// Like [`fan_out`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Launcher, ops};
+///
+/// Launcher::local(2).run(|world| {
+///     let mesh = world.mesh([("x", 2)])?;
+///     let [x, scale] = [1.0, 2.0].map(|value| Tensor::<1>::full([1], value, world.device()).require_grad());
+///     let y = x.clone() * ops::fan_out_beside(scale.clone(), &x, &mesh, &[0], "scale");
+///     let gradient = scale.grad(&y.sum().backward()).expect("a gradient");
+///     gradient.into_data().assert_eq(&[2.0_f32].into(), false);
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn fan_out_beside<const D: usize, const E: usize, K: Basic, L: Basic>(
+    tensor: Tensor<D, K>,
+    other: &Tensor<E, L>,
+    mesh: &DeviceMesh,
+    axes: &[usize],
+    operator: &'static str,
+) -> Tensor<D, K> {
+    let other = other.clone().into_dispatch();
+    fan_out_to(tensor, Some(other), mesh, axes, operator)
+}
+
+fn fan_out_to<const D: usize, K: Basic>(
+    tensor: Tensor<D, K>,
+    other: Option<DispatchTensor>,
+    mesh: &DeviceMesh,
+    axes: &[usize],
+    operator: &'static str,
+) -> Tensor<D, K> {
     let group = mesh.ranks_along(axes);
     require_replicas(operator, mesh.comm(), &group, &tensor).unwrap_or_else(|error| error.raise());
     let operation = Operation::new(operator, Traffic::Reduce, None);
-    reduce(tensor, mesh, axes, operation, Pass::Backward)
+    reduce(tensor, other, mesh, axes, operation, Pass::Backward)
 }
 
 /// Gathers the numbers of every rank of a group, in the group's order: for statistics, which are
@@ -207,6 +251,7 @@ pub fn all_gather_numbers(
 
 fn reduce<const D: usize, K: Basic>(
     tensor: Tensor<D, K>,
+    other: Option<DispatchTensor>,
     mesh: &DeviceMesh,
     axes: &[usize],
     operation: Operation,
@@ -225,5 +270,6 @@ fn reduce<const D: usize, K: Basic>(
         leaf: buckets.then(|| Leaf::of(&tensor, &group)).flatten(),
         group,
     };
-    Tensor::from_dispatch(apply(reduce, [tensor]))
+    let other = other.filter(|_| reduce.leaf.is_some());
+    Tensor::from_dispatch(apply_beside(reduce, tensor, other))
 }

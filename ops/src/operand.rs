@@ -3,7 +3,7 @@
 use burn::module::Param;
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Tensor};
-use halocline_core::ops::fan_out;
+use halocline_core::ops::fan_out_beside;
 use halocline_core::{Error, Fan, Layout, Pairing, ParamShard, Result, Shard, ShardTensor};
 
 /// A parameter of an operator: a replicated tensor, or one with a layout.
@@ -148,7 +148,7 @@ impl<const D: usize> Operand<D> {
             let message = format!("a parameter of {dtype:?} for a tensor of {expected:?}");
             return Err(Error::operator(operator, message));
         }
-        Ok(fan_out(local, x.mesh(), &axes, operator))
+        Ok(fan_out_beside(local, x.local(), x.mesh(), &axes, operator))
     }
 }
 

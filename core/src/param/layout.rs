@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use burn::backend::DispatchTensor;
 use burn::module::Param;
 use burn::tensor::Tensor;
 use burn::tensor::kind::Basic;
@@ -12,9 +13,9 @@ use super::exchange;
 use super::gathering::Gathering;
 use crate::crossing::Crossing;
 use crate::layout::{Fan, Layout, Replicate, Shard};
-use crate::operator::apply;
+use crate::operator::apply_beside;
 use crate::reduce::Leaf;
-use crate::{DeviceMesh, Error, IndexBox, Result, ShardTensor};
+use crate::{DeviceMesh, Error, IndexBox, Result, ShardTensor, ops};
 
 const NAME: &str = "parameter";
 
@@ -207,11 +208,16 @@ impl ParamShard {
             return Err(Error::operator(NAME, message));
         }
         let varies = |axis: usize| x.placements()[axis].varies();
+        let mut fans = self.layout.axes_where(|placement| placement == Replicate);
+        fans.retain(|axis| varies(*axis));
         // The leaf fans out, so that its gradient joins a bucket, and as a shard, so that less
         // travels.
-        let shard = ShardTensor::from_parts(base, self.layout.clone(), x.mesh().clone());
-        let shard = shard.try_fan_out(varies)?;
-        Error::catch(|| self.gathered(shard, varies))
+        Error::catch(|| {
+            let local = ops::fan_out_beside(base, x.local(), x.mesh(), &fans, NAME);
+            let layout = self.layout.fanned_out(&fans);
+            let shard = ShardTensor::from_parts(local, layout, x.mesh().clone());
+            self.gathered(shard, varies, Some(x.local().clone().into_dispatch()))
+        })
     }
 
     /// Gathers a shard over the axes of storage. Its gradient is the sum of the ranks' parts where
@@ -220,13 +226,14 @@ impl ParamShard {
         &self,
         shard: ShardTensor<D>,
         varies: impl Fn(usize) -> bool,
+        other: Option<DispatchTensor>,
     ) -> ShardTensor<D> {
         // From the innermost axis out: what is left of a dim are whole parts.
         let mut axes = self.stored.to_vec();
         axes.sort_unstable_by(|a, b| b.cmp(a));
         let groups = axes.chunk_by(|a, b| varies(*a) == varies(*b));
         groups.fold(shard, |shard, axes| {
-            self.gather_over(shard, axes, varies(axes[0]))
+            self.gather_over(shard, axes, varies(axes[0]), other.clone())
         })
     }
 
@@ -235,6 +242,7 @@ impl ParamShard {
         shard: ShardTensor<D>,
         axes: &[usize],
         parts: bool,
+        other: Option<DispatchTensor>,
     ) -> ShardTensor<D> {
         let (local, from, mesh) = shard.into_parts();
         let to = from.gathered(axes, if parts { Fan } else { Replicate });
@@ -250,7 +258,8 @@ impl ParamShard {
                 to: to.clone(),
             },
         };
-        let local = Tensor::from_dispatch(apply(gather, [shard]));
+        let other = other.filter(|_| gather.leaf.is_some());
+        let local = Tensor::from_dispatch(apply_beside(gather, shard, other));
         ShardTensor::from_parts(local, to, mesh)
     }
 

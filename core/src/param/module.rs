@@ -66,7 +66,7 @@ impl Reparameterization for ParamShard {
         if let Some(&axis) = self.computing_axes().first() {
             self.refuse(axis).raise();
         }
-        let whole = self.gathered(shard, |_| false);
+        let whole = self.gathered(shard, |_| false, None);
         whole.to_local(LocalGradient::Replicated)
     }
 }

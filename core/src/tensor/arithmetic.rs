@@ -7,7 +7,7 @@ use burn::tensor::{Bool, ElementConversion, Float, Int, Tensor};
 
 use super::ShardTensor;
 use crate::layout::{Layout, Partial, Placement, ReduceOp};
-use crate::ops::fan_out;
+use crate::ops::fan_out_beside;
 use crate::pairing::{Linearity, Pairing, Role, Term};
 use crate::replicas::require_replicas;
 use crate::{Error, Result};
@@ -68,8 +68,12 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
             return Ok(((self.layout, self.mesh), self.local, other.local));
         }
         let pairing = pair(operator, [&self.layout, &other.layout], linearity)?;
-        let lhs = fan_out(self.local, &self.mesh, pairing.fan_out(0), operator);
-        let rhs = fan_out(other.local, &self.mesh, pairing.fan_out(1), operator);
+        let [lhs, rhs] = [&self.local, &other.local];
+        let fan_out = |operand, tensor: &Tensor<D, K>, beside| {
+            let axes = pairing.fan_out(operand);
+            fan_out_beside(tensor.clone(), beside, &self.mesh, axes, operator)
+        };
+        let (lhs, rhs) = (fan_out(0, lhs, rhs), fan_out(1, rhs, lhs));
         Ok(((pairing.layout(&self.layout), self.mesh), lhs, rhs))
     }
 

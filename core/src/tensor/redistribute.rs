@@ -302,9 +302,7 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
             return self;
         }
         let local = ops::fan_out(self.local, &self.mesh, axes, NAME);
-        let layout = axes.iter().fold(self.layout, |layout, axis| {
-            layout.with_placement(*axis, Fan)
-        });
+        let layout = self.layout.fanned_out(axes);
         Self {
             local,
             layout,

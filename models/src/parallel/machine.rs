@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use burn::module::Param;
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Distribution, Tensor};
 use halocline_core::{DeviceMesh, Error, Operation, ReduceOp, Result, Traffic, ops};
 use serde::{Deserialize, Serialize};
@@ -51,6 +53,9 @@ pub struct Machine {
     /// Seconds that an operator takes whatever its size.
     #[serde(default)]
     pub overhead: f64,
+    /// Seconds that the optimizer takes for a number of a parameter, with two states.
+    #[serde(default)]
+    pub update: f64,
     /// The link along axes that have none of their own.
     pub network: Link,
     /// Links of axes.
@@ -64,6 +69,7 @@ impl Machine {
         Self {
             flops,
             overhead: 0.0,
+            update: 0.0,
             network,
             links: BTreeMap::new(),
         }
@@ -81,8 +87,8 @@ impl Machine {
         *self.links.get(axis).unwrap_or(&self.network)
     }
 
-    /// Measures products of matrices on all ranks at a time, and sums along every axis, in about a
-    /// tenth of a second. All ranks get the figures of the slowest. They are those of this moment: on
+    /// Measures products of matrices and steps of AdamW on all ranks at a time, and sums along every
+    /// axis, in about two tenths of a second. All ranks get the figures of the slowest. They are those of this moment: on
     /// one machine, with the same libraries, they differ by some per cent.
     ///
     /// # Errors
@@ -161,10 +167,31 @@ impl Machine {
         Ok(Self {
             flops,
             overhead,
+            update: update(mesh)?,
             network: links.values().next().copied().unwrap_or(local),
             links,
         })
     }
+}
+
+/// Seconds of a step of AdamW for each number.
+fn update(mesh: &DeviceMesh) -> Result<f64> {
+    const NUMBERS: usize = 1 << 20;
+    let device = mesh.device().clone().autodiff();
+    let value = || Tensor::<1>::ones([NUMBERS], &device);
+    let mut parameter = Some(Param::from_tensor(value()));
+    let gradient = value().inner();
+    let mut optimizer = AdamWConfig::new().init();
+    let seconds = fastest(mesh, || {
+        let before = parameter.take().expect("a step gives it back");
+        let mut gradients = GradientsParams::new();
+        gradients.register(before.id, gradient.clone());
+        let after = optimizer.step(1e-3, before, gradients);
+        after.val().inner().narrow(0, 0, 1).into_data(); // a GPU has finished then
+        parameter = Some(after);
+        Ok(())
+    })?;
+    Ok(seconds / NUMBERS as f64)
 }
 
 /// Seconds of the fastest of several runs, which all ranks begin together; of the slowest rank.

@@ -7,6 +7,7 @@
 //!   scattering cost together, so that sequences that are sharded between layers cost the same.
 //! - A stored parameter is gathered once or twice, and its gradient scattered. Gradients of parameters
 //!   that are whole along an axis of rows are summed.
+//! - The optimizer takes a time for each number that a rank holds, longer with more states.
 //! - A rank holds its parameters, gradients and optimizer states, one gathered layer (all, if they are
 //!   kept), and the input of each layer.
 //!
@@ -191,7 +192,10 @@ impl Pricing<'_> {
                 parameter.elements_held(FIRST) as f64,
                 parameter.elements_used(FIRST) as f64,
             );
-            price.held += held * bytes * (2 + self.workload.states) as f64;
+            let numbers = (2 + self.workload.states) as f64;
+            price.held += held * bytes * numbers;
+            // The machine's figure is for two states.
+            price.compute += held * self.machine.update * numbers / 4.0;
             price.communication +=
                 self.gathering(parameter, used * bytes) + self.summing(parameter, held * bytes);
             if !parameter.stored.is_empty() {

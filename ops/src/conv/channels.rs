@@ -2,7 +2,7 @@
 
 use burn::module::Param;
 use burn::tensor::Tensor;
-use halocline_core::ops::fan_out;
+use halocline_core::ops::{fan_out, fan_out_beside};
 use halocline_core::{
     Error, Fan, Layout, Linearity, Pairing, Placement, Result, Role, Shard, ShardTensor, Term,
 };
@@ -82,8 +82,10 @@ pub(super) fn conv<const D: usize, const N: usize>(
     let fanned = |operand: usize| channels.pairing.fan_out(operand);
     let local = fan_out(local, &mesh, fanned(0), operator);
     let x = ShardTensor::from_parts(local, layout, mesh.clone());
-    let weight = fan_out(weight.into_parts().0, &mesh, fanned(1), operator);
-    let bias = bias.map(|bias| fan_out(bias.into_parts().0, &mesh, fanned(2), operator));
+    let parameter = |tensor, axes| fan_out_beside(tensor, x.local(), &mesh, axes, operator);
+    let weight = parameter(weight.into_parts().0, fanned(1));
+    let bias =
+        bias.map(|bias| fan_out_beside(bias.into_parts().0, x.local(), &mesh, fanned(2), operator));
     let groups = match options.groups {
         1 => 1,
         groups => x.local_dims()[1] * groups / x.dims()[1],

@@ -26,10 +26,8 @@ use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor};
-use halocline_core::ops::fan_out;
-use halocline_core::{
-    DeviceMesh, Error, Layout, Linearity, Pairing, Result, Role, ShardTensor, Term,
-};
+use halocline_core::ops::{fan_out, fan_out_beside};
+use halocline_core::{Error, Layout, Linearity, Pairing, Result, Role, ShardTensor, Term};
 
 use crate::crossing::{enter, leave, leave_with_bias, with_extents_of};
 use crate::driver::empty::{drop_empty, fill_empty};
@@ -93,8 +91,9 @@ pub fn matmul<const D: usize>(a: ShardTensor<D>, b: ShardTensor<D>) -> Result<Sh
     let layout = pairing.layout(a.layout());
     let (a, layout_a, mesh) = a.into_parts();
     let (b, layout_b, _) = b.into_parts();
-    let a = operand(a, &layout_a, &mesh, pairing.fan_out(0), MATMUL)?;
-    let b = operand(b, &layout_b, &mesh, pairing.fan_out(1), MATMUL)?;
+    let b = fan_out_beside(b, &a, &mesh, pairing.fan_out(1), MATMUL);
+    let a = fan_out(a, &mesh, pairing.fan_out(0), MATMUL);
+    let (a, b) = (filled(a, &layout_a, MATMUL)?, filled(b, &layout_b, MATMUL)?);
     // `Tensor::matmul` records more steps for some local shapes, and the graph must be the same on
     // every rank.
     let product =
@@ -103,22 +102,14 @@ pub fn matmul<const D: usize>(a: ShardTensor<D>, b: ShardTensor<D>) -> Result<Sh
     Ok(ShardTensor::from_parts(product, layout, mesh))
 }
 
-/// Passes an operand through `fan_out`, and fills its empty dims.
-fn operand<const D: usize>(
+/// Fills the empty dims of an operand.
+fn filled<const D: usize>(
     local: Tensor<D>,
     layout: &Layout,
-    mesh: &DeviceMesh,
-    fan: &[usize],
     operator: &'static str,
 ) -> Result<Tensor<D>> {
     let all: Vec<usize> = (0..D).collect();
-    fill_empty(
-        fan_out(local, mesh, fan, operator),
-        layout,
-        &all,
-        operator,
-        0.0,
-    )
+    fill_empty(local, layout, &all, operator, 0.0)
 }
 
 /// `x · weight + bias` over the last dim, with `weight` `[features_in, features_out]` as in burn.
@@ -189,14 +180,17 @@ pub fn linear<const D: usize>(
     let pairing = Pairing::new(NAME, &terms, &result, linearity)?;
     let layout = pairing.layout(x.layout());
     let (x, layout_x, mesh) = x.into_parts();
-    let x = operand(x, &layout_x, &mesh, pairing.fan_out(0), NAME)?;
     let (weight, layout_weight, _) = weight.into_parts();
-    let weight = operand(weight, &layout_weight, &mesh, pairing.fan_out(1), NAME)?;
+    let weight = fan_out_beside(weight, &x, &mesh, pairing.fan_out(1), NAME);
+    let weight = filled(weight, &layout_weight, NAME)?;
     let bias = bias.map(|bias| {
         let (bias, layout_bias, _) = bias.into_parts();
-        operand(bias, &layout_bias, &mesh, pairing.fan_out(2), NAME)
+        let bias = fan_out_beside(bias, &x, &mesh, pairing.fan_out(2), NAME);
+        filled(bias, &layout_bias, NAME)
     });
-    let y = product(x, weight, bias.transpose()?);
+    let bias = bias.transpose()?;
+    let x = fan_out(x, &mesh, pairing.fan_out(0), NAME);
+    let y = product(filled(x, &layout_x, NAME)?, weight, bias);
     let y = drop_empty(y, &layout, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }

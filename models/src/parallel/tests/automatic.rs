@@ -104,6 +104,30 @@ fn prices_are_those_of_the_formulas() {
     near(stored.used, 5.0 * 300.0 * bytes + elements / 2.0 * bytes); // one layer gathered
 }
 
+/// The optimizer updates what a rank holds: a fourth of the time a number that it reads or writes.
+#[test]
+fn updates_are_priced() {
+    let machine = Machine {
+        update: 4e-9,
+        ..machine()
+    };
+    let (elements, mesh) = (2.0 * 100.0 * 200.0, mesh(&[("data", 2)]));
+    let updates = |plan: &Plan, states: usize| {
+        let resolved = resolve(&mlp(100, 200), &mesh, plan).unwrap();
+        let workload = Workload::new(10, &["data"]).with_states(states);
+        let compute = |machine| resolved.price(&workload, machine).unwrap().compute;
+        compute(&machine)
+            - compute(&Machine {
+                update: 0.0,
+                ..machine.clone()
+            })
+    };
+    near(updates(&Plan::default(), 2), elements * 4e-9);
+    near(updates(&Plan::default(), 0), elements * 2e-9);
+    let stored = Plan::default().with_store(Store::new("**", "data"));
+    near(updates(&stored, 2), elements / 2.0 * 4e-9);
+}
+
 /// One exchange over all axes of storage; and three layers that do not share their input, or do.
 #[test]
 fn storage_over_two_axes_is_one_gather() {
