@@ -134,7 +134,10 @@ fn what_needs_neighbours_sends_rows_and_not_the_field() {
     assert_eq!(bytes(|x| x.group_norm(2, None, None, 1e-5)), 0);
     // With a cell beyond each end of the row.
     let row = ROW / 6 * 8;
-    assert_eq!(bytes(|x| x.upsample_bilinear([Boundary::Replicate; 2])), 2 * row);
+    assert_eq!(
+        bytes(|x| x.upsample_bilinear([Boundary::Replicate; 2])),
+        2 * row
+    );
 }
 
 /// 8: random numbers depend on the place in the field, not on ranks.
