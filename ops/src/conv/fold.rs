@@ -20,7 +20,7 @@ use crate::rearrange::unflatten;
 
 const NAME: &str = "fold";
 
-/// Adds windows of cells up to a field of this size. See the page of [`unfold`](super::unfold).
+/// Adds windows of cells up to a field of this size. See the page of [`unfold`](mod@super::unfold).
 ///
 /// # Shapes
 /// `[batch, channels · K, *windows]` to `[batch, channels, *output_size]`.

@@ -73,8 +73,8 @@ impl Graph {
     /// use halocline_core::Balance;
     /// use halocline_ops::graph::Graph;
     ///
-    /// let graph = Graph::new(4, 4, &[[1, 0], [2, 0], [3, 0], [0, 3]])?;
-    /// assert_eq!(graph.work(), [3.0, 0.0, 0.0, 1.0]);
+    /// let graph = Graph::new(4, 4, &[[1, 0], [2, 0], [3, 0], [0, 1], [0, 2], [0, 3]])?;
+    /// assert_eq!(graph.work(), [3.0, 1.0, 1.0, 1.0]);
     /// let balance = Balance::of(&graph.work(), &[4], &[2])?;
     /// assert_eq!(balance.extents[0], [1, 3]);
     /// # Ok::<(), halocline_core::Error>(())
