@@ -35,6 +35,10 @@ pub(crate) struct Size {
 
 /// A model that maps a state with constants to the next state.
 #[derive(Module, Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a program holds one model, whichever it is"
+)]
 pub(crate) enum Surrogate {
     Cnn(SurrogateCnn),
     Unet(UNet),

@@ -296,8 +296,8 @@ mod tests {
     #[test]
     fn scores_are_those_of_the_definition_on_any_mesh() {
         type Score = fn(ShardTensor<5>, ShardTensor<5>, &[f64], Spread) -> Result<ShardTensor<1>>;
-        let scores: [(Score, fn(Spread) -> f64); 2] =
-            [(crps, expected), (energy_score, expected_energy)];
+        type Expected = fn(Spread) -> f64;
+        let scores: [(Score, Expected); 2] = [(crps, expected), (energy_score, expected_energy)];
         let run = |score: Score, placements: [Placement; 2], spread| {
             let found = Launcher::local(4).collect(|world| {
                 let mesh = world.mesh([("a", 2), ("b", 2)])?;

@@ -403,7 +403,7 @@ mod tests {
         let count: usize = SHAPE.iter().product();
         let value = |i: usize, step: usize| ((i * step) % 23) as f64 / 7.0;
         // The second field of the first forecast has no cells.
-        let kept = |i: usize| (i * 3 % 4 != 0) && !(15..30).contains(&i);
+        let kept = |i: usize| !(i * 3).is_multiple_of(4) && !(15..30).contains(&i);
         let (rows, columns) = ([0.75, 1.5, 0.0], [1.0, 1.0, 0.0, 1.0, 1.0]);
         let weight = |i: usize| rows[i / 5 % 3] * columns[i % 5] * f64::from(u8::from(kept(i)));
         let expected = |channel: usize| {
