@@ -197,11 +197,17 @@ impl Schema {
     }
 }
 
-/// Longitudes that rise: those before the prime meridian are negative if columns cross it.
+/// Longitudes that rise: where columns cross the prime meridian, those before it are negative, or those
+/// after it exceed 360 if the first is in the eastern hemisphere.
 fn eastward(lon: &[f64]) -> Vec<f64> {
     let crossing = lon.windows(2).position(|pair| pair[1] < pair[0]);
-    let western = crossing.map_or(0, |last| last + 1);
-    let turn = |(column, lon): (usize, &f64)| if column < western { lon - 360.0 } else { *lon };
+    let western = crossing.map_or(lon.len(), |last| last + 1);
+    let [before, after] = if western < lon.len() && lon[0] >= 180.0 {
+        [-360.0, 0.0]
+    } else {
+        [0.0, 360.0]
+    };
+    let turn = |(column, lon): (usize, &f64)| lon + if column < western { before } else { after };
     lon.iter().enumerate().map(turn).collect()
 }
 
@@ -292,6 +298,10 @@ mod tests {
         assert_eq!(
             eastward(&[180.0, 270.0, 0.0, 90.0]),
             [-180.0, -90.0, 0.0, 90.0]
+        );
+        assert_eq!(
+            eastward(&[20.0, 180.0, 340.0, 10.0]),
+            [20.0, 180.0, 340.0, 370.0]
         );
         assert_eq!(eastward(&[0.0, 90.0, 180.0]), [0.0, 90.0, 180.0]);
     }
