@@ -94,7 +94,7 @@ impl LocalSums {
     }
 
     /// The sums by burn's operators: a cell for each entry and output longitude, which are added.
-    fn composed(&self, x: Tensor<3>) -> Tensor<4> {
+    pub(super) fn composed(&self, x: Tensor<3>) -> Tensor<4> {
         let ([wide, width], rows) = (self.entries.longitudes, self.outputs.len());
         let [planes, _, _] = x.dims();
         let functions = self.entries.functions;

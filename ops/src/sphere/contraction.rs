@@ -115,7 +115,7 @@ impl Contraction {
     }
 
     /// The product by burn's operators with the table of the whole sphere.
-    fn composed(&self, x: Tensor<4>) -> Tensor<4> {
+    pub(super) fn composed(&self, x: Tensor<4>) -> Tensor<4> {
         let ([before, after], dtype) = (self.sizes(), x.dtype());
         let [fields, _, orders, _] = x.dims();
         let dense = with_float!(dtype, E => {

@@ -100,7 +100,7 @@ fn a_harmonic_has_one_coefficient() {
             (0..longitudes).map(move |j| radius * angle(j).cos())
         });
         let cells = TensorData::new(cells.collect::<Vec<f64>>(), [latitudes, longitudes]);
-        let x = Tensor::<2>::from_data(cells, (&Default::default(), FloatDType::F64));
+        let x = Tensor::<2>::from_data(cells, (&Default::default(), burn::tensor::DType::F64));
         let y: Tensor<3> = SphereField::sht(x, &sht);
         let found: Vec<f64> = y.clone().into_data().iter().collect();
         let mut expected = vec![0.0; found.len()];
