@@ -18,7 +18,7 @@ use halocline_core::{
     Error, Linearity, Pairing, Replicate, Result, Role, Shard, ShardTensor, Term,
 };
 
-use super::{operand, same_type};
+use super::{operands, same_type};
 use crate::driver::empty::drop_empty;
 use crate::golden::{Case, Golden, Output, output};
 use crate::operand::Operand;
@@ -70,10 +70,7 @@ pub fn einsum<const A: usize, const B: usize, const R: usize>(
     ];
     let pairing = Pairing::new(NAME, &terms, &result, Linearity::Multiplicative)?;
     let layout = pairing.layout(a.layout());
-    let (a, layout_a, mesh) = a.into_parts();
-    let (b, layout_b, _) = b.into_parts();
-    let a = operand(a, &layout_a, &mesh, pairing.fan_out(0), NAME)?;
-    let b = operand(b, &layout_b, &mesh, pairing.fan_out(1), NAME)?;
+    let (a, b, mesh) = operands(a, b, &pairing, NAME)?;
     let y = drop_empty(equation.contract(a, b), &layout, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }

@@ -89,17 +89,31 @@ pub fn matmul<const D: usize>(a: ShardTensor<D>, b: ShardTensor<D>) -> Result<Sh
     ];
     let pairing = Pairing::new(MATMUL, &terms, &result, Linearity::Multiplicative)?;
     let layout = pairing.layout(a.layout());
-    let (a, layout_a, mesh) = a.into_parts();
-    let (b, layout_b, _) = b.into_parts();
-    let b = fan_out_beside(b, &a, &mesh, pairing.fan_out(1), MATMUL);
-    let a = fan_out(a, &mesh, pairing.fan_out(0), MATMUL);
-    let (a, b) = (filled(a, &layout_a, MATMUL)?, filled(b, &layout_b, MATMUL)?);
+    let (a, b, mesh) = operands(a, b, &pairing, MATMUL)?;
     // `Tensor::matmul` records more steps for some local shapes, and the graph must be the same on
     // every rank.
     let product =
         Tensor::<D>::from_dispatch(Dispatch::float_matmul(a.into_dispatch(), b.into_dispatch()));
     let product = drop_empty(product, &layout, mesh.position(), MATMUL)?;
     Ok(ShardTensor::from_parts(product, layout, mesh))
+}
+
+/// The shards of two operands, fanned out, with their empty dims filled.
+fn operands<const A: usize, const B: usize>(
+    a: ShardTensor<A>,
+    b: ShardTensor<B>,
+    pairing: &Pairing,
+    operator: &'static str,
+) -> Result<(Tensor<A>, Tensor<B>, DeviceMesh)> {
+    let (a, layout_a, mesh) = a.into_parts();
+    let (b, layout_b, _) = b.into_parts();
+    let b = fan_out_beside(b, &a, &mesh, pairing.fan_out(1), operator);
+    let a = fan_out(a, &mesh, pairing.fan_out(0), operator);
+    let (a, b) = (
+        filled(a, &layout_a, operator)?,
+        filled(b, &layout_b, operator)?,
+    );
+    Ok((a, b, mesh))
 }
 
 /// Fills the empty dims of an operand.
