@@ -88,7 +88,10 @@ fn sums_are_those_of_burns_operators() {
             };
             let weight = random::<4>(y.dims(), "y", 0).detach();
             let gradients = (y.clone() * weight).sum().backward();
-            [y.inner(), x.grad(&gradients).unwrap()].map(Tensor::into_data)
+            [
+                y.inner().into_data(),
+                x.grad(&gradients).unwrap().into_data(),
+            ]
         };
         for (ours, burns) in run(false).iter().zip(&run(true)) {
             assert!(difference(ours, burns) < 1e-6);
