@@ -1,13 +1,13 @@
 use std::ops::Range;
 use std::path::Path;
 
-use ndarray::{Array3, ArrayViewMut3, Axis, s};
+use ndarray::{Array3, Axis, s};
 
 use crate::alike::{Property, checksum};
 use crate::channels::{Origin, Origins, follows, open_config, resolve};
 use crate::constants::Constants;
 use crate::forcing::Instant;
-use crate::sample::Part;
+use crate::sample::{Part, normalize};
 use crate::samples::{Lead, SampleTimes, samples};
 use crate::{
     Channel, Channels, DatasetConfig, Error, Fields, Metadata, Missing, Result, Sample, Series,
@@ -499,12 +499,5 @@ impl FieldDataset {
         assert!(sample < self.len(), "sample {sample} of {}", self.len());
         let (file, times) = &self.samples[sample];
         (&self.files[*file], times)
-    }
-}
-
-fn normalize(mut values: ArrayViewMut3<'_, f32>, scale: &[(f64, f64)]) {
-    for (mut field, (mean, std)) in values.outer_iter_mut().zip(scale) {
-        // In f64, because a geopotential differs from its mean only in the last digits of f32.
-        field.mapv_inplace(|value| ((f64::from(value) - mean) / std) as f32);
     }
 }

@@ -1,6 +1,6 @@
 //! Samples and their parts.
 
-use ndarray::Array3;
+use ndarray::{Array3, ArrayViewMut3};
 
 /// An input, and the targets to be predicted from it.
 ///
@@ -29,4 +29,12 @@ pub(crate) enum Part {
 
 impl Part {
     pub(crate) const ALL: [Self; 3] = [Self::Input, Self::Forcing, Self::Target];
+}
+
+/// Subtracts the mean of each channel and divides by its standard deviation.
+pub(crate) fn normalize(mut values: ArrayViewMut3<'_, f32>, scale: &[(f64, f64)]) {
+    for (mut field, (mean, std)) in values.outer_iter_mut().zip(scale) {
+        // In f64, because a geopotential differs from its mean only in the last digits of f32.
+        field.mapv_inplace(|value| ((f64::from(value) - mean) / std) as f32);
+    }
 }

@@ -27,7 +27,9 @@ use burn::backend::ops::FloatTensorOps;
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor};
 use halocline_core::ops::{fan_out, fan_out_beside};
-use halocline_core::{Error, Layout, Linearity, Pairing, Result, Role, ShardTensor, Term};
+use halocline_core::{
+    DeviceMesh, Error, Layout, Linearity, Pairing, Result, Role, ShardTensor, Term,
+};
 
 use crate::crossing::{enter, leave, leave_with_bias, with_extents_of};
 use crate::driver::empty::{drop_empty, fill_empty};

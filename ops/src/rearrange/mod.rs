@@ -7,6 +7,7 @@ mod distribute_beside;
 mod flatten;
 mod flip;
 pub mod gather;
+mod golden;
 mod narrow;
 mod pad;
 mod permute;
@@ -31,6 +32,7 @@ pub use distribute_beside::distribute_beside;
 pub use flatten::{flatten, unflatten};
 pub use flip::flip;
 pub use gather::{gather, scatter_add};
+pub(crate) use golden::OPERATORS;
 pub use narrow::narrow;
 pub use pad::pad;
 pub use permute::permute;
@@ -54,45 +56,7 @@ use halocline_core::{Boundary, ShardTensor};
 
 use crate::driver::Padding;
 use crate::field::{Field, Rank, run};
-use crate::golden::Golden;
 use crate::operand::Operand;
-
-/// The rearrangements in the registry.
-pub(crate) const OPERATORS: &[Golden] = {
-    let [cat, stack] = cat::GOLDEN;
-    let [split, chunk] = split::GOLDEN;
-    let [select, index_select] = select::GOLDEN;
-    let [gather, scatter_add] = gather::GOLDEN;
-    let [unsqueeze, squeeze, reshape, expand] = shape::GOLDEN;
-    let [tril, triu] = triangle::GOLDEN;
-    let [pixel_shuffle, pixel_unshuffle] = pixel::GOLDEN;
-    &[
-        flip::GOLDEN,
-        roll::GOLDEN,
-        shift::GOLDEN,
-        permute::GOLDEN,
-        flatten::GOLDEN,
-        pad::GOLDEN,
-        slice::GOLDEN,
-        cat,
-        stack,
-        split,
-        chunk,
-        select,
-        index_select,
-        gather,
-        scatter_add,
-        unsqueeze,
-        squeeze,
-        reshape,
-        expand,
-        repeat::GOLDEN,
-        tril,
-        triu,
-        pixel_shuffle,
-        pixel_unshuffle,
-    ]
-};
 
 /// Rearrangements as methods.
 pub trait RearrangeField<const D: usize>: Field<D> {

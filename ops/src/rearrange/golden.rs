@@ -1,0 +1,44 @@
+//! Rearrangements in the registry.
+
+use super::{
+    cat, flatten, flip, gather, pad, permute, pixel, repeat, roll, select, shape, shift, slice,
+    split, triangle,
+};
+use crate::golden::Golden;
+
+/// The rearrangements in the registry.
+pub(crate) const OPERATORS: &[Golden] = {
+    let [cat, stack] = cat::GOLDEN;
+    let [split, chunk] = split::GOLDEN;
+    let [select, index_select] = select::GOLDEN;
+    let [gather, scatter_add] = gather::GOLDEN;
+    let [unsqueeze, squeeze, reshape, expand] = shape::GOLDEN;
+    let [tril, triu] = triangle::GOLDEN;
+    let [pixel_shuffle, pixel_unshuffle] = pixel::GOLDEN;
+    &[
+        flip::GOLDEN,
+        roll::GOLDEN,
+        shift::GOLDEN,
+        permute::GOLDEN,
+        flatten::GOLDEN,
+        pad::GOLDEN,
+        slice::GOLDEN,
+        cat,
+        stack,
+        split,
+        chunk,
+        select,
+        index_select,
+        gather,
+        scatter_add,
+        unsqueeze,
+        squeeze,
+        reshape,
+        expand,
+        repeat::GOLDEN,
+        tril,
+        triu,
+        pixel_shuffle,
+        pixel_unshuffle,
+    ]
+};
