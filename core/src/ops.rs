@@ -167,7 +167,8 @@ pub fn fan_out<const D: usize, K: Basic>(
 /// summed when the backward pass has come to that operator, rather than at its end.
 ///
 /// # Panics
-/// Like [`fan_out`].
+/// Like [`fan_out`]; in the backward pass, if the loss depends on the operand but not on `other`, and
+/// `other` has gradients.
 ///
 /// # Example
 /// ```

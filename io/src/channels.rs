@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::cf::base;
 use crate::forcing::Forcing;
 use crate::selected::find;
-use crate::{DatasetConfig, Error, OpenConfig, Result};
+use crate::{Calendar, DatasetConfig, Error, Fields, OpenConfig, Result};
 
 /// Prefix of the name of a mask.
 const MASK: &str = "mask:";
@@ -70,6 +70,21 @@ pub(crate) struct Origins {
     pub(crate) inputs: Vec<Origin>,
     pub(crate) forcings: Vec<Origin>,
     pub(crate) targets: Vec<Origin>,
+}
+
+impl Origins {
+    /// Refuses forcings of day and time for files whose calendar is not the Gregorian.
+    pub(crate) fn check_calendar(&self, file: &dyn Fields, channels: &Channels) -> Result<()> {
+        let has_time =
+            |origin: &Origin| matches!(origin, Origin::Computed(forcing) if forcing.has_time());
+        let calendar = file.calendar();
+        if calendar == Calendar::Gregorian || !self.forcings.iter().any(has_time) {
+            return Ok(());
+        }
+        let forcings = format!("{:?}", channels.forcings);
+        let expected = format!("none of day or time, for files with the calendar {calendar}");
+        Err(Error::argument("forcings", forcings, expected))
+    }
 }
 
 /// How to open the files: with the channels that a sample needs, if its inputs are chosen and the

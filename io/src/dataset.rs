@@ -119,6 +119,7 @@ impl FieldDataset {
             constants.check(&metadata, first.path())?;
         }
         let (origins, channels) = resolve(metadata.channels(), names, config)?;
+        origins.check_calendar(first, &channels)?;
         let dataset = Self {
             constants,
             metadata,
@@ -130,39 +131,11 @@ impl FieldDataset {
             files,
         };
         if dataset.is_empty() {
-            return Err(dataset.no_samples());
+            let longest = dataset.files.iter().map(|file| file.times().len()).max();
+            let step = dataset.metadata.time_step();
+            return Err(config.no_samples(step, longest.unwrap_or(0)));
         }
         Ok(dataset)
-    }
-
-    fn no_samples(&self) -> Error {
-        let DatasetConfig {
-            history,
-            lead,
-            steps,
-            ..
-        } = self.config;
-        if let Some(hours) = self.config.lead_hours {
-            let step = self.metadata.time_step() / 3600.0;
-            let expected = format!(
-                "the hours between two times of a file, after a history of {history}; \
-                 the time step is {step} h"
-            );
-            return Error::argument("lead_hours", hours, expected);
-        }
-        let longest = self.files.iter().map(|file| file.times().len()).max();
-        let lead = match steps {
-            1 => lead.to_string(),
-            _ => format!("{lead} times {steps} steps"),
-        };
-        Error::argument(
-            "history and lead",
-            format!("{history} and {lead}"),
-            format!(
-                "a sum of at most the {} times of the longest file",
-                longest.unwrap_or(0)
-            ),
-        )
     }
 
     /// Normalises values: subtracts the mean of their channel and divides by its standard

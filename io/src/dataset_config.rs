@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use burn::config::Config;
 
-use crate::{Gaps, Missing, OpenConfig};
+use crate::{Error, Gaps, Missing, OpenConfig};
 
 /// The time axes that samples are taken from.
 ///
@@ -91,5 +91,34 @@ impl DatasetConfig {
     pub fn with_gaps(mut self, gaps: Gaps) -> Self {
         self.open.gaps = gaps;
         self
+    }
+}
+
+impl DatasetConfig {
+    /// The error of files that are too short, which have this time step and at most this many times.
+    pub(crate) fn no_samples(&self, time_step: f64, longest: usize) -> Error {
+        let Self {
+            history,
+            lead,
+            steps,
+            ..
+        } = *self;
+        if let Some(hours) = self.lead_hours {
+            let step = time_step / 3600.0;
+            let expected = format!(
+                "the hours between two times of a file, after a history of {history}; \
+                 the time step is {step} h"
+            );
+            return Error::argument("lead_hours", hours, expected);
+        }
+        let lead = match steps {
+            1 => lead.to_string(),
+            _ => format!("{lead} times {steps} steps"),
+        };
+        Error::argument(
+            "history and lead",
+            format!("{history} and {lead}"),
+            format!("a sum of at most the {longest} times of the longest file"),
+        )
     }
 }

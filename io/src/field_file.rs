@@ -44,7 +44,7 @@ pub(crate) const SCALES: [&str; 4] = [TIMESTAMP, CHANNEL, LAT, LON];
 /// | attribute | of | meaning |
 /// |---|---|---|
 /// | `units` | `timestamp` | `<unit> since <date>`, from days to nanoseconds; without it the numbers are seconds since 1970-01-01 UTC |
-/// | `calendar` | `timestamp` | `standard`, `gregorian` or `proleptic_gregorian` |
+/// | `calendar` | `timestamp` | those of [`Calendar`](crate::Calendar) |
 /// | `_FillValue`, `missing_value` | `fields` | values that stand for missing ones, see [`Missing`] |
 /// | `scale_factor`, `add_offset` | `fields` | values are `scale_factor · stored + add_offset`, computed in f64; stored may be integers of at most 32 bits |
 ///

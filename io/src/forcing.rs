@@ -24,6 +24,14 @@ pub(crate) enum Forcing {
 }
 
 impl Forcing {
+    /// Whether the forcing depends on time, of the Gregorian calendar.
+    pub(crate) fn has_time(self) -> bool {
+        !matches!(
+            self,
+            Self::CosLatitude | Self::SinLatitude | Self::CosLongitude | Self::SinLongitude
+        )
+    }
+
     const NAMES: [(&'static str, Self); 9] = [
         ("cos_latitude", Self::CosLatitude),
         ("sin_latitude", Self::SinLatitude),

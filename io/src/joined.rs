@@ -97,7 +97,10 @@ impl Fields for Joined {
     }
 
     fn describe(&self, channel: usize) -> Channel {
-        self.first().describe(channel)
+        let mut channel = self.first().describe(channel);
+        // Parts may differ.
+        channel.is_static &= self.parts.len() == 1;
+        channel
     }
 
     fn left_out(&self) -> &[String] {

@@ -43,7 +43,7 @@ impl StagedFolder {
     /// writer of the same target.
     pub(crate) fn open(target: &Path, existing: Existing) -> Result<Self> {
         let path = Self::path_of(target)?;
-        let aside = Self::path_of(&aside_of(target))?;
+        let aside = aside_of(target);
         // A writer was killed in the moment in which it replaced the target.
         if !target.exists() && aside.exists() {
             fs::rename(&aside, target).map_err(|error| Error::io(target, error))?;
@@ -111,12 +111,10 @@ impl StagedFolder {
     /// A target that is there and may not be replaced; a name that cannot be given.
     pub(crate) fn commit(self, file: Option<&str>) -> Result<()> {
         let failed = |error| Error::io(&self.target, error);
-        let removed = fs::remove_file(self.path.join(LOCK));
-        removed.map_err(failed)?;
         sync_folders(&self.path)?;
         check_target(&self.target, self.existing)?;
         let source = file.map_or_else(|| self.path.clone(), |file| self.path.join(file));
-        let aside = Self::path_of(&aside_of(&self.target))?;
+        let aside = aside_of(&self.target);
         // A folder takes the place of none that has files.
         let replaced = self.target.is_dir() || (file.is_none() && self.target.exists());
         if replaced {
@@ -125,7 +123,16 @@ impl StagedFolder {
             }
             fs::rename(&self.target, &aside).map_err(failed)?;
         }
-        fs::rename(source, &self.target).map_err(failed)?;
+        if let Err(error) = fs::rename(source, &self.target) {
+            if replaced {
+                let _ = fs::rename(&aside, &self.target);
+            }
+            return Err(failed(error));
+        }
+        if file.is_none() {
+            // Until here no other writer can take the folder.
+            fs::remove_file(self.target.join(LOCK)).map_err(failed)?;
+        }
         durable::sync_folder(durable::parent(&self.target))?;
         if file.is_some() {
             fs::remove_dir_all(&self.path).map_err(failed)?;
@@ -142,10 +149,10 @@ impl StagedFolder {
     }
 }
 
-/// The path, but for the prefix and suffix of temporary names, to which a target gives way.
+/// The path to which a target gives way: not one of a leftover, which others remove.
 fn aside_of(target: &Path) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
-    durable::parent(target).join(format!("old-{name}"))
+    durable::parent(target).join(format!("{PREFIX}{name}.replaced"))
 }
 
 /// Checks that a target is free, or may be replaced.

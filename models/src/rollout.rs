@@ -15,7 +15,7 @@ use halocline_ops::prelude::*;
 /// [`recompute`](Field::recompute) keeps only the inputs of steps.
 ///
 /// # Shapes
-/// `input` `[batch, history · inputs, lat, lon]`, `forcing` `[batch, ≥ steps · forcings, lat, lon]` → `[batch,
+/// `input` `[batch, history · inputs, lat, lon]`, `forcing` `[batch, steps · forcings, lat, lon]` → `[batch,
 /// steps · targets, lat, lon]`.
 ///
 /// # Placement
@@ -109,7 +109,7 @@ pub fn rollout<X: Field<4>>(
 /// `[batch, channels, lat, lon]` → `[members · batch, channels, lat, lon]`.
 ///
 /// # Placement
-/// `x` is whole on the axis of members, and its batch is whole or, without such an axis, in shards.
+/// `x` is whole on the axis of members, and its batch is whole.
 ///
 /// # Errors
 /// No members; an axis that the mesh does not have, or on which `x` is sharded; partial values.

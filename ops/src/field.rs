@@ -179,7 +179,9 @@ pub trait Field<const D: usize>:
         let x = self.clone().into_shard();
         Field::from_shard(match operand.into() {
             Operand::Replicated(tensor) => x.replicate_beside(tensor),
-            laid => laid.beside(&x).unwrap_or_else(|error| error.raise()),
+            laid => laid
+                .beside(&x.inner())
+                .unwrap_or_else(|error| error.raise()),
         })
     }
 

@@ -117,6 +117,7 @@ impl FileLayout {
     fn place(&mut self) {
         // Begins have the same width whatever their value.
         let mut end = self.header(0).len() as u64;
+        self.record = 0;
         for entry in self.entries.iter_mut().filter(|entry| !entry.has_time()) {
             entry.begin = end;
             end += entry.bytes;

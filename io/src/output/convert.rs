@@ -59,7 +59,9 @@ pub struct Conversion {
 /// The output appears under its name when it is complete. A conversion to Zarr that was killed goes on
 /// where it was when it is called again with the same source and configuration; another one begins
 /// anew. Several files are one source by [`OpenConfig::open_joined`](crate::OpenConfig::open_joined).
-/// Missing values are errors, or written as NaN, as chosen when the source was opened.
+/// Missing values are errors, or written as NaN, as chosen when the source was opened. A chunk of the source is decoded whole,
+/// and `HALOCLINE_CHUNK_CACHE` megabytes of them are kept besides. A store lists the levels of a variable together: channels
+/// may come in another order than in the source.
 ///
 /// # Errors
 /// A configuration out of range, or too little memory for a chunk; channels that an output cannot

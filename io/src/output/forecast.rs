@@ -134,7 +134,14 @@ impl ForecastWriter {
     pub fn append(&mut self, lead: f64, field: &ShardTensor<4>) -> halocline_core::Result<()> {
         let layout = field.layout();
         layout.require_resolved("ForecastWriter::append")?;
-        self.check(lead, layout)?;
+        let checked = self.check(lead, layout);
+        agree_at(
+            &self.mesh,
+            OPERATION,
+            Fallible::All,
+            ("lead", &lead.to_string()),
+            checked,
+        )?;
         let time = self.seconds.len();
         self.seconds.push(self.start + lead * 3600.0);
         let appended = self.write(time, field);

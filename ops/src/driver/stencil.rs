@@ -199,7 +199,7 @@ impl Stencil {
         }
         let mut beside = Vec::with_capacity(N);
         for parameter in parameters {
-            beside.push(Operand::from(parameter).whole_beside(&x, self.operator)?);
+            beside.push(Operand::from(parameter).whole_beside(&x.clone().inner(), self.operator)?);
         }
         let parameters: [_; N] = beside.try_into().expect("as many as there were");
         self.run_planned(x, &plan, |x, outputs| {

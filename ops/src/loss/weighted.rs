@@ -5,6 +5,7 @@ use halocline_core::{Error, Result, ShardTensor};
 
 use super::{Penalty, Reduction};
 use crate::field::{Field, Rank};
+use crate::precision::cast_shard;
 use crate::reduce::ReduceField;
 
 const NAME: &str = "weighted_loss";
@@ -52,7 +53,7 @@ pub fn weighted_loss<const D: usize, X: Field<D>>(
 ) -> Result<Rank<X, 1>> {
     let (x, target, weight) = (x.into_shard(), target.into_shard(), weight.into_shard());
     let loss = Error::catch(|| {
-        let weight = weight.inner();
+        let weight = cast_shard(weight.inner(), x.local().dtype());
         let error = counted(x - target, weight.clone())?;
         let losses = penalty.of(error) * weight.clone();
         match reduction {
@@ -92,7 +93,8 @@ pub fn weighted_loss<const D: usize, X: Field<D>>(
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn counted<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<X> {
-    let (x, weight) = (x.into_shard(), weight.into_shard().inner());
+    let x = x.into_shard();
+    let weight = cast_shard(weight.into_shard().inner(), x.local().dtype());
     x.require_resolved(NAME)?;
     let (local, layout, mesh) = x.into_parts();
     let zeros = Tensor::zeros(local.dims(), (&local.device(), local.dtype()));

@@ -47,7 +47,7 @@ pub fn distribute_beside<const D: usize>(
         );
         return Err(Error::operator(NAME, message));
     }
-    let tensor = tensor.beside(x)?;
+    let tensor = tensor.beside(&x.clone().inner())?;
     let pairs = x.placements().iter().zip(tensor.placements());
     let placements = pairs.map(|pair| match pair {
         // What fans out beside x already stays so.

@@ -12,7 +12,7 @@
 //! # Adjoint
 //! The cotangent of a cell is added to that of the cell that its value is of.
 
-use halocline_core::{Boundary, Result, ShardTensor, segments};
+use halocline_core::{Boundary, Error, Result, ShardTensor, segments};
 
 use crate::driver::place::{in_place, placed, require_dim};
 use crate::golden::{Golden, output, with_dims};
@@ -42,6 +42,10 @@ pub fn shift<const D: usize>(
     boundary: Boundary,
 ) -> Result<ShardTensor<D>> {
     require_dim(NAME, &x, dim)?;
+    if boundary.is_pole() {
+        let message = format!("{boundary:?} moves cells along longitude, too; use pad_poles");
+        return Err(Error::operator(NAME, message));
+    }
     let sizes = x.dims();
     let output = x.layout().clone();
     let key = (dim, offset, boundary);

@@ -29,7 +29,7 @@ pub(crate) use root::root;
 pub use statistics::StatisticsField;
 pub use variance::{std_dims, var_dims};
 
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::{DType, Shape, Tensor};
 use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
 
 use crate::driver::empty::{drop_empty, fill_empty};
@@ -124,9 +124,14 @@ pub fn mean_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<Sh
     check_dims::<D>("mean_dims", dims)?;
     let layout = rule("mean_dims", x.layout(), dims, ReduceOp::Sum)?;
     let count: usize = dims.iter().map(|&dim| x.dims()[dim]).product();
+    let sharded = dims.iter().any(|&dim| x.layout().extents(dim).len() > 1);
     let (local, _, mesh) = x.into_parts();
     // burn's mean has gradients in single precision.
-    let local = wide(local, |local| local.sum_dims(dims) / count as f64);
+    let local = if sharded || local.dtype() == DType::F64 {
+        wide(local, |local| local.sum_dims(dims) / count as f64)
+    } else {
+        local.mean_dims(dims)
+    };
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 

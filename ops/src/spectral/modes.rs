@@ -18,7 +18,8 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
 use halocline_core::ops::{BackwardPass, Operator, apply, fan_out};
 use halocline_core::{
-    Error, Layout, Linearity, Pairing, Placement, Replicate, Result, Role, Shard, ShardTensor, Term,
+    Error, Fan, Layout, Linearity, Pairing, Placement, Replicate, Result, Role, Shard, ShardTensor,
+    Term,
 };
 use rayon::prelude::*;
 
@@ -111,15 +112,15 @@ fn own_modes(x: &[usize], weight: &[usize]) -> Result<usize> {
     ))
 }
 
-/// The layout of a weight, cut to the cells of `x` where it is replicated.
+/// The layout of a weight, cut to the cells of `x` where it is replicated or fans out.
 fn cut(x: &Layout, weight: &Layout, own: usize) -> Layout {
     let mut extents = weight.all_extents().to_vec();
     let pairs = x.placements().iter().zip(weight.placements());
     let placements: Vec<Placement> = pairs
         .map(|(placement, held)| {
             let dim = match (placement, held) {
-                (Shard(1), Replicate) => 0,
-                (Shard(dim), Replicate) if (2..2 + own).contains(dim) => *dim,
+                (Shard(1), Replicate | Fan) => 0,
+                (Shard(dim), Replicate | Fan) if (2..2 + own).contains(dim) => *dim,
                 _ => return *held,
             };
             extents[dim] = x.extents(dim.max(1)).to_vec();

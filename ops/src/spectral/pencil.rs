@@ -36,8 +36,11 @@ pub(crate) fn whole<const D: usize>(
     pending: &[usize],
     operator: &'static str,
 ) -> Result<ShardTensor<D>> {
-    let is_sum = |placement: &Placement| *placement == Partial(ReduceOp::Sum);
-    if !x.placements().iter().any(is_sum) {
+    let is_linear = |placement: &Placement| match placement {
+        Partial(op) => *op == ReduceOp::Sum,
+        _ => true,
+    };
+    if !x.placements().iter().all(is_linear) {
         x.require_resolved(operator)?;
     }
     if !x.layout().is_sharded(dim) {

@@ -103,11 +103,11 @@ impl Sht {
         })
     }
 
-    /// The transform with another number of degrees and orders, at most `longitudes/2 + 1`.
+    /// The transform with another number of degrees and orders, from 1 to `longitudes/2 + 1`.
     #[must_use]
     pub fn with_degrees(self, degrees: usize) -> Self {
         Self {
-            degrees: degrees.min(self.size[1] / 2 + 1),
+            degrees: degrees.clamp(1, self.size[1] / 2 + 1),
             tables: Arc::default(),
             ..self
         }

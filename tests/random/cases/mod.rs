@@ -1,6 +1,7 @@
 //! Random arguments of every operator: options with PyTorch's names, inputs and parameters.
 
 mod moves;
+mod spectral;
 mod values;
 
 use halocline::core::{Distribution, IndexBox, RandomKey};
@@ -89,6 +90,14 @@ pub(crate) fn draw_case(operator: &str, draw: &mut Draw) -> Option<Case> {
         _ if operator.ends_with("_norm") => norm(operator, draw),
         "na1d" | "na2d" | "na3d" => neighborhood(spatial(operator), draw),
         "scaled_dot_product_attention" => attention(draw),
+        _ if operator.contains("fft")
+            || operator.contains("dct")
+            || operator.contains("spectral")
+            || operator.contains("sht")
+            || ["sphere_conv", "disco_conv", "sphere_attention"].contains(&operator) =>
+        {
+            spectral::transform(operator, draw)?
+        }
         _ if operator.contains("loss")
             || ["total_variation", "cross_entropy", "cross_entropy_spatial"]
                 .contains(&operator) =>

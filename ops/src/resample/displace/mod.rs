@@ -193,6 +193,15 @@ fn paired<const D: usize, const N: usize>(
         let message = format!("{:?}; expected Nearest, Linear or Cubic", options.mode);
         return Err(Error::operator(NAME, message));
     }
+    if let Some(pole) = options.boundary.iter().find(|boundary| boundary.is_pole()) {
+        let message = format!("{pole:?}; pad the field by pad_poles first");
+        return Err(Error::operator(NAME, message));
+    }
+    let [dtype, other] = [x, displacement].map(|tensor| tensor.local().dtype());
+    if dtype != other {
+        let message = format!("a displacement of {other:?} for a field of {dtype:?}");
+        return Err(Error::operator(NAME, message));
+    }
     let result: [Role; D] = std::array::from_fn(Role::Common);
     let mut components = result;
     components[1] = Role::Whole;
@@ -265,7 +274,8 @@ fn with_halo<const D: usize, const N: usize>(
             };
             let [low, high] = options.reach(spatial);
             let range = cells.start as isize - low as isize..(cells.end + high) as isize;
-            shape.push(range.len().max(1));
+            // A shard without cells computes one point.
+            shape.push(range.len().max(low + high + 1));
             dims.push(sources(
                 range,
                 size,
