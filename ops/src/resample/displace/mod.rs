@@ -197,8 +197,9 @@ fn paired<const D: usize, const N: usize>(
         let message = format!("{pole:?}; pad the field by pad_poles first");
         return Err(Error::operator(NAME, message));
     }
+    // Both are computed in f32 at least.
     let [dtype, other] = [x, displacement].map(|tensor| tensor.local().dtype());
-    if dtype != other {
+    if wider(dtype) != wider(other) {
         let message = format!("a displacement of {other:?} for a field of {dtype:?}");
         return Err(Error::operator(NAME, message));
     }
