@@ -1,4 +1,4 @@
-//! Runs golden cases on shards: `cargo run --release --example golden -- FOLDER [--op NAME] [--ranks 1,2,3,4]`.
+//! Runs golden cases on shards: `cargo run --release --example golden -- FOLDER [--op NAME] [--except NAME,…] [--ranks 1,2,3,4]`.
 //!
 //! A case holds inputs, parameters, a cotangent, and the result and gradients that one device computed in f64. Every
 //! case runs on every mesh and sharding; a line is printed per operator. Under `mpirun` the shardings are those of the
@@ -27,6 +27,9 @@ pub(crate) struct Arguments {
     /// Only this operator.
     #[arg(long)]
     op: Option<String>,
+    /// All but these operators.
+    #[arg(long, value_delimiter = ',')]
+    except: Vec<String>,
     /// Numbers of ranks to run on.
     #[arg(long, value_delimiter = ',', default_value = "1,2,3,4")]
     ranks: Vec<usize>,
@@ -60,6 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<usize> {
     let Arguments {
         folder,
         op,
+        except,
         ranks,
         dtype,
     } = arguments;
@@ -78,7 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<usize> {
     let mut cases = Vec::new();
     for file in files {
         let case = Case::read(&file)?;
-        if op.as_ref().is_none_or(|op| case.op == *op) {
+        if op.as_ref().is_none_or(|op| case.op == *op) && !except.contains(&case.op) {
             cases.push(case.cast(dtype)?);
         }
     }
