@@ -65,7 +65,7 @@ impl FieldDataset {
     /// Opens files or stores that have the same channels, grid and time step.
     ///
     /// # Errors
-    /// Those of [`OpenConfig::open`], and of [`OpenConfig::open_joined`] if they are joined; files
+    /// Those of [`OpenConfig::open`](crate::OpenConfig::open), and of [`OpenConfig::open_joined`](crate::OpenConfig::open_joined) if they are joined; files
     /// that differ in these, or whose times are not evenly spaced, unless [gaps](crate::Gaps) are
     /// permitted; channels that are not there or chosen twice; constants on another grid; a history of zero; no steps; a
     /// negative lead; files too short for any sample.

@@ -17,7 +17,7 @@ pub enum Series {
     Joined,
 }
 
-/// Configuration of a [`FieldDataset`]: the times of a sample, and how files are opened.
+/// Configuration of a [`FieldDataset`](crate::FieldDataset): the times of a sample, and how files are opened.
 ///
 /// # Example
 /// ```

@@ -40,7 +40,7 @@ pub enum LastBatch {
     Keep,
 }
 
-/// Configuration of a [`FieldLoader`].
+/// Configuration of a [`FieldLoader`](crate::FieldLoader).
 ///
 /// # Example
 /// ```

@@ -31,8 +31,8 @@ use crate::spectral::{Line, Scale, along, whole};
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<3>::ones([4, 6, 12], &mesh, &[Shard(1)])?;
 ///     let y: ShardTensor<4> = sht(x, &transform)?;
-///     // Orders are sharded: those of all latitudes have come together.
-///     assert_eq!((y.dims(), y.placements()), ([4, 5, 5, 2], &[Shard(2)][..]));
+///     // Latitudes are whole where they are summed: the first dim takes the axis.
+///     assert_eq!((y.dims(), y.placements()), ([4, 5, 5, 2], &[Shard(0)][..]));
 ///     Ok(())
 /// })?;
 /// # Ok::<(), halocline_core::Error>(())
