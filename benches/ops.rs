@@ -23,7 +23,7 @@ mod beside;
 
 /// `[batch, channels, rows, columns]` of most rows.
 const FIELD: [usize; 4] = [1, 4, 512, 512];
-/// What PyTorch calls a window of three cells around every second one.
+/// Windows of three cells around every second one.
 fn window() -> PoolOptions<2> {
     let around = PoolOptions::new([3, 3]).with_stride([2, 2]);
     around.with_padding([Padding::zeros(1, 1); 2])

@@ -1,24 +1,8 @@
-"""PyTorch's side of benches/ops.rs: a process that runs one operator whenever it is asked to.
+"""PyTorch's side of benches/ops.rs: an operator and the shapes of its inputs, by serve_cases.py."""
 
-Its argument is the number of threads. It says which PyTorch it is on its first line. Then for every line on stdin, a
-pass, an operator and the shapes of its inputs in JSON, it answers the seconds that one run took, with the freeing of results,
-until stdin ends.
-"""
+from serve_cases import serve, torch
 
-import functools
-import json
-import sys
-import time
-import warnings
-
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-try:
-    import torch
-    import torch.nn.functional as F
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    sys.exit(1)  # benches/ops.rs says what to install
+import torch.nn.functional as F  # after the check that PyTorch is there
 
 
 def identity(x):
@@ -98,18 +82,4 @@ class Case:
         return torch.autograd.grad(self.operator(*self.leaves), self.leaves, self.cotangent)
 
 
-def main():
-    torch.set_num_threads(int(sys.argv[1]))
-    # Cases come one after another: only the tensors of the latest are kept.
-    case_of = functools.lru_cache(maxsize=1)(lambda text: Case(**json.loads(text)))
-    print(f"PyTorch {torch.__version__}", flush=True)
-    for line in sys.stdin:
-        name, _, text = line.partition(" ")
-        case = case_of(text)
-        run = {"fwd": case.forward, "fwd+bwd": case.gradients}[name]
-        start = time.perf_counter()
-        run()
-        print(time.perf_counter() - start, flush=True)
-
-
-main()
+serve(Case)

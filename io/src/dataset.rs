@@ -189,7 +189,7 @@ impl FieldDataset {
         &self.metadata
     }
 
-    /// What the first file says of the targets, such as their units: for the output of forecasts.
+    /// Units, names and levels of the targets, as the first file has them: for the output of forecasts.
     pub fn describe(&self) -> Vec<Channel> {
         let places = self.channels.targets.iter().map(|name| {
             let channels = self.metadata.channels().iter();

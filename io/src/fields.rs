@@ -50,7 +50,7 @@ pub trait Fields: Debug + Send + Sync {
     /// The names of the channels.
     fn channels(&self) -> &[String];
 
-    /// What the file says of a channel.
+    /// Units, names and chunks of a channel.
     ///
     /// # Panics
     /// Panics if there is no such channel.

@@ -17,7 +17,7 @@ pub enum Scan {
     All,
 }
 
-/// What a file or store holds, and what may be wrong with it. Its text form is for people.
+/// Content and problems of a file or store. Its `Display` form is a report.
 ///
 /// See [`inspect`] for an example.
 #[derive(Clone, Debug)]
@@ -139,7 +139,7 @@ fn variables(fields: &dyn Fields, times: &[usize]) -> Result<Vec<Variable>> {
 }
 
 impl Inspection {
-    /// What may keep a program from reading the fields, or from doing it well.
+    /// Problems: properties that prevent or slow the reading of fields.
     pub fn problems(&self) -> &[String] {
         &self.problems
     }

@@ -179,6 +179,7 @@ pub trait Field<const D: usize>:
         let x = self.clone().into_shard();
         Field::from_shard(match operand.into() {
             Operand::Replicated(tensor) => x.replicate_beside(tensor),
+            // Detached: a loss may depend on the operand alone.
             laid => laid
                 .beside(&x.inner())
                 .unwrap_or_else(|error| error.raise()),

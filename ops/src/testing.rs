@@ -212,6 +212,17 @@ pub fn normal(shape: &[usize], name: &str, index: usize) -> TensorData {
     TensorData::new(values, shape.to_vec())
 }
 
+/// The extents between cuts of a dim, which may come in any order.
+pub fn extents_between(mut cuts: Vec<usize>, size: usize) -> Vec<usize> {
+    cuts.sort_unstable();
+    cuts.push(size);
+    let mut start = 0;
+    let extents = cuts
+        .into_iter()
+        .map(|end| end - std::mem::replace(&mut start, end));
+    extents.collect()
+}
+
 /// The largest difference, in units of the largest magnitude expected.
 pub fn difference(found: &TensorData, expected: &TensorData) -> f64 {
     assert_eq!(found.shape(), expected.shape(), "shapes differ");

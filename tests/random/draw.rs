@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use halocline::core::philox4x32_10;
 use halocline::ops::golden::Golden;
-use halocline::ops::testing::Sharding;
+use halocline::ops::testing::{Sharding, extents_between};
 use halocline::prelude::*;
 
 /// The most ranks of a case.
@@ -91,13 +91,6 @@ impl Draw {
     }
 
     fn extents(&mut self, size: usize, parts: usize) -> Vec<usize> {
-        let mut ends = self.list(parts - 1, 0..=size);
-        ends.sort_unstable();
-        ends.push(size);
-        let mut start = 0;
-        let extents = ends
-            .into_iter()
-            .map(|end| end - std::mem::replace(&mut start, end));
-        extents.collect()
+        extents_between(self.list(parts - 1, 0..=size), size)
     }
 }

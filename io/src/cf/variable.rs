@@ -90,8 +90,7 @@ impl Attributes for VariableAttributes<'_> {
     }
 }
 
-/// What tells whether the file of a chunk is still the same: size, time of the last write, and number
-/// on its disk.
+/// Size of a file, time of its last write, and its number on the disk: a file with the same stamp is unchanged.
 pub(crate) type Stamp = (u64, Option<SystemTime>, u64);
 
 /// The stamp of a file, if there is one.

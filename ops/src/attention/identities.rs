@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::prelude::*;
-use crate::testing::{difference, normal};
+use crate::testing::{difference, extents_between, normal};
 
 /// Where the cuts between ranks are, in thousandths of a dim: any extents, empty ones too.
 type Cuts = Vec<usize>;
@@ -18,14 +18,7 @@ fn cuts() -> impl Strategy<Value = Cuts> {
 }
 
 fn extents(cuts: &Cuts, size: usize) -> Vec<usize> {
-    let mut ends: Vec<usize> = cuts.iter().map(|cut| cut * size / 1000).collect();
-    ends.sort_unstable();
-    ends.push(size);
-    let mut start = 0;
-    let extents = ends
-        .into_iter()
-        .map(|end| end - std::mem::replace(&mut start, end));
-    extents.collect()
+    extents_between(cuts.iter().map(|cut| cut * size / 1000).collect(), size)
 }
 
 /// A field that all ranks hold alike, cut along dim 1.

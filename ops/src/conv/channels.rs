@@ -43,31 +43,44 @@ pub(super) fn conv<const D: usize, const N: usize>(
 ) -> Result<ShardTensor<D>> {
     let stencil = options.stencil(&weight.dims(), x.dims()[1])?;
     let operator = stencil.operator();
-    let dtypes = [Some(weight.dtype()), bias.as_ref().map(Operand::dtype)];
+    let (weight, bias, channels) =
+        parameters(operator, &x, weight, bias, options.groups, Weight::Direct)?;
+    let plan = stencil
+        .with_channels_on(channels.placements.clone(), channels.extents.clone())
+        .plan(&x)?;
+    let (local, layout, mesh) = x.into_parts();
+    let local = fan_out(local, &mesh, channels.pairing.fan_out(0), operator);
+    let x = ShardTensor::from_parts(local, layout, mesh);
+    let (weight, bias) = channels.fanned_out(weight, bias, &x, operator);
+    let groups = held_groups(&x, options.groups);
+    run_conv(x, weight, bias, options, groups, operator, &plan)
+}
+
+/// The parameters of a convolution beside `x`, and what becomes of channels.
+///
+/// # Errors
+/// Parameters of another number type; a combination of placements without a rule; a rank without channels.
+pub(super) fn parameters<const D: usize>(
+    operator: &'static str,
+    x: &ShardTensor<D>,
+    weight: Operand<D>,
+    bias: Option<Operand<1>>,
+    groups: usize,
+    kind: Weight,
+) -> Result<(ShardTensor<D>, Option<ShardTensor<1>>, Channels)> {
     let expected = x.local().dtype();
-    if let Some(dtype) = dtypes
-        .into_iter()
-        .flatten()
-        .find(|dtype| *dtype != expected)
-    {
+    let mut dtypes = std::iter::once(weight.dtype()).chain(bias.as_ref().map(Operand::dtype));
+    if let Some(dtype) = dtypes.find(|dtype| *dtype != expected) {
         let message = format!("a parameter of {dtype:?} for a tensor of {expected:?}");
         return Err(Error::operator(operator, message));
     }
-    let weight = weight.beside(&x)?;
-    let bias = bias.map(|bias| bias.beside(&x)).transpose()?;
-    let channels = rule(
-        operator,
-        x.layout(),
-        weight.layout(),
-        bias.as_ref().map(ShardTensor::layout),
-        options.groups,
-        Weight::Direct,
-    )?;
+    let weight = weight.beside(x)?;
+    let bias = bias.map(|bias| bias.beside(x)).transpose()?;
+    let of_bias = bias.as_ref().map(ShardTensor::layout);
+    let channels = rule(operator, x.layout(), weight.layout(), of_bias, groups, kind)?;
     let held = [(x.layout(), 1), (weight.layout(), 0), (weight.layout(), 1)];
-    if held
-        .iter()
-        .any(|(layout, dim)| layout.extents(*dim).contains(&0))
-    {
+    let is_empty = |(layout, dim): &(&Layout, usize)| layout.extents(*dim).contains(&0);
+    if held.iter().any(is_empty) {
         let message = format!(
             "fewer channels than ranks: {} and {}",
             x.layout(),
@@ -75,22 +88,33 @@ pub(super) fn conv<const D: usize, const N: usize>(
         );
         return Err(Error::operator(operator, message));
     }
-    let plan = stencil
-        .with_channels_on(channels.placements, channels.extents)
-        .plan(&x)?;
-    let (local, layout, mesh) = x.into_parts();
-    let fanned = |operand: usize| channels.pairing.fan_out(operand);
-    let local = fan_out(local, &mesh, fanned(0), operator);
-    let x = ShardTensor::from_parts(local, layout, mesh.clone());
-    let parameter = |tensor, axes| fan_out_beside(tensor, x.local(), &mesh, axes, operator);
-    let weight = parameter(weight.into_parts().0, fanned(1));
-    let bias =
-        bias.map(|bias| fan_out_beside(bias.into_parts().0, x.local(), &mesh, fanned(2), operator));
-    let groups = match options.groups {
+    Ok((weight, bias, channels))
+}
+
+/// The groups of which a rank has the channels.
+pub(super) fn held_groups<const D: usize>(x: &ShardTensor<D>, groups: usize) -> usize {
+    match groups {
         1 => 1,
         groups => x.local_dims()[1] * groups / x.dims()[1],
-    };
-    run_conv(x, weight, bias, options, groups, operator, &plan)
+    }
+}
+
+impl Channels {
+    /// The shards of weight and bias, fanned out.
+    pub(super) fn fanned_out<const D: usize>(
+        &self,
+        weight: ShardTensor<D>,
+        bias: Option<ShardTensor<1>>,
+        x: &ShardTensor<D>,
+        operator: &'static str,
+    ) -> (Tensor<D>, Option<Tensor<1>>) {
+        let axes = |operand| self.pairing.fan_out(operand);
+        let (mesh, other) = (x.mesh(), x.local());
+        let weight = fan_out_beside(weight.into_parts().0, other, mesh, axes(1), operator);
+        let bias =
+            bias.map(|bias| fan_out_beside(bias.into_parts().0, other, mesh, axes(2), operator));
+        (weight, bias)
+    }
 }
 
 /// Convolves by the parameters of a module, between the crossings of its plan.
@@ -150,7 +174,7 @@ fn into_groups<const D: usize>(
 
 /// The rule, as an einsum over channels. Groups, if there are several, are its letter instead of
 /// channels.
-pub(super) fn rule(
+fn rule(
     operator: &str,
     x: &Layout,
     weight: &Layout,

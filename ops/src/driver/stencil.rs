@@ -197,9 +197,11 @@ impl Stencil {
         if size_of_val(&kernel) > 0 && x.device().is_autodiff() {
             self.refuse_captured_leaves(&x, &plan, &parameters, &kernel)?;
         }
+        // A kernel may read the parameters alone, so that a loss does not depend on `x`.
+        let detached = x.clone().inner();
         let mut beside = Vec::with_capacity(N);
         for parameter in parameters {
-            beside.push(Operand::from(parameter).whole_beside(&x.clone().inner(), self.operator)?);
+            beside.push(Operand::from(parameter).whole_beside(&detached, self.operator)?);
         }
         let parameters: [_; N] = beside.try_into().expect("as many as there were");
         self.run_planned(x, &plan, |x, outputs| {

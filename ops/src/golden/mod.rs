@@ -35,6 +35,11 @@ pub struct Golden {
     pub run: fn(&Case) -> Result<Box<dyn Output>>,
 }
 
+/// The error of a case whose input has another number of dims than its operator takes.
+pub(crate) fn no_case(dims: usize) -> Error {
+    Error::other(format!("an input of {dims} dims"))
+}
+
 /// Gradients of inputs and parameters, by name; `None` for one that has none.
 pub type NamedGradients = Vec<(String, Option<TensorData>)>;
 

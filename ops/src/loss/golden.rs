@@ -1,13 +1,13 @@
 //! Losses in the registry.
 
-use halocline_core::{Boundary, Error, Result, ShardTensor};
+use halocline_core::{Boundary, Result, ShardTensor};
 
 use super::{
     CrossEntropyOptions, Penalty, Reduction, SsimOptions, cross_entropy, cross_entropy_cells,
     gradient_loss, huber_loss, l1_loss, mse_loss, spectral_loss, ssim_loss, total_variation,
     weighted_loss,
 };
-use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+use crate::golden::{Case, Dims, Golden, Output, no_case, output, with_dims};
 
 /// The losses.
 pub(crate) const OPERATORS: &[Golden] = &[
@@ -32,7 +32,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
     Golden::new("spectral_loss", |case| match case.dims() {
         3 => spectrum::<3, 4>(case),
         4 => spectrum::<4, 5>(case),
-        dims => Err(Error::other(format!("fields of {dims} dims"))),
+        dims => Err(no_case(dims)),
     })
     .with_pytorch("fft.rfftn, abs, mse_loss")
     .with_travels([
@@ -66,7 +66,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
     Golden::new("ssim_loss", |case| match case.dims() {
         3 => similarity::<3, 1>(case),
         4 => similarity::<4, 2>(case),
-        dims => Err(Error::other(format!("fields of {dims} dims"))),
+        dims => Err(no_case(dims)),
     })
     .with_pytorch("conv")
     .with_sharded(Dims::AllButChannels)
@@ -121,7 +121,7 @@ fn entropy_of(case: &Case) -> Result<Box<dyn Output>> {
         2 => entropy::<2, 1>(case),
         3 => entropy::<3, 2>(case),
         4 => entropy::<4, 3>(case),
-        dims => Err(Error::other(format!("logits of {dims} dims"))),
+        dims => Err(no_case(dims)),
     }
 }
 

@@ -14,12 +14,9 @@
 use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::Tensor;
-use halocline_core::{
-    Error, Linearity, Pairing, Replicate, Result, Role, Shard, ShardTensor, Term,
-};
+use halocline_core::{Error, Replicate, Result, Role, Shard, ShardTensor};
 
-use super::{operands, same_type};
-use crate::driver::empty::drop_empty;
+use super::contracted;
 use crate::golden::{Case, Golden, Output, output};
 use crate::operand::Operand;
 use crate::reshape;
@@ -54,25 +51,12 @@ pub fn einsum<const A: usize, const B: usize, const R: usize>(
 ) -> Result<ShardTensor<R>> {
     let b = b.into().beside(&a)?;
     let equation = Equation::parse(equation, [&a.dims(), &b.dims()], R)?;
-    same_type(NAME, a.local().dtype(), b.local().dtype())?;
     let [roles_a, roles_b, result] = equation.letters.each_ref().map(|letters| {
         let roles = letters.iter().map(|letter| Role::Common(*letter as usize));
         roles.collect::<Vec<_>>()
     });
-    let term = |layout, roles| Term {
-        name: "",
-        layout,
-        roles,
-    };
-    let terms = [
-        term(a.layout(), &roles_a[..]),
-        term(b.layout(), &roles_b[..]),
-    ];
-    let pairing = Pairing::new(NAME, &terms, &result, Linearity::Multiplicative)?;
-    let layout = pairing.layout(a.layout());
-    let (a, b, mesh) = operands(a, b, &pairing, NAME)?;
-    let y = drop_empty(equation.contract(a, b), &layout, mesh.position(), NAME)?;
-    Ok(ShardTensor::from_parts(y, layout, mesh))
+    let contract = |a, b| equation.contract(a, b);
+    contracted(NAME, (a, &roles_a), (b, &roles_b), &result, contract)
 }
 
 /// The letters of the dims of both operands and of the result.

@@ -27,9 +27,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor};
 use halocline_core::ops::{fan_out, fan_out_beside};
-use halocline_core::{
-    DeviceMesh, Error, Layout, Linearity, Pairing, Result, Role, ShardTensor, Term,
-};
+use halocline_core::{Error, Layout, Linearity, Pairing, Result, Role, ShardTensor, Term};
 
 use crate::crossing::{enter, leave, leave_with_bias, with_extents_of};
 use crate::driver::empty::{drop_empty, fill_empty};
@@ -75,47 +73,45 @@ pub fn matmul<const D: usize>(a: ShardTensor<D>, b: ShardTensor<D>) -> Result<Sh
             format!("shapes {shape_a:?} and {shape_b:?}; expected [.., m, k] and [.., k, n]");
         return Err(Error::operator(MATMUL, message));
     }
-    same_type(MATMUL, a.local().dtype(), b.local().dtype())?;
     let result: [Role; D] = std::array::from_fn(Role::Common);
     let (mut roles_a, mut roles_b) = (result, result);
     roles_a[D - 1] = Role::Common(D);
     roles_b[D - 2] = Role::Common(D);
+    // `Tensor::matmul` records more steps for some local shapes, and the graph must be the same on
+    // every rank.
+    let product = |a: Tensor<D>, b: Tensor<D>| {
+        Tensor::from_dispatch(Dispatch::float_matmul(a.into_dispatch(), b.into_dispatch()))
+    };
+    contracted(MATMUL, (a, &roles_a), (b, &roles_b), &result, product)
+}
+
+/// The contraction of two operands with these roles of their dims, by a function of their shards.
+fn contracted<const A: usize, const B: usize, const R: usize>(
+    operator: &'static str,
+    (a, roles_a): (ShardTensor<A>, &[Role]),
+    (b, roles_b): (ShardTensor<B>, &[Role]),
+    result: &[Role],
+    contract: impl FnOnce(Tensor<A>, Tensor<B>) -> Tensor<R>,
+) -> Result<ShardTensor<R>> {
+    same_type(operator, a.local().dtype(), b.local().dtype())?;
     let term = |layout, roles| Term {
         name: "",
         layout,
         roles,
     };
-    let terms = [
-        term(a.layout(), &roles_a[..]),
-        term(b.layout(), &roles_b[..]),
-    ];
-    let pairing = Pairing::new(MATMUL, &terms, &result, Linearity::Multiplicative)?;
+    let terms = [term(a.layout(), roles_a), term(b.layout(), roles_b)];
+    let pairing = Pairing::new(operator, &terms, result, Linearity::Multiplicative)?;
     let layout = pairing.layout(a.layout());
-    let (a, b, mesh) = operands(a, b, &pairing, MATMUL)?;
-    // `Tensor::matmul` records more steps for some local shapes, and the graph must be the same on
-    // every rank.
-    let product =
-        Tensor::<D>::from_dispatch(Dispatch::float_matmul(a.into_dispatch(), b.into_dispatch()));
-    let product = drop_empty(product, &layout, mesh.position(), MATMUL)?;
-    Ok(ShardTensor::from_parts(product, layout, mesh))
-}
-
-/// The shards of two operands, fanned out, with their empty dims filled.
-fn operands<const A: usize, const B: usize>(
-    a: ShardTensor<A>,
-    b: ShardTensor<B>,
-    pairing: &Pairing,
-    operator: &'static str,
-) -> Result<(Tensor<A>, Tensor<B>, DeviceMesh)> {
     let (a, layout_a, mesh) = a.into_parts();
     let (b, layout_b, _) = b.into_parts();
     let b = fan_out_beside(b, &a, &mesh, pairing.fan_out(1), operator);
     let a = fan_out(a, &mesh, pairing.fan_out(0), operator);
-    let (a, b) = (
+    let y = contract(
         filled(a, &layout_a, operator)?,
         filled(b, &layout_b, operator)?,
     );
-    Ok((a, b, mesh))
+    let y = drop_empty(y, &layout, mesh.position(), operator)?;
+    Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 
 /// Fills the empty dims of an operand.

@@ -47,6 +47,7 @@ pub fn distribute_beside<const D: usize>(
         );
         return Err(Error::operator(NAME, message));
     }
+    // Detached: a loss may depend on the operand alone.
     let tensor = tensor.beside(&x.clone().inner())?;
     let pairs = x.placements().iter().zip(tensor.placements());
     let placements = pairs.map(|pair| match pair {

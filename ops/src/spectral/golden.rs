@@ -1,103 +1,80 @@
 //! Transforms in the registry.
 
-use halocline_core::{Error, Result};
+use halocline_core::Result;
 
 use super::conv::spectral_conv;
 use super::fft::{FftNorm, dct, fft, idct, ifft, irfft, rfft};
-use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
+use crate::golden::{Case, Dims, Golden, Output, no_case, output, with_dims};
 
 const ALL_TO_ALL: [&str; 2] = ["cells, so that each dim is whole once", "the same back"];
 
 /// The transforms.
 pub(crate) const OPERATORS: &[Golden] = &[
-    golden("rfft", "fft.rfftn", Dims::All, |case| match case.dims() {
+    Golden::new("rfft", |case| match case.dims() {
         1 => real::<1, 2>(case),
         2 => real::<2, 3>(case),
         3 => real::<3, 4>(case),
         4 => real::<4, 5>(case),
         5 => real::<5, 6>(case),
-        dims => Err(too_many(dims)),
-    }),
-    golden("irfft", "fft.irfftn", Dims::AllButLast, |case| {
-        match case.dims() {
-            2 => to_real::<2, 1>(case),
-            3 => to_real::<3, 2>(case),
-            4 => to_real::<4, 3>(case),
-            5 => to_real::<5, 4>(case),
-            6 => to_real::<6, 5>(case),
-            dims => Err(too_many(dims)),
-        }
-    }),
-    golden(
-        "fft",
-        "fft.fftn",
-        Dims::AllButLast,
-        |case| with_dims!(case.dims(), D => output(fft(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case)))),
-    ),
-    golden(
-        "ifft",
-        "fft.ifftn",
-        Dims::AllButLast,
-        |case| with_dims!(case.dims(), D => output(ifft(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case)))),
-    ),
-    golden(
-        "dct",
-        "scipy.fft.dctn",
-        Dims::All,
-        |case| with_dims!(case.dims(), D => output(dct(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case)))),
-    ),
-    golden(
-        "idct",
-        "scipy.fft.idctn",
-        Dims::All,
-        |case| with_dims!(case.dims(), D => output(idct(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case)))),
-    ),
-    Golden {
-        name: "spectral_conv",
-        pytorch: "SpectralConv2d of Li et al.",
-        sharded: Dims::AllButChannels,
-        travels: [
-            "cells and modes, so that each dim is whole once each way",
-            "the same back; sums of weights' gradients",
-        ],
-        modules: "",
-        run: |case| match case.dims() {
-            3 => output(spectral_conv::<3, 4>(
-                case.input(0)?,
-                case.needed("weight")?,
-            )),
-            4 => output(spectral_conv::<4, 5>(
-                case.input(0)?,
-                case.needed("weight")?,
-            )),
-            5 => output(spectral_conv::<5, 6>(
-                case.input(0)?,
-                case.needed("weight")?,
-            )),
-            dims => Err(too_many(dims)),
-        },
-    },
+        dims => Err(no_case(dims)),
+    })
+    .with_pytorch("fft.rfftn")
+    .with_travels(ALL_TO_ALL),
+    Golden::new("irfft", |case| match case.dims() {
+        2 => to_real::<2, 1>(case),
+        3 => to_real::<3, 2>(case),
+        4 => to_real::<4, 3>(case),
+        5 => to_real::<5, 4>(case),
+        6 => to_real::<6, 5>(case),
+        dims => Err(no_case(dims)),
+    })
+    .with_pytorch("fft.irfftn")
+    .with_sharded(Dims::AllButLast)
+    .with_travels(ALL_TO_ALL),
+    Golden::new("fft", |case| {
+        with_dims!(case.dims(), D => output(fft(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case))))
+    })
+    .with_pytorch("fft.fftn")
+    .with_sharded(Dims::AllButLast)
+    .with_travels(ALL_TO_ALL),
+    Golden::new("ifft", |case| {
+        with_dims!(case.dims(), D => output(ifft(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case))))
+    })
+    .with_pytorch("fft.ifftn")
+    .with_sharded(Dims::AllButLast)
+    .with_travels(ALL_TO_ALL),
+    Golden::new("dct", |case| {
+        with_dims!(case.dims(), D => output(dct(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case))))
+    })
+    .with_pytorch("scipy.fft.dctn")
+    .with_travels(ALL_TO_ALL),
+    Golden::new("idct", |case| {
+        with_dims!(case.dims(), D => output(idct(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case))))
+    })
+    .with_pytorch("scipy.fft.idctn")
+    .with_travels(ALL_TO_ALL),
+    Golden::new("spectral_conv", |case| match case.dims() {
+        3 => output(spectral_conv::<3, 4>(
+            case.input(0)?,
+            case.needed("weight")?,
+        )),
+        4 => output(spectral_conv::<4, 5>(
+            case.input(0)?,
+            case.needed("weight")?,
+        )),
+        5 => output(spectral_conv::<5, 6>(
+            case.input(0)?,
+            case.needed("weight")?,
+        )),
+        dims => Err(no_case(dims)),
+    })
+    .with_pytorch("SpectralConv2d of Li et al.")
+    .with_sharded(Dims::AllButChannels)
+    .with_travels([
+        "cells and modes, so that each dim is whole once each way",
+        "the same back; sums of weights' gradients",
+    ]),
 ];
-
-const fn golden(
-    name: &'static str,
-    pytorch: &'static str,
-    sharded: Dims,
-    run: fn(&Case) -> Result<Box<dyn Output>>,
-) -> Golden {
-    Golden {
-        name,
-        pytorch,
-        sharded,
-        travels: ALL_TO_ALL,
-        modules: "",
-        run,
-    }
-}
-
-fn too_many(dims: usize) -> Error {
-    Error::other(format!("an input of {dims} dims"))
-}
 
 fn norm(case: &Case) -> FftNorm {
     match case.attributes.text("norm") {

@@ -16,7 +16,7 @@
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
-use halocline_core::ops::{BackwardPass, Operator, apply, fan_out};
+use halocline_core::ops::{BackwardPass, Operator, apply, fan_out, fan_out_beside};
 use halocline_core::{
     Error, Fan, Layout, Linearity, Pairing, Placement, Replicate, Result, Role, Shard, ShardTensor,
     Term,
@@ -70,17 +70,18 @@ pub fn mode_product<const D: usize>(
     let weight = weight.try_redistribute(&cut)?;
     let (layout, fans) = rule(x.layout(), weight.layout(), own)?;
     let kernels = flex::runs_on(&x.local().device());
-    let local = |operand: ShardTensor<D>, fans: &[usize]| {
-        let (local, layout, mesh) = operand.into_parts();
-        let local = fan_out(local, &mesh, fans, NAME);
+    let filled = |local: Tensor<D>, layout: &Layout| {
         let all: Vec<usize> = (0..D).collect();
         match kernels {
             true => Ok(local),
-            false => fill_empty(local, &layout, &all, NAME, 0.0),
+            false => fill_empty(local, layout, &all, NAME, 0.0),
         }
     };
-    let mesh = x.mesh().clone();
-    let (x, weight) = (local(x, &fans[0])?, local(weight, &fans[1])?);
+    let (x, layout_x, mesh) = x.into_parts();
+    let (weight, layout_weight, _) = weight.into_parts();
+    let weight = fan_out_beside(weight, &x, &mesh, &fans[1], NAME);
+    let x = fan_out(x, &mesh, &fans[0], NAME);
+    let (x, weight) = (filled(x, &layout_x)?, filled(weight, &layout_weight)?);
     let mut y = if kernels {
         let inputs = [x.into_dispatch(), weight.into_dispatch()];
         Tensor::from_dispatch(apply(ModeProduct, inputs))

@@ -38,7 +38,7 @@ mod table;
 mod tests;
 mod transform;
 
-pub(crate) use golden::OPERATORS;
+pub(crate) use golden::{OPERATORS, grid_of};
 
 pub use conv::sphere_conv;
 pub use grid::SphereGrid;

@@ -31,7 +31,7 @@ use halocline_core::{
     Traffic,
 };
 
-use super::channels::{Weight, rule};
+use super::channels::{Weight, held_groups, parameters};
 use super::engine::geometry::Conv;
 use super::run::ConvRun;
 use super::three;
@@ -221,58 +221,22 @@ pub fn conv_transpose<const D: usize, const N: usize>(
     // Here, not in a kernel: an unknown HALOCLINE_ISA is an error before anything is sent.
     Isa::chosen()?;
     x.require_resolved(operator)?;
-    let dtypes = [Some(weight.dtype()), bias.as_ref().map(Operand::dtype)];
-    let expected = x.local().dtype();
-    if let Some(dtype) = dtypes
-        .into_iter()
-        .flatten()
-        .find(|dtype| *dtype != expected)
-    {
-        let message = format!("a parameter of {dtype:?} for a tensor of {expected:?}");
-        return Err(Error::operator(operator, message));
-    }
-    let weight = weight.beside(&x)?;
-    let bias = bias.map(|bias| bias.beside(&x)).transpose()?;
-    let of_bias = bias.as_ref().map(ShardTensor::layout);
-    let channels = rule(
-        operator,
-        x.layout(),
-        weight.layout(),
-        of_bias,
-        groups,
-        Weight::Transposed,
-    )?;
-    let held = [(x.layout(), 1), (weight.layout(), 0), (weight.layout(), 1)];
-    if held
-        .iter()
-        .any(|(layout, dim)| layout.extents(*dim).contains(&0))
-    {
-        let message = format!(
-            "fewer channels than ranks: {} and {}",
-            x.layout(),
-            weight.layout()
-        );
-        return Err(Error::operator(operator, message));
-    }
+    let (weight, bias, channels) =
+        parameters(operator, &x, weight, bias, groups, Weight::Transposed)?;
     let plan = plan(
         operator,
         options,
         &shape[2..],
-        channels.placements,
-        channels.extents,
+        channels.placements.clone(),
+        channels.extents.clone(),
         &x,
     )?;
-    let groups = match groups {
-        1 => 1,
-        groups => x.local_dims()[1] * groups / x.dims()[1],
-    };
+    let groups = held_groups(&x, groups);
+    let (weight, bias) = channels.fanned_out(weight, bias, &x, operator);
     let mesh = x.mesh().clone();
-    let fanned = |operand: usize| channels.pairing.fan_out(operand);
-    let weight = fan_out(weight.into_parts().0, &mesh, fanned(1), operator);
-    let bias = bias.map(|bias| fan_out(bias.into_parts().0, &mesh, fanned(2), operator));
     let held = x.local_dims().to_vec();
     let (local, layout, _) = x.into_parts();
-    let local = fan_out(local, &mesh, fanned(0), operator);
+    let local = fan_out(local, &mesh, channels.pairing.fan_out(0), operator);
     let [of_inputs, of_outputs] = [weight.dims()[0], weight.dims()[1]];
     let conv = ConvRun {
         conv: Conv {

@@ -33,7 +33,7 @@ use halocline_core::{
 use super::rules::{Corners, Mode};
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::driver::place::{in_place, runs};
-use crate::golden::{Case, Dims, Golden, Output, output};
+use crate::golden::{Case, Dims, Golden, Output, no_case, output};
 use crate::kernel::flex;
 use crate::precision::{cast, cast_shard, wider};
 use crate::rearrange::{flip, permute, profile};
@@ -306,7 +306,7 @@ pub(super) const GOLDEN: Golden = Golden::new("grid_sample", |case| match case.d
     3 => run_case::<3, 1>(case),
     4 => run_case::<4, 2>(case),
     5 => run_case::<5, 3>(case),
-    dims => Err(Error::other(format!("a field of {dims} dims"))),
+    dims => Err(no_case(dims)),
 })
 .with_sharded(Dims::Classes)
 .with_travels(["halos as wide as the bound", "the same back"]);
