@@ -307,6 +307,10 @@ impl Fields for FieldFile {
         self.gaps
     }
 
+    fn missing(&self) -> Missing {
+        self.missing
+    }
+
     fn time_step(&self) -> Result<f64> {
         self.time_step()
     }

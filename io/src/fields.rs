@@ -7,7 +7,7 @@ use std::path::Path;
 use halocline_core::IndexBox;
 use ndarray::Array4;
 
-use crate::{Calendar, Channel, Error, Gaps, Grid, Result, Traffic};
+use crate::{Calendar, Channel, Error, Gaps, Grid, Missing, Result, Traffic};
 
 /// Fields on a latitude-longitude grid over time, in a file or store of any format.
 ///
@@ -68,6 +68,9 @@ pub trait Fields: Debug + Send + Sync {
 
     /// The handling of uneven time steps.
     fn gaps(&self) -> Gaps;
+
+    /// The handling of missing values.
+    fn missing(&self) -> Missing;
 
     /// The time between two fields, in seconds; the most frequent one if [gaps](Self::gaps) are
     /// permitted.
@@ -135,6 +138,10 @@ impl<T: Fields + ?Sized> Fields for Box<T> {
 
     fn gaps(&self) -> Gaps {
         (**self).gaps()
+    }
+
+    fn missing(&self) -> Missing {
+        (**self).missing()
     }
 
     fn time_step(&self) -> Result<f64> {

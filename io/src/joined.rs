@@ -6,7 +6,7 @@ use std::path::Path;
 use ndarray::{Array4, s};
 
 use crate::fields::check_box;
-use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Result, Traffic, times};
+use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic, times};
 
 /// Parts of a time axis, one after another.
 #[derive(Debug)]
@@ -113,6 +113,10 @@ impl Fields for Joined {
 
     fn gaps(&self) -> Gaps {
         self.first().gaps()
+    }
+
+    fn missing(&self) -> Missing {
+        self.first().missing()
     }
 
     fn time_step(&self) -> Result<f64> {

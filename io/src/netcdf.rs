@@ -25,6 +25,8 @@ const MAX_VALUES: usize = 64;
 /// The variables of the root group of a NetCDF file.
 pub(crate) struct NetCdf {
     path: PathBuf,
+    /// That of the file when it was opened, which is the one that is read.
+    stamp: Option<Stamp>,
     file: NcFile,
     bytes: Arc<CountedFile>,
     variables: Vec<Variable>,
@@ -49,6 +51,7 @@ impl NetCdf {
             format: "NetCDF file",
             cause,
         };
+        let stamp = stamp(path);
         let bytes = CountedFile::open(path).map_err(|e| Error::io(path, e))?;
         let bytes = Arc::new(bytes);
         let options = NcOpenOptions::default();
@@ -75,6 +78,7 @@ impl NetCdf {
         }
         Ok(Self {
             path: path.into(),
+            stamp,
             file,
             bytes,
             variables,
@@ -126,7 +130,7 @@ impl Container for NetCdf {
     }
 
     fn stamp(&self, _: usize, _: &[usize]) -> Option<Stamp> {
-        stamp(&self.path)
+        self.stamp
     }
 
     fn fetched(&self) -> u64 {

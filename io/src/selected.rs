@@ -7,7 +7,7 @@ use ndarray::{Array4, s};
 
 use crate::cf::base;
 use crate::fields::check_box;
-use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Result, Traffic};
+use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic};
 
 /// Some channels of fields, in an order of their own.
 #[derive(Debug)]
@@ -95,6 +95,10 @@ impl Fields for Selected {
 
     fn gaps(&self) -> Gaps {
         self.fields.gaps()
+    }
+
+    fn missing(&self) -> Missing {
+        self.fields.missing()
     }
 
     fn time_step(&self) -> Result<f64> {

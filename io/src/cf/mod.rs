@@ -143,6 +143,10 @@ impl Fields for CfFields {
         self.gaps
     }
 
+    fn missing(&self) -> Missing {
+        self.missing
+    }
+
     fn time_step(&self) -> Result<f64> {
         times::step(self.path(), &self.plan.time, self.times(), self.gaps)
     }

@@ -44,12 +44,15 @@ struct Cache {
 }
 
 static CACHE: LazyLock<Mutex<Cache>> = LazyLock::new(|| {
-    let megabytes = std::env::var("HALOCLINE_CHUNK_CACHE").ok();
-    let megabytes = megabytes.and_then(|text| text.parse::<usize>().ok());
+    const NAME: &str = "HALOCLINE_CHUNK_CACHE";
+    let megabytes = std::env::var(NAME).ok().map(|text| match text.parse() {
+        Ok(megabytes) => megabytes,
+        Err(_) => panic!("{NAME}={text}: expected a number of MiB"),
+    });
     Mutex::new(Cache {
         slots: LruCache::unbounded(),
         bytes: 0,
-        limit: megabytes.map_or(KEPT, |megabytes| megabytes.saturating_mul(1 << 20)),
+        limit: megabytes.map_or(KEPT, |megabytes: usize| megabytes.saturating_mul(1 << 20)),
     })
 });
 

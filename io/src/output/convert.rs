@@ -202,12 +202,13 @@ fn chunk([_, _, rows, columns]: [usize; 4], config: &ConvertConfig) -> Result<[u
 fn plan(source: &impl Fields, chunk: [usize; 3], config: &ConvertConfig) -> Result<String> {
     let coordinates = source.grid().lat().iter().chain(source.grid().lon());
     Ok(format!(
-        "{:?} {:?} {:08x} {:08x} {} {chunk:?} {:?} {}",
+        "{:?} {:?} {:08x} {:08x} {} {:?} {chunk:?} {:?} {}",
         source.fingerprint()?,
         source.channels(),
         checksum(source.times().iter().copied()),
         checksum(coordinates.copied()),
         source.calendar(),
+        source.missing(),
         config.output,
         config.memory,
     ))

@@ -152,18 +152,39 @@ fn calendars_are_kept() {
     assert!(error.contains("calendar: found"), "{error}");
 }
 
+/// A conversion that stops after some blocks.
+fn stop(source: &impl Fields, path: &std::path::Path, config: &ConvertConfig) {
+    let stop = || {
+        convert(source, path, config, |state| {
+            assert!(state.done < 2, "stop")
+        })
+    };
+    catch_unwind(AssertUnwindSafe(stop)).unwrap_err();
+}
+
+#[test]
+fn blocks_of_another_choice_of_missing_values_are_not_taken() {
+    let open = |missing| {
+        lenient()
+            .with_missing(missing)
+            .open(store("v2.zarr"))
+            .unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("converted.zarr");
+    let config = ConvertConfig::new().with_memory(40 * 24);
+    stop(&open(Missing::Allow), &path, &config);
+    let done = convert(&open(Missing::Fill), &path, &config, |_| ()).unwrap();
+    assert_eq!((done.resumed, done.done), (0, done.blocks));
+}
+
 #[test]
 fn a_damaged_journal_is_none() {
     let source = lenient().open(store("v2.zarr")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("converted.zarr");
     let config = ConvertConfig::new().with_memory(40 * 24);
-    let stop = || {
-        convert(&source, &path, &config, |state| {
-            assert!(state.done < 2, "stop")
-        })
-    };
-    catch_unwind(AssertUnwindSafe(stop)).unwrap_err();
+    stop(&source, &path, &config);
     let journal = folder
         .path()
         .join(".halocline-converted.zarr.partial/.journal");

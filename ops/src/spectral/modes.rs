@@ -124,6 +124,10 @@ fn cut(x: &Layout, weight: &Layout, own: usize) -> Layout {
                 (Shard(dim), Replicate | Fan) if (2..2 + own).contains(dim) => *dim,
                 _ => return *held,
             };
+            // Sharded over another axis already: the rule decides.
+            if weight.is_sharded(dim) {
+                return *held;
+            }
             extents[dim] = x.extents(dim.max(1)).to_vec();
             Shard(dim)
         })
