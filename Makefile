@@ -22,10 +22,9 @@ test: test-packages nextest
 	scripts/test_checkpoint.sh $(TARGET)
 	scripts/test_golden.sh $(TARGET)/debug/examples/golden tests/golden
 
-# Operators that have not run on a GPU, or not since they were changed; sphere_attention runs on CPUs only.
-NOT_ON_GPUS := rfft,irfft,fft,ifft,dct,idct,spectral_conv,spectral_loss,sht,isht,vector_sht,vector_isht,sphere_conv,disco_conv,$\
-sphere_attention,grid_sample,message_passing,einsum,total_variation,gradient_loss,ssim_loss,shift,fold,unfold,$\
-conv_transpose1d,conv_transpose2d,conv_transpose3d
+# sphere_attention runs on CPUs only. Ranks that share software Vulkan compute the places of grid_sample with other last
+# bits, which the comparison of replicas refuses.
+NOT_ON_GPUS := grid_sample,sphere_attention
 
 # The operators on a GPU, or on what stands in for it.
 test-wgpu: export BURN_DEVICE = wgpu
