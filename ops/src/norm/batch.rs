@@ -17,17 +17,17 @@
 use burn::module::RunningState;
 use burn::nn::BatchNorm;
 use burn::tensor::{Tensor, TensorData};
-use halocline_core::{Error, Fan, Operation, Replicate, Result, Shard, ShardTensor, Traffic};
+use halocline_core::{Error, Operation, Replicate, Result, Shard, ShardTensor, Traffic};
 
 use super::kernel::group::Extents;
 use super::kernel::moments::Moments;
 use super::node::{GroupRun, Norm};
+use super::parameter::{along, factors};
 use crate::field::{Field, run};
 use crate::golden::{Golden, output, with_dims};
 use crate::kernel::flex;
 use crate::operand::Operand;
 use crate::precision::{cast_shard, wider};
-use crate::rearrange::{distribute_beside, reshape};
 use crate::reduce::mean_dims;
 
 const NAME: &str = "batch_norm";
@@ -97,14 +97,7 @@ fn by_kernels<const D: usize>(
         .axes_where(|placement| matches!(placement, Shard(dim) if dim != 1));
     let (held, sizes) = (x.local_dims(), x.dims());
     let (device, dtype) = (x.device(), x.local().dtype());
-    let mut factors = Vec::new();
-    for (parameter, default) in parameters.into_iter().zip([1.0, 0.0]) {
-        factors.push(match parameter {
-            None => Tensor::<1>::full([held[1]], default, (&device, dtype)),
-            Some(parameter) => beside(&x, parameter)?,
-        });
-    }
-    let (bias, weight) = (factors.pop(), factors.pop());
+    let [weight, bias] = factors(&x, 1, parameters, NAME)?;
     let (local, layout, mesh) = x.into_parts();
     let mut run = GroupRun {
         extents: Extents {
@@ -146,26 +139,8 @@ fn by_kernels<const D: usize>(
         mean: statistic(|channel| channel.mean),
         variance: statistic(|channel| channel.squares / channel.count),
     };
-    let (weight, bias) = (weight.expect("of two"), bias.expect("of two"));
     let y = Error::catch(|| Norm::Group(run).apply(local, weight, bias))?;
     Ok((ShardTensor::from_parts(y, layout, mesh), statistics))
-}
-
-/// The elements of a parameter for this rank's channels.
-fn beside<const D: usize>(x: &ShardTensor<D>, parameter: Operand<1>) -> Result<Tensor<1>> {
-    require_channels(x, &parameter)?;
-    let parameter = parameter.beside(x)?;
-    let placements = x.placements().iter().zip(parameter.placements());
-    let placements = placements.map(|(of_x, held)| match (of_x, held) {
-        (Shard(1), _) => Shard(0),
-        (_, Fan) => Fan,
-        _ => Replicate,
-    });
-    let extents = vec![x.layout().extents(1).to_vec()];
-    let layout = parameter.layout().derive(placements.collect(), extents);
-    let laid = parameter.try_redistribute(&layout)?;
-    let varies = |axis: usize| x.placements()[axis].varies();
-    Ok(laid.try_fan_out(varies)?.into_parts().0)
 }
 
 /// Normalizes each channel by a given mean and variance. See the [module](self).
@@ -216,33 +191,13 @@ fn check<const D: usize>(x: &ShardTensor<D>) -> Result<()> {
     Ok(())
 }
 
-/// Requires a number for each channel of a field.
-fn require_channels<const D: usize>(x: &ShardTensor<D>, parameter: &Operand<1>) -> Result<()> {
-    let channels = x.dims()[1];
-    let (dtype, expected) = (parameter.dtype(), x.local().dtype());
-    if parameter.dims() == [channels] && dtype == expected {
-        return Ok(());
-    }
-    let message = format!(
-        "a parameter {:?} of {dtype:?} for {channels} channels of {expected:?}",
-        parameter.dims()
-    );
-    Err(Error::operator(NAME, message))
-}
-
 /// A number for each channel, in the shards of a field.
 fn parameter<const D: usize>(
     x: &ShardTensor<D>,
     parameter: Option<Operand<1>>,
 ) -> Result<Option<ShardTensor<D>>> {
-    let Some(parameter) = parameter else {
-        return Ok(None);
-    };
-    require_channels(x, &parameter)?;
-    let mut shape = [1; D];
-    shape[1] = x.dims()[1];
-    let parameter: ShardTensor<D> = reshape(parameter.beside(x)?, shape)?;
-    distribute_beside(x, parameter).map(Some)
+    let parameter = parameter.map(|parameter| along(x, 1, parameter, NAME));
+    parameter.transpose()
 }
 
 fn scaled<const D: usize>(

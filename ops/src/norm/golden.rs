@@ -25,10 +25,9 @@ pub(crate) const OPERATORS: &[Golden] = &[
     batch::GOLDEN,
     weight::GOLDEN,
     Golden::new("layer_norm", layer)
-        .with_sharded(Dims::AllButLast)
         .with_travels([
-            "– (over several dims: two means)",
-            "sums of parameters' gradients",
+            "– (over several dims: two means); features sharded: three numbers per row",
+            "sums of parameters' gradients; features sharded: two numbers per row",
         ])
         .with_modules("`LayerNorm`"),
     Golden::new("rms_norm", |case| {
@@ -36,8 +35,10 @@ pub(crate) const OPERATORS: &[Golden] = &[
             output(rms_norm(case.input::<D>(0)?, case.operand("weight"), epsilon(case)))
         })
     })
-    .with_sharded(Dims::AllButLast)
-    .with_travels(["–", "sums of parameters' gradients"])
+    .with_travels([
+        "–; features sharded: a number per row",
+        "sums of parameters' gradients; features sharded: a number per row",
+    ])
     .with_modules("`RmsNorm`"),
 ];
 

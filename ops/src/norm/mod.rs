@@ -11,15 +11,17 @@
 //! - [`rms_norm`]: `y = x / √(mean(x²) + epsilon) · weight`, with the mean over the last dim.
 //!
 //! # Placement
-//! `group_norm`: batch and spatial dims may be sharded, channels must be whole. `layer_norm` and
-//! `rms_norm`: all dims but the last may be sharded. `layer_norm_dims`: all. Values must be
-//! resolved.
+//! All dims may be sharded; channels of `group_norm` only so that every group lies on one rank, or
+//! if there is one group. Weight and bias are whole, or sharded like the dim along which they lie.
+//! Values must be resolved.
 //!
 //! # Communication
 //! `group_norm` gathers count, mean and sum of squared deviations, per sample and group, from the
-//! ranks that hold the sample's cells, and combines them in the order of ranks; in the backward
-//! pass, two sums. `layer_norm` and `rms_norm` send nothing. `layer_norm_dims` reduces two means,
-//! and in the backward pass two sums, over the ranks that share a sample.
+//! ranks that hold the group's cells, and combines them in the order of ranks; in the backward
+//! pass, two sums. `layer_norm` does the same for each row if the last dim is sharded; `rms_norm`
+//! reduces one mean per row, and one in the backward pass. If the last dim is whole they send
+//! nothing. `layer_norm_dims` reduces two means, and in the backward pass two sums, over the ranks
+//! that share a sample.
 //!
 //! # Adjoint
 //! Gradients of weight and bias are summed over all ranks between which `x` is sharded.
@@ -31,6 +33,7 @@ mod golden;
 mod kernel;
 mod layer;
 mod node;
+mod parameter;
 #[cfg(test)]
 mod tests;
 pub mod weight;
@@ -43,18 +46,20 @@ use layer::rms_norm_of;
 pub use weight::weight_norm;
 
 use burn::nn::{LayerNorm, RmsNorm};
-use burn::tensor::Tensor;
 use halocline_core::ops::{all_reduce, fan_out};
 use halocline_core::{Error, Operation, ReduceOp, Result, Shard, ShardTensor, Traffic};
 
-use crate::driver::empty::{drop_empty, fill_empty};
+use crate::driver::empty::{drop_empty, fill, fill_empty};
 use crate::field::{Field, run};
 use crate::kernel::flex;
 use crate::kernel::simd::Isa;
 use crate::operand::Operand;
+use crate::precision::in_f32;
+use crate::reduce::mean_dims;
 use kernel::group::Extents;
 use kernel::layer::RowNorm;
 use node::{GroupRun, Norm};
+use parameter::{along, factors};
 
 /// Normalizes every group of channels of every sample. See the [module](self).
 ///
@@ -281,50 +286,107 @@ fn grouped<const D: usize>(
         );
         return Err(Error::operator(NAME, message));
     }
-    x.require_whole(NAME, 1)?;
-    // Here, not in a kernel: an unknown HALOCLINE_ISA is an error before anything is sent.
-    Isa::chosen()?;
-    let [weight, bias] = complete(&x, 1, parameters, NAME)?;
+    let channels = x.dims()[1] / groups;
+    let apart = x
+        .layout()
+        .extents(1)
+        .iter()
+        .all(|held| held.is_multiple_of(channels));
+    if !apart && groups > 1 {
+        x.require_whole(NAME, 1)?;
+    }
+    let together = |dim: usize| dim >= 2 || (dim == 1 && groups == 1);
     let axes = x
         .layout()
-        .axes_where(|placement| matches!(placement, Shard(dim) if dim >= 2));
-    let global: usize = x.dims()[2..].iter().product();
-    let (local, layout, mesh) = x.into_parts();
-    let held = local.dims();
-    let extents = |held: [usize; D]| Extents {
-        batch: held[0],
-        channels: held[1],
-        cells: held[2..].iter().product(),
-        groups,
+        .axes_where(|placement| matches!(placement, Shard(dim) if together(dim)));
+    let run = Grouped {
+        operator: NAME,
+        dim: 1,
+        axes,
+        count: x.dims()[2..].iter().product::<usize>() * channels,
+        extents: |held: [usize; D]| Extents {
+            batch: held[0],
+            channels: held[1],
+            cells: held[2..].iter().product(),
+            groups: if groups == 1 {
+                1
+            } else {
+                held[1].div_ceil(channels)
+            },
+        },
     };
-    let count = (global * held[1] / groups) as f64;
-    let operation = Operation::new(NAME, Traffic::Reduce, Some(&layout));
-    let y = if kernels {
-        let run = Norm::Group(GroupRun {
-            extents: extents(held),
+    run.apply(x, parameters, epsilon, kernels)
+}
+
+/// How a field is divided into groups, each with a mean and a variance.
+struct Grouped<F> {
+    operator: &'static str,
+    /// The dim along which weight and bias lie.
+    dim: usize,
+    /// The axes of the mesh over which a group is sharded.
+    axes: Vec<usize>,
+    /// The number of cells of a group, on all ranks.
+    count: usize,
+    /// The extents for kernels, by the shape of a shard.
+    extents: F,
+}
+
+impl<F> Grouped<F> {
+    fn apply<const D: usize>(
+        self,
+        x: ShardTensor<D>,
+        parameters: [Option<Operand<1>>; 2],
+        epsilon: f64,
+        kernels: bool,
+    ) -> Result<ShardTensor<D>>
+    where
+        F: Fn([usize; D]) -> Extents,
+    {
+        let Self {
+            operator,
+            dim,
+            axes,
             count,
-            epsilon,
-            comm: mesh.comm().clone(),
-            ranks: mesh.ranks_along(&axes),
-            operation,
-            together: None,
-        });
-        Error::catch(|| run.apply(local, weight, bias))?
-    } else {
-        let all: Vec<usize> = (0..D).collect();
-        let filled = fill_empty(local, &layout, &all, NAME, 0.0)?;
-        let (extents, present) = (extents(filled.dims()), !held.contains(&0));
-        let sum = |part| {
-            let sum = all_reduce(part, &mesh, &axes, ReduceOp::Sum, operation.clone());
-            fan_out(sum, &mesh, &axes, NAME)
+            extents,
+        } = self;
+        // Here, not in a kernel: an unknown HALOCLINE_ISA is an error before anything is sent.
+        Isa::chosen()?;
+        let [weight, bias] = factors(&x, dim, parameters, operator)?;
+        let (local, layout, mesh) = x.into_parts();
+        let (held, count) = (local.dims(), count as f64);
+        let operation = Operation::new(operator, Traffic::Reduce, Some(&layout));
+        let y = if kernels {
+            let run = Norm::Group(GroupRun {
+                extents: extents(held),
+                count,
+                epsilon,
+                comm: mesh.comm().clone(),
+                ranks: mesh.ranks_along(&axes),
+                operation,
+                together: None,
+            });
+            Error::catch(|| run.apply(local, weight, bias))?
+        } else {
+            let all: Vec<usize> = (0..D).collect();
+            let filled = fill_empty(local, &layout, &all, operator, 0.0)?;
+            let (extents, present) = (extents(filled.dims()), !held.contains(&0));
+            let mut parameters = [weight, bias];
+            if layout.extents(dim).contains(&0) {
+                for factors in &mut parameters {
+                    *factors = fill(1, factors.clone(), &[0], operator, 0.0)?;
+                }
+            }
+            let sum = |part| {
+                let sum = all_reduce(part, &mesh, &axes, ReduceOp::Sum, operation.clone());
+                fan_out(sum, &mesh, &axes, operator)
+            };
+            let y = Error::catch(|| {
+                composed::group_norm(filled, parameters, extents, count, epsilon, present, sum)
+            })?;
+            drop_empty(y, &layout, mesh.position(), operator)?
         };
-        let parameters = [weight, bias];
-        let y = Error::catch(|| {
-            composed::group_norm(filled, parameters, extents, count, epsilon, present, sum)
-        })?;
-        drop_empty(y, &layout, mesh.position(), NAME)?
-    };
-    Ok(ShardTensor::from_parts(y, layout, mesh))
+        Ok(ShardTensor::from_parts(y, layout, mesh))
+    }
 }
 
 /// Normalizes over the last dim. See the [module](self).
@@ -350,7 +412,14 @@ pub fn layer_norm<const D: usize>(
     bias: Option<Operand<1>>,
     epsilon: f64,
 ) -> Result<ShardTensor<D>> {
-    rows(x, "layer_norm", RowNorm::Layer { epsilon }, [weight, bias])
+    let kernels = flex::runs_on(&x.device());
+    rows(
+        x,
+        "layer_norm",
+        RowNorm::Layer { epsilon },
+        [weight, bias],
+        kernels,
+    )
 }
 
 /// Divides by the root of the mean square over the last dim. See the [module](self).
@@ -374,7 +443,14 @@ pub fn rms_norm<const D: usize>(
     weight: Option<Operand<1>>,
     epsilon: f64,
 ) -> Result<ShardTensor<D>> {
-    rows(x, "rms_norm", RowNorm::Rms { epsilon }, [weight, None])
+    let kernels = flex::runs_on(&x.device());
+    rows(
+        x,
+        "rms_norm",
+        RowNorm::Rms { epsilon },
+        [weight, None],
+        kernels,
+    )
 }
 
 /// Normalizes every row of the last dim.
@@ -383,14 +459,47 @@ fn rows<const D: usize>(
     operator: &'static str,
     norm: RowNorm,
     parameters: [Option<Operand<1>>; 2],
+    kernels: bool,
 ) -> Result<ShardTensor<D>> {
     x.require_resolved(operator)?;
-    x.require_whole(operator, D - 1)?;
-    // As in `grouped`: before anything is sent.
+    if x.layout().is_sharded(D - 1) {
+        return match norm {
+            RowNorm::Layer { epsilon } => {
+                let run = Grouped {
+                    operator,
+                    dim: D - 1,
+                    axes: x.layout().axes_of(D - 1),
+                    count: x.dims()[D - 1],
+                    // A row is a sample with one group; each of its elements is a channel.
+                    extents: |held: [usize; D]| Extents {
+                        batch: held[..D - 1].iter().product(),
+                        channels: held[D - 1],
+                        cells: 1,
+                        groups: 1,
+                    },
+                };
+                run.apply(x, parameters, epsilon, kernels)
+            }
+            RowNorm::Rms { epsilon } => {
+                let [weight, _] = parameters;
+                let weight = weight.map(|weight| along(&x, D - 1, weight, operator));
+                let weight = weight.transpose()?;
+                let y = in_f32(x, |x| {
+                    let mean = mean_dims(x.clone().square(), &[D - 1])?.resolve();
+                    Ok(x / (mean + epsilon).sqrt())
+                })?;
+                Ok(match weight {
+                    Some(weight) => y * weight,
+                    None => y,
+                })
+            }
+        };
+    }
+    // As in `Grouped::apply`: before anything is sent.
     Isa::chosen()?;
-    let [weight, bias] = complete(&x, D - 1, parameters, operator)?;
+    let [weight, bias] = factors(&x, D - 1, parameters, operator)?;
     let (local, layout, mesh) = x.into_parts();
-    let y = if flex::runs_on(&local.device()) {
+    let y = if kernels {
         Norm::Rows(norm).apply(local, weight, bias)
     } else {
         let outer: Vec<usize> = (0..D - 1).collect();
@@ -399,25 +508,4 @@ fn rows<const D: usize>(
         drop_empty(y, &layout, mesh.position(), operator)?
     };
     Ok(ShardTensor::from_parts(y, layout, mesh))
-}
-
-/// Weight and bias with the size of a dim, for kernels on the shards of `x`; by default ones and
-/// zeros.
-fn complete<const D: usize>(
-    x: &ShardTensor<D>,
-    dim: usize,
-    [weight, bias]: [Option<Operand<1>>; 2],
-    operator: &'static str,
-) -> Result<[Tensor<1>; 2]> {
-    let size = x.dims()[dim];
-    let constant = |value: f64| Tensor::full([size], value, (&x.device(), x.local().dtype()));
-    let parameter = |parameter: Option<Operand<1>>, default: f64| match parameter {
-        None => Ok(constant(default)),
-        Some(parameter) if parameter.dims() == [size] => parameter.whole_beside(x, operator),
-        Some(parameter) => {
-            let message = format!("a parameter {:?} for {size} elements", parameter.dims());
-            Err(Error::operator(operator, message))
-        }
-    };
-    Ok([parameter(weight, 1.0)?, parameter(bias, 0.0)?])
 }

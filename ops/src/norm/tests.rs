@@ -2,8 +2,8 @@ use super::*;
 use crate::prelude::*;
 use crate::testing::{Operator, check_op, difference};
 use burn::nn::{GroupNormConfig, InstanceNormConfig, LayerNormConfig, RmsNormConfig};
-use burn::tensor::DType;
-use halocline_core::Launcher;
+use burn::tensor::{DType, Tensor};
+use halocline_core::{Launcher, LocalGradient};
 
 struct Group(usize);
 
@@ -41,6 +41,18 @@ fn several_dims_may_be_sharded() {
     check_op(&LastTwo, &x, &parameters, &[0, 1, 2], 2e-5);
 }
 
+/// Rows by burn's operators.
+struct ComposedRows;
+
+impl Operator<3, 3> for ComposedRows {
+    fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, parameters: Vec<Tensor<3>>) -> X {
+        let parameters = [0, 1].map(|i| Some(parameters[i].clone().flatten::<1>(0, 2).into()));
+        let norm = RowNorm::Layer { epsilon: 1e-5 };
+        let x = inputs.remove(0).into_shard();
+        X::from_shard(rows(x, "layer_norm", norm, parameters, false).unwrap())
+    }
+}
+
 struct Rms;
 
 impl Operator<3, 3> for Rms {
@@ -52,7 +64,7 @@ impl Operator<3, 3> for Rms {
 
 #[test]
 fn rows_have_their_own_mean_square() {
-    check_op(&Rms, &[[5, 7, 6]], &[[1, 1, 6]], &[0, 1], 2e-5);
+    check_op(&Rms, &[[5, 7, 6]], &[[1, 1, 6]], &[0, 1, 2], 2e-5);
 }
 
 struct Layer;
@@ -88,14 +100,66 @@ fn groups_span_the_shards() {
 }
 
 #[test]
-fn the_last_dim_is_normalized_without_a_message() {
+fn features_may_be_sharded() {
     check_op(
         &Layer,
         &[[2, 5, 7, 6]],
         &[[1, 1, 1, 6]; 2],
+        &[0, 1, 2, 3],
+        2e-5,
+    );
+    check_op(
+        &ComposedRows,
+        &[[5, 3, 6]],
+        &[[1, 1, 6]; 2],
         &[0, 1, 2],
         2e-5,
     );
+}
+
+#[test]
+fn channels_of_one_group_may_be_sharded() {
+    let (x, parameters) = ([[2, 6, 5]], [[1, 6, 1]; 2]);
+    check_op(&Group(1), &x, &parameters, &[0, 1, 2], 2e-5);
+    check_op(&Composed(1), &x, &parameters, &[0, 1, 2], 2e-5);
+    // A group for each channel.
+    check_op(&Group(6), &x, &parameters, &[1, 2], 2e-5);
+    check_op(&Composed(6), &x, &parameters, &[1, 2], 2e-5);
+}
+
+#[test]
+fn weights_may_be_sharded_like_features() {
+    let run = |ranks: usize| {
+        let results = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("tensor", world.size())])?;
+            let numbers = Tensor::<1, burn::tensor::Int>::arange(0..14, world.device());
+            let numbers = numbers.float().sin();
+            let weight = numbers.clone().slice([3..10]);
+            let x = numbers.reshape([2, 7]);
+            let x = ShardTensor::distribute(x, &mesh, &[Shard(1)])?.require_grad();
+            let weight = ShardTensor::<1>::distribute(weight, &mesh, &[Shard(0)])?.require_grad();
+            let y = x
+                .clone()
+                .layer_norm(Some(weight.clone().into()), None, 1e-5);
+            let y = y.rms_norm(Some(weight.clone().into()), 1e-5) * x.clone().inner();
+            let gradients = y.clone().sum().backward();
+            let whole = |x: ShardTensor<2>| x.full_tensor(LocalGradient::Replicated).into_data();
+            let of_weight = weight.grad(&gradients).expect("a gradient");
+            assert_eq!(of_weight.placements(), [Shard(0)]);
+            let of_weight = of_weight.full_tensor(LocalGradient::Replicated).into_data();
+            let of_x = x.grad(&gradients).expect("a gradient");
+            Ok([whole(y), whole(of_x), of_weight])
+        });
+        results.unwrap()
+    };
+    let alone = run(1).remove(0);
+    for ranks in [2, 3] {
+        for result in run(ranks) {
+            for (ours, alone) in result.iter().zip(&alone) {
+                assert!(difference(ours, alone) < 1e-5);
+            }
+        }
+    }
 }
 
 #[test]
@@ -159,28 +223,30 @@ fn misuse_is_told() {
     Launcher::local(2)
         .run(|world| {
             let mesh = world.mesh([("model", 2)])?;
-            let x = ShardTensor::<4>::ones([1, 4, 6, 6], &mesh, &[Shard(1)])?;
-            let error = group_norm(x.clone(), 2, None, None, 1e-5).unwrap_err();
+            let x = ShardTensor::<4>::ones([1, 6, 6, 6], &mesh, &[Shard(1)])?;
+            let error = group_norm(x.clone(), 3, None, None, 1e-5).unwrap_err();
             assert!(
                 error.to_string().contains("no rule for Shard(1)"),
                 "{error}"
             );
-            let error = group_norm(x.clone(), 3, None, None, 1e-5).unwrap_err();
+            let error = group_norm(x.clone(), 4, None, None, 1e-5).unwrap_err();
             assert!(
-                error.to_string().contains("3 groups of [1, 4, 6, 6]"),
+                error.to_string().contains("4 groups of [1, 6, 6, 6]"),
                 "{error}"
             );
             let bias = Some(Tensor::<1>::ones([5], world.device()).into());
             let error = layer_norm(x.clone(), None, bias, 1e-5).unwrap_err();
             assert!(
-                error.to_string().contains("a parameter [5] for 6 elements"),
+                error
+                    .to_string()
+                    .contains("a parameter [5] of F32 for 6 elements"),
                 "{error}"
             );
             let options = (world.device(), DType::F64);
             let weight = Some(Tensor::<1>::ones([6], options).into());
             let error = layer_norm(x, weight, None, 1e-5).unwrap_err().to_string();
             assert!(
-                error.contains("a parameter of F64 for a tensor of F32"),
+                error.contains("a parameter [6] of F64 for 6 elements of F32"),
                 "{error}"
             );
             Ok(())

@@ -1,0 +1,75 @@
+//! Weight and bias beside the shards of a field.
+
+use burn::tensor::Tensor;
+use halocline_core::ops::fan_out_beside;
+use halocline_core::{Error, Replicate, Result, ShardTensor};
+
+use crate::operand::Operand;
+use crate::rearrange::{distribute_beside, reshape};
+
+/// A number for each cell of `dim`, in the shards of a field; replicated where these lie in other dims.
+pub(super) fn along<const D: usize>(
+    x: &ShardTensor<D>,
+    dim: usize,
+    parameter: Operand<1>,
+    operator: &'static str,
+) -> Result<ShardTensor<D>> {
+    require(x, dim, &parameter, operator)?;
+    let mut shape = [1; D];
+    shape[dim] = x.dims()[dim];
+    let parameter: ShardTensor<D> = reshape(parameter.beside(x)?, shape)?;
+    distribute_beside(x, parameter)
+}
+
+/// This rank's part of weight and bias, for kernels; by default ones and zeros.
+pub(super) fn factors<const D: usize>(
+    x: &ShardTensor<D>,
+    dim: usize,
+    [weight, bias]: [Option<Operand<1>>; 2],
+    operator: &'static str,
+) -> Result<[Tensor<1>; 2]> {
+    let held = x.local_dims()[dim];
+    let part = |parameter: Option<Operand<1>>, default: f64| match parameter {
+        None => Ok(Tensor::full(
+            [held],
+            default,
+            (&x.device(), x.local().dtype()),
+        )),
+        Some(parameter) if x.layout().is_sharded(dim) => {
+            let part = along(x, dim, parameter, operator)?;
+            let placements = x.placements().iter().zip(part.placements());
+            let fans = placements.map(|(x, part)| x.varies() && *part == Replicate);
+            let axes: Vec<usize> = (0..)
+                .zip(fans)
+                .filter_map(|(axis, fans)| fans.then_some(axis))
+                .collect();
+            // Not `reshape`, to which a size of zero is that of the same dim before.
+            let part = part.into_parts().0.flatten(0, D - 1);
+            Ok(fan_out_beside(part, x.local(), x.mesh(), &axes, operator))
+        }
+        Some(parameter) => {
+            require(x, dim, &parameter, operator)?;
+            parameter.whole_beside(x, operator)
+        }
+    };
+    Ok([part(weight, 1.0)?, part(bias, 0.0)?])
+}
+
+/// Requires a number of the field's type for each cell of `dim`.
+fn require<const D: usize>(
+    x: &ShardTensor<D>,
+    dim: usize,
+    parameter: &Operand<1>,
+    operator: &'static str,
+) -> Result<()> {
+    let size = x.dims()[dim];
+    let (dtype, expected) = (parameter.dtype(), x.local().dtype());
+    if parameter.dims() == [size] && dtype == expected {
+        return Ok(());
+    }
+    let message = format!(
+        "a parameter {:?} of {dtype:?} for {size} elements of {expected:?}",
+        parameter.dims()
+    );
+    Err(Error::operator(operator, message))
+}
