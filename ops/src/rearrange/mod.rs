@@ -31,7 +31,7 @@ pub use cat::{cat, stack};
 pub use distribute_beside::distribute_beside;
 pub use flatten::{flatten, unflatten};
 pub use flip::flip;
-pub use gather::{gather, scatter_add};
+pub use gather::{gather, scatter, scatter_add};
 pub(crate) use golden::OPERATORS;
 pub use narrow::narrow;
 pub use pad::pad;
@@ -357,6 +357,15 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     #[must_use]
     fn scatter_add(self, dim: usize, index: ShardTensor<D, Int>, values: Self) -> Self {
         run(self, |x| scatter_add(x, dim, index, values.into_shard()))
+    }
+
+    /// Replaces cells of a whole dim by values, at a tensor of indices. See [`scatter`](fn@scatter), which has an example.
+    ///
+    /// # Panics
+    /// Panics where [`scatter`](fn@scatter) returns an error.
+    #[must_use]
+    fn scatter(self, dim: usize, index: ShardTensor<D, Int>, values: Self) -> Self {
+        run(self, |x| scatter(x, dim, index, values.into_shard()))
     }
 
     /// Repeats the field so many times along each dim. See [`repeat`](fn@repeat).
