@@ -149,6 +149,8 @@ impl Operator for Sums {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::{DType, Device};
+
     use super::*;
     use crate::testing::{difference, random};
 
@@ -190,6 +192,24 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    /// Sums of ones in half precision would end at 256 or 2048.
+    #[test]
+    fn half_precision_is_summed_in_single_precision() {
+        let device = Device::flex();
+        for dtype in [DType::BF16, DType::F16] {
+            let ones = Tensor::<3>::ones([2, 4096, 3], (&device, dtype));
+            let all = |y: Tensor<3>, value: f32| {
+                assert_eq!(y.dtype(), dtype);
+                assert!(y.into_data().iter::<f32>().all(|sum| sum == value));
+            };
+            all(sums(ones.clone(), &[1], 1.0), 4096.0);
+            all(sums(ones.clone(), &[0, 2], 0.5), 3.0);
+            all(squares(ones.clone(), None, &[1], 1.0), 4096.0);
+            let middle = Tensor::<3>::ones([2, 1, 3], (&device, dtype)) * 3.0;
+            all(squares(ones, Some(middle), &[1], 1.0), 16384.0);
         }
     }
 }

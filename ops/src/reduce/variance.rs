@@ -23,6 +23,7 @@ use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
 use super::root::root;
 use super::{check_dims, mean_dims, rule, squares};
+use crate::constant;
 use crate::golden::{Case, Golden, output, with_dims};
 use crate::precision::{cast, cast_shard, in_f32, wider};
 
@@ -63,7 +64,7 @@ pub fn var_dims<const D: usize>(
     let dtype = x.local().dtype();
     let x = cast_shard(x, wider(dtype));
     // The sum of all deviations is zero, so the gradient that goes through the mean is zero.
-    let mean = mean_dims(x.clone().detach(), dims)?.resolve();
+    let mean = mean_dims(constant(&x), dims)?.resolve();
     let layout = rule(NAME, x.layout(), dims, ReduceOp::Sum)?;
     let (local, _, mesh) = x.into_parts();
     let variance = squares(local, Some(mean.into_parts().0), dims, free.recip());

@@ -15,6 +15,7 @@ mod node;
 
 use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
+use crate::constant;
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, run};
 use crate::golden::{Golden, output, with_dims};
@@ -171,7 +172,7 @@ fn shifted<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<
 
 /// The maximum along a dim, without gradient.
 fn largest<const D: usize>(x: &ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
-    Ok(extremum_dims(x.clone().detach(), &[dim], ReduceOp::Max)?.resolve())
+    Ok(extremum_dims(constant(x), &[dim], ReduceOp::Max)?.resolve())
 }
 
 /// Softmax as methods.

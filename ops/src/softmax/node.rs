@@ -32,7 +32,12 @@ impl Exponentials {
             Kind::Softmax => activation::softmax(x, self.dim),
             Kind::LogSoftmax => activation::log_softmax(x, self.dim),
             Kind::LogSumExp => {
-                let most = x.clone().detach().max_dim(self.dim);
+                let most = x.clone().inner().max_dim(self.dim);
+                let most = if x.is_autodiff() {
+                    most.autodiff()
+                } else {
+                    most
+                };
                 // An infinite shift would make NaN of an infinite result.
                 let limit = f64::from(f32::MAX);
                 let most = most.clamp(-limit, limit);
@@ -94,7 +99,7 @@ impl Operator for Exponentials {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Device, TensorData};
+    use burn::tensor::{DType, Device, TensorData};
 
     use super::*;
     use crate::testing::{difference, random};
@@ -121,6 +126,35 @@ mod tests {
             for (ours, burns) in run(false).iter().zip(&run(true)) {
                 let off = difference(ours, burns);
                 assert!(off < 2e-6, "{kind:?} along {dim}: {off:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn half_precision_is_summed_in_single_precision() {
+        for dtype in [DType::BF16, DType::F16] {
+            for dim in [0, 1] {
+                let shape = if dim == 0 { [4096, 2] } else { [2, 4096] };
+                let zeros = Tensor::<2>::zeros(shape, (&Device::flex(), dtype));
+                let y = Exponentials {
+                    kind: Kind::Softmax,
+                    dim,
+                }
+                .run(zeros.clone());
+                assert_eq!(y.dtype(), dtype);
+                assert!(
+                    y.into_data()
+                        .iter::<f32>()
+                        .all(|share| share == 1.0 / 4096.0)
+                );
+                let y = Exponentials {
+                    kind: Kind::LogSumExp,
+                    dim,
+                }
+                .run(zeros)
+                .into_data();
+                let near = |y: f32| (y - 4096.0_f32.ln()).abs() < 0.04;
+                assert!(y.iter::<f32>().all(near), "{y}");
             }
         }
     }

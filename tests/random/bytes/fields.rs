@@ -163,27 +163,55 @@ fn resampled() -> Vec<Sent> {
     let to = |mode: &str, sizes: &[usize], x: &[usize]| {
         Case::new(json!({ "mode": mode, "align_corners": false, "output_size": sizes, "antialias": false })).x("x", x)
     };
-    let halo = |cells: u64| [SIDES * cells * F32; 2];
-    let places = vec![0.0_f32; 3 * CELLS * 5 * 2];
-    let places = TensorData::new(places, [3, CELLS, 5, 2]);
+    // Both outputs between two cells belong to the rank of the first: one cell crosses each of two borders.
+    let border = |cells: u64| [2 * cells * F32; 2];
     vec![
-        sent("interpolate1d", to("linear", &[2 * CELLS], &[3, 2, CELLS]), 2, halo(6)),
-        sent("interpolate2d", to("bilinear", &[2 * CELLS, 10], &FIELD), 2, halo(30)),
-        sent("interpolate3d", to("trilinear", &[2 * CELLS, 6, 6], &[1, 2, CELLS, 3, 3]), 2, halo(18)),
-        // Coarser: of areas, one sends its part of a result, as adaptive pooling does.
-        sent("interpolate2d", to("area", &[4, 3], &FIELD), 2, [2 * 3 * 2 * 3 * F32; 2]),
-        // All places are in the middle, which is within nine cells of every cell: each rank needs all rows.
         sent(
-            "grid_sample",
-            Case::new(json!({
-                "mode": "bilinear", "padding_mode": "border", "align_corners": true, "bound": [CELLS, 5],
-            }))
-            .x("x", &FIELD)
-            .input("grid", places),
+            "interpolate1d",
+            to("linear", &[2 * CELLS], &[3, 2, CELLS]),
             2,
-            [2 * CELLS as u64 * ROW; 2],
+            border(6),
         ),
+        // Twice the size is a stencil, whose halo has a cell beyond each end of five columns.
+        sent(
+            "interpolate2d",
+            to("bilinear", &[2 * CELLS, 10], &FIELD),
+            2,
+            [SIDES * 6 * 7 * F32; 2],
+        ),
+        sent(
+            "interpolate2d",
+            to("bilinear", &[2 * CELLS, 11], &FIELD),
+            2,
+            border(6 * 5),
+        ),
+        sent(
+            "interpolate3d",
+            to("trilinear", &[2 * CELLS, 6, 6], &[1, 2, CELLS, 3, 3]),
+            2,
+            border(18),
+        ),
+        // Coarser: of areas, one sends its part of a result, as adaptive pooling does.
+        sent(
+            "interpolate2d",
+            to("area", &[4, 3], &FIELD),
+            2,
+            border(6 * 3),
+        ),
+        // Places within a cell of each cell reach a row below and two above, of which there are two, one and two, and one.
+        sent("grid_sample", own_places(), 2, [(2 + 1 + 2 + 1) * ROW; 2]),
     ]
+}
+
+/// Each cell's own place.
+fn own_places() -> Case {
+    let [batch, _, rows, columns] = FIELD;
+    let place = |cell: usize, size: usize| 2.0 * cell as f32 / (size - 1) as f32 - 1.0;
+    let cells = (0..batch * rows * columns).map(|cell| [cell % columns, cell / columns % rows]);
+    let places = cells.flat_map(|[column, row]| [place(column, columns), place(row, rows)]);
+    let places = TensorData::new(places.collect::<Vec<_>>(), [batch, rows, columns, 2]);
+    let options = json!({ "mode": "bilinear", "padding_mode": "zeros", "align_corners": true, "bound": [1, 1] });
+    field(options).input("grid", places)
 }
 
 fn moved() -> Vec<Sent> {
@@ -207,13 +235,13 @@ fn moved() -> Vec<Sent> {
         ),
         // The first and the last row, beyond the other end.
         sent("pad2d", field(pad), 2, rows(2)),
-        // Of nine rows and nine more, ranks hold eight, six and four: rows 4 to 7 come from rank 1 (three) and 2 (one), 9 to 12
-        // from rank 0, 13 from rank 1, and 14 to 15 from rank 1, which is where they are.
+        // Of nine rows and nine more, ranks hold eight, six and four. Rank 0 gets rows 4 to 7 from others, rank 1 row 8 and 9 to
+        // 12, and rank 2 14 and 15.
         sent(
             "cat",
             field(json!({ "dim": 2 })).x("x1", &FIELD),
             2,
-            rows(3 + 1 + 3 + 3),
+            rows(4 + 5 + 2),
         ),
         sent(
             "index_select",
@@ -272,8 +300,14 @@ fn attention() -> Vec<Sent> {
         "sources": [8, 8, 0, 3], "targets": [0, 1, 2, 7], "reduce": "sum",
     });
     vec![
-        // Keys and values visit the two other ranks; so they do in the backward pass, and their gradients come home.
-        sent("scaled_dot_product_attention", dense, 2, [ring, 2 * ring]),
+        // Keys and values visit the two other ranks; so they do in the backward pass, where their gradients go all the way
+        // round.
+        sent(
+            "scaled_dot_product_attention",
+            dense,
+            2,
+            [ring, ring + ring / 2 * 3],
+        ),
         sent("na1d", near(&[CELLS]), 1, halo(1)),
         sent("na2d", near(&[CELLS, 4]), 1, halo(4)),
         sent("na3d", near(&[CELLS, 3, 3]), 1, halo(9)),

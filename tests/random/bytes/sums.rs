@@ -80,7 +80,7 @@ fn norms() -> Vec<Sent> {
                 .x("v", &[3, CELLS, 2])
                 .parameter("g", &[3, 1, 1]),
             1,
-            [summed(3), summed(3 + 3)],
+            [summed(3), summed(3)],
         ),
     ]
 }
@@ -101,18 +101,18 @@ fn reductions() -> Vec<Sent> {
             2,
             [summed(lines), 0],
         ),
-        // An extremum, and an index of eight bytes.
+        // An extremum, and an index.
         sent(
             "argmax",
             over(along.clone()),
             2,
-            [PAIRS * lines * (F32 + 8), 0],
+            [PAIRS * lines * 2 * F32, 0],
         ),
         sent(
             "argmin",
             over(along.clone()),
             2,
-            [PAIRS * lines * (F32 + 8), 0],
+            [PAIRS * lines * 2 * F32, 0],
         ),
         // A total from each rank to each one after it.
         sent("cumsum", over(along.clone()), 2, [before; 2]),
@@ -152,7 +152,7 @@ fn products() -> Vec<Sent> {
     let linear = x(Case::new(json!({})))
         .parameter("weight", &[7, 5])
         .parameter("bias", &[7]);
-    let einsum = x(Case::new(json!({ "equation": "bij,kj->bik" }))).parameter("w", &[4, 5]);
+    let einsum = Case::new(json!({ "equation": "bchw,co->bohw" })).x("x", &[2, 3, CELLS, 5]);
     let mlp = x(Case::new(json!({})))
         .parameter("w1", &[7, 5])
         .parameter("b1", &[7])
@@ -161,7 +161,7 @@ fn products() -> Vec<Sent> {
     vec![
         sent("matmul", matrices, 0, [0, summed(35)]),
         sent("linear", linear, 1, [0, summed(35 + 7)]),
-        sent("einsum", einsum, 1, [0, summed(20)]),
+        sent("einsum", einsum.parameter("w", &[3, 4]), 2, [0, summed(12)]),
         sent("linear_row_col_mlp", mlp, 1, [0, summed(2 * 35 + 7 + 5)]),
         sent(
             "embedding",
