@@ -174,7 +174,7 @@ impl Case {
                 let gradients = pair(y, cotangent.clone()).backward();
                 leaves.each_ref().map(|leaf| leaf.grad(&gradients))
             })),
-            _ => Some(pytorch.as_mut()?.run(PASSES[pass].0, &self.request())),
+            _ => pytorch.as_mut()?.run(PASSES[pass].0, &self.request()),
         };
         let (medians, peak) = in_turn::<2, 2>((MIN_ROUNDS, budget), &mut run);
         [0, 1].map(|pass| Row {
@@ -213,7 +213,7 @@ fn transformer(pytorch: &mut Option<PyTorch>, budget: Duration) -> Row {
             (MIN_ROUNDS, budget),
             |implementation, _| match implementation {
                 0 => Some(timed(&mut step)),
-                _ => Some(pytorch.as_mut()?.run("step", &request)),
+                _ => pytorch.as_mut()?.run("step", &request),
             },
         );
     Row {

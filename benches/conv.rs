@@ -259,7 +259,7 @@ fn measure<const D: usize>(
     let mut run = |implementation: usize, pass: usize| match [ours, flex].get(implementation) {
         Some(conv) if pass == 0 => Some(timed(|| plain.forward(conv))),
         Some(conv) => Some(timed(|| leaves.gradients(conv))),
-        None => Some(pytorch.as_mut()?.run(PASSES[pass].0, &case.request())),
+        None => pytorch.as_mut()?.run(PASSES[pass].0, &case.request()),
     };
     let (medians, peak_gflops) = in_turn::<3, 2>((MIN_ROUNDS, budget), &mut run);
     [0, 1].map(|pass| Row {

@@ -1,7 +1,8 @@
 """What PyTorch's sides of benches share: a process that runs a case whenever it is asked to.
 
 Its argument is the number of threads. It says which PyTorch it is on its first line. Then for every line on stdin, a
-pass and a case in JSON, it answers the seconds that one run took, with the freeing of results, until stdin ends.
+pass and a case in JSON, it answers the seconds that one run took, with the freeing of results, until stdin ends; `nan`
+for a case whose library is not installed.
 """
 
 import functools
@@ -20,7 +21,7 @@ except ModuleNotFoundError as error:
 
 
 def serve(make):
-    """Runs the passes of cases, `forward` and `gradients` of what `make` gives."""
+    """Runs the passes of cases, `forward` and `gradients` of what `make` gives; `None` is a case without its library."""
     torch.set_num_threads(int(sys.argv[1]))
     # Cases come one after another: only the tensors of the latest are kept.
     case_of = functools.lru_cache(maxsize=1)(lambda text: make(**json.loads(text)))
@@ -28,6 +29,9 @@ def serve(make):
     for line in sys.stdin:
         name, _, text = line.partition(" ")
         case = case_of(text)
+        if case is None:
+            print("nan", flush=True)
+            continue
         run = {"fwd": case.forward, "fwd+bwd": case.gradients}[name]
         start = time.perf_counter()
         run()

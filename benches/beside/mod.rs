@@ -192,11 +192,12 @@ impl PyTorch {
         started
     }
 
-    /// The seconds of one run.
-    pub(crate) fn run(&mut self, pass: &str, case: &serde_json::Value) -> f64 {
+    /// The seconds of one run; `None` of a case whose library is not installed.
+    pub(crate) fn run(&mut self, pass: &str, case: &serde_json::Value) -> Option<f64> {
         let requests = self.process.stdin.as_mut().expect("a pipe");
         writeln!(requests, "{pass} {case}").expect("PyTorch's process is alive");
         let answer = self.answers.next().expect("PyTorch's process answers");
-        answer.expect("a line").parse().expect("seconds")
+        let seconds: f64 = answer.expect("a line").parse().expect("seconds");
+        Some(seconds).filter(|seconds| !seconds.is_nan())
     }
 }

@@ -81,11 +81,21 @@ pub mod prelude {
 use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{Shape, Tensor};
+use halocline_core::ShardTensor;
 
 /// Changes the type of a tensor to one of `E` dims, which is its number of dims `D`.
 pub(crate) fn retype<const D: usize, const E: usize>(x: Tensor<D>) -> Tensor<E> {
     debug_assert_eq!(D, E);
     Tensor::from_dispatch(x.into_dispatch())
+}
+
+/// The values of a tensor, without gradients: unlike burn's `detach`, which keeps a leaf a leaf, whose gradient is then computed.
+pub(crate) fn constant<const D: usize>(x: &ShardTensor<D>) -> ShardTensor<D> {
+    let local = match x.local().is_autodiff() {
+        true => x.local().clone().inner().autodiff(),
+        false => x.local().clone(),
+    };
+    ShardTensor::from_parts(local, x.layout().clone(), x.mesh().clone())
 }
 
 /// Another shape of the same elements. `Tensor::reshape` takes a size of zero to mean that the size is kept.

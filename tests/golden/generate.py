@@ -8,7 +8,7 @@
     python tests/golden/generate.py fill FOLDER
 
 `fill` adds results to cases that have none, such as those that the test `random` writes. `new` draws inputs, parameters and the cotangent in f32, computes the result and all gradients in f64 on one device, and
-writes the next free tests/golden/<op>_<nn>.safetensors. An input `index=2,5<7` is of indices below 7, and
+writes the next free tests/golden/<op>_<nn>.safetensors. An input `index=2,5<7` is of indices below 7, `index=2,5<7!` of such that differ in each line, and
 `grid=2,5,7,2@0.3` of places near those of the cells. README.md beside this
 file has the format.
 """
@@ -300,6 +300,7 @@ OPERATORS = {
     "index_select": lambda a, x: x.index_select(a["dim"], torch.tensor(a["index"])),
     "gather": lambda _, x, index: x.gather(-1, index),
     "scatter_add": lambda _, x, index, values: x.scatter_add(-1, index, values),
+    "scatter": lambda _, x, index, values: x.scatter(-1, index, values),
     "unsqueeze": lambda a, x: x.unsqueeze(a["dim"]),
     "squeeze": lambda a, x: x.squeeze(a["dim"]),
     "reshape": lambda a, x: x.reshape(a["shape"]),
@@ -434,7 +435,8 @@ def check(folder):
 
 
 def draw(text):
-    """Normal numbers of a shape, `2,3`; indices below a bound, `2,3<7`; places near those of all cells, `2,5,7,2@0.3`."""
+    """Normal numbers of a shape, `2,3`; indices below a bound, `2,3<7`, or `2,3<7!` where they differ in each line; places
+    near those of all cells, `2,5,7,2@0.3`."""
     shape, _, spread = text.partition("@")
     if spread:
         batch, *cells, _ = (int(n) for n in shape.split(","))
@@ -443,6 +445,8 @@ def draw(text):
         return grid + float(spread) * (2 * torch.rand(grid.shape) - 1)
     shape, _, bound = text.partition("<")
     shape = [int(n) for n in shape.split(",")]
+    if bound.endswith("!"):
+        return torch.rand(*shape[:-1], int(bound[:-1])).argsort(-1)[..., : shape[-1]]
     return torch.randint(int(bound), shape) if bound else torch.randn(shape)
 
 

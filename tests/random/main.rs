@@ -4,6 +4,7 @@
 //! `HALOCLINE_CASES=2000` that many. With `HALOCLINE_WRITE_CASES=FOLDER` they become golden cases without results, which
 //! `tests/golden/generate.py fill FOLDER` adds; the example `golden` runs them then.
 
+mod bytes;
 mod cases;
 mod draw;
 #[path = "../../examples/golden/case.rs"]

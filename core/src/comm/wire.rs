@@ -81,7 +81,7 @@ pub(super) fn bytes(tensor: &FlexTensor) -> &[u8] {
 }
 
 /// The tensor, if it is on the CPU.
-pub(super) fn here(tensor: &DispatchTensor) -> Option<&FlexTensor> {
+pub(crate) fn here(tensor: &DispatchTensor) -> Option<&FlexTensor> {
     match &tensor.kind {
         DispatchTensorKind::Flex(
             BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor),

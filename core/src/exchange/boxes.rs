@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::backend::{DispatchTensor, TensorMetadata};
 
 use super::plan::Transfer;
-use super::{Direction, Exchange, Move};
+use super::{Direction, Exchange, Move, cells};
 use crate::comm::{Batch, Communicator, Expected, InFlight, Overlap, Payload, collectives};
 use crate::dispatch::{added, blank, blank_of, cast, cut, flipped, paste, wide, widened};
 use crate::{IndexBox, Result};
@@ -181,17 +181,22 @@ impl Exchange {
             Direction::Reverse => {
                 let copies = plan.copies.iter();
                 let copies = copies.map(|copy| (copy, cut(&tensor, &copy.dst)));
-                // Sums of half-precision numbers are rounded once.
                 let dtype = tensor.dtype();
+                let turned = |(transfer, cells): (&Transfer, _)| {
+                    (transfer.src.clone(), flipped(cells, &transfer.flip))
+                };
+                let boxes: Vec<_> = copies.chain(received).map(turned).collect();
+                if let Some(sum) = cells::summed(dtype, &plan.source_shape, &boxes) {
+                    return sum;
+                }
+                // Sums of half-precision numbers are rounded once.
                 let sum = blank_of(
                     (tensor.device(), wide(dtype)),
                     &plan.source_shape,
                     Some(0.0),
                 );
-                let sum = copies.chain(received).fold(sum, |sum, (transfer, cells)| {
-                    add_box(sum, (transfer, widened(cells)))
-                });
-                cast(sum, dtype)
+                let add = |sum, (place, cells)| add_cells(sum, &place, widened(cells));
+                cast(boxes.into_iter().fold(sum, add), dtype)
             }
         }
     }
@@ -245,6 +250,9 @@ impl Exchange {
         // value.
         let covered: usize = planned.map(|(target, _)| target.volume()).sum();
         let value = (covered < part.volume()).then_some(plan.fill);
+        if let Some(output) = cells::assembled(tensor, &shape, value, &boxes) {
+            return output;
+        }
         let output = blank(tensor, &shape, value);
         let boxes = boxes.into_iter();
         boxes.fold(output, |output, (target, cells)| {
@@ -282,7 +290,10 @@ pub fn add_box(
     sum: DispatchTensor,
     (transfer, gradient): (&Transfer, DispatchTensor),
 ) -> DispatchTensor {
-    let gradient = flipped(gradient, &transfer.flip);
-    let cells = added(cut(&sum, &transfer.src), gradient);
-    paste(sum, &transfer.src, cells)
+    add_cells(sum, &transfer.src, flipped(gradient, &transfer.flip))
+}
+
+fn add_cells(sum: DispatchTensor, place: &IndexBox, cells: DispatchTensor) -> DispatchTensor {
+    let cells = added(cut(&sum, place), cells);
+    paste(sum, place, cells)
 }

@@ -13,6 +13,7 @@ pub use need::{Need, Piece, Source};
 pub use plan::{ExchangePlan, Transfer};
 
 mod boxes;
+mod cells;
 mod need;
 mod plan;
 

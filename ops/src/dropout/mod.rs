@@ -3,6 +3,9 @@
 //! Which elements they are depends on a key and on the element's place in the global tensor, not on ranks: any sharding gives
 //! the result of one device.
 //!
+//! [`drop_path`] does the same with whole samples, the cells of the first dim: the branch of a residual block is left out for
+//! some of them (stochastic depth, Huang et al. 2016), which samples by the key and the sample's place in the global batch.
+//!
 //! # Placement
 //! All dims may be sharded; values must be resolved. Nothing is sent.
 //!
@@ -44,23 +47,71 @@ pub fn dropout<const D: usize>(
     probability: f64,
     key: RandomKey,
 ) -> Result<ShardTensor<D>> {
-    const NAME: &str = "dropout";
-    x.require_resolved(NAME)?;
+    dropped("dropout", x, probability, key, |shape| shape)
+}
+
+/// Sets whole samples to zero with a probability, and divides the others by the probability to stay. See the
+/// [module](self).
+///
+/// # Errors
+/// Those of [`dropout`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{RandomKey, ShardTensor};
+/// use halocline_ops::dropout::drop_path;
+///
+/// let x = ShardTensor::solo(Tensor::<2>::ones([6, 3], &Default::default()));
+/// let y = drop_path(x, 0.5, RandomKey::new(1, "path"))?.into_parts().0.into_data();
+/// let samples: Vec<f32> = y.iter().collect();
+/// assert!(samples.chunks(3).all(|sample| sample == [0.0; 3] || sample == [2.0; 3]));
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn drop_path<const D: usize>(
+    x: ShardTensor<D>,
+    probability: f64,
+    key: RandomKey,
+) -> Result<ShardTensor<D>> {
+    dropped("drop_path", x, probability, key, |mut shape| {
+        shape[1..].fill(1);
+        shape
+    })
+}
+
+/// `coins` gives the shape of the coins that are thrown for a tensor of a shape: a dim has as many, or one.
+fn dropped<const D: usize>(
+    operator: &str,
+    x: ShardTensor<D>,
+    probability: f64,
+    key: RandomKey,
+    coins: impl Fn([usize; D]) -> [usize; D],
+) -> Result<ShardTensor<D>> {
+    x.require_resolved(operator)?;
     if !(0.0..1.0).contains(&probability) {
         let message = format!("probability {probability}; expected 0 or more and less than 1");
-        return Err(Error::operator(NAME, message));
+        return Err(Error::operator(operator, message));
     }
     let stay = 1.0 - probability;
     let coin = Distribution::Bernoulli { probability: stay };
+    let shape = coins(x.dims());
     let (local, layout, mesh) = x.into_parts();
-    let cells: IndexBox = layout.local_box(mesh.position());
-    let mask = key.fill(coin, layout.shape(), &cells);
+    let held = layout.local_box(mesh.position());
+    let ranges = held.ranges().iter().zip(shape);
+    let ranges = ranges
+        .zip(layout.shape())
+        .map(|((held, coins), size)| match coins == *size {
+            true => held.clone(),
+            false => 0..coins,
+        });
+    let cells = IndexBox::new(ranges.collect());
+    let mask = key.fill(coin, &shape, &cells);
     let mask = TensorData::new(mask, cells.shape());
     let mask = Tensor::from_data(mask, (&local.device(), local.dtype())) / stay;
     Ok(ShardTensor::from_parts(local * mask, layout, mesh))
 }
 
-/// Dropout as a method.
+/// Dropout as methods.
 pub trait DropoutField<const D: usize>: Field<D> {
     /// Dropout by a key. See the [module](self).
     ///
@@ -80,6 +131,15 @@ pub trait DropoutField<const D: usize>: Field<D> {
     #[must_use]
     fn dropout(self, probability: f64, key: RandomKey) -> Self {
         run(self, |x| dropout(x, probability, key))
+    }
+
+    /// Dropout of whole samples by a key. See [`drop_path`](fn@drop_path), which has an example.
+    ///
+    /// # Panics
+    /// Panics where [`drop_path`](fn@drop_path) returns an error.
+    #[must_use]
+    fn drop_path(self, probability: f64, key: RandomKey) -> Self {
+        run(self, |x| drop_path(x, probability, key))
     }
 
     /// Dropout by burn's module, in models that are generic over the tensor: while training, with the
@@ -143,6 +203,27 @@ mod tests {
     #[test]
     fn any_sharding_drops_the_same_elements() {
         check_op(&Half, &[[3, 5, 7]], &[], &[0, 1, 2], 0.0);
+    }
+
+    struct Path;
+
+    impl Operator<3, 3> for Path {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            inputs.remove(0).drop_path(0.5, RandomKey::new(3, "x"))
+        }
+    }
+
+    #[test]
+    fn any_sharding_drops_the_same_samples() {
+        check_op(&Path, &[[6, 3, 2]], &[], &[0, 1, 2], 0.0);
+        let whole =
+            Tensor::<3>::ones([6, 1, 1], &Device::default()).drop_path(0.5, RandomKey::new(3, "x"));
+        let kept = whole
+            .into_data()
+            .iter::<f32>()
+            .filter(|sample| *sample > 0.0)
+            .count();
+        assert!((1..6).contains(&kept), "{kept} of 6 samples");
     }
 
     #[test]

@@ -154,6 +154,7 @@ pub fn sphere_attention(
         return told("there is no kernel for this device; move the tensors to the CPU".into());
     }
     let before = all[0].layout().clone();
+    all[0].require_whole(NAME, 1)?;
     let [queries, keys, values] = all.map(|tensor| reach.pencil(tensor, NAME));
     let (queries, keys, values) = (queries?, keys?, values?);
     let position = queries.mesh().position();

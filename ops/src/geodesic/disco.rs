@@ -9,7 +9,8 @@
 //! the input. The weight is `[channels_out, channels_in/groups, functions]`.
 //!
 //! # Placement
-//! Batch, latitude and longitude may be sharded. Longitude is made whole by an exchange, because kernels near
+//! Batch, latitude and longitude may be sharded, and channels as in a [convolution](crate::conv): a weight that is sharded
+//! in output channels gives a result that is, one in input channels a `Partial(Sum)`. Longitude is made whole by an exchange, because kernels near
 //! the poles reach all of it; of latitude a halo travels, of as many rows as a kernel reaches at
 //! its place. The result has the placements of `x`, and its extents where the grid keeps its size.
 //!
@@ -20,7 +21,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::basis::Basis;
@@ -31,6 +31,7 @@ use crate::conv::{ConvOptions, conv};
 use crate::driver::empty::{drop_empty, fill};
 use crate::kernel::flex;
 use crate::operand::Operand;
+use crate::rearrange::reshape as reshape_shards;
 use crate::reshape;
 use crate::sphere::SphereGrid;
 
@@ -116,7 +117,7 @@ impl Disco {
 /// Convolves a field on the sphere with local kernels. See the [module](self).
 ///
 /// # Errors
-/// Shapes that do not fit; channels that are sharded; partial values.
+/// Shapes that do not fit; partial values; channels that are sharded otherwise than the weight's.
 ///
 /// # Example
 /// ```
@@ -138,11 +139,12 @@ impl Disco {
 /// ```
 pub fn disco_conv(
     x: ShardTensor<4>,
-    weight: Tensor<3>,
+    weight: impl Into<Operand<3>>,
     bias: Option<Operand<1>>,
     groups: usize,
     kernels: &Disco,
 ) -> Result<ShardTensor<4>> {
+    let weight = weight.into();
     let [channels_out, channels_in, functions] = weight.dims();
     if functions != kernels.functions() {
         let message = format!(
@@ -153,8 +155,11 @@ pub fn disco_conv(
         return Err(Error::operator(NAME, message));
     }
     let terms = disco(x, kernels)?;
-    let shape = vec![channels_out, channels_in * functions, 1, 1];
-    let weight: Tensor<4> = reshape(weight, shape);
+    let shape = [channels_out, channels_in * functions, 1, 1];
+    let weight = match weight {
+        Operand::Replicated(weight) => Operand::Replicated(reshape(weight, shape.to_vec())),
+        laid => Operand::Laid(reshape_shards(laid.beside(&terms)?, shape)?),
+    };
     let options = ConvOptions::<2>::default().with_groups(groups);
     conv(terms, weight, bias, &options)
 }
@@ -174,12 +179,14 @@ pub(super) fn disco(x: ShardTensor<4>, kernels: &Disco) -> Result<ShardTensor<4>
     );
     let local = reach.assemble(&x, NAME)?;
     let mut extents = layout.all_extents().to_vec();
-    extents[1] = vec![layout.shape()[1] * functions];
+    extents[1]
+        .iter_mut()
+        .for_each(|channels| *channels *= functions);
     extents[2] = reach.output_rows(&layout)?;
     extents[3] = vec![width];
     let result = layout.derive(layout.placements().to_vec(), extents);
     let kernel = flex::runs_on(&local.device());
-    let local = match kernel || !result.has_empty_shard() {
+    let local = match kernel || (!result.has_empty_shard() && reach.reaches_all(&layout)?) {
         true => local,
         false => fill(1, local, &[0, 1, 2, 3], NAME, 0.0)?,
     };

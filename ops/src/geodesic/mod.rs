@@ -20,8 +20,6 @@ pub(crate) use golden::OPERATORS;
 pub use attention::{GeodesicNeighborhood, sphere_attention};
 pub use disco::{Disco, disco_conv};
 
-use burn::tensor::Tensor;
-
 use crate::field::{Field, run};
 use crate::operand::Operand;
 
@@ -35,7 +33,7 @@ pub trait GeodesicField: Field<4> {
     #[must_use]
     fn disco_conv(
         self,
-        weight: Tensor<3>,
+        weight: impl Into<Operand<3>>,
         bias: Option<Operand<1>>,
         groups: usize,
         kernels: &Disco,

@@ -84,7 +84,6 @@ impl Reach {
         operator: &'static str,
     ) -> Result<ShardTensor<4>> {
         x.require_resolved(operator)?;
-        x.require_whole(operator, 1)?;
         whole(x, 3, &[1], &[2], operator)
     }
 
@@ -118,6 +117,16 @@ impl Reach {
         Ok(start..start + rows[part])
     }
 
+    /// Whether the output rows of every rank reach input rows.
+    pub(super) fn reaches_all(&self, layout: &Layout) -> Result<bool> {
+        let rows = self.output_rows(layout)?;
+        let mut start = 0;
+        Ok(rows.iter().all(|count| {
+            start += count;
+            !self.inputs(&(start - count..start)).is_empty()
+        }))
+    }
+
     /// The cells that the output rows of this rank reach.
     pub(super) fn assemble(&self, x: &ShardTensor<4>, operator: &'static str) -> Result<Tensor<4>> {
         let layout = x.layout();
@@ -137,9 +146,13 @@ impl Reach {
         })
     }
 
-    /// Returns a result to the placements of the input, with its extents where sizes are the same.
+    /// Returns a result to the placements of the input, with its extents where sizes are the same. Channels stay as
+    /// they are.
     pub(super) fn restore(&self, y: ShardTensor<4>, before: &Layout) -> Result<ShardTensor<4>> {
         let mut target = Layout::new(before.mesh(), &y.dims(), before.placements())?;
+        if target.is_sharded(1) {
+            target = target.with_extents(1, y.layout().extents(1))?;
+        }
         for dim in [0, 2, 3] {
             if y.dims()[dim] == before.shape()[dim] {
                 target = target.with_extents(dim, before.extents(dim))?;

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use halocline_core::ShardTensor;
+use halocline_core::{Launcher, LocalGradient, Placement, Replicate, Shard, ShardTensor};
 
-use super::disco::disco;
+use super::disco::{disco, disco_conv};
 use super::node::LocalSums;
 use crate::prelude::*;
-use crate::testing::{Operator, check_op, difference, random};
+use crate::testing::{Operator, check_op, compare, difference, random};
 
 struct Convolution(Disco);
 
@@ -33,6 +33,49 @@ fn convolutions_on_shards_of_batch_and_grid() {
     check_op(
         &Convolution(coarser),
         &[[2, 2, 9, 8]],
+        &[[3, 2, 1, 1]],
+        &[0, 2, 3],
+        2e-6,
+    );
+}
+
+/// Output channels of a weight that is sharded in them, and sums where both operands are sharded in input channels.
+#[test]
+fn weights_may_be_sharded_in_channels() {
+    let kernels = Disco::new([5, 6], [5, 6], [3, 4], SphereGrid::Lobatto, Some(0.9)).unwrap();
+    let run = |ranks: usize, [of_x, of_weight]: [Placement; 2]| {
+        let found = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("channels", ranks)])?;
+            let x = random::<4>([2, 3, 5, 6], "x", 0).inner();
+            let x = ShardTensor::distribute(x, &mesh, &[of_x])?.require_grad();
+            let weight = random::<3>([5, 3, 5], "weight", 0).inner();
+            let weight = ShardTensor::distribute(weight, &mesh, &[of_weight])?.require_grad();
+            let y = disco_conv(x.clone(), weight.clone(), None, 1, &kernels)?.resolve();
+            let gradients = (y.clone() * y.clone()).sum().backward();
+            let of_weight = weight.grad(&gradients).expect("a gradient");
+            assert_eq!(of_weight.layout(), weight.layout());
+            let of_x = x.grad(&gradients).expect("a gradient");
+            let whole = |x: ShardTensor<4>| x.full_tensor(LocalGradient::Replicated).into_data();
+            let of_weight = of_weight.full_tensor(LocalGradient::Replicated).into_data();
+            Ok(vec![whole(y), whole(of_x), of_weight])
+        });
+        found.unwrap()
+    };
+    let expected = run(1, [Replicate; 2]).remove(0);
+    for placements in [[Replicate, Shard(0)], [Shard(1), Shard(1)]] {
+        for found in run(2, placements) {
+            compare(&found, &expected, 2e-6, &format!("{placements:?}"));
+        }
+    }
+}
+
+/// A radius that reaches rows of no rank's but the one that has them, and no row at all.
+#[test]
+fn rows_may_reach_nothing() {
+    let kernels = Disco::new([3, 6], [6, 6], [1, 1], SphereGrid::Equiangular, Some(0.1)).unwrap();
+    check_op(
+        &Convolution(kernels),
+        &[[1, 2, 3, 6]],
         &[[3, 2, 1, 1]],
         &[0, 2, 3],
         2e-6,

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use burn::tensor::kind::{Basic, Float, Int};
 use burn::tensor::{DType, Gradients, Tensor, TensorData};
-use halocline_core::{Boundary, DeviceMesh, Error, LocalGradient, Result, ShardTensor};
+use halocline_core::{Boundary, DeviceMesh, Error, LocalGradient, Result, ShardTensor, Traffic};
 
 use crate::driver::Padding;
 use crate::operand::Operand;
@@ -102,13 +102,52 @@ impl Golden {
         arguments: &Arguments,
         cotangent: impl FnOnce(&[usize]) -> TensorData,
     ) -> Result<(TensorData, NamedGradients)> {
-        let case = Case::new(arguments, mesh, |input, dims| {
-            self.sharded.input(input, dims, sharding)
-        })?;
+        let case = self.case(mesh, sharding, arguments)?;
         let y = (self.run)(&case)?;
         let cotangent = cotangent(&y.shape());
         let (value, gradients) = y.backward(cotangent)?;
         Ok((value, case.gradients(&gradients)))
+    }
+
+    fn case<'a>(
+        &self,
+        mesh: &DeviceMesh,
+        sharding: &Sharding,
+        arguments: &'a Arguments,
+    ) -> Result<Case<'a>> {
+        Case::new(arguments, mesh, |input, dims| {
+            self.sharded.input(input, dims, sharding)
+        })
+    }
+
+    /// The bytes of the messages that this rank sends when it applies the operator to shards, and in its backward pass;
+    /// without checks and metadata.
+    ///
+    /// # Errors
+    /// Those of the operator; a sharding that does not fit.
+    pub fn bytes_sent(
+        &self,
+        mesh: &DeviceMesh,
+        sharding: &Sharding,
+        arguments: &Arguments,
+    ) -> Result<[u64; 2]> {
+        let case = self.case(mesh, sharding, arguments)?;
+        let counted = || {
+            let stats = mesh.comm().counters().snapshot();
+            let all = Traffic::ALL.into_iter();
+            let all = all.filter(|traffic| *traffic != Traffic::Control);
+            let counts = all.map(|traffic| {
+                let backward = stats.of_backward(traffic).bytes;
+                [stats.of(traffic).bytes - backward, backward]
+            });
+            counts.fold([0, 0], |[a, b], [c, d]| [a + c, b + d])
+        };
+        let before = counted();
+        let y = (self.run)(&case)?;
+        let forward = counted()[0] - before[0];
+        let ones = TensorData::ones::<f64, _>(y.shape());
+        y.backward(ones.convert_dtype(arguments.inputs[0].1.dtype()))?;
+        Ok([forward, counted()[1] - before[1]])
     }
 }
 

@@ -190,6 +190,9 @@ pub(crate) trait Element:
     /// Writes the first lanes to a slice of at most a vector.
     fn store_part<S: Simd>(simd: S, place: &mut [Self], vector: Self::Vector<S>);
 
+    /// The largest finite value.
+    const HIGHEST: Self;
+
     /// Constants of the functions of [`math`](super::math).
     const CONSTANTS: Constants<Self>;
 
@@ -198,6 +201,9 @@ pub(crate) trait Element:
 
     /// The value in double precision.
     fn to_f64(self) -> f64;
+
+    /// The natural logarithm.
+    fn ln(self) -> Self;
 
     /// The sum of the lanes, in an order that the instruction set fixes.
     fn sum<S: Simd>(simd: S, a: Self::Vector<S>) -> Self;
@@ -268,6 +274,7 @@ macro_rules! element {
         impl Element for $float {
             type Vector<S: Simd> = S::$vector;
 
+            const HIGHEST: Self = $float::MAX;
             const CONSTANTS: Constants<Self> = constants::$constants;
 
             #[inline(always)]
@@ -339,6 +346,11 @@ macro_rules! element {
             #[inline]
             fn to_f64(self) -> f64 {
                 self as f64
+            }
+
+            #[inline]
+            fn ln(self) -> Self {
+                $float::ln(self)
             }
         }
     };

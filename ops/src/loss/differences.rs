@@ -11,10 +11,10 @@
 
 use halocline_core::Boundary;
 
-use super::Reduction;
+use super::fused::penalized;
+use super::{Penalty, Reduction, reduced};
 use crate::field::{Field, Rank};
 use crate::rearrange::RearrangeField;
-use crate::reduce::ReduceField;
 
 /// The total variation: the absolute differences along dims, added over the dims (L. Rudin et al., "Nonlinear total variation
 /// based noise removal algorithms", 1992, in its anisotropic form).
@@ -45,7 +45,7 @@ pub fn total_variation<const D: usize, X: Field<D>>(
     weights: Option<X>,
     reduction: Reduction,
 ) -> Rank<X, 1> {
-    of_differences(x, dims, weights, reduction, X::abs)
+    of_differences(x, dims, weights, reduction, Penalty::Absolute)
 }
 
 /// The match of gradients: the squared error of the differences along dims, added over the dims: the derivatives' term of
@@ -74,7 +74,7 @@ pub fn gradient_loss<const D: usize, X: Field<D>>(
     weights: Option<X>,
     reduction: Reduction,
 ) -> Rank<X, 1> {
-    of_differences(x - target, dims, weights, reduction, X::square)
+    of_differences(x - target, dims, weights, reduction, Penalty::Squared)
 }
 
 fn of_differences<const D: usize, X: Field<D>>(
@@ -82,20 +82,20 @@ fn of_differences<const D: usize, X: Field<D>>(
     dims: &[(usize, Boundary)],
     weights: Option<X>,
     reduction: Reduction,
-    loss: impl Fn(X) -> X,
+    penalty: Penalty,
 ) -> Rank<X, 1> {
     let shape = x.global_dims();
     let along = |&(dim, boundary): &(usize, Boundary)| {
-        let losses = loss(x.clone().shift(dim, 1, boundary) - x.clone());
-        let losses = match &weights {
-            Some(weights) => losses * weights.clone(),
-            None => losses,
+        let next = x.clone().shift(dim, 1, boundary);
+        let loss = match &weights {
+            Some(weights) => reduced(penalty.of(next - x.clone()) * weights.clone(), reduction),
+            None => penalized(next, x.clone(), penalty, reduction),
         };
         match reduction {
-            Reduction::Sum => losses.sum(),
+            Reduction::Sum => loss,
             Reduction::Mean => {
                 let (size, last) = (shape[dim], usize::from(boundary == Boundary::Replicate));
-                losses.mean() * (size as f64 / size.saturating_sub(last).max(1) as f64)
+                loss * (size as f64 / size.saturating_sub(last).max(1) as f64)
             }
         }
     };

@@ -10,6 +10,7 @@
 
 mod cross_entropy;
 pub mod differences;
+mod fused;
 mod golden;
 mod spectral;
 pub mod ssim;
@@ -26,6 +27,7 @@ use halocline_core::ShardTensor;
 
 use crate::field::{Field, Rank};
 use crate::reduce::ReduceField;
+use fused::penalized;
 
 /// Reduction of the losses of elements to one number.
 ///
@@ -81,10 +83,7 @@ impl Penalty {
             Self::Squared => error.clone() * error,
             Self::Absolute => error.map(|error| error.abs()),
             Self::Huber(delta) => {
-                assert!(
-                    delta > 0.0,
-                    "huber_loss: delta must be positive, got {delta}"
-                );
+                self.check();
                 error.map(|error| {
                     let size = error.abs();
                     // The quadratic part of an error, and the linear rest.
@@ -116,7 +115,7 @@ fn reduced<const D: usize, X: Field<D>>(losses: X, reduction: Reduction) -> Rank
 /// assert!((loss.into_scalar::<f32>() - 5.0 / 3.0).abs() < 1e-6);
 /// ```
 pub fn mse_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reduction) -> Rank<X, 1> {
-    reduced(Penalty::Squared.of(x - target), reduction)
+    penalized(x, target, Penalty::Squared, reduction)
 }
 
 /// The absolute error, `|x − target|`.
@@ -131,7 +130,7 @@ pub fn mse_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reducti
 /// assert_eq!(loss.into_scalar::<f32>(), 2.0);
 /// ```
 pub fn l1_loss<const D: usize, X: Field<D>>(x: X, target: X, reduction: Reduction) -> Rank<X, 1> {
-    reduced(Penalty::Absolute.of(x - target), reduction)
+    penalized(x, target, Penalty::Absolute, reduction)
 }
 
 /// Huber's loss: `½·e²` where `|e| ≤ δ`, else `δ·(|e| − δ/2)`, for `e = x − target` (Huber 1964).
@@ -154,7 +153,7 @@ pub fn huber_loss<const D: usize, X: Field<D>>(
     delta: f64,
     reduction: Reduction,
 ) -> Rank<X, 1> {
-    reduced(Penalty::Huber(delta).of(x - target), reduction)
+    penalized(x, target, Penalty::Huber(delta), reduction)
 }
 
 /// The value of a loss, on every rank; a partial loss is resolved by an all-reduce.

@@ -18,6 +18,7 @@ use burn::tensor::{Tensor, TensorData};
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::{Reduction, reduced};
+use crate::constant;
 use crate::conv::{ConvOptions, conv};
 use crate::driver::Padding;
 use crate::field::{Field, Rank, run};
@@ -119,7 +120,7 @@ pub fn ssim<const D: usize, const N: usize>(
     let dtype = x.local().dtype();
     let [x, target] = [x, target].map(|field| cast_shard(field, wider(dtype)));
     let spatial: Vec<usize> = std::iter::once(0).chain(2..D).collect();
-    let middle = mean_dims(target.clone().detach(), &spatial)?.resolve();
+    let middle = mean_dims(constant(&target), &spatial)?.resolve();
     let [x, target] = [x, target].map(|field| field - middle.clone());
     let products = [
         x.clone(),

@@ -61,4 +61,7 @@ pub(super) const GOLDEN: Golden = Golden::new("weight_norm", |case| {
         output(weight_norm(case.input::<D>(0)?, case.needed::<D>("g")?, dim))
     })
 })
-.with_travels(["a sum of each norm", "the same; sums of lengths' gradients"]);
+.with_travels([
+    "a sum of each norm",
+    "a sum of the gradients of factors, which are lengths over norms",
+]);

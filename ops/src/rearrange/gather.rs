@@ -1,13 +1,14 @@
 //! Gather and scatter along a whole dim, by a tensor of indices.
 //!
-//! Along dim 1, `gather` gives `y[b, i] = x[b, index[b, i]]`, and `scatter_add` `y[b, index[b, i]] = x[b, ..] + Σ values[b, i]`
-//! over the `i` with this index. Semantics follow PyTorch.
+//! Along dim 1, `gather` gives `y[b, i] = x[b, index[b, i]]`, `scatter_add` `y[b, index[b, i]] = x[b, ..] + Σ values[b, i]`
+//! over the `i` with this index, and `scatter` `y[b, index[b, i]] = values[b, i]`. Semantics follow PyTorch.
 //!
 //! # Placement
 //! All dims but that one may be sharded, alike in all tensors. Nothing is sent.
 //!
 //! # Adjoint
-//! Each is the adjoint of the other.
+//! `gather` and `scatter_add` are each other's. That of `scatter` passes the cotangent of cells that are replaced to `values`,
+//! and that of the others to `x`.
 
 use burn::tensor::{IndexingUpdateOp, Int, Tensor};
 use halocline_core::{Error, Layout, Result, ShardTensor};
@@ -84,24 +85,74 @@ pub fn scatter_add<const D: usize>(
     index: ShardTensor<D, Int>,
     values: ShardTensor<D>,
 ) -> Result<ShardTensor<D>> {
-    const NAME: &str = "scatter_add";
-    require_dim(NAME, &x, dim)?;
-    x.require_resolved(NAME)?;
-    x.require_whole(NAME, dim)?;
-    require_beside(NAME, x.layout(), index.layout(), dim)?;
+    let add = |x: Tensor<D>, index, values| x.scatter(dim, index, values, IndexingUpdateOp::Add);
+    scattered("scatter_add", x, dim, index, values, add)
+}
+
+/// Replaces the cells of a dim of `x` that `index` has in their places by `values`. See the [module](self).
+///
+/// # Shapes
+/// `values` has the shape of `index`, which may have another size than `x` in the dim. No index occurs twice in a line: its cell
+/// would be the sum of both values.
+///
+/// # Errors
+/// Those of [`scatter_add`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Int, Tensor};
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::rearrange::scatter;
+///
+/// let x = ShardTensor::solo(Tensor::<1>::from([1.0, 2.0, 3.0]));
+/// let index = ShardTensor::solo(Tensor::<1, Int>::from([2, 0]));
+/// let values = ShardTensor::solo(Tensor::<1>::from([10.0, 20.0]));
+/// let y = scatter(x, 0, index, values)?;
+/// y.local().to_data().assert_eq(&[20.0_f32, 2.0, 10.0].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn scatter<const D: usize>(
+    x: ShardTensor<D>,
+    dim: usize,
+    index: ShardTensor<D, Int>,
+    values: ShardTensor<D>,
+) -> Result<ShardTensor<D>> {
+    scattered("scatter", x, dim, index, values, |x, index, values| {
+        let add = |values| {
+            x.zeros_like()
+                .scatter(dim, index.clone(), values, IndexingUpdateOp::Add)
+        };
+        let replaced = add(values.clone().detach().ones_like()).greater_elem(0.5);
+        x.clone().mask_where(replaced, add(values))
+    })
+}
+
+/// Runs a function that scatters values into cells of a whole dim.
+fn scattered<const D: usize>(
+    operator: &'static str,
+    x: ShardTensor<D>,
+    dim: usize,
+    index: ShardTensor<D, Int>,
+    values: ShardTensor<D>,
+    scatter: impl FnOnce(Tensor<D>, Tensor<D, Int>, Tensor<D>) -> Tensor<D>,
+) -> Result<ShardTensor<D>> {
+    require_dim(operator, &x, dim)?;
+    x.require_resolved(operator)?;
+    x.require_whole(operator, dim)?;
+    require_beside(operator, x.layout(), index.layout(), dim)?;
     if values.layout() != index.layout() {
         let message = format!("values {} and index {}", values.layout(), index.layout());
-        return Err(Error::operator(NAME, message));
+        return Err(Error::operator(operator, message));
     }
     let size = x.dims()[dim];
     let (local, layout, mesh) = x.into_parts();
-    let index = places(NAME, index.into_parts().0, size)?;
+    let index = places(operator, index.into_parts().0, size)?;
     let (values, held, _) = values.into_parts();
     let all: Vec<usize> = (0..D).collect();
-    let local = fill_empty(local, &layout, &all, NAME, 0.0)?;
-    let values = fill_empty(values, &held, &all, NAME, 0.0)?;
-    let local = local.scatter(dim, index, values, IndexingUpdateOp::Add);
-    let local = drop_empty(local, &layout, mesh.position(), NAME)?;
+    let local = fill_empty(local, &layout, &all, operator, 0.0)?;
+    let values = fill_empty(values, &held, &all, operator, 0.0)?;
+    let local = scatter(local, index, values);
+    let local = drop_empty(local, &layout, mesh.position(), operator)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
@@ -141,7 +192,7 @@ fn places<const D: usize>(
 }
 
 /// Gather and scatter in the registry.
-pub(super) const GOLDEN: [Golden; 2] = [
+pub(super) const GOLDEN: [Golden; 3] = [
     Golden::new("gather", |case| {
         with_dims!(case.dims(), D => {
             output(gather(case.input::<D>(0)?, D - 1, case.indices(1)?))
@@ -151,6 +202,12 @@ pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("scatter_add", |case| {
         with_dims!(case.dims(), D => {
             output(scatter_add(case.input::<D>(0)?, D - 1, case.indices(1)?, case.input(2)?))
+        })
+    })
+    .with_sharded(Dims::AllButLast),
+    Golden::new("scatter", |case| {
+        with_dims!(case.dims(), D => {
+            output(scatter(case.input::<D>(0)?, D - 1, case.indices(1)?, case.input(2)?))
         })
     })
     .with_sharded(Dims::AllButLast),

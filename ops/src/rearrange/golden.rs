@@ -11,7 +11,7 @@ pub(crate) const OPERATORS: &[Golden] = {
     let [cat, stack] = cat::GOLDEN;
     let [split, chunk] = split::GOLDEN;
     let [select, index_select] = select::GOLDEN;
-    let [gather, scatter_add] = gather::GOLDEN;
+    let [gather, scatter_add, scatter] = gather::GOLDEN;
     let [unsqueeze, squeeze, reshape, expand] = shape::GOLDEN;
     let [tril, triu] = triangle::GOLDEN;
     let [pixel_shuffle, pixel_unshuffle] = pixel::GOLDEN;
@@ -31,6 +31,7 @@ pub(crate) const OPERATORS: &[Golden] = {
         index_select,
         gather,
         scatter_add,
+        scatter,
         unsqueeze,
         squeeze,
         reshape,

@@ -6,6 +6,7 @@ pub mod cat;
 mod distribute_beside;
 mod flatten;
 mod flip;
+mod fold;
 pub mod gather;
 mod golden;
 mod narrow;
@@ -31,7 +32,8 @@ pub use cat::{cat, stack};
 pub use distribute_beside::distribute_beside;
 pub use flatten::{flatten, unflatten};
 pub use flip::flip;
-pub use gather::{gather, scatter_add};
+pub use fold::pad_fold;
+pub use gather::{gather, scatter, scatter_add};
 pub(crate) use golden::OPERATORS;
 pub use narrow::narrow;
 pub use pad::pad;
@@ -56,6 +58,7 @@ use halocline_core::{Boundary, ShardTensor};
 
 use crate::driver::Padding;
 use crate::field::{Field, Rank, run};
+use crate::graph::Fold;
 use crate::operand::Operand;
 
 /// Rearrangements as methods.
@@ -281,6 +284,15 @@ pub trait RearrangeField<const D: usize>: Field<D> {
         run(self, |x| pad_poles(x, widths, boundary, odd))
     }
 
+    /// Pads the rows and columns of a tripolar grid. See [`pad_fold`](fn@pad_fold), which has an example.
+    ///
+    /// # Panics
+    /// Panics where [`pad_fold`](fn@pad_fold) returns an error.
+    #[must_use]
+    fn pad_fold(self, width: usize, fold: Fold, odd: &[usize]) -> Self {
+        run(self, |x| pad_fold(x, width, fold, odd))
+    }
+
     /// Takes every `step`-th cell of a range of a dim; nothing is sent. See [`slice`](fn@slice).
     ///
     /// # Panics
@@ -357,6 +369,15 @@ pub trait RearrangeField<const D: usize>: Field<D> {
     #[must_use]
     fn scatter_add(self, dim: usize, index: ShardTensor<D, Int>, values: Self) -> Self {
         run(self, |x| scatter_add(x, dim, index, values.into_shard()))
+    }
+
+    /// Replaces cells of a whole dim by values, at a tensor of indices. See [`scatter`](fn@scatter), which has an example.
+    ///
+    /// # Panics
+    /// Panics where [`scatter`](fn@scatter) returns an error.
+    #[must_use]
+    fn scatter(self, dim: usize, index: ShardTensor<D, Int>, values: Self) -> Self {
+        run(self, |x| scatter(x, dim, index, values.into_shard()))
     }
 
     /// Repeats the field so many times along each dim. See [`repeat`](fn@repeat).

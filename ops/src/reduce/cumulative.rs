@@ -17,8 +17,10 @@ use burn::tensor::Tensor;
 use halocline_core::{DeviceMesh, IndexBox, Layout, Need, Piece, Result, ShardTensor, Source};
 
 use super::check_dims;
+use super::scan::CumulativeSum;
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::golden::{Golden, output, with_dims};
+use crate::kernel::local::LocalOperator;
 use crate::precision::in_f32;
 
 /// The sums up to each cell of a dim. See the [module](self).
@@ -47,7 +49,7 @@ pub fn cumsum<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTens
         dim,
         &Scan {
             neutral: 0.0,
-            scan: Tensor::cumsum,
+            scan: |x, dim| CumulativeSum { dim }.run(x),
             join: |x, before| x + before,
         },
     )

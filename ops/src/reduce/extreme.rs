@@ -17,9 +17,11 @@ use burn::tensor::{Int, Tensor};
 use halocline_core::ops::blank;
 use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
+use super::largest::largest;
 use super::{check_dims, extremum_dims, rule};
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::golden::{Dims, Golden, output, with_dims, without_gradients};
+use crate::kernel::flex;
 
 /// The index of the first maximum along a dim, which keeps one cell. See the [module](self).
 ///
@@ -142,9 +144,14 @@ pub fn topk<const D: usize>(
     let layout = from.derive(from.placements().to_vec(), extents);
     let all: Vec<usize> = (0..D).collect();
     let local = fill_empty(local, &from, &all, NAME, 0.0)?;
-    let (values, indices) = local.sort_descending_with_indices(dim);
-    let values = drop_empty(values.narrow(dim, 0, count), &layout, mesh.position(), NAME)?;
-    let indices = indices.narrow(dim, 0, count);
+    let (values, indices) = if flex::runs_on(&local.device()) {
+        let indices = largest(&local, count, dim)?;
+        (local.gather(dim, indices.clone()), indices)
+    } else {
+        let (values, indices) = local.sort_descending_with_indices(dim);
+        (values.narrow(dim, 0, count), indices.narrow(dim, 0, count))
+    };
+    let values = drop_empty(values, &layout, mesh.position(), NAME)?;
     let held = layout.local_shape(mesh.position());
     let indices = match held.contains(&0) {
         true => Tensor::from_dispatch(blank(&indices.into_dispatch(), &held, None)),

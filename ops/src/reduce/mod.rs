@@ -16,9 +16,13 @@
 pub mod cumulative;
 pub mod extreme;
 mod golden;
+mod kernel;
+mod largest;
 pub mod norm;
 mod root;
+mod scan;
 mod statistics;
+mod sums;
 pub mod variance;
 
 pub use cumulative::{cumprod, cumsum};
@@ -29,13 +33,13 @@ pub(crate) use root::root;
 pub use statistics::StatisticsField;
 pub use variance::{std_dims, var_dims};
 
-use burn::tensor::{DType, Shape, Tensor};
+use burn::tensor::Shape;
 use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
 
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, Rank, run};
-use crate::precision::{cast, widened};
 use crate::reshape;
+use sums::{squares, sums};
 
 fn check_dims<const D: usize>(operator: &str, dims: &[usize]) -> Result<()> {
     let bad = dims
@@ -100,7 +104,11 @@ pub fn sum_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<Sha
     check_dims::<D>("sum_dims", dims)?;
     let layout = rule("sum_dims", x.layout(), dims, ReduceOp::Sum)?;
     let (local, _, mesh) = x.into_parts();
-    Ok(ShardTensor::from_parts(local.sum_dims(dims), layout, mesh))
+    Ok(ShardTensor::from_parts(
+        sums(local, dims, 1.0),
+        layout,
+        mesh,
+    ))
 }
 
 /// The mean over `dims`: for sharded dims the local sum over the global count, exact for uneven
@@ -124,25 +132,9 @@ pub fn mean_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<Sh
     check_dims::<D>("mean_dims", dims)?;
     let layout = rule("mean_dims", x.layout(), dims, ReduceOp::Sum)?;
     let count: usize = dims.iter().map(|&dim| x.dims()[dim]).product();
-    let sharded = dims.iter().any(|&dim| x.layout().extents(dim).len() > 1);
     let (local, _, mesh) = x.into_parts();
-    // burn's mean has gradients in single precision.
-    let local = if sharded || local.dtype() == DType::F64 {
-        wide(local, |local| local.sum_dims(dims) / count as f64)
-    } else {
-        local.mean_dims(dims)
-    };
+    let local = sums(local, dims, (count as f64).recip());
     Ok(ShardTensor::from_parts(local, layout, mesh))
-}
-
-/// Reduces in f32 at least: a sum of many half-precision numbers would overflow before its
-/// division.
-fn wide<const D: usize, const E: usize>(
-    local: Tensor<D>,
-    reduce: impl FnOnce(Tensor<D>) -> Tensor<E>,
-) -> Tensor<E> {
-    let dtype = local.dtype();
-    cast(reduce(widened(local)), dtype)
 }
 
 /// The maximum or minimum over `dims`.
@@ -241,7 +233,7 @@ pub fn global_avg_pool<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn sum<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
-    scalar(x, "sum", |local| wide(local, total))
+    total(x, "sum", 1.0)
 }
 
 /// The mean of all cells, of shape `[1]`.
@@ -261,30 +253,23 @@ pub fn sum<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
 /// ```
 pub fn mean<const D: usize>(x: ShardTensor<D>) -> Result<ShardTensor<1>> {
     let count: usize = x.dims().iter().product();
-    scalar(x, "mean", |local| {
-        wide(local, |local| total(local) / count as f64)
-    })
+    total(x, "mean", (count as f64).recip())
 }
 
-/// The local sum of all cells: of rows, then of their sums. burn's sum of all cells adds in the
-/// order in which its threads finish.
-fn total<const D: usize>(local: Tensor<D>) -> Tensor<1> {
-    let rows = local.sum_dim(D - 1);
-    let count = rows.shape().num_elements();
-    reshape::<D, 1>(rows, vec![count]).sum_dim(0)
+/// The layout of the sum of all cells, of shape `[1]`.
+pub(crate) fn of_all(operator: &str, layout: &Layout) -> Result<Layout> {
+    let all: Vec<usize> = (0..layout.shape().len()).collect();
+    let layout = rule(operator, layout, &all, ReduceOp::Sum)?;
+    Ok(layout.derive(layout.placements().to_vec(), vec![vec![1]]))
 }
 
-/// Reduces all cells by a local sum or mean.
-fn scalar<const D: usize>(
-    x: ShardTensor<D>,
-    operator: &str,
-    reduce: impl FnOnce(Tensor<D>) -> Tensor<1>,
-) -> Result<ShardTensor<1>> {
+/// The sum of all cells, times `scale`.
+fn total<const D: usize>(x: ShardTensor<D>, operator: &str, scale: f64) -> Result<ShardTensor<1>> {
     let all: Vec<usize> = (0..D).collect();
-    let layout = rule(operator, x.layout(), &all, ReduceOp::Sum)?;
-    let layout = layout.derive(layout.placements().to_vec(), vec![vec![1]]);
+    let layout = of_all(operator, x.layout())?;
     let (local, _, mesh) = x.into_parts();
-    Ok(ShardTensor::from_parts(reduce(local), layout, mesh))
+    let sum = reshape(sums(local, &all, scale), vec![1]);
+    Ok(ShardTensor::from_parts(sum, layout, mesh))
 }
 
 /// Reductions as methods.
@@ -421,7 +406,7 @@ mod tests {
     use super::*;
     use crate::prelude::*;
     use crate::testing::{Operator, check_op};
-    use burn::tensor::{DType, Device, Distribution};
+    use burn::tensor::{DType, Device, Distribution, Tensor};
     use halocline_core::{Launcher, LocalGradient};
 
     #[test]

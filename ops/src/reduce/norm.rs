@@ -18,7 +18,7 @@
 use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
 use super::root::root;
-use super::{check_dims, extremum_dims, sum_dims};
+use super::{check_dims, extremum_dims, rule, squares, sum_dims};
 use crate::golden::{Golden, output, with_dims};
 use crate::precision::in_f32;
 
@@ -63,12 +63,16 @@ pub fn vector_norm<const D: usize>(
             };
             return Ok(extremum_dims(x.abs(), dims, op)?.resolve());
         }
-        let powers = match order {
-            1.0 => x.abs(),
-            2.0 => x.square(),
-            _ => x.abs().powf(order),
+        let sum = match order {
+            1.0 => sum_dims(x.abs(), dims)?,
+            2.0 => {
+                let layout = rule(NAME, x.layout(), dims, ReduceOp::Sum)?;
+                let (local, _, mesh) = x.into_parts();
+                ShardTensor::from_parts(squares(local, None, dims, 1.0), layout, mesh)
+            }
+            _ => sum_dims(x.abs().powf(order), dims)?,
         };
-        Ok(root(sum_dims(powers, dims)?.resolve(), order))
+        Ok(root(sum.resolve(), order))
     })
 }
 

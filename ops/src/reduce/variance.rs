@@ -19,10 +19,11 @@
 //! `2 (x − mean) / (n − correction)` times the cotangent; of the deviation half of it, divided by the deviation, and zero if
 //! that is zero.
 
-use halocline_core::{Error, Result, ShardTensor};
+use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
 use super::root::root;
-use super::{check_dims, mean_dims, sum_dims};
+use super::{check_dims, mean_dims, rule, squares};
+use crate::constant;
 use crate::golden::{Case, Golden, output, with_dims};
 use crate::precision::{cast, cast_shard, in_f32, wider};
 
@@ -63,10 +64,11 @@ pub fn var_dims<const D: usize>(
     let dtype = x.local().dtype();
     let x = cast_shard(x, wider(dtype));
     // The sum of all deviations is zero, so the gradient that goes through the mean is zero.
-    let mean = mean_dims(x.clone().detach(), dims)?.resolve();
-    let variance = sum_dims((x - mean).square(), dims)? / free;
-    let (local, layout, mesh) = variance.into_parts();
-    Ok(ShardTensor::from_parts(cast(local, dtype), layout, mesh))
+    let mean = mean_dims(constant(&x), dims)?.resolve();
+    let layout = rule(NAME, x.layout(), dims, ReduceOp::Sum)?;
+    let (local, _, mesh) = x.into_parts();
+    let variance = squares(local, Some(mean.into_parts().0), dims, free.recip());
+    Ok(ShardTensor::from_parts(cast(variance, dtype), layout, mesh))
 }
 
 /// The standard deviation over `dims`. See the [module](self).

@@ -10,14 +10,19 @@
 //! # Communication
 //! None if the dim is whole. Else maxima and sums are reduced over the ranks that share it, forward and backward.
 
-use burn::tensor::{Tensor, activation};
+mod kernel;
+mod node;
+
 use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
+use crate::constant;
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, run};
 use crate::golden::{Golden, output, with_dims};
 use crate::precision::in_f32;
 use crate::reduce::{extremum_dims, sum_dims};
+use kernel::Kind;
+use node::Exponentials;
 
 /// The softmax along a dim. See the [module](self).
 ///
@@ -41,7 +46,14 @@ use crate::reduce::{extremum_dims, sum_dims};
 pub fn softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
     const NAME: &str = "softmax";
     if is_whole(&x, dim, NAME)? {
-        return local(x, NAME, |x| activation::softmax(x, dim));
+        return local(
+            x,
+            NAME,
+            Exponentials {
+                kind: Kind::Softmax,
+                dim,
+            },
+        );
     }
     in_f32(x, |x| {
         let shifted = shifted(x, dim)?;
@@ -71,7 +83,14 @@ pub fn softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTen
 pub fn log_softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
     const NAME: &str = "log_softmax";
     if is_whole(&x, dim, NAME)? {
-        return local(x, NAME, |x| activation::log_softmax(x, dim));
+        return local(
+            x,
+            NAME,
+            Exponentials {
+                kind: Kind::LogSoftmax,
+                dim,
+            },
+        );
     }
     in_f32(x, |x| {
         let shifted = shifted(x, dim)?;
@@ -98,7 +117,17 @@ pub fn log_softmax<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<Shar
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn logsumexp<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
-    is_whole(&x, dim, "logsumexp")?;
+    const NAME: &str = "logsumexp";
+    if is_whole(&x, dim, NAME)? && x.dims()[dim] > 0 {
+        return local(
+            x,
+            NAME,
+            Exponentials {
+                kind: Kind::LogSumExp,
+                dim,
+            },
+        );
+    }
     in_f32(x, |x| {
         // A shift that is infinite would make NaN of an infinite result; any number near the largest serves.
         let most = largest(&x, dim)?.clamp(-f64::from(f32::MAX), f64::from(f32::MAX));
@@ -117,15 +146,20 @@ fn is_whole<const D: usize>(x: &ShardTensor<D>, dim: usize, operator: &str) -> R
     Ok(!x.layout().is_sharded(dim))
 }
 
-/// Applies a function of burn's that acts along whole dims.
+/// Applies a function along a whole dim.
 fn local<const D: usize>(
     x: ShardTensor<D>,
     operator: &'static str,
-    f: impl FnOnce(Tensor<D>) -> Tensor<D>,
+    function: Exponentials,
 ) -> Result<ShardTensor<D>> {
     let all: Vec<usize> = (0..D).collect();
     let (local, layout, mesh) = x.into_parts();
-    let y = f(fill_empty(local, &layout, &all, operator, 0.0)?);
+    let y = function.run(fill_empty(local, &layout, &all, operator, 0.0)?);
+    let mut extents = layout.all_extents().to_vec();
+    if function.kind == Kind::LogSumExp {
+        extents[function.dim] = vec![1];
+    }
+    let layout = layout.derive(layout.placements().to_vec(), extents);
     let y = drop_empty(y, &layout, mesh.position(), operator)?;
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
@@ -138,7 +172,7 @@ fn shifted<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<
 
 /// The maximum along a dim, without gradient.
 fn largest<const D: usize>(x: &ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
-    Ok(extremum_dims(x.clone().detach(), &[dim], ReduceOp::Max)?.resolve())
+    Ok(extremum_dims(constant(x), &[dim], ReduceOp::Max)?.resolve())
 }
 
 /// Softmax as methods.
@@ -228,6 +262,8 @@ pub(crate) const OPERATORS: &[Golden] = &[
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Tensor;
+
     use super::*;
     use crate::testing::{Operator, check_op};
 

@@ -76,6 +76,16 @@ pub fn spectral_conv<const D: usize, const E: usize>(
         let line = Line::FromFrequencies(kept(dim, Sign::Plus));
         along(y, dim, line, [fixed, pending], NAME)
     })?;
+    // What is less travels: modes, or cells.
+    let y = match before.is_sharded(D - 1) || 2 * modes >= size {
+        true => y,
+        false => {
+            let mut extents = before.all_extents().to_vec();
+            extents[D - 1] = vec![modes];
+            extents.push(vec![2]);
+            return_to(&before.derive(before.placements().to_vec(), extents), y)?
+        }
+    };
     let factor = (size as f64).recip();
     let scale = Scale {
         edge: factor,

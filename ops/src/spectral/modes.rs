@@ -124,8 +124,9 @@ fn cut(x: &Layout, weight: &Layout, own: usize) -> Layout {
                 (Shard(dim), Replicate | Fan) if (2..2 + own).contains(dim) => *dim,
                 _ => return *held,
             };
-            // Sharded over another axis already: the rule decides.
-            if weight.is_sharded(dim) {
+            // Sharded over another axis already, or not everywhere where x is: the rule decides.
+            let free = |axis: usize| matches!(weight.placements()[axis], Replicate | Fan);
+            if weight.is_sharded(dim) || !x.axes_of(dim.max(1)).into_iter().all(free) {
                 return *held;
             }
             extents[dim] = x.extents(dim.max(1)).to_vec();

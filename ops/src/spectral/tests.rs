@@ -5,7 +5,7 @@ use halocline_core::{Launcher, LocalGradient, Partial, ReduceOp, Replicate, Shar
 
 use crate::prelude::*;
 use crate::reduce::sum_dims;
-use crate::spectral::{irfft, rfft};
+use crate::spectral::{irfft, mode_product, rfft};
 use crate::testing::{Operator, check_op, compare, difference, random};
 
 struct Modes(&'static [usize]);
@@ -220,6 +220,26 @@ fn weights_may_be_sharded_in_channels() {
             );
         }
     }
+}
+
+/// Modes of the weight on one axis, and of `x` on both: the cells of a rank are not those of its weight.
+#[test]
+fn modes_that_are_sharded_differently_are_refused() {
+    let refused = Launcher::local(4).run(|world| {
+        let mesh = world.mesh([("a", 2), ("b", 2)])?;
+        let x = ShardTensor::<4>::ones([1, 2, 8, 2], &mesh, &[Shard(2), Shard(2)])?;
+        for placements in [
+            [Replicate, Shard(1)],
+            [Shard(1), Replicate],
+            [Replicate, Shard(2)],
+        ] {
+            let weight = ShardTensor::<4>::ones([2, 4, 8, 2], &mesh, &placements)?;
+            let error = mode_product(x.clone(), weight).unwrap_err().to_string();
+            assert!(error.contains("mode_product: no rule"), "{error}");
+        }
+        Ok(())
+    });
+    refused.unwrap();
 }
 
 struct Power;

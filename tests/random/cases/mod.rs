@@ -22,7 +22,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    fn new(options: Value) -> Self {
+    pub(crate) fn new(options: Value) -> Self {
         let arguments = Arguments {
             attributes: attributes(&options),
             ..Arguments::default()
@@ -31,12 +31,12 @@ impl Case {
     }
 
     /// With an input of floats.
-    fn x(self, name: &str, shape: &[usize]) -> Self {
+    pub(crate) fn x(self, name: &str, shape: &[usize]) -> Self {
         self.input(name, normal(shape, name, 0))
     }
 
     /// With an input of indices below a bound.
-    fn index(self, name: &str, shape: &[usize], bound: usize) -> Self {
+    pub(crate) fn index(self, name: &str, shape: &[usize], bound: usize) -> Self {
         let high = bound as f64;
         let values = uniform(name, shape, 0.0, high);
         let values = values.into_iter().map(|value| value as i64);
@@ -44,12 +44,12 @@ impl Case {
         self.input(name, data)
     }
 
-    fn input(mut self, name: &str, data: TensorData) -> Self {
+    pub(crate) fn input(mut self, name: &str, data: TensorData) -> Self {
         self.arguments.inputs.push((name.into(), data));
         self
     }
 
-    fn parameter(mut self, name: &str, shape: &[usize]) -> Self {
+    pub(crate) fn parameter(mut self, name: &str, shape: &[usize]) -> Self {
         let data = normal(shape, name, 0);
         self.arguments.parameters.insert(name.into(), data);
         self

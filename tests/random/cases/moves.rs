@@ -1,5 +1,6 @@
 //! Reductions and rearrangements.
 
+use halocline::prelude::TensorData;
 use serde_json::json;
 
 use super::{Case, field, shape};
@@ -112,6 +113,18 @@ pub(super) fn rearrangement(operator: &str, draw: &mut Draw) -> Option<Case> {
                 "gather" => case,
                 _ => case.x("values", &places),
             });
+        }
+        "scatter" => {
+            // No index twice in a line.
+            let last = x[dims - 1];
+            let mut places = x.clone();
+            places[dims - 1] = draw.within(1..=last);
+            let lines: usize = places[..dims - 1].iter().product();
+            let line = |_| draw.order(last).into_iter().take(places[dims - 1]);
+            let index: Vec<i64> = (0..lines).flat_map(line).map(|cell| cell as i64).collect();
+            let case = Case::new(json!({})).x("x", &x);
+            let case = case.input("index", TensorData::new(index, places.clone()));
+            return Some(case.x("values", &places));
         }
         "unsqueeze" => json!({ "dim": draw.within(0..=dims) }),
         "squeeze" => {

@@ -92,9 +92,10 @@ fn combine<const D: usize, S: Combine>(stage: &S, local: Tensor<D>) -> Tensor<D>
 impl<S: Combine> Plan<S> {
     fn new(layout: &Layout, mesh: &DeviceMesh, maps: Vec<(usize, Map)>) -> Self {
         let position = mesh.position();
+        let moves = maps.iter().any(|(dim, _)| layout.is_sharded(*dim));
         let stages: Vec<(usize, Stages)> = maps
             .into_iter()
-            .map(|(dim, map)| (dim, Stages::new(map, layout.extents(dim))))
+            .map(|(dim, map)| (dim, Stages::new(map, layout.extents(dim), moves)))
             .collect();
         let extents = |stage: fn(&Stages) -> &[usize]| {
             let mut extents = layout.all_extents().to_vec();
@@ -108,14 +109,13 @@ impl<S: Combine> Plan<S> {
         let local =
             first.map(|(dim, stages)| (*dim, stages.local[layout.part(*dim, position)].clone()));
         let local = S::new(local.collect());
-        let sharded: Vec<&(usize, Stages)> = stages
-            .iter()
-            .filter(|(dim, _)| layout.is_sharded(*dim))
-            .collect();
-        let rest = (!sharded.is_empty()).then(|| {
+        let second =
+            |(dim, stages): &&(usize, Stages)| layout.is_sharded(*dim) || stages.local.is_empty();
+        let second: Vec<&(usize, Stages)> = stages.iter().filter(second).collect();
+        let rest = moves.then(|| {
             let need_of = |position: usize| {
                 let mut ranges = middle.local_box(position).ranges().to_vec();
-                for (dim, stages) in &sharded {
+                for (dim, stages) in &second {
                     ranges[*dim] = stages.reach(&output.local_box(position).ranges()[*dim]);
                 }
                 let runs = ranges.iter().zip(middle.shape());
@@ -124,7 +124,7 @@ impl<S: Combine> Plan<S> {
             };
             let exchange = mesh.exchange_plan(Source::Layout(&middle), need_of);
             let outputs = output.local_box(position);
-            let rest = sharded
+            let rest = second
                 .iter()
                 .map(|(dim, stages)| (*dim, stages.rest_of(&outputs.ranges()[*dim])));
             (middle.clone(), Arc::new(exchange), S::new(rest.collect()))

@@ -18,7 +18,9 @@ pub(super) struct Stages {
 }
 
 impl Stages {
-    pub(super) fn new(map: Map, extents: &[usize]) -> Self {
+    /// The stages of a map on a dim of these extents. One to more cells than there are waits for the second stage, if there is
+    /// one: `moves`.
+    pub(super) fn new(map: Map, extents: &[usize], moves: bool) -> Self {
         let size: usize = extents.iter().sum();
         let mut start = 0;
         let parts = extents.iter().map(|extent| {
@@ -32,7 +34,7 @@ impl Stages {
             middles.filter(|cell| part.contains(cell)).count()
         };
         let outputs: Vec<usize> = parts.iter().map(owned).collect();
-        if extents.len() > 1 && map.len() >= size {
+        if moves && map.len() >= size {
             return Self {
                 local: Vec::new(),
                 middle: extents.to_vec(),
@@ -121,7 +123,7 @@ mod tests {
         ) {
             let size: usize = extents.iter().sum();
             let x: Vec<f64> = (0..size).map(|cell| (cell * cell) as f64).collect();
-            let stages = Stages::new(map.clone(), &extents);
+            let stages = Stages::new(map.clone(), &extents, extents.len() > 1);
             prop_assert_eq!(stages.outputs.iter().sum::<usize>(), map.len());
             let mut middle = Vec::new();
             let mut start = 0;

@@ -26,8 +26,8 @@ pub use options::{Beyond, SampleOptions};
 use std::ops::Range;
 
 use halocline_core::{
-    Boundary, Error, Linearity, Need, Operation, Pairing, Result, Role, Segment, ShardTensor, Term,
-    Traffic, ops, segments,
+    Boundary, Error, Fan, Linearity, Need, Operation, Pairing, Result, Role, Segment, Shard,
+    ShardTensor, Term, Traffic, ops, segments,
 };
 
 use super::rules::{Corners, Mode};
@@ -144,6 +144,9 @@ pub fn grid_sample<const D: usize, const N: usize>(
         return Err(Error::operator("grid_sample", message));
     }
     grid.require_whole("grid_sample", D - 1)?;
+    // Here, where all ranks hold the same grid: kernels of a GPU need not give the same bits on each of them.
+    let channels = |axis: usize| matches!(x.placements().get(axis), Some(Shard(1) | Fan));
+    let grid = grid.try_fan_out(channels)?;
     let dtype = wider(grid.local().dtype());
     let mut axes = [0; D];
     axes[1] = D - 1;

@@ -1,0 +1,158 @@
+//! Operators beside PyTorch, in one run: `make bench-ops`.
+//!
+//! Each row is an operator on a field of about a million cells, in `f32`, on as many threads as there are cores. As in
+//! `benches/conv.rs` all run in turn, a figure is the median over rounds, and `fwd+bwd` makes the gradients of all inputs from
+//! a given cotangent. Convolutions and attention have benches of their own.
+//!
+//! - `copies`: our time in units of that of a copy, on all cores, that reads and writes as many bytes as the operator must:
+//!   inputs and result, and with gradients the cotangent and the gradients too.
+//! - `two ranks`: the time on two ranks, which are threads on the same cores, in units of that on one.
+//!
+//! Figures marked with `!` miss what they should reach: PyTorch's time by 1.25, where a row has no target of its own, two
+//! ranks by 1.1; and the row's target of copies, which memory bounds.
+//!
+//! `HALOCLINE_BENCH_SECONDS` bounds the time per row (at least 3 rounds are run), `HALOCLINE_PYTHON` is the python that has
+//! PyTorch, arguments choose rows whose names contain one of them. Medians go to `bench/ops.csv` in cargo's target directory.
+
+use std::error::Error;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use burn::tensor::Distribution;
+use halocline::prelude::{Device, Tensor};
+use rayon::prelude::*;
+
+use beside::{PyTorch, cores, in_turn, pair, timed};
+use ranks::Ranks;
+use rows::{ROWS, Row, Target};
+
+#[path = "../beside/mod.rs"]
+mod beside;
+mod ranks;
+mod rows;
+
+const PASSES: [&str; 2] = ["fwd", "fwd+bwd"];
+const IMPLEMENTATIONS: [&str; 4] = ["halocline", "pytorch", "copy", "two ranks"];
+const MIN_ROUNDS: usize = 3;
+/// The time of two ranks, in units of that of one, at most.
+const TWO_RANKS: f64 = 1.1;
+
+type Medians = [Option<f64>; IMPLEMENTATIONS.len()];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let budget = match std::env::var("HALOCLINE_BENCH_SECONDS") {
+        Ok(seconds) => Duration::from_secs_f64(seconds.parse()?),
+        Err(_) => Duration::from_secs(4),
+    };
+    let arguments = std::env::args().skip(1);
+    let chosen: Vec<String> = arguments.filter(|part| part != "--bench").collect();
+    let is_chosen =
+        |row: &&Row| chosen.is_empty() || chosen.iter().any(|part| row.name.contains(&**part));
+    let mut pytorch = PyTorch::start("ops_pytorch.py");
+    println!(
+        "\n{:30}{:8}{:>10}{:>10}{:>10}{:>9}{:>11}",
+        "median, ms", "", "halocline", "pytorch", "speed-up", "copies", "two ranks"
+    );
+    let mut speedups = Vec::new();
+    let mut lines = String::from("operator,pass,impl,median_s\n");
+    for row in ROWS.iter().filter(is_chosen) {
+        let passes = measure(row, &mut pytorch, budget);
+        for (pass, medians) in PASSES.iter().zip(passes) {
+            speedups.extend(print(row, pass, medians));
+            for (side, median) in IMPLEMENTATIONS.iter().zip(medians) {
+                if let Some(median) = median {
+                    lines += &format!("\"{}\",{pass},{side},{median:.6e}\n", row.name);
+                }
+            }
+        }
+    }
+    let logarithms = speedups.iter().map(|ratio: &f64| ratio.ln());
+    let mean = (logarithms.sum::<f64>() / speedups.len() as f64).exp();
+    println!("{:58}{mean:>10.2}", "geometric mean");
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench/ops.csv");
+    std::fs::create_dir_all(path.with_file_name(""))?;
+    std::fs::write(&path, lines)?;
+    println!("{}", path.display());
+    Ok(())
+}
+
+/// Prints the figures of a pass; returns the speed-up.
+fn print(row: &Row, pass: &str, [ours, torch, copy, ranks]: Medians) -> Option<f64> {
+    let Target { speed_up, copies } = row.target;
+    let of = |above: Option<f64>, below: Option<f64>| Some(above? / below?);
+    let milliseconds = |time: Option<f64>| text(time.map(|seconds| seconds * 1e3), false);
+    let found = [of(torch, ours), of(ours, copy), of(ranks, ours)];
+    let misses = [
+        found[0].is_some_and(|found| found < speed_up),
+        found[1]
+            .zip(copies)
+            .is_some_and(|(found, most)| found > most),
+        found[2].is_some_and(|found| found > TWO_RANKS),
+    ];
+    let [speed_up, copies, two] = std::array::from_fn(|figure| text(found[figure], misses[figure]));
+    println!(
+        "{:30}{pass:8}{:>10}{:>10}{speed_up:>10}{copies:>9}{two:>11}",
+        row.name,
+        milliseconds(ours),
+        milliseconds(torch),
+    );
+    found[0]
+}
+
+fn text(value: Option<f64>, misses: bool) -> String {
+    let mark = if misses { "!" } else { "" };
+    value.map_or("-".into(), |value| format!("{mark}{value:.3}"))
+}
+
+/// Medians by pass and implementation.
+fn measure(
+    row: &'static Row,
+    pytorch: &mut Option<PyTorch>,
+    budget: Duration,
+) -> [Medians; PASSES.len()] {
+    let normal = Distribution::Normal(0.0, 1.0);
+    let random = |shape: [usize; 4]| Tensor::<4>::random(shape, normal, &Device::default());
+    let plain: Vec<Tensor<4>> = row.shapes.iter().copied().map(random).collect();
+    let leaves: Vec<Tensor<4>> = plain
+        .iter()
+        .map(|input| input.clone().autodiff().require_grad())
+        .collect();
+    let run = |inputs: &[Tensor<4>]| (row.whole)(inputs[0].clone(), inputs[1..].to_vec());
+    let cotangent = random(run(&plain).dims());
+    let gradients = || {
+        let gradients = pair(run(&leaves), cotangent.clone()).backward();
+        let of = |leaf: &Tensor<4>| leaf.grad(&gradients).expect("a gradient");
+        leaves.iter().map(of).collect::<Vec<_>>()
+    };
+    let count = |tensor: &Tensor<4>| tensor.dims().iter().product::<usize>();
+    let moved = plain.iter().map(count).sum::<usize>() + count(&cotangent);
+    // Half of what a pass moves is read, and half is written.
+    let mut copies = [1, 2].map(|times| {
+        let half = (times * moved).div_ceil(2);
+        (vec![1.0_f32; half], vec![0.0_f32; half])
+    });
+    let case = serde_json::json!({ "operator": row.name, "inputs": row.shapes });
+    thread::scope(|scope| {
+        let ranks = Ranks::start(scope, row);
+        let (medians, _) = in_turn::<4, 2>((MIN_ROUNDS, budget), |implementation, pass| {
+            match (implementation, pass) {
+                (0, 0) => Some(timed(|| run(&plain))),
+                (0, _) => Some(timed(gradients)),
+                (1, _) => pytorch.as_mut()?.run(PASSES[pass], &case),
+                (2, _) => Some(copy(&mut copies[pass])),
+                _ => ranks.run(pass),
+            }
+        });
+        medians
+    })
+}
+
+/// The seconds in which all cores copy a tensor.
+fn copy((from, to): &mut (Vec<f32>, Vec<f32>)) -> f64 {
+    let share = from.len().div_ceil(cores());
+    timed(|| {
+        let shares = to.par_chunks_mut(share).zip(from.par_chunks(share));
+        shares.for_each(|(to, from)| to.copy_from_slice(from));
+    })
+}

@@ -1,0 +1,327 @@
+//! Boxes of cells of tensors on the CPU, written into a result in one pass by all threads.
+
+use burn::backend::DispatchTensor;
+use burn::backend::flex::{FlexTensor, Layout};
+use burn::tensor::{DType, Shape};
+use rayon::prelude::*;
+
+use crate::IndexBox;
+use crate::comm::here;
+use crate::dispatch::{blank, of_cpu};
+use crate::memory::Block;
+
+/// Elements of a task.
+const TASK: usize = 1 << 14;
+/// The parts of which each is compared with all others.
+const FEW: usize = 64;
+
+/// Writes boxes into a new tensor, like `like` but for its shape. They do not overlap; cells that none covers are `fill`, or
+/// unspecified. `None` where a tensor is not on the CPU.
+pub(super) fn assembled(
+    like: &DispatchTensor,
+    shape: &[usize],
+    fill: Option<f64>,
+    boxes: &[(IndexBox, DispatchTensor)],
+) -> Option<DispatchTensor> {
+    let dtype = here(like)?.dtype();
+    let parts = on_cpu(boxes)?;
+    let fill = fill.map(|value| blank(like, &[1], Some(value)));
+    let fill = fill
+        .as_ref()
+        .map(|fill| here(fill).expect("on the device of `like`").bytes());
+    // Numbers are copied as bits.
+    Some(match dtype.size() {
+        1 => written::<u8>(dtype, shape, fill, &parts, |_, new| new),
+        2 => written::<u16>(dtype, shape, fill, &parts, |_, new| new),
+        4 => written::<u32>(dtype, shape, fill, &parts, |_, new| new),
+        8 => written::<u64>(dtype, shape, fill, &parts, |_, new| new),
+        _ => return None,
+    })
+}
+
+/// Adds boxes, one after the other, to a new tensor of zeros. `None` where a tensor is not on the CPU, or of other numbers than
+/// f32 and f64.
+pub(super) fn summed(
+    dtype: DType,
+    shape: &[usize],
+    boxes: &[(IndexBox, DispatchTensor)],
+) -> Option<DispatchTensor> {
+    let parts = on_cpu(boxes)?;
+    let zero = &[0; size_of::<f64>()][..dtype.size()];
+    let apart = is_partition(shape, &parts);
+    Some(match (dtype, apart) {
+        (DType::F32, true) => written::<f32>(dtype, shape, None, &parts, |_, new| new),
+        (DType::F64, true) => written::<f64>(dtype, shape, None, &parts, |_, new| new),
+        (DType::F32, false) => {
+            written::<f32>(dtype, shape, Some(zero), &parts, |old, new| old + new)
+        }
+        (DType::F64, false) => {
+            written::<f64>(dtype, shape, Some(zero), &parts, |old, new| old + new)
+        }
+        _ => return None,
+    })
+}
+
+type Part<'a> = (&'a IndexBox, &'a FlexTensor);
+
+fn on_cpu(boxes: &[(IndexBox, DispatchTensor)]) -> Option<Vec<Part<'_>>> {
+    boxes
+        .iter()
+        .map(|(place, cells)| Some((place, here(cells)?)))
+        .collect()
+}
+
+/// Whether every cell is in one part.
+fn is_partition(shape: &[usize], parts: &[Part<'_>]) -> bool {
+    let volume: usize = parts.iter().map(|(place, _)| place.volume()).sum();
+    let meets = |(i, (place, _)): (usize, &Part<'_>)| {
+        parts[..i]
+            .iter()
+            .any(|(other, _)| other.intersection(place).is_some())
+    };
+    volume == shape.iter().product::<usize>()
+        && parts.len() <= FEW
+        && !parts.iter().enumerate().any(meets)
+}
+
+/// A new tensor of `fill`, or of unspecified elements, into which parts are written in their order: `combine` gives an element
+/// from the one before and the new one, which is the one before where there is no `fill`.
+fn written<T: bytemuck::Pod + Send + Sync>(
+    dtype: DType,
+    shape: &[usize],
+    fill: Option<&[u8]>,
+    parts: &[Part<'_>],
+    combine: impl Fn(T, T) -> T + Sync,
+) -> DispatchTensor {
+    let len: usize = shape.iter().product();
+    let bytes = len * size_of::<T>();
+    let block = Block::new(bytes);
+    let elements = Elements(block.start().as_ptr().cast::<T>());
+    if let Some(fill) = fill {
+        let value: T = bytemuck::pod_read_unaligned(&fill[..size_of::<T>()]);
+        in_tasks(len.div_ceil(TASK), 1, |task| {
+            let start = task * TASK;
+            for index in start..len.min(start + TASK) {
+                // SAFETY: within the block, and of this task alone.
+                unsafe { elements.at(index).write(value) };
+            }
+        });
+    }
+    for (place, cells) in parts {
+        let stored = fill.is_none();
+        // SAFETY: the box lies in the result, which nothing else uses.
+        unsafe { write(elements, shape, place, cells, stored, &combine) };
+    }
+    let layout = Layout::contiguous(Shape::from(shape.to_vec()));
+    of_cpu(FlexTensor::new(block.into_bytes(bytes), layout, dtype))
+}
+
+/// The elements of a result.
+#[derive(Clone, Copy)]
+struct Elements<T>(*mut T);
+
+// SAFETY: tasks write elements of their own.
+unsafe impl<T: Send> Send for Elements<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Elements<T> {}
+
+impl<T> Elements<T> {
+    /// A pointer to an element.
+    ///
+    /// # Safety
+    /// It must lie in the result.
+    unsafe fn at(self, index: usize) -> *mut T {
+        // SAFETY: the caller's.
+        unsafe { self.0.add(index) }
+    }
+}
+
+/// Runs tasks, of which at least `together` are worth a thread.
+fn in_tasks(tasks: usize, together: usize, run: impl Fn(usize) + Send + Sync) {
+    match tasks <= together {
+        true => (0..tasks).for_each(run),
+        false => (0..tasks)
+            .into_par_iter()
+            .with_min_len(together)
+            .for_each(run),
+    }
+}
+
+/// A dim of a copy: its size, and the strides of the result and of the cells.
+#[derive(Clone, Copy)]
+struct Dim {
+    size: usize,
+    to: isize,
+    from: isize,
+}
+
+/// Writes the cells of a box.
+///
+/// # Safety
+/// The box must lie in a result of this shape, whose elements nothing else uses meanwhile.
+unsafe fn write<T: bytemuck::Pod + Send + Sync>(
+    elements: Elements<T>,
+    shape: &[usize],
+    place: &IndexBox,
+    cells: &FlexTensor,
+    stored: bool,
+    combine: &(impl Fn(T, T) -> T + Sync),
+) {
+    let layout = cells.layout();
+    assert_eq!(
+        place.shape(),
+        layout.shape()[..],
+        "cells of another shape than their box"
+    );
+    if place.volume() == 0 {
+        return;
+    }
+    let storage: &[T] = bytemuck::cast_slice(cells.bytes());
+    let (mut dims, mut first, mut stride) = (Vec::new(), 0, 1);
+    for (dim, range) in place.ranges().iter().enumerate().rev() {
+        first += range.start * stride;
+        let (size, from) = (range.len(), layout.strides()[dim]);
+        dims.push(Dim {
+            size,
+            to: stride as isize,
+            from,
+        });
+        stride *= shape[dim];
+    }
+    let dims = merged(dims);
+    // The first is the innermost one.
+    let (inner, outer) = (dims[0], &dims[1..]);
+    let rows: usize = outer.iter().map(|dim| dim.size).product();
+    let pieces = inner.size.div_ceil(TASK);
+    let together = (TASK / inner.size.min(TASK)).max(1);
+    in_tasks(rows * pieces, together, |task| {
+        let (mut row, start) = (task / pieces, task % pieces * TASK);
+        let count = TASK.min(inner.size - start);
+        let mut to = first as isize + start as isize * inner.to;
+        let mut from = layout.start_offset() as isize + start as isize * inner.from;
+        for dim in outer {
+            let index = (row % dim.size) as isize;
+            row /= dim.size;
+            (to, from) = (to + index * dim.to, from + index * dim.from);
+        }
+        if inner.to == 1 && inner.from == 1 {
+            let cells = &storage[from as usize..][..count];
+            // SAFETY: `count` elements of the box, of this task alone.
+            unsafe {
+                let place = elements.at(to as usize);
+                match stored {
+                    true => place.copy_from_nonoverlapping(cells.as_ptr(), count),
+                    false => {
+                        let place = std::slice::from_raw_parts_mut(place, count);
+                        let pairs = place.iter_mut().zip(cells);
+                        pairs.for_each(|(place, cell)| *place = combine(*place, *cell));
+                    }
+                }
+            }
+            return;
+        }
+        for _ in 0..count {
+            let cell = storage[from as usize];
+            // SAFETY: an element of the box, of this task alone.
+            unsafe {
+                let place = elements.at(to as usize);
+                place.write(if stored {
+                    cell
+                } else {
+                    combine(place.read(), cell)
+                });
+            }
+            (to, from) = (to + inner.to, from + inner.from);
+        }
+    });
+}
+
+/// Dims, from the innermost, of which those that follow each other in both tensors are one.
+fn merged(dims: Vec<Dim>) -> Vec<Dim> {
+    let mut found: Vec<Dim> = Vec::new();
+    for dim in dims {
+        match found.last_mut() {
+            _ if dim.size == 1 => {}
+            Some(last)
+                if dim.to == last.to * last.size as isize
+                    && dim.from == last.from * last.size as isize =>
+            {
+                last.size *= dim.size;
+            }
+            _ => found.push(dim),
+        }
+    }
+    if found.is_empty() {
+        found.push(Dim {
+            size: 1,
+            to: 1,
+            from: 1,
+        });
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Tensor};
+
+    use super::*;
+    use crate::dispatch::{cut, flipped};
+
+    fn cells(ranges: [std::ops::Range<usize>; 3]) -> IndexBox {
+        IndexBox::new(ranges.to_vec())
+    }
+
+    fn numbers(shape: [usize; 3]) -> Tensor<3> {
+        let count = shape.iter().product::<usize>() as i64;
+        let numbers = Tensor::<1, burn::tensor::Int>::arange(0..count, &Device::flex());
+        numbers.float().reshape(shape)
+    }
+
+    #[test]
+    fn boxes_of_views_are_written_to_their_places() {
+        let x = numbers([2, 3, 5]);
+        let dispatch = x.clone().into_dispatch();
+        let low = cut(&dispatch, &cells([0..2, 0..3, 0..2]));
+        let turned = flipped(
+            cut(&dispatch, &cells([0..2, 1..3, 2..5])),
+            &[true, false, true],
+        );
+        let across = x.clone().permute([0, 2, 1]).into_dispatch();
+        let boxes = [
+            (cells([0..2, 0..3, 1..3]), low),
+            (cells([0..2, 0..2, 3..6]), turned),
+            (cells([0..2, 3..8, 0..3]), across),
+        ];
+        let y = assembled(&dispatch, &[2, 8, 6], Some(-1.0), &boxes).unwrap();
+        let y = Tensor::<3>::from_dispatch(y);
+        let expected = Tensor::<3>::full([2, 8, 6], -1.0, &Device::flex())
+            .slice_assign([0..2, 0..3, 1..3], x.clone().narrow(2, 0, 2))
+            .slice_assign(
+                [0..2, 0..2, 3..6],
+                x.clone().slice([0..2, 1..3, 2..5]).flip([0, 2]),
+            )
+            .slice_assign([0..2, 3..8, 0..3], x.permute([0, 2, 1]));
+        y.into_data().assert_eq(&expected.into_data(), true);
+    }
+
+    #[test]
+    fn sums_of_boxes_that_overlap_and_of_those_that_do_not() {
+        let x = numbers([2, 3, 4]);
+        let dispatch = x.clone().into_dispatch();
+        let whole = cells([0..2, 0..3, 0..4]);
+        let part = cut(&dispatch, &cells([0..1, 0..3, 1..3]));
+        let boxes = [
+            (whole.clone(), dispatch.clone()),
+            (cells([1..2, 0..3, 2..4]), part),
+        ];
+        let sum = |boxes: &[_]| {
+            let sum = summed(DType::F32, &[2, 3, 4], boxes).unwrap();
+            Tensor::<3>::from_dispatch(sum).into_data()
+        };
+        sum(&boxes[..1]).assert_eq(&x.clone().into_data(), true);
+        let added = x.clone().slice([1..2, 0..3, 2..4]) + x.clone().slice([0..1, 0..3, 1..3]);
+        sum(&boxes).assert_eq(&x.slice_assign([1..2, 0..3, 2..4], added).into_data(), true);
+        assert!(summed(DType::F16, &[2, 3, 4], &[]).is_none());
+    }
+}

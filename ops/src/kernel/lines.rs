@@ -1,0 +1,129 @@
+//! Lines of cells along a dim of `[outer, cells, inner]`, which tasks share by columns.
+
+use std::ops::Range;
+
+use pulp::Simd;
+use rayon::prelude::*;
+
+use super::buffer::Buffer;
+use super::lanes::{CHUNK, WIDEST, load, store};
+use super::memory::Shared;
+use super::simd::Element;
+
+/// Lines along one dim of a tensor: `outer · inner` of them, whose cells lie `inner` apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lines {
+    pub(crate) outer: usize,
+    pub(crate) cells: usize,
+    pub(crate) inner: usize,
+}
+
+/// Some columns of one `[cells, inner]`.
+#[derive(Clone, Debug)]
+pub(crate) struct Columns {
+    pub(crate) outer: usize,
+    pub(crate) columns: Range<usize>,
+}
+
+impl Lines {
+    /// The lines along the dims of a range.
+    pub(crate) fn along(shape: &[usize], dims: Range<usize>) -> Self {
+        Self {
+            outer: shape[..dims.start].iter().product(),
+            cells: shape[dims.clone()].iter().product(),
+            inner: shape[dims.end..].iter().product(),
+        }
+    }
+
+    /// The number of lines.
+    pub(crate) fn count(self) -> usize {
+        self.outer * self.inner
+    }
+
+    /// The number of elements.
+    pub(crate) fn len(self) -> usize {
+        self.count() * self.cells
+    }
+
+    /// Some columns of one cell of all lines of an `outer`.
+    pub(crate) fn part(self, place: &Columns, cell: usize) -> Range<usize> {
+        let start = (place.outer * self.cells + cell) * self.inner;
+        start + place.columns.start..start + place.columns.end
+    }
+
+    /// The lines of columns, as places in a tensor of one element for each.
+    pub(crate) fn of_columns(self, place: &Columns) -> Range<usize> {
+        let start = place.outer * self.inner;
+        start + place.columns.start..start + place.columns.end
+    }
+
+    /// Runs a task for some columns at a time; which ones follows from the shape alone.
+    pub(crate) fn for_each(self, run: impl Fn(Columns) + Sync) {
+        if self.count() == 0 {
+            return;
+        }
+        let vector = 4 * WIDEST;
+        let width = (CHUNK / self.cells.max(1)).div_ceil(vector) * vector;
+        let pieces = self.inner.div_ceil(width);
+        let together = (CHUNK / (self.cells * width.min(self.inner)).max(1)).max(1);
+        let tasks = (0..self.outer * pieces)
+            .into_par_iter()
+            .with_min_len(together);
+        tasks.for_each(|task| {
+            let start = task % pieces * width;
+            run(Columns {
+                outer: task / pieces,
+                columns: start..self.inner.min(start + width),
+            });
+        });
+    }
+
+    /// A buffer of `len` elements that tasks fill, each the elements of its columns.
+    ///
+    /// # Safety
+    /// `run` must write all elements of the lines of its columns, and no others; together they are `len`.
+    pub(crate) unsafe fn filled<E: Element>(
+        self,
+        len: usize,
+        run: impl Fn(Columns, Shared<E>) + Sync,
+    ) -> Buffer<E> {
+        // SAFETY: the tasks have all columns.
+        unsafe {
+            Buffer::filled(len, |elements| {
+                self.for_each(|columns| run(columns, elements))
+            })
+        }
+    }
+}
+
+/// The vectors of a range of columns, as ranges of at most a vector from its start.
+#[inline(always)]
+pub(crate) fn vectors<S: Simd, E: Element>(columns: usize) -> impl Iterator<Item = Range<usize>> {
+    let lanes = E::lanes::<S>();
+    (0..columns)
+        .step_by(lanes)
+        .map(move |start| start..columns.min(start + lanes))
+}
+
+/// Applies a function to each lane of a vector.
+#[inline(always)]
+pub(crate) fn by_lane<S: Simd, E: Element>(
+    simd: S,
+    vector: E::Vector<S>,
+    f: impl Fn(E) -> E,
+) -> E::Vector<S> {
+    let mut lanes = [E::default(); WIDEST];
+    let lanes = &mut lanes[..E::lanes::<S>()];
+    store(simd, lanes, vector);
+    lanes.iter_mut().for_each(|lane| *lane = f(*lane));
+    load(simd, lanes)
+}
+
+/// The elements of a range of a shared buffer.
+///
+/// # Safety
+/// They must lie in the buffer, be initialised, and nothing else may use them meanwhile.
+pub(crate) unsafe fn slice<'a, E>(elements: Shared<E>, range: Range<usize>) -> &'a mut [E] {
+    // SAFETY: the caller's.
+    unsafe { std::slice::from_raw_parts_mut(elements.at(range.start), range.len()) }
+}

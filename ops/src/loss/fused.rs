@@ -1,0 +1,228 @@
+//! Sums of penalties of one shard, in one pass.
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::Tensor;
+use halocline_core::ops::{BackwardPass, Operator, apply};
+use halocline_core::{Result, ShardTensor};
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::{Penalty, Reduction, reduced};
+use crate::field::{Field, Rank};
+use crate::kernel::flex::{self, with_float};
+use crate::kernel::lanes::{Function, map, sums};
+use crate::kernel::simd::{Element, Isa};
+use crate::reduce::of_all;
+
+/// Elements that are summed in their own precision, before sums go on in double precision.
+const BLOCK: usize = 2048;
+
+/// The penalties of `x − target`, reduced to one number. Where both lie alike and our kernels run, no field of errors is made.
+pub(super) fn penalized<const D: usize, X: Field<D>>(
+    x: X,
+    target: X,
+    penalty: Penalty,
+    reduction: Reduction,
+) -> Rank<X, 1> {
+    penalty.check();
+    let (shard, other) = (x.clone().into_shard(), target.clone().into_shard());
+    let alike = shard.layout() == other.layout()
+        && shard.local().dtype() == other.local().dtype()
+        && shard.require_resolved("loss").is_ok();
+    if !alike || !flex::runs_on(&shard.device()) {
+        return reduced(penalty.of(x - target), reduction);
+    }
+    let count: usize = shard.dims().iter().product();
+    let scale = match reduction {
+        Reduction::Mean => (count as f64).recip(),
+        Reduction::Sum => 1.0,
+    };
+    let layout = of_all("loss", shard.layout()).unwrap_or_else(|error| error.raise());
+    let mesh = shard.mesh().clone();
+    let inputs = [shard, other].map(|shard| shard.into_parts().0.into_dispatch());
+    let sum = Tensor::<1>::from_dispatch(apply(Sum { penalty, scale }, inputs));
+    Field::from_shard(ShardTensor::from_parts(sum, layout, mesh))
+}
+
+impl Penalty {
+    /// Requires that a δ is positive.
+    pub(super) fn check(self) {
+        if let Self::Huber(delta) = self {
+            assert!(
+                delta > 0.0,
+                "huber_loss: delta must be positive, got {delta}"
+            );
+        }
+    }
+
+    /// The penalties of a vector of errors.
+    #[inline(always)]
+    fn value<S: Simd, E: Element>(self, simd: S, error: E::Vector<S>) -> E::Vector<S> {
+        match self {
+            Self::Squared => E::times(simd, error, error),
+            Self::Absolute => E::abs(simd, error),
+            Self::Huber(delta) => {
+                let [delta, half] = [delta, 0.5].map(|value| E::splat(simd, E::from_f64(value)));
+                let size = E::abs(simd, error);
+                // The quadratic part of an error, and the linear rest.
+                let quadratic = E::select_less(simd, [delta, size], delta, size);
+                let linear = E::times(simd, E::minus(simd, size, quadratic), delta);
+                E::mul_add(simd, E::times(simd, quadratic, half), quadratic, linear)
+            }
+        }
+    }
+
+    /// Their derivatives.
+    #[inline(always)]
+    fn slope<S: Simd, E: Element>(self, simd: S, error: E::Vector<S>) -> E::Vector<S> {
+        let splat = |value| E::splat(simd, E::from_f64(value));
+        match self {
+            Self::Squared => E::plus(simd, error, error),
+            Self::Absolute => {
+                // Zero of zero, and NaN of NaN.
+                let zero = splat(0.0);
+                let rest = E::times(simd, error, zero);
+                let above = E::select_less(simd, [zero, error], splat(1.0), rest);
+                E::select_less(simd, [error, zero], splat(-1.0), above)
+            }
+            Self::Huber(delta) => {
+                let (low, high) = (splat(-delta), splat(delta));
+                let below = E::select_less(simd, [error, low], low, error);
+                E::select_less(simd, [high, below], high, below)
+            }
+        }
+    }
+}
+
+/// The sum of the penalties of the first input minus the second, times `scale`, as a node of the graph.
+#[derive(Clone, Copy, Debug)]
+struct Sum {
+    penalty: Penalty,
+    scale: f64,
+}
+
+struct Block<'a, E> {
+    penalty: Penalty,
+    inputs: [&'a [E]; 2],
+}
+
+impl<E: Element> WithSimd for Block<'_, E> {
+    type Output = E;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> E {
+        let Self { penalty, inputs } = self;
+        let zero = E::splat(simd, E::default());
+        let [sum] = sums(
+            simd,
+            inputs,
+            [zero, zero],
+            #[inline(always)]
+            |[sum], [x, target]| {
+                let error = E::minus(simd, x, target);
+                [E::plus(simd, sum, penalty.value::<S, E>(simd, error))]
+            },
+        );
+        sum
+    }
+}
+
+/// The derivatives times a factor.
+struct Slope {
+    penalty: Penalty,
+    factor: f64,
+}
+
+impl<E: Element> Function<E, 2> for Slope {
+    #[inline(always)]
+    fn at<S: Simd>(&self, simd: S, _: usize, [x, target]: [E::Vector<S>; 2]) -> E::Vector<S> {
+        let slope = self.penalty.slope::<S, E>(simd, E::minus(simd, x, target));
+        E::times(simd, slope, E::splat(simd, E::from_f64(self.factor)))
+    }
+}
+
+impl Operator for Sum {
+    type Saved = ();
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(["loss", "loss (backward)"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        true
+    }
+
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        let dtype = inputs[0].dtype();
+        let isa = Isa::chosen()?;
+        let y = with_float!(dtype, E => {
+            let inputs = inputs.into_iter().map(flex::operand::<E>).collect::<Result<Vec<_>>>()?;
+            let [x, target] = [0, 1].map(|input| flex::elements::<E>(&inputs[input]));
+            let blocks = x.par_chunks(BLOCK).zip(target.par_chunks(BLOCK)).with_min_len(8);
+            let penalty = self.penalty;
+            let block = |(x, target)| isa.run(Block { penalty, inputs: [x, target] });
+            let blocks: Vec<E> = blocks.map(block).collect();
+            let sum: f64 = blocks.into_iter().map(E::to_f64).sum();
+            flex::small_result(vec![E::from_f64(sum * self.scale)], &[1], dtype)
+        });
+        Ok((y, ()))
+    }
+
+    fn backward(&self, mut pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        let inputs = [0, 1].map(|input| pass.take_input(input));
+        let (dtype, shape) = (inputs[0].dtype(), inputs[0].shape());
+        let (isa, cotangent) = (Isa::chosen()?, Tensor::<1>::from_dispatch(pass.cotangent));
+        let factor = self.scale * cotangent.into_scalar::<f64>();
+        Ok(with_float!(dtype, E => {
+            let [x, target] = inputs.map(flex::operand::<E>);
+            let (x, target) = (x?, target?);
+            let inputs = [&x, &target].map(flex::elements::<E>);
+            let of = |wanted: bool, factor| {
+                let slope = Slope { penalty: self.penalty, factor };
+                wanted.then(|| flex::result(map(isa, inputs, 1, &slope), &shape, dtype))
+            };
+            vec![of(pass.wanted[0], factor), of(pass.wanted[1], -factor)]
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{difference, random};
+
+    #[test]
+    fn kernels_and_burns_operators_agree() {
+        for penalty in [Penalty::Squared, Penalty::Absolute, Penalty::Huber(0.7)] {
+            let run = |fused: bool| {
+                let [x, target] = ["x", "target"]
+                    .map(|name| random::<2>([50, 101], name, 0).detach().require_grad());
+                let loss: Tensor<1> = match fused {
+                    true => penalized(x.clone(), target.clone(), penalty, Reduction::Mean),
+                    false => reduced(penalty.of(x.clone() - target.clone()), Reduction::Mean),
+                };
+                let gradients = (loss.clone() * 3.0).backward();
+                let of = |leaf: &Tensor<2>| leaf.grad(&gradients).unwrap().into_data();
+                [loss.inner().into_data(), of(&x), of(&target)]
+            };
+            for (ours, burns) in run(true).iter().zip(&run(false)) {
+                assert!(difference(ours, burns) < 1e-6, "{penalty:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn errors_of_zero_have_no_slope_and_of_nan_nan() {
+        let x = Tensor::<1>::from([1.0, f32::NAN, 3.0])
+            .autodiff()
+            .require_grad();
+        let target = Tensor::<1>::from([1.0, 0.0, 5.0]).autodiff();
+        let loss: Tensor<1> = penalized(x.clone(), target, Penalty::Absolute, Reduction::Sum);
+        let gradient = x.grad(&loss.backward()).unwrap().into_data();
+        let found: Vec<f32> = gradient.iter().collect();
+        assert!(
+            found[0] == 0.0 && found[1].is_nan() && found[2] == -1.0,
+            "{found:?}"
+        );
+    }
+}

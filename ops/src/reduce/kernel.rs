@@ -1,0 +1,267 @@
+//! Kernels of sums along lines: of cells, or of squares of their distances from a middle.
+//!
+//! Blocks of cells are summed in their own precision, and their sums in double precision. Blocks follow from the shape alone, so
+//! that the bits do not depend on the number of threads.
+
+use std::ops::Range;
+
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use crate::kernel::buffer::Buffer;
+use crate::kernel::lanes::{CHUNK, load, store, sums};
+use crate::kernel::lines::{Columns, Lines, slice, vectors};
+use crate::kernel::memory::Shared;
+use crate::kernel::simd::{Element, Isa};
+
+/// Cells of a block where they lie side by side, and where lines do.
+const BLOCKS: [usize; 2] = [2048, 256];
+
+/// What is summed.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Term<'a, E> {
+    /// Cells.
+    Cell,
+    /// Squares of cells.
+    Square,
+    /// Squares of distances from a value for each line.
+    Distance(&'a [E]),
+}
+
+impl<E: Element> Term<'_, E> {
+    /// Adds the terms of a vector of cells to a sum. `middles` is zero where there are none.
+    #[inline(always)]
+    fn add<S: Simd>(
+        self,
+        simd: S,
+        sum: E::Vector<S>,
+        x: E::Vector<S>,
+        middles: E::Vector<S>,
+    ) -> E::Vector<S> {
+        match self {
+            Self::Cell => E::plus(simd, sum, x),
+            Self::Square => E::mul_add(simd, x, x, sum),
+            Self::Distance(_) => {
+                let away = E::minus(simd, x, middles);
+                E::mul_add(simd, away, away, sum)
+            }
+        }
+    }
+
+    /// The gradient of a vector of cells, from that of their sums.
+    #[inline(always)]
+    fn pull<S: Simd>(
+        self,
+        simd: S,
+        x: &[E],
+        cells: Range<usize>,
+        [middles, cotangents]: [E::Vector<S>; 2],
+    ) -> E::Vector<S> {
+        match self {
+            Self::Cell => cotangents,
+            _ => {
+                let away = E::minus(simd, load(simd, &x[cells]), middles);
+                E::times(simd, away, cotangents)
+            }
+        }
+    }
+
+    fn middle(self, line: usize) -> E {
+        match self {
+            Self::Distance(middles) => middles[line],
+            _ => E::default(),
+        }
+    }
+}
+
+/// Computes the sum of each line, times `scale`.
+pub(super) fn forward<E: Element>(
+    isa: Isa,
+    lines: Lines,
+    x: &[E],
+    term: Term<'_, E>,
+    scale: f64,
+) -> Vec<E> {
+    assert_eq!(x.len(), lines.len());
+    let Lines { cells, inner, .. } = lines;
+    let block = BLOCKS[usize::from(inner > 1)];
+    let blocks = cells.div_ceil(block).max(1);
+    let mut partial = vec![E::default(); lines.count() * blocks];
+    let together = (CHUNK / (block.min(cells.max(1)) * inner.max(1))).max(1);
+    let width = (CHUNK / block.min(cells.max(1))).max(64);
+    let parts = partial
+        .par_chunks_mut(inner.max(1))
+        .enumerate()
+        .with_min_len(together);
+    parts.for_each(|(number, sums)| {
+        let (outer, start) = (number / blocks, number % blocks * block);
+        let cells = start..cells.min(start + block);
+        let pieces = sums.par_chunks_mut(width).enumerate();
+        pieces.for_each(|(piece, sums)| {
+            let start = piece * width;
+            let place = Columns {
+                outer,
+                columns: start..start + sums.len(),
+            };
+            let cells = cells.clone();
+            isa.run(Sum {
+                lines,
+                place,
+                x,
+                term,
+                cells,
+                sums,
+            });
+        });
+    });
+    let total = |line: usize| {
+        let (outer, column) = (line / inner, line % inner);
+        let all = (0..blocks).map(|block| partial[(outer * blocks + block) * inner + column]);
+        E::from_f64(all.map(E::to_f64).sum::<f64>() * scale)
+    };
+    if blocks == 1 && scale == 1.0 {
+        return partial;
+    }
+    (0..lines.count()).map(total).collect()
+}
+
+/// Computes the gradient of the cells.
+pub(super) fn backward<E: Element>(
+    isa: Isa,
+    lines: Lines,
+    x: &[E],
+    term: Term<'_, E>,
+    cotangent: &[E],
+    scale: f64,
+) -> Buffer<E> {
+    let scale = E::from_f64(match term {
+        Term::Cell => scale,
+        _ => 2.0 * scale,
+    });
+    let run = |place, gradient| {
+        isa.run(Gradient {
+            lines,
+            place,
+            x,
+            term,
+            cotangent,
+            scale,
+            gradient,
+        });
+    };
+    // SAFETY: a task writes its lines and no others.
+    unsafe { lines.filled(lines.len(), run) }
+}
+
+struct Sum<'a, E> {
+    lines: Lines,
+    place: Columns,
+    x: &'a [E],
+    term: Term<'a, E>,
+    cells: Range<usize>,
+    sums: &'a mut [E],
+}
+
+impl<E: Element> WithSimd for Sum<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self {
+            lines,
+            place,
+            x,
+            term,
+            cells,
+            sums: totals,
+        } = self;
+        if lines.inner == 1 {
+            let x = &x[place.outer * lines.cells..][cells];
+            let middle = E::splat(simd, term.middle(place.outer));
+            [totals[0]] = sums(
+                simd,
+                [x],
+                [middle],
+                #[inline(always)]
+                |[sum], [x]| [term.add(simd, sum, x, middle)],
+            );
+            return;
+        }
+        for cell in cells {
+            let x = &x[lines.part(&place, cell)];
+            for part in vectors::<S, E>(totals.len()) {
+                let middles = match term {
+                    Term::Distance(middles) => {
+                        load(simd, &middles[lines.of_columns(&place)][part.clone()])
+                    }
+                    _ => E::splat(simd, E::default()),
+                };
+                let sum = load(simd, &totals[part.clone()]);
+                let sum = term.add(simd, sum, load(simd, &x[part.clone()]), middles);
+                store(simd, &mut totals[part], sum);
+            }
+        }
+    }
+}
+
+struct Gradient<'a, E> {
+    lines: Lines,
+    place: Columns,
+    x: &'a [E],
+    term: Term<'a, E>,
+    cotangent: &'a [E],
+    scale: E,
+    gradient: Shared<E>,
+}
+
+impl<E: Element> WithSimd for Gradient<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self {
+            lines,
+            place,
+            x,
+            term,
+            cotangent,
+            scale,
+            gradient,
+        } = self;
+        let scales = E::splat(simd, scale);
+        if lines.inner == 1 {
+            let range = place.outer * lines.cells..(place.outer + 1) * lines.cells;
+            let start = range.start;
+            // SAFETY: the line of this task.
+            let gradient = unsafe { slice(gradient, range) };
+            let cotangent = E::splat(simd, scale * cotangent[place.outer]);
+            let middle = E::splat(simd, term.middle(place.outer));
+            for part in vectors::<S, E>(lines.cells) {
+                let cells = start + part.start..start + part.end;
+                let found = term.pull(simd, x, cells, [middle, cotangent]);
+                store(simd, &mut gradient[part], found);
+            }
+            return;
+        }
+        let of_columns = lines.of_columns(&place);
+        for cell in 0..lines.cells {
+            let range = lines.part(&place, cell);
+            let start = range.start;
+            // SAFETY: of the lines of this task.
+            let gradient = unsafe { slice(gradient, range) };
+            for part in vectors::<S, E>(gradient.len()) {
+                let cotangent = load(simd, &cotangent[of_columns.clone()][part.clone()]);
+                let middles = match term {
+                    Term::Distance(middles) => {
+                        load(simd, &middles[of_columns.clone()][part.clone()])
+                    }
+                    _ => E::splat(simd, E::default()),
+                };
+                let cotangent = E::times(simd, cotangent, scales);
+                let cells = start + part.start..start + part.end;
+                let found = term.pull(simd, x, cells, [middles, cotangent]);
+                store(simd, &mut gradient[part], found);
+            }
+        }
+    }
+}

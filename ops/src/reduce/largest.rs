@@ -1,0 +1,117 @@
+//! The places of the largest cells of lines.
+
+use std::cmp::Ordering;
+
+use burn::backend::TensorMetadata;
+use burn::tensor::{Int, Tensor, TensorData};
+use halocline_core::Result;
+use rayon::prelude::*;
+
+use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::lines::Lines;
+
+/// Up to so many cells are kept in order while a line is read; of more, all are sorted apart.
+const FEW: usize = 32;
+
+/// The indices of the `count` largest cells of a whole dim on the CPU, in descending order; of equal cells the first ones. What
+/// is not a number is larger than all numbers.
+pub(super) fn largest<const D: usize>(
+    x: &Tensor<D>,
+    count: usize,
+    dim: usize,
+) -> Result<Tensor<D, Int>> {
+    let (device, mut shape) = (x.device().inner(), x.dims());
+    let lines = Lines::along(&shape, dim..dim + 1);
+    let x = x.clone().inner().into_dispatch();
+    let dtype = x.dtype();
+    let found = with_float!(dtype, E => {
+        let x = flex::operand::<E>(x)?;
+        places::<E>(lines, count, flex::elements(&x))
+    });
+    shape[dim] = count;
+    Ok(Tensor::from_data(TensorData::new(found, shape), &device))
+}
+
+fn places<E: Float>(lines: Lines, count: usize, x: &[E]) -> Vec<i64> {
+    let Lines { cells, inner, .. } = lines;
+    let mut found = vec![0; lines.count() * count];
+    // Each task has the lines of one `outer`, whose results lie together.
+    let tasks = found.par_chunks_mut((inner * count).max(1)).enumerate();
+    tasks.for_each(|(outer, found)| {
+        for column in 0..inner {
+            let at = |cell: usize| x[(outer * cells + cell) * inner + column].to_f64();
+            let best = match count <= FEW {
+                true => few(cells, count, at),
+                false => many(cells, count, at),
+            };
+            for (rank, (_, cell)) in best.into_iter().enumerate() {
+                found[rank * inner + column] = cell as i64;
+            }
+        }
+    });
+    found
+}
+
+/// Descending.
+fn order(a: f64, b: f64) -> Ordering {
+    let number = |value: f64| !value.is_nan();
+    let order = number(a).cmp(&number(b));
+    order.then(b.partial_cmp(&a).unwrap_or(Ordering::Equal))
+}
+
+fn few(cells: usize, count: usize, at: impl Fn(usize) -> f64) -> Vec<(f64, usize)> {
+    let mut best: Vec<(f64, usize)> = Vec::with_capacity(count + 1);
+    for cell in 0..cells {
+        let value = at(cell);
+        if best.len() == count && order(value, best[count - 1].0) != Ordering::Less {
+            continue;
+        }
+        let place = best.partition_point(|(held, _)| order(*held, value) != Ordering::Greater);
+        best.insert(place, (value, cell));
+        best.truncate(count);
+    }
+    best
+}
+
+fn many(cells: usize, count: usize, at: impl Fn(usize) -> f64) -> Vec<(f64, usize)> {
+    let mut all: Vec<(f64, usize)> = (0..cells).map(|cell| (at(cell), cell)).collect();
+    let descending = |a: &(f64, usize), b: &(f64, usize)| order(a.0, b.0).then(a.1.cmp(&b.1));
+    if count < cells {
+        all.select_nth_unstable_by(count, descending);
+        all.truncate(count);
+    }
+    all.sort_unstable_by(descending);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_of_equal_cells_come_first_and_nan_before_all() {
+        let line = [1.0, 5.0, f64::NAN, -2.0, 5.0, f64::INFINITY];
+        let expected = [2, 5, 1, 4, 0, 3];
+        for count in 1..=line.len() {
+            for best in [
+                few(6, count, |cell| line[cell]),
+                many(6, count, |cell| line[cell]),
+            ] {
+                let places: Vec<usize> = best.into_iter().map(|(_, cell)| cell).collect();
+                assert_eq!(places, expected[..count]);
+            }
+        }
+    }
+
+    #[test]
+    fn lines_may_lie_along_any_dim() {
+        // `[2, 3, 2]`
+        let x = [
+            0.0_f32, 9.0, 4.0, 1.0, 2.0, 5.0, 7.0, 7.0, 8.0, 0.0, 6.0, 3.0,
+        ];
+        let lines = |dim: usize| Lines::along(&[2, 3, 2], dim..dim + 1);
+        assert_eq!(places(lines(1), 2, &x), [1, 0, 2, 2, 1, 0, 0, 2]);
+        assert_eq!(places(lines(2), 1, &x), [1, 0, 1, 0, 0, 0]);
+        assert_eq!(places(lines(0), 1, &x), [1, 0, 1, 0, 1, 0]);
+    }
+}

@@ -1,0 +1,215 @@
+//! Sums over dims of one shard, as nodes of the graph.
+
+use std::ops::Range;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{Shape, Tensor};
+use halocline_core::Result;
+use halocline_core::ops::{BackwardPass, Operator, apply};
+
+use super::kernel::{Term, backward, forward};
+use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::lines::Lines;
+use crate::kernel::simd::Isa;
+use crate::precision::{cast, widened};
+
+/// The sum of all cells of `dims`, times `scale`, computed in f32 at least.
+pub(super) fn sums<const D: usize>(x: Tensor<D>, dims: &[usize], scale: f64) -> Tensor<D> {
+    let dtype = x.dtype();
+    if !flex::runs_on(&x.device()) {
+        return cast(widened(x).sum_dims(dims) * scale, dtype);
+    }
+    let mut ranges = ranges(dims);
+    let Some(last) = ranges.pop() else {
+        return x * scale;
+    };
+    // Those before the last one keep the type that sums are computed in.
+    let x = match ranges.is_empty() {
+        true => x,
+        false => widened(x),
+    };
+    let one = |x: Tensor<D>, dims: Range<usize>, scale| {
+        let sum = Sums {
+            dims,
+            squares: false,
+            scale,
+        };
+        Tensor::from_dispatch(apply(sum, [x.into_dispatch()]))
+    };
+    let x = ranges.into_iter().fold(x, |x, dims| one(x, dims, 1.0));
+    cast(one(x, last, scale), dtype)
+}
+
+/// The sum of the squares of the distances of the cells of `dims` from `middle`, which has one cell in them and no gradient,
+/// times `scale`; of squares of the cells without one.
+pub(super) fn squares<const D: usize>(
+    x: Tensor<D>,
+    middle: Option<Tensor<D>>,
+    dims: &[usize],
+    scale: f64,
+) -> Tensor<D> {
+    let ranges = ranges(dims);
+    let kernels = flex::runs_on(&x.device());
+    let ([dims], true) = (&ranges[..], kernels) else {
+        let away = match middle {
+            Some(middle) => x - middle,
+            None => x,
+        };
+        return sums(away.square(), dims, scale);
+    };
+    let sum = Sums {
+        dims: dims.clone(),
+        squares: true,
+        scale,
+    };
+    let x = x.into_dispatch();
+    Tensor::from_dispatch(match middle {
+        Some(middle) => apply(sum, [x, middle.into_dispatch()]),
+        None => apply(sum, [x]),
+    })
+}
+
+/// Dims as ranges of those that follow each other.
+fn ranges(dims: &[usize]) -> Vec<Range<usize>> {
+    let mut sorted = dims.to_vec();
+    sorted.sort_unstable();
+    let mut found: Vec<Range<usize>> = Vec::new();
+    for dim in sorted {
+        match found.last_mut() {
+            Some(last) if last.end == dim => last.end += 1,
+            _ => found.push(dim..dim + 1),
+        }
+    }
+    found
+}
+
+/// A sum over dims that follow each other: of cells, or of squares of their distances from the second input.
+#[derive(Clone, Debug)]
+struct Sums {
+    dims: Range<usize>,
+    squares: bool,
+    scale: f64,
+}
+
+impl Sums {
+    fn term<'a, E: Float>(&self, middles: Option<&'a [E]>) -> Term<'a, E> {
+        match middles {
+            _ if !self.squares => Term::Cell,
+            Some(middles) => Term::Distance(middles),
+            None => Term::Square,
+        }
+    }
+}
+
+impl Operator for Sums {
+    /// The shape of the input.
+    type Saved = Shape;
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(["sum", "sum (backward)"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        self.squares
+    }
+
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
+        let (dtype, shape) = (inputs[0].dtype(), inputs[0].shape());
+        let lines = Lines::along(&shape, self.dims.clone());
+        let mut reduced = shape.to_vec();
+        reduced[self.dims.clone()].fill(1);
+        let y = with_float!(dtype, E => {
+            let inputs = inputs.into_iter().map(flex::operand::<E>).collect::<Result<Vec<_>>>()?;
+            let term = self.term(inputs.get(1).map(flex::elements::<E>));
+            let y = forward(Isa::chosen()?, lines, flex::elements(&inputs[0]), term, self.scale);
+            flex::small_result(y, &reduced, dtype)
+        });
+        Ok((y, shape))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
+        let (dtype, shape) = (pass.cotangent.dtype(), pass.saved);
+        let lines = Lines::along(shape, self.dims.clone());
+        let count = pass.inputs.len();
+        let gradient = with_float!(dtype, E => {
+            let inputs = pass.inputs.into_iter().flatten().map(flex::operand::<E>);
+            let inputs = inputs.collect::<Result<Vec<_>>>()?;
+            let cotangent = flex::operand::<E>(pass.cotangent)?;
+            let x = inputs.first().map_or(&[][..], flex::elements::<E>);
+            let term = self.term(inputs.get(1).map(flex::elements::<E>));
+            let cotangent = flex::elements(&cotangent);
+            let found = backward(Isa::chosen()?, lines, x, term, cotangent, self.scale);
+            flex::result(found, shape, dtype)
+        });
+        let mut gradients = vec![Some(gradient)];
+        gradients.resize_with(count, || None);
+        Ok(gradients)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Device};
+
+    use super::*;
+    use crate::testing::{difference, random};
+
+    /// Of lines side by side or not, and of more cells than a block.
+    #[test]
+    fn kernels_and_burns_operators_agree() {
+        for (shape, dims) in [
+            ([3, 700, 37], &[1][..]),
+            ([2, 5, 5000], &[2]),
+            ([3, 19, 37], &[0, 1]),
+            ([3, 19, 37], &[0, 2]),
+            ([3, 19, 37], &[0, 1, 2]),
+        ] {
+            let of = |middle: Option<Tensor<3>>, composed: bool, kind: usize| {
+                let x = random::<3>(shape, "x", 0).detach().require_grad();
+                let y = match (kind, composed) {
+                    (0, true) => x.clone().sum_dims(dims) * 0.5,
+                    (0, false) => sums(x.clone(), dims, 0.5),
+                    (_, true) => {
+                        let middle =
+                            middle.unwrap_or_else(|| x.clone().inner().zeros_like().autodiff());
+                        (x.clone() - middle).square().sum_dims(dims) * 0.5
+                    }
+                    (_, false) => squares(x.clone(), middle, dims, 0.5),
+                };
+                let weight = random::<3>(y.dims(), "y", 0).detach();
+                let gradients = (y.clone() * weight).sum().backward();
+                [y.inner(), x.grad(&gradients).unwrap()].map(Tensor::into_data)
+            };
+            let mut reduced = shape;
+            dims.iter().for_each(|&dim| reduced[dim] = 1);
+            let middle = random::<3>(reduced, "middle", 0).detach();
+            for (middle, kind) in [(None, 0), (None, 1), (Some(middle), 1)] {
+                let (ours, burns) = (of(middle.clone(), false, kind), of(middle, true, kind));
+                for (ours, burns) in ours.iter().zip(&burns) {
+                    assert!(
+                        difference(ours, burns) < 2e-6,
+                        "{shape:?}, {dims:?}, {kind}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Sums of ones in half precision would end at 256 or 2048.
+    #[test]
+    fn half_precision_is_summed_in_single_precision() {
+        let device = Device::flex();
+        for dtype in [DType::BF16, DType::F16] {
+            let ones = Tensor::<3>::ones([2, 4096, 3], (&device, dtype));
+            let all = |y: Tensor<3>, value: f32| {
+                assert_eq!(y.dtype(), dtype);
+                assert!(y.into_data().iter::<f32>().all(|sum| sum == value));
+            };
+            all(sums(ones.clone(), &[1], 1.0), 4096.0);
+            all(sums(ones.clone(), &[0, 2], 0.5), 3.0);
+            all(squares(ones.clone(), None, &[1], 1.0), 4096.0);
+            let middle = Tensor::<3>::ones([2, 1, 3], (&device, dtype)) * 3.0;
+            all(squares(ones, Some(middle), &[1], 1.0), 16384.0);
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! Kernels of softmax, its logarithm, and the logarithm of sums of exponentials, along lines.
+
+use pulp::{Simd, WithSimd};
+
+use crate::kernel::buffer::Buffer;
+use crate::kernel::lanes::{WIDEST, load, store, sums};
+use crate::kernel::lines::{Columns, Lines, by_lane, slice, vectors};
+use crate::kernel::math::exp;
+use crate::kernel::memory::Shared;
+use crate::kernel::simd::{Element, Isa};
+
+/// What is computed of the exponentials of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Each over their sum.
+    Softmax,
+    /// The logarithm of that.
+    LogSoftmax,
+    /// The logarithm of their sum.
+    LogSumExp,
+}
+
+/// Computes the result: of the lines' shape, or with one cell of each line.
+pub(super) fn forward<E: Element>(isa: Isa, kind: Kind, lines: Lines, x: &[E]) -> Buffer<E> {
+    assert_eq!(x.len(), lines.len());
+    let len = match kind {
+        Kind::LogSumExp => lines.count(),
+        _ => lines.len(),
+    };
+    let run = |place, y| {
+        isa.run(Forward {
+            kind,
+            lines,
+            place,
+            x,
+            y,
+        })
+    };
+    // SAFETY: a task writes its lines, or their results, and no others.
+    unsafe { lines.filled(len, run) }
+}
+
+/// Computes the gradient of the input from the result; `x` is empty but for a logarithm of sums.
+pub(super) fn backward<E: Element>(
+    isa: Isa,
+    kind: Kind,
+    lines: Lines,
+    [x, y, cotangent]: [&[E]; 3],
+) -> Buffer<E> {
+    let run = |place, gradient| {
+        isa.run(Backward {
+            kind,
+            lines,
+            place,
+            x,
+            y,
+            cotangent,
+            gradient,
+        });
+    };
+    // SAFETY: a task writes its lines and no others.
+    unsafe { lines.filled(lines.len(), run) }
+}
+
+struct Forward<'a, E> {
+    kind: Kind,
+    lines: Lines,
+    place: Columns,
+    x: &'a [E],
+    y: Shared<E>,
+}
+
+/// The argument of the exponential function: a cell minus the largest of its line. In a logarithm of sums a largest cell that
+/// is infinite is replaced by the largest number, so that the difference is no NaN.
+#[inline(always)]
+fn away<S: Simd, E: Element>(
+    simd: S,
+    kind: Kind,
+    x: E::Vector<S>,
+    most: E::Vector<S>,
+) -> E::Vector<S> {
+    if kind != Kind::LogSumExp {
+        return E::minus(simd, x, most);
+    }
+    let zero = E::splat(simd, E::default());
+    let [low, high] = [E::default() - E::HIGHEST, E::HIGHEST].map(|value| E::splat(simd, value));
+    let most = E::select_less(simd, [high, most], high, most);
+    let most = E::select_less(simd, [most, low], low, most);
+    let away = E::minus(simd, x, most);
+    E::select_less(simd, [zero, away], zero, away)
+}
+
+/// The larger of two; the first where the second is NaN.
+#[inline(always)]
+fn larger<S: Simd, E: Element>(simd: S, a: E::Vector<S>, b: E::Vector<S>) -> E::Vector<S> {
+    E::select_less(simd, [a, b], b, a)
+}
+
+impl<E: Element> WithSimd for Forward<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        if self.lines.inner == 1 {
+            self.row(simd);
+        } else {
+            self.columns(simd);
+        }
+    }
+}
+
+impl<E: Element> Forward<'_, E> {
+    /// A line whose cells lie side by side.
+    #[inline(always)]
+    fn row<S: Simd>(self, simd: S) {
+        let Self {
+            kind,
+            lines,
+            place,
+            x,
+            y,
+        } = self;
+        let cells = lines.cells;
+        let x = &x[place.outer * cells..][..cells];
+        let lowest = E::splat(simd, E::from_f64(f64::NEG_INFINITY));
+        let mut most = lowest;
+        for part in vectors::<S, E>(cells) {
+            most = larger::<S, E>(simd, most, E::load_part(simd, &x[part], lowest));
+        }
+        let mut lanes = [E::default(); WIDEST];
+        let lanes = &mut lanes[..E::lanes::<S>()];
+        store(simd, lanes, most);
+        let most = lanes.iter().map(|lane| lane.to_f64());
+        let most = E::from_f64(most.fold(f64::NEG_INFINITY, f64::max));
+        let top = E::splat(simd, most);
+        if kind == Kind::Softmax {
+            // SAFETY: the line of this task.
+            let y = unsafe { slice(y, place.outer * cells..(place.outer + 1) * cells) };
+            for part in vectors::<S, E>(cells) {
+                let away = away::<S, E>(simd, kind, load(simd, &x[part.clone()]), top);
+                store(simd, &mut y[part], exp::<S, E>(simd, away));
+            }
+            let [sum] = sums(
+                simd,
+                [&*y],
+                [E::splat(simd, E::default())],
+                #[inline(always)]
+                |[sum], [y]| [E::plus(simd, sum, y)],
+            );
+            let factor = E::splat(simd, E::from_f64(sum.to_f64().recip()));
+            for part in vectors::<S, E>(cells) {
+                let scaled = E::times(simd, load(simd, &y[part.clone()]), factor);
+                store(simd, &mut y[part], scaled);
+            }
+            return;
+        }
+        let [sum] = sums(
+            simd,
+            [x],
+            [lowest],
+            #[inline(always)]
+            |[sum], [x]| {
+                [E::plus(
+                    simd,
+                    sum,
+                    exp::<S, E>(simd, away::<S, E>(simd, kind, x, top)),
+                )]
+            },
+        );
+        let logarithm = sum.ln();
+        if kind == Kind::LogSumExp {
+            // SAFETY: the result of this task's line.
+            unsafe { *y.at(place.outer) = logarithm + most };
+            return;
+        }
+        // SAFETY: the line of this task.
+        let y = unsafe { slice(y, place.outer * cells..(place.outer + 1) * cells) };
+        let logarithm = E::splat(simd, logarithm);
+        for part in vectors::<S, E>(cells) {
+            let away = E::minus(simd, load(simd, &x[part.clone()]), top);
+            store(simd, &mut y[part], E::minus(simd, away, logarithm));
+        }
+    }
+
+    /// A vector of lines beside each other at a time.
+    #[inline(always)]
+    fn columns<S: Simd>(self, simd: S) {
+        let Self {
+            kind,
+            lines,
+            place,
+            x,
+            y,
+        } = self;
+        let first = place.columns.start;
+        for part in vectors::<S, E>(place.columns.len()) {
+            let place = Columns {
+                outer: place.outer,
+                columns: first + part.start..first + part.end,
+            };
+            let at = |cell: usize| load(simd, &x[lines.part(&place, cell)]);
+            // SAFETY: of the lines of this task.
+            let row = |cell: usize| unsafe { slice(y, lines.part(&place, cell)) };
+            let zero = E::splat(simd, E::default());
+            let mut most = E::splat(simd, E::from_f64(f64::NEG_INFINITY));
+            for cell in 0..lines.cells {
+                most = larger::<S, E>(simd, most, at(cell));
+            }
+            let mut sum = zero;
+            for cell in 0..lines.cells {
+                let power = exp::<S, E>(simd, away::<S, E>(simd, kind, at(cell), most));
+                if kind == Kind::Softmax {
+                    store(simd, row(cell), power);
+                }
+                sum = E::plus(simd, sum, power);
+            }
+            if kind == Kind::Softmax {
+                let factor = E::over(simd, E::splat(simd, E::from_f64(1.0)), sum);
+                for cell in 0..lines.cells {
+                    let row = row(cell);
+                    let scaled = E::times(simd, load(simd, row), factor);
+                    store(simd, row, scaled);
+                }
+                continue;
+            }
+            let logarithm = by_lane::<S, E>(simd, sum, E::ln);
+            if kind == Kind::LogSumExp {
+                // SAFETY: the results of this task's lines.
+                let results = unsafe { slice(y, lines.of_columns(&place)) };
+                store(simd, results, E::plus(simd, logarithm, most));
+                continue;
+            }
+            for cell in 0..lines.cells {
+                let away = E::minus(simd, at(cell), most);
+                store(simd, row(cell), E::minus(simd, away, logarithm));
+            }
+        }
+    }
+}
+
+struct Backward<'a, E> {
+    kind: Kind,
+    lines: Lines,
+    place: Columns,
+    x: &'a [E],
+    y: &'a [E],
+    cotangent: &'a [E],
+    gradient: Shared<E>,
+}
+
+/// The gradient of a cell of the input.
+///
+/// - softmax: `y · (ȳ − Σ ȳ·y)`
+/// - its logarithm: `ȳ − e^y · Σ ȳ`
+/// - the logarithm of a sum: `ȳ · e^(x − y)`; where `y` is infinite `ȳ · e^x`, as in PyTorch
+#[inline(always)]
+fn pull<S: Simd, E: Element>(
+    simd: S,
+    kind: Kind,
+    [value, cotangent, sum]: [E::Vector<S>; 3],
+) -> E::Vector<S> {
+    match kind {
+        Kind::Softmax => E::times(simd, value, E::minus(simd, cotangent, sum)),
+        Kind::LogSoftmax => {
+            let power = exp::<S, E>(simd, value);
+            E::minus(simd, cotangent, E::times(simd, power, sum))
+        }
+        Kind::LogSumExp => {
+            let highest = E::splat(simd, E::from_f64(80.0));
+            let value = E::select_less(simd, [highest, value], highest, value);
+            E::times(simd, exp::<S, E>(simd, value), cotangent)
+        }
+    }
+}
+
+impl<E: Element> WithSimd for Backward<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self {
+            kind, lines, place, ..
+        } = &self;
+        if lines.inner == 1 && *kind != Kind::LogSumExp {
+            self.row(simd);
+        } else if lines.inner == 1 {
+            self.row_of_sum(simd);
+        } else {
+            let first = place.columns.start;
+            for part in vectors::<S, E>(place.columns.len()) {
+                self.columns(
+                    simd,
+                    &Columns {
+                        outer: place.outer,
+                        columns: first + part.start..first + part.end,
+                    },
+                );
+            }
+        }
+    }
+}
+
+impl<E: Element> Backward<'_, E> {
+    #[inline(always)]
+    fn row<S: Simd>(&self, simd: S) {
+        let cells = self.lines.cells;
+        let range = self.place.outer * cells..(self.place.outer + 1) * cells;
+        let (y, cotangent) = (&self.y[range.clone()], &self.cotangent[range.clone()]);
+        // SAFETY: the line of this task.
+        let gradient = unsafe { slice(self.gradient, range) };
+        let zero = E::splat(simd, E::default());
+        let [products, plain] = sums(
+            simd,
+            [y, cotangent],
+            [zero, zero],
+            #[inline(always)]
+            |[products, plain], [y, cotangent]| {
+                [
+                    E::mul_add(simd, y, cotangent, products),
+                    E::plus(simd, plain, cotangent),
+                ]
+            },
+        );
+        let sum = match self.kind {
+            Kind::Softmax => products,
+            _ => plain,
+        };
+        let sum = E::splat(simd, sum);
+        for part in vectors::<S, E>(cells) {
+            let [y, cotangent] = [y, cotangent].map(|row| load(simd, &row[part.clone()]));
+            store(
+                simd,
+                &mut gradient[part],
+                pull::<S, E>(simd, self.kind, [y, cotangent, sum]),
+            );
+        }
+    }
+
+    #[inline(always)]
+    fn row_of_sum<S: Simd>(&self, simd: S) {
+        let (cells, outer) = (self.lines.cells, self.place.outer);
+        let range = outer * cells..(outer + 1) * cells;
+        let x = &self.x[range.clone()];
+        // SAFETY: the line of this task.
+        let gradient = unsafe { slice(self.gradient, range) };
+        let y = E::splat(simd, finite(self.y[outer]));
+        let cotangent = E::splat(simd, self.cotangent[outer]);
+        for part in vectors::<S, E>(cells) {
+            let away = E::minus(simd, load(simd, &x[part.clone()]), y);
+            store(
+                simd,
+                &mut gradient[part],
+                pull::<S, E>(simd, self.kind, [away, cotangent, y]),
+            );
+        }
+    }
+
+    #[inline(always)]
+    fn columns<S: Simd>(&self, simd: S, place: &Columns) {
+        let lines = self.lines;
+        let at = |from: &[E], cell: usize| load(simd, &from[lines.part(place, cell)]);
+        // SAFETY: of the lines of this task.
+        let row = |cell: usize| unsafe { slice(self.gradient, lines.part(place, cell)) };
+        if self.kind == Kind::LogSumExp {
+            let of_columns = lines.of_columns(place);
+            let y = load(simd, &self.y[of_columns.clone()]);
+            let y = by_lane::<S, E>(simd, y, finite);
+            let cotangent = load(simd, &self.cotangent[of_columns]);
+            for cell in 0..lines.cells {
+                let away = E::minus(simd, at(self.x, cell), y);
+                store(
+                    simd,
+                    row(cell),
+                    pull::<S, E>(simd, self.kind, [away, cotangent, y]),
+                );
+            }
+            return;
+        }
+        let mut sum = E::splat(simd, E::default());
+        for cell in 0..lines.cells {
+            let cotangent = at(self.cotangent, cell);
+            sum = match self.kind {
+                Kind::Softmax => E::mul_add(simd, at(self.y, cell), cotangent, sum),
+                _ => E::plus(simd, sum, cotangent),
+            };
+        }
+        for cell in 0..lines.cells {
+            let [y, cotangent] = [self.y, self.cotangent].map(|from| at(from, cell));
+            store(
+                simd,
+                row(cell),
+                pull::<S, E>(simd, self.kind, [y, cotangent, sum]),
+            );
+        }
+    }
+}
+
+/// A finite value, or zero.
+#[inline(always)]
+fn finite<E: Element>(value: E) -> E {
+    if value.to_f64().is_infinite() {
+        E::default()
+    } else {
+        value
+    }
+}

@@ -1,0 +1,199 @@
+//! Functions of exponentials along a dim, as nodes of the graph.
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{Tensor, activation};
+use halocline_core::Result;
+use halocline_core::ops::{BackwardPass, Operator, apply};
+
+use super::kernel::{Kind, backward, forward};
+use crate::kernel::flex::{self, with_float};
+use crate::kernel::lines::Lines;
+use crate::kernel::simd::Isa;
+
+/// A function of one shard, along a dim that is whole.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Exponentials {
+    pub(super) kind: Kind,
+    pub(super) dim: usize,
+}
+
+impl Exponentials {
+    /// Computes the result by our kernels or, on a device without them, by burn's operators.
+    pub(super) fn run<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        if flex::runs_on(&x.device()) {
+            Tensor::from_dispatch(apply(self, [x.into_dispatch()]))
+        } else {
+            self.composed(x)
+        }
+    }
+
+    pub(super) fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        match self.kind {
+            Kind::Softmax => activation::softmax(x, self.dim),
+            Kind::LogSoftmax => activation::log_softmax(x, self.dim),
+            Kind::LogSumExp => {
+                let most = x.clone().inner().max_dim(self.dim);
+                let most = if x.is_autodiff() {
+                    most.autodiff()
+                } else {
+                    most
+                };
+                // An infinite shift would make NaN of an infinite result.
+                let limit = f64::from(f32::MAX);
+                let most = most.clamp(-limit, limit);
+                (x - most.clone()).exp().sum_dim(self.dim).log() + most
+            }
+        }
+    }
+}
+
+impl Operator for Exponentials {
+    /// The result.
+    type Saved = DispatchTensor;
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(["softmax", "softmax (backward)"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        self.kind == Kind::LogSumExp
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, DispatchTensor)> {
+        let x = inputs.remove(0);
+        let (dtype, mut shape) = (x.dtype(), x.shape().to_vec());
+        let lines = Lines::along(&shape, self.dim..self.dim + 1);
+        if self.kind == Kind::LogSumExp {
+            shape[self.dim] = 1;
+        }
+        let y = with_float!(dtype, E => {
+            let x = flex::operand::<E>(x)?;
+            let y = forward(Isa::chosen()?, self.kind, lines, flex::elements::<E>(&x));
+            flex::result(y, &shape, dtype)
+        });
+        Ok((y.clone(), y))
+    }
+
+    fn backward(
+        &self,
+        mut pass: BackwardPass<'_, DispatchTensor>,
+    ) -> Result<Vec<Option<DispatchTensor>>> {
+        let x = self.keeps(0).then(|| pass.take_input(0));
+        let (y, cotangent) = (pass.saved.clone(), pass.cotangent);
+        let dtype = cotangent.dtype();
+        let shape = x.as_ref().unwrap_or(&y).shape().to_vec();
+        let lines = Lines::along(&shape, self.dim..self.dim + 1);
+        let gradient = with_float!(dtype, E => {
+            let x = x.map(flex::operand::<E>).transpose()?;
+            let (y, cotangent) = (flex::operand::<E>(y)?, flex::operand::<E>(cotangent)?);
+            let all = [
+                x.as_ref().map_or(&[][..], flex::elements::<E>),
+                flex::elements(&y),
+                flex::elements(&cotangent),
+            ];
+            flex::result(backward(Isa::chosen()?, self.kind, lines, all), &shape, dtype)
+        });
+        Ok(vec![Some(gradient)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Device, TensorData};
+
+    use super::*;
+    use crate::testing::{difference, random};
+
+    const KINDS: [Kind; 3] = [Kind::Softmax, Kind::LogSoftmax, Kind::LogSumExp];
+
+    #[test]
+    fn kernels_and_burns_operators_agree() {
+        for (kind, dim) in KINDS
+            .into_iter()
+            .flat_map(|kind| [0, 1, 2].map(|dim| (kind, dim)))
+        {
+            let run = |composed: bool| {
+                let x = random::<3>([3, 19, 37], "x", 0).detach().require_grad();
+                let function = Exponentials { kind, dim };
+                let y = match composed {
+                    true => function.composed(x.clone() * 5.0),
+                    false => function.run(x.clone() * 5.0),
+                };
+                let weight = random::<3>(y.dims(), "y", 0).detach();
+                let gradients = (y.clone() * weight).sum().backward();
+                [y.inner(), x.grad(&gradients).unwrap()].map(Tensor::into_data)
+            };
+            for (ours, burns) in run(false).iter().zip(&run(true)) {
+                let off = difference(ours, burns);
+                assert!(off < 2e-6, "{kind:?} along {dim}: {off:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn half_precision_is_summed_in_single_precision() {
+        for dtype in [DType::BF16, DType::F16] {
+            for dim in [0, 1] {
+                let shape = if dim == 0 { [4096, 2] } else { [2, 4096] };
+                let zeros = Tensor::<2>::zeros(shape, (&Device::flex(), dtype));
+                let y = Exponentials {
+                    kind: Kind::Softmax,
+                    dim,
+                }
+                .run(zeros.clone());
+                assert_eq!(y.dtype(), dtype);
+                assert!(
+                    y.into_data()
+                        .iter::<f32>()
+                        .all(|share| share == 1.0 / 4096.0)
+                );
+                let y = Exponentials {
+                    kind: Kind::LogSumExp,
+                    dim,
+                }
+                .run(zeros)
+                .into_data();
+                let near = |y: f32| (y - 4096.0_f32.ln()).abs() < 0.04;
+                assert!(y.iter::<f32>().all(near), "{y}");
+            }
+        }
+    }
+
+    /// As PyTorch: a line with an infinite cell has no softmax, but a logarithm of its sum, with gradients.
+    #[test]
+    fn infinite_cells_and_gradients() {
+        const INFINITE: f32 = f32::INFINITY;
+        let lines = [[0.0, INFINITE, 1.0], [-INFINITE; 3], [-INFINITE, 2.0, 2.0]];
+        for dim in [0, 1] {
+            let x = Tensor::<2>::from_floats(lines, &Device::flex().autodiff());
+            let x = if dim == 0 { x.transpose() } else { x };
+            let x = x.detach().require_grad();
+            let kind = Kind::LogSumExp;
+            let y = Exponentials { kind, dim }.run(x.clone());
+            let gradients = y.clone().sum().backward();
+            let gradient = x.grad(&gradients).unwrap();
+            let gradient = if dim == 0 {
+                gradient.transpose()
+            } else {
+                gradient
+            };
+            let y: Vec<f32> = y.inner().into_data().iter().collect();
+            assert_eq!(y, [INFINITE, -INFINITE, 2.0 + 2.0_f32.ln()]);
+            let found: Vec<f32> = gradient.into_data().iter().collect();
+            assert_eq!(found[3..], [0.0, 0.0, 0.0, 0.0, 0.5, 0.5]);
+            let kind = Kind::Softmax;
+            let y = Exponentials { kind, dim }.run(x.inner()).into_data();
+            assert!(
+                y.iter::<f32>().filter(|value| value.is_nan()).count() == 6,
+                "{y}"
+            );
+        }
+        let one = Tensor::<1>::from_data(TensorData::from([f32::NAN, 0.0]), &Device::flex());
+        let y = Exponentials {
+            kind: Kind::LogSumExp,
+            dim: 0,
+        }
+        .run(one);
+        assert!(y.into_scalar::<f32>().is_nan());
+    }
+}

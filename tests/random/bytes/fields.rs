@@ -1,0 +1,321 @@
+//! Halos, partial results that cross shards, cells that change their rank, attention and graphs.
+
+use halocline::prelude::*;
+use serde_json::json;
+
+use super::{CELLS, F32, PAIRS, SIDES, Sent, sent};
+use crate::cases::Case;
+
+/// A field of two channels, three batch entries and five columns: a row is `ROW` bytes.
+const FIELD: [usize; 4] = [3, 2, CELLS, 5];
+const ROW: u64 = 3 * 2 * 5 * F32;
+
+fn field(options: serde_json::Value) -> Case {
+    Case::new(options).x("x", &FIELD)
+}
+
+pub(super) fn sent_by() -> Vec<Sent> {
+    let mut all = convolutions();
+    all.extend(pools());
+    all.extend(resampled());
+    all.extend(moved());
+    all.extend(attention());
+    all
+}
+
+/// A halo of a cell from each neighbour, its gradients back, and the sum of the parameters' gradients.
+fn convolutions() -> Vec<Sent> {
+    let halo = |cells: u64, parameters: u64| {
+        [
+            SIDES * cells * F32,
+            (SIDES * cells + PAIRS * parameters) * F32,
+        ]
+    };
+    let around = |weight: &[usize], x: &[usize]| {
+        let options = json!({ "padding": vec![1; x.len() - 2], "padding_mode": "zeros" });
+        Case::new(options).x("x", x).parameter("weight", weight)
+    };
+    let twice = |weight: &[usize], x: &[usize]| {
+        let options = json!({ "stride": vec![2; x.len() - 2] });
+        Case::new(options).x("x", x).parameter("weight", weight)
+    };
+    // Of windows of three cells at every second output, neighbours share one output. Results have outputs · channels cells.
+    let shared =
+        |cells: u64, parameters: u64| [2 * cells * F32, (2 * cells + PAIRS * parameters) * F32];
+    let windows = json!({ "kernel_size": [3, 3], "padding": [1, 1] });
+    let mut folded = windows.clone();
+    folded["output_size"] = json!([CELLS, 5]);
+    // A rank of 4 × 3 of 8 × 6 cells needs a row, a column and a corner, in two channels.
+    let corner = [
+        4 * 2 * (3 + 4 + 1) * F32,
+        (4 * 2 * (3 + 4 + 1) + 4 * 3 * 54) * F32,
+    ];
+    vec![
+        sent(
+            "conv1d",
+            around(&[4, 3, 3], &[2, 3, CELLS]),
+            2,
+            halo(2 * 3, 36),
+        ),
+        sent(
+            "conv1d",
+            around(&[4, 3, 3], &[6, 3, 5]),
+            0,
+            [0, PAIRS * 36 * F32],
+        )
+        .with_extents(&[3, 2, 1]),
+        sent(
+            "conv2d",
+            around(&[3, 2, 3, 3], &FIELD),
+            2,
+            halo(ROW / F32, 54),
+        ),
+        sent("conv2d", around(&[3, 2, 3, 3], &[1, 2, 8, 6]), 2, corner)
+            .on_two_axes([Shard(2), Shard(3)]),
+        sent(
+            "conv3d",
+            around(&[2, 2, 3, 3, 3], &[1, 2, CELLS, 4, 3]),
+            2,
+            halo(2 * 4 * 3, 108),
+        ),
+        sent(
+            "conv_transpose1d",
+            twice(&[2, 3, 3], &[3, 2, CELLS]),
+            2,
+            shared(3 * 3, 18),
+        ),
+        sent(
+            "conv_transpose2d",
+            twice(&[2, 3, 3, 3], &FIELD),
+            2,
+            shared(3 * 3 * 11, 54),
+        ),
+        sent(
+            "conv_transpose3d",
+            twice(&[1, 2, 3, 3, 3], &[1, 1, CELLS, 3, 2]),
+            2,
+            shared(2 * 7 * 5, 54),
+        ),
+        sent("unfold", field(windows), 2, [SIDES * ROW; 2]),
+        // Each neighbour sends its part of a row, of two channels.
+        sent(
+            "fold",
+            Case::new(folded).x("x", &[3, 18, CELLS, 5]),
+            2,
+            [SIDES * ROW; 2],
+        ),
+    ]
+}
+
+fn pools() -> Vec<Sent> {
+    // Windows around every second cell: those of rank 1, around cells 4 and 6, reach cells 3 and 7 of others.
+    let overlapping = |x: &[usize]| {
+        let dims = x.len() - 2;
+        let options = json!({ "kernel_size": vec![3; dims], "stride": vec![2; dims], "padding": vec![1; dims] });
+        Case::new(options).x("x", x)
+    };
+    let both = |row: u64| [2 * row * F32; 2];
+    let areas = |sizes: &[usize], x: &[usize]| Case::new(json!({ "output_size": sizes })).x("x", x);
+    let lp = json!({ "norm_type": 2, "kernel_size": [2, 1], "stride": [2, 1], "ceil_mode": false });
+    let mut all = Vec::new();
+    for names in [
+        ["max_pool1d", "max_pool2d", "max_pool3d"],
+        ["avg_pool1d", "avg_pool2d", "avg_pool3d"],
+    ] {
+        all.push(sent(names[0], overlapping(&[3, 2, CELLS]), 2, both(6)));
+        all.push(sent(names[1], overlapping(&FIELD), 2, both(30)));
+        all.push(sent(
+            names[2],
+            overlapping(&[1, 2, CELLS, 3, 3]),
+            2,
+            both(18),
+        ));
+    }
+    // Of windows of cells 2·i and 2·i + 1, that of cells 2 and 3 and that of cells 4 and 5 cross shards.
+    all.push(sent("lp_pool2d", field(lp), 2, [2 * ROW; 2]).with_extents(&[3, 2, 4]));
+    // Four areas of nine cells: the second, of cells 2 to 4, and the last, of cells 6 to 8, are on two ranks each. One sends its
+    // part of a result.
+    for names in [
+        [
+            "adaptive_avg_pool1d",
+            "adaptive_avg_pool2d",
+            "adaptive_avg_pool3d",
+        ],
+        [
+            "adaptive_max_pool1d",
+            "adaptive_max_pool2d",
+            "adaptive_max_pool3d",
+        ],
+    ] {
+        all.push(sent(names[0], areas(&[4], &[3, 2, CELLS]), 2, both(6)));
+        all.push(sent(names[1], areas(&[4, 3], &FIELD), 2, both(3 * 2 * 3)));
+        all.push(sent(
+            names[2],
+            areas(&[4, 2, 2], &[1, 2, CELLS, 3, 3]),
+            2,
+            both(2 * 2 * 2),
+        ));
+    }
+    all
+}
+
+fn resampled() -> Vec<Sent> {
+    let to = |mode: &str, sizes: &[usize], x: &[usize]| {
+        Case::new(json!({ "mode": mode, "align_corners": false, "output_size": sizes, "antialias": false })).x("x", x)
+    };
+    // Both outputs between two cells belong to the rank of the first: one cell crosses each of two borders.
+    let border = |cells: u64| [2 * cells * F32; 2];
+    vec![
+        sent(
+            "interpolate1d",
+            to("linear", &[2 * CELLS], &[3, 2, CELLS]),
+            2,
+            border(6),
+        ),
+        // Twice the size is a stencil, whose halo has a cell beyond each end of five columns.
+        sent(
+            "interpolate2d",
+            to("bilinear", &[2 * CELLS, 10], &FIELD),
+            2,
+            [SIDES * 6 * 7 * F32; 2],
+        ),
+        sent(
+            "interpolate2d",
+            to("bilinear", &[2 * CELLS, 11], &FIELD),
+            2,
+            border(6 * 5),
+        ),
+        sent(
+            "interpolate3d",
+            to("trilinear", &[2 * CELLS, 6, 6], &[1, 2, CELLS, 3, 3]),
+            2,
+            border(18),
+        ),
+        // Coarser: of areas, one sends its part of a result, as adaptive pooling does.
+        sent(
+            "interpolate2d",
+            to("area", &[4, 3], &FIELD),
+            2,
+            border(6 * 3),
+        ),
+        // Places within a cell of each cell reach a row below and two above, of which there are two, one and two, and one.
+        sent("grid_sample", own_places(), 2, [(2 + 1 + 2 + 1) * ROW; 2]),
+    ]
+}
+
+/// Each cell's own place.
+fn own_places() -> Case {
+    let [batch, _, rows, columns] = FIELD;
+    let place = |cell: usize, size: usize| 2.0 * cell as f32 / (size - 1) as f32 - 1.0;
+    let cells = (0..batch * rows * columns).map(|cell| [cell % columns, cell / columns % rows]);
+    let places = cells.flat_map(|[column, row]| [place(column, columns), place(row, rows)]);
+    let places = TensorData::new(places.collect::<Vec<_>>(), [batch, rows, columns, 2]);
+    let options = json!({ "mode": "bilinear", "padding_mode": "zeros", "align_corners": true, "bound": [1, 1] });
+    field(options).input("grid", places)
+}
+
+fn moved() -> Vec<Sent> {
+    let rows = |count: u64| [count * ROW; 2];
+    let pad = json!({ "mode": "circular", "pad_h": [1, 1], "pad_w": [0, 0] });
+    vec![
+        // Rank 0 gets its four rows from others, and ranks 1 and 2 two each.
+        sent("flip2d", field(json!({ "dims": [2] })), 2, rows(8)),
+        // Each rank gets the last row of the one before.
+        sent(
+            "roll2d",
+            field(json!({ "shifts": [1], "dims": [2] })),
+            2,
+            rows(3),
+        ),
+        sent(
+            "shift",
+            field(json!({ "dim": 2, "offset": -1, "mode": "constant" })),
+            2,
+            rows(2),
+        ),
+        // The first and the last row, beyond the other end.
+        sent("pad2d", field(pad), 2, rows(2)),
+        // Of nine rows and nine more, ranks hold eight, six and four. Rank 0 gets rows 4 to 7 from others, rank 1 row 8 and 9 to
+        // 12, and rank 2 14 and 15.
+        sent(
+            "cat",
+            field(json!({ "dim": 2 })).x("x1", &FIELD),
+            2,
+            rows(4 + 5 + 2),
+        ),
+        sent(
+            "index_select",
+            field(json!({ "dim": 2, "index": [8, 0, 4] })),
+            2,
+            rows(3),
+        ),
+        // Rank 0 holds rows 0 to 7 of eighteen, rank 1 rows 8 to 13, and rank 2 rows 14 to 17.
+        sent(
+            "repeat",
+            field(json!({ "repeats": [1, 1, 2, 1] })),
+            2,
+            rows(4 + 5 + 2),
+        ),
+        // Blocks of two by two channels, cut after three of four.
+        sent(
+            "pixel_shuffle",
+            Case::new(json!({ "upscale_factor": 2 })).x("x", &[3, 8, 2, 5]),
+            1,
+            [3 * 2 * 5 * F32; 2],
+        )
+        .with_extents(&[3, 5]),
+        // Blocks of two rows: rank 1 has the second row of the second block, rank 2 that of the third.
+        sent(
+            "pixel_unshuffle",
+            Case::new(json!({ "downscale_factor": 2 })).x("x", &[3, 2, 8, 4]),
+            2,
+            [2 * 3 * 2 * 4 * F32; 2],
+        )
+        .with_extents(&[3, 2, 3]),
+    ]
+}
+
+fn attention() -> Vec<Sent> {
+    const HEADS: u64 = 2 * 4;
+    let tokens = |cells: &[usize]| -> Vec<usize> { [&[1], cells, &[2, 4][..]].concat() };
+    let near = |cells: &[usize]| {
+        let dims = cells.len();
+        let options = json!({
+            "kernel_size": vec![3; dims], "dilation": vec![1; dims], "stride": vec![1; dims],
+            "is_causal": vec![false; dims], "scale": 0.5,
+        });
+        let [q, k, v] = ["q", "k", "v"].map(|name| (name, tokens(cells)));
+        Case::new(options).x(q.0, &q.1).x(k.0, &k.1).x(v.0, &v.1)
+    };
+    // A cell of keys and one of values from each neighbour.
+    let halo = |cells: u64| [SIDES * 2 * cells * HEADS * F32; 2];
+    let dense = |name: &str, case: Case| case.x(name, &[1, 2, CELLS, 4]);
+    let dense = dense(
+        "v",
+        dense("k", dense("q", Case::new(json!({ "is_causal": false })))),
+    );
+    let ring = 2 * CELLS as u64 * 2 * HEADS * F32;
+    let edges = json!({
+        // Cells 8, 8, 0 and 3 are needed by rank 0, 0, 0 and 2.
+        "sources": [8, 8, 0, 3], "targets": [0, 1, 2, 7], "reduce": "sum",
+    });
+    vec![
+        // Keys and values visit the two other ranks; so they do in the backward pass, where their gradients go all the way
+        // round.
+        sent(
+            "scaled_dot_product_attention",
+            dense,
+            2,
+            [ring, ring + ring / 2 * 3],
+        ),
+        sent("na1d", near(&[CELLS]), 1, halo(1)),
+        sent("na2d", near(&[CELLS, 4]), 1, halo(4)),
+        sent("na3d", near(&[CELLS, 3, 3]), 1, halo(9)),
+        sent(
+            "message_passing",
+            Case::new(edges).x("x", &[CELLS, 5]),
+            0,
+            [2 * 5 * F32; 2],
+        ),
+    ]
+}
