@@ -13,6 +13,8 @@
 //!
 //! A [`Trainer`] takes the steps of a training run, and lets it survive failures.
 
+#[cfg(feature = "learner")]
+pub mod learner;
 mod trainer;
 
 pub use halocline_core as core;
