@@ -15,6 +15,8 @@
 
 #[cfg(feature = "learner")]
 pub mod learner;
+#[cfg(feature = "plot")]
+pub mod plot;
 mod trainer;
 
 pub use halocline_core as core;
