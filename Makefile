@@ -1,6 +1,6 @@
 # `make demo` and `make test` do everything on a fresh machine; both first see to the system's packages.
 
-CARGO_FLAGS := --workspace --features mpi
+CARGO_FLAGS := --workspace --features mpi,learner
 # With the operators on CubeCL's devices, which Mesa's software Vulkan stands in for.
 WGPU_FLAGS := $(CARGO_FLAGS),wgpu
 # Tests that do not say which device run on the CPU.
@@ -92,7 +92,7 @@ bench-engines: packages
 bench-gpu: packages
 	BURN_DEVICE=$(GPU) cargo bench $(CARGO_FLAGS),$(GPU),burn/autotune --bench gpu
 
-# Beside xarray, of the Python that HALOCLINE_PYTHON names.
+# Beside xarray and h5py, of the Python that HALOCLINE_PYTHON names.
 bench-io: packages
 	cargo bench $(CARGO_FLAGS) --bench io
 

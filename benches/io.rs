@@ -1,20 +1,31 @@
-//! Reading random samples beside xarray, which reads the same stores by zarr-python: `make bench-io`.
+//! Reading: random samples beside Python, the cost of reading while training, and the memory of readers: `make bench-io`.
 //!
-//! The fields are written once: 48 times of four variables on 361 × 720, with chunks of whole states, and with
-//! chunks for four ranks. One rank reads whole samples, then four local ranks read their shards. Both sides read
-//! the same samples in the same order, in turn; the page cache holds all. `HALOCLINE_PYTHON` names a Python with
-//! xarray and zarr; the time of starting it is not counted.
+//! The fields are written once: 48 times of four variables on 361 × 720, in stores with chunks of whole states and
+//! with chunks for four ranks, and in an HDF5 file. One rank reads whole samples, then four local ranks read their
+//! shards. xarray reads the stores by zarr-python, and h5py the file. Both sides read the same samples in the same
+//! order, in turn; the page cache holds all. `HALOCLINE_PYTHON` names a Python with xarray, zarr and h5py; the time
+//! of starting it is not counted.
+//!
+//! Targets: random samples at least twice as fast as Python; an epoch of training with reading at most 3 % slower
+//! than one from memory; memory of a reader bounded by its batches: `prefetch` that are ready, one that is read,
+//! one in use.
+
+mod alive;
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::optim::AdamWConfig;
+use halocline::Trainer;
 use halocline::io::ndarray::Array3;
 use halocline::io::{
-    ConvertConfig, DatasetConfig, FieldDataset, FieldLoader, FieldWriter, Grid, LoaderConfig,
-    Order, OutputConfig, Source, WriterConfig, convert, open,
+    Batch, ConvertConfig, DatasetConfig, FieldDataset, FieldLoader, FieldWriter, Grid,
+    LoaderConfig, Order, OutputConfig, Source, WriterConfig, convert, open,
 };
+use halocline::models::{SurrogateCnnConfig, weighted_mse};
 use halocline::prelude::*;
 
 const TIMES: usize = 48;
@@ -24,17 +35,19 @@ const ROUNDS: usize = 5;
 
 fn main() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let [states, shards] = stores(folder.path())?;
+    let [states, shards, file] = stores(folder.path())?;
     let mut python = Python::start();
     println!(
         "{:<44}{:>12}{:>12}{:>8}",
-        "seconds for an epoch", "halocline", "xarray", "ratio"
+        "seconds for an epoch", "halocline", "Python", "ratio"
     );
     for (name, path, ranks) in [
         ("whole samples, chunks of states", &states, [1, 1]),
         ("whole samples, chunks of shards", &shards, [1, 1]),
         ("shards of 2 x 2, chunks of states", &states, [2, 2]),
         ("shards of 2 x 2, chunks of shards", &shards, [2, 2]),
+        ("whole samples, HDF5", &file, [1, 1]),
+        ("shards of 2 x 2, HDF5", &file, [2, 2]),
     ] {
         let mut ours = Vec::new();
         let mut theirs = Vec::new();
@@ -50,16 +63,108 @@ fn main() -> Result<()> {
         let ratio = theirs / ours;
         println!("{name:<44}{ours:>12.3}{theirs:>12.3}{ratio:>8.2}");
     }
+    println!(
+        "\n{:<44}{:>12}{:>12}{:>8}",
+        "seconds for an epoch of training", "reading", "memory", "ratio"
+    );
+    for (name, path) in [("chunks of states", &states), ("HDF5", &file)] {
+        let [reading, memory] = training(path)?;
+        let ratio = reading / memory;
+        println!("{name:<44}{reading:>12.3}{memory:>12.3}{ratio:>8.3}");
+    }
+    println!(
+        "\n{:<44}{:>12}{:>12}{:>8}",
+        "MB of a reader at most", "found", "bound", "ratio"
+    );
+    for (name, path, ranks) in [
+        ("whole samples, HDF5", &file, [1, 1]),
+        ("whole samples, chunks of states", &states, [1, 1]),
+        ("shards of 2 x 1, chunks of shards", &shards, [2, 1]),
+    ] {
+        for prefetch in [1, 2, 8] {
+            let [found, bound] = memory(path, ranks, prefetch)?.map(|bytes| bytes as f64 / 1e6);
+            let name = format!("{name}, prefetch {prefetch}");
+            println!("{name:<44}{found:>12.1}{bound:>12.1}{:>8.2}", found / bound);
+        }
+    }
     Ok(())
 }
 
-/// Writes the fields with chunks of whole states, and with chunks for four ranks.
-fn stores(folder: &Path) -> Result<[PathBuf; 2]> {
-    let source = folder.join("fields.h5");
+/// Seconds for an epoch of training on one rank: with batches that are read, and with batches in memory.
+fn training(path: &Path) -> Result<[f64; 2]> {
+    let seconds = Launcher::local(1).collect(|world| {
+        let mesh = world.mesh([("lat", 1)])?;
+        let config = LoaderConfig::new(1).with_order(order(0));
+        let loader = FieldLoader::new(&mesh, &[Shard(2)], &config, || {
+            FieldDataset::open(&[path], &DatasetConfig::new())
+        })?;
+        let config = SurrogateCnnConfig::new(CHANNELS.len()).with_blocks(2);
+        let model = world.init(|device| config.init(device))?;
+        let rate = ModuleLrScheduler::new(1e-6);
+        let mut trainer = Trainer::new(&world, model, AdamWConfig::new().init(), rate);
+        let weights = vec![1.0; SHAPE[0]];
+        let mut epoch = |batches: &mut dyn Iterator<Item = Result<Batch>>| {
+            let start = Instant::now();
+            let _ = trainer.train_epoch(batches, |model, batch| {
+                let batch = batch?;
+                // About 1 instead of 280.
+                let [x, y] = [batch.input, batch.target].map(|field| field * (1.0 / 280.0));
+                Ok(weighted_mse(x.apply(model), y, &weights))
+            })?;
+            Ok::<_, Error>(start.elapsed().as_secs_f64())
+        };
+        let held = loader.epoch(0).collect::<Result<Vec<Batch>>>()?;
+        let [mut reading, mut memory] = [Vec::new(), Vec::new()];
+        for round in 0..ROUNDS {
+            // In turn, and the first one not always the same.
+            for side in [round % 2, 1 - round % 2] {
+                if side == 0 {
+                    reading.push(epoch(&mut loader.epoch(0))?);
+                } else {
+                    memory.push(epoch(&mut held.iter().cloned().map(Ok))?);
+                }
+            }
+        }
+        Ok([median(reading), median(memory)])
+    })?;
+    Ok(seconds[0])
+}
+
+/// Bytes of all readers of an epoch, at most, and the bound: those of the batches that are ready, being read and in
+/// use.
+fn memory(path: &Path, [lat, lon]: [usize; 2], prefetch: usize) -> Result<[usize; 2]> {
+    const BATCH: usize = 4;
+    halocline::core::release_memory();
+    let before = alive::now();
+    alive::begin();
+    Launcher::local(lat * lon).run(|world| {
+        let mesh = world.mesh([("lat", lat), ("lon", lon)])?;
+        let config = LoaderConfig::new(BATCH)
+            .with_source(Source::PerRank)
+            .with_prefetch(prefetch);
+        let loader = FieldLoader::new(&mesh, &[Shard(2), Shard(3)], &config, || {
+            FieldDataset::open(&[path], &DatasetConfig::new())
+        })?;
+        for batch in loader.epoch(0) {
+            // As a step does, so that the reader gets ahead.
+            let batch = batch?;
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            drop(batch);
+        }
+        Ok(())
+    })?;
+    let [rows, columns] = SHAPE;
+    let batch = 2 * BATCH * CHANNELS.len() * rows * columns * size_of::<f32>();
+    Ok([alive::peak() - before, (prefetch + 2) * batch])
+}
+
+/// Writes the fields with chunks of whole states, with chunks for four ranks, and as HDF5.
+fn stores(folder: &Path) -> Result<[PathBuf; 3]> {
+    let file = folder.join("fields.h5");
     let [rows, columns] = SHAPE;
     let grid = Grid::with_poles(rows, columns)?;
     let config = WriterConfig::new().with_deflate(0);
-    let mut writer = FieldWriter::create(&source, &grid, &CHANNELS, &config)?;
+    let mut writer = FieldWriter::create(&file, &grid, &CHANNELS, &config)?;
     for time in 0..TIMES {
         // Smooth waves with a little noise, which compress as fields do.
         let noise = RandomKey::new(1, ("time", time));
@@ -74,7 +179,7 @@ fn stores(folder: &Path) -> Result<[PathBuf; 2]> {
         writer.append(time as f64 * 21600.0, field.view())?;
     }
     writer.finish()?;
-    let source = open(&source)?;
+    let source = open(&file)?;
     let write = |name: &str, chunk: [usize; 3]| -> Result<PathBuf> {
         let path = folder.join(name);
         let output = OutputConfig::new().with_chunk(Some(chunk));
@@ -88,7 +193,7 @@ fn stores(folder: &Path) -> Result<[PathBuf; 2]> {
     };
     let states = write("states.zarr", [1, rows, columns])?;
     let shards = write("shards.zarr", [1, rows.div_ceil(2), columns.div_ceil(2)])?;
-    Ok([states, shards])
+    Ok([states, shards, file])
 }
 
 /// The order of samples of a round.
@@ -120,7 +225,7 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.get(seconds.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// A process that reads by xarray.
+/// A process that reads by xarray and h5py.
 struct Python {
     process: Child,
     answers: std::io::Lines<BufReader<ChildStdout>>,
@@ -142,7 +247,7 @@ impl Python {
             Some(Self { process, answers })
         });
         if started.is_none() {
-            println!("Without xarray: HALOCLINE_PYTHON names a python that has it.");
+            println!("Without Python: HALOCLINE_PYTHON names one that has xarray, zarr and h5py.");
         }
         started
     }

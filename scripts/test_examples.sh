@@ -6,7 +6,7 @@ set -eu
 built=$1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 two_hosts=$(dirname "$0")/two_hosts.sh
-for example in 01_scatter_and_conv 02_partial 03_halo 04_checkpoint 05_neighborhood_attention 06_tensor_parallel; do
+for example in 01_scatter_and_conv 02_partial 03_halo 04_checkpoint 05_neighborhood_attention 06_tensor_parallel 08_burn_learner; do
     for ranks in 1 2 4; do
         echo "== $example on $ranks local ranks"
         "$built/$example" "$ranks" > /dev/null

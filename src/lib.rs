@@ -13,6 +13,10 @@
 //!
 //! A [`Trainer`] takes the steps of a training run, and lets it survive failures.
 
+#[cfg(feature = "learner")]
+pub mod learner;
+#[cfg(feature = "plot")]
+pub mod plot;
 mod trainer;
 
 pub use halocline_core as core;

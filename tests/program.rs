@@ -58,7 +58,7 @@ fn files_are_inspected() {
         "4 from 1970-01-01 00:00:00 to 1970-01-02 00:00:00, proleptic_gregorian, step 6 h and others",
         "2 from 850 to 500",
         "[1, 1, 5, 8]",
-        "time steps differ: 6 h (2 times), 12 h (once)",
+        "time steps differ: 6 h (2 times), 12 h (once); choose --gaps skip or --gaps allow in `halocline stats`",
         "t2m: 2 x 2 ranks decode 4.0 times what they need",
     ] {
         assert!(out.contains(part), "{part} in\n{out}");
@@ -112,6 +112,32 @@ fn files_are_converted_and_rechunked() {
     assert_eq!(all(&*found), all(&*open(&a).unwrap()));
     let wrong = halocline(&["rechunk", text(&a), text(&path("c")), "--ranks", "0x3"]);
     assert_eq!(wrong.status.code(), Some(2));
+
+    // What a NetCDF file cannot have is refused.
+    let netcdf = path("c.nc");
+    for (arguments, told) in [
+        (&["rechunk", text(&a), text(&netcdf)][..], "use convert"),
+        (
+            &["convert", text(&a), text(&netcdf), "--chunk", "1,2,2"],
+            "--chunk is for Zarr stores",
+        ),
+        (
+            &["convert", text(&a), text(&netcdf), "--ranks", "2x2"],
+            "--ranks is for Zarr stores",
+        ),
+        (
+            &["convert", text(&a), text(&netcdf), "--level", "1"],
+            "--level is for Zarr stores",
+        ),
+    ] {
+        let refused = halocline(arguments);
+        let error = String::from_utf8_lossy(&refused.stderr);
+        assert!(
+            refused.status.code() == Some(1) && error.contains(told),
+            "{error}"
+        );
+        assert!(!netcdf.exists());
+    }
 }
 
 #[test]
@@ -210,7 +236,10 @@ fn a_conversion_that_is_killed_leaves_nothing_that_looks_whole() {
         let arguments = ["convert", text(&source), text(&target), "--format", format];
         let start = || {
             let mut command = Command::new(env!("CARGO_BIN_EXE_halocline"));
-            command.args(arguments).args(["--ranks", "2x2"]);
+            command.args(arguments);
+            if format != "netcdf3" {
+                command.args(["--ranks", "2x2"]);
+            }
             command.stdout(Stdio::null()).spawn().unwrap()
         };
         kill(&target, start, |target| values(target) == expected);

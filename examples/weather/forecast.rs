@@ -1,13 +1,16 @@
 //! Forecasts from unseen states, compared with persistence and climatology.
 
+use std::time::Duration;
+
 use clap::Args;
 use halocline::io::ndarray::{Array4, ArrayView4, Axis, concatenate, s};
 use halocline::io::{FieldFile, FieldWriter, Progress, WriterConfig};
 use halocline::models::Evaluation;
+use halocline::plot::{Chart, Map, animate, save_charts, save_maps};
 use halocline::prelude::*;
 use serde::Serialize;
 
-use crate::{Common, PLACEMENTS, VARIABLES, plots, square_mesh, train};
+use crate::{Common, PLACEMENTS, VARIABLES, square_mesh, train};
 
 #[derive(Args)]
 #[group(id = "forecast")]
@@ -198,30 +201,29 @@ fn report(
     )?;
 
     let last = options.steps;
-    let lead = last as f64 * hours;
-    let observed = truth.at(last);
     let depth = |field: &Array4<f32>| field.slice(s![0, 0, .., ..]).to_owned();
-    let (observed, forecast) = (depth(&observed), depth(&first[last]));
-    let error = &forecast - &observed;
-    plots::map(
-        &path("truth.png"),
-        &format!("Truth after {lead} h: depth in m"),
-        &observed,
-        &observed,
-    )?;
-    plots::map(
-        &path("forecast.png"),
-        &format!("Forecast after {lead} h: depth in m"),
-        &forecast,
-        &observed,
-    )?;
-    plots::map(
-        &path("error.png"),
-        &format!("Forecast minus truth after {lead} h: m"),
-        &error,
-        &error,
-    )?;
-    plots::curves(&path("rmse.png"), scores)?;
+    // The planet has no coasts.
+    let map = |title: String, field| {
+        let map = Map::new(&title, &grid, field)?.with_unit("m");
+        Ok::<_, Error>(map.without_coastlines())
+    };
+    let lead = last as f64 * hours;
+    let (observed, forecast) = (depth(&truth.at(last)), depth(&first[last]));
+    let error = Map::difference("forecast − truth", &grid, &forecast, &observed)?;
+    let maps = [
+        map(format!("truth after {lead} h: depth"), observed)?,
+        map(format!("forecast after {lead} h: depth"), forecast)?,
+        error.with_unit("m").without_coastlines(),
+    ];
+    save_maps(path("forecast.png"), &maps)?;
+    let frame = |(step, field): (usize, &Array4<f32>)| {
+        let title = format!("forecast after {} h: depth", step as f64 * hours);
+        Ok(vec![map(title, depth(field))?])
+    };
+    let frames = first.iter().enumerate().map(frame);
+    let frames = frames.collect::<Result<Vec<_>>>()?;
+    animate(path("forecast.gif"), &frames, Duration::from_millis(300))?;
+    save_charts(path("rmse.png"), &VARIABLES.map(|name| chart(name, scores)))?;
 
     println!(
         "\n{:>6}  {:<16}{:>10}{:>14}{:>14}{:>8}",
@@ -254,12 +256,24 @@ fn report(
     for name in [
         "forecast.h5",
         "metrics.json",
-        "truth.png",
         "forecast.png",
-        "error.png",
+        "forecast.gif",
         "rmse.png",
     ] {
         println!("  {}", path(name).display());
     }
     Ok(())
+}
+
+/// Root-mean-square error of a variable against lead time.
+fn chart(variable: &str, scores: &[Score]) -> Chart {
+    let curve = |error: fn(&Score) -> f64| {
+        let scores = scores.iter().filter(|score| score.variable == variable);
+        let points = scores.map(|score| (score.lead_hours, error(score)));
+        points.collect::<Vec<_>>()
+    };
+    Chart::new(&variable.replace('_', " "), "lead time in hours", "RMSE")
+        .with_curve("surrogate", curve(|score| score.rmse))
+        .with_curve("persistence", curve(|score| score.rmse_persistence))
+        .with_curve("climatology", curve(|score| score.rmse_climatology))
 }

@@ -9,7 +9,6 @@
 
 mod forecast;
 mod model;
-mod plots;
 mod simulate;
 mod train;
 

@@ -83,7 +83,8 @@ pub use missing::Missing;
 pub use ndarray;
 pub use open::{OpenConfig, open};
 pub use output::{
-    Compression, Conversion, ConvertConfig, ForecastWriter, OutputConfig, OutputFormat, convert,
+    Compression, Conversion, ConvertConfig, ForecastWriter, OutputConfig, OutputFormat, Table,
+    convert,
 };
 pub use progress::Progress;
 pub use sample::Sample;

@@ -16,7 +16,7 @@ use netcdf_reader::{
 
 use crate::alike::fingerprint;
 use crate::attributes::Numbers;
-use crate::cf::variable::{Attribute, Container, Kind, Stamp, Variable, stamp};
+use crate::cf::variable::{Attribute, Container, Kind, Stamp, Variable, stamp_of};
 use crate::{Error, Result};
 
 /// Largest number of values of an attribute that is kept.
@@ -25,8 +25,6 @@ const MAX_VALUES: usize = 64;
 /// The variables of the root group of a NetCDF file.
 pub(crate) struct NetCdf {
     path: PathBuf,
-    /// That of the file when it was opened, which is the one that is read.
-    stamp: Option<Stamp>,
     file: NcFile,
     bytes: Arc<CountedFile>,
     variables: Vec<Variable>,
@@ -51,7 +49,6 @@ impl NetCdf {
             format: "NetCDF file",
             cause,
         };
-        let stamp = stamp(path);
         let bytes = CountedFile::open(path).map_err(|e| Error::io(path, e))?;
         let bytes = Arc::new(bytes);
         let options = NcOpenOptions::default();
@@ -78,7 +75,6 @@ impl NetCdf {
         }
         Ok(Self {
             path: path.into(),
-            stamp,
             file,
             bytes,
             variables,
@@ -130,7 +126,7 @@ impl Container for NetCdf {
     }
 
     fn stamp(&self, _: usize, _: &[usize]) -> Option<Stamp> {
-        self.stamp
+        Some(self.bytes.stamp)
     }
 
     fn fetched(&self) -> u64 {
@@ -204,14 +200,18 @@ fn value(value: &NcAttrValue) -> Attribute {
 struct CountedFile {
     file: Mutex<File>,
     size: u64,
+    /// That of the open file, which is read even if another one takes its name.
+    stamp: Stamp,
     fetched: AtomicU64,
 }
 
 impl CountedFile {
     fn open(path: &Path) -> std::io::Result<Self> {
         let file = File::open(path)?;
+        let found = file.metadata()?;
         Ok(Self {
-            size: file.metadata()?.len(),
+            size: found.len(),
+            stamp: stamp_of(&found),
             file: Mutex::new(file),
             fetched: AtomicU64::new(0),
         })
@@ -241,5 +241,29 @@ impl Storage for CountedFile {
         file.read_exact(&mut bytes)?;
         self.fetched.fetch_add(len as u64, Ordering::Relaxed);
         Ok(StorageBuffer::from_vec(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_those_of_the_open_file_when_another_takes_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fields.nc");
+        let other = folder.path().join("other.nc");
+        std::fs::write(&path, "old").unwrap();
+        let old = CountedFile::open(&path).unwrap();
+        // Of the same size, and at the same time for a clock of seconds.
+        std::fs::write(&other, "new").unwrap();
+        std::fs::rename(&other, &path).unwrap();
+        let new = CountedFile::open(&path).unwrap();
+        let found = |file: &CountedFile| file.read_range(0, 3).unwrap().as_ref().to_vec();
+        assert_eq!(
+            (found(&old), found(&new)),
+            (b"old".to_vec(), b"new".to_vec())
+        );
+        assert_ne!(old.stamp, new.stamp);
     }
 }

@@ -2,6 +2,7 @@
 
 use halocline_core::{Error, Placement, Result, Shard};
 use halocline_ops::prelude::*;
+use halocline_ops::{counted, weighted_mean};
 
 /// The estimator of an ensemble's spread in [`crps`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +63,48 @@ pub fn crps<X: Field<5>>(
         let weights = cells.profile(3, weights);
         (cells * weights).mean()
     })
+}
+
+/// [`crps`] as the mean over the cells where `mask` is one, such as
+/// `Batch::mask` of data with missing values. What ensemble and target hold elsewhere
+/// reaches neither the score nor a gradient, NaN included. The score of a mask without cells is zero.
+///
+/// # Shapes
+/// `mask` as the target: `[1, batch, channels, lat, lon]`. Placement and communication are those of [`crps`],
+/// and one small sum of the weights.
+///
+/// # Errors
+/// Those of [`crps`]; a mask of another shape than the target.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_models::{Spread, crps_masked};
+///
+/// let ensemble = Tensor::<5>::from([[[[[1.0, f32::NAN]]]], [[[[3.0, 4.0]]]]]);
+/// let target = Tensor::from([[[[[2.5, f32::NAN]]]]]);
+/// let mask = Tensor::from([[[[[1.0, 0.0]]]]]);
+/// let score = crps_masked(ensemble, target, mask, &[1.0], Spread::Members)?;
+/// assert_eq!(score.into_scalar::<f32>(), (1.5 + 0.5) / 2.0 - 0.5 * 1.0);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn crps_masked<X: Field<5>>(
+    ensemble: X,
+    target: X,
+    mask: X,
+    weights: &[f64],
+    spread: Spread,
+) -> Result<Rank<X, 1>> {
+    const NAME: &str = "crps_masked";
+    check_weights(NAME, &ensemble, weights)?;
+    check_target(NAME, &ensemble, &target)?;
+    check_target(NAME, &ensemble, &mask)?;
+    let (ensemble, target) = together(ensemble, target)?;
+    let mask = beside(mask, &ensemble)?;
+    let ensemble = counted(ensemble, mask.clone())?;
+    let cells = crps_cells(ensemble, counted(target, mask.clone())?, spread)?;
+    let weights = Error::catch(|| cells.profile(3, weights) * mask)?;
+    weighted_mean(cells, weights)
 }
 
 /// The [`crps`] of every cell, without weights. See there for definition, placement, errors.
@@ -241,6 +284,7 @@ fn moved(placement: &Placement) -> Placement {
 mod tests {
     use burn::tensor::{Tensor, TensorData};
     use halocline_core::{Launcher, LocalGradient, Replicate, ShardTensor, Traffic};
+    use halocline_ops::loss_value;
 
     use super::*;
 
@@ -336,6 +380,66 @@ mod tests {
                         found.assert_approx_eq::<f32>(&gradient, tolerance);
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn cells_without_a_mask_reach_neither_score_nor_gradient() {
+        // Rows with an odd number are missing.
+        let is_masked = |cell: usize| cell / 5 % 3 == 1;
+        let holed = |data: TensorData, hole: f32| {
+            let values = data.iter::<f32>().enumerate();
+            let values = values.map(|(cell, value)| if is_masked(cell) { hole } else { value });
+            TensorData::new(values.collect::<Vec<f32>>(), data.shape())
+        };
+        let ones = TensorData::ones::<f32, _>(data(1, 17).shape());
+        let run = |placements: [Placement; 2], hole: f32| {
+            let found = Launcher::local(4).collect(|world| {
+                let mesh = world.mesh([("a", 2), ("b", 2)])?;
+                let place = |data: TensorData, placements: &[Placement]| {
+                    let whole = Tensor::<5>::from_data(data, &world.device().clone().inner());
+                    ShardTensor::distribute(whole, &mesh, placements)
+                };
+                let single = placements.map(|p| if p == Shard(0) { Replicate } else { p });
+                let ensemble = place(holed(data(4, 29), hole), &placements)?.require_grad();
+                let target = place(holed(data(1, 17), hole), &single)?;
+                let mask = place(holed(ones.clone(), 0.0), &single)?;
+                let fair = Spread::Fair;
+                let score = crps_masked(ensemble.clone() * 1.0, target, mask, &WEIGHTS, fair)?;
+                let value = score.clone().resolve().local().clone().into_scalar::<f64>();
+                let gradient = ensemble.grad(&score.backward()).expect("a gradient");
+                let gradient = gradient.full_tensor(LocalGradient::Replicated);
+                Ok((value, gradient.into_data()))
+            });
+            found.unwrap()
+        };
+        // The mean over all cells, of which those without a mask are zero, by the share of their weights.
+        let scores = Launcher::local(1).collect(|world| {
+            let mesh = world.mesh([("a", 1)])?;
+            let place = |data| {
+                let whole = Tensor::<5>::from_data(data, &world.device().clone().inner());
+                ShardTensor::distribute(whole, &mesh, &[Replicate])
+            };
+            let (ensemble, target) = (
+                place(holed(data(4, 29), 0.0))?,
+                place(holed(data(1, 17), 0.0))?,
+            );
+            Ok(loss_value(&crps(ensemble, target, &WEIGHTS, Spread::Fair)?))
+        });
+        let expected = scores.unwrap()[0] * 3.0 / (0.5 + 1.0);
+        let (_, gradient) = run([Replicate, Replicate], 0.0).remove(0);
+        for placements in [
+            [Shard(1), Shard(3)],
+            [Shard(0), Shard(3)],
+            [Shard(0), Shard(4)],
+        ] {
+            for (value, found) in run(placements, f32::NAN) {
+                assert!((value - expected).abs() < 1e-6, "{value} for {expected}");
+                let tolerance = burn::tensor::Tolerance::absolute(1e-6);
+                found.assert_approx_eq::<f32>(&gradient, tolerance);
+                let mut cells = found.iter::<f32>().enumerate();
+                assert!(cells.all(|(cell, gradient)| !is_masked(cell) || gradient == 0.0));
             }
         }
     }

@@ -12,13 +12,14 @@ pub mod parallel;
 mod rollout;
 mod sfno;
 pub mod shallow_water;
+mod spectra;
 mod surrogate;
 mod transformer;
 mod unet;
 mod verification;
 
 pub use conv::{FieldConv2d, FieldConv2dConfig};
-pub use ensemble::{Spread, crps, crps_cells, energy_score};
+pub use ensemble::{Spread, crps, crps_cells, crps_masked, energy_score};
 pub use fno::{
     Fno, FnoConfig, SpectralConv1d, SpectralConv1dConfig, SpectralConv2d, SpectralConv2dConfig,
     SpectralConv3d, SpectralConv3dConfig,
@@ -27,6 +28,7 @@ pub use graph::{GraphConv, GraphConvConfig};
 pub use metrics::{Evaluation, Scores, weighted_mse};
 pub use rollout::{perturbed, rollout};
 pub use sfno::{Sfno, SfnoConfig, SpectralConvS2, SpectralConvS2Config};
+pub use spectra::{Power, Spectra};
 pub use surrogate::{SurrogateCnn, SurrogateCnnConfig};
 pub use transformer::{
     ConditionEmbedding, ConditionEmbeddingConfig, FieldTransformer, FieldTransformerConfig,

@@ -202,7 +202,7 @@ impl Verification {
                         channel: channel.clone(),
                         variable: variable.into(),
                         level,
-                        lead: *lead as f64 / MILLISECONDS,
+                        lead: hours(*lead),
                         region: region.clone(),
                         scores,
                     });
@@ -225,8 +225,13 @@ impl Verification {
 const MILLISECONDS: f64 = 3.6e6;
 
 /// A lead in hours as a key.
-fn key(lead: f64) -> i64 {
+pub(crate) fn key(lead: f64) -> i64 {
     (lead * MILLISECONDS).round() as i64
+}
+
+/// The lead of a key, in hours.
+pub(crate) fn hours(key: i64) -> f64 {
+    key as f64 / MILLISECONDS
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub use layer::{Apply, Layer, PlanOf};
 pub use loss::{
     CrossEntropyOptions, Penalty, Reduction, SsimOptions, backward, counted, cross_entropy,
     cross_entropy_cells, gradient_loss, huber_loss, l1_loss, loss_value, mse_loss, spectral_loss,
-    ssim_loss, total_variation, weighted_loss,
+    ssim_loss, total_variation, weighted_loss, weighted_mean,
 };
 pub use matmul::MatmulField;
 pub use norm::NormField;

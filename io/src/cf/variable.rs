@@ -96,11 +96,15 @@ pub(crate) type Stamp = (u64, Option<SystemTime>, u64);
 /// The stamp of a file, if there is one.
 pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
     let found = path.metadata().ok().filter(Metadata::is_file)?;
+    Some(stamp_of(&found))
+}
+
+pub(crate) fn stamp_of(found: &Metadata) -> Stamp {
     #[cfg(unix)]
-    let number = std::os::unix::fs::MetadataExt::ino(&found);
+    let number = std::os::unix::fs::MetadataExt::ino(found);
     #[cfg(not(unix))]
     let number = 0;
-    Some((found.len(), found.modified().ok(), number))
+    (found.len(), found.modified().ok(), number)
 }
 
 /// A file or store of variables in one format. Messages of errors do not repeat the path.

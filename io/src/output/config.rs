@@ -51,7 +51,8 @@ pub struct OutputConfig {
     #[config(default = "Compression::Zstd { level: 3 }")]
     pub compression: Compression,
     /// Extents of a chunk along [time, lat, lon]; it holds one level of a variable. Default one
-    /// time, and the cells of a rank, or equal parts of them of at most 512 × 512 cells.
+    /// time, and the cells of a rank, or equal parts of them of at most 512 × 512 cells. NetCDF-3
+    /// files have none.
     pub chunk: Option<[usize; 3]>,
     /// Handling of a file or store of the same name.
     #[config(default = "Existing::Reject")]
@@ -60,7 +61,7 @@ pub struct OutputConfig {
 
 impl OutputConfig {
     /// # Errors
-    /// A chunk or compression out of range.
+    /// A chunk or compression out of range; a chunk of a NetCDF file.
     pub(crate) fn check(&self) -> Result<()> {
         if let Compression::Zstd { level } = self.compression
             && !(1..=9).contains(&level)
@@ -70,6 +71,10 @@ impl OutputConfig {
         let Some(chunk) = self.chunk else {
             return Ok(());
         };
+        if self.format == OutputFormat::NetCdf3 {
+            let expected = "none, as a NetCDF-3 file has no chunks; write a Zarr store";
+            return Err(Error::argument("chunk", format!("{chunk:?}"), expected));
+        }
         let cells = chunk
             .iter()
             .try_fold(1_usize, |cells, extent| cells.checked_mul(*extent));

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::blocks::{Block, blocks};
 use super::chunking::extent;
-use super::config::{OutputConfig, OutputFormat};
+use super::config::OutputConfig;
 use super::journal::Journal;
 use super::schema::{Schema, Times};
 use super::target::Target;
@@ -56,8 +56,7 @@ pub struct Conversion {
 /// Converts fields of any format into a Zarr store, or a NetCDF file: with the chunks of a mesh, in
 /// bounded memory.
 ///
-/// The output appears under its name when it is complete. A conversion to Zarr that was killed goes on
-/// where it was when it is called again with the same source and configuration; another one begins
+/// The output appears under its name when it is complete. A conversion that was killed goes on where it was when it is called again with the same source and configuration; another one begins
 /// anew. Several files are one source by [`OpenConfig::open_joined`](crate::OpenConfig::open_joined).
 /// Missing values are errors, or written as NaN, as chosen when the source was opened. A chunk of the source is decoded whole,
 /// and `HALOCLINE_CHUNK_CACHE` megabytes of them are kept besides. A store lists the levels of a variable together: channels
@@ -124,14 +123,18 @@ pub fn convert(
         start: None,
     };
     let folder = StagedFolder::open(path, config.output.existing)?;
-    // A file has no parts that are whole.
-    if config.output.format == OutputFormat::NetCdf3 {
-        folder.clear()?;
-    }
     let plan = plan(source, chunk, config)?;
     let mut journal = Journal::open(&folder, plan, blocks.len())?;
-    let target = Target::open(folder.path(), true, &schema, &times, chunk, &config.output)?;
     let resumed = journal.done();
+    let begins = resumed == 0;
+    let target = Target::open(
+        folder.path(),
+        begins,
+        &schema,
+        &times,
+        chunk,
+        &config.output,
+    )?;
     let mut state = Conversion {
         done: resumed,
         blocks: blocks.len(),

@@ -68,7 +68,8 @@ pub struct ForecastWriter {
 }
 
 impl ForecastWriter {
-    /// Begins a forecast from `start`, in seconds since 1970-01-01 UTC, on all ranks of the mesh.
+    /// Begins a forecast from `start`, in seconds since 1970-01-01 of its
+    /// [calendar](Self::with_calendar), on all ranks of the mesh.
     ///
     /// # Errors
     /// On all ranks: no channels, one named twice or by a name that files cannot have; a chunk of
@@ -119,6 +120,20 @@ impl ForecastWriter {
         Ok(writer)
     }
 
+    /// Sets the calendar of the times, such as that of the states that the forecast began from.
+    /// Default [`Calendar::Gregorian`].
+    ///
+    /// # Panics
+    /// Panics after [`append`](Self::append).
+    pub fn with_calendar(mut self, calendar: Calendar) -> Self {
+        assert!(
+            self.seconds.is_empty(),
+            "with_calendar after append: expected before it"
+        );
+        self.schema.calendar = calendar;
+        self
+    }
+
     /// Appends the fields of a lead time in hours.
     ///
     /// # Shapes
@@ -139,7 +154,7 @@ impl ForecastWriter {
             &self.mesh,
             OPERATION,
             Fallible::All,
-            ("lead", &lead.to_string()),
+            ("lead", &format!("{lead} h, {}", self.schema.calendar)),
             checked,
         )?;
         let time = self.seconds.len();

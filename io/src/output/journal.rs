@@ -57,7 +57,7 @@ impl Journal {
         self.entry.done
     }
 
-    /// Records that blocks are on the disk.
+    /// Records that blocks are on the disk, which they and their names must be.
     pub(crate) fn record(&mut self, done: usize) -> Result<()> {
         self.entry = Entry::new(std::mem::take(&mut self.entry.plan), done);
         let new = self.path.with_extension("new");
@@ -65,7 +65,8 @@ impl Journal {
             &new,
             &serde_json::to_vec(&self.entry).expect("text and a number"),
         )?;
-        fs::rename(&new, &self.path).map_err(|error| Error::io(&self.path, error))
+        fs::rename(&new, &self.path).map_err(|error| Error::io(&self.path, error))?;
+        durable::sync_folder(durable::parent(&self.path))
     }
 
     /// Removes the journal from a folder that is complete.

@@ -9,8 +9,10 @@ mod forecast;
 mod journal;
 mod schema;
 mod store;
+mod table;
 mod target;
 
 pub use config::{Compression, OutputConfig, OutputFormat};
 pub use convert::{Conversion, ConvertConfig, convert};
 pub use forecast::ForecastWriter;
+pub use table::Table;

@@ -1,5 +1,6 @@
 //! Zarr stores, written by chunks.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -149,12 +150,17 @@ impl ZarrOutput {
         self.sync()
     }
 
-    /// Waits until the files that this rank has written are on the disk.
+    /// Waits until the files that this rank has written, and their names, are on the disk.
     pub(crate) fn sync(&self) -> Result<()> {
         let written = std::mem::take(&mut *self.files.written());
         written
             .par_iter()
-            .try_for_each(|path| durable::sync_file(path))
+            .try_for_each(|path| durable::sync_file(path))?;
+        // Their folders may be new, too.
+        let folders = written.iter().flat_map(|path| path.ancestors().skip(1));
+        let folders = folders.filter(|folder| folder.starts_with(&self.files.root));
+        let folders: BTreeSet<&Path> = folders.collect();
+        folders.into_iter().try_for_each(durable::sync_folder)
     }
 
     fn describe_3(&self, members: &[(String, Value)], attributes: &Value) -> Result<()> {
@@ -364,5 +370,34 @@ impl WritableStorageTraits for Files {
 
     fn supports_set_partial(&self) -> bool {
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Calendar, Channel, Grid};
+
+    #[test]
+    fn chunks_have_their_names_on_the_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let grid = Grid::with_poles(3, 4).unwrap();
+        let channels = [Channel::new("t2m".into())];
+        let schema = Schema::new(&grid, Calendar::Gregorian, &channels).unwrap();
+        let config = OutputConfig::new();
+        let output = ZarrOutput::new(folder.path(), &schema, [1, 3, 2], &config).unwrap();
+        let values = Array3::zeros([1, 3, 2]);
+        let ranges = [4..5, 0..3, 2..4];
+        output
+            .write(&schema, (0, 0), 0, ranges, values.view())
+            .unwrap();
+        durable::tests::SYNCED.take();
+        output.sync().unwrap();
+        let names = ["", "t2m", "t2m/c", "t2m/c/4", "t2m/c/4/0"];
+        let synced: Vec<PathBuf> = durable::tests::SYNCED.take();
+        assert_eq!(synced, names.map(|name| folder.path().join(name)));
+        // Once.
+        output.sync().unwrap();
+        assert_eq!(durable::tests::SYNCED.take(), Vec::<PathBuf>::new());
     }
 }

@@ -63,6 +63,7 @@ mutations! {
     zarr_2_levels: "v2.zarr", "z/.zarray";
     zarr_2_longitude: "v2.zarr", "longitude/.zarray";
     zarr_2_time: "v2.zarr", "time/.zattrs";
+    zarr_2_attributes: "v2.zarr", "t2m/.zattrs";
     zstandard_in_a_shard: "v3.zarr", "t2m/c/0/0/0";
     gzip: "v3.zarr", "z/c/0/0/0/0";
     blosc_with_lz4: "v2.zarr", "t2m/0.0.0";

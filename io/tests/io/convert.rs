@@ -39,6 +39,7 @@ fn every_source_has_the_same_values_in_every_format() {
             OutputFormat::NetCdf3,
         ] {
             for (chunk, memory) in [(None, 256 << 20), (Some([2, 3, 3]), 18 * 24)] {
+                let chunk = chunk.filter(|_| format != OutputFormat::NetCdf3);
                 let folder = tempfile::tempdir().unwrap();
                 let path = folder.path().join("converted");
                 let output = OutputConfig::new().with_format(format).with_chunk(chunk);
@@ -73,6 +74,23 @@ fn every_source_has_the_same_values_in_every_format() {
             }
         }
     }
+}
+
+#[test]
+fn an_interrupted_conversion_to_netcdf_goes_on() {
+    let source = lenient().open(store("v2.zarr")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("converted.nc");
+    let output = OutputConfig::new().with_format(OutputFormat::NetCdf3);
+    let config = ConvertConfig::new()
+        .with_output(output)
+        .with_memory(40 * 24);
+    stop(&source, &path, &config);
+    assert!(!path.exists());
+    let done = convert(&source, &path, &config, |_| ()).unwrap();
+    assert!(done.resumed >= 1 && done.done == done.blocks, "{done:?}");
+    assert_eq!(bits(&*reopened(&path, &*source)), bits(&*source));
+    assert_eq!(listing(folder.path()), ["converted.nc"]);
 }
 
 #[test]
@@ -208,6 +226,9 @@ fn mistakes_are_errors() {
     let output = |chunk| ConvertConfig::new().with_output(OutputConfig::new().with_chunk(chunk));
     assert!(error(&output(Some([0, 1, 1]))).starts_with("chunk: got [0, 1, 1]"));
     assert!(error(&ConvertConfig::new().with_ranks([0, 1])).starts_with("ranks: got [0, 1]"));
+    let netcdf = OutputConfig::new().with_format(OutputFormat::NetCdf3);
+    let chunked = ConvertConfig::new().with_output(netcdf.with_chunk(Some([1, 2, 2])));
+    assert!(error(&chunked).contains("a NetCDF-3 file has no chunks"));
     let little = error(&ConvertConfig::new().with_memory(200));
     assert!(
         little.contains("expected at least 40 for a chunk"),

@@ -7,8 +7,8 @@ use halocline_core::{
     Shard, ShardTensor,
 };
 use halocline_io::{
-    Channel, Compression, DatasetConfig, Existing, FieldDataset, ForecastWriter, Grid, OpenConfig,
-    OutputConfig, OutputFormat, amplification, open,
+    Calendar, Channel, Compression, DatasetConfig, Existing, FieldDataset, ForecastWriter, Grid,
+    OpenConfig, OutputConfig, OutputFormat, amplification, open,
 };
 use ndarray::{Array4, s};
 
@@ -281,6 +281,55 @@ fn mistakes_are_errors_on_all_ranks_and_leave_nothing() {
     }
     assert_eq!(errors(&path, &replace, finish), ["", ""]);
     assert_eq!(open(&path).unwrap().times().len(), 1);
+}
+
+#[test]
+fn forecasts_of_every_calendar_are_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    for calendar in [Calendar::NoLeap, Calendar::AllLeap, Calendar::Day360] {
+        for format in FORMATS {
+            let path = folder.path().join(format!("{calendar}-{format:?}"));
+            write_with(&path, calendar, format).unwrap();
+            let fields = open(&path).unwrap();
+            assert_eq!(fields.calendar(), calendar, "{format:?}");
+            assert_eq!(
+                fields.times(),
+                [START + 6.0 * 3600.0, START + 12.0 * 3600.0]
+            );
+        }
+    }
+    let path = folder.path().join("mixed");
+    let all = Launcher::local(2).collect(|world| {
+        let mesh = world.mesh([("lat", 2)])?;
+        let grid = Grid::with_poles(7, 5)?;
+        let config = OutputConfig::new();
+        let writer = ForecastWriter::create(&mesh, &path, &grid, &channels(), START, &config)?;
+        let calendar = [Calendar::NoLeap, Calendar::Gregorian][world.rank()];
+        let field = ShardTensor::ones([1, 4, 7, 5], &mesh, &[Shard(2)])?;
+        let appended = writer.with_calendar(calendar).append(6.0, &field);
+        Ok(appended.unwrap_err().to_string())
+    });
+    for error in all.unwrap() {
+        assert!(
+            error.contains("6 h, noleap, as on the first rank"),
+            "{error}"
+        );
+    }
+}
+
+/// Writes two leads of ones on two ranks.
+pub(crate) fn write_with(path: &Path, calendar: Calendar, format: OutputFormat) -> Result<()> {
+    Launcher::local(2).run(|world| {
+        let mesh = world.mesh([("lat", 2)])?;
+        let grid = Grid::with_poles(7, 5)?;
+        let config = OutputConfig::new().with_format(format);
+        let writer = ForecastWriter::create(&mesh, path, &grid, &channels(), START, &config)?;
+        let mut writer = writer.with_calendar(calendar);
+        for lead in [6.0, 12.0] {
+            writer.append(lead, &ShardTensor::ones([1, 4, 7, 5], &mesh, &[Shard(2)])?)?;
+        }
+        writer.finish()
+    })
 }
 
 #[test]

@@ -6,10 +6,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use halocline_core::Shard;
+use halocline_core::{Launcher, Shard};
 use halocline_io::{
-    Compression, ConvertConfig, Fields, Gaps, Missing, OpenConfig, OutputConfig, OutputFormat,
-    amplification, convert,
+    Calendar, Compression, ConvertConfig, Fields, Gaps, Missing, OpenConfig, OutputConfig,
+    OutputFormat, Table, amplification, convert,
 };
 use ndarray::Array4;
 use serde::Deserialize;
@@ -221,4 +221,89 @@ fn all_values_are_those_of_xarray() {
             fields.traffic()
         );
     }
+}
+
+/// Runs a program of Python that must succeed.
+fn run_python(python: &Path, program: &str, path: &Path) {
+    let output = Command::new(python)
+        .args(["-c", program])
+        .arg(path)
+        .output();
+    let output = output.unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let [out, err] = [&output.stdout, &output.stderr].map(|bytes| text(bytes));
+    assert!(output.status.success(), "{program}\n{out}\n{err}");
+}
+
+#[test]
+fn xarray_opens_forecasts_of_other_calendars() {
+    let Some(python) = python() else {
+        println!("not run: there is no Python with xarray, zarr and netCDF4");
+        return;
+    };
+    let program = "
+import os, sys, xarray as xr
+opened = {'engine': 'zarr', 'consolidated': True} if os.path.isdir(sys.argv[1]) else {}
+ds = xr.open_dataset(sys.argv[1], decode_timedelta=True, **opened)
+time = ds.time.values[1]
+# 1,514,764,800 s are 48 years of 365 days and 12 days.
+assert time.calendar == 'noleap' and time.isoformat() == '2018-01-13T12:00:00', time
+assert ds.forecast_reference_time.values.item().isoformat() == '2018-01-13T00:00:00', ds
+";
+    let folder = tempfile::tempdir().unwrap();
+    for (format, name) in [
+        (OutputFormat::Zarr3, "3.zarr"),
+        (OutputFormat::Zarr2, "2.zarr"),
+        (OutputFormat::NetCdf3, "3.nc"),
+    ] {
+        let path = folder.path().join(name);
+        forecast::write_with(&path, Calendar::NoLeap, format).unwrap();
+        run_python(&python, program, &path);
+    }
+}
+
+#[test]
+fn xarray_opens_tables_with_their_labels() {
+    let Some(python) = python() else {
+        println!("not run: there is no Python with xarray, zarr and netCDF4");
+        return;
+    };
+    #[derive(serde::Serialize)]
+    struct Score {
+        channel: &'static str,
+        lead: f64,
+        rmse: Option<f64>,
+        forecasts: usize,
+    }
+    let score = |channel, lead, rmse| Score {
+        channel,
+        lead,
+        rmse,
+        forecasts: 8,
+    };
+    let scores = [
+        score("t2m", 6.0, Some(1.5)),
+        score("z@500 über", 6.0, Some(90.0)),
+        score("t2m", 12.0, None),
+    ];
+    let table = Table::new(&scores, &["channel", "lead"]).unwrap();
+    let table = table.with_unit("lead", "hours");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("scores.zarr");
+    // A second one takes the place of the first.
+    for _ in 0..2 {
+        Launcher::local(2)
+            .run(|world| table.save(&world, &path))
+            .unwrap();
+    }
+    assert_eq!(crate::listing(folder.path()), ["scores.zarr"]);
+    let program = "
+import sys, numpy as np, xarray as xr
+ds = xr.open_zarr(sys.argv[1], consolidated=True, decode_timedelta=True)
+assert ds.rmse.dims == ('channel', 'lead') and ds.channel.values.tolist() == ['t2m', 'z@500 über'], ds
+assert (ds.lead.values == np.array([6, 12]) * np.timedelta64(1, 'h')).all(), ds.lead
+assert ds.rmse.sel(channel='t2m').values[0] == 1.5 and ds.rmse.sel(channel='z@500 über').values[0] == 90
+assert ds.rmse.isnull().sum() == 2 and ds.forecasts.sum() == 24, ds
+";
+    run_python(&python, program, &path);
 }

@@ -21,7 +21,7 @@ pub use differences::{gradient_loss, total_variation};
 pub(crate) use golden::OPERATORS;
 pub use spectral::spectral_loss;
 pub use ssim::{SsimOptions, ssim, ssim_loss};
-pub use weighted::{counted, weighted_loss};
+pub use weighted::{counted, weighted_loss, weighted_mean};
 
 use halocline_core::ShardTensor;
 

@@ -58,16 +58,42 @@ pub fn weighted_loss<const D: usize, X: Field<D>>(
         let losses = penalty.of(error) * weight.clone();
         match reduction {
             Reduction::Sum => Ok(ReduceField::sum(losses)),
-            Reduction::Mean => {
-                let total = ReduceField::mean(weight).resolve();
-                let (local, layout, mesh) = total.into_parts();
-                let none = local.clone().equal_elem(0.0);
-                let total = ShardTensor::from_parts(local.mask_fill(none, 1.0), layout, mesh);
-                Ok(ReduceField::mean(losses) / total)
-            }
+            Reduction::Mean => Ok(mean(losses, weight)),
         }
     })?;
     loss.map(Field::from_shard)
+}
+
+/// The mean of elements with weights, `Σ wᵢ·xᵢ / Σ wᵢ`. Elements of weight zero count nothing, as in
+/// [`weighted_loss`], which has shapes, placements and errors. The mean over elements that all have weight zero is zero.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::weighted_mean;
+///
+/// let x = Tensor::<1>::from([1.0, f32::NAN, 4.0]);
+/// let mean = weighted_mean(x, Tensor::from([1.0, 0.0, 3.0]))?;
+/// assert_eq!(mean.into_scalar::<f32>(), 13.0 / 4.0);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn weighted_mean<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<Rank<X, 1>> {
+    let (x, weight) = (x.into_shard(), weight.into_shard());
+    let found = Error::catch(|| {
+        let weight = cast_shard(weight.inner(), x.local().dtype());
+        let x = counted(x, weight.clone())?;
+        Ok(mean(x * weight.clone(), weight))
+    })?;
+    found.map(Field::from_shard)
+}
+
+/// The mean of `weighted` values by the mean of their weights.
+fn mean<const D: usize>(weighted: ShardTensor<D>, weight: ShardTensor<D>) -> ShardTensor<1> {
+    let total = ReduceField::mean(weight).resolve();
+    let (local, layout, mesh) = total.into_parts();
+    let none = local.clone().equal_elem(0.0);
+    let total = ShardTensor::from_parts(local.mask_fill(none, 1.0), layout, mesh);
+    ReduceField::mean(weighted) / total
 }
 
 /// The elements of `x` that have a weight, and zero where the weight is zero, whatever `x` holds

@@ -21,8 +21,8 @@ pub(crate) struct Options {
     #[command(flatten)]
     writing: Writing,
     /// Ranks along latitude and longitude whose shards the chunks fit, such as 2x4
-    #[arg(long, value_parser = ranks, default_value = "1x1")]
-    ranks: [usize; 2],
+    #[arg(long, value_parser = ranks)]
+    ranks: Option<[usize; 2]>,
     /// Extents of a chunk along time, latitude and longitude, such as 1,90,180
     #[arg(long, value_parser = chunk)]
     chunk: Option<[usize; 3]>,
@@ -34,9 +34,9 @@ pub(crate) struct Writing {
     /// The format; netcdf3 if the target ends in .nc, and else zarr3
     #[arg(long)]
     format: Option<Format>,
-    /// Level of compression of chunks, from 0 (none) to 9
-    #[arg(long, default_value_t = 3)]
-    level: u8,
+    /// Level of compression of chunks, from 0 (none) to 9; 3 by default
+    #[arg(long)]
+    level: Option<u8>,
     /// Memory for values, in MiB
     #[arg(long, default_value_t = 256)]
     memory: usize,
@@ -46,6 +46,16 @@ pub(crate) struct Writing {
     /// Replace a store or file of the same name
     #[arg(long)]
     replace: bool,
+}
+
+impl Writing {
+    /// Whether a target is written as NetCDF.
+    pub(crate) fn is_netcdf(&self, target: &Path) -> bool {
+        match self.format {
+            Some(format) => matches!(format, Format::Netcdf3),
+            None => target.extension().is_some_and(|end| end == "nc"),
+        }
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -74,24 +84,31 @@ pub(crate) fn write(
     target: &Path,
     reading: &Reading,
     writing: &Writing,
-    (ranks, chunk): ([usize; 2], Option<[usize; 3]>),
+    (ranks, chunk): (Option<[usize; 2]>, Option<[usize; 3]>),
 ) -> Result<String> {
     let open = reading.config().with_missing(writing.missing.into());
     // Gaps stay gaps.
     let source = open.with_gaps(Gaps::Allow).open_joined(sources)?;
-    let is_netcdf = target
-        .extension()
-        .is_some_and(|extension| extension == "nc");
     let format = match writing.format {
-        Some(Format::Zarr3) => OutputFormat::Zarr3,
+        _ if writing.is_netcdf(target) => OutputFormat::NetCdf3,
         Some(Format::Zarr2) => OutputFormat::Zarr2,
-        None if !is_netcdf => OutputFormat::Zarr3,
-        Some(Format::Netcdf3) | None => OutputFormat::NetCdf3,
+        _ => OutputFormat::Zarr3,
     };
+    if format == OutputFormat::NetCdf3 {
+        let given = [
+            ("--ranks", ranks.is_some()),
+            ("--chunk", chunk.is_some()),
+            ("--level", writing.level.is_some()),
+        ];
+        if let Some((option, _)) = given.iter().find(|(_, is_given)| *is_given) {
+            let text = "is for Zarr stores, and a NetCDF-3 file has neither chunks nor compression";
+            return Err(format!("{option} {text}: leave it out, or write a store").into());
+        }
+    }
     let output = OutputConfig::new()
         .with_format(format)
         .with_chunk(chunk)
-        .with_compression(match writing.level {
+        .with_compression(match writing.level.unwrap_or(3) {
             0 => Compression::None,
             level => Compression::Zstd { level },
         })
@@ -101,7 +118,7 @@ pub(crate) fn write(
         });
     let config = ConvertConfig::new()
         .with_output(output)
-        .with_ranks(ranks)
+        .with_ranks(ranks.unwrap_or([1, 1]))
         .with_memory(writing.memory << 20);
     let mut bar: Option<Progress> = None;
     let done = convert(&source, target, &config, |state| {

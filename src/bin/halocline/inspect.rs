@@ -4,7 +4,7 @@ use clap::Args;
 use halocline::io::{self, Scan};
 
 use crate::reading::Reading;
-use crate::report::{Result, in_options};
+use crate::report::{Result, in_subcommands};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -24,7 +24,7 @@ pub(crate) fn run(options: &Options) -> Result {
     let mut failed = Vec::new();
     for file in &options.files {
         match io::inspect(file, &options.reading.config(), scan) {
-            Ok(found) => println!("{}", in_options(&found.to_string())),
+            Ok(found) => println!("{}", in_subcommands(&found.to_string())),
             Err(error) => failed.push(error.to_string()),
         }
     }

@@ -32,9 +32,13 @@ pub(crate) fn run(options: &Options) -> Result {
         ranks,
         ..
     } = options;
+    if options.writing.is_netcdf(target) {
+        let text = "rechunk writes chunks, which a NetCDF-3 file does not have: write a Zarr store, or use convert";
+        return Err(text.into());
+    }
     let before = amplification(&open(source, &options.reading)?, *ranks);
     let sources = std::slice::from_ref(source);
-    let place = (*ranks, options.chunk);
+    let place = (Some(*ranks), options.chunk);
     let written = write(sources, target, &options.reading, &options.writing, place)?;
     let after = amplification(&open(target, &Reading::default())?, *ranks);
     println!("{}: {written}", target.display());

@@ -1,0 +1,306 @@
+//! Power spectra of forecasts and their truth, by channel, lead and region.
+
+use std::collections::BTreeMap;
+
+use halocline_core::{Error, LocalGradient, Result, ShardTensor};
+use halocline_ops::prelude::*;
+use halocline_ops::spectral::rfft;
+use serde::Serialize;
+
+use crate::Region;
+use crate::verification::{hours, key};
+
+const NAME: &str = "Spectra";
+
+/// The power of a zonal wavenumber, in the square of the channel's unit.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Power {
+    /// The name of the channel, such as `z@500`.
+    pub channel: String,
+    /// The lead, in hours.
+    pub lead: f64,
+    /// The region.
+    pub region: String,
+    /// The number of waves around a circle of latitude.
+    pub wavenumber: usize,
+    /// The power of forecasts: the mean over them, and the weighted mean over latitudes.
+    pub forecast: f64,
+    /// The power of their truth.
+    pub truth: f64,
+}
+
+/// Accumulated zonal power spectra, `|x̂_k/n|²` and twice where a mode has a conjugate: that of
+/// [`power_spectrum`](halocline_ops::spectral::power_spectrum). The sum over wavenumbers is the mean
+/// square. A forecast that loses power at large wavenumbers is too smooth.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_models::{Region, Spectra};
+///
+/// let regions = Region::standard(); // bands of latitude
+/// let mut spectra = Spectra::new(&["t2m"], &[1.0, 1.0], &[45.0, -45.0], regions)?;
+/// let truth = Tensor::<4>::from([[[[1.0, 3.0, 1.0, 3.0], [0.0, 0.0, 0.0, 0.0]]]]);
+/// spectra.add(24.0, truth.clone() * 0.5, truth)?;
+/// let [forecast, truth] = spectra.of("t2m", 24.0, "northern extratropics").expect("was added");
+/// assert_eq!((truth, forecast[2]), (vec![4.0, 0.0, 1.0], 0.25));
+/// assert_eq!(spectra.spectra().len(), 4 * 3); // a record for each region and wavenumber
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Spectra {
+    channels: Vec<String>,
+    /// Names, and weights of rows with a sum of one; zero of a region without rows.
+    regions: Vec<(String, Vec<f64>)>,
+    /// The sums of every lead, in milliseconds.
+    leads: BTreeMap<i64, Sums>,
+}
+
+/// Sums over forecasts.
+#[derive(Clone, Debug, Default)]
+struct Sums {
+    fields: usize,
+    /// Of forecasts and truth, by region, channel and wavenumber.
+    power: [Vec<Vec<Vec<f64>>>; 2],
+}
+
+impl Spectra {
+    /// Makes spectra of channels on a grid, with a weight for each latitude row, and latitudes in
+    /// degrees.
+    ///
+    /// # Errors
+    /// A region that does not go around the globe.
+    pub fn new(
+        channels: &[impl AsRef<str>],
+        weights: &[f64],
+        lat: &[f64],
+        regions: Vec<Region>,
+    ) -> Result<Self> {
+        let part = |region: &&Region| region.lon[1] - region.lon[0] < 360.0;
+        if let Some(region) = regions.iter().find(part) {
+            let message = format!(
+                "region {:?} from {} to {} degrees east; expected one around the globe, whose zonal waves are whole",
+                region.name, region.lon[0], region.lon[1]
+            );
+            return Err(Error::operator(NAME, message));
+        }
+        let rows = |region: &Region| {
+            let pairs = weights.iter().zip(region.rows(lat));
+            let rows: Vec<f64> = pairs.map(|(weight, inside)| weight * inside).collect();
+            let total: f64 = rows.iter().sum();
+            let share = |weight: f64| if total > 0.0 { weight / total } else { 0.0 };
+            rows.into_iter().map(share).collect()
+        };
+        let named = |region: &Region| (region.name.clone(), rows(region));
+        Ok(Self {
+            channels: channels.iter().map(|name| name.as_ref().into()).collect(),
+            regions: regions.iter().map(named).collect(),
+            leads: BTreeMap::new(),
+        })
+    }
+
+    /// Adds forecasts `[batch, channels, lat, lon]` of a lead in hours, in physical units, and their
+    /// truth.
+    ///
+    /// # Placement
+    /// Any without partial values; longitudes that are sharded are exchanged for another dim, and a
+    /// spectrum for each channel and region is summed over the ranks.
+    ///
+    /// # Errors
+    /// A lead that is no number; fields of other sizes than the channels and weights, or than each
+    /// other; those of [`rfft`].
+    pub fn add<X: Field<4>>(&mut self, lead: f64, forecast: X, truth: X) -> Result<()> {
+        let dims = forecast.global_dims();
+        let rows = self.regions.first().map_or(dims[2], |(_, rows)| rows.len());
+        let counts = [self.channels.len(), rows];
+        if !lead.is_finite() || dims[1..3] != counts || truth.global_dims() != dims {
+            let message = format!(
+                "a lead of {lead} hours, a forecast {dims:?} and the truth {:?}; expected a number, and fields of {} \
+                 channels and {} rows",
+                truth.global_dims(),
+                counts[0],
+                counts[1]
+            );
+            return Err(Error::operator(NAME, message));
+        }
+        let fields = [forecast, truth].map(|field| self.power(field.into_shard()));
+        let sums = self.leads.entry(key(lead)).or_default();
+        sums.fields += dims[0];
+        for (sum, power) in sums.power.iter_mut().zip(fields) {
+            let power = power?;
+            if sum.is_empty() {
+                *sum = power;
+                continue;
+            }
+            let pairs = sum.iter_mut().flatten().flatten();
+            pairs
+                .zip(power.into_iter().flatten().flatten())
+                .for_each(|(sum, power)| *sum += power);
+        }
+        Ok(())
+    }
+
+    /// The power of a batch, summed over it, by region, channel and wavenumber.
+    fn power(&self, field: ShardTensor<4>) -> Result<Vec<Vec<Vec<f64>>>> {
+        let columns = field.dims()[3];
+        // [batch, channels, lat, modes, 2]
+        let modes: ShardTensor<5> = rfft(field.inner(), &[3], FftNorm::Forward)?;
+        Error::catch(|| {
+            let pairs: Vec<f64> = (0..=columns / 2)
+                .map(|mode| {
+                    if mode == 0 || 2 * mode == columns {
+                        1.0
+                    } else {
+                        2.0
+                    }
+                })
+                .collect();
+            let squares = modes.square().sum_dims(&[0, 4]);
+            let squares = squares.clone() * squares.profile(3, &pairs);
+            let regions = self.regions.iter().map(|(_, rows)| {
+                let weighted = squares.clone() * squares.profile(2, rows);
+                let power = weighted.sum_dims(&[2]).resolve(); // [1, channels, 1, modes, 1]
+                let power = power.full_tensor(LocalGradient::Replicated).into_data();
+                let power: Vec<f64> = power.iter().collect();
+                power.chunks(pairs.len()).map(<[f64]>::to_vec).collect()
+            });
+            regions.collect()
+        })
+    }
+
+    /// The power of all wavenumbers from 0 on, of the forecasts and of their truth, for a lead in hours.
+    pub fn of(&self, channel: &str, lead: f64, region: &str) -> Option<[Vec<f64>; 2]> {
+        let sums = self.leads.get(&key(lead))?;
+        let region = self.regions.iter().position(|(name, _)| name == region)?;
+        let channel = self.channels.iter().position(|name| name == channel)?;
+        let mean = |power: &Vec<Vec<Vec<f64>>>| {
+            let sums_of = power[region][channel].iter();
+            sums_of.map(|sum| sum / sums.fields as f64).collect()
+        };
+        Some(sums.power.each_ref().map(mean))
+    }
+
+    /// The power of every channel, lead, region and wavenumber: a list to be written as JSON.
+    pub fn spectra(&self) -> Vec<Power> {
+        let mut all = Vec::new();
+        for lead in self.leads.keys().map(|key| hours(*key)) {
+            for (region, _) in &self.regions {
+                for channel in &self.channels {
+                    let [forecast, truth] = self.of(channel, lead, region).expect("it is there");
+                    let waves = forecast.into_iter().zip(truth).enumerate();
+                    all.extend(waves.map(|(wavenumber, (forecast, truth))| Power {
+                        channel: channel.clone(),
+                        lead,
+                        region: region.clone(),
+                        wavenumber,
+                        forecast,
+                        truth,
+                    }));
+                }
+            }
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Tensor, TensorData};
+    use halocline_core::{Launcher, Placement, Replicate, Shard};
+
+    use super::*;
+
+    const SHAPE: [usize; 4] = [2, 3, 5, 8];
+    const WEIGHTS: [f64; 5] = [0.2, 1.0, 1.6, 1.0, 0.2];
+    const LAT: [f64; 5] = [80.0, 40.0, 0.0, -40.0, -80.0];
+
+    fn value(index: usize, step: usize) -> f64 {
+        ((index * step) % 41) as f64 / 7.0
+    }
+
+    /// The definition, of a channel in rows with these weights.
+    fn expected(step: usize, channel: usize, rows: &[f64], wave: usize) -> f64 {
+        let [batch, channels, height, width] = SHAPE;
+        let total: f64 = rows.iter().sum();
+        let row = |sample: usize, row: usize| {
+            let first = ((sample * channels + channel) * height + row) * width;
+            let angle =
+                |column: usize| std::f64::consts::TAU * (wave * column) as f64 / width as f64;
+            let part = |wave: fn(f64) -> f64| {
+                let terms = (0..width).map(|i| value(first + i, step) * wave(angle(i)));
+                terms.sum::<f64>() / width as f64
+            };
+            let pair = if wave == 0 || 2 * wave == width {
+                1.0
+            } else {
+                2.0
+            };
+            pair * (part(f64::cos).powi(2) + part(f64::sin).powi(2)) * rows[row] / total
+        };
+        let rows = (0..batch).flat_map(|sample| (0..height).map(move |y| row(sample, y)));
+        rows.sum::<f64>() / batch as f64
+    }
+
+    #[test]
+    fn spectra_are_those_of_the_definition_on_any_mesh() {
+        let meshes: [[Placement; 2]; 4] = [
+            [Shard(2), Shard(3)],
+            [Shard(0), Shard(3)],
+            [Shard(1), Shard(2)],
+            [Replicate, Shard(3)],
+        ];
+        for placements in meshes {
+            let found = Launcher::local(4).collect(|world| {
+                let mesh = world.mesh([("a", 2), ("b", 2)])?;
+                let field = |step: usize| {
+                    let values = (0..SHAPE.iter().product()).map(|i| value(i, step) as f32);
+                    let data = TensorData::new(values.collect::<Vec<f32>>(), SHAPE);
+                    let whole = Tensor::<4>::from_data(data, &world.device().clone().inner());
+                    ShardTensor::distribute(whole, &mesh, &placements)
+                };
+                let names = ["z@500", "t", "q"];
+                let mut spectra = Spectra::new(&names, &WEIGHTS, &LAT, Region::standard())?;
+                // Added twice, the mean is the same.
+                for _ in 0..2 {
+                    spectra.add(6.0, field(29)?, field(17)?)?;
+                }
+                assert!(spectra.of("t", 12.0, "globe").is_none());
+                Ok((
+                    spectra.of("t", 6.0, "globe"),
+                    spectra.of("q", 6.0, "tropics"),
+                ))
+            });
+            for (globe, tropics) in found.unwrap() {
+                let tropic = [0.0, 0.0, 1.6, 0.0, 0.0];
+                for (found, channel, rows) in [(globe, 1, WEIGHTS), (tropics, 2, tropic)] {
+                    for (found, step) in found.unwrap().into_iter().zip([29, 17]) {
+                        assert_eq!(found.len(), 5);
+                        for (wave, found) in found.into_iter().enumerate() {
+                            let expected = expected(step, channel, &rows, wave);
+                            let off = (found - expected).abs();
+                            assert!(off < 1e-5 * (1.0 + expected), "{found} for {expected}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn mistakes_are_errors() {
+        let europe = Region::new("europe", [35.0, 75.0], [-12.5, 42.5]);
+        let refused = Spectra::new(&["t"], &WEIGHTS, &LAT, vec![europe]).unwrap_err();
+        assert!(
+            refused.to_string().contains("around the globe"),
+            "{refused}"
+        );
+        let mut spectra = Spectra::new(&["t"], &WEIGHTS, &LAT, Region::standard()).unwrap();
+        let field = |rows| Tensor::<4>::ones([1, 1, rows, 4], &Default::default());
+        let refused = spectra.add(6.0, field(4), field(4)).unwrap_err();
+        assert!(
+            refused.to_string().contains("1 channels and 5 rows"),
+            "{refused}"
+        );
+        assert!(spectra.add(f64::NAN, field(5), field(5)).is_err());
+    }
+}
