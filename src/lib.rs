@@ -11,8 +11,10 @@
 //! | [`io`] | field files, datasets, loaders, checkpoints |
 //! | [`models`] | models, plans of sharded models, metrics, a shallow-water solver |
 //!
-//! A [`Trainer`] takes the steps of a training run, and lets it survive failures.
+//! A [`Trainer`] takes the steps of a training run, and lets it survive failures. An
+//! [`experiment`] is a whole one, from a file that configures it to the scores of its forecasts.
 
+pub mod experiment;
 mod trainer;
 
 pub use halocline_core as core;
