@@ -52,6 +52,8 @@ mod pages {
     mod migrating {}
     #[doc = include_str!("../docs/parallel.md")]
     mod parallel {}
+    #[doc = include_str!("../docs/program.md")]
+    mod program {}
     #[doc = include_str!("../docs/training.md")]
     mod training {}
 }

@@ -1,7 +1,8 @@
 //! The models that a configuration may name, behind one type.
 
-use burn::module::Module;
-use burn::tensor::Device;
+use burn::module::{Module, Param};
+use burn::nn::Initializer;
+use burn::tensor::{Device, Tensor};
 use halocline_core::{Boundary, Error, Result};
 use halocline_io::{Channels, Grid};
 use halocline_models::parallel::Plan;
@@ -127,13 +128,16 @@ defaults! {
     fno { width: usize = 32, blocks: usize = 4, }
 }
 
-/// A model of a [configuration](ModelConfig), which adds an increment to the newest state.
+/// A model of a [configuration](ModelConfig), which adds an increment to the newest state, less a
+/// learned part of it: of anomalies, their damping.
 ///
 /// # Shapes
 /// `[batch, history · inputs + forcings, lat, lon]` → `[batch, targets, lat, lon]`.
 #[derive(Module, Debug)]
 pub struct FieldModel {
     network: Network,
+    /// The part of each target's state that is lost in a step, which begins at zero.
+    damping: Param<Tensor<4>>,
     /// The place of each target in an input, or one after the last channel.
     #[module(skip)]
     places: Vec<usize>,
@@ -242,6 +246,7 @@ impl ModelConfig {
             .map(|target| place(target).map_or(from, |place| newest + place));
         Ok(FieldModel {
             network,
+            damping: Initializer::Zeros.init([1, to, 1, 1], device),
             places: places.collect(),
         })
     }
@@ -366,19 +371,21 @@ impl<X: Field<4> + Apply> Layer<X> for FieldModel {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let increment = match &self.network {
-            Network::Cnn(model) => return model.forward(x),
-            Network::Transformer(model) => return model.forward(x),
-            Network::Unet(model) => model.forward(x.clone()),
-            Network::Fno(model) => model.forward(x.clone()),
-            Network::Sfno(model) => model.forward(x.clone()),
-        };
         let channels = x.global_dims()[1];
         let state = match self.places.contains(&channels) {
-            false => x,
+            false => x.clone(),
             // A target that is no input begins at its mean.
-            true => X::cat(vec![x.clone(), x.narrow(1, 0, 1) * 0.0], 1),
+            true => X::cat(vec![x.clone(), x.clone().narrow(1, 0, 1) * 0.0], 1),
         };
-        state.index_select(1, &self.places) + increment * INCREMENT
+        let state = state.index_select(1, &self.places); // [batch, targets, lat, lon]
+        let lost = state.clone() * state.beside(&self.damping);
+        let next = match &self.network {
+            Network::Cnn(model) => model.forward(x),
+            Network::Transformer(model) => model.forward(x),
+            Network::Unet(model) => state + model.forward(x) * INCREMENT,
+            Network::Fno(model) => state + model.forward(x) * INCREMENT,
+            Network::Sfno(model) => state + model.forward(x) * INCREMENT,
+        };
+        next - lost
     }
 }
