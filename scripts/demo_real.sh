@@ -24,7 +24,7 @@ say "training for two minutes on 4 ranks"
 rm -rf era5 era5.zarr winds
 "$program" train --config "$configs/era5_sample.toml"
 say "a forecast from the first held-out state"
-"$program" forecast --config "$configs/era5_sample.toml" --from 2026-03-29T04 --output era5.zarr
+"$program" forecast --config "$configs/era5_sample.toml" --from 2026-03-29T05 --output era5.zarr
 say "errors on the held-out states, of steps 1, 3 and 7"
 "$program" score --config "$configs/era5_sample.toml" > scores
 grep -E '^ *(hours|7\.|2[12]\.|5[01]\.)|^of ' scores

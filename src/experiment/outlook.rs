@@ -92,10 +92,13 @@ impl Outlook {
         let model = parallelize_module(model, dry.mesh(), &config.plan)?;
         dry.take();
 
-        let before = memory();
+        // The most memory is counted anew from here on, where the system permits.
+        let counted = std::fs::write("/proc/self/clear_refs", "5").is_ok();
+        let before = memory("VmRSS:");
         step(config, &data, &dry, &model)?;
         let messages = dry.take();
-        let grown = memory()
+        let grown = memory("VmHWM:")
+            .filter(|_| counted)
             .zip(before)
             .map(|(after, before)| after.saturating_sub(before));
         // Kernels and plans are ready now.
@@ -243,12 +246,10 @@ fn plans(
     Ok(found)
 }
 
-/// The most memory that this process has had so far, in bytes, where the system tells.
-fn memory() -> Option<usize> {
+/// A number of bytes that the system tells of this process: `VmRSS:` now, or `VmHWM:` at most.
+fn memory(name: &str) -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: usize = line.split_whitespace().next()?.parse().ok()?;
     Some(kib * 1024)
 }
