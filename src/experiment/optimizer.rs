@@ -110,9 +110,9 @@ impl OptimizerConfig {
         match self.kind {
             OptimizerKind::AdamW => {
                 let config = AdamWConfig::new().with_weight_decay(self.weight_decay);
-                config.init().into()
+                config.init()
             }
-            OptimizerKind::Adam => AdamConfig::new().with_weight_decay(decay).init().into(),
+            OptimizerKind::Adam => AdamConfig::new().with_weight_decay(decay).init(),
             OptimizerKind::Sgd => {
                 let momentum = MomentumConfig::new()
                     .with_momentum(self.momentum)
@@ -122,7 +122,6 @@ impl OptimizerConfig {
                     .with_weight_decay(decay)
                     .with_momentum(momentum)
                     .init()
-                    .into()
             }
         }
     }
