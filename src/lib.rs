@@ -11,8 +11,10 @@
 //! | [`io`] | field files, datasets, loaders, checkpoints |
 //! | [`models`] | models, plans of sharded models, metrics, a shallow-water solver |
 //!
-//! A [`Trainer`] takes the steps of a training run, and lets it survive failures.
+//! A [`Trainer`] takes the steps of a training run, and lets it survive failures. An
+//! [`experiment`] is a whole one, from a file that configures it to the scores of its forecasts.
 
+pub mod experiment;
 #[cfg(feature = "learner")]
 pub mod learner;
 #[cfg(feature = "plot")]
@@ -54,6 +56,8 @@ mod pages {
     mod migrating {}
     #[doc = include_str!("../docs/parallel.md")]
     mod parallel {}
+    #[doc = include_str!("../docs/program.md")]
+    mod program {}
     #[doc = include_str!("../docs/training.md")]
     mod training {}
 }

@@ -15,6 +15,7 @@ mod crossing;
 mod cube;
 mod device_mesh;
 mod dispatch;
+mod dry_mesh;
 mod error;
 mod exchange;
 mod into_layout;
@@ -46,6 +47,7 @@ pub use comm::{
 };
 pub use crossing::{Along, Crossing};
 pub use device_mesh::DeviceMesh;
+pub use dry_mesh::DryMesh;
 pub use error::{Error, Result};
 pub use exchange::{Direction, Exchange, ExchangePlan, Move, Need, Piece, Source, Transfer};
 pub use into_layout::IntoLayout;

@@ -50,6 +50,18 @@ impl Calendar {
         format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
     }
 
+    /// Year, month and day of a number of seconds since 1970-01-01, if the calendar reaches so far.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_io::Calendar;
+    ///
+    /// assert_eq!(Calendar::Gregorian.day(58.5 * 86400.0), Some((1970, 2, 28)));
+    /// ```
+    pub fn day(self, seconds: f64) -> Option<(i64, i64, i64)> {
+        self.civil(seconds.div_euclid(DAY as f64) as i64)
+    }
+
     /// Days from 1970-01-01 to a date, if there is such a date.
     pub(crate) fn days(self, year: i64, month: i64, day: i64) -> Option<i64> {
         if self == Self::Gregorian {

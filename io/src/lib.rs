@@ -46,6 +46,7 @@ mod netcdf;
 mod open;
 mod output;
 mod packing;
+mod period;
 mod progress;
 mod read_ahead;
 mod sample;
@@ -86,9 +87,11 @@ pub use output::{
     Compression, Conversion, ConvertConfig, ForecastWriter, OutputConfig, OutputFormat, Table,
     convert,
 };
+pub use period::Period;
 pub use progress::Progress;
 pub use sample::Sample;
 pub use staged_folder::Existing;
 pub use statistics::{Statistics, StatisticsBuilder};
+pub use time_units::parse_time;
 pub use times::Gaps;
 pub use traffic::Traffic;

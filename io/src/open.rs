@@ -11,9 +11,10 @@ use crate::cf::variable::Container;
 use crate::field_file::is_field_file;
 use crate::joined::Joined;
 use crate::netcdf::NetCdf;
+use crate::period::{Within, with_times};
 use crate::selected::Selected;
 use crate::zarr::{self, ZarrStore};
-use crate::{Error, FieldFile, Fields, Gaps, Missing, Result};
+use crate::{Error, FieldFile, Fields, Gaps, Missing, Period, Result};
 
 /// Opens a field file, a Zarr store or a NetCDF file. The content tells which it is, not the name.
 ///
@@ -30,7 +31,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Box<dyn Fields>> {
     OpenConfig::new().open(path)
 }
 
-/// Choices for opening fields: channels, missing values, gaps in time, units of time.
+/// Choices for opening fields: channels, missing values, gaps in time, units of time, a period.
 ///
 /// # Example
 /// ```
@@ -67,6 +68,8 @@ pub struct OpenConfig {
     /// Units of the time axis of Zarr stores and NetCDF files, such as `hours since 1940-01-01`, in
     /// place of those in the file.
     pub time_units: Option<String>,
+    /// The part of the time axis that is read. Default all of it.
+    pub period: Option<Period>,
 }
 
 impl OpenConfig {
@@ -97,10 +100,24 @@ impl OpenConfig {
             Format::Zarr => Box::new(self.cf(Box::new(ZarrStore::open(path)?))?),
             Format::NetCdf => Box::new(self.cf(Box::new(NetCdf::open(path)?))?),
         };
-        match &self.channels {
-            Some(channels) => Ok(Box::new(Selected::new(fields, channels)?)),
+        let fields: Box<dyn Fields> = match &self.channels {
+            Some(channels) => Box::new(Selected::new(fields, channels)?),
+            None => fields,
+        };
+        match &self.period {
+            Some(period) => Ok(Box::new(Within::new(fields, period)?)),
             None => Ok(fields),
         }
+    }
+
+    /// Opens several files or stores, each with a time axis of its own. Those without a time in the
+    /// [period](Self::period) are left out.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open); no time in the period.
+    pub fn open_each(&self, paths: &[impl AsRef<Path>]) -> Result<Vec<Box<dyn Fields>>> {
+        let fields = paths.iter().map(|path| self.open(path));
+        with_times(fields.collect::<Result<_>>()?)
     }
 
     /// Opens several files or stores as one time axis, in the order of their times.
@@ -109,11 +126,7 @@ impl OpenConfig {
     /// Those of [`open`](Self::open); no path; other channels or another grid than in the first;
     /// times that overlap.
     pub fn open_joined(&self, paths: &[impl AsRef<Path>]) -> Result<Box<dyn Fields>> {
-        let parts = paths
-            .iter()
-            .map(|path| self.open(path))
-            .collect::<Result<_>>()?;
-        Ok(Box::new(Joined::new(parts)?))
+        Ok(Box::new(Joined::new(self.open_each(paths)?)?))
     }
 
     fn cf(&self, container: Box<dyn Container>) -> Result<CfFields> {

@@ -46,7 +46,7 @@ impl ReadAhead {
     }
 }
 
-fn read_batch(
+pub(crate) fn read_batch(
     dataset: &FieldDataset,
     samples: &[usize],
     boxes: &[IndexBox; 3],

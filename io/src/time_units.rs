@@ -5,7 +5,7 @@ use jiff::civil::DateTime;
 use jiff::tz::Offset;
 
 use crate::attributes::Attributes;
-use crate::{Calendar, Result};
+use crate::{Calendar, Error, Result};
 
 /// Units of written times, and of files that do not give any.
 pub(crate) const UNITS: &[u8; 33] = b"seconds since 1970-01-01 00:00:00";
@@ -146,6 +146,28 @@ fn parse(text: &str, dates: Dates) -> Option<Units> {
     };
     let reference = parse_reference(reference.trim(), dates)?;
     Some(Units { unit, reference })
+}
+
+/// Parses a date of a calendar with an optional time and zone, such as `2018-01-01` or
+/// `2018-01-01T06:00`, as seconds since 1970-01-01 UTC.
+///
+/// # Errors
+/// A text that is no date of the calendar.
+///
+/// # Example
+/// ```
+/// use halocline_io::{Calendar, parse_time};
+///
+/// assert_eq!(parse_time("1970-01-02T06:00", Calendar::Gregorian)?, 30.0 * 3600.0);
+/// assert!(parse_time("1970-02-30", Calendar::Gregorian).is_err());
+/// # Ok::<(), halocline_io::Error>(())
+/// ```
+pub fn parse_time(text: &str, calendar: Calendar) -> Result<f64> {
+    let parsed = parse_reference(text.trim().to_lowercase().as_str(), Dates::Of(calendar));
+    parsed.ok_or_else(|| {
+        let expected = format!("a date of the calendar {calendar}, such as 2018-01-01T06:00");
+        Error::argument("time", text, expected)
+    })
 }
 
 /// Parses a date with an optional time and zone, as seconds since 1970-01-01. Numbers need no

@@ -110,13 +110,18 @@ pub(crate) struct DryRun {
 impl DryRun {
     /// Makes a dry run for the rank of another engine.
     pub(crate) fn of(engine: &dyn Communicator) -> Self {
+        Self::new(engine.rank(), engine.size(), *engine.settings())
+    }
+
+    /// Makes a dry run for a rank of a world of some size.
+    pub(crate) fn new(rank: usize, size: usize, settings: Settings) -> Self {
         Self {
-            rank: engine.rank(),
-            size: engine.size(),
+            rank,
+            size,
             settings: Settings {
                 check: false,
                 log: false,
-                ..*engine.settings()
+                ..settings
             },
             counters: Counters::default(),
             planned: Mutex::default(),

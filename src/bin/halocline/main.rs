@@ -1,8 +1,9 @@
-//! The program `halocline`: looks into data, and prepares them for training on a mesh.
+//! The program `halocline`: looks into data and prepares them for training on a mesh; trains, forecasts and scores.
 //!
-//! Each subcommand has a module with its `Options` and `run`.
+//! Each subcommand of data has a module with its `Options` and `run`; those of experiments are in one.
 
 mod convert;
+mod experiment;
 mod inspect;
 mod reading;
 mod rechunk;
@@ -35,6 +36,14 @@ enum Command {
     Rechunk(rechunk::Options),
     /// Compute means and standard deviations, for normalisation
     Stats(stats::Options),
+    /// Train a model, from the newest checkpoint on; exit code 75 asks for another start
+    Train(experiment::TrainOptions),
+    /// Forecast with a trained model, into Zarr or NetCDF
+    Forecast(experiment::ForecastOptions),
+    /// Score forecasts of the test period, beside persistence and climatology
+    Score(experiment::ScoreOptions),
+    /// Show memory, traffic and time of a training on a mesh, before it runs
+    Plan(experiment::PlanOptions),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +52,10 @@ fn main() -> ExitCode {
         Command::Convert(options) => convert::run(&options),
         Command::Rechunk(options) => rechunk::run(&options),
         Command::Stats(options) => stats::run(&options),
+        Command::Train(options) => experiment::train(&options),
+        Command::Forecast(options) => experiment::forecast(&options),
+        Command::Score(options) => experiment::score(&options),
+        Command::Plan(options) => experiment::plan(&options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

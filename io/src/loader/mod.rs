@@ -1,5 +1,7 @@
 //! Batches of samples, sharded over the ranks of a mesh.
 
+mod single;
+
 use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData};

@@ -1,17 +1,15 @@
-use std::ops::Range;
+mod read;
+
 use std::path::Path;
 
-use ndarray::{Array3, Axis, s};
-
 use crate::alike::{Property, checksum};
-use crate::channels::{Origin, Origins, follows, open_config, resolve};
+use crate::channels::{Origins, open_config, resolve};
 use crate::constants::Constants;
-use crate::forcing::Instant;
-use crate::sample::{Part, normalize};
+use crate::sample::Part;
 use crate::samples::{Lead, SampleTimes, samples};
 use crate::{
-    Channel, Channels, DatasetConfig, Error, Fields, Metadata, Missing, Result, Sample, Series,
-    Statistics, Traffic,
+    Calendar, Channel, Channels, DatasetConfig, Error, Fields, Metadata, Missing, Result, Sample,
+    Series, Statistics, Traffic,
 };
 
 /// Samples from files or stores of any format. Each is a trajectory, such as a year or a model run:
@@ -93,10 +91,7 @@ impl FieldDataset {
         let open = open_config(config, names);
         let files = match config.series {
             Series::Joined if !paths.is_empty() => vec![open.open_joined(paths)?],
-            _ => paths
-                .iter()
-                .map(|path| open.open(path))
-                .collect::<Result<Vec<_>>>()?,
+            _ => open.open_each(paths)?,
         };
         let first = files
             .first()
@@ -294,6 +289,20 @@ impl FieldDataset {
         leads.map(|seconds| seconds / 3600.0).collect()
     }
 
+    /// The number of the time axis of a sample: that of its file, or zero if they are
+    /// [joined](Series::Joined).
+    ///
+    /// # Panics
+    /// Panics if there is no such sample.
+    pub fn series(&self, sample: usize) -> usize {
+        self.samples[sample].0
+    }
+
+    /// The calendar of the times.
+    pub fn calendar(&self) -> Calendar {
+        self.files[0].calendar()
+    }
+
     /// Finds the first sample with this present, in seconds since 1970-01-01 UTC, to the nearest
     /// millisecond.
     pub fn find(&self, time: f64) -> Option<usize> {
@@ -349,6 +358,7 @@ impl FieldDataset {
             ("gaps", format!("{:?}", self.config.open.gaps)),
             ("steps", self.config.steps.to_string()),
             ("missing", format!("{:?}", self.config.open.missing)),
+            ("period", format!("{:?}", self.config.open.period)),
             ("channels", format!("{:?}", metadata.channels())),
             ("inputs", format!("{:?}", self.channels.inputs)),
             ("forcings", format!("{:?}", self.channels.forcings)),
@@ -393,78 +403,6 @@ impl FieldDataset {
             return Err(Error::argument("missing", "Missing::Fill", expected));
         }
         Ok(fills)
-    }
-
-    /// The time and the source of every channel of a part of a sample.
-    fn sources(&self, part: Part, times: &SampleTimes) -> Vec<(usize, Origin)> {
-        let Origins {
-            inputs,
-            forcings,
-            targets,
-        } = &self.origins;
-        let first = times.present + 1 - self.config.history;
-        let starts = std::iter::once(times.present).chain(times.targets.iter().copied());
-        let (times, origins): (Vec<usize>, _) = match part {
-            Part::Input => ((first..=times.present).collect(), inputs),
-            Part::Forcing => (starts.take(self.config.steps).collect(), forcings),
-            Part::Target => (times.targets.clone(), targets),
-        };
-        let at = |time: usize| origins.iter().map(move |origin| (time, *origin));
-        times.into_iter().flat_map(at).collect()
-    }
-
-    /// Reads a box of a part of a sample.
-    pub(crate) fn read(
-        &self,
-        sample: usize,
-        part: Part,
-        [channels, rows, columns]: [Range<usize>; 3],
-    ) -> Result<Array3<f32>> {
-        let fills = self.fills()? && part != Part::Target;
-        let (file, times) = self.times_of(sample);
-        let sources = &self.sources(part, times)[channels];
-        let mut values = Array3::zeros((sources.len(), rows.len(), columns.len()));
-        let mut place = 0;
-        // Neighbours in the file are read together.
-        for run in sources.chunk_by(follows) {
-            let places = place..place + run.len();
-            place = places.end;
-            let mut values = values.slice_mut(s![places, .., ..]);
-            let (time, origin) = run[0];
-            let read = |channel: usize| {
-                let channels = channel..channel + run.len();
-                let cells = [time..time + 1, channels, rows.clone(), columns.clone()];
-                Ok::<_, Error>(file.read(cells)?.index_axis_move(Axis(0), 0))
-            };
-            match origin {
-                Origin::Channel(channel) => {
-                    values.assign(&read(channel)?);
-                    if let Some(scale) = &self.scale {
-                        normalize(values.view_mut(), &scale[channel..channel + run.len()]);
-                    }
-                    if fills {
-                        values.mapv_inplace(|value| if value.is_nan() { 0.0 } else { value });
-                    }
-                }
-                Origin::Mask(channel) => {
-                    let present = |value: f32| f32::from(u8::from(!value.is_nan()));
-                    values.assign(&read(channel)?.mapv(present));
-                }
-                Origin::Constant(channel) => {
-                    let constants = self.constants.as_ref().expect("they have this channel");
-                    values.assign(&constants.read(channel, [rows.clone(), columns.clone()])?);
-                }
-                Origin::Computed(forcing) => {
-                    let (grid, instant) = (self.metadata.grid(), Instant::of(file.times()[time]));
-                    for ((_, row, column), value) in values.indexed_iter_mut() {
-                        let lat = grid.lat()[rows.start + row];
-                        let lon = grid.lon()[columns.start + column];
-                        *value = forcing.at(instant, lat, lon) as f32;
-                    }
-                }
-            }
-        }
-        Ok(values)
     }
 
     /// The file of a sample, and its times in that file.

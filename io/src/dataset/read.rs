@@ -1,0 +1,141 @@
+//! Reading of the parts of samples, and of forcings at any time.
+
+use std::ops::Range;
+
+use ndarray::{Array3, Axis, s};
+
+use super::FieldDataset;
+use crate::channels::{Origin, Origins, follows};
+use crate::forcing::Instant;
+use crate::sample::{Part, normalize};
+use crate::samples::SampleTimes;
+use crate::{Error, Fields, Result};
+
+/// Where values are read from: the number of a time in its file, and the source.
+type Place = (usize, Origin);
+
+impl FieldDataset {
+    /// The time and the source of every channel of a part of a sample.
+    fn sources(&self, part: Part, times: &SampleTimes) -> Vec<(usize, Origin)> {
+        let Origins {
+            inputs,
+            forcings,
+            targets,
+        } = &self.origins;
+        let first = times.present + 1 - self.config.history;
+        let starts = std::iter::once(times.present).chain(times.targets.iter().copied());
+        let (times, origins): (Vec<usize>, _) = match part {
+            Part::Input => ((first..=times.present).collect(), inputs),
+            Part::Forcing => (starts.take(self.config.steps).collect(), forcings),
+            Part::Target => (times.targets.clone(), targets),
+        };
+        let at = |time: usize| origins.iter().map(move |origin| (time, *origin));
+        times.into_iter().flat_map(at).collect()
+    }
+
+    /// Reads a box of a part of a sample.
+    pub(crate) fn read(
+        &self,
+        sample: usize,
+        part: Part,
+        cells: [Range<usize>; 3],
+    ) -> Result<Array3<f32>> {
+        let fills = self.fills()? && part != Part::Target;
+        let (file, times) = self.times_of(sample);
+        let sources = &self.sources(part, times)[cells[0].clone()];
+        let time = |index: usize| file.times()[index];
+        self.read_sources(file, sources, time, fills, cells)
+    }
+
+    /// Reads a box of the forcings of one step, from a time on the axis of a sample or beyond its end.
+    ///
+    /// # Errors
+    /// A file that cannot be read; a time without fields, if a forcing is a channel of the files that
+    /// changes with time.
+    pub(crate) fn forcing_at(
+        &self,
+        sample: usize,
+        seconds: f64,
+        cells: [Range<usize>; 3],
+    ) -> Result<Array3<f32>> {
+        let (file, _) = self.times_of(sample);
+        let found = file
+            .times()
+            .iter()
+            .position(|time| (time - seconds).abs() <= 5e-4);
+        let changes = |origin: &Origin| match origin {
+            Origin::Channel(channel) | Origin::Mask(channel) => !file.describe(*channel).is_static,
+            Origin::Constant(_) | Origin::Computed(_) => false,
+        };
+        let origins = &self.origins.forcings;
+        if found.is_none()
+            && let Some(forcing) = origins.iter().position(changes)
+        {
+            let got = format!(
+                "{} at {}, for which the files have no fields",
+                self.channels.forcings[forcing],
+                file.calendar().date(seconds)
+            );
+            let expected = "computed channels, constants, or channels without a time";
+            return Err(Error::argument("forcings", got, expected));
+        }
+        let sources: Vec<Place> = origins[cells[0].clone()]
+            .iter()
+            .map(|origin| (found.unwrap_or(0), *origin))
+            .collect();
+        self.read_sources(file, &sources, |_| seconds, self.fills()?, cells)
+    }
+
+    /// Reads a box of sources. `time` gives the seconds of a time by its number.
+    fn read_sources(
+        &self,
+        file: &dyn Fields,
+        sources: &[Place],
+        time: impl Fn(usize) -> f64,
+        fills: bool,
+        [_, rows, columns]: [Range<usize>; 3],
+    ) -> Result<Array3<f32>> {
+        let mut values = Array3::zeros((sources.len(), rows.len(), columns.len()));
+        let mut place = 0;
+        // Neighbours in the file are read together.
+        for run in sources.chunk_by(follows) {
+            let places = place..place + run.len();
+            place = places.end;
+            let mut values = values.slice_mut(s![places, .., ..]);
+            let (index, origin) = run[0];
+            let read = |channel: usize| {
+                let channels = channel..channel + run.len();
+                let cells = [index..index + 1, channels, rows.clone(), columns.clone()];
+                Ok::<_, Error>(file.read(cells)?.index_axis_move(Axis(0), 0))
+            };
+            match origin {
+                Origin::Channel(channel) => {
+                    values.assign(&read(channel)?);
+                    if let Some(scale) = &self.scale {
+                        normalize(values.view_mut(), &scale[channel..channel + run.len()]);
+                    }
+                    if fills {
+                        values.mapv_inplace(|value| if value.is_nan() { 0.0 } else { value });
+                    }
+                }
+                Origin::Mask(channel) => {
+                    let present = |value: f32| f32::from(u8::from(!value.is_nan()));
+                    values.assign(&read(channel)?.mapv(present));
+                }
+                Origin::Constant(channel) => {
+                    let constants = self.constants.as_ref().expect("they have this channel");
+                    values.assign(&constants.read(channel, [rows.clone(), columns.clone()])?);
+                }
+                Origin::Computed(forcing) => {
+                    let (grid, instant) = (self.metadata.grid(), Instant::of(time(index)));
+                    for ((_, row, column), value) in values.indexed_iter_mut() {
+                        let lat = grid.lat()[rows.start + row];
+                        let lon = grid.lon()[columns.start + column];
+                        *value = forcing.at(instant, lat, lon) as f32;
+                    }
+                }
+            }
+        }
+        Ok(values)
+    }
+}

@@ -1,0 +1,110 @@
+//! Batches of chosen samples, and forcings at any time: for forecasts.
+
+use burn::tensor::TensorData;
+use halocline_core::{IndexBox, Layout, ShardTensor};
+
+use super::{Batch, FieldLoader, OPERATION};
+use crate::agreement::agree_at;
+use crate::read_ahead::read_batch;
+use crate::{Error, Source};
+
+impl FieldLoader {
+    /// Reads a batch of some samples, on all ranks together.
+    ///
+    /// # Errors
+    /// On all ranks: a sample that there is not; a file that cannot be read; ranks that read other
+    /// samples; a failure of communication.
+    ///
+    /// # Example
+    /// ```
+    /// # use halocline_io::{FieldWriter, Grid, WriterConfig};
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("2018.h5");
+    /// # let grid = Grid::cell_centred(5, 8)?;
+    /// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
+    /// # for step in 0..4 {
+    /// #     let field = halocline_io::ndarray::Array3::from_elem((1, 5, 8), step as f32);
+    /// #     writer.append(f64::from(step) * 21600.0, field.view())?;
+    /// # }
+    /// # writer.finish()?;
+    /// use halocline_core::{Launcher, Shard};
+    /// use halocline_io::{DatasetConfig, FieldDataset, FieldLoader, LoaderConfig};
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("lat", 2)])?;
+    ///     let config = DatasetConfig::new().with_forcings(vec!["cos_solar_zenith_angle".into()]);
+    ///     let loader = FieldLoader::new(&mesh, &[Shard(2)], &LoaderConfig::new(1), || {
+    ///         FieldDataset::open(&[&path], &config)
+    ///     })?;
+    ///     let batch = loader.load(&[2])?;
+    ///     assert_eq!(batch.times, [2.0 * 21600.0]);
+    ///     // The sun a year later.
+    ///     let sun = loader.forcing(2, batch.times[0] + 365.0 * 86400.0)?;
+    ///     assert_eq!(sun.map(|sun| sun.dims()), Some([1, 1, 5, 8]));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn load(&self, samples: &[usize]) -> halocline_core::Result<Batch> {
+        let count = self.samples();
+        if samples.is_empty() || samples.iter().any(|sample| *sample >= count) {
+            let expected = format!("some of the {count} samples, from 0");
+            return Err(Error::argument("samples", format!("{samples:?}"), expected).into());
+        }
+        let dataset = self.dataset.as_ref();
+        let read = dataset.map(|dataset| read_batch(dataset, samples, &self.boxes(samples.len())));
+        let read = agree_at(
+            &self.mesh,
+            OPERATION,
+            self.fallible(),
+            ("samples", &format!("{samples:?}")),
+            read.transpose(),
+        )?;
+        self.batch(samples.to_vec(), read)
+    }
+
+    /// Reads the forcings of one step, `[1, forcings, lat, lon]`, on the time axis of a sample from a
+    /// time in seconds since 1970-01-01 UTC; `None` of a dataset without. Beyond the end of the files
+    /// there are computed channels, constants, and channels without a time.
+    ///
+    /// # Errors
+    /// On all ranks: a time without fields, if a forcing is another channel; those of
+    /// [`load`](Self::load).
+    pub fn forcing(
+        &self,
+        sample: usize,
+        time: f64,
+    ) -> halocline_core::Result<Option<ShardTensor<4>>> {
+        let [rows, columns] = self.summary.grid;
+        let shape = [1, self.channels().forcings.len(), rows, columns];
+        if shape[1] == 0 {
+            return Ok(None);
+        }
+        let layout = Layout::new(self.mesh.shape(), &shape, &self.placements)?;
+        let cells = match self.config.source {
+            Source::Scatter => IndexBox::whole(&shape),
+            Source::PerRank => layout.local_box(self.mesh.position()),
+        };
+        let read = self.dataset.as_ref().map(|dataset| {
+            let [_, channels, rows, columns] = cells.ranges() else {
+                unreachable!("forcings have 4 dims");
+            };
+            let cells = [channels.clone(), rows.clone(), columns.clone()];
+            let values = dataset.forcing_at(sample, time, cells)?;
+            let [channels, rows, columns]: [usize; 3] = values.dim().into();
+            let shape = [1, channels, rows, columns];
+            Ok(TensorData::new(
+                values.into_iter().collect::<Vec<f32>>(),
+                shape,
+            ))
+        });
+        let read = agree_at(
+            &self.mesh,
+            OPERATION,
+            self.fallible(),
+            ("time", &time.to_string()),
+            read.transpose(),
+        )?;
+        self.place(read, &layout).map(Some)
+    }
+}

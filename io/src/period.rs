@@ -1,0 +1,197 @@
+//! Parts of time axes.
+
+use std::ops::Range;
+use std::path::Path;
+
+use ndarray::Array4;
+use serde::{Deserialize, Serialize};
+
+use crate::fields::check_box;
+use crate::time_units::parse_time;
+use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic};
+
+/// A part of a time axis, between two dates such as `2018-01-01` or `2018-01-01T06:00`, UTC. The date
+/// at its end does not belong to it.
+///
+/// # Example
+/// ```
+/// # use halocline_io::ndarray::Array3;
+/// # use halocline_io::{FieldWriter, Grid, WriterConfig};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("2018.h5");
+/// # let grid = Grid::cell_centred(4, 8)?;
+/// # let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new())?;
+/// # for day in 0..5 {
+/// #     writer.append(f64::from(day) * 86400.0, Array3::zeros((1, 4, 8)).view())?;
+/// # }
+/// # writer.finish()?;
+/// use halocline_io::{Fields, OpenConfig, Period};
+///
+/// // A file with five days from 1970-01-01 on.
+/// let open = OpenConfig::new().with_period(Some(Period::until("1970-01-04")));
+/// assert_eq!(open.open(&path)?.times().len(), 3);
+/// let open = open.with_period(Some(Period::since("1970-01-04")));
+/// assert_eq!(open.open(&path)?.times(), [3.0 * 86400.0, 4.0 * 86400.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Period {
+    /// The first date. Default the beginning of the files.
+    pub from: Option<String>,
+    /// The date after the last one. Default the end of the files.
+    pub until: Option<String>,
+}
+
+impl Period {
+    /// From a date on.
+    pub fn since(date: &str) -> Self {
+        let from = Some(date.into());
+        Self { from, until: None }
+    }
+
+    /// Before a date.
+    pub fn until(date: &str) -> Self {
+        let until = Some(date.into());
+        Self { from: None, until }
+    }
+
+    /// The times of a rising axis that belong to it.
+    ///
+    /// # Errors
+    /// A text that is no date of the calendar.
+    fn range(&self, times: &[f64], calendar: Calendar) -> Result<Range<usize>> {
+        let place = |date: &Option<String>, default: usize| match date {
+            None => Ok(default),
+            Some(date) => {
+                let date = parse_time(date, calendar)?;
+                Ok(times.partition_point(|time| *time < date))
+            }
+        };
+        let (start, end) = (place(&self.from, 0)?, place(&self.until, times.len())?);
+        Ok(start..end.max(start))
+    }
+}
+
+/// The fields of a period.
+#[derive(Debug)]
+pub(crate) struct Within {
+    fields: Box<dyn Fields>,
+    range: Range<usize>,
+}
+
+impl Within {
+    pub(crate) fn new(fields: Box<dyn Fields>, period: &Period) -> Result<Self> {
+        let range = period.range(fields.times(), fields.calendar())?;
+        Ok(Self { fields, range })
+    }
+}
+
+impl Fields for Within {
+    fn path(&self) -> &Path {
+        self.fields.path()
+    }
+
+    fn times(&self) -> &[f64] {
+        &self.fields.times()[self.range.clone()]
+    }
+
+    fn calendar(&self) -> Calendar {
+        self.fields.calendar()
+    }
+
+    fn channels(&self) -> &[String] {
+        self.fields.channels()
+    }
+
+    fn describe(&self, channel: usize) -> Channel {
+        self.fields.describe(channel)
+    }
+
+    fn left_out(&self) -> &[String] {
+        self.fields.left_out()
+    }
+
+    fn grid(&self) -> &Grid {
+        self.fields.grid()
+    }
+
+    fn gaps(&self) -> Gaps {
+        self.fields.gaps()
+    }
+
+    fn missing(&self) -> Missing {
+        self.fields.missing()
+    }
+
+    /// That of all times, of which the period may hold one only.
+    fn time_step(&self) -> Result<f64> {
+        self.fields.time_step()
+    }
+
+    fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {
+        check_box(self, "times", &cells)?;
+        let [times, channels, rows, columns] = cells;
+        let times = times.start + self.range.start..times.end + self.range.start;
+        self.fields.read([times, channels, rows, columns])
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.fields.traffic()
+    }
+
+    fn fingerprint(&self) -> Result<(u64, u32)> {
+        self.fields.fingerprint()
+    }
+}
+
+/// Those of several fields that have a time.
+///
+/// # Errors
+/// None has one.
+pub(crate) fn with_times(fields: Vec<Box<dyn Fields>>) -> Result<Vec<Box<dyn Fields>>> {
+    let count = fields.len();
+    let kept: Vec<_> = fields
+        .into_iter()
+        .filter(|fields| !fields.times().is_empty())
+        .collect();
+    match kept.is_empty() && count > 0 {
+        true => Err(Error::argument(
+            "period",
+            "no time of any file",
+            "at least one",
+        )),
+        false => Ok(kept),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_bound_the_times_of_any_calendar() {
+        let days = |days: [f64; 3]| days.map(|day| day * 86400.0);
+        let period = Period {
+            from: Some("1970-01-02T12:00".into()),
+            until: Some("1970-02-30".into()),
+        };
+        let range = |times: [f64; 3], calendar| period.range(&times, calendar);
+        assert_eq!(
+            range(days([1.0, 1.5, 59.0]), Calendar::Day360).unwrap(),
+            1..2
+        );
+        let error = range(days([1.0, 2.0, 3.0]), Calendar::Gregorian).unwrap_err();
+        assert!(error.to_string().contains("1970-02-30"), "{error}");
+        let empty = Period {
+            from: Some("1971-01-01".into()),
+            until: Some("1970-01-01".into()),
+        };
+        assert_eq!(
+            empty
+                .range(&days([0.0, 1.0, 2.0]), Calendar::Gregorian)
+                .unwrap(),
+            3..3
+        );
+    }
+}

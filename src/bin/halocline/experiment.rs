@@ -1,0 +1,208 @@
+//! The subcommands of experiments.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use halocline::core::{Launcher, World};
+use halocline::experiment::{Experiment, ExperimentConfig, ForecastConfig, Kept, Outlook};
+use halocline::io::save_json;
+use halocline::models::parallel::{Link, Machine};
+use halocline::{Ended, Error};
+
+use crate::report::Result;
+
+/// The configuration, and the ranks.
+#[derive(Args)]
+pub(crate) struct Run {
+    /// The configuration, a TOML file
+    #[arg(long)]
+    config: PathBuf,
+    /// Local ranks, if the configuration has no mesh and no launcher such as mpirun starts ranks
+    #[arg(long, default_value_t = 1)]
+    ranks: usize,
+}
+
+impl Run {
+    fn load(&self) -> Result<ExperimentConfig> {
+        Ok(ExperimentConfig::load(&self.config)?)
+    }
+
+    /// Runs a program on all ranks.
+    fn run<T: Send>(
+        &self,
+        program: impl Fn(&World, &ExperimentConfig) -> halocline::Result<T> + Send + Sync,
+    ) -> Result<Vec<T>> {
+        let config = self.load()?;
+        let launcher = config.launcher(self.ranks);
+        Ok(launcher.collect(|world| program(&world, &config))?)
+    }
+}
+
+/// The trained model, and its forecasts.
+#[derive(Args)]
+pub(crate) struct Forecasting {
+    /// The checkpoint of the model
+    #[arg(long, default_value = "best")]
+    checkpoint: Checkpoint,
+    /// Steps of a forecast, in place of those of the configuration
+    #[arg(long)]
+    steps: Option<usize>,
+    /// Members of an ensemble, in place of those of the configuration
+    #[arg(long)]
+    members: Option<usize>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Checkpoint {
+    /// That with the best validation, or else the last.
+    Best,
+    /// The last.
+    Last,
+}
+
+impl Forecasting {
+    fn kept(&self) -> Kept {
+        match self.checkpoint {
+            Checkpoint::Best => Kept::Best,
+            Checkpoint::Last => Kept::Last,
+        }
+    }
+
+    fn config(&self, config: &ExperimentConfig) -> halocline::Result<ForecastConfig> {
+        let given = ForecastConfig {
+            steps: self.steps.unwrap_or(config.forecast.steps),
+            members: self.members.unwrap_or(config.forecast.members),
+            ..config.forecast.clone()
+        };
+        match given.steps == 0 || given.members == 0 {
+            true => Err(Error::other("--steps and --members: expected at least 1")),
+            false => Ok(given),
+        }
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct TrainOptions {
+    #[command(flatten)]
+    run: Run,
+}
+
+pub(crate) fn train(options: &TrainOptions) -> Result {
+    let ended = options
+        .run
+        .run(|world, config| Experiment::new(world, config)?.train())?;
+    if ended.contains(&Ended::Interrupted) {
+        // Not complete: the exit status asks for another start.
+        std::process::exit(75);
+    }
+    Ok(())
+}
+
+#[derive(Args)]
+pub(crate) struct ForecastOptions {
+    #[command(flatten)]
+    run: Run,
+    #[command(flatten)]
+    forecasting: Forecasting,
+    /// The date of the state to begin with, such as 2018-01-01T06:00; by default each of the test period
+    #[arg(long)]
+    from: Option<String>,
+    /// The Zarr store to write, or with .nc in its name a NetCDF file; without --from their folder
+    #[arg(long)]
+    output: PathBuf,
+}
+
+pub(crate) fn forecast(options: &ForecastOptions) -> Result {
+    let ForecastOptions {
+        forecasting,
+        from,
+        output,
+        ..
+    } = options;
+    let written = options.run.run(|world, config| {
+        let experiment = Experiment::new(world, config)?;
+        let model = experiment.trained(forecasting.kept())?;
+        experiment.forecast(
+            &model,
+            from.as_deref(),
+            &forecasting.config(config)?,
+            output,
+        )
+    })?;
+    for path in written.first().into_iter().flatten() {
+        println!("written to {}", path.display());
+    }
+    Ok(())
+}
+
+#[derive(Args)]
+pub(crate) struct ScoreOptions {
+    #[command(flatten)]
+    run: Run,
+    #[command(flatten)]
+    forecasting: Forecasting,
+    /// The JSON file of all scores, by channel, lead and region; scores.json of the folder by default
+    #[arg(long)]
+    output: Option<PathBuf>,
+}
+
+pub(crate) fn score(options: &ScoreOptions) -> Result {
+    let ScoreOptions {
+        forecasting,
+        output,
+        ..
+    } = options;
+    options.run.run(|world, config| {
+        let experiment = Experiment::new(world, config)?;
+        let model = experiment.trained(forecasting.kept())?;
+        let report = experiment.score(&model, &forecasting.config(config)?)?;
+        let path = output
+            .clone()
+            .unwrap_or_else(|| config.folder.join("scores.json"));
+        save_json(world, &path, &report.rows)?;
+        if world.is_root() {
+            println!("{report}\nall regions: {}", path.display());
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[derive(Args)]
+pub(crate) struct PlanOptions {
+    #[command(flatten)]
+    run: Run,
+    /// Latency of messages between ranks, in microseconds; measured on this machine by default
+    #[arg(long, requires = "bandwidth")]
+    latency: Option<f64>,
+    /// Bandwidth between ranks, in GB/s
+    #[arg(long, requires = "latency")]
+    bandwidth: Option<f64>,
+}
+
+pub(crate) fn plan(options: &PlanOptions) -> Result {
+    let config = options.run.load()?;
+    let measured = Launcher::local(2)
+        .collect(|world| Machine::measure(&world.mesh([("rank", world.size())])?))?;
+    let mut machine = measured
+        .into_iter()
+        .next()
+        .ok_or("no rank measured the machine")?;
+    if let (Some(latency), Some(bandwidth)) = (options.latency, options.bandwidth) {
+        let network = Link {
+            latency: 1e-6 * latency,
+            bandwidth: 1e9 * bandwidth,
+        };
+        machine = Machine {
+            links: Default::default(),
+            network,
+            ..machine
+        };
+    }
+    let ranks = options.run.ranks;
+    Launcher::local(1).run(|world| {
+        println!("{}", Outlook::new(&world, &config, ranks, &machine)?);
+        Ok(())
+    })?;
+    Ok(())
+}

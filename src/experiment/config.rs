@@ -1,0 +1,458 @@
+//! Configuration of an experiment, as a TOML file has it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use halocline_core::{Error, Result};
+use halocline_io::{Gaps, Missing, Period};
+use halocline_models::parallel::Plan;
+use serde::{Deserialize, Serialize};
+
+use super::climatology::Cycle;
+use super::network::ModelConfig;
+use super::optimizer::OptimizerConfig;
+
+/// Configuration of an [`Experiment`](super::Experiment): its data, model, mesh and training.
+///
+/// Keys that are left out have their defaults; unknown ones are an error. Paths are relative to the
+/// working directory.
+///
+/// # Example
+/// ```
+/// use halocline::experiment::ExperimentConfig;
+///
+/// let config = ExperimentConfig::from_toml(r#"
+///     folder = "runs/a"
+///
+///     [data]
+///     files = ["era5.zarr"]
+///     inputs = ["t2m", "z@500"]
+///     lead_hours = 6.0
+///     train = { until = "2018-01-01" }
+///     test = { from = "2018-01-01" }
+///
+///     [model]
+///     kind = "unet"
+///     width = 32
+/// "#)?;
+/// assert_eq!(config.training.batch, 1);
+/// assert_eq!(ExperimentConfig::from_toml(&config.to_toml())?, config);
+/// let error = ExperimentConfig::from_toml("folders = \"a\"").unwrap_err();
+/// assert!(error.to_string().contains("near it: folder"));
+/// # Ok::<(), halocline::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExperimentConfig {
+    /// The folder of statistics, climatology, checkpoints and scores, which all ranks see.
+    pub folder: PathBuf,
+    /// The seed of parameters, noise and the order of samples.
+    #[serde(default)]
+    pub seed: u64,
+    /// The data.
+    pub data: DataConfig,
+    /// The model.
+    pub model: ModelConfig,
+    /// Sizes of mesh axes: `data` shards samples, `lat` and `lon` fields, `member` ensembles; fields are
+    /// whole on others, which the plan may use. Axes lie in the order of their names. Default `lat` and `lon`, as
+    /// square as the number of ranks allows.
+    #[serde(default)]
+    pub mesh: BTreeMap<String, usize>,
+    /// How parameters are sharded. Default not at all.
+    #[serde(default)]
+    pub plan: Plan,
+    /// The optimizer.
+    #[serde(default)]
+    pub optimizer: OptimizerConfig,
+    /// The training.
+    #[serde(default)]
+    pub training: TrainingConfig,
+    /// Forecasts, for validation, scores and output.
+    #[serde(default)]
+    pub forecast: ForecastConfig,
+}
+
+/// Files, channels by role, times, and the periods for training, validation and test.
+///
+/// See [`ExperimentConfig`] for an example.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// Zarr stores, NetCDF files or field files.
+    pub files: Vec<PathBuf>,
+    /// Whether all files are one time axis; else each is a trajectory of its own.
+    #[serde(default)]
+    pub joined: bool,
+    /// Units of times, such as `hours since 1940-01-01`, in place of those of the files.
+    pub time_units: Option<String>,
+    /// Inputs by name, such as `t2m`, `z@500`. Default all channels that are not forcings.
+    pub inputs: Option<Vec<String>>,
+    /// Targets by name. Default the inputs.
+    pub targets: Option<Vec<String>>,
+    /// Channels that are given at each step, of the files, the constants, or computed.
+    #[serde(default)]
+    pub forcings: Vec<String>,
+    /// A file of fields that are the same at all times.
+    pub constants: Option<PathBuf>,
+    /// Times of an input.
+    #[serde(default = "one")]
+    pub history: usize,
+    /// Hours of a step. Default the step to the next time of the files, however long.
+    pub lead_hours: Option<f64>,
+    /// Uneven time steps: `reject` (an error), `skip` samples that span one, or `allow`.
+    #[serde(default = "reject_gaps", with = "GapsName")]
+    pub gaps: Gaps,
+    /// Missing values: `reject` (an error), or `fill` them by the mean and leave them out of losses and
+    /// scores.
+    #[serde(default = "reject_missing", with = "MissingName")]
+    pub missing: Missing,
+    /// The times of a year that have a climatology of their own. Default by `month` if the training period
+    /// is a year or longer, else one `mean`.
+    pub climatology: Option<Cycle>,
+    /// Whether the model sees differences from the climatology, and predicts them.
+    #[serde(default)]
+    pub anomalies: bool,
+    /// The period for training, of statistics and climatology. Default all times.
+    #[serde(default)]
+    pub train: Period,
+    /// The period for validation after each epoch. Default none.
+    pub validation: Option<Period>,
+    /// The period for scores. Default none.
+    pub test: Option<Period>,
+}
+
+/// Training: epochs, steps and what makes them stable.
+///
+/// # Example
+/// ```
+/// use halocline::experiment::TrainingConfig;
+///
+/// // One step in the first 10 epochs, two in the next 10, then four.
+/// let training = TrainingConfig { curriculum: vec![[10, 2], [20, 4]], ..TrainingConfig::default() };
+/// assert_eq!([0, 10, 19, 25].map(|epoch| training.steps(epoch)), [1, 2, 2, 4]);
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainingConfig {
+    /// Passes over the samples.
+    pub epochs: usize,
+    /// Minutes after which a run begins no other epoch. Default no limit.
+    pub minutes: Option<f64>,
+    /// Samples of a batch, over all ranks.
+    pub batch: usize,
+    /// Batches of an optimizer step.
+    pub accumulation: usize,
+    /// Autoregressive steps of training by epoch: pairs of an epoch, from 0, and the number from there
+    /// on. Before the first, one.
+    pub curriculum: Vec<[usize; 2]>,
+    /// Standard deviation of noise on inputs, in standard deviations of their channels.
+    pub noise: f64,
+    /// The largest norm of the gradient of all parameters. Default no limit.
+    pub clip_norm: Option<f64>,
+    /// The decay of a moving average of the parameters per optimizer step, which is then validated and forecasts. Default none.
+    pub average: Option<f64>,
+    /// Validations without a better score after which training ends. Default never.
+    pub patience: Option<usize>,
+    /// Optimizer steps between checkpoints, besides those after each epoch.
+    pub save_every: u64,
+}
+
+/// Forecasts and their ensembles.
+///
+/// See [`ExperimentConfig`] for an example.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ForecastConfig {
+    /// Steps of a forecast.
+    pub steps: usize,
+    /// Members of an ensemble.
+    pub members: usize,
+    /// Standard deviation of the noise that makes them differ, in standard deviations of the inputs.
+    pub noise: f64,
+}
+
+impl Default for TrainingConfig {
+    fn default() -> Self {
+        Self {
+            epochs: 10,
+            minutes: None,
+            batch: 1,
+            accumulation: 1,
+            curriculum: Vec::new(),
+            noise: 0.0,
+            clip_norm: None,
+            average: None,
+            patience: None,
+            save_every: 100,
+        }
+    }
+}
+
+impl Default for ForecastConfig {
+    fn default() -> Self {
+        Self {
+            steps: 1,
+            members: 1,
+            noise: 0.0,
+        }
+    }
+}
+
+impl TrainingConfig {
+    /// The autoregressive steps of an epoch.
+    pub fn steps(&self, epoch: usize) -> usize {
+        let begun = self.curriculum.iter().rfind(|[first, _]| *first <= epoch);
+        begun.map_or(1, |[_, steps]| *steps)
+    }
+}
+
+impl ExperimentConfig {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// A file that cannot be read; those of [`from_toml`](Self::from_toml), with its path.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let failed =
+            |error: &dyn std::fmt::Display| Error::other(format!("{}: {error}", path.display()));
+        let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
+        Self::from_toml(&text).map_err(|error| failed(&error))
+    }
+
+    /// Reads a TOML text.
+    ///
+    /// # Errors
+    /// A text that is no TOML; a key that is unknown, with those near it, or lacking; a value of another
+    /// type or out of range.
+    pub fn from_toml(text: &str) -> Result<Self> {
+        let config: Self = toml::from_str(text).map_err(|error| {
+            let near =
+                near(error.message()).map_or(String::new(), |near| format!("near it: {near}\n"));
+            Error::other(format!("{error}{near}"))
+        })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Writes TOML, with all defaults.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("a configuration is tables, lists, numbers and texts")
+    }
+
+    fn check(&self) -> Result<()> {
+        let (data, training, forecast) = (&self.data, &self.training, &self.forecast);
+        let rises = training
+            .curriculum
+            .windows(2)
+            .all(|pair| pair[0][0] < pair[1][0]);
+        let positive = |value: f64| value > 0.0 && value.is_finite();
+        let deviation = |value: f64| value >= 0.0 && value.is_finite();
+        let checks = [
+            (
+                data.files.is_empty(),
+                "data.files: none; expected at least one",
+            ),
+            (
+                data.history == 0,
+                "data.history: 0; expected at least 1 time",
+            ),
+            (
+                data.anomalies && data.history > 1,
+                "data.anomalies: with a history of several times; expected a history of 1",
+            ),
+            (
+                data.lead_hours.is_some_and(|hours| !positive(hours)),
+                "data.lead_hours: expected more than 0 hours",
+            ),
+            (
+                data.missing == Missing::Allow,
+                "data.missing: expected reject or fill",
+            ),
+            (
+                training.batch == 0,
+                "training.batch: 0; expected at least 1 sample",
+            ),
+            (
+                training.accumulation == 0,
+                "training.accumulation: 0; expected at least 1 batch",
+            ),
+            (
+                training.patience == Some(0),
+                "training.patience: 0; expected at least 1 validation",
+            ),
+            (
+                training.patience.is_some() && data.validation.is_none(),
+                "training.patience: without data.validation, of whose scores it counts",
+            ),
+            (
+                training.minutes.is_some_and(|minutes| !positive(minutes)),
+                "training.minutes: expected more than 0 minutes",
+            ),
+            (
+                training
+                    .average
+                    .is_some_and(|decay| !(0.0..=1.0).contains(&decay)),
+                "training.average: expected a decay from 0 to 1",
+            ),
+            (
+                training.clip_norm.is_some_and(|norm| !positive(norm)),
+                "training.clip_norm: expected a norm above 0",
+            ),
+            (
+                !rises || training.curriculum.iter().any(|[_, steps]| *steps == 0),
+                "training.curriculum: expected pairs [epoch, steps] with rising epochs and at least 1 step",
+            ),
+            (
+                !deviation(training.noise) || !deviation(forecast.noise),
+                "noise: expected a standard deviation from 0 on",
+            ),
+            (
+                forecast.steps == 0,
+                "forecast.steps: 0; expected at least 1 step",
+            ),
+            (
+                forecast.members == 0,
+                "forecast.members: 0; expected at least 1 member",
+            ),
+            (
+                self.mesh.values().any(|size| *size == 0),
+                "mesh: an axis of 0 ranks; expected at least 1",
+            ),
+        ];
+        match checks.into_iter().find(|(wrong, _)| *wrong) {
+            Some((_, message)) => Err(Error::other(message)),
+            None => self.optimizer.check(),
+        }
+    }
+}
+
+/// The most names that an error proposes.
+const PROPOSED: usize = 3;
+
+/// The known keys that are nearest to an unknown one, of a message such as "unknown field `a`, expected
+/// one of `b`, `c`".
+fn near(message: &str) -> Option<String> {
+    let names: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    let [unknown, known @ ..] = &names[..] else {
+        return None;
+    };
+    if !message.starts_with("unknown") || known.len() < 2 {
+        return None;
+    }
+    let mut known: Vec<(f64, &str)> = known
+        .iter()
+        .map(|name| (strsim::jaro_winkler(unknown, name), *name))
+        .collect();
+    known.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let near: Vec<&str> = known.iter().take(PROPOSED).map(|(_, name)| *name).collect();
+    Some(near.join(", "))
+}
+
+fn one() -> usize {
+    1
+}
+
+fn reject_gaps() -> Gaps {
+    Gaps::Reject
+}
+
+fn reject_missing() -> Missing {
+    Missing::Reject
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Gaps", rename_all = "lowercase")]
+enum GapsName {
+    Reject,
+    Skip,
+    Allow,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Missing", rename_all = "lowercase")]
+enum MissingName {
+    Reject,
+    Allow,
+    Fill,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST: &str = "folder = \"a\"\n[data]\nfiles = [\"b\"]\n[model]\nkind = \"cnn\"\n";
+
+    fn refused(text: &str) -> String {
+        ExperimentConfig::from_toml(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn files_are_read_and_written() {
+        let least = ExperimentConfig::from_toml(LEAST).unwrap();
+        assert_eq!(
+            ExperimentConfig::from_toml(&least.to_toml()).unwrap(),
+            least
+        );
+        let full = include_str!("../../examples/configs/weather.toml");
+        let full = ExperimentConfig::from_toml(full).unwrap();
+        assert_eq!(ExperimentConfig::from_toml(&full.to_toml()).unwrap(), full);
+        assert_ne!(full.training, TrainingConfig::default());
+    }
+
+    #[test]
+    fn unknown_keys_are_errors_with_those_near_them() {
+        let error = refused(&format!("{LEAST}widht = 3"));
+        assert!(error.contains("near it: width"), "{error}");
+        let error = refused(&LEAST.replace("cnn", "transfromer"));
+        assert!(error.contains("near it: transformer"), "{error}");
+        let error = refused(&LEAST.replace("files", "file"));
+        assert!(error.contains("near it: files"), "{error}");
+        for text in [
+            format!("{LEAST}[training]\nepoch = 3"),
+            format!("{LEAST}[optimizer]\nlearning_rates = 3"),
+            format!("{LEAST}[[plan.store]]\nwhere = \"data\""),
+            LEAST.replace("[model]", "train = { to = \"2018\" }\n[model]"),
+        ] {
+            assert!(
+                refused(&text).contains("unknown field"),
+                "{}",
+                refused(&text)
+            );
+        }
+    }
+
+    #[test]
+    fn values_out_of_range_are_errors_that_name_the_key() {
+        let data = |line: &str| LEAST.replace("[model]", &format!("{line}\n[model]"));
+        let then = |lines: &str| format!("{LEAST}{lines}");
+        for (text, part) in [
+            (LEAST.replace("\"b\"", ""), "data.files"),
+            (data("history = 0"), "data.history"),
+            (data("history = 2\nanomalies = true"), "data.anomalies"),
+            (data("lead_hours = -6.0"), "data.lead_hours"),
+            (data("gaps = \"skp\""), "near it: skip"),
+            (data("missing = \"allow\""), "data.missing"),
+            (data("climatology = \"week\""), "week"),
+            (then("[mesh]\nlat = 0"), "mesh"),
+            (then("[training]\nbatch = 0"), "training.batch"),
+            (then("[training]\nbatch = \"a\""), "expected usize"),
+            (then("[training]\nminutes = 0"), "training.minutes"),
+            (then("[training]\naverage = 1.5"), "training.average"),
+            (then("[training]\npatience = 3"), "data.validation"),
+            (
+                then("[training]\ncurriculum = [[4, 2], [2, 3]]"),
+                "training.curriculum",
+            ),
+            (then("[training]\nnoise = nan"), "noise"),
+            (
+                then("[optimizer]\nlearning_rate = 0.0"),
+                "optimizer.learning_rate",
+            ),
+            (then("[optimizer]\nkind = \"sdg\""), "near it: sgd"),
+            (then("[forecast]\nsteps = 0"), "forecast.steps"),
+        ] {
+            let error = refused(&text);
+            assert!(error.contains(part), "{part} in\n{error}");
+        }
+    }
+}

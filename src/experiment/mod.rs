@@ -1,0 +1,39 @@
+//! Experiments: from a file that names data, a model and a mesh to a trained model, its forecasts, and
+//! their scores beside persistence and climatology. The program `halocline` runs them; a program of your
+//! own does the same by these types.
+//!
+//! # Example
+//! ```no_run
+//! use halocline::experiment::{Experiment, ExperimentConfig, Kept};
+//! use halocline::prelude::*;
+//!
+//! let config = ExperimentConfig::load("weather.toml")?;
+//! config.launcher(4).run(|world| {
+//!     let experiment = Experiment::new(&world, &config)?;
+//!     let _ended = experiment.train()?;
+//!     let model = experiment.trained(Kept::Best)?;
+//!     println!("{}", experiment.score(&model, &config.forecast)?);
+//!     Ok(())
+//! })?;
+//! # Ok::<(), halocline::Error>(())
+//! ```
+
+mod climatology;
+mod config;
+mod data;
+mod forecast;
+mod network;
+mod optimizer;
+mod outlook;
+mod score;
+mod setup;
+mod timeline;
+mod train;
+
+pub use climatology::Cycle;
+pub use config::{DataConfig, ExperimentConfig, ForecastConfig, TrainingConfig};
+pub use network::{FieldModel, ModelConfig};
+pub use optimizer::{OptimizerConfig, OptimizerKind, Schedule};
+pub use outlook::Outlook;
+pub use score::{Report, Row};
+pub use setup::{Experiment, Kept};

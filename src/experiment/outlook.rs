@@ -1,0 +1,332 @@
+//! Memory, traffic and time of an experiment on a mesh, before it runs.
+
+use std::fmt;
+use std::time::Instant;
+
+use burn::module::Module;
+use burn::tensor::Device;
+use halocline_core::{
+    DryMesh, Error, MeshShape, PlannedMessages, Result, ShardTensor, Traffic, World,
+};
+use halocline_io::amplification;
+use halocline_models::parallel::{Machine, Plan, Priced, Workload, parallelize_module, resolve};
+use halocline_models::rollout;
+use halocline_ops::backward;
+use halocline_ops::prelude::*;
+
+use super::config::ExperimentConfig;
+use super::data::{Data, Samples};
+use super::network::{FieldModel, ModelConfig};
+use super::optimizer::OptimizerKind;
+use super::setup::placements;
+
+/// Memory, traffic and time of the first rank in an optimizer step, and of the whole training. Prints as a
+/// list.
+///
+/// # Example
+/// ```no_run
+/// use halocline::experiment::{ExperimentConfig, Outlook};
+/// use halocline::models::parallel::{Link, Machine};
+/// use halocline::prelude::*;
+///
+/// let config = ExperimentConfig::load("weather.toml")?;
+/// let machine = Machine::new(2e13, Link { latency: 5e-6, bandwidth: 1e10 });
+/// Launcher::local(1).run(|world| {
+///     println!("{}", Outlook::new(&world, &config, 8, &machine)?); // on 8 ranks
+///     Ok(())
+/// })?;
+/// # Ok::<(), halocline::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Outlook {
+    /// Axes of the mesh, with their sizes.
+    pub mesh: Vec<(String, usize)>,
+    /// Parameters of the model.
+    pub parameters: usize,
+    /// Bytes of the rank's parameters, gradients and optimizer states.
+    pub held: usize,
+    /// Bytes by which the memory of this process grew in a step: activations, gradients, messages. `None`
+    /// where the system does not tell.
+    pub grown: Option<usize>,
+    /// Seconds in which this machine computed the rank's share of a batch, forward and backward.
+    pub compute: f64,
+    /// Messages of the rank in a batch.
+    pub messages: PlannedMessages,
+    /// Seconds of these messages, by the latency and bandwidth of the network.
+    pub communication: f64,
+    /// Bytes that the rank needs of the files for a batch, and those that it decodes per byte needed.
+    pub read: (usize, f64),
+    /// Batches of an epoch, and epochs.
+    pub batches: (usize, usize),
+    /// The fastest plans for the parameters by the cost model, if the mesh has the axis `tensor` or `data`.
+    pub plans: Vec<Priced>,
+}
+
+impl Outlook {
+    /// Computes the first rank's share of a batch of zeros, without the other ranks and without messages, with
+    /// as many autoregressive steps as training ends with.
+    ///
+    /// # Errors
+    /// Data that cannot be read; a model, plan or mesh that does not fit.
+    pub fn new(
+        world: &World,
+        config: &ExperimentConfig,
+        ranks: usize,
+        machine: &Machine,
+    ) -> Result<Self> {
+        let data = Data::open(&config.data)?;
+        let axes = config.axes(ranks);
+        let ranks = axes.iter().map(|(_, size)| size).product();
+        let dry = DryMesh::new(
+            MeshShape::new(&axes, (0..ranks).collect())?,
+            world.device().clone(),
+        )?;
+        let make = |device: &Device| {
+            config
+                .model
+                .init(&data.channels, config.data.history, &data.grid, device)
+        };
+        let whole = make(&world.device().clone().inner())?;
+        let resolved = resolve(&whole, dry.mesh().shape(), &config.plan)?;
+        let model = world.init(|device| make(device).expect("it was made before"))?;
+        let model = parallelize_module(model, dry.mesh(), &config.plan)?;
+        dry.take();
+
+        // The most memory is counted anew from here on, where the system permits.
+        let counted = std::fs::write("/proc/self/clear_refs", "5").is_ok();
+        let before = memory("VmRSS:");
+        step(config, &data, &dry, &model)?;
+        let messages = dry.take();
+        let grown = memory("VmHWM:")
+            .filter(|_| counted)
+            .zip(before)
+            .map(|(after, before)| after.saturating_sub(before));
+        // Kernels and plans are ready now.
+        let start = Instant::now();
+        step(config, &data, &dry, &model)?;
+        let compute = start.elapsed().as_secs_f64();
+        dry.take();
+
+        let moved = messages.bytes_sent().max(messages.bytes_received()) as f64;
+        let (latency, bandwidth) = (machine.network.latency, machine.network.bandwidth);
+        let communication = messages.operations.len() as f64 * latency + moved / bandwidth;
+        let states = match config.optimizer.kind {
+            OptimizerKind::Sgd if config.optimizer.momentum == 0.0 => 0,
+            OptimizerKind::Sgd => 1,
+            OptimizerKind::Adam | OptimizerKind::AdamW => 2,
+        };
+        let held = resolved
+            .parameters
+            .iter()
+            .map(|parameter| parameter.elements_held(0));
+        let held = held.sum::<usize>() * BYTES * (2 + states);
+        Ok(Self {
+            read: read(config, &data, &dry)?,
+            batches: (data.samples / config.training.batch, config.training.epochs),
+            plans: plans(config, &data, &whole, (&dry, machine, states))?,
+            mesh: axes
+                .into_iter()
+                .map(|(name, size)| (name.into(), size))
+                .collect(),
+            parameters: whole.num_params(),
+            held,
+            grown,
+            compute,
+            messages,
+            communication,
+        })
+    }
+
+    /// Seconds of all batches of all epochs.
+    pub fn seconds(&self) -> f64 {
+        let (batches, epochs) = self.batches;
+        (self.compute + self.communication) * (batches * epochs) as f64
+    }
+}
+
+/// Bytes of a number.
+const BYTES: usize = 4;
+
+/// Steps of training at its end.
+fn steps(config: &ExperimentConfig) -> usize {
+    config.training.steps(usize::MAX)
+}
+
+/// Computes loss and gradients of a batch of zeros.
+fn step(config: &ExperimentConfig, data: &Data, dry: &DryMesh, model: &FieldModel) -> Result<()> {
+    let steps = steps(config);
+    let (channels, [rows, columns]) = (&data.channels, data.grid.shape());
+    let mesh = dry.mesh();
+    let placements = placements(mesh.shape().names(), Samples::Steps(steps));
+    let field = |channels: usize| {
+        let shape = [config.training.batch, channels, rows, columns];
+        ShardTensor::<4>::zeros(shape, mesh, &placements)
+    };
+    let input = field(config.data.history * channels.inputs.len())?;
+    let forcing = match channels.forcings.len() {
+        0 => None,
+        forcings => Some(field(steps * forcings)?),
+    };
+    let feedback = match steps {
+        1 => Vec::new(),
+        _ => channels.feedback()?,
+    };
+    Error::catch(|| {
+        let y = rollout(input, forcing, steps, &feedback, |_, x| Ok(x.apply(model)))?;
+        let loss = y.square().mean().resolve();
+        let value = loss.local().clone().inner();
+        let gradients = backward(loss);
+        value.into_data();
+        drop(gradients);
+        Ok(())
+    })?
+}
+
+/// Bytes of a batch of a rank, and the read amplification.
+fn read(config: &ExperimentConfig, data: &Data, dry: &DryMesh) -> Result<(usize, f64)> {
+    let size = |axis: &str| {
+        let mut axes = dry
+            .mesh()
+            .shape()
+            .names()
+            .iter()
+            .zip(dry.mesh().shape().sizes());
+        axes.find(|(name, _)| *name == axis)
+            .map_or(1, |(_, size)| *size)
+    };
+    let channels = &data.channels;
+    let fields =
+        config.data.history * channels.inputs.len() + steps(config) * channels.targets.len();
+    let [rows, columns] = data.grid.shape();
+    let cells = rows.div_ceil(size("lat")) * columns.div_ceil(size("lon"));
+    let samples = config.training.batch.div_ceil(size("data"));
+    let files = data.training_files()?;
+    let amplification = files
+        .first()
+        .map_or(1.0, |file| amplification(file, [size("lat"), size("lon")]));
+    Ok((samples * fields * cells * BYTES, amplification))
+}
+
+/// The fastest plans by the cost model.
+fn plans(
+    config: &ExperimentConfig,
+    data: &Data,
+    model: &FieldModel,
+    (dry, machine, states): (&DryMesh, &Machine, usize),
+) -> Result<Vec<Priced>> {
+    let mesh = dry.mesh().shape();
+    let has = |axis: &str| mesh.names().iter().any(|name| name == axis);
+    if !has("tensor") && !has("data") {
+        return Ok(Vec::new());
+    }
+    let [rows, columns] = data.grid.shape();
+    let cells = match config.model {
+        ModelConfig::Transformer { patch, .. } => {
+            rows.div_ceil(patch[0]) * columns.div_ceil(patch[1])
+        }
+        _ => rows * columns,
+    };
+    let samples = config.training.batch * steps(config);
+    let mut workload = Workload::new(samples * cells, &["data", "lat", "lon"]).with_states(states);
+    if let ModelConfig::Unet { levels, .. } = config.model {
+        let rows = |level: usize| samples * (cells >> (2 * level)).max(1);
+        for level in 1..levels {
+            workload =
+                workload.with_rows(&format!("network.*.{{down,up}}.{level}.**"), rows(level));
+        }
+        workload = workload.with_rows("network.*.bottom.**", rows(levels));
+    }
+    let parts = config
+        .model
+        .tensor_parallel("tensor")
+        .filter(|_| has("tensor"));
+    let parts: Vec<Plan> = parts.into_iter().collect();
+    let mut found = Plan::candidates(model, mesh, &parts, &workload, machine)?;
+    found.truncate(3);
+    Ok(found)
+}
+
+/// A number of bytes that the system tells of this process: `VmRSS:` now, or `VmHWM:` at most.
+fn memory(name: &str) -> Option<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: usize = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+impl fmt::Display for Outlook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let megabytes = |bytes: usize| bytes as f64 / 1e6;
+        let mesh: Vec<String> = self
+            .mesh
+            .iter()
+            .map(|(name, size)| format!("{name} {size}"))
+            .collect();
+        writeln!(f, "mesh: {}", mesh.join(" x "))?;
+        writeln!(f, "model: {} parameters", self.parameters)?;
+        writeln!(f, "memory of a rank:")?;
+        writeln!(
+            f,
+            "  {:>10.2} MB of parameters, gradients and optimizer states",
+            megabytes(self.held)
+        )?;
+        if let Some(grown) = self.grown {
+            writeln!(
+                f,
+                "  {:>10.2} MB more at most in a batch: activations, gradients, messages",
+                megabytes(grown)
+            )?;
+        }
+        writeln!(f, "traffic of a rank for a batch:")?;
+        for traffic in Traffic::ALL {
+            let of_kind = |operation: &&halocline_core::PlannedOperation| {
+                operation.operation.traffic() == traffic
+            };
+            let count = self.messages.operations.iter().filter(of_kind).count();
+            if count > 0 {
+                let bytes = megabytes(self.messages.bytes_sent_for(traffic));
+                let name = format!("{traffic:?}").to_lowercase();
+                writeln!(f, "  {bytes:>10.3} MB sent in {count} operations of {name}")?;
+            }
+        }
+        let (bytes, amplification) = self.read;
+        writeln!(
+            f,
+            "  {:>10.3} MB needed of the files, with a read amplification of {amplification:.2}",
+            megabytes(bytes)
+        )?;
+        writeln!(f, "time of a batch:")?;
+        writeln!(
+            f,
+            "  {:>10.2} ms computing, as this machine does with one rank alone",
+            1e3 * self.compute
+        )?;
+        writeln!(
+            f,
+            "  {:>10.2} ms communicating, by latency and bandwidth, if nothing overlaps",
+            1e3 * self.communication
+        )?;
+        let (batches, epochs) = self.batches;
+        write!(
+            f,
+            "training: {epochs} epochs of {batches} batches, {:.1} minutes",
+            self.seconds() / 60.0
+        )?;
+        for (place, priced) in self.plans.iter().enumerate() {
+            let plan = priced.plan.to_toml();
+            let plan = if plan.trim().is_empty() {
+                "(whole parameters)\n".into()
+            } else {
+                plan
+            };
+            write!(
+                f,
+                "\n\nplan {} by the cost model: {}\n{}",
+                place + 1,
+                priced.price,
+                plan.trim_end()
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,244 @@
+//! Scores of forecasts, beside those of persistence and climatology.
+
+use std::fmt;
+
+use halocline_core::{Error, Result};
+use halocline_io::{Channel, Progress};
+use halocline_models::{Region, Score, Verification};
+use halocline_ops::prelude::*;
+use serde::Serialize;
+
+use super::config::ForecastConfig;
+use super::network::FieldModel;
+use super::setup::{Experiment, States};
+
+/// Scores of a channel for a lead in a region.
+///
+/// See [`Experiment::score`].
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The scores of the model's forecasts; of an ensemble, RMSE, bias and ACC are those of its mean.
+    #[serde(flatten)]
+    pub score: Score,
+    /// The units of RMSE, bias and CRPS.
+    pub units: Option<String>,
+    /// The RMSE of the state at the start of each forecast.
+    pub rmse_persistence: f64,
+    /// The RMSE of the climatology of the training period.
+    pub rmse_climatology: f64,
+}
+
+/// Scores by channel, lead and region. Prints as a table of the globe, or the first region.
+///
+/// See [`Experiment::score`].
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// All scores.
+    pub rows: Vec<Row>,
+}
+
+impl Experiment {
+    /// Scores forecasts from all states of the test period, beside persistence and climatology. Each lead
+    /// has the mean over the forecasts whose time is in the period.
+    ///
+    /// # Errors
+    /// An experiment without a test period, or one that no forecast ends in; data that cannot be read; a
+    /// failure of communication.
+    pub fn score(&self, model: &FieldModel, config: &ForecastConfig) -> Result<Report> {
+        self.score_states(model, &self.states(self.test_period()?)?, config)
+    }
+
+    /// Scores forecasts from some states.
+    pub(super) fn score_states(
+        &self,
+        model: &FieldModel,
+        states: &States,
+        config: &ForecastConfig,
+    ) -> Result<Report> {
+        let (targets, grid) = (&self.data.channels.targets, &self.data.grid);
+        let weights = grid.latitude_weights();
+        let regions: Vec<Region> = Region::standard()
+            .into_iter()
+            .filter(|region| region.rows(grid.lat()).contains(&1.0))
+            .collect();
+        let empty =
+            || Verification::new(targets, &weights, grid.lat(), grid.lon(), regions.clone());
+        let [mut ours, mut mean, mut persistence, mut climatology] =
+            [empty(), empty(), empty(), empty()];
+        let hours: Vec<Option<f64>> = (0..=config.steps)
+            .map(|steps| states.timeline.hours(steps))
+            .collect();
+        let starts = states.loader.samples();
+        let progress = Progress::new(self.world.rank(), "score", starts);
+        for start in 0..starts {
+            if states.timeline.ahead(start, 1).1.is_none() {
+                progress.advance();
+                continue;
+            }
+            let first = states.loader.load(&[start])?;
+            let begin = self.in_units(first.target.inner());
+            self.steps(model, states, start, config, |step| {
+                let (Some(state), Some(lead)) = (step.state, hours[step.number]) else {
+                    return Ok(());
+                };
+                let truth = states.loader.load(&[state])?;
+                let mask = truth.mask.map(|mask| mask.inner());
+                let common = match (&mask, &first.mask) {
+                    (Some(one), Some(other)) => Some(one.clone() * other.clone().inner()),
+                    _ => None,
+                };
+                let truth = self.in_units(truth.target.inner());
+                let normal = self.in_units(self.normal_at(&[step.time], &truth)?);
+                if config.members > 1 {
+                    let ensemble = step.fields.clone().unflatten::<5>(0, &[config.members, 1]);
+                    let of_ensemble = |field| ShapeField::unsqueeze::<5>(field, 0);
+                    let mask = mask.clone().map(of_ensemble);
+                    ours.add_ensemble(lead, ensemble, of_ensemble(truth.clone()), mask)?;
+                }
+                let fields = step.fields.mean_dims(&[0]).resolve();
+                mean.add(
+                    lead,
+                    fields,
+                    truth.clone(),
+                    Some(normal.clone()),
+                    mask.clone(),
+                )?;
+                persistence.add(lead, begin.clone(), truth.clone(), None, common)?;
+                climatology.add(lead, normal, truth, None, mask)
+            })?;
+            progress.advance();
+        }
+        progress.finish();
+        let baselines = persistence.scores().into_iter().zip(climatology.scores());
+        let ensembles = ours.scores();
+        let rows = mean.scores().into_iter().zip(baselines).enumerate();
+        let rows = rows.map(|(index, (mut score, (persistence, climatology)))| {
+            if let Some(ensemble) = ensembles.get(index) {
+                score.scores.crps = ensemble.scores.crps;
+                score.scores.spread = ensemble.scores.spread;
+                score.scores.spread_skill = ensemble.scores.spread_skill;
+            }
+            let described = self
+                .data
+                .described
+                .iter()
+                .find(|channel| channel.name == score.channel);
+            Row {
+                score,
+                units: described.and_then(|channel| channel.units.clone()),
+                rmse_persistence: persistence.scores.rmse,
+                rmse_climatology: climatology.scores.rmse,
+            }
+        });
+        let rows: Vec<Row> = rows.collect();
+        match rows.is_empty() {
+            true => Err(Error::other(
+                "no state of the period is a step after another one of it",
+            )),
+            false => Ok(Report { rows }),
+        }
+    }
+}
+
+impl Report {
+    /// The mean over channels and leads of the error in the first region, in standard deviations.
+    pub(super) fn mean_error(&self, stds: &[f64]) -> f64 {
+        let rows: Vec<&Row> = self.first_region().collect();
+        // Channels come in their order for each lead.
+        let errors = rows
+            .iter()
+            .zip(stds.iter().cycle())
+            .map(|(row, std)| row.score.scores.rmse / std);
+        errors.sum::<f64>() / rows.len() as f64
+    }
+
+    /// The RMSE of some channels at the first lead.
+    pub(super) fn line(&self, channels: &[Channel]) -> String {
+        let rows = self.first_region().take(channels.len().min(3));
+        let texts = rows.map(|row| {
+            let units = row
+                .units
+                .as_ref()
+                .map_or(String::new(), |units| format!(" {units}"));
+            let (rmse, name) = (row.score.scores.rmse, &row.score.channel);
+            format!(
+                "{name} {rmse:.4}{units} ({:.4} persistence)",
+                row.rmse_persistence
+            )
+        });
+        texts.collect::<Vec<_>>().join(", ")
+    }
+
+    fn first_region(&self) -> impl Iterator<Item = &Row> {
+        let first = self.rows.first().map_or("", |row| &row.score.region);
+        self.rows
+            .iter()
+            .filter(move |row| row.score.region == first)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ensemble = self
+            .rows
+            .iter()
+            .any(|row| row.score.scores.crps.is_finite());
+        write!(
+            f,
+            "{:>8} {:<20}{:>10}{:>13}{:>13}{:>10}{:>8}",
+            "hours", "channel", "RMSE", "persistence", "climatology", "bias", "ACC"
+        )?;
+        if ensemble {
+            write!(f, "{:>10}{:>10}", "CRPS", "spread")?;
+        }
+        for row in self.first_region() {
+            let scores = row.score.scores;
+            let channel = match &row.units {
+                Some(units) => format!("{} ({units})", row.score.channel),
+                None => row.score.channel.clone(),
+            };
+            write!(
+                f,
+                "\n{:>8.1} {channel:<20}{:>10}{:>13}{:>13}{:>10}{:>8.3}",
+                row.score.lead,
+                number(scores.rmse),
+                number(row.rmse_persistence),
+                number(row.rmse_climatology),
+                number(scores.bias),
+                scores.acc
+            )?;
+            if ensemble {
+                write!(
+                    f,
+                    "{:>10}{:>10}",
+                    number(scores.crps),
+                    number(scores.spread)
+                )?;
+            }
+        }
+        let count = self
+            .first_region()
+            .filter(|row| row.score.scores.rmse < row.rmse_persistence)
+            .count();
+        let better = self
+            .first_region()
+            .filter(|row| row.score.scores.rmse < row.rmse_climatology)
+            .count();
+        let all = self.first_region().count();
+        write!(
+            f,
+            "\nof {all} RMSE, {count} are below persistence and {better} below climatology"
+        )
+    }
+}
+
+/// A number of four digits, or more before the point.
+fn number(value: f64) -> String {
+    let digits = match value.abs() {
+        large if large >= 1000.0 => 0,
+        large if large >= 100.0 => 1,
+        large if large >= 10.0 => 2,
+        _ => 3,
+    };
+    format!("{value:.digits$}")
+}

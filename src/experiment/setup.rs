@@ -1,0 +1,325 @@
+//! An experiment on one rank: mesh, data, model, units.
+
+use std::cell::OnceCell;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use burn::module::Module;
+use burn::tensor::Device;
+use halocline_core::{
+    DeviceMesh, Error, Launcher, Placement, Replicate, Result, Shard, ShardTensor, World,
+};
+use halocline_io::{
+    Checkpoint, CheckpointConfig, Checkpoints, FieldLoader, LoaderConfig, Order, Period, Source,
+    Statistics,
+};
+use halocline_models::parallel::build;
+use halocline_ops::prelude::*;
+
+use super::climatology::{Climatology, Cycle};
+use super::config::ExperimentConfig;
+use super::data::{Data, Samples};
+use super::network::FieldModel;
+use super::timeline::Timeline;
+
+/// Experiment on one rank. All ranks make and use it together.
+///
+/// Its folder holds `experiment.toml`, the `statistics` and the `climatology` of the training period, the
+/// `checkpoints`, and the scores of validations.
+///
+/// The [module](super) has an example.
+#[derive(Debug)]
+pub struct Experiment {
+    pub(super) config: ExperimentConfig,
+    pub(super) world: World,
+    pub(super) mesh: DeviceMesh,
+    pub(super) data: Data,
+    statistics: Statistics,
+    /// Means, standard deviations, and the latter by those of increments, of the targets.
+    pub(super) scales: [Vec<f64>; 3],
+    climatology: OnceCell<Climatology>,
+}
+
+/// States of a period, one by one.
+#[derive(Debug)]
+pub(super) struct States {
+    pub(super) loader: FieldLoader,
+    pub(super) timeline: Timeline,
+}
+
+/// Choice of a checkpoint.
+///
+/// The [module](super) has an example.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// That with the best validation, or else the last.
+    Best,
+    /// The last.
+    Last,
+}
+
+/// The name of the copy of the configuration in the folder.
+const COPY: &str = "experiment.toml";
+/// A year, in seconds.
+const YEAR: f64 = 365.0 * 86400.0;
+
+impl ExperimentConfig {
+    /// A launcher with the seed of the experiment, and with the ranks of its mesh, or else a number of
+    /// them, unless the environment gives them.
+    pub fn launcher(&self, ranks: usize) -> Launcher {
+        let ranks = match self.mesh.is_empty() {
+            true => ranks,
+            false => self.mesh.values().product(),
+        };
+        let launcher = Launcher::from_env().ranks(ranks).seed(self.seed);
+        match std::env::var_os("HALOCLINE_TIMEOUT") {
+            Some(_) => launcher,
+            // The others wait while rank 0 computes statistics.
+            None => launcher.timeout(Duration::from_secs(3600)),
+        }
+    }
+
+    /// Names and sizes of the mesh's axes on a number of ranks.
+    pub(super) fn axes(&self, ranks: usize) -> Vec<(&str, usize)> {
+        if !self.mesh.is_empty() {
+            return self
+                .mesh
+                .iter()
+                .map(|(name, size)| (&name[..], *size))
+                .collect();
+        }
+        let divides = |lat: &usize| ranks.is_multiple_of(*lat) && lat * lat <= ranks;
+        let lat = (1..=ranks).filter(divides).max().unwrap_or(1);
+        vec![("lat", lat), ("lon", ranks / lat)]
+    }
+}
+
+/// Placements of fields `[batch, channels, lat, lon]` on axes by their names. Samples that are read one by
+/// one are whole on the axis of data.
+pub(super) fn placements(names: &[String], samples: Samples) -> Vec<Placement> {
+    let of_axis = |name: &String| match (&name[..], samples) {
+        ("data", Samples::Steps(_)) => Shard(0),
+        ("lat", _) => Shard(2),
+        ("lon", _) => Shard(3),
+        _ => Replicate,
+    };
+    names.iter().map(of_axis).collect()
+}
+
+impl Experiment {
+    /// Opens the data, and loads the statistics of the training period, or computes them.
+    ///
+    /// # Errors
+    /// A mesh of another number of ranks; data that cannot be read, or do not have the channels; a folder
+    /// that holds an experiment with other data or another model; a failure of communication.
+    pub fn new(world: &World, config: &ExperimentConfig) -> Result<Self> {
+        let mesh = world.mesh_of(&config.axes(world.size()))?;
+        let data = Data::open(&config.data)?;
+        let folder = config.folder.join("statistics");
+        if world.is_root() {
+            record(config)?;
+            if !folder.join("data.json").exists() {
+                data.statistics()?.save(&folder)?;
+            }
+        }
+        world.barrier()?;
+        let statistics = Statistics::load(&folder)?;
+        Ok(Self {
+            scales: data.scales(&statistics)?,
+            config: config.clone(),
+            world: world.clone(),
+            mesh,
+            data,
+            statistics,
+            climatology: OnceCell::new(),
+        })
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &DeviceMesh {
+        &self.mesh
+    }
+
+    /// The folder of checkpoints.
+    pub(super) fn checkpoints(&self) -> PathBuf {
+        self.config.folder.join("checkpoints")
+    }
+
+    /// Makes the model with its first parameters, sharded by the plan.
+    ///
+    /// # Errors
+    /// A model or plan that does not fit; a failure of communication.
+    pub fn model(&self) -> Result<FieldModel> {
+        let (config, data) = (&self.config, &self.data);
+        let make = |device: &Device| {
+            config
+                .model
+                .init(&data.channels, config.data.history, &data.grid, device)
+        };
+        make(&self.world.device().clone().inner())?;
+        build(&self.world, &self.mesh, &config.plan, |device| {
+            make(device).expect("it was made before")
+        })
+    }
+
+    /// Loads a trained model, the averaged one if there is one, for forecasts.
+    ///
+    /// # Errors
+    /// No checkpoint; one that cannot be loaded; a failure of communication.
+    pub fn trained(&self, kept: Kept) -> Result<FieldModel> {
+        let folder = self.checkpoints();
+        let mut best = None;
+        if kept == Kept::Best {
+            best = Checkpoints::open(&self.world, &folder, &CheckpointConfig::new())?.best()?;
+        }
+        let found = match best {
+            Some(best) => Some(best),
+            None => Checkpoint::latest(&self.world, &folder)?,
+        };
+        let Some(checkpoint) = found else {
+            let message = format!("{}: no checkpoint; train first", folder.display());
+            return Err(Error::other(message));
+        };
+        let is_averaged = checkpoint.names().any(|name| name.starts_with("average."));
+        let name = if is_averaged { "average" } else { "model" };
+        checkpoint.module(&self.world, name, self.model()?.valid())
+    }
+
+    /// Batches of the training period, with targets of a number of steps.
+    pub(super) fn batches(&self, steps: usize) -> Result<FieldLoader> {
+        let seed = self.config.seed;
+        let config =
+            LoaderConfig::new(self.config.training.batch).with_order(Order::Shuffled { seed });
+        self.loader(&self.config.data.train, Samples::Steps(steps), &config)
+            .map(|states| states.loader)
+    }
+
+    /// The states of a period.
+    pub(super) fn states(&self, period: &Period) -> Result<States> {
+        self.loader(period, Samples::States, &LoaderConfig::new(1))
+    }
+
+    fn loader(&self, period: &Period, samples: Samples, config: &LoaderConfig) -> Result<States> {
+        let config = config.clone().with_source(Source::PerRank);
+        let placements = placements(self.mesh.shape().names(), samples);
+        let mut timeline = None;
+        let loader = FieldLoader::new(&self.mesh, &placements, &config, || {
+            let dataset = self.data.dataset(period, samples, &self.statistics)?;
+            timeline = Some(self.data.timeline(&dataset));
+            Ok(dataset)
+        })?;
+        let timeline = timeline.expect("every rank opens the data");
+        Ok(States { loader, timeline })
+    }
+
+    /// The climatology, which is computed at the first call of all.
+    fn climatology(&self) -> Result<&Climatology> {
+        if let Some(climatology) = self.climatology.get() {
+            return Ok(climatology);
+        }
+        let config = &self.config.data;
+        let cycle = match config.climatology {
+            Some(cycle) => cycle,
+            None => {
+                let files = self.data.training_files()?;
+                let ends = |times: &[f64]| {
+                    times
+                        .last()
+                        .zip(times.first())
+                        .map_or(0.0, |(last, first)| last - first)
+                };
+                let longest = files
+                    .iter()
+                    .map(|fields| ends(fields.times()) + self.data.time_step);
+                match longest.fold(0.0, f64::max) >= YEAR - self.data.time_step {
+                    true => Cycle::Month,
+                    false => Cycle::Mean,
+                }
+            }
+        };
+        let names = self.mesh.shape().names();
+        let climatology = Climatology::load_or_compute(
+            &self.world,
+            (&self.mesh, &placements(names, Samples::States)),
+            &self.config.folder.join("climatology"),
+            (cycle, self.data.calendar),
+            || Ok(self.states(&config.train)?.loader),
+        )?;
+        Ok(self.climatology.get_or_init(|| climatology))
+    }
+
+    /// The climatology of some times beside a field, `[times, targets, lat, lon]` of normalised values.
+    pub(super) fn normal_at(
+        &self,
+        times: &[f64],
+        beside: &ShardTensor<4>,
+    ) -> Result<ShardTensor<4>> {
+        let climatology = self.climatology()?.at(times);
+        let is_batch = beside.dims()[0] == times.len();
+        match is_batch {
+            true => climatology.try_redistribute(beside.placements()),
+            false => Ok(climatology),
+        }
+    }
+
+    /// Normalised targets of some times, as differences from the climatology if the model sees those.
+    pub(super) fn seen(&self, x: ShardTensor<4>, times: &[f64]) -> Result<ShardTensor<4>> {
+        match self.config.data.anomalies {
+            true => Ok(x.clone() - self.normal_at(times, &x)?),
+            false => Ok(x),
+        }
+    }
+
+    /// Normalised inputs of some times, as the model sees them.
+    pub(super) fn seen_inputs(&self, x: ShardTensor<4>, times: &[f64]) -> Result<ShardTensor<4>> {
+        match self.config.data.anomalies {
+            true => {
+                let places = self.data.channels.feedback()?;
+                Ok(x.clone() - self.normal_at(times, &x)?.index_select(1, &places))
+            }
+            false => Ok(x),
+        }
+    }
+
+    /// Targets of a time in their units, from what the model predicts.
+    pub(super) fn predicted(&self, x: ShardTensor<4>, time: f64) -> Result<ShardTensor<4>> {
+        let x = match self.config.data.anomalies {
+            true => x.clone() + self.normal_at(&[time], &x)?,
+            false => x,
+        };
+        Ok(self.in_units(x))
+    }
+
+    /// Targets in their units, from normalised ones.
+    pub(super) fn in_units(&self, x: ShardTensor<4>) -> ShardTensor<4> {
+        let [means, stds, _] = &self.scales;
+        let (means, stds) = (x.profile(1, means), x.profile(1, stds));
+        x * stds + means
+    }
+}
+
+/// Writes the configuration into the folder, on rank 0, or compares it with the one that is there.
+fn record(config: &ExperimentConfig) -> Result<()> {
+    let path = config.folder.join(COPY);
+    let failed = |error: std::io::Error| Error::other(format!("{}: {error}", path.display()));
+    if path.exists() {
+        let before = ExperimentConfig::load(&path)?;
+        let differs = |what: &str| {
+            Err(Error::other(format!(
+                "{} has another {what}: choose another folder, or remove that one",
+                path.display()
+            )))
+        };
+        // Other periods may be scored.
+        let mut data = before.data.clone();
+        (data.validation, data.test) = (config.data.validation.clone(), config.data.test.clone());
+        if data != config.data {
+            return differs("[data]");
+        }
+        if before.model != config.model {
+            return differs("[model]");
+        }
+    }
+    std::fs::create_dir_all(&config.folder).map_err(failed)?;
+    std::fs::write(&path, config.to_toml()).map_err(failed)
+}

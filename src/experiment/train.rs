@@ -1,0 +1,204 @@
+//! Training, with a validation after each epoch.
+
+use std::time::Instant;
+
+use halocline_core::{Distribution, Error, RandomKey, Result, ShardTensor};
+use halocline_io::{Batch, Progress, save_json};
+use halocline_models::rollout;
+use halocline_ops::prelude::*;
+
+use super::network::FieldModel;
+use super::score::Report;
+use super::setup::{Experiment, States};
+use crate::trainer::{Ended, Trainer, clip_grad_norm};
+
+impl Experiment {
+    /// Trains the model from the newest checkpoint on, or from the start, and prints a line for each epoch on
+    /// rank 0. It ends after the epochs, at the time limit, when validation does not get better, or
+    /// [interrupted](Ended::Interrupted) by a signal; each time all is saved.
+    ///
+    /// # Errors
+    /// Data that cannot be read; targets that are no inputs where several steps are trained; those of
+    /// [`Trainer`].
+    pub fn train(&self) -> Result<Ended> {
+        let (training, begin) = (&self.config.training, Instant::now());
+        let most = training
+            .curriculum
+            .iter()
+            .map(|[_, steps]| *steps)
+            .max()
+            .unwrap_or(1);
+        let mut data = self.batches(most)?;
+        let validation = self
+            .config
+            .data
+            .validation
+            .as_ref()
+            .map(|period| self.states(period));
+        let validation = validation.transpose()?;
+        let mut trainer = self.trainer(data.batches())?;
+        let root = self.world.is_root();
+        let mut longest = 0.0_f64;
+        while trainer.epoch() < training.epochs {
+            let limit = training
+                .minutes
+                .map_or(f64::INFINITY, |minutes| 60.0 * minutes);
+            if !self.agreed(begin.elapsed().as_secs_f64() + longest <= limit)? {
+                if root {
+                    println!("the time limit leaves no time for another epoch");
+                }
+                break;
+            }
+            let (start, epoch, first) = (Instant::now(), trainer.epoch(), trainer.batch());
+            let steps = training.steps(epoch);
+            data.set_steps(steps)?;
+            let count = data.batches();
+            let title = format!("epoch {}", epoch + 1);
+            let progress = Progress::new(self.world.rank(), &title, count - first);
+            let ended = trainer.train_epoch(data.epoch_from(epoch, first), |model, batch| {
+                let loss = self.loss(model, batch?, steps, epoch)?;
+                progress.advance();
+                Ok(loss)
+            })?;
+            progress.finish();
+            if ended == Ended::Interrupted {
+                if root {
+                    println!("interrupted, and saved: the same command goes on");
+                }
+                return Ok(ended);
+            }
+            let losses = trainer.losses();
+            let loss = losses[losses.len() - count..].iter().sum::<f64>() / count as f64;
+            let seconds = start.elapsed().as_secs_f64();
+            let mut line = format!("{title}: loss {loss:.4}, {steps} step(s), {seconds:.1} s");
+            let mut stop = false;
+            match &validation {
+                None => trainer.save(None)?,
+                Some(states) => {
+                    let (validated, report) = self.validate(&mut trainer, states)?;
+                    let best = if validated.is_best { " (the best)" } else { "" };
+                    let scores = report.line(&self.data.described);
+                    line = format!("{line}; validation {:.4}{best}: {scores}", validated.score);
+                    stop = validated.stop;
+                }
+            }
+            if root {
+                println!("{line}");
+            }
+            longest = longest.max(start.elapsed().as_secs_f64());
+            if stop {
+                if root {
+                    println!(
+                        "{} validations without a better one",
+                        training.patience.unwrap_or(0)
+                    );
+                }
+                break;
+            }
+        }
+        trainer.finish()?;
+        Ok(Ended::Whole)
+    }
+
+    /// A trainer with the newest checkpoint of the folder, for epochs of a number of batches.
+    fn trainer(&self, batches: usize) -> Result<Trainer<FieldModel>> {
+        let (training, optimizer) = (&self.config.training, &self.config.optimizer);
+        let steps = training.epochs * batches.div_ceil(training.accumulation);
+        let schedule = optimizer.schedule(steps)?;
+        let mut trainer = Trainer::new(&self.world, self.model()?, optimizer.init(), schedule)
+            .with_accumulation(training.accumulation)
+            .with_save_every(training.save_every);
+        if let Some(norm) = training.clip_norm {
+            trainer = trainer.with_gradient_hook(move |model, gradients| {
+                Ok(clip_grad_norm(model, gradients, norm)?.0)
+            });
+        }
+        if let Some(decay) = training.average {
+            trainer = trainer.with_average(decay);
+        }
+        if let Some(patience) = training.patience {
+            trainer = trainer.with_patience(patience);
+        }
+        trainer.resume_or_start(self.checkpoints())
+    }
+
+    /// The mean squared error of a batch, weighted by area, in variances of the increments of a step.
+    pub(super) fn loss(
+        &self,
+        model: &FieldModel,
+        batch: Batch,
+        steps: usize,
+        epoch: usize,
+    ) -> Result<ShardTensor<1>> {
+        let noise = self.config.training.noise;
+        let mut x = self.seen_inputs(batch.input, &batch.times)?;
+        if noise > 0.0 {
+            let normal = Distribution::Normal {
+                mean: 0.0,
+                std: noise,
+            };
+            let key = RandomKey::new(self.config.seed, ("noise", epoch, batch.samples[0]));
+            let noise = ShardTensor::random(x.dims(), normal, key, x.mesh(), x.layout())?;
+            x = x + noise;
+        }
+        let channels = self.data.channels.targets.len();
+        let feedback = match steps {
+            1 => Vec::new(),
+            _ => self.data.channels.feedback()?,
+        };
+        let targets = (0..steps).map(|step| {
+            let times = batch.times.iter().zip(&batch.leads);
+            let times: Vec<f64> = times
+                .map(|(time, leads)| time + 3600.0 * leads[step])
+                .collect();
+            self.seen(
+                batch.target.clone().narrow(1, step * channels, channels),
+                &times,
+            )
+        });
+        let target = ShardTensor::cat(targets.collect::<Result<Vec<_>>>()?, 1);
+        let y = rollout(
+            x,
+            batch.forcing,
+            steps,
+            &feedback,
+            |_, x| Ok(x.apply(model)),
+        )?;
+        let [_, _, ratios] = &self.scales;
+        let ratios = y.profile(1, &ratios.repeat(steps));
+        let area = y.profile(2, &self.data.grid.latitude_weights());
+        let weight = match batch.mask {
+            Some(mask) => mask * area,
+            None => area,
+        };
+        let (y, target) = (y * ratios.clone(), target * ratios);
+        weighted_loss(y, target, weight, Penalty::Squared, Reduction::Mean)
+    }
+
+    /// Scores forecasts from the states of the validation period, and saves the run with the mean over
+    /// targets and leads of the error in standard deviations.
+    fn validate(
+        &self,
+        trainer: &mut Trainer<FieldModel>,
+        states: &States,
+    ) -> Result<(crate::Validation, Report)> {
+        let mut report = None;
+        let validated = trainer.validate(|model| {
+            let scored = self.score_states(model, states, &self.config.forecast)?;
+            Ok(report.insert(scored).mean_error(&self.scales[1]))
+        })?;
+        let report = report.ok_or_else(|| Error::other("no validation"))?;
+        save_json(
+            &self.world,
+            self.config.folder.join("validation.json"),
+            &report.rows,
+        )?;
+        Ok((validated, report))
+    }
+
+    /// What rank 0 says.
+    fn agreed(&self, says: bool) -> Result<bool> {
+        let own = self.world.is_root().then(|| vec![u8::from(says)]);
+        Ok(self.world.broadcast_bytes(0, own)? == [1])
+    }
+}

@@ -1,0 +1,328 @@
+//! Experiments through the program `halocline`: trained, resumed, scored and forecast on any number of ranks.
+
+use std::f64::consts::TAU;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use halocline::io::ndarray::{Array3, Array4, Axis};
+use halocline::io::{FieldWriter, Fields, Grid, WriterConfig, open, parse_time};
+use serde_json::Value;
+
+const ROWS: usize = 10;
+const COLUMNS: usize = 18;
+/// Times, of steps of six hours.
+const TIMES: usize = 48;
+/// The first of the test period.
+const TEST: usize = 36;
+
+const CONFIG: &str = r#"
+folder = "FOLDER/run"
+seed = 3
+
+[data]
+files = ["FOLDER/2018.h5"]
+inputs = ["t2m", "z@500"]
+forcings = ["sin_latitude", "cos_solar_zenith_angle"]
+lead_hours = 6.0
+climatology = "mean"
+train = { until = "2018-01-08" }
+validation = { from = "2018-01-08", until = "2018-01-10" }
+test = { from = "2018-01-10" }
+
+[model]
+kind = "cnn"
+width = 6
+blocks = 1
+
+[optimizer]
+learning_rate = 5e-3
+schedule = "constant"
+
+[training]
+epochs = EPOCHS
+batch = 2
+curriculum = [[3, 2]]
+noise = 0.01
+clip_norm = 1.0
+
+[forecast]
+steps = 3
+"#;
+
+fn halocline(folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_halocline"));
+    command
+        .args(arguments)
+        .args(["--config", "config.toml"])
+        .current_dir(folder);
+    command.env("BURN_DEVICE", "flex").output().unwrap()
+}
+
+/// The standard output of a run that must succeed.
+fn succeed(folder: &Path, arguments: &[&str]) -> String {
+    let output = halocline(folder, arguments);
+    let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert!(output.status.success(), "{arguments:?}: {out}{err}");
+    out.into_owned()
+}
+
+/// A folder with data, waves that move east, and a configuration.
+fn prepared(config: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let grid = Grid::cell_centred(ROWS, COLUMNS).unwrap();
+    let path = folder.path().join("2018.h5");
+    let mut writer =
+        FieldWriter::create(&path, &grid, &["t2m", "z@500"], &WriterConfig::new()).unwrap();
+    let start = parse_time("2018-01-01", Default::default()).unwrap();
+    for time in 0..TIMES {
+        let field = Array3::from_shape_fn((2, ROWS, COLUMNS), |(channel, row, column)| {
+            let angle = TAU * (2.0 * column as f64 / COLUMNS as f64 - time as f64 / 16.0);
+            let wave = grid.lat()[row].to_radians().cos() * (angle + channel as f64).cos();
+            [280.0 + 10.0 * wave, 5e4 + 800.0 * wave][channel] as f32
+        });
+        writer
+            .append(start + 6.0 * 3600.0 * time as f64, field.view())
+            .unwrap();
+    }
+    writer.finish().unwrap();
+    write(folder.path(), config, 4);
+    folder
+}
+
+/// Writes the configuration with a number of epochs.
+fn write(folder: &Path, config: &str, epochs: usize) {
+    let text = config.replace("FOLDER", folder.to_str().unwrap());
+    std::fs::write(
+        folder.join("config.toml"),
+        text.replace("EPOCHS", &epochs.to_string()),
+    )
+    .unwrap();
+}
+
+fn scores(folder: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(folder.join("run/scores.json")).unwrap();
+    serde_json::from_str::<Vec<Value>>(&text).unwrap()
+}
+
+/// A number of the scores of a channel on the globe, for a lead in hours.
+fn score(scores: &[Value], channel: &str, lead: f64, name: &str) -> f64 {
+    let found = scores
+        .iter()
+        .find(|row| row["channel"] == channel && row["lead"] == lead && row["region"] == "globe");
+    found.unwrap()[name].as_f64().unwrap()
+}
+
+fn values(path: &Path) -> Array4<f32> {
+    let fields = open(path).unwrap();
+    fields.read(fields.shape().map(|size| 0..size)).unwrap()
+}
+
+/// The root of the mean square of fields of a channel, weighted by area.
+fn rmse(errors: &[Array3<f32>], channel: usize) -> f64 {
+    let weights = Grid::cell_centred(ROWS, COLUMNS)
+        .unwrap()
+        .latitude_weights();
+    let mean = |error: &Array3<f32>| {
+        let field = error.index_axis(Axis(0), channel);
+        let squares = field
+            .indexed_iter()
+            .map(|((row, _), value)| weights[row] * f64::from(*value).powi(2));
+        squares.sum::<f64>() / (ROWS * COLUMNS) as f64
+    };
+    (errors.iter().map(mean).sum::<f64>() / errors.len() as f64).sqrt()
+}
+
+#[test]
+fn runs_are_resumed_scored_and_forecast_on_any_ranks() {
+    let mut first: Option<Vec<Value>> = None;
+    for ranks in ["1", "2", "4"] {
+        let (whole, resumed) = (prepared(CONFIG), prepared(CONFIG));
+        let ranks = ["--ranks", ranks];
+        let train = |folder: &Path| succeed(folder, &[&["train"][..], &ranks].concat());
+        let score_run = |folder: &Path| succeed(folder, &[&["score"][..], &ranks].concat());
+        let out = train(whole.path());
+        assert!(
+            out.contains("epoch 4: loss") && out.contains("2 step(s)"),
+            "{out}"
+        );
+        assert!(out.contains("(the best)") && out.contains("t2m"), "{out}");
+        // Stopped after two epochs, and continued.
+        write(resumed.path(), CONFIG, 2);
+        let out = train(resumed.path());
+        assert!(
+            out.contains("epoch 2:") && !out.contains("epoch 3:"),
+            "{out}"
+        );
+        write(resumed.path(), CONFIG, 4);
+        let out = train(resumed.path());
+        assert!(
+            out.starts_with("epoch 3:") && out.contains("epoch 4:"),
+            "{out}"
+        );
+        assert_eq!(train(resumed.path()), "", "all epochs are done");
+
+        let table = score_run(whole.path());
+        assert!(
+            table.contains("persistence") && table.contains("of 6 RMSE"),
+            "{table}"
+        );
+        score_run(resumed.path());
+        let found = scores(whole.path());
+        assert_eq!(found, scores(resumed.path()));
+        let rows = first.get_or_insert_with(|| found.clone());
+        for lead in [6.0, 12.0, 18.0] {
+            for channel in ["t2m", "z@500"] {
+                let of = |rows: &[Value]| score(rows, channel, lead, "rmse");
+                assert!(
+                    (of(rows) / of(&found) - 1.0).abs() < 1e-3,
+                    "{ranks:?}: {table}"
+                );
+            }
+        }
+        forecasts_have_the_scores(whole.path(), &ranks, &found);
+    }
+}
+
+/// Writes the forecasts of the test period, and compares their errors with the scores.
+fn forecasts_have_the_scores(folder: &Path, ranks: &[&str], found: &[Value]) {
+    let arguments = [&["forecast", "--output", "forecasts"][..], ranks].concat();
+    let out = succeed(folder, &arguments);
+    assert_eq!(out.lines().count(), TIMES - TEST, "{out}");
+    let truth = values(&folder.join("2018.h5"));
+    let state = |time: usize| truth.index_axis(Axis(0), time);
+    for step in 1..=3 {
+        let starts = TEST..TIMES - step;
+        let error = |start: usize| {
+            let hours = 6 * (start - TEST);
+            let name = format!("2018-01-{:02}T{:02}00.zarr", 10 + hours / 24, hours % 24);
+            let forecast = values(&folder.join("forecasts").join(name));
+            assert_eq!(forecast.dim().0, 3);
+            let forecast = forecast.index_axis(Axis(0), step - 1).to_owned();
+            forecast - state(start + step)
+        };
+        let ours: Vec<_> = starts.clone().map(error).collect();
+        let persistence: Vec<_> = starts
+            .map(|start| state(start).to_owned() - state(start + step))
+            .collect();
+        for (index, channel) in ["t2m", "z@500"].into_iter().enumerate() {
+            for (errors, name) in [(&ours, "rmse"), (&persistence, "rmse_persistence")] {
+                let (expected, found) = (
+                    rmse(errors, index),
+                    score(found, channel, 6.0 * step as f64, name),
+                );
+                assert!(
+                    (found / expected - 1.0).abs() < 1e-3,
+                    "{name} of {channel}: {found} for {expected}"
+                );
+            }
+        }
+    }
+    // Again nothing is overwritten.
+    let again = halocline(folder, &arguments);
+    assert_eq!(again.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("it is there already"));
+    // Beyond the end of the data.
+    let from = [
+        "forecast",
+        "--from",
+        "2018-01-12T18:00",
+        "--output",
+        "last.nc",
+        "--steps",
+        "5",
+    ];
+    succeed(folder, &[&from[..], ranks].concat());
+    let last = open(folder.join("last.nc")).unwrap();
+    assert_eq!(last.times().len(), 5);
+    assert_eq!(
+        last.times()[4],
+        parse_time("2018-01-14T00", Default::default()).unwrap()
+    );
+    let nowhere = ["forecast", "--from", "2019-01-01", "--output", "a.nc"];
+    let error = halocline(folder, &[&nowhere[..], ranks].concat());
+    assert!(String::from_utf8_lossy(&error.stderr).contains("the data are from 2018-01-01"));
+}
+
+#[test]
+fn ensembles_of_anomalies_have_probabilistic_scores() {
+    let config = CONFIG
+        .replace(
+            "climatology = \"mean\"",
+            "climatology = \"day\"\nanomalies = true",
+        )
+        .replace(
+            "kind = \"cnn\"\nwidth = 6\nblocks = 1",
+            "kind = \"unet\"\nwidth = 4\nlevels = 1",
+        )
+        .replace("steps = 3", "steps = 2\nmembers = 3\nnoise = 0.1")
+        .replace("[optimizer]", "[mesh]\nlat = 2\nmember = 2\n[optimizer]")
+        .replace("noise = 0.01", "noise = 0.01\naverage = 0.9");
+    let folder = prepared(&config);
+    write(folder.path(), &config, 2);
+    succeed(folder.path(), &["train"]);
+    let table = succeed(folder.path(), &["score"]);
+    assert!(table.contains("CRPS"), "{table}");
+    let found = scores(folder.path());
+    for name in ["rmse", "crps", "spread", "acc", "rmse_climatology"] {
+        let score = score(&found, "t2m", 12.0, name);
+        assert!(
+            score.is_finite() && score != 0.0,
+            "{name}: {score}\n{table}"
+        );
+    }
+    assert!(score(&found, "t2m", 6.0, "crps") < score(&found, "t2m", 6.0, "rmse"));
+    succeed(
+        folder.path(),
+        &[
+            "forecast",
+            "--from",
+            "2018-01-10",
+            "--output",
+            "ensemble.zarr",
+        ],
+    );
+    let text = std::fs::read_to_string(folder.path().join("ensemble.zarr/zarr.json")).unwrap();
+    assert!(text.contains("realization"), "{text}");
+}
+
+#[test]
+fn plans_are_priced_before_they_run() {
+    let config = format!("{CONFIG}\n[mesh]\ndata = 2\nlat = 2\ntensor = 2\n");
+    let folder = prepared(&config);
+    let network = ["--latency", "5", "--bandwidth", "10"];
+    let out = succeed(folder.path(), &[&["plan"][..], &network].concat());
+    for part in [
+        "mesh: data 2 x lat 2 x tensor 2",
+        "MB of parameters, gradients and optimizer states",
+        "operations of exchange",
+        "operations of reduce",
+        "read amplification",
+        "4 epochs of 13 batches",
+        "plan 1 by the cost model",
+    ] {
+        assert!(out.contains(part), "{part} in\n{out}");
+    }
+    assert!(!folder.path().join("run").exists(), "nothing is written");
+}
+
+#[test]
+fn mistakes_are_one_line_and_end_with_a_code() {
+    let folder = prepared(CONFIG);
+    let error = |arguments: &[&str]| {
+        let output = halocline(folder.path(), arguments);
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(error(&["score"]).contains("no checkpoint; train first"));
+    // The folder holds an experiment now.
+    write(folder.path(), &CONFIG.replace("width = 6", "width = 7"), 4);
+    assert!(error(&["train"]).contains("has another [model]"));
+    write(folder.path(), &CONFIG.replace("width", "widht"), 4);
+    assert!(error(&["train"]).contains("near it: width"));
+    write(
+        folder.path(),
+        &CONFIG.replace("\"z@500\"]", "\"z@250\"]"),
+        4,
+    );
+    assert!(error(&["plan"]).contains("z@250"));
+}
