@@ -17,9 +17,11 @@ use halocline::ops::prelude::*;
 use halocline::ops::resample::{Beyond, Corners, Interpolation, Mode, SampleOptions};
 use halocline::prelude::{Boundary, Device, Tensor};
 
-use beside::{PyTorch, in_turn, pair, timed};
+use beside::{PyTorch, in_turn, timed};
+use cotangent::pair;
 
 mod beside;
+mod cotangent;
 
 /// `[batch, channels, rows, columns]` of most rows.
 const FIELD: [usize; 4] = [1, 4, 512, 512];
