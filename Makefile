@@ -7,7 +7,7 @@ WGPU_FLAGS := $(CARGO_FLAGS),wgpu
 test: export BURN_DEVICE = flex
 TARGET := $(or $(CARGO_TARGET_DIR),$(shell cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'))
 
-.PHONY: demo demo-real test test-wgpu test-gpu check bench bench-conv bench-ops bench-attention bench-engines bench-gpu bench-io docs-scaling chaos fuzz packages nextest test-packages vulkan
+.PHONY: demo demo-real test test-wgpu test-gpu check bench bench-conv bench-ops bench-attention bench-models bench-engines bench-gpu bench-io docs-scaling chaos fuzz packages nextest test-packages vulkan
 
 demo: packages
 	cargo build --release $(CARGO_FLAGS) --example weather
@@ -90,6 +90,9 @@ bench-ops: packages
 
 bench-attention: packages
 	cargo bench $(CARGO_FLAGS) --bench attention
+
+bench-models: packages
+	cargo bench $(CARGO_FLAGS) --bench models
 
 bench-engines: packages
 	cargo bench $(CARGO_FLAGS) --bench engines

@@ -21,9 +21,11 @@ use halocline::ops::prelude::*;
 use halocline::prelude::{Device, Tensor};
 use serde_json::{Value, json};
 
-use beside::{PyTorch, in_turn, pair, timed};
+use beside::{PyTorch, in_turn, timed};
+use cotangent::pair;
 
 mod beside;
+mod cotangent;
 
 /// An attention of one sample.
 enum Case {

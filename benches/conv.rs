@@ -2,9 +2,9 @@
 //!
 //! Every round of a case runs each pass with each implementation, in turn, so that a noisy machine hits all of them
 //! alike; a figure is the median over rounds. All work on contiguous `f32` tensors, in the layout of burn and PyTorch,
-//! with as many threads as there are cores, and never two at a time: before each turn all cores multiply and add in
-//! registers for some milliseconds, while the threads of the one before fall asleep; cores that idle would take as long to
-//! come back to speed. In its turn an implementation runs for a tenth of a second, and all runs but the first count:
+//! with as many threads as there are cores, and never two at a time: between turns all cores multiply and add in registers,
+//! and read memory, for some milliseconds, while the threads of the one before fall asleep; cores that idle would take as
+//! long to come back to speed. Turns beside which the machine reached less than 90 % of the best of this do not count. In its turn an implementation runs for a tenth of a second, and all runs but the first count:
 //! threads are awake, and caches and the pages of results as they are in a training loop. The time of a run includes making its results and freeing
 //! them. Results and gradients of ours are compared with burn-flex's first.
 //!
@@ -13,7 +13,7 @@
 //!   convolution's: by `torch.autograd.grad(y, leaves, cotangent)` in PyTorch, by [`pair`] in burn.
 //!
 //! A convolution counts 2 · outputs · inputs / groups · kernel elements of floating-point operations, and three times
-//! that with its gradients. The peak is the median of what these multiply-adds reach before each turn.
+//! that with its gradients. The peak is the median of what these multiply-adds reach between turns.
 //!
 //! `HALOCLINE_BENCH_SECONDS` bounds the time per case (at least 5 rounds are run), `HALOCLINE_PYTHON` is the python that
 //! has PyTorch, arguments choose cases whose names contain one of them. Medians go to `bench/conv.csv` in cargo's target
@@ -28,9 +28,11 @@ use burn::tensor::{Distribution, module};
 use halocline::ops::prelude::*;
 use halocline::prelude::{Device, Tensor};
 
-use beside::{PyTorch, in_turn, pair, timed};
+use beside::{PyTorch, in_turn, timed};
+use cotangent::pair;
 
 mod beside;
+mod cotangent;
 
 /// A convolution with a bias, and half a kernel of zeros on every side of the field. Kernels are odd.
 struct Case {
@@ -106,7 +108,8 @@ impl fmt::Display for Case {
     }
 }
 
-const CASES: [Case; 10] = [
+/// Ten convolutions of all kinds, then the layers of models.
+const CASES: [Case; 18] = [
     Case::new(&[1, 64, 256, 512], &[64, 64, 3, 3], 1),
     Case::new(&[1, 32, 721, 1440], &[32, 32, 3, 3], 1),
     Case::new(&[1, 16, 256, 512], &[16, 16, 3, 3], 1),
@@ -117,7 +120,18 @@ const CASES: [Case; 10] = [
     Case::new(&[1, 3, 512, 512], &[32, 3, 5, 5], 1),
     Case::new(&[1, 16, 64, 64, 64], &[16, 16, 3, 3, 3], 1),
     Case::new(&[1, 32, 65536], &[32, 32, 9], 1),
+    Case::new(&[1, 20, 181, 360], &[32, 20, 3, 3], 1),
+    Case::new(&[1, 32, 181, 360], &[32, 32, 3, 3], 1),
+    Case::new(&[1, 96, 181, 360], &[32, 96, 3, 3], 1),
+    Case::new(&[1, 64, 91, 180], &[64, 64, 3, 3], 1),
+    Case::new(&[1, 192, 91, 180], &[64, 192, 3, 3], 1),
+    Case::new(&[1, 128, 46, 90], &[128, 128, 3, 3], 1),
+    Case::new(&[3, 48, 181, 360], &[16, 48, 3, 3], 1),
+    Case::new(&[1, 256, 23, 45], &[256, 256, 3, 3], 1),
 ];
+
+/// The sets of cases, by their first, with a mean of each.
+const SETS: [(&str, usize); 2] = [("mean of kinds", 0), ("mean of layers", 10)];
 
 /// Names of the passes, and their work in units of the forward pass.
 const PASSES: [(&str, f64); 2] = [("fwd", 1.0), ("fwd+bwd", 3.0)];
@@ -140,7 +154,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let heads = [ours, flex, torch, flex, torch, ours, flex, torch, "peak"];
     println!("{}", line("", "", heads.map(String::from)));
     let mut rows = Vec::new();
-    for case in &CASES {
+    for (index, case) in CASES.iter().enumerate() {
         let name = case.to_string();
         if !chosen.is_empty() && !chosen.iter().any(|part| name.contains(part)) {
             continue;
@@ -166,21 +180,28 @@ fn main() -> Result<(), Box<dyn Error>> {
         for row in &measured {
             println!("{}", line(&row.case, row.pass, row.figures().map(number)));
         }
-        rows.extend(measured);
+        let set = SETS.iter().rposition(|(_, first)| *first <= index);
+        rows.extend(measured.map(|row| (set, row)));
     }
-    for (pass, _) in PASSES {
-        let figures = rows.iter().filter(|row| row.pass == pass).map(Row::figures);
-        let figures: Vec<_> = figures.collect();
+    let sets = SETS.iter().enumerate();
+    for ((set, (title, _)), (pass, _)) in sets.flat_map(|set| PASSES.map(|pass| (set, pass))) {
+        let of_set = rows
+            .iter()
+            .filter(|(of, row)| *of == Some(set) && row.pass == pass);
+        let figures: Vec<_> = of_set.map(|(_, row)| row.figures()).collect();
+        if figures.is_empty() {
+            continue;
+        }
         let means = std::array::from_fn(|column| {
             let logs = figures.iter().map(|figures| figures[column].map(f64::ln));
             let sum: Option<f64> = logs.sum();
             sum.map(|sum| (sum / figures.len() as f64).exp())
         });
-        println!("{}", line("geometric mean", pass, means.map(number)));
+        println!("{}", line(title, pass, means.map(number)));
     }
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench/conv.csv");
     std::fs::create_dir_all(path.with_file_name(""))?;
-    let lines: String = rows.iter().map(Row::csv).collect();
+    let lines: String = rows.iter().map(|(_, row)| row.csv()).collect();
     std::fs::write(&path, format!("case,pass,impl,median_s,gflops\n{lines}"))?;
     println!("{}", path.display());
     Ok(())

@@ -36,7 +36,7 @@ fn table(name: &str) -> Result<String> {
     })
 }
 
-/// What the ten convolutions of `conv.csv` reach with gradients, on all threads of the machine.
+/// The mean of what the convolutions of `conv.csv` reach with gradients, on all threads of the machine.
 fn flops_per_second(csv: &str) -> Result<f64> {
     let rows = csv
         .lines()

@@ -1,58 +1,144 @@
-//! What benches share that stand beside PyTorch in one run: its process, the peak of the machine, and cotangents.
+//! What benches share that stand beside PyTorch in one run: its process, and turns beside the peak of the machine.
 
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::LazyLock;
 use std::thread::{self, available_parallelism};
 use std::time::{Duration, Instant};
 
-use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, Dispatch, Flex, TensorMetadata, backend_extension};
-use halocline::prelude::Tensor;
 use pulp::{Arch, Simd, WithSimd};
 
-/// Of five milliseconds each; PyTorch's threads spin for some after their work.
+/// Measurements of the peak beside a turn, of which the best counts; PyTorch's threads spin for some after their work.
 const PEAK_RUNS: usize = 3;
 
 /// How long an implementation runs in its turn.
 const TURN: Duration = Duration::from_millis(100);
 
-/// The medians of passes of some implementations, which run in turn, and of the machine's peak meanwhile. `run` gives the
-/// seconds of an implementation and pass, or nothing where it is not installed; at least so many rounds are run.
+/// The share of the best peak that the machine must reach before and after a turn that counts.
+const QUIET: f64 = 0.9;
+
+/// Fewest turns of which a median is a figure.
+const MIN_TURNS: usize = 2;
+
+/// What the machine can do at one moment, on all cores.
+#[derive(Clone, Copy)]
+struct Peak {
+    /// Multiply-adds in registers.
+    gflops: f64,
+    /// Bytes read from memory.
+    gigabytes: f64,
+}
+
+impl Peak {
+    fn now() -> Self {
+        let best = |figure: fn() -> f64| (0..PEAK_RUNS).map(|_| figure()).fold(0.0, f64::max);
+        Self {
+            gflops: best(gflops_in_registers),
+            gigabytes: best(gigabytes_from_memory),
+        }
+    }
+
+    /// The larger of every figure.
+    fn max(self, other: Self) -> Self {
+        Self {
+            gflops: self.gflops.max(other.gflops),
+            gigabytes: self.gigabytes.max(other.gigabytes),
+        }
+    }
+
+    fn is_near(self, best: Self) -> bool {
+        self.gflops >= QUIET * best.gflops && self.gigabytes >= QUIET * best.gigabytes
+    }
+}
+
+/// What an implementation took for a pass in its turn, and the peaks before and after it.
+struct Turn {
+    seconds: Vec<f64>,
+    around: [Peak; 2],
+}
+
+/// The medians of passes of some implementations, which run in turn, and of the machine's multiply-adds meanwhile, in
+/// GFLOP/s. `run` gives the seconds of an implementation and pass, or nothing where it is not installed; at least so many
+/// rounds are run.
+///
+/// Before and after every turn all cores multiply and add in registers, and read memory. Turns beside which the machine
+/// was below 90 % of the best of these do not count; where too few are left, there is no figure, and a line says so.
 pub(crate) fn in_turn<const IMPLEMENTATIONS: usize, const PASSES: usize>(
     (least, budget): (usize, Duration),
     mut run: impl FnMut(usize, usize) -> Option<f64>,
 ) -> ([[Option<f64>; IMPLEMENTATIONS]; PASSES], f64) {
     let start = Instant::now();
-    let mut samples = [const { [const { Vec::new() }; IMPLEMENTATIONS] }; PASSES];
-    let mut peaks = Vec::new();
-    let mut rounds = 0;
+    let mut turns = [const { [const { Vec::new() }; IMPLEMENTATIONS] }; PASSES];
+    let (mut before, mut rounds) = (Peak::now(), 0);
     while rounds < least || start.elapsed() < budget {
-        for (pass, samples) in samples.iter_mut().enumerate() {
+        for (pass, turns) in turns.iter_mut().enumerate() {
             for turn in 0..IMPLEMENTATIONS {
                 // So that none always follows the same one.
                 let implementation = (rounds + turn) % IMPLEMENTATIONS;
-                peaks.push(peak_gflops());
-                run(implementation, pass);
-                let begin = Instant::now();
-                while begin.elapsed() < TURN {
-                    let Some(seconds) = run(implementation, pass) else {
-                        break;
-                    };
-                    samples[implementation].push(seconds);
+                let seconds = seconds_of(|| run(implementation, pass));
+                if seconds.is_empty() {
+                    continue;
                 }
+                let after = Peak::now();
+                turns[implementation].push(Turn {
+                    seconds,
+                    around: [before, after],
+                });
+                before = after;
             }
         }
         rounds += 1;
     }
-    let medians = samples.map(|mut samples| samples.each_mut().map(|samples| median(samples)));
-    (medians, median(&mut peaks).unwrap_or(f64::NAN))
+    medians(turns)
+}
+
+/// The runs of a turn. The first wakes threads and warms caches, and does not count, unless it is so long that this is
+/// nothing.
+fn seconds_of(mut run: impl FnMut() -> Option<f64>) -> Vec<f64> {
+    let Some(first) = run() else {
+        return Vec::new();
+    };
+    if first > 5.0 * TURN.as_secs_f64() {
+        return vec![first];
+    }
+    let begin = Instant::now();
+    let mut seconds = Vec::new();
+    while begin.elapsed() < TURN {
+        seconds.extend(run());
+    }
+    seconds
+}
+
+fn medians<const IMPLEMENTATIONS: usize, const PASSES: usize>(
+    turns: [[Vec<Turn>; IMPLEMENTATIONS]; PASSES],
+) -> ([[Option<f64>; IMPLEMENTATIONS]; PASSES], f64) {
+    let all = || turns.iter().flatten().flatten();
+    let peaks = || all().flat_map(|turn| turn.around);
+    let Some(best) = peaks().reduce(Peak::max) else {
+        return ([[None; IMPLEMENTATIONS]; PASSES], f64::NAN);
+    };
+    let is_quiet = |turn: &&Turn| turn.around.iter().all(|peak| peak.is_near(best));
+    let of_turns = |turns: &Vec<Turn>| {
+        let quiet = turns.iter().filter(is_quiet);
+        let enough = quiet.clone().count() >= MIN_TURNS;
+        let mut seconds: Vec<f64> = quiet.flat_map(|turn| &turn.seconds).copied().collect();
+        enough.then(|| median(&mut seconds)).flatten()
+    };
+    let medians = turns.each_ref().map(|pass| pass.each_ref().map(of_turns));
+    let measured = turns.iter().flatten().filter(|turns| !turns.is_empty());
+    if measured.count() > medians.iter().flatten().flatten().count() {
+        let (quiet, turns) = (all().filter(is_quiet).count(), all().count());
+        println!(
+            "machine busy: no figure; it was at 90 % of its peak beside {quiet} of {turns} turns"
+        );
+    }
+    let mut gflops: Vec<f64> = all()
+        .filter(is_quiet)
+        .flat_map(|turn| turn.around.map(|peak| peak.gflops))
+        .collect();
+    (medians, median(&mut gflops).unwrap_or(best.gflops))
 }
 
 pub(crate) fn timed<T>(f: impl FnOnce() -> T) -> f64 {
@@ -64,57 +150,6 @@ pub(crate) fn timed<T>(f: impl FnOnce() -> T) -> f64 {
 fn median(samples: &mut [f64]) -> Option<f64> {
     samples.sort_by(f64::total_cmp);
     samples.get(samples.len() / 2).copied()
-}
-
-/// What the machine can do at this moment, while threads of an earlier turn fall asleep.
-fn peak_gflops() -> f64 {
-    (0..PEAK_RUNS)
-        .map(|_| gflops_in_registers())
-        .fold(0.0, f64::max)
-}
-
-/// A number whose gradient in `y` is the cotangent: burn's backward starts from ones only.
-pub(crate) fn pair<const D: usize>(y: Tensor<D>, cotangent: Tensor<D>) -> Tensor<1> {
-    let (y, cotangent) = (y.into_dispatch(), cotangent.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as Pairing>::pair(y, cotangent))
-}
-
-#[backend_extension(Flex, Autodiff)]
-trait Pairing: Backend {
-    fn pair(y: FloatTensor<Self>, cotangent: FloatTensor<Self>) -> FloatTensor<Self>;
-}
-
-impl Pairing for Flex {
-    fn pair(y: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
-        // The number itself is never read.
-        <Self as FloatTensorOps<Self>>::float_zeros([1].into(), &y.device(), y.dtype().into())
-    }
-}
-
-impl<B: Pairing, C: CheckpointStrategy> Pairing for Autodiff<B, C> {
-    fn pair(y: FloatTensor<Self>, cotangent: FloatTensor<Self>) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Step;
-
-        impl<B: Backend> Backward<B, 1> for Step {
-            type State = FloatTensor<B>;
-
-            fn backward(
-                self,
-                ops: Ops<Self::State, 1>,
-                grads: &mut Gradients,
-                _: &mut Checkpointer,
-            ) {
-                unary::<B, _>(ops.parents, ops.node, grads, |_| ops.state);
-            }
-        }
-
-        let ((y, node), (cotangent, _)) = (y.into_parts(), cotangent.into_parts());
-        match Step.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(cotangent.clone(), B::pair(y, cotangent)),
-            OpsKind::UnTracked(prep) => prep.finish(B::pair(y, cotangent)),
-        }
-    }
 }
 
 /// What the machine can do at this moment: multiply-adds in registers, on all cores.
@@ -155,6 +190,40 @@ fn gflops_in_registers() -> f64 {
     flops as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
+/// What the machine can do at this moment: bytes read from memory, by all cores.
+fn gigabytes_from_memory() -> f64 {
+    /// For each core; twice a last-level cache that two share.
+    const FLOATS: usize = 16 << 20;
+
+    struct Sum<'a>(&'a [f32]);
+
+    impl WithSimd for Sum<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn with_simd<S: Simd>(self, simd: S) {
+            let (vectors, _) = S::as_simd_f32s(self.0);
+            let mut sums = [simd.splat_f32s(0.0); 4];
+            for vectors in vectors.as_chunks::<4>().0 {
+                for (sum, vector) in sums.iter_mut().zip(vectors) {
+                    *sum = simd.add_f32s(*sum, *vector);
+                }
+            }
+            black_box(sums);
+        }
+    }
+
+    static FIELD: LazyLock<Vec<f32>> = LazyLock::new(|| vec![1.0; FLOATS * cores()]);
+    let field = FIELD.chunks_exact(FLOATS);
+    let start = Instant::now();
+    thread::scope(|scope| {
+        for part in field {
+            scope.spawn(|| Arch::new().dispatch(Sum(part)));
+        }
+    });
+    size_of_val(FIELD.as_slice()) as f64 / start.elapsed().as_secs_f64() / 1e9
+}
+
 pub(crate) fn cores() -> usize {
     available_parallelism().map_or(1, |count| count.get())
 }
@@ -192,7 +261,8 @@ impl PyTorch {
         started
     }
 
-    /// The seconds of one run; `None` of a case whose library is not installed.
+    /// The seconds of one run, or of a pass with `:peak` the MiB that it needs; `None` of a case whose library is not
+    /// installed.
     pub(crate) fn run(&mut self, pass: &str, case: &serde_json::Value) -> Option<f64> {
         let requests = self.process.stdin.as_mut().expect("a pipe");
         writeln!(requests, "{pass} {case}").expect("PyTorch's process is alive");

@@ -23,12 +23,15 @@ use burn::tensor::Distribution;
 use halocline::prelude::{Device, Tensor};
 use rayon::prelude::*;
 
-use beside::{PyTorch, cores, in_turn, pair, timed};
+use beside::{PyTorch, cores, in_turn, timed};
+use cotangent::pair;
 use ranks::Ranks;
 use rows::{ROWS, Row, Target};
 
 #[path = "../beside/mod.rs"]
 mod beside;
+#[path = "../cotangent/mod.rs"]
+mod cotangent;
 mod ranks;
 mod rows;
 

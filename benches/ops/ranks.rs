@@ -11,7 +11,8 @@ use halocline::prelude::{
     Device, Launcher, Placement, Replicate, Result, Shard, ShardTensor, Tensor,
 };
 
-use crate::beside::{pair, timed};
+use crate::beside::timed;
+use crate::cotangent::pair;
 use crate::rows::Row;
 
 const RANKS: usize = 2;

@@ -9,8 +9,9 @@ use burn::tensor::DType;
 use halocline_core::ops::{BackwardPass, Boxes, add_box, blank, to_dispatch};
 use halocline_core::{Exchange, IndexBox, Result, Transfer};
 
-use super::engine::correlate::Job;
 use super::engine::geometry::{Conv, Correlation, Dims};
+use super::engine::job::Job;
+use super::engine::method::Method;
 use super::engine::tile::{Piece, Pieces};
 use super::engine::weight::WeightJob;
 use super::run::{ConvRun, spatial};
@@ -102,6 +103,7 @@ impl ConvRun {
             shape: spatial(&self.output),
             pieces: &nothing,
             bias: (!bias.is_empty()).then_some(bias),
+            method: Method::chosen()?,
         };
         let mut result = Ok(());
         let fill = |output| {
@@ -125,7 +127,7 @@ impl ConvRun {
         mut pass: BackwardPass<'_, Vec<DispatchTensor>>,
         dtype: DType,
     ) -> Result<Vec<Option<DispatchTensor>>> {
-        let isa = Isa::chosen()?;
+        let (isa, method) = (Isa::chosen()?, Method::chosen()?);
         let x = flex::cast::<E>(pass.take_input(0))?;
         let weight = flex::operand::<E>(pass.take_input(1))?;
         let received = casts::<E>(pass.saved)?;
@@ -134,7 +136,7 @@ impl ConvRun {
         let exchange = self.exchange.clone().map(Exchange::reversed);
         let like = to_dispatch::<Flex>(x.clone());
         let gradient_of = |cells: &IndexBox| {
-            self.input_gradient::<E>(isa, cotangent, flex::elements(&weight), cells)
+            self.input_gradient::<E>((isa, method), cotangent, flex::elements(&weight), cells)
         };
         // Gradients of received boxes come first: their owners wait for them.
         let boxes = exchange
@@ -163,6 +165,7 @@ impl ConvRun {
                 conv: &self.conv,
                 pieces: &self.pieces::<E>(&x, &received),
                 cotangent: flex::field(cotangent),
+                method,
             };
             job.run(isa)
         });
@@ -184,7 +187,7 @@ impl ConvRun {
     /// Computes the gradient of a box of the cells that the windows reach.
     fn input_gradient<E: Float>(
         &self,
-        isa: Isa,
+        (isa, method): (Isa, Method),
         cotangent: &FlexTensor,
         weight: &[E],
         cells: &IndexBox,
@@ -207,6 +210,7 @@ impl ConvRun {
             shape: spatial(&shape),
             pieces: &Pieces::whole(flex::field(cotangent)),
             bias: None,
+            method,
         };
         let gradient: Buffer<E> = job.run(isa, |[group, input, output, element]| {
             weight[((group * outputs + output) * inputs + input) * kernel + element]

@@ -48,6 +48,7 @@ use crate::field::{Field, run};
 use crate::kernel::simd::Isa;
 use crate::operand::Operand;
 use engine::geometry::Conv;
+use engine::method::Method;
 pub(crate) use golden::OPERATORS;
 use run::ConvRun;
 
@@ -183,8 +184,9 @@ pub fn conv<const D: usize, const N: usize>(
         let message = format!("bias {:?} for {} channels", bias.dims(), shape[0]);
         return Err(Error::operator(stencil.operator(), message));
     }
-    // Here, not in a kernel: an unknown HALOCLINE_ISA is an error before anything is sent.
+    // Here, not in a kernel: an unknown setting is an error before anything is sent.
     Isa::chosen()?;
+    Method::chosen()?;
     if weight.is_sharded() {
         return channels::conv(x, weight, bias, options);
     }

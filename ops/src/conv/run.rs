@@ -5,6 +5,7 @@ use halocline_core::ops::Boxes;
 use halocline_core::{Exchange, IndexBox, Result, Transfer};
 
 use super::engine::geometry::{Conv, Dims};
+use super::engine::winograd::whole_tiles;
 
 /// One convolution on one rank.
 #[derive(Clone, Debug)]
@@ -64,7 +65,11 @@ impl ConvRun {
         let mut cells = [const { 0..1 }; 3];
         let missing = 5 - interior.ranges().len();
         cells[missing..].clone_from_slice(&interior.ranges()[2..]);
-        let early = self.conv.results_within(&cells, spatial(&self.output));
+        let mut early = self.conv.results_within(&cells, spatial(&self.output));
+        if self.conv.kernel[1] > 1 {
+            // Winograd's method computes rows together.
+            early[1] = whole_tiles(&early[1], spatial(&self.output)[1]);
+        }
         let mut ranges = IndexBox::whole(&self.output).ranges().to_vec();
         ranges[2..].clone_from_slice(&early[missing..]);
         let early = IndexBox::new(ranges);

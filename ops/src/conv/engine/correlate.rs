@@ -7,9 +7,11 @@ use rayon::prelude::*;
 
 use super::ahead::Stretch;
 use super::geometry::{Correlation, Dims};
+use super::job::{Job, OUTPUTS, SERIAL, STRIPS};
 use super::rows::{self, ROWS, Recipe, RowStrip};
-use super::strip::{self, Strip};
-use super::tile::{Pieces, TileLayout, tile_box, tile_extents};
+use super::strip::{self, Strip, Terms, panels};
+use super::tile::{TileLayout, tile_box, tile_extents};
+use super::winograd::{RowTiles, correlate};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::simd::{Element, Isa};
@@ -18,38 +20,8 @@ use crate::kernel::simd::{Element, Isa};
 const TILE_BYTES: usize = 512 << 10;
 /// Most bytes of a tile with the rows between dilated taps, which are not copied.
 const SCRATCH_BYTES: usize = 2 << 20;
-/// Strips of a tile's row, if the field has as many: long rows suit the TLB and prefetchers.
-const STRIPS: usize = 10;
 /// Most terms of a block of channels, whose weights for a panel stay in the first-level cache.
 const TERMS: usize = 640;
-/// Tasks of a call, if it has work for as many, for balance among threads.
-const TASKS: usize = 32;
-/// Fewest outputs of a task, where tiles are shared between tasks for balance: each task copies its
-/// tile.
-const OUTPUTS: usize = 32;
-/// Fewest multiplications for which a second thread pays.
-const SERIAL: usize = 1 << 19;
-
-/// Correlations of the same source, whose results are one output or a part of it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Job<'a, E> {
-    /// The correlations. Their results do not overlap.
-    pub parts: &'a [Correlation],
-    /// Groups of channels.
-    pub groups: usize,
-    /// Channels of the source, per group.
-    pub inputs: usize,
-    /// Channels of the output, per group.
-    pub outputs: usize,
-    /// The batch.
-    pub batch: usize,
-    /// The spatial shape of the output.
-    pub shape: Dims,
-    /// The source.
-    pub pieces: &'a Pieces<'a, E>,
-    /// The bias of every channel of the output, of all groups.
-    pub bias: Option<&'a [E]>,
-}
 
 /// A correlation with the data that its tasks share.
 struct Part<'a, E> {
@@ -94,21 +66,6 @@ impl<E: Element> Job<'_, E> {
             output,
         });
     }
-
-    /// The number of elements of the output.
-    pub(crate) fn len(&self) -> usize {
-        self.batch * self.groups * self.outputs * self.cells()
-    }
-
-    fn cells(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    /// The number of multiplications of a part.
-    fn products(&self, part: &Correlation) -> usize {
-        let results: usize = part.count.iter().product();
-        results * self.batch * self.groups * self.outputs * self.inputs * part.taps.len()
-    }
 }
 
 struct Whole<'a, E, W> {
@@ -135,14 +92,18 @@ impl<E: Element, W: Fn([usize; 4]) -> E + Sync> WithSimd for Whole<'_, E, W> {
             unsafe { std::slice::from_raw_parts_mut(output.at(0), len) }.fill(E::default());
         }
         for correlation in job.parts.iter().filter(|part| !part.taps.is_empty()) {
+            let transformed = job
+                .method
+                .transforms([job.inputs, job.outputs, job.shape[1]]);
+            if let Some(rows) = RowTiles::new(correlation).filter(|_| transformed) {
+                correlate(simd, job, correlation, rows, weight, output);
+                continue;
+            }
             let part = Part::new::<S>(job, correlation, weight);
             let tasks = 0..job.batch * job.groups * part.tiles * part.ranges;
-            let run = |index| simd.vectorize(Task::new(job, &part, index, output));
-            if job.products(correlation) < SERIAL {
-                tasks.for_each(run);
-            } else {
-                tasks.into_par_iter().with_max_len(1).for_each(run);
-            }
+            job.run_tasks(correlation, tasks, |index| {
+                simd.vectorize(Task::new(job, &part, index, output));
+            });
         }
     }
 }
@@ -168,8 +129,7 @@ impl<'a, E: Element> Part<'a, E> {
         let fits = |layout: &TileLayout, _: Dims| {
             layout.copied() <= room && layout.len(block) <= most_room
         };
-        let tasks = (job.products(correlation) / SERIAL).clamp(1, TASKS);
-        let tasks = tasks.div_ceil(job.batch * job.groups);
+        let tasks = job.tasks(correlation);
         let most = job.outputs.div_ceil(OUTPUTS);
         let tile = tile_extents(correlation, [strip, STRIPS], tasks.div_ceil(most), fits);
         let tiles = (0..3)
@@ -199,18 +159,6 @@ impl<'a, E: Element> Part<'a, E> {
             block,
         }
     }
-}
-
-/// The panels of `outputs` channels, first channel and height of each, for rows of `vectors`
-/// vectors.
-fn panels<S: Simd>(outputs: usize, vectors: usize) -> impl Iterator<Item = (usize, usize)> {
-    let mut start = 0;
-    std::iter::from_fn(move || {
-        let left = outputs - start;
-        let height = (left > 0).then(|| strip::height::<S>(left, vectors))?;
-        start += height;
-        Some((start - height, height))
-    })
 }
 
 /// Packs the weights in the order in which strips read them.
@@ -408,17 +356,19 @@ impl<E: Element> Task<'_, E> {
                         // from any of its cells, and a margin for the widest strip.
                         unsafe {
                             let strip = Strip {
-                                tile: buffer.as_ptr().add(from + column),
-                                offsets: part.offsets.as_ptr(),
-                                terms,
-                                weights: weights.as_ptr(),
+                                terms: Terms {
+                                    tile: buffer.as_ptr().add(from + column),
+                                    offsets: part.offsets.as_ptr(),
+                                    count: terms,
+                                    weights: weights.as_ptr(),
+                                    ahead: shares.next().unwrap_or_default(),
+                                },
                                 bias: bias.map_or(std::ptr::null(), <[E]>::as_ptr),
                                 add: block.start > 0,
                                 output: self.output.at(output + cell(2, column)),
                                 channel: cells,
                                 step: part.correlation.out_step[2],
                                 columns: left,
-                                ahead: shares.next().unwrap_or_default(),
                             };
                             strip::run(simd, strip, height, vectors);
                         }

@@ -2,10 +2,14 @@
 
 mod ahead;
 pub(crate) mod correlate;
+mod dot;
 pub(crate) mod geometry;
+pub(crate) mod job;
+pub(crate) mod method;
 mod rows;
-pub(crate) mod strip;
+mod strip;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tile;
 pub(crate) mod weight;
+pub(crate) mod winograd;

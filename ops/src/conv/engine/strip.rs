@@ -7,17 +7,26 @@ use super::ahead::{Fetcher, Stretch};
 use crate::kernel::memory::prefetch_to_write;
 use crate::kernel::simd::Element;
 
-/// Arguments of one call of the kernel.
+/// The terms of a block's sums.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Strip<'a, E> {
+pub(super) struct Terms<'a, E> {
     /// The first column of the tile's row.
     pub tile: *const E,
     /// The offset of every (channel, tap) from there.
     pub offsets: *const u32,
     /// The number of offsets.
-    pub terms: usize,
+    pub count: usize,
     /// The weights, `[term][channel]`.
     pub weights: *const E,
+    /// Cells of a later tile, to be prefetched.
+    pub ahead: &'a [Stretch],
+}
+
+/// Arguments of one call of the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Strip<'a, E> {
+    /// The terms.
+    pub terms: Terms<'a, E>,
     /// The bias of every channel; null without bias.
     pub bias: *const E,
     /// Whether results are added to the output's values.
@@ -30,12 +39,40 @@ pub(crate) struct Strip<'a, E> {
     pub step: usize,
     /// The number of columns of the output, from the first result on.
     pub columns: usize,
-    /// Cells of a later tile, to be prefetched.
-    pub ahead: &'a [Stretch],
 }
 
-/// [`Strip`] with its block of `M` channels × `N` vectors.
-struct Block<'a, E, const M: usize, const N: usize>(Strip<'a, E>);
+/// A kernel that keeps a block of `M` channels × `N` vectors in registers.
+pub(super) trait Kernel {
+    /// Runs the kernel, whose pointers are valid for the block.
+    fn block<S: Simd, const M: usize, const N: usize>(self, simd: S);
+}
+
+/// A kernel with its block.
+struct Block<K, const M: usize, const N: usize>(K);
+
+impl<K: Kernel, const M: usize, const N: usize> WithSimd for Block<K, M, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        self.0.block::<S, M, N>(simd);
+    }
+}
+
+/// The panels of `outputs` channels, first channel and height of each, for rows of `vectors`
+/// vectors.
+pub(super) fn panels<S: Simd>(
+    outputs: usize,
+    vectors: usize,
+) -> impl Iterator<Item = (usize, usize)> {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let left = outputs - start;
+        let height = (left > 0).then(|| height::<S>(left, vectors))?;
+        start += height;
+        Some((start - height, height))
+    })
+}
 
 /// The channels of the next block, if `left` channels are left and rows have `vectors` vectors.
 pub(crate) fn height<S: Simd>(left: usize, vectors: usize) -> usize {
@@ -62,22 +99,17 @@ pub(crate) fn width<S: Simd>(channels: usize) -> usize {
     }
 }
 
-/// Runs a strip of `vectors` vectors on a block of `channels` channels.
+/// Runs a kernel of `vectors` vectors on a block of `channels` channels.
 ///
 /// # Safety
 /// The pointers must be valid for the block: the tile for every offset and `vectors` vectors from
 /// there, the weights for `terms · channels`, the output for `columns` columns of every channel,
 /// with nothing else using these.
 #[inline(always)]
-pub(crate) unsafe fn run<S: Simd, E: Element>(
-    simd: S,
-    strip: Strip<'_, E>,
-    channels: usize,
-    vectors: usize,
-) {
+pub(super) unsafe fn run<S: Simd, K: Kernel>(simd: S, kernel: K, channels: usize, vectors: usize) {
     macro_rules! block {
         ($m:literal, $n:literal) => {
-            simd.vectorize(Block::<E, $m, $n>(strip))
+            simd.vectorize(Block::<K, $m, $n>(kernel))
         };
     }
     match (channels, vectors) {
@@ -114,46 +146,49 @@ pub(crate) unsafe fn run<S: Simd, E: Element>(
     }
 }
 
-impl<E: Element, const M: usize, const N: usize> WithSimd for Block<'_, E, M, N> {
-    type Output = ();
-
+impl<E: Element> Kernel for Strip<'_, E> {
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
+    fn block<S: Simd, const M: usize, const N: usize>(self, simd: S) {
         // SAFETY: the caller of `run` promises that the pointers are valid.
         unsafe {
-            let Strip {
+            let Self {
                 output,
                 channel,
                 step,
                 ..
-            } = self.0;
+            } = self;
             if step == 1 {
                 prefetch_to_write(output, [M, N * E::lanes::<S>()], channel);
             }
-            let mut sums = self.products(simd);
-            self.finish(simd, &mut sums);
+            let mut sums = self.terms.sums::<S, M, N>(simd);
+            self.finish::<S, M, N>(simd, &mut sums);
         }
     }
 }
 
-impl<E: Element, const M: usize, const N: usize> Block<'_, E, M, N> {
+impl<E: Element> Terms<'_, E> {
     /// The sums over all terms.
+    ///
+    /// # Safety
+    /// The tile must be readable at every offset for `N` vectors, and the weights for `count · M`.
     #[inline(always)]
-    unsafe fn products<S: Simd>(&self, simd: S) -> [[E::Vector<S>; N]; M] {
-        let Strip {
+    pub(super) unsafe fn sums<S: Simd, const M: usize, const N: usize>(
+        &self,
+        simd: S,
+    ) -> [[E::Vector<S>; N]; M] {
+        let Self {
             tile,
             offsets,
-            terms,
+            count,
             mut weights,
             ahead,
-            ..
-        } = self.0;
+        } = *self;
         let zero = E::splat(simd, E::default());
         let mut sums = [[zero; N]; M];
-        let mut fetcher = Fetcher::new(ahead, terms);
-        for term in 0..terms {
+        let mut fetcher = Fetcher::new(ahead, count);
+        for term in 0..count {
             fetcher.step();
-            // SAFETY: the caller of `run` promises that the pointers are valid.
+            // SAFETY: the caller's.
             unsafe {
                 let from = tile.add(*offsets.add(term) as usize);
                 // The fewer of cells and weights are held in registers, beside the sums; the others
@@ -186,11 +221,17 @@ impl<E: Element, const M: usize, const N: usize> Block<'_, E, M, N> {
         }
         sums
     }
+}
 
+impl<E: Element> Strip<'_, E> {
     /// Adds the output's values, if asked for, and the bias, and writes the columns of the output.
     #[inline(always)]
-    unsafe fn finish<S: Simd>(&self, simd: S, sums: &mut [[E::Vector<S>; N]; M]) {
-        let Strip {
+    unsafe fn finish<S: Simd, const M: usize, const N: usize>(
+        &self,
+        simd: S,
+        sums: &mut [[E::Vector<S>; N]; M],
+    ) {
+        let Self {
             bias,
             add,
             output,
@@ -198,7 +239,7 @@ impl<E: Element, const M: usize, const N: usize> Block<'_, E, M, N> {
             step,
             columns,
             ..
-        } = self.0;
+        } = *self;
         let lanes = E::lanes::<S>();
         let direct = step == 1 && columns >= N * lanes;
         // SAFETY: the caller of `run` promises that the pointers are valid.

@@ -207,6 +207,21 @@ impl TileLayout {
         self.lead + plane * self.step[0] * self.plane + row * self.step[1] * self.row
     }
 
+    /// The number of planes of a channel.
+    pub(crate) fn planes(&self) -> usize {
+        self.cells[0]
+    }
+
+    /// The first element of a row of source cells, which follow each other.
+    pub(crate) fn line(&self, channel: usize, plane: usize, row: usize) -> usize {
+        self.lead + channel * self.channel + plane * self.plane + row * self.row
+    }
+
+    /// The elements of a row that hold cells: whole vectors.
+    pub(crate) fn width(&self) -> usize {
+        self.residue * self.step[2]
+    }
+
     /// The cells of the tile at `origin` that a piece covers, if there are any.
     fn covered<E>(&self, piece: &Piece<'_, E>, origin: Dims) -> Option<[Range<usize>; 3]> {
         let covered = std::array::from_fn(|dim| {

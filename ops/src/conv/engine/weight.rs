@@ -5,20 +5,28 @@
 //! by vector; the lanes are summed once per tile. The grid is divided into chunks with
 //! separate sums, added in order at the end. The number of chunks follows from the shapes alone, so
 //! that the result does not depend on the number of threads.
+//!
+//! With [`winograd`](super::winograd) the sums are those of products of transformed rows, and the
+//! gradients are computed from them at the end.
 
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::geometry::{Conv, Dims};
+use super::dot::Dot;
+use super::geometry::{Conv, Correlation, Dims};
+use super::method::Method;
 use super::tile::{Pieces, SKEW, TileLayout, copy_strided, tile_box, tile_extents};
+use super::winograd::{Factors, PRODUCTS, RESULTS, RowTiles, of_cotangent, to_taps};
 use crate::kernel::memory::{Shared, View, with_scratch};
 use crate::kernel::simd::{Element, Isa};
 
 /// Bytes of the cotangent that a block of outputs reads for every group of terms: about a
 /// first-level cache.
 const CELLS_BYTES: usize = 48 << 10;
+/// The same with factors, of each of their products.
+const FACTORS_BYTES: usize = 32 << 10;
 /// Most bytes of a tile of the source.
 const TILE_BYTES: usize = 384 << 10;
 /// Most outputs of a task.
@@ -37,6 +45,8 @@ pub(crate) struct WeightJob<'a, E> {
     pub pieces: &'a Pieces<'a, E>,
     /// The gradient of its output, `[batch, channels, *cells]`.
     pub cotangent: View<'a, E, 5>,
+    /// The method of its sums.
+    pub method: Method,
 }
 
 /// The gradients of weight and bias.
@@ -48,10 +58,50 @@ pub(crate) struct WeightGradient<E> {
     pub bias: Vec<E>,
 }
 
+/// A tile of the source: its cells, or factors of its rows.
+enum Source {
+    Cells(TileLayout),
+    Factors(RowTiles, Factors),
+}
+
+impl Source {
+    fn layout(&self) -> &TileLayout {
+        match self {
+            Self::Cells(layout) => layout,
+            Self::Factors(_, factors) => &factors.layout,
+        }
+    }
+
+    fn len(&self, channels: usize) -> usize {
+        match self {
+            Self::Cells(layout) => layout.len(channels),
+            Self::Factors(_, factors) => factors.len(channels),
+        }
+    }
+
+    /// Rows of the source's tile for every row of the plan's tile.
+    fn products(&self) -> usize {
+        match self {
+            Self::Cells(_) => 1,
+            Self::Factors(..) => PRODUCTS,
+        }
+    }
+
+    /// Rows of the cotangent for every row of the plan's tile.
+    fn results(&self) -> usize {
+        match self {
+            Self::Cells(_) => 1,
+            Self::Factors(..) => RESULTS,
+        }
+    }
+}
+
 /// Data shared by all tasks.
 struct Plan<'a, E> {
     job: &'a WeightJob<'a, E>,
-    layout: TileLayout,
+    source: Source,
+    /// The correlation whose lattice is divided into tiles: of cells, or of tiles of rows.
+    grid: Correlation,
     tile: Dims,
     /// Tiles of a sample.
     tiles: usize,
@@ -103,7 +153,11 @@ impl<E: Element> WithSimd for Whole<'_, E> {
         if weights == 0 || batch == 0 || count.contains(&0) {
             return zeros();
         }
-        let plan = Plan::new::<S>(self.0, weights * size_of::<E>());
+        let plan = Plan::new::<S>(self.0);
+        let zeros = || WeightGradient {
+            weight: vec![E::default(); plan.sums()],
+            bias: vec![E::default(); biases],
+        };
         let mut sums: Vec<WeightGradient<E>> = plan.chunks.iter().map(|_| zeros()).collect();
         let shared: Vec<Sums<E>> = sums
             .iter_mut()
@@ -139,12 +193,15 @@ impl<E: Element> WithSimd for Whole<'_, E> {
                 *sum += value;
             }
         }
-        total
+        WeightGradient {
+            weight: plan.weights(total.weight),
+            bias: total.bias,
+        }
     }
 }
 
 impl<'a, E: Element> Plan<'a, E> {
-    fn new<S: Simd>(job: &'a WeightJob<'a, E>, bytes: usize) -> Self {
+    fn new<S: Simd>(job: &'a WeightJob<'a, E>) -> Self {
         let Conv {
             groups,
             inputs,
@@ -153,37 +210,88 @@ impl<'a, E: Element> Plan<'a, E> {
         } = *job.conv;
         let [batch, _, count @ ..] = job.cotangent.shape();
         let correlation = job.conv.forward(count);
-        let lanes = E::lanes::<S>();
-        let cells = CELLS_BYTES / size_of::<E>() / block::<S>();
-        let room = TILE_BYTES / size_of::<E>();
-        let fits = |layout: &TileLayout, tile: Dims| {
-            layout.len(1) <= room && tile[0] * tile[1] * tile[2].next_multiple_of(lanes) <= cells
+        let transformed = job.method.transforms([inputs, outputs, count[1]]);
+        let rows = || RowTiles::new(&correlation).filter(|_| transformed);
+        let source_of = |tile: Dims| match rows() {
+            None => Source::Cells(TileLayout::new(&correlation, tile)),
+            Some(rows) => {
+                let factors = Factors::new(&rows, tile);
+                Source::Factors(rows, factors)
+            }
         };
-        let tile = tile_extents(&correlation, [4 * lanes, 8], 1, fits);
-        let layout = TileLayout::new(&correlation, tile);
+        let grid = rows().map_or(correlation.clone(), |rows| rows.flat);
+        let count = grid.count;
+        let lanes = E::lanes::<S>();
+        let bytes = rows().map_or(CELLS_BYTES, |_| FACTORS_BYTES);
+        let cells = bytes / size_of::<E>() / block::<S>();
+        let room = TILE_BYTES / size_of::<E>();
+        let fits = |_: &TileLayout, tile: Dims| {
+            let len = tile[0] * tile[1] * tile[2].next_multiple_of(lanes);
+            source_of(tile).len(1) <= room && len <= cells
+        };
+        let tile = tile_extents(&grid, [4 * lanes, 8], 1, fits);
+        let source = source_of(tile);
         let tiles: usize = (0..3).map(|dim| count[dim].div_ceil(tile[dim])).product();
-        let block = (room / layout.len(1)).clamp(1, inputs);
+        let block = (room / source.len(1)).clamp(1, inputs);
         let ranges = outputs.div_ceil(OUTPUTS);
         let fields = batch * tiles;
         let wanted = TASKS.div_ceil(groups * ranges);
-        let chunks = wanted.min(fields).min((SUMS_BYTES / bytes).max(1));
-        let size = fields.div_ceil(chunks);
         let row = tile[2].next_multiple_of(lanes);
-        Self {
+        let mut plan = Self {
             job,
-            offsets: layout.offsets(&correlation, block),
-            layout,
+            offsets: source.layout().offsets(&grid, block),
             tile,
             tiles,
             block,
-            output: tile[0] * tile[1] * row + SKEW,
+            output: tile[0] * tile[1] * source.products() * row + SKEW,
             row,
-            chunks: (0..fields)
-                .step_by(size)
-                .map(|first| first..fields.min(first + size))
-                .collect(),
+            chunks: Vec::new(),
             ranges,
+            source,
+            grid,
+        };
+        let most = (SUMS_BYTES / (plan.sums() * size_of::<E>())).max(1);
+        let size = fields.div_ceil(wanted.min(fields).min(most));
+        let firsts = (0..fields).step_by(size);
+        plan.chunks = firsts
+            .map(|first| first..fields.min(first + size))
+            .collect();
+        plan
+    }
+
+    /// The sums of one product over all taps and pairs of channels.
+    fn of_product(&self) -> usize {
+        let Conv {
+            groups,
+            inputs,
+            outputs,
+            ..
+        } = *self.job.conv;
+        groups * outputs * inputs * self.grid.taps.len()
+    }
+
+    /// The sums of a chunk, `[product][output][input][tap]`.
+    fn sums(&self) -> usize {
+        self.source.products() * self.of_product()
+    }
+
+    /// The gradient of the weights from the sums.
+    fn weights(&self, sums: Vec<E>) -> Vec<E> {
+        let Source::Factors(rows, _) = &self.source else {
+            return sums;
+        };
+        let kernel = self.job.conv.elements();
+        let mut weights = vec![E::default(); sums.len() / PRODUCTS * 3];
+        for (index, weights) in weights.chunks_exact_mut(kernel).enumerate() {
+            for (tap, elements) in rows.elements.iter().enumerate() {
+                let first = index * rows.elements.len() + tap;
+                let sums = std::array::from_fn(|k| sums[k * self.of_product() + first]);
+                for (element, value) in elements.iter().zip(to_taps(sums)) {
+                    weights[*element] = value;
+                }
+            }
         }
+        weights
     }
 }
 
@@ -209,7 +317,7 @@ impl<E: Element> WithSimd for Task<'_, E> {
         let Self { plan, .. } = self;
         let Plan {
             job,
-            layout,
+            source,
             tile: extents,
             tiles,
             ..
@@ -217,21 +325,28 @@ impl<E: Element> WithSimd for Task<'_, E> {
         let Conv {
             inputs, outputs, ..
         } = *job.conv;
-        let [_, _, count @ ..] = job.cotangent.shape();
         let first = self.range * OUTPUTS;
         let range = first..outputs.min(first + OUTPUTS);
         let room = range.len() * plan.output;
-        with_scratch(room + layout.len(plan.block), |scratch| {
+        with_scratch(room + source.len(plan.block), |scratch| {
             let (cotangent, tile) = scratch.split_at_mut(room);
             for field in plan.chunks[self.chunk].clone() {
                 let (batch, index) = (field / tiles, field % tiles);
-                let [origin, size] = tile_box(index, *extents, count);
+                let [origin, size] = tile_box(index, *extents, plan.grid.count);
                 self.fill_cotangent(simd, cotangent, range.clone(), batch, origin, size);
                 for first in (0..inputs).step_by(plan.block) {
                     let channels = first..inputs.min(first + plan.block);
                     let base = self.group * inputs;
                     let held = base + channels.start..base + channels.end;
-                    layout.fill(simd, tile, job.pieces, batch, held, origin);
+                    let tile = match source {
+                        Source::Cells(layout) => {
+                            layout.fill(simd, tile, job.pieces, batch, held, origin);
+                            &*tile
+                        }
+                        Source::Factors(_, factors) => {
+                            factors.fill(simd, tile, job.pieces, batch, held, origin)
+                        }
+                    };
                     self.products(simd, cotangent, tile, range.clone(), channels, size);
                 }
             }
@@ -240,8 +355,8 @@ impl<E: Element> WithSimd for Task<'_, E> {
 }
 
 impl<E: Element> Task<'_, E> {
-    /// Copies a tile of the cotangent, `[output][plane][row][column]`, rows padded with zeros; adds
-    /// to the gradients of biases.
+    /// Copies a tile of the cotangent, `[output][plane][row][product][column]`, rows padded with
+    /// zeros, and transforms its rows if those of the source are; adds to the gradients of biases.
     #[inline(always)]
     fn fill_cotangent<S: Simd>(
         &self,
@@ -252,24 +367,37 @@ impl<E: Element> Task<'_, E> {
         origin: Dims,
         size: Dims,
     ) {
-        let Plan { job, row, .. } = self.plan;
-        let stride = job.cotangent.strides()[4];
+        let Plan {
+            job, row, source, ..
+        } = self.plan;
+        let (stride, [.., height, _]) = (job.cotangent.strides()[4], job.cotangent.shape());
         for (output, buffer) in outputs.zip(buffer.chunks_exact_mut(self.plan.output)) {
-            let mut rows = buffer.chunks_exact_mut(*row);
+            let mut tiles = buffer.chunks_exact_mut(source.products() * row);
             let channel = self.group * job.conv.outputs + output;
             let mut sum = E::splat(simd, E::default());
             for plane in 0..size[0] {
                 for line in 0..size[1] {
-                    let [depth, height, width] = origin;
-                    let first = [batch, channel, depth + plane, height + line, width];
-                    let source = job.cotangent.at(first);
-                    let cells = rows.next().expect("room for every row");
-                    // SAFETY: the tile lies within the cotangent.
-                    unsafe { copy_strided(&mut cells[..size[2]], source, stride) };
-                    cells[size[2]..].fill(E::default());
-                    for vector in cells.chunks_exact(E::lanes::<S>()) {
-                        // SAFETY: the chunk is a vector long.
-                        sum = E::plus(simd, sum, unsafe { E::load::<S>(vector.as_ptr()) });
+                    let tile = tiles.next().expect("room for every row");
+                    let rows = tile.chunks_exact_mut(*row).take(source.results());
+                    let first = (origin[1] + line) * source.results();
+                    for (line, cells) in rows.enumerate() {
+                        if first + line >= height {
+                            cells.fill(E::default());
+                            continue;
+                        }
+                        let [depth, _, width] = origin;
+                        let first = [batch, channel, depth + plane, first + line, width];
+                        let source = job.cotangent.at(first);
+                        // SAFETY: the tile lies within the cotangent.
+                        unsafe { copy_strided(&mut cells[..size[2]], source, stride) };
+                        cells[size[2]..].fill(E::default());
+                        for vector in cells.chunks_exact(E::lanes::<S>()) {
+                            // SAFETY: the chunk is a vector long.
+                            sum = E::plus(simd, sum, unsafe { E::load::<S>(vector.as_ptr()) });
+                        }
+                    }
+                    if let Source::Factors(..) = source {
+                        transform(simd, tile, *row);
                     }
                 }
             }
@@ -291,7 +419,7 @@ impl<E: Element> Task<'_, E> {
     ) {
         let Plan {
             job,
-            layout,
+            source,
             row,
             offsets,
             ..
@@ -301,7 +429,7 @@ impl<E: Element> Task<'_, E> {
             outputs: all,
             ..
         } = *job.conv;
-        let elements = job.conv.elements();
+        let elements = self.plan.grid.taps.len();
         let terms = channels.len() * elements;
         let cells = self.plan.output;
         // Outputs are outside of terms: the cotangent of a few outputs stays in the first-level
@@ -314,182 +442,54 @@ impl<E: Element> Task<'_, E> {
                 .find(|&height| height <= block::<S>() && height <= outputs.end - output)
                 .unwrap_or(1);
             let first = ((self.group * all + output) * inputs + channels.start) * elements;
-            let mut term = 0;
-            while term < terms {
-                let width = [6, 3, 2, 1]
-                    .into_iter()
-                    .find(|&width| width <= terms - term)
-                    .unwrap_or(1);
-                // SAFETY: rows of the cotangent's tile are padded to whole vectors. This task alone
-                // adds to these weights of its chunk, which are `inputs · elements` apart.
-                unsafe {
-                    let dot = Dot {
-                        cotangent: cotangent.as_ptr().add((output - outputs.start) * cells),
-                        channel: cells,
-                        tile: tile.as_ptr(),
-                        offsets: offsets.as_ptr().add(term),
-                        layout,
-                        planes: size[0],
-                        rows: size[1],
-                        columns: size[2],
-                        row: *row,
-                        sums: self.sums.weights.at(first + term),
-                        output: inputs * elements,
-                    };
-                    dot.run(simd, height, width);
+            for product in 0..source.products() {
+                let first = product * self.plan.of_product() + first;
+                let mut term = 0;
+                while term < terms {
+                    let width = [6, 3, 2, 1]
+                        .into_iter()
+                        .find(|&width| width <= terms - term)
+                        .unwrap_or(1);
+                    // SAFETY: rows of the cotangent's tile are padded to whole vectors. This task
+                    // alone adds to these sums of its chunk, which are `inputs · elements` apart.
+                    unsafe {
+                        let dot = Dot {
+                            cotangent: cotangent.as_ptr().add((output - outputs.start) * cells),
+                            channel: cells,
+                            tile: tile.as_ptr(),
+                            offsets: offsets.as_ptr().add(term),
+                            layout: source.layout(),
+                            planes: size[0],
+                            rows: size[1],
+                            every: [product, source.products()],
+                            columns: size[2],
+                            row: *row,
+                            sums: self.sums.weights.at(first + term),
+                            output: inputs * elements,
+                        };
+                        dot.run(simd, height, width);
+                    }
+                    term += width;
                 }
-                term += width;
             }
             output += height;
         }
     }
 }
 
-/// Arguments of the innermost kernel, outputs × terms.
-struct Dot<'a, E> {
-    cotangent: *const E,
-    /// Elements between outputs of the cotangent's tile.
-    channel: usize,
-    tile: *const E,
-    offsets: *const u32,
-    layout: &'a TileLayout,
-    planes: usize,
-    rows: usize,
-    /// Columns of a row.
-    columns: usize,
-    /// Elements between rows of the cotangent's tile.
-    row: usize,
-    sums: *mut E,
-    /// Elements between outputs of the sums.
-    output: usize,
-}
-
-/// [`Dot`] with its block of `M` outputs × `K` terms.
-struct Block<'a, E, const M: usize, const K: usize>(Dot<'a, E>);
-
-impl<E: Element> Dot<'_, E> {
-    /// Runs the block with this number of outputs and terms.
-    ///
-    /// # Safety
-    /// The pointers must be valid for the block, and nothing else may use the sums.
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self, simd: S, height: usize, width: usize) {
-        macro_rules! block {
-            ($m:literal, $k:literal) => {
-                simd.vectorize(Block::<E, $m, $k>(self))
-            };
-        }
-        match (height, width) {
-            (4, 6) => block!(4, 6),
-            (4, 3) => block!(4, 3),
-            (4, 2) => block!(4, 2),
-            (4, _) => block!(4, 1),
-            (2, 6) => block!(2, 6),
-            (2, 3) => block!(2, 3),
-            (2, 2) => block!(2, 2),
-            (2, _) => block!(2, 1),
-            (_, 6) => block!(1, 6),
-            (_, 3) => block!(1, 3),
-            (_, 2) => block!(1, 2),
-            _ => block!(1, 1),
-        }
-    }
-}
-
-impl<E: Element, const M: usize, const K: usize> WithSimd for Block<'_, E, M, K> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Dot {
-            cotangent,
-            channel,
-            tile,
-            offsets,
-            layout,
-            planes,
-            rows,
-            columns,
-            row: room,
-            sums,
-            output,
-        } = self.0;
-        let (zero, lanes) = (E::splat(simd, E::default()), E::lanes::<S>());
-        let mut products = [[zero; K]; M];
-        let whole = columns / lanes * lanes;
-        // SAFETY: the caller of `run` promises that the pointers are valid.
-        unsafe {
-            let mut taps = [0; K];
-            for (k, tap) in taps.iter_mut().enumerate() {
-                *tap = *offsets.add(k) as usize;
-            }
-            // All cells inside of the sums, which stay in registers; their lanes are summed once,
-            // at the end.
-            for plane in 0..planes {
-                for row in 0..rows {
-                    let cells = cotangent.add((plane * rows + row) * room);
-                    let source = tile.add(layout.row(plane, row));
-                    for column in (0..whole).step_by(lanes) {
-                        let from = source.add(column);
-                        step::<S, E, M, K>(
-                            simd,
-                            cells.add(column),
-                            channel,
-                            from,
-                            &taps,
-                            lanes,
-                            &mut products,
-                        );
-                    }
-                    if whole < columns {
-                        let (cells, from) = (cells.add(whole), source.add(whole));
-                        let rest = columns - whole;
-                        step::<S, E, M, K>(simd, cells, channel, from, &taps, rest, &mut products);
-                    }
-                }
-            }
-            for (m, products) in products.iter().enumerate() {
-                for (k, product) in products.iter().enumerate() {
-                    *sums.add(m * output + k) += E::sum(simd, *product);
-                }
-            }
-        }
-    }
-}
-
-/// Adds the products of a vector of cells, of which the first `present` belong to the row. The
-/// cells after these are not loaded: no window meets them, and a value that is not finite would
-/// reach the sum.
-///
-/// # Safety
-/// A vector must be readable from every cotangent, and `present` elements from every place of the
-/// source.
+/// Transforms a tile of rows of the cotangent in place.
 #[inline(always)]
-unsafe fn step<S: Simd, E: Element, const M: usize, const K: usize>(
-    simd: S,
-    cotangent: *const E,
-    channel: usize,
-    source: *const E,
-    taps: &[usize; K],
-    present: usize,
-    products: &mut [[E::Vector<S>; K]; M],
-) {
-    let zero = E::splat(simd, E::default());
-    // SAFETY: the caller's.
-    unsafe {
-        let mut cotangents = [zero; M];
-        for (m, value) in cotangents.iter_mut().enumerate() {
-            *value = E::load::<S>(cotangent.add(m * channel));
-        }
-        for (k, tap) in taps.iter().enumerate() {
-            let from = source.add(*tap);
-            let value = if present == E::lanes::<S>() {
-                E::load::<S>(from)
-            } else {
-                E::load_part(simd, std::slice::from_raw_parts(from, present), zero)
-            };
-            for m in 0..M {
-                products[m][k] = E::mul_add(simd, cotangents[m], value, products[m][k]);
+fn transform<S: Simd, E: Element>(simd: S, tile: &mut [E], row: usize) {
+    let tile = &mut tile[..PRODUCTS * row];
+    for column in (0..row).step_by(E::lanes::<S>()) {
+        let mut rows = [E::splat(simd, E::default()); RESULTS];
+        // SAFETY: rows are whole vectors long, and the tile has as many as there are products.
+        unsafe {
+            for (line, cells) in rows.iter_mut().enumerate() {
+                *cells = E::load::<S>(tile.as_ptr().add(line * row + column));
+            }
+            for (k, factor) in of_cotangent::<S, E>(simd, rows).into_iter().enumerate() {
+                E::store::<S>(tile.as_mut_ptr().add(k * row + column), factor);
             }
         }
     }

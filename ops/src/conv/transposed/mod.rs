@@ -33,6 +33,7 @@ use halocline_core::{
 
 use super::channels::{Weight, held_groups, parameters};
 use super::engine::geometry::Conv;
+use super::engine::method::Method;
 use super::run::ConvRun;
 use super::three;
 use crate::driver::{Padding, Reach, Reaches, Window};
@@ -218,8 +219,9 @@ pub fn conv_transpose<const D: usize, const N: usize>(
         let message = format!("bias {:?} for {outputs} channels", bias.dims());
         return Err(Error::operator(operator, message));
     }
-    // Here, not in a kernel: an unknown HALOCLINE_ISA is an error before anything is sent.
+    // Here, not in a kernel: an unknown setting is an error before anything is sent.
     Isa::chosen()?;
+    Method::chosen()?;
     x.require_resolved(operator)?;
     let (weight, bias, channels) =
         parameters(operator, &x, weight, bias, groups, Weight::Transposed)?;

@@ -2,8 +2,9 @@
 
 use proptest::prelude::*;
 
-use crate::conv::engine::correlate::Job;
 use crate::conv::engine::geometry::{Conv, Dims};
+use crate::conv::engine::job::Job;
+use crate::conv::engine::method::Method;
 use crate::conv::engine::tile::{Piece, Pieces};
 use crate::conv::engine::weight::WeightJob;
 use crate::kernel::memory::View;
@@ -26,6 +27,7 @@ pub(super) struct Case {
     pub(super) flip: [bool; 5],
     pub(super) columns_first: bool,
     pub(super) seed: u64,
+    pub(super) method: Method,
 }
 
 pub(super) fn case() -> impl Strategy<Value = Case> {
@@ -66,6 +68,7 @@ pub(super) fn case() -> impl Strategy<Value = Case> {
                 flip,
                 columns_first,
                 seed,
+                method: Method::Direct,
             }
         },
     )
@@ -331,6 +334,7 @@ impl Case {
             shape: self.count,
             pieces: &pieces,
             bias: Some(&bias),
+            method: self.method,
         }
         .run(isa, |[g, o, i, k]| weight[place(g, o, i, k)]);
         let x_gradient = Job {
@@ -342,12 +346,14 @@ impl Case {
             shape: truth.cells,
             pieces: &Pieces::whole(cotangent.view()),
             bias: None,
+            method: self.method,
         }
         .run(isa, |[g, i, o, k]| weight[place(g, o, i, k)]);
         let parameters = WeightJob {
             conv: &self.conv,
             pieces: &pieces,
             cotangent: cotangent.view(),
+            method: self.method,
         }
         .run(isa);
         [

@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
-use crate::conv::engine::correlate::Job;
 use crate::conv::engine::geometry::Conv;
+use crate::conv::engine::job::Job;
+use crate::conv::engine::method::Method;
 use crate::conv::engine::tile::Pieces;
 use crate::kernel::memory::View;
 use crate::kernel::simd::Isa;
@@ -12,6 +13,7 @@ use crate::kernel::simd::Isa;
 use case::*;
 
 mod case;
+mod winograd;
 
 proptest! {
     #![proptest_config(Config { cases: 48, ..Config::default() })]
@@ -52,6 +54,7 @@ proptest! {
                 shape: ranges.each_ref().map(ExactSizeIterator::len),
                 pieces: &Pieces::whole(cells),
                 bias: None,
+                method: case.method,
             }
             .run(Isa::available()[0], |[g, i, o, k]| {
                 weight[((g * outputs + o) * inputs + i) * case.conv.elements() + k]
@@ -111,14 +114,18 @@ fn large() -> Case {
         flip: [false; 5],
         columns_first: false,
         seed: 7,
+        method: Method::Direct,
     }
 }
 
 #[test]
 fn the_number_of_threads_does_not_change_a_bit() {
-    let case = large();
-    let truth = case.truth();
-    for isa in Isa::available() {
+    let cases = [Method::Direct, Method::Winograd].map(|method| Case { method, ..large() });
+    for (case, isa) in cases
+        .iter()
+        .flat_map(|case| Isa::available().into_iter().map(move |isa| (case, isa)))
+    {
+        let truth = case.truth();
         let on = |threads| {
             let pool = rayon::ThreadPoolBuilder::new()
                 .num_threads(threads)

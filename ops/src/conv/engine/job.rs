@@ -1,0 +1,81 @@
+//! Work of the drivers of forward passes and input gradients.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::geometry::{Correlation, Dims};
+use super::method::Method;
+use super::tile::Pieces;
+use crate::kernel::simd::Element;
+
+/// Tasks of a call, if it has work for as many, for balance among threads.
+const TASKS: usize = 32;
+/// Fewest outputs of a task, where tiles are shared between tasks for balance: each task copies its
+/// tile.
+pub(super) const OUTPUTS: usize = 32;
+/// Fewest multiplications for which a second thread pays.
+pub(super) const SERIAL: usize = 1 << 19;
+/// Strips of a tile's row, if the field has as many: long rows suit the TLB and prefetchers.
+pub(super) const STRIPS: usize = 10;
+
+/// Correlations of the same source, whose results are one output or a part of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job<'a, E> {
+    /// The correlations. Their results do not overlap.
+    pub parts: &'a [Correlation],
+    /// Groups of channels.
+    pub groups: usize,
+    /// Channels of the source, per group.
+    pub inputs: usize,
+    /// Channels of the output, per group.
+    pub outputs: usize,
+    /// The batch.
+    pub batch: usize,
+    /// The spatial shape of the output.
+    pub shape: Dims,
+    /// The source.
+    pub pieces: &'a Pieces<'a, E>,
+    /// The bias of every channel of the output, of all groups.
+    pub bias: Option<&'a [E]>,
+    /// The method of its sums.
+    pub method: Method,
+}
+
+impl<E: Element> Job<'_, E> {
+    /// The number of elements of the output.
+    pub(crate) fn len(&self) -> usize {
+        self.batch * self.groups * self.outputs * self.cells()
+    }
+
+    /// The number of cells of a channel of the output.
+    pub(super) fn cells(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The number of multiplications of a part.
+    pub(super) fn products(&self, part: &Correlation) -> usize {
+        let results: usize = part.count.iter().product();
+        results * self.batch * self.groups * self.outputs * self.inputs * part.taps.len()
+    }
+
+    /// The number of tasks that a part is worth, for each sample and group; at least one.
+    pub(super) fn tasks(&self, part: &Correlation) -> usize {
+        let tasks = (self.products(part) / SERIAL).clamp(1, TASKS);
+        tasks.div_ceil(self.batch * self.groups)
+    }
+
+    /// Runs the tasks of a part.
+    pub(super) fn run_tasks(
+        &self,
+        part: &Correlation,
+        tasks: Range<usize>,
+        run: impl Fn(usize) + Send + Sync,
+    ) {
+        if self.products(part) < SERIAL {
+            tasks.for_each(run);
+        } else {
+            tasks.into_par_iter().with_max_len(1).for_each(run);
+        }
+    }
+}

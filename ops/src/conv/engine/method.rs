@@ -1,0 +1,70 @@
+//! The choice between the direct sums of a convolution and Winograd's.
+
+use std::sync::OnceLock;
+
+use halocline_core::{Error, Result};
+
+/// The environment variable that chooses.
+const VARIABLE: &str = "HALOCLINE_CONV";
+
+/// How a convolution's sums are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Method {
+    /// By [`Winograd`](Self::Winograd) where that is faster.
+    Fastest,
+    /// Term by term.
+    Direct,
+    /// With fewer multiplications, for kernels of three rows with stride and dilation one.
+    Winograd,
+}
+
+impl Method {
+    /// The method that `HALOCLINE_CONV` names: `direct` or `winograd`, or the fastest.
+    ///
+    /// # Errors
+    /// The variable has another value.
+    pub(crate) fn chosen() -> Result<Self> {
+        static CHOSEN: OnceLock<Method> = OnceLock::new();
+        if let Some(method) = CHOSEN.get() {
+            return Ok(*method);
+        }
+        let method = Self::named(std::env::var(VARIABLE).ok().as_deref())?;
+        Ok(*CHOSEN.get_or_init(|| method))
+    }
+
+    fn named(name: Option<&str>) -> Result<Self> {
+        match name {
+            None => Ok(Self::Fastest),
+            Some("direct") => Ok(Self::Direct),
+            Some("winograd") => Ok(Self::Winograd),
+            Some(name) => {
+                let message = format!("no method {name:?}; set direct or winograd, or nothing");
+                Err(Error::operator(VARIABLE, message))
+            }
+        }
+    }
+
+    /// Whether rows are transformed, for input and output channels of a group and rows of results:
+    /// what transforms cost is shared by the channels of the other side.
+    pub(crate) fn transforms(self, [inputs, outputs, rows]: [usize; 3]) -> bool {
+        match self {
+            Self::Fastest => inputs >= 8 && outputs >= 8 && rows >= 6,
+            Self::Direct => false,
+            Self::Winograd => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_method_is_chosen_by_its_name() {
+        assert_eq!(Method::named(None).unwrap(), Method::Fastest);
+        assert_eq!(Method::named(Some("direct")).unwrap(), Method::Direct);
+        assert_eq!(Method::named(Some("winograd")).unwrap(), Method::Winograd);
+        let error = Method::named(Some("fft")).unwrap_err().to_string();
+        assert!(error.contains("no method \"fft\"; set direct"), "{error}");
+    }
+}

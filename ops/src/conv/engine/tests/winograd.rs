@@ -1,0 +1,144 @@
+//! Winograd's method against the sums that define a convolution.
+
+use proptest::prelude::*;
+use proptest::test_runner::Config;
+
+use super::case::*;
+use crate::conv::engine::geometry::Conv;
+use crate::conv::engine::job::Job;
+use crate::conv::engine::method::Method;
+use crate::conv::engine::tile::Pieces;
+use crate::conv::engine::winograd::RowTiles;
+use crate::kernel::memory::View;
+use crate::kernel::simd::Isa;
+
+/// A case with a kernel of three rows.
+fn rows() -> impl Strategy<Value = Case> {
+    (case(), 1..=14_usize).prop_map(|(case, rows)| {
+        let conv = Conv {
+            kernel: [case.conv.kernel[0].min(2), 3, case.conv.kernel[2]],
+            stride: [1; 3],
+            dilation: [case.conv.dilation[0], 1, case.conv.dilation[2]],
+            ..case.conv
+        };
+        Case {
+            conv,
+            count: [case.count[0].min(2), rows, case.count[2]],
+            method: Method::Winograd,
+            ..case
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(Config { cases: 48, ..Config::default() })]
+
+    #[test]
+    fn all_passes_are_the_sums_that_define_them(case in rows()) {
+        prop_assert!(RowTiles::new(&case.conv.forward(case.count)).is_some());
+        let truth = case.truth();
+        for isa in Isa::available() {
+            case.check::<f32>(isa, &truth)?;
+            case.check::<f64>(isa, &truth)?;
+        }
+    }
+
+    #[test]
+    fn results_in_boxes_have_the_bits_of_all_results(case in rows(), tiles in 0..3_usize, column in any::<u8>()) {
+        let truth = case.truth();
+        let Conv { groups, inputs, outputs, .. } = case.conv;
+        let x: Vec<f32> = truth.x.iter().map(|x| (*x * 1.1) as f32).collect();
+        let weight: Vec<f32> = truth.weight.iter().map(|w| *w as f32).collect();
+        let [d, h, w] = truth.cells;
+        let shape = [case.batch, groups * inputs, d, h, w];
+        let strides = [groups * inputs * d * h * w, d * h * w, h * w, w, 1].map(|stride| stride as isize);
+        let pieces = Pieces::whole(View::new(&x, 0, shape, strides));
+        let whole = case.conv.forward(case.count);
+        let results = |boxes: &[[std::ops::Range<usize>; 3]]| {
+            let parts: Vec<_> = boxes.iter().map(|lattice| whole.within(lattice)).collect();
+            let job = Job {
+                parts: &parts,
+                groups,
+                inputs,
+                outputs,
+                batch: case.batch,
+                shape: case.count,
+                pieces: &pieces,
+                bias: None,
+                method: case.method,
+            };
+            let place = |[g, o, i, k]: [usize; 4]| ((g * outputs + o) * inputs + i) * case.conv.elements() + k;
+            job.run(Isa::available()[0], |at| weight[place(at)]).to_vec()
+        };
+        let [planes, rows, columns] = case.count;
+        let (row, column) = ((4 * tiles).min(rows), column as usize % (columns + 1));
+        let halves = [[0..row, row..rows], [0..column, column..columns]];
+        let parts: Vec<_> = halves[0].iter().flat_map(|rows| {
+            halves[1].iter().map(|columns| [0..planes, rows.clone(), columns.clone()])
+        }).filter(|part| !part.iter().any(std::ops::Range::is_empty)).collect();
+        prop_assert_eq!(results(&parts), results(&[[0..planes, 0..rows, 0..columns]]));
+    }
+}
+
+/// The root of the mean square, and the largest, of differences.
+fn errors(found: &[f32], exact: &[f64]) -> [f64; 2] {
+    let errors = || {
+        found
+            .iter()
+            .zip(exact)
+            .map(|(found, exact)| (f64::from(*found) - exact).abs())
+    };
+    let mean = errors().map(|error| error * error).sum::<f64>() / exact.len() as f64;
+    [mean.sqrt(), errors().fold(0.0, f64::max)]
+}
+
+#[test]
+fn rounding_is_at_most_four_times_that_of_direct_sums() {
+    for channels in [8, 64] {
+        let mut case = Case {
+            conv: Conv {
+                groups: 1,
+                inputs: channels,
+                outputs: 8,
+                kernel: [1, 3, 3],
+                stride: [1; 3],
+                dilation: [1; 3],
+            },
+            batch: 1,
+            count: [1, 16, 33],
+            rest: [0; 3],
+            cuts: [0; 3],
+            gaps: 0,
+            flip: [false; 5],
+            columns_first: false,
+            seed: 3,
+            method: Method::Direct,
+        };
+        let mut truth = case.truth();
+        // Numbers of 24 bits, so that products are rounded.
+        let mut state = 1_u32;
+        for numbers in [&mut truth.x, &mut truth.weight, &mut truth.cotangent] {
+            for number in numbers {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                *number = f64::from((state >> 8) as f32 / 8_388_608.0 - 1.0);
+            }
+        }
+        for isa in Isa::available() {
+            let exact = case.run::<f64>(isa, &truth);
+            let direct = case.run::<f32>(isa, &truth);
+            case.method = Method::Winograd;
+            let winograd = case.run::<f32>(isa, &truth);
+            case.method = Method::Direct;
+            for pass in 0..3 {
+                let [direct, winograd] =
+                    [&direct, &winograd].map(|found| errors(&found[pass], &exact[pass]));
+                for (direct, winograd) in direct.into_iter().zip(winograd) {
+                    assert!(
+                        winograd <= 4.0 * direct,
+                        "pass {pass}, {channels} channels: {winograd} for {direct}"
+                    );
+                }
+            }
+        }
+    }
+}

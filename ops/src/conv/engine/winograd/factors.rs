@@ -1,0 +1,149 @@
+//! Tiles of a field whose rows are transformed.
+
+use std::ops::Range;
+
+use pulp::Simd;
+
+use super::super::geometry::{Correlation, Dims, Tap};
+use super::super::tile::{Pieces, TileLayout};
+use super::{PRODUCTS, RESULTS, TAPS, of_source};
+use crate::kernel::simd::Element;
+
+/// A correlation with three neighbouring rows of taps, by tiles of four rows of results.
+///
+/// A tile begins where its first source row is a multiple of four, whichever box of results is
+/// computed: so a result has the same bits in any box.
+#[derive(Debug)]
+pub(crate) struct RowTiles {
+    /// Rows of the first tile before the first result.
+    pub before: usize,
+    /// The correlation of every row of factors: taps without rows, on a lattice of tiles.
+    pub flat: Correlation,
+    /// The elements of the three taps that each of these stands for, from low to high rows.
+    pub elements: Vec<[usize; TAPS]>,
+    /// The correlation on whole tiles.
+    source: Correlation,
+}
+
+impl RowTiles {
+    /// `None` for other taps, and for steps.
+    pub(crate) fn new(correlation: &Correlation) -> Option<Self> {
+        let Correlation {
+            step,
+            out_step,
+            count,
+            ..
+        } = *correlation;
+        let mut rows = correlation.places()[1].clone();
+        rows.sort_unstable();
+        let [low, _, high] = rows[..] else {
+            return None;
+        };
+        if step != [1; 3] || out_step != [1; 3] || high - low != 2 {
+            return None;
+        }
+        let before = low.rem_euclid(RESULTS as isize);
+        let taps = || correlation.taps.iter();
+        let with_rows = |correlation: Correlation, taps: Vec<Tap>, rows: usize| Correlation {
+            taps,
+            count: [count[0], rows, count[2]],
+            ..correlation
+        };
+        let lowest: Vec<Tap> = taps().filter(|tap| tap.offset[1] == low).copied().collect();
+        let elements = lowest.iter().map(|lowest| {
+            let [plane, _, column] = lowest.offset;
+            std::array::from_fn(|row| {
+                let offset = [plane, low + row as isize, column];
+                let tap = taps().find(|tap| tap.offset == offset);
+                tap.expect("taps are the product of their offsets in each dim")
+                    .element
+            })
+        });
+        let elements = elements.collect();
+        let moved = |rows: isize| {
+            move |tap: &Tap| {
+                let [plane, row, column] = tap.offset;
+                let offset = [plane, row - rows, column];
+                Tap { offset, ..*tap }
+            }
+        };
+        let tiles = (count[1] + before as usize).div_ceil(RESULTS);
+        let source = taps().map(moved(before)).collect();
+        let flat = lowest.iter().map(moved(low)).collect();
+        Some(Self {
+            before: before as usize,
+            elements,
+            flat: with_rows(correlation.clone(), flat, tiles),
+            source: with_rows(correlation.clone(), source, RESULTS * tiles),
+        })
+    }
+}
+
+/// The factors of a tile of a field, `[channel][plane][tile][product][column]`, in scratch beside
+/// the cells of a channel.
+#[derive(Debug)]
+pub(crate) struct Factors {
+    /// The layout of a channel's cells.
+    cells: TileLayout,
+    /// The layout of factors, whose rows are the products of all tiles.
+    pub layout: TileLayout,
+    tiles: usize,
+}
+
+impl Factors {
+    /// The factors of tiles of so many planes, tiles of rows, and columns.
+    pub(crate) fn new(rows: &RowTiles, [planes, tiles, columns]: Dims) -> Self {
+        Self {
+            cells: TileLayout::new(&rows.source, [planes, RESULTS * tiles, columns]),
+            layout: TileLayout::new(&rows.flat, [planes, PRODUCTS * tiles, columns]),
+            tiles,
+        }
+    }
+
+    /// Elements of the scratch of so many channels.
+    pub(crate) fn len(&self, channels: usize) -> usize {
+        self.cells.len(1) + self.layout.len(channels)
+    }
+
+    /// Fills the scratch with the factors of channels of the tile at `origin`; returns them.
+    #[inline(always)]
+    pub(crate) fn fill<'s, S: Simd, E: Element>(
+        &self,
+        simd: S,
+        scratch: &'s mut [E],
+        pieces: &Pieces<'_, E>,
+        batch: usize,
+        channels: Range<usize>,
+        [plane, tile, column]: Dims,
+    ) -> &'s [E] {
+        let (cells, factors) = scratch.split_at_mut(self.cells.len(1));
+        let origin = [plane, RESULTS * tile, column];
+        for (index, channel) in channels.enumerate() {
+            let only = channel..channel + 1;
+            self.cells.fill(simd, cells, pieces, batch, only, origin);
+            for plane in 0..self.cells.planes() {
+                for tile in 0..self.tiles {
+                    let first = self.cells.line(0, plane, RESULTS * tile);
+                    let row = self.cells.line(0, plane, RESULTS * tile + 1) - first;
+                    let place = self.layout.line(index, plane, PRODUCTS * tile);
+                    for column in (0..self.cells.width()).step_by(E::lanes::<S>()) {
+                        let mut x = [E::splat(simd, E::default()); PRODUCTS];
+                        // SAFETY: rows of both layouts are whole vectors of the same columns, and
+                        // these have so many of them.
+                        unsafe {
+                            for (k, x) in x.iter_mut().enumerate() {
+                                *x = E::load::<S>(cells.as_ptr().add(first + k * row + column));
+                            }
+                            let x = of_source::<S, E>(simd, x);
+                            for (k, x) in x.into_iter().enumerate() {
+                                let factor = factors.as_mut_ptr().add(place + k * row + column);
+                                E::store::<S>(factor, x);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        factors
+    }
+}

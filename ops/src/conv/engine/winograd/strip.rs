@@ -1,0 +1,114 @@
+//! Innermost kernel: sums of all products of a tile for a block of channels × columns, and their
+//! results.
+
+use std::ops::Range;
+
+use pulp::Simd;
+
+use super::super::strip::{Kernel, Terms};
+use super::{PRODUCTS, RESULTS, to_results};
+use crate::kernel::memory::prefetch_to_write;
+use crate::kernel::simd::Element;
+
+/// Arguments of one call of the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Strip<'a, E> {
+    /// The terms of the first product.
+    pub terms: Terms<'a, E>,
+    /// Elements from a row of factors to the next.
+    pub row: usize,
+    /// The bias of every channel; null without bias.
+    pub bias: *const E,
+    /// Whether results are added to the output's values.
+    pub add: bool,
+    /// The first result.
+    pub output: *mut E,
+    /// Elements between channels of the output.
+    pub channel: usize,
+    /// Elements between rows of the output.
+    pub line: usize,
+    /// The rows of the tile that are results: the first and their number.
+    pub rows: [usize; 2],
+    /// The number of columns of the output, from the first result on.
+    pub columns: usize,
+}
+
+impl<E: Element> Kernel for Strip<'_, E> {
+    #[inline(always)]
+    fn block<S: Simd, const M: usize, const N: usize>(self, simd: S) {
+        let lanes = E::lanes::<S>();
+        let [first, rows] = self.rows;
+        let mut sums = [[[E::splat(simd, E::default()); N]; M]; PRODUCTS];
+        // SAFETY: the caller of `strip::run` promises that the pointers are valid.
+        unsafe {
+            for row in 0..rows {
+                let line = self.output.add(row * self.line);
+                prefetch_to_write(line, [M, N * lanes], self.channel);
+            }
+            for (k, sums) in sums.iter_mut().enumerate() {
+                let terms = Terms {
+                    tile: self.terms.tile.add(k * self.row),
+                    weights: self.terms.weights.add(k * self.terms.count * M),
+                    ..self.terms
+                };
+                *sums = terms.sums::<S, M, N>(simd);
+            }
+            for m in 0..M {
+                for n in 0..N {
+                    let mut of_cells = [sums[0][m][n]; PRODUCTS];
+                    for (k, of_cell) in of_cells.iter_mut().enumerate() {
+                        *of_cell = sums[k][m][n];
+                    }
+                    let results = to_results::<S, E>(simd, of_cells);
+                    let output = self.output.add(m * self.channel + n * lanes);
+                    let present = self.columns.saturating_sub(n * lanes).min(lanes);
+                    self.store(simd, results, m, output, first..first + rows, present);
+                }
+            }
+        }
+    }
+}
+
+impl<E: Element> Strip<'_, E> {
+    /// Adds the output's values, if asked for, and the bias, and writes columns of rows.
+    #[inline(always)]
+    unsafe fn store<S: Simd>(
+        &self,
+        simd: S,
+        results: [E::Vector<S>; RESULTS],
+        channel: usize,
+        output: *mut E,
+        rows: Range<usize>,
+        present: usize,
+    ) {
+        let zero = E::splat(simd, E::default());
+        let whole = present == E::lanes::<S>();
+        for (row, mut result) in results.into_iter().enumerate() {
+            if !rows.contains(&row) {
+                continue;
+            }
+            // SAFETY: the caller of `strip::run` promises that the pointers are valid.
+            unsafe {
+                let place = output.add((row - rows.start) * self.line);
+                if self.add {
+                    let old = if whole {
+                        E::load::<S>(place)
+                    } else {
+                        let old = std::slice::from_raw_parts(place, present);
+                        E::load_part(simd, old, zero)
+                    };
+                    result = E::plus(simd, result, old);
+                }
+                if !self.bias.is_null() {
+                    result = E::plus(simd, result, E::splat(simd, *self.bias.add(channel)));
+                }
+                if whole {
+                    E::store::<S>(place, result);
+                } else {
+                    let place = std::slice::from_raw_parts_mut(place, present);
+                    E::store_part(simd, place, result);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Driver: tiles, blocks of channels, panels of outputs.
+
+use std::ops::Range;
+
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::super::geometry::{Correlation, Dims};
+use super::super::job::{Job, OUTPUTS, SERIAL, STRIPS};
+use super::super::strip::{self, Terms, panels};
+use super::super::tile::{tile_box, tile_extents};
+use super::strip::Strip;
+use super::{Factors, PRODUCTS, RESULTS, RowTiles, of_taps};
+use crate::kernel::buffer::Buffer;
+use crate::kernel::memory::{Shared, with_scratch};
+use crate::kernel::simd::Element;
+
+/// Most bytes of a tile, which stays in the second-level cache.
+const TILE_BYTES: usize = 512 << 10;
+/// Most terms of a block of channels for every product.
+const TERMS: usize = 192;
+
+/// Computes the results of a part.
+pub(crate) fn correlate<S: Simd, E: Element>(
+    simd: S,
+    job: &Job<'_, E>,
+    correlation: &Correlation,
+    rows: RowTiles,
+    weight: &(impl Fn([usize; 4]) -> E + Sync),
+    output: Shared<E>,
+) {
+    let part = Part::new::<S>(job, correlation, rows, weight);
+    let tasks = 0..job.batch * job.groups * part.tiles * part.ranges;
+    job.run_tasks(correlation, tasks, |index| {
+        simd.vectorize(Task::new(job, &part, index, output));
+    });
+}
+
+/// A correlation with the data that its tasks share.
+struct Part<'a, E> {
+    correlation: &'a Correlation,
+    rows: RowTiles,
+    factors: Factors,
+    /// Planes, tiles of rows and columns of a task.
+    tile: Dims,
+    /// Vectors of a tile's rows.
+    vectors: usize,
+    /// Number of tasks' tiles of a field.
+    tiles: usize,
+    /// Number of ranges that the outputs are divided into.
+    ranges: usize,
+    /// Channels of the source in a block.
+    block: usize,
+    offsets: Vec<u32>,
+    /// `[group][block][panel][product][term][channel]`.
+    weights: Buffer<E>,
+}
+
+impl<'a, E: Element> Part<'a, E> {
+    fn new<S: Simd>(
+        job: &Job<'_, E>,
+        correlation: &'a Correlation,
+        rows: RowTiles,
+        weight: &(impl Fn([usize; 4]) -> E + Sync),
+    ) -> Self {
+        let lanes = E::lanes::<S>();
+        let strip = strip::width::<S>(strip::height::<S>(usize::MAX, 3)) * lanes;
+        // From the taps alone: the order of sums, and so their bits, are the same in any box.
+        let block = (TERMS / rows.flat.taps.len()).clamp(1, job.inputs);
+        let room = TILE_BYTES / size_of::<E>();
+        let tasks = job.tasks(correlation);
+        let most = job.outputs.div_ceil(OUTPUTS);
+        let count = rows.flat.count;
+        let fits = |_: &_, tile: Dims| Factors::new(&rows, tile).len(block) <= room;
+        let tile = tile_extents(&rows.flat, [strip, STRIPS], tasks.div_ceil(most), fits);
+        let tiles = (0..3).map(|dim| count[dim].div_ceil(tile[dim])).product();
+        let factors = Factors::new(&rows, tile);
+        let vectors = tile[2].div_ceil(lanes);
+        Self {
+            offsets: factors.layout.offsets(&rows.flat, block),
+            ranges: tasks.div_ceil(tiles).min(most),
+            weights: pack::<S, E>(job, &rows, block, vectors, weight),
+            correlation,
+            rows,
+            factors,
+            tile,
+            vectors,
+            tiles,
+            block,
+        }
+    }
+}
+
+/// Packs the factors of the taps in the order in which strips read them.
+fn pack<S: Simd, E: Element>(
+    job: &Job<'_, E>,
+    rows: &RowTiles,
+    block: usize,
+    vectors: usize,
+    weight: &(impl Fn([usize; 4]) -> E + Sync),
+) -> Buffer<E> {
+    let taps = rows.elements.len();
+    let len = job.groups * job.inputs * job.outputs * taps * PRODUCTS;
+    let fill = |packed: Shared<E>| {
+        let panels: Vec<(usize, usize)> = panels::<S>(job.outputs, vectors).collect();
+        let blocks = job.inputs.div_ceil(block);
+        let panel = |index: usize| {
+            let (rest, (start, height)) = (index / panels.len(), panels[index % panels.len()]);
+            let (group, first) = (rest / blocks, rest % blocks * block);
+            let inputs = first..job.inputs.min(first + block);
+            let before = (group * job.inputs + first) * job.outputs + inputs.len() * start;
+            let (mut place, of_product) = (before * taps * PRODUCTS, inputs.len() * taps * height);
+            for input in inputs {
+                for elements in &rows.elements {
+                    for output in start..start + height {
+                        let taps = elements.map(|element| weight([group, output, input, element]));
+                        for (k, factor) in of_taps(taps).into_iter().enumerate() {
+                            // SAFETY: products are consecutive, and panels are, all below `len`.
+                            unsafe { *packed.at(place + k * of_product) = factor };
+                        }
+                        place += 1;
+                    }
+                }
+            }
+        };
+        let all = 0..job.groups * blocks * panels.len();
+        if len < SERIAL {
+            all.for_each(panel);
+        } else {
+            all.into_par_iter().for_each(panel);
+        }
+    };
+    // SAFETY: the panels of all blocks and groups write every factor once.
+    unsafe { Buffer::filled(len, fill) }
+}
+
+/// One tile of one group of one sample, for a range of outputs.
+struct Task<'a, E> {
+    job: &'a Job<'a, E>,
+    part: &'a Part<'a, E>,
+    batch: usize,
+    group: usize,
+    tile: usize,
+    range: usize,
+    output: Shared<E>,
+}
+
+impl<'a, E: Element> Task<'a, E> {
+    /// The task of an index. Indices go over samples, groups, tiles and ranges of outputs, from
+    /// slow to fast.
+    fn new(job: &'a Job<'a, E>, part: &'a Part<'a, E>, index: usize, output: Shared<E>) -> Self {
+        let (rest, range) = (index / part.ranges, index % part.ranges);
+        let (field, tile) = (rest / part.tiles, rest % part.tiles);
+        let (batch, group) = (field / job.groups, field % job.groups);
+        Self {
+            job,
+            part,
+            batch,
+            group,
+            tile,
+            range,
+            output,
+        }
+    }
+}
+
+impl<E: Element> WithSimd for Task<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { job, part, .. } = self;
+        let [origin, size] = tile_box(self.tile, part.tile, part.rows.flat.count);
+        let held = self.group * job.inputs;
+        with_scratch(part.factors.len(part.block), |scratch| {
+            for first in (0..job.inputs).step_by(part.block) {
+                let block = first..job.inputs.min(first + part.block);
+                let channels = held + block.start..held + block.end;
+                let (pieces, batch) = (job.pieces, self.batch);
+                let factors = part
+                    .factors
+                    .fill(simd, scratch, pieces, batch, channels, origin);
+                self.block(simd, factors, block, origin, size);
+            }
+        });
+    }
+}
+
+impl<E: Element> Task<'_, E> {
+    /// Adds the terms of a block of channels to the tile's results.
+    #[inline(always)]
+    fn block<S: Simd>(
+        &self,
+        simd: S,
+        factors: &[E],
+        block: Range<usize>,
+        origin: Dims,
+        size: Dims,
+    ) {
+        let Self { job, part, .. } = self;
+        let Correlation { start, count, .. } = *part.correlation;
+        let layout = &part.factors.layout;
+        let taps = part.rows.elements.len();
+        let terms = block.len() * taps;
+        let [_, rows, columns] = job.shape;
+        let cells = job.cells();
+        let first_weight = (self.group * job.inputs + block.start) * job.outputs * taps * PRODUCTS;
+        let last = block.end == job.inputs;
+        let lanes = E::lanes::<S>();
+        let range = |(start, _): &(usize, usize)| start * part.ranges / job.outputs == self.range;
+        for (output, height) in panels::<S>(job.outputs, part.vectors).filter(range) {
+            let weights = &part.weights[first_weight + output * terms * PRODUCTS..];
+            let channel = self.group * job.outputs + output;
+            let bias = job.bias.filter(|_| last);
+            let bias = bias.map(|bias| &bias[channel..channel + height]);
+            for (plane, tile) in
+                (0..size[0]).flat_map(|plane| (0..size[1]).map(move |tile| (plane, tile)))
+            {
+                // Rows of the tile before the first result, and behind the last one, are none.
+                let row = RESULTS * (origin[1] + tile);
+                let skipped = part.rows.before.saturating_sub(row);
+                let row = row + skipped - part.rows.before;
+                let results = (RESULTS - skipped).min(count[1] - row);
+                let line = ((start[0] + origin[0] + plane) * rows + start[1] + row) * columns;
+                let field = (self.batch * job.groups * job.outputs + channel) * cells;
+                let from = layout.row(plane, PRODUCTS * tile);
+                let mut column = 0;
+                while column < size[2] {
+                    let left = size[2] - column;
+                    let vectors = left.div_ceil(lanes).min(strip::width::<S>(height));
+                    let left = left.min(vectors * lanes);
+                    let place = field + line + start[2] + origin[2] + column;
+                    // SAFETY: the lattice lies in the output, its channels are `cells` apart, and
+                    // tasks have disjoint parts of it. The tile has room for all offsets from any
+                    // of its columns, and a margin for the widest strip.
+                    unsafe {
+                        let strip = Strip {
+                            terms: Terms {
+                                tile: factors.as_ptr().add(from + column),
+                                offsets: part.offsets.as_ptr(),
+                                count: terms,
+                                weights: weights.as_ptr(),
+                                ahead: &[],
+                            },
+                            row: layout.row(0, 1) - layout.row(0, 0),
+                            bias: bias.map_or(std::ptr::null(), <[E]>::as_ptr),
+                            add: block.start > 0,
+                            output: self.output.at(place),
+                            channel: cells,
+                            line: columns,
+                            rows: [skipped, results],
+                            columns: left,
+                        };
+                        strip::run(simd, strip, height, vectors);
+                    }
+                    column += left;
+                }
+            }
+        }
+    }
+}
