@@ -73,6 +73,51 @@ fn halos_may_travel_while_the_interior_is_computed() {
     }
 }
 
+/// As many channels and rows as Winograd's method takes, with shards that divide its tiles.
+#[test]
+fn rows_of_several_results_may_be_cut_by_shards() {
+    let padding = [
+        Padding::new(1, Boundary::Replicate),
+        Padding::new(1, Boundary::Periodic),
+    ];
+    let options = ConvOptions::default().with_padding(padding);
+    check_op(
+        &Conv(options),
+        &[[2, 8, 27, 9]],
+        &[[9, 8, 3, 3]],
+        &[0, 2, 3],
+        1e-5,
+    );
+}
+
+#[test]
+fn rows_of_several_results_may_be_computed_while_halos_travel() {
+    let results = |overlap| {
+        let launcher = Launcher::local(4).overlap(overlap);
+        let found = launcher.collect(|world| {
+            let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
+            let normal = Distribution::Normal {
+                mean: 0.0,
+                std: 1.0,
+            };
+            let (key, shape) = (RandomKey::new(5, "x"), [2, 8, 41, 19]);
+            let x = ShardTensor::random(shape, normal, key, &mesh, &[Shard(2), Shard(3)])?;
+            let (key, whole) = (RandomKey::new(6, "weight"), [Replicate, Replicate]);
+            let weight = ShardTensor::random([8, 8, 3, 3], normal, key, &mesh, &whole)?;
+            let [x, weight] = [x.inner(), weight.inner()];
+            let options =
+                ConvOptions::default().with_padding([Padding::new(1, Boundary::Periodic); 2]);
+            let y = conv(x, weight.into_parts().0, None, &options)?;
+            Ok(y.into_parts().0.into_data())
+        });
+        found.unwrap()
+    };
+    let (early, late) = (results(Overlap::On), results(Overlap::Off));
+    for (early, late) in early.iter().zip(&late) {
+        early.assert_eq(late, true);
+    }
+}
+
 #[test]
 fn a_side_may_have_a_boundary_of_its_own() {
     let side = Padding {

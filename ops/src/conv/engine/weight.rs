@@ -61,7 +61,7 @@ pub(crate) struct WeightGradient<E> {
 /// A tile of the source: its cells, or factors of its rows.
 enum Source {
     Cells(TileLayout),
-    Factors(RowTiles, Factors),
+    Factors(Box<RowTiles>, Box<Factors>),
 }
 
 impl Source {
@@ -215,8 +215,8 @@ impl<'a, E: Element> Plan<'a, E> {
         let source_of = |tile: Dims| match rows() {
             None => Source::Cells(TileLayout::new(&correlation, tile)),
             Some(rows) => {
-                let factors = Factors::new(&rows, tile);
-                Source::Factors(rows, factors)
+                let factors = Box::new(Factors::new(&rows, tile));
+                Source::Factors(Box::new(rows), factors)
             }
         };
         let grid = rows().map_or(correlation.clone(), |rows| rows.flat);

@@ -53,17 +53,16 @@ impl<E: Element> Kernel for Strip<'_, E> {
                 };
                 *sums = terms.sums::<S, M, N>(simd);
             }
-            for m in 0..M {
-                for n in 0..N {
-                    let mut of_cells = [sums[0][m][n]; PRODUCTS];
-                    for (k, of_cell) in of_cells.iter_mut().enumerate() {
-                        *of_cell = sums[k][m][n];
-                    }
-                    let results = to_results::<S, E>(simd, of_cells);
-                    let output = self.output.add(m * self.channel + n * lanes);
-                    let present = self.columns.saturating_sub(n * lanes).min(lanes);
-                    self.store(simd, results, m, output, first..first + rows, present);
+            for index in 0..M * N {
+                let (m, n) = (index / N, index % N);
+                let mut of_cells = [sums[0][m][n]; PRODUCTS];
+                for (of_cell, sums) in of_cells.iter_mut().zip(&sums) {
+                    *of_cell = sums[m][n];
                 }
+                let results = to_results::<S, E>(simd, of_cells);
+                let output = self.output.add(m * self.channel + n * lanes);
+                let present = self.columns.saturating_sub(n * lanes).min(lanes);
+                self.store(simd, results, m, output, first..first + rows, present);
             }
         }
     }
