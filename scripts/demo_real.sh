@@ -42,5 +42,5 @@ fi
 [ -e monthly_navy_winds.cdf ] || ln -sfn "$winds" monthly_navy_winds.cdf
 "$program" inspect monthly_navy_winds.cdf
 "$program" train --config "$configs/navy_winds.toml"
-say "the last 24 months, which nothing was chosen by"
+say "the last 24 months, which are held out"
 "$program" score --config "$configs/navy_winds.toml"
