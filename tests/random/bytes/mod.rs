@@ -133,7 +133,9 @@ fn operators_send_the_bytes_of_their_formulas() {
 #[test]
 fn other_operators_send_nothing() {
     for golden in operators() {
-        let silent = golden.travels.map(is_silent);
+        let mut silent = golden.travels.map(is_silent);
+        // Resolving an extremum, which is not the operator's, sends its gradient to the rank that holds it.
+        silent[1] &= !["max", "min"].contains(&golden.name);
         for number in 0..4 {
             let mut draw = Draw::new(number);
             let case = draw_case(golden.name, &mut draw).expect("random arguments");
