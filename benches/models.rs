@@ -162,7 +162,7 @@ impl Bench {
             in_turn::<3, 2>((MIN_ROUNDS, self.budget), |implementation, pass| {
                 match (implementation, pass) {
                     (0, 0) => Some(timed(|| training.step())),
-                    (0, _) => Some(timed(&mut infer)),
+                    (0, _) => Some(timed(infer)),
                     _ => {
                         let request = layouts.get(implementation - 1)?;
                         self.pytorch.as_mut()?.run(PYTORCH_PASSES[pass], request)

@@ -1,4 +1,4 @@
-//! Training by burn's [`Learner`](burn_train::Learner) on a mesh: its metrics, dashboard, checkpoints and early
+//! Training by burn's [`Learner`] on a mesh: its metrics, dashboard, checkpoints and early
 //! stopping, with the steps of all ranks.
 //!
 //! Feature `learner`. A [`Trainer`](crate::Trainer) does what it does not: it saves in the middle of an epoch, saves
@@ -165,12 +165,12 @@ impl<M: LearnerModel> LaunchOn<M> for SupervisedTraining<M> {
 /// [`full_tensor`](halocline_core::ShardTensor::full_tensor) gives.
 #[derive(Clone, Debug)]
 pub struct StepLoss {
-    /// The loss, [1], outside the graph.
+    /// The loss, `[1]`, outside the graph.
     pub loss: Tensor<1>,
 }
 
 impl StepLoss {
-    /// Takes the value of a loss of shape [1]; a partial one is resolved, on all ranks together.
+    /// Takes the value of a loss of shape `[1]`; a partial one is resolved, on all ranks together.
     pub fn new<X: Field<1>>(loss: X) -> Self {
         let loss = loss.into_shard().resolve().local().clone();
         Self {
@@ -192,7 +192,7 @@ impl ItemLazy for StepLoss {
     }
 }
 
-/// Computes the gradients of a loss of shape [1]: the result of a
+/// Computes the gradients of a loss of shape `[1]`: the result of a
 /// [`TrainStep`](burn_train::TrainStep) on a mesh. A partial loss is resolved. [`LaunchOn`] has an
 /// example.
 pub fn train_output<M: Module, X: Field<1>>(model: &M, loss: X) -> TrainOutput<StepLoss> {
