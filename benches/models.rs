@@ -147,7 +147,7 @@ impl Bench {
         let base = resident("VmRSS");
         let device = Device::default();
         let (model, x) = (init(&device), random(shape, &device));
-        let mut infer = || x.clone().apply(&model);
+        let infer = || x.clone().apply(&model);
         let infer_peak = peak(|| drop(infer())) - base;
         let torch = self.pytorch.as_mut();
         let torch_peaks = torch.map_or(Vec::new(), |pytorch| peaks(pytorch, layouts));

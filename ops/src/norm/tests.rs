@@ -3,7 +3,7 @@ use crate::prelude::*;
 use crate::testing::{Operator, check_op, difference};
 use burn::nn::{GroupNormConfig, InstanceNormConfig, LayerNormConfig, RmsNormConfig};
 use burn::tensor::{DType, Tensor};
-use halocline_core::{Launcher, LocalGradient};
+use halocline_core::{Launcher, LocalGradient, Shard};
 
 struct Group(usize);
 
