@@ -63,7 +63,7 @@ impl Lines {
             return;
         }
         let vector = 4 * WIDEST;
-        let width = (CHUNK / self.cells.max(1)).div_ceil(vector) * vector;
+        let width = (CHUNK / self.cells.max(1)).max(1).div_ceil(vector) * vector;
         let pieces = self.inner.div_ceil(width);
         let together = (CHUNK / (self.cells * width.min(self.inner)).max(1)).max(1);
         let tasks = (0..self.outer * pieces)
@@ -126,4 +126,35 @@ pub(crate) fn by_lane<S: Simd, E: Element>(
 pub(crate) unsafe fn slice<'a, E>(elements: Shared<E>, range: Range<usize>) -> &'a mut [E] {
     // SAFETY: the caller's.
     unsafe { std::slice::from_raw_parts_mut(elements.at(range.start), range.len()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn tasks_have_every_line_once() {
+        for (outer, cells, inner) in [
+            (3, 2 * CHUNK, 1),
+            (2, CHUNK + 1, 70),
+            (4, 5, 300),
+            (1, 0, 9),
+        ] {
+            let lines = Lines {
+                outer,
+                cells,
+                inner,
+            };
+            let visits: Vec<_> = (0..lines.count()).map(|_| AtomicUsize::new(0)).collect();
+            lines.for_each(|place| {
+                for line in &visits[lines.of_columns(&place)] {
+                    line.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            let once = visits.iter().all(|line| line.load(Ordering::Relaxed) == 1);
+            assert!(once, "{outer} × {cells} × {inner}");
+        }
+    }
 }

@@ -134,7 +134,7 @@ fn weights_may_be_sharded_like_features() {
             let mesh = world.mesh([("tensor", world.size())])?;
             let numbers = Tensor::<1, burn::tensor::Int>::arange(0..14, world.device());
             let numbers = numbers.float().sin();
-            let weight = numbers.clone().slice([3..10]);
+            let weight = numbers.clone().narrow(0, 3, 7);
             let x = numbers.reshape([2, 7]);
             let x = ShardTensor::distribute(x, &mesh, &[Shard(1)])?.require_grad();
             let weight = ShardTensor::<1>::distribute(weight, &mesh, &[Shard(0)])?.require_grad();
