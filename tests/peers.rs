@@ -1,10 +1,12 @@
 //! What other libraries for sharded fields get wrong, refuse, or gather the field for. The numbers are those of the cases
-//! that were collected of PhysicsNeMo's ShardTensor, PyTorch's DTensor, and XLA; tests of the same in other files name them.
+//! that were collected of PhysicsNeMo's ShardTensor, PyTorch's DTensor, and XLA; tests of the same in other files name them. Number 16,
+//! backward passes on the CPU, is every test of training.
 
 use std::fmt::Debug;
 
 use burn::tensor::DType;
 use halocline::core::{CommStats, Traffic};
+use halocline::ops::resample::{Corners, Interpolation, Mode};
 use halocline::ops::testing::{Operator, check_op, random};
 use halocline::prelude::*;
 
@@ -70,6 +72,25 @@ fn pooling_with_padding_and_overlap_on_uneven_shards() {
         let options = PoolOptions::new([3, 3]).with_stride([2, 2]).with_padding([Padding::zeros(1, 1); 2]);
         x.clone().max_pool(&options) + x.avg_pool(&options)
     });
+}
+
+/// 4: interpolation with `align_corners`, to sizes that no factor gives, and to coarser grids.
+#[test]
+fn interpolation_to_any_size_with_either_corners() {
+    for corners in [Corners::Edges, Corners::Centers] {
+        struct Case(Corners);
+        impl Operator<4, 4> for Case {
+            fn apply<X: Field<4>>(&self, inputs: Vec<X>, _: Vec<Tensor<4>>) -> X {
+                let [x] = array(inputs);
+                let linear = Interpolation::new(Mode::Linear).with_corners(self.0);
+                let cubic = Interpolation::new(Mode::Cubic).with_corners(self.0);
+                let finer = x.clone().interpolate([13, 9], linear);
+                let coarser = x.interpolate([4, 5], linear).interpolate([13, 9], cubic);
+                finer + coarser
+            }
+        }
+        check_op(&Case(corners), &[[1, 2, 7, 8]], &[], &[0, 1, 2, 3], 2e-5);
+    }
 }
 
 /// 5 and 10: statistics of groups where the batch is sharded, too, with a mean that cancels in single precision.

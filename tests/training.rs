@@ -43,6 +43,7 @@ fn fifty_steps_have_the_same_losses_on_every_mesh() {
     }
 }
 
+/// Peers, 15: one blocking reduction a parameter.
 #[test]
 fn buckets_give_the_bits_of_sums_one_by_one_with_fewer_messages() {
     let run = |buckets| {

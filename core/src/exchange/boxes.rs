@@ -186,7 +186,7 @@ impl Exchange {
                     (transfer.src.clone(), flipped(cells, &transfer.flip))
                 };
                 let boxes: Vec<_> = copies.chain(received).map(turned).collect();
-                if let Some(sum) = cells::summed(dtype, &plan.source_shape, &boxes) {
+                if let Some(sum) = cells::summed(&tensor, &plan.source_shape, &boxes) {
                     return sum;
                 }
                 // Sums of half-precision numbers are rounded once.

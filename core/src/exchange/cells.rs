@@ -39,13 +39,14 @@ pub(super) fn assembled(
     })
 }
 
-/// Adds boxes, one after the other, to a new tensor of zeros. `None` where a tensor is not on the CPU, or of other numbers than
-/// f32 and f64.
+/// Adds boxes, one after the other, to a new tensor of zeros, like `like` but for its shape. `None` where a tensor is not on the
+/// CPU, or of other numbers than f32 and f64.
 pub(super) fn summed(
-    dtype: DType,
+    like: &DispatchTensor,
     shape: &[usize],
     boxes: &[(IndexBox, DispatchTensor)],
 ) -> Option<DispatchTensor> {
+    let dtype = here(like)?.dtype();
     let parts = on_cpu(boxes)?;
     let zero = &[0; size_of::<f64>()][..dtype.size()];
     let apart = is_partition(shape, &parts);
@@ -266,7 +267,7 @@ mod tests {
     use burn::tensor::{Device, Tensor};
 
     use super::*;
-    use crate::dispatch::{cut, flipped};
+    use crate::dispatch::{cast, cut, flipped};
 
     fn cells(ranges: [std::ops::Range<usize>; 3]) -> IndexBox {
         IndexBox::new(ranges.to_vec())
@@ -316,12 +317,13 @@ mod tests {
             (cells([1..2, 0..3, 2..4]), part),
         ];
         let sum = |boxes: &[_]| {
-            let sum = summed(DType::F32, &[2, 3, 4], boxes).unwrap();
+            let sum = summed(&dispatch, &[2, 3, 4], boxes).unwrap();
             Tensor::<3>::from_dispatch(sum).into_data()
         };
         sum(&boxes[..1]).assert_eq(&x.clone().into_data(), true);
         let added = x.clone().slice([1..2, 0..3, 2..4]) + x.clone().slice([0..1, 0..3, 1..3]);
         sum(&boxes).assert_eq(&x.slice_assign([1..2, 0..3, 2..4], added).into_data(), true);
-        assert!(summed(DType::F16, &[2, 3, 4], &[]).is_none());
+        let half = cast(dispatch.clone(), DType::F16);
+        assert!(summed(&half, &[2, 3, 4], &[]).is_none());
     }
 }
