@@ -18,10 +18,11 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::optim::{GradientsParams, ModuleOptimizer};
 use halocline::core::memory::release_memory;
 use halocline::core::trace::span;
 use halocline::models::{FieldTransformerConfig, SurrogateCnnConfig, UNetConfig};
+use halocline::ops::optim::FusedAdamWConfig;
 use halocline::ops::{Reduction, mse_loss};
 use halocline::prelude::*;
 use serde_json::{Value, json};
@@ -236,7 +237,7 @@ impl<M: Model> Training<M> {
         let device = Device::default();
         Self {
             model: Some(init(&device.clone().autodiff())),
-            optimizer: AdamWConfig::new().init(),
+            optimizer: FusedAdamWConfig::new().init(),
             x: random(shape, &device).autodiff(),
         }
     }
@@ -285,7 +286,7 @@ fn times<M: Model>(
     Launcher::local(1).trace(file.path()).run(|world| {
         let mesh = world.mesh([("lat", 1)])?;
         let mut model = Some(world.init(&init)?);
-        let mut optimizer: ModuleOptimizer = AdamWConfig::new().init();
+        let mut optimizer: ModuleOptimizer = FusedAdamWConfig::new().init();
         let normal = Distribution::Normal {
             mean: 0.0,
             std: 1.0,

@@ -6,13 +6,13 @@ use std::time::Instant;
 use burn::grad_clipping::GradientClippingConfig;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::module::Module;
-use burn::optim::AdamWConfig;
 use clap::Args;
 use halocline::io::{
     Checkpoint, CheckpointConfig, Checkpoints, DatasetConfig, FieldDataset, FieldLoader,
     LoaderConfig, Order, Progress,
 };
 use halocline::models::weighted_mse;
+use halocline::ops::optim::FusedAdamWConfig;
 use halocline::prelude::*;
 use halocline::{Ended, Trainer};
 use serde::{Deserialize, Serialize};
@@ -85,7 +85,7 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<E
     let loader = FieldLoader::new(&mesh, &PLACEMENTS, &config, || {
         FieldDataset::open(&files, &DatasetConfig::new())?.with_statistics(&statistics)
     })?;
-    let optimizer = AdamWConfig::new()
+    let optimizer = FusedAdamWConfig::new()
         .with_weight_decay(1e-5)
         // This clips the gradient of each tensor; for the norm of the whole model see
         // Trainer::with_gradient_hook.

@@ -21,6 +21,7 @@ pub mod loss;
 pub mod matmul;
 pub mod norm;
 mod operand;
+pub mod optim;
 #[cfg(test)]
 mod placements;
 pub mod pool;

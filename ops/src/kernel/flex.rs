@@ -2,7 +2,10 @@
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, Flex, TensorMetadata};
+use burn::backend::{
+    BackendTensor, Dispatch, DispatchDevice, DispatchTensor, DispatchTensorKind, Flex,
+    TensorMetadata,
+};
 use burn::tensor::{DType, Device, Element as BurnElement, Shape};
 use burn_std::Bytes;
 pub(crate) use halocline_core::memory::contiguous;
@@ -12,6 +15,7 @@ use halocline_core::{IndexBox, Result};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::View;
 use crate::kernel::simd::Element;
+use crate::kernel::widths;
 
 /// Whether our kernels run on a device.
 pub(crate) fn runs_on(device: &Device) -> bool {
@@ -116,6 +120,11 @@ pub(crate) fn in_dtype(tensor: DispatchTensor, dtype: DType) -> DispatchTensor {
     if tensor.dtype() == dtype {
         return tensor;
     }
+    if let DispatchTensorKind::Flex(BackendTensor::Float(x)) = &tensor.kind
+        && let Some(cast) = widths::cast(x, dtype)
+    {
+        return to_dispatch::<Flex>(cast);
+    }
     Dispatch::float_cast(tensor, dtype.into())
 }
 
@@ -126,5 +135,33 @@ pub(crate) fn elements<E: Float>(tensor: &FlexTensor) -> &[E] {
         // An empty view may begin outside of the storage.
         0 => &[],
         elements => &tensor.storage()[layout.start_offset()..][..elements],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, FloatDType, Tensor};
+
+    use super::*;
+
+    /// Every number of half precision, and those between two of them, above, below and at the middle.
+    #[test]
+    fn casts_have_the_bits_of_burns() {
+        let device = Device::flex();
+        let near = |bits: u32| [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| bits << 16 | low);
+        let numbers = (0..1_u32 << 16).flat_map(near).map(f32::from_bits);
+        let wide = Tensor::<1>::from_floats(&numbers.collect::<Vec<_>>()[..], &device);
+        for (half, dtype) in [
+            (FloatDType::BF16, DType::BF16),
+            (FloatDType::F16, DType::F16),
+        ] {
+            let burns = wide.clone().cast(half);
+            let narrow = in_dtype(wide.clone().into_dispatch(), dtype);
+            let ours = Tensor::<1>::from_dispatch(narrow.clone());
+            assert_eq!(ours.into_data().bytes(), burns.clone().into_data().bytes());
+            let ours = Tensor::<1>::from_dispatch(in_dtype(narrow, DType::F32));
+            let burns = burns.cast(FloatDType::F32);
+            assert_eq!(ours.into_data().bytes(), burns.into_data().bytes());
+        }
     }
 }

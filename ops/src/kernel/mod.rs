@@ -13,3 +13,4 @@ pub(crate) mod memory;
 pub(crate) mod simd;
 #[cfg(test)]
 pub(crate) mod testing;
+pub(crate) mod widths;

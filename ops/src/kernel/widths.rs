@@ -1,0 +1,83 @@
+//! Casts between `f32` and half precision on all threads, with the bits of burn's.
+
+use burn::backend::flex::{FlexTensor, Layout};
+use burn::tensor::{DType, Shape};
+use burn_std::{bf16, f16};
+use halocline_core::memory::contiguous;
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::buffer::Buffer;
+use super::lanes::CHUNK;
+use super::memory::Shared;
+use super::simd::Isa;
+
+/// The tensor in another float type, if both types are `f32` and one of half precision.
+pub(crate) fn cast(x: &FlexTensor, dtype: DType) -> Option<FlexTensor> {
+    Some(match (x.dtype(), dtype) {
+        (DType::F32, DType::BF16) => converted(x, dtype, narrowed),
+        (DType::BF16, DType::F32) => converted(x, dtype, bf16::to_f32),
+        (DType::F32, DType::F16) => converted(x, dtype, f16::from_f32),
+        (DType::F16, DType::F32) => converted(x, dtype, f16::to_f32),
+        _ => return None,
+    })
+}
+
+/// [`bf16::from_f32`] without branches, which compilers make vectors of.
+#[inline(always)]
+fn narrowed(x: f32) -> bf16 {
+    let bits = x.to_bits();
+    let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    let not_a_number = bits >> 16 | 0x40;
+    bf16::from_bits(if x.is_nan() { not_a_number } else { nearest } as u16)
+}
+
+fn converted<A, B>(
+    x: &FlexTensor,
+    dtype: DType,
+    convert: impl Fn(A) -> B + Copy + Send + Sync,
+) -> FlexTensor
+where
+    A: burn::tensor::Element + bytemuck::Pod,
+    B: Copy + Send,
+{
+    let x = contiguous(x.clone());
+    let layout = x.layout();
+    let (start, len) = (layout.start_offset(), layout.num_elements());
+    let from: &[A] = match len {
+        // An empty view may begin outside of the storage.
+        0 => &[],
+        _ => &x.storage()[start..][..len],
+    };
+    let isa = Isa::chosen().unwrap_or_else(|error| panic!("{error}"));
+    let fill = |to: Shared<B>| {
+        let chunks = from.par_chunks(CHUNK).enumerate();
+        chunks.for_each(|(index, from)| {
+            // SAFETY: the chunk's place in the result, which no other task has.
+            let to = unsafe { std::slice::from_raw_parts_mut(to.at(index * CHUNK), from.len()) };
+            isa.run(Chunk { from, to, convert });
+        });
+    };
+    // SAFETY: the chunks cover the result.
+    let elements = unsafe { Buffer::filled(len, fill) };
+    let (block, bytes) = elements.into_block();
+    let layout = Layout::contiguous(Shape::from(layout.shape()[..].to_vec()));
+    FlexTensor::new(block.into_bytes(bytes), layout, dtype)
+}
+
+struct Chunk<'a, A, B, F> {
+    from: &'a [A],
+    to: &'a mut [B],
+    convert: F,
+}
+
+impl<A: Copy, B, F: Fn(A) -> B> WithSimd for Chunk<'_, A, B, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        for (to, from) in self.to.iter_mut().zip(self.from) {
+            *to = (self.convert)(*from);
+        }
+    }
+}

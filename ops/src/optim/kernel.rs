@@ -1,0 +1,133 @@
+//! A step of AdamW, number by number, in the order of burn's operators.
+
+use burn::tensor::{DType, Tensor};
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::FusedAdamWConfig;
+use crate::kernel::buffer::Buffer;
+use crate::kernel::flex;
+use crate::kernel::lanes::CHUNK;
+use crate::kernel::simd::Isa;
+
+/// The constants of a step.
+#[derive(Clone, Copy)]
+pub(super) struct Step {
+    /// Shares of the old mean and of the gradient.
+    mean: [f32; 2],
+    /// Shares of the old mean square and of the square of the gradient.
+    square: [f32; 2],
+    /// What both are divided by, as they begin at zero.
+    corrections: [f32; 2],
+    epsilon: f32,
+    rate: f32,
+    /// What is left of a weight.
+    kept: f32,
+}
+
+impl Step {
+    /// Step number `time`, from one on.
+    pub(super) fn new(config: &FusedAdamWConfig, rate: f64, time: i32) -> Self {
+        let FusedAdamWConfig {
+            beta_1,
+            beta_2,
+            epsilon,
+            weight_decay,
+            ..
+        } = *config;
+        Self {
+            mean: [beta_1, 1.0 - beta_1],
+            square: [beta_2, 1.0 - beta_2],
+            corrections: [1.0 - beta_1.powi(time), 1.0 - beta_2.powi(time)],
+            epsilon,
+            rate: rate as f32,
+            kept: (1.0 - rate * f64::from(weight_decay)) as f32,
+        }
+    }
+}
+
+/// The parameter, the mean of gradients and the mean of their squares after a step. The means are zero before the first.
+pub(super) fn run<const D: usize>(
+    step: &Step,
+    parameter: Tensor<D>,
+    gradient: Tensor<D>,
+    moments: Option<[Tensor<D>; 2]>,
+) -> [Tensor<D>; 3] {
+    let shape = parameter.dims();
+    let (first, [mean, square]) = match moments {
+        Some(moments) => (false, moments),
+        None => (true, [parameter.clone(), parameter.clone()]),
+    };
+    let inputs = [parameter, gradient, mean, square].map(|tensor| {
+        flex::operand::<f32>(tensor.into_dispatch()).expect("a tensor of the CPU, which was asked")
+    });
+    let inputs = inputs
+        .each_ref()
+        .map(|tensor| flex::elements::<f32>(tensor));
+    let isa = Isa::chosen().unwrap_or_else(|error| panic!("{error}"));
+    let len = inputs[0].len();
+    // SAFETY: the tasks below write all elements before any is read.
+    let mut results = [(); 3].map(|()| unsafe { Buffer::filled(len, |_| ()) });
+    let places = results.each_mut().map(Buffer::shared);
+    (0..len.div_ceil(CHUNK)).into_par_iter().for_each(|task| {
+        let start = task * CHUNK;
+        let count = CHUNK.min(len - start);
+        // SAFETY: a task's range is its own, and lies in the results.
+        let outputs =
+            places.map(|place| unsafe { std::slice::from_raw_parts_mut(place.at(start), count) });
+        isa.run(Task {
+            step,
+            inputs: inputs.map(|input| &input[start..][..count]),
+            first,
+            outputs,
+        });
+    });
+    results.map(|result| Tensor::from_dispatch(flex::result(result, &shape, DType::F32)))
+}
+
+/// A range of numbers.
+struct Task<'a> {
+    step: &'a Step,
+    /// Parameter, gradient, mean and mean square.
+    inputs: [&'a [f32]; 4],
+    /// Whether the means are zero instead.
+    first: bool,
+    outputs: [&'a mut [f32]; 3],
+}
+
+impl WithSimd for Task<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Step {
+            mean,
+            square,
+            corrections,
+            epsilon,
+            rate,
+            kept,
+        } = *self.step;
+        let [parameters, gradients, means, squares] = self.inputs;
+        let [new_parameters, new_means, new_squares] = self.outputs;
+        let len = new_parameters.len();
+        let (parameters, gradients) = (&parameters[..len], &gradients[..len]);
+        let (means, squares) = (&means[..len], &squares[..len]);
+        let (new_means, new_squares) = (&mut new_means[..len], &mut new_squares[..len]);
+        for i in 0..len {
+            let gradient = gradients[i];
+            let of_gradient = [gradient * mean[1], gradient * gradient * square[1]];
+            let [new_mean, new_square] = match self.first {
+                true => of_gradient,
+                false => [
+                    means[i] * mean[0] + of_gradient[0],
+                    squares[i] * square[0] + of_gradient[1],
+                ],
+            };
+            let root = (new_square / corrections[1]).sqrt() + epsilon;
+            let moved = new_mean / corrections[0] / root * rate;
+            new_parameters[i] = parameters[i] * kept - moved;
+            (new_means[i], new_squares[i]) = (new_mean, new_square);
+        }
+    }
+}
