@@ -4,7 +4,8 @@
 //! alike; a figure is the median over rounds. All work on contiguous `f32` tensors, in the layout of burn and PyTorch,
 //! with as many threads as there are cores, and never two at a time: between turns all cores multiply and add in registers,
 //! and read memory, for some milliseconds, while the threads of the one before fall asleep; cores that idle would take as
-//! long to come back to speed. Turns beside which the machine reached less than 90 % of the best of this do not count. In its turn an implementation runs for a tenth of a second, and all runs but the first count:
+//! long to come back to speed. Turns beside which the machine reached less than 90 % of the upper quartile of this do not count. In its turn an implementation runs for a tenth of
+//! a second, and all runs but the first count:
 //! threads are awake, and caches and the pages of results as they are in a training loop. The time of a run includes making its results and freeing
 //! them. Results and gradients of ours are compared with burn-flex's first.
 //!
