@@ -184,6 +184,29 @@ pub(crate) fn check_box(
     ))
 }
 
+/// Checks that the channels of a file have the units of those of another one, where both have units.
+pub(crate) fn check_units(file: &dyn Fields, reference: &dyn Fields) -> Result<()> {
+    // `m s**-1` is `m s-1`.
+    let plain = |units: &str| units.replace("**", "").replace('^', "");
+    for channel in 0..file.channels().len() {
+        let [found, expected] = [file, reference].map(|file| file.describe(channel).units);
+        let (Some(found), Some(expected)) = (found, expected) else {
+            continue;
+        };
+        if plain(&found) != plain(&expected) {
+            let name = &file.channels()[channel];
+            return Err(Error::Differs {
+                path: file.path().into(),
+                what: "units",
+                found: format!("{found} of {name}"),
+                expected: format!("{expected} (convert the values of one file, or leave it out)"),
+                reference: reference.path().into(),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Adds the path of the file to an error about its coordinates.
 pub(crate) fn in_file(path: &Path, error: Error) -> Error {
     match error {

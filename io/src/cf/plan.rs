@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::axis::{Axis, axis_of};
+use super::axis::{Axis, axis_of, is_time};
 use super::variable::{Container, Kind, Variable, VariableAttributes, error_at};
 use crate::fields::in_file;
 use crate::packing::Packing;
@@ -249,6 +249,9 @@ impl<'a> Coordinates<'a> {
         if (count(Role::Row), count(Role::Column)) != (1, 1) {
             return Ok(Err(format!("dims {:?}", variable.dims)));
         }
+        for dim in &variable.dims {
+            self.check_time(dim)?;
+        }
         if count(Role::Time) > 1 || count(Role::Level) > 1 {
             return Ok(Err(format!(
                 "more than one level or time in dims {:?}",
@@ -256,6 +259,29 @@ impl<'a> Coordinates<'a> {
             )));
         }
         Ok(Ok(roles))
+    }
+
+    /// Refuses a dim whose coordinate is a time by its name or attributes, and holds no numbers: it is not a level.
+    fn check_time(&self, dim: &str) -> Result<()> {
+        if self.find(dim).is_some() {
+            return Ok(());
+        }
+        let refused = |name: &str, found: &str| {
+            let expected = "numbers with units such as \"hours since 1970-01-01\", as xarray writes times by to_zarr and \
+                            to_netcdf";
+            Err(Error::shape(self.0.path(), name, found, expected))
+        };
+        let mut variables = self.0.variables().iter();
+        let time = variables
+            .find(|variable| variable.dims == [dim] && axis_of(variable) == Some(Axis::Time));
+        if let Some(time) = time {
+            return refused(&time.name, &format!("times of the type {}", time.dtype));
+        }
+        let mut unreadable = self.0.unreadable().iter();
+        match unreadable.find(|(name, _)| name == dim && is_time(name)) {
+            Some((name, cause)) => refused(name, &format!("times that cannot be read ({cause})")),
+            None => Ok(()),
+        }
     }
 
     /// The values of a coordinate, unpacked.
