@@ -2,11 +2,11 @@
 
 use halocline_core::{Error, Result};
 use halocline_io::{
-    Calendar, Channel, Channels, DatasetConfig, FieldDataset, Fields, Grid, OpenConfig, Period,
-    Progress, Series, Statistics, StatisticsBuilder,
+    Calendar, Channel, Channels, DatasetConfig, FieldDataset, Fields, Gaps, Grid, OpenConfig,
+    Period, Progress, Series, Statistics, StatisticsBuilder,
 };
 
-use super::config::DataConfig;
+use super::data_config::DataConfig;
 use super::timeline::Timeline;
 
 /// Channels, grid and times of an experiment's files.
@@ -20,6 +20,8 @@ pub(super) struct Data {
     pub(super) described: Vec<Channel>,
     pub(super) grid: Grid,
     pub(super) calendar: Calendar,
+    /// The inputs and forcings that change their sign across a pole.
+    pub(super) odd: Vec<String>,
     /// The usual time between two fields, in seconds.
     pub(super) time_step: f64,
     /// The samples of one step in the training period.
@@ -41,7 +43,9 @@ impl Data {
         let (period, samples) = (&config.train, Samples::Steps(1));
         let dataset = FieldDataset::open(&config.files, &dataset(config, period, samples))?;
         let metadata = dataset.metadata();
+        config.check_periods(dataset.calendar())?;
         Ok(Self {
+            odd: odd(config, &dataset)?,
             config: config.clone(),
             names: metadata.channels().to_vec(),
             channels: dataset.channels().clone(),
@@ -69,12 +73,13 @@ impl Data {
         FieldDataset::open(&self.config.files, &config)?.with_statistics(statistics)
     }
 
-    /// The times of a dataset of [states](Samples::States).
+    /// The times of a dataset of [states](Samples::States). Where gaps are skipped, no step leads across one.
     pub(super) fn timeline(&self, dataset: &FieldDataset) -> Timeline {
+        let even = (self.config.gaps == Gaps::Skip).then_some(self.time_step);
         let state = |sample| (dataset.series(sample), dataset.time(sample));
         Timeline {
             states: (0..dataset.len()).map(state).collect(),
-            lead: self.lead(),
+            lead: self.lead().or(even),
             step: self.time_step,
         }
     }
@@ -145,6 +150,55 @@ fn open(config: &DataConfig, period: &Period) -> OpenConfig {
         .with_period(Some(period.clone()))
 }
 
+/// The inputs and forcings that change their sign across a pole: those that the configuration names, or else the
+/// eastward and northward components that the files have.
+///
+/// # Errors
+/// A name of no input and no forcing.
+fn odd(config: &DataConfig, dataset: &FieldDataset) -> Result<Vec<String>> {
+    let channels = dataset.channels();
+    let all = || channels.inputs.iter().chain(&channels.forcings);
+    let Some(chosen) = &config.odd else {
+        let is_component = |name: &&String| {
+            let described = dataset.describe_channel(name);
+            described.is_some_and(|channel| is_component(&channel))
+        };
+        return Ok(all().filter(is_component).cloned().collect());
+    };
+    let stands_for = |chosen: &String, name: &String| {
+        name == chosen || Channel::new(name.clone()).variable() == chosen
+    };
+    if let Some(unknown) = chosen
+        .iter()
+        .find(|chosen| !all().any(|name| stands_for(chosen, name)))
+    {
+        return Err(Error::from(halocline_io::Error::Argument {
+            argument: "data.odd",
+            got: unknown.clone(),
+            expected: format!("inputs or forcings: {:?}", all().collect::<Vec<_>>()),
+        }));
+    }
+    let is_chosen = |name: &&String| chosen.iter().any(|chosen| stands_for(chosen, name));
+    Ok(all().filter(is_chosen).cloned().collect())
+}
+
+/// Whether a channel is an eastward or northward component, by its standard name, or else by usual names.
+fn is_component(channel: &Channel) -> bool {
+    if let Some(name) = &channel.standard_name {
+        return name.contains("eastward") || name.contains("northward");
+    }
+    const NAMES: [&str; 6] = ["ua", "va", "uas", "vas", "uwnd", "vwnd"];
+    let name = channel.variable().to_lowercase();
+    // u, v, u10, v10, u100m and such.
+    let digits = name
+        .strip_prefix(['u', 'v'])
+        .map(|rest| rest.trim_end_matches('m'));
+    NAMES.contains(&&*name)
+        || name.ends_with("u_component_of_wind")
+        || name.ends_with("v_component_of_wind")
+        || digits.is_some_and(|digits| digits.chars().all(|digit| digit.is_ascii_digit()))
+}
+
 fn dataset(config: &DataConfig, period: &Period, samples: Samples) -> DatasetConfig {
     let series = match config.joined {
         true => Series::Joined,
@@ -157,9 +211,39 @@ fn dataset(config: &DataConfig, period: &Period, samples: Samples) -> DatasetCon
         .with_targets(config.targets.clone())
         .with_forcings(config.forcings.clone())
         .with_constants(config.constants.clone())
+        .with_constants_missing(config.constants_missing.clone())
         .with_history(config.history);
     match samples {
         Samples::Steps(steps) => dataset.with_lead_hours(config.lead_hours).with_steps(steps),
         Samples::States => dataset.with_lead(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn components_are_known_by_their_names() {
+        let is_odd = |name: &str, standard: Option<&str>| {
+            let channel = Channel::new(name.into());
+            is_component(&channel.with_standard_name(standard.map(String::from)))
+        };
+        let named = [
+            "u",
+            "v@500",
+            "u10",
+            "V10M",
+            "u100",
+            "uas",
+            "10m_v_component_of_wind",
+        ];
+        assert!(named.iter().all(|name| is_odd(name, None)));
+        assert!(is_odd("sx", Some("surface_downward_eastward_stress")));
+        for name in ["t2m", "uv", "vo@500", "vimd", "ua_mean", "wind_speed"] {
+            assert!(!is_odd(name, None), "{name}");
+        }
+        // A standard name counts more than a usual name.
+        assert!(!is_odd("u", Some("wind_speed")));
     }
 }

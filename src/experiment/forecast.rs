@@ -21,7 +21,7 @@ pub(super) struct Step {
     pub(super) time: f64,
     /// The state of the data at that time.
     pub(super) state: Option<usize>,
-    /// The targets in their units, `[members, targets, lat, lon]`.
+    /// The targets in their units, `[members, targets, lat, lon]`; NaN where the start has no value.
     pub(super) fields: ShardTensor<4>,
 }
 
@@ -46,6 +46,7 @@ impl Experiment {
             Some(_) => Period::default(),
             None => self.test_period()?.clone(),
         };
+        config.check()?;
         let states = self.states(&period)?;
         let starts = match from {
             Some(date) => vec![self.start(&states, date)?],
@@ -87,7 +88,8 @@ impl Experiment {
             .with_existing(Existing::Reject);
         let begin = states.timeline.states[start].1;
         let (grid, channels) = (&self.data.grid, &self.data.described);
-        let mut writer = ForecastWriter::create(&self.mesh, path, grid, channels, begin, &output)?;
+        let mut writer = ForecastWriter::create(&self.mesh, path, grid, channels, begin, &output)?
+            .with_calendar(self.data.calendar);
         self.steps(model, states, start, config, |step| {
             writer.append((step.time - begin) / 3600.0, &step.fields)?;
             progress.advance();
@@ -133,6 +135,13 @@ impl Experiment {
         let begin = states.timeline.states[start].1;
         let batch = loader.load(&[start])?;
         let mut x = self.seen_inputs(batch.input.inner(), &[begin])?;
+        let mask = batch.mask.map(ShardTensor::inner);
+        // Where the start has no value, such as on land, neither has the forecast.
+        let missing = mask.clone().map(|mask| {
+            let zero = mask.clone() * 0.0;
+            zero.clone()
+                .mask_where(mask.lower_elem(0.5), zero + f64::NAN)
+        });
         if config.members > 1 {
             let key = RandomKey::new(self.config.seed, ("forecast", begin.to_bits()));
             let names = self.mesh.shape().names();
@@ -159,13 +168,21 @@ impl Experiment {
             let y = given.apply(model);
             let state;
             (time, state) = states.timeline.ahead(start, number);
+            let mut fields = self.predicted(y.clone(), time)?;
+            if let Some(missing) = &missing {
+                fields = fields + missing.clone();
+            }
             each(Step {
                 number,
                 time,
                 state,
-                fields: self.predicted(y.clone(), time)?,
+                fields,
             })?;
             if number < config.steps {
+                let y = match &mask {
+                    Some(mask) => self.filled(y, mask.clone(), &[time])?,
+                    None => y,
+                };
                 let (inputs, next) = (channels.inputs.len(), y.index_select(1, &feedback));
                 x = match x.dims()[1] - inputs {
                     0 => next,

@@ -21,17 +21,20 @@
 mod climatology;
 mod config;
 mod data;
+mod data_config;
 mod forecast;
 mod network;
 mod optimizer;
 mod outlook;
+mod record;
 mod score;
 mod setup;
 mod timeline;
 mod train;
 
 pub use climatology::Cycle;
-pub use config::{DataConfig, ExperimentConfig, ForecastConfig, TrainingConfig};
+pub use config::{ExperimentConfig, ForecastConfig, TrainingConfig};
+pub use data_config::DataConfig;
 pub use network::{FieldModel, ModelConfig};
 pub use optimizer::{OptimizerConfig, OptimizerKind, Schedule};
 pub use outlook::Outlook;

@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 ///     targets: names(&["t2m", "msl"]),
 /// };
 /// let config = ModelConfig::Unet { width: 4, levels: 1 };
-/// let model = config.init(&channels, 1, &Grid::with_poles(13, 24)?, &device)?;
+/// let model = config.init(&channels, 1, &Grid::with_poles(13, 24)?, &[], &device)?;
 /// let x = Tensor::<4>::ones([1, 3, 13, 24], &device); // inputs and forcings
 /// assert_eq!(x.apply(&model).dims(), [1, 2, 13, 24]);
 /// # Ok::<(), halocline::Error>(())
@@ -161,7 +161,8 @@ enum Network {
 const INCREMENT: f64 = 0.1;
 
 impl ModelConfig {
-    /// Makes the model for channels and a number of times in an input, on a grid.
+    /// Makes the model for channels and a number of times in an input, on a grid. The inputs and forcings `odd`
+    /// change their sign across a pole, which counts in the first layer of `cnn` and `unet`.
     ///
     /// # Errors
     /// Targets that are not the inputs, for models which need that; sizes that do not fit; a grid without
@@ -171,11 +172,18 @@ impl ModelConfig {
         channels: &Channels,
         history: usize,
         grid: &Grid,
+        odd: &[String],
         device: &Device,
     ) -> Result<FieldModel> {
         let (inputs, forcings) = (channels.inputs.len(), channels.forcings.len());
         let (from, to) = (history * inputs + forcings, channels.targets.len());
         let boundary = grid.boundary();
+        let times = std::iter::repeat_n(&channels.inputs, history).flatten();
+        let names = times.chain(&channels.forcings).enumerate();
+        let odd: Vec<usize> = names
+            .filter(|(_, name)| odd.contains(name))
+            .map(|(place, _)| place)
+            .collect();
         let network = match *self {
             Self::Cnn {
                 width,
@@ -188,14 +196,18 @@ impl ModelConfig {
                     .with_width(width)
                     .with_blocks(blocks)
                     .with_kernel(kernel)
-                    .with_boundary(boundary);
+                    .with_boundary(boundary)
+                    .with_odd(odd);
                 Network::Cnn(config.init(device))
             }
             Self::Unet { width, levels } => {
                 let config = UNetConfig::new(from, to)
                     .with_width(width)
-                    .with_levels(levels);
-                Network::Unet(config.with_boundary(halved(grid, levels)).init(device))
+                    .with_levels(levels)
+                    .with_boundary(boundary)
+                    .with_boundary_halved(Some(halved(grid, levels)))
+                    .with_odd(odd);
+                Network::Unet(config.init(device))
             }
             Self::Transformer {
                 heads,
@@ -326,8 +338,9 @@ fn around(grid: &Grid) -> bool {
     grid.boundary()[1] == Boundary::Periodic
 }
 
-/// The values beyond the ends of a grid that is halved a number of times: across the poles only if each
-/// level has opposite meridians. The rows next to a pole are then half a row from it.
+/// The values beyond the ends of a grid that is halved, a number of times: across the poles only if each
+/// level has opposite meridians. Two rows are one then, so that no row is a pole, but for a last row that is halved
+/// alone.
 fn halved(grid: &Grid, levels: usize) -> [Boundary; 2] {
     let [lat, lon] = grid.boundary();
     let has_opposite = grid.shape()[1].trailing_zeros() as usize > levels;
@@ -387,5 +400,75 @@ impl<X: Field<4> + Apply> Layer<X> for FieldModel {
             Network::Sfno(model) => state + model.forward(x) * INCREMENT,
         };
         next - lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::TensorData;
+    use halocline_core::Launcher;
+
+    use super::*;
+
+    const ROWS: usize = 9;
+    const COLUMNS: usize = 12;
+
+    /// The prediction, by row, of a model of a temperature and a wind, of the same parameters each time.
+    fn predict(config: &ModelConfig, grid: &Grid, odd: &[&str]) -> Vec<Vec<f32>> {
+        let names: Vec<String> = ["t2m", "u10"].map(String::from).into();
+        let channels = Channels {
+            inputs: names.clone(),
+            forcings: Vec::new(),
+            targets: names,
+        };
+        let odd: Vec<String> = odd.iter().map(|name| (*name).into()).collect();
+        let found = Launcher::local(1).seed(3).collect(|world| {
+            let make = |device: &Device| config.init(&channels, 1, grid, &odd, device);
+            let model = world.init(|device| make(device).expect("it fits"))?;
+            let cell = |index: usize| (index * index % 17) as f32 / 17.0;
+            let values: Vec<f32> = (0..2 * ROWS * COLUMNS).map(cell).collect();
+            let x = TensorData::new(values, [1, 2, ROWS, COLUMNS]);
+            let y = Tensor::<4>::from_data(x, world.device()).apply(&model);
+            let rows = (0..ROWS).map(|row| y.clone().narrow(2, row, 1).into_data());
+            Ok(rows
+                .map(|row| row.iter::<f32>().collect())
+                .collect::<Vec<_>>())
+        });
+        found.unwrap().remove(0)
+    }
+
+    #[test]
+    fn winds_change_their_sign_across_a_pole() {
+        let grid = Grid::with_poles(ROWS, COLUMNS).unwrap();
+        for config in [
+            ModelConfig::Cnn {
+                width: 4,
+                blocks: 0,
+                kernel: 3,
+            },
+            ModelConfig::Unet {
+                width: 4,
+                levels: 0,
+            },
+        ] {
+            let [even, odd] = [&[][..], &["u10"]].map(|odd| predict(&config, &grid, odd));
+            // The poles are two convolutions away.
+            for row in 0..ROWS {
+                let is_near = row < 2 || row + 2 >= ROWS;
+                assert_eq!(even[row] != odd[row], is_near, "{config:?}, row {row}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_finest_level_has_the_poles_of_its_grid() {
+        let config = ModelConfig::Unet {
+            width: 4,
+            levels: 1,
+        };
+        let grids = [Grid::with_poles, Grid::cell_centred];
+        let [points, edges] =
+            grids.map(|grid| predict(&config, &grid(ROWS, COLUMNS).unwrap(), &[]));
+        assert_ne!(points[0], edges[0]);
     }
 }

@@ -82,9 +82,8 @@ impl Outlook {
             world.device().clone(),
         )?;
         let make = |device: &Device| {
-            config
-                .model
-                .init(&data.channels, config.data.history, &data.grid, device)
+            let (model, history) = (&config.model, config.data.history);
+            model.init(&data.channels, history, &data.grid, &data.odd, device)
         };
         let whole = make(&world.device().clone().inner())?;
         let resolved = resolve(&whole, dry.mesh().shape(), &config.plan)?;

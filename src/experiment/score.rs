@@ -45,6 +45,7 @@ impl Experiment {
     /// An experiment without a test period, or one that no forecast ends in; data that cannot be read; a
     /// failure of communication.
     pub fn score(&self, model: &FieldModel, config: &ForecastConfig) -> Result<Report> {
+        config.check()?;
         self.score_states(model, &self.states(self.test_period()?)?, config)
     }
 
@@ -82,9 +83,9 @@ impl Experiment {
                     return Ok(());
                 };
                 let truth = states.loader.load(&[state])?;
-                let mask = truth.mask.map(|mask| mask.inner());
-                let common = match (&mask, &first.mask) {
-                    (Some(one), Some(other)) => Some(one.clone() * other.clone().inner()),
+                // Where both the start and the truth have a value.
+                let mask = match (truth.mask, &first.mask) {
+                    (Some(one), Some(other)) => Some(one.inner() * other.clone().inner()),
                     _ => None,
                 };
                 let truth = self.in_units(truth.target.inner());
@@ -103,7 +104,7 @@ impl Experiment {
                     Some(normal.clone()),
                     mask.clone(),
                 )?;
-                persistence.add(lead, begin.clone(), truth.clone(), None, common)?;
+                persistence.add(lead, begin.clone(), truth.clone(), None, mask.clone())?;
                 climatology.add(lead, normal, truth, None, mask)
             })?;
             progress.advance();
@@ -141,15 +142,16 @@ impl Experiment {
 }
 
 impl Report {
-    /// The mean over channels and leads of the error in the first region, in standard deviations.
+    /// The mean over channels and leads of the error in the first region, in standard deviations. Where all values
+    /// of a channel are missing, it has no error.
     pub(super) fn mean_error(&self, stds: &[f64]) -> f64 {
-        let rows: Vec<&Row> = self.first_region().collect();
         // Channels come in their order for each lead.
-        let errors = rows
-            .iter()
-            .zip(stds.iter().cycle())
-            .map(|(row, std)| row.score.scores.rmse / std);
-        errors.sum::<f64>() / rows.len() as f64
+        let rows = self.first_region().zip(stds.iter().cycle());
+        let errors: Vec<f64> = rows
+            .filter(|(row, _)| row.score.scores.forecasts > 0)
+            .map(|(row, std)| row.score.scores.rmse / std)
+            .collect();
+        errors.iter().sum::<f64>() / errors.len() as f64
     }
 
     /// The RMSE of some channels at the first lead.
@@ -241,4 +243,46 @@ fn number(value: f64) -> String {
         _ => 3,
     };
     format!("{value:.digits$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use halocline_models::Scores;
+
+    use super::*;
+
+    #[test]
+    fn a_channel_without_values_has_no_error() {
+        let row = |forecasts: usize, rmse: f64| Row {
+            score: Score {
+                channel: "sst".into(),
+                variable: "sst".into(),
+                level: None,
+                lead: 6.0,
+                region: "globe".into(),
+                scores: Scores {
+                    forecasts,
+                    rmse,
+                    mae: rmse,
+                    bias: 0.0,
+                    acc: 1.0,
+                    crps: f64::NAN,
+                    spread: f64::NAN,
+                    spread_skill: f64::NAN,
+                },
+            },
+            units: None,
+            rmse_persistence: rmse,
+            rmse_climatology: rmse,
+        };
+        let report = |rows| Report { rows };
+        let rows = vec![row(2, 1.0), row(0, f64::NAN), row(2, 3.0), row(2, 8.0)];
+        assert_eq!(
+            report(rows).mean_error(&[1.0, 2.0]),
+            (1.0 + 3.0 + 4.0) / 3.0
+        );
+        // A forecast that has diverged has one.
+        let rows = vec![row(2, 1.0), row(2, f64::NAN)];
+        assert!(report(rows).mean_error(&[1.0, 2.0]).is_nan());
+    }
 }

@@ -20,11 +20,12 @@ use super::climatology::{Climatology, Cycle};
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
 use super::network::FieldModel;
+use super::record::record;
 use super::timeline::Timeline;
 
 /// Experiment on one rank. All ranks make and use it together.
 ///
-/// Its folder holds `experiment.toml`, the `statistics` and the `climatology` of the training period, the
+/// Its folder holds `experiment.toml`, a summary of the files, the `statistics` and the `climatology` of the training period, the
 /// `checkpoints`, and the scores of validations.
 ///
 /// The [module](super) has an example.
@@ -58,8 +59,6 @@ pub enum Kept {
     Last,
 }
 
-/// The name of the copy of the configuration in the folder.
-const COPY: &str = "experiment.toml";
 /// A year, in seconds.
 const YEAR: f64 = 365.0 * 86400.0;
 
@@ -111,13 +110,14 @@ impl Experiment {
     ///
     /// # Errors
     /// A mesh of another number of ranks; data that cannot be read, or do not have the channels; a folder
-    /// that holds an experiment with other data or another model; a failure of communication.
+    /// that holds an experiment with other data or another model, or whose files have changed since; periods that
+    /// overlap; a failure of communication.
     pub fn new(world: &World, config: &ExperimentConfig) -> Result<Self> {
         let mesh = world.mesh_of(&config.axes(world.size()))?;
         let data = Data::open(&config.data)?;
         let folder = config.folder.join("statistics");
         if world.is_root() {
-            record(config)?;
+            record(config, &data)?;
             if !folder.join("data.json").exists() {
                 data.statistics()?.save(&folder)?;
             }
@@ -152,9 +152,8 @@ impl Experiment {
     pub fn model(&self) -> Result<FieldModel> {
         let (config, data) = (&self.config, &self.data);
         let make = |device: &Device| {
-            config
-                .model
-                .init(&data.channels, config.data.history, &data.grid, device)
+            let (model, history) = (&config.model, config.data.history);
+            model.init(&data.channels, history, &data.grid, &data.odd, device)
         };
         make(&self.world.device().clone().inner())?;
         build(&self.world, &self.mesh, &config.plan, |device| {
@@ -281,6 +280,22 @@ impl Experiment {
         }
     }
 
+    /// Predictions at some times with the value that fills inputs, the mean of a channel, where a mask is zero.
+    pub(super) fn filled(
+        &self,
+        y: ShardTensor<4>,
+        mask: ShardTensor<4>,
+        times: &[f64],
+    ) -> Result<ShardTensor<4>> {
+        match self.config.data.anomalies {
+            true => {
+                let normal = self.normal_at(times, &y)?;
+                Ok((y + normal.clone()) * mask - normal)
+            }
+            false => Ok(y * mask),
+        }
+    }
+
     /// Targets of a time in their units, from what the model predicts.
     pub(super) fn predicted(&self, x: ShardTensor<4>, time: f64) -> Result<ShardTensor<4>> {
         let x = match self.config.data.anomalies {
@@ -296,30 +311,4 @@ impl Experiment {
         let (means, stds) = (x.profile(1, means), x.profile(1, stds));
         x * stds + means
     }
-}
-
-/// Writes the configuration into the folder, on rank 0, or compares it with the one that is there.
-fn record(config: &ExperimentConfig) -> Result<()> {
-    let path = config.folder.join(COPY);
-    let failed = |error: std::io::Error| Error::other(format!("{}: {error}", path.display()));
-    if path.exists() {
-        let before = ExperimentConfig::load(&path)?;
-        let differs = |what: &str| {
-            Err(Error::other(format!(
-                "{} has another {what}: choose another folder, or remove that one",
-                path.display()
-            )))
-        };
-        // Other periods may be scored.
-        let mut data = before.data.clone();
-        (data.validation, data.test) = (config.data.validation.clone(), config.data.test.clone());
-        if data != config.data {
-            return differs("[data]");
-        }
-        if before.model != config.model {
-            return differs("[model]");
-        }
-    }
-    std::fs::create_dir_all(&config.folder).map_err(failed)?;
-    std::fs::write(&path, config.to_toml()).map_err(failed)
 }

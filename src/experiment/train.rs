@@ -37,6 +37,7 @@ impl Experiment {
             .map(|period| self.states(period));
         let validation = validation.transpose()?;
         let mut trainer = self.trainer(data.batches())?;
+        check_order(&mut trainer, [training.batch, data.samples()])?;
         let root = self.world.is_root();
         let mut longest = 0.0_f64;
         while trainer.epoch() < training.epochs {
@@ -146,24 +147,29 @@ impl Experiment {
             1 => Vec::new(),
             _ => self.data.channels.feedback()?,
         };
-        let targets = (0..steps).map(|step| {
+        let times = |step: usize| -> Vec<f64> {
             let times = batch.times.iter().zip(&batch.leads);
-            let times: Vec<f64> = times
+            times
                 .map(|(time, leads)| time + 3600.0 * leads[step])
-                .collect();
+                .collect()
+        };
+        let targets = (0..steps).map(|step| {
             self.seen(
                 batch.target.clone().narrow(1, step * channels, channels),
-                &times,
+                &times(step),
             )
         });
         let target = ShardTensor::cat(targets.collect::<Result<Vec<_>>>()?, 1);
-        let y = rollout(
-            x,
-            batch.forcing,
-            steps,
-            &feedback,
-            |_, x| Ok(x.apply(model)),
-        )?;
+        // What has no value after the first step is no input of the next ones, as in forecasts.
+        let mask = batch.mask.as_ref().filter(|_| steps > 1);
+        let mask = mask.map(|mask| mask.clone().narrow(1, 0, channels));
+        let y = rollout(x, batch.forcing.clone(), steps, &feedback, |step, x| {
+            let y = x.apply(model);
+            match &mask {
+                Some(mask) => self.filled(y, mask.clone(), &times(step)),
+                None => Ok(y),
+            }
+        })?;
         let [_, _, ratios] = &self.scales;
         let ratios = y.profile(1, &ratios.repeat(steps));
         let area = y.profile(2, &self.data.grid.latitude_weights());
@@ -200,5 +206,27 @@ impl Experiment {
     fn agreed(&self, says: bool) -> Result<bool> {
         let own = self.world.is_root().then(|| vec![u8::from(says)]);
         Ok(self.world.broadcast_bytes(0, own)? == [1])
+    }
+}
+
+/// Notes the samples of a batch and of an epoch, by which an interrupted epoch knows its batches.
+///
+/// # Errors
+/// Others than those of the epoch that was interrupted.
+fn check_order(trainer: &mut Trainer<FieldModel>, order: [usize; 2]) -> Result<()> {
+    const NOTE: &str = "training.batch";
+    let before: Option<[usize; 2]> = trainer.noted(NOTE)?;
+    match before.filter(|before| trainer.batch() > 0 && *before != order) {
+        Some([batch, samples]) => Err(Error::from(halocline_io::Error::Argument {
+            argument: NOTE,
+            got: format!("{} of {} samples", order[0], order[1]),
+            expected: format!(
+                "{batch} of {samples}, as in the epoch that was interrupted after {} batches; change training.batch or \
+                 training.curriculum when it has ended",
+                trainer.batch()
+            ),
+        })),
+        None if before == Some(order) => Ok(()),
+        None => trainer.note(NOTE, &order),
     }
 }
