@@ -30,7 +30,7 @@ impl Constants {
             .with_missing(Missing::Allow)
             .with_gaps(Gaps::Allow);
         let fields = open.open(path)?;
-        let [_, channels, rows, columns] = fields.shape();
+        let [_, _, rows, columns] = fields.shape();
         let weights = fields.grid().latitude_weights();
         let names = fields.channels();
         if let Some(name) = missing.iter().find(|name| !names.contains(name)) {
@@ -38,8 +38,8 @@ impl Constants {
             return Err(Error::argument("constants_missing", name, expected));
         }
         let mut scales = Vec::new();
-        for channel in 0..channels {
-            if !used.contains(&names[channel]) {
+        for (channel, name) in names.iter().enumerate() {
+            if !used.contains(name) {
                 scales.push((0.0, 1.0));
                 continue;
             }
@@ -47,11 +47,11 @@ impl Constants {
             let mut values = field.indexed_iter();
             let absent = values.find(|(_, value)| !value.is_finite());
             if let Some(((_, _, row, column), value)) = absent
-                && !missing.contains(&names[channel])
+                && !missing.contains(name)
             {
                 return Err(Error::Value {
                     path: path.into(),
-                    dataset: names[channel].clone(),
+                    dataset: name.clone(),
                     index: vec![row, column],
                     found: format!("a missing value, {value}"),
                     expected: "a value of a constant; name it in constants_missing if its mean may stand there, or \
@@ -62,7 +62,6 @@ impl Constants {
             let mut moments = [Moments::default()];
             collect(&mut moments, &field, None, &weights);
             let Some((mean, std)) = moments[0].mean_and_std() else {
-                let name = &names[channel];
                 return Err(Error::shape(path, name, "no values", "a field with values"));
             };
             // One value everywhere is zero.

@@ -186,20 +186,20 @@ pub(crate) fn check_box(
 
 /// Checks that the channels of a file have the units of those of another one, where both have units.
 pub(crate) fn check_units(file: &dyn Fields, reference: &dyn Fields) -> Result<()> {
-    // `m s**-1` is `m s-1`.
-    let plain = |units: &str| units.replace("**", "").replace('^', "");
     for channel in 0..file.channels().len() {
-        let [found, expected] = [file, reference].map(|file| file.describe(channel).units);
-        let (Some(found), Some(expected)) = (found, expected) else {
-            continue;
-        };
-        if plain(&found) != plain(&expected) {
-            let name = &file.channels()[channel];
+        let [found, expected] = [file, reference].map(|file| file.describe(channel));
+        if !found.has_units_of(&expected) {
+            let told = |channel: Channel| {
+                format!("{} of {}", channel.units.unwrap_or_default(), channel.name)
+            };
             return Err(Error::Differs {
                 path: file.path().into(),
                 what: "units",
-                found: format!("{found} of {name}"),
-                expected: format!("{expected} (convert the values of one file, or leave it out)"),
+                found: told(found),
+                expected: format!(
+                    "{} (convert the values of one file, or leave it out)",
+                    told(expected)
+                ),
                 reference: reference.path().into(),
             });
         }

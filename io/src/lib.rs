@@ -38,6 +38,7 @@ mod joined;
 mod json;
 mod loader;
 mod loader_config;
+mod merged;
 mod metadata;
 mod missing;
 mod moments;

@@ -84,13 +84,18 @@ impl Staged {
 ///
 /// # Example
 /// ```
-/// use halocline_io::{Error, save_whole};
+/// use halocline_io::save_whole;
 ///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("notes.txt");
-/// save_whole(&path, |path| std::fs::write(path, "whole").map_err(Box::from))?;
+/// let write = |path: &std::path::Path| -> Result<(), Box<dyn std::error::Error>> {
+///     Ok(std::fs::write(path, "whole")?)
+/// };
+/// save_whole(&path, write)?;
 /// assert_eq!(std::fs::read_to_string(&path)?, "whole");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # Ok(())
+/// # }
 /// ```
 pub fn save_whole<E: From<Error>>(
     path: impl AsRef<Path>,

@@ -78,6 +78,9 @@ impl Plan {
         };
         let mut unreadable = container.unreadable().iter();
         if let Some((name, cause)) = unreadable.find(|(name, _)| is_chosen(name)) {
+            if is_time(name) {
+                return Err(refused_time(path, name, cause.clone()));
+            }
             let cause = format!("{cause}; choose channels by name to leave it out");
             return Err(Error::data(path, name, cause));
         }
@@ -198,6 +201,13 @@ pub(crate) fn base(channel: &str) -> &str {
     channel.rsplit_once('@').map_or(channel, |(name, _)| name)
 }
 
+/// The error of a coordinate of times that holds no numbers.
+fn refused_time(path: &Path, name: &str, found: String) -> Error {
+    let expected = "numbers with units such as \"hours since 1970-01-01\", as xarray writes times by to_zarr and \
+                    to_netcdf";
+    Error::shape(path, name, found, expected)
+}
+
 /// The coordinates of a container.
 struct Coordinates<'a>(&'a dyn Container);
 
@@ -266,20 +276,16 @@ impl<'a> Coordinates<'a> {
         if self.find(dim).is_some() {
             return Ok(());
         }
-        let refused = |name: &str, found: &str| {
-            let expected = "numbers with units such as \"hours since 1970-01-01\", as xarray writes times by to_zarr and \
-                            to_netcdf";
-            Err(Error::shape(self.0.path(), name, found, expected))
-        };
         let mut variables = self.0.variables().iter();
         let time = variables
             .find(|variable| variable.dims == [dim] && axis_of(variable) == Some(Axis::Time));
         if let Some(time) = time {
-            return refused(&time.name, &format!("times of the type {}", time.dtype));
+            let found = format!("times of the type {}", time.dtype);
+            return Err(refused_time(self.0.path(), &time.name, found));
         }
         let mut unreadable = self.0.unreadable().iter();
         match unreadable.find(|(name, _)| name == dim && is_time(name)) {
-            Some((name, cause)) => refused(name, &format!("times that cannot be read ({cause})")),
+            Some((name, cause)) => Err(refused_time(self.0.path(), name, cause.clone())),
             None => Ok(()),
         }
     }

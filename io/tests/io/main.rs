@@ -11,6 +11,7 @@ mod field_writer;
 mod forecast;
 mod formats;
 mod loader;
+mod merged;
 mod refused;
 mod roles;
 mod shared;

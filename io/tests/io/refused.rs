@@ -44,6 +44,14 @@ fn times_that_are_no_numbers_are_not_taken_for_levels() {
     for part in ["\"time\"", "M8[ns]", "hours since"] {
         assert!(found.contains(part), "{part} in {found}");
     }
+    let (_other, dates) = copy("v3.zarr");
+    let date =
+        r#"{ "name": "numpy.datetime64", "configuration": { "unit": "ns", "scale_factor": 1 } }"#;
+    replace(&dates.join("time/zarr.json"), "\"int64\"", date);
+    let found = open(&dates).unwrap_err().to_string();
+    for part in ["\"time\"", "datetime64", "hours since"] {
+        assert!(found.contains(part), "{part} in {found}");
+    }
     // Fields without the time are read.
     let fields = lenient("orography").open(&path).unwrap();
     assert_eq!(fields.channels(), ["orography"]);
