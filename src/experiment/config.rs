@@ -97,6 +97,12 @@ pub struct TrainingConfig {
     pub curriculum: Vec<[usize; 2]>,
     /// Standard deviation of noise on inputs, in standard deviations of their channels.
     pub noise: f64,
+    /// The loss.
+    pub loss: Loss,
+    /// Members of the ensembles of [`Loss::Crps`], which differ by the noise.
+    pub members: usize,
+    /// Whether the backward pass computes each autoregressive step again, which takes less memory and more time.
+    pub recompute: bool,
     /// The largest norm of the gradient of all parameters. Default no limit.
     pub clip_norm: Option<f64>,
     /// The decay of a moving average of the parameters per optimizer step, which is then validated and forecasts. Default none.
@@ -105,6 +111,20 @@ pub struct TrainingConfig {
     pub patience: Option<usize>,
     /// Optimizer steps between checkpoints, besides those after each epoch.
     pub save_every: u64,
+}
+
+/// The loss of training: of errors in standard deviations of the increments of a step, weighted by area.
+///
+/// See [`TrainingConfig`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Loss {
+    /// The mean squared error.
+    Mse,
+    /// The continuous ranked probability score of ensembles, by its fair estimator.
+    Crps,
+    /// The mean squared error, and that of the amplitudes of zonal waves: it holds against blur.
+    Spectral,
 }
 
 /// Forecasts and their ensembles.
@@ -130,6 +150,9 @@ impl Default for TrainingConfig {
             accumulation: 1,
             curriculum: Vec::new(),
             noise: 0.0,
+            loss: Loss::Mse,
+            members: 1,
+            recompute: false,
             clip_norm: None,
             average: None,
             patience: None,
@@ -255,6 +278,20 @@ impl ExperimentConfig {
                 "training.curriculum: expected pairs [epoch, steps] with rising epochs and at least 1 step",
             ),
             (
+                training.loss == Loss::Crps && (training.members < 2 || training.noise == 0.0),
+                "training.loss: crps of one member, or of members that are the same; expected training.members from 2 on, \
+                 and training.noise above 0",
+            ),
+            (
+                training.loss != Loss::Crps && training.members != 1,
+                "training.members: of a loss of one member; expected 1, or training.loss = \"crps\"",
+            ),
+            (
+                training.loss == Loss::Crps
+                    && self.mesh.get("data").is_some_and(|ranks| *ranks > 1),
+                "mesh.data: with training.loss crps, whose members share a batch; expected 1",
+            ),
+            (
                 !deviation(training.noise),
                 "training.noise: expected a standard deviation from 0 on",
             ),
@@ -360,6 +397,15 @@ mod tests {
                 "training.curriculum",
             ),
             (then("[training]\nnoise = nan"), "noise"),
+            (
+                then("[training]\nloss = \"crps\""),
+                "training.members from 2",
+            ),
+            (
+                then("[training]\nmembers = 2"),
+                "training.members: of a loss",
+            ),
+            (then("[training]\nloss = \"crsp\""), "near it: crps"),
             (
                 then("[optimizer]\nlearning_rate = 0.0"),
                 "optimizer.learning_rate",

@@ -1,5 +1,7 @@
 //! The data of an experiment: what is read of the files, and how.
 
+use std::path::PathBuf;
+
 use halocline_core::{Error, Result};
 use halocline_io::{
     Calendar, Channel, Channels, DatasetConfig, FieldDataset, Fields, Gaps, Grid, OpenConfig,
@@ -14,7 +16,7 @@ use super::timeline::Timeline;
 pub(super) struct Data {
     config: DataConfig,
     /// The channels of the files that samples are made of.
-    names: Vec<String>,
+    pub(super) files: Vec<Channel>,
     pub(super) channels: Channels,
     /// Units and names of the targets.
     pub(super) described: Vec<Channel>,
@@ -24,7 +26,7 @@ pub(super) struct Data {
     pub(super) odd: Vec<String>,
     /// The usual time between two fields, in seconds.
     pub(super) time_step: f64,
-    /// The samples of one step in the training period.
+    /// The samples of one step in the training period, or the states of other files.
     pub(super) samples: usize,
 }
 
@@ -38,21 +40,70 @@ pub(super) enum Samples {
 }
 
 impl Data {
-    /// Looks into the files.
+    /// Looks into the files of training.
     pub(super) fn open(config: &DataConfig) -> Result<Self> {
         let (period, samples) = (&config.train, Samples::Steps(1));
         let dataset = FieldDataset::open(&config.files, &dataset(config, period, samples))?;
-        let metadata = dataset.metadata();
         config.check_periods(dataset.calendar())?;
+        Self::of(config.clone(), &dataset, dataset.metadata().time_step())
+    }
+
+    /// Looks into other files, which may have a single time: states of a model that was trained on those of which
+    /// there are statistics.
+    ///
+    /// # Errors
+    /// Another grid; no channel of a name.
+    pub(super) fn open_others(
+        config: &DataConfig,
+        files: &[PathBuf],
+        trained: &Statistics,
+    ) -> Result<Self> {
+        let (mut config, trained) = (config.clone(), trained.metadata());
+        config.files = files.to_vec();
+        if config.inputs.is_none() {
+            let is_forcing = |name: &&String| {
+                let forcings = &mut config.forcings.iter();
+                forcings.any(|forcing| stands_for(forcing, name))
+            };
+            let inputs = trained.channels().iter().filter(|name| !is_forcing(name));
+            config.inputs = Some(inputs.cloned().collect());
+        }
+        if config.gaps != Gaps::Allow {
+            // Steps have the length that was learnt, wherever gaps are.
+            let learnt = trained.time_step() / 3600.0;
+            config.lead_hours = config.lead_hours.or(Some(learnt));
+            if config.history == 1 {
+                config.gaps = Gaps::Allow;
+            }
+        }
+        let states = dataset(&config, &Period::default(), Samples::States);
+        let dataset = FieldDataset::open(files, &states)?;
+        let grid = dataset.metadata().grid();
+        if !grid.agrees_with(trained.grid()) {
+            return Err(Error::from(halocline_io::Error::Argument {
+                argument: "files",
+                got: format!("{grid} of {}", files[0].display()),
+                expected: format!("{}, as in training", trained.grid()),
+            }));
+        }
+        Self::of(config, &dataset, trained.time_step())
+    }
+
+    fn of(config: DataConfig, dataset: &FieldDataset, time_step: f64) -> Result<Self> {
+        let metadata = dataset.metadata();
         Ok(Self {
-            odd: odd(config, &dataset)?,
-            config: config.clone(),
-            names: metadata.channels().to_vec(),
+            odd: odd(&config, dataset)?,
+            config,
+            files: metadata
+                .channels()
+                .iter()
+                .filter_map(|name| dataset.describe_channel(name))
+                .collect(),
             channels: dataset.channels().clone(),
             described: dataset.describe(),
             grid: metadata.grid().clone(),
             calendar: dataset.calendar(),
-            time_step: metadata.time_step(),
+            time_step,
             samples: dataset.len(),
         })
     }
@@ -87,7 +138,8 @@ impl Data {
     /// The files of the training period, with the channels of the samples.
     pub(super) fn training_files(&self) -> Result<Vec<Box<dyn Fields>>> {
         let open = open(&self.config, &self.config.train);
-        let open = open.with_channels(Some(self.names.clone()));
+        let names = self.files.iter().map(|channel| channel.name.clone());
+        let open = open.with_channels(Some(names.collect()));
         Ok(match self.config.joined {
             true => vec![open.open_joined(&self.config.files)?],
             false => open.open_each(&self.config.files)?,
@@ -165,9 +217,6 @@ fn odd(config: &DataConfig, dataset: &FieldDataset) -> Result<Vec<String>> {
         };
         return Ok(all().filter(is_component).cloned().collect());
     };
-    let stands_for = |chosen: &String, name: &String| {
-        name == chosen || Channel::new(name.clone()).variable() == chosen
-    };
     if let Some(unknown) = chosen
         .iter()
         .find(|chosen| !all().any(|name| stands_for(chosen, name)))
@@ -180,6 +229,11 @@ fn odd(config: &DataConfig, dataset: &FieldDataset) -> Result<Vec<String>> {
     }
     let is_chosen = |name: &&String| chosen.iter().any(|chosen| stands_for(chosen, name));
     Ok(all().filter(is_chosen).cloned().collect())
+}
+
+/// Whether a name, without a level for all, is that of a channel.
+fn stands_for(chosen: &String, name: &String) -> bool {
+    name == chosen || Channel::new(name.clone()).variable() == chosen
 }
 
 /// Whether a channel is an eastward or northward component, by its standard name, or else by usual names.

@@ -23,9 +23,12 @@ mod config;
 mod data;
 mod data_config;
 mod forecast;
+mod loss;
 mod network;
 mod optimizer;
 mod outlook;
+#[cfg(feature = "plot")]
+mod pictures;
 mod record;
 mod score;
 mod setup;
@@ -33,7 +36,7 @@ mod timeline;
 mod train;
 
 pub use climatology::Cycle;
-pub use config::{ExperimentConfig, ForecastConfig, TrainingConfig};
+pub use config::{ExperimentConfig, ForecastConfig, Loss, TrainingConfig};
 pub use data_config::DataConfig;
 pub use network::{FieldModel, ModelConfig};
 pub use optimizer::{OptimizerConfig, OptimizerKind, Schedule};

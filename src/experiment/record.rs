@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use halocline_core::{Error, Result};
-use halocline_io::{Fields, Gaps, OpenConfig, save_whole};
+use halocline_io::{Channel, Fields, Gaps, OpenConfig, save_whole};
 use serde::{Deserialize, Serialize};
 
 use super::config::ExperimentConfig;
@@ -13,6 +13,44 @@ use super::data::Data;
 const COPY: &str = "experiment.toml";
 /// The name of the summary of the files.
 const FILES: &str = "files.json";
+
+/// By what the files of an experiment are known.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Record {
+    files: Vec<Summary>,
+    /// The units of each channel.
+    units: Vec<(String, Option<String>)>,
+}
+
+impl Record {
+    fn of(config: &ExperimentConfig, data: &Data) -> Result<Self> {
+        let files = data.training_files()?;
+        let mut files: Vec<Summary> = files
+            .iter()
+            .map(|file| Summary::of(file))
+            .collect::<Result<_>>()?;
+        if let Some(constants) = &config.data.constants {
+            let open = OpenConfig::new().with_gaps(Gaps::Allow);
+            files.push(Summary::of(&open.open(constants)?)?);
+        }
+        let units = |channel: &Channel| (channel.name.clone(), channel.units.clone());
+        Ok(Self {
+            files,
+            units: data.files.iter().map(units).collect(),
+        })
+    }
+
+    /// Reads that of a folder, if there is one.
+    fn load(folder: &Path) -> Result<Option<Self>> {
+        let path = folder.join(FILES);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let text = std::fs::read(&path).map_err(|error| failed(&path, &error))?;
+        let record = serde_json::from_slice(&text).map_err(|error| failed(&path, &error))?;
+        Ok(Some(record))
+    }
+}
 
 /// By what a file of the training period, or several that are joined, is known.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -47,54 +85,65 @@ pub(super) fn record(config: &ExperimentConfig, data: &Data) -> Result<()> {
     let folder = &config.folder;
     let copy = folder.join(COPY);
     if copy.exists() {
-        compare(&copy, config)?;
+        compare(config)?;
     }
     std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
-    let files = data.training_files()?;
-    let mut found: Vec<Summary> = files
-        .iter()
-        .map(|file| Summary::of(file))
-        .collect::<Result<_>>()?;
-    if let Some(constants) = &config.data.constants {
-        let open = OpenConfig::new().with_gaps(Gaps::Allow);
-        found.push(Summary::of(&open.open(constants)?)?);
-    }
-    let path = folder.join(FILES);
-    let before = match path.exists() {
-        false => None,
-        true => {
-            let text = std::fs::read(&path).map_err(|error| failed(&path, &error))?;
-            let before: Vec<Summary> =
-                serde_json::from_slice(&text).map_err(|error| failed(&path, &error))?;
-            Some(before)
-        }
-    };
-    match before {
+    let (path, found) = (folder.join(FILES), Record::of(config, data)?);
+    match Record::load(folder)? {
         Some(before) if before != found => {
-            let pair = before.iter().zip(&found).find(|(one, other)| one != other);
+            let mut pairs = before.files.iter().zip(&found.files);
+            let pair = pairs.find(|(one, other)| one != other);
             let told = pair.map_or_else(
-                || format!("{} files, and {} before", found.len(), before.len()),
+                || format!("{found:?}, and before {before:?}"),
                 |(before, found)| format!("{found:?}, and before {before:?}"),
             );
             return Err(Error::other(format!(
                 "{}: the files have changed since statistics, climatology and model were made of them: {told}; choose \
-                 another folder, or remove {}",
+                 another folder, remove {}, or name files that are only to be forecast or scored by --files",
                 path.display(),
                 folder.display()
             )));
         }
         Some(_) => {}
-        None => write(
-            &path,
-            &serde_json::to_vec_pretty(&found).map_err(Error::other)?,
-        )?,
+        None => {
+            let text = serde_json::to_vec_pretty(&found).map_err(Error::other)?;
+            write(&path, &text)?;
+        }
     }
     write(&copy, config.to_toml().as_bytes())
 }
 
-/// Compares the configuration with a copy of an earlier one. Other periods may be scored.
-fn compare(copy: &Path, config: &ExperimentConfig) -> Result<()> {
-    let before = ExperimentConfig::load(copy)?;
+/// Refuses files whose units are not those of training.
+pub(super) fn compare_units(config: &ExperimentConfig, data: &Data) -> Result<()> {
+    let trained = Record::load(&config.folder)?.map_or(Vec::new(), |record| record.units);
+    for (name, units) in trained {
+        let trained = Channel::new(name).with_units(units);
+        let mut files = data.files.iter();
+        let other = files.find(|file| file.name == trained.name && !file.has_units_of(&trained));
+        if let Some(other) = other {
+            let units = |channel: &Channel| channel.units.clone().unwrap_or_default();
+            return Err(Error::from(halocline_io::Error::Argument {
+                argument: "files",
+                got: format!("{} of {}", units(other), other.name),
+                expected: format!("{}, as in training; convert the values", units(&trained)),
+            }));
+        }
+    }
+    Ok(())
+}
+
+/// Compares what a model depends on with the copy of an earlier configuration. Other periods may be scored, and files
+/// may have moved.
+///
+/// # Errors
+/// No copy; other data, another model.
+pub(super) fn compare(config: &ExperimentConfig) -> Result<()> {
+    let copy = config.folder.join(COPY);
+    if !copy.exists() {
+        let message = format!("{}: no experiment; train first", config.folder.display());
+        return Err(Error::other(message));
+    }
+    let before = ExperimentConfig::load(&copy)?;
     let differs = |what: &str| {
         Err(Error::other(format!(
             "{} has another {what}: choose another folder, or remove that one",
@@ -103,6 +152,10 @@ fn compare(copy: &Path, config: &ExperimentConfig) -> Result<()> {
     };
     let mut data = before.data.clone();
     (data.validation, data.test) = (config.data.validation.clone(), config.data.test.clone());
+    data.files.clone_from(&config.data.files);
+    if data.constants.is_some() && config.data.constants.is_some() {
+        data.constants.clone_from(&config.data.constants);
+    }
     if data != config.data {
         return differs("[data]");
     }
