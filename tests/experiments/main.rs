@@ -187,6 +187,7 @@ fn runs_are_resumed_scored_and_forecast_on_any_ranks() {
         assert_eq!(train(resumed.path()), "", "all epochs are done");
 
         let table = score_run(whole.path());
+        #[cfg(feature = "plot")]
         for name in ["t2m.png", "t2m_map.png", "t2m.gif", "z@500.gif"] {
             let path = whole.path().join("run/pictures").join(name);
             let bytes = std::fs::read(&path).unwrap();
