@@ -43,4 +43,19 @@ fi
 "$program" inspect monthly_navy_winds.cdf
 "$program" train --config "$configs/navy_winds.toml"
 say "the last 24 months, which are held out"
-"$program" score --config "$configs/navy_winds.toml"
+"$program" score --config "$configs/navy_winds.toml" > winds_scores
+cat winds_scores
+# The last five columns are RMSE, persistence, climatology, bias and ACC.
+awk '
+	tolower($2) ~ /^u/ && $1 ~ /^[0-9.]+$/ {
+		found = 1
+		ours = $(NF - 4)
+		climatology = $(NF - 2)
+		printf "u after %s h: RMSE %s, and %s of the climatology\n", $1, ours, climatology
+		if (ours >= climatology) failed = 1
+	}
+	END { exit !found || failed }
+' winds_scores || {
+	echo "the winds are not below the climatology of their training period" >&2
+	exit 1
+}

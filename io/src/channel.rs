@@ -50,6 +50,23 @@ impl Channel {
         (level.to_string() == label).then_some(level)
     }
 
+    /// Whether both have the same units, or one has none. Powers may be written `m s-1`, `m s**-1` or `m s^-1`.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_io::Channel;
+    ///
+    /// let with = |units: &str| Channel::new("u10".into()).with_units(Some(units.into()));
+    /// assert!(with("m s-1").has_units_of(&with("m s**-1")));
+    /// assert!(with("m s-1").has_units_of(&Channel::new("u10".into())));
+    /// assert!(!with("m s-1").has_units_of(&with("knots")));
+    /// ```
+    pub fn has_units_of(&self, other: &Self) -> bool {
+        let plain = |units: &String| units.replace("**", "").replace('^', "");
+        let [one, other] = [self, other].map(|channel| channel.units.as_ref().map(plain));
+        one.is_none() || other.is_none() || one == other
+    }
+
     fn parts(&self) -> Option<(&str, &str)> {
         self.name.rsplit_once('@')
     }

@@ -10,7 +10,7 @@ use crate::statistics::collect;
 use crate::{Error, Fields, Gaps, Metadata, Missing, OpenConfig, Result};
 
 /// Constant fields, such as orography and a land mask, normalised by their own mean and standard
-/// deviation over the grid. Missing values are zero.
+/// deviation over the grid. Missing values, where they are permitted, are zero.
 #[derive(Debug)]
 pub(crate) struct Constants {
     fields: Box<dyn Fields>,
@@ -19,24 +19,49 @@ pub(crate) struct Constants {
 }
 
 impl Constants {
-    /// Opens a file or store, of which the first time counts.
+    /// Opens a file or store, of which the first time counts, for channels that are used. Those in `missing`
+    /// may have missing values.
     ///
     /// # Errors
-    /// Those of [`OpenConfig::open`]; a channel without values.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
+    /// Those of [`OpenConfig::open`]; a channel without values; missing values of others; a name in `missing` of
+    /// no channel.
+    pub(crate) fn open(path: &Path, used: &[String], missing: &[String]) -> Result<Self> {
         let open = OpenConfig::new()
             .with_missing(Missing::Allow)
             .with_gaps(Gaps::Allow);
         let fields = open.open(path)?;
-        let [_, channels, rows, columns] = fields.shape();
+        let [_, _, rows, columns] = fields.shape();
         let weights = fields.grid().latitude_weights();
+        let names = fields.channels();
+        if let Some(name) = missing.iter().find(|name| !names.contains(name)) {
+            let expected = format!("channels of {}: {}", path.display(), names.join(", "));
+            return Err(Error::argument("constants_missing", name, expected));
+        }
         let mut scales = Vec::new();
-        for channel in 0..channels {
+        for (channel, name) in names.iter().enumerate() {
+            if !used.contains(name) {
+                scales.push((0.0, 1.0));
+                continue;
+            }
             let field = fields.read([0..1, channel..channel + 1, 0..rows, 0..columns])?;
+            let mut values = field.indexed_iter();
+            let absent = values.find(|(_, value)| !value.is_finite());
+            if let Some(((_, _, row, column), value)) = absent
+                && !missing.contains(name)
+            {
+                return Err(Error::Value {
+                    path: path.into(),
+                    dataset: name.clone(),
+                    index: vec![row, column],
+                    found: format!("a missing value, {value}"),
+                    expected: "a value of a constant; name it in constants_missing if its mean may stand there, or \
+                               change the fill value of the file, if that is a value"
+                        .into(),
+                });
+            }
             let mut moments = [Moments::default()];
             collect(&mut moments, &field, None, &weights);
             let Some((mean, std)) = moments[0].mean_and_std() else {
-                let name = &fields.channels()[channel];
                 return Err(Error::shape(path, name, "no values", "a field with values"));
             };
             // One value everywhere is zero.

@@ -61,8 +61,12 @@ pub struct DatasetConfig {
     pub targets: Option<Vec<String>>,
     /// A file or store with fields on the same grid that are the same at all times, such as
     /// orography: channels that [`forcings`](Self::forcings) may name. They are normalised by their
-    /// own mean and standard deviation over the grid, and their missing values are the mean.
+    /// own mean and standard deviation over the grid.
     pub constants: Option<PathBuf>,
+    /// The names of constants whose missing values are their mean. Those of others are an error: the fill value
+    /// of a land mask may be one of its values.
+    #[config(default = "Vec::new()")]
+    pub constants_missing: Vec<String>,
     /// The names of channels that are given at the time of each step, and not predicted: channels of
     /// the files or of the [constants](Self::constants), such as a land mask; `mask:NAME`, one where a channel has values and zero
     /// elsewhere; and those that are computed, `cos_latitude`, `sin_latitude`, `cos_longitude`,

@@ -184,6 +184,29 @@ pub(crate) fn check_box(
     ))
 }
 
+/// Checks that the channels of a file have the units of those of another one, where both have units.
+pub(crate) fn check_units(file: &dyn Fields, reference: &dyn Fields) -> Result<()> {
+    for channel in 0..file.channels().len() {
+        let [found, expected] = [file, reference].map(|file| file.describe(channel));
+        if !found.has_units_of(&expected) {
+            let told = |channel: Channel| {
+                format!("{} of {}", channel.units.unwrap_or_default(), channel.name)
+            };
+            return Err(Error::Differs {
+                path: file.path().into(),
+                what: "units",
+                found: told(found),
+                expected: format!(
+                    "{} (convert the values of one file, or leave it out)",
+                    told(expected)
+                ),
+                reference: reference.path().into(),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Adds the path of the file to an error about its coordinates.
 pub(crate) fn in_file(path: &Path, error: Error) -> Error {
     match error {

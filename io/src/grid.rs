@@ -212,7 +212,17 @@ impl Grid {
 
     /// Whether both grids have the same coordinates, up to rounding to single precision and the
     /// notation of longitudes.
-    pub(crate) fn agrees_with(&self, other: &Self) -> bool {
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_io::Grid;
+    ///
+    /// let west = Grid::new(vec![45.0, -45.0], vec![-180.0, -90.0, 0.0, 90.0])?;
+    /// assert!(west.agrees_with(&Grid::new(vec![45.0, -45.0], vec![180.0, 270.0, 0.0, 90.0])?));
+    /// assert!(!west.agrees_with(&Grid::cell_centred(2, 4)?));
+    /// # Ok::<(), halocline_io::Error>(())
+    /// ```
+    pub fn agrees_with(&self, other: &Self) -> bool {
         let close = |one: &[f64], other: &[f64]| {
             let turns = |(one, other): (&f64, &f64)| {
                 let apart = (one - other).abs();

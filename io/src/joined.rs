@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ndarray::{Array4, s};
 
-use crate::fields::check_box;
+use crate::fields::{check_box, check_units};
 use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic, times};
 
 /// Parts of a time axis, one after another.
@@ -19,7 +19,7 @@ impl Joined {
     /// Joins parts in the order of their times.
     ///
     /// # Errors
-    /// No part; other channels, another grid or calendar than in the first; times that overlap.
+    /// No part; other channels, another grid, calendar or units than in the first; times that overlap.
     pub(crate) fn new(mut parts: Vec<Box<dyn Fields>>) -> Result<Self> {
         let start = |part: &dyn Fields| part.times().first().copied().unwrap_or(f64::INFINITY);
         parts.sort_by(|one, other| start(one).total_cmp(&start(other)));
@@ -52,6 +52,7 @@ impl Joined {
                 let [found, expected] = [part, first].map(|part| part.grid().to_string());
                 return differs("grid", found, expected);
             }
+            check_units(part, first)?;
         }
         for pair in parts.windows(2) {
             if let (Some(last), Some(next)) = (pair[0].times().last(), pair[1].times().first())

@@ -38,6 +38,7 @@ mod joined;
 mod json;
 mod loader;
 mod loader_config;
+mod merged;
 mod metadata;
 mod missing;
 mod moments;
@@ -90,6 +91,7 @@ pub use output::{
 pub use period::Period;
 pub use progress::Progress;
 pub use sample::Sample;
+pub use staged::save_whole;
 pub use staged_folder::Existing;
 pub use statistics::{Statistics, StatisticsBuilder};
 pub use time_units::parse_time;

@@ -170,6 +170,7 @@ fn variable(found: &NcVariable, chunk: Option<Vec<u32>>) -> Variable {
             .map(|dim| dim.name.clone())
             .collect(),
         kind,
+        dtype: format!("{:?}", found.dtype()),
         width,
         attributes: found
             .attributes()

@@ -10,9 +10,10 @@ use crate::cf::CfFields;
 use crate::cf::variable::Container;
 use crate::field_file::is_field_file;
 use crate::joined::Joined;
+use crate::merged::{Merged, by_channels, merge_each};
 use crate::netcdf::NetCdf;
 use crate::period::{Within, with_times};
-use crate::selected::Selected;
+use crate::selected::{Selected, find};
 use crate::zarr::{self, ZarrStore};
 use crate::{Error, FieldFile, Fields, Gaps, Missing, Period, Result};
 
@@ -100,10 +101,7 @@ impl OpenConfig {
             Format::Zarr => Box::new(self.cf(Box::new(ZarrStore::open(path)?))?),
             Format::NetCdf => Box::new(self.cf(Box::new(NetCdf::open(path)?))?),
         };
-        let fields: Box<dyn Fields> = match &self.channels {
-            Some(channels) => Box::new(Selected::new(fields, channels)?),
-            None => fields,
-        };
+        let fields = self.selected(fields)?;
         match &self.period {
             Some(period) => Ok(Box::new(Within::new(fields, period)?)),
             None => Ok(fields),
@@ -111,22 +109,87 @@ impl OpenConfig {
     }
 
     /// Opens several files or stores, each with a time axis of its own. Those without a time in the
-    /// [period](Self::period) are left out.
+    /// [period](Self::period) are left out. Files with other channels of the same times and grid, such as the
+    /// surface and pressure levels, are one.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open); no time in the period.
+    /// Those of [`open`](Self::open); no time in the period; files with other channels and other times or
+    /// another grid, or with some channels in common.
     pub fn open_each(&self, paths: &[impl AsRef<Path>]) -> Result<Vec<Box<dyn Fields>>> {
-        let fields = paths.iter().map(|path| self.open(path));
-        with_times(fields.collect::<Result<_>>()?)
+        let mut groups = by_channels(with_times(self.open_parts(paths)?)?);
+        match groups.len() {
+            0 | 1 => Ok(groups.pop().unwrap_or_default()),
+            _ => merge_each(groups)?
+                .into_iter()
+                .map(|fields| self.selected(fields))
+                .collect(),
+        }
     }
 
-    /// Opens several files or stores as one time axis, in the order of their times.
+    /// Opens several files or stores as one time axis, in the order of their times. Files with other channels are
+    /// each joined, and then one.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open); no path; other channels or another grid than in the first;
-    /// times that overlap.
+    /// Those of [`open_each`](Self::open_each); no path; another grid than in the first; times that overlap.
     pub fn open_joined(&self, paths: &[impl AsRef<Path>]) -> Result<Box<dyn Fields>> {
-        Ok(Box::new(Joined::new(self.open_each(paths)?)?))
+        let mut groups = by_channels(with_times(self.open_parts(paths)?)?);
+        if groups.len() < 2 {
+            return Ok(Box::new(Joined::new(groups.pop().unwrap_or_default())?));
+        }
+        let joined = groups
+            .into_iter()
+            .map(|group| Ok(Box::new(Joined::new(group)?) as Box<dyn Fields>));
+        self.selected(Box::new(Merged::new(joined.collect::<Result<_>>()?)?))
+    }
+
+    /// Opens files each with all channels that are chosen, or else each with those that it has.
+    fn open_parts(&self, paths: &[impl AsRef<Path>]) -> Result<Vec<Box<dyn Fields>>> {
+        let whole: Result<Vec<_>> = paths.iter().map(|path| self.open(path)).collect();
+        let (Err(error), Some(chosen)) = (&whole, &self.channels) else {
+            return whole;
+        };
+        if paths.len() < 2 || !matches!(error, Error::Argument { .. } | Error::Shape { .. }) {
+            return whole;
+        }
+        let part = |path: &Path| {
+            let all = self.clone().with_channels(None).open(path)?;
+            let own = chosen
+                .iter()
+                .filter(|name| !find(all.channels(), name).is_empty());
+            let own: Vec<String> = own.cloned().collect();
+            match own.is_empty() {
+                true => Err(Error::argument(
+                    "channels",
+                    format!("{chosen:?}"),
+                    format!(
+                        "one of {} at least, or no such file: {}",
+                        path.display(),
+                        all.channels().join(", ")
+                    ),
+                )),
+                false => self.clone().with_channels(Some(own)).open(path),
+            }
+        };
+        let parts: Vec<_> = paths
+            .iter()
+            .map(|path| part(path.as_ref()))
+            .collect::<Result<_>>()?;
+        // Where all have the same channels, some channel is in none.
+        match parts
+            .windows(2)
+            .all(|pair| pair[0].channels() == pair[1].channels())
+        {
+            true => whole,
+            false => Ok(parts),
+        }
+    }
+
+    /// The chosen channels of fields that were merged, in their order.
+    fn selected(&self, fields: Box<dyn Fields>) -> Result<Box<dyn Fields>> {
+        match &self.channels {
+            Some(channels) => Ok(Box::new(Selected::new(fields, channels)?)),
+            None => Ok(fields),
+        }
     }
 
     fn cf(&self, container: Box<dyn Container>) -> Result<CfFields> {

@@ -1,5 +1,6 @@
 //! Parts of time axes.
 
+use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
@@ -56,6 +57,31 @@ impl Period {
         Self { from: None, until }
     }
 
+    /// Whether some time may belong to both.
+    ///
+    /// # Errors
+    /// A text that is no date of the calendar.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_io::{Calendar, Period};
+    ///
+    /// let (train, test) = (Period::until("2020-01-01"), Period::since("2020-01-01"));
+    /// assert!(!train.overlaps(&test, Calendar::Gregorian)?);
+    /// assert!(Period::default().overlaps(&test, Calendar::Gregorian)?);
+    /// assert_eq!(test.to_string(), "from 2020-01-01");
+    /// # Ok::<(), halocline_io::Error>(())
+    /// ```
+    pub fn overlaps(&self, other: &Self, calendar: Calendar) -> Result<bool> {
+        let seconds = |date: &Option<String>, default: f64| match date {
+            None => Ok(default),
+            Some(date) => parse_time(date, calendar),
+        };
+        let from = |period: &Self| seconds(&period.from, f64::NEG_INFINITY);
+        let until = |period: &Self| seconds(&period.until, f64::INFINITY);
+        Ok(from(self)?.max(from(other)?) < until(self)?.min(until(other)?))
+    }
+
     /// The times of a rising axis that belong to it.
     ///
     /// # Errors
@@ -70,6 +96,17 @@ impl Period {
         };
         let (start, end) = (place(&self.from, 0)?, place(&self.until, times.len())?);
         Ok(start..end.max(start))
+    }
+}
+
+impl fmt::Display for Period {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.from, &self.until) {
+            (None, None) => write!(f, "all times"),
+            (Some(from), None) => write!(f, "from {from}"),
+            (None, Some(until)) => write!(f, "until {until}"),
+            (Some(from), Some(until)) => write!(f, "from {from} until {until}"),
+        }
     }
 }
 

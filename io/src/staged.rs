@@ -29,10 +29,14 @@ pub(crate) struct Staged {
 impl Staged {
     /// Creates an empty file in the folder of `target`.
     pub(crate) fn new(target: &Path) -> Result<Self> {
+        Self::with_suffix(target, SUFFIX)
+    }
+
+    fn with_suffix(target: &Path, suffix: &str) -> Result<Self> {
         let folder = durable::parent(target);
         remove_leftovers(folder);
         let mut builder = Builder::new();
-        builder.prefix(PREFIX).suffix(SUFFIX);
+        builder.prefix(PREFIX).suffix(suffix);
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
@@ -72,13 +76,47 @@ impl Staged {
     }
 }
 
+/// Writes a file by a function that takes the path to write to, with the same extension. The file has its name
+/// when it is whole and on the disk; after a failure or a kill, the file that was there before is.
+///
+/// # Errors
+/// Those of the function; a folder that cannot be written.
+///
+/// # Example
+/// ```
+/// use halocline_io::save_whole;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("notes.txt");
+/// let write = |path: &std::path::Path| -> Result<(), Box<dyn std::error::Error>> {
+///     Ok(std::fs::write(path, "whole")?)
+/// };
+/// save_whole(&path, write)?;
+/// assert_eq!(std::fs::read_to_string(&path)?, "whole");
+/// # Ok(())
+/// # }
+/// ```
+pub fn save_whole<E: From<Error>>(
+    path: impl AsRef<Path>,
+    write: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<(), E> {
+    let path = path.as_ref();
+    let extension = path.extension().unwrap_or_default().to_string_lossy();
+    let staged = Staged::with_suffix(path, &format!("{SUFFIX}.{extension}"))?;
+    write(staged.path())?;
+    Ok(staged.commit()?)
+}
+
 /// Removes files and folders that killed writers left in a folder. Failures are ignored: a leftover
 /// takes space and does no harm.
 pub(crate) fn remove_leftovers(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if name.starts_with(PREFIX) && name.ends_with(SUFFIX) && is_leftover(&entry.path()) {
+        let is_ours = name.starts_with(PREFIX)
+            && (name.ends_with(SUFFIX) || name.contains(&format!("{SUFFIX}.")));
+        if is_ours && is_leftover(&entry.path()) {
             let _ = match entry.path().is_dir() {
                 true => fs::remove_dir_all(entry.path()),
                 false => fs::remove_file(entry.path()),
@@ -139,6 +177,7 @@ mod tests {
             ".halocline-killed.partial",
             LEFTOVER + Duration::from_secs(60),
         );
+        let picture = leave(".halocline-killed.partial.png", 2 * LEFTOVER);
         let young = leave(
             ".halocline-young.partial",
             LEFTOVER - Duration::from_secs(60),
@@ -148,7 +187,7 @@ mod tests {
         let grid = Grid::with_poles(3, 4).unwrap();
         let path = folder.join("field.h5");
         let mut writer = FieldWriter::create(&path, &grid, &["t2m"], &WriterConfig::new()).unwrap();
-        assert!(!killed.exists());
+        assert!(!killed.exists() && !picture.exists());
         let waiting: Vec<PathBuf> = partial(folder)
             .into_iter()
             .filter(|path| *path != young && *path != other)
@@ -161,6 +200,29 @@ mod tests {
         writer.append(0.0, Array3::zeros([1, 3, 4]).view()).unwrap();
         writer.finish().unwrap();
         assert!(path.exists());
+    }
+
+    #[test]
+    fn a_file_that_is_not_whole_replaces_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("map.png");
+        fs::write(&target, "old").unwrap();
+        let failed = save_whole(&target, |path| {
+            assert!(path.extension().is_some_and(|extension| extension == "png"));
+            fs::write(path, "half").unwrap();
+            Err(Error::argument("map", "half", "a whole one"))
+        });
+        assert!(failed.is_err());
+        assert_eq!(fs::read_to_string(&target).unwrap(), "old");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        durable::tests::SYNCED.take();
+        save_whole(&target, |path| {
+            fs::write(path, "new").unwrap();
+            Ok::<_, Error>(())
+        })
+        .unwrap();
+        assert_eq!(fs::read_to_string(&target).unwrap(), "new");
+        assert_eq!(durable::tests::SYNCED.take(), [folder.path()]);
     }
 
     #[test]

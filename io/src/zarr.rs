@@ -150,6 +150,7 @@ impl ZarrStore {
             dims,
             shape,
             kind,
+            dtype: dtype(&metadata),
             width,
             attributes,
             chunk: Some(extents(&chunk)?),
@@ -291,12 +292,17 @@ fn json(path: &Path) -> Result<Option<Value>, String> {
     serde_json::from_slice(&bytes).map(Some).map_err(text)
 }
 
+/// The name of the type of an array's elements.
+fn dtype(metadata: &Value) -> String {
+    let name = ["data_type", "dtype"].map(|key| metadata.get(key).map(Value::to_string));
+    name.into_iter().flatten().collect()
+}
+
 /// The kind of the elements of an array, and the bytes of each.
 fn kind(array: &Array<Folder>, metadata: &Value) -> (Kind, usize) {
     let data_type = array.data_type();
     // Dates have the elements of integers.
-    let name = ["data_type", "dtype"].map(|key| metadata.get(key).map(Value::to_string));
-    let name = name.into_iter().flatten().collect::<String>();
+    let name = dtype(metadata);
     let dates = ["datetime64", "timedelta64", "M8", "m8"];
     if dates.iter().any(|date| name.contains(date)) {
         return (Kind::Other, 8);

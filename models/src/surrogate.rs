@@ -31,6 +31,10 @@ pub struct SurrogateCnnConfig {
     /// The values beyond the ends of latitude and longitude.
     #[config(default = "[Boundary::Replicate, Boundary::Periodic]")]
     pub boundary: [Boundary; 2],
+    /// The input channels that change their sign across a [pole](Boundary::PoleRow), such as the components of
+    /// winds. Hidden fields do not change theirs.
+    #[config(default = "Vec::new()")]
+    pub odd: Vec<usize>,
 }
 
 /// Residual convolutional network that adds an increment to the newest state.
@@ -86,19 +90,19 @@ impl SurrogateCnnConfig {
             "history: got 0, expected at least 1 state"
         );
         let conv = |channels: [usize; 2]| {
-            FieldConv2dConfig::new(channels, [self.kernel; 2])
-                .with_boundary(self.boundary)
-                .init(device)
+            FieldConv2dConfig::new(channels, [self.kernel; 2]).with_boundary(self.boundary)
         };
         let block = |_| Block {
-            first: conv([self.width; 2]),
-            second: conv([self.width; 2]),
+            first: conv([self.width; 2]).init(device),
+            second: conv([self.width; 2]).init(device),
             scale: channel_scale(self.width, 0.5, device),
         };
         SurrogateCnn {
-            stem: conv([self.history * self.variables + self.constants, self.width]),
+            stem: conv([self.history * self.variables + self.constants, self.width])
+                .with_odd(self.odd.clone())
+                .init(device),
             blocks: (0..self.blocks).map(block).collect(),
-            head: conv([self.width, self.variables]),
+            head: conv([self.width, self.variables]).init(device),
             scale: channel_scale(self.variables, 0.1, device),
             history: self.history,
             variables: self.variables,

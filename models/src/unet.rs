@@ -24,6 +24,12 @@ pub struct UNetConfig {
     /// The values beyond the ends of latitude and longitude.
     #[config(default = "[Boundary::Replicate, Boundary::Periodic]")]
     pub boundary: [Boundary; 2],
+    /// The values beyond the ends of fields that are halved. Default [`boundary`](Self::boundary).
+    pub boundary_halved: Option<[Boundary; 2]>,
+    /// The input channels that change their sign across a [pole](Boundary::PoleRow), such as the components of
+    /// winds. Hidden fields do not change theirs.
+    #[config(default = "Vec::new()")]
+    pub odd: Vec<usize>,
 }
 
 /// Encoder and decoder with skip connections (Ronneberger et al. 2015): average pooling down,
@@ -62,14 +68,18 @@ struct DoubleConv {
 impl UNetConfig {
     /// Makes the model.
     pub fn init(&self, device: &Device) -> UNet {
-        let conv = |channels, kernel| {
-            FieldConv2dConfig::new(channels, [kernel; 2])
-                .with_boundary(self.boundary)
-                .init(device)
+        let conv = |channels, kernel, level| {
+            let boundary = match level {
+                0 => self.boundary,
+                _ => self.boundary_halved.unwrap_or(self.boundary),
+            };
+            FieldConv2dConfig::new(channels, [kernel; 2]).with_boundary(boundary)
         };
-        let double = |channels_in, channels_out| DoubleConv {
-            first: conv([channels_in, channels_out], 3),
-            second: conv([channels_out, channels_out], 3),
+        let double = |channels_in, channels_out, level, odd: &[usize]| DoubleConv {
+            first: conv([channels_in, channels_out], 3, level)
+                .with_odd(odd.to_vec())
+                .init(device),
+            second: conv([channels_out, channels_out], 3, level).init(device),
         };
         let width = |level: usize| self.width << level;
         let below = |level: usize| {
@@ -79,15 +89,18 @@ impl UNetConfig {
                 width(level - 1)
             }
         };
+        // The first layer sees the inputs.
+        let down = |level: usize| {
+            let odd = if level == 0 { &self.odd[..] } else { &[] };
+            double(below(level), width(level), level, odd)
+        };
         UNet {
-            down: (0..self.levels)
-                .map(|level| double(below(level), width(level)))
-                .collect(),
-            bottom: double(below(self.levels), width(self.levels)),
+            down: (0..self.levels).map(down).collect(),
+            bottom: down(self.levels),
             up: (0..self.levels)
-                .map(|level| double(width(level + 1) + width(level), width(level)))
+                .map(|level| double(width(level + 1) + width(level), width(level), level, &[]))
                 .collect(),
-            head: conv([self.width, self.channels_out], 1),
+            head: conv([self.width, self.channels_out], 1, 0).init(device),
         }
     }
 }

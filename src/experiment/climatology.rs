@@ -71,31 +71,42 @@ pub(super) struct Climatology {
 const NAME: &str = "climatology";
 
 impl Climatology {
-    /// Loads the climatology from a folder, or computes it from the targets of a loader's samples and
-    /// saves it there.
-    pub(super) fn load_or_compute(
+    /// Loads the climatology from a folder, if it is there.
+    pub(super) fn load(
         world: &World,
         (mesh, placements): (&DeviceMesh, &[Placement]),
         folder: &Path,
+        calendar: Calendar,
+    ) -> Result<Option<Self>> {
+        let mut checkpoints = Checkpoints::open(world, folder, &CheckpointConfig::new())?;
+        let Some(saved) = checkpoints.latest()? else {
+            return Ok(None);
+        };
+        let all = saved.sharded::<4, Float>(NAME, mesh, placements)?.inner();
+        let classes = all.dims()[0];
+        let mut cycles = [Cycle::Month, Cycle::Day].into_iter();
+        let cycle = cycles.find(|cycle| cycle.classes() == classes);
+        let class = |class| all.clone().narrow(0, class, 1);
+        Ok(Some(Self {
+            cycle: cycle.unwrap_or(Cycle::Mean),
+            calendar,
+            means: (0..classes).map(class).collect(),
+        }))
+    }
+
+    /// Computes the climatology from the targets of a loader's samples, and saves it in a folder.
+    pub(super) fn compute(
+        world: &World,
+        folder: &Path,
         (cycle, calendar): (Cycle, Calendar),
-        loader: impl FnOnce() -> Result<FieldLoader>,
+        loader: &FieldLoader,
     ) -> Result<Self> {
         let mut checkpoints = Checkpoints::open(world, folder, &CheckpointConfig::new())?;
-        let means = match checkpoints.latest()? {
-            Some(saved) => {
-                let all = saved.sharded::<4, Float>(NAME, mesh, placements)?.inner();
-                let class = |class| all.clone().narrow(0, class, 1);
-                (0..cycle.classes()).map(class).collect()
-            }
-            None => {
-                let means = compute(world, &loader()?, cycle, calendar)?;
-                let mut snapshot = Snapshot::new(world);
-                snapshot.sharded(NAME, &ShardTensor::cat(means.clone(), 0))?;
-                checkpoints.save(0, snapshot, None)?;
-                checkpoints.wait()?;
-                means
-            }
-        };
+        let means = compute(world, loader, cycle, calendar)?;
+        let mut snapshot = Snapshot::new(world);
+        snapshot.sharded(NAME, &ShardTensor::cat(means.clone(), 0))?;
+        checkpoints.save(0, snapshot, None)?;
+        checkpoints.wait()?;
         Ok(Self {
             cycle,
             calendar,

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use halocline_core::{Error, Result};
-use halocline_io::{Gaps, Missing, Period};
 use halocline_models::parallel::Plan;
 use serde::{Deserialize, Serialize};
 
-use super::climatology::Cycle;
+use super::data_config::{DataConfig, deviation, positive, refuse};
 use super::network::ModelConfig;
 use super::optimizer::OptimizerConfig;
 
@@ -72,55 +71,6 @@ pub struct ExperimentConfig {
     pub forecast: ForecastConfig,
 }
 
-/// Files, channels by role, times, and the periods for training, validation and test.
-///
-/// See [`ExperimentConfig`] for an example.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DataConfig {
-    /// Zarr stores, NetCDF files or field files.
-    pub files: Vec<PathBuf>,
-    /// Whether all files are one time axis; else each is a trajectory of its own.
-    #[serde(default)]
-    pub joined: bool,
-    /// Units of times, such as `hours since 1940-01-01`, in place of those of the files.
-    pub time_units: Option<String>,
-    /// Inputs by name, such as `t2m`, `z@500`. Default all channels that are not forcings.
-    pub inputs: Option<Vec<String>>,
-    /// Targets by name. Default the inputs.
-    pub targets: Option<Vec<String>>,
-    /// Channels that are given at each step, of the files, the constants, or computed.
-    #[serde(default)]
-    pub forcings: Vec<String>,
-    /// A file of fields that are the same at all times.
-    pub constants: Option<PathBuf>,
-    /// Times of an input.
-    #[serde(default = "one")]
-    pub history: usize,
-    /// Hours of a step. Default the step to the next time of the files, however long.
-    pub lead_hours: Option<f64>,
-    /// Uneven time steps: `reject` (an error), `skip` samples that span one, or `allow`.
-    #[serde(default = "reject_gaps", with = "GapsName")]
-    pub gaps: Gaps,
-    /// Missing values: `reject` (an error), or `fill` them by the mean and leave them out of losses and
-    /// scores.
-    #[serde(default = "reject_missing", with = "MissingName")]
-    pub missing: Missing,
-    /// The times of a year that have a climatology of their own. Default by `month` if the training period
-    /// is a year or longer, else one `mean`.
-    pub climatology: Option<Cycle>,
-    /// Whether the model sees differences from the climatology, and predicts them.
-    #[serde(default)]
-    pub anomalies: bool,
-    /// The period for training, of statistics and climatology. Default all times.
-    #[serde(default)]
-    pub train: Period,
-    /// The period for validation after each epoch. Default none.
-    pub validation: Option<Period>,
-    /// The period for scores. Default none.
-    pub test: Option<Period>,
-}
-
 /// Training: epochs, steps and what makes them stable.
 ///
 /// # Example
@@ -147,6 +97,12 @@ pub struct TrainingConfig {
     pub curriculum: Vec<[usize; 2]>,
     /// Standard deviation of noise on inputs, in standard deviations of their channels.
     pub noise: f64,
+    /// The loss.
+    pub loss: Loss,
+    /// Members of the ensembles of [`Loss::Crps`], which differ by the noise.
+    pub members: usize,
+    /// Whether the backward pass computes each autoregressive step again, which takes less memory and more time.
+    pub recompute: bool,
     /// The largest norm of the gradient of all parameters. Default no limit.
     pub clip_norm: Option<f64>,
     /// The decay of a moving average of the parameters per optimizer step, which is then validated and forecasts. Default none.
@@ -155,6 +111,20 @@ pub struct TrainingConfig {
     pub patience: Option<usize>,
     /// Optimizer steps between checkpoints, besides those after each epoch.
     pub save_every: u64,
+}
+
+/// The loss of training: of errors in standard deviations of the increments of a step, weighted by area.
+///
+/// See [`TrainingConfig`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Loss {
+    /// The mean squared error.
+    Mse,
+    /// The continuous ranked probability score of ensembles, by its fair estimator.
+    Crps,
+    /// The mean squared error, and that of the amplitudes of zonal waves: it holds against blur.
+    Spectral,
 }
 
 /// Forecasts and their ensembles.
@@ -180,6 +150,9 @@ impl Default for TrainingConfig {
             accumulation: 1,
             curriculum: Vec::new(),
             noise: 0.0,
+            loss: Loss::Mse,
+            members: 1,
+            recompute: false,
             clip_norm: None,
             average: None,
             patience: None,
@@ -203,6 +176,30 @@ impl TrainingConfig {
     pub fn steps(&self, epoch: usize) -> usize {
         let begun = self.curriculum.iter().rfind(|[first, _]| *first <= epoch);
         begun.map_or(1, |[_, steps]| *steps)
+    }
+}
+
+impl ForecastConfig {
+    pub(super) fn check(&self) -> Result<()> {
+        refuse(&[
+            (
+                self.steps == 0,
+                "forecast.steps: 0; expected at least 1 step",
+            ),
+            (
+                self.members == 0,
+                "forecast.members: 0; expected at least 1 member",
+            ),
+            (
+                !deviation(self.noise),
+                "forecast.noise: expected a standard deviation from 0 on",
+            ),
+            (
+                self.members > 1 && self.noise == 0.0,
+                "forecast.noise: 0, with which all members are the same; expected a standard deviation, such as 0.1, \
+                 or 1 member",
+            ),
+        ])
     }
 }
 
@@ -240,34 +237,12 @@ impl ExperimentConfig {
     }
 
     fn check(&self) -> Result<()> {
-        let (data, training, forecast) = (&self.data, &self.training, &self.forecast);
+        let (data, training) = (&self.data, &self.training);
         let rises = training
             .curriculum
             .windows(2)
             .all(|pair| pair[0][0] < pair[1][0]);
-        let positive = |value: f64| value > 0.0 && value.is_finite();
-        let deviation = |value: f64| value >= 0.0 && value.is_finite();
         let checks = [
-            (
-                data.files.is_empty(),
-                "data.files: none; expected at least one",
-            ),
-            (
-                data.history == 0,
-                "data.history: 0; expected at least 1 time",
-            ),
-            (
-                data.anomalies && data.history > 1,
-                "data.anomalies: with a history of several times; expected a history of 1",
-            ),
-            (
-                data.lead_hours.is_some_and(|hours| !positive(hours)),
-                "data.lead_hours: expected more than 0 hours",
-            ),
-            (
-                data.missing == Missing::Allow,
-                "data.missing: expected reject or fill",
-            ),
             (
                 training.batch == 0,
                 "training.batch: 0; expected at least 1 sample",
@@ -303,26 +278,32 @@ impl ExperimentConfig {
                 "training.curriculum: expected pairs [epoch, steps] with rising epochs and at least 1 step",
             ),
             (
-                !deviation(training.noise) || !deviation(forecast.noise),
-                "noise: expected a standard deviation from 0 on",
+                training.loss == Loss::Crps && (training.members < 2 || training.noise == 0.0),
+                "training.loss: crps of one member, or of members that are the same; expected training.members from 2 on, \
+                 and training.noise above 0",
             ),
             (
-                forecast.steps == 0,
-                "forecast.steps: 0; expected at least 1 step",
+                training.loss != Loss::Crps && training.members != 1,
+                "training.members: of a loss of one member; expected 1, or training.loss = \"crps\"",
             ),
             (
-                forecast.members == 0,
-                "forecast.members: 0; expected at least 1 member",
+                training.loss == Loss::Crps
+                    && self.mesh.get("data").is_some_and(|ranks| *ranks > 1),
+                "mesh.data: with training.loss crps, whose members share a batch; expected 1",
+            ),
+            (
+                !deviation(training.noise),
+                "training.noise: expected a standard deviation from 0 on",
             ),
             (
                 self.mesh.values().any(|size| *size == 0),
                 "mesh: an axis of 0 ranks; expected at least 1",
             ),
         ];
-        match checks.into_iter().find(|(wrong, _)| *wrong) {
-            Some((_, message)) => Err(Error::other(message)),
-            None => self.optimizer.check(),
-        }
+        data.check()?;
+        refuse(&checks)?;
+        self.forecast.check()?;
+        self.optimizer.check()
     }
 }
 
@@ -346,34 +327,6 @@ fn near(message: &str) -> Option<String> {
     known.sort_by(|a, b| b.0.total_cmp(&a.0));
     let near: Vec<&str> = known.iter().take(PROPOSED).map(|(_, name)| *name).collect();
     Some(near.join(", "))
-}
-
-fn one() -> usize {
-    1
-}
-
-fn reject_gaps() -> Gaps {
-    Gaps::Reject
-}
-
-fn reject_missing() -> Missing {
-    Missing::Reject
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Gaps", rename_all = "lowercase")]
-enum GapsName {
-    Reject,
-    Skip,
-    Allow,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Missing", rename_all = "lowercase")]
-enum MissingName {
-    Reject,
-    Allow,
-    Fill,
 }
 
 #[cfg(test)]
@@ -438,18 +391,29 @@ mod tests {
             (then("[training]\nbatch = \"a\""), "expected usize"),
             (then("[training]\nminutes = 0"), "training.minutes"),
             (then("[training]\naverage = 1.5"), "training.average"),
-            (then("[training]\npatience = 3"), "data.validation"),
+            (then("[training]\npatience = 3"), "without data.validation"),
             (
                 then("[training]\ncurriculum = [[4, 2], [2, 3]]"),
                 "training.curriculum",
             ),
             (then("[training]\nnoise = nan"), "noise"),
             (
+                then("[training]\nloss = \"crps\""),
+                "training.members from 2",
+            ),
+            (
+                then("[training]\nmembers = 2"),
+                "training.members: of a loss",
+            ),
+            (then("[training]\nloss = \"crsp\""), "near it: crps"),
+            (
                 then("[optimizer]\nlearning_rate = 0.0"),
                 "optimizer.learning_rate",
             ),
             (then("[optimizer]\nkind = \"sdg\""), "near it: sgd"),
             (then("[forecast]\nsteps = 0"), "forecast.steps"),
+            (then("[forecast]\nmembers = 4"), "forecast.noise: 0"),
+            (data("test = { from = \"2018\" }"), "data.train: all times"),
         ] {
             let error = refused(&text);
             assert!(error.contains(part), "{part} in\n{error}");

@@ -1,12 +1,14 @@
 //! The data of an experiment: what is read of the files, and how.
 
+use std::path::PathBuf;
+
 use halocline_core::{Error, Result};
 use halocline_io::{
-    Calendar, Channel, Channels, DatasetConfig, FieldDataset, Fields, Grid, OpenConfig, Period,
-    Progress, Series, Statistics, StatisticsBuilder,
+    Calendar, Channel, Channels, DatasetConfig, FieldDataset, Fields, Gaps, Grid, OpenConfig,
+    Period, Progress, Series, Statistics, StatisticsBuilder,
 };
 
-use super::config::DataConfig;
+use super::data_config::DataConfig;
 use super::timeline::Timeline;
 
 /// Channels, grid and times of an experiment's files.
@@ -14,15 +16,17 @@ use super::timeline::Timeline;
 pub(super) struct Data {
     config: DataConfig,
     /// The channels of the files that samples are made of.
-    names: Vec<String>,
+    pub(super) files: Vec<Channel>,
     pub(super) channels: Channels,
     /// Units and names of the targets.
     pub(super) described: Vec<Channel>,
     pub(super) grid: Grid,
     pub(super) calendar: Calendar,
+    /// The inputs and forcings that change their sign across a pole.
+    pub(super) odd: Vec<String>,
     /// The usual time between two fields, in seconds.
     pub(super) time_step: f64,
-    /// The samples of one step in the training period.
+    /// The samples of one step in the training period, or the states of other files.
     pub(super) samples: usize,
 }
 
@@ -36,19 +40,70 @@ pub(super) enum Samples {
 }
 
 impl Data {
-    /// Looks into the files.
+    /// Looks into the files of training.
     pub(super) fn open(config: &DataConfig) -> Result<Self> {
         let (period, samples) = (&config.train, Samples::Steps(1));
         let dataset = FieldDataset::open(&config.files, &dataset(config, period, samples))?;
+        config.check_periods(dataset.calendar())?;
+        Self::of(config.clone(), &dataset, dataset.metadata().time_step())
+    }
+
+    /// Looks into other files, which may have a single time: states of a model that was trained on those of which
+    /// there are statistics.
+    ///
+    /// # Errors
+    /// Another grid; no channel of a name.
+    pub(super) fn open_others(
+        config: &DataConfig,
+        files: &[PathBuf],
+        trained: &Statistics,
+    ) -> Result<Self> {
+        let (mut config, trained) = (config.clone(), trained.metadata());
+        config.files = files.to_vec();
+        if config.inputs.is_none() {
+            let is_forcing = |name: &&String| {
+                let forcings = &mut config.forcings.iter();
+                forcings.any(|forcing| stands_for(forcing, name))
+            };
+            let inputs = trained.channels().iter().filter(|name| !is_forcing(name));
+            config.inputs = Some(inputs.cloned().collect());
+        }
+        if config.gaps != Gaps::Allow {
+            // Steps have the length that was learnt, wherever gaps are.
+            let learnt = trained.time_step() / 3600.0;
+            config.lead_hours = config.lead_hours.or(Some(learnt));
+            if config.history == 1 {
+                config.gaps = Gaps::Allow;
+            }
+        }
+        let states = dataset(&config, &Period::default(), Samples::States);
+        let dataset = FieldDataset::open(files, &states)?;
+        let grid = dataset.metadata().grid();
+        if !grid.agrees_with(trained.grid()) {
+            return Err(Error::from(halocline_io::Error::Argument {
+                argument: "files",
+                got: format!("{grid} of {}", files[0].display()),
+                expected: format!("{}, as in training", trained.grid()),
+            }));
+        }
+        Self::of(config, &dataset, trained.time_step())
+    }
+
+    fn of(config: DataConfig, dataset: &FieldDataset, time_step: f64) -> Result<Self> {
         let metadata = dataset.metadata();
         Ok(Self {
-            config: config.clone(),
-            names: metadata.channels().to_vec(),
+            odd: odd(&config, dataset)?,
+            config,
+            files: metadata
+                .channels()
+                .iter()
+                .filter_map(|name| dataset.describe_channel(name))
+                .collect(),
             channels: dataset.channels().clone(),
             described: dataset.describe(),
             grid: metadata.grid().clone(),
             calendar: dataset.calendar(),
-            time_step: metadata.time_step(),
+            time_step,
             samples: dataset.len(),
         })
     }
@@ -69,12 +124,13 @@ impl Data {
         FieldDataset::open(&self.config.files, &config)?.with_statistics(statistics)
     }
 
-    /// The times of a dataset of [states](Samples::States).
+    /// The times of a dataset of [states](Samples::States). Where gaps are skipped, no step leads across one.
     pub(super) fn timeline(&self, dataset: &FieldDataset) -> Timeline {
+        let even = (self.config.gaps == Gaps::Skip).then_some(self.time_step);
         let state = |sample| (dataset.series(sample), dataset.time(sample));
         Timeline {
             states: (0..dataset.len()).map(state).collect(),
-            lead: self.lead(),
+            lead: self.lead().or(even),
             step: self.time_step,
         }
     }
@@ -82,7 +138,8 @@ impl Data {
     /// The files of the training period, with the channels of the samples.
     pub(super) fn training_files(&self) -> Result<Vec<Box<dyn Fields>>> {
         let open = open(&self.config, &self.config.train);
-        let open = open.with_channels(Some(self.names.clone()));
+        let names = self.files.iter().map(|channel| channel.name.clone());
+        let open = open.with_channels(Some(names.collect()));
         Ok(match self.config.joined {
             true => vec![open.open_joined(&self.config.files)?],
             false => open.open_each(&self.config.files)?,
@@ -145,6 +202,57 @@ fn open(config: &DataConfig, period: &Period) -> OpenConfig {
         .with_period(Some(period.clone()))
 }
 
+/// The inputs and forcings that change their sign across a pole: those that the configuration names, or else the
+/// eastward and northward components that the files have.
+///
+/// # Errors
+/// A name of no input and no forcing.
+fn odd(config: &DataConfig, dataset: &FieldDataset) -> Result<Vec<String>> {
+    let channels = dataset.channels();
+    let all = || channels.inputs.iter().chain(&channels.forcings);
+    let Some(chosen) = &config.odd else {
+        let is_component = |name: &&String| {
+            let described = dataset.describe_channel(name);
+            described.is_some_and(|channel| is_component(&channel))
+        };
+        return Ok(all().filter(is_component).cloned().collect());
+    };
+    if let Some(unknown) = chosen
+        .iter()
+        .find(|chosen| !all().any(|name| stands_for(chosen, name)))
+    {
+        return Err(Error::from(halocline_io::Error::Argument {
+            argument: "data.odd",
+            got: unknown.clone(),
+            expected: format!("inputs or forcings: {:?}", all().collect::<Vec<_>>()),
+        }));
+    }
+    let is_chosen = |name: &&String| chosen.iter().any(|chosen| stands_for(chosen, name));
+    Ok(all().filter(is_chosen).cloned().collect())
+}
+
+/// Whether a name, without a level for all, is that of a channel.
+fn stands_for(chosen: &String, name: &String) -> bool {
+    name == chosen || Channel::new(name.clone()).variable() == chosen
+}
+
+/// Whether a channel is an eastward or northward component, by its standard name, or else by usual names.
+fn is_component(channel: &Channel) -> bool {
+    if let Some(name) = &channel.standard_name {
+        return name.contains("eastward") || name.contains("northward");
+    }
+    const NAMES: [&str; 6] = ["ua", "va", "uas", "vas", "uwnd", "vwnd"];
+    let name = channel.variable().to_lowercase();
+    // u, v, u10, v10, u100m and such.
+    let digits = name
+        .strip_prefix(['u', 'v'])
+        .map(|rest| rest.trim_end_matches('m'));
+    NAMES.contains(&&*name)
+        || name.ends_with("u_component_of_wind")
+        || name.ends_with("v_component_of_wind")
+        || digits.is_some_and(|digits| digits.chars().all(|digit| digit.is_ascii_digit()))
+}
+
 fn dataset(config: &DataConfig, period: &Period, samples: Samples) -> DatasetConfig {
     let series = match config.joined {
         true => Series::Joined,
@@ -157,9 +265,39 @@ fn dataset(config: &DataConfig, period: &Period, samples: Samples) -> DatasetCon
         .with_targets(config.targets.clone())
         .with_forcings(config.forcings.clone())
         .with_constants(config.constants.clone())
+        .with_constants_missing(config.constants_missing.clone())
         .with_history(config.history);
     match samples {
         Samples::Steps(steps) => dataset.with_lead_hours(config.lead_hours).with_steps(steps),
         Samples::States => dataset.with_lead(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn components_are_known_by_their_names() {
+        let is_odd = |name: &str, standard: Option<&str>| {
+            let channel = Channel::new(name.into());
+            is_component(&channel.with_standard_name(standard.map(String::from)))
+        };
+        let named = [
+            "u",
+            "v@500",
+            "u10",
+            "V10M",
+            "u100",
+            "uas",
+            "10m_v_component_of_wind",
+        ];
+        assert!(named.iter().all(|name| is_odd(name, None)));
+        assert!(is_odd("sx", Some("surface_downward_eastward_stress")));
+        for name in ["t2m", "uv", "vo@500", "vimd", "ua_mean", "wind_speed"] {
+            assert!(!is_odd(name, None), "{name}");
+        }
+        // A standard name counts more than a usual name.
+        assert!(!is_odd("u", Some("wind_speed")));
     }
 }

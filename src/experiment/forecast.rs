@@ -4,14 +4,17 @@ use std::path::{Path, PathBuf};
 
 use halocline_core::{Error, RandomKey, Result, ShardTensor};
 use halocline_io::{
-    Existing, ForecastWriter, OutputConfig, OutputFormat, Period, Progress, parse_time,
+    Existing, ForecastWriter, OutputConfig, OutputFormat, Period, Progress, parse_time, save_whole,
 };
 use halocline_models::perturbed;
 use halocline_ops::prelude::*;
 
 use super::config::ForecastConfig;
 use super::network::FieldModel;
-use super::setup::{Experiment, States};
+use super::setup::{Experiment, Files, States, missing};
+
+/// The file in a folder of forecasts that says what they are made with.
+const NOTE: &str = "forecasts.json";
 
 /// One step of a forecast.
 pub(super) struct Step {
@@ -21,49 +24,91 @@ pub(super) struct Step {
     pub(super) time: f64,
     /// The state of the data at that time.
     pub(super) state: Option<usize>,
-    /// The targets in their units, `[members, targets, lat, lon]`.
+    /// The targets in their units, `[members, targets, lat, lon]`; NaN where the start has no value.
     pub(super) fields: ShardTensor<4>,
 }
 
 impl Experiment {
-    /// Forecasts from a date, or from each state of the test period, and writes a Zarr store for each, or
-    /// with `.nc` in its name a NetCDF file. Returns the paths.
+    /// Forecasts from a date, or from each state of the test period or of [other files](Self::of_files), and writes
+    /// a Zarr store for each, or with `.nc` in its name a NetCDF file. Returns the paths that were written.
     ///
-    /// From a date the output is `path`; else `path` is the folder of outputs, each named by its date.
+    /// From a date the output is `path`; else `path` is the folder of outputs, each named by its date. Those that
+    /// are there are whole, and left as they are unless `existing` replaces them: a run that was interrupted goes on.
     /// Beyond the end of the data, forcings are computed channels, constants, and channels without a time.
     ///
     /// # Errors
-    /// A date without a state; an experiment without a test period; an output that is there already;
-    /// forcings that end before the forecast; a failure of files or communication.
+    /// A date without a state; an experiment without a test period; from a date, an output that is there already; a
+    /// folder of forecasts of another configuration; forcings that end before the forecast; a failure of files or
+    /// communication.
     pub fn forecast(
         &self,
         model: &FieldModel,
         from: Option<&str>,
         config: &ForecastConfig,
         path: &Path,
+        existing: Existing,
     ) -> Result<Vec<PathBuf>> {
+        config.check()?;
         let period = match from {
             Some(_) => Period::default(),
-            None => self.test_period()?.clone(),
+            None => self.scored()?,
         };
         let states = self.states(&period)?;
-        let starts = match from {
-            Some(date) => vec![self.start(&states, date)?],
-            None => (0..states.loader.samples()).collect(),
+        let date = |start: &usize| self.data.calendar.date(states.timeline.states[*start].1);
+        let starts: Vec<(usize, PathBuf)> = match from {
+            Some(date) => vec![(self.start(&states, date)?, path.into())],
+            None => {
+                self.begin(path, config, existing)?;
+                let all = (0..states.loader.samples())
+                    .map(|start| (start, path.join(file_name(&date(&start)))));
+                let is_left =
+                    |(_, path): &(usize, PathBuf)| existing == Existing::Replace || !path.exists();
+                all.filter(is_left).collect()
+            }
         };
+        // No rank looks for outputs after another one has written the first.
+        self.world.barrier()?;
         let progress = Progress::new(self.world.rank(), "forecast", starts.len() * config.steps);
-        let mut written = Vec::new();
-        for &start in &starts {
-            let time = states.timeline.states[start].1;
-            let path = match from {
-                Some(_) => path.to_path_buf(),
-                None => path.join(file_name(&self.data.calendar.date(time))),
-            };
-            self.write(model, &states, start, config, &path, &progress)?;
-            written.push(path);
+        for (start, path) in &starts {
+            self.write(model, &states, *start, config, (path, existing), &progress)?;
         }
         progress.finish();
-        Ok(written)
+        if from.is_none() && existing == Existing::Replace {
+            self.save_note(path, &self.note(config)?)?;
+        }
+        Ok(starts.into_iter().map(|(_, path)| path).collect())
+    }
+
+    /// What the forecasts of a folder are made with, as its note has it.
+    fn note(&self, config: &ForecastConfig) -> Result<Vec<u8>> {
+        let own = (&self.config.folder, self.config.seed, config);
+        serde_json::to_vec(&own).map_err(Error::other)
+    }
+
+    /// Checks the note of a folder of forecasts, and writes one. While forecasts are replaced it is empty, so that
+    /// none of another configuration is taken for one of this.
+    fn begin(&self, folder: &Path, config: &ForecastConfig, existing: Existing) -> Result<()> {
+        let (path, own) = (folder.join(NOTE), self.note(config)?);
+        let is_other = std::fs::read(&path).is_ok_and(|before| before != own);
+        if is_other && existing == Existing::Reject {
+            return Err(Error::other(format!(
+                "{}: forecasts of another configuration, or some that are not all replaced; choose another folder, or \
+                 Existing::Replace",
+                path.display()
+            )));
+        }
+        let replaces = existing == Existing::Replace;
+        self.save_note(folder, if replaces { &[] } else { &own })
+    }
+
+    fn save_note(&self, folder: &Path, note: &[u8]) -> Result<()> {
+        if self.world.is_root() {
+            let path = folder.join(NOTE);
+            let failed = |error| Error::other(format!("{}: {error}", path.display()));
+            std::fs::create_dir_all(folder).map_err(failed)?;
+            save_whole(&path, |path| std::fs::write(path, note).map_err(failed))?;
+        }
+        self.world.barrier()
     }
 
     fn write(
@@ -72,7 +117,7 @@ impl Experiment {
         states: &States,
         start: usize,
         config: &ForecastConfig,
-        path: &Path,
+        (path, existing): (&Path, Existing),
         progress: &Progress,
     ) -> Result<()> {
         let folder = path.parent().filter(|_| self.world.is_root());
@@ -84,10 +129,11 @@ impl Experiment {
         };
         let output = OutputConfig::new()
             .with_format(format)
-            .with_existing(Existing::Reject);
+            .with_existing(existing);
         let begin = states.timeline.states[start].1;
         let (grid, channels) = (&self.data.grid, &self.data.described);
-        let mut writer = ForecastWriter::create(&self.mesh, path, grid, channels, begin, &output)?;
+        let mut writer = ForecastWriter::create(&self.mesh, path, grid, channels, begin, &output)?
+            .with_calendar(self.data.calendar);
         self.steps(model, states, start, config, |step| {
             writer.append((step.time - begin) / 3600.0, &step.fields)?;
             progress.advance();
@@ -96,10 +142,12 @@ impl Experiment {
         writer.finish()
     }
 
-    /// The period of scores.
-    pub(super) fn test_period(&self) -> Result<&Period> {
-        let period = self.config.data.test.as_ref();
-        period.ok_or_else(|| {
+    /// The period of scores: all times of other files.
+    pub(super) fn scored(&self) -> Result<Period> {
+        if self.files == Files::Others {
+            return Ok(Period::default());
+        }
+        self.config.data.test.clone().ok_or_else(|| {
             Error::other("data.test: none; expected the period of forecasts and scores")
         })
     }
@@ -133,6 +181,9 @@ impl Experiment {
         let begin = states.timeline.states[start].1;
         let batch = loader.load(&[start])?;
         let mut x = self.seen_inputs(batch.input.inner(), &[begin])?;
+        let mask = batch.mask.map(ShardTensor::inner);
+        // Where the start has no value, such as on land, neither has the forecast.
+        let gaps = mask.clone().map(missing);
         if config.members > 1 {
             let key = RandomKey::new(self.config.seed, ("forecast", begin.to_bits()));
             let names = self.mesh.shape().names();
@@ -159,13 +210,21 @@ impl Experiment {
             let y = given.apply(model);
             let state;
             (time, state) = states.timeline.ahead(start, number);
+            let mut fields = self.predicted(y.clone(), time)?;
+            if let Some(gaps) = &gaps {
+                fields = fields + gaps.clone();
+            }
             each(Step {
                 number,
                 time,
                 state,
-                fields: self.predicted(y.clone(), time)?,
+                fields,
             })?;
             if number < config.steps {
+                let y = match &mask {
+                    Some(mask) => self.filled(y, mask.clone(), &[time])?,
+                    None => y,
+                };
                 let (inputs, next) = (channels.inputs.len(), y.index_select(1, &feedback));
                 x = match x.dims()[1] - inputs {
                     0 => next,

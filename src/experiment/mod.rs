@@ -21,17 +21,23 @@
 mod climatology;
 mod config;
 mod data;
+mod data_config;
 mod forecast;
+mod loss;
 mod network;
 mod optimizer;
 mod outlook;
+#[cfg(feature = "plot")]
+mod pictures;
+mod record;
 mod score;
 mod setup;
 mod timeline;
 mod train;
 
 pub use climatology::Cycle;
-pub use config::{DataConfig, ExperimentConfig, ForecastConfig, TrainingConfig};
+pub use config::{ExperimentConfig, ForecastConfig, Loss, TrainingConfig};
+pub use data_config::DataConfig;
 pub use network::{FieldModel, ModelConfig};
 pub use optimizer::{OptimizerConfig, OptimizerKind, Schedule};
 pub use outlook::Outlook;

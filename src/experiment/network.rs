@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 ///     targets: names(&["t2m", "msl"]),
 /// };
 /// let config = ModelConfig::Unet { width: 4, levels: 1 };
-/// let model = config.init(&channels, 1, &Grid::with_poles(13, 24)?, &device)?;
+/// let model = config.init(&channels, 1, &Grid::with_poles(13, 24)?, &[], &device)?;
 /// let x = Tensor::<4>::ones([1, 3, 13, 24], &device); // inputs and forcings
 /// assert_eq!(x.apply(&model).dims(), [1, 2, 13, 24]);
 /// # Ok::<(), halocline::Error>(())
@@ -161,7 +161,8 @@ enum Network {
 const INCREMENT: f64 = 0.1;
 
 impl ModelConfig {
-    /// Makes the model for channels and a number of times in an input, on a grid.
+    /// Makes the model for channels and a number of times in an input, on a grid. The inputs and forcings `odd`
+    /// change their sign across a pole, which counts in the first layer of `cnn` and `unet`.
     ///
     /// # Errors
     /// Targets that are not the inputs, for models which need that; sizes that do not fit; a grid without
@@ -171,11 +172,18 @@ impl ModelConfig {
         channels: &Channels,
         history: usize,
         grid: &Grid,
+        odd: &[String],
         device: &Device,
     ) -> Result<FieldModel> {
         let (inputs, forcings) = (channels.inputs.len(), channels.forcings.len());
         let (from, to) = (history * inputs + forcings, channels.targets.len());
         let boundary = grid.boundary();
+        let times = std::iter::repeat_n(&channels.inputs, history).flatten();
+        let names = times.chain(&channels.forcings).enumerate();
+        let odd: Vec<usize> = names
+            .filter(|(_, name)| odd.contains(name))
+            .map(|(place, _)| place)
+            .collect();
         let network = match *self {
             Self::Cnn {
                 width,
@@ -188,14 +196,18 @@ impl ModelConfig {
                     .with_width(width)
                     .with_blocks(blocks)
                     .with_kernel(kernel)
-                    .with_boundary(boundary);
+                    .with_boundary(boundary)
+                    .with_odd(odd);
                 Network::Cnn(config.init(device))
             }
             Self::Unet { width, levels } => {
                 let config = UNetConfig::new(from, to)
                     .with_width(width)
-                    .with_levels(levels);
-                Network::Unet(config.with_boundary(halved(grid, levels)).init(device))
+                    .with_levels(levels)
+                    .with_boundary(boundary)
+                    .with_boundary_halved(Some(halved(grid, levels)))
+                    .with_odd(odd);
+                Network::Unet(config.init(device))
             }
             Self::Transformer {
                 heads,
@@ -326,8 +338,9 @@ fn around(grid: &Grid) -> bool {
     grid.boundary()[1] == Boundary::Periodic
 }
 
-/// The values beyond the ends of a grid that is halved a number of times: across the poles only if each
-/// level has opposite meridians. The rows next to a pole are then half a row from it.
+/// The values beyond the ends of a grid that is halved, a number of times: across the poles only if each
+/// level has opposite meridians. Two rows are one then, so that no row is a pole, but for a last row that is halved
+/// alone.
 fn halved(grid: &Grid, levels: usize) -> [Boundary; 2] {
     let [lat, lon] = grid.boundary();
     let has_opposite = grid.shape()[1].trailing_zeros() as usize > levels;

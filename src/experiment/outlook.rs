@@ -6,7 +6,7 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::tensor::Device;
 use halocline_core::{
-    DryMesh, Error, MeshShape, PlannedMessages, Result, ShardTensor, Traffic, World,
+    DryMesh, Error, Halos, MeshShape, PlannedMessages, Result, ShardTensor, Traffic, World,
 };
 use halocline_io::amplification;
 use halocline_models::parallel::{Machine, Plan, Priced, Workload, parallelize_module, resolve};
@@ -82,9 +82,8 @@ impl Outlook {
             world.device().clone(),
         )?;
         let make = |device: &Device| {
-            config
-                .model
-                .init(&data.channels, config.data.history, &data.grid, device)
+            let (model, history) = (&config.model, config.data.history);
+            model.init(&data.channels, history, &data.grid, &data.odd, device)
         };
         let whole = make(&world.device().clone().inner())?;
         let resolved = resolve(&whole, dry.mesh().shape(), &config.plan)?;
@@ -159,7 +158,8 @@ fn step(config: &ExperimentConfig, data: &Data, dry: &DryMesh, model: &FieldMode
     let mesh = dry.mesh();
     let placements = placements(mesh.shape().names(), Samples::Steps(steps));
     let field = |channels: usize| {
-        let shape = [config.training.batch, channels, rows, columns];
+        let samples = config.training.members * config.training.batch;
+        let shape = [samples, channels, rows, columns];
         ShardTensor::<4>::zeros(shape, mesh, &placements)
     };
     let input = field(config.data.history * channels.inputs.len())?;
@@ -172,7 +172,12 @@ fn step(config: &ExperimentConfig, data: &Data, dry: &DryMesh, model: &FieldMode
         _ => channels.feedback()?,
     };
     Error::catch(|| {
-        let y = rollout(input, forcing, steps, &feedback, |_, x| Ok(x.apply(model)))?;
+        let y = rollout(input, forcing, steps, &feedback, |_, x| {
+            Ok(match config.training.recompute {
+                true => x.recompute(model, Halos::Keep, |model, x| x.apply(model)),
+                false => x.apply(model),
+            })
+        })?;
         let loss = y.square().mean().resolve();
         let value = loss.local().clone().inner();
         let gradients = backward(loss);

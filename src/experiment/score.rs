@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use halocline_core::{Error, Result};
+use halocline_core::{Boundary, Error, Result};
 use halocline_io::{Channel, Progress};
-use halocline_models::{Region, Score, Verification};
+use halocline_models::{Power, Region, Score, Spectra, Verification};
 use halocline_ops::prelude::*;
 use serde::Serialize;
 
@@ -35,32 +35,58 @@ pub struct Row {
 pub struct Report {
     /// All scores.
     pub rows: Vec<Row>,
+    /// Power of forecasts, of the first member of ensembles, and of their truth, by wavenumber; none on grids that do
+    /// not go around the globe, and where values are missing.
+    pub spectra: Vec<Power>,
 }
 
 impl Experiment {
-    /// Scores forecasts from all states of the test period, beside persistence and climatology. Each lead
-    /// has the mean over the forecasts whose time is in the period.
+    /// Scores forecasts from all states of the test period, or of [other files](Self::of_files), beside persistence
+    /// and climatology. Each lead has the mean over the forecasts whose time is in the period.
     ///
     /// # Errors
     /// An experiment without a test period, or one that no forecast ends in; data that cannot be read; a
     /// failure of communication.
     pub fn score(&self, model: &FieldModel, config: &ForecastConfig) -> Result<Report> {
-        self.score_states(model, &self.states(self.test_period()?)?, config)
+        config.check()?;
+        let grid = &self.data.grid;
+        let weights = grid.latitude_weights();
+        let mut spectra = match grid.boundary()[1] {
+            Boundary::Periodic => Some(Spectra::new(
+                &self.data.channels.targets,
+                &weights,
+                grid.lat(),
+                self.regions(),
+            )?),
+            _ => None,
+        };
+        let states = self.states(&self.scored()?)?;
+        let report = self.score_states(model, &states, config, spectra.as_mut())?;
+        Ok(Report {
+            spectra: spectra.map_or(Vec::new(), |spectra| spectra.spectra()),
+            ..report
+        })
     }
 
-    /// Scores forecasts from some states.
+    /// Those of the standard regions that the grid has.
+    fn regions(&self) -> Vec<Region> {
+        Region::standard()
+            .into_iter()
+            .filter(|region| region.rows(self.data.grid.lat()).contains(&1.0))
+            .collect()
+    }
+
+    /// Scores forecasts from some states, and adds their spectra to given ones.
     pub(super) fn score_states(
         &self,
         model: &FieldModel,
         states: &States,
         config: &ForecastConfig,
+        mut spectra: Option<&mut Spectra>,
     ) -> Result<Report> {
         let (targets, grid) = (&self.data.channels.targets, &self.data.grid);
         let weights = grid.latitude_weights();
-        let regions: Vec<Region> = Region::standard()
-            .into_iter()
-            .filter(|region| region.rows(grid.lat()).contains(&1.0))
-            .collect();
+        let regions = self.regions();
         let empty =
             || Verification::new(targets, &weights, grid.lat(), grid.lon(), regions.clone());
         let [mut ours, mut mean, mut persistence, mut climatology] =
@@ -82,13 +108,17 @@ impl Experiment {
                     return Ok(());
                 };
                 let truth = states.loader.load(&[state])?;
-                let mask = truth.mask.map(|mask| mask.inner());
-                let common = match (&mask, &first.mask) {
-                    (Some(one), Some(other)) => Some(one.clone() * other.clone().inner()),
+                // Where both the start and the truth have a value.
+                let mask = match (truth.mask, &first.mask) {
+                    (Some(one), Some(other)) => Some(one.inner() * other.clone().inner()),
                     _ => None,
                 };
                 let truth = self.in_units(truth.target.inner());
                 let normal = self.in_units(self.normal_at(&[step.time], &truth)?);
+                if let (Some(spectra), None) = (&mut spectra, &mask) {
+                    let first = step.fields.clone().narrow(0, 0, 1);
+                    spectra.add(lead, first, truth.clone())?;
+                }
                 if config.members > 1 {
                     let ensemble = step.fields.clone().unflatten::<5>(0, &[config.members, 1]);
                     let of_ensemble = |field| ShapeField::unsqueeze::<5>(field, 0);
@@ -103,7 +133,7 @@ impl Experiment {
                     Some(normal.clone()),
                     mask.clone(),
                 )?;
-                persistence.add(lead, begin.clone(), truth.clone(), None, common)?;
+                persistence.add(lead, begin.clone(), truth.clone(), None, mask.clone())?;
                 climatology.add(lead, normal, truth, None, mask)
             })?;
             progress.advance();
@@ -135,21 +165,25 @@ impl Experiment {
             true => Err(Error::other(
                 "no state of the period is a step after another one of it",
             )),
-            false => Ok(Report { rows }),
+            false => Ok(Report {
+                rows,
+                spectra: Vec::new(),
+            }),
         }
     }
 }
 
 impl Report {
-    /// The mean over channels and leads of the error in the first region, in standard deviations.
+    /// The mean over channels and leads of the error in the first region, in standard deviations. Where all values
+    /// of a channel are missing, it has no error.
     pub(super) fn mean_error(&self, stds: &[f64]) -> f64 {
-        let rows: Vec<&Row> = self.first_region().collect();
         // Channels come in their order for each lead.
-        let errors = rows
-            .iter()
-            .zip(stds.iter().cycle())
-            .map(|(row, std)| row.score.scores.rmse / std);
-        errors.sum::<f64>() / rows.len() as f64
+        let rows = self.first_region().zip(stds.iter().cycle());
+        let errors: Vec<f64> = rows
+            .filter(|(row, _)| row.score.scores.forecasts > 0)
+            .map(|(row, std)| row.score.scores.rmse / std)
+            .collect();
+        errors.iter().sum::<f64>() / errors.len() as f64
     }
 
     /// The RMSE of some channels at the first lead.
@@ -169,7 +203,7 @@ impl Report {
         texts.collect::<Vec<_>>().join(", ")
     }
 
-    fn first_region(&self) -> impl Iterator<Item = &Row> {
+    pub(super) fn first_region(&self) -> impl Iterator<Item = &Row> {
         let first = self.rows.first().map_or("", |row| &row.score.region);
         self.rows
             .iter()
@@ -241,4 +275,49 @@ fn number(value: f64) -> String {
         _ => 3,
     };
     format!("{value:.digits$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use halocline_models::Scores;
+
+    use super::*;
+
+    #[test]
+    fn a_channel_without_values_has_no_error() {
+        let row = |forecasts: usize, rmse: f64| Row {
+            score: Score {
+                channel: "sst".into(),
+                variable: "sst".into(),
+                level: None,
+                lead: 6.0,
+                region: "globe".into(),
+                scores: Scores {
+                    forecasts,
+                    rmse,
+                    mae: rmse,
+                    bias: 0.0,
+                    acc: 1.0,
+                    crps: f64::NAN,
+                    spread: f64::NAN,
+                    spread_skill: f64::NAN,
+                },
+            },
+            units: None,
+            rmse_persistence: rmse,
+            rmse_climatology: rmse,
+        };
+        let report = |rows| Report {
+            rows,
+            spectra: Vec::new(),
+        };
+        let rows = vec![row(2, 1.0), row(0, f64::NAN), row(2, 3.0), row(2, 8.0)];
+        assert_eq!(
+            report(rows).mean_error(&[1.0, 2.0]),
+            (1.0 + 3.0 + 4.0) / 3.0
+        );
+        // A forecast that has diverged has one.
+        let rows = vec![row(2, 1.0), row(2, f64::NAN)];
+        assert!(report(rows).mean_error(&[1.0, 2.0]).is_nan());
+    }
 }

@@ -20,11 +20,12 @@ use super::climatology::{Climatology, Cycle};
 use super::config::ExperimentConfig;
 use super::data::{Data, Samples};
 use super::network::FieldModel;
+use super::record::{compare, compare_units, record};
 use super::timeline::Timeline;
 
 /// Experiment on one rank. All ranks make and use it together.
 ///
-/// Its folder holds `experiment.toml`, the `statistics` and the `climatology` of the training period, the
+/// Its folder holds `experiment.toml`, a summary of the files, the `statistics` and the `climatology` of the training period, the
 /// `checkpoints`, and the scores of validations.
 ///
 /// The [module](super) has an example.
@@ -34,10 +35,20 @@ pub struct Experiment {
     pub(super) world: World,
     pub(super) mesh: DeviceMesh,
     pub(super) data: Data,
+    pub(super) files: Files,
     statistics: Statistics,
     /// Means, standard deviations, and the latter by those of increments, of the targets.
     pub(super) scales: [Vec<f64>; 3],
     climatology: OnceCell<Climatology>,
+}
+
+/// The files that an experiment reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Files {
+    /// Those of its configuration.
+    Trained,
+    /// Others, all of whose states are forecast and scored.
+    Others,
 }
 
 /// States of a period, one by one.
@@ -58,8 +69,8 @@ pub enum Kept {
     Last,
 }
 
-/// The name of the copy of the configuration in the folder.
-const COPY: &str = "experiment.toml";
+/// The folder of statistics.
+const STATISTICS: &str = "statistics";
 /// A year, in seconds.
 const YEAR: f64 = 365.0 * 86400.0;
 
@@ -111,25 +122,64 @@ impl Experiment {
     ///
     /// # Errors
     /// A mesh of another number of ranks; data that cannot be read, or do not have the channels; a folder
-    /// that holds an experiment with other data or another model; a failure of communication.
+    /// that holds an experiment with other data or another model, or whose files have changed since; periods that
+    /// overlap; a failure of communication.
     pub fn new(world: &World, config: &ExperimentConfig) -> Result<Self> {
-        let mesh = world.mesh_of(&config.axes(world.size()))?;
         let data = Data::open(&config.data)?;
-        let folder = config.folder.join("statistics");
+        let folder = config.folder.join(STATISTICS);
         if world.is_root() {
-            record(config)?;
+            record(config, &data)?;
             if !folder.join("data.json").exists() {
                 data.statistics()?.save(&folder)?;
             }
         }
         world.barrier()?;
         let statistics = Statistics::load(&folder)?;
+        Self::of(world, config, data, statistics, Files::Trained)
+    }
+
+    /// Opens files that a trained experiment did not have, such as those of another year, for forecasts from their
+    /// states and scores of them. They may have a single time.
+    ///
+    /// # Errors
+    /// An experiment that was not trained, or with other data or another model; files without one of the channels, on
+    /// another grid, in other units, or that cannot be read; those of [`new`](Self::new).
+    ///
+    /// # Example
+    /// ```no_run
+    /// use halocline::experiment::{Experiment, ExperimentConfig, Kept};
+    /// use halocline::prelude::*;
+    ///
+    /// let config = ExperimentConfig::load("weather.toml")?;
+    /// config.launcher(4).run(|world| {
+    ///     let experiment = Experiment::of_files(&world, &config, &["2023.nc".into()])?;
+    ///     println!("{}", experiment.score(&experiment.trained(Kept::Best)?, &config.forecast)?);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline::Error>(())
+    /// ```
+    pub fn of_files(world: &World, config: &ExperimentConfig, files: &[PathBuf]) -> Result<Self> {
+        compare(config)?;
+        let statistics = Statistics::load(config.folder.join(STATISTICS))?;
+        let data = Data::open_others(&config.data, files, &statistics)?;
+        compare_units(config, &data)?;
+        Self::of(world, config, data, statistics, Files::Others)
+    }
+
+    fn of(
+        world: &World,
+        config: &ExperimentConfig,
+        data: Data,
+        statistics: Statistics,
+        files: Files,
+    ) -> Result<Self> {
         Ok(Self {
+            mesh: world.mesh_of(&config.axes(world.size()))?,
             scales: data.scales(&statistics)?,
             config: config.clone(),
             world: world.clone(),
-            mesh,
             data,
+            files,
             statistics,
             climatology: OnceCell::new(),
         })
@@ -152,9 +202,8 @@ impl Experiment {
     pub fn model(&self) -> Result<FieldModel> {
         let (config, data) = (&self.config, &self.data);
         let make = |device: &Device| {
-            config
-                .model
-                .init(&data.channels, config.data.history, &data.grid, device)
+            let (model, history) = (&config.model, config.data.history);
+            model.init(&data.channels, history, &data.grid, &data.odd, device)
         };
         make(&self.world.device().clone().inner())?;
         build(&self.world, &self.mesh, &config.plan, |device| {
@@ -190,22 +239,33 @@ impl Experiment {
         let seed = self.config.seed;
         let config =
             LoaderConfig::new(self.config.training.batch).with_order(Order::Shuffled { seed });
-        self.loader(&self.config.data.train, Samples::Steps(steps), &config)
-            .map(|states| states.loader)
+        let train = &self.config.data.train;
+        let states = self.loader(&self.data, train, Samples::Steps(steps), &config)?;
+        Ok(states.loader)
     }
 
     /// The states of a period.
     pub(super) fn states(&self, period: &Period) -> Result<States> {
-        self.loader(period, Samples::States, &LoaderConfig::new(1))
+        self.states_of(&self.data, period)
     }
 
-    fn loader(&self, period: &Period, samples: Samples, config: &LoaderConfig) -> Result<States> {
+    fn states_of(&self, data: &Data, period: &Period) -> Result<States> {
+        self.loader(data, period, Samples::States, &LoaderConfig::new(1))
+    }
+
+    fn loader(
+        &self,
+        data: &Data,
+        period: &Period,
+        samples: Samples,
+        config: &LoaderConfig,
+    ) -> Result<States> {
         let config = config.clone().with_source(Source::PerRank);
         let placements = placements(self.mesh.shape().names(), samples);
         let mut timeline = None;
         let loader = FieldLoader::new(&self.mesh, &placements, &config, || {
-            let dataset = self.data.dataset(period, samples, &self.statistics)?;
-            timeline = Some(self.data.timeline(&dataset));
+            let dataset = data.dataset(period, samples, &self.statistics)?;
+            timeline = Some(data.timeline(&dataset));
             Ok(dataset)
         })?;
         let timeline = timeline.expect("every rank opens the data");
@@ -217,11 +277,26 @@ impl Experiment {
         if let Some(climatology) = self.climatology.get() {
             return Ok(climatology);
         }
+        let names = self.mesh.shape().names();
+        let placements = placements(names, Samples::States);
+        let place = (&self.mesh, &placements[..]);
+        let (folder, calendar) = (self.config.folder.join("climatology"), self.data.calendar);
+        let saved = Climatology::load(&self.world, place, &folder, calendar)?;
+        let climatology = match (saved, self.files) {
+            (Some(saved), _) => saved,
+            (None, Files::Trained) => self.compute_climatology(&self.data)?,
+            (None, Files::Others) => self.compute_climatology(&Data::open(&self.config.data)?)?,
+        };
+        Ok(self.climatology.get_or_init(|| climatology))
+    }
+
+    /// Computes the climatology of the files of training.
+    fn compute_climatology(&self, data: &Data) -> Result<Climatology> {
         let config = &self.config.data;
         let cycle = match config.climatology {
             Some(cycle) => cycle,
             None => {
-                let files = self.data.training_files()?;
+                let files = data.training_files()?;
                 let ends = |times: &[f64]| {
                     times
                         .last()
@@ -230,22 +305,16 @@ impl Experiment {
                 };
                 let longest = files
                     .iter()
-                    .map(|fields| ends(fields.times()) + self.data.time_step);
-                match longest.fold(0.0, f64::max) >= YEAR - self.data.time_step {
+                    .map(|fields| ends(fields.times()) + data.time_step);
+                match longest.fold(0.0, f64::max) >= YEAR - data.time_step {
                     true => Cycle::Month,
                     false => Cycle::Mean,
                 }
             }
         };
-        let names = self.mesh.shape().names();
-        let climatology = Climatology::load_or_compute(
-            &self.world,
-            (&self.mesh, &placements(names, Samples::States)),
-            &self.config.folder.join("climatology"),
-            (cycle, self.data.calendar),
-            || Ok(self.states(&config.train)?.loader),
-        )?;
-        Ok(self.climatology.get_or_init(|| climatology))
+        let states = self.states_of(data, &config.train)?;
+        let folder = self.config.folder.join("climatology");
+        Climatology::compute(&self.world, &folder, (cycle, data.calendar), &states.loader)
     }
 
     /// The climatology of some times beside a field, `[times, targets, lat, lon]` of normalised values.
@@ -281,6 +350,22 @@ impl Experiment {
         }
     }
 
+    /// Predictions at some times with the value that fills inputs, the mean of a channel, where a mask is zero.
+    pub(super) fn filled(
+        &self,
+        y: ShardTensor<4>,
+        mask: ShardTensor<4>,
+        times: &[f64],
+    ) -> Result<ShardTensor<4>> {
+        match self.config.data.anomalies {
+            true => {
+                let normal = self.normal_at(times, &y)?;
+                Ok((y + normal.clone()) * mask - normal)
+            }
+            false => Ok(y * mask),
+        }
+    }
+
     /// Targets of a time in their units, from what the model predicts.
     pub(super) fn predicted(&self, x: ShardTensor<4>, time: f64) -> Result<ShardTensor<4>> {
         let x = match self.config.data.anomalies {
@@ -298,28 +383,9 @@ impl Experiment {
     }
 }
 
-/// Writes the configuration into the folder, on rank 0, or compares it with the one that is there.
-fn record(config: &ExperimentConfig) -> Result<()> {
-    let path = config.folder.join(COPY);
-    let failed = |error: std::io::Error| Error::other(format!("{}: {error}", path.display()));
-    if path.exists() {
-        let before = ExperimentConfig::load(&path)?;
-        let differs = |what: &str| {
-            Err(Error::other(format!(
-                "{} has another {what}: choose another folder, or remove that one",
-                path.display()
-            )))
-        };
-        // Other periods may be scored.
-        let mut data = before.data.clone();
-        (data.validation, data.test) = (config.data.validation.clone(), config.data.test.clone());
-        if data != config.data {
-            return differs("[data]");
-        }
-        if before.model != config.model {
-            return differs("[model]");
-        }
-    }
-    std::fs::create_dir_all(&config.folder).map_err(failed)?;
-    std::fs::write(&path, config.to_toml()).map_err(failed)
+/// Zero where a mask is one, and NaN elsewhere.
+pub(super) fn missing(mask: ShardTensor<4>) -> ShardTensor<4> {
+    let zero = mask.clone() * 0.0;
+    zero.clone()
+        .mask_where(mask.lower_elem(0.5), zero + f64::NAN)
 }

@@ -2,14 +2,12 @@
 
 use std::time::Instant;
 
-use halocline_core::{Distribution, Error, RandomKey, Result, ShardTensor};
-use halocline_io::{Batch, Progress, save_json};
-use halocline_models::rollout;
-use halocline_ops::prelude::*;
+use halocline_core::{Error, Result};
+use halocline_io::{Progress, save_json};
 
 use super::network::FieldModel;
 use super::score::Report;
-use super::setup::{Experiment, States};
+use super::setup::{Experiment, Files, States};
 use crate::trainer::{Ended, Trainer, clip_grad_norm};
 
 impl Experiment {
@@ -21,6 +19,11 @@ impl Experiment {
     /// Data that cannot be read; targets that are no inputs where several steps are trained; those of
     /// [`Trainer`].
     pub fn train(&self) -> Result<Ended> {
+        if self.files == Files::Others {
+            return Err(Error::other(
+                "train: an experiment of other files; expected that of Experiment::new",
+            ));
+        }
         let (training, begin) = (&self.config.training, Instant::now());
         let most = training
             .curriculum
@@ -37,6 +40,7 @@ impl Experiment {
             .map(|period| self.states(period));
         let validation = validation.transpose()?;
         let mut trainer = self.trainer(data.batches())?;
+        check_order(&mut trainer, [training.batch, data.samples()])?;
         let root = self.world.is_root();
         let mut longest = 0.0_f64;
         while trainer.epoch() < training.epochs {
@@ -97,6 +101,9 @@ impl Experiment {
             }
         }
         trainer.finish()?;
+        if root && data.traffic().needed > 0 {
+            println!("read by rank 0: {}", data.traffic());
+        }
         Ok(Ended::Whole)
     }
 
@@ -122,59 +129,6 @@ impl Experiment {
         trainer.resume_or_start(self.checkpoints())
     }
 
-    /// The mean squared error of a batch, weighted by area, in variances of the increments of a step.
-    pub(super) fn loss(
-        &self,
-        model: &FieldModel,
-        batch: Batch,
-        steps: usize,
-        epoch: usize,
-    ) -> Result<ShardTensor<1>> {
-        let noise = self.config.training.noise;
-        let mut x = self.seen_inputs(batch.input, &batch.times)?;
-        if noise > 0.0 {
-            let normal = Distribution::Normal {
-                mean: 0.0,
-                std: noise,
-            };
-            let key = RandomKey::new(self.config.seed, ("noise", epoch, batch.samples[0]));
-            let noise = ShardTensor::random(x.dims(), normal, key, x.mesh(), x.layout())?;
-            x = x + noise;
-        }
-        let channels = self.data.channels.targets.len();
-        let feedback = match steps {
-            1 => Vec::new(),
-            _ => self.data.channels.feedback()?,
-        };
-        let targets = (0..steps).map(|step| {
-            let times = batch.times.iter().zip(&batch.leads);
-            let times: Vec<f64> = times
-                .map(|(time, leads)| time + 3600.0 * leads[step])
-                .collect();
-            self.seen(
-                batch.target.clone().narrow(1, step * channels, channels),
-                &times,
-            )
-        });
-        let target = ShardTensor::cat(targets.collect::<Result<Vec<_>>>()?, 1);
-        let y = rollout(
-            x,
-            batch.forcing,
-            steps,
-            &feedback,
-            |_, x| Ok(x.apply(model)),
-        )?;
-        let [_, _, ratios] = &self.scales;
-        let ratios = y.profile(1, &ratios.repeat(steps));
-        let area = y.profile(2, &self.data.grid.latitude_weights());
-        let weight = match batch.mask {
-            Some(mask) => mask * area,
-            None => area,
-        };
-        let (y, target) = (y * ratios.clone(), target * ratios);
-        weighted_loss(y, target, weight, Penalty::Squared, Reduction::Mean)
-    }
-
     /// Scores forecasts from the states of the validation period, and saves the run with the mean over
     /// targets and leads of the error in standard deviations.
     fn validate(
@@ -184,7 +138,7 @@ impl Experiment {
     ) -> Result<(crate::Validation, Report)> {
         let mut report = None;
         let validated = trainer.validate(|model| {
-            let scored = self.score_states(model, states, &self.config.forecast)?;
+            let scored = self.score_states(model, states, &self.config.forecast, None)?;
             Ok(report.insert(scored).mean_error(&self.scales[1]))
         })?;
         let report = report.ok_or_else(|| Error::other("no validation"))?;
@@ -200,5 +154,27 @@ impl Experiment {
     fn agreed(&self, says: bool) -> Result<bool> {
         let own = self.world.is_root().then(|| vec![u8::from(says)]);
         Ok(self.world.broadcast_bytes(0, own)? == [1])
+    }
+}
+
+/// Notes the samples of a batch and of an epoch, by which an interrupted epoch knows its batches.
+///
+/// # Errors
+/// Others than those of the epoch that was interrupted.
+fn check_order(trainer: &mut Trainer<FieldModel>, order: [usize; 2]) -> Result<()> {
+    const NOTE: &str = "training.batch";
+    let before: Option<[usize; 2]> = trainer.noted(NOTE)?;
+    match before.filter(|before| trainer.batch() > 0 && *before != order) {
+        Some([batch, samples]) => Err(Error::from(halocline_io::Error::Argument {
+            argument: NOTE,
+            got: format!("{} of {} samples", order[0], order[1]),
+            expected: format!(
+                "{batch} of {samples}, as in the epoch that was interrupted after {} batches; change training.batch or \
+                 training.curriculum when it has ended",
+                trainer.batch()
+            ),
+        })),
+        None if before == Some(order) => Ok(()),
+        None => trainer.note(NOTE, &order),
     }
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use halocline_core::Result;
+use halocline_io::save_whole;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
@@ -168,10 +169,12 @@ pub fn save_charts(path: impl AsRef<Path>, charts: &[Chart]) -> Result<()> {
         return Err(failed("expected at least one chart"));
     }
     let size = (SIZE.0 * count as u32, SIZE.1);
-    let area = BitMapBackend::new(path.as_ref(), size).into_drawing_area();
-    area.fill(&WHITE).map_err(failed)?;
-    for (panel, chart) in area.split_evenly((1, count)).iter().zip(charts) {
-        chart.draw(panel)?;
-    }
-    area.present().map_err(failed)
+    save_whole(path, |path| {
+        let area = BitMapBackend::new(path, size).into_drawing_area();
+        area.fill(&WHITE).map_err(failed)?;
+        for (panel, chart) in area.split_evenly((1, count)).iter().zip(charts) {
+            chart.draw(panel)?;
+        }
+        area.present().map_err(failed)
+    })
 }

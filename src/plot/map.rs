@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use halocline_core::{Error, Result};
-use halocline_io::Grid;
 use halocline_io::ndarray::Array2;
+use halocline_io::{Grid, save_whole};
 use plotters::prelude::*;
 
 use super::{Area, FONT, coastlines, failed, label, load_font, span};
@@ -228,8 +228,11 @@ impl Map {
 /// No maps; a file that cannot be written.
 pub fn save_maps(path: impl AsRef<Path>, maps: &[Map]) -> Result<()> {
     load_font()?;
-    let area = BitMapBackend::new(path.as_ref(), size(maps)?).into_drawing_area();
-    draw_all(&area, maps)
+    let size = size(maps)?;
+    save_whole(path, |path| {
+        let area = BitMapBackend::new(path, size).into_drawing_area();
+        draw_all(&area, maps)
+    })
 }
 
 /// Writes an animated GIF that repeats its frames, each of as many maps one below the other, for
@@ -250,17 +253,19 @@ pub fn animate(path: impl AsRef<Path>, frames: &[Vec<Map>], delay: Duration) -> 
         .map(|map| range_of(&frames.iter().map(|maps| &maps[map]).collect::<Vec<_>>()))
         .collect();
     let delay = u32::try_from(delay.as_millis()).map_err(failed)?;
-    let backend = BitMapBackend::gif(path.as_ref(), size, delay).map_err(failed)?;
-    let area = backend.into_drawing_area();
-    for maps in frames {
-        let with_range = |(map, [low, high]): (&Map, &[f64; 2])| match map.range {
-            Some(_) => map.clone(),
-            None => map.clone().with_range(*low, *high),
-        };
-        let maps: Vec<Map> = maps.iter().zip(&ranges).map(with_range).collect();
-        draw_all(&area, &maps)?;
-    }
-    Ok(())
+    save_whole(path, |path| {
+        let backend = BitMapBackend::gif(path, size, delay).map_err(failed)?;
+        let area = backend.into_drawing_area();
+        for maps in frames {
+            let with_range = |(map, [low, high]): (&Map, &[f64; 2])| match map.range {
+                Some(_) => map.clone(),
+                None => map.clone().with_range(*low, *high),
+            };
+            let maps: Vec<Map> = maps.iter().zip(&ranges).map(with_range).collect();
+            draw_all(&area, &maps)?;
+        }
+        Ok(())
+    })
 }
 
 fn size(maps: &[Map]) -> Result<(u32, u32)> {

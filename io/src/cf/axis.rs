@@ -72,8 +72,7 @@ pub(crate) fn axis_of(variable: &Variable) -> Option<Axis> {
     match variable.name.to_lowercase().as_str() {
         "lat" | "latitude" | "latitudes" | "nav_lat" if horizontal => Some(Axis::Latitude),
         "lon" | "longitude" | "longitudes" | "nav_lon" if horizontal => Some(Axis::Longitude),
-        "time" | "times" | "t" | "valid_time" | "timestamp" | "time_index" | "date" | "dates"
-        | "datetime" => Some(Axis::Time),
+        name if is_time(name) => Some(Axis::Time),
         "level" | "levels" | "lev" | "plev" | "pressure" | "pressure_level" | "isobaricinhpa"
         | "height" | "depth" | "altitude" => Some(Axis::Level),
         _ => {
@@ -81,6 +80,22 @@ pub(crate) fn axis_of(variable: &Variable) -> Option<Axis> {
             is_level.then_some(Axis::Level)
         }
     }
+}
+
+/// Whether a coordinate is a time by its name.
+pub(crate) fn is_time(name: &str) -> bool {
+    let names = [
+        "time",
+        "times",
+        "t",
+        "valid_time",
+        "timestamp",
+        "time_index",
+        "date",
+        "dates",
+        "datetime",
+    ];
+    names.contains(&name.to_lowercase().as_str())
 }
 
 #[cfg(test)]
@@ -97,6 +112,7 @@ mod tests {
             dims: vec![name.into()],
             shape: vec![3],
             kind: Kind::Double,
+            dtype: "float64".into(),
             width: 8,
             attributes: attributes.iter().map(text).collect(),
             chunk: None,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::axis::{Axis, axis_of};
+use super::axis::{Axis, axis_of, is_time};
 use super::variable::{Container, Kind, Variable, VariableAttributes, error_at};
 use crate::fields::in_file;
 use crate::packing::Packing;
@@ -78,6 +78,9 @@ impl Plan {
         };
         let mut unreadable = container.unreadable().iter();
         if let Some((name, cause)) = unreadable.find(|(name, _)| is_chosen(name)) {
+            if is_time(name) {
+                return Err(refused_time(path, name, cause.clone()));
+            }
             let cause = format!("{cause}; choose channels by name to leave it out");
             return Err(Error::data(path, name, cause));
         }
@@ -198,6 +201,13 @@ pub(crate) fn base(channel: &str) -> &str {
     channel.rsplit_once('@').map_or(channel, |(name, _)| name)
 }
 
+/// The error of a coordinate of times that holds no numbers.
+fn refused_time(path: &Path, name: &str, found: String) -> Error {
+    let expected = "numbers with units such as \"hours since 1970-01-01\", as xarray writes times by to_zarr and \
+                    to_netcdf";
+    Error::shape(path, name, found, expected)
+}
+
 /// The coordinates of a container.
 struct Coordinates<'a>(&'a dyn Container);
 
@@ -249,6 +259,9 @@ impl<'a> Coordinates<'a> {
         if (count(Role::Row), count(Role::Column)) != (1, 1) {
             return Ok(Err(format!("dims {:?}", variable.dims)));
         }
+        for dim in &variable.dims {
+            self.check_time(dim)?;
+        }
         if count(Role::Time) > 1 || count(Role::Level) > 1 {
             return Ok(Err(format!(
                 "more than one level or time in dims {:?}",
@@ -256,6 +269,25 @@ impl<'a> Coordinates<'a> {
             )));
         }
         Ok(Ok(roles))
+    }
+
+    /// Refuses a dim whose coordinate is a time by its name or attributes, and holds no numbers: it is not a level.
+    fn check_time(&self, dim: &str) -> Result<()> {
+        if self.find(dim).is_some() {
+            return Ok(());
+        }
+        let mut variables = self.0.variables().iter();
+        let time = variables
+            .find(|variable| variable.dims == [dim] && axis_of(variable) == Some(Axis::Time));
+        if let Some(time) = time {
+            let found = format!("times of the type {}", time.dtype);
+            return Err(refused_time(self.0.path(), &time.name, found));
+        }
+        let mut unreadable = self.0.unreadable().iter();
+        match unreadable.find(|(name, _)| name == dim && is_time(name)) {
+            Some((name, cause)) => Err(refused_time(self.0.path(), name, cause.clone())),
+            None => Ok(()),
+        }
     }
 
     /// The values of a coordinate, unpacked.

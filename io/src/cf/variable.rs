@@ -19,6 +19,8 @@ pub(crate) struct Variable {
     pub(crate) dims: Vec<String>,
     pub(crate) shape: Vec<usize>,
     pub(crate) kind: Kind,
+    /// The type of the values, as the format names it.
+    pub(crate) dtype: String,
     /// Bytes of a value.
     pub(crate) width: usize,
     pub(crate) attributes: Vec<(String, Attribute)>,

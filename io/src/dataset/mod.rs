@@ -5,6 +5,7 @@ use std::path::Path;
 use crate::alike::{Property, checksum};
 use crate::channels::{Origins, open_config, resolve};
 use crate::constants::Constants;
+use crate::fields::check_units;
 use crate::sample::Part;
 use crate::samples::{Lead, SampleTimes, samples};
 use crate::{
@@ -64,8 +65,8 @@ impl FieldDataset {
     ///
     /// # Errors
     /// Those of [`OpenConfig::open`](crate::OpenConfig::open), and of [`OpenConfig::open_joined`](crate::OpenConfig::open_joined) if they are joined; files
-    /// that differ in these, or whose times are not evenly spaced, unless [gaps](crate::Gaps) are
-    /// permitted; channels that are not there or chosen twice; constants on another grid; a history of zero; no steps; a
+    /// that differ in these or in units, or whose times are not evenly spaced, unless [gaps](crate::Gaps) are
+    /// permitted; channels that are not there or chosen twice; constants on another grid, or with missing values; a history of zero; no steps; a
     /// negative lead; files too short for any sample.
     pub fn open(paths: &[impl AsRef<Path>], config: &DatasetConfig) -> Result<Self> {
         if config.history == 0 {
@@ -85,7 +86,10 @@ impl FieldDataset {
             Some(hours) => Lead::Time(hours * 3600.0),
             None => Lead::Steps(config.lead),
         };
-        let constants = config.constants.as_deref().map(Constants::open);
+        let constants = config.constants.as_deref().map(|path| {
+            let (used, missing) = (&config.forcings, &config.constants_missing);
+            Constants::open(path, used, missing)
+        });
         let constants = constants.transpose()?;
         let names = constants.as_ref().map_or(&[][..], Constants::names);
         let open = open_config(config, names);
@@ -100,6 +104,7 @@ impl FieldDataset {
         let mut all = Vec::new();
         for (index, file) in files.iter().enumerate() {
             metadata.check(file, first.path())?;
+            check_units(file, first)?;
             let (times, step) = (file.times(), metadata.time_step());
             let found = samples(
                 times,
@@ -186,14 +191,17 @@ impl FieldDataset {
 
     /// Units, names and levels of the targets, as the first file has them: for the output of forecasts.
     pub fn describe(&self) -> Vec<Channel> {
-        let places = self.channels.targets.iter().map(|name| {
-            let channels = self.metadata.channels().iter();
-            let found = channels.enumerate().find(|(_, channel)| *channel == name);
-            found.expect("targets are channels of the files").0
-        });
-        places
-            .map(|channel| self.files[0].describe(channel))
-            .collect()
+        let targets = self.channels.targets.iter();
+        let described = targets.map(|name| self.describe_channel(name));
+        let described: Option<Vec<Channel>> = described.collect();
+        described.expect("targets are channels of the files")
+    }
+
+    /// Units, names and level of a channel of the files, as the first file has them, if there is one of that name.
+    pub fn describe_channel(&self, name: &str) -> Option<Channel> {
+        let mut channels = self.metadata.channels().iter();
+        let place = channels.position(|channel| channel == name)?;
+        Some(self.files[0].describe(place))
     }
 
     /// The names of inputs, forcings and targets.

@@ -11,6 +11,8 @@ mod field_writer;
 mod forecast;
 mod formats;
 mod loader;
+mod merged;
+mod refused;
 mod roles;
 mod shared;
 mod statistics;

@@ -231,6 +231,7 @@ fn constants_are_forcings_normalised_over_their_grid() {
     let config = DatasetConfig::new()
         .with_inputs(Some(names(&["z1"])))
         .with_constants(Some(land.clone()))
+        .with_constants_missing(name("oro"))
         .with_forcings(name("oro"));
     let dataset = FieldDataset::open(&[&path], &config).unwrap();
     assert_eq!(dataset.channels().targets, ["z1"]);
@@ -243,7 +244,10 @@ fn constants_are_forcings_normalised_over_their_grid() {
     }
     let other = folder.path().join("other.h5");
     write(&other, &numbered([2, 1, 3, 6], 0.0), &WriterConfig::new());
-    let config = config.with_constants(Some(other)).with_forcings(name("z0"));
+    let config = config
+        .with_constants(Some(other))
+        .with_constants_missing(Vec::new())
+        .with_forcings(name("z0"));
     let found = FieldDataset::open(&[&path], &config)
         .unwrap_err()
         .to_string();

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use halocline::Ended;
 use halocline::core::{Launcher, World};
 use halocline::experiment::{Experiment, ExperimentConfig, ForecastConfig, Kept, Outlook};
-use halocline::io::save_json;
+use halocline::io::{Existing, save_json};
 use halocline::models::parallel::{Link, Machine};
-use halocline::{Ended, Error};
 
 use crate::report::Result;
 
@@ -50,6 +50,9 @@ pub(crate) struct Forecasting {
     /// Members of an ensemble, in place of those of the configuration
     #[arg(long)]
     members: Option<usize>,
+    /// Files to take states from in place of those of the configuration, all of whose states count
+    #[arg(long, num_args = 1..)]
+    files: Vec<PathBuf>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -68,15 +71,18 @@ impl Forecasting {
         }
     }
 
-    fn config(&self, config: &ExperimentConfig) -> halocline::Result<ForecastConfig> {
-        let given = ForecastConfig {
+    fn config(&self, config: &ExperimentConfig) -> ForecastConfig {
+        ForecastConfig {
             steps: self.steps.unwrap_or(config.forecast.steps),
             members: self.members.unwrap_or(config.forecast.members),
             ..config.forecast.clone()
-        };
-        match given.steps == 0 || given.members == 0 {
-            true => Err(Error::other("--steps and --members: expected at least 1")),
-            false => Ok(given),
+        }
+    }
+
+    fn open(&self, world: &World, config: &ExperimentConfig) -> halocline::Result<Experiment> {
+        match &self.files[..] {
+            [] => Experiment::new(world, config),
+            files => Experiment::of_files(world, config, files),
         }
     }
 }
@@ -110,6 +116,9 @@ pub(crate) struct ForecastOptions {
     /// The Zarr store to write, or with .nc in its name a NetCDF file; without --from their folder
     #[arg(long)]
     output: PathBuf,
+    /// Replace outputs that are there; without, from each state, they are left as they are
+    #[arg(long)]
+    replace: bool,
 }
 
 pub(crate) fn forecast(options: &ForecastOptions) -> Result {
@@ -117,17 +126,18 @@ pub(crate) fn forecast(options: &ForecastOptions) -> Result {
         forecasting,
         from,
         output,
+        replace,
         ..
     } = options;
+    let existing = match replace {
+        true => Existing::Replace,
+        false => Existing::Reject,
+    };
     let written = options.run.run(|world, config| {
-        let experiment = Experiment::new(world, config)?;
+        let experiment = forecasting.open(world, config)?;
         let model = experiment.trained(forecasting.kept())?;
-        experiment.forecast(
-            &model,
-            from.as_deref(),
-            &forecasting.config(config)?,
-            output,
-        )
+        let config = forecasting.config(config);
+        experiment.forecast(&model, from.as_deref(), &config, output, existing)
     })?;
     for path in written.first().into_iter().flatten() {
         println!("written to {}", path.display());
@@ -144,6 +154,10 @@ pub(crate) struct ScoreOptions {
     /// The JSON file of all scores, by channel, lead and region; scores.json of the folder by default
     #[arg(long)]
     output: Option<PathBuf>,
+    /// Draw no pictures; else they lie beside the scores, in a folder
+    #[cfg(feature = "plot")]
+    #[arg(long)]
+    no_pictures: bool,
 }
 
 pub(crate) fn score(options: &ScoreOptions) -> Result {
@@ -153,15 +167,27 @@ pub(crate) fn score(options: &ScoreOptions) -> Result {
         ..
     } = options;
     options.run.run(|world, config| {
-        let experiment = Experiment::new(world, config)?;
+        let experiment = forecasting.open(world, config)?;
         let model = experiment.trained(forecasting.kept())?;
-        let report = experiment.score(&model, &forecasting.config(config)?)?;
+        let forecast = forecasting.config(config);
+        let report = experiment.score(&model, &forecast)?;
         let path = output
             .clone()
             .unwrap_or_else(|| config.folder.join("scores.json"));
         save_json(world, &path, &report.rows)?;
+        if !report.spectra.is_empty() {
+            save_json(world, path.with_file_name("spectra.json"), &report.spectra)?;
+        }
         if world.is_root() {
             println!("{report}\nall regions: {}", path.display());
+        }
+        #[cfg(feature = "plot")]
+        if !options.no_pictures {
+            let folder = path.with_file_name("pictures");
+            let drawn = experiment.save_pictures(&model, &forecast, &report, &folder)?;
+            if world.is_root() {
+                println!("{} pictures: {}", drawn.len(), folder.display());
+            }
         }
         Ok(())
     })?;

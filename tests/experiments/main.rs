@@ -1,5 +1,10 @@
 //! Experiments through the program `halocline`: trained, resumed, scored and forecast on any number of ranks.
 
+mod data;
+mod forecasts;
+mod network;
+mod training;
+
 use std::f64::consts::TAU;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -69,24 +74,44 @@ fn succeed(folder: &Path, arguments: &[&str]) -> String {
 /// A folder with data, waves that move east, and a configuration.
 fn prepared(config: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
+    write_fields(&folder.path().join("2018.h5"), |time, _| Some(time));
+    write(folder.path(), config, 4);
+    folder
+}
+
+/// Writes waves that move east, in a file of the times for which `phase` gives one; those of cells without one are
+/// missing.
+fn write_fields(path: &Path, phase: impl Fn(usize, [usize; 2]) -> Option<usize>) {
     let grid = Grid::cell_centred(ROWS, COLUMNS).unwrap();
-    let path = folder.path().join("2018.h5");
-    let mut writer =
-        FieldWriter::create(&path, &grid, &["t2m", "z@500"], &WriterConfig::new()).unwrap();
-    let start = parse_time("2018-01-01", Default::default()).unwrap();
+    let config = WriterConfig::new();
+    let mut writer = FieldWriter::create(path, &grid, &["t2m", "z@500"], &config).unwrap();
     for time in 0..TIMES {
         let field = Array3::from_shape_fn((2, ROWS, COLUMNS), |(channel, row, column)| {
+            let Some(time) = phase(time, [row, column]) else {
+                return f32::NAN;
+            };
             let angle = TAU * (2.0 * column as f64 / COLUMNS as f64 - time as f64 / 16.0);
             let wave = grid.lat()[row].to_radians().cos() * (angle + channel as f64).cos();
             [280.0 + 10.0 * wave, 5e4 + 800.0 * wave][channel] as f32
         });
-        writer
-            .append(start + 6.0 * 3600.0 * time as f64, field.view())
-            .unwrap();
+        if !field.iter().all(|value| value.is_nan()) {
+            writer.append(seconds(time), field.view()).unwrap();
+        }
     }
     writer.finish().unwrap();
-    write(folder.path(), config, 4);
-    folder
+}
+
+/// The seconds of a time.
+fn seconds(time: usize) -> f64 {
+    let start = parse_time("2018-01-01", Default::default()).unwrap();
+    start + 6.0 * 3600.0 * time as f64
+}
+
+/// The standard error of a run that must fail.
+fn fail(folder: &Path, arguments: &[&str]) -> String {
+    let output = halocline(folder, arguments);
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// Writes the configuration with a number of epochs.
@@ -162,6 +187,28 @@ fn runs_are_resumed_scored_and_forecast_on_any_ranks() {
         assert_eq!(train(resumed.path()), "", "all epochs are done");
 
         let table = score_run(whole.path());
+        #[cfg(feature = "plot")]
+        for name in ["t2m.png", "t2m_map.png", "t2m.gif", "z@500.gif"] {
+            let path = whole.path().join("run/pictures").join(name);
+            let bytes = std::fs::read(&path).unwrap();
+            let magic: &[u8] = if name.ends_with("gif") {
+                b"GIF8"
+            } else {
+                b"\x89PNG"
+            };
+            assert!(bytes.starts_with(magic), "{name}");
+        }
+        let spectra = std::fs::read_to_string(whole.path().join("run/spectra.json")).unwrap();
+        let spectra: Vec<Value> = serde_json::from_str(&spectra).unwrap();
+        // The waves have two crests around the globe.
+        let power = |name: &str, wave: u64| {
+            let found = spectra.iter().find(|power| {
+                power["channel"] == "t2m" && power["lead"] == 6.0 && power["wavenumber"] == wave
+            });
+            found.unwrap()[name].as_f64().unwrap()
+        };
+        assert!(power("truth", 2) > 100.0 * power("truth", 3));
+        assert!(power("forecast", 2) > 0.0);
         assert!(
             table.contains("persistence") && table.contains("of 6 RMSE"),
             "{table}"
@@ -218,9 +265,7 @@ fn forecasts_have_the_scores(folder: &Path, ranks: &[&str], found: &[Value]) {
         }
     }
     // Again nothing is overwritten.
-    let again = halocline(folder, &arguments);
-    assert_eq!(again.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&again.stderr).contains("it is there already"));
+    assert_eq!(succeed(folder, &arguments), "");
     // Beyond the end of the data.
     let from = [
         "forecast",
@@ -308,11 +353,7 @@ fn plans_are_priced_before_they_run() {
 #[test]
 fn mistakes_are_one_line_and_end_with_a_code() {
     let folder = prepared(CONFIG);
-    let error = |arguments: &[&str]| {
-        let output = halocline(folder.path(), arguments);
-        assert_eq!(output.status.code(), Some(1));
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    };
+    let error = |arguments: &[&str]| fail(folder.path(), arguments);
     assert!(error(&["score"]).contains("no checkpoint; train first"));
     // The folder holds an experiment now.
     write(folder.path(), &CONFIG.replace("width = 6", "width = 7"), 4);

@@ -1,0 +1,221 @@
+//! Files or stores of the same times and grid, with channels of their own, as one.
+
+use std::ops::Range;
+use std::path::Path;
+
+use ndarray::{Array4, s};
+
+use crate::fields::check_box;
+use crate::{Calendar, Channel, Error, Fields, Gaps, Grid, Missing, Result, Traffic};
+
+/// Parts with different channels, one after another, such as the surface and pressure levels.
+#[derive(Debug)]
+pub(crate) struct Merged {
+    parts: Vec<Box<dyn Fields>>,
+    names: Vec<String>,
+    left_out: Vec<String>,
+}
+
+impl Merged {
+    /// Merges parts in their order.
+    ///
+    /// # Errors
+    /// Other times, another grid or calendar than in the first part; a channel of several parts.
+    pub(crate) fn new(parts: Vec<Box<dyn Fields>>) -> Result<Self> {
+        let Some(first) = parts.first() else {
+            return Err(Error::argument(
+                "files",
+                0,
+                "at least one field file or store",
+            ));
+        };
+        let mut names = first.channels().to_vec();
+        for part in &parts[1..] {
+            let differs = |what, found, expected| {
+                Err(Error::Differs {
+                    path: part.path().into(),
+                    what,
+                    found,
+                    expected,
+                    reference: first.path().into(),
+                })
+            };
+            if part.calendar() != first.calendar() {
+                let [found, expected] = [part, first].map(|part| part.calendar().to_string());
+                return differs("calendar", found, expected);
+            }
+            if part.times() != first.times() {
+                let [found, expected] = [part, first].map(|part| told(&**part));
+                return differs("times of other channels", found, expected);
+            }
+            if !part.grid().agrees_with(first.grid()) {
+                let [found, expected] = [part, first].map(|part| part.grid().to_string());
+                return differs("grid of other channels", found, expected);
+            }
+            if let Some(name) = part.channels().iter().find(|name| names.contains(name)) {
+                let expected =
+                    "a channel of one file only, or the same channels in all files".into();
+                return differs("channels", name.clone(), expected);
+            }
+            names.extend_from_slice(part.channels());
+        }
+        let left_out = parts.iter().flat_map(|part| part.left_out()).cloned();
+        Ok(Self {
+            left_out: left_out.collect(),
+            names,
+            parts,
+        })
+    }
+
+    fn first(&self) -> &dyn Fields {
+        &self.parts[0]
+    }
+}
+
+/// The number of times, the first and the last.
+fn told(part: &dyn Fields) -> String {
+    let date = |time: Option<&f64>| time.map_or("none".into(), |time| part.calendar().date(*time));
+    let (first, last) = (date(part.times().first()), date(part.times().last()));
+    format!("{} times from {first} to {last}", part.times().len())
+}
+
+/// Parts by their channels, in the order of the first of each.
+pub(crate) fn by_channels(parts: Vec<Box<dyn Fields>>) -> Vec<Vec<Box<dyn Fields>>> {
+    let mut groups: Vec<Vec<Box<dyn Fields>>> = Vec::new();
+    for part in parts {
+        match groups
+            .iter_mut()
+            .find(|group| group[0].channels() == part.channels())
+        {
+            Some(group) => group.push(part),
+            None => groups.push(vec![part]),
+        }
+    }
+    groups
+}
+
+/// Merges each part of the first group with those of the others that have its first time.
+///
+/// # Errors
+/// Groups of other sizes; a part without one of the same times; those of [`Merged::new`].
+pub(crate) fn merge_each(groups: Vec<Vec<Box<dyn Fields>>>) -> Result<Vec<Box<dyn Fields>>> {
+    let mut groups = groups.into_iter();
+    let mut all: Vec<Vec<Box<dyn Fields>>> = groups
+        .next()
+        .into_iter()
+        .flatten()
+        .map(|part| vec![part])
+        .collect();
+    for group in groups {
+        if group.len() != all.len() {
+            let got = format!("{} with {:?}", group.len(), group[0].channels());
+            let expected = format!("{} files, as with {:?}", all.len(), all[0][0].channels());
+            return Err(Error::argument("files", got, expected));
+        }
+        for part in group {
+            let fits = |other: &&mut Vec<Box<dyn Fields>>| {
+                other[0].times().first() == part.times().first()
+            };
+            let Some(found) = all.iter_mut().find(fits) else {
+                let got = format!("{} with {}", part.path().display(), told(&*part));
+                let expected = format!(
+                    "a file with {:?} from the same time on",
+                    all[0][0].channels()
+                );
+                return Err(Error::argument("files", got, expected));
+            };
+            found.push(part);
+        }
+    }
+    let merged = all
+        .into_iter()
+        .map(|parts| Ok(Box::new(Merged::new(parts)?) as Box<dyn Fields>));
+    merged.collect()
+}
+
+impl Fields for Merged {
+    fn path(&self) -> &Path {
+        self.first().path()
+    }
+
+    fn times(&self) -> &[f64] {
+        self.first().times()
+    }
+
+    fn calendar(&self) -> Calendar {
+        self.first().calendar()
+    }
+
+    fn channels(&self) -> &[String] {
+        &self.names
+    }
+
+    fn describe(&self, channel: usize) -> Channel {
+        let mut place = channel;
+        for part in &self.parts {
+            match place.checked_sub(part.channels().len()) {
+                Some(rest) => place = rest,
+                None => return part.describe(place),
+            }
+        }
+        panic!("channel {channel} of {}", self.names.len())
+    }
+
+    fn left_out(&self) -> &[String] {
+        &self.left_out
+    }
+
+    fn grid(&self) -> &Grid {
+        self.first().grid()
+    }
+
+    fn gaps(&self) -> Gaps {
+        self.first().gaps()
+    }
+
+    fn missing(&self) -> Missing {
+        self.first().missing()
+    }
+
+    fn time_step(&self) -> Result<f64> {
+        self.first().time_step()
+    }
+
+    fn read(&self, cells: [Range<usize>; 4]) -> Result<Array4<f32>> {
+        check_box(self, "/", &cells)?;
+        let mut values = Array4::zeros(cells.each_ref().map(ExactSizeIterator::len));
+        let [times, channels, rows, columns] = cells;
+        let mut first = 0;
+        for part in &self.parts {
+            let count = part.channels().len();
+            let low = channels.start.clamp(first, first + count);
+            let high = channels.end.clamp(first, first + count);
+            if low < high {
+                let range = low - first..high - first;
+                let ranges = [times.clone(), range, rows.clone(), columns.clone()];
+                let places = low - channels.start..high - channels.start;
+                values
+                    .slice_mut(s![.., places, .., ..])
+                    .assign(&part.read(ranges)?);
+            }
+            first += count;
+        }
+        Ok(values)
+    }
+
+    fn traffic(&self) -> Traffic {
+        let traffic = self.parts.iter().map(|part| part.traffic());
+        traffic.fold(Traffic::default(), |sum, part| sum + part)
+    }
+
+    fn fingerprint(&self) -> Result<(u64, u32)> {
+        let mut total = 0;
+        let mut hasher = crc32fast::Hasher::new();
+        for part in &self.parts {
+            let (size, sum) = part.fingerprint()?;
+            total += size;
+            hasher.update(&sum.to_le_bytes());
+        }
+        Ok((total, hasher.finalize()))
+    }
+}

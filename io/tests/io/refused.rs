@@ -1,0 +1,85 @@
+//! Data that would be read as something else than they are, and are refused.
+
+use halocline_io::{DatasetConfig, FieldDataset, Gaps, Missing, OpenConfig, Series, open};
+
+use crate::formats::{copy, replace, store};
+
+fn lenient(channel: &str) -> OpenConfig {
+    OpenConfig::of_channels(&[channel])
+        .with_missing(Missing::Allow)
+        .with_gaps(Gaps::Allow)
+}
+
+#[test]
+fn files_with_other_units_of_a_channel_are_refused() {
+    let (_folder, other) = copy("v2.zarr");
+    let units = |from: &str, to: &str| replace(&other.join("t2m/.zattrs"), from, to);
+    let message = || {
+        [Series::Separate, Series::Joined].map(|series| {
+            let config = DatasetConfig::new()
+                .with_series(series)
+                .with_open(lenient("t2m"));
+            let opened = FieldDataset::open(&[store("v2.zarr"), other.clone()], &config);
+            opened.map_or_else(|error| error.to_string(), |_| String::new())
+        })
+    };
+    // Another year, so that the time axes can be joined.
+    replace(&other.join("time/.zattrs"), "2018", "2019");
+    assert_eq!(message(), ["", ""]);
+    units("\"K\"", "\"degC\"");
+    for found in message() {
+        let told = "units: found degC of t2m, expected K";
+        assert!(found.contains(told), "{found}");
+    }
+    // Unknown units are no others.
+    units("\"units\"", "\"unit\"");
+    assert_eq!(message(), ["", ""]);
+}
+
+#[test]
+fn times_that_are_no_numbers_are_not_taken_for_levels() {
+    let (_folder, path) = copy("v2.zarr");
+    replace(&path.join("time/.zarray"), "<i8", "<M8[ns]");
+    let found = open(&path).unwrap_err().to_string();
+    for part in ["\"time\"", "M8[ns]", "hours since"] {
+        assert!(found.contains(part), "{part} in {found}");
+    }
+    let (_other, dates) = copy("v3.zarr");
+    let date =
+        r#"{ "name": "numpy.datetime64", "configuration": { "unit": "ns", "scale_factor": 1 } }"#;
+    replace(&dates.join("time/zarr.json"), "\"int64\"", date);
+    let found = open(&dates).unwrap_err().to_string();
+    for part in ["\"time\"", "datetime64", "hours since"] {
+        assert!(found.contains(part), "{part} in {found}");
+    }
+    // Fields without the time are read.
+    let fields = lenient("orography").open(&path).unwrap();
+    assert_eq!(fields.channels(), ["orography"]);
+}
+
+#[test]
+fn constants_with_missing_values_are_chosen_by_name() {
+    let (_folder, mask) = copy("v2.zarr");
+    let dataset = |forcing: &str, missing: &[&str]| {
+        let config = DatasetConfig::new()
+            .with_inputs(Some(vec!["t2m".into()]))
+            .with_forcings(vec![forcing.into()])
+            .with_constants(Some(mask.clone()))
+            .with_constants_missing(missing.iter().map(|name| (*name).into()).collect())
+            .with_gaps(Gaps::Allow)
+            .with_missing(Missing::Allow);
+        FieldDataset::open(&[store("v2.zarr")], &config)
+    };
+    assert!(dataset("orography", &[]).is_ok());
+    // A value of the field is what absent chunks hold.
+    replace(&mask.join("orography/.zarray"), "\"NaN\"", "300.0");
+    let found = dataset("orography", &[]).unwrap_err().to_string();
+    for part in ["orography", "missing value", "constants_missing"] {
+        assert!(found.contains(part), "{part} in {found}");
+    }
+    assert!(dataset("orography", &["orography"]).is_ok());
+    // What is not used does not matter, and an unknown name does.
+    assert!(dataset("sin_latitude", &[]).is_ok());
+    let found = dataset("orography", &["oro"]).unwrap_err().to_string();
+    assert!(found.starts_with("constants_missing: got oro"), "{found}");
+}

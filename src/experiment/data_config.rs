@@ -1,0 +1,171 @@
+//! Configuration of an experiment's data.
+
+use std::path::PathBuf;
+
+use halocline_core::{Error, Result};
+use halocline_io::{Calendar, Gaps, Missing, Period};
+use serde::{Deserialize, Serialize};
+
+use super::climatology::Cycle;
+
+/// Files, channels by role, times, and the periods for training, validation and test.
+///
+/// See [`ExperimentConfig`](super::ExperimentConfig) for an example.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// Zarr stores, NetCDF files or field files.
+    pub files: Vec<PathBuf>,
+    /// Whether all files are one time axis; else each is a trajectory of its own.
+    #[serde(default)]
+    pub joined: bool,
+    /// Units of times, such as `hours since 1940-01-01`, in place of those of the files.
+    pub time_units: Option<String>,
+    /// Inputs by name, such as `t2m`, `z@500`. Default all channels that are not forcings.
+    pub inputs: Option<Vec<String>>,
+    /// Targets by name. Default the inputs.
+    pub targets: Option<Vec<String>>,
+    /// Channels that are given at each step, of the files, the constants, or computed.
+    #[serde(default)]
+    pub forcings: Vec<String>,
+    /// A file of fields that are the same at all times.
+    pub constants: Option<PathBuf>,
+    /// Constants whose missing values are their mean. Those of others are an error.
+    #[serde(default)]
+    pub constants_missing: Vec<String>,
+    /// Inputs and forcings that change their sign across a pole, such as `["u10", "v10", "u"]`, of all levels.
+    /// Default those that the files' standard names, or usual names, tell to be eastward or northward
+    /// components.
+    pub odd: Option<Vec<String>>,
+    /// Times of an input.
+    #[serde(default = "one")]
+    pub history: usize,
+    /// Hours of a step. Default the step to the next time of the files, however long.
+    pub lead_hours: Option<f64>,
+    /// Uneven time steps: `reject` (an error), `skip` samples that span one, or `allow`.
+    #[serde(default = "reject_gaps", with = "GapsName")]
+    pub gaps: Gaps,
+    /// Missing values: `reject` (an error), or `fill` them by the mean and leave them out of losses and
+    /// scores.
+    #[serde(default = "reject_missing", with = "MissingName")]
+    pub missing: Missing,
+    /// The times of a year that have a climatology of their own. Default by `month` if the training period
+    /// is a year or longer, else one `mean`.
+    pub climatology: Option<Cycle>,
+    /// Whether the model sees differences from the climatology, and predicts them.
+    #[serde(default)]
+    pub anomalies: bool,
+    /// The period for training, of statistics and climatology. Default all times, if there is no other
+    /// period. Periods do not overlap.
+    #[serde(default)]
+    pub train: Period,
+    /// The period for validation after each epoch. Default none.
+    pub validation: Option<Period>,
+    /// The period for scores. Default none.
+    pub test: Option<Period>,
+}
+
+impl DataConfig {
+    pub(super) fn check(&self) -> Result<()> {
+        let others = self.validation.is_some() || self.test.is_some();
+        refuse(&[
+            (
+                self.files.is_empty(),
+                "data.files: none; expected at least one",
+            ),
+            (
+                self.history == 0,
+                "data.history: 0; expected at least 1 time",
+            ),
+            (
+                self.anomalies && self.history > 1,
+                "data.anomalies: with a history of several times; expected a history of 1",
+            ),
+            (
+                self.lead_hours.is_some_and(|hours| !positive(hours)),
+                "data.lead_hours: expected more than 0 hours",
+            ),
+            (
+                self.missing == Missing::Allow,
+                "data.missing: expected reject or fill",
+            ),
+            (
+                others && self.train == Period::default(),
+                "data.train: all times, of which data.validation or data.test are a part; expected a period of its own, \
+                 such as train = { until = \"2020-01-01\" }",
+            ),
+        ])
+    }
+
+    /// Refuses periods that have dates in common.
+    pub(super) fn check_periods(&self, calendar: Calendar) -> Result<()> {
+        let periods = [
+            ("data.train", Some(&self.train)),
+            ("data.validation", self.validation.as_ref()),
+            ("data.test", self.test.as_ref()),
+        ];
+        for (index, (name, period)) in periods.iter().enumerate() {
+            for (other_name, other) in &periods[..index] {
+                let (Some(period), Some(other)) = (period, other) else {
+                    continue;
+                };
+                if period.overlaps(other, calendar)? {
+                    return Err(Error::from(halocline_io::Error::Argument {
+                        argument: name,
+                        got: period.to_string(),
+                        expected: format!(
+                            "dates outside {other_name}, which is {other}; the last date of a period does not belong to it"
+                        ),
+                    }));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a number is above zero.
+pub(super) fn positive(value: f64) -> bool {
+    value > 0.0 && value.is_finite()
+}
+
+/// Whether a number is a standard deviation.
+pub(super) fn deviation(value: f64) -> bool {
+    value >= 0.0 && value.is_finite()
+}
+
+/// The first error of some, each with whether it holds.
+pub(super) fn refuse(checks: &[(bool, &str)]) -> Result<()> {
+    match checks.iter().find(|(wrong, _)| *wrong) {
+        Some((_, message)) => Err(Error::other(*message)),
+        None => Ok(()),
+    }
+}
+
+fn one() -> usize {
+    1
+}
+
+fn reject_gaps() -> Gaps {
+    Gaps::Reject
+}
+
+fn reject_missing() -> Missing {
+    Missing::Reject
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Gaps", rename_all = "lowercase")]
+enum GapsName {
+    Reject,
+    Skip,
+    Allow,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Missing", rename_all = "lowercase")]
+enum MissingName {
+    Reject,
+    Allow,
+    Fill,
+}

@@ -1,0 +1,176 @@
+//! What an experiment was made of, in its folder: the configuration, and a summary of the files.
+
+use std::path::Path;
+
+use halocline_core::{Error, Result};
+use halocline_io::{Channel, Fields, Gaps, OpenConfig, save_whole};
+use serde::{Deserialize, Serialize};
+
+use super::config::ExperimentConfig;
+use super::data::Data;
+
+/// The name of the copy of the configuration in the folder.
+const COPY: &str = "experiment.toml";
+/// The name of the summary of the files.
+const FILES: &str = "files.json";
+
+/// By what the files of an experiment are known.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Record {
+    files: Vec<Summary>,
+    /// The units of each channel.
+    units: Vec<(String, Option<String>)>,
+}
+
+impl Record {
+    fn of(config: &ExperimentConfig, data: &Data) -> Result<Self> {
+        let files = data.training_files()?;
+        let mut files: Vec<Summary> = files
+            .iter()
+            .map(|file| Summary::of(file))
+            .collect::<Result<_>>()?;
+        if let Some(constants) = &config.data.constants {
+            let open = OpenConfig::new().with_gaps(Gaps::Allow);
+            files.push(Summary::of(&open.open(constants)?)?);
+        }
+        let units = |channel: &Channel| (channel.name.clone(), channel.units.clone());
+        Ok(Self {
+            files,
+            units: data.files.iter().map(units).collect(),
+        })
+    }
+
+    /// Reads that of a folder, if there is one.
+    fn load(folder: &Path) -> Result<Option<Self>> {
+        let path = folder.join(FILES);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let text = std::fs::read(&path).map_err(|error| failed(&path, &error))?;
+        let record = serde_json::from_slice(&text).map_err(|error| failed(&path, &error))?;
+        Ok(Some(record))
+    }
+}
+
+/// By what a file of the training period, or several that are joined, is known.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Summary {
+    bytes: u64,
+    /// Of parts of the bytes.
+    checksum: u32,
+    times: usize,
+    /// The first and the last time, by the calendar of the files.
+    dates: Option<[String; 2]>,
+}
+
+impl Summary {
+    fn of(fields: &dyn Fields) -> Result<Self> {
+        let (bytes, checksum) = fields.fingerprint()?;
+        let date = |time: &f64| fields.calendar().date(*time);
+        let ends = fields.times().first().zip(fields.times().last());
+        Ok(Self {
+            bytes,
+            checksum,
+            times: fields.times().len(),
+            dates: ends.map(|(first, last)| [date(first), date(last)]),
+        })
+    }
+}
+
+/// Writes the configuration and the summary into the folder, or compares them with those that are there.
+///
+/// # Errors
+/// Other data, another model; files that have changed.
+pub(super) fn record(config: &ExperimentConfig, data: &Data) -> Result<()> {
+    let folder = &config.folder;
+    let copy = folder.join(COPY);
+    if copy.exists() {
+        compare(config)?;
+    }
+    std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
+    let (path, found) = (folder.join(FILES), Record::of(config, data)?);
+    match Record::load(folder)? {
+        Some(before) if before != found => {
+            let mut pairs = before.files.iter().zip(&found.files);
+            let pair = pairs.find(|(one, other)| one != other);
+            let told = pair.map_or_else(
+                || format!("{found:?}, and before {before:?}"),
+                |(before, found)| format!("{found:?}, and before {before:?}"),
+            );
+            return Err(Error::other(format!(
+                "{}: the files have changed since statistics, climatology and model were made of them: {told}; choose \
+                 another folder, remove {}, or name files that are only to be forecast or scored by --files",
+                path.display(),
+                folder.display()
+            )));
+        }
+        Some(_) => {}
+        None => {
+            let text = serde_json::to_vec_pretty(&found).map_err(Error::other)?;
+            write(&path, &text)?;
+        }
+    }
+    write(&copy, config.to_toml().as_bytes())
+}
+
+/// Refuses files whose units are not those of training.
+pub(super) fn compare_units(config: &ExperimentConfig, data: &Data) -> Result<()> {
+    let trained = Record::load(&config.folder)?.map_or(Vec::new(), |record| record.units);
+    for (name, units) in trained {
+        let trained = Channel::new(name).with_units(units);
+        let mut files = data.files.iter();
+        let other = files.find(|file| file.name == trained.name && !file.has_units_of(&trained));
+        if let Some(other) = other {
+            let units = |channel: &Channel| channel.units.clone().unwrap_or_default();
+            return Err(Error::from(halocline_io::Error::Argument {
+                argument: "files",
+                got: format!("{} of {}", units(other), other.name),
+                expected: format!("{}, as in training; convert the values", units(&trained)),
+            }));
+        }
+    }
+    Ok(())
+}
+
+/// Compares what a model depends on with the copy of an earlier configuration. Other periods may be scored, and files
+/// may have moved.
+///
+/// # Errors
+/// No copy; other data, another model.
+pub(super) fn compare(config: &ExperimentConfig) -> Result<()> {
+    let copy = config.folder.join(COPY);
+    if !copy.exists() {
+        let message = format!("{}: no experiment; train first", config.folder.display());
+        return Err(Error::other(message));
+    }
+    let before = ExperimentConfig::load(&copy)?;
+    let differs = |what: &str| {
+        Err(Error::other(format!(
+            "{} has another {what}: choose another folder, or remove that one",
+            copy.display()
+        )))
+    };
+    let mut data = before.data.clone();
+    (data.validation, data.test) = (config.data.validation.clone(), config.data.test.clone());
+    data.files.clone_from(&config.data.files);
+    if data.constants.is_some() && config.data.constants.is_some() {
+        data.constants.clone_from(&config.data.constants);
+    }
+    if data != config.data {
+        return differs("[data]");
+    }
+    if before.model != config.model {
+        return differs("[model]");
+    }
+    Ok(())
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    save_whole(path, |path| {
+        std::fs::write(path, bytes).map_err(|error| failed(path, &error))
+    })
+}
+
+fn failed(path: &Path, error: &dyn std::fmt::Display) -> Error {
+    Error::other(format!("{}: {error}", path.display()))
+}

@@ -1,0 +1,223 @@
+//! Data with gaps, missing values, other calendars, and files that change.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use halocline::io::{
+    Calendar, Channel, Fields, ForecastWriter, Grid, Missing, OpenConfig, OutputConfig,
+    OutputFormat, open, parse_time,
+};
+use halocline::prelude::*;
+
+use super::{
+    COLUMNS, CONFIG, ROWS, TIMES, fail, prepared, score, scores, seconds, succeed, write,
+    write_fields,
+};
+
+#[test]
+fn steps_do_not_lead_across_gaps_that_are_skipped() {
+    let config = CONFIG.replace("lead_hours = 6.0", "gaps = \"skip\"");
+    let folder = prepared(&config);
+    let gaps = [20, 42];
+    write_fields(&folder.path().join("2018.h5"), |time, _| {
+        (!gaps.contains(&time)).then_some(time)
+    });
+    write(folder.path(), &config, 1);
+    succeed(folder.path(), &["train"]);
+    succeed(folder.path(), &["score"]);
+    let found = scores(folder.path());
+    // Of the states from 36 to 47 but 42, all whose next state is a step ahead.
+    assert_eq!(score(&found, "t2m", 6.0, "forecasts"), 9.0);
+    let from = ["forecast", "--from", "2018-01-11T06", "--output", "a.zarr"];
+    succeed(folder.path(), &from);
+    let forecast = open(folder.path().join("a.zarr")).unwrap();
+    assert_eq!(forecast.times(), [42, 43, 44].map(seconds));
+}
+
+#[test]
+fn forecasts_have_the_calendar_of_their_data() {
+    let config = CONFIG
+        .replace("2018.h5", "model.nc")
+        .replace(
+            "forcings = [\"sin_latitude\", \"cos_solar_zenith_angle\"]",
+            "",
+        )
+        .replace("steps = 3", "steps = 2");
+    let folder = prepared(&config);
+    let start = write_model(&folder.path().join("model.nc"), "K");
+    write(folder.path(), &config, 1);
+    succeed(folder.path(), &["train"]);
+    succeed(
+        folder.path(),
+        &["forecast", "--from", "2018-01-10", "--output", "a.zarr"],
+    );
+    let forecast = open(folder.path().join("a.zarr")).unwrap();
+    assert_eq!(forecast.calendar(), Calendar::NoLeap);
+    assert_eq!(forecast.times()[0], start + 9.25 * 86400.0);
+    assert_eq!(forecast.describe(0).units.as_deref(), Some("K"));
+    // Another file has its temperatures in other units.
+    let other = [
+        &["forecast", "--from", "2018-01-10", "--output", "b.zarr"][..],
+        &["--files", "other.nc"],
+    ];
+    write_model(&folder.path().join("other.nc"), "degC");
+    let found = fail(folder.path(), &other.concat());
+    assert!(
+        found.contains("files: got degC of t2m, expected K"),
+        "{found}"
+    );
+}
+
+/// Writes a file of a model without leap years, with these units of temperature. Returns the seconds of its start.
+fn write_model(path: &Path, units: &str) -> f64 {
+    let start = parse_time("2018-01-01", Calendar::NoLeap).unwrap();
+    let written = Launcher::local(1).run(|world| {
+        let mesh = world.mesh([("lat", 1)])?;
+        let grid = Grid::cell_centred(ROWS, COLUMNS)?;
+        let channels = [("t2m", units), ("z@500", "m2 s-2")]
+            .map(|(name, units)| Channel::new(name.into()).with_units(Some(units.into())));
+        let output = OutputConfig::new().with_format(OutputFormat::NetCdf3);
+        let mut writer = ForecastWriter::create(&mesh, path, &grid, &channels, start, &output)?
+            .with_calendar(Calendar::NoLeap);
+        for time in 0..TIMES {
+            let key = RandomKey::new(1, ("field", time));
+            let shape = [1, 2, ROWS, COLUMNS];
+            let normal = Distribution::Normal {
+                mean: 0.0,
+                std: 1.0,
+            };
+            let layout = Layout::new(mesh.shape(), &shape, &[Replicate])?;
+            let field = ShardTensor::random(shape, normal, key, &mesh, &layout)?;
+            writer.append(6.0 * time as f64, &field)?;
+        }
+        writer.finish()
+    });
+    written.unwrap();
+    start
+}
+
+#[test]
+fn periods_that_overlap_are_refused() {
+    let error = |from: &str, to: &str| {
+        let folder = prepared(&CONFIG.replace(from, to));
+        fail(folder.path(), &["train"])
+    };
+    let found = error(
+        "validation = { from = \"2018-01-08\"",
+        "validation = { from = \"2018-01-07\"",
+    );
+    for part in [
+        "data.validation: got from 2018-01-07 until 2018-01-10",
+        "data.train, which is until 2018-01-08",
+    ] {
+        assert!(found.contains(part), "{part} in {found}");
+    }
+    let found = error(
+        "test = { from = \"2018-01-10\" }",
+        "test = { from = \"2018-01-09\" }",
+    );
+    assert!(found.contains("data.test: got from 2018-01-09"), "{found}");
+    let found = error("train = { until = \"2018-01-08\" }", "");
+    assert!(found.contains("data.train: all times"), "{found}");
+}
+
+#[test]
+fn land_stays_missing() {
+    let config = CONFIG.replace("lead_hours = 6.0", "lead_hours = 6.0\nmissing = \"fill\"");
+    let folder = prepared(&config);
+    let is_land = |[row, column]: [usize; 2]| row > 3 && column < 4;
+    write_fields(&folder.path().join("2018.h5"), |time, cell| {
+        (!is_land(cell)).then_some(time)
+    });
+    succeed(folder.path(), &["train"]);
+    succeed(folder.path(), &["score"]);
+    assert!(score(&scores(folder.path()), "t2m", 18.0, "rmse").is_finite());
+    succeed(
+        folder.path(),
+        &["forecast", "--from", "2018-01-10", "--output", "a.zarr"],
+    );
+    let open = OpenConfig::new().with_missing(Missing::Allow);
+    let fields = open.open(folder.path().join("a.zarr")).unwrap();
+    let values = fields.read(fields.shape().map(|size| 0..size)).unwrap();
+    for ((step, channel, row, column), value) in values.indexed_iter() {
+        assert_eq!(
+            value.is_nan(),
+            is_land([row, column]),
+            "{:?}",
+            (step, channel, row, column)
+        );
+    }
+}
+
+#[test]
+fn members_that_would_be_the_same_are_refused() {
+    let folder = prepared(CONFIG);
+    write(folder.path(), CONFIG, 1);
+    succeed(folder.path(), &["train"]);
+    for arguments in [
+        &["score", "--members", "3"][..],
+        &["forecast", "--members", "3", "--output", "a"],
+    ] {
+        let found = fail(folder.path(), arguments);
+        assert!(found.contains("all members are the same"), "{found}");
+    }
+    assert!(!folder.path().join("a").exists());
+}
+
+#[test]
+fn statistics_of_files_that_have_changed_are_refused() {
+    let folder = prepared(CONFIG);
+    write(folder.path(), CONFIG, 1);
+    succeed(folder.path(), &["train"]);
+    let summary = std::fs::read_to_string(folder.path().join("run/files.json")).unwrap();
+    assert!(summary.contains("2018-01-07 18:00:00"), "{summary}");
+    write_fields(&folder.path().join("2018.h5"), |time, _| Some(2 * time));
+    for command in ["train", "score"] {
+        let found = fail(folder.path(), &[command]);
+        for part in ["files.json", "have changed", "remove"] {
+            assert!(found.contains(part), "{part} in {found}");
+        }
+    }
+}
+
+#[test]
+fn an_epoch_that_was_interrupted_goes_on_with_its_batches() {
+    let config = CONFIG
+        .replace("batch = 2", "batch = BATCH\nsave_every = 1")
+        .replace("width = 6", "width = 32");
+    let of_batch = |batch: &str| config.replace("BATCH", batch);
+    let folder = prepared(&of_batch("1"));
+    let mut program = Command::new(env!("CARGO_BIN_EXE_halocline"));
+    let program = program
+        .args(["train", "--config", "config.toml"])
+        .current_dir(folder.path())
+        .env("BURN_DEVICE", "flex")
+        .stdout(Stdio::null());
+    let mut program = program.spawn().unwrap();
+    while !folder.path().join("run/checkpoints").exists() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let signal = ["-INT", &program.id().to_string()].map(String::from);
+    assert!(
+        Command::new("kill")
+            .args(signal)
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert_eq!(program.wait().unwrap().code(), Some(75));
+    for batch in ["2", "26"] {
+        write(folder.path(), &of_batch(batch), 4);
+        let found = fail(folder.path(), &["train"]);
+        for part in [
+            "training.batch: got",
+            "expected 1 of 26, as",
+            "was interrupted",
+        ] {
+            assert!(found.contains(part), "{part} in {found}");
+        }
+    }
+    write(folder.path(), &of_batch("1"), 1);
+    succeed(folder.path(), &["train"]);
+}

@@ -1,0 +1,182 @@
+//! Forecasts and scores of files that the model was not trained on, and of many states.
+
+use std::path::Path;
+use std::time::SystemTime;
+
+use halocline::io::ndarray::s;
+use halocline::io::{Fields, Missing, OpenConfig, open};
+
+use super::{CONFIG, fail, prepared, score, scores, succeed, values, write, write_fields};
+
+const FROM: [&str; 3] = ["forecast", "--from", "2018-01-10"];
+
+/// A folder with a model that was trained for an epoch.
+fn trained(config: &str) -> tempfile::TempDir {
+    let folder = prepared(config);
+    write(folder.path(), config, 1);
+    succeed(folder.path(), &["train"]);
+    folder
+}
+
+#[test]
+fn other_files_are_forecast_and_scored() {
+    let folder = trained(CONFIG);
+    let path = folder.path();
+    succeed(path, &["score"]);
+    let before = scores(path);
+    // The same fields in another file, with those of training gone.
+    std::fs::rename(path.join("2018.h5"), path.join("other.h5")).unwrap();
+    let from = |output| [&FROM[..], &["--output", output]].concat();
+    assert!(fail(path, &from("a.zarr")).contains("2018.h5"));
+    succeed(
+        path,
+        &[&from("a.zarr")[..], &["--files", "other.h5"]].concat(),
+    );
+    let first = values(&path.join("a.zarr"));
+    // A file with one state, which is all that a forecast needs.
+    let one = ["--steps", "1"];
+    succeed(
+        path,
+        &[&from("one.zarr")[..], &one, &["--files", "other.h5"]].concat(),
+    );
+    let next = [
+        "forecast",
+        "--from",
+        "2018-01-10T06",
+        "--output",
+        "next.zarr",
+    ];
+    succeed(path, &[&next[..], &["--files", "one.zarr"]].concat());
+    let next = values(&path.join("next.zarr"));
+    let (expected, found) = (
+        first.slice(s![1.., .., .., ..]),
+        next.slice(s![..2, .., .., ..]),
+    );
+    for (expected, found) in expected.iter().zip(found) {
+        assert!(
+            (found / expected - 1.0).abs() < 1e-5,
+            "{found} for {expected}"
+        );
+    }
+    // All states of other files count, and those of two years are no trajectory.
+    write_fields(&path.join("far.h5"), |time, _| (time < 10).then_some(time));
+    succeed(path, &["score", "--files", "far.h5"]);
+    assert_eq!(score(&scores(path), "t2m", 6.0, "forecasts"), 9.0);
+    let test = |row: &serde_json::Value| row["rmse_climatology"].as_f64().unwrap();
+    assert!(before.iter().all(|row| test(row) > 0.0));
+    std::fs::rename(path.join("other.h5"), path.join("2018.h5")).unwrap();
+    // Files that have moved are the same.
+    std::fs::rename(path.join("2018.h5"), path.join("moved.h5")).unwrap();
+    write(path, &CONFIG.replace("2018.h5", "moved.h5"), 1);
+    succeed(path, &["score"]);
+    assert_eq!(scores(path), before);
+}
+
+#[test]
+fn other_files_have_the_grid_and_the_channels_of_training() {
+    let folder = prepared(CONFIG);
+    let path = folder.path();
+    let nothing = fail(path, &["score", "--files", "2018.h5"]);
+    assert!(nothing.contains("no experiment; train first"), "{nothing}");
+    write(path, CONFIG, 1);
+    succeed(path, &["train"]);
+    let arguments = [&FROM[..], &["--output", "a.zarr", "--files", "other.h5"]].concat();
+    for (grid, names, part) in [
+        ([8, 18], ["t2m", "z@500"], "files: got lat 8 values"),
+        ([10, 18], ["t2m", "z@850"], "z@500"),
+    ] {
+        other(&path.join("other.h5"), grid, names);
+        let found = fail(path, &arguments);
+        assert!(found.contains(part), "{part} in {found}");
+    }
+    write(path, &CONFIG.replace("width = 6", "width = 7"), 1);
+    assert!(fail(path, &arguments).contains("has another [model]"));
+}
+
+fn other(path: &Path, [rows, columns]: [usize; 2], names: [&str; 2]) {
+    use halocline::io::{FieldWriter, Grid, WriterConfig, ndarray::Array3};
+    let grid = Grid::cell_centred(rows, columns).unwrap();
+    let mut writer = FieldWriter::create(path, &grid, &names, &WriterConfig::new()).unwrap();
+    for time in 36..38 {
+        let field = Array3::ones((2, rows, columns));
+        writer.append(super::seconds(time), field.view()).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+#[test]
+fn land_is_filled_in_each_step_as_in_the_first() {
+    let missing = "lead_hours = 6.0\nmissing = \"fill\"";
+    let config = CONFIG.replace("lead_hours = 6.0", missing);
+    let folder = prepared(&config);
+    let path = folder.path();
+    write_fields(&path.join("2018.h5"), |time, [row, column]| {
+        (row <= 3 || column >= 4).then_some(time)
+    });
+    write(path, &config, 1);
+    succeed(path, &["train"]);
+    let from = |output| [&FROM[..], &["--output", output]].concat();
+    succeed(path, &from("a.zarr"));
+    // A forecast from the first step of another one, with its land missing.
+    succeed(path, &[&from("one.zarr")[..], &["--steps", "1"]].concat());
+    let next = [
+        "forecast",
+        "--from",
+        "2018-01-10T06",
+        "--output",
+        "next.zarr",
+    ];
+    succeed(path, &[&next[..], &["--files", "one.zarr"]].concat());
+    let [whole, next] = ["a.zarr", "next.zarr"].map(|name| {
+        let open = OpenConfig::new().with_missing(Missing::Allow);
+        let fields = open.open(path.join(name)).unwrap();
+        fields.read(fields.shape().map(|size| 0..size)).unwrap()
+    });
+    let pairs = whole.slice(s![1.., .., .., ..]).into_iter().zip(&next);
+    for (expected, found) in pairs {
+        let is_same = (found / expected - 1.0).abs() < 1e-5;
+        assert!(
+            is_same || found.is_nan() && expected.is_nan(),
+            "{found} for {expected}"
+        );
+    }
+}
+
+#[test]
+fn a_run_of_many_states_goes_on() {
+    let folder = trained(CONFIG);
+    let path = folder.path();
+    let arguments = ["forecast", "--output", "forecasts"];
+    assert_eq!(succeed(path, &arguments).lines().count(), 12);
+    let output = |hours: &str| path.join(format!("forecasts/2018-01-10T{hours}00.zarr"));
+    let written = |hours: &str| -> SystemTime {
+        let metadata = output(hours).join("zarr.json").metadata().unwrap();
+        metadata.modified().unwrap()
+    };
+    let first = written("00");
+    // Killed in the second one: it has no name yet.
+    std::fs::rename(
+        output("06"),
+        path.join("forecasts/.halocline-2018-01-10T0600.zarr.partial"),
+    )
+    .unwrap();
+    let out = succeed(path, &arguments);
+    assert_eq!(out.lines().count(), 1, "{out}");
+    assert!(out.contains("2018-01-10T0600.zarr"), "{out}");
+    assert_eq!(open(output("06")).unwrap().times().len(), 3);
+    assert_eq!(written("00"), first);
+    // Others are not taken for those of another configuration.
+    let two = [&arguments[..], &["--steps", "2"]].concat();
+    assert!(fail(path, &two).contains("another configuration"));
+    let out = succeed(path, &[&two[..], &["--replace"]].concat());
+    assert_eq!(out.lines().count(), 12, "{out}");
+    assert_eq!(open(output("00")).unwrap().times().len(), 2);
+    // Some of which may be of either.
+    std::fs::write(path.join("forecasts/forecasts.json"), "").unwrap();
+    assert!(fail(path, &two).contains("not all replaced; choose another folder, or --replace"));
+    // From a date.
+    let one = [&FROM[..], &["--output", "a.nc"]].concat();
+    succeed(path, &one);
+    assert!(fail(path, &one).contains("it is there already; choose another name, or --replace"));
+    succeed(path, &[&one[..], &["--replace"]].concat());
+}
