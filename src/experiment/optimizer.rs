@@ -6,8 +6,9 @@ use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamConfig, AdamWConfig, ModuleOptimizer, SgdConfig};
+use burn::optim::{AdamConfig, ModuleOptimizer, SgdConfig};
 use halocline_core::{Error, Result};
+use halocline_ops::optim::FusedAdamWConfig;
 use serde::{Deserialize, Serialize};
 
 /// The optimizer and the course of its learning rate over all steps of training.
@@ -109,7 +110,7 @@ impl OptimizerConfig {
         let decay = (self.weight_decay > 0.0).then(|| WeightDecayConfig::new(self.weight_decay));
         match self.kind {
             OptimizerKind::AdamW => {
-                let config = AdamWConfig::new().with_weight_decay(self.weight_decay);
+                let config = FusedAdamWConfig::new().with_weight_decay(self.weight_decay);
                 config.init()
             }
             OptimizerKind::Adam => AdamConfig::new().with_weight_decay(decay).init(),

@@ -7,7 +7,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use super::plan::Transfer;
 use super::{Direction, Exchange, Move, cells};
 use crate::comm::{Batch, Communicator, Expected, InFlight, Overlap, Payload, collectives};
-use crate::dispatch::{added, blank, blank_of, cast, cut, flipped, paste, wide, widened};
+use crate::dispatch::{added, blank_of, cast, cut, flipped, paste, wide, widened};
 use crate::{IndexBox, Result};
 
 /// Boxes in flight: this rank's sends are posted, its receives are not finished.
@@ -250,14 +250,7 @@ impl Exchange {
         // value.
         let covered: usize = planned.map(|(target, _)| target.volume()).sum();
         let value = (covered < part.volume()).then_some(plan.fill);
-        if let Some(output) = cells::assembled(tensor, &shape, value, &boxes) {
-            return output;
-        }
-        let output = blank(tensor, &shape, value);
-        let boxes = boxes.into_iter();
-        boxes.fold(output, |output, (target, cells)| {
-            paste(output, &target, cells)
-        })
+        cells::of_boxes(tensor, &shape, value, &boxes)
     }
 }
 

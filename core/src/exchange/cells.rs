@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use crate::IndexBox;
 use crate::comm::here;
-use crate::dispatch::{blank, of_cpu};
+use crate::dispatch::{blank, of_cpu, paste};
 use crate::memory::Block;
 
 /// Elements of a task.
@@ -15,9 +15,35 @@ const TASK: usize = 1 << 14;
 /// The parts of which each is compared with all others.
 const FEW: usize = 64;
 
-/// Writes boxes into a new tensor, like `like` but for its shape. They do not overlap; cells that none covers are `fill`, or
-/// unspecified. `None` where a tensor is not on the CPU.
-pub(super) fn assembled(
+/// Makes a tensor of boxes, like `like` but for its shape. They do not overlap; cells that none covers are `fill`, or
+/// unspecified.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use halocline_core::{IndexBox, ops};
+///
+/// let part = Tensor::<1>::from_floats([1.0, 2.0], &Device::default()).into_dispatch();
+/// let place = IndexBox::new(Vec::from([1..3]));
+/// let whole = ops::of_boxes(&part, &[4], Some(0.0), &[(place, part.clone())]);
+/// let whole = Tensor::<1>::from_dispatch(whole);
+/// whole.into_data().assert_eq(&[0.0_f32, 1.0, 2.0, 0.0].into(), true);
+/// ```
+pub fn of_boxes(
+    like: &DispatchTensor,
+    shape: &[usize],
+    fill: Option<f64>,
+    boxes: &[(IndexBox, DispatchTensor)],
+) -> DispatchTensor {
+    assembled(like, shape, fill, boxes).unwrap_or_else(|| {
+        let boxes = boxes.iter().cloned();
+        let empty = blank(like, shape, fill);
+        boxes.fold(empty, |whole, (place, cells)| paste(whole, &place, cells))
+    })
+}
+
+/// [`of_boxes`], or `None` where a tensor is not on the CPU.
+fn assembled(
     like: &DispatchTensor,
     shape: &[usize],
     fill: Option<f64>,

@@ -8,8 +8,8 @@ use burn::backend::{
 };
 use burn::tensor::{DType, Device, Element as BurnElement, Shape};
 use burn_std::Bytes;
-pub(crate) use halocline_core::memory::contiguous;
-use halocline_core::ops::{from_dispatch, to_dispatch};
+use halocline_core::memory;
+use halocline_core::ops::{from_dispatch, of_boxes, to_dispatch};
 use halocline_core::{IndexBox, Result};
 
 use crate::kernel::buffer::Buffer;
@@ -80,6 +80,17 @@ pub(crate) use with_float;
 /// Casts a tensor to the float type of a kernel.
 pub(crate) fn cast<E: Float>(tensor: DispatchTensor) -> Result<FlexTensor> {
     from_dispatch::<Flex>(in_dtype(tensor, E::dtype()))
+}
+
+/// The tensor, copied if its cells are not next to each other: rows by all threads, as burn copies on one.
+pub(crate) fn contiguous(tensor: FlexTensor) -> FlexTensor {
+    if tensor.is_contiguous() || tensor.layout().strides().last() != Some(&1) {
+        return memory::contiguous(tensor);
+    }
+    let shape = tensor.layout().shape().to_vec();
+    let x = to_dispatch::<Flex>(tensor);
+    let copy = of_boxes(&x, &shape, None, &[(IndexBox::whole(&shape), x.clone())]);
+    from_dispatch::<Flex>(copy).expect("a tensor of the CPU")
 }
 
 /// Casts a tensor to the float type of a kernel and makes it contiguous.

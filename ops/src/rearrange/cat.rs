@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
-use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank, cut, paste};
+use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank, cut, of_boxes};
 use halocline_core::{Error, IndexBox, Layout, Result, ShardTensor};
 
 use super::shape::unsqueeze;
@@ -209,11 +209,10 @@ impl Operator for Join {
         let sizes: Vec<usize> = inputs.iter().map(|part| part.shape()[self.0]).collect();
         let mut shape = inputs[0].shape().to_vec();
         shape[self.0] = sizes.iter().sum();
-        let whole = blank(&inputs[0], &shape, None);
+        let like = inputs[0].clone();
         let parts = self.boxes(&sizes, &shape).into_iter().zip(inputs);
-        let parts = parts.filter(|(cells, _)| cells.volume() > 0);
-        let whole = parts.fold(whole, |whole, (cells, part)| paste(whole, &cells, part));
-        Ok((whole, sizes))
+        let parts: Vec<_> = parts.filter(|(cells, _)| cells.volume() > 0).collect();
+        Ok((of_boxes(&like, &shape, None, &parts), sizes))
     }
 
     fn backward(&self, pass: BackwardPass<'_, Vec<usize>>) -> Result<Vec<Option<DispatchTensor>>> {

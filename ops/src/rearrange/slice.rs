@@ -13,8 +13,8 @@ use std::ops::Range;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Shape, Slice, Tensor};
-use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank};
-use halocline_core::{Error, Result, ShardTensor};
+use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank, of_boxes};
+use halocline_core::{Error, IndexBox, Result, ShardTensor};
 
 use crate::driver::place::require_dim;
 use crate::golden::{Golden, output, with_dims};
@@ -126,10 +126,17 @@ impl Operator for Strided {
     }
 
     fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
-        let zeros = blank(&pass.cotangent, pass.saved, Some(0.0));
+        let (cotangent, shape) = (pass.cotangent, pass.saved);
+        if self.step == 1 && !self.shape.contains(&0) {
+            let mut cells = IndexBox::whole(shape).ranges().to_vec();
+            cells[self.dim] = self.first..self.first + self.shape[self.dim];
+            let part = [(IndexBox::new(cells), cotangent.clone())];
+            return Ok(vec![Some(of_boxes(&cotangent, shape, Some(0.0), &part))]);
+        }
+        let zeros = blank(&cotangent, shape, Some(0.0));
         Ok(vec![Some(match self.shape.contains(&0) {
             true => zeros,
-            false => Dispatch::float_slice_assign(zeros, &self.slices(), pass.cotangent),
+            false => Dispatch::float_slice_assign(zeros, &self.slices(), cotangent),
         })])
     }
 }
