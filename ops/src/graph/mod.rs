@@ -51,11 +51,12 @@ fn run<const D: usize>(case: &Case) -> Result<Box<dyn Output>> {
         .collect();
     let cells = x.dims()[0];
     let edges = Graph::new(cells, cells, &edges)?.beside(&x, 0)?;
-    let aggregate = match case.attributes.text("reduce") {
-        "mean" => Aggregate::Mean,
-        "amax" => Aggregate::Max,
-        _ => Aggregate::Sum,
-    };
+    let aggregates = [
+        ("sum", Aggregate::Sum),
+        ("mean", Aggregate::Mean),
+        ("amax", Aggregate::Max),
+    ];
+    let aggregate = case.attributes.choice("reduce", &aggregates);
     output(edges.try_reduce(edges.try_sources(x)?, aggregate))
 }
 

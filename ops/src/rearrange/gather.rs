@@ -195,22 +195,22 @@ fn places<const D: usize>(
 pub(super) const GOLDEN: [Golden; 3] = [
     Golden::new("gather", |case| {
         with_dims!(case.dims(), D => {
-            output(gather(case.input::<D>(0)?, D - 1, case.indices(1)?))
+            output(gather(case.input::<D>(0)?, case.attributes.dim("dim", D), case.indices(1)?))
         })
     })
-    .with_sharded(Dims::AllButLast),
+    .with_sharded(Dims::AllButDim),
     Golden::new("scatter_add", |case| {
         with_dims!(case.dims(), D => {
-            output(scatter_add(case.input::<D>(0)?, D - 1, case.indices(1)?, case.input(2)?))
+            output(scatter_add(case.input::<D>(0)?, case.attributes.dim("dim", D), case.indices(1)?, case.input(2)?))
         })
     })
-    .with_sharded(Dims::AllButLast),
+    .with_sharded(Dims::AllButDim),
     Golden::new("scatter", |case| {
         with_dims!(case.dims(), D => {
-            output(scatter(case.input::<D>(0)?, D - 1, case.indices(1)?, case.input(2)?))
+            output(scatter(case.input::<D>(0)?, case.attributes.dim("dim", D), case.indices(1)?, case.input(2)?))
         })
     })
-    .with_sharded(Dims::AllButLast),
+    .with_sharded(Dims::AllButDim),
 ];
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
 use super::root::root;
 use super::{check_dims, extremum_dims, rule, squares, sum_dims};
-use crate::golden::{Golden, output, with_dims};
+use crate::golden::{Golden, output, reduced, with_dims};
 use crate::precision::in_f32;
 
 /// The norm of this order over `dims`. See the [module](self).
@@ -83,7 +83,7 @@ pub(super) const GOLDEN: Golden = Golden::new("vector_norm", |case| {
     with_dims!(case.dims(), D => {
         let x = case.input::<D>(0)?;
         if !dims.is_empty() {
-            return output(vector_norm(x, order, &dims));
+            return reduced(case, &dims, output(vector_norm(x, order, &dims)));
         }
         let norm = vector_norm(x, order, &Vec::from_iter(0..D))?;
         output(crate::reduce::sum(norm))

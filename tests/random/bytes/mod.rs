@@ -141,7 +141,7 @@ fn other_operators_send_nothing() {
         for number in 0..4 {
             let mut draw = Draw::new(number);
             let case = draw_case(golden.name, &mut draw).expect("random arguments");
-            let mut sharding = draw.sharding(golden, &case.arguments.shapes());
+            let mut sharding = draw.sharding(golden, &case.arguments);
             // What fans out becomes a shard for the comparison, whose gradient travels.
             let placements = sharding.placements.iter_mut();
             let fans = placements.filter(|placement| **placement == halocline::core::Fan);
