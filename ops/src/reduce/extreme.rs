@@ -79,7 +79,7 @@ fn first_extremum<const D: usize>(
         return Err(Error::operator(operator, format!("dim {dim} has no cells")));
     }
     let x = x.detach();
-    let extremum = extremum_dims(x.clone(), &[dim], op)?.resolve();
+    let extremum = extremum_dims(x.clone(), &[dim], op)?;
     let layout = rule(operator, x.layout(), &[dim], ReduceOp::Min)?;
     let start = x.layout().local_box(x.mesh().position()).ranges()[dim].start as i64;
     // An index beyond all cells where a rank does not hold the extremum.

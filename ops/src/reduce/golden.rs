@@ -29,14 +29,14 @@ pub(crate) const OPERATORS: &[Golden] = {
             })
         })
         .with_pytorch("amax")
-        .with_travels(TRAVELS),
+        .with_travels(EXTREMUM),
         Golden::new("min", |case| {
             with_dims!(case.dims(), D => {
                 reduced(case, &dims(case), output(extremum_dims(case.input::<D>(0)?, &dims(case), ReduceOp::Min)))
             })
         })
         .with_pytorch("amin")
-        .with_travels(TRAVELS),
+        .with_travels(EXTREMUM),
         var,
         std,
         norm::GOLDEN,
@@ -50,6 +50,9 @@ pub(crate) const OPERATORS: &[Golden] = {
 
 /// What travels, forward and backward.
 const TRAVELS: [&str; 2] = ["– (the result is partial)", "–"];
+
+/// What travels for extrema.
+const EXTREMUM: [&str; 2] = ["an extremum", "the number of cells that hold it"];
 
 fn dims(case: &Case) -> Vec<usize> {
     case.attributes.list("dims")
