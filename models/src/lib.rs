@@ -7,6 +7,7 @@ mod conv;
 mod ensemble;
 mod fno;
 mod graph;
+mod healpix;
 mod metrics;
 pub mod parallel;
 mod rollout;
@@ -25,6 +26,7 @@ pub use fno::{
     SpectralConv3d, SpectralConv3dConfig,
 };
 pub use graph::{GraphConv, GraphConvConfig};
+pub use healpix::{HealpixConv, HealpixConvConfig};
 pub use metrics::{Evaluation, Scores, weighted_mse};
 pub use rollout::{perturbed, rollout};
 pub use sfno::{Sfno, SfnoConfig, SpectralConvS2, SpectralConvS2Config};

@@ -53,7 +53,7 @@ pub(super) fn rearrangement(operator: &str, draw: &mut Draw) -> Option<Case> {
             let x = [&[draw.within(1..=9)][..], &draw.list(2, 1..=3)].concat();
             let edges = draw.within(1..=20);
             let [sources, targets] = [0, 1].map(|_| draw.list(edges, 0..=x[0] - 1));
-            let reduce = draw.pick(&["sum", "mean", "amax"]);
+            let reduce = draw.pick(&["sum", "mean", "amax", "amin"]);
             let options = json!({ "sources": sources, "targets": targets, "reduce": reduce });
             return Some(Case::new(options).x("x", &x));
         }
