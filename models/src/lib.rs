@@ -6,6 +6,7 @@
 mod conv;
 mod ensemble;
 mod fno;
+mod geodesic;
 mod graph;
 mod healpix;
 mod metrics;
@@ -25,6 +26,7 @@ pub use fno::{
     Fno, FnoConfig, SpectralConv1d, SpectralConv1dConfig, SpectralConv2d, SpectralConv2dConfig,
     SpectralConv3d, SpectralConv3dConfig,
 };
+pub use geodesic::{DiscoConv, DiscoConvConfig, SphereAttention, SphereAttentionConfig};
 pub use graph::{GraphConv, GraphConvConfig};
 pub use healpix::{HealpixConv, HealpixConvConfig};
 pub use metrics::{Evaluation, Scores, weighted_mse};

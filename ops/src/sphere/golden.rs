@@ -65,13 +65,13 @@ pub(crate) const OPERATORS: &[Golden] = &[
 ];
 
 /// The latitudes of a case.
-pub(crate) fn grid_of(case: &Case) -> SphereGrid {
+pub(crate) fn grid_of(case: &Case, key: &str) -> SphereGrid {
     let grids = [
         ("equiangular", SphereGrid::Equiangular),
         ("legendre-gauss", SphereGrid::LegendreGauss),
         ("lobatto", SphereGrid::Lobatto),
     ];
-    case.attributes.choice("grid", &grids)
+    case.attributes.choice(key, &grids)
 }
 
 fn transform(case: &Case) -> Result<Sht> {
@@ -87,11 +87,15 @@ fn transform(case: &Case) -> Result<Sht> {
         Some(0.0) => ShtPhase::Positive,
         _ => ShtPhase::CondonShortley,
     };
-    let transform = Sht::new(size, grid_of(case))?
+    let transform = Sht::new(size, grid_of(case, "grid"))?
         .with_norm(norm)
         .with_phase(phase);
-    Ok(match attributes.list("lmax")[..] {
-        [degrees] => transform.with_degrees(degrees),
+    let transform = match attributes.list("lmax")[..] {
+        [degrees] => transform.with_degrees(degrees)?,
         _ => transform,
-    })
+    };
+    match attributes.list("mmax")[..] {
+        [orders] => transform.with_orders(orders),
+        _ => Ok(transform),
+    }
 }
