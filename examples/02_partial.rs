@@ -41,9 +41,9 @@ fn main() -> Result<()> {
             .into_data()
             .assert_eq(&expected.into(), false);
 
-        // A maximum is partial as well; its gradient goes to the cell that holds it.
+        // The gradient of a maximum goes to the cell that holds it.
         let x = x.require_grad();
-        let gradients = x.clone().max_dims(&[0, 1]).resolve().sum().backward();
+        let gradients = x.clone().max_dims(&[0, 1]).sum().backward();
         let gradient = x
             .grad(&gradients)
             .expect("a gradient")

@@ -3,8 +3,8 @@
 set -eu
 
 target=$1
-if ! "$HALOCLINE_PYTHON" -c 'import torch, safetensors' 2> /dev/null; then
-    echo "$HALOCLINE_PYTHON has no PyTorch: no cases beside it"
+if ! "$HALOCLINE_PYTHON" -c 'import torch, safetensors, torch_harmonics' 2> /dev/null; then
+    echo "$HALOCLINE_PYTHON has no PyTorch, safetensors or torch-harmonics: no cases beside it"
     exit 0
 fi
 folder=$target/random

@@ -146,7 +146,7 @@ pub(crate) const ROWS: &[Row] = rows! {
     "logsumexp", ANY, [FIELD]: |x, _| x.logsumexp(3);
     "sum", ANY, [FIELD]: |x, _| x.sum_dims(&[2, 3]).resolve();
     "mean", ANY, [FIELD]: |x, _| x.mean_dims(&[2, 3]).resolve();
-    "max", ANY, [FIELD]: |x, _| x.max_dims(&[2, 3]).resolve();
+    "max", ANY, [FIELD]: |x, _| x.max_dims(&[2, 3]);
     "var", ANY, [FIELD]: |x, _| x.var_dims(&[2, 3], 1.0).resolve();
     "std", ANY, [FIELD]: |x, _| x.std_dims(&[2, 3], 1.0);
     "vector_norm", ANY, [FIELD]: |x, _| x.vector_norm(2.0, &[2, 3]);

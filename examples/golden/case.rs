@@ -98,7 +98,7 @@ impl Case {
     /// All shardings of the dims that may be sharded. A case of an unknown operator has one, in which it fails.
     pub(crate) fn shardings(&self, ranks: &[usize]) -> Vec<Sharding> {
         match self.golden {
-            Some(golden) => golden.shardings(&self.arguments.shapes(), ranks),
+            Some(golden) => golden.shardings(&self.arguments, ranks),
             None => shardings(&[1], &[0], 1),
         }
     }

@@ -6,7 +6,9 @@
 mod conv;
 mod ensemble;
 mod fno;
+mod geodesic;
 mod graph;
+mod healpix;
 mod metrics;
 pub mod parallel;
 mod rollout;
@@ -24,7 +26,9 @@ pub use fno::{
     Fno, FnoConfig, SpectralConv1d, SpectralConv1dConfig, SpectralConv2d, SpectralConv2dConfig,
     SpectralConv3d, SpectralConv3dConfig,
 };
+pub use geodesic::{DiscoConv, DiscoConvConfig, SphereAttention, SphereAttentionConfig};
 pub use graph::{GraphConv, GraphConvConfig};
+pub use healpix::{HealpixConv, HealpixConvConfig};
 pub use metrics::{Evaluation, Scores, weighted_mse};
 pub use rollout::{perturbed, rollout};
 pub use sfno::{Sfno, SfnoConfig, SpectralConvS2, SpectralConvS2Config};

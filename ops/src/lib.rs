@@ -18,6 +18,7 @@ pub mod graph;
 mod kernel;
 mod layer;
 pub mod loss;
+pub mod masked;
 pub mod matmul;
 pub mod norm;
 mod operand;

@@ -75,7 +75,6 @@ pub fn check_op<const D: usize, const E: usize>(
 pub fn check_golden(golden: &Golden, arguments: &Arguments, ranks: &[usize], tolerance: f64) {
     let dtype = arguments.inputs[0].1.dtype();
     let cotangent = |shape: &[usize]| normal(shape, "cotangent", 0).convert_dtype(dtype);
-    let shapes = arguments.shapes();
     let run = |sharding: &Sharding| {
         let found = Launcher::local(sharding.ranks()).collect(|world| {
             let mesh = world.mesh_of(&sharding.axes)?;
@@ -83,9 +82,9 @@ pub fn check_golden(golden: &Golden, arguments: &Arguments, ranks: &[usize], tol
         });
         found.unwrap_or_else(|error| panic!("{}, {sharding:?}: {error}", golden.name))
     };
-    let one = &golden.shardings(&shapes, &[1])[0];
+    let one = &golden.shardings(arguments, &[1])[0];
     let (expected, expected_gradients) = run(one).remove(0);
-    for sharding in golden.shardings(&shapes, ranks) {
+    for sharding in golden.shardings(arguments, ranks) {
         for (found, gradients) in run(&sharding) {
             let place = format!("{}, {sharding:?}", golden.name);
             compare(&[found], std::slice::from_ref(&expected), tolerance, &place);

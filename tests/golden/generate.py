@@ -8,8 +8,8 @@
     python tests/golden/generate.py fill FOLDER
 
 `fill` adds results to cases that have none, such as those that the test `random` writes. `new` draws inputs, parameters and the cotangent in f32, computes the result and all gradients in f64 on one device, and
-writes the next free tests/golden/<op>_<nn>.safetensors. An input `index=2,5<7` is of indices below 7, `index=2,5<7!` of such that differ in each line, and
-`grid=2,5,7,2@0.3` of places near those of the cells. README.md beside this
+writes the next free tests/golden/<op>_<nn>.safetensors. An input `index=2,5<7` is of indices below 7, `index=2,5<7!` of such that differ in each line, `var=4+` of
+positive numbers, and `grid=2,5,7,2@0.3` of places near those of the cells. README.md beside this
 file has the format.
 """
 
@@ -59,6 +59,14 @@ def avg_pool(dims):
     )
 
 
+def lp_pool(dims):
+    function = getattr(F, f"lp_pool{dims}d")
+    sizes = lambda list: list[0] if dims == 1 else list
+    return lambda a, x: function(
+        x, a["norm_type"], sizes(a["kernel_size"]), sizes(a["stride"]), a["ceil_mode"]
+    )
+
+
 def adaptive_pool(kind, dims):
     function = getattr(F, f"adaptive_{kind}_pool{dims}d")
     return lambda a, x: function(x, a["output_size"])
@@ -67,13 +75,19 @@ def adaptive_pool(kind, dims):
 def interpolate(a, x):
     corners, antialias = a["align_corners"], a.get("antialias", False)
     return F.interpolate(
-        x, a["output_size"], mode=a["mode"], align_corners=corners, antialias=antialias
+        x, a.get("output_size"), a.get("scale_factor"), mode=a["mode"], align_corners=corners, antialias=antialias
     )
 
 
 def pad(a, x):
     value = a["value"] if a["value"] is not None else 0.0
-    return F.pad(x, a["pad_w"] + a["pad_h"], mode=a["mode"], value=value)
+    sides = [a[key] for key in ("pad_w", "pad_h", "pad_d") if key in a]
+    return F.pad(x, sum(sides, []), mode=a["mode"], value=value)
+
+
+def batch_norm(a, x, weight=None, bias=None, running_mean=None, running_var=None):
+    given = [None if moment is None else moment.detach() for moment in (running_mean, running_var)]
+    return F.batch_norm(x, *given, weight, bias, a["training"], eps=a["eps"])
 
 
 def cross_entropy(a, logits, target, class_weight=None):
@@ -223,13 +237,17 @@ def spectral_conv(_, x, weight):
     return torch.fft.irfftn(found, s=sizes, dim=dims)
 
 
+def spectral_conv2d(_, x, wr, wi):
+    return spectral_conv(None, x, torch.stack([wr, wi], -1))
+
+
 def spherical(name):
     def run(a, x):
         import torch_harmonics
 
         make = getattr(torch_harmonics, name)
         # Its tables are in f64.
-        options = (a["nlat"], a["nlon"], a.get("lmax"), None, a["grid"], a["norm"], a["csphase"])
+        options = (a["nlat"], a["nlon"], a.get("lmax"), a.get("mmax"), a["grid"], a["norm"], a["csphase"])
         transform = make(*options).double()
         inverse = name.startswith("Inverse")
         y = transform(torch.view_as_complex(x) if inverse else x)
@@ -250,7 +268,7 @@ def disco_conv(a, x, weight, bias=None):
 
     layer = torch_harmonics.DiscreteContinuousConvS2(
         x.shape[1], weight.shape[0], *(tuple(a[key]) for key in ("in_shape", "out_shape", "kernel_shape")),
-        groups=a["groups"], grid_in=a["grid"], grid_out=a["grid"], theta_cutoff=a.get("theta_cutoff"), bias=False,
+        groups=a["groups"], grid_in=a["grid"], grid_out=a.get("grid_out", a["grid"]), theta_cutoff=a.get("theta_cutoff"), bias=False,
     ).double()  # fmt: skip
     y = torch.func.functional_call(layer, {"weight": weight}, (x,))
     return y if bias is None else y + bias[:, None, None]
@@ -261,7 +279,7 @@ def sphere_attention(a, q, k, v):
     import torch_harmonics
 
     layer = torch_harmonics.NeighborhoodAttentionS2(
-        q.shape[1], q.shape[2:], q.shape[2:], a["grid"], a["grid"], a["num_heads"], bias=False,
+        q.shape[1], k.shape[2:], q.shape[2:], a["grid"], a.get("grid_out", a["grid"]), a["num_heads"], bias=False,
         theta_cutoff=a.get("theta_cutoff"), out_channels=v.shape[1], optimized_kernel=False,
     ).double()  # fmt: skip
     identity = lambda x: torch.eye(x.shape[1], dtype=x.dtype)[:, :, None, None]
@@ -278,9 +296,7 @@ OPERATORS = {
     **{f"avg_pool{n}d": avg_pool(n) for n in (1, 2, 3)},
     **{f"adaptive_avg_pool{n}d": adaptive_pool("avg", n) for n in (1, 2, 3)},
     **{f"adaptive_max_pool{n}d": adaptive_pool("max", n) for n in (1, 2, 3)},
-    "lp_pool2d": lambda a, x: F.lp_pool2d(
-        x, a["norm_type"], a["kernel_size"], a["stride"], a["ceil_mode"]
-    ),
+    **{f"lp_pool{n}d": lp_pool(n) for n in (1, 2, 3)},
     "unfold": unfold,
     "fold": fold,
     **dict.fromkeys(("interpolate1d", "interpolate2d", "interpolate3d"), interpolate),
@@ -289,7 +305,7 @@ OPERATORS = {
     ),
     "pixel_shuffle": lambda a, x: F.pixel_shuffle(x, a["upscale_factor"]),
     "pixel_unshuffle": lambda a, x: F.pixel_unshuffle(x, a["downscale_factor"]),
-    "pad2d": pad,
+    **dict.fromkeys(("pad1d", "pad2d", "pad3d"), pad),
     "slice": lambda a, x: x.movedim(a["dim"], 0)[a["start"] : a["end"] : a["step"]].movedim(0, a["dim"]),
     "cat": lambda a, **parts: torch.cat(list(parts.values()), a["dim"]),
     "stack": lambda a, **parts: torch.stack(list(parts.values()), a["dim"]),
@@ -298,9 +314,9 @@ OPERATORS = {
     "chunk": lambda a, x: torch.cat(x.chunk(a["chunks"], a["dim"])[::-1], a["dim"]),
     "select": lambda a, x: x.select(a["dim"], a["index"]),
     "index_select": lambda a, x: x.index_select(a["dim"], torch.tensor(a["index"])),
-    "gather": lambda _, x, index: x.gather(-1, index),
-    "scatter_add": lambda _, x, index, values: x.scatter_add(-1, index, values),
-    "scatter": lambda _, x, index, values: x.scatter(-1, index, values),
+    "gather": lambda a, x, index: x.gather(a.get("dim", -1), index),
+    "scatter_add": lambda a, x, index, values: x.scatter_add(a.get("dim", -1), index, values),
+    "scatter": lambda a, x, index, values: x.scatter(a.get("dim", -1), index, values),
     "unsqueeze": lambda a, x: x.unsqueeze(a["dim"]),
     "squeeze": lambda a, x: x.squeeze(a["dim"]),
     "reshape": lambda a, x: x.reshape(a["shape"]),
@@ -315,9 +331,9 @@ OPERATORS = {
     "shift": lambda a, x: shift(x, a["dim"], a["offset"], a["mode"]),
     "cumsum": lambda a, x: torch.cumsum(x, a["dim"]),
     "cumprod": lambda a, x: torch.cumprod(x, a["dim"]),
-    "argmax": lambda a, x: x.argmax(a["dim"], keepdim=True),
-    "argmin": lambda a, x: x.argmin(a["dim"], keepdim=True),
-    "topk": lambda a, x: x.topk(a["k"]).values,
+    "argmax": lambda a, x: x.argmax(a["dim"], keepdim=a.get("keepdim", True)),
+    "argmin": lambda a, x: x.argmin(a["dim"], keepdim=a.get("keepdim", True)),
+    "topk": lambda a, x: x.topk(a["k"], a.get("dim", -1)).values,
     "sum": lambda a, x: x.sum(a["dims"], a["keepdim"]),
     "mean": lambda a, x: x.mean(a["dims"], a["keepdim"]),
     "max": lambda a, x: torch.amax(x, a["dims"], a["keepdim"]),
@@ -325,7 +341,7 @@ OPERATORS = {
     "var": lambda a, x: x.var(a["dims"], correction=a["correction"], keepdim=a["keepdim"]),
     "std": lambda a, x: x.std(a["dims"], correction=a["correction"], keepdim=a["keepdim"]),
     "vector_norm": lambda a, x: torch.linalg.vector_norm(
-        x, a["ord"], a.get("dims"), keepdim="dims" in a
+        x, a["ord"], a.get("dims"), keepdim=a.get("keepdim", "dims" in a)
     ),
     "logsumexp": lambda a, x: torch.logsumexp(x, a["dims"], a["keepdim"]),
     "softmax": lambda a, x: torch.softmax(x, a["dim"]),
@@ -342,9 +358,7 @@ OPERATORS = {
     "instance_norm": lambda a, x, weight=None, bias=None: F.instance_norm(
         x, weight=weight, bias=bias, eps=a["eps"]
     ),
-    "batch_norm": lambda a, x, weight=None, bias=None: F.batch_norm(
-        x, None, None, weight, bias, a["training"], eps=a["eps"]
-    ),
+    "batch_norm": batch_norm,
     "weight_norm": lambda a, v, g: torch._weight_norm(v, g, a["dim"]),
     "layer_norm": lambda a, x, weight=None, bias=None: F.layer_norm(
         x, a["normalized_shape"], weight, bias, a["eps"]
@@ -355,7 +369,7 @@ OPERATORS = {
     **dict.fromkeys(("cross_entropy", "cross_entropy_spatial"), cross_entropy),
     **{
         f"{name}_loss": lambda a, x, target, weight=None, loss=getattr(F, f"{name}_loss"): loss(
-            x, target, weight=weight, **a
+            x, target, weight=None if weight is None else weight.detach(), **a
         )
         for name in ("mse", "l1", "huber")
     },
@@ -373,6 +387,8 @@ OPERATORS = {
     "dct": cosines(inverse=False),
     "idct": cosines(inverse=True),
     "spectral_conv": spectral_conv,
+    "spectral_conv2d": spectral_conv2d,
+    "rfft2_power": lambda _, x: torch.fft.rfft2(x, norm="ortho").abs().square(),
     "sht": spherical("RealSHT"),
     "isht": spherical("InverseRealSHT"),
     "sphere_conv": sphere_conv,
@@ -435,7 +451,7 @@ def check(folder):
 
 
 def draw(text):
-    """Normal numbers of a shape, `2,3`; indices below a bound, `2,3<7`, or `2,3<7!` where they differ in each line; places
+    """Normal numbers of a shape, `2,3`; positive ones, `2,3+`; indices below a bound, `2,3<7`, or `2,3<7!` where they differ in each line; places
     near those of all cells, `2,5,7,2@0.3`."""
     shape, _, spread = text.partition("@")
     if spread:
@@ -443,6 +459,8 @@ def draw(text):
         axes = torch.meshgrid(*(torch.linspace(-1, 1, size) for size in cells), indexing="ij")
         grid = torch.stack(axes[::-1], -1)[None].repeat(batch, *[1] * (len(cells) + 1))
         return grid + float(spread) * (2 * torch.rand(grid.shape) - 1)
+    if text.endswith("+"):
+        return torch.rand([int(n) for n in text[:-1].split(",")]) + 0.5
     shape, _, bound = text.partition("<")
     shape = [int(n) for n in shape.split(",")]
     if bound.endswith("!"):

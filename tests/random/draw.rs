@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use halocline::core::philox4x32_10;
-use halocline::ops::golden::Golden;
+use halocline::ops::golden::{Arguments, Golden};
 use halocline::ops::testing::{Sharding, extents_between};
 use halocline::prelude::*;
 
@@ -58,8 +58,8 @@ impl Draw {
     }
 
     /// A mesh of one to three axes, placements that the operator permits, and extents: even, or any, empty ones too.
-    pub(crate) fn sharding(&mut self, golden: &Golden, shapes: &[Vec<usize>]) -> Sharding {
-        let (shape, dims) = golden.sharded.of(shapes);
+    pub(crate) fn sharding(&mut self, golden: &Golden, arguments: &Arguments) -> Sharding {
+        let (shape, dims) = golden.sharded.of(arguments);
         let mut axes = Vec::new();
         let mut left = RANKS;
         for name in &["a", "b", "c"][..self.within(1..=3)] {

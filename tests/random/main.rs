@@ -48,7 +48,7 @@ fn random_combinations_give_what_one_device_gives() {
         let mut draw = Draw::new(number);
         let case = draw_case(golden.name, &mut draw)
             .unwrap_or_else(|| panic!("no random arguments of {}", golden.name));
-        let sharding = draw.sharding(golden, &case.arguments.shapes());
+        let sharding = draw.sharding(golden, &case.arguments);
         if let Some(folder) = &folder {
             write(Path::new(folder), golden.name, number, &case);
         }

@@ -1,11 +1,16 @@
 //! Activations: elementwise nonlinearities on resolved values of any placement.
 
+mod gated;
 mod kernel;
 
 use std::f64::consts::SQRT_2;
 
-use burn::nn::activation::{Activation as Wrapper, SiLU};
-use burn::nn::{Gelu, LeakyRelu, Relu, Sigmoid, Tanh};
+use burn::nn::activation::{
+    Activation as Wrapper, Celu, Elu, HardShrink, HardSigmoid, HardSwish, Hardtanh, LogSigmoid,
+    Mish, Relu6, Selu, Shrink, SiLU, SoftShrink, Softplus, Softsign, Tanhshrink, Threshold,
+    ThresholdedRelu,
+};
+use burn::nn::{Gelu, Identity, LeakyRelu, Relu, Sigmoid, Tanh};
 use burn::tensor::{Tensor, activation as burns};
 use halocline_core::{Result, ShardTensor};
 
@@ -15,6 +20,9 @@ use crate::kernel::flex::Float;
 use crate::kernel::local::LocalOperator;
 use crate::kernel::simd::Isa;
 use crate::layer::layers;
+use crate::operand::Operand;
+use gated::prelu_of;
+pub use gated::{glu, prelu};
 pub use kernel::Activation;
 
 /// Applies an activation to a sharded tensor; errors name `operator`.
@@ -99,6 +107,42 @@ pub trait ActivationField<const D: usize>: Field<D> {
     fn silu(self) -> Self {
         run(self, |x| activation("silu", Activation::Silu, x))
     }
+
+    /// The leaky rectified linear unit with learned slopes. See [`prelu`](fn@prelu).
+    ///
+    /// # Panics
+    /// Panics where [`prelu`](fn@prelu) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ActivationField;
+    ///
+    /// let y = Tensor::<1>::from([-2.0, 1.0]).prelu(Tensor::<1>::from([0.5]));
+    /// y.into_data().assert_eq(&[-1.0_f32, 1.0].into(), true);
+    /// ```
+    #[must_use]
+    fn prelu(self, slopes: impl Into<Operand<1>>) -> Self {
+        run(self, |x| prelu(x, slopes))
+    }
+
+    /// One half of a dim by the sigmoid of the other half. See [`glu`](fn@glu).
+    ///
+    /// # Panics
+    /// Panics where [`glu`](fn@glu) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::ActivationField;
+    ///
+    /// let y = Tensor::<1>::from([4.0, 6.0, 0.0, 0.0]).glu(0);
+    /// y.into_data().assert_eq(&[2.0_f32, 3.0].into(), true);
+    /// ```
+    #[must_use]
+    fn glu(self, dim: usize) -> Self {
+        run(self, |x| glu(x, dim))
+    }
 }
 
 impl<const D: usize, X: Field<D>> ActivationField<D> for X {}
@@ -111,6 +155,7 @@ pub(crate) fn activation_of<const D: usize, X: Field<D>>(layer: &Wrapper, x: X) 
         Wrapper::LeakyRelu(leaky) => x.leaky_relu(leaky.negative_slope),
         Wrapper::Sigmoid(_) => x.sigmoid(),
         Wrapper::Tanh(_) => x.tanh(),
+        Wrapper::PRelu(layer) => prelu_of(layer, x),
         // Refused where it is not elementwise or has parameters.
         other => x.map(|x| other.forward(x)),
     }
@@ -131,7 +176,34 @@ layers! {
     Sigmoid: |_, x| Field::sigmoid(x);
     Tanh: |_, x| Field::tanh(x);
     LeakyRelu: |leaky, x| Field::leaky_relu(x, leaky.negative_slope);
+    Identity: |_, x| x;
 }
+
+/// Implements [`Layer`](crate::Layer) for burn's elementwise modules, by their own functions.
+macro_rules! elementwise {
+    ($($module:ty),*) => {
+        layers! { $($module: |module, x| Field::map(x, |x| module.forward(x));)* }
+    };
+}
+elementwise!(
+    Celu,
+    Elu,
+    HardShrink,
+    HardSigmoid,
+    HardSwish,
+    Hardtanh,
+    LogSigmoid,
+    Mish,
+    Relu6,
+    Selu,
+    Shrink,
+    SoftShrink,
+    Softplus,
+    Softsign,
+    Tanhshrink,
+    Threshold,
+    ThresholdedRelu
+);
 
 impl LocalOperator for Activation {
     const NAMES: [&'static str; 2] = ["activation", "activation (backward)"];
@@ -161,8 +233,56 @@ impl LocalOperator for Activation {
 
 #[cfg(test)]
 mod tests {
+    use burn::nn::activation::{
+        CeluConfig, EluConfig, HardShrinkConfig, HardSigmoidConfig, HardtanhConfig, ShrinkConfig,
+        SoftShrinkConfig, SoftplusConfig, ThresholdConfig, ThresholdedReluConfig,
+    };
+
     use super::*;
     use crate::kernel::local::check_composed;
+    use crate::layer::{Apply, Layer};
+    use crate::testing::{Operator, check_op};
+
+    struct Applied<L>(L);
+
+    impl<L> Operator<3, 3> for Applied<L>
+    where
+        L: Sync + Layer<ShardTensor<3>, Output = ShardTensor<3>>,
+    {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            X::from_shard(inputs.remove(0).into_shard().apply(&self.0))
+        }
+    }
+
+    macro_rules! check_layers {
+        ($($layer:expr),*) => {$(
+            check_op(&Applied($layer), &[[2, 3, 5]], &[], &[0, 2], 1e-6);
+        )*};
+    }
+
+    #[test]
+    fn burns_elementwise_modules_run_on_shards() {
+        check_layers!(
+            CeluConfig::new().init(),
+            EluConfig::new().init(),
+            HardShrinkConfig::new().init(),
+            HardSigmoidConfig::new().init(),
+            HardSwish,
+            HardtanhConfig::new().init(),
+            LogSigmoid,
+            Mish,
+            Relu6,
+            Selu,
+            ShrinkConfig::new().init(),
+            SoftShrinkConfig::new().init(),
+            SoftplusConfig::new().init(),
+            Softsign,
+            Tanhshrink,
+            ThresholdConfig::new(0.1, 0.3).init(),
+            ThresholdedReluConfig::new().init(),
+            Identity::new()
+        );
+    }
 
     #[test]
     fn kernels_and_burns_operators_agree() {

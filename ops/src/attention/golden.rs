@@ -8,7 +8,7 @@ use crate::rearrange::permute;
 use halocline_core::Result;
 
 fn neighborhood<const N: usize, const D: usize>(case: &Case<'_>) -> Result<Box<dyn Output>> {
-    let attributes = case.attributes;
+    let attributes = &case.attributes;
     let kernel = attributes.array::<N>("kernel_size", 0);
     let [dilation, stride] = ["dilation", "stride"].map(|key| attributes.array::<N>(key, 1));
     let flags = |key: &str| attributes.array::<N>(key, 0).map(|flag| flag == 1);

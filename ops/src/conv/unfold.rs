@@ -154,7 +154,7 @@ pub(super) const GOLDEN: Golden = Golden::new("unfold", |case| {
 .with_modules("`Unfold4d`");
 
 pub(super) fn of_case(case: &Case) -> ConvOptions<2> {
-    let attributes = case.attributes;
+    let attributes = &case.attributes;
     let [stride, dilation] = ["stride", "dilation"].map(|key| attributes.array(key, 1));
     options(stride, dilation, attributes.array("padding", 0))
 }

@@ -6,11 +6,15 @@
 //! [`drop_path`] does the same with whole samples, the cells of the first dim: the branch of a residual block is left out for
 //! some of them (stochastic depth, Huang et al. 2016), which samples by the key and the sample's place in the global batch.
 //!
+//! [`gaussian_noise`] adds to all elements.
+//!
 //! # Placement
 //! All dims may be sharded; values must be resolved. Nothing is sent.
 //!
 //! # Adjoint
 //! The cotangent of the elements that stay, scaled as they are.
+
+mod noise;
 
 use burn::nn::Dropout;
 use burn::tensor::{Device, Tensor, TensorData};
@@ -18,6 +22,7 @@ use halocline_core::{Distribution, Error, IndexBox, LayerKeys, RandomKey, Result
 
 use crate::field::{Field, run};
 use crate::layer::layers;
+pub use noise::gaussian_noise;
 
 /// Sets elements to zero with a probability, and divides the others by the probability to stay.
 ///
@@ -140,6 +145,15 @@ pub trait DropoutField<const D: usize>: Field<D> {
     #[must_use]
     fn drop_path(self, probability: f64, key: RandomKey) -> Self {
         run(self, |x| drop_path(x, probability, key))
+    }
+
+    /// Adds normal noise by a key. See [`gaussian_noise`](fn@gaussian_noise), which has an example.
+    ///
+    /// # Panics
+    /// Panics where [`gaussian_noise`](fn@gaussian_noise) returns an error.
+    #[must_use]
+    fn gaussian_noise(self, deviation: f64, key: RandomKey) -> Self {
+        run(self, |x| gaussian_noise(x, deviation, key))
     }
 
     /// Dropout by burn's module, in models that are generic over the tensor: while training, with the

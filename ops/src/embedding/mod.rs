@@ -236,6 +236,9 @@ impl<const D: usize, X: Field<D>> EmbeddingField<D> for X {}
 /// Embedding in the registry.
 pub(crate) const OPERATORS: &[Golden] = &[Golden::new("embedding", |case| {
     let weight = case.needed::<2>("weight")?;
+    let [rows, features] = weight.dims();
+    case.attributes.require("num_embeddings", &[rows]);
+    case.attributes.require("embedding_dim", &[features]);
     match case.dims() {
         1 => output(embedding::<1, 2>(case.indices(0)?, weight)),
         2 => output(embedding::<2, 3>(case.indices(0)?, weight)),

@@ -5,12 +5,12 @@
 //! `NeighborhoodAttentionS2`, between its projections.
 //!
 //! # Shapes
-//! Queries, keys and values are `[batch, heads · width, lat, lon]`, of the same grid, with the width of a head first or
-//! other widths of values.
+//! Queries, keys and values are `[batch, heads · width, lat, lon]`, with the width of a head first or other widths of values.
+//! Keys and values are of one grid; queries, and the result, of it or of another, whose longitudes divide those of keys.
 //!
 //! # Placement
 //! Batch, latitude and longitude may be sharded, of all three alike. Longitude is made whole by an exchange; of keys and values
-//! halos in latitude travel. The result has the layout of the queries.
+//! halos in latitude travel; queries of another grid go to the ranks of the keys in their latitudes, and results back. The result has the layout of the queries.
 //!
 //! # Adjoint
 //! That of the softmax, computed where the queries are; gradients of keys and values go back as halos and are
@@ -63,14 +63,43 @@ impl GeodesicNeighborhood {
     /// # Errors
     /// A grid without cells; a radius that is not positive.
     pub fn new(size: [usize; 2], grid: SphereGrid, radius: Option<f64>) -> Result<Self> {
-        let reach = Reach::new(NAME, [size; 2], grid, radius)?;
-        let (cosines, weights) = grid.quadrature(size[0])?;
+        Self::between([size; 2], [grid; 2], radius)
+    }
+
+    /// Neighborhoods on a grid of keys of the cells of a grid of queries, by their latitudes and longitudes: by default within the
+    /// largest distance of latitudes of queries.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new); longitudes of queries that do not divide those of keys.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{GeodesicField, GeodesicNeighborhood, SphereGrid};
+    ///
+    /// let grids = [SphereGrid::LegendreGauss, SphereGrid::Equiangular];
+    /// let near = GeodesicNeighborhood::between([[8, 12], [5, 6]], grids, Some(0.7))?;
+    /// let keys = Tensor::<4>::ones([1, 4, 8, 12], &Default::default());
+    /// let queries = Tensor::<4>::ones([1, 4, 5, 6], &Default::default());
+    /// let y = queries.sphere_attention(keys.clone(), keys, 2, &near);
+    /// assert_eq!(y.dims(), [1, 4, 5, 6]);
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn between(
+        sizes: [[usize; 2]; 2],
+        grids: [SphereGrid; 2],
+        radius: Option<f64>,
+    ) -> Result<Self> {
+        let reach = Reach::new(NAME, sizes, grids, radius)?;
+        let [size, [latitudes, _]] = sizes;
+        let (cosines, weights) = grids[0].quadrature(size[0])?;
+        let (outputs, _) = grids[1].quadrature(latitudes)?;
         let of = |output: usize| {
             let mut found = Vec::new();
             for row in reach.inputs(&(output..output + 1)) {
                 for shift in 0..size[1] {
                     let angle = 2.0 * PI * shift as f64 / size[1] as f64;
-                    let (distance, _) = rotated(cosines[row], angle, cosines[output]);
+                    let (distance, _) = rotated(cosines[row], angle, outputs[output]);
                     if distance <= reach.cutoff {
                         let weight = 2.0 * PI * weights[row] / size[1] as f64;
                         found.push(Neighbor { row, shift, weight });
@@ -79,7 +108,7 @@ impl GeodesicNeighborhood {
             }
             found
         };
-        let neighbors = (0..size[0]).map(of).collect();
+        let neighbors = (0..latitudes).map(of).collect();
         Ok(Self {
             reach,
             neighbors: Arc::new(neighbors),
@@ -118,7 +147,8 @@ pub fn sphere_attention(
 ) -> Result<ShardTensor<4>> {
     let reach = &neighborhood.reach;
     let shapes = [&queries, &keys, &values].map(|tensor| tensor.dims());
-    shapes
+    reach.check_output(NAME, &shapes[0])?;
+    shapes[1..]
         .iter()
         .try_for_each(|shape| reach.check(NAME, shape))?;
     let told = |message| Err(Error::operator(NAME, message));
@@ -136,11 +166,16 @@ pub fn sphere_attention(
     }
     let all = [queries, keys, values];
     let dtype = all[0].local().dtype();
+    let same_grid = reach.sizes[0] == reach.sizes[1];
     let same = |tensor: &ShardTensor<4>| {
-        let extents =
-            [0, 2, 3].map(|dim| tensor.layout().extents(dim) == all[0].layout().extents(dim));
+        let alike = |other: &ShardTensor<4>, dims: &[usize]| {
+            let extents =
+                |dim: &usize| tensor.layout().extents(*dim) == other.layout().extents(*dim);
+            dims.iter().all(extents)
+        };
         tensor.local().dtype() == dtype
-            && extents == [true; 3]
+            && alike(&all[0], if same_grid { &[0, 2, 3] } else { &[0] })
+            && (tensor.dims()[2..] != all[1].dims()[2..] || alike(&all[1], &[2, 3]))
             && tensor.placements() == all[0].placements()
     };
     if !all.iter().all(same) {
@@ -155,10 +190,20 @@ pub fn sphere_attention(
     }
     let before = all[0].layout().clone();
     all[0].require_whole(NAME, 1)?;
-    let [queries, keys, values] = all.map(|tensor| reach.pencil(tensor, NAME));
-    let (queries, keys, values) = (queries?, keys?, values?);
+    let [queries, keys, values] = all;
+    let (keys, values) = (reach.pencil(keys, NAME)?, reach.pencil(values, NAME)?);
+    // Beside the keys that they reach.
+    let mut extents = keys.layout().all_extents().to_vec();
+    extents[1] = vec![q[1]];
+    extents[2] = reach.output_rows(keys.layout())?;
+    extents[3] = vec![reach.sizes[1][1]];
+    let beside = keys.layout().derive(keys.placements().to_vec(), extents);
+    let queries = match same_grid {
+        true => reach.pencil(queries, NAME)?,
+        false => queries.try_redistribute(&beside)?,
+    };
     let position = queries.mesh().position();
-    let outputs = reach.outputs(queries.layout(), position)?;
+    let outputs = reach.outputs(keys.layout(), position)?;
     let [keys, values] = [&keys, &values].map(|tensor| reach.assemble(tensor, NAME));
     let (layout, mesh) = (queries.layout().clone(), queries.mesh().clone());
     let heads_of = |tensor: burn::tensor::Tensor<4>| {

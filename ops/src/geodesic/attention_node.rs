@@ -14,7 +14,7 @@ use crate::kernel::buffer::filled;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::simd::Element;
 
-/// A cell in reach of those of an output row: in this row, so many longitudes further.
+/// A cell in reach of those of an output row: in this row, so many longitudes of the input further.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Neighbor {
     pub(super) row: usize,
@@ -51,6 +51,11 @@ impl<'a, E: Float> Head<'a, E> {
         self.cells.len() / (self.rows * self.longitudes).max(1)
     }
 
+    /// The longitude of the place of a neighbor of the output's longitude `p` of `outputs`.
+    fn place(self, p: usize, outputs: usize, neighbor: &Neighbor) -> usize {
+        (p * (self.longitudes / outputs) + neighbor.shift) % self.longitudes
+    }
+
     fn line(self, channel: usize, row: usize) -> &'a [E] {
         &self.cells[(channel * self.rows + row) * self.longitudes..][..self.longitudes]
     }
@@ -68,12 +73,10 @@ impl Attention {
         let mut shares = vec![0.0; neighbors.len() * size];
         for (scores, neighbor) in shares.chunks_exact_mut(size).zip(neighbors) {
             for channel in 0..q.width() {
-                let (q, k) = (
-                    q.line(channel, row),
-                    k.line(channel, neighbor.row - self.inputs.start),
-                );
-                for (p, (score, q)) in scores.iter_mut().zip(q).enumerate() {
-                    *score += q.to_f64() * k[(p + neighbor.shift) % size].to_f64();
+                let line = k.line(channel, neighbor.row - self.inputs.start);
+                let queries = q.line(channel, row);
+                for (p, (score, q)) in scores.iter_mut().zip(queries).enumerate() {
+                    *score += q.to_f64() * line[k.place(p, size, neighbor)].to_f64();
                 }
             }
             scores.iter_mut().for_each(|score| *score *= self.scale);
@@ -128,8 +131,8 @@ impl Attention {
                     for (p, y) in y.iter_mut().enumerate() {
                         let terms = neighbors.iter().zip(shares[p..].iter().step_by(size));
                         let terms = terms.map(|(neighbor, share)| {
-                            let v = v.line(channel, neighbor.row - self.inputs.start);
-                            share * v[(p + neighbor.shift) % size].to_f64()
+                            let line = v.line(channel, neighbor.row - self.inputs.start);
+                            share * line[v.place(p, size, neighbor)].to_f64()
                         });
                         *y = E::from_f64(terms.sum());
                     }
@@ -155,21 +158,21 @@ impl Attention {
                 let mut of_shares = vec![0.0; neighbors.len()];
                 let mut mean = 0.0;
                 for (n, neighbor) in neighbors.iter().enumerate() {
-                    let (cell, share) = ((p + neighbor.shift) % size, shares[n * size + p]);
+                    let (cell, share) = (v.place(p, size, neighbor), shares[n * size + p]);
                     let input = neighbor.row - self.inputs.start;
                     for channel in 0..v.width() {
                         let y = y.line(channel, row)[p].to_f64();
                         of_shares[n] += y * v.line(channel, input)[cell].to_f64();
-                        found[2][(channel * v.rows + input) * size + cell] += share * y;
+                        found[2][(channel * v.rows + input) * v.longitudes + cell] += share * y;
                     }
                     mean += share * of_shares[n];
                 }
                 for (n, neighbor) in neighbors.iter().enumerate() {
-                    let (cell, share) = ((p + neighbor.shift) % size, shares[n * size + p]);
+                    let (cell, share) = (k.place(p, size, neighbor), shares[n * size + p]);
                     let input = neighbor.row - self.inputs.start;
                     let of_score = self.scale * share * (of_shares[n] - mean);
                     for channel in 0..q.width() {
-                        let place = (channel * k.rows + input) * size + cell;
+                        let place = (channel * k.rows + input) * k.longitudes + cell;
                         found[1][place] += of_score * q.line(channel, row)[p].to_f64();
                         let key = k.line(channel, input)[cell].to_f64();
                         found[0][(channel * q.rows + row) * size + p] += of_score * key;

@@ -77,8 +77,35 @@ impl Disco {
     pub fn new(
         input: [usize; 2],
         output: [usize; 2],
-        [rings, angles]: [usize; 2],
+        kernel: [usize; 2],
         grid: SphereGrid,
+        radius: Option<f64>,
+    ) -> Result<Self> {
+        Self::between([input, output], [grid; 2], kernel, radius)
+    }
+
+    /// Kernels from a grid of one kind to one of another, such as from Gauss-Legendre to equiangular latitudes; input and output
+    /// by their latitudes and longitudes. See [`new`](Self::new).
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{Disco, GeodesicField, SphereGrid};
+    ///
+    /// let grids = [SphereGrid::LegendreGauss, SphereGrid::Equiangular];
+    /// let coarser = Disco::between([[12, 24], [7, 12]], grids, [3, 1], None)?;
+    /// let weight = Tensor::<3>::ones([2, 3, 2], &Default::default());
+    /// let y = Tensor::<4>::ones([1, 3, 12, 24], &Default::default()).disco_conv(weight, None, 1, &coarser);
+    /// assert_eq!(y.dims(), [1, 2, 7, 12]);
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn between(
+        [input, output]: [[usize; 2]; 2],
+        grids: [SphereGrid; 2],
+        [rings, angles]: [usize; 2],
         radius: Option<f64>,
     ) -> Result<Self> {
         if rings == 0 || angles == 0 {
@@ -86,9 +113,9 @@ impl Disco {
                 format!("{rings} rings and {angles} angles; expected one or more of each");
             return Err(Error::operator(NAME, message));
         }
-        let reach = Reach::new(NAME, [input, output], grid, radius)?;
-        let (cosines, weights) = grid.quadrature(input[0])?;
-        let (outputs, _) = grid.quadrature(output[0])?;
+        let reach = Reach::new(NAME, [input, output], grids, radius)?;
+        let (cosines, weights) = grids[0].quadrature(input[0])?;
+        let (outputs, _) = grids[1].quadrature(output[0])?;
         let basis = Basis { rings, angles };
         let grids = Grids {
             cosines: &cosines,
@@ -106,6 +133,11 @@ impl Disco {
                 longitudes: [input[1], output[1]],
             }),
         })
+    }
+
+    /// Latitudes and longitudes of input and output.
+    pub fn sizes(&self) -> [[usize; 2]; 2] {
+        self.reach.sizes
     }
 
     /// The number of functions, which is that of weights of a pair of channels.

@@ -2,8 +2,17 @@
 
 use super::attention::{GeodesicNeighborhood, sphere_attention};
 use super::disco::{Disco, disco_conv};
-use crate::golden::{Dims, Golden, output};
-use crate::sphere::grid_of;
+use crate::golden::{Case, Dims, Golden, output};
+use crate::sphere::{SphereGrid, grid_of};
+
+/// The grids of input and output: `grid` for both, unless the output has one of its own.
+fn grids(case: &Case) -> [SphereGrid; 2] {
+    let input = grid_of(case, "grid");
+    match case.attributes.text("grid_out") {
+        "" => [input; 2],
+        _ => [input, grid_of(case, "grid_out")],
+    }
+}
 
 /// The operators.
 pub(crate) const OPERATORS: &[Golden] = &[
@@ -11,7 +20,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
         let sizes = ["in_shape", "out_shape", "kernel_shape"];
         let [input, out, kernel] = sizes.map(|key| case.attributes.array::<2>(key, 1));
         let radius = case.attributes.number("theta_cutoff");
-        let kernels = Disco::new(input, out, kernel, grid_of(case), radius)?;
+        let kernels = Disco::between([input, out], grids(case), kernel, radius)?;
         let groups = case.attributes.list("groups")[0];
         let (weight, bias) = (case.needed("weight")?, case.operand("bias"));
         output(disco_conv(case.input(0)?, weight, bias, groups, &kernels))
@@ -25,12 +34,12 @@ pub(crate) const OPERATORS: &[Golden] = &[
     Golden::new("sphere_attention", |case| {
         let [queries, keys, values] = [0, 1, 2].map(|input| case.input::<4>(input));
         let queries = queries?;
-        let [_, _, latitudes, longitudes] = queries.dims();
+        let keys = keys?;
+        let sizes = [&keys, &queries].map(|tensor| [tensor.dims()[2], tensor.dims()[3]]);
         let radius = case.attributes.number("theta_cutoff");
-        let size = [latitudes, longitudes];
-        let near = GeodesicNeighborhood::new(size, grid_of(case), radius)?;
+        let near = GeodesicNeighborhood::between(sizes, grids(case), radius)?;
         let heads = case.attributes.list("num_heads")[0];
-        output(sphere_attention(queries, keys?, values?, heads, &near))
+        output(sphere_attention(queries, keys, values?, heads, &near))
     })
     .with_pytorch("torch_harmonics.NeighborhoodAttentionS2")
     .with_sharded(Dims::AllButChannels)

@@ -37,11 +37,11 @@ impl Reach {
     pub(super) fn new(
         operator: &str,
         sizes @ [input, output]: [[usize; 2]; 2],
-        grid: SphereGrid,
+        grids: [SphereGrid; 2],
         radius: Option<f64>,
     ) -> Result<Self> {
-        let (cosines, _) = grid.quadrature(input[0])?;
-        let (outputs, _) = grid.quadrature(output[0])?;
+        let (cosines, _) = grids[0].quadrature(input[0])?;
+        let (outputs, _) = grids[1].quadrature(output[0])?;
         if input[1] == 0 || output[1] == 0 || !input[1].is_multiple_of(output[1]) {
             let message = format!(
                 "{} longitudes of the output for {} of the input; expected a divisor",
@@ -69,7 +69,19 @@ impl Reach {
 
     /// Requires a field on the input grid.
     pub(super) fn check(&self, operator: &str, shape: &[usize; 4]) -> Result<()> {
-        let [[latitudes, longitudes], _] = self.sizes;
+        Self::check_size(operator, shape, self.sizes[0])
+    }
+
+    /// Requires a field on the output grid.
+    pub(super) fn check_output(&self, operator: &str, shape: &[usize; 4]) -> Result<()> {
+        Self::check_size(operator, shape, self.sizes[1])
+    }
+
+    fn check_size(
+        operator: &str,
+        shape: &[usize; 4],
+        [latitudes, longitudes]: [usize; 2],
+    ) -> Result<()> {
         if shape[2..] == [latitudes, longitudes] {
             return Ok(());
         }

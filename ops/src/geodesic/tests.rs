@@ -39,6 +39,44 @@ fn convolutions_on_shards_of_batch_and_grid() {
     );
 }
 
+#[test]
+fn convolutions_between_kinds_of_grids() {
+    let grids = [SphereGrid::LegendreGauss, SphereGrid::Equiangular];
+    let kernels = Disco::between([[7, 8], [5, 4]], grids, [3, 1], Some(0.9)).unwrap();
+    check_op(
+        &Convolution(kernels),
+        &[[2, 2, 7, 8]],
+        &[[3, 2, 2, 1]],
+        &[0, 2, 3],
+        2e-6,
+    );
+}
+
+/// Queries of a coarser grid, in the even shards of the sharding; keys are the input whose sharding is tested.
+struct Coarser(GeodesicNeighborhood);
+
+impl Operator<4, 4> for Coarser {
+    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, mut queries: Vec<Tensor<4>>) -> X {
+        let (values, keys) = (inputs.remove(1), inputs.remove(0));
+        let held = keys.clone().into_shard();
+        let queries = queries.remove(0);
+        let mut layout =
+            halocline_core::Layout::new(held.layout().mesh(), &queries.dims(), held.placements())
+                .unwrap();
+        layout = layout.with_extents(0, held.layout().extents(0)).unwrap();
+        let queries = X::from_shard(held.replicate_beside(queries).redistribute(&layout));
+        queries.sphere_attention(keys, values, 2, &self.0)
+    }
+}
+
+#[test]
+fn attention_of_queries_on_another_grid() {
+    let grids = [SphereGrid::Lobatto, SphereGrid::Equiangular];
+    let near = GeodesicNeighborhood::between([[7, 8], [5, 4]], grids, Some(0.9)).unwrap();
+    let shapes = [[2, 4, 7, 8], [2, 2, 7, 8]];
+    check_op(&Coarser(near), &shapes, &[[2, 4, 5, 4]], &[0, 2, 3], 5e-6);
+}
+
 /// Output channels of a weight that is sharded in them, and sums where both operands are sharded in input channels.
 #[test]
 fn weights_may_be_sharded_in_channels() {

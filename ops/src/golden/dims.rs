@@ -2,6 +2,7 @@
 
 use halocline_core::{Placement, Replicate, Shard};
 
+use super::{Arguments, Options};
 use crate::sharding::Sharding;
 
 /// The dims of the first input that may be sharded.
@@ -13,6 +14,8 @@ pub enum Dims {
     AllButChannels,
     /// All but the last.
     AllButLast,
+    /// All but the one of the attribute `dim`, the last if there is none.
+    AllButDim,
     /// The first so many, whose cells stay together.
     Leading(usize),
     /// All but the last, where all inputs have the same size: queries, keys and values.
@@ -24,8 +27,9 @@ pub enum Dims {
 }
 
 impl Dims {
-    /// The shape of the index space that is sharded, for inputs of these shapes, and the dims of it that may be.
-    pub fn of(self, inputs: &[Vec<usize>]) -> (Vec<usize>, Vec<usize>) {
+    /// The shape of the index space that is sharded, for these inputs and attributes, and the dims of it that may be.
+    pub fn of(self, arguments: &Arguments) -> (Vec<usize>, Vec<usize>) {
+        let inputs = arguments.shapes();
         let mut shape = inputs[0].clone();
         let dims = shape.len();
         let first = shape.clone();
@@ -33,6 +37,7 @@ impl Dims {
             Self::All | Self::Product | Self::Classes => true,
             Self::AllButChannels => *dim != 1,
             Self::AllButLast => dim + 1 != dims,
+            Self::AllButDim => *dim != Options::new(&arguments.attributes).dim("dim", dims),
             Self::Leading(count) => *dim < count,
             Self::Alike => dim + 1 != dims && inputs.iter().all(|input| input[*dim] == first[*dim]),
         };
@@ -75,6 +80,7 @@ impl std::fmt::Display for Dims {
         f.write_str(match self {
             Self::All => "all",
             Self::AllButChannels => "all but channels",
+            Self::AllButDim => "all but the one that it runs along",
             Self::Leading(_) => "those whose cells stay together",
             Self::AllButLast | Self::Alike => "all but the last",
             Self::Product => "batch, rows, columns, summed",

@@ -1,8 +1,10 @@
 //! Operators on golden cases: inputs, parameters and attributes, with the result and the gradients that one device
 //! computed.
 
+mod attributes;
 mod dims;
 
+pub use attributes::{Attributes, Options};
 pub use dims::Dims;
 
 use std::any::Any;
@@ -11,9 +13,8 @@ use std::collections::HashMap;
 
 use burn::tensor::kind::{Basic, Float, Int};
 use burn::tensor::{DType, Gradients, Tensor, TensorData};
-use halocline_core::{Boundary, DeviceMesh, Error, LocalGradient, Result, ShardTensor, Traffic};
+use halocline_core::{DeviceMesh, Error, LocalGradient, Result, ShardTensor, Traffic};
 
-use crate::driver::Padding;
 use crate::operand::Operand;
 use crate::sharding::{Sharding, sharded, shardings};
 use crate::testing::require_layout;
@@ -81,9 +82,9 @@ impl Golden {
         Self { modules, ..self }
     }
 
-    /// The shardings that the operator permits for inputs of these shapes, over these numbers of ranks.
-    pub fn shardings(&self, shapes: &[Vec<usize>], ranks: &[usize]) -> Vec<Sharding> {
-        let (shape, dims) = self.sharded.of(shapes);
+    /// The shardings that the operator permits for these arguments, over these numbers of ranks.
+    pub fn shardings(&self, arguments: &Arguments, ranks: &[usize]) -> Vec<Sharding> {
+        let (shape, dims) = self.sharded.of(arguments);
         let most = ranks.iter().copied().max().unwrap_or(1);
         let mut found = shardings(&shape, &dims, most);
         found.retain(|sharding| ranks.contains(&sharding.ranks()));
@@ -103,7 +104,7 @@ impl Golden {
         cotangent: impl FnOnce(&[usize]) -> TensorData,
     ) -> Result<(TensorData, NamedGradients)> {
         let case = self.case(mesh, sharding, arguments)?;
-        let y = (self.run)(&case)?;
+        let y = self.apply(&case)?;
         let cotangent = cotangent(&y.shape());
         let (value, gradients) = y.backward(cotangent)?;
         Ok((value, case.gradients(&gradients)))
@@ -118,6 +119,13 @@ impl Golden {
         Case::new(arguments, mesh, |input, dims| {
             self.sharded.input(input, dims, sharding)
         })
+    }
+
+    /// Applies the operator. An attribute that it did not ask for is an error, so that none is ignored.
+    fn apply(&self, case: &Case) -> Result<Box<dyn Output>> {
+        let y = (self.run)(case)?;
+        case.attributes.require_honoured(self.name)?;
+        Ok(y)
     }
 
     /// The bytes of the messages that this rank sends when it applies the operator to shards, and in its backward pass;
@@ -143,66 +151,11 @@ impl Golden {
             counts.fold([0, 0], |[a, b], [c, d]| [a + c, b + d])
         };
         let before = counted();
-        let y = (self.run)(&case)?;
+        let y = self.apply(&case)?;
         let forward = counted()[0] - before[0];
         let ones = TensorData::ones::<f64, _>(y.shape());
         y.backward(ones.convert_dtype(arguments.inputs[0].1.dtype()))?;
         Ok([forward, counted()[1] - before[1]])
-    }
-}
-
-/// Options of an operator: numbers, true and false as 1 and 0, and texts.
-#[derive(Clone, Debug, Default)]
-pub struct Attributes {
-    /// Numbers, one or one per dim.
-    pub numbers: HashMap<String, Vec<f64>>,
-    /// Texts.
-    pub texts: HashMap<String, String>,
-}
-
-impl Attributes {
-    /// The first of the numbers called `key`.
-    pub fn number(&self, key: &str) -> Option<f64> {
-        self.numbers.get(key)?.first().copied()
-    }
-
-    /// Whether `key` is true.
-    pub fn is(&self, key: &str) -> bool {
-        self.number(key) == Some(1.0)
-    }
-
-    /// The text called `key`; empty if there is none.
-    pub fn text(&self, key: &str) -> &str {
-        self.texts.get(key).map_or("", String::as_str)
-    }
-
-    /// The whole numbers called `key`; none if there are none.
-    pub fn list(&self, key: &str) -> Vec<usize> {
-        let numbers = self.numbers.get(key).into_iter().flatten();
-        numbers.map(|number| *number as usize).collect()
-    }
-
-    /// The whole numbers called `key`, one per spatial dim, or `default` for each.
-    pub fn array<const N: usize>(&self, key: &str, default: usize) -> [usize; N] {
-        let list = self.list(key);
-        std::array::from_fn(|dim| list.get(dim).copied().unwrap_or(default))
-    }
-
-    /// The boundary that PyTorch calls so.
-    pub(crate) fn boundary(&self, key: &str) -> Boundary {
-        match self.text(key) {
-            "circular" => Boundary::Periodic,
-            "reflect" => Boundary::Reflect,
-            "replicate" => Boundary::Replicate,
-            _ => Boundary::Zeros,
-        }
-    }
-
-    /// The padding of a convolution or pooling, on both sides alike.
-    pub(crate) fn padding<const N: usize>(&self) -> [Padding; N] {
-        let boundary = self.boundary("padding_mode");
-        let widths = self.array("padding", 0);
-        widths.map(|width| Padding::new(width, boundary))
     }
 }
 
@@ -242,7 +195,7 @@ impl Arguments {
 /// Arguments on one rank: inputs on shards, parameters as leaves of this rank.
 pub struct Case<'a> {
     /// The options of the operator.
-    pub attributes: &'a Attributes,
+    pub attributes: Options<'a>,
     mesh: DeviceMesh,
     inputs: Vec<(Box<dyn Any>, usize)>,
     parameters: &'a HashMap<String, TensorData>,
@@ -278,7 +231,7 @@ impl<'a> Case<'a> {
         sharding_of: impl Fn(usize, usize) -> Sharding,
     ) -> Result<Self> {
         let mut case = Self {
-            attributes: &arguments.attributes,
+            attributes: Options::new(&arguments.attributes),
             mesh: mesh.clone(),
             inputs: Vec::new(),
             parameters: &arguments.parameters,
@@ -432,6 +385,47 @@ where
     ShardTensor<D>: Output,
 {
     result.map(|y| Box::new(y) as Box<dyn Output>)
+}
+
+/// A result for the registry whose `dims`, of one cell each, are dropped where the case says `keepdim` false. One of them stays
+/// if there is no other.
+pub(crate) fn reduced(
+    case: &Case,
+    dims: &[usize],
+    result: Result<Box<dyn Output>>,
+) -> Result<Box<dyn Output>> {
+    let keeps = case.attributes.number("keepdim").unwrap_or(1.0) == 1.0;
+    let output = result?;
+    let dims = dims.to_vec();
+    Ok(match keeps {
+        true => output,
+        false => Box::new(Squeezed { output, dims }),
+    })
+}
+
+struct Squeezed {
+    output: Box<dyn Output>,
+    dims: Vec<usize>,
+}
+
+impl Output for Squeezed {
+    fn shape(&self) -> Vec<usize> {
+        let shape = self.output.shape().into_iter().enumerate();
+        let kept = shape.filter(|(dim, _)| !self.dims.contains(dim));
+        let kept: Vec<usize> = kept.map(|(_, size)| size).collect();
+        if kept.is_empty() { vec![1] } else { kept }
+    }
+
+    fn backward(self: Box<Self>, cotangent: TensorData) -> Result<(TensorData, Gradients)> {
+        let of_shape = |data: TensorData, shape: Vec<usize>| {
+            let (bytes, _, dtype) = data.into_parts();
+            TensorData::from_bytes(bytes, shape, dtype)
+        };
+        let shape = self.shape();
+        let cotangent = of_shape(cotangent, self.output.shape());
+        let (value, gradients) = self.output.backward(cotangent)?;
+        Ok((of_shape(value, shape), gradients))
+    }
 }
 
 /// A result that has no gradients, such as indices, for the registry.

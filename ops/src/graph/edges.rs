@@ -3,19 +3,21 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use halocline_core::{DeviceMesh, Error, Layout, Result, ShardTensor};
+use halocline_core::{DeviceMesh, Error, Layout, Replicate, Result, Shard, ShardTensor};
 
 use super::cells::{CellMap, take_cells};
 use super::reduce::{Aggregate, reduced};
+use crate::constant;
 use crate::field::{Field, run};
+use crate::operand::Operand;
+use crate::precision::in_f32;
 
 /// Edges from source cells to target cells, sorted by target.
 ///
 /// # Example
 /// Each cell of a ring gets the mean of its neighbours, on two ranks:
 /// ```
-/// use burn::tensor::Tensor;
-/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// /// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
 /// use halocline_ops::graph::{Aggregate, Graph};
 ///
 /// Launcher::local(2).run(|world| {
@@ -198,6 +200,78 @@ impl EdgeShards {
         reduced(messages, self.dim, &self.held, &targets, aggregate)
     }
 
+    /// The softmax of the values of the edges of each target, as weights of attention are. Nothing is sent.
+    ///
+    /// # Errors
+    /// Those of [`try_reduce`](Self::try_reduce).
+    pub fn try_softmax<const D: usize>(&self, scores: ShardTensor<D>) -> Result<ShardTensor<D>> {
+        in_f32(scores, |scores| {
+            let largest = self.try_reduce(constant(&scores), Aggregate::Max)?;
+            let largest = self.try_targets(largest)?;
+            let shares = Error::catch(|| (scores - largest).exp())?;
+            let sums = self.try_reduce(shares.clone(), Aggregate::Sum)?;
+            let sums = self.try_targets(sums)?;
+            Error::catch(|| shares / sums)
+        })
+    }
+
+    /// Features of edges, in the order of [`Graph::edges`] along the dim of edges, in the parts of the targets. `targets` is laid
+    /// as those beside which the edges lie; its other dims may have other sizes where they are not sharded.
+    ///
+    /// # Errors
+    /// Another number of edges; `targets` that lie otherwise; dims that do not fit its shards.
+    ///
+    /// # Example
+    /// ```
+    ///     /// use halocline_core::{Launcher, Shard, ShardTensor};
+    /// use halocline_ops::graph::Graph;
+    ///
+    /// Launcher::local(2).run(|world| {
+    ///     let mesh = world.mesh([("cells", 2)])?;
+    ///     let x = ShardTensor::<2>::ones([4, 3], &mesh, &[Shard(0)])?;
+    ///     let edges = Graph::new(4, 4, &[[1, 0], [0, 1], [3, 2]])?.beside(&x, 0)?;
+    ///     let lengths = Tensor::<2>::from_floats([[1.0], [1.0], [2.0]], world.device());
+    ///     let lengths = edges.features(&x, lengths)?;
+    ///     assert_eq!(lengths.local().dims(), [[2, 1], [1, 1]][world.rank()]);
+    ///     assert_eq!((edges.sources(x) * lengths).dims(), [3, 3]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn features<const D: usize>(
+        &self,
+        targets: &ShardTensor<D>,
+        features: impl Into<Operand<D>>,
+    ) -> Result<ShardTensor<D>> {
+        let features = features.into();
+        let (shape, held) = (features.dims(), targets.layout());
+        let sizes = held.shape();
+        let follows = |dim: usize| dim == self.dim || shape[dim] == sizes[dim];
+        let fits = |dim: usize| follows(dim) || shape[dim] == 1 || !held.is_sharded(dim);
+        let edges = self.graph.edges.len();
+        let lies = self.dim < D && held.extents(self.dim) == self.held && shape[self.dim] == edges;
+        if !lies || !(0..D).all(fits) {
+            let message = format!(
+                "features {shape:?} of {edges} edges in dim {}, beside targets {held} of extents {:?}",
+                self.dim, self.held
+            );
+            return Err(Error::operator("EdgeShards", message));
+        }
+        let placements = held.placements().iter().map(|placement| match placement {
+            Shard(dim) if !follows(*dim) => Replicate,
+            other => *other,
+        });
+        let extents = (0..D).map(|dim| match dim {
+            _ if dim == self.dim => self.extents.clone(),
+            _ if follows(dim) => held.extents(dim).to_vec(),
+            _ => vec![shape[dim]],
+        });
+        let layout = held.derive(placements.collect(), extents.collect());
+        // Detached: a loss may depend on the features alone.
+        let features = features.beside(&targets.clone().inner())?;
+        features.try_redistribute(&layout)
+    }
+
     /// The edges of each target of this rank.
     fn local_targets(&self, layout: &Layout, mesh: &DeviceMesh) -> Vec<Range<usize>> {
         let part = layout.part(self.dim, mesh.position());
@@ -224,6 +298,25 @@ impl EdgeShards {
     /// Panics where it returns an error.
     pub fn targets<const D: usize, X: Field<D>>(&self, x: X) -> X {
         run(x, |x| self.try_targets(x))
+    }
+
+    /// [`try_softmax`](Self::try_softmax) of either kind of tensor.
+    ///
+    /// # Panics
+    /// Panics where it returns an error.
+    ///
+    /// # Example
+    /// ```
+    ///     /// use halocline_ops::graph::Graph;
+    ///
+    /// let x = Tensor::<1>::from([0.0, 3.0, 0.0]);
+    /// let edges = Graph::new(3, 3, &[[0, 1], [2, 1], [1, 2]])?.beside(&x, 0)?;
+    /// let weights = edges.softmax(edges.sources(x)); // two edges of target 1 with a score of 0
+    /// weights.into_data().assert_eq(&[0.5_f32, 0.5, 1.0].into(), true);
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn softmax<const D: usize, X: Field<D>>(&self, scores: X) -> X {
+        run(scores, |x| self.try_softmax(x))
     }
 
     /// [`try_reduce`](Self::try_reduce) of either kind of tensor.

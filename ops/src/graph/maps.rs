@@ -80,7 +80,7 @@ pub fn healpix_padding(size: usize, width: usize) -> [CellMap; 2] {
 }
 
 /// The cell at a place of a face, which may lie beyond it.
-fn healpix_cell(face: usize, x: isize, y: isize, size: isize) -> Option<usize> {
+pub(super) fn healpix_cell(face: usize, x: isize, y: isize, size: isize) -> Option<usize> {
     let side = |place: isize| usize::from(place >= 0) + usize::from(place >= size);
     let direction = 3 * side(y) + side(x);
     let neighbour = usize::try_from(FACES[direction][face]).ok()?;

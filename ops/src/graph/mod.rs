@@ -5,7 +5,8 @@
 //!
 //! - [`take_cells`]: the cells with these numbers, from any ranks: halos by lists of cells ([`CellMap`]), among them
 //!   [`healpix_padding`] and [`tripolar_fold`].
-//! - [`Graph`], [`EdgeShards`]: messages along edges, and their sums, means or maxima at the targets.
+//! - [`pad_healpix`]: the halo of HEALPix faces that are a dim of their own.
+//! - [`Graph`], [`EdgeShards`]: messages along edges, and their sums, means or extrema at the targets.
 //! - [`nearest_neighbours`], [`neighbours_within`]: graphs of points that are close to each other, and [`distances`].
 //!
 //! # Placement
@@ -13,6 +14,7 @@
 
 mod cells;
 mod edges;
+pub mod healpix;
 mod maps;
 pub mod neighbours;
 mod plan;
@@ -20,6 +22,7 @@ mod reduce;
 
 pub use cells::{CellMap, take_cells};
 pub use edges::{EdgeShards, Graph};
+pub use healpix::pad_healpix;
 pub use maps::{Fold, healpix_padding, tripolar_fold};
 pub use neighbours::{distances, nearest_neighbours, neighbours_within};
 pub use reduce::Aggregate;
@@ -40,7 +43,7 @@ pub(crate) const OPERATORS: &[Golden] =
         "their gradients",
     ])];
 
-/// The sum, mean or maximum of the sources of each target, in the first dim, of a graph within the cells.
+/// The sum, mean or extremum of the sources of each target, in the first dim, of a graph within the cells.
 fn run<const D: usize>(case: &Case) -> Result<Box<dyn Output>> {
     let x = case.input::<D>(0)?;
     let [sources, targets] = ["sources", "targets"].map(|key| case.attributes.list(key));
@@ -51,11 +54,13 @@ fn run<const D: usize>(case: &Case) -> Result<Box<dyn Output>> {
         .collect();
     let cells = x.dims()[0];
     let edges = Graph::new(cells, cells, &edges)?.beside(&x, 0)?;
-    let aggregate = match case.attributes.text("reduce") {
-        "mean" => Aggregate::Mean,
-        "amax" => Aggregate::Max,
-        _ => Aggregate::Sum,
-    };
+    let aggregates = [
+        ("sum", Aggregate::Sum),
+        ("mean", Aggregate::Mean),
+        ("amax", Aggregate::Max),
+        ("amin", Aggregate::Min),
+    ];
+    let aggregate = case.attributes.choice("reduce", &aggregates);
     output(edges.try_reduce(edges.try_sources(x)?, aggregate))
 }
 

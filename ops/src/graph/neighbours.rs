@@ -17,6 +17,7 @@
 use halocline_core::{Error, IndexBox, Need, Operation, Result, ShardTensor, Traffic, ops};
 
 use super::edges::{EdgeShards, Graph};
+use crate::precision::in_f32;
 use crate::reduce::{root, sum_dims};
 
 /// The `count` points that are nearest to each query, as edges from these points to the query, the nearest first.
@@ -94,8 +95,10 @@ pub fn distances(
         edges.try_sources(points.clone())?,
         edges.try_targets(queries.clone())?,
     );
-    let squares = Error::catch(|| (from - to).square())?;
-    Ok(root(sum_dims(squares, &[1])?.resolve(), 2.0))
+    let offsets = Error::catch(|| from - to)?;
+    in_f32(offsets, |offsets| {
+        Ok(root(sum_dims(offsets.square(), &[1])?.resolve(), 2.0))
+    })
 }
 
 /// The neighbours that count.

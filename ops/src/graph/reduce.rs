@@ -1,13 +1,14 @@
-//! Sums, means and maxima of the edges of each target.
+//! Sums, means and extrema of the edges of each target.
 
 use std::ops::Range;
 
 use burn::tensor::{Bool, IndexingUpdateOp, Tensor, TensorData};
-use halocline_core::{Result, ShardTensor};
+use halocline_core::{ReduceOp, Result, ShardTensor};
 
 use super::cells::numbers;
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::precision::{cast, widened};
+use crate::reduce::local_extremum;
 use crate::reshape;
 
 const NAME: &str = "aggregate";
@@ -20,8 +21,10 @@ pub enum Aggregate {
     Sum,
     /// Their mean.
     Mean,
-    /// Their maximum; its gradient goes to one of the edges that have it.
+    /// Their maximum; its gradient goes to the edges that have it, in equal parts.
     Max,
+    /// Their minimum, with a gradient as that of the maximum.
+    Min,
 }
 
 /// Reduces the edges of each target of this rank. `held` are the extents of targets.
@@ -51,7 +54,8 @@ pub(super) fn reduced<const D: usize>(
             let counts = Tensor::<D>::from_data(counts, (&local.device(), local.dtype()));
             sums(local, dim, targets) / counts
         }
-        Aggregate::Max => maxima(local, dim, targets),
+        Aggregate::Max => extrema(local, dim, targets, ReduceOp::Max),
+        Aggregate::Min => extrema(local, dim, targets, ReduceOp::Min),
     };
     let y = drop_empty(cast(y, dtype), &output, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(y, output, mesh))
@@ -70,8 +74,13 @@ fn sums<const D: usize>(messages: Tensor<D>, dim: usize, targets: &[Range<usize>
     zeros.select_assign(dim, of_edge, messages, IndexingUpdateOp::Add)
 }
 
-/// Every target has as many places as the one with the most edges; those without an edge hold minus infinity.
-fn maxima<const D: usize>(messages: Tensor<D>, dim: usize, targets: &[Range<usize>]) -> Tensor<D> {
+/// Every target has as many places as the one with the most edges; those without an edge hold what no edge is beyond.
+fn extrema<const D: usize>(
+    messages: Tensor<D>,
+    dim: usize,
+    targets: &[Range<usize>],
+    op: ReduceOp,
+) -> Tensor<D> {
     let mut shape = messages.dims();
     let (edges, count) = (shape[dim], targets.len().max(1));
     let most = targets.iter().map(Range::len).max().unwrap_or(0).max(1);
@@ -84,18 +93,19 @@ fn maxima<const D: usize>(messages: Tensor<D>, dim: usize, targets: &[Range<usiz
     let [outer, inner] =
         [&shape[..dim], &shape[dim + 1..]].map(|dims| dims.iter().product::<usize>());
     shape[dim] = 1;
-    let none = Tensor::full(
-        shape,
-        f64::NEG_INFINITY,
-        (&messages.device(), messages.dtype()),
-    );
+    let beyond = match op {
+        ReduceOp::Min => f64::INFINITY,
+        _ => f64::NEG_INFINITY,
+    };
+    let none = Tensor::full(shape, beyond, (&messages.device(), messages.dtype()));
     let places = numbers(&places, &messages);
     let all = Tensor::cat(vec![messages, none], dim).select(dim, places);
-    let largest = reshape::<D, 4>(all, vec![outer, count, most, inner]).max_dim(2);
+    let all = reshape::<D, 4>(all, vec![outer, count, most, inner]);
+    let found = local_extremum(all, &[2], op);
     let alone = (0..count).map(|target| targets.get(target).is_none_or(Range::is_empty));
     let alone = TensorData::new(alone.collect::<Vec<bool>>(), [1, count, 1, 1]);
-    let alone = Tensor::<4, Bool>::from_data(alone, &largest.device());
-    let largest = largest.mask_fill(alone.expand([outer, count, 1, inner]), 0.0);
+    let alone = Tensor::<4, Bool>::from_data(alone, &found.device());
+    let found = found.mask_fill(alone.expand([outer, count, 1, inner]), 0.0);
     shape[dim] = count;
-    reshape(largest, shape.to_vec())
+    reshape(found, shape.to_vec())
 }

@@ -27,9 +27,36 @@ impl Operator<3, 3> for Messages {
 
 #[test]
 fn messages_cross_ranks() {
-    for aggregate in [Aggregate::Sum, Aggregate::Mean, Aggregate::Max] {
+    for aggregate in [
+        Aggregate::Sum,
+        Aggregate::Mean,
+        Aggregate::Max,
+        Aggregate::Min,
+    ] {
         check_op(&Messages(aggregate), &[[2, 9, 3]], &[], &[0, 1, 2], 1e-5);
     }
+}
+
+struct Weighted;
+
+impl Operator<3, 3> for Weighted {
+    fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, mut lengths: Vec<Tensor<3>>) -> X {
+        let x = inputs.remove(0);
+        let edges = Graph::new(9, 9, &edges()).unwrap().beside(&x, 1).unwrap();
+        let lengths = edges
+            .features(&x.clone().into_shard(), lengths.remove(0))
+            .unwrap();
+        let sources = edges.sources(x.clone());
+        let weights =
+            edges.softmax(sources.clone() * edges.targets(x) * X::from_shard(lengths) * 3.0);
+        edges.reduce(weights * sources.sin(), Aggregate::Sum)
+    }
+}
+
+#[test]
+fn attention_along_edges_with_features() {
+    check_op(&Weighted, &[[2, 9, 3]], &[[2, 40, 3]], &[0, 1, 2], 1e-5);
+    check_op(&Weighted, &[[2, 9, 3]], &[[1, 40, 1]], &[0, 1, 2], 1e-5);
 }
 
 struct Taken;
@@ -96,12 +123,12 @@ fn targets_may_be_cut_by_their_edges() {
 }
 
 /// Points of a lattice, many of which are as far from a query as others.
-fn lattice(mesh: &DeviceMesh, placement: Placement) -> Result<ShardTensor<2>> {
+fn lattice(mesh: &DeviceMesh, placements: &[Placement]) -> Result<ShardTensor<2>> {
     let points: Vec<f32> = (0..28)
         .flat_map(|i| [(i % 7) as f32, (i / 7 * 3 % 4) as f32])
         .collect();
     let points = Tensor::from_data(TensorData::new(points, [28, 2]), mesh.device());
-    ShardTensor::distribute(points.inner(), mesh, &[placement])
+    ShardTensor::distribute(points.inner(), mesh, placements)
 }
 
 fn sorted_by_distance(query: usize, of: &ShardTensor<2>) -> Vec<(f64, usize)> {
@@ -126,8 +153,8 @@ fn neighbours_are_those_of_brute_force_on_any_ranks() {
         Launcher::local(ranks)
             .run(|world| {
                 let mesh = world.mesh([("cells", ranks)])?;
-                let all = lattice(&mesh, Replicate)?;
-                let (points, queries) = (lattice(&mesh, points)?, lattice(&mesh, queries)?);
+                let all = lattice(&mesh, &[Replicate])?;
+                let (points, queries) = (lattice(&mesh, &[points])?, lattice(&mesh, &[queries])?);
                 let nearest = nearest_neighbours(&points, &queries, 5)?;
                 let within = neighbours_within(&points, &queries, 2.0)?;
                 let (mut five, mut near) = (Vec::new(), Vec::new());
@@ -139,6 +166,31 @@ fn neighbours_are_those_of_brute_force_on_any_ranks() {
                 }
                 assert_eq!(nearest.edges(), five);
                 assert_eq!(within.edges(), near);
+                Ok(())
+            })
+            .unwrap();
+    }
+}
+
+/// Along the other axis all ranks have the same points.
+#[test]
+fn neighbours_are_those_of_brute_force_on_two_axes() {
+    for placements in [
+        [Shard(0), Replicate],
+        [Replicate, Shard(0)],
+        [Shard(0), Shard(0)],
+    ] {
+        Launcher::local(4)
+            .run(|world| {
+                let mesh = world.mesh([("data", 2), ("cells", 2)])?;
+                let all = lattice(&mesh, &[Replicate; 2])?;
+                let points = lattice(&mesh, &placements)?;
+                let nearest = nearest_neighbours(&points, &points, 5)?;
+                let sorted = |query| sorted_by_distance(query, &all);
+                let nearest_of = |query| sorted(query).into_iter().take(5);
+                let five = (0..28)
+                    .flat_map(|query| nearest_of(query).map(move |(_, point)| [point, query]));
+                assert_eq!(nearest.edges(), five.collect::<Vec<_>>());
                 Ok(())
             })
             .unwrap();

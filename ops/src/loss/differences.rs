@@ -9,7 +9,7 @@
 //! # Communication
 //! One cell of each rank's rows along each dim that is sharded, forward and backward.
 
-use halocline_core::Boundary;
+use halocline_core::{Boundary, Error};
 
 use super::fused::penalized;
 use super::{Penalty, Reduction, reduced};
@@ -23,7 +23,7 @@ use crate::rearrange::RearrangeField;
 /// in dims in which they do not vary; that of cell `i` is of the difference between `i` and `i + 1`.
 ///
 /// # Panics
-/// Panics for no dims or one that does not exist, weights that cannot be paired, partial values; [raises](halocline_core::Error::raise) a
+/// Panics for no dims or one that does not exist, another boundary, weights that cannot be paired, partial values; [raises](halocline_core::Error::raise) a
 /// failure of communication.
 ///
 /// # Example
@@ -86,6 +86,11 @@ fn of_differences<const D: usize, X: Field<D>>(
 ) -> Rank<X, 1> {
     let shape = x.global_dims();
     let along = |&(dim, boundary): &(usize, Boundary)| {
+        if !matches!(boundary, Boundary::Periodic | Boundary::Replicate) {
+            let message =
+                format!("boundary {boundary:?} of dim {dim}; expected Periodic or Replicate");
+            Error::operator("differences", message).raise();
+        }
         let next = x.clone().shift(dim, 1, boundary);
         let loss = match &weights {
             Some(weights) => reduced(penalty.of(next - x.clone()) * weights.clone(), reduction),
@@ -135,6 +140,13 @@ mod tests {
         let dims = [(1, Boundary::Periodic)];
         let loss = total_variation(x, &dims, Some(weights), Reduction::Sum);
         assert_eq!(loss.into_scalar::<f32>(), 6.0);
+    }
+
+    #[test]
+    #[should_panic(expected = "boundary Reflect of dim 0; expected Periodic or Replicate")]
+    fn other_boundaries_have_no_differences() {
+        let x = Tensor::<1>::ones([3], &Default::default());
+        total_variation(x, &[(0, Boundary::Reflect)], None, Reduction::Sum);
     }
 
     #[test]

@@ -126,7 +126,9 @@ fn entropy_of(case: &Case) -> Result<Box<dyn Output>> {
 }
 
 fn entropy<const D: usize, const E: usize>(case: &Case) -> Result<Box<dyn Output>> {
-    let weights = case.input::<1>(2).ok();
+    let weights = (case.inputs() > 2)
+        .then(|| case.input::<1>(2))
+        .transpose()?;
     let weights = weights.map(|weights| weights.into_parts().0.into_data().iter::<f64>().collect());
     let options = CrossEntropyOptions {
         label_smoothing: case.attributes.number("label_smoothing").unwrap_or(0.0),
@@ -150,10 +152,12 @@ fn loss<const D: usize>(
     plain: impl Fn(ShardTensor<D>, ShardTensor<D>, Reduction) -> ShardTensor<1>,
 ) -> Result<Box<dyn Output>> {
     let (x, target, reduction) = (case.input(0)?, case.input(1)?, reduction(case));
-    output(match case.indices::<D>(2) {
-        Ok(weight) => weighted_loss(x, target, weight.float(), penalty, reduction),
-        Err(_) => Ok(plain(x, target, reduction)),
-    })
+    if case.inputs() < 3 {
+        return output(Ok(plain(x, target, reduction)));
+    }
+    let weight = case.indices::<D>(2).map(|weight| weight.float());
+    let weight = weight.or_else(|_| case.input(2))?;
+    output(weighted_loss(x, target, weight, penalty, reduction))
 }
 
 /// What travels, forward and backward.
@@ -163,8 +167,6 @@ const TRAVELS: [&str; 2] = [
 ];
 
 fn reduction(case: &Case) -> Reduction {
-    match case.attributes.text("reduction") {
-        "sum" => Reduction::Sum,
-        _ => Reduction::Mean,
-    }
+    let reductions = [("mean", Reduction::Mean), ("sum", Reduction::Sum)];
+    case.attributes.choice("reduction", &reductions)
 }

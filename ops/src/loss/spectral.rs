@@ -1,7 +1,10 @@
 //! Loss of the amplitudes of modes.
 
+use halocline_core::ShardTensor;
+
 use super::{Reduction, reduced};
 use crate::field::{Field, Rank};
+use crate::precision::{cast_shard, wider};
 use crate::reduce::ReduceField;
 use crate::spectral::{FftNorm, SpectralField};
 
@@ -28,11 +31,14 @@ pub fn spectral_loss<const E: usize, const D: usize, X: Field<D>>(
     dims: &[usize],
     reduction: Reduction,
 ) -> Rank<X, 1> {
-    let amplitude = |x: X| {
-        let modes = SpectralField::rfft::<E>(x, dims, FftNorm::Ortho);
+    let (x, target) = (x.into_shard(), target.into_shard());
+    let dtype = x.local().dtype();
+    let amplitude = |x: ShardTensor<D>| {
+        let modes: ShardTensor<E> =
+            SpectralField::rfft(cast_shard(x, wider(dtype)), dims, FftNorm::Ortho);
         // The gradient of an amplitude of zero is zero.
         (modes.square().sum_dims(&[E - 1]) + 1e-24).sqrt()
     };
     let error = amplitude(x) - amplitude(target);
-    reduced(error.square(), reduction)
+    Field::from_shard(cast_shard(reduced(error.square(), reduction), dtype))
 }

@@ -5,7 +5,7 @@ use halocline_core::{Error, Result, ShardTensor};
 
 use super::{Penalty, Reduction};
 use crate::field::{Field, Rank};
-use crate::precision::cast_shard;
+use crate::precision::{cast_shard, wider};
 use crate::reduce::ReduceField;
 
 const NAME: &str = "weighted_loss";
@@ -53,13 +53,16 @@ pub fn weighted_loss<const D: usize, X: Field<D>>(
 ) -> Result<Rank<X, 1>> {
     let (x, target, weight) = (x.into_shard(), target.into_shard(), weight.into_shard());
     let loss = Error::catch(|| {
-        let weight = cast_shard(weight.inner(), x.local().dtype());
-        let error = counted(x - target, weight.clone())?;
+        let dtype = x.local().dtype();
+        let weight = cast_shard(weight.inner(), wider(dtype));
+        let error = cast_shard(x - target, wider(dtype));
+        let error = counted(error, weight.clone())?;
         let losses = penalty.of(error) * weight.clone();
-        match reduction {
-            Reduction::Sum => Ok(ReduceField::sum(losses)),
-            Reduction::Mean => Ok(mean(losses, weight)),
-        }
+        let loss = match reduction {
+            Reduction::Sum => ReduceField::sum(losses),
+            Reduction::Mean => mean(losses, weight),
+        };
+        Ok(cast_shard(loss, dtype))
     })?;
     loss.map(Field::from_shard)
 }
@@ -80,9 +83,10 @@ pub fn weighted_loss<const D: usize, X: Field<D>>(
 pub fn weighted_mean<const D: usize, X: Field<D>>(x: X, weight: X) -> Result<Rank<X, 1>> {
     let (x, weight) = (x.into_shard(), weight.into_shard());
     let found = Error::catch(|| {
-        let weight = cast_shard(weight.inner(), x.local().dtype());
-        let x = counted(x, weight.clone())?;
-        Ok(mean(x * weight.clone(), weight))
+        let dtype = x.local().dtype();
+        let weight = cast_shard(weight.inner(), wider(dtype));
+        let x = counted(cast_shard(x, wider(dtype)), weight.clone())?;
+        Ok(cast_shard(mean(x * weight.clone(), weight), dtype))
     })?;
     found.map(Field::from_shard)
 }

@@ -17,7 +17,7 @@ use burn::tensor::Tensor;
 use halocline_core::{Error, Replicate, Result, Role, Shard, ShardTensor};
 
 use super::contracted;
-use crate::golden::{Case, Golden, Output, output};
+use crate::golden::{Case, Golden, Output, output, with_dims};
 use crate::operand::Operand;
 use crate::reshape;
 
@@ -191,51 +191,57 @@ fn places<const D: usize>(letters: &[char], among: &[char]) -> [usize; D] {
 }
 
 /// Contraction in the registry.
-pub(super) const GOLDEN: Golden = Golden::new(NAME, |case| {
-    let equation = case.attributes.text("equation");
-    let dims = equation.replace("->", ",");
-    let dims: Vec<usize> = dims.split(',').map(str::len).collect();
-    match dims[..] {
-        [1, 1, 2] => run::<1, 1, 2>(case, equation),
-        [2, 2, 1] => run::<2, 2, 1>(case, equation),
-        [3, 2, 1] => run::<3, 2, 1>(case, equation),
-        [3, 2, 2] => run::<3, 2, 2>(case, equation),
-        [3, 3, 3] => run::<3, 3, 3>(case, equation),
-        [4, 2, 4] => run::<4, 2, 4>(case, equation),
-        [4, 4, 4] => run::<4, 4, 4>(case, equation),
-        _ => Err(Error::other(format!("an equation \"{equation}\""))),
-    }
-})
-.with_travels([
+pub(super) const GOLDEN: Golden = Golden::new(NAME, run).with_travels([
     "– (partial where a summed dim is sharded)",
     "sums of replicated operands' gradients",
 ]);
 
+/// The most dims of an operand in the registry, which all operands there get, so that there is one contraction for each number of
+/// dims of the result.
+const MOST: usize = 6;
+
 /// Contracts with a parameter that lies as the input does, in the letters that both have.
-fn run<const A: usize, const B: usize, const R: usize>(
-    case: &Case,
-    equation: &str,
-) -> Result<Box<dyn Output>> {
-    let (a, b) = (case.input::<A>(0)?, case.needed::<B>("w")?);
-    let Equation { letters } = Equation::parse(equation, [&a.dims(), &b.dims()], R)?;
-    let common = |dim: usize| {
-        letters[1]
-            .iter()
-            .position(|letter| *letter == letters[0][dim])
-    };
-    let placements = a.placements().iter().map(|placement| match placement {
-        Shard(dim) => common(*dim).map_or(Replicate, Shard),
-        _ => Replicate,
-    });
-    let mut extents: Vec<Vec<usize>> = b.dims().iter().map(|size| vec![*size]).collect();
-    for (dim, of_a) in a.layout().all_extents().iter().enumerate() {
-        if let Some(place) = common(dim) {
-            extents[place].clone_from(of_a);
+fn run(case: &Case) -> Result<Box<dyn Output>> {
+    let equation = case.attributes.text("equation");
+    let (operands, result) = equation.split_once("->").unwrap_or_default();
+    let (left, right) = operands.split_once(',').unwrap_or_default();
+    let a = with_dims!(case.dims(), A => Ok(padded(case.input::<A>(0)?)))?;
+    let b = with_dims!(right.len(), B => Ok(padded(a.replicate_beside(case.needed::<B>("w")?))))?;
+    let mut unused = ('A'..='Z').filter(|letter| !equation.contains(*letter));
+    let mut pad =
+        |letters: &str| -> String { letters.chars().chain(unused.by_ref()).take(MOST).collect() };
+    let equation = format!("{},{}->{result}", pad(left), pad(right));
+    with_dims!(result.len(), R => {
+        let Equation { letters } = Equation::parse(&equation, [&a.dims(), &b.dims()], R)?;
+        let common = |dim: usize| {
+            letters[1]
+                .iter()
+                .position(|letter| *letter == letters[0][dim])
+        };
+        let placements = a.placements().iter().map(|placement| match placement {
+            Shard(dim) => common(*dim).map_or(Replicate, Shard),
+            _ => Replicate,
+        });
+        let mut extents: Vec<Vec<usize>> = b.dims().iter().map(|size| vec![*size]).collect();
+        for (dim, of_a) in a.layout().all_extents().iter().enumerate() {
+            if let Some(place) = common(dim) {
+                extents[place].clone_from(of_a);
+            }
         }
-    }
-    let layout = a.layout().derive(placements.collect(), extents);
-    let b = a.replicate_beside(b).try_redistribute(&layout)?;
-    output(einsum::<A, B, R>(equation, a, b))
+        let layout = a.layout().derive(placements.collect(), extents);
+        let b = b.try_redistribute(&layout)?;
+        output(einsum::<MOST, MOST, R>(&equation, a, b))
+    })
+}
+
+/// A tensor with dims of one cell after its own.
+fn padded<const D: usize>(x: ShardTensor<D>) -> ShardTensor<MOST> {
+    let (local, layout, mesh) = x.into_parts();
+    let (mut shape, mut extents) = (local.dims().to_vec(), layout.all_extents().to_vec());
+    shape.resize(MOST, 1);
+    extents.resize(MOST, vec![1]);
+    let layout = layout.derive(layout.placements().to_vec(), extents);
+    ShardTensor::from_parts(reshape(local, shape), layout, mesh)
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
     .with_travels(["–", "sums of weights' gradients"])
     .with_modules("`Linear`"),
     Golden::new("linear_row_col_mlp", |case| {
+        case.attributes.choice("activation", &[("gelu", ())]);
         with_dims!(case.dims(), D => {
             let weight = |name| case.needed::<2>(name).map(|weight| weight.transpose());
             let hidden = linear(case.input::<D>(0)?, weight("w1")?, case.operand("b1"))?.gelu();

@@ -17,6 +17,7 @@
 //! is summed over the axes on which the other one is sharded.
 
 pub mod einsum;
+mod gated;
 mod golden;
 
 pub use einsum::einsum;

@@ -248,8 +248,17 @@ fn update<const D: usize>(state: &RunningState<Tensor<1>>, new: ShardTensor<D>, 
 pub(super) const GOLDEN: Golden = Golden::new("batch_norm", |case| {
     let epsilon = case.attributes.number("eps").unwrap_or(1e-5);
     let (weight, bias) = (case.operand("weight"), case.operand("bias"));
+    let trains = case.attributes.number("training").unwrap_or(1.0) == 1.0;
     with_dims!(case.dims(), D => {
-        output(batch_norm_train(case.input::<D>(0)?, weight, bias, epsilon).map(|(y, _)| y))
+        let x = case.input::<D>(0)?;
+        output(match trains {
+            true => batch_norm_train(x, weight, bias, epsilon).map(|(y, _)| y),
+            false => {
+                let mean = case.needed("running_mean")?.detach().into();
+                let variance = case.needed("running_var")?.detach().into();
+                batch_norm(x, [mean, variance], weight, bias, epsilon)
+            }
+        })
     })
 })
 .with_travels([

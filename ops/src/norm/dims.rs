@@ -1,4 +1,4 @@
-//! Layer normalization over several dims, which may be sharded.
+//! Normalization over several dims, which may be sharded.
 
 use halocline_core::{Error, Result, ShardTensor};
 
@@ -35,25 +35,77 @@ pub fn layer_norm_dims<const D: usize>(
     bias: Option<Operand<D>>,
     epsilon: f64,
 ) -> Result<ShardTensor<D>> {
-    const NAME: &str = "layer_norm_dims";
-    x.require_resolved(NAME)?;
+    over(
+        "layer_norm_dims",
+        x,
+        dims,
+        [weight, bias],
+        |x, normalized| {
+            let mean = mean_dims(x.clone(), normalized)?.resolve();
+            by_root_mean_square(x - mean, normalized, epsilon)
+        },
+    )
+}
+
+/// Divides every sample by its root mean square over the last `dims` dims. The weight has one cell in the other dims, or is
+/// missing. See the [module](super).
+///
+/// # Errors
+/// Those of [`layer_norm_dims`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::norm::rms_norm_dims;
+///
+/// let x = ShardTensor::solo(Tensor::<3>::from([[[1.0, 7.0], [5.0, 5.0]]]));
+/// let y = rms_norm_dims(x, 2, None, 0.0)?;
+/// let expected = [[[0.2_f32, 1.4], [1.0, 1.0]]];
+/// y.local().to_data().assert_approx_eq::<f32>(&expected.into(), burn::tensor::Tolerance::default());
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn rms_norm_dims<const D: usize>(
+    x: ShardTensor<D>,
+    dims: usize,
+    weight: Option<Operand<D>>,
+    epsilon: f64,
+) -> Result<ShardTensor<D>> {
+    over("rms_norm_dims", x, dims, [weight, None], |x, normalized| {
+        by_root_mean_square(x, normalized, epsilon)
+    })
+}
+
+fn by_root_mean_square<const D: usize>(
+    x: ShardTensor<D>,
+    normalized: &[usize],
+    epsilon: f64,
+) -> Result<ShardTensor<D>> {
+    let mean = mean_dims(x.clone().square(), normalized)?.resolve();
+    Ok(x / (mean + epsilon).sqrt())
+}
+
+/// Runs a normalization of the last `dims` dims in f32 at least, and applies weight and bias.
+fn over<const D: usize>(
+    operator: &'static str,
+    x: ShardTensor<D>,
+    dims: usize,
+    [weight, bias]: [Option<Operand<D>>; 2],
+    normalize: impl FnOnce(ShardTensor<D>, &[usize]) -> Result<ShardTensor<D>>,
+) -> Result<ShardTensor<D>> {
+    x.require_resolved(operator)?;
     if dims == 0 || dims > D {
         let message = format!("the last {dims} dims of {:?}", x.dims());
-        return Err(Error::operator(NAME, message));
+        return Err(Error::operator(operator, message));
     }
     let first = D - dims;
     let normalized: Vec<usize> = (first..D).collect();
     let parameter = |parameter: Option<Operand<D>>| {
-        let beside = |parameter| beside(parameter, &x, first, NAME);
+        let beside = |parameter| beside(parameter, &x, first, operator);
         parameter.map(beside).transpose()
     };
     let (weight, bias) = (parameter(weight)?, parameter(bias)?);
-    let y = in_f32(x, |x| {
-        let mean = mean_dims(x.clone(), &normalized)?.resolve();
-        let centred = x - mean;
-        let variance = mean_dims(centred.clone().square(), &normalized)?.resolve();
-        Ok(centred / (variance + epsilon).sqrt())
-    })?;
+    let y = in_f32(x, |x| normalize(x, &normalized))?;
     let y = match weight {
         Some(weight) => y * weight,
         None => y,

@@ -2,7 +2,7 @@
 
 use halocline_core::Result;
 
-use super::{batch, group_norm, layer_norm, layer_norm_dims, rms_norm, weight};
+use super::{batch, group_norm, layer_norm, layer_norm_dims, rms_norm, rms_norm_dims, weight};
 use crate::golden::{Case, Dims, Golden, Output, output, with_dims};
 use crate::operand::Operand;
 
@@ -30,16 +30,12 @@ pub(crate) const OPERATORS: &[Golden] = &[
             "sums of parameters' gradients; features sharded: two numbers per row",
         ])
         .with_modules("`LayerNorm`"),
-    Golden::new("rms_norm", |case| {
-        with_dims!(case.dims(), D => {
-            output(rms_norm(case.input::<D>(0)?, case.operand("weight"), epsilon(case)))
-        })
-    })
-    .with_travels([
-        "–; features sharded: a number per row",
-        "sums of parameters' gradients; features sharded: a number per row",
-    ])
-    .with_modules("`RmsNorm`"),
+    Golden::new("rms_norm", root_mean_square)
+        .with_travels([
+            "–; features sharded: a number per row",
+            "sums of parameters' gradients; features sharded: a number per row",
+        ])
+        .with_modules("`RmsNorm`"),
 ];
 
 /// Runs a case of a group or instance norm: without a number of groups, one for each channel.
@@ -54,23 +50,47 @@ fn group(case: &Case) -> Result<Box<dyn Output>> {
 }
 
 fn layer(case: &Case) -> Result<Box<dyn Output>> {
-    let normalized = case.attributes.list("normalized_shape");
     with_dims!(case.dims(), D => {
         let x = case.input::<D>(0)?;
-        if normalized.len() == 1 {
+        let dims = normalized(case, &x.dims());
+        if dims == 1 {
             let (weight, bias) = (case.operand("weight"), case.operand("bias"));
             return output(layer_norm(x, weight, bias, epsilon(case)));
         }
-        let mut shape = [1; D];
-        shape[D - normalized.len()..].copy_from_slice(&normalized);
-        let parameter = |name: &str| -> Result<Option<Operand<D>>> {
-            with_dims!(normalized.len(), N => {
-                let parameter = case.parameter::<N>(name);
-                Ok(parameter.map(|parameter| parameter.reshape(shape).into()))
-            })
-        };
-        let (weight, bias) = (parameter("weight")?, parameter("bias")?);
-        output(layer_norm_dims(x, normalized.len(), weight, bias, epsilon(case)))
+        let (weight, bias) = (parameter::<D>(case, "weight", dims)?, parameter(case, "bias", dims)?);
+        output(layer_norm_dims(x, dims, weight, bias, epsilon(case)))
+    })
+}
+
+fn root_mean_square(case: &Case) -> Result<Box<dyn Output>> {
+    with_dims!(case.dims(), D => {
+        let x = case.input::<D>(0)?;
+        let dims = normalized(case, &x.dims());
+        if dims == 1 {
+            return output(rms_norm(x, case.operand("weight"), epsilon(case)));
+        }
+        output(rms_norm_dims(x, dims, parameter::<D>(case, "weight", dims)?, epsilon(case)))
+    })
+}
+
+/// The number of last dims that a case is normalized over: one if it does not say.
+fn normalized(case: &Case, shape: &[usize]) -> usize {
+    let dims = case.attributes.list("normalized_shape").len();
+    let dims = dims.clamp(1, shape.len());
+    let expected = &shape[shape.len() - dims..];
+    case.attributes.require("normalized_shape", expected);
+    dims
+}
+
+/// A parameter of the last dims, with one cell in the others.
+fn parameter<const D: usize>(case: &Case, name: &str, dims: usize) -> Result<Option<Operand<D>>> {
+    with_dims!(dims, N => {
+        let parameter = case.parameter::<N>(name);
+        Ok(parameter.map(|parameter| {
+            let mut shape = [1; D];
+            shape[D - N..].copy_from_slice(&parameter.dims());
+            parameter.reshape(shape).into()
+        }))
     })
 }
 

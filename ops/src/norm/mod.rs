@@ -9,6 +9,7 @@
 //! - [`layer_norm_dims`]: mean and variance over several last dims.
 //! - [`batch_norm_train`], [`batch_norm`], [`weight_norm`]: on their own pages.
 //! - [`rms_norm`]: `y = x / √(mean(x²) + epsilon) · weight`, with the mean over the last dim.
+//! - [`rms_norm_dims`]: the same with the mean over several last dims.
 //!
 //! # Placement
 //! All dims may be sharded; channels of `group_norm` only so that every group lies on one rank, or
@@ -21,7 +22,7 @@
 //! pass, two sums. `layer_norm` does the same for each row if the last dim is sharded; `rms_norm`
 //! reduces one mean per row, and one in the backward pass. If the last dim is whole they send
 //! nothing. `layer_norm_dims` reduces two means, and in the backward pass two sums, over the ranks
-//! that share a sample.
+//! that share a sample; `rms_norm_dims` one of each.
 //!
 //! # Adjoint
 //! Gradients of weight and bias are summed over all ranks between which `x` is sharded.
@@ -40,7 +41,7 @@ mod tests;
 pub mod weight;
 
 pub use batch::{BatchStatistics, batch_norm, batch_norm_train};
-pub use dims::layer_norm_dims;
+pub use dims::{layer_norm_dims, rms_norm_dims};
 pub(crate) use golden::OPERATORS;
 pub(crate) use layer::layer_norm_of;
 use layer::rms_norm_of;
@@ -183,6 +184,24 @@ pub trait NormField<const D: usize>: Field<D> {
     #[must_use]
     fn rms_norm(self, weight: Option<Operand<1>>, epsilon: f64) -> Self {
         run(self, |x| rms_norm(x, weight, epsilon))
+    }
+
+    /// RMS normalization over the last `dims` dims. See [`rms_norm_dims`](fn@rms_norm_dims).
+    ///
+    /// # Panics
+    /// Panics where [`rms_norm_dims`](fn@rms_norm_dims) returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::NormField;
+    ///
+    /// let y = Tensor::<2>::from([[3.0], [-3.0]]).rms_norm_dims(2, None, 0.0);
+    /// y.into_data().assert_eq(&[[1.0_f32], [-1.0]].into(), true);
+    /// ```
+    #[must_use]
+    fn rms_norm_dims(self, dims: usize, weight: Option<Operand<D>>, epsilon: f64) -> Self {
+        run(self, |x| rms_norm_dims(x, dims, weight, epsilon))
     }
 
     /// Batch normalization by the statistics of this batch, without them. See

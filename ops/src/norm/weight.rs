@@ -56,7 +56,7 @@ pub fn weight_norm<const D: usize>(
 
 /// Weight normalization in the registry.
 pub(super) const GOLDEN: Golden = Golden::new("weight_norm", |case| {
-    let dim = case.attributes.list("dim")[0];
+    let dim = case.attributes.dim("dim", case.dims());
     with_dims!(case.dims(), D => {
         output(weight_norm(case.input::<D>(0)?, case.needed::<D>("g")?, dim))
     })

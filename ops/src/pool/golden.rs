@@ -4,7 +4,7 @@ use halocline_core::Result;
 
 use super::{PaddingCount, PoolOptions, adaptive, avg_pool, lp_pool, max_pool};
 use crate::driver::Rounding;
-use crate::golden::{Attributes, Case, Golden, Output, output};
+use crate::golden::{Case, Golden, Options, Output, output};
 
 /// The poolings.
 pub(crate) const OPERATORS: &[Golden] = {
@@ -31,7 +31,9 @@ pub(crate) const OPERATORS: &[Golden] = {
             .with_travels(TRAVELS)
             .with_modules("`AvgPool2d`"),
         Golden::new("avg_pool3d", average::<5, 3>).with_travels(TRAVELS),
+        Golden::new("lp_pool1d", norm::<3, 1>).with_travels(TRAVELS),
         Golden::new("lp_pool2d", norm::<4, 2>).with_travels(TRAVELS),
+        Golden::new("lp_pool3d", norm::<5, 3>).with_travels(TRAVELS),
         average1d,
         average2d,
         average3d,
@@ -47,24 +49,24 @@ const TRAVELS: [&str; 2] = ["halos where windows cross shards", "halos back"];
 fn maximum<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
     output(max_pool(
         case.input::<D>(0)?,
-        &options::<N>(case.attributes),
+        &options::<N>(&case.attributes),
     ))
 }
 
 fn average<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
     output(avg_pool(
         case.input::<D>(0)?,
-        &options::<N>(case.attributes),
+        &options::<N>(&case.attributes),
     ))
 }
 
 fn norm<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
     let order = case.attributes.number("norm_type").unwrap_or(2.0);
-    let options = options::<N>(case.attributes);
+    let options = options::<N>(&case.attributes);
     output(lp_pool(case.input::<D>(0)?, order, &options))
 }
 
-fn options<const N: usize>(attributes: &Attributes) -> PoolOptions<N> {
+fn options<const N: usize>(attributes: &Options<'_>) -> PoolOptions<N> {
     let rounding = match attributes.is("ceil_mode") {
         true => Rounding::Ceil,
         false => Rounding::Floor,
@@ -73,8 +75,9 @@ fn options<const N: usize>(attributes: &Attributes) -> PoolOptions<N> {
         true => PaddingCount::Included,
         false => PaddingCount::Excluded,
     };
-    PoolOptions::new(attributes.array("kernel_size", 1))
-        .with_stride(attributes.array("stride", 1))
+    let kernel = attributes.array("kernel_size", 1);
+    PoolOptions::new(kernel)
+        .with_stride(attributes.array_or("stride", kernel))
         .with_padding(attributes.padding())
         .with_dilation(attributes.array("dilation", 1))
         .with_rounding(rounding)

@@ -228,7 +228,7 @@ impl Operator for Join {
 /// Concatenation and stacking in the registry.
 pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("cat", |case| {
-        let dim = case.attributes.list("dim")[0];
+        let dim = case.attributes.dim("dim", case.dims());
         with_dims!(case.dims(), D => {
             let parts = (0..case.inputs()).map(|part| case.input::<D>(part));
             output(cat(parts.collect::<Result<_>>()?, dim))
@@ -239,7 +239,7 @@ pub(super) const GOLDEN: [Golden; 2] = [
         "the same back",
     ]),
     Golden::new("stack", |case| {
-        let dim = case.attributes.list("dim")[0];
+        let dim = case.attributes.dim("dim", case.dims() + 1);
         with_dims!(case.dims(), D => {
             let parts = (0..case.inputs()).map(|part| case.input::<D>(part));
             output(stack::<D, { D + 1 }>(parts.collect::<Result<_>>()?, dim))

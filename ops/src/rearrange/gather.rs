@@ -92,11 +92,11 @@ pub fn scatter_add<const D: usize>(
 /// Replaces the cells of a dim of `x` that `index` has in their places by `values`. See the [module](self).
 ///
 /// # Shapes
-/// `values` has the shape of `index`, which may have another size than `x` in the dim. No index occurs twice in a line: its cell
-/// would be the sum of both values.
+/// `values` has the shape of `index`, which may have another size than `x` in the dim.
 ///
 /// # Errors
-/// Those of [`scatter_add`].
+/// Those of [`scatter_add`]; an index that occurs twice in a line (found on CPUs; on other devices its cell is the sum of both
+/// values).
 ///
 /// # Example
 /// ```
@@ -117,7 +117,10 @@ pub fn scatter<const D: usize>(
     index: ShardTensor<D, Int>,
     values: ShardTensor<D>,
 ) -> Result<ShardTensor<D>> {
-    scattered("scatter", x, dim, index, values, |x, index, values| {
+    const NAME: &str = "scatter";
+    require_dim(NAME, &x, dim)?;
+    require_once(NAME, index.local(), dim)?;
+    scattered(NAME, x, dim, index, values, |x, index, values| {
         let add = |values| {
             x.zeros_like()
                 .scatter(dim, index.clone(), values, IndexingUpdateOp::Add)
@@ -191,26 +194,47 @@ fn places<const D: usize>(
     Ok(index)
 }
 
+/// Requires, on CPUs, that no index occurs twice along a dim.
+fn require_once<const D: usize>(operator: &str, index: &Tensor<D, Int>, dim: usize) -> Result<()> {
+    if !flex::runs_on(&index.device()) {
+        return Ok(());
+    }
+    let count = index.dims()[dim];
+    let lines = index.clone().swap_dims(dim, D - 1).into_data();
+    let mut all: Vec<i64> = lines.iter().collect();
+    for line in all.chunks_mut(count.max(1)) {
+        line.sort_unstable();
+        if let Some(pair) = line.windows(2).find(|pair| pair[0] == pair[1]) {
+            let message = format!(
+                "index {} occurs twice along dim {dim}; expected each once, or scatter_add",
+                pair[0]
+            );
+            return Err(Error::operator(operator, message));
+        }
+    }
+    Ok(())
+}
+
 /// Gather and scatter in the registry.
 pub(super) const GOLDEN: [Golden; 3] = [
     Golden::new("gather", |case| {
         with_dims!(case.dims(), D => {
-            output(gather(case.input::<D>(0)?, D - 1, case.indices(1)?))
+            output(gather(case.input::<D>(0)?, case.attributes.dim("dim", D), case.indices(1)?))
         })
     })
-    .with_sharded(Dims::AllButLast),
+    .with_sharded(Dims::AllButDim),
     Golden::new("scatter_add", |case| {
         with_dims!(case.dims(), D => {
-            output(scatter_add(case.input::<D>(0)?, D - 1, case.indices(1)?, case.input(2)?))
+            output(scatter_add(case.input::<D>(0)?, case.attributes.dim("dim", D), case.indices(1)?, case.input(2)?))
         })
     })
-    .with_sharded(Dims::AllButLast),
+    .with_sharded(Dims::AllButDim),
     Golden::new("scatter", |case| {
         with_dims!(case.dims(), D => {
-            output(scatter(case.input::<D>(0)?, D - 1, case.indices(1)?, case.input(2)?))
+            output(scatter(case.input::<D>(0)?, case.attributes.dim("dim", D), case.indices(1)?, case.input(2)?))
         })
     })
-    .with_sharded(Dims::AllButLast),
+    .with_sharded(Dims::AllButDim),
 ];
 
 #[cfg(test)]
@@ -230,6 +254,15 @@ mod tests {
             let columns = ShardTensor::<2, Int>::full([4, 2], 0, &mesh, &[Shard(1)])?;
             let error = gather(x.clone(), 1, columns).unwrap_err().to_string();
             assert!(error.contains("in all dims but 1"), "{error}");
+            let twice = ShardTensor::<2, Int>::full([4, 2], 1, &mesh, &[Shard(0)])?;
+            let values = ShardTensor::<2>::ones([4, 2], &mesh, &[Shard(0)])?;
+            let error = scatter(x.clone(), 1, twice, values)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains("index 1 occurs twice along dim 1"),
+                "{error}"
+            );
             gather(x, 0, index).map(drop)
         });
         let error = refused.unwrap_err().to_string();

@@ -9,6 +9,7 @@ use crate::golden::Golden;
 /// The rearrangements in the registry.
 pub(crate) const OPERATORS: &[Golden] = {
     let [cat, stack] = cat::GOLDEN;
+    let [pad1d, pad2d, pad3d] = pad::GOLDEN;
     let [split, chunk] = split::GOLDEN;
     let [select, index_select] = select::GOLDEN;
     let [gather, scatter_add, scatter] = gather::GOLDEN;
@@ -21,7 +22,9 @@ pub(crate) const OPERATORS: &[Golden] = {
         shift::GOLDEN,
         permute::GOLDEN,
         flatten::GOLDEN,
-        pad::GOLDEN,
+        pad1d,
+        pad2d,
+        pad3d,
         slice::GOLDEN,
         cat,
         stack,

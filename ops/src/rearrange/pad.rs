@@ -114,19 +114,27 @@ fn check(dim: usize, size: usize, padding: &Padding) -> Result<()> {
 }
 
 /// Pad in the registry.
-pub(super) const GOLDEN: Golden = Golden::new("pad2d", run)
-    .with_pytorch("pad")
-    .with_travels(["cells beyond the ends that a rank lacks", "the same back"]);
+pub(super) const GOLDEN: [Golden; 3] = [
+    golden("pad1d", run::<1>),
+    golden("pad2d", run::<2>),
+    golden("pad3d", run::<3>),
+];
 
-fn run(case: &Case) -> Result<Box<dyn Output>> {
+const fn golden(name: &'static str, run: fn(&Case) -> Result<Box<dyn Output>>) -> Golden {
+    Golden::new(name, run)
+        .with_pytorch("pad")
+        .with_travels(["cells beyond the ends that a rank lacks", "the same back"])
+}
+
+fn run<const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
     let boundary = case.attributes.boundary("mode");
     let value = case.attributes.number("value").unwrap_or(0.0);
-    let [w, h] = ["pad_w", "pad_h"].map(|key| {
-        let [low, high] = case.attributes.array(key, 0);
-        Padding::zeros(low, high).with_boundary(boundary)
-    });
     let dims = case.dims();
-    let paddings = [(dims - 1, w), (dims - 2, h)];
+    let paddings: [_; N] = std::array::from_fn(|place| {
+        let [low, high] = case.attributes.array(["pad_w", "pad_h", "pad_d"][place], 0);
+        let padding = Padding::zeros(low, high).with_boundary(boundary);
+        (dims - 1 - place, padding)
+    });
     with_dims!(dims, D => output(pad(case.input::<D>(0)?, &paddings, value)))
 }
 

@@ -69,7 +69,7 @@ pub(super) fn moved<const D: usize>(
 
 /// Roll in the registry.
 pub(super) const GOLDEN: Golden = Golden::new("roll2d", |case| {
-    let shifts = case.attributes.numbers.get("shifts").into_iter().flatten();
+    let shifts = case.attributes.numbers("shifts").iter();
     let shifts: Vec<isize> = shifts.map(|shift| *shift as isize).collect();
     with_dims!(case.dims(), D => {
         output(roll(case.input::<D>(0)?, &shifts, &case.attributes.list("dims")))

@@ -171,7 +171,7 @@ pub(super) const GOLDEN: [Golden; 2] = [
     })
     .with_travels(["– (partial if the dim is sharded)", "–"]),
     Golden::new("index_select", |case| {
-        let dim = case.attributes.list("dim")[0];
+        let dim = case.attributes.dim("dim", case.dims());
         let indices = case.attributes.list("index");
         with_dims!(case.dims(), D => {
             output(index_select(case.input::<D>(0)?, dim, &indices))

@@ -228,13 +228,13 @@ pub fn expand<const D: usize>(x: ShardTensor<D>, sizes: [usize; D]) -> Result<Sh
 /// Other shapes in the registry.
 pub(super) const GOLDEN: [Golden; 4] = [
     Golden::new("unsqueeze", |case| {
-        let dim = case.attributes.list("dim")[0];
+        let dim = case.attributes.dim("dim", case.dims() + 1);
         with_dims!(case.dims(), D => {
             output(unsqueeze::<D, { D + 1 }>(case.input::<D>(0)?, dim))
         })
     }),
     Golden::new("squeeze", |case| {
-        let dim = case.attributes.list("dim")[0];
+        let dim = case.attributes.dim("dim", case.dims());
         with_dims!(case.dims(), D => {
             output(squeeze::<D, { if D > 1 { D - 1 } else { 1 } }>(case.input::<D>(0)?, dim))
         })

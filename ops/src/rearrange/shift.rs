@@ -61,7 +61,7 @@ pub fn shift<const D: usize>(
 
 /// Shift in the registry.
 pub(super) const GOLDEN: Golden = Golden::new(NAME, |case| {
-    let dim = case.attributes.list("dim")[0];
+    let dim = case.attributes.dim("dim", case.dims());
     let offset = case.attributes.number("offset").unwrap_or(1.0) as isize;
     let boundary = case.attributes.boundary("mode");
     with_dims!(case.dims(), D => {

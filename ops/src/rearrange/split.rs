@@ -86,7 +86,7 @@ pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("split", |case| {
         let (sizes, dim) = (
             case.attributes.list("sizes"),
-            case.attributes.list("dim")[0],
+            case.attributes.dim("dim", case.dims()),
         );
         with_dims!(case.dims(), D => {
             joined(split(case.input::<D>(0)?, &sizes, dim)?, dim)

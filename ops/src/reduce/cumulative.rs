@@ -161,14 +161,14 @@ fn before<const D: usize>(
 /// Cumulative sums and products in the registry.
 pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("cumsum", |case| {
-        let dim = case.attributes.list("dim")[0];
+        let dim = case.attributes.dim("dim", case.dims());
         with_dims!(case.dims(), D => {
             output(cumsum(case.input::<D>(0)?, dim))
         })
     })
     .with_travels(TRAVELS),
     Golden::new("cumprod", |case| {
-        let dim = case.attributes.list("dim")[0];
+        let dim = case.attributes.dim("dim", case.dims());
         with_dims!(case.dims(), D => {
             output(cumprod(case.input::<D>(0)?, dim))
         })

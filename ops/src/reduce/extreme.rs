@@ -20,7 +20,7 @@ use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 use super::largest::largest;
 use super::{check_dims, extremum_dims, rule};
 use crate::driver::empty::{drop_empty, fill_empty};
-use crate::golden::{Dims, Golden, output, with_dims, without_gradients};
+use crate::golden::{Dims, Golden, output, reduced, with_dims, without_gradients};
 use crate::kernel::flex;
 
 /// The index of the first maximum along a dim, which keeps one cell. See the [module](self).
@@ -79,7 +79,7 @@ fn first_extremum<const D: usize>(
         return Err(Error::operator(operator, format!("dim {dim} has no cells")));
     }
     let x = x.detach();
-    let extremum = extremum_dims(x.clone(), &[dim], op)?.resolve();
+    let extremum = extremum_dims(x.clone(), &[dim], op)?;
     let layout = rule(operator, x.layout(), &[dim], ReduceOp::Min)?;
     let start = x.layout().local_box(x.mesh().position()).ranges()[dim].start as i64;
     // An index beyond all cells where a rank does not hold the extremum.
@@ -164,26 +164,27 @@ pub fn topk<const D: usize>(
 /// Indices and largest cells in the registry.
 pub(super) const GOLDEN: [Golden; 3] = [
     Golden::new("argmax", |case| {
-        let dim = case.attributes.list("dim")[0];
+        let dim = case.attributes.dim("dim", case.dims());
         with_dims!(case.dims(), D => {
-            without_gradients(argmax(case.input::<D>(0)?, dim))
+            reduced(case, &[dim], without_gradients(argmax(case.input::<D>(0)?, dim)))
         })
     })
     .with_travels(["an extremum and an index", "–"]),
     Golden::new("argmin", |case| {
-        let dim = case.attributes.list("dim")[0];
+        let dim = case.attributes.dim("dim", case.dims());
         with_dims!(case.dims(), D => {
-            without_gradients(argmin(case.input::<D>(0)?, dim))
+            reduced(case, &[dim], without_gradients(argmin(case.input::<D>(0)?, dim)))
         })
     })
     .with_travels(["an extremum and an index", "–"]),
     Golden::new("topk", |case| {
         let count = case.attributes.list("k")[0];
         with_dims!(case.dims(), D => {
-            output(topk(case.input::<D>(0)?, count, D - 1).map(|(values, _)| values))
+            let dim = case.attributes.dim("dim", D);
+            output(topk(case.input::<D>(0)?, count, dim).map(|(values, _)| values))
         })
     })
-    .with_sharded(Dims::AllButLast),
+    .with_sharded(Dims::AllButDim),
 ];
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use halocline_core::ReduceOp;
 
 use super::{cumulative, extreme, extremum_dims, mean_dims, norm, sum_dims, variance};
-use crate::golden::{Case, Golden, output, with_dims};
+use crate::golden::{Case, Golden, output, reduced, with_dims};
 
 /// The reductions.
 pub(crate) const OPERATORS: &[Golden] = {
@@ -13,30 +13,30 @@ pub(crate) const OPERATORS: &[Golden] = {
     &[
         Golden::new("sum", |case| {
             with_dims!(case.dims(), D => {
-                output(sum_dims(case.input::<D>(0)?, &dims(case)))
+                reduced(case, &dims(case), output(sum_dims(case.input::<D>(0)?, &dims(case))))
             })
         })
         .with_travels(TRAVELS),
         Golden::new("mean", |case| {
             with_dims!(case.dims(), D => {
-                output(mean_dims(case.input::<D>(0)?, &dims(case)))
+                reduced(case, &dims(case), output(mean_dims(case.input::<D>(0)?, &dims(case))))
             })
         })
         .with_travels(TRAVELS),
         Golden::new("max", |case| {
             with_dims!(case.dims(), D => {
-                output(extremum_dims(case.input::<D>(0)?, &dims(case), ReduceOp::Max))
+                reduced(case, &dims(case), output(extremum_dims(case.input::<D>(0)?, &dims(case), ReduceOp::Max)))
             })
         })
         .with_pytorch("amax")
-        .with_travels(TRAVELS),
+        .with_travels(EXTREMUM),
         Golden::new("min", |case| {
             with_dims!(case.dims(), D => {
-                output(extremum_dims(case.input::<D>(0)?, &dims(case), ReduceOp::Min))
+                reduced(case, &dims(case), output(extremum_dims(case.input::<D>(0)?, &dims(case), ReduceOp::Min)))
             })
         })
         .with_pytorch("amin")
-        .with_travels(TRAVELS),
+        .with_travels(EXTREMUM),
         var,
         std,
         norm::GOLDEN,
@@ -50,6 +50,9 @@ pub(crate) const OPERATORS: &[Golden] = {
 
 /// What travels, forward and backward.
 const TRAVELS: [&str; 2] = ["– (the result is partial)", "–"];
+
+/// What travels for extrema.
+const EXTREMUM: [&str; 2] = ["an extremum", "the number of cells that hold it"];
 
 fn dims(case: &Case) -> Vec<usize> {
     case.attributes.list("dims")

@@ -1,4 +1,4 @@
-//! Sum, mean, maximum and minimum over dims, sharded or not; statistics, which have their own pages.
+//! Sum and mean over dims, sharded or not; [extrema](extremum) and statistics, which have their own pages.
 //!
 //! # Shapes
 //! Reduced dims keep one cell each, as in burn's `sum_dim`; `sum` and `mean` of all cells have
@@ -9,12 +9,11 @@
 //! Nothing is sent until the result is resolved.
 //!
 //! # Adjoint
-//! The cotangent goes to every cell of a sum, divided by the global count for a mean, and to one
-//! cell that holds the extremum for a maximum or minimum. If several cells hold it, the choice may
-//! depend on the layout.
+//! The cotangent goes to every cell of a sum, divided by the global count for a mean.
 
 pub mod cumulative;
 pub mod extreme;
+pub mod extremum;
 mod golden;
 mod kernel;
 mod largest;
@@ -27,6 +26,8 @@ pub mod variance;
 
 pub use cumulative::{cumprod, cumsum};
 pub use extreme::{argmax, argmin, topk};
+pub use extremum::extremum_dims;
+pub(crate) use extremum::local_extremum;
 pub(crate) use golden::OPERATORS;
 pub use norm::vector_norm;
 pub(crate) use root::root;
@@ -36,7 +37,6 @@ pub use variance::{std_dims, var_dims};
 use burn::tensor::Shape;
 use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
 
-use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, Rank, run};
 use crate::reshape;
 use sums::{squares, sums};
@@ -134,55 +134,6 @@ pub fn mean_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<Sh
     let count: usize = dims.iter().map(|&dim| x.dims()[dim]).product();
     let (local, _, mesh) = x.into_parts();
     let local = sums(local, dims, (count as f64).recip());
-    Ok(ShardTensor::from_parts(local, layout, mesh))
-}
-
-/// The maximum or minimum over `dims`.
-///
-/// # Errors
-/// A dim that does not exist, is given twice or has no cells; partial values; another reduction
-/// than these two.
-///
-/// # Example
-/// ```
-/// use burn::tensor::Tensor;
-/// use halocline_core::{ReduceOp, ShardTensor};
-/// use halocline_ops::reduce::extremum_dims;
-///
-/// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 2.0], [3.0, 0.0]]));
-/// let y = extremum_dims(x, &[1], ReduceOp::Max)?.into_parts().0;
-/// y.into_data().assert_eq(&[[2.0_f32], [3.0]].into(), true);
-/// # Ok::<(), halocline_core::Error>(())
-/// ```
-pub fn extremum_dims<const D: usize>(
-    x: ShardTensor<D>,
-    dims: &[usize],
-    op: ReduceOp,
-) -> Result<ShardTensor<D>> {
-    let (operator, worst) = match op {
-        ReduceOp::Min => ("min_dims", f64::INFINITY),
-        ReduceOp::Max => ("max_dims", f64::NEG_INFINITY),
-        ReduceOp::Sum | ReduceOp::Product => {
-            let message = format!("{op:?} is no extremum; expected Max or Min");
-            return Err(Error::operator("extremum_dims", message));
-        }
-    };
-    check_dims::<D>(operator, dims)?;
-    x.require_resolved(operator)?;
-    if let Some(dim) = dims.iter().find(|&&dim| x.dims()[dim] == 0) {
-        return Err(Error::operator(operator, format!("dim {dim} has no cells")));
-    }
-    let layout = rule(operator, x.layout(), dims, op)?;
-    let (local, from, mesh) = x.into_parts();
-    let all: Vec<usize> = (0..D).collect();
-    let mut local = fill_empty(local, &from, &all, operator, worst)?;
-    for &dim in dims {
-        local = match op {
-            ReduceOp::Min => local.min_dim(dim),
-            _ => local.max_dim(dim),
-        };
-    }
-    let local = drop_empty(local, &layout, mesh.position(), operator)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
@@ -310,7 +261,8 @@ pub trait ReduceField<const D: usize>: Field<D> {
         run(self, |x| mean_dims(x, dims))
     }
 
-    /// The maximum over dims, which keep one cell.
+    /// The maximum over dims, which keep one cell. Cells that are alike share its gradient; see
+    /// [`extremum`](mod@extremum).
     ///
     /// # Panics
     /// Panics where [`extremum_dims`] returns an error.
@@ -328,7 +280,7 @@ pub trait ReduceField<const D: usize>: Field<D> {
         run(self, |x| extremum_dims(x, dims, ReduceOp::Max))
     }
 
-    /// The minimum over dims, which keep one cell.
+    /// The minimum over dims, which keep one cell. See [`extremum`](mod@extremum).
     ///
     /// # Panics
     /// Panics where [`extremum_dims`] returns an error.
@@ -450,19 +402,6 @@ mod tests {
                 Ok(())
             })
             .unwrap();
-    }
-
-    #[test]
-    fn extrema_of_shards_without_cells_have_those_of_one_device() {
-        struct Largest;
-
-        impl Operator<4, 4> for Largest {
-            fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> Rank<X, 4> {
-                inputs.remove(0).max_dims(&[3])
-            }
-        }
-
-        check_op(&Largest, &[[1, 2, 1, 7]], &[], &[2, 3], 1e-6);
     }
 
     struct Head;

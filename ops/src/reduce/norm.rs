@@ -13,13 +13,14 @@
 //! If a reduced dim is sharded, one sum or extremum over ranks. The backward pass sends nothing for sums.
 //!
 //! # Adjoint
-//! `sign(x) · (|x| / norm)^(p − 1)` times the cotangent, and zero where the norm is zero; to one cell of an extremum.
+//! `sign(x) · (|x| / norm)^(p − 1)` times the cotangent, and zero where the norm is zero, and for orders below one
+//! where `x` is zero; to the cells of an extremum in equal parts.
 
 use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
 use super::root::root;
 use super::{check_dims, extremum_dims, rule, squares, sum_dims};
-use crate::golden::{Golden, output, with_dims};
+use crate::golden::{Golden, output, reduced, with_dims};
 use crate::precision::in_f32;
 
 /// The norm of this order over `dims`. See the [module](self).
@@ -61,7 +62,7 @@ pub fn vector_norm<const D: usize>(
             } else {
                 ReduceOp::Min
             };
-            return Ok(extremum_dims(x.abs(), dims, op)?.resolve());
+            return extremum_dims(x.abs(), dims, op);
         }
         let sum = match order {
             1.0 => sum_dims(x.abs(), dims)?,
@@ -70,10 +71,22 @@ pub fn vector_norm<const D: usize>(
                 let (local, _, mesh) = x.into_parts();
                 ShardTensor::from_parts(squares(local, None, dims, 1.0), layout, mesh)
             }
-            _ => sum_dims(x.abs().powf(order), dims)?,
+            _ => sum_dims(power(x.abs(), order), dims)?,
         };
         Ok(root(sum.resolve(), order))
     })
+}
+
+/// A power of sizes. For an order below one its derivative at zero is infinite, and taken as zero.
+fn power<const D: usize>(size: ShardTensor<D>, order: f64) -> ShardTensor<D> {
+    if order >= 1.0 {
+        return size.powf(order);
+    }
+    let (local, layout, mesh) = size.into_parts();
+    let zero = local.clone().equal_elem(0.0);
+    let power = local.mask_fill(zero.clone(), 1.0).powf_scalar(order);
+    let power = power.mask_fill(zero, if order > 0.0 { 0.0 } else { f64::INFINITY });
+    ShardTensor::from_parts(power, layout, mesh)
 }
 
 /// Norms in the registry: over all dims if the case has none.
@@ -83,7 +96,7 @@ pub(super) const GOLDEN: Golden = Golden::new("vector_norm", |case| {
     with_dims!(case.dims(), D => {
         let x = case.input::<D>(0)?;
         if !dims.is_empty() {
-            return output(vector_norm(x, order, &dims));
+            return reduced(case, &dims, output(vector_norm(x, order, &dims)));
         }
         let norm = vector_norm(x, order, &Vec::from_iter(0..D))?;
         output(crate::reduce::sum(norm))
@@ -109,8 +122,23 @@ mod tests {
 
     #[test]
     fn any_order_over_sharded_dims() {
-        for order in [1.0, 2.0, 3.0, f64::INFINITY, f64::NEG_INFINITY] {
+        for order in [0.5, 1.0, 2.0, 3.0, f64::INFINITY, f64::NEG_INFINITY] {
             check_op(&Norm(order), &[[2, 5, 7]], &[], &[0, 1, 2], 1e-5);
+        }
+    }
+
+    /// As in PyTorch: `[0, 4]` of order ½ is `(0 + 2)²`, with a derivative of `√4^-1·2`.
+    #[test]
+    fn orders_below_one_have_finite_gradients_at_zero() {
+        let device = burn::tensor::Device::default().autodiff();
+        let x = Tensor::<1>::from_floats([0.0, 4.0], &device).require_grad();
+        for (order, norm, gradient) in [(0.5, 4.0, [0.0, 1.0]), (-1.0, 0.0, [0.0, 0.0])] {
+            let y = x.clone().vector_norm(order, &[0]);
+            let found = x.grad(&y.clone().sum().backward()).expect("a gradient");
+            y.into_data().assert_eq(&[norm as f32].into(), true);
+            found
+                .into_data()
+                .assert_eq(&gradient.map(|cell| cell as f32).into(), true);
         }
     }
 

@@ -24,7 +24,7 @@ use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 use super::root::root;
 use super::{check_dims, mean_dims, rule, squares};
 use crate::constant;
-use crate::golden::{Case, Golden, output, with_dims};
+use crate::golden::{Case, Golden, output, reduced, with_dims};
 use crate::precision::{cast, cast_shard, in_f32, wider};
 
 /// The variance over `dims`. See the [module](self).
@@ -102,14 +102,14 @@ pub(super) const GOLDEN: [Golden; 2] = [
     Golden::new("var", |case| {
         let (dims, correction) = arguments(case);
         with_dims!(case.dims(), D => {
-            output(var_dims(case.input::<D>(0)?, &dims, correction))
+            reduced(case, &dims, output(var_dims(case.input::<D>(0)?, &dims, correction)))
         })
     })
     .with_travels(["a mean (the result is partial)", "–"]),
     Golden::new("std", |case| {
         let (dims, correction) = arguments(case);
         with_dims!(case.dims(), D => {
-            output(std_dims(case.input::<D>(0)?, &dims, correction))
+            reduced(case, &dims, output(std_dims(case.input::<D>(0)?, &dims, correction)))
         })
     })
     .with_travels(["a mean and a variance", "–"]),

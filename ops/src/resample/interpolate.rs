@@ -175,15 +175,17 @@ const TRAVELS: [&str; 2] = [
 ];
 
 fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
-    let attributes = case.attributes;
-    let mode = match attributes.text("mode") {
-        "nearest" => Mode::Nearest,
-        "nearest-exact" => Mode::NearestExact,
-        "linear" | "bilinear" | "trilinear" => Mode::Linear,
-        "bicubic" => Mode::Cubic,
-        "area" => Mode::Area,
-        other => return Err(Error::other(format!("no interpolation {other}"))),
-    };
+    let attributes = &case.attributes;
+    let modes = [
+        ("nearest", Mode::Nearest),
+        ("nearest-exact", Mode::NearestExact),
+        ("linear", Mode::Linear),
+        ("bilinear", Mode::Linear),
+        ("trilinear", Mode::Linear),
+        ("bicubic", Mode::Cubic),
+        ("area", Mode::Area),
+    ];
+    let mode = attributes.choice("mode", &modes);
     let interpolation = Interpolation {
         mode,
         corners: match attributes.is("align_corners") {
@@ -195,11 +197,23 @@ fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Outpu
             false => Antialias::Off,
         },
     };
-    output(interpolate(
-        case.input::<D>(0)?,
-        attributes.array::<N>("output_size", 1),
-        interpolation,
-    ))
+    let x = case.input::<D>(0)?;
+    let cells: [usize; N] = std::array::from_fn(|dim| x.dims()[2 + dim]);
+    let size = match attributes.numbers("scale_factor") {
+        [] => attributes.array("output_size", 1),
+        factors => {
+            let factor = |dim: usize| factors[dim.min(factors.len() - 1)];
+            let sizes: [f64; N] = std::array::from_fn(|dim| cells[dim] as f64 * factor(dim));
+            // PyTorch interpolates by the factor as it is given, not by that of the sizes.
+            if sizes.iter().any(|size| size.fract() != 0.0) {
+                let message =
+                    format!("scale_factor {factors:?} of {cells:?} cells; expected whole sizes");
+                return Err(Error::operator(NAME, message));
+            }
+            sizes.map(|size| size as usize)
+        }
+    };
+    output(interpolate(x, size, interpolation))
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 use crate::constant;
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::field::{Field, run};
-use crate::golden::{Golden, output, with_dims};
+use crate::golden::{Golden, output, reduced, with_dims};
 use crate::precision::in_f32;
 use crate::reduce::{extremum_dims, sum_dims};
 use kernel::Kind;
@@ -172,7 +172,7 @@ fn shifted<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTensor<
 
 /// The maximum along a dim, without gradient.
 fn largest<const D: usize>(x: &ShardTensor<D>, dim: usize) -> Result<ShardTensor<D>> {
-    Ok(extremum_dims(constant(x), &[dim], ReduceOp::Max)?.resolve())
+    extremum_dims(constant(x), &[dim], ReduceOp::Max)
 }
 
 /// Softmax as methods.
@@ -237,7 +237,7 @@ impl<const D: usize, X: Field<D>> SoftmaxField<D> for X {}
 /// Softmax and its logarithm in the registry.
 pub(crate) const OPERATORS: &[Golden] = &[
     Golden::new("softmax", |case| {
-        let dim = case.attributes.list("dim")[0];
+        let dim = case.attributes.dim("dim", case.dims());
         with_dims!(case.dims(), D => {
             output(softmax(case.input::<D>(0)?, dim))
         })
@@ -247,12 +247,12 @@ pub(crate) const OPERATORS: &[Golden] = &[
         let dims = case.attributes.list("dims");
         with_dims!(case.dims(), D => {
             let x = case.input::<D>(0)?;
-            output(dims.iter().try_fold(x, |x, dim| logsumexp(x, *dim)))
+            reduced(case, &dims, output(dims.iter().try_fold(x, |x, dim| logsumexp(x, *dim))))
         })
     })
     .with_travels(["maxima and sums, if the dim is sharded", "sums, if it is"]),
     Golden::new("log_softmax", |case| {
-        let dim = case.attributes.list("dim")[0];
+        let dim = case.attributes.dim("dim", case.dims());
         with_dims!(case.dims(), D => {
             output(log_softmax(case.input::<D>(0)?, dim))
         })

@@ -1,10 +1,13 @@
 //! Transforms in the registry.
 
+use burn::tensor::Tensor;
 use halocline_core::Result;
 
 use super::conv::spectral_conv;
 use super::fft::{FftNorm, dct, fft, idct, ifft, irfft, rfft};
 use crate::golden::{Case, Dims, Golden, Output, no_case, output, with_dims};
+use crate::rearrange::squeeze;
+use crate::reduce::sum_dims;
 
 const ALL_TO_ALL: [&str; 2] = ["cells, so that each dim is whole once", "the same back"];
 
@@ -70,18 +73,37 @@ pub(crate) const OPERATORS: &[Golden] = &[
     })
     .with_pytorch("SpectralConv2d of Li et al.")
     .with_sharded(Dims::AllButChannels)
-    .with_travels([
-        "cells and modes, so that each dim is whole once each way",
-        "the same back; sums of weights' gradients",
-    ]),
+    .with_travels(MODES),
+    Golden::new("spectral_conv2d", |case| {
+        let parts = [case.needed::<4>("wr")?, case.needed("wi")?];
+        case.attributes.require("modes", &parts[0].dims()[2..]);
+        norm(case); // all are one: the inverse undoes the factor
+        output(spectral_conv::<4, 5>(case.input(0)?, Tensor::stack(parts.into(), 4)))
+    })
+    .with_pytorch("fft.rfft2, einsum, fft.irfft2")
+    .with_sharded(Dims::AllButChannels)
+    .with_travels(MODES),
+    Golden::new("rfft2_power", |case| {
+        let modes = rfft::<4, 5>(case.input(0)?, &[2, 3], FftNorm::Ortho)?;
+        output(squeeze::<5, 4>(sum_dims(modes.square(), &[4])?, 4))
+    })
+    .with_pytorch("fft.rfft2, abs, square")
+    .with_travels(ALL_TO_ALL),
+];
+
+/// What travels for products of modes.
+const MODES: [&str; 2] = [
+    "cells and modes, so that each dim is whole once each way",
+    "the same back; sums of weights' gradients",
 ];
 
 fn norm(case: &Case) -> FftNorm {
-    match case.attributes.text("norm") {
-        "ortho" => FftNorm::Ortho,
-        "forward" => FftNorm::Forward,
-        _ => FftNorm::Backward,
-    }
+    let norms = [
+        ("backward", FftNorm::Backward),
+        ("ortho", FftNorm::Ortho),
+        ("forward", FftNorm::Forward),
+    ];
+    case.attributes.choice("norm", &norms)
 }
 
 fn real<const D: usize, const E: usize>(case: &Case) -> Result<Box<dyn Output>> {

@@ -3,6 +3,7 @@
 use halocline_core::{Placement, Result, Shard, ShardTensor};
 
 use super::fft::{FftNorm, rfft};
+use crate::precision::{cast, cast_shard, wider};
 use crate::rearrange::profile;
 use crate::reduce::sum_dims;
 use crate::reshape;
@@ -36,7 +37,8 @@ pub fn power_spectrum<const D: usize, const E: usize>(
     dim: usize,
 ) -> Result<ShardTensor<1>> {
     x.require_resolved("power_spectrum")?;
-    let dims = x.dims();
+    let (dims, dtype) = (x.dims(), x.local().dtype());
+    let x = cast_shard(x, wider(dtype));
     let modes: ShardTensor<E> = rfft(x, &[dim], FftNorm::Forward)?; // checks the dim
     let others: usize = dims.iter().product::<usize>() / dims[dim];
     let weights: Vec<f64> = (0..modes.dims()[dim])
@@ -60,9 +62,6 @@ pub fn power_spectrum<const D: usize, const E: usize>(
     let placements: Vec<Placement> = placements.collect();
     let size = local.dims()[dim];
     let layout = layout.derive(placements, vec![layout.extents(dim).to_vec()]);
-    Ok(ShardTensor::from_parts(
-        reshape(local, vec![size]),
-        layout,
-        mesh,
-    ))
+    let power = cast(reshape(local, vec![size]), dtype);
+    Ok(ShardTensor::from_parts(power, layout, mesh))
 }

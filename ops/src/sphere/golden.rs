@@ -65,31 +65,37 @@ pub(crate) const OPERATORS: &[Golden] = &[
 ];
 
 /// The latitudes of a case.
-pub(crate) fn grid_of(case: &Case) -> SphereGrid {
-    match case.attributes.text("grid") {
-        "legendre-gauss" => SphereGrid::LegendreGauss,
-        "lobatto" => SphereGrid::Lobatto,
-        _ => SphereGrid::Equiangular,
-    }
+pub(crate) fn grid_of(case: &Case, key: &str) -> SphereGrid {
+    let grids = [
+        ("equiangular", SphereGrid::Equiangular),
+        ("legendre-gauss", SphereGrid::LegendreGauss),
+        ("lobatto", SphereGrid::Lobatto),
+    ];
+    case.attributes.choice(key, &grids)
 }
 
 fn transform(case: &Case) -> Result<Sht> {
-    let attributes = case.attributes;
+    let attributes = &case.attributes;
     let size = [attributes.list("nlat"), attributes.list("nlon")].map(|size| size[0]);
-    let norm = match attributes.text("norm") {
-        "four-pi" => ShtNorm::FourPi,
-        "schmidt" => ShtNorm::Schmidt,
-        _ => ShtNorm::Ortho,
-    };
+    let norms = [
+        ("ortho", ShtNorm::Ortho),
+        ("four-pi", ShtNorm::FourPi),
+        ("schmidt", ShtNorm::Schmidt),
+    ];
+    let norm = attributes.choice("norm", &norms);
     let phase = match attributes.number("csphase") {
         Some(0.0) => ShtPhase::Positive,
         _ => ShtPhase::CondonShortley,
     };
-    let transform = Sht::new(size, grid_of(case))?
+    let transform = Sht::new(size, grid_of(case, "grid"))?
         .with_norm(norm)
         .with_phase(phase);
-    Ok(match attributes.list("lmax")[..] {
-        [degrees] => transform.with_degrees(degrees),
+    let transform = match attributes.list("lmax")[..] {
+        [degrees] => transform.with_degrees(degrees)?,
         _ => transform,
-    })
+    };
+    match attributes.list("mmax")[..] {
+        [orders] => transform.with_orders(orders),
+        _ => Ok(transform),
+    }
 }

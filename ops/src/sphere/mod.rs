@@ -47,8 +47,9 @@ pub use transform::{isht, sht, vector_isht, vector_sht};
 
 use crate::field::{Field, Rank, run};
 use crate::operand::Operand;
-use crate::rearrange::RearrangeField;
-use crate::reduce::ReduceField;
+use crate::precision::in_f32;
+use crate::rearrange::profile;
+use crate::reduce::sum_dims;
 
 /// Transforms on the sphere as methods.
 pub trait SphereField<const D: usize>: Field<D> {
@@ -128,9 +129,13 @@ pub trait SphereField<const D: usize>: Field<D> {
         );
         let mut twice = vec![2.0; shape[D - 2]];
         twice.iter_mut().take(1).for_each(|factor| *factor = 1.0);
-        let squares = self.square();
-        let weights = squares.profile(D - 2, &twice);
-        (squares * weights).sum_dims(&[D - 2, D - 1])
+        run(self, |x| {
+            in_f32(x, |x| {
+                let squares = x.square();
+                let weights = profile(&squares, D - 2, &twice)?;
+                sum_dims(squares * weights, &[D - 2, D - 1])
+            })
+        })
     }
 }
 

@@ -59,6 +59,7 @@ pub enum ShtPhase {
 pub struct Sht {
     size: [usize; 2],
     degrees: usize,
+    orders: usize,
     norm: ShtNorm,
     phase: ShtPhase,
     cosines: Arc<[f64]>,
@@ -68,11 +69,17 @@ pub struct Sht {
 
 impl fmt::Debug for Sht {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { size, degrees, .. } = self;
+        let Self {
+            size,
+            degrees,
+            orders,
+            norm,
+            phase,
+            ..
+        } = self;
         write!(
             f,
-            "Sht({size:?}, {degrees} degrees, {:?}, {:?})",
-            self.norm, self.phase
+            "Sht({size:?}, {degrees} degrees, {orders} orders, {norm:?}, {phase:?})"
         )
     }
 }
@@ -92,9 +99,11 @@ impl Sht {
                 format!("{size:?} latitudes and longitudes; expected one or more of each");
             return Err(Error::operator("Sht", message));
         }
+        let degrees = grid.degrees(latitudes).min(longitudes / 2 + 1);
         Ok(Self {
             size,
-            degrees: grid.degrees(latitudes).min(longitudes / 2 + 1),
+            degrees,
+            orders: degrees,
             norm: ShtNorm::default(),
             phase: ShtPhase::default(),
             cosines: cosines.into(),
@@ -103,14 +112,45 @@ impl Sht {
         })
     }
 
-    /// The transform with another number of degrees and orders, from 1 to `longitudes/2 + 1`.
-    #[must_use]
-    pub fn with_degrees(self, degrees: usize) -> Self {
-        Self {
-            degrees: degrees.clamp(1, self.size[1] / 2 + 1),
+    /// The transform with another number of degrees and orders.
+    ///
+    /// # Errors
+    /// None, or more than `longitudes/2 + 1`.
+    pub fn with_degrees(self, degrees: usize) -> Result<Self> {
+        let most = self.size[1] / 2 + 1;
+        if !(1..=most).contains(&degrees) {
+            let message = format!("{degrees} degrees; expected 1 to {most}");
+            return Err(Error::operator("Sht", message));
+        }
+        Ok(Self {
+            degrees,
+            orders: degrees,
             tables: Arc::default(),
             ..self
+        })
+    }
+
+    /// The transform with fewer orders than degrees.
+    ///
+    /// # Errors
+    /// None, or more than degrees.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{SphereField, SphereGrid, Sht};
+    ///
+    /// let sht = Sht::new([6, 12], SphereGrid::LegendreGauss)?.with_orders(4)?;
+    /// let harmonics = Tensor::<2>::ones([6, 12], &Default::default()).sht::<3>(&sht);
+    /// assert_eq!(harmonics.dims(), [6, 4, 2]); // [degrees, orders, 2]
+    /// # Ok::<(), halocline_core::Error>(())
+    /// ```
+    pub fn with_orders(self, orders: usize) -> Result<Self> {
+        if !(1..=self.degrees).contains(&orders) {
+            let message = format!("{orders} orders; expected 1 to {}", self.degrees);
+            return Err(Error::operator("Sht", message));
         }
+        Ok(Self { orders, ..self })
     }
 
     /// The transform with another norm.
@@ -134,9 +174,14 @@ impl Sht {
         self.size
     }
 
-    /// The number of degrees, which is that of orders.
+    /// The number of degrees.
     pub fn degrees(&self) -> usize {
         self.degrees
+    }
+
+    /// The number of orders: that of degrees, unless it was [chosen](Self::with_orders).
+    pub fn orders(&self) -> usize {
+        self.orders
     }
 
     /// The cosines of the colatitudes, from north to south.

@@ -131,11 +131,30 @@ fn the_inverse_gives_back_what_the_grid_resolves() {
 }
 
 #[test]
+fn degrees_and_orders_that_a_transform_has_not_are_refused() {
+    let sht = || Sht::new([6, 12], SphereGrid::LegendreGauss).unwrap();
+    for degrees in [0, 8] {
+        let error = sht().with_degrees(degrees).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("{degrees} degrees; expected 1 to 7")),
+            "{error}"
+        );
+    }
+    for orders in [0, 7] {
+        let error = sht().with_orders(orders).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("{orders} orders; expected 1 to 6")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn sums_by_the_halves_are_those_of_the_whole_sphere() {
     for function in [Function::Value, Function::Slope, Function::Azimuthal] {
         for latitudes in [6, 7] {
             let sht = Sht::new([latitudes, 24], SphereGrid::LegendreGauss).unwrap();
-            let sht = sht.with_degrees(11);
+            let sht = sht.with_degrees(11).unwrap();
             let table = sht.table(function, 2..13, burn::tensor::DType::F32);
             for (to, factor) in [(To::Degrees, Factor::PlusI), (To::Points, Factor::MinusI)] {
                 let contraction = Contraction {

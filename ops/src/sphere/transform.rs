@@ -97,11 +97,11 @@ pub(super) fn isht_beside<const D: usize, const E: usize>(
     fixed: &[usize],
 ) -> Result<ShardTensor<E>> {
     const NAME: &str = "isht";
-    let size = transform.degrees();
+    let spectrum = [transform.degrees(), transform.orders()];
     check(
         NAME,
         &x.dims(),
-        &[size, size, 2],
+        &[spectrum[0], spectrum[1], 2],
         "[.., degrees, orders, 2]",
     )?;
     let analysis = transform.analysis();
@@ -184,11 +184,11 @@ pub fn vector_isht<const D: usize, const E: usize>(
     transform: &Sht,
 ) -> Result<ShardTensor<E>> {
     const NAME: &str = "vector_isht";
-    let size = transform.degrees();
+    let spectrum = [transform.degrees(), transform.orders()];
     check(
         NAME,
         &x.dims(),
-        &[2, size, size, 2],
+        &[2, spectrum[0], spectrum[1], 2],
         "[.., 2, degrees, orders, 2]",
     )?;
     let analysis = transform.analysis();
@@ -241,7 +241,7 @@ fn to_orders<const D: usize, const E: usize>(
     let [_, size] = transform.size();
     let line = Line::ToModes {
         size,
-        modes: transform.degrees(),
+        modes: transform.orders(),
         scale: Scale::uniform(2.0 * PI / size as f64),
     };
     along(x, D - 1, line, [fixed, &[D - 2]], operator)
@@ -257,7 +257,7 @@ fn from_orders<const D: usize, const E: usize>(
     let [_, size] = transform.size();
     let line = Line::FromModes {
         size,
-        modes: transform.degrees(),
+        modes: transform.orders(),
         scale: Scale {
             edge: 1.0,
             interior: 2.0,

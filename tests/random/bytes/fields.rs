@@ -116,7 +116,13 @@ fn pools() -> Vec<Sent> {
     };
     let both = |row: u64| [2 * row * F32; 2];
     let areas = |sizes: &[usize], x: &[usize]| Case::new(json!({ "output_size": sizes })).x("x", x);
-    let lp = json!({ "norm_type": 2, "kernel_size": [2, 1], "stride": [2, 1], "ceil_mode": false });
+    let halved = |x: &[usize]| {
+        let mut sizes = vec![1; x.len() - 2];
+        sizes[0] = 2;
+        let options =
+            json!({ "norm_type": 2, "kernel_size": sizes, "stride": sizes, "ceil_mode": false });
+        Case::new(options).x("x", x)
+    };
     let mut all = Vec::new();
     for names in [
         ["max_pool1d", "max_pool2d", "max_pool3d"],
@@ -132,7 +138,11 @@ fn pools() -> Vec<Sent> {
         ));
     }
     // Of windows of cells 2·i and 2·i + 1, that of cells 2 and 3 and that of cells 4 and 5 cross shards.
-    all.push(sent("lp_pool2d", field(lp), 2, [2 * ROW; 2]).with_extents(&[3, 2, 4]));
+    let in_pairs =
+        |name, x: &[usize], row| sent(name, halved(x), 2, both(row)).with_extents(&[3, 2, 4]);
+    all.push(in_pairs("lp_pool1d", &[3, 2, CELLS], 6));
+    all.push(in_pairs("lp_pool2d", &FIELD, 30));
+    all.push(in_pairs("lp_pool3d", &[1, 2, CELLS, 3, 3], 18));
     // Four areas of nine cells: the second, of cells 2 to 4, and the last, of cells 6 to 8, are on two ranks each. One sends its
     // part of a result.
     for names in [
@@ -216,7 +226,13 @@ fn own_places() -> Case {
 
 fn moved() -> Vec<Sent> {
     let rows = |count: u64| [count * ROW; 2];
-    let pad = json!({ "mode": "circular", "pad_h": [1, 1], "pad_w": [0, 0] });
+    let padded = |x: &[usize], sides: &[&str]| {
+        let mut options = json!({ "mode": "circular" });
+        let (last, others) = sides.split_last().expect("a side");
+        others.iter().for_each(|side| options[side] = json!([0, 0]));
+        options[last] = json!([1, 1]);
+        Case::new(options).x("x", x)
+    };
     vec![
         // Rank 0 gets its four rows from others, and ranks 1 and 2 two each.
         sent("flip2d", field(json!({ "dims": [2] })), 2, rows(8)),
@@ -234,7 +250,19 @@ fn moved() -> Vec<Sent> {
             rows(2),
         ),
         // The first and the last row, beyond the other end.
-        sent("pad2d", field(pad), 2, rows(2)),
+        sent(
+            "pad1d",
+            padded(&[3, 2, CELLS], &["pad_w"]),
+            2,
+            [2 * 6 * F32; 2],
+        ),
+        sent("pad2d", padded(&FIELD, &["pad_w", "pad_h"]), 2, rows(2)),
+        sent(
+            "pad3d",
+            padded(&[1, 2, CELLS, 3, 3], &["pad_w", "pad_h", "pad_d"]),
+            2,
+            [2 * 18 * F32; 2],
+        ),
         // Of nine rows and nine more, ranks hold eight, six and four. Rank 0 gets rows 4 to 7 from others, rank 1 row 8 and 9 to
         // 12, and rank 2 14 and 15.
         sent(

@@ -89,6 +89,7 @@ fn reductions() -> Vec<Sent> {
     let over = |options: Value| field(options);
     let cells = json!({ "dims": [2], "keepdim": true, "correction": 1 });
     let along = json!({ "dim": 2 });
+    let along_dims = json!({ "dims": [2] });
     let lines = 2 * 4;
     let before = 3 * lines * F32;
     vec![
@@ -101,6 +102,9 @@ fn reductions() -> Vec<Sent> {
             2,
             [summed(lines), 0],
         ),
+        // An extremum, and how many cells hold it.
+        sent("max", over(along_dims.clone()), 2, [summed(lines); 2]),
+        sent("min", over(along_dims), 2, [summed(lines); 2]),
         // An extremum, and an index.
         sent(
             "argmax",

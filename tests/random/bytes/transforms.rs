@@ -61,6 +61,23 @@ pub(super) fn sent_by() -> Vec<Sent> {
             ],
         ),
         even(
+            "spectral_conv2d",
+            of(json!({ "modes": [4, 2], "norm": "ortho" }), &[2, 3, 8, 6])
+                .parameter("wr", &[3, 2, 4, 2])
+                .parameter("wi", &[3, 2, 4, 2]),
+            2,
+            [
+                half(2 * 3 * 8 * 2 * 2) + half(2 * 2 * 8 * 2 * 2),
+                half(2 * 3 * 8 * 2 * 2) + half(2 * 2 * 8 * 2 * 2) + weights(3 * 2 * 4 * 2 * 2),
+            ],
+        ),
+        even(
+            "rfft2_power",
+            of(json!({}), &[2, 3, 8, 6]),
+            2,
+            [half(2 * 3 * 8 * 4 * 2); 2],
+        ),
+        even(
             "spectral_loss",
             of(json!({ "dim": [2, 3], "reduction": "sum" }), &[2, 3, 8, 6])
                 .x("target", &[2, 3, 8, 6]),

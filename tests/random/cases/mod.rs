@@ -304,7 +304,7 @@ fn norm(operator: &str, draw: &mut Draw) -> Case {
         return Case::new(json!({ "ord": draw.within(1..=3), "dims": draw.some(3) })).x("x", &x);
     }
     if ["layer_norm", "rms_norm"].contains(&operator) {
-        let dims = draw.within(1..=if operator == "rms_norm" { 1 } else { 3 });
+        let dims = draw.within(1..=3);
         let x = draw.list(4, 3..=6);
         let normalized = &x[4 - dims..];
         let names = if operator == "rms_norm" {
@@ -324,10 +324,17 @@ fn norm(operator: &str, draw: &mut Draw) -> Case {
     let x = with_channels(draw, channels, &cells);
     let options = match operator {
         "group_norm" => json!({ "num_groups": groups, "eps": EPSILON }),
-        "batch_norm" => json!({ "training": true, "eps": EPSILON }),
+        "batch_norm" => json!({ "training": draw.coin(), "eps": EPSILON }),
         _ => json!({ "eps": EPSILON }),
     };
-    let case = Case::new(options).x("x", &x);
+    let given = options["training"] == json!(false);
+    let mut case = Case::new(options).x("x", &x);
+    if given {
+        let variance = TensorData::new(uniform("variance", &[channels], 0.5, 2.0), [channels]);
+        let variance = ("running_var".into(), variance);
+        case.arguments.parameters.extend([variance]);
+        case = case.parameter("running_mean", &[channels]);
+    }
     case.parameters(with, &["weight", "bias"], &[channels])
 }
 

@@ -3,7 +3,7 @@
 use halocline::prelude::TensorData;
 use serde_json::json;
 
-use super::{Case, field, shape};
+use super::{Case, field, shape, spatial};
 use crate::draw::Draw;
 
 pub(super) fn reduction(operator: &str, draw: &mut Draw) -> Option<Case> {
@@ -11,19 +11,20 @@ pub(super) fn reduction(operator: &str, draw: &mut Draw) -> Option<Case> {
     let dim = draw.within(0..=x.len() - 1);
     let options = match operator {
         "sum" | "mean" | "max" | "min" | "logsumexp" => {
-            json!({ "dims": draw.some(x.len()), "keepdim": true })
+            json!({ "dims": draw.some(x.len()), "keepdim": draw.coin() })
         }
         "var" | "std" => {
             let x = draw.list(3, 3..=7);
             let options = json!({
-                "dims": draw.some(3), "keepdim": true, "correction": draw.within(0..=1),
+                "dims": draw.some(3), "keepdim": draw.coin(), "correction": draw.within(0..=1),
             });
             return Some(Case::new(options).x("x", &x));
         }
-        "argmax" | "argmin" | "cumsum" | "cumprod" | "softmax" | "log_softmax" => {
+        "argmax" | "argmin" => json!({ "dim": dim, "keepdim": draw.coin() }),
+        "cumsum" | "cumprod" | "softmax" | "log_softmax" => {
             json!({ "dim": dim })
         }
-        "topk" => json!({ "k": draw.within(1..=x[x.len() - 1]) }),
+        "topk" => json!({ "k": draw.within(1..=x[dim]), "dim": dim }),
         _ => return None,
     };
     Some(Case::new(options).x("x", &x))
@@ -52,7 +53,7 @@ pub(super) fn rearrangement(operator: &str, draw: &mut Draw) -> Option<Case> {
             let x = [&[draw.within(1..=9)][..], &draw.list(2, 1..=3)].concat();
             let edges = draw.within(1..=20);
             let [sources, targets] = [0, 1].map(|_| draw.list(edges, 0..=x[0] - 1));
-            let reduce = draw.pick(&["sum", "mean", "amax"]);
+            let reduce = draw.pick(&["sum", "mean", "amax", "amin"]);
             let options = json!({ "sources": sources, "targets": targets, "reduce": reduce });
             return Some(Case::new(options).x("x", &x));
         }
@@ -61,13 +62,14 @@ pub(super) fn rearrangement(operator: &str, draw: &mut Draw) -> Option<Case> {
             x.push(draw.within(1..=5));
             json!({})
         }
-        "pad2d" => {
-            let (x, cells) = field(2, 2, draw);
+        "pad1d" | "pad2d" | "pad3d" => {
+            let (x, cells) = field(spatial(operator), 2, draw);
             let mode = draw.pick(&["constant", "circular", "reflect", "replicate"]);
-            let sides = |size: usize, draw: &mut Draw| draw.list(2, 0..=size - 1);
-            let (high, wide) = (sides(cells[0], draw), sides(cells[1], draw));
             let value = (mode == "constant").then_some(0.75);
-            let options = json!({ "mode": mode, "pad_w": wide, "pad_h": high, "value": value });
+            let mut options = json!({ "mode": mode, "value": value });
+            for (size, side) in cells.iter().rev().zip(["pad_w", "pad_h", "pad_d"]) {
+                options[side] = json!(draw.list(2, 0..=size - 1));
+            }
             return Some(Case::new(options).x("x", &x));
         }
         "slice" => {
@@ -103,12 +105,11 @@ pub(super) fn rearrangement(operator: &str, draw: &mut Draw) -> Option<Case> {
             json!({ "dim": dim, "index": draw.list(count, 0..=size - 1) })
         }
         "gather" | "scatter_add" => {
-            let last = x[dims - 1];
             let mut places = x.clone();
-            places[dims - 1] = draw.within(1..=9);
-            let case = Case::new(json!({}))
+            places[dim] = draw.within(1..=9);
+            let case = Case::new(json!({ "dim": dim }))
                 .x("x", &x)
-                .index("index", &places, last);
+                .index("index", &places, size);
             return Some(match operator {
                 "gather" => case,
                 _ => case.x("values", &places),

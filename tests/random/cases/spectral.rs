@@ -30,7 +30,8 @@ pub(super) fn transform(operator: &str, draw: &mut Draw) -> Option<Case> {
             let options = json!({ "dim": [2, 3], "reduction": draw.pick(&["mean", "sum"]) });
             Case::new(options).x("x", &x).x("target", &x)
         }
-        "spectral_conv" => {
+        "rfft2_power" => Case::new(json!({})).x("x", &draw.list(4, 1..=7)),
+        "spectral_conv" | "spectral_conv2d" => {
             let [batch, inputs, outputs] = [(); 3].map(|()| draw.within(1..=3));
             let spatial = draw.list(2, 3..=8);
             let modes = [
@@ -39,7 +40,11 @@ pub(super) fn transform(operator: &str, draw: &mut Draw) -> Option<Case> {
             ];
             let x = [batch, inputs, spatial[0], spatial[1]];
             let weight = [inputs, outputs, modes[0], modes[1], 2];
-            Case::new(json!({})).x("x", &x).parameter("weight", &weight)
+            if operator == "spectral_conv" {
+                return Some(Case::new(json!({})).x("x", &x).parameter("weight", &weight));
+            }
+            let case = Case::new(json!({ "modes": modes, "norm": norm })).x("x", &x);
+            case.parameters(true, &["wr", "wi"], &weight[..4])
         }
         _ => return sphere(operator, draw),
     })

@@ -111,6 +111,77 @@ fn biases_lie_as_queries_do() {
     }
 }
 
+/// The gradient of a bias, summed over the ranks whose queries share it: a parameter, and shards.
+#[test]
+fn learned_biases_have_the_gradients_of_one_device() {
+    let run = |shape: [usize; 4],
+               axes: [usize; 2],
+               queries: [Placement; 2],
+               keys: [Placement; 2],
+               laid: bool| {
+        let found = Launcher::local(axes[0] * axes[1]).collect(|world| {
+            let mesh = world.mesh([("a", axes[0]), ("b", axes[1])])?;
+            let [q, k, v] = inputs().map(|data| Tensor::<4>::from_data(data, world.device()));
+            let q = ShardTensor::distribute(q, &mesh, &queries)?.require_grad();
+            let k = ShardTensor::distribute(k, &mesh, &keys)?;
+            let v = ShardTensor::distribute(v, &mesh, &keys)?;
+            let bias = Tensor::<4>::from_data(normal(&shape, "bias", 0), world.device());
+            let placements = queries.map(|placement| match placement {
+                Shard(dim) if shape[dim] == 1 => Replicate,
+                other => other,
+            });
+            let shards = ShardTensor::distribute(bias.clone(), &mesh, &placements)?.require_grad();
+            let whole = bias.require_grad();
+            let options = AttentionOptions::default().with_causal(true);
+            let options = match laid {
+                true => options.with_bias(shards.clone()),
+                false => options.with_bias(whole.clone()),
+            };
+            let y = scaled_dot_product_attention(q.clone(), k, v, &options)?;
+            let cotangent = Tensor::<4>::from_data(normal(&y.dims(), "c", 0), world.device());
+            let cotangent = ShardTensor::distribute(cotangent.inner(), &mesh, y.layout())?;
+            let gradients = crate::reduce::sum(y.clone() * cotangent)?.backward();
+            let of_bias = match laid {
+                true => shards
+                    .grad(&gradients)
+                    .map(|shard| shard.full_tensor(LocalGradient::Replicated)),
+                false => whole.grad(&gradients),
+            };
+            let of_q = q.grad(&gradients).expect("a gradient");
+            Ok(vec![
+                y.full_tensor(LocalGradient::Replicated).into_data(),
+                of_q.full_tensor(LocalGradient::Replicated).into_data(),
+                of_bias.expect("a gradient").into_data(),
+            ])
+        });
+        found.unwrap()
+    };
+    let tokens = [Shard(TOKENS), Shard(TOKENS)];
+    let heads = [Shard(HEADS), Shard(TOKENS)];
+    let batch = [Shard(BATCH), Shard(HEADS)];
+    for shape in [[1, QUERIES, 4, KEYS], [2, 1, 4, KEYS], [1, 1, 1, KEYS]] {
+        let expected = run(shape, [1, 1], [Replicate; 2], [Replicate; 2], false).remove(0);
+        for (axes, queries, keys) in [
+            ([2, 2], tokens, tokens),
+            ([2, 2], tokens, [Replicate; 2]),
+            ([2, 2], heads, heads),
+            ([2, 2], batch, batch),
+            ([3, 5], tokens, tokens), // some ranks have no queries
+        ] {
+            for laid in [false, true] {
+                for found in run(shape, axes, queries, keys, laid) {
+                    compare(
+                        &found,
+                        &expected,
+                        1e-5,
+                        &format!("{shape:?} {queries:?} {keys:?} {laid}"),
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// Beside causal order and dropout, whose places are those of the whole.
 #[test]
 fn biases_stand_beside_causal_order_and_dropout() {

@@ -1,11 +1,12 @@
 //! Dense attention to keys and values that are all there, on devices other than the CPU: by kernels for GPUs, or by burn's
-//! operators where a bias or dropout is given.
+//! operators where a bias or dropout is given; everywhere where a bias is learned.
 
 use burn::tensor::{Tensor, TensorData};
+use halocline_core::ops::fan_out;
 #[cfg(feature = "cube")]
 use halocline_core::ops::is_on_gpu;
 use halocline_core::{
-    Distribution, Fan, IndexBox, Layout, Placement, Replicate, Result, Shard, ShardTensor,
+    Distribution, Error, Fan, IndexBox, Layout, Placement, Replicate, Result, Shard, ShardTensor,
 };
 
 use super::dims::{HEADS, NAME, TOKENS, WIDTH};
@@ -47,6 +48,16 @@ pub(super) fn whole_in_keys(bias: ShardTensor<4>) -> Result<ShardTensor<4>> {
     });
     let whole: Vec<Placement> = whole.collect();
     bias.try_redistribute(&whole)
+}
+
+/// A bias with gradients, which are summed over the ranks whose queries share it.
+pub(super) fn learned(bias: ShardTensor<4>, q: &ShardTensor<4>) -> Result<Tensor<4>> {
+    let pairs = q.placements().iter().zip(bias.placements()).enumerate();
+    let shared = pairs.filter(|(_, (query, held))| query.varies() && !held.varies());
+    let axes: Vec<usize> = shared.map(|(axis, _)| axis).collect();
+    let (bias, layout, mesh) = bias.into_parts();
+    let bias = Error::catch(|| fan_out(bias, &mesh, &axes, NAME))?;
+    fill_empty(bias, &layout, &ALL, NAME, 0.0)
 }
 
 /// Dense attention to keys and values that are there. `empty` says whether some rank has none of its operands.

@@ -28,6 +28,9 @@
 //! # Adjoint
 //! Scores are computed anew, block by block. A block's gradients travel behind it, from rank to rank, and end at its owner;
 //! gradients that are not wanted are not sent.
+//!
+//! A bias with gradients is learned: attention then runs by burn's operators, on all keys at once, which are gathered where they
+//! are sharded. Its gradient is summed over the axes on which queries are sharded and it is not.
 
 #[cfg(test)]
 mod biases;
@@ -130,15 +133,24 @@ fn attention(
     let bias = options.bias.as_ref();
     let bias = bias.map(|bias| check_bias(bias, &q, &k)).transpose()?;
     Isa::chosen()?;
-    let runs_kernels = flex::runs_on(&q.device());
+    let learned = options
+        .bias
+        .as_ref()
+        .is_some_and(|bias| bias.local().is_tracked());
+    // Kernels know no gradient of scores.
+    let runs_kernels = flex::runs_on(&q.device()) && !learned;
     let (bias, beside_keys) = match bias {
         None => (None, None),
         Some(Beside::Queries(bias)) => (Some(bias), None),
         Some(Beside::Keys(bias)) if runs_kernels => (None, Some(bias)),
         Some(Beside::Keys(bias)) => (Some(composed::whole_in_keys(bias)?), None),
     };
-    let [bias, beside_keys] =
-        [bias, beside_keys].map(|bias| bias.map(|bias| bias.inner().into_parts().0));
+    let constant = |bias: ShardTensor<4>| bias.inner().into_parts().0;
+    let bias = match bias {
+        Some(bias) if learned => Some(composed::learned(bias, &q)?),
+        constants => constants.map(constant),
+    };
+    let beside_keys = beside_keys.map(constant);
     let mesh = q.mesh().clone();
     let own = q.layout().local_box(mesh.position());
     let own: Vec<usize> = own.ranges().iter().map(|range| range.start).collect();

@@ -26,7 +26,8 @@ pub struct AttentionOptions {
     pub scale: Option<f64>,
     /// What is added to scores, `[batch, queries, heads, keys]`, with one cell in dims but the last in which it is the same
     /// everywhere; −∞ for keys that do not count. Sharded as queries are, whole in keys; one that is the same for all queries
-    /// may be sharded in keys as these are. A plain tensor is one that every rank holds whole. A constant: it has no gradient.
+    /// may be sharded in keys as these are. A plain tensor is one that every rank holds whole. One with gradients is learned, and costs the
+    /// memory of all scores of a rank.
     pub bias: Option<ShardTensor<4>>,
     /// The probability that a weight becomes zero, and the key that decides which.
     pub dropout: Option<(f64, RandomKey)>,

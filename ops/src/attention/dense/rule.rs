@@ -1,6 +1,6 @@
 //! The rule of dense attention: which layouts fit.
 
-use halocline_core::{Error, Fan, Placement, Replicate, Result, Shard, ShardTensor};
+use halocline_core::{Error, Fan, Layout, Placement, Replicate, Result, Shard, ShardTensor};
 
 use super::dims::{BATCH, HEADS, NAME, TOKENS, WIDTH};
 
@@ -106,12 +106,9 @@ pub(super) fn check_bias(
             "a bias {shape:?} for queries {queries:?} and {keys} keys; expected [batch, queries, heads, keys], or 1"
         ));
     }
-    if bias.local().is_tracked() {
-        return fail("a bias with gradients; detach() it".into());
-    }
     let plain = bias.mesh().size() == 1 && bias.layout().mesh() != q.layout().mesh();
     let at_keys = !plain && bias.placements().contains(&Shard(WIDTH)) && shape[TOKENS] == 1;
-    // Without gradients, what fans out is replicated.
+    // What fans out is replicated here.
     let same_values = |placement: Placement| match placement {
         Fan => Replicate,
         other => other,
@@ -136,7 +133,12 @@ pub(super) fn check_bias(
     if plain {
         let layout = q.layout().derive(expected, extents);
         let (whole, _, _) = bias.clone().into_parts();
-        return ShardTensor::distribute(whole, q.mesh(), &layout).map(Beside::Queries);
+        if !whole.is_tracked() {
+            return ShardTensor::distribute(whole, q.mesh(), &layout).map(Beside::Queries);
+        }
+        let replicated = Layout::replicated(q.layout().mesh(), &shape);
+        let whole = ShardTensor::from_parts(whole, replicated, q.mesh().clone());
+        return whole.try_redistribute(&layout).map(Beside::Queries);
     }
     let held = bias.placements().iter().copied().map(same_values);
     let lies = bias.layout().mesh() == q.layout().mesh()

@@ -400,7 +400,7 @@ const TRAVELS: [&str; 2] = [
 ];
 
 fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
-    let attributes = case.attributes;
+    let attributes = &case.attributes;
     let options = ConvTransposeOptions::<N>::default()
         .with_stride(attributes.array("stride", 1))
         .with_dilation(attributes.array("dilation", 1))

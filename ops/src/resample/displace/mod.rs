@@ -315,17 +315,19 @@ pub(super) const GOLDEN: Golden = Golden::new("grid_sample", |case| match case.d
 .with_travels(["halos as wide as the bound", "the same back"]);
 
 fn run_case<const D: usize, const N: usize>(case: &Case) -> Result<Box<dyn Output>> {
-    let attributes = case.attributes;
-    let mode = match attributes.text("mode") {
-        "nearest" => Mode::Nearest,
-        "bicubic" => Mode::Cubic,
-        _ => Mode::Linear,
-    };
-    let boundary = match attributes.text("padding_mode") {
-        "border" => Boundary::Replicate,
-        "reflection" => Boundary::Reflect,
-        _ => Boundary::Zeros,
-    };
+    let attributes = &case.attributes;
+    let modes = [
+        ("bilinear", Mode::Linear),
+        ("nearest", Mode::Nearest),
+        ("bicubic", Mode::Cubic),
+    ];
+    let mode = attributes.choice("mode", &modes);
+    let boundaries = [
+        ("zeros", Boundary::Zeros),
+        ("border", Boundary::Replicate),
+        ("reflection", Boundary::Reflect),
+    ];
+    let boundary = attributes.choice("padding_mode", &boundaries);
     let corners = match attributes.is("align_corners") {
         true => Corners::Centers,
         false => Corners::Edges,

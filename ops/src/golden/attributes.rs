@@ -1,0 +1,161 @@
+//! The options of a golden case.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
+
+use halocline_core::{Boundary, Error, Result};
+
+use crate::driver::Padding;
+
+/// Options of an operator: numbers, true and false as 1 and 0, and texts.
+#[derive(Clone, Debug, Default)]
+pub struct Attributes {
+    /// Numbers, one or one per dim.
+    pub numbers: HashMap<String, Vec<f64>>,
+    /// Texts.
+    pub texts: HashMap<String, String>,
+}
+
+/// The attributes of a case, and those that its operator asked for: one that nobody asks for, or whose value nobody knows, is an
+/// error.
+pub struct Options<'a> {
+    attributes: &'a Attributes,
+    read: RefCell<BTreeSet<String>>,
+    refused: RefCell<Option<String>>,
+}
+
+impl<'a> Options<'a> {
+    pub(super) fn new(attributes: &'a Attributes) -> Self {
+        Self {
+            attributes,
+            read: RefCell::default(),
+            refused: RefCell::default(),
+        }
+    }
+
+    /// Requires that every attribute was asked for, and has a value that the operator knows.
+    pub(super) fn require_honoured(&self, operator: &str) -> Result<()> {
+        if let Some(refused) = self.refused.take() {
+            return Err(Error::operator(operator, refused));
+        }
+        let read = self.read.borrow();
+        let Attributes { numbers, texts } = self.attributes;
+        let mut all = numbers.keys().chain(texts.keys());
+        match all.find(|key| !read.contains(*key)) {
+            None => Ok(()),
+            Some(key) => {
+                let message = format!("attribute \"{key}\"; expected of {read:?}");
+                Err(Error::operator(operator, message))
+            }
+        }
+    }
+
+    /// Makes the case an error.
+    fn refuse(&self, key: &str, value: &dyn std::fmt::Debug, expected: &dyn std::fmt::Debug) {
+        let message = format!("attribute \"{key}\" is {value:?}; expected {expected:?}");
+        self.refused.borrow_mut().get_or_insert(message);
+    }
+
+    fn mark(&self, key: &str) {
+        self.read.borrow_mut().insert(key.into());
+    }
+
+    /// The numbers called `key`; none if there are none.
+    pub fn numbers(&self, key: &str) -> &'a [f64] {
+        self.mark(key);
+        self.attributes.numbers.get(key).map_or(&[], Vec::as_slice)
+    }
+
+    /// The first of the numbers called `key`.
+    pub fn number(&self, key: &str) -> Option<f64> {
+        self.numbers(key).first().copied()
+    }
+
+    /// Whether `key` is true.
+    pub fn is(&self, key: &str) -> bool {
+        self.number(key) == Some(1.0)
+    }
+
+    /// The text called `key`; empty if there is none.
+    pub fn text(&self, key: &str) -> &'a str {
+        self.mark(key);
+        self.attributes.texts.get(key).map_or("", String::as_str)
+    }
+
+    /// What the text called `key` stands for: the first of the choices if there is none.
+    pub(crate) fn choice<T: Copy>(&self, key: &str, choices: &[(&str, T)]) -> T {
+        let text = self.text(key);
+        let found = choices.iter().find(|(name, _)| *name == text);
+        if found.is_none() && !text.is_empty() {
+            let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+            self.refuse(key, &text, &names);
+        }
+        found.unwrap_or(&choices[0]).1
+    }
+
+    /// The whole numbers called `key`; none if there are none.
+    pub fn list(&self, key: &str) -> Vec<usize> {
+        let numbers = self.numbers(key);
+        if numbers
+            .iter()
+            .any(|number| *number < 0.0 || number.fract() != 0.0)
+        {
+            self.refuse(key, &numbers, &"whole numbers from zero on");
+        }
+        numbers.iter().map(|number| *number as usize).collect()
+    }
+
+    /// The dim called `key`, or the last of `dims`; from the end if it is negative.
+    pub(crate) fn dim(&self, key: &str, dims: usize) -> usize {
+        let dim = self.number(key).unwrap_or(-1.0) as isize;
+        if dim < 0 {
+            dim.wrapping_add_unsigned(dims) as usize
+        } else {
+            dim as usize
+        }
+    }
+
+    /// Requires that a list called `key`, if there is one, is this one, because the operator knows no other.
+    pub(crate) fn require(&self, key: &str, expected: &[usize]) {
+        let found = self.list(key);
+        if !found.is_empty() && found != expected {
+            self.refuse(key, &found, &expected);
+        }
+    }
+
+    /// The whole numbers called `key`, one per spatial dim, or `default` for each.
+    pub fn array<const N: usize>(&self, key: &str, default: usize) -> [usize; N] {
+        self.array_or(key, [default; N])
+    }
+
+    /// The whole numbers called `key`, one per spatial dim, or those of `default`. One stands for all dims.
+    pub(crate) fn array_or<const N: usize>(&self, key: &str, default: [usize; N]) -> [usize; N] {
+        match self.list(key)[..] {
+            [] => default,
+            [one] => [one; N],
+            ref list => list.try_into().unwrap_or_else(|_| {
+                self.refuse(key, &list, &format!("{N} numbers"));
+                default
+            }),
+        }
+    }
+
+    /// The boundary that PyTorch calls so.
+    pub(crate) fn boundary(&self, key: &str) -> Boundary {
+        let choices = [
+            ("zeros", Boundary::Zeros),
+            ("constant", Boundary::Zeros),
+            ("circular", Boundary::Periodic),
+            ("reflect", Boundary::Reflect),
+            ("replicate", Boundary::Replicate),
+        ];
+        self.choice(key, &choices)
+    }
+
+    /// The padding of a convolution or pooling, on both sides alike.
+    pub(crate) fn padding<const N: usize>(&self) -> [Padding; N] {
+        let boundary = self.boundary("padding_mode");
+        let widths = self.array("padding", 0);
+        widths.map(|width| Padding::new(width, boundary))
+    }
+}

@@ -1,0 +1,122 @@
+//! Operators on fields of which some cells do not count: land in the ocean, missing values.
+//!
+//! A mask has a number for each cell: zero where it does not count, else its weight, mostly one. It has the shape of the field, or
+//! one cell in dims in which it does not vary, such as `[1, 1, lat, lon]`, and lies in the shards of the field. Whatever a field
+//! holds in cells of weight zero, NaN included, reaches no result and no gradient. Masks have no gradients.
+//!
+//! [`present`] makes the mask of the cells that hold a number.
+//!
+//! # Placement
+//! Those of the operator without a mask.
+//!
+//! # Communication
+//! That of the operator without a mask, and the same once more for the mask, forward only.
+//!
+//! # Adjoint
+//! That of the formula, with weights as constants.
+
+mod norm;
+mod window;
+
+pub use norm::{masked_group_norm, masked_layer_norm};
+pub use window::{masked_avg_pool, masked_conv};
+
+use burn::tensor::FloatDType;
+use halocline_core::{Error, Result, ShardTensor};
+
+use crate::field::Field;
+use crate::loss::counted;
+use crate::precision::{cast_shard, wider};
+use crate::reduce::sum_dims;
+
+/// The mask of the cells that are not NaN: one there, else zero.
+///
+/// # Errors
+/// Partial values.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::masked::{masked_mean_dims, present};
+///
+/// let x = Tensor::<2>::from([[1.0, f32::NAN, 5.0]]);
+/// let mask = present(&x)?;
+/// mask.clone().into_data().assert_eq(&[[1.0_f32, 0.0, 1.0]].into(), true);
+/// let mean = masked_mean_dims(x, mask, &[1])?;
+/// mean.into_data().assert_eq(&[[3.0_f32]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn present<const D: usize, X: Field<D>>(x: &X) -> Result<X> {
+    x.clone().try_op(|x| {
+        x.require_resolved("present")?;
+        let (local, layout, mesh) = x.inner().into_parts();
+        let dtype = local.dtype();
+        let mask = local.is_nan().bool_not().float();
+        let mask = mask.cast(FloatDType::from(dtype));
+        Ok(ShardTensor::from_parts(mask, layout, mesh))
+    })
+}
+
+/// The mean over dims of the cells that count, `Σ m·x / Σ m`, and zero where none does. Reduced dims keep one cell each.
+///
+/// # Communication
+/// If a reduced dim is sharded, two sums.
+///
+/// # Errors
+/// Those of [`counted`] and [`sum_dims`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::masked::masked_mean_dims;
+///
+/// let x = Tensor::<2>::from([[1.0, f32::NAN, 4.0], [f32::NAN, 7.0, 8.0]]);
+/// let mask = Tensor::from([[1.0, 0.0, 3.0], [0.0, 0.0, 0.0]]);
+/// let y = masked_mean_dims(x, mask, &[1])?;
+/// y.into_data().assert_eq(&[[3.25_f32], [0.0]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn masked_mean_dims<const D: usize, X: Field<D>>(x: X, mask: X, dims: &[usize]) -> Result<X> {
+    in_f32(x, mask, |x, mask| {
+        let mask = broadcast(&x, mask)?;
+        let x = counted(x, mask.clone())?;
+        let sums = sum_dims(Error::catch(|| x * mask.clone())?, dims)?.resolve();
+        let weights = sum_dims(mask, dims)?.resolve();
+        Error::catch(|| sums * reciprocal(weights))
+    })
+}
+
+/// Runs an operator of a field and its mask in f32 at least; the result has the number type of the field.
+fn in_f32<const D: usize, X: Field<D>>(
+    x: X,
+    mask: X,
+    operator: impl FnOnce(ShardTensor<D>, ShardTensor<D>) -> Result<ShardTensor<D>>,
+) -> Result<X> {
+    let mask = mask.into_shard().inner();
+    x.try_op(|x| {
+        let dtype = x.local().dtype();
+        let y = operator(cast_shard(x, wider(dtype)), cast_shard(mask, wider(dtype)))?;
+        Ok(cast_shard(y, dtype))
+    })
+}
+
+/// A mask with a number for each cell of a field.
+fn broadcast<const D: usize>(x: &ShardTensor<D>, mask: ShardTensor<D>) -> Result<ShardTensor<D>> {
+    if mask.dims() == x.dims() {
+        return Ok(mask);
+    }
+    let (local, layout, mesh) = x.clone().inner().into_parts();
+    let zeros = ShardTensor::from_parts(local.zeros_like(), layout, mesh);
+    Error::catch(|| zeros + mask)
+}
+
+/// `1/x`, and zero where `x` is zero.
+fn reciprocal<const D: usize>(x: ShardTensor<D>) -> ShardTensor<D> {
+    let (local, layout, mesh) = x.into_parts();
+    let none = local.clone().equal_elem(0.0);
+    let inverse = local.mask_fill(none.clone(), 1.0).recip();
+    ShardTensor::from_parts(inverse.mask_fill(none, 0.0), layout, mesh)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+//! Normalization by the mean and variance of the cells that count.
+
+use halocline_core::{Error, Result, ShardTensor};
+
+use super::{broadcast, in_f32, reciprocal};
+use crate::field::Field;
+use crate::loss::counted;
+use crate::operand::Operand;
+use crate::rearrange::{distribute_beside, expand, reshape};
+use crate::reduce::sum_dims;
+
+/// Group normalization by mean and variance of the cells that count, per sample and group; cells that do not count become zero.
+///
+/// # Shapes
+/// `[batch, channels, *spatial]`; weight and bias `[channels]`.
+///
+/// # Placement
+/// All dims may be sharded; channels so that every group lies on one rank.
+///
+/// # Communication
+/// If batch or channels alone are sharded, none; else three sums per sample and channel, and their gradients.
+///
+/// # Errors
+/// Groups that do not divide the channels; parameters of another size; those of [`counted`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::masked::masked_group_norm;
+///
+/// let x = Tensor::<3>::from([[[1.0, f32::NAN, 3.0]]]);
+/// let mask = Tensor::from([[[1.0, 0.0, 1.0]]]);
+/// let y = masked_group_norm(x, mask, 1, None, None, 0.0)?;
+/// y.into_data().assert_eq(&[[[-1.0_f32, 0.0, 1.0]]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn masked_group_norm<const D: usize, X: Field<D>>(
+    x: X,
+    mask: X,
+    groups: usize,
+    weight: Option<Operand<1>>,
+    bias: Option<Operand<1>>,
+    epsilon: f64,
+) -> Result<X> {
+    const NAME: &str = "masked_group_norm";
+    let shape = x.global_dims();
+    if D < 2 || groups == 0 || shape[1] % groups != 0 {
+        let message = format!("{groups} groups of channels of {shape:?}");
+        return Err(Error::operator(NAME, message));
+    }
+    let mut of_channels = [1; D];
+    of_channels[1] = shape[1];
+    let spatial: Vec<usize> = (2..D).collect();
+    // Sums over the cells of a group, for each of its channels.
+    let sums = |x: ShardTensor<D>| {
+        let sums = sum_dims(x, &spatial)?.resolve();
+        let (kept, each) = (sums.dims(), shape[1] / groups);
+        let grouped: ShardTensor<3> = reshape(sums, [shape[0], groups, each])?;
+        let total = sum_dims(grouped, &[2])?.resolve();
+        reshape::<3, D>(expand(total, [shape[0], groups, each])?, kept)
+    };
+    normalized(
+        NAME,
+        x,
+        mask,
+        sums,
+        [(weight, of_channels), (bias, of_channels)],
+        epsilon,
+    )
+}
+
+/// Layer normalization over the last `dims` dims by mean and variance of the cells that count; cells that do not count become
+/// zero. Weight and bias have one cell in the other dims.
+///
+/// # Placement
+/// All dims may be sharded.
+///
+/// # Communication
+/// If a normalized dim is sharded, three sums per row, and their gradients.
+///
+/// # Errors
+/// More dims than there are, or none; parameters of another shape; those of [`counted`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::masked::masked_layer_norm;
+///
+/// let x = Tensor::<2>::from([[1.0, f32::NAN, 3.0]]);
+/// let mask = Tensor::from([[1.0, 0.0, 1.0]]);
+/// let y = masked_layer_norm(x, mask, 1, None, None, 0.0)?;
+/// y.into_data().assert_eq(&[[-1.0_f32, 0.0, 1.0]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn masked_layer_norm<const D: usize, X: Field<D>>(
+    x: X,
+    mask: X,
+    dims: usize,
+    weight: Option<Operand<D>>,
+    bias: Option<Operand<D>>,
+    epsilon: f64,
+) -> Result<X> {
+    const NAME: &str = "masked_layer_norm";
+    let mut shape = x.global_dims();
+    if dims == 0 || dims > D {
+        let message = format!("the last {dims} dims of {shape:?}");
+        return Err(Error::operator(NAME, message));
+    }
+    shape[..D - dims].fill(1);
+    let normalized_dims: Vec<usize> = (D - dims..D).collect();
+    let sums = |x: ShardTensor<D>| Ok(sum_dims(x, &normalized_dims)?.resolve());
+    normalized(
+        NAME,
+        x,
+        mask,
+        sums,
+        [(weight, shape), (bias, shape)],
+        epsilon,
+    )
+}
+
+/// Normalizes by the means that follow from sums over cells.
+fn normalized<const D: usize, const E: usize, X: Field<D>>(
+    operator: &'static str,
+    x: X,
+    mask: X,
+    sums: impl Fn(ShardTensor<D>) -> Result<ShardTensor<D>>,
+    parameters: [(Option<Operand<E>>, [usize; D]); 2],
+    epsilon: f64,
+) -> Result<X> {
+    let shape = x.global_dims();
+    for (parameter, expected) in &parameters {
+        let held = parameter.as_ref().map(|parameter| parameter.dims());
+        let cells = |shape: &[usize]| shape.iter().product::<usize>();
+        if held.is_some_and(|held| cells(&held) != cells(expected)) {
+            let message = format!("a parameter {held:?} for {shape:?}; expected {expected:?}");
+            return Err(Error::operator(operator, message));
+        }
+    }
+    in_f32(x, mask, |x, mask| {
+        let mask = broadcast(&x, mask)?;
+        let x = counted(x, mask.clone())?;
+        let inverse = reciprocal(sums(mask.clone())?);
+        let mean = |x: ShardTensor<D>| {
+            let sums = sums(Error::catch(|| x * mask.clone())?)?;
+            Error::catch(|| sums * inverse.clone())
+        };
+        let means = mean(x.clone())?;
+        let centred = Error::catch(|| x - means)?;
+        let variance = mean(centred.clone().square())?;
+        let mut y = Error::catch(|| centred / (variance + epsilon).sqrt())?;
+        let dtype = burn::tensor::FloatDType::from(y.local().dtype());
+        let [weight, bias] = parameters.map(|(parameter, shape)| {
+            let beside = |parameter: Operand<E>| -> Result<ShardTensor<D>> {
+                let parameter: ShardTensor<D> = reshape(parameter.beside(&y)?, shape)?;
+                distribute_beside(&y, parameter.cast(dtype))
+            };
+            parameter.map(beside).transpose()
+        });
+        if let Some(weight) = weight? {
+            y = Error::catch(|| y * weight)?;
+        }
+        if let Some(bias) = bias? {
+            y = Error::catch(|| y + bias)?;
+        }
+        counted(y, mask)
+    })
+}

@@ -1,0 +1,227 @@
+use burn::tensor::{Tensor, TensorData};
+use halocline_core::{Launcher, LocalGradient, Shard};
+
+use super::*;
+use crate::conv::ConvOptions;
+use crate::driver::Padding;
+use crate::pool::PoolOptions;
+use crate::prelude::*;
+use crate::testing::{Operator, check_op, difference, random};
+use halocline_core::Boundary;
+
+const SHAPE: [usize; 4] = [2, 4, 5, 7];
+
+/// Zeros, ones and, where `weighted`, other weights.
+fn mask_values(shape: [usize; 4], weighted: bool) -> Vec<f32> {
+    let count: usize = shape.iter().product();
+    let weight = |i: usize| match i * 7 % 5 {
+        0 | 3 => 0.0,
+        other if weighted => other as f32,
+        _ => 1.0,
+    };
+    (0..count).map(weight).collect()
+}
+
+/// A mask in the shards of a field.
+fn mask_beside<X: Field<4>>(x: &X, shape: [usize; 4], weighted: bool) -> X {
+    let device = x.clone().into_shard().device();
+    let mask = TensorData::new(mask_values(shape, weighted), shape);
+    x.distribute_beside(Tensor::<4>::from_data(mask, &device.inner()))
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Conv,
+    Pool,
+    Mean,
+    Group,
+    Layer,
+}
+
+impl Kind {
+    fn run<X: Field<4>>(self, x: X, mut parameters: Vec<Tensor<4>>) -> X {
+        let spatial = [1, 1, SHAPE[2], SHAPE[3]];
+        let ones = mask_beside(&x, spatial, false);
+        let weighted = mask_beside(&x, spatial, true);
+        let mut channels = || -> Operand<1> { parameters.remove(0).flatten::<1>(0, 3).into() };
+        match self {
+            Self::Conv => {
+                let padding = [
+                    Padding::new(1, Boundary::Zeros),
+                    Padding::new(1, Boundary::Periodic),
+                ];
+                let options = ConvOptions::<2>::default().with_padding(padding);
+                let bias = parameters.remove(1).flatten::<1>(0, 3).into();
+                masked_conv(x, ones, parameters.remove(0), Some(bias), &options)
+            }
+            Self::Pool => masked_avg_pool(
+                x,
+                weighted,
+                &PoolOptions::<2>::new([2, 3]).with_stride([2, 1]),
+            ),
+            Self::Mean => masked_mean_dims(x, weighted, &[1, 3]),
+            Self::Group => {
+                let (weight, bias) = (channels(), channels());
+                masked_group_norm(x, weighted, 2, Some(weight), Some(bias), 1e-2)
+            }
+            Self::Layer => {
+                let bias = parameters.remove(1).into();
+                masked_layer_norm(
+                    x,
+                    ones,
+                    2,
+                    Some(parameters.remove(0).into()),
+                    Some(bias),
+                    1e-2,
+                )
+            }
+        }
+        .unwrap()
+    }
+
+    fn parameters(self) -> Vec<[usize; 4]> {
+        match self {
+            Self::Conv => vec![[3, 4, 3, 3], [1, 3, 1, 1]],
+            Self::Group => vec![[1, 4, 1, 1]; 2],
+            Self::Layer => vec![[1, 1, SHAPE[2], SHAPE[3]]; 2],
+            Self::Pool | Self::Mean => Vec::new(),
+        }
+    }
+}
+
+const KINDS: [Kind; 5] = [Kind::Conv, Kind::Pool, Kind::Mean, Kind::Group, Kind::Layer];
+
+impl Operator<4, 4> for Kind {
+    fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, parameters: Vec<Tensor<4>>) -> X {
+        self.run(inputs.remove(0), parameters)
+    }
+}
+
+#[test]
+fn any_mesh_gives_what_one_device_gives() {
+    for kind in KINDS {
+        check_op(&kind, &[SHAPE], &kind.parameters(), &[0, 2, 3], 2e-5);
+    }
+}
+
+/// What cells without a weight hold does not matter, and their gradient is zero.
+#[test]
+fn no_masked_cell_reaches_a_result_or_a_gradient() {
+    let run = |kind: Kind, hole: f32, ranks: usize| {
+        let found = Launcher::local(ranks).collect(|world| {
+            let mesh = world.mesh([("lat", ranks)])?;
+            let cells = mask_values([1, 1, SHAPE[2], SHAPE[3]], false);
+            let drawn = random(SHAPE, "x", 0).into_data();
+            let numbers = drawn.iter::<f32>().zip(cells.iter().cycle());
+            let holed = numbers.map(|(x, mask)| if *mask == 0.0 { hole } else { x });
+            let x = Tensor::<4>::from_data(
+                TensorData::new(holed.collect(), SHAPE),
+                &world.device().clone().inner(),
+            );
+            let x = ShardTensor::distribute(x, &mesh, &[Shard(2)])?.require_grad();
+            let parameters: Vec<Tensor<4>> = kind
+                .parameters()
+                .into_iter()
+                .enumerate()
+                .map(|(i, shape)| random(shape, "parameter", i))
+                .collect();
+            let leaves: Vec<_> = parameters
+                .into_iter()
+                .map(|leaf| leaf.detach().require_grad())
+                .collect();
+            let y = kind.run(x.clone(), leaves.clone());
+            let gradients = y.clone().square().sum().backward();
+            let mut found = vec![
+                y.full_tensor(LocalGradient::Replicated).into_data(),
+                x.grad(&gradients)
+                    .expect("a gradient")
+                    .full_tensor(LocalGradient::Replicated)
+                    .into_data(),
+            ];
+            found.extend(
+                leaves
+                    .iter()
+                    .map(|leaf| leaf.grad(&gradients).expect("a gradient").into_data()),
+            );
+            Ok(found)
+        });
+        found.unwrap().remove(0)
+    };
+    for kind in KINDS {
+        let expected = run(kind, 0.0, 1);
+        for ranks in [1, 3] {
+            let found = run(kind, f32::NAN, ranks);
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!(
+                    difference(found, expected) < 1e-5,
+                    "{kind:?} on {ranks} ranks"
+                );
+            }
+            let cells = mask_values([1, 1, SHAPE[2], SHAPE[3]], false);
+            let gradient = found[1].iter::<f32>();
+            assert!(
+                gradient
+                    .zip(cells.iter().cycle())
+                    .all(|(g, mask)| *mask > 0.0 || g == 0.0)
+            );
+        }
+    }
+}
+
+#[test]
+fn without_holes_they_are_the_operators_without_a_mask() {
+    let x = random::<4>(SHAPE, "x", 0).inner();
+    let ones = || Tensor::<4>::ones([1, 1, SHAPE[2], SHAPE[3]], &x.device());
+    let weight = random::<4>([3, 4, 3, 2], "weight", 0).inner();
+    let options = ConvOptions::<2>::default();
+    let pool = PoolOptions::<2>::new([2, 2]);
+    for (ours, plain) in [
+        (
+            masked_conv(x.clone(), ones(), weight.clone(), None, &options),
+            x.clone().conv(weight, None, &options),
+        ),
+        (
+            masked_avg_pool(x.clone(), ones(), &pool),
+            x.clone().avg_pool(&pool),
+        ),
+        (
+            masked_mean_dims(x.clone(), ones(), &[1, 2]),
+            ReduceField::mean_dims(x.clone(), &[1, 2]),
+        ),
+        (
+            masked_group_norm(x.clone(), ones(), 2, None, None, 1e-5),
+            x.clone().group_norm(2, None, None, 1e-5),
+        ),
+        (
+            masked_layer_norm(x.clone(), ones(), 3, None, None, 1e-5),
+            x.clone().layer_norm_dims(3, None, None, 1e-5),
+        ),
+    ] {
+        assert!(difference(&ours.unwrap().into_data(), &plain.into_data()) < 1e-5);
+    }
+}
+
+#[test]
+fn misuse_is_told() {
+    let x = Tensor::<4>::ones(SHAPE, &Default::default());
+    let weight = Tensor::<4>::ones([1, 4, 1, 1], &Default::default());
+    let error = masked_conv(
+        x.clone(),
+        x.clone(),
+        weight,
+        None,
+        &ConvOptions::<2>::default(),
+    );
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("expected [batch or 1, 1, *spatial]"),
+        "{error}"
+    );
+    let error = masked_group_norm(x.clone(), x, 3, None, None, 0.0)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("3 groups of channels of [2, 4, 5, 7]"),
+        "{error}"
+    );
+}

@@ -1,0 +1,122 @@
+//! Convolution and averages over windows, by the cells that count.
+
+use burn::tensor::Tensor;
+use halocline_core::{Error, Result, ShardTensor};
+
+use super::{in_f32, reciprocal};
+use crate::conv::{ConvOptions, conv};
+use crate::field::Field;
+use crate::loss::counted;
+use crate::operand::Operand;
+use crate::pool::{PaddingCount, PoolOptions, avg_pool};
+use crate::precision::{cast_shard, wider};
+use crate::rearrange::{distribute_beside, reshape};
+
+/// Convolution by the cells that count: `Σ_k w_k·m·x · n / Σ_k m + bias`, where `n` is the number of cells of the window, and
+/// zero where none of them counts (partial convolution, Liu et al. 2018). Cells beyond a boundary of zeros do not count.
+///
+/// # Shapes
+/// `x` `[batch, channels_in, *spatial]`, `mask` `[batch or 1, 1, *spatial]`.
+///
+/// # Errors
+/// A mask that differs between channels; those of [`conv`] and [`counted`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::ConvOptions;
+/// use halocline_ops::masked::masked_conv;
+///
+/// let x = Tensor::<3>::from([[[1.0, f32::NAN, 3.0, 5.0]]]);
+/// let mask = Tensor::from([[[1.0, 0.0, 1.0, 1.0]]]);
+/// let sums = Tensor::<3>::ones([1, 1, 2], &Default::default());
+/// let y = masked_conv::<3, 1, _>(x, mask, sums, None, &ConvOptions::default())?;
+/// y.into_data().assert_eq(&[[[2.0_f32, 6.0, 8.0]]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn masked_conv<const D: usize, const N: usize, X: Field<D>>(
+    x: X,
+    mask: X,
+    weight: impl Into<Operand<D>>,
+    bias: Option<Operand<1>>,
+    options: &ConvOptions<N>,
+) -> Result<X> {
+    const NAME: &str = "masked_conv";
+    let weight = weight.into();
+    if D < 3 || mask.global_dims()[1] != 1 {
+        let message = format!(
+            "a mask {:?}; expected [batch or 1, 1, *spatial]",
+            mask.global_dims()
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    let mask = mask.into_shard().inner();
+    x.try_op(|x| {
+        let mut kernel = weight.dims();
+        kernel[..2].fill(1);
+        let cells: usize = kernel[2..].iter().product();
+        let dtype = x.local().dtype();
+        let mask = cast_shard(mask, wider(dtype));
+        let share = (cells as f64).recip();
+        let shares = Tensor::<D>::full(kernel, share, (&mask.device(), wider(dtype)));
+        let present = conv(mask.clone(), shares, None, &options.with_groups(1))?;
+        let mask = cast_shard(mask, dtype);
+        let x = counted(x, mask.clone())?;
+        let y = conv(Error::catch(|| x * mask)?, weight, None, options)?;
+        let some = cast_shard(some(&present), dtype);
+        let factor = cast_shard(reciprocal(present), dtype);
+        let y = Error::catch(|| y * factor)?;
+        match bias {
+            None => Ok(y),
+            Some(bias) => {
+                let mut shape = [1; D];
+                shape[1] = y.dims()[1];
+                let bias: ShardTensor<D> = reshape(bias.beside(&y)?, shape)?;
+                let bias = distribute_beside(&y, bias)?;
+                Error::catch(|| y + bias * some)
+            }
+        }
+    })
+}
+
+/// One where a number is positive, else zero.
+fn some<const D: usize>(x: &ShardTensor<D>) -> ShardTensor<D> {
+    let (local, layout, mesh) = x.clone().into_parts();
+    let some = local.clone().greater_elem(0.0);
+    ShardTensor::from_parts(local.zeros_like().mask_fill(some, 1.0), layout, mesh)
+}
+
+/// The mean of the cells of each window that count, `Σ m·x / Σ m`, and zero where none does. Padding does not count.
+///
+/// # Shapes
+/// `[batch, channels, *spatial]`; the mask may have one cell in dims but the spatial ones.
+///
+/// # Errors
+/// Those of [`avg_pool`] and [`counted`].
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_ops::PoolOptions;
+/// use halocline_ops::masked::masked_avg_pool;
+///
+/// let x = Tensor::<3>::from([[[1.0, f32::NAN, 3.0, 5.0]]]);
+/// let mask = Tensor::from([[[1.0, 0.0, 1.0, 1.0]]]);
+/// let y = masked_avg_pool::<3, 1, _>(x, mask, &PoolOptions::new([2]).with_stride([2]))?;
+/// y.into_data().assert_eq(&[[[1.0_f32, 4.0]]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn masked_avg_pool<const D: usize, const N: usize, X: Field<D>>(
+    x: X,
+    mask: X,
+    options: &PoolOptions<N>,
+) -> Result<X> {
+    // Both by one number, so that it cancels.
+    let options = options.with_count(PaddingCount::Included);
+    in_f32(x, mask, |x, mask| {
+        let x = counted(x, mask.clone())?;
+        let sums = avg_pool(Error::catch(|| x * mask.clone())?, &options)?;
+        let weights = avg_pool(mask, &options)?;
+        Error::catch(|| sums * reciprocal(weights))
+    })
+}

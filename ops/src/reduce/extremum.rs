@@ -1,0 +1,264 @@
+//! Maximum and minimum over dims.
+//!
+//! Semantics follow PyTorch's `amax` and `amin`.
+//!
+//! # Shapes
+//! Reduced dims keep one cell each.
+//!
+//! # Placement
+//! All dims may be sharded; values must be resolved, and the result is.
+//!
+//! # Communication
+//! If a reduced dim is sharded, the extremum is reduced over its ranks, and in the backward pass the number of cells that hold
+//! it.
+//!
+//! # Adjoint
+//! The cotangent goes to the cells that hold the extremum, in equal parts, wherever they lie.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
+use halocline_core::ops::{self, BackwardPass, Operator, apply, blank};
+use halocline_core::{
+    DeviceMesh, Error, Operation, Partial, Placement, ReduceOp, Replicate, Result, ShardTensor,
+    Traffic,
+};
+
+use super::{check_dims, rule};
+use crate::precision::{cast, wider};
+
+/// The maximum or minimum over `dims`. See the [module](self).
+///
+/// # Errors
+/// A dim that does not exist, is given twice or has no cells; partial values; another reduction
+/// than these two; a failure of communication.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::{ReduceOp, ShardTensor};
+/// use halocline_ops::reduce::extremum_dims;
+///
+/// let x = ShardTensor::solo(Tensor::<2>::from([[1.0, 2.0], [3.0, 0.0]]));
+/// let y = extremum_dims(x, &[1], ReduceOp::Max)?.into_parts().0;
+/// y.into_data().assert_eq(&[[2.0_f32], [3.0]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn extremum_dims<const D: usize>(
+    x: ShardTensor<D>,
+    dims: &[usize],
+    op: ReduceOp,
+) -> Result<ShardTensor<D>> {
+    let operator = match op {
+        ReduceOp::Min => "min_dims",
+        ReduceOp::Max => "max_dims",
+        ReduceOp::Sum | ReduceOp::Product => {
+            let message = format!("{op:?} is no extremum; expected Max or Min");
+            return Err(Error::operator("extremum_dims", message));
+        }
+    };
+    check_dims::<D>(operator, dims)?;
+    x.require_resolved(operator)?;
+    if let Some(dim) = dims.iter().find(|&&dim| x.dims()[dim] == 0) {
+        return Err(Error::operator(operator, format!("dim {dim} has no cells")));
+    }
+    let partial = rule(operator, x.layout(), dims, op)?;
+    let axes = partial.axes_where(|placement| matches!(placement, Partial(_)));
+    let placements = partial
+        .placements()
+        .iter()
+        .map(|placement| match placement {
+            Partial(_) => Replicate,
+            other => *other,
+        });
+    let placements: Vec<Placement> = placements.collect();
+    let layout = partial.derive(placements, partial.all_extents().to_vec());
+    let (local, from, mesh) = x.into_parts();
+    let over_ranks = OverRanks {
+        mesh: mesh.clone(),
+        axes,
+        operation: Operation::new(operator, Traffic::Reduce, Some(&from)),
+    };
+    let extremum = Extremum::<D> {
+        op,
+        dims: dims.to_vec(),
+        over_ranks: (!over_ranks.axes.is_empty()).then_some(over_ranks),
+    };
+    let y = Error::catch(|| extremum.of(local))?;
+    Ok(ShardTensor::from_parts(y, layout, mesh))
+}
+
+/// The extremum over dims of one shard, with the gradient that cells that are alike share.
+pub(crate) fn local_extremum<const D: usize>(
+    x: Tensor<D>,
+    dims: &[usize],
+    op: ReduceOp,
+) -> Tensor<D> {
+    let extremum = Extremum {
+        op,
+        dims: dims.to_vec(),
+        over_ranks: None,
+    };
+    extremum.of(x)
+}
+
+/// An extremum as one node of the graph: of this rank's cells, and over ranks.
+#[derive(Clone, Debug)]
+struct Extremum<const D: usize> {
+    op: ReduceOp,
+    dims: Vec<usize>,
+    over_ranks: Option<OverRanks>,
+}
+
+/// The axes over which the reduced dims are sharded.
+#[derive(Clone, Debug)]
+struct OverRanks {
+    mesh: DeviceMesh,
+    axes: Vec<usize>,
+    operation: Operation,
+}
+
+impl<const D: usize> Extremum<D> {
+    fn of(self, x: Tensor<D>) -> Tensor<D> {
+        Tensor::from_dispatch(apply(self, [x.into_dispatch()]))
+    }
+
+    /// Reduces the dims of this rank's cells; `nothing` stands for no cells.
+    fn reduced(
+        &self,
+        x: Tensor<D>,
+        nothing: f64,
+        reduce: impl Fn(Tensor<D>, usize) -> Tensor<D>,
+    ) -> Tensor<D> {
+        let mut shape = x.dims();
+        let is_empty = shape.contains(&0);
+        self.dims.iter().for_each(|&dim| shape[dim] = 1);
+        match is_empty {
+            true => Tensor::from_dispatch(blank(&x.into_dispatch(), &shape, Some(nothing))),
+            false => self.dims.iter().fold(x, |x, &dim| reduce(x, dim)),
+        }
+    }
+
+    fn over_ranks(&self, x: Tensor<D>, op: ReduceOp, backward: bool) -> Tensor<D> {
+        let Some(OverRanks {
+            mesh,
+            axes,
+            operation,
+        }) = &self.over_ranks
+        else {
+            return x;
+        };
+        let operation = match backward {
+            true => operation.backward(),
+            false => operation.clone(),
+        };
+        ops::all_reduce(x, mesh, axes, op, operation)
+    }
+}
+
+impl<const D: usize> Operator for Extremum<D> {
+    /// The result.
+    type Saved = DispatchTensor;
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(["extremum", "extremum (backward)"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        true
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, DispatchTensor)> {
+        let x = Tensor::<D>::from_dispatch(inputs.remove(0));
+        let y = match self.op {
+            ReduceOp::Min => self.reduced(x, f64::INFINITY, Tensor::min_dim),
+            _ => self.reduced(x, f64::NEG_INFINITY, Tensor::max_dim),
+        };
+        let y = Error::catch(|| self.over_ranks(y, self.op, false))?.into_dispatch();
+        Ok((y.clone(), y))
+    }
+
+    fn backward(
+        &self,
+        mut pass: BackwardPass<'_, DispatchTensor>,
+    ) -> Result<Vec<Option<DispatchTensor>>> {
+        let x = Tensor::<D>::from_dispatch(pass.take_input(0));
+        let y = Tensor::<D>::from_dispatch(pass.saved.clone());
+        let cotangent = Tensor::<D>::from_dispatch(pass.cotangent);
+        let (shape, dtype) = (x.dims(), x.dtype());
+        let is_empty = shape.contains(&0);
+        // NaN is the extremum where it occurs. Cells are counted in f32 at least.
+        let holders = match is_empty {
+            true => None,
+            false => Some(x.clone().equal(y.expand(shape)).bool_or(x.clone().is_nan())),
+        };
+        let counted = match &holders {
+            None => x.clone(),
+            Some(holders) => holders.clone().float(),
+        };
+        let counted = cast(counted, wider(dtype));
+        let count = self.reduced(counted, 0.0, Tensor::sum_dim);
+        let count = Error::catch(|| self.over_ranks(count, ReduceOp::Sum, true))?;
+        let gradient = match holders {
+            None => x,
+            Some(holders) => {
+                let share = cast(cast(cotangent, wider(dtype)) / count, dtype);
+                share.expand(shape).mask_fill(holders.bool_not(), 0.0)
+            }
+        };
+        Ok(vec![Some(gradient.into_dispatch())])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, TensorData};
+    use halocline_core::{Launcher, LocalGradient, Shard};
+
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{Operator as Tested, check_op, difference};
+
+    struct Largest(&'static [usize]);
+
+    impl Tested<4, 4> for Largest {
+        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X {
+            inputs.remove(0).max_dims(self.0)
+        }
+    }
+
+    #[test]
+    fn extrema_of_shards_without_cells_have_those_of_one_device() {
+        check_op(&Largest(&[3]), &[[1, 2, 1, 7]], &[], &[2, 3], 1e-6);
+    }
+
+    /// Cells of few values, of which several are extreme.
+    struct Ties;
+
+    impl Tested<4, 4> for Ties {
+        fn apply<X: Field<4>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<4>>) -> X {
+            let x = inputs.remove(0).clamp(-0.2, 0.2);
+            x.clone().max_dims(&[1, 2]) * x.min_dims(&[3])
+        }
+    }
+
+    #[test]
+    fn cells_that_are_alike_share_the_gradient_on_any_mesh() {
+        check_op(&Ties, &[[2, 5, 4, 7]], &[], &[0, 1, 2, 3], 1e-6);
+    }
+
+    #[test]
+    fn many_cells_of_half_precision_share_exactly() {
+        let found = Launcher::local(2).collect(|world| {
+            let mesh = world.mesh([("x", 2)])?;
+            let ones = Tensor::<1>::ones([1024], (world.device(), DType::BF16));
+            let x = ShardTensor::distribute(ones, &mesh, &[Shard(0)])?.require_grad();
+            let y = extremum_dims(x.clone(), &[0], ReduceOp::Max)?;
+            let gradient = x.grad(&y.backward()).expect("a gradient");
+            Ok(gradient.full_tensor(LocalGradient::Replicated).into_data())
+        });
+        let expected = TensorData::new(vec![1.0_f32 / 1024.0; 1024], [1024]);
+        for found in found.unwrap() {
+            assert!(difference(&found, &expected) < 1e-6);
+        }
+    }
+}
