@@ -35,6 +35,8 @@ const OUTPUTS: usize = 64;
 const TASKS: usize = 32;
 /// Most bytes of the sums of all chunks.
 const SUMS_BYTES: usize = 8 << 20;
+/// Sums that a thread adds at a time.
+const TOGETHER: usize = 1 << 13;
 
 /// A gradient with respect to weights.
 #[derive(Debug)]
@@ -144,21 +146,17 @@ impl<E: Element> WithSimd for Whole<'_, E> {
             ..
         } = *self.0.conv;
         let weights = groups * outputs * inputs * self.0.conv.elements();
-        let biases = groups * outputs;
-        let zeros = || WeightGradient {
+        let zeros = |weights| WeightGradient {
             weight: vec![E::default(); weights],
-            bias: vec![E::default(); biases],
+            bias: vec![E::default(); groups * outputs],
         };
         let [batch, _, count @ ..] = self.0.cotangent.shape();
         if weights == 0 || batch == 0 || count.contains(&0) {
-            return zeros();
+            return zeros(weights);
         }
         let plan = Plan::new::<S>(self.0);
-        let zeros = || WeightGradient {
-            weight: vec![E::default(); plan.sums()],
-            bias: vec![E::default(); biases],
-        };
-        let mut sums: Vec<WeightGradient<E>> = plan.chunks.iter().map(|_| zeros()).collect();
+        let chunks = plan.chunks.iter();
+        let mut sums: Vec<WeightGradient<E>> = chunks.map(|_| zeros(plan.sums())).collect();
         let shared: Vec<Sums<E>> = sums
             .iter_mut()
             .map(|sums| Sums {
@@ -183,15 +181,21 @@ impl<E: Element> WithSimd for Whole<'_, E> {
         } else {
             tasks.into_par_iter().with_max_len(1).for_each(run);
         }
-        let mut sums = sums.into_iter();
-        let mut total = sums.next().unwrap_or_else(zeros);
+        let mut total = sums.remove(0);
+        // Every element in the order of chunks.
+        let parts = total.weight.par_chunks_mut(TOGETHER).enumerate();
+        parts.for_each(|(part, total)| {
+            for more in &sums {
+                let more = &more.weight[part * TOGETHER..];
+                total
+                    .iter_mut()
+                    .zip(more)
+                    .for_each(|(sum, value)| *sum += *value);
+            }
+        });
         for more in sums {
-            for (sum, value) in total.weight.iter_mut().zip(more.weight) {
-                *sum += value;
-            }
-            for (sum, value) in total.bias.iter_mut().zip(more.bias) {
-                *sum += value;
-            }
+            let biases = total.bias.iter_mut().zip(more.bias);
+            biases.for_each(|(sum, value)| *sum += value);
         }
         WeightGradient {
             weight: plan.weights(total.weight),
