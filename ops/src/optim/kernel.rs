@@ -61,9 +61,7 @@ pub(super) fn run<const D: usize>(
     let inputs = [parameter, gradient, mean, square].map(|tensor| {
         flex::operand::<f32>(tensor.into_dispatch()).expect("a tensor of the CPU, which was asked")
     });
-    let inputs = inputs
-        .each_ref()
-        .map(|tensor| flex::elements::<f32>(tensor));
+    let inputs = inputs.each_ref().map(flex::elements::<f32>);
     let isa = Isa::chosen().unwrap_or_else(|error| panic!("{error}"));
     let len = inputs[0].len();
     // SAFETY: the tasks below write all elements before any is read.
