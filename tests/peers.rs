@@ -84,9 +84,7 @@ fn interpolation_to_any_size_with_either_corners() {
                 let [x] = array(inputs);
                 let linear = Interpolation::new(Mode::Linear).with_corners(self.0);
                 let cubic = Interpolation::new(Mode::Cubic).with_corners(self.0);
-                let finer = x.clone().interpolate([13, 9], linear);
-                let coarser = x.interpolate([4, 5], linear).interpolate([13, 9], cubic);
-                finer + coarser
+                x.interpolate([13, 9], linear).interpolate([4, 5], cubic)
             }
         }
         check_op(&Case(corners), &[[1, 2, 7, 8]], &[], &[0, 1, 2, 3], 2e-5);

@@ -17,7 +17,8 @@ use crate::precision::in_f32;
 /// # Example
 /// Each cell of a ring gets the mean of its neighbours, on two ranks:
 /// ```
-/// /// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
+/// use burn::tensor::Tensor;
+/// use halocline_core::{Launcher, LocalGradient, Shard, ShardTensor};
 /// use halocline_ops::graph::{Aggregate, Graph};
 ///
 /// Launcher::local(2).run(|world| {
@@ -223,7 +224,8 @@ impl EdgeShards {
     ///
     /// # Example
     /// ```
-    ///     /// use halocline_core::{Launcher, Shard, ShardTensor};
+    /// use burn::tensor::Tensor;
+    /// use halocline_core::{Launcher, Shard, ShardTensor};
     /// use halocline_ops::graph::Graph;
     ///
     /// Launcher::local(2).run(|world| {
@@ -307,7 +309,8 @@ impl EdgeShards {
     ///
     /// # Example
     /// ```
-    ///     /// use halocline_ops::graph::Graph;
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::graph::Graph;
     ///
     /// let x = Tensor::<1>::from([0.0, 3.0, 0.0]);
     /// let edges = Graph::new(3, 3, &[[0, 1], [2, 1], [1, 2]])?.beside(&x, 0)?;
