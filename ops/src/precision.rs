@@ -33,6 +33,14 @@ pub(crate) fn cast_shard<const D: usize>(x: ShardTensor<D>, dtype: DType) -> Sha
     x.cast(FloatDType::from(dtype))
 }
 
+/// Casts a result back to a narrower type. What is a sum over ranks is resolved first, so that it is rounded once.
+pub(crate) fn narrowed<const D: usize>(x: ShardTensor<D>, dtype: DType) -> ShardTensor<D> {
+    match x.local().dtype() == dtype {
+        true => x,
+        false => cast_shard(x.resolve(), dtype),
+    }
+}
+
 /// Applies a function in f32 at least; the result has the number type of `x`.
 pub(crate) fn in_f32<const D: usize>(
     x: ShardTensor<D>,

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 /// Place in degrees east and north.
 type Place = (f64, f64);
 
-/// The coastlines of the world, as lines from longitude −180 to 180.
+/// The coastlines of the world. A line that crosses the longitude of 180 degrees goes on beyond it.
 fn world() -> &'static [Vec<Place>] {
     static WORLD: OnceLock<Vec<Vec<Place>>> = OnceLock::new();
     WORLD.get_or_init(|| {
@@ -13,10 +13,12 @@ fn world() -> &'static [Vec<Place>] {
         let lines = rows.filter(|row| !row.starts_with('#')).map(|row| {
             let numbers = row.split(' ').map(|number| number.parse::<f64>());
             let degrees: Vec<f64> = numbers.map(|n| n.expect("a number") / 100.0).collect();
-            degrees
-                .chunks_exact(2)
-                .map(|pair| (pair[0], pair[1]))
-                .collect()
+            let places = degrees.as_chunks().0.iter();
+            let on = |last: &mut f64, [x, y]: &[f64; 2]| {
+                *last += (x - *last + 180.0).rem_euclid(360.0) - 180.0;
+                Some((*last, *y))
+            };
+            places.scan(degrees[0], on).collect()
         });
         lines.collect()
     })
@@ -25,7 +27,7 @@ fn world() -> &'static [Vec<Place>] {
 /// The coastlines on a map of longitudes, which may go beyond 360 degrees, and latitudes.
 pub(super) fn within(lon: [f64; 2], lat: [f64; 2]) -> Vec<Vec<Place>> {
     let turns =
-        ((lon[0] - 180.0) / 360.0).floor() as i32..=((lon[1] + 180.0) / 360.0).ceil() as i32;
+        ((lon[0] - 540.0) / 360.0).floor() as i32..=((lon[1] + 540.0) / 360.0).ceil() as i32;
     turns
         .flat_map(|turn| {
             let east = 360.0 * f64::from(turn);
@@ -122,5 +124,12 @@ mod tests {
             );
         }
         assert!(within([0.0, 20.0], [20.0, 24.0]).is_empty());
+        // No line goes around the world where it crosses a meridian.
+        let steps = world().iter().flat_map(|line| line.windows(2));
+        assert!(
+            steps
+                .map(|pair| (pair[1].0 - pair[0].0).abs())
+                .all(|step| step < 30.0)
+        );
     }
 }

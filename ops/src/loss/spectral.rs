@@ -40,5 +40,10 @@ pub fn spectral_loss<const E: usize, const D: usize, X: Field<D>>(
         (modes.square().sum_dims(&[E - 1]) + 1e-24).sqrt()
     };
     let error = amplitude(x) - amplitude(target);
-    Field::from_shard(cast_shard(reduced(error.square(), reduction), dtype))
+    let loss = reduced(error.square(), reduction);
+    Field::from_shard(match wider(dtype) == dtype {
+        true => loss,
+        // Sums are rounded once.
+        false => cast_shard(loss.resolve(), dtype),
+    })
 }
