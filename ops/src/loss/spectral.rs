@@ -4,7 +4,7 @@ use halocline_core::ShardTensor;
 
 use super::{Reduction, reduced};
 use crate::field::{Field, Rank};
-use crate::precision::{cast_shard, wider};
+use crate::precision::{cast_shard, narrowed, wider};
 use crate::reduce::ReduceField;
 use crate::spectral::{FftNorm, SpectralField};
 
@@ -40,10 +40,5 @@ pub fn spectral_loss<const E: usize, const D: usize, X: Field<D>>(
         (modes.square().sum_dims(&[E - 1]) + 1e-24).sqrt()
     };
     let error = amplitude(x) - amplitude(target);
-    let loss = reduced(error.square(), reduction);
-    Field::from_shard(match wider(dtype) == dtype {
-        true => loss,
-        // Sums are rounded once.
-        false => cast_shard(loss.resolve(), dtype),
-    })
+    Field::from_shard(narrowed(reduced(error.square(), reduction), dtype))
 }

@@ -5,7 +5,7 @@ use halocline_core::{Error, Result, ShardTensor};
 
 use super::{Penalty, Reduction};
 use crate::field::{Field, Rank};
-use crate::precision::{cast_shard, wider};
+use crate::precision::{cast_shard, narrowed, wider};
 use crate::reduce::ReduceField;
 
 const NAME: &str = "weighted_loss";
@@ -62,7 +62,7 @@ pub fn weighted_loss<const D: usize, X: Field<D>>(
             Reduction::Sum => ReduceField::sum(losses),
             Reduction::Mean => mean(losses, weight),
         };
-        Ok(cast_shard(loss, dtype))
+        Ok(narrowed(loss, dtype))
     })?;
     loss.map(Field::from_shard)
 }
