@@ -82,7 +82,7 @@ impl<'a> Options<'a> {
         self.attributes.texts.get(key).map_or("", String::as_str)
     }
 
-    /// What the text called `key` stands for: the first of the choices if there is none.
+    /// Value of the choice named by the text `key`; the first choice if there is no such text.
     pub(crate) fn choice<T: Copy>(&self, key: &str, choices: &[(&str, T)]) -> T {
         let text = self.text(key);
         let found = choices.iter().find(|(name, _)| *name == text);

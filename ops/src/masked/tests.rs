@@ -104,7 +104,7 @@ fn any_mesh_gives_what_one_device_gives() {
     }
 }
 
-/// What cells without a weight hold does not matter, and their gradient is zero.
+/// Cells of weight zero reach no result, and have a gradient of zero.
 #[test]
 fn no_masked_cell_reaches_a_result_or_a_gradient() {
     let run = |kind: Kind, hole: f32, ranks: usize| {

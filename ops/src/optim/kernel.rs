@@ -17,11 +17,11 @@ pub(super) struct Step {
     mean: [f32; 2],
     /// Shares of the old mean square and of the square of the gradient.
     square: [f32; 2],
-    /// What both are divided by, as they begin at zero.
+    /// Corrections of both for their start at zero: divisors.
     corrections: [f32; 2],
     epsilon: f32,
     rate: f32,
-    /// What is left of a weight.
+    /// Factor of the parameter: weight decay.
     kept: f32,
 }
 

@@ -1,6 +1,6 @@
 //! Optimizers whose steps read and write every number once.
 //!
-//! burn's optimizers are written with tensor operators, each of which passes through memory: some twenty of them in a step
+//! burn's optimizers are written with tensor operators, each of which passes through memory: some fifteen of them in a step
 //! of AdamW. On the CPU, [`FusedAdamW`] makes the same step in one pass, with the same bits.
 
 mod kernel;
@@ -41,7 +41,7 @@ pub struct FusedAdamWConfig {
     /// The share of the old mean of squares of gradients in the new one.
     #[config(default = 0.999)]
     pub beta_2: f32,
-    /// What is added to the root of the mean square, by which the mean is divided.
+    /// Summand of the denominator, the root of the mean square.
     #[config(default = 1e-5)]
     pub epsilon: f32,
     /// The share of a weight that a step with a learning rate of one takes away.

@@ -51,7 +51,7 @@ pub(crate) const OPERATORS: &[Golden] = {
 /// What travels, forward and backward.
 const TRAVELS: [&str; 2] = ["– (the result is partial)", "–"];
 
-/// What travels for extrema.
+/// Traffic of extrema, forward and backward.
 const EXTREMUM: [&str; 2] = ["an extremum", "the number of cells that hold it"];
 
 fn dims(case: &Case) -> Vec<usize> {
