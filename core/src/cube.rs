@@ -13,6 +13,8 @@ use burn_fusion::stream::StreamId;
 use burn_fusion::{Client, FusionTensor, NoOp};
 use burn_ir::{InitOperationIr, OperationIr};
 
+use crate::layout::Layout;
+
 type Fused = FusionTensor<FusionCubeRuntime>;
 
 /// Whether a device is one of CubeCL.
@@ -21,6 +23,25 @@ pub fn is_on_gpu(device: &Device) -> bool {
         device.clone().inner().as_dispatch(),
         DispatchDevice::Cube(_)
     )
+}
+
+/// Refuses layouts with which operators could be lost.
+///
+/// burn 0.22.1 computes operators on tensors of one cell in a dim by the kernel of one on more cells, to which the former are
+/// repeated. One on no cells has no kernel, so that the former are not computed either.
+///
+/// # Panics
+/// Panics on every rank if some rank holds no cells, unless burn does not fuse.
+pub(crate) fn refuse_lost_operators(layout: &Layout, device: &Device) {
+    let fuses = || {
+        let config = burn::runtime_config();
+        config.fusion().beam_search.max_explorations != Some(0)
+    };
+    assert!(
+        !layout.has_empty_shard() || !is_on_gpu(device) || !fuses(),
+        "{layout}: some ranks hold no cells, beside which burn 0.22.1 loses operators that it fuses on GPUs; set \
+         BURN_FUSION_MAX_EXPLORATIONS=0, so that it does not fuse, or use fewer ranks or other extents"
+    );
 }
 
 /// Memory of a tensor, and the data to make the tensor again.
@@ -106,4 +127,23 @@ pub fn with_memory<const N: usize, const M: usize>(
         };
         result.into_tensor()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Launcher, Shard, ShardTensor};
+
+    #[test]
+    fn operators_that_would_be_lost_are_refused() {
+        let on_two_ranks = |cells: usize| {
+            Launcher::local(2).collect(|world| {
+                let mesh = world.mesh([("x", 2)])?;
+                ShardTensor::<1>::zeros([cells], &mesh, &[Shard(0)])
+            })
+        };
+        assert!(on_two_ranks(2).is_ok());
+        let refused = is_on_gpu(&Device::default());
+        assert_eq!(on_two_ranks(1).is_err(), refused);
+    }
 }

@@ -67,13 +67,16 @@ impl<const D: usize, K: Basic> ShardTensor<D, K> {
     /// [`from_local`](Self::from_local) checks that they match.
     ///
     /// # Panics
-    /// In debug builds, panics if the local shape is not that of this rank's shard.
+    /// Panics on GPUs where some rank holds no cells, unless `BURN_FUSION_MAX_EXPLORATIONS` is 0: burn's fusion loses operators
+    /// there. In debug builds, panics if the local shape is not that of this rank's shard.
     pub fn from_parts(local: Tensor<D, K>, layout: Layout, mesh: DeviceMesh) -> Self {
         debug_assert_eq!(
             local.dims().to_vec(),
             layout.local_shape(mesh.position()),
             "{layout}"
         );
+        #[cfg(feature = "cube")]
+        crate::cube::refuse_lost_operators(&layout, &local.device());
         Self {
             local,
             layout,
