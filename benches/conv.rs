@@ -16,6 +16,9 @@
 //! A convolution counts 2 · outputs · inputs / groups · kernel elements of floating-point operations, and three times
 //! that with its gradients. The peak is the median of what these multiply-adds reach between turns.
 //!
+//! `--bf16` measures bf16 instead, beside our f32 and bf16 in PyTorch, as under its autocast; medians go to
+//! `bench/conv_bf16.csv` then.
+//!
 //! `HALOCLINE_BENCH_SECONDS` bounds the time per case (at least 5 rounds are run), `HALOCLINE_PYTHON` is the python that
 //! has PyTorch, arguments choose cases whose names contain one of them. Medians go to `bench/conv.csv` in cargo's target
 //! directory.
@@ -25,7 +28,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-use burn::tensor::{Distribution, module};
+use burn::tensor::{DType, Distribution, FloatDType, module};
 use halocline::ops::prelude::*;
 use halocline::prelude::{Device, Tensor};
 
@@ -77,8 +80,9 @@ impl Case {
     }
 
     /// The case as `conv_pytorch.py` reads it.
-    fn request(&self) -> serde_json::Value {
+    fn request(&self, bf16: bool) -> serde_json::Value {
         serde_json::json!({
+            "bf16": bf16,
             "x": self.x,
             "weight": self.weight,
             "stride": self.stride,
@@ -136,7 +140,11 @@ const SETS: [(&str, usize); 2] = [("mean of kinds", 0), ("mean of layers", 10)];
 
 /// Names of the passes, and their work in units of the forward pass.
 const PASSES: [(&str, f64); 2] = [("fwd", 1.0), ("fwd+bwd", 3.0)];
-const IMPLEMENTATIONS: [&str; 3] = ["halocline", "burn-flex", "pytorch"];
+/// In `f32` and in bf16.
+const IMPLEMENTATIONS: [[&str; 3]; 2] = [
+    ["halocline", "burn-flex", "pytorch"],
+    ["halocline-bf16", "halocline", "pytorch-bf16"],
+];
 const MIN_ROUNDS: usize = 5;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -145,14 +153,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         Err(_) => Duration::from_secs(25),
     };
     let arguments = std::env::args().skip(1);
-    let chosen: Vec<String> = arguments.filter(|part| part != "--bench").collect();
+    let arguments: Vec<String> = arguments.filter(|part| part != "--bench").collect();
+    let (options, chosen): (Vec<String>, Vec<String>) =
+        arguments.into_iter().partition(|part| part == "--bf16");
+    let bf16 = !options.is_empty();
     let mut pytorch = PyTorch::start("conv_pytorch.py");
     println!(
         "\n{:35}{:>30}{:>20}{:>40}",
         "", "median, ms", "speed-up over", "of peak, GFLOP/s"
     );
-    let [ours, flex, torch] = IMPLEMENTATIONS;
-    let heads = [ours, flex, torch, flex, torch, ours, flex, torch, "peak"];
+    let [ours, base, torch] = IMPLEMENTATIONS[usize::from(bf16)];
+    let heads = [ours, base, torch, base, torch, ours, base, torch, "peak"];
     println!("{}", line("", "", heads.map(String::from)));
     let mut rows = Vec::new();
     for (index, case) in CASES.iter().enumerate() {
@@ -163,7 +174,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         macro_rules! measure {
             ($dims:literal, $spatial:literal, $conv:ident) => {
                 measure::<$dims>(
-                    case,
+                    (case, bf16),
                     &|x, weight, bias| {
                         x.conv(weight, Some(bias.into()), &case.options::<$spatial>())
                     },
@@ -200,9 +211,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         });
         println!("{}", line(title, pass, means.map(number)));
     }
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench/conv.csv");
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name(match bf16 {
+        true => "bench/conv_bf16.csv",
+        false => "bench/conv.csv",
+    });
     std::fs::create_dir_all(path.with_file_name(""))?;
-    let lines: String = rows.iter().map(|(_, row)| row.csv()).collect();
+    let lines: String = rows
+        .iter()
+        .map(|(_, row)| row.csv([ours, base, torch]))
+        .collect();
     std::fs::write(&path, format!("case,pass,impl,median_s,gflops\n{lines}"))?;
     println!("{}", path.display());
     Ok(())
@@ -225,15 +242,15 @@ impl Row {
 
     /// The columns of the table.
     fn figures(&self) -> [Option<f64>; 9] {
-        let [ours, flex, torch] = self.median_s.map(|seconds| Some(seconds? * 1e3));
+        let [ours, base, torch] = self.median_s.map(|seconds| Some(seconds? * 1e3));
         let speedup = |peer: Option<f64>| Some(peer? / ours?);
         let of_peak = |implementation| Some(self.gflops(implementation)? / self.peak_gflops);
         let peak = Some(self.peak_gflops);
         [
             ours,
-            flex,
+            base,
             torch,
-            speedup(flex),
+            speedup(base),
             speedup(torch),
             of_peak(0),
             of_peak(1),
@@ -242,10 +259,10 @@ impl Row {
         ]
     }
 
-    fn csv(&self) -> String {
+    fn csv(&self, names: [&str; 3]) -> String {
         let lines = (0..3).filter_map(|implementation| {
             let (seconds, gflops) = (self.median_s[implementation]?, self.gflops(implementation)?);
-            let (case, pass, name) = (&self.case, self.pass, IMPLEMENTATIONS[implementation]);
+            let (case, pass, name) = (&self.case, self.pass, names[implementation]);
             Some(format!("{case},{pass},{name},{seconds:.6e},{gflops:.3}\n"))
         });
         lines.collect()
@@ -264,24 +281,31 @@ fn number(value: Option<f64>) -> String {
 type Conv<'a, const D: usize> = &'a dyn Fn(Tensor<D>, Tensor<D>, Tensor<1>) -> Tensor<D>;
 
 fn measure<const D: usize>(
-    case: &Case,
+    (case, bf16): (&Case, bool),
     ours: Conv<D>,
     flex: Conv<D>,
     pytorch: &mut Option<PyTorch>,
     budget: Duration,
 ) -> [Row; 2] {
-    let plain = Tensors::random(case);
-    let leaves = plain.leaves();
-    compare("y", plain.forward(ours), plain.forward(flex));
-    let ((x, weight, bias), expected) = (leaves.gradients(ours), leaves.gradients(flex));
-    compare("gradient of x", x, expected.0);
-    compare("gradient of weight", weight, expected.1);
-    compare("gradient of bias", bias, expected.2);
+    let of_base = Tensors::random(case);
+    let (plain, base) = match bf16 {
+        true => (of_base.cast(DType::BF16), ours),
+        false => (of_base.clone(), flex),
+    };
+    let tensors =
+        [(plain, ours), (of_base, base)].map(|(plain, conv)| (plain.leaves(), plain, conv));
+    let [(x, weight, bias), expected] = [0, 1].map(|of| tensors[of].0.gradients(tensors[of].2));
+    let [y, expected_y] = [0, 1].map(|of| tensors[of].1.forward(tensors[of].2));
+    let tolerance = if bf16 { 2e-2 } else { 1e-3 };
+    compare("y", y, expected_y, tolerance);
+    compare("gradient of x", x, expected.0, tolerance);
+    compare("gradient of weight", weight, expected.1, tolerance);
+    compare("gradient of bias", bias, expected.2, tolerance);
 
-    let mut run = |implementation: usize, pass: usize| match [ours, flex].get(implementation) {
-        Some(conv) if pass == 0 => Some(timed(|| plain.forward(conv))),
-        Some(conv) => Some(timed(|| leaves.gradients(conv))),
-        None => pytorch.as_mut()?.run(PASSES[pass].0, &case.request()),
+    let mut run = |implementation: usize, pass: usize| match tensors.get(implementation) {
+        Some((_, plain, conv)) if pass == 0 => Some(timed(|| plain.forward(conv))),
+        Some((leaves, _, conv)) => Some(timed(|| leaves.gradients(conv))),
+        None => pytorch.as_mut()?.run(PASSES[pass].0, &case.request(bf16)),
     };
     let (medians, peak_gflops) = in_turn::<3, 2>((MIN_ROUNDS, budget), &mut run);
     [0, 1].map(|pass| Row {
@@ -294,6 +318,7 @@ fn measure<const D: usize>(
 }
 
 /// What a convolution is run on.
+#[derive(Clone)]
 struct Tensors<const D: usize> {
     x: Tensor<D>,
     weight: Tensor<D>,
@@ -312,6 +337,16 @@ impl<const D: usize> Tensors<D> {
             weight: random(case.weight),
             bias: random(&case.weight[..1]),
             cotangent: random(&case.y()),
+        }
+    }
+
+    fn cast(&self, dtype: DType) -> Self {
+        let dtype = FloatDType::from(dtype);
+        Self {
+            x: self.x.clone().cast(dtype),
+            weight: self.weight.clone().cast(dtype),
+            bias: self.bias.clone().cast(dtype),
+            cotangent: self.cotangent.clone().cast(dtype),
         }
     }
 
@@ -342,11 +377,11 @@ impl<const D: usize> Tensors<D> {
 }
 
 /// Makes sure that implementations do the same thing.
-fn compare<const D: usize>(what: &str, ours: Tensor<D>, flex: Tensor<D>) {
+fn compare<const D: usize>(what: &str, ours: Tensor<D>, base: Tensor<D>, tolerance: f32) {
     let largest = |tensor: Tensor<D>| tensor.abs().max().into_scalar::<f32>();
-    let difference = largest(ours - flex.clone()) / largest(flex);
+    let difference = largest(ours.cast(FloatDType::F32) - base.clone()) / largest(base);
     assert!(
-        difference < 1e-3,
-        "{what}: {difference} of the largest value away from burn-flex's, expected at most 1e-3"
+        difference < tolerance,
+        "{what}: {difference} of the largest value away from what it should be, at most {tolerance} expected"
     );
 }

@@ -17,6 +17,7 @@ use super::engine::weight::WeightJob;
 use super::run::{ConvRun, spatial};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float};
+use crate::kernel::products::Pairs;
 use crate::kernel::simd::Isa;
 
 impl ConvRun {
@@ -104,6 +105,7 @@ impl ConvRun {
             pieces: &nothing,
             bias: (!bias.is_empty()).then_some(bias),
             method: Method::chosen()?,
+            halves: halves(dtype),
         };
         let mut result = Ok(());
         let fill = |output| {
@@ -127,7 +129,7 @@ impl ConvRun {
         mut pass: BackwardPass<'_, Vec<DispatchTensor>>,
         dtype: DType,
     ) -> Result<Vec<Option<DispatchTensor>>> {
-        let (isa, method) = (Isa::chosen()?, Method::chosen()?);
+        let (isa, method, halves) = (Isa::chosen()?, Method::chosen()?, halves(dtype));
         let x = flex::cast::<E>(pass.take_input(0))?;
         let weight = flex::operand::<E>(pass.take_input(1))?;
         let received = casts::<E>(pass.saved)?;
@@ -136,7 +138,8 @@ impl ConvRun {
         let exchange = self.exchange.clone().map(Exchange::reversed);
         let like = to_dispatch::<Flex>(x.clone());
         let gradient_of = |cells: &IndexBox| {
-            self.input_gradient::<E>((isa, method), cotangent, flex::elements(&weight), cells)
+            let weight = flex::elements(&weight);
+            self.input_gradient::<E>((isa, method, halves), cotangent, weight, cells)
         };
         // Gradients of received boxes come first: their owners wait for them.
         let boxes = exchange
@@ -166,6 +169,7 @@ impl ConvRun {
                 pieces: &self.pieces::<E>(&x, &received),
                 cotangent: flex::field(cotangent),
                 method,
+                halves,
             };
             job.run(isa)
         });
@@ -187,7 +191,7 @@ impl ConvRun {
     /// Computes the gradient of a box of the cells that the windows reach.
     fn input_gradient<E: Float>(
         &self,
-        (isa, method): (Isa, Method),
+        (isa, method, halves): (Isa, Method, bool),
         cotangent: &FlexTensor,
         weight: &[E],
         cells: &IndexBox,
@@ -211,12 +215,18 @@ impl ConvRun {
             pieces: &Pieces::whole(flex::field(cotangent)),
             bias: None,
             method,
+            halves,
         };
         let gradient: Buffer<E> = job.run(isa, |[group, input, output, element]| {
             weight[((group * outputs + output) * inputs + input) * kernel + element]
         });
         flex::result(gradient, &shape, E::dtype())
     }
+}
+
+/// Whether factors of tensors of a number type are rounded to bf16.
+fn halves(dtype: DType) -> bool {
+    dtype == DType::BF16 && Pairs::are_multiplied()
 }
 
 /// Casts boxes to the float type of a kernel.

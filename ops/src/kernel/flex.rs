@@ -14,7 +14,7 @@ use halocline_core::{IndexBox, Result};
 
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::View;
-use crate::kernel::simd::Element;
+use crate::kernel::products::Halved;
 use crate::kernel::widths;
 
 /// Whether our kernels run on a device.
@@ -26,7 +26,7 @@ pub(crate) fn runs_on(device: &Device) -> bool {
 }
 
 /// A float of both burn and kernels.
-pub(crate) trait Float: Element + BurnElement + bytemuck::Pod {}
+pub(crate) trait Float: Halved + BurnElement + bytemuck::Pod {}
 
 impl Float for f32 {}
 impl Float for f64 {}

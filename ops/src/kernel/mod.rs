@@ -10,6 +10,7 @@ pub(crate) mod lines;
 pub(crate) mod local;
 pub(crate) mod math;
 pub(crate) mod memory;
+pub(crate) mod products;
 pub(crate) mod simd;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -25,7 +25,7 @@ pub(crate) fn cast(x: &FlexTensor, dtype: DType) -> Option<FlexTensor> {
 
 /// [`bf16::from_f32`] without branches, which compilers make vectors of.
 #[inline(always)]
-fn narrowed(x: f32) -> bf16 {
+pub(super) fn narrowed(x: f32) -> bf16 {
     let bits = x.to_bits();
     let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
     let not_a_number = bits >> 16 | 0x40;

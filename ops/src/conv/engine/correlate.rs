@@ -14,6 +14,7 @@ use super::tile::{TileLayout, tile_box, tile_extents};
 use super::winograd::{RowTiles, correlate};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, with_scratch};
+use crate::kernel::products::{Halved, Numbers, Pairs};
 use crate::kernel::simd::{Element, Isa};
 
 /// Most bytes of a tile, which stays in the second-level cache beside a block of weights.
@@ -45,7 +46,7 @@ struct Part<'a, E> {
     rows: Option<(Recipe, Vec<E>)>,
 }
 
-impl<E: Element> Job<'_, E> {
+impl<E: Halved> Job<'_, E> {
     /// Computes the output, `[batch, groups · outputs, *shape]`. `weight` gives the weight of
     /// (group, output, input, element).
     pub(crate) fn run(&self, isa: Isa, weight: impl Fn([usize; 4]) -> E + Sync) -> Buffer<E> {
@@ -74,7 +75,7 @@ struct Whole<'a, E, W> {
     output: Shared<E>,
 }
 
-impl<E: Element, W: Fn([usize; 4]) -> E + Sync> WithSimd for Whole<'_, E, W> {
+impl<E: Halved, W: Fn([usize; 4]) -> E + Sync> WithSimd for Whole<'_, E, W> {
     type Output = ();
 
     fn with_simd<S: Simd>(self, simd: S) {
@@ -96,7 +97,11 @@ impl<E: Element, W: Fn([usize; 4]) -> E + Sync> WithSimd for Whole<'_, E, W> {
                 .method
                 .transforms([job.inputs, job.outputs, job.shape[1]]);
             if let Some(rows) = RowTiles::new(correlation).filter(|_| transformed) {
-                correlate(simd, job, correlation, rows, weight, output);
+                if job.halves && Pairs::run_on::<S>() {
+                    correlate::<S, E, E::Halves>(simd, job, correlation, rows, weight, output);
+                } else {
+                    correlate::<S, E, Numbers>(simd, job, correlation, rows, weight, output);
+                }
                 continue;
             }
             let part = Part::new::<S>(job, correlation, weight);
@@ -290,12 +295,16 @@ impl<E: Element> WithSimd for Task<'_, E> {
         // Blocks of channels are outermost: each is copied once, and their partial sums add up in
         // the output, which is in the cache. So every sum goes over (block, channel, tap), in any
         // tile and on any number of threads.
-        with_scratch(part.layout.len(part.block), |buffer| {
-            for block in self.blocks() {
-                self.fill(simd, buffer, &block);
-                self.block(simd, buffer, block, origin, size);
-            }
-        });
+        with_scratch(
+            part.layout.len(part.block),
+            #[inline(always)]
+            |buffer| {
+                for block in self.blocks() {
+                    self.fill(simd, buffer, &block);
+                    self.block(simd, buffer, block, origin, size);
+                }
+            },
+        );
     }
 }
 

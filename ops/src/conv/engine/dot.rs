@@ -1,9 +1,12 @@
 //! Innermost kernel of weights' gradients: a block of outputs × terms in registers, over the cells of
 //! a tile.
 
+use std::marker::PhantomData;
+
 use pulp::{Simd, WithSimd};
 
 use super::tile::TileLayout;
+use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
 /// Arguments of the innermost kernel, outputs × terms.
@@ -35,7 +38,7 @@ pub(super) struct Dot<'a, E> {
 }
 
 /// [`Dot`] with its block of `M` outputs × `K` terms.
-struct Block<'a, E, const M: usize, const K: usize>(Dot<'a, E>);
+struct Block<'a, E, P, const M: usize, const K: usize>(Dot<'a, E>, PhantomData<P>);
 
 impl<E: Element> Dot<'_, E> {
     /// Runs the block with this number of outputs and terms.
@@ -43,10 +46,10 @@ impl<E: Element> Dot<'_, E> {
     /// # Safety
     /// The pointers must be valid for the block, and nothing else may use the sums.
     #[inline(always)]
-    pub(super) unsafe fn run<S: Simd>(self, simd: S, height: usize, width: usize) {
+    pub(super) unsafe fn run<S: Simd, P: Products<E>>(self, simd: S, height: usize, width: usize) {
         macro_rules! block {
             ($m:literal, $k:literal) => {
-                simd.vectorize(Block::<E, $m, $k>(self))
+                simd.vectorize(Block::<E, P, $m, $k>(self, PhantomData))
             };
         }
         match (height, width) {
@@ -66,7 +69,9 @@ impl<E: Element> Dot<'_, E> {
     }
 }
 
-impl<E: Element, const M: usize, const K: usize> WithSimd for Block<'_, E, M, K> {
+impl<E: Element, P: Products<E>, const M: usize, const K: usize> WithSimd
+    for Block<'_, E, P, M, K>
+{
     type Output = ();
 
     #[inline(always)]
@@ -102,7 +107,7 @@ impl<E: Element, const M: usize, const K: usize> WithSimd for Block<'_, E, M, K>
                     let source = tile.add(layout.row(plane, row * every + first));
                     for column in (0..whole).step_by(lanes) {
                         let from = source.add(column);
-                        step::<S, E, M, K>(
+                        step::<S, E, P, M, K>(
                             simd,
                             cells.add(column),
                             channel,
@@ -115,7 +120,15 @@ impl<E: Element, const M: usize, const K: usize> WithSimd for Block<'_, E, M, K>
                     if whole < columns {
                         let (cells, from) = (cells.add(whole), source.add(whole));
                         let rest = columns - whole;
-                        step::<S, E, M, K>(simd, cells, channel, from, &taps, rest, &mut products);
+                        step::<S, E, P, M, K>(
+                            simd,
+                            cells,
+                            channel,
+                            from,
+                            &taps,
+                            rest,
+                            &mut products,
+                        );
                     }
                 }
             }
@@ -136,7 +149,7 @@ impl<E: Element, const M: usize, const K: usize> WithSimd for Block<'_, E, M, K>
 /// A vector must be readable from every cotangent, and `present` elements from every place of the
 /// source.
 #[inline(always)]
-unsafe fn step<S: Simd, E: Element, const M: usize, const K: usize>(
+unsafe fn step<S: Simd, E: Element, P: Products<E>, const M: usize, const K: usize>(
     simd: S,
     cotangent: *const E,
     channel: usize,
@@ -160,7 +173,7 @@ unsafe fn step<S: Simd, E: Element, const M: usize, const K: usize>(
                 E::load_part(simd, std::slice::from_raw_parts(from, present), zero)
             };
             for m in 0..M {
-                products[m][k] = E::mul_add(simd, cotangents[m], value, products[m][k]);
+                products[m][k] = P::mul_add(simd, cotangents[m], value, products[m][k]);
             }
         }
     }

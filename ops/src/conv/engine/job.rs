@@ -40,6 +40,8 @@ pub(crate) struct Job<'a, E> {
     pub bias: Option<&'a [E]>,
     /// The method of its sums.
     pub method: Method,
+    /// Whether factors may be rounded to bf16.
+    pub halves: bool,
 }
 
 impl<E: Element> Job<'_, E> {

@@ -7,6 +7,7 @@ pub(crate) mod geometry;
 pub(crate) mod job;
 pub(crate) mod method;
 mod rows;
+mod source;
 mod strip;
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@ use pulp::{Simd, WithSimd};
 
 use super::ahead::{Fetcher, Stretch};
 use crate::kernel::memory::prefetch_to_write;
+use crate::kernel::products::{Numbers, Products};
 use crate::kernel::simd::Element;
 
 /// The terms of a block's sums.
@@ -160,7 +161,7 @@ impl<E: Element> Kernel for Strip<'_, E> {
             if step == 1 {
                 prefetch_to_write(output, [M, N * E::lanes::<S>()], channel);
             }
-            let mut sums = self.terms.sums::<S, M, N>(simd);
+            let mut sums = self.terms.sums::<S, Numbers, M, N>(simd);
             self.finish::<S, M, N>(simd, &mut sums);
         }
     }
@@ -172,7 +173,7 @@ impl<E: Element> Terms<'_, E> {
     /// # Safety
     /// The tile must be readable at every offset for `N` vectors, and the weights for `count · M`.
     #[inline(always)]
-    pub(super) unsafe fn sums<S: Simd, const M: usize, const N: usize>(
+    pub(super) unsafe fn sums<S: Simd, P: Products<E>, const M: usize, const N: usize>(
         &self,
         simd: S,
     ) -> [[E::Vector<S>; N]; M] {
@@ -201,7 +202,7 @@ impl<E: Element> Terms<'_, E> {
                     for (m, sums) in sums.iter_mut().enumerate() {
                         let weight = E::splat(simd, *weights.add(m));
                         for (sum, cell) in sums.iter_mut().zip(&cells) {
-                            *sum = E::mul_add(simd, weight, *cell, *sum);
+                            *sum = P::mul_add(simd, weight, *cell, *sum);
                         }
                     }
                 } else {
@@ -212,7 +213,7 @@ impl<E: Element> Terms<'_, E> {
                     for n in 0..N {
                         let cell = E::load::<S>(from.add(n * E::lanes::<S>()));
                         for (sums, factor) in sums.iter_mut().zip(&factors) {
-                            sums[n] = E::mul_add(simd, *factor, cell, sums[n]);
+                            sums[n] = P::mul_add(simd, *factor, cell, sums[n]);
                         }
                     }
                 }

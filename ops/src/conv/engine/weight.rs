@@ -9,6 +9,7 @@
 //! With [`winograd`](super::winograd) the sums are those of products of transformed rows, and the
 //! gradients are computed from them at the end.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
@@ -17,9 +18,11 @@ use rayon::prelude::*;
 use super::dot::Dot;
 use super::geometry::{Conv, Correlation, Dims};
 use super::method::Method;
+use super::source::{Source, join, transform};
 use super::tile::{Pieces, SKEW, TileLayout, copy_strided, tile_box, tile_extents};
-use super::winograd::{Factors, PRODUCTS, RESULTS, RowTiles, of_cotangent, to_taps};
+use super::winograd::{Factors, RowTiles};
 use crate::kernel::memory::{Shared, View, with_scratch};
+use crate::kernel::products::{Halved, Numbers, Pairs, Products};
 use crate::kernel::simd::{Element, Isa};
 
 /// Bytes of the cotangent that a block of outputs reads for every group of terms: about a
@@ -49,6 +52,8 @@ pub(crate) struct WeightJob<'a, E> {
     pub cotangent: View<'a, E, 5>,
     /// The method of its sums.
     pub method: Method,
+    /// Whether factors may be rounded to bf16.
+    pub halves: bool,
 }
 
 /// The gradients of weight and bias.
@@ -58,44 +63,6 @@ pub(crate) struct WeightGradient<E> {
     pub weight: Vec<E>,
     /// `[outputs]`.
     pub bias: Vec<E>,
-}
-
-/// A tile of the source: its cells, or factors of its rows.
-enum Source {
-    Cells(TileLayout),
-    Factors(Box<RowTiles>, Box<Factors>),
-}
-
-impl Source {
-    fn layout(&self) -> &TileLayout {
-        match self {
-            Self::Cells(layout) => layout,
-            Self::Factors(_, factors) => &factors.layout,
-        }
-    }
-
-    fn len(&self, channels: usize) -> usize {
-        match self {
-            Self::Cells(layout) => layout.len(channels),
-            Self::Factors(_, factors) => factors.len(channels),
-        }
-    }
-
-    /// Rows of the source's tile for every row of the plan's tile.
-    fn products(&self) -> usize {
-        match self {
-            Self::Cells(_) => 1,
-            Self::Factors(..) => PRODUCTS,
-        }
-    }
-
-    /// Rows of the cotangent for every row of the plan's tile.
-    fn results(&self) -> usize {
-        match self {
-            Self::Cells(_) => 1,
-            Self::Factors(..) => RESULTS,
-        }
-    }
 }
 
 /// Data shared by all tasks.
@@ -127,6 +94,18 @@ struct Sums<E> {
 }
 
 impl<E: Element> WeightJob<'_, E> {
+    /// The tiles of rows, if sums are those of transformed rows.
+    fn rows(&self) -> Option<RowTiles> {
+        let Conv {
+            inputs, outputs, ..
+        } = *self.conv;
+        let [_, _, count @ ..] = self.cotangent.shape();
+        let transformed = self.method.transforms([inputs, outputs, count[1]]);
+        RowTiles::new(&self.conv.forward(count)).filter(|_| transformed)
+    }
+}
+
+impl<E: Halved> WeightJob<'_, E> {
     /// Computes the gradients.
     pub(crate) fn run(&self, isa: Isa) -> WeightGradient<E> {
         isa.run(Whole(self))
@@ -135,7 +114,7 @@ impl<E: Element> WeightJob<'_, E> {
 
 struct Whole<'a, E>(&'a WeightJob<'a, E>);
 
-impl<E: Element> WithSimd for Whole<'_, E> {
+impl<E: Halved> WithSimd for Whole<'_, E> {
     type Output = WeightGradient<E>;
 
     fn with_simd<S: Simd>(self, simd: S) -> WeightGradient<E> {
@@ -146,17 +125,35 @@ impl<E: Element> WithSimd for Whole<'_, E> {
             ..
         } = *self.0.conv;
         let weights = groups * outputs * inputs * self.0.conv.elements();
-        let zeros = |weights| WeightGradient {
-            weight: vec![E::default(); weights],
-            bias: vec![E::default(); groups * outputs],
-        };
         let [batch, _, count @ ..] = self.0.cotangent.shape();
         if weights == 0 || batch == 0 || count.contains(&0) {
-            return zeros(weights);
+            return WeightGradient {
+                weight: vec![E::default(); weights],
+                bias: vec![E::default(); groups * outputs],
+            };
         }
-        let plan = Plan::new::<S>(self.0);
+        let pairs = self.0.halves && Pairs::run_on::<S>() && self.0.rows().is_some();
+        if pairs {
+            self.with_products::<S, E::Halves>(simd)
+        } else {
+            self.with_products::<S, Numbers>(simd)
+        }
+    }
+}
+
+impl<E: Element> Whole<'_, E> {
+    /// The gradients of a convolution with outputs and weights.
+    fn with_products<S: Simd, P: Products<E>>(self, simd: S) -> WeightGradient<E> {
+        let plan = Plan::new::<S, P>(self.0);
+        let Conv {
+            groups, outputs, ..
+        } = *self.0.conv;
+        let zeros = || WeightGradient {
+            weight: vec![E::default(); plan.sums()],
+            bias: vec![E::default(); groups * outputs],
+        };
         let chunks = plan.chunks.iter();
-        let mut sums: Vec<WeightGradient<E>> = chunks.map(|_| zeros(plan.sums())).collect();
+        let mut sums: Vec<WeightGradient<E>> = chunks.map(|_| zeros()).collect();
         let shared: Vec<Sums<E>> = sums
             .iter_mut()
             .map(|sums| Sums {
@@ -168,12 +165,13 @@ impl<E: Element> WithSimd for Whole<'_, E> {
         let run = |task: usize| {
             let (chunk, rest) = (task / (groups * plan.ranges), task % (groups * plan.ranges));
             let (group, range) = (rest / plan.ranges, rest % plan.ranges);
-            simd.vectorize(Task {
+            simd.vectorize(Task::<E, P> {
                 plan: &plan,
                 sums: &shared[chunk],
                 chunk,
                 group,
                 range,
+                products: PhantomData,
             });
         };
         if tasks.len() == 1 {
@@ -198,14 +196,14 @@ impl<E: Element> WithSimd for Whole<'_, E> {
             biases.for_each(|(sum, value)| *sum += value);
         }
         WeightGradient {
-            weight: plan.weights(total.weight),
+            weight: plan.source.weights(total.weight, self.0.conv.elements()),
             bias: total.bias,
         }
     }
 }
 
 impl<'a, E: Element> Plan<'a, E> {
-    fn new<S: Simd>(job: &'a WeightJob<'a, E>) -> Self {
+    fn new<S: Simd, P: Products<E>>(job: &'a WeightJob<'a, E>) -> Self {
         let Conv {
             groups,
             inputs,
@@ -214,12 +212,11 @@ impl<'a, E: Element> Plan<'a, E> {
         } = *job.conv;
         let [batch, _, count @ ..] = job.cotangent.shape();
         let correlation = job.conv.forward(count);
-        let transformed = job.method.transforms([inputs, outputs, count[1]]);
-        let rows = || RowTiles::new(&correlation).filter(|_| transformed);
+        let rows = || job.rows();
         let source_of = |tile: Dims| match rows() {
             None => Source::Cells(TileLayout::new(&correlation, tile)),
             Some(rows) => {
-                let factors = Box::new(Factors::new(&rows, tile));
+                let factors = Box::new(Factors::new(&rows, tile, [1, P::NUMBERS]));
                 Source::Factors(Box::new(rows), factors)
             }
         };
@@ -230,7 +227,7 @@ impl<'a, E: Element> Plan<'a, E> {
         let cells = bytes / size_of::<E>() / block::<S>();
         let room = TILE_BYTES / size_of::<E>();
         let fits = |_: &TileLayout, tile: Dims| {
-            let len = tile[0] * tile[1] * tile[2].next_multiple_of(lanes);
+            let len = tile[0] * tile[1].div_ceil(P::NUMBERS) * tile[2].next_multiple_of(lanes);
             source_of(tile).len(1) <= room && len <= cells
         };
         let tile = tile_extents(&grid, [4 * lanes, 8], 1, fits);
@@ -247,7 +244,7 @@ impl<'a, E: Element> Plan<'a, E> {
             tile,
             tiles,
             block,
-            output: tile[0] * tile[1] * source.products() * row + SKEW,
+            output: tile[0] * tile[1].div_ceil(P::NUMBERS) * source.products() * row + SKEW,
             row,
             chunks: Vec::new(),
             ranges,
@@ -274,28 +271,14 @@ impl<'a, E: Element> Plan<'a, E> {
         groups * outputs * inputs * self.grid.taps.len()
     }
 
+    /// Elements of a tile of the cotangent that is joined with another.
+    fn spare(&self) -> usize {
+        self.source.products() * self.row
+    }
+
     /// The sums of a chunk, `[product][output][input][tap]`.
     fn sums(&self) -> usize {
         self.source.products() * self.of_product()
-    }
-
-    /// The gradient of the weights from the sums.
-    fn weights(&self, sums: Vec<E>) -> Vec<E> {
-        let Source::Factors(rows, _) = &self.source else {
-            return sums;
-        };
-        let kernel = self.job.conv.elements();
-        let mut weights = vec![E::default(); sums.len() / PRODUCTS * 3];
-        for (index, weights) in weights.chunks_exact_mut(kernel).enumerate() {
-            for (tap, elements) in rows.elements.iter().enumerate() {
-                let first = index * rows.elements.len() + tap;
-                let sums = std::array::from_fn(|k| sums[k * self.of_product() + first]);
-                for (element, value) in elements.iter().zip(to_taps(sums)) {
-                    weights[*element] = value;
-                }
-            }
-        }
-        weights
     }
 }
 
@@ -305,15 +288,16 @@ fn block<S: Simd>() -> usize {
 }
 
 /// A range of outputs of one group, over the tiles of a chunk.
-struct Task<'a, E> {
+struct Task<'a, E, P> {
     plan: &'a Plan<'a, E>,
     sums: &'a Sums<E>,
     chunk: usize,
     group: usize,
     range: usize,
+    products: PhantomData<P>,
 }
 
-impl<E: Element> WithSimd for Task<'_, E> {
+impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
     type Output = ();
 
     #[inline(always)]
@@ -331,36 +315,40 @@ impl<E: Element> WithSimd for Task<'_, E> {
         } = *job.conv;
         let first = self.range * OUTPUTS;
         let range = first..outputs.min(first + OUTPUTS);
-        let room = range.len() * plan.output;
-        with_scratch(room + source.len(plan.block), |scratch| {
-            let (cotangent, tile) = scratch.split_at_mut(room);
-            for field in plan.chunks[self.chunk].clone() {
-                let (batch, index) = (field / tiles, field % tiles);
-                let [origin, size] = tile_box(index, *extents, plan.grid.count);
-                self.fill_cotangent(simd, cotangent, range.clone(), batch, origin, size);
-                for first in (0..inputs).step_by(plan.block) {
-                    let channels = first..inputs.min(first + plan.block);
-                    let base = self.group * inputs;
-                    let held = base + channels.start..base + channels.end;
-                    let tile = match source {
-                        Source::Cells(layout) => {
-                            layout.fill(simd, tile, job.pieces, batch, held, origin);
-                            &*tile
-                        }
-                        Source::Factors(_, factors) => {
-                            factors.fill(simd, tile, job.pieces, batch, held, origin)
-                        }
-                    };
-                    self.products(simd, cotangent, tile, range.clone(), channels, size);
+        let room = range.len() * plan.output + plan.spare();
+        with_scratch(
+            room + source.len(plan.block),
+            #[inline(always)]
+            |scratch| {
+                let (cotangent, tile) = scratch.split_at_mut(room);
+                for field in plan.chunks[self.chunk].clone() {
+                    let (batch, index) = (field / tiles, field % tiles);
+                    let [origin, size] = tile_box(index, *extents, plan.grid.count);
+                    self.fill_cotangent(simd, cotangent, range.clone(), batch, origin, size);
+                    for first in (0..inputs).step_by(plan.block) {
+                        let channels = first..inputs.min(first + plan.block);
+                        let base = self.group * inputs;
+                        let held = base + channels.start..base + channels.end;
+                        let tile = match source {
+                            Source::Cells(layout) => {
+                                layout.fill(simd, tile, job.pieces, batch, held, origin);
+                                &*tile
+                            }
+                            Source::Factors(_, factors) => {
+                                factors.fill::<S, E, P>(simd, tile, job.pieces, batch, held, origin)
+                            }
+                        };
+                        self.products(simd, cotangent, tile, range.clone(), channels, size);
+                    }
                 }
-            }
-        });
+            },
+        );
     }
 }
 
-impl<E: Element> Task<'_, E> {
+impl<E: Element, P: Products<E>> Task<'_, E, P> {
     /// Copies a tile of the cotangent, `[output][plane][row][product][column]`, rows padded with
-    /// zeros, and transforms its rows if those of the source are; adds to the gradients of biases.
+    /// zeros, and makes factors if those of the source are; adds to the gradients of biases.
     #[inline(always)]
     fn fill_cotangent<S: Simd>(
         &self,
@@ -371,42 +359,72 @@ impl<E: Element> Task<'_, E> {
         origin: Dims,
         size: Dims,
     ) {
-        let Plan {
-            job, row, source, ..
-        } = self.plan;
-        let (stride, [.., height, _]) = (job.cotangent.strides()[4], job.cotangent.shape());
-        for (output, buffer) in outputs.zip(buffer.chunks_exact_mut(self.plan.output)) {
-            let mut tiles = buffer.chunks_exact_mut(source.products() * row);
-            let channel = self.group * job.conv.outputs + output;
+        let plan = self.plan;
+        let (buffer, spare) = buffer.split_at_mut(buffer.len() - plan.spare());
+        for (output, buffer) in outputs.zip(buffer.chunks_exact_mut(plan.output)) {
+            let mut tiles = buffer.chunks_exact_mut(plan.spare());
+            let channel = self.group * plan.job.conv.outputs + output;
             let mut sum = E::splat(simd, E::default());
             for plane in 0..size[0] {
-                for line in 0..size[1] {
+                for line in (0..size[1]).step_by(P::NUMBERS) {
                     let tile = tiles.next().expect("room for every row");
-                    let rows = tile.chunks_exact_mut(*row).take(source.results());
-                    let first = (origin[1] + line) * source.results();
-                    for (line, cells) in rows.enumerate() {
-                        if first + line >= height {
-                            cells.fill(E::default());
-                            continue;
+                    let first = [
+                        batch,
+                        channel,
+                        origin[0] + plane,
+                        origin[1] + line,
+                        origin[2],
+                    ];
+                    self.fill_rows(simd, tile, first, size[2], &mut sum);
+                    if P::NUMBERS == 2 {
+                        match line + 1 < size[1] {
+                            true => {
+                                let mut second = first;
+                                second[3] += 1;
+                                self.fill_rows(simd, spare, second, size[2], &mut sum);
+                            }
+                            false => spare.fill(E::default()),
                         }
-                        let [depth, _, width] = origin;
-                        let first = [batch, channel, depth + plane, first + line, width];
-                        let source = job.cotangent.at(first);
-                        // SAFETY: the tile lies within the cotangent.
-                        unsafe { copy_strided(&mut cells[..size[2]], source, stride) };
-                        cells[size[2]..].fill(E::default());
-                        for vector in cells.chunks_exact(E::lanes::<S>()) {
-                            // SAFETY: the chunk is a vector long.
-                            sum = E::plus(simd, sum, unsafe { E::load::<S>(vector.as_ptr()) });
-                        }
-                    }
-                    if let Source::Factors(..) = source {
-                        transform(simd, tile, *row);
+                        join::<S, E, P>(simd, tile, spare);
                     }
                 }
             }
             // SAFETY: this task alone adds to these outputs of its chunk.
             unsafe { *self.sums.biases.at(channel) += E::sum(simd, sum) };
+        }
+    }
+
+    /// Copies a row of the plan's tile of the cotangent, or the rows of which it has factors, and adds their cells to a sum.
+    #[inline(always)]
+    fn fill_rows<S: Simd>(
+        &self,
+        simd: S,
+        tile: &mut [E],
+        [batch, channel, plane, line, column]: [usize; 5],
+        columns: usize,
+        sum: &mut E::Vector<S>,
+    ) {
+        let Plan {
+            job, row, source, ..
+        } = self.plan;
+        let (stride, [.., height, _]) = (job.cotangent.strides()[4], job.cotangent.shape());
+        let rows = tile.chunks_exact_mut(*row).take(source.results());
+        for (line, cells) in (line * source.results()..).zip(rows) {
+            if line >= height {
+                cells.fill(E::default());
+                continue;
+            }
+            let source = job.cotangent.at([batch, channel, plane, line, column]);
+            // SAFETY: the tile lies within the cotangent.
+            unsafe { copy_strided(&mut cells[..columns], source, stride) };
+            cells[columns..].fill(E::default());
+            for vector in cells.chunks_exact(E::lanes::<S>()) {
+                // SAFETY: the chunk is a vector long.
+                *sum = E::plus(simd, *sum, unsafe { E::load::<S>(vector.as_ptr()) });
+            }
+        }
+        if let Source::Factors(..) = source {
+            transform(simd, tile, *row);
         }
     }
 
@@ -464,37 +482,19 @@ impl<E: Element> Task<'_, E> {
                             offsets: offsets.as_ptr().add(term),
                             layout: source.layout(),
                             planes: size[0],
-                            rows: size[1],
+                            rows: size[1].div_ceil(P::NUMBERS),
                             every: [product, source.products()],
                             columns: size[2],
                             row: *row,
                             sums: self.sums.weights.at(first + term),
                             output: inputs * elements,
                         };
-                        dot.run(simd, height, width);
+                        dot.run::<S, P>(simd, height, width);
                     }
                     term += width;
                 }
             }
             output += height;
-        }
-    }
-}
-
-/// Transforms a tile of rows of the cotangent in place.
-#[inline(always)]
-fn transform<S: Simd, E: Element>(simd: S, tile: &mut [E], row: usize) {
-    let tile = &mut tile[..PRODUCTS * row];
-    for column in (0..row).step_by(E::lanes::<S>()) {
-        let mut rows = [E::splat(simd, E::default()); RESULTS];
-        // SAFETY: rows are whole vectors long, and the tile has as many as there are products.
-        unsafe {
-            for (line, cells) in rows.iter_mut().enumerate() {
-                *cells = E::load::<S>(tile.as_ptr().add(line * row + column));
-            }
-            for (k, factor) in of_cotangent::<S, E>(simd, rows).into_iter().enumerate() {
-                E::store::<S>(tile.as_mut_ptr().add(k * row + column), factor);
-            }
         }
     }
 }

@@ -55,6 +55,7 @@ proptest! {
                 pieces: &Pieces::whole(cells),
                 bias: None,
                 method: case.method,
+                halves: false,
             }
             .run(Isa::available()[0], |[g, i, o, k]| {
                 weight[((g * outputs + o) * inputs + i) * case.conv.elements() + k]
@@ -115,12 +116,22 @@ fn large() -> Case {
         columns_first: false,
         seed: 7,
         method: Method::Direct,
+        halves: false,
     }
 }
 
 #[test]
 fn the_number_of_threads_does_not_change_a_bit() {
-    let cases = [Method::Direct, Method::Winograd].map(|method| Case { method, ..large() });
+    let ways = [
+        (Method::Direct, false),
+        (Method::Winograd, false),
+        (Method::Winograd, true),
+    ];
+    let cases = ways.map(|(method, halves)| Case {
+        method,
+        halves,
+        ..large()
+    });
     for (case, isa) in cases
         .iter()
         .flat_map(|case| Isa::available().into_iter().map(move |isa| (case, isa)))

@@ -1,5 +1,6 @@
 //! Winograd's method against the sums that define a convolution.
 
+use burn_std::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
@@ -44,7 +45,20 @@ proptest! {
     }
 
     #[test]
-    fn results_in_boxes_have_the_bits_of_all_results(case in rows(), tiles in 0..3_usize, column in any::<u8>()) {
+    fn all_passes_are_those_sums_with_rounded_factors(case in rows()) {
+        let (truth, case) = (case.truth(), Case { halves: true, ..case });
+        for isa in Isa::available() {
+            case.check::<f32>(isa, &truth)?;
+        }
+    }
+
+    #[test]
+    fn results_in_boxes_have_the_bits_of_all_results(
+        case in rows(),
+        tiles in 0..3_usize,
+        column in any::<u8>(),
+        halves in any::<bool>(),
+    ) {
         let truth = case.truth();
         let Conv { groups, inputs, outputs, .. } = case.conv;
         let x: Vec<f32> = truth.x.iter().map(|x| (*x * 1.1) as f32).collect();
@@ -66,6 +80,7 @@ proptest! {
                 pieces: &pieces,
                 bias: None,
                 method: case.method,
+                halves,
             };
             let place = |[g, o, i, k]: [usize; 4]| ((g * outputs + o) * inputs + i) * case.conv.elements() + k;
             job.run(Isa::available()[0], |at| weight[place(at)]).to_vec()
@@ -92,43 +107,50 @@ fn errors(found: &[f32], exact: &[f64]) -> [f64; 2] {
     [mean.sqrt(), errors().fold(0.0, f64::max)]
 }
 
+/// A case whose numbers have so many bits, so that products are rounded.
+fn rounded(channels: usize, bits: u32) -> (Case, Truth) {
+    let case = Case {
+        conv: Conv {
+            groups: 1,
+            inputs: channels,
+            outputs: 8,
+            kernel: [1, 3, 3],
+            stride: [1; 3],
+            dilation: [1; 3],
+        },
+        batch: 1,
+        count: [1, 16, 33],
+        rest: [0; 3],
+        cuts: [0; 3],
+        gaps: 0,
+        flip: [false; 5],
+        columns_first: false,
+        seed: 3,
+        method: Method::Direct,
+        halves: false,
+    };
+    let mut truth = case.truth();
+    let (mut state, half) = (1_u32, f64::from(1_u32 << (bits - 1)));
+    for numbers in [&mut truth.x, &mut truth.weight, &mut truth.cotangent] {
+        for number in numbers {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *number = f64::from(state >> (32 - bits)) / half - 1.0;
+        }
+    }
+    (case, truth)
+}
+
 #[test]
 fn rounding_is_at_most_four_times_that_of_direct_sums() {
     for channels in [8, 64] {
-        let mut case = Case {
-            conv: Conv {
-                groups: 1,
-                inputs: channels,
-                outputs: 8,
-                kernel: [1, 3, 3],
-                stride: [1; 3],
-                dilation: [1; 3],
-            },
-            batch: 1,
-            count: [1, 16, 33],
-            rest: [0; 3],
-            cuts: [0; 3],
-            gaps: 0,
-            flip: [false; 5],
-            columns_first: false,
-            seed: 3,
-            method: Method::Direct,
+        let (direct, truth) = rounded(channels, 24);
+        let winograd = Case {
+            method: Method::Winograd,
+            ..direct.clone()
         };
-        let mut truth = case.truth();
-        // Numbers of 24 bits, so that products are rounded.
-        let mut state = 1_u32;
-        for numbers in [&mut truth.x, &mut truth.weight, &mut truth.cotangent] {
-            for number in numbers {
-                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                *number = f64::from((state >> 8) as f32 / 8_388_608.0 - 1.0);
-            }
-        }
         for isa in Isa::available() {
-            let exact = case.run::<f64>(isa, &truth);
-            let direct = case.run::<f32>(isa, &truth);
-            case.method = Method::Winograd;
-            let winograd = case.run::<f32>(isa, &truth);
-            case.method = Method::Direct;
+            let exact = direct.run::<f64>(isa, &truth);
+            let [direct, winograd] = [&direct, &winograd].map(|case| case.run::<f32>(isa, &truth));
             for pass in 0..3 {
                 let [direct, winograd] =
                     [&direct, &winograd].map(|found| errors(&found[pass], &exact[pass]));
@@ -138,6 +160,39 @@ fn rounding_is_at_most_four_times_that_of_direct_sums() {
                         "pass {pass}, {channels} channels: {winograd} for {direct}"
                     );
                 }
+            }
+        }
+    }
+}
+
+/// Of the root of the mean square: the largest error of direct sums, which are rounded once, is half a unit.
+#[test]
+fn rounding_to_bf16_is_at_most_four_times_that_of_results() {
+    for channels in [8, 64] {
+        let (exact, truth) = rounded(channels, 8);
+        let pairs = Case {
+            method: Method::Winograd,
+            halves: true,
+            ..exact.clone()
+        };
+        let near = |results: Vec<f32>| -> Vec<f32> {
+            let results = results.into_iter();
+            results
+                .map(|result| bf16::from_f32(result).to_f32())
+                .collect()
+        };
+        for isa in Isa::available() {
+            let expected = exact.run::<f64>(isa, &truth);
+            let direct = exact.run::<f32>(isa, &truth).map(near);
+            let pairs = pairs.run::<f32>(isa, &truth).map(near);
+            for pass in 0..3 {
+                let [direct, pairs] =
+                    [&direct, &pairs].map(|found| errors(&found[pass], &expected[pass])[0]);
+                assert!(
+                    pairs <= 4.0 * direct,
+                    "pass {pass}, {channels} channels, {}: {pairs} for {direct}",
+                    isa.name()
+                );
             }
         }
     }

@@ -7,6 +7,7 @@ use pulp::Simd;
 use super::super::geometry::{Correlation, Dims, Tap};
 use super::super::tile::{Pieces, TileLayout};
 use super::{PRODUCTS, RESULTS, TAPS, of_source};
+use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
 /// A correlation with three neighbouring rows of taps, by tiles of four rows of results.
@@ -88,26 +89,36 @@ pub(crate) struct Factors {
     /// The layout of factors, whose rows are the products of all tiles.
     pub layout: TileLayout,
     tiles: usize,
+    /// Channels and tiles of a factor.
+    held: [usize; 2],
 }
 
 impl Factors {
-    /// The factors of tiles of so many planes, tiles of rows, and columns.
-    pub(crate) fn new(rows: &RowTiles, [planes, tiles, columns]: Dims) -> Self {
+    /// The factors of tiles of so many planes, tiles of rows, and columns; a factor holds numbers
+    /// of so many channels and tiles.
+    pub(crate) fn new(
+        rows: &RowTiles,
+        [planes, tiles, columns]: Dims,
+        held @ [_, together]: [usize; 2],
+    ) -> Self {
+        let products = PRODUCTS * tiles.div_ceil(together);
         Self {
             cells: TileLayout::new(&rows.source, [planes, RESULTS * tiles, columns]),
-            layout: TileLayout::new(&rows.flat, [planes, PRODUCTS * tiles, columns]),
+            layout: TileLayout::new(&rows.flat, [planes, products, columns]),
             tiles,
+            held,
         }
     }
 
     /// Elements of the scratch of so many channels.
     pub(crate) fn len(&self, channels: usize) -> usize {
-        self.cells.len(1) + self.layout.len(channels)
+        let [together, _] = self.held;
+        self.cells.len(together) + self.layout.len(channels.div_ceil(together))
     }
 
     /// Fills the scratch with the factors of channels of the tile at `origin`; returns them.
     #[inline(always)]
-    pub(crate) fn fill<'s, S: Simd, E: Element>(
+    pub(crate) fn fill<'s, S: Simd, E: Element, P: Products<E>>(
         &self,
         simd: S,
         scratch: &'s mut [E],
@@ -116,29 +127,42 @@ impl Factors {
         channels: Range<usize>,
         [plane, tile, column]: Dims,
     ) -> &'s [E] {
-        let (cells, factors) = scratch.split_at_mut(self.cells.len(1));
+        let [channels_held, tiles_held] = self.held;
+        let (cells, factors) = scratch.split_at_mut(self.cells.len(channels_held));
         let origin = [plane, RESULTS * tile, column];
-        for (index, channel) in channels.enumerate() {
-            let only = channel..channel + 1;
-            self.cells.fill(simd, cells, pieces, batch, only, origin);
-            for plane in 0..self.cells.planes() {
-                for tile in 0..self.tiles {
-                    let first = self.cells.line(0, plane, RESULTS * tile);
-                    let row = self.cells.line(0, plane, RESULTS * tile + 1) - first;
-                    let place = self.layout.line(index, plane, PRODUCTS * tile);
-                    for column in (0..self.cells.width()).step_by(E::lanes::<S>()) {
-                        let mut x = [E::splat(simd, E::default()); PRODUCTS];
-                        // SAFETY: rows of both layouts are whole vectors of the same columns, and
-                        // these have so many of them.
-                        unsafe {
-                            for (k, x) in x.iter_mut().enumerate() {
-                                *x = E::load::<S>(cells.as_ptr().add(first + k * row + column));
-                            }
-                            let x = of_source::<S, E>(simd, x);
-                            for (k, x) in x.into_iter().enumerate() {
-                                let factor = factors.as_mut_ptr().add(place + k * row + column);
-                                E::store::<S>(factor, x);
-                            }
+        let lines = || {
+            let tiles = (0..self.tiles).step_by(tiles_held);
+            let planes = 0..self.cells.planes();
+            planes.flat_map(move |plane| tiles.clone().map(move |tile| (plane, tile)))
+        };
+        for (index, first) in channels.clone().step_by(channels_held).enumerate() {
+            let held = first..channels.end.min(first + channels_held);
+            let present = held.len();
+            self.cells.fill(simd, cells, pieces, batch, held, origin);
+            for (plane, tile) in lines() {
+                let line = |channel, tile| self.cells.line(channel, plane, RESULTS * tile);
+                let row = self.cells.line(0, plane, 1) - self.cells.line(0, plane, 0);
+                let lines = [
+                    line(0, tile),
+                    line(channels_held - 1, tile + tiles_held - 1),
+                ];
+                let both =
+                    P::NUMBERS == 2 && present == channels_held && tile + tiles_held <= self.tiles;
+                let place = self
+                    .layout
+                    .line(index, plane, PRODUCTS * (tile / tiles_held));
+                for column in (0..self.cells.width()).step_by(E::lanes::<S>()) {
+                    // SAFETY: rows of both layouts are whole vectors of the same columns, and these have so many of them.
+                    unsafe {
+                        let cells = cells.as_ptr().add(column);
+                        let first = transformed::<S, E>(simd, cells.add(lines[0]), row);
+                        let second = match both {
+                            true => transformed::<S, E>(simd, cells.add(lines[1]), row),
+                            false => [E::splat(simd, E::default()); PRODUCTS],
+                        };
+                        for (k, numbers) in first.into_iter().zip(second).enumerate() {
+                            let place = factors.as_mut_ptr().add(place + k * row + column);
+                            E::store::<S>(place, P::join(simd, [numbers.0, numbers.1]));
                         }
                     }
                 }
@@ -146,4 +170,22 @@ impl Factors {
         }
         factors
     }
+}
+
+/// The factors of a tile's rows at a vector of columns. A closure would not be inlined.
+///
+/// # Safety
+/// A vector must be readable from every row on.
+#[inline(always)]
+unsafe fn transformed<S: Simd, E: Element>(
+    simd: S,
+    cells: *const E,
+    row: usize,
+) -> [E::Vector<S>; PRODUCTS] {
+    let mut x = [E::splat(simd, E::default()); PRODUCTS];
+    for (k, x) in x.iter_mut().enumerate() {
+        // SAFETY: the caller's.
+        *x = unsafe { E::load::<S>(cells.add(k * row)) };
+    }
+    of_source::<S, E>(simd, x)
 }

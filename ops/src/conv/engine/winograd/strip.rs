@@ -1,6 +1,7 @@
 //! Innermost kernel: sums of all products of a tile for a block of channels × columns, and their
 //! results.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use pulp::Simd;
@@ -8,11 +9,12 @@ use pulp::Simd;
 use super::super::strip::{Kernel, Terms};
 use super::{PRODUCTS, RESULTS, to_results};
 use crate::kernel::memory::prefetch_to_write;
+use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
 /// Arguments of one call of the kernel.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Strip<'a, E> {
+pub(super) struct Strip<'a, E, P> {
     /// The terms of the first product.
     pub terms: Terms<'a, E>,
     /// Elements from a row of factors to the next.
@@ -31,9 +33,11 @@ pub(super) struct Strip<'a, E> {
     pub rows: [usize; 2],
     /// The number of columns of the output, from the first result on.
     pub columns: usize,
+    /// What factors are.
+    pub factors: PhantomData<P>,
 }
 
-impl<E: Element> Kernel for Strip<'_, E> {
+impl<E: Element, P: Products<E>> Kernel for Strip<'_, E, P> {
     #[inline(always)]
     fn block<S: Simd, const M: usize, const N: usize>(self, simd: S) {
         let lanes = E::lanes::<S>();
@@ -51,7 +55,7 @@ impl<E: Element> Kernel for Strip<'_, E> {
                     weights: self.terms.weights.add(k * self.terms.count * M),
                     ..self.terms
                 };
-                *sums = terms.sums::<S, M, N>(simd);
+                *sums = terms.sums::<S, P, M, N>(simd);
             }
             for index in 0..M * N {
                 let (m, n) = (index / N, index % N);
@@ -68,7 +72,7 @@ impl<E: Element> Kernel for Strip<'_, E> {
     }
 }
 
-impl<E: Element> Strip<'_, E> {
+impl<E: Element, P> Strip<'_, E, P> {
     /// Adds the output's values, if asked for, and the bias, and writes columns of rows.
     #[inline(always)]
     unsafe fn store<S: Simd>(

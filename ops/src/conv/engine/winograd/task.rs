@@ -1,5 +1,6 @@
 //! Driver: tiles, blocks of channels, panels of outputs.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
@@ -13,6 +14,7 @@ use super::strip::Strip;
 use super::{Factors, PRODUCTS, RESULTS, RowTiles, of_taps};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, with_scratch};
+use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
 /// Most bytes of a tile, which stays in the second-level cache.
@@ -21,7 +23,7 @@ const TILE_BYTES: usize = 512 << 10;
 const TERMS: usize = 192;
 
 /// Computes the results of a part.
-pub(crate) fn correlate<S: Simd, E: Element>(
+pub(crate) fn correlate<S: Simd, E: Element, P: Products<E>>(
     simd: S,
     job: &Job<'_, E>,
     correlation: &Correlation,
@@ -29,7 +31,7 @@ pub(crate) fn correlate<S: Simd, E: Element>(
     weight: &(impl Fn([usize; 4]) -> E + Sync),
     output: Shared<E>,
 ) {
-    let part = Part::new::<S>(job, correlation, rows, weight);
+    let part = Part::<E, P>::new::<S>(job, correlation, rows, weight);
     let tasks = 0..job.batch * job.groups * part.tiles * part.ranges;
     job.run_tasks(correlation, tasks, |index| {
         simd.vectorize(Task::new(job, &part, index, output));
@@ -37,7 +39,7 @@ pub(crate) fn correlate<S: Simd, E: Element>(
 }
 
 /// A correlation with the data that its tasks share.
-struct Part<'a, E> {
+struct Part<'a, E, P> {
     correlation: &'a Correlation,
     rows: RowTiles,
     factors: Factors,
@@ -54,9 +56,10 @@ struct Part<'a, E> {
     offsets: Vec<u32>,
     /// `[group][block][panel][product][term][channel]`.
     weights: Buffer<E>,
+    products: PhantomData<P>,
 }
 
-impl<'a, E: Element> Part<'a, E> {
+impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
     fn new<S: Simd>(
         job: &Job<'_, E>,
         correlation: &'a Correlation,
@@ -66,20 +69,24 @@ impl<'a, E: Element> Part<'a, E> {
         let lanes = E::lanes::<S>();
         let strip = strip::width::<S>(strip::height::<S>(usize::MAX, 3)) * lanes;
         // From the taps alone: the order of sums, and so their bits, are the same in any box.
-        let block = (TERMS / rows.flat.taps.len()).clamp(1, job.inputs);
+        let block = (TERMS / rows.flat.taps.len()).max(1) * P::NUMBERS;
+        let block = block.min(job.inputs);
         let room = TILE_BYTES / size_of::<E>();
         let tasks = job.tasks(correlation);
         let most = job.outputs.div_ceil(OUTPUTS);
         let count = rows.flat.count;
-        let fits = |_: &_, tile: Dims| Factors::new(&rows, tile).len(block) <= room;
+        let held = [P::NUMBERS, 1];
+        let fits = |_: &_, tile: Dims| Factors::new(&rows, tile, held).len(block) <= room;
         let tile = tile_extents(&rows.flat, [strip, STRIPS], tasks.div_ceil(most), fits);
         let tiles = (0..3).map(|dim| count[dim].div_ceil(tile[dim])).product();
-        let factors = Factors::new(&rows, tile);
+        let factors = Factors::new(&rows, tile, held);
         let vectors = tile[2].div_ceil(lanes);
         Self {
-            offsets: factors.layout.offsets(&rows.flat, block),
+            offsets: factors
+                .layout
+                .offsets(&rows.flat, block.div_ceil(P::NUMBERS)),
             ranges: tasks.div_ceil(tiles).min(most),
-            weights: pack::<S, E>(job, &rows, block, vectors, weight),
+            weights: pack::<S, E, P>(job, &rows, block, vectors, weight),
             correlation,
             rows,
             factors,
@@ -87,12 +94,13 @@ impl<'a, E: Element> Part<'a, E> {
             vectors,
             tiles,
             block,
+            products: PhantomData,
         }
     }
 }
 
 /// Packs the factors of the taps in the order in which strips read them.
-fn pack<S: Simd, E: Element>(
+fn pack<S: Simd, E: Element, P: Products<E>>(
     job: &Job<'_, E>,
     rows: &RowTiles,
     block: usize,
@@ -100,7 +108,8 @@ fn pack<S: Simd, E: Element>(
     weight: &(impl Fn([usize; 4]) -> E + Sync),
 ) -> Buffer<E> {
     let taps = rows.elements.len();
-    let len = job.groups * job.inputs * job.outputs * taps * PRODUCTS;
+    let held = job.inputs.div_ceil(P::NUMBERS);
+    let len = job.groups * held * job.outputs * taps * PRODUCTS;
     let fill = |packed: Shared<E>| {
         let panels: Vec<(usize, usize)> = panels::<S>(job.outputs, vectors).collect();
         let blocks = job.inputs.div_ceil(block);
@@ -108,13 +117,22 @@ fn pack<S: Simd, E: Element>(
             let (rest, (start, height)) = (index / panels.len(), panels[index % panels.len()]);
             let (group, first) = (rest / blocks, rest % blocks * block);
             let inputs = first..job.inputs.min(first + block);
-            let before = (group * job.inputs + first) * job.outputs + inputs.len() * start;
-            let (mut place, of_product) = (before * taps * PRODUCTS, inputs.len() * taps * height);
-            for input in inputs {
+            let here = inputs.len().div_ceil(P::NUMBERS);
+            let before = (group * held + first / P::NUMBERS) * job.outputs + here * start;
+            let (mut place, of_product) = (before * taps * PRODUCTS, here * taps * height);
+            for input in inputs.clone().step_by(P::NUMBERS) {
                 for elements in &rows.elements {
                     for output in start..start + height {
-                        let taps = elements.map(|element| weight([group, output, input, element]));
-                        for (k, factor) in of_taps(taps).into_iter().enumerate() {
+                        let factors = |input: usize| {
+                            let taps = |element| weight([group, output, input, element]);
+                            match inputs.contains(&input) {
+                                true => of_taps(elements.map(taps)),
+                                false => [E::default(); PRODUCTS],
+                            }
+                        };
+                        let [first, second] = [input, input + 1].map(factors);
+                        for (k, numbers) in first.into_iter().zip(second).enumerate() {
+                            let factor = P::join_one([numbers.0, numbers.1]);
                             // SAFETY: products are consecutive, and panels are, all below `len`.
                             unsafe { *packed.at(place + k * of_product) = factor };
                         }
@@ -135,9 +153,9 @@ fn pack<S: Simd, E: Element>(
 }
 
 /// One tile of one group of one sample, for a range of outputs.
-struct Task<'a, E> {
+struct Task<'a, E, P> {
     job: &'a Job<'a, E>,
-    part: &'a Part<'a, E>,
+    part: &'a Part<'a, E, P>,
     batch: usize,
     group: usize,
     tile: usize,
@@ -145,10 +163,10 @@ struct Task<'a, E> {
     output: Shared<E>,
 }
 
-impl<'a, E: Element> Task<'a, E> {
+impl<'a, E: Element, P> Task<'a, E, P> {
     /// The task of an index. Indices go over samples, groups, tiles and ranges of outputs, from
     /// slow to fast.
-    fn new(job: &'a Job<'a, E>, part: &'a Part<'a, E>, index: usize, output: Shared<E>) -> Self {
+    fn new(job: &'a Job<'a, E>, part: &'a Part<'a, E, P>, index: usize, output: Shared<E>) -> Self {
         let (rest, range) = (index / part.ranges, index % part.ranges);
         let (field, tile) = (rest / part.tiles, rest % part.tiles);
         let (batch, group) = (field / job.groups, field % job.groups);
@@ -164,7 +182,7 @@ impl<'a, E: Element> Task<'a, E> {
     }
 }
 
-impl<E: Element> WithSimd for Task<'_, E> {
+impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
     type Output = ();
 
     #[inline(always)]
@@ -172,21 +190,25 @@ impl<E: Element> WithSimd for Task<'_, E> {
         let Self { job, part, .. } = self;
         let [origin, size] = tile_box(self.tile, part.tile, part.rows.flat.count);
         let held = self.group * job.inputs;
-        with_scratch(part.factors.len(part.block), |scratch| {
-            for first in (0..job.inputs).step_by(part.block) {
-                let block = first..job.inputs.min(first + part.block);
-                let channels = held + block.start..held + block.end;
-                let (pieces, batch) = (job.pieces, self.batch);
-                let factors = part
-                    .factors
-                    .fill(simd, scratch, pieces, batch, channels, origin);
-                self.block(simd, factors, block, origin, size);
-            }
-        });
+        with_scratch(
+            part.factors.len(part.block),
+            #[inline(always)]
+            |scratch| {
+                for first in (0..job.inputs).step_by(part.block) {
+                    let block = first..job.inputs.min(first + part.block);
+                    let channels = held + block.start..held + block.end;
+                    let (pieces, batch) = (job.pieces, self.batch);
+                    let factors = part
+                        .factors
+                        .fill::<S, E, P>(simd, scratch, pieces, batch, channels, origin);
+                    self.block(simd, factors, block, origin, size);
+                }
+            },
+        );
     }
 }
 
-impl<E: Element> Task<'_, E> {
+impl<E: Element, P: Products<E>> Task<'_, E, P> {
     /// Adds the terms of a block of channels to the tile's results.
     #[inline(always)]
     fn block<S: Simd>(
@@ -201,10 +223,11 @@ impl<E: Element> Task<'_, E> {
         let Correlation { start, count, .. } = *part.correlation;
         let layout = &part.factors.layout;
         let taps = part.rows.elements.len();
-        let terms = block.len() * taps;
+        let terms = block.len().div_ceil(P::NUMBERS) * taps;
         let [_, rows, columns] = job.shape;
         let cells = job.cells();
-        let first_weight = (self.group * job.inputs + block.start) * job.outputs * taps * PRODUCTS;
+        let held = self.group * job.inputs.div_ceil(P::NUMBERS) + block.start / P::NUMBERS;
+        let first_weight = held * job.outputs * taps * PRODUCTS;
         let last = block.end == job.inputs;
         let lanes = E::lanes::<S>();
         let range = |(start, _): &(usize, usize)| start * part.ranges / job.outputs == self.range;
@@ -250,6 +273,7 @@ impl<E: Element> Task<'_, E> {
                             line: columns,
                             rows: [skipped, results],
                             columns: left,
+                            factors: part.products,
                         };
                         strip::run(simd, strip, height, vectors);
                     }

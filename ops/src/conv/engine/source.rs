@@ -1,0 +1,97 @@
+//! Tiles of a gradient of weights: cells of the source and of the cotangent, or factors of their rows.
+
+use pulp::Simd;
+
+use super::tile::TileLayout;
+use super::winograd::{Factors, PRODUCTS, RESULTS, RowTiles, TAPS, of_cotangent, to_taps};
+use crate::kernel::products::Products;
+use crate::kernel::simd::Element;
+
+/// A tile of the source: its cells, or factors of its rows.
+pub(super) enum Source {
+    Cells(TileLayout),
+    Factors(Box<RowTiles>, Box<Factors>),
+}
+
+impl Source {
+    pub(super) fn layout(&self) -> &TileLayout {
+        match self {
+            Self::Cells(layout) => layout,
+            Self::Factors(_, factors) => &factors.layout,
+        }
+    }
+
+    pub(super) fn len(&self, channels: usize) -> usize {
+        match self {
+            Self::Cells(layout) => layout.len(channels),
+            Self::Factors(_, factors) => factors.len(channels),
+        }
+    }
+
+    /// Rows of the source's tile for every row of the plan's tile.
+    pub(super) fn products(&self) -> usize {
+        match self {
+            Self::Cells(_) => 1,
+            Self::Factors(..) => PRODUCTS,
+        }
+    }
+
+    /// Rows of the cotangent for every row of the plan's tile.
+    pub(super) fn results(&self) -> usize {
+        match self {
+            Self::Cells(_) => 1,
+            Self::Factors(..) => RESULTS,
+        }
+    }
+
+    /// The gradients of weights, of kernels of so many elements, from their sums.
+    pub(super) fn weights<E: Element>(&self, sums: Vec<E>, kernel: usize) -> Vec<E> {
+        let Self::Factors(rows, _) = self else {
+            return sums;
+        };
+        let of_product = sums.len() / PRODUCTS;
+        let mut weights = vec![E::default(); TAPS * of_product];
+        for (index, weights) in weights.chunks_exact_mut(kernel).enumerate() {
+            for (tap, elements) in rows.elements.iter().enumerate() {
+                let first = index * rows.elements.len() + tap;
+                let sums = std::array::from_fn(|k| sums[k * of_product + first]);
+                for (element, value) in elements.iter().zip(to_taps(sums)) {
+                    weights[*element] = value;
+                }
+            }
+        }
+        weights
+    }
+}
+
+/// Transforms a tile of rows of the cotangent in place.
+#[inline(always)]
+pub(super) fn transform<S: Simd, E: Element>(simd: S, tile: &mut [E], row: usize) {
+    let tile = &mut tile[..PRODUCTS * row];
+    for column in (0..row).step_by(E::lanes::<S>()) {
+        let mut rows = [E::splat(simd, E::default()); RESULTS];
+        // SAFETY: rows are whole vectors long, and the tile has as many as there are products.
+        unsafe {
+            for (line, cells) in rows.iter_mut().enumerate() {
+                *cells = E::load::<S>(tile.as_ptr().add(line * row + column));
+            }
+            for (k, factor) in of_cotangent::<S, E>(simd, rows).into_iter().enumerate() {
+                E::store::<S>(tile.as_mut_ptr().add(k * row + column), factor);
+            }
+        }
+    }
+}
+
+/// Makes factors of two tiles of the cotangent, in place of the first.
+#[inline(always)]
+pub(super) fn join<S: Simd, E: Element, P: Products<E>>(simd: S, tile: &mut [E], second: &[E]) {
+    let lanes = E::lanes::<S>();
+    let vectors = tile.chunks_exact_mut(lanes).zip(second.chunks_exact(lanes));
+    for (tile, second) in vectors {
+        // SAFETY: the chunks are a vector long.
+        unsafe {
+            let numbers = [E::load::<S>(tile.as_ptr()), E::load::<S>(second.as_ptr())];
+            E::store::<S>(tile.as_mut_ptr(), P::join(simd, numbers));
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Products that are added up: of numbers, or of pairs of bf16 numbers.
+//!
+//! Where the processor has an instruction that multiplies pairs of bf16 numbers and adds both products to a sum in f32
+//! (AVX-512 BF16), kernels write [`Pairs`] where they have an `f32` elsewhere. Its two numbers are cells of two channels, or of
+//! two rows.
+
+use pulp::Simd;
+
+use super::simd::Element;
+use super::widths::narrowed;
+
+/// What the factors of products are.
+pub(crate) trait Products<E: Element>: Copy + Send + Sync + 'static {
+    /// The numbers in a factor.
+    const NUMBERS: usize;
+
+    /// Adds the products of factors to a sum.
+    fn mul_add<S: Simd>(
+        simd: S,
+        a: E::Vector<S>,
+        b: E::Vector<S>,
+        sum: E::Vector<S>,
+    ) -> E::Vector<S>;
+
+    /// The factors of numbers; the second ones are not used if a factor is one number.
+    fn join<S: Simd>(simd: S, numbers: [E::Vector<S>; 2]) -> E::Vector<S>;
+
+    /// The factor of numbers; the second one is not used if a factor is one number.
+    fn join_one(numbers: [E; 2]) -> E;
+}
+
+/// An element with its factors of half precision.
+pub(crate) trait Halved: Element {
+    /// Pairs, if the sums are of this type.
+    type Halves: Products<Self>;
+}
+
+impl Halved for f32 {
+    type Halves = Pairs;
+}
+
+impl Halved for f64 {
+    type Halves = Numbers;
+}
+
+/// Factors that are numbers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Numbers;
+
+impl<E: Element> Products<E> for Numbers {
+    const NUMBERS: usize = 1;
+
+    #[inline(always)]
+    fn mul_add<S: Simd>(
+        simd: S,
+        a: E::Vector<S>,
+        b: E::Vector<S>,
+        sum: E::Vector<S>,
+    ) -> E::Vector<S> {
+        E::mul_add(simd, a, b, sum)
+    }
+
+    #[inline(always)]
+    fn join<S: Simd>(_: S, [number, _]: [E::Vector<S>; 2]) -> E::Vector<S> {
+        number
+    }
+
+    #[inline(always)]
+    fn join_one([number, _]: [E; 2]) -> E {
+        number
+    }
+}
+
+/// Factors of two bf16 numbers, to which they are rounded, in the bits of an `f32`: the first in the lower half.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pairs;
+
+impl Pairs {
+    /// Whether kernels for an instruction set may use pairs: with AVX-512 the processor must multiply them.
+    pub(crate) fn run_on<S: Simd>() -> bool {
+        !has_512_bits::<S>() || Self::are_multiplied()
+    }
+
+    /// Whether the processor multiplies pairs.
+    pub(crate) fn are_multiplied() -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return std::arch::is_x86_feature_detected!("avx512bf16");
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
+    }
+}
+
+/// Whether vectors are those of AVX-512.
+const fn has_512_bits<S: Simd>() -> bool {
+    size_of::<S::f32s>() == 64
+}
+
+fn numbers(pair: f32) -> [f32; 2] {
+    let bits = pair.to_bits();
+    [bits << 16, bits & 0xffff_0000].map(f32::from_bits)
+}
+
+/// Applies a function lane by lane.
+#[inline(always)]
+fn by_lanes<S: Simd, const N: usize>(
+    mut vectors: [S::f32s; N],
+    f: impl Fn([f32; N]) -> f32,
+) -> S::f32s {
+    let lanes = f32::lanes::<S>();
+    let places = vectors
+        .each_mut()
+        .map(|vector| std::ptr::from_mut(vector).cast::<f32>());
+    for lane in 0..lanes {
+        // SAFETY: a vector has so many lanes, and no padding.
+        unsafe { *places[0].add(lane) = f(places.map(|place| *place.add(lane))) };
+    }
+    vectors[0]
+}
+
+impl Products<f32> for Pairs {
+    const NUMBERS: usize = 2;
+
+    #[inline(always)]
+    fn mul_add<S: Simd>(_: S, a: S::f32s, b: S::f32s, sum: S::f32s) -> S::f32s {
+        #[cfg(target_arch = "x86_64")]
+        if has_512_bits::<S>() {
+            // SAFETY: the vectors are those of AVX-512, and `run_on` says that the processor multiplies pairs.
+            return unsafe { from_zmm(avx512::mul_add(to_zmm(&a), to_zmm(&b), to_zmm(&sum))) };
+        }
+        by_lanes::<S, 3>([sum, a, b], |[sum, a, b]| {
+            let ([a, c], [b, d]) = (numbers(a), numbers(b));
+            sum + a * b + c * d
+        })
+    }
+
+    #[inline(always)]
+    fn join<S: Simd>(_: S, [first, second]: [S::f32s; 2]) -> S::f32s {
+        #[cfg(target_arch = "x86_64")]
+        if has_512_bits::<S>() {
+            // SAFETY: as above.
+            return unsafe { from_zmm(avx512::join(to_zmm(&first), to_zmm(&second))) };
+        }
+        by_lanes::<S, 2>([first, second], Self::join_one)
+    }
+
+    #[inline(always)]
+    fn join_one(numbers: [f32; 2]) -> f32 {
+        let [first, second] = numbers.map(|number| u32::from(narrowed(number).to_bits()));
+        f32::from_bits(second << 16 | first)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::__m512;
+
+/// A vector of AVX-512.
+///
+/// # Safety
+/// The vector must have 512 bits.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn to_zmm<V>(vector: &V) -> __m512 {
+    // SAFETY: the caller's; every bit pattern is valid.
+    unsafe { std::mem::transmute_copy(vector) }
+}
+
+/// The inverse of [`to_zmm`].
+///
+/// # Safety
+/// As there.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn from_zmm<V>(vector: __m512) -> V {
+    // SAFETY: as above.
+    unsafe { std::mem::transmute_copy(&vector) }
+}
+
+/// The instructions of AVX-512 BF16, as assembly: a function with their target feature would not be inlined into kernels, which
+/// are compiled without it.
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use std::arch::asm;
+    use std::arch::x86_64::{
+        __m512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_permutexvar_epi16,
+    };
+
+    /// # Safety
+    /// The processor must have AVX-512 BF16.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(super) unsafe fn mul_add(a: __m512, b: __m512, mut sum: __m512) -> __m512 {
+        // SAFETY: the caller's; the instruction uses registers alone.
+        unsafe {
+            asm!(
+                "vdpbf16ps {sum}, {a}, {b}",
+                sum = inout(zmm_reg) sum,
+                a = in(zmm_reg) a,
+                b = in(zmm_reg) b,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        sum
+    }
+
+    /// # Safety
+    /// As above.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    pub(super) unsafe fn join(first: __m512, second: __m512) -> __m512 {
+        const TURNS: [u16; 32] = {
+            let mut turns = [0; 32];
+            let mut lane = 0;
+            while lane < 16 {
+                turns[2 * lane] = lane as u16;
+                turns[2 * lane + 1] = 16 + lane as u16;
+                lane += 1;
+            }
+            turns
+        };
+        let both: __m512;
+        // SAFETY: the caller's; the instruction uses registers alone.
+        unsafe {
+            asm!(
+                "vcvtne2ps2bf16 {both}, {second}, {first}",
+                both = lateout(zmm_reg) both,
+                second = in(zmm_reg) second,
+                first = in(zmm_reg) first,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+            let turns = std::mem::transmute::<[u16; 32], std::arch::x86_64::__m512i>(TURNS);
+            let both = _mm512_permutexvar_epi16(turns, _mm512_castps_si512(both));
+            _mm512_castsi512_ps(both)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_std::bf16;
+    use pulp::WithSimd;
+
+    use super::*;
+    use crate::kernel::simd::Isa;
+
+    /// Products of pairs of all lanes, added to sums.
+    struct Run<'a>([&'a [f32]; 5]);
+
+    impl WithSimd for Run<'_> {
+        type Output = Option<Vec<f32>>;
+
+        #[inline(always)]
+        fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
+            if !Pairs::run_on::<S>() {
+                return None;
+            }
+            let lanes = f32::lanes::<S>();
+            let mut results = Vec::new();
+            for first in (0..self.0[0].len()).step_by(lanes) {
+                // SAFETY: the slices are multiples of a vector long.
+                let [a, b, c, d, sum] = self
+                    .0
+                    .map(|numbers| unsafe { f32::load::<S>(numbers[first..].as_ptr()) });
+                let (left, right) = (Pairs::join(simd, [a, b]), Pairs::join(simd, [c, d]));
+                let sums = Pairs::mul_add(simd, left, right, sum);
+                let mut result = vec![0.0; lanes];
+                // SAFETY: as above.
+                unsafe { f32::store::<S>(result.as_mut_ptr(), sums) };
+                results.extend(result);
+            }
+            Some(results)
+        }
+    }
+
+    #[test]
+    fn pairs_are_rounded_multiplied_and_added_in_every_lane() {
+        let numbers = |seed: u32| -> Vec<f32> {
+            let number = |index: u32| ((index * 37 + seed) % 23) as f32 / 7.0 - 1.3;
+            (0..32).map(number).collect()
+        };
+        let [a, b, c, d, sum] = [1, 5, 9, 14, 20].map(numbers);
+        let near = |x: f32| bf16::from_f32(x).to_f32();
+        for isa in Isa::available() {
+            let Some(found) = isa.run(Run([&a, &b, &c, &d, &sum])) else {
+                continue;
+            };
+            for lane in 0..32 {
+                let expected =
+                    sum[lane] + near(a[lane]) * near(c[lane]) + near(b[lane]) * near(d[lane]);
+                let off = (found[lane] - expected).abs();
+                assert!(off < 1e-6, "{}, lane {lane}: {off}", isa.name());
+            }
+        }
+    }
+}
