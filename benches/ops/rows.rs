@@ -224,7 +224,7 @@ pub(crate) const ROWS: &[Row] = rows! {
         let weight = ShapeField::reshape::<2>(w[0].clone(), [128, 128]);
         x.linear(weight.into_shard(), None)
     };
-    "einsum", ANY, [FIELD, [6, 4, 1, 1]]: |x, w| {
+    "einsum", ANY, [FIELD, [4, 6, 1, 1]]: |x, w| {
         x.einsum::<4, 4>("bchw,coxy->bohw", w[0].clone().into_shard())
     };
     "mse_loss", ANY, [FIELD, FIELD]: |x, y| number(mse_loss(x, y[0].clone(), Reduction::Mean));

@@ -115,12 +115,22 @@ fn largest<S: Simd, E: Element>(
     // `x` with itself takes `x` where it is NaN.
     for (n, x) in rest.into_iter().enumerate() {
         let n = E::splat(simd, E::from_f64(n as f64 + 1.0));
-        let larger = E::select_less(simd, [best, x], x, best);
         let place = E::select_less(simd, [best, x], n, index);
-        best = E::select_equal(simd, [x, x], larger, x);
+        best = larger::<S, E>(simd, best, x);
         index = E::select_equal(simd, [x, x], place, n);
     }
     (best, index)
+}
+
+/// The larger of two; NaN counts as larger than all.
+#[inline(always)]
+pub(super) fn larger<S: Simd, E: Element>(
+    simd: S,
+    a: E::Vector<S>,
+    b: E::Vector<S>,
+) -> E::Vector<S> {
+    let larger = E::select_less(simd, [a, b], b, a);
+    E::select_equal(simd, [b, b], larger, b)
 }
 
 /// The adjoint of [`max`] at `x`, of `shape`: the cotangent of a window goes to the element that

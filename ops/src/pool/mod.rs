@@ -19,23 +19,25 @@ mod golden;
 pub(crate) mod kernel;
 mod layer;
 pub mod lp;
-mod pairs;
 mod planes;
+mod slide;
+mod sliding;
+mod windows;
 
 pub use adaptive::{adaptive_avg_pool, adaptive_max_pool};
 pub(crate) use golden::OPERATORS;
 pub use lp::lp_pool;
 
-use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
-use burn::tensor::{Int, Tensor, TensorData, module};
-use halocline_core::{Error, Result, ShardTensor};
+use burn::tensor::{Tensor, TensorData};
+use halocline_core::{Boundary, Error, Result, ShardTensor};
 
-use crate::driver::strides::in_row_major;
 use crate::driver::{Padding, Rounding, Stencil, Window};
 use crate::field::{Field, run};
 use crate::kernel::local::LocalOperator;
 use count::factors;
 use planes::by_planes;
+use slide::Slide;
+use windows::{Average, Maximum};
 
 /// Whether an average counts padded cells.
 ///
@@ -186,83 +188,21 @@ pub fn max_pool<const D: usize, const N: usize>(
             begins_in_padding |= first > 0;
         }
     }
-    let size = x.dims();
     stencil.run_planned(x, &plan, |x, outputs| {
-        let line = |(window, dim): (&Window, usize)| Line {
-            window: *window,
-            padding: outputs.ranges()[dim]
-                .clone()
-                .filter(|_| begins_in_padding)
-                .map(|output| window.first_cell(output, size[dim]).unwrap_or(0))
-                .collect(),
-        };
-        let lines: Vec<Line> = stencil.windows().iter().zip(2..).map(line).collect();
-        by_planes(x, &lines, |x, lines| {
-            let windows = lines.map(|line| &line.window);
-            let options = MaxPoolOptions::new(windows.map(|w| w.kernel))
-                .with_stride(windows.map(|w| w.stride))
-                .with_dilation(windows.map(|w| w.dilation));
-            if begins_in_padding && x.is_tracked() {
-                return maximum_of_field(x, lines, options);
+        let slides = stencil.windows().iter().zip(2..).map(|(window, dim)| {
+            let zeros = window.padding.boundary[0] == Boundary::Zeros;
+            let before = outputs.ranges()[dim].start * window.stride;
+            Slide {
+                outside: match begins_in_padding && zeros {
+                    true => window.padding.low.saturating_sub(before),
+                    false => 0,
+                },
+                ..Slide::from(*window)
             }
-            if windows.into_iter().all(is_pair) {
-                return pairs::Maximum.run(x);
-            }
-            module::max_pool2d(x, options)
-        })
+        });
+        let slides: Vec<Slide> = slides.collect();
+        by_planes(x, &slides, |x, slides| Maximum(slides).run(x))
     })
-}
-
-/// A window in one dim of a plane, and the number of padded cells before its first cell of the
-/// field, by output; an empty list stands for zeros.
-struct Line {
-    window: Window,
-    padding: Vec<usize>,
-}
-
-impl Line {
-    /// The first cell of the field in a window.
-    fn first_cell(&self, output: usize) -> usize {
-        output * self.window.stride + self.padding.get(output).unwrap_or(&0)
-    }
-}
-
-impl From<Window> for Line {
-    fn from(window: Window) -> Self {
-        Self {
-            window,
-            padding: Vec::new(),
-        }
-    }
-}
-
-/// The maximum, with its gradient to a cell of the field in every window. Padding is minus
-/// infinity; in a window whose cells are all minus infinity, burn's maximum could be a padded cell.
-fn maximum_of_field(x: Tensor<4>, lines: [&Line; 2], options: MaxPoolOptions<2>) -> Tensor<4> {
-    let device = x.device().inner();
-    let [batch, channels, rows, columns] = x.dims();
-    let (y, cells) = module::max_pool2d_with_indices(x.clone().inner(), options);
-    let shape = y.dims();
-    let count = shape.iter().product::<usize>();
-    // For the reason that `in_row_major` has.
-    let (y, cells) = (in_row_major(y), cells.reshape([count]).reshape(shape));
-    let [height, width] = [shape[2], shape[3]];
-    let first: Vec<i64> = (0..height * width)
-        .map(|output| [output / width, output % width])
-        .map(|[row, column]| lines[0].first_cell(row) * columns + lines[1].first_cell(column))
-        .map(|cell| cell as i64)
-        .collect();
-    let first = TensorData::new(first, [1, 1, height, width]);
-    let first = Tensor::<4, Int>::from_data(first, (&device, cells.dtype())).expand(shape);
-    let cells = cells.mask_where(y.equal_elem(f64::NEG_INFINITY), first);
-    let planes = x.reshape([batch, channels, rows * columns]);
-    let y = planes.gather(2, cells.reshape([batch, channels, height * width]));
-    y.reshape(shape)
-}
-
-/// Whether a dim is halved, for which there are kernels of our own.
-fn is_pair(window: &Window) -> bool {
-    (window.kernel, window.stride, window.dilation) == (2, 2, 1)
 }
 
 /// The average over windows. See the [module](self).
@@ -299,14 +239,8 @@ pub fn avg_pool<const D: usize, const N: usize>(
     let size = x.dims();
     let plan = stencil.plan(&x)?;
     stencil.run_planned(x, &plan, |x, outputs| {
-        let mut y = by_planes(x, stencil.windows(), |x, windows| {
-            if windows.into_iter().all(is_pair) {
-                return pairs::Average.run(x);
-            }
-            let options = AvgPoolOptions::new(windows.map(|w| w.kernel))
-                .with_stride(windows.map(|w| w.stride));
-            module::avg_pool2d(x, options)
-        });
+        let slides: Vec<Slide> = stencil.windows().iter().copied().map(Slide::from).collect();
+        let mut y = by_planes(x, &slides, |x, slides| Average(slides).run(x));
         for (spatial, window) in stencil.windows().iter().enumerate() {
             let dim = spatial + 2;
             // One factor for each output of the kernel, which has one output on a rank without any.

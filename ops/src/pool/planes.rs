@@ -2,24 +2,24 @@
 
 use burn::tensor::Tensor;
 
-use crate::driver::Window;
+use super::slide::Slide;
 use crate::driver::strides::in_row_major;
 use crate::retype;
 
 /// Pools by planes: in three dims over the last two, and then over the first, which gives the same
 /// maximum or mean.
-pub(super) fn by_planes<const D: usize, W: From<Window>>(
+pub(super) fn by_planes<const D: usize>(
     x: Tensor<D>,
-    windows: &[W],
-    pool: impl Fn(Tensor<4>, [&W; 2]) -> Tensor<4>,
+    slides: &[Slide],
+    pool: impl Fn(Tensor<4>, [Slide; 2]) -> Tensor<4>,
 ) -> Tensor<D> {
-    let one = Window::new(1).into();
+    let one = Slide::new(1, 1);
     let dims = x.dims();
-    let pool = |x, windows: [&W; 2]| in_row_major(pool(in_row_major(x), windows));
-    match windows {
+    let pool = |x, slides| in_row_major(pool(in_row_major(x), slides));
+    match *slides {
         [width] => {
             let plane = x.reshape([dims[0], dims[1], 1, dims[2]]);
-            let y = pool(plane, [&one, width]);
+            let y = pool(plane, [one, width]);
             let [batch, channels, _, width] = y.dims();
             retype(y.reshape([batch, channels, width]))
         }
@@ -29,10 +29,10 @@ pub(super) fn by_planes<const D: usize, W: From<Window>>(
             let planes = pool(planes, [height, width]);
             let [_, _, rows, columns] = planes.dims();
             let lines = planes.reshape([dims[0], dims[1], dims[2], rows * columns]);
-            let y = pool(lines, [depth, &one]);
+            let y = pool(lines, [depth, one]);
             let layers = y.dims()[2];
             retype(y.reshape([dims[0], dims[1], layers, rows, columns]))
         }
-        _ => unreachable!("a stencil of {} dims has been refused", windows.len()),
+        _ => unreachable!("a stencil of {} dims has been refused", slides.len()),
     }
 }

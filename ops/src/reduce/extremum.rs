@@ -23,7 +23,11 @@ use halocline_core::{
     Traffic,
 };
 
-use super::{check_dims, rule};
+use super::sums::ranges;
+use super::{check_dims, peak, rule};
+use crate::kernel::flex::{self, with_float};
+use crate::kernel::lines::Lines;
+use crate::kernel::simd::Isa;
 use crate::precision::{cast, wider};
 
 /// The maximum or minimum over `dims`. See the [module](self).
@@ -129,10 +133,8 @@ impl<const D: usize> Extremum<D> {
         nothing: f64,
         reduce: impl Fn(Tensor<D>, usize) -> Tensor<D>,
     ) -> Tensor<D> {
-        let mut shape = x.dims();
-        let is_empty = shape.contains(&0);
-        self.dims.iter().for_each(|&dim| shape[dim] = 1);
-        match is_empty {
+        let shape = self.shape_of_result(x.dims());
+        match x.dims().contains(&0) {
             true => Tensor::from_dispatch(blank(&x.into_dispatch(), &shape, Some(nothing))),
             false => self.dims.iter().fold(x, |x, &dim| reduce(x, dim)),
         }
@@ -169,9 +171,10 @@ impl<const D: usize> Operator for Extremum<D> {
 
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, DispatchTensor)> {
         let x = Tensor::<D>::from_dispatch(inputs.remove(0));
-        let y = match self.op {
-            ReduceOp::Min => self.reduced(x, f64::INFINITY, Tensor::min_dim),
-            _ => self.reduced(x, f64::NEG_INFINITY, Tensor::max_dim),
+        let y = match (self.lines(&x), self.op) {
+            (Some(lines), op) => self.by_kernel(x, lines, op == ReduceOp::Min)?,
+            (None, ReduceOp::Min) => self.reduced(x, f64::INFINITY, Tensor::min_dim),
+            (None, _) => self.reduced(x, f64::NEG_INFINITY, Tensor::max_dim),
         };
         let y = Error::catch(|| self.over_ranks(y, self.op, false))?.into_dispatch();
         Ok((y.clone(), y))
@@ -185,6 +188,25 @@ impl<const D: usize> Operator for Extremum<D> {
         let y = Tensor::<D>::from_dispatch(pass.saved.clone());
         let cotangent = Tensor::<D>::from_dispatch(pass.cotangent);
         let (shape, dtype) = (x.dims(), x.dtype());
+        let shares = |count: Tensor<D>| -> Result<Tensor<D>> {
+            let count = Error::catch(|| self.over_ranks(count, ReduceOp::Sum, true))?;
+            Ok(cast(cotangent, wider(dtype)) / count)
+        };
+        if let Some(lines) = self.lines(&x) {
+            let gradient = with_float!(dtype, E => {
+                let isa = Isa::chosen()?;
+                let [x, y] = [x, y].map(|x| flex::operand::<E>(x.into_dispatch()));
+                let (x, y) = (x?, y?);
+                let (x, y) = (flex::elements::<E>(&x), flex::elements::<E>(&y));
+                let count = peak::holders(isa, lines, x, y);
+                let count = flex::small_result(count, &self.shape_of_result(shape), wider(dtype));
+                let shares = shares(Tensor::from_dispatch(count))?;
+                let shares = flex::operand::<E>(shares.into_dispatch())?;
+                let gradient = peak::shared_out(isa, lines, x, [y, flex::elements(&shares)]);
+                flex::result(gradient, &shape, dtype)
+            });
+            return Ok(vec![Some(gradient)]);
+        }
         let is_empty = shape.contains(&0);
         // NaN is the extremum where it occurs. Cells are counted in f32 at least.
         let holders = match is_empty {
@@ -196,22 +218,47 @@ impl<const D: usize> Operator for Extremum<D> {
             Some(holders) => holders.clone().float(),
         };
         let counted = cast(counted, wider(dtype));
-        let count = self.reduced(counted, 0.0, Tensor::sum_dim);
-        let count = Error::catch(|| self.over_ranks(count, ReduceOp::Sum, true))?;
+        let shares = shares(self.reduced(counted, 0.0, Tensor::sum_dim))?;
         let gradient = match holders {
             None => x,
             Some(holders) => {
-                let share = cast(cast(cotangent, wider(dtype)) / count, dtype);
-                share.expand(shape).mask_fill(holders.bool_not(), 0.0)
+                let shares = cast(shares, dtype).expand(shape);
+                shares.mask_fill(holders.bool_not(), 0.0)
             }
         };
         Ok(vec![Some(gradient.into_dispatch())])
     }
 }
 
+impl<const D: usize> Extremum<D> {
+    /// The lines that kernels reduce; `None` on devices without them, for dims that do not follow each other, and without cells.
+    fn lines(&self, x: &Tensor<D>) -> Option<Lines> {
+        let ranges = ranges(&self.dims);
+        let ([dims], shape) = (&ranges[..], x.dims()) else {
+            return None;
+        };
+        let has_cells = !shape.contains(&0);
+        (has_cells && flex::runs_on(&x.device())).then(|| Lines::along(&shape, dims.clone()))
+    }
+
+    fn shape_of_result(&self, mut shape: [usize; D]) -> [usize; D] {
+        self.dims.iter().for_each(|&dim| shape[dim] = 1);
+        shape
+    }
+
+    fn by_kernel(&self, x: Tensor<D>, lines: Lines, least: bool) -> Result<Tensor<D>> {
+        let (shape, dtype) = (self.shape_of_result(x.dims()), x.dtype());
+        Ok(Tensor::from_dispatch(with_float!(dtype, E => {
+            let x = flex::operand::<E>(x.into_dispatch())?;
+            let y = peak::forward(Isa::chosen()?, lines, flex::elements::<E>(&x), least);
+            flex::small_result(y, &shape, dtype)
+        })))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{DType, TensorData};
+    use burn::tensor::{DType, Device, Distribution, TensorData};
     use halocline_core::{Launcher, LocalGradient, Shard};
 
     use super::*;
@@ -244,6 +291,48 @@ mod tests {
     #[test]
     fn cells_that_are_alike_share_the_gradient_on_any_mesh() {
         check_op(&Ties, &[[2, 5, 4, 7]], &[], &[0, 1, 2, 3], 1e-6);
+    }
+
+    /// Of lines side by side or not, and of more cells than a block, some of which are not numbers.
+    #[test]
+    fn kernels_and_burns_operators_agree() {
+        let device = Device::flex();
+        for (shape, dims) in [
+            ([3, 2, 67, 71], &[2, 3][..]),
+            ([2, 300, 5, 7], &[1]),
+            ([1, 1, 1, 1], &[0]),
+        ] {
+            let x = Tensor::<4>::random(shape, Distribution::Uniform(-3.0, 3.0), &device).round();
+            let missing = Tensor::<4>::random(shape, Distribution::Uniform(0.0, 1.0), &device);
+            let x = x
+                .mask_fill(missing.lower_elem(1e-4), f32::NAN)
+                .autodiff()
+                .require_grad();
+            for op in [ReduceOp::Max, ReduceOp::Min] {
+                let y = local_extremum(x.clone(), dims, op);
+                let reduce = |x: Tensor<4>, &dim: &usize| match op {
+                    ReduceOp::Min => x.min_dim(dim),
+                    _ => x.max_dim(dim),
+                };
+                let expected = dims.iter().fold(x.clone().inner(), reduce);
+                let plain = y.clone().inner();
+                // NaN is not equal to itself.
+                let [found, expected] = [plain.clone(), expected].map(|y| {
+                    let missing = y.clone().is_nan();
+                    y.mask_fill(missing, 100.0).into_data()
+                });
+                found.assert_eq(&expected, true);
+                let gradient = x.grad(&y.sum().backward()).unwrap();
+                let held = x
+                    .clone()
+                    .inner()
+                    .equal(plain.expand(shape))
+                    .bool_or(x.clone().inner().is_nan());
+                let count = held.clone().float().sum_dims(dims);
+                let expected = held.float() / count;
+                assert!(difference(&gradient.into_data(), &expected.into_data()) < 1e-6);
+            }
+        }
     }
 
     #[test]

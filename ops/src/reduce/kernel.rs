@@ -83,37 +83,18 @@ pub(super) fn forward<E: Element>(
     scale: f64,
 ) -> Vec<E> {
     assert_eq!(x.len(), lines.len());
-    let Lines { cells, inner, .. } = lines;
-    let block = BLOCKS[usize::from(inner > 1)];
-    let blocks = cells.div_ceil(block).max(1);
-    let mut partial = vec![E::default(); lines.count() * blocks];
-    let together = (CHUNK / (block.min(cells.max(1)) * inner.max(1))).max(1);
-    let width = (CHUNK / block.min(cells.max(1))).max(64);
-    let parts = partial
-        .par_chunks_mut(inner.max(1))
-        .enumerate()
-        .with_min_len(together);
-    parts.for_each(|(number, sums)| {
-        let (outer, start) = (number / blocks, number % blocks * block);
-        let cells = start..cells.min(start + block);
-        let pieces = sums.par_chunks_mut(width).enumerate();
-        pieces.for_each(|(piece, sums)| {
-            let start = piece * width;
-            let place = Columns {
-                outer,
-                columns: start..start + sums.len(),
-            };
-            let cells = cells.clone();
-            isa.run(Sum {
-                lines,
-                place,
-                x,
-                term,
-                cells,
-                sums,
-            });
+    let run = |place, cells, sums: &mut [E]| {
+        isa.run(Sum {
+            lines,
+            place,
+            x,
+            term,
+            cells,
+            sums,
         });
-    });
+    };
+    let (partial, blocks) = of_blocks(lines, E::default(), run);
+    let inner = lines.inner;
     let total = |line: usize| {
         let (outer, column) = (line / inner, line % inner);
         let all = (0..blocks).map(|block| partial[(outer * blocks + block) * inner + column]);
@@ -123,6 +104,39 @@ pub(super) fn forward<E: Element>(
         return partial;
     }
     (0..lines.count()).map(total).collect()
+}
+
+/// A value for each block of cells of each line, `[outer][block][inner]`, and the number of blocks. `run` combines cells of some
+/// columns with the values that it is given, of which `first` is the one of no cells.
+pub(super) fn of_blocks<E: Element>(
+    lines: Lines,
+    first: E,
+    run: impl Fn(Columns, Range<usize>, &mut [E]) + Sync,
+) -> (Vec<E>, usize) {
+    let Lines { cells, inner, .. } = lines;
+    let block = BLOCKS[usize::from(inner > 1)];
+    let blocks = cells.div_ceil(block).max(1);
+    let mut partial = vec![first; lines.count() * blocks];
+    let together = (CHUNK / (block.min(cells.max(1)) * inner.max(1))).max(1);
+    let width = (CHUNK / block.min(cells.max(1))).max(64);
+    let parts = partial
+        .par_chunks_mut(inner.max(1))
+        .enumerate()
+        .with_min_len(together);
+    parts.for_each(|(number, values)| {
+        let (outer, start) = (number / blocks, number % blocks * block);
+        let cells = start..cells.min(start + block);
+        let pieces = values.par_chunks_mut(width).enumerate();
+        pieces.for_each(|(piece, values)| {
+            let start = piece * width;
+            let place = Columns {
+                outer,
+                columns: start..start + values.len(),
+            };
+            run(place, cells.clone(), values);
+        });
+    });
+    (partial, blocks)
 }
 
 /// Computes the gradient of the cells.

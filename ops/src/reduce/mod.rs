@@ -18,6 +18,7 @@ mod golden;
 mod kernel;
 mod largest;
 pub mod norm;
+mod peak;
 mod root;
 mod scan;
 mod statistics;

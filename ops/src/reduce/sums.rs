@@ -70,7 +70,7 @@ pub(super) fn squares<const D: usize>(
 }
 
 /// Dims as ranges of those that follow each other.
-fn ranges(dims: &[usize]) -> Vec<Range<usize>> {
+pub(super) fn ranges(dims: &[usize]) -> Vec<Range<usize>> {
     let mut sorted = dims.to_vec();
     sorted.sort_unstable();
     let mut found: Vec<Range<usize>> = Vec::new();

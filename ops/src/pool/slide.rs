@@ -1,0 +1,67 @@
+//! Windows that slide along the dims of planes.
+
+use std::ops::Range;
+
+use crate::driver::Window;
+
+/// Windows along one dim.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slide {
+    pub(super) kernel: usize,
+    pub(super) stride: usize,
+    pub(super) dilation: usize,
+    /// Cells at the beginning of the dim that are not the field's: a maximum takes none of them.
+    pub(super) outside: usize,
+}
+
+impl Slide {
+    /// Windows of neighbouring cells of the field.
+    pub(super) fn new(kernel: usize, stride: usize) -> Self {
+        Self {
+            kernel,
+            stride,
+            dilation: 1,
+            outside: 0,
+        }
+    }
+
+    /// Cells from the first of a window to its last.
+    pub(super) fn reach(self) -> usize {
+        (self.kernel - 1) * self.dilation + 1
+    }
+
+    /// The number of windows.
+    fn outputs(self, cells: usize) -> usize {
+        (cells + self.stride).saturating_sub(self.reach()) / self.stride
+    }
+
+    /// The first tap of an output's window that is a cell of the field.
+    pub(super) fn first(self, output: usize) -> usize {
+        let outside = self.outside.saturating_sub(output * self.stride);
+        outside.div_ceil(self.dilation).min(self.kernel - 1)
+    }
+
+    /// The windows that have a cell in a range, of so many.
+    pub(super) fn meeting(self, cells: &Range<usize>, outputs: usize) -> Range<usize> {
+        let first = (cells.start + 1).saturating_sub(self.reach());
+        let end = cells.end.div_ceil(self.stride).min(outputs);
+        first.div_ceil(self.stride).min(end)..end
+    }
+}
+
+/// Windows of rows and columns.
+pub(super) type Slides = [Slide; 2];
+
+/// `[planes, rows, columns]` after pooling.
+pub(super) fn pooled([planes, rows, columns]: [usize; 3], [down, across]: Slides) -> [usize; 3] {
+    [planes, down.outputs(rows), across.outputs(columns)]
+}
+
+impl From<Window> for Slide {
+    fn from(window: Window) -> Self {
+        Self {
+            dilation: window.dilation,
+            ..Self::new(window.kernel, window.stride)
+        }
+    }
+}
