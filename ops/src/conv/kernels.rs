@@ -105,7 +105,7 @@ impl ConvRun {
             pieces: &nothing,
             bias: (!bias.is_empty()).then_some(bias),
             method: Method::chosen()?,
-            halves: halves(dtype),
+            halves: halves(isa, dtype),
         };
         let mut result = Ok(());
         let fill = |output| {
@@ -129,7 +129,8 @@ impl ConvRun {
         mut pass: BackwardPass<'_, Vec<DispatchTensor>>,
         dtype: DType,
     ) -> Result<Vec<Option<DispatchTensor>>> {
-        let (isa, method, halves) = (Isa::chosen()?, Method::chosen()?, halves(dtype));
+        let (isa, method) = (Isa::chosen()?, Method::chosen()?);
+        let halves = halves(isa, dtype);
         let x = flex::cast::<E>(pass.take_input(0))?;
         let weight = flex::operand::<E>(pass.take_input(1))?;
         let received = casts::<E>(pass.saved)?;
@@ -225,8 +226,8 @@ impl ConvRun {
 }
 
 /// Whether factors of tensors of a number type are rounded to bf16.
-fn halves(dtype: DType) -> bool {
-    dtype == DType::BF16 && Pairs::are_multiplied()
+fn halves(isa: Isa, dtype: DType) -> bool {
+    dtype == DType::BF16 && Pairs::are_fast(isa)
 }
 
 /// Casts boxes to the float type of a kernel.

@@ -4,9 +4,9 @@
 //! (AVX-512 BF16), kernels write [`Pairs`] where they have an `f32` elsewhere. Its two numbers are cells of two channels, or of
 //! two rows.
 
-use pulp::Simd;
+use pulp::{Simd, WithSimd};
 
-use super::simd::Element;
+use super::simd::{Element, Isa};
 use super::widths::narrowed;
 
 /// What the factors of products are.
@@ -81,8 +81,21 @@ impl Pairs {
         !has_512_bits::<S>() || Self::are_multiplied()
     }
 
+    /// Whether an instruction set multiplies pairs by instructions of the processor.
+    pub(crate) fn are_fast(isa: Isa) -> bool {
+        struct HasPairs;
+        impl WithSimd for HasPairs {
+            type Output = bool;
+
+            fn with_simd<S: Simd>(self, _: S) -> bool {
+                has_512_bits::<S>() && Pairs::are_multiplied()
+            }
+        }
+        isa.run(HasPairs)
+    }
+
     /// Whether the processor multiplies pairs.
-    pub(crate) fn are_multiplied() -> bool {
+    fn are_multiplied() -> bool {
         #[cfg(target_arch = "x86_64")]
         return std::arch::is_x86_feature_detected!("avx512bf16");
         #[cfg(not(target_arch = "x86_64"))]
@@ -237,10 +250,8 @@ mod avx512 {
 #[cfg(test)]
 mod tests {
     use burn_std::bf16;
-    use pulp::WithSimd;
 
     use super::*;
-    use crate::kernel::simd::Isa;
 
     /// Products of pairs of all lanes, added to sums.
     struct Run<'a>([&'a [f32]; 5]);
