@@ -136,7 +136,14 @@ impl Job {
         let victim = processes[(which * processes.len() as f64) as usize];
         kill(victim)?;
         let killed = Instant::now();
-        self.process.wait()?;
+        while self.process.try_wait()?.is_none() {
+            // Open MPI 4.1's launcher may wait for a lock of its own for ever when a rank dies while it starts.
+            if killed.elapsed() > PROMPT {
+                self.process.kill()?;
+                self.process.wait()?;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
         while processes.iter().any(|&process| is_alive(process)) {
             if killed.elapsed() > PROMPT {
                 processes.iter().for_each(|&process| _ = kill(process));
