@@ -1,5 +1,7 @@
 //! Boxes of cells of tensors on the CPU, written into a result in one pass by all threads.
 
+use std::ops::Range;
+
 use burn::backend::DispatchTensor;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{DType, Shape};
@@ -182,6 +184,14 @@ struct Dim {
     from: isize,
 }
 
+impl Dim {
+    const ONE: Self = Self {
+        size: 1,
+        to: 1,
+        from: 1,
+    };
+}
+
 /// Writes the cells of a box.
 ///
 /// # Safety
@@ -215,52 +225,156 @@ unsafe fn write<T: bytemuck::Pod + Send + Sync>(
         });
         stride *= shape[dim];
     }
-    let dims = merged(dims);
-    // The first is the innermost one.
-    let (inner, outer) = (dims[0], &dims[1..]);
+    let Walk { outer, slow, fast } = Walk::through(merged(dims));
+    assert_within(storage.len(), layout);
+    let blocks = Blocks::of(slow.size, fast.size);
     let rows: usize = outer.iter().map(|dim| dim.size).product();
-    let pieces = inner.size.div_ceil(TASK);
-    let together = (TASK / inner.size.min(TASK)).max(1);
-    in_tasks(rows * pieces, together, |task| {
-        let (mut row, start) = (task / pieces, task % pieces * TASK);
-        let count = TASK.min(inner.size - start);
-        let mut to = first as isize + start as isize * inner.to;
-        let mut from = layout.start_offset() as isize + start as isize * inner.from;
-        for dim in outer {
+    let per_row = blocks.count();
+    in_tasks(rows * per_row, blocks.together(), |task| {
+        let (mut row, block) = (task / per_row, task % per_row);
+        let [slow_cells, fast_cells] = blocks.ranges(block);
+        let (mut to, mut from) = (first as isize, layout.start_offset() as isize);
+        for dim in &outer {
             let index = (row % dim.size) as isize;
             row /= dim.size;
             (to, from) = (to + index * dim.to, from + index * dim.from);
         }
-        if inner.to == 1 && inner.from == 1 {
-            let cells = &storage[from as usize..][..count];
-            // SAFETY: `count` elements of the box, of this task alone.
+        let count = fast_cells.len();
+        for line in slow_cells {
+            let (line, start) = (line as isize, fast_cells.start as isize);
+            let to = to + line * slow.to + start * fast.to;
+            let from = from + line * slow.from + start * fast.from;
+            // SAFETY: `count` cells of the view, which lies in the storage, and as many of the box, of this task alone.
             unsafe {
-                let place = elements.at(to as usize);
-                match stored {
-                    true => place.copy_from_nonoverlapping(cells.as_ptr(), count),
-                    false => {
-                        let place = std::slice::from_raw_parts_mut(place, count);
-                        let pairs = place.iter_mut().zip(cells);
-                        pairs.for_each(|(place, cell)| *place = combine(*place, *cell));
-                    }
+                let (place, cell) = (elements.at(to as usize), storage.as_ptr().offset(from));
+                if stored && fast.to == 1 && fast.from == 1 {
+                    place.copy_from_nonoverlapping(cell, count);
+                } else if stored {
+                    write_line([place, cell.cast_mut()], fast, count, |_, cell| cell);
+                } else {
+                    write_line([place, cell.cast_mut()], fast, count, combine);
                 }
             }
-            return;
-        }
-        for _ in 0..count {
-            let cell = storage[from as usize];
-            // SAFETY: an element of the box, of this task alone.
-            unsafe {
-                let place = elements.at(to as usize);
-                place.write(if stored {
-                    cell
-                } else {
-                    combine(place.read(), cell)
-                });
-            }
-            (to, from) = (to + inner.to, from + inner.from);
         }
     });
+}
+
+/// Writes cells at equal distances.
+///
+/// # Safety
+/// `count` cells must lie at the strides from the second pointer, and as many of the result from the first.
+unsafe fn write_line<T: Copy>(
+    [place, cell]: [*mut T; 2],
+    strides: Dim,
+    count: usize,
+    combine: impl Fn(T, T) -> T,
+) {
+    let write = |[to, from]: [isize; 2]| {
+        for index in 0..count as isize {
+            // SAFETY: the caller's.
+            unsafe {
+                let place = place.offset(index * to);
+                place.write(combine(place.read(), cell.offset(index * from).read()));
+            }
+        }
+    };
+    // Compiled apart, so that cells next to each other are loaded and stored in vectors.
+    match [strides.to, strides.from] {
+        [1, 1] => write([1, 1]),
+        [1, -1] => write([1, -1]),
+        [1, 2] => write([1, 2]),
+        [to, 1] => write([to, 1]),
+        [1, from] => write([1, from]),
+        other => write(other),
+    }
+}
+
+/// Checks that a view lies in its storage.
+fn assert_within(len: usize, layout: &Layout) {
+    let reaches = layout.shape().iter().zip(layout.strides());
+    let start = layout.start_offset() as isize;
+    let (low, high) = reaches.fold((start, start), |(low, high), (size, stride)| {
+        let reach = (*size as isize - 1) * stride;
+        (low + reach.min(0), high + reach.max(0))
+    });
+    assert!(low >= 0 && high < len as isize, "{layout:?} of {len} cells");
+}
+
+/// The order of a copy's dims.
+struct Walk {
+    outer: Vec<Dim>,
+    slow: Dim,
+    fast: Dim,
+}
+
+impl Walk {
+    /// Along the dim in which cells are nearest to each other, within blocks of the innermost dim of the result, so that the
+    /// cache lines of both are used while they are near; the other way round if that dim is short.
+    fn through(mut dims: Vec<Dim>) -> Self {
+        const SHORT: usize = 16;
+        let nearest = (0..dims.len()).min_by_key(|dim| dims[*dim].from.unsigned_abs());
+        let mut fast = dims.remove(nearest.expect("a dim"));
+        let mut slow = match nearest {
+            Some(0) => Dim::ONE,
+            _ => dims.remove(0),
+        };
+        if fast.size < SHORT.min(slow.size) {
+            std::mem::swap(&mut fast, &mut slow);
+        }
+        Self {
+            outer: dims,
+            slow,
+            fast,
+        }
+    }
+}
+
+/// Blocks of two dims.
+struct Blocks {
+    sizes: [usize; 2],
+    block: [usize; 2],
+}
+
+impl Blocks {
+    /// Lines of a block: what is written to one cache line, or two.
+    const LINES: usize = 16;
+    /// Cells of each.
+    const CELLS: usize = 128;
+
+    fn of(slow: usize, fast: usize) -> Self {
+        let lines = slow.min(Self::LINES);
+        let cells = match slow {
+            1 => TASK,
+            _ => Self::CELLS.max(Self::CELLS * Self::LINES / lines),
+        };
+        Self {
+            sizes: [slow, fast],
+            block: [lines, cells.min(fast)],
+        }
+    }
+
+    fn parts(&self) -> [usize; 2] {
+        [0, 1].map(|dim| self.sizes[dim].div_ceil(self.block[dim]))
+    }
+
+    fn count(&self) -> usize {
+        self.parts().iter().product()
+    }
+
+    /// Blocks that are worth a thread.
+    fn together(&self) -> usize {
+        (TASK / self.block.iter().product::<usize>()).max(1)
+    }
+
+    fn ranges(&self, block: usize) -> [Range<usize>; 2] {
+        let parts = self.parts();
+        // Blocks that follow each other are beside each other in the result.
+        let place = [block % parts[0], block / parts[0]];
+        [0, 1].map(|dim| {
+            let start = place[dim] * self.block[dim];
+            start..self.sizes[dim].min(start + self.block[dim])
+        })
+    }
 }
 
 /// Dims, from the innermost, of which those that follow each other in both tensors are one.
@@ -279,11 +393,7 @@ fn merged(dims: Vec<Dim>) -> Vec<Dim> {
         }
     }
     if found.is_empty() {
-        found.push(Dim {
-            size: 1,
-            to: 1,
-            from: 1,
-        });
+        found.push(Dim::ONE);
     }
     found
 }

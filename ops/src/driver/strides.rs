@@ -7,15 +7,18 @@
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::{Device, Shape, Tensor};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
 
 use crate::kernel::flex;
 
-/// The same elements with the strides of their shape; for devices other than the CPU.
+/// The same elements with the strides of their shape.
 pub(crate) fn row_major(x: DispatchTensor) -> DispatchTensor {
     let shape = x.shape();
+    if flex::runs_on(&Device::new(x.device())) {
+        return flex::in_order(x);
+    }
     let count = shape.num_elements();
     if count == 0 || !shape.contains(&1) {
         return x;

@@ -8,7 +8,6 @@ use burn::backend::{
 };
 use burn::tensor::{DType, Device, Element as BurnElement, Shape};
 use burn_std::Bytes;
-use halocline_core::memory;
 use halocline_core::ops::{from_dispatch, of_boxes, to_dispatch};
 use halocline_core::{IndexBox, Result};
 
@@ -82,15 +81,24 @@ pub(crate) fn cast<E: Float>(tensor: DispatchTensor) -> Result<FlexTensor> {
     from_dispatch::<Flex>(in_dtype(tensor, E::dtype()))
 }
 
-/// The tensor, copied if its cells are not next to each other: rows by all threads, as burn copies on one.
+/// The tensor, copied by all threads if its cells are not next to each other.
 pub(crate) fn contiguous(tensor: FlexTensor) -> FlexTensor {
-    if tensor.is_contiguous() || tensor.layout().strides().last() != Some(&1) {
-        return memory::contiguous(tensor);
+    match tensor.is_contiguous() {
+        true => tensor,
+        false => from_dispatch::<Flex>(in_order(to_dispatch::<Flex>(tensor)))
+            .expect("a tensor of the CPU"),
     }
-    let shape = tensor.layout().shape().to_vec();
-    let x = to_dispatch::<Flex>(tensor);
-    let copy = of_boxes(&x, &shape, None, &[(IndexBox::whole(&shape), x.clone())]);
-    from_dispatch::<Flex>(copy).expect("a tensor of the CPU")
+}
+
+/// [`contiguous`] of a tensor of the CPU.
+pub(crate) fn in_order(x: DispatchTensor) -> DispatchTensor {
+    if let DispatchTensorKind::Flex(BackendTensor::Float(tensor)) = &x.kind
+        && tensor.is_contiguous()
+    {
+        return x;
+    }
+    let shape = x.shape().to_vec();
+    of_boxes(&x, &shape, None, &[(IndexBox::whole(&shape), x.clone())])
 }
 
 /// Casts a tensor to the float type of a kernel and makes it contiguous.

@@ -1,8 +1,12 @@
 //! Permute: dims in another order.
 
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor};
+use burn::tensor::Tensor;
+use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
 use halocline_core::{Error, Result, Shard, ShardTensor};
 
-use crate::driver::strides::in_row_major;
+use crate::driver::strides::row_major;
 use crate::golden::{Golden, output, with_dims};
 
 /// Puts dims in another order: dim `i` of the result is dim `axes[i]` of `x`. Nothing is sent; shards keep their cells.
@@ -40,8 +44,41 @@ pub fn permute<const D: usize>(x: ShardTensor<D>, axes: [usize; D]) -> Result<Sh
     });
     let extents = axes.map(|dim| layout.extents(dim).to_vec()).to_vec();
     let layout = layout.derive(placements.collect(), extents);
-    let local = in_row_major(local.permute(axes));
+    let order = Order(axes.to_vec());
+    let local = Tensor::from_dispatch(apply(order, [local.into_dispatch()]));
     Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// The dims of a shard in another order, in row-major order.
+///
+/// On the CPU all threads copy the cells: burn's operators are many times slower on views.
+#[derive(Debug)]
+struct Order(Vec<usize>);
+
+impl Operator for Order {
+    type Saved = ();
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn recompute(&self) -> Recompute {
+        Recompute::WithCheckpointing
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        let view = Dispatch::float_permute(inputs.remove(0), &self.0);
+        Ok((row_major(view), ()))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        let mut back = vec![0; self.0.len()];
+        for (place, axis) in self.0.iter().enumerate() {
+            back[*axis] = place;
+        }
+        let view = Dispatch::float_permute(pass.cotangent, &back);
+        Ok(vec![Some(row_major(view))])
+    }
 }
 
 /// Permute in the registry.

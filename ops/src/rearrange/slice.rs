@@ -12,12 +12,18 @@ use std::ops::Range;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{Shape, Slice, Tensor};
+use burn::tensor::{Device, Shape, Slice, Tensor};
 use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank, of_boxes};
 use halocline_core::{Error, IndexBox, Result, ShardTensor};
+use rayon::prelude::*;
 
 use crate::driver::place::require_dim;
+use crate::driver::strides::row_major;
 use crate::golden::{Golden, output, with_dims};
+use crate::kernel::buffer::{self, Buffer};
+use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::lanes::CHUNK;
+use crate::kernel::lines::Lines;
 
 const NAME: &str = "slice";
 
@@ -104,6 +110,34 @@ impl Strided {
     }
 }
 
+impl Strided {
+    /// The cotangent at the cells of the slice of a shard of `shape`, zero elsewhere.
+    fn spread<E: Float>(&self, shape: &[usize], cotangent: &[E]) -> Buffer<E> {
+        let Lines { cells, inner, .. } = Lines::along(shape, self.dim..self.dim + 1);
+        let taken = self.shape[self.dim];
+        let mut gradient = buffer::filled::<E>(shape.iter().product(), 0.0);
+        let all = gradient.elements_mut().par_chunks_mut(cells * inner);
+        let all = all.zip(cotangent.par_chunks(taken * inner));
+        let together = (CHUNK / (cells * inner)).max(1);
+        all.with_min_len(together)
+            .for_each(|(gradient, cotangent)| {
+                if inner == 1 {
+                    let places = gradient[self.first..].iter_mut().step_by(self.step);
+                    places
+                        .zip(cotangent)
+                        .for_each(|(place, cell)| *place = *cell);
+                    return;
+                }
+                let places = gradient[self.first * inner..].chunks_mut(inner);
+                let rows = places.step_by(self.step).zip(cotangent.chunks_exact(inner));
+                for (place, row) in rows {
+                    place.copy_from_slice(row);
+                }
+            });
+        gradient
+    }
+}
+
 impl Operator for Strided {
     /// The shape of the input.
     type Saved = Shape;
@@ -121,7 +155,10 @@ impl Operator for Strided {
         let shape = x.shape();
         Ok(match self.shape.contains(&0) {
             true => (blank(&x, &self.shape, None), shape),
-            false => (Dispatch::float_slice(x, &self.slices()), shape),
+            false => {
+                let cells = Dispatch::float_slice(x, &self.slices());
+                (row_major(cells), shape)
+            }
         })
     }
 
@@ -133,11 +170,20 @@ impl Operator for Strided {
             let part = [(IndexBox::new(cells), cotangent.clone())];
             return Ok(vec![Some(of_boxes(&cotangent, shape, Some(0.0), &part))]);
         }
-        let zeros = blank(&cotangent, shape, Some(0.0));
-        Ok(vec![Some(match self.shape.contains(&0) {
-            true => zeros,
-            false => Dispatch::float_slice_assign(zeros, &self.slices(), cotangent),
-        })])
+        if self.shape.contains(&0) {
+            return Ok(vec![Some(blank(&cotangent, shape, Some(0.0)))]);
+        }
+        if !flex::runs_on(&Device::new(cotangent.device())) {
+            let zeros = blank(&cotangent, shape, Some(0.0));
+            let gradient = Dispatch::float_slice_assign(zeros, &self.slices(), cotangent);
+            return Ok(vec![Some(gradient)]);
+        }
+        let dtype = cotangent.dtype();
+        Ok(vec![Some(with_float!(dtype, E => {
+            let cotangent = flex::operand::<E>(cotangent)?;
+            let gradient = self.spread::<E>(shape, flex::elements(&cotangent));
+            flex::result(gradient, shape, dtype)
+        }))])
     }
 }
 
