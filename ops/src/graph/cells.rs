@@ -3,12 +3,12 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use burn::tensor::{Int, Tensor, TensorData};
 use halocline_core::{Error, Operation, Result, ShardTensor, Traffic, ops};
 
 use super::plan::TakePlan;
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::driver::place::require_dim;
+use crate::kernel::taken::{Places, take};
 
 const NAME: &str = "take_cells";
 
@@ -24,7 +24,7 @@ const NAME: &str = "take_cells";
 /// ```
 #[derive(Clone, Debug)]
 pub struct CellMap {
-    cells: Arc<[usize]>,
+    places: Arc<Places>,
     hash: u64,
 }
 
@@ -36,20 +36,20 @@ impl CellMap {
         cells.hash(&mut hasher);
         Self {
             hash: hasher.finish(),
-            cells: cells.into(),
+            places: Places::new(cells),
         }
     }
 
     /// The numbers.
     pub fn cells(&self) -> &[usize] {
-        &self.cells
+        self.places.cells()
     }
 }
 
 impl PartialEq for CellMap {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.cells, &other.cells)
-            || (self.hash == other.hash && self.cells == other.cells)
+        Arc::ptr_eq(&self.places, &other.places)
+            || (self.hash == other.hash && self.cells() == other.cells())
     }
 }
 
@@ -122,14 +122,10 @@ pub fn take_cells<const D: usize>(
     let dims: Vec<usize> = (0..D).collect();
     let local = fill_empty(local, &layout, &dims, NAME, 0.0)?;
     let local = match layout.is_sharded(dim) {
-        false => {
-            let taken = if map.cells().is_empty() {
-                &[0]
-            } else {
-                map.cells()
-            };
-            local.clone().select(dim, numbers(taken, &local))
-        }
+        false => match map.cells() {
+            [] => local.narrow(dim, 0, 1),
+            _ => take(local, dim, &map.places),
+        },
         true => {
             let key = (layout.clone(), dim, map.clone(), extents.to_vec());
             let plan = mesh
@@ -138,19 +134,12 @@ pub fn take_cells<const D: usize>(
                     Ok(TakePlan::new(layout, &mesh, *dim, map.cells(), extents))
                 })?;
             let operation = Operation::new(NAME, Traffic::Exchange, Some(&layout));
-            let packed = local.clone().select(dim, numbers(&plan.packed, &local));
+            let packed = take(local, dim, &plan.packed);
             let exchange = || ops::exchange(packed, &mesh, plan.exchange.clone(), operation);
             let arrived = Error::catch(exchange)?;
-            arrived.select(dim, numbers(&plan.taken, &local))
+            take(arrived, dim, &plan.taken)
         }
     };
     let local = drop_empty(local, &output, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(local, output, mesh))
-}
-
-/// Numbers of cells beside a tensor.
-pub(super) fn numbers<const D: usize>(cells: &[usize], beside: &Tensor<D>) -> Tensor<1, Int> {
-    let cells: Vec<i64> = cells.iter().map(|cell| *cell as i64).collect();
-    let count = cells.len();
-    Tensor::from_data(TensorData::new(cells, [count]), &beside.device())
 }

@@ -23,9 +23,9 @@ use halocline_core::{
     Error, ExchangePlan, IndexBox, Layout, Need, Piece, Result, ShardTensor, Source,
 };
 
-use super::cells::numbers;
 use super::maps::healpix_cell;
 use crate::driver::empty::drop_empty;
+use crate::kernel::taken::{Places, take};
 
 const NAME: &str = "pad_healpix";
 
@@ -75,16 +75,13 @@ pub fn pad_healpix(x: ShardTensor<5>, width: usize) -> Result<ShardTensor<5>> {
         let own = strips(mesh.position());
         let plan: ExchangePlan =
             mesh.exchange_plan(Source::Layout(layout), |position| strips(position).need);
-        Ok((Arc::new(plan), own.cells, own.shape))
+        Ok((Arc::new(plan), own.cells.map(Places::new), own.shape))
     })?;
     let (exchange, cells, shape) = &*plan;
     let strips = x.run_plan(NAME, exchange)?;
     let [batch, channels, _, high, wide] = strips.dims();
     let strips = strips.reshape([batch, channels, high * wide]);
-    let [one, other] = cells.each_ref().map(|cells| {
-        let places = numbers(cells, &strips);
-        strips.clone().select(2, places)
-    });
+    let [one, other] = cells.each_ref().map(|cells| take(strips.clone(), 2, cells));
     // The same cells, but where a corner is a mean.
     let y = ((one + other) / 2.0).reshape(*shape);
     let y = drop_empty(y, &output, mesh.position(), NAME)?;

@@ -1,15 +1,19 @@
 //! Plans of cells by number: what each rank packs, sends and unpacks. Pure.
 
+use std::sync::Arc;
+
 use halocline_core::{DeviceMesh, ExchangePlan, IndexBox, Layout, Transfer};
+
+use crate::kernel::taken::Places;
 
 /// The way of cells to the ranks that take them: picked from a shard, exchanged as boxes, picked from what arrived.
 #[derive(Debug)]
 pub(super) struct TakePlan {
     /// The cells of the shard that are exchanged, for each part in turn; one cell if there are none.
-    pub(super) packed: Vec<usize>,
-    pub(super) exchange: std::sync::Arc<ExchangePlan>,
+    pub(super) packed: Arc<Places>,
+    pub(super) exchange: Arc<ExchangePlan>,
     /// The cells that are taken, among those that arrive; one cell if there are none.
-    pub(super) taken: Vec<usize>,
+    pub(super) taken: Arc<Places>,
 }
 
 impl TakePlan {
@@ -104,7 +108,7 @@ impl TakePlan {
             sends,
             receives,
         };
-        let or_first = |list: Vec<usize>| if list.is_empty() { vec![0] } else { list };
+        let or_first = |list: Vec<usize>| Places::new(if list.is_empty() { vec![0] } else { list });
         Self {
             packed: or_first(packed),
             exchange: exchange.into(),

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Bool, IndexingUpdateOp, Tensor, TensorData};
+use burn::tensor::{Bool, Tensor, TensorData};
 use halocline_core::{ReduceOp, Result, ShardTensor};
 
-use super::cells::numbers;
 use crate::driver::empty::{drop_empty, fill_empty};
+use crate::kernel::taken::{Places, add, take};
 use crate::precision::{cast, widened};
 use crate::reduce::local_extremum;
 use crate::reshape;
@@ -67,11 +67,7 @@ fn sums<const D: usize>(messages: Tensor<D>, dim: usize, targets: &[Range<usize>
     let mut of_edge: Vec<usize> = of_edge.collect();
     // Zeros that stand for no edges are added somewhere.
     of_edge.resize(messages.dims()[dim], 0);
-    let mut shape = messages.dims();
-    shape[dim] = targets.len().max(1);
-    let of_edge = numbers(&of_edge, &messages);
-    let zeros = Tensor::zeros(shape, (&messages.device(), messages.dtype()));
-    zeros.select_assign(dim, of_edge, messages, IndexingUpdateOp::Add)
+    add(messages, dim, &Places::new(of_edge), targets.len().max(1))
 }
 
 /// Every target has as many places as the one with the most edges; those without an edge hold what no edge is beyond.
@@ -98,8 +94,11 @@ fn extrema<const D: usize>(
         _ => f64::NEG_INFINITY,
     };
     let none = Tensor::full(shape, beyond, (&messages.device(), messages.dtype()));
-    let places = numbers(&places, &messages);
-    let all = Tensor::cat(vec![messages, none], dim).select(dim, places);
+    let all = take(
+        Tensor::cat(vec![messages, none], dim),
+        dim,
+        &Places::new(places),
+    );
     let all = reshape::<D, 4>(all, vec![outer, count, most, inner]);
     let found = local_extremum(all, &[2], op);
     let alone = (0..count).map(|target| targets.get(target).is_none_or(Range::is_empty));

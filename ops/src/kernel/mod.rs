@@ -12,6 +12,7 @@ pub(crate) mod math;
 pub(crate) mod memory;
 pub(crate) mod products;
 pub(crate) mod simd;
+pub(crate) mod taken;
 #[cfg(test)]
 pub(crate) mod testing;
 pub(crate) mod widths;

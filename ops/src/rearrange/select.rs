@@ -13,13 +13,13 @@
 //! # Adjoint
 //! The cotangents of all copies of a cell are added.
 
-use burn::tensor::{Int, Tensor, TensorData};
 use halocline_core::{Error, Layout, Partial, ReduceOp, Replicate, Result, Shard, ShardTensor};
 
 use super::narrow::narrow;
 use crate::driver::empty::{drop_empty, fill, fill_empty};
 use crate::driver::place::{in_place, placed, renumbered, require_dim, runs};
 use crate::golden::{Golden, output, with_dims};
+use crate::kernel::taken::{Places, take};
 
 /// Takes one cell of a dim, which goes. The result has `E` dims, one fewer than `x`. See the [module](self).
 ///
@@ -142,10 +142,7 @@ pub fn index_select<const D: usize>(
     let layout = from.derive(from.placements().to_vec(), extents);
     let all: Vec<usize> = (0..D).collect();
     let local = fill_empty(local, &from, &all, NAME, 0.0)?;
-    let places: Vec<i64> = indices.iter().map(|index| *index as i64).collect();
-    let places = TensorData::new(places, [indices.len()]);
-    let places = Tensor::<1, Int>::from_data(places, &local.device().inner());
-    let local = local.select(dim, places);
+    let local = take(local, dim, &Places::new(indices.to_vec()));
     let local = drop_empty(local, &layout, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
@@ -186,6 +183,8 @@ pub(super) const GOLDEN: [Golden; 2] = [
 #[cfg(test)]
 mod tests {
     use halocline_core::{Launcher, Traffic};
+
+    use burn::tensor::Tensor;
 
     use super::*;
     use crate::prelude::*;

@@ -1,0 +1,300 @@
+//! Cells of a dim that are taken by their numbers, and values that are added to cells by their numbers: each the adjoint of the
+//! other. Sums are of the values in their order, whatever the number of threads.
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{IndexingUpdateOp, Int, Shape, Tensor, TensorData};
+use halocline_core::Result;
+use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
+use rayon::prelude::*;
+
+use super::buffer::Buffer;
+use super::flex::{self, Float, with_float};
+use super::lanes::CHUNK;
+use super::lines::{Lines, slice};
+
+/// Numbers of cells, any of them and in any order.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    cells: Vec<usize>,
+    by_cell: OnceLock<ByCell>,
+}
+
+/// The places that have each cell.
+#[derive(Debug)]
+struct ByCell {
+    /// Where those of each cell start in `places`.
+    starts: Vec<usize>,
+    /// All places in the order of their cells; none if this is their own order.
+    places: Option<Vec<u32>>,
+}
+
+impl Places {
+    pub(crate) fn new(cells: Vec<usize>) -> Arc<Self> {
+        Arc::new(Self {
+            cells,
+            by_cell: OnceLock::new(),
+        })
+    }
+
+    pub(crate) fn cells(&self) -> &[usize] {
+        &self.cells
+    }
+
+    fn by_cell(&self) -> &ByCell {
+        self.by_cell.get_or_init(|| {
+            let count = self.cells.iter().max().map_or(0, |last| last + 1);
+            let mut starts = vec![0; count + 1];
+            for cell in &self.cells {
+                starts[cell + 1] += 1;
+            }
+            for cell in 0..count {
+                starts[cell + 1] += starts[cell];
+            }
+            let places = (!self.cells.is_sorted()).then(|| {
+                let mut next = starts.clone();
+                let mut places = vec![0; self.cells.len()];
+                for (place, cell) in self.cells.iter().enumerate() {
+                    places[next[*cell]] = u32::try_from(place).expect("fewer places than 2³²");
+                    next[*cell] += 1;
+                }
+                places
+            });
+            ByCell { starts, places }
+        })
+    }
+
+    fn ints<const D: usize>(&self, beside: &Tensor<D>) -> Tensor<1, Int> {
+        let cells: Vec<i64> = self.cells.iter().map(|cell| *cell as i64).collect();
+        let count = cells.len();
+        Tensor::from_data(TensorData::new(cells, [count]), &beside.device())
+    }
+}
+
+impl ByCell {
+    /// Where the places of a cell are.
+    fn of(&self, cell: usize) -> Range<usize> {
+        match self.starts.get(cell + 1) {
+            Some(end) => self.starts[cell]..*end,
+            None => 0..0,
+        }
+    }
+}
+
+/// `y[.., i, ..] = x[.., cells[i], ..]`. There is at least one place.
+pub(crate) fn take<const D: usize>(x: Tensor<D>, dim: usize, places: &Arc<Places>) -> Tensor<D> {
+    if !flex::runs_on(&x.device()) {
+        let cells = places.ints(&x);
+        return x.select(dim, cells);
+    }
+    let places = places.clone();
+    Tensor::from_dispatch(apply(Take { places, dim }, [x.into_dispatch()]))
+}
+
+/// `y[.., cells[i], ..] += x[.., i, ..]` for every place `i`, from zeros of `count` cells.
+pub(crate) fn add<const D: usize>(
+    x: Tensor<D>,
+    dim: usize,
+    places: &Arc<Places>,
+    count: usize,
+) -> Tensor<D> {
+    if !flex::runs_on(&x.device()) {
+        let mut shape = x.dims();
+        shape[dim] = count;
+        let zeros = Tensor::zeros(shape, (&x.device(), x.dtype()));
+        return zeros.select_assign(dim, places.ints(&x), x, IndexingUpdateOp::Add);
+    }
+    let places = places.clone();
+    Tensor::from_dispatch(apply(Add { places, dim, count }, [x.into_dispatch()]))
+}
+
+#[derive(Debug)]
+struct Take {
+    places: Arc<Places>,
+    dim: usize,
+}
+
+#[derive(Debug)]
+struct Add {
+    places: Arc<Places>,
+    dim: usize,
+    count: usize,
+}
+
+impl Operator for Take {
+    /// The shape of the input.
+    type Saved = Shape;
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(["take", "take (backward)"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn recompute(&self) -> Recompute {
+        Recompute::WithCheckpointing
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
+        let x = inputs.remove(0);
+        let shape = x.shape();
+        Ok((run(x, self.dim, &self.places, None)?, shape))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
+        let count = pass.saved[self.dim];
+        let gradient = run(pass.cotangent, self.dim, &self.places, Some(count))?;
+        Ok(vec![Some(gradient)])
+    }
+}
+
+impl Operator for Add {
+    type Saved = ();
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(["add by cell", "add by cell (backward)"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn recompute(&self) -> Recompute {
+        Recompute::WithCheckpointing
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        let y = run(inputs.remove(0), self.dim, &self.places, Some(self.count))?;
+        Ok((y, ()))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        let gradient = run(pass.cotangent, self.dim, &self.places, None)?;
+        Ok(vec![Some(gradient)])
+    }
+}
+
+/// Adds to so many cells, or takes cells.
+fn run(
+    x: DispatchTensor,
+    dim: usize,
+    places: &Places,
+    count: Option<usize>,
+) -> Result<DispatchTensor> {
+    let (dtype, mut shape) = (x.dtype(), x.shape().to_vec());
+    let lines = Lines::along(&shape, dim..dim + 1);
+    shape[dim] = count.unwrap_or(places.cells.len());
+    Ok(with_float!(dtype, E => {
+        let x = flex::operand::<E>(x)?;
+        let y = match count {
+            Some(count) => added::<E>(lines, flex::elements(&x), places, count),
+            None => taken::<E>(lines, flex::elements(&x), places),
+        };
+        flex::result(y, &shape, dtype)
+    }))
+}
+
+fn taken<E: Float>(lines: Lines, x: &[E], places: &Places) -> Buffer<E> {
+    let Lines { cells, inner, .. } = lines;
+    rows(
+        [lines.outer, places.cells.len(), inner],
+        |outer, place, y| {
+            let start = (outer * cells + places.cells[place]) * inner;
+            y.copy_from_slice(&x[start..start + inner]);
+        },
+    )
+}
+
+fn added<E: Float>(lines: Lines, x: &[E], places: &Places, count: usize) -> Buffer<E> {
+    let Lines { cells, inner, .. } = lines;
+    let by_cell = places.by_cell();
+    rows([lines.outer, count, inner], |outer, cell, y| {
+        y.fill(E::default());
+        for index in by_cell.of(cell) {
+            let place = match &by_cell.places {
+                Some(places) => places[index] as usize,
+                None => index,
+            };
+            let start = (outer * cells + place) * inner;
+            for (y, x) in y.iter_mut().zip(&x[start..start + inner]) {
+                *y += *x;
+            }
+        }
+    })
+}
+
+/// `[outer, count, inner]`, of which `fill` writes each row of `inner`.
+fn rows<E: Float>(
+    [outer, count, inner]: [usize; 3],
+    fill: impl Fn(usize, usize, &mut [E]) + Sync,
+) -> Buffer<E> {
+    let part = (CHUNK / inner.max(1)).max(1);
+    let parts = count.div_ceil(part);
+    // SAFETY: every row is written, each by one task.
+    unsafe {
+        Buffer::filled(outer * count * inner, |y| {
+            (0..outer * parts).into_par_iter().for_each(|task| {
+                let (outer, start) = (task / parts, task % parts * part);
+                for row in start..count.min(start + part) {
+                    let place = (outer * count + row) * inner;
+                    fill(outer, row, slice(y, place..place + inner));
+                }
+            });
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{difference, random};
+
+    /// The values of burn's operators, and their gradients.
+    #[test]
+    fn kernels_and_burns_operators_agree() {
+        for cells in [vec![2, 0, 2, 4, 1, 2], vec![0, 0, 3], vec![4]] {
+            let places = Places::new(cells.clone());
+            for dim in 0..3 {
+                let x = random::<3>([5, 5, 5], "x", 0).detach().require_grad();
+                let mut shape = [5; 3];
+                shape[dim] = cells.len();
+                let messages = random::<3>(shape, "m", 0).detach().require_grad();
+                let run = |ours: bool| {
+                    let ints = places.ints(&x);
+                    let (y, sums) = match ours {
+                        true => (
+                            take(x.clone(), dim, &places),
+                            add(messages.clone(), dim, &places, 5),
+                        ),
+                        false => (
+                            x.clone().select(dim, ints.clone()),
+                            Tensor::zeros([5; 3], &x.device()).select_assign(
+                                dim,
+                                ints,
+                                messages.clone(),
+                                IndexingUpdateOp::Add,
+                            ),
+                        ),
+                    };
+                    let weighted = (y.clone() * random::<3>(y.dims(), "w", 0).detach()).sum()
+                        + (sums.clone() * random::<3>([5; 3], "v", 0).detach()).sum();
+                    let gradients = weighted.backward();
+                    [
+                        y.inner(),
+                        sums.inner(),
+                        x.grad(&gradients).unwrap(),
+                        messages.grad(&gradients).unwrap(),
+                    ]
+                    .map(Tensor::into_data)
+                };
+                for (ours, burns) in run(true).iter().zip(&run(false)) {
+                    assert!(difference(ours, burns) < 1e-6, "{cells:?}, dim {dim}");
+                }
+            }
+        }
+    }
+}
