@@ -12,6 +12,7 @@ use rustdct::rustfft::{Fft, FftPlanner};
 use rustdct::{DctNum, DctPlanner, TransformType2And3};
 
 use super::line::{Frequencies, Line, Scale, Sign};
+use crate::kernel::lines::slice;
 use crate::kernel::memory::Shared;
 
 /// Lines that are copied together, so that reads of the cells between them are contiguous.
@@ -36,66 +37,121 @@ pub(super) unsafe fn transform<T: DctNum>(
         return;
     }
     let plan = Plan::of(line);
+    let lengths = [cells_x * parts_x, cells_y * parts_y];
     let blocks = inner.div_ceil(TOGETHER);
-    let length = (cells_x * parts_x).max(cells_y * parts_y);
-    let least = (TASK / (length * inner.min(TOGETHER))).max(1);
+    let longest = lengths[0].max(lengths[1]);
+    let least = (TASK / (longest * inner.min(TOGETHER)).max(1)).max(1);
     let tasks = (0..outer * blocks).into_par_iter().with_min_len(least);
     tasks.for_each_init(Scratch::default, |scratch, task| {
         let (o, first) = (task / blocks, task % blocks * TOGETHER);
         let lines = TOGETHER.min(inner - first);
-        let (length_x, length_y) = (cells_x * parts_x, cells_y * parts_y);
-        scratch.before.resize(lines * length_x, T::zero());
-        scratch.after.resize(lines * length_y, T::zero());
-        for j in 0..cells_x {
-            let cells = &x[((o * cells_x + j) * inner + first) * parts_x..][..lines * parts_x];
-            for (i, cell) in cells.chunks_exact(parts_x).enumerate() {
-                scratch.before[i * length_x + j * parts_x..][..parts_x].copy_from_slice(cell);
-            }
+        let strides = lengths.map(apart);
+        let (mut before, mut after) = scratch.lines(strides.map(|stride| lines * stride));
+        if inner == 1 {
+            before[..lengths[0]].copy_from_slice(&x[o * lengths[0]..][..lengths[0]]);
+            // SAFETY: the line of this task, which is written before it is read.
+            let line = unsafe { slice(y, o * lengths[1]..(o + 1) * lengths[1]) };
+            plan.run(&mut before[..lengths[0]], line, &mut scratch.work);
+            scratch.lines = [before, after];
+            return;
         }
-        let Scratch {
-            before,
-            after,
-            modes,
-            work,
-            real_work,
-        } = scratch;
-        let pairs = before.chunks_exact_mut(length_x);
-        for (before, after) in pairs.zip(after.chunks_exact_mut(length_y)) {
-            plan.run(before, after, modes, work, real_work);
+        let rows = &x[(o * cells_x * inner + first) * parts_x..];
+        match parts_x {
+            2 => gather::<T, 2>(rows, inner, &mut before, strides[0], [cells_x, lines]),
+            _ => gather::<T, 1>(rows, inner, &mut before, strides[0], [cells_x, lines]),
         }
+        let pairs = before.chunks_exact_mut(strides[0]);
+        for (before, after) in pairs.zip(after.chunks_exact_mut(strides[1])) {
+            let (before, after) = (&mut before[..lengths[0]], &mut after[..lengths[1]]);
+            plan.run(before, after, &mut scratch.work);
+        }
+        let start = (o * cells_y * inner + first) * parts_y;
         for k in 0..cells_y {
-            let start = ((o * cells_y + k) * inner + first) * parts_y;
-            for i in 0..lines {
-                for part in 0..parts_y {
-                    // SAFETY: within the result, and of this task alone.
-                    unsafe {
-                        *y.at(start + i * parts_y + part) =
-                            after[i * length_y + k * parts_y + part];
-                    }
-                }
+            let start = start + k * inner * parts_y;
+            // SAFETY: within the result, and of this task alone.
+            let row = unsafe { slice(y, start..start + lines * parts_y) };
+            match parts_y {
+                2 => scatter::<T, 2>(row, &after, strides[1], k),
+                _ => scatter::<T, 1>(row, &after, strides[1], k),
             }
         }
+        scratch.lines = [before, after];
     });
+}
+
+/// From the start of a line to that of the next one: not a power of two, by which all would share a few places in the cache.
+fn apart(length: usize) -> usize {
+    length.next_multiple_of(16) + 16
+}
+
+/// Copies lines, whose cells are `inner` apart, to their buffers.
+fn gather<T: Copy, const P: usize>(
+    x: &[T],
+    inner: usize,
+    buffer: &mut [T],
+    stride: usize,
+    [cells, lines]: [usize; 2],
+) {
+    let (buffer, _) = buffer.as_chunks_mut::<P>();
+    for cell in 0..cells {
+        let (row, _) = x[cell * inner * P..][..lines * P].as_chunks::<P>();
+        for (line, number) in row.iter().enumerate() {
+            buffer[line * (stride / P) + cell] = *number;
+        }
+    }
+}
+
+/// Copies a cell of each line to its row.
+fn scatter<T: Copy, const P: usize>(row: &mut [T], buffer: &[T], stride: usize, cell: usize) {
+    let (buffer, _) = buffer.as_chunks::<P>();
+    let (row, _) = row.as_chunks_mut::<P>();
+    for (line, number) in row.iter_mut().enumerate() {
+        *number = buffer[line * (stride / P) + cell];
+    }
 }
 
 /// Buffers of a task.
 struct Scratch<T> {
-    before: Vec<T>,
-    after: Vec<T>,
+    lines: [Vec<T>; 2],
+    work: Work<T>,
+}
+
+/// Buffers of a transform.
+struct Work<T> {
     modes: Vec<Complex<T>>,
-    work: Vec<Complex<T>>,
-    real_work: Vec<T>,
+    complex: Vec<Complex<T>>,
+    real: Vec<T>,
 }
 
 impl<T> Default for Scratch<T> {
     fn default() -> Self {
         Self {
-            before: Vec::new(),
-            after: Vec::new(),
-            modes: Vec::new(),
-            work: Vec::new(),
-            real_work: Vec::new(),
+            lines: Default::default(),
+            work: Work {
+                modes: Vec::new(),
+                complex: Vec::new(),
+                real: Vec::new(),
+            },
         }
+    }
+}
+
+impl<T: DctNum> Scratch<T> {
+    /// Takes the buffers of lines, before and after.
+    fn lines(&mut self, lengths: [usize; 2]) -> (Vec<T>, Vec<T>) {
+        let [mut before, mut after] = std::mem::take(&mut self.lines);
+        before.resize(lengths[0], T::zero());
+        after.resize(lengths[1], T::zero());
+        (before, after)
+    }
+}
+
+/// Pairs of numbers as complex ones.
+fn complex<T>(numbers: &mut [T]) -> &mut [Complex<T>] {
+    assert!(numbers.len().is_multiple_of(2));
+    // SAFETY: `Complex` is two numbers in the order of C.
+    unsafe {
+        std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast::<Complex<T>>(), numbers.len() / 2)
     }
 }
 
@@ -130,74 +186,73 @@ impl<T: DctNum> Plan<T> {
     }
 
     /// Transforms a line, whose cells before are overwritten.
-    fn run(
-        &self,
-        before: &mut [T],
-        after: &mut [T],
-        modes: &mut Vec<Complex<T>>,
-        work: &mut Vec<Complex<T>>,
-        real_work: &mut Vec<T>,
-    ) {
+    fn run(&self, before: &mut [T], after: &mut [T], work: &mut Work<T>) {
+        const LENGTHS: &str = "buffers of the plan's lengths, and real edges";
         let zero = Complex::new(T::zero(), T::zero());
         match self {
             Self::ToModes(fft, scale) => {
-                modes.resize(fft.complex_len(), zero);
-                work.resize(fft.get_scratch_len(), zero);
-                let done = fft.process_with_scratch(before, modes, work);
-                done.expect("buffers of the plan's lengths");
-                let scale = scale.at::<T>(fft.len());
-                for (k, (pair, mode)) in after.chunks_exact_mut(2).zip(&*modes).enumerate() {
-                    pair.copy_from_slice(&[mode.re * scale(k), mode.im * scale(k)]);
+                work.complex.resize(fft.get_scratch_len(), zero);
+                let after = complex(after);
+                if after.len() == fft.complex_len() {
+                    let done = fft.process_with_scratch(before, after, &mut work.complex);
+                    done.expect(LENGTHS);
+                } else {
+                    work.modes.resize(fft.complex_len(), zero);
+                    let done = fft.process_with_scratch(before, &mut work.modes, &mut work.complex);
+                    done.expect(LENGTHS);
+                    after.copy_from_slice(&work.modes[..after.len()]);
                 }
+                scale.apply(after, fft.len(), 1.0);
             }
             Self::FromModes(fft, scale) => {
-                modes.clear();
-                modes.resize(fft.complex_len(), zero);
-                work.resize(fft.get_scratch_len(), zero);
-                let (size, scale) = (fft.len(), scale.at::<T>(fft.len()));
-                let half = number::<T>(0.5);
-                for (k, (pair, mode)) in before.chunks_exact(2).zip(&mut *modes).enumerate() {
-                    // The transform adds each interior mode and its conjugate.
-                    *mode = match is_edge(k, size) {
-                        true => Complex::new(pair[0] * scale(k), T::zero()),
-                        false => Complex::new(pair[0], pair[1]) * (scale(k) * half),
-                    };
+                work.complex.resize(fft.get_scratch_len(), zero);
+                work.modes.clear();
+                work.modes.extend_from_slice(complex(before));
+                work.modes.resize(fft.complex_len(), zero);
+                // The transform adds each interior mode and its conjugate.
+                scale.apply(&mut work.modes, fft.len(), 0.5);
+                let size = fft.len();
+                for edge in [0, size / 2] {
+                    if is_edge(edge, size) {
+                        work.modes[edge].im = T::zero();
+                    }
                 }
-                let done = fft.process_with_scratch(modes, after, work);
-                done.expect("buffers of the plan's lengths, and real edges");
+                let done = fft.process_with_scratch(&mut work.modes, after, &mut work.complex);
+                done.expect(LENGTHS);
             }
             Self::ToFrequencies(fft, kept) => {
-                modes.clear();
-                modes.extend(
-                    before
-                        .chunks_exact(2)
-                        .map(|pair| Complex::new(pair[0], pair[1])),
-                );
-                work.resize(fft.get_inplace_scratch_len(), zero);
-                fft.process_with_scratch(modes, work);
-                let scale = number::<T>(kept.scale);
-                for (k, pair) in after.chunks_exact_mut(2).enumerate() {
-                    let mode = modes[kept.place(k)] * scale;
-                    pair.copy_from_slice(&[mode.re, mode.im]);
+                let (before, after) = (complex(before), complex(after));
+                if kept.is_all() {
+                    work.complex.resize(fft.get_outofplace_scratch_len(), zero);
+                    fft.process_outofplace_with_scratch(before, after, &mut work.complex);
+                } else {
+                    work.complex.resize(fft.get_inplace_scratch_len(), zero);
+                    fft.process_with_scratch(before, &mut work.complex);
+                    let (low, high) = after.split_at_mut(kept.low);
+                    low.copy_from_slice(&before[..kept.low]);
+                    high.copy_from_slice(&before[kept.size - kept.high..]);
                 }
+                scaled(after, kept.scale);
             }
             Self::FromFrequencies(fft, kept) => {
-                modes.clear();
-                modes.resize(kept.size, zero);
-                let scale = number::<T>(kept.scale);
-                for (k, pair) in before.chunks_exact(2).enumerate() {
-                    modes[kept.place(k)] = Complex::new(pair[0], pair[1]) * scale;
-                }
-                work.resize(fft.get_inplace_scratch_len(), zero);
-                fft.process_with_scratch(modes, work);
-                for (pair, mode) in after.chunks_exact_mut(2).zip(&*modes) {
-                    pair.copy_from_slice(&[mode.re, mode.im]);
+                let (before, after) = (complex(before), complex(after));
+                scaled(before, kept.scale);
+                if kept.is_all() {
+                    work.complex.resize(fft.get_outofplace_scratch_len(), zero);
+                    fft.process_outofplace_with_scratch(before, after, &mut work.complex);
+                } else {
+                    let (low, high) = before.split_at(kept.low);
+                    after.fill(zero);
+                    after[..kept.low].copy_from_slice(low);
+                    after[kept.size - kept.high..].copy_from_slice(high);
+                    work.complex.resize(fft.get_inplace_scratch_len(), zero);
+                    fft.process_with_scratch(after, &mut work.complex);
                 }
             }
             Self::ToCosines(dct, scale) => {
                 after.copy_from_slice(before);
-                real_work.resize(dct.get_scratch_len(), T::zero());
-                dct.process_dct2_with_scratch(after, real_work);
+                work.real.resize(dct.get_scratch_len(), T::zero());
+                dct.process_dct2_with_scratch(after, &mut work.real);
                 let [edge, interior] = [scale.edge, scale.interior].map(number::<T>);
                 after[0] = after[0] * edge;
                 after[1..]
@@ -211,21 +266,41 @@ impl<T: DctNum> Plan<T> {
                 }
                 // The transform halves the first.
                 after[0] = before[0] * edge * number(2.0);
-                real_work.resize(dct.get_scratch_len(), T::zero());
-                dct.process_dct3_with_scratch(after, real_work);
+                work.real.resize(dct.get_scratch_len(), T::zero());
+                dct.process_dct3_with_scratch(after, &mut work.real);
             }
         }
     }
 }
 
 impl Scale {
-    /// The factor of each mode of a line of this size.
-    fn at<T: DctNum>(self, size: usize) -> impl Fn(usize) -> T {
-        let [edge, interior] = [self.edge, self.interior].map(number::<T>);
-        move |k| match is_edge(k, size) {
-            true => edge,
-            false => interior,
+    /// Scales modes of a line of this size, those of the interior by a factor more.
+    fn apply<T: DctNum>(self, modes: &mut [Complex<T>], size: usize, interior: f64) {
+        let interior = self.interior * interior;
+        if self.edge == interior {
+            return scaled(modes, interior);
         }
+        let edges = [0, size / 2].map(|edge| {
+            let mode = modes.get(edge).filter(|_| is_edge(edge, size));
+            mode.map(|mode| *mode * number::<T>(self.edge))
+        });
+        scaled(modes, interior);
+        for (edge, mode) in [0, size / 2].into_iter().zip(edges) {
+            if let Some(mode) = mode {
+                modes[edge] = mode;
+            }
+        }
+    }
+}
+
+/// Numbers times a factor.
+fn scaled<T: DctNum>(numbers: &mut [Complex<T>], factor: f64) {
+    if factor == 1.0 {
+        return;
+    }
+    let factor = number::<T>(factor);
+    for number in numbers {
+        *number = *number * factor;
     }
 }
 

@@ -75,6 +75,11 @@ impl Frequencies {
         self.low + self.high
     }
 
+    /// Whether all frequencies are kept, in their order.
+    pub(crate) fn is_all(self) -> bool {
+        self.kept() == self.size
+    }
+
     fn conjugate(self) -> Self {
         Self {
             sign: self.sign.opposite(),
