@@ -1,18 +1,23 @@
 //! Sampling within the cells of one rank, on CPUs: a table of cells and weights for each output, then sums by it.
 
+use std::ops::Range;
+
 use burn::backend::{DispatchTensor, TensorMetadata};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::local::KEYS;
 use super::options::{Beyond, SampleOptions};
 use crate::kernel::buffer::{self, Buffer};
 use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::lines::slice;
+use crate::kernel::simd::Isa;
 use crate::resample::rules::Mode;
 
 /// Outputs that one task computes.
-const TASK: usize = 4096;
+const TASK: usize = 1024;
 
 /// Sampling as a node of the graph, of the cells and the displacements of a rank.
 #[derive(Debug)]
@@ -61,6 +66,7 @@ struct Along {
 
 impl<const N: usize> Sample<N> {
     /// The cells of an output in one dim, for a displacement.
+    #[inline(always)]
     fn along(&self, dim: usize, cell: usize, displacement: f64) -> Along {
         let bound = self.options.bound[dim] as f64;
         let beyond = displacement.abs() > bound;
@@ -103,16 +109,37 @@ impl<const N: usize> Sample<N> {
         along
     }
 
-    /// The cells of an output in every dim; `points` are the displacements of its sample.
-    fn place<E: Float>(&self, shapes: &Shapes<N>, points: &[E], output: usize) -> [Along; N] {
-        let (outputs, mut rest) = (shapes.outputs(), output);
-        let mut along = [Along::default(); N];
+    /// Calls `visit` with some outputs of a sample, and the cells that each is made of in every dim; `points` are the
+    /// displacements of the sample.
+    #[inline(always)]
+    fn each<E: Float>(
+        &self,
+        shapes: &Shapes<N>,
+        points: &[E],
+        outputs: Range<usize>,
+        mut visit: impl FnMut(usize, &[Along; N]),
+    ) {
+        let (count, mut rest) = (shapes.outputs(), outputs.start);
+        let mut place = [0; N];
         for dim in (0..N).rev() {
-            let displacement = points[dim * outputs + output].to_f64();
-            along[dim] = self.along(dim, rest % shapes.cells[dim], displacement);
+            place[dim] = rest % shapes.cells[dim];
             rest /= shapes.cells[dim];
         }
-        along
+        for output in outputs {
+            let mut along = [Along::default(); N];
+            for dim in 0..N {
+                let displacement = points[dim * count + output].to_f64();
+                along[dim] = self.along(dim, place[dim], displacement);
+            }
+            visit(output, &along);
+            for dim in (0..N).rev() {
+                place[dim] += 1;
+                if place[dim] < shapes.cells[dim] {
+                    break;
+                }
+                place[dim] = 0;
+            }
+        }
     }
 
     fn taps(&self) -> usize {
@@ -124,148 +151,281 @@ impl<const N: usize> Sample<N> {
         count.pow(N as u32)
     }
 
-    /// The cells and weights of all outputs of all samples.
-    fn table<E: Float>(&self, shapes: &Shapes<N>, points: &[E]) -> Vec<(u32, E)> {
-        let (taps, outputs) = (self.taps(), shapes.outputs());
-        let mut table = vec![(0, E::default()); points.len() / N * taps];
-        table
-            .par_chunks_mut(taps * TASK)
-            .enumerate()
-            .for_each(|(task, table)| {
-                for (index, table) in table.chunks_exact_mut(taps).enumerate() {
-                    let (sample, output) = split(task * TASK + index, outputs);
-                    let points = &points[sample * N * outputs..][..N * outputs];
-                    let along = self.place(shapes, points, output);
-                    each_tap(shapes, &along, |tap, cell, places| {
-                        let weight = (0..N).map(|dim| along[dim].weights[places[dim]]);
-                        table[tap] = (cell as u32, E::from_f64(weight.product()));
-                    });
-                }
-            });
+    /// The cells and weights of some outputs of a sample.
+    #[inline(always)]
+    fn table<E: Float>(
+        &self,
+        shapes: &Shapes<N>,
+        points: &[E],
+        outputs: Range<usize>,
+    ) -> Vec<(u32, E)> {
+        let mut table = Vec::with_capacity(outputs.len() * self.taps());
+        self.each(
+            shapes,
+            points,
+            outputs,
+            #[inline(always)]
+            |_, along| {
+                each_tap(
+                    shapes,
+                    along,
+                    #[inline(always)]
+                    |cell, places| {
+                        let mut weight = 1.0;
+                        for dim in 0..N {
+                            weight *= along[dim].weights[places[dim]];
+                        }
+                        table.push((cell as u32, E::from_f64(weight)));
+                    },
+                );
+            },
+        );
         table
     }
 
-    fn sums<E: Float>(&self, shapes: &Shapes<N>, cells: &[E], points: &[E]) -> Buffer<E> {
-        let (taps, outputs, inputs) = (self.taps(), shapes.outputs(), shapes.inputs());
-        let table = self.table(shapes, points);
-        let planes = points.len() / N / outputs * shapes.channels;
-        let mut sums = buffer::filled::<E>(planes * outputs, 0.0);
-        let all = sums.elements_mut();
-        all.par_chunks_mut(TASK)
-            .enumerate()
-            .for_each(|(task, sums)| {
-                for (index, sum) in sums.iter_mut().enumerate() {
-                    let (plane, output) = split(task * TASK + index, outputs);
-                    let field = &cells[plane * inputs..][..inputs];
-                    let row = plane / shapes.channels * outputs + output;
-                    for (cell, weight) in &table[row * taps..][..taps] {
-                        *sum += *weight * field[*cell as usize];
-                    }
-                }
-            });
-        sums
+    fn sums<E: Float>(&self, isa: Isa, shapes: &Shapes<N>, cells: &[E], points: &[E]) -> Buffer<E> {
+        let (outputs, inputs, channels) = (shapes.outputs(), shapes.inputs(), shapes.channels);
+        let samples = points.len() / N / outputs;
+        // SAFETY: each task writes its outputs in all channels of its sample, and the tasks have all outputs.
+        unsafe {
+            Buffer::filled(samples * channels * outputs, |sums| {
+                each_task(samples, outputs, |sample, part| {
+                    let points = &points[sample * N * outputs..][..N * outputs];
+                    isa.run(Compiled(
+                        #[inline(always)]
+                        || {
+                            let table = self.table(shapes, points, part.clone());
+                            for plane in sample * channels..(sample + 1) * channels {
+                                let field = &cells[plane * inputs..][..inputs];
+                                let start = plane * outputs + part.start;
+                                let sums = slice(sums, start..start + part.len());
+                                match self.taps() {
+                                    4 => weigh::<E, 4>(field, &table, sums),
+                                    8 => weigh::<E, 8>(field, &table, sums),
+                                    16 => weigh::<E, 16>(field, &table, sums),
+                                    taps => {
+                                        for (sum, taps) in sums.iter_mut().zip(table.chunks(taps)) {
+                                            *sum = weighed(field, taps);
+                                        }
+                                    }
+                                }
+                            }
+                        },
+                    ));
+                });
+            })
+        }
     }
 
     /// The gradient of cells: each plane is the sum of its outputs, in their order.
-    fn of_cells<E: Float>(&self, shapes: &Shapes<N>, points: &[E], cotangent: &[E]) -> Buffer<E> {
-        let (taps, outputs, inputs) = (self.taps(), shapes.outputs(), shapes.inputs());
-        let table = self.table(shapes, points);
+    fn of_cells<E: Float>(
+        &self,
+        isa: Isa,
+        shapes: &Shapes<N>,
+        points: &[E],
+        cotangent: &[E],
+    ) -> Buffer<E> {
+        let (outputs, inputs, channels) = (shapes.outputs(), shapes.inputs(), shapes.channels);
         let planes = cotangent.len() / outputs;
         let mut gradient = buffer::filled::<E>(planes * inputs, 0.0);
-        let all = gradient.elements_mut();
-        all.par_chunks_mut(inputs)
-            .enumerate()
-            .for_each(|(plane, gradient)| {
-                let sample = plane / shapes.channels;
-                let table = &table[sample * outputs * taps..][..outputs * taps];
-                let cotangent = &cotangent[plane * outputs..][..outputs];
-                for (cotangent, table) in cotangent.iter().zip(table.chunks_exact(taps)) {
-                    for (cell, weight) in table {
-                        gradient[*cell as usize] += *weight * *cotangent;
-                    }
+        // Each thread makes the table once; the sums of a plane do not depend on the planes beside it.
+        let together = channels.div_ceil(rayon::current_num_threads());
+        let groups = gradient.elements_mut().par_chunks_mut(channels * inputs);
+        groups.enumerate().for_each(|(sample, gradient)| {
+            let points = &points[sample * N * outputs..][..N * outputs];
+            let cotangent = &cotangent[sample * channels * outputs..][..channels * outputs];
+            let groups = gradient.par_chunks_mut(together * inputs);
+            let groups = groups.zip(cotangent.par_chunks(together * outputs));
+            groups.for_each(|(gradient, cotangent)| {
+                for start in (0..outputs).step_by(TASK) {
+                    let part = start..outputs.min(start + TASK);
+                    isa.run(Compiled(
+                        #[inline(always)]
+                        || {
+                            let table = self.table(shapes, points, part.clone());
+                            let planes = gradient.chunks_mut(inputs).zip(cotangent.chunks(outputs));
+                            for (gradient, cotangent) in planes {
+                                let taps = table.chunks_exact(self.taps());
+                                for (cotangent, taps) in cotangent[part.clone()].iter().zip(taps) {
+                                    for (cell, weight) in taps {
+                                        gradient[*cell as usize] += *weight * *cotangent;
+                                    }
+                                }
+                            }
+                        },
+                    ));
                 }
             });
+        });
         gradient
     }
 
     /// The gradient of displacements: the slopes between the cells of an output.
     fn of_points<E: Float>(
         &self,
+        isa: Isa,
         shapes: &Shapes<N>,
         cells: &[E],
         points: &[E],
         cotangent: &[E],
     ) -> Buffer<E> {
         let (outputs, inputs, channels) = (shapes.outputs(), shapes.inputs(), shapes.channels);
-        let slopes: Vec<[f64; N]> = (0..points.len() / N)
-            .into_par_iter()
-            .map(|index| {
-                let (sample, output) = split(index, outputs);
-                let points = &points[sample * N * outputs..][..N * outputs];
-                let along = self.place(shapes, points, output);
-                let mut slopes = [0.0; N];
-                each_tap(shapes, &along, |_, cell, places| {
-                    let product = |plane: usize| {
-                        let value = cells[plane * inputs + cell].to_f64();
-                        value * cotangent[plane * outputs + output].to_f64()
-                    };
+        let samples = points.len() / N / outputs;
+        // SAFETY: each task writes the gradients of its outputs, and the tasks have all outputs.
+        unsafe {
+            Buffer::filled(points.len(), |gradient| {
+                each_task(samples, outputs, |sample, part| {
+                    let points = &points[sample * N * outputs..][..N * outputs];
                     let planes = sample * channels..(sample + 1) * channels;
-                    let sum: f64 = planes.map(product).sum();
-                    for (dim, slope) in slopes.iter_mut().enumerate() {
-                        let factors = (0..N).map(|other| match other == dim {
-                            true => along[other].slopes[places[other]],
-                            false => along[other].weights[places[other]],
-                        });
-                        *slope += sum * factors.product::<f64>();
-                    }
+                    isa.run(Compiled(
+                        #[inline(always)]
+                        || {
+                            self.each(
+                                shapes,
+                                points,
+                                part.clone(),
+                                #[inline(always)]
+                                |output, along| {
+                                    let slopes = slopes(
+                                        shapes,
+                                        along,
+                                        #[inline(always)]
+                                        |cell| {
+                                            let mut sum = 0.0;
+                                            for plane in planes.clone() {
+                                                let value = cells[plane * inputs + cell].to_f64();
+                                                let cotangent = cotangent[plane * outputs + output];
+                                                sum += value * cotangent.to_f64();
+                                            }
+                                            sum
+                                        },
+                                    );
+                                    for (dim, slope) in slopes.into_iter().enumerate() {
+                                        let place = (sample * N + dim) * outputs + output;
+                                        *gradient.at(place) = E::from_f64(slope);
+                                    }
+                                },
+                            );
+                        },
+                    ));
                 });
-                slopes
             })
-            .collect();
-        let mut gradient = buffer::filled::<E>(points.len(), 0.0);
-        for (index, slopes) in slopes.iter().enumerate() {
-            let (sample, output) = split(index, outputs);
-            for (dim, slope) in slopes.iter().enumerate() {
-                let place = (sample * N + dim) * outputs + output;
-                gradient.elements_mut()[place] = E::from_f64(*slope);
-            }
         }
-        gradient
     }
 }
 
-/// Quotient and remainder.
-fn split(index: usize, size: usize) -> (usize, usize) {
-    (index / size, index % size)
+/// Code that is compiled for an instruction set.
+struct Compiled<F>(F);
+
+// Not `FnOnce`, whose call is a function of its own, without the instructions of the set.
+impl<F: FnMut()> WithSimd for Compiled<F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, _: S) {
+        (self.0)();
+    }
 }
 
-/// Calls `visit` with the number of each cell that an output is made of, the cell, and its place in every dim.
+/// Runs a task for parts of the outputs of each sample.
+fn each_task(samples: usize, outputs: usize, run: impl Fn(usize, Range<usize>) + Sync) {
+    let parts = outputs.div_ceil(TASK);
+    (0..samples * parts).into_par_iter().for_each(|task| {
+        let start = task % parts * TASK;
+        run(task / parts, start..outputs.min(start + TASK));
+    });
+}
+
+/// The sum of cells with weights.
+#[inline(always)]
+fn weighed<E: Float>(field: &[E], taps: &[(u32, E)]) -> E {
+    let mut sum = E::default();
+    for (cell, weight) in taps {
+        sum += *weight * field[*cell as usize];
+    }
+    sum
+}
+
+/// Sums of `T` cells each.
+#[inline(always)]
+fn weigh<E: Float, const T: usize>(field: &[E], table: &[(u32, E)], sums: &mut [E]) {
+    let (table, _) = table.as_chunks::<T>();
+    for (sum, taps) in sums.iter_mut().zip(table) {
+        *sum = weighed(field, taps);
+    }
+}
+
+/// The derivative by each displacement of a sum whose term at a cell is given but for its weight.
+#[inline(always)]
+fn slopes<const N: usize>(
+    shapes: &Shapes<N>,
+    along: &[Along; N],
+    term: impl Fn(usize) -> f64,
+) -> [f64; N] {
+    let mut slopes = [0.0; N];
+    each_tap(
+        shapes,
+        along,
+        #[inline(always)]
+        |cell, places| {
+            let term = term(cell);
+            for (dim, slope) in slopes.iter_mut().enumerate() {
+                let mut factor = 1.0;
+                for other in 0..N {
+                    factor *= match other == dim {
+                        true => along[other].slopes[places[other]],
+                        false => along[other].weights[places[other]],
+                    };
+                }
+                *slope += term * factor;
+            }
+        },
+    );
+    slopes
+}
+
+/// Calls `visit` with each cell that an output is made of, and its place in every dim.
+#[inline(always)]
 fn each_tap<const N: usize>(
     shapes: &Shapes<N>,
     along: &[Along; N],
-    mut visit: impl FnMut(usize, usize, [usize; N]),
+    mut visit: impl FnMut(usize, [usize; N]),
 ) {
-    let taps: usize = along.iter().map(|along| along.count).product();
-    for tap in 0..taps {
-        let (mut rest, mut cell, mut stride) = (tap, 0, 1);
-        let mut places = [0; N];
+    let (mut strides, mut stride, mut cell) = ([0; N], 1, 0);
+    for dim in (0..N).rev() {
+        strides[dim] = stride;
+        cell += along[dim].start as usize * stride;
+        stride *= shapes.held[dim];
+    }
+    let mut taps = 1;
+    for along in along {
+        taps *= along.count;
+    }
+    let mut places = [0; N];
+    for _ in 0..taps {
+        visit(cell, places);
+        // The next one, the last dim first.
         for dim in (0..N).rev() {
-            places[dim] = rest % along[dim].count;
-            rest /= along[dim].count;
-            cell += (along[dim].start + places[dim] as isize) as usize * stride;
-            stride *= shapes.held[dim];
+            places[dim] += 1;
+            cell += strides[dim];
+            if places[dim] < along[dim].count {
+                break;
+            }
+            cell -= places[dim] * strides[dim];
+            places[dim] = 0;
         }
-        visit(tap, cell, places);
     }
 }
 
 /// Keys' kernel and its derivative at a distance below 1.
+#[inline(always)]
 fn near(t: f64) -> (f64, f64) {
     let [a, b] = [KEYS + 2.0, KEYS + 3.0];
     ((a * t - b) * t * t + 1.0, (3.0 * a * t - 2.0 * b) * t)
 }
 
 /// Keys' kernel and its derivative at a distance from 1 to 2.
+#[inline(always)]
 fn far(t: f64) -> (f64, f64) {
     let value = ((t - 5.0) * t + 8.0) * t - 4.0;
     (KEYS * value, KEYS * ((3.0 * t - 10.0) * t + 8.0))
@@ -290,7 +450,7 @@ impl<const N: usize> Operator for Sample<N> {
         shape[1] = shapes.channels;
         let y = with_float!(dtype, E => {
             let (cells, points) = (flex::operand::<E>(cells)?, flex::operand::<E>(points)?);
-            let y = self.sums::<E>(&shapes, flex::elements(&cells), flex::elements(&points));
+            let y = self.sums::<E>(Isa::chosen()?, &shapes, flex::elements(&cells), flex::elements(&points));
             flex::result(y, &shape, dtype)
         });
         Ok((y, ()))
@@ -306,8 +466,9 @@ impl<const N: usize> Operator for Sample<N> {
             let cotangent = flex::operand::<E>(pass.cotangent)?;
             let (cells, points) = (flex::elements::<E>(&cells), flex::elements::<E>(&points));
             let cotangent = flex::elements::<E>(&cotangent);
-            let first = wanted[0].then(|| self.of_cells(&shapes, points, cotangent));
-            let second = wanted[1].then(|| self.of_points(&shapes, cells, points, cotangent));
+            let isa = Isa::chosen()?;
+            let first = wanted[0].then(|| self.of_cells(isa, &shapes, points, cotangent));
+            let second = wanted[1].then(|| self.of_points(isa, &shapes, cells, points, cotangent));
             vec![
                 first.map(|gradient| flex::result(gradient, &of_cells, dtype)),
                 second.map(|gradient| flex::result(gradient, &of_points, dtype)),
