@@ -1,12 +1,16 @@
 //! Results of kernels, in pooled memory.
 
 use std::marker::PhantomData;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 use halocline_core::memory::Block;
+use rayon::prelude::*;
 
 use super::memory::Shared;
 use super::simd::Element;
+
+/// Elements that are worth a task.
+const PART: usize = 1 << 16;
 
 /// The elements of a result.
 #[derive(Debug)]
@@ -52,10 +56,20 @@ impl<E: Copy> Buffer<E> {
 
 /// A buffer of one value.
 pub(crate) fn filled<E: Element>(len: usize, value: f64) -> Buffer<E> {
+    let value = E::from_f64(value);
+    let fill = |elements: Shared<E>, range: Range<usize>| {
+        for index in range {
+            // SAFETY: within the buffer, and of one task alone.
+            unsafe { *elements.at(index) = value };
+        }
+    };
     // SAFETY: all elements are written.
     unsafe {
-        Buffer::filled(len, |elements| {
-            (0..len).for_each(|index| *elements.at(index) = E::from_f64(value));
+        Buffer::filled(len, |elements| match len {
+            0..PART => fill(elements, 0..len),
+            _ => (0..len.div_ceil(PART)).into_par_iter().for_each(|part| {
+                fill(elements, part * PART..len.min((part + 1) * PART));
+            }),
         })
     }
 }

@@ -1,7 +1,12 @@
 //! Normalization over several dims, which may be sharded.
 
-use halocline_core::{Error, Result, ShardTensor};
+use burn::tensor::Tensor;
+use halocline_core::{Error, Operation, Result, Shard, ShardTensor, Traffic};
 
+use super::kernel::group::Extents;
+use super::node::{GroupRun, Norm};
+use crate::kernel::flex;
+use crate::kernel::simd::Isa;
 use crate::operand::Operand;
 use crate::precision::in_f32;
 use crate::rearrange::distribute_beside;
@@ -40,9 +45,12 @@ pub fn layer_norm_dims<const D: usize>(
         x,
         dims,
         [weight, bias],
-        |x, normalized| {
-            let mean = mean_dims(x.clone(), normalized)?.resolve();
-            by_root_mean_square(x - mean, normalized, epsilon)
+        |x, normalized| match flex::runs_on(&x.device()) {
+            true => by_kernel(x, normalized[0], epsilon),
+            false => {
+                let mean = mean_dims(x.clone(), normalized)?.resolve();
+                by_root_mean_square(x - mean, normalized, epsilon)
+            }
         },
     )
 }
@@ -74,6 +82,40 @@ pub fn rms_norm_dims<const D: usize>(
     over("rms_norm_dims", x, dims, [weight, None], |x, normalized| {
         by_root_mean_square(x, normalized, epsilon)
     })
+}
+
+/// Normalizes over the dims from `first` on, as [`group_norm`](super::group_norm) does with one group.
+fn by_kernel<const D: usize>(
+    x: ShardTensor<D>,
+    first: usize,
+    epsilon: f64,
+) -> Result<ShardTensor<D>> {
+    // Here, not in a kernel: an unknown HALOCLINE_ISA is an error before anything is sent.
+    Isa::chosen()?;
+    let axes = x
+        .layout()
+        .axes_where(|placement| matches!(placement, Shard(dim) if dim >= first));
+    let count: usize = x.dims()[first..].iter().product();
+    let (local, layout, mesh) = x.into_parts();
+    let held = local.dims();
+    let run = Norm::Group(GroupRun {
+        extents: Extents {
+            batch: held[..first].iter().product(),
+            channels: 1,
+            cells: held[first..].iter().product(),
+            groups: 1,
+        },
+        count: count as f64,
+        epsilon,
+        comm: mesh.comm().clone(),
+        ranks: mesh.ranks_along(&axes),
+        operation: Operation::new("layer_norm_dims", Traffic::Reduce, Some(&layout)),
+        together: None,
+    });
+    let options = (&local.device(), local.dtype());
+    let [weight, bias] = [1.0, 0.0].map(|value| Tensor::full([1], value, options));
+    let y = Error::catch(|| run.apply(local, weight, bias))?;
+    Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 
 fn by_root_mean_square<const D: usize>(

@@ -136,11 +136,16 @@ fn sums<E: Float>(isa: Isa, x: &[E], [outer, size, inner]: [usize; 3], map: &Map
     let map: Vec<Vec<(usize, E)>> = map.iter().map(cast).collect();
     let outputs = map.len();
     if inner == 1 {
-        let line = |[_, line]: [usize; 2], output: &mut [E]| {
+        // Neighbours are often of the same cells: in the adjoint of a mean of areas, or when cells are repeated.
+        let runs: Vec<&[Vec<(usize, E)>]> = map.chunk_by(|one, next| one == next).collect();
+        let line = |[_, line]: [usize; 2], mut output: &mut [E]| {
             let cells = &x[line * size..][..size];
-            for (output, taps) in output.iter_mut().zip(&map) {
-                let terms = taps.iter().map(|(cell, weight)| cells[*cell] * *weight);
-                *output = terms.fold(E::default(), |sum, term| sum + term);
+            for run in &runs {
+                let terms = run[0].iter().map(|(cell, weight)| cells[*cell] * *weight);
+                let sum = terms.fold(E::default(), |sum, term| sum + term);
+                let (same, rest) = output.split_at_mut(run.len());
+                same.fill(sum);
+                output = rest;
             }
         };
         // SAFETY: the task writes all elements of its line.
