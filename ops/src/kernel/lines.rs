@@ -115,7 +115,10 @@ pub(crate) fn by_lane<S: Simd, E: Element>(
     let mut lanes = [E::default(); WIDEST];
     let lanes = &mut lanes[..E::lanes::<S>()];
     store(simd, lanes, vector);
-    lanes.iter_mut().for_each(|lane| *lane = f(*lane));
+    // Not `for_each`, which may stay a function without the instructions of `S`.
+    for lane in &mut *lanes {
+        *lane = f(*lane);
+    }
     load(simd, lanes)
 }
 

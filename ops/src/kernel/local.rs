@@ -132,6 +132,6 @@ pub(crate) fn check_composed(operator: impl LocalOperator) {
         [y.inner(), x.grad(&gradients).unwrap()].map(Tensor::into_data)
     };
     for (ours, burns) in run(false).iter().zip(&run(true)) {
-        ours.assert_approx_eq(burns, Tolerance::<f32>::absolute(2e-5));
+        ours.assert_approx_eq(burns, Tolerance::<f32>::rel_abs(1e-6, 2e-5));
     }
 }

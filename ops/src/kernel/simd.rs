@@ -112,7 +112,7 @@ pub(crate) trait Element:
     Copy
     + Debug
     + Default
-    + PartialEq
+    + PartialOrd
     + Add<Output = Self>
     + AddAssign
     + Mul<Output = Self>
@@ -270,7 +270,7 @@ macro_rules! element {
     ($float:ident, $bits:ident, $vector:ident, $constants:ident, {$($method:ident: $pulp:ident($($arg:ident),+);)+}, {
         $splat:ident, $sum:ident, $less:ident, $equal:ident, $select:ident, $to_bits:ident, $from_bits:ident,
         $add_bits:ident, $mul_bits:ident, $splat_bits:ident, $mask:ident, $load:ident, $store:ident $(,)?
-    }) => {
+    }, $ln:path) => {
         impl Element for $float {
             type Vector<S: Simd> = S::$vector;
 
@@ -348,9 +348,9 @@ macro_rules! element {
                 self as f64
             }
 
-            #[inline]
+            #[inline(always)]
             fn ln(self) -> Self {
-                $float::ln(self)
+                $ln(self)
             }
         }
     };
@@ -367,7 +367,7 @@ element!(f32, u32, f32s, F32, {
 }, {
     splat_f32s, reduce_sum_f32s, less_than_f32s, equal_f32s, select_f32s, transmute_u32s_f32s, transmute_f32s_u32s,
     add_u32s, mul_u32s, splat_u32s, mask_between_m32s, mask_load_ptr_f32s, mask_store_ptr_f32s,
-});
+}, super::math::ln);
 element!(f64, u64, f64s, F64, {
     mul_add: mul_add_e_f64s(a, b, c);
     fused_mul_add: mul_add_f64s(a, b, c);
@@ -379,7 +379,7 @@ element!(f64, u64, f64s, F64, {
 }, {
     splat_f64s, reduce_sum_f64s, less_than_f64s, equal_f64s, select_f64s, transmute_u64s_f64s, transmute_f64s_u64s,
     add_u64s, mul_u64s, splat_u64s, mask_between_m64s, mask_load_ptr_f64s, mask_store_ptr_f64s,
-});
+}, f64::ln);
 
 #[cfg(test)]
 mod tests {

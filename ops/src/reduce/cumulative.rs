@@ -17,6 +17,7 @@ use burn::tensor::Tensor;
 use halocline_core::{DeviceMesh, IndexBox, Layout, Need, Piece, Result, ShardTensor, Source};
 
 use super::check_dims;
+use super::product::CumulativeProduct;
 use super::scan::CumulativeSum;
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::golden::{Golden, output, with_dims};
@@ -78,7 +79,7 @@ pub fn cumprod<const D: usize>(x: ShardTensor<D>, dim: usize) -> Result<ShardTen
         dim,
         &Scan {
             neutral: 1.0,
-            scan: Tensor::cumprod,
+            scan: |x, dim| CumulativeProduct { dim }.run(x),
             join: |x, before| x * before,
         },
     )

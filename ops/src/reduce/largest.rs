@@ -40,9 +40,10 @@ fn places<E: Float>(lines: Lines, count: usize, x: &[E]) -> Vec<i64> {
     tasks.for_each(|(outer, found)| {
         for column in 0..inner {
             let at = |cell: usize| x[(outer * cells + cell) * inner + column].to_f64();
-            let best = match count <= FEW {
-                true => few(cells, count, at),
-                false => many(cells, count, at),
+            let best = match (count <= FEW, inner) {
+                (true, 1) => few_of_row(&x[outer * cells..][..cells], count),
+                (true, _) => few(cells, count, at),
+                (false, _) => many(cells, count, at),
             };
             for (rank, (_, cell)) in best.into_iter().enumerate() {
                 found[rank * inner + column] = cell as i64;
@@ -60,17 +61,42 @@ fn order(a: f64, b: f64) -> Ordering {
 }
 
 fn few(cells: usize, count: usize, at: impl Fn(usize) -> f64) -> Vec<(f64, usize)> {
-    let mut best: Vec<(f64, usize)> = Vec::with_capacity(count + 1);
+    let mut best = Vec::with_capacity(count + 1);
     for cell in 0..cells {
-        let value = at(cell);
-        if best.len() == count && order(value, best[count - 1].0) != Ordering::Less {
-            continue;
-        }
-        let place = best.partition_point(|(held, _)| order(*held, value) != Ordering::Greater);
-        best.insert(place, (value, cell));
-        best.truncate(count);
+        offer(&mut best, count, at(cell), cell);
     }
     best
+}
+
+/// [`few`] of cells that lie side by side, of which parts without a cell above the last of the best are left out.
+fn few_of_row<E: Float>(row: &[E], count: usize) -> Vec<(f64, usize)> {
+    const PART: usize = 16;
+    let mut best: Vec<(f64, usize)> = Vec::with_capacity(count + 1);
+    for (part, cells) in row.chunks(PART).enumerate() {
+        // Whether a cell cannot be among the best; false for what is no number.
+        let out = |best: &[(f64, usize)], cell: E| {
+            best.len() == count && cell <= E::from_f64(best[count - 1].0)
+        };
+        if cells.iter().fold(true, |all, cell| all & out(&best, *cell)) {
+            continue;
+        }
+        for (cell, value) in cells.iter().enumerate() {
+            if !out(&best, *value) {
+                offer(&mut best, count, value.to_f64(), part * PART + cell);
+            }
+        }
+    }
+    best
+}
+
+/// Puts a cell among the best, if it belongs there.
+fn offer(best: &mut Vec<(f64, usize)>, count: usize, value: f64, cell: usize) {
+    if best.len() == count && order(value, best[count - 1].0) != Ordering::Less {
+        return;
+    }
+    let place = best.partition_point(|(held, _)| order(*held, value) != Ordering::Greater);
+    best.insert(place, (value, cell));
+    best.truncate(count);
 }
 
 fn many(cells: usize, count: usize, at: impl Fn(usize) -> f64) -> Vec<(f64, usize)> {
@@ -95,11 +121,23 @@ mod tests {
         for count in 1..=line.len() {
             for best in [
                 few(6, count, |cell| line[cell]),
+                few_of_row(&line, count),
                 many(6, count, |cell| line[cell]),
             ] {
                 let places: Vec<usize> = best.into_iter().map(|(_, cell)| cell).collect();
                 assert_eq!(places, expected[..count]);
             }
+        }
+    }
+
+    #[test]
+    fn rows_of_many_parts_are_read_like_any() {
+        for shift in 0..40 {
+            let row: Vec<f64> = (0..301)
+                .map(|cell| f64::from((cell * 37 + shift) % 101))
+                .collect();
+            let expected = few(row.len(), 5, |cell| row[cell]);
+            assert_eq!(few_of_row(&row, 5), expected);
         }
     }
 

@@ -19,6 +19,7 @@ mod kernel;
 mod largest;
 pub mod norm;
 mod peak;
+mod product;
 mod root;
 mod scan;
 mod statistics;
