@@ -108,6 +108,9 @@ impl Packing {
         let infinite = |value: f32| (!value.is_finite()).then(|| value.to_string());
         match numbers {
             Stored::Single(values) if self.is_plain() => {
+                if values.as_slice_memory_order().is_some_and(all_finite) {
+                    return Ok(values);
+                }
                 check(&values, missing, attributes, cells, infinite)?;
                 Ok(values)
             }
@@ -158,6 +161,12 @@ impl<D: Dimension> Stored<D> {
             Self::Double(numbers) => numbers.len() * 8,
         }
     }
+}
+
+/// Whether there are no infinite numbers and no NaN, in vectors.
+fn all_finite(values: &[f32]) -> bool {
+    let mut parts = values.chunks(4096);
+    parts.all(|part| part.iter().fold(true, |all, value| all & value.is_finite()))
 }
 
 /// Checks that a box has no missing number, unless they are allowed. `describe` gives the text of a

@@ -69,10 +69,20 @@ fn read_box(
     let [batch, channels, rows, columns] = cells.ranges() else {
         unreachable!("a batch has 4 dims");
     };
-    let mut values: Vec<f32> = Vec::with_capacity(cells.volume());
+    let mut values = Vec::new();
     for &sample in &samples[batch.clone()] {
         let field = read(sample, [channels.clone(), rows.clone(), columns.clone()])?;
-        values.extend(field.iter());
+        if batch.len() == 1 && field.is_standard_layout() {
+            return Ok(TensorData::new(
+                field.into_raw_vec_and_offset().0,
+                cells.shape(),
+            ));
+        }
+        values.reserve_exact(cells.volume() - values.len());
+        match field.as_slice() {
+            Some(field) => values.extend_from_slice(field),
+            None => values.extend(field.iter()),
+        }
     }
     Ok(TensorData::new(values, cells.shape()))
 }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use ndarray::{Array4, Axis, Ix4, IxDyn, s};
+use rayon::prelude::*;
 
 use crate::fields::check_box;
 use crate::packing::Stored;
@@ -177,19 +178,31 @@ impl Fields for CfFields {
             let failed = |field: &Field, cells: &[Range<usize>], cause: &str| {
                 error_at(&*self.container, &name(field).name, cells, cause)
             };
-            let requests = runs.iter().map(|(field, cells, _)| {
+            // On all threads, because a chunk is often a channel of a time.
+            let requests = runs.par_iter().map(|(field, cells, _)| {
                 let request = Request::start(&*self.container, field.variable, cells);
                 request.map_err(|cause| failed(field, cells, &cause))
             });
             let requests = requests.collect::<Result<Vec<_>>>()?;
-            for ((field, cells, place), request) in runs.iter().zip(requests) {
-                let (numbers, decoded) = request
-                    .finish()
-                    .map_err(|cause| failed(field, cells, &cause))?;
-                let needed: u64 = cells.iter().map(|range| range.len() as u64).product();
-                let width = name(field).width as u64;
-                self.traffic.add(0, decoded * width, needed * width);
-                let block = self.values(field, cells, numbers)?;
+            // Not in a task of rayon's, which must not wait for the chunks of other ranks.
+            let numbers = runs
+                .iter()
+                .zip(requests)
+                .map(|((field, cells, _), request)| {
+                    let (numbers, decoded) = request
+                        .finish()
+                        .map_err(|cause| failed(field, cells, &cause))?;
+                    let needed: u64 = cells.iter().map(|range| range.len() as u64).product();
+                    let width = name(field).width as u64;
+                    self.traffic.add(0, decoded * width, needed * width);
+                    Ok(numbers)
+                });
+            let numbers = numbers.collect::<Result<Vec<_>>>()?;
+            let blocks = runs.par_iter().zip(numbers);
+            let blocks =
+                blocks.map(|((field, cells, _), numbers)| self.values(field, cells, numbers));
+            let blocks = blocks.collect::<Result<Vec<_>>>()?;
+            for ((_, _, place), block) in runs.iter().zip(blocks) {
                 // A field without a time is the same at all times.
                 values
                     .slice_mut(s![.., place.clone(), .., ..])

@@ -95,6 +95,18 @@ impl FieldDataset {
         fills: bool,
         [_, rows, columns]: [Range<usize>; 3],
     ) -> Result<Array3<f32>> {
+        let at = |index: usize, channels: Range<usize>| {
+            let cells = [index..index + 1, channels, rows.clone(), columns.clone()];
+            Ok::<_, Error>(file.read(cells)?.index_axis_move(Axis(0), 0))
+        };
+        // As in most samples, the channels lie side by side: there is nothing to put together.
+        if let [(index, Origin::Channel(channel)), ..] = *sources
+            && sources.chunk_by(follows).count() == 1
+            && self.scale.is_none()
+            && !fills
+        {
+            return at(index, channel..channel + sources.len());
+        }
         let mut values = Array3::zeros((sources.len(), rows.len(), columns.len()));
         let mut place = 0;
         // Neighbours in the file are read together.
@@ -103,11 +115,7 @@ impl FieldDataset {
             place = places.end;
             let mut values = values.slice_mut(s![places, .., ..]);
             let (index, origin) = run[0];
-            let read = |channel: usize| {
-                let channels = channel..channel + run.len();
-                let cells = [index..index + 1, channels, rows.clone(), columns.clone()];
-                Ok::<_, Error>(file.read(cells)?.index_axis_move(Axis(0), 0))
-            };
+            let read = |channel: usize| at(index, channel..channel + run.len());
             match origin {
                 Origin::Channel(channel) => {
                     values.assign(&read(channel)?);
