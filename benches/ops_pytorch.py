@@ -206,8 +206,9 @@ def make(operator, inputs):
         return None
     try:
         return Case(operator, inputs)
-    except ModuleNotFoundError as error:
-        if error.name != "torch_harmonics":
+    except ImportError as error:
+        # Not installed, or built for another PyTorch.
+        if not (error.name or "").startswith("torch_harmonics"):
             raise
         return None
 
