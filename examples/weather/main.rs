@@ -1,27 +1,23 @@
 //! A neural surrogate of a rotating ocean, from simulation to forecast, sharded over ranks.
 //!
 //! - `weather simulate` runs the shallow-water equations from random initial states and writes field files;
-//! - `weather train` trains a surrogate on them, from data on rank 0, and can resume: `--model cnn`, `unet` or `transformer`;
-//! - `weather forecast` rolls it out on states that it has not seen, and compares with persistence and climatology;
+//! - `weather train` trains a surrogate on them, from data on rank 0: `--model cnn`, `unet` or `transformer`. The same command
+//!   goes on from the last checkpoint;
+//! - `weather score` forecasts from states that it has not seen, and compares with persistence and climatology;
 //! - `weather demo` does all three.
 //!
-//! Ranks are threads (`--ranks N`) or, with the feature `mpi`, the processes that `mpirun` started.
+//! Training and scores are those of [`Experiment`], which `examples/configs/shallow_water.toml` configures. Ranks are threads
+//! (`--ranks N`) or the processes of a job.
 
-mod forecast;
-mod model;
 mod simulate;
-mod train;
 
 use std::path::PathBuf;
-use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use halocline::Ended;
-use halocline::io::Statistics;
+use halocline::experiment::{Experiment, ExperimentConfig, Kept, ModelConfig};
+use halocline::io::save_json;
 use halocline::prelude::*;
-
-/// Variables of a state, by their names in files.
-const VARIABLES: [&str; 3] = ["depth", "eastward_wind", "northward_wind"];
 
 #[derive(Parser)]
 #[command(about = "A neural surrogate of a rotating ocean")]
@@ -34,65 +30,102 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Simulate trajectories to train and to test on.
+    /// Simulate trajectories to train and to test on
     Simulate(simulate::Options),
-    /// Train the surrogate.
-    Train(train::Options),
-    /// Forecast, and compare.
-    Forecast(forecast::Options),
-    /// Simulate, train and forecast.
+    /// Train the surrogate, from the last checkpoint on if there is one
+    Train(Training),
+    /// Forecast from unseen states, and compare
+    Score(Forecasts),
+    /// Simulate, train and score
     Demo {
         #[command(flatten)]
         simulate: simulate::Options,
         #[command(flatten)]
-        train: train::Options,
+        training: Training,
         #[command(flatten)]
-        forecast: forecast::Options,
+        forecasts: Forecasts,
     },
 }
 
 /// Options of all commands.
-#[derive(Args, Clone)]
+#[derive(Args)]
 struct Common {
-    /// Number of ranks, unless an MPI job sets it.
+    /// Number of ranks, unless a job sets it
     #[arg(long, global = true, default_value_t = 1)]
     ranks: usize,
-    /// The folder of all files, on a disk that all ranks see.
+    /// The folder of all files, on a disk that all ranks see
     #[arg(long, global = true, default_value = "forecast")]
     folder: PathBuf,
-    /// The seed of initial states, parameters and the order of samples.
+    /// The seed of initial states, parameters and the order of samples
     #[arg(long, global = true, default_value_t = 1)]
     seed: u64,
 }
 
+#[derive(Args)]
+#[group(id = "training")]
+struct Training {
+    /// The model
+    #[arg(long, value_enum, default_value_t = Kind::Cnn)]
+    model: Kind,
+    /// Passes over the samples, in all; the learning rate falls over all of them
+    #[arg(long)]
+    epochs: Option<usize>,
+    /// Remove an earlier training of this folder
+    #[arg(long)]
+    overwrite: bool,
+}
+
+/// Models that train well in a few minutes.
+#[derive(Clone, Copy, ValueEnum)]
+enum Kind {
+    /// A residual convolutional network
+    Cnn,
+    /// Encoder and decoder with skip connections
+    Unet,
+    /// Neighborhood attention between patches
+    Transformer,
+}
+
+impl Kind {
+    fn config(self) -> ModelConfig {
+        match self {
+            Self::Cnn => ModelConfig::Cnn {
+                width: 24,
+                blocks: 4,
+                kernel: 3,
+            },
+            Self::Unet => ModelConfig::Unet {
+                width: 16,
+                levels: 2,
+            },
+            Self::Transformer => ModelConfig::Transformer {
+                d_model: 64,
+                heads: 4,
+                blocks: 4,
+                dense_blocks: 0,
+                patch: [2, 2],
+                kernel: [7, 7],
+                recompute: false,
+            },
+        }
+    }
+}
+
+#[derive(Args)]
+#[group(id = "forecasts")]
+struct Forecasts {
+    /// The longest lead time, in steps of the data
+    #[arg(long)]
+    steps: Option<usize>,
+}
+
 impl Common {
-    /// Means and standard deviations of the training files.
-    fn statistics(&self) -> Result<Statistics> {
-        Statistics::load(self.folder.join("data"))
-            .map_err(|e| Error::other(format!("{e}; run `weather simulate` first")))
-    }
-
-    /// The folder of the checkpoints.
-    fn model_folder(&self) -> PathBuf {
-        self.folder.join("model")
-    }
-
-    fn train_files(&self) -> Result<Vec<PathBuf>> {
-        self.files("train_")
-    }
-
-    fn test_files(&self) -> Result<Vec<PathBuf>> {
-        self.files("test_")
-    }
-
     /// Lists the field files of a kind, in order.
     fn files(&self, prefix: &str) -> Result<Vec<PathBuf>> {
         let folder = self.folder.join("data");
-        let missing = |e: std::io::Error| {
-            Error::other(format!(
-                "{}: {e}; run `weather simulate` first",
-                folder.display()
-            ))
+        let missing = |error: std::io::Error| {
+            let folder = folder.display();
+            Error::other(format!("{folder}: {error}; run `weather simulate` first"))
         };
         let mut files = Vec::new();
         for entry in std::fs::read_dir(&folder).map_err(missing)? {
@@ -105,6 +138,11 @@ impl Common {
         files.sort();
         Ok(files)
     }
+
+    /// The folder of the experiment.
+    fn model_folder(&self) -> PathBuf {
+        self.folder.join("model")
+    }
 }
 
 fn main() -> Result<()> {
@@ -112,33 +150,33 @@ fn main() -> Result<()> {
         mut command,
         common,
     } = Arguments::parse();
-    if let Command::Demo { train, .. } = &mut command {
-        train.overwrite = true;
+    if let Command::Demo { training, .. } = &mut command {
+        training.overwrite = true;
     }
-    let mut launcher = Launcher::from_env().ranks(common.ranks).seed(common.seed);
-    if std::env::var_os("HALOCLINE_TIMEOUT").is_none() {
-        // The other ranks wait while rank 0 writes files and draws pictures.
-        launcher = launcher.timeout(Duration::from_secs(900));
-    }
-    let ended = launcher.collect(|world| match &command {
-        Command::Simulate(options) => {
-            simulate::run(&world, &common, options).map(|()| Ended::Whole)
-        }
-        Command::Train(options) => train::run(&world, &common, options),
-        Command::Forecast(options) => {
-            forecast::run(&world, &common, options).map(|()| Ended::Whole)
-        }
-        Command::Demo {
-            simulate,
-            train,
-            forecast,
-        } => {
-            simulate::run(&world, &common, simulate)?;
-            if train::run(&world, &common, train)? == Ended::Interrupted {
-                return Ok(Ended::Interrupted);
+    let config = ExperimentConfig::from_toml(include_str!("../configs/shallow_water.toml"))?;
+    let config = ExperimentConfig {
+        folder: common.model_folder(),
+        seed: common.seed,
+        ..config
+    };
+    let ended = config.launcher(common.ranks).collect(|world| {
+        match &command {
+            Command::Simulate(options) => simulate::run(&world, &common, options)?,
+            Command::Train(options) => return train(&world, &common, &config, options),
+            Command::Score(options) => score(&world, &common, options)?,
+            Command::Demo {
+                simulate,
+                training,
+                forecasts,
+            } => {
+                simulate::run(&world, &common, simulate)?;
+                if train(&world, &common, &config, training)? == Ended::Interrupted {
+                    return Ok(Ended::Interrupted);
+                }
+                score(&world, &common, forecasts)?;
             }
-            forecast::run(&world, &common, forecast).map(|()| Ended::Whole)
         }
+        Ok(Ended::Whole)
     })?;
     if ended.contains(&Ended::Interrupted) {
         // Not complete: the exit status asks for another start.
@@ -147,15 +185,44 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A mesh of latitude and longitude that is as square as the number of ranks allows.
-fn square_mesh(world: &World) -> Result<DeviceMesh> {
-    let size = world.size();
-    let lat = (1..=size)
-        .filter(|n| size.is_multiple_of(*n) && n * n <= size)
-        .max()
-        .unwrap_or(1);
-    world.mesh([("lat", lat), ("lon", size / lat)])
+fn train(
+    world: &World,
+    common: &Common,
+    config: &ExperimentConfig,
+    options: &Training,
+) -> Result<Ended> {
+    let mut config = config.clone();
+    config.data.files = common.files("train_")?;
+    config.model = options.model.config();
+    if let Some(epochs) = options.epochs {
+        config.training.epochs = epochs;
+    }
+    if options.overwrite && world.is_root() && config.folder.exists() {
+        std::fs::remove_dir_all(&config.folder)?;
+    }
+    world.barrier()?;
+    Experiment::new(world, &config)?.train()
 }
 
-/// Placements of fields `[batch, channels, lat, lon]` on [`square_mesh`].
-const PLACEMENTS: [Placement; 2] = [Shard(2), Shard(3)];
+fn score(world: &World, common: &Common, options: &Forecasts) -> Result<()> {
+    // With which it was trained.
+    let config = ExperimentConfig::load(common.model_folder().join("experiment.toml"))
+        .map_err(|error| Error::other(format!("{error}; run `weather train` first")))?;
+    let mut forecast = config.forecast.clone();
+    if let Some(steps) = options.steps {
+        forecast.steps = steps;
+    }
+    let experiment = Experiment::of_files(world, &config, &common.files("test_")?)?;
+    let model = experiment.trained(Kept::Best)?;
+    let report = experiment.score(&model, &forecast)?;
+    save_json(world, common.folder.join("scores.json"), &report.rows)?;
+    let pictures = common.folder.join("pictures");
+    let drawn = experiment.save_pictures(&model, &forecast, &report, pictures)?;
+    if world.is_root() {
+        println!("{report}\nlook at:");
+        for path in drawn {
+            println!("  {}", path.display());
+        }
+    }
+    Ok(())
+}

@@ -2,11 +2,14 @@
 
 use clap::Args;
 use halocline::io::ndarray::{ArrayView3, ArrayView4, Axis};
-use halocline::io::{FieldFile, FieldWriter, Grid, Progress, Statistics, WriterConfig};
+use halocline::io::{FieldWriter, Grid, Progress, WriterConfig};
 use halocline::models::shallow_water::{Config, DAY, Grid as Sphere, Jet, Planet, ShallowWater};
 use halocline::prelude::*;
 
-use crate::{Common, VARIABLES};
+use crate::Common;
+
+/// Variables of a state, by their names in files.
+const VARIABLES: [&str; 3] = ["depth", "eastward_wind", "northward_wind"];
 
 #[derive(Args)]
 #[group(id = "simulate")]
@@ -78,12 +81,6 @@ pub(crate) fn run(world: &World, common: &Common, options: &Options) -> Result<(
     progress.finish();
 
     if world.is_root() {
-        let files = common
-            .train_files()?
-            .iter()
-            .map(FieldFile::open)
-            .collect::<halocline::io::Result<Vec<_>>>()?;
-        Statistics::compute(&files, 1)?.save(common.folder.join("data"))?;
         println!(
             "simulated {} + {} trajectories of {frames} times into {}",
             options.train_states,
@@ -98,7 +95,7 @@ fn writers(common: &Common, options: &Options) -> Result<Vec<FieldWriter>> {
     let folder = common.folder.join("data");
     std::fs::create_dir_all(&folder)?;
     // Files of an earlier run do not belong to this one.
-    for old in [common.train_files()?, common.test_files()?].concat() {
+    for old in [common.files("train_")?, common.files("test_")?].concat() {
         std::fs::remove_file(old)?;
     }
     let grid = Grid::cell_centred(options.rows, options.columns)?;

@@ -48,6 +48,9 @@ pub struct ExperimentConfig {
     /// The seed of parameters, noise and the order of samples.
     #[serde(default)]
     pub seed: u64,
+    /// Whether maps have the coastlines of the Earth.
+    #[serde(default = "yes")]
+    pub coastlines: bool,
     /// The data.
     pub data: DataConfig,
     /// The model.
@@ -69,6 +72,10 @@ pub struct ExperimentConfig {
     /// Forecasts, for validation, scores and output.
     #[serde(default)]
     pub forecast: ForecastConfig,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// Training: epochs, steps and what makes them stable.

@@ -147,10 +147,11 @@ impl Experiment {
             })
         });
         let maps = maps.into_iter().collect::<Result<Vec<Map>>>()?;
-        Ok(maps
-            .into_iter()
-            .chain([difference.with_unit(unit)])
-            .collect())
+        let all = maps.into_iter().chain([difference.with_unit(unit)]);
+        Ok(match self.config.coastlines {
+            true => all.collect(),
+            false => all.map(Map::without_coastlines).collect(),
+        })
     }
 }
 

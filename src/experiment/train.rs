@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use burn::module::Module;
 use halocline_core::{Error, Result};
 use halocline_io::{Progress, save_json};
 
@@ -89,6 +90,13 @@ impl Experiment {
             if root {
                 println!("{line}");
             }
+            if root && longest == 0.0 {
+                let parameters = trainer.model().num_params();
+                let step = 1e3 * seconds / (count - first).max(1) as f64;
+                let memory =
+                    peak_memory().map_or(String::new(), |mib| format!(", {mib} MiB at most"));
+                println!("{parameters} parameters, {step:.0} ms per batch{memory}");
+            }
             longest = longest.max(start.elapsed().as_secs_f64());
             if stop {
                 if root {
@@ -155,6 +163,15 @@ impl Experiment {
         let own = self.world.is_root().then(|| vec![u8::from(says)]);
         Ok(self.world.broadcast_bytes(0, own)? == [1])
     }
+}
+
+/// The most memory that this process, with all its ranks that are threads, has had so far, in MiB, where the system tells.
+fn peak_memory() -> Option<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let mut lines = status.lines();
+    let line = lines.find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: usize = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib / 1024)
 }
 
 /// Notes the samples of a batch and of an epoch, by which an interrupted epoch knows its batches.
