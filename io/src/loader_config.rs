@@ -69,4 +69,7 @@ pub struct LoaderConfig {
     /// the one in use.
     #[config(default = "2")]
     pub prefetch: usize,
+    /// Extents of the shards along latitude and longitude, such as those of a [`Balance`](halocline_core::Balance) by the cells
+    /// with a value; even ones by default.
+    pub extents: Option<[Vec<usize>; 2]>,
 }

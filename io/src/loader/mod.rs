@@ -111,7 +111,7 @@ impl FieldLoader {
     /// not be even.
     ///
     /// # Errors
-    /// Placements that do not fit; a batch size of zero, or too large for a single batch; on all
+    /// Placements or extents that do not fit; a batch size of zero, or too large for a single batch; on all
     /// ranks, an error of `open` on any of them, ranks with other settings (but for `prefetch`)
     /// than the first, and ranks that opened other data; a failure of communication.
     pub fn new(
@@ -143,6 +143,8 @@ impl FieldLoader {
             dataset: None,
         };
         loader.open(open)?;
+        let [rows, columns] = loader.summary.grid;
+        loader.layout([1, 1, rows, columns])?;
         if loader.batches() == 0 {
             let expected = format!(
                 "at most the {} samples, or LastBatch::Keep",
@@ -306,9 +308,18 @@ impl FieldLoader {
                 Part::Forcing => self.steps * forcings.len(),
                 Part::Target => self.steps * targets.len(),
             };
-            let shape = [batch, channels, rows, columns];
-            Layout::new(self.mesh.shape(), &shape, &self.placements).expect("checked in new()")
+            let layout = self.layout([batch, channels, rows, columns]);
+            layout.expect("checked in new()")
         })
+    }
+
+    /// The layout of fields `[batch, channel, lat, lon]`.
+    fn layout(&self, shape: [usize; 4]) -> halocline_core::Result<Layout> {
+        let layout = Layout::new(self.mesh.shape(), &shape, &self.placements)?;
+        match &self.config.extents {
+            None => Ok(layout),
+            Some([rows, columns]) => layout.with_extents(2, rows)?.with_extents(3, columns),
+        }
     }
 
     /// The cells of every part that this rank reads.
@@ -373,7 +384,7 @@ impl FieldLoader {
             }
             (_, whole) => {
                 let root = self.mesh.shape().ranks()[0];
-                scatter_tensor(whole, root, &self.mesh, &self.placements)
+                scatter_tensor(whole, root, &self.mesh, layout)
             }
         }
     }
@@ -400,10 +411,11 @@ fn check_settings(
     config: &LoaderConfig,
 ) -> halocline_core::Result<()> {
     let placements: Vec<String> = placements.iter().map(ToString::to_string).collect();
-    let settings: [Property; 5] = [
+    let settings: [Property; 6] = [
         ("source", format!("{:?}", config.source)),
         ("placements", placements.join(", ")),
         ("batch_size", config.batch_size.to_string()),
+        ("extents", format!("{:?}", config.extents)),
         ("order", format!("{:?}", config.order)),
         ("last_batch", format!("{:?}", config.last_batch)),
     ];

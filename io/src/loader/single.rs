@@ -1,7 +1,7 @@
 //! Batches of chosen samples, and forcings at any time: for forecasts.
 
 use burn::tensor::TensorData;
-use halocline_core::{IndexBox, Layout, ShardTensor};
+use halocline_core::{IndexBox, ShardTensor};
 
 use super::{Batch, FieldLoader, OPERATION};
 use crate::agreement::agree_at;
@@ -80,7 +80,7 @@ impl FieldLoader {
         if shape[1] == 0 {
             return Ok(None);
         }
-        let layout = Layout::new(self.mesh.shape(), &shape, &self.placements)?;
+        let layout = self.layout(shape)?;
         let cells = match self.config.source {
             Source::Scatter => IndexBox::whole(&shape),
             Source::PerRank => layout.local_box(self.mesh.position()),

@@ -131,6 +131,24 @@ fn both_sources_give_the_same_bits_and_the_right_ones() {
 }
 
 #[test]
+fn shards_may_have_extents_of_their_own() {
+    let (_folder, path) = numbered_file([9, 2, 3, 5]);
+    let case = ([2, 2], [Shard(2), Shard(3)]);
+    let config = LoaderConfig::new(3).with_extents(Some([vec![1, 2], vec![5, 0]]));
+    let scattered = parts(&path, &case, &config, 0).unwrap();
+    let shapes = scattered.iter().map(|part| part[0].1[1]);
+    assert_eq!(
+        shapes.collect::<Vec<_>>(),
+        [[3, 2, 1, 5], [3, 2, 1, 0], [3, 2, 2, 5], [3, 2, 2, 0]]
+    );
+    let config = config.with_source(Source::PerRank);
+    assert_eq!(scattered, parts(&path, &case, &config, 0).unwrap());
+    let config = config.with_extents(Some([vec![1, 1], vec![5, 0]]));
+    let error = parts(&path, &case, &config, 0).unwrap_err().to_string();
+    assert!(error.contains("[1, 1]"), "{error}");
+}
+
+#[test]
 fn an_epoch_is_a_permutation_that_seed_and_number_determine() {
     let (_folder, path) = numbered_file([14, 1, 3, 4]);
     let epoch = |seed, epoch, ranks| -> Vec<usize> {

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use halocline_core::{Launcher, Shard};
+use halocline_core::{Balance, Launcher, Shard};
 use halocline_io::{
     Calendar, Compression, ConvertConfig, Fields, Gaps, Missing, OpenConfig, OutputConfig,
     OutputFormat, Table, amplification, convert,
@@ -56,13 +56,16 @@ fn python() -> Option<PathBuf> {
 
 /// Finds files and stores below a folder, by their names.
 fn search(folder: &Path, found: &mut Vec<PathBuf>) {
+    search_for(folder, &FILES.map(|(name, _)| name), found);
+}
+
+fn search_for(folder: &Path, names: &[&str], found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
-        let is_wanted = FILES.iter().any(|(name, _)| path.ends_with(name));
-        if is_wanted {
+        if names.iter().any(|name| path.ends_with(name)) {
             found.push(path);
         } else if path.is_dir() && !path.is_symlink() {
-            search(&path, found);
+            search_for(&path, names, found);
         }
     }
 }
@@ -221,6 +224,32 @@ fn all_values_are_those_of_xarray() {
             fields.traffic()
         );
     }
+}
+
+/// The sea of the Earth, of a relief in the Debian package ferret-datasets, on 4 × 4 ranks.
+#[test]
+fn the_sea_is_shared_out_by_its_cells() {
+    let mut found = Vec::new();
+    let samples = std::env::var_os("HALOCLINE_SAMPLES").map(PathBuf::from);
+    let usual = PathBuf::from("/usr/share/ferret-vis/data");
+    for folder in samples.into_iter().chain([usual]) {
+        search_for(&folder, &["etopo5.cdf"], &mut found);
+    }
+    let Some(path) = found.first() else {
+        println!("not run: etopo5.cdf is not there");
+        return;
+    };
+    let config = OpenConfig::new().with_gaps(Gaps::Allow);
+    let relief = config.open(path).unwrap();
+    let shape = relief.shape();
+    let heights = relief.read(shape.map(|size| 0..size)).unwrap();
+    let sea: Vec<f64> = heights
+        .iter()
+        .map(|height| f64::from(u8::from(*height < 0.0)))
+        .collect();
+    let balance = Balance::of(&sea, &shape[2..], &[4, 4]).unwrap();
+    println!("{balance}");
+    assert!(balance.even > 1.3 && balance.balanced < 1.2, "{balance}");
 }
 
 /// Runs a program of Python that must succeed.

@@ -8,6 +8,7 @@ pub(crate) mod flex;
 pub(crate) mod lanes;
 pub(crate) mod lines;
 pub(crate) mod local;
+mod logarithm;
 pub(crate) mod math;
 pub(crate) mod memory;
 pub(crate) mod products;

@@ -367,7 +367,7 @@ element!(f32, u32, f32s, F32, {
 }, {
     splat_f32s, reduce_sum_f32s, less_than_f32s, equal_f32s, select_f32s, transmute_u32s_f32s, transmute_f32s_u32s,
     add_u32s, mul_u32s, splat_u32s, mask_between_m32s, mask_load_ptr_f32s, mask_store_ptr_f32s,
-}, super::math::ln);
+}, super::logarithm::ln);
 element!(f64, u64, f64s, F64, {
     mul_add: mul_add_e_f64s(a, b, c);
     fused_mul_add: mul_add_f64s(a, b, c);
