@@ -34,7 +34,10 @@ fn all_cases_pass_in_double_precision() {
 
 #[test]
 fn all_cases_pass_in_half_precision() {
-    assert_eq!(failed("--ranks 1,2 --dtype bf16").unwrap(), 0);
+    for dtype in ["bf16", "f16"] {
+        let arguments = format!("--ranks 1,2 --dtype {dtype}");
+        assert_eq!(failed(&arguments).unwrap(), 0, "{dtype}");
+    }
 }
 
 #[test]

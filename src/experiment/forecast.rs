@@ -38,7 +38,7 @@ impl Experiment {
     ///
     /// # Errors
     /// A date without a state; an experiment without a test period; from a date, an output that is there already; a
-    /// folder of forecasts of another configuration; forcings that end before the forecast; a failure of files or
+    /// folder of forecasts of another configuration or checkpoint; forcings that end before the forecast; a failure of files or
     /// communication.
     pub fn forecast(
         &self,
@@ -58,7 +58,7 @@ impl Experiment {
         let starts: Vec<(usize, PathBuf)> = match from {
             Some(date) => vec![(self.start(&states, date)?, path.into())],
             None => {
-                self.begin(path, config, existing)?;
+                self.begin(path, &self.note(model, config)?, existing)?;
                 let all = (0..states.loader.samples())
                     .map(|start| (start, path.join(file_name(&date(&start)))));
                 let is_left =
@@ -74,31 +74,36 @@ impl Experiment {
         }
         progress.finish();
         if from.is_none() && existing == Existing::Replace {
-            self.save_note(path, &self.note(config)?)?;
+            self.save_note(path, &self.note(model, config)?)?;
         }
         Ok(starts.into_iter().map(|(_, path)| path).collect())
     }
 
     /// What the forecasts of a folder are made with, as its note has it.
-    fn note(&self, config: &ForecastConfig) -> Result<Vec<u8>> {
-        let own = (&self.config.folder, self.config.seed, config);
+    fn note(&self, model: &FieldModel, config: &ForecastConfig) -> Result<Vec<u8>> {
+        let own = (
+            &self.config.folder,
+            self.config.seed,
+            config,
+            model.checkpoint,
+        );
         serde_json::to_vec(&own).map_err(Error::other)
     }
 
     /// Checks the note of a folder of forecasts, and writes one. While forecasts are replaced it is empty, so that
-    /// none of another configuration is taken for one of this.
-    fn begin(&self, folder: &Path, config: &ForecastConfig, existing: Existing) -> Result<()> {
-        let (path, own) = (folder.join(NOTE), self.note(config)?);
+    /// none of another configuration or checkpoint is taken for one of this.
+    fn begin(&self, folder: &Path, own: &[u8], existing: Existing) -> Result<()> {
+        let path = folder.join(NOTE);
         let is_other = std::fs::read(&path).is_ok_and(|before| before != own);
         if is_other && existing == Existing::Reject {
             return Err(Error::other(format!(
-                "{}: forecasts of another configuration, or some that are not all replaced; choose another folder, or \
+                "{}: forecasts of another configuration or checkpoint, or some that are not all replaced; choose another folder, or \
                  Existing::Replace",
                 path.display()
             )));
         }
         let replaces = existing == Existing::Replace;
-        self.save_note(folder, if replaces { &[] } else { &own })
+        self.save_note(folder, if replaces { &[] } else { own })
     }
 
     fn save_note(&self, folder: &Path, note: &[u8]) -> Result<()> {

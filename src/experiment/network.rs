@@ -141,6 +141,9 @@ pub struct FieldModel {
     /// The place of each target in an input, or one after the last channel.
     #[module(skip)]
     places: Vec<usize>,
+    /// The fingerprint of the checkpoint that it was loaded from.
+    #[module(skip)]
+    pub(super) checkpoint: Option<u32>,
 }
 
 #[derive(Module, Debug)]
@@ -260,6 +263,7 @@ impl ModelConfig {
             network,
             damping: Initializer::Zeros.init([1, to, 1, 1], device),
             places: places.collect(),
+            checkpoint: None,
         })
     }
 

@@ -231,7 +231,9 @@ impl Experiment {
         };
         let is_averaged = checkpoint.names().any(|name| name.starts_with("average."));
         let name = if is_averaged { "average" } else { "model" };
-        checkpoint.module(&self.world, name, self.model()?.valid())
+        let mut model = checkpoint.module(&self.world, name, self.model()?.valid())?;
+        model.checkpoint = Some(checkpoint.fingerprint());
+        Ok(model)
     }
 
     /// Batches of the training period, with targets of a number of steps.

@@ -174,6 +174,13 @@ fn a_run_of_many_states_goes_on() {
     // Some of which may be of either.
     std::fs::write(path.join("forecasts/forecasts.json"), "").unwrap();
     assert!(fail(path, &two).contains("not all replaced; choose another folder, or --replace"));
+    // Nor for those of another checkpoint.
+    let last = [&two[..], &["--checkpoint", "last"]].concat();
+    succeed(path, &[&last[..], &["--replace"]].concat());
+    assert_eq!(succeed(path, &last), "");
+    write(path, CONFIG, 2);
+    succeed(path, &["train"]);
+    assert!(fail(path, &last).contains("another configuration or checkpoint"));
     // From a date.
     let one = [&FROM[..], &["--output", "a.nc"]].concat();
     succeed(path, &one);

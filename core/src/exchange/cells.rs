@@ -250,9 +250,9 @@ unsafe fn write<T: bytemuck::Pod + Send + Sync>(
                 if stored && fast.to == 1 && fast.from == 1 {
                     place.copy_from_nonoverlapping(cell, count);
                 } else if stored {
-                    write_line([place, cell.cast_mut()], fast, count, |_, cell| cell);
+                    write_line(place, cell, fast, count, |_, cell| cell);
                 } else {
-                    write_line([place, cell.cast_mut()], fast, count, combine);
+                    write_line(place, cell, fast, count, combine);
                 }
             }
         }
@@ -264,7 +264,8 @@ unsafe fn write<T: bytemuck::Pod + Send + Sync>(
 /// # Safety
 /// `count` cells must lie at the strides from the second pointer, and as many of the result from the first.
 unsafe fn write_line<T: Copy>(
-    [place, cell]: [*mut T; 2],
+    place: *mut T,
+    cell: *const T,
     strides: Dim,
     count: usize,
     combine: impl Fn(T, T) -> T,

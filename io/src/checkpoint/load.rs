@@ -120,6 +120,12 @@ impl Checkpoint {
         self.index.step
     }
 
+    /// A checksum of its index, which has those of its tensors: what was made with another checkpoint has another one.
+    pub fn fingerprint(&self) -> u32 {
+        let index = serde_json::to_vec(&self.index).expect("numbers, texts and lists");
+        crc32fast::hash(&index)
+    }
+
     /// The number of ranks that saved it.
     pub fn ranks(&self) -> usize {
         self.index.ranks

@@ -136,15 +136,23 @@ fn sums<E: Float>(isa: Isa, x: &[E], [outer, size, inner]: [usize; 3], map: &Map
     let map: Vec<Vec<(usize, E)>> = map.iter().map(cast).collect();
     let outputs = map.len();
     if inner == 1 {
-        // Neighbours are often of the same cells: in the adjoint of a mean of areas, or when cells are repeated.
+        let sum = |cells: &[E], taps: &[(usize, E)]| {
+            let terms = taps.iter().map(|(cell, weight)| cells[*cell] * *weight);
+            terms.fold(E::default(), |sum, term| sum + term)
+        };
+        // Neighbours may be of the same cells: in the adjoint of a mean of areas, or when cells are repeated.
         let runs: Vec<&[Vec<(usize, E)>]> = map.chunk_by(|one, next| one == next).collect();
         let line = |[_, line]: [usize; 2], mut output: &mut [E]| {
             let cells = &x[line * size..][..size];
+            if 2 * runs.len() > outputs {
+                for (output, taps) in output.iter_mut().zip(&map) {
+                    *output = sum(cells, taps);
+                }
+                return;
+            }
             for run in &runs {
-                let terms = run[0].iter().map(|(cell, weight)| cells[*cell] * *weight);
-                let sum = terms.fold(E::default(), |sum, term| sum + term);
                 let (same, rest) = output.split_at_mut(run.len());
-                same.fill(sum);
+                same.fill(sum(cells, &run[0]));
                 output = rest;
             }
         };
