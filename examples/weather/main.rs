@@ -1,8 +1,8 @@
 //! A neural surrogate of a rotating ocean, from simulation to forecast, sharded over ranks.
 //!
 //! - `weather simulate` runs the shallow-water equations from random initial states and writes field files;
-//! - `weather train` trains a surrogate on them, from data on rank 0: `--model cnn`, `unet` or `transformer`. The same command
-//!   goes on from the last checkpoint;
+//! - `weather train` trains a surrogate on them: `--model cnn`, `unet` or `transformer`. The same command goes on from the
+//!   last checkpoint;
 //! - `weather score` forecasts from states that it has not seen, and compares with persistence and climatology;
 //! - `weather demo` does all three.
 //!
@@ -153,6 +153,10 @@ fn main() -> Result<()> {
     if let Command::Demo { training, .. } = &mut command {
         training.overwrite = true;
     }
+    let begins_anew = match &command {
+        Command::Train(training) | Command::Demo { training, .. } => training.overwrite,
+        _ => false,
+    };
     let config = ExperimentConfig::from_toml(include_str!("../configs/shallow_water.toml"))?;
     let config = ExperimentConfig {
         folder: common.model_folder(),
@@ -178,11 +182,12 @@ fn main() -> Result<()> {
         }
         Ok(Ended::Whole)
     })?;
-    if ended.contains(&Ended::Interrupted) {
+    match ended.contains(&Ended::Interrupted) {
+        true if begins_anew => Err(Error::other("interrupted; `weather train` goes on")),
         // Not complete: the exit status asks for another start.
-        std::process::exit(75);
+        true => std::process::exit(75),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 fn train(
@@ -205,9 +210,13 @@ fn train(
 }
 
 fn score(world: &World, common: &Common, options: &Forecasts) -> Result<()> {
-    // With which it was trained.
+    // With which it was trained, perhaps in a folder of another name.
     let config = ExperimentConfig::load(common.model_folder().join("experiment.toml"))
         .map_err(|error| Error::other(format!("{error}; run `weather train` first")))?;
+    let config = ExperimentConfig {
+        folder: common.model_folder(),
+        ..config
+    };
     let mut forecast = config.forecast.clone();
     if let Some(steps) = options.steps {
         forecast.steps = steps;

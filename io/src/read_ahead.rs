@@ -73,10 +73,10 @@ fn read_box(
     for &sample in &samples[batch.clone()] {
         let field = read(sample, [channels.clone(), rows.clone(), columns.clone()])?;
         if batch.len() == 1 && field.is_standard_layout() {
-            return Ok(TensorData::new(
-                field.into_raw_vec_and_offset().0,
-                cells.shape(),
-            ));
+            let (mut values, offset) = field.into_raw_vec_and_offset();
+            values.drain(..offset.unwrap_or(0));
+            values.truncate(cells.volume());
+            return Ok(TensorData::new(values, cells.shape()));
         }
         values.reserve_exact(cells.volume() - values.len());
         match field.as_slice() {

@@ -38,7 +38,8 @@ impl Experiment {
     ///
     /// # Errors
     /// A date without a state; an experiment without a test period; from a date, an output that is there already; a
-    /// folder of forecasts of another configuration or checkpoint; forcings that end before the forecast; a failure of files or
+    /// folder of forecasts of another configuration or, if [`trained`](Self::trained) loaded the model, another
+    /// checkpoint; forcings that end before the forecast; a failure of files or
     /// communication.
     pub fn forecast(
         &self,

@@ -68,7 +68,9 @@ impl Experiment {
             progress.finish();
             if ended == Ended::Interrupted {
                 if root {
-                    println!("interrupted, and saved: the same command goes on");
+                    println!(
+                        "interrupted, and saved: training goes on from there when it is started again"
+                    );
                 }
                 return Ok(ended);
             }
@@ -95,7 +97,7 @@ impl Experiment {
                 let step = 1e3 * seconds / (count - first).max(1) as f64;
                 let memory =
                     peak_memory().map_or(String::new(), |mib| format!(", {mib} MiB at most"));
-                println!("{parameters} parameters, {step:.0} ms per batch{memory}");
+                println!("{parameters} parameters on a rank, {step:.0} ms per batch{memory}");
             }
             longest = longest.max(start.elapsed().as_secs_f64());
             if stop {

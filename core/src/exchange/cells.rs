@@ -213,6 +213,11 @@ unsafe fn write<T: bytemuck::Pod + Send + Sync>(
     if place.volume() == 0 {
         return;
     }
+    let ends = place.ranges().iter().map(|range| range.end);
+    assert!(
+        ends.zip(shape).all(|(end, size)| end <= *size),
+        "{place} of {shape:?} cells"
+    );
     let storage: &[T] = bytemuck::cast_slice(cells.bytes());
     let (mut dims, mut first, mut stride) = (Vec::new(), 0, 1);
     for (dim, range) in place.ranges().iter().enumerate().rev() {

@@ -120,7 +120,8 @@ impl Checkpoint {
         self.index.step
     }
 
-    /// A checksum of its index, which has those of its tensors: what was made with another checkpoint has another one.
+    /// A checksum of its index, which has those of its tensors, unless another program wrote it: another checkpoint has
+    /// another one.
     pub fn fingerprint(&self) -> u32 {
         let index = serde_json::to_vec(&self.index).expect("numbers, texts and lists");
         crc32fast::hash(&index)

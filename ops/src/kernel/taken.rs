@@ -16,7 +16,7 @@ use super::lanes::CHUNK;
 use super::lines::{Lines, slice};
 
 /// Numbers of cells, any of them and in any order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Places {
     cells: Vec<usize>,
     by_cell: OnceLock<ByCell>,

@@ -26,7 +26,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
     weight::GOLDEN,
     Golden::new("layer_norm", layer)
         .with_travels([
-            "– (over several dims: two means); features sharded: three numbers per row",
+            "–; features sharded: three numbers per row",
             "sums of parameters' gradients; features sharded: two numbers per row",
         ])
         .with_modules("`LayerNorm`"),

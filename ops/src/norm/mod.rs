@@ -21,8 +21,8 @@
 //! ranks that hold the group's cells, and combines them in the order of ranks; in the backward
 //! pass, two sums. `layer_norm` does the same for each row if the last dim is sharded; `rms_norm`
 //! reduces one mean per row, and one in the backward pass. If the last dim is whole they send
-//! nothing. `layer_norm_dims` reduces two means, and in the backward pass two sums, over the ranks
-//! that share a sample; `rms_norm_dims` one of each.
+//! nothing. `layer_norm_dims` does as `group_norm` over the ranks that share a sample, and on devices without
+//! our kernels reduces two means, and in the backward pass two sums; `rms_norm_dims` one of each.
 //!
 //! # Adjoint
 //! Gradients of weight and bias are summed over all ranks between which `x` is sharded.
