@@ -108,9 +108,7 @@ impl Strided {
         };
         self.shape.iter().enumerate().map(along).collect()
     }
-}
 
-impl Strided {
     /// The cotangent at the cells of the slice of a shard of `shape`, zero elsewhere.
     fn spread<E: Float>(&self, shape: &[usize], cotangent: &[E]) -> Buffer<E> {
         let Lines { cells, inner, .. } = Lines::along(shape, self.dim..self.dim + 1);
@@ -164,14 +162,14 @@ impl Operator for Strided {
 
     fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
         let (cotangent, shape) = (pass.cotangent, pass.saved);
-        if self.step == 1 && !self.shape.contains(&0) {
+        if self.shape.contains(&0) {
+            return Ok(vec![Some(blank(&cotangent, shape, Some(0.0)))]);
+        }
+        if self.step == 1 {
             let mut cells = IndexBox::whole(shape).ranges().to_vec();
             cells[self.dim] = self.first..self.first + self.shape[self.dim];
             let part = [(IndexBox::new(cells), cotangent.clone())];
             return Ok(vec![Some(of_boxes(&cotangent, shape, Some(0.0), &part))]);
-        }
-        if self.shape.contains(&0) {
-            return Ok(vec![Some(blank(&cotangent, shape, Some(0.0)))]);
         }
         if !flex::runs_on(&Device::new(cotangent.device())) {
             let zeros = blank(&cotangent, shape, Some(0.0));

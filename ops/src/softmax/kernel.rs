@@ -286,23 +286,19 @@ impl<E: Element> WithSimd for Backward<'_, E> {
         } else if lines.inner == 1 {
             self.row_of_sum(simd);
         } else {
-            let block = BLOCK * E::lanes::<S>();
-            for start in place.columns.clone().step_by(block) {
+            let first = place.columns.start;
+            for part in vectors::<S, E>(place.columns.len()) {
                 self.columns(
                     simd,
                     &Columns {
                         outer: place.outer,
-                        columns: start..place.columns.end.min(start + block),
+                        columns: first + part.start..first + part.end,
                     },
                 );
             }
         }
     }
 }
-
-/// Vectors of columns that are read together: the cells of a line may lie so far apart that all fall into the same few places
-/// of the cache.
-const BLOCK: usize = 8;
 
 impl<E: Element> Backward<'_, E> {
     #[inline(always)]
@@ -359,51 +355,42 @@ impl<E: Element> Backward<'_, E> {
         }
     }
 
-    /// A block of lines beside each other.
     #[inline(always)]
     fn columns<S: Simd>(&self, simd: S, place: &Columns) {
-        let (lines, width) = (self.lines, place.columns.len());
-        let zero = E::splat(simd, E::default());
-        // Of the results of lines: their logarithms and cotangents; else the sums over their cells.
-        let mut of_lines = [[zero; 2]; BLOCK];
+        let lines = self.lines;
+        let at = |from: &[E], cell: usize| load(simd, &from[lines.part(place, cell)]);
+        // SAFETY: of the lines of this task.
+        let row = |cell: usize| unsafe { slice(self.gradient, lines.part(place, cell)) };
         if self.kind == Kind::LogSumExp {
-            let [y, cotangent] = [self.y, self.cotangent].map(|all| &all[lines.of_columns(place)]);
-            for (part, of_line) in vectors::<S, E>(width).zip(&mut of_lines) {
-                let y = by_lane::<S, E>(simd, load(simd, &y[part.clone()]), finite);
-                *of_line = [y, load(simd, &cotangent[part])];
-            }
-        } else {
+            let of_columns = lines.of_columns(place);
+            let y = load(simd, &self.y[of_columns.clone()]);
+            let y = by_lane::<S, E>(simd, y, finite);
+            let cotangent = load(simd, &self.cotangent[of_columns]);
             for cell in 0..lines.cells {
-                let (y, cotangent) = (
-                    &self.y[lines.part(place, cell)],
-                    &self.cotangent[lines.part(place, cell)],
+                let away = E::minus(simd, at(self.x, cell), y);
+                store(
+                    simd,
+                    row(cell),
+                    pull::<S, E>(simd, self.kind, [away, cotangent, y]),
                 );
-                for (part, [sum, _]) in vectors::<S, E>(width).zip(&mut of_lines) {
-                    let cotangent = load(simd, &cotangent[part.clone()]);
-                    *sum = match self.kind {
-                        Kind::Softmax => E::mul_add(simd, load(simd, &y[part]), cotangent, *sum),
-                        _ => E::plus(simd, *sum, cotangent),
-                    };
-                }
             }
+            return;
+        }
+        let mut sum = E::splat(simd, E::default());
+        for cell in 0..lines.cells {
+            let cotangent = at(self.cotangent, cell);
+            sum = match self.kind {
+                Kind::Softmax => E::mul_add(simd, at(self.y, cell), cotangent, sum),
+                _ => E::plus(simd, sum, cotangent),
+            };
         }
         for cell in 0..lines.cells {
-            // SAFETY: of the lines of this task.
-            let row = unsafe { slice(self.gradient, lines.part(place, cell)) };
-            for (part, of_line) in vectors::<S, E>(width).zip(&of_lines) {
-                let numbers = match self.kind {
-                    Kind::LogSumExp => {
-                        let x = load(simd, &self.x[lines.part(place, cell)][part.clone()]);
-                        [E::minus(simd, x, of_line[0]), of_line[1], zero]
-                    }
-                    _ => {
-                        let [y, cotangent] = [self.y, self.cotangent]
-                            .map(|from| load(simd, &from[lines.part(place, cell)][part.clone()]));
-                        [y, cotangent, of_line[0]]
-                    }
-                };
-                store(simd, &mut row[part], pull::<S, E>(simd, self.kind, numbers));
-            }
+            let [y, cotangent] = [self.y, self.cotangent].map(|from| at(from, cell));
+            store(
+                simd,
+                row(cell),
+                pull::<S, E>(simd, self.kind, [y, cotangent, sum]),
+            );
         }
     }
 }

@@ -67,21 +67,21 @@ impl Operator for Maximum {
     fn backward(&self, pass: BackwardPass<'_, Vec<Chosen>>) -> Result<Vec<Option<DispatchTensor>>> {
         let mut gradient = pass.cotangent;
         for ((dim, _), Chosen { shape, cells }) in self.0.iter().zip(pass.saved).rev() {
+            let lines = Lines::along(shape, *dim..*dim + 1);
             gradient = match cells {
                 Cells::None => blank(&gradient, shape, Some(0.0)),
                 Cells::OfKernel(cells) => {
                     let dtype = gradient.dtype();
                     with_float!(dtype, E => {
                         let gradient = flex::operand::<E>(gradient)?;
-                        let lines = Lines::along(shape, *dim..*dim + 1);
                         let gradient = scattered::<E>(lines, cells, flex::elements(&gradient));
                         flex::result(gradient, shape, dtype)
                     })
                 }
                 Cells::OfBurn(cells) => {
                     let zeros = blank(&gradient, shape, Some(0.0));
-                    let extents = extents(shape, *dim);
-                    let zeros = reshape::<1, 3>(Tensor::from_dispatch(zeros), extents.to_vec());
+                    let extents = vec![lines.outer, lines.cells, lines.inner];
+                    let zeros = reshape::<1, 3>(Tensor::from_dispatch(zeros), extents);
                     let values =
                         reshape::<1, 3>(Tensor::from_dispatch(gradient), cells.dims().to_vec());
                     let sum = zeros.scatter(1, (**cells).clone(), values, IndexingUpdateOp::Add);
@@ -91,11 +91,6 @@ impl Operator for Maximum {
         }
         Ok(vec![Some(gradient)])
     }
-}
-
-fn extents(shape: &[usize], dim: usize) -> [usize; 3] {
-    let [before, after] = [&shape[..dim], &shape[dim + 1..]];
-    [before.iter().product(), shape[dim], after.iter().product()]
 }
 
 /// The maxima along a dim, and the cells that they are of: of equal ones the first; what is not a number is larger than all.
