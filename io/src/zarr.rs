@@ -22,6 +22,10 @@ use crate::{Error, Result};
 const MAX_METADATA: u64 = 1 << 24;
 /// Largest size of a decoded chunk, in bytes.
 const MAX_CHUNK: u64 = 1 << 31;
+/// Largest size of a decoded shard, in bytes.
+const MAX_SHARD: u64 = 1 << 40;
+/// Largest number of chunks in a shard. Bytes times chunks, which zarrs multiplies, fit in u64.
+const MAX_CHUNKS: u64 = 1 << 22;
 /// Bytes that compressed data may claim beyond those of its chunk.
 const SLACK: u64 = 1 << 18;
 /// Files that say that a folder is a Zarr group.
@@ -132,18 +136,18 @@ impl ZarrStore {
         // What is compressed is decoded as a whole.
         let chunk = match part {
             Some(part) if array.is_exclusively_sharded() => part,
-            _ => whole,
+            _ => whole.clone(),
         };
-        let chunk: Vec<u64> = chunk.iter().map(|extent| extent.get()).collect();
-        let bytes = chunk
-            .iter()
-            .try_fold(width as u64, |bytes, extent| bytes.checked_mul(*extent))
-            .filter(|bytes| *bytes <= MAX_CHUNK);
-        let Some(bytes) = bytes else {
+        let [shard, chunk] =
+            [whole, chunk].map(|shape| shape.iter().map(|extent| extent.get()).collect::<Vec<_>>());
+        let bytes = bytes_of(&chunk, width, MAX_CHUNK).map_err(|e| format!("chunks of {e}"))?;
+        let all = bytes_of(&shard, width, MAX_SHARD).map_err(|e| format!("shards of {e}"))?;
+        if all / bytes > MAX_CHUNKS {
             return Err(format!(
-                "chunks of {chunk:?}, expected at most {MAX_CHUNK} bytes"
+                "shards of {shard:?} with chunks of {chunk:?}, expected at most {MAX_CHUNKS} chunks \
+                 in a shard"
             ));
-        };
+        }
         self.folder.largest.fetch_max(bytes, Ordering::Relaxed);
         let variable = Variable {
             name: name.into(),
@@ -177,11 +181,10 @@ impl ZarrStore {
         variable: usize,
         cells: &[Range<usize>],
     ) -> Result<Vec<T>, String> {
-        let ranges: Vec<_> = cells
+        let ranges = cells
             .iter()
-            .map(|range| range.start as u64..range.end as u64)
-            .collect();
-        let subset = ArraySubset::new_with_ranges(&ranges);
+            .map(|cells| cells.start as u64..cells.end as u64);
+        let subset = ArraySubset::from(ranges);
         self.arrays[variable]
             .retrieve_array_subset(&subset)
             .map_err(text)
@@ -363,6 +366,16 @@ fn base64_number(text: &str) -> Option<f64> {
 fn shaped<T>(values: Vec<T>, cells: &[Range<usize>]) -> Result<ArrayD<T>, String> {
     let extents: Vec<usize> = cells.iter().map(ExactSizeIterator::len).collect();
     ArrayD::from_shape_vec(extents, values).map_err(text)
+}
+
+/// The number of bytes of a chunk whose elements have `width` bytes, if it is at most `most`.
+fn bytes_of(shape: &[u64], width: usize, most: u64) -> Result<u64, String> {
+    let bytes = shape
+        .iter()
+        .try_fold(width as u64, |bytes, extent| bytes.checked_mul(*extent));
+    bytes
+        .filter(|bytes| *bytes <= most)
+        .ok_or_else(|| format!("{shape:?}, expected at most {most} bytes"))
 }
 
 fn extents(extents: &[u64]) -> Result<Vec<usize>, String> {
