@@ -30,9 +30,18 @@ pub(super) unsafe fn pack<S: Simd, E: Element>(
                 Some(row) => row.wrapping_add(start),
                 None => nothing.as_ptr(),
             };
+            // SAFETY: a row for every lane.
+            let present = |lane: usize| unsafe { rows.get_unchecked(lane) }.wrapping_add(start);
             let vector = |element: usize| to.wrapping_add((start + element) * pitch);
+            let factors = E::splat(simd, factor);
             // SAFETY: so many elements of each row, and room for as many vectors.
-            unsafe { transpose::<S, E>(row, E::splat(simd, factor), vector) };
+            unsafe {
+                if rows.len() >= lanes {
+                    transpose::<S, E>(present, factors, vector);
+                } else {
+                    transpose::<S, E>(row, factors, vector);
+                }
+            }
             start += lanes;
         }
     }
@@ -72,8 +81,16 @@ pub(super) unsafe fn unpack<S: Simd, E: Element>(
                 Some(row) => row.wrapping_add(start),
                 None => nowhere,
             };
+            // SAFETY: a row for every lane.
+            let present = |lane: usize| unsafe { rows.get_unchecked(lane) }.wrapping_add(start);
             // SAFETY: so many vectors, and room for as many elements in each row.
-            unsafe { transpose::<S, E>(vector, factor, row) };
+            unsafe {
+                if rows.len() >= lanes {
+                    transpose::<S, E>(vector, factor, present);
+                } else {
+                    transpose::<S, E>(vector, factor, row);
+                }
+            }
             start += lanes;
         }
     }

@@ -56,6 +56,8 @@ pub(super) unsafe fn transpose<S: Simd, E: Element>(
 mod x86 {
     use std::arch::x86_64::*;
 
+    // Loops, not `map` and `from_fn`: those have no vector instructions, so that closures with vectors stay calls in them.
+
     /// Eight runs of eight.
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -66,25 +68,30 @@ mod x86 {
     ) {
         // SAFETY: the caller's: eight runs of eight elements each.
         unsafe {
-            let factors = _mm256_loadu_ps(factors);
-            let row = |run: usize| _mm256_mul_ps(_mm256_loadu_ps(from(run)), factors);
+            let (factors, zero) = (_mm256_loadu_ps(factors), _mm256_setzero_ps());
+            let mut runs = [zero; 8];
+            for (run, row) in runs.iter_mut().enumerate() {
+                *row = _mm256_mul_ps(_mm256_loadu_ps(from(run)), factors);
+            }
             // Pairs of runs, then quarters, then halves.
-            let pairs: [[__m256; 2]; 4] = std::array::from_fn(|pair| {
-                let (one, other) = (row(2 * pair), row(2 * pair + 1));
-                [
+            let mut pairs = [[zero; 2]; 4];
+            for (pair, both) in pairs.iter_mut().enumerate() {
+                let (one, other) = (runs[2 * pair], runs[2 * pair + 1]);
+                *both = [
                     _mm256_unpacklo_ps(one, other),
                     _mm256_unpackhi_ps(one, other),
-                ]
-            });
-            let fours: [[__m256; 4]; 2] = std::array::from_fn(|four| {
+                ];
+            }
+            let mut fours = [[zero; 4]; 2];
+            for (four, all) in fours.iter_mut().enumerate() {
                 let ([a, b], [c, d]) = (pairs[2 * four], pairs[2 * four + 1]);
-                [
+                *all = [
                     _mm256_shuffle_ps::<0x44>(a, c),
                     _mm256_shuffle_ps::<0xee>(a, c),
                     _mm256_shuffle_ps::<0x44>(b, d),
                     _mm256_shuffle_ps::<0xee>(b, d),
-                ]
-            });
+                ];
+            }
             let [lower, upper] = fours;
             for (run, (low, high)) in lower.into_iter().zip(upper).enumerate() {
                 _mm256_storeu_ps(to(run), _mm256_permute2f128_ps::<0x20>(low, high));
@@ -103,28 +110,31 @@ mod x86 {
     ) {
         // SAFETY: the caller's: sixteen runs of sixteen elements each.
         unsafe {
-            let factors = _mm512_loadu_ps(factors);
-            let row = |run: usize| _mm512_mul_ps(_mm512_loadu_ps(from(run)), factors);
-            let pairs: [[__m512d; 2]; 8] = std::array::from_fn(|pair| {
-                let (one, other) = (row(2 * pair), row(2 * pair + 1));
-                [
-                    _mm512_unpacklo_ps(one, other),
-                    _mm512_unpackhi_ps(one, other),
-                ]
-                .map(|both| _mm512_castps_pd(both))
-            });
-            let fours: [[__m512; 4]; 4] = std::array::from_fn(|four| {
+            let (factors, zero) = (_mm512_loadu_ps(factors), _mm512_setzero_ps());
+            let mut runs = [zero; 16];
+            for (run, row) in runs.iter_mut().enumerate() {
+                *row = _mm512_mul_ps(_mm512_loadu_ps(from(run)), factors);
+            }
+            let mut pairs = [[_mm512_setzero_pd(); 2]; 8];
+            for (pair, both) in pairs.iter_mut().enumerate() {
+                let (one, other) = (runs[2 * pair], runs[2 * pair + 1]);
+                *both = [
+                    _mm512_castps_pd(_mm512_unpacklo_ps(one, other)),
+                    _mm512_castps_pd(_mm512_unpackhi_ps(one, other)),
+                ];
+            }
+            let mut fours = [[zero; 4]; 4];
+            for (four, all) in fours.iter_mut().enumerate() {
                 let ([a, b], [c, d]) = (pairs[2 * four], pairs[2 * four + 1]);
-                [
-                    _mm512_unpacklo_pd(a, c),
-                    _mm512_unpackhi_pd(a, c),
-                    _mm512_unpacklo_pd(b, d),
-                    _mm512_unpackhi_pd(b, d),
-                ]
-                .map(|both| _mm512_castpd_ps(both))
-            });
-            let of_run = |run: usize| fours.map(|four| four[run]);
-            for (run, [a, b, c, d]) in [0, 1, 2, 3].map(of_run).into_iter().enumerate() {
+                *all = [
+                    _mm512_castpd_ps(_mm512_unpacklo_pd(a, c)),
+                    _mm512_castpd_ps(_mm512_unpackhi_pd(a, c)),
+                    _mm512_castpd_ps(_mm512_unpacklo_pd(b, d)),
+                    _mm512_castpd_ps(_mm512_unpackhi_pd(b, d)),
+                ];
+            }
+            for run in 0..4 {
+                let [a, b, c, d] = [fours[0][run], fours[1][run], fours[2][run], fours[3][run]];
                 // Of each four runs, the first and third quarter, and the second and fourth.
                 let low = [
                     _mm512_shuffle_f32x4::<0x88>(a, b),
