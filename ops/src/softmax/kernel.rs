@@ -182,7 +182,7 @@ impl<E: Element> Forward<'_, E> {
         }
     }
 
-    /// A vector of lines beside each other at a time.
+    /// Some vectors of lines beside each other at a time.
     #[inline(always)]
     fn columns<S: Simd>(self, simd: S) {
         let Self {
@@ -192,50 +192,83 @@ impl<E: Element> Forward<'_, E> {
             x,
             y,
         } = self;
-        let first = place.columns.start;
-        for part in vectors::<S, E>(place.columns.len()) {
-            let place = Columns {
-                outer: place.outer,
-                columns: first + part.start..first + part.end,
-            };
-            let at = |cell: usize| load(simd, &x[lines.part(&place, cell)]);
+        for place in together::<S, E>(&place) {
+            let count = place.columns.len();
+            let parts = || vectors::<S, E>(count).enumerate();
+            let cells = |cell: usize| &x[lines.part(&place, cell)];
             // SAFETY: of the lines of this task.
             let row = |cell: usize| unsafe { slice(y, lines.part(&place, cell)) };
             let zero = E::splat(simd, E::default());
-            let mut most = E::splat(simd, E::from_f64(f64::NEG_INFINITY));
+            let mut most = [E::splat(simd, E::from_f64(f64::NEG_INFINITY)); TOGETHER];
             for cell in 0..lines.cells {
-                most = larger::<S, E>(simd, most, at(cell));
-            }
-            let mut sum = zero;
-            for cell in 0..lines.cells {
-                let power = exp::<S, E>(simd, away::<S, E>(simd, kind, at(cell), most));
-                if kind == Kind::Softmax {
-                    store(simd, row(cell), power);
+                let x = cells(cell);
+                for (vector, part) in parts() {
+                    most[vector] = larger::<S, E>(simd, most[vector], load(simd, &x[part]));
                 }
-                sum = E::plus(simd, sum, power);
+            }
+            let mut sum = [zero; TOGETHER];
+            for cell in 0..lines.cells {
+                let x = cells(cell);
+                for (vector, part) in parts() {
+                    let x = load(simd, &x[part.clone()]);
+                    let power = exp::<S, E>(simd, away::<S, E>(simd, kind, x, most[vector]));
+                    if kind == Kind::Softmax {
+                        store(simd, &mut row(cell)[part], power);
+                    }
+                    sum[vector] = E::plus(simd, sum[vector], power);
+                }
             }
             if kind == Kind::Softmax {
-                let factor = E::over(simd, E::splat(simd, E::from_f64(1.0)), sum);
+                for sum in &mut sum {
+                    *sum = E::over(simd, E::splat(simd, E::from_f64(1.0)), *sum);
+                }
                 for cell in 0..lines.cells {
                     let row = row(cell);
-                    let scaled = E::times(simd, load(simd, row), factor);
-                    store(simd, row, scaled);
+                    for (vector, part) in parts() {
+                        let scaled = E::times(simd, load(simd, &row[part.clone()]), sum[vector]);
+                        store(simd, &mut row[part], scaled);
+                    }
                 }
                 continue;
             }
-            let logarithm = by_lane::<S, E>(simd, sum, E::ln);
+            for (vector, _) in parts() {
+                sum[vector] = by_lane::<S, E>(simd, sum[vector], E::ln);
+            }
             if kind == Kind::LogSumExp {
                 // SAFETY: the results of this task's lines.
                 let results = unsafe { slice(y, lines.of_columns(&place)) };
-                store(simd, results, E::plus(simd, logarithm, most));
+                for (vector, part) in parts() {
+                    store(
+                        simd,
+                        &mut results[part],
+                        E::plus(simd, sum[vector], most[vector]),
+                    );
+                }
                 continue;
             }
             for cell in 0..lines.cells {
-                let away = E::minus(simd, at(cell), most);
-                store(simd, row(cell), E::minus(simd, away, logarithm));
+                let (x, row) = (cells(cell), row(cell));
+                for (vector, part) in parts() {
+                    let away = E::minus(simd, load(simd, &x[part.clone()]), most[vector]);
+                    store(simd, &mut row[part], E::minus(simd, away, sum[vector]));
+                }
             }
         }
     }
+}
+
+/// Vectors of columns that are worked on together: whole rows of them are read, one after the other.
+const TOGETHER: usize = 8;
+
+/// Columns in parts of at most [`TOGETHER`] vectors.
+#[inline(always)]
+fn together<S: Simd, E: Element>(place: &Columns) -> impl Iterator<Item = Columns> {
+    let (outer, columns) = (place.outer, place.columns.clone());
+    let width = TOGETHER * E::lanes::<S>();
+    columns.clone().step_by(width).map(move |start| Columns {
+        outer,
+        columns: start..columns.end.min(start + width),
+    })
 }
 
 struct Backward<'a, E> {
@@ -286,15 +319,8 @@ impl<E: Element> WithSimd for Backward<'_, E> {
         } else if lines.inner == 1 {
             self.row_of_sum(simd);
         } else {
-            let first = place.columns.start;
-            for part in vectors::<S, E>(place.columns.len()) {
-                self.columns(
-                    simd,
-                    &Columns {
-                        outer: place.outer,
-                        columns: first + part.start..first + part.end,
-                    },
-                );
+            for place in together::<S, E>(place) {
+                self.columns(simd, &place);
             }
         }
     }
@@ -357,40 +383,47 @@ impl<E: Element> Backward<'_, E> {
 
     #[inline(always)]
     fn columns<S: Simd>(&self, simd: S, place: &Columns) {
-        let lines = self.lines;
-        let at = |from: &[E], cell: usize| load(simd, &from[lines.part(place, cell)]);
+        let (lines, count) = (self.lines, place.columns.len());
+        let parts = || vectors::<S, E>(count).enumerate();
         // SAFETY: of the lines of this task.
         let row = |cell: usize| unsafe { slice(self.gradient, lines.part(place, cell)) };
         if self.kind == Kind::LogSumExp {
             let of_columns = lines.of_columns(place);
-            let y = load(simd, &self.y[of_columns.clone()]);
-            let y = by_lane::<S, E>(simd, y, finite);
-            let cotangent = load(simd, &self.cotangent[of_columns]);
-            for cell in 0..lines.cells {
-                let away = E::minus(simd, at(self.x, cell), y);
-                store(
-                    simd,
-                    row(cell),
-                    pull::<S, E>(simd, self.kind, [away, cotangent, y]),
-                );
+            let (y, cotangent) = (&self.y[of_columns.clone()], &self.cotangent[of_columns]);
+            for (_, part) in parts() {
+                let y = by_lane::<S, E>(simd, load(simd, &y[part.clone()]), finite);
+                let cotangent = load(simd, &cotangent[part.clone()]);
+                for cell in 0..lines.cells {
+                    let x = load(simd, &self.x[lines.part(place, cell)][part.clone()]);
+                    let away = E::minus(simd, x, y);
+                    let found = pull::<S, E>(simd, self.kind, [away, cotangent, y]);
+                    store(simd, &mut row(cell)[part.clone()], found);
+                }
             }
             return;
         }
-        let mut sum = E::splat(simd, E::default());
+        let cells = |cell: usize| {
+            let part = lines.part(place, cell);
+            (&self.y[part.clone()], &self.cotangent[part])
+        };
+        let mut sum = [E::splat(simd, E::default()); TOGETHER];
         for cell in 0..lines.cells {
-            let cotangent = at(self.cotangent, cell);
-            sum = match self.kind {
-                Kind::Softmax => E::mul_add(simd, at(self.y, cell), cotangent, sum),
-                _ => E::plus(simd, sum, cotangent),
-            };
+            let (y, cotangent) = cells(cell);
+            for (vector, part) in parts() {
+                let cotangent = load(simd, &cotangent[part.clone()]);
+                sum[vector] = match self.kind {
+                    Kind::Softmax => E::mul_add(simd, load(simd, &y[part]), cotangent, sum[vector]),
+                    _ => E::plus(simd, sum[vector], cotangent),
+                };
+            }
         }
         for cell in 0..lines.cells {
-            let [y, cotangent] = [self.y, self.cotangent].map(|from| at(from, cell));
-            store(
-                simd,
-                row(cell),
-                pull::<S, E>(simd, self.kind, [y, cotangent, sum]),
-            );
+            let ((y, cotangent), row) = (cells(cell), row(cell));
+            for (vector, part) in parts() {
+                let [y, cotangent] = [y, cotangent].map(|from| load(simd, &from[part.clone()]));
+                let found = pull::<S, E>(simd, self.kind, [y, cotangent, sum[vector]]);
+                store(simd, &mut row[part], found);
+            }
         }
     }
 }
