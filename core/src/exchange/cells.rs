@@ -57,12 +57,13 @@ fn assembled(
     let fill = fill
         .as_ref()
         .map(|fill| here(fill).expect("on the device of `like`").bytes());
+    let fill = fill.filter(|_| !is_partition(shape, &parts));
     // Numbers are copied as bits.
     Some(match dtype.size() {
-        1 => written::<u8>(dtype, shape, fill, &parts, |_, new| new),
-        2 => written::<u16>(dtype, shape, fill, &parts, |_, new| new),
-        4 => written::<u32>(dtype, shape, fill, &parts, |_, new| new),
-        8 => written::<u64>(dtype, shape, fill, &parts, |_, new| new),
+        1 => stored::<u8>(dtype, shape, fill, &parts),
+        2 => stored::<u16>(dtype, shape, fill, &parts),
+        4 => stored::<u32>(dtype, shape, fill, &parts),
+        8 => stored::<u64>(dtype, shape, fill, &parts),
         _ => return None,
     })
 }
@@ -79,13 +80,13 @@ pub(super) fn summed(
     let zero = &[0; size_of::<f64>()][..dtype.size()];
     let apart = is_partition(shape, &parts);
     Some(match (dtype, apart) {
-        (DType::F32, true) => written::<f32>(dtype, shape, None, &parts, |_, new| new),
-        (DType::F64, true) => written::<f64>(dtype, shape, None, &parts, |_, new| new),
+        (DType::F32, true) => stored::<f32>(dtype, shape, None, &parts),
+        (DType::F64, true) => stored::<f64>(dtype, shape, None, &parts),
         (DType::F32, false) => {
-            written::<f32>(dtype, shape, Some(zero), &parts, |old, new| old + new)
+            written::<f32>(dtype, shape, Some(zero), &parts, Some(|old, new| old + new))
         }
         (DType::F64, false) => {
-            written::<f64>(dtype, shape, Some(zero), &parts, |old, new| old + new)
+            written::<f64>(dtype, shape, Some(zero), &parts, Some(|old, new| old + new))
         }
         _ => return None,
     })
@@ -113,14 +114,24 @@ fn is_partition(shape: &[usize], parts: &[Part<'_>]) -> bool {
         && !parts.iter().enumerate().any(meets)
 }
 
+/// [`written`] with parts that replace what is there.
+fn stored<T: bytemuck::Pod + Send + Sync>(
+    dtype: DType,
+    shape: &[usize],
+    fill: Option<&[u8]>,
+    parts: &[Part<'_>],
+) -> DispatchTensor {
+    written::<T>(dtype, shape, fill, parts, None::<fn(T, T) -> T>)
+}
+
 /// A new tensor of `fill`, or of unspecified elements, into which parts are written in their order: `combine` gives an element
-/// from the one before and the new one, which is the one before where there is no `fill`.
+/// from the one before and the new one, which replaces it without.
 fn written<T: bytemuck::Pod + Send + Sync>(
     dtype: DType,
     shape: &[usize],
     fill: Option<&[u8]>,
     parts: &[Part<'_>],
-    combine: impl Fn(T, T) -> T + Sync,
+    combine: Option<impl Fn(T, T) -> T + Sync>,
 ) -> DispatchTensor {
     let len: usize = shape.iter().product();
     let bytes = len * size_of::<T>();
@@ -137,9 +148,8 @@ fn written<T: bytemuck::Pod + Send + Sync>(
         });
     }
     for (place, cells) in parts {
-        let stored = fill.is_none();
         // SAFETY: the box lies in the result, which nothing else uses.
-        unsafe { write(elements, shape, place, cells, stored, &combine) };
+        unsafe { write(elements, shape, place, cells, combine.as_ref()) };
     }
     let layout = Layout::contiguous(Shape::from(shape.to_vec()));
     of_cpu(FlexTensor::new(block.into_bytes(bytes), layout, dtype))
@@ -201,8 +211,7 @@ unsafe fn write<T: bytemuck::Pod + Send + Sync>(
     shape: &[usize],
     place: &IndexBox,
     cells: &FlexTensor,
-    stored: bool,
-    combine: &(impl Fn(T, T) -> T + Sync),
+    combine: Option<&(impl Fn(T, T) -> T + Sync)>,
 ) {
     let layout = cells.layout();
     assert_eq!(
@@ -232,7 +241,10 @@ unsafe fn write<T: bytemuck::Pod + Send + Sync>(
     }
     let Walk { outer, slow, fast } = Walk::through(merged(dims));
     assert_within(storage.len(), layout);
-    let blocks = Blocks::of(slow.size, fast.size);
+    let blocks = match [fast.to, fast.from] {
+        [1, 1] => Blocks::of_lines(slow.size, fast.size),
+        _ => Blocks::of(slow.size, fast.size),
+    };
     let rows: usize = outer.iter().map(|dim| dim.size).product();
     let per_row = blocks.count();
     in_tasks(rows * per_row, blocks.together(), |task| {
@@ -252,12 +264,12 @@ unsafe fn write<T: bytemuck::Pod + Send + Sync>(
             // SAFETY: `count` cells of the view, which lies in the storage, and as many of the box, of this task alone.
             unsafe {
                 let (place, cell) = (elements.at(to as usize), storage.as_ptr().offset(from));
-                if stored && fast.to == 1 && fast.from == 1 {
-                    place.copy_from_nonoverlapping(cell, count);
-                } else if stored {
-                    write_line(place, cell, fast, count, |_, cell| cell);
-                } else {
-                    write_line(place, cell, fast, count, combine);
+                match combine {
+                    Some(combine) => write_line(place, cell, fast, count, combine),
+                    None if fast.to == 1 && fast.from == 1 => {
+                        place.copy_from_nonoverlapping(cell, count);
+                    }
+                    None => write_line(place, cell, fast, count, |_, cell| cell),
                 }
             }
         }
@@ -356,6 +368,14 @@ impl Blocks {
         Self {
             sizes: [slow, fast],
             block: [lines, cells.min(fast)],
+        }
+    }
+
+    /// Of whole lines, which are copied as such.
+    fn of_lines(slow: usize, fast: usize) -> Self {
+        Self {
+            sizes: [slow, fast],
+            block: [(TASK / fast).clamp(1, slow), fast.min(TASK)],
         }
     }
 
