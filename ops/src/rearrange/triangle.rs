@@ -9,11 +9,18 @@
 //! # Adjoint
 //! The same triangle of the cotangent.
 
+use std::ops::Range;
+
 use burn::tensor::Tensor;
 use halocline_core::{Error, Result, ShardTensor};
 
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::golden::{Case, Golden, output, with_dims};
+use crate::kernel::buffer::Buffer;
+use crate::kernel::flex::Float;
+use crate::kernel::lanes::{CHUNK, filled_bands};
+use crate::kernel::local::{LocalOperator, planes};
+use crate::kernel::simd::Isa;
 
 /// Keeps the cells on and below a diagonal of the last two dims: the main one for 0. See the [module](self).
 ///
@@ -32,7 +39,7 @@ use crate::golden::{Case, Golden, output, with_dims};
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn tril<const D: usize>(x: ShardTensor<D>, diagonal: i64) -> Result<ShardTensor<D>> {
-    triangle(x, "tril", diagonal, Tensor::tril)
+    triangle(x, "tril", true, diagonal)
 }
 
 /// Keeps the cells on and above a diagonal of the last two dims: the main one for 0. See the [module](self).
@@ -52,14 +59,14 @@ pub fn tril<const D: usize>(x: ShardTensor<D>, diagonal: i64) -> Result<ShardTen
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn triu<const D: usize>(x: ShardTensor<D>, diagonal: i64) -> Result<ShardTensor<D>> {
-    triangle(x, "triu", diagonal, Tensor::triu)
+    triangle(x, "triu", false, diagonal)
 }
 
 fn triangle<const D: usize>(
     x: ShardTensor<D>,
     operator: &'static str,
+    lower: bool,
     diagonal: i64,
-    part: impl FnOnce(Tensor<D>, i64) -> Tensor<D>,
 ) -> Result<ShardTensor<D>> {
     if D < 2 {
         let message = format!("{:?}; expected rows and columns", x.dims());
@@ -70,9 +77,67 @@ fn triangle<const D: usize>(
     let [rows, columns] = [D - 2, D - 1].map(|dim| held.ranges()[dim].start as i64);
     let all: Vec<usize> = (0..D).collect();
     let local = fill_empty(local, &layout, &all, operator, 0.0)?;
-    let local = part(local, diagonal + rows - columns);
+    let diagonal = diagonal + rows - columns;
+    let local = Triangle { lower, diagonal }.run(local);
     let local = drop_empty(local, &layout, mesh.position(), operator)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// A triangle of the matrices of one shard.
+#[derive(Clone, Copy, Debug)]
+struct Triangle {
+    lower: bool,
+    diagonal: i64,
+}
+
+impl Triangle {
+    /// The columns of a row that are kept.
+    fn kept(self, row: usize, columns: usize) -> Range<usize> {
+        let on_diagonal = (row as i64).saturating_add(self.diagonal);
+        let column = |place: i64| place.clamp(0, columns as i64) as usize;
+        match self.lower {
+            true => 0..column(on_diagonal.saturating_add(1)),
+            false => column(on_diagonal)..columns,
+        }
+    }
+
+    fn of<E: Float>(self, x: &[E], shape: &[usize]) -> Buffer<E> {
+        let [planes, rows, columns] = planes(shape);
+        let band = (CHUNK / columns.max(1)).max(1);
+        let run = |[plane, index]: [usize; 2], y: &mut [E]| {
+            let first = index * band;
+            let x = &x[(plane * rows + first) * columns..][..y.len()];
+            let lines = y.chunks_exact_mut(columns).zip(x.chunks_exact(columns));
+            for (row, (y, x)) in lines.enumerate() {
+                let kept = self.kept(first + row, columns);
+                y[..kept.start].fill(E::default());
+                y[kept.end..].fill(E::default());
+                y[kept.clone()].copy_from_slice(&x[kept]);
+            }
+        };
+        // SAFETY: a band is made of whole rows, all elements of which are written.
+        unsafe { filled_bands([planes, rows, columns], band, run) }
+    }
+}
+
+impl LocalOperator for Triangle {
+    const NAMES: [&'static str; 2] = ["triangle", "triangle (backward)"];
+    const KEEPS_INPUT: bool = false;
+
+    fn forward<E: Float>(self, _: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>) {
+        (self.of(x, shape), shape.to_vec())
+    }
+
+    fn backward<E: Float>(self, _: Isa, _: &[E], shape: &[usize], cotangent: &[E]) -> Buffer<E> {
+        self.of(cotangent, shape)
+    }
+
+    fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        match self.lower {
+            true => x.tril(self.diagonal),
+            false => x.triu(self.diagonal),
+        }
+    }
 }
 
 /// Triangles in the registry.
@@ -91,4 +156,19 @@ pub(super) const GOLDEN: [Golden; 2] = [
 
 fn diagonal(case: &Case) -> i64 {
     case.attributes.number("diagonal").unwrap_or(0.0) as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::local::check_composed;
+
+    #[test]
+    fn kernels_and_burns_operators_agree() {
+        for lower in [true, false] {
+            for diagonal in [-9, -3, 0, 2, 7] {
+                check_composed(Triangle { lower, diagonal });
+            }
+        }
+    }
 }

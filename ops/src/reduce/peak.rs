@@ -168,12 +168,14 @@ impl<E: Element> WithSimd for Peak<'_, E> {
             let cells = E::load_part(simd, cells, nothings);
             best[0] = pick::<S, E>(simd, least, best[0], cells);
         }
+        let [a, b, c, d] = best;
+        let low = pick::<S, E>(simd, least, a, b);
+        let high = pick::<S, E>(simd, least, c, d);
         let mut of_lanes = [nothing; WIDEST];
-        for best in best {
-            store(simd, &mut of_lanes[..lanes], best);
-            let peak = of_lanes[..lanes].iter();
-            peaks[0] = peak.fold(peaks[0], |a, b| pick_one(least, a, *b));
-        }
+        let of_lanes = &mut of_lanes[..lanes];
+        store(simd, of_lanes, pick::<S, E>(simd, least, low, high));
+        let peak = of_lanes.iter();
+        peaks[0] = peak.fold(peaks[0], |a, b| pick_one(least, a, *b));
     }
 }
 
