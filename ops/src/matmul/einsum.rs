@@ -145,40 +145,49 @@ impl Equation {
         let matrix = [count(&batch), count(&left), count(&summed), count(&right)];
         let [matrices, rows, inner, columns] = matrix;
         let alone = [self.of(0, false, false), self.of(1, false, false)];
-        let order = [&batch[..], &left, &summed, &alone[0]].concat();
-        let a = matrix_of(
-            a,
-            &self.letters[0],
-            &order,
-            [matrices, rows, inner],
-            count(&alone[0]),
-        );
-        let order = [&batch[..], &summed, &right, &alone[1]].concat();
-        let b = matrix_of(
-            b,
-            &self.letters[1],
-            &order,
-            [matrices, inner, columns],
-            count(&alone[1]),
-        );
+        // The result's cells that are neighbours stay so, in a row of matrices.
+        let last = self.letters[2].last();
+        let swapped = last.is_some_and(|letter| left.contains(letter));
+        let of_a = match swapped {
+            true => ([&summed, &left], [matrices, inner, rows]),
+            false => ([&left, &summed], [matrices, rows, inner]),
+        };
+        let of_b = match swapped {
+            true => ([&right, &summed], [matrices, columns, inner]),
+            false => ([&summed, &right], [matrices, inner, columns]),
+        };
+        let order = |[first, second]: [&Vec<char>; 2]| [&batch[..], first, second].concat();
+        let a = matrix_of(a, &self.letters[0], order(of_a.0), of_a.1, &alone[0]);
+        let b = matrix_of(b, &self.letters[1], order(of_b.0), of_b.1, &alone[1]);
         // As in `matmul`: the graph is the same on every rank.
-        let y = Dispatch::float_matmul(a.into_dispatch(), b.into_dispatch());
-        let found = [&batch[..], &left, &right].concat();
+        let [first, second] = if swapped { [b, a] } else { [a, b] };
+        let y = Dispatch::float_matmul(first.into_dispatch(), second.into_dispatch());
+        let outer = if swapped {
+            [&right, &left]
+        } else {
+            [&left, &right]
+        };
+        let found = order(outer);
         let y: Tensor<R> = reshape(Tensor::<3>::from_dispatch(y), sizes(&found));
         y.permute(places(&self.letters[2], &found))
     }
 }
 
-/// An operand as matrices, with its dims in this order, the last of which are summed over.
+/// An operand as matrices, with its dims in this order, then those `alone`, which are summed over.
 fn matrix_of<const D: usize>(
     x: Tensor<D>,
     letters: &[char],
-    order: &[char],
+    order: Vec<char>,
     shape: [usize; 3],
-    alone: usize,
+    alone: &[char],
 ) -> Tensor<3> {
-    let x: Tensor<D> = x.permute(places(order, letters));
-    let x: Tensor<2> = reshape(x, vec![shape.iter().product(), alone]);
+    let order = [&order[..], alone].concat();
+    let x: Tensor<D> = x.permute(places(&order, letters));
+    if alone.is_empty() {
+        return reshape(x, shape.to_vec());
+    }
+    let count = x.dims()[order.len() - alone.len()..].iter().product();
+    let x: Tensor<2> = reshape(x, vec![shape.iter().product(), count]);
     reshape(x.sum_dim(1), shape.to_vec())
 }
 
