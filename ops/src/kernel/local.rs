@@ -117,10 +117,16 @@ pub(crate) fn by_planes<const D: usize>(
 /// Checks that kernels and burn's operators give the same values and gradients.
 #[cfg(test)]
 pub(crate) fn check_composed(operator: impl LocalOperator) {
+    check_composed_of([2, 3, 8, 6], operator);
+}
+
+/// [`check_composed`] with a tensor of this shape.
+#[cfg(test)]
+pub(crate) fn check_composed_of(shape: [usize; 4], operator: impl LocalOperator) {
     use burn::tensor::{Device, Distribution, Tolerance};
 
     let device = Device::flex().autodiff();
-    let x = Tensor::<4>::random([2, 3, 8, 6], Distribution::Uniform(-3.0, 3.0), &device);
+    let x = Tensor::<4>::random(shape, Distribution::Uniform(-3.0, 3.0), &device);
     let run = |composed: bool| {
         let x = x.clone().detach().require_grad();
         let y = match composed {

@@ -160,6 +160,9 @@ pub(crate) trait Element:
     /// `a / b`.
     fn over<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
 
+    /// `√a`.
+    fn root<S: Simd>(simd: S, a: Self::Vector<S>) -> Self::Vector<S>;
+
     /// `|a|`.
     fn abs<S: Simd>(simd: S, a: Self::Vector<S>) -> Self::Vector<S>;
 
@@ -363,6 +366,7 @@ element!(f32, u32, f32s, F32, {
     minus: sub_f32s(a, b);
     times: mul_f32s(a, b);
     over: div_f32s(a, b);
+    root: sqrt_f32s(a);
     abs: abs_f32s(a);
 }, {
     splat_f32s, reduce_sum_f32s, less_than_f32s, equal_f32s, select_f32s, transmute_u32s_f32s, transmute_f32s_u32s,
@@ -375,6 +379,7 @@ element!(f64, u64, f64s, F64, {
     minus: sub_f64s(a, b);
     times: mul_f64s(a, b);
     over: div_f64s(a, b);
+    root: sqrt_f64s(a);
     abs: abs_f64s(a);
 }, {
     splat_f64s, reduce_sum_f64s, less_than_f64s, equal_f64s, select_f64s, transmute_u64s_f64s, transmute_f64s_u64s,

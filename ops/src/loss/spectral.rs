@@ -1,12 +1,23 @@
 //! Loss of the amplitudes of modes.
 
+use burn::tensor::Tensor;
 use halocline_core::ShardTensor;
+use pulp::{Simd, WithSimd};
 
-use super::{Reduction, reduced};
+use super::fused::penalized;
+use super::{Penalty, Reduction};
 use crate::field::{Field, Rank};
+use crate::kernel::buffer::Buffer;
+use crate::kernel::flex::Float;
+use crate::kernel::lanes::{CHUNK, filled_bands, load, load_pairs, store, store_pairs};
+use crate::kernel::lines::vectors;
+use crate::kernel::local::LocalOperator;
+use crate::kernel::simd::{Element, Isa};
 use crate::precision::{cast_shard, narrowed, wider};
-use crate::reduce::ReduceField;
 use crate::spectral::{FftNorm, SpectralField};
+
+/// What is added to squares of amplitudes, so that the gradient of an amplitude of zero is zero.
+const TINY: f64 = 1e-24;
 
 /// The squared error of the amplitudes of Fourier modes, `(|x̂| − |t̂|)²`, over the modes of `dims` (those of
 /// [`rfft`](fn@crate::spectral::rfft), orthonormal) and all other cells. Unlike [`mse_loss`](super::mse_loss) it
@@ -36,9 +47,113 @@ pub fn spectral_loss<const E: usize, const D: usize, X: Field<D>>(
     let amplitude = |x: ShardTensor<D>| {
         let modes: ShardTensor<E> =
             SpectralField::rfft(cast_shard(x, wider(dtype)), dims, FftNorm::Ortho);
-        // The gradient of an amplitude of zero is zero.
-        (modes.square().sum_dims(&[E - 1]) + 1e-24).sqrt()
+        let (local, layout, mesh) = modes.into_parts();
+        let mut extents = layout.all_extents().to_vec();
+        extents[E - 1] = vec![1];
+        let layout = layout.derive(layout.placements().to_vec(), extents);
+        ShardTensor::from_parts(Amplitude.run(local), layout, mesh)
     };
-    let error = amplitude(x) - amplitude(target);
-    Field::from_shard(narrowed(reduced(error.square(), reduction), dtype))
+    let (x, target) = (amplitude(x), amplitude(target));
+    let loss = penalized(x, target, Penalty::Squared, reduction);
+    Field::from_shard(narrowed(loss, dtype))
+}
+
+/// Amplitudes of complex numbers, whose dim keeps one cell.
+#[derive(Clone, Copy, Debug)]
+struct Amplitude;
+
+impl LocalOperator for Amplitude {
+    const NAMES: [&'static str; 2] = ["amplitude", "amplitude (backward)"];
+    const KEEPS_INPUT: bool = true;
+
+    fn forward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize]) -> (Buffer<E>, Vec<usize>) {
+        let run = |[_, band]: [usize; 2], y: &mut [E]| {
+            let x = &x[2 * band * CHUNK..][..2 * y.len()];
+            isa.run(Forward { x, y });
+        };
+        let mut shape = shape.to_vec();
+        *shape.last_mut().expect("a dim of two parts") = 1;
+        // SAFETY: all amplitudes of a band are written.
+        let y = unsafe { filled_bands([1, x.len() / 2, 1], CHUNK, run) };
+        (y, shape)
+    }
+
+    fn backward<E: Float>(self, isa: Isa, x: &[E], _: &[usize], cotangent: &[E]) -> Buffer<E> {
+        let run = |[_, band]: [usize; 2], gradient: &mut [E]| {
+            let (start, cells) = (band * CHUNK, gradient.len() / 2);
+            isa.run(Backward {
+                x: &x[2 * start..][..2 * cells],
+                cotangent: &cotangent[start..][..cells],
+                gradient,
+            });
+        };
+        // SAFETY: all gradients of a band are written.
+        unsafe { filled_bands([1, x.len() / 2, 2], CHUNK, run) }
+    }
+
+    fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        (x.square().sum_dim(D - 1) + TINY).sqrt()
+    }
+}
+
+struct Forward<'a, E> {
+    x: &'a [E],
+    y: &'a mut [E],
+}
+
+impl<E: Element> WithSimd for Forward<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        for part in vectors::<S, E>(self.y.len()) {
+            let (_, amplitude) = amplitudes(simd, &self.x[2 * part.start..2 * part.end]);
+            store(simd, &mut self.y[part], amplitude);
+        }
+    }
+}
+
+struct Backward<'a, E> {
+    x: &'a [E],
+    cotangent: &'a [E],
+    gradient: &'a mut [E],
+}
+
+impl<E: Element> WithSimd for Backward<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        for part in vectors::<S, E>(self.cotangent.len()) {
+            let both = 2 * part.start..2 * part.end;
+            let (x, amplitude) = amplitudes(simd, &self.x[both.clone()]);
+            let factor = E::over(simd, load(simd, &self.cotangent[part]), amplitude);
+            let gradient = x.map(
+                #[inline(always)]
+                |x| E::times(simd, x, factor),
+            );
+            store_pairs(simd, &mut self.gradient[both], gradient);
+        }
+    }
+}
+
+/// Complex numbers in turn, as vectors of both parts, and their amplitudes.
+#[inline(always)]
+fn amplitudes<S: Simd, E: Element>(simd: S, x: &[E]) -> ([E::Vector<S>; 2], E::Vector<S>) {
+    let [re, im] = load_pairs(simd, x);
+    let tiny = E::splat(simd, E::from_f64(TINY));
+    let square = E::mul_add(simd, im, im, E::mul_add(simd, re, re, tiny));
+    ([re, im], E::root(simd, square))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::local::check_composed_of;
+
+    #[test]
+    fn kernels_and_burns_operators_agree() {
+        check_composed_of([2, 3, 90, 2], Amplitude);
+        check_composed_of([1, 2, 9000, 2], Amplitude);
+    }
 }
