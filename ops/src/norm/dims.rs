@@ -10,7 +10,7 @@ use crate::kernel::simd::Isa;
 use crate::operand::Operand;
 use crate::precision::in_f32;
 use crate::rearrange::distribute_beside;
-use crate::reduce::mean_dims;
+use crate::reduce::{mean_dims, scaled, sum_of_squares};
 
 /// Normalizes every sample over the last `dims` dims. Weight and bias have one cell in the other dims, or are missing.
 /// See the [module](super).
@@ -118,13 +118,14 @@ fn by_kernel<const D: usize>(
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 
-fn by_root_mean_square<const D: usize>(
+pub(super) fn by_root_mean_square<const D: usize>(
     x: ShardTensor<D>,
     normalized: &[usize],
     epsilon: f64,
 ) -> Result<ShardTensor<D>> {
-    let mean = mean_dims(x.clone().square(), normalized)?.resolve();
-    Ok(x / (mean + epsilon).sqrt())
+    let count: usize = normalized.iter().map(|dim| x.dims()[*dim]).product();
+    let mean = sum_of_squares(x.clone(), normalized, (count as f64).recip())?.resolve();
+    scaled(x, (mean + epsilon).sqrt().recip(), "rms_norm")
 }
 
 /// Runs a normalization of the last `dims` dims in f32 at least, and applies weight and bias.

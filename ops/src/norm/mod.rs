@@ -41,6 +41,7 @@ mod tests;
 pub mod weight;
 
 pub use batch::{BatchStatistics, batch_norm, batch_norm_train};
+use dims::by_root_mean_square;
 pub use dims::{layer_norm_dims, rms_norm_dims};
 pub(crate) use golden::OPERATORS;
 pub(crate) use layer::layer_norm_of;
@@ -56,7 +57,6 @@ use crate::kernel::flex;
 use crate::kernel::simd::Isa;
 use crate::operand::Operand;
 use crate::precision::in_f32;
-use crate::reduce::mean_dims;
 use grouped::{Grouped, grouped};
 use kernel::group::Extents;
 use kernel::layer::RowNorm;
@@ -384,10 +384,7 @@ fn rows<const D: usize>(
                 let [weight, _] = parameters;
                 let weight = weight.map(|weight| along(&x, D - 1, weight, operator));
                 let weight = weight.transpose()?;
-                let y = in_f32(x, |x| {
-                    let mean = mean_dims(x.clone().square(), &[D - 1])?.resolve();
-                    Ok(x / (mean + epsilon).sqrt())
-                })?;
+                let y = in_f32(x, |x| by_root_mean_square(x, &[D - 1], epsilon))?;
                 Ok(match weight {
                     Some(weight) => y * weight,
                     None => y,

@@ -17,7 +17,7 @@ use halocline_core::{Error, Result, ShardTensor};
 use crate::golden::{Golden, output, with_dims};
 use crate::operand::Operand;
 use crate::rearrange::distribute_beside;
-use crate::reduce::vector_norm;
+use crate::reduce::{scaled, vector_norm};
 
 /// Weights of the directions `v` and the lengths `g`, which have one cell in all dims but `dim`. See the [module](self).
 ///
@@ -51,7 +51,7 @@ pub fn weight_norm<const D: usize>(
     let others: Vec<usize> = (0..D).filter(|other| *other != dim).collect();
     let norm = vector_norm(v.clone(), 2.0, &others)?;
     let g = distribute_beside(&norm, g)?;
-    Ok(v * (g / norm))
+    scaled(v, g / norm, NAME)
 }
 
 /// Weight normalization in the registry.

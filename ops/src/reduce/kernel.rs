@@ -1,4 +1,4 @@
-//! Kernels of sums along lines: of cells, or of squares of their distances from a middle.
+//! Kernels of sums along lines: of cells, of squares of their distances from a middle, or of products.
 //!
 //! Blocks of cells are summed in their own precision, and their sums in double precision. Blocks follow from the shape alone, so
 //! that the bits do not depend on the number of threads.
@@ -26,25 +26,28 @@ pub(super) enum Term<'a, E> {
     Square,
     /// Squares of distances from a value for each line.
     Distance(&'a [E]),
+    /// Products with as many other cells.
+    Product(&'a [E]),
 }
 
 impl<E: Element> Term<'_, E> {
-    /// Adds the terms of a vector of cells to a sum. `middles` is zero where there are none.
+    /// Adds the terms of a vector of cells to a sum: with their middles, or with what they are multiplied with.
     #[inline(always)]
     fn add<S: Simd>(
         self,
         simd: S,
         sum: E::Vector<S>,
         x: E::Vector<S>,
-        middles: E::Vector<S>,
+        others: E::Vector<S>,
     ) -> E::Vector<S> {
         match self {
             Self::Cell => E::plus(simd, sum, x),
             Self::Square => E::mul_add(simd, x, x, sum),
             Self::Distance(_) => {
-                let away = E::minus(simd, x, middles);
+                let away = E::minus(simd, x, others);
                 E::mul_add(simd, away, away, sum)
             }
+            Self::Product(_) => E::mul_add(simd, x, others, sum),
         }
     }
 
@@ -139,6 +142,11 @@ pub(super) fn of_blocks<E: Element>(
     (partial, blocks)
 }
 
+/// Multiplies each line by its factor.
+pub(super) fn scaled<E: Element>(isa: Isa, lines: Lines, x: &[E], factors: &[E]) -> Buffer<E> {
+    backward(isa, lines, x, Term::Square, factors, 0.5)
+}
+
 /// Computes the gradient of the cells.
 pub(super) fn backward<E: Element>(
     isa: Isa,
@@ -190,7 +198,19 @@ impl<E: Element> WithSimd for Sum<'_, E> {
             sums: totals,
         } = self;
         if lines.inner == 1 {
-            let x = &x[place.outer * lines.cells..][cells];
+            let start = place.outer * lines.cells;
+            let x = &x[start..][cells.clone()];
+            if let Term::Product(others) = term {
+                let zero = E::splat(simd, E::default());
+                [totals[0]] = sums(
+                    simd,
+                    [x, &others[start..][cells]],
+                    [zero, zero],
+                    #[inline(always)]
+                    |[sum], [x, other]| [term.add(simd, sum, x, other)],
+                );
+                return;
+            }
             let middle = E::splat(simd, term.middle(place.outer));
             [totals[0]] = sums(
                 simd,
@@ -202,16 +222,18 @@ impl<E: Element> WithSimd for Sum<'_, E> {
             return;
         }
         for cell in cells {
-            let x = &x[lines.part(&place, cell)];
+            let columns = lines.part(&place, cell);
+            let x = &x[columns.clone()];
             for part in vectors::<S, E>(totals.len()) {
-                let middles = match term {
+                let others = match term {
                     Term::Distance(middles) => {
                         load(simd, &middles[lines.of_columns(&place)][part.clone()])
                     }
+                    Term::Product(others) => load(simd, &others[columns.clone()][part.clone()]),
                     _ => E::splat(simd, E::default()),
                 };
                 let sum = load(simd, &totals[part.clone()]);
-                let sum = term.add(simd, sum, load(simd, &x[part.clone()]), middles);
+                let sum = term.add(simd, sum, load(simd, &x[part.clone()]), others);
                 store(simd, &mut totals[part], sum);
             }
         }

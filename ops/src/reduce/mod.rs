@@ -21,6 +21,7 @@ pub mod norm;
 mod peak;
 mod product;
 mod root;
+mod scaled;
 mod scan;
 mod statistics;
 mod sums;
@@ -33,10 +34,11 @@ pub(crate) use extremum::local_extremum;
 pub(crate) use golden::OPERATORS;
 pub use norm::vector_norm;
 pub(crate) use root::root;
+pub(crate) use scaled::scaled;
 pub use statistics::StatisticsField;
 pub use variance::{std_dims, var_dims};
 
-use burn::tensor::Shape;
+use burn::tensor::{Shape, Tensor};
 use halocline_core::{Error, Layout, Partial, Placement, ReduceOp, Result, Shard, ShardTensor};
 
 use crate::field::{Field, Rank, run};
@@ -103,14 +105,35 @@ fn rule(operator: &str, layout: &Layout, dims: &[usize], op: ReduceOp) -> Result
 /// # Ok::<(), halocline_core::Error>(())
 /// ```
 pub fn sum_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
-    check_dims::<D>("sum_dims", dims)?;
-    let layout = rule("sum_dims", x.layout(), dims, ReduceOp::Sum)?;
+    over("sum_dims", x, dims, |local, dims| sums(local, dims, 1.0))
+}
+
+/// The sum of squares over `dims`, times `scale`.
+pub(crate) fn sum_of_squares<const D: usize>(
+    x: ShardTensor<D>,
+    dims: &[usize],
+    scale: f64,
+) -> Result<ShardTensor<D>> {
+    over("sum_of_squares", x, dims, |local, dims| {
+        squares(local, None, dims, scale)
+    })
+}
+
+/// The sum over `dims` that a function of a shard gives.
+fn over<const D: usize>(
+    operator: &str,
+    x: ShardTensor<D>,
+    dims: &[usize],
+    sum: impl FnOnce(Tensor<D>, &[usize]) -> Tensor<D>,
+) -> Result<ShardTensor<D>> {
+    check_dims::<D>(operator, dims)?;
+    let layout = rule(operator, x.layout(), dims, ReduceOp::Sum)?;
+    // One cell that all ranks have is its own sum; its dim would part those beside it.
+    let shape = x.dims();
+    let summed = |dim: &usize| shape[*dim] != 1 || x.layout().is_sharded(*dim);
+    let dims: Vec<usize> = dims.iter().copied().filter(summed).collect();
     let (local, _, mesh) = x.into_parts();
-    Ok(ShardTensor::from_parts(
-        sums(local, dims, 1.0),
-        layout,
-        mesh,
-    ))
+    Ok(ShardTensor::from_parts(sum(local, &dims), layout, mesh))
 }
 
 /// The mean over `dims`: for sharded dims the local sum over the global count, exact for uneven
@@ -132,11 +155,10 @@ pub fn sum_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<Sha
 /// ```
 pub fn mean_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<ShardTensor<D>> {
     check_dims::<D>("mean_dims", dims)?;
-    let layout = rule("mean_dims", x.layout(), dims, ReduceOp::Sum)?;
     let count: usize = dims.iter().map(|&dim| x.dims()[dim]).product();
-    let (local, _, mesh) = x.into_parts();
-    let local = sums(local, dims, (count as f64).recip());
-    Ok(ShardTensor::from_parts(local, layout, mesh))
+    over("mean_dims", x, dims, |local, dims| {
+        sums(local, dims, (count as f64).recip())
+    })
 }
 
 /// The mean over the spatial dims of `[batch, channels, *spatial]`, which are dropped.

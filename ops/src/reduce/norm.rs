@@ -19,7 +19,7 @@
 use halocline_core::{Error, ReduceOp, Result, ShardTensor};
 
 use super::root::root;
-use super::{check_dims, extremum_dims, rule, squares, sum_dims};
+use super::{check_dims, extremum_dims, sum_dims, sum_of_squares};
 use crate::golden::{Golden, output, reduced, with_dims};
 use crate::precision::in_f32;
 
@@ -66,11 +66,7 @@ pub fn vector_norm<const D: usize>(
         }
         let sum = match order {
             1.0 => sum_dims(x.abs(), dims)?,
-            2.0 => {
-                let layout = rule(NAME, x.layout(), dims, ReduceOp::Sum)?;
-                let (local, _, mesh) = x.into_parts();
-                ShardTensor::from_parts(squares(local, None, dims, 1.0), layout, mesh)
-            }
+            2.0 => sum_of_squares(x, dims, 1.0)?,
             _ => sum_dims(power(x.abs(), order), dims)?,
         };
         Ok(root(sum.resolve(), order))

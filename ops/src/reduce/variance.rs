@@ -19,10 +19,10 @@
 //! `2 (x − mean) / (n − correction)` times the cotangent; of the deviation half of it, divided by the deviation, and zero if
 //! that is zero.
 
-use halocline_core::{Error, ReduceOp, Result, ShardTensor};
+use halocline_core::{Error, Result, ShardTensor};
 
 use super::root::root;
-use super::{check_dims, mean_dims, rule, squares};
+use super::{check_dims, mean_dims, over, squares};
 use crate::constant;
 use crate::golden::{Case, Golden, output, reduced, with_dims};
 use crate::precision::{cast, cast_shard, in_f32, wider};
@@ -65,10 +65,10 @@ pub fn var_dims<const D: usize>(
     let x = cast_shard(x, wider(dtype));
     // The sum of all deviations is zero, so the gradient that goes through the mean is zero.
     let mean = mean_dims(constant(&x), dims)?.resolve();
-    let layout = rule(NAME, x.layout(), dims, ReduceOp::Sum)?;
-    let (local, _, mesh) = x.into_parts();
-    let variance = squares(local, Some(mean.into_parts().0), dims, free.recip());
-    Ok(ShardTensor::from_parts(cast(variance, dtype), layout, mesh))
+    over(NAME, x, dims, |local, dims| {
+        let variance = squares(local, Some(mean.into_parts().0), dims, free.recip());
+        cast(variance, dtype)
+    })
 }
 
 /// The standard deviation over `dims`. See the [module](self).

@@ -133,7 +133,7 @@ mod x86 {
                     _mm512_castpd_ps(_mm512_unpackhi_pd(b, d)),
                 ];
             }
-            for run in 0..4 {
+            for run in [0, 1, 2, 3] {
                 let [a, b, c, d] = [fours[0][run], fours[1][run], fours[2][run], fours[3][run]];
                 // Of each four runs, the first and third quarter, and the second and fourth.
                 let low = [

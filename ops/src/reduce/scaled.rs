@@ -1,0 +1,149 @@
+//! A field times a factor for each of its lines, whose gradient is a sum along them.
+
+use std::ops::Range;
+
+use burn::backend::flex::FlexTensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::Tensor;
+use halocline_core::ops::{BackwardPass, Operator, apply, fan_out, fan_out_beside};
+use halocline_core::{Linearity, Pairing, Result, Role, ShardTensor, Term};
+
+use super::kernel;
+use super::sums::ranges;
+use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::lines::Lines;
+use crate::kernel::simd::Isa;
+
+/// The field times factors, which have one cell in some of its dims. Where those follow each other and our kernels run, a
+/// gradient takes one pass for each of both.
+///
+/// # Errors
+/// Partial values; placements without a rule.
+pub(crate) fn scaled<const D: usize>(
+    x: ShardTensor<D>,
+    factors: ShardTensor<D>,
+    operator: &'static str,
+) -> Result<ShardTensor<D>> {
+    let (shape, held) = (x.dims(), factors.dims());
+    // Also a dim of one cell that some ranks lack.
+    let broadcast =
+        |dim: &usize| shape[*dim] != held[*dim] || (held[*dim] == 1 && x.layout().is_sharded(*dim));
+    let dims: Vec<usize> = (0..D).filter(broadcast).collect();
+    let alike =
+        dims.iter().all(|dim| held[*dim] == 1) && x.local().dtype() == factors.local().dtype();
+    let [along] = &ranges(&dims)[..] else {
+        return Ok(x * factors);
+    };
+    if !alike || !flex::runs_on(&x.device()) {
+        return Ok(x * factors);
+    }
+    let cells: [Role; D] = std::array::from_fn(Role::Common);
+    let lines: [Role; D] = std::array::from_fn(|dim| match along.contains(&dim) {
+        true => Role::Broadcast,
+        false => Role::Common(dim),
+    });
+    let operands = [(x.layout(), &cells), (factors.layout(), &lines)];
+    let operands = operands.map(|(layout, roles)| Term {
+        name: "",
+        layout,
+        roles,
+    });
+    let pairing = Pairing::new(operator, &operands, &cells, Linearity::None)?;
+    let layout = pairing.layout(x.layout());
+    let (factors, _, _) = factors.into_parts();
+    let (x, _, mesh) = x.into_parts();
+    let factors = fan_out_beside(factors, &x, &mesh, pairing.fan_out(1), operator);
+    let x = fan_out(x, &mesh, pairing.fan_out(0), operator);
+    let inputs = [x, factors].map(Tensor::into_dispatch);
+    let y = Tensor::from_dispatch(apply(Scaled(along.clone()), inputs));
+    Ok(ShardTensor::from_parts(y, layout, mesh))
+}
+
+/// A shard times factors that have one cell in these dims.
+#[derive(Clone, Debug)]
+struct Scaled(Range<usize>);
+
+impl Operator for Scaled {
+    type Saved = ();
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(["scaled", "scaled (backward)"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        true
+    }
+
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        let (dtype, shape) = (inputs[0].dtype(), inputs[0].shape());
+        let lines = Lines::along(&shape, self.0.clone());
+        let y = with_float!(dtype, E => {
+            let [x, factors] = pair::<E>(inputs)?;
+            let y = kernel::scaled(Isa::chosen()?, lines, flex::elements::<E>(&x), flex::elements(&factors));
+            flex::result(y, &shape, dtype)
+        });
+        Ok((y, ()))
+    }
+
+    fn backward(&self, mut pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        let dtype = pass.cotangent.dtype();
+        let inputs = vec![pass.take_input(0), pass.take_input(1)];
+        let [shape, reduced] = [0, 1].map(|input| inputs[input].shape());
+        let lines = Lines::along(&shape, self.0.clone());
+        Ok(with_float!(dtype, E => {
+            let (isa, cotangent) = (Isa::chosen()?, flex::operand::<E>(pass.cotangent)?);
+            let cotangent = flex::elements::<E>(&cotangent);
+            let [x, factors] = pair::<E>(inputs)?;
+            let of_x = kernel::scaled(isa, lines, cotangent, flex::elements(&factors));
+            let products = kernel::Term::Product(flex::elements(&x));
+            let of_factors = kernel::forward(isa, lines, cotangent, products, 1.0);
+            vec![
+                Some(flex::result(of_x, &shape, dtype)),
+                Some(flex::small_result(of_factors, &reduced, dtype)),
+            ]
+        }))
+    }
+}
+
+fn pair<E: Float>(inputs: Vec<DispatchTensor>) -> Result<[FlexTensor; 2]> {
+    let inputs: Result<Vec<_>> = inputs.into_iter().map(flex::operand::<E>).collect();
+    Ok(inputs?.try_into().expect("two inputs"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{difference, random};
+
+    /// Factors of lines side by side or not, and those without a kernel.
+    #[test]
+    fn kernels_and_burns_operators_agree() {
+        for (shape, held) in [
+            ([3, 700, 37], [3, 1, 37]),
+            ([2, 5, 5000], [2, 5, 1]),
+            ([3, 19, 37], [1, 1, 37]),
+            ([3, 19, 37], [1, 19, 1]),
+            ([3, 19, 37], [3, 19, 37]),
+            ([1, 19, 37], [1, 1, 1]),
+        ] {
+            let of = |composed: bool| {
+                let x = random::<3>(shape, "x", 0).detach().require_grad();
+                let factors = random::<3>(held, "factors", 0).detach().require_grad();
+                let y = match composed {
+                    true => x.clone() * factors.clone(),
+                    false => {
+                        let [x, factors] = [&x, &factors].map(|x| ShardTensor::solo(x.clone()));
+                        scaled(x, factors, "scaled").unwrap().into_parts().0
+                    }
+                };
+                let weight = random::<3>(y.dims(), "y", 0).detach();
+                let gradients = (y.clone() * weight).sum().backward();
+                let of = |x: &Tensor<3>| x.grad(&gradients).unwrap();
+                [y.inner(), of(&x), of(&factors)].map(Tensor::into_data)
+            };
+            for (ours, burns) in of(false).iter().zip(&of(true)) {
+                assert!(difference(ours, burns) < 2e-6, "{shape:?}, {held:?}");
+            }
+        }
+    }
+}
