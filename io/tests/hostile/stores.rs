@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use serde_json::{Value, json};
+
 use halocline_io::{Fields, Gaps, Missing, OpenConfig, open};
 
 use crate::{memory, survive, text};
@@ -116,4 +118,45 @@ fn stores_that_were_made_to_do_harm() {
         let (result, taken) = memory::taken(|| read(&path));
         assert!(taken < 4 << 20, "{file}, {to}: {taken} bytes, {result:?}");
     }
+}
+
+#[test]
+fn shards_of_too_many_chunks_are_refused() {
+    let opened = |change: &dyn Fn(&mut Value)| {
+        let (_folder, path) = copy("v3.zarr");
+        let file = path.join("t2m/zarr.json");
+        let mut metadata = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        change(&mut metadata);
+        std::fs::write(&file, metadata.to_string()).unwrap();
+        read(&path).unwrap_err()
+    };
+    let shard = |extents: [u64; 3]| {
+        move |metadata: &mut Value| {
+            metadata["chunk_grid"]["configuration"]["chunk_shape"] = json!(extents);
+        }
+    };
+    let inner = |metadata: &mut Value, chunk: [u64; 3]| {
+        metadata["codecs"][0]["configuration"]["chunk_shape"] = json!(chunk);
+    };
+    let error = opened(&|metadata| {
+        shard([1 << 20, 1 << 10, 1 << 20])(metadata);
+        inner(metadata, [1, 1, 1]);
+    });
+    assert!(
+        error.contains("shards of [1048576, 1024, 1048576]"),
+        "{error}"
+    );
+    let error = opened(&|metadata| {
+        shard([1 << 10, 1 << 10, 1 << 10])(metadata);
+        inner(metadata, [1, 1, 1]);
+    });
+    assert!(
+        error.contains("at most 4194304 chunks in a shard"),
+        "{error}"
+    );
+    let error = opened(&|metadata| {
+        let codecs = metadata["codecs"].clone();
+        metadata["codecs"][0]["configuration"]["codecs"] = codecs;
+    });
+    assert!(error.contains("shards in shards"), "{error}");
 }

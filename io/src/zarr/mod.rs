@@ -1,7 +1,7 @@
 //! Zarr stores in a folder, versions 2 and 3.
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+mod folder;
+
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,14 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ndarray::ArrayD;
 use serde_json::Value;
-use zarrs::array::{Array, ArrayShardedExt, ArraySubset, Element, ElementOwned};
-use zarrs::storage::byte_range::{ByteRange, ByteRangeIterator};
-use zarrs::storage::{Bytes, MaybeBytesIterator, ReadableStorageTraits, StorageError, StoreKey};
+use zarrs::array::{Array, ArrayShardedExt, ArraySubset, ChunkShape, Element, ElementOwned};
 
 use crate::alike::fingerprint;
 use crate::attributes::Numbers;
 use crate::cf::variable::{Attribute, Container, Kind, Stamp, Variable, stamp};
 use crate::{Error, Result};
+use folder::Folder;
 
 /// Largest size of a file of metadata, in bytes.
 const MAX_METADATA: u64 = 1 << 24;
@@ -26,8 +25,6 @@ const MAX_CHUNK: u64 = 1 << 31;
 const MAX_SHARD: u64 = 1 << 40;
 /// Largest number of chunks in a shard. Bytes times chunks, which zarrs multiplies, fit in u64.
 const MAX_CHUNKS: u64 = 1 << 22;
-/// Bytes that compressed data may claim beyond those of its chunk.
-const SLACK: u64 = 1 << 18;
 /// Files that say that a folder is a Zarr group.
 const GROUPS: [&str; 4] = ["zarr.json", ".zgroup", ".zmetadata", ".zattrs"];
 
@@ -131,23 +128,29 @@ impl ZarrStore {
         if !grid.is_null() && grid != "regular" {
             return Err(format!("a chunk grid that is {grid}, expected \"regular\""));
         }
+        // zarrs multiplies the numbers of chunks on all levels with the bytes of a shard.
+        let codecs = metadata["codecs"].to_string();
+        if codecs.matches("sharding_indexed").count() > 1 {
+            return Err("shards in shards, expected one level".into());
+        }
+        let extents_of =
+            |shape: &ChunkShape| -> Vec<u64> { shape.iter().map(|e| e.get()).collect() };
         let whole = array.chunk_shape(&vec![0; shape.len()]).map_err(text)?;
-        let part = array.effective_subchunk_shape();
-        // What is compressed is decoded as a whole.
-        let chunk = match part {
-            Some(part) if array.is_exclusively_sharded() => part,
-            _ => whole.clone(),
-        };
-        let [shard, chunk] =
-            [whole, chunk].map(|shape| shape.iter().map(|extent| extent.get()).collect::<Vec<_>>());
-        let bytes = bytes_of(&chunk, width, MAX_CHUNK).map_err(|e| format!("chunks of {e}"))?;
-        let all = bytes_of(&shard, width, MAX_SHARD).map_err(|e| format!("shards of {e}"))?;
-        if all / bytes > MAX_CHUNKS {
+        let part = array.subchunk_shape().unwrap_or_else(|| whole.clone());
+        let (whole, part) = (extents_of(&whole), extents_of(&part));
+        let parts = bytes_of(&part, width, MAX_CHUNK).map_err(|e| format!("chunks of {e}"))?;
+        let all = bytes_of(&whole, width, MAX_SHARD).map_err(|e| format!("shards of {e}"))?;
+        if all / parts > MAX_CHUNKS {
             return Err(format!(
-                "shards of {shard:?} with chunks of {chunk:?}, expected at most {MAX_CHUNKS} chunks \
-                 in a shard"
+                "shards of {whole:?} with chunks of {part:?}, expected at most {MAX_CHUNKS} chunks in a shard"
             ));
         }
+        // What is compressed is decoded as a whole.
+        let chunk = match array.effective_subchunk_shape() {
+            Some(part) if array.is_exclusively_sharded() => extents_of(&part),
+            _ => whole,
+        };
+        let bytes = bytes_of(&chunk, width, MAX_CHUNK).map_err(|e| format!("chunks of {e}"))?;
         self.folder.largest.fetch_max(bytes, Ordering::Relaxed);
         let variable = Variable {
             name: name.into(),
@@ -387,102 +390,6 @@ fn extents(extents: &[u64]) -> Result<Vec<usize>, String> {
 
 fn text(error: impl ToString) -> String {
     error.to_string()
-}
-
-/// A folder as a store, which counts the bytes that are read.
-#[derive(Debug)]
-struct Folder {
-    root: PathBuf,
-    /// Bytes of the largest decoded chunk of all arrays.
-    largest: AtomicU64,
-    fetched: AtomicU64,
-}
-
-impl Folder {
-    /// Opens the file of a key, if there is one, with its size.
-    fn open(&self, key: &StoreKey) -> Result<Option<(File, u64)>, StorageError> {
-        let path = self.root.join(key.as_str());
-        let found = match path.metadata() {
-            Ok(found) if found.is_file() => found,
-            Ok(_) => return Ok(None),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            // A name below a file.
-            Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => return Ok(None),
-            Err(error) => return Err(Arc::new(error).into()),
-        };
-        let file = File::open(path).map_err(Arc::new)?;
-        Ok(Some((file, found.len())))
-    }
-}
-
-impl ReadableStorageTraits for Folder {
-    fn get_partial_many<'a>(
-        &'a self,
-        key: &StoreKey,
-        byte_ranges: ByteRangeIterator<'a>,
-    ) -> Result<MaybeBytesIterator<'a>, StorageError> {
-        let Some((mut file, size)) = self.open(key)? else {
-            return Ok(None);
-        };
-        let mut read = move |range: ByteRange| {
-            let beyond = || {
-                let cause = format!("bytes {range} of a file of {size}");
-                StorageError::from(Arc::new(std::io::Error::other(cause)))
-            };
-            // Memory is taken by the size of the file, not by that which an index in it gives.
-            let (start, length) = match range {
-                ByteRange::FromStart(start, None) => (start, size.checked_sub(start)),
-                ByteRange::FromStart(start, Some(length)) => (start, Some(length)),
-                ByteRange::Suffix(length) => (size.saturating_sub(length), Some(length)),
-            };
-            let length = length.ok_or_else(beyond)?;
-            if start.checked_add(length).is_none_or(|end| end > size) {
-                return Err(beyond());
-            }
-            let mut bytes = vec![0; length as usize];
-            file.seek(SeekFrom::Start(start)).map_err(Arc::new)?;
-            file.read_exact(&mut bytes).map_err(Arc::new)?;
-            self.fetched.fetch_add(length, Ordering::Relaxed);
-            // The decoders take the memory that compressed data claims, before they look at it.
-            let limit = self.largest.load(Ordering::Relaxed) * 2 + SLACK;
-            if claim(&bytes).is_some_and(|claim| claim > limit) {
-                let cause = "compressed data that claims more bytes than a chunk has";
-                return Err(Arc::new(std::io::Error::other(cause)).into());
-            }
-            Ok(Bytes::from(bytes))
-        };
-        let pieces: Vec<_> = byte_ranges.map(&mut read).collect();
-        Ok(Some(Box::new(pieces.into_iter())))
-    }
-
-    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
-        Ok(self.open(key)?.map(|(_, size)| size))
-    }
-
-    fn supports_get_partial(&self) -> bool {
-        true
-    }
-}
-
-/// The number of bytes that compressed data claims to have when it is decoded, if it is Zstandard
-/// or Blosc.
-fn claim(bytes: &[u8]) -> Option<u64> {
-    match *bytes {
-        // A frame, or one to be skipped before it.
-        [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
-            let bound = zstd::bulk::Decompressor::upper_bound(bytes);
-            Some(bound.map_or(u64::MAX, |bound| bound as u64))
-        }
-        // Version, flags and sizes: decoded, of a block, and of these bytes.
-        // A checksum may follow.
-        [2, _, _, _, a, b, c, d, _, _, _, _, e, f, g, h, ..]
-            if (bytes.len() - 4..=bytes.len())
-                .contains(&(u32::from_le_bytes([e, f, g, h]) as usize)) =>
-        {
-            Some(u32::from_le_bytes([a, b, c, d]).into())
-        }
-        _ => None,
-    }
 }
 
 #[cfg(test)]
