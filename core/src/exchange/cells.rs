@@ -125,7 +125,7 @@ fn stored<T: bytemuck::Pod + Send + Sync>(
 }
 
 /// A new tensor of `fill`, or of unspecified elements, into which parts are written in their order: `combine` gives an element
-/// from the one before and the new one, which replaces it without.
+/// from the old and the new one; without it the new one replaces the old.
 fn written<T: bytemuck::Pod + Send + Sync>(
     dtype: DType,
     shape: &[usize],
@@ -241,10 +241,7 @@ unsafe fn write<T: bytemuck::Pod + Send + Sync>(
     }
     let Walk { outer, slow, fast } = Walk::through(merged(dims));
     assert_within(storage.len(), layout);
-    let blocks = match [fast.to, fast.from] {
-        [1, 1] => Blocks::of_lines(slow.size, fast.size),
-        _ => Blocks::of(slow.size, fast.size),
-    };
+    let blocks = Blocks::of(slow.size, fast.size);
     let rows: usize = outer.iter().map(|dim| dim.size).product();
     let per_row = blocks.count();
     in_tasks(rows * per_row, blocks.together(), |task| {
@@ -368,14 +365,6 @@ impl Blocks {
         Self {
             sizes: [slow, fast],
             block: [lines, cells.min(fast)],
-        }
-    }
-
-    /// Of whole lines, which are copied as such.
-    fn of_lines(slow: usize, fast: usize) -> Self {
-        Self {
-            sizes: [slow, fast],
-            block: [(TASK / fast).clamp(1, slow), fast.min(TASK)],
         }
     }
 
