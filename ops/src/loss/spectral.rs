@@ -16,7 +16,7 @@ use crate::kernel::simd::{Element, Isa};
 use crate::precision::{cast_shard, narrowed, wider};
 use crate::spectral::{FftNorm, SpectralField};
 
-/// What is added to squares of amplitudes, so that the gradient of an amplitude of zero is zero.
+/// Added to the squares of amplitudes, so that the gradient at an amplitude of zero is zero.
 const TINY: f64 = 1e-24;
 
 /// The squared error of the amplitudes of Fourier modes, `(|x̂| − |t̂|)²`, over the modes of `dims` (those of
@@ -24,7 +24,7 @@ const TINY: f64 = 1e-24;
 /// does not reward blurred predictions: phases do not matter. `E = D + 1`.
 ///
 /// # Panics
-/// Panics where [`rfft`](fn@crate::spectral::rfft) returns an error.
+/// Panics if values are partial, and where [`rfft`](fn@crate::spectral::rfft) returns an error.
 ///
 /// # Example
 /// ```
@@ -43,6 +43,10 @@ pub fn spectral_loss<const E: usize, const D: usize, X: Field<D>>(
     reduction: Reduction,
 ) -> Rank<X, 1> {
     let (x, target) = (x.into_shard(), target.into_shard());
+    for x in [&x, &target] {
+        x.require_resolved("spectral_loss")
+            .unwrap_or_else(|error| error.raise());
+    }
     let dtype = x.local().dtype();
     let amplitude = |x: ShardTensor<D>| {
         let modes: ShardTensor<E> =
@@ -154,6 +158,17 @@ mod tests {
     #[test]
     fn kernels_and_burns_operators_agree() {
         check_composed_of([2, 3, 90, 2], Amplitude);
-        check_composed_of([1, 2, 9000, 2], Amplitude);
+        check_composed_of([2, 2, 9000, 2], Amplitude);
+    }
+
+    #[test]
+    fn the_gradient_of_an_amplitude_of_zero_is_zero() {
+        let x = Tensor::<2>::from([[0.0, 0.0], [3.0, 4.0]])
+            .autodiff()
+            .require_grad();
+        let gradient = x.grad(&Amplitude.run(x.clone()).sum().backward()).unwrap();
+        gradient
+            .into_data()
+            .assert_eq(&[[0.0_f32, 0.0], [0.6, 0.8]].into(), true);
     }
 }

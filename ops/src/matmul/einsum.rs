@@ -145,7 +145,7 @@ impl Equation {
         let matrix = [count(&batch), count(&left), count(&summed), count(&right)];
         let [matrices, rows, inner, columns] = matrix;
         let alone = [self.of(0, false, false), self.of(1, false, false)];
-        // The result's cells that are neighbours stay so, in a row of matrices.
+        // Operands are swapped if the result's last letter is one of `a`, so that rows of the product are rows of the result.
         let last = self.letters[2].last();
         let swapped = last.is_some_and(|letter| left.contains(letter));
         let of_a = match swapped {

@@ -49,7 +49,7 @@ pub fn layer_norm_dims<const D: usize>(
             true => by_kernel(x, normalized[0], epsilon),
             false => {
                 let mean = mean_dims(x.clone(), normalized)?.resolve();
-                by_root_mean_square(x - mean, normalized, epsilon)
+                by_root_mean_square(x - mean, normalized, epsilon, "layer_norm_dims")
             }
         },
     )
@@ -80,7 +80,7 @@ pub fn rms_norm_dims<const D: usize>(
     epsilon: f64,
 ) -> Result<ShardTensor<D>> {
     over("rms_norm_dims", x, dims, [weight, None], |x, normalized| {
-        by_root_mean_square(x, normalized, epsilon)
+        by_root_mean_square(x, normalized, epsilon, "rms_norm_dims")
     })
 }
 
@@ -122,10 +122,12 @@ pub(super) fn by_root_mean_square<const D: usize>(
     x: ShardTensor<D>,
     normalized: &[usize],
     epsilon: f64,
+    operator: &'static str,
 ) -> Result<ShardTensor<D>> {
     let count: usize = normalized.iter().map(|dim| x.dims()[*dim]).product();
-    let mean = sum_of_squares(x.clone(), normalized, (count as f64).recip())?.resolve();
-    scaled(x, (mean + epsilon).sqrt().recip(), "rms_norm")
+    let scale = (count as f64).recip();
+    let mean = sum_of_squares(x.clone(), normalized, scale, operator)?.resolve();
+    scaled(x, (mean + epsilon).sqrt().recip(), operator)
 }
 
 /// Runs a normalization of the last `dims` dims in f32 at least, and applies weight and bias.

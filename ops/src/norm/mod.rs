@@ -384,7 +384,7 @@ fn rows<const D: usize>(
                 let [weight, _] = parameters;
                 let weight = weight.map(|weight| along(&x, D - 1, weight, operator));
                 let weight = weight.transpose()?;
-                let y = in_f32(x, |x| by_root_mean_square(x, &[D - 1], epsilon))?;
+                let y = in_f32(x, |x| by_root_mean_square(x, &[D - 1], epsilon, operator))?;
                 Ok(match weight {
                     Some(weight) => y * weight,
                     None => y,

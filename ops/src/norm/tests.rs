@@ -67,6 +67,49 @@ fn rows_have_their_own_mean_square() {
     check_op(&Rms, &[[5, 7, 6]], &[[1, 1, 6]], &[0, 1, 2], 2e-5);
 }
 
+struct RmsDims(usize);
+
+impl Operator<3, 3> for RmsDims {
+    fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, parameters: Vec<Tensor<3>>) -> X {
+        inputs
+            .remove(0)
+            .rms_norm_dims(self.0, Some(parameters[0].clone().into()), 1e-5)
+    }
+}
+
+struct Weight(usize);
+
+impl Operator<3, 3> for Weight {
+    fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, parameters: Vec<Tensor<3>>) -> X {
+        inputs.remove(0).weight_norm(parameters[0].clone(), self.0)
+    }
+}
+
+/// Also where such a dim is sharded, so that some ranks have no cells of it.
+#[test]
+fn dims_of_one_cell_may_lie_anywhere() {
+    for (shape, dims) in [
+        ([1, 5, 4], 2),
+        ([2, 1, 7], 2),
+        ([3, 5, 1], 1),
+        ([3, 1, 4], 3),
+    ] {
+        let mut weight = shape;
+        weight[..3 - dims].fill(1);
+        check_op(&RmsDims(dims), &[shape], &[weight], &[0, 1, 2], 2e-5);
+    }
+    for (shape, dim) in [
+        ([1, 5, 4], 0),
+        ([1, 5, 4], 1),
+        ([4, 1, 5], 2),
+        ([4, 5, 1], 1),
+    ] {
+        let mut lengths = [1; 3];
+        lengths[dim] = shape[dim];
+        check_op(&Weight(dim), &[shape], &[lengths], &[0, 1, 2], 2e-5);
+    }
+}
+
 struct Layer;
 
 impl<const D: usize> Operator<D, D> for Layer {

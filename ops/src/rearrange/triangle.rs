@@ -161,13 +161,16 @@ fn diagonal(case: &Case) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::local::check_composed;
+    use crate::kernel::local::{check_composed, check_composed_of};
 
     #[test]
     fn kernels_and_burns_operators_agree() {
         for lower in [true, false] {
             for diagonal in [-9, -3, 0, 2, 7] {
                 check_composed(Triangle { lower, diagonal });
+            }
+            for diagonal in [-150, 1, 120] {
+                check_composed_of([1, 2, 300, 200], Triangle { lower, diagonal });
             }
         }
     }

@@ -62,7 +62,8 @@ impl<E: Element> Term<'_, E> {
     ) -> E::Vector<S> {
         match self {
             Self::Cell => cotangents,
-            _ => {
+            Self::Product(_) => unreachable!("the gradient of a product is that of scaled lines"),
+            Self::Square | Self::Distance(_) => {
                 let away = E::minus(simd, load(simd, &x[cells]), middles);
                 E::times(simd, away, cotangents)
             }
@@ -142,7 +143,7 @@ pub(super) fn of_blocks<E: Element>(
     (partial, blocks)
 }
 
-/// Multiplies each line by its factor.
+/// Multiplies each line by its factor: the gradient of half the sum of its squares.
 pub(super) fn scaled<E: Element>(isa: Isa, lines: Lines, x: &[E], factors: &[E]) -> Buffer<E> {
     backward(isa, lines, x, Term::Square, factors, 0.5)
 }

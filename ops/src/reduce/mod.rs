@@ -108,18 +108,20 @@ pub fn sum_dims<const D: usize>(x: ShardTensor<D>, dims: &[usize]) -> Result<Sha
     over("sum_dims", x, dims, |local, dims| sums(local, dims, 1.0))
 }
 
-/// The sum of squares over `dims`, times `scale`.
+/// The sum of squares over `dims`, times `scale`, for an operator that errors name.
 pub(crate) fn sum_of_squares<const D: usize>(
     x: ShardTensor<D>,
     dims: &[usize],
     scale: f64,
+    operator: &str,
 ) -> Result<ShardTensor<D>> {
-    over("sum_of_squares", x, dims, |local, dims| {
+    x.require_resolved(operator)?;
+    over(operator, x, dims, |local, dims| {
         squares(local, None, dims, scale)
     })
 }
 
-/// The sum over `dims` that a function of a shard gives.
+/// Sums over `dims` by a function of the shard, and derives the layout.
 fn over<const D: usize>(
     operator: &str,
     x: ShardTensor<D>,
@@ -128,7 +130,7 @@ fn over<const D: usize>(
 ) -> Result<ShardTensor<D>> {
     check_dims::<D>(operator, dims)?;
     let layout = rule(operator, x.layout(), dims, ReduceOp::Sum)?;
-    // One cell that all ranks have is its own sum; its dim would part those beside it.
+    // A dim of one cell that all ranks have is its own sum; kept, it would split a range of dims in two.
     let shape = x.dims();
     let summed = |dim: &usize| shape[*dim] != 1 || x.layout().is_sharded(*dim);
     let dims: Vec<usize> = dims.iter().copied().filter(summed).collect();

@@ -66,7 +66,7 @@ pub fn vector_norm<const D: usize>(
         }
         let sum = match order {
             1.0 => sum_dims(x.abs(), dims)?,
-            2.0 => sum_of_squares(x, dims, 1.0)?,
+            2.0 => sum_of_squares(x, dims, 1.0, NAME)?,
             _ => sum_dims(power(x.abs(), order), dims)?,
         };
         Ok(root(sum.resolve(), order))

@@ -9,13 +9,12 @@ use halocline_core::ops::{BackwardPass, Operator, apply, fan_out, fan_out_beside
 use halocline_core::{Linearity, Pairing, Result, Role, ShardTensor, Term};
 
 use super::kernel;
-use super::sums::ranges;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::Lines;
 use crate::kernel::simd::Isa;
 
-/// The field times factors, which have one cell in some of its dims. Where those follow each other and our kernels run, a
-/// gradient takes one pass for each of both.
+/// The field times factors, which have one cell in some of its dims. If these dims are adjacent and our kernels run, each
+/// gradient takes one pass.
 ///
 /// # Errors
 /// Partial values; placements without a rule.
@@ -25,16 +24,17 @@ pub(crate) fn scaled<const D: usize>(
     operator: &'static str,
 ) -> Result<ShardTensor<D>> {
     let (shape, held) = (x.dims(), factors.dims());
-    // Also a dim of one cell that some ranks lack.
-    let broadcast =
-        |dim: &usize| shape[*dim] != held[*dim] || (held[*dim] == 1 && x.layout().is_sharded(*dim));
-    let dims: Vec<usize> = (0..D).filter(broadcast).collect();
-    let alike =
-        dims.iter().all(|dim| held[*dim] == 1) && x.local().dtype() == factors.local().dtype();
-    let [along] = &ranges(&dims)[..] else {
-        return Ok(x * factors);
+    let may = |dim: usize| held[dim] == 1 && !factors.layout().is_sharded(dim);
+    // A dim of one cell that some ranks lack counts, too; one that all ranks have may lie between.
+    let must = |dim: &usize| may(*dim) && (shape[*dim] != 1 || x.layout().is_sharded(*dim));
+    let first = (0..D).find(must).unwrap_or(0);
+    let along = first..(0..D).rfind(must).map_or(first, |last| last + 1);
+    let alike = |dim: usize| match along.contains(&dim) {
+        true => may(dim),
+        false => shape[dim] == held[dim],
     };
-    if !alike || !flex::runs_on(&x.device()) {
+    let same_type = x.local().dtype() == factors.local().dtype();
+    if !(0..D).all(alike) || !same_type || !flex::runs_on(&x.device()) {
         return Ok(x * factors);
     }
     let cells: [Role; D] = std::array::from_fn(Role::Common);
@@ -55,7 +55,7 @@ pub(crate) fn scaled<const D: usize>(
     let factors = fan_out_beside(factors, &x, &mesh, pairing.fan_out(1), operator);
     let x = fan_out(x, &mesh, pairing.fan_out(0), operator);
     let inputs = [x, factors].map(Tensor::into_dispatch);
-    let y = Tensor::from_dispatch(apply(Scaled(along.clone()), inputs));
+    let y = Tensor::from_dispatch(apply(Scaled(along), inputs));
     Ok(ShardTensor::from_parts(y, layout, mesh))
 }
 
@@ -94,13 +94,16 @@ impl Operator for Scaled {
             let (isa, cotangent) = (Isa::chosen()?, flex::operand::<E>(pass.cotangent)?);
             let cotangent = flex::elements::<E>(&cotangent);
             let [x, factors] = pair::<E>(inputs)?;
-            let of_x = kernel::scaled(isa, lines, cotangent, flex::elements(&factors));
-            let products = kernel::Term::Product(flex::elements(&x));
-            let of_factors = kernel::forward(isa, lines, cotangent, products, 1.0);
-            vec![
-                Some(flex::result(of_x, &shape, dtype)),
-                Some(flex::small_result(of_factors, &reduced, dtype)),
-            ]
+            let of_x = pass.wanted[0].then(|| {
+                let found = kernel::scaled(isa, lines, cotangent, flex::elements(&factors));
+                flex::result(found, &shape, dtype)
+            });
+            let of_factors = pass.wanted[1].then(|| {
+                let products = kernel::Term::Product(flex::elements(&x));
+                let found = kernel::forward(isa, lines, cotangent, products, 1.0);
+                flex::small_result(found, &reduced, dtype)
+            });
+            vec![of_x, of_factors]
         }))
     }
 }
@@ -125,6 +128,8 @@ mod tests {
             ([3, 19, 37], [1, 19, 1]),
             ([3, 19, 37], [3, 19, 37]),
             ([1, 19, 37], [1, 1, 1]),
+            ([5, 1, 37], [1, 1, 1]),
+            ([1, 1, 1], [1, 1, 1]),
         ] {
             let of = |composed: bool| {
                 let x = random::<3>(shape, "x", 0).detach().require_grad();

@@ -219,8 +219,8 @@ impl<E: Element> Forward<'_, E> {
                 }
             }
             if kind == Kind::Softmax {
-                for sum in &mut sum {
-                    *sum = E::over(simd, E::splat(simd, E::from_f64(1.0)), *sum);
+                for (vector, _) in parts() {
+                    sum[vector] = E::over(simd, E::splat(simd, E::from_f64(1.0)), sum[vector]);
                 }
                 for cell in 0..lines.cells {
                     let row = row(cell);
@@ -387,17 +387,22 @@ impl<E: Element> Backward<'_, E> {
         let parts = || vectors::<S, E>(count).enumerate();
         // SAFETY: of the lines of this task.
         let row = |cell: usize| unsafe { slice(self.gradient, lines.part(place, cell)) };
+        let zero = E::splat(simd, E::default());
         if self.kind == Kind::LogSumExp {
             let of_columns = lines.of_columns(place);
             let (y, cotangent) = (&self.y[of_columns.clone()], &self.cotangent[of_columns]);
-            for (_, part) in parts() {
+            let mut of_lines = [[zero; 2]; TOGETHER];
+            for (vector, part) in parts() {
                 let y = by_lane::<S, E>(simd, load(simd, &y[part.clone()]), finite);
-                let cotangent = load(simd, &cotangent[part.clone()]);
-                for cell in 0..lines.cells {
-                    let x = load(simd, &self.x[lines.part(place, cell)][part.clone()]);
-                    let away = E::minus(simd, x, y);
+                of_lines[vector] = [y, load(simd, &cotangent[part])];
+            }
+            for cell in 0..lines.cells {
+                let (x, row) = (&self.x[lines.part(place, cell)], row(cell));
+                for (vector, part) in parts() {
+                    let [y, cotangent] = of_lines[vector];
+                    let away = E::minus(simd, load(simd, &x[part.clone()]), y);
                     let found = pull::<S, E>(simd, self.kind, [away, cotangent, y]);
-                    store(simd, &mut row(cell)[part.clone()], found);
+                    store(simd, &mut row[part], found);
                 }
             }
             return;
@@ -406,7 +411,7 @@ impl<E: Element> Backward<'_, E> {
             let part = lines.part(place, cell);
             (&self.y[part.clone()], &self.cotangent[part])
         };
-        let mut sum = [E::splat(simd, E::default()); TOGETHER];
+        let mut sum = [zero; TOGETHER];
         for cell in 0..lines.cells {
             let (y, cotangent) = cells(cell);
             for (vector, part) in parts() {

@@ -290,7 +290,7 @@ fn norm(operator: &str, draw: &mut Draw) -> Case {
     const EPSILON: f64 = 1e-3;
     let with = draw.coin();
     if operator == "weight_norm" {
-        let v = draw.list(3, 2..=6);
+        let v = draw.list(3, 1..=6);
         let dim = draw.within(0..=2);
         let g: Vec<usize> = (0..3)
             .map(|other| if other == dim { v[dim] } else { 1 })

@@ -30,7 +30,7 @@ pub(super) unsafe fn pack<S: Simd, E: Element>(
                 Some(row) => row.wrapping_add(start),
                 None => nothing.as_ptr(),
             };
-            // SAFETY: a row for every lane.
+            // SAFETY: called only where there is a row for every lane.
             let present = |lane: usize| unsafe { rows.get_unchecked(lane) }.wrapping_add(start);
             let vector = |element: usize| to.wrapping_add((start + element) * pitch);
             let factors = E::splat(simd, factor);
@@ -81,7 +81,7 @@ pub(super) unsafe fn unpack<S: Simd, E: Element>(
                 Some(row) => row.wrapping_add(start),
                 None => nowhere,
             };
-            // SAFETY: a row for every lane.
+            // SAFETY: called only where there is a row for every lane.
             let present = |lane: usize| unsafe { rows.get_unchecked(lane) }.wrapping_add(start);
             // SAFETY: so many vectors, and room for as many elements in each row.
             unsafe {

@@ -56,7 +56,7 @@ pub(super) unsafe fn transpose<S: Simd, E: Element>(
 mod x86 {
     use std::arch::x86_64::*;
 
-    // Loops, not `map` and `from_fn`: those have no vector instructions, so that closures with vectors stay calls in them.
+    // Loops, not `map` and `from_fn`: these are compiled without the vector instructions, and closures with vectors stay calls.
 
     /// Eight runs of eight.
     #[inline]
