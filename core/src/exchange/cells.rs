@@ -57,7 +57,6 @@ fn assembled(
     let fill = fill
         .as_ref()
         .map(|fill| here(fill).expect("on the device of `like`").bytes());
-    let fill = fill.filter(|_| !is_partition(shape, &parts));
     // Numbers are copied as bits.
     Some(match dtype.size() {
         1 => stored::<u8>(dtype, shape, fill, &parts),

@@ -30,18 +30,9 @@ pub(super) unsafe fn pack<S: Simd, E: Element>(
                 Some(row) => row.wrapping_add(start),
                 None => nothing.as_ptr(),
             };
-            // SAFETY: called only where there is a row for every lane.
-            let present = |lane: usize| unsafe { rows.get_unchecked(lane) }.wrapping_add(start);
             let vector = |element: usize| to.wrapping_add((start + element) * pitch);
-            let factors = E::splat(simd, factor);
             // SAFETY: so many elements of each row, and room for as many vectors.
-            unsafe {
-                if rows.len() >= lanes {
-                    transpose::<S, E>(present, factors, vector);
-                } else {
-                    transpose::<S, E>(row, factors, vector);
-                }
-            }
+            unsafe { transpose::<S, E>(row, E::splat(simd, factor), vector) };
             start += lanes;
         }
     }
@@ -81,16 +72,8 @@ pub(super) unsafe fn unpack<S: Simd, E: Element>(
                 Some(row) => row.wrapping_add(start),
                 None => nowhere,
             };
-            // SAFETY: called only where there is a row for every lane.
-            let present = |lane: usize| unsafe { rows.get_unchecked(lane) }.wrapping_add(start);
             // SAFETY: so many vectors, and room for as many elements in each row.
-            unsafe {
-                if rows.len() >= lanes {
-                    transpose::<S, E>(vector, factor, present);
-                } else {
-                    transpose::<S, E>(vector, factor, row);
-                }
-            }
+            unsafe { transpose::<S, E>(vector, factor, row) };
             start += lanes;
         }
     }
