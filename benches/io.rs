@@ -35,7 +35,7 @@ const ROUNDS: usize = 5;
 
 fn main() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let [states, shards, file] = stores(folder.path())?;
+    let [states, shards, file, packed] = stores(folder.path())?;
     let mut python = Python::start();
     println!(
         "{:<44}{:>12}{:>12}{:>8}",
@@ -48,6 +48,8 @@ fn main() -> Result<()> {
         ("shards of 2 x 2, chunks of shards", &shards, [2, 2]),
         ("whole samples, HDF5", &file, [1, 1]),
         ("shards of 2 x 2, HDF5", &file, [2, 2]),
+        ("whole samples, compressed HDF5", &packed, [1, 1]),
+        ("shards of 2 x 2, compressed HDF5", &packed, [2, 2]),
     ] {
         let mut ours = Vec::new();
         let mut theirs = Vec::new();
@@ -158,13 +160,16 @@ fn memory(path: &Path, [lat, lon]: [usize; 2], prefetch: usize) -> Result<[usize
     Ok([alive::peak() - before, (prefetch + 2) * batch])
 }
 
-/// Writes the fields with chunks of whole states, with chunks for four ranks, and as HDF5.
-fn stores(folder: &Path) -> Result<[PathBuf; 3]> {
-    let file = folder.join("fields.h5");
+/// Writes the fields with chunks of whole states, with chunks for four ranks, and as HDF5 without and with compression.
+fn stores(folder: &Path) -> Result<[PathBuf; 4]> {
+    let [file, packed] = ["fields.h5", "packed.h5"].map(|name| folder.join(name));
     let [rows, columns] = SHAPE;
     let grid = Grid::with_poles(rows, columns)?;
-    let config = WriterConfig::new().with_deflate(0);
-    let mut writer = FieldWriter::create(&file, &grid, &CHANNELS, &config)?;
+    let plain = WriterConfig::new().with_deflate(0);
+    let mut writers = [(&file, plain), (&packed, WriterConfig::new())]
+        .into_iter()
+        .map(|(path, config)| FieldWriter::create(path, &grid, &CHANNELS, &config))
+        .collect::<std::result::Result<Vec<_>, _>>()?;
     for time in 0..TIMES {
         // Smooth waves with a little noise, which compress as fields do.
         let noise = RandomKey::new(1, ("time", time));
@@ -176,9 +181,13 @@ fn stores(folder: &Path) -> Result<[PathBuf; 3]> {
                     .rotate_left((row * 31 + column * 7 + channel) as u32 % 64);
                 280.0 + 10.0 * channel as f32 + 15.0 * phase + (random % 1000) as f32 * 1e-3
             });
-        writer.append(time as f64 * 21600.0, field.view())?;
+        for writer in &mut writers {
+            writer.append(time as f64 * 21600.0, field.view())?;
+        }
     }
-    writer.finish()?;
+    for writer in writers {
+        writer.finish()?;
+    }
     let source = open(&file)?;
     let write = |name: &str, chunk: [usize; 3]| -> Result<PathBuf> {
         let path = folder.join(name);
@@ -193,7 +202,7 @@ fn stores(folder: &Path) -> Result<[PathBuf; 3]> {
     };
     let states = write("states.zarr", [1, rows, columns])?;
     let shards = write("shards.zarr", [1, rows.div_ceil(2), columns.div_ceil(2)])?;
-    Ok([states, shards, file])
+    Ok([states, shards, file, packed])
 }
 
 /// The order of samples of a round.

@@ -9,6 +9,8 @@ use ndarray::{Array4, ArrayD};
 
 use crate::alike::fingerprint;
 use crate::attributes::{Attributes, DatasetAttributes};
+use crate::cf::variable::stamp;
+use crate::chunked::Chunked;
 use crate::fields::{check_box, in_file};
 use crate::packing::{Packing, Stored};
 use crate::traffic::{Counter, covered};
@@ -52,7 +54,9 @@ pub(crate) const SCALES: [&str; 4] = [TIMESTAMP, CHANNEL, LAT, LON];
 /// storage and virtual datasets are refused: through them, a file could make the reader read any
 /// file of the machine.
 ///
-/// HDF5 works on one thread at a time; calls from several threads wait for each other.
+/// Chunks of f32 of at most 64 MiB, as they are or with HDF5's own shuffle, deflate and checksum, are read and decompressed by
+/// all threads at once. Others are read by the HDF5 library, which works on one thread at a time; calls from several threads
+/// wait for each other.
 ///
 /// # Example
 /// ```
@@ -82,6 +86,8 @@ pub(crate) const SCALES: [&str; 4] = [TIMESTAMP, CHANNEL, LAT, LON];
 pub struct FieldFile {
     path: PathBuf,
     fields: Dataset,
+    /// The same dataset, for all threads.
+    chunked: Option<Chunked>,
     times: Vec<f64>,
     calendar: Calendar,
     channels: Vec<String>,
@@ -107,6 +113,7 @@ impl FieldFile {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let size = check_is_file(path)?;
+        let found = stamp(path);
         let file = hdf5_metno::File::open(path).map_err(|e| Error::Unreadable {
             path: path.into(),
             format: "HDF5 file",
@@ -159,7 +166,9 @@ impl FieldFile {
         times::check_rising(path, TIMESTAMP, &times)?;
         let width = fields.dtype().map_or(1, |dtype| dtype.size());
         let bytes = fields.size().saturating_mul(width).max(1);
+        let plain = packing.is_plain().then_some(&fields);
         Ok(Self {
+            chunked: plain.and_then(|fields| Chunked::open(path, fields, found)),
             chunk: fields.chunk(),
             width,
             compression: fields.storage_size() as f64 / bytes as f64,
@@ -240,10 +249,12 @@ impl FieldFile {
         if extents.contains(&0) {
             return Ok(Array4::zeros(extents));
         }
-        let numbers = if self.packing.is_plain() {
-            Stored::Single(self.stored(&cells)?)
-        } else {
-            Stored::Double(self.stored(&cells)?)
+        // The library has the errors.
+        let by_all = self.chunked.as_ref().and_then(|fields| fields.read(&cells));
+        let numbers = match by_all {
+            Some(numbers) => Stored::Single(numbers),
+            None if self.packing.is_plain() => Stored::Single(self.stored(&cells)?),
+            None => Stored::Double(self.stored(&cells)?),
         };
         let decoded = covered(&cells, &self.shape(), self.chunk.as_deref()) * self.width as u64;
         self.traffic.add(

@@ -27,8 +27,9 @@ pub struct WriterConfig {
     /// Level of compression, from 0 (none) to 9.
     #[config(default = "4")]
     pub deflate: u8,
-    /// Extents of a chunk along [time, channel, lat, lon]. Default one time, one channel and at
-    /// most 256 × 256 cells, so that a rank that reads its own box reads few other cells.
+    /// Extents of a chunk along [time, channel, lat, lon]. Default one time, one channel and parts of
+    /// about equal size with at most 256 × 256 cells, so that a rank that reads its own box reads few
+    /// other cells.
     pub chunk: Option<[usize; 4]>,
 }
 
@@ -86,12 +87,9 @@ impl FieldWriter {
         let channels: Vec<&str> = channels.iter().map(AsRef::as_ref).collect();
         check_channels(&channels)?;
         let [rows, columns] = grid.shape();
-        let chunk = config.chunk.unwrap_or([
-            1,
-            1,
-            rows.min(MAX_CHUNK_EXTENT),
-            columns.min(MAX_CHUNK_EXTENT),
-        ]);
+        // As even as possible: HDF5 stores chunks at the ends of a dim whole.
+        let even = |size: usize| size.div_ceil(size.div_ceil(MAX_CHUNK_EXTENT).max(1));
+        let chunk = config.chunk.unwrap_or([1, 1, even(rows), even(columns)]);
         if chunk.contains(&0) || cells_of(chunk).is_none_or(|cells| cells >= 1 << 30) {
             let expected = "extents from 1, of less than 4 GiB together";
             return Err(Error::argument("chunk", format!("{chunk:?}"), expected));

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use hdf5_metno::types::{IntSize, TypeDescriptor};
 use ndarray::{Array, Dimension};
+use rayon::prelude::*;
 
 use crate::attributes::Attributes;
 use crate::{Error, Missing, Result};
@@ -163,10 +164,11 @@ impl<D: Dimension> Stored<D> {
     }
 }
 
-/// Whether there are no infinite numbers and no NaN, in vectors.
+/// Whether there are no infinite numbers and no NaN, in vectors on all threads.
 fn all_finite(values: &[f32]) -> bool {
-    let mut parts = values.chunks(4096);
-    parts.all(|part| part.iter().fold(true, |all, value| all & value.is_finite()))
+    let parts = values.par_chunks(4096).with_min_len(16);
+    let finite = |part: &[f32]| part.iter().fold(true, |all, value| all & value.is_finite());
+    parts.all(finite)
 }
 
 /// Checks that a box has no missing number, unless they are allowed. `describe` gives the text of a
