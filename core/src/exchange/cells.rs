@@ -240,7 +240,11 @@ unsafe fn write<T: bytemuck::Pod + Send + Sync>(
     }
     let Walk { outer, slow, fast } = Walk::through(merged(dims));
     assert_within(storage.len(), layout);
-    let blocks = Blocks::of(slow.size, fast.size);
+    let in_rows = fast.to == 1 && fast.from == 1;
+    let blocks = match in_rows {
+        true => Blocks::of_rows(slow.size, fast.size),
+        false => Blocks::of(slow.size, fast.size),
+    };
     let rows: usize = outer.iter().map(|dim| dim.size).product();
     let per_row = blocks.count();
     in_tasks(rows * per_row, blocks.together(), |task| {
@@ -262,8 +266,12 @@ unsafe fn write<T: bytemuck::Pod + Send + Sync>(
                 let (place, cell) = (elements.at(to as usize), storage.as_ptr().offset(from));
                 match combine {
                     Some(combine) => write_line(place, cell, fast, count, combine),
-                    None if fast.to == 1 && fast.from == 1 => {
+                    None if in_rows => {
                         place.copy_from_nonoverlapping(cell, count);
+                    }
+                    None if fast.to == 1 && fast.from == 0 => {
+                        let cell = *cell;
+                        (0..count).for_each(|index| place.add(index).write(cell));
                     }
                     None => write_line(place, cell, fast, count, |_, cell| cell),
                 }
@@ -326,7 +334,9 @@ impl Walk {
     /// cache lines of both are used while they are near; the other way round if that dim is short.
     fn through(mut dims: Vec<Dim>) -> Self {
         const SHORT: usize = 16;
-        let nearest = (0..dims.len()).min_by_key(|dim| dims[*dim].from.unsigned_abs());
+        // What is repeated is near only where it is written side by side.
+        let distance = |dim: &Dim| (dim.from == 0 && dim.to != 1, dim.from.unsigned_abs());
+        let nearest = (0..dims.len()).min_by_key(|dim| distance(&dims[*dim]));
         let mut fast = dims.remove(nearest.expect("a dim"));
         let mut slow = match nearest {
             Some(0) => Dim::ONE,
@@ -364,6 +374,15 @@ impl Blocks {
         Self {
             sizes: [slow, fast],
             block: [lines, cells.min(fast)],
+        }
+    }
+
+    /// Blocks of rows that lie in one piece in both tensors.
+    fn of_rows(slow: usize, fast: usize) -> Self {
+        let cells = fast.min(TASK);
+        Self {
+            sizes: [slow, fast],
+            block: [(TASK / cells).min(slow), cells],
         }
     }
 

@@ -74,6 +74,28 @@ pub(crate) fn filled<E: Element>(len: usize, value: f64) -> Buffer<E> {
     }
 }
 
+/// A buffer of zeros in parts of `part` elements, each of which `run` changes while it is in the cache.
+pub(crate) fn scattered<E: Element>(
+    len: usize,
+    part: usize,
+    run: impl Fn(usize, &mut [E]) + Sync,
+) -> Buffer<E> {
+    let part = part.max(1);
+    let together = (PART / 4 / part).max(1);
+    // SAFETY: the tasks write all elements, each those of its parts.
+    unsafe {
+        Buffer::filled(len, |elements| {
+            let parts = (0..len.div_ceil(part)).into_par_iter();
+            parts.with_min_len(together).for_each(|number| {
+                let range = number * part..len.min((number + 1) * part);
+                let start: *mut E = elements.at(range.start);
+                start.write_bytes(0, range.len());
+                run(number, std::slice::from_raw_parts_mut(start, range.len()));
+            });
+        })
+    }
+}
+
 impl<E> Deref for Buffer<E> {
     type Target = [E];
 
@@ -95,6 +117,20 @@ mod tests {
                     *elements.at(index) = value;
                 }
             })
+        }
+    }
+
+    #[test]
+    fn parts_are_zeros_but_for_what_is_changed() {
+        for (len, part) in [(0, 3), (7, 3), (1 << 18, 512), (5, 0)] {
+            let buffer = scattered::<f32>(len, part, |number, part| part[0] = number as f32 + 1.0);
+            let part = part.max(1);
+            let expected = |index: usize| match index % part {
+                0 => (index / part) as f32 + 1.0,
+                _ => 0.0,
+            };
+            assert_eq!(buffer.len(), len);
+            assert!((0..len).all(|index| buffer[index] == expected(index)));
         }
     }
 

@@ -15,14 +15,12 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, Shape, Slice, Tensor};
 use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank, of_boxes};
 use halocline_core::{Error, IndexBox, Result, ShardTensor};
-use rayon::prelude::*;
 
 use crate::driver::place::require_dim;
 use crate::driver::strides::row_major;
 use crate::golden::{Golden, output, with_dims};
 use crate::kernel::buffer::{self, Buffer};
 use crate::kernel::flex::{self, Float, with_float};
-use crate::kernel::lanes::CHUNK;
 use crate::kernel::lines::Lines;
 
 const NAME: &str = "slice";
@@ -113,26 +111,22 @@ impl Strided {
     fn spread<E: Float>(&self, shape: &[usize], cotangent: &[E]) -> Buffer<E> {
         let Lines { cells, inner, .. } = Lines::along(shape, self.dim..self.dim + 1);
         let taken = self.shape[self.dim];
-        let mut gradient = buffer::filled::<E>(shape.iter().product(), 0.0);
-        let all = gradient.elements_mut().par_chunks_mut(cells * inner);
-        let all = all.zip(cotangent.par_chunks(taken * inner));
-        let together = (CHUNK / (cells * inner)).max(1);
-        all.with_min_len(together)
-            .for_each(|(gradient, cotangent)| {
-                if inner == 1 {
-                    let places = gradient[self.first..].iter_mut().step_by(self.step);
-                    places
-                        .zip(cotangent)
-                        .for_each(|(place, cell)| *place = *cell);
-                    return;
-                }
-                let places = gradient[self.first * inner..].chunks_mut(inner);
-                let rows = places.step_by(self.step).zip(cotangent.chunks_exact(inner));
-                for (place, row) in rows {
-                    place.copy_from_slice(row);
-                }
-            });
-        gradient
+        let len = shape.iter().product();
+        buffer::scattered(len, cells * inner, |outer, gradient: &mut [E]| {
+            let cotangent = &cotangent[outer * taken * inner..][..taken * inner];
+            if inner == 1 {
+                let places = gradient[self.first..].iter_mut().step_by(self.step);
+                places
+                    .zip(cotangent)
+                    .for_each(|(place, cell)| *place = *cell);
+                return;
+            }
+            let places = gradient[self.first * inner..].chunks_mut(inner);
+            let rows = places.step_by(self.step).zip(cotangent.chunks_exact(inner));
+            for (place, row) in rows {
+                place.copy_from_slice(row);
+            }
+        })
     }
 }
 

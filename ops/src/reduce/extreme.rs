@@ -145,8 +145,7 @@ pub fn topk<const D: usize>(
     let all: Vec<usize> = (0..D).collect();
     let local = fill_empty(local, &from, &all, NAME, 0.0)?;
     let (values, indices) = if flex::runs_on(&local.device()) {
-        let indices = largest(&local, count, dim)?;
-        (local.gather(dim, indices.clone()), indices)
+        largest(local, count, dim)?
     } else {
         let (values, indices) = local.sort_descending_with_indices(dim);
         (values.narrow(dim, 0, count), indices.narrow(dim, 0, count))

@@ -14,7 +14,7 @@ use crate::kernel::lines::{Columns, Lines, slice, vectors};
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
 
-/// Cells of a block where they lie side by side, and where lines do.
+/// Cells of a block of a sum where they lie side by side, and where lines do.
 const BLOCKS: [usize; 2] = [2048, 256];
 
 /// What is summed.
@@ -97,7 +97,7 @@ pub(super) fn forward<E: Element>(
             sums,
         });
     };
-    let (partial, blocks) = of_blocks(lines, E::default(), run);
+    let (partial, blocks) = of_blocks(lines, BLOCKS, E::default(), run);
     let inner = lines.inner;
     let total = |line: usize| {
         let (outer, column) = (line / inner, line % inner);
@@ -110,15 +110,22 @@ pub(super) fn forward<E: Element>(
     (0..lines.count()).map(total).collect()
 }
 
-/// A value for each block of cells of each line, `[outer][block][inner]`, and the number of blocks. `run` combines cells of some
-/// columns with the values that it is given, of which `first` is the one of no cells.
+/// Computes the sum of the rows of `[rows, columns]`.
+pub(crate) fn sum_of_rows<E: Element>(isa: Isa, x: &[E], shape: [usize; 2]) -> Vec<E> {
+    forward(isa, Lines::along(&shape, 0..1), x, Term::Cell, 1.0)
+}
+
+/// A value for each block of cells of each line, `[outer][block][inner]`, and the number of blocks, of so many cells where they
+/// lie side by side, and where lines do. `run` combines cells of some columns with the values that it is given, of which `first`
+/// is the one of no cells.
 pub(super) fn of_blocks<E: Element>(
     lines: Lines,
+    block: [usize; 2],
     first: E,
     run: impl Fn(Columns, Range<usize>, &mut [E]) + Sync,
 ) -> (Vec<E>, usize) {
     let Lines { cells, inner, .. } = lines;
-    let block = BLOCKS[usize::from(inner > 1)];
+    let block = block[usize::from(inner > 1)];
     let blocks = cells.div_ceil(block).max(1);
     let mut partial = vec![first; lines.count() * blocks];
     let together = (CHUNK / (block.min(cells.max(1)) * inner.max(1))).max(1);

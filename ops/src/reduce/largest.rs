@@ -2,34 +2,104 @@
 
 use std::cmp::Ordering;
 
-use burn::backend::TensorMetadata;
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{Int, Shape, Tensor, TensorData};
 use halocline_core::Result;
+use halocline_core::ops::{BackwardPass, Operator, apply};
 use rayon::prelude::*;
 
+use crate::kernel::buffer::scattered;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::Lines;
 
 /// Up to so many cells are kept in order while a line is read; of more, all are sorted apart.
 const FEW: usize = 32;
 
-/// The indices of the `count` largest cells of a whole dim on the CPU, in descending order; of equal cells the first ones. What
-/// is not a number is larger than all numbers.
+/// The `count` largest cells of a whole dim on the CPU, in descending order, and their indices; of equal cells the first ones.
+/// What is not a number is larger than all numbers.
 pub(super) fn largest<const D: usize>(
-    x: &Tensor<D>,
+    x: Tensor<D>,
     count: usize,
     dim: usize,
-) -> Result<Tensor<D, Int>> {
+) -> Result<(Tensor<D>, Tensor<D, Int>)> {
     let (device, mut shape) = (x.device().inner(), x.dims());
     let lines = Lines::along(&shape, dim..dim + 1);
-    let x = x.clone().inner().into_dispatch();
-    let dtype = x.dtype();
-    let found = with_float!(dtype, E => {
-        let x = flex::operand::<E>(x)?;
-        places::<E>(lines, count, flex::elements(&x))
+    let cells = x.clone().inner().into_dispatch();
+    let dtype = cells.dtype();
+    let places = with_float!(dtype, E => {
+        let cells = flex::operand::<E>(cells)?;
+        places::<E>(lines, count, flex::elements(&cells))
     });
     shape[dim] = count;
-    Ok(Tensor::from_data(TensorData::new(found, shape), &device))
+    let indices = Tensor::from_data(TensorData::new(places.clone(), shape), &device);
+    let taken = Taken {
+        lines,
+        shape: shape.to_vec(),
+        places,
+    };
+    let values = Tensor::from_dispatch(apply(taken, [x.into_dispatch()]));
+    Ok((values, indices))
+}
+
+/// Cells at places of their lines, each of which is there once.
+#[derive(Debug)]
+struct Taken {
+    lines: Lines,
+    /// That of the result.
+    shape: Vec<usize>,
+    /// `[outer, count, inner]`.
+    places: Vec<i64>,
+}
+
+impl Taken {
+    /// Runs a function of the places of cells in the result and in one `[cells, inner]`.
+    fn for_each(&self, outer: usize, mut run: impl FnMut(usize, usize)) {
+        let Lines { inner, .. } = self.lines;
+        let of_outer = self.places.len() / self.lines.outer;
+        let range = outer * of_outer..(outer + 1) * of_outer;
+        for (place, cell) in range.clone().zip(&self.places[range]) {
+            run(place, *cell as usize * inner + place % inner);
+        }
+    }
+}
+
+impl Operator for Taken {
+    /// The shape of the input.
+    type Saved = Shape;
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
+        let x = inputs.remove(0);
+        let (dtype, shape) = (x.dtype(), x.shape());
+        let of_outer = self.lines.cells * self.lines.inner;
+        let y = with_float!(dtype, E => {
+            let x = flex::operand::<E>(x)?;
+            let x = flex::elements::<E>(&x);
+            let mut y = vec![E::default(); self.places.len()];
+            for outer in 0..self.lines.outer {
+                let x = &x[outer * of_outer..][..of_outer];
+                self.for_each(outer, |place, cell| y[place] = x[cell]);
+            }
+            flex::small_result(y, &self.shape, dtype)
+        });
+        Ok((y, shape))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
+        let (dtype, shape) = (pass.cotangent.dtype(), pass.saved);
+        let Lines { cells, inner, .. } = self.lines;
+        Ok(vec![Some(with_float!(dtype, E => {
+            let cotangent = flex::operand::<E>(pass.cotangent)?;
+            let cotangent = flex::elements::<E>(&cotangent);
+            let gradient = scattered(self.lines.len(), cells * inner, |outer, gradient: &mut [E]| {
+                self.for_each(outer, |place, cell| gradient[cell] = cotangent[place]);
+            });
+            flex::result(gradient, shape, dtype)
+        }))])
+    }
 }
 
 fn places<E: Float>(lines: Lines, count: usize, x: &[E]) -> Vec<i64> {
@@ -70,20 +140,21 @@ fn few(cells: usize, count: usize, at: impl Fn(usize) -> f64) -> Vec<(f64, usize
 
 /// [`few`] of cells that lie side by side, of which parts without a cell above the last of the best are left out.
 fn few_of_row<E: Float>(row: &[E], count: usize) -> Vec<(f64, usize)> {
-    const PART: usize = 16;
+    const PART: usize = 32;
     let mut best: Vec<(f64, usize)> = Vec::with_capacity(count + 1);
+    // Cells up to this one cannot be among the best.
+    let mut bound = None;
     for (part, cells) in row.chunks(PART).enumerate() {
-        // Whether a cell cannot be among the best; false for what is no number.
-        let out = |best: &[(f64, usize)], cell: E| {
-            best.len() == count && cell <= E::from_f64(best[count - 1].0)
-        };
-        if cells.iter().fold(true, |all, cell| all & out(&best, *cell)) {
+        // False for what is no number.
+        if bound.is_some_and(|bound| cells.iter().fold(true, |all, cell| all & (*cell <= bound))) {
             continue;
         }
         for (cell, value) in cells.iter().enumerate() {
-            if !out(&best, *value) {
-                offer(&mut best, count, value.to_f64(), part * PART + cell);
+            if bound.is_some_and(|bound| *value <= bound) {
+                continue;
             }
+            offer(&mut best, count, value.to_f64(), part * PART + cell);
+            bound = (best.len() == count).then(|| E::from_f64(best[count - 1].0));
         }
     }
     best

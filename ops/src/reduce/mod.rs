@@ -32,6 +32,7 @@ pub use extreme::{argmax, argmin, topk};
 pub use extremum::extremum_dims;
 pub(crate) use extremum::local_extremum;
 pub(crate) use golden::OPERATORS;
+pub(crate) use kernel::sum_of_rows;
 pub use norm::vector_norm;
 pub(crate) use root::root;
 pub(crate) use scaled::scaled;

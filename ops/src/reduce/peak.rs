@@ -6,13 +6,15 @@ use pulp::{Simd, WithSimd};
 
 use super::kernel::of_blocks;
 use crate::kernel::buffer::Buffer;
-use crate::kernel::lanes::{WIDEST, load, store};
+use crate::kernel::lanes::{CHUNK, WIDEST, load, store};
 use crate::kernel::lines::{Columns, Lines, slice, vectors};
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
 
 /// Independent results of a loop, so that a comparison does not wait for the one before.
 const UNROLL: usize = 4;
+/// Cells of a block where they lie side by side, and where lines do.
+const BLOCKS: [usize; 2] = [CHUNK, 256];
 
 /// Computes the largest cell of each line, or the least.
 pub(super) fn forward<E: Element>(isa: Isa, lines: Lines, x: &[E], least: bool) -> Vec<E> {
@@ -32,7 +34,7 @@ pub(super) fn forward<E: Element>(isa: Isa, lines: Lines, x: &[E], least: bool) 
             peaks,
         });
     };
-    let (partial, blocks) = of_blocks(lines, nothing, run);
+    let (partial, blocks) = of_blocks(lines, BLOCKS, nothing, run);
     let of_line = |line: usize| {
         let (outer, column) = (line / lines.inner, line % lines.inner);
         let all = (0..blocks).map(|block| partial[(outer * blocks + block) * lines.inner + column]);
@@ -54,7 +56,7 @@ pub(super) fn holders<E: Element>(isa: Isa, lines: Lines, x: &[E], extrema: &[E]
             counts,
         });
     };
-    let (partial, blocks) = of_blocks(lines, E::default(), run);
+    let (partial, blocks) = of_blocks(lines, BLOCKS, E::default(), run);
     let of_line = |line: usize| {
         let (outer, column) = (line / lines.inner, line % lines.inner);
         let all = (0..blocks).map(|block| partial[(outer * blocks + block) * lines.inner + column]);

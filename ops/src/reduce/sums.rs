@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Shape, Tensor};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
@@ -11,7 +12,7 @@ use super::kernel::{Term, backward, forward};
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::Lines;
 use crate::kernel::simd::Isa;
-use crate::precision::{cast, widened};
+use crate::precision::{cast, widened, wider};
 
 /// The sum of all cells of `dims`, times `scale`, computed in f32 at least.
 pub(super) fn sums<const D: usize>(x: Tensor<D>, dims: &[usize], scale: f64) -> Tensor<D> {
@@ -129,6 +130,12 @@ impl Operator for Sums {
 
     fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
         let (dtype, shape) = (pass.cotangent.dtype(), pass.saved);
+        if !self.squares && !shape.contains(&0) {
+            // A view of one number for each line: what computes with it need not read a tensor of the shape.
+            let wide = flex::in_dtype(pass.cotangent, wider(dtype));
+            let one = flex::in_dtype(Dispatch::float_mul_scalar(wide, self.scale.into()), dtype);
+            return Ok(vec![Some(Dispatch::float_expand(one, shape.clone()))]);
+        }
         let lines = Lines::along(shape, self.dims.clone());
         let count = pass.inputs.len();
         let gradient = with_float!(dtype, E => {
@@ -210,6 +217,17 @@ mod tests {
             all(squares(ones.clone(), None, &[1], 1.0), 4096.0);
             let middle = Tensor::<3>::ones([2, 1, 3], (&device, dtype)) * 3.0;
             all(squares(ones, Some(middle), &[1], 1.0), 16384.0);
+            // The gradient of a mean over a million cells is rounded once.
+            let x = Tensor::<3>::ones([1, 1 << 20, 1], (&device, dtype)).autodiff();
+            let x = x.require_grad();
+            let loss = sums(x.clone(), &[1], 3.0 / (1 << 20) as f64) * 1024.0;
+            let gradient = x.grad(&loss.backward()).unwrap();
+            assert!(
+                gradient
+                    .into_data()
+                    .iter::<f32>()
+                    .all(|g| g == 3.0 / 1024.0)
+            );
         }
     }
 }

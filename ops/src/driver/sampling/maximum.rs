@@ -182,25 +182,17 @@ fn first_of_largest<E: Float>(cells: &[E]) -> usize {
 /// The gradient of [`maxima`]: each cotangent at the cell that was taken.
 fn scattered<E: Float>(lines: Lines, chosen: &[u32], cotangent: &[E]) -> Buffer<E> {
     let Lines { cells, inner, .. } = lines;
-    let mut gradient = buffer::filled::<E>(lines.len(), 0.0);
     let outputs = chosen.len() / lines.outer;
-    let tasks = gradient.elements_mut().par_chunks_mut(cells * inner);
-    let tasks = tasks.zip(
-        chosen
-            .par_chunks(outputs)
-            .zip(cotangent.par_chunks(outputs)),
-    );
-    tasks.for_each(|(gradient, (chosen, cotangent))| {
-        let rows = chosen
-            .chunks_exact(inner)
-            .zip(cotangent.chunks_exact(inner));
+    buffer::scattered(lines.len(), cells * inner, |outer, gradient: &mut [E]| {
+        let range = outer * outputs..(outer + 1) * outputs;
+        let rows = chosen[range.clone()].chunks_exact(inner);
+        let rows = rows.zip(cotangent[range].chunks_exact(inner));
         for (chosen, cotangent) in rows {
             for (column, (cell, cotangent)) in chosen.iter().zip(cotangent).enumerate() {
                 gradient[*cell as usize * inner + column] += *cotangent;
             }
         }
-    });
-    gradient
+    })
 }
 
 /// [`along`], for devices without our kernels.
