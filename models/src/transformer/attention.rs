@@ -146,8 +146,8 @@ macro_rules! neighborhood_attention {
                 let of_head = y.global_dims()[$d - 1] / key_heads;
                 let width = of_head / (shared + 2);
                 let y = y.unflatten::<$e>($d - 1, &[key_heads, of_head]);
-                let part = |start, count| y.clone().narrow($d, start * width, count * width);
-                let (mut q, mut k, v) = (part(0, shared), part(shared, 1), part(shared + 1, 1));
+                let parts = y.split_sizes(&[shared * width, width, width], $d);
+                let [mut q, mut k, v] = parts.try_into().ok().expect("three parts");
                 if shared > 1 {
                     let columns = q.flatten::<$d>($d - 1, $d);
                     q = columns.unflatten::<$e>($d - 1, &[heads, width]);

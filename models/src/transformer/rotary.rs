@@ -1,6 +1,7 @@
 //! Rotary position embeddings in several dims.
 
 use burn::tensor::{Tensor, TensorData};
+use halocline_ops::attention::rotary;
 use halocline_ops::prelude::*;
 
 /// Rotary position embedding (J. Su et al., "RoFormer", 2021) of the cells of a field: the elements of a head are divided
@@ -61,29 +62,11 @@ impl Rotary {
             D == spatial + 3 && width.is_multiple_of(2 * spatial),
             "{spatial} spatial dims of {shape:?}; expected [batch, *spatial, heads, width] and a width of 2·{spatial}·n"
         );
-        let part = width / spatial;
-        let parts = (0..spatial).map(|dim| {
-            let x = x.clone().narrow(D - 1, dim * part, part);
-            let angles = self.angles(dim, shape[dim + 1], part / 2);
-            let table = |function: fn(f64) -> f64| {
-                let cells = 0..shape[dim + 1];
-                let values = cells.flat_map(|cell| {
-                    let both = angles.iter().chain(&angles);
-                    both.map(move |angle| function(cell as f64 * angle))
-                });
-                let mut sizes = [1; D];
-                (sizes[dim + 1], sizes[D - 1]) = (shape[dim + 1], part);
-                constant(&x, TensorData::new(values.collect::<Vec<_>>(), sizes))
-            };
-            let (cos, sin) = (table(f64::cos), table(f64::sin));
-            let half = part / 2;
-            let (first, second) = (
-                x.clone().narrow(D - 1, 0, half),
-                x.clone().narrow(D - 1, half, half),
-            );
-            x * cos + X::cat(vec![-second, first], D - 1) * sin
-        });
-        X::cat(parts.collect(), D - 1)
+        let dims = 0..spatial;
+        let angles = dims.map(|dim| self.angles(dim, shape[dim + 1], width / (2 * spatial)));
+        let angles: Vec<Vec<f64>> = angles.collect();
+        x.try_op(|x| rotary(x, &angles))
+            .unwrap_or_else(|error| error.raise())
     }
 }
 

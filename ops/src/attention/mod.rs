@@ -19,6 +19,7 @@ mod layer;
 #[cfg(test)]
 mod messages;
 pub mod neighborhood;
+pub mod rotary;
 mod tokens;
 mod widths;
 
@@ -34,6 +35,7 @@ pub use neighborhood::{
     NeighborhoodOptions, neighborhood_attention, neighborhood_attention_with_lse,
     neighborhood_attention_with_tokens,
 };
+pub use rotary::rotary;
 
 use crate::field::{Field, Rank, run};
 

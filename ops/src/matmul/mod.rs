@@ -16,6 +16,7 @@
 //! Each rank computes the single-device adjoint of its shards. The gradient of a replicated operand
 //! is summed over the axes on which the other one is sharded.
 
+mod affine;
 pub mod einsum;
 mod gated;
 mod golden;
@@ -214,11 +215,7 @@ fn product<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<
     let mut shape = x.dims().to_vec();
     let [inputs, outputs] = weight.dims();
     let rows: usize = shape[..D - 1].iter().product();
-    let y = reshape::<D, 2>(x, vec![rows, inputs]).matmul(weight);
-    let y = match bias {
-        Some(bias) => y + reshape::<1, 2>(bias, vec![1, outputs]),
-        None => y,
-    };
+    let y = affine::affine(reshape(x, vec![rows, inputs]), weight, bias);
     shape[D - 1] = outputs;
     reshape(y, shape)
 }

@@ -5,9 +5,16 @@
 //! the ranks that held its cells; [`align`](super::align) and `redistribute` move it to others.
 //!
 //! # Adjoint
-//! That of [`narrow`], added up.
+//! The cotangents of the parts, one after the other; parts that the loss does not depend on have zeros. A dim that is not sharded
+//! has one gradient of all parts, so that one backward pass goes through them.
 
-use halocline_core::{Error, Result, ShardTensor};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::{Shape, Tensor};
+use halocline_core::ops::{BackwardPass, Operator, Recompute, apply, blank, cut, of_boxes};
+use halocline_core::{Error, IndexBox, Result, ShardTensor};
 
 use super::cat::cat;
 use super::narrow::narrow;
@@ -40,12 +47,127 @@ pub fn split<const D: usize>(
         let message = format!("parts of {sizes:?} of dim {dim} of {:?}", x.dims());
         return Err(Error::operator("split", message));
     }
+    if sizes.len() > 1 && x.layout().extents(dim).len() == 1 {
+        return Ok(in_one_piece(x, sizes, dim));
+    }
     let mut start = 0;
     let parts = sizes.iter().map(|size| {
         start += size;
         narrow(x.clone(), dim, start - size, *size)
     });
     parts.collect()
+}
+
+/// [`split`] of a dim that is not sharded: the gradients of the parts are written to one tensor, instead of each to one of zeros.
+fn in_one_piece<const D: usize>(
+    x: ShardTensor<D>,
+    sizes: &[usize],
+    dim: usize,
+) -> Vec<ShardTensor<D>> {
+    let (local, layout, mesh) = x.into_parts();
+    let gradients = Gradients::default();
+    let shape = local.dims();
+    let whole = apply(Whole(gradients.clone()), [local.into_dispatch()]);
+    let mut start = 0;
+    let parts = sizes.iter().map(|size| {
+        let mut ranges = shape.map(|size| 0..size);
+        ranges[dim] = start..start + size;
+        start += size;
+        let part = Part(gradients.clone(), IndexBox::new(ranges.to_vec()));
+        let local = Tensor::from_dispatch(apply(part, [whole.clone()]));
+        let mut extents = layout.all_extents().to_vec();
+        extents[dim] = vec![*size];
+        let layout = layout.derive(layout.placements().to_vec(), extents);
+        ShardTensor::from_parts(local, layout, mesh.clone())
+    });
+    parts.collect()
+}
+
+/// The gradients of parts, with their places, until that of the whole is made of them.
+#[derive(Clone, Debug, Default)]
+struct Gradients(Arc<Mutex<Vec<(IndexBox, DispatchTensor)>>>);
+
+impl Gradients {
+    /// Adds one, and tells whether it is the first.
+    fn put(&self, place: IndexBox, gradient: DispatchTensor) -> bool {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push((place, gradient));
+        all.len() == 1
+    }
+
+    fn take(&self) -> Vec<(IndexBox, DispatchTensor)> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A tensor that is used in parts.
+#[derive(Debug)]
+struct Whole(Gradients);
+
+impl Operator for Whole {
+    type Saved = Shape;
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn recompute(&self) -> Recompute {
+        Recompute::WithCheckpointing
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
+        let shape = inputs[0].shape();
+        Ok((inputs.remove(0), shape))
+    }
+
+    /// The cotangent is the zeros of the first part. Parts that the loss does not depend on have no gradient.
+    fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
+        let gradients = self.0.take();
+        let written: usize = gradients.iter().map(|(place, _)| place.volume()).sum();
+        let fill = (written < pass.saved.num_elements()).then_some(0.0);
+        let gradient = of_boxes(&pass.cotangent, pass.saved, fill, &gradients);
+        Ok(vec![Some(gradient)])
+    }
+}
+
+/// A box of a [`Whole`].
+#[derive(Debug)]
+struct Part(Gradients, IndexBox);
+
+impl Operator for Part {
+    type Saved = Shape;
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn recompute(&self) -> Recompute {
+        Recompute::WithCheckpointing
+    }
+
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
+        let (x, Self(_, place)) = (&inputs[0], self);
+        // A view of no cells may begin outside of its memory.
+        let part = match place.volume() {
+            0 => blank(x, &place.shape(), None),
+            _ => cut(x, place),
+        };
+        Ok((part, x.shape()))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
+        let (gradient, shape) = (pass.cotangent, pass.saved);
+        let zeros = match shape.contains(&0) {
+            true => blank(&gradient, shape, Some(0.0)),
+            // In the memory of one number.
+            false => {
+                let one = blank(&gradient, &vec![1; shape.len()], Some(0.0));
+                Dispatch::float_expand(one, shape.clone())
+            }
+        };
+        let first = self.0.put(self.1.clone(), gradient);
+        Ok(vec![first.then_some(zeros)])
+    }
 }
 
 /// Splits a dim into `count` parts of the same size, or fewer, of which the last is shorter, as PyTorch's `chunk` does.
@@ -103,4 +225,33 @@ pub(super) const GOLDEN: [Golden; 2] = [
 fn joined<const D: usize>(mut parts: Vec<ShardTensor<D>>, dim: usize) -> Result<Box<dyn Output>> {
     parts.reverse();
     output(cat(parts, dim))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use crate::prelude::*;
+    use crate::testing::{Operator, check_op};
+
+    /// Of three parts one is used twice and one not at all.
+    struct Parts(usize);
+
+    impl Operator<3, 3> for Parts {
+        fn apply<X: Field<3>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<3>>) -> X {
+            let x = inputs.remove(0);
+            let size = x.global_dims()[self.0];
+            let parts = x.split_sizes(&[2, 1, size - 3], self.0);
+            let [first, second] = [&parts[0], &parts[1]];
+            first.clone() * first.clone() + second.clone()
+        }
+    }
+
+    #[test]
+    fn parts_may_be_used_twice_or_never() {
+        for dim in 0..3 {
+            let others: Vec<usize> = (0..3).filter(|other| *other != dim).collect();
+            check_op(&Parts(dim), &[[4, 5, 7]], &[], &others, 1e-6);
+        }
+    }
 }

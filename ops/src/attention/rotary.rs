@@ -1,0 +1,290 @@
+//! Rotary position embedding: pairs of elements of queries and keys, rotated by angles that grow with the place of their cell.
+//!
+//! The elements of a head are divided among the spatial dims. Of the part of a dim, elements `i` and `i + n` of `2n` are the pair
+//! that is rotated by `angles[dim][i]` times the global index of the cell in that dim.
+//!
+//! # Placement
+//! All dims but the elements of a head may be sharded; values must be resolved. Nothing is sent.
+//!
+//! # Adjoint
+//! The opposite rotation.
+
+use std::sync::Arc;
+
+use burn::backend::flex::FlexTensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{Tensor, TensorData};
+use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
+use halocline_core::{Error, IndexBox, Result, ShardTensor};
+use rayon::prelude::*;
+
+use crate::driver::empty::{drop_empty, fill_empty};
+use crate::kernel::buffer::Buffer;
+use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::lines::slice;
+
+const NAME: &str = "rotary";
+/// Elements of a task.
+const TASK: usize = 1 << 14;
+
+/// Rotates queries or keys `[batch, *spatial, heads, width]` by angles, in radians per cell, for each spatial dim. See the
+/// [module](self).
+///
+/// # Errors
+/// Angles of another number of dims than the field has, or of more than three, or not half as many as there are elements for a dim; a sharded width; partial values.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::attention::rotary;
+///
+/// // [batch, cells, heads, width]: the second cell is turned by a quarter.
+/// let x = ShardTensor::solo(Tensor::<4>::from([[[[1.0, 0.0]], [[1.0, 0.0]]]]));
+/// let y = rotary(x, &[vec![std::f64::consts::FRAC_PI_2]])?;
+/// let expected = Tensor::<4>::from([[[[1.0, 0.0]], [[0.0, 1.0]]]]);
+/// assert!((y.into_parts().0 - expected).abs().max().into_scalar::<f32>() < 1e-6);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn rotary<const D: usize>(x: ShardTensor<D>, angles: &[Vec<f64>]) -> Result<ShardTensor<D>> {
+    x.require_resolved(NAME)?;
+    let (shape, spatial) = (x.dims(), angles.len());
+    let fits = (1..=3).contains(&spatial)
+        && D == spatial + 3
+        && shape[D - 1] > 0
+        && angles
+            .iter()
+            .all(|angles| 2 * spatial * angles.len() == shape[D - 1])
+        && !x.layout().is_sharded(D - 1);
+    if !fits {
+        let counts: Vec<usize> = angles.iter().map(Vec::len).collect();
+        let message = format!(
+            "{counts:?} angles for {shape:?}; expected [batch, *spatial, heads, width] with one to three spatial dims, a whole width, and as many angles for \
+             every spatial dim, together half of the width"
+        );
+        return Err(Error::operator(NAME, message));
+    }
+    let (local, layout, mesh) = x.into_parts();
+    let turns = Turns::new(angles, &layout.local_box(mesh.position()));
+    let local = match flex::runs_on(&local.device()) {
+        true => Tensor::from_dispatch(apply(turns, [local.into_dispatch()])),
+        false => {
+            let all: Vec<usize> = (0..D).collect();
+            let y = composed(fill_empty(local, &layout, &all, NAME, 0.0)?, &turns);
+            drop_empty(y, &layout, mesh.position(), NAME)?
+        }
+    };
+    Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// The rotations of the cells of a shard.
+#[derive(Clone, Debug)]
+struct Turns {
+    /// Cosine and sine of every pair of every cell, for each spatial dim.
+    of_dims: Arc<[Vec<[f64; 2]>]>,
+    /// The pairs of a dim.
+    pairs: usize,
+}
+
+impl Turns {
+    fn new(angles: &[Vec<f64>], cells: &IndexBox) -> Self {
+        let of_dim = |(dim, angles): (usize, &Vec<f64>)| {
+            let cells = cells.ranges()[dim + 1].clone();
+            // An empty shard may be given one cell.
+            let cells = cells.start..cells.end.max(cells.start + 1);
+            let turn = |cell: usize, angle: &f64| {
+                let (sin, cos) = (cell as f64 * angle).sin_cos();
+                [cos, sin]
+            };
+            cells
+                .flat_map(|cell| angles.iter().map(move |angle| turn(cell, angle)))
+                .collect()
+        };
+        Self {
+            of_dims: angles.iter().enumerate().map(of_dim).collect(),
+            pairs: angles[0].len(),
+        }
+    }
+}
+
+impl Operator for Turns {
+    type Saved = ();
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some([NAME, "rotary (backward)"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn recompute(&self) -> Recompute {
+        Recompute::WithCheckpointing
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        Ok((rotated(self, inputs.remove(0), 1.0)?, ()))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        Ok(vec![Some(rotated(self, pass.cotangent, -1.0)?)])
+    }
+}
+
+/// Rotates a shard forward, or backward if `sign` is −1.
+fn rotated(turns: &Turns, x: DispatchTensor, sign: f64) -> Result<DispatchTensor> {
+    let (dtype, shape) = (x.dtype(), x.shape());
+    Ok(with_float!(dtype, E => {
+        let mut x = flex::cast::<E>(x)?;
+        if x.layout().strides()[shape.len() - 1] != 1 {
+            x = flex::contiguous(x);
+        }
+        flex::result(kernel::<E>(turns, &x, sign), &shape, dtype)
+    }))
+}
+
+fn kernel<E: Float>(turns: &Turns, x: &FlexTensor, sign: f64) -> Buffer<E> {
+    let layout = x.layout();
+    let (shape, strides) = (layout.shape(), layout.strides());
+    let dims = shape.len();
+    let (cells, [heads, width]) = (&shape[..dims - 2], [shape[dims - 2], shape[dims - 1]]);
+    let count: usize = cells.iter().product();
+    let elements: &[E] = x.storage();
+    let (pairs, of_cell) = (turns.pairs, heads * width);
+    let tables: Vec<[Vec<E>; 2]> = turns
+        .of_dims
+        .iter()
+        .map(|turns| {
+            let part = |which: usize, factor: f64| {
+                let values = turns.iter().map(|turn| E::from_f64(turn[which] * factor));
+                values.collect()
+            };
+            [part(0, 1.0), part(1, sign)]
+        })
+        .collect();
+    let run = |y: &mut [E], cell: usize| {
+        let (mut rest, mut from) = (cell, layout.start_offset() as isize);
+        let mut places = [0; 4];
+        for (dim, size) in cells.iter().enumerate().rev() {
+            let place = rest % size;
+            rest /= size;
+            from += place as isize * strides[dim];
+            places[dim] = place;
+        }
+        for (head, y) in y.chunks_exact_mut(width).enumerate() {
+            let x = &elements[(from + head as isize * strides[dims - 2]) as usize..][..width];
+            let parts = x.chunks_exact(2 * pairs).zip(y.chunks_exact_mut(2 * pairs));
+            for ((dim, [cos, sin]), (x, y)) in tables.iter().enumerate().zip(parts) {
+                let turns = places[dim + 1] * pairs..(places[dim + 1] + 1) * pairs;
+                let (x, y) = (x.split_at(pairs), y.split_at_mut(pairs));
+                rotate(&cos[turns.clone()], &sin[turns], x, y);
+            }
+        }
+    };
+    let together = (TASK / of_cell.max(1)).max(1);
+    // SAFETY: the tasks write all cells.
+    unsafe {
+        Buffer::filled(count * of_cell, |y| {
+            let tasks = (0..count).into_par_iter().with_min_len(together);
+            tasks.for_each(|cell| {
+                // SAFETY: the cell of this task alone, every element of which is written and none read.
+                run(slice(y, cell * of_cell..(cell + 1) * of_cell), cell);
+            });
+        })
+    }
+}
+
+/// Rotates pairs, of which one half holds the first and the other the second elements.
+fn rotate<E: Float>(cos: &[E], sin: &[E], x: (&[E], &[E]), y: (&mut [E], &mut [E])) {
+    let turns = cos.iter().zip(sin);
+    let pairs = x.0.iter().zip(x.1).zip(y.0.iter_mut().zip(y.1));
+    for ((&cos, &sin), ((&first, &second), (y_first, y_second))) in turns.zip(pairs) {
+        *y_first = first * cos - second * sin;
+        *y_second = second * cos + first * sin;
+    }
+}
+
+/// The rotation by burn's operators, for devices without our kernels.
+fn composed<const D: usize>(x: Tensor<D>, turns: &Turns) -> Tensor<D> {
+    let (pairs, device) = (turns.pairs, x.device());
+    let parts = turns.of_dims.iter().enumerate().map(|(dim, turns)| {
+        let table = |which: usize| {
+            let rows = turns.chunks(pairs);
+            let values = rows.flat_map(|row| row.iter().chain(row).map(move |turn| turn[which]));
+            let mut sizes = [1; D];
+            (sizes[dim + 1], sizes[D - 1]) = (turns.len() / pairs, 2 * pairs);
+            let values = TensorData::new(values.collect::<Vec<f64>>(), sizes);
+            Tensor::<D>::from_data(values, (&device, x.dtype()))
+        };
+        let part = x.clone().narrow(D - 1, 2 * dim * pairs, 2 * pairs);
+        let first = part.clone().narrow(D - 1, 0, pairs);
+        let second = part.clone().narrow(D - 1, pairs, pairs);
+        part * table(0) + Tensor::cat(vec![-second, first], D - 1) * table(1)
+    });
+    Tensor::cat(parts.collect(), D - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prelude::*;
+    use crate::testing::{check_op, difference, random};
+
+    fn angles() -> Vec<Vec<f64>> {
+        vec![vec![1.0, 0.3], vec![0.7, 0.1]]
+    }
+
+    struct Rotated;
+
+    impl crate::testing::Operator<5, 5> for Rotated {
+        fn apply<X: Field<5>>(&self, mut inputs: Vec<X>, _: Vec<Tensor<5>>) -> X {
+            let x = inputs.remove(0);
+            x.try_op(|x| rotary(x, &angles())).expect("a rotation")
+        }
+    }
+
+    #[test]
+    fn cells_turn_by_their_global_index() {
+        check_op(&Rotated, &[[2, 3, 5, 2, 8]], &[], &[0, 1, 2, 3], 1e-5);
+    }
+
+    #[test]
+    fn the_kernel_and_burns_operators_agree() {
+        let x = random::<5>([2, 3, 4, 2, 8], "x", 0);
+        let whole = IndexBox::whole(&x.dims());
+        let turns = Turns::new(&angles(), &whole);
+        let of = |kernel: bool| {
+            let x = x.clone().detach().require_grad();
+            // Elements that do not lie side by side, too.
+            let views = [x.clone(), x.clone().swap_dims(1, 4).swap_dims(1, 4)];
+            let y = views.map(|x| match kernel {
+                true => Tensor::<5>::from_dispatch(apply(turns.clone(), [x.into_dispatch()])),
+                false => composed(x, &turns),
+            });
+            let [y, other] = y;
+            let y = y + other * 2.0;
+            let gradients = (y.clone() * y.clone().detach().cos()).sum().backward();
+            [y.inner(), x.grad(&gradients).unwrap()].map(Tensor::into_data)
+        };
+        for (ours, burns) in of(true).iter().zip(&of(false)) {
+            assert!(difference(ours, burns) < 1e-5);
+        }
+        // A shard without cells, which has been given one.
+        let empty = IndexBox::new(vec![0..2, 3..3, 0..4, 0..2, 0..8]);
+        let x = random::<5>([2, 1, 4, 2, 8], "x", 0);
+        assert_eq!(
+            composed(x, &Turns::new(&angles(), &empty)).dims(),
+            [2, 1, 4, 2, 8]
+        );
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        let x = ShardTensor::solo(Tensor::<5>::ones([1, 2, 3, 1, 6], &Default::default()));
+        let error = rotary(x, &angles()).unwrap_err().to_string();
+        assert!(
+            error.contains("[2, 2] angles for [1, 2, 3, 1, 6]"),
+            "{error}"
+        );
+    }
+}
