@@ -1,6 +1,6 @@
 //! What sharding costs, each figure beside its peer in one run: `cargo bench --bench sharding`.
 //!
-//! - a training step on two ranks against one, on the same cores;
+//! - a training step, and attention forward and backward, on two ranks against one, on the same cores;
 //! - planning and rule of an operator with a warm cache;
 //! - a halo of one cell, until it lies on the receiving rank, against a copy of its bytes;
 //! - bytes of tensors alive per rank in a training step, on four ranks against one;
@@ -22,6 +22,7 @@ use halocline::prelude::*;
 fn main() -> Result<()> {
     println!("{:<58}{:>12}{:>12}{:>9}", "", "Halocline", "peer", "ratio");
     steps()?;
+    attention()?;
     overhead()?;
     halo()?;
     memory()?;
@@ -109,6 +110,61 @@ fn steps() -> Result<()> {
         one * 1e3,
         "ms",
     );
+    Ok(())
+}
+
+/// Attention of a field to neighborhoods, and of tokens to all of them, whose keys and values travel on a ring.
+fn attention() -> Result<()> {
+    let normal = Distribution::Normal {
+        mean: 0.0,
+        std: 1.0,
+    };
+    let pass = |shape: [usize; 5], world: &World| -> Result<f64> {
+        let mesh = world.mesh([("x", world.size())])?;
+        let random = |name| {
+            let key = RandomKey::new(1, name);
+            ShardTensor::<5>::random(shape, normal, key, &mesh, &[Shard(1)])
+        };
+        let inputs = [random("q")?, random("k")?, random("v")?];
+        world.barrier()?;
+        let start = Instant::now();
+        let [q, k, v] = inputs.map(ShardTensor::require_grad);
+        let y = match shape[2] {
+            1 => {
+                let tokens = |x: ShardTensor<5>| x.flatten::<4>(1, 2);
+                let [q, k, v] = [q, k, v].map(tokens);
+                let options = AttentionOptions::default();
+                q.scaled_dot_product_attention(k, v, &options).sum()
+            }
+            _ => q
+                .neighborhood_attention(k, v, &NeighborhoodOptions::new([7, 7]))
+                .sum(),
+        };
+        black_box(y.backward());
+        world.barrier()?;
+        Ok(start.elapsed().as_secs_f64())
+    };
+    for (name, shape, rounds) in [
+        ("neighborhoods of 7×7, 128×256", [1, 128, 256, 4, 32], 15),
+        ("ring, 4,096 tokens", [1, 4_096, 1, 8, 64], 7),
+        ("ring, 16,384 tokens", [1, 16_384, 1, 8, 64], 3),
+    ] {
+        let mut seconds = [Vec::new(), Vec::new()];
+        for _ in 0..rounds {
+            for (ranks, samples) in [1, 2].into_iter().zip(&mut seconds) {
+                let launcher = Launcher::local(ranks).check(false);
+                let times = launcher.collect(|world| pass(shape, &world))?;
+                samples.push(times.into_iter().fold(0.0, f64::max));
+            }
+        }
+        let [one, two] = seconds.map(|samples| median(samples) * 1e3);
+        row(
+            &format!("{name}, 2 local ranks (peer: 1 rank)"),
+            two,
+            one,
+            "ms",
+        );
+    }
     Ok(())
 }
 
