@@ -130,6 +130,7 @@ fn attention() -> Result<()> {
         let start = Instant::now();
         let [q, k, v] = inputs.map(ShardTensor::require_grad);
         let y = match shape[2] {
+            // Tokens are cells of one column.
             1 => {
                 let tokens = |x: ShardTensor<5>| x.flatten::<4>(1, 2);
                 let [q, k, v] = [q, k, v].map(tokens);

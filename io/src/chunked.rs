@@ -1,18 +1,15 @@
 //! Reading of the chunks of an HDF5 dataset by all threads at once, which the HDF5 library cannot do.
 
-use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use hdf5_metno::filters::Filter;
-use hdf5_reader::error::{Error, Result};
-use hdf5_reader::{
-    Dataset, FileStorage, Hdf5File, OpenOptions, SliceInfo, SliceInfoElem, Storage, StorageBuffer,
-};
+use hdf5_reader::{Dataset, Hdf5File, OpenOptions, SliceInfo, SliceInfoElem};
 use ndarray::Array4;
 
-use crate::cf::variable::{Stamp, stamp_of};
+use crate::cf::variable::Stamp;
+use crate::file_bytes::FileBytes;
 use crate::fletcher;
 
 /// Bytes of the largest chunk, of which each thread holds a few.
@@ -57,11 +54,10 @@ impl Chunked {
         {
             return None;
         }
-        let file = File::open(path).ok()?;
-        if found != Some(stamp_of(&file.metadata().ok()?)) {
+        let storage = FileBytes::open(path, 2 * bytes + (1 << 20)).ok()?;
+        if found != Some(storage.stamp) {
             return None;
         }
-        let storage = Limited(FileStorage::from_file(file).ok()?, 2 * bytes + (1 << 20));
         // Samples are read in any order, so that a chunk is seldom needed again soon.
         let options = OpenOptions::default()
             .with_chunk_cache_bytes(0)
@@ -88,22 +84,6 @@ impl Chunked {
         let values = self.0.read_slice_parallel(&SliceInfo { selections }).ok()?;
         let extents = cells.each_ref().map(ExactSizeIterator::len);
         values.into_shape_with_order(extents).ok()
-    }
-}
-
-/// A file that gives at most so many bytes at a time, whatever a damaged index asks for.
-struct Limited(FileStorage, usize);
-
-impl Storage for Limited {
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
-
-    fn read_range(&self, offset: u64, len: usize) -> Result<StorageBuffer> {
-        match len > self.1 {
-            true => Err(Error::ResourceLimit(format!("{len} bytes at once"))),
-            false => self.0.read_range(offset, len),
-        }
     }
 }
 

@@ -31,6 +31,7 @@ mod error;
 mod field_file;
 mod field_writer;
 mod fields;
+mod file_bytes;
 mod fletcher;
 mod forcing;
 mod grid;

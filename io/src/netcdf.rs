@@ -1,22 +1,20 @@
 //! NetCDF files: the classic formats (NetCDF-3, CDF-5), and NetCDF-4.
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use hdf5_reader::Hdf5File;
 use ndarray::ArrayD;
 use netcdf_reader::{
     NcAttrValue, NcFile, NcFormat, NcOpenOptions, NcSliceInfo, NcSliceInfoElem, NcType, NcVariable,
-    Storage, StorageBuffer,
+    Storage,
 };
 
 use crate::alike::fingerprint;
 use crate::attributes::Numbers;
-use crate::cf::variable::{Attribute, Container, Kind, Stamp, Variable, stamp_of};
+use crate::cf::variable::{Attribute, Container, Kind, Stamp, Variable};
+use crate::file_bytes::FileBytes;
 use crate::{Error, Result};
 
 /// Largest number of values of an attribute that is kept.
@@ -26,7 +24,7 @@ const MAX_VALUES: usize = 64;
 pub(crate) struct NetCdf {
     path: PathBuf,
     file: NcFile,
-    bytes: Arc<CountedFile>,
+    bytes: Arc<FileBytes>,
     variables: Vec<Variable>,
 }
 
@@ -49,7 +47,7 @@ impl NetCdf {
             format: "NetCDF file",
             cause,
         };
-        let bytes = CountedFile::open(path).map_err(|e| Error::io(path, e))?;
+        let bytes = FileBytes::open(path, usize::MAX).map_err(|e| Error::io(path, e))?;
         let bytes = Arc::new(bytes);
         let options = NcOpenOptions::default();
         let file = NcFile::from_storage_with_options(bytes.clone(), options)
@@ -63,9 +61,9 @@ impl NetCdf {
         for found in file.variables().map_err(|e| unreadable(e.to_string()))? {
             let shape = found.shape();
             // Each index has some bytes.
-            if let Some(extent) = shape.iter().find(|extent| **extent > bytes.size) {
+            if let Some(extent) = shape.iter().find(|extent| **extent > bytes.len()) {
                 let found_text = format!("{shape:?}, with an extent of {extent}");
-                let expected = format!("extents that a file of {} bytes can hold", bytes.size);
+                let expected = format!("extents that a file of {} bytes can hold", bytes.len());
                 return Err(Error::shape(path, found.name(), found_text, expected));
             }
             let chunk = hdf5
@@ -130,7 +128,7 @@ impl Container for NetCdf {
     }
 
     fn fetched(&self) -> u64 {
-        self.bytes.fetched.load(Ordering::Relaxed)
+        self.bytes.fetched()
     }
 
     fn fingerprint(&self) -> Result<(u64, u32)> {
@@ -193,78 +191,5 @@ fn value(value: &NcAttrValue) -> Attribute {
             single: matches!(value, NcAttrValue::Floats(_)),
         }),
         None => Attribute::Other,
-    }
-}
-
-/// A file that counts the bytes that are read.
-#[derive(Debug)]
-struct CountedFile {
-    file: Mutex<File>,
-    size: u64,
-    /// That of the open file, which is read even if another one takes its name.
-    stamp: Stamp,
-    fetched: AtomicU64,
-}
-
-impl CountedFile {
-    fn open(path: &Path) -> std::io::Result<Self> {
-        let file = File::open(path)?;
-        let found = file.metadata()?;
-        Ok(Self {
-            size: found.len(),
-            stamp: stamp_of(&found),
-            file: Mutex::new(file),
-            fetched: AtomicU64::new(0),
-        })
-    }
-}
-
-impl Storage for CountedFile {
-    fn len(&self) -> u64 {
-        self.size
-    }
-
-    fn read_range(&self, offset: u64, len: usize) -> hdf5_reader::error::Result<StorageBuffer> {
-        // Memory is taken by the size of the file, not by a number in it.
-        if offset
-            .checked_add(len as u64)
-            .is_none_or(|end| end > self.size)
-        {
-            return Err(hdf5_reader::error::Error::UnexpectedEof {
-                offset,
-                needed: len as u64,
-                available: self.size.saturating_sub(offset),
-            });
-        }
-        let mut bytes = vec![0; len];
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        file.seek(SeekFrom::Start(offset))?;
-        file.read_exact(&mut bytes)?;
-        self.fetched.fetch_add(len as u64, Ordering::Relaxed);
-        Ok(StorageBuffer::from_vec(bytes))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chunks_are_those_of_the_open_file_when_another_takes_its_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("fields.nc");
-        let other = folder.path().join("other.nc");
-        std::fs::write(&path, "old").unwrap();
-        let old = CountedFile::open(&path).unwrap();
-        // Of the same size, and at the same time for a clock of seconds.
-        std::fs::write(&other, "new").unwrap();
-        std::fs::rename(&other, &path).unwrap();
-        let new = CountedFile::open(&path).unwrap();
-        let found = |file: &CountedFile| file.read_range(0, 3).unwrap().as_ref().to_vec();
-        assert_eq!(
-            (found(&old), found(&new)),
-            (b"old".to_vec(), b"new".to_vec())
-        );
-        assert_ne!(old.stamp, new.stamp);
     }
 }

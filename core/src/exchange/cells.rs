@@ -199,6 +199,11 @@ impl Dim {
         to: 1,
         from: 1,
     };
+
+    /// Whether cells are next to each other in both tensors.
+    fn in_one_piece(self) -> bool {
+        [self.to, self.from] == [1, 1]
+    }
 }
 
 /// Writes the cells of a box.
@@ -240,11 +245,7 @@ unsafe fn write<T: bytemuck::Pod + Send + Sync>(
     }
     let Walk { outer, slow, fast } = Walk::through(merged(dims));
     assert_within(storage.len(), layout);
-    let in_rows = fast.to == 1 && fast.from == 1;
-    let blocks = match in_rows {
-        true => Blocks::of_rows(slow.size, fast.size),
-        false => Blocks::of(slow.size, fast.size),
-    };
+    let blocks = Blocks::of(slow, fast);
     let rows: usize = outer.iter().map(|dim| dim.size).product();
     let per_row = blocks.count();
     in_tasks(rows * per_row, blocks.together(), |task| {
@@ -266,12 +267,8 @@ unsafe fn write<T: bytemuck::Pod + Send + Sync>(
                 let (place, cell) = (elements.at(to as usize), storage.as_ptr().offset(from));
                 match combine {
                     Some(combine) => write_line(place, cell, fast, count, combine),
-                    None if in_rows => {
+                    None if fast.in_one_piece() => {
                         place.copy_from_nonoverlapping(cell, count);
-                    }
-                    None if fast.to == 1 && fast.from == 0 => {
-                        let cell = *cell;
-                        (0..count).for_each(|index| place.add(index).write(cell));
                     }
                     None => write_line(place, cell, fast, count, |_, cell| cell),
                 }
@@ -302,6 +299,16 @@ unsafe fn write_line<T: Copy>(
     };
     // Compiled apart, so that cells next to each other are loaded and stored in vectors.
     match [strides.to, strides.from] {
+        [1, 0] => {
+            // SAFETY: the caller's.
+            unsafe {
+                let cell = cell.read();
+                (0..count).for_each(|index| {
+                    let place = place.add(index);
+                    place.write(combine(place.read(), cell));
+                });
+            }
+        }
         [1, 1] => write([1, 1]),
         [1, -1] => write([1, -1]),
         [1, 2] => write([1, 2]),
@@ -365,25 +372,20 @@ impl Blocks {
     /// Cells of each.
     const CELLS: usize = 128;
 
-    fn of(slow: usize, fast: usize) -> Self {
-        let lines = slow.min(Self::LINES);
-        let cells = match slow {
+    fn of(slow: Dim, fast: Dim) -> Self {
+        let sizes = [slow.size, fast.size];
+        if fast.in_one_piece() {
+            let cells = fast.size.min(TASK);
+            let block = [(TASK / cells).min(slow.size), cells];
+            return Self { sizes, block };
+        }
+        let lines = slow.size.min(Self::LINES);
+        let cells = match slow.size {
             1 => TASK,
             _ => Self::CELLS.max(Self::CELLS * Self::LINES / lines),
         };
-        Self {
-            sizes: [slow, fast],
-            block: [lines, cells.min(fast)],
-        }
-    }
-
-    /// Blocks of rows that lie in one piece in both tensors.
-    fn of_rows(slow: usize, fast: usize) -> Self {
-        let cells = fast.min(TASK);
-        Self {
-            sizes: [slow, fast],
-            block: [(TASK / cells).min(slow), cells],
-        }
+        let block = [lines, cells.min(fast.size)];
+        Self { sizes, block }
     }
 
     fn parts(&self) -> [usize; 2] {

@@ -9,8 +9,6 @@
 //! # Adjoint
 //! The opposite rotation.
 
-use std::sync::Arc;
-
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Tensor, TensorData};
@@ -31,7 +29,8 @@ const TASK: usize = 1 << 14;
 /// [module](self).
 ///
 /// # Errors
-/// Angles of another number of dims than the field has, or of more than three, or not half as many as there are elements for a dim; a sharded width; partial values.
+/// Angles of another number of dims than the field has, or of more than three, or not half as many as there are elements for a
+/// dim; a sharded width; partial values.
 ///
 /// # Example
 /// ```
@@ -59,8 +58,8 @@ pub fn rotary<const D: usize>(x: ShardTensor<D>, angles: &[Vec<f64>]) -> Result<
     if !fits {
         let counts: Vec<usize> = angles.iter().map(Vec::len).collect();
         let message = format!(
-            "{counts:?} angles for {shape:?}; expected [batch, *spatial, heads, width] with one to three spatial dims, a whole width, and as many angles for \
-             every spatial dim, together half of the width"
+            "{counts:?} angles for {shape:?}; expected [batch, *spatial, heads, width] with one to three spatial dims, a whole \
+             width, and as many angles for every spatial dim, together half of the width"
         );
         return Err(Error::operator(NAME, message));
     }
@@ -81,7 +80,7 @@ pub fn rotary<const D: usize>(x: ShardTensor<D>, angles: &[Vec<f64>]) -> Result<
 #[derive(Clone, Debug)]
 struct Turns {
     /// Cosine and sine of every pair of every cell, for each spatial dim.
-    of_dims: Arc<[Vec<[f64; 2]>]>,
+    of_dims: Vec<Vec<[f64; 2]>>,
     /// The pairs of a dim.
     pairs: usize,
 }
@@ -250,24 +249,32 @@ mod tests {
 
     #[test]
     fn the_kernel_and_burns_operators_agree() {
-        let x = random::<5>([2, 3, 4, 2, 8], "x", 0);
-        let whole = IndexBox::whole(&x.dims());
+        type View = fn(Tensor<5>) -> Tensor<5>;
+
+        let whole = IndexBox::whole(&[2, 3, 4, 2, 8]);
         let turns = Turns::new(&angles(), &whole);
-        let of = |kernel: bool| {
-            let x = x.clone().detach().require_grad();
-            // Elements that do not lie side by side, too.
-            let views = [x.clone(), x.clone().swap_dims(1, 4).swap_dims(1, 4)];
-            let y = views.map(|x| match kernel {
-                true => Tensor::<5>::from_dispatch(apply(turns.clone(), [x.into_dispatch()])),
-                false => composed(x, &turns),
-            });
-            let [y, other] = y;
-            let y = y + other * 2.0;
+        let of = |kernel: bool, x: Tensor<5>, view: View| {
+            let x = x.detach().require_grad();
+            let seen = view(x.clone());
+            let y = match kernel {
+                true => Tensor::<5>::from_dispatch(apply(turns.clone(), [seen.into_dispatch()])),
+                false => composed(seen, &turns),
+            };
             let gradients = (y.clone() * y.clone().detach().cos()).sum().backward();
             [y.inner(), x.grad(&gradients).unwrap()].map(Tensor::into_data)
         };
-        for (ours, burns) in of(true).iter().zip(&of(false)) {
-            assert!(difference(ours, burns) < 1e-5);
+        // Heads that lie apart, and elements of a head that do.
+        let views: [([usize; 5], View); 3] = [
+            ([2, 3, 4, 2, 8], |x| x),
+            ([2, 3, 4, 2, 24], |x| x.narrow(4, 8, 8)),
+            ([2, 8, 4, 2, 3], |x| x.swap_dims(1, 4)),
+        ];
+        for (shape, view) in views {
+            let x = random::<5>(shape, "x", 0);
+            let (ours, burns) = (of(true, x.clone(), view), of(false, x, view));
+            for (ours, burns) in ours.iter().zip(&burns) {
+                assert!(difference(ours, burns) < 1e-5, "{shape:?}");
+            }
         }
         // A shard without cells, which has been given one.
         let empty = IndexBox::new(vec![0..2, 3..3, 0..4, 0..2, 0..8]);

@@ -10,6 +10,7 @@ pub(crate) mod lines;
 pub(crate) mod local;
 mod logarithm;
 pub(crate) mod math;
+pub(crate) mod matrices;
 pub(crate) mod memory;
 pub(crate) mod products;
 pub(crate) mod simd;

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::matrices::{Matrix, multiply};
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::Isa;
 use crate::reduce::sum_of_rows;
@@ -21,17 +22,21 @@ const TASK: usize = 1 << 14;
 /// `x · weight + bias` of the rows of `x`, by our kernel or, on a device without it, by burn's operators.
 pub(super) fn affine(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
     if !flex::runs_on(&x.device()) {
-        let y = x.matmul(weight);
-        return match bias {
-            Some(bias) => y + bias.unsqueeze(),
-            None => y,
-        };
+        return composed(x, weight, bias);
     }
     let [x, weight] = [x, weight].map(Tensor::into_dispatch);
     Tensor::from_dispatch(match bias {
         Some(bias) => apply(Affine, [x, weight, bias.into_dispatch()]),
         None => apply(Affine, [x, weight]),
     })
+}
+
+fn composed(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
+    let y = x.matmul(weight);
+    match bias {
+        Some(bias) => y + bias.unsqueeze(),
+        None => y,
+    }
 }
 
 /// The inputs are `x`, `weight` and, where there is one, `bias`.
@@ -70,7 +75,8 @@ impl Operator for Affine {
         let wanted = |input: usize| pass.wanted.get(input) == Some(&true);
         let gradients = with_float!(dtype, E => {
             let cotangent = flex::operand::<E>(pass.cotangent)?;
-            let y = Matrix::new(flex::elements::<E>(&cotangent), [rows, outputs]);
+            let cotangent = flex::elements::<E>(&cotangent);
+            let y = Matrix::new(cotangent, [rows, outputs]);
             let of_x = wanted(0).then(|| {
                 let weight = flex::operand::<E>(weight)?;
                 let weight = Matrix::new(flex::elements(&weight), [size, outputs]);
@@ -84,7 +90,7 @@ impl Operator for Affine {
                 Ok(flex::result(gradient, &[size, outputs], dtype))
             });
             let of_bias = wanted(2).then(|| {
-                let sums = sum_of_rows(Isa::chosen()?, y.elements, y.size);
+                let sums = sum_of_rows(Isa::chosen()?, cotangent, [rows, outputs]);
                 Ok(flex::small_result(sums, &[outputs], dtype))
             });
             [of_x, of_weight, of_bias]
@@ -99,71 +105,20 @@ fn dims(tensor: &DispatchTensor) -> [usize; 2] {
     [shape[0], shape[1]]
 }
 
-/// A matrix whose rows or columns lie in one piece.
-#[derive(Clone, Copy)]
-struct Matrix<'a, E> {
-    elements: &'a [E],
-    size: [usize; 2],
-    strides: [usize; 2],
-}
-
-impl<'a, E> Matrix<'a, E> {
-    /// A matrix of rows.
-    fn new(elements: &'a [E], size: [usize; 2]) -> Self {
-        assert_eq!(elements.len(), size[0] * size[1]);
-        let strides = [size[1], 1];
-        Self {
-            elements,
-            size,
-            strides,
-        }
-    }
-
-    fn transposed(mut self) -> Self {
-        self.size.reverse();
-        self.strides.reverse();
-        self
-    }
-}
-
 /// `a · b`, with `bias` added to every row.
 fn product<E: Float>(a: Matrix<'_, E>, b: Matrix<'_, E>, bias: Option<&[E]>) -> Buffer<E> {
-    let ([rows, summed], [_, columns]) = (a.size, b.size);
-    assert_eq!(b.size[0], summed);
+    let ([rows, summed], [_, columns]) = (a.size(), b.size());
     let parallelism = match rows * summed * columns {
         ..SHARED => Parallelism::None,
         _ => Parallelism::Rayon(0),
     };
-    let [a_row, a_column] = a.strides.map(|stride| stride as isize);
-    let [b_row, b_column] = b.strides.map(|stride| stride as isize);
     let fill = |y: Shared<E>| {
-        if let Some(bias) = bias {
-            // SAFETY: the rows of the result.
-            unsafe { fill_rows(y, rows, bias) };
-        }
-        // SAFETY: the sizes are those of the slices and of the result, which is read only where it has been filled.
+        // SAFETY: the rows of the result, which are added to only where they hold the bias.
         unsafe {
-            gemm::gemm(
-                rows,
-                columns,
-                summed,
-                y.at(0),
-                1,
-                columns as isize,
-                bias.is_some(),
-                a.elements.as_ptr(),
-                a_column,
-                a_row,
-                b.elements.as_ptr(),
-                b_column,
-                b_row,
-                E::from_f64(1.0),
-                E::from_f64(1.0),
-                false,
-                false,
-                false,
-                parallelism,
-            );
+            if let Some(bias) = bias {
+                fill_rows(y, rows, bias);
+            }
+            multiply((y.at(0), columns), a, b, bias.is_some(), parallelism);
         }
     };
     // SAFETY: a product writes all elements.
@@ -220,17 +175,10 @@ mod tests {
 
     #[test]
     fn kernels_and_burns_operators_agree() {
-        let burns = |x: Tensor<2>, weight, bias: Option<Tensor<1>>| {
-            let y = x.matmul(weight);
-            match bias {
-                Some(bias) => y + bias.unsqueeze(),
-                None => y,
-            }
-        };
         for sizes in [[1, 1, 1], [5, 7, 3], [300, 70, 90], [70, 1, 130]] {
             for with_bias in [false, true] {
                 let found = of(affine, sizes, with_bias);
-                let expected = of(burns, sizes, with_bias);
+                let expected = of(composed, sizes, with_bias);
                 assert_eq!(found.len(), expected.len());
                 for (found, expected) in found.iter().zip(&expected) {
                     found.assert_approx_eq(expected, Tolerance::<f32>::rel_abs(1e-4, 1e-4));

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use halocline_core::{Error, IndexBox, Result, ShardTensor};
+use halocline_core::{Error, IndexBox, Layout, Result, ShardTensor};
 
 use crate::driver::empty::{drop_empty, fill_empty, keep};
 
@@ -46,29 +46,40 @@ pub fn narrow<const D: usize>(
     if range == (0..x.dims()[dim]) {
         return Ok(x);
     }
-    let mut extents = x.layout().all_extents().to_vec();
-    let mut first = 0;
-    for extent in &mut extents[dim] {
-        let cells = first..first + *extent;
-        first = cells.end;
-        *extent = common(&cells, &range).len();
-    }
-    let layout = x.layout().derive(x.placements().to_vec(), extents);
+    let (layout, kept) = part(x.layout(), dim, &range, x.mesh().position());
     let all: Vec<usize> = (0..D).collect();
     let (local, from, mesh) = x.into_parts();
     if from.extents(dim).len() > 1 {
-        let shard = from.local_box(mesh.position());
-        let mut kept = IndexBox::whole(&shard.shape()).ranges().to_vec();
-        let cells = &shard.ranges()[dim];
-        let found = common(cells, &range);
-        kept[dim] = found.start - cells.start..found.end - cells.start;
-        let local = keep(local, &IndexBox::new(kept), NAME)?;
+        let local = keep(local, &kept, NAME)?;
         return Ok(ShardTensor::from_parts(local, layout, mesh));
     }
     // A slice without cells would leave burn's graph, on that rank only.
     let local = fill_empty(local, &from, &all, NAME, 0.0)?.narrow(dim, start, length);
     let local = drop_empty(local, &layout, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// The layout of a range of a dim, of which each rank keeps its cells, and these in the shard at a mesh position.
+pub(super) fn part(
+    layout: &Layout,
+    dim: usize,
+    range: &Range<usize>,
+    position: usize,
+) -> (Layout, IndexBox) {
+    let mut extents = layout.all_extents().to_vec();
+    let mut first = 0;
+    for extent in &mut extents[dim] {
+        let cells = first..first + *extent;
+        first = cells.end;
+        *extent = common(&cells, range).len();
+    }
+    let shard = layout.local_box(position);
+    let mut kept = IndexBox::whole(&shard.shape()).ranges().to_vec();
+    let cells = &shard.ranges()[dim];
+    let found = common(cells, range);
+    kept[dim] = found.start - cells.start..found.end - cells.start;
+    let layout = layout.derive(layout.placements().to_vec(), extents);
+    (layout, IndexBox::new(kept))
 }
 
 /// The intersection of a range with another one; if empty, at one of its ends.

@@ -1,12 +1,12 @@
 //! Split and chunk: ranges of a dim, one after the other.
 //!
 //! # Placement
-//! Those of [`narrow`]: all dims may be sharded, ranks keep their cells, and nothing is sent. A part of a sharded dim lies on
+//! Those of [`narrow`](fn@super::narrow): all dims may be sharded, ranks keep their cells, and nothing is sent. A part of a sharded dim lies on
 //! the ranks that held its cells; [`align`](super::align) and `redistribute` move it to others.
 //!
 //! # Adjoint
-//! The cotangents of the parts, one after the other; parts that the loss does not depend on have zeros. A dim that is not sharded
-//! has one gradient of all parts, so that one backward pass goes through them.
+//! The cotangents of the parts, one after the other; parts that the loss does not depend on have zeros. They are written to one
+//! tensor, so that only one backward pass may go through the parts of a split.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,7 +17,7 @@ use halocline_core::ops::{BackwardPass, Operator, Recompute, apply, blank, cut, 
 use halocline_core::{Error, IndexBox, Result, ShardTensor};
 
 use super::cat::cat;
-use super::narrow::narrow;
+use super::narrow::part;
 use crate::driver::place::require_dim;
 use crate::golden::{Golden, Output, output, with_dims};
 
@@ -47,40 +47,20 @@ pub fn split<const D: usize>(
         let message = format!("parts of {sizes:?} of dim {dim} of {:?}", x.dims());
         return Err(Error::operator("split", message));
     }
-    if sizes.len() > 1 && x.layout().extents(dim).len() == 1 {
-        return Ok(in_one_piece(x, sizes, dim));
+    if sizes.len() == 1 {
+        return Ok(vec![x]);
     }
-    let mut start = 0;
-    let parts = sizes.iter().map(|size| {
-        start += size;
-        narrow(x.clone(), dim, start - size, *size)
-    });
-    parts.collect()
-}
-
-/// [`split`] of a dim that is not sharded: the gradients of the parts are written to one tensor, instead of each to one of zeros.
-fn in_one_piece<const D: usize>(
-    x: ShardTensor<D>,
-    sizes: &[usize],
-    dim: usize,
-) -> Vec<ShardTensor<D>> {
     let (local, layout, mesh) = x.into_parts();
     let gradients = Gradients::default();
-    let shape = local.dims();
     let whole = apply(Whole(gradients.clone()), [local.into_dispatch()]);
     let mut start = 0;
     let parts = sizes.iter().map(|size| {
-        let mut ranges = shape.map(|size| 0..size);
-        ranges[dim] = start..start + size;
         start += size;
-        let part = Part(gradients.clone(), IndexBox::new(ranges.to_vec()));
-        let local = Tensor::from_dispatch(apply(part, [whole.clone()]));
-        let mut extents = layout.all_extents().to_vec();
-        extents[dim] = vec![*size];
-        let layout = layout.derive(layout.placements().to_vec(), extents);
-        ShardTensor::from_parts(local, layout, mesh.clone())
+        let (layout, place) = part(&layout, dim, &(start - size..start), mesh.position());
+        let local = apply(Part(gradients.clone(), place), [whole.clone()]);
+        ShardTensor::from_parts(Tensor::from_dispatch(local), layout, mesh.clone())
     });
-    parts.collect()
+    Ok(parts.collect())
 }
 
 /// The gradients of parts, with their places, until that of the whole is made of them.
@@ -122,7 +102,8 @@ impl Operator for Whole {
 
     /// The cotangent is the zeros of the first part. Parts that the loss does not depend on have no gradient.
     fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
-        let gradients = self.0.take();
+        let mut gradients = self.0.take();
+        gradients.retain(|(place, _)| place.volume() > 0);
         let written: usize = gradients.iter().map(|(place, _)| place.volume()).sum();
         let fill = (written < pass.saved.num_elements()).then_some(0.0);
         let gradient = of_boxes(&pass.cotangent, pass.saved, fill, &gradients);
@@ -234,7 +215,7 @@ mod tests {
     use crate::prelude::*;
     use crate::testing::{Operator, check_op};
 
-    /// Of three parts one is used twice and one not at all.
+    /// Uses one of three parts twice, and one never.
     struct Parts(usize);
 
     impl Operator<3, 3> for Parts {

@@ -61,8 +61,9 @@ impl<E: Element> Term<'_, E> {
         [middles, cotangents]: [E::Vector<S>; 2],
     ) -> E::Vector<S> {
         match self {
-            Self::Cell => cotangents,
-            Self::Product(_) => unreachable!("the gradient of a product is that of scaled lines"),
+            Self::Cell | Self::Product(_) => {
+                unreachable!("these gradients are lines of one number, and scaled lines")
+            }
             Self::Square | Self::Distance(_) => {
                 let away = E::minus(simd, load(simd, &x[cells]), middles);
                 E::times(simd, away, cotangents)
@@ -155,7 +156,7 @@ pub(super) fn scaled<E: Element>(isa: Isa, lines: Lines, x: &[E], factors: &[E])
     backward(isa, lines, x, Term::Square, factors, 0.5)
 }
 
-/// Computes the gradient of the cells.
+/// Computes the gradient of the cells, of which squares are summed.
 pub(super) fn backward<E: Element>(
     isa: Isa,
     lines: Lines,
@@ -164,10 +165,7 @@ pub(super) fn backward<E: Element>(
     cotangent: &[E],
     scale: f64,
 ) -> Buffer<E> {
-    let scale = E::from_f64(match term {
-        Term::Cell => scale,
-        _ => 2.0 * scale,
-    });
+    let scale = E::from_f64(2.0 * scale);
     let run = |place, gradient| {
         isa.run(Gradient {
             lines,

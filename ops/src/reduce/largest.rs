@@ -8,7 +8,6 @@ use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
 use rayon::prelude::*;
 
-use crate::kernel::buffer::scattered;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::Lines;
 
@@ -16,7 +15,7 @@ use crate::kernel::lines::Lines;
 const FEW: usize = 32;
 
 /// The `count` largest cells of a whole dim on the CPU, in descending order, and their indices; of equal cells the first ones.
-/// What is not a number is larger than all numbers.
+/// Counts NaN as larger than all numbers.
 pub(super) fn largest<const D: usize>(
     x: Tensor<D>,
     count: usize,
@@ -31,36 +30,25 @@ pub(super) fn largest<const D: usize>(
         places::<E>(lines, count, flex::elements(&cells))
     });
     shape[dim] = count;
-    let indices = Tensor::from_data(TensorData::new(places.clone(), shape), &device);
+    let cells = places.iter().map(|cell| *cell as u32).collect();
+    let indices = Tensor::from_data(TensorData::new(places, shape), &device);
     let taken = Taken {
         lines,
         shape: shape.to_vec(),
-        places,
+        cells,
     };
     let values = Tensor::from_dispatch(apply(taken, [x.into_dispatch()]));
     Ok((values, indices))
 }
 
-/// Cells at places of their lines, each of which is there once.
+/// Cells of lines, taken by their numbers.
 #[derive(Debug)]
 struct Taken {
     lines: Lines,
     /// That of the result.
     shape: Vec<usize>,
     /// `[outer, count, inner]`.
-    places: Vec<i64>,
-}
-
-impl Taken {
-    /// Runs a function of the places of cells in the result and in one `[cells, inner]`.
-    fn for_each(&self, outer: usize, mut run: impl FnMut(usize, usize)) {
-        let Lines { inner, .. } = self.lines;
-        let of_outer = self.places.len() / self.lines.outer;
-        let range = outer * of_outer..(outer + 1) * of_outer;
-        for (place, cell) in range.clone().zip(&self.places[range]) {
-            run(place, *cell as usize * inner + place % inner);
-        }
-    }
+    cells: Vec<u32>,
 }
 
 impl Operator for Taken {
@@ -74,29 +62,25 @@ impl Operator for Taken {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
         let x = inputs.remove(0);
         let (dtype, shape) = (x.dtype(), x.shape());
-        let of_outer = self.lines.cells * self.lines.inner;
+        let Lines { cells, inner, .. } = self.lines;
+        let of_outer = self.cells.len() / self.lines.outer.max(1);
         let y = with_float!(dtype, E => {
             let x = flex::operand::<E>(x)?;
             let x = flex::elements::<E>(&x);
-            let mut y = vec![E::default(); self.places.len()];
-            for outer in 0..self.lines.outer {
-                let x = &x[outer * of_outer..][..of_outer];
-                self.for_each(outer, |place, cell| y[place] = x[cell]);
-            }
-            flex::small_result(y, &self.shape, dtype)
+            let taken = self.cells.iter().enumerate().map(|(place, cell)| {
+                let (outer, column) = (place / of_outer, place % inner);
+                x[(outer * cells + *cell as usize) * inner + column]
+            });
+            flex::small_result(taken.collect(), &self.shape, dtype)
         });
         Ok((y, shape))
     }
 
     fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
         let (dtype, shape) = (pass.cotangent.dtype(), pass.saved);
-        let Lines { cells, inner, .. } = self.lines;
         Ok(vec![Some(with_float!(dtype, E => {
             let cotangent = flex::operand::<E>(pass.cotangent)?;
-            let cotangent = flex::elements::<E>(&cotangent);
-            let gradient = scattered(self.lines.len(), cells * inner, |outer, gradient: &mut [E]| {
-                self.for_each(outer, |place, cell| gradient[cell] = cotangent[place]);
-            });
+            let gradient = self.lines.scattered::<E>(&self.cells, flex::elements(&cotangent));
             flex::result(gradient, shape, dtype)
         }))])
     }

@@ -12,6 +12,7 @@ use rayon::prelude::*;
 use super::table::Table;
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::matrices::{self, Matrix};
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::Element;
 use crate::reshape;
@@ -323,46 +324,42 @@ fn multiply<E: Float>(
     on_points: &mut [E],
     on_degrees: &mut [E],
 ) {
-    assert!(functions.len() >= (2 * degrees - 1) * points);
     assert!(on_points.len() >= points * columns);
     assert!(on_degrees.len() >= (2 * degrees - 1) * columns);
-    let (row, wide) = (columns as isize, points as isize);
-    let (rows, summed, y, y_row, strides, x, x_row) = match to {
+    let (rows, strides, y, y_row, x, x_row) = match to {
         To::Degrees => {
-            let strides = [1, 2 * wide];
-            let (y, x) = (on_degrees.as_mut_ptr(), on_points.as_ptr());
-            (degrees, points, y, 2 * row, strides, x, row)
+            let (y, x) = (on_degrees, &*on_points);
+            (
+                [degrees, points],
+                [2 * points, 1],
+                y,
+                2 * columns,
+                x,
+                columns,
+            )
         }
         To::Points => {
-            let strides = [2 * wide, 1];
-            let (y, x) = (on_points.as_mut_ptr(), on_degrees.as_ptr());
-            (points, degrees, y, row, strides, x, 2 * row)
+            let (y, x) = (on_points, &*on_degrees);
+            (
+                [points, degrees],
+                [1, 2 * points],
+                y,
+                columns,
+                x,
+                2 * columns,
+            )
         }
     };
-    let [column_stride, row_stride] = strides;
-    let (zero, one) = (E::default(), E::from_f64(1.0));
-    // SAFETY: all elements lie in the slices, as asserted; the result is not read.
+    let functions = Matrix::strided(functions, rows, strides);
+    let x = Matrix::strided(x, [rows[1], columns], [x_row, 1]);
+    // SAFETY: the rows lie in the slice, as asserted.
     unsafe {
-        gemm::gemm(
-            rows,
-            columns,
-            summed,
-            y,
-            1,
-            y_row,
-            false,
-            functions.as_ptr(),
-            column_stride,
-            row_stride,
+        matrices::multiply(
+            (y.as_mut_ptr(), y_row),
+            functions,
             x,
-            1,
-            x_row,
-            zero,
-            one,
-            false,
-            false,
             false,
             Parallelism::None,
-        );
-    }
+        )
+    };
 }

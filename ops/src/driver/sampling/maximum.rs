@@ -74,7 +74,7 @@ impl Operator for Maximum {
                     let dtype = gradient.dtype();
                     with_float!(dtype, E => {
                         let gradient = flex::operand::<E>(gradient)?;
-                        let gradient = scattered::<E>(lines, cells, flex::elements(&gradient));
+                        let gradient = lines.scattered::<E>(cells, flex::elements(&gradient));
                         flex::result(gradient, shape, dtype)
                     })
                 }
@@ -179,22 +179,6 @@ fn first_of_largest<E: Float>(cells: &[E]) -> usize {
     found.expect("one of the cells")
 }
 
-/// The gradient of [`maxima`]: each cotangent at the cell that was taken.
-fn scattered<E: Float>(lines: Lines, chosen: &[u32], cotangent: &[E]) -> Buffer<E> {
-    let Lines { cells, inner, .. } = lines;
-    let outputs = chosen.len() / lines.outer;
-    buffer::scattered(lines.len(), cells * inner, |outer, gradient: &mut [E]| {
-        let range = outer * outputs..(outer + 1) * outputs;
-        let rows = chosen[range.clone()].chunks_exact(inner);
-        let rows = rows.zip(cotangent[range].chunks_exact(inner));
-        for (chosen, cotangent) in rows {
-            for (column, (cell, cotangent)) in chosen.iter().zip(cotangent).enumerate() {
-                gradient[*cell as usize * inner + column] += *cotangent;
-            }
-        }
-    })
-}
-
 /// [`along`], for devices without our kernels.
 fn by_selection(
     x: DispatchTensor,
@@ -262,7 +246,7 @@ mod tests {
         let map: Map = vec![[0, 1, 2, 3].map(|cell| (cell, 1.0)).to_vec()];
         let (y, cells) = maxima(lines, &[1.0, f32::NAN, f32::INFINITY, f32::NAN], &map);
         assert!(y[0].is_nan() && cells == [1]);
-        assert_eq!(*scattered(lines, &cells, &[2.0]), [0.0, 2.0, 0.0, 0.0]);
+        assert_eq!(*lines.scattered(&cells, &[2.0]), [0.0, 2.0, 0.0, 0.0]);
         for count in 1..20 {
             let mut cells: Vec<f32> = (0..count).map(|cell| ((cell * 7) % 5) as f32).collect();
             let most = cells.iter().copied().fold(f32::NEG_INFINITY, f32::max);

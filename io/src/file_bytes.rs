@@ -1,0 +1,92 @@
+//! The bytes of a file, for readers of formats: threads read them at once.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hdf5_reader::error::{Error, Result};
+use hdf5_reader::{FileStorage, Storage, StorageBuffer};
+
+use crate::cf::variable::{Stamp, stamp_of};
+
+/// A file that counts the bytes that are read, at most so many at a time, whatever damaged metadata ask for.
+pub(crate) struct FileBytes {
+    file: FileStorage,
+    /// That of the open file, which is read even if another one takes its name.
+    pub(crate) stamp: Stamp,
+    most: usize,
+    fetched: AtomicU64,
+}
+
+impl FileBytes {
+    pub(crate) fn open(path: &Path, most: usize) -> std::io::Result<Self> {
+        let file = File::open(path)?;
+        Ok(Self {
+            stamp: stamp_of(&file.metadata()?),
+            file: FileStorage::from_file(file).map_err(std::io::Error::other)?,
+            most,
+            fetched: AtomicU64::new(0),
+        })
+    }
+
+    /// The bytes that have been read so far.
+    pub(crate) fn fetched(&self) -> u64 {
+        self.fetched.load(Ordering::Relaxed)
+    }
+}
+
+impl Storage for FileBytes {
+    fn len(&self) -> u64 {
+        self.file.len()
+    }
+
+    fn read_range(&self, offset: u64, len: usize) -> Result<StorageBuffer> {
+        if len > self.most {
+            return Err(Error::ResourceLimit(format!("{len} bytes at once")));
+        }
+        // A range beyond the end of the file is refused before memory is taken for it.
+        let bytes = self.file.read_range(offset, len)?;
+        self.fetched.fetch_add(len as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_those_of_the_open_file_when_another_takes_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fields.nc");
+        let other = folder.path().join("other.nc");
+        std::fs::write(&path, "old").unwrap();
+        let old = FileBytes::open(&path, 3).unwrap();
+        // Of the same size, and at the same time for a clock of seconds.
+        std::fs::write(&other, "new").unwrap();
+        std::fs::rename(&other, &path).unwrap();
+        let new = FileBytes::open(&path, 3).unwrap();
+        let found = |file: &FileBytes| file.read_range(0, 3).unwrap().as_ref().to_vec();
+        assert_eq!(
+            (found(&old), found(&new)),
+            (b"old".to_vec(), b"new".to_vec())
+        );
+        assert_ne!(old.stamp, new.stamp);
+        assert_eq!(old.fetched(), 3);
+    }
+
+    #[test]
+    fn ranges_are_limited_by_the_file_and_by_the_reader() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fields.nc");
+        std::fs::write(&path, "12345").unwrap();
+        let file = FileBytes::open(&path, 4).unwrap();
+        assert!(matches!(
+            file.read_range(0, 5),
+            Err(Error::ResourceLimit(_))
+        ));
+        assert!(file.read_range(3, 4).is_err());
+        assert!(file.read_range(u64::MAX, 1).is_err());
+        assert_eq!(file.fetched(), 0);
+    }
+}

@@ -1,0 +1,92 @@
+//! Products of matrices.
+
+use gemm::Parallelism;
+
+use super::simd::Element;
+
+/// A matrix in memory, with the steps from row to row and from column to column.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<'a, E> {
+    elements: &'a [E],
+    size: [usize; 2],
+    strides: [usize; 2],
+}
+
+impl<'a, E> Matrix<'a, E> {
+    /// A matrix of rows that lie one after the other.
+    pub(crate) fn new(elements: &'a [E], size: [usize; 2]) -> Self {
+        Self::strided(elements, size, [size[1], 1])
+    }
+
+    /// A matrix of these strides.
+    ///
+    /// # Panics
+    /// Panics if an element would lie outside of `elements`.
+    pub(crate) fn strided(elements: &'a [E], size: [usize; 2], strides: [usize; 2]) -> Self {
+        let last: usize = (0..2)
+            .map(|dim| size[dim].max(1) * strides[dim] - strides[dim])
+            .sum();
+        assert!(
+            size.contains(&0) || last < elements.len(),
+            "{size:?} with strides {strides:?} of {} elements",
+            elements.len()
+        );
+        Self {
+            elements,
+            size,
+            strides,
+        }
+    }
+
+    pub(crate) fn size(self) -> [usize; 2] {
+        self.size
+    }
+
+    pub(crate) fn transposed(mut self) -> Self {
+        self.size.reverse();
+        self.strides.reverse();
+        self
+    }
+}
+
+/// Writes `a · b` to rows from `y` on that lie `y_row` elements apart, or adds it to them.
+///
+/// # Safety
+/// The rows must lie in one allocation that nothing else uses meanwhile; if they are added to, they must be initialised.
+pub(crate) unsafe fn multiply<E: Element>(
+    (y, y_row): (*mut E, usize),
+    a: Matrix<'_, E>,
+    b: Matrix<'_, E>,
+    adds: bool,
+    parallelism: Parallelism,
+) {
+    let ([rows, summed], [_, columns]) = (a.size, b.size);
+    assert_eq!(b.size[0], summed);
+    let [a_row, a_column] = a.strides.map(|stride| stride as isize);
+    let [b_row, b_column] = b.strides.map(|stride| stride as isize);
+    let one = E::from_f64(1.0);
+    // SAFETY: operands lie in their slices, as asserted when they were made; the result is the caller's.
+    unsafe {
+        gemm::gemm(
+            rows,
+            columns,
+            summed,
+            y,
+            1,
+            y_row as isize,
+            adds,
+            a.elements.as_ptr(),
+            a_column,
+            a_row,
+            b.elements.as_ptr(),
+            b_column,
+            b_row,
+            one,
+            one,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}
