@@ -14,6 +14,7 @@ use super::engine::job::Job;
 use super::engine::method::Method;
 use super::engine::tile::{Piece, Pieces};
 use super::engine::weight::WeightJob;
+use super::periodic::Continued;
 use super::run::{ConvRun, spatial};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float};
@@ -138,24 +139,29 @@ impl ConvRun {
         let wanted = pass.wanted;
         let exchange = self.exchange.clone().map(Exchange::reversed);
         let like = to_dispatch::<Flex>(x.clone());
-        let gradient_of = |cells: &IndexBox| {
+        let gradient = |continued: &Continued, cells: &IndexBox| {
             let weight = flex::elements(&weight);
-            self.input_gradient::<E>((isa, method, halves), cotangent, weight, cells)
+            let settings = (isa, method, halves);
+            self.input_gradient::<E>(settings, (cotangent, continued), weight, cells)
         };
+        let alone = Continued::default();
         // Gradients of received boxes come first: their owners wait for them.
         let boxes = exchange
             .as_ref()
             .filter(|_| wanted[0])
-            .map(|exchange| exchange.send(&like, |transfer| gradient_of(&transfer.dst)))
+            .map(|exchange| exchange.send(&like, |transfer| gradient(&alone, &transfer.dst)))
             .transpose()?;
         boxes.iter().for_each(Boxes::in_background);
         let own = wanted[0].then(|| match &self.exchange {
-            None => gradient_of(&IndexBox::whole(&x.shape())),
+            None => gradient(&alone, &IndexBox::whole(&x.shape())),
             Some(exchange) => {
                 let plan = &exchange.forward.plan;
-                let (whole, parts): (Vec<&Transfer>, _) = plan.copies.iter().partition(|copy| {
-                    copy.src.shape() == plan.source_shape && !copy.flip.contains(&true)
-                });
+                let continued = Continued::new(&self.conv, plan, &self.output);
+                let gradient_of = |cells: &IndexBox| gradient(&continued, cells);
+                let (whole, parts): (Vec<&Transfer>, _) =
+                    continued.copies.iter().partition(|copy| {
+                        copy.src.shape() == plan.source_shape && !copy.flip.contains(&true)
+                    });
                 let [first, rest @ ..] = &whole[..] else {
                     let zeros = blank(&like, &plan.source_shape, Some(0.0));
                     return add_all(zeros, parts, gradient_of);
@@ -193,7 +199,7 @@ impl ConvRun {
     fn input_gradient<E: Float>(
         &self,
         (isa, method, halves): (Isa, Method, bool),
-        cotangent: &FlexTensor,
+        (cotangent, continued): (&FlexTensor, &Continued),
         weight: &[E],
         cells: &IndexBox,
     ) -> DispatchTensor {
@@ -203,17 +209,20 @@ impl ConvRun {
             outputs,
             ..
         } = self.conv;
-        let ranges = three_ranges(cells);
+        let parts = (self.conv)
+            .input_gradient(&continued.place(&three_ranges(cells)))
+            .into_iter()
+            .map(|part| part.meeting(continued.extents(cotangent)));
         let kernel = self.conv.elements();
         let shape = cells.shape();
         let job = Job {
-            parts: &self.conv.input_gradient(&ranges),
+            parts: &parts.collect::<Vec<_>>(),
             groups,
             inputs: outputs,
             outputs: inputs,
             batch: shape[0],
             shape: spatial(&shape),
-            pieces: &Pieces::whole(flex::field(cotangent)),
+            pieces: &continued.pieces(cotangent),
             bias: None,
             method,
             halves,

@@ -27,6 +27,7 @@ mod golden;
 mod kernels;
 mod layer;
 mod node;
+mod periodic;
 mod run;
 #[cfg(test)]
 mod sharded;

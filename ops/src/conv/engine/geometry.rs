@@ -168,6 +168,20 @@ impl Correlation {
         }
     }
 
+    /// Without the taps that meet no cell of a source of these extents.
+    #[must_use]
+    pub(crate) fn meeting(mut self, source: Dims) -> Self {
+        let last: [isize; 3] =
+            std::array::from_fn(|dim| ((self.count[dim] - 1) * self.step[dim]) as isize);
+        let meets = |tap: &Tap| {
+            (0..3).all(|dim| {
+                tap.offset[dim] < source[dim] as isize && tap.offset[dim] + last[dim] >= 0
+            })
+        };
+        self.taps.retain(meets);
+        self
+    }
+
     /// The offsets of the taps in every dim, in the order of the taps, which are their product.
     pub(crate) fn places(&self) -> [Vec<isize>; 3] {
         let mut places: [Vec<isize>; 3] = Default::default();
@@ -192,6 +206,26 @@ impl Correlation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn taps_that_meet_no_cell_are_left_out() {
+        let conv = Conv {
+            groups: 1,
+            inputs: 1,
+            outputs: 1,
+            kernel: [1, 3, 3],
+            stride: [1; 3],
+            dilation: [1; 3],
+        };
+        // Results of 4 × 6; the first row before the field has taps of one row only.
+        let taps = |rows, columns| {
+            let parts = conv.input_gradient(&[0..1, rows, columns]);
+            parts[0].clone().meeting([1, 4, 6]).taps.len()
+        };
+        assert_eq!(taps(0..6, 0..8), 9);
+        assert_eq!(taps(0..1, 0..8), 3);
+        assert_eq!(taps(5..6, 0..2), 2);
+    }
 
     #[test]
     fn results_within_are_those_whose_windows_are() {

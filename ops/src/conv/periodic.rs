@@ -1,0 +1,192 @@
+//! Gradients across the ends of periodic dims that a rank holds whole.
+//!
+//! Cells beyond an end are copies of cells at the other one. Instead of their gradients, whose few columns would fill a small
+//! part of each vector, those of the cells themselves are computed from a cotangent that is periodic, too.
+
+use std::ops::Range;
+
+use burn::backend::TensorMetadata;
+use burn::backend::flex::FlexTensor;
+use halocline_core::{ExchangePlan, IndexBox, Transfer};
+
+use super::engine::geometry::{Conv, Dims};
+use super::engine::tile::{Piece, Pieces};
+use super::run::spatial;
+use crate::kernel::flex::{self, Float};
+
+/// A cotangent that continues beyond the ends of periodic dims.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Continued {
+    /// The cells beyond each end of every spatial dim.
+    margin: Dims,
+    /// The copies of the plan for which gradients are left to compute.
+    pub copies: Vec<Transfer>,
+}
+
+impl Continued {
+    /// For the results of a rank, which have this shape.
+    pub(super) fn new(conv: &Conv, plan: &ExchangePlan, output: &[usize]) -> Self {
+        let mut continued = Self {
+            margin: [0; 3],
+            copies: plan.copies.clone(),
+        };
+        let whole = IndexBox::whole(&plan.source_shape);
+        let Some(field) = plan.copies.iter().find(|copy| copy.src == whole) else {
+            return continued;
+        };
+        for dim in 2..output.len() {
+            let place = dim + 3 - output.len();
+            let size = plan.source_shape[dim];
+            let reach = (conv.kernel[place] - 1) * conv.dilation[place];
+            if conv.stride[place] != 1 || output[dim] != size || !(1..size).contains(&reach) {
+                continue;
+            }
+            if continued.copies.iter().any(|copy| copy.flip[dim]) {
+                continue;
+            }
+            let cells = field.dst.ranges()[dim].clone();
+            let end = plan.output_shape[dim];
+            let parts = |range: Range<usize>| -> Vec<Transfer> {
+                let copies = continued.copies.iter();
+                copies
+                    .filter_map(|copy| moved(copy, dim, &range, 0))
+                    .collect()
+            };
+            let inner = parts(cells.clone());
+            let beyond = [parts(0..cells.start), parts(cells.end..end)].concat();
+            let period = size as isize;
+            let ends = [
+                (size..size + cells.start, -period),
+                (cells.start..end - size, period),
+            ];
+            let repeats = |copy| {
+                let ends = ends.iter();
+                ends.filter_map(move |(range, by)| moved(copy, dim, range, *by))
+            };
+            let expected: Vec<_> = inner.iter().flat_map(repeats).collect();
+            if expected.len() == beyond.len() && expected.iter().all(|copy| beyond.contains(copy)) {
+                continued.margin[place] = reach;
+                continued.copies = inner;
+            }
+        }
+        continued
+    }
+
+    /// The extents of the continued cotangent.
+    pub(super) fn extents(&self, cotangent: &FlexTensor) -> Dims {
+        let extents = spatial(&cotangent.shape());
+        std::array::from_fn(|dim| extents[dim] + 2 * self.margin[dim])
+    }
+
+    /// The cells of the continued cotangent.
+    pub(super) fn pieces<'a, E: Float>(&self, cotangent: &'a FlexTensor) -> Pieces<'a, E> {
+        let shape = cotangent.shape();
+        let dims = shape.len();
+        let mut boxes = vec![(IndexBox::whole(&shape), self.margin)];
+        for dim in 2..dims {
+            let place = dim + 3 - dims;
+            let (size, margin) = (shape[dim], self.margin[place]);
+            let ends = [
+                (size - margin..size, 0),
+                (0..size, margin),
+                (0..margin, margin + size),
+            ];
+            let parts = |(cells, at): (IndexBox, Dims)| {
+                let part = move |(range, first): (Range<usize>, usize)| {
+                    let mut at = at;
+                    at[place] = first;
+                    (with_range(&cells, dim, range), at)
+                };
+                ends.clone().map(part)
+            };
+            boxes = boxes.into_iter().flat_map(parts).collect();
+        }
+        let boxes = boxes.into_iter().filter(|(cells, _)| cells.volume() > 0);
+        let pieces = boxes.map(|(cells, at)| Piece {
+            at,
+            cells: flex::field_box(cotangent, &cells, &[]),
+        });
+        Pieces::new(pieces.collect())
+    }
+
+    /// Where a box of the cells that windows reach lies, counted from the first cell of the continued cotangent.
+    pub(super) fn place(&self, cells: &[Range<usize>; 3]) -> [Range<usize>; 3] {
+        std::array::from_fn(|dim| {
+            let margin = self.margin[dim];
+            cells[dim].start + margin..cells[dim].end + margin
+        })
+    }
+}
+
+fn with_range(cells: &IndexBox, dim: usize, range: Range<usize>) -> IndexBox {
+    let mut ranges = cells.ranges().to_vec();
+    ranges[dim] = range;
+    IndexBox::new(ranges)
+}
+
+/// The part of a copy whose cells lie in a range of a dim, moved along it; `None` if none does.
+fn moved(copy: &Transfer, dim: usize, range: &Range<usize>, by: isize) -> Option<Transfer> {
+    let (src, dst) = (&copy.src.ranges()[dim], &copy.dst.ranges()[dim]);
+    let (start, end) = (dst.start.max(range.start), dst.end.min(range.end));
+    let first = src.start + start.checked_sub(dst.start)?;
+    let moved = |cell: usize| cell.strict_add_signed(by);
+    (start < end).then(|| Transfer {
+        src: with_range(&copy.src, dim, first..first + end - start),
+        dst: with_range(&copy.dst, dim, moved(start)..moved(end)),
+        flip: copy.flip.clone(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use halocline_core::{Boundary, Layout, MeshShape, Need, Replicate, Source};
+
+    use super::*;
+
+    /// The plan of one rank for a 3 × 3 kernel, with the cells beyond the ends of the last dim.
+    fn plan(rows: Boundary, columns: Boundary, [low, high]: [isize; 2]) -> ExchangePlan {
+        let field = [1, 2, 4, 6];
+        let mesh = MeshShape::new(&[("all", 1)], vec![0]).unwrap().into();
+        let layout = Layout::new(&mesh, &field, &[Replicate]).unwrap();
+        let boundaries = [
+            [Boundary::Zeros; 2],
+            [Boundary::Zeros; 2],
+            [rows; 2],
+            [columns; 2],
+        ];
+        let ranges = [0..1, 0..2, -1..5, -low..6 + high];
+        let need = |_| Need::within(&field, &ranges, &boundaries);
+        ExchangePlan::new(Source::Layout(&layout), 0, 1, need)
+    }
+
+    fn continued(plan: &ExchangePlan, stride: usize) -> Continued {
+        let conv = Conv {
+            groups: 1,
+            inputs: 2,
+            outputs: 3,
+            kernel: [1, 3, 3],
+            stride: [1, 1, stride],
+            dilation: [1; 3],
+        };
+        let columns = (plan.output_shape[3] - 3) / stride + 1;
+        Continued::new(&conv, plan, &[1, 3, 4, columns])
+    }
+
+    #[test]
+    fn gradients_across_a_periodic_end_are_those_of_a_periodic_cotangent() {
+        use Boundary::{Periodic, PoleEdge, Reflect, Replicate, Zeros};
+        let copies = |rows, columns, widths, stride| {
+            let found = continued(&plan(rows, columns, widths), stride);
+            (found.margin, found.copies.len())
+        };
+        assert_eq!(copies(Zeros, Periodic, [1, 1], 1), ([0, 0, 2], 1));
+        assert_eq!(copies(Zeros, Periodic, [2, 0], 1), ([0, 0, 2], 1));
+        assert_eq!(copies(Periodic, Periodic, [1, 1], 1), ([0, 2, 2], 1));
+        assert_eq!(copies(Replicate, Periodic, [1, 1], 1), ([0, 0, 2], 3));
+        // Rows across a pole are turned by half a circle, in two parts each.
+        assert_eq!(copies(PoleEdge, Periodic, [1, 1], 1), ([0, 0, 2], 5));
+        assert_eq!(copies(Zeros, Reflect, [1, 1], 1), ([0, 0, 0], 3));
+        assert_eq!(copies(Zeros, Periodic, [1, 1], 2), ([0, 0, 0], 3));
+        assert_eq!(copies(Zeros, Periodic, [2, 2], 1), ([0, 0, 0], 3));
+    }
+}
