@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{Shape, Tensor};
+use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank, cut, of_boxes};
 use halocline_core::{Error, IndexBox, Layout, Result, ShardTensor};
-
-use crate::driver::empty::{drop_empty, fill_empty, keep};
 
 /// Cuts out `length` cells of a dim, from `start`. In a sharded dim each rank keeps its cells of
 /// the range; nothing is sent.
@@ -47,16 +48,50 @@ pub fn narrow<const D: usize>(
         return Ok(x);
     }
     let (layout, kept) = part(x.layout(), dim, &range, x.mesh().position());
-    let all: Vec<usize> = (0..D).collect();
-    let (local, from, mesh) = x.into_parts();
-    if from.extents(dim).len() > 1 {
-        let local = keep(local, &kept, NAME)?;
-        return Ok(ShardTensor::from_parts(local, layout, mesh));
-    }
-    // A slice without cells would leave burn's graph, on that rank only.
-    let local = fill_empty(local, &from, &all, NAME, 0.0)?.narrow(dim, start, length);
-    let local = drop_empty(local, &layout, mesh.position(), NAME)?;
+    let (local, _, mesh) = x.into_parts();
+    let local = Tensor::from_dispatch(ops::apply(Cut(kept), [local.into_dispatch()]));
     Ok(ShardTensor::from_parts(local, layout, mesh))
+}
+
+/// A box of a shard. burn's slice would leave the graph of a rank without cells, and writes its gradient on one thread.
+#[derive(Debug)]
+struct Cut(IndexBox);
+
+impl Operator for Cut {
+    /// The shape of the input.
+    type Saved = Shape;
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn recompute(&self) -> Recompute {
+        Recompute::WithCheckpointing
+    }
+
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
+        Ok((cells(&inputs[0], &self.0), inputs[0].shape()))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
+        let (cotangent, shape) = (pass.cotangent, pass.saved);
+        let gradient = match self.0.volume() {
+            0 => blank(&cotangent, shape, Some(0.0)),
+            _ => {
+                let part = [(self.0.clone(), cotangent.clone())];
+                of_boxes(&cotangent, shape, Some(0.0), &part)
+            }
+        };
+        Ok(vec![Some(gradient)])
+    }
+}
+
+/// A view of a box of a tensor. One of no cells could begin outside of its memory.
+pub(super) fn cells(x: &DispatchTensor, place: &IndexBox) -> DispatchTensor {
+    match place.volume() {
+        0 => blank(x, &place.shape(), None),
+        _ => cut(x, place),
+    }
 }
 
 /// The layout of a range of a dim, of which each rank keeps its cells, and these in the shard at a mesh position.

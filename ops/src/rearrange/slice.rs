@@ -13,9 +13,10 @@ use std::ops::Range;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, Shape, Slice, Tensor};
-use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank, of_boxes};
-use halocline_core::{Error, IndexBox, Result, ShardTensor};
+use halocline_core::ops::{self, BackwardPass, Operator, Recompute, blank};
+use halocline_core::{Error, Result, ShardTensor};
 
+use super::narrow::narrow;
 use crate::driver::place::require_dim;
 use crate::driver::strides::row_major;
 use crate::golden::{Golden, output, with_dims};
@@ -57,6 +58,9 @@ pub fn slice<const D: usize>(
             x.dims()
         );
         return Err(Error::operator(NAME, message));
+    }
+    if step == 1 {
+        return narrow(x, dim, range.start, range.len());
     }
     let (local, layout, mesh) = x.into_parts();
     // How many cells of the slice come before a cell of the dim.
@@ -158,12 +162,6 @@ impl Operator for Strided {
         let (cotangent, shape) = (pass.cotangent, pass.saved);
         if self.shape.contains(&0) {
             return Ok(vec![Some(blank(&cotangent, shape, Some(0.0)))]);
-        }
-        if self.step == 1 {
-            let mut cells = IndexBox::whole(shape).ranges().to_vec();
-            cells[self.dim] = self.first..self.first + self.shape[self.dim];
-            let part = [(IndexBox::new(cells), cotangent.clone())];
-            return Ok(vec![Some(of_boxes(&cotangent, shape, Some(0.0), &part))]);
         }
         if !flex::runs_on(&Device::new(cotangent.device())) {
             let zeros = blank(&cotangent, shape, Some(0.0));

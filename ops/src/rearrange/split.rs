@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Shape, Tensor};
-use halocline_core::ops::{BackwardPass, Operator, Recompute, apply, blank, cut, of_boxes};
+use halocline_core::ops::{BackwardPass, Operator, Recompute, apply, blank, of_boxes};
 use halocline_core::{Error, IndexBox, Result, ShardTensor};
 
 use super::cat::cat;
-use super::narrow::part;
+use super::narrow::{cells, part};
 use crate::driver::place::require_dim;
 use crate::golden::{Golden, Output, output, with_dims};
 
@@ -128,12 +128,7 @@ impl Operator for Part {
 
     fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
         let (x, Self(_, place)) = (&inputs[0], self);
-        // A view of no cells may begin outside of its memory.
-        let part = match place.volume() {
-            0 => blank(x, &place.shape(), None),
-            _ => cut(x, place),
-        };
-        Ok((part, x.shape()))
+        Ok((cells(x, place), x.shape()))
     }
 
     fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
