@@ -38,6 +38,8 @@ const HALO: usize = 256 << 10;
 pub struct Block {
     start: NonNull<u8>,
     layout: Layout,
+    /// Bytes of the allocation before the first.
+    lead: usize,
 }
 
 // SAFETY: a block owns its memory, like a `Vec<u8>`.
@@ -96,6 +98,15 @@ fn alignment(bytes: usize) -> usize {
         ..SMALL => Block::ALIGN,
         PAGE..=HALO => PAGE,
         _ => LINE,
+    }
+}
+
+/// The allocation for a block. Many pages are best cleared by the system when a thread first touches them; Rust's allocator
+/// clears memory of a greater alignment than its own at once, on one thread.
+fn allocation(block: Layout) -> Layout {
+    match block.size() {
+        ..=HALO => block,
+        bytes => Layout::from_size_align(bytes + LINE, Block::ALIGN).unwrap_or(block),
     }
 }
 
@@ -189,6 +200,7 @@ impl Block {
             return Self {
                 start: layout.dangling_ptr(),
                 layout,
+                lead: 0,
             };
         }
         if bytes >= SMALL {
@@ -201,19 +213,29 @@ impl Block {
                 return block;
             }
         }
+        let allocation = allocation(layout);
         // SAFETY: the size is not zero.
-        let start = NonNull::new(unsafe { allocate(layout) });
+        let first = NonNull::new(unsafe { allocate(allocation) });
+        let first = first.unwrap_or_else(|| handle_alloc_error(allocation));
+        let lead = first.align_offset(layout.align());
         Self {
-            start: start.unwrap_or_else(|| handle_alloc_error(layout)),
+            // SAFETY: an allocation of a lesser alignment has room for the lead.
+            start: unsafe { first.add(lead) },
             layout,
+            lead,
         }
     }
 
     /// Returns the memory to the allocator.
     fn free(self) {
         let block = std::mem::ManuallyDrop::new(self);
-        // SAFETY: it was allocated with this layout, and has no other user: the block is consumed.
-        unsafe { dealloc(block.start.as_ptr(), block.layout) };
+        // SAFETY: it was allocated so, and has no other user: the block is consumed.
+        unsafe {
+            dealloc(
+                block.start.sub(block.lead).as_ptr(),
+                allocation(block.layout),
+            )
+        };
     }
 
     /// The first byte.
@@ -271,8 +293,16 @@ pub fn contiguous(tensor: FlexTensor) -> FlexTensor {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let Self { start, layout } = *self;
-        let block = Self { start, layout };
+        let Self {
+            start,
+            layout,
+            lead,
+        } = *self;
+        let block = Self {
+            start,
+            layout,
+            lead,
+        };
         match layout.size() {
             0 => std::mem::forget(block),
             bytes if bytes < SMALL => block.free(),
@@ -314,6 +344,18 @@ mod tests {
         for size in [1, SMALL, PAGE, HALO, HALO + 1] {
             let bytes = Block::copy_of(&vec![3; size]).into_bytes(size);
             assert_eq!(bytes.clone()[..], vec![3; size]);
+        }
+    }
+
+    #[test]
+    fn blocks_begin_at_cache_lines() {
+        for size in [SMALL, PAGE, HALO, HALO + 1, 1 << 20] {
+            let blocks = [Block::new(size), Block::new(size)];
+            assert!(
+                blocks
+                    .iter()
+                    .all(|block| block.start().addr().get() % LINE == 0)
+            );
         }
     }
 
