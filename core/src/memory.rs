@@ -38,7 +38,7 @@ const HALO: usize = 256 << 10;
 pub struct Block {
     start: NonNull<u8>,
     layout: Layout,
-    /// Bytes of the allocation before the first.
+    /// Bytes of the allocation before the block.
     lead: usize,
 }
 
@@ -293,17 +293,8 @@ pub fn contiguous(tensor: FlexTensor) -> FlexTensor {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let Self {
-            start,
-            layout,
-            lead,
-        } = *self;
-        let block = Self {
-            start,
-            layout,
-            lead,
-        };
-        match layout.size() {
+        let block = Self { ..*self };
+        match block.size() {
             0 => std::mem::forget(block),
             bytes if bytes < SMALL => block.free(),
             _ => pool().keep(block),

@@ -1,5 +1,6 @@
 //! Convolution by our own kernels, which read boxes in place: the haloed field is never assembled.
-//! The backward pass computes the gradient of each box separately and sends it to the box's owner.
+//! The backward pass computes the gradient of each box separately and sends it to the box's owner; the ends of periodic dims
+//! that a rank holds whole are in that of its own cells ([`Continued`]).
 
 use std::ops::Range;
 
@@ -144,16 +145,16 @@ impl ConvRun {
             let settings = (isa, method, halves);
             self.input_gradient::<E>(settings, (cotangent, continued), weight, cells)
         };
-        let alone = Continued::default();
+        let plain = Continued::default();
         // Gradients of received boxes come first: their owners wait for them.
         let boxes = exchange
             .as_ref()
             .filter(|_| wanted[0])
-            .map(|exchange| exchange.send(&like, |transfer| gradient(&alone, &transfer.dst)))
+            .map(|exchange| exchange.send(&like, |transfer| gradient(&plain, &transfer.dst)))
             .transpose()?;
         boxes.iter().for_each(Boxes::in_background);
         let own = wanted[0].then(|| match &self.exchange {
-            None => gradient(&alone, &IndexBox::whole(&x.shape())),
+            None => gradient(&plain, &IndexBox::whole(&x.shape())),
             Some(exchange) => {
                 let plan = &exchange.forward.plan;
                 let continued = Continued::new(&self.conv, plan, &self.output);
@@ -195,7 +196,7 @@ impl ConvRun {
         Ok(vec![input, weight, bias])
     }
 
-    /// Computes the gradient of a box of the cells that the windows reach.
+    /// Computes the gradient of a box of the cells that the windows reach, from a cotangent that may be continued.
     fn input_gradient<E: Float>(
         &self,
         (isa, method, halves): (Isa, Method, bool),

@@ -15,7 +15,7 @@ use super::run::spatial;
 use crate::kernel::flex::{self, Float};
 
 /// A cotangent that continues beyond the ends of periodic dims.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(super) struct Continued {
     /// The cells beyond each end of every spatial dim.
     margin: Dims,
@@ -30,10 +30,6 @@ impl Continued {
             margin: [0; 3],
             copies: plan.copies.clone(),
         };
-        let whole = IndexBox::whole(&plan.source_shape);
-        let Some(field) = plan.copies.iter().find(|copy| copy.src == whole) else {
-            return continued;
-        };
         for dim in 2..output.len() {
             let place = dim + 3 - output.len();
             let size = plan.source_shape[dim];
@@ -44,7 +40,11 @@ impl Continued {
             if continued.copies.iter().any(|copy| copy.flip[dim]) {
                 continue;
             }
-            let cells = field.dst.ranges()[dim].clone();
+            let whole = |copy: &&Transfer| copy.src.ranges()[dim] == (0..size);
+            let Some(cells) = continued.copies.iter().find(whole) else {
+                continue;
+            };
+            let cells = cells.dst.ranges()[dim].clone();
             let end = plan.output_shape[dim];
             let parts = |range: Range<usize>| -> Vec<Transfer> {
                 let copies = continued.copies.iter();
@@ -55,13 +55,13 @@ impl Continued {
             let inner = parts(cells.clone());
             let beyond = [parts(0..cells.start), parts(cells.end..end)].concat();
             let period = size as isize;
-            let ends = [
+            let repeated = [
                 (size..size + cells.start, -period),
                 (cells.start..end - size, period),
             ];
             let repeats = |copy| {
-                let ends = ends.iter();
-                ends.filter_map(move |(range, by)| moved(copy, dim, range, *by))
+                let repeated = repeated.iter();
+                repeated.filter_map(move |(range, by)| moved(copy, dim, range, *by))
             };
             let expected: Vec<_> = inner.iter().flat_map(repeats).collect();
             if expected.len() == beyond.len() && expected.iter().all(|copy| beyond.contains(copy)) {
@@ -82,7 +82,7 @@ impl Continued {
     pub(super) fn pieces<'a, E: Float>(&self, cotangent: &'a FlexTensor) -> Pieces<'a, E> {
         let shape = cotangent.shape();
         let dims = shape.len();
-        let mut boxes = vec![(IndexBox::whole(&shape), self.margin)];
+        let mut boxes = vec![(IndexBox::whole(&shape), [0; 3])];
         for dim in 2..dims {
             let place = dim + 3 - dims;
             let (size, margin) = (shape[dim], self.margin[place]);
@@ -128,11 +128,11 @@ fn with_range(cells: &IndexBox, dim: usize, range: Range<usize>) -> IndexBox {
 fn moved(copy: &Transfer, dim: usize, range: &Range<usize>, by: isize) -> Option<Transfer> {
     let (src, dst) = (&copy.src.ranges()[dim], &copy.dst.ranges()[dim]);
     let (start, end) = (dst.start.max(range.start), dst.end.min(range.end));
-    let first = src.start + start.checked_sub(dst.start)?;
-    let moved = |cell: usize| cell.strict_add_signed(by);
+    let first = src.start + start - dst.start;
+    let place = |cell: usize| cell.strict_add_signed(by);
     (start < end).then(|| Transfer {
         src: with_range(&copy.src, dim, first..first + end - start),
-        dst: with_range(&copy.dst, dim, moved(start)..moved(end)),
+        dst: with_range(&copy.dst, dim, place(start)..place(end)),
         flip: copy.flip.clone(),
     })
 }

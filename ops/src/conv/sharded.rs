@@ -73,6 +73,27 @@ fn halos_may_travel_while_the_interior_is_computed() {
     }
 }
 
+/// Shards that hold a periodic dim whole compute gradients from a periodic cotangent, others do not.
+#[test]
+fn gradients_across_periodic_ends_are_those_of_any_mesh() {
+    let behind = Padding {
+        low: 2,
+        ..Padding::new(0, Boundary::Periodic)
+    };
+    let around = Padding::new(1, Boundary::Periodic);
+    for rows in [around, behind, Padding::new(1, Boundary::PoleEdge)] {
+        let columns = if rows == behind { around } else { behind };
+        let options = ConvOptions::default().with_padding([rows, columns]);
+        check_op(
+            &Conv(options),
+            &[[2, 8, 9, 12]],
+            &[[8, 8, 3, 3]],
+            &[0, 2, 3],
+            1e-5,
+        );
+    }
+}
+
 /// As many channels and rows as Winograd's method takes, with shards that divide its tiles.
 #[test]
 fn rows_of_several_results_may_be_cut_by_shards() {

@@ -119,8 +119,7 @@ impl<'a, E: Element> Part<'a, E> {
         correlation: &'a Correlation,
         weight: &(impl Fn([usize; 4]) -> E + Sync),
     ) -> Self {
-        let taps = correlation.taps.len();
-        let mut block = (TERMS / taps).clamp(1, job.inputs);
+        let mut block = (TERMS / correlation.terms.max(1)).clamp(1, job.inputs);
         let lanes = E::lanes::<S>();
         let strip = strip::width::<S>(strip::height::<S>(usize::MAX, 3)) * lanes;
         // From the correlation alone, not from the box of results: the order of sums, and so their

@@ -9,21 +9,115 @@ use super::tile::{Piece, Pieces, TileLayout};
 use crate::kernel::memory::prefetch_run;
 use crate::kernel::simd::Element;
 
-/// Cells of a row that are copied one by one.
+/// Most cells of a row that are copied one by one.
 const FEW: usize = 4;
 
 /// The pieces that cover cells of a tile, with these cells.
 pub(crate) struct Met<'p, 'a, E> {
+    layout: &'p TileLayout,
     pieces: Vec<(&'p Piece<'a, E>, [Range<usize>; 3])>,
     origin: Dims,
 }
 
+impl<E: Element> Met<'_, '_, E> {
+    /// Copies the cells that taps meet; cells that no piece covers are zero.
+    #[inline(always)]
+    pub(crate) fn fill<S: Simd>(
+        &self,
+        simd: S,
+        tile: &mut [E],
+        batch: usize,
+        channels: Range<usize>,
+    ) {
+        let Self {
+            layout,
+            pieces,
+            origin,
+        } = self;
+        let tile = &mut tile[layout.lead..][..layout.channel * channels.len()];
+        // Clearing the whole tile first costs 6 % with few channels. With one piece, only the edges of its rows, and rows and
+        // planes without it, are cleared; where several cover all cells, what is behind these; else the whole planes.
+        let alone = pieces.len() == 1 && layout.step[2] == 1;
+        let volume = |cells: &[Range<usize>; 3]| cells.iter().map(Range::len).product::<usize>();
+        let covered: usize = pieces.iter().map(|(_, cells)| volume(cells)).sum();
+        let whole = covered == layout.cells.iter().product::<usize>() && layout.step[2] == 1;
+        for (index, lines) in tile.chunks_exact_mut(layout.plane).enumerate() {
+            let (channel, plane) = (
+                channels.start + index / layout.cells[0],
+                index % layout.cells[0],
+            );
+            let [planes, wanted] = &layout.met;
+            if !planes[plane] {
+                continue;
+            }
+            let covers = |planes: &Range<usize>| planes.contains(&plane);
+            if whole && !alone {
+                for line in lines.chunks_exact_mut(layout.row) {
+                    clear_around(simd, line, &(0..layout.cells[2]));
+                }
+            } else if !alone || !covers(&pieces[0].1[0]) {
+                lines.fill(E::default());
+            }
+            for (piece, [_, rows, columns]) in
+                pieces.iter().filter(|(_, [planes, ..])| covers(planes))
+            {
+                let start = [plane, rows.start, columns.start];
+                let mut source = layout.source(piece, [batch, channel], *origin, start);
+                let [.., down, across] = piece.cells.strides();
+                if alone {
+                    lines[..rows.start * layout.row].fill(E::default());
+                    lines[rows.end * layout.row..].fill(E::default());
+                }
+                let lines = lines.chunks_exact_mut(layout.row).zip(wanted);
+                for (line, wanted) in lines.take(rows.end).skip(rows.start) {
+                    if *wanted {
+                        if alone {
+                            clear_around(simd, line, columns);
+                        }
+                        // SAFETY: the columns are within the piece, whose elements may be read.
+                        unsafe {
+                            if layout.step[2] == 1 && across == 1 {
+                                copy(simd, &mut line[columns.clone()], source);
+                            } else {
+                                layout.copy_row(line, columns.start, source, across, columns.len());
+                            }
+                        }
+                    }
+                    source = source.wrapping_offset(down);
+                }
+            }
+        }
+    }
+
+    /// Prefetches the cells of a channel.
+    pub(crate) fn prefetch(&self, batch: usize, channel: usize) {
+        for (piece, [planes, rows, columns]) in &self.pieces {
+            let [.., down, across] = piece.cells.strides();
+            if across != 1 {
+                continue;
+            }
+            for plane in planes.clone() {
+                let start = [plane, rows.start, columns.start];
+                let source = (self.layout).source(piece, [batch, channel], self.origin, start);
+                for row in 0..rows.len() {
+                    prefetch_run(source.wrapping_offset(row as isize * down), columns.len());
+                }
+            }
+        }
+    }
+}
+
 impl TileLayout {
     /// The pieces that cover cells of the tile at `origin`.
-    pub(crate) fn met<'p, 'a, E>(&self, pieces: &'p Pieces<'a, E>, origin: Dims) -> Met<'p, 'a, E> {
+    pub(crate) fn met<'p, 'a, E>(
+        &'p self,
+        pieces: &'p Pieces<'a, E>,
+        origin: Dims,
+    ) -> Met<'p, 'a, E> {
         let met = pieces.0.iter();
         let met = met.filter_map(|piece| Some((piece, self.covered(piece, origin)?)));
         Met {
+            layout: self,
             pieces: met.collect(),
             origin,
         }
@@ -43,89 +137,7 @@ impl TileLayout {
     ) {
         tile[self.lead + self.channel * channels.len()..self.len(channels.len())]
             .fill(E::default());
-        self.fill_rows(simd, tile, &self.met(pieces, origin), batch, channels);
-    }
-
-    /// Copies the cells that taps meet; cells that no piece covers are zero.
-    #[inline(always)]
-    pub(crate) fn fill_rows<S: Simd, E: Element>(
-        &self,
-        simd: S,
-        tile: &mut [E],
-        Met { pieces, origin }: &Met<'_, '_, E>,
-        batch: usize,
-        channels: Range<usize>,
-    ) {
-        let tile = &mut tile[self.lead..][..self.channel * channels.len()];
-        // Clearing the whole tile first costs 6 % with few channels. With one piece, only the edges of its rows, and rows and
-        // planes without it, are cleared; where several cover all cells, what is behind these; else the whole planes.
-        let alone = pieces.len() == 1 && self.step[2] == 1;
-        let volume = |cells: &[Range<usize>; 3]| cells.iter().map(Range::len).product::<usize>();
-        let covered: usize = pieces.iter().map(|(_, cells)| volume(cells)).sum();
-        let whole = covered == self.cells.iter().product::<usize>() && self.step[2] == 1;
-        for (index, lines) in tile.chunks_exact_mut(self.plane).enumerate() {
-            let (channel, plane) = (
-                channels.start + index / self.cells[0],
-                index % self.cells[0],
-            );
-            let [planes, wanted] = &self.met;
-            if !planes[plane] {
-                continue;
-            }
-            let covers = |planes: &Range<usize>| planes.contains(&plane);
-            if whole && !alone {
-                for line in lines.chunks_exact_mut(self.row) {
-                    clear_around(simd, line, &(0..self.cells[2]));
-                }
-            } else if !alone || !covers(&pieces[0].1[0]) {
-                lines.fill(E::default());
-            }
-            for (piece, [_, rows, columns]) in
-                pieces.iter().filter(|(_, [planes, ..])| covers(planes))
-            {
-                let start = [plane, rows.start, columns.start];
-                let mut source = self.source(piece, [batch, channel], *origin, start);
-                let [.., down, across] = piece.cells.strides();
-                if alone {
-                    lines[..rows.start * self.row].fill(E::default());
-                    lines[rows.end * self.row..].fill(E::default());
-                }
-                let lines = lines.chunks_exact_mut(self.row).zip(wanted);
-                for (line, wanted) in lines.take(rows.end).skip(rows.start) {
-                    if *wanted {
-                        if alone {
-                            clear_around(simd, line, columns);
-                        }
-                        // SAFETY: the columns are within the piece, whose elements may be read.
-                        unsafe {
-                            if self.step[2] == 1 && across == 1 {
-                                copy(simd, &mut line[columns.clone()], source);
-                            } else {
-                                self.copy_row(line, columns.start, source, across, columns.len());
-                            }
-                        }
-                    }
-                    source = source.wrapping_offset(down);
-                }
-            }
-        }
-    }
-
-    /// Prefetches the cells of a channel.
-    pub(crate) fn prefetch<E>(&self, met: &Met<'_, '_, E>, batch: usize, channel: usize) {
-        for (piece, [planes, rows, columns]) in &met.pieces {
-            let [.., down, across] = piece.cells.strides();
-            if across != 1 {
-                continue;
-            }
-            for plane in planes.clone() {
-                let start = [plane, rows.start, columns.start];
-                let source = self.source(piece, [batch, channel], met.origin, start);
-                for row in 0..rows.len() {
-                    prefetch_run(source.wrapping_offset(row as isize * down), columns.len());
-                }
-            }
-        }
+        self.met(pieces, origin).fill(simd, tile, batch, channels);
     }
 
     /// Copies neighbouring cells of a row.
@@ -205,7 +217,7 @@ unsafe fn copy<S: Simd, E: Element>(simd: S, cells: &mut [E], source: *const E) 
     // SAFETY: the caller's; the last vector begins early enough to end with the slice.
     unsafe {
         if cells.len() <= FEW {
-            // A vector of a part is a call.
+            // `load_part` is a call.
             for (column, cell) in cells.iter_mut().enumerate() {
                 *cell = *source.add(column);
             }

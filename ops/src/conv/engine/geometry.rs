@@ -41,6 +41,8 @@ pub(crate) struct Correlation {
     pub count: Dims,
     /// The taps.
     pub taps: Vec<Tap>,
+    /// The taps before any were left out: the order of sums follows from their number.
+    pub terms: usize,
 }
 
 /// One element of a kernel.
@@ -70,6 +72,7 @@ impl Conv {
             out_step: [1; 3],
             start: [0; 3],
             count,
+            terms: taps.len(),
             taps,
         }
     }
@@ -125,6 +128,7 @@ impl Conv {
                 out_step: self.stride,
                 start: std::array::from_fn(|dim| first[dim] - cells[dim].start),
                 count,
+                terms: taps.len(),
                 taps,
             });
         }
@@ -165,6 +169,7 @@ impl Correlation {
             start: std::array::from_fn(|dim| self.start[dim] + self.out_step[dim] * first[dim]),
             count: std::array::from_fn(|dim| lattice[dim].len()),
             taps: taps.collect(),
+            terms: self.terms,
         }
     }
 

@@ -2,8 +2,8 @@
 //! channels and taps.
 //!
 //! A block of outputs × (channel, tap) stays in registers while the cells of a tile go by, vector
-//! by vector; the lanes are summed once per tile. The grid is divided into chunks with separate sums,
-//! added in order at the end. The number of chunks follows from the shapes alone, so that the result
+//! by vector; the lanes are summed once per tile. The grid is divided into chunks with separate
+//! sums, added in order at the end. Their number follows from the shapes alone, so that the result
 //! does not depend on the number of threads.
 //!
 //! With [`winograd`](super::winograd) the sums are those of products of transformed rows, and the

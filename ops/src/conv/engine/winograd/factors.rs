@@ -140,8 +140,8 @@ impl Factors {
             let held = first..channels.end.min(first + channels_held);
             let present = held.len();
             let next = held.end..channels.end.min(held.end + channels_held);
-            next.for_each(|channel| self.cells.prefetch(&met, batch, channel));
-            self.cells.fill_rows(simd, cells, &met, batch, held);
+            next.for_each(|channel| met.prefetch(batch, channel));
+            met.fill(simd, cells, batch, held);
             for (plane, tile) in lines() {
                 let line = |channel, tile| self.cells.line(channel, plane, RESULTS * tile);
                 let row = self.cells.line(0, plane, 1) - self.cells.line(0, plane, 0);

@@ -11,7 +11,7 @@ use super::super::job::{Job, OUTPUTS, SERIAL, STRIPS};
 use super::super::strip::{self, Terms, panels};
 use super::super::tile::{tile_box, tile_extents};
 use super::strip::Strip;
-use super::{Factors, PRODUCTS, RESULTS, RowTiles, of_taps};
+use super::{Factors, PRODUCTS, RESULTS, RowTiles, TAPS, of_taps};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::products::Products;
@@ -69,7 +69,7 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
         let lanes = E::lanes::<S>();
         let strip = strip::width::<S>(strip::height::<S>(usize::MAX, 3)) * lanes;
         // From the taps alone: the order of sums, and so their bits, are the same in any box.
-        let block = (TERMS / rows.flat.taps.len()).max(1) * P::NUMBERS;
+        let block = (TERMS / (correlation.terms / TAPS)).max(1) * P::NUMBERS;
         let block = block.min(job.inputs);
         let room = TILE_BYTES / size_of::<E>();
         let tasks = job.tasks(correlation);
