@@ -199,50 +199,72 @@ fn run(
 }
 
 fn taken<E: Float>(lines: Lines, x: &[E], places: &Places) -> Buffer<E> {
-    let Lines { cells, inner, .. } = lines;
-    rows(
-        [lines.outer, places.cells.len(), inner],
-        |outer, place, y| {
-            let start = (outer * cells + places.cells[place]) * inner;
-            y.copy_from_slice(&x[start..start + inner]);
-        },
-    )
+    let Lines {
+        outer,
+        cells,
+        inner,
+    } = lines;
+    rows([outer, places.cells.len(), inner], |outer, chosen, y| {
+        let x = &x[outer * cells * inner..][..cells * inner];
+        copy(x, y, inner, places.cells[chosen].iter().copied());
+    })
 }
 
 fn added<E: Float>(lines: Lines, x: &[E], places: &Places, count: usize) -> Buffer<E> {
-    let Lines { cells, inner, .. } = lines;
+    let Lines {
+        outer,
+        cells,
+        inner,
+    } = lines;
     let by_cell = places.by_cell();
-    rows([lines.outer, count, inner], |outer, cell, y| {
-        y.fill(E::default());
-        for index in by_cell.of(cell) {
-            let place = match &by_cell.places {
-                Some(places) => places[index] as usize,
-                None => index,
-            };
-            let start = (outer * cells + place) * inner;
-            for (y, x) in y.iter_mut().zip(&x[start..start + inner]) {
-                *y += *x;
+    let place = |index: usize| match &by_cell.places {
+        Some(places) => places[index] as usize,
+        None => index,
+    };
+    let once = cells == count && by_cell.starts.iter().copied().eq(0..=count);
+    rows([outer, count, inner], |outer, chosen, y| {
+        let x = &x[outer * cells * inner..][..cells * inner];
+        if once {
+            return copy(x, y, inner, chosen.map(place));
+        }
+        for (y, cell) in y.chunks_exact_mut(inner).zip(chosen) {
+            y.fill(E::default());
+            for index in by_cell.of(cell) {
+                for (y, x) in y.iter_mut().zip(&x[place(index) * inner..]) {
+                    *y += *x;
+                }
             }
         }
     })
 }
 
-/// `[outer, count, inner]`, of which `fill` writes each row of `inner`.
+/// Copies rows of `inner` elements.
+fn copy<E: Float>(x: &[E], y: &mut [E], inner: usize, rows: impl Iterator<Item = usize>) {
+    if inner == 1 {
+        y.iter_mut().zip(rows).for_each(|(y, row)| *y = x[row]);
+        return;
+    }
+    for (y, row) in y.chunks_exact_mut(inner).zip(rows) {
+        y.copy_from_slice(&x[row * inner..][..inner]);
+    }
+}
+
+/// `[outer, count, inner]`, of which `fill` writes a range of the rows of `inner`.
 fn rows<E: Float>(
     [outer, count, inner]: [usize; 3],
-    fill: impl Fn(usize, usize, &mut [E]) + Sync,
+    fill: impl Fn(usize, Range<usize>, &mut [E]) + Sync,
 ) -> Buffer<E> {
     let part = (CHUNK / inner.max(1)).max(1);
-    let parts = count.div_ceil(part);
+    let parts = if inner == 0 { 0 } else { count.div_ceil(part) };
     // SAFETY: every row is written, each by one task.
     unsafe {
         Buffer::filled(outer * count * inner, |y| {
             (0..outer * parts).into_par_iter().for_each(|task| {
                 let (outer, start) = (task / parts, task % parts * part);
-                for row in start..count.min(start + part) {
-                    let place = (outer * count + row) * inner;
-                    fill(outer, row, slice(y, place..place + inner));
-                }
+                let rows = start..count.min(start + part);
+                let place = |row: usize| (outer * count + row) * inner;
+                let y = slice(y, place(rows.start)..place(rows.end));
+                fill(outer, rows, y);
             });
         })
     }
