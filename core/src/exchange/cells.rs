@@ -17,8 +17,8 @@ const TASK: usize = 1 << 14;
 /// The parts of which each is compared with all others.
 const FEW: usize = 64;
 
-/// Makes a tensor of boxes, like `like` but for its shape. They do not overlap; cells that none covers are `fill`, or
-/// unspecified.
+/// Makes a tensor of boxes, like `like` but for its shape. They may be empty, and do not overlap; cells that none covers are
+/// `fill`, or unspecified.
 ///
 /// # Example
 /// ```
@@ -37,10 +37,14 @@ pub fn of_boxes(
     fill: Option<f64>,
     boxes: &[(IndexBox, DispatchTensor)],
 ) -> DispatchTensor {
+    let covered: usize = boxes.iter().map(|(place, _)| place.volume()).sum();
+    let fill = fill.filter(|_| covered < shape.iter().product());
     assembled(like, shape, fill, boxes).unwrap_or_else(|| {
-        let boxes = boxes.iter().cloned();
+        let boxes = boxes.iter().filter(|(place, _)| place.volume() > 0);
         let empty = blank(like, shape, fill);
-        boxes.fold(empty, |whole, (place, cells)| paste(whole, &place, cells))
+        boxes
+            .cloned()
+            .fold(empty, |whole, (place, cells)| paste(whole, &place, cells))
     })
 }
 

@@ -1,6 +1,6 @@
 //! Convolution by our own kernels, which read boxes in place: the haloed field is never assembled.
 //! The backward pass computes the gradient of each box separately and sends it to the box's owner; the ends of periodic dims
-//! that a rank holds whole are in that of its own cells ([`Continued`]).
+//! that a rank holds whole are in that of its own cells ([`continued`]).
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use super::engine::job::Job;
 use super::engine::method::Method;
 use super::engine::tile::{Piece, Pieces};
 use super::engine::weight::WeightJob;
-use super::periodic::Continued;
+use super::periodic::{Cotangent, continued};
 use super::run::{ConvRun, spatial};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float};
@@ -137,32 +137,33 @@ impl ConvRun {
         let weight = flex::operand::<E>(pass.take_input(1))?;
         let received = casts::<E>(pass.saved)?;
         let cotangent = &flex::cast::<E>(pass.cotangent)?;
+        let plain = Cotangent {
+            cells: cotangent,
+            margin: [0; 3],
+        };
         let wanted = pass.wanted;
         let exchange = self.exchange.clone().map(Exchange::reversed);
         let like = to_dispatch::<Flex>(x.clone());
-        let gradient = |continued: &Continued, cells: &IndexBox| {
+        let gradient = |cotangent: Cotangent, cells: &IndexBox| {
             let weight = flex::elements(&weight);
-            let settings = (isa, method, halves);
-            self.input_gradient::<E>(settings, (cotangent, continued), weight, cells)
+            self.input_gradient::<E>((isa, method, halves), cotangent, weight, cells)
         };
-        let plain = Continued::default();
         // Gradients of received boxes come first: their owners wait for them.
         let boxes = exchange
             .as_ref()
             .filter(|_| wanted[0])
-            .map(|exchange| exchange.send(&like, |transfer| gradient(&plain, &transfer.dst)))
+            .map(|exchange| exchange.send(&like, |transfer| gradient(plain, &transfer.dst)))
             .transpose()?;
         boxes.iter().for_each(Boxes::in_background);
         let own = wanted[0].then(|| match &self.exchange {
-            None => gradient(&plain, &IndexBox::whole(&x.shape())),
+            None => gradient(plain, &IndexBox::whole(&x.shape())),
             Some(exchange) => {
                 let plan = &exchange.forward.plan;
-                let continued = Continued::new(&self.conv, plan, &self.output);
-                let gradient_of = |cells: &IndexBox| gradient(&continued, cells);
-                let (whole, parts): (Vec<&Transfer>, _) =
-                    continued.copies.iter().partition(|copy| {
-                        copy.src.shape() == plan.source_shape && !copy.flip.contains(&true)
-                    });
+                let (margin, copies) = continued(&self.conv, plan, &self.output);
+                let gradient_of = |cells: &IndexBox| gradient(Cotangent { margin, ..plain }, cells);
+                let (whole, parts): (Vec<&Transfer>, _) = copies.iter().partition(|copy| {
+                    copy.src.shape() == plan.source_shape && !copy.flip.contains(&true)
+                });
                 let [first, rest @ ..] = &whole[..] else {
                     let zeros = blank(&like, &plan.source_shape, Some(0.0));
                     return add_all(zeros, parts, gradient_of);
@@ -196,11 +197,11 @@ impl ConvRun {
         Ok(vec![input, weight, bias])
     }
 
-    /// Computes the gradient of a box of the cells that the windows reach, from a cotangent that may be continued.
+    /// Computes the gradient of a box of the cells that the windows reach.
     fn input_gradient<E: Float>(
         &self,
         (isa, method, halves): (Isa, Method, bool),
-        (cotangent, continued): (&FlexTensor, &Continued),
+        cotangent: Cotangent<'_>,
         weight: &[E],
         cells: &IndexBox,
     ) -> DispatchTensor {
@@ -211,9 +212,9 @@ impl ConvRun {
             ..
         } = self.conv;
         let parts = (self.conv)
-            .input_gradient(&continued.place(&three_ranges(cells)))
+            .input_gradient(&cotangent.place(&three_ranges(cells)))
             .into_iter()
-            .map(|part| part.meeting(continued.extents(cotangent)));
+            .map(|part| part.meeting(cotangent.extents()));
         let kernel = self.conv.elements();
         let shape = cells.shape();
         let job = Job {
@@ -223,7 +224,7 @@ impl ConvRun {
             outputs: inputs,
             batch: shape[0],
             shape: spatial(&shape),
-            pieces: &continued.pieces(cotangent),
+            pieces: &cotangent.pieces(),
             bias: None,
             method,
             halves,

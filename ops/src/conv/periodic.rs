@@ -14,73 +14,67 @@ use super::engine::tile::{Piece, Pieces};
 use super::run::spatial;
 use crate::kernel::flex::{self, Float};
 
-/// A cotangent that continues beyond the ends of periodic dims.
-#[derive(Debug, Default)]
-pub(super) struct Continued {
-    /// The cells beyond each end of every spatial dim.
-    margin: Dims,
-    /// The copies of the plan for which gradients are left to compute.
-    pub copies: Vec<Transfer>,
+/// How far the cotangent of results of this shape continues beyond each end of every spatial dim, and the copies of the plan
+/// for which gradients are left to compute.
+pub(super) fn continued(
+    conv: &Conv,
+    plan: &ExchangePlan,
+    output: &[usize],
+) -> (Dims, Vec<Transfer>) {
+    let (mut margin, mut copies) = ([0; 3], plan.copies.clone());
+    for dim in 2..output.len() {
+        let place = dim + 3 - output.len();
+        let size = plan.source_shape[dim];
+        let reach = (conv.kernel[place] - 1) * conv.dilation[place];
+        let keeps_size = conv.stride[place] == 1 && output[dim] == size;
+        let flips = copies.iter().any(|copy| copy.flip[dim]);
+        if !keeps_size || flips || !(1..size).contains(&reach) {
+            continue;
+        }
+        let whole = |copy: &&Transfer| copy.src.ranges()[dim] == (0..size);
+        let Some(cells) = copies.iter().find(whole) else {
+            continue;
+        };
+        let cells = cells.dst.ranges()[dim].clone();
+        let (end, period) = (plan.output_shape[dim], size as isize);
+        let parts = |range: Range<usize>, by: isize| {
+            let parts = copies.iter();
+            parts.filter_map(move |copy| moved(copy, dim, &range, by))
+        };
+        let inner: Vec<_> = parts(cells.clone(), 0).collect();
+        let beyond = parts(0..cells.start, 0).chain(parts(cells.end..end, 0));
+        let beyond: Vec<_> = beyond.collect();
+        // The cells near the ends, a period further.
+        let before = parts(size..cells.end, -period);
+        let expected: Vec<_> = before
+            .chain(parts(cells.start..end - size, period))
+            .collect();
+        if expected.len() == beyond.len() && expected.iter().all(|copy| beyond.contains(copy)) {
+            margin[place] = reach;
+            copies = inner;
+        }
+    }
+    (margin, copies)
 }
 
-impl Continued {
-    /// For the results of a rank, which have this shape.
-    pub(super) fn new(conv: &Conv, plan: &ExchangePlan, output: &[usize]) -> Self {
-        let mut continued = Self {
-            margin: [0; 3],
-            copies: plan.copies.clone(),
-        };
-        for dim in 2..output.len() {
-            let place = dim + 3 - output.len();
-            let size = plan.source_shape[dim];
-            let reach = (conv.kernel[place] - 1) * conv.dilation[place];
-            if conv.stride[place] != 1 || output[dim] != size || !(1..size).contains(&reach) {
-                continue;
-            }
-            if continued.copies.iter().any(|copy| copy.flip[dim]) {
-                continue;
-            }
-            let whole = |copy: &&Transfer| copy.src.ranges()[dim] == (0..size);
-            let Some(cells) = continued.copies.iter().find(whole) else {
-                continue;
-            };
-            let cells = cells.dst.ranges()[dim].clone();
-            let end = plan.output_shape[dim];
-            let parts = |range: Range<usize>| -> Vec<Transfer> {
-                let copies = continued.copies.iter();
-                copies
-                    .filter_map(|copy| moved(copy, dim, &range, 0))
-                    .collect()
-            };
-            let inner = parts(cells.clone());
-            let beyond = [parts(0..cells.start), parts(cells.end..end)].concat();
-            let period = size as isize;
-            let repeated = [
-                (size..size + cells.start, -period),
-                (cells.start..end - size, period),
-            ];
-            let repeats = |copy| {
-                let repeated = repeated.iter();
-                repeated.filter_map(move |(range, by)| moved(copy, dim, range, *by))
-            };
-            let expected: Vec<_> = inner.iter().flat_map(repeats).collect();
-            if expected.len() == beyond.len() && expected.iter().all(|copy| beyond.contains(copy)) {
-                continued.margin[place] = reach;
-                continued.copies = inner;
-            }
-        }
-        continued
-    }
+/// The gradient of results, which may continue beyond their ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cotangent<'a> {
+    pub cells: &'a FlexTensor,
+    /// The cells beyond each end of every spatial dim.
+    pub margin: Dims,
+}
 
-    /// The extents of the continued cotangent.
-    pub(super) fn extents(&self, cotangent: &FlexTensor) -> Dims {
-        let extents = spatial(&cotangent.shape());
+impl<'a> Cotangent<'a> {
+    /// The extents, with the cells beyond the ends.
+    pub(super) fn extents(&self) -> Dims {
+        let extents = spatial(&self.cells.shape());
         std::array::from_fn(|dim| extents[dim] + 2 * self.margin[dim])
     }
 
-    /// The cells of the continued cotangent.
-    pub(super) fn pieces<'a, E: Float>(&self, cotangent: &'a FlexTensor) -> Pieces<'a, E> {
-        let shape = cotangent.shape();
+    /// All cells.
+    pub(super) fn pieces<E: Float>(&self) -> Pieces<'a, E> {
+        let shape = self.cells.shape();
         let dims = shape.len();
         let mut boxes = vec![(IndexBox::whole(&shape), [0; 3])];
         for dim in 2..dims {
@@ -104,12 +98,12 @@ impl Continued {
         let boxes = boxes.into_iter().filter(|(cells, _)| cells.volume() > 0);
         let pieces = boxes.map(|(cells, at)| Piece {
             at,
-            cells: flex::field_box(cotangent, &cells, &[]),
+            cells: flex::field_box(self.cells, &cells, &[]),
         });
         Pieces::new(pieces.collect())
     }
 
-    /// Where a box of the cells that windows reach lies, counted from the first cell of the continued cotangent.
+    /// Where a box of the cells that windows reach lies, counted from the first cell of all.
     pub(super) fn place(&self, cells: &[Range<usize>; 3]) -> [Range<usize>; 3] {
         std::array::from_fn(|dim| {
             let margin = self.margin[dim];
@@ -159,7 +153,7 @@ mod tests {
         ExchangePlan::new(Source::Layout(&layout), 0, 1, need)
     }
 
-    fn continued(plan: &ExchangePlan, stride: usize) -> Continued {
+    fn of_stride(stride: usize, plan: &ExchangePlan) -> (Dims, Vec<Transfer>) {
         let conv = Conv {
             groups: 1,
             inputs: 2,
@@ -169,15 +163,15 @@ mod tests {
             dilation: [1; 3],
         };
         let columns = (plan.output_shape[3] - 3) / stride + 1;
-        Continued::new(&conv, plan, &[1, 3, 4, columns])
+        continued(&conv, plan, &[1, 3, 4, columns])
     }
 
     #[test]
     fn gradients_across_a_periodic_end_are_those_of_a_periodic_cotangent() {
         use Boundary::{Periodic, PoleEdge, Reflect, Replicate, Zeros};
         let copies = |rows, columns, widths, stride| {
-            let found = continued(&plan(rows, columns, widths), stride);
-            (found.margin, found.copies.len())
+            let (margin, copies) = of_stride(stride, &plan(rows, columns, widths));
+            (margin, copies.len())
         };
         assert_eq!(copies(Zeros, Periodic, [1, 1], 1), ([0, 0, 2], 1));
         assert_eq!(copies(Zeros, Periodic, [2, 0], 1), ([0, 0, 2], 1));

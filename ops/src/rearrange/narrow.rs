@@ -74,14 +74,8 @@ impl Operator for Cut {
     }
 
     fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
-        let (cotangent, shape) = (pass.cotangent, pass.saved);
-        let gradient = match self.0.volume() {
-            0 => blank(&cotangent, shape, Some(0.0)),
-            _ => {
-                let part = [(self.0.clone(), cotangent.clone())];
-                of_boxes(&cotangent, shape, Some(0.0), &part)
-            }
-        };
+        let part = [(self.0.clone(), pass.cotangent)];
+        let gradient = of_boxes(&part[0].1, pass.saved, Some(0.0), &part);
         Ok(vec![Some(gradient)])
     }
 }

@@ -102,11 +102,7 @@ impl Operator for Whole {
 
     /// The cotangent is the zeros of the first part. Parts that the loss does not depend on have no gradient.
     fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
-        let mut gradients = self.0.take();
-        gradients.retain(|(place, _)| place.volume() > 0);
-        let written: usize = gradients.iter().map(|(place, _)| place.volume()).sum();
-        let fill = (written < pass.saved.num_elements()).then_some(0.0);
-        let gradient = of_boxes(&pass.cotangent, pass.saved, fill, &gradients);
+        let gradient = of_boxes(&pass.cotangent, pass.saved, Some(0.0), &self.0.take());
         Ok(vec![Some(gradient)])
     }
 }

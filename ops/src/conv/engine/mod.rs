@@ -3,7 +3,6 @@
 mod ahead;
 pub(crate) mod correlate;
 mod dot;
-mod fill;
 pub(crate) mod geometry;
 pub(crate) mod job;
 pub(crate) mod method;

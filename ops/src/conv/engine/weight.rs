@@ -2,9 +2,9 @@
 //! channels and taps.
 //!
 //! A block of outputs × (channel, tap) stays in registers while the cells of a tile go by, vector
-//! by vector; the lanes are summed once per tile. The grid is divided into chunks with separate
-//! sums, added in order at the end. Their number follows from the shapes alone, so that the result
-//! does not depend on the number of threads.
+//! by vector; the lanes are summed once per tile. The grid is divided into chunks with
+//! separate sums, added in order at the end. The number of chunks follows from the shapes alone, so
+//! that the result does not depend on the number of threads.
 //!
 //! With [`winograd`](super::winograd) the sums are those of products of transformed rows, and the
 //! gradients are computed from them at the end.
@@ -16,17 +16,17 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::dot::Dot;
-use super::fill::copy_strided;
 use super::geometry::{Conv, Correlation, Dims};
 use super::method::Method;
 use super::source::{Source, join, transform};
-use super::tile::{Pieces, SKEW, TileLayout, tile_box, tile_extents};
+use super::tile::{Pieces, SKEW, TileLayout, copy_strided, tile_box, tile_extents};
 use super::winograd::{Factors, RowTiles};
 use crate::kernel::memory::{Shared, View, with_scratch};
 use crate::kernel::products::{Halved, Numbers, Pairs, Products};
 use crate::kernel::simd::{Element, Isa};
 
-/// Bytes of the cotangent that a block of outputs reads for every group of terms: about a first-level cache.
+/// Bytes of the cotangent that a block of outputs reads for every group of terms: about a
+/// first-level cache.
 const CELLS_BYTES: usize = 48 << 10;
 /// The same with factors, of each of their products.
 const FACTORS_BYTES: usize = 32 << 10;

@@ -135,13 +135,10 @@ impl Factors {
             let planes = 0..self.cells.planes();
             planes.flat_map(move |plane| tiles.clone().map(move |tile| (plane, tile)))
         };
-        let met = self.cells.met(pieces, origin);
         for (index, first) in channels.clone().step_by(channels_held).enumerate() {
             let held = first..channels.end.min(first + channels_held);
             let present = held.len();
-            let next = held.end..channels.end.min(held.end + channels_held);
-            next.for_each(|channel| met.prefetch(batch, channel));
-            met.fill(simd, cells, batch, held);
+            self.cells.fill(simd, cells, pieces, batch, held, origin);
             for (plane, tile) in lines() {
                 let line = |channel, tile| self.cells.line(channel, plane, RESULTS * tile);
                 let row = self.cells.line(0, plane, 1) - self.cells.line(0, plane, 0);
