@@ -1,7 +1,5 @@
 //! Boxes of cells of tensors on the CPU, written into a result in one pass by all threads.
 
-use std::ops::Range;
-
 use burn::backend::DispatchTensor;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{DType, Shape};
@@ -12,8 +10,8 @@ use crate::comm::here;
 use crate::dispatch::{blank, of_cpu, paste};
 use crate::memory::Block;
 
-/// Elements of a task.
-const TASK: usize = 1 << 14;
+use super::walk::{Blocks, Dim, TASK, Walk, merged};
+
 /// The parts of which each is compared with all others.
 const FEW: usize = 64;
 
@@ -189,27 +187,6 @@ fn in_tasks(tasks: usize, together: usize, run: impl Fn(usize) + Send + Sync) {
     }
 }
 
-/// A dim of a copy: its size, and the strides of the result and of the cells.
-#[derive(Clone, Copy)]
-struct Dim {
-    size: usize,
-    to: isize,
-    from: isize,
-}
-
-impl Dim {
-    const ONE: Self = Self {
-        size: 1,
-        to: 1,
-        from: 1,
-    };
-
-    /// Whether cells are next to each other in both tensors.
-    fn in_one_piece(self) -> bool {
-        [self.to, self.from] == [1, 1]
-    }
-}
-
 /// Writes the cells of a box.
 ///
 /// # Safety
@@ -331,110 +308,6 @@ fn assert_within(len: usize, layout: &Layout) {
         (low + reach.min(0), high + reach.max(0))
     });
     assert!(low >= 0 && high < len as isize, "{layout:?} of {len} cells");
-}
-
-/// The order of a copy's dims.
-struct Walk {
-    outer: Vec<Dim>,
-    slow: Dim,
-    fast: Dim,
-}
-
-impl Walk {
-    /// Along the dim in which cells are nearest to each other, within blocks of the innermost dim of the result, so that the
-    /// cache lines of both are used while they are near; the other way round if that dim is short.
-    fn through(mut dims: Vec<Dim>) -> Self {
-        const SHORT: usize = 16;
-        // What is repeated is near only where it is written side by side.
-        let distance = |dim: &Dim| (dim.from == 0 && dim.to != 1, dim.from.unsigned_abs());
-        let nearest = (0..dims.len()).min_by_key(|dim| distance(&dims[*dim]));
-        let mut fast = dims.remove(nearest.expect("a dim"));
-        let mut slow = match nearest {
-            Some(0) => Dim::ONE,
-            _ => dims.remove(0),
-        };
-        if fast.size < SHORT.min(slow.size) {
-            std::mem::swap(&mut fast, &mut slow);
-        }
-        Self {
-            outer: dims,
-            slow,
-            fast,
-        }
-    }
-}
-
-/// Blocks of two dims.
-struct Blocks {
-    sizes: [usize; 2],
-    block: [usize; 2],
-}
-
-impl Blocks {
-    /// Lines of a block: what is written to one cache line, or two.
-    const LINES: usize = 16;
-    /// Cells of each.
-    const CELLS: usize = 128;
-
-    fn of(slow: Dim, fast: Dim) -> Self {
-        let sizes = [slow.size, fast.size];
-        if fast.in_one_piece() {
-            let cells = fast.size.min(TASK);
-            let block = [(TASK / cells).min(slow.size), cells];
-            return Self { sizes, block };
-        }
-        let lines = slow.size.min(Self::LINES);
-        let cells = match slow.size {
-            1 => TASK,
-            _ => Self::CELLS.max(Self::CELLS * Self::LINES / lines),
-        };
-        let block = [lines, cells.min(fast.size)];
-        Self { sizes, block }
-    }
-
-    fn parts(&self) -> [usize; 2] {
-        [0, 1].map(|dim| self.sizes[dim].div_ceil(self.block[dim]))
-    }
-
-    fn count(&self) -> usize {
-        self.parts().iter().product()
-    }
-
-    /// Blocks that are worth a thread.
-    fn together(&self) -> usize {
-        (TASK / self.block.iter().product::<usize>()).max(1)
-    }
-
-    fn ranges(&self, block: usize) -> [Range<usize>; 2] {
-        let parts = self.parts();
-        // Blocks that follow each other are beside each other in the result.
-        let place = [block % parts[0], block / parts[0]];
-        [0, 1].map(|dim| {
-            let start = place[dim] * self.block[dim];
-            start..self.sizes[dim].min(start + self.block[dim])
-        })
-    }
-}
-
-/// Dims, from the innermost, of which those that follow each other in both tensors are one.
-fn merged(dims: Vec<Dim>) -> Vec<Dim> {
-    let mut found: Vec<Dim> = Vec::new();
-    for dim in dims {
-        match found.last_mut() {
-            _ if dim.size == 1 => {}
-            Some(last)
-                if dim.to == last.to * last.size as isize
-                    && dim.from == last.from * last.size as isize =>
-            {
-                last.size *= dim.size;
-            }
-            _ => found.push(dim),
-        }
-    }
-    if found.is_empty() {
-        found.push(Dim::ONE);
-    }
-    found
 }
 
 #[cfg(test)]
