@@ -1,14 +1,20 @@
 //! Reading of the chunks of an HDF5 dataset by all threads at once, which the HDF5 library cannot do.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use hdf5_metno::filters::Filter;
-use hdf5_reader::{Dataset, Hdf5File, OpenOptions, SliceInfo, SliceInfoElem};
-use ndarray::Array4;
+use hdf5_reader::chunk_index::ChunkEntry;
+use hdf5_reader::filters::{FILTER_DEFLATE, FILTER_SHUFFLE, apply_pipeline_with_limit};
+use hdf5_reader::messages::filter_pipeline::FilterDescription;
+use hdf5_reader::{Hdf5File, OpenOptions};
+use ndarray::{Array4, ArrayView4, ArrayViewMut4, Axis, Slice, Zip};
+use rayon::prelude::*;
 
 use crate::cf::variable::Stamp;
+use crate::chunk_index::ChunkIndex;
 use crate::file_bytes::FileBytes;
 use crate::fletcher;
 
@@ -20,11 +26,18 @@ const MAX_LISTED: usize = 4096;
 const INDEXED: u8 = 3;
 
 /// A dataset in chunks of numbers in single precision. It reads no file but its own.
-pub(crate) struct Chunked(Dataset);
+pub(crate) struct Chunked {
+    index: ChunkIndex,
+    bytes: Arc<FileBytes>,
+    chunk: [usize; 4],
+    /// All but a checksum, which is the last one.
+    filters: Vec<FilterDescription>,
+    summed: bool,
+}
 
 impl std::fmt::Debug for Chunked {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Chunked").field(&self.0.shape()).finish()
+        f.debug_tuple("Chunked").field(&self.chunk).finish()
     }
 }
 
@@ -36,116 +49,292 @@ impl Chunked {
         dataset: &hdf5_metno::Dataset,
         found: Option<Stamp>,
     ) -> Option<Self> {
-        let chunk = dataset.chunk()?;
-        let bytes = chunk
+        let chunk: [usize; 4] = dataset.chunk()?.try_into().ok()?;
+        let size = chunk
             .iter()
             .try_fold(size_of::<f32>(), |bytes, extent| bytes.checked_mul(*extent))?;
-        let filters = dataset.filters();
-        let known = |(place, filter): (usize, &Filter)| match filter {
-            Filter::Deflate(_) | Filter::Shuffle => true,
-            Filter::Fletcher32 => place + 1 == filters.len(),
-            _ => false,
-        };
+        let mut filters = dataset.filters();
+        let summed = filters.last() == Some(&Filter::Fletcher32);
+        filters.truncate(filters.len() - usize::from(summed));
+        let filters = filters.iter().map(described).collect::<Option<Vec<_>>>()?;
         let whole = dataset.create_plist().ok()?.get_chunk_opts().ok()?;
         if !dataset.dtype().ok()?.is::<f32>()
-            || bytes > MAX_CHUNK
-            || !filters.iter().enumerate().all(known)
+            || size > MAX_CHUNK
             || whole.is_some_and(|options| !options.is_empty())
         {
             return None;
         }
-        let storage = FileBytes::open(path, 2 * bytes + (1 << 20)).ok()?;
-        if found != Some(storage.stamp) {
+        let bytes = Arc::new(FileBytes::open(path, 2 * size + (1 << 20)).ok()?);
+        if found != Some(bytes.stamp) {
             return None;
         }
-        // Samples are read in any order, so that a chunk is seldom needed again soon.
-        let options = OpenOptions::default()
-            .with_chunk_cache_bytes(0)
-            .with_max_chunk_bytes(MAX_CHUNK)
-            .with_filter_registry(fletcher::filters());
-        let file = Hdf5File::from_storage_with_options(Arc::new(storage), options).ok()?;
+        let file = Hdf5File::from_storage_with_options(bytes.clone(), OpenOptions::default());
+        let file = file
+            .ok()
+            .filter(|file| file.superblock().base_address == 0)?;
         let extents = dataset.shape();
         let counts = extents.iter().zip(&chunk);
         let count = counts.map(|(size, extent)| size.div_ceil(*extent));
         if file.superblock().version < INDEXED && count.product::<usize>() > MAX_LISTED {
             return None;
         }
-        file.dataset(&dataset.name()).ok().map(Self)
+        let fields = file.dataset(&dataset.name()).ok()?;
+        Some(Self {
+            index: ChunkIndex::of(file, &fields, &chunk)?,
+            bytes,
+            chunk,
+            filters,
+            summed,
+        })
     }
 
-    /// A box of the dataset; none if a chunk is damaged.
+    /// A box of the dataset; none if a chunk is damaged, or not in the file.
     pub(crate) fn read(&self, cells: &[Range<usize>; 4]) -> Option<Array4<f32>> {
-        let range = |range: &Range<usize>| SliceInfoElem::Slice {
-            start: range.start as u64,
-            end: range.end as u64,
-            step: 1,
-        };
-        let selections = cells.iter().map(range).collect();
-        let values = self.0.read_slice_parallel(&SliceInfo { selections }).ok()?;
-        let extents = cells.each_ref().map(ExactSizeIterator::len);
-        values.into_shape_with_order(extents).ok()
+        let entries = self.index.find(cells)?;
+        let mut values = Array4::uninit(cells.each_ref().map(ExactSizeIterator::len));
+        let parts = parts(values.view_mut(), cells, &self.chunk);
+        let jobs = entries.par_iter().zip(parts);
+        jobs.try_for_each_init(Vec::new, |memory, (entry, (part, inside))| {
+            self.read_part(entry, memory, part, inside)
+        })?;
+        // SAFETY: the parts are all of the box, and each has been written.
+        Some(unsafe { values.assume_init() })
     }
+
+    /// Reads and writes the part of a chunk that a box has. `memory` holds bytes of the file.
+    fn read_part(
+        &self,
+        entry: &ChunkEntry,
+        memory: &mut Vec<u8>,
+        mut part: ArrayViewMut4<'_, MaybeUninit<f32>>,
+        inside: [Range<usize>; 4],
+    ) -> Option<()> {
+        const NUMBER: usize = size_of::<f32>();
+        let size = self.chunk.iter().product::<usize>() * NUMBER;
+        let length = match entry.size {
+            0 => size,
+            stored => usize::try_from(stored).ok()?,
+        };
+        let stored = self.bytes.read_into(entry.address, length, memory).ok()?;
+        let (sum, skipped) = (self.filters.len(), entry.filter_mask);
+        let stored = match self.summed && skipped & (1 << sum) == 0 {
+            true => fletcher::checked(stored)?,
+            false => stored,
+        };
+        let decoded;
+        let numbers = match self.filters.is_empty() {
+            true => stored,
+            false => {
+                let (filters, limit) = (&self.filters, Some(size + 1));
+                decoded = apply_pipeline_with_limit(stored, filters, skipped, NUMBER, None, limit);
+                decoded.as_deref().ok()?
+            }
+        };
+        let (numbers, _) = (numbers.len() == size).then_some(numbers.as_chunks::<NUMBER>())?;
+        let mut numbers = ArrayView4::from_shape(self.chunk, numbers).ok()?;
+        numbers.slice_each_axis_inplace(|axis| Slice::from(inside[axis.axis.index()].clone()));
+        let rows = Zip::from(part.rows_mut()).and(numbers.rows());
+        rows.for_each(|mut to, from| {
+            Zip::from(&mut to)
+                .and(&from)
+                .for_each(|to, from| _ = to.write(f32::from_ne_bytes(*from)));
+        });
+        Some(())
+    }
+}
+
+/// A filter as the reader describes it; none of another kind than those that are read here.
+fn described(filter: &Filter) -> Option<FilterDescription> {
+    let id = match filter {
+        Filter::Deflate(_) => FILTER_DEFLATE,
+        Filter::Shuffle => FILTER_SHUFFLE,
+        _ => return None,
+    };
+    Some(FilterDescription {
+        id,
+        name: None,
+        client_data: Vec::new(),
+    })
+}
+
+/// A part of a box, and its cells inside of its chunk.
+type Part<'a> = (ArrayViewMut4<'a, MaybeUninit<f32>>, [Range<usize>; 4]);
+
+/// The parts of a box that lie in one chunk each, in the order of the chunks.
+fn parts<'a>(
+    values: ArrayViewMut4<'a, MaybeUninit<f32>>,
+    cells: &[Range<usize>; 4],
+    chunk: &[usize; 4],
+) -> Vec<Part<'a>> {
+    let mut parts = vec![(values, cells.clone())];
+    for (axis, extent) in chunk.iter().enumerate() {
+        let mut cut = Vec::new();
+        for (mut rest, mut inside) in parts {
+            let range = cells[axis].clone();
+            for number in range.start / extent..range.end.div_ceil(*extent) {
+                let (from, end) = (number * extent, range.end.min((number + 1) * extent));
+                let start = range.start.max(from);
+                let (part, others) = rest.split_at(Axis(axis), end - start);
+                inside[axis] = start - from..end - from;
+                cut.push((part, inside.clone()));
+                rest = others;
+            }
+        }
+        parts = cut;
+    }
+    parts
 }
 
 #[cfg(test)]
 mod tests {
     use hdf5_metno::File;
     use hdf5_metno::filters::Filter;
-    use hdf5_metno::plist::dataset_create::ChunkOpts;
-    use ndarray::{Array4, ArrayD};
+    use hdf5_metno::plist::dataset_create::{AllocTime, ChunkOpts};
+    use hdf5_metno::{Extent, SimpleExtents};
+    use ndarray::{Array4, ArrayD, s};
 
     use super::*;
     use crate::cf::variable::stamp;
+
+    /// The chunks and the indices of datasets.
+    struct Kind {
+        /// The newest format.
+        latest: bool,
+        chunk: [usize; 4],
+        /// Dims without a greatest extent.
+        unlimited: usize,
+        allocation: AllocTime,
+    }
+
+    const KIND: Kind = Kind {
+        latest: true,
+        chunk: [1, 1, 4, 5],
+        unlimited: 0,
+        allocation: AllocTime::Incr,
+    };
+
+    fn values() -> Array4<f32> {
+        Array4::from_shape_fn((3, 2, 7, 9), |(t, c, y, x)| {
+            (t * 1000 + c * 100 + y * 10 + x) as f32
+        })
+    }
+
+    /// Writes all times but the last ones.
+    fn write(path: &Path, kind: &Kind, filters: &[Filter], partial: bool, missing: usize) {
+        let created = match kind.latest {
+            true => File::with_options()
+                .with_fapl(|access| access.libver_v110())
+                .create(path),
+            false => File::create(path),
+        };
+        let created = created.unwrap();
+        let values = values();
+        let extents = values.shape().iter().enumerate();
+        let extents = extents.map(|(dim, size)| Extent {
+            dim: *size,
+            max: (dim >= kind.unlimited).then_some(*size),
+        });
+        let builder = created
+            .new_dataset::<f32>()
+            .shape(SimpleExtents::from_vec(extents.collect()))
+            .chunk(kind.chunk)
+            .alloc_time(Some(kind.allocation))
+            .set_filters(filters);
+        let builder = match partial {
+            true => builder.chunk_opts(ChunkOpts::DONT_FILTER_PARTIAL_CHUNKS),
+            false => builder,
+        };
+        let dataset = builder.create("fields").unwrap();
+        let written = s![..3 - missing, .., .., ..];
+        dataset.write_slice(values.slice(written), written).unwrap();
+        // A builder holds the file, too.
+        drop((builder, dataset));
+        created.close().unwrap();
+    }
 
     /// Datasets that are read as the library reads them, or left to it.
     #[test]
     fn chunks_are_those_of_the_library() {
         let folder = tempfile::tempdir().unwrap();
-        let values = Array4::from_shape_fn((3, 2, 7, 9), |(t, c, y, x)| {
-            (t * 1000 + c * 100 + y * 10 + x) as f32
-        });
-        let read = |name: &str, latest: bool, filters: &[Filter], partial: bool| {
-            let path = folder.path().join(name);
-            let created = match latest {
-                true => File::with_options()
-                    .with_fapl(|access| access.libver_v110())
-                    .create(&path),
-                false => File::create(&path),
-            };
-            let created = created.unwrap();
-            let builder = created.new_dataset::<f32>().shape(values.shape().to_vec());
-            let builder = builder.chunk(vec![1, 1, 4, 5]).set_filters(filters);
-            let builder = match partial {
-                true => builder.chunk_opts(ChunkOpts::DONT_FILTER_PARTIAL_CHUNKS),
-                false => builder,
-            };
-            let dataset = builder.create("fields").unwrap();
-            dataset.write(&values).unwrap();
-            // A builder holds the file, too.
-            drop((builder, dataset));
-            created.close().unwrap();
+        let read = |kind: &Kind, filters: &[Filter], partial: bool| {
+            let path = folder.path().join("fields.h5");
+            write(&path, kind, filters, partial, 0);
             let found = stamp(&path);
             let file = File::open(&path).unwrap();
             let dataset = file.dataset("fields").unwrap();
             let chunked = Chunked::open(&path, &dataset, found)?;
-            let cells = [1..3, 0..2, 2..7, 3..9];
+            let values = values();
             let all: ArrayD<f32> = dataset.read_dyn().unwrap();
             assert_eq!(all, values.clone().into_dyn());
-            let expected = values.slice(ndarray::s![1..3, .., 2..7, 3..9]);
-            assert_eq!(chunked.read(&cells).unwrap(), expected);
+            let expected = values.slice(s![1..3, .., 2..7, 3..9]);
+            assert_eq!(chunked.read(&[1..3, 0..2, 2..7, 3..9]).unwrap(), expected);
+            assert_eq!(chunked.read(&[0..3, 0..2, 0..7, 0..9]).unwrap(), values);
             assert!(Chunked::open(&path, &dataset, None).is_none(), "replaced");
             Some(())
         };
         let all = [Filter::Shuffle, Filter::Deflate(4), Filter::Fletcher32];
-        for latest in [false, true] {
+        // The indices of HDF5: trees of the first version, fixed and extensible arrays, trees of the second version, none
+        // for a single chunk, and none for chunks that are allocated at once.
+        let kinds = [
+            Kind {
+                latest: false,
+                ..KIND
+            },
+            KIND,
+            Kind {
+                unlimited: 1,
+                ..KIND
+            },
+            Kind {
+                unlimited: 2,
+                ..KIND
+            },
+            Kind {
+                chunk: [3, 2, 7, 9],
+                ..KIND
+            },
+            Kind {
+                allocation: AllocTime::Early,
+                ..KIND
+            },
+        ];
+        for (number, kind) in kinds.iter().enumerate() {
             for count in 0..=all.len() {
-                let name = format!("{latest} {count}.h5");
-                let found = read(&name, latest, &all[..count], false);
-                assert!(found.is_some(), "{name}");
+                let found = read(kind, &all[..count], false);
+                assert!(found.is_some(), "kind {number}, {count} filters");
             }
+            assert!(
+                read(kind, &all[2..], false).is_some(),
+                "kind {number}, checksums"
+            );
         }
         let summed_first = [Filter::Fletcher32, Filter::Deflate(4)];
-        assert!(read("summed first.h5", true, &summed_first, false).is_none());
-        assert!(read("partial.h5", true, &all[..1], true).is_none());
+        assert!(read(&KIND, &summed_first, false).is_none());
+        assert!(read(&KIND, &all[..1], true).is_none());
+    }
+
+    #[test]
+    fn chunks_that_are_not_in_the_file_are_left_to_the_library() {
+        let folder = tempfile::tempdir().unwrap();
+        for kind in [
+            KIND,
+            Kind {
+                latest: false,
+                ..KIND
+            },
+            Kind {
+                unlimited: 1,
+                ..KIND
+            },
+        ] {
+            let path = folder.path().join("fields.h5");
+            write(&path, &kind, &[], false, 1);
+            let file = File::open(&path).unwrap();
+            let dataset = file.dataset("fields").unwrap();
+            let chunked = Chunked::open(&path, &dataset, stamp(&path)).unwrap();
+            let written = chunked.read(&[0..2, 0..2, 0..7, 0..9]);
+            assert_eq!(written.unwrap(), values().slice(s![..2, .., .., ..]));
+            assert!(chunked.read(&[1..3, 0..2, 0..7, 0..9]).is_none());
+        }
     }
 }

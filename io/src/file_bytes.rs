@@ -12,6 +12,8 @@ use crate::cf::variable::{Stamp, stamp_of};
 /// A file that counts the bytes that are read, at most so many at a time, whatever damaged metadata ask for.
 pub(crate) struct FileBytes {
     file: FileStorage,
+    /// The same file, for bytes in memory of the caller.
+    direct: File,
     /// That of the open file, which is read even if another one takes its name.
     pub(crate) stamp: Stamp,
     most: usize,
@@ -23,10 +25,36 @@ impl FileBytes {
         let file = File::open(path)?;
         Ok(Self {
             stamp: stamp_of(&file.metadata()?),
+            direct: file.try_clone()?,
             file: FileStorage::from_file(file).map_err(std::io::Error::other)?,
             most,
             fetched: AtomicU64::new(0),
         })
+    }
+
+    /// Reads bytes into memory of the caller, which grows to hold them.
+    pub(crate) fn read_into<'a>(
+        &self,
+        offset: u64,
+        len: usize,
+        memory: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
+        self.check(len)?;
+        memory.resize(memory.len().max(len), 0);
+        let bytes = &mut memory[..len];
+        #[cfg(unix)]
+        std::os::unix::fs::FileExt::read_exact_at(&self.direct, bytes, offset)?;
+        #[cfg(not(unix))]
+        bytes.copy_from_slice(&self.file.read_range(offset, len)?);
+        self.fetched.fetch_add(len as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+
+    fn check(&self, len: usize) -> Result<()> {
+        match len > self.most {
+            true => Err(Error::ResourceLimit(format!("{len} bytes at once"))),
+            false => Ok(()),
+        }
     }
 
     /// The bytes that have been read so far.
@@ -41,9 +69,7 @@ impl Storage for FileBytes {
     }
 
     fn read_range(&self, offset: u64, len: usize) -> Result<StorageBuffer> {
-        if len > self.most {
-            return Err(Error::ResourceLimit(format!("{len} bytes at once")));
-        }
+        self.check(len)?;
         // A range beyond the end of the file is refused before memory is taken for it.
         let bytes = self.file.read_range(offset, len)?;
         self.fetched.fetch_add(len as u64, Ordering::Relaxed);
@@ -87,6 +113,12 @@ mod tests {
         ));
         assert!(file.read_range(3, 4).is_err());
         assert!(file.read_range(u64::MAX, 1).is_err());
+        let mut memory = Vec::new();
+        assert!(file.read_into(0, 5, &mut memory).is_err());
+        assert!(file.read_into(3, 4, &mut memory).is_err());
         assert_eq!(file.fetched(), 0);
+        assert_eq!(file.read_into(1, 4, &mut memory).unwrap(), b"2345");
+        // A part of the memory is enough now.
+        assert_eq!(file.read_into(0, 2, &mut memory).unwrap(), b"12");
     }
 }

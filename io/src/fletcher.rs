@@ -1,33 +1,18 @@
 //! Fletcher's checksum of HDF5, in vectors: a file has one for every chunk.
 
-use hdf5_reader::FilterRegistry;
-use hdf5_reader::error::Error;
-
-/// The number of the filter in HDF5.
-const FLETCHER32: u16 = 3;
 /// Words between two reductions.
 const BATCH: usize = 360;
 /// Words that are added at a time.
 const LANES: usize = 8;
 
-/// The filters of the reader, with this checksum.
-pub(crate) fn filters() -> FilterRegistry {
-    let mut filters = FilterRegistry::new();
-    let checked = |_: &_, chunk: &[u8], _| {
-        let Some((data, stored)) = chunk.split_last_chunk() else {
-            return Err(Error::FilterError("a chunk without its checksum".into()));
-        };
-        let (expected, actual) = (u32::from_le_bytes(*stored), checksum(data));
-        match expected == actual {
-            true => Ok(data.to_vec()),
-            false => Err(Error::ChecksumMismatch { expected, actual }),
-        }
-    };
-    filters.register(FLETCHER32, Box::new(checked));
-    filters
+/// The data before their checksum; none if it is another one.
+pub(crate) fn checked(stored: &[u8]) -> Option<&[u8]> {
+    let (data, sum) = stored.split_last_chunk()?;
+    (checksum(data) == u32::from_le_bytes(*sum)).then_some(data)
 }
 
-/// The checksum of bytes, which are words in big-endian order.
+/// The checksum of bytes, which are words in big-endian order. Modulo 65535 a word with its bytes swapped is 256 times the
+/// word, and so are sums of such words: the words are added as they are, and the bytes of the sums swapped.
 fn checksum(data: &[u8]) -> u32 {
     let [mut sum, mut sums] = [0_u32; 2];
     let fold = |sum: u32| (sum & 0xffff) + (sum >> 16);
@@ -38,7 +23,7 @@ fn checksum(data: &[u8]) -> u32 {
         for part in parts {
             let (words, _) = part.as_chunks::<2>();
             for ((word, lane), of_lane) in words.iter().zip(&mut lanes).zip(&mut of_lanes) {
-                *lane += u32::from(u16::from_be_bytes(*word));
+                *lane += u32::from(u16::from_le_bytes(*word));
                 *of_lane += *lane;
             }
         }
@@ -51,20 +36,19 @@ fn checksum(data: &[u8]) -> u32 {
             .wrapping_sub(ahead);
         sum += lanes.iter().sum::<u32>();
         for word in rest.chunks(2) {
-            // A last byte without a second one is the upper half of a word.
+            // A last byte without a second one is the first of a word.
             let low = word.get(1).copied().unwrap_or(0);
-            sum += u32::from(u16::from_be_bytes([word[0], low]));
+            sum += u32::from(u16::from_le_bytes([word[0], low]));
             sums = sums.wrapping_add(sum);
         }
         (sum, sums) = (fold(sum), fold(sums));
     }
-    (fold(sums) << 16) | fold(sum)
+    let [sum, sums] = [sum, sums].map(|sum| u32::from((fold(sum) as u16).swap_bytes()));
+    (sums << 16) | sum
 }
 
 #[cfg(test)]
 mod tests {
-    use hdf5_reader::messages::filter_pipeline::FilterDescription;
-
     use super::*;
 
     /// As HDF5's manual has it: a word after the other.
@@ -98,18 +82,11 @@ mod tests {
 
     #[test]
     fn a_wrong_checksum_is_refused() {
-        let filter = FilterDescription {
-            id: FLETCHER32,
-            name: None,
-            client_data: Vec::new(),
-        };
-        let mut chunk = vec![1, 2, 3, 4];
-        chunk.extend(checksum(&chunk).to_le_bytes());
-        let filters = filters();
-        assert_eq!(filters.apply(&filter, &chunk, 4).unwrap(), [1, 2, 3, 4]);
-        chunk[1] = 9;
-        let error = filters.apply(&filter, &chunk, 4).unwrap_err().to_string();
-        assert!(error.contains("checksum"), "{error}");
-        assert!(filters.apply(&filter, &[1, 2, 3], 4).is_err());
+        let mut stored = vec![1, 2, 3, 4];
+        stored.extend(checksum(&stored).to_le_bytes());
+        assert_eq!(checked(&stored), Some(&[1, 2, 3, 4][..]));
+        stored[1] = 9;
+        assert_eq!(checked(&stored), None);
+        assert_eq!(checked(&[1, 2, 3]), None);
     }
 }

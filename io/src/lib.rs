@@ -22,6 +22,7 @@ mod cf;
 mod channel;
 mod channels;
 mod checkpoint;
+mod chunk_index;
 mod chunked;
 mod constants;
 mod dataset;

@@ -166,9 +166,19 @@ impl<D: Dimension> Stored<D> {
 
 /// Whether there are no infinite numbers and no NaN, in vectors on all threads.
 fn all_finite(values: &[f32]) -> bool {
-    let parts = values.par_chunks(4096).with_min_len(16);
-    let finite = |part: &[f32]| part.iter().fold(true, |all, value| all & value.is_finite());
-    parts.all(finite)
+    const LANES: usize = 16;
+    // Zero times a finite number is zero.
+    let finite = |part: &[f32]| {
+        let (vectors, rest) = part.as_chunks::<LANES>();
+        let mut sums = [0.0; LANES];
+        for vector in vectors {
+            for (sum, value) in sums.iter_mut().zip(vector) {
+                *sum += value * 0.0;
+            }
+        }
+        sums.iter().chain(rest).all(|value| value.is_finite())
+    };
+    values.par_chunks(1 << 16).all(finite)
 }
 
 /// Checks that a box has no missing number, unless they are allowed. `describe` gives the text of a
