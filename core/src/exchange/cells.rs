@@ -105,14 +105,17 @@ fn on_cpu(boxes: &[(IndexBox, DispatchTensor)]) -> Option<Vec<Part<'_>>> {
 /// Whether every cell is in one part.
 fn is_partition(shape: &[usize], parts: &[Part<'_>]) -> bool {
     let volume: usize = parts.iter().map(|(place, _)| place.volume()).sum();
+    volume == shape.iter().product::<usize>() && are_apart(parts)
+}
+
+/// Whether no cell is in two parts, as far as they are few enough to tell.
+fn are_apart(parts: &[Part<'_>]) -> bool {
     let meets = |(i, (place, _)): (usize, &Part<'_>)| {
         parts[..i]
             .iter()
             .any(|(other, _)| other.intersection(place).is_some())
     };
-    volume == shape.iter().product::<usize>()
-        && parts.len() <= FEW
-        && !parts.iter().enumerate().any(meets)
+    parts.len() <= FEW && !parts.iter().enumerate().any(meets)
 }
 
 /// [`written`] with parts that replace what is there.
@@ -148,9 +151,20 @@ fn written<T: bytemuck::Pod + Send + Sync>(
             }
         });
     }
-    for (place, cells) in parts {
-        // SAFETY: the box lies in the result, which nothing else uses.
-        unsafe { write(elements, shape, place, cells, combine.as_ref()) };
+    let copies = parts.iter();
+    let copies: Vec<Placed<'_, T>> = copies
+        .filter_map(|(place, cells)| Placed::new(shape, place, cells))
+        .collect();
+    match combine {
+        None if are_apart(parts) => in_one_loop(&copies, elements),
+        combine => {
+            for copy in &copies {
+                // SAFETY: the box lies in the result, which nothing else uses.
+                in_tasks(copy.tasks, copy.blocks.together(), |task| unsafe {
+                    copy.run(task, elements, combine.as_ref());
+                });
+            }
+        }
     }
     let layout = Layout::contiguous(Shape::from(shape.to_vec()));
     of_cpu(FlexTensor::new(block.into_bytes(bytes), layout, dtype))
@@ -187,53 +201,99 @@ fn in_tasks(tasks: usize, together: usize, run: impl Fn(usize) + Send + Sync) {
     }
 }
 
-/// Writes the cells of a box.
-///
-/// # Safety
-/// The box must lie in a result of this shape, whose elements nothing else uses meanwhile.
-unsafe fn write<T: bytemuck::Pod + Send + Sync>(
-    elements: Elements<T>,
-    shape: &[usize],
-    place: &IndexBox,
-    cells: &FlexTensor,
-    combine: Option<&(impl Fn(T, T) -> T + Sync)>,
-) {
-    let layout = cells.layout();
-    assert_eq!(
-        place.shape(),
-        layout.shape()[..],
-        "cells of another shape than their box"
-    );
-    if place.volume() == 0 {
-        return;
+/// Writes boxes that have no cell in common, all in one loop over their tasks.
+fn in_one_loop<T: bytemuck::Pod + Send + Sync>(copies: &[Placed<'_, T>], elements: Elements<T>) {
+    let mut ends = Vec::with_capacity(copies.len());
+    let mut end = 0;
+    for copy in copies {
+        end += copy.tasks.div_ceil(copy.blocks.together());
+        ends.push(end);
     }
-    let ends = place.ranges().iter().map(|range| range.end);
-    assert!(
-        ends.zip(shape).all(|(end, size)| end <= *size),
-        "{place} of {shape:?} cells"
-    );
-    let storage: &[T] = bytemuck::cast_slice(cells.bytes());
-    let (mut dims, mut first, mut stride) = (Vec::new(), 0, 1);
-    for (dim, range) in place.ranges().iter().enumerate().rev() {
-        first += range.start * stride;
-        let (size, from) = (range.len(), layout.strides()[dim]);
-        dims.push(Dim {
-            size,
-            to: stride as isize,
-            from,
-        });
-        stride *= shape[dim];
+    let cells: usize = copies.iter().map(|copy| copy.cells).sum();
+    let together = if cells <= 2 * TASK { end } else { 1 };
+    in_tasks(end, together, |group| {
+        let number = ends.partition_point(|end| *end <= group);
+        let copy = &copies[number];
+        let first = number.checked_sub(1).map_or(0, |before| ends[before]);
+        let together = copy.blocks.together();
+        let tasks = (group - first) * together..copy.tasks.min((group - first + 1) * together);
+        for task in tasks {
+            // SAFETY: the boxes lie in the result, which nothing else uses, and have no cell in common.
+            unsafe { copy.run(task, elements, None::<&fn(T, T) -> T>) };
+        }
+    });
+}
+
+/// A box that is written into a result, in tasks.
+struct Placed<'a, T> {
+    storage: &'a [T],
+    cells: usize,
+    /// The first element of the box in the result, and in the storage.
+    first: [isize; 2],
+    walk: Walk,
+    blocks: Blocks,
+    tasks: usize,
+}
+
+impl<'a, T: bytemuck::Pod + Send + Sync> Placed<'a, T> {
+    /// A box of a result of this shape; none if it is empty.
+    fn new(shape: &[usize], place: &IndexBox, cells: &'a FlexTensor) -> Option<Self> {
+        let layout = cells.layout();
+        assert_eq!(
+            place.shape(),
+            layout.shape()[..],
+            "cells of another shape than their box"
+        );
+        if place.volume() == 0 {
+            return None;
+        }
+        let ends = place.ranges().iter().map(|range| range.end);
+        assert!(
+            ends.zip(shape).all(|(end, size)| end <= *size),
+            "{place} of {shape:?} cells"
+        );
+        let storage: &[T] = bytemuck::cast_slice(cells.bytes());
+        let (mut dims, mut first, mut stride) = (Vec::new(), 0, 1);
+        for (dim, range) in place.ranges().iter().enumerate().rev() {
+            first += range.start * stride;
+            let (size, from) = (range.len(), layout.strides()[dim]);
+            dims.push(Dim {
+                size,
+                to: stride as isize,
+                from,
+            });
+            stride *= shape[dim];
+        }
+        let walk = Walk::through(merged(dims));
+        assert_within(storage.len(), layout);
+        let blocks = Blocks::of(walk.slow, walk.fast);
+        let rows: usize = walk.outer.iter().map(|dim| dim.size).product();
+        Some(Self {
+            storage,
+            cells: place.volume(),
+            first: [first as isize, layout.start_offset() as isize],
+            tasks: rows * blocks.count(),
+            walk,
+            blocks,
+        })
     }
-    let Walk { outer, slow, fast } = Walk::through(merged(dims));
-    assert_within(storage.len(), layout);
-    let blocks = Blocks::of(slow, fast);
-    let rows: usize = outer.iter().map(|dim| dim.size).product();
-    let per_row = blocks.count();
-    in_tasks(rows * per_row, blocks.together(), |task| {
+
+    /// Writes the cells of a task.
+    ///
+    /// # Safety
+    /// The result must be of the shape of the copy, and nothing else use the cells of its box meanwhile.
+    unsafe fn run(
+        &self,
+        task: usize,
+        elements: Elements<T>,
+        combine: Option<&(impl Fn(T, T) -> T + Sync)>,
+    ) {
+        let Walk { outer, slow, fast } = &self.walk;
+        let per_row = self.blocks.count();
         let (mut row, block) = (task / per_row, task % per_row);
-        let [slow_cells, fast_cells] = blocks.ranges(block);
-        let (mut to, mut from) = (first as isize, layout.start_offset() as isize);
-        for dim in &outer {
+        let [slow_cells, fast_cells] = self.blocks.ranges(block);
+        let [mut to, mut from] = self.first;
+        for dim in outer {
             let index = (row % dim.size) as isize;
             row /= dim.size;
             (to, from) = (to + index * dim.to, from + index * dim.from);
@@ -245,17 +305,18 @@ unsafe fn write<T: bytemuck::Pod + Send + Sync>(
             let from = from + line * slow.from + start * fast.from;
             // SAFETY: `count` cells of the view, which lies in the storage, and as many of the box, of this task alone.
             unsafe {
-                let (place, cell) = (elements.at(to as usize), storage.as_ptr().offset(from));
+                let place = elements.at(to as usize);
+                let cell = self.storage.as_ptr().offset(from);
                 match combine {
-                    Some(combine) => write_line(place, cell, fast, count, combine),
+                    Some(combine) => write_line(place, cell, *fast, count, combine),
                     None if fast.in_one_piece() => {
                         place.copy_from_nonoverlapping(cell, count);
                     }
-                    None => write_line(place, cell, fast, count, |_, cell| cell),
+                    None => write_line(place, cell, *fast, count, |_, cell| cell),
                 }
             }
         }
-    });
+    }
 }
 
 /// Writes cells at equal distances.
