@@ -1,16 +1,14 @@
 //! Fold: the sum of windows of cells, the adjoint of `unfold`; see its page.
 
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::nn::Fold4d;
-use burn::tensor::{Shape, Slice, Tensor};
-use halocline_core::ops::{self, BackwardPass, Operator, apply, blank};
+use burn::tensor::Tensor;
+use halocline_core::ops::{self, apply};
 use halocline_core::{Boundary, Error, Exchange, Operation, Result, ShardTensor, Traffic};
 
 use super::ConvOptions;
+use super::patches::{AddUp, Patches};
 use super::transposed::{ConvTransposeOptions, plan};
 use super::unfold::{check, of_case, options, windows};
-use crate::driver::Window;
 use crate::driver::empty::fill_empty;
 use crate::field::{Field, Rank, run};
 use crate::golden::{Dims, Golden, Output, output};
@@ -83,16 +81,17 @@ pub fn fold<const D: usize, const N: usize>(
         .with_output_padding(more);
     let plan = plan(NAME, &like, &kernel, x.placements().to_vec(), channels, &x)?;
     let dtype = x.local().dtype();
+    // Parts of cells that travel are summed as the others.
     let (local, layout, mesh) = cast_shard(x, wider(dtype)).into_parts();
     let all: Vec<usize> = (0..D).collect();
     let local = fill_empty(local, &layout, &all, NAME, 0.0)?;
-    let sum = AddUp {
+    let sum = AddUp(Patches {
         windows: windows(kernel, options),
         shape: match &plan.exchange {
             Some(exchange) => exchange.output_shape.clone(),
             None => plan.output.local_shape(mesh.position()),
         },
-    };
+    });
     let y = Tensor::<D>::from_dispatch(apply(sum, [local.into_dispatch()]));
     let y = match &plan.exchange {
         None => y,
@@ -109,90 +108,6 @@ pub fn fold<const D: usize, const N: usize>(
         plan.output.clone(),
         mesh,
     ))
-}
-
-/// The sum of windows within a box of cells, as a node of the graph.
-#[derive(Debug)]
-struct AddUp {
-    windows: Vec<Window>,
-    /// `[batch, channels, *cells]` of the box; the first window begins at its first cell.
-    shape: Vec<usize>,
-}
-
-impl AddUp {
-    /// The cells of an element of all windows, `held` of them in every dim.
-    fn cells(&self, element: usize, held: &[usize]) -> Vec<Slice> {
-        let mut rest = element;
-        let mut slices: Vec<Slice> = self
-            .shape
-            .iter()
-            .map(|&size| Slice::from(0..size))
-            .collect();
-        for (dim, window) in self.windows.iter().enumerate().rev() {
-            let first = rest % window.kernel * window.dilation;
-            rest /= window.kernel;
-            let end = first + (held[dim] - 1) * window.stride + 1;
-            slices[dim + 2] =
-                Slice::new(first as isize, Some(end as isize), window.stride as isize);
-        }
-        slices
-    }
-
-    fn elements(&self) -> usize {
-        self.windows.iter().map(|window| window.kernel).product()
-    }
-}
-
-impl Operator for AddUp {
-    /// The shape of the windows.
-    type Saved = Shape;
-
-    fn names(&self) -> Option<[&'static str; 2]> {
-        Some([NAME, "fold (backward)"])
-    }
-
-    fn keeps(&self, _: usize) -> bool {
-        false
-    }
-
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
-        let x = inputs.remove(0);
-        let (shape, elements) = (x.shape(), self.elements());
-        let held = &shape[2..];
-        let count: usize = held.iter().product();
-        let planes = self.shape[0] * self.shape[1];
-        let mut sum = blank(&x, &self.shape, Some(0.0));
-        let x = Dispatch::float_reshape(x, Shape::from([planes, elements, count]));
-        for element in 0..elements {
-            let own = [
-                Slice::from(0..planes),
-                Slice::from(element..element + 1),
-                Slice::from(0..count),
-            ];
-            let part = Dispatch::float_slice(x.clone(), &own);
-            let mut of_part = self.shape.clone();
-            of_part[2..].copy_from_slice(held);
-            let part = Dispatch::float_reshape(part, Shape::from(of_part));
-            let cells = self.cells(element, held);
-            let part = Dispatch::float_add(Dispatch::float_slice(sum.clone(), &cells), part);
-            sum = Dispatch::float_slice_assign(sum, &cells, part);
-        }
-        Ok((sum, shape))
-    }
-
-    fn backward(&self, pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
-        let (shape, gradient) = (pass.saved.clone(), pass.cotangent);
-        let held = &shape[2..];
-        let count: usize = held.iter().product();
-        let planes = self.shape[0] * self.shape[1];
-        let part = |element: usize| {
-            let cells = Dispatch::float_slice(gradient.clone(), &self.cells(element, held));
-            Dispatch::float_reshape(cells, Shape::from([planes, 1, count]))
-        };
-        let parts = (0..self.elements()).map(part).collect();
-        let gradient = Dispatch::float_reshape(Dispatch::float_cat(parts, 1), shape);
-        Ok(vec![Some(gradient)])
-    }
 }
 
 impl<X: Field<3>> Layer<X> for Fold4d {

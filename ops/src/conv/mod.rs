@@ -27,6 +27,7 @@ mod golden;
 mod kernels;
 mod layer;
 mod node;
+mod patches;
 mod periodic;
 mod run;
 #[cfg(test)]

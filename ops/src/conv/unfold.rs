@@ -16,10 +16,12 @@
 //! Each is the adjoint of the other.
 
 use burn::nn::Unfold4d;
-use burn::tensor::{Slice, Tensor};
+use burn::tensor::Tensor;
+use halocline_core::ops::apply;
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::ConvOptions;
+use super::patches::{Gather, Patches};
 use crate::driver::{Padding, Stencil, Window};
 use crate::field::{Field, Rank, run};
 use crate::golden::{Case, Golden, output};
@@ -66,29 +68,11 @@ pub fn unfold<const D: usize, const N: usize>(
     let stencil = Stencil::new(NAME, windows.clone());
     let stencil = stencil.with_channels_on(x.placements().to_vec(), channels.collect());
     stencil.run(x, move |x, _| {
-        let dims = x.dims();
-        let mut shape = dims;
-        for (window, dim) in windows.iter().zip(2..) {
-            shape[dim] = (dims[dim] - window.span()) / window.stride + 1;
-        }
-        let cells: usize = shape[2..].iter().product();
-        let element = |index: usize| {
-            let mut rest = index;
-            let mut slices = dims.map(|size| Slice::from(0..size));
-            for (dim, window) in (2..D).zip(&windows).rev() {
-                let first = rest % window.kernel * window.dilation;
-                rest /= window.kernel;
-                let end = first + (shape[dim] - 1) * window.stride + 1;
-                slices[dim] =
-                    Slice::new(first as isize, Some(end as isize), window.stride as isize);
-            }
-            x.clone()
-                .slice(slices)
-                .reshape([dims[0] * dims[1], 1, cells])
-        };
-        let elements = Tensor::cat((0..count).map(element).collect(), 1);
-        shape[1] *= count;
-        elements.reshape(shape)
+        let gather = Gather(Patches {
+            windows: windows.clone(),
+            shape: x.dims().to_vec(),
+        });
+        Tensor::from_dispatch(apply(gather, [x.into_dispatch()]))
     })
 }
 

@@ -1,0 +1,145 @@
+//! The cells of windows side by side, and their sum: the kernels of unfold and fold, each the adjoint of the other.
+
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::{Shape, Slice};
+use halocline_core::ops::{BackwardPass, Operator, blank, of_boxes};
+use halocline_core::{IndexBox, Result};
+
+use crate::driver::Window;
+use crate::kernel::flex::in_dtype;
+use crate::precision::wider;
+
+/// The windows of a box of cells.
+#[derive(Clone, Debug)]
+pub(super) struct Patches {
+    pub(super) windows: Vec<Window>,
+    /// `[batch, channels, *cells]` of the box; the first window begins at its first cell.
+    pub(super) shape: Vec<usize>,
+}
+
+impl Patches {
+    /// The number of windows in every dim.
+    fn held(&self) -> Vec<usize> {
+        let dims = self.windows.iter().zip(&self.shape[2..]);
+        dims.map(|(window, size)| (size - window.span()) / window.stride + 1)
+            .collect()
+    }
+
+    /// The number of cells of a window.
+    fn elements(&self) -> usize {
+        self.windows.iter().map(|window| window.kernel).product()
+    }
+
+    /// The cells of an element of all windows.
+    fn cells(&self, element: usize, held: &[usize]) -> Vec<Slice> {
+        let mut rest = element;
+        let whole = self.shape.iter().map(|&size| Slice::from(0..size));
+        let mut slices: Vec<Slice> = whole.collect();
+        for (dim, window) in self.windows.iter().enumerate().rev() {
+            let first = rest % window.kernel * window.dilation;
+            rest /= window.kernel;
+            let end = first + (held[dim] - 1) * window.stride + 1;
+            slices[dim + 2] =
+                Slice::new(first as isize, Some(end as isize), window.stride as isize);
+        }
+        slices
+    }
+
+    /// The cells of the windows, `[batch, channels · elements, *windows]`.
+    fn gather(&self, x: &DispatchTensor) -> DispatchTensor {
+        let (elements, held) = (self.elements(), self.held());
+        let [batch, channels] = [self.shape[0], self.shape[1]];
+        let of = |count: usize| [&[batch, channels, count], &held[..]].concat();
+        let whole = of(elements);
+        // The dim of elements is made first in a view, and then the third.
+        let mut axes: Vec<usize> = (0..whole.len()).collect();
+        axes[..3].copy_from_slice(&[1, 2, 0]);
+        let boxes = (0..elements).map(|element| {
+            let view = Dispatch::float_slice(x.clone(), &self.cells(element, &held));
+            let mut shape = view.shape().to_vec();
+            shape.insert(0, 1);
+            let view = Dispatch::float_expand(view, Shape::from(shape));
+            let mut place = IndexBox::whole(&whole).ranges().to_vec();
+            place[2] = element..element + 1;
+            (IndexBox::new(place), Dispatch::float_permute(view, &axes))
+        });
+        let gathered = of_boxes(x, &whole, None, &boxes.collect::<Vec<_>>());
+        let shape = [&[batch, channels * elements], &held[..]].concat();
+        Dispatch::float_reshape(gathered, Shape::from(shape))
+    }
+
+    /// The sum of windows at the places of their cells, in the box.
+    fn add_up(&self, x: DispatchTensor) -> DispatchTensor {
+        let dtype = x.dtype();
+        let x = in_dtype(x, wider(dtype));
+        let (elements, held) = (self.elements(), self.held());
+        let count: usize = held.iter().product();
+        let planes = self.shape[0] * self.shape[1];
+        let mut sum = blank(&x, &self.shape, Some(0.0));
+        let x = Dispatch::float_reshape(x, Shape::from([planes, elements, count]));
+        for element in 0..elements {
+            let own = [
+                Slice::from(0..planes),
+                Slice::from(element..element + 1),
+                Slice::from(0..count),
+            ];
+            let part = Dispatch::float_slice(x.clone(), &own);
+            let mut of_part = self.shape.clone();
+            of_part[2..].copy_from_slice(&held);
+            let part = Dispatch::float_reshape(part, Shape::from(of_part));
+            let cells = self.cells(element, &held);
+            let part = Dispatch::float_add(Dispatch::float_slice(sum.clone(), &cells), part);
+            sum = Dispatch::float_slice_assign(sum, &cells, part);
+        }
+        in_dtype(sum, dtype)
+    }
+}
+
+/// The cells of windows, as a node of the graph.
+#[derive(Debug)]
+pub(super) struct Gather(pub(super) Patches);
+
+impl Operator for Gather {
+    type Saved = ();
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(["unfold", "unfold (backward)"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        Ok((self.0.gather(&inputs[0]), ()))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        Ok(vec![Some(self.0.add_up(pass.cotangent))])
+    }
+}
+
+/// The sum of windows, as a node of the graph.
+#[derive(Debug)]
+pub(super) struct AddUp(pub(super) Patches);
+
+impl Operator for AddUp {
+    type Saved = ();
+
+    fn names(&self) -> Option<[&'static str; 2]> {
+        Some(["fold", "fold (backward)"])
+    }
+
+    fn keeps(&self, _: usize) -> bool {
+        false
+    }
+
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
+        Ok((self.0.add_up(inputs.remove(0)), ()))
+    }
+
+    fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
+        Ok(vec![Some(self.0.gather(&pass.cotangent))])
+    }
+}
