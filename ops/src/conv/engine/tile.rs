@@ -117,6 +117,21 @@ pub(crate) fn tile_extents(
     })
 }
 
+/// A tile with fewer rows, if tasks are few, so that two or four threads get as many each. `others` tasks share a tile of a
+/// field of `count` results.
+pub(crate) fn balanced(mut tile: Dims, count: Dims, others: usize) -> Dims {
+    const MANY: usize = 16;
+    const THREADS: usize = 4;
+    let parts = [0, 1, 2].map(|dim| count[dim].div_ceil(tile[dim]));
+    let good = |rows: &usize| {
+        let tasks = parts[0] * rows * parts[2] * others;
+        tasks >= MANY || tasks.is_multiple_of(THREADS)
+    };
+    let rows = (parts[1]..=count[1]).find(good);
+    tile[1] = count[1].div_ceil(rows.unwrap_or(parts[1]));
+    tile
+}
+
 /// The first result of a tile and its size in every dim, in a lattice of `count` with tiles of
 /// `extents`.
 pub(crate) fn tile_box(index: usize, extents: Dims, count: Dims) -> [Dims; 2] {

@@ -19,7 +19,7 @@ use super::dot::Dot;
 use super::geometry::{Conv, Correlation, Dims};
 use super::method::Method;
 use super::source::{Source, join, transform};
-use super::tile::{Pieces, SKEW, TileLayout, copy_strided, tile_box, tile_extents};
+use super::tile::{Pieces, SKEW, TileLayout, balanced, copy_strided, tile_box, tile_extents};
 use super::winograd::{Factors, RowTiles};
 use crate::kernel::memory::{Shared, View, with_scratch};
 use crate::kernel::products::{Halved, Numbers, Pairs, Products};
@@ -221,8 +221,7 @@ impl<'a, E: Element> Plan<'a, E> {
             }
         };
         let grid = rows().map_or(correlation.clone(), |rows| rows.flat);
-        let count = grid.count;
-        let lanes = E::lanes::<S>();
+        let (count, lanes) = (grid.count, E::lanes::<S>());
         let bytes = rows().map_or(CELLS_BYTES, |_| FACTORS_BYTES);
         let cells = bytes / size_of::<E>() / block::<S>();
         let room = TILE_BYTES / size_of::<E>();
@@ -230,11 +229,12 @@ impl<'a, E: Element> Plan<'a, E> {
             let len = tile[0] * tile[1].div_ceil(P::NUMBERS) * tile[2].next_multiple_of(lanes);
             source_of(tile).len(1) <= room && len <= cells
         };
+        let ranges = outputs.div_ceil(OUTPUTS);
         let tile = tile_extents(&grid, [4 * lanes, 8], 1, fits);
+        let tile = balanced(tile, count, batch * groups * ranges);
         let source = source_of(tile);
         let tiles: usize = (0..3).map(|dim| count[dim].div_ceil(tile[dim])).product();
         let block = (room / source.len(1)).clamp(1, inputs);
-        let ranges = outputs.div_ceil(OUTPUTS);
         let fields = batch * tiles;
         let wanted = TASKS.div_ceil(groups * ranges);
         let row = tile[2].next_multiple_of(lanes);
