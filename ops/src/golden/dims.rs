@@ -14,6 +14,11 @@ pub enum Dims {
     AllButChannels,
     /// All but the last.
     AllButLast,
+    /// All but the last so many, if there is more than one: while each is whole in turn, another one is sharded.
+    InTurn {
+        /// The dims that stay whole.
+        whole: usize,
+    },
     /// All but the one of the attribute `dim`, the last if there is none.
     AllButDim,
     /// The first so many, whose cells stay together.
@@ -37,6 +42,7 @@ impl Dims {
             Self::All | Self::Product | Self::Classes => true,
             Self::AllButChannels => *dim != 1,
             Self::AllButLast => dim + 1 != dims,
+            Self::InTurn { whole } => whole + 1 < dims && *dim < dims - whole,
             Self::AllButDim => *dim != Options::new(&arguments.attributes).dim("dim", dims),
             Self::Leading(count) => *dim < count,
             Self::Alike => dim + 1 != dims && inputs.iter().all(|input| input[*dim] == first[*dim]),
@@ -79,6 +85,8 @@ impl std::fmt::Display for Dims {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::All => "all",
+            Self::InTurn { whole: 0 } => "all of several",
+            Self::InTurn { .. } => "all of several but the last",
             Self::AllButChannels => "all but channels",
             Self::AllButDim => "all but the one that it runs along",
             Self::Leading(_) => "those whose cells stay together",
