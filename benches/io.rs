@@ -4,7 +4,8 @@
 //! with chunks for four ranks, and in an HDF5 file. One rank reads whole samples, then four local ranks read their
 //! shards. xarray reads the stores by zarr-python, and h5py the file. Both sides read the same samples in the same
 //! order, in turn; the page cache holds all. `HALOCLINE_PYTHON` names a Python with xarray, zarr and h5py; the time
-//! of starting it is not counted. Arguments choose rows of the first table by parts of their names, alone.
+//! of starting it is not counted. Arguments choose rows of the first table by parts of their
+//! names; then nothing else is run.
 //!
 //! Targets: random samples at least twice as fast as Python; an epoch of training with reading at most 3 % slower
 //! than one from memory; memory of a reader bounded by its batches: `prefetch` that are ready, one that is read,
@@ -36,18 +37,6 @@ const ROUNDS: usize = 5;
 fn main() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let [states, shards, file, packed] = stores(folder.path())?;
-    if std::env::var("LOOP").is_ok() {
-        eprintln!("ready");
-        std::thread::sleep(std::time::Duration::from_secs(1));
-        for _ in 0..5 {
-            let mut all = Vec::new();
-            for round in 0..20 {
-                all.push(epoch(&file, [1, 1], round)?);
-            }
-            println!("{:.4}", median(all));
-        }
-        return Ok(());
-    }
     let mut python = Python::start();
     println!(
         "{:<44}{:>12}{:>12}{:>8}",

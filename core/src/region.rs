@@ -57,6 +57,12 @@ impl IndexBox {
         (common.volume() > 0).then_some(common)
     }
 
+    /// Whether a cell is in both boxes.
+    pub(crate) fn meets(&self, other: &Self) -> bool {
+        let mut ranges = self.0.iter().zip(&other.0);
+        ranges.all(|(a, b)| a.start.max(b.start) < a.end.min(b.end))
+    }
+
     /// This box relative to the start of `outer`, which must contain it.
     #[must_use]
     pub fn seen_from(&self, outer: &Self) -> Self {

@@ -13,11 +13,14 @@ use hdf5_reader::messages::HdfMessage;
 use hdf5_reader::messages::layout::{ChunkIndexing, DataLayout};
 use hdf5_reader::{Dataset, Hdf5File, btree_v1, btree_v1::BTreeV1Key};
 
+/// Chunks that a tree may list: it is read whole for every box.
+const MAX_LISTED: u64 = 4096;
+
 /// The index of a dataset's chunks, of which the parts for a box are read.
 pub(crate) struct ChunkIndex {
     file: Hdf5File,
     address: u64,
-    /// None of a tree of the first version.
+    /// `None`: a tree of the first version.
     indexing: Option<ChunkIndexing>,
     shape: Vec<u64>,
     max_shape: Option<Vec<u64>>,
@@ -25,7 +28,8 @@ pub(crate) struct ChunkIndex {
 }
 
 impl ChunkIndex {
-    /// The index of a dataset; none if it is not in chunks of these extents.
+    /// The index of a dataset; none if it is not in chunks of these extents, or if the index is read whole for every box and
+    /// may have too many.
     pub(crate) fn of(file: Hdf5File, dataset: &Dataset, chunk: &[usize]) -> Option<Self> {
         let header = file.get_or_parse_header(dataset.address()).ok()?;
         let layout = header.messages.iter().find_map(|message| match message {
@@ -45,8 +49,17 @@ impl ChunkIndex {
             .iter()
             .map(|extent| u32::try_from(*extent).ok())
             .collect::<Option<_>>()?;
+        let mut counts = dataset.shape().iter().zip(&chunk);
+        let count = counts.try_fold(1_u64, |count, (size, extent)| {
+            count.checked_mul(size.div_ceil(u64::from(*extent)))
+        });
+        let is_tree = matches!(chunk_indexing, None | Some(ChunkIndexing::BTreeV2));
+        if is_tree && count.is_none_or(|count| count > MAX_LISTED) {
+            return None;
+        }
         // The size of an element may follow.
-        dims.starts_with(&chunk).then(|| Self {
+        let same = dims.starts_with(&chunk) && dataset.ndim() == chunk.len();
+        same.then(|| Self {
             address: *address,
             indexing: chunk_indexing.clone(),
             shape: dataset.shape().to_vec(),
@@ -56,7 +69,7 @@ impl ChunkIndex {
         })
     }
 
-    /// The chunks that a box meets, in their order; none if one is not in the file, or more than once.
+    /// The chunks that a box with cells meets, in their order; none if one is not in the file, or more than once.
     pub(crate) fn find(&self, cells: &[Range<usize>; 4]) -> Option<Vec<ChunkEntry>> {
         let of_chunks = cells.iter().zip(&self.chunk).map(|(range, extent)| {
             let extent = *extent as usize;
@@ -89,11 +102,15 @@ impl ChunkIndex {
         })
     }
 
-    /// Chunks between two of the grid, at least.
+    /// The chunks from `first` to `last` of the grid, and perhaps others.
     fn entries(&self, first: &[u64], last: &[u64]) -> Result<Vec<ChunkEntry>> {
         let (storage, sizes) = (self.file.storage(), self.file.superblock());
         let (offset, length) = (sizes.offset_size, sizes.length_size);
-        let (address, shape, chunk) = (self.address, &self.shape, &self.chunk);
+        let (address, chunk) = (self.address, &self.chunk);
+        let max_shape = self.max_shape.as_deref();
+        // Where chunks are numbered, it is those of the largest extents, if there are such.
+        let bounded = max_shape.filter(|extents| !extents.contains(&u64::MAX));
+        let numbered = bounded.unwrap_or(&self.shape);
         let (bounds, dims) = (Some((first, last)), chunk.len() as u32);
         match &self.indexing {
             None => {
@@ -118,13 +135,13 @@ impl ChunkIndex {
             Some(ChunkIndexing::Implicit) => {
                 let size = size_of::<f32>();
                 let end = storage.len();
-                collect_implicit_chunk_entries(address, shape, chunk, size, bounds, end)
+                collect_implicit_chunk_entries(address, numbered, chunk, size, bounds, end)
             }
             Some(ChunkIndexing::FixedArray { .. }) => collect_fixed_array_chunk_entries_storage(
-                storage, address, offset, length, shape, chunk, bounds,
+                storage, address, offset, length, numbered, chunk, bounds,
             ),
             Some(ChunkIndexing::ExtensibleArray { .. }) => {
-                let max_shape = self.max_shape.as_deref();
+                let shape = &self.shape;
                 collect_extensible_array_chunk_entries_storage(
                     storage, address, offset, length, shape, max_shape, chunk, bounds,
                 )

@@ -20,10 +20,6 @@ use crate::fletcher;
 
 /// Bytes of the largest chunk, of which each thread holds a few.
 const MAX_CHUNK: usize = 64 << 20;
-/// Chunks that an index without bounds of its parts may list, as it is read for every box.
-const MAX_LISTED: usize = 4096;
-/// The first version of the format whose indices are read in part.
-const INDEXED: u8 = 3;
 
 /// A dataset in chunks of numbers in single precision. It reads no file but its own.
 pub(crate) struct Chunked {
@@ -72,12 +68,6 @@ impl Chunked {
         let file = file
             .ok()
             .filter(|file| file.superblock().base_address == 0)?;
-        let extents = dataset.shape();
-        let counts = extents.iter().zip(&chunk);
-        let count = counts.map(|(size, extent)| size.div_ceil(*extent));
-        if file.superblock().version < INDEXED && count.product::<usize>() > MAX_LISTED {
-            return None;
-        }
         let fields = file.dataset(&dataset.name()).ok()?;
         Some(Self {
             index: ChunkIndex::of(file, &fields, &chunk)?,
@@ -88,16 +78,16 @@ impl Chunked {
         })
     }
 
-    /// A box of the dataset; none if a chunk is damaged, or not in the file.
+    /// A box of the dataset, which has cells; none if a chunk is damaged, or not in the file.
     pub(crate) fn read(&self, cells: &[Range<usize>; 4]) -> Option<Array4<f32>> {
         let entries = self.index.find(cells)?;
         let mut values = Array4::uninit(cells.each_ref().map(ExactSizeIterator::len));
         let parts = parts(values.view_mut(), cells, &self.chunk);
-        let jobs = entries.par_iter().zip(parts);
+        let jobs = entries.par_iter().zip_eq(parts);
         jobs.try_for_each_init(Vec::new, |memory, (entry, (part, inside))| {
             self.read_part(entry, memory, part, inside)
         })?;
-        // SAFETY: the parts are all of the box, and each has been written.
+        // SAFETY: the parts are all of the box, there are as many entries, and each part has been written.
         Some(unsafe { values.assume_init() })
     }
 
@@ -125,6 +115,7 @@ impl Chunked {
         let numbers = match self.filters.is_empty() {
             true => stored,
             false => {
+                // One byte more, so that a stream that is too long is seen.
                 let (filters, limit) = (&self.filters, Some(size + 1));
                 decoded = apply_pipeline_with_limit(stored, filters, skipped, NUMBER, None, limit);
                 decoded.as_deref().ok()?
@@ -133,6 +124,7 @@ impl Chunked {
         let (numbers, _) = (numbers.len() == size).then_some(numbers.as_chunks::<NUMBER>())?;
         let mut numbers = ArrayView4::from_shape(self.chunk, numbers).ok()?;
         numbers.slice_each_axis_inplace(|axis| Slice::from(inside[axis.axis.index()].clone()));
+        // Row by row: the inner loop goes over cells side by side.
         let rows = Zip::from(part.rows_mut()).and(numbers.rows());
         rows.for_each(|mut to, from| {
             Zip::from(&mut to)
@@ -203,6 +195,8 @@ mod tests {
         chunk: [usize; 4],
         /// Dims without a greatest extent.
         unlimited: usize,
+        /// Cells by which others may grow.
+        room: usize,
         allocation: AllocTime,
     }
 
@@ -210,6 +204,7 @@ mod tests {
         latest: true,
         chunk: [1, 1, 4, 5],
         unlimited: 0,
+        room: 0,
         allocation: AllocTime::Incr,
     };
 
@@ -219,8 +214,19 @@ mod tests {
         })
     }
 
-    /// Writes all times but the last ones.
+    /// Writes a file of all times but the last ones.
     fn write(path: &Path, kind: &Kind, filters: &[Filter], partial: bool, missing: usize) {
+        write_values(path, kind, filters, partial, &values(), missing);
+    }
+
+    fn write_values(
+        path: &Path,
+        kind: &Kind,
+        filters: &[Filter],
+        partial: bool,
+        values: &Array4<f32>,
+        missing: usize,
+    ) {
         let created = match kind.latest {
             true => File::with_options()
                 .with_fapl(|access| access.libver_v110())
@@ -228,11 +234,10 @@ mod tests {
             false => File::create(path),
         };
         let created = created.unwrap();
-        let values = values();
         let extents = values.shape().iter().enumerate();
         let extents = extents.map(|(dim, size)| Extent {
             dim: *size,
-            max: (dim >= kind.unlimited).then_some(*size),
+            max: (dim >= kind.unlimited).then_some(*size + kind.room),
         });
         let builder = created
             .new_dataset::<f32>()
@@ -269,6 +274,11 @@ mod tests {
             let expected = values.slice(s![1..3, .., 2..7, 3..9]);
             assert_eq!(chunked.read(&[1..3, 0..2, 2..7, 3..9]).unwrap(), expected);
             assert_eq!(chunked.read(&[0..3, 0..2, 0..7, 0..9]).unwrap(), values);
+            for ((time, channel, row, column), value) in values.indexed_iter() {
+                let index = [time, channel, row, column];
+                let cell = index.map(|at| at..at + 1);
+                assert_eq!(chunked.read(&cell).unwrap()[[0; 4]], *value, "{index:?}");
+            }
             assert!(Chunked::open(&path, &dataset, None).is_none(), "replaced");
             Some(())
         };
@@ -295,6 +305,17 @@ mod tests {
             },
             Kind {
                 allocation: AllocTime::Early,
+                ..KIND
+            },
+            Kind { room: 11, ..KIND },
+            Kind {
+                room: 11,
+                allocation: AllocTime::Early,
+                ..KIND
+            },
+            Kind {
+                room: 11,
+                unlimited: 1,
                 ..KIND
             },
         ];
@@ -336,5 +357,29 @@ mod tests {
             assert_eq!(written.unwrap(), values().slice(s![..2, .., .., ..]));
             assert!(chunked.read(&[1..3, 0..2, 0..7, 0..9]).is_none());
         }
+    }
+
+    #[test]
+    fn filters_that_a_chunk_skips_are_not_undone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fields.h5");
+        // Bits that do not become shorter.
+        let mut values = Array4::zeros((3, 2, 7, 9));
+        for (number, value) in values.iter_mut().enumerate() {
+            let bits = halocline_core::RandomKey::new(1, ("bits", number)).number() as u32;
+            *value = f32::from_bits(bits & 0x7fff_ffff | 0x3f00_0000);
+        }
+        values[[0, 0, 0, 0]] = 0.0;
+        let filters = [Filter::Shuffle, Filter::Deflate(9), Filter::Fletcher32];
+        write_values(&path, &KIND, &filters, false, &values, 0);
+        let file = File::open(&path).unwrap();
+        let dataset = file.dataset("fields").unwrap();
+        let chunked = Chunked::open(&path, &dataset, stamp(&path)).unwrap();
+        let cells = [0..3, 0..2, 0..7, 0..9];
+        let entries = chunked.index.find(&cells).unwrap();
+        assert!(entries.iter().any(|entry| entry.filter_mask != 0));
+        let read = chunked.read(&cells).unwrap();
+        let bits = |values: &Array4<f32>| values.mapv(f32::to_bits);
+        assert_eq!(bits(&read), bits(&values));
     }
 }

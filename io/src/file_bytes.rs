@@ -40,6 +40,13 @@ impl FileBytes {
         memory: &'a mut Vec<u8>,
     ) -> Result<&'a [u8]> {
         self.check(len)?;
+        // Before memory is taken for it.
+        if offset
+            .checked_add(len as u64)
+            .is_none_or(|end| end > self.file.len())
+        {
+            return Err(Error::OffsetOutOfBounds(offset));
+        }
         memory.resize(memory.len().max(len), 0);
         let bytes = &mut memory[..len];
         #[cfg(unix)]
@@ -115,8 +122,9 @@ mod tests {
         assert!(file.read_range(u64::MAX, 1).is_err());
         let mut memory = Vec::new();
         assert!(file.read_into(0, 5, &mut memory).is_err());
+        assert!(file.read_into(u64::MAX, 1, &mut memory).is_err());
         assert!(file.read_into(3, 4, &mut memory).is_err());
-        assert_eq!(file.fetched(), 0);
+        assert_eq!((file.fetched(), memory.capacity()), (0, 0));
         assert_eq!(file.read_into(1, 4, &mut memory).unwrap(), b"2345");
         // A part of the memory is enough now.
         assert_eq!(file.read_into(0, 2, &mut memory).unwrap(), b"12");

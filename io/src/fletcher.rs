@@ -37,8 +37,8 @@ fn checksum(data: &[u8]) -> u32 {
         sum += lanes.iter().sum::<u32>();
         for word in rest.chunks(2) {
             // A last byte without a second one is the first of a word.
-            let low = word.get(1).copied().unwrap_or(0);
-            sum += u32::from(u16::from_le_bytes([word[0], low]));
+            let second = word.get(1).copied().unwrap_or(0);
+            sum += u32::from(u16::from_le_bytes([word[0], second]));
             sums = sums.wrapping_add(sum);
         }
         (sum, sums) = (fold(sum), fold(sums));

@@ -167,7 +167,7 @@ impl<D: Dimension> Stored<D> {
 /// Whether there are no infinite numbers and no NaN, in vectors on all threads.
 fn all_finite(values: &[f32]) -> bool {
     const LANES: usize = 16;
-    // Zero times a finite number is zero.
+    // Zero times a finite number is zero; times another one it is NaN, which stays in the sum.
     let finite = |part: &[f32]| {
         let (vectors, rest) = part.as_chunks::<LANES>();
         let mut sums = [0.0; LANES];
@@ -223,5 +223,25 @@ impl fmt::Display for Sentinel {
             write!(f, "{:?}", self.value)?;
         }
         write!(f, ", which is the {}", self.attribute)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_finite_is_seen_everywhere() {
+        let mut values = vec![f32::MAX; (1 << 16) + 37];
+        values[3] = -0.0;
+        assert!(all_finite(&values) && all_finite(&[]));
+        let places = (0..18).chain((1 << 16) - 2..values.len());
+        for place in places {
+            for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let right = std::mem::replace(&mut values[place], wrong);
+                assert!(!all_finite(&values), "{wrong} at {place}");
+                values[place] = right;
+            }
+        }
     }
 }

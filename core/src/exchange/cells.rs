@@ -15,8 +15,8 @@ use super::walk::{Blocks, Dim, TASK, Walk, merged};
 /// The parts of which each is compared with all others.
 const FEW: usize = 64;
 
-/// Makes a tensor of boxes, like `like` but for its shape. They may be empty, and do not overlap; cells that none covers are
-/// `fill`, or unspecified.
+/// Makes a tensor of boxes, like `like` but for its shape. They may be empty, and must not overlap; cells that none covers
+/// are `fill`, or unspecified.
 ///
 /// # Example
 /// ```
@@ -108,12 +108,11 @@ fn is_partition(shape: &[usize], parts: &[Part<'_>]) -> bool {
     volume == shape.iter().product::<usize>() && are_apart(parts)
 }
 
-/// Whether no cell is in two parts, as far as they are few enough to tell.
+/// Whether no cell is in two parts; false if they are too many to compare.
 fn are_apart(parts: &[Part<'_>]) -> bool {
     let meets = |(i, (place, _)): (usize, &Part<'_>)| {
-        parts[..i]
-            .iter()
-            .any(|(other, _)| other.intersection(place).is_some())
+        let mut others = parts[..i].iter();
+        others.any(|(other, _)| other.meets(place))
     };
     parts.len() <= FEW && !parts.iter().enumerate().any(meets)
 }
@@ -151,8 +150,8 @@ fn written<T: bytemuck::Pod + Send + Sync>(
             }
         });
     }
-    let copies = parts.iter();
-    let copies: Vec<Placed<'_, T>> = copies
+    let copies: Vec<Placed<'_, T>> = parts
+        .iter()
         .filter_map(|(place, cells)| Placed::new(shape, place, cells))
         .collect();
     match combine {
@@ -239,6 +238,7 @@ impl<'a, T: bytemuck::Pod + Send + Sync> Placed<'a, T> {
     /// A box of a result of this shape; none if it is empty.
     fn new(shape: &[usize], place: &IndexBox, cells: &'a FlexTensor) -> Option<Self> {
         let layout = cells.layout();
+        assert_eq!(place.ranges().len(), shape.len(), "{place} of {shape:?}");
         assert_eq!(
             place.shape(),
             layout.shape()[..],
@@ -413,6 +413,55 @@ mod tests {
             )
             .slice_assign([0..2, 3..8, 0..3], x.permute([0, 2, 1]));
         y.into_data().assert_eq(&expected.into_data(), true);
+    }
+
+    #[test]
+    fn large_boxes_are_written_by_all_threads() {
+        let x = numbers([3, 200, 150]);
+        let dispatch = x.clone().into_dispatch();
+        let across = x.clone().permute([0, 2, 1]);
+        let column = x.clone().narrow(2, 7, 1);
+        let boxes = [
+            (cells([0..3, 0..200, 1..151]), dispatch.clone()),
+            (
+                cells([0..3, 0..0, 0..9]),
+                Tensor::<3>::zeros([3, 0, 9], &Device::flex()).into_dispatch(),
+            ),
+            (
+                cells([0..3, 200..350, 0..200]),
+                across.clone().into_dispatch(),
+            ),
+            (cells([0..3, 0..200, 0..1]), column.clone().into_dispatch()),
+        ];
+        let y = Tensor::<3>::from_dispatch(of_boxes(&dispatch, &[3, 350, 200], Some(-1.0), &boxes));
+        let expected = Tensor::<3>::full([3, 350, 200], -1.0, &Device::flex())
+            .slice_assign([0..3, 0..200, 1..151], x)
+            .slice_assign([0..3, 200..350, 0..200], across)
+            .slice_assign([0..3, 0..200, 0..1], column);
+        y.into_data().assert_eq(&expected.into_data(), true);
+    }
+
+    #[test]
+    fn boxes_may_be_many_and_cover_all() {
+        let x = numbers([100, 2, 3]);
+        let dispatch = x.clone().into_dispatch();
+        let part = |at: usize| {
+            (
+                cells([at..at + 1, 0..2, 0..3]),
+                x.clone().narrow(0, at, 1).into_dispatch(),
+            )
+        };
+        let boxes: Vec<_> = (0..100).map(part).collect();
+        let y = Tensor::<3>::from_dispatch(of_boxes(&dispatch, &[100, 2, 3], Some(-1.0), &boxes));
+        y.into_data().assert_eq(&x.into_data(), true);
+    }
+
+    #[test]
+    #[should_panic(expected = "of [4, 0]")]
+    fn boxes_have_the_dims_of_the_result() {
+        let x = Tensor::<1>::zeros([2], &Device::flex()).into_dispatch();
+        let place = IndexBox::whole(&[2]);
+        of_boxes(&x, &[4, 0], None, &[(place, x.clone())]);
     }
 
     #[test]

@@ -81,7 +81,7 @@ pub fn fold<const D: usize, const N: usize>(
         .with_output_padding(more);
     let plan = plan(NAME, &like, &kernel, x.placements().to_vec(), channels, &x)?;
     let dtype = x.local().dtype();
-    // Parts of cells that travel are summed as the others.
+    // Wider before the exchange: parts from other ranks are added in this precision, too.
     let (local, layout, mesh) = cast_shard(x, wider(dtype)).into_parts();
     let all: Vec<usize> = (0..D).collect();
     let local = fill_empty(local, &layout, &all, NAME, 0.0)?;

@@ -50,9 +50,8 @@ impl Patches {
     fn gather(&self, x: &DispatchTensor) -> DispatchTensor {
         let (elements, held) = (self.elements(), self.held());
         let [batch, channels] = [self.shape[0], self.shape[1]];
-        let of = |count: usize| [&[batch, channels, count], &held[..]].concat();
-        let whole = of(elements);
-        // The dim of elements is made first in a view, and then the third.
+        let whole = [&[batch, channels, elements], &held[..]].concat();
+        // A view gets the dim of elements in front; its place is behind the channels.
         let mut axes: Vec<usize> = (0..whole.len()).collect();
         axes[..3].copy_from_slice(&[1, 2, 0]);
         let boxes = (0..elements).map(|element| {

@@ -14,11 +14,8 @@ pub enum Dims {
     AllButChannels,
     /// All but the last.
     AllButLast,
-    /// All but the last so many, if there is more than one: while each is whole in turn, another one is sharded.
-    InTurn {
-        /// The dims that stay whole.
-        whole: usize,
-    },
+    /// All but the last so many, if two or more are left: while one is whole, another has its shards.
+    InTurn(usize),
     /// All but the one of the attribute `dim`, the last if there is none.
     AllButDim,
     /// The first so many, whose cells stay together.
@@ -42,7 +39,7 @@ impl Dims {
             Self::All | Self::Product | Self::Classes => true,
             Self::AllButChannels => *dim != 1,
             Self::AllButLast => dim + 1 != dims,
-            Self::InTurn { whole } => whole + 1 < dims && *dim < dims - whole,
+            Self::InTurn(whole) => whole + 1 < dims && *dim < dims - whole,
             Self::AllButDim => *dim != Options::new(&arguments.attributes).dim("dim", dims),
             Self::Leading(count) => *dim < count,
             Self::Alike => dim + 1 != dims && inputs.iter().all(|input| input[*dim] == first[*dim]),
@@ -85,8 +82,8 @@ impl std::fmt::Display for Dims {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::All => "all",
-            Self::InTurn { whole: 0 } => "all of several",
-            Self::InTurn { .. } => "all of several but the last",
+            Self::InTurn(0) => "all, if there are several",
+            Self::InTurn(_) => "all but the last, if several are left",
             Self::AllButChannels => "all but channels",
             Self::AllButDim => "all but the one that it runs along",
             Self::Leading(_) => "those whose cells stay together",
@@ -94,5 +91,30 @@ impl std::fmt::Display for Dims {
             Self::Product => "batch, rows, columns, summed",
             Self::Classes => "all",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::TensorData;
+
+    use super::*;
+
+    #[test]
+    fn a_lone_dim_has_no_other_for_its_shards() {
+        let dims = |whole: usize, shape: &[usize]| {
+            let x = TensorData::zeros::<f32, _>(shape);
+            let inputs = vec![("x".into(), x)];
+            let arguments = Arguments {
+                inputs,
+                ..Arguments::default()
+            };
+            Dims::InTurn(whole).of(&arguments).1
+        };
+        assert_eq!((dims(0, &[6]), dims(0, &[6, 4])), (vec![], vec![0, 1]));
+        assert_eq!(
+            (dims(1, &[6, 2]), dims(1, &[6, 4, 2])),
+            (vec![], vec![0, 1])
+        );
     }
 }

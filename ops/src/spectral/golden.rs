@@ -22,7 +22,7 @@ pub(crate) const OPERATORS: &[Golden] = &[
         dims => Err(no_case(dims)),
     })
     .with_pytorch("fft.rfftn")
-    .with_sharded(Dims::InTurn { whole: 0 })
+    .with_sharded(Dims::InTurn(0))
     .with_travels(ALL_TO_ALL),
     Golden::new("irfft", |case| match case.dims() {
         2 => to_real::<2, 1>(case),
@@ -33,31 +33,31 @@ pub(crate) const OPERATORS: &[Golden] = &[
         dims => Err(no_case(dims)),
     })
     .with_pytorch("fft.irfftn")
-    .with_sharded(Dims::InTurn { whole: 1 })
+    .with_sharded(Dims::InTurn(1))
     .with_travels(ALL_TO_ALL),
     Golden::new("fft", |case| {
         with_dims!(case.dims(), D => output(fft(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case))))
     })
     .with_pytorch("fft.fftn")
-    .with_sharded(Dims::InTurn { whole: 1 })
+    .with_sharded(Dims::InTurn(1))
     .with_travels(ALL_TO_ALL),
     Golden::new("ifft", |case| {
         with_dims!(case.dims(), D => output(ifft(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case))))
     })
     .with_pytorch("fft.ifftn")
-    .with_sharded(Dims::InTurn { whole: 1 })
+    .with_sharded(Dims::InTurn(1))
     .with_travels(ALL_TO_ALL),
     Golden::new("dct", |case| {
         with_dims!(case.dims(), D => output(dct(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case))))
     })
     .with_pytorch("scipy.fft.dctn")
-    .with_sharded(Dims::InTurn { whole: 0 })
+    .with_sharded(Dims::InTurn(0))
     .with_travels(ALL_TO_ALL),
     Golden::new("idct", |case| {
         with_dims!(case.dims(), D => output(idct(case.input::<D>(0)?, &case.attributes.list("dim"), norm(case))))
     })
     .with_pytorch("scipy.fft.idctn")
-    .with_sharded(Dims::InTurn { whole: 0 })
+    .with_sharded(Dims::InTurn(0))
     .with_travels(ALL_TO_ALL),
     Golden::new("spectral_conv", |case| match case.dims() {
         3 => output(spectral_conv::<3, 4>(

@@ -117,19 +117,19 @@ pub(crate) fn tile_extents(
     })
 }
 
-/// A tile with fewer rows, if tasks are few, so that two or four threads get as many each. `others` tasks share a tile of a
-/// field of `count` results.
-pub(crate) fn balanced(mut tile: Dims, count: Dims, others: usize) -> Dims {
+/// A tile with fewer rows, if tasks are few, so that two or four threads get as many each. A field of `count` results has
+/// `others` tasks for each tile.
+pub(crate) fn balanced(tile: Dims, count: Dims, others: usize) -> Dims {
     const MANY: usize = 16;
     const THREADS: usize = 4;
-    let parts = [0, 1, 2].map(|dim| count[dim].div_ceil(tile[dim]));
-    let good = |rows: &usize| {
-        let tasks = parts[0] * rows * parts[2] * others;
+    let with_rows = |rows: usize| [tile[0], rows, tile[2]];
+    let good = |tile: &Dims| {
+        let tiles = (0..3).map(|dim| count[dim].div_ceil(tile[dim]));
+        let tasks = others * tiles.product::<usize>();
         tasks >= MANY || tasks.is_multiple_of(THREADS)
     };
-    let rows = (parts[1]..=count[1]).find(good);
-    tile[1] = count[1].div_ceil(rows.unwrap_or(parts[1]));
-    tile
+    let mut lower = (1..=tile[1]).rev().map(with_rows);
+    lower.find(good).unwrap_or(tile)
 }
 
 /// The first result of a tile and its size in every dim, in a lattice of `count` with tiles of

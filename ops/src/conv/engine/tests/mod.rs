@@ -275,3 +275,15 @@ fn finite_but_in_windows(case: &Case) {
         }
     }
 }
+
+#[test]
+fn few_tasks_are_divided_evenly() {
+    use super::tile::balanced;
+    // 3 tiles become 4, 9 become 12, and 1 of 2 tasks becomes 2.
+    assert_eq!(balanced([1, 8, 180], [1, 23, 180], 1), [1, 6, 180]);
+    assert_eq!(balanced([1, 8, 180], [1, 23, 180], 3), [1, 6, 180]);
+    assert_eq!(balanced([1, 12, 90], [1, 12, 90], 2), [1, 6, 90]);
+    // Many are left as they are, and so is a row.
+    assert_eq!(balanced([1, 8, 360], [1, 181, 360], 1), [1, 8, 360]);
+    assert_eq!(balanced([1, 1, 40], [1, 1, 120], 1), [1, 1, 40]);
+}
