@@ -129,7 +129,9 @@ pub(crate) fn balanced(tile: Dims, count: Dims, others: usize) -> Dims {
         tasks >= MANY || tasks.is_multiple_of(THREADS)
     };
     let mut lower = (1..=tile[1]).rev().map(with_rows);
-    lower.find(good).unwrap_or(tile)
+    let found = lower.find(good).unwrap_or(tile);
+    // As many tiles, of about one height.
+    with_rows(count[1].div_ceil(count[1].div_ceil(found[1])))
 }
 
 /// The first result of a tile and its size in every dim, in a lattice of `count` with tiles of
