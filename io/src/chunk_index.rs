@@ -108,7 +108,7 @@ impl ChunkIndex {
         let (offset, length) = (sizes.offset_size, sizes.length_size);
         let (address, chunk) = (self.address, &self.chunk);
         let max_shape = self.max_shape.as_deref();
-        // Where chunks are numbered, it is those of the largest extents, if there are such.
+        // HDF5 numbers chunks over the largest extents, where none is without bound.
         let bounded = max_shape.filter(|extents| !extents.contains(&u64::MAX));
         let numbered = bounded.unwrap_or(&self.shape);
         let (bounds, dims) = (Some((first, last)), chunk.len() as u32);

@@ -6,7 +6,7 @@ use halocline_core::ops::{self, apply};
 use halocline_core::{Boundary, Error, Exchange, Operation, Result, ShardTensor, Traffic};
 
 use super::ConvOptions;
-use super::patches::{AddUp, Patches};
+use super::patches::{Patches, Way};
 use super::transposed::{ConvTransposeOptions, plan};
 use super::unfold::{check, of_case, options, windows};
 use crate::driver::empty::fill_empty;
@@ -85,13 +85,14 @@ pub fn fold<const D: usize, const N: usize>(
     let (local, layout, mesh) = cast_shard(x, wider(dtype)).into_parts();
     let all: Vec<usize> = (0..D).collect();
     let local = fill_empty(local, &layout, &all, NAME, 0.0)?;
-    let sum = AddUp(Patches {
+    let sum = Patches {
+        way: Way::AddUp,
         windows: windows(kernel, options),
         shape: match &plan.exchange {
             Some(exchange) => exchange.output_shape.clone(),
             None => plan.output.local_shape(mesh.position()),
         },
-    });
+    };
     let y = Tensor::<D>::from_dispatch(apply(sum, [local.into_dispatch()]));
     let y = match &plan.exchange {
         None => y,

@@ -10,9 +10,19 @@ use crate::driver::Window;
 use crate::kernel::flex::in_dtype;
 use crate::precision::wider;
 
-/// The windows of a box of cells.
-#[derive(Clone, Debug)]
+/// What is done with windows.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way {
+    /// Their cells are put side by side.
+    Gather,
+    /// They are added at the places of their cells.
+    AddUp,
+}
+
+/// The windows of a box of cells, as a node of the graph.
+#[derive(Debug)]
 pub(super) struct Patches {
+    pub(super) way: Way,
     pub(super) windows: Vec<Window>,
     /// `[batch, channels, *cells]` of the box; the first window begins at its first cell.
     pub(super) shape: Vec<usize>,
@@ -95,39 +105,14 @@ impl Patches {
     }
 }
 
-/// The cells of windows, as a node of the graph.
-#[derive(Debug)]
-pub(super) struct Gather(pub(super) Patches);
-
-impl Operator for Gather {
+impl Operator for Patches {
     type Saved = ();
 
     fn names(&self) -> Option<[&'static str; 2]> {
-        Some(["unfold", "unfold (backward)"])
-    }
-
-    fn keeps(&self, _: usize) -> bool {
-        false
-    }
-
-    fn forward(&self, inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
-        Ok((self.0.gather(&inputs[0]), ()))
-    }
-
-    fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
-        Ok(vec![Some(self.0.add_up(pass.cotangent))])
-    }
-}
-
-/// The sum of windows, as a node of the graph.
-#[derive(Debug)]
-pub(super) struct AddUp(pub(super) Patches);
-
-impl Operator for AddUp {
-    type Saved = ();
-
-    fn names(&self) -> Option<[&'static str; 2]> {
-        Some(["fold", "fold (backward)"])
+        Some(match self.way {
+            Way::Gather => ["unfold", "unfold (backward)"],
+            Way::AddUp => ["fold", "fold (backward)"],
+        })
     }
 
     fn keeps(&self, _: usize) -> bool {
@@ -135,10 +120,19 @@ impl Operator for AddUp {
     }
 
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, ())> {
-        Ok((self.0.add_up(inputs.remove(0)), ()))
+        let x = inputs.remove(0);
+        let y = match self.way {
+            Way::Gather => self.gather(&x),
+            Way::AddUp => self.add_up(x),
+        };
+        Ok((y, ()))
     }
 
     fn backward(&self, pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
-        Ok(vec![Some(self.0.gather(&pass.cotangent))])
+        let gradient = match self.way {
+            Way::Gather => self.add_up(pass.cotangent),
+            Way::AddUp => self.gather(&pass.cotangent),
+        };
+        Ok(vec![Some(gradient)])
     }
 }

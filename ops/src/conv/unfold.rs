@@ -21,7 +21,7 @@ use halocline_core::ops::apply;
 use halocline_core::{Error, Result, ShardTensor};
 
 use super::ConvOptions;
-use super::patches::{Gather, Patches};
+use super::patches::{Patches, Way};
 use crate::driver::{Padding, Stencil, Window};
 use crate::field::{Field, Rank, run};
 use crate::golden::{Case, Golden, output};
@@ -68,11 +68,12 @@ pub fn unfold<const D: usize, const N: usize>(
     let stencil = Stencil::new(NAME, windows.clone());
     let stencil = stencil.with_channels_on(x.placements().to_vec(), channels.collect());
     stencil.run(x, move |x, _| {
-        let gather = Gather(Patches {
+        let patches = Patches {
+            way: Way::Gather,
             windows: windows.clone(),
             shape: x.dims().to_vec(),
-        });
-        Tensor::from_dispatch(apply(gather, [x.into_dispatch()]))
+        };
+        Tensor::from_dispatch(apply(patches, [x.into_dispatch()]))
     })
 }
 
