@@ -124,7 +124,11 @@ fn everywhere(
         return Ok(conclude(&all));
     }
     let all = gather(mesh, operation, 0..1, &bytes)?;
-    broadcast(mesh, operation, conclude(&all))
+    let concluded = match mesh.position() {
+        0 => conclude(&all),
+        _ => Vec::new(),
+    };
+    broadcast(mesh, operation, concluded)
 }
 
 /// Ranks that may fail where [`agree`] is called.
@@ -150,5 +154,38 @@ fn into_bytes(payload: Payload) -> Vec<u8> {
     match payload {
         Payload::Bytes(bytes) => bytes,
         Payload::Tensors(_) => unreachable!("the engine gives what was expected, or an error"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use halocline_core::Launcher;
+
+    use super::*;
+
+    /// From a number of ranks on, the first one concludes for all.
+    #[test]
+    fn ranks_of_a_mesh_of_any_size_agree() {
+        for ranks in [2, MAX_DIRECT, MAX_DIRECT + 1, 24] {
+            let found = Launcher::local(ranks).collect(|world| {
+                let mesh = world.mesh([("all", ranks)])?;
+                let agreed = |value: std::result::Result<usize, crate::Error>| {
+                    agree(&mesh, "test", Fallible::All, value).map_err(|error| error.to_string())
+                };
+                let rank = world.rank();
+                let failed = match rank + 1 == ranks {
+                    true => Err(crate::Error::argument("x", "1", "2")),
+                    false => Ok(rank),
+                };
+                let alike = same(&mesh, "test", &[7])?;
+                let differ = same(&mesh, "test", &[rank as u8])?;
+                Ok((agreed(Ok(rank)), agreed(failed), alike, differ))
+            });
+            for (rank, (agreed, failed, alike, differ)) in found.unwrap().into_iter().enumerate() {
+                assert_eq!(agreed, Ok(rank));
+                assert!(failed.unwrap_err().contains("got 1, expected 2"));
+                assert!(alike && !differ);
+            }
+        }
     }
 }
