@@ -51,7 +51,7 @@ pub use dry_mesh::DryMesh;
 pub use error::{Error, Result};
 pub use exchange::{Direction, Exchange, ExchangePlan, Move, Need, Piece, Source, Transfer};
 pub use into_layout::IntoLayout;
-pub use launch::Launcher;
+pub use launch::{Launcher, with_all_threads};
 pub use layer_keys::LayerKeys;
 pub use layout::{Fan, Layout, Partial, Placement, ReduceOp, Replicate, Shard};
 pub use memory::release_memory;

@@ -8,6 +8,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 use halocline_core::{
     DeviceMesh, Error, Launcher, Placement, Replicate, Result, Shard, ShardTensor, World,
+    with_all_threads,
 };
 use halocline_io::{
     Checkpoint, CheckpointConfig, Checkpoints, FieldLoader, LoaderConfig, Order, Period, Source,
@@ -130,7 +131,8 @@ impl Experiment {
         if world.is_root() {
             record(config, &data)?;
             if !folder.join("data.json").exists() {
-                data.statistics()?.save(&folder)?;
+                // The other ranks wait.
+                with_all_threads(|| data.statistics())?.save(&folder)?;
             }
         }
         world.barrier()?;

@@ -13,6 +13,7 @@ use crate::comm::{Communicator, Overlap, Settings};
 use crate::settings::{started_tasks, switch};
 use crate::world::World;
 use crate::{Error, Result, trace};
+pub use ranks::with_all_threads;
 use ranks::{run_process, run_threads};
 
 mod panics;
@@ -338,6 +339,18 @@ mod tests {
         let error = result.unwrap_err().to_string();
         assert_eq!(error, "rank 1 failed: panicked: out of ocean");
         assert!(start.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn local_ranks_share_the_threads_out() {
+        let all = rayon::current_num_threads();
+        for ranks in [1, 2, 3] {
+            let launcher = Launcher::local(ranks);
+            let threads = launcher.collect(|_| Ok(rayon::current_num_threads()));
+            let threads = threads.unwrap();
+            assert_eq!(threads.iter().sum::<usize>(), all.max(ranks), "{threads:?}");
+            assert!(threads[0] - threads[ranks - 1] <= 1, "{threads:?}");
+        }
     }
 
     #[test]

@@ -2,11 +2,13 @@
 
 use std::any::Any;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
+use rayon::ThreadPoolBuilder;
 
 use super::between_gpus;
 use super::panics::Panics;
@@ -114,8 +116,10 @@ pub(super) fn run_threads<T: Send>(
                 let (hub, ended, program) = (&hub, &ended, &program);
                 let (end, panics) = (ended.clone(), panics.clone());
                 let body = move || {
-                    panics.of_rank(rank);
-                    let result = attempt(|| run_program(world, program));
+                    let result = with_share_of_threads(rank, ranks, || {
+                        panics.of_rank(rank);
+                        attempt(|| run_program(world, program))
+                    });
                     match &result {
                         Ok(_) => hub.finish(rank),
                         Err(failure) => {
@@ -154,6 +158,55 @@ pub(super) fn run_threads<T: Send>(
             })
         })
         .collect()
+}
+
+/// Runs the program of a rank with its share of the process's threads, in a pool of its own. From a pool of all ranks it
+/// would wait for threads that must be woken while its own thread is idle.
+///
+/// # Errors
+/// Threads that cannot be started.
+fn with_share_of_threads<T: Send>(
+    rank: usize,
+    ranks: usize,
+    program: impl FnOnce() -> Result<T, Failure> + Send,
+) -> Result<T, Failure> {
+    if ranks == 1 {
+        return program();
+    }
+    let threads = rayon::current_num_threads();
+    let share = threads / ranks + usize::from(rank < threads % ranks);
+    let mut running = Vec::new();
+    let pool = ThreadPoolBuilder::new()
+        .num_threads(share.max(1))
+        .spawn_handler(|thread| {
+            let named = std::thread::Builder::new().name(format!("rank {rank}"));
+            running.push(named.spawn(|| thread.run())?);
+            Ok(())
+        });
+    let result = match pool.build() {
+        Ok(pool) => pool.install(program),
+        Err(error) => Err(Failure::Error(io::Error::other(error).into())),
+    };
+    // With what is dropped at their end.
+    running.into_iter().for_each(|thread| drop(thread.join()));
+    result
+}
+
+/// Runs what other ranks wait for with all threads of the process, of which a local rank has a share.
+///
+/// # Panics
+/// Panics where `work` does.
+///
+/// # Example
+/// ```
+/// use halocline_core::with_all_threads;
+///
+/// assert_eq!(with_all_threads(|| 6 * 7), 42);
+/// ```
+pub fn with_all_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    // A thread of no pool uses the process's.
+    let done = std::thread::scope(|scope| scope.spawn(work).join());
+    done.unwrap_or_else(|payload| resume_unwind(payload))
 }
 
 /// Waits until all ranks have ended. Threads cannot be stopped from outside, so ranks that continue

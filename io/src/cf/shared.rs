@@ -4,6 +4,7 @@
 //! rank that asks first; the others wait for it, and decode other chunks meanwhile. The chunks used
 //! last are kept, up to a bound in bytes.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,6 +36,11 @@ struct Key {
 struct Slot {
     claimed: AtomicBool,
     numbers: OnceLock<Result<Numbers, String>>,
+}
+
+thread_local! {
+    /// Whether this thread decodes a chunk that others may wait for.
+    static DECODING: Cell<bool> = const { Cell::new(false) };
 }
 
 struct Cache {
@@ -184,9 +190,7 @@ impl<'a> Request<'a> {
                 Part::Own(own) => paste(&mut numbers, self.cells, &own, &chunk),
                 // Rayon may run this inside of the task that decodes the chunk, which would wait for
                 // itself.
-                Part::Shared(slot)
-                    if slot.numbers.get().is_none() && rayon::current_thread_index().is_some() =>
-                {
+                Part::Shared(slot) if slot.numbers.get().is_none() && DECODING.get() => {
                     let own = self.numbers(&chunk)?;
                     paste(&mut numbers, self.cells, &own, &chunk);
                 }
@@ -221,7 +225,9 @@ impl<'a> Request<'a> {
             }
         }
         let _claim = Claim(key, slot);
+        let outer = DECODING.replace(true);
         let numbers = self.numbers(chunk);
+        DECODING.set(outer);
         let bytes = numbers.as_ref().map_or(0, Stored::bytes);
         let _ = slot.numbers.set(numbers);
         if bytes > 0 {
