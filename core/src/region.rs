@@ -71,6 +71,17 @@ impl IndexBox {
         Self(ranges.collect())
     }
 
+    /// This box with another range of a dim.
+    ///
+    /// # Panics
+    /// Panics for a dim that the box does not have.
+    #[must_use]
+    pub fn with_range(&self, dim: usize, range: Range<usize>) -> Self {
+        let mut ranges = self.0.clone();
+        ranges[dim] = range;
+        Self(ranges)
+    }
+
     /// The cells of this box outside `inner`, which it contains, as boxes that do not overlap.
     pub fn around(&self, inner: &Self) -> Vec<Self> {
         // After its two slabs are cut off, a dim is narrowed to `inner`: later slabs contain no

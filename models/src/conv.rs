@@ -80,18 +80,41 @@ impl FieldConv2dConfig {
     }
 }
 
+impl FieldConv2d {
+    /// The convolution of fields that are joined along channels, which need not be made. See
+    /// [`conv_cat`](halocline_ops::conv::conv_cat).
+    ///
+    /// # Panics
+    /// Panics where `conv_cat` returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use halocline_models::FieldConv2dConfig;
+    ///
+    /// let device = Device::default();
+    /// let conv = FieldConv2dConfig::new([3, 8], [3, 3]).init(&device);
+    /// let [skip, x] = [1, 2].map(|channels| Tensor::<4>::ones([1, channels, 6, 12], &device));
+    /// assert_eq!(conv.forward_cat(vec![skip, x]).dims(), [1, 8, 6, 12]);
+    /// ```
+    pub fn forward_cat<X: Field<4>>(&self, fields: Vec<X>) -> X {
+        let widths = self.conv.kernel_size.map(|size| size / 2);
+        let [mut lat, lon] = [0, 1].map(|dim| Padding::new(widths[dim], self.boundary[dim]));
+        let mut fields = fields;
+        if !self.odd.is_empty() && self.boundary[0].is_pole() {
+            let x = X::cat(fields, 1);
+            fields = vec![x.pad_poles([widths[0]; 2], self.boundary[0], &self.odd)];
+            lat = Padding::zeros(0, 0);
+        }
+        let options = ConvOptions::default().with_padding([lat, lon]);
+        X::apply_conv_cat(fields, &self.conv.weight, &self.conv.bias, &options)
+    }
+}
+
 impl<X: Field<4>> Layer<X> for FieldConv2d {
     type Output = X;
 
     fn forward(&self, x: X) -> X {
-        let widths = self.conv.kernel_size.map(|size| size / 2);
-        let [mut lat, lon] = [0, 1].map(|dim| Padding::new(widths[dim], self.boundary[dim]));
-        let mut x = x;
-        if !self.odd.is_empty() && self.boundary[0].is_pole() {
-            x = x.pad_poles([widths[0]; 2], self.boundary[0], &self.odd);
-            lat = Padding::zeros(0, 0);
-        }
-        let options = ConvOptions::default().with_padding([lat, lon]);
-        x.apply_conv(&self.conv.weight, &self.conv.bias, &options)
+        self.forward_cat(vec![x])
     }
 }

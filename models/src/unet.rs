@@ -123,11 +123,10 @@ impl UNetConfig {
     }
 }
 
-impl<X: Field<4>> Layer<X> for DoubleConv {
-    type Output = X;
-
-    fn forward(&self, x: X) -> X {
-        let y = self.first.forward(x).gelu();
+impl DoubleConv {
+    /// The result for fields that are joined along channels.
+    fn forward<X: Field<4>>(&self, fields: Vec<X>) -> X {
+        let y = self.first.forward_cat(fields).gelu();
         self.second.forward(y).gelu()
     }
 }
@@ -140,11 +139,11 @@ impl<X: Field<4>> Layer<X> for UNet {
         let mut y = x;
         let mut skips = Vec::new();
         for level in &self.down {
-            let skip = level.forward(y);
+            let skip = level.forward(vec![y]);
             y = skip.clone().avg_pool(&halved);
             skips.push(skip);
         }
-        y = self.bottom.forward(y);
+        y = self.bottom.forward(vec![y]);
         for (level, skip) in self.up.iter().zip(skips).rev() {
             let [_, _, lat, lon] = skip.global_dims();
             let upsampled = y.upsample_nearest(2);
@@ -152,7 +151,7 @@ impl<X: Field<4>> Layer<X> for UNet {
             // Odd extents change when they are halved and doubled: take those of the skip
             // connection.
             let upsampled = upsampled.align_to(&skip);
-            y = level.forward(X::cat(vec![upsampled, skip], 1));
+            y = level.forward(vec![upsampled, skip]);
         }
         self.head.forward(y)
     }

@@ -9,7 +9,7 @@ use halocline_core::ops::{BackwardPass, Boxes, blank, cut, paste};
 use halocline_core::{Exchange, IndexBox, Result};
 
 use super::engine::geometry::Conv;
-use super::run::{ConvRun, Received};
+use super::run::{ConvRun, Received, cut_out, joint_shape, split};
 use crate::driver::strides::row_major;
 
 /// Calls burn's operator for the spatial dims of a shape, with the convolution's options as its
@@ -39,17 +39,19 @@ pub(super) fn forward(
     run: &ConvRun,
     inputs: Vec<DispatchTensor>,
 ) -> Result<(DispatchTensor, Vec<DispatchTensor>)> {
-    let [x, weight, bias] = inputs.try_into().expect("field, weight and bias");
+    let (fields, parameters) = inputs.split_at(run.fields);
+    let x = &joined(fields);
+    let [weight, bias] = [0, 1].map(|parameter| parameters[parameter].clone());
     let bias = (bias.shape().num_elements() != 0).then_some(bias);
     let compute = |received: &Received<'_>, results: &IndexBox| {
         if results.volume() == 0 {
-            return blank(&x, &results.shape(), None);
+            return blank(x, &results.shape(), None);
         }
         let field = match &run.exchange {
-            None => cut_used(run, results, &x),
+            None => cut_used(run, results, x),
             Some(exchange) => {
                 let cells = used(run, results, &exchange.forward.plan.output_shape);
-                exchange.assemble_part(&x, received, &cells)
+                exchange.assemble_part(x, received, &cells)
             }
         };
         let (weight, bias) = (weight.clone(), bias.clone());
@@ -63,7 +65,7 @@ pub(super) fn forward(
     // The first stage computes the whole output, from all cells or, with overlap, without those of
     // received boxes.
     let mut all: Option<DispatchTensor> = None;
-    let received = run.in_stages(&x, |received, results| {
+    let received = run.in_stages(std::slice::from_ref(x), |received, results| {
         all = Some(match all.take() {
             None => compute(received, &IndexBox::whole(&run.output)),
             Some(y) => results.iter().fold(y, |y, results| {
@@ -81,18 +83,20 @@ pub(super) fn backward(
     run: &ConvRun,
     mut pass: BackwardPass<'_, Vec<DispatchTensor>>,
 ) -> Result<Vec<Option<DispatchTensor>>> {
-    let (x, weight) = (pass.take_input(0), pass.take_input(1));
+    let fields: Vec<_> = (0..run.fields).map(|x| pass.take_input(x)).collect();
+    let (x, weight) = (joined(&fields), pass.take_input(run.fields));
     let BackwardPass {
         saved: received,
         cotangent,
         wanted,
         ..
     } = pass;
+    let (of_fields, of_parameters) = wanted.split_at(run.fields);
     let (conv, output) = (&run.conv, &run.output);
     let empty = output.contains(&0);
     let whole = run.field(x, received);
     let field = cut_used(run, &IndexBox::whole(output), &whole);
-    let gradient = wanted[0].then(|| {
+    let gradient = of_fields.contains(&true).then(|| {
         if empty {
             return blank(&whole, &whole.shape(), Some(0.0));
         }
@@ -117,7 +121,7 @@ pub(super) fn backward(
         _ => None,
     };
     travelling.iter().for_each(Boxes::in_background);
-    let weights = wanted[1].then(|| {
+    let weights = of_parameters[0].then(|| {
         if empty {
             return blank(&weight, &weight.shape(), Some(0.0));
         }
@@ -129,14 +133,24 @@ pub(super) fn backward(
                 | conv3d_weight_backward(field, weight.clone(), cotangent.clone())
         )
     });
-    let bias = wanted[2].then(|| sum_of_channels(cotangent, output));
+    let bias = of_parameters[1].then(|| sum_of_channels(cotangent, output));
     let input = match (gradient, &exchange, travelling) {
         (Some(gradient), Some(exchange), Some(boxes)) => {
             Some(exchange.assemble(gradient, boxes.finish()?))
         }
         (gradient, ..) => gradient,
     };
-    Ok(vec![input, weights, bias])
+    let mut gradients = split(input, &fields);
+    gradients.extend([weights, bias]);
+    Ok(gradients)
+}
+
+/// One tensor of those whose channels follow each other.
+fn joined(fields: &[DispatchTensor]) -> DispatchTensor {
+    match fields {
+        [field] => field.clone(),
+        fields => cut_out(fields, &IndexBox::whole(&joint_shape(fields))),
+    }
 }
 
 /// The box of a field with this shape that the windows of some results reach.

@@ -4,12 +4,14 @@ use burn::module::Param;
 use burn::tensor::Tensor;
 use halocline_core::ops::{fan_out, fan_out_beside};
 use halocline_core::{
-    Error, Fan, Layout, Linearity, Pairing, Placement, Result, Role, Shard, ShardTensor, Term,
+    Error, Fan, Layout, Linearity, Pairing, ParamShard, Placement, Result, Role, Shard,
+    ShardTensor, Term,
 };
 
 use super::{ConvOptions, run_conv};
 use crate::crossing::{enter, leave, leave_with_bias, with_extents_of};
 use crate::operand::Operand;
+use crate::rearrange::cat;
 
 /// What a convolution does with channels.
 #[derive(Debug)]
@@ -53,7 +55,16 @@ pub(super) fn conv<const D: usize, const N: usize>(
     let x = ShardTensor::from_parts(local, layout, mesh);
     let (weight, bias) = channels.fanned_out(weight, bias, &x, operator);
     let groups = held_groups(&x, options.groups);
-    run_conv(x, weight, bias, options, groups, operator, &plan)
+    let layout = x.layout().clone();
+    run_conv(
+        (vec![x], layout),
+        weight,
+        bias,
+        options,
+        groups,
+        operator,
+        &plan,
+    )
 }
 
 /// The parameters of a convolution beside `x`, and what becomes of channels.
@@ -136,6 +147,20 @@ pub(super) fn apply<const D: usize, const N: usize>(
     }
     let x = with_extents_of(x, 1, laid.layout(), 1)?;
     leave_with_bias(weight, super::conv(x, laid, None, options)?, bias, 1)
+}
+
+/// Convolves fields that are joined along channels by the parameters of a module.
+pub(super) fn apply_cat<const D: usize, const N: usize>(
+    fields: Vec<ShardTensor<D>>,
+    weight: &Param<Tensor<D>>,
+    bias: &Option<Param<Tensor<1>>>,
+    options: &ConvOptions<N>,
+) -> Result<ShardTensor<D>> {
+    match ParamShard::of(weight) {
+        // Its plan says what becomes of the channels of all of them.
+        Some(_) => apply(cat(fields, 1)?, weight, bias, options),
+        None => super::conv_cat(fields, weight, Operand::of_optional(bias), options),
+    }
 }
 
 /// The input of a convolution whose groups a plan shards: what fans out becomes the channels of each

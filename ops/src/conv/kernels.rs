@@ -13,10 +13,10 @@ use halocline_core::{Exchange, IndexBox, Result, Transfer};
 use super::engine::geometry::{Conv, Correlation, Dims};
 use super::engine::job::Job;
 use super::engine::method::Method;
-use super::engine::tile::{Piece, Pieces};
+use super::engine::pieces::{Piece, Pieces};
 use super::engine::weight::WeightJob;
 use super::periodic::{Cotangent, continued};
-use super::run::{ConvRun, spatial};
+use super::run::{ConvRun, channels_of, joint_shape, spatial, split};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float};
 use crate::kernel::products::Pairs;
@@ -24,19 +24,35 @@ use crate::kernel::simd::Isa;
 
 impl ConvRun {
     /// Views of the cells that the windows reach, at their places in the haloed field.
-    fn pieces<'a, E: Float>(&self, x: &'a FlexTensor, received: &'a [FlexTensor]) -> Pieces<'a, E> {
+    fn pieces<'a, E: Float>(
+        &self,
+        fields: &'a [FlexTensor],
+        received: &'a [FlexTensor],
+    ) -> Pieces<'a, E> {
         let Some(exchange) = &self.exchange else {
-            return Pieces::whole(flex::field(x));
+            let whole = channels_of(fields).map(|(channel, x)| Piece {
+                channel,
+                at: [0; 3],
+                cells: flex::field(x),
+            });
+            return Pieces::new(whole.collect());
         };
         let plan = &exchange.forward.plan;
-        let own = plan.copies.iter().map(|copy| Piece {
-            at: start(&copy.dst),
-            cells: flex::field_box(x, &copy.src, &copy.flip),
+        let own = plan.copies.iter().flat_map(|copy| {
+            channels_of(fields).map(move |(channel, x)| {
+                let cells = copy.src.with_range(1, 0..x.shape()[1]);
+                Piece {
+                    channel,
+                    at: start(&copy.dst),
+                    cells: flex::field_box(x, &cells, &copy.flip),
+                }
+            })
         });
         let transfers = plan.receives.iter().flat_map(|(_, transfers)| transfers);
         let others = transfers.zip(received).map(|(transfer, cells)| {
             let whole = IndexBox::whole(&transfer.src.shape());
             Piece {
+                channel: 0,
                 at: start(&transfer.dst),
                 cells: flex::field_box(cells, &whole, &transfer.flip),
             }
@@ -50,14 +66,14 @@ impl ConvRun {
         inputs: Vec<DispatchTensor>,
         dtype: DType,
     ) -> Result<(DispatchTensor, Vec<DispatchTensor>)> {
-        let field = inputs[0].clone();
-        let inputs = inputs.into_iter().map(flex::cast::<E>);
-        let inputs = inputs.collect::<Result<Vec<_>>>()?;
-        let [x, weight, bias] = inputs.try_into().expect("field, weight and bias");
+        let fields = inputs[..self.fields].to_vec();
+        let mut inputs = casts::<E>(&inputs)?;
+        let mut next = || inputs.pop().expect("fields, weight and bias");
+        let (bias, weight) = (next(), next());
         let whole = self.conv.forward(spatial(&self.output));
         let mut received = Vec::new();
         let y = self.forward_with::<E>(weight, bias, dtype, |compute| {
-            received = self.in_stages(&field, |received, results| {
+            received = self.in_stages(&fields, |received, results| {
                 let parts: Vec<Correlation> = results
                     .iter()
                     .map(|results| whole.within(&three_ranges(results)))
@@ -66,7 +82,7 @@ impl ConvRun {
                     .iter()
                     .map(|(_, cells)| flex::cast::<E>(cells.clone()));
                 let boxes = boxes.collect::<Result<Vec<_>>>()?;
-                compute(&parts, &self.pieces(&x, &boxes));
+                compute(&parts, &self.pieces(&inputs, &boxes));
                 Ok(())
             })?;
             Ok(())
@@ -133,17 +149,19 @@ impl ConvRun {
     ) -> Result<Vec<Option<DispatchTensor>>> {
         let (isa, method) = (Isa::chosen()?, Method::chosen()?);
         let halves = halves(isa, dtype);
-        let x = flex::cast::<E>(pass.take_input(0))?;
-        let weight = flex::operand::<E>(pass.take_input(1))?;
+        let fields: Vec<_> = (0..self.fields).map(|x| pass.take_input(x)).collect();
+        let fields = casts::<E>(&fields)?;
+        let like = to_dispatch::<Flex>(fields[0].clone());
+        let weight = flex::operand::<E>(pass.take_input(self.fields))?;
         let received = casts::<E>(pass.saved)?;
         let cotangent = &flex::cast::<E>(pass.cotangent)?;
         let plain = Cotangent {
             cells: cotangent,
             margin: [0; 3],
         };
-        let wanted = pass.wanted;
+        let (of_fields, of_parameters) = pass.wanted.split_at(self.fields);
+        let input_wanted = of_fields.contains(&true);
         let exchange = self.exchange.clone().map(Exchange::reversed);
-        let like = to_dispatch::<Flex>(x.clone());
         let gradient = |cotangent: Cotangent, cells: &IndexBox| {
             let weight = flex::elements(&weight);
             self.input_gradient::<E>((isa, method, halves), cotangent, weight, cells)
@@ -151,12 +169,12 @@ impl ConvRun {
         // Gradients of received boxes come first: their owners wait for them.
         let boxes = exchange
             .as_ref()
-            .filter(|_| wanted[0])
+            .filter(|_| input_wanted)
             .map(|exchange| exchange.send(&like, |transfer| gradient(plain, &transfer.dst)))
             .transpose()?;
         boxes.iter().for_each(Boxes::in_background);
-        let own = wanted[0].then(|| match &self.exchange {
-            None => gradient(plain, &IndexBox::whole(&x.shape())),
+        let own = input_wanted.then(|| match &self.exchange {
+            None => gradient(plain, &IndexBox::whole(&joint_shape(&fields))),
             Some(exchange) => {
                 let plan = &exchange.forward.plan;
                 let (margin, copies) = continued(&self.conv, plan, &self.output);
@@ -172,10 +190,10 @@ impl ConvRun {
                 add_all(sum, rest.iter().copied().chain(parts), gradient_of)
             }
         });
-        let parameters = (wanted[1] || wanted[2]).then(|| {
+        let parameters = of_parameters.contains(&true).then(|| {
             let job = WeightJob {
                 conv: &self.conv,
-                pieces: &self.pieces::<E>(&x, &received),
+                pieces: &self.pieces::<E>(&fields, &received),
                 cotangent: flex::field(cotangent),
                 method,
                 halves,
@@ -187,14 +205,15 @@ impl ConvRun {
             (own, _) => own,
         };
         let input = input.map(|input| flex::in_dtype(input, dtype));
-        let [weight, bias] = match parameters {
+        let mut gradients = split(input, &fields);
+        gradients.extend(match parameters {
             None => [None, None],
             Some(gradient) => [
                 Some(flex::small_result(gradient.weight, &weight.shape(), dtype)),
                 Some(flex::small_result(gradient.bias, &[self.output[1]], dtype)),
             ],
-        };
-        Ok(vec![input, weight, bias])
+        });
+        Ok(gradients)
     }
 
     /// Computes the gradient of a box of the cells that the windows reach.

@@ -43,12 +43,13 @@ pub use unfold::unfold;
 
 use burn::module::Param;
 use burn::tensor::Tensor;
-use halocline_core::{Error, Exchange, Operation, Result, ShardTensor, Traffic};
+use halocline_core::{Error, Exchange, Layout, Operation, Result, ShardTensor, Traffic};
 
 use crate::driver::{Padding, Rounding, Stencil, StencilPlan, Window};
 use crate::field::{Field, run};
 use crate::kernel::simd::Isa;
 use crate::operand::Operand;
+use crate::rearrange::{cat, joined};
 use engine::geometry::Conv;
 use engine::method::Method;
 pub(crate) use golden::OPERATORS;
@@ -170,16 +171,49 @@ pub fn conv<const D: usize, const N: usize>(
     bias: Option<Operand<1>>,
     options: &ConvOptions<N>,
 ) -> Result<ShardTensor<D>> {
+    conv_cat(vec![x], weight, bias, options)
+}
+
+/// Convolves fields [joined](fn@crate::rearrange::cat) along channels. Two fields whose channels are whole are read where
+/// they are, on the CPU: what joins them is not made. Of more, all but the last are joined first.
+///
+/// # Errors
+/// Those of [`conv`]; no fields; layouts that differ in another dim than channels.
+///
+/// # Example
+/// ```
+/// use burn::tensor::Tensor;
+/// use halocline_core::ShardTensor;
+/// use halocline_ops::ConvOptions;
+/// use halocline_ops::conv::conv_cat;
+///
+/// let field = |value| ShardTensor::solo(Tensor::<3>::from([[[value, value]]]));
+/// let weight = Tensor::<3>::from([[[1.0], [10.0]]]);
+/// let fields = vec![field(1.0), field(2.0)];
+/// let y = conv_cat(fields, weight, None, &ConvOptions::<1>::default())?.into_parts().0;
+/// y.into_data().assert_eq(&[[[21.0_f32, 21.0]]].into(), true);
+/// # Ok::<(), halocline_core::Error>(())
+/// ```
+pub fn conv_cat<const D: usize, const N: usize>(
+    mut fields: Vec<ShardTensor<D>>,
+    weight: impl Into<Operand<D>>,
+    bias: Option<Operand<1>>,
+    options: &ConvOptions<N>,
+) -> Result<ShardTensor<D>> {
     let weight = weight.into();
     let shape = weight.dims();
+    let Some(first) = fields.first() else {
+        return Err(Error::operator("conv", "no fields"));
+    };
     if D != N + 2 || !(1..=3).contains(&N) {
         let message = format!(
             "options of {N} dims for a tensor {:?}; expected [batch, channels, *spatial]",
-            x.dims()
+            first.dims()
         );
         return Err(Error::operator("conv", message));
     }
-    let stencil = options.stencil(&shape, x.dims()[1])?;
+    let layout = joined(&fields, 1)?;
+    let stencil = options.stencil(&shape, layout.shape()[1])?;
     if let Some(bias) = &bias
         && bias.dims() != [shape[0]]
     {
@@ -190,16 +224,23 @@ pub fn conv<const D: usize, const N: usize>(
     Isa::chosen()?;
     Method::chosen()?;
     if weight.is_sharded() {
-        return channels::conv(x, weight, bias, options);
+        return channels::conv(cat(fields, 1)?, weight, bias, options);
     }
     let operator = stencil.operator();
-    let plan = stencil.plan(&x)?;
-    let weight = weight.whole_beside(&x, operator)?;
-    let bias = bias.map(|bias| bias.whole_beside(&x, operator));
+    let plan = stencil.plan_on(first, &layout)?;
+    let tracked = fields.iter().find(|field| field.local().is_tracked());
+    let beside = tracked.unwrap_or(first);
+    let weight = weight.whole_beside(beside, operator)?;
+    let bias = bias.map(|bias| bias.whole_beside(beside, operator));
+    let bias = bias.transpose()?;
+    if fields.len() > 2 {
+        let last = fields.pop().expect("more than two");
+        fields = vec![cat(fields, 1)?, last];
+    }
     run_conv(
-        x,
+        (fields, layout),
         weight,
-        bias.transpose()?,
+        bias,
         options,
         options.groups,
         operator,
@@ -207,9 +248,10 @@ pub fn conv<const D: usize, const N: usize>(
     )
 }
 
-/// Convolves with this rank's weights, of so many groups.
+/// Convolves with this rank's weights, of so many groups, one field or two whose channels follow each other, and the layout
+/// of what they are joined to.
 fn run_conv<const D: usize, const N: usize>(
-    x: ShardTensor<D>,
+    (fields, layout): (Vec<ShardTensor<D>>, Layout),
     weight: Tensor<D>,
     bias: Option<Tensor<1>>,
     options: &ConvOptions<N>,
@@ -218,7 +260,9 @@ fn run_conv<const D: usize, const N: usize>(
     plan: &StencilPlan,
 ) -> Result<ShardTensor<D>> {
     let shape = weight.dims();
-    let (local, layout, mesh) = x.into_parts();
+    let mesh = fields[0].mesh().clone();
+    let locals = fields.into_iter().map(|field| field.into_parts().0);
+    let locals: Vec<_> = locals.collect();
     let run = ConvRun {
         conv: Conv {
             groups,
@@ -228,6 +272,7 @@ fn run_conv<const D: usize, const N: usize>(
             stride: three(&options.stride),
             dilation: three(&options.dilation),
         },
+        fields: locals.len(),
         exchange: plan.exchange.as_ref().map(|plan| {
             let operation = Operation::new(operator, Traffic::Exchange, Some(&layout));
             let ranks = mesh.shape().ranks().into();
@@ -235,7 +280,7 @@ fn run_conv<const D: usize, const N: usize>(
         }),
         output: plan.output.local_shape(mesh.position()),
     };
-    let y = Error::catch(|| node::conv(local, weight, bias, run))?;
+    let y = Error::catch(|| node::conv(locals, weight, bias, run))?;
     Ok(ShardTensor::from_parts(y, plan.output.clone(), mesh))
 }
 
@@ -333,6 +378,35 @@ pub trait ConvField<const D: usize>: Field<D> {
         options: &ConvOptions<N>,
     ) -> Self {
         run(self, |x| channels::apply(x, weight, bias, options))
+    }
+
+    /// [`apply_conv`](Self::apply_conv) of fields that are joined along channels. See [`conv_cat`].
+    ///
+    /// # Panics
+    /// Panics where [`conv_cat`] returns an error.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::nn::conv::Conv1dConfig;
+    /// use burn::tensor::Tensor;
+    /// use halocline_ops::{ConvField, ConvOptions};
+    ///
+    /// let layer = Conv1dConfig::new(3, 2, 3).init(&Default::default());
+    /// let [skip, x] = [1, 2].map(|channels| Tensor::<3>::ones([1, channels, 5], &Default::default()));
+    /// let options = ConvOptions::<1>::default();
+    /// let y = ConvField::apply_conv_cat(vec![skip, x], &layer.weight, &layer.bias, &options);
+    /// assert_eq!(y.dims(), [1, 2, 3]);
+    /// ```
+    #[must_use]
+    fn apply_conv_cat<const N: usize>(
+        fields: Vec<Self>,
+        weight: &Param<Tensor<D>>,
+        bias: &Option<Param<Tensor<1>>>,
+        options: &ConvOptions<N>,
+    ) -> Self {
+        let fields = fields.into_iter().map(Self::into_shard).collect();
+        let y = channels::apply_cat(fields, weight, bias, options);
+        Self::from_shard(y.unwrap_or_else(|error| error.raise()))
     }
 }
 

@@ -9,20 +9,21 @@ use super::assembled;
 use super::run::ConvRun;
 use crate::kernel::flex::{self, with_float};
 
-/// Convolves this rank's shard. No bias is a bias without elements.
+/// Convolves this rank's shard: one tensor, or two whose channels follow each other. No bias is a bias without elements.
 pub(crate) fn conv<const D: usize>(
-    x: Tensor<D>,
+    fields: Vec<Tensor<D>>,
     weight: Tensor<D>,
     bias: Option<Tensor<1>>,
     run: ConvRun,
 ) -> Tensor<D> {
-    let bias = bias.unwrap_or_else(|| Tensor::empty([0], (&x.device(), x.dtype())));
-    let inputs = [
-        x.into_dispatch(),
-        weight.into_dispatch(),
-        bias.into_dispatch(),
-    ];
-    Tensor::from_dispatch(ops::apply(run, inputs))
+    let bias = bias.unwrap_or_else(|| Tensor::empty([0], (&weight.device(), weight.dtype())));
+    let [weight, bias] = [weight.into_dispatch(), bias.into_dispatch()];
+    let fields: Vec<_> = fields.into_iter().map(Tensor::into_dispatch).collect();
+    let y = match <[DispatchTensor; 2]>::try_from(fields) {
+        Ok([first, second]) => ops::apply(run, [first, second, weight, bias]),
+        Err(mut fields) => ops::apply(run, [fields.remove(0), weight, bias]),
+    };
+    Tensor::from_dispatch(y)
 }
 
 impl Operator for ConvRun {
@@ -35,7 +36,7 @@ impl Operator for ConvRun {
 
     /// All but the bias.
     fn keeps(&self, input: usize) -> bool {
-        input < 2
+        input <= self.fields
     }
 
     fn forward(

@@ -10,7 +10,7 @@ use burn::backend::flex::FlexTensor;
 use halocline_core::{ExchangePlan, IndexBox, Transfer};
 
 use super::engine::geometry::{Conv, Dims};
-use super::engine::tile::{Piece, Pieces};
+use super::engine::pieces::{Piece, Pieces};
 use super::run::spatial;
 use crate::kernel::flex::{self, Float};
 
@@ -89,7 +89,7 @@ impl<'a> Cotangent<'a> {
                 let part = move |(range, first): (Range<usize>, usize)| {
                     let mut at = at;
                     at[place] = first;
-                    (with_range(&cells, dim, range), at)
+                    (cells.with_range(dim, range), at)
                 };
                 ends.clone().map(part)
             };
@@ -97,6 +97,7 @@ impl<'a> Cotangent<'a> {
         }
         let boxes = boxes.into_iter().filter(|(cells, _)| cells.volume() > 0);
         let pieces = boxes.map(|(cells, at)| Piece {
+            channel: 0,
             at,
             cells: flex::field_box(self.cells, &cells, &[]),
         });
@@ -112,12 +113,6 @@ impl<'a> Cotangent<'a> {
     }
 }
 
-fn with_range(cells: &IndexBox, dim: usize, range: Range<usize>) -> IndexBox {
-    let mut ranges = cells.ranges().to_vec();
-    ranges[dim] = range;
-    IndexBox::new(ranges)
-}
-
 /// The part of a copy whose cells lie in a range of a dim, moved along it; `None` if none does.
 fn moved(copy: &Transfer, dim: usize, range: &Range<usize>, by: isize) -> Option<Transfer> {
     let (src, dst) = (&copy.src.ranges()[dim], &copy.dst.ranges()[dim]);
@@ -125,8 +120,8 @@ fn moved(copy: &Transfer, dim: usize, range: &Range<usize>, by: isize) -> Option
     let first = src.start + start - dst.start;
     let place = |cell: usize| cell.strict_add_signed(by);
     (start < end).then(|| Transfer {
-        src: with_range(&copy.src, dim, first..first + end - start),
-        dst: with_range(&copy.dst, dim, place(start)..place(end)),
+        src: copy.src.with_range(dim, first..first + end - start),
+        dst: copy.dst.with_range(dim, place(start)..place(end)),
         flip: copy.flip.clone(),
     })
 }

@@ -1,7 +1,7 @@
 //! One convolution on one rank: its cells, and the order of exchange and computation.
 
-use burn::backend::DispatchTensor;
-use halocline_core::ops::Boxes;
+use burn::backend::{DispatchTensor, TensorMetadata};
+use halocline_core::ops::{Boxes, blank, cut, of_boxes};
 use halocline_core::{Exchange, IndexBox, Result, Transfer};
 
 use super::engine::geometry::{Conv, Dims};
@@ -12,6 +12,8 @@ use super::engine::winograd::whole_tiles;
 pub(crate) struct ConvRun {
     /// The convolution of the cells that this rank's windows reach.
     pub conv: Conv,
+    /// The number of tensors whose channels, one after the other, are those of the field.
+    pub fields: usize,
     /// The exchange that brings these cells; `None` if they are the shard.
     pub exchange: Option<Exchange>,
     /// The shape of this rank's result.
@@ -38,7 +40,7 @@ impl ConvRun {
     /// compute.
     pub(super) fn in_stages(
         &self,
-        x: &DispatchTensor,
+        fields: &[DispatchTensor],
         mut compute: impl FnMut(&Received<'_>, &[IndexBox]) -> Result<()>,
     ) -> Result<Vec<DispatchTensor>> {
         let whole = IndexBox::whole(&self.output);
@@ -46,7 +48,7 @@ impl ConvRun {
             compute(&[], &[whole])?;
             return Ok(Vec::new());
         };
-        let boxes = exchange.send_all(x)?;
+        let boxes = exchange.send(&fields[0], |transfer| cut_out(fields, &transfer.src))?;
         let late = match self.early(&boxes) {
             None => vec![whole],
             Some(early) => {
@@ -78,6 +80,57 @@ impl ConvRun {
             .overlap(early.volume() as f64 / all as f64)
             .then_some(early)
     }
+}
+
+/// Tensors whose channels follow each other, each with its first channel.
+pub(super) fn channels_of<T: TensorMetadata>(fields: &[T]) -> impl Iterator<Item = (usize, &T)> {
+    fields.iter().scan(0, |next, field| {
+        let first = *next;
+        *next += field.shape()[1];
+        Some((first, field))
+    })
+}
+
+/// The shape of the field that tensors are whose channels follow each other.
+pub(super) fn joint_shape<T: TensorMetadata>(fields: &[T]) -> Vec<usize> {
+    let mut shape = fields[0].shape().to_vec();
+    shape[1] = fields.iter().map(|field| field.shape()[1]).sum();
+    shape
+}
+
+/// Cuts a box, of all channels, out of tensors whose channels follow each other.
+pub(super) fn cut_out(fields: &[DispatchTensor], cells: &IndexBox) -> DispatchTensor {
+    if let [field] = fields {
+        return cut(field, cells);
+    }
+    let shape = cells.shape();
+    let parts = channels_of(fields).filter_map(|(first, field)| {
+        let channels = field.shape()[1];
+        let place = IndexBox::whole(&shape).with_range(1, first..first + channels);
+        (place.volume() > 0).then(|| (place, cut(field, &cells.with_range(1, 0..channels))))
+    });
+    let parts: Vec<_> = parts.collect();
+    of_boxes(&fields[0], &shape, None, &parts)
+}
+
+/// The gradients of tensors whose channels follow each other, from that of the field that they are.
+pub(super) fn split<T: TensorMetadata>(
+    gradient: Option<DispatchTensor>,
+    fields: &[T],
+) -> Vec<Option<DispatchTensor>> {
+    let parts = channels_of(fields).map(|(first, field)| {
+        let gradient = gradient.clone()?;
+        if fields.len() == 1 {
+            return Some(gradient);
+        }
+        let channels = first..first + field.shape()[1];
+        let cells = IndexBox::whole(&gradient.shape()).with_range(1, channels);
+        Some(match cells.volume() {
+            0 => blank(&gradient, &cells.shape(), None),
+            _ => cut(&gradient, &cells),
+        })
+    });
+    parts.collect()
 }
 
 /// The spatial extents of a shape, as three.

@@ -3,8 +3,10 @@
 use super::*;
 use crate::prelude::*;
 use crate::testing::{Operator, check_op};
-use burn::tensor::Tensor;
-use halocline_core::{Boundary, Distribution, Launcher, Overlap, RandomKey, Replicate, Shard};
+use burn::tensor::{FloatDType, Tensor};
+use halocline_core::{
+    Boundary, Distribution, Launcher, Overlap, Placement, RandomKey, Replicate, Shard,
+};
 
 struct Conv<const N: usize>(ConvOptions<N>);
 
@@ -238,6 +240,100 @@ fn sharded_channels_are_refused_before_anything_is_sent() {
             Ok(())
         })
         .unwrap();
+}
+
+struct Joined<const N: usize>(ConvOptions<N>);
+
+impl<const D: usize, const N: usize> Operator<D, D> for Joined<N> {
+    fn apply<X: Field<D>>(&self, inputs: Vec<X>, mut parameters: Vec<Tensor<D>>) -> X {
+        let fields = inputs.into_iter().map(Field::into_shard).collect();
+        let y = conv_cat(fields, parameters.remove(0), None, &self.0);
+        X::from_shard(y.unwrap())
+    }
+}
+
+#[test]
+fn fields_may_be_joined_along_channels() {
+    let around = [
+        Padding::new(1, Boundary::Replicate),
+        Padding::new(1, Boundary::Periodic),
+    ];
+    let options = ConvOptions::default().with_padding(around);
+    let shapes = |channels: &[usize]| -> Vec<[usize; 4]> {
+        channels
+            .iter()
+            .map(|channels| [2, *channels, 9, 11])
+            .collect()
+    };
+    // Direct sums, Winograd's method, groups that are of both fields, more than two fields.
+    let cases = [
+        (&[2, 3][..], [4, 5], 1),
+        (&[9, 8], [8, 17], 1),
+        (&[1, 3], [4, 2], 2),
+        (&[1, 2, 2, 1], [3, 6], 1),
+    ];
+    for (channels, [outputs, inputs], groups) in cases {
+        let joined = Joined(options.with_groups(groups));
+        let weight = [outputs, inputs, 3, 3];
+        check_op(&joined, &shapes(channels), &[weight], &[0, 2, 3], 1e-5);
+    }
+}
+
+/// What is read in two parts has the bits of what is joined, with gradients, in any width, and where halos travel
+/// meanwhile.
+#[test]
+fn joined_fields_need_not_be_made() {
+    for (overlap, dtype) in [
+        (Overlap::On, FloatDType::F32),
+        (Overlap::Off, FloatDType::F64),
+        (Overlap::On, FloatDType::BF16),
+    ] {
+        check_joined(Launcher::local(4).overlap(overlap), dtype);
+    }
+}
+
+fn check_joined(launcher: Launcher, dtype: FloatDType) {
+    let found = launcher.collect(|world| {
+        let mesh = world.mesh([("lat", 2), ("lon", 2)])?;
+        let normal = Distribution::Normal {
+            mean: 0.0,
+            std: 1.0,
+        };
+        let random = |name: &str, shape: [usize; 4], placements: [Placement; 2]| {
+            let key = RandomKey::new(7, name);
+            let x = ShardTensor::random(shape, normal, key, &mesh, &placements)?;
+            Ok::<_, Error>(x.map(|x| x.cast(dtype).detach()))
+        };
+        let shards = [Shard(2), Shard(3)];
+        let fields = [
+            random("a", [2, 9, 23, 37], shards)?,
+            random("b", [2, 8, 23, 37], shards)?,
+        ];
+        let weight = random("weight", [8, 17, 3, 3], [Replicate; 2])?
+            .into_parts()
+            .0;
+        let options = ConvOptions::default().with_padding([Padding::new(1, Boundary::Periodic); 2]);
+        let results = |join: bool| {
+            let fields = fields.clone().map(ShardTensor::require_grad);
+            let weight = weight.clone().require_grad();
+            let y = match join {
+                true => conv(cat(fields.to_vec(), 1)?, weight.clone(), None, &options)?,
+                false => conv_cat(fields.to_vec(), weight.clone(), None, &options)?,
+            };
+            let y = y.into_parts().0;
+            let gradients = (y.clone() * y.clone()).sum().backward();
+            let of_fields = fields.map(|field| field.local().grad(&gradients).unwrap());
+            let mut found = of_fields.to_vec();
+            found.extend([y.inner(), weight.grad(&gradients).unwrap()]);
+            Ok::<_, Error>(found.into_iter().map(Tensor::into_data).collect::<Vec<_>>())
+        };
+        Ok([results(true)?, results(false)?])
+    });
+    for [joined, apart] in found.unwrap() {
+        for (joined, apart) in joined.iter().zip(&apart) {
+            apart.assert_eq(joined, true);
+        }
+    }
 }
 
 /// Padding alone would give outputs, which no rank would own.

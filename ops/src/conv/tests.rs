@@ -226,6 +226,7 @@ impl<const N: usize> Case<N> {
                 stride: three(&self.stride),
                 dilation: three(&self.dilation),
             },
+            fields: 1,
             exchange: None,
             output: shape([self.batch, channels[1]], outputs),
         };

@@ -114,6 +114,15 @@ impl Stencil {
     /// # Errors
     /// A placement without a rule, a window that fits nowhere.
     pub fn plan<const D: usize>(&self, x: &ShardTensor<D>) -> Result<Arc<StencilPlan>> {
+        self.plan_on(x, x.layout())
+    }
+
+    /// What the operator would do on a tensor like `x` of another layout, which differs from that of `x` in whole dims.
+    pub(crate) fn plan_on<const D: usize>(
+        &self,
+        x: &ShardTensor<D>,
+        layout: &Layout,
+    ) -> Result<Arc<StencilPlan>> {
         x.require_resolved(self.operator)?;
         if self.windows.len() + 2 != D {
             return Err(Error::operator(
@@ -125,7 +134,7 @@ impl Stencil {
             x.require_whole(self.operator, 1)?;
         }
         let mesh = x.mesh();
-        let key = (self.clone(), x.layout().clone());
+        let key = (self.clone(), layout.clone());
         mesh.cache()
             .get_or_make(key, |(stencil, layout)| stencil.make(layout, mesh))
     }

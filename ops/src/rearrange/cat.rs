@@ -50,10 +50,10 @@ pub fn cat<const D: usize>(parts: Vec<ShardTensor<D>>, dim: usize) -> Result<Sha
         return Err(Error::operator(NAME, "no tensors"));
     };
     require_dim(NAME, first, dim)?;
-    parts
-        .iter()
-        .try_for_each(|part| require_alike(first, part, dim))?;
-    let layout = joined(&parts, dim);
+    let layout = joined(&parts, dim)?;
+    if let [_] = &parts[..] {
+        return Ok(parts.into_iter().next().expect("one"));
+    }
     let mesh = first.mesh().clone();
     let mut locals = Vec::with_capacity(parts.len());
     let mut start = 0;
@@ -112,7 +112,10 @@ fn require_alike<const D: usize>(
         extents
     };
     let (one, other) = (first.layout(), part.layout());
-    let how = if one.mesh() != other.mesh() {
+    let [number, others_number] = [first, part].map(|part| part.local().dtype());
+    let how = if number != others_number {
+        format!("have numbers of {number:?} and {others_number:?}")
+    } else if one.mesh() != other.mesh() {
         "are on two meshes".into()
     } else if one.placements() != other.placements() {
         "lie differently; bring one to the shards of the other by align_to".into()
@@ -128,8 +131,17 @@ fn require_alike<const D: usize>(
 }
 
 /// The layout of the result: extents add up.
-fn joined<const D: usize>(parts: &[ShardTensor<D>], dim: usize) -> Layout {
+///
+/// # Errors
+/// Layouts that differ otherwise.
+pub(crate) fn joined<const D: usize>(parts: &[ShardTensor<D>], dim: usize) -> Result<Layout> {
     let first = parts[0].layout();
+    let [_, others @ ..] = parts else {
+        return Ok(first.clone());
+    };
+    for part in others {
+        require_alike(&parts[0], part, dim)?;
+    }
     let mut extents = first.all_extents().to_vec();
     for part in &parts[1..] {
         let more = part.layout().extents(dim);
@@ -138,7 +150,7 @@ fn joined<const D: usize>(parts: &[ShardTensor<D>], dim: usize) -> Layout {
             .zip(more)
             .for_each(|(sum, more)| *sum += more);
     }
-    first.derive(first.placements().to_vec(), extents)
+    Ok(first.derive(first.placements().to_vec(), extents))
 }
 
 /// A part whose cells, those of the result in `cells`, lie on the ranks that the result has them on.

@@ -28,6 +28,7 @@ mod tests;
 pub mod triangle;
 
 pub use align::align;
+pub(crate) use cat::joined;
 pub use cat::{cat, stack};
 pub use distribute_beside::distribute_beside;
 pub use flatten::{flatten, unflatten};

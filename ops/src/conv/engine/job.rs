@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::geometry::{Correlation, Dims};
 use super::method::Method;
-use super::tile::Pieces;
+use super::pieces::Pieces;
 use crate::kernel::simd::Element;
 
 /// Tasks of a call, if it has work for as many, for balance among threads.

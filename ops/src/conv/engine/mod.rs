@@ -6,6 +6,7 @@ mod dot;
 pub(crate) mod geometry;
 pub(crate) mod job;
 pub(crate) mod method;
+pub(crate) mod pieces;
 mod rows;
 mod source;
 mod strip;

@@ -11,34 +11,11 @@ use pulp::Simd;
 
 use super::ahead::Stretch;
 use super::geometry::{Correlation, Dims};
-use crate::kernel::memory::View;
+use super::pieces::{Piece, Pieces};
 use crate::kernel::simd::Element;
 
-/// A box of a field: part of a shard, or cells from another rank.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Piece<'a, E> {
-    /// The first cell of the box in the field.
-    pub at: Dims,
-    /// The cells, `[batch, channels, depth, rows, columns]`.
-    pub cells: View<'a, E, 5>,
-}
-
-/// The pieces of a field, which do not overlap, in the order of their first columns.
-#[derive(Clone, Debug)]
-pub(crate) struct Pieces<'a, E>(Vec<Piece<'a, E>>);
-
-impl<'a, E> Pieces<'a, E> {
-    /// A field of pieces. Cells that no piece covers are zero.
-    pub(crate) fn new(mut pieces: Vec<Piece<'a, E>>) -> Self {
-        pieces.sort_by_key(|piece| piece.at[2]);
-        Self(pieces)
-    }
-
-    /// A field in one piece.
-    pub(crate) fn whole(cells: View<'a, E, 5>) -> Self {
-        Self(vec![Piece { at: [0; 3], cells }])
-    }
-}
+/// A piece, and the cells of a tile that it covers.
+pub(crate) type Met<'p, 'a, E> = (&'p Piece<'a, E>, [Range<usize>; 3]);
 
 /// Layout of a tile's source cells in the buffer: `[channel][plane][row][residue][column]`.
 #[derive(Clone, Debug)]
@@ -269,6 +246,7 @@ impl TileLayout {
     ) -> *const E {
         let cell =
             |dim: usize| (self.first(origin, dim) + start[dim] as isize) as usize - piece.at[dim];
+        let channel = channel - piece.channel;
         piece.cells.at([batch, channel, cell(0), cell(1), cell(2)])
     }
 
@@ -284,15 +262,37 @@ impl TileLayout {
         channels: Range<usize>,
         origin: Dims,
     ) {
+        let met = self.met_by(pieces, origin);
+        self.fill_from(simd, tile, &met, batch, channels, origin);
+    }
+
+    /// The pieces that the tile at `origin` meets, with its cells that each covers.
+    pub(crate) fn met_by<'p, 'a, E>(
+        &self,
+        pieces: &'p Pieces<'a, E>,
+        origin: Dims,
+    ) -> Vec<Met<'p, 'a, E>> {
         let met = pieces.0.iter();
-        let met = met.filter_map(|piece| Some((piece, self.covered(piece, origin)?)));
-        let met: Vec<(&Piece<'_, E>, [Range<usize>; 3])> = met.collect();
+        met.filter_map(|piece| Some((piece, self.covered(piece, origin)?)))
+            .collect()
+    }
+
+    /// [`fill`](Self::fill) from the pieces that the tile meets.
+    #[inline(always)]
+    pub(crate) fn fill_from<S: Simd, E: Element>(
+        &self,
+        simd: S,
+        tile: &mut [E],
+        met: &[Met<'_, '_, E>],
+        batch: usize,
+        channels: Range<usize>,
+        origin: Dims,
+    ) {
         let tile = &mut tile[self.lead..self.len(channels.len())];
         let (tile, margin) = tile.split_at_mut(self.channel * channels.len());
         margin.fill(E::default());
         // Clearing the whole tile first costs 6 % with few channels. With one piece, only the edges
         // of its rows, and rows and planes without it, are cleared; with several, the whole planes.
-        let alone = met.len() == 1 && self.step[2] == 1;
         for (index, lines) in tile.chunks_exact_mut(self.plane).enumerate() {
             let (channel, plane) = (
                 channels.start + index / self.cells[0],
@@ -302,12 +302,13 @@ impl TileLayout {
             if !planes[plane] {
                 continue;
             }
-            let covers = |planes: &Range<usize>| planes.contains(&plane);
-            if !alone || !covers(&met[0].1[0]) {
+            let of_channel = || met.iter().filter(|(piece, _)| piece.holds(channel));
+            let alone = self.step[2] == 1 && of_channel().count() == 1;
+            let here = || of_channel().filter(|(_, [planes, ..])| planes.contains(&plane));
+            if !alone || here().next().is_none() {
                 lines.fill(E::default());
             }
-            for (piece, [_, rows, columns]) in met.iter().filter(|(_, [planes, ..])| covers(planes))
-            {
+            for (piece, [_, rows, columns]) in here() {
                 let start = [plane, rows.start, columns.start];
                 let mut source = self.source(piece, [batch, channel], origin, start);
                 let [.., down, across] = piece.cells.strides();
@@ -362,7 +363,7 @@ impl TileLayout {
                 1
             };
             let bytes = lines * row;
-            for channel in channels.clone() {
+            for channel in channels.clone().filter(|channel| piece.holds(*channel)) {
                 for plane in planes.clone() {
                     let start = [plane, rows.start, columns.start];
                     let source = self.source(piece, [batch, channel], origin, start);

@@ -1,10 +1,9 @@
 //! Gradient of the weights: `Σ_cells cotangent[o] · source[c, cell + tap]`, for all outputs,
 //! channels and taps.
 //!
-//! A block of outputs × (channel, tap) stays in registers while the cells of a tile go by, vector
-//! by vector; the lanes are summed once per tile. The grid is divided into chunks with
-//! separate sums, added in order at the end. The number of chunks follows from the shapes alone, so
-//! that the result does not depend on the number of threads.
+//! A block of outputs × (channel, tap) stays in registers while the cells of a tile go by, vector by vector; the lanes are
+//! summed once per tile. The grid is divided into chunks with separate sums, added in order at the end. The number of chunks
+//! follows from the shapes alone, so that the result does not depend on the number of threads.
 //!
 //! With [`winograd`](super::winograd) the sums are those of products of transformed rows, and the
 //! gradients are computed from them at the end.
@@ -18,8 +17,9 @@ use rayon::prelude::*;
 use super::dot::Dot;
 use super::geometry::{Conv, Correlation, Dims};
 use super::method::Method;
+use super::pieces::Pieces;
 use super::source::{Source, join, transform};
-use super::tile::{Pieces, SKEW, TileLayout, balanced, copy_strided, tile_box, tile_extents};
+use super::tile::{SKEW, TileLayout, balanced, copy_strided, tile_box, tile_extents};
 use super::winograd::{Factors, RowTiles};
 use crate::kernel::memory::{Shared, View, with_scratch};
 use crate::kernel::products::{Halved, Numbers, Pairs, Products};

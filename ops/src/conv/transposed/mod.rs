@@ -249,6 +249,7 @@ pub fn conv_transpose<const D: usize, const N: usize>(
             stride: three(&options.stride),
             dilation: three(&options.dilation),
         },
+        fields: 1,
         exchange: plan.exchange.as_ref().map(|plan| {
             // The convolution is the backward pass.
             let operation = Operation::new(operator, Traffic::Exchange, Some(&layout)).backward();

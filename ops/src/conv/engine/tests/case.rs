@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use crate::conv::engine::geometry::{Conv, Dims};
 use crate::conv::engine::job::Job;
 use crate::conv::engine::method::Method;
-use crate::conv::engine::tile::{Piece, Pieces};
+use crate::conv::engine::pieces::{Piece, Pieces};
 use crate::conv::engine::weight::WeightJob;
 use crate::kernel::memory::View;
 use crate::kernel::products::Halved;
@@ -313,6 +313,7 @@ impl Case {
         let pieces = stored
             .iter()
             .map(|(at, cells)| Piece {
+                channel: 0,
                 at: *at,
                 cells: cells.view(),
             })

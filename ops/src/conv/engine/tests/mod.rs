@@ -6,7 +6,7 @@ use proptest::test_runner::Config;
 use crate::conv::engine::geometry::Conv;
 use crate::conv::engine::job::Job;
 use crate::conv::engine::method::Method;
-use crate::conv::engine::tile::Pieces;
+use crate::conv::engine::pieces::Pieces;
 use crate::kernel::memory::View;
 use crate::kernel::simd::Isa;
 

@@ -8,7 +8,7 @@ use super::case::*;
 use crate::conv::engine::geometry::Conv;
 use crate::conv::engine::job::Job;
 use crate::conv::engine::method::Method;
-use crate::conv::engine::tile::Pieces;
+use crate::conv::engine::pieces::Pieces;
 use crate::conv::engine::winograd::RowTiles;
 use crate::kernel::memory::View;
 use crate::kernel::simd::Isa;

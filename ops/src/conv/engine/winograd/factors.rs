@@ -5,7 +5,8 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::super::geometry::{Correlation, Dims, Tap};
-use super::super::tile::{Pieces, TileLayout};
+use super::super::pieces::Pieces;
+use super::super::tile::TileLayout;
 use super::{PRODUCTS, RESULTS, TAPS, of_source};
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
@@ -135,10 +136,11 @@ impl Factors {
             let planes = 0..self.cells.planes();
             planes.flat_map(move |plane| tiles.clone().map(move |tile| (plane, tile)))
         };
+        let met = self.cells.met_by(pieces, origin);
         for (index, first) in channels.clone().step_by(channels_held).enumerate() {
             let held = first..channels.end.min(first + channels_held);
             let present = held.len();
-            self.cells.fill(simd, cells, pieces, batch, held, origin);
+            self.cells.fill_from(simd, cells, &met, batch, held, origin);
             for (plane, tile) in lines() {
                 let line = |channel, tile| self.cells.line(channel, plane, RESULTS * tile);
                 let row = self.cells.line(0, plane, 1) - self.cells.line(0, plane, 0);
