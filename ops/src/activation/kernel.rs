@@ -3,7 +3,7 @@
 use pulp::Simd;
 
 use crate::kernel::buffer::Buffer;
-use crate::kernel::lanes::{Function, map};
+use crate::kernel::lanes::{Change, Function, map, replace};
 use crate::kernel::math::{Distribution, gated, gated_slope, relu};
 use crate::kernel::simd::{Element, Isa};
 
@@ -78,7 +78,29 @@ pub(crate) fn backward<E: Element>(
     map(isa, [x, cotangent], 1, &Backward(activation))
 }
 
+/// Replaces every element by its activation.
+pub(crate) fn forward_in_place<E: Element>(isa: Isa, activation: Activation, x: &mut [E]) {
+    replace(isa, x, [], &Forward(activation));
+}
+
+/// Replaces the cotangent by the gradient of the input.
+pub(crate) fn backward_in_place<E: Element>(
+    isa: Isa,
+    activation: Activation,
+    x: &[E],
+    cotangent: &mut [E],
+) {
+    replace(isa, cotangent, [x], &Backward(activation));
+}
+
 struct Forward(Activation);
+
+impl<E: Element> Change<E, 0> for Forward {
+    #[inline(always)]
+    fn at<S: Simd>(&self, simd: S, x: E::Vector<S>, []: [E::Vector<S>; 0]) -> E::Vector<S> {
+        self.0.apply::<S, E>(simd, x)
+    }
+}
 
 impl<E: Element> Function<E, 1> for Forward {
     #[inline(always)]
@@ -92,6 +114,18 @@ struct Backward(Activation);
 impl<E: Element> Function<E, 2> for Backward {
     #[inline(always)]
     fn at<S: Simd>(&self, simd: S, _: usize, [x, cotangent]: [E::Vector<S>; 2]) -> E::Vector<S> {
+        self.0.pull::<S, E>(simd, x, cotangent)
+    }
+}
+
+impl<E: Element> Change<E, 1> for Backward {
+    #[inline(always)]
+    fn at<S: Simd>(
+        &self,
+        simd: S,
+        cotangent: E::Vector<S>,
+        [x]: [E::Vector<S>; 1],
+    ) -> E::Vector<S> {
         self.0.pull::<S, E>(simd, x, cotangent)
     }
 }
@@ -112,6 +146,20 @@ mod tests {
                 for range in [0..0, 0..1, 5..6, 17..50, 16_000..40_003] {
                     assert_eq!(*forward(isa, activation, &x[range.clone()]), y[range]);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn elements_may_be_replaced() {
+        let (x, cotangent) = (random(40_003, 1), random(40_003, 2));
+        for isa in Isa::available() {
+            for activation in ALL {
+                let (mut y, mut gradient) = (x.clone(), cotangent.clone());
+                forward_in_place(isa, activation, &mut y);
+                backward_in_place(isa, activation, &x, &mut gradient);
+                assert_eq!(y, *forward(isa, activation, &x));
+                assert_eq!(gradient, *backward(isa, activation, &x, &cotangent));
             }
         }
     }

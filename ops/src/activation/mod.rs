@@ -217,6 +217,16 @@ impl LocalOperator for Activation {
         kernel::backward(isa, self, x, cotangent)
     }
 
+    fn forward_in_place<E: Float>(self, isa: Isa, x: &mut [E]) -> bool {
+        kernel::forward_in_place(isa, self, x);
+        true
+    }
+
+    fn backward_in_place<E: Float>(self, isa: Isa, x: &[E], cotangent: &mut [E]) -> bool {
+        kernel::backward_in_place(isa, self, x, cotangent);
+        true
+    }
+
     fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         match self {
             Self::Relu => burns::relu(x),
@@ -282,6 +292,35 @@ mod tests {
             ThresholdedReluConfig::new().init(),
             Identity::new()
         );
+    }
+
+    /// Values that something else reads stay, whoever reads them: a clone, a slice beside, the graph.
+    #[test]
+    fn values_that_are_read_again_stay() {
+        let device = burn::tensor::Device::flex();
+        let x = || Tensor::<1>::from_floats([-1.0, 0.5, 2.0, 3.0], &device);
+        let (kept, whole) = (x(), x());
+        let _ = kept.clone().gelu();
+        let [low, high] = [0, 2].map(|start| whole.clone().narrow(0, start, 2));
+        drop(whole);
+        let _ = low.clone().gelu();
+        let halves = Tensor::cat(vec![low, high], 0);
+        for values in [kept, halves] {
+            values.into_data().assert_eq(&x().into_data(), true);
+        }
+        let with_graph = device.clone().autodiff();
+        let gradient = |twice: fn(Tensor<1>) -> Tensor<1>| {
+            let leaf = Tensor::<1>::from_data(x().into_data(), &with_graph).require_grad();
+            let gradients = twice(leaf.clone().gelu()).sum().backward();
+            leaf.clone()
+                .inner()
+                .into_data()
+                .assert_eq(&x().into_data(), true);
+            leaf.grad(&gradients).unwrap().into_data()
+        };
+        // Both parts take the same cotangent.
+        let parts = gradient(|y| y.clone().gelu() + y.gelu());
+        parts.assert_eq(&gradient(|y| y.gelu() * 2.0), true);
     }
 
     #[test]

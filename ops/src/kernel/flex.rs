@@ -157,6 +157,13 @@ pub(crate) fn elements<E: Float>(tensor: &FlexTensor) -> &[E] {
     }
 }
 
+/// The elements of a contiguous tensor, if it has its memory for itself, and all of it.
+pub(crate) fn elements_mut<E: Float>(tensor: &mut FlexTensor) -> Option<&mut [E]> {
+    let elements = tensor.layout().num_elements();
+    let storage = tensor.try_storage_mut()?;
+    (storage.len() == elements).then_some(storage)
+}
+
 #[cfg(test)]
 mod tests {
     use burn::tensor::{Device, FloatDType, Tensor};

@@ -199,6 +199,56 @@ pub(crate) fn map<E: Element, const N: usize>(
     unsafe { filled(len, rows * pieces, range, run) }
 }
 
+/// An elementwise function of the elements that it replaces, and of those of `N` other slices.
+pub(crate) trait Change<E: Element, const N: usize>: Sync {
+    /// The new values of a vector.
+    fn at<S: Simd>(&self, simd: S, x: E::Vector<S>, others: [E::Vector<S>; N]) -> E::Vector<S>;
+}
+
+/// Replaces the elements of a slice, in parallel.
+pub(crate) fn replace<E: Element, const N: usize>(
+    isa: Isa,
+    elements: &mut [E],
+    others: [&[E]; N],
+    change: &impl Change<E, N>,
+) {
+    struct Task<'a, E, C, const N: usize> {
+        elements: &'a mut [E],
+        others: [&'a [E]; N],
+        change: &'a C,
+    }
+    impl<E: Element, C: Change<E, N>, const N: usize> WithSimd for Task<'_, E, C, N> {
+        type Output = ();
+
+        #[inline(always)]
+        fn with_simd<S: Simd>(self, simd: S) {
+            let Self {
+                elements,
+                others,
+                change,
+            } = self;
+            let lanes = E::lanes::<S>();
+            for (index, vector) in elements.chunks_mut(lanes).enumerate() {
+                let range = index * lanes..index * lanes + vector.len();
+                let others = others.map(|other| load(simd, &other[range.clone()]));
+                let new = change.at(simd, load(simd, vector), others);
+                store(simd, vector, new);
+            }
+        }
+    }
+    assert!(others.iter().all(|other| other.len() == elements.len()));
+    let chunks = elements.par_chunks_mut(CHUNK).enumerate();
+    chunks.for_each(|(index, elements)| {
+        let start = index * CHUNK;
+        let others = others.map(|other| &other[start..start + elements.len()]);
+        isa.run(Task {
+            elements,
+            others,
+            change,
+        });
+    });
+}
+
 /// A buffer of which each task fills a range, by `run`.
 ///
 /// # Safety

@@ -2,10 +2,10 @@
 
 use std::fmt::Debug;
 
-use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::backend::{DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{Shape, Tensor};
 use halocline_core::Result;
-use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
+use halocline_core::ops::{BackwardPass, Operator, Recompute, apply, to_dispatch};
 
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
@@ -25,6 +25,16 @@ pub(crate) trait LocalOperator: Copy + Debug + Send + Sync + 'static {
     /// Computes the gradient of an input of this shape; `x` is empty if it is not
     /// [kept](Self::KEEPS_INPUT).
     fn backward<E: Float>(self, isa: Isa, x: &[E], shape: &[usize], cotangent: &[E]) -> Buffer<E>;
+
+    /// Replaces the elements of an input, which nothing else reads, by the result; `false` if the operator cannot.
+    fn forward_in_place<E: Float>(self, _: Isa, _: &mut [E]) -> bool {
+        false
+    }
+
+    /// Replaces the elements of a cotangent, which nothing else reads, by the gradient of `x`; `false` if the operator cannot.
+    fn backward_in_place<E: Float>(self, _: Isa, _x: &[E], _cotangent: &mut [E]) -> bool {
+        false
+    }
 
     /// Computes the result by burn's operators, for devices without our kernels.
     fn composed<const D: usize>(self, x: Tensor<D>) -> Tensor<D>;
@@ -61,10 +71,13 @@ impl<O: LocalOperator> Operator for Local<O> {
 
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Shape)> {
         let x = inputs.remove(0);
-        let (dtype, shape) = (x.dtype(), x.shape());
+        let (dtype, shape, isa) = (x.dtype(), x.shape(), Isa::chosen()?);
         let y = with_float!(dtype, E => {
-            let x = flex::operand::<E>(x)?;
-            let (y, shape) = self.0.forward(Isa::chosen()?, flex::elements::<E>(&x), &shape);
+            let mut x = flex::operand::<E>(x)?;
+            if flex::elements_mut(&mut x).is_some_and(|x: &mut [E]| self.0.forward_in_place(isa, x)) {
+                return Ok((flex::in_dtype(to_dispatch::<Flex>(x), dtype), shape));
+            }
+            let (y, shape) = self.0.forward(isa, flex::elements::<E>(&x), &shape);
             flex::result(y, &shape, dtype)
         });
         Ok((y, shape))
@@ -72,13 +85,17 @@ impl<O: LocalOperator> Operator for Local<O> {
 
     fn backward(&self, mut pass: BackwardPass<'_, Shape>) -> Result<Vec<Option<DispatchTensor>>> {
         let x = O::KEEPS_INPUT.then(|| pass.take_input(0));
-        let (cotangent, shape) = (pass.cotangent, pass.saved);
+        let (cotangent, shape, isa) = (pass.cotangent, pass.saved, Isa::chosen()?);
         let dtype = cotangent.dtype();
         let gradient = with_float!(dtype, E => {
             let x = x.map(flex::operand::<E>).transpose()?;
-            let cotangent = flex::operand::<E>(cotangent)?;
+            let mut cotangent = flex::operand::<E>(cotangent)?;
             let x = x.as_ref().map_or(&[][..], flex::elements::<E>);
-            let gradient = self.0.backward(Isa::chosen()?, x, shape, flex::elements(&cotangent));
+            let own = flex::elements_mut(&mut cotangent);
+            if own.is_some_and(|cotangent| self.0.backward_in_place(isa, x, cotangent)) {
+                return Ok(vec![Some(flex::in_dtype(to_dispatch::<Flex>(cotangent), dtype))]);
+            }
+            let gradient = self.0.backward(isa, x, shape, flex::elements(&cotangent));
             flex::result(gradient, shape, dtype)
         });
         Ok(vec![Some(gradient)])
