@@ -149,6 +149,12 @@ fn statistics_are_written_where_they_are_loaded_from() {
     let found = Statistics::load(folder.path()).unwrap();
     assert_eq!(found.metadata().channels(), ["z@500", "t2m"]);
     assert!((found.increment_means()[0] - 42.0).abs() < 1e-3, "{out}");
+    let output = halocline(&["stats", text(&path)]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("--replace"), "{error}");
+    let output = halocline(&["stats", text(&path), "--channels", "nowhere", "--replace"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("nowhere"), "{error}");
     let config = OpenConfig::of_channels(&["z@500", "t2m"]);
     let expected = Statistics::compute(&[config.open(&path).unwrap()], 1).unwrap();
     assert!((found.means()[1] - expected.means()[1]).abs() < 1e-2);

@@ -19,6 +19,9 @@ pub struct Channel {
     pub name: String,
     /// Units by CF conventions, such as `m s-1`.
     pub units: Option<String>,
+    /// Whether the file tells no units, though its format has them.
+    #[config(default = "false")]
+    pub lacks_units: bool,
     /// A name for people.
     pub long_name: Option<String>,
     /// The name in CF's table of standard names.
@@ -50,7 +53,8 @@ impl Channel {
         (level.to_string() == label).then_some(level)
     }
 
-    /// Whether both have the same units, or one has none. Powers may be written `m s-1`, `m s**-1` or `m s^-1`.
+    /// Whether both have the same units, or those of one are not known. Powers may be written `m s-1`, `m s**-1` or `m s^-1`.
+    /// One that lacks units is unlike one that has them.
     ///
     /// # Example
     /// ```
@@ -60,11 +64,18 @@ impl Channel {
     /// assert!(with("m s-1").has_units_of(&with("m s**-1")));
     /// assert!(with("m s-1").has_units_of(&Channel::new("u10".into())));
     /// assert!(!with("m s-1").has_units_of(&with("knots")));
+    /// assert!(!with("m s-1").has_units_of(&Channel::new("u10".into()).with_lacks_units(true)));
     /// ```
     pub fn has_units_of(&self, other: &Self) -> bool {
         let plain = |units: &String| units.replace("**", "").replace('^', "");
+        let lacks = (self.lacks_units, other.lacks_units);
         let [one, other] = [self, other].map(|channel| channel.units.as_ref().map(plain));
-        one.is_none() || other.is_none() || one == other
+        match (one, other) {
+            (Some(one), Some(other)) => one == other,
+            (Some(_), None) => !lacks.1,
+            (None, Some(_)) => !lacks.0,
+            (None, None) => true,
+        }
     }
 
     fn parts(&self) -> Option<(&str, &str)> {

@@ -184,20 +184,21 @@ pub(crate) fn check_box(
     ))
 }
 
-/// Checks that the channels of a file have the units of those of another one, where both have units.
+/// Checks that the channels of a file have the units of those of another one.
 pub(crate) fn check_units(file: &dyn Fields, reference: &dyn Fields) -> Result<()> {
     for channel in 0..file.channels().len() {
         let [found, expected] = [file, reference].map(|file| file.describe(channel));
         if !found.has_units_of(&expected) {
             let told = |channel: Channel| {
-                format!("{} of {}", channel.units.unwrap_or_default(), channel.name)
+                let units = channel.units.as_deref().unwrap_or("none");
+                format!("{units} of {}", channel.name)
             };
             return Err(Error::Differs {
                 path: file.path().into(),
                 what: "units",
                 found: told(found),
                 expected: format!(
-                    "{} (convert the values of one file, or leave it out)",
+                    "{} (convert the values of one file, write its attribute units, or leave it out)",
                     told(expected)
                 ),
                 reference: reference.path().into(),

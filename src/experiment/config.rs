@@ -243,6 +243,22 @@ impl ExperimentConfig {
         toml::to_string(self).expect("a configuration is tables, lists, numbers and texts")
     }
 
+    /// Refuses axes over which nothing would be sharded. Those of a plan are checked when it is applied.
+    fn check_axes(&self) -> Result<()> {
+        let has_plan = self.plan != Plan::default();
+        let mut names = self.mesh.keys();
+        match names.find(|name| !has_plan && !AXES.contains(&name.as_str())) {
+            None => Ok(()),
+            Some(name) => {
+                let near = nearest(name, &AXES);
+                Err(Error::other(format!(
+                    "mesh.{name}: without a plan nothing is sharded over this axis; expected {}\nnear it: {near}\n",
+                    AXES.join(", ")
+                )))
+            }
+        }
+    }
+
     fn check(&self) -> Result<()> {
         let (data, training) = (&self.data, &self.training);
         let rises = training
@@ -309,10 +325,14 @@ impl ExperimentConfig {
         ];
         data.check()?;
         refuse(&checks)?;
+        self.check_axes()?;
         self.forecast.check()?;
         self.optimizer.check()
     }
 }
+
+/// The axes that mean something without a plan. Plans by price are over `tensor`.
+const AXES: [&str; 5] = ["data", "lat", "lon", "member", "tensor"];
 
 /// The most names that an error proposes.
 const PROPOSED: usize = 3;
@@ -327,13 +347,18 @@ fn near(message: &str) -> Option<String> {
     if !message.starts_with("unknown") || known.len() < 2 {
         return None;
     }
+    Some(nearest(unknown, known))
+}
+
+/// The names that are nearest to another one.
+fn nearest(unknown: &str, known: &[&str]) -> String {
     let mut known: Vec<(f64, &str)> = known
         .iter()
         .map(|name| (strsim::jaro_winkler(unknown, name), *name))
         .collect();
     known.sort_by(|a, b| b.0.total_cmp(&a.0));
     let near: Vec<&str> = known.iter().take(PROPOSED).map(|(_, name)| *name).collect();
-    Some(near.join(", "))
+    near.join(", ")
 }
 
 #[cfg(test)]
@@ -394,6 +419,7 @@ mod tests {
             (data("missing = \"allow\""), "data.missing"),
             (data("climatology = \"week\""), "week"),
             (then("[mesh]\nlat = 0"), "mesh"),
+            (then("[mesh]\nlta = 2"), "mesh.lta"),
             (then("[training]\nbatch = 0"), "training.batch"),
             (then("[training]\nbatch = \"a\""), "expected usize"),
             (then("[training]\nminutes = 0"), "training.minutes"),

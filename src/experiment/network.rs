@@ -180,7 +180,7 @@ impl ModelConfig {
     ) -> Result<FieldModel> {
         let (inputs, forcings) = (channels.inputs.len(), channels.forcings.len());
         let (from, to) = (history * inputs + forcings, channels.targets.len());
-        let boundary = grid.boundary();
+        let (boundary, [rows, columns]) = (grid.boundary(), grid.shape());
         let times = std::iter::repeat_n(&channels.inputs, history).flatten();
         let names = times.chain(&channels.forcings).enumerate();
         let odd: Vec<usize> = names
@@ -193,6 +193,22 @@ impl ModelConfig {
                 blocks,
                 kernel,
             } => {
+                // Cells beyond a pole are those of rows on the other side.
+                let most = match boundary[0] {
+                    Boundary::PoleRow => 2 * rows - 1,
+                    Boundary::PoleEdge => 2 * rows + 1,
+                    _ => usize::MAX,
+                };
+                if kernel.is_multiple_of(2) || kernel > most {
+                    return Err(Error::other(format!(
+                        "model.kernel: {kernel} on {rows} rows; expected an odd number{}",
+                        if kernel > most {
+                            format!(" up to {most}")
+                        } else {
+                            String::new()
+                        }
+                    )));
+                }
                 let config = SurrogateCnnConfig::new(same(channels)?)
                     .with_history(history)
                     .with_constants(forcings)
@@ -204,6 +220,15 @@ impl ModelConfig {
                 Network::Cnn(config.init(device))
             }
             Self::Unet { width, levels } => {
+                // A level halves two cells and more.
+                let least = rows.min(columns);
+                let most = least.saturating_sub(1).checked_ilog2();
+                let most = most.map_or(0, |log| log as usize + 1);
+                if levels > most {
+                    return Err(Error::other(format!(
+                        "model.levels: {levels} on a grid of {rows} x {columns}; expected at most {most}"
+                    )));
+                }
                 let config = UNetConfig::new(from, to)
                     .with_width(width)
                     .with_levels(levels)
@@ -234,7 +259,6 @@ impl ModelConfig {
                 width,
                 blocks,
             } => {
-                let [rows, columns] = grid.shape();
                 if modes[0] > rows || modes[1] > columns / 2 + 1 || modes.contains(&0) {
                     return Err(Error::other(format!(
                         "model.modes: {modes:?} on a grid of {rows} x {columns}; expected 1 to {rows} and 1 to {}",

@@ -1,5 +1,6 @@
 //! What an experiment was made of, in its folder: the configuration, and a summary of the files.
 
+use std::fmt;
 use std::path::Path;
 
 use halocline_core::{Error, Result};
@@ -13,6 +14,9 @@ use super::data::Data;
 const COPY: &str = "experiment.toml";
 /// The name of the summary of the files.
 const FILES: &str = "files.json";
+
+/// What is made of the data, in the order in which it is.
+const MADE: [&str; 3] = ["statistics/data.json", "climatology", "checkpoints"];
 
 /// By what the files of an experiment are known.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -77,25 +81,50 @@ impl Summary {
     }
 }
 
-/// Writes the configuration and the summary into the folder, or compares them with those that are there.
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            bytes,
+            checksum,
+            times,
+            dates,
+        } = self;
+        write!(
+            f,
+            "{bytes} bytes (checksum {checksum:08x}) of {times} times"
+        )?;
+        match dates {
+            Some([first, last]) => write!(f, " from {first} to {last}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Writes the configuration and the summary into the folder, or compares them with those that are there if something
+/// was made of them.
 ///
 /// # Errors
 /// Other data, another model; files that have changed.
 pub(super) fn record(config: &ExperimentConfig, data: &Data) -> Result<()> {
     let folder = &config.folder;
     let copy = folder.join(COPY);
-    if copy.exists() {
+    let made = MADE.iter().any(|made| folder.join(made).exists());
+    if made && copy.exists() {
         compare(config)?;
     }
     std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
     let (path, found) = (folder.join(FILES), Record::of(config, data)?);
-    match Record::load(folder)? {
+    let before = match made {
+        true => Record::load(folder)?,
+        false => None,
+    };
+    match before {
         Some(before) if before != found => {
             let mut pairs = before.files.iter().zip(&found.files);
             let pair = pairs.find(|(one, other)| one != other);
             let told = pair.map_or_else(
-                || format!("{found:?}, and before {before:?}"),
-                |(before, found)| format!("{found:?}, and before {before:?}"),
+                || "others, or other units".into(),
+                |(before, found)| format!("{found}, and before {before}"),
             );
             return Err(Error::other(format!(
                 "{}: the files have changed since statistics, climatology and model were made of them: {told}; choose \
@@ -121,11 +150,14 @@ pub(super) fn compare_units(config: &ExperimentConfig, data: &Data) -> Result<()
         let mut files = data.files.iter();
         let other = files.find(|file| file.name == trained.name && !file.has_units_of(&trained));
         if let Some(other) = other {
-            let units = |channel: &Channel| channel.units.clone().unwrap_or_default();
+            let units = |channel: &Channel| channel.units.clone().unwrap_or("none".into());
             return Err(Error::from(halocline_io::Error::Argument {
                 argument: "files",
                 got: format!("{} of {}", units(other), other.name),
-                expected: format!("{}, as in training; convert the values", units(&trained)),
+                expected: format!(
+                    "{}, as in training; convert the values, or write the attribute units",
+                    units(&trained)
+                ),
             }));
         }
     }

@@ -165,6 +165,25 @@ fn members_that_would_be_the_same_are_refused() {
     assert!(!folder.path().join("a").exists());
 }
 
+/// The first training tells of missing values; the configuration that says what they are is not another experiment.
+#[test]
+fn a_first_training_that_failed_may_be_mended() {
+    let folder = prepared(CONFIG);
+    write(folder.path(), CONFIG, 1);
+    write_fields(&folder.path().join("2018.h5"), |time, [row, _]| {
+        (row > 0).then_some(time)
+    });
+    let found = fail(folder.path(), &["train"]);
+    assert!(found.contains("data.missing = \"fill\""), "{found}");
+    let filled = CONFIG.replace("lead_hours = 6.0", "lead_hours = 6.0\nmissing = \"fill\"");
+    write(folder.path(), &filled, 1);
+    succeed(folder.path(), &["train"]);
+    // Without statistics there still is what was made of them.
+    std::fs::remove_dir_all(folder.path().join("run/statistics")).unwrap();
+    write(folder.path(), CONFIG, 1);
+    assert!(fail(folder.path(), &["train"]).contains("has another [data]"));
+}
+
 #[test]
 fn statistics_of_files_that_have_changed_are_refused() {
     let folder = prepared(CONFIG);

@@ -360,6 +360,15 @@ fn mistakes_are_one_line_and_end_with_a_code() {
     assert!(error(&["train"]).contains("has another [model]"));
     write(folder.path(), &CONFIG.replace("width", "widht"), 4);
     assert!(error(&["train"]).contains("near it: width"));
+    for (wrong, part) in [
+        ("kernel = 4", "model.kernel: 4"),
+        ("kernel = 99", "model.kernel: 99"),
+    ] {
+        let config = CONFIG.replace("width = 6", &format!("width = 6\n{wrong}"));
+        write(folder.path(), &config, 4);
+        let found = error(&["plan"]);
+        assert!(found.contains(part), "{part} in {found}");
+    }
     write(
         folder.path(),
         &CONFIG.replace("\"z@500\"]", "\"z@250\"]"),

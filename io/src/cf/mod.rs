@@ -125,6 +125,7 @@ impl Fields for CfFields {
         });
         Channel::new(self.plan.names[channel].clone())
             .with_units(text("units"))
+            .with_lacks_units(text("units").is_none())
             .with_long_name(text("long_name"))
             .with_standard_name(text("standard_name"))
             .with_level_units(field.level_units.clone())
@@ -184,7 +185,7 @@ impl Fields for CfFields {
                 request.map_err(|cause| failed(field, cells, &cause))
             });
             let requests = requests.collect::<Result<Vec<_>>>()?;
-            // Not in a task of rayon's, which must not wait for the chunks of other ranks.
+            // After all that this rank decodes, so that it waits for the chunks of others only.
             let numbers = runs
                 .iter()
                 .zip(requests)

@@ -95,6 +95,16 @@ impl Plan {
             }
         }
         let variable = |index: usize| &container.variables()[index];
+        if let Some(chosen) = chosen
+            && candidates.is_empty()
+            && left_out.is_empty()
+        {
+            let names = container.variables().iter();
+            let names: Vec<&str> = names.map(|variable| variable.name.as_str()).collect();
+            let found = format!("none of {}", chosen.join(", "));
+            let expected = format!("some of its variables {}", names.join(", "));
+            return Err(Error::shape(path, "/", found, expected));
+        }
         let named = |left_out: &[(usize, String)]| -> Vec<String> {
             let text =
                 |(index, reason): &(usize, String)| format!("{} ({reason})", variable(*index).name);

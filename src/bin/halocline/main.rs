@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use report::in_options;
+use report::{in_keys, in_options};
 
 #[derive(Parser)]
 #[command(
@@ -47,7 +47,14 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let done = match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    let told: fn(&str) -> String = match command {
+        Command::Inspect(_) | Command::Convert(_) | Command::Rechunk(_) | Command::Stats(_) => {
+            in_options
+        }
+        _ => in_keys,
+    };
+    let done = match command {
         Command::Inspect(options) => inspect::run(&options),
         Command::Convert(options) => convert::run(&options),
         Command::Rechunk(options) => rechunk::run(&options),
@@ -60,7 +67,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", in_options(&error.to_string()));
+            eprintln!("error: {}", told(&error.to_string()));
             ExitCode::FAILURE
         }
     }

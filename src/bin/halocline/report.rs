@@ -15,22 +15,36 @@ pub(crate) fn in_subcommands(report: &str) -> String {
             "choose --missing allow in `halocline stats`; `convert` and `rechunk` write them as NaN",
         ),
     ];
-    let replace = |text: String, (name, options): (&str, &str)| text.replace(name, options);
-    in_options(&names.into_iter().fold(report.to_owned(), replace))
+    in_options(&replaced(report, &names))
 }
 
 /// A message of the library with options of this program in place of the library's names.
 pub(crate) fn in_options(message: &str) -> String {
     let names = [
-        (
-            "name them by OpenConfig::with_time_units",
-            "name them by --time-units",
-        ),
+        ("OpenConfig::with_time_units", "--time-units"),
         ("Existing::Replace", "--replace"),
         ("Missing::Allow", "--missing allow"),
         ("Gaps::Skip", "--gaps skip"),
         ("Gaps::Allow", "--gaps allow"),
     ];
-    let replace = |text: String, (name, option): (&str, &str)| text.replace(name, option);
-    names.into_iter().fold(message.to_owned(), replace)
+    replaced(message, &names)
+}
+
+/// A message of the library with keys of an experiment's file in place of the library's names.
+pub(crate) fn in_keys(message: &str) -> String {
+    let names = [
+        ("OpenConfig::with_time_units", "data.time_units"),
+        (
+            "Missing::Allow reads missing ones as NaN",
+            "data.missing = \"fill\" takes the mean for missing ones",
+        ),
+        ("Gaps::Skip", "data.gaps = \"skip\""),
+        ("Gaps::Allow", "data.gaps = \"allow\""),
+    ];
+    in_options(&replaced(message, &names))
+}
+
+fn replaced(message: &str, names: &[(&str, &str)]) -> String {
+    let replace = |text: String, (name, words): &(&str, &str)| text.replace(name, words);
+    names.iter().fold(message.to_owned(), replace)
 }

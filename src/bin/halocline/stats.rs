@@ -11,9 +11,12 @@ pub(crate) struct Options {
     /// Zarr stores, NetCDF files or field files
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// The folder to write to, for Statistics::load; that of the first file by default
+    /// The folder to write to, for Statistics::load; the one that the first file lies in by default
     #[arg(long)]
     output: Option<PathBuf>,
+    /// Replace the statistics of that folder
+    #[arg(long)]
+    replace: bool,
     /// Time steps of increments
     #[arg(long, default_value_t = 1)]
     lead: usize,
@@ -28,6 +31,22 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result {
+    let beside = options.files[0]
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let folder = options
+        .output
+        .as_deref()
+        .or(beside)
+        .unwrap_or(Path::new("."));
+    let there = folder.join("data.json");
+    if there.exists() && !options.replace {
+        let message = format!(
+            "{}: there are statistics, perhaps of other files; choose another folder by --output, or --replace",
+            there.display()
+        );
+        return Err(message.into());
+    }
     let config = options.reading.config();
     let config = config
         .with_missing(options.missing.into())
@@ -41,14 +60,6 @@ pub(crate) fn run(options: &Options) -> Result {
         progress.finish();
     }
     let statistics = builder.finish()?;
-    let beside = options.files[0]
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
-    let folder = options
-        .output
-        .as_deref()
-        .or(beside)
-        .unwrap_or(Path::new("."));
     statistics.save(folder)?;
     println!(
         "{:24} {:>12} {:>12} {:>14} {:>12}",
