@@ -69,10 +69,10 @@ chaos: packages
 # Operators: 2,000 random combinations against one device, and 500 against PyTorch if HALOCLINE_PYTHON has it.
 fuzz: export HALOCLINE_PYTHON ?= python3
 fuzz: test-packages nextest
-	HALOCLINE_FUZZ=100000 cargo nextest run $(CARGO_FLAGS) --test hostile --no-capture
-	HALOCLINE_CASES=5000 cargo nextest run --release $(CARGO_FLAGS) --lib --run-ignored all \
+	HALOCLINE_FUZZ=100000 cargo nextest run --profile fuzz $(CARGO_FLAGS) --test hostile --no-capture
+	HALOCLINE_CASES=5000 cargo nextest run --profile fuzz --release $(CARGO_FLAGS) --lib --run-ignored all \
 		-E 'test(attention::identities) + test(random_neighborhoods) + test(table_of)'
-	HALOCLINE_CASES=2000 cargo nextest run --release $(CARGO_FLAGS) --test random --no-capture
+	HALOCLINE_CASES=2000 cargo nextest run --profile fuzz --release $(CARGO_FLAGS) --test random --no-capture
 	scripts/fuzz_pytorch.sh $(TARGET)
 
 check: test-packages

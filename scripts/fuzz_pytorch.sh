@@ -10,7 +10,7 @@ fi
 folder=$target/random
 rm -rf "$folder"
 HALOCLINE_WRITE_CASES=$folder HALOCLINE_CASES=500 \
-    cargo nextest run --release --workspace --features mpi,learner --test random
+    cargo nextest run --profile fuzz --release --workspace --features mpi,learner --test random
 "$HALOCLINE_PYTHON" tests/golden/generate.py fill "$folder"
 cargo build --release --workspace --features mpi,learner --example golden
 "$target/release/examples/golden" "$folder" --ranks 1,3
