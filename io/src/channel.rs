@@ -68,13 +68,10 @@ impl Channel {
     /// ```
     pub fn has_units_of(&self, other: &Self) -> bool {
         let plain = |units: &String| units.replace("**", "").replace('^', "");
-        let lacks = (self.lacks_units, other.lacks_units);
-        let [one, other] = [self, other].map(|channel| channel.units.as_ref().map(plain));
-        match (one, other) {
-            (Some(one), Some(other)) => one == other,
-            (Some(_), None) => !lacks.1,
-            (None, Some(_)) => !lacks.0,
+        match (&self.units, &other.units) {
+            (Some(one), Some(other)) => plain(one) == plain(other),
             (None, None) => true,
+            _ => !self.lacks_units && !other.lacks_units,
         }
     }
 

@@ -15,7 +15,7 @@ const COPY: &str = "experiment.toml";
 /// The name of the summary of the files.
 const FILES: &str = "files.json";
 
-/// What is made of the data, in the order in which it is.
+/// Paths in the folder that training and scoring write: with one of them, the folder belongs to its configuration.
 const MADE: [&str; 3] = ["statistics/data.json", "climatology", "checkpoints"];
 
 /// By what the files of an experiment are known.

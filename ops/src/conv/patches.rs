@@ -10,12 +10,12 @@ use crate::driver::Window;
 use crate::kernel::flex::in_dtype;
 use crate::precision::wider;
 
-/// What is done with windows.
+/// Direction of a [`Patches`] operator.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Way {
-    /// Their cells are put side by side.
+    /// Cells of windows side by side, as `unfold` has them.
     Gather,
-    /// They are added at the places of their cells.
+    /// Sum of windows at the places of their cells, as of `fold`.
     AddUp,
 }
 

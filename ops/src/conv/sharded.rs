@@ -279,8 +279,7 @@ fn fields_may_be_joined_along_channels() {
     }
 }
 
-/// What is read in two parts has the bits of what is joined, with gradients, in any width, and where halos travel
-/// meanwhile.
+/// `conv_cat` gives the bits of `conv` on the concatenation, with gradients, in every float type, with and without overlap.
 #[test]
 fn joined_fields_need_not_be_made() {
     for (overlap, dtype) in [

@@ -117,7 +117,7 @@ impl Stencil {
         self.plan_on(x, x.layout())
     }
 
-    /// What the operator would do on a tensor like `x` of another layout, which differs from that of `x` in whole dims.
+    /// Plan for a tensor with the mesh of `x` and another layout, which may differ from that of `x` in whole dims.
     pub(crate) fn plan_on<const D: usize>(
         &self,
         x: &ShardTensor<D>,
