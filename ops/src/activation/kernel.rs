@@ -3,7 +3,7 @@
 use pulp::Simd;
 
 use crate::kernel::buffer::Buffer;
-use crate::kernel::lanes::{Change, Function, map, replace};
+use crate::kernel::lanes::{Function, map, replace};
 use crate::kernel::math::{Distribution, gated, gated_slope, relu};
 use crate::kernel::simd::{Element, Isa};
 
@@ -75,12 +75,12 @@ pub(crate) fn backward<E: Element>(
     x: &[E],
     cotangent: &[E],
 ) -> Buffer<E> {
-    map(isa, [x, cotangent], 1, &Backward(activation))
+    map(isa, [cotangent, x], 1, &Backward(activation))
 }
 
 /// Replaces every element by its activation.
 pub(crate) fn forward_in_place<E: Element>(isa: Isa, activation: Activation, x: &mut [E]) {
-    replace(isa, x, [], &Forward(activation));
+    replace(isa, x, [], 1, &Forward(activation));
 }
 
 /// Replaces the cotangent by the gradient of the input.
@@ -90,17 +90,10 @@ pub(crate) fn backward_in_place<E: Element>(
     x: &[E],
     cotangent: &mut [E],
 ) {
-    replace(isa, cotangent, [x], &Backward(activation));
+    replace(isa, cotangent, [x], 1, &Backward(activation));
 }
 
 struct Forward(Activation);
-
-impl<E: Element> Change<E, 0> for Forward {
-    #[inline(always)]
-    fn at<S: Simd>(&self, simd: S, x: E::Vector<S>, []: [E::Vector<S>; 0]) -> E::Vector<S> {
-        self.0.apply::<S, E>(simd, x)
-    }
-}
 
 impl<E: Element> Function<E, 1> for Forward {
     #[inline(always)]
@@ -113,19 +106,7 @@ struct Backward(Activation);
 
 impl<E: Element> Function<E, 2> for Backward {
     #[inline(always)]
-    fn at<S: Simd>(&self, simd: S, _: usize, [x, cotangent]: [E::Vector<S>; 2]) -> E::Vector<S> {
-        self.0.pull::<S, E>(simd, x, cotangent)
-    }
-}
-
-impl<E: Element> Change<E, 1> for Backward {
-    #[inline(always)]
-    fn at<S: Simd>(
-        &self,
-        simd: S,
-        cotangent: E::Vector<S>,
-        [x]: [E::Vector<S>; 1],
-    ) -> E::Vector<S> {
+    fn at<S: Simd>(&self, simd: S, _: usize, [cotangent, x]: [E::Vector<S>; 2]) -> E::Vector<S> {
         self.0.pull::<S, E>(simd, x, cotangent)
     }
 }

@@ -4,13 +4,13 @@
 //! tasks follow from shapes alone: an element's result depends neither on its place nor on the
 //! number of threads.
 
-use std::ops::Range;
 use std::slice;
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::buffer::Buffer;
+use super::memory::Shared;
 use super::simd::{Element, Isa};
 
 /// Most elements of a task.
@@ -152,10 +152,61 @@ pub(crate) fn map<E: Element, const N: usize>(
     rows: usize,
     function: &impl Function<E, N>,
 ) -> Buffer<E> {
+    let len = inputs[0].len();
+    assert!(inputs.iter().all(|input| input.len() == len));
+    let inputs = inputs.map(Shared::to_read);
+    // SAFETY: every element is written, from inputs of as many.
+    unsafe {
+        Buffer::filled(len, |output| {
+            write(isa, inputs, [rows, len], output, function)
+        })
+    }
+}
+
+/// Replaces the elements of the first input, of `rows` rows, in parallel.
+pub(crate) fn replace<E: Element, const N: usize, const M: usize>(
+    isa: Isa,
+    elements: &mut [E],
+    others: [&[E]; M],
+    rows: usize,
+    function: &impl Function<E, N>,
+) {
+    const { assert!(N == M + 1) };
+    let len = elements.len();
+    assert!(others.iter().all(|other| other.len() == len));
+    let output = Shared::new(elements);
+    let input = |n: usize| match n {
+        0 => output,
+        _ => Shared::to_read(others[n - 1]),
+    };
+    // SAFETY: the inputs have as many elements, and the first one is the output.
+    unsafe {
+        write(
+            isa,
+            std::array::from_fn(input),
+            [rows, len],
+            output,
+            function,
+        );
+    }
+}
+
+/// Writes a function of inputs of `rows` rows and `len` elements, in parallel.
+///
+/// # Safety
+/// Inputs and output must have `len` elements; each input must be the output or lie apart from it.
+unsafe fn write<E: Element, const N: usize>(
+    isa: Isa,
+    inputs: [Shared<E>; N],
+    [rows, len]: [usize; 2],
+    output: Shared<E>,
+    function: &impl Function<E, N>,
+) {
     struct Task<'a, E, F, const N: usize> {
-        inputs: [&'a [E]; N],
+        inputs: [*const E; N],
+        output: *mut E,
+        len: usize,
         row: usize,
-        output: &'a mut [E],
         function: &'a F,
     }
     impl<E: Element, F: Function<E, N>, const N: usize> WithSimd for Task<'_, E, F, N> {
@@ -165,121 +216,56 @@ pub(crate) fn map<E: Element, const N: usize>(
         fn with_simd<S: Simd>(self, simd: S) {
             let Self {
                 inputs,
-                row,
                 output,
+                len,
+                row,
                 function,
             } = self;
-            apply(
-                simd,
-                inputs,
-                output,
-                #[inline(always)]
-                |x| function.at(simd, row, x),
-            );
-        }
-    }
-    let len = inputs[0].len();
-    let cells = len / rows.max(1);
-    assert!(inputs.iter().all(|input| input.len() == rows * cells));
-    let pieces = cells.div_ceil(CHUNK);
-    let range = |task: usize| {
-        let (row, start) = (task / pieces, task % pieces * CHUNK);
-        row * cells + start..row * cells + (start + CHUNK).min(cells)
-    };
-    let run = |task: usize, output: &mut [E]| {
-        let inputs = inputs.map(|input| &input[range(task)]);
-        isa.run(Task {
-            inputs,
-            row: task / pieces,
-            output,
-            function,
-        });
-    };
-    // SAFETY: the ranges are the pieces of all rows.
-    unsafe { filled(len, rows * pieces, range, run) }
-}
-
-/// An elementwise function of the elements that it replaces, and of those of `N` other slices.
-pub(crate) trait Change<E: Element, const N: usize>: Sync {
-    /// The new values of a vector.
-    fn at<S: Simd>(&self, simd: S, x: E::Vector<S>, others: [E::Vector<S>; N]) -> E::Vector<S>;
-}
-
-/// Replaces the elements of a slice, in parallel.
-pub(crate) fn replace<E: Element, const N: usize>(
-    isa: Isa,
-    elements: &mut [E],
-    others: [&[E]; N],
-    change: &impl Change<E, N>,
-) {
-    struct Task<'a, E, C, const N: usize> {
-        elements: &'a mut [E],
-        others: [&'a [E]; N],
-        change: &'a C,
-    }
-    impl<E: Element, C: Change<E, N>, const N: usize> WithSimd for Task<'_, E, C, N> {
-        type Output = ();
-
-        #[inline(always)]
-        fn with_simd<S: Simd>(self, simd: S) {
-            let Self {
-                elements,
-                others,
-                change,
-            } = self;
             let lanes = E::lanes::<S>();
-            for (index, vector) in elements.chunks_mut(lanes).enumerate() {
-                let range = index * lanes..index * lanes + vector.len();
-                let others = others.map(|other| load(simd, &other[range.clone()]));
-                let new = change.at(simd, load(simd, vector), others);
-                store(simd, vector, new);
+            let whole = len - len % lanes;
+            for start in (0..whole).step_by(lanes) {
+                // SAFETY: the vector lies in inputs and output, and is read before it is written.
+                unsafe {
+                    let x = inputs.map(|input| E::load::<S>(input.add(start)));
+                    E::store::<S>(output.add(start), function.at(simd, row, x));
+                }
+            }
+            if whole < len {
+                let (rest, zero) = (len - whole, E::splat(simd, E::default()));
+                // SAFETY: as above.
+                unsafe {
+                    let x = inputs.map(|input| {
+                        E::load_part(simd, slice::from_raw_parts(input.add(whole), rest), zero)
+                    });
+                    let y = function.at(simd, row, x);
+                    let output = slice::from_raw_parts_mut(output.add(whole), rest);
+                    E::store_part(simd, output, y);
+                }
             }
         }
     }
-    assert!(others.iter().all(|other| other.len() == elements.len()));
-    let chunks = elements.par_chunks_mut(CHUNK).enumerate();
-    chunks.for_each(|(index, elements)| {
-        let start = index * CHUNK;
-        let others = others.map(|other| &other[start..start + elements.len()]);
+    let cells = len / rows.max(1);
+    assert_eq!(len, rows * cells);
+    let pieces = cells.div_ceil(CHUNK);
+    let together = (CHUNK * rows * pieces / len.max(1)).max(1);
+    let tasks = (0..rows * pieces).into_par_iter().with_min_len(together);
+    tasks.for_each(|task| {
+        let (row, start) = (task / pieces, task % pieces * CHUNK);
+        let len = CHUNK.min(cells - start);
+        let start = row * cells + start;
+        // SAFETY: the elements are of this task alone.
+        let (inputs, output) = unsafe {
+            let inputs = inputs.map(|input| input.at(start).cast_const());
+            (inputs, output.at(start))
+        };
         isa.run(Task {
-            elements,
-            others,
-            change,
+            inputs,
+            output,
+            len,
+            row,
+            function,
         });
     });
-}
-
-/// A buffer of which each task fills a range, by `run`.
-///
-/// # Safety
-/// The ranges must be a partition of `0..len`, and `run` must write all elements of its range
-/// without reading them.
-unsafe fn filled<E: Element>(
-    len: usize,
-    tasks: usize,
-    range: impl Fn(usize) -> Range<usize> + Sync,
-    run: impl Fn(usize, &mut [E]) + Sync,
-) -> Buffer<E> {
-    if len == 0 {
-        // SAFETY: there is nothing to initialise.
-        return unsafe { Buffer::filled(0, |_| ()) };
-    }
-    let together = (CHUNK * tasks / len).max(1);
-    // SAFETY: every element is in one range.
-    unsafe {
-        Buffer::filled(len, |elements| {
-            (0..tasks)
-                .into_par_iter()
-                .with_min_len(together)
-                .for_each(|task| {
-                    let range = range(task);
-                    run(
-                        task,
-                        slice::from_raw_parts_mut(elements.at(range.start), range.len()),
-                    );
-                });
-        })
-    }
 }
 
 /// A buffer of `[planes, rows, columns]` of which each task fills a band of rows, given its plane,
@@ -303,10 +289,18 @@ pub(crate) unsafe fn filled_bands<E: Element>(
         };
         number * plane + index * band * columns..number * plane + end
     };
+    let len = planes * plane;
+    let tasks = if len == 0 { 0 } else { planes * bands };
+    let together = (CHUNK * tasks / len.max(1)).max(1);
     // SAFETY: the ranges are the bands of all planes; the rest is the caller's.
     unsafe {
-        filled(planes * plane, planes * bands, range, |task, elements| {
-            run(place(task), elements)
+        Buffer::filled(len, |elements| {
+            let tasks = (0..tasks).into_par_iter().with_min_len(together);
+            tasks.for_each(|task| {
+                let range = range(task);
+                let start: *mut E = elements.at(range.start);
+                run(place(task), slice::from_raw_parts_mut(start, range.len()));
+            });
         })
     }
 }

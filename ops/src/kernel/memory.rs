@@ -91,6 +91,11 @@ impl<E> Shared<E> {
         Self(elements.as_mut_ptr())
     }
 
+    /// The elements of a slice, which must outlive this buffer, to be read only.
+    pub(crate) fn to_read(elements: &[E]) -> Self {
+        Self(elements.as_ptr().cast_mut())
+    }
+
     /// The same buffer, of elements of another type of this size.
     pub(crate) fn cast<F>(self) -> Shared<F> {
         assert_eq!(size_of::<E>(), size_of::<F>());
