@@ -159,24 +159,34 @@ fn maxima<E: Float>(lines: Lines, x: &[E], map: &Map) -> (Buffer<E>, Vec<u32>) {
 /// The place of the largest of some cells, of equal ones the first; what is not a number is larger than all.
 fn first_of_largest<E: Float>(cells: &[E]) -> usize {
     const LANES: usize = 8;
-    let (parts, rest) = cells.as_chunks::<LANES>();
-    // In vectors, then the place of what was found.
-    let mut most = [cells[0]; LANES];
-    let mut missing = false;
-    for part in parts {
+    let larger = |a: E, b: E| if b > a { b } else { a };
+    let first = |found: fn(E, E) -> bool, most: E| cells.iter().position(|cell| found(*cell, most));
+    let missing = |cell: E, _: E| is_nan(cell);
+    let equal = |cell: E, most: E| cell == most;
+    let Some(last) = cells.last_chunk::<LANES>() else {
+        let most = cells.iter().copied().reduce(larger);
+        let place = first(missing, cells[0]).or_else(|| first(equal, most?));
+        return place.expect("one of the cells");
+    };
+    // In vectors, the last of which may have cells of the one before, then the place of what was found.
+    let parts = || cells.as_chunks::<LANES>().0.iter();
+    let mut most = *last;
+    let mut any_missing = false;
+    for part in parts().chain([last]) {
         for (most, cell) in most.iter_mut().zip(part) {
-            *most = if *cell > *most { *cell } else { *most };
-            missing |= is_nan(*cell);
+            *most = larger(*most, *cell);
+            any_missing |= is_nan(*cell);
         }
     }
-    let most = most.iter().chain(rest).copied();
-    let most = most.reduce(|a, b| if b > a { b } else { a });
-    missing |= rest.iter().any(|cell| is_nan(*cell));
-    let found = match missing {
-        true => cells.iter().position(|cell| is_nan(*cell)),
-        false => cells.iter().position(|cell| Some(*cell) == most),
-    };
-    found.expect("one of the cells")
+    if any_missing {
+        return first(missing, most[0]).expect("what is not a number");
+    }
+    let [a, b, c, d] = [0, 1, 2, 3].map(|lane| larger(most[lane], most[lane + 4]));
+    let most = larger(larger(a, b), larger(c, d));
+    let holds = |part: &[E; LANES]| part.iter().fold(false, |held, cell| held | (*cell == most));
+    let start = parts().position(holds).unwrap_or(parts().len()) * LANES;
+    let place = cells[start..].iter().position(|cell| *cell == most);
+    start + place.expect("one of the cells")
 }
 
 /// [`along`], for devices without our kernels.
