@@ -133,8 +133,7 @@ impl<X: Field<4>> Layer<X> for Block {
 
     fn forward(&self, x: X) -> X {
         let y = self.second.forward(self.first.forward(x.clone()).gelu());
-        let scale = x.beside(&self.scale);
-        x + y * scale
+        x.addcmul(y, &self.scale)
     }
 }
 
@@ -149,7 +148,6 @@ impl<X: Field<4>> Layer<X> for SurrogateCnn {
             y = block.forward(y);
         }
         let increment = self.head.forward(y.gelu());
-        let scale = increment.beside(&self.scale);
-        state + increment * scale
+        state.addcmul(increment, &self.scale)
     }
 }

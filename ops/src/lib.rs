@@ -5,6 +5,7 @@
 //! both.
 
 pub mod activation;
+pub mod arithmetic;
 pub mod attention;
 pub mod conv;
 mod crossing;
@@ -39,6 +40,7 @@ pub mod sphere;
 pub mod testing;
 
 pub use activation::{Activation, ActivationField};
+pub use arithmetic::ArithmeticField;
 pub use attention::{AttentionField, AttentionOptions, DenseAttentionField, NeighborhoodOptions};
 pub use conv::{ConvField, ConvOptions, ConvTransposeField, ConvTransposeOptions};
 pub use crossing::crossed;
@@ -69,9 +71,9 @@ pub use sphere::{Sht, ShtNorm, ShtPhase, SphereField, SphereGrid};
 /// Imports for model code: fields, layers, and the methods of all families of operators.
 pub mod prelude {
     pub use crate::{
-        ActivationField, Apply, AttentionField, AttentionOptions, ConvField, ConvOptions,
-        ConvTransposeField, ConvTransposeOptions, DenseAttentionField, Disco, DropoutField,
-        FftNorm, Field, GeodesicField, GeodesicNeighborhood, Layer, MatmulField,
+        ActivationField, Apply, ArithmeticField, AttentionField, AttentionOptions, ConvField,
+        ConvOptions, ConvTransposeField, ConvTransposeOptions, DenseAttentionField, Disco,
+        DropoutField, FftNorm, Field, GeodesicField, GeodesicNeighborhood, Layer, MatmulField,
         NeighborhoodOptions, NormField, Operand, Padding, Penalty, PlanOf, PoolField, PoolOptions,
         Rank, RearrangeField, ReduceField, Reduction, ResampleField, Reshard, ReshardField,
         ShapeField, Sht, ShtNorm, ShtPhase, SoftmaxField, SpectralField, SphereField, SphereGrid,

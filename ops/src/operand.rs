@@ -4,7 +4,9 @@ use burn::module::Param;
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Tensor};
 use halocline_core::ops::fan_out_beside;
-use halocline_core::{Error, Fan, Layout, Pairing, ParamShard, Result, Shard, ShardTensor};
+use halocline_core::{
+    Error, Fan, Layout, Pairing, ParamShard, Replicate, Result, Shard, ShardTensor,
+};
 
 /// A parameter of an operator: a replicated tensor, or one with a layout.
 ///
@@ -150,6 +152,22 @@ impl<const D: usize> Operand<D> {
         }
         Ok(fan_out_beside(local, x.local(), x.mesh(), &axes, operator))
     }
+}
+
+/// This rank's part of an operand in the shards of a field, for a kernel. Its gradient is summed over the ranks between
+/// which the field is sharded or fans out, and the operand is replicated.
+pub(crate) fn part_beside<const D: usize, const E: usize>(
+    part: ShardTensor<D>,
+    x: &ShardTensor<E>,
+    operator: &'static str,
+) -> Tensor<D> {
+    let placements = x.placements().iter().zip(part.placements());
+    let fans = placements.map(|(x, part)| x.varies() && *part == Replicate);
+    let axes = (0..)
+        .zip(fans)
+        .filter_map(|(axis, fans)| fans.then_some(axis));
+    let axes: Vec<usize> = axes.collect();
+    fan_out_beside(part.into_parts().0, x.local(), x.mesh(), &axes, operator)
 }
 
 /// Lets replicated tensors fan out on every axis on which one of the tensors does.

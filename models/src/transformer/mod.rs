@@ -316,8 +316,7 @@ impl FieldTransformer {
             };
         }
         let increment = self.recovery.recover(y.apply_rms_norm(&self.norm), &state);
-        let scale = increment.beside(&self.scale);
-        state + increment * scale
+        state.addcmul(increment, &self.scale)
     }
 }
 

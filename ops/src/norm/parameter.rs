@@ -1,10 +1,9 @@
 //! Weight and bias beside the shards of a field.
 
 use burn::tensor::Tensor;
-use halocline_core::ops::fan_out_beside;
-use halocline_core::{Error, Replicate, Result, ShardTensor};
+use halocline_core::{Error, Result, ShardTensor};
 
-use crate::operand::Operand;
+use crate::operand::{Operand, part_beside};
 use crate::rearrange::{distribute_beside, reshape};
 
 /// A number for each cell of `dim`, in the shards of a field; replicated where these lie in other dims.
@@ -37,15 +36,8 @@ pub(super) fn factors<const D: usize>(
         )),
         Some(parameter) if x.layout().is_sharded(dim) => {
             let part = along(x, dim, parameter, operator)?;
-            let placements = x.placements().iter().zip(part.placements());
-            let fans = placements.map(|(x, part)| x.varies() && *part == Replicate);
-            let axes: Vec<usize> = (0..)
-                .zip(fans)
-                .filter_map(|(axis, fans)| fans.then_some(axis))
-                .collect();
             // Not `reshape`, to which a size of zero is that of the same dim before.
-            let part = part.into_parts().0.flatten(0, D - 1);
-            Ok(fan_out_beside(part, x.local(), x.mesh(), &axes, operator))
+            Ok(part_beside(part, x, operator).flatten(0, D - 1))
         }
         Some(parameter) => {
             require(x, dim, &parameter, operator)?;
