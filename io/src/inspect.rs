@@ -46,6 +46,7 @@ struct Variable {
 struct Values {
     count: usize,
     missing: usize,
+    infinite: usize,
     sum: f64,
     least: f32,
     most: f32,
@@ -168,7 +169,13 @@ impl Inspection {
                     "{name}: {share:.1} % of the values read are missing; choose Missing::Allow"
                 ));
             }
-            if values.count > values.missing && values.least == values.most && !channel.is_static {
+            if values.infinite > 0 {
+                problems.push(format!(
+                    "{name}: {} of the values read are infinite; statistics and training refuse them",
+                    values.infinite
+                ));
+            }
+            if values.finite() > 0 && values.least == values.most && !channel.is_static {
                 let value = values.least;
                 problems.push(format!(
                     "{name}: all values read are {value}; without variation it cannot be normalised"
@@ -244,6 +251,7 @@ impl Values {
         Self {
             count: 0,
             missing: 0,
+            infinite: 0,
             sum: 0.0,
             least: f32::INFINITY,
             most: f32::NEG_INFINITY,
@@ -252,18 +260,25 @@ impl Values {
 
     fn add(&mut self, value: f32) {
         self.count += 1;
-        if value.is_finite() {
+        if value.is_nan() {
+            self.missing += 1;
+        } else if value.is_infinite() {
+            self.infinite += 1;
+        } else {
             self.sum += f64::from(value);
             self.least = self.least.min(value);
             self.most = self.most.max(value);
-        } else {
-            self.missing += 1;
         }
+    }
+
+    fn finite(&self) -> usize {
+        self.count - self.missing - self.infinite
     }
 
     fn merge(&mut self, other: Self) {
         self.count += other.count;
         self.missing += other.missing;
+        self.infinite += other.infinite;
         self.sum += other.sum;
         self.least = self.least.min(other.least);
         self.most = self.most.max(other.most);
@@ -337,7 +352,7 @@ impl fmt::Display for Inspection {
             values,
         } in &self.variables
         {
-            let mean = values.sum / (values.count - values.missing) as f64;
+            let mean = values.sum / values.finite() as f64;
             let [least, mean, most] =
                 [f64::from(values.least), mean, f64::from(values.most)].map(number);
             let chunk = channel
@@ -391,6 +406,23 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn missing_and_infinite_values_are_counted_apart() {
+        let [mut values, mut others] = [Values::none(), Values::none()];
+        for value in [1.0, f32::NAN, f32::INFINITY, 3.0] {
+            values.add(value);
+        }
+        for value in [f32::NEG_INFINITY, -4.0] {
+            others.add(value);
+        }
+        values.merge(others);
+        assert_eq!(
+            (values.missing, values.infinite, values.finite()),
+            (1, 2, 3)
+        );
+        assert_eq!((values.sum, values.least, values.most), (0.0, -4.0, 3.0));
+    }
 
     #[test]
     fn steps_are_counted_and_named() {
