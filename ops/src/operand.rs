@@ -161,12 +161,8 @@ pub(crate) fn part_beside<const D: usize, const E: usize>(
     x: &ShardTensor<E>,
     operator: &'static str,
 ) -> Tensor<D> {
-    let placements = x.placements().iter().zip(part.placements());
-    let fans = placements.map(|(x, part)| x.varies() && *part == Replicate);
-    let axes = (0..)
-        .zip(fans)
-        .filter_map(|(axis, fans)| fans.then_some(axis));
-    let axes: Vec<usize> = axes.collect();
+    let mut axes = part.layout().axes_where(|placement| placement == Replicate);
+    axes.retain(|axis| x.placements()[*axis].varies());
     fan_out_beside(part.into_parts().0, x.local(), x.mesh(), &axes, operator)
 }
 

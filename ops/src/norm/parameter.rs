@@ -1,7 +1,7 @@
 //! Weight and bias beside the shards of a field.
 
 use burn::tensor::Tensor;
-use halocline_core::{Error, Result, ShardTensor};
+use halocline_core::{Error, Fan, Replicate, Result, Shard, ShardTensor};
 
 use crate::operand::{Operand, part_beside};
 use crate::rearrange::{distribute_beside, reshape};
@@ -35,9 +35,18 @@ pub(super) fn factors<const D: usize>(
             (&x.device(), x.local().dtype()),
         )),
         Some(parameter) if x.layout().is_sharded(dim) => {
-            let part = along(x, dim, parameter, operator)?;
-            // Not `reshape`, to which a size of zero is that of the same dim before.
-            Ok(part_beside(part, x, operator).flatten(0, D - 1))
+            require(x, dim, &parameter, operator)?;
+            let held = parameter.beside(x)?;
+            let pairs = x.placements().iter().zip(held.placements());
+            let placements = pairs.map(|pair| match pair {
+                (Shard(sharded), _) if *sharded == dim => Shard(0),
+                (Shard(_), Fan) => Fan,
+                (Shard(_), _) => Replicate,
+                (other, _) => *other,
+            });
+            let extents = vec![x.layout().extents(dim).to_vec()];
+            let layout = x.layout().derive(placements.collect(), extents);
+            Ok(part_beside(held.try_redistribute(&layout)?, x, operator))
         }
         Some(parameter) => {
             require(x, dim, &parameter, operator)?;

@@ -171,6 +171,14 @@ fn channels_of_one_group_may_be_sharded() {
 }
 
 #[test]
+fn some_ranks_may_lack_the_one_cell_of_a_dim() {
+    let parameters = [[1, 6, 1, 1]; 2];
+    for x in [[2, 6, 1, 5], [1, 6, 3, 5]] {
+        check_op(&Group(6), &[x], &parameters, &[0, 1, 2], 2e-5);
+    }
+}
+
+#[test]
 fn weights_may_be_sharded_like_features() {
     let run = |ranks: usize| {
         let results = Launcher::local(ranks).collect(|world| {
