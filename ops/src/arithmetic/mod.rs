@@ -5,7 +5,7 @@ mod kernel;
 use burn::backend::{DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{Shape, Tensor};
 use halocline_core::ops::{self, BackwardPass, Operator, Recompute, to_dispatch};
-use halocline_core::{Error, Result, ShardTensor};
+use halocline_core::{Error, Layout, Result, ShardTensor};
 
 use crate::field::{Field, run};
 use crate::kernel::flex::{self, with_float};
@@ -14,17 +14,17 @@ use crate::operand::{Operand, part_beside};
 use crate::rearrange::distribute_beside;
 use kernel::Rows;
 
-/// Adds a scaled field, `x + y · scale`: what a residual connection is, with a factor for every channel.
+/// Adds a scaled field, `x + y · scale`, as in residual connections with a factor for every channel.
 ///
-/// `scale` has the shape of `x`, or one cell in some dims. If the dims where it has more lie next to each other and
-/// before the last ones, as in `[1, channels, 1, 1]`, a kernel reads and writes every cell once; else this is the
-/// product and the sum.
+/// `scale` has the shape of the fields, or one cell in some dims; it is cut to the shards of `y`
+/// ([`distribute_beside`]). On CPUs it is one pass if both fields have one layout, and the dims where `scale` has several
+/// cells are next to each other and not the last, as in `[1, channels, 1, 1]`; else it is the product and the sum.
 ///
 /// # Adjoint
-/// Gradients of `scale` are summed over all ranks between which `x` is sharded.
+/// Gradients of `scale` are summed over all ranks between which the fields are sharded, and gathered where it was cut.
 ///
 /// # Errors
-/// Shapes that do not fit, layouts that cannot be paired, partial values.
+/// Fields of two shapes or number types, a `scale` that does not fit, layouts that cannot be paired, partial values.
 ///
 /// # Example
 /// ```
@@ -46,18 +46,25 @@ pub fn addcmul<const D: usize>(
     x.require_resolved(NAME)?;
     y.require_resolved(NAME)?;
     let scale = distribute_beside(&y, scale)?;
-    let dtypes = [x.local(), y.local(), scale.local()].map(Tensor::dtype);
-    let alike = x.layout() == y.layout() && dtypes == [dtypes[0]; 3];
-    match channels(&x.dims(), &scale.dims()) {
-        Some(dims) if alike && flex::runs_on(&x.device()) => {
-            let scale = part_beside(scale, &x, NAME);
-            let (y, (x, layout, mesh)) = (y.into_parts().0, x.into_parts());
+    let dtypes = [&x, &y, &scale].map(|tensor| tensor.local().dtype());
+    if x.dims() != y.dims() || dtypes != [dtypes[0]; 3] {
+        let told = |x: &ShardTensor<D>| format!("{:?} of {:?}", x.dims(), x.local().dtype());
+        let (x, y) = (told(&x), told(&y));
+        let message = format!("{x} and {y} with a scale of {:?}", dtypes[2]);
+        return Err(Error::operator(NAME, message));
+    }
+    let dims = channels(y.layout(), scale.layout());
+    let dims = dims.filter(|_| x.layout() == y.layout() && flex::runs_on(&y.device()));
+    Error::catch(|| match dims {
+        Some(dims) => {
+            let scale = part_beside(scale, &y, NAME);
+            let (x, (y, layout, mesh)) = (x.into_parts().0, y.into_parts());
             let inputs = [x, y, scale].map(Tensor::into_dispatch);
             let sum = Tensor::from_dispatch(ops::apply(AddScaled { dims }, inputs));
-            Ok(ShardTensor::from_parts(sum, layout, mesh))
+            ShardTensor::from_parts(sum, layout, mesh)
         }
-        _ => Error::catch(|| x + y * scale),
-    }
+        None => x + y * scale,
+    })
 }
 
 /// Arithmetic as methods.
@@ -84,17 +91,17 @@ pub trait ArithmeticField<const D: usize>: Field<D> {
 
 impl<const D: usize, X: Field<D>> ArithmeticField<D> for X {}
 
-/// The dims before, of and after the channels of factors, as the ends of the first two; `None` if the kernel has no
-/// such rows.
-fn channels(shape: &[usize], scale: &[usize]) -> Option<[usize; 2]> {
+/// The first dim of the channels of factors, and the first one after them; `None` if the kernel has no such rows.
+fn channels(field: &Layout, scale: &Layout) -> Option<[usize; 2]> {
     /// Least cells of a row.
     const ROW: usize = 16;
-    let many = |dim: &usize| scale[*dim] != 1;
+    let (shape, factors) = (field.shape(), scale.shape());
+    // A dim of one cell that some ranks lack counts, too.
+    let many = |dim: &usize| factors[*dim] != 1 || scale.is_sharded(*dim);
     let start = (0..shape.len()).find(many).unwrap_or(0);
     let end = (0..shape.len()).rfind(many).map_or(start, |last| last + 1);
-    let fits = scale[start..end] == shape[start..end];
     let row: usize = shape[end..].iter().product();
-    (fits && row >= ROW).then_some([start, end])
+    (factors[start..end] == shape[start..end] && row >= ROW).then_some([start, end])
 }
 
 /// `x + y · scale` of one rank, with factors for some dims of the field.
@@ -149,6 +156,9 @@ impl Operator for AddScaled {
 
     fn backward(&self, mut pass: BackwardPass<'_, ()>) -> Result<Vec<Option<DispatchTensor>>> {
         let [y, scale] = [1, 2].map(|input| pass.take_input(input));
+        if pass.wanted[1..] == [false, false] {
+            return Ok(vec![Some(pass.cotangent), None, None]);
+        }
         let (dtype, isa) = (y.dtype(), Isa::chosen()?);
         let (shape, of_scale) = (y.shape(), scale.shape());
         let [of_y, of_scale] = with_float!(dtype, E => {
@@ -164,23 +174,24 @@ impl Operator for AddScaled {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::{DType, Device, FloatDType, Tolerance};
+
     use super::*;
-    use crate::testing::{Operator as Checked, check_op};
+    use crate::testing::{Operator as Checked, check_op, random};
 
     struct Sum;
 
     impl Checked<4, 4> for Sum {
         fn apply<X: Field<4>>(&self, inputs: Vec<X>, scales: Vec<Tensor<4>>) -> X {
             let [x, y] = inputs.try_into().expect("two fields");
-            scales
-                .into_iter()
-                .fold(x, |x, scale| x.addcmul(y.clone(), scale))
+            let sum = |x: X, scale: Tensor<4>| x.addcmul(y.clone(), scale);
+            scales.into_iter().fold(x, sum)
         }
     }
 
     #[test]
     fn factors_get_the_gradients_of_all_cells() {
-        let fields = [[3, 2, 5, 7]; 2];
+        let check = |field, scale| check_op(&Sum, &[field; 2], &[scale], &[0, 1, 2, 3], 1e-6);
         for scale in [
             [1, 2, 1, 1],
             [3, 2, 1, 1],
@@ -190,37 +201,94 @@ mod tests {
             [3, 2, 5, 7],
             [3, 1, 5, 1],
         ] {
-            check_op(&Sum, &fields, &[scale], &[0, 1, 2, 3], 1e-6);
+            check([3, 2, 5, 7], scale);
         }
-        check_op(&Sum, &[[3, 0, 5, 7]; 2], &[[1, 0, 1, 1]], &[0, 1, 2], 1e-6);
+        check([3, 0, 5, 7], [1, 0, 1, 1]);
     }
 
-    /// The kernel, and product and sum by burn's operators.
+    #[test]
+    fn some_ranks_may_lack_the_one_cell_of_a_dim() {
+        for field in [[1, 2, 5, 7], [3, 2, 1, 31], [1, 2, 1, 31]] {
+            for scale in [[1, 2, 1, 1], [1; 4]] {
+                check_op(&Sum, &[field; 2], &[scale], &[0, 1, 2], 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn factors_are_of_dims_next_to_each_other() {
+        let layout = |shape: [usize; 4]| {
+            let x = ShardTensor::solo(Tensor::<4>::ones(shape, &Device::flex()));
+            x.layout().clone()
+        };
+        let field = layout([3, 2, 5, 31]);
+        for (scale, dims) in [
+            ([1, 2, 1, 1], Some([1, 2])),
+            ([3, 1, 1, 1], Some([0, 1])),
+            ([1, 1, 5, 1], Some([2, 3])),
+            ([1; 4], Some([0, 0])),
+            ([3, 1, 5, 1], None),
+            ([1, 1, 1, 31], None),
+        ] {
+            assert_eq!(channels(&field, &layout(scale)), dims, "{scale:?}");
+        }
+    }
+
+    /// In any number type, of parts of a tensor, of one tensor twice, and with checkpointing.
     #[test]
     fn kernels_and_burns_operators_agree() {
-        let scales = [[1, 2, 1, 1], [3, 1, 1, 1], [1, 1, 5, 1], [1; 4]];
-        assert_eq!(
-            scales.map(|scale| channels(&[3, 2, 5, 31], &scale)),
-            [Some([1, 2]), Some([0, 1]), Some([2, 3]), Some([0, 0])]
-        );
-        assert_eq!(channels(&[3, 2, 5, 31], &[3, 1, 5, 1]), None);
-        assert_eq!(channels(&[3, 2, 5, 31], &[1, 1, 1, 31]), None);
+        let number_types = [FloatDType::F32, FloatDType::F64, FloatDType::BF16];
+        for (dtype, tolerance) in number_types.into_iter().zip([1e-6, 1e-14, 2e-2]) {
+            for device in [
+                Device::flex().autodiff(),
+                Device::flex().autodiff().gradient_checkpointing(),
+            ] {
+                let run = |sum: fn([Tensor<4>; 3]) -> Tensor<4>| {
+                    let leaf = |shape, name| {
+                        let data = random::<4>(shape, name, 0).inner().cast(dtype).into_data();
+                        Tensor::from_data(data, (&device, DType::from(dtype))).require_grad()
+                    };
+                    let both = leaf([2, 6, 5, 7], "both");
+                    let scale = leaf([1, 3, 1, 1], "scale");
+                    let [x, y] = [0, 3].map(|start| both.clone().narrow(1, start, 3));
+                    let z = sum([x, y, scale.clone()]);
+                    let z = sum([z.clone(), z, scale.clone()]);
+                    let gradients = (z.clone() * z.clone()).sum().backward();
+                    let of = [both, scale].map(|leaf| leaf.grad(&gradients).unwrap());
+                    [z.inner(), of[0].clone(), of[1].clone()].map(Tensor::into_data)
+                };
+                let ours = run(|[x, y, scale]| x.addcmul(y, scale));
+                let burns = run(|[x, y, scale]| x + y * scale);
+                for (ours, burns) in ours.iter().zip(&burns) {
+                    ours.assert_approx_eq::<f64>(burns, Tolerance::rel_abs(tolerance, tolerance));
+                }
+            }
+        }
     }
 
     #[test]
     fn values_that_are_read_again_stay() {
-        let device = burn::tensor::Device::flex();
+        let device = Device::flex();
         let [x, y] = [1.0, 2.0].map(|value| Tensor::<2>::full([2, 20], value, &device));
         let scale = Tensor::<2>::full([2, 1], 3.0, &device);
         for _ in 0..2 {
             let z = x.clone().addcmul(y.clone(), scale.clone());
             assert_eq!(z.into_data().iter::<f32>().next(), Some(7.0));
         }
-        let misuse = addcmul(
-            ShardTensor::solo(x),
-            ShardTensor::solo(y),
-            Tensor::<2>::ones([3, 1], &device),
-        );
-        assert!(misuse.unwrap_err().to_string().contains("[3, 1]"));
+    }
+
+    #[test]
+    fn misuse_is_told() {
+        let ones = |shape| Tensor::<2>::ones(shape, &Device::flex());
+        let told = |y: Tensor<2>, scale: Tensor<2>| {
+            let [x, y] = [ones([2, 20]), y].map(ShardTensor::solo);
+            addcmul(x, y, scale).unwrap_err().to_string()
+        };
+        let error = told(ones([1, 20]), ones([1, 1]));
+        assert!(error.contains("[2, 20] of F32 and [1, 20]"), "{error}");
+        let error = told(ones([2, 20]), ones([2, 1]).cast(FloatDType::F64));
+        assert!(error.contains("a scale of F64"), "{error}");
+        let error = told(ones([2, 20]), ones([3, 1]));
+        assert!(error.contains("[3, 1]"), "{error}");
     }
 }

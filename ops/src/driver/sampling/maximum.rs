@@ -1,5 +1,6 @@
 //! Maxima, dim by dim.
 
+use std::array;
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
@@ -160,31 +161,26 @@ fn maxima<E: Float>(lines: Lines, x: &[E], map: &Map) -> (Buffer<E>, Vec<u32>) {
 fn first_of_largest<E: Float>(cells: &[E]) -> usize {
     const LANES: usize = 8;
     let larger = |a: E, b: E| if b > a { b } else { a };
-    let first = |found: fn(E, E) -> bool, most: E| cells.iter().position(|cell| found(*cell, most));
-    let missing = |cell: E, _: E| is_nan(cell);
-    let equal = |cell: E, most: E| cell == most;
-    let Some(last) = cells.last_chunk::<LANES>() else {
-        let most = cells.iter().copied().reduce(larger);
-        let place = first(missing, cells[0]).or_else(|| first(equal, most?));
-        return place.expect("one of the cells");
-    };
-    // In vectors, the last of which may have cells of the one before, then the place of what was found.
-    let parts = || cells.as_chunks::<LANES>().0.iter();
-    let mut most = *last;
-    let mut any_missing = false;
-    for part in parts().chain([last]) {
+    // Vectors, the last of which may overlap the one before, or have the last cell several times; then the place.
+    let skip = cells.len().saturating_sub(LANES);
+    let last: [E; LANES] = array::from_fn(|lane| cells[(skip + lane).min(cells.len() - 1)]);
+    let (parts, _) = cells.as_chunks::<LANES>();
+    let mut most = last;
+    let mut missing = false;
+    for part in parts.iter().chain([&last]) {
         for (most, cell) in most.iter_mut().zip(part) {
             *most = larger(*most, *cell);
-            any_missing |= is_nan(*cell);
+            missing |= is_nan(*cell);
         }
     }
-    if any_missing {
-        return first(missing, most[0]).expect("what is not a number");
+    if missing {
+        let found = cells.iter().position(|cell| is_nan(*cell));
+        return found.expect("what is not a number");
     }
     let [a, b, c, d] = [0, 1, 2, 3].map(|lane| larger(most[lane], most[lane + 4]));
     let most = larger(larger(a, b), larger(c, d));
     let holds = |part: &[E; LANES]| part.iter().fold(false, |held, cell| held | (*cell == most));
-    let start = parts().position(holds).unwrap_or(parts().len()) * LANES;
+    let start = parts.iter().position(holds).unwrap_or(parts.len()) * LANES;
     let place = cells[start..].iter().position(|cell| *cell == most);
     start + place.expect("one of the cells")
 }
