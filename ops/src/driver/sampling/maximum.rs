@@ -1,6 +1,5 @@
 //! Maxima, dim by dim.
 
-use std::array;
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
@@ -160,29 +159,24 @@ fn maxima<E: Float>(lines: Lines, x: &[E], map: &Map) -> (Buffer<E>, Vec<u32>) {
 /// The place of the largest of some cells, of equal ones the first; what is not a number is larger than all.
 fn first_of_largest<E: Float>(cells: &[E]) -> usize {
     const LANES: usize = 8;
-    let larger = |a: E, b: E| if b > a { b } else { a };
-    // Vectors, the last of which may overlap the one before, or have the last cell several times; then the place.
-    let skip = cells.len().saturating_sub(LANES);
-    let last: [E; LANES] = array::from_fn(|lane| cells[(skip + lane).min(cells.len() - 1)]);
-    let (parts, _) = cells.as_chunks::<LANES>();
-    let mut most = last;
+    let (parts, rest) = cells.as_chunks::<LANES>();
+    // In vectors, then the place of what was found.
+    let mut most = [cells[0]; LANES];
     let mut missing = false;
-    for part in parts.iter().chain([&last]) {
+    for part in parts {
         for (most, cell) in most.iter_mut().zip(part) {
-            *most = larger(*most, *cell);
+            *most = if *cell > *most { *cell } else { *most };
             missing |= is_nan(*cell);
         }
     }
-    if missing {
-        let found = cells.iter().position(|cell| is_nan(*cell));
-        return found.expect("what is not a number");
-    }
-    let [a, b, c, d] = [0, 1, 2, 3].map(|lane| larger(most[lane], most[lane + 4]));
-    let most = larger(larger(a, b), larger(c, d));
-    let holds = |part: &[E; LANES]| part.iter().fold(false, |held, cell| held | (*cell == most));
-    let start = parts.iter().position(holds).unwrap_or(parts.len()) * LANES;
-    let place = cells[start..].iter().position(|cell| *cell == most);
-    start + place.expect("one of the cells")
+    let most = most.iter().chain(rest).copied();
+    let most = most.reduce(|a, b| if b > a { b } else { a });
+    missing |= rest.iter().any(|cell| is_nan(*cell));
+    let found = match missing {
+        true => cells.iter().position(|cell| is_nan(*cell)),
+        false => cells.iter().position(|cell| Some(*cell) == most),
+    };
+    found.expect("one of the cells")
 }
 
 /// [`along`], for devices without our kernels.
