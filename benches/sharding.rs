@@ -1,6 +1,6 @@
 //! What sharding costs, each figure beside its peer in one run: `cargo bench --bench sharding`.
 //!
-//! - a training step, and attention forward and backward, on two ranks against one, on the same cores;
+//! - a training step on two and four ranks, and attention forward and backward on two, against one, on the same cores;
 //! - planning and rule of an operator with a warm cache;
 //! - a halo of one cell, until it lies on the receiving rank, against a copy of its bytes;
 //! - bytes of tensors alive per rank in a training step, on four ranks against one;
@@ -84,12 +84,13 @@ impl Trainer {
     }
 }
 
-/// Steps on one rank and on two in turn, so that both see the same machine.
+/// Steps on one rank, two and four in turn, so that all see the same machine.
 fn steps() -> Result<()> {
     const ROUNDS: usize = 7;
-    let mut seconds = [Vec::new(), Vec::new()];
+    let ranks = [1, 2, 4];
+    let mut seconds = [const { Vec::new() }; 3];
     for _ in 0..ROUNDS {
-        for (ranks, samples) in [1, 2].into_iter().zip(&mut seconds) {
+        for (ranks, samples) in ranks.into_iter().zip(&mut seconds) {
             let times = Launcher::local(ranks).check(false).collect(|world| {
                 let mut trainer = Trainer::new(&world, [2, 3, 128, 256], 2)?;
                 trainer.step();
@@ -103,13 +104,15 @@ fn steps() -> Result<()> {
             samples.push(times.into_iter().fold(0.0, f64::max));
         }
     }
-    let [one, two] = seconds.map(median);
-    row(
-        "training step, 128×256, 2 local ranks (peer: 1 rank)",
-        two * 1e3,
-        one * 1e3,
-        "ms",
-    );
+    let [one, more @ ..] = seconds.map(median);
+    for (ranks, many) in ranks[1..].iter().zip(more) {
+        row(
+            &format!("training step, 128×256, {ranks} local ranks (peer: 1 rank)"),
+            many * 1e3,
+            one * 1e3,
+            "ms",
+        );
+    }
     Ok(())
 }
 
