@@ -171,7 +171,7 @@ impl Inspection {
             }
             if values.infinite > 0 {
                 problems.push(format!(
-                    "{name}: {} of the values read are infinite; statistics and training refuse them",
+                    "{name}: {} of the values read are infinite; statistics refuse them",
                     values.infinite
                 ));
             }
