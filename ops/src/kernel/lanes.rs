@@ -28,20 +28,43 @@ pub(crate) fn apply<S: Simd, E: Element, const N: usize>(
     output: &mut [E],
     f: impl Fn([E::Vector<S>; N]) -> E::Vector<S>,
 ) {
-    let (len, lanes) = (output.len(), E::lanes::<S>());
+    let len = output.len();
     assert!(inputs.iter().all(|input| input.len() == len));
+    let inputs = inputs.map(<[E]>::as_ptr);
+    // SAFETY: the slices have as many elements, and the output is borrowed alone.
+    unsafe { write_lanes(simd, inputs, output.as_mut_ptr(), len, f) };
+}
+
+/// Writes a function of `len` elements of each input.
+///
+/// # Safety
+/// Inputs and output must have `len` elements; each input must be the output or lie apart from it.
+#[inline(always)]
+unsafe fn write_lanes<S: Simd, E: Element, const N: usize>(
+    simd: S,
+    inputs: [*const E; N],
+    output: *mut E,
+    len: usize,
+    f: impl Fn([E::Vector<S>; N]) -> E::Vector<S>,
+) {
+    let lanes = E::lanes::<S>();
     let whole = len - len % lanes;
     for start in (0..whole).step_by(lanes) {
-        // SAFETY: the vector lies in all of the slices.
+        // SAFETY: the vector lies in inputs and output, and is read before it is written.
         unsafe {
-            let x = inputs.map(|input| E::load::<S>(input.as_ptr().add(start)));
-            E::store::<S>(output.as_mut_ptr().add(start), f(x));
+            let x = inputs.map(|input| E::load::<S>(input.add(start)));
+            E::store::<S>(output.add(start), f(x));
         }
     }
     if whole < len {
-        let zero = E::splat(simd, E::default());
-        let x = inputs.map(|input| E::load_part(simd, &input[whole..], zero));
-        E::store_part(simd, &mut output[whole..], f(x));
+        let (rest, zero) = (len - whole, E::splat(simd, E::default()));
+        // SAFETY: as above.
+        unsafe {
+            let part = |input: *const E| slice::from_raw_parts(input.add(whole), rest);
+            let y = f(inputs.map(|input| E::load_part(simd, part(input), zero)));
+            let output = slice::from_raw_parts_mut(output.add(whole), rest);
+            E::store_part(simd, output, y);
+        }
     }
 }
 
@@ -221,26 +244,16 @@ unsafe fn write<E: Element, const N: usize>(
                 row,
                 function,
             } = self;
-            let lanes = E::lanes::<S>();
-            let whole = len - len % lanes;
-            for start in (0..whole).step_by(lanes) {
-                // SAFETY: the vector lies in inputs and output, and is read before it is written.
-                unsafe {
-                    let x = inputs.map(|input| E::load::<S>(input.add(start)));
-                    E::store::<S>(output.add(start), function.at(simd, row, x));
-                }
-            }
-            if whole < len {
-                let (rest, zero) = (len - whole, E::splat(simd, E::default()));
-                // SAFETY: as above.
-                unsafe {
-                    let x = inputs.map(|input| {
-                        E::load_part(simd, slice::from_raw_parts(input.add(whole), rest), zero)
-                    });
-                    let y = function.at(simd, row, x);
-                    let output = slice::from_raw_parts_mut(output.add(whole), rest);
-                    E::store_part(simd, output, y);
-                }
+            // SAFETY: the caller's of `write`.
+            unsafe {
+                write_lanes(
+                    simd,
+                    inputs,
+                    output,
+                    len,
+                    #[inline(always)]
+                    |x| function.at(simd, row, x),
+                );
             }
         }
     }

@@ -1,10 +1,10 @@
 //! Weight and bias beside the shards of a field.
 
 use burn::tensor::Tensor;
-use halocline_core::{Error, Fan, Replicate, Result, Shard, ShardTensor};
+use halocline_core::{Error, Result, ShardTensor};
 
 use crate::operand::{Operand, part_beside};
-use crate::rearrange::{distribute_beside, reshape};
+use crate::rearrange::{distribute_beside, placements_beside, reshape};
 
 /// A number for each cell of `dim`, in the shards of a field; replicated where these lie in other dims.
 pub(super) fn along<const D: usize>(
@@ -37,15 +37,10 @@ pub(super) fn factors<const D: usize>(
         Some(parameter) if x.layout().is_sharded(dim) => {
             require(x, dim, &parameter, operator)?;
             let held = parameter.beside(x)?;
-            let pairs = x.placements().iter().zip(held.placements());
-            let placements = pairs.map(|pair| match pair {
-                (Shard(sharded), _) if *sharded == dim => Shard(0),
-                (Shard(_), Fan) => Fan,
-                (Shard(_), _) => Replicate,
-                (other, _) => *other,
-            });
+            let place = |sharded| (sharded == dim).then_some(0);
+            let placements = placements_beside(x, &held, place);
             let extents = vec![x.layout().extents(dim).to_vec()];
-            let layout = x.layout().derive(placements.collect(), extents);
+            let layout = x.layout().derive(placements, extents);
             Ok(part_beside(held.try_redistribute(&layout)?, x, operator))
         }
         Some(parameter) => {

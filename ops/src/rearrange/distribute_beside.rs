@@ -1,6 +1,6 @@
 //! A tensor that all ranks hold alike, in the shards of another.
 
-use halocline_core::{Error, Fan, Replicate, Result, Shard, ShardTensor};
+use halocline_core::{Error, Fan, Placement, Replicate, Result, Shard, ShardTensor};
 
 use crate::operand::Operand;
 
@@ -49,19 +49,30 @@ pub fn distribute_beside<const D: usize>(
     }
     // Detached: a loss may depend on the operand alone.
     let tensor = tensor.beside(&x.clone().inner())?;
-    let pairs = x.placements().iter().zip(tensor.placements());
-    let placements = pairs.map(|pair| match pair {
-        // What fans out beside x already stays so.
-        (Shard(dim), held) if !same(*dim) => match held {
-            Fan => Fan,
-            _ => Replicate,
-        },
-        (other, _) => *other,
-    });
+    let placements = placements_beside(x, &tensor, |dim| same(dim).then_some(dim));
     let extents = (0..D).map(|dim| match same(dim) {
         true => x.layout().extents(dim).to_vec(),
         false => vec![shape[dim]],
     });
-    let layout = x.layout().derive(placements.collect(), extents.collect());
+    let layout = x.layout().derive(placements, extents.collect());
     tensor.try_redistribute(&layout)
+}
+
+/// The placements of a tensor in the shards of `x`, of whose dims `place` gives those that the tensor has.
+pub(crate) fn placements_beside<const D: usize, const E: usize>(
+    x: &ShardTensor<D>,
+    tensor: &ShardTensor<E>,
+    place: impl Fn(usize) -> Option<usize>,
+) -> Vec<Placement> {
+    let pairs = x.placements().iter().zip(tensor.placements());
+    let placements = pairs.map(|(field, held)| match *field {
+        Shard(dim) => match (place(dim), held) {
+            (Some(dim), _) => Shard(dim),
+            // What fans out beside x already stays so.
+            (None, Fan) => Fan,
+            _ => Replicate,
+        },
+        other => other,
+    });
+    placements.collect()
 }

@@ -31,6 +31,7 @@ pub use align::align;
 pub(crate) use cat::joined;
 pub use cat::{cat, stack};
 pub use distribute_beside::distribute_beside;
+pub(crate) use distribute_beside::placements_beside;
 pub use flatten::{flatten, unflatten};
 pub use flip::flip;
 pub use fold::pad_fold;
