@@ -10,6 +10,7 @@ use crate::comm::here;
 use crate::dispatch::{blank, of_cpu, paste};
 use crate::memory::Block;
 
+use super::slabs::{Cells, Elements, in_slabs, share_rows};
 use super::walk::{Blocks, Dim, TASK, Walk, merged};
 
 /// The parts of which each is compared with all others.
@@ -155,7 +156,15 @@ fn written<T: bytemuck::Pod + Send + Sync>(
         .filter_map(|(place, cells)| Placed::new(shape, place, cells))
         .collect();
     match combine {
-        None if are_apart(parts) => in_one_loop(&copies, elements),
+        None if are_apart(parts) => {
+            let boxes: Vec<_> = copies.iter().map(|copy| copy.from).collect();
+            match share_rows(shape, &boxes) {
+                // SAFETY: checked here, and for every copy when it was made: its box lies in the result, which nothing else
+                // uses, and its cells, as many, in their storage.
+                true => unsafe { in_slabs(shape, &boxes, elements) },
+                false => in_one_loop(&copies, elements),
+            }
+        }
         combine => {
             for copy in &copies {
                 // SAFETY: the box lies in the result, which nothing else uses.
@@ -167,26 +176,6 @@ fn written<T: bytemuck::Pod + Send + Sync>(
     }
     let layout = Layout::contiguous(Shape::from(shape.to_vec()));
     of_cpu(FlexTensor::new(block.into_bytes(bytes), layout, dtype))
-}
-
-/// The elements of a result.
-#[derive(Clone, Copy)]
-struct Elements<T>(*mut T);
-
-// SAFETY: tasks write elements of their own.
-unsafe impl<T: Send> Send for Elements<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Sync for Elements<T> {}
-
-impl<T> Elements<T> {
-    /// A pointer to an element.
-    ///
-    /// # Safety
-    /// It must lie in the result.
-    unsafe fn at(self, index: usize) -> *mut T {
-        // SAFETY: the caller's.
-        unsafe { self.0.add(index) }
-    }
 }
 
 /// Runs tasks, of which at least `together` are worth a thread.
@@ -225,7 +214,7 @@ fn in_one_loop<T: bytemuck::Pod + Send + Sync>(copies: &[Placed<'_, T>], element
 
 /// A box that is written into a result, in tasks.
 struct Placed<'a, T> {
-    storage: &'a [T],
+    from: Cells<'a, T>,
     cells: usize,
     /// The first element of the box in the result, and in the storage.
     first: [isize; 2],
@@ -236,7 +225,7 @@ struct Placed<'a, T> {
 
 impl<'a, T: bytemuck::Pod + Send + Sync> Placed<'a, T> {
     /// A box of a result of this shape; none if it is empty.
-    fn new(shape: &[usize], place: &IndexBox, cells: &'a FlexTensor) -> Option<Self> {
+    fn new(shape: &[usize], place: &'a IndexBox, cells: &'a FlexTensor) -> Option<Self> {
         let layout = cells.layout();
         assert_eq!(place.ranges().len(), shape.len(), "{place} of {shape:?}");
         assert_eq!(
@@ -268,8 +257,13 @@ impl<'a, T: bytemuck::Pod + Send + Sync> Placed<'a, T> {
         assert_within(storage.len(), layout);
         let blocks = Blocks::of(walk.slow, walk.fast);
         let rows: usize = walk.outer.iter().map(|dim| dim.size).product();
-        Some(Self {
+        let from = Cells {
+            place,
             storage,
+            layout,
+        };
+        Some(Self {
+            from,
             cells: place.volume(),
             first: [first as isize, layout.start_offset() as isize],
             tasks: rows * blocks.count(),
@@ -306,7 +300,7 @@ impl<'a, T: bytemuck::Pod + Send + Sync> Placed<'a, T> {
             // SAFETY: `count` cells of the view, which lies in the storage, and as many of the box, of this task alone.
             unsafe {
                 let place = elements.at(to as usize);
-                let cell = self.storage.as_ptr().offset(from);
+                let cell = self.from.storage.as_ptr().offset(from);
                 match combine {
                     Some(combine) => write_line(place, cell, *fast, count, combine),
                     None if fast.in_one_piece() => {

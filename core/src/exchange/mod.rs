@@ -17,6 +17,7 @@ mod boxes;
 mod cells;
 mod need;
 mod plan;
+mod slabs;
 mod walk;
 
 /// Direction in which a plan runs.
