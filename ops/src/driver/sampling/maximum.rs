@@ -6,28 +6,32 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor, TensorData};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, blank};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::{Combine, Map};
 use crate::kernel::buffer::{self, Buffer};
 use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::lanes::{CHUNK, WIDEST};
 use crate::kernel::lines::Lines;
+use crate::kernel::simd::Isa;
 use crate::reshape;
 
-/// The maximum of cells; weights do not count.
+/// The maximum of cells; weights do not count. Of equal cells it is the first, the last dim changing fastest.
 #[derive(Clone, Debug)]
 pub(crate) struct Maximum(Arc<[(usize, Map)]>);
 
 impl Combine for Maximum {
     fn new(mut maps: Vec<(usize, Map)>) -> Self {
-        maps.sort_by_key(|(dim, _)| std::cmp::Reverse(*dim));
+        maps.sort_by_key(|(dim, _)| *dim);
         Self(maps.into())
     }
 }
 
-/// The shape before a step, and which cell each of its outputs takes, `[outer, outputs, inner]`.
+/// A step's dim, the shape before it, and which cell each of its outputs takes, `[outer, outputs, inner]`.
 #[derive(Debug)]
 pub(crate) struct Chosen {
+    dim: usize,
     shape: Vec<usize>,
     cells: Cells,
 }
@@ -54,11 +58,31 @@ impl Operator for Maximum {
 
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Vec<Chosen>)> {
         let mut x = inputs.remove(0);
-        let mut chosen = Vec::new();
-        for (dim, map) in self.0.iter() {
+        let (mut chosen, mut places) = (Vec::new(), None::<Vec<u32>>);
+        // From the first dim on, the comparisons are of long rows, but for equal cells the places in dims before count. Without
+        // them, the last dim must be the first.
+        let cells: usize = self.0.iter().map(|(dim, _)| x.shape()[*dim]).product();
+        let moves = |(dim, map): &&(usize, Map)| !is_identity(map, x.shape()[*dim]);
+        let mut steps: Vec<_> = self.0.iter().filter(moves).collect();
+        let in_order = flex::runs_on(&Device::new(x.device())) && u32::try_from(cells).is_ok();
+        if !in_order {
+            steps.reverse();
+        }
+        for (number, (dim, map)) in steps.iter().enumerate() {
             let shape = x.shape().to_vec();
-            let (y, cells) = along(x, *dim, map)?;
-            chosen.push(Chosen { shape, cells });
+            let (y, cells) = along(x, *dim, map, places.as_deref())?;
+            if let Cells::OfKernel(cells) = &cells
+                && in_order
+                && number + 1 < steps.len()
+            {
+                let lines = Lines::along(&shape, *dim..*dim + 1);
+                places = Some(match places {
+                    None => cells.clone(),
+                    Some(before) => places_of(lines, cells, &before),
+                });
+            }
+            let dim = *dim;
+            chosen.push(Chosen { dim, shape, cells });
             x = y;
         }
         Ok((x, chosen))
@@ -66,7 +90,7 @@ impl Operator for Maximum {
 
     fn backward(&self, pass: BackwardPass<'_, Vec<Chosen>>) -> Result<Vec<Option<DispatchTensor>>> {
         let mut gradient = pass.cotangent;
-        for ((dim, _), Chosen { shape, cells }) in self.0.iter().zip(pass.saved).rev() {
+        for Chosen { dim, shape, cells } in pass.saved.iter().rev() {
             let lines = Lines::along(shape, *dim..*dim + 1);
             gradient = match cells {
                 Cells::None => blank(&gradient, shape, Some(0.0)),
@@ -93,8 +117,14 @@ impl Operator for Maximum {
     }
 }
 
-/// The maxima along a dim, and the cells that they are of: of equal ones the first; what is not a number is larger than all.
-fn along(x: DispatchTensor, dim: usize, map: &Map) -> Result<(DispatchTensor, Cells)> {
+/// The maxima along a dim, and the cells that they are of: of equal ones that of the first place, if `places` says where cells
+/// come from, and the first one; what is not a number is larger than all.
+fn along(
+    x: DispatchTensor,
+    dim: usize,
+    map: &Map,
+    places: Option<&[u32]>,
+) -> Result<(DispatchTensor, Cells)> {
     let mut shape = x.shape().to_vec();
     let lines = Lines::along(&shape, dim..dim + 1);
     shape[dim] = map.len();
@@ -108,55 +138,153 @@ fn along(x: DispatchTensor, dim: usize, map: &Map) -> Result<(DispatchTensor, Ce
     let dtype = x.dtype();
     Ok(with_float!(dtype, E => {
         let x = flex::operand::<E>(x)?;
-        let (y, cells) = maxima::<E>(lines, flex::elements(&x), map);
+        let (y, cells) = maxima::<E>(lines, flex::elements(&x), map, places, Isa::chosen()?);
         (flex::result(y, &shape, dtype), Cells::OfKernel(cells))
     }))
 }
 
 #[expect(clippy::eq_op, reason = "what floats of both widths have")]
+#[inline(always)]
 fn is_nan<E: Float>(x: E) -> bool {
     x != x
 }
 
-/// The kernel of [`along`].
-fn maxima<E: Float>(lines: Lines, x: &[E], map: &Map) -> (Buffer<E>, Vec<u32>) {
+/// Whether every output is the cell of its number.
+fn is_identity(map: &Map, size: usize) -> bool {
+    let taps = map.iter().enumerate();
+    map.len() == size && { taps }.all(|(output, taps)| taps.len() == 1 && taps[0].0 == output)
+}
+
+/// Where outputs come from in this dim and those before it.
+fn places_of(lines: Lines, chosen: &[u32], before: &[u32]) -> Vec<u32> {
     let Lines { cells, inner, .. } = lines;
-    let outputs = map.len() * inner;
-    let mut chosen = vec![0; lines.outer * outputs];
+    let outputs = chosen.len() / lines.outer;
+    let place = |(index, cell): (usize, &u32)| {
+        let row = index / outputs * cells + *cell as usize;
+        before[row * inner + index % inner] * cells as u32 + cell
+    };
+    let chosen = chosen.par_iter().with_min_len(CHUNK).enumerate();
+    chosen.map(place).collect()
+}
+
+/// The kernel of [`along`].
+fn maxima<E: Float>(
+    lines: Lines,
+    x: &[E],
+    map: &Map,
+    places: Option<&[u32]>,
+    isa: Isa,
+) -> (Buffer<E>, Vec<u32>) {
+    let Lines {
+        outer,
+        cells,
+        inner,
+    } = lines;
+    let mut chosen = vec![0; outer * map.len() * inner];
     let mut y = buffer::filled::<E>(chosen.len(), 0.0);
-    let tasks = y.elements_mut().par_chunks_mut(outputs);
-    let tasks = tasks.zip(chosen.par_chunks_mut(outputs)).enumerate();
-    tasks.for_each(|(outer, (y, chosen))| {
-        let x = &x[outer * cells * inner..][..cells * inner];
-        let rows = y
-            .chunks_exact_mut(inner)
-            .zip(chosen.chunks_exact_mut(inner));
-        for ((y, chosen), taps) in rows.zip(map) {
-            let first = taps[0].0;
-            if inner == 1 && taps[taps.len() - 1].0 + 1 == first + taps.len() {
-                let place = first_of_largest(&x[first..][..taps.len()]);
-                (y[0], chosen[0]) = (x[first + place], (first + place) as u32);
-                continue;
-            }
-            y.copy_from_slice(&x[first * inner..][..inner]);
-            chosen.fill(first as u32);
-            for (cell, _) in &taps[1..] {
-                let row = &x[cell * inner..][..inner];
-                for ((y, chosen), x) in y.iter_mut().zip(&mut *chosen).zip(row) {
-                    let larger = *x > *y || (is_nan(*x) && !is_nan(*y));
-                    (*y, *chosen) = if larger {
-                        (*x, *cell as u32)
-                    } else {
-                        (*y, *chosen)
-                    };
-                }
-            }
-        }
+    let each = map.iter().map(Vec::len).sum::<usize>() * inner / map.len();
+    let rows = y.elements_mut().par_chunks_mut(inner);
+    let rows = rows.zip(chosen.par_chunks_mut(inner)).enumerate();
+    let rows = rows.with_min_len((CHUNK / each.max(1)).max(1));
+    rows.for_each(|(row, (y, chosen))| {
+        let start = row / map.len() * cells * inner;
+        isa.run(Row {
+            x: &x[start..][..cells * inner],
+            places: places.map(|places| &places[start..][..cells * inner]),
+            taps: &map[row % map.len()],
+            y,
+            chosen,
+        });
     });
     (y, chosen)
 }
 
+/// The maxima of one output along a dim.
+struct Row<'a, E> {
+    /// `[cells, inner]`, of which those of the taps count.
+    x: &'a [E],
+    places: Option<&'a [u32]>,
+    taps: &'a [(usize, f64)],
+    y: &'a mut [E],
+    chosen: &'a mut [u32],
+}
+
+impl<E: Float> WithSimd for Row<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self {
+            x,
+            places,
+            taps,
+            y,
+            chosen,
+        } = self;
+        let (inner, first) = (y.len(), taps[0].0);
+        let in_one_piece = inner == 1 && taps[taps.len() - 1].0 + 1 == first + taps.len();
+        if in_one_piece {
+            let cells = &x[first..][..taps.len()];
+            let mut found = first_of_largest(cells);
+            y[0] = cells[found];
+            if let Some(places) = places {
+                let places = &places[first..][..taps.len()];
+                for (cell, x) in cells.iter().enumerate().skip(found + 1) {
+                    if is_equal(*x, y[0]) && places[cell] < places[found] {
+                        found = cell;
+                    }
+                }
+            }
+            chosen[0] = (first + found) as u32;
+            return;
+        }
+        y.copy_from_slice(&x[first * inner..][..inner]);
+        chosen.fill(first as u32);
+        let Some(places) = places else {
+            for (cell, _) in &taps[1..] {
+                let row = &x[cell * inner..][..inner];
+                for ((y, chosen), x) in y.iter_mut().zip(&mut *chosen).zip(row) {
+                    (*y, *chosen) = match is_larger(*x, *y) {
+                        true => (*x, *cell as u32),
+                        false => (*y, *chosen),
+                    };
+                }
+            }
+            return;
+        };
+        // Some columns at a time, with the places of what is chosen.
+        for start in (0..inner).step_by(WIDEST) {
+            let columns = start..inner.min(start + WIDEST);
+            let (y, chosen) = (&mut y[columns.clone()], &mut chosen[columns.clone()]);
+            let mut best = [0; WIDEST];
+            best[..y.len()].copy_from_slice(&places[first * inner..][columns.clone()]);
+            for (cell, _) in &taps[1..] {
+                let row = &x[cell * inner..][columns.clone()];
+                let places = &places[cell * inner..][columns.clone()];
+                for (column, (x, place)) in row.iter().zip(places).enumerate() {
+                    let (y, best) = (&mut y[column], &mut best[column]);
+                    if is_larger(*x, *y) | (is_equal(*x, *y) & (place < best)) {
+                        (*y, *best, chosen[column]) = (*x, *place, *cell as u32);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn is_equal<E: Float>(x: E, y: E) -> bool {
+    (x == y) | (is_nan(x) & is_nan(y))
+}
+
+/// What is not a number is larger than all numbers.
+#[inline(always)]
+fn is_larger<E: Float>(x: E, y: E) -> bool {
+    (x > y) | (is_nan(x) & !is_nan(y))
+}
+
 /// The place of the largest of some cells, of equal ones the first; what is not a number is larger than all.
+#[inline(always)]
 fn first_of_largest<E: Float>(cells: &[E]) -> usize {
     const LANES: usize = 8;
     let (parts, rest) = cells.as_chunks::<LANES>();
@@ -221,7 +349,7 @@ mod tests {
             .to_vec();
         for dim in 0..3 {
             let x = random([5, 5, 5], "x", 0).inner().into_dispatch();
-            let (ours, cells) = along(x.clone(), dim, &map).unwrap();
+            let (ours, cells) = along(x.clone(), dim, &map, None).unwrap();
             let lines = Lines::along(&[5, 5, 5], dim..dim + 1);
             let (burns, places) = by_selection(x, lines, &map, ours.shape().to_vec());
             let [ours, burns] = [ours, burns].map(|y| Tensor::<3>::from_dispatch(y).into_data());
@@ -240,11 +368,80 @@ mod tests {
         }
     }
 
+    /// Equal cells are many where cells are few numbers; the first along all dims counts, whatever dim goes first.
+    #[test]
+    fn of_equal_cells_the_first_is_chosen() {
+        let window = |cells: &[usize]| cells.iter().map(|cell| (*cell, 1.0)).collect::<Vec<_>>();
+        let maps = vec![
+            (1, vec![window(&[0, 1, 2, 3]), window(&[3, 4])]),
+            (2, vec![window(&[0, 1, 2]), window(&[2, 3, 4, 5])]),
+            (3, vec![window(&[0, 1, 2, 3, 4]), window(&[1, 3, 6])]),
+        ];
+        let pool = Maximum::new(maps.clone());
+        let number = |cell: usize| match cell * 7919 % 11 {
+            0 if cell.is_multiple_of(3) => f32::NAN,
+            value => (value / 4) as f32,
+        };
+        let shape = [2, 5, 6, 7];
+        let values: Vec<f32> = (0..shape.iter().product()).map(number).collect();
+        let x = TensorData::new(values.clone(), shape);
+        let x = Tensor::<4>::from_data(x, &Device::default());
+        let (y, chosen) = pool.forward(vec![x.clone().into_dispatch()]).unwrap();
+        let y: Vec<f32> = Tensor::<4>::from_dispatch(y).into_data().iter().collect();
+        // A gradient of each output's number goes to the cell that it is of.
+        let numbers = Tensor::<1>::from_floats(
+            std::array::from_fn::<f32, 16, _>(|number| number as f32 + 1.0),
+            &Device::default(),
+        );
+        let mut gradient = numbers.reshape([2, 2, 2, 2]).into_dispatch();
+        for Chosen { dim, shape, cells } in chosen.iter().rev() {
+            let Cells::OfKernel(cells) = cells else {
+                panic!("{cells:?}; expected those of a kernel");
+            };
+            let lines = Lines::along(shape, *dim..*dim + 1);
+            let values = flex::operand::<f32>(gradient).unwrap();
+            let sum = lines.scattered::<f32>(cells, flex::elements(&values));
+            gradient = flex::result(sum, shape, burn::tensor::DType::F32);
+        }
+        let gradient: Vec<f32> = Tensor::<4>::from_dispatch(gradient)
+            .into_data()
+            .iter()
+            .collect();
+        let mut expected = vec![0.0; values.len()];
+        for (output, y) in y.into_iter().enumerate() {
+            let [sample, i, j, k] = [output / 8, output / 4 % 2, output / 2 % 2, output % 2];
+            let [planes, rows, columns] = [&maps[0].1[i], &maps[1].1[j], &maps[2].1[k]];
+            let mut best: Option<usize> = None;
+            for (plane, _) in planes {
+                for (row, _) in rows {
+                    for (column, _) in columns {
+                        let cell = ((sample * 5 + plane) * 6 + row) * 7 + column;
+                        let larger = |best: usize| is_larger(values[cell], values[best]);
+                        if best.is_none_or(larger) {
+                            best = Some(cell);
+                        }
+                    }
+                }
+            }
+            let best = best.unwrap();
+            assert_eq!(y.to_bits(), values[best].to_bits());
+            expected[best] += output as f32 + 1.0;
+        }
+        assert_eq!(gradient, expected);
+    }
+
     #[test]
     fn no_number_is_larger_than_all() {
         let lines = Lines::along(&[4], 0..1);
         let map: Map = vec![[0, 1, 2, 3].map(|cell| (cell, 1.0)).to_vec()];
-        let (y, cells) = maxima(lines, &[1.0, f32::NAN, f32::INFINITY, f32::NAN], &map);
+        let isa = Isa::chosen().unwrap();
+        let (y, cells) = maxima(
+            lines,
+            &[1.0, f32::NAN, f32::INFINITY, f32::NAN],
+            &map,
+            None,
+            isa,
+        );
         assert!(y[0].is_nan() && cells == [1]);
         assert_eq!(*lines.scattered(&cells, &[2.0]), [0.0, 2.0, 0.0, 0.0]);
         for count in 1..20 {

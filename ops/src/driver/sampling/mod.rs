@@ -9,6 +9,7 @@ mod maximum;
 mod stages;
 mod weighted;
 
+use std::cmp::Reverse;
 use std::hash::Hash;
 use std::sync::Arc;
 
@@ -39,7 +40,7 @@ pub(crate) fn areas(size: usize, outputs: usize) -> Map {
 
 /// Combination of the cells of outputs, as an operator on one shard.
 pub(crate) trait Combine: Operator + Clone {
-    /// The operator for maps of these dims, from sizes to maps of cells.
+    /// The operator for maps of these dims, in the order in which they are best applied.
     fn new(maps: Vec<(usize, Map)>) -> Self;
 }
 
@@ -90,7 +91,17 @@ fn combine<const D: usize, S: Combine>(stage: &S, local: Tensor<D>) -> Tensor<D>
 }
 
 impl<S: Combine> Plan<S> {
-    fn new(layout: &Layout, mesh: &DeviceMesh, maps: Vec<(usize, Map)>) -> Self {
+    fn new(layout: &Layout, mesh: &DeviceMesh, mut maps: Vec<(usize, Map)>) -> Self {
+        // Kernels are slowest along the last dim: after maps to fewer cells and before maps to more.
+        let shape = layout.shape();
+        maps.sort_by_key(|(dim, map)| {
+            let turn = match *dim + 1 == shape.len() {
+                true => 1,
+                false if map.len() < shape[*dim] => 0,
+                false => 2,
+            };
+            (turn, Reverse(*dim))
+        });
         let position = mesh.position();
         let moves = maps.iter().any(|(dim, _)| layout.is_sharded(*dim));
         let stages: Vec<(usize, Stages)> = maps

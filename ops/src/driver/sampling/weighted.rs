@@ -27,13 +27,8 @@ struct Step {
 
 impl Combine for Weighted {
     fn new(maps: Vec<(usize, Map)>) -> Self {
-        // The last dim first: its kernel is the slowest, and other maps mostly make the field larger.
-        let mut steps: Vec<Step> = maps
-            .into_iter()
-            .map(|(dim, map)| Step { dim, map })
-            .collect();
-        steps.sort_by_key(|step| std::cmp::Reverse(step.dim));
-        Self(steps.into())
+        let steps = maps.into_iter().map(|(dim, map)| Step { dim, map });
+        Self(steps.collect())
     }
 }
 
