@@ -125,15 +125,18 @@ pub(crate) fn prefetch(address: *const u8) {
     let _ = address;
 }
 
-/// Prefetches `count` elements that are to be read soon, but perhaps for the last ones.
+/// Prefetches `count` elements that are to be used soon, into the second-level cache: on Zen 4, rows of heads that were asked
+/// for into the first one came no sooner than without asking.
 #[inline(always)]
 pub(crate) fn prefetch_run<E>(first: *const E, count: usize) {
     #[cfg(target_arch = "x86_64")]
-    for element in (0..count).step_by(LINE / size_of::<E>()) {
-        // SAFETY: a hint that never faults; every processor of this architecture has it.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(element).cast());
+    {
+        let first = first.cast::<u8>();
+        let lead = first.addr() % LINE;
+        let mut ahead = 0;
+        while ahead < lead + count * size_of::<E>() {
+            prefetch(first.wrapping_add(ahead).wrapping_sub(lead));
+            ahead += LINE;
         }
     }
     #[cfg(not(target_arch = "x86_64"))]

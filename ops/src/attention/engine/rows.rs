@@ -55,6 +55,14 @@ impl<'a, E> Piece<'a, E> {
     }
 }
 
+impl<E> Piece<'_, E> {
+    fn at(&self, batch: usize, head: usize, cell: usize) -> *mut E {
+        debug_assert!(cell < self.cells && head < self.heads);
+        let offset = ((batch * self.cells + cell) * self.heads + head) * self.pitch;
+        self.first.wrapping_add(offset)
+    }
+}
+
 /// Where the elements of the cells of a box lie.
 #[derive(Clone, Debug)]
 pub(crate) struct Rows<'a, E> {
@@ -93,13 +101,20 @@ impl<'a, E> Rows<'a, E> {
     /// The first element of a head of a cell.
     pub(crate) fn at(&self, batch: usize, head: usize, cell: [usize; 3]) -> *mut E {
         let cell = (cell[0] * self.shape[1] + cell[1]) * self.shape[2] + cell[2];
-        let [piece, row] = match self.places {
-            None => [0, cell],
-            Some(places) => places[cell].map(|place| place as usize),
-        };
-        let piece = &self.pieces[piece];
-        debug_assert!(row < piece.cells && head < piece.heads);
-        let offset = ((batch * piece.cells + row) * piece.heads + head) * piece.pitch;
-        piece.first.wrapping_add(offset)
+        match self.places {
+            None => self.pieces[0].at(batch, head, cell),
+            Some(places) => {
+                let [piece, cell] = places[cell].map(|place| place as usize);
+                self.pieces[piece].at(batch, head, cell)
+            }
+        }
+    }
+
+    /// The elements from a head of a cell to that of the next one in every dim, where all are in one piece.
+    pub(crate) fn distances(&self) -> Option<[usize; 3]> {
+        let [_, rows, columns] = self.shape;
+        let piece = self.places.is_none().then(|| &self.pieces[0])?;
+        let next = piece.heads * piece.pitch;
+        Some([rows * columns * next, columns * next, next])
     }
 }

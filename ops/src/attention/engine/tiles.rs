@@ -217,8 +217,8 @@ pub(super) struct Class {
     /// Neighbours in the lanes of a vector; one where every lane holds another tile.
     pub neighbours: usize,
     pub groups: Vec<Group>,
-    /// Sources of segments, by their numbers in the tile.
-    pub reached: Vec<usize>,
+    /// Sources of segments: the number of the row among those of all planes of a tile, and the place in it.
+    pub reached: Vec<[usize; 2]>,
 }
 
 /// Targets that are worked on together.
@@ -365,25 +365,29 @@ fn extents(longest: [usize; 3], units: [usize; 3], kernels: [usize; 3], room: us
         let reached = |dim| (targets(tile, dim) + kernels[dim] - 1).next_multiple_of(units[dim]);
         (0..3).map(reached).product()
     };
-    loop {
-        let gain = |dim: &usize| {
-            let targets = targets(tile, *dim);
-            (targets + kernels[*dim]) as f64 / targets as f64
-        };
-        let larger = |dim: usize| {
-            let mut larger = tile;
-            larger[dim] = (2 * tile[dim]).min(longest[dim]);
-            larger
-        };
-        let fits = |dim: &usize| tile[*dim] < longest[*dim] && sources(larger(*dim)) <= room;
-        let best = (0..3)
-            .filter(fits)
-            .max_by(|one, other| gain(one).total_cmp(&gain(other)));
-        match best {
-            Some(dim) => tile = larger(dim),
-            None => return tile,
+    // By half or a quarter where there is no room for twice as many.
+    for part in [1, 2, 4] {
+        loop {
+            let gain = |dim: &usize| {
+                let targets = targets(tile, *dim);
+                (targets + kernels[*dim]) as f64 / targets as f64
+            };
+            let larger = |dim: usize| {
+                let mut larger = tile;
+                larger[dim] = (tile[dim] + tile[dim].div_ceil(part)).min(longest[dim]);
+                larger
+            };
+            let fits = |dim: &usize| tile[*dim] < longest[*dim] && sources(larger(*dim)) <= room;
+            let best = (0..3)
+                .filter(fits)
+                .max_by(|one, other| gain(one).total_cmp(&gain(other)));
+            match best {
+                Some(dim) => tile = larger(dim),
+                None => break,
+            }
         }
     }
+    tile
 }
 
 impl Class {
@@ -431,13 +435,13 @@ impl Class {
     fn add_group(&mut self, place: [usize; 3], along: usize, ranges: [&[Range<usize>]; 3]) {
         let members = place[along]..(place[along] + TARGETS).min(self.targets[along]);
         let windows = &ranges[along][members.clone()];
-        let number = |[a, b, c]: [usize; 3], shape: [usize; 3]| (a * shape[1] + b) * shape[2] + c;
+        let [_, rows, columns] = self.targets;
         let mut group = Group {
             targets: members
                 .map(|member| {
                     let mut target = place;
                     target[along] = member;
-                    number(target, self.targets)
+                    (target[0] * rows + target[1]) * columns + target[2]
                 })
                 .collect(),
             counts: vec![0; windows.len()],
@@ -462,9 +466,9 @@ impl Class {
             let [planes, rows, columns] = boxes;
             for plane in planes {
                 for row in rows.clone() {
-                    let sources = columns.clone().map(|column| [plane, row, column]);
+                    let line = plane * self.sources[1] + row;
                     self.reached
-                        .extend(sources.map(|source| number(source, self.sources)));
+                        .extend(columns.clone().map(|column| [line, column]));
                 }
             }
             let reached = start..self.reached.len();

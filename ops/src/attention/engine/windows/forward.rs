@@ -2,11 +2,12 @@
 
 use pulp::Simd;
 
-use super::task::{Room, Task};
+use super::task::{Room, Task, fetch, pack_targets};
 use crate::attention::engine::blocks::TARGETS;
 use crate::attention::engine::lanes::unpack;
 use crate::attention::engine::rows::Rows;
 use crate::kernel::lanes::WIDEST;
+use crate::kernel::lines::by_lane;
 use crate::kernel::math;
 use crate::kernel::simd::Element;
 
@@ -26,8 +27,7 @@ impl<E: Element> Task<'_, E> {
     ) {
         let (job, lanes) = (self.job, E::lanes::<S>());
         let [key, value] = job.widths;
-        let targets: usize = self.class.targets.iter().product();
-        let q = room.packed(targets, key, lanes);
+        let q = room.packed(TARGETS, key, lanes);
         let k = self.reached(room, key, lanes);
         let v = self.reached(room, value, lanes);
         let scores = room.packed(TARGETS, most, lanes);
@@ -35,31 +35,34 @@ impl<E: Element> Task<'_, E> {
         let (own, shared) = (|head: usize| head, |head: usize| head / job.shared);
         // SAFETY: the caller's.
         unsafe {
-            self.pack(simd, q, job.scale, &job.queries, own);
-            self.pack_sources(simd, &k, 1.0, &job.keys, shared);
-            self.pack_sources(simd, &v, 1.0, &job.values, shared);
+            self.pack_sources(simd, &k, 1.0, &self.sources(&job.keys, shared));
+            self.pack_sources(simd, &v, 1.0, &self.sources(&job.values, shared));
         }
         let zero = E::splat(simd, E::default());
         let one = E::splat(simd, E::from_f64(1.0));
-        for group in &self.class.groups {
+        let queries = self.targets(&job.queries, own);
+        let (output, lse) = (self.targets(output, own), self.targets(lse, own));
+        let groups = &self.class.groups;
+        for (index, group) in groups.iter().enumerate() {
+            let next = groups.get(index + 1);
+            fetch(next, key, &[&queries]);
+            fetch(next, value, &[&output]);
             // SAFETY: all is within the packed operands.
             unsafe {
+                pack_targets(simd, group, q, job.scale, &queries);
                 for segment in &group.segments {
-                    self.scores(simd, group, segment, q, &k, scores);
+                    self.scores(simd, segment, q, &k, scores);
                 }
                 let mut scales = [one; TARGETS];
                 for (member, &number) in group.targets.iter().enumerate() {
                     let [most, sum] =
                         softmax::<S, E>(simd, scores.at(member), group.counts[member]);
                     scales[member] = E::over(simd, one, sum);
-                    let numbers = [most, sum].map(|vector| {
-                        let mut numbers = [E::default(); WIDEST];
-                        E::store::<S>(numbers.as_mut_ptr(), vector);
-                        numbers.map(E::to_f64)
-                    });
-                    let lanes_of = self.target(lse, number, own);
-                    for (lane, row) in lanes_of.rows().iter().enumerate() {
-                        **row = E::from_f64(numbers[0][lane] + numbers[1][lane].ln());
+                    let logarithm = E::plus(simd, most, by_lane::<S, E>(simd, sum, E::ln));
+                    let mut numbers = [E::default(); WIDEST];
+                    E::store::<S>(numbers.as_mut_ptr(), logarithm);
+                    for (number, row) in numbers.iter().zip(lse.at(number).rows()) {
+                        **row = *number;
                     }
                     for element in 0..value {
                         E::store::<S>(means.at(member).add(element * lanes), zero);
@@ -69,7 +72,7 @@ impl<E: Element> Task<'_, E> {
                     self.weighted(simd, segment, scores, &v, |member| means.at(member));
                 }
                 for (member, &number) in group.targets.iter().enumerate() {
-                    let to = self.target(output, number, own);
+                    let to = output.at(number);
                     unpack(simd, means.at(member), value, scales[member], to.rows());
                 }
             }
@@ -83,11 +86,17 @@ unsafe fn softmax<S: Simd, E: Element>(simd: S, scores: *mut E, count: usize) ->
     let lanes = E::lanes::<S>();
     // SAFETY: the caller's: so many vectors.
     unsafe {
-        let mut most = E::load::<S>(scores);
-        for source in 1..count {
-            let score = E::load::<S>(scores.add(source * lanes));
-            most = E::select_less(simd, [most, score], score, most);
+        let larger = |one, other| E::select_less(simd, [one, other], other, one);
+        // Several, so that comparisons need not wait for each other.
+        let mut largest = [E::load::<S>(scores); 4];
+        for start in (0..count).step_by(largest.len()) {
+            for (index, most) in largest.iter_mut().enumerate() {
+                let source = (start + index).min(count - 1);
+                *most = larger(*most, E::load::<S>(scores.add(source * lanes)));
+            }
         }
+        let [a, b, c, d] = largest;
+        let most = larger(larger(a, b), larger(c, d));
         let mut sum = E::splat(simd, E::default());
         for source in 0..count {
             let at = scores.add(source * lanes);

@@ -3,7 +3,7 @@
 use pulp::Simd;
 
 use super::job::Backward;
-use super::task::{Packed, Room, Task};
+use super::task::{Room, Task, fetch, pack_targets};
 use crate::attention::engine::blocks::TARGETS;
 use crate::attention::engine::lanes::{unpack, weights};
 use crate::attention::engine::rows::Rows;
@@ -25,9 +25,8 @@ impl<E: Element> Task<'_, E> {
     ) {
         let (job, lanes) = (self.job, E::lanes::<S>());
         let [key, value] = job.widths;
-        let targets: usize = self.class.targets.iter().product();
-        let q = room.packed(targets, key, lanes);
-        let g = room.packed(targets, value, lanes);
+        let q = room.packed(TARGETS, key, lanes);
+        let g = room.packed(TARGETS, value, lanes);
         let k = self.reached(room, key, lanes);
         let v = self.reached(room, value, lanes);
         let scores = room.packed(TARGETS, most, lanes);
@@ -36,23 +35,35 @@ impl<E: Element> Task<'_, E> {
         let (own, shared) = (|head: usize| head, |head: usize| head / job.shared);
         // SAFETY: the caller's.
         unsafe {
-            self.pack(simd, q, job.scale, &job.queries, own);
-            self.pack(simd, g, 1.0, &from.cotangent, own);
-            self.pack_sources(simd, &k, 1.0, &job.keys, shared);
-            self.pack_sources(simd, &v, 1.0, &job.values, shared);
+            self.pack_sources(simd, &k, 1.0, &self.sources(&job.keys, shared));
+            self.pack_sources(simd, &v, 1.0, &self.sources(&job.values, shared));
         }
         let zero = E::splat(simd, E::default());
         let scale = E::splat(simd, E::from_f64(job.scale));
-        for group in &self.class.groups {
+        let [queries, cotangent, gradient, lses, products] = [
+            &job.queries,
+            &from.cotangent,
+            gradient,
+            &from.lse,
+            &from.products,
+        ]
+        .map(|rows| self.targets(rows, own));
+        let groups = &self.class.groups;
+        for (index, group) in groups.iter().enumerate() {
+            let next = groups.get(index + 1);
+            fetch(next, key, &[&queries, &gradient]);
+            fetch(next, value, &[&cotangent]);
             // SAFETY: all is within the packed operands.
             unsafe {
+                pack_targets(simd, group, q, job.scale, &queries);
+                pack_targets(simd, group, g, 1.0, &cotangent);
                 for segment in &group.segments {
-                    self.scores(simd, group, segment, q, &k, scores);
-                    self.scores(simd, group, segment, g, &v, slopes);
+                    self.scores(simd, segment, q, &k, scores);
+                    self.scores(simd, segment, g, &v, slopes);
                 }
                 for (member, &number) in group.targets.iter().enumerate() {
-                    let lse = self.gather::<S>(self.target(&from.lse, number, own));
-                    let product = self.gather::<S>(self.target(&from.products, number, own));
+                    let lse = self.gather::<S>(lses.at(number));
+                    let product = self.gather::<S>(products.at(number));
                     for source in 0..group.counts[member] {
                         let score = scores.at(member).add(source * lanes);
                         let slope = slopes.at(member).add(source * lanes);
@@ -67,7 +78,7 @@ impl<E: Element> Task<'_, E> {
                     self.weighted(simd, segment, scores, &k, |member| result.at(member));
                 }
                 for (member, &number) in group.targets.iter().enumerate() {
-                    let to = self.target(gradient, number, own);
+                    let to = gradient.at(number);
                     unpack(simd, result.at(member), key, scale, to.rows());
                 }
             }
@@ -89,10 +100,14 @@ impl<E: Element> Task<'_, E> {
     ) {
         let (job, lanes) = (self.job, E::lanes::<S>());
         let [key, value] = job.widths;
-        let targets: usize = self.class.targets.iter().product();
-        let k = room.packed(targets, key, lanes);
-        let v = room.packed(targets, value, lanes);
-        let results = [key, value].map(|width| room.packed(targets, width, lanes));
+        let k = room.packed(TARGETS, key, lanes);
+        let v = room.packed(TARGETS, value, lanes);
+        // Of all groups where several heads of queries add to them.
+        let kept = match job.shared {
+            1 => TARGETS,
+            _ => self.class.targets.iter().product(),
+        };
+        let results = [key, value].map(|width| room.packed(kept, width, lanes));
         let q = self.reached(room, key, lanes);
         let g = self.reached(room, value, lanes);
         let numbers = [(); 2].map(|()| self.reached(room, 1, lanes));
@@ -103,29 +118,42 @@ impl<E: Element> Task<'_, E> {
             E::splat(simd, E::from_f64(1.0)),
         );
         let own = |head: usize| head;
-        // SAFETY: the caller's.
-        unsafe {
-            self.pack(simd, k, 1.0, &job.keys, own);
-            self.pack(simd, v, 1.0, &job.values, own);
-            for result in results {
-                for vector in 0..targets * result.width {
-                    E::store::<S>(result.first.add(vector * lanes), zero);
-                }
-            }
-        }
+        let [keys, values] = [&job.keys, &job.values].map(|rows| self.targets(rows, own));
+        let gradients = gradients.map(|rows| self.targets(rows, own));
         for turn in 0..job.shared {
             let head = |head: usize| head * job.shared + turn;
             // SAFETY: all is within the packed operands.
             unsafe {
-                self.pack_sources(simd, &q, job.scale, &job.queries, head);
-                self.pack_sources(simd, &g, 1.0, &from.cotangent, head);
+                self.pack_sources(simd, &q, job.scale, &self.sources(&job.queries, head));
+                self.pack_sources(simd, &g, 1.0, &self.sources(&from.cotangent, head));
                 for (to, rows) in numbers.iter().zip([&from.lse, &from.products]) {
-                    self.pack_sources(simd, to, 1.0, rows, head);
+                    self.pack_sources(simd, to, 1.0, &self.sources(rows, head));
                 }
-                for group in &self.class.groups {
+                let groups = &self.class.groups;
+                for (index, group) in groups.iter().enumerate() {
+                    let next = groups.get(index + 1);
+                    fetch(next, key, &[&keys, &gradients[0]]);
+                    fetch(next, value, &[&values, &gradients[1]]);
+                    pack_targets(simd, group, k, 1.0, &keys);
+                    pack_targets(simd, group, v, 1.0, &values);
+                    let place = |member: usize| match job.shared {
+                        1 => member,
+                        _ => group.targets[member],
+                    };
+                    let members = 0..group.targets.len();
+                    if turn == 0 {
+                        for result in results {
+                            for member in members.clone() {
+                                let first = result.at(place(member));
+                                for element in 0..result.width {
+                                    E::store::<S>(first.add(element * lanes), zero);
+                                }
+                            }
+                        }
+                    }
                     for segment in &group.segments {
-                        self.scores(simd, group, segment, k, &q, scores);
-                        self.scores(simd, group, segment, v, &g, slopes);
+                        self.scores(simd, segment, k, &q, scores);
+                        self.scores(simd, segment, v, &g, slopes);
                         for member in segment.members.clone() {
                             let before = segment.before[member];
                             for (number, place) in segment.reached.clone().enumerate() {
@@ -139,21 +167,20 @@ impl<E: Element> Task<'_, E> {
                                 E::store::<S>(pair[1], weight);
                             }
                         }
-                        let result = |which: usize| {
-                            let results: Packed<E> = results[which];
-                            move |member: usize| results.at(group.targets[member])
-                        };
-                        self.weighted(simd, segment, slopes, &q, result(0));
-                        self.weighted(simd, segment, scores, &g, result(1));
+                        let [keys, values] = results;
+                        self.weighted(simd, segment, slopes, &q, |member| keys.at(place(member)));
+                        self.weighted(simd, segment, scores, &g, |member| values.at(place(member)));
+                    }
+                    if turn + 1 == job.shared {
+                        for (gradient, result) in gradients.iter().zip(results) {
+                            for member in members.clone() {
+                                let to = gradient.at(group.targets[member]);
+                                let from = result.at(place(member));
+                                unpack(simd, from, result.width, one, to.rows());
+                            }
+                        }
                     }
                 }
-            }
-        }
-        for (gradient, result) in gradients.into_iter().zip(results) {
-            for number in 0..targets {
-                let to = self.target(gradient, number, own);
-                // SAFETY: as above.
-                unsafe { unpack(simd, result.at(number), result.width, one, to.rows()) };
             }
         }
     }

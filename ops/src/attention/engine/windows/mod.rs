@@ -1,9 +1,9 @@
 //! Passes of neighborhood attention: results, gradients of queries, gradients of keys and values.
 //!
-//! All three go through tiles: operands of a tile's targets and sources are packed, neighbours or tiles in the lanes of vectors;
-//! then a few targets at a time have their scores computed, turned into weights, and sources summed up with them. Scores are computed anew in
-//! the backward pass, from the saved logarithm of the sum of exponentials. Each result is written by one task, so that
-//! nothing is added in an order that depends on threads; the price is that scores are computed twice there.
+//! All three go through tiles: operands of a tile's sources are packed, neighbours or tiles in the lanes of vectors; then a few
+//! targets at a time are packed and have their scores computed, turned into weights, and sources summed up with them. Scores are
+//! computed anew in the backward pass, from the saved logarithm of the sum of exponentials. Each result is written by one task,
+//! so that nothing is added in an order that depends on threads; the price is that scores are computed twice there.
 mod forward;
 mod gradients;
 mod job;
@@ -21,8 +21,8 @@ use crate::kernel::simd::{Element, Isa};
 pub(crate) use job::{Backward, Results, Windows};
 use task::{Room, Task};
 
-/// Bytes that the sources of a tile may take: chosen for a second-level cache of 1 MiB, beside targets and scores.
-const TILE_BYTES: usize = 640 << 10;
+/// Bytes that the sources of a tile may take: chosen for a second-level cache of 1 MiB, beside a group's targets and scores.
+const TILE_BYTES: usize = 768 << 10;
 /// Multiplications below which a second thread does not pay.
 const SERIAL: usize = 1 << 19;
 
@@ -97,10 +97,11 @@ impl<E: Element> WithSimd for Task<'_, E> {
         let sources: usize = self.class.vectors().iter().product();
         let counts = self.class.groups.iter().flat_map(|group| &group.counts);
         let most = counts.copied().max().unwrap_or(0);
-        // Operands and results of targets, operands of sources with two numbers each, two scores for each pair.
-        let vectors = 2 * (key + value) * targets
-            + (key + value + 2) * sources
-            + TARGETS * (2 * most + key + value);
+        // Operands and results of a group, two scores for each of its pairs, operands of sources with two numbers each, and
+        // results of all targets where several heads of queries add to them.
+        let kept = if self.job.shared == 1 { 0 } else { targets };
+        let vectors =
+            2 * TARGETS * (key + value + most) + (key + value + 2) * sources + (key + value) * kept;
         with_scratch(
             vectors * E::lanes::<S>(),
             #[inline(always)]

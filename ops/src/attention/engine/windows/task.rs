@@ -13,6 +13,9 @@ use crate::kernel::lanes::WIDEST;
 use crate::kernel::memory::prefetch_run;
 use crate::kernel::simd::Element;
 
+/// Vectors whose rows are fetched while others are packed: the rows of a head lie apart, so that no processor foresees them.
+const AHEAD: usize = 4;
+
 /// A tile in every lane, or one tile with neighbours in the lanes.
 pub(super) struct Task<'a, E> {
     pub job: &'a Windows<'a, E>,
@@ -21,10 +24,10 @@ pub(super) struct Task<'a, E> {
     pub places: Vec<Place>,
 }
 
-/// Vectors for each target of a tile, one for each element.
+/// Vectors for each of some targets, one for each element.
 #[derive(Clone, Copy)]
 pub(super) struct Packed<E> {
-    pub first: *mut E,
+    first: *mut E,
     /// Elements from one to the next.
     pitch: usize,
     pub width: usize,
@@ -65,14 +68,57 @@ impl<E> Reached<E> {
 }
 
 /// Where a target or source of each lane lies.
+#[derive(Clone, Copy)]
 pub(super) struct InLane<E> {
     rows: [*mut E; WIDEST],
     count: usize,
 }
 
+/// Where the targets or sources of tiles lie in a field.
+pub(super) struct Located<'a, E, H> {
+    task: &'a Task<'a, E>,
+    rows: &'a Rows<'a, E>,
+    part: Part,
+    /// The head of the field, given that of a tile.
+    head: H,
+    /// The first of each lane, from which the others lie at the same distances in one piece.
+    first: InLane<E>,
+}
+
+/// Targets or sources of a tile.
+#[derive(Clone, Copy)]
+enum Part {
+    Targets,
+    Sources,
+}
+
+impl<E, H: Fn(usize) -> usize> Located<'_, E, H> {
+    /// The vector of targets or sources with this number.
+    #[inline(always)]
+    pub(super) fn at(&self, number: usize) -> InLane<E> {
+        let task = self.task;
+        let (place, count) = task.vector(self.part, number);
+        let Some(distances) = self.rows.distances() else {
+            return task.found(self.rows, self.part, place, count, &self.head);
+        };
+        let distance: usize = (0..3)
+            .map(|dim| place[dim] * task.steps[dim] * distances[dim])
+            .sum();
+        let rows = self.first.rows.map(|row| row.wrapping_add(distance));
+        InLane { rows, count }
+    }
+}
+
 impl<E> InLane<E> {
     pub(super) fn rows(&self) -> &[*mut E] {
         &self.rows[..self.count]
+    }
+
+    /// Asks for rows that are used soon.
+    fn fetch(&self, width: usize) {
+        for row in self.rows() {
+            prefetch_run(*row, width);
+        }
     }
 }
 
@@ -95,103 +141,119 @@ impl<E> Room<'_, E> {
     }
 }
 
+impl<E> Task<'_, E> {
+    /// The place of a vector of targets or sources in a tile, counted in steps, and its lanes.
+    #[inline(always)]
+    fn vector(&self, part: Part, number: usize) -> ([usize; 3], usize) {
+        let class = self.class;
+        let (shape, all) = match part {
+            Part::Targets => (class.targets, class.targets[2] * class.neighbours),
+            Part::Sources => (class.vectors(), class.sources[2]),
+        };
+        debug_assert!(!shape.contains(&0));
+        let column = number % shape[2] * class.neighbours;
+        let place = [
+            number / (shape[1] * shape[2]),
+            number / shape[2] % shape[1],
+            column,
+        ];
+        let count = match class.neighbours {
+            1 => self.places.len(),
+            neighbours => {
+                // Fewer than the class's in a tile whose last vector is not full.
+                let missing = class.targets[2] * neighbours - self.places[0].columns;
+                (all - missing).saturating_sub(column).min(neighbours)
+            }
+        };
+        (place, count)
+    }
+
+    /// Where the lanes of a vector lie. A call, because code for every instruction set and pass would take minutes to compile.
+    #[inline(never)]
+    fn found(
+        &self,
+        rows: &Rows<'_, E>,
+        part: Part,
+        place: [usize; 3],
+        count: usize,
+        head: &impl Fn(usize) -> usize,
+    ) -> InLane<E> {
+        let row = |lane: usize| {
+            let (tile, before) = match self.class.neighbours {
+                1 => (&self.places[lane], 0),
+                _ => (&self.places[0], lane),
+            };
+            let first = match part {
+                Part::Targets => tile.target,
+                Part::Sources => tile.source,
+            };
+            let step = [place[0], place[1], place[2] + before];
+            let cell = [0, 1, 2].map(|dim| first[dim] + step[dim] * self.steps[dim]);
+            rows.at(tile.batch, head(tile.head), cell)
+        };
+        let mut found = InLane {
+            rows: [std::ptr::null_mut(); WIDEST],
+            count,
+        };
+        for (lane, place) in found.rows[..count].iter_mut().enumerate() {
+            *place = row(lane);
+        }
+        found
+    }
+
+    /// The targets of all tiles in a field; `head` gives the head there.
+    pub(super) fn targets<'a, H: Fn(usize) -> usize>(
+        &'a self,
+        rows: &'a Rows<'a, E>,
+        head: H,
+    ) -> Located<'a, E, H> {
+        self.located(rows, Part::Targets, head)
+    }
+
+    /// The sources of all tiles in a field.
+    pub(super) fn sources<'a, H: Fn(usize) -> usize>(
+        &'a self,
+        rows: &'a Rows<'a, E>,
+        head: H,
+    ) -> Located<'a, E, H> {
+        self.located(rows, Part::Sources, head)
+    }
+
+    fn located<'a, H: Fn(usize) -> usize>(
+        &'a self,
+        rows: &'a Rows<'a, E>,
+        part: Part,
+        head: H,
+    ) -> Located<'a, E, H> {
+        let (place, count) = self.vector(part, 0);
+        Located {
+            first: self.found(rows, part, place, count, &head),
+            task: self,
+            rows,
+            part,
+            head,
+        }
+    }
+}
+
 impl<E: Element> Task<'_, E> {
     /// Room for the sources of a tile.
     pub(super) fn reached(&self, room: &mut Room<'_, E>, width: usize, lanes: usize) -> Reached<E> {
         let class = self.class;
         let [planes, rows, columns] = class.vectors();
-        // Elements of the vectors that hold one element of a row of sources, and how many sources that row has.
-        let (step, row) = match class.neighbours {
-            1 => (lanes, 1),
-            _ => (columns * lanes, class.sources[2]),
+        // Elements of the vectors that hold one element of a row of sources, and from the first source of a row to the next one
+        // and to that of the next row.
+        let (step, next, row) = match class.neighbours {
+            1 => (lanes, width * lanes, columns * width * lanes),
+            _ => (columns * lanes, 1, width * columns * lanes),
         };
-        let offset = |number: &usize| number / row * width * step + number % row;
+        let offset = |[line, column]: &[usize; 2]| line * row + column * next;
         Reached {
             first: room.take(planes * rows * columns * width, lanes),
             width,
             step,
             offsets: class.reached.iter().map(offset).collect(),
         }
-    }
-
-    /// Where the target with this number is in a field, for each lane. `head` gives the head there.
-    #[inline(always)]
-    pub(super) fn target(
-        &self,
-        rows: &Rows<'_, E>,
-        number: usize,
-        head: impl Fn(usize) -> usize,
-    ) -> InLane<E> {
-        self.in_lanes(rows, self.class.targets, number, head, |place| {
-            (place.target, place.columns)
-        })
-    }
-
-    /// Where a vector of sources is in a field, for each lane.
-    #[inline(always)]
-    fn source(
-        &self,
-        rows: &Rows<'_, E>,
-        number: usize,
-        head: impl Fn(usize) -> usize,
-    ) -> InLane<E> {
-        let class = self.class;
-        self.in_lanes(rows, class.vectors(), number, head, |place| {
-            // Fewer than the class's in a tile whose last vector is not full.
-            let missing = class.targets[2] * class.neighbours - place.columns;
-            (place.source, class.sources[2] - missing)
-        })
-    }
-
-    #[inline(always)]
-    fn in_lanes(
-        &self,
-        rows: &Rows<'_, E>,
-        shape: [usize; 3],
-        number: usize,
-        head: impl Fn(usize) -> usize,
-        first: impl Fn(&Place) -> ([usize; 3], usize),
-    ) -> InLane<E> {
-        let neighbours = self.class.neighbours;
-        let plane = number / (shape[1] * shape[2]);
-        let row = number / shape[2] % shape[1];
-        let column = number % shape[2] * neighbours;
-        let mut found = InLane {
-            rows: [std::ptr::null_mut(); WIDEST],
-            count: 0,
-        };
-        let mut add = |place: &Place, column: usize| {
-            let step = [plane, row, column];
-            let (first, _) = first(place);
-            let cell = [0, 1, 2].map(|dim| first[dim] + step[dim] * self.steps[dim]);
-            found.rows[found.count] = rows.at(place.batch, head(place.head), cell);
-            found.count += 1;
-        };
-        if neighbours == 1 {
-            self.places.iter().for_each(|place| add(place, column));
-        } else {
-            let place = &self.places[0];
-            let (_, columns) = first(place);
-            (column..columns.min(column + neighbours)).for_each(|column| add(place, column));
-        }
-        found
-    }
-
-    /// Packs the targets of all tiles.
-    #[inline(always)]
-    pub(super) unsafe fn pack<S: Simd>(
-        &self,
-        simd: S,
-        to: Packed<E>,
-        factor: f64,
-        rows: &Rows<'_, E>,
-        head: impl Fn(usize) -> usize + Copy,
-    ) {
-        let count = self.class.targets.iter().product();
-        let lanes = |number| self.target(rows, number, head);
-        let place = |number| (to.at(number), E::lanes::<S>());
-        // SAFETY: the caller's.
-        unsafe { pack_all(simd, count, to.width, factor, lanes, place) };
     }
 
     /// Packs the sources of all tiles.
@@ -201,19 +263,22 @@ impl<E: Element> Task<'_, E> {
         simd: S,
         to: &Reached<E>,
         factor: f64,
-        rows: &Rows<'_, E>,
-        head: impl Fn(usize) -> usize + Copy,
+        from: &Located<'_, E, impl Fn(usize) -> usize>,
     ) {
         let each = to.step / E::lanes::<S>();
-        let count = self.class.vectors().iter().product();
-        let lanes = |number| self.source(rows, number, head);
-        let place = |number| {
-            let row = number / each * to.width * to.step;
-            let offset = row + number % each * E::lanes::<S>();
-            (to.first.wrapping_add(offset), to.step)
-        };
-        // SAFETY: the caller's.
-        unsafe { pack_all(simd, count, to.width, factor, lanes, place) };
+        let count: usize = self.class.vectors().iter().product();
+        (0..count.min(AHEAD)).for_each(|number| from.at(number).fetch(to.width));
+        for number in 0..count {
+            if number + AHEAD < count {
+                from.at(number + AHEAD).fetch(to.width);
+            }
+            let InLane { rows, count } = from.at(number);
+            let rows = rows.map(<*mut E>::cast_const);
+            let offset = number / each * to.width * to.step + number % each * E::lanes::<S>();
+            let place = (to.first.wrapping_add(offset), to.step);
+            // SAFETY: the caller's.
+            unsafe { pack(simd, &rows[..count], to.width, E::from_f64(factor), place) };
+        }
     }
 
     /// One number of each lane.
@@ -233,7 +298,6 @@ impl<E: Element> Task<'_, E> {
     pub(super) unsafe fn scores<S: Simd>(
         &self,
         simd: S,
-        group: &Group,
         segment: &Segment,
         targets: Packed<E>,
         sources: &Reached<E>,
@@ -243,7 +307,7 @@ impl<E: Element> Task<'_, E> {
         let members = segment.members.clone();
         let all = members
             .clone()
-            .map(|member| targets.at(group.targets[member]).cast_const());
+            .map(|member| targets.at(member).cast_const());
         let to = members.map(|member| {
             scores
                 .at(member)
@@ -274,38 +338,36 @@ impl<E: Element> Task<'_, E> {
     }
 }
 
-/// Vectors whose rows are fetched while others are packed: the rows of a head lie apart, so that no processor foresees them.
-const AHEAD: usize = 4;
-
-/// Packs vectors, given the rows in the lanes of each and the place that it goes to.
+/// Packs the targets of a group.
 ///
 /// # Safety
-/// As for [`pack`].
+/// All rows must be in the field, and there must be room for the targets.
 #[inline(always)]
-unsafe fn pack_all<S: Simd, E: Element>(
+pub(super) unsafe fn pack_targets<S: Simd, E: Element>(
     simd: S,
-    count: usize,
-    width: usize,
+    group: &Group,
+    to: Packed<E>,
     factor: f64,
-    lanes: impl Fn(usize) -> InLane<E>,
-    place: impl Fn(usize) -> (*mut E, usize),
+    from: &Located<'_, E, impl Fn(usize) -> usize>,
 ) {
-    let factor = E::from_f64(factor);
-    let fetched = |number: usize| {
-        let lanes = lanes(number);
-        lanes
-            .rows()
-            .iter()
-            .for_each(|row| prefetch_run(*row, width));
-        lanes
-    };
-    let first = |number: usize| (number < count).then(|| fetched(number));
-    let mut ahead: [Option<InLane<E>>; AHEAD] = std::array::from_fn(first);
-    for number in 0..count {
-        let next = first(number + AHEAD);
-        let lanes = std::mem::replace(&mut ahead[number % AHEAD], next).expect("fetched before");
-        let rows = lanes.rows.map(<*mut E>::cast_const);
+    for (member, &number) in group.targets.iter().enumerate() {
+        let InLane { rows, count } = from.at(number);
+        let rows = rows.map(<*mut E>::cast_const);
+        let place = (to.at(member), E::lanes::<S>());
         // SAFETY: the caller's.
-        unsafe { pack(simd, &rows[..lanes.count], width, factor, place(number)) };
+        unsafe { pack(simd, &rows[..count], to.width, E::from_f64(factor), place) };
+    }
+}
+
+/// Fetches the rows of the targets of a group, if there is one.
+pub(super) fn fetch<E>(
+    group: Option<&Group>,
+    width: usize,
+    from: &[&Located<'_, E, impl Fn(usize) -> usize>],
+) {
+    for &number in group.iter().flat_map(|group| &group.targets) {
+        for from in from {
+            from.at(number).fetch(width);
+        }
     }
 }
