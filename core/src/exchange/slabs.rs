@@ -1,6 +1,7 @@
 //! Boxes that are beside each other in rows of a result, written slab by slab.
 
 use burn::backend::flex::Layout;
+use burn::tensor::Shape;
 use rayon::prelude::*;
 
 use super::walk::TASK;
@@ -62,10 +63,12 @@ pub(super) unsafe fn in_slabs<T: Copy + Send + Sync>(
     boxes: &[Cells<'_, T>],
     elements: Elements<T>,
 ) {
-    let mut strides = vec![1; shape.len()];
-    for dim in (1..shape.len()).rev() {
-        strides[dim - 1] = strides[dim] * shape[dim];
-    }
+    let whole = Layout::contiguous(Shape::from(shape.to_vec()));
+    let strides: Vec<usize> = whole
+        .strides()
+        .iter()
+        .map(|stride| *stride as usize)
+        .collect();
     // Slabs are some cells of one dim, for one cell of each before it.
     let divided = (0..shape.len())
         .rev()
@@ -137,8 +140,6 @@ impl<T: Copy> Cells<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Shape;
-
     use super::*;
 
     /// A field between its halos, of which one is turned, with slabs of one row, of several, and of a part of one.

@@ -9,7 +9,7 @@ use halocline_core::ops::{BackwardPass, Operator, blank};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::{Combine, Map};
+use super::{Combine, Map, Taps};
 use crate::kernel::buffer::{self, Buffer};
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::{CHUNK, WIDEST};
@@ -59,8 +59,8 @@ impl Operator for Maximum {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> Result<(DispatchTensor, Vec<Chosen>)> {
         let mut x = inputs.remove(0);
         let (mut chosen, mut places) = (Vec::new(), None::<Vec<u32>>);
-        // From the first dim on, the comparisons are of long rows, but for equal cells the places in dims before count. Without
-        // them, the last dim must be the first.
+        // The first dim goes first, whose rows are long; places in dims before then tell equal cells apart. Without places the last
+        // dim goes first.
         let cells: usize = self.0.iter().map(|(dim, _)| x.shape()[*dim]).product();
         let moves = |(dim, map): &&(usize, Map)| !is_identity(map, x.shape()[*dim]);
         let mut steps: Vec<_> = self.0.iter().filter(moves).collect();
@@ -117,8 +117,8 @@ impl Operator for Maximum {
     }
 }
 
-/// The maxima along a dim, and the cells that they are of: of equal ones that of the first place, if `places` says where cells
-/// come from, and the first one; what is not a number is larger than all.
+/// The maxima along a dim, and the cells that they are of. NaN compares as larger than all numbers; of equal cells the one of the
+/// first place counts, if `places` says where cells come from, then the first one.
 fn along(
     x: DispatchTensor,
     dim: usize,
@@ -151,8 +151,8 @@ fn is_nan<E: Float>(x: E) -> bool {
 
 /// Whether every output is the cell of its number.
 fn is_identity(map: &Map, size: usize) -> bool {
-    let taps = map.iter().enumerate();
-    map.len() == size && { taps }.all(|(output, taps)| taps.len() == 1 && taps[0].0 == output)
+    let is_same = |(output, taps): (usize, &Taps)| taps.len() == 1 && taps[0].0 == output;
+    map.len() == size && map.iter().enumerate().all(is_same)
 }
 
 /// Where outputs come from in this dim and those before it.
@@ -277,13 +277,13 @@ fn is_equal<E: Float>(x: E, y: E) -> bool {
     (x == y) | (is_nan(x) & is_nan(y))
 }
 
-/// What is not a number is larger than all numbers.
+/// NaN compares as larger than all numbers.
 #[inline(always)]
 fn is_larger<E: Float>(x: E, y: E) -> bool {
     (x > y) | (is_nan(x) & !is_nan(y))
 }
 
-/// The place of the largest of some cells, of equal ones the first; what is not a number is larger than all.
+/// The place of the largest of some cells, of equal ones the first. NaN compares as larger than all numbers.
 #[inline(always)]
 fn first_of_largest<E: Float>(cells: &[E]) -> usize {
     const LANES: usize = 8;

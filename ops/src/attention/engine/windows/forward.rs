@@ -2,7 +2,7 @@
 
 use pulp::Simd;
 
-use super::task::{Room, Task, fetch, pack_targets};
+use super::task::{Part, Room, Task, fetch, pack_targets};
 use crate::attention::engine::blocks::TARGETS;
 use crate::attention::engine::lanes::unpack;
 use crate::attention::engine::rows::Rows;
@@ -35,13 +35,26 @@ impl<E: Element> Task<'_, E> {
         let (own, shared) = (|head: usize| head, |head: usize| head / job.shared);
         // SAFETY: the caller's.
         unsafe {
-            self.pack_sources(simd, &k, 1.0, &self.sources(&job.keys, shared));
-            self.pack_sources(simd, &v, 1.0, &self.sources(&job.values, shared));
+            self.pack_sources(
+                simd,
+                &k,
+                1.0,
+                &self.located(&job.keys, Part::Sources, shared),
+            );
+            self.pack_sources(
+                simd,
+                &v,
+                1.0,
+                &self.located(&job.values, Part::Sources, shared),
+            );
         }
         let zero = E::splat(simd, E::default());
         let one = E::splat(simd, E::from_f64(1.0));
-        let queries = self.targets(&job.queries, own);
-        let (output, lse) = (self.targets(output, own), self.targets(lse, own));
+        let queries = self.located(&job.queries, Part::Targets, own);
+        let (output, lse) = (
+            self.located(output, Part::Targets, own),
+            self.located(lse, Part::Targets, own),
+        );
         let groups = &self.class.groups;
         for (index, group) in groups.iter().enumerate() {
             let next = groups.get(index + 1);

@@ -3,7 +3,7 @@
 use pulp::Simd;
 
 use super::job::Backward;
-use super::task::{Room, Task, fetch, pack_targets};
+use super::task::{Part, Room, Task, fetch, pack_targets};
 use crate::attention::engine::blocks::TARGETS;
 use crate::attention::engine::lanes::{unpack, weights};
 use crate::attention::engine::rows::Rows;
@@ -35,8 +35,18 @@ impl<E: Element> Task<'_, E> {
         let (own, shared) = (|head: usize| head, |head: usize| head / job.shared);
         // SAFETY: the caller's.
         unsafe {
-            self.pack_sources(simd, &k, 1.0, &self.sources(&job.keys, shared));
-            self.pack_sources(simd, &v, 1.0, &self.sources(&job.values, shared));
+            self.pack_sources(
+                simd,
+                &k,
+                1.0,
+                &self.located(&job.keys, Part::Sources, shared),
+            );
+            self.pack_sources(
+                simd,
+                &v,
+                1.0,
+                &self.located(&job.values, Part::Sources, shared),
+            );
         }
         let zero = E::splat(simd, E::default());
         let scale = E::splat(simd, E::from_f64(job.scale));
@@ -47,7 +57,7 @@ impl<E: Element> Task<'_, E> {
             &from.lse,
             &from.products,
         ]
-        .map(|rows| self.targets(rows, own));
+        .map(|rows| self.located(rows, Part::Targets, own));
         let groups = &self.class.groups;
         for (index, group) in groups.iter().enumerate() {
             let next = groups.get(index + 1);
@@ -102,12 +112,7 @@ impl<E: Element> Task<'_, E> {
         let [key, value] = job.widths;
         let k = room.packed(TARGETS, key, lanes);
         let v = room.packed(TARGETS, value, lanes);
-        // Of all groups where several heads of queries add to them.
-        let kept = match job.shared {
-            1 => TARGETS,
-            _ => self.class.targets.iter().product(),
-        };
-        let results = [key, value].map(|width| room.packed(kept, width, lanes));
+        let results = [key, value].map(|width| room.packed(self.kept(), width, lanes));
         let q = self.reached(room, key, lanes);
         let g = self.reached(room, value, lanes);
         let numbers = [(); 2].map(|()| self.reached(room, 1, lanes));
@@ -118,16 +123,27 @@ impl<E: Element> Task<'_, E> {
             E::splat(simd, E::from_f64(1.0)),
         );
         let own = |head: usize| head;
-        let [keys, values] = [&job.keys, &job.values].map(|rows| self.targets(rows, own));
-        let gradients = gradients.map(|rows| self.targets(rows, own));
+        let [keys, values] =
+            [&job.keys, &job.values].map(|rows| self.located(rows, Part::Targets, own));
+        let gradients = gradients.map(|rows| self.located(rows, Part::Targets, own));
         for turn in 0..job.shared {
             let head = |head: usize| head * job.shared + turn;
             // SAFETY: all is within the packed operands.
             unsafe {
-                self.pack_sources(simd, &q, job.scale, &self.sources(&job.queries, head));
-                self.pack_sources(simd, &g, 1.0, &self.sources(&from.cotangent, head));
+                self.pack_sources(
+                    simd,
+                    &q,
+                    job.scale,
+                    &self.located(&job.queries, Part::Sources, head),
+                );
+                self.pack_sources(
+                    simd,
+                    &g,
+                    1.0,
+                    &self.located(&from.cotangent, Part::Sources, head),
+                );
                 for (to, rows) in numbers.iter().zip([&from.lse, &from.products]) {
-                    self.pack_sources(simd, to, 1.0, &self.sources(rows, head));
+                    self.pack_sources(simd, to, 1.0, &self.located(rows, Part::Sources, head));
                 }
                 let groups = &self.class.groups;
                 for (index, group) in groups.iter().enumerate() {

@@ -93,15 +93,13 @@ impl<E: Element> WithSimd for Task<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let [key, value] = self.job.widths;
-        let targets: usize = self.class.targets.iter().product();
         let sources: usize = self.class.vectors().iter().product();
         let counts = self.class.groups.iter().flat_map(|group| &group.counts);
         let most = counts.copied().max().unwrap_or(0);
-        // Operands and results of a group, two scores for each of its pairs, operands of sources with two numbers each, and
-        // results of all targets where several heads of queries add to them.
-        let kept = if self.job.shared == 1 { 0 } else { targets };
-        let vectors =
-            2 * TARGETS * (key + value + most) + (key + value + 2) * sources + (key + value) * kept;
+        // Operands of a group, results, two scores for each of its pairs, operands of sources with two numbers each.
+        let vectors = (TARGETS + self.kept()) * (key + value)
+            + 2 * TARGETS * most
+            + (key + value + 2) * sources;
         with_scratch(
             vectors * E::lanes::<S>(),
             #[inline(always)]

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use pulp::Simd;
 
 use super::job::Windows;
-use crate::attention::engine::blocks::{InLanes, Sources, dots, sums};
+use crate::attention::engine::blocks::{InLanes, Sources, TARGETS, dots, sums};
 use crate::attention::engine::lanes::pack;
 use crate::attention::engine::rows::Rows;
 use crate::attention::engine::tiles::{Class, Group, Place, Segment};
@@ -87,7 +87,7 @@ pub(super) struct Located<'a, E, H> {
 
 /// Targets or sources of a tile.
 #[derive(Clone, Copy)]
-enum Part {
+pub(super) enum Part {
     Targets,
     Sources,
 }
@@ -142,6 +142,14 @@ impl<E> Room<'_, E> {
 }
 
 impl<E> Task<'_, E> {
+    /// The number of targets whose gradients have room: all where several heads of queries add to them, else a group's.
+    pub(super) fn kept(&self) -> usize {
+        match self.job.shared {
+            1 => TARGETS,
+            _ => self.class.targets.iter().product::<usize>().max(TARGETS),
+        }
+    }
+
     /// The place of a vector of targets or sources in a tile, counted in steps, and its lanes.
     #[inline(always)]
     fn vector(&self, part: Part, number: usize) -> ([usize; 3], usize) {
@@ -201,25 +209,8 @@ impl<E> Task<'_, E> {
         found
     }
 
-    /// The targets of all tiles in a field; `head` gives the head there.
-    pub(super) fn targets<'a, H: Fn(usize) -> usize>(
-        &'a self,
-        rows: &'a Rows<'a, E>,
-        head: H,
-    ) -> Located<'a, E, H> {
-        self.located(rows, Part::Targets, head)
-    }
-
-    /// The sources of all tiles in a field.
-    pub(super) fn sources<'a, H: Fn(usize) -> usize>(
-        &'a self,
-        rows: &'a Rows<'a, E>,
-        head: H,
-    ) -> Located<'a, E, H> {
-        self.located(rows, Part::Sources, head)
-    }
-
-    fn located<'a, H: Fn(usize) -> usize>(
+    /// The targets or sources of all tiles in a field; `head` gives the head there.
+    pub(super) fn located<'a, H: Fn(usize) -> usize>(
         &'a self,
         rows: &'a Rows<'a, E>,
         part: Part,
