@@ -14,7 +14,7 @@ use super::scores::Scores;
 use super::travel::{Form, Travel, finish};
 use crate::attention::attended::{packed, products, unpacked};
 use crate::attention::engine::dense::{Backward, Bias, Dense, Dropout, LOWEST, Results, Tokens};
-use crate::kernel::buffer::filled;
+use crate::kernel::buffer::{Buffer, filled};
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::CHUNK;
 use crate::kernel::memory::Shared;
@@ -98,6 +98,7 @@ fn reading<E: Float>(tensor: &FlexTensor) -> Tokens<E> {
 fn tokens<E>(elements: Shared<E>, shape: &[usize], width: usize) -> Tokens<E> {
     Tokens {
         elements,
+        first: 0,
         tokens: shape[TOKENS],
         heads: shape[HEADS],
         width,
@@ -283,14 +284,25 @@ impl DenseRun {
         self.around::<E>(travel.as_ref(), [key, value], |round| {
             let mut sums = Vec::new();
             if let Some(part) = round.part {
-                let job = |results| self.job(&q, part, bias.as_ref(), results);
-                if !of_keys.is_empty() {
-                    sums = key_gradients(isa, part, from, [wanted[1], wanted[2]], job);
-                }
-                if let Some(gradient) = gradient {
-                    // SAFETY: all tensors are there, and the gradient nowhere else.
-                    unsafe { job(Results::Queries { from, gradient }).run(isa) };
-                }
+                let mut of_part = [0, 1].map(|tensor| {
+                    let cells = part.keys[tensor].shape().iter().product();
+                    wanted[1 + tensor].then(|| filled::<E>(cells, 0.0))
+                });
+                let [key, value] = of_part.each_mut().map(Option::as_mut);
+                let of = |sum: Option<&mut Buffer<E>>, tensor: &FlexTensor| {
+                    let shape = tensor.shape();
+                    sum.map(|sum| tokens(sum.shared(), &shape, shape[WIDTH]))
+                };
+                let results = Results::Gradients {
+                    from,
+                    wanted: [gradient, of(key, part.keys[0]), of(value, part.keys[1])],
+                };
+                // SAFETY: all tensors are there, and the results nowhere else.
+                unsafe { self.job(&q, part, bias.as_ref(), results).run(isa) };
+                let of_part = of_part.into_iter().zip(part.keys);
+                sums = of_part
+                    .filter_map(|(sum, like)| Some(flex::result(sum?, &like.shape(), E::dtype())))
+                    .collect();
             }
             let before = finish(coming.take())?;
             if !before.is_empty() {
@@ -319,32 +331,6 @@ impl DenseRun {
         }
         Ok(gradients)
     }
-}
-
-/// What this rank's queries add to those gradients of a part's keys and values that are wanted. One pass computes both.
-fn key_gradients<E: Float>(
-    isa: Isa,
-    part: Part<'_>,
-    from: Backward<E>,
-    wanted: [bool; 2],
-    job: impl Fn(Results<E>) -> Dense<E>,
-) -> Vec<DispatchTensor> {
-    let mut sums = part
-        .keys
-        .map(|tensor| filled::<E>(tensor.shape().iter().product(), 0.0));
-    let [key, value] = &mut sums;
-    let [key_shape, value_shape] = part.keys.map(|tensor| tensor.shape());
-    let results = Results::Keys {
-        from,
-        key: tokens(key.shared(), &key_shape, key_shape[WIDTH]),
-        value: tokens(value.shared(), &value_shape, value_shape[WIDTH]),
-    };
-    // SAFETY: all tensors are there, and the results nowhere else.
-    unsafe { job(results).run(isa) };
-    let sums = sums.into_iter().zip(part.keys).zip(wanted);
-    let sums = sums.filter(|(_, wanted)| *wanted);
-    sums.map(|((sum, tensor), _)| flex::result(sum, &tensor.shape(), E::dtype()))
-        .collect()
 }
 
 /// Divides every row by a number; rows of zero stay zero.

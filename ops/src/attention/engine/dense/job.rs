@@ -11,6 +11,8 @@ pub(crate) const LOWEST: f64 = -1e30;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tokens<E> {
     pub elements: Shared<E>,
+    /// The token that they begin with.
+    pub first: usize,
     pub tokens: usize,
     pub heads: usize,
     pub width: usize,
@@ -18,7 +20,7 @@ pub(crate) struct Tokens<E> {
 
 impl<E: Copy> Tokens<E> {
     pub(super) fn at(&self, batch: usize, token: usize, head: usize) -> *mut E {
-        let row = (batch * self.tokens + token) * self.heads + head;
+        let row = (batch * self.tokens + token - self.first) * self.heads + head;
         // SAFETY: an address, which is within the elements for tokens that are there.
         unsafe { self.elements.at(0) }.wrapping_add(row * self.width)
     }
@@ -114,16 +116,10 @@ pub(crate) enum Results<E> {
         most: Tokens<E>,
         sum: Tokens<E>,
     },
-    /// Adds to the gradients of queries.
-    Queries {
+    /// Adds to those gradients that are wanted, of queries, keys and values.
+    Gradients {
         from: Backward<E>,
-        gradient: Tokens<E>,
-    },
-    /// Adds to the gradients of keys and values.
-    Keys {
-        from: Backward<E>,
-        key: Tokens<E>,
-        value: Tokens<E>,
+        wanted: [Option<Tokens<E>>; 3],
     },
 }
 

@@ -12,7 +12,7 @@ use crate::kernel::simd::Element;
 
 impl<E: Element> Task<'_, E> {
     fn targets_are_keys(&self) -> bool {
-        matches!(self.job.results, Results::Keys { .. })
+        matches!(self.job.results, Results::Gradients { .. })
     }
 
     /// The pair of a target and a source.

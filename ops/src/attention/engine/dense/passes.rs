@@ -3,6 +3,7 @@
 use pulp::Simd;
 
 use super::job::{Backward, Tokens};
+use super::rows::{ROOM, Rows};
 use super::task::{GROUPS, Runs, SOURCES, Task};
 use crate::attention::engine::blocks::TARGETS;
 use crate::attention::engine::lanes::weights;
@@ -41,11 +42,11 @@ impl<E: Element> Task<'_, E> {
                         [most, sum].map(|tokens| group.number::<S>(&tokens, self.head, vector));
                 }
             }
-            for block in self.blocks(job.keys.tokens) {
+            for block in self.blocks() {
                 let keys = self.copied(&job.keys, shared, &block, copies[0]);
                 let values = self.copied(&job.values, shared, &block, copies[1]);
                 for (number, group) in self.groups::<S>() {
-                    let block = group.within(&block, job.keys.tokens);
+                    let block = group.within(&block);
                     if block.is_empty() {
                         continue;
                     }
@@ -88,106 +89,67 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Adds to the gradients of queries.
+    /// Adds to the gradients that are wanted, of queries, keys and values.
     ///
     /// # Safety
-    /// Runs and copies must have room, and all tokens be there.
+    /// Runs and copies must have room, as rows of whole vectors `keys` for all targets and `sums` for [`ROOM`], and all tokens
+    /// be there.
     #[inline(always)]
-    pub(super) unsafe fn query_gradients<S: Simd>(
+    pub(super) unsafe fn gradients<S: Simd>(
         &self,
         simd: S,
         copies: [*mut E; 2],
+        [keys, sums]: [*mut E; 2],
         runs: &mut impl FnMut(usize, usize) -> Runs<E>,
         from: Backward<E>,
-        gradient: Tokens<E>,
-    ) {
-        let (job, lanes) = (self.job, E::lanes::<S>());
-        let [q, g, result] = [job.queries.width, job.values.width, job.queries.width]
-            .map(|width| runs(width, GROUPS));
-        let (scores, slopes) = (runs(SOURCES, 1), runs(SOURCES, 1));
-        let shared = self.head / job.shared;
-        let scale = E::splat(simd, E::from_f64(job.scale));
-        // SAFETY: the caller's.
-        unsafe {
-            for (number, group) in self.groups::<S>() {
-                group.load(simd, &job.queries, self.head, job.scale, q.of(number));
-                group.load(simd, &from.cotangent, self.head, 1.0, g.of(number));
-                group.load(simd, &gradient, self.head, 1.0, result.of(number));
-            }
-            for block in self.blocks(job.keys.tokens) {
-                let keys = self.copied(&job.keys, shared, &block, copies[0]);
-                let values = self.copied(&job.values, shared, &block, copies[1]);
-                for (number, group) in self.groups::<S>() {
-                    let block = group.within(&block, job.keys.tokens);
-                    if block.is_empty() {
-                        continue;
-                    }
-                    group.scores(simd, q.of(number), keys, &block, scores);
-                    group.complete(simd, self.head, &block, scores);
-                    group.scores(simd, g.of(number), values, &block, slopes);
-                    group.drop::<S>(self.head, &block, slopes);
-                    for vector in 0..group.vectors::<S>() {
-                        let known = [from.lse, from.products]
-                            .map(|tokens| group.number::<S>(&tokens, self.head, vector));
-                        for source in 0..block.len() {
-                            let at =
-                                [scores, slopes].map(|runs| runs.at(vector).add(source * lanes));
-                            let [_, weight] = weights::<S, E>(simd, at, known);
-                            E::store::<S>(at[0], E::times(simd, weight, scale));
-                        }
-                    }
-                    group.weighted(simd, scores, keys, &block, result.of(number));
-                }
-            }
-            for (number, group) in self.groups::<S>() {
-                group.store(simd, result.of(number), self.head, &gradient);
-            }
-        }
-    }
-
-    /// Adds to the gradients of keys and values.
-    ///
-    /// # Safety
-    /// Runs and copies must have room, and all tokens be there.
-    #[inline(always)]
-    pub(super) unsafe fn key_gradients<S: Simd>(
-        &self,
-        simd: S,
-        copies: [*mut E; 2],
-        runs: &mut impl FnMut(usize, usize) -> Runs<E>,
-        from: Backward<E>,
-        gradients: [Tokens<E>; 2],
+        [query, key, value]: [Option<Tokens<E>>; 3],
     ) {
         let (job, lanes) = (self.job, E::lanes::<S>());
         let widths = [job.queries.width, job.values.width];
         let [k, v] = widths.map(|width| runs(width, GROUPS));
-        let results = widths.map(|width| runs(width, GROUPS));
+        let [of_keys, of_values] = widths.map(|width| runs(width, GROUPS));
         let (scores, slopes) = (runs(SOURCES, 1), runs(SOURCES, 1));
         let scale = E::splat(simd, E::from_f64(job.scale));
+        let vectors = job.keys.width.div_ceil(lanes);
+        let pitch = vectors * lanes;
         // SAFETY: the caller's.
         unsafe {
             for (number, group) in self.groups::<S>() {
                 group.load(simd, &job.keys, self.head, job.scale, k.of(number));
                 group.load(simd, &job.values, self.head, 1.0, v.of(number));
-                for (result, gradient) in results.into_iter().zip(&gradients) {
-                    group.load(simd, gradient, self.head, 1.0, result.of(number));
+                for (gradient, sums) in [(&key, of_keys), (&value, of_values)] {
+                    if let Some(gradient) = gradient {
+                        group.load(simd, gradient, self.head, 1.0, sums.of(number));
+                    }
+                }
+            }
+            if query.is_some() {
+                for (row, token) in self.targets.clone().enumerate() {
+                    let key = job.keys.at(self.batch, token, self.head);
+                    let row = keys.add(row * pitch);
+                    std::ptr::copy_nonoverlapping(key, row, job.keys.width);
+                    row.add(job.keys.width)
+                        .write_bytes(0, pitch - job.keys.width);
                 }
             }
             for turn in 0..job.shared {
                 let head = self.head * job.shared + turn;
-                for block in self.blocks(job.queries.tokens) {
+                for block in self.blocks() {
                     let queries = self.copied(&job.queries, head, &block, copies[0]);
                     let cotangents = self.copied(&from.cotangent, head, &block, copies[1]);
+                    if query.is_some() {
+                        sums.write_bytes(0, ROOM * pitch);
+                    }
                     for (number, group) in self.groups::<S>() {
-                        let block = group.within(&block, job.queries.tokens);
-                        if block.is_empty() {
+                        let reached = group.within(&block);
+                        if reached.is_empty() {
                             continue;
                         }
-                        group.scores(simd, k.of(number), queries, &block, scores);
-                        group.complete(simd, head, &block, scores);
-                        group.scores(simd, v.of(number), cotangents, &block, slopes);
-                        group.drop::<S>(head, &block, slopes);
-                        for (source, query) in block.clone().enumerate() {
+                        group.scores(simd, k.of(number), queries, &reached, scores);
+                        group.complete(simd, head, &reached, scores);
+                        group.scores(simd, v.of(number), cotangents, &reached, slopes);
+                        group.drop::<S>(head, &reached, slopes);
+                        for (source, query) in reached.clone().enumerate() {
                             let known = [from.lse, from.products]
                                 .map(|tokens| E::splat(simd, *tokens.at(self.batch, query, head)));
                             for vector in 0..group.vectors::<S>() {
@@ -198,16 +160,42 @@ impl<E: Element> Task<'_, E> {
                                 E::store::<S>(at[1], E::times(simd, weight, scale));
                             }
                         }
-                        group.drop::<S>(head, &block, scores);
-                        let [of_keys, of_values] = results.map(|runs| runs.of(number));
-                        group.weighted(simd, slopes, queries, &block, of_keys);
-                        group.weighted(simd, scores, cotangents, &block, of_values);
+                        if query.is_some() {
+                            let before = group.targets.start - self.targets.start;
+                            simd.vectorize(Rows {
+                                weights: slopes,
+                                targets: keys.add(before * pitch),
+                                count: group.targets.len(),
+                                results: sums.add((reached.start - block.start) * pitch),
+                                sources: reached.len(),
+                                vectors,
+                            });
+                        }
+                        if key.is_some() {
+                            group.weighted(simd, slopes, queries, &reached, of_keys.of(number));
+                        }
+                        if value.is_some() {
+                            group.drop::<S>(head, &reached, scores);
+                            let to = of_values.of(number);
+                            group.weighted(simd, scores, cotangents, &reached, to);
+                        }
+                    }
+                    if let Some(gradient) = &query {
+                        for (row, token) in block.enumerate() {
+                            let to = gradient.at(self.batch, token, head);
+                            let sums = sums.add(row * pitch);
+                            for element in 0..gradient.width {
+                                *to.add(element) += *sums.add(element);
+                            }
+                        }
                     }
                 }
             }
             for (number, group) in self.groups::<S>() {
-                for (result, gradient) in results.into_iter().zip(&gradients) {
-                    group.store(simd, result.of(number), self.head, gradient);
+                for (gradient, sums) in [(&key, of_keys), (&value, of_values)] {
+                    if let Some(gradient) = gradient {
+                        group.store(simd, sums.of(number), self.head, gradient);
+                    }
                 }
             }
         }

@@ -23,6 +23,8 @@ pub(super) struct Task<'a, E> {
     pub batch: usize,
     pub head: usize,
     pub targets: Range<usize>,
+    /// The sources that count, of all.
+    pub sources: Range<usize>,
 }
 
 /// Vectors of targets, each with a run of vectors of its own.
@@ -83,6 +85,7 @@ impl<'a, E: Element> Task<'a, E> {
         let &Self {
             job, batch, head, ..
         } = self;
+        let sources = self.sources.clone();
         let starts = all.clone().step_by(length);
         starts.enumerate().map(move |(number, start)| {
             let group = Self {
@@ -90,6 +93,7 @@ impl<'a, E: Element> Task<'a, E> {
                 batch,
                 head,
                 targets: start..(start + length).min(all.end),
+                sources: sources.clone(),
             };
             (number, group)
         })
@@ -202,31 +206,36 @@ impl<'a, E: Element> Task<'a, E> {
 
     /// The sources that some target reaches.
     #[inline(always)]
-    fn reached(&self, tokens: usize) -> Range<usize> {
+    fn reached(&self) -> Range<usize> {
+        let Range { start, end } = self.sources;
         match (self.job.causal, self.job.results) {
-            (None, _) => 0..tokens,
+            (None, _) => start..end,
             // Queries before the first key reach none of them.
-            (Some([query, key]), Results::Keys { .. }) => {
-                (key + self.targets.start).saturating_sub(query).min(tokens)..tokens
+            (Some([query, key]), Results::Gradients { .. }) => {
+                let first = (key + self.targets.start).saturating_sub(query);
+                first.clamp(start, end)..end
             }
-            (Some([query, key]), _) => {
-                0..(query + self.targets.end).saturating_sub(key).min(tokens)
+            (Some([query, key]), Results::Forward { .. }) => {
+                start
+                    ..(query + self.targets.end)
+                        .saturating_sub(key)
+                        .clamp(start, end)
             }
         }
     }
 
     /// Blocks of sources that some target reaches.
     #[inline(always)]
-    pub(super) fn blocks(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> + use<E> {
-        let reached = self.reached(tokens);
+    pub(super) fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<E> {
+        let reached = self.reached();
         let starts = reached.clone().step_by(SOURCES);
         starts.map(move |start| start..(start + SOURCES).min(reached.end))
     }
 
     /// The sources of a block that some target reaches.
     #[inline(always)]
-    pub(super) fn within(&self, block: &Range<usize>, tokens: usize) -> Range<usize> {
-        let reached = self.reached(tokens);
+    pub(super) fn within(&self, block: &Range<usize>) -> Range<usize> {
+        let reached = self.reached();
         block.start.max(reached.start)..block.end.min(reached.end)
     }
 
