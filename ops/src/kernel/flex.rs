@@ -76,8 +76,8 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
-/// Casts a tensor to the float type of a kernel.
-pub(crate) fn cast<E: Float>(tensor: DispatchTensor) -> Result<FlexTensor> {
+/// Casts a tensor to a kernel's type of numbers.
+pub(crate) fn cast<E: BurnElement>(tensor: DispatchTensor) -> Result<FlexTensor> {
     from_dispatch::<Flex>(in_dtype(tensor, E::dtype()))
 }
 
@@ -101,13 +101,13 @@ pub(crate) fn in_order(x: DispatchTensor) -> DispatchTensor {
     of_boxes(&x, &shape, None, &[(IndexBox::whole(&shape), x.clone())])
 }
 
-/// Casts a tensor to the float type of a kernel and makes it contiguous.
-pub(crate) fn operand<E: Float>(tensor: DispatchTensor) -> Result<FlexTensor> {
+/// Casts a tensor to a kernel's type of numbers and makes it contiguous.
+pub(crate) fn operand<E: BurnElement>(tensor: DispatchTensor) -> Result<FlexTensor> {
     cast::<E>(tensor).map(contiguous)
 }
 
 /// A kernel's result as a tensor of a dtype.
-pub(crate) fn result<E: Float>(
+pub(crate) fn result<E: BurnElement>(
     elements: Buffer<E>,
     shape: &[usize],
     dtype: DType,
@@ -126,7 +126,7 @@ pub(crate) fn small_result<E: Float>(
     narrowed::<E>(Bytes::from_elems(elements), shape, dtype)
 }
 
-fn narrowed<E: Float>(bytes: Bytes, shape: &[usize], dtype: DType) -> DispatchTensor {
+fn narrowed<E: BurnElement>(bytes: Bytes, shape: &[usize], dtype: DType) -> DispatchTensor {
     let layout = Layout::contiguous(Shape::from(shape.to_vec()));
     in_dtype(
         to_dispatch::<Flex>(FlexTensor::new(bytes, layout, E::dtype())),
@@ -148,7 +148,7 @@ pub(crate) fn in_dtype(tensor: DispatchTensor, dtype: DType) -> DispatchTensor {
 }
 
 /// The elements of a contiguous tensor.
-pub(crate) fn elements<E: Float>(tensor: &FlexTensor) -> &[E] {
+pub(crate) fn elements<E: BurnElement + bytemuck::Pod>(tensor: &FlexTensor) -> &[E] {
     let layout = tensor.layout();
     match layout.num_elements() {
         // An empty view may begin outside of the storage.

@@ -1,5 +1,7 @@
 //! Products of matrices.
 
+use std::ops::Range;
+
 use gemm::Parallelism;
 
 use super::simd::Element;
@@ -12,7 +14,7 @@ pub(crate) struct Matrix<'a, E> {
     strides: [usize; 2],
 }
 
-impl<'a, E> Matrix<'a, E> {
+impl<'a, E: Copy> Matrix<'a, E> {
     /// A matrix of rows that lie one after the other.
     pub(crate) fn new(elements: &'a [E], size: [usize; 2]) -> Self {
         Self::strided(elements, size, [size[1], 1])
@@ -38,8 +40,35 @@ impl<'a, E> Matrix<'a, E> {
         }
     }
 
+    pub(crate) fn strides(self) -> [usize; 2] {
+        self.strides
+    }
+
+    /// The address of the first element.
+    pub(crate) fn first(self) -> *const E {
+        self.elements.as_ptr()
+    }
+
+    /// The element at an offset from the first.
+    ///
+    /// # Safety
+    /// It must be an element.
+    #[inline(always)]
+    pub(crate) unsafe fn at(self, offset: usize) -> E {
+        debug_assert!(offset < self.elements.len());
+        // SAFETY: the caller's.
+        unsafe { *self.elements.get_unchecked(offset) }
+    }
+
     pub(crate) fn size(self) -> [usize; 2] {
         self.size
+    }
+
+    /// Some of the rows.
+    pub(crate) fn rows(self, range: Range<usize>) -> Self {
+        let first = (range.start * self.strides[0]).min(self.elements.len());
+        let size = [range.len(), self.size[1]];
+        Self::strided(&self.elements[first..], size, self.strides)
     }
 
     pub(crate) fn transposed(mut self) -> Self {

@@ -12,6 +12,7 @@ mod logarithm;
 pub(crate) mod math;
 pub(crate) mod matrices;
 pub(crate) mod memory;
+pub(crate) mod panels;
 pub(crate) mod products;
 pub(crate) mod simd;
 pub(crate) mod taken;

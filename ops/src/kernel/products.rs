@@ -1,9 +1,10 @@
 //! Products that are added up: of numbers, or of pairs of bf16 numbers.
 //!
 //! Where the processor has an instruction that multiplies pairs of bf16 numbers and adds both products to a sum in f32
-//! (AVX-512 BF16), kernels write [`Pairs`] where they have an `f32` elsewhere. Its two numbers are cells of two channels, or of
-//! two rows.
+//! (AVX-512 BF16), kernels write [`Pairs`] where they have an `f32` elsewhere. Its two numbers are cells of two channels, of
+//! two rows, or neighbours in a sum.
 
+use burn_std::bf16;
 use pulp::{Simd, WithSimd};
 
 use super::simd::{Element, Isa};
@@ -13,6 +14,18 @@ use super::widths::narrowed;
 pub(crate) trait Products<E: Element>: Copy + Send + Sync + 'static {
     /// The numbers in a factor.
     const NUMBERS: usize;
+
+    /// A number as it lies in memory.
+    type Number: Copy + Default + Send + Sync + 'static;
+
+    /// The factor of numbers in memory; the second one is not used if a factor is one number.
+    fn factor(numbers: [Self::Number; 2]) -> E;
+
+    /// A number in memory as a term of a sum.
+    fn widened(number: Self::Number) -> E;
+
+    /// A sum as a number in memory.
+    fn number(sum: E) -> Self::Number;
 
     /// Adds the products of factors to a sum.
     fn mul_add<S: Simd>(
@@ -49,6 +62,23 @@ pub(crate) struct Numbers;
 
 impl<E: Element> Products<E> for Numbers {
     const NUMBERS: usize = 1;
+
+    type Number = E;
+
+    #[inline(always)]
+    fn factor([number, _]: [E; 2]) -> E {
+        number
+    }
+
+    #[inline(always)]
+    fn widened(number: E) -> E {
+        number
+    }
+
+    #[inline(always)]
+    fn number(sum: E) -> E {
+        sum
+    }
 
     #[inline(always)]
     fn mul_add<S: Simd>(
@@ -133,6 +163,24 @@ fn by_lanes<S: Simd, const N: usize>(
 impl Products<f32> for Pairs {
     const NUMBERS: usize = 2;
 
+    type Number = bf16;
+
+    #[inline(always)]
+    fn factor(numbers: [bf16; 2]) -> f32 {
+        let [first, second] = numbers.map(|number| u32::from(number.to_bits()));
+        f32::from_bits(second << 16 | first)
+    }
+
+    #[inline(always)]
+    fn widened(number: bf16) -> f32 {
+        f32::from_bits(u32::from(number.to_bits()) << 16)
+    }
+
+    #[inline(always)]
+    fn number(sum: f32) -> bf16 {
+        narrowed(sum)
+    }
+
     #[inline(always)]
     fn mul_add<S: Simd>(_: S, a: S::f32s, b: S::f32s, sum: S::f32s) -> S::f32s {
         #[cfg(target_arch = "x86_64")]
@@ -158,8 +206,7 @@ impl Products<f32> for Pairs {
 
     #[inline(always)]
     fn join_one(numbers: [f32; 2]) -> f32 {
-        let [first, second] = numbers.map(|number| u32::from(narrowed(number).to_bits()));
-        f32::from_bits(second << 16 | first)
+        Self::factor(numbers.map(narrowed))
     }
 }
 
@@ -249,8 +296,6 @@ mod avx512 {
 
 #[cfg(test)]
 mod tests {
-    use burn_std::bf16;
-
     use super::*;
 
     /// Products of pairs of all lanes, added to sums.

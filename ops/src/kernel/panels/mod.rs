@@ -1,0 +1,359 @@
+//! Products of many rows with a matrix in panels: some of its columns, which lie in one piece for all that is summed over.
+//!
+//! Sums of a few rows and of a few vectors of columns stay in registers; each load of a vector serves all of the rows. Factors
+//! are numbers, or pairs of bf16 numbers that follow each other in the sum ([`Pairs`](super::products::Pairs)).
+
+mod sums;
+
+use std::ops::Range;
+
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::buffer::{Buffer, filled};
+use super::lanes::{CHUNK, WIDEST};
+use super::matrices::Matrix;
+use super::memory::{Shared, with_scratch};
+use super::products::Products;
+use super::simd::{Element, Isa};
+use sums::{Sums, factors, pack_panel};
+
+/// Columns of a panel.
+const PANEL: usize = 64;
+/// Rows of a task.
+const ROWS: usize = 192;
+/// Tasks that threads should find.
+const TASKS: usize = 32;
+/// Products of so many multiply-adds are shared by all threads.
+const SHARED: usize = 1 << 20;
+/// Rows that are packed at a time where products are added up over rows.
+const TOGETHER: usize = 256;
+/// Rows at least of the parts whose sums are added up, and bytes of all of them.
+const PART_ROWS: usize = 2048;
+const PART_BYTES: usize = 16 << 20;
+
+/// Columns of the panels of so many columns, of whole vectors.
+fn whole(columns: usize) -> usize {
+    columns.next_multiple_of(WIDEST)
+}
+
+/// The columns of a panel, of so many in all, and its columns of whole vectors.
+fn panel(number: usize, columns: usize) -> (Range<usize>, usize) {
+    let start = number * PANEL;
+    let width = PANEL.min(whole(columns) - start);
+    (start..(start + width).min(columns), width)
+}
+
+/// Panels of a task, where so many chunks of rows are tasks besides: few chunks are dealt out by panels, too.
+fn panels_together(panels: usize, chunks: usize) -> usize {
+    let groups = TASKS.div_ceil(chunks.max(1)).clamp(1, panels.max(1));
+    panels.div_ceil(groups).max(1)
+}
+
+/// Runs tasks, on one thread if there are few multiply-adds in all.
+fn deal(tasks: usize, products: usize, run: impl Fn(usize) + Send + Sync) {
+    match products {
+        ..SHARED => (0..tasks).for_each(run),
+        _ => (0..tasks).into_par_iter().for_each(run),
+    }
+}
+
+/// Products of some rows with some panels.
+struct OfRows<'a, E: Element, P: Products<E>> {
+    a: Matrix<'a, P::Number>,
+    /// All panels, the columns of all, and those of this task.
+    panels: &'a [E],
+    columns: usize,
+    numbers: Range<usize>,
+    /// A number for each column.
+    bias: &'a [E],
+    /// The first of the rows.
+    y: *mut P::Number,
+}
+
+impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let [rows, summed] = self.a.size();
+        let steps = summed.div_ceil(P::NUMBERS);
+        let packed = if P::NUMBERS > 1 { steps } else { 0 };
+        with_scratch(
+            rows * (PANEL + packed),
+            #[inline(always)]
+            |scratch: &mut [E]| {
+                let (tile, packed) = scratch.split_at_mut(rows * PANEL);
+                // SAFETY: rows, panels and bias have so many numbers, and the scratch so much room.
+                unsafe {
+                    let a = factors::<E, P>(self.a, packed.as_mut_ptr());
+                    for number in self.numbers.clone() {
+                        let (columns, width) = panel(number, self.columns);
+                        let sums = Sums {
+                            a,
+                            rows,
+                            b: self.panels.as_ptr().add(columns.start * steps),
+                            width,
+                            steps,
+                            from: (self.bias.as_ptr().add(columns.start), 0),
+                            to: (tile.as_mut_ptr(), width),
+                        };
+                        sums.run::<S, P>(simd);
+                        for row in 0..rows {
+                            let sums = tile.as_ptr().add(row * width);
+                            let y = self.y.add(row * self.columns + columns.start);
+                            for column in 0..columns.len() {
+                                *y.add(column) = P::number(*sums.add(column));
+                            }
+                        }
+                    }
+                }
+            },
+        );
+    }
+}
+
+/// `a · b`, with `bias` added to every row.
+pub(crate) fn product<E: Element, P: Products<E>>(
+    isa: Isa,
+    a: Matrix<'_, P::Number>,
+    b: Matrix<'_, P::Number>,
+    bias: Option<&[P::Number]>,
+) -> Buffer<P::Number> {
+    let ([rows, summed], [_, columns]) = (a.size(), b.size());
+    let steps = summed.div_ceil(P::NUMBERS);
+    let (count, products) = (columns.div_ceil(PANEL), rows * summed * columns);
+    let fill = |panels: Shared<E>| {
+        deal(count, products, |number| {
+            let (columns, width) = panel(number, columns);
+            // SAFETY: a panel's own place.
+            unsafe {
+                pack_panel::<E, P>(b, columns.clone(), width, panels.at(columns.start * steps))
+            };
+        });
+    };
+    // SAFETY: all panels are packed.
+    let panels = unsafe { Buffer::filled(whole(columns) * steps, fill) };
+    let mut added = vec![E::default(); whole(columns)];
+    for (added, bias) in added.iter_mut().zip(bias.unwrap_or_default()) {
+        *added = P::widened(*bias);
+    }
+    let chunks = rows.div_ceil(ROWS);
+    let together = panels_together(count, chunks);
+    let groups = count.div_ceil(together);
+    let fill = |y: Shared<P::Number>| {
+        deal(chunks * groups, products, |task| {
+            let (chunk, group) = (task / groups, task % groups);
+            let range = chunk * ROWS..((chunk + 1) * ROWS).min(rows);
+            isa.run(OfRows::<E, P> {
+                // SAFETY: rows of the result.
+                y: unsafe { y.at(range.start * columns) },
+                a: a.rows(range),
+                panels: &panels,
+                columns,
+                numbers: group * together..((group + 1) * together).min(count),
+                bias: &added,
+            });
+        });
+    };
+    // SAFETY: the tasks write all elements, each its own.
+    unsafe { Buffer::filled(rows * columns, fill) }
+}
+
+/// Adds the products of some columns of `x`, as rows, with some panels of `y`.
+struct OverRows<'a, E: Element, P: Products<E>> {
+    /// `[columns of x, rows]`.
+    x: Matrix<'a, P::Number>,
+    y: Matrix<'a, P::Number>,
+    panels: Range<usize>,
+    /// Zeros, of whole vectors for each column of `x`.
+    to: *mut E,
+}
+
+impl<E: Element, P: Products<E>> WithSimd for OverRows<'_, E, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let ([features, rows], [_, columns]) = (self.x.size(), self.y.size());
+        let pitch = whole(columns);
+        with_scratch(
+            TOGETHER * (PANEL + features) + features * PANEL,
+            #[inline(always)]
+            |scratch: &mut [E]| {
+                let (packed_panel, rest) = scratch.split_at_mut(TOGETHER * PANEL);
+                let (tile, packed) = rest.split_at_mut(features * PANEL);
+                let zeros = [E::default(); PANEL];
+                for start in (0..rows).step_by(TOGETHER) {
+                    let range = start..(start + TOGETHER).min(rows);
+                    let steps = range.len().div_ceil(P::NUMBERS);
+                    let y = self.y.rows(range.clone());
+                    let x = self.x.transposed().rows(range).transposed();
+                    // SAFETY: sums have so many numbers, and the scratch so much room.
+                    unsafe {
+                        let a = factors::<E, P>(x, packed.as_mut_ptr());
+                        for number in self.panels.clone() {
+                            let (columns, width) = panel(number, columns);
+                            let to = self.to.add(columns.start);
+                            pack_panel::<E, P>(y, columns, width, packed_panel.as_mut_ptr());
+                            // From zero, and added once: a sum of many rows would lose the last bits of each.
+                            let sums = Sums {
+                                a,
+                                rows: features,
+                                b: packed_panel.as_ptr(),
+                                width,
+                                steps,
+                                from: (zeros.as_ptr(), 0),
+                                to: (tile.as_mut_ptr(), width),
+                            };
+                            sums.run::<S, P>(simd);
+                            for feature in 0..features {
+                                let sums = tile.as_ptr().add(feature * width);
+                                let to = to.add(feature * pitch);
+                                for column in 0..width {
+                                    *to.add(column) += *sums.add(column);
+                                }
+                            }
+                        }
+                    }
+                }
+            },
+        );
+    }
+}
+
+/// `xᵀ · y`, added up over parts of the rows of both. How many there are follows from sizes, as does the order of the sum.
+pub(crate) fn product_over_rows<E: Element, P: Products<E>>(
+    isa: Isa,
+    x: Matrix<'_, P::Number>,
+    y: Matrix<'_, P::Number>,
+) -> Buffer<P::Number> {
+    let ([rows, features], [_, columns]) = (x.size(), y.size());
+    let elements = features * whole(columns);
+    let parts = (PART_BYTES / size_of::<E>() / elements.max(1)).min(TASKS);
+    let parts = (rows / PART_ROWS).min(parts).max(1);
+    let (part_rows, chunks) = (rows.div_ceil(parts), features.div_ceil(ROWS));
+    let panels = columns.div_ceil(PANEL);
+    let together = panels_together(panels, parts * chunks);
+    let groups = panels.div_ceil(together);
+    let mut sums = filled::<E>(parts * elements, 0.0);
+    let all = sums.shared();
+    deal(parts * chunks * groups, rows * features * columns, |task| {
+        let (part, chunk, group) = (
+            task / groups / chunks,
+            task / groups % chunks,
+            task % groups,
+        );
+        let range = (part * part_rows).min(rows)..((part + 1) * part_rows).min(rows);
+        let features = chunk * ROWS..((chunk + 1) * ROWS).min(features);
+        isa.run(OverRows::<E, P> {
+            // SAFETY: sums of this task.
+            to: unsafe { all.at(part * elements + features.start * whole(columns)) },
+            x: x.rows(range.clone()).transposed().rows(features),
+            y: y.rows(range),
+            panels: group * together..((group + 1) * together).min(panels),
+        });
+    });
+    let fill = |to: Shared<P::Number>| {
+        let together = (CHUNK / columns.max(1)).max(1);
+        let tasks = (0..features).into_par_iter().with_min_len(together);
+        tasks.for_each(|feature| {
+            for column in 0..columns {
+                let parts =
+                    (0..parts).map(|part| part * elements + feature * whole(columns) + column);
+                let sum = parts.fold(E::default(), |sum, place| sum + sums[place]);
+                // SAFETY: an element of this task.
+                unsafe { *to.at(feature * columns + column) = P::number(sum) };
+            }
+        });
+    };
+    // SAFETY: all elements are written.
+    unsafe { Buffer::filled(features * columns, fill) }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_std::bf16;
+
+    use super::*;
+    use crate::kernel::products::{Numbers, Pairs};
+
+    /// Numbers that products and sums of have no rounding, in any order.
+    fn numbers<N>(count: usize, of: impl Fn(f32) -> N) -> Vec<N> {
+        (0..count)
+            .map(|index| of((index * 7 % 13) as f32 - 6.0))
+            .collect()
+    }
+
+    fn check<P: Products<f32>>(isa: Isa, of: impl Fn(f32) -> P::Number) {
+        for [rows, summed, columns] in [
+            [1, 1, 1],
+            [100, 64, 64],
+            [193, 7, 70],
+            [5, 3, 200],
+            [4500, 5, 18],
+        ] {
+            let (a, b) = (numbers(rows * summed, &of), numbers(summed * columns, &of));
+            let bias = numbers(columns, &of);
+            let [of_a, of_b] = [(&a, [rows, summed]), (&b, [summed, columns])];
+            let a = Matrix::new(of_a.0, of_a.1);
+            let b = Matrix::new(of_b.0, of_b.1);
+            let wide = |m: Matrix<'_, P::Number>, row: usize, column: usize| {
+                let [of_row, of_column] = m.strides();
+                // SAFETY: an element.
+                P::widened(unsafe { m.at(row * of_row + column * of_column) })
+            };
+            let sum = |row: usize, column: usize| -> f32 {
+                let products = (0..summed).map(|k| wide(a, row, k) * wide(b, k, column));
+                products.sum::<f32>()
+            };
+            let expected = |bias: bool| -> Vec<f32> {
+                let places = (0..rows * columns).map(|index| (index / columns, index % columns));
+                let added = |column: usize| {
+                    if bias {
+                        P::widened(numbers(columns, &of)[column])
+                    } else {
+                        0.0
+                    }
+                };
+                let sums = places.map(|(row, column)| P::number(sum(row, column) + added(column)));
+                sums.map(P::widened).collect()
+            };
+            let widened =
+                |y: Buffer<P::Number>| y.iter().map(|y| P::widened(*y)).collect::<Vec<f32>>();
+            assert_eq!(
+                widened(product::<f32, P>(isa, a, b, Some(&bias))),
+                expected(true)
+            );
+            assert_eq!(widened(product::<f32, P>(isa, a, b, None)), expected(false));
+            // The same product, with both operands transposed: of rows of the one with rows of the other.
+            let mut turned = Vec::new();
+            for k in 0..summed {
+                turned.extend((0..rows).map(|row| of_a.0[row * summed + k]));
+            }
+            let x = Matrix::new(&turned, [summed, rows]);
+            assert_eq!(
+                widened(product_over_rows::<f32, P>(isa, x, b)),
+                expected(false)
+            );
+            let mut turned_b = Vec::new();
+            for column in 0..columns {
+                turned_b.extend((0..summed).map(|k| of_b.0[k * columns + column]));
+            }
+            let turned_b = Matrix::new(&turned_b, [columns, summed]).transposed();
+            let y = product::<f32, P>(isa, x.transposed(), turned_b, None);
+            assert_eq!(widened(y), expected(false));
+        }
+    }
+
+    #[test]
+    fn products_are_exact_for_every_instruction_set() {
+        for isa in Isa::available() {
+            check::<Numbers>(isa, |number| number);
+            // Other instruction sets have no pairs, and take them apart.
+            if Pairs::are_fast(isa) || isa.name() != "avx512" {
+                check::<Pairs>(isa, bf16::from_f32);
+            }
+        }
+    }
+}
