@@ -39,7 +39,10 @@ pub(crate) trait Products<E: Element>: Copy + Send + Sync + 'static {
     fn join<S: Simd>(simd: S, numbers: [E::Vector<S>; 2]) -> E::Vector<S>;
 
     /// The factor of numbers; the second one is not used if a factor is one number.
-    fn join_one(numbers: [E; 2]) -> E;
+    #[inline(always)]
+    fn join_one(numbers: [E; 2]) -> E {
+        Self::factor(numbers.map(Self::number))
+    }
 }
 
 /// An element with its factors of half precision.
@@ -92,11 +95,6 @@ impl<E: Element> Products<E> for Numbers {
 
     #[inline(always)]
     fn join<S: Simd>(_: S, [number, _]: [E::Vector<S>; 2]) -> E::Vector<S> {
-        number
-    }
-
-    #[inline(always)]
-    fn join_one([number, _]: [E; 2]) -> E {
         number
     }
 }
@@ -202,11 +200,6 @@ impl Products<f32> for Pairs {
             return unsafe { from_zmm(avx512::join(to_zmm(&first), to_zmm(&second))) };
         }
         by_lanes::<S, 2>([first, second], Self::join_one)
-    }
-
-    #[inline(always)]
-    fn join_one(numbers: [f32; 2]) -> f32 {
-        Self::factor(numbers.map(narrowed))
     }
 }
 

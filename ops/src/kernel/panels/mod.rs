@@ -16,7 +16,8 @@ use super::matrices::Matrix;
 use super::memory::{Shared, with_scratch};
 use super::products::Products;
 use super::simd::{Element, Isa};
-use sums::{Sums, factors, pack_panel};
+pub(crate) use sums::{Factors, Sums};
+use sums::{factors, pack_panel};
 
 /// Columns of a panel.
 const PANEL: usize = 64;
@@ -37,7 +38,7 @@ fn whole(columns: usize) -> usize {
     columns.next_multiple_of(WIDEST)
 }
 
-/// The columns of a panel, of so many in all, and its columns of whole vectors.
+/// Columns of a panel among all `columns`, and its width in whole vectors.
 fn panel(number: usize, columns: usize) -> (Range<usize>, usize) {
     let start = number * PANEL;
     let width = PANEL.min(whole(columns) - start);

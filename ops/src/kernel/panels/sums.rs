@@ -8,12 +8,12 @@ use crate::kernel::matrices::Matrix;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
-/// Factors of rows: where the first lies, and how far it is to that of the next row, and to the next of a row.
+/// Factors of rows: the address of the first, and the distances to that of the next row and to the next of the same row.
 #[derive(Clone, Copy)]
-pub(super) struct Factors<E> {
-    first: *const E,
-    row: usize,
-    step: usize,
+pub(crate) struct Factors<E> {
+    pub first: *const E,
+    pub row: usize,
+    pub step: usize,
 }
 
 /// Writes the factors of columns, `width` for each step.
@@ -109,21 +109,25 @@ pub(super) unsafe fn factors<E: Element, P: Products<E>>(
 
 /// Sums of products of some rows with a panel.
 #[derive(Clone, Copy)]
-pub(super) struct Sums<E> {
+pub(crate) struct Sums<E> {
     pub a: Factors<E>,
     pub rows: usize,
     /// A panel of `width` columns.
     pub b: *const E,
     pub width: usize,
     pub steps: usize,
-    /// What is added to, and how far it is to that of the next row.
+    /// Sums so far, and sums with the products, each with the distance from a row to the next.
     pub from: (*const E, usize),
     pub to: (*mut E, usize),
 }
 
 impl<E: Element> Sums<E> {
+    /// Adds the products.
+    ///
+    /// # Safety
+    /// All pointers must be good for so many rows, columns and steps.
     #[inline(always)]
-    pub(super) unsafe fn run<S: Simd, P: Products<E>>(&self, simd: S) {
+    pub(crate) unsafe fn run<S: Simd, P: Products<E>>(&self, simd: S) {
         let vectors = self.width / E::lanes::<S>();
         // As many as 32 registers permit, and 16.
         let most = if size_of::<E::Vector<S>>() >= 64 {

@@ -11,7 +11,6 @@
 mod job;
 mod pairs;
 mod passes;
-mod rows;
 mod task;
 
 use std::ops::Range;
@@ -25,7 +24,6 @@ use crate::kernel::lanes::CHUNK;
 use crate::kernel::memory::with_scratch;
 use crate::kernel::simd::{Element, Isa};
 pub(crate) use job::{Backward, Bias, Dense, Dropout, LOWEST, Results, Tokens};
-use rows::ROOM;
 use task::{GROUPS, Runs, SOURCES, Task};
 
 /// Tasks that threads should at least find.
@@ -100,15 +98,15 @@ impl<E: Element> Dense<E> {
         let others = query.map_or(0, |_| shares - 1);
         let together = (SUMS / (others * row).max(1)).next_multiple_of(SOURCES);
         let together = together.min(queries);
-        let mut sums: Vec<_> = (0..others)
+        let mut buffers: Vec<_> = (0..others)
             .map(|_| filled::<E>(together * row / size_of::<E>(), 0.0))
             .collect();
         for first in (0..queries).step_by(together.max(1)) {
             let sources = first..(first + together).min(queries);
             let sums: Vec<_> = match query {
                 Some(gradient) => {
-                    let others = sums.iter_mut().map(|sum| Tokens {
-                        elements: sum.shared(),
+                    let others = buffers.iter_mut().map(|buffer| Tokens {
+                        elements: buffer.shared(),
                         first,
                         tokens: together,
                         ..gradient
@@ -135,7 +133,7 @@ impl<E: Element> Dense<E> {
                 }
             });
             if let [gradient, sums @ ..] = &sums[..]
-                && others > 0
+                && !sums.is_empty()
             {
                 self.add(sources, gradient, sums);
             }
@@ -192,7 +190,7 @@ impl<E: Element> WithSimd for Task<'_, E> {
         let row = job.keys.width.next_multiple_of(lanes);
         let rows = match job.results {
             Results::Forward { .. } => [0; 2],
-            Results::Gradients { .. } => [GROUPS * TARGETS * lanes, ROOM],
+            Results::Gradients { .. } => [GROUPS * TARGETS * lanes, SOURCES],
         };
         let length = vectors * lanes + SOURCES * widths + (rows[0] + rows[1]) * row;
         with_scratch(

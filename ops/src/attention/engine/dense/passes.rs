@@ -1,14 +1,28 @@
 //! The passes over the blocks of sources that some target reaches.
 
-use pulp::Simd;
+use pulp::{Simd, WithSimd};
 
 use super::job::{Backward, Tokens};
-use super::rows::{ROOM, Rows};
 use super::task::{GROUPS, Runs, SOURCES, Task};
 use crate::attention::engine::blocks::TARGETS;
 use crate::attention::engine::lanes::weights;
 use crate::kernel::math;
+use crate::kernel::panels::{Factors, Sums};
+use crate::kernel::products::Numbers;
 use crate::kernel::simd::Element;
+
+/// Sums for gradients of queries: a call, because it is large.
+struct Combined<E>(Sums<E>);
+
+impl<E: Element> WithSimd for Combined<E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        // SAFETY: as `gradients` says.
+        unsafe { self.0.run::<S, Numbers>(simd) };
+    }
+}
 
 impl<E: Element> Task<'_, E> {
     /// Adds weighted values to the results so far.
@@ -92,7 +106,7 @@ impl<E: Element> Task<'_, E> {
     /// Adds to the gradients that are wanted, of queries, keys and values.
     ///
     /// # Safety
-    /// Runs and copies must have room, as rows of whole vectors `keys` for all targets and `sums` for [`ROOM`], and all tokens
+    /// Runs and copies must have room, as rows of whole vectors `keys` for all targets and `sums` for a block of sources, and all tokens
     /// be there.
     #[inline(always)]
     pub(super) unsafe fn gradients<S: Simd>(
@@ -110,8 +124,7 @@ impl<E: Element> Task<'_, E> {
         let [of_keys, of_values] = widths.map(|width| runs(width, GROUPS));
         let (scores, slopes) = (runs(SOURCES, 1), runs(SOURCES, 1));
         let scale = E::splat(simd, E::from_f64(job.scale));
-        let vectors = job.keys.width.div_ceil(lanes);
-        let pitch = vectors * lanes;
+        let pitch = job.keys.width.next_multiple_of(lanes);
         // SAFETY: the caller's.
         unsafe {
             for (number, group) in self.groups::<S>() {
@@ -138,7 +151,7 @@ impl<E: Element> Task<'_, E> {
                     let queries = self.copied(&job.queries, head, &block, copies[0]);
                     let cotangents = self.copied(&from.cotangent, head, &block, copies[1]);
                     if query.is_some() {
-                        sums.write_bytes(0, ROOM * pitch);
+                        sums.write_bytes(0, block.len() * pitch);
                     }
                     for (number, group) in self.groups::<S>() {
                         let reached = group.within(&block);
@@ -162,14 +175,22 @@ impl<E: Element> Task<'_, E> {
                         }
                         if query.is_some() {
                             let before = group.targets.start - self.targets.start;
-                            simd.vectorize(Rows {
-                                weights: slopes,
-                                targets: keys.add(before * pitch),
-                                count: group.targets.len(),
-                                results: sums.add((reached.start - block.start) * pitch),
-                                sources: reached.len(),
-                                vectors,
-                            });
+                            let to = sums.add((reached.start - block.start) * pitch);
+                            for vector in 0..group.vectors::<S>() {
+                                simd.vectorize(Combined(Sums {
+                                    a: Factors {
+                                        first: slopes.at(vector),
+                                        row: lanes,
+                                        step: 1,
+                                    },
+                                    rows: reached.len(),
+                                    b: keys.add((before + vector * lanes) * pitch),
+                                    width: pitch,
+                                    steps: group.lanes::<S>(vector).len(),
+                                    from: (to, pitch),
+                                    to: (to, pitch),
+                                }));
+                            }
                         }
                         if key.is_some() {
                             group.weighted(simd, slopes, queries, &reached, of_keys.of(number));

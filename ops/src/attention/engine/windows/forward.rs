@@ -35,18 +35,8 @@ impl<E: Element> Task<'_, E> {
         let (own, shared) = (|head: usize| head, |head: usize| head / job.shared);
         // SAFETY: the caller's.
         unsafe {
-            self.pack_sources(
-                simd,
-                &k,
-                1.0,
-                &self.located(&job.keys, Part::Sources, shared),
-            );
-            self.pack_sources(
-                simd,
-                &v,
-                1.0,
-                &self.located(&job.values, Part::Sources, shared),
-            );
+            self.pack_sources(simd, &k, 1.0, &job.keys, shared);
+            self.pack_sources(simd, &v, 1.0, &job.values, shared);
         }
         let zero = E::splat(simd, E::default());
         let one = E::splat(simd, E::from_f64(1.0));

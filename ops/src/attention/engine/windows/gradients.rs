@@ -35,18 +35,8 @@ impl<E: Element> Task<'_, E> {
         let (own, shared) = (|head: usize| head, |head: usize| head / job.shared);
         // SAFETY: the caller's.
         unsafe {
-            self.pack_sources(
-                simd,
-                &k,
-                1.0,
-                &self.located(&job.keys, Part::Sources, shared),
-            );
-            self.pack_sources(
-                simd,
-                &v,
-                1.0,
-                &self.located(&job.values, Part::Sources, shared),
-            );
+            self.pack_sources(simd, &k, 1.0, &job.keys, shared);
+            self.pack_sources(simd, &v, 1.0, &job.values, shared);
         }
         let zero = E::splat(simd, E::default());
         let scale = E::splat(simd, E::from_f64(job.scale));
@@ -130,20 +120,10 @@ impl<E: Element> Task<'_, E> {
             let head = |head: usize| head * job.shared + turn;
             // SAFETY: all is within the packed operands.
             unsafe {
-                self.pack_sources(
-                    simd,
-                    &q,
-                    job.scale,
-                    &self.located(&job.queries, Part::Sources, head),
-                );
-                self.pack_sources(
-                    simd,
-                    &g,
-                    1.0,
-                    &self.located(&from.cotangent, Part::Sources, head),
-                );
+                self.pack_sources(simd, &q, job.scale, &job.queries, head);
+                self.pack_sources(simd, &g, 1.0, &from.cotangent, head);
                 for (to, rows) in numbers.iter().zip([&from.lse, &from.products]) {
-                    self.pack_sources(simd, to, 1.0, &self.located(rows, Part::Sources, head));
+                    self.pack_sources(simd, to, 1.0, rows, head);
                 }
                 let groups = &self.class.groups;
                 for (index, group) in groups.iter().enumerate() {

@@ -247,15 +247,17 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Packs the sources of all tiles.
+    /// Packs the sources of all tiles in a field; `head` gives the head there.
     #[inline(always)]
     pub(super) unsafe fn pack_sources<S: Simd>(
         &self,
         simd: S,
         to: &Reached<E>,
         factor: f64,
-        from: &Located<'_, E, impl Fn(usize) -> usize>,
+        rows: &Rows<'_, E>,
+        head: impl Fn(usize) -> usize,
     ) {
+        let from = self.located(rows, Part::Sources, head);
         let each = to.step / E::lanes::<S>();
         let count: usize = self.class.vectors().iter().product();
         (0..count.min(AHEAD)).for_each(|number| from.at(number).fetch(to.width));
