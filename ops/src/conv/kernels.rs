@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, Flex, TensorMetadata};
-use burn::tensor::DType;
+use burn::tensor::{DType, Element as BurnElement};
 use halocline_core::ops::{BackwardPass, Boxes, add_box, blank, to_dispatch};
 use halocline_core::{Exchange, IndexBox, Result, Transfer};
 
@@ -19,16 +19,16 @@ use super::periodic::{Cotangent, continued};
 use super::run::{ConvRun, channels_of, joint_shape, spatial, split};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float};
-use crate::kernel::products::Pairs;
+use crate::kernel::products::Products;
 use crate::kernel::simd::Isa;
 
 impl ConvRun {
     /// Views of the cells that the windows reach, at their places in the haloed field.
-    fn pieces<'a, E: Float>(
+    fn pieces<'a, N: BurnElement + bytemuck::Pod>(
         &self,
         fields: &'a [FlexTensor],
         received: &'a [FlexTensor],
-    ) -> Pieces<'a, E> {
+    ) -> Pieces<'a, N> {
         let Some(exchange) = &self.exchange else {
             let whole = channels_of(fields).map(|(channel, x)| Piece {
                 channel,
@@ -60,19 +60,26 @@ impl ConvRun {
         Pieces::new(own.chain(others).collect())
     }
 
-    /// Computes the result, in the float type `E`; also returns the received boxes.
-    pub(super) fn forward_as<E: Float>(
+    /// Computes the result, with sums of type `E`; also returns the received boxes.
+    pub(super) fn forward_as<E: Float, P: Products<E>>(
         &self,
         inputs: Vec<DispatchTensor>,
         dtype: DType,
-    ) -> Result<(DispatchTensor, Vec<DispatchTensor>)> {
-        let fields = inputs[..self.fields].to_vec();
-        let mut inputs = casts::<E>(&inputs)?;
-        let mut next = || inputs.pop().expect("fields, weight and bias");
-        let (bias, weight) = (next(), next());
+    ) -> Result<(DispatchTensor, Vec<DispatchTensor>)>
+    where
+        P::Number: BurnElement + bytemuck::Pod,
+    {
+        let (fields, parameters) = inputs.split_at(self.fields);
+        let fields = fields.to_vec();
+        let (weight, bias) = (parameters[0].clone(), parameters[1].clone());
+        let (weight, bias) = (
+            flex::operand::<P::Number>(weight)?,
+            flex::operand::<E>(bias)?,
+        );
+        let inputs = casts::<P::Number>(&fields)?;
         let whole = self.conv.forward(spatial(&self.output));
         let mut received = Vec::new();
-        let y = self.forward_with::<E>(weight, bias, dtype, |compute| {
+        let y = self.forward_with::<E, P>(weight, bias, dtype, |compute| {
             received = self.in_stages(&fields, |received, results| {
                 let parts: Vec<Correlation> = results
                     .iter()
@@ -80,7 +87,7 @@ impl ConvRun {
                     .collect();
                 let boxes = received
                     .iter()
-                    .map(|(_, cells)| flex::cast::<E>(cells.clone()));
+                    .map(|(_, cells)| flex::cast::<P::Number>(cells.clone()));
                 let boxes = boxes.collect::<Result<Vec<_>>>()?;
                 compute(&parts, &self.pieces(&inputs, &boxes));
                 Ok(())
@@ -92,13 +99,16 @@ impl ConvRun {
 
     /// Runs a forward pass in stages, each of which computes a part of the results from the pieces
     /// present.
-    fn forward_with<E: Float>(
+    fn forward_with<E: Float, P: Products<E>>(
         &self,
         weight: FlexTensor,
         bias: FlexTensor,
         dtype: DType,
-        stages: impl FnOnce(&dyn Fn(&[Correlation], &Pieces<'_, E>)) -> Result<()>,
-    ) -> Result<DispatchTensor> {
+        stages: impl FnOnce(&dyn Fn(&[Correlation], &Pieces<'_, P::Number>)) -> Result<()>,
+    ) -> Result<DispatchTensor>
+    where
+        P::Number: BurnElement + bytemuck::Pod,
+    {
         let isa = Isa::chosen()?;
         let Conv {
             groups,
@@ -106,8 +116,8 @@ impl ConvRun {
             outputs,
             ..
         } = self.conv;
-        let (weight, bias) = (flex::contiguous(weight), flex::contiguous(bias));
-        let (weight, bias) = (flex::elements::<E>(&weight), flex::elements::<E>(&bias));
+        let weight = flex::elements::<P::Number>(&weight);
+        let bias = flex::elements::<E>(&bias);
         let kernel = self.conv.elements();
         let weight = |[group, output, input, element]: [usize; 4]| {
             weight[((group * outputs + output) * inputs + input) * kernel + element]
@@ -123,7 +133,6 @@ impl ConvRun {
             pieces: &nothing,
             bias: (!bias.is_empty()).then_some(bias),
             method: Method::chosen()?,
-            halves: halves(isa, dtype),
         };
         let mut result = Ok(());
         let fill = |output| {
@@ -133,7 +142,7 @@ impl ConvRun {
                     pieces,
                     ..job
                 };
-                stage.run_into(isa, &weight, output);
+                stage.run_into::<P>(isa, &weight, output);
             });
         };
         // SAFETY: stages compute all results, or fail.
@@ -141,20 +150,22 @@ impl ConvRun {
         result.map(|()| flex::result(y, &self.output, dtype))
     }
 
-    /// Computes the gradients of input, weight and bias that are wanted, in the float type `E`.
-    pub(super) fn backward_as<E: Float>(
+    /// Computes the gradients of input, weight and bias that are wanted, with sums of type `E`.
+    pub(super) fn backward_as<E: Float, P: Products<E>>(
         &self,
         mut pass: BackwardPass<'_, Vec<DispatchTensor>>,
         dtype: DType,
-    ) -> Result<Vec<Option<DispatchTensor>>> {
+    ) -> Result<Vec<Option<DispatchTensor>>>
+    where
+        P::Number: BurnElement + bytemuck::Pod,
+    {
         let (isa, method) = (Isa::chosen()?, Method::chosen()?);
-        let halves = halves(isa, dtype);
         let fields: Vec<_> = (0..self.fields).map(|x| pass.take_input(x)).collect();
-        let fields = casts::<E>(&fields)?;
+        let fields = casts::<P::Number>(&fields)?;
         let like = to_dispatch::<Flex>(fields[0].clone());
-        let weight = flex::operand::<E>(pass.take_input(self.fields))?;
-        let received = casts::<E>(pass.saved)?;
-        let cotangent = &flex::cast::<E>(pass.cotangent)?;
+        let weight = flex::operand::<P::Number>(pass.take_input(self.fields))?;
+        let received = casts::<P::Number>(pass.saved)?;
+        let cotangent = &flex::cast::<P::Number>(pass.cotangent)?;
         let plain = Cotangent {
             cells: cotangent,
             margin: [0; 3],
@@ -164,7 +175,7 @@ impl ConvRun {
         let exchange = self.exchange.clone().map(Exchange::reversed);
         let gradient = |cotangent: Cotangent, cells: &IndexBox| {
             let weight = flex::elements(&weight);
-            self.input_gradient::<E>((isa, method, halves), cotangent, weight, cells)
+            self.input_gradient::<E, P>((isa, method), cotangent, weight, cells)
         };
         // Gradients of received boxes come first: their owners wait for them.
         let boxes = exchange
@@ -193,12 +204,11 @@ impl ConvRun {
         let parameters = of_parameters.contains(&true).then(|| {
             let job = WeightJob {
                 conv: &self.conv,
-                pieces: &self.pieces::<E>(&fields, &received),
+                pieces: &self.pieces::<P::Number>(&fields, &received),
                 cotangent: flex::field(cotangent),
                 method,
-                halves,
             };
-            job.run(isa)
+            job.run::<E, P>(isa)
         });
         let input = match (own, boxes) {
             (Some(sum), Some(boxes)) => Some(boxes.finish()?.into_iter().fold(sum, add_box)),
@@ -217,13 +227,16 @@ impl ConvRun {
     }
 
     /// Computes the gradient of a box of the cells that the windows reach.
-    fn input_gradient<E: Float>(
+    fn input_gradient<E: Float, P: Products<E>>(
         &self,
-        (isa, method, halves): (Isa, Method, bool),
+        (isa, method): (Isa, Method),
         cotangent: Cotangent<'_>,
-        weight: &[E],
+        weight: &[P::Number],
         cells: &IndexBox,
-    ) -> DispatchTensor {
+    ) -> DispatchTensor
+    where
+        P::Number: BurnElement + bytemuck::Pod,
+    {
         let Conv {
             groups,
             inputs,
@@ -246,23 +259,17 @@ impl ConvRun {
             pieces: &cotangent.pieces(),
             bias: None,
             method,
-            halves,
         };
-        let gradient: Buffer<E> = job.run(isa, |[group, input, output, element]| {
+        let gradient = job.run::<P>(isa, |[group, input, output, element]| {
             weight[((group * outputs + output) * inputs + input) * kernel + element]
         });
-        flex::result(gradient, &shape, E::dtype())
+        flex::result(gradient, &shape, P::Number::dtype())
     }
 }
 
-/// Whether factors of tensors of a number type are rounded to bf16.
-fn halves(isa: Isa, dtype: DType) -> bool {
-    dtype == DType::BF16 && Pairs::are_fast(isa)
-}
-
-/// Casts boxes to the float type of a kernel.
-fn casts<E: Float>(boxes: &[DispatchTensor]) -> Result<Vec<FlexTensor>> {
-    boxes.iter().cloned().map(flex::cast::<E>).collect()
+/// Casts boxes to a kernel's type of numbers.
+fn casts<N: BurnElement>(boxes: &[DispatchTensor]) -> Result<Vec<FlexTensor>> {
+    boxes.iter().cloned().map(flex::cast::<N>).collect()
 }
 
 /// The spatial ranges of a box, as three.

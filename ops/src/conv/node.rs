@@ -1,13 +1,15 @@
 //! Convolution as one node of the graph, of exchange and kernels together.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use halocline_core::Result;
 use halocline_core::ops::{self, BackwardPass, Operator};
 
 use super::assembled;
 use super::run::ConvRun;
-use crate::kernel::flex::{self, with_float};
+use crate::kernel::flex;
+use crate::kernel::products::{Halves, Numbers, Pairs};
+use crate::kernel::simd::Isa;
 
 /// Convolves this rank's shard: one tensor, or two whose channels follow each other. No bias is a bias without elements.
 pub(crate) fn conv<const D: usize>(
@@ -47,7 +49,14 @@ impl Operator for ConvRun {
         if !runs_on_kernels(&inputs[0]) {
             return assembled::forward(self, inputs);
         }
-        with_float!(dtype, E => self.forward_as::<E>(inputs, dtype))
+        match dtype {
+            DType::F64 => self.forward_as::<f64, Numbers>(inputs, dtype),
+            DType::BF16 if Pairs::are_fast(Isa::chosen()?) => {
+                self.forward_as::<f32, Pairs>(inputs, dtype)
+            }
+            DType::BF16 => self.forward_as::<f32, Halves>(inputs, dtype),
+            _ => self.forward_as::<f32, Numbers>(inputs, dtype),
+        }
     }
 
     fn backward(
@@ -58,7 +67,14 @@ impl Operator for ConvRun {
         if !runs_on_kernels(&pass.cotangent) {
             return assembled::backward(self, pass);
         }
-        with_float!(dtype, E => self.backward_as::<E>(pass, dtype))
+        match dtype {
+            DType::F64 => self.backward_as::<f64, Numbers>(pass, dtype),
+            DType::BF16 if Pairs::are_fast(Isa::chosen()?) => {
+                self.backward_as::<f32, Pairs>(pass, dtype)
+            }
+            DType::BF16 => self.backward_as::<f32, Halves>(pass, dtype),
+            _ => self.backward_as::<f32, Numbers>(pass, dtype),
+        }
     }
 }
 

@@ -7,12 +7,13 @@ use std::ops::Range;
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
+use burn::tensor::Element;
 use halocline_core::{ExchangePlan, IndexBox, Transfer};
 
 use super::engine::geometry::{Conv, Dims};
 use super::engine::pieces::{Piece, Pieces};
 use super::run::spatial;
-use crate::kernel::flex::{self, Float};
+use crate::kernel::flex;
 
 /// How far the cotangent of results of this shape continues beyond each end of every spatial dim, and the copies of the plan
 /// for which gradients are left to compute.
@@ -73,7 +74,7 @@ impl<'a> Cotangent<'a> {
     }
 
     /// All cells.
-    pub(super) fn pieces<E: Float>(&self) -> Pieces<'a, E> {
+    pub(super) fn pieces<N: Element + bytemuck::Pod>(&self) -> Pieces<'a, N> {
         let shape = self.cells.shape();
         let dims = shape.len();
         let mut boxes = vec![(IndexBox::whole(&shape), [0; 3])];

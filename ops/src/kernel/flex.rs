@@ -13,7 +13,7 @@ use halocline_core::{IndexBox, Result};
 
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::View;
-use crate::kernel::products::Halved;
+use crate::kernel::simd::Element;
 use crate::kernel::widths;
 
 /// Whether our kernels run on a device.
@@ -25,23 +25,23 @@ pub(crate) fn runs_on(device: &Device) -> bool {
 }
 
 /// A float of both burn and kernels.
-pub(crate) trait Float: Halved + BurnElement + bytemuck::Pod {}
+pub(crate) trait Float: Element + BurnElement + bytemuck::Pod {}
 
 impl Float for f32 {}
 impl Float for f64 {}
 
 /// A tensor `[batch, channels, *spatial]` with three spatial dims, the leading ones of one cell.
-pub(crate) fn field<E: Float>(tensor: &FlexTensor) -> View<'_, E, 5> {
+pub(crate) fn field<N: BurnElement + bytemuck::Pod>(tensor: &FlexTensor) -> View<'_, N, 5> {
     let whole = IndexBox::whole(&tensor.layout().shape()[..]);
     field_box(tensor, &whole, &[])
 }
 
 /// A box of a tensor, with some dims in reverse order, as [`field`] gives it.
-pub(crate) fn field_box<'a, E: Float>(
+pub(crate) fn field_box<'a, N: BurnElement + bytemuck::Pod>(
     tensor: &'a FlexTensor,
     cells: &IndexBox,
     flip: &[bool],
-) -> View<'a, E, 5> {
+) -> View<'a, N, 5> {
     let layout = tensor.layout();
     let mut start = layout.start_offset() as isize;
     let (mut shape, mut strides) = ([1; 5], [0; 5]);

@@ -102,6 +102,11 @@ impl<E> Shared<E> {
         Shared(self.0.cast())
     }
 
+    /// The elements from an index on.
+    pub(crate) fn from(self, index: usize) -> Self {
+        Self(self.0.wrapping_add(index))
+    }
+
     /// A pointer to an element.
     ///
     /// # Safety

@@ -2,6 +2,7 @@
 //!
 //! Kernels know slices, strides and geometry; they do not know ranks.
 
+pub(crate) mod amx;
 pub(crate) mod buffer;
 mod constants;
 pub(crate) mod flex;
@@ -18,4 +19,5 @@ pub(crate) mod simd;
 pub(crate) mod taken;
 #[cfg(test)]
 pub(crate) mod testing;
+pub(crate) mod transpose;
 pub(crate) mod widths;

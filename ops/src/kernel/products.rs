@@ -1,8 +1,9 @@
 //! Products that are added up: of numbers, or of pairs of bf16 numbers.
 //!
-//! Where the processor has an instruction that multiplies pairs of bf16 numbers and adds both products to a sum in f32
-//! (AVX-512 BF16), kernels write [`Pairs`] where they have an `f32` elsewhere. Its two numbers are cells of two channels, of
-//! two rows, or neighbours in a sum.
+//! Kernels read numbers from memory, multiply them as factors, and write sums back as numbers. In `f32` and `f64` all three
+//! are of one type ([`Numbers`]). Numbers of bf16 are widened to `f32` when they are read ([`Halves`]). Where the processor
+//! has an instruction that multiplies pairs of bf16 numbers and adds both products to a sum in f32 (AVX-512 BF16), a factor is
+//! a pair ([`Pairs`]): cells of two channels, of two rows, or neighbours in a sum.
 
 use burn_std::bf16;
 use pulp::{Simd, WithSimd};
@@ -21,11 +22,26 @@ pub(crate) trait Products<E: Element>: Copy + Send + Sync + 'static {
     /// The factor of numbers in memory; the second one is not used if a factor is one number.
     fn factor(numbers: [Self::Number; 2]) -> E;
 
+    /// The products of the same numbers, one to a factor.
+    type Single: Products<E, Number = Self::Number>;
+
     /// A number in memory as a term of a sum.
     fn widened(number: Self::Number) -> E;
 
     /// A sum as a number in memory.
     fn number(sum: E) -> Self::Number;
+
+    /// Loads a vector of numbers.
+    ///
+    /// # Safety
+    /// A vector of numbers must be readable.
+    unsafe fn load<S: Simd>(from: *const Self::Number) -> E::Vector<S>;
+
+    /// Stores a vector of sums as numbers.
+    ///
+    /// # Safety
+    /// A vector of numbers must be writable.
+    unsafe fn store<S: Simd>(place: *mut Self::Number, vector: E::Vector<S>);
 
     /// Adds the products of factors to a sum.
     fn mul_add<S: Simd>(
@@ -45,21 +61,7 @@ pub(crate) trait Products<E: Element>: Copy + Send + Sync + 'static {
     }
 }
 
-/// An element with its factors of half precision.
-pub(crate) trait Halved: Element {
-    /// Pairs, if the sums are of this type.
-    type Halves: Products<Self>;
-}
-
-impl Halved for f32 {
-    type Halves = Pairs;
-}
-
-impl Halved for f64 {
-    type Halves = Numbers;
-}
-
-/// Factors that are numbers.
+/// Factors that are numbers, as they are in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbers;
 
@@ -67,6 +69,7 @@ impl<E: Element> Products<E> for Numbers {
     const NUMBERS: usize = 1;
 
     type Number = E;
+    type Single = Self;
 
     #[inline(always)]
     fn factor([number, _]: [E; 2]) -> E {
@@ -81,6 +84,18 @@ impl<E: Element> Products<E> for Numbers {
     #[inline(always)]
     fn number(sum: E) -> E {
         sum
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const E) -> E::Vector<S> {
+        // SAFETY: the caller's.
+        unsafe { E::load::<S>(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(place: *mut E, vector: E::Vector<S>) {
+        // SAFETY: the caller's.
+        unsafe { E::store::<S>(place, vector) }
     }
 
     #[inline(always)]
@@ -99,14 +114,82 @@ impl<E: Element> Products<E> for Numbers {
     }
 }
 
+/// Factors that are numbers of bf16 in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Halves;
+
+impl Products<f32> for Halves {
+    const NUMBERS: usize = 1;
+
+    type Number = bf16;
+    type Single = Self;
+
+    #[inline(always)]
+    fn factor([number, _]: [bf16; 2]) -> f32 {
+        Self::widened(number)
+    }
+
+    #[inline(always)]
+    fn widened(number: bf16) -> f32 {
+        f32::from_bits(u32::from(number.to_bits()) << 16)
+    }
+
+    #[inline(always)]
+    fn number(sum: f32) -> bf16 {
+        narrowed(sum)
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const bf16) -> S::f32s {
+        #[cfg(target_arch = "x86_64")]
+        if has_512_bits::<S>() {
+            // SAFETY: the vectors are those of AVX-512, and the caller's.
+            return unsafe { from_zmm(avx512::widen(from.cast())) };
+        }
+        // SAFETY: any bits are a vector.
+        let mut vector: S::f32s = unsafe { std::mem::zeroed() };
+        let place = (&raw mut vector).cast::<f32>();
+        for lane in 0..f32::lanes::<S>() {
+            // SAFETY: a vector has so many lanes, and no padding; the caller's.
+            unsafe { *place.add(lane) = Self::widened(*from.add(lane)) };
+        }
+        vector
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(place: *mut bf16, vector: S::f32s) {
+        #[cfg(target_arch = "x86_64")]
+        if has_512_bits::<S>() {
+            // SAFETY: as above.
+            return unsafe { avx512::narrow(place.cast(), to_zmm(&vector)) };
+        }
+        let from = (&raw const vector).cast::<f32>();
+        for lane in 0..f32::lanes::<S>() {
+            // SAFETY: as above.
+            unsafe { *place.add(lane) = narrowed(*from.add(lane)) };
+        }
+    }
+
+    #[inline(always)]
+    fn mul_add<S: Simd>(simd: S, a: S::f32s, b: S::f32s, sum: S::f32s) -> S::f32s {
+        <f32 as Element>::mul_add(simd, a, b, sum)
+    }
+
+    #[inline(always)]
+    fn join<S: Simd>(_: S, [number, _]: [S::f32s; 2]) -> S::f32s {
+        number
+    }
+}
+
 /// Factors of two bf16 numbers, to which they are rounded, in the bits of an `f32`: the first in the lower half.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pairs;
 
 impl Pairs {
     /// Whether kernels for an instruction set may use pairs: with AVX-512 the processor must multiply them.
-    pub(crate) fn run_on<S: Simd>() -> bool {
-        !has_512_bits::<S>() || Self::are_multiplied()
+    #[cfg(test)]
+    pub(crate) fn run_on(isa: Isa) -> bool {
+        Self::are_fast(isa) || isa.name() != "avx512"
     }
 
     /// Whether an instruction set multiplies pairs by instructions of the processor.
@@ -162,6 +245,7 @@ impl Products<f32> for Pairs {
     const NUMBERS: usize = 2;
 
     type Number = bf16;
+    type Single = Halves;
 
     #[inline(always)]
     fn factor(numbers: [bf16; 2]) -> f32 {
@@ -171,7 +255,7 @@ impl Products<f32> for Pairs {
 
     #[inline(always)]
     fn widened(number: bf16) -> f32 {
-        f32::from_bits(u32::from(number.to_bits()) << 16)
+        Halves::widened(number)
     }
 
     #[inline(always)]
@@ -180,10 +264,27 @@ impl Products<f32> for Pairs {
     }
 
     #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const bf16) -> S::f32s {
+        // SAFETY: the caller's.
+        unsafe { Halves::load::<S>(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(place: *mut bf16, vector: S::f32s) {
+        #[cfg(target_arch = "x86_64")]
+        if has_512_bits::<S>() {
+            // SAFETY: the vectors are those of AVX-512, of a processor that has pairs, and the caller's.
+            return unsafe { avx512::round(place.cast(), to_zmm(&vector)) };
+        }
+        // SAFETY: the caller's.
+        unsafe { Halves::store::<S>(place, vector) }
+    }
+
+    #[inline(always)]
     fn mul_add<S: Simd>(_: S, a: S::f32s, b: S::f32s, sum: S::f32s) -> S::f32s {
         #[cfg(target_arch = "x86_64")]
         if has_512_bits::<S>() {
-            // SAFETY: the vectors are those of AVX-512, and `run_on` says that the processor multiplies pairs.
+            // SAFETY: the vectors are those of AVX-512, and the processor multiplies pairs where these are used with them.
             return unsafe { from_zmm(avx512::mul_add(to_zmm(&a), to_zmm(&b), to_zmm(&sum))) };
         }
         by_lanes::<S, 3>([sum, a, b], |[sum, a, b]| {
@@ -229,13 +330,45 @@ unsafe fn from_zmm<V>(vector: __m512) -> V {
 }
 
 /// The instructions of AVX-512 BF16, as assembly: a function with their target feature would not be inlined into kernels, which
-/// are compiled without it.
+/// are compiled without it. Casts are those of AVX-512.
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
     use std::arch::asm;
     use std::arch::x86_64::{
-        __m512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_permutexvar_epi16,
+        __m256i, __m512, _CMP_UNORD_Q, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_add_epi32,
+        _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
+        _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32, _mm512_mask_or_epi32,
+        _mm512_permutexvar_epi16, _mm512_set1_epi32, _mm512_slli_epi32, _mm512_srli_epi32,
     };
+
+    /// # Safety
+    /// 16 numbers must be readable.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    pub(super) unsafe fn widen(from: *const __m256i) -> __m512 {
+        // SAFETY: the caller's.
+        let numbers = unsafe { _mm256_loadu_si256(from) };
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(numbers)))
+    }
+
+    /// With the bits of [`narrowed`](super::narrowed).
+    ///
+    /// # Safety
+    /// 16 numbers must be writable.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    pub(super) unsafe fn narrow(place: *mut __m256i, vector: __m512) {
+        let bits = _mm512_castps_si512(vector);
+        let upper = _mm512_srli_epi32::<16>(bits);
+        let last = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+        let half = _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff));
+        let nearest = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, half));
+        let not_numbers = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(vector, vector);
+        let quiet = _mm512_set1_epi32(0x40);
+        let rounded = _mm512_mask_or_epi32(nearest, not_numbers, upper, quiet);
+        // SAFETY: the caller's.
+        unsafe { _mm256_storeu_si256(place, _mm512_cvtepi32_epi16(rounded)) };
+    }
 
     /// # Safety
     /// The processor must have AVX-512 BF16.
@@ -253,6 +386,24 @@ mod avx512 {
             );
         }
         sum
+    }
+
+    /// # Safety
+    /// The processor must have AVX-512 BF16, and 16 numbers must be writable.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(super) unsafe fn round(place: *mut __m256i, vector: __m512) {
+        // SAFETY: the caller's.
+        unsafe {
+            asm!(
+                "vcvtneps2bf16 {rounded}, {vector}",
+                "vmovdqu32 [{place}], {rounded}",
+                rounded = out(ymm_reg) _,
+                vector = in(zmm_reg) vector,
+                place = in(reg) place,
+                options(nostack, preserves_flags),
+            );
+        }
     }
 
     /// # Safety
@@ -295,13 +446,10 @@ mod tests {
     struct Run<'a>([&'a [f32]; 5]);
 
     impl WithSimd for Run<'_> {
-        type Output = Option<Vec<f32>>;
+        type Output = Vec<f32>;
 
         #[inline(always)]
         fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
-            if !Pairs::run_on::<S>() {
-                return None;
-            }
             let lanes = f32::lanes::<S>();
             let mut results = Vec::new();
             for first in (0..self.0[0].len()).step_by(lanes) {
@@ -316,7 +464,7 @@ mod tests {
                 unsafe { f32::store::<S>(result.as_mut_ptr(), sums) };
                 results.extend(result);
             }
-            Some(results)
+            results
         }
     }
 
@@ -328,10 +476,11 @@ mod tests {
         };
         let [a, b, c, d, sum] = [1, 5, 9, 14, 20].map(numbers);
         let near = |x: f32| bf16::from_f32(x).to_f32();
-        for isa in Isa::available() {
-            let Some(found) = isa.run(Run([&a, &b, &c, &d, &sum])) else {
-                continue;
-            };
+        for isa in Isa::available()
+            .into_iter()
+            .filter(|isa| Pairs::run_on(*isa))
+        {
+            let found = isa.run(Run([&a, &b, &c, &d, &sum]));
             for lane in 0..32 {
                 let expected =
                     sum[lane] + near(a[lane]) * near(c[lane]) + near(b[lane]) * near(d[lane]);

@@ -14,6 +14,8 @@ use std::sync::OnceLock;
 use halocline_core::{Error, Result};
 use pulp::{Simd, WithSimd};
 
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::constants::{self, Constants};
 
 /// The environment variable that forces an instruction set.
@@ -22,6 +24,9 @@ const VARIABLE: &str = "HALOCLINE_ISA";
 /// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Isa {
+    /// AVX-512, and matrices of bf16 numbers by AMX.
+    #[cfg(target_arch = "x86_64")]
+    Amx(pulp::x86::V4),
     /// AVX-512 F, BW, CD, DQ, VL.
     #[cfg(target_arch = "x86_64")]
     Avx512(pulp::x86::V4),
@@ -41,7 +46,9 @@ impl Isa {
         let mut found = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
-            found.extend(pulp::x86::V4::try_new().map(Self::Avx512));
+            let avx512 = pulp::x86::V4::try_new();
+            found.extend(avx512.filter(|_| amx::is_permitted()).map(Self::Amx));
+            found.extend(avx512.map(Self::Avx512));
             found.extend(pulp::x86::V3::try_new().map(Self::Avx2));
         }
         #[cfg(target_arch = "aarch64")]
@@ -50,8 +57,8 @@ impl Isa {
         found
     }
 
-    /// The instruction set for kernels: the one that `HALOCLINE_ISA` names (`avx512`, `avx2`,
-    /// `neon`, `portable`), or the fastest.
+    /// The instruction set for kernels: the one that `HALOCLINE_ISA` names (`amx`, `avx512`,
+    /// `avx2`, `neon`, `portable`), or the fastest.
     ///
     /// # Errors
     /// The variable names one that this machine does not have.
@@ -83,6 +90,8 @@ impl Isa {
     pub(crate) fn name(self) -> &'static str {
         match self {
             #[cfg(target_arch = "x86_64")]
+            Self::Amx(_) => "amx",
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(_) => "avx2",
@@ -92,12 +101,20 @@ impl Isa {
         }
     }
 
+    /// Whether it multiplies matrices of bf16 numbers.
+    pub(crate) fn has_matrices(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return matches!(self, Self::Amx(_));
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
+    }
+
     /// Runs a kernel compiled for this instruction set.
     #[inline]
     pub(crate) fn run<K: WithSimd>(self, kernel: K) -> K::Output {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(simd) => Simd::vectorize(simd, kernel),
+            Self::Amx(simd) | Self::Avx512(simd) => Simd::vectorize(simd, kernel),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(simd) => Simd::vectorize(simd, kernel),
             #[cfg(target_arch = "aarch64")]

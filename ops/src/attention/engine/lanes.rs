@@ -3,10 +3,10 @@
 use pulp::Simd;
 use rayon::prelude::*;
 
-use super::transpose::{has_shuffles, transpose};
 use crate::kernel::lanes::{CHUNK, WIDEST};
 use crate::kernel::math;
 use crate::kernel::simd::Element;
+use crate::kernel::transpose::{has_shuffles, transpose};
 
 /// Writes rows of `width` elements as vectors, one for each element and `pitch` elements from one to the next, times a
 /// factor. Lanes without a row hold zeros.
@@ -32,7 +32,7 @@ pub(super) unsafe fn pack<S: Simd, E: Element>(
             };
             let vector = |element: usize| to.wrapping_add((start + element) * pitch);
             // SAFETY: so many elements of each row, and room for as many vectors.
-            unsafe { transpose::<S, E>(row, E::splat(simd, factor), vector) };
+            unsafe { transpose::<S, E>(row, Some(E::splat(simd, factor)), vector) };
             start += lanes;
         }
     }
@@ -73,7 +73,7 @@ pub(super) unsafe fn unpack<S: Simd, E: Element>(
                 None => nowhere,
             };
             // SAFETY: so many vectors, and room for as many elements in each row.
-            unsafe { transpose::<S, E>(vector, factor, row) };
+            unsafe { transpose::<S, E>(vector, Some(factor), row) };
             start += lanes;
         }
     }

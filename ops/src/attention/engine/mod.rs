@@ -5,5 +5,4 @@ pub(super) mod dense;
 pub(super) mod lanes;
 pub(super) mod rows;
 pub(super) mod tiles;
-mod transpose;
 pub(super) mod windows;

@@ -3,79 +3,66 @@
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::ahead::Stretch;
 use super::geometry::{Correlation, Dims};
-use super::job::{Job, OUTPUTS, SERIAL, STRIPS};
-use super::rows::{self, ROWS, Recipe, RowStrip};
+use super::job::Job;
+use super::matrices;
+use super::part::{Part, Weights};
+use super::rows::{self, ROWS, RowStrip};
 use super::strip::{self, Strip, Terms, panels};
-use super::tile::{TileLayout, tile_box, tile_extents};
+use super::tile::tile_box;
 use super::winograd::{RowTiles, correlate};
 use crate::kernel::buffer::Buffer;
-use crate::kernel::memory::{Shared, with_scratch};
-use crate::kernel::products::{Halved, Numbers, Pairs};
+use crate::kernel::memory::{Shared, prefetch_run, with_scratch};
+use crate::kernel::products::Products;
 use crate::kernel::simd::{Element, Isa};
 
-/// Most bytes of a tile, which stays in the second-level cache beside a block of weights.
-const TILE_BYTES: usize = 512 << 10;
-/// Most bytes of a tile with the rows between dilated taps, which are not copied.
-const SCRATCH_BYTES: usize = 2 << 20;
-/// Most terms of a block of channels, whose weights for a panel stay in the first-level cache.
-const TERMS: usize = 640;
-
-/// A correlation with the data that its tasks share.
-struct Part<'a, E> {
-    correlation: &'a Correlation,
-    layout: TileLayout,
-    /// Extents of a tile, in results.
-    tile: Dims,
-    /// Vectors of a tile's rows.
-    vectors: usize,
-    /// Number of tiles of a field.
-    tiles: usize,
-    /// Number of ranges that the outputs are divided into.
-    ranges: usize,
-    /// Channels of the source in a block.
-    block: usize,
-    offsets: Vec<u32>,
-    /// `[group][block][panel][term][channel]`.
-    weights: Buffer<E>,
-    /// Recipe for rows computed together, if channels do not mix, and its weights,
-    /// `[group][element]`.
-    rows: Option<(Recipe, Vec<E>)>,
-}
-
-impl<E: Halved> Job<'_, E> {
+impl<E: Element, N: Copy + Default + Send + Sync> Job<'_, E, N> {
     /// Computes the output, `[batch, groups · outputs, *shape]`. `weight` gives the weight of
     /// (group, output, input, element).
-    pub(crate) fn run(&self, isa: Isa, weight: impl Fn([usize; 4]) -> E + Sync) -> Buffer<E> {
+    pub(crate) fn run<P: Products<E, Number = N>>(
+        &self,
+        isa: Isa,
+        weight: impl Fn([usize; 4]) -> N + Sync,
+    ) -> Buffer<N> {
+        let fill = |output| self.run_into::<P>(isa, &weight, output);
         // SAFETY: the lattices of all parts cover the output.
-        unsafe { Buffer::filled(self.len(), |output| self.run_into(isa, &weight, output)) }
+        unsafe { Buffer::filled(self.len(), fill) }
     }
 
     /// Writes the results of the parts into a buffer with room for the whole output.
-    pub(crate) fn run_into(
+    pub(crate) fn run_into<P: Products<E, Number = N>>(
         &self,
         isa: Isa,
-        weight: &(impl Fn([usize; 4]) -> E + Sync),
-        output: Shared<E>,
+        weight: &(impl Fn([usize; 4]) -> N + Sync),
+        output: Shared<N>,
     ) {
-        isa.run(Whole {
+        let matrices = isa.has_matrices() && P::NUMBERS == 2;
+        let pay = matrices::pay(self.inputs, self.outputs);
+        isa.run(Whole::<E, P, _> {
             job: self,
             weight,
             output,
+            // Where there are matrices, pairs multiply no faster than numbers.
+            single: self.inputs == 1 || (matrices && !pay),
+            matrices: matrices && pay,
         });
     }
 }
 
-struct Whole<'a, E, W> {
-    job: &'a Job<'a, E>,
+struct Whole<'a, E: Element, P: Products<E>, W> {
+    job: &'a Job<'a, E, P::Number>,
     weight: &'a W,
-    output: Shared<E>,
+    output: Shared<P::Number>,
+    /// Whether a factor is one number, and whether factors are in matrices.
+    single: bool,
+    matrices: bool,
 }
 
-impl<E: Halved, W: Fn([usize; 4]) -> E + Sync> WithSimd for Whole<'_, E, W> {
+impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
+    for Whole<'_, E, P, W>
+{
     type Output = ();
 
     fn with_simd<S: Simd>(self, simd: S) {
@@ -83,6 +70,8 @@ impl<E: Halved, W: Fn([usize; 4]) -> E + Sync> WithSimd for Whole<'_, E, W> {
             job,
             weight,
             output,
+            single,
+            matrices,
         } = self;
         let len = job.len();
         if len == 0 {
@@ -90,137 +79,59 @@ impl<E: Halved, W: Fn([usize; 4]) -> E + Sync> WithSimd for Whole<'_, E, W> {
         }
         if job.parts.iter().any(|part| part.taps.is_empty()) {
             // SAFETY: the buffer has room for `len` elements.
-            unsafe { std::slice::from_raw_parts_mut(output.at(0), len) }.fill(E::default());
+            unsafe { std::slice::from_raw_parts_mut(output.at(0), len) }.fill(P::Number::default());
         }
         for correlation in job.parts.iter().filter(|part| !part.taps.is_empty()) {
-            let transformed = job
-                .method
-                .transforms([job.inputs, job.outputs, job.shape[1]]);
+            let sizes = [job.inputs, job.outputs, job.shape[1]];
+            let transformed = !matrices && job.method.transforms(sizes);
             if let Some(rows) = RowTiles::new(correlation).filter(|_| transformed) {
-                if job.halves && Pairs::run_on::<S>() {
-                    correlate::<S, E, E::Halves>(simd, job, correlation, rows, weight, output);
-                } else {
-                    correlate::<S, E, Numbers>(simd, job, correlation, rows, weight, output);
-                }
-                continue;
+                correlate::<S, E, P>(simd, job, correlation, rows, weight, output);
+            } else if single {
+                directly::<S, E, P::Single>(simd, job, correlation, weight, output, false);
+            } else {
+                directly::<S, E, P>(simd, job, correlation, weight, output, matrices);
             }
-            let part = Part::new::<S>(job, correlation, weight);
-            let tasks = 0..job.batch * job.groups * part.tiles * part.ranges;
-            job.run_tasks(correlation, tasks, |index| {
-                simd.vectorize(Task::new(job, &part, index, output));
-            });
         }
     }
 }
 
-impl<'a, E: Element> Part<'a, E> {
-    fn new<S: Simd>(
-        job: &Job<'_, E>,
-        correlation: &'a Correlation,
-        weight: &(impl Fn([usize; 4]) -> E + Sync),
-    ) -> Self {
-        let mut block = (TERMS / correlation.terms.max(1)).clamp(1, job.inputs);
-        let lanes = E::lanes::<S>();
-        let strip = strip::width::<S>(strip::height::<S>(usize::MAX, 3)) * lanes;
-        // From the correlation alone, not from the box of results: the order of sums, and so their
-        // bits, are the same in any box.
-        let smallest = TileLayout::new(correlation, [1, 1, strip]);
-        while block > 1 && smallest.len(block) > SCRATCH_BYTES / size_of::<E>() {
-            block /= 2;
-        }
-        let room = TILE_BYTES / size_of::<E>() / block;
-        let most_room = SCRATCH_BYTES / size_of::<E>();
-        let fits = |layout: &TileLayout, _: Dims| {
-            layout.copied() <= room && layout.len(block) <= most_room
-        };
-        let tasks = job.tasks(correlation);
-        let most = job.outputs.div_ceil(OUTPUTS);
-        let tile = tile_extents(correlation, [strip, STRIPS], tasks.div_ceil(most), fits);
-        let tiles = (0..3)
-            .map(|dim| correlation.count[dim].div_ceil(tile[dim]))
-            .product();
-        let layout = TileLayout::new(correlation, tile);
-        let vectors = tile[2].div_ceil(lanes);
-        let alone = (job.inputs, job.outputs) == (1, 1) && tile[1] >= ROWS;
-        let recipe = alone.then(|| Recipe::new(correlation, &layout)).flatten();
-        Self {
-            rows: recipe.map(|recipe| {
-                let weights = (0..job.groups).flat_map(|group| {
-                    let elements = recipe.elements.iter();
-                    elements.map(move |element| weight([group, 0, 0, *element]))
-                });
-                let weights = weights.collect();
-                (recipe, weights)
-            }),
-            offsets: layout.offsets(correlation, block),
-            ranges: tasks.div_ceil(tiles).min(most),
-            tiles,
-            weights: pack::<S, E>(job, correlation, block, vectors, weight),
-            vectors,
-            correlation,
-            layout,
-            tile,
-            block,
-        }
-    }
-}
-
-/// Packs the weights in the order in which strips read them.
-fn pack<S: Simd, E: Element>(
-    job: &Job<'_, E>,
+/// Computes the results of a part, term by term.
+fn directly<S: Simd, E: Element, P: Products<E>>(
+    simd: S,
+    job: &Job<'_, E, P::Number>,
     correlation: &Correlation,
-    block: usize,
-    vectors: usize,
-    weight: &(impl Fn([usize; 4]) -> E + Sync),
-) -> Buffer<E> {
-    let taps = &correlation.taps;
-    let len = job.groups * job.inputs * job.outputs * taps.len();
-    let fill = |packed: Shared<E>| {
-        let panels: Vec<(usize, usize)> = panels::<S>(job.outputs, vectors).collect();
-        let blocks = job.inputs.div_ceil(block);
-        let panel = |index: usize| {
-            let (rest, (start, height)) = (index / panels.len(), panels[index % panels.len()]);
-            let (group, first) = (rest / blocks, rest % blocks * block);
-            let inputs = first..job.inputs.min(first + block);
-            let before = (group * job.inputs + first) * job.outputs + inputs.len() * start;
-            let mut place = before * taps.len();
-            for input in inputs {
-                for tap in taps {
-                    for output in start..start + height {
-                        // SAFETY: places are consecutive, panel by panel, and below `len`.
-                        unsafe { *packed.at(place) = weight([group, output, input, tap.element]) };
-                        place += 1;
-                    }
-                }
-            }
-        };
-        let all = 0..job.groups * blocks * panels.len();
-        if len < SERIAL {
-            all.for_each(panel);
-        } else {
-            all.into_par_iter().for_each(panel);
-        }
-    };
-    // SAFETY: the panels of all blocks and groups write every weight once.
-    unsafe { Buffer::filled(len, fill) }
+    weight: &(impl Fn([usize; 4]) -> P::Number + Sync),
+    output: Shared<P::Number>,
+    matrices: bool,
+) {
+    let part = Part::<E, P>::new::<S>(job, correlation, weight, matrices);
+    let tasks = 0..job.batch * job.groups * part.tiles * part.ranges;
+    job.run_tasks(correlation, tasks, |index| {
+        simd.vectorize(Task::new(job, &part, index, output));
+    });
 }
 
 /// One tile of one group of one sample, for a range of outputs.
-struct Task<'a, E> {
-    job: &'a Job<'a, E>,
-    part: &'a Part<'a, E>,
+struct Task<'a, E: Element, P: Products<E>> {
+    job: &'a Job<'a, E, P::Number>,
+    part: &'a Part<'a, E, P>,
     index: usize,
     batch: usize,
     group: usize,
     tile: usize,
     range: usize,
-    output: Shared<E>,
+    output: Shared<P::Number>,
 }
 
-impl<'a, E: Element> Task<'a, E> {
+impl<'a, E: Element, P: Products<E>> Task<'a, E, P> {
     /// The task of an index. Indices go over samples, groups, tiles and ranges of outputs, from
     /// slow to fast.
-    fn new(job: &'a Job<'a, E>, part: &'a Part<'a, E>, index: usize, output: Shared<E>) -> Self {
+    fn new(
+        job: &'a Job<'a, E, P::Number>,
+        part: &'a Part<'a, E, P>,
+        index: usize,
+        output: Shared<P::Number>,
+    ) -> Self {
         let (rest, range) = (index / part.ranges, index % part.ranges);
         let (field, tile) = (rest / part.tiles, rest % part.tiles);
         Self {
@@ -243,19 +154,19 @@ impl<'a, E: Element> Task<'a, E> {
             .map(move |first| first..inputs.min(first + block))
     }
 
-    /// Copies a block of channels into the tile.
+    /// Copies a block of channels into the tile, as factors.
     #[inline(always)]
     fn fill<S: Simd>(&self, simd: S, buffer: &mut [E], block: &Range<usize>) {
         let [origin, _] = tile_box(self.tile, self.part.tile, self.part.correlation.count);
         let (layout, pieces) = (&self.part.layout, self.job.pieces);
-        layout.fill(
-            simd,
-            buffer,
-            pieces,
-            self.batch,
-            self.channels(block),
-            origin,
-        );
+        let (batch, channels) = (self.batch, self.channels(block));
+        match P::NUMBERS {
+            1 => layout.fill::<S, E, P>(simd, buffer, pieces, batch, channels, origin),
+            _ => {
+                let buffer = (buffer, self.part.held);
+                layout.fill_factors::<S, E, P>(simd, buffer, pieces, batch, channels, origin);
+            }
+        }
     }
 
     /// The cells that the thread will probably copy after a block of channels: those of the next
@@ -284,7 +195,7 @@ impl<'a, E: Element> Task<'a, E> {
     }
 }
 
-impl<E: Element> WithSimd for Task<'_, E> {
+impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
     type Output = ();
 
     #[inline(always)]
@@ -294,29 +205,50 @@ impl<E: Element> WithSimd for Task<'_, E> {
         // Blocks of channels are outermost: each is copied once, and their partial sums add up in
         // the output, which is in the cache. So every sum goes over (block, channel, tap), in any
         // tile and on any number of threads.
+        let cells = match P::NUMBERS {
+            1 => 0,
+            held => part.layout.len(held),
+        };
         with_scratch(
-            part.layout.len(part.block),
+            matrices::SUMS + part.layout.len(part.held) + cells,
             #[inline(always)]
-            |buffer| {
+            |scratch| {
+                let (sums, buffer) = scratch.split_at_mut(matrices::SUMS);
                 for block in self.blocks() {
                     self.fill(simd, buffer, &block);
-                    self.block(simd, buffer, block, origin, size);
+                    match &part.weights {
+                        Weights::Strips(weights) => {
+                            self.block(simd, (buffer, weights), block, origin, size);
+                        }
+                        Weights::Matrices(weights) => {
+                            let ahead = self.ahead(&block);
+                            self.matrices(simd, (buffer, weights), (sums, &ahead), origin, size);
+                        }
+                    }
                 }
             },
         );
     }
 }
 
-impl<E: Element> Task<'_, E> {
+impl<E: Element, P: Products<E>> Task<'_, E, P> {
     /// Adds the terms of a block of channels to the tile's results.
     #[inline(always)]
-    fn block<S: Simd>(&self, simd: S, buffer: &[E], block: Range<usize>, origin: Dims, size: Dims) {
+    fn block<S: Simd>(
+        &self,
+        simd: S,
+        (buffer, weights): (&[E], &[E]),
+        block: Range<usize>,
+        origin: Dims,
+        size: Dims,
+    ) {
         let Self { job, part, .. } = self;
         let taps = part.correlation.taps.len();
-        let terms = block.len() * taps;
+        let terms = block.len().div_ceil(P::NUMBERS) * taps;
         let [_, rows, columns] = job.shape;
         let cells = job.cells();
-        let first_weight = (self.group * job.inputs + block.start) * job.outputs * taps;
+        let held = self.group * job.inputs.div_ceil(P::NUMBERS) + block.start / P::NUMBERS;
+        let first_weight = held * job.outputs * taps;
         let last = block.end == job.inputs;
         // Every strip prefetches its share of the next cells.
         let ahead = self.ahead(&block);
@@ -336,7 +268,7 @@ impl<E: Element> Task<'_, E> {
         // cells of the tile go by, from the second-level cache. Planes, rows and columns go in the
         // order of memory.
         for (start, height) in self.panels::<S>() {
-            let weights = &part.weights[first_weight + start * terms..][..terms * height];
+            let weights = &weights[first_weight + start * terms..][..terms * height];
             let channel = self.group * job.outputs + start;
             let bias = job
                 .bias
@@ -363,7 +295,7 @@ impl<E: Element> Task<'_, E> {
                         // and tasks have disjoint parts of it. The tile has room for all offsets
                         // from any of its cells, and a margin for the widest strip.
                         unsafe {
-                            let strip = Strip {
+                            let strip = Strip::<E, P> {
                                 terms: Terms {
                                     tile: buffer.as_ptr().add(from + column),
                                     offsets: part.offsets.as_ptr(),
@@ -381,6 +313,64 @@ impl<E: Element> Task<'_, E> {
                             strip::run(simd, strip, height, vectors);
                         }
                         column += left;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Computes the tile's results by products of matrices.
+    #[inline(always)]
+    fn matrices<S: Simd>(
+        &self,
+        simd: S,
+        (buffer, weights): (&[E], &matrices::Weights<E>),
+        (sums, ahead): (&mut [E], &[Stretch]),
+        [depth, line, column]: Dims,
+        size: Dims,
+    ) {
+        let Self { job, part, .. } = self;
+        let Correlation {
+            start, out_step, ..
+        } = part.correlation;
+        let [_, rows, columns] = job.shape;
+        let cells = job.cells();
+        let outputs = self.group * job.outputs..(self.group + 1) * job.outputs;
+        let field = (self.batch * job.groups * job.outputs + outputs.start) * cells;
+        let place = |plane: usize, row: usize, across: usize| {
+            let plane = start[0] + out_step[0] * (depth + plane);
+            let row = start[1] + out_step[1] * (line + row);
+            (plane * rows + row) * columns + start[2] + out_step[2] * (column + across)
+        };
+        let registers = weights.registers();
+        // Every strip prefetches its share of the next cells.
+        let panels = weights.panels(self.range, part.ranges).count();
+        let strips = panels * size[0] * size[1] * size[2].div_ceil(matrices::COLUMNS);
+        let mut shares = (0..strips)
+            .map(|strip| &ahead[ahead.len() * strip / strips..ahead.len() * (strip + 1) / strips]);
+        // Weights are outside of cells, as above.
+        for first in weights.panels(self.range, part.ranges) {
+            for (plane, row) in
+                (0..size[0]).flat_map(|plane| (0..size[1]).map(move |row| (plane, row)))
+            {
+                let from = part.layout.row(plane, row);
+                for across in (0..size[2]).step_by(matrices::COLUMNS) {
+                    for stretch in shares.next().unwrap_or_default() {
+                        prefetch_run(stretch.start, stretch.bytes);
+                    }
+                    // SAFETY: the lattice lies in the output, and tasks have disjoint parts of it. The tile has room for
+                    // all reads from any of its cells, and a margin for the widest strip.
+                    unsafe {
+                        let to = matrices::Results {
+                            output: self.output.at(field + place(plane, row, across)),
+                            channel: cells,
+                            step: out_step[2],
+                            columns: (size[2] - across).min(matrices::COLUMNS),
+                            bias: job.bias.map(|bias| &bias[outputs.clone()]),
+                        };
+                        let tile = buffer.as_ptr().add(from + across);
+                        let outputs = [self.group, first];
+                        weights.strip::<S, P>(simd, &registers, outputs, tile, sums, to);
                     }
                 }
             }
@@ -419,7 +409,7 @@ impl<E: Element> Task<'_, E> {
                 // tile has room for all reads from any of its cells, and a margin for the widest
                 // strip.
                 unsafe {
-                    let strip = RowStrip {
+                    let strip = RowStrip::<E, P> {
                         tile: buffer.as_ptr().add(part.layout.row(plane, row) + column),
                         recipe,
                         weights: weights[self.group * elements..][..elements].as_ptr(),

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use super::geometry::{Correlation, Dims};
 use super::method::Method;
 use super::pieces::Pieces;
+use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
 /// Tasks of a call, if it has work for as many, for balance among threads.
@@ -19,9 +20,18 @@ pub(super) const SERIAL: usize = 1 << 19;
 /// Strips of a tile's row, if the field has as many: long rows suit the TLB and prefetchers.
 pub(super) const STRIPS: usize = 10;
 
-/// Correlations of the same source, whose results are one output or a part of it.
+/// Channels of the source in a block: those of so many factors, or all of them if sums are rounded when they are stored.
+pub(super) fn block<E: Element, P: Products<E>>(factors: usize, inputs: usize) -> usize {
+    match size_of::<P::Number>() == size_of::<E>() {
+        true => (factors.max(1) * P::NUMBERS).min(inputs),
+        false => inputs,
+    }
+}
+
+/// Correlations of the same source, whose results are one output or a part of it. Sums are of type `E`, numbers in memory of
+/// type `N`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Job<'a, E> {
+pub(crate) struct Job<'a, E, N> {
     /// The correlations. Their results do not overlap.
     pub parts: &'a [Correlation],
     /// Groups of channels.
@@ -35,16 +45,14 @@ pub(crate) struct Job<'a, E> {
     /// The spatial shape of the output.
     pub shape: Dims,
     /// The source.
-    pub pieces: &'a Pieces<'a, E>,
+    pub pieces: &'a Pieces<'a, N>,
     /// The bias of every channel of the output, of all groups.
     pub bias: Option<&'a [E]>,
     /// The method of its sums.
     pub method: Method,
-    /// Whether factors may be rounded to bf16.
-    pub halves: bool,
 }
 
-impl<E: Element> Job<'_, E> {
+impl<E: Element, N: Sync> Job<'_, E, N> {
     /// The number of elements of the output.
     pub(crate) fn len(&self) -> usize {
         self.batch * self.groups * self.outputs * self.cells()

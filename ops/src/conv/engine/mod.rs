@@ -1,12 +1,16 @@
 //! Convolution engine for CPUs.
 
 mod ahead;
+mod cells;
 pub(crate) mod correlate;
 mod dot;
 pub(crate) mod geometry;
 pub(crate) mod job;
+mod matrices;
 pub(crate) mod method;
+mod part;
 pub(crate) mod pieces;
+mod plan;
 mod rows;
 mod source;
 mod strip;

@@ -7,6 +7,7 @@ use super::ahead::{Fetcher, Stretch};
 use super::geometry::Correlation;
 use super::tile::TileLayout;
 use crate::kernel::memory::prefetch_to_write;
+use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
 /// Rows of results that are computed together.
@@ -92,7 +93,7 @@ impl Recipe {
 
 /// Arguments of one call of the kernel.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RowStrip<'a, E> {
+pub(crate) struct RowStrip<'a, E: Element, P: Products<E>> {
     /// The first column of the tile's row.
     pub tile: *const E,
     pub recipe: &'a Recipe,
@@ -101,7 +102,7 @@ pub(crate) struct RowStrip<'a, E> {
     /// The bias.
     pub bias: E,
     /// The first result.
-    pub output: *mut E,
+    pub output: *mut P::Number,
     /// Elements between rows of the output.
     pub row: usize,
     /// The number of columns of the output, from the first result on.
@@ -111,14 +112,14 @@ pub(crate) struct RowStrip<'a, E> {
 }
 
 /// [`RowStrip`] with its number of vectors.
-struct Block<'a, E, const N: usize>(RowStrip<'a, E>);
+struct Block<'a, E: Element, P: Products<E>, const N: usize>(RowStrip<'a, E, P>);
 
 /// The vectors of the widest block.
 pub(crate) fn width<S: Simd>() -> usize {
     if S::REGISTER_COUNT >= 32 { 6 } else { 2 }
 }
 
-impl<E: Element> RowStrip<'_, E> {
+impl<E: Element, P: Products<E>> RowStrip<'_, E, P> {
     /// Computes [`ROWS`] rows of at most [`width`] vectors.
     ///
     /// # Safety
@@ -127,17 +128,17 @@ impl<E: Element> RowStrip<'_, E> {
     #[inline(always)]
     pub(crate) unsafe fn run<S: Simd>(self, simd: S, vectors: usize) {
         match vectors {
-            1 => simd.vectorize(Block::<E, 1>(self)),
-            2 => simd.vectorize(Block::<E, 2>(self)),
-            3 => simd.vectorize(Block::<E, 3>(self)),
-            4 => simd.vectorize(Block::<E, 4>(self)),
-            5 => simd.vectorize(Block::<E, 5>(self)),
-            _ => simd.vectorize(Block::<E, 6>(self)),
+            1 => simd.vectorize(Block::<E, P, 1>(self)),
+            2 => simd.vectorize(Block::<E, P, 2>(self)),
+            3 => simd.vectorize(Block::<E, P, 3>(self)),
+            4 => simd.vectorize(Block::<E, P, 4>(self)),
+            5 => simd.vectorize(Block::<E, P, 5>(self)),
+            _ => simd.vectorize(Block::<E, P, 6>(self)),
         }
     }
 }
 
-impl<E: Element, const N: usize> WithSimd for Block<'_, E, N> {
+impl<E: Element, P: Products<E>, const N: usize> WithSimd for Block<'_, E, P, N> {
     type Output = ();
 
     #[inline(always)]
@@ -152,7 +153,7 @@ impl<E: Element, const N: usize> WithSimd for Block<'_, E, N> {
     }
 }
 
-impl<E: Element, const N: usize> Block<'_, E, N> {
+impl<E: Element, P: Products<E>, const N: usize> Block<'_, E, P, N> {
     /// The sums over all reads.
     #[inline(always)]
     unsafe fn products<S: Simd>(&self, simd: S) -> [[E::Vector<S>; N]; ROWS] {
@@ -212,10 +213,13 @@ impl<E: Element, const N: usize> Block<'_, E, N> {
                 let output = output.add(index * row);
                 if columns >= N * lanes {
                     for (n, sum) in sums.iter().enumerate() {
-                        E::store::<S>(output.add(n * lanes), *sum);
+                        P::store::<S>(output.add(n * lanes), *sum);
                     }
                 } else {
-                    output.copy_from_nonoverlapping(sums.as_ptr().cast(), columns);
+                    let sums = sums.as_ptr().cast::<E>();
+                    for column in 0..columns {
+                        *output.add(column) = P::number(*sums.add(column));
+                    }
                 }
             }
         }

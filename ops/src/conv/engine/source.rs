@@ -4,7 +4,6 @@ use pulp::Simd;
 
 use super::tile::TileLayout;
 use super::winograd::{Factors, PRODUCTS, RESULTS, RowTiles, TAPS, of_cotangent, to_taps};
-use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
 /// A tile of the source: its cells, or factors of its rows.
@@ -78,20 +77,6 @@ pub(super) fn transform<S: Simd, E: Element>(simd: S, tile: &mut [E], row: usize
             for (k, factor) in of_cotangent::<S, E>(simd, rows).into_iter().enumerate() {
                 E::store::<S>(tile.as_mut_ptr().add(k * row + column), factor);
             }
-        }
-    }
-}
-
-/// Makes factors of two tiles of the cotangent, in place of the first.
-#[inline(always)]
-pub(super) fn join<S: Simd, E: Element, P: Products<E>>(simd: S, tile: &mut [E], second: &[E]) {
-    let lanes = E::lanes::<S>();
-    let vectors = tile.chunks_exact_mut(lanes).zip(second.chunks_exact(lanes));
-    for (tile, second) in vectors {
-        // SAFETY: the chunks are a vector long.
-        unsafe {
-            let numbers = [E::load::<S>(tile.as_ptr()), E::load::<S>(second.as_ptr())];
-            E::store::<S>(tile.as_mut_ptr(), P::join(simd, numbers));
         }
     }
 }

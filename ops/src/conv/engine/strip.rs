@@ -5,7 +5,7 @@ use pulp::{Simd, WithSimd};
 
 use super::ahead::{Fetcher, Stretch};
 use crate::kernel::memory::prefetch_to_write;
-use crate::kernel::products::{Numbers, Products};
+use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
 /// The terms of a block's sums.
@@ -25,7 +25,7 @@ pub(super) struct Terms<'a, E> {
 
 /// Arguments of one call of the kernel.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Strip<'a, E> {
+pub(super) struct Strip<'a, E: Element, P: Products<E>> {
     /// The terms.
     pub terms: Terms<'a, E>,
     /// The bias of every channel; null without bias.
@@ -33,7 +33,7 @@ pub(super) struct Strip<'a, E> {
     /// Whether results are added to the output's values.
     pub add: bool,
     /// The first result.
-    pub output: *mut E,
+    pub output: *mut P::Number,
     /// Elements between channels of the output.
     pub channel: usize,
     /// Elements between columns of the output.
@@ -147,7 +147,7 @@ pub(super) unsafe fn run<S: Simd, K: Kernel>(simd: S, kernel: K, channels: usize
     }
 }
 
-impl<E: Element> Kernel for Strip<'_, E> {
+impl<E: Element, P: Products<E>> Kernel for Strip<'_, E, P> {
     #[inline(always)]
     fn block<S: Simd, const M: usize, const N: usize>(self, simd: S) {
         // SAFETY: the caller of `run` promises that the pointers are valid.
@@ -161,7 +161,7 @@ impl<E: Element> Kernel for Strip<'_, E> {
             if step == 1 {
                 prefetch_to_write(output, [M, N * E::lanes::<S>()], channel);
             }
-            let mut sums = self.terms.sums::<S, Numbers, M, N>(simd);
+            let mut sums = self.terms.sums::<S, P, M, N>(simd);
             self.finish::<S, M, N>(simd, &mut sums);
         }
     }
@@ -224,7 +224,7 @@ impl<E: Element> Terms<'_, E> {
     }
 }
 
-impl<E: Element> Strip<'_, E> {
+impl<E: Element, P: Products<E>> Strip<'_, E, P> {
     /// Adds the output's values, if asked for, and the bias, and writes the columns of the output.
     #[inline(always)]
     unsafe fn finish<S: Simd, const M: usize, const N: usize>(
@@ -251,12 +251,12 @@ impl<E: Element> Strip<'_, E> {
                     let mut old = [E::splat(simd, E::default()); N];
                     if direct {
                         for (n, old) in old.iter_mut().enumerate() {
-                            *old = E::load::<S>(row.add(n * lanes));
+                            *old = P::load::<S>(row.add(n * lanes));
                         }
                     } else {
                         let old = old.as_mut_ptr().cast::<E>();
                         for column in 0..columns.min(N * lanes) {
-                            *old.add(column) = *row.add(column * step);
+                            *old.add(column) = P::widened(*row.add(column * step));
                         }
                     }
                     for (sum, old) in sums.iter_mut().zip(&old) {
@@ -271,12 +271,12 @@ impl<E: Element> Strip<'_, E> {
                 }
                 if direct {
                     for (n, sum) in sums.iter().enumerate() {
-                        E::store::<S>(row.add(n * lanes), *sum);
+                        P::store::<S>(row.add(n * lanes), *sum);
                     }
                 } else {
                     let sums = sums.as_ptr().cast::<E>();
                     for column in 0..columns.min(N * lanes) {
-                        *row.add(column * step) = *sums.add(column);
+                        *row.add(column * step) = P::number(*sums.add(column));
                     }
                 }
             }

@@ -10,12 +10,14 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::ahead::Stretch;
+use super::cells::{clear_around, copy, copy_strided, join};
 use super::geometry::{Correlation, Dims};
 use super::pieces::{Piece, Pieces};
+use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
 /// A piece, and the cells of a tile that it covers.
-pub(crate) type Met<'p, 'a, E> = (&'p Piece<'a, E>, [Range<usize>; 3]);
+pub(crate) type Met<'p, 'a, N> = (&'p Piece<'a, N>, [Range<usize>; 3]);
 
 /// Layout of a tile's source cells in the buffer: `[channel][plane][row][residue][column]`.
 #[derive(Clone, Debug)]
@@ -201,6 +203,11 @@ impl TileLayout {
         self.lead + plane * self.step[0] * self.plane + row * self.step[1] * self.row
     }
 
+    /// Elements from one channel to the next.
+    pub(crate) fn channel(&self) -> usize {
+        self.channel
+    }
+
     /// The number of planes of a channel.
     pub(crate) fn planes(&self) -> usize {
         self.cells[0]
@@ -217,7 +224,7 @@ impl TileLayout {
     }
 
     /// The cells of the tile at `origin` that a piece covers, if there are any.
-    fn covered<E>(&self, piece: &Piece<'_, E>, origin: Dims) -> Option<[Range<usize>; 3]> {
+    fn covered<N>(&self, piece: &Piece<'_, N>, origin: Dims) -> Option<[Range<usize>; 3]> {
         let covered = std::array::from_fn(|dim| {
             let first = self.first(origin, dim);
             let from = piece.at[dim] as isize - first;
@@ -237,13 +244,13 @@ impl TileLayout {
     }
 
     /// The cell of a piece that lies at `start` in the tile at `origin`.
-    fn source<E>(
+    fn source<N>(
         &self,
-        piece: &Piece<'_, E>,
+        piece: &Piece<'_, N>,
         [batch, channel]: [usize; 2],
         origin: Dims,
         start: Dims,
-    ) -> *const E {
+    ) -> *const N {
         let cell =
             |dim: usize| (self.first(origin, dim) + start[dim] as isize) as usize - piece.at[dim];
         let channel = channel - piece.channel;
@@ -253,25 +260,83 @@ impl TileLayout {
     /// Copies the cells that taps meet in the tile at `origin`; cells that no piece covers are
     /// zero.
     #[inline(always)]
-    pub(crate) fn fill<S: Simd, E: Element>(
+    pub(crate) fn fill<S: Simd, E: Element, P: Products<E>>(
         &self,
         simd: S,
         tile: &mut [E],
-        pieces: &Pieces<'_, E>,
+        pieces: &Pieces<'_, P::Number>,
         batch: usize,
         channels: Range<usize>,
         origin: Dims,
     ) {
         let met = self.met_by(pieces, origin);
-        self.fill_from(simd, tile, &met, batch, channels, origin);
+        self.fill_from::<S, E, P>(simd, tile, &met, batch, channels, origin);
+    }
+
+    /// [`fill`](Self::fill) with factors, each of two channels; there is room for `held` of them, then for two channels.
+    #[inline(always)]
+    pub(crate) fn fill_factors<S: Simd, E: Element, P: Products<E>>(
+        &self,
+        simd: S,
+        (scratch, held): (&mut [E], usize),
+        pieces: &Pieces<'_, P::Number>,
+        batch: usize,
+        channels: Range<usize>,
+        origin: Dims,
+    ) {
+        let (tile, cells) = scratch.split_at_mut(self.len(held));
+        let met = self.met_by(pieces, origin);
+        let filled = self.channel * channels.len().div_ceil(P::NUMBERS);
+        let (tile, rest) = tile[self.lead..].split_at_mut(filled);
+        rest.fill(E::default());
+        let tile = tile.chunks_exact_mut(self.channel);
+        for (first, tile) in channels.clone().step_by(P::NUMBERS).zip(tile) {
+            let held = first..channels.end.min(first + P::NUMBERS);
+            let alone = held.len() < P::NUMBERS;
+            self.fill_from::<S, E, P>(simd, cells, &met, batch, held, origin);
+            let (first, second) = cells[self.lead..].split_at_mut(self.channel);
+            if alone {
+                second[..self.channel].fill(E::default());
+            }
+            // SAFETY: all three have the cells of a channel, which are whole vectors.
+            unsafe {
+                let cells = [first.as_ptr(), second.as_ptr()];
+                join::<S, E, P>(simd, tile.as_mut_ptr(), cells, self.channel);
+            }
+        }
+    }
+
+    /// [`fill`](Self::fill) with numbers as they are in memory, of a channel at a time, by way of its `cells`.
+    #[inline(always)]
+    pub(crate) fn fill_numbers<S: Simd, E: Element, P: Products<E>>(
+        &self,
+        simd: S,
+        (tile, cells): (*mut P::Number, &mut [E]),
+        pieces: &Pieces<'_, P::Number>,
+        batch: usize,
+        channels: Range<usize>,
+        origin: Dims,
+    ) {
+        let met = self.met_by(pieces, origin);
+        for (index, channel) in channels.enumerate() {
+            self.fill_from::<S, E, P>(simd, cells, &met, batch, channel..channel + 1, origin);
+            for place in (0..self.channel).step_by(E::lanes::<S>()) {
+                let cells = &cells[self.lead + place..];
+                // SAFETY: channels are whole vectors, and the tile has room for them.
+                unsafe {
+                    let tile = tile.add(self.lead + index * self.channel + place);
+                    P::store::<S>(tile, E::load::<S>(cells.as_ptr()));
+                }
+            }
+        }
     }
 
     /// The pieces that the tile at `origin` meets, with its cells that each covers.
-    pub(crate) fn met_by<'p, 'a, E>(
+    pub(crate) fn met_by<'p, 'a, N>(
         &self,
-        pieces: &'p Pieces<'a, E>,
+        pieces: &'p Pieces<'a, N>,
         origin: Dims,
-    ) -> Vec<Met<'p, 'a, E>> {
+    ) -> Vec<Met<'p, 'a, N>> {
         let met = pieces.0.iter();
         met.filter_map(|piece| Some((piece, self.covered(piece, origin)?)))
             .collect()
@@ -279,11 +344,11 @@ impl TileLayout {
 
     /// [`fill`](Self::fill) from the pieces that the tile meets.
     #[inline(always)]
-    pub(crate) fn fill_from<S: Simd, E: Element>(
+    pub(crate) fn fill_from<S: Simd, E: Element, P: Products<E>>(
         &self,
         simd: S,
         tile: &mut [E],
-        met: &[Met<'_, '_, E>],
+        met: &[Met<'_, '_, P::Number>],
         batch: usize,
         channels: Range<usize>,
         origin: Dims,
@@ -325,9 +390,10 @@ impl TileLayout {
                         // SAFETY: the columns are within the piece, whose elements may be read.
                         unsafe {
                             if self.step[2] == 1 && across == 1 {
-                                copy(simd, &mut line[columns.clone()], source);
+                                copy::<S, E, P>(&mut line[columns.clone()], source);
                             } else {
-                                self.copy_row(line, columns.start, source, across, columns.len());
+                                let first = columns.start;
+                                self.copy_row::<E, P>(line, first, source, across, columns.len());
                             }
                         }
                     }
@@ -338,9 +404,9 @@ impl TileLayout {
     }
 
     /// The memory that [`fill`](Self::fill) reads, to be prefetched.
-    pub(crate) fn stretches<E>(
+    pub(crate) fn stretches<N>(
         &self,
-        pieces: &Pieces<'_, E>,
+        pieces: &Pieces<'_, N>,
         batch: usize,
         channels: Range<usize>,
         origin: Dims,
@@ -355,7 +421,7 @@ impl TileLayout {
                 continue;
             }
             // Rows without a gap between them are joined.
-            let row = columns.len() * size_of::<E>();
+            let row = columns.len() * size_of::<N>();
             let joined = down == columns.len() as isize;
             let lines = if joined {
                 STRETCH.div_ceil(row).min(rows.len())
@@ -383,11 +449,11 @@ impl TileLayout {
     /// # Safety
     /// `cells` elements, `stride` apart, must be readable from `source` on.
     #[inline(always)]
-    unsafe fn copy_row<E: Copy>(
+    unsafe fn copy_row<E: Element, P: Products<E>>(
         &self,
         row: &mut [E],
         first: usize,
-        source: *const E,
+        source: *const P::Number,
         stride: isize,
         cells: usize,
     ) {
@@ -401,17 +467,17 @@ impl TileLayout {
             if first % 2 == 1
                 && let Some((cell, rest)) = cells.split_first()
             {
-                odd[column] = *cell;
+                odd[column] = P::widened(*cell);
                 column += 1;
                 cells = rest;
             }
             let (pairs, last) = cells.as_chunks();
             let places = even[column..].iter_mut().zip(&mut odd[column..]);
             for ((even, odd), [first, second]) in places.zip(pairs) {
-                (*even, *odd) = (*first, *second);
+                (*even, *odd) = (P::widened(*first), P::widened(*second));
             }
             if let [cell] = last {
-                even[column + pairs.len()] = *cell;
+                even[column + pairs.len()] = P::widened(*cell);
             }
             return;
         }
@@ -422,69 +488,8 @@ impl TileLayout {
             // SAFETY: the caller's.
             unsafe {
                 let source = source.offset(skipped as isize * stride);
-                copy_strided(row, source, step as isize * stride);
+                copy_strided::<E, P>(row, source, step as isize * stride);
             }
-        }
-    }
-}
-
-/// Clears a row outside of `columns`, and perhaps some of these.
-#[inline(always)]
-fn clear_around<S: Simd, E: Element>(simd: S, row: &mut [E], columns: &Range<usize>) {
-    let (lanes, zero) = (E::lanes::<S>(), E::splat(simd, E::default()));
-    let last = row.len() - lanes;
-    let row = row.as_mut_ptr();
-    // SAFETY: rows are whole vectors long, and these begin early enough to end with the row.
-    unsafe {
-        for column in (0..columns.start).step_by(lanes) {
-            E::store::<S>(row.add(column), zero);
-        }
-        for column in (columns.end..last + lanes).step_by(lanes) {
-            E::store::<S>(row.add(column.min(last)), zero);
-        }
-    }
-}
-
-/// Fills a slice with neighbouring elements.
-///
-/// # Safety
-/// As many elements must be readable from `source` on, outside of the slice.
-#[inline(always)]
-unsafe fn copy<S: Simd, E: Element>(simd: S, cells: &mut [E], source: *const E) {
-    let lanes = E::lanes::<S>();
-    // SAFETY: the caller's; the last vector begins early enough to end with the slice.
-    unsafe {
-        let Some(last) = cells.len().checked_sub(lanes) else {
-            let source = std::slice::from_raw_parts(source, cells.len());
-            let vector = E::load_part(simd, source, E::splat(simd, E::default()));
-            return E::store_part(simd, cells, vector);
-        };
-        let cells = cells.as_mut_ptr();
-        E::store::<S>(cells, E::load::<S>(source));
-        // From the next multiple of a vector's bytes on, so that stores do not cross cache lines.
-        let vector = lanes * size_of::<E>();
-        let mut column = (vector - cells.addr() % vector) / size_of::<E>();
-        while column < last {
-            E::store::<S>(cells.add(column), E::load::<S>(source.add(column)));
-            column += lanes;
-        }
-        E::store::<S>(cells.add(last), E::load::<S>(source.add(last)));
-    }
-}
-
-/// Fills a slice with elements that are `stride` apart.
-///
-/// # Safety
-/// As many elements, `stride` apart, must be readable from `source` on, outside of the slice.
-#[inline(always)]
-pub(crate) unsafe fn copy_strided<E: Copy>(cells: &mut [E], source: *const E, stride: isize) {
-    if stride == 1 {
-        // SAFETY: the caller's.
-        unsafe { source.copy_to_nonoverlapping(cells.as_mut_ptr(), cells.len()) };
-    } else {
-        for (index, cell) in cells.iter_mut().enumerate() {
-            // SAFETY: the caller's.
-            *cell = unsafe { *source.offset(index as isize * stride) };
         }
     }
 }

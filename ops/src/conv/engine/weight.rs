@@ -14,46 +14,34 @@ use std::ops::Range;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
+use super::cells::{copy, copy_strided, join};
 use super::dot::Dot;
-use super::geometry::{Conv, Correlation, Dims};
+use super::geometry::{Conv, Dims};
+use super::matrices::gradient;
 use super::method::Method;
 use super::pieces::Pieces;
-use super::source::{Source, join, transform};
-use super::tile::{SKEW, TileLayout, balanced, copy_strided, tile_box, tile_extents};
-use super::winograd::{Factors, RowTiles};
+use super::plan::{OUTPUTS, Plan, block};
+use super::source::{Source, transform};
+use super::tile::tile_box;
+use super::winograd::RowTiles;
 use crate::kernel::memory::{Shared, View, with_scratch};
-use crate::kernel::products::{Halved, Numbers, Pairs, Products};
+use crate::kernel::products::Products;
 use crate::kernel::simd::{Element, Isa};
 
-/// Bytes of the cotangent that a block of outputs reads for every group of terms: about a
-/// first-level cache.
-const CELLS_BYTES: usize = 48 << 10;
-/// The same with factors, of each of their products.
-const FACTORS_BYTES: usize = 32 << 10;
-/// Most bytes of a tile of the source.
-const TILE_BYTES: usize = 384 << 10;
-/// Most outputs of a task.
-const OUTPUTS: usize = 64;
-/// Tasks of a call, if it has work for as many.
-const TASKS: usize = 32;
-/// Most bytes of the sums of all chunks.
-const SUMS_BYTES: usize = 8 << 20;
 /// Sums that a thread adds at a time.
 const TOGETHER: usize = 1 << 13;
 
 /// A gradient with respect to weights.
 #[derive(Debug)]
-pub(crate) struct WeightJob<'a, E> {
+pub(crate) struct WeightJob<'a, N> {
     /// The convolution.
     pub conv: &'a Conv,
     /// Its input.
-    pub pieces: &'a Pieces<'a, E>,
+    pub pieces: &'a Pieces<'a, N>,
     /// The gradient of its output, `[batch, channels, *cells]`.
-    pub cotangent: View<'a, E, 5>,
+    pub cotangent: View<'a, N, 5>,
     /// The method of its sums.
     pub method: Method,
-    /// Whether factors may be rounded to bf16.
-    pub halves: bool,
 }
 
 /// The gradients of weight and bias.
@@ -65,37 +53,15 @@ pub(crate) struct WeightGradient<E> {
     pub bias: Vec<E>,
 }
 
-/// Data shared by all tasks.
-struct Plan<'a, E> {
-    job: &'a WeightJob<'a, E>,
-    source: Source,
-    /// The correlation whose lattice is divided into tiles: of cells, or of tiles of rows.
-    grid: Correlation,
-    tile: Dims,
-    /// Tiles of a sample.
-    tiles: usize,
-    /// Channels of the source in a block.
-    block: usize,
-    offsets: Vec<u32>,
-    /// Elements from one row of a tile of the cotangent to the next.
-    row: usize,
-    /// Elements from one output of a tile of the cotangent to the next.
-    output: usize,
-    /// (sample, tile) pairs of every chunk.
-    chunks: Vec<Range<usize>>,
-    /// Ranges of outputs of a group.
-    ranges: usize,
-}
-
 /// A chunk's sums: weights of all groups, then biases.
 struct Sums<E> {
     weights: Shared<E>,
     biases: Shared<E>,
 }
 
-impl<E: Element> WeightJob<'_, E> {
+impl<N: Send + Sync> WeightJob<'_, N> {
     /// The tiles of rows, if sums are those of transformed rows.
-    fn rows(&self) -> Option<RowTiles> {
+    pub(super) fn rows(&self) -> Option<RowTiles> {
         let Conv {
             inputs, outputs, ..
         } = *self.conv;
@@ -103,18 +69,28 @@ impl<E: Element> WeightJob<'_, E> {
         let transformed = self.method.transforms([inputs, outputs, count[1]]);
         RowTiles::new(&self.conv.forward(count)).filter(|_| transformed)
     }
-}
 
-impl<E: Halved> WeightJob<'_, E> {
     /// Computes the gradients.
-    pub(crate) fn run(&self, isa: Isa) -> WeightGradient<E> {
-        isa.run(Whole(self))
+    pub(crate) fn run<E: Element, P: Products<E, Number = N>>(
+        &self,
+        isa: Isa,
+    ) -> WeightGradient<E> {
+        let matrices = isa.has_matrices() && P::NUMBERS == 2 && gradient::applies(self);
+        isa.run(Whole::<E, P> {
+            job: self,
+            matrices,
+            sums: PhantomData,
+        })
     }
 }
 
-struct Whole<'a, E>(&'a WeightJob<'a, E>);
+struct Whole<'a, E: Element, P: Products<E>> {
+    job: &'a WeightJob<'a, P::Number>,
+    matrices: bool,
+    sums: PhantomData<E>,
+}
 
-impl<E: Halved> WithSimd for Whole<'_, E> {
+impl<E: Element, P: Products<E>> WithSimd for Whole<'_, E, P> {
     type Output = WeightGradient<E>;
 
     fn with_simd<S: Simd>(self, simd: S) -> WeightGradient<E> {
@@ -123,178 +99,94 @@ impl<E: Halved> WithSimd for Whole<'_, E> {
             inputs,
             outputs,
             ..
-        } = *self.0.conv;
-        let weights = groups * outputs * inputs * self.0.conv.elements();
-        let [batch, _, count @ ..] = self.0.cotangent.shape();
+        } = *self.job.conv;
+        let weights = groups * outputs * inputs * self.job.conv.elements();
+        let [batch, _, count @ ..] = self.job.cotangent.shape();
         if weights == 0 || batch == 0 || count.contains(&0) {
             return WeightGradient {
                 weight: vec![E::default(); weights],
                 bias: vec![E::default(); groups * outputs],
             };
         }
-        let pairs = self.0.halves && Pairs::run_on::<S>() && self.0.rows().is_some();
-        if pairs {
-            self.with_products::<S, E::Halves>(simd)
-        } else {
-            self.with_products::<S, Numbers>(simd)
+        if self.matrices {
+            return gradient::run::<S, E, P>(simd, self.job);
+        }
+        match self.job.rows() {
+            // Pairs are of neighbouring tiles of rows.
+            Some(_) => with_products::<S, E, P>(simd, self.job),
+            None => with_products::<S, E, P::Single>(simd, self.job),
         }
     }
 }
 
-impl<E: Element> Whole<'_, E> {
-    /// The gradients of a convolution with outputs and weights.
-    fn with_products<S: Simd, P: Products<E>>(self, simd: S) -> WeightGradient<E> {
-        let plan = Plan::new::<S, P>(self.0);
-        let Conv {
-            groups, outputs, ..
-        } = *self.0.conv;
-        let zeros = || WeightGradient {
-            weight: vec![E::default(); plan.sums()],
-            bias: vec![E::default(); groups * outputs],
-        };
-        let chunks = plan.chunks.iter();
-        let mut sums: Vec<WeightGradient<E>> = chunks.map(|_| zeros()).collect();
-        let shared: Vec<Sums<E>> = sums
-            .iter_mut()
-            .map(|sums| Sums {
-                weights: Shared::new(&mut sums.weight),
-                biases: Shared::new(&mut sums.bias),
-            })
-            .collect();
-        let tasks = 0..plan.chunks.len() * groups * plan.ranges;
-        let run = |task: usize| {
-            let (chunk, rest) = (task / (groups * plan.ranges), task % (groups * plan.ranges));
-            let (group, range) = (rest / plan.ranges, rest % plan.ranges);
-            simd.vectorize(Task::<E, P> {
-                plan: &plan,
-                sums: &shared[chunk],
-                chunk,
-                group,
-                range,
-                products: PhantomData,
-            });
-        };
-        if tasks.len() == 1 {
-            tasks.for_each(run);
-        } else {
-            tasks.into_par_iter().with_max_len(1).for_each(run);
-        }
-        let mut total = sums.remove(0);
-        // Every element in the order of chunks.
-        let parts = total.weight.par_chunks_mut(TOGETHER).enumerate();
-        parts.for_each(|(part, total)| {
-            for more in &sums {
-                let more = &more.weight[part * TOGETHER..];
-                total
-                    .iter_mut()
-                    .zip(more)
-                    .for_each(|(sum, value)| *sum += *value);
-            }
+/// The gradients of a convolution with outputs and weights.
+fn with_products<S: Simd, E: Element, P: Products<E>>(
+    simd: S,
+    job: &WeightJob<'_, P::Number>,
+) -> WeightGradient<E> {
+    let plan = Plan::new::<S, E, P>(job);
+    let Conv {
+        groups, outputs, ..
+    } = *job.conv;
+    let zeros = || WeightGradient {
+        weight: vec![E::default(); plan.sums()],
+        bias: vec![E::default(); groups * outputs],
+    };
+    let chunks = plan.chunks.iter();
+    let mut sums: Vec<WeightGradient<E>> = chunks.map(|_| zeros()).collect();
+    let shared: Vec<Sums<E>> = sums
+        .iter_mut()
+        .map(|sums| Sums {
+            weights: Shared::new(&mut sums.weight),
+            biases: Shared::new(&mut sums.bias),
+        })
+        .collect();
+    let tasks = 0..plan.chunks.len() * groups * plan.ranges;
+    let run = |task: usize| {
+        let (chunk, rest) = (task / (groups * plan.ranges), task % (groups * plan.ranges));
+        let (group, range) = (rest / plan.ranges, rest % plan.ranges);
+        simd.vectorize(Task::<E, P> {
+            plan: &plan,
+            sums: &shared[chunk],
+            chunk,
+            group,
+            range,
         });
-        for more in sums {
-            let biases = total.bias.iter_mut().zip(more.bias);
-            biases.for_each(|(sum, value)| *sum += value);
+    };
+    if tasks.len() == 1 {
+        tasks.for_each(run);
+    } else {
+        tasks.into_par_iter().with_max_len(1).for_each(run);
+    }
+    let mut total = sums.remove(0);
+    // Every element in the order of chunks.
+    let parts = total.weight.par_chunks_mut(TOGETHER).enumerate();
+    parts.for_each(|(part, total)| {
+        for more in &sums {
+            let more = &more.weight[part * TOGETHER..];
+            total
+                .iter_mut()
+                .zip(more)
+                .for_each(|(sum, value)| *sum += *value);
         }
-        WeightGradient {
-            weight: plan.source.weights(total.weight, self.0.conv.elements()),
-            bias: total.bias,
-        }
+    });
+    for more in sums {
+        let biases = total.bias.iter_mut().zip(more.bias);
+        biases.for_each(|(sum, value)| *sum += value);
     }
-}
-
-impl<'a, E: Element> Plan<'a, E> {
-    fn new<S: Simd, P: Products<E>>(job: &'a WeightJob<'a, E>) -> Self {
-        let Conv {
-            groups,
-            inputs,
-            outputs,
-            ..
-        } = *job.conv;
-        let [batch, _, count @ ..] = job.cotangent.shape();
-        let correlation = job.conv.forward(count);
-        let rows = || job.rows();
-        let source_of = |tile: Dims| match rows() {
-            None => Source::Cells(TileLayout::new(&correlation, tile)),
-            Some(rows) => {
-                let factors = Box::new(Factors::new(&rows, tile, [1, P::NUMBERS]));
-                Source::Factors(Box::new(rows), factors)
-            }
-        };
-        let grid = rows().map_or(correlation.clone(), |rows| rows.flat);
-        let (count, lanes) = (grid.count, E::lanes::<S>());
-        let bytes = rows().map_or(CELLS_BYTES, |_| FACTORS_BYTES);
-        let cells = bytes / size_of::<E>() / block::<S>();
-        let room = TILE_BYTES / size_of::<E>();
-        let fits = |_: &TileLayout, tile: Dims| {
-            let len = tile[0] * tile[1].div_ceil(P::NUMBERS) * tile[2].next_multiple_of(lanes);
-            source_of(tile).len(1) <= room && len <= cells
-        };
-        let ranges = outputs.div_ceil(OUTPUTS);
-        let tile = tile_extents(&grid, [4 * lanes, 8], 1, fits);
-        let tile = balanced(tile, count, batch * groups * ranges);
-        let source = source_of(tile);
-        let tiles: usize = (0..3).map(|dim| count[dim].div_ceil(tile[dim])).product();
-        let block = (room / source.len(1)).clamp(1, inputs);
-        let fields = batch * tiles;
-        let wanted = TASKS.div_ceil(groups * ranges);
-        let row = tile[2].next_multiple_of(lanes);
-        let mut plan = Self {
-            job,
-            offsets: source.layout().offsets(&grid, block),
-            tile,
-            tiles,
-            block,
-            output: tile[0] * tile[1].div_ceil(P::NUMBERS) * source.products() * row + SKEW,
-            row,
-            chunks: Vec::new(),
-            ranges,
-            source,
-            grid,
-        };
-        let most = (SUMS_BYTES / (plan.sums() * size_of::<E>())).max(1);
-        let size = fields.div_ceil(wanted.min(fields).min(most));
-        let firsts = (0..fields).step_by(size);
-        plan.chunks = firsts
-            .map(|first| first..fields.min(first + size))
-            .collect();
-        plan
+    WeightGradient {
+        weight: plan.source.weights(total.weight, job.conv.elements()),
+        bias: total.bias,
     }
-
-    /// The sums of one product over all taps and pairs of channels.
-    fn of_product(&self) -> usize {
-        let Conv {
-            groups,
-            inputs,
-            outputs,
-            ..
-        } = *self.job.conv;
-        groups * outputs * inputs * self.grid.taps.len()
-    }
-
-    /// Elements of a tile of the cotangent that is joined with another.
-    fn spare(&self) -> usize {
-        self.source.products() * self.row
-    }
-
-    /// The sums of a chunk, `[product][output][input][tap]`.
-    fn sums(&self) -> usize {
-        self.source.products() * self.of_product()
-    }
-}
-
-/// The outputs of a block, by the number of registers.
-fn block<S: Simd>() -> usize {
-    if S::REGISTER_COUNT >= 32 { 4 } else { 2 }
 }
 
 /// A range of outputs of one group, over the tiles of a chunk.
-struct Task<'a, E, P> {
-    plan: &'a Plan<'a, E>,
+struct Task<'a, E: Element, P: Products<E>> {
+    plan: &'a Plan<'a, P::Number>,
     sums: &'a Sums<E>,
     chunk: usize,
     group: usize,
     range: usize,
-    products: PhantomData<P>,
 }
 
 impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
@@ -331,7 +223,8 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
                         let held = base + channels.start..base + channels.end;
                         let tile = match source {
                             Source::Cells(layout) => {
-                                layout.fill(simd, tile, job.pieces, batch, held, origin);
+                                let pieces = job.pieces;
+                                layout.fill::<S, E, P>(simd, tile, pieces, batch, held, origin);
                                 &*tile
                             }
                             Source::Factors(_, factors) => {
@@ -385,7 +278,11 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                             }
                             false => spare.fill(E::default()),
                         }
-                        join::<S, E, P>(simd, tile, spare);
+                        // SAFETY: both are as long, of whole vectors.
+                        unsafe {
+                            let cells = [tile.as_ptr(), spare.as_ptr()];
+                            join::<S, E, P>(simd, tile.as_mut_ptr(), cells, tile.len());
+                        }
                     }
                 }
             }
@@ -416,7 +313,12 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
             }
             let source = job.cotangent.at([batch, channel, plane, line, column]);
             // SAFETY: the tile lies within the cotangent.
-            unsafe { copy_strided(&mut cells[..columns], source, stride) };
+            unsafe {
+                match stride {
+                    1 => copy::<S, E, P>(&mut cells[..columns], source),
+                    _ => copy_strided::<E, P>(&mut cells[..columns], source, stride),
+                }
+            }
             cells[columns..].fill(E::default());
             for vector in cells.chunks_exact(E::lanes::<S>()) {
                 // SAFETY: the chunk is a vector long.

@@ -3,6 +3,7 @@
 //! Sums of a few rows and of a few vectors of columns stay in registers; each load of a vector serves all of the rows. Factors
 //! are numbers, or pairs of bf16 numbers that follow each other in the sum ([`Pairs`](super::products::Pairs)).
 
+mod matrices;
 mod sums;
 
 use std::ops::Range;
@@ -51,6 +52,20 @@ fn panels_together(panels: usize, chunks: usize) -> usize {
     panels.div_ceil(groups).max(1)
 }
 
+/// Whether products are those of matrices.
+fn by_matrices<E: Element, P: Products<E>>(isa: Isa) -> bool {
+    isa.has_matrices() && P::NUMBERS == 2
+}
+
+/// Steps of a sum of so many numbers, with those that fill up matrices.
+fn steps_of<E: Element, P: Products<E>>(summed: usize, by_matrices: bool) -> usize {
+    let steps = summed.div_ceil(P::NUMBERS);
+    match by_matrices {
+        true => matrices::whole(steps),
+        false => steps,
+    }
+}
+
 /// Runs tasks, on one thread if there are few multiply-adds in all.
 fn deal(tasks: usize, products: usize, run: impl Fn(usize) + Send + Sync) {
     match products {
@@ -68,6 +83,7 @@ struct OfRows<'a, E: Element, P: Products<E>> {
     numbers: Range<usize>,
     /// A number for each column.
     bias: &'a [E],
+    by_matrices: bool,
     /// The first of the rows.
     y: *mut P::Number,
 }
@@ -78,8 +94,9 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let [rows, summed] = self.a.size();
-        let steps = summed.div_ceil(P::NUMBERS);
+        let steps = steps_of::<E, P>(summed, self.by_matrices);
         let packed = if P::NUMBERS > 1 { steps } else { 0 };
+        let registers = self.by_matrices.then(|| matrices::registers(rows));
         with_scratch(
             rows * (PANEL + packed),
             #[inline(always)]
@@ -87,7 +104,12 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
                 let (tile, packed) = scratch.split_at_mut(rows * PANEL);
                 // SAFETY: rows, panels and bias have so many numbers, and the scratch so much room.
                 unsafe {
-                    let a = factors::<E, P>(self.a, packed.as_mut_ptr());
+                    let a = match &registers {
+                        None => factors::<E, P>(self.a, packed.as_mut_ptr()),
+                        Some(_) => {
+                            matrices::factors::<S, E, P>(simd, self.a, steps, packed.as_mut_ptr())
+                        }
+                    };
                     for number in self.numbers.clone() {
                         let (columns, width) = panel(number, self.columns);
                         let sums = Sums {
@@ -99,11 +121,19 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
                             from: (self.bias.as_ptr().add(columns.start), 0),
                             to: (tile.as_mut_ptr(), width),
                         };
-                        sums.run::<S, P>(simd);
+                        match &registers {
+                            None => sums.run::<S, P>(simd),
+                            Some(registers) => sums.by_matrices(registers),
+                        }
                         for row in 0..rows {
                             let sums = tile.as_ptr().add(row * width);
                             let y = self.y.add(row * self.columns + columns.start);
-                            for column in 0..columns.len() {
+                            let lanes = E::lanes::<S>();
+                            let whole = columns.len() / lanes * lanes;
+                            for column in (0..whole).step_by(lanes) {
+                                P::store::<S>(y.add(column), E::load::<S>(sums.add(column)));
+                            }
+                            for column in whole..columns.len() {
                                 *y.add(column) = P::number(*sums.add(column));
                             }
                         }
@@ -111,6 +141,25 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
                 }
             },
         );
+    }
+}
+
+/// Writes a panel of a matrix.
+struct Pack<'a, E: Element, P: Products<E>> {
+    b: Matrix<'a, P::Number>,
+    columns: Range<usize>,
+    /// Of the panel.
+    size: [usize; 2],
+    to: *mut E,
+}
+
+impl<E: Element, P: Products<E>> WithSimd for Pack<'_, E, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        // SAFETY: a panel's own place.
+        unsafe { pack_panel::<S, E, P>(simd, self.b, self.columns, self.size, self.to) };
     }
 }
 
@@ -122,15 +171,19 @@ pub(crate) fn product<E: Element, P: Products<E>>(
     bias: Option<&[P::Number]>,
 ) -> Buffer<P::Number> {
     let ([rows, summed], [_, columns]) = (a.size(), b.size());
-    let steps = summed.div_ceil(P::NUMBERS);
+    let by_matrices = by_matrices::<E, P>(isa);
+    let steps = steps_of::<E, P>(summed, by_matrices);
     let (count, products) = (columns.div_ceil(PANEL), rows * summed * columns);
     let fill = |panels: Shared<E>| {
         deal(count, products, |number| {
             let (columns, width) = panel(number, columns);
-            // SAFETY: a panel's own place.
-            unsafe {
-                pack_panel::<E, P>(b, columns.clone(), width, panels.at(columns.start * steps))
-            };
+            isa.run(Pack::<E, P> {
+                // SAFETY: the place of a panel.
+                to: unsafe { panels.at(columns.start * steps) },
+                b,
+                columns,
+                size: [steps, width],
+            });
         });
     };
     // SAFETY: all panels are packed.
@@ -154,6 +207,7 @@ pub(crate) fn product<E: Element, P: Products<E>>(
                 columns,
                 numbers: group * together..((group + 1) * together).min(count),
                 bias: &added,
+                by_matrices,
             });
         });
     };
@@ -167,6 +221,7 @@ struct OverRows<'a, E: Element, P: Products<E>> {
     x: Matrix<'a, P::Number>,
     y: Matrix<'a, P::Number>,
     panels: Range<usize>,
+    by_matrices: bool,
     /// Zeros, of whole vectors for each column of `x`.
     to: *mut E,
 }
@@ -178,6 +233,7 @@ impl<E: Element, P: Products<E>> WithSimd for OverRows<'_, E, P> {
     fn with_simd<S: Simd>(self, simd: S) {
         let ([features, rows], [_, columns]) = (self.x.size(), self.y.size());
         let pitch = whole(columns);
+        let registers = self.by_matrices.then(|| matrices::registers(features));
         with_scratch(
             TOGETHER * (PANEL + features) + features * PANEL,
             #[inline(always)]
@@ -187,16 +243,23 @@ impl<E: Element, P: Products<E>> WithSimd for OverRows<'_, E, P> {
                 let zeros = [E::default(); PANEL];
                 for start in (0..rows).step_by(TOGETHER) {
                     let range = start..(start + TOGETHER).min(rows);
-                    let steps = range.len().div_ceil(P::NUMBERS);
+                    let steps = steps_of::<E, P>(range.len(), self.by_matrices);
                     let y = self.y.rows(range.clone());
                     let x = self.x.transposed().rows(range).transposed();
                     // SAFETY: sums have so many numbers, and the scratch so much room.
                     unsafe {
-                        let a = factors::<E, P>(x, packed.as_mut_ptr());
+                        let a = match &registers {
+                            None => factors::<E, P>(x, packed.as_mut_ptr()),
+                            Some(_) => {
+                                matrices::factors::<S, E, P>(simd, x, steps, packed.as_mut_ptr())
+                            }
+                        };
                         for number in self.panels.clone() {
                             let (columns, width) = panel(number, columns);
                             let to = self.to.add(columns.start);
-                            pack_panel::<E, P>(y, columns, width, packed_panel.as_mut_ptr());
+                            let size = [steps, width];
+                            let place = packed_panel.as_mut_ptr();
+                            pack_panel::<S, E, P>(simd, y, columns, size, place);
                             // From zero, and added once: a sum of many rows would lose the last bits of each.
                             let sums = Sums {
                                 a,
@@ -207,7 +270,10 @@ impl<E: Element, P: Products<E>> WithSimd for OverRows<'_, E, P> {
                                 from: (zeros.as_ptr(), 0),
                                 to: (tile.as_mut_ptr(), width),
                             };
-                            sums.run::<S, P>(simd);
+                            match &registers {
+                                None => sums.run::<S, P>(simd),
+                                Some(registers) => sums.by_matrices(registers),
+                            }
                             for feature in 0..features {
                                 let sums = tile.as_ptr().add(feature * width);
                                 let to = to.add(feature * pitch);
@@ -253,6 +319,7 @@ pub(crate) fn product_over_rows<E: Element, P: Products<E>>(
             x: x.rows(range.clone()).transposed().rows(features),
             y: y.rows(range),
             panels: group * together..((group + 1) * together).min(panels),
+            by_matrices: by_matrices::<E, P>(isa),
         });
     });
     let fill = |to: Shared<P::Number>| {
@@ -352,7 +419,7 @@ mod tests {
         for isa in Isa::available() {
             check::<Numbers>(isa, |number| number);
             // Other instruction sets have no pairs, and take them apart.
-            if Pairs::are_fast(isa) || isa.name() != "avx512" {
+            if Pairs::run_on(isa) {
                 check::<Pairs>(isa, bf16::from_f32);
             }
         }

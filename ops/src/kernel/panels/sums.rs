@@ -16,39 +16,62 @@ pub(crate) struct Factors<E> {
     pub step: usize,
 }
 
-/// Writes the factors of columns, `width` for each step.
+/// Writes the factors of columns, `width` for each of so many steps.
 ///
 /// # Safety
 /// There must be room for them.
 #[inline(always)]
-pub(super) unsafe fn pack_panel<E: Element, P: Products<E>>(
+pub(super) unsafe fn pack_panel<S: Simd, E: Element, P: Products<E>>(
+    simd: S,
     b: Matrix<'_, P::Number>,
     columns: Range<usize>,
-    width: usize,
+    [steps, width]: [usize; 2],
     to: *mut E,
 ) {
-    // SAFETY: the caller's.
+    let ([summed, _], [row, column]) = (b.size(), b.strides());
+    let vectors = match column {
+        1 => columns.len() / E::lanes::<S>(),
+        _ => 0,
+    };
+    let packed = vectors * E::lanes::<S>();
+    // SAFETY: the caller's; numbers of the matrix.
     unsafe {
-        match b.strides()[1] {
-            1 => pack_columns::<E, P>(b, 1, columns, width, to),
-            column => pack_columns::<E, P>(b, column, columns, width, to),
+        for step in 0..steps {
+            let numbers = [step * P::NUMBERS, (step + 1) * P::NUMBERS - 1];
+            let rows = numbers.map(|number| b.first().wrapping_add(number * row + columns.start));
+            for vector in (0..packed).step_by(E::lanes::<S>()) {
+                let mut vectors = [E::splat(simd, E::default()); 2];
+                for (index, vector_of) in vectors.iter_mut().enumerate() {
+                    if numbers[index] < summed {
+                        *vector_of = P::load::<S>(rows[index].add(vector));
+                    }
+                }
+                E::store::<S>(to.add(step * width + vector), P::join(simd, vectors));
+            }
+        }
+        if packed < width {
+            match column {
+                1 => pack_columns::<E, P>(b, 1, columns, packed, [steps, width], to),
+                _ => pack_columns::<E, P>(b, column, columns, packed, [steps, width], to),
+            }
         }
     }
 }
 
-/// [`pack_panel`] of a matrix with this step from column to column, which may be a constant.
+/// [`pack_panel`] of the columns from `packed` on of a matrix with this step from column to column, which may be a constant.
 #[inline(always)]
 unsafe fn pack_columns<E: Element, P: Products<E>>(
     b: Matrix<'_, P::Number>,
     column: usize,
     columns: Range<usize>,
-    width: usize,
+    packed: usize,
+    [steps, width]: [usize; 2],
     to: *mut E,
 ) {
     let ([summed, _], [row, _]) = (b.size(), b.strides());
-    for step in 0..summed.div_ceil(P::NUMBERS) {
+    for step in 0..steps {
         let rows = [step * P::NUMBERS, (step + 1) * P::NUMBERS - 1];
-        for lane in 0..width {
+        for lane in packed..width {
             let numbers = rows.map(|number| {
                 let there = number < summed && lane < columns.len();
                 let offset = number * row + (columns.start + lane) * column;

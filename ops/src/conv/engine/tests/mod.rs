@@ -8,6 +8,7 @@ use crate::conv::engine::job::Job;
 use crate::conv::engine::method::Method;
 use crate::conv::engine::pieces::Pieces;
 use crate::kernel::memory::View;
+use crate::kernel::products::{Halves, Numbers, Pairs, Products};
 use crate::kernel::simd::Isa;
 
 use case::*;
@@ -22,8 +23,12 @@ proptest! {
     fn all_passes_are_the_sums_that_define_them(case in case()) {
         let truth = case.truth();
         for isa in Isa::available() {
-            case.check::<f32>(isa, &truth)?;
-            case.check::<f64>(isa, &truth)?;
+            case.check::<f32, Numbers>(isa, &truth)?;
+            case.check::<f64, Numbers>(isa, &truth)?;
+            case.check::<f32, Halves>(isa, &truth)?;
+            if Pairs::run_on(isa) {
+                case.check::<f32, Pairs>(isa, &truth)?;
+            }
         }
     }
 
@@ -57,9 +62,8 @@ proptest! {
                 pieces: &Pieces::whole(cells),
                 bias: None,
                 method: case.method,
-                halves: false,
             }
-            .run(Isa::available()[0], |[g, i, o, k]| {
+            .run::<Numbers>(Isa::available()[0], |[g, i, o, k]| {
                 weight[((g * outputs + o) * inputs + i) * case.conv.elements() + k]
             })
             .to_vec()
@@ -92,8 +96,12 @@ proptest! {
         case.count = [case.count[0].min(2), rows, columns];
         let truth = case.truth();
         for isa in Isa::available() {
-            case.check::<f32>(isa, &truth)?;
-            case.check::<f64>(isa, &truth)?;
+            case.check::<f32, Numbers>(isa, &truth)?;
+            case.check::<f64, Numbers>(isa, &truth)?;
+            case.check::<f32, Halves>(isa, &truth)?;
+            if Pairs::run_on(isa) {
+                case.check::<f32, Pairs>(isa, &truth)?;
+            }
         }
     }
 }
@@ -118,37 +126,30 @@ fn large() -> Case {
         columns_first: false,
         seed: 7,
         method: Method::Direct,
-        halves: false,
     }
 }
 
 #[test]
 fn the_number_of_threads_does_not_change_a_bit() {
-    let ways = [
-        (Method::Direct, false),
-        (Method::Winograd, false),
-        (Method::Winograd, true),
-    ];
-    let cases = ways.map(|(method, halves)| Case {
-        method,
-        halves,
-        ..large()
-    });
-    for (case, isa) in cases
-        .iter()
-        .flat_map(|case| Isa::available().into_iter().map(move |isa| (case, isa)))
-    {
+    for method in [Method::Direct, Method::Winograd] {
+        let case = Case { method, ..large() };
         let truth = case.truth();
-        let on = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .build()
-                .unwrap();
-            pool.install(|| case.run::<f32>(isa, &truth))
-        };
-        let one = on(1);
-        for threads in [2, 3, 7] {
-            assert_eq!(on(threads), one, "{threads} threads on {}", isa.name());
+        for isa in Isa::available() {
+            let run = |pairs| match pairs {
+                true => case.run::<f32, Pairs>(isa, &truth),
+                false => case.run::<f32, Numbers>(isa, &truth),
+            };
+            let on = |threads, pairs| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+                pool.build().unwrap().install(|| run(pairs))
+            };
+            for pairs in [false, Pairs::run_on(isa)] {
+                let one = on(1, pairs);
+                for threads in [2, 3, 7] {
+                    let name = isa.name();
+                    assert_eq!(on(threads, pairs), one, "{threads} threads on {name}");
+                }
+            }
         }
     }
 }
@@ -158,10 +159,10 @@ fn many_ranks_may_compute_at_once() {
     let case = large();
     let truth = case.truth();
     let isa = Isa::available()[0];
-    let expected = case.run::<f32>(isa, &truth);
+    let expected = case.run::<f32, Numbers>(isa, &truth);
     std::thread::scope(|scope| {
         for _ in 0..6 {
-            scope.spawn(|| assert_eq!(case.run::<f32>(isa, &truth), expected));
+            scope.spawn(|| assert_eq!(case.run::<f32, Numbers>(isa, &truth), expected));
         }
     });
 }
@@ -175,7 +176,8 @@ fn nothing_may_come_in() {
         // Cut so that every box is a gap or empty.
         case.cuts = [100; 3];
         let truth = case.truth();
-        case.check::<f32>(Isa::available()[0], &truth).unwrap();
+        case.check::<f32, Numbers>(Isa::available()[0], &truth)
+            .unwrap();
     }
 }
 
@@ -197,7 +199,7 @@ fn large_dilations_keep_scratch_small() {
     };
     let truth = case.truth();
     for isa in Isa::available() {
-        case.check::<f32>(isa, &truth).unwrap();
+        case.check::<f32, Numbers>(isa, &truth).unwrap();
     }
 }
 
@@ -220,7 +222,7 @@ fn cells_between_taps_do_not_reach_the_weights() {
     let mut truth = case.truth();
     truth.x[1] = f64::NAN;
     for isa in Isa::available() {
-        let [y, _, weight, _] = case.run::<f32>(isa, &truth);
+        let [y, _, weight, _] = case.run::<f32, Numbers>(isa, &truth);
         assert!(
             y.iter().chain(&weight).all(|value| value.is_finite()),
             "{}",
@@ -232,46 +234,90 @@ fn cells_between_taps_do_not_reach_the_weights() {
 #[test]
 fn values_that_are_not_finite_stay_in_their_windows() {
     for cuts in [[0; 3], [0, 30, 70]] {
-        finite_but_in_windows(&Case {
+        let case = Case {
             cuts,
             count: [1, 9, 40],
             batch: 1,
             ..large()
-        });
+        };
+        for isa in Isa::available() {
+            for hit in [[0, 4, 17], [0, 10, 41], [0, 0, 0]] {
+                finite_but_in_windows::<Numbers>(&case, isa, hit);
+                if Pairs::run_on(isa) {
+                    finite_but_in_windows::<Pairs>(&case, isa, hit);
+                }
+            }
+        }
     }
 }
 
 /// After a field full of such values, of which tiles must hold none.
-fn finite_but_in_windows(case: &Case) {
+fn finite_but_in_windows<P: Products<f32>>(case: &Case, isa: Isa, hit: [usize; 3])
+where
+    P::Number: Number,
+{
     let mut truth = case.truth();
-    let hit = [0, 4, 17];
-    for isa in Isa::available() {
-        let x = std::mem::take(&mut truth.x);
-        truth.x = vec![f64::NAN; x.len()];
-        case.run::<f32>(isa, &truth);
-        truth.x = x;
-        truth.x[flat(hit, truth.cells)] = f64::NAN;
-        let [y, _, weight, bias] = case.run::<f32>(isa, &truth);
-        assert!(bias.iter().all(|gradient| gradient.is_finite()));
-        for (index, gradient) in weight.iter().enumerate() {
-            let elements = case.conv.elements();
-            let (channel, input) = (
-                index / elements / case.conv.inputs,
-                index / elements % case.conv.inputs,
-            );
-            let meets = channel < case.conv.outputs && input == 0;
-            assert_eq!(gradient.is_nan(), meets, "weight {index} on {}", isa.name());
-        }
-        for channel in 0..case.conv.groups * case.conv.outputs {
-            for at in indices(case.count) {
-                let reaches = channel < case.conv.outputs
-                    && (0..3).all(|d| (at[d]..at[d] + case.conv.kernel[d]).contains(&hit[d]));
+    let x = std::mem::take(&mut truth.x);
+    truth.x = vec![f64::NAN; x.len()];
+    case.run::<f32, P>(isa, &truth);
+    truth.x = x;
+    truth.x[flat(hit, truth.cells)] = f64::NAN;
+    let [y, _, weight, bias] = case.run::<f32, P>(isa, &truth);
+    assert!(bias.iter().all(|gradient| gradient.is_finite()));
+    let Conv {
+        groups,
+        inputs,
+        outputs,
+        kernel,
+        ..
+    } = case.conv;
+    for channel in 0..groups * outputs {
+        for (element, tap) in indices(kernel).enumerate() {
+            for input in 0..inputs {
+                let of_window = |d: usize| (0..case.count[d]).any(|at| at + tap[d] == hit[d]);
+                let meets = channel < outputs && input == 0 && (0..3).all(of_window);
+                let gradient = weight[(channel * inputs + input) * volume(kernel) + element];
+                let name = isa.name();
                 assert_eq!(
-                    y[channel * volume(case.count) + flat(at, case.count)].is_nan(),
-                    reaches,
-                    "{at:?}"
+                    gradient.is_nan(),
+                    meets,
+                    "{channel} {input} {tap:?} on {name}"
                 );
             }
+        }
+        for at in indices(case.count) {
+            let reaches =
+                channel < outputs && (0..3).all(|d| (at[d]..at[d] + kernel[d]).contains(&hit[d]));
+            let y = y[channel * volume(case.count) + flat(at, case.count)];
+            assert_eq!(y.is_nan(), reaches, "{at:?} on {}", isa.name());
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(Config { cases: 32, ..Config::default() })]
+
+    /// Of as many channels and columns as fill matrices, and more.
+    #[test]
+    fn many_channels_are_summed_in_pairs(
+        case in case(), inputs in 2..=36_usize, outputs in 2..=36_usize, columns in 20..=70_usize,
+    ) {
+        let [planes, rows, _] = case.count;
+        let [depth, high, wide] = case.conv.kernel;
+        let case = Case {
+            conv: Conv {
+                groups: case.conv.groups.min(2),
+                inputs,
+                outputs,
+                kernel: [depth.min(2), high, wide],
+                ..case.conv
+            },
+            count: [planes.min(2), rows, columns],
+            ..case
+        };
+        let truth = case.truth();
+        for isa in Isa::available().into_iter().filter(|isa| Pairs::run_on(*isa)) {
+            case.check::<f32, Pairs>(isa, &truth)?;
         }
     }
 }

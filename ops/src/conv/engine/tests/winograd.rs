@@ -11,6 +11,7 @@ use crate::conv::engine::method::Method;
 use crate::conv::engine::pieces::Pieces;
 use crate::conv::engine::winograd::RowTiles;
 use crate::kernel::memory::View;
+use crate::kernel::products::{Numbers, Pairs, Products};
 use crate::kernel::simd::Isa;
 
 /// A case with a kernel of three rows.
@@ -39,16 +40,16 @@ proptest! {
         prop_assert!(RowTiles::new(&case.conv.forward(case.count)).is_some());
         let truth = case.truth();
         for isa in Isa::available() {
-            case.check::<f32>(isa, &truth)?;
-            case.check::<f64>(isa, &truth)?;
+            case.check::<f32, Numbers>(isa, &truth)?;
+            case.check::<f64, Numbers>(isa, &truth)?;
         }
     }
 
     #[test]
     fn all_passes_are_those_sums_with_rounded_factors(case in rows()) {
-        let (truth, case) = (case.truth(), Case { halves: true, ..case });
-        for isa in Isa::available() {
-            case.check::<f32>(isa, &truth)?;
+        let truth = case.truth();
+        for isa in Isa::available().into_iter().filter(|isa| Pairs::run_on(*isa)) {
+            case.check::<f32, Pairs>(isa, &truth)?;
         }
     }
 
@@ -57,51 +58,84 @@ proptest! {
         case in rows(),
         tiles in 0..3_usize,
         column in any::<u8>(),
-        halves in any::<bool>(),
+        pairs in any::<bool>(),
     ) {
         let truth = case.truth();
-        let Conv { groups, inputs, outputs, .. } = case.conv;
-        let x: Vec<f32> = truth.x.iter().map(|x| (*x * 1.1) as f32).collect();
-        let weight: Vec<f32> = truth.weight.iter().map(|w| *w as f32).collect();
-        let [d, h, w] = truth.cells;
-        let shape = [case.batch, groups * inputs, d, h, w];
-        let strides = [groups * inputs * d * h * w, d * h * w, h * w, w, 1].map(|stride| stride as isize);
-        let pieces = Pieces::whole(View::new(&x, 0, shape, strides));
-        let whole = case.conv.forward(case.count);
-        let results = |boxes: &[[std::ops::Range<usize>; 3]]| {
-            let parts: Vec<_> = boxes.iter().map(|lattice| whole.within(lattice)).collect();
-            let job = Job {
-                parts: &parts,
-                groups,
-                inputs,
-                outputs,
-                batch: case.batch,
-                shape: case.count,
-                pieces: &pieces,
-                bias: None,
-                method: case.method,
-                halves,
-            };
-            let place = |[g, o, i, k]: [usize; 4]| ((g * outputs + o) * inputs + i) * case.conv.elements() + k;
-            job.run(Isa::available()[0], |at| weight[place(at)]).to_vec()
-        };
-        let [planes, rows, columns] = case.count;
-        let (row, column) = ((4 * tiles).min(rows), column as usize % (columns + 1));
-        let halves = [[0..row, row..rows], [0..column, column..columns]];
-        let parts: Vec<_> = halves[0].iter().flat_map(|rows| {
-            halves[1].iter().map(|columns| [0..planes, rows.clone(), columns.clone()])
-        }).filter(|part| !part.iter().any(std::ops::Range::is_empty)).collect();
-        prop_assert_eq!(results(&parts), results(&[[0..planes, 0..rows, 0..columns]]));
+        if pairs && Pairs::run_on(Isa::available()[0]) {
+            in_boxes::<Pairs>(&case, &truth, tiles, column)?;
+        } else {
+            in_boxes::<Numbers>(&case, &truth, tiles, column)?;
+        }
     }
 }
 
+fn in_boxes<P: Products<f32>>(
+    case: &Case,
+    truth: &Truth,
+    tiles: usize,
+    column: u8,
+) -> Result<(), TestCaseError>
+where
+    P::Number: Number + PartialEq + std::fmt::Debug,
+{
+    let Conv {
+        groups,
+        inputs,
+        outputs,
+        ..
+    } = case.conv;
+    let x: Vec<P::Number> = truth.x.iter().map(|x| P::Number::of(*x * 1.1)).collect();
+    let weight: Vec<P::Number> = truth.weight.iter().map(|w| P::Number::of(*w)).collect();
+    let [d, h, w] = truth.cells;
+    let shape = [case.batch, groups * inputs, d, h, w];
+    let strides =
+        [groups * inputs * d * h * w, d * h * w, h * w, w, 1].map(|stride| stride as isize);
+    let pieces = Pieces::whole(View::new(&x, 0, shape, strides));
+    let whole = case.conv.forward(case.count);
+    let results = |boxes: &[[std::ops::Range<usize>; 3]]| {
+        let parts: Vec<_> = boxes.iter().map(|lattice| whole.within(lattice)).collect();
+        let job = Job {
+            parts: &parts,
+            groups,
+            inputs,
+            outputs,
+            batch: case.batch,
+            shape: case.count,
+            pieces: &pieces,
+            bias: None,
+            method: case.method,
+        };
+        let place =
+            |[g, o, i, k]: [usize; 4]| ((g * outputs + o) * inputs + i) * case.conv.elements() + k;
+        job.run::<P>(Isa::available()[0], |at| weight[place(at)])
+            .to_vec()
+    };
+    let [planes, rows, columns] = case.count;
+    let (row, column) = ((4 * tiles).min(rows), column as usize % (columns + 1));
+    let halves = [[0..row, row..rows], [0..column, column..columns]];
+    let parts: Vec<_> = halves[0]
+        .iter()
+        .flat_map(|rows| {
+            halves[1]
+                .iter()
+                .map(|columns| [0..planes, rows.clone(), columns.clone()])
+        })
+        .filter(|part| !part.iter().any(std::ops::Range::is_empty))
+        .collect();
+    prop_assert_eq!(
+        results(&parts),
+        results(&[[0..planes, 0..rows, 0..columns]])
+    );
+    Ok(())
+}
+
 /// The root of the mean square, and the largest, of differences.
-fn errors(found: &[f32], exact: &[f64]) -> [f64; 2] {
+fn errors(found: &[f64], exact: &[f64]) -> [f64; 2] {
     let errors = || {
         found
             .iter()
             .zip(exact)
-            .map(|(found, exact)| (f64::from(*found) - exact).abs())
+            .map(|(found, exact)| (found - exact).abs())
     };
     let mean = errors().map(|error| error * error).sum::<f64>() / exact.len() as f64;
     [mean.sqrt(), errors().fold(0.0, f64::max)]
@@ -127,7 +161,6 @@ fn rounded(channels: usize, bits: u32) -> (Case, Truth) {
         columns_first: false,
         seed: 3,
         method: Method::Direct,
-        halves: false,
     };
     let mut truth = case.truth();
     let (mut state, half) = (1_u32, f64::from(1_u32 << (bits - 1)));
@@ -149,8 +182,9 @@ fn rounding_is_at_most_four_times_that_of_direct_sums() {
             ..direct.clone()
         };
         for isa in Isa::available() {
-            let exact = direct.run::<f64>(isa, &truth);
-            let [direct, winograd] = [&direct, &winograd].map(|case| case.run::<f32>(isa, &truth));
+            let exact = direct.run::<f64, Numbers>(isa, &truth);
+            let [direct, winograd] =
+                [&direct, &winograd].map(|case| case.run::<f32, Numbers>(isa, &truth));
             for pass in 0..3 {
                 let [direct, winograd] =
                     [&direct, &winograd].map(|found| errors(&found[pass], &exact[pass]));
@@ -172,19 +206,21 @@ fn rounding_to_bf16_is_at_most_four_times_that_of_results() {
         let (exact, truth) = rounded(channels, 8);
         let pairs = Case {
             method: Method::Winograd,
-            halves: true,
             ..exact.clone()
         };
-        let near = |results: Vec<f32>| -> Vec<f32> {
+        let near = |results: Vec<f64>| -> Vec<f64> {
             let results = results.into_iter();
             results
-                .map(|result| bf16::from_f32(result).to_f32())
+                .map(|result| bf16::from_f64(result).to_f64())
                 .collect()
         };
-        for isa in Isa::available() {
-            let expected = exact.run::<f64>(isa, &truth);
-            let direct = exact.run::<f32>(isa, &truth).map(near);
-            let pairs = pairs.run::<f32>(isa, &truth).map(near);
+        for isa in Isa::available()
+            .into_iter()
+            .filter(|isa| Pairs::run_on(*isa))
+        {
+            let expected = exact.run::<f64, Numbers>(isa, &truth);
+            let direct = exact.run::<f32, Numbers>(isa, &truth).map(near);
+            let pairs = pairs.run::<f32, Pairs>(isa, &truth).map(near);
             for pass in 0..3 {
                 let [direct, pairs] =
                     [&direct, &pairs].map(|found| errors(&found[pass], &expected[pass])[0]);

@@ -123,7 +123,7 @@ impl Factors {
         &self,
         simd: S,
         scratch: &'s mut [E],
-        pieces: &Pieces<'_, E>,
+        pieces: &Pieces<'_, P::Number>,
         batch: usize,
         channels: Range<usize>,
         [plane, tile, column]: Dims,
@@ -140,7 +140,9 @@ impl Factors {
         for (index, first) in channels.clone().step_by(channels_held).enumerate() {
             let held = first..channels.end.min(first + channels_held);
             let present = held.len();
-            self.cells.fill_from(simd, cells, &met, batch, held, origin);
+            let cells = &mut *cells;
+            self.cells
+                .fill_from::<S, E, P>(simd, cells, &met, batch, held, origin);
             for (plane, tile) in lines() {
                 let line = |channel, tile| self.cells.line(channel, plane, RESULTS * tile);
                 let row = self.cells.line(0, plane, 1) - self.cells.line(0, plane, 0);

@@ -1,7 +1,6 @@
 //! Innermost kernel: sums of all products of a tile for a block of channels × columns, and their
 //! results.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
 use pulp::Simd;
@@ -14,7 +13,7 @@ use crate::kernel::simd::Element;
 
 /// Arguments of one call of the kernel.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Strip<'a, E, P> {
+pub(super) struct Strip<'a, E: Element, P: Products<E>> {
     /// The terms of the first product.
     pub terms: Terms<'a, E>,
     /// Elements from a row of factors to the next.
@@ -24,7 +23,7 @@ pub(super) struct Strip<'a, E, P> {
     /// Whether results are added to the output's values.
     pub add: bool,
     /// The first result.
-    pub output: *mut E,
+    pub output: *mut P::Number,
     /// Elements between channels of the output.
     pub channel: usize,
     /// Elements between rows of the output.
@@ -33,8 +32,6 @@ pub(super) struct Strip<'a, E, P> {
     pub rows: [usize; 2],
     /// The number of columns of the output, from the first result on.
     pub columns: usize,
-    /// What factors are.
-    pub factors: PhantomData<P>,
 }
 
 impl<E: Element, P: Products<E>> Kernel for Strip<'_, E, P> {
@@ -72,7 +69,7 @@ impl<E: Element, P: Products<E>> Kernel for Strip<'_, E, P> {
     }
 }
 
-impl<E: Element, P> Strip<'_, E, P> {
+impl<E: Element, P: Products<E>> Strip<'_, E, P> {
     /// Adds the output's values, if asked for, and the bias, and writes columns of rows.
     #[inline(always)]
     unsafe fn store<S: Simd>(
@@ -80,11 +77,10 @@ impl<E: Element, P> Strip<'_, E, P> {
         simd: S,
         results: [E::Vector<S>; RESULTS],
         channel: usize,
-        output: *mut E,
+        output: *mut P::Number,
         rows: Range<usize>,
         present: usize,
     ) {
-        let zero = E::splat(simd, E::default());
         let whole = present == E::lanes::<S>();
         for (row, mut result) in results.into_iter().enumerate() {
             if !rows.contains(&row) {
@@ -94,22 +90,27 @@ impl<E: Element, P> Strip<'_, E, P> {
             unsafe {
                 let place = output.add((row - rows.start) * self.line);
                 if self.add {
-                    let old = if whole {
-                        E::load::<S>(place)
+                    let mut old = result;
+                    if whole {
+                        old = P::load::<S>(place);
                     } else {
-                        let old = std::slice::from_raw_parts(place, present);
-                        E::load_part(simd, old, zero)
-                    };
+                        let old = (&raw mut old).cast::<E>();
+                        for column in 0..present {
+                            *old.add(column) = P::widened(*place.add(column));
+                        }
+                    }
                     result = E::plus(simd, result, old);
                 }
                 if !self.bias.is_null() {
                     result = E::plus(simd, result, E::splat(simd, *self.bias.add(channel)));
                 }
                 if whole {
-                    E::store::<S>(place, result);
+                    P::store::<S>(place, result);
                 } else {
-                    let place = std::slice::from_raw_parts_mut(place, present);
-                    E::store_part(simd, place, result);
+                    let result = (&raw const result).cast::<E>();
+                    for column in 0..present {
+                        *place.add(column) = P::number(*result.add(column));
+                    }
                 }
             }
         }

@@ -7,7 +7,7 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::super::geometry::{Correlation, Dims};
-use super::super::job::{Job, OUTPUTS, SERIAL, STRIPS};
+use super::super::job::{Job, OUTPUTS, SERIAL, STRIPS, block};
 use super::super::strip::{self, Terms, panels};
 use super::super::tile::{tile_box, tile_extents};
 use super::strip::Strip;
@@ -25,11 +25,11 @@ const TERMS: usize = 192;
 /// Computes the results of a part.
 pub(crate) fn correlate<S: Simd, E: Element, P: Products<E>>(
     simd: S,
-    job: &Job<'_, E>,
+    job: &Job<'_, E, P::Number>,
     correlation: &Correlation,
     rows: RowTiles,
-    weight: &(impl Fn([usize; 4]) -> E + Sync),
-    output: Shared<E>,
+    weight: &(impl Fn([usize; 4]) -> P::Number + Sync),
+    output: Shared<P::Number>,
 ) {
     let part = Part::<E, P>::new::<S>(job, correlation, rows, weight);
     let tasks = 0..job.batch * job.groups * part.tiles * part.ranges;
@@ -61,16 +61,15 @@ struct Part<'a, E, P> {
 
 impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
     fn new<S: Simd>(
-        job: &Job<'_, E>,
+        job: &Job<'_, E, P::Number>,
         correlation: &'a Correlation,
         rows: RowTiles,
-        weight: &(impl Fn([usize; 4]) -> E + Sync),
+        weight: &(impl Fn([usize; 4]) -> P::Number + Sync),
     ) -> Self {
         let lanes = E::lanes::<S>();
         let strip = strip::width::<S>(strip::height::<S>(usize::MAX, 3)) * lanes;
         // From the taps alone: the order of sums, and so their bits, are the same in any box.
-        let block = (TERMS / (correlation.terms / TAPS)).max(1) * P::NUMBERS;
-        let block = block.min(job.inputs);
+        let block = block::<E, P>(TERMS / (correlation.terms / TAPS), job.inputs);
         let room = TILE_BYTES / size_of::<E>();
         let tasks = job.tasks(correlation);
         let most = job.outputs.div_ceil(OUTPUTS);
@@ -101,11 +100,11 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
 
 /// Packs the factors of the taps in the order in which strips read them.
 fn pack<S: Simd, E: Element, P: Products<E>>(
-    job: &Job<'_, E>,
+    job: &Job<'_, E, P::Number>,
     rows: &RowTiles,
     block: usize,
     vectors: usize,
-    weight: &(impl Fn([usize; 4]) -> E + Sync),
+    weight: &(impl Fn([usize; 4]) -> P::Number + Sync),
 ) -> Buffer<E> {
     let taps = rows.elements.len();
     let held = job.inputs.div_ceil(P::NUMBERS);
@@ -124,7 +123,8 @@ fn pack<S: Simd, E: Element, P: Products<E>>(
                 for elements in &rows.elements {
                     for output in start..start + height {
                         let factors = |input: usize| {
-                            let taps = |element| weight([group, output, input, element]);
+                            let taps =
+                                |element| P::widened(weight([group, output, input, element]));
                             match inputs.contains(&input) {
                                 true => of_taps(elements.map(taps)),
                                 false => [E::default(); PRODUCTS],
@@ -153,20 +153,25 @@ fn pack<S: Simd, E: Element, P: Products<E>>(
 }
 
 /// One tile of one group of one sample, for a range of outputs.
-struct Task<'a, E, P> {
-    job: &'a Job<'a, E>,
+struct Task<'a, E: Element, P: Products<E>> {
+    job: &'a Job<'a, E, P::Number>,
     part: &'a Part<'a, E, P>,
     batch: usize,
     group: usize,
     tile: usize,
     range: usize,
-    output: Shared<E>,
+    output: Shared<P::Number>,
 }
 
-impl<'a, E: Element, P> Task<'a, E, P> {
+impl<'a, E: Element, P: Products<E>> Task<'a, E, P> {
     /// The task of an index. Indices go over samples, groups, tiles and ranges of outputs, from
     /// slow to fast.
-    fn new(job: &'a Job<'a, E>, part: &'a Part<'a, E, P>, index: usize, output: Shared<E>) -> Self {
+    fn new(
+        job: &'a Job<'a, E, P::Number>,
+        part: &'a Part<'a, E, P>,
+        index: usize,
+        output: Shared<P::Number>,
+    ) -> Self {
         let (rest, range) = (index / part.ranges, index % part.ranges);
         let (field, tile) = (rest / part.tiles, rest % part.tiles);
         let (batch, group) = (field / job.groups, field % job.groups);
@@ -257,7 +262,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                     // tasks have disjoint parts of it. The tile has room for all offsets from any
                     // of its columns, and a margin for the widest strip.
                     unsafe {
-                        let strip = Strip {
+                        let strip = Strip::<E, P> {
                             terms: Terms {
                                 tile: factors.as_ptr().add(from + column),
                                 offsets: part.offsets.as_ptr(),
@@ -273,7 +278,6 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                             line: columns,
                             rows: [skipped, results],
                             columns: left,
-                            factors: part.products,
                         };
                         strip::run(simd, strip, height, vectors);
                     }

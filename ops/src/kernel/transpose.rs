@@ -9,7 +9,7 @@ use crate::kernel::simd::Element;
 
 /// Whether [`transpose`] works on blocks of as many elements as a vector has lanes, squared.
 #[inline(always)]
-pub(super) fn has_shuffles<S: Simd, E: Element>() -> bool {
+pub(crate) fn has_shuffles<S: Simd, E: Element>() -> bool {
     #[cfg(target_arch = "x86_64")]
     if TypeId::of::<E>() == TypeId::of::<f32>() {
         let isa = TypeId::of::<S>();
@@ -19,14 +19,15 @@ pub(super) fn has_shuffles<S: Simd, E: Element>() -> bool {
     false
 }
 
-/// Writes element `i` of run `j` to element `j` of run `i`, each run times `factors`; runs are as long as a vector.
+/// Writes element `i` of run `j` to element `j` of run `i`, each run times `factors` if there are any, else as bits; runs are
+/// as long as a vector.
 ///
 /// # Safety
 /// [`has_shuffles`] must be true; the first runs, as many as there are lanes, must be there, and room for such.
 #[inline(always)]
-pub(super) unsafe fn transpose<S: Simd, E: Element>(
+pub(crate) unsafe fn transpose<S: Simd, E: Element>(
     from: impl Fn(usize) -> *const E,
-    factors: E::Vector<S>,
+    factors: Option<E::Vector<S>>,
     to: impl Fn(usize) -> *mut E,
 ) {
     #[cfg(target_arch = "x86_64")]
@@ -37,8 +38,10 @@ pub(super) unsafe fn transpose<S: Simd, E: Element>(
         // SAFETY: no vector is wider. For the calls: elements are f32 and the instruction set is there, because the caller has
         // asked; the rest is the caller's.
         unsafe {
-            E::store::<S>(numbers.as_mut_ptr(), factors);
-            let factors = numbers.as_ptr().cast::<f32>();
+            if let Some(factors) = factors {
+                E::store::<S>(numbers.as_mut_ptr(), factors);
+            }
+            let factors = factors.map(|_| numbers.as_ptr().cast::<f32>());
             match E::lanes::<S>() {
                 8 => x86::eight(from, factors, to),
                 _ => x86::sixteen(from, factors, to),
@@ -63,15 +66,21 @@ mod x86 {
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn eight(
         from: impl Fn(usize) -> *const f32,
-        factors: *const f32,
+        factors: Option<*const f32>,
         to: impl Fn(usize) -> *mut f32,
     ) {
         // SAFETY: the caller's: eight runs of eight elements each.
         unsafe {
-            let (factors, zero) = (_mm256_loadu_ps(factors), _mm256_setzero_ps());
+            let zero = _mm256_setzero_ps();
             let mut runs = [zero; 8];
             for (run, row) in runs.iter_mut().enumerate() {
-                *row = _mm256_mul_ps(_mm256_loadu_ps(from(run)), factors);
+                *row = _mm256_loadu_ps(from(run));
+            }
+            if let Some(factors) = factors {
+                let factors = _mm256_loadu_ps(factors);
+                for row in &mut runs {
+                    *row = _mm256_mul_ps(*row, factors);
+                }
             }
             // Pairs of runs, then quarters, then halves.
             let mut pairs = [[zero; 2]; 4];
@@ -105,15 +114,21 @@ mod x86 {
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn sixteen(
         from: impl Fn(usize) -> *const f32,
-        factors: *const f32,
+        factors: Option<*const f32>,
         to: impl Fn(usize) -> *mut f32,
     ) {
         // SAFETY: the caller's: sixteen runs of sixteen elements each.
         unsafe {
-            let (factors, zero) = (_mm512_loadu_ps(factors), _mm512_setzero_ps());
+            let zero = _mm512_setzero_ps();
             let mut runs = [zero; 16];
             for (run, row) in runs.iter_mut().enumerate() {
-                *row = _mm512_mul_ps(_mm512_loadu_ps(from(run)), factors);
+                *row = _mm512_loadu_ps(from(run));
+            }
+            if let Some(factors) = factors {
+                let factors = _mm512_loadu_ps(factors);
+                for row in &mut runs {
+                    *row = _mm512_mul_ps(*row, factors);
+                }
             }
             let mut pairs = [[_mm512_setzero_pd(); 2]; 8];
             for (pair, both) in pairs.iter_mut().enumerate() {
@@ -178,7 +193,7 @@ mod tests {
             let run = |run: usize| from[run * lanes..].as_ptr();
             let room = |run: usize| first.wrapping_add(run * lanes);
             // SAFETY: as many runs, and as much room, as there are lanes.
-            unsafe { transpose::<S, f32>(run, f32::splat(simd, 2.0), room) };
+            unsafe { transpose::<S, f32>(run, Some(f32::splat(simd, 2.0)), room) };
             for row in 0..lanes {
                 for column in 0..lanes {
                     let expected = 2.0 * from[column * lanes + row];

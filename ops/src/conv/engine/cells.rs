@@ -1,0 +1,89 @@
+//! Copies of cells to tiles, and pairs of their cells.
+
+use std::ops::Range;
+
+use pulp::Simd;
+
+use crate::kernel::products::Products;
+use crate::kernel::simd::Element;
+
+/// Writes the factors of the cells of two tiles.
+///
+/// # Safety
+/// All must be good for `len` elements, which are whole vectors; the factors may take the place of cells.
+#[inline(always)]
+pub(super) unsafe fn join<S: Simd, E: Element, P: Products<E>>(
+    simd: S,
+    factors: *mut E,
+    cells: [*const E; 2],
+    len: usize,
+) {
+    for column in (0..len).step_by(E::lanes::<S>()) {
+        // SAFETY: the caller's.
+        unsafe {
+            let cells = cells.map(|cells| E::load::<S>(cells.add(column)));
+            E::store::<S>(factors.add(column), P::join(simd, cells));
+        }
+    }
+}
+
+/// Clears a row outside of `columns`, and perhaps some of these.
+#[inline(always)]
+pub(super) fn clear_around<S: Simd, E: Element>(simd: S, row: &mut [E], columns: &Range<usize>) {
+    let (lanes, zero) = (E::lanes::<S>(), E::splat(simd, E::default()));
+    let last = row.len() - lanes;
+    let row = row.as_mut_ptr();
+    // SAFETY: rows are whole vectors long, and these begin early enough to end with the row.
+    unsafe {
+        for column in (0..columns.start).step_by(lanes) {
+            E::store::<S>(row.add(column), zero);
+        }
+        for column in (columns.end..last + lanes).step_by(lanes) {
+            E::store::<S>(row.add(column.min(last)), zero);
+        }
+    }
+}
+
+/// Fills a slice with neighbouring elements.
+///
+/// # Safety
+/// As many elements must be readable from `source` on, outside of the slice.
+#[inline(always)]
+pub(super) unsafe fn copy<S: Simd, E: Element, P: Products<E>>(
+    cells: &mut [E],
+    source: *const P::Number,
+) {
+    let lanes = E::lanes::<S>();
+    // SAFETY: the caller's; the last vector begins early enough to end with the slice.
+    unsafe {
+        let Some(last) = cells.len().checked_sub(lanes) else {
+            return copy_strided::<E, P>(cells, source, 1);
+        };
+        let cells = cells.as_mut_ptr();
+        E::store::<S>(cells, P::load::<S>(source));
+        // From the next multiple of a vector's bytes on, so that stores do not cross cache lines.
+        let vector = lanes * size_of::<E>();
+        let mut column = (vector - cells.addr() % vector) / size_of::<E>();
+        while column < last {
+            E::store::<S>(cells.add(column), P::load::<S>(source.add(column)));
+            column += lanes;
+        }
+        E::store::<S>(cells.add(last), P::load::<S>(source.add(last)));
+    }
+}
+
+/// Fills a slice with elements that are `stride` apart.
+///
+/// # Safety
+/// As many elements, `stride` apart, must be readable from `source` on, outside of the slice.
+#[inline(always)]
+pub(super) unsafe fn copy_strided<E: Element, P: Products<E>>(
+    cells: &mut [E],
+    source: *const P::Number,
+    stride: isize,
+) {
+    for (index, cell) in cells.iter_mut().enumerate() {
+        // SAFETY: the caller's.
+        *cell = P::widened(unsafe { *source.offset(index as isize * stride) });
+    }
+}

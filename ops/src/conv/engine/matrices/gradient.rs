@@ -1,0 +1,408 @@
+//! Gradient of the weights as products of matrices: channels × pairs of columns of the source, which lie in a tile as they do
+//! in the field, with pairs of columns × outputs of the cotangent, which are transposed once for all taps and channels.
+//!
+//! A product sums over 32 columns of a row. The last one of a row ends with it, and begins with columns that the one before
+//! has, of which the cotangent is zero here: so no cell beyond the row's windows is read, which might not be finite.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::{dealt, pay};
+use crate::conv::engine::geometry::{Conv, Correlation, Dims};
+use crate::conv::engine::plan::{TASKS, chunks};
+use crate::conv::engine::tile::{TileLayout, balanced, tile_extents};
+use crate::conv::engine::weight::{WeightGradient, WeightJob};
+use crate::kernel::amx::{self, SIDE};
+use crate::kernel::buffer::{Buffer, filled};
+use crate::kernel::memory::{Shared, with_scratch};
+use crate::kernel::products::Products;
+use crate::kernel::simd::Element;
+use crate::kernel::transpose::transpose;
+
+/// Columns of a product.
+const COLUMNS: usize = 2 * SIDE;
+/// Most bytes of a tile of the source, for a block of channels, and of the cotangent.
+const TILE_BYTES: usize = 512 << 10;
+/// Channels of a block: two matrices.
+const BLOCK: usize = 2 * SIDE;
+/// Products that are added up at a time, whose factors stay in the first-level cache.
+const TERMS: usize = 12;
+/// Most outputs of a task, and of one whose weights have many sums: then ranges of outputs are tasks, rather than chunks,
+/// which each have sums of their own.
+const OUTPUTS: usize = 128;
+const FEW_OUTPUTS: usize = 32;
+const MANY_SUMS: usize = 1 << 18;
+
+/// Whether the gradient of weights is computed so.
+pub(crate) fn applies<N: Send + Sync>(job: &WeightJob<'_, N>) -> bool {
+    let [.., columns] = job.cotangent.shape();
+    pay(job.conv.inputs, job.conv.outputs) && columns >= COLUMNS
+}
+
+/// The columns of tiles: parts of a row of at most about `most`, of whole products but for the last one.
+fn parts(columns: usize, most: usize) -> Vec<Range<usize>> {
+    let count = (columns / most.max(COLUMNS)).max(1);
+    let width = columns / count / COLUMNS * COLUMNS;
+    let ends = (1..=count).map(|part| if part == count { columns } else { part * width });
+    ends.enumerate()
+        .map(|(part, end)| part * width..end)
+        .collect()
+}
+
+/// Data shared by all tasks.
+struct Plan<'a, N> {
+    job: &'a WeightJob<'a, N>,
+    correlation: Correlation,
+    layout: TileLayout,
+    /// Planes and rows of a tile, and the columns of all.
+    tile: [usize; 2],
+    columns: Vec<Range<usize>>,
+    /// Tiles of a sample, and (sample, tile) pairs of every chunk.
+    tiles: usize,
+    chunks: Vec<Range<usize>>,
+    /// Outputs of a range, and ranges.
+    together: usize,
+    ranges: usize,
+}
+
+impl<'a, N: Send + Sync> Plan<'a, N> {
+    fn new<E: Element>(job: &'a WeightJob<'a, N>) -> Self {
+        let Conv {
+            groups,
+            inputs,
+            outputs,
+            ..
+        } = *job.conv;
+        let [batch, _, count @ ..] = job.cotangent.shape();
+        let correlation = job.conv.forward(count);
+        let room = TILE_BYTES / size_of::<N>();
+        let held = inputs.min(BLOCK);
+        let together = match groups * inputs * outputs * correlation.taps.len() {
+            MANY_SUMS.. => FEW_OUTPUTS,
+            _ => OUTPUTS,
+        };
+        let of_range = outputs.min(together).next_multiple_of(SIDE);
+        let fits = |layout: &TileLayout, tile: Dims| {
+            let cotangent = tile[0] * tile[1] * tile[2].next_multiple_of(COLUMNS) * of_range;
+            held * layout.copied() <= room && cotangent <= room
+        };
+        let tile = tile_extents(&correlation, [COLUMNS, count[2].div_ceil(COLUMNS)], 1, fits);
+        let columns = parts(count[2], tile[2]);
+        let ranges = outputs.div_ceil(together);
+        let [planes, rows, _] = balanced(tile, count, batch * groups * ranges * columns.len());
+        let widest = columns.iter().map(ExactSizeIterator::len).max();
+        let layout = TileLayout::new(&correlation, [planes, rows, widest.unwrap_or(COLUMNS)]);
+        let tiles = count[0].div_ceil(planes) * count[1].div_ceil(rows) * columns.len();
+        let mut plan = Self {
+            job,
+            correlation,
+            layout,
+            tile: [planes, rows],
+            columns,
+            tiles,
+            chunks: Vec::new(),
+            together,
+            ranges,
+        };
+        let fields = batch * tiles;
+        let wanted = TASKS.div_ceil(groups * ranges);
+        plan.chunks = chunks(fields, wanted, plan.sums() * size_of::<E>());
+        plan
+    }
+
+    /// The box of a tile.
+    fn tile(&self, index: usize) -> [Range<usize>; 3] {
+        let [planes, rows] = self.tile;
+        let [_, _, count @ ..] = self.job.cotangent.shape();
+        let across = self.columns.len();
+        let down = count[1].div_ceil(rows);
+        let (plane, row) = (index / across / down * planes, index / across % down * rows);
+        [
+            plane..count[0].min(plane + planes),
+            row..count[1].min(row + rows),
+            self.columns[index % across].clone(),
+        ]
+    }
+
+    /// Channels and outputs of a group, with those that fill up matrices.
+    fn padded(&self) -> [usize; 2] {
+        [self.job.conv.inputs, self.job.conv.outputs].map(|size| size.next_multiple_of(SIDE))
+    }
+
+    /// The first columns of the products of a part of a row, each with the number that the one before has, too.
+    fn products(columns: &Range<usize>) -> impl Iterator<Item = [usize; 2]> + Clone {
+        let len = columns.len();
+        let firsts = (0..len).step_by(COLUMNS);
+        firsts.map(move |first| {
+            let start = first.min(len - COLUMNS);
+            [start, first - start]
+        })
+    }
+
+    /// The sums of a chunk, `[group][tap][channel][output]`.
+    fn sums(&self) -> usize {
+        let [inputs, outputs] = self.padded();
+        self.job.conv.groups * self.correlation.taps.len() * inputs * outputs
+    }
+}
+
+/// Computes the gradients.
+pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
+    simd: S,
+    job: &WeightJob<'_, P::Number>,
+) -> WeightGradient<E> {
+    let plan = Plan::new::<E>(job);
+    let Conv {
+        groups,
+        inputs,
+        outputs,
+        ..
+    } = *job.conv;
+    let (chunks, channels) = (plan.chunks.len(), groups * outputs);
+    let mut sums: Buffer<E> = filled(chunks * plan.sums(), 0.0);
+    let mut biases: Buffer<E> = filled(chunks * channels, 0.0);
+    let (all, all_biases) = (sums.shared(), biases.shared());
+    let tasks = (0..chunks * groups * plan.ranges).into_par_iter();
+    tasks.with_max_len(1).for_each(|task| {
+        let (chunk, rest) = (task / (groups * plan.ranges), task % (groups * plan.ranges));
+        simd.vectorize(Task::<E, P> {
+            plan: &plan,
+            sums: all.from(chunk * plan.sums()),
+            biases: all_biases.from(chunk * channels),
+            chunk,
+            group: rest / plan.ranges,
+            range: rest % plan.ranges,
+            products: PhantomData,
+        });
+    });
+    let (taps, [held, room]) = (&plan.correlation.taps, plan.padded());
+    let ([rows, _], kernel) = (dealt(inputs), job.conv.elements());
+    let mut weight = vec![E::default(); groups * outputs * inputs * kernel];
+    let to = Shared::new(&mut weight);
+    // Every element in the order of chunks. Sums of some outputs lie in a cache line, weights of an output one after the other.
+    let blocks = outputs.div_ceil(SIDE);
+    (0..groups * blocks).into_par_iter().for_each(|index| {
+        let (group, first) = (index / blocks, index % blocks * SIDE);
+        for input in 0..inputs {
+            let channel = input / rows * SIDE + input % rows;
+            for output in first..outputs.min(first + SIDE) {
+                let weight = ((group * outputs + output) * inputs + input) * kernel;
+                for (tap, taken) in taps.iter().enumerate() {
+                    let place = ((group * taps.len() + tap) * held + channel) * room + output;
+                    let parts = (0..chunks).map(|chunk| sums[chunk * plan.sums() + place]);
+                    let sum = parts.fold(E::default(), |sum, part| sum + part);
+                    // SAFETY: an element of this task.
+                    unsafe { *to.at(weight + taken.element) = sum };
+                }
+            }
+        }
+    });
+    let bias = (0..channels).map(|channel| {
+        let parts = (0..chunks).map(|chunk| biases[chunk * channels + channel]);
+        parts.fold(E::default(), |sum, part| sum + part)
+    });
+    WeightGradient {
+        weight,
+        bias: bias.collect(),
+    }
+}
+
+/// A range of outputs of one group, over the tiles of a chunk.
+struct Task<'a, E: Element, P: Products<E>> {
+    plan: &'a Plan<'a, P::Number>,
+    /// Those of a chunk, of which this task has those of its group and outputs.
+    sums: Shared<E>,
+    biases: Shared<E>,
+    chunk: usize,
+    group: usize,
+    range: usize,
+    products: PhantomData<P>,
+}
+
+impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { plan, .. } = self;
+        let Conv {
+            inputs, outputs, ..
+        } = *plan.job.conv;
+        let first = self.range * plan.together;
+        let range = first..outputs.min(first + plan.together);
+        let room = range.len().next_multiple_of(SIDE);
+        let [planes, rows] = plan.tile;
+        let widest = plan
+            .columns
+            .iter()
+            .map(|columns| columns.len().div_ceil(COLUMNS));
+        let terms = planes * rows * widest.max().unwrap_or(0);
+        let [of_matrix, matrices] = dealt(inputs);
+        let held = plan.layout.len(2 * of_matrix) * size_of::<P::Number>() / size_of::<E>();
+        // SAFETY: the job is one for these registers.
+        let registers = unsafe { amx::Matrices::of(of_matrix, SIDE) };
+        with_scratch(
+            terms * SIDE * room + held + plan.layout.len(1),
+            #[inline(always)]
+            |scratch: &mut [E]| {
+                let (cotangent, rest) = scratch.split_at_mut(terms * SIDE * room);
+                let (source, cells) = rest.split_at_mut(held);
+                let source = source.as_mut_ptr().cast::<P::Number>();
+                for field in plan.chunks[self.chunk].clone() {
+                    let (batch, tile) = (field / plan.tiles, plan.tile(field % plan.tiles));
+                    self.fill_cotangent(simd, cotangent, room, &range, batch, &tile);
+                    let places = self.places(&tile);
+                    for first in (0..matrices).step_by(2) {
+                        let together = (matrices - first).min(2);
+                        let channels =
+                            first * of_matrix..inputs.min((first + together) * of_matrix);
+                        let before = self.group * inputs;
+                        let channels = before + channels.start..before + channels.end;
+                        let origin = tile.each_ref().map(|range| range.start);
+                        let (pieces, to) = (plan.job.pieces, (source, &mut *cells));
+                        plan.layout
+                            .fill_numbers::<S, E, P>(simd, to, pieces, batch, channels, origin);
+                        let right = (cotangent.as_ptr(), room, range.start);
+                        self.products(&registers, source, right, [first, together], &places);
+                    }
+                }
+            },
+        );
+    }
+}
+
+impl<E: Element, P: Products<E>> Task<'_, E, P> {
+    /// The places of the products' first columns in the tile of the source, in the order of the cotangent.
+    fn places(&self, [planes, rows, columns]: &[Range<usize>; 3]) -> Vec<usize> {
+        let lines =
+            (0..planes.len()).flat_map(|plane| (0..rows.len()).map(move |row| (plane, row)));
+        let places = lines.flat_map(|(plane, row)| {
+            let line = self.plan.layout.row(plane, row);
+            Plan::<P::Number>::products(columns).map(move |[start, _]| line + start)
+        });
+        places.collect()
+    }
+
+    /// Writes pairs of columns × outputs of the cotangent, `[product][pair][output]`, and adds to the gradients of biases.
+    #[inline(always)]
+    fn fill_cotangent<S: Simd>(
+        &self,
+        simd: S,
+        to: &mut [E],
+        room: usize,
+        outputs: &Range<usize>,
+        batch: usize,
+        [planes, rows, columns]: &[Range<usize>; 3],
+    ) {
+        let job = self.plan.job;
+        let stride = job.cotangent.strides()[4];
+        let lines = || {
+            planes
+                .clone()
+                .flat_map(|plane| rows.clone().map(move |row| (plane, row)))
+        };
+        for first in outputs.clone().step_by(SIDE) {
+            let mut sums = [E::splat(simd, E::default()); SIDE];
+            let mut runs = [[P::Number::default(); COLUMNS]; SIDE];
+            let mut place = first - outputs.start;
+            for (plane, row) in lines() {
+                for [start, overlap] in Plan::<P::Number>::products(columns) {
+                    let there = outputs.end.min(first + SIDE) - first;
+                    for (index, (run, sum)) in
+                        runs.iter_mut().zip(&mut sums).take(there).enumerate()
+                    {
+                        let channel = self.group * job.conv.outputs + first + index;
+                        let from =
+                            job.cotangent
+                                .at([batch, channel, plane, row, columns.start + start]);
+                        // SAFETY: a row of the cotangent has so many columns from there on; a run is whole vectors.
+                        unsafe {
+                            match stride {
+                                1 => from.copy_to_nonoverlapping(run.as_mut_ptr(), COLUMNS),
+                                _ => {
+                                    for (column, number) in run.iter_mut().enumerate() {
+                                        *number = *from.offset(column as isize * stride);
+                                    }
+                                }
+                            }
+                            run[..overlap].fill(P::Number::default());
+                            for column in (0..COLUMNS).step_by(E::lanes::<S>()) {
+                                *sum = E::plus(simd, *sum, P::load::<S>(run.as_ptr().add(column)));
+                            }
+                        }
+                    }
+                    let from = |run: usize| runs[run].as_ptr().cast::<E>();
+                    let here = to[place..].as_mut_ptr();
+                    let to = |run: usize| here.wrapping_add(run * room);
+                    // SAFETY: runs have 16 pairs, and there is room for as many pairs of 16 outputs.
+                    unsafe { transpose::<S, E>(from, None, to) };
+                    place += SIDE * room;
+                }
+            }
+            for (index, sum) in sums.into_iter().take(outputs.end - first).enumerate() {
+                let channel = self.group * job.conv.outputs + first + index;
+                // SAFETY: this task alone adds to these outputs of its chunk.
+                unsafe { *self.biases.at(channel) += E::sum(simd, sum) };
+            }
+        }
+    }
+
+    /// Adds the products of one or two matrices of channels with all outputs.
+    #[inline(always)]
+    fn products(
+        &self,
+        registers: &amx::Matrices,
+        source: *const P::Number,
+        (cotangent, room, output): (*const E, usize, usize),
+        [first, together]: [usize; 2],
+        places: &[usize],
+    ) {
+        let Self { plan, .. } = self;
+        let ([held, all], [of_matrix, _]) = (plan.padded(), dealt(plan.job.conv.inputs));
+        let (taps, channel) = (&plan.correlation.taps, plan.layout.channel());
+        let bytes = size_of::<P::Number>();
+        for (index, places) in places.chunks(TERMS).enumerate() {
+            let cotangent = cotangent.wrapping_add(index * TERMS * SIDE * room);
+            for place in (0..room).step_by(2 * SIDE) {
+                for (tap, offset) in taps
+                    .iter()
+                    .map(|tap| plan.layout.offset(tap.offset))
+                    .enumerate()
+                {
+                    let before = (self.group * taps.len() + tap) * held + first * SIDE;
+                    // SAFETY: sums of this task.
+                    let sums = unsafe { self.sums.at(before * all + output + place) };
+                    let left = |term: usize, m: usize| {
+                        let place = places[term] + offset + m * of_matrix * channel;
+                        source.wrapping_add(place).cast::<u8>()
+                    };
+                    let right = |term: usize, n: usize| {
+                        cotangent
+                            .wrapping_add(term * SIDE * room + place + n * SIDE)
+                            .cast::<u8>()
+                    };
+                    let to = |m: usize, n: usize| {
+                        sums.wrapping_add(m * SIDE * all + n * SIDE).cast::<u8>()
+                    };
+                    let (left, right) = ((left, bytes * channel), (right, 4 * room));
+                    let (from, to) = ((|m, n| to(m, n).cast_const(), 4 * all), (to, 4 * all));
+                    let terms = places.len();
+                    // SAFETY: all factors are written, and the sums are this task's.
+                    unsafe {
+                        match (together, room - place > SIDE) {
+                            (2, true) => registers.sums::<2, 2, true>(terms, left, right, from, to),
+                            (2, false) => {
+                                registers.sums::<2, 1, true>(terms, left, right, from, to)
+                            }
+                            (_, true) => registers.sums::<1, 2, true>(terms, left, right, from, to),
+                            _ => registers.sums::<1, 1, true>(terms, left, right, from, to),
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

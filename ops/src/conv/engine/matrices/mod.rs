@@ -1,0 +1,246 @@
+//! Convolutions by the matrices of AMX. Strips of a tile are products of outputs × pairs of channels with
+//! pairs of channels × columns.
+
+pub(crate) mod gradient;
+
+use pulp::Simd;
+use rayon::prelude::*;
+
+use super::geometry::Correlation;
+use super::job::{Job, SERIAL};
+use super::tile::TileLayout;
+use crate::kernel::amx::{self, SIDE};
+use crate::kernel::buffer::Buffer;
+use crate::kernel::memory::{Shared, prefetch_to_write};
+use crate::kernel::products::Products;
+use crate::kernel::simd::Element;
+
+/// Columns of a strip: two matrices.
+pub(super) const COLUMNS: usize = 2 * SIDE;
+/// Numbers of the sums of a strip: two matrices each of outputs and columns.
+pub(super) const SUMS: usize = 4 * SIDE * SIDE;
+/// Fewest channels on either side for which matrices pay.
+const CHANNELS: usize = 2;
+
+/// The weights of a correlation as matrices of outputs × pairs of channels.
+#[derive(Debug)]
+pub(super) struct Weights<E> {
+    /// Pairs of channels of a matrix.
+    pairs: usize,
+    /// Outputs of a matrix, matrices of a group for each block and tap, and outputs in them.
+    rows: usize,
+    count: usize,
+    outputs: usize,
+    /// Elements of the tile from a column to the cells of each term, `[block][tap]`.
+    offsets: Vec<usize>,
+    /// Elements of the tile from one pair of channels to the next.
+    channel: usize,
+    /// `[group][one or two matrices of outputs][block][tap][matrix][output][pair]`, the pairs with room for [`SIDE`].
+    packed: Buffer<E>,
+}
+
+/// Where results of a strip go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Results<'a, E, N> {
+    /// The place of the strip's first column in the first output of the group.
+    pub output: *mut N,
+    /// Elements between outputs, and between columns.
+    pub channel: usize,
+    pub step: usize,
+    /// The columns of the strip.
+    pub columns: usize,
+    /// The biases of the group.
+    pub bias: Option<&'a [E]>,
+}
+
+/// How a number of things is dealt out to matrices: how many each gets, and how many matrices there are.
+fn dealt(things: usize) -> [usize; 2] {
+    let count = things.div_ceil(SIDE);
+    [things.div_ceil(count), count]
+}
+
+/// Whether matrices pay for so many channels of a group.
+pub(super) fn pay(inputs: usize, outputs: usize) -> bool {
+    inputs >= CHANNELS && outputs >= CHANNELS
+}
+
+/// Pairs of channels of a tile, with those that fill up matrices.
+pub(super) fn held(inputs: usize) -> usize {
+    let [pairs, blocks] = dealt(inputs.div_ceil(2));
+    pairs * blocks
+}
+
+impl<E: Element> Weights<E> {
+    /// The weights of a correlation, for tiles of a layout.
+    pub(super) fn new<P: Products<E>>(
+        job: &Job<'_, E, P::Number>,
+        correlation: &Correlation,
+        layout: &TileLayout,
+        weight: &(impl Fn([usize; 4]) -> P::Number + Sync),
+    ) -> Self {
+        let [pairs, blocks] = dealt(job.inputs.div_ceil(2));
+        let [rows, count] = dealt(job.outputs);
+        let taps = &correlation.taps;
+        let channel = layout.channel();
+        let offsets = (0..blocks).flat_map(|block| {
+            let taps = taps.iter().map(|tap| layout.offset(tap.offset));
+            taps.map(move |offset| block * pairs * channel + offset)
+        });
+        let (terms, matrix) = (blocks * taps.len(), rows * SIDE);
+        let len = job.groups * count * terms * matrix;
+        let fill = |packed: Shared<E>| {
+            let one = |index: usize| {
+                let (group, number) = (index / count, index % count);
+                let (together, place) = ((count - number / 2 * 2).min(2), number % 2);
+                let first = (index - place) * terms * matrix;
+                for row in 0..rows {
+                    let output = number * rows + row;
+                    for (block, pair) in
+                        (0..blocks).flat_map(|block| (0..SIDE).map(move |pair| (block, pair)))
+                    {
+                        let input = 2 * (block * pairs + pair);
+                        let there = |input: usize| {
+                            pair < pairs && output < job.outputs && input < job.inputs
+                        };
+                        let there = [there(input), there(input + 1)];
+                        let before = first + (block * taps.len() * together + place) * matrix;
+                        for (tap, taken) in taps.iter().enumerate() {
+                            let number = |index: usize| match there[index] {
+                                true => weight([group, output, input + index, taken.element]),
+                                false => P::Number::default(),
+                            };
+                            let before = before + tap * together * matrix;
+                            // SAFETY: an element of this matrix of outputs.
+                            unsafe {
+                                *packed.at(before + row * SIDE + pair) =
+                                    P::factor([number(0), number(1)]);
+                            }
+                        }
+                    }
+                }
+            };
+            let all = 0..job.groups * count;
+            if len < SERIAL / 4 {
+                all.for_each(one);
+            } else {
+                all.into_par_iter().for_each(one);
+            }
+        };
+        Self {
+            pairs,
+            rows,
+            count,
+            outputs: job.outputs,
+            offsets: offsets.collect(),
+            channel,
+            // SAFETY: every element of every matrix is written.
+            packed: unsafe { Buffer::filled(len, fill) },
+        }
+    }
+
+    /// The registers for these matrices.
+    pub(super) fn registers(&self) -> amx::Matrices {
+        // SAFETY: weights are packed only where the registers are.
+        unsafe { amx::Matrices::of(self.rows, self.pairs) }
+    }
+
+    /// The first of one or two matrices of outputs, for every two of a range of all ranges.
+    pub(super) fn panels(&self, range: usize, ranges: usize) -> impl Iterator<Item = usize> {
+        let panels = self.count.div_ceil(2);
+        (panels * range / ranges..panels * (range + 1) / ranges).map(|panel| 2 * panel)
+    }
+
+    /// Computes the strip of a group's outputs in one or two matrices, whose columns begin at an address in the tile.
+    ///
+    /// # Safety
+    /// The tile must be readable at all offsets from there, for [`COLUMNS`] columns, and the results writable, which nothing
+    /// else may use.
+    #[inline(always)]
+    pub(super) unsafe fn strip<S: Simd, P: Products<E>>(
+        &self,
+        simd: S,
+        registers: &amx::Matrices,
+        [group, first]: [usize; 2],
+        tile: *const E,
+        sums: &mut [E],
+        to: Results<'_, E, P::Number>,
+    ) {
+        let terms = self.offsets.len();
+        let matrix = self.rows * SIDE;
+        let together = (self.count - first).min(2);
+        let weights = self.packed[(group * self.count + first) * terms * matrix..].as_ptr();
+        let left = |term: usize, m: usize| {
+            let place = weights.wrapping_add((term * together + m) * matrix);
+            place.cast::<u8>()
+        };
+        let right = |term: usize, n: usize| {
+            let place = tile.wrapping_add(self.offsets[term] + n * SIDE);
+            place.cast::<u8>()
+        };
+        let (left, right) = ((left, 4 * SIDE), (right, 4 * self.channel));
+        let across = to.columns.div_ceil(SIDE);
+        let outputs = first * self.rows..((first + together) * self.rows).min(self.outputs);
+        if to.step == 1 {
+            let results = to.output.wrapping_add(outputs.start * to.channel);
+            prefetch_to_write(results, [outputs.len(), to.columns], to.channel);
+        }
+        let start = sums.as_mut_ptr();
+        let place = |m: usize, n: usize| {
+            let matrix = (m * across + n) * SIDE * SIDE;
+            start.wrapping_add(matrix).cast::<u8>()
+        };
+        let (from, place) = ((|m, n| place(m, n).cast_const(), 0), (place, 4 * SIDE));
+        // SAFETY: the caller's.
+        unsafe {
+            match (together, across) {
+                (2, 2) => registers.sums::<2, 2, false>(terms, left, right, from, place),
+                (2, _) => registers.sums::<2, 1, false>(terms, left, right, from, place),
+                (_, 2) => registers.sums::<1, 2, false>(terms, left, right, from, place),
+                _ => registers.sums::<1, 1, false>(terms, left, right, from, place),
+            }
+        }
+        for (index, output) in outputs.enumerate() {
+            let (m, row) = (index / self.rows, index % self.rows);
+            let bias = to.bias.map_or(E::default(), |bias| bias[output]);
+            for n in 0..across {
+                let columns = (to.columns - n * SIDE).min(SIDE);
+                // SAFETY: the caller's, and sums have so many numbers.
+                unsafe {
+                    let sums = sums.as_ptr().add(((m * across + n) * SIDE + row) * SIDE);
+                    let place = to.output.add(output * to.channel + n * SIDE * to.step);
+                    store::<S, E, P>(simd, sums, bias, place, to.step, columns);
+                }
+            }
+        }
+    }
+}
+
+/// Adds a bias to the sums of some columns, and writes them.
+///
+/// # Safety
+/// [`SIDE`] sums must be readable, and results writable.
+#[inline(always)]
+unsafe fn store<S: Simd, E: Element, P: Products<E>>(
+    simd: S,
+    sums: *const E,
+    bias: E,
+    place: *mut P::Number,
+    step: usize,
+    columns: usize,
+) {
+    let lanes = E::lanes::<S>();
+    // SAFETY: the caller's; vectors divide a row of sums.
+    unsafe {
+        if step == 1 && columns == SIDE {
+            let bias = E::splat(simd, bias);
+            for first in (0..SIDE).step_by(lanes) {
+                let sums = E::plus(simd, E::load::<S>(sums.add(first)), bias);
+                P::store::<S>(place.add(first), sums);
+            }
+        } else {
+            for column in 0..columns {
+                *place.add(column * step) = P::number(*sums.add(column) + bias);
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! How a gradient of weights is divided into tiles, chunks and blocks.
+
+use std::ops::Range;
+
+use pulp::Simd;
+
+use super::geometry::{Conv, Correlation, Dims};
+use super::source::Source;
+use super::tile::{SKEW, TileLayout, balanced, tile_extents};
+use super::weight::WeightJob;
+use super::winograd::Factors;
+use crate::kernel::products::Products;
+use crate::kernel::simd::Element;
+
+/// Bytes of the cotangent that a block of outputs reads for every group of terms: about a
+/// first-level cache.
+const CELLS_BYTES: usize = 48 << 10;
+/// The same with factors, of each of their products.
+const FACTORS_BYTES: usize = 32 << 10;
+/// Most bytes of a tile of the source.
+const TILE_BYTES: usize = 384 << 10;
+/// Most outputs of a task.
+pub(super) const OUTPUTS: usize = 64;
+/// Tasks of a call, if it has work for as many.
+pub(super) const TASKS: usize = 32;
+/// Most bytes of the sums of all chunks.
+const SUMS_BYTES: usize = 8 << 20;
+/// Ranges of fields, about as many as are wanted, if the sums of each take so many bytes.
+pub(super) fn chunks(fields: usize, wanted: usize, bytes: usize) -> Vec<Range<usize>> {
+    let most = (SUMS_BYTES / bytes).max(1);
+    let size = fields.div_ceil(wanted.min(fields).min(most));
+    let firsts = (0..fields).step_by(size);
+    firsts
+        .map(|first| first..fields.min(first + size))
+        .collect()
+}
+
+/// Data shared by all tasks.
+pub(super) struct Plan<'a, N> {
+    pub job: &'a WeightJob<'a, N>,
+    pub source: Source,
+    /// The correlation whose lattice is divided into tiles: of cells, or of tiles of rows.
+    pub grid: Correlation,
+    pub tile: Dims,
+    /// Tiles of a sample.
+    pub tiles: usize,
+    /// Channels of the source in a block.
+    pub block: usize,
+    pub offsets: Vec<u32>,
+    /// Elements from one row of a tile of the cotangent to the next.
+    pub row: usize,
+    /// Elements from one output of a tile of the cotangent to the next.
+    pub output: usize,
+    /// (sample, tile) pairs of every chunk.
+    pub chunks: Vec<Range<usize>>,
+    /// Ranges of outputs of a group.
+    pub ranges: usize,
+}
+
+impl<'a, N: Send + Sync> Plan<'a, N> {
+    pub(super) fn new<S: Simd, E: Element, P: Products<E>>(job: &'a WeightJob<'a, N>) -> Self {
+        let Conv {
+            groups,
+            inputs,
+            outputs,
+            ..
+        } = *job.conv;
+        let [batch, _, count @ ..] = job.cotangent.shape();
+        let correlation = job.conv.forward(count);
+        let rows = || job.rows();
+        let source_of = |tile: Dims| match rows() {
+            None => Source::Cells(TileLayout::new(&correlation, tile)),
+            Some(rows) => {
+                let factors = Box::new(Factors::new(&rows, tile, [1, P::NUMBERS]));
+                Source::Factors(Box::new(rows), factors)
+            }
+        };
+        let grid = rows().map_or(correlation.clone(), |rows| rows.flat);
+        let (count, lanes) = (grid.count, E::lanes::<S>());
+        let bytes = rows().map_or(CELLS_BYTES, |_| FACTORS_BYTES);
+        let cells = bytes / size_of::<E>() / block::<S>();
+        let room = TILE_BYTES / size_of::<E>();
+        let fits = |_: &TileLayout, tile: Dims| {
+            let len = tile[0] * tile[1].div_ceil(P::NUMBERS) * tile[2].next_multiple_of(lanes);
+            source_of(tile).len(1) <= room && len <= cells
+        };
+        let ranges = outputs.div_ceil(OUTPUTS);
+        let tile = tile_extents(&grid, [4 * lanes, 8], 1, fits);
+        let tile = balanced(tile, count, batch * groups * ranges);
+        let source = source_of(tile);
+        let tiles: usize = (0..3).map(|dim| count[dim].div_ceil(tile[dim])).product();
+        let block = (room / source.len(1)).clamp(1, inputs);
+        let fields = batch * tiles;
+        let wanted = TASKS.div_ceil(groups * ranges);
+        let row = tile[2].next_multiple_of(lanes);
+        let mut plan = Self {
+            job,
+            offsets: source.layout().offsets(&grid, block),
+            tile,
+            tiles,
+            block,
+            output: tile[0] * tile[1].div_ceil(P::NUMBERS) * source.products() * row + SKEW,
+            row,
+            chunks: Vec::new(),
+            ranges,
+            source,
+            grid,
+        };
+        plan.chunks = chunks(fields, wanted, plan.sums() * size_of::<E>());
+        plan
+    }
+
+    /// The sums of one product over all taps and pairs of channels.
+    pub(super) fn of_product(&self) -> usize {
+        let Conv {
+            groups,
+            inputs,
+            outputs,
+            ..
+        } = *self.job.conv;
+        groups * outputs * inputs * self.grid.taps.len()
+    }
+
+    /// Elements of a tile of the cotangent that is joined with another.
+    pub(super) fn spare(&self) -> usize {
+        self.source.products() * self.row
+    }
+
+    /// The sums of a chunk, `[product][output][input][tap]`.
+    pub(super) fn sums(&self) -> usize {
+        self.source.products() * self.of_product()
+    }
+}
+
+/// The outputs of a block, by the number of registers.
+pub(super) fn block<S: Simd>() -> usize {
+    if S::REGISTER_COUNT >= 32 { 4 } else { 2 }
+}

@@ -1,0 +1,314 @@
+//! Matrices of AMX: registers of 16 rows of 64 bytes. One instruction adds the product of a matrix of pairs of bf16 numbers
+//! with another to a matrix of sums in f32.
+//!
+//! The instructions are written as assembly: the compiler has no types for these registers, and does not use them.
+
+use std::sync::OnceLock;
+
+use instructions::{configure, load, multiply, release, store, zero};
+
+/// Most rows of a matrix, and numbers of 32 bits in a row.
+pub(crate) const SIDE: usize = 16;
+
+/// Whether the processor has these instructions, and the system lets this process use them.
+pub(crate) fn is_permitted() -> bool {
+    static PERMITTED: OnceLock<bool> = OnceLock::new();
+    *PERMITTED.get_or_init(|| {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        {
+            const BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
+            let features = std::arch::x86_64::__cpuid_count(7, 0).edx;
+            // Threads need more state for the registers, which the system gives when it is asked.
+            const ASK: i32 = 0x1023;
+            const TILE_DATA: i32 = 18;
+            // SAFETY: the call reads no memory.
+            let given = || unsafe { libc::syscall(libc::SYS_arch_prctl, ASK, TILE_DATA) == 0 };
+            features & BF16_AND_TILE == BF16_AND_TILE && given()
+        }
+        #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+        false
+    })
+}
+
+/// Rows and bytes of a row of every register.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    first_row: u8,
+    reserved: [u8; 14],
+    bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// The registers of this thread, as matrices of one size for each factor; released when dropped.
+pub(crate) struct Matrices(());
+
+impl Matrices {
+    /// Sums have `rows` rows of [`SIDE`] columns; their left factors have as many rows of `pairs` pairs, and their right
+    /// ones `pairs` rows of as many columns.
+    ///
+    /// # Safety
+    /// [`is_permitted`] must be true.
+    pub(crate) unsafe fn of(rows: usize, pairs: usize) -> Self {
+        debug_assert!((1..=SIDE).contains(&rows) && (1..=SIDE).contains(&pairs));
+        let mut configuration = Configuration {
+            palette: 1,
+            first_row: 0,
+            reserved: [0; 14],
+            bytes: [0; 16],
+            rows: [0; 16],
+        };
+        for register in 0..8 {
+            let [rows, columns] = match register {
+                0..4 => [rows, SIDE],
+                4 | 5 => [rows, pairs],
+                _ => [pairs, SIDE],
+            };
+            configuration.rows[register] = rows as u8;
+            configuration.bytes[register] = 4 * columns as u16;
+        }
+        // SAFETY: the caller's.
+        unsafe { configure(&configuration) };
+        Self(())
+    }
+
+    /// Sums up the products of `M` left and `N` right matrices, two at most, over `terms` terms. `left` and `right` give the
+    /// place of a term's matrix and the bytes between its rows, `to` those of the sums, and `from` those of sums so far, if
+    /// `ADD` is true.
+    ///
+    /// # Safety
+    /// All matrices must be readable, and the sums writable.
+    #[inline(always)]
+    pub(crate) unsafe fn sums<const M: usize, const N: usize, const ADD: bool>(
+        &self,
+        terms: usize,
+        (left, left_row): (impl Fn(usize, usize) -> *const u8, usize),
+        (right, right_row): (impl Fn(usize, usize) -> *const u8, usize),
+        (from, from_row): (impl Fn(usize, usize) -> *const u8, usize),
+        (to, to_row): (impl Fn(usize, usize) -> *mut u8, usize),
+    ) {
+        // SAFETY: the caller's, and the registers are configured.
+        unsafe {
+            begin::<0, ADD>(from(0, 0), from_row);
+            if N > 1 {
+                begin::<1, ADD>(from(0, 1), from_row);
+            }
+            if M > 1 {
+                begin::<2, ADD>(from(1, 0), from_row);
+                if N > 1 {
+                    begin::<3, ADD>(from(1, 1), from_row);
+                }
+            }
+            for term in 0..terms {
+                load::<6>(right(term, 0), right_row);
+                load::<4>(left(term, 0), left_row);
+                multiply::<0, 4, 6>();
+                if N > 1 {
+                    load::<7>(right(term, 1), right_row);
+                    multiply::<1, 4, 7>();
+                }
+                if M > 1 {
+                    load::<5>(left(term, 1), left_row);
+                    multiply::<2, 5, 6>();
+                    if N > 1 {
+                        multiply::<3, 5, 7>();
+                    }
+                }
+            }
+            store::<0>(to(0, 0), to_row);
+            if N > 1 {
+                store::<1>(to(0, 1), to_row);
+            }
+            if M > 1 {
+                store::<2>(to(1, 0), to_row);
+                if N > 1 {
+                    store::<3>(to(1, 1), to_row);
+                }
+            }
+        }
+    }
+}
+
+/// Sums so far.
+#[inline(always)]
+unsafe fn begin<const T: usize, const ADD: bool>(from: *const u8, row: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        match ADD {
+            true => load::<T>(from, row),
+            false => zero::<T>(),
+        }
+    }
+}
+
+impl Drop for Matrices {
+    fn drop(&mut self) {
+        // SAFETY: they are this thread's.
+        unsafe { release() };
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod instructions {
+    use std::arch::asm;
+
+    use super::Configuration;
+
+    pub(super) unsafe fn configure(configuration: &Configuration) {
+        // SAFETY: the instruction reads 64 bytes; the caller's.
+        unsafe {
+            let configuration = std::ptr::from_ref(configuration);
+            asm!("ldtilecfg [{}]", in(reg) configuration, options(readonly, nostack, preserves_flags));
+        }
+    }
+
+    pub(super) unsafe fn release() {
+        // SAFETY: the caller's.
+        unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn zero<const T: usize>() {
+        // SAFETY: the caller's: the registers are configured.
+        unsafe { asm!("tilezero tmm{t}", t = const T, options(nomem, nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn load<const T: usize>(from: *const u8, row: usize) {
+        // SAFETY: the caller's.
+        unsafe {
+            asm!(
+                "tileloadd tmm{t}, [{from} + {row} * 1]",
+                t = const T,
+                from = in(reg) from,
+                row = in(reg) row,
+                options(readonly, nostack, preserves_flags),
+            );
+        }
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn multiply<const C: usize, const A: usize, const B: usize>() {
+        // SAFETY: the caller's: the registers are configured, with sizes that fit.
+        unsafe {
+            asm!(
+                "tdpbf16ps tmm{c}, tmm{a}, tmm{b}",
+                c = const C,
+                a = const A,
+                b = const B,
+                options(nomem, nostack, preserves_flags),
+            );
+        }
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn store<const T: usize>(to: *mut u8, row: usize) {
+        // SAFETY: the caller's.
+        unsafe {
+            asm!(
+                "tilestored [{to} + {row} * 1], tmm{t}",
+                t = const T,
+                to = in(reg) to,
+                row = in(reg) row,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod instructions {
+    use super::Configuration;
+
+    macro_rules! none {
+        ($($name:ident<$(const $t:ident: usize),*>($($arg:ident: $type:ty),*))*) => {$(
+            pub(super) unsafe fn $name<$(const $t: usize),*>($(_: $type),*) {
+                unreachable!("registers that this processor does not have")
+            }
+        )*};
+    }
+    none!(configure<>(c: &Configuration) release<>() zero<const T: usize>() load<const T: usize>(from: *const u8, row: usize)
+        multiply<const C: usize, const A: usize, const B: usize>() store<const T: usize>(to: *mut u8, row: usize));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::products::{Pairs, Products};
+
+    /// Numbers that products and sums of have no rounding.
+    fn numbers(len: usize) -> Vec<[f32; 2]> {
+        let number = |index: usize| (index * 7 % 13) as f32 - 6.0;
+        (0..len)
+            .map(|index| [number(index), number(index + 5)])
+            .collect()
+    }
+
+    fn check<const M: usize, const N: usize>(rows: usize, pairs: usize) {
+        let terms = 3;
+        let (left, right) = (
+            numbers(terms * M * rows * pairs),
+            numbers(terms * pairs * N * SIDE),
+        );
+        let [packed_left, packed_right] = [&left, &right].map(|pairs| {
+            let factors = pairs.iter().map(|pair| Pairs::join_one(*pair));
+            factors.collect::<Vec<f32>>()
+        });
+        let mut sums = vec![f32::NAN; 4 * SIDE * SIDE];
+        let at_left = |term: usize, m: usize| {
+            packed_left[(term * M + m) * rows * pairs..]
+                .as_ptr()
+                .cast::<u8>()
+        };
+        let at_right = |term: usize, n: usize| {
+            packed_right[(term * pairs * N + n) * SIDE..]
+                .as_ptr()
+                .cast::<u8>()
+        };
+        // SAFETY: the processor has the registers, and all matrices are as long.
+        unsafe {
+            let matrices = Matrices::of(rows, pairs);
+            let (left, right) = ((at_left, 4 * pairs), (at_right, 4 * N * SIDE));
+            let first = sums.as_mut_ptr();
+            let to =
+                |m: usize, n: usize| first.wrapping_add((m * N + n) * SIDE * SIDE).cast::<u8>();
+            let (from, to) = ((|m, n| to(m, n).cast_const(), 4 * SIDE), (to, 4 * SIDE));
+            matrices.sums::<M, N, false>(terms, left, right, from, to);
+            matrices.sums::<M, N, true>(terms, left, right, from, to);
+        }
+        for m in 0..M {
+            for n in 0..N {
+                for (row, column) in
+                    (0..rows).flat_map(|row| (0..SIDE).map(move |column| (row, column)))
+                {
+                    let products =
+                        (0..terms).flat_map(|term| (0..pairs).map(move |pair| (term, pair)));
+                    let products = products.map(|(term, pair)| {
+                        let a = left[((term * M + m) * rows + row) * pairs + pair];
+                        let b = right[((term * pairs + pair) * N + n) * SIDE + column];
+                        a[0] * b[0] + a[1] * b[1]
+                    });
+                    let found = sums[((m * N + n) * SIDE + row) * SIDE + column];
+                    assert_eq!(
+                        found,
+                        2.0 * products.sum::<f32>(),
+                        "{M} × {N}, {rows} rows, {pairs} pairs"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sums_are_those_of_products_of_pairs() {
+        if !is_permitted() {
+            return;
+        }
+        for (rows, pairs) in [(16, 16), (1, 1), (10, 3), (7, 16), (16, 5)] {
+            check::<1, 1>(rows, pairs);
+            check::<1, 2>(rows, pairs);
+            check::<2, 1>(rows, pairs);
+            check::<2, 2>(rows, pairs);
+        }
+    }
+}
