@@ -14,7 +14,7 @@ use super::engine::geometry::{Conv, Correlation, Dims};
 use super::engine::job::Job;
 use super::engine::method::Method;
 use super::engine::pieces::{Piece, Pieces};
-use super::engine::weight::WeightJob;
+use super::engine::plan::WeightJob;
 use super::periodic::{Cotangent, continued};
 use super::run::{ConvRun, channels_of, joint_shape, spatial, split};
 use crate::kernel::buffer::Buffer;
@@ -195,10 +195,10 @@ impl ConvRun {
                 });
                 let [first, rest @ ..] = &whole[..] else {
                     let zeros = blank(&like, &plan.source_shape, Some(0.0));
-                    return add_all(zeros, parts, gradient_of);
+                    return add_all::<E>(zeros, parts, gradient_of);
                 };
                 let sum = gradient_of(&first.dst);
-                add_all(sum, rest.iter().copied().chain(parts), gradient_of)
+                add_all::<E>(sum, rest.iter().copied().chain(parts), gradient_of)
             }
         });
         let parameters = of_parameters.contains(&true).then(|| {
@@ -211,7 +211,7 @@ impl ConvRun {
             job.run::<E, P>(isa)
         });
         let input = match (own, boxes) {
-            (Some(sum), Some(boxes)) => Some(boxes.finish()?.into_iter().fold(sum, add_box)),
+            (Some(sum), Some(boxes)) => Some(boxes.finish()?.into_iter().fold(sum, add_wide::<E>)),
             (own, _) => own,
         };
         let input = input.map(|input| flex::in_dtype(input, dtype));
@@ -286,12 +286,21 @@ fn start(cells: &IndexBox) -> Dims {
 }
 
 /// Adds to `sum` the gradients of boxes that this rank copied from its own shard.
-fn add_all<'a>(
+fn add_all<'a, E: Float>(
     sum: DispatchTensor,
     copies: impl IntoIterator<Item = &'a Transfer>,
     gradient_of: impl Fn(&IndexBox) -> DispatchTensor,
 ) -> DispatchTensor {
     copies.into_iter().fold(sum, |sum, copy| {
-        add_box(sum, (copy, gradient_of(&copy.dst)))
+        add_wide::<E>(sum, (copy, gradient_of(&copy.dst)))
     })
+}
+
+/// [`add_box`] of numbers that are widened, and stay so until all are added.
+fn add_wide<E: Float>(
+    sum: DispatchTensor,
+    (place, cells): (&Transfer, DispatchTensor),
+) -> DispatchTensor {
+    let [sum, cells] = [sum, cells].map(|numbers| flex::in_dtype(numbers, E::dtype()));
+    add_box(sum, (place, cells))
 }

@@ -3,6 +3,7 @@
 //!
 //! The instructions are written as assembly: the compiler has no types for these registers, and does not use them.
 
+#[cfg(target_arch = "x86_64")]
 use std::sync::OnceLock;
 
 use instructions::{configure, load, multiply, release, store, zero};
@@ -11,21 +12,22 @@ use instructions::{configure, load, multiply, release, store, zero};
 pub(crate) const SIDE: usize = 16;
 
 /// Whether the processor has these instructions, and the system lets this process use them.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn is_permitted() -> bool {
     static PERMITTED: OnceLock<bool> = OnceLock::new();
     *PERMITTED.get_or_init(|| {
-        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        #[cfg(target_os = "linux")]
         {
             const BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
             let features = std::arch::x86_64::__cpuid_count(7, 0).edx;
             // Threads need more state for the registers, which the system gives when it is asked.
-            const ASK: i32 = 0x1023;
-            const TILE_DATA: i32 = 18;
+            const ASK: libc::c_long = 0x1023;
+            const TILE_DATA: libc::c_long = 18;
             // SAFETY: the call reads no memory.
             let given = || unsafe { libc::syscall(libc::SYS_arch_prctl, ASK, TILE_DATA) == 0 };
             features & BF16_AND_TILE == BF16_AND_TILE && given()
         }
-        #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+        #[cfg(not(target_os = "linux"))]
         false
     })
 }
@@ -231,7 +233,7 @@ mod instructions {
         multiply<const C: usize, const A: usize, const B: usize>() store<const T: usize>(to: *mut u8, row: usize));
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
     use crate::kernel::products::{Pairs, Products};

@@ -103,7 +103,7 @@ impl<E> Shared<E> {
     }
 
     /// The elements from an index on.
-    pub(crate) fn from(self, index: usize) -> Self {
+    pub(crate) fn starting_at(self, index: usize) -> Self {
         Self(self.0.wrapping_add(index))
     }
 

@@ -51,10 +51,10 @@ pub(crate) trait Products<E: Element>: Copy + Send + Sync + 'static {
         sum: E::Vector<S>,
     ) -> E::Vector<S>;
 
-    /// The factors of numbers; the second ones are not used if a factor is one number.
+    /// The factors of terms of sums, as numbers; the second ones are not used if a factor is one number.
     fn join<S: Simd>(simd: S, numbers: [E::Vector<S>; 2]) -> E::Vector<S>;
 
-    /// The factor of numbers; the second one is not used if a factor is one number.
+    /// [`join`](Self::join) of one lane.
     #[inline(always)]
     fn join_one(numbers: [E; 2]) -> E {
         Self::factor(numbers.map(Self::number))
@@ -189,7 +189,7 @@ impl Pairs {
     /// Whether kernels for an instruction set may use pairs: with AVX-512 the processor must multiply them.
     #[cfg(test)]
     pub(crate) fn run_on(isa: Isa) -> bool {
-        Self::are_fast(isa) || isa.name() != "avx512"
+        Self::are_fast(isa) || !matches!(isa.name(), "amx" | "avx512")
     }
 
     /// Whether an instruction set multiplies pairs by instructions of the processor.
@@ -258,9 +258,15 @@ impl Products<f32> for Pairs {
         Halves::widened(number)
     }
 
+    /// Numbers too small for their exponent are zero, as they are for the instructions.
     #[inline(always)]
     fn number(sum: f32) -> bf16 {
-        narrowed(sum)
+        const SIGN: u32 = 1 << 31;
+        let bits = sum.to_bits();
+        match bits & 0x7f80_0000 {
+            0 => bf16::from_bits(((bits & SIGN) >> 16) as u16),
+            _ => narrowed(sum),
+        }
     }
 
     #[inline(always)]

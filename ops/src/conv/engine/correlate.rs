@@ -344,12 +344,12 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         };
         let registers = weights.registers();
         // Every strip prefetches its share of the next cells.
-        let panels = weights.panels(self.range, part.ranges).count();
+        let panels = weights.panels().len();
         let strips = panels * size[0] * size[1] * size[2].div_ceil(matrices::COLUMNS);
         let mut shares = (0..strips)
             .map(|strip| &ahead[ahead.len() * strip / strips..ahead.len() * (strip + 1) / strips]);
         // Weights are outside of cells, as above.
-        for first in weights.panels(self.range, part.ranges) {
+        for first in weights.panels() {
             for (plane, row) in
                 (0..size[0]).flat_map(|plane| (0..size[1]).map(move |row| (plane, row)))
             {

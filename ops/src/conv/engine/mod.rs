@@ -10,7 +10,7 @@ mod matrices;
 pub(crate) mod method;
 mod part;
 pub(crate) mod pieces;
-mod plan;
+pub(crate) mod plan;
 mod rows;
 mod source;
 mod strip;

@@ -18,7 +18,8 @@ use crate::kernel::simd::Element;
 
 /// Most bytes of a tile, which stays in the second-level cache beside a block of weights.
 const TILE_BYTES: usize = 512 << 10;
-/// Most bytes of a tile with the rows between dilated taps, which are not copied.
+/// Most bytes of a tile with the rows between dilated taps, which are not copied, if channels are divided into blocks: those of
+/// bf16 are not.
 const SCRATCH_BYTES: usize = 2 << 20;
 /// Most terms of a block of channels, whose weights for a panel stay in the first-level cache.
 const TERMS: usize = 640;

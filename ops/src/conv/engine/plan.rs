@@ -1,14 +1,16 @@
-//! How a gradient of weights is divided into tiles, chunks and blocks.
+//! A gradient of weights, and how it is divided into tiles, chunks and blocks.
 
 use std::ops::Range;
 
 use pulp::Simd;
 
 use super::geometry::{Conv, Correlation, Dims};
+use super::method::Method;
+use super::pieces::Pieces;
 use super::source::Source;
 use super::tile::{SKEW, TileLayout, balanced, tile_extents};
-use super::weight::WeightJob;
-use super::winograd::Factors;
+use super::winograd::{Factors, RowTiles};
+use crate::kernel::memory::View;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
@@ -25,6 +27,7 @@ pub(super) const OUTPUTS: usize = 64;
 pub(super) const TASKS: usize = 32;
 /// Most bytes of the sums of all chunks.
 const SUMS_BYTES: usize = 8 << 20;
+
 /// Ranges of fields, about as many as are wanted, if the sums of each take so many bytes.
 pub(super) fn chunks(fields: usize, wanted: usize, bytes: usize) -> Vec<Range<usize>> {
     let most = (SUMS_BYTES / bytes).max(1);
@@ -33,6 +36,40 @@ pub(super) fn chunks(fields: usize, wanted: usize, bytes: usize) -> Vec<Range<us
     firsts
         .map(|first| first..fields.min(first + size))
         .collect()
+}
+
+/// A gradient with respect to weights.
+#[derive(Debug)]
+pub(crate) struct WeightJob<'a, N> {
+    /// The convolution.
+    pub conv: &'a Conv,
+    /// Its input.
+    pub pieces: &'a Pieces<'a, N>,
+    /// The gradient of its output, `[batch, channels, *cells]`.
+    pub cotangent: View<'a, N, 5>,
+    /// The method of its sums.
+    pub method: Method,
+}
+
+/// The gradients of weight and bias.
+#[derive(Debug)]
+pub(crate) struct WeightGradient<E> {
+    /// `[outputs, inputs / groups, *kernel]`.
+    pub weight: Vec<E>,
+    /// `[outputs]`.
+    pub bias: Vec<E>,
+}
+
+impl<N: Send + Sync> WeightJob<'_, N> {
+    /// The tiles of rows, if sums are those of transformed rows.
+    pub(super) fn rows(&self) -> Option<RowTiles> {
+        let Conv {
+            inputs, outputs, ..
+        } = *self.conv;
+        let [_, _, count @ ..] = self.cotangent.shape();
+        let transformed = self.method.transforms([inputs, outputs, count[1]]);
+        RowTiles::new(&self.conv.forward(count)).filter(|_| transformed)
+    }
 }
 
 /// Data shared by all tasks.

@@ -307,8 +307,11 @@ impl TileLayout {
     }
 
     /// [`fill`](Self::fill) with numbers as they are in memory, of a channel at a time, by way of its `cells`.
+    ///
+    /// # Safety
+    /// The tile must have room for all channels.
     #[inline(always)]
-    pub(crate) fn fill_numbers<S: Simd, E: Element, P: Products<E>>(
+    pub(crate) unsafe fn fill_numbers<S: Simd, E: Element, P: Products<E>>(
         &self,
         simd: S,
         (tile, cells): (*mut P::Number, &mut [E]),
@@ -322,7 +325,7 @@ impl TileLayout {
             self.fill_from::<S, E, P>(simd, cells, &met, batch, channel..channel + 1, origin);
             for place in (0..self.channel).step_by(E::lanes::<S>()) {
                 let cells = &cells[self.lead + place..];
-                // SAFETY: channels are whole vectors, and the tile has room for them.
+                // SAFETY: channels are whole vectors; the caller's.
                 unsafe {
                     let tile = tile.add(self.lead + index * self.channel + place);
                     P::store::<S>(tile, E::load::<S>(cells.as_ptr()));

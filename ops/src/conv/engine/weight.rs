@@ -18,40 +18,15 @@ use super::cells::{copy, copy_strided, join};
 use super::dot::Dot;
 use super::geometry::{Conv, Dims};
 use super::matrices::gradient;
-use super::method::Method;
-use super::pieces::Pieces;
-use super::plan::{OUTPUTS, Plan, block};
+use super::plan::{OUTPUTS, Plan, WeightGradient, WeightJob, block};
 use super::source::{Source, transform};
 use super::tile::tile_box;
-use super::winograd::RowTiles;
-use crate::kernel::memory::{Shared, View, with_scratch};
+use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::products::Products;
 use crate::kernel::simd::{Element, Isa};
 
 /// Sums that a thread adds at a time.
 const TOGETHER: usize = 1 << 13;
-
-/// A gradient with respect to weights.
-#[derive(Debug)]
-pub(crate) struct WeightJob<'a, N> {
-    /// The convolution.
-    pub conv: &'a Conv,
-    /// Its input.
-    pub pieces: &'a Pieces<'a, N>,
-    /// The gradient of its output, `[batch, channels, *cells]`.
-    pub cotangent: View<'a, N, 5>,
-    /// The method of its sums.
-    pub method: Method,
-}
-
-/// The gradients of weight and bias.
-#[derive(Debug)]
-pub(crate) struct WeightGradient<E> {
-    /// `[outputs, inputs / groups, *kernel]`.
-    pub weight: Vec<E>,
-    /// `[outputs]`.
-    pub bias: Vec<E>,
-}
 
 /// A chunk's sums: weights of all groups, then biases.
 struct Sums<E> {
@@ -60,16 +35,6 @@ struct Sums<E> {
 }
 
 impl<N: Send + Sync> WeightJob<'_, N> {
-    /// The tiles of rows, if sums are those of transformed rows.
-    pub(super) fn rows(&self) -> Option<RowTiles> {
-        let Conv {
-            inputs, outputs, ..
-        } = *self.conv;
-        let [_, _, count @ ..] = self.cotangent.shape();
-        let transformed = self.method.transforms([inputs, outputs, count[1]]);
-        RowTiles::new(&self.conv.forward(count)).filter(|_| transformed)
-    }
-
     /// Computes the gradients.
     pub(crate) fn run<E: Element, P: Products<E, Number = N>>(
         &self,

@@ -2,7 +2,8 @@
 //! in the field, with pairs of columns × outputs of the cotangent, which are transposed once for all taps and channels.
 //!
 //! A product sums over 32 columns of a row. The last one of a row ends with it, and begins with columns that the one before
-//! has, of which the cotangent is zero here: so no cell beyond the row's windows is read, which might not be finite.
+//! has, of which the cotangent is zero here: so no cell beyond the row's windows is read, which might not be finite. An infinite
+//! cell of those makes a NaN of its sums.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -12,9 +13,8 @@ use rayon::prelude::*;
 
 use super::{dealt, pay};
 use crate::conv::engine::geometry::{Conv, Correlation, Dims};
-use crate::conv::engine::plan::{TASKS, chunks};
+use crate::conv::engine::plan::{TASKS, WeightGradient, WeightJob, chunks};
 use crate::conv::engine::tile::{TileLayout, balanced, tile_extents};
-use crate::conv::engine::weight::{WeightGradient, WeightJob};
 use crate::kernel::amx::{self, SIDE};
 use crate::kernel::buffer::{Buffer, filled};
 use crate::kernel::memory::{Shared, with_scratch};
@@ -42,7 +42,7 @@ pub(crate) fn applies<N: Send + Sync>(job: &WeightJob<'_, N>) -> bool {
     pay(job.conv.inputs, job.conv.outputs) && columns >= COLUMNS
 }
 
-/// The columns of tiles: parts of a row of at most about `most`, of whole products but for the last one.
+/// The columns of tiles: parts of a row of less than twice `most`, of whole products but for the last one.
 fn parts(columns: usize, most: usize) -> Vec<Range<usize>> {
     let count = (columns / most.max(COLUMNS)).max(1);
     let width = columns / count / COLUMNS * COLUMNS;
@@ -92,7 +92,7 @@ impl<'a, N: Send + Sync> Plan<'a, N> {
         let tile = tile_extents(&correlation, [COLUMNS, count[2].div_ceil(COLUMNS)], 1, fits);
         let columns = parts(count[2], tile[2]);
         let ranges = outputs.div_ceil(together);
-        let [planes, rows, _] = balanced(tile, count, batch * groups * ranges * columns.len());
+        let [planes, rows, _] = balanced(tile, count, batch * groups * ranges);
         let widest = columns.iter().map(ExactSizeIterator::len).max();
         let layout = TileLayout::new(&correlation, [planes, rows, widest.unwrap_or(COLUMNS)]);
         let tiles = count[0].div_ceil(planes) * count[1].div_ceil(rows) * columns.len();
@@ -170,8 +170,8 @@ pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
         let (chunk, rest) = (task / (groups * plan.ranges), task % (groups * plan.ranges));
         simd.vectorize(Task::<E, P> {
             plan: &plan,
-            sums: all.from(chunk * plan.sums()),
-            biases: all_biases.from(chunk * channels),
+            sums: all.starting_at(chunk * plan.sums()),
+            biases: all_biases.starting_at(chunk * channels),
             chunk,
             group: rest / plan.ranges,
             range: rest % plan.ranges,
@@ -242,7 +242,7 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
         let terms = planes * rows * widest.max().unwrap_or(0);
         let [of_matrix, matrices] = dealt(inputs);
         let held = plan.layout.len(2 * of_matrix) * size_of::<P::Number>() / size_of::<E>();
-        // SAFETY: the job is one for these registers.
+        // SAFETY: jobs run so only where the instruction set has matrices.
         let registers = unsafe { amx::Matrices::of(of_matrix, SIDE) };
         with_scratch(
             terms * SIDE * room + held + plan.layout.len(1),
@@ -263,10 +263,20 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
                         let channels = before + channels.start..before + channels.end;
                         let origin = tile.each_ref().map(|range| range.start);
                         let (pieces, to) = (plan.job.pieces, (source, &mut *cells));
-                        plan.layout
-                            .fill_numbers::<S, E, P>(simd, to, pieces, batch, channels, origin);
                         let right = (cotangent.as_ptr(), room, range.start);
-                        self.products(&registers, source, right, [first, together], &places);
+                        // SAFETY: there is room for two matrices of channels; both factors are written, for these channels
+                        // and outputs.
+                        unsafe {
+                            plan.layout
+                                .fill_numbers::<S, E, P>(simd, to, pieces, batch, channels, origin);
+                            self.add_products(
+                                &registers,
+                                source,
+                                right,
+                                [first, together],
+                                &places,
+                            );
+                        }
                     }
                 }
             },
@@ -351,8 +361,11 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
     }
 
     /// Adds the products of one or two matrices of channels with all outputs.
+    ///
+    /// # Safety
+    /// The tile of the source must have these channels, and the cotangent a product for every place.
     #[inline(always)]
-    fn products(
+    unsafe fn add_products(
         &self,
         registers: &amx::Matrices,
         source: *const P::Number,
@@ -361,7 +374,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         places: &[usize],
     ) {
         let Self { plan, .. } = self;
-        let ([held, all], [of_matrix, _]) = (plan.padded(), dealt(plan.job.conv.inputs));
+        let ([held, room_of_sums], [of_matrix, _]) = (plan.padded(), dealt(plan.job.conv.inputs));
         let (taps, channel) = (&plan.correlation.taps, plan.layout.channel());
         let bytes = size_of::<P::Number>();
         for (index, places) in places.chunks(TERMS).enumerate() {
@@ -374,7 +387,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                 {
                     let before = (self.group * taps.len() + tap) * held + first * SIDE;
                     // SAFETY: sums of this task.
-                    let sums = unsafe { self.sums.at(before * all + output + place) };
+                    let sums = unsafe { self.sums.at(before * room_of_sums + output + place) };
                     let left = |term: usize, m: usize| {
                         let place = places[term] + offset + m * of_matrix * channel;
                         source.wrapping_add(place).cast::<u8>()
@@ -385,10 +398,14 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                             .cast::<u8>()
                     };
                     let to = |m: usize, n: usize| {
-                        sums.wrapping_add(m * SIDE * all + n * SIDE).cast::<u8>()
+                        sums.wrapping_add(m * SIDE * room_of_sums + n * SIDE)
+                            .cast::<u8>()
                     };
                     let (left, right) = ((left, bytes * channel), (right, 4 * room));
-                    let (from, to) = ((|m, n| to(m, n).cast_const(), 4 * all), (to, 4 * all));
+                    let (from, to) = (
+                        (|m, n| to(m, n).cast_const(), 4 * room_of_sums),
+                        (to, 4 * room_of_sums),
+                    );
                     let terms = places.len();
                     // SAFETY: all factors are written, and the sums are this task's.
                     unsafe {

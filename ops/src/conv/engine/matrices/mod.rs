@@ -144,10 +144,9 @@ impl<E: Element> Weights<E> {
         unsafe { amx::Matrices::of(self.rows, self.pairs) }
     }
 
-    /// The first of one or two matrices of outputs, for every two of a range of all ranges.
-    pub(super) fn panels(&self, range: usize, ranges: usize) -> impl Iterator<Item = usize> {
-        let panels = self.count.div_ceil(2);
-        (panels * range / ranges..panels * (range + 1) / ranges).map(|panel| 2 * panel)
+    /// The first of every one or two matrices of outputs.
+    pub(super) fn panels(&self) -> impl ExactSizeIterator<Item = usize> {
+        (0..self.count).step_by(2)
     }
 
     /// Computes the strip of a group's outputs in one or two matrices, whose columns begin at an address in the tile.

@@ -7,7 +7,7 @@ use crate::conv::engine::geometry::{Conv, Dims};
 use crate::conv::engine::job::Job;
 use crate::conv::engine::method::Method;
 use crate::conv::engine::pieces::{Piece, Pieces};
-use crate::conv::engine::weight::WeightJob;
+use crate::conv::engine::plan::WeightJob;
 use crate::kernel::memory::View;
 use crate::kernel::products::Products;
 use crate::kernel::simd::{Element, Isa};

@@ -159,12 +159,18 @@ fn many_ranks_may_compute_at_once() {
     let case = large();
     let truth = case.truth();
     let isa = Isa::available()[0];
-    let expected = case.run::<f32, Numbers>(isa, &truth);
-    std::thread::scope(|scope| {
-        for _ in 0..6 {
-            scope.spawn(|| assert_eq!(case.run::<f32, Numbers>(isa, &truth), expected));
-        }
-    });
+    let run = |pairs| match pairs {
+        true => case.run::<f32, Pairs>(isa, &truth),
+        false => case.run::<f32, Numbers>(isa, &truth),
+    };
+    for pairs in [false, Pairs::run_on(isa)] {
+        let expected = run(pairs);
+        std::thread::scope(|scope| {
+            for _ in 0..6 {
+                scope.spawn(|| assert_eq!(run(pairs), expected));
+            }
+        });
+    }
 }
 
 #[test]
