@@ -233,7 +233,8 @@ mod instructions {
         multiply<const C: usize, const A: usize, const B: usize>() store<const T: usize>(to: *mut u8, row: usize));
 }
 
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(target_arch = "x86_64")]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::kernel::products::{Pairs, Products};
