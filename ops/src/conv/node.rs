@@ -1,14 +1,13 @@
 //! Convolution as one node of the graph, of exchange and kernels together.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
 use halocline_core::Result;
 use halocline_core::ops::{self, BackwardPass, Operator};
 
 use super::assembled;
 use super::run::ConvRun;
-use crate::kernel::flex;
-use crate::kernel::products::{Halves, Numbers, Pairs};
+use crate::kernel::flex::{self, with_products};
 use crate::kernel::simd::Isa;
 
 /// Convolves this rank's shard: one tensor, or two whose channels follow each other. No bias is a bias without elements.
@@ -49,14 +48,7 @@ impl Operator for ConvRun {
         if !runs_on_kernels(&inputs[0]) {
             return assembled::forward(self, inputs);
         }
-        match dtype {
-            DType::F64 => self.forward_as::<f64, Numbers>(inputs, dtype),
-            DType::BF16 if Pairs::are_fast(Isa::chosen()?) => {
-                self.forward_as::<f32, Pairs>(inputs, dtype)
-            }
-            DType::BF16 => self.forward_as::<f32, Halves>(inputs, dtype),
-            _ => self.forward_as::<f32, Numbers>(inputs, dtype),
-        }
+        with_products!(Isa::chosen()?, dtype, E, P => self.forward_as::<E, P>(inputs, dtype))
     }
 
     fn backward(
@@ -67,14 +59,7 @@ impl Operator for ConvRun {
         if !runs_on_kernels(&pass.cotangent) {
             return assembled::backward(self, pass);
         }
-        match dtype {
-            DType::F64 => self.backward_as::<f64, Numbers>(pass, dtype),
-            DType::BF16 if Pairs::are_fast(Isa::chosen()?) => {
-                self.backward_as::<f32, Pairs>(pass, dtype)
-            }
-            DType::BF16 => self.backward_as::<f32, Halves>(pass, dtype),
-            _ => self.backward_as::<f32, Numbers>(pass, dtype),
-        }
+        with_products!(Isa::chosen()?, dtype, E, P => self.backward_as::<E, P>(pass, dtype))
     }
 }
 

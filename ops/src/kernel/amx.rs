@@ -74,14 +74,36 @@ impl Matrices {
         Self(())
     }
 
-    /// Sums up the products of `M` left and `N` right matrices, two at most, over `terms` terms. `left` and `right` give the
-    /// place of a term's matrix and the bytes between its rows, `to` those of the sums, and `from` those of sums so far, if
-    /// `ADD` is true.
+    /// Sums up the products of `m` left and `n` right matrices, one or two, over `terms` terms. `left` and `right` give the place
+    /// of a term's matrix and the bytes between its rows, `to` those of the sums, and `from` those of sums so far, if `ADD` is
+    /// true.
     ///
     /// # Safety
     /// All matrices must be readable, and the sums writable.
     #[inline(always)]
-    pub(crate) unsafe fn sums<const M: usize, const N: usize, const ADD: bool>(
+    pub(crate) unsafe fn sums<const ADD: bool>(
+        &self,
+        [m, n]: [usize; 2],
+        terms: usize,
+        left: (impl Fn(usize, usize) -> *const u8, usize),
+        right: (impl Fn(usize, usize) -> *const u8, usize),
+        from: (impl Fn(usize, usize) -> *const u8, usize),
+        to: (impl Fn(usize, usize) -> *mut u8, usize),
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            match (m, n) {
+                (1, 1) => self.block::<1, 1, ADD>(terms, left, right, from, to),
+                (1, _) => self.block::<1, 2, ADD>(terms, left, right, from, to),
+                (_, 1) => self.block::<2, 1, ADD>(terms, left, right, from, to),
+                _ => self.block::<2, 2, ADD>(terms, left, right, from, to),
+            }
+        }
+    }
+
+    /// [`sums`](Self::sums) of `M` and `N` matrices.
+    #[inline(always)]
+    unsafe fn block<const M: usize, const N: usize, const ADD: bool>(
         &self,
         terms: usize,
         (left, left_row): (impl Fn(usize, usize) -> *const u8, usize),
@@ -276,8 +298,8 @@ mod tests {
             let to =
                 |m: usize, n: usize| first.wrapping_add((m * N + n) * SIDE * SIDE).cast::<u8>();
             let (from, to) = ((|m, n| to(m, n).cast_const(), 4 * SIDE), (to, 4 * SIDE));
-            matrices.sums::<M, N, false>(terms, left, right, from, to);
-            matrices.sums::<M, N, true>(terms, left, right, from, to);
+            matrices.sums::<false>([M, N], terms, left, right, from, to);
+            matrices.sums::<true>([M, N], terms, left, right, from, to);
         }
         for m in 0..M {
             for n in 0..N {

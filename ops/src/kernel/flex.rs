@@ -76,6 +76,36 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
+/// Runs an expression with the type of sums, and that of products of numbers in memory, for a dtype. Numbers of bf16 are read
+/// as they are; others than `f64` are cast to `f32`.
+macro_rules! with_products {
+    ($isa:expr, $dtype:expr, $float:ident, $products:ident => $expression:expr) => {
+        match $dtype {
+            burn::tensor::DType::F64 => {
+                type $float = f64;
+                type $products = crate::kernel::products::Numbers;
+                $expression
+            }
+            burn::tensor::DType::BF16 if crate::kernel::products::Pairs::are_fast($isa) => {
+                type $float = f32;
+                type $products = crate::kernel::products::Pairs;
+                $expression
+            }
+            burn::tensor::DType::BF16 => {
+                type $float = f32;
+                type $products = crate::kernel::products::Halves;
+                $expression
+            }
+            _ => {
+                type $float = f32;
+                type $products = crate::kernel::products::Numbers;
+                $expression
+            }
+        }
+    };
+}
+pub(crate) use with_products;
+
 /// Casts a tensor to a kernel's type of numbers.
 pub(crate) fn cast<E: BurnElement>(tensor: DispatchTensor) -> Result<FlexTensor> {
     from_dispatch::<Flex>(in_dtype(tensor, E::dtype()))

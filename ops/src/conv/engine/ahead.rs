@@ -11,6 +11,12 @@ pub(crate) struct Stretch {
     pub bytes: usize,
 }
 
+/// The share of stretches of each of so many strips.
+pub(crate) fn shares(ahead: &[Stretch], strips: usize) -> impl Iterator<Item = &[Stretch]> {
+    let end = move |strip: usize| ahead.len() * strip / strips;
+    (0..strips).map(move |strip| &ahead[end(strip)..end(strip + 1)])
+}
+
 /// Prefetches stretches in a number of steps, one cache line in each: more at once would delay the
 /// cells that are needed now.
 #[derive(Debug)]

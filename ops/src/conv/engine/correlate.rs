@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
-use super::ahead::Stretch;
+use super::ahead::{Stretch, shares};
 use super::geometry::{Correlation, Dims};
 use super::job::Job;
 use super::matrices;
@@ -124,22 +124,20 @@ struct Task<'a, E: Element, P: Products<E>> {
 }
 
 impl<'a, E: Element, P: Products<E>> Task<'a, E, P> {
-    /// The task of an index. Indices go over samples, groups, tiles and ranges of outputs, from
-    /// slow to fast.
+    /// The task of an index.
     fn new(
         job: &'a Job<'a, E, P::Number>,
         part: &'a Part<'a, E, P>,
         index: usize,
         output: Shared<P::Number>,
     ) -> Self {
-        let (rest, range) = (index / part.ranges, index % part.ranges);
-        let (field, tile) = (rest / part.tiles, rest % part.tiles);
+        let [batch, group, tile, range] = job.place(index, [part.tiles, part.ranges]);
         Self {
             job,
             part,
             index,
-            batch: field / job.groups,
-            group: field % job.groups,
+            batch,
+            group,
             tile,
             range,
             output,
@@ -217,8 +215,8 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
                 for block in self.blocks() {
                     self.fill(simd, buffer, &block);
                     match &part.weights {
-                        Weights::Strips(weights) => {
-                            self.block(simd, (buffer, weights), block, origin, size);
+                        Weights::Strips(weights, offsets) => {
+                            self.block(simd, (buffer, weights, offsets), block, origin, size);
                         }
                         Weights::Matrices(weights) => {
                             let ahead = self.ahead(&block);
@@ -237,7 +235,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
     fn block<S: Simd>(
         &self,
         simd: S,
-        (buffer, weights): (&[E], &[E]),
+        (buffer, weights, offsets): (&[E], &[E], &[u32]),
         block: Range<usize>,
         origin: Dims,
         size: Dims,
@@ -262,8 +260,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                 size[0] * size[1] * widths.map(across).sum::<usize>()
             }
         };
-        let mut shares = (0..strips)
-            .map(|strip| &ahead[ahead.len() * strip / strips..ahead.len() * (strip + 1) / strips]);
+        let mut shares = shares(&ahead, strips);
         // Panels are outside of cells: a panel's weights stay in the first-level cache while all
         // cells of the tile go by, from the second-level cache. Planes, rows and columns go in the
         // order of memory.
@@ -298,7 +295,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                             let strip = Strip::<E, P> {
                                 terms: Terms {
                                     tile: buffer.as_ptr().add(from + column),
-                                    offsets: part.offsets.as_ptr(),
+                                    offsets: offsets.as_ptr(),
                                     count: terms,
                                     weights: weights.as_ptr(),
                                     ahead: shares.next().unwrap_or_default(),
@@ -346,8 +343,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         // Every strip prefetches its share of the next cells.
         let panels = weights.panels().len();
         let strips = panels * size[0] * size[1] * size[2].div_ceil(matrices::COLUMNS);
-        let mut shares = (0..strips)
-            .map(|strip| &ahead[ahead.len() * strip / strips..ahead.len() * (strip + 1) / strips]);
+        let mut shares = shares(ahead, strips);
         // Weights are outside of cells, as above.
         for first in weights.panels() {
             for (plane, row) in

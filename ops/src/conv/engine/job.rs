@@ -75,6 +75,13 @@ impl<E: Element, N: Sync> Job<'_, E, N> {
         tasks.div_ceil(self.batch * self.groups)
     }
 
+    /// The sample, group, tile and range of outputs of a task; indices go over them from slow to fast.
+    pub(super) fn place(&self, index: usize, [tiles, ranges]: [usize; 2]) -> [usize; 4] {
+        let (rest, range) = (index / ranges, index % ranges);
+        let (field, tile) = (rest / tiles, rest % tiles);
+        [field / self.groups, field % self.groups, tile, range]
+    }
+
     /// Runs the tasks of a part.
     pub(super) fn run_tasks(
         &self,

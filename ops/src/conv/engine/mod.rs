@@ -8,6 +8,7 @@ pub(crate) mod geometry;
 pub(crate) mod job;
 mod matrices;
 pub(crate) mod method;
+mod pack;
 mod part;
 pub(crate) mod pieces;
 pub(crate) mod plan;

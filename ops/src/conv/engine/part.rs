@@ -1,18 +1,17 @@
-//! What the tasks of a correlation share: tiles, blocks of channels, and weights in the order in which kernels read them.
+//! Data of a correlation that its tasks share: extents of tiles, blocks of channels, and packed weights.
 
 use std::marker::PhantomData;
 
 use pulp::Simd;
-use rayon::prelude::*;
 
 use super::geometry::{Correlation, Dims};
-use super::job::{Job, OUTPUTS, SERIAL, STRIPS, block};
+use super::job::{Job, OUTPUTS, STRIPS, block};
 use super::matrices;
+use super::pack::pack;
 use super::rows::{ROWS, Recipe};
-use super::strip::{self, panels};
+use super::strip;
 use super::tile::{TileLayout, tile_extents};
 use crate::kernel::buffer::Buffer;
-use crate::kernel::memory::Shared;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
@@ -40,7 +39,6 @@ pub(super) struct Part<'a, E, P> {
     pub block: usize,
     /// Factors of a block: those of its channels, and what fills up matrices.
     pub held: usize,
-    pub offsets: Vec<u32>,
     pub weights: Weights<E>,
     /// Recipe for rows computed together, if channels do not mix, and its weights,
     /// `[group][element]`.
@@ -50,8 +48,8 @@ pub(super) struct Part<'a, E, P> {
 
 /// Weights in the order in which kernels read them.
 pub(super) enum Weights<E> {
-    /// `[group][block][panel][term][channel]`.
-    Strips(Buffer<E>),
+    /// `[group][block][panel][term][channel]`, and the offset of every term in the tile.
+    Strips(Buffer<E>, Vec<u32>),
     Matrices(matrices::Weights<E>),
 }
 
@@ -110,7 +108,6 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
                 (recipe, weights)
             }),
             held,
-            offsets: layout.offsets(correlation, held),
             ranges: tasks.div_ceil(tiles).min(most),
             tiles,
             weights: match matrices {
@@ -118,7 +115,17 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
                     let weights = matrices::Weights::new::<P>(job, correlation, &layout, weight);
                     Weights::Matrices(weights)
                 }
-                false => Weights::Strips(pack::<S, E, P>(job, correlation, block, vectors, weight)),
+                false => {
+                    let taps = &correlation.taps;
+                    let sizes = [taps.len(), block, vectors];
+                    let packed = pack::<S, E, P, 1>(job, sizes, |[group, output], inputs, tap| {
+                        let number = |input| weight([group, output, input, taps[tap].element]);
+                        let numbers =
+                            inputs.map(|input| input.map_or_else(Default::default, number));
+                        [P::factor(numbers)]
+                    });
+                    Weights::Strips(packed, layout.offsets(correlation, held))
+                }
             },
             vectors,
             correlation,
@@ -128,51 +135,4 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
             products: PhantomData,
         }
     }
-}
-
-/// Packs the factors of weights in the order in which strips read them.
-fn pack<S: Simd, E: Element, P: Products<E>>(
-    job: &Job<'_, E, P::Number>,
-    correlation: &Correlation,
-    block: usize,
-    vectors: usize,
-    weight: &(impl Fn([usize; 4]) -> P::Number + Sync),
-) -> Buffer<E> {
-    let taps = &correlation.taps;
-    let held = job.inputs.div_ceil(P::NUMBERS);
-    let len = job.groups * held * job.outputs * taps.len();
-    let fill = |packed: Shared<E>| {
-        let panels: Vec<(usize, usize)> = panels::<S>(job.outputs, vectors).collect();
-        let blocks = job.inputs.div_ceil(block);
-        let panel = |index: usize| {
-            let (rest, (start, height)) = (index / panels.len(), panels[index % panels.len()]);
-            let (group, first) = (rest / blocks, rest % blocks * block);
-            let inputs = first..job.inputs.min(first + block);
-            let here = inputs.len().div_ceil(P::NUMBERS);
-            let before = (group * held + first / P::NUMBERS) * job.outputs + here * start;
-            let mut place = before * taps.len();
-            for input in inputs.clone().step_by(P::NUMBERS) {
-                for tap in taps {
-                    for output in start..start + height {
-                        let number = |input: usize| match inputs.contains(&input) {
-                            true => weight([group, output, input, tap.element]),
-                            false => P::Number::default(),
-                        };
-                        let factor = P::factor([number(input), number(input + 1)]);
-                        // SAFETY: places are consecutive, panel by panel, and below `len`.
-                        unsafe { *packed.at(place) = factor };
-                        place += 1;
-                    }
-                }
-            }
-        };
-        let all = 0..job.groups * blocks * panels.len();
-        if len < SERIAL {
-            all.for_each(panel);
-        } else {
-            all.into_par_iter().for_each(panel);
-        }
-    };
-    // SAFETY: the panels of all blocks and groups write every factor once.
-    unsafe { Buffer::filled(len, fill) }
 }

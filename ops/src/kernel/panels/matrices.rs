@@ -146,12 +146,8 @@ impl<E: Element> Sums<E> {
                 let terms = self.steps / SIDE;
                 // SAFETY: the caller's.
                 unsafe {
-                    match (blocks - block, columns - column) {
-                        (1, 1) => registers.sums::<1, 1, true>(terms, left, right, from, to),
-                        (1, _) => registers.sums::<1, 2, true>(terms, left, right, from, to),
-                        (_, 1) => registers.sums::<2, 1, true>(terms, left, right, from, to),
-                        _ => registers.sums::<2, 2, true>(terms, left, right, from, to),
-                    }
+                    let sizes = [(blocks - block).min(2), (columns - column).min(2)];
+                    registers.sums::<true>(sizes, terms, left, right, from, to);
                 }
             }
         }

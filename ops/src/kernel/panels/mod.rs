@@ -148,7 +148,7 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
 struct Pack<'a, E: Element, P: Products<E>> {
     b: Matrix<'a, P::Number>,
     columns: Range<usize>,
-    /// Of the panel.
+    /// Steps and columns of the panel.
     size: [usize; 2],
     to: *mut E,
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::{dealt, pay};
+use super::{COLUMNS, dealt, pay};
 use crate::conv::engine::geometry::{Conv, Correlation, Dims};
 use crate::conv::engine::plan::{TASKS, WeightGradient, WeightJob, chunks};
 use crate::conv::engine::tile::{TileLayout, balanced, tile_extents};
@@ -22,8 +22,6 @@ use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 use crate::kernel::transpose::transpose;
 
-/// Columns of a product.
-const COLUMNS: usize = 2 * SIDE;
 /// Most bytes of a tile of the source, for a block of channels, and of the cotangent.
 const TILE_BYTES: usize = 512 << 10;
 /// Channels of a block: two matrices.
@@ -328,20 +326,13 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                         let from =
                             job.cotangent
                                 .at([batch, channel, plane, row, columns.start + start]);
-                        // SAFETY: a row of the cotangent has so many columns from there on; a run is whole vectors.
-                        unsafe {
-                            match stride {
-                                1 => from.copy_to_nonoverlapping(run.as_mut_ptr(), COLUMNS),
-                                _ => {
-                                    for (column, number) in run.iter_mut().enumerate() {
-                                        *number = *from.offset(column as isize * stride);
-                                    }
-                                }
-                            }
-                            run[..overlap].fill(P::Number::default());
-                            for column in (0..COLUMNS).step_by(E::lanes::<S>()) {
-                                *sum = E::plus(simd, *sum, P::load::<S>(run.as_ptr().add(column)));
-                            }
+                        // SAFETY: a row of the cotangent has so many columns from there on.
+                        unsafe { copy_run(run, from, stride) };
+                        run[..overlap].fill(P::Number::default());
+                        for column in (0..COLUMNS).step_by(E::lanes::<S>()) {
+                            // SAFETY: a run is whole vectors.
+                            let numbers = unsafe { P::load::<S>(run.as_ptr().add(column)) };
+                            *sum = E::plus(simd, *sum, numbers);
                         }
                     }
                     let from = |run: usize| runs[run].as_ptr().cast::<E>();
@@ -380,6 +371,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         for (index, places) in places.chunks(TERMS).enumerate() {
             let cotangent = cotangent.wrapping_add(index * TERMS * SIDE * room);
             for place in (0..room).step_by(2 * SIDE) {
+                let sizes = [together, ((room - place) / SIDE).min(2)];
                 for (tap, offset) in taps
                     .iter()
                     .map(|tap| plan.layout.offset(tap.offset))
@@ -406,20 +398,30 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                         (|m, n| to(m, n).cast_const(), 4 * room_of_sums),
                         (to, 4 * room_of_sums),
                     );
-                    let terms = places.len();
                     // SAFETY: all factors are written, and the sums are this task's.
                     unsafe {
-                        match (together, room - place > SIDE) {
-                            (2, true) => registers.sums::<2, 2, true>(terms, left, right, from, to),
-                            (2, false) => {
-                                registers.sums::<2, 1, true>(terms, left, right, from, to)
-                            }
-                            (_, true) => registers.sums::<1, 2, true>(terms, left, right, from, to),
-                            _ => registers.sums::<1, 1, true>(terms, left, right, from, to),
-                        }
+                        registers.sums::<true>(sizes, places.len(), left, right, from, to);
                     }
                 }
             }
+        }
+    }
+}
+
+/// Copies the numbers of a run, `stride` apart.
+///
+/// # Safety
+/// As many must be readable.
+#[inline(always)]
+unsafe fn copy_run<N: Copy>(run: &mut [N; COLUMNS], from: *const N, stride: isize) {
+    // SAFETY: the caller's.
+    unsafe {
+        if stride == 1 {
+            from.copy_to_nonoverlapping(run.as_mut_ptr(), COLUMNS);
+            return;
+        }
+        for (column, number) in run.iter_mut().enumerate() {
+            *number = *from.offset(column as isize * stride);
         }
     }
 }

@@ -191,12 +191,7 @@ impl<E: Element> Weights<E> {
         let (from, place) = ((|m, n| place(m, n).cast_const(), 0), (place, 4 * SIDE));
         // SAFETY: the caller's.
         unsafe {
-            match (together, across) {
-                (2, 2) => registers.sums::<2, 2, false>(terms, left, right, from, place),
-                (2, _) => registers.sums::<2, 1, false>(terms, left, right, from, place),
-                (_, 2) => registers.sums::<1, 2, false>(terms, left, right, from, place),
-                _ => registers.sums::<1, 1, false>(terms, left, right, from, place),
-            }
+            registers.sums::<false>([together, across], terms, left, right, from, place);
         }
         for (index, output) in outputs.enumerate() {
             let (m, row) = (index / self.rows, index % self.rows);

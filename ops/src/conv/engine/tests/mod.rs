@@ -303,7 +303,7 @@ where
 proptest! {
     #![proptest_config(Config { cases: 32, ..Config::default() })]
 
-    /// Of as many channels and columns as fill matrices, and more.
+    /// Channels and columns of less than a matrix, and of several.
     #[test]
     fn many_channels_are_summed_in_pairs(
         case in case(), inputs in 2..=36_usize, outputs in 2..=36_usize, columns in 20..=70_usize,

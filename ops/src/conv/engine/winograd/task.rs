@@ -4,10 +4,10 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::super::geometry::{Correlation, Dims};
-use super::super::job::{Job, OUTPUTS, SERIAL, STRIPS, block};
+use super::super::job::{Job, OUTPUTS, STRIPS, block};
+use super::super::pack::pack;
 use super::super::strip::{self, Terms, panels};
 use super::super::tile::{tile_box, tile_extents};
 use super::strip::Strip;
@@ -85,7 +85,7 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
                 .layout
                 .offsets(&rows.flat, block.div_ceil(P::NUMBERS)),
             ranges: tasks.div_ceil(tiles).min(most),
-            weights: pack::<S, E, P>(job, &rows, block, vectors, weight),
+            weights: packed::<S, E, P>(job, &rows, [block, vectors], weight),
             correlation,
             rows,
             factors,
@@ -98,58 +98,22 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
     }
 }
 
-/// Packs the factors of the taps in the order in which strips read them.
-fn pack<S: Simd, E: Element, P: Products<E>>(
+/// The factors of the taps, packed.
+fn packed<S: Simd, E: Element, P: Products<E>>(
     job: &Job<'_, E, P::Number>,
     rows: &RowTiles,
-    block: usize,
-    vectors: usize,
+    [block, vectors]: [usize; 2],
     weight: &(impl Fn([usize; 4]) -> P::Number + Sync),
 ) -> Buffer<E> {
-    let taps = rows.elements.len();
-    let held = job.inputs.div_ceil(P::NUMBERS);
-    let len = job.groups * held * job.outputs * taps * PRODUCTS;
-    let fill = |packed: Shared<E>| {
-        let panels: Vec<(usize, usize)> = panels::<S>(job.outputs, vectors).collect();
-        let blocks = job.inputs.div_ceil(block);
-        let panel = |index: usize| {
-            let (rest, (start, height)) = (index / panels.len(), panels[index % panels.len()]);
-            let (group, first) = (rest / blocks, rest % blocks * block);
-            let inputs = first..job.inputs.min(first + block);
-            let here = inputs.len().div_ceil(P::NUMBERS);
-            let before = (group * held + first / P::NUMBERS) * job.outputs + here * start;
-            let (mut place, of_product) = (before * taps * PRODUCTS, here * taps * height);
-            for input in inputs.clone().step_by(P::NUMBERS) {
-                for elements in &rows.elements {
-                    for output in start..start + height {
-                        let factors = |input: usize| {
-                            let taps =
-                                |element| P::widened(weight([group, output, input, element]));
-                            match inputs.contains(&input) {
-                                true => of_taps(elements.map(taps)),
-                                false => [E::default(); PRODUCTS],
-                            }
-                        };
-                        let [first, second] = [input, input + 1].map(factors);
-                        for (k, numbers) in first.into_iter().zip(second).enumerate() {
-                            let factor = P::join_one([numbers.0, numbers.1]);
-                            // SAFETY: products are consecutive, and panels are, all below `len`.
-                            unsafe { *packed.at(place + k * of_product) = factor };
-                        }
-                        place += 1;
-                    }
-                }
-            }
+    let sizes = [rows.elements.len(), block, vectors];
+    pack::<S, E, P, PRODUCTS>(job, sizes, |[group, output], inputs, tap| {
+        let of_input = |input| {
+            let number = |element| P::widened(weight([group, output, input, element]));
+            of_taps(rows.elements[tap].map(number))
         };
-        let all = 0..job.groups * blocks * panels.len();
-        if len < SERIAL {
-            all.for_each(panel);
-        } else {
-            all.into_par_iter().for_each(panel);
-        }
-    };
-    // SAFETY: the panels of all blocks and groups write every factor once.
-    unsafe { Buffer::filled(len, fill) }
+        let [first, second] = inputs.map(|input| input.map_or([E::default(); PRODUCTS], of_input));
+        std::array::from_fn(|product| P::join_one([first[product], second[product]]))
+    })
 }
 
 /// One tile of one group of one sample, for a range of outputs.
@@ -164,17 +128,14 @@ struct Task<'a, E: Element, P: Products<E>> {
 }
 
 impl<'a, E: Element, P: Products<E>> Task<'a, E, P> {
-    /// The task of an index. Indices go over samples, groups, tiles and ranges of outputs, from
-    /// slow to fast.
+    /// The task of an index.
     fn new(
         job: &'a Job<'a, E, P::Number>,
         part: &'a Part<'a, E, P>,
         index: usize,
         output: Shared<P::Number>,
     ) -> Self {
-        let (rest, range) = (index / part.ranges, index % part.ranges);
-        let (field, tile) = (rest / part.tiles, rest % part.tiles);
-        let (batch, group) = (field / job.groups, field % job.groups);
+        let [batch, group, tile, range] = job.place(index, [part.tiles, part.ranges]);
         Self {
             job,
             part,
