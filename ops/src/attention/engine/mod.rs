@@ -1,6 +1,7 @@
 //! Kernels of attention. They know slices, strides and geometry; not burn, ranks or layouts.
 
 mod blocks;
+mod class;
 pub(super) mod dense;
 pub(super) mod lanes;
 pub(super) mod rows;

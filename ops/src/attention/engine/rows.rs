@@ -110,11 +110,12 @@ impl<'a, E> Rows<'a, E> {
         }
     }
 
-    /// The elements from a head of a cell to that of the next one in every dim, where all are in one piece.
-    pub(crate) fn distances(&self) -> Option<[usize; 3]> {
+    /// The elements from a head of a cell to the next head, and to that head of the next cell in every dim, where all are in one
+    /// piece.
+    pub(crate) fn distances(&self) -> Option<[usize; 4]> {
         let [_, rows, columns] = self.shape;
         let piece = self.places.is_none().then(|| &self.pieces[0])?;
         let next = piece.heads * piece.pitch;
-        Some([rows * columns * next, columns * next, next])
+        Some([piece.pitch, rows * columns * next, columns * next, next])
     }
 }

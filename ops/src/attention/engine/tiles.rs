@@ -14,6 +14,7 @@
 use std::ops::Range;
 
 use super::blocks::TARGETS;
+use super::class::Class;
 use crate::driver::Neighborhood;
 
 /// Queries and keys of a rank in one dim.
@@ -199,47 +200,27 @@ impl Axis {
     }
 }
 
+/// What tiles should fit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    /// Lanes of a vector.
+    pub lanes: usize,
+    /// Sources of one head that are there at a time.
+    pub sources: usize,
+    /// Heads that tiles of neighbours have at most, and all of all samples.
+    pub heads: usize,
+    pub all_heads: usize,
+    /// How many tiles there should be at least.
+    pub tiles: usize,
+}
+
 /// The tiles of a box of targets.
 #[derive(Debug)]
 pub(crate) struct Tiles {
     axes: [Axis; 3],
     pub(super) classes: Vec<Class>,
-}
-
-/// Tiles of one pattern in every dim, and what is computed in each.
-#[derive(Debug)]
-pub(super) struct Class {
-    pattern: [usize; 3],
-    /// Targets of a tile, in every dim; vectors of them where lanes hold neighbours.
-    pub targets: [usize; 3],
-    /// Sources that a tile reaches, in every dim.
-    pub sources: [usize; 3],
-    /// Neighbours in the lanes of a vector; one where every lane holds another tile.
-    pub neighbours: usize,
-    pub groups: Vec<Group>,
-    /// Sources of segments: the number of the row among those of all planes of a tile, and the place in it.
-    pub reached: Vec<[usize; 2]>,
-}
-
-/// Targets that are worked on together.
-#[derive(Debug)]
-pub(super) struct Group {
-    /// Their numbers in the tile.
-    pub targets: Vec<usize>,
-    /// The number of sources that each reaches.
-    pub counts: Vec<usize>,
-    pub segments: Vec<Segment>,
-}
-
-/// Sources that the same targets of a group reach.
-#[derive(Debug)]
-pub(super) struct Segment {
-    /// The targets, by their places in the group.
-    pub members: Range<usize>,
-    /// For each target of the group, how many sources segments before this have for it.
-    pub before: Vec<usize>,
-    /// The sources, as a range of [`Class::reached`].
-    pub reached: Range<usize>,
+    /// Heads of a task whose lanes hold neighbours.
+    pub(super) heads: usize,
 }
 
 /// The place of a tile: sample, head, cells of the first target and of the first source.
@@ -254,15 +235,12 @@ pub(super) struct Place {
 }
 
 impl Tiles {
-    /// The tiles of the targets in a box: those whose lanes hold neighbours, and those with another tile in every lane. `bytes`
-    /// is what a source of a lane takes in scratch, `room` what those of a tile should take.
+    /// The tiles of the targets in a box: those whose lanes hold neighbours, and those with another tile in every lane.
     pub(crate) fn of_box(
         dims: &[Dim; 3],
         side: Side,
         part: &[Range<usize>; 3],
-        lanes: usize,
-        bytes: usize,
-        room: usize,
+        budget: Budget,
     ) -> [Self; 2] {
         let [planes, rows, columns] = [0, 1, 2].map(|dim| match side {
             Side::Queries => dims[dim].queries(&part[dim]),
@@ -271,10 +249,10 @@ impl Tiles {
         let (mut shifted, mut others) = (Vec::new(), Vec::new());
         // In one dim, groups of targets would reach fewer sources in common than with tiles in lanes.
         let one_dim = dims[0].size == 1 && dims[1].size == 1;
-        let least = if one_dim || lanes == 1 {
+        let least = if one_dim || budget.lanes == 1 {
             usize::MAX
         } else {
-            lanes
+            budget.lanes
         };
         for run in columns {
             let (row, rest) = run.split(least);
@@ -283,12 +261,12 @@ impl Tiles {
         }
         let tiles = |columns: &[Run], unit: usize| {
             let runs = [&planes[..], &rows[..], columns];
-            Self::new(dims, runs, unit, room / (bytes * lanes / unit))
+            Self::new(dims, runs, unit, budget)
         };
-        [tiles(&shifted, lanes), tiles(&others, 1)]
+        [tiles(&shifted, budget.lanes), tiles(&others, 1)]
     }
 
-    fn new(dims: &[Dim; 3], runs: [&[Run]; 3], unit: usize, sources: usize) -> Self {
+    fn new(dims: &[Dim; 3], runs: [&[Run]; 3], unit: usize, budget: Budget) -> Self {
         let units = [1, 1, unit];
         let kernels = [0, 1, 2].map(|dim| dims[dim].neighborhood.kernel);
         let longest = |dim: usize| {
@@ -300,11 +278,45 @@ impl Tiles {
                 unit => all.min((2 * kernels[dim]).div_ceil(unit).max(4)),
             }
         };
-        // Windows of several targets, even where those leave the cache: they share most of their sources.
-        let sources = sources.max(3 * kernels.iter().product::<usize>());
-        let lengths = extents([0, 1, 2].map(longest), units, kernels, sources);
         // Neighbours along this dim share most of their sources, and sums go through sources in their order.
         let along = (0..3).find(|&dim| dims[dim].size > 1).unwrap_or(2);
+        let mut sizes = Sizes {
+            longest: [0, 1, 2].map(longest),
+            units,
+            kernels,
+            most: [usize::MAX; 3],
+        };
+        // Windows of several targets, even where those leave the cache: they share most of their sources.
+        let least = 3 * kernels.iter().product::<usize>();
+        let (heads, mut lengths) = match unit {
+            1 => (1, sizes.extents(least.max(budget.sources / budget.lanes))),
+            _ => {
+                // Rows of sources are there only while targets reach them, so that tiles may be as long as the field.
+                sizes.most[along] = TARGETS + kernels[along] - 1;
+                let heads = std::iter::successors(Some(budget.heads), |heads| Some(heads / 2));
+                let heads = heads.take_while(|heads| *heads > 0);
+                let all =
+                    heads.map(|heads| (heads, sizes.extents(least.max(budget.sources / heads))));
+                // What is packed for each target, and read so much faster the more heads lie beside each other.
+                let cost =
+                    |(heads, lengths): &(usize, [usize; 3])| sizes.packed(*lengths) / *heads as f64;
+                all.min_by(|one, other| cost(one).total_cmp(&cost(other)))
+                    .expect("one head")
+            }
+        };
+        if unit > 1 {
+            let tiles = |dim: usize| -> usize {
+                let lengths_of = runs[dim].iter().map(|run| run.targets.len());
+                lengths_of
+                    .map(|targets| targets.div_ceil(units[dim] * lengths[dim]))
+                    .sum()
+            };
+            let others: usize = (0..3).filter(|&dim| dim != along).map(tiles).product();
+            let tiles = others * runs[along].len() * (budget.all_heads / heads);
+            let parts = budget.tiles.div_ceil(tiles.max(1));
+            lengths[along] =
+                lengths[along].min(sizes.longest[along].div_ceil(parts).max(kernels[along]));
+        }
         let axis = |dim: usize| {
             let step = dims[dim].neighborhood.dilation;
             Axis::new(runs[dim], step, lengths[dim], units[dim])
@@ -320,7 +332,11 @@ impl Tiles {
                 }
             }
         }
-        Self { axes, classes }
+        Self {
+            axes,
+            classes,
+            heads,
+        }
     }
 
     /// The cells from one target, or source, to the next.
@@ -356,135 +372,65 @@ impl Tiles {
     }
 }
 
-/// Vectors of targets of a tile in every dim, whose windows reach at most `room` sources: a dim with a long kernel gains most
-/// by more targets, because their windows overlap most.
-fn extents(longest: [usize; 3], units: [usize; 3], kernels: [usize; 3], room: usize) -> [usize; 3] {
-    let mut tile = [1; 3];
-    let targets = |tile: [usize; 3], dim: usize| tile[dim] * units[dim];
-    let sources = |tile: [usize; 3]| -> usize {
-        let reached = |dim| (targets(tile, dim) + kernels[dim] - 1).next_multiple_of(units[dim]);
-        (0..3).map(reached).product()
-    };
-    // By half or a quarter where there is no room for twice as many.
-    for part in [1, 2, 4] {
-        loop {
-            let gain = |dim: &usize| {
-                let targets = targets(tile, *dim);
-                (targets + kernels[*dim]) as f64 / targets as f64
-            };
-            let larger = |dim: usize| {
-                let mut larger = tile;
-                larger[dim] = (tile[dim] + tile[dim].div_ceil(part)).min(longest[dim]);
-                larger
-            };
-            let fits = |dim: &usize| tile[*dim] < longest[*dim] && sources(larger(*dim)) <= room;
-            let best = (0..3)
-                .filter(fits)
-                .max_by(|one, other| gain(one).total_cmp(&gain(other)));
-            match best {
-                Some(dim) => tile = larger(dim),
-                None => break,
-            }
-        }
-    }
-    tile
+/// What the sizes of tiles follow from, in every dim.
+struct Sizes {
+    longest: [usize; 3],
+    /// Targets of a vector.
+    units: [usize; 3],
+    kernels: [usize; 3],
+    /// The most sources that are there at a time.
+    most: [usize; 3],
 }
 
-impl Class {
-    /// The class of tiles whose targets reach these ranges in the three dims, with groups of neighbours along one: the first
-    /// that has several cells, so that a target's sources come in the order of their cells, whatever its tile.
-    fn new(
-        pattern: [usize; 3],
-        ranges: [&[Range<usize>]; 3],
-        neighbours: usize,
-        along: usize,
-    ) -> Self {
-        let targets = ranges.map(<[_]>::len);
-        let mut sources =
-            ranges.map(|ranges| ranges.iter().map(|range| range.end).max().unwrap_or(0));
-        sources[2] += neighbours - 1;
-        let mut class = Self {
-            pattern,
-            targets,
-            sources,
-            neighbours,
-            groups: Vec::new(),
-            reached: Vec::new(),
+impl Sizes {
+    fn targets(&self, tile: [usize; 3], dim: usize) -> usize {
+        tile[dim] * self.units[dim]
+    }
+
+    /// The sources of a tile in a dim.
+    fn sources(&self, tile: [usize; 3], dim: usize) -> usize {
+        let all = self.targets(tile, dim) + self.kernels[dim] - 1;
+        all.next_multiple_of(self.units[dim])
+    }
+
+    /// The sources that are packed for a target.
+    fn packed(&self, tile: [usize; 3]) -> f64 {
+        let each = |dim| self.sources(tile, dim) as f64 / self.targets(tile, dim) as f64;
+        (0..3).map(each).product()
+    }
+
+    /// Vectors of targets of a tile in every dim, of whose sources at most `room` are there at a time: a dim with a long kernel
+    /// gains most by more targets, because their windows overlap most.
+    fn extents(&self, room: usize) -> [usize; 3] {
+        let mut tile = [1; 3];
+        let sources = |tile: [usize; 3]| -> usize {
+            (0..3)
+                .map(|dim| self.sources(tile, dim).min(self.most[dim]))
+                .product()
         };
-        let mut counts = targets;
-        counts[along] = targets[along].div_ceil(TARGETS);
-        for first in 0..counts[0] {
-            for second in 0..counts[1] {
-                for third in 0..counts[2] {
-                    let mut place = [first, second, third];
-                    place[along] *= TARGETS;
-                    class.add_group(place, along, ranges);
+        // By half or a quarter where there is no room for twice as many.
+        for part in [1, 2, 4] {
+            loop {
+                let gain = |dim: &usize| {
+                    let targets = self.targets(tile, *dim);
+                    (targets + self.kernels[*dim]) as f64 / targets as f64
+                };
+                let larger = |dim: usize| {
+                    let mut larger = tile;
+                    larger[dim] = (tile[dim] + tile[dim].div_ceil(part)).min(self.longest[dim]);
+                    larger
+                };
+                let fits =
+                    |dim: &usize| tile[*dim] < self.longest[*dim] && sources(larger(*dim)) <= room;
+                let best = (0..3)
+                    .filter(fits)
+                    .max_by(|one, other| gain(one).total_cmp(&gain(other)));
+                match best {
+                    Some(dim) => tile = larger(dim),
+                    None => break,
                 }
             }
         }
-        class
-    }
-
-    /// Vectors that the sources take, in every dim.
-    pub(super) fn vectors(&self) -> [usize; 3] {
-        let [planes, rows, columns] = self.sources;
-        [planes, rows, columns.div_ceil(self.neighbours)]
-    }
-
-    /// Adds the group of targets from a place on along a dim.
-    fn add_group(&mut self, place: [usize; 3], along: usize, ranges: [&[Range<usize>]; 3]) {
-        let members = place[along]..(place[along] + TARGETS).min(self.targets[along]);
-        let windows = &ranges[along][members.clone()];
-        let [_, rows, columns] = self.targets;
-        let mut group = Group {
-            targets: members
-                .map(|member| {
-                    let mut target = place;
-                    target[along] = member;
-                    (target[0] * rows + target[1]) * columns + target[2]
-                })
-                .collect(),
-            counts: vec![0; windows.len()],
-            segments: Vec::new(),
-        };
-        // Between two neighbouring ends of windows the same targets reach all sources.
-        let mut ends: Vec<usize> = windows
-            .iter()
-            .flat_map(|range| [range.start, range.end])
-            .collect();
-        ends.sort_unstable();
-        ends.dedup();
-        for pair in ends.windows(2) {
-            let reaches = |range: &&Range<usize>| range.start <= pair[0] && pair[1] <= range.end;
-            let Some(first) = windows.iter().position(|range| reaches(&range)) else {
-                continue;
-            };
-            let count = windows[first..].iter().take_while(reaches).count();
-            let mut boxes = [0, 1, 2].map(|dim| ranges[dim][place[dim]].clone());
-            boxes[along] = pair[0]..pair[1];
-            let start = self.reached.len();
-            let [planes, rows, columns] = boxes;
-            for plane in planes {
-                for row in rows.clone() {
-                    let line = plane * self.sources[1] + row;
-                    self.reached
-                        .extend(columns.clone().map(|column| [line, column]));
-                }
-            }
-            let reached = start..self.reached.len();
-            if reached.is_empty() {
-                continue;
-            }
-            let before = group.counts.clone();
-            group.counts[first..first + count]
-                .iter_mut()
-                .for_each(|sources| *sources += reached.len());
-            group.segments.push(Segment {
-                members: first..first + count,
-                before,
-                reached,
-            });
-        }
-        self.groups.push(group);
+        tile
     }
 }

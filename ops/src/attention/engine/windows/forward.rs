@@ -2,7 +2,7 @@
 
 use pulp::Simd;
 
-use super::task::{Part, Room, Task, fetch, pack_targets};
+use super::task::{Part, Room, Source, Task, fetch, pack_targets};
 use crate::attention::engine::blocks::TARGETS;
 use crate::attention::engine::lanes::unpack;
 use crate::attention::engine::rows::Rows;
@@ -28,55 +28,60 @@ impl<E: Element> Task<'_, E> {
         let (job, lanes) = (self.job, E::lanes::<S>());
         let [key, value] = job.widths;
         let q = room.packed(TARGETS, key, lanes);
-        let k = self.reached(room, key, lanes);
-        let v = self.reached(room, value, lanes);
+        let k = self.reached(room, Source::Key, lanes);
+        let v = self.reached(room, Source::Value, lanes);
         let scores = room.packed(TARGETS, most, lanes);
         let means = room.packed(TARGETS, value, lanes);
         let (own, shared) = (|head: usize| head, |head: usize| head / job.shared);
-        // SAFETY: the caller's.
-        unsafe {
-            self.pack_sources(simd, &k, 1.0, &job.keys, shared);
-            self.pack_sources(simd, &v, 1.0, &job.values, shared);
-        }
         let zero = E::splat(simd, E::default());
         let one = E::splat(simd, E::from_f64(1.0));
-        let queries = self.located(&job.queries, Part::Targets, own);
-        let (output, lse) = (
-            self.located(output, Part::Targets, own),
-            self.located(lse, Part::Targets, own),
-        );
+        let [keys, values] =
+            [&job.keys, &job.values].map(|rows| self.located(rows, Part::Sources, shared));
+        let [queries, output, lse] =
+            [&job.queries, output, lse].map(|rows| self.located(rows, Part::Targets, own));
         let groups = &self.class.groups;
+        let mut packed = 0;
         for (index, group) in groups.iter().enumerate() {
             let next = groups.get(index + 1);
-            fetch(next, key, &[&queries]);
-            fetch(next, value, &[&output]);
-            // SAFETY: all is within the packed operands.
+            let lines = packed..group.rows.end.max(packed);
+            packed = lines.end;
+            // SAFETY: the caller's.
             unsafe {
-                pack_targets(simd, group, q, job.scale, &queries);
-                for segment in &group.segments {
-                    self.scores(simd, segment, q, &k, scores);
-                }
-                let mut scales = [one; TARGETS];
-                for (member, &number) in group.targets.iter().enumerate() {
-                    let [most, sum] =
-                        softmax::<S, E>(simd, scores.at(member), group.counts[member]);
-                    scales[member] = E::over(simd, one, sum);
-                    let logarithm = E::plus(simd, most, by_lane::<S, E>(simd, sum, E::ln));
-                    let mut numbers = [E::default(); WIDEST];
-                    E::store::<S>(numbers.as_mut_ptr(), logarithm);
-                    for (number, row) in numbers.iter().zip(lse.at(number).rows()) {
-                        **row = *number;
+                self.pack_sources(simd, &lines, &k, 1.0, &keys);
+                self.pack_sources(simd, &lines, &v, 1.0, &values);
+            }
+            for turn in 0..self.turns() {
+                fetch((turn, next), key, &[&queries]);
+                fetch((turn, next), value, &[&output]);
+                // SAFETY: all is within the packed operands.
+                unsafe {
+                    pack_targets(simd, (turn, group), q, job.scale, &queries);
+                    for segment in &group.segments {
+                        self.scores(simd, (turn, segment), q, &k, scores);
                     }
-                    for element in 0..value {
-                        E::store::<S>(means.at(member).add(element * lanes), zero);
+                    let mut scales = [one; TARGETS];
+                    for (member, &number) in group.targets.iter().enumerate() {
+                        let [most, sum] =
+                            softmax::<S, E>(simd, scores.at(member), group.counts[member]);
+                        scales[member] = E::over(simd, one, sum);
+                        let logarithm = E::plus(simd, most, by_lane::<S, E>(simd, sum, E::ln));
+                        let mut numbers = [E::default(); WIDEST];
+                        E::store::<S>(numbers.as_mut_ptr(), logarithm);
+                        for (number, row) in numbers.iter().zip(lse.at(turn, number).rows()) {
+                            **row = *number;
+                        }
+                        for element in 0..value {
+                            E::store::<S>(means.at(member).add(element * lanes), zero);
+                        }
                     }
-                }
-                for segment in &group.segments {
-                    self.weighted(simd, segment, scores, &v, |member| means.at(member));
-                }
-                for (member, &number) in group.targets.iter().enumerate() {
-                    let to = output.at(number);
-                    unpack(simd, means.at(member), value, scales[member], to.rows());
+                    for segment in &group.segments {
+                        let result = |member| means.at(member);
+                        self.weighted(simd, (turn, segment), scores, &v, result);
+                    }
+                    for (member, &number) in group.targets.iter().enumerate() {
+                        let to = output.at(turn, number);
+                        unpack(simd, means.at(member), value, scales[member], to.rows());
+                    }
                 }
             }
         }

@@ -3,7 +3,7 @@
 use pulp::Simd;
 
 use super::job::Backward;
-use super::task::{Part, Room, Task, fetch, pack_targets};
+use super::task::{Part, Room, Source, Task, fetch, pack_targets};
 use crate::attention::engine::blocks::TARGETS;
 use crate::attention::engine::lanes::{unpack, weights};
 use crate::attention::engine::rows::Rows;
@@ -27,19 +27,16 @@ impl<E: Element> Task<'_, E> {
         let [key, value] = job.widths;
         let q = room.packed(TARGETS, key, lanes);
         let g = room.packed(TARGETS, value, lanes);
-        let k = self.reached(room, key, lanes);
-        let v = self.reached(room, value, lanes);
+        let k = self.reached(room, Source::Key, lanes);
+        let v = self.reached(room, Source::Value, lanes);
         let scores = room.packed(TARGETS, most, lanes);
         let slopes = room.packed(TARGETS, most, lanes);
         let result = room.packed(TARGETS, key, lanes);
         let (own, shared) = (|head: usize| head, |head: usize| head / job.shared);
-        // SAFETY: the caller's.
-        unsafe {
-            self.pack_sources(simd, &k, 1.0, &job.keys, shared);
-            self.pack_sources(simd, &v, 1.0, &job.values, shared);
-        }
         let zero = E::splat(simd, E::default());
         let scale = E::splat(simd, E::from_f64(job.scale));
+        let [keys, values] =
+            [&job.keys, &job.values].map(|rows| self.located(rows, Part::Sources, shared));
         let [queries, cotangent, gradient, lses, products] = [
             &job.queries,
             &from.cotangent,
@@ -49,37 +46,48 @@ impl<E: Element> Task<'_, E> {
         ]
         .map(|rows| self.located(rows, Part::Targets, own));
         let groups = &self.class.groups;
+        let mut packed = 0;
         for (index, group) in groups.iter().enumerate() {
             let next = groups.get(index + 1);
-            fetch(next, key, &[&queries, &gradient]);
-            fetch(next, value, &[&cotangent]);
-            // SAFETY: all is within the packed operands.
+            let lines = packed..group.rows.end.max(packed);
+            packed = lines.end;
+            // SAFETY: the caller's.
             unsafe {
-                pack_targets(simd, group, q, job.scale, &queries);
-                pack_targets(simd, group, g, 1.0, &cotangent);
-                for segment in &group.segments {
-                    self.scores(simd, segment, q, &k, scores);
-                    self.scores(simd, segment, g, &v, slopes);
-                }
-                for (member, &number) in group.targets.iter().enumerate() {
-                    let lse = self.gather::<S>(lses.at(number));
-                    let product = self.gather::<S>(products.at(number));
-                    for source in 0..group.counts[member] {
-                        let score = scores.at(member).add(source * lanes);
-                        let slope = slopes.at(member).add(source * lanes);
-                        let [_, weight] = weights::<S, E>(simd, [score, slope], [lse, product]);
-                        E::store::<S>(score, weight);
+                self.pack_sources(simd, &lines, &k, 1.0, &keys);
+                self.pack_sources(simd, &lines, &v, 1.0, &values);
+            }
+            for turn in 0..self.turns() {
+                fetch((turn, next), key, &[&queries, &gradient]);
+                fetch((turn, next), value, &[&cotangent]);
+                // SAFETY: all is within the packed operands.
+                unsafe {
+                    pack_targets(simd, (turn, group), q, job.scale, &queries);
+                    pack_targets(simd, (turn, group), g, 1.0, &cotangent);
+                    for segment in &group.segments {
+                        self.scores(simd, (turn, segment), q, &k, scores);
+                        self.scores(simd, (turn, segment), g, &v, slopes);
                     }
-                    for element in 0..key {
-                        E::store::<S>(result.at(member).add(element * lanes), zero);
+                    for (member, &number) in group.targets.iter().enumerate() {
+                        let lse = self.gather::<S>(lses.at(turn, number));
+                        let product = self.gather::<S>(products.at(turn, number));
+                        for source in 0..group.counts[member] {
+                            let score = scores.at(member).add(source * lanes);
+                            let slope = slopes.at(member).add(source * lanes);
+                            let [_, weight] = weights::<S, E>(simd, [score, slope], [lse, product]);
+                            E::store::<S>(score, weight);
+                        }
+                        for element in 0..key {
+                            E::store::<S>(result.at(member).add(element * lanes), zero);
+                        }
                     }
-                }
-                for segment in &group.segments {
-                    self.weighted(simd, segment, scores, &k, |member| result.at(member));
-                }
-                for (member, &number) in group.targets.iter().enumerate() {
-                    let to = gradient.at(number);
-                    unpack(simd, result.at(member), key, scale, to.rows());
+                    for segment in &group.segments {
+                        let result = |member| result.at(member);
+                        self.weighted(simd, (turn, segment), scores, &k, result);
+                    }
+                    for (member, &number) in group.targets.iter().enumerate() {
+                        let to = gradient.at(turn, number);
+                        unpack(simd, result.at(member), key, scale, to.rows());
+                    }
                 }
             }
         }
@@ -100,12 +108,13 @@ impl<E: Element> Task<'_, E> {
     ) {
         let (job, lanes) = (self.job, E::lanes::<S>());
         let [key, value] = job.widths;
+        let turns = self.turns();
         let k = room.packed(TARGETS, key, lanes);
         let v = room.packed(TARGETS, value, lanes);
         let results = [key, value].map(|width| room.packed(self.kept(), width, lanes));
-        let q = self.reached(room, key, lanes);
-        let g = self.reached(room, value, lanes);
-        let numbers = [(); 2].map(|()| self.reached(room, 1, lanes));
+        let q = self.reached(room, Source::Key, lanes);
+        let g = self.reached(room, Source::Value, lanes);
+        let numbers = [(); 2].map(|()| self.reached(room, Source::Number, lanes));
         let scores = room.packed(TARGETS, most, lanes);
         let slopes = room.packed(TARGETS, most, lanes);
         let (zero, one) = (
@@ -116,63 +125,77 @@ impl<E: Element> Task<'_, E> {
         let [keys, values] =
             [&job.keys, &job.values].map(|rows| self.located(rows, Part::Targets, own));
         let gradients = gradients.map(|rows| self.located(rows, Part::Targets, own));
-        for turn in 0..job.shared {
-            let head = |head: usize| head * job.shared + turn;
-            // SAFETY: all is within the packed operands.
-            unsafe {
-                self.pack_sources(simd, &q, job.scale, &job.queries, head);
-                self.pack_sources(simd, &g, 1.0, &from.cotangent, head);
-                for (to, rows) in numbers.iter().zip([&from.lse, &from.products]) {
-                    self.pack_sources(simd, to, 1.0, rows, head);
+        for query in 0..job.shared {
+            let head = |head: usize| head * job.shared + query;
+            let [queries, cotangent, lses, products] =
+                [&job.queries, &from.cotangent, &from.lse, &from.products]
+                    .map(|rows| self.located(rows, Part::Sources, head));
+            let groups = &self.class.groups;
+            let mut packed = 0;
+            for (index, group) in groups.iter().enumerate() {
+                let next = groups.get(index + 1);
+                let lines = packed..group.rows.end.max(packed);
+                packed = lines.end;
+                // SAFETY: the caller's.
+                unsafe {
+                    self.pack_sources(simd, &lines, &q, job.scale, &queries);
+                    self.pack_sources(simd, &lines, &g, 1.0, &cotangent);
+                    self.pack_sources(simd, &lines, &numbers[0], 1.0, &lses);
+                    self.pack_sources(simd, &lines, &numbers[1], 1.0, &products);
                 }
-                let groups = &self.class.groups;
-                for (index, group) in groups.iter().enumerate() {
-                    let next = groups.get(index + 1);
-                    fetch(next, key, &[&keys, &gradients[0]]);
-                    fetch(next, value, &[&values, &gradients[1]]);
-                    pack_targets(simd, group, k, 1.0, &keys);
-                    pack_targets(simd, group, v, 1.0, &values);
+                for turn in 0..turns {
+                    fetch((turn, next), key, &[&keys, &gradients[0]]);
+                    fetch((turn, next), value, &[&values, &gradients[1]]);
                     let place = |member: usize| match job.shared {
                         1 => member,
-                        _ => group.targets[member],
+                        _ => turn * self.targets() + group.targets[member],
                     };
                     let members = 0..group.targets.len();
-                    if turn == 0 {
-                        for result in results {
-                            for member in members.clone() {
-                                let first = result.at(place(member));
-                                for element in 0..result.width {
-                                    E::store::<S>(first.add(element * lanes), zero);
+                    // SAFETY: all is within the packed operands.
+                    unsafe {
+                        pack_targets(simd, (turn, group), k, 1.0, &keys);
+                        pack_targets(simd, (turn, group), v, 1.0, &values);
+                        if query == 0 {
+                            for result in results {
+                                for member in members.clone() {
+                                    let first = result.at(place(member));
+                                    for element in 0..result.width {
+                                        E::store::<S>(first.add(element * lanes), zero);
+                                    }
                                 }
                             }
                         }
-                    }
-                    for segment in &group.segments {
-                        self.scores(simd, segment, k, &q, scores);
-                        self.scores(simd, segment, v, &g, slopes);
-                        for member in segment.members.clone() {
-                            let before = segment.before[member];
-                            for (number, place) in segment.reached.clone().enumerate() {
-                                let offset = (before + number) * lanes;
-                                let pair =
-                                    [scores.at(member).add(offset), slopes.at(member).add(offset)];
-                                let known = [0, 1]
-                                    .map(|which: usize| E::load::<S>(numbers[which].at(place)));
-                                let [score, weight] = weights::<S, E>(simd, pair, known);
-                                E::store::<S>(pair[0], score);
-                                E::store::<S>(pair[1], weight);
+                        for segment in &group.segments {
+                            self.scores(simd, (turn, segment), k, &q, scores);
+                            self.scores(simd, (turn, segment), v, &g, slopes);
+                            for member in segment.members.clone() {
+                                let before = segment.before[member];
+                                for (number, place) in segment.reached.clone().enumerate() {
+                                    let offset = (before + number) * lanes;
+                                    let pair = [scores, slopes]
+                                        .map(|packed| packed.at(member).add(offset));
+                                    let known = numbers
+                                        .each_ref()
+                                        .map(|known| E::load::<S>(known.at(turn, place)));
+                                    let [score, weight] = weights::<S, E>(simd, pair, known);
+                                    E::store::<S>(pair[0], score);
+                                    E::store::<S>(pair[1], weight);
+                                }
+                            }
+                            for ((weights, sources), result) in
+                                [(slopes, &q), (scores, &g)].into_iter().zip(results)
+                            {
+                                let result = |member| result.at(place(member));
+                                self.weighted(simd, (turn, segment), weights, sources, result);
                             }
                         }
-                        let [keys, values] = results;
-                        self.weighted(simd, segment, slopes, &q, |member| keys.at(place(member)));
-                        self.weighted(simd, segment, scores, &g, |member| values.at(place(member)));
-                    }
-                    if turn + 1 == job.shared {
-                        for (gradient, result) in gradients.iter().zip(results) {
-                            for member in members.clone() {
-                                let to = gradient.at(group.targets[member]);
-                                let from = result.at(place(member));
-                                unpack(simd, from, result.width, one, to.rows());
+                        if query + 1 == job.shared {
+                            for (gradient, result) in gradients.iter().zip(results) {
+                                for member in members.clone() {
+                                    let to = gradient.at(turn, group.targets[member]);
+                                    let from = result.at(place(member));
+                                    unpack(simd, from, result.width, one, to.rows());
+                                }
                             }
                         }
                     }

@@ -15,14 +15,21 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::blocks::TARGETS;
-use super::tiles::{Class, Side, Tiles};
+use super::class::Class;
+use super::tiles::{Budget, Side, Tiles};
 use crate::kernel::memory::with_scratch;
 use crate::kernel::simd::{Element, Isa};
 pub(crate) use job::{Backward, Results, Windows};
-use task::{Room, Task};
+use task::{Operands, Room, Task};
 
-/// Bytes that the sources of a tile may take: chosen for a second-level cache of 1 MiB, beside a group's targets and scores.
-const TILE_BYTES: usize = 768 << 10;
+/// Bytes that the sources of a tile may take where targets are queries, and where they are keys: chosen for a second-level cache
+/// of 1 MiB, beside a group's targets and scores.
+const TILE_BYTES: [usize; 2] = [768 << 10, 640 << 10];
+/// Bytes of a cell that a tile of neighbours reads, of as many heads as that takes: those of one head are a few cache lines
+/// apart from those of the next cell, which processors do not fetch ahead.
+const CELL_BYTES: usize = 512;
+/// Tiles for each thread, at least, so that all end at about the same time.
+const TILES: usize = 4;
 /// Multiplications below which a second thread does not pay.
 const SERIAL: usize = 1 << 19;
 
@@ -47,25 +54,40 @@ impl<E: Element> WithSimd for Whole<'_, E> {
             return;
         }
         let lanes = E::lanes::<S>();
-        let elements = job.widths[0] + job.widths[1];
-        let bytes = elements.max(1) * size_of::<E>();
+        let [key, value] = job.widths.map(|width| width.max(1) * size_of::<E>());
         let side = job.side();
         let heads = match side {
             Side::Queries => job.heads,
             Side::Keys => job.heads / job.shared,
         };
-        let all = Tiles::of_box(&job.dims, side, part, lanes, bytes, TILE_BYTES);
+        let budget = Budget {
+            lanes,
+            sources: TILE_BYTES[side as usize] / (key + value),
+            heads: (CELL_BYTES / key.min(value)).clamp(1, heads),
+            all_heads: heads * job.batch,
+            tiles: TILES * rayon::current_num_threads(),
+        };
+        let all = Tiles::of_box(&job.dims, side, part, budget);
+        let classes = all.iter().flat_map(|tiles| {
+            let classes = tiles.classes.iter();
+            classes.map(move |class| (tiles, class, Operands::new(class, job.widths, lanes)))
+        });
+        let classes: Vec<_> = classes.collect();
         let mut tasks = Vec::new();
-        for tiles in &all {
-            for class in &tiles.classes {
-                let all = tiles.count(class) * heads * job.batch;
-                // One tile for each task, or for each lane.
-                let each = lanes / class.neighbours;
-                let starts = (0..all).step_by(each);
-                tasks.extend(starts.map(|start| (tiles, class, start..(start + each).min(all))));
+        for (tiles, class, operands) in &classes {
+            let count = tiles.count(class) * job.batch;
+            // A tile in each lane, or some heads of one tile.
+            let (run, each) = match class.neighbours {
+                1 => (count * heads, lanes),
+                _ => (heads, tiles.heads),
+            };
+            for start in (0..count * heads).step_by(run) {
+                let starts = (start..start + run).step_by(each);
+                let ranges = starts.map(|first| first..(first + each).min(start + run));
+                tasks.extend(ranges.map(|range| (*tiles, *class, operands, range)));
             }
         }
-        let run = |(tiles, class, range): (&Tiles, &Class, Range<usize>)| {
+        let run = |(tiles, class, operands, range): (&Tiles, &Class, &Operands, Range<usize>)| {
             let places = range
                 .map(|index| tiles.place(class, index, heads))
                 .collect();
@@ -73,6 +95,7 @@ impl<E: Element> WithSimd for Whole<'_, E> {
             simd.vectorize(Task {
                 job,
                 class,
+                operands,
                 steps,
                 places,
             });
@@ -93,7 +116,8 @@ impl<E: Element> WithSimd for Task<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let [key, value] = self.job.widths;
-        let sources: usize = self.class.vectors().iter().product();
+        let turns = self.turns();
+        let sources = turns * self.class.held * self.class.vectors()[2];
         let counts = self.class.groups.iter().flat_map(|group| &group.counts);
         let most = counts.copied().max().unwrap_or(0);
         // Operands of a group, results, two scores for each of its pairs, operands of sources with two numbers each.

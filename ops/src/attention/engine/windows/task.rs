@@ -1,14 +1,16 @@
 //! Tiles in the lanes of vectors: packed operands, scores and sums.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use pulp::Simd;
 
 use super::job::Windows;
 use crate::attention::engine::blocks::{InLanes, Sources, TARGETS, dots, sums};
+use crate::attention::engine::class::{Class, Group, Segment};
 use crate::attention::engine::lanes::pack;
 use crate::attention::engine::rows::Rows;
-use crate::attention::engine::tiles::{Class, Group, Place, Segment};
+use crate::attention::engine::tiles::Place;
 use crate::kernel::lanes::WIDEST;
 use crate::kernel::memory::prefetch_run;
 use crate::kernel::simd::Element;
@@ -16,10 +18,11 @@ use crate::kernel::simd::Element;
 /// Vectors whose rows are fetched while others are packed: the rows of a head lie apart, so that no processor foresees them.
 const AHEAD: usize = 4;
 
-/// A tile in every lane, or one tile with neighbours in the lanes.
+/// A tile in every lane, or some heads of a tile, one after another, with neighbours in the lanes.
 pub(super) struct Task<'a, E> {
     pub job: &'a Windows<'a, E>,
     pub class: &'a Class,
+    pub operands: &'a Operands,
     pub steps: [usize; 3],
     pub places: Vec<Place>,
 }
@@ -40,30 +43,78 @@ impl<E> Packed<E> {
 }
 
 /// The sources of a tile, row by row: the first element of a row's sources, then their second one, and so on. A row is one
-/// source where lanes hold tiles.
-pub(super) struct Reached<E> {
+/// source where lanes hold tiles. A row takes the place of one that no target needs any more.
+pub(super) struct Reached<'a, E> {
     first: *mut E,
+    /// From those of a head to those of the next one.
+    pitch: usize,
     width: usize,
     /// From an element of a source to the next.
     step: usize,
     /// Where the sources of the class's segments begin.
-    offsets: Vec<usize>,
+    offsets: &'a [usize],
 }
 
-impl<E> Reached<E> {
+impl<E> Reached<'_, E> {
     /// The first element of a source of the class's segments, in all lanes.
-    pub(super) fn at(&self, place: usize) -> *mut E {
-        self.first.wrapping_add(self.offsets[place])
+    pub(super) fn at(&self, turn: usize, place: usize) -> *mut E {
+        self.of(turn).wrapping_add(self.offsets[place])
     }
 
-    fn sources(&self, segment: &Segment) -> Sources<'_, E, InLanes> {
+    fn of(&self, turn: usize) -> *mut E {
+        self.first.wrapping_add(turn * self.pitch)
+    }
+
+    fn sources(&self, turn: usize, segment: &Segment) -> Sources<'_, E, InLanes> {
         Sources {
-            first: self.first,
+            first: self.of(turn),
             offsets: &self.offsets[segment.reached.clone()],
             width: self.width,
             step: self.step,
             storage: PhantomData,
         }
+    }
+}
+
+/// What is packed of sources.
+#[derive(Clone, Copy)]
+pub(super) enum Source {
+    /// As many elements as keys have.
+    Key,
+    /// As many elements as values have.
+    Value,
+    /// One number.
+    Number,
+}
+
+/// How sources of the tiles of a class are packed, by [`Source`].
+pub(super) struct Operands([PackedSources; 3]);
+
+struct PackedSources {
+    width: usize,
+    /// From an element of a source to the next, and from a row of sources to the next one.
+    step: usize,
+    row: usize,
+    offsets: Vec<usize>,
+}
+
+impl Operands {
+    pub(super) fn new(class: &Class, [key, value]: [usize; 2], lanes: usize) -> Self {
+        let columns = class.vectors()[2];
+        Self([key, value, 1].map(|width| {
+            let row = width * columns * lanes;
+            let (step, next) = match class.neighbours {
+                1 => (lanes, width * lanes),
+                _ => (columns * lanes, 1),
+            };
+            let offset = |[line, column]: &[usize; 2]| line % class.held * row + column * next;
+            PackedSources {
+                width,
+                step,
+                row,
+                offsets: class.reached.iter().map(offset).collect(),
+            }
+        }))
     }
 }
 
@@ -93,17 +144,17 @@ pub(super) enum Part {
 }
 
 impl<E, H: Fn(usize) -> usize> Located<'_, E, H> {
-    /// The vector of targets or sources with this number.
+    /// The vector of targets or sources with this number, of the head whose turn it is.
     #[inline(always)]
-    pub(super) fn at(&self, number: usize) -> InLane<E> {
+    pub(super) fn at(&self, turn: usize, number: usize) -> InLane<E> {
         let task = self.task;
         let (place, count) = task.vector(self.part, number);
-        let Some(distances) = self.rows.distances() else {
-            return task.found(self.rows, self.part, place, count, &self.head);
+        let Some([head, next @ ..]) = self.rows.distances() else {
+            return task.found(self.rows, self.part, turn, place, count, &self.head);
         };
-        let distance: usize = (0..3)
-            .map(|dim| place[dim] * task.steps[dim] * distances[dim])
-            .sum();
+        let [first, own] = [0, turn].map(|turn| (self.head)(task.places[turn].head));
+        let distances = (0..3).map(|dim| place[dim] * task.steps[dim] * next[dim]);
+        let distance = (own - first) * head + distances.sum::<usize>();
         let rows = self.first.rows.map(|row| row.wrapping_add(distance));
         InLane { rows, count }
     }
@@ -142,11 +193,24 @@ impl<E> Room<'_, E> {
 }
 
 impl<E> Task<'_, E> {
+    /// The heads that are worked on one after another; where lanes hold tiles, those have any head.
+    pub(super) fn turns(&self) -> usize {
+        match self.class.neighbours {
+            1 => 1,
+            _ => self.places.len(),
+        }
+    }
+
+    /// The vectors of targets of a head.
+    pub(super) fn targets(&self) -> usize {
+        self.class.targets.iter().product()
+    }
+
     /// The number of targets whose gradients have room: all where several heads of queries add to them, else a group's.
     pub(super) fn kept(&self) -> usize {
         match self.job.shared {
             1 => TARGETS,
-            _ => self.class.targets.iter().product::<usize>().max(TARGETS),
+            _ => (self.turns() * self.targets()).max(TARGETS),
         }
     }
 
@@ -182,6 +246,7 @@ impl<E> Task<'_, E> {
         &self,
         rows: &Rows<'_, E>,
         part: Part,
+        turn: usize,
         place: [usize; 3],
         count: usize,
         head: &impl Fn(usize) -> usize,
@@ -189,7 +254,7 @@ impl<E> Task<'_, E> {
         let row = |lane: usize| {
             let (tile, before) = match self.class.neighbours {
                 1 => (&self.places[lane], 0),
-                _ => (&self.places[0], lane),
+                _ => (&self.places[turn], lane),
             };
             let first = match part {
                 Part::Targets => tile.target,
@@ -218,7 +283,7 @@ impl<E> Task<'_, E> {
     ) -> Located<'a, E, H> {
         let (place, count) = self.vector(part, 0);
         Located {
-            first: self.found(rows, part, place, count, &head),
+            first: self.found(rows, part, 0, place, count, &head),
             task: self,
             rows,
             part,
@@ -229,48 +294,60 @@ impl<E> Task<'_, E> {
 
 impl<E: Element> Task<'_, E> {
     /// Room for the sources of a tile.
-    pub(super) fn reached(&self, room: &mut Room<'_, E>, width: usize, lanes: usize) -> Reached<E> {
+    pub(super) fn reached(
+        &self,
+        room: &mut Room<'_, E>,
+        of: Source,
+        lanes: usize,
+    ) -> Reached<'_, E> {
         let class = self.class;
-        let [planes, rows, columns] = class.vectors();
-        // Elements of the vectors that hold one element of a row of sources, and from the first source of a row to the next one
-        // and to that of the next row.
-        let (step, next, row) = match class.neighbours {
-            1 => (lanes, width * lanes, columns * width * lanes),
-            _ => (columns * lanes, 1, width * columns * lanes),
-        };
-        let offset = |[line, column]: &[usize; 2]| line * row + column * next;
+        let packed = &self.operands.0[of as usize];
         Reached {
-            first: room.take(planes * rows * columns * width, lanes),
-            width,
-            step,
-            offsets: class.reached.iter().map(offset).collect(),
+            first: room.take(self.turns() * class.held * packed.row / lanes, lanes),
+            pitch: class.held * packed.row,
+            width: packed.width,
+            step: packed.step,
+            offsets: &packed.offsets,
         }
     }
 
-    /// Packs the sources of all tiles in a field; `head` gives the head there.
+    /// Packs rows of the sources of all tiles in a field; `head` gives the head there.
     #[inline(always)]
     pub(super) unsafe fn pack_sources<S: Simd>(
         &self,
         simd: S,
-        to: &Reached<E>,
+        lines: &Range<usize>,
+        to: &Reached<'_, E>,
         factor: f64,
-        rows: &Rows<'_, E>,
-        head: impl Fn(usize) -> usize,
+        from: &Located<'_, E, impl Fn(usize) -> usize>,
     ) {
-        let from = self.located(rows, Part::Sources, head);
-        let each = to.step / E::lanes::<S>();
-        let count: usize = self.class.vectors().iter().product();
-        (0..count.min(AHEAD)).for_each(|number| from.at(number).fetch(to.width));
-        for number in 0..count {
-            if number + AHEAD < count {
-                from.at(number + AHEAD).fetch(to.width);
+        let lanes = E::lanes::<S>();
+        let [planes, rows, columns] = self.class.vectors();
+        let (turns, count) = (self.turns(), planes * rows * columns);
+        let ahead = AHEAD.div_ceil(turns);
+        let fetch = |number: usize| {
+            (0..turns).for_each(|turn| from.at(turn, number).fetch(to.width));
+        };
+        let (start, end) = (lines.start * columns, lines.end * columns);
+        if start == 0 {
+            (0..ahead.min(count)).for_each(fetch);
+        }
+        for number in start..end {
+            if number + ahead < count {
+                fetch(number + ahead);
             }
-            let InLane { rows, count } = from.at(number);
-            let rows = rows.map(<*mut E>::cast_const);
-            let offset = number / each * to.width * to.step + number % each * E::lanes::<S>();
-            let place = (to.first.wrapping_add(offset), to.step);
-            // SAFETY: the caller's.
-            unsafe { pack(simd, &rows[..count], to.width, E::from_f64(factor), place) };
+            let (line, column) = (number / columns, number % columns);
+            let before = match self.class.neighbours {
+                1 => (line % self.class.held * columns + column) * to.width * lanes,
+                _ => line % self.class.held * to.width * to.step + column * lanes,
+            };
+            for turn in 0..turns {
+                let InLane { rows, count } = from.at(turn, number);
+                let rows = rows.map(<*mut E>::cast_const);
+                let place = (to.of(turn).wrapping_add(before), to.step);
+                // SAFETY: the caller's.
+                unsafe { pack(simd, &rows[..count], to.width, E::from_f64(factor), place) };
+            }
         }
     }
 
@@ -291,9 +368,9 @@ impl<E: Element> Task<'_, E> {
     pub(super) unsafe fn scores<S: Simd>(
         &self,
         simd: S,
-        segment: &Segment,
+        (turn, segment): (usize, &Segment),
         targets: Packed<E>,
-        sources: &Reached<E>,
+        sources: &Reached<'_, E>,
         scores: Packed<E>,
     ) {
         let lanes = E::lanes::<S>();
@@ -307,7 +384,7 @@ impl<E: Element> Task<'_, E> {
                 .wrapping_add(segment.before[member] * lanes)
         });
         // SAFETY: the caller's.
-        unsafe { dots(simd, all, sources.sources(segment), to) };
+        unsafe { dots(simd, all, sources.sources(turn, segment), to) };
     }
 
     /// Adds to the results of the members of a segment its sources, weighted.
@@ -315,9 +392,9 @@ impl<E: Element> Task<'_, E> {
     pub(super) unsafe fn weighted<S: Simd>(
         &self,
         simd: S,
-        segment: &Segment,
+        (turn, segment): (usize, &Segment),
         weights: Packed<E>,
-        sources: &Reached<E>,
+        sources: &Reached<'_, E>,
         result: impl Fn(usize) -> *mut E,
     ) {
         let lanes = E::lanes::<S>();
@@ -327,7 +404,14 @@ impl<E: Element> Task<'_, E> {
             .clone()
             .map(|member| weights.at(member).wrapping_add(before(member)).cast_const());
         // SAFETY: the caller's.
-        unsafe { sums(simd, all, sources.sources(segment), members.map(result)) };
+        unsafe {
+            sums(
+                simd,
+                all,
+                sources.sources(turn, segment),
+                members.map(result),
+            )
+        };
     }
 }
 
@@ -338,13 +422,13 @@ impl<E: Element> Task<'_, E> {
 #[inline(always)]
 pub(super) unsafe fn pack_targets<S: Simd, E: Element>(
     simd: S,
-    group: &Group,
+    (turn, group): (usize, &Group),
     to: Packed<E>,
     factor: f64,
     from: &Located<'_, E, impl Fn(usize) -> usize>,
 ) {
     for (member, &number) in group.targets.iter().enumerate() {
-        let InLane { rows, count } = from.at(number);
+        let InLane { rows, count } = from.at(turn, number);
         let rows = rows.map(<*mut E>::cast_const);
         let place = (to.at(member), E::lanes::<S>());
         // SAFETY: the caller's.
@@ -354,13 +438,13 @@ pub(super) unsafe fn pack_targets<S: Simd, E: Element>(
 
 /// Fetches the rows of the targets of a group, if there is one.
 pub(super) fn fetch<E>(
-    group: Option<&Group>,
+    (turn, group): (usize, Option<&Group>),
     width: usize,
     from: &[&Located<'_, E, impl Fn(usize) -> usize>],
 ) {
     for &number in group.iter().flat_map(|group| &group.targets) {
         for from in from {
-            from.at(number).fetch(width);
+            from.at(turn, number).fetch(width);
         }
     }
 }

@@ -1,0 +1,181 @@
+//! What is computed in tiles of one pattern: groups of targets, and the sources that each reaches.
+
+use std::ops::Range;
+
+use super::blocks::TARGETS;
+
+/// Tiles of one pattern in every dim, and what is computed in each.
+#[derive(Debug)]
+pub(super) struct Class {
+    pub pattern: [usize; 3],
+    /// Targets of a tile, in every dim; vectors of them where lanes hold neighbours.
+    pub targets: [usize; 3],
+    /// Sources that a tile reaches, in every dim.
+    pub sources: [usize; 3],
+    /// Neighbours in the lanes of a vector; one where every lane holds another tile.
+    pub neighbours: usize,
+    pub groups: Vec<Group>,
+    /// Sources of segments: the number of the row among those of all planes of a tile, and the place in it.
+    pub reached: Vec<[usize; 2]>,
+    /// The rows of sources that must be there at a time, if each is packed when the first group needs it.
+    pub held: usize,
+}
+
+/// Targets that are worked on together.
+#[derive(Debug)]
+pub(super) struct Group {
+    /// Their numbers in the tile.
+    pub targets: Vec<usize>,
+    /// The number of sources that each reaches.
+    pub counts: Vec<usize>,
+    pub segments: Vec<Segment>,
+    /// The rows of sources from the first to the last that it reaches.
+    pub rows: Range<usize>,
+}
+
+/// Sources that the same targets of a group reach.
+#[derive(Debug)]
+pub(super) struct Segment {
+    /// The targets, by their places in the group.
+    pub members: Range<usize>,
+    /// For each target of the group, how many sources segments before this have for it.
+    pub before: Vec<usize>,
+    /// The sources, as a range of [`Class::reached`].
+    pub reached: Range<usize>,
+}
+
+impl Class {
+    /// The class of tiles whose targets reach these ranges in the three dims, with groups of neighbours along one: the first
+    /// that has several cells, so that a target's sources come in the order of their cells, whatever its tile.
+    pub(super) fn new(
+        pattern: [usize; 3],
+        ranges: [&[Range<usize>]; 3],
+        neighbours: usize,
+        along: usize,
+    ) -> Self {
+        let targets = ranges.map(<[_]>::len);
+        let mut sources =
+            ranges.map(|ranges| ranges.iter().map(|range| range.end).max().unwrap_or(0));
+        sources[2] += neighbours - 1;
+        let mut class = Self {
+            pattern,
+            targets,
+            sources,
+            neighbours,
+            groups: Vec::new(),
+            reached: Vec::new(),
+            held: 0,
+        };
+        let mut counts = targets;
+        counts[along] = targets[along].div_ceil(TARGETS);
+        for first in 0..counts[0] {
+            for second in 0..counts[1] {
+                for third in 0..counts[2] {
+                    let mut place = [first, second, third];
+                    place[along] *= TARGETS;
+                    class.add_group(place, along, ranges);
+                }
+            }
+        }
+        class.held = held(class.groups.iter().map(|group| &group.rows));
+        class
+    }
+
+    /// Vectors that the sources take, in every dim.
+    pub(super) fn vectors(&self) -> [usize; 3] {
+        let [planes, rows, columns] = self.sources;
+        [planes, rows, columns.div_ceil(self.neighbours)]
+    }
+
+    /// Adds the group of targets from a place on along a dim.
+    fn add_group(&mut self, place: [usize; 3], along: usize, ranges: [&[Range<usize>]; 3]) {
+        let members = place[along]..(place[along] + TARGETS).min(self.targets[along]);
+        let windows = &ranges[along][members.clone()];
+        let [_, rows, columns] = self.targets;
+        let mut group = Group {
+            targets: members
+                .map(|member| {
+                    let mut target = place;
+                    target[along] = member;
+                    (target[0] * rows + target[1]) * columns + target[2]
+                })
+                .collect(),
+            counts: vec![0; windows.len()],
+            segments: Vec::new(),
+            rows: 0..0,
+        };
+        let start = self.reached.len();
+        // Between two neighbouring ends of windows the same targets reach all sources.
+        let mut ends: Vec<usize> = windows
+            .iter()
+            .flat_map(|range| [range.start, range.end])
+            .collect();
+        ends.sort_unstable();
+        ends.dedup();
+        for pair in ends.windows(2) {
+            let reaches = |range: &&Range<usize>| range.start <= pair[0] && pair[1] <= range.end;
+            let Some(first) = windows.iter().position(|range| reaches(&range)) else {
+                continue;
+            };
+            let count = windows[first..].iter().take_while(reaches).count();
+            let mut boxes = [0, 1, 2].map(|dim| ranges[dim][place[dim]].clone());
+            boxes[along] = pair[0]..pair[1];
+            let start = self.reached.len();
+            let [planes, rows, columns] = boxes;
+            for plane in planes {
+                for row in rows.clone() {
+                    let line = plane * self.sources[1] + row;
+                    self.reached
+                        .extend(columns.clone().map(|column| [line, column]));
+                }
+            }
+            let reached = start..self.reached.len();
+            if reached.is_empty() {
+                continue;
+            }
+            let before = group.counts.clone();
+            group.counts[first..first + count]
+                .iter_mut()
+                .for_each(|sources| *sources += reached.len());
+            group.segments.push(Segment {
+                members: first..first + count,
+                before,
+                reached,
+            });
+        }
+        let rows = || self.reached[start..].iter().map(|[row, _]| *row);
+        group.rows = rows().min().unwrap_or(0)..rows().max().map_or(0, |last| last + 1);
+        self.groups.push(group);
+    }
+}
+
+/// The most rows from the first that a group or a later one needs to the last that it or an earlier one needs.
+fn held<'a>(groups: impl Iterator<Item = &'a Range<usize>> + Clone) -> usize {
+    let needed = groups.filter(|rows| !rows.is_empty());
+    let mut end = 0;
+    let ends = needed.clone().map(|rows| {
+        end = rows.end.max(end);
+        end
+    });
+    let ends: Vec<_> = ends.collect();
+    let mut start = usize::MAX;
+    let rows = needed.zip(ends).collect::<Vec<_>>().into_iter().rev();
+    rows.map(|(rows, end)| {
+        start = rows.start.min(start);
+        end - start
+    })
+    .max()
+    .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn rows_are_held_until_no_group_needs_them() {
+        let held = |groups: &[std::ops::Range<usize>]| super::held(groups.iter());
+        assert_eq!(held(&[]), 0);
+        assert_eq!(held(&[0..3, 1..4, 2..5]), 3);
+        assert_eq!(held(&[0..3, 3..7, 0..0, 5..8]), 5);
+        assert_eq!(held(&[0..3, 4..6, 1..5]), 5);
+    }
+}
