@@ -33,11 +33,7 @@ pub(super) unsafe fn factors<S: Simd, E: Element, P: Products<E>>(
 ) -> Factors<E> {
     let ([rows, summed], [row, column]) = (a.size(), a.strides());
     if column == 1 && summed == P::NUMBERS * steps && row.is_multiple_of(P::NUMBERS) {
-        return Factors {
-            first: a.first().cast(),
-            row: row / P::NUMBERS,
-            step: 1,
-        };
+        return Factors::new(a.first().cast(), row / P::NUMBERS, 1);
     }
     // SAFETY: the caller's.
     unsafe {
@@ -59,11 +55,7 @@ pub(super) unsafe fn factors<S: Simd, E: Element, P: Products<E>>(
             }
         }
     }
-    Factors {
-        first: scratch,
-        row: steps,
-        step: 1,
-    }
+    Factors::new(scratch, steps, 1)
 }
 
 /// The factors of 16 rows and steps, of numbers that lie in columns.
@@ -125,8 +117,10 @@ impl<E: Element> Sums<E> {
         for column in (0..columns).step_by(2) {
             for block in (0..blocks).step_by(2) {
                 let left = |step: usize, m: usize| {
-                    let place = row(block + m) * self.a.row + step * SIDE;
-                    self.a.first.wrapping_add(place).cast::<u8>()
+                    self.a
+                        .at(row(block + m))
+                        .wrapping_add(step * SIDE)
+                        .cast::<u8>()
                 };
                 let right = |step: usize, n: usize| {
                     let place = step * SIDE * self.width + (column + n) * SIDE;
@@ -141,7 +135,7 @@ impl<E: Element> Sums<E> {
                         .cast::<u8>()
                 };
                 let to = |m, n| self.to.0.wrapping_add(place(m, n, self.to.1)).cast::<u8>();
-                let (left, right) = ((left, bytes * self.a.row), (right, bytes * self.width));
+                let (left, right) = ((left, bytes * self.a.pitch()), (right, bytes * self.width));
                 let (from, to) = ((from, bytes * self.from.1), (to, bytes * self.to.1));
                 let terms = self.steps / SIDE;
                 // SAFETY: the caller's.

@@ -6,6 +6,7 @@
 mod matrices;
 mod sums;
 
+use std::any::TypeId;
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
@@ -18,14 +19,16 @@ use super::memory::{Shared, with_scratch};
 use super::products::Products;
 use super::simd::{Element, Isa};
 pub(crate) use sums::{Factors, Sums};
-use sums::{factors, pack_panel};
+use sums::{as_they_lie, factors, pack_panel};
 
 /// Columns of a panel.
 const PANEL: usize = 64;
 /// Rows of a task.
 const ROWS: usize = 192;
-/// Tasks that threads should find.
-const TASKS: usize = 32;
+/// Tasks that each thread should find.
+const TASKS: usize = 4;
+/// Parts at most whose sums are added up.
+const PARTS: usize = 32;
 /// Products of so many multiply-adds are shared by all threads.
 const SHARED: usize = 1 << 20;
 /// Rows that are packed at a time where products are added up over rows.
@@ -48,7 +51,8 @@ fn panel(number: usize, columns: usize) -> (Range<usize>, usize) {
 
 /// Panels of a task, where so many chunks of rows are tasks besides: few chunks are dealt out by panels, too.
 fn panels_together(panels: usize, chunks: usize) -> usize {
-    let groups = TASKS.div_ceil(chunks.max(1)).clamp(1, panels.max(1));
+    let tasks = TASKS * rayon::current_num_threads();
+    let groups = tasks.div_ceil(chunks.max(1)).clamp(1, panels.max(1));
     panels.div_ceil(groups).max(1)
 }
 
@@ -95,10 +99,13 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
     fn with_simd<S: Simd>(self, simd: S) {
         let [rows, summed] = self.a.size();
         let steps = steps_of::<E, P>(summed, self.by_matrices);
-        let packed = if P::NUMBERS > 1 { steps } else { 0 };
+        let packed = match as_they_lie::<E, P>(self.a) && !self.by_matrices {
+            true => 0,
+            false => Factors::<E>::room(rows, steps),
+        };
         let registers = self.by_matrices.then(|| matrices::registers(rows));
         with_scratch(
-            rows * (PANEL + packed),
+            rows * PANEL + packed,
             #[inline(always)]
             |scratch: &mut [E]| {
                 let (tile, packed) = scratch.split_at_mut(rows * PANEL);
@@ -112,6 +119,10 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
                     };
                     for number in self.numbers.clone() {
                         let (columns, width) = panel(number, self.columns);
+                        let y = self.y.add(columns.start);
+                        // Numbers are written where they belong.
+                        let direct = TypeId::of::<P::Number>() == TypeId::of::<E>()
+                            && columns.len() == width;
                         let sums = Sums {
                             a,
                             rows,
@@ -119,15 +130,21 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
                             width,
                             steps,
                             from: (self.bias.as_ptr().add(columns.start), 0),
-                            to: (tile.as_mut_ptr(), width),
+                            to: match direct {
+                                true => (y.cast(), self.columns),
+                                false => (tile.as_mut_ptr(), width),
+                            },
                         };
                         match &registers {
                             None => sums.run::<S, P>(simd),
                             Some(registers) => sums.by_matrices(registers),
                         }
+                        if direct {
+                            continue;
+                        }
                         for row in 0..rows {
                             let sums = tile.as_ptr().add(row * width);
-                            let y = self.y.add(row * self.columns + columns.start);
+                            let y = y.add(row * self.columns);
                             let lanes = E::lanes::<S>();
                             let whole = columns.len() / lanes * lanes;
                             for column in (0..whole).step_by(lanes) {
@@ -235,7 +252,7 @@ impl<E: Element, P: Products<E>> WithSimd for OverRows<'_, E, P> {
         let pitch = whole(columns);
         let registers = self.by_matrices.then(|| matrices::registers(features));
         with_scratch(
-            TOGETHER * (PANEL + features) + features * PANEL,
+            TOGETHER * PANEL + features * PANEL + Factors::<E>::room(features, TOGETHER),
             #[inline(always)]
             |scratch: &mut [E]| {
                 let (packed_panel, rest) = scratch.split_at_mut(TOGETHER * PANEL);
@@ -297,7 +314,7 @@ pub(crate) fn product_over_rows<E: Element, P: Products<E>>(
 ) -> Buffer<P::Number> {
     let ([rows, features], [_, columns]) = (x.size(), y.size());
     let elements = features * whole(columns);
-    let parts = (PART_BYTES / size_of::<E>() / elements.max(1)).min(TASKS);
+    let parts = (PART_BYTES / size_of::<E>() / elements.max(1)).min(PARTS);
     let parts = (rows / PART_ROWS).min(parts).max(1);
     let (part_rows, chunks) = (rows.div_ceil(parts), features.div_ceil(ROWS));
     let panels = columns.div_ceil(PANEL);

@@ -4,16 +4,54 @@ use std::ops::Range;
 
 use pulp::Simd;
 
+use crate::kernel::lanes::WIDEST;
 use crate::kernel::matrices::Matrix;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
-/// Factors of rows: the address of the first, and the distances to that of the next row and to the next of the same row.
+/// Rows of a block of sums at most.
+const BLOCK: usize = 6;
+
+/// Factors of rows: the address of the first, and the distances to that of the next row, of the next block of rows, and to the
+/// next of the same row.
 #[derive(Clone, Copy)]
 pub(crate) struct Factors<E> {
-    pub first: *const E,
-    pub row: usize,
-    pub step: usize,
+    first: *const E,
+    row: usize,
+    block: usize,
+    step: usize,
+}
+
+impl<E> Factors<E> {
+    /// Factors as they lie in a matrix.
+    pub(crate) fn new(first: *const E, row: usize, step: usize) -> Self {
+        Self {
+            first,
+            row,
+            block: BLOCK * row,
+            step,
+        }
+    }
+
+    /// The elements that the packed factors of so many rows and steps take at most.
+    pub(super) fn room(rows: usize, steps: usize) -> usize {
+        rows.div_ceil(BLOCK) * Self::packed_block(steps)
+    }
+
+    /// Those of a block, which begin at other places of a cache than those of the next.
+    fn packed_block(steps: usize) -> usize {
+        BLOCK * steps + WIDEST
+    }
+
+    /// From a row to the next one of a block.
+    pub(super) fn pitch(&self) -> usize {
+        self.row
+    }
+
+    pub(super) fn at(&self, row: usize) -> *const E {
+        let place = row / BLOCK * self.block + row % BLOCK * self.row;
+        self.first.wrapping_add(place)
+    }
 }
 
 /// Writes the factors of columns, `width` for each of so many steps.
@@ -87,46 +125,66 @@ unsafe fn pack_columns<E: Element, P: Products<E>>(
     }
 }
 
-/// The factors of rows, packed to scratch if they do not lie in memory as they are.
+/// Whether the factors of rows lie in memory as sums read them: beside each other, so that few cache lines are read at a time.
+pub(super) fn as_they_lie<E: Element, P: Products<E>>(a: Matrix<'_, P::Number>) -> bool {
+    let ([_, summed], [row, column]) = (a.size(), a.strides());
+    column == 1 && summed.is_multiple_of(P::NUMBERS) && row.is_multiple_of(P::NUMBERS)
+}
+
+/// The factors of rows, packed to scratch if they do not lie in memory as sums read them.
 ///
 /// # Safety
-/// There must be room for one of each row and step.
+/// There must be [room](Factors::room) for them.
 #[inline(always)]
 pub(super) unsafe fn factors<E: Element, P: Products<E>>(
     a: Matrix<'_, P::Number>,
     scratch: *mut E,
 ) -> Factors<E> {
     let ([rows, summed], [row, column]) = (a.size(), a.strides());
-    let pairs = summed.is_multiple_of(P::NUMBERS) && row.is_multiple_of(P::NUMBERS) && column == 1;
-    if P::NUMBERS == 1 || pairs {
-        return Factors {
-            first: a.first().cast(),
-            row: row / P::NUMBERS,
-            step: column,
-        };
+    if as_they_lie::<E, P>(a) {
+        return Factors::new(a.first().cast(), row / P::NUMBERS, 1);
     }
     let steps = summed.div_ceil(P::NUMBERS);
-    // Rows lie one after the other, or steps do, as in memory.
-    let (to_row, to_step) = if column == 1 { (steps, 1) } else { (1, rows) };
-    let write = |place: usize, step: usize| {
+    let factor = |place: usize, step: usize| {
         let numbers = [0, 1].map(|number| step * P::NUMBERS + number);
-        let numbers = numbers.map(|number| match number < summed {
+        P::factor(numbers.map(|number| match number < summed {
             // SAFETY: a number of the matrix.
             true => unsafe { a.at(place * row + number * column) },
             false => P::Number::default(),
-        });
-        // SAFETY: the caller's.
-        unsafe { *scratch.add(place * to_row + step * to_step) = P::factor(numbers) };
+        }))
     };
+    // Rows lie one after the other, or in blocks steps do, as in memory.
     if column == 1 {
-        (0..rows).for_each(|place| (0..steps).for_each(|step| write(place, step)));
-    } else {
-        (0..steps).for_each(|step| (0..rows).for_each(|place| write(place, step)));
+        for place in 0..rows {
+            for step in 0..steps {
+                // SAFETY: the caller's.
+                unsafe { *scratch.add(place * steps + step) = factor(place, step) };
+            }
+        }
+        return Factors::new(scratch, steps, 1);
+    }
+    let block = Factors::<E>::packed_block(steps);
+    let beside = row == 1 && P::NUMBERS == 1;
+    for step in 0..steps {
+        for (number, first) in (0..rows).step_by(BLOCK).enumerate() {
+            let to = scratch.wrapping_add(number * block + step * BLOCK);
+            if beside && first + BLOCK <= rows {
+                let from = a.first().wrapping_add(step * column + first);
+                // SAFETY: numbers of the matrix, and the caller's room.
+                unsafe { from.cast::<E>().copy_to_nonoverlapping(to, BLOCK) };
+                continue;
+            }
+            for member in 0..BLOCK.min(rows - first) {
+                // SAFETY: the caller's.
+                unsafe { *to.add(member) = factor(first + member, step) };
+            }
+        }
     }
     Factors {
         first: scratch,
-        row: to_row,
-        step: to_step,
+        row: 1,
+        block,
+        step: BLOCK,
     }
 }
 
@@ -178,9 +236,9 @@ impl<E: Element> Sums<E> {
         let mut row = 0;
         // SAFETY: the caller's.
         unsafe {
-            while row + 6 <= self.rows {
-                self.block::<S, P, 6, C>(simd, row, first);
-                row += 6;
+            while row + BLOCK <= self.rows {
+                self.block::<S, P, BLOCK, C>(simd, row, first);
+                row += BLOCK;
             }
             while row + 3 <= self.rows {
                 self.block::<S, P, 3, C>(simd, row, first);
@@ -217,7 +275,7 @@ impl<E: Element> Sums<E> {
             );
             let a: [*const E; R] = std::array::from_fn(
                 #[inline(always)]
-                |member| self.a.first.wrapping_add((row + member) * self.a.row),
+                |member| self.a.at(row + member),
             );
             for step in 0..self.steps {
                 let b = self.b.add(step * self.width + first * lanes);
