@@ -17,6 +17,11 @@ use super::blocks::TARGETS;
 use super::class::Class;
 use crate::driver::Neighborhood;
 
+/// Targets of a tile along the dim of which rows of sources are there only while they are needed: more would hardly save packing.
+const LONGEST: usize = 64;
+/// Sources that may be listed for the groups of a class.
+const LISTED: usize = 1 << 16;
+
 /// Queries and keys of a rank in one dim.
 #[derive(Clone, Debug)]
 pub(crate) struct Dim {
@@ -212,6 +217,8 @@ pub(crate) struct Budget {
     pub all_heads: usize,
     /// How many tiles there should be at least.
     pub tiles: usize,
+    /// Whether the results of all targets of a tile are kept until the last is computed.
+    pub kept: bool,
 }
 
 /// The tiles of a box of targets.
@@ -288,11 +295,15 @@ impl Tiles {
         };
         // Windows of several targets, even where those leave the cache: they share most of their sources.
         let least = 3 * kernels.iter().product::<usize>();
+        let rolling = unit > 1 && !budget.kept;
+        if rolling {
+            // Rows of sources are there only while targets reach them, so that tiles may be long.
+            sizes.most[along] = TARGETS + kernels[along] - 1;
+            sizes.longest[along] = sizes.longest[along].min(LONGEST.max(kernels[along]));
+        }
         let (heads, mut lengths) = match unit {
             1 => (1, sizes.extents(least.max(budget.sources / budget.lanes))),
             _ => {
-                // Rows of sources are there only while targets reach them, so that tiles may be as long as the field.
-                sizes.most[along] = TARGETS + kernels[along] - 1;
                 let heads = std::iter::successors(Some(budget.heads), |heads| Some(heads / 2));
                 let heads = heads.take_while(|heads| *heads > 0);
                 let all =
@@ -304,18 +315,23 @@ impl Tiles {
                     .expect("one head")
             }
         };
-        if unit > 1 {
+        if rolling {
+            let others = || (0..3).filter(|&dim| dim != along);
+            let window = others().map(|dim| kernels[dim]).product::<usize>() * sizes.most[along];
+            let vectors: usize = others().map(|dim| lengths[dim]).product();
+            let groups = (LISTED / (window * vectors)).max(1);
             let tiles = |dim: usize| -> usize {
-                let lengths_of = runs[dim].iter().map(|run| run.targets.len());
-                lengths_of
+                let targets = runs[dim].iter().map(|run| run.targets.len());
+                targets
                     .map(|targets| targets.div_ceil(units[dim] * lengths[dim]))
                     .sum()
             };
-            let others: usize = (0..3).filter(|&dim| dim != along).map(tiles).product();
-            let tiles = others * runs[along].len() * (budget.all_heads / heads);
-            let parts = budget.tiles.div_ceil(tiles.max(1));
-            lengths[along] =
-                lengths[along].min(sizes.longest[along].div_ceil(parts).max(kernels[along]));
+            let tiles = others().map(tiles).product::<usize>() * runs[along].len();
+            let parts = budget
+                .tiles
+                .div_ceil((tiles * budget.all_heads / heads).max(1));
+            let part = longest(along).div_ceil(parts).max(kernels[along]);
+            lengths[along] = lengths[along].min(part).min(TARGETS * groups);
         }
         let axis = |dim: usize| {
             let step = dims[dim].neighborhood.dilation;

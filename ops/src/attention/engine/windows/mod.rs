@@ -66,6 +66,7 @@ impl<E: Element> WithSimd for Whole<'_, E> {
             heads: (CELL_BYTES / key.min(value)).clamp(1, heads),
             all_heads: heads * job.batch,
             tiles: TILES * rayon::current_num_threads(),
+            kept: side == Side::Keys && job.shared > 1,
         };
         let all = Tiles::of_box(&job.dims, side, part, budget);
         let classes = all.iter().flat_map(|tiles| {
