@@ -15,9 +15,10 @@ pub(super) struct Class {
     /// Neighbours in the lanes of a vector; one where every lane holds another tile.
     pub neighbours: usize,
     pub groups: Vec<Group>,
-    /// Sources of segments: the number of the row among those of all planes of a tile, and the place in it.
+    /// Sources of segments: the room of their row, and the place in it.
     pub reached: Vec<[usize; 2]>,
-    /// The rows of sources that must be there at a time, if each is packed when the first group needs it.
+    /// The rows of sources, of all planes of a tile, that must be there at a time if each is packed when the first group needs it.
+    /// A row has the room of the one so many before it.
     pub held: usize,
 }
 
@@ -29,7 +30,7 @@ pub(super) struct Group {
     /// The number of sources that each reaches.
     pub counts: Vec<usize>,
     pub segments: Vec<Segment>,
-    /// The rows of sources from the first to the last that it reaches.
+    /// The rows of sources, of all planes of a tile, up to the last that it reaches, which no group before needs.
     pub rows: Range<usize>,
 }
 
@@ -78,6 +79,14 @@ impl Class {
             }
         }
         class.held = held(class.groups.iter().map(|group| &group.rows));
+        let mut packed = 0;
+        for group in &mut class.groups {
+            group.rows = packed..group.rows.end.max(packed);
+            packed = group.rows.end;
+        }
+        for [row, _] in &mut class.reached {
+            *row %= class.held;
+        }
         class
     }
 
@@ -104,7 +113,7 @@ impl Class {
             segments: Vec::new(),
             rows: 0..0,
         };
-        let start = self.reached.len();
+        let before = self.reached.len();
         // Between two neighbouring ends of windows the same targets reach all sources.
         let mut ends: Vec<usize> = windows
             .iter()
@@ -133,18 +142,18 @@ impl Class {
             if reached.is_empty() {
                 continue;
             }
-            let before = group.counts.clone();
+            let counts = group.counts.clone();
             group.counts[first..first + count]
                 .iter_mut()
                 .for_each(|sources| *sources += reached.len());
             group.segments.push(Segment {
                 members: first..first + count,
-                before,
+                before: counts,
                 reached,
             });
         }
-        let rows = || self.reached[start..].iter().map(|[row, _]| *row);
-        group.rows = rows().min().unwrap_or(0)..rows().max().map_or(0, |last| last + 1);
+        let reached = || self.reached[before..].iter().map(|[row, _]| *row);
+        group.rows = reached().min().unwrap_or(0)..reached().max().map_or(0, |last| last + 1);
         self.groups.push(group);
     }
 }

@@ -17,10 +17,13 @@ use super::blocks::TARGETS;
 use super::class::Class;
 use crate::driver::Neighborhood;
 
-/// Targets of a tile along the dim of which rows of sources are there only while they are needed: more would hardly save packing.
+/// Most targets of a tile along the dim whose rows of sources are packed when they are needed, or the kernel if that is longer: a
+/// longer tile would hardly save packing.
 const LONGEST: usize = 64;
 /// Sources that may be listed for the groups of a class.
 const LISTED: usize = 1 << 16;
+/// Groups of a tile along that dim, if other dims have several, too.
+const GROUPS: usize = 16;
 
 /// Queries and keys of a rank in one dim.
 #[derive(Clone, Debug)]
@@ -205,18 +208,19 @@ impl Axis {
     }
 }
 
-/// What tiles should fit.
+/// Limits that the sizes of tiles follow from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     /// Lanes of a vector.
     pub lanes: usize,
-    /// Sources of one head that are there at a time.
+    /// Sources for which there is room at a time, of all heads or lanes of a task.
     pub sources: usize,
-    /// Heads that tiles of neighbours have at most, and all of all samples.
+    /// Most heads of a task whose lanes hold neighbours.
     pub heads: usize,
+    /// The heads of all samples.
     pub all_heads: usize,
-    /// How many tiles there should be at least.
-    pub tiles: usize,
+    /// Tasks to aim for, where tiles can be shortened.
+    pub tasks: usize,
     /// Whether the results of all targets of a tile are kept until the last is computed.
     pub kept: bool,
 }
@@ -295,10 +299,17 @@ impl Tiles {
         };
         // Windows of several targets, even where those leave the cache: they share most of their sources.
         let least = 3 * kernels.iter().product::<usize>();
+        let others = || (0..3).filter(|&dim| dim != along);
+        let together = TARGETS + kernels[along] - 1;
+        let window = together * others().map(|dim| kernels[dim]).product::<usize>();
+        let groups = (LISTED / window).max(1);
+        for dim in others() {
+            sizes.longest[dim] = sizes.longest[dim].min((groups / GROUPS).max(1));
+        }
         let rolling = unit > 1 && !budget.kept;
         if rolling {
             // Rows of sources are there only while targets reach them, so that tiles may be long.
-            sizes.most[along] = TARGETS + kernels[along] - 1;
+            sizes.most[along] = together;
             sizes.longest[along] = sizes.longest[along].min(LONGEST.max(kernels[along]));
         }
         let (heads, mut lengths) = match unit {
@@ -306,6 +317,7 @@ impl Tiles {
             _ => {
                 let heads = std::iter::successors(Some(budget.heads), |heads| Some(heads / 2));
                 let heads = heads.take_while(|heads| *heads > 0);
+                let heads = heads.filter(|heads| *heads == 1 || heads * least <= budget.sources);
                 let all =
                     heads.map(|heads| (heads, sizes.extents(least.max(budget.sources / heads))));
                 // What is packed for each target, and read so much faster the more heads lie beside each other.
@@ -315,11 +327,9 @@ impl Tiles {
                     .expect("one head")
             }
         };
+        let vectors: usize = others().map(|dim| lengths[dim]).product();
+        lengths[along] = lengths[along].min(TARGETS * (groups / vectors).max(1));
         if rolling {
-            let others = || (0..3).filter(|&dim| dim != along);
-            let window = others().map(|dim| kernels[dim]).product::<usize>() * sizes.most[along];
-            let vectors: usize = others().map(|dim| lengths[dim]).product();
-            let groups = (LISTED / (window * vectors)).max(1);
             let tiles = |dim: usize| -> usize {
                 let targets = runs[dim].iter().map(|run| run.targets.len());
                 targets
@@ -327,11 +337,9 @@ impl Tiles {
                     .sum()
             };
             let tiles = others().map(tiles).product::<usize>() * runs[along].len();
-            let parts = budget
-                .tiles
-                .div_ceil((tiles * budget.all_heads / heads).max(1));
-            let part = longest(along).div_ceil(parts).max(kernels[along]);
-            lengths[along] = lengths[along].min(part).min(TARGETS * groups);
+            let tasks = (tiles * budget.all_heads / heads).max(1);
+            let part = longest(along).div_ceil(budget.tasks.div_ceil(tasks));
+            lengths[along] = lengths[along].min(part.max(kernels[along]));
         }
         let axis = |dim: usize| {
             let step = dims[dim].neighborhood.dilation;
@@ -394,7 +402,7 @@ struct Sizes {
     /// Targets of a vector.
     units: [usize; 3],
     kernels: [usize; 3],
-    /// The most sources that are there at a time.
+    /// The most sources that are there at a time, but for edges and strides.
     most: [usize; 3],
 }
 

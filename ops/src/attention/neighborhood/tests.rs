@@ -277,19 +277,31 @@ fn gradients_are_those_of_differences() {
 
 #[test]
 fn kernels_and_burns_operators_agree() {
-    let shape = [2, 6, 8, 4, 5];
-    let options = NeighborhoodOptions::new([3, 4])
+    let edges = NeighborhoodOptions::new([3, 4])
         .with_causal([true, false])
         .with_periodic([false, true]);
-    let arguments = arguments(&shape, 2, 3, &[]);
+    agree([2, 6, 8, 4, 5], 2, &edges);
+    // Neighbours in lanes, with several heads of keys.
+    let strided = NeighborhoodOptions::new([5, 7]).with_stride([2, 1]);
+    agree([2, 20, 45, 6, 8], 3, &strided);
+    agree([1, 9, 6, 40, 4, 8], 2, &NeighborhoodOptions::new([3, 3, 5]));
+}
+
+/// Compares results and gradients of kernels with those of burn's operators.
+fn agree<const D: usize, const N: usize>(
+    shape: [usize; D],
+    key_heads: usize,
+    options: &NeighborhoodOptions<N>,
+) {
+    let arguments = arguments(&shape, key_heads, 3, &[]);
     let device = burn::tensor::Device::flex().autodiff();
     let inputs = || {
         let inputs = arguments.inputs.iter();
         let inputs =
-            inputs.map(|(_, data)| Tensor::<5>::from_data(data.clone(), &device).require_grad());
+            inputs.map(|(_, data)| Tensor::<D>::from_data(data.clone(), &device).require_grad());
         inputs.collect::<Vec<_>>()
     };
-    let gradients = |inputs: Vec<Tensor<5>>, y: Tensor<5>| {
+    let gradients = |inputs: Vec<Tensor<D>>, y: Tensor<D>| {
         let gradients = (y.clone() * y.clone().detach().cos()).sum().backward();
         let inputs = inputs
             .iter()
@@ -302,11 +314,11 @@ fn kernels_and_burns_operators_agree() {
     let ours = inputs();
     let y = ours[0]
         .clone()
-        .neighborhood_attention(ours[1].clone(), ours[2].clone(), &options);
+        .neighborhood_attention(ours[1].clone(), ours[2].clone(), options);
     let ours = gradients(ours, y);
     let burns = inputs();
     let [q, k, v] = [0, 1, 2].map(|input| ShardTensor::solo(burns[input].clone()));
-    let prepared = Prepared::new(&q, &k, &v, &options, false).unwrap();
+    let prepared = Prepared::new(&q, &k, &v, options, false).unwrap();
     let burns = gradients(burns, composed::attention(q, k, v, &prepared).unwrap());
     for (ours, burns) in ours.iter().zip(&burns) {
         assert!(difference(ours, burns) < 1e-5);

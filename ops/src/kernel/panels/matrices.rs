@@ -33,7 +33,7 @@ pub(super) unsafe fn factors<S: Simd, E: Element, P: Products<E>>(
 ) -> Factors<E> {
     let ([rows, summed], [row, column]) = (a.size(), a.strides());
     if column == 1 && summed == P::NUMBERS * steps && row.is_multiple_of(P::NUMBERS) {
-        return Factors::new(a.first().cast(), row / P::NUMBERS, 1);
+        return Factors::new(a.first().cast(), row / P::NUMBERS);
     }
     // SAFETY: the caller's.
     unsafe {
@@ -55,7 +55,7 @@ pub(super) unsafe fn factors<S: Simd, E: Element, P: Products<E>>(
             }
         }
     }
-    Factors::new(scratch, steps, 1)
+    Factors::new(scratch, steps)
 }
 
 /// The factors of 16 rows and steps, of numbers that lie in columns.

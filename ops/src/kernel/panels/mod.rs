@@ -187,6 +187,7 @@ pub(crate) fn product<E: Element, P: Products<E>>(
     b: Matrix<'_, P::Number>,
     bias: Option<&[P::Number]>,
 ) -> Buffer<P::Number> {
+    const { assert!(P::NUMBERS * size_of::<P::Number>() == size_of::<E>()) };
     let ([rows, summed], [_, columns]) = (a.size(), b.size());
     let by_matrices = by_matrices::<E, P>(isa);
     let steps = steps_of::<E, P>(summed, by_matrices);
@@ -312,6 +313,7 @@ pub(crate) fn product_over_rows<E: Element, P: Products<E>>(
     x: Matrix<'_, P::Number>,
     y: Matrix<'_, P::Number>,
 ) -> Buffer<P::Number> {
+    const { assert!(P::NUMBERS * size_of::<P::Number>() == size_of::<E>()) };
     let ([rows, features], [_, columns]) = (x.size(), y.size());
     let elements = features * whole(columns);
     let parts = (PART_BYTES / size_of::<E>() / elements.max(1)).min(PARTS);

@@ -23,13 +23,13 @@ pub(crate) struct Factors<E> {
 }
 
 impl<E> Factors<E> {
-    /// Factors as they lie in a matrix.
-    pub(crate) fn new(first: *const E, row: usize, step: usize) -> Self {
+    /// Factors of rows one after the other.
+    pub(crate) fn new(first: *const E, row: usize) -> Self {
         Self {
             first,
             row,
             block: BLOCK * row,
-            step,
+            step: 1,
         }
     }
 
@@ -43,8 +43,9 @@ impl<E> Factors<E> {
         BLOCK * steps + WIDEST
     }
 
-    /// From a row to the next one of a block.
+    /// From a row to the next one, where all are as far apart.
     pub(super) fn pitch(&self) -> usize {
+        debug_assert_eq!(self.block, BLOCK * self.row);
         self.row
     }
 
@@ -142,7 +143,7 @@ pub(super) unsafe fn factors<E: Element, P: Products<E>>(
 ) -> Factors<E> {
     let ([rows, summed], [row, column]) = (a.size(), a.strides());
     if as_they_lie::<E, P>(a) {
-        return Factors::new(a.first().cast(), row / P::NUMBERS, 1);
+        return Factors::new(a.first().cast(), row / P::NUMBERS);
     }
     let steps = summed.div_ceil(P::NUMBERS);
     let factor = |place: usize, step: usize| {
@@ -153,7 +154,7 @@ pub(super) unsafe fn factors<E: Element, P: Products<E>>(
             false => P::Number::default(),
         }))
     };
-    // Rows lie one after the other, or in blocks steps do, as in memory.
+    // In the order of rows, or of blocks of rows with one step after another, whichever is nearer to memory.
     if column == 1 {
         for place in 0..rows {
             for step in 0..steps {
@@ -161,7 +162,7 @@ pub(super) unsafe fn factors<E: Element, P: Products<E>>(
                 unsafe { *scratch.add(place * steps + step) = factor(place, step) };
             }
         }
-        return Factors::new(scratch, steps, 1);
+        return Factors::new(scratch, steps);
     }
     let block = Factors::<E>::packed_block(steps);
     let beside = row == 1 && P::NUMBERS == 1;

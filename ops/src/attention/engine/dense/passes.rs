@@ -178,7 +178,7 @@ impl<E: Element> Task<'_, E> {
                             let to = sums.add((reached.start - block.start) * pitch);
                             for vector in 0..group.vectors::<S>() {
                                 simd.vectorize(Combined(Sums {
-                                    a: Factors::new(slopes.at(vector), lanes, 1),
+                                    a: Factors::new(slopes.at(vector), lanes),
                                     rows: reached.len(),
                                     b: keys.add((before + vector * lanes) * pitch),
                                     width: pitch,

@@ -2,7 +2,7 @@
 
 use pulp::Simd;
 
-use super::task::{Part, Room, Source, Task, fetch, pack_targets};
+use super::task::{Operand, Part, Room, Task, fetch, pack_targets};
 use crate::attention::engine::blocks::TARGETS;
 use crate::attention::engine::lanes::unpack;
 use crate::attention::engine::rows::Rows;
@@ -28,8 +28,8 @@ impl<E: Element> Task<'_, E> {
         let (job, lanes) = (self.job, E::lanes::<S>());
         let [key, value] = job.widths;
         let q = room.packed(TARGETS, key, lanes);
-        let k = self.reached(room, Source::Key, lanes);
-        let v = self.reached(room, Source::Value, lanes);
+        let k = self.reached(room, Operand::Key, lanes);
+        let v = self.reached(room, Operand::Value, lanes);
         let scores = room.packed(TARGETS, most, lanes);
         let means = room.packed(TARGETS, value, lanes);
         let (own, shared) = (|head: usize| head, |head: usize| head / job.shared);
@@ -40,15 +40,12 @@ impl<E: Element> Task<'_, E> {
         let [queries, output, lse] =
             [&job.queries, output, lse].map(|rows| self.located(rows, Part::Targets, own));
         let groups = &self.class.groups;
-        let mut packed = 0;
         for (index, group) in groups.iter().enumerate() {
             let next = groups.get(index + 1);
-            let lines = packed..group.rows.end.max(packed);
-            packed = lines.end;
             // SAFETY: the caller's.
             unsafe {
-                self.pack_sources(simd, &lines, &k, 1.0, &keys);
-                self.pack_sources(simd, &lines, &v, 1.0, &values);
+                self.pack_sources(simd, &group.rows, &k, 1.0, &keys);
+                self.pack_sources(simd, &group.rows, &v, 1.0, &values);
             }
             for turn in 0..self.turns() {
                 fetch((turn, next), key, &[&queries]);

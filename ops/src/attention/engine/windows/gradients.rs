@@ -3,7 +3,7 @@
 use pulp::Simd;
 
 use super::job::Backward;
-use super::task::{Part, Room, Source, Task, fetch, pack_targets};
+use super::task::{Operand, Part, Room, Task, fetch, pack_targets};
 use crate::attention::engine::blocks::TARGETS;
 use crate::attention::engine::lanes::{unpack, weights};
 use crate::attention::engine::rows::Rows;
@@ -27,8 +27,8 @@ impl<E: Element> Task<'_, E> {
         let [key, value] = job.widths;
         let q = room.packed(TARGETS, key, lanes);
         let g = room.packed(TARGETS, value, lanes);
-        let k = self.reached(room, Source::Key, lanes);
-        let v = self.reached(room, Source::Value, lanes);
+        let k = self.reached(room, Operand::Key, lanes);
+        let v = self.reached(room, Operand::Value, lanes);
         let scores = room.packed(TARGETS, most, lanes);
         let slopes = room.packed(TARGETS, most, lanes);
         let result = room.packed(TARGETS, key, lanes);
@@ -46,15 +46,12 @@ impl<E: Element> Task<'_, E> {
         ]
         .map(|rows| self.located(rows, Part::Targets, own));
         let groups = &self.class.groups;
-        let mut packed = 0;
         for (index, group) in groups.iter().enumerate() {
             let next = groups.get(index + 1);
-            let lines = packed..group.rows.end.max(packed);
-            packed = lines.end;
             // SAFETY: the caller's.
             unsafe {
-                self.pack_sources(simd, &lines, &k, 1.0, &keys);
-                self.pack_sources(simd, &lines, &v, 1.0, &values);
+                self.pack_sources(simd, &group.rows, &k, 1.0, &keys);
+                self.pack_sources(simd, &group.rows, &v, 1.0, &values);
             }
             for turn in 0..self.turns() {
                 fetch((turn, next), key, &[&queries, &gradient]);
@@ -112,9 +109,9 @@ impl<E: Element> Task<'_, E> {
         let k = room.packed(TARGETS, key, lanes);
         let v = room.packed(TARGETS, value, lanes);
         let results = [key, value].map(|width| room.packed(self.kept(), width, lanes));
-        let q = self.reached(room, Source::Key, lanes);
-        let g = self.reached(room, Source::Value, lanes);
-        let numbers = [(); 2].map(|()| self.reached(room, Source::Number, lanes));
+        let q = self.reached(room, Operand::Key, lanes);
+        let g = self.reached(room, Operand::Value, lanes);
+        let numbers = [(); 2].map(|()| self.reached(room, Operand::Number, lanes));
         let scores = room.packed(TARGETS, most, lanes);
         let slopes = room.packed(TARGETS, most, lanes);
         let (zero, one) = (
@@ -131,17 +128,14 @@ impl<E: Element> Task<'_, E> {
                 [&job.queries, &from.cotangent, &from.lse, &from.products]
                     .map(|rows| self.located(rows, Part::Sources, head));
             let groups = &self.class.groups;
-            let mut packed = 0;
             for (index, group) in groups.iter().enumerate() {
                 let next = groups.get(index + 1);
-                let lines = packed..group.rows.end.max(packed);
-                packed = lines.end;
                 // SAFETY: the caller's.
                 unsafe {
-                    self.pack_sources(simd, &lines, &q, job.scale, &queries);
-                    self.pack_sources(simd, &lines, &g, 1.0, &cotangent);
-                    self.pack_sources(simd, &lines, &numbers[0], 1.0, &lses);
-                    self.pack_sources(simd, &lines, &numbers[1], 1.0, &products);
+                    self.pack_sources(simd, &group.rows, &q, job.scale, &queries);
+                    self.pack_sources(simd, &group.rows, &g, 1.0, &cotangent);
+                    self.pack_sources(simd, &group.rows, &numbers[0], 1.0, &lses);
+                    self.pack_sources(simd, &group.rows, &numbers[1], 1.0, &products);
                 }
                 for turn in 0..turns {
                     fetch((turn, next), key, &[&keys, &gradients[0]]);

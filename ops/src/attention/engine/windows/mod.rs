@@ -1,9 +1,11 @@
 //! Passes of neighborhood attention: results, gradients of queries, gradients of keys and values.
 //!
-//! All three go through tiles: operands of a tile's sources are packed, neighbours or tiles in the lanes of vectors; then a few
-//! targets at a time are packed and have their scores computed, turned into weights, and sources summed up with them. Scores are
-//! computed anew in the backward pass, from the saved logarithm of the sum of exponentials. Each result is written by one task,
-//! so that nothing is added in an order that depends on threads; the price is that scores are computed twice there.
+//! All three go through tiles. A few targets at a time are packed, neighbours or tiles in the lanes of vectors, and the rows of
+//! sources that they are the first to reach, of a few heads that lie beside each other. Their scores are computed and turned into
+//! weights, and sources are summed up with those. In the backward pass, scores are computed anew from the saved logarithm of the
+//! sum of exponentials, once for queries and once for keys: each result is written by one task, so that nothing is added in an
+//! order that depends on threads.
+
 mod forward;
 mod gradients;
 mod job;
@@ -22,14 +24,14 @@ use crate::kernel::simd::{Element, Isa};
 pub(crate) use job::{Backward, Results, Windows};
 use task::{Operands, Room, Task};
 
-/// Bytes that the sources of a tile may take where targets are queries, and where they are keys: chosen for a second-level cache
-/// of 1 MiB, beside a group's targets and scores.
+/// Bytes that the sources of a task may take at a time, where targets are queries and where they are keys: chosen for a
+/// second-level cache of 1 MiB, beside a group's targets and scores.
 const TILE_BYTES: [usize; 2] = [768 << 10, 640 << 10];
-/// Bytes of a cell that a tile of neighbours reads, of as many heads as that takes: those of one head are a few cache lines
-/// apart from those of the next cell, which processors do not fetch ahead.
+/// A task has as many heads as make up these bytes of a cell. Those of one head alone are a few cache lines, far from those of the
+/// next cell, and processors do not fetch them ahead.
 const CELL_BYTES: usize = 512;
-/// Tiles for each thread, at least, so that all end at about the same time.
-const TILES: usize = 4;
+/// Tasks for each thread to aim for, so that all end at about the same time.
+const TASKS: usize = 4;
 /// Multiplications below which a second thread does not pay.
 const SERIAL: usize = 1 << 19;
 
@@ -60,12 +62,19 @@ impl<E: Element> WithSimd for Whole<'_, E> {
             Side::Queries => job.heads,
             Side::Keys => job.heads / job.shared,
         };
+        let kernel: usize = job.dims.iter().map(|dim| dim.neighborhood.kernel).product();
+        let cells: usize = part.iter().map(Range::len).product();
+        let serial = cells * kernel * job.heads * job.batch * job.products() < SERIAL;
         let budget = Budget {
             lanes,
             sources: TILE_BYTES[side as usize] / (key + value),
             heads: (CELL_BYTES / key.min(value)).clamp(1, heads),
             all_heads: heads * job.batch,
-            tiles: TILES * rayon::current_num_threads(),
+            tasks: if serial {
+                1
+            } else {
+                TASKS * rayon::current_num_threads()
+            },
             kept: side == Side::Keys && job.shared > 1,
         };
         let all = Tiles::of_box(&job.dims, side, part, budget);
@@ -78,13 +87,13 @@ impl<E: Element> WithSimd for Whole<'_, E> {
         for (tiles, class, operands) in &classes {
             let count = tiles.count(class) * job.batch;
             // A tile in each lane, or some heads of one tile.
-            let (run, each) = match class.neighbours {
+            let (stretch, each) = match class.neighbours {
                 1 => (count * heads, lanes),
                 _ => (heads, tiles.heads),
             };
-            for start in (0..count * heads).step_by(run) {
-                let starts = (start..start + run).step_by(each);
-                let ranges = starts.map(|first| first..(first + each).min(start + run));
+            for start in (0..count * heads).step_by(stretch) {
+                let starts = (start..start + stretch).step_by(each);
+                let ranges = starts.map(|first| first..(first + each).min(start + stretch));
                 tasks.extend(ranges.map(|range| (*tiles, *class, operands, range)));
             }
         }
@@ -101,9 +110,7 @@ impl<E: Element> WithSimd for Whole<'_, E> {
                 places,
             });
         };
-        let kernel: usize = job.dims.iter().map(|dim| dim.neighborhood.kernel).product();
-        let cells: usize = part.iter().map(Range::len).product();
-        if cells * kernel * job.heads * job.batch * job.products() < SERIAL {
+        if serial {
             tasks.into_iter().for_each(run);
         } else {
             tasks.into_par_iter().for_each(run);

@@ -42,8 +42,8 @@ impl<E> Packed<E> {
     }
 }
 
-/// The sources of a tile, row by row: the first element of a row's sources, then their second one, and so on. A row is one
-/// source where lanes hold tiles. A row takes the place of one that no target needs any more.
+/// The sources of a tile, row by row: the first element of a row's sources, then their second one, and so on; or source by source,
+/// where lanes hold tiles. A row takes the place of one that no target needs any more.
 pub(super) struct Reached<'a, E> {
     first: *mut E,
     /// From those of a head to those of the next one.
@@ -76,9 +76,9 @@ impl<E> Reached<'_, E> {
     }
 }
 
-/// What is packed of sources.
+/// What of sources is packed.
 #[derive(Clone, Copy)]
-pub(super) enum Source {
+pub(super) enum Operand {
     /// As many elements as keys have.
     Key,
     /// As many elements as values have.
@@ -87,7 +87,7 @@ pub(super) enum Source {
     Number,
 }
 
-/// How sources of the tiles of a class are packed, by [`Source`].
+/// How sources of the tiles of a class are packed, by [`Operand`].
 pub(super) struct Operands([PackedSources; 3]);
 
 struct PackedSources {
@@ -107,7 +107,7 @@ impl Operands {
                 1 => (lanes, width * lanes),
                 _ => (columns * lanes, 1),
             };
-            let offset = |[line, column]: &[usize; 2]| line % class.held * row + column * next;
+            let offset = |[line, column]: &[usize; 2]| line * row + column * next;
             PackedSources {
                 width,
                 step,
@@ -297,7 +297,7 @@ impl<E: Element> Task<'_, E> {
     pub(super) fn reached(
         &self,
         room: &mut Room<'_, E>,
-        of: Source,
+        of: Operand,
         lanes: usize,
     ) -> Reached<'_, E> {
         let class = self.class;
