@@ -48,17 +48,13 @@ pub(super) struct Reached<'a, E> {
     first: *mut E,
     /// From those of a head to those of the next one.
     pitch: usize,
-    width: usize,
-    /// From an element of a source to the next.
-    step: usize,
-    /// Where the sources of the class's segments begin.
-    offsets: &'a [usize],
+    packed: &'a PackedSources,
 }
 
 impl<E> Reached<'_, E> {
     /// The first element of a source of the class's segments, in all lanes.
     pub(super) fn at(&self, turn: usize, place: usize) -> *mut E {
-        self.of(turn).wrapping_add(self.offsets[place])
+        self.of(turn).wrapping_add(self.packed.offsets[place])
     }
 
     fn of(&self, turn: usize) -> *mut E {
@@ -68,9 +64,9 @@ impl<E> Reached<'_, E> {
     fn sources(&self, turn: usize, segment: &Segment) -> Sources<'_, E, InLanes> {
         Sources {
             first: self.of(turn),
-            offsets: &self.offsets[segment.reached.clone()],
-            width: self.width,
-            step: self.step,
+            offsets: &self.packed.offsets[segment.reached.clone()],
+            width: self.packed.width,
+            step: self.packed.step,
             storage: PhantomData,
         }
     }
@@ -92,9 +88,11 @@ pub(super) struct Operands([PackedSources; 3]);
 
 struct PackedSources {
     width: usize,
-    /// From an element of a source to the next, and from a row of sources to the next one.
+    /// From an element of a source to the next, from a vector of sources to the next one, and from a row of sources to the next.
     step: usize,
+    vector: usize,
     row: usize,
+    /// Where the sources of the class's segments begin.
     offsets: Vec<usize>,
 }
 
@@ -103,14 +101,16 @@ impl Operands {
         let columns = class.vectors()[2];
         Self([key, value, 1].map(|width| {
             let row = width * columns * lanes;
-            let (step, next) = match class.neighbours {
+            let (step, vector) = match class.neighbours {
                 1 => (lanes, width * lanes),
-                _ => (columns * lanes, 1),
+                _ => (columns * lanes, lanes),
             };
+            let next = vector / class.neighbours;
             let offset = |[line, column]: &[usize; 2]| line * row + column * next;
             PackedSources {
                 width,
                 step,
+                vector,
                 row,
                 offsets: class.reached.iter().map(offset).collect(),
             }
@@ -305,9 +305,7 @@ impl<E: Element> Task<'_, E> {
         Reached {
             first: room.take(self.turns() * class.held * packed.row / lanes, lanes),
             pitch: class.held * packed.row,
-            width: packed.width,
-            step: packed.step,
-            offsets: &packed.offsets,
+            packed,
         }
     }
 
@@ -321,12 +319,12 @@ impl<E: Element> Task<'_, E> {
         factor: f64,
         from: &Located<'_, E, impl Fn(usize) -> usize>,
     ) {
-        let lanes = E::lanes::<S>();
         let [planes, rows, columns] = self.class.vectors();
         let (turns, count) = (self.turns(), planes * rows * columns);
         let ahead = AHEAD.div_ceil(turns);
+        let packed = to.packed;
         let fetch = |number: usize| {
-            (0..turns).for_each(|turn| from.at(turn, number).fetch(to.width));
+            (0..turns).for_each(|turn| from.at(turn, number).fetch(packed.width));
         };
         let (start, end) = (lines.start * columns, lines.end * columns);
         if start == 0 {
@@ -336,17 +334,22 @@ impl<E: Element> Task<'_, E> {
             if number + ahead < count {
                 fetch(number + ahead);
             }
-            let (line, column) = (number / columns, number % columns);
-            let before = match self.class.neighbours {
-                1 => (line % self.class.held * columns + column) * to.width * lanes,
-                _ => line % self.class.held * to.width * to.step + column * lanes,
-            };
+            let (line, column) = (number / columns % self.class.held, number % columns);
+            let before = line * packed.row + column * packed.vector;
             for turn in 0..turns {
                 let InLane { rows, count } = from.at(turn, number);
                 let rows = rows.map(<*mut E>::cast_const);
-                let place = (to.of(turn).wrapping_add(before), to.step);
+                let place = (to.of(turn).wrapping_add(before), packed.step);
                 // SAFETY: the caller's.
-                unsafe { pack(simd, &rows[..count], to.width, E::from_f64(factor), place) };
+                unsafe {
+                    pack(
+                        simd,
+                        &rows[..count],
+                        packed.width,
+                        E::from_f64(factor),
+                        place,
+                    )
+                };
             }
         }
     }
