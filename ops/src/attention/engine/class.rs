@@ -1,4 +1,4 @@
-//! What is computed in tiles of one pattern: groups of targets, and the sources that each reaches.
+//! Groups of targets of the tiles of one pattern, and the sources that each group reaches.
 
 use std::ops::Range;
 

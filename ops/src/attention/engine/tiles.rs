@@ -9,7 +9,7 @@
 //! Where the windows of neighbours along the last dim are those of each other shifted by one source, as they are but for
 //! edges and strides, lanes hold neighbours of one tile instead: their sources are one row, of which each target's vector is
 //! read from another place on. That takes a fraction of the memory, and of the time to pack it; lanes past the end of a row
-//! are computed in vain.
+//! are computed in vain. A task has several heads of such a tile, and holds rows of sources only while targets need them.
 
 use std::ops::Range;
 
@@ -208,7 +208,7 @@ impl Axis {
     }
 }
 
-/// Limits that the sizes of tiles follow from.
+/// Memory and tasks that tiles should fit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     /// Lanes of a vector.
@@ -396,7 +396,7 @@ impl Tiles {
     }
 }
 
-/// What the sizes of tiles follow from, in every dim.
+/// Limits of the sizes of tiles, in every dim.
 struct Sizes {
     longest: [usize; 3],
     /// Targets of a vector.

@@ -4,7 +4,6 @@ use pulp::Simd;
 
 use super::task::{Operand, Part, Room, Task, fetch, pack_targets};
 use crate::attention::engine::blocks::TARGETS;
-use crate::attention::engine::lanes::unpack;
 use crate::attention::engine::rows::Rows;
 use crate::kernel::lanes::WIDEST;
 use crate::kernel::lines::by_lane;
@@ -33,7 +32,6 @@ impl<E: Element> Task<'_, E> {
         let scores = room.packed(TARGETS, most, lanes);
         let means = room.packed(TARGETS, value, lanes);
         let (own, shared) = (|head: usize| head, |head: usize| head / job.shared);
-        let zero = E::splat(simd, E::default());
         let one = E::splat(simd, E::from_f64(1.0));
         let [keys, values] =
             [&job.keys, &job.values].map(|rows| self.located(rows, Part::Sources, shared));
@@ -67,18 +65,9 @@ impl<E: Element> Task<'_, E> {
                         for (number, row) in numbers.iter().zip(lse.at(turn, number).rows()) {
                             **row = *number;
                         }
-                        for element in 0..value {
-                            E::store::<S>(means.at(member).add(element * lanes), zero);
-                        }
                     }
-                    for segment in &group.segments {
-                        let result = |member| means.at(member);
-                        self.weighted(simd, (turn, segment), scores, &v, result);
-                    }
-                    for (member, &number) in group.targets.iter().enumerate() {
-                        let to = output.at(turn, number);
-                        unpack(simd, means.at(member), value, scales[member], to.rows());
-                    }
+                    let pairs = (scores, &v);
+                    self.write_sums(simd, (turn, group), pairs, means, scales, &output);
                 }
             }
         }

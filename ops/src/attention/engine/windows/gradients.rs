@@ -33,8 +33,7 @@ impl<E: Element> Task<'_, E> {
         let slopes = room.packed(TARGETS, most, lanes);
         let result = room.packed(TARGETS, key, lanes);
         let (own, shared) = (|head: usize| head, |head: usize| head / job.shared);
-        let zero = E::splat(simd, E::default());
-        let scale = E::splat(simd, E::from_f64(job.scale));
+        let scales = [E::splat(simd, E::from_f64(job.scale)); TARGETS];
         let [keys, values] =
             [&job.keys, &job.values].map(|rows| self.located(rows, Part::Sources, shared));
         let [queries, cotangent, gradient, lses, products] = [
@@ -73,18 +72,9 @@ impl<E: Element> Task<'_, E> {
                             let [_, weight] = weights::<S, E>(simd, [score, slope], [lse, product]);
                             E::store::<S>(score, weight);
                         }
-                        for element in 0..key {
-                            E::store::<S>(result.at(member).add(element * lanes), zero);
-                        }
                     }
-                    for segment in &group.segments {
-                        let result = |member| result.at(member);
-                        self.weighted(simd, (turn, segment), scores, &k, result);
-                    }
-                    for (member, &number) in group.targets.iter().enumerate() {
-                        let to = gradient.at(turn, number);
-                        unpack(simd, result.at(member), key, scale, to.rows());
-                    }
+                    let pairs = (scores, &k);
+                    self.write_sums(simd, (turn, group), pairs, result, scales, &gradient);
                 }
             }
         }
@@ -114,10 +104,7 @@ impl<E: Element> Task<'_, E> {
         let numbers = [(); 2].map(|()| self.reached(room, Operand::Number, lanes));
         let scores = room.packed(TARGETS, most, lanes);
         let slopes = room.packed(TARGETS, most, lanes);
-        let (zero, one) = (
-            E::splat(simd, E::default()),
-            E::splat(simd, E::from_f64(1.0)),
-        );
+        let one = E::splat(simd, E::from_f64(1.0));
         let own = |head: usize| head;
         let [keys, values] =
             [&job.keys, &job.values].map(|rows| self.located(rows, Part::Targets, own));
@@ -152,10 +139,7 @@ impl<E: Element> Task<'_, E> {
                         if query == 0 {
                             for result in results {
                                 for member in members.clone() {
-                                    let first = result.at(place(member));
-                                    for element in 0..result.width {
-                                        E::store::<S>(first.add(element * lanes), zero);
-                                    }
+                                    result.clear(simd, place(member));
                                 }
                             }
                         }

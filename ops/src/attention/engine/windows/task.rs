@@ -8,7 +8,7 @@ use pulp::Simd;
 use super::job::Windows;
 use crate::attention::engine::blocks::{InLanes, Sources, TARGETS, dots, sums};
 use crate::attention::engine::class::{Class, Group, Segment};
-use crate::attention::engine::lanes::pack;
+use crate::attention::engine::lanes::{pack, unpack};
 use crate::attention::engine::rows::Rows;
 use crate::attention::engine::tiles::Place;
 use crate::kernel::lanes::WIDEST;
@@ -42,6 +42,22 @@ impl<E> Packed<E> {
     }
 }
 
+impl<E: Element> Packed<E> {
+    /// Writes zeros.
+    ///
+    /// # Safety
+    /// There must be such vectors.
+    #[inline(always)]
+    pub(super) unsafe fn clear<S: Simd>(self, simd: S, index: usize) {
+        let zero = E::splat(simd, E::default());
+        for element in 0..self.width {
+            let place = self.at(index).wrapping_add(element * E::lanes::<S>());
+            // SAFETY: the caller's.
+            unsafe { E::store::<S>(place, zero) };
+        }
+    }
+}
+
 /// The sources of a tile, row by row: the first element of a row's sources, then their second one, and so on; or source by source,
 /// where lanes hold tiles. A row takes the place of one that no target needs any more.
 pub(super) struct Reached<'a, E> {
@@ -72,7 +88,7 @@ impl<E> Reached<'_, E> {
     }
 }
 
-/// What of sources is packed.
+/// Operands of a source.
 #[derive(Clone, Copy)]
 pub(super) enum Operand {
     /// As many elements as keys have.
@@ -415,6 +431,44 @@ impl<E: Element> Task<'_, E> {
                 members.map(result),
             )
         };
+    }
+}
+
+impl<E: Element> Task<'_, E> {
+    /// Writes the sums of the sources of a group's targets, weighted, times a factor for each target.
+    ///
+    /// # Safety
+    /// Weights, sources and results must be there, and all rows in the field.
+    #[inline(always)]
+    pub(super) unsafe fn write_sums<S: Simd>(
+        &self,
+        simd: S,
+        (turn, group): (usize, &Group),
+        (weights, sources): (Packed<E>, &Reached<'_, E>),
+        sums: Packed<E>,
+        factors: [E::Vector<S>; TARGETS],
+        to: &Located<'_, E, impl Fn(usize) -> usize>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            for member in 0..group.targets.len() {
+                sums.clear(simd, member);
+            }
+            for segment in &group.segments {
+                let result = |member| sums.at(member);
+                self.weighted(simd, (turn, segment), weights, sources, result);
+            }
+            for (member, &number) in group.targets.iter().enumerate() {
+                let to = to.at(turn, number);
+                unpack(
+                    simd,
+                    sums.at(member),
+                    sums.width,
+                    factors[member],
+                    to.rows(),
+                );
+            }
+        }
     }
 }
 
