@@ -2,7 +2,8 @@
 
 use pulp::Simd;
 
-use super::task::{Operand, Part, Room, Task, fetch, pack_targets};
+use super::sources::Operand;
+use super::task::{Part, Room, Task, fetch, pack_targets};
 use crate::attention::engine::blocks::TARGETS;
 use crate::attention::engine::rows::Rows;
 use crate::kernel::lanes::WIDEST;

@@ -3,7 +3,8 @@
 use pulp::Simd;
 
 use super::job::Backward;
-use super::task::{Operand, Part, Room, Task, fetch, pack_targets};
+use super::sources::Operand;
+use super::task::{Part, Room, Task, fetch, pack_targets};
 use crate::attention::engine::blocks::TARGETS;
 use crate::attention::engine::lanes::{unpack, weights};
 use crate::attention::engine::rows::Rows;

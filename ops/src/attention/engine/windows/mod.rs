@@ -9,6 +9,7 @@
 mod forward;
 mod gradients;
 mod job;
+mod sources;
 mod task;
 
 use std::ops::Range;
@@ -22,7 +23,8 @@ use super::tiles::{Budget, Side, Tiles};
 use crate::kernel::memory::with_scratch;
 use crate::kernel::simd::{Element, Isa};
 pub(crate) use job::{Backward, Results, Windows};
-use task::{Operands, Room, Task};
+use sources::Operands;
+use task::{Room, Task};
 
 /// Bytes that the sources of a task may take at a time, where targets are queries and where they are keys: chosen for a
 /// second-level cache of 1 MiB, beside a group's targets and scores.

@@ -1,12 +1,12 @@
 //! Tiles in the lanes of vectors: packed operands, scores and sums.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
 use pulp::Simd;
 
 use super::job::Windows;
-use crate::attention::engine::blocks::{InLanes, Sources, TARGETS, dots, sums};
+use super::sources::{Operand, Operands, Reached};
+use crate::attention::engine::blocks::{TARGETS, dots, sums};
 use crate::attention::engine::class::{Class, Group, Segment};
 use crate::attention::engine::lanes::{pack, unpack};
 use crate::attention::engine::rows::Rows;
@@ -55,82 +55,6 @@ impl<E: Element> Packed<E> {
             // SAFETY: the caller's.
             unsafe { E::store::<S>(place, zero) };
         }
-    }
-}
-
-/// The sources of a tile, row by row: the first element of a row's sources, then their second one, and so on; or source by source,
-/// where lanes hold tiles. A row takes the place of one that no target needs any more.
-pub(super) struct Reached<'a, E> {
-    first: *mut E,
-    /// From those of a head to those of the next one.
-    pitch: usize,
-    packed: &'a PackedSources,
-}
-
-impl<E> Reached<'_, E> {
-    /// The first element of a source of the class's segments, in all lanes.
-    pub(super) fn at(&self, turn: usize, place: usize) -> *mut E {
-        self.of(turn).wrapping_add(self.packed.offsets[place])
-    }
-
-    fn of(&self, turn: usize) -> *mut E {
-        self.first.wrapping_add(turn * self.pitch)
-    }
-
-    fn sources(&self, turn: usize, segment: &Segment) -> Sources<'_, E, InLanes> {
-        Sources {
-            first: self.of(turn),
-            offsets: &self.packed.offsets[segment.reached.clone()],
-            width: self.packed.width,
-            step: self.packed.step,
-            storage: PhantomData,
-        }
-    }
-}
-
-/// Operands of a source.
-#[derive(Clone, Copy)]
-pub(super) enum Operand {
-    /// As many elements as keys have.
-    Key,
-    /// As many elements as values have.
-    Value,
-    /// One number.
-    Number,
-}
-
-/// How sources of the tiles of a class are packed, by [`Operand`].
-pub(super) struct Operands([PackedSources; 3]);
-
-struct PackedSources {
-    width: usize,
-    /// From an element of a source to the next, from a vector of sources to the next one, and from a row of sources to the next.
-    step: usize,
-    vector: usize,
-    row: usize,
-    /// Where the sources of the class's segments begin.
-    offsets: Vec<usize>,
-}
-
-impl Operands {
-    pub(super) fn new(class: &Class, [key, value]: [usize; 2], lanes: usize) -> Self {
-        let columns = class.vectors()[2];
-        Self([key, value, 1].map(|width| {
-            let row = width * columns * lanes;
-            let (step, vector) = match class.neighbours {
-                1 => (lanes, width * lanes),
-                _ => (columns * lanes, lanes),
-            };
-            let next = vector / class.neighbours;
-            let offset = |[line, column]: &[usize; 2]| line * row + column * next;
-            PackedSources {
-                width,
-                step,
-                vector,
-                row,
-                offsets: class.reached.iter().map(offset).collect(),
-            }
-        }))
     }
 }
 
@@ -317,7 +241,7 @@ impl<E: Element> Task<'_, E> {
         lanes: usize,
     ) -> Reached<'_, E> {
         let class = self.class;
-        let packed = &self.operands.0[of as usize];
+        let packed = self.operands.packed(of);
         Reached {
             first: room.take(self.turns() * class.held * packed.row / lanes, lanes),
             pitch: class.held * packed.row,

@@ -1,0 +1,86 @@
+//! Sources of tiles as they are packed.
+
+use std::marker::PhantomData;
+
+use crate::attention::engine::blocks::{InLanes, Sources};
+use crate::attention::engine::class::{Class, Segment};
+
+/// The sources of a tile, row by row: the first element of a row's sources, then their second one, and so on; or source by source,
+/// where lanes hold tiles. A row takes the place of one that no target needs any more.
+pub(super) struct Reached<'a, E> {
+    pub first: *mut E,
+    /// From those of a head to those of the next one.
+    pub pitch: usize,
+    pub packed: &'a PackedSources,
+}
+
+impl<E> Reached<'_, E> {
+    /// The first element of a source of the class's segments, in all lanes.
+    pub(super) fn at(&self, turn: usize, place: usize) -> *mut E {
+        self.of(turn).wrapping_add(self.packed.offsets[place])
+    }
+
+    pub(super) fn of(&self, turn: usize) -> *mut E {
+        self.first.wrapping_add(turn * self.pitch)
+    }
+
+    pub(super) fn sources(&self, turn: usize, segment: &Segment) -> Sources<'_, E, InLanes> {
+        Sources {
+            first: self.of(turn),
+            offsets: &self.packed.offsets[segment.reached.clone()],
+            width: self.packed.width,
+            step: self.packed.step,
+            storage: PhantomData,
+        }
+    }
+}
+
+/// Operands of a source.
+#[derive(Clone, Copy)]
+pub(super) enum Operand {
+    /// As many elements as keys have.
+    Key,
+    /// As many elements as values have.
+    Value,
+    /// One number.
+    Number,
+}
+
+/// How sources of the tiles of a class are packed, by [`Operand`].
+pub(super) struct Operands([PackedSources; 3]);
+
+pub(super) struct PackedSources {
+    pub width: usize,
+    /// From an element of a source to the next, from a vector of sources to the next one, and from a row of sources to the next.
+    pub step: usize,
+    pub vector: usize,
+    pub row: usize,
+    /// Where the sources of the class's segments begin.
+    offsets: Vec<usize>,
+}
+
+impl Operands {
+    pub(super) fn new(class: &Class, [key, value]: [usize; 2], lanes: usize) -> Self {
+        let columns = class.vectors()[2];
+        Self([key, value, 1].map(|width| {
+            let row = width * columns * lanes;
+            let (step, vector) = match class.neighbours {
+                1 => (lanes, width * lanes),
+                _ => (columns * lanes, lanes),
+            };
+            let next = vector / class.neighbours;
+            let offset = |[line, column]: &[usize; 2]| line * row + column * next;
+            PackedSources {
+                width,
+                step,
+                vector,
+                row,
+                offsets: class.reached.iter().map(offset).collect(),
+            }
+        }))
+    }
+
+    pub(super) fn packed(&self, of: Operand) -> &PackedSources {
+        &self.0[of as usize]
+    }
+}
