@@ -11,6 +11,27 @@ use instructions::{configure, load, multiply, release, store, zero};
 /// Most rows of a matrix, and numbers of 32 bits in a row.
 pub(crate) const SIDE: usize = 16;
 
+/// The products of parts of a left number with parts of a right one that add up to the product of both: the rest is less than
+/// half of its last bit. Neighbours have one part in common, which is loaded once; the largest product comes last, so that
+/// adding the others loses nothing.
+const fn products(parts: usize) -> &'static [[usize; 2]] {
+    match parts {
+        1 => &[[0, 0]],
+        3 => &[[0, 2], [0, 1], [1, 1], [1, 0], [2, 0], [0, 0]],
+        _ => unreachable!(),
+    }
+}
+
+/// Where the matrices of a factor lie.
+#[derive(Clone, Copy)]
+pub(crate) struct Factor<F> {
+    /// The first part of a term's matrix, one of two.
+    pub at: F,
+    /// Bytes from a row to the next one, and from a part to the next one.
+    pub row: usize,
+    pub part: usize,
+}
+
 /// Whether the processor has these instructions, and the system lets this process use them.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn is_permitted() -> bool {
@@ -74,40 +95,40 @@ impl Matrices {
         Self(())
     }
 
-    /// Sums up the products of `m` left and `n` right matrices, one or two, over `terms` terms. `left` and `right` give the place
-    /// of a term's matrix and the bytes between its rows, `to` those of the sums, and `from` those of sums so far, if `ADD` is
-    /// true.
+    /// Sums up the products of `m` left and `n` right matrices, one or two, over `terms` terms. The numbers of factors are
+    /// split into `PARTS` parts. `to` gives the place of sums and the bytes between their rows, and `from` those of sums so
+    /// far, if `ADD` is true.
     ///
     /// # Safety
     /// All matrices must be readable, and the sums writable.
     #[inline(always)]
-    pub(crate) unsafe fn sums<const ADD: bool>(
+    pub(crate) unsafe fn sums<const ADD: bool, const PARTS: usize>(
         &self,
         [m, n]: [usize; 2],
         terms: usize,
-        left: (impl Fn(usize, usize) -> *const u8, usize),
-        right: (impl Fn(usize, usize) -> *const u8, usize),
+        left: Factor<impl Fn(usize, usize) -> *const u8>,
+        right: Factor<impl Fn(usize, usize) -> *const u8>,
         from: (impl Fn(usize, usize) -> *const u8, usize),
         to: (impl Fn(usize, usize) -> *mut u8, usize),
     ) {
         // SAFETY: the caller's.
         unsafe {
             match (m, n) {
-                (1, 1) => self.block::<1, 1, ADD>(terms, left, right, from, to),
-                (1, _) => self.block::<1, 2, ADD>(terms, left, right, from, to),
-                (_, 1) => self.block::<2, 1, ADD>(terms, left, right, from, to),
-                _ => self.block::<2, 2, ADD>(terms, left, right, from, to),
+                (1, 1) => self.block::<1, 1, ADD, PARTS>(terms, left, right, from, to),
+                (1, _) => self.block::<1, 2, ADD, PARTS>(terms, left, right, from, to),
+                (_, 1) => self.block::<2, 1, ADD, PARTS>(terms, left, right, from, to),
+                _ => self.block::<2, 2, ADD, PARTS>(terms, left, right, from, to),
             }
         }
     }
 
     /// [`sums`](Self::sums) of `M` and `N` matrices.
     #[inline(always)]
-    unsafe fn block<const M: usize, const N: usize, const ADD: bool>(
+    unsafe fn block<const M: usize, const N: usize, const ADD: bool, const PARTS: usize>(
         &self,
         terms: usize,
-        (left, left_row): (impl Fn(usize, usize) -> *const u8, usize),
-        (right, right_row): (impl Fn(usize, usize) -> *const u8, usize),
+        left: Factor<impl Fn(usize, usize) -> *const u8>,
+        right: Factor<impl Fn(usize, usize) -> *const u8>,
         (from, from_row): (impl Fn(usize, usize) -> *const u8, usize),
         (to, to_row): (impl Fn(usize, usize) -> *mut u8, usize),
     ) {
@@ -124,18 +145,32 @@ impl Matrices {
                 }
             }
             for term in 0..terms {
-                load::<6>(right(term, 0), right_row);
-                load::<4>(left(term, 0), left_row);
-                multiply::<0, 4, 6>();
-                if N > 1 {
-                    load::<7>(right(term, 1), right_row);
-                    multiply::<1, 4, 7>();
-                }
-                if M > 1 {
-                    load::<5>(left(term, 1), left_row);
-                    multiply::<2, 5, 6>();
+                let mut loaded = [usize::MAX; 2];
+                for parts in const { products(PARTS) } {
+                    if parts[1] != loaded[1] {
+                        let at = |n| (right.at)(term, n).wrapping_add(parts[1] * right.part);
+                        load::<6>(at(0), right.row);
+                        if N > 1 {
+                            load::<7>(at(1), right.row);
+                        }
+                    }
+                    if parts[0] != loaded[0] {
+                        let at = |m| (left.at)(term, m).wrapping_add(parts[0] * left.part);
+                        load::<4>(at(0), left.row);
+                        if M > 1 {
+                            load::<5>(at(1), left.row);
+                        }
+                    }
+                    loaded = *parts;
+                    multiply::<0, 4, 6>();
                     if N > 1 {
-                        multiply::<3, 5, 7>();
+                        multiply::<1, 4, 7>();
+                    }
+                    if M > 1 {
+                        multiply::<2, 5, 6>();
+                        if N > 1 {
+                            multiply::<3, 5, 7>();
+                        }
                     }
                 }
             }
@@ -293,13 +328,22 @@ mod tests {
         // SAFETY: the processor has the registers, and all matrices are as long.
         unsafe {
             let matrices = Matrices::of(rows, pairs);
-            let (left, right) = ((at_left, 4 * pairs), (at_right, 4 * N * SIDE));
+            let left = Factor {
+                at: at_left,
+                row: 4 * pairs,
+                part: 0,
+            };
+            let right = Factor {
+                at: at_right,
+                row: 4 * N * SIDE,
+                part: 0,
+            };
             let first = sums.as_mut_ptr();
             let to =
                 |m: usize, n: usize| first.wrapping_add((m * N + n) * SIDE * SIDE).cast::<u8>();
             let (from, to) = ((|m, n| to(m, n).cast_const(), 4 * SIDE), (to, 4 * SIDE));
-            matrices.sums::<false>([M, N], terms, left, right, from, to);
-            matrices.sums::<true>([M, N], terms, left, right, from, to);
+            matrices.sums::<false, 1>([M, N], terms, left, right, from, to);
+            matrices.sums::<true, 1>([M, N], terms, left, right, from, to);
         }
         for m in 0..M {
             for n in 0..N {

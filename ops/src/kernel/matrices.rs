@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use gemm::Parallelism;
 
+use super::memory::prefetch_run;
 use super::simd::Element;
 
 /// A matrix in memory, with the steps from row to row and from column to column.
@@ -69,6 +70,15 @@ impl<'a, E: Copy> Matrix<'a, E> {
         let first = (range.start * self.strides[0]).min(self.elements.len());
         let size = [range.len(), self.size[1]];
         Self::strided(&self.elements[first..], size, self.strides)
+    }
+
+    /// Prefetches some columns, of rows whose elements lie one after the other.
+    #[inline(always)]
+    pub(crate) fn prefetch(self, columns: Range<usize>) {
+        for row in 0..self.size[0] {
+            let first = row * self.strides[0] + columns.start;
+            prefetch_run(self.elements.as_ptr().wrapping_add(first), columns.len());
+        }
     }
 
     pub(crate) fn transposed(mut self) -> Self {

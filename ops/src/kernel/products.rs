@@ -11,6 +11,9 @@ use pulp::{Simd, WithSimd};
 use super::simd::{Element, Isa};
 use super::widths::narrowed;
 
+/// The bf16 numbers that add up to one of f32: 8 bits each of its 24.
+pub(crate) const MOST_PARTS: usize = 3;
+
 /// What the factors of products are.
 pub(crate) trait Products<E: Element>: Copy + Send + Sync + 'static {
     /// The numbers in a factor.
@@ -54,12 +57,21 @@ pub(crate) trait Products<E: Element>: Copy + Send + Sync + 'static {
     /// The factors of terms of sums, as numbers; the second ones are not used if a factor is one number.
     fn join<S: Simd>(simd: S, numbers: [E::Vector<S>; 2]) -> E::Vector<S>;
 
+    /// How many bf16 numbers add up to a number as matrices multiply it: none if they do not.
+    const PARTS: usize;
+
+    /// The pairs of bf16 numbers that matrices multiply for two numbers, in the first [`PARTS`](Self::PARTS) vectors.
+    fn split<S: Simd>(simd: S, numbers: [E::Vector<S>; 2]) -> [E::Vector<S>; MOST_PARTS];
+
     /// [`join`](Self::join) of one lane.
     #[inline(always)]
     fn join_one(numbers: [E; 2]) -> E {
         Self::factor(numbers.map(Self::number))
     }
 }
+
+/// Why a number is not split.
+const NO_MATRICES: &str = "matrices do not multiply these numbers";
 
 /// Factors that are numbers, as they are in memory.
 #[derive(Clone, Copy, Debug)]
@@ -111,6 +123,23 @@ impl<E: Element> Products<E> for Numbers {
     #[inline(always)]
     fn join<S: Simd>(_: S, [number, _]: [E::Vector<S>; 2]) -> E::Vector<S> {
         number
+    }
+
+    const PARTS: usize = if size_of::<E>() == 4 { MOST_PARTS } else { 0 };
+
+    #[inline(always)]
+    fn split<S: Simd>(_: S, numbers: [E::Vector<S>; 2]) -> [E::Vector<S>; MOST_PARTS] {
+        #[cfg(target_arch = "x86_64")]
+        if size_of::<E>() == 4 && size_of::<E::Vector<S>>() == 64 {
+            // SAFETY: the vectors are those of AVX-512.
+            return unsafe {
+                let [first, second] = numbers;
+                let parts = avx512::split(to_zmm(&first), to_zmm(&second));
+                parts.map(|part| from_zmm(part))
+            };
+        }
+        let _ = numbers;
+        unreachable!("{NO_MATRICES}")
     }
 }
 
@@ -178,6 +207,12 @@ impl Products<f32> for Halves {
     #[inline(always)]
     fn join<S: Simd>(_: S, [number, _]: [S::f32s; 2]) -> S::f32s {
         number
+    }
+
+    const PARTS: usize = 0;
+
+    fn split<S: Simd>(_: S, _: [S::f32s; 2]) -> [S::f32s; MOST_PARTS] {
+        unreachable!("{NO_MATRICES}")
     }
 }
 
@@ -308,6 +343,13 @@ impl Products<f32> for Pairs {
         }
         by_lanes::<S, 2>([first, second], Self::join_one)
     }
+
+    const PARTS: usize = 1;
+
+    #[inline(always)]
+    fn split<S: Simd>(simd: S, numbers: [S::f32s; 2]) -> [S::f32s; MOST_PARTS] {
+        [Self::join(simd, numbers); MOST_PARTS]
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -341,10 +383,11 @@ unsafe fn from_zmm<V>(vector: __m512) -> V {
 mod avx512 {
     use std::arch::asm;
     use std::arch::x86_64::{
-        __m256i, __m512, _CMP_UNORD_Q, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_add_epi32,
-        _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
-        _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32, _mm512_mask_or_epi32,
-        _mm512_permutexvar_epi16, _mm512_set1_epi32, _mm512_slli_epi32, _mm512_srli_epi32,
+        __m256i, __m512, __m512i, _CMP_UNORD_Q, _mm256_loadu_si256, _mm256_storeu_si256,
+        _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
+        _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32, _mm512_mask_or_epi32,
+        _mm512_or_si512, _mm512_permutexvar_epi16, _mm512_set1_epi32, _mm512_slli_epi32,
+        _mm512_srli_epi32, _mm512_sub_ps,
     };
 
     /// # Safety
@@ -374,6 +417,29 @@ mod avx512 {
         let rounded = _mm512_mask_or_epi32(nearest, not_numbers, upper, quiet);
         // SAFETY: the caller's.
         unsafe { _mm256_storeu_si256(place, _mm512_cvtepi32_epi16(rounded)) };
+    }
+
+    /// Pairs of bf16 numbers, of which each is the nearest to what the ones before it leave.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    pub(super) fn split(mut first: __m512, mut second: __m512) -> [__m512; 3] {
+        let mut parts = [first; 3];
+        for part in &mut parts {
+            let near = [take_nearest(&mut first), take_nearest(&mut second)];
+            *part = _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32::<16>(near[0]), near[1]));
+        }
+        parts
+    }
+
+    /// The bits of the bf16 numbers nearest to those of a vector, which become what these leave.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    fn take_nearest(rest: &mut __m512) -> __m512i {
+        let half = _mm512_set1_epi32(0x8000);
+        let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+        let near = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(*rest), half), upper);
+        *rest = _mm512_sub_ps(*rest, _mm512_castsi512_ps(near));
+        near
     }
 
     /// # Safety

@@ -1,149 +1,299 @@
 //! Sums of products with a panel by the matrices of AMX.
 
+use std::ops::Range;
+
 use pulp::Simd;
 
-use super::sums::{Factors, Sums};
-use crate::kernel::amx::{self, SIDE};
+use crate::kernel::amx::{self, Factor, SIDE};
 use crate::kernel::matrices::Matrix;
-use crate::kernel::products::Products;
+use crate::kernel::memory::prefetch_to_write;
+use crate::kernel::products::{MOST_PARTS, Products};
 use crate::kernel::simd::Element;
 use crate::kernel::transpose::transpose;
 
-/// Steps that fill up matrices.
-pub(super) fn whole(steps: usize) -> usize {
-    steps.next_multiple_of(SIDE)
+/// Columns of a panel: two matrices.
+pub(super) const COLUMNS: usize = 2 * SIDE;
+/// Pairs of a matrix of factors.
+const MATRIX: usize = SIDE * SIDE;
+
+/// Factors of so many numbers, with those that fill up matrices: for each matrix one of each part.
+pub(super) fn whole<E: Element, P: Products<E>>(numbers: usize) -> usize {
+    numbers.div_ceil(2 * SIDE) * SIDE * P::PARTS
 }
 
-/// The registers for so many rows.
-pub(super) fn registers(rows: usize) -> amx::Matrices {
-    // SAFETY: kernels use matrices only where the instruction set has them.
-    unsafe { amx::Matrices::of(rows.clamp(1, SIDE), SIDE) }
+/// The elements that the packed factors of so many rows and numbers take at most.
+pub(super) fn room<E: Element, P: Products<E>>(rows: usize, numbers: usize) -> usize {
+    rows.next_multiple_of(SIDE) * whole::<E, P>(numbers)
 }
 
-/// The factors of rows, `steps` for each and next to each other; written to scratch if they do not lie in memory so.
+/// A vector's numbers of a matrix from a place on, `step` elements apart, and zeros for those that are not `there`.
 ///
 /// # Safety
-/// There must be room for all factors.
+/// They must be numbers of the matrix.
 #[inline(always)]
-pub(super) unsafe fn factors<S: Simd, E: Element, P: Products<E>>(
-    simd: S,
-    a: Matrix<'_, P::Number>,
-    steps: usize,
-    scratch: *mut E,
-) -> Factors<E> {
-    let ([rows, summed], [row, column]) = (a.size(), a.strides());
-    if column == 1 && summed == P::NUMBERS * steps && row.is_multiple_of(P::NUMBERS) {
-        return Factors::new(a.first().cast(), row / P::NUMBERS);
-    }
+unsafe fn load<S: Simd, E: Element, P: Products<E>>(
+    from: *const P::Number,
+    step: usize,
+    there: usize,
+) -> E::Vector<S> {
     // SAFETY: the caller's.
     unsafe {
-        if column == 1 {
-            for place in 0..rows {
-                let to = scratch.add(place * steps).cast::<P::Number>();
-                a.first()
-                    .add(place * row)
-                    .copy_to_nonoverlapping(to, summed);
-                for number in summed..P::NUMBERS * steps {
-                    *to.add(number) = P::Number::default();
-                }
-            }
-        } else {
-            for first in (0..rows).step_by(SIDE) {
-                for step in (0..steps).step_by(SIDE) {
-                    block::<S, E, P>(simd, a, [first, step], scratch, steps);
-                }
-            }
+        if step == 1 && there >= SIDE {
+            return P::load::<S>(from);
         }
+        let mut numbers = [P::Number::default(); SIDE];
+        for (place, number) in numbers.iter_mut().enumerate().take(there) {
+            *number = *from.add(place * step);
+        }
+        P::load::<S>(numbers.as_ptr())
     }
-    Factors::new(scratch, steps)
 }
 
-/// The factors of 16 rows and steps, of numbers that lie in columns.
-///
-/// # Safety
-/// As above.
-#[inline(always)]
-unsafe fn block<S: Simd, E: Element, P: Products<E>>(
-    simd: S,
-    a: Matrix<'_, P::Number>,
-    [first, step]: [usize; 2],
-    scratch: *mut E,
-    steps: usize,
-) {
-    let ([rows, summed], [row, column]) = (a.size(), a.strides());
-    let mut joined = [[E::default(); SIDE]; SIDE];
-    let mut turned = [[E::default(); SIDE]; SIDE];
-    let there = (rows - first).min(SIDE);
-    let whole = row == 1 && there == SIDE && E::lanes::<S>() == SIDE;
-    // SAFETY: numbers of the matrix, and the caller's room.
-    unsafe {
-        for (index, joined) in joined.iter_mut().enumerate() {
-            let numbers = [0, 1].map(|number| P::NUMBERS * (step + index) + number);
-            if whole && numbers[1] < summed {
-                let numbers = numbers.map(|number| a.first().add(number * column + first));
-                let numbers = [P::load::<S>(numbers[0]), P::load::<S>(numbers[1])];
-                E::store::<S>(joined.as_mut_ptr(), P::join(simd, numbers));
-                continue;
-            }
-            for (place, joined) in joined.iter_mut().enumerate().take(there) {
-                let numbers = numbers.map(|number| match number < summed {
-                    true => a.at((first + place) * row + number * column),
-                    false => P::Number::default(),
-                });
-                *joined = P::factor(numbers);
+/// The factors of rows: the first one, and the distances to the next row, to the next [`SIDE`] rows, and to the next matrix of the
+/// same rows.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<E> {
+    first: *const E,
+    row: usize,
+    block: usize,
+    term: usize,
+}
+
+impl<E: Element> Rows<E> {
+    /// The factors of a matrix's rows, written to scratch if they do not lie in memory so.
+    ///
+    /// # Safety
+    /// There must be [`room`] for all factors.
+    #[inline(always)]
+    pub(super) unsafe fn new<S: Simd, P: Products<E>>(
+        simd: S,
+        a: Matrix<'_, P::Number>,
+        scratch: *mut E,
+    ) -> Self {
+        let ([rows, summed], [row, column]) = (a.size(), a.strides());
+        // Those of one part are pairs of neighbours.
+        if column == 1 && P::PARTS == 1 && summed.is_multiple_of(2 * SIDE) && row.is_multiple_of(2)
+        {
+            return Self {
+                first: a.first().cast(),
+                row: row / 2,
+                block: SIDE * row / 2,
+                term: SIDE,
+            };
+        }
+        let block = SIDE * whole::<E, P>(summed);
+        // In the order of memory: all rows of some numbers if numbers lie in columns.
+        let (blocks, terms) = (rows.div_ceil(SIDE), summed.div_ceil(2 * SIDE));
+        for index in 0..blocks * terms {
+            let (number, term) = match column {
+                1 => (index / terms, index % terms),
+                _ => (index % blocks, index / blocks),
+            };
+            let (first, summed) = (number * SIDE, summed - term * 2 * SIDE);
+            let size = [(rows - first).min(SIDE), summed.min(2 * SIDE)];
+            // SAFETY: numbers of the matrix, and the caller's room.
+            unsafe {
+                let from = a.first().add(first * row + term * 2 * SIDE * column);
+                let to = scratch.add(number * block + term * P::PARTS * MATRIX);
+                match column {
+                    1 => pack_rows::<S, E, P>(simd, (from, row), size, to),
+                    _ => pack_columns::<S, E, P>(simd, (from, [row, column]), size, to),
+                }
             }
         }
-        let place = turned.as_mut_ptr().cast::<E>();
-        let to = |run: usize| place.wrapping_add(run * SIDE);
-        transpose::<S, E>(|run| joined[run].as_ptr(), None, to);
-        for (place, turned) in turned.iter().enumerate().take(there) {
-            let to = scratch.add((first + place) * steps + step);
-            turned.as_ptr().copy_to_nonoverlapping(to, SIDE);
+        Self {
+            first: scratch,
+            row: SIDE,
+            block,
+            term: P::PARTS * MATRIX,
         }
     }
+}
+
+/// Writes the parts of a matrix of factors, of `rows` rows of so many `numbers`, which are beside each other.
+///
+/// # Safety
+/// There must be such rows, and room for all parts.
+#[inline(always)]
+unsafe fn pack_rows<S: Simd, E: Element, P: Products<E>>(
+    simd: S,
+    (from, row): (*const P::Number, usize),
+    [rows, numbers]: [usize; 2],
+    to: *mut E,
+) {
+    for place in 0..rows {
+        // SAFETY: the caller's.
+        unsafe {
+            let (from, to) = (from.add(place * row), to.add(place * SIDE));
+            if P::PARTS == 1 && numbers == 2 * SIDE {
+                E::store::<S>(to, E::load::<S>(from.cast()));
+                continue;
+            }
+            let vectors = [
+                load::<S, E, P>(from, 1, numbers),
+                load::<S, E, P>(from.wrapping_add(SIDE), 1, numbers.saturating_sub(SIDE)),
+            ];
+            let parts = P::split(simd, E::deinterleave::<S>(vectors));
+            for (part, pairs) in parts.iter().enumerate().take(P::PARTS) {
+                E::store::<S>(to.add(part * MATRIX), *pairs);
+            }
+        }
+    }
+}
+
+/// [`pack_rows`] of numbers that lie in columns.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn pack_columns<S: Simd, E: Element, P: Products<E>>(
+    simd: S,
+    (from, [row, column]): (*const P::Number, [usize; 2]),
+    [rows, numbers]: [usize; 2],
+    to: *mut E,
+) {
+    let mut joined = [[[E::default(); SIDE]; SIDE]; MOST_PARTS];
+    // SAFETY: the caller's.
+    unsafe {
+        for pair in 0..SIDE {
+            let from = from.wrapping_add(2 * pair * column);
+            let there = [2 * pair, 2 * pair + 1].map(|number| match number < numbers {
+                true => rows,
+                false => 0,
+            });
+            let vectors = [
+                load::<S, E, P>(from, row, there[0]),
+                load::<S, E, P>(from.wrapping_add(column), row, there[1]),
+            ];
+            for (part, pairs) in P::split(simd, vectors).iter().enumerate().take(P::PARTS) {
+                E::store::<S>(joined[part][pair].as_mut_ptr(), *pairs);
+            }
+        }
+        for (part, joined) in joined.iter().enumerate().take(P::PARTS) {
+            let to = to.add(part * MATRIX);
+            let turned = |row: usize| to.wrapping_add(row * SIDE);
+            transpose::<S, E>(|pair| joined[pair].as_ptr(), None, turned);
+        }
+    }
+}
+
+/// Writes the factors of columns: for every matrix of 32 numbers of each column, the first parts of pairs, `width` of a row,
+/// then the others.
+///
+/// # Safety
+/// There must be room for [`whole`] factors of each column.
+#[inline(always)]
+pub(super) unsafe fn pack_panel<S: Simd, E: Element, P: Products<E>>(
+    simd: S,
+    b: Matrix<'_, P::Number>,
+    columns: Range<usize>,
+    width: usize,
+    to: *mut E,
+) {
+    let ([summed, _], [row, column]) = (b.size(), b.strides());
+    // SAFETY: the caller's; numbers of the matrix.
+    unsafe {
+        for pair in 0..whole::<E, P>(summed) / P::PARTS {
+            let (term, place) = (pair / SIDE, pair % SIDE);
+            let to = to.add((term * P::PARTS * SIDE + place) * width);
+            let summed = [2 * pair < summed, 2 * pair + 1 < summed];
+            let from = b.first().wrapping_add(2 * pair * row);
+            for vector in (0..width).step_by(SIDE) {
+                let there = columns.len().saturating_sub(vector);
+                let there = summed.map(|is| if is { there } else { 0 });
+                let from = from.wrapping_add((columns.start + vector) * column);
+                let vectors = [
+                    load::<S, E, P>(from, column, there[0]),
+                    load::<S, E, P>(from.wrapping_add(row), column, there[1]),
+                ];
+                for (part, pairs) in P::split(simd, vectors).iter().enumerate().take(P::PARTS) {
+                    E::store::<S>(to.add(part * SIDE * width + vector), *pairs);
+                }
+            }
+        }
+    }
+}
+
+/// Sums of products of some rows with a panel.
+#[derive(Clone, Copy)]
+pub(super) struct Sums<E> {
+    pub a: Rows<E>,
+    pub rows: usize,
+    /// A panel of one or two matrices' columns.
+    pub b: *const E,
+    pub width: usize,
+    /// Factors of a row.
+    pub steps: usize,
+    /// Sums so far, and sums with the products, each with the distance from a row to the next.
+    pub from: (*const E, usize),
+    pub to: (*mut E, usize),
 }
 
 impl<E: Element> Sums<E> {
-    /// Adds the products, of factors whose steps are next to each other.
+    /// Computes the sums.
     ///
     /// # Safety
-    /// As for [`run`](Self::run); the registers must be those for so many rows.
+    /// All pointers must be good for so many rows, columns and steps, and the instruction set must have matrices.
     #[inline(always)]
-    pub(super) unsafe fn by_matrices(&self, registers: &amx::Matrices) {
-        let (blocks, columns) = (self.rows.div_ceil(SIDE), self.width / SIDE);
-        let bytes = size_of::<E>();
-        // The last block of rows ends with them, and has some of the one before again.
-        let row = |block: usize| (block * SIDE).min(self.rows.saturating_sub(SIDE));
-        for column in (0..columns).step_by(2) {
-            for block in (0..blocks).step_by(2) {
-                let left = |step: usize, m: usize| {
-                    self.a
-                        .at(row(block + m))
-                        .wrapping_add(step * SIDE)
-                        .cast::<u8>()
-                };
-                let right = |step: usize, n: usize| {
-                    let place = step * SIDE * self.width + (column + n) * SIDE;
-                    self.b.wrapping_add(place).cast::<u8>()
-                };
-                let place =
-                    |m: usize, n: usize, pitch: usize| row(block + m) * pitch + (column + n) * SIDE;
-                let from = |m, n| {
-                    self.from
-                        .0
-                        .wrapping_add(place(m, n, self.from.1))
-                        .cast::<u8>()
-                };
-                let to = |m, n| self.to.0.wrapping_add(place(m, n, self.to.1)).cast::<u8>();
-                let (left, right) = ((left, bytes * self.a.pitch()), (right, bytes * self.width));
-                let (from, to) = ((from, bytes * self.from.1), (to, bytes * self.to.1));
-                let terms = self.steps / SIDE;
-                // SAFETY: the caller's.
-                unsafe {
-                    let sizes = [(blocks - block).min(2), (columns - column).min(2)];
-                    registers.sums::<true>(sizes, terms, left, right, from, to);
-                }
+    pub(super) unsafe fn run<P: Products<E>>(&self) {
+        // SAFETY: the caller's.
+        unsafe {
+            match P::PARTS {
+                MOST_PARTS => self.of_parts::<MOST_PARTS>(),
+                _ => self.of_parts::<1>(),
             }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn of_parts<const PARTS: usize>(&self) {
+        let whole = self.rows / SIDE;
+        // SAFETY: the caller's.
+        unsafe {
+            if whole > 0 {
+                let registers = amx::Matrices::of(SIDE, SIDE);
+                for block in (0..whole).step_by(2) {
+                    self.blocks::<PARTS>(&registers, block..whole.min(block + 2));
+                }
+            }
+            if !self.rows.is_multiple_of(SIDE) {
+                let registers = amx::Matrices::of(self.rows % SIDE, SIDE);
+                self.blocks::<PARTS>(&registers, whole..whole + 1);
+            }
+        }
+    }
+
+    /// Sums of one or two blocks of rows.
+    #[inline(always)]
+    unsafe fn blocks<const PARTS: usize>(&self, registers: &amx::Matrices, blocks: Range<usize>) {
+        let (bytes, first) = (size_of::<E>(), blocks.start * SIDE);
+        let rows = (blocks.len() * SIDE).min(self.rows - first);
+        let to = self.to.0.wrapping_add(first * self.to.1);
+        prefetch_to_write(to, [rows, self.width], self.to.1);
+        let left = Factor {
+            at: |term: usize, m: usize| {
+                let place = (blocks.start + m) * self.a.block + term * self.a.term;
+                self.a.first.wrapping_add(place).cast::<u8>()
+            },
+            row: bytes * self.a.row,
+            part: bytes * MATRIX,
+        };
+        let right = Factor {
+            at: |term: usize, n: usize| {
+                let place = term * PARTS * SIDE * self.width + n * SIDE;
+                self.b.wrapping_add(place).cast::<u8>()
+            },
+            row: bytes * self.width,
+            part: bytes * SIDE * self.width,
+        };
+        let from = self.from.0.wrapping_add(first * self.from.1);
+        let place = |m: usize, n: usize, pitch: usize| m * SIDE * pitch + n * SIDE;
+        let from = |m, n| from.wrapping_add(place(m, n, self.from.1)).cast::<u8>();
+        let to = |m, n| to.wrapping_add(place(m, n, self.to.1)).cast::<u8>();
+        let (from, to) = ((from, bytes * self.from.1), (to, bytes * self.to.1));
+        let sizes = [blocks.len(), self.width / SIDE];
+        let terms = self.steps / SIDE / PARTS;
+        // SAFETY: the caller's.
+        unsafe { registers.sums::<true, PARTS>(sizes, terms, left, right, from, to) };
     }
 }

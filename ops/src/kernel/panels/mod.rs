@@ -25,8 +25,10 @@ use sums::{as_they_lie, factors, pack_panel};
 const PANEL: usize = 64;
 /// Rows of a task.
 const ROWS: usize = 192;
+/// Those of a task by matrices that adds products up over rows: numbers are split into parts for each task.
+const SPLIT_ROWS: usize = 512;
 /// Tasks that each thread should find.
-const TASKS: usize = 4;
+const TASKS: usize = 2;
 /// Parts at most whose sums are added up.
 const PARTS: usize = 32;
 /// Products of so many multiply-adds are shared by all threads.
@@ -42,11 +44,95 @@ fn whole(columns: usize) -> usize {
     columns.next_multiple_of(WIDEST)
 }
 
-/// Columns of a panel among all `columns`, and its width in whole vectors.
-fn panel(number: usize, columns: usize) -> (Range<usize>, usize) {
-    let start = number * PANEL;
-    let width = PANEL.min(whole(columns) - start);
+/// Columns of a panel of at most `most` among all `columns`, and its width in whole vectors.
+fn panel(number: usize, most: usize, columns: usize) -> (Range<usize>, usize) {
+    let start = number * most;
+    let width = most.min(whole(columns) - start);
     (start..(start + width).min(columns), width)
+}
+
+/// Most columns of a panel.
+fn most_columns(by_matrices: bool) -> usize {
+    match by_matrices {
+        true => matrices::COLUMNS,
+        false => PANEL,
+    }
+}
+
+/// The elements that the factors of so many rows and numbers take at most.
+fn room<E: Element, P: Products<E>>(rows: usize, summed: usize, by_matrices: bool) -> usize {
+    match by_matrices {
+        true => matrices::room::<E, P>(rows, summed),
+        false => Factors::<E>::room(rows, summed.div_ceil(P::NUMBERS)),
+    }
+}
+
+/// The factors of rows, which may lie in scratch.
+#[derive(Clone, Copy)]
+enum Left<E> {
+    Vectors(Factors<E>),
+    Matrices(matrices::Rows<E>),
+}
+
+impl<E: Element> Left<E> {
+    /// # Safety
+    /// There must be [`room`] for them.
+    #[inline(always)]
+    unsafe fn new<S: Simd, P: Products<E>>(
+        simd: S,
+        a: Matrix<'_, P::Number>,
+        by_matrices: bool,
+        scratch: *mut E,
+    ) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            match by_matrices {
+                true => Self::Matrices(matrices::Rows::new::<S, P>(simd, a, scratch)),
+                false => Self::Vectors(factors::<E, P>(a, scratch)),
+            }
+        }
+    }
+
+    /// Adds the products of so many rows with a panel, whose width and steps are `[width, steps]`, to sums so far; these and
+    /// the sums are each with the distance from a row to the next.
+    ///
+    /// # Safety
+    /// All pointers must be good for so many rows, columns and steps.
+    #[inline(always)]
+    unsafe fn sums<S: Simd, P: Products<E>>(
+        self,
+        simd: S,
+        rows: usize,
+        (b, [width, steps]): (*const E, [usize; 2]),
+        from: (*const E, usize),
+        to: (*mut E, usize),
+    ) {
+        // SAFETY: the caller's; factors are matrices only where the instruction set has them.
+        unsafe {
+            match self {
+                Self::Vectors(a) => Sums {
+                    a,
+                    rows,
+                    b,
+                    width,
+                    steps,
+                    from,
+                    to,
+                }
+                .run::<S, P>(simd),
+                Self::Matrices(a) => matrices::Sums {
+                    a,
+                    rows,
+                    b,
+                    width,
+                    steps,
+                    from,
+                    to,
+                }
+                .run::<P>(),
+            }
+        }
+    }
 }
 
 /// Panels of a task, where so many chunks of rows are tasks besides: few chunks are dealt out by panels, too.
@@ -56,17 +142,18 @@ fn panels_together(panels: usize, chunks: usize) -> usize {
     panels.div_ceil(groups).max(1)
 }
 
-/// Whether products are those of matrices.
-fn by_matrices<E: Element, P: Products<E>>(isa: Isa) -> bool {
-    isa.has_matrices() && P::NUMBERS == 2
+/// Whether matrices multiply the numbers of rows with so many columns: with few of them, splitting a row's numbers into parts
+/// takes longer than their products.
+fn by_matrices<E: Element, P: Products<E>>(isa: Isa, columns: usize) -> bool {
+    const COLUMNS: usize = 32;
+    isa.has_matrices() && (P::PARTS == 1 || P::PARTS > 1 && columns >= COLUMNS)
 }
 
-/// Steps of a sum of so many numbers, with those that fill up matrices.
+/// Factors of so many numbers that are summed over.
 fn steps_of<E: Element, P: Products<E>>(summed: usize, by_matrices: bool) -> usize {
-    let steps = summed.div_ceil(P::NUMBERS);
     match by_matrices {
-        true => matrices::whole(steps),
-        false => steps,
+        true => matrices::whole::<E, P>(summed),
+        false => summed.div_ceil(P::NUMBERS),
     }
 }
 
@@ -97,13 +184,12 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let [rows, summed] = self.a.size();
-        let steps = steps_of::<E, P>(summed, self.by_matrices);
-        let packed = match as_they_lie::<E, P>(self.a) && !self.by_matrices {
+        let ([rows, summed], by_matrices) = (self.a.size(), self.by_matrices);
+        let steps = steps_of::<E, P>(summed, by_matrices);
+        let packed = match as_they_lie::<E, P>(self.a) && !by_matrices {
             true => 0,
-            false => Factors::<E>::room(rows, steps),
+            false => room::<E, P>(rows, summed, by_matrices),
         };
-        let registers = self.by_matrices.then(|| matrices::registers(rows));
         with_scratch(
             rows * PANEL + packed,
             #[inline(always)]
@@ -111,39 +197,27 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
                 let (tile, packed) = scratch.split_at_mut(rows * PANEL);
                 // SAFETY: rows, panels and bias have so many numbers, and the scratch so much room.
                 unsafe {
-                    let a = match &registers {
-                        None => factors::<E, P>(self.a, packed.as_mut_ptr()),
-                        Some(_) => {
-                            matrices::factors::<S, E, P>(simd, self.a, steps, packed.as_mut_ptr())
-                        }
-                    };
+                    let a = Left::new::<S, P>(simd, self.a, by_matrices, packed.as_mut_ptr());
                     for number in self.numbers.clone() {
-                        let (columns, width) = panel(number, self.columns);
+                        let (columns, width) =
+                            panel(number, most_columns(by_matrices), self.columns);
                         let y = self.y.add(columns.start);
                         // Numbers are written where they belong.
                         let direct = TypeId::of::<P::Number>() == TypeId::of::<E>()
                             && columns.len() == width;
-                        let sums = Sums {
-                            a,
-                            rows,
-                            b: self.panels.as_ptr().add(columns.start * steps),
-                            width,
-                            steps,
-                            from: (self.bias.as_ptr().add(columns.start), 0),
-                            to: match direct {
-                                true => (y.cast(), self.columns),
-                                false => (tile.as_mut_ptr(), width),
-                            },
+                        let tile = tile.as_mut_ptr();
+                        let to = match direct {
+                            true => (y.cast(), self.columns),
+                            false => (tile, width),
                         };
-                        match &registers {
-                            None => sums.run::<S, P>(simd),
-                            Some(registers) => sums.by_matrices(registers),
-                        }
+                        let b = self.panels.as_ptr().add(columns.start * steps);
+                        let from = (self.bias.as_ptr().add(columns.start), 0);
+                        a.sums::<S, P>(simd, rows, (b, [width, steps]), from, to);
                         if direct {
                             continue;
                         }
                         for row in 0..rows {
-                            let sums = tile.as_ptr().add(row * width);
+                            let sums = tile.add(row * width);
                             let y = y.add(row * self.columns);
                             let lanes = E::lanes::<S>();
                             let whole = columns.len() / lanes * lanes;
@@ -167,6 +241,7 @@ struct Pack<'a, E: Element, P: Products<E>> {
     columns: Range<usize>,
     /// Steps and columns of the panel.
     size: [usize; 2],
+    by_matrices: bool,
     to: *mut E,
 }
 
@@ -175,8 +250,14 @@ impl<E: Element, P: Products<E>> WithSimd for Pack<'_, E, P> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
+        let (b, columns, to) = (self.b, self.columns, self.to);
         // SAFETY: a panel's own place.
-        unsafe { pack_panel::<S, E, P>(simd, self.b, self.columns, self.size, self.to) };
+        unsafe {
+            match self.by_matrices {
+                true => matrices::pack_panel::<S, E, P>(simd, b, columns, self.size[1], to),
+                false => pack_panel::<S, E, P>(simd, b, columns, self.size, to),
+            }
+        };
     }
 }
 
@@ -189,18 +270,20 @@ pub(crate) fn product<E: Element, P: Products<E>>(
 ) -> Buffer<P::Number> {
     const { assert!(P::NUMBERS * size_of::<P::Number>() == size_of::<E>()) };
     let ([rows, summed], [_, columns]) = (a.size(), b.size());
-    let by_matrices = by_matrices::<E, P>(isa);
+    let by_matrices = by_matrices::<E, P>(isa, columns);
     let steps = steps_of::<E, P>(summed, by_matrices);
-    let (count, products) = (columns.div_ceil(PANEL), rows * summed * columns);
+    let most = most_columns(by_matrices);
+    let (count, products) = (columns.div_ceil(most), rows * summed * columns);
     let fill = |panels: Shared<E>| {
         deal(count, products, |number| {
-            let (columns, width) = panel(number, columns);
+            let (columns, width) = panel(number, most, columns);
             isa.run(Pack::<E, P> {
                 // SAFETY: the place of a panel.
                 to: unsafe { panels.at(columns.start * steps) },
                 b,
                 columns,
                 size: [steps, width],
+                by_matrices,
             });
         });
     };
@@ -249,51 +332,48 @@ impl<E: Element, P: Products<E>> WithSimd for OverRows<'_, E, P> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let ([features, rows], [_, columns]) = (self.x.size(), self.y.size());
-        let pitch = whole(columns);
-        let registers = self.by_matrices.then(|| matrices::registers(features));
+        let ([features, rows], [_, all]) = (self.x.size(), self.y.size());
+        let pitch = whole(all);
+        let by_matrices = self.by_matrices;
+        let panel_room = most_columns(by_matrices) * steps_of::<E, P>(TOGETHER, by_matrices);
+        let packed_room = room::<E, P>(features, TOGETHER, by_matrices);
+        let tile_room = features * most_columns(by_matrices);
         with_scratch(
-            TOGETHER * PANEL + features * PANEL + Factors::<E>::room(features, TOGETHER),
+            panel_room + tile_room + packed_room,
             #[inline(always)]
             |scratch: &mut [E]| {
-                let (packed_panel, rest) = scratch.split_at_mut(TOGETHER * PANEL);
-                let (tile, packed) = rest.split_at_mut(features * PANEL);
+                let (packed_panel, rest) = scratch.split_at_mut(panel_room);
+                let (tile, packed) = rest.split_at_mut(tile_room);
                 let zeros = [E::default(); PANEL];
                 for start in (0..rows).step_by(TOGETHER) {
                     let range = start..(start + TOGETHER).min(rows);
-                    let steps = steps_of::<E, P>(range.len(), self.by_matrices);
+                    let steps = steps_of::<E, P>(range.len(), by_matrices);
                     let y = self.y.rows(range.clone());
                     let x = self.x.transposed().rows(range).transposed();
                     // SAFETY: sums have so many numbers, and the scratch so much room.
                     unsafe {
-                        let a = match &registers {
-                            None => factors::<E, P>(x, packed.as_mut_ptr()),
-                            Some(_) => {
-                                matrices::factors::<S, E, P>(simd, x, steps, packed.as_mut_ptr())
-                            }
-                        };
+                        let a = Left::new::<S, P>(simd, x, by_matrices, packed.as_mut_ptr());
                         for number in self.panels.clone() {
-                            let (columns, width) = panel(number, columns);
+                            let (columns, width) = panel(number, most_columns(by_matrices), all);
                             let to = self.to.add(columns.start);
-                            let size = [steps, width];
-                            let place = packed_panel.as_mut_ptr();
-                            pack_panel::<S, E, P>(simd, y, columns, size, place);
-                            // From zero, and added once: a sum of many rows would lose the last bits of each.
-                            let sums = Sums {
-                                a,
-                                rows: features,
-                                b: packed_panel.as_ptr(),
-                                width,
-                                steps,
-                                from: (zeros.as_ptr(), 0),
-                                to: (tile.as_mut_ptr(), width),
-                            };
-                            match &registers {
-                                None => sums.run::<S, P>(simd),
-                                Some(registers) => sums.by_matrices(registers),
+                            Pack::<E, P> {
+                                b: y,
+                                columns,
+                                size: [steps, width],
+                                by_matrices,
+                                to: packed_panel.as_mut_ptr(),
                             }
+                            .with_simd(simd);
+                            if number + 1 < self.panels.end {
+                                let (next, _) = panel(number + 1, most_columns(by_matrices), all);
+                                y.prefetch(next);
+                            }
+                            let b = (packed_panel.as_ptr(), [width, steps]);
+                            // From zero, and added once: a sum of many rows would lose the last bits of each.
+                            let (tile, zeros) = (tile.as_mut_ptr(), (zeros.as_ptr(), 0));
+                            a.sums::<S, P>(simd, features, b, zeros, (tile, width));
                             for feature in 0..features {
-                                let sums = tile.as_ptr().add(feature * width);
+                                let sums = tile.add(feature * width);
                                 let to = to.add(feature * pitch);
                                 for column in 0..width {
                                     *to.add(column) += *sums.add(column);
@@ -318,27 +398,29 @@ pub(crate) fn product_over_rows<E: Element, P: Products<E>>(
     let elements = features * whole(columns);
     let parts = (PART_BYTES / size_of::<E>() / elements.max(1)).min(PARTS);
     let parts = (rows / PART_ROWS).min(parts).max(1);
-    let (part_rows, chunks) = (rows.div_ceil(parts), features.div_ceil(ROWS));
-    let panels = columns.div_ceil(PANEL);
+    let by_matrices = by_matrices::<E, P>(isa, columns);
+    let chunk = if by_matrices { SPLIT_ROWS } else { ROWS };
+    let (part_rows, chunks) = (rows.div_ceil(parts), features.div_ceil(chunk));
+    let panels = columns.div_ceil(most_columns(by_matrices));
     let together = panels_together(panels, parts * chunks);
     let groups = panels.div_ceil(together);
     let mut sums = filled::<E>(parts * elements, 0.0);
     let all = sums.shared();
     deal(parts * chunks * groups, rows * features * columns, |task| {
-        let (part, chunk, group) = (
+        let (part, of_chunk, group) = (
             task / groups / chunks,
             task / groups % chunks,
             task % groups,
         );
         let range = (part * part_rows).min(rows)..((part + 1) * part_rows).min(rows);
-        let features = chunk * ROWS..((chunk + 1) * ROWS).min(features);
+        let features = of_chunk * chunk..((of_chunk + 1) * chunk).min(features);
         isa.run(OverRows::<E, P> {
             // SAFETY: sums of this task.
             to: unsafe { all.at(part * elements + features.start * whole(columns)) },
             x: x.rows(range.clone()).transposed().rows(features),
             y: y.rows(range),
             panels: group * together..((group + 1) * together).min(panels),
-            by_matrices: by_matrices::<E, P>(isa),
+            by_matrices,
         });
     });
     let fill = |to: Shared<P::Number>| {
@@ -440,6 +522,57 @@ mod tests {
             // Other instruction sets have no pairs, and take them apart.
             if Pairs::run_on(isa) {
                 check::<Pairs>(isa, bf16::from_f32);
+            }
+        }
+    }
+
+    /// Numbers of 24 bits, of many sizes.
+    fn bits(count: usize, seed: u32) -> Vec<f32> {
+        let number = |index: usize| {
+            let bits = (index as u32 ^ seed << 20)
+                .wrapping_mul(0x9e37_79b1)
+                .rotate_left(13);
+            let bits = bits.wrapping_mul(0x85eb_ca77) ^ bits >> 15;
+            f32::from_bits(bits & 0x83ff_ffff | 0x3c00_0000)
+        };
+        (0..count).map(number).collect()
+    }
+
+    #[test]
+    fn products_have_all_bits_of_numbers() {
+        // With columns for which matrices multiply parts of numbers; of one product, and of many.
+        let (rows, columns) = (37, 70);
+        for (isa, summed) in Isa::available()
+            .into_iter()
+            .flat_map(|isa| [1, 2, 33, 500].map(|summed| (isa, summed)))
+        {
+            let (a, b) = (bits(rows * summed, 1), bits(summed * columns, 2));
+            let of_a = Matrix::new(&a, [rows, summed]);
+            let of_b = Matrix::new(&b, [summed, columns]);
+            let mut turned = vec![0.0; rows * summed];
+            for (index, number) in a.iter().enumerate() {
+                turned[index % summed * rows + index / summed] = *number;
+            }
+            let turned = Matrix::new(&turned, [summed, rows]);
+            let found = [
+                product::<f32, Numbers>(isa, of_a, of_b, None),
+                product::<f32, Numbers>(isa, turned.transposed(), of_b, None),
+                product_over_rows::<f32, Numbers>(isa, turned, of_b),
+            ];
+            for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |c| (row, c))) {
+                let term =
+                    |k: usize| f64::from(a[row * summed + k]) * f64::from(b[k * columns + column]);
+                let exact: f64 = (0..summed).map(term).sum();
+                let sizes: f64 = (0..summed).map(|k| term(k).abs()).sum();
+                let bound = sizes * f64::from(f32::EPSILON) * (summed as f64).sqrt();
+                for found in &found {
+                    let off = (f64::from(found[row * columns + column]) - exact).abs();
+                    assert!(
+                        off <= bound,
+                        "{}, {summed} terms: {off} > {bound}",
+                        isa.name()
+                    );
+                }
             }
         }
     }

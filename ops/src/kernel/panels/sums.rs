@@ -43,13 +43,7 @@ impl<E> Factors<E> {
         BLOCK * steps + WIDEST
     }
 
-    /// From a row to the next one, where all are as far apart.
-    pub(super) fn pitch(&self) -> usize {
-        debug_assert_eq!(self.block, BLOCK * self.row);
-        self.row
-    }
-
-    pub(super) fn at(&self, row: usize) -> *const E {
+    fn at(&self, row: usize) -> *const E {
         let place = row / BLOCK * self.block + row % BLOCK * self.row;
         self.first.wrapping_add(place)
     }

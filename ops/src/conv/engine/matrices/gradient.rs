@@ -15,7 +15,7 @@ use super::{COLUMNS, dealt, pay};
 use crate::conv::engine::geometry::{Conv, Correlation, Dims};
 use crate::conv::engine::plan::{TASKS, WeightGradient, WeightJob, chunks};
 use crate::conv::engine::tile::{TileLayout, balanced, tile_extents};
-use crate::kernel::amx::{self, SIDE};
+use crate::kernel::amx::{self, Factor, SIDE};
 use crate::kernel::buffer::{Buffer, filled};
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::products::Products;
@@ -380,27 +380,33 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                     let before = (self.group * taps.len() + tap) * held + first * SIDE;
                     // SAFETY: sums of this task.
                     let sums = unsafe { self.sums.at(before * room_of_sums + output + place) };
-                    let left = |term: usize, m: usize| {
-                        let place = places[term] + offset + m * of_matrix * channel;
-                        source.wrapping_add(place).cast::<u8>()
+                    let left = Factor {
+                        at: |term: usize, m: usize| {
+                            let place = places[term] + offset + m * of_matrix * channel;
+                            source.wrapping_add(place).cast::<u8>()
+                        },
+                        row: bytes * channel,
+                        part: 0,
                     };
-                    let right = |term: usize, n: usize| {
-                        cotangent
-                            .wrapping_add(term * SIDE * room + place + n * SIDE)
-                            .cast::<u8>()
+                    let right = Factor {
+                        at: |term: usize, n: usize| {
+                            let place = term * SIDE * room + place + n * SIDE;
+                            cotangent.wrapping_add(place).cast::<u8>()
+                        },
+                        row: 4 * room,
+                        part: 0,
                     };
                     let to = |m: usize, n: usize| {
                         sums.wrapping_add(m * SIDE * room_of_sums + n * SIDE)
                             .cast::<u8>()
                     };
-                    let (left, right) = ((left, bytes * channel), (right, 4 * room));
                     let (from, to) = (
                         (|m, n| to(m, n).cast_const(), 4 * room_of_sums),
                         (to, 4 * room_of_sums),
                     );
                     // SAFETY: all factors are written, and the sums are this task's.
                     unsafe {
-                        registers.sums::<true>(sizes, places.len(), left, right, from, to);
+                        registers.sums::<true, 1>(sizes, places.len(), left, right, from, to);
                     }
                 }
             }

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::geometry::Correlation;
 use super::job::{Job, SERIAL};
 use super::tile::TileLayout;
-use crate::kernel::amx::{self, SIDE};
+use crate::kernel::amx::{self, Factor, SIDE};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, prefetch_to_write};
 use crate::kernel::products::Products;
@@ -168,15 +168,22 @@ impl<E: Element> Weights<E> {
         let matrix = self.rows * SIDE;
         let together = (self.count - first).min(2);
         let weights = self.packed[(group * self.count + first) * terms * matrix..].as_ptr();
-        let left = |term: usize, m: usize| {
-            let place = weights.wrapping_add((term * together + m) * matrix);
-            place.cast::<u8>()
+        let left = Factor {
+            at: |term: usize, m: usize| {
+                let place = weights.wrapping_add((term * together + m) * matrix);
+                place.cast::<u8>()
+            },
+            row: 4 * SIDE,
+            part: 0,
         };
-        let right = |term: usize, n: usize| {
-            let place = tile.wrapping_add(self.offsets[term] + n * SIDE);
-            place.cast::<u8>()
+        let right = Factor {
+            at: |term: usize, n: usize| {
+                let place = tile.wrapping_add(self.offsets[term] + n * SIDE);
+                place.cast::<u8>()
+            },
+            row: 4 * self.channel,
+            part: 0,
         };
-        let (left, right) = ((left, 4 * SIDE), (right, 4 * self.channel));
         let across = to.columns.div_ceil(SIDE);
         let outputs = first * self.rows..((first + together) * self.rows).min(self.outputs);
         if to.step == 1 {
@@ -191,7 +198,7 @@ impl<E: Element> Weights<E> {
         let (from, place) = ((|m, n| place(m, n).cast_const(), 0), (place, 4 * SIDE));
         // SAFETY: the caller's.
         unsafe {
-            registers.sums::<false>([together, across], terms, left, right, from, place);
+            registers.sums::<false, 1>([together, across], terms, left, right, from, place);
         }
         for (index, output) in outputs.enumerate() {
             let (m, row) = (index / self.rows, index % self.rows);
