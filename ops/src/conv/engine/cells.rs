@@ -7,22 +7,28 @@ use pulp::Simd;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
-/// Writes the factors of the cells of two tiles.
+/// Writes the pairs of the cells of two tiles: those of each part so many elements after those of the one before.
 ///
 /// # Safety
-/// All must be good for `len` elements, which are whole vectors; the factors may take the place of cells.
+/// All must be good for `len` elements, which are whole vectors.
 #[inline(always)]
 pub(super) unsafe fn join<S: Simd, E: Element, P: Products<E>>(
     simd: S,
-    factors: *mut E,
+    (pairs, of_part): (*mut E, usize),
     cells: [*const E; 2],
     len: usize,
 ) {
     for column in (0..len).step_by(E::lanes::<S>()) {
         // SAFETY: the caller's.
         unsafe {
-            let cells = cells.map(|cells| E::load::<S>(cells.add(column)));
-            E::store::<S>(factors.add(column), P::join(simd, cells));
+            let [first, second] = cells;
+            let cells = [
+                E::load::<S>(first.add(column)),
+                E::load::<S>(second.add(column)),
+            ];
+            for (part, joined) in P::split(simd, cells).iter().enumerate().take(P::PARTS) {
+                E::store::<S>(pairs.add(part * of_part + column), *joined);
+            }
         }
     }
 }

@@ -38,15 +38,11 @@ impl<E: Element, N: Copy + Default + Send + Sync> Job<'_, E, N> {
         weight: &(impl Fn([usize; 4]) -> N + Sync),
         output: Shared<N>,
     ) {
-        let matrices = isa.has_matrices() && P::NUMBERS == 2;
-        let pay = matrices::pay(self.inputs, self.outputs);
         isa.run(Whole::<E, P, _> {
             job: self,
             weight,
             output,
-            // Where there are matrices, pairs multiply no faster than numbers.
-            single: self.inputs == 1 || (matrices && !pay),
-            matrices: matrices && pay,
+            has_matrices: isa.has_matrices(),
         });
     }
 }
@@ -55,9 +51,8 @@ struct Whole<'a, E: Element, P: Products<E>, W> {
     job: &'a Job<'a, E, P::Number>,
     weight: &'a W,
     output: Shared<P::Number>,
-    /// Whether a factor is one number, and whether factors are in matrices.
-    single: bool,
-    matrices: bool,
+    /// Whether the instruction set has matrices.
+    has_matrices: bool,
 }
 
 impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
@@ -70,8 +65,7 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
             job,
             weight,
             output,
-            single,
-            matrices,
+            has_matrices,
         } = self;
         let len = job.len();
         if len == 0 {
@@ -83,13 +77,18 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
         }
         for correlation in job.parts.iter().filter(|part| !part.taps.is_empty()) {
             let sizes = [job.inputs, job.outputs, job.shape[1]];
-            let transformed = !matrices && job.method.transforms(sizes);
-            if let Some(rows) = RowTiles::new(correlation).filter(|_| transformed) {
+            let transformed = job.method.transforms(sizes);
+            let rows = RowTiles::new(correlation).filter(|_| transformed);
+            let channels = [job.inputs, job.outputs];
+            if has_matrices && matrices::pay::<E, P>(job.method, channels, rows.is_some()) {
+                directly::<S, E, P>(simd, job, correlation, weight, output, true);
+            } else if let Some(rows) = rows {
                 correlate::<S, E, P>(simd, job, correlation, rows, weight, output);
-            } else if single {
+            } else if job.inputs == 1 || has_matrices {
+                // Where there are matrices, pairs multiply no faster than numbers.
                 directly::<S, E, P::Single>(simd, job, correlation, weight, output, false);
             } else {
-                directly::<S, E, P>(simd, job, correlation, weight, output, matrices);
+                directly::<S, E, P>(simd, job, correlation, weight, output, false);
             }
         }
     }
@@ -104,7 +103,7 @@ fn directly<S: Simd, E: Element, P: Products<E>>(
     output: Shared<P::Number>,
     matrices: bool,
 ) {
-    let part = Part::<E, P>::new::<S>(job, correlation, weight, matrices);
+    let part = Part::<E, P>::new::<S>(simd, job, correlation, weight, matrices);
     let tasks = 0..job.batch * job.groups * part.tiles * part.ranges;
     job.run_tasks(correlation, tasks, |index| {
         simd.vectorize(Task::new(job, &part, index, output));
@@ -158,12 +157,11 @@ impl<'a, E: Element, P: Products<E>> Task<'a, E, P> {
         let [origin, _] = tile_box(self.tile, self.part.tile, self.part.correlation.count);
         let (layout, pieces) = (&self.part.layout, self.job.pieces);
         let (batch, channels) = (self.batch, self.channels(block));
-        match P::NUMBERS {
-            1 => layout.fill::<S, E, P>(simd, buffer, pieces, batch, channels, origin),
-            _ => {
-                let buffer = (buffer, self.part.held);
-                layout.fill_factors::<S, E, P>(simd, buffer, pieces, batch, channels, origin);
-            }
+        if self.part.in_pairs() {
+            let buffer = (buffer, self.part.held);
+            layout.fill_pairs::<S, E, P>(simd, buffer, pieces, batch, channels, origin);
+        } else {
+            layout.fill::<S, E, P>(simd, buffer, pieces, batch, channels, origin);
         }
     }
 
@@ -203,9 +201,10 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
         // Blocks of channels are outermost: each is copied once, and their partial sums add up in
         // the output, which is in the cache. So every sum goes over (block, channel, tap), in any
         // tile and on any number of threads.
-        let cells = match P::NUMBERS {
-            1 => 0,
-            held => part.layout.len(held),
+        let cells = if part.in_pairs() {
+            part.layout.len(2)
+        } else {
+            0
         };
         with_scratch(
             matrices::SUMS + part.layout.len(part.held) + cells,

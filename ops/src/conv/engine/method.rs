@@ -1,4 +1,4 @@
-//! The choice between the direct sums of a convolution and Winograd's.
+//! The choice between the direct sums of a convolution, Winograd's, and those by matrices.
 
 use std::sync::OnceLock;
 
@@ -10,16 +10,18 @@ const VARIABLE: &str = "HALOCLINE_CONV";
 /// How a convolution's sums are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Method {
-    /// By [`Winograd`](Self::Winograd) where that is faster.
+    /// By [`Winograd`](Self::Winograd) or by [`Matrices`](Self::Matrices) where that is faster.
     Fastest,
     /// Term by term.
     Direct,
     /// With fewer multiplications, for kernels of three rows with stride and dilation one.
     Winograd,
+    /// Term by term, each number as the sum of three bf16 numbers, where the processor multiplies matrices of these (AMX).
+    Matrices,
 }
 
 impl Method {
-    /// The method that `HALOCLINE_CONV` names: `direct` or `winograd`, or the fastest.
+    /// The method that `HALOCLINE_CONV` names: `direct`, `winograd` or `matrices`, or the fastest.
     ///
     /// # Errors
     /// The variable has another value.
@@ -37,8 +39,10 @@ impl Method {
             None => Ok(Self::Fastest),
             Some("direct") => Ok(Self::Direct),
             Some("winograd") => Ok(Self::Winograd),
+            Some("matrices") => Ok(Self::Matrices),
             Some(name) => {
-                let message = format!("no method {name:?}; set direct or winograd, or nothing");
+                let message =
+                    format!("no method {name:?}; set direct, winograd or matrices, or nothing");
                 Err(Error::operator(VARIABLE, message))
             }
         }
@@ -49,7 +53,7 @@ impl Method {
     pub(crate) fn transforms(self, [inputs, outputs, rows]: [usize; 3]) -> bool {
         match self {
             Self::Fastest => inputs >= 8 && outputs >= 8 && rows >= 6,
-            Self::Direct => false,
+            Self::Direct | Self::Matrices => false,
             Self::Winograd => true,
         }
     }
@@ -64,6 +68,7 @@ mod tests {
         assert_eq!(Method::named(None).unwrap(), Method::Fastest);
         assert_eq!(Method::named(Some("direct")).unwrap(), Method::Direct);
         assert_eq!(Method::named(Some("winograd")).unwrap(), Method::Winograd);
+        assert_eq!(Method::named(Some("matrices")).unwrap(), Method::Matrices);
         let error = Method::named(Some("fft")).unwrap_err().to_string();
         assert!(error.contains("no method \"fft\"; set direct"), "{error}");
     }

@@ -55,12 +55,16 @@ pub(super) enum Weights<E> {
 
 impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
     pub(super) fn new<S: Simd>(
+        simd: S,
         job: &Job<'_, E, P::Number>,
         correlation: &'a Correlation,
         weight: &(impl Fn([usize; 4]) -> P::Number + Sync),
         matrices: bool,
     ) -> Self {
-        let mut block = block::<E, P>(TERMS / correlation.terms.max(1), job.inputs);
+        let mut block = match matrices {
+            true => job.inputs,
+            false => block::<E, P>(TERMS / correlation.terms.max(1), job.inputs),
+        };
         let lanes = E::lanes::<S>();
         let strip = match matrices {
             true => matrices::COLUMNS,
@@ -69,12 +73,12 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
         // From the correlation alone, not from the box of results: the order of sums, and so their
         // bits, are the same in any box.
         let smallest = TileLayout::new(correlation, [1, 1, strip]);
-        let once = size_of::<P::Number>() < size_of::<E>();
+        let once = matrices || size_of::<P::Number>() < size_of::<E>();
         while block > P::NUMBERS && !once && smallest.len(block) > SCRATCH_BYTES / size_of::<E>() {
             block /= 2;
         }
         let held = match matrices {
-            true => matrices::held(block),
+            true => matrices::held(block) * P::PARTS,
             false => block.div_ceil(P::NUMBERS),
         };
         let room = TILE_BYTES / size_of::<E>() / held;
@@ -112,7 +116,8 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
             tiles,
             weights: match matrices {
                 true => {
-                    let weights = matrices::Weights::new::<P>(job, correlation, &layout, weight);
+                    let weights =
+                        matrices::Weights::new::<S, P>(simd, job, correlation, &layout, weight);
                     Weights::Matrices(weights)
                 }
                 false => {
@@ -134,5 +139,10 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
             block,
             products: PhantomData,
         }
+    }
+
+    /// Whether a tile has pairs of channels.
+    pub(super) fn in_pairs(&self) -> bool {
+        P::NUMBERS == 2 || matches!(self.weights, Weights::Matrices(_))
     }
 }

@@ -40,7 +40,7 @@ impl<N: Send + Sync> WeightJob<'_, N> {
         &self,
         isa: Isa,
     ) -> WeightGradient<E> {
-        let matrices = isa.has_matrices() && P::NUMBERS == 2 && gradient::applies(self);
+        let matrices = isa.has_matrices() && gradient::applies::<E, P>(self);
         isa.run(Whole::<E, P> {
             job: self,
             matrices,
@@ -246,7 +246,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                         // SAFETY: both are as long, of whole vectors.
                         unsafe {
                             let cells = [tile.as_ptr(), spare.as_ptr()];
-                            join::<S, E, P>(simd, tile.as_mut_ptr(), cells, tile.len());
+                            join::<S, E, P>(simd, (tile.as_mut_ptr(), 0), cells, tile.len());
                         }
                     }
                 }

@@ -18,7 +18,7 @@ use crate::conv::engine::tile::{TileLayout, balanced, tile_extents};
 use crate::kernel::amx::{self, Factor, SIDE};
 use crate::kernel::buffer::{Buffer, filled};
 use crate::kernel::memory::{Shared, with_scratch};
-use crate::kernel::products::Products;
+use crate::kernel::products::{MOST_PARTS, Products};
 use crate::kernel::simd::Element;
 use crate::kernel::transpose::transpose;
 
@@ -35,9 +35,19 @@ const FEW_OUTPUTS: usize = 32;
 const MANY_SUMS: usize = 1 << 18;
 
 /// Whether the gradient of weights is computed so.
-pub(crate) fn applies<N: Send + Sync>(job: &WeightJob<'_, N>) -> bool {
+pub(crate) fn applies<E: Element, P: Products<E>>(job: &WeightJob<'_, P::Number>) -> bool {
     let [.., columns] = job.cotangent.shape();
-    pay(job.conv.inputs, job.conv.outputs) && columns >= COLUMNS
+    // Channels count as half as many where Winograd's method computes fewer products.
+    let transforms = job.rows().is_some();
+    let channels = [job.conv.inputs, job.conv.outputs];
+    let channels = channels.map(|channels| {
+        if transforms && P::PARTS > 1 {
+            channels / 2
+        } else {
+            channels
+        }
+    });
+    pay::<E, P>(job.method, channels, transforms) && columns >= COLUMNS
 }
 
 /// The columns of tiles: parts of a row of less than twice `most`, of whole products but for the last one.
@@ -67,7 +77,7 @@ struct Plan<'a, N> {
 }
 
 impl<'a, N: Send + Sync> Plan<'a, N> {
-    fn new<E: Element>(job: &'a WeightJob<'a, N>) -> Self {
+    fn new<E: Element, P: Products<E, Number = N>>(job: &'a WeightJob<'a, N>) -> Self {
         let Conv {
             groups,
             inputs,
@@ -76,7 +86,7 @@ impl<'a, N: Send + Sync> Plan<'a, N> {
         } = *job.conv;
         let [batch, _, count @ ..] = job.cotangent.shape();
         let correlation = job.conv.forward(count);
-        let room = TILE_BYTES / size_of::<N>();
+        let room = TILE_BYTES / P::PARTS / size_of::<u16>();
         let held = inputs.min(BLOCK);
         let together = match groups * inputs * outputs * correlation.taps.len() {
             MANY_SUMS.. => FEW_OUTPUTS,
@@ -152,7 +162,7 @@ pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
     simd: S,
     job: &WeightJob<'_, P::Number>,
 ) -> WeightGradient<E> {
-    let plan = Plan::new::<E>(job);
+    let plan = Plan::new::<E, P>(job);
     let Conv {
         groups,
         inputs,
@@ -186,12 +196,17 @@ pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
         let (group, first) = (index / blocks, index % blocks * SIDE);
         for input in 0..inputs {
             let channel = input / rows * SIDE + input % rows;
-            for output in first..outputs.min(first + SIDE) {
-                let weight = ((group * outputs + output) * inputs + input) * kernel;
-                for (tap, taken) in taps.iter().enumerate() {
-                    let place = ((group * taps.len() + tap) * held + channel) * room + output;
-                    let parts = (0..chunks).map(|chunk| sums[chunk * plan.sums() + place]);
-                    let sum = parts.fold(E::default(), |sum, part| sum + part);
+            for (tap, taken) in taps.iter().enumerate() {
+                let place = ((group * taps.len() + tap) * held + channel) * room + first;
+                let mut of_outputs = [E::default(); SIDE];
+                for chunk in 0..chunks {
+                    let part = &sums[chunk * plan.sums() + place..][..SIDE];
+                    for (sum, part) in of_outputs.iter_mut().zip(part) {
+                        *sum += *part;
+                    }
+                }
+                for (output, sum) in (first..outputs).zip(of_outputs) {
+                    let weight = ((group * outputs + output) * inputs + input) * kernel;
                     // SAFETY: an element of this task.
                     unsafe { *to.at(weight + taken.element) = sum };
                 }
@@ -239,16 +254,17 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
             .map(|columns| columns.len().div_ceil(COLUMNS));
         let terms = planes * rows * widest.max().unwrap_or(0);
         let [of_matrix, matrices] = dealt(inputs);
-        let held = plan.layout.len(2 * of_matrix) * size_of::<P::Number>() / size_of::<E>();
+        let part = plan.layout.len(2 * of_matrix);
+        let held = P::PARTS * part * size_of::<u16>() / size_of::<E>();
         // SAFETY: jobs run so only where the instruction set has matrices.
         let registers = unsafe { amx::Matrices::of(of_matrix, SIDE) };
         with_scratch(
-            terms * SIDE * room + held + plan.layout.len(1),
+            terms * P::PARTS * SIDE * room + held + plan.layout.len(1),
             #[inline(always)]
             |scratch: &mut [E]| {
-                let (cotangent, rest) = scratch.split_at_mut(terms * SIDE * room);
+                let (cotangent, rest) = scratch.split_at_mut(terms * P::PARTS * SIDE * room);
                 let (source, cells) = rest.split_at_mut(held);
-                let source = source.as_mut_ptr().cast::<P::Number>();
+                let source = source.as_mut_ptr().cast::<u16>();
                 for field in plan.chunks[self.chunk].clone() {
                     let (batch, tile) = (field / plan.tiles, plan.tile(field % plan.tiles));
                     self.fill_cotangent(simd, cotangent, room, &range, batch, &tile);
@@ -260,16 +276,16 @@ impl<E: Element, P: Products<E>> WithSimd for Task<'_, E, P> {
                         let before = self.group * inputs;
                         let channels = before + channels.start..before + channels.end;
                         let origin = tile.each_ref().map(|range| range.start);
-                        let (pieces, to) = (plan.job.pieces, (source, &mut *cells));
+                        let (pieces, to) = (plan.job.pieces, (source, part, &mut *cells));
                         let right = (cotangent.as_ptr(), room, range.start);
                         // SAFETY: there is room for two matrices of channels; both factors are written, for these channels
                         // and outputs.
                         unsafe {
                             plan.layout
-                                .fill_numbers::<S, E, P>(simd, to, pieces, batch, channels, origin);
+                                .fill_halves::<S, E, P>(simd, to, pieces, batch, channels, origin);
                             self.add_products(
                                 &registers,
-                                source,
+                                (source, part),
                                 right,
                                 [first, together],
                                 &places,
@@ -294,7 +310,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         places.collect()
     }
 
-    /// Writes pairs of columns × outputs of the cotangent, `[product][pair][output]`, and adds to the gradients of biases.
+    /// Writes pairs of columns × outputs of the cotangent, `[product][part][pair][output]`, and adds to the gradients of biases.
     #[inline(always)]
     fn fill_cotangent<S: Simd>(
         &self,
@@ -314,33 +330,41 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         };
         for first in outputs.clone().step_by(SIDE) {
             let mut sums = [E::splat(simd, E::default()); SIDE];
-            let mut runs = [[P::Number::default(); COLUMNS]; SIDE];
+            let mut joined = [[[E::default(); SIDE]; SIDE]; MOST_PARTS];
             let mut place = first - outputs.start;
             for (plane, row) in lines() {
                 for [start, overlap] in Plan::<P::Number>::products(columns) {
                     let there = outputs.end.min(first + SIDE) - first;
-                    for (index, (run, sum)) in
-                        runs.iter_mut().zip(&mut sums).take(there).enumerate()
-                    {
+                    for (index, sum) in sums.iter_mut().enumerate().take(there) {
+                        let mut run = [P::Number::default(); COLUMNS];
                         let channel = self.group * job.conv.outputs + first + index;
                         let from =
                             job.cotangent
                                 .at([batch, channel, plane, row, columns.start + start]);
                         // SAFETY: a row of the cotangent has so many columns from there on.
-                        unsafe { copy_run(run, from, stride) };
+                        unsafe { copy_run(&mut run, from, stride) };
                         run[..overlap].fill(P::Number::default());
-                        for column in (0..COLUMNS).step_by(E::lanes::<S>()) {
-                            // SAFETY: a run is whole vectors.
-                            let numbers = unsafe { P::load::<S>(run.as_ptr().add(column)) };
-                            *sum = E::plus(simd, *sum, numbers);
+                        // SAFETY: a run is whole vectors.
+                        unsafe {
+                            for column in (0..COLUMNS).step_by(E::lanes::<S>()) {
+                                let numbers = P::load::<S>(run.as_ptr().add(column));
+                                *sum = E::plus(simd, *sum, numbers);
+                            }
+                            let run = run.as_ptr();
+                            let numbers = [P::load::<S>(run), P::load::<S>(run.add(SIDE))];
+                            let parts = P::split(simd, E::deinterleave::<S>(numbers));
+                            for (joined, pairs) in joined.iter_mut().zip(parts) {
+                                E::store::<S>(joined[index].as_mut_ptr(), pairs);
+                            }
                         }
                     }
-                    let from = |run: usize| runs[run].as_ptr().cast::<E>();
-                    let here = to[place..].as_mut_ptr();
-                    let to = |run: usize| here.wrapping_add(run * room);
-                    // SAFETY: runs have 16 pairs, and there is room for as many pairs of 16 outputs.
-                    unsafe { transpose::<S, E>(from, None, to) };
-                    place += SIDE * room;
+                    for joined in joined.iter().take(P::PARTS) {
+                        let here = to[place..].as_mut_ptr();
+                        let to = |run: usize| here.wrapping_add(run * room);
+                        // SAFETY: runs have 16 pairs, and there is room for as many pairs of 16 outputs.
+                        unsafe { transpose::<S, E>(|run| joined[run].as_ptr(), None, to) };
+                        place += SIDE * room;
+                    }
                 }
             }
             for (index, sum) in sums.into_iter().take(outputs.end - first).enumerate() {
@@ -359,7 +383,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
     unsafe fn add_products(
         &self,
         registers: &amx::Matrices,
-        source: *const P::Number,
+        (source, part): (*const u16, usize),
         (cotangent, room, output): (*const E, usize, usize),
         [first, together]: [usize; 2],
         places: &[usize],
@@ -367,9 +391,8 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
         let Self { plan, .. } = self;
         let ([held, room_of_sums], [of_matrix, _]) = (plan.padded(), dealt(plan.job.conv.inputs));
         let (taps, channel) = (&plan.correlation.taps, plan.layout.channel());
-        let bytes = size_of::<P::Number>();
         for (index, places) in places.chunks(TERMS).enumerate() {
-            let cotangent = cotangent.wrapping_add(index * TERMS * SIDE * room);
+            let cotangent = cotangent.wrapping_add(index * TERMS * P::PARTS * SIDE * room);
             for place in (0..room).step_by(2 * SIDE) {
                 let sizes = [together, ((room - place) / SIDE).min(2)];
                 for (tap, offset) in taps
@@ -385,16 +408,16 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                             let place = places[term] + offset + m * of_matrix * channel;
                             source.wrapping_add(place).cast::<u8>()
                         },
-                        row: bytes * channel,
-                        part: 0,
+                        row: 2 * channel,
+                        part: 2 * part,
                     };
                     let right = Factor {
                         at: |term: usize, n: usize| {
-                            let place = term * SIDE * room + place + n * SIDE;
+                            let place = term * P::PARTS * SIDE * room + place + n * SIDE;
                             cotangent.wrapping_add(place).cast::<u8>()
                         },
                         row: 4 * room,
-                        part: 0,
+                        part: 4 * SIDE * room,
                     };
                     let to = |m: usize, n: usize| {
                         sums.wrapping_add(m * SIDE * room_of_sums + n * SIDE)
@@ -406,7 +429,14 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                     );
                     // SAFETY: all factors are written, and the sums are this task's.
                     unsafe {
-                        registers.sums::<true, 1>(sizes, places.len(), left, right, from, to);
+                        let terms = places.len();
+                        match P::PARTS {
+                            MOST_PARTS => {
+                                registers
+                                    .sums::<true, MOST_PARTS>(sizes, terms, left, right, from, to);
+                            }
+                            _ => registers.sums::<true, 1>(sizes, terms, left, right, from, to),
+                        }
                     }
                 }
             }

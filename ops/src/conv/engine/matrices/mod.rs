@@ -3,24 +3,28 @@
 
 pub(crate) mod gradient;
 
-use pulp::Simd;
+use std::marker::PhantomData;
+
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::geometry::Correlation;
+use super::geometry::{Correlation, Tap};
 use super::job::{Job, SERIAL};
+use super::method::Method;
 use super::tile::TileLayout;
 use crate::kernel::amx::{self, Factor, SIDE};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, prefetch_to_write};
-use crate::kernel::products::Products;
+use crate::kernel::products::{MOST_PARTS, Products};
 use crate::kernel::simd::Element;
 
 /// Columns of a strip: two matrices.
 pub(super) const COLUMNS: usize = 2 * SIDE;
 /// Numbers of the sums of a strip: two matrices each of outputs and columns.
 pub(super) const SUMS: usize = 4 * SIDE * SIDE;
-/// Fewest channels on either side for which matrices pay.
-const CHANNELS: usize = 2;
+/// Fewest channels on either side for which matrices pay: where numbers are of one part; where they are of three; and where
+/// Winograd's method would have fewer products to compute.
+const CHANNELS: [usize; 3] = [2, 64, 128];
 
 /// The weights of a correlation as matrices of outputs × pairs of channels.
 #[derive(Debug)]
@@ -35,7 +39,9 @@ pub(super) struct Weights<E> {
     offsets: Vec<usize>,
     /// Elements of the tile from one pair of channels to the next.
     channel: usize,
-    /// `[group][one or two matrices of outputs][block][tap][matrix][output][pair]`, the pairs with room for [`SIDE`].
+    /// Elements of the tile from one part of a pair to the next.
+    part: usize,
+    /// `[group][one or two matrices of outputs][block][tap][matrix][part][output][pair]`, the pairs with room for [`SIDE`].
     packed: Buffer<E>,
 }
 
@@ -59,9 +65,18 @@ fn dealt(things: usize) -> [usize; 2] {
     [things.div_ceil(count), count]
 }
 
-/// Whether matrices pay for so many channels of a group.
-pub(super) fn pay(inputs: usize, outputs: usize) -> bool {
-    inputs >= CHANNELS && outputs >= CHANNELS
+/// Whether matrices pay for so many channels of a group, instead of Winograd's method if `transforms`.
+pub(super) fn pay<E: Element, P: Products<E>>(
+    method: Method,
+    channels: [usize; 2],
+    transforms: bool,
+) -> bool {
+    let fewest = match (P::PARTS, method) {
+        (0, _) | (MOST_PARTS, Method::Direct | Method::Winograd) => return false,
+        (MOST_PARTS, Method::Fastest) => CHANNELS[1 + usize::from(transforms)],
+        _ => CHANNELS[0],
+    };
+    channels.iter().all(|channels| *channels >= fewest)
 }
 
 /// Pairs of channels of a tile, with those that fill up matrices.
@@ -72,7 +87,8 @@ pub(super) fn held(inputs: usize) -> usize {
 
 impl<E: Element> Weights<E> {
     /// The weights of a correlation, for tiles of a layout.
-    pub(super) fn new<P: Products<E>>(
+    pub(super) fn new<S: Simd, P: Products<E>>(
+        simd: S,
         job: &Job<'_, E, P::Number>,
         correlation: &Correlation,
         layout: &TileLayout,
@@ -86,38 +102,20 @@ impl<E: Element> Weights<E> {
             let taps = taps.iter().map(|tap| layout.offset(tap.offset));
             taps.map(move |offset| block * pairs * channel + offset)
         });
-        let (terms, matrix) = (blocks * taps.len(), rows * SIDE);
+        let (terms, matrix) = (blocks * taps.len(), P::PARTS * rows * SIDE);
         let len = job.groups * count * terms * matrix;
         let fill = |packed: Shared<E>| {
             let one = |index: usize| {
-                let (group, number) = (index / count, index % count);
-                let (together, place) = ((count - number / 2 * 2).min(2), number % 2);
-                let first = (index - place) * terms * matrix;
-                for row in 0..rows {
-                    let output = number * rows + row;
-                    for (block, pair) in
-                        (0..blocks).flat_map(|block| (0..SIDE).map(move |pair| (block, pair)))
-                    {
-                        let input = 2 * (block * pairs + pair);
-                        let there = |input: usize| {
-                            pair < pairs && output < job.outputs && input < job.inputs
-                        };
-                        let there = [there(input), there(input + 1)];
-                        let before = first + (block * taps.len() * together + place) * matrix;
-                        for (tap, taken) in taps.iter().enumerate() {
-                            let number = |index: usize| match there[index] {
-                                true => weight([group, output, input + index, taken.element]),
-                                false => P::Number::default(),
-                            };
-                            let before = before + tap * together * matrix;
-                            // SAFETY: an element of this matrix of outputs.
-                            unsafe {
-                                *packed.at(before + row * SIDE + pair) =
-                                    P::factor([number(0), number(1)]);
-                            }
-                        }
-                    }
-                }
+                simd.vectorize(Pack::<E, P, _> {
+                    job,
+                    taps,
+                    sizes: [rows, pairs, blocks],
+                    place: [index / count, index % count],
+                    count,
+                    weight,
+                    packed,
+                    products: PhantomData,
+                });
             };
             let all = 0..job.groups * count;
             if len < SERIAL / 4 {
@@ -133,6 +131,7 @@ impl<E: Element> Weights<E> {
             outputs: job.outputs,
             offsets: offsets.collect(),
             channel,
+            part: blocks * pairs * channel,
             // SAFETY: every element of every matrix is written.
             packed: unsafe { Buffer::filled(len, fill) },
         }
@@ -165,7 +164,7 @@ impl<E: Element> Weights<E> {
         to: Results<'_, E, P::Number>,
     ) {
         let terms = self.offsets.len();
-        let matrix = self.rows * SIDE;
+        let matrix = P::PARTS * self.rows * SIDE;
         let together = (self.count - first).min(2);
         let weights = self.packed[(group * self.count + first) * terms * matrix..].as_ptr();
         let left = Factor {
@@ -174,7 +173,7 @@ impl<E: Element> Weights<E> {
                 place.cast::<u8>()
             },
             row: 4 * SIDE,
-            part: 0,
+            part: 4 * self.rows * SIDE,
         };
         let right = Factor {
             at: |term: usize, n: usize| {
@@ -182,7 +181,7 @@ impl<E: Element> Weights<E> {
                 place.cast::<u8>()
             },
             row: 4 * self.channel,
-            part: 0,
+            part: 4 * self.part,
         };
         let across = to.columns.div_ceil(SIDE);
         let outputs = first * self.rows..((first + together) * self.rows).min(self.outputs);
@@ -198,7 +197,13 @@ impl<E: Element> Weights<E> {
         let (from, place) = ((|m, n| place(m, n).cast_const(), 0), (place, 4 * SIDE));
         // SAFETY: the caller's.
         unsafe {
-            registers.sums::<false, 1>([together, across], terms, left, right, from, place);
+            let sizes = [together, across];
+            match P::PARTS {
+                MOST_PARTS => {
+                    registers.sums::<false, MOST_PARTS>(sizes, terms, left, right, from, place)
+                }
+                _ => registers.sums::<false, 1>(sizes, terms, left, right, from, place),
+            }
         }
         for (index, output) in outputs.enumerate() {
             let (m, row) = (index / self.rows, index % self.rows);
@@ -210,6 +215,61 @@ impl<E: Element> Weights<E> {
                     let sums = sums.as_ptr().add(((m * across + n) * SIDE + row) * SIDE);
                     let place = to.output.add(output * to.channel + n * SIDE * to.step);
                     store::<S, E, P>(simd, sums, bias, place, to.step, columns);
+                }
+            }
+        }
+    }
+}
+
+/// Packs a group's weights of a matrix of outputs.
+struct Pack<'a, E: Element, P: Products<E>, W> {
+    job: &'a Job<'a, E, P::Number>,
+    taps: &'a [Tap],
+    /// Outputs and pairs of a matrix, and blocks of pairs.
+    sizes: [usize; 3],
+    /// The group and the number of the matrix, of so many.
+    place: [usize; 2],
+    count: usize,
+    weight: &'a W,
+    packed: Shared<E>,
+    products: PhantomData<P>,
+}
+
+impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number> WithSimd for Pack<'_, E, P, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { job, taps, .. } = self;
+        let ([rows, pairs, blocks], [group, number]) = (self.sizes, self.place);
+        let (together, place) = ((self.count - number / 2 * 2).min(2), number % 2);
+        let matrix = P::PARTS * rows * SIDE;
+        let first = (group * self.count + number - place) * blocks * taps.len() * matrix;
+        // For every tap the first numbers of pairs, and the second ones.
+        let mut numbers = vec![[[P::Number::default(); SIDE]; 2]; taps.len()];
+        for (row, block) in (0..rows).flat_map(|row| (0..blocks).map(move |b| (row, b))) {
+            let (output, input) = (number * rows + row, 2 * block * pairs);
+            let inputs = match output < job.outputs {
+                true => input..job.inputs.min(input + 2 * pairs),
+                false => 0..0,
+            };
+            numbers.fill([[P::Number::default(); SIDE]; 2]);
+            for (index, input) in inputs.enumerate() {
+                for (numbers, tap) in numbers.iter_mut().zip(taps) {
+                    let weight = (self.weight)([group, output, input, tap.element]);
+                    numbers[index % 2][index / 2] = weight;
+                }
+            }
+            let before = first + (block * taps.len() * together + place) * matrix;
+            for (tap, [first, second]) in numbers.iter().enumerate() {
+                let place = before + tap * together * matrix + row * SIDE;
+                // SAFETY: numbers are two vectors, and elements those of this matrix of outputs.
+                unsafe {
+                    let numbers = [P::load::<S>(first.as_ptr()), P::load::<S>(second.as_ptr())];
+                    let parts = P::split(simd, numbers);
+                    for (part, pairs) in parts.iter().enumerate().take(P::PARTS) {
+                        E::store::<S>(self.packed.at(place + part * rows * SIDE), *pairs);
+                    }
                 }
             }
         }

@@ -131,7 +131,7 @@ fn large() -> Case {
 
 #[test]
 fn the_number_of_threads_does_not_change_a_bit() {
-    for method in [Method::Direct, Method::Winograd] {
+    for method in [Method::Direct, Method::Winograd, Method::Matrices] {
         let case = Case { method, ..large() };
         let truth = case.truth();
         for isa in Isa::available() {
@@ -246,9 +246,14 @@ fn values_that_are_not_finite_stay_in_their_windows() {
             batch: 1,
             ..large()
         };
+        let split = Case {
+            method: Method::Matrices,
+            ..case.clone()
+        };
         for isa in Isa::available() {
             for hit in [[0, 4, 17], [0, 10, 41], [0, 0, 0]] {
                 finite_but_in_windows::<Numbers>(&case, isa, hit);
+                finite_but_in_windows::<Numbers>(&split, isa, hit);
                 if Pairs::run_on(isa) {
                     finite_but_in_windows::<Pairs>(&case, isa, hit);
                 }
@@ -324,6 +329,10 @@ proptest! {
         let truth = case.truth();
         for isa in Isa::available().into_iter().filter(|isa| Pairs::run_on(*isa)) {
             case.check::<f32, Pairs>(isa, &truth)?;
+        }
+        let split = Case { method: Method::Matrices, ..case };
+        for isa in Isa::available().into_iter().filter(|isa| isa.has_matrices()) {
+            split.check::<f32, Numbers>(isa, &truth)?;
         }
     }
 }

@@ -173,30 +173,40 @@ fn rounded(channels: usize, bits: u32) -> (Case, Truth) {
     (case, truth)
 }
 
-#[test]
-fn rounding_is_at_most_four_times_that_of_direct_sums() {
+/// The errors of a method are at most so many times those of direct sums.
+fn check_rounding(method: Method, most: f64) {
     for channels in [8, 64] {
         let (direct, truth) = rounded(channels, 24);
-        let winograd = Case {
-            method: Method::Winograd,
+        let other = Case {
+            method,
             ..direct.clone()
         };
         for isa in Isa::available() {
             let exact = direct.run::<f64, Numbers>(isa, &truth);
-            let [direct, winograd] =
-                [&direct, &winograd].map(|case| case.run::<f32, Numbers>(isa, &truth));
+            let [direct, other] =
+                [&direct, &other].map(|case| case.run::<f32, Numbers>(isa, &truth));
             for pass in 0..3 {
-                let [direct, winograd] =
-                    [&direct, &winograd].map(|found| errors(&found[pass], &exact[pass]));
-                for (direct, winograd) in direct.into_iter().zip(winograd) {
+                let [direct, other] =
+                    [&direct, &other].map(|found| errors(&found[pass], &exact[pass]));
+                for (direct, other) in direct.into_iter().zip(other) {
                     assert!(
-                        winograd <= 4.0 * direct,
-                        "pass {pass}, {channels} channels: {winograd} for {direct}"
+                        other <= most * direct,
+                        "pass {pass}, {channels} channels: {other} for {direct}"
                     );
                 }
             }
         }
     }
+}
+
+#[test]
+fn rounding_is_at_most_four_times_that_of_direct_sums() {
+    check_rounding(Method::Winograd, 4.0);
+}
+
+#[test]
+fn rounding_by_matrices_is_at_most_twice_that_of_direct_sums() {
+    check_rounding(Method::Matrices, 2.0);
 }
 
 /// Of the root of the mean square: the largest error of direct sums, which are rounded once, is half a unit.
