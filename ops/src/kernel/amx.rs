@@ -96,16 +96,16 @@ impl Matrices {
     }
 
     /// Sums up the products of `m` left and `n` right matrices, one or two, over `terms` terms. The numbers of factors are
-    /// split into `PARTS` parts. `to` gives the place of sums and the bytes between their rows, and `from` those of sums so
+    /// split into so many `parts`, one or three. `to` gives the place of sums and the bytes between their rows, and `from` those of sums so
     /// far, if `ADD` is true.
     ///
     /// # Safety
     /// All matrices must be readable, and the sums writable.
     #[inline(always)]
-    pub(crate) unsafe fn sums<const ADD: bool, const PARTS: usize>(
+    pub(crate) unsafe fn sums<const ADD: bool>(
         &self,
         [m, n]: [usize; 2],
-        terms: usize,
+        [terms, parts]: [usize; 2],
         left: Factor<impl Fn(usize, usize) -> *const u8>,
         right: Factor<impl Fn(usize, usize) -> *const u8>,
         from: (impl Fn(usize, usize) -> *const u8, usize),
@@ -113,11 +113,15 @@ impl Matrices {
     ) {
         // SAFETY: the caller's.
         unsafe {
-            match (m, n) {
-                (1, 1) => self.block::<1, 1, ADD, PARTS>(terms, left, right, from, to),
-                (1, _) => self.block::<1, 2, ADD, PARTS>(terms, left, right, from, to),
-                (_, 1) => self.block::<2, 1, ADD, PARTS>(terms, left, right, from, to),
-                _ => self.block::<2, 2, ADD, PARTS>(terms, left, right, from, to),
+            match (m, n, parts) {
+                (1, 1, 1) => self.block::<1, 1, ADD, 1>(terms, left, right, from, to),
+                (1, _, 1) => self.block::<1, 2, ADD, 1>(terms, left, right, from, to),
+                (_, 1, 1) => self.block::<2, 1, ADD, 1>(terms, left, right, from, to),
+                (_, _, 1) => self.block::<2, 2, ADD, 1>(terms, left, right, from, to),
+                (1, 1, _) => self.block::<1, 1, ADD, 3>(terms, left, right, from, to),
+                (1, _, _) => self.block::<1, 2, ADD, 3>(terms, left, right, from, to),
+                (_, 1, _) => self.block::<2, 1, ADD, 3>(terms, left, right, from, to),
+                (_, _, _) => self.block::<2, 2, ADD, 3>(terms, left, right, from, to),
             }
         }
     }
@@ -342,8 +346,8 @@ mod tests {
             let to =
                 |m: usize, n: usize| first.wrapping_add((m * N + n) * SIDE * SIDE).cast::<u8>();
             let (from, to) = ((|m, n| to(m, n).cast_const(), 4 * SIDE), (to, 4 * SIDE));
-            matrices.sums::<false, 1>([M, N], terms, left, right, from, to);
-            matrices.sums::<true, 1>([M, N], terms, left, right, from, to);
+            matrices.sums::<false>([M, N], [terms, 1], left, right, from, to);
+            matrices.sums::<true>([M, N], [terms, 1], left, right, from, to);
         }
         for m in 0..M {
             for n in 0..N {

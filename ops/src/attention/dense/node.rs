@@ -111,10 +111,10 @@ fn elements(shape: &[usize], width: usize) -> usize {
 }
 
 impl DenseRun {
-    /// Job of a kernel for one part of the keys; `bias` is that of all keys.
+    /// Job of a kernel for one part of the keys; `bias` is that of all keys, and `dtype` the type of operands.
     fn job<E: Float>(
         &self,
-        q: &FlexTensor,
+        (q, dtype): (&FlexTensor, DType),
         part: Part<'_>,
         bias: Option<&FlexTensor>,
         results: Results<E>,
@@ -146,6 +146,8 @@ impl DenseRun {
                     first: [batch, query, head, first_key],
                 }
             }),
+            // A gradient of the logarithms' sums comes with that of results, in full.
+            halves: dtype == DType::BF16 && !self.scores.with_lse,
             results,
         }
     }
@@ -217,7 +219,7 @@ impl DenseRun {
         self.around::<E>(self.travel.as_ref(), [k, v], |round| {
             if let Some(part) = round.part {
                 // SAFETY: all tensors are there, and the results nowhere else.
-                unsafe { self.job(&q, part, bias.as_ref(), results).run(isa) };
+                unsafe { self.job((&q, dtype), part, bias.as_ref(), results).run(isa) };
             }
             Ok(())
         })?;
@@ -298,7 +300,7 @@ impl DenseRun {
                     wanted: [gradient, of(key, part.keys[0]), of(value, part.keys[1])],
                 };
                 // SAFETY: all tensors are there, and the results nowhere else.
-                unsafe { self.job(&q, part, bias.as_ref(), results).run(isa) };
+                unsafe { self.job((&q, dtype), part, bias.as_ref(), results).run(isa) };
                 let of_part = of_part.into_iter().zip(part.keys);
                 sums = of_part
                     .filter_map(|(sum, like)| Some(flex::result(sum?, &like.shape(), E::dtype())))

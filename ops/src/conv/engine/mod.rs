@@ -9,6 +9,7 @@ pub(crate) mod job;
 mod matrices;
 pub(crate) mod method;
 mod pack;
+mod pairs;
 mod part;
 pub(crate) mod pieces;
 pub(crate) mod plan;

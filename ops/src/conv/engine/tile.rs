@@ -10,7 +10,7 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::ahead::Stretch;
-use super::cells::{clear_around, copy, copy_strided, join};
+use super::cells::{clear_around, copy, copy_strided};
 use super::geometry::{Correlation, Dims};
 use super::pieces::{Piece, Pieces};
 use crate::kernel::products::Products;
@@ -271,85 +271,6 @@ impl TileLayout {
     ) {
         let met = self.met_by(pieces, origin);
         self.fill_from::<S, E, P>(simd, tile, &met, batch, channels, origin);
-    }
-
-    /// [`fill`](Self::fill) with pairs of two channels, of all first parts of numbers, then of the others; there is room for `held`
-    /// of them, then for two channels.
-    #[inline(always)]
-    pub(crate) fn fill_pairs<S: Simd, E: Element, P: Products<E>>(
-        &self,
-        simd: S,
-        (scratch, held): (&mut [E], usize),
-        pieces: &Pieces<'_, P::Number>,
-        batch: usize,
-        channels: Range<usize>,
-        origin: Dims,
-    ) {
-        let (tile, cells) = scratch.split_at_mut(self.len(held));
-        let met = self.met_by(pieces, origin);
-        let of_part = held / P::PARTS.max(1) * self.channel;
-        let filled = self.channel * channels.len().div_ceil(2);
-        let tile = &mut tile[self.lead..];
-        for part in 0..P::PARTS {
-            let last = part + 1 == P::PARTS;
-            let end = if last {
-                tile.len()
-            } else {
-                (part + 1) * of_part
-            };
-            tile[part * of_part + filled..end].fill(E::default());
-        }
-        let places = (0..filled).step_by(self.channel);
-        for (first, place) in channels.clone().step_by(2).zip(places) {
-            let held = first..channels.end.min(first + 2);
-            let alone = held.len() < 2;
-            self.fill_from::<S, E, P>(simd, cells, &met, batch, held, origin);
-            let (first, second) = cells[self.lead..].split_at_mut(self.channel);
-            if alone {
-                second[..self.channel].fill(E::default());
-            }
-            // SAFETY: all have the cells of a channel, which are whole vectors.
-            unsafe {
-                let to = (tile[place..].as_mut_ptr(), of_part);
-                let cells = [first.as_ptr(), second.as_ptr()];
-                join::<S, E, P>(simd, to, cells, self.channel);
-            }
-        }
-    }
-
-    /// [`fill`](Self::fill) with bf16 numbers, of a channel at a time, by way of its `cells`: all first parts, then, `part` numbers
-    /// on, the others.
-    ///
-    /// # Safety
-    /// There must be room for all channels, with [`len`](Self::len) numbers in each part.
-    #[inline(always)]
-    pub(crate) unsafe fn fill_halves<S: Simd, E: Element, P: Products<E>>(
-        &self,
-        simd: S,
-        (tile, part, cells): (*mut u16, usize, &mut [E]),
-        pieces: &Pieces<'_, P::Number>,
-        batch: usize,
-        channels: Range<usize>,
-        origin: Dims,
-    ) {
-        let (met, lanes) = (self.met_by(pieces, origin), E::lanes::<S>());
-        for (index, channel) in channels.enumerate() {
-            self.fill_from::<S, E, P>(simd, cells, &met, batch, channel..channel + 1, origin);
-            let tile = tile.wrapping_add(self.lead + index * self.channel);
-            let cells = cells[self.lead..].as_ptr();
-            // The second vector may be the next channel's first, which is written after it, or lie in the margin.
-            for place in (0..self.channel).step_by(2 * lanes) {
-                // SAFETY: channels are whole vectors, with a margin after the last one; the caller's.
-                unsafe {
-                    let cells = cells.add(place);
-                    let cells = [E::load::<S>(cells), E::load::<S>(cells.add(lanes))];
-                    let parts = P::split(simd, E::deinterleave::<S>(cells));
-                    for (number, numbers) in parts.iter().enumerate().take(P::PARTS) {
-                        E::store::<S>(tile.add(number * part + place).cast(), *numbers);
-                    }
-                }
-            }
-        }
     }
 
     /// The pieces that the tile at `origin` meets, with its cells that each covers.

@@ -17,13 +17,13 @@ pub(super) const COLUMNS: usize = 2 * SIDE;
 const MATRIX: usize = SIDE * SIDE;
 
 /// Factors of so many numbers, with those that fill up matrices: for each matrix one of each part.
-pub(super) fn whole<E: Element, P: Products<E>>(numbers: usize) -> usize {
-    numbers.div_ceil(2 * SIDE) * SIDE * P::PARTS
+pub(crate) fn whole(numbers: usize, parts: usize) -> usize {
+    numbers.div_ceil(2 * SIDE) * SIDE * parts
 }
 
 /// The elements that the packed factors of so many rows and numbers take at most.
-pub(super) fn room<E: Element, P: Products<E>>(rows: usize, numbers: usize) -> usize {
-    rows.next_multiple_of(SIDE) * whole::<E, P>(numbers)
+pub(crate) fn room(rows: usize, numbers: usize, parts: usize) -> usize {
+    rows.next_multiple_of(SIDE) * whole(numbers, parts)
 }
 
 /// A vector's numbers of a matrix from a place on, `step` elements apart, and zeros for those that are not `there`.
@@ -52,7 +52,7 @@ unsafe fn load<S: Simd, E: Element, P: Products<E>>(
 /// The factors of rows: the first one, and the distances to the next row, to the next [`SIDE`] rows, and to the next matrix of the
 /// same rows.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<E> {
+pub(crate) struct Rows<E> {
     first: *const E,
     row: usize,
     block: usize,
@@ -65,14 +65,17 @@ impl<E: Element> Rows<E> {
     /// # Safety
     /// There must be [`room`] for all factors.
     #[inline(always)]
-    pub(super) unsafe fn new<S: Simd, P: Products<E>>(
+    pub(crate) unsafe fn new<S: Simd, P: Products<E>>(
         simd: S,
         a: Matrix<'_, P::Number>,
         scratch: *mut E,
     ) -> Self {
         let ([rows, summed], [row, column]) = (a.size(), a.strides());
-        // Those of one part are pairs of neighbours.
-        if column == 1 && P::PARTS == 1 && summed.is_multiple_of(2 * SIDE) && row.is_multiple_of(2)
+        // Those of bf16 numbers are pairs of neighbours.
+        if column == 1
+            && P::NUMBERS == 2
+            && summed.is_multiple_of(2 * SIDE)
+            && row.is_multiple_of(2)
         {
             return Self {
                 first: a.first().cast(),
@@ -81,7 +84,7 @@ impl<E: Element> Rows<E> {
                 term: SIDE,
             };
         }
-        let block = SIDE * whole::<E, P>(summed);
+        let block = SIDE * whole(summed, P::PARTS);
         // In the order of memory: all rows of some numbers if numbers lie in columns.
         let (blocks, terms) = (rows.div_ceil(SIDE), summed.div_ceil(2 * SIDE));
         for index in 0..blocks * terms {
@@ -101,11 +104,39 @@ impl<E: Element> Rows<E> {
                 }
             }
         }
+        Self::packed::<P>(scratch, summed)
+    }
+
+    /// Factors of so many numbers of each row, in matrices one after the other.
+    pub(crate) fn packed<P: Products<E>>(first: *mut E, summed: usize) -> Self {
         Self {
-            first: scratch,
+            first,
             row: SIDE,
-            block,
+            block: SIDE * whole(summed, P::PARTS),
             term: P::PARTS * MATRIX,
+        }
+    }
+
+    /// Where a row's packed factors of a matrix and part lie.
+    #[inline(always)]
+    pub(crate) fn place(self, row: usize, term: usize, part: usize) -> *mut E {
+        let place = row / SIDE * self.block + term * self.term + part * MATRIX;
+        self.first
+            .cast_mut()
+            .wrapping_add(place + row % SIDE * SIDE)
+    }
+
+    /// Those from a block of [`SIDE`] rows on, as matrices multiply them.
+    #[inline(always)]
+    pub(crate) fn factor(self, block: usize) -> Factor<impl Fn(usize, usize) -> *const u8> {
+        let first = self.first.wrapping_add(block * self.block);
+        Factor {
+            at: move |term, m| {
+                let place = m * self.block + term * self.term;
+                first.wrapping_add(place).cast::<u8>()
+            },
+            row: size_of::<E>() * self.row,
+            part: size_of::<E>() * MATRIX,
         }
     }
 }
@@ -125,7 +156,7 @@ unsafe fn pack_rows<S: Simd, E: Element, P: Products<E>>(
         // SAFETY: the caller's.
         unsafe {
             let (from, to) = (from.add(place * row), to.add(place * SIDE));
-            if P::PARTS == 1 && numbers == 2 * SIDE {
+            if P::NUMBERS == 2 && numbers == 2 * SIDE {
                 E::store::<S>(to, E::load::<S>(from.cast()));
                 continue;
             }
@@ -165,8 +196,8 @@ unsafe fn pack_columns<S: Simd, E: Element, P: Products<E>>(
                 load::<S, E, P>(from, row, there[0]),
                 load::<S, E, P>(from.wrapping_add(column), row, there[1]),
             ];
-            for (part, pairs) in P::split(simd, vectors).iter().enumerate().take(P::PARTS) {
-                E::store::<S>(joined[part][pair].as_mut_ptr(), *pairs);
+            for (joined, pairs) in joined.iter_mut().zip(P::split(simd, vectors)) {
+                E::store::<S>(joined[pair].as_mut_ptr(), pairs);
             }
         }
         for (part, joined) in joined.iter().enumerate().take(P::PARTS) {
@@ -183,7 +214,7 @@ unsafe fn pack_columns<S: Simd, E: Element, P: Products<E>>(
 /// # Safety
 /// There must be room for [`whole`] factors of each column.
 #[inline(always)]
-pub(super) unsafe fn pack_panel<S: Simd, E: Element, P: Products<E>>(
+pub(crate) unsafe fn pack_panel<S: Simd, E: Element, P: Products<E>>(
     simd: S,
     b: Matrix<'_, P::Number>,
     columns: Range<usize>,
@@ -193,7 +224,7 @@ pub(super) unsafe fn pack_panel<S: Simd, E: Element, P: Products<E>>(
     let ([summed, _], [row, column]) = (b.size(), b.strides());
     // SAFETY: the caller's; numbers of the matrix.
     unsafe {
-        for pair in 0..whole::<E, P>(summed) / P::PARTS {
+        for pair in 0..whole(summed, 1) {
             let (term, place) = (pair / SIDE, pair % SIDE);
             let to = to.add((term * P::PARTS * SIDE + place) * width);
             let summed = [2 * pair < summed, 2 * pair + 1 < summed];
@@ -236,51 +267,33 @@ impl<E: Element> Sums<E> {
     /// All pointers must be good for so many rows, columns and steps, and the instruction set must have matrices.
     #[inline(always)]
     pub(super) unsafe fn run<P: Products<E>>(&self) {
-        // SAFETY: the caller's.
-        unsafe {
-            match P::PARTS {
-                MOST_PARTS => self.of_parts::<MOST_PARTS>(),
-                _ => self.of_parts::<1>(),
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn of_parts<const PARTS: usize>(&self) {
         let whole = self.rows / SIDE;
         // SAFETY: the caller's.
         unsafe {
             if whole > 0 {
                 let registers = amx::Matrices::of(SIDE, SIDE);
                 for block in (0..whole).step_by(2) {
-                    self.blocks::<PARTS>(&registers, block..whole.min(block + 2));
+                    self.blocks::<P>(&registers, block..whole.min(block + 2));
                 }
             }
             if !self.rows.is_multiple_of(SIDE) {
                 let registers = amx::Matrices::of(self.rows % SIDE, SIDE);
-                self.blocks::<PARTS>(&registers, whole..whole + 1);
+                self.blocks::<P>(&registers, whole..whole + 1);
             }
         }
     }
 
     /// Sums of one or two blocks of rows.
     #[inline(always)]
-    unsafe fn blocks<const PARTS: usize>(&self, registers: &amx::Matrices, blocks: Range<usize>) {
+    unsafe fn blocks<P: Products<E>>(&self, registers: &amx::Matrices, blocks: Range<usize>) {
         let (bytes, first) = (size_of::<E>(), blocks.start * SIDE);
         let rows = (blocks.len() * SIDE).min(self.rows - first);
         let to = self.to.0.wrapping_add(first * self.to.1);
         prefetch_to_write(to, [rows, self.width], self.to.1);
-        let left = Factor {
-            at: |term: usize, m: usize| {
-                let place = (blocks.start + m) * self.a.block + term * self.a.term;
-                self.a.first.wrapping_add(place).cast::<u8>()
-            },
-            row: bytes * self.a.row,
-            part: bytes * MATRIX,
-        };
+        let left = self.a.factor(blocks.start);
         let right = Factor {
             at: |term: usize, n: usize| {
-                let place = term * PARTS * SIDE * self.width + n * SIDE;
+                let place = term * P::PARTS * SIDE * self.width + n * SIDE;
                 self.b.wrapping_add(place).cast::<u8>()
             },
             row: bytes * self.width,
@@ -292,8 +305,8 @@ impl<E: Element> Sums<E> {
         let to = |m, n| to.wrapping_add(place(m, n, self.to.1)).cast::<u8>();
         let (from, to) = ((from, bytes * self.from.1), (to, bytes * self.to.1));
         let sizes = [blocks.len(), self.width / SIDE];
-        let terms = self.steps / SIDE / PARTS;
+        let terms = self.steps / SIDE / P::PARTS;
         // SAFETY: the caller's.
-        unsafe { registers.sums::<true, PARTS>(sizes, terms, left, right, from, to) };
+        unsafe { registers.sums::<true>(sizes, [terms, P::PARTS], left, right, from, to) };
     }
 }

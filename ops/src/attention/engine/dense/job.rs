@@ -45,6 +45,8 @@ pub(crate) struct Dense<E> {
     pub causal: Option<[usize; 2]>,
     pub bias: Option<Bias<E>>,
     pub dropout: Option<Dropout>,
+    /// Whether operands are bf16 numbers, and so may be factors of products, rounded to bf16.
+    pub halves: bool,
     pub results: Results<E>,
 }
 

@@ -9,22 +9,27 @@
 //! tasks that may run at the same time add to sums of their own. How many there are, which keys belong to which, and the order in
 //! which they are added, depend on shapes and the instruction set: the bits are the same for any number of threads.
 mod job;
+mod matrices;
 mod pairs;
 mod passes;
+mod room;
 mod task;
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::blocks::TARGETS;
+use crate::kernel::amx::{self, SIDE};
 use crate::kernel::buffer::filled;
 use crate::kernel::lanes::CHUNK;
 use crate::kernel::memory::with_scratch;
+use crate::kernel::products::{Numbers, Products, Rounded};
 use crate::kernel::simd::{Element, Isa};
 pub(crate) use job::{Backward, Bias, Dense, Dropout, LOWEST, Results, Tokens};
-use task::{GROUPS, Runs, SOURCES, Task};
+use room::{GROUPS, Room, SOURCES};
+use task::Task;
 
 /// Tasks that threads should at least find.
 const TASKS: usize = 32;
@@ -41,12 +46,26 @@ impl<E: Element> Dense<E> {
     /// # Safety
     /// All elements must be initialised and outlive the call, and nothing else may use the results meanwhile.
     pub(crate) unsafe fn run(&self, isa: Isa) {
-        isa.run(Whole(self));
+        isa.run(Whole {
+            job: self,
+            parts: self.parts(isa),
+        });
     }
 
-    /// Targets of a tile, if so many tokens of so many heads are dealt out: few are not dealt out in large tiles.
-    fn tile<S: Simd>(&self, tokens: usize, heads: usize) -> usize {
-        let group = TARGETS * E::lanes::<S>();
+    /// The bf16 numbers that matrices multiply in place of one; none where vectors are as fast.
+    fn parts(&self, isa: Isa) -> usize {
+        const WIDTH: usize = 32;
+        let parts = match self.halves {
+            true => <Rounded as Products<E>>::PARTS,
+            false if self.queries.width.min(self.values.width) < WIDTH => 0,
+            false => <Numbers as Products<E>>::PARTS,
+        };
+        if isa.has_matrices() { parts } else { 0 }
+    }
+
+    /// Targets of a tile, if so many tokens of so many heads are dealt out in such groups: few are not dealt out in large tiles.
+    fn tile<S: Simd>(&self, tokens: usize, heads: usize, parts: usize) -> usize {
+        let group = Room::<E>::together(parts) * E::lanes::<S>();
         let groups = self.batch * heads * tokens.div_ceil(group) / TASKS;
         group * groups.clamp(1, GROUPS)
     }
@@ -61,9 +80,9 @@ impl<E: Element> Dense<E> {
         }
     }
 
-    fn forward<S: Simd>(&self, simd: S) {
+    fn forward<S: Simd>(&self, simd: S, parts: usize) {
         let Tokens { tokens, heads, .. } = self.queries;
-        let length = self.tile::<S>(tokens, heads);
+        let length = self.tile::<S>(tokens, heads, parts);
         let tiles = tokens.div_ceil(length);
         self.deal(0..self.batch * heads * tiles, |index| {
             // Tiles of later queries have more to do if attention is causal, and begin first.
@@ -74,13 +93,20 @@ impl<E: Element> Dense<E> {
                 head: index % heads,
                 targets: tile * length..((tile + 1) * length).min(tokens),
                 sources: 0..self.keys.tokens,
+                parts,
             });
         });
     }
 
-    fn gradients<S: Simd>(&self, simd: S, from: Backward<E>, wanted: [Option<Tokens<E>>; 3]) {
+    fn gradients<S: Simd>(
+        &self,
+        simd: S,
+        parts: usize,
+        from: Backward<E>,
+        wanted: [Option<Tokens<E>>; 3],
+    ) {
         let (keys, queries) = (&self.keys, self.queries.tokens);
-        let length = self.tile::<S>(keys.tokens, keys.heads);
+        let length = self.tile::<S>(keys.tokens, keys.heads, parts);
         let tiles = keys.tokens.div_ceil(length);
         let [query, key, value] = wanted;
         let heads = self.batch * keys.heads;
@@ -129,6 +155,7 @@ impl<E: Element> Dense<E> {
                         head: index % keys.heads,
                         targets: tile * length..((tile + 1) * length).min(keys.tokens),
                         sources: sources.clone(),
+                        parts,
                     });
                 }
             });
@@ -163,16 +190,19 @@ impl<E: Element> Dense<E> {
     }
 }
 
-struct Whole<'a, E>(&'a Dense<E>);
+struct Whole<'a, E> {
+    job: &'a Dense<E>,
+    parts: usize,
+}
 
 impl<E: Element> WithSimd for Whole<'_, E> {
     type Output = ();
 
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self(job) = self;
+        let Self { job, parts } = self;
         match job.results {
-            Results::Forward { .. } => job.forward(simd),
-            Results::Gradients { from, wanted } => job.gradients(simd, from, wanted),
+            Results::Forward { .. } => job.forward(simd, parts),
+            Results::Gradients { from, wanted } => job.gradients(simd, parts, from, wanted),
         }
     }
 }
@@ -182,42 +212,39 @@ impl<E: Element> WithSimd for Task<'_, E> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let job = self.job;
-        let lanes = E::lanes::<S>();
-        let widths = job.queries.width + job.values.width;
-        let vectors = TARGETS * (2 * widths * GROUPS + 2 * SOURCES);
-        // Keys and gradients of queries, each a row of whole vectors.
-        let row = job.keys.width.next_multiple_of(lanes);
-        let rows = match job.results {
-            Results::Forward { .. } => [0; 2],
-            Results::Gradients { .. } => [GROUPS * TARGETS * lanes, SOURCES],
-        };
-        let length = vectors * lanes + SOURCES * widths + (rows[0] + rows[1]) * row;
+        match self.parts {
+            1 => simd.vectorize(Pass::<E, Rounded>(&self, PhantomData)),
+            _ => simd.vectorize(Pass::<E, Numbers>(&self, PhantomData)),
+        }
+    }
+}
+
+/// A task with these products.
+struct Pass<'t, 'a, E, P>(&'t Task<'a, E>, PhantomData<P>);
+
+impl<E: Element, P: Products<E, Number = E>> WithSimd for Pass<'_, '_, E, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let (task, lanes) = (self.0, E::lanes::<S>());
+        // SAFETY: factors are in parts only where the instruction set has matrices.
+        let registers = (task.parts > 0).then(|| unsafe { amx::Matrices::of(SIDE, SIDE) });
+        let room = |first| Room::new(first, lanes, task.parts);
         with_scratch(
-            length,
+            task.scratch(room(std::ptr::null_mut())),
             #[inline(always)]
-            |scratch| {
-                let mut first: *mut E = scratch.as_mut_ptr();
-                let mut take = |elements: usize| {
-                    let taken = first;
-                    first = first.wrapping_add(elements);
-                    taken
-                };
-                let rows = rows.map(|rows| take(rows * row));
-                let copies = [&job.queries, &job.values].map(|tokens| take(SOURCES * tokens.width));
-                let mut runs = |vectors: usize, groups: usize| {
-                    let pitch = vectors * lanes;
-                    let first = take(groups * TARGETS * pitch);
-                    Runs { first, pitch }
-                };
+            |scratch: &mut [E]| {
+                let mut room = room(scratch.as_mut_ptr());
                 // SAFETY: the scratch is long enough; the rest is the caller's of `run`.
                 unsafe {
-                    match job.results {
+                    match task.job.results {
                         Results::Forward { output, most, sum } => {
-                            self.forward(simd, copies, &mut runs, output, [most, sum]);
+                            let sums = [most, sum];
+                            task.forward::<S, P>(simd, &registers, &mut room, output, sums);
                         }
                         Results::Gradients { from, wanted } => {
-                            self.gradients(simd, copies, rows, &mut runs, from, wanted);
+                            task.gradients::<S, P>(simd, &registers, &mut room, from, wanted);
                         }
                     }
                 }

@@ -6,7 +6,8 @@ use halocline_core::Distribution;
 use pulp::Simd;
 
 use super::job::Results;
-use super::task::{Runs, Task};
+use super::room::Runs;
+use super::task::Task;
 use crate::kernel::lanes::WIDEST;
 use crate::kernel::simd::Element;
 

@@ -3,12 +3,12 @@
 use pulp::{Simd, WithSimd};
 
 use super::job::{Backward, Tokens};
-use super::task::{GROUPS, Runs, SOURCES, Task};
-use crate::attention::engine::blocks::TARGETS;
+use super::room::{COLUMNS, GROUPS, Room, SOURCES};
+use super::task::{Registers, Task};
 use crate::attention::engine::lanes::weights;
 use crate::kernel::math;
 use crate::kernel::panels::{Factors, Sums};
-use crate::kernel::products::Numbers;
+use crate::kernel::products::{Numbers, Products};
 use crate::kernel::simd::Element;
 
 /// Sums for gradients of queries: a call, because it is large.
@@ -30,26 +30,30 @@ impl<E: Element> Task<'_, E> {
     /// # Safety
     /// Runs and copies must have room, and all tokens be there.
     #[inline(always)]
-    pub(super) unsafe fn forward<S: Simd>(
+    pub(super) unsafe fn forward<S: Simd, P: Products<E, Number = E>>(
         &self,
         simd: S,
-        copies: [*mut E; 2],
-        runs: &mut impl FnMut(usize, usize) -> Runs<E>,
+        registers: &Registers,
+        room: &mut Room<E>,
         output: Tokens<E>,
         [most, sum]: [Tokens<E>; 2],
     ) {
         let (job, lanes) = (self.job, E::lanes::<S>());
-        let (q, means) = (
-            runs(job.queries.width, GROUPS),
-            runs(job.values.width, GROUPS),
-        );
-        let scores = runs(SOURCES, 1);
-        let shared = self.head / job.shared;
-        let mut known = [[[E::splat(simd, E::default()); 2]; TARGETS]; GROUPS];
+        let widths = [job.queries.width, job.values.width];
+        let (q, means) = (room.targets(widths[0]), room.results(widths[1]));
+        let [scores, factors] = [room.scores(), room.factors()];
+        let copies = widths.map(|width| room.block(width));
+        let spare = room.spare(widths[0]);
+        let (shared, scales) = (self.head / job.shared, self.scales());
+        let mut known = [[[E::splat(simd, E::default()); 2]; COLUMNS]; GROUPS];
         // SAFETY: the caller's.
         unsafe {
             for (number, group) in self.groups::<S>() {
-                group.load(simd, &job.queries, self.head, job.scale, q.of(number));
+                let (tokens, q) = (&job.queries, q.of(number));
+                match registers {
+                    None => group.load(simd, tokens, self.head, scales[0], q),
+                    Some(_) => group.load_factors::<S, P>(simd, (tokens, scales[0]), spare, q),
+                }
                 group.load(simd, &output, self.head, 1.0, means.of(number));
                 for (vector, known) in known[number].iter_mut().enumerate() {
                     *known =
@@ -57,15 +61,21 @@ impl<E: Element> Task<'_, E> {
                 }
             }
             for block in self.blocks() {
-                let keys = self.copied(&job.keys, shared, &block, copies[0]);
-                let values = self.copied(&job.values, shared, &block, copies[1]);
+                let (keys, values) = ((&job.keys, shared), (&job.values, shared));
+                let [of_keys, of_values] = [[true, false], [false, true]];
+                let [to_keys, to_values] = copies;
+                let keys = self.copied::<S, P>(simd, registers, keys, &block, to_keys, of_keys);
+                let values =
+                    self.copied::<S, P>(simd, registers, values, &block, to_values, of_values);
+                let (keys, values) = ((keys, widths[0]), (values, widths[1]));
                 for (number, group) in self.groups::<S>() {
-                    let block = group.within(&block);
+                    let block = group.within(&block, registers.is_some());
                     if block.is_empty() {
                         continue;
                     }
                     let (q, means) = (q.of(number), means.of(number));
-                    group.scores(simd, q, keys, &block, scores);
+                    let q = (q, scales[1]);
+                    group.scores::<S, P>(simd, registers, q, keys, &block, scores);
                     group.complete(simd, self.head, &block, scores);
                     let known = &mut known[number][..group.vectors::<S>()];
                     for (vector, [most, sum]) in known.iter_mut().enumerate() {
@@ -90,7 +100,8 @@ impl<E: Element> Task<'_, E> {
                         }
                     }
                     group.drop::<S>(self.head, &block, scores);
-                    group.weighted(simd, scores, values, &block, means);
+                    let weights = (scores, factors);
+                    group.weighted::<S, P>(simd, registers, weights, values, &block, means);
                 }
             }
             for (number, group) in self.groups::<S>() {
@@ -106,37 +117,52 @@ impl<E: Element> Task<'_, E> {
     /// Adds to the gradients that are wanted, of queries, keys and values.
     ///
     /// # Safety
-    /// Runs and copies must have room, as rows of whole vectors `keys` for all targets and `sums` for a block of sources, and all tokens
-    /// be there.
+    /// There must be room, and all tokens be there.
     #[inline(always)]
-    pub(super) unsafe fn gradients<S: Simd>(
+    pub(super) unsafe fn gradients<S: Simd, P: Products<E, Number = E>>(
         &self,
         simd: S,
-        copies: [*mut E; 2],
-        [keys, sums]: [*mut E; 2],
-        runs: &mut impl FnMut(usize, usize) -> Runs<E>,
+        registers: &Registers,
+        room: &mut Room<E>,
         from: Backward<E>,
         [query, key, value]: [Option<Tokens<E>>; 3],
     ) {
         let (job, lanes) = (self.job, E::lanes::<S>());
         let widths = [job.queries.width, job.values.width];
-        let [k, v] = widths.map(|width| runs(width, GROUPS));
-        let [of_keys, of_values] = widths.map(|width| runs(width, GROUPS));
-        let (scores, slopes) = (runs(SOURCES, 1), runs(SOURCES, 1));
-        let scale = E::splat(simd, E::from_f64(job.scale));
+        let [k, v] = widths.map(|width| room.targets(width));
+        let [of_keys, of_values] = widths.map(|width| room.results(width));
+        let [scores, slopes, factors] = [room.scores(), room.scores(), room.factors()];
+        let copies = widths.map(|width| room.block(width));
+        let spare = room.spare(widths[0].max(widths[1]));
+        let (scale, scales) = (E::splat(simd, E::from_f64(job.scale)), self.scales());
         let pitch = job.keys.width.next_multiple_of(lanes);
+        let (sums, turned) = (room.rows(SOURCES, pitch), room.turned());
+        // Rows of all targets, or their factors for each group.
+        let (keys, of_group) = room.combined(pitch);
         // SAFETY: the caller's.
         unsafe {
             for (number, group) in self.groups::<S>() {
-                group.load(simd, &job.keys, self.head, job.scale, k.of(number));
-                group.load(simd, &job.values, self.head, 1.0, v.of(number));
+                let operands = [(&job.keys, scales[0], k), (&job.values, 1.0, v)];
+                for (tokens, scale, to) in operands {
+                    match registers {
+                        None => group.load(simd, tokens, self.head, scale, to.of(number)),
+                        Some(_) => {
+                            let (tokens, to) = ((tokens, scale), to.of(number));
+                            group.load_factors::<S, P>(simd, tokens, spare, to);
+                        }
+                    }
+                }
                 for (gradient, sums) in [(&key, of_keys), (&value, of_values)] {
                     if let Some(gradient) = gradient {
                         group.load(simd, gradient, self.head, 1.0, sums.of(number));
                     }
                 }
+                if query.is_some() && registers.is_some() {
+                    let to = keys.add(number * of_group);
+                    group.load_panels::<S, P>(simd, &job.keys, to);
+                }
             }
-            if query.is_some() {
+            if query.is_some() && registers.is_none() {
                 for (row, token) in self.targets.clone().enumerate() {
                     let key = job.keys.at(self.batch, token, self.head);
                     let row = keys.add(row * pitch);
@@ -148,19 +174,25 @@ impl<E: Element> Task<'_, E> {
             for turn in 0..job.shared {
                 let head = self.head * job.shared + turn;
                 for block in self.blocks() {
-                    let queries = self.copied(&job.queries, head, &block, copies[0]);
-                    let cotangents = self.copied(&from.cotangent, head, &block, copies[1]);
+                    let (of, wanted) = ((&job.queries, head), [true, key.is_some()]);
+                    let queries =
+                        self.copied::<S, P>(simd, registers, of, &block, copies[0], wanted);
+                    let (of, wanted) = ((&from.cotangent, head), [true, value.is_some()]);
+                    let cotangents =
+                        self.copied::<S, P>(simd, registers, of, &block, copies[1], wanted);
+                    let (queries, cotangents) = ((queries, widths[0]), (cotangents, widths[1]));
                     if query.is_some() {
                         sums.write_bytes(0, block.len() * pitch);
                     }
                     for (number, group) in self.groups::<S>() {
-                        let reached = group.within(&block);
+                        let reached = group.within(&block, registers.is_some());
                         if reached.is_empty() {
                             continue;
                         }
-                        group.scores(simd, k.of(number), queries, &reached, scores);
+                        let (k, v) = ((k.of(number), scales[1]), (v.of(number), 1.0));
+                        group.scores::<S, P>(simd, registers, k, queries, &reached, scores);
                         group.complete(simd, head, &reached, scores);
-                        group.scores(simd, v.of(number), cotangents, &reached, slopes);
+                        group.scores::<S, P>(simd, registers, v, cotangents, &reached, slopes);
                         group.drop::<S>(head, &reached, slopes);
                         for (source, query) in reached.clone().enumerate() {
                             let known = [from.lse, from.products]
@@ -173,7 +205,15 @@ impl<E: Element> Task<'_, E> {
                                 E::store::<S>(at[1], E::times(simd, weight, scale));
                             }
                         }
-                        if query.is_some() {
+                        if query.is_some()
+                            && let Some(registers) = registers
+                        {
+                            group.clear_beyond::<S>(slopes, reached.len());
+                            let slopes = (slopes, reached.len(), turned);
+                            let (to, width) = ((sums, pitch), widths[0]);
+                            let keys = (keys.add(number * of_group), width);
+                            group.add_combined::<S, P>(simd, registers, slopes, keys, to);
+                        } else if query.is_some() {
                             let before = group.targets.start - self.targets.start;
                             let to = sums.add((reached.start - block.start) * pitch);
                             for vector in 0..group.vectors::<S>() {
@@ -189,12 +229,15 @@ impl<E: Element> Task<'_, E> {
                             }
                         }
                         if key.is_some() {
-                            group.weighted(simd, slopes, queries, &reached, of_keys.of(number));
+                            let (weights, to) = ((slopes, factors), of_keys.of(number));
+                            group.weighted::<S, P>(simd, registers, weights, queries, &reached, to);
                         }
                         if value.is_some() {
                             group.drop::<S>(head, &reached, scores);
-                            let to = of_values.of(number);
-                            group.weighted(simd, scores, cotangents, &reached, to);
+                            let (weights, to) = ((scores, factors), of_values.of(number));
+                            group.weighted::<S, P>(
+                                simd, registers, weights, cotangents, &reached, to,
+                            );
                         }
                     }
                     if let Some(gradient) = &query {

@@ -6,16 +6,14 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::job::{Dense, Results, Tokens};
-use crate::attention::engine::blocks::{ForAll, Sources, TARGETS, dots, sums};
+use super::room::{Room, Runs, SOURCES};
+use crate::attention::engine::blocks::{ForAll, Sources, dots, sums};
 use crate::attention::engine::lanes::{pack, unpack};
+use crate::kernel::amx;
 use crate::kernel::lanes::WIDEST;
+use crate::kernel::panels::matrices::Rows;
+use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
-
-/// Sources whose scores are computed at a time.
-pub(super) const SOURCES: usize = 64;
-
-/// Groups of targets of a task at most.
-pub(super) const GROUPS: usize = 4;
 
 /// Targets of one head: a few vectors, or several such groups.
 pub(super) struct Task<'a, E> {
@@ -25,65 +23,93 @@ pub(super) struct Task<'a, E> {
     pub targets: Range<usize>,
     /// The sources that count, of all.
     pub sources: Range<usize>,
+    /// Parts of numbers that matrices multiply; none by vectors.
+    pub parts: usize,
 }
 
-/// Vectors of targets, each with a run of vectors of its own.
+/// A block of sources.
 #[derive(Clone, Copy)]
-pub(super) struct Runs<E> {
-    pub first: *mut E,
-    pub pitch: usize,
+pub(super) enum Copied<E> {
+    /// In one piece, from one of them on.
+    Piece {
+        first: *mut E,
+        width: usize,
+        start: usize,
+    },
+    /// As factors of matrices: those of sources, and of elements.
+    Factors {
+        rows: Option<Rows<E>>,
+        columns: Option<Rows<E>>,
+    },
 }
 
-impl<E> Runs<E> {
-    /// The runs of a group of targets.
-    pub(super) fn of(self, group: usize) -> Self {
-        let first = self.first.wrapping_add(group * TARGETS * self.pitch);
-        Self { first, ..self }
+/// Some sources of a piece.
+#[inline(always)]
+fn of_piece<'a, E>(
+    (first, width, start): (*mut E, usize, usize),
+    block: &Range<usize>,
+    offsets: &'a mut [usize; SOURCES],
+) -> Sources<'a, E, ForAll> {
+    let offsets = &mut offsets[..block.len()];
+    for (source, offset) in offsets.iter_mut().enumerate() {
+        *offset = source * width;
     }
-
-    pub(super) fn at(self, vector: usize) -> *mut E {
-        self.first.wrapping_add(vector * self.pitch)
-    }
-}
-
-/// Sources that lie in one piece, from one of them on.
-#[derive(Clone, Copy)]
-pub(super) struct Copied<E> {
-    first: *mut E,
-    width: usize,
-    start: usize,
-}
-
-impl<E> Copied<E> {
-    /// A block of them.
-    #[inline(always)]
-    fn block<'a>(
-        self,
-        block: &Range<usize>,
-        offsets: &'a mut [usize; SOURCES],
-    ) -> Sources<'a, E, ForAll> {
-        let offsets = &mut offsets[..block.len()];
-        for (source, offset) in offsets.iter_mut().enumerate() {
-            *offset = source * self.width;
-        }
-        let before = (block.start - self.start) * self.width;
-        Sources {
-            first: self.first.wrapping_add(before),
-            offsets,
-            width: self.width,
-            step: 1,
-            storage: PhantomData,
-        }
+    Sources {
+        first: first.wrapping_add((block.start - start) * width),
+        offsets,
+        width,
+        step: 1,
+        storage: PhantomData,
     }
 }
+
+/// How products are computed: by vectors, or by matrices.
+pub(super) type Registers = Option<amx::Matrices>;
 
 impl<'a, E: Element> Task<'a, E> {
+    /// The factors of targets and of scores whose product is the scale: of scores where targets are rounded to bf16, unless it is a
+    /// power of two.
+    pub(super) fn scales(&self) -> [f64; 2] {
+        let scale = self.job.scale;
+        match self.parts == 1 && scale.to_bits().trailing_zeros() < f64::MANTISSA_DIGITS - 1 {
+            true => [1.0, scale],
+            false => [scale, 1.0],
+        }
+    }
+
+    /// The elements of scratch that a pass takes.
+    pub(super) fn scratch(&self, mut room: Room<E>) -> usize {
+        let widths = [self.job.queries.width, self.job.values.width];
+        for width in widths {
+            room.targets(width);
+            room.results(width);
+            room.block(width);
+            room.spare(width);
+        }
+        for _ in 0..2 {
+            room.scores();
+        }
+        room.factors();
+        if matches!(self.job.results, Results::Gradients { .. }) {
+            let pitch = widths[0].next_multiple_of(WIDEST);
+            room.rows(SOURCES, pitch);
+            room.turned();
+            room.combined(pitch);
+        }
+        room.taken
+    }
+
     /// Groups of the targets, each a few vectors.
     #[inline(always)]
     pub(super) fn groups<S: Simd>(&self) -> impl Iterator<Item = (usize, Self)> + use<'a, E, S> {
-        let (length, all) = (TARGETS * E::lanes::<S>(), self.targets.clone());
+        let together = Room::<E>::together(self.parts);
+        let (length, all) = (together * E::lanes::<S>(), self.targets.clone());
         let &Self {
-            job, batch, head, ..
+            job,
+            batch,
+            head,
+            parts,
+            ..
         } = self;
         let sources = self.sources.clone();
         let starts = all.clone().step_by(length);
@@ -94,6 +120,7 @@ impl<'a, E: Element> Task<'a, E> {
                 head,
                 targets: start..(start + length).min(all.end),
                 sources: sources.clone(),
+                parts,
             };
             (number, group)
         })
@@ -136,21 +163,26 @@ impl<'a, E: Element> Task<'a, E> {
         factor: f64,
         to: Runs<E>,
     ) {
-        let factor = E::from_f64(factor);
         for vector in 0..self.vectors::<S>() {
-            let (rows, count) = self.rows::<S>(tokens, head, vector);
-            let rows = rows.map(<*mut E>::cast_const);
             // SAFETY: the caller's.
-            unsafe {
-                pack(
-                    simd,
-                    &rows[..count],
-                    tokens.width,
-                    factor,
-                    (to.at(vector), E::lanes::<S>()),
-                )
-            };
+            unsafe { self.load_vector(simd, (tokens, head), vector, factor, to.at(vector)) };
         }
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn load_vector<S: Simd>(
+        &self,
+        simd: S,
+        (tokens, head): (&Tokens<E>, usize),
+        vector: usize,
+        factor: f64,
+        to: *mut E,
+    ) {
+        let (rows, count) = self.rows::<S>(tokens, head, vector);
+        let rows = rows.map(<*mut E>::cast_const);
+        let (factor, to) = (E::from_f64(factor), (to, E::lanes::<S>()));
+        // SAFETY: the caller's.
+        unsafe { pack(simd, &rows[..count], tokens.width, factor, to) };
     }
 
     #[inline(always)]
@@ -232,28 +264,39 @@ impl<'a, E: Element> Task<'a, E> {
         starts.map(move |start| start..(start + SOURCES).min(reached.end))
     }
 
-    /// The sources of a block that some target reaches.
+    /// The sources of a block that some target reaches; by matrices, all if there is one.
     #[inline(always)]
-    pub(super) fn within(&self, block: &Range<usize>) -> Range<usize> {
+    pub(super) fn within(&self, block: &Range<usize>, by_matrices: bool) -> Range<usize> {
         let reached = self.reached();
-        block.start.max(reached.start)..block.end.min(reached.end)
+        let within = block.start.max(reached.start)..block.end.min(reached.end);
+        match by_matrices && !within.is_empty() {
+            true => block.clone(),
+            false => within,
+        }
     }
 
-    /// A block of the sources of a head, copied to lie in one piece.
+    /// A block of the sources of a head, copied to lie in one piece, or as those factors of matrices that are wanted: of sources,
+    /// and of elements.
     ///
     /// # Safety
     /// The sources must be there, and room for them.
     #[inline(always)]
-    pub(super) unsafe fn copied(
+    pub(super) unsafe fn copied<S: Simd, P: Products<E, Number = E>>(
         &self,
-        tokens: &Tokens<E>,
-        head: usize,
+        simd: S,
+        registers: &Registers,
+        (tokens, head): (&Tokens<E>, usize),
         block: &Range<usize>,
         to: *mut E,
+        wanted: [bool; 2],
     ) -> Copied<E> {
+        if registers.is_some() {
+            // SAFETY: the caller's.
+            return unsafe { self.factors::<S, P>(simd, (tokens, head), block, to, wanted) };
+        }
         let (width, first) = (tokens.width, tokens.at(self.batch, block.start, head));
         let in_place = tokens.pitch() == width;
-        let copied = Copied {
+        let copied = Copied::Piece {
             first: if in_place { first } else { to },
             width,
             start: block.start,
@@ -269,57 +312,98 @@ impl<'a, E: Element> Task<'a, E> {
         copied
     }
 
-    /// The dot products of all targets with a block of sources.
+    /// The dot products of all targets with a block of sources of so many elements; by matrices, times a factor.
     #[inline(always)]
-    pub(super) unsafe fn scores<S: Simd>(
+    pub(super) unsafe fn scores<S: Simd, P: Products<E, Number = E>>(
         &self,
         simd: S,
-        targets: Runs<E>,
-        sources: Copied<E>,
+        registers: &Registers,
+        (targets, factor): (Runs<E>, f64),
+        (sources, width): (Copied<E>, usize),
         block: &Range<usize>,
         scores: Runs<E>,
     ) {
-        let vectors = 0..self.vectors::<S>();
-        let targets = vectors
-            .clone()
-            .map(|vector| targets.at(vector).cast_const());
-        let mut offsets = [0; SOURCES];
-        let sources = sources.block(block, &mut offsets);
         // SAFETY: the caller's.
         unsafe {
-            dots(
-                simd,
-                targets,
-                sources,
-                vectors.map(|vector| scores.at(vector)),
-            )
-        };
+            match (sources, registers) {
+                (
+                    Copied::Piece {
+                        first,
+                        width,
+                        start,
+                    },
+                    _,
+                ) => {
+                    let vectors = 0..self.vectors::<S>();
+                    let of = |runs: Runs<E>| vectors.clone().map(move |vector| runs.at(vector));
+                    let mut offsets = [0; SOURCES];
+                    let sources = of_piece((first, width, start), block, &mut offsets);
+                    dots(
+                        simd,
+                        of(targets).map(<*mut E>::cast_const),
+                        sources,
+                        of(scores),
+                    );
+                }
+                (
+                    Copied::Factors {
+                        rows: Some(rows), ..
+                    },
+                    Some(registers),
+                ) => {
+                    let sources = (rows, block.len(), width);
+                    self.scores_of::<S, P>(simd, registers, targets, sources, scores, factor);
+                }
+                _ => unreachable!("factors of sources for matrices"),
+            }
+        }
     }
 
-    /// Adds a block of sources, weighted, to the results.
+    /// Adds a block of sources of so many elements, weighted, to the results; `factors` has room for those of weights.
     #[inline(always)]
-    pub(super) unsafe fn weighted<S: Simd>(
+    pub(super) unsafe fn weighted<S: Simd, P: Products<E, Number = E>>(
         &self,
         simd: S,
-        weights: Runs<E>,
-        sources: Copied<E>,
+        registers: &Registers,
+        (weights, factors): (Runs<E>, Runs<E>),
+        (sources, width): (Copied<E>, usize),
         block: &Range<usize>,
         results: Runs<E>,
     ) {
-        let vectors = 0..self.vectors::<S>();
-        let weights = vectors
-            .clone()
-            .map(|vector| weights.at(vector).cast_const());
-        let mut offsets = [0; SOURCES];
-        let sources = sources.block(block, &mut offsets);
         // SAFETY: the caller's.
         unsafe {
-            sums(
-                simd,
-                weights,
-                sources,
-                vectors.map(|vector| results.at(vector)),
-            )
-        };
+            match (sources, registers) {
+                (
+                    Copied::Piece {
+                        first,
+                        width,
+                        start,
+                    },
+                    _,
+                ) => {
+                    let vectors = 0..self.vectors::<S>();
+                    let of = |runs: Runs<E>| vectors.clone().map(move |vector| runs.at(vector));
+                    let mut offsets = [0; SOURCES];
+                    let sources = of_piece((first, width, start), block, &mut offsets);
+                    sums(
+                        simd,
+                        of(weights).map(<*mut E>::cast_const),
+                        sources,
+                        of(results),
+                    );
+                }
+                (
+                    Copied::Factors {
+                        columns: Some(columns),
+                        ..
+                    },
+                    Some(registers),
+                ) => {
+                    let (sources, weights) = ((columns, block.len(), width), (weights, factors));
+                    self.add_weighted::<S, P>(simd, registers, weights, sources, results);
+                }
+                _ => unreachable!("factors of elements for matrices"),
+            }
+        }
     }
 }

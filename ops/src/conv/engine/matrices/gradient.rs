@@ -430,13 +430,7 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                     // SAFETY: all factors are written, and the sums are this task's.
                     unsafe {
                         let terms = places.len();
-                        match P::PARTS {
-                            MOST_PARTS => {
-                                registers
-                                    .sums::<true, MOST_PARTS>(sizes, terms, left, right, from, to);
-                            }
-                            _ => registers.sums::<true, 1>(sizes, terms, left, right, from, to),
-                        }
+                        registers.sums::<true>(sizes, [terms, P::PARTS], left, right, from, to);
                     }
                 }
             }

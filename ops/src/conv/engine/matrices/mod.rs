@@ -198,12 +198,7 @@ impl<E: Element> Weights<E> {
         // SAFETY: the caller's.
         unsafe {
             let sizes = [together, across];
-            match P::PARTS {
-                MOST_PARTS => {
-                    registers.sums::<false, MOST_PARTS>(sizes, terms, left, right, from, place)
-                }
-                _ => registers.sums::<false, 1>(sizes, terms, left, right, from, place),
-            }
+            registers.sums::<false>(sizes, [terms, P::PARTS], left, right, from, place);
         }
         for (index, output) in outputs.enumerate() {
             let (m, row) = (index / self.rows, index % self.rows);

@@ -5,6 +5,9 @@
 //! has an instruction that multiplies pairs of bf16 numbers and adds both products to a sum in f32 (AVX-512 BF16), a factor is
 //! a pair ([`Pairs`]): cells of two channels, of two rows, or neighbours in a sum.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
 use burn_std::bf16;
 use pulp::{Simd, WithSimd};
 
@@ -73,11 +76,17 @@ pub(crate) trait Products<E: Element>: Copy + Send + Sync + 'static {
 /// Why a number is not split.
 const NO_MATRICES: &str = "matrices do not multiply these numbers";
 
-/// Factors that are numbers, as they are in memory.
+/// Factors that are numbers, as they are in memory. Matrices multiply sums of so many bf16 numbers instead.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Numbers;
+pub(crate) struct Parts<const PARTS: usize>;
 
-impl<E: Element> Products<E> for Numbers {
+/// Numbers that matrices multiply with all of their bits.
+pub(crate) type Numbers = Parts<MOST_PARTS>;
+
+/// Numbers that matrices round to bf16.
+pub(crate) type Rounded = Parts<1>;
+
+impl<E: Element, const PARTS: usize> Products<E> for Parts<PARTS> {
     const NUMBERS: usize = 1;
 
     type Number = E;
@@ -125,7 +134,7 @@ impl<E: Element> Products<E> for Numbers {
         number
     }
 
-    const PARTS: usize = if size_of::<E>() == 4 { MOST_PARTS } else { 0 };
+    const PARTS: usize = if size_of::<E>() == 4 { PARTS } else { 0 };
 
     #[inline(always)]
     fn split<S: Simd>(_: S, numbers: [E::Vector<S>; 2]) -> [E::Vector<S>; MOST_PARTS] {
@@ -375,139 +384,6 @@ unsafe fn to_zmm<V>(vector: &V) -> __m512 {
 unsafe fn from_zmm<V>(vector: __m512) -> V {
     // SAFETY: as above.
     unsafe { std::mem::transmute_copy(&vector) }
-}
-
-/// The instructions of AVX-512 BF16, as assembly: a function with their target feature would not be inlined into kernels, which
-/// are compiled without it. Casts are those of AVX-512.
-#[cfg(target_arch = "x86_64")]
-mod avx512 {
-    use std::arch::asm;
-    use std::arch::x86_64::{
-        __m256i, __m512, __m512i, _CMP_UNORD_Q, _mm256_loadu_si256, _mm256_storeu_si256,
-        _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
-        _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32, _mm512_mask_or_epi32,
-        _mm512_or_si512, _mm512_permutexvar_epi16, _mm512_set1_epi32, _mm512_slli_epi32,
-        _mm512_srli_epi32, _mm512_sub_ps,
-    };
-
-    /// # Safety
-    /// 16 numbers must be readable.
-    #[target_feature(enable = "avx512f,avx512bw")]
-    #[inline]
-    pub(super) unsafe fn widen(from: *const __m256i) -> __m512 {
-        // SAFETY: the caller's.
-        let numbers = unsafe { _mm256_loadu_si256(from) };
-        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(numbers)))
-    }
-
-    /// With the bits of [`narrowed`](super::narrowed).
-    ///
-    /// # Safety
-    /// 16 numbers must be writable.
-    #[target_feature(enable = "avx512f,avx512bw")]
-    #[inline]
-    pub(super) unsafe fn narrow(place: *mut __m256i, vector: __m512) {
-        let bits = _mm512_castps_si512(vector);
-        let upper = _mm512_srli_epi32::<16>(bits);
-        let last = _mm512_and_si512(upper, _mm512_set1_epi32(1));
-        let half = _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff));
-        let nearest = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, half));
-        let not_numbers = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(vector, vector);
-        let quiet = _mm512_set1_epi32(0x40);
-        let rounded = _mm512_mask_or_epi32(nearest, not_numbers, upper, quiet);
-        // SAFETY: the caller's.
-        unsafe { _mm256_storeu_si256(place, _mm512_cvtepi32_epi16(rounded)) };
-    }
-
-    /// Pairs of bf16 numbers, of which each is the nearest to what the ones before it leave.
-    #[target_feature(enable = "avx512f,avx512bw")]
-    #[inline]
-    pub(super) fn split(mut first: __m512, mut second: __m512) -> [__m512; 3] {
-        let mut parts = [first; 3];
-        for part in &mut parts {
-            let near = [take_nearest(&mut first), take_nearest(&mut second)];
-            *part = _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32::<16>(near[0]), near[1]));
-        }
-        parts
-    }
-
-    /// The bits of the bf16 numbers nearest to those of a vector, which become what these leave.
-    #[target_feature(enable = "avx512f,avx512bw")]
-    #[inline]
-    fn take_nearest(rest: &mut __m512) -> __m512i {
-        let half = _mm512_set1_epi32(0x8000);
-        let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-        let near = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(*rest), half), upper);
-        *rest = _mm512_sub_ps(*rest, _mm512_castsi512_ps(near));
-        near
-    }
-
-    /// # Safety
-    /// The processor must have AVX-512 BF16.
-    #[target_feature(enable = "avx512f")]
-    #[inline]
-    pub(super) unsafe fn mul_add(a: __m512, b: __m512, mut sum: __m512) -> __m512 {
-        // SAFETY: the caller's; the instruction uses registers alone.
-        unsafe {
-            asm!(
-                "vdpbf16ps {sum}, {a}, {b}",
-                sum = inout(zmm_reg) sum,
-                a = in(zmm_reg) a,
-                b = in(zmm_reg) b,
-                options(pure, nomem, nostack, preserves_flags),
-            );
-        }
-        sum
-    }
-
-    /// # Safety
-    /// The processor must have AVX-512 BF16, and 16 numbers must be writable.
-    #[target_feature(enable = "avx512f")]
-    #[inline]
-    pub(super) unsafe fn round(place: *mut __m256i, vector: __m512) {
-        // SAFETY: the caller's.
-        unsafe {
-            asm!(
-                "vcvtneps2bf16 {rounded}, {vector}",
-                "vmovdqu32 [{place}], {rounded}",
-                rounded = out(ymm_reg) _,
-                vector = in(zmm_reg) vector,
-                place = in(reg) place,
-                options(nostack, preserves_flags),
-            );
-        }
-    }
-
-    /// # Safety
-    /// As above.
-    #[target_feature(enable = "avx512f,avx512bw")]
-    #[inline]
-    pub(super) unsafe fn join(first: __m512, second: __m512) -> __m512 {
-        const TURNS: [u16; 32] = {
-            let mut turns = [0; 32];
-            let mut lane = 0;
-            while lane < 16 {
-                turns[2 * lane] = lane as u16;
-                turns[2 * lane + 1] = 16 + lane as u16;
-                lane += 1;
-            }
-            turns
-        };
-        let both: __m512;
-        // SAFETY: the caller's; the instruction uses registers alone.
-        unsafe {
-            asm!(
-                "vcvtne2ps2bf16 {both}, {second}, {first}",
-                both = lateout(zmm_reg) both,
-                second = in(zmm_reg) second,
-                first = in(zmm_reg) first,
-                options(pure, nomem, nostack, preserves_flags),
-            );
-            let turns = std::mem::transmute::<[u16; 32], std::arch::x86_64::__m512i>(TURNS);
-            let both = _mm512_permutexvar_epi16(turns, _mm512_castps_si512(both));
-            _mm512_castsi512_ps(both)
-        }
-    }
 }
 
 #[cfg(test)]

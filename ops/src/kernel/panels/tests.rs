@@ -1,0 +1,133 @@
+use burn_std::bf16;
+
+use super::*;
+use crate::kernel::products::{Numbers, Pairs};
+
+/// Numbers that products and sums of have no rounding, in any order.
+fn numbers<N>(count: usize, of: impl Fn(f32) -> N) -> Vec<N> {
+    (0..count)
+        .map(|index| of((index * 7 % 13) as f32 - 6.0))
+        .collect()
+}
+
+fn check<P: Products<f32>>(isa: Isa, of: impl Fn(f32) -> P::Number) {
+    for [rows, summed, columns] in [
+        [1, 1, 1],
+        [100, 64, 64],
+        [193, 7, 70],
+        [5, 3, 200],
+        [4500, 5, 18],
+    ] {
+        let (a, b) = (numbers(rows * summed, &of), numbers(summed * columns, &of));
+        let bias = numbers(columns, &of);
+        let [of_a, of_b] = [(&a, [rows, summed]), (&b, [summed, columns])];
+        let a = Matrix::new(of_a.0, of_a.1);
+        let b = Matrix::new(of_b.0, of_b.1);
+        let wide = |m: Matrix<'_, P::Number>, row: usize, column: usize| {
+            let [of_row, of_column] = m.strides();
+            // SAFETY: an element.
+            P::widened(unsafe { m.at(row * of_row + column * of_column) })
+        };
+        let sum = |row: usize, column: usize| -> f32 {
+            let products = (0..summed).map(|k| wide(a, row, k) * wide(b, k, column));
+            products.sum::<f32>()
+        };
+        let expected = |bias: bool| -> Vec<f32> {
+            let places = (0..rows * columns).map(|index| (index / columns, index % columns));
+            let added = |column: usize| {
+                if bias {
+                    P::widened(numbers(columns, &of)[column])
+                } else {
+                    0.0
+                }
+            };
+            let sums = places.map(|(row, column)| P::number(sum(row, column) + added(column)));
+            sums.map(P::widened).collect()
+        };
+        let widened = |y: Buffer<P::Number>| y.iter().map(|y| P::widened(*y)).collect::<Vec<f32>>();
+        assert_eq!(
+            widened(product::<f32, P>(isa, a, b, Some(&bias))),
+            expected(true)
+        );
+        assert_eq!(widened(product::<f32, P>(isa, a, b, None)), expected(false));
+        // The same product, with both operands transposed: of rows of the one with rows of the other.
+        let mut turned = Vec::new();
+        for k in 0..summed {
+            turned.extend((0..rows).map(|row| of_a.0[row * summed + k]));
+        }
+        let x = Matrix::new(&turned, [summed, rows]);
+        assert_eq!(
+            widened(product_over_rows::<f32, P>(isa, x, b)),
+            expected(false)
+        );
+        let mut turned_b = Vec::new();
+        for column in 0..columns {
+            turned_b.extend((0..summed).map(|k| of_b.0[k * columns + column]));
+        }
+        let turned_b = Matrix::new(&turned_b, [columns, summed]).transposed();
+        let y = product::<f32, P>(isa, x.transposed(), turned_b, None);
+        assert_eq!(widened(y), expected(false));
+    }
+}
+
+#[test]
+fn products_are_exact_for_every_instruction_set() {
+    for isa in Isa::available() {
+        check::<Numbers>(isa, |number| number);
+        // Other instruction sets have no pairs, and take them apart.
+        if Pairs::run_on(isa) {
+            check::<Pairs>(isa, bf16::from_f32);
+        }
+    }
+}
+
+/// Numbers of 24 bits, of many sizes.
+fn bits(count: usize, seed: u32) -> Vec<f32> {
+    let number = |index: usize| {
+        let bits = (index as u32 ^ seed << 20)
+            .wrapping_mul(0x9e37_79b1)
+            .rotate_left(13);
+        let bits = bits.wrapping_mul(0x85eb_ca77) ^ bits >> 15;
+        f32::from_bits(bits & 0x83ff_ffff | 0x3c00_0000)
+    };
+    (0..count).map(number).collect()
+}
+
+#[test]
+fn products_have_all_bits_of_numbers() {
+    // With columns for which matrices multiply parts of numbers; of one product, and of many.
+    let (rows, columns) = (37, 70);
+    for (isa, summed) in Isa::available()
+        .into_iter()
+        .flat_map(|isa| [1, 2, 33, 500].map(|summed| (isa, summed)))
+    {
+        let (a, b) = (bits(rows * summed, 1), bits(summed * columns, 2));
+        let of_a = Matrix::new(&a, [rows, summed]);
+        let of_b = Matrix::new(&b, [summed, columns]);
+        let mut turned = vec![0.0; rows * summed];
+        for (index, number) in a.iter().enumerate() {
+            turned[index % summed * rows + index / summed] = *number;
+        }
+        let turned = Matrix::new(&turned, [summed, rows]);
+        let found = [
+            product::<f32, Numbers>(isa, of_a, of_b, None),
+            product::<f32, Numbers>(isa, turned.transposed(), of_b, None),
+            product_over_rows::<f32, Numbers>(isa, turned, of_b),
+        ];
+        for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |c| (row, c))) {
+            let term =
+                |k: usize| f64::from(a[row * summed + k]) * f64::from(b[k * columns + column]);
+            let exact: f64 = (0..summed).map(term).sum();
+            let sizes: f64 = (0..summed).map(|k| term(k).abs()).sum();
+            let bound = sizes * f64::from(f32::EPSILON) * (summed as f64).sqrt();
+            for found in &found {
+                let off = (f64::from(found[row * columns + column]) - exact).abs();
+                assert!(
+                    off <= bound,
+                    "{}, {summed} terms: {off} > {bound}",
+                    isa.name()
+                );
+            }
+        }
+    }
+}
