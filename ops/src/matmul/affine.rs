@@ -96,13 +96,19 @@ where
     let ([rows, size], [_, outputs]) = (dims(&x), dims(&weight));
     let wanted = pass.wanted;
     let mut gradients = vec![None; wanted.len()];
-    if wanted.get(2) == Some(&true) {
-        let cotangent = flex::operand::<E>(pass.cotangent.clone())?;
-        let sums = sum_of_rows(isa, flex::elements::<E>(&cotangent), [rows, outputs]);
-        gradients[2] = Some(flex::small_result(sums, &[outputs], dtype));
-    }
     let cotangent = flex::operand::<P::Number>(pass.cotangent)?;
     let y = Matrix::new(flex::elements(&cotangent), [rows, outputs]);
+    if wanted.get(2) == Some(&true) {
+        gradients[2] = Some(if P::NUMBERS == 1 {
+            let sums = sum_of_rows(isa, flex::elements::<E>(&cotangent), [rows, outputs]);
+            flex::small_result(sums, &[outputs], dtype)
+        } else {
+            // Of bf16 numbers, as they lie.
+            let ones = vec![P::number(E::from_f64(1.0)); rows];
+            let sums = product_over_rows::<E, P>(isa, Matrix::new(&ones, [rows, 1]), y);
+            flex::result(sums, &[outputs], dtype)
+        });
+    }
     if wanted[0] {
         let weight = flex::operand::<P::Number>(weight)?;
         let weight = Matrix::new(flex::elements(&weight), [size, outputs]);
