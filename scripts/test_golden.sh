@@ -32,7 +32,7 @@ else
 fi
 echo "== golden with messages of ranks to themselves"
 HALOCLINE_LOOPBACK=1 $golden --ranks 1,2 > /dev/null
-for isa in portable $(grep -qsw avx2 /proc/cpuinfo && echo avx2); do
+for isa in portable $(grep -qsw avx2 /proc/cpuinfo && echo avx2) $(grep -qsw amx_bf16 /proc/cpuinfo && echo avx512); do
     echo "== golden on $isa"
     HALOCLINE_ISA=$isa $golden --ranks 1,2 > /dev/null
 done
