@@ -9,12 +9,14 @@ use crate::testing::{compare, normal};
 
 const QUERIES: usize = 9;
 const KEYS: usize = 13;
+/// Widths of queries and of values for which matrices multiply, where the processor has them.
+const WIDTHS: [usize; 2] = [36, 33];
 
 fn inputs() -> [TensorData; 3] {
     [
-        normal(&[2, QUERIES, 4, 6], "q", 0),
-        normal(&[2, KEYS, 2, 6], "k", 0),
-        normal(&[2, KEYS, 2, 5], "v", 0),
+        normal(&[2, QUERIES, 4, WIDTHS[0]], "q", 0),
+        normal(&[2, KEYS, 2, WIDTHS[0]], "k", 0),
+        normal(&[2, KEYS, 2, WIDTHS[1]], "v", 0),
     ]
 }
 
@@ -24,7 +26,7 @@ fn by_definition(bias: &TensorData, causal: bool, dropout: Option<Dropped>) -> V
     let leaves = inputs().map(|data| Tensor::<4>::from_data(data, &device).require_grad());
     let [q, k, v] = leaves.clone();
     let scores = Scores {
-        scale: 1.0 / 6_f64.sqrt(),
+        scale: 1.0 / (WIDTHS[0] as f64).sqrt(),
         causal: causal.then_some(0),
         bias: Some(Tensor::from_data(bias.clone(), &Device::flex())),
         dropout,

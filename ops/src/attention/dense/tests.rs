@@ -65,12 +65,20 @@ fn results_and_gradients_are_those_of_the_definition() {
         ([3, 5], [2, 2], [3, 3], true),
         // Several groups of queries in a task.
         ([300, 300], [6, 3], [5, 4], true),
+        // Widths for which matrices multiply, where the processor has them.
+        ([150, 140], [4, 2], [40, 33], false),
+        ([300, 300], [2, 1], [64, 32], true),
     ];
+    let types = [(DType::F32, 1e-5), (DType::F64, 1e-13), (DType::BF16, 2e-2)];
     for (tokens, heads, widths, causal) in cases {
         let options = AttentionOptions::default().with_causal(causal);
         let data = inputs(tokens, heads, widths);
-        let expected = by_definition(&data, &options);
-        for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F64, 1e-13)] {
+        for (dtype, tolerance) in types {
+            let data = match dtype {
+                DType::BF16 => data.clone().map(|data| data.convert_dtype(dtype)),
+                _ => data.clone(),
+            };
+            let expected = by_definition(&data, &options);
             let device = Device::flex().autodiff();
             let leaves = data.each_ref().map(|data| {
                 let data = data.clone().convert_dtype(dtype);
@@ -90,8 +98,9 @@ fn results_and_gradients_are_those_of_the_definition() {
 #[test]
 fn shards_give_the_result_and_gradients_of_one_rank() {
     for causal in [false, true] {
-        // [batch, heads, tokens, width]
-        let input = |name: &str| (name.to_string(), normal(&[2, 4, 23, 6], name, 0));
+        // [batch, heads, tokens, width], with a width for which matrices multiply, if causal.
+        let shape = [2, 4, 23, if causal { 34 } else { 6 }];
+        let input = |name: &str| (name.to_string(), normal(&shape, name, 0));
         let numbers = [("is_causal".to_string(), vec![f64::from(u8::from(causal))])];
         let arguments = Arguments {
             attributes: Attributes {
@@ -114,7 +123,7 @@ fn shards_give_the_result_and_gradients_of_one_rank() {
 /// Queries and keys of other lengths, replicated keys, and shared heads: placements that golden cases do not have.
 #[test]
 fn keys_may_lie_otherwise_than_queries() {
-    let data = inputs([19, 31], [4, 2], [6, 5]);
+    let data = inputs([19, 31], [4, 2], [36, 34]);
     let options = AttentionOptions::default();
     let run = |ranks: usize, queries: Vec<Placement>, keys: Vec<Placement>| {
         let found = Launcher::local(ranks).collect(|world| {
