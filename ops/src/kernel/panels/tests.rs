@@ -131,3 +131,30 @@ fn products_have_all_bits_of_numbers() {
         }
     }
 }
+
+/// NaN of any bits, of which rounding would make zero.
+#[test]
+fn a_number_that_is_none_reaches_its_sums() {
+    let (rows, summed, columns) = (20, 33, 40);
+    for (isa, bits) in Isa::available()
+        .into_iter()
+        .flat_map(|isa| [0x7fc0_0000, 0x7fff_ffff, u32::MAX].map(|bits| (isa, bits)))
+    {
+        for place in [0, 7 * summed + 32] {
+            let (mut a, b) = (
+                numbers(rows * summed, |x| x),
+                numbers(summed * columns, |x| x),
+            );
+            a[place] = f32::from_bits(bits);
+            let (of_a, of_b) = (
+                Matrix::new(&a, [rows, summed]),
+                Matrix::new(&b, [summed, columns]),
+            );
+            let y = product::<f32, Numbers>(isa, of_a, of_b, None);
+            for (index, y) in y.iter().enumerate() {
+                let reached = index / columns == place / summed;
+                assert_eq!(y.is_nan(), reached, "{}, {bits:x}, {index}", isa.name());
+            }
+        }
+    }
+}

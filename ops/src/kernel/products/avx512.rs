@@ -6,8 +6,8 @@ use std::arch::x86_64::{
     __m256i, __m512, __m512i, _CMP_UNORD_Q, _mm256_loadu_si256, _mm256_storeu_si256,
     _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
     _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32, _mm512_mask_or_epi32,
-    _mm512_or_si512, _mm512_permutexvar_epi16, _mm512_set1_epi32, _mm512_slli_epi32,
-    _mm512_srli_epi32, _mm512_sub_ps,
+    _mm512_permutexvar_epi16, _mm512_set1_epi32, _mm512_slli_epi32, _mm512_srli_epi32,
+    _mm512_sub_ps, _mm512_ternarylogic_epi32,
 };
 
 /// # Safety
@@ -39,16 +39,26 @@ pub(super) unsafe fn narrow(place: *mut __m256i, vector: __m512) {
     unsafe { _mm256_storeu_si256(place, _mm512_cvtepi32_epi16(rounded)) };
 }
 
-/// Pairs of bf16 numbers, of which each is the nearest to what the ones before it leave.
+/// Pairs of bf16 numbers, of which each is the nearest to what the ones before it leave; the last ones are what is left, so that
+/// any NaN stays one.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 pub(super) fn split(mut first: __m512, mut second: __m512) -> [__m512; 3] {
-    let mut parts = [first; 3];
-    for part in &mut parts {
-        let near = [take_nearest(&mut first), take_nearest(&mut second)];
-        *part = _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32::<16>(near[0]), near[1]));
-    }
-    parts
+    let one = pair(take_nearest(&mut first), take_nearest(&mut second));
+    let two = pair(take_nearest(&mut first), take_nearest(&mut second));
+    let rest = pair(_mm512_castps_si512(first), _mm512_castps_si512(second));
+    [one, two, rest]
+}
+
+/// The upper halves of two vectors, those of the first one in the lower halves.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn pair(first: __m512i, second: __m512i) -> __m512 {
+    // `second & upper | first >> 16`.
+    const SELECT: i32 = 0b1111_1000;
+    let upper = _mm512_set1_epi32(UPPER);
+    let lower = _mm512_srli_epi32::<16>(first);
+    _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<SELECT>(lower, second, upper))
 }
 
 /// The bits of the bf16 numbers nearest to those of a vector, which become what these leave.
@@ -56,11 +66,14 @@ pub(super) fn split(mut first: __m512, mut second: __m512) -> [__m512; 3] {
 #[inline]
 fn take_nearest(rest: &mut __m512) -> __m512i {
     let half = _mm512_set1_epi32(0x8000);
-    let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-    let near = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(*rest), half), upper);
+    let bits = _mm512_add_epi32(_mm512_castps_si512(*rest), half);
+    let near = _mm512_and_si512(bits, _mm512_set1_epi32(UPPER));
     *rest = _mm512_sub_ps(*rest, _mm512_castsi512_ps(near));
     near
 }
+
+/// The bits of a number of `f32` that bf16 has.
+const UPPER: i32 = 0xffff_0000_u32 as i32;
 
 /// # Safety
 /// The processor must have AVX-512 BF16.
