@@ -3,6 +3,7 @@
 //!
 //! The instructions are written as assembly: the compiler has no types for these registers, and does not use them.
 
+use std::marker::PhantomData;
 #[cfg(target_arch = "x86_64")]
 use std::sync::OnceLock;
 
@@ -23,13 +24,36 @@ const fn products(parts: usize) -> &'static [[usize; 2]] {
 }
 
 /// Where the matrices of a factor lie.
-#[derive(Clone, Copy)]
 pub(crate) struct Factor<F> {
-    /// The first part of a term's matrix, one of two.
+    /// The address of the first part of matrix 0 or 1 of a term.
     pub at: F,
     /// Bytes from a row to the next one, and from a part to the next one.
     pub row: usize,
     pub part: usize,
+}
+
+/// Where up to two by two matrices of sums lie: those of the next rows after those of the rows before.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    first: *mut u8,
+    /// Bytes from a row to the next one, and from a matrix to that of the next columns.
+    row: usize,
+    next: usize,
+}
+
+impl Place {
+    /// Sums in so many elements from a row to the next one, and from a matrix to that of the next columns.
+    pub(crate) fn new<E>(first: *mut E, row: usize, next: usize) -> Self {
+        Self {
+            first: first.cast(),
+            row: size_of::<E>() * row,
+            next: size_of::<E>() * next,
+        }
+    }
+
+    fn at(self, m: usize, n: usize) -> *mut u8 {
+        self.first.wrapping_add(m * SIDE * self.row + n * self.next)
+    }
 }
 
 /// Whether the processor has these instructions, and the system lets this process use them.
@@ -63,8 +87,9 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-/// The registers of this thread, as matrices of one size for each factor; released when dropped.
-pub(crate) struct Matrices(());
+/// The registers of this thread, as matrices of one size for each factor; released when dropped. Not to be shared with other
+/// threads, as the pointer says.
+pub(crate) struct Matrices(PhantomData<*const ()>);
 
 impl Matrices {
     /// Sums have `rows` rows of [`SIDE`] columns; their left factors have as many rows of `pairs` pairs, and their right
@@ -92,60 +117,86 @@ impl Matrices {
         }
         // SAFETY: the caller's.
         unsafe { configure(&configuration) };
-        Self(())
+        Self(PhantomData)
     }
 
-    /// Sums up the products of `m` left and `n` right matrices, one or two, over `terms` terms. The numbers of factors are
-    /// split into so many `parts`, one or three. `to` gives the place of sums and the bytes between their rows, and `from` those of sums so
-    /// far, if `ADD` is true.
+    /// Writes the sums of the products of `m` left and `n` right matrices, one or two, over `terms` terms of numbers that are split
+    /// into so many `parts`, one or three.
     ///
     /// # Safety
     /// All matrices must be readable, and the sums writable.
     #[inline(always)]
-    pub(crate) unsafe fn sums<const ADD: bool>(
+    pub(crate) unsafe fn products(
+        &self,
+        sizes: [usize; 2],
+        terms: [usize; 2],
+        left: Factor<impl Fn(usize, usize) -> *const u8>,
+        right: Factor<impl Fn(usize, usize) -> *const u8>,
+        to: Place,
+    ) {
+        // SAFETY: the caller's; sums so far are not read.
+        unsafe { self.sums::<false>(sizes, terms, left, right, [to, to]) };
+    }
+
+    /// Adds the [`products`](Self::products) to sums so far.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(crate) unsafe fn add(
+        &self,
+        sizes: [usize; 2],
+        terms: [usize; 2],
+        left: Factor<impl Fn(usize, usize) -> *const u8>,
+        right: Factor<impl Fn(usize, usize) -> *const u8>,
+        [from, to]: [Place; 2],
+    ) {
+        // SAFETY: the caller's.
+        unsafe { self.sums::<true>(sizes, terms, left, right, [from, to]) };
+    }
+
+    #[inline(always)]
+    unsafe fn sums<const ADD: bool>(
         &self,
         [m, n]: [usize; 2],
         [terms, parts]: [usize; 2],
         left: Factor<impl Fn(usize, usize) -> *const u8>,
         right: Factor<impl Fn(usize, usize) -> *const u8>,
-        from: (impl Fn(usize, usize) -> *const u8, usize),
-        to: (impl Fn(usize, usize) -> *mut u8, usize),
+        places: [Place; 2],
     ) {
         // SAFETY: the caller's.
         unsafe {
             match (m, n, parts) {
-                (1, 1, 1) => self.block::<1, 1, ADD, 1>(terms, left, right, from, to),
-                (1, _, 1) => self.block::<1, 2, ADD, 1>(terms, left, right, from, to),
-                (_, 1, 1) => self.block::<2, 1, ADD, 1>(terms, left, right, from, to),
-                (_, _, 1) => self.block::<2, 2, ADD, 1>(terms, left, right, from, to),
-                (1, 1, _) => self.block::<1, 1, ADD, 3>(terms, left, right, from, to),
-                (1, _, _) => self.block::<1, 2, ADD, 3>(terms, left, right, from, to),
-                (_, 1, _) => self.block::<2, 1, ADD, 3>(terms, left, right, from, to),
-                (_, _, _) => self.block::<2, 2, ADD, 3>(terms, left, right, from, to),
+                (1, 1, 1) => self.block::<1, 1, ADD, 1>(terms, left, right, places),
+                (1, _, 1) => self.block::<1, 2, ADD, 1>(terms, left, right, places),
+                (_, 1, 1) => self.block::<2, 1, ADD, 1>(terms, left, right, places),
+                (_, _, 1) => self.block::<2, 2, ADD, 1>(terms, left, right, places),
+                (1, 1, _) => self.block::<1, 1, ADD, 3>(terms, left, right, places),
+                (1, _, _) => self.block::<1, 2, ADD, 3>(terms, left, right, places),
+                (_, 1, _) => self.block::<2, 1, ADD, 3>(terms, left, right, places),
+                (_, _, _) => self.block::<2, 2, ADD, 3>(terms, left, right, places),
             }
         }
     }
 
-    /// [`sums`](Self::sums) of `M` and `N` matrices.
     #[inline(always)]
     unsafe fn block<const M: usize, const N: usize, const ADD: bool, const PARTS: usize>(
         &self,
         terms: usize,
         left: Factor<impl Fn(usize, usize) -> *const u8>,
         right: Factor<impl Fn(usize, usize) -> *const u8>,
-        (from, from_row): (impl Fn(usize, usize) -> *const u8, usize),
-        (to, to_row): (impl Fn(usize, usize) -> *mut u8, usize),
+        [from, to]: [Place; 2],
     ) {
         // SAFETY: the caller's, and the registers are configured.
         unsafe {
-            begin::<0, ADD>(from(0, 0), from_row);
+            begin::<0, ADD>(from.at(0, 0), from.row);
             if N > 1 {
-                begin::<1, ADD>(from(0, 1), from_row);
+                begin::<1, ADD>(from.at(0, 1), from.row);
             }
             if M > 1 {
-                begin::<2, ADD>(from(1, 0), from_row);
+                begin::<2, ADD>(from.at(1, 0), from.row);
                 if N > 1 {
-                    begin::<3, ADD>(from(1, 1), from_row);
+                    begin::<3, ADD>(from.at(1, 1), from.row);
                 }
             }
             for term in 0..terms {
@@ -178,14 +229,14 @@ impl Matrices {
                     }
                 }
             }
-            store::<0>(to(0, 0), to_row);
+            store::<0>(to.at(0, 0), to.row);
             if N > 1 {
-                store::<1>(to(0, 1), to_row);
+                store::<1>(to.at(0, 1), to.row);
             }
             if M > 1 {
-                store::<2>(to(1, 0), to_row);
+                store::<2>(to.at(1, 0), to.row);
                 if N > 1 {
-                    store::<3>(to(1, 1), to_row);
+                    store::<3>(to.at(1, 1), to.row);
                 }
             }
         }
@@ -194,7 +245,7 @@ impl Matrices {
 
 /// Sums so far.
 #[inline(always)]
-unsafe fn begin<const T: usize, const ADD: bool>(from: *const u8, row: usize) {
+unsafe fn begin<const T: usize, const ADD: bool>(from: *mut u8, row: usize) {
     // SAFETY: the caller's.
     unsafe {
         match ADD {
@@ -309,7 +360,7 @@ mod tests {
     }
 
     fn check<const M: usize, const N: usize>(rows: usize, pairs: usize) {
-        let terms = 3;
+        let terms = 3_usize;
         let (left, right) = (
             numbers(terms * M * rows * pairs),
             numbers(terms * pairs * N * SIDE),
@@ -332,22 +383,20 @@ mod tests {
         // SAFETY: the processor has the registers, and all matrices are as long.
         unsafe {
             let matrices = Matrices::of(rows, pairs);
-            let left = Factor {
+            let left = || Factor {
                 at: at_left,
                 row: 4 * pairs,
                 part: 0,
             };
-            let right = Factor {
+            let right = || Factor {
                 at: at_right,
                 row: 4 * N * SIDE,
                 part: 0,
             };
-            let first = sums.as_mut_ptr();
-            let to =
-                |m: usize, n: usize| first.wrapping_add((m * N + n) * SIDE * SIDE).cast::<u8>();
-            let (from, to) = ((|m, n| to(m, n).cast_const(), 4 * SIDE), (to, 4 * SIDE));
-            matrices.sums::<false>([M, N], [terms, 1], left, right, from, to);
-            matrices.sums::<true>([M, N], [terms, 1], left, right, from, to);
+            let (sizes, terms) = ([M, N], [terms, 1]);
+            let to = Place::new(sums.as_mut_ptr(), SIDE, M * SIDE * SIDE);
+            matrices.products(sizes, terms, left(), right(), to);
+            matrices.add(sizes, terms, left(), right(), [to, to]);
         }
         for m in 0..M {
             for n in 0..N {
@@ -361,7 +410,7 @@ mod tests {
                         let b = right[((term * pairs + pair) * N + n) * SIDE + column];
                         a[0] * b[0] + a[1] * b[1]
                     });
-                    let found = sums[((m * N + n) * SIDE + row) * SIDE + column];
+                    let found = sums[((n * M + m) * SIDE + row) * SIDE + column];
                     assert_eq!(
                         found,
                         2.0 * products.sum::<f32>(),

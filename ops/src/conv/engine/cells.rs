@@ -4,31 +4,26 @@ use std::ops::Range;
 
 use pulp::Simd;
 
-use crate::kernel::products::Products;
+use crate::kernel::products::{Products, store_parts};
 use crate::kernel::simd::Element;
 
 /// Writes the pairs of the cells of two tiles: those of each part so many elements after those of the one before.
 ///
 /// # Safety
-/// All must be good for `len` elements, which are whole vectors.
+/// All must be good for `len` elements, which are whole vectors; pairs of one part may take the place of cells.
 #[inline(always)]
 pub(super) unsafe fn join<S: Simd, E: Element, P: Products<E>>(
     simd: S,
     (pairs, of_part): (*mut E, usize),
-    cells: [*const E; 2],
+    [first, second]: [*const E; 2],
     len: usize,
 ) {
     for column in (0..len).step_by(E::lanes::<S>()) {
         // SAFETY: the caller's.
         unsafe {
-            let [first, second] = cells;
-            let cells = [
-                E::load::<S>(first.add(column)),
-                E::load::<S>(second.add(column)),
-            ];
-            for (part, joined) in P::split(simd, cells).iter().enumerate().take(P::PARTS) {
-                E::store::<S>(pairs.add(part * of_part + column), *joined);
-            }
+            let (first, second) = (first.add(column), second.add(column));
+            let cells = [E::load::<S>(first), E::load::<S>(second)];
+            store_parts::<S, E, P>(simd, cells, pairs.add(column), of_part);
         }
     }
 }

@@ -18,6 +18,9 @@ use crate::kernel::memory::{Shared, prefetch_run, with_scratch};
 use crate::kernel::products::Products;
 use crate::kernel::simd::{Element, Isa};
 
+/// Fewest channels for which matrices of three parts are multiplied where Winograd's method would serve.
+const MANY_CHANNELS: usize = 128;
+
 impl<E: Element, N: Copy + Default + Send + Sync> Job<'_, E, N> {
     /// Computes the output, `[batch, groups · outputs, *shape]`. `weight` gives the weight of
     /// (group, output, input, element).
@@ -80,7 +83,8 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
             let transformed = job.method.transforms(sizes);
             let rows = RowTiles::new(correlation).filter(|_| transformed);
             let channels = [job.inputs, job.outputs];
-            if has_matrices && matrices::pay::<E, P>(job.method, channels, rows.is_some()) {
+            let instead = rows.as_ref().map(|_| MANY_CHANNELS);
+            if has_matrices && matrices::pay::<E, P>(job.method, channels, instead) {
                 directly::<S, E, P>(simd, job, correlation, weight, output, true);
             } else if let Some(rows) = rows {
                 correlate::<S, E, P>(simd, job, correlation, rows, weight, output);

@@ -8,7 +8,7 @@ use super::cells::join;
 use super::geometry::Dims;
 use super::pieces::Pieces;
 use super::tile::TileLayout;
-use crate::kernel::products::Products;
+use crate::kernel::products::{Products, store_parts};
 use crate::kernel::simd::Element;
 
 impl TileLayout {
@@ -29,14 +29,13 @@ impl TileLayout {
         let of_part = held / P::PARTS.max(1) * self.channel();
         let filled = self.channel() * channels.len().div_ceil(2);
         let tile = &mut tile[self.line(0, 0, 0)..];
-        for part in 0..P::PARTS {
-            let last = part + 1 == P::PARTS;
-            let end = if last {
-                tile.len()
+        for part in 1..=P::PARTS {
+            let end = if part < P::PARTS {
+                part * of_part
             } else {
-                (part + 1) * of_part
+                tile.len()
             };
-            tile[part * of_part + filled..end].fill(E::default());
+            tile[(part - 1) * of_part + filled..end].fill(E::default());
         }
         let places = (0..filled).step_by(self.channel());
         for (first, place) in channels.clone().step_by(2).zip(places) {
@@ -57,7 +56,7 @@ impl TileLayout {
     }
 
     /// [`fill`](Self::fill) with bf16 numbers, of a channel at a time, by way of its `cells`: all first parts, then, `part` numbers
-    /// on, the others.
+    /// on, an even number of them, the others.
     ///
     /// # Safety
     /// There must be room for all channels, with [`len`](Self::len) numbers in each part.
@@ -82,10 +81,8 @@ impl TileLayout {
                 unsafe {
                     let cells = cells.add(place);
                     let cells = [E::load::<S>(cells), E::load::<S>(cells.add(lanes))];
-                    let parts = P::split(simd, E::deinterleave::<S>(cells));
-                    for (number, numbers) in parts.iter().enumerate().take(P::PARTS) {
-                        E::store::<S>(tile.add(number * part + place).cast(), *numbers);
-                    }
+                    let (pairs, to) = (E::deinterleave::<S>(cells), tile.add(place).cast());
+                    store_parts::<S, E, P>(simd, pairs, to, part / 2);
                 }
             }
         }

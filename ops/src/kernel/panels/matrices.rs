@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use pulp::Simd;
 
-use crate::kernel::amx::{self, Factor, SIDE};
+use super::sums::Sums;
+use crate::kernel::amx::{self, Factor, Place, SIDE};
 use crate::kernel::matrices::Matrix;
 use crate::kernel::memory::prefetch_to_write;
-use crate::kernel::products::{MOST_PARTS, Products};
+use crate::kernel::products::{MOST_PARTS, Products, store_parts};
 use crate::kernel::simd::Element;
 use crate::kernel::transpose::transpose;
 
@@ -16,14 +17,19 @@ pub(super) const COLUMNS: usize = 2 * SIDE;
 /// Pairs of a matrix of factors.
 const MATRIX: usize = SIDE * SIDE;
 
+/// Matrices that so many numbers of a row fill.
+pub(crate) fn terms(numbers: usize) -> usize {
+    numbers.div_ceil(2 * SIDE)
+}
+
 /// Factors of so many numbers, with those that fill up matrices: for each matrix one of each part.
-pub(crate) fn whole(numbers: usize, parts: usize) -> usize {
-    numbers.div_ceil(2 * SIDE) * SIDE * parts
+pub(crate) fn factors(numbers: usize, parts: usize) -> usize {
+    terms(numbers) * SIDE * parts
 }
 
 /// The elements that the packed factors of so many rows and numbers take at most.
 pub(crate) fn room(rows: usize, numbers: usize, parts: usize) -> usize {
-    rows.next_multiple_of(SIDE) * whole(numbers, parts)
+    rows.next_multiple_of(SIDE) * factors(numbers, parts)
 }
 
 /// A vector's numbers of a matrix from a place on, `step` elements apart, and zeros for those that are not `there`.
@@ -84,9 +90,9 @@ impl<E: Element> Rows<E> {
                 term: SIDE,
             };
         }
-        let block = SIDE * whole(summed, P::PARTS);
+        let block = SIDE * factors(summed, P::PARTS);
         // In the order of memory: all rows of some numbers if numbers lie in columns.
-        let (blocks, terms) = (rows.div_ceil(SIDE), summed.div_ceil(2 * SIDE));
+        let (blocks, terms) = (rows.div_ceil(SIDE), terms(summed));
         for index in 0..blocks * terms {
             let (number, term) = match column {
                 1 => (index / terms, index % terms),
@@ -112,18 +118,26 @@ impl<E: Element> Rows<E> {
         Self {
             first,
             row: SIDE,
-            block: SIDE * whole(summed, P::PARTS),
+            block: SIDE * factors(summed, P::PARTS),
             term: P::PARTS * MATRIX,
         }
     }
 
-    /// Where a row's packed factors of a matrix and part lie.
+    /// Writes a row's packed factors of a matrix, of numbers beside each other.
+    ///
+    /// # Safety
+    /// There must be room for them.
     #[inline(always)]
-    pub(crate) fn place(self, row: usize, term: usize, part: usize) -> *mut E {
-        let place = row / SIDE * self.block + term * self.term + part * MATRIX;
-        self.first
-            .cast_mut()
-            .wrapping_add(place + row % SIDE * SIDE)
+    pub(crate) unsafe fn store<S: Simd, P: Products<E>>(
+        self,
+        simd: S,
+        [row, term]: [usize; 2],
+        numbers: [E::Vector<S>; 2],
+    ) {
+        let place = row / SIDE * self.block + term * self.term + row % SIDE * SIDE;
+        let to = self.first.cast_mut().wrapping_add(place);
+        // SAFETY: the caller's.
+        unsafe { store_parts::<S, E, P>(simd, E::deinterleave::<S>(numbers), to, MATRIX) };
     }
 
     /// Those from a block of [`SIDE`] rows on, as matrices multiply them.
@@ -164,10 +178,7 @@ unsafe fn pack_rows<S: Simd, E: Element, P: Products<E>>(
                 load::<S, E, P>(from, 1, numbers),
                 load::<S, E, P>(from.wrapping_add(SIDE), 1, numbers.saturating_sub(SIDE)),
             ];
-            let parts = P::split(simd, E::deinterleave::<S>(vectors));
-            for (part, pairs) in parts.iter().enumerate().take(P::PARTS) {
-                E::store::<S>(to.add(part * MATRIX), *pairs);
-            }
+            store_parts::<S, E, P>(simd, E::deinterleave::<S>(vectors), to, MATRIX);
         }
     }
 }
@@ -196,9 +207,8 @@ unsafe fn pack_columns<S: Simd, E: Element, P: Products<E>>(
                 load::<S, E, P>(from, row, there[0]),
                 load::<S, E, P>(from.wrapping_add(column), row, there[1]),
             ];
-            for (joined, pairs) in joined.iter_mut().zip(P::split(simd, vectors)) {
-                E::store::<S>(joined[pair].as_mut_ptr(), pairs);
-            }
+            let to = joined.as_mut_ptr().cast::<E>().add(pair * SIDE);
+            store_parts::<S, E, P>(simd, vectors, to, MATRIX);
         }
         for (part, joined) in joined.iter().enumerate().take(P::PARTS) {
             let to = to.add(part * MATRIX);
@@ -212,7 +222,7 @@ unsafe fn pack_columns<S: Simd, E: Element, P: Products<E>>(
 /// then the others.
 ///
 /// # Safety
-/// There must be room for [`whole`] factors of each column.
+/// There must be room for [`factors`] factors of each column.
 #[inline(always)]
 pub(crate) unsafe fn pack_panel<S: Simd, E: Element, P: Products<E>>(
     simd: S,
@@ -224,7 +234,7 @@ pub(crate) unsafe fn pack_panel<S: Simd, E: Element, P: Products<E>>(
     let ([summed, _], [row, column]) = (b.size(), b.strides());
     // SAFETY: the caller's; numbers of the matrix.
     unsafe {
-        for pair in 0..whole(summed, 1) {
+        for pair in 0..terms(summed) * SIDE {
             let (term, place) = (pair / SIDE, pair % SIDE);
             let to = to.add((term * P::PARTS * SIDE + place) * width);
             let summed = [2 * pair < summed, 2 * pair + 1 < summed];
@@ -237,36 +247,36 @@ pub(crate) unsafe fn pack_panel<S: Simd, E: Element, P: Products<E>>(
                     load::<S, E, P>(from, column, there[0]),
                     load::<S, E, P>(from.wrapping_add(row), column, there[1]),
                 ];
-                for (part, pairs) in P::split(simd, vectors).iter().enumerate().take(P::PARTS) {
-                    E::store::<S>(to.add(part * SIDE * width + vector), *pairs);
-                }
+                store_parts::<S, E, P>(simd, vectors, to.add(vector), SIDE * width);
             }
         }
     }
 }
 
-/// Sums of products of some rows with a panel.
-#[derive(Clone, Copy)]
-pub(super) struct Sums<E> {
-    pub a: Rows<E>,
-    pub rows: usize,
-    /// A panel of one or two matrices' columns.
-    pub b: *const E,
-    pub width: usize,
-    /// Factors of a row.
-    pub steps: usize,
-    /// Sums so far, and sums with the products, each with the distance from a row to the next.
-    pub from: (*const E, usize),
-    pub to: (*mut E, usize),
+/// The factors of columns in so many `parts`, in rows of `width`, and matrices `next` elements apart.
+#[inline(always)]
+pub(crate) fn columns<E>(
+    first: *const E,
+    [width, next]: [usize; 2],
+    parts: usize,
+) -> Factor<impl Fn(usize, usize) -> *const u8> {
+    Factor {
+        at: move |term, n| {
+            let place = term * parts * SIDE * width + n * next;
+            first.wrapping_add(place).cast::<u8>()
+        },
+        row: size_of::<E>() * width,
+        part: size_of::<E>() * SIDE * width,
+    }
 }
 
-impl<E: Element> Sums<E> {
-    /// Computes the sums.
+impl<E: Element> Sums<E, Rows<E>> {
+    /// Adds the products; a panel has one or two matrices' columns.
     ///
     /// # Safety
     /// All pointers must be good for so many rows, columns and steps, and the instruction set must have matrices.
     #[inline(always)]
-    pub(super) unsafe fn run<P: Products<E>>(&self) {
+    pub(super) unsafe fn run_by_matrices<P: Products<E>>(&self) {
         let whole = self.rows / SIDE;
         // SAFETY: the caller's.
         unsafe {
@@ -286,27 +296,17 @@ impl<E: Element> Sums<E> {
     /// Sums of one or two blocks of rows.
     #[inline(always)]
     unsafe fn blocks<P: Products<E>>(&self, registers: &amx::Matrices, blocks: Range<usize>) {
-        let (bytes, first) = (size_of::<E>(), blocks.start * SIDE);
+        let (first, terms) = (blocks.start * SIDE, self.steps / SIDE / P::PARTS);
         let rows = (blocks.len() * SIDE).min(self.rows - first);
+        let from = self.from.0.wrapping_add(first * self.from.1).cast_mut();
         let to = self.to.0.wrapping_add(first * self.to.1);
         prefetch_to_write(to, [rows, self.width], self.to.1);
-        let left = self.a.factor(blocks.start);
-        let right = Factor {
-            at: |term: usize, n: usize| {
-                let place = term * P::PARTS * SIDE * self.width + n * SIDE;
-                self.b.wrapping_add(place).cast::<u8>()
-            },
-            row: bytes * self.width,
-            part: bytes * SIDE * self.width,
-        };
-        let from = self.from.0.wrapping_add(first * self.from.1);
-        let place = |m: usize, n: usize, pitch: usize| m * SIDE * pitch + n * SIDE;
-        let from = |m, n| from.wrapping_add(place(m, n, self.from.1)).cast::<u8>();
-        let to = |m, n| to.wrapping_add(place(m, n, self.to.1)).cast::<u8>();
-        let (from, to) = ((from, bytes * self.from.1), (to, bytes * self.to.1));
         let sizes = [blocks.len(), self.width / SIDE];
-        let terms = self.steps / SIDE / P::PARTS;
-        // SAFETY: the caller's.
-        unsafe { registers.sums::<true>(sizes, [terms, P::PARTS], left, right, from, to) };
+        let left = self.a.factor(blocks.start);
+        let right = columns(self.b, [self.width, SIDE], P::PARTS);
+        let places = [(from, self.from.1), (to, self.to.1)];
+        let places = places.map(|(first, row)| Place::new(first, row, SIDE));
+        // SAFETY: the caller's; sums so far are only read.
+        unsafe { registers.add(sizes, [terms, P::PARTS], left, right, places) };
     }
 }

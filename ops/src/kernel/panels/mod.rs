@@ -1,7 +1,8 @@
 //! Products of many rows with a matrix in panels: some of its columns, which lie in one piece for all that is summed over.
 //!
 //! Sums of a few rows and of a few vectors of columns stay in registers; each load of a vector serves all of the rows. Factors
-//! are numbers, or pairs of bf16 numbers that follow each other in the sum ([`Pairs`](super::products::Pairs)).
+//! are numbers, or pairs of bf16 numbers that follow each other in the sum ([`Pairs`](super::products::Pairs)); matrices multiply
+//! pairs of parts of numbers.
 
 pub(crate) mod matrices;
 mod sums;
@@ -31,15 +32,15 @@ const ROWS: usize = 192;
 const SPLIT_ROWS: usize = 512;
 /// Tasks that each thread should find.
 const TASKS: usize = 2;
-/// Parts at most whose sums are added up.
-const PARTS: usize = 32;
+/// Shares of rows at most whose sums are added up.
+const SHARES: usize = 32;
 /// Products of so many multiply-adds are shared by all threads.
 const SHARED: usize = 1 << 20;
 /// Rows that are packed at a time where products are added up over rows.
 const TOGETHER: usize = 256;
-/// Rows at least of the parts whose sums are added up, and bytes of all of them.
-const PART_ROWS: usize = 2048;
-const PART_BYTES: usize = 16 << 20;
+/// Rows of a share at least, and bytes of the sums of all.
+const SHARE_ROWS: usize = 2048;
+const SHARE_BYTES: usize = 16 << 20;
 
 /// Columns of the panels of so many columns, of whole vectors.
 fn whole(columns: usize) -> usize {
@@ -95,43 +96,17 @@ impl<E: Element> Left<E> {
         }
     }
 
-    /// Adds the products of so many rows with a panel, whose width and steps are `[width, steps]`, to sums so far; these and
-    /// the sums are each with the distance from a row to the next.
+    /// Adds the products.
     ///
     /// # Safety
     /// All pointers must be good for so many rows, columns and steps.
     #[inline(always)]
-    unsafe fn sums<S: Simd, P: Products<E>>(
-        self,
-        simd: S,
-        rows: usize,
-        (b, [width, steps]): (*const E, [usize; 2]),
-        from: (*const E, usize),
-        to: (*mut E, usize),
-    ) {
+    unsafe fn add<S: Simd, P: Products<E>>(self, simd: S, sums: Sums<E, ()>) {
         // SAFETY: the caller's; factors are matrices only where the instruction set has them.
         unsafe {
             match self {
-                Self::Vectors(a) => Sums {
-                    a,
-                    rows,
-                    b,
-                    width,
-                    steps,
-                    from,
-                    to,
-                }
-                .run::<S, P>(simd),
-                Self::Matrices(a) => matrices::Sums {
-                    a,
-                    rows,
-                    b,
-                    width,
-                    steps,
-                    from,
-                    to,
-                }
-                .run::<P>(),
+                Self::Vectors(a) => sums.of(a).run::<S, P>(simd),
+                Self::Matrices(a) => sums.of(a).run_by_matrices::<P>(),
             }
         }
     }
@@ -154,7 +129,7 @@ fn by_matrices<E: Element, P: Products<E>>(isa: Isa, columns: usize) -> bool {
 /// Factors of so many numbers that are summed over.
 fn steps_of<E: Element, P: Products<E>>(summed: usize, by_matrices: bool) -> usize {
     match by_matrices {
-        true => matrices::whole(summed, P::PARTS),
+        true => matrices::factors(summed, P::PARTS),
         false => summed.div_ceil(P::NUMBERS),
     }
 }
@@ -192,11 +167,12 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
             true => 0,
             false => room::<E, P>(rows, summed, by_matrices),
         };
+        let tile_room = rows * most_columns(by_matrices);
         with_scratch(
-            rows * PANEL + packed,
+            tile_room + packed,
             #[inline(always)]
             |scratch: &mut [E]| {
-                let (tile, packed) = scratch.split_at_mut(rows * PANEL);
+                let (tile, packed) = scratch.split_at_mut(tile_room);
                 // SAFETY: rows, panels and bias have so many numbers, and the scratch so much room.
                 unsafe {
                     let a = Left::new::<S, P>(simd, self.a, by_matrices, packed.as_mut_ptr());
@@ -212,9 +188,16 @@ impl<E: Element, P: Products<E>> WithSimd for OfRows<'_, E, P> {
                             true => (y.cast(), self.columns),
                             false => (tile, width),
                         };
-                        let b = self.panels.as_ptr().add(columns.start * steps);
-                        let from = (self.bias.as_ptr().add(columns.start), 0);
-                        a.sums::<S, P>(simd, rows, (b, [width, steps]), from, to);
+                        let sums = Sums {
+                            a: (),
+                            rows,
+                            b: self.panels.as_ptr().add(columns.start * steps),
+                            width,
+                            steps,
+                            from: (self.bias.as_ptr().add(columns.start), 0),
+                            to,
+                        };
+                        a.add::<S, P>(simd, sums);
                         if direct {
                             continue;
                         }
@@ -370,10 +353,18 @@ impl<E: Element, P: Products<E>> WithSimd for OverRows<'_, E, P> {
                                 let (next, _) = panel(number + 1, most_columns(by_matrices), all);
                                 y.prefetch(next);
                             }
-                            let b = (packed_panel.as_ptr(), [width, steps]);
                             // From zero, and added once: a sum of many rows would lose the last bits of each.
-                            let (tile, zeros) = (tile.as_mut_ptr(), (zeros.as_ptr(), 0));
-                            a.sums::<S, P>(simd, features, b, zeros, (tile, width));
+                            let tile = tile.as_mut_ptr();
+                            let sums = Sums {
+                                a: (),
+                                rows: features,
+                                b: packed_panel.as_ptr(),
+                                width,
+                                steps,
+                                from: (zeros.as_ptr(), 0),
+                                to: (tile, width),
+                            };
+                            a.add::<S, P>(simd, sums);
                             for feature in 0..features {
                                 let sums = tile.add(feature * width);
                                 let to = to.add(feature * pitch);
@@ -389,7 +380,7 @@ impl<E: Element, P: Products<E>> WithSimd for OverRows<'_, E, P> {
     }
 }
 
-/// `xᵀ · y`, added up over parts of the rows of both. How many there are follows from sizes, as does the order of the sum.
+/// `xᵀ · y`, added up over shares of the rows of both. How many there are follows from sizes, as does the order of the sum.
 pub(crate) fn product_over_rows<E: Element, P: Products<E>>(
     isa: Isa,
     x: Matrix<'_, P::Number>,
@@ -398,41 +389,45 @@ pub(crate) fn product_over_rows<E: Element, P: Products<E>>(
     const { assert!(P::NUMBERS * size_of::<P::Number>() == size_of::<E>()) };
     let ([rows, features], [_, columns]) = (x.size(), y.size());
     let elements = features * whole(columns);
-    let parts = (PART_BYTES / size_of::<E>() / elements.max(1)).min(PARTS);
-    let parts = (rows / PART_ROWS).min(parts).max(1);
+    let shares = (SHARE_BYTES / size_of::<E>() / elements.max(1)).min(SHARES);
+    let shares = (rows / SHARE_ROWS).min(shares).max(1);
     let by_matrices = by_matrices::<E, P>(isa, columns);
     let chunk = if by_matrices { SPLIT_ROWS } else { ROWS };
-    let (part_rows, chunks) = (rows.div_ceil(parts), features.div_ceil(chunk));
+    let (share_rows, chunks) = (rows.div_ceil(shares), features.div_ceil(chunk));
     let panels = columns.div_ceil(most_columns(by_matrices));
-    let together = panels_together(panels, parts * chunks);
+    let together = panels_together(panels, shares * chunks);
     let groups = panels.div_ceil(together);
-    let mut sums = filled::<E>(parts * elements, 0.0);
+    let mut sums = filled::<E>(shares * elements, 0.0);
     let all = sums.shared();
-    deal(parts * chunks * groups, rows * features * columns, |task| {
-        let (part, of_chunk, group) = (
-            task / groups / chunks,
-            task / groups % chunks,
-            task % groups,
-        );
-        let range = (part * part_rows).min(rows)..((part + 1) * part_rows).min(rows);
-        let features = of_chunk * chunk..((of_chunk + 1) * chunk).min(features);
-        isa.run(OverRows::<E, P> {
-            // SAFETY: sums of this task.
-            to: unsafe { all.at(part * elements + features.start * whole(columns)) },
-            x: x.rows(range.clone()).transposed().rows(features),
-            y: y.rows(range),
-            panels: group * together..((group + 1) * together).min(panels),
-            by_matrices,
-        });
-    });
+    deal(
+        shares * chunks * groups,
+        rows * features * columns,
+        |task| {
+            let (share, of_chunk, group) = (
+                task / groups / chunks,
+                task / groups % chunks,
+                task % groups,
+            );
+            let range = (share * share_rows).min(rows)..((share + 1) * share_rows).min(rows);
+            let features = of_chunk * chunk..((of_chunk + 1) * chunk).min(features);
+            isa.run(OverRows::<E, P> {
+                // SAFETY: sums of this task.
+                to: unsafe { all.at(share * elements + features.start * whole(columns)) },
+                x: x.rows(range.clone()).transposed().rows(features),
+                y: y.rows(range),
+                panels: group * together..((group + 1) * together).min(panels),
+                by_matrices,
+            });
+        },
+    );
     let fill = |to: Shared<P::Number>| {
         let together = (CHUNK / columns.max(1)).max(1);
         let tasks = (0..features).into_par_iter().with_min_len(together);
         tasks.for_each(|feature| {
             for column in 0..columns {
-                let parts =
-                    (0..parts).map(|part| part * elements + feature * whole(columns) + column);
-                let sum = parts.fold(E::default(), |sum, place| sum + sums[place]);
+                let shares =
+                    (0..shares).map(|share| share * elements + feature * whole(columns) + column);
+                let sum = shares.fold(E::default(), |sum, place| sum + sums[place]);
                 // SAFETY: an element of this task.
                 unsafe { *to.at(feature * columns + column) = P::number(sum) };
             }

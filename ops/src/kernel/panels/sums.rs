@@ -183,10 +183,10 @@ pub(super) unsafe fn factors<E: Element, P: Products<E>>(
     }
 }
 
-/// Sums of products of some rows with a panel.
+/// Sums of products of some rows with a panel, by vectors or, of other factors of rows, by matrices.
 #[derive(Clone, Copy)]
-pub(crate) struct Sums<E> {
-    pub a: Factors<E>,
+pub(crate) struct Sums<E, A = Factors<E>> {
+    pub a: A,
     pub rows: usize,
     /// A panel of `width` columns.
     pub b: *const E,
@@ -195,6 +195,30 @@ pub(crate) struct Sums<E> {
     /// Sums so far, and sums with the products, each with the distance from a row to the next.
     pub from: (*const E, usize),
     pub to: (*mut E, usize),
+}
+
+impl<E> Sums<E, ()> {
+    /// The sums of these rows.
+    pub(super) fn of<A>(self, a: A) -> Sums<E, A> {
+        let Self {
+            rows,
+            b,
+            width,
+            steps,
+            from,
+            to,
+            ..
+        } = self;
+        Sums {
+            a,
+            rows,
+            b,
+            width,
+            steps,
+            from,
+            to,
+        }
+    }
 }
 
 impl<E: Element> Sums<E> {

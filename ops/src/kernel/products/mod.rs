@@ -73,6 +73,23 @@ pub(crate) trait Products<E: Element>: Copy + Send + Sync + 'static {
     }
 }
 
+/// Writes the pairs of numbers that matrices multiply: those of each part so many elements after those of the one before.
+///
+/// # Safety
+/// There must be room for a vector of each part, of any alignment.
+#[inline(always)]
+pub(crate) unsafe fn store_parts<S: Simd, E: Element, P: Products<E>>(
+    simd: S,
+    numbers: [E::Vector<S>; 2],
+    to: *mut E,
+    step: usize,
+) {
+    for (part, pairs) in P::split(simd, numbers).iter().enumerate().take(P::PARTS) {
+        // SAFETY: the caller's.
+        unsafe { E::store::<S>(to.wrapping_add(part * step), *pairs) };
+    }
+}
+
 /// Why a number is not split.
 const NO_MATRICES: &str = "matrices do not multiply these numbers";
 

@@ -5,11 +5,13 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::job::Tokens;
-use super::room::{Runs, SOURCES};
-use super::task::{Copied, Task};
-use crate::kernel::amx::{self, Factor, SIDE};
+use super::room::{Runs, SOURCES, Table};
+use super::task::{Packed, Task};
+use crate::kernel::amx::{self, Factor, Place, SIDE};
 use crate::kernel::matrices::Matrix;
-use crate::kernel::panels::matrices::{Rows, pack_panel, room, whole};
+use crate::kernel::panels::matrices::{
+    Rows, columns, factors as factors_of, pack_panel, room, terms,
+};
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
@@ -17,43 +19,35 @@ use crate::kernel::simd::Element;
 ///
 /// # Safety
 /// There must be so many vectors.
-unsafe fn vectors<'a, E: Copy>(first: *const E, rows: usize) -> Matrix<'a, E> {
+unsafe fn rows<'a, E: Copy>(first: *const E, rows: usize) -> Matrix<'a, E> {
     // SAFETY: the caller's.
     let elements = unsafe { std::slice::from_raw_parts(first, rows * SIDE) };
     Matrix::new(elements, [rows, SIDE])
 }
 
-/// Factors of vectors of targets, from one of them on.
-fn columns<E: Element>(
-    factors: Runs<E>,
+/// One or two blocks of rows and vectors at a time: the first ones, and how many.
+fn in_twos(blocks: usize, vectors: usize) -> impl Iterator<Item = [[usize; 2]; 2]> {
+    (0..vectors).step_by(2).flat_map(move |vector| {
+        let sizes = move |block: usize| [(blocks - block).min(2), (vectors - vector).min(2)];
+        (0..blocks)
+            .step_by(2)
+            .map(move |block| [[block, vector], sizes(block)])
+    })
+}
+
+/// The factors of targets in so many parts, from a vector on.
+fn factors<E: Copy>(
+    runs: Runs<E>,
     vector: usize,
     parts: usize,
 ) -> Factor<impl Fn(usize, usize) -> *const u8> {
-    let bytes = size_of::<E>();
-    Factor {
-        at: move |term, n| {
-            let first = factors.at(vector + n);
-            first
-                .wrapping_add(term * parts * SIDE * SIDE)
-                .cast_const()
-                .cast::<u8>()
-        },
-        row: bytes * SIDE,
-        part: bytes * SIDE * SIDE,
-    }
+    columns(runs.at(vector).cast_const(), [SIDE, runs.pitch], parts)
 }
 
-/// Rows of vectors of targets, from one vector and one of every [`SIDE`] rows on, with the bytes between them.
-fn results<E: Element>(
-    runs: Runs<E>,
-    vector: usize,
-    block: usize,
-) -> (impl Fn(usize, usize) -> *mut u8, usize) {
-    let at = move |m: usize, n: usize| {
-        let first = runs.at(vector + n);
-        first.wrapping_add((block + m) * SIDE * SIDE).cast::<u8>()
-    };
-    (at, size_of::<E>() * SIDE)
+/// The sums of targets, from a block of rows and a vector on.
+fn place<E: Copy>(runs: Runs<E>, [block, vector]: [usize; 2]) -> Place {
+    let first = runs.at(vector).wrapping_add(block * SIDE * SIDE);
+    Place::new(first, SIDE, runs.pitch)
 }
 
 impl<E: Element> Task<'_, E> {
@@ -73,16 +67,16 @@ impl<E: Element> Task<'_, E> {
             // SAFETY: the caller's.
             unsafe {
                 self.load_vector(simd, (tokens, self.head), vector, factor, spare);
-                let numbers = vectors(spare, tokens.width);
+                let numbers = rows(spare, tokens.width);
                 pack_panel::<S, E, P>(simd, numbers, 0..SIDE, SIDE, to.at(vector));
             }
         }
     }
 
-    /// A block of sources of a head as factors.
+    /// Those factors of a block of sources of a head that are wanted: of sources, and of elements.
     ///
     /// # Safety
-    /// The sources must be there, and room [`of_block`].
+    /// The sources must be there, and room for the factors of both.
     #[inline(always)]
     pub(super) unsafe fn factors<S: Simd, P: Products<E, Number = E>>(
         &self,
@@ -90,67 +84,75 @@ impl<E: Element> Task<'_, E> {
         (tokens, head): (&Tokens<E>, usize),
         block: &Range<usize>,
         to: *mut E,
-        [rows, columns]: [bool; 2],
-    ) -> Copied<E> {
+        wanted: [bool; 2],
+    ) -> Packed<E> {
         let (width, pitch) = (tokens.width, tokens.pitch());
         let (count, first) = (block.len(), tokens.at(self.batch, block.start, head));
+        let mut packed = Packed {
+            count,
+            width,
+            sources: None,
+            elements: None,
+        };
         // SAFETY: the caller's.
         unsafe {
             let last = count.max(1) - 1;
             let elements = std::slice::from_raw_parts(first, last * pitch + width);
             let sources = Matrix::strided(elements, [count, width], [pitch, 1]);
-            let after = to.wrapping_add(room(SOURCES, width, P::PARTS));
-            Copied::Factors {
-                rows: match rows {
-                    true => Some(Rows::new::<S, P>(simd, sources, to)),
-                    false => None,
-                },
-                columns: match columns {
-                    true => Some(Rows::new::<S, P>(simd, sources.transposed(), after)),
-                    false => None,
-                },
+            if wanted[0] {
+                packed.sources = Some(Rows::new::<S, P>(simd, sources, to));
+            }
+            if wanted[1] {
+                let to = to.add(room(SOURCES, width, P::PARTS));
+                packed.elements = Some(Rows::new::<S, P>(simd, sources.transposed(), to));
             }
         }
+        packed
     }
 
-    /// The dot products of all targets with a block of sources, times a factor.
+    /// The dot products of all targets with a block of sources.
     ///
     /// # Safety
     /// There must be factors for all, and room for a vector for each source.
     #[inline(always)]
     pub(super) unsafe fn scores_of<S: Simd, P: Products<E, Number = E>>(
         &self,
-        simd: S,
         registers: &amx::Matrices,
         targets: Runs<E>,
-        (sources, count, width): (Rows<E>, usize, usize),
+        packed: Packed<E>,
         scores: Runs<E>,
-        factor: f64,
     ) {
-        let (all, blocks) = (self.vectors::<S>(), count.div_ceil(SIDE));
-        let terms = whole(width, 1) / SIDE;
-        for vector in (0..all).step_by(2) {
-            for block in (0..blocks).step_by(2) {
-                let sizes = [(blocks - block).min(2), (all - vector).min(2)];
-                let (left, right) = (sources.factor(block), columns(targets, vector, P::PARTS));
-                let (to, row) = results(scores, vector, block);
-                let from = |m, n| to(m, n).cast_const();
+        let sources = packed.sources.expect("factors of sources are wanted");
+        let terms = [terms(packed.width), P::PARTS];
+        for [at, sizes] in in_twos(packed.count.div_ceil(SIDE), self.vectors::<S>()) {
+            let (left, right) = (sources.factor(at[0]), factors(targets, at[1], P::PARTS));
+            // SAFETY: the caller's.
+            unsafe { registers.products(sizes, terms, left, right, place(scores, at)) };
+        }
+    }
+
+    /// Multiplies the scores of so many sources by a factor.
+    ///
+    /// # Safety
+    /// There must be a vector for each source.
+    #[inline(always)]
+    pub(super) unsafe fn scale<S: Simd>(
+        &self,
+        simd: S,
+        factor: f64,
+        sources: usize,
+        scores: Runs<E>,
+    ) {
+        if factor == 1.0 {
+            return;
+        }
+        let factor = E::splat(simd, E::from_f64(factor));
+        for vector in 0..self.vectors::<S>() {
+            for source in 0..sources {
                 // SAFETY: the caller's.
                 unsafe {
-                    let (from, to) = ((from, row), (&to, row));
-                    registers.sums::<false>(sizes, [terms, P::PARTS], left, right, from, to);
-                }
-            }
-        }
-        if factor != 1.0 {
-            let factor = E::splat(simd, E::from_f64(factor));
-            for vector in 0..all {
-                for source in 0..count {
-                    // SAFETY: the caller's.
-                    unsafe {
-                        let at = scores.at(vector).add(source * SIDE);
-                        E::store::<S>(at, E::times(simd, E::load::<S>(at), factor));
-                    }
+                    let at = scores.at(vector).add(source * SIDE);
+                    E::store::<S>(at, E::times(simd, E::load::<S>(at), factor));
                 }
             }
         }
@@ -166,31 +168,23 @@ impl<E: Element> Task<'_, E> {
         &self,
         simd: S,
         registers: &amx::Matrices,
-        (weights, factors): (Runs<E>, Runs<E>),
-        (sources, count, width): (Rows<E>, usize, usize),
+        (weights, room): (Runs<E>, Runs<E>),
+        packed: Packed<E>,
         to: Runs<E>,
     ) {
-        let (all, blocks) = (self.vectors::<S>(), width.div_ceil(SIDE));
-        let terms = whole(count, 1) / SIDE;
-        for vector in 0..all {
+        let elements = packed.elements.expect("factors of elements are wanted");
+        let (vectors, terms) = (self.vectors::<S>(), [terms(packed.count), P::PARTS]);
+        for vector in 0..vectors {
             // SAFETY: the caller's.
             unsafe {
-                let weights = vectors(weights.at(vector), count);
-                pack_panel::<S, E, P>(simd, weights, 0..SIDE, SIDE, factors.at(vector));
+                let weights = rows(weights.at(vector), packed.count);
+                pack_panel::<S, E, P>(simd, weights, 0..SIDE, SIDE, room.at(vector));
             }
         }
-        for vector in (0..all).step_by(2) {
-            for block in (0..blocks).step_by(2) {
-                let sizes = [(blocks - block).min(2), (all - vector).min(2)];
-                let (left, right) = (sources.factor(block), columns(factors, vector, P::PARTS));
-                let (to, row) = results(to, vector, block);
-                let from = |m, n| to(m, n).cast_const();
-                // SAFETY: the caller's.
-                unsafe {
-                    let (from, to) = ((from, row), (&to, row));
-                    registers.sums::<true>(sizes, [terms, P::PARTS], left, right, from, to);
-                }
-            }
+        for [at, sizes] in in_twos(packed.width.div_ceil(SIDE), vectors) {
+            let (left, right) = (elements.factor(at[0]), factors(room, at[1], P::PARTS));
+            // SAFETY: the caller's.
+            unsafe { registers.add(sizes, terms, left, right, [place(to, at); 2]) };
         }
     }
 
@@ -211,7 +205,7 @@ impl<E: Element> Task<'_, E> {
         unsafe {
             let elements = std::slice::from_raw_parts(first, (count - 1) * tokens.pitch() + width);
             let targets = Matrix::strided(elements, [count, width], [tokens.pitch(), 1]);
-            for (elements, to) in panels(width, whole(count, P::PARTS), to) {
+            for (elements, to) in panels(width, factors_of(count, P::PARTS), to) {
                 let there = elements.start..elements.end.min(width);
                 pack_panel::<S, E, P>(simd, targets, there, elements.len(), to);
             }
@@ -224,34 +218,34 @@ impl<E: Element> Task<'_, E> {
     /// There must be a vector of weights for each source.
     #[inline(always)]
     pub(super) unsafe fn clear_beyond<S: Simd>(&self, weights: Runs<E>, sources: usize) {
-        for vector in 0..self.vectors::<S>() {
-            for lane in self.lanes::<S>(vector).len()..SIDE {
-                for source in 0..sources {
-                    // SAFETY: the caller's.
-                    unsafe { *weights.at(vector).add(source * SIDE + lane) = E::default() };
-                }
+        // Of the last vector.
+        let vector = self.vectors::<S>() - 1;
+        for lane in self.lanes::<S>(vector).len()..SIDE {
+            for source in 0..sources {
+                // SAFETY: the caller's.
+                unsafe { *weights.at(vector).add(source * SIDE + lane) = E::default() };
             }
         }
     }
 
-    /// Adds for every source of a block the elements of all targets, weighted, to rows of whole matrices, `pitch` elements apart.
+    /// Adds for every source of a block the elements of all targets, weighted, to rows of whole matrices.
     ///
     /// # Safety
-    /// There must be a vector of weights for each source, zero for lanes without a target, room for their factors in `packed`, and
-    /// for whole matrices of sources.
+    /// There must be a vector of weights for each source, zero for lanes without a target, room for their factors, and rows for
+    /// whole matrices of sources.
     #[inline(always)]
     pub(super) unsafe fn add_combined<S: Simd, P: Products<E, Number = E>>(
         &self,
         simd: S,
         registers: &amx::Matrices,
-        (weights, count, packed): (Runs<E>, usize, *mut E),
+        (weights, count, room): (Runs<E>, usize, *mut E),
         (targets, width): (*mut E, usize),
-        (to, pitch): (*mut E, usize),
+        to: Table<E>,
     ) {
         let held = self.targets.len();
-        let (all, terms) = (self.vectors::<S>(), whole(held, 1) / SIDE);
-        let rows = Rows::packed::<P>(packed, held);
-        for (source, term) in (0..count).flat_map(|source| (0..terms).map(move |t| (source, t))) {
+        let (all, of_row) = (self.vectors::<S>(), terms(held));
+        let rows = Rows::packed::<P>(room, held);
+        for (source, term) in (0..count).flat_map(|source| (0..of_row).map(move |t| (source, t))) {
             // SAFETY: the caller's.
             unsafe {
                 let first = E::load::<S>(weights.at(2 * term).add(source * SIDE));
@@ -259,37 +253,20 @@ impl<E: Element> Task<'_, E> {
                     true => E::load::<S>(weights.at(2 * term + 1).add(source * SIDE)),
                     false => E::splat(simd, E::default()),
                 };
-                let parts = P::split(simd, E::deinterleave::<S>([first, second]));
-                for (part, pairs) in parts.iter().enumerate().take(P::PARTS) {
-                    E::store::<S>(rows.place(source, term, part), *pairs);
-                }
+                rows.store::<S, P>(simd, [source, term], [first, second]);
             }
         }
-        let (blocks, bytes) = (count.div_ceil(SIDE), size_of::<E>());
-        for (elements, panel) in panels(width, whole(held, P::PARTS), targets) {
+        let blocks = count.div_ceil(SIDE);
+        for (elements, panel) in panels(width, factors_of(held, P::PARTS), targets) {
             let across = elements.len();
             for block in (0..blocks).step_by(2) {
                 let sizes = [(blocks - block).min(2), across / SIDE];
-                let right = Factor {
-                    at: |term: usize, n: usize| {
-                        let place = term * P::PARTS * SIDE * across + n * SIDE;
-                        panel.wrapping_add(place).cast_const().cast::<u8>()
-                    },
-                    row: bytes * across,
-                    part: bytes * SIDE * across,
-                };
-                let to = |m: usize, n: usize| {
-                    let row = (block + m) * SIDE * pitch;
-                    to.wrapping_add(row + elements.start + n * SIDE)
-                        .cast::<u8>()
-                };
-                let from = |m, n| to(m, n).cast_const();
+                let (left, terms) = (rows.factor(block), [of_row, P::PARTS]);
+                let right = columns(panel.cast_const(), [across, SIDE], P::PARTS);
+                let first = block * SIDE * to.pitch + elements.start;
+                let place = Place::new(to.first.wrapping_add(first), to.pitch, SIDE);
                 // SAFETY: the caller's.
-                unsafe {
-                    let left = rows.factor(block);
-                    let (from, to) = ((from, bytes * pitch), (&to, bytes * pitch));
-                    registers.sums::<true>(sizes, [terms, P::PARTS], left, right, from, to);
-                }
+                unsafe { registers.add(sizes, terms, left, right, [place; 2]) };
             }
         }
     }

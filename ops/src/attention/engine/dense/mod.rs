@@ -28,7 +28,7 @@ use crate::kernel::memory::with_scratch;
 use crate::kernel::products::{Numbers, Products, Rounded};
 use crate::kernel::simd::{Element, Isa};
 pub(crate) use job::{Backward, Bias, Dense, Dropout, LOWEST, Results, Tokens};
-use room::{GROUPS, Room, SOURCES};
+use room::{GROUPS, Room, SOURCES, together};
 use task::Task;
 
 /// Tasks that threads should at least find.
@@ -65,7 +65,7 @@ impl<E: Element> Dense<E> {
 
     /// Targets of a tile, if so many tokens of so many heads are dealt out in such groups: few are not dealt out in large tiles.
     fn tile<S: Simd>(&self, tokens: usize, heads: usize, parts: usize) -> usize {
-        let group = Room::<E>::together(parts) * E::lanes::<S>();
+        let group = together(parts) * E::lanes::<S>();
         let groups = self.batch * heads * tokens.div_ceil(group) / TASKS;
         group * groups.clamp(1, GROUPS)
     }
@@ -230,21 +230,23 @@ impl<E: Element, P: Products<E, Number = E>> WithSimd for Pass<'_, '_, E, P> {
         let (task, lanes) = (self.0, E::lanes::<S>());
         // SAFETY: factors are in parts only where the instruction set has matrices.
         let registers = (task.parts > 0).then(|| unsafe { amx::Matrices::of(SIDE, SIDE) });
-        let room = |first| Room::new(first, lanes, task.parts);
+        let widths = [task.job.queries.width, task.job.values.width];
+        let room = |first| Room::new(first, lanes, task.parts, widths);
+        let (_, taken) = room(std::ptr::null_mut());
         with_scratch(
-            task.scratch(room(std::ptr::null_mut())),
+            taken,
             #[inline(always)]
             |scratch: &mut [E]| {
-                let mut room = room(scratch.as_mut_ptr());
+                let (room, _) = room(scratch.as_mut_ptr());
                 // SAFETY: the scratch is long enough; the rest is the caller's of `run`.
                 unsafe {
                     match task.job.results {
                         Results::Forward { output, most, sum } => {
                             let sums = [most, sum];
-                            task.forward::<S, P>(simd, &registers, &mut room, output, sums);
+                            task.forward::<S, P>(simd, &registers, &room, output, sums);
                         }
                         Results::Gradients { from, wanted } => {
-                            task.gradients::<S, P>(simd, &registers, &mut room, from, wanted);
+                            task.gradients::<S, P>(simd, &registers, &room, from, wanted);
                         }
                     }
                 }

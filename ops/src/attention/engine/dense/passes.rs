@@ -3,7 +3,7 @@
 use pulp::{Simd, WithSimd};
 
 use super::job::{Backward, Tokens};
-use super::room::{COLUMNS, GROUPS, Room, SOURCES};
+use super::room::{COLUMNS, GROUPS, Room};
 use super::task::{Registers, Task};
 use crate::attention::engine::lanes::weights;
 use crate::kernel::math;
@@ -34,26 +34,20 @@ impl<E: Element> Task<'_, E> {
         &self,
         simd: S,
         registers: &Registers,
-        room: &mut Room<E>,
+        room: &Room<E>,
         output: Tokens<E>,
         [most, sum]: [Tokens<E>; 2],
     ) {
         let (job, lanes) = (self.job, E::lanes::<S>());
-        let widths = [job.queries.width, job.values.width];
-        let (q, means) = (room.targets(widths[0]), room.results(widths[1]));
-        let [scores, factors] = [room.scores(), room.factors()];
-        let copies = widths.map(|width| room.block(width));
-        let spare = room.spare(widths[0]);
+        let &Room { factors, spare, .. } = room;
+        let (q, means, scores) = (room.targets[0], room.results[1], room.scores[0]);
         let (shared, scales) = (self.head / job.shared, self.scales());
         let mut known = [[[E::splat(simd, E::default()); 2]; COLUMNS]; GROUPS];
         // SAFETY: the caller's.
         unsafe {
             for (number, group) in self.groups::<S>() {
-                let (tokens, q) = (&job.queries, q.of(number));
-                match registers {
-                    None => group.load(simd, tokens, self.head, scales[0], q),
-                    Some(_) => group.load_factors::<S, P>(simd, (tokens, scales[0]), spare, q),
-                }
+                let (queries, q) = ((&job.queries, scales[0]), q.of(number));
+                group.load_operands::<S, P>(simd, registers, queries, spare, q);
                 group.load(simd, &output, self.head, 1.0, means.of(number));
                 for (vector, known) in known[number].iter_mut().enumerate() {
                     *known =
@@ -63,11 +57,10 @@ impl<E: Element> Task<'_, E> {
             for block in self.blocks() {
                 let (keys, values) = ((&job.keys, shared), (&job.values, shared));
                 let [of_keys, of_values] = [[true, false], [false, true]];
-                let [to_keys, to_values] = copies;
+                let [to_keys, to_values] = room.blocks;
                 let keys = self.copied::<S, P>(simd, registers, keys, &block, to_keys, of_keys);
                 let values =
                     self.copied::<S, P>(simd, registers, values, &block, to_values, of_values);
-                let (keys, values) = ((keys, widths[0]), (values, widths[1]));
                 for (number, group) in self.groups::<S>() {
                     let block = group.within(&block, registers.is_some());
                     if block.is_empty() {
@@ -75,7 +68,7 @@ impl<E: Element> Task<'_, E> {
                     }
                     let (q, means) = (q.of(number), means.of(number));
                     let q = (q, scales[1]);
-                    group.scores::<S, P>(simd, registers, q, keys, &block, scores);
+                    group.scores::<S, P>(simd, q, keys, &block, scores);
                     group.complete(simd, self.head, &block, scores);
                     let known = &mut known[number][..group.vectors::<S>()];
                     for (vector, [most, sum]) in known.iter_mut().enumerate() {
@@ -101,7 +94,7 @@ impl<E: Element> Task<'_, E> {
                     }
                     group.drop::<S>(self.head, &block, scores);
                     let weights = (scores, factors);
-                    group.weighted::<S, P>(simd, registers, weights, values, &block, means);
+                    group.weighted::<S, P>(simd, weights, values, &block, means);
                 }
             }
             for (number, group) in self.groups::<S>() {
@@ -123,34 +116,31 @@ impl<E: Element> Task<'_, E> {
         &self,
         simd: S,
         registers: &Registers,
-        room: &mut Room<E>,
+        room: &Room<E>,
         from: Backward<E>,
         [query, key, value]: [Option<Tokens<E>>; 3],
     ) {
         let (job, lanes) = (self.job, E::lanes::<S>());
-        let widths = [job.queries.width, job.values.width];
-        let [k, v] = widths.map(|width| room.targets(width));
-        let [of_keys, of_values] = widths.map(|width| room.results(width));
-        let [scores, slopes, factors] = [room.scores(), room.scores(), room.factors()];
-        let copies = widths.map(|width| room.block(width));
-        let spare = room.spare(widths[0].max(widths[1]));
+        let &Room {
+            targets: [k, v],
+            results: [of_keys, of_values],
+            scores: [scores, slopes],
+            factors,
+            spare,
+            queries: sums,
+            keys,
+            turned,
+            ..
+        } = room;
         let (scale, scales) = (E::splat(simd, E::from_f64(job.scale)), self.scales());
-        let pitch = job.keys.width.next_multiple_of(lanes);
-        let (sums, turned) = (room.rows(SOURCES, pitch), room.turned());
-        // Rows of all targets, or their factors for each group.
-        let (keys, of_group) = room.combined(pitch);
+        let pitch = sums.pitch;
         // SAFETY: the caller's.
         unsafe {
             for (number, group) in self.groups::<S>() {
                 let operands = [(&job.keys, scales[0], k), (&job.values, 1.0, v)];
                 for (tokens, scale, to) in operands {
-                    match registers {
-                        None => group.load(simd, tokens, self.head, scale, to.of(number)),
-                        Some(_) => {
-                            let (tokens, to) = ((tokens, scale), to.of(number));
-                            group.load_factors::<S, P>(simd, tokens, spare, to);
-                        }
-                    }
+                    let (tokens, to) = ((tokens, scale), to.of(number));
+                    group.load_operands::<S, P>(simd, registers, tokens, spare, to);
                 }
                 for (gradient, sums) in [(&key, of_keys), (&value, of_values)] {
                     if let Some(gradient) = gradient {
@@ -158,14 +148,14 @@ impl<E: Element> Task<'_, E> {
                     }
                 }
                 if query.is_some() && registers.is_some() {
-                    let to = keys.add(number * of_group);
+                    let to = keys.first.add(number * keys.pitch);
                     group.load_panels::<S, P>(simd, &job.keys, to);
                 }
             }
             if query.is_some() && registers.is_none() {
                 for (row, token) in self.targets.clone().enumerate() {
                     let key = job.keys.at(self.batch, token, self.head);
-                    let row = keys.add(row * pitch);
+                    let row = keys.first.add(row * pitch);
                     std::ptr::copy_nonoverlapping(key, row, job.keys.width);
                     row.add(job.keys.width)
                         .write_bytes(0, pitch - job.keys.width);
@@ -176,13 +166,12 @@ impl<E: Element> Task<'_, E> {
                 for block in self.blocks() {
                     let (of, wanted) = ((&job.queries, head), [true, key.is_some()]);
                     let queries =
-                        self.copied::<S, P>(simd, registers, of, &block, copies[0], wanted);
+                        self.copied::<S, P>(simd, registers, of, &block, room.blocks[0], wanted);
                     let (of, wanted) = ((&from.cotangent, head), [true, value.is_some()]);
                     let cotangents =
-                        self.copied::<S, P>(simd, registers, of, &block, copies[1], wanted);
-                    let (queries, cotangents) = ((queries, widths[0]), (cotangents, widths[1]));
+                        self.copied::<S, P>(simd, registers, of, &block, room.blocks[1], wanted);
                     if query.is_some() {
-                        sums.write_bytes(0, block.len() * pitch);
+                        sums.first.write_bytes(0, block.len() * pitch);
                     }
                     for (number, group) in self.groups::<S>() {
                         let reached = group.within(&block, registers.is_some());
@@ -190,9 +179,9 @@ impl<E: Element> Task<'_, E> {
                             continue;
                         }
                         let (k, v) = ((k.of(number), scales[1]), (v.of(number), 1.0));
-                        group.scores::<S, P>(simd, registers, k, queries, &reached, scores);
+                        group.scores::<S, P>(simd, k, queries, &reached, scores);
                         group.complete(simd, head, &reached, scores);
-                        group.scores::<S, P>(simd, registers, v, cotangents, &reached, slopes);
+                        group.scores::<S, P>(simd, v, cotangents, &reached, slopes);
                         group.drop::<S>(head, &reached, slopes);
                         for (source, query) in reached.clone().enumerate() {
                             let known = [from.lse, from.products]
@@ -210,17 +199,17 @@ impl<E: Element> Task<'_, E> {
                         {
                             group.clear_beyond::<S>(slopes, reached.len());
                             let slopes = (slopes, reached.len(), turned);
-                            let (to, width) = ((sums, pitch), widths[0]);
-                            let keys = (keys.add(number * of_group), width);
-                            group.add_combined::<S, P>(simd, registers, slopes, keys, to);
+                            let keys = keys.first.add(number * keys.pitch);
+                            let keys = (keys, job.keys.width);
+                            group.add_combined::<S, P>(simd, registers, slopes, keys, sums);
                         } else if query.is_some() {
                             let before = group.targets.start - self.targets.start;
-                            let to = sums.add((reached.start - block.start) * pitch);
+                            let to = sums.first.add((reached.start - block.start) * pitch);
                             for vector in 0..group.vectors::<S>() {
                                 simd.vectorize(Combined(Sums {
                                     a: Factors::new(slopes.at(vector), lanes),
                                     rows: reached.len(),
-                                    b: keys.add((before + vector * lanes) * pitch),
+                                    b: keys.first.add((before + vector * lanes) * pitch),
                                     width: pitch,
                                     steps: group.lanes::<S>(vector).len(),
                                     from: (to, pitch),
@@ -230,20 +219,18 @@ impl<E: Element> Task<'_, E> {
                         }
                         if key.is_some() {
                             let (weights, to) = ((slopes, factors), of_keys.of(number));
-                            group.weighted::<S, P>(simd, registers, weights, queries, &reached, to);
+                            group.weighted::<S, P>(simd, weights, queries, &reached, to);
                         }
                         if value.is_some() {
                             group.drop::<S>(head, &reached, scores);
                             let (weights, to) = ((scores, factors), of_values.of(number));
-                            group.weighted::<S, P>(
-                                simd, registers, weights, cotangents, &reached, to,
-                            );
+                            group.weighted::<S, P>(simd, weights, cotangents, &reached, to);
                         }
                     }
                     if let Some(gradient) = &query {
                         for (row, token) in block.enumerate() {
                             let to = gradient.at(self.batch, token, head);
-                            let sums = sums.add(row * pitch);
+                            let sums = sums.first.add(row * pitch);
                             for element in 0..gradient.width {
                                 *to.add(element) += *sums.add(element);
                             }

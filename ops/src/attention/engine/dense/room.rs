@@ -1,10 +1,8 @@
-//! Scratch of a task, in the order in which it is taken.
-
-use std::marker::PhantomData;
+//! Scratch of a task.
 
 use crate::attention::engine::blocks::TARGETS;
 use crate::kernel::amx::SIDE;
-use crate::kernel::panels::matrices::{room, whole};
+use crate::kernel::panels::matrices::{factors, room};
 use crate::kernel::simd::Element;
 
 /// Sources whose scores are computed at a time.
@@ -16,18 +14,19 @@ pub(super) const GROUPS: usize = 4;
 /// Vectors of targets that matrices work on at a time.
 pub(super) const COLUMNS: usize = 4;
 
-/// The elements of a block of sources as factors: those of sources, then, if wanted, those of elements.
-fn of_block(width: usize, parts: usize) -> usize {
-    room(SOURCES, width, parts) + room(width, SOURCES, parts)
+/// Vectors of a group of targets, for so many parts of numbers that matrices multiply: none by vectors.
+pub(super) fn together(parts: usize) -> usize {
+    if parts > 0 { COLUMNS } else { TARGETS }
 }
 
 /// Vectors of targets, each with a run of vectors of its own.
 #[derive(Clone, Copy)]
 pub(super) struct Runs<E> {
-    pub first: *mut E,
+    first: *mut E,
+    /// Elements from a run to the next one.
     pub pitch: usize,
     /// Vectors of a group.
-    pub together: usize,
+    together: usize,
 }
 
 impl<E> Runs<E> {
@@ -42,104 +41,97 @@ impl<E> Runs<E> {
     }
 }
 
-/// What is left of a task's scratch, or, where nothing is there, how much has been asked for.
+/// Places in the scratch of a task, of operands with the widths of queries and of values.
+#[derive(Clone, Copy)]
 pub(super) struct Room<E> {
-    first: *mut E,
-    pub taken: usize,
-    lanes: usize,
-    /// Parts of numbers that matrices multiply; none by vectors.
-    parts: usize,
-    elements: PhantomData<E>,
+    pub targets: [Runs<E>; 2],
+    pub results: [Runs<E>; 2],
+    /// A vector for each source of a block: of scores, and of their gradients.
+    pub scores: [Runs<E>; 2],
+    /// The factors of such vectors.
+    pub factors: Runs<E>,
+    /// Blocks of sources: copies of them, or factors of sources and then of elements.
+    pub blocks: [*mut E; 2],
+    /// The vectors of a target, before they are factors.
+    pub spare: *mut E,
+    /// The gradients of a block of queries, in rows of whole vectors.
+    pub queries: Table<E>,
+    /// All keys in such rows, or factors of the keys of each group.
+    pub keys: Table<E>,
+    /// The factors of weights of a block of queries for the keys of a group.
+    pub turned: *mut E,
+}
+
+/// Rows, or groups, of so many elements each.
+#[derive(Clone, Copy)]
+pub(super) struct Table<E> {
+    pub first: *mut E,
+    pub pitch: usize,
 }
 
 impl<E: Element> Room<E> {
-    pub(super) fn new(first: *mut E, lanes: usize, parts: usize) -> Self {
-        Self {
-            first,
-            taken: 0,
-            lanes,
-            parts,
-            elements: PhantomData,
-        }
-    }
-
-    fn take(&mut self, elements: usize) -> *mut E {
-        let taken = self.first.wrapping_add(self.taken);
-        // Each begins at a cache line.
-        self.taken += elements.next_multiple_of(SIDE);
-        taken
-    }
-
-    /// Vectors of a group.
-    pub(super) fn together(parts: usize) -> usize {
-        if parts > 0 { COLUMNS } else { TARGETS }
-    }
-
-    fn runs(&mut self, vectors: usize, groups: usize) -> Runs<E> {
-        let (pitch, together) = (vectors * self.lanes, Self::together(self.parts));
-        let first = self.take(groups * together * pitch);
-        Runs {
-            first,
-            pitch,
-            together,
-        }
-    }
-
-    /// Operands of targets of this width.
-    pub(super) fn targets(&mut self, width: usize) -> Runs<E> {
-        let vectors = match self.parts {
-            0 => width,
-            parts => whole(width, parts),
+    /// The places from the first element on, and how many elements they take.
+    pub(super) fn new(
+        first: *mut E,
+        lanes: usize,
+        parts: usize,
+        widths: [usize; 2],
+    ) -> (Self, usize) {
+        let mut taken = 0;
+        let mut take = |elements: usize| {
+            let place = first.wrapping_add(taken);
+            // Each begins at a cache line.
+            taken += elements.next_multiple_of(SIDE);
+            place
         };
-        self.runs(vectors, GROUPS)
-    }
-
-    /// Results of targets of this width.
-    pub(super) fn results(&mut self, width: usize) -> Runs<E> {
-        let vectors = match self.parts {
-            0 => width,
-            _ => width.next_multiple_of(SIDE),
+        let together = together(parts);
+        let mut runs = |vectors: usize, groups: usize| {
+            let pitch = vectors * lanes;
+            let first = take(groups * together * pitch);
+            Runs {
+                first,
+                pitch,
+                together,
+            }
         };
-        self.runs(vectors, GROUPS)
-    }
-
-    /// A vector for each source of a block.
-    pub(super) fn scores(&mut self) -> Runs<E> {
-        self.runs(SOURCES, 1)
-    }
-
-    /// The factors of such vectors.
-    pub(super) fn factors(&mut self) -> Runs<E> {
-        self.runs(whole(SOURCES, self.parts), 1)
-    }
-
-    /// A block of sources of this width.
-    pub(super) fn block(&mut self, width: usize) -> *mut E {
-        self.take(match self.parts {
-            0 => SOURCES * width,
-            parts => of_block(width, parts),
-        })
-    }
-
-    /// The vectors of a target.
-    pub(super) fn spare(&mut self, width: usize) -> *mut E {
-        self.take(width * self.lanes)
-    }
-
-    pub(super) fn rows(&mut self, rows: usize, pitch: usize) -> *mut E {
-        self.take(rows * pitch)
-    }
-
-    /// Factors of weights, of a block of sources for a group of targets.
-    pub(super) fn turned(&mut self) -> *mut E {
-        let targets = Self::together(self.parts) * self.lanes;
-        self.take(room(SOURCES, targets, self.parts))
-    }
-
-    /// All targets to be combined, in rows of `pitch` elements or as factors, and how many elements those of a group are.
-    pub(super) fn combined(&mut self, pitch: usize) -> (*mut E, usize) {
-        let targets = Self::together(self.parts) * self.lanes;
-        let of_group = pitch * targets.max(whole(targets, self.parts));
-        (self.take(GROUPS * of_group), of_group)
+        let targets = widths.map(|width| match parts {
+            0 => runs(width, GROUPS),
+            parts => runs(factors(width, parts), GROUPS),
+        });
+        let results = widths.map(|width| match parts {
+            0 => runs(width, GROUPS),
+            _ => runs(width.next_multiple_of(SIDE), GROUPS),
+        });
+        let scores = [(); 2].map(|()| runs(SOURCES, 1));
+        let of_scores = runs(factors(SOURCES, parts), 1);
+        let blocks = widths.map(|width| {
+            take(match parts {
+                0 => SOURCES * width,
+                parts => room(SOURCES, width, parts) + room(width, SOURCES, parts),
+            })
+        });
+        let (group, pitch) = (together * lanes, widths[0].next_multiple_of(lanes));
+        let of_group = match parts {
+            0 => group * pitch,
+            parts => factors(group, parts) * pitch,
+        };
+        let places = Self {
+            targets,
+            results,
+            scores,
+            factors: of_scores,
+            blocks,
+            spare: take(widths[0].max(widths[1]) * lanes),
+            queries: Table {
+                first: take(SOURCES * pitch),
+                pitch,
+            },
+            keys: Table {
+                first: take(GROUPS * of_group),
+                pitch: of_group,
+            },
+            turned: take(room(SOURCES, group, parts)),
+        };
+        (places, taken)
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::job::{Dense, Results, Tokens};
-use super::room::{Room, Runs, SOURCES};
+use super::room::{Runs, SOURCES, together};
 use crate::attention::engine::blocks::{ForAll, Sources, dots, sums};
 use crate::attention::engine::lanes::{pack, unpack};
 use crate::kernel::amx;
@@ -27,40 +27,51 @@ pub(super) struct Task<'a, E> {
     pub parts: usize,
 }
 
-/// A block of sources.
+/// Sources that lie in one piece, from one of them on.
 #[derive(Clone, Copy)]
-pub(super) enum Copied<E> {
-    /// In one piece, from one of them on.
-    Piece {
-        first: *mut E,
-        width: usize,
-        start: usize,
-    },
-    /// As factors of matrices: those of sources, and of elements.
-    Factors {
-        rows: Option<Rows<E>>,
-        columns: Option<Rows<E>>,
-    },
+pub(super) struct Piece<E> {
+    first: *mut E,
+    width: usize,
+    start: usize,
 }
 
-/// Some sources of a piece.
-#[inline(always)]
-fn of_piece<'a, E>(
-    (first, width, start): (*mut E, usize, usize),
-    block: &Range<usize>,
-    offsets: &'a mut [usize; SOURCES],
-) -> Sources<'a, E, ForAll> {
-    let offsets = &mut offsets[..block.len()];
-    for (source, offset) in offsets.iter_mut().enumerate() {
-        *offset = source * width;
+impl<E> Piece<E> {
+    /// A block of them.
+    #[inline(always)]
+    fn block<'a>(
+        self,
+        block: &Range<usize>,
+        offsets: &'a mut [usize; SOURCES],
+    ) -> Sources<'a, E, ForAll> {
+        let offsets = &mut offsets[..block.len()];
+        for (source, offset) in offsets.iter_mut().enumerate() {
+            *offset = source * self.width;
+        }
+        let before = (block.start - self.start) * self.width;
+        Sources {
+            first: self.first.wrapping_add(before),
+            offsets,
+            width: self.width,
+            step: 1,
+            storage: PhantomData,
+        }
     }
-    Sources {
-        first: first.wrapping_add((block.start - start) * width),
-        offsets,
-        width,
-        step: 1,
-        storage: PhantomData,
-    }
+}
+
+/// A block of sources as factors of matrices: rows of sources, and of elements, where they are wanted.
+#[derive(Clone, Copy)]
+pub(super) struct Packed<E> {
+    pub count: usize,
+    pub width: usize,
+    pub sources: Option<Rows<E>>,
+    pub elements: Option<Rows<E>>,
+}
+
+/// A block of sources, in one piece or as factors of matrices.
+#[derive(Clone, Copy)]
+pub(super) enum Copied<'a, E> {
+    Piece(Piece<E>),
+    Factors(&'a amx::Matrices, Packed<E>),
 }
 
 /// How products are computed: by vectors, or by matrices.
@@ -77,33 +88,11 @@ impl<'a, E: Element> Task<'a, E> {
         }
     }
 
-    /// The elements of scratch that a pass takes.
-    pub(super) fn scratch(&self, mut room: Room<E>) -> usize {
-        let widths = [self.job.queries.width, self.job.values.width];
-        for width in widths {
-            room.targets(width);
-            room.results(width);
-            room.block(width);
-            room.spare(width);
-        }
-        for _ in 0..2 {
-            room.scores();
-        }
-        room.factors();
-        if matches!(self.job.results, Results::Gradients { .. }) {
-            let pitch = widths[0].next_multiple_of(WIDEST);
-            room.rows(SOURCES, pitch);
-            room.turned();
-            room.combined(pitch);
-        }
-        room.taken
-    }
-
     /// Groups of the targets, each a few vectors.
     #[inline(always)]
     pub(super) fn groups<S: Simd>(&self) -> impl Iterator<Item = (usize, Self)> + use<'a, E, S> {
-        let together = Room::<E>::together(self.parts);
-        let (length, all) = (together * E::lanes::<S>(), self.targets.clone());
+        let length = together(self.parts) * E::lanes::<S>();
+        let all = self.targets.clone();
         let &Self {
             job,
             batch,
@@ -275,134 +264,122 @@ impl<'a, E: Element> Task<'a, E> {
         }
     }
 
+    /// Operands of a head of targets, times a factor: vectors, or factors of matrices, by way of `spare`.
+    ///
+    /// # Safety
+    /// The targets must be there, and room for them.
+    #[inline(always)]
+    pub(super) unsafe fn load_operands<S: Simd, P: Products<E, Number = E>>(
+        &self,
+        simd: S,
+        registers: &Registers,
+        (tokens, factor): (&Tokens<E>, f64),
+        spare: *mut E,
+        to: Runs<E>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            match registers {
+                None => self.load(simd, tokens, self.head, factor, to),
+                Some(_) => self.load_factors::<S, P>(simd, (tokens, factor), spare, to),
+            }
+        }
+    }
+
     /// A block of the sources of a head, copied to lie in one piece, or as those factors of matrices that are wanted: of sources,
     /// and of elements.
     ///
     /// # Safety
     /// The sources must be there, and room for them.
     #[inline(always)]
-    pub(super) unsafe fn copied<S: Simd, P: Products<E, Number = E>>(
+    pub(super) unsafe fn copied<'r, S: Simd, P: Products<E, Number = E>>(
         &self,
         simd: S,
-        registers: &Registers,
+        registers: &'r Registers,
         (tokens, head): (&Tokens<E>, usize),
         block: &Range<usize>,
         to: *mut E,
         wanted: [bool; 2],
-    ) -> Copied<E> {
-        if registers.is_some() {
+    ) -> Copied<'r, E> {
+        if let Some(registers) = registers {
             // SAFETY: the caller's.
-            return unsafe { self.factors::<S, P>(simd, (tokens, head), block, to, wanted) };
+            let factors = unsafe { self.factors::<S, P>(simd, (tokens, head), block, to, wanted) };
+            return Copied::Factors(registers, factors);
         }
         let (width, first) = (tokens.width, tokens.at(self.batch, block.start, head));
         let in_place = tokens.pitch() == width;
-        let copied = Copied::Piece {
-            first: if in_place { first } else { to },
-            width,
-            start: block.start,
-        };
-        if in_place {
-            return copied;
-        }
-        for source in 0..block.len() {
+        let sources = if in_place { 0 } else { block.len() };
+        for source in 0..sources {
             let from = first.wrapping_add(source * tokens.pitch());
             // SAFETY: the caller's.
             unsafe { std::ptr::copy_nonoverlapping(from, to.add(source * width), width) };
         }
-        copied
+        Copied::Piece(Piece {
+            first: if in_place { first } else { to },
+            width,
+            start: block.start,
+        })
     }
 
-    /// The dot products of all targets with a block of sources of so many elements; by matrices, times a factor.
+    /// The runs of all targets.
+    #[inline(always)]
+    fn runs<S: Simd>(
+        &self,
+        runs: Runs<E>,
+    ) -> impl ExactSizeIterator<Item = *mut E> + Clone + use<E, S> {
+        (0..self.vectors::<S>()).map(move |vector| runs.at(vector))
+    }
+
+    /// The dot products of all targets with a block of sources; by matrices, times a factor.
     #[inline(always)]
     pub(super) unsafe fn scores<S: Simd, P: Products<E, Number = E>>(
         &self,
         simd: S,
-        registers: &Registers,
         (targets, factor): (Runs<E>, f64),
-        (sources, width): (Copied<E>, usize),
+        sources: Copied<'_, E>,
         block: &Range<usize>,
         scores: Runs<E>,
     ) {
         // SAFETY: the caller's.
         unsafe {
-            match (sources, registers) {
-                (
-                    Copied::Piece {
-                        first,
-                        width,
-                        start,
-                    },
-                    _,
-                ) => {
-                    let vectors = 0..self.vectors::<S>();
-                    let of = |runs: Runs<E>| vectors.clone().map(move |vector| runs.at(vector));
+            match sources {
+                Copied::Piece(piece) => {
+                    let targets = self.runs::<S>(targets).map(<*mut E>::cast_const);
                     let mut offsets = [0; SOURCES];
-                    let sources = of_piece((first, width, start), block, &mut offsets);
-                    dots(
-                        simd,
-                        of(targets).map(<*mut E>::cast_const),
-                        sources,
-                        of(scores),
-                    );
+                    let sources = piece.block(block, &mut offsets);
+                    dots(simd, targets, sources, self.runs::<S>(scores));
                 }
-                (
-                    Copied::Factors {
-                        rows: Some(rows), ..
-                    },
-                    Some(registers),
-                ) => {
-                    let sources = (rows, block.len(), width);
-                    self.scores_of::<S, P>(simd, registers, targets, sources, scores, factor);
+                Copied::Factors(registers, packed) => {
+                    self.scores_of::<S, P>(registers, targets, packed, scores);
+                    self.scale(simd, factor, block.len(), scores);
                 }
-                _ => unreachable!("factors of sources for matrices"),
             }
         }
     }
 
-    /// Adds a block of sources of so many elements, weighted, to the results; `factors` has room for those of weights.
+    /// Adds a block of sources, weighted, to the results; `factors` has room for those of weights.
     #[inline(always)]
     pub(super) unsafe fn weighted<S: Simd, P: Products<E, Number = E>>(
         &self,
         simd: S,
-        registers: &Registers,
         (weights, factors): (Runs<E>, Runs<E>),
-        (sources, width): (Copied<E>, usize),
+        sources: Copied<'_, E>,
         block: &Range<usize>,
         results: Runs<E>,
     ) {
         // SAFETY: the caller's.
         unsafe {
-            match (sources, registers) {
-                (
-                    Copied::Piece {
-                        first,
-                        width,
-                        start,
-                    },
-                    _,
-                ) => {
-                    let vectors = 0..self.vectors::<S>();
-                    let of = |runs: Runs<E>| vectors.clone().map(move |vector| runs.at(vector));
+            match sources {
+                Copied::Piece(piece) => {
+                    let weights = self.runs::<S>(weights).map(<*mut E>::cast_const);
                     let mut offsets = [0; SOURCES];
-                    let sources = of_piece((first, width, start), block, &mut offsets);
-                    sums(
-                        simd,
-                        of(weights).map(<*mut E>::cast_const),
-                        sources,
-                        of(results),
-                    );
+                    let sources = piece.block(block, &mut offsets);
+                    sums(simd, weights, sources, self.runs::<S>(results));
                 }
-                (
-                    Copied::Factors {
-                        columns: Some(columns),
-                        ..
-                    },
-                    Some(registers),
-                ) => {
-                    let (sources, weights) = ((columns, block.len(), width), (weights, factors));
-                    self.add_weighted::<S, P>(simd, registers, weights, sources, results);
+                Copied::Factors(registers, packed) => {
+                    let weights = (weights, factors);
+                    self.add_weighted::<S, P>(simd, registers, weights, packed, results);
                 }
-                _ => unreachable!("factors of elements for matrices"),
             }
         }
     }

@@ -15,10 +15,11 @@ use super::{COLUMNS, dealt, pay};
 use crate::conv::engine::geometry::{Conv, Correlation, Dims};
 use crate::conv::engine::plan::{TASKS, WeightGradient, WeightJob, chunks};
 use crate::conv::engine::tile::{TileLayout, balanced, tile_extents};
-use crate::kernel::amx::{self, Factor, SIDE};
+use crate::kernel::amx::{self, Factor, Place, SIDE};
 use crate::kernel::buffer::{Buffer, filled};
 use crate::kernel::memory::{Shared, with_scratch};
-use crate::kernel::products::{MOST_PARTS, Products};
+use crate::kernel::panels::matrices::columns;
+use crate::kernel::products::{MOST_PARTS, Products, store_parts};
 use crate::kernel::simd::Element;
 use crate::kernel::transpose::transpose;
 
@@ -34,20 +35,15 @@ const OUTPUTS: usize = 128;
 const FEW_OUTPUTS: usize = 32;
 const MANY_SUMS: usize = 1 << 18;
 
+/// Fewest channels for which numbers of three parts are multiplied where Winograd's method would serve.
+const MANY_CHANNELS: usize = 256;
+
 /// Whether the gradient of weights is computed so.
 pub(crate) fn applies<E: Element, P: Products<E>>(job: &WeightJob<'_, P::Number>) -> bool {
     let [.., columns] = job.cotangent.shape();
-    // Channels count as half as many where Winograd's method computes fewer products.
-    let transforms = job.rows().is_some();
+    let instead = job.rows().map(|_| MANY_CHANNELS);
     let channels = [job.conv.inputs, job.conv.outputs];
-    let channels = channels.map(|channels| {
-        if transforms && P::PARTS > 1 {
-            channels / 2
-        } else {
-            channels
-        }
-    });
-    pay::<E, P>(job.method, channels, transforms) && columns >= COLUMNS
+    pay::<E, P>(job.method, channels, instead) && columns >= COLUMNS
 }
 
 /// The columns of tiles: parts of a row of less than twice `most`, of whole products but for the last one.
@@ -352,10 +348,9 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                             }
                             let run = run.as_ptr();
                             let numbers = [P::load::<S>(run), P::load::<S>(run.add(SIDE))];
-                            let parts = P::split(simd, E::deinterleave::<S>(numbers));
-                            for (joined, pairs) in joined.iter_mut().zip(parts) {
-                                E::store::<S>(joined[index].as_mut_ptr(), pairs);
-                            }
+                            let to = joined.as_mut_ptr().cast::<E>().add(index * SIDE);
+                            let pairs = E::deinterleave::<S>(numbers);
+                            store_parts::<S, E, P>(simd, pairs, to, SIDE * SIDE);
                         }
                     }
                     for joined in joined.iter().take(P::PARTS) {
@@ -411,27 +406,11 @@ impl<E: Element, P: Products<E>> Task<'_, E, P> {
                         row: 2 * channel,
                         part: 2 * part,
                     };
-                    let right = Factor {
-                        at: |term: usize, n: usize| {
-                            let place = term * P::PARTS * SIDE * room + place + n * SIDE;
-                            cotangent.wrapping_add(place).cast::<u8>()
-                        },
-                        row: 4 * room,
-                        part: 4 * SIDE * room,
-                    };
-                    let to = |m: usize, n: usize| {
-                        sums.wrapping_add(m * SIDE * room_of_sums + n * SIDE)
-                            .cast::<u8>()
-                    };
-                    let (from, to) = (
-                        (|m, n| to(m, n).cast_const(), 4 * room_of_sums),
-                        (to, 4 * room_of_sums),
-                    );
+                    let right = columns(cotangent.wrapping_add(place), [room, SIDE], P::PARTS);
+                    let to = Place::new(sums, room_of_sums, SIDE);
+                    let terms = [places.len(), P::PARTS];
                     // SAFETY: all factors are written, and the sums are this task's.
-                    unsafe {
-                        let terms = places.len();
-                        registers.sums::<true>(sizes, [terms, P::PARTS], left, right, from, to);
-                    }
+                    unsafe { registers.add(sizes, terms, left, right, [to, to]) };
                 }
             }
         }

@@ -12,19 +12,19 @@ use super::geometry::{Correlation, Tap};
 use super::job::{Job, SERIAL};
 use super::method::Method;
 use super::tile::TileLayout;
-use crate::kernel::amx::{self, Factor, SIDE};
+use crate::kernel::amx::{self, Factor, Place, SIDE};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, prefetch_to_write};
-use crate::kernel::products::{MOST_PARTS, Products};
+use crate::kernel::products::{MOST_PARTS, Products, store_parts};
 use crate::kernel::simd::Element;
 
 /// Columns of a strip: two matrices.
 pub(super) const COLUMNS: usize = 2 * SIDE;
 /// Numbers of the sums of a strip: two matrices each of outputs and columns.
 pub(super) const SUMS: usize = 4 * SIDE * SIDE;
-/// Fewest channels on either side for which matrices pay: where numbers are of one part; where they are of three; and where
-/// Winograd's method would have fewer products to compute.
-const CHANNELS: [usize; 3] = [2, 64, 128];
+/// Fewest channels on either side for which matrices pay, and where numbers are of three parts.
+const CHANNELS: usize = 2;
+const SPLIT_CHANNELS: usize = 64;
 
 /// The weights of a correlation as matrices of outputs × pairs of channels.
 #[derive(Debug)]
@@ -65,16 +65,17 @@ fn dealt(things: usize) -> [usize; 2] {
     [things.div_ceil(count), count]
 }
 
-/// Whether matrices pay for so many channels of a group, instead of Winograd's method if `transforms`.
+/// Whether matrices pay for so many channels of a group. Numbers of three parts pay from `instead` channels on where there is
+/// another method with fewer products.
 pub(super) fn pay<E: Element, P: Products<E>>(
     method: Method,
     channels: [usize; 2],
-    transforms: bool,
+    instead: Option<usize>,
 ) -> bool {
     let fewest = match (P::PARTS, method) {
         (0, _) | (MOST_PARTS, Method::Direct | Method::Winograd) => return false,
-        (MOST_PARTS, Method::Fastest) => CHANNELS[1 + usize::from(transforms)],
-        _ => CHANNELS[0],
+        (MOST_PARTS, Method::Fastest) => instead.unwrap_or(SPLIT_CHANNELS),
+        _ => CHANNELS,
     };
     channels.iter().all(|channels| *channels >= fewest)
 }
@@ -189,17 +190,10 @@ impl<E: Element> Weights<E> {
             let results = to.output.wrapping_add(outputs.start * to.channel);
             prefetch_to_write(results, [outputs.len(), to.columns], to.channel);
         }
-        let start = sums.as_mut_ptr();
-        let place = |m: usize, n: usize| {
-            let matrix = (m * across + n) * SIDE * SIDE;
-            start.wrapping_add(matrix).cast::<u8>()
-        };
-        let (from, place) = ((|m, n| place(m, n).cast_const(), 0), (place, 4 * SIDE));
-        // SAFETY: the caller's.
-        unsafe {
-            let sizes = [together, across];
-            registers.sums::<false>(sizes, [terms, P::PARTS], left, right, from, place);
-        }
+        let place = Place::new(sums.as_mut_ptr(), SIDE, 2 * SIDE * SIDE);
+        let sizes = [together, across];
+        // SAFETY: the caller's, and sums have two by two matrices.
+        unsafe { registers.products(sizes, [terms, P::PARTS], left, right, place) };
         for (index, output) in outputs.enumerate() {
             let (m, row) = (index / self.rows, index % self.rows);
             let bias = to.bias.map_or(E::default(), |bias| bias[output]);
@@ -207,7 +201,7 @@ impl<E: Element> Weights<E> {
                 let columns = (to.columns - n * SIDE).min(SIDE);
                 // SAFETY: the caller's, and sums have so many numbers.
                 unsafe {
-                    let sums = sums.as_ptr().add(((m * across + n) * SIDE + row) * SIDE);
+                    let sums = sums.as_ptr().add(((2 * n + m) * SIDE + row) * SIDE);
                     let place = to.output.add(output * to.channel + n * SIDE * to.step);
                     store::<S, E, P>(simd, sums, bias, place, to.step, columns);
                 }
@@ -222,8 +216,9 @@ struct Pack<'a, E: Element, P: Products<E>, W> {
     taps: &'a [Tap],
     /// Outputs and pairs of a matrix, and blocks of pairs.
     sizes: [usize; 3],
-    /// The group and the number of the matrix, of so many.
+    /// The group, and the number of the matrix among those of the group.
     place: [usize; 2],
+    /// Matrices of a group.
     count: usize,
     weight: &'a W,
     packed: Shared<E>,
@@ -261,10 +256,8 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number> WithSimd for Pa
                 // SAFETY: numbers are two vectors, and elements those of this matrix of outputs.
                 unsafe {
                     let numbers = [P::load::<S>(first.as_ptr()), P::load::<S>(second.as_ptr())];
-                    let parts = P::split(simd, numbers);
-                    for (part, pairs) in parts.iter().enumerate().take(P::PARTS) {
-                        E::store::<S>(self.packed.at(place + part * rows * SIDE), *pairs);
-                    }
+                    let to = self.packed.at(place);
+                    store_parts::<S, E, P>(simd, numbers, to, rows * SIDE);
                 }
             }
         }
