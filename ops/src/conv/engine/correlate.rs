@@ -8,7 +8,7 @@ use super::ahead::{Stretch, shares};
 use super::geometry::{Correlation, Dims};
 use super::job::Job;
 use super::matrices;
-use super::part::{Part, Weights};
+use super::part::{Part, Weights, holds_matrices};
 use super::rows::{self, ROWS, RowStrip};
 use super::strip::{self, Strip, Terms, panels};
 use super::tile::tile_box;
@@ -84,7 +84,10 @@ impl<E: Element, P: Products<E>, W: Fn([usize; 4]) -> P::Number + Sync> WithSimd
             let rows = RowTiles::new(correlation).filter(|_| transformed);
             let channels = [job.inputs, job.outputs];
             let instead = rows.as_ref().map(|_| MANY_CHANNELS);
-            if has_matrices && matrices::pay::<E, P>(job.method, channels, instead) {
+            if has_matrices
+                && matrices::pay::<E, P>(job.method, channels, instead)
+                && holds_matrices::<E, P>(correlation, job.inputs)
+            {
                 directly::<S, E, P>(simd, job, correlation, weight, output, true);
             } else if let Some(rows) = rows {
                 correlate::<S, E, P>(simd, job, correlation, rows, weight, output);

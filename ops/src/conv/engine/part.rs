@@ -17,8 +17,8 @@ use crate::kernel::simd::Element;
 
 /// Most bytes of a tile, which stays in the second-level cache beside a block of weights.
 const TILE_BYTES: usize = 512 << 10;
-/// Most bytes of a tile with the rows between dilated taps, which are not copied, if channels are divided into blocks: those of
-/// bf16 are not.
+/// Most bytes of a tile with the rows between dilated taps, which are not copied, except in bf16, whose channels are not divided
+/// into blocks.
 const SCRATCH_BYTES: usize = 2 << 20;
 /// Most terms of a block of channels, whose weights for a panel stay in the first-level cache.
 const TERMS: usize = 640;
@@ -51,6 +51,16 @@ pub(super) enum Weights<E> {
     /// `[group][block][panel][term][channel]`, and the offset of every term in the tile.
     Strips(Buffer<E>, Vec<u32>),
     Matrices(matrices::Weights<E>),
+}
+
+/// Whether there is room for all channels of the smallest tile, as matrices need them.
+pub(super) fn holds_matrices<E: Element, P: Products<E>>(
+    correlation: &Correlation,
+    inputs: usize,
+) -> bool {
+    let smallest = TileLayout::new(correlation, [1, 1, matrices::COLUMNS]);
+    let elements = smallest.len(matrices::held(inputs) * P::PARTS);
+    P::PARTS == 1 || elements <= SCRATCH_BYTES / size_of::<E>()
 }
 
 impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {

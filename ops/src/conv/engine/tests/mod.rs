@@ -6,6 +6,7 @@ use proptest::test_runner::Config;
 use crate::conv::engine::geometry::Conv;
 use crate::conv::engine::job::Job;
 use crate::conv::engine::method::Method;
+use crate::conv::engine::part::holds_matrices;
 use crate::conv::engine::pieces::Pieces;
 use crate::kernel::memory::View;
 use crate::kernel::products::{Halves, Numbers, Pairs, Products};
@@ -34,13 +35,14 @@ proptest! {
 
     #[test]
     fn the_gradient_of_a_box_has_the_bits_of_the_gradient_of_all(
-        case in case(), from in any::<[u8; 3]>(), to in any::<[u8; 3]>(), mixes: bool,
+        case in case(), from in any::<[u8; 3]>(), to in any::<[u8; 3]>(), mixes: bool, by_matrices: bool,
     ) {
         let mut case = case;
         if !mixes {
             (case.conv.inputs, case.conv.outputs) = (1, 1);
             case.count[1] += 7;
         }
+        let method = if by_matrices { Method::Matrices } else { case.method };
         let truth = case.truth();
         let Conv { groups, inputs, outputs, .. } = case.conv;
         let weight: Vec<f32> = truth.weight.iter().map(|w| *w as f32).collect();
@@ -61,7 +63,7 @@ proptest! {
                 shape: ranges.each_ref().map(ExactSizeIterator::len),
                 pieces: &Pieces::whole(cells),
                 bias: None,
-                method: case.method,
+                method,
             }
             .run::<Numbers>(Isa::available()[0], |[g, i, o, k]| {
                 weight[((g * outputs + o) * inputs + i) * case.conv.elements() + k]
@@ -203,9 +205,22 @@ fn large_dilations_keep_scratch_small() {
         batch: 1,
         ..large()
     };
+    let split = Case {
+        method: Method::Matrices,
+        ..case.clone()
+    };
     let truth = case.truth();
     for isa in Isa::available() {
         case.check::<f32, Numbers>(isa, &truth).unwrap();
+        split.check::<f32, Numbers>(isa, &truth).unwrap();
+    }
+    let dilated = |dilation| Conv {
+        dilation: [1, dilation, dilation],
+        ..case.conv
+    };
+    for (dilation, holds) in [(1, true), (100, false)] {
+        let correlation = dilated(dilation).forward(case.count);
+        assert_eq!(holds_matrices::<f32, Numbers>(&correlation, 512), holds);
     }
 }
 
