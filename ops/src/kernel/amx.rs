@@ -56,7 +56,7 @@ impl Place {
     }
 }
 
-/// Whether the processor has these instructions, and the system lets this process use them.
+/// Whether the processor has these instructions and those of AVX-512 BF16, and the system lets this process use them.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn is_permitted() -> bool {
     static PERMITTED: OnceLock<bool> = OnceLock::new();
@@ -70,7 +70,8 @@ pub(crate) fn is_permitted() -> bool {
             const TILE_DATA: libc::c_long = 18;
             // SAFETY: the call reads no memory.
             let given = || unsafe { libc::syscall(libc::SYS_arch_prctl, ASK, TILE_DATA) == 0 };
-            features & BF16_AND_TILE == BF16_AND_TILE && given()
+            let rounds = std::arch::is_x86_feature_detected!("avx512bf16");
+            rounds && features & BF16_AND_TILE == BF16_AND_TILE && given()
         }
         #[cfg(not(target_os = "linux"))]
         false

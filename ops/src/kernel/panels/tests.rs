@@ -1,7 +1,7 @@
 use burn_std::bf16;
 
 use super::*;
-use crate::kernel::products::{Numbers, Pairs};
+use crate::kernel::products::{Numbers, Pairs, Rounded};
 
 /// Numbers that products and sums of have no rounding, in any order.
 fn numbers<N>(count: usize, of: impl Fn(f32) -> N) -> Vec<N> {
@@ -150,10 +150,14 @@ fn a_number_that_is_none_reaches_its_sums() {
                 Matrix::new(&a, [rows, summed]),
                 Matrix::new(&b, [summed, columns]),
             );
-            let y = product::<f32, Numbers>(isa, of_a, of_b, None);
-            for (index, y) in y.iter().enumerate() {
-                let reached = index / columns == place / summed;
-                assert_eq!(y.is_nan(), reached, "{}, {bits:x}, {index}", isa.name());
+            for y in [
+                product::<f32, Numbers>(isa, of_a, of_b, None),
+                product::<f32, Rounded>(isa, of_a, of_b, None),
+            ] {
+                for (index, y) in y.iter().enumerate() {
+                    let reached = index / columns == place / summed;
+                    assert_eq!(y.is_nan(), reached, "{}, {bits:x}, {index}", isa.name());
+                }
             }
         }
     }

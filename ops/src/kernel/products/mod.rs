@@ -157,10 +157,13 @@ impl<E: Element, const PARTS: usize> Products<E> for Parts<PARTS> {
     fn split<S: Simd>(_: S, numbers: [E::Vector<S>; 2]) -> [E::Vector<S>; MOST_PARTS] {
         #[cfg(target_arch = "x86_64")]
         if size_of::<E>() == 4 && size_of::<E::Vector<S>>() == 64 {
-            // SAFETY: the vectors are those of AVX-512.
+            // SAFETY: the vectors are those of AVX-512, and processors with matrices round to bf16.
             return unsafe {
-                let [first, second] = numbers;
-                let parts = avx512::split(to_zmm(&first), to_zmm(&second));
+                let [first, second] = numbers.each_ref().map(|numbers| to_zmm(numbers));
+                let parts = match PARTS {
+                    1 => [avx512::join(first, second); MOST_PARTS],
+                    _ => avx512::split(first, second),
+                };
                 parts.map(|part| from_zmm(part))
             };
         }
