@@ -12,18 +12,23 @@ const KEYS: usize = 13;
 /// Widths of queries and of values for which matrices multiply, where the processor has them.
 const WIDTHS: [usize; 2] = [36, 33];
 
-fn inputs() -> [TensorData; 3] {
+fn inputs(queries: usize, keys: usize) -> [TensorData; 3] {
     [
-        normal(&[2, QUERIES, 4, WIDTHS[0]], "q", 0),
-        normal(&[2, KEYS, 2, WIDTHS[0]], "k", 0),
-        normal(&[2, KEYS, 2, WIDTHS[1]], "v", 0),
+        normal(&[2, queries, 4, WIDTHS[0]], "q", 0),
+        normal(&[2, keys, 2, WIDTHS[0]], "k", 0),
+        normal(&[2, keys, 2, WIDTHS[1]], "v", 0),
     ]
 }
 
 /// The result and the gradients of queries, keys and values, by burn's operators.
-fn by_definition(bias: &TensorData, causal: bool, dropout: Option<Dropped>) -> Vec<TensorData> {
+fn by_definition(
+    inputs: [TensorData; 3],
+    bias: &TensorData,
+    causal: bool,
+    dropout: Option<Dropped>,
+) -> Vec<TensorData> {
     let device = Device::flex().autodiff();
-    let leaves = inputs().map(|data| Tensor::<4>::from_data(data, &device).require_grad());
+    let leaves = inputs.map(|data| Tensor::<4>::from_data(data, &device).require_grad());
     let [q, k, v] = leaves.clone();
     let scores = Scores {
         scale: 1.0 / (WIDTHS[0] as f64).sqrt(),
@@ -42,6 +47,7 @@ fn by_definition(bias: &TensorData, causal: bool, dropout: Option<Dropped>) -> V
 
 /// The same on ranks, where `options` makes the options on a mesh.
 fn on_ranks(
+    inputs: &[TensorData; 3],
     axes: [usize; 2],
     queries: [Placement; 2],
     keys: [Placement; 2],
@@ -51,8 +57,8 @@ fn on_ranks(
         let mesh = world.mesh([("a", axes[0]), ("b", axes[1])])?;
         let options = options(&mesh, world.device())?;
         let mut leaves = Vec::new();
-        for (data, placements) in inputs().into_iter().zip([queries, keys, keys]) {
-            let whole = Tensor::<4>::from_data(data, world.device());
+        for (data, placements) in inputs.iter().zip([queries, keys, keys]) {
+            let whole = Tensor::<4>::from_data(data.clone(), world.device());
             leaves.push(ShardTensor::distribute(whole, &mesh, &placements)?.require_grad());
         }
         let [q, k, v] = [0, 1, 2].map(|input: usize| leaves[input].clone());
@@ -79,6 +85,7 @@ fn biases_lie_as_queries_do() {
     let heads = [Shard(HEADS), Shard(TOKENS)];
     let batch = [Shard(BATCH), Shard(HEADS)];
     let whole_keys = [Replicate, Replicate];
+    let inputs = inputs(QUERIES, KEYS);
     for shape in [
         [2, QUERIES, 4, KEYS],
         [1, QUERIES, 1, KEYS],
@@ -86,7 +93,7 @@ fn biases_lie_as_queries_do() {
         [1, 1, 1, KEYS],
     ] {
         let data = normal(&shape, "bias", 0);
-        let expected = by_definition(&data, false, None);
+        let expected = by_definition(inputs.clone(), &data, false, None);
         for (queries, keys) in [
             (tokens, tokens),
             (tokens, whole_keys),
@@ -95,10 +102,10 @@ fn biases_lie_as_queries_do() {
         ] {
             let place = format!("{shape:?} beside {queries:?}, {keys:?}");
             let whole = |device: &Device| Tensor::<4>::from_data(data.clone(), device).inner();
-            let plain = on_ranks([2, 2], queries, keys, |_, device| {
+            let plain = on_ranks(&inputs, [2, 2], queries, keys, |_, device| {
                 Ok(AttentionOptions::default().with_bias(whole(device)))
             });
-            let laid = on_ranks([2, 2], queries, keys, |mesh, device| {
+            let laid = on_ranks(&inputs, [2, 2], queries, keys, |mesh, device| {
                 let placements = queries.map(|placement| match placement {
                     Shard(dim) if shape[dim] == 1 => Replicate,
                     other => other,
@@ -123,7 +130,8 @@ fn learned_biases_have_the_gradients_of_one_device() {
                laid: bool| {
         let found = Launcher::local(axes[0] * axes[1]).collect(|world| {
             let mesh = world.mesh([("a", axes[0]), ("b", axes[1])])?;
-            let [q, k, v] = inputs().map(|data| Tensor::<4>::from_data(data, world.device()));
+            let [q, k, v] =
+                inputs(QUERIES, KEYS).map(|data| Tensor::<4>::from_data(data, world.device()));
             let q = ShardTensor::distribute(q, &mesh, &queries)?.require_grad();
             let k = ShardTensor::distribute(k, &mesh, &keys)?;
             let v = ShardTensor::distribute(v, &mesh, &keys)?;
@@ -187,22 +195,22 @@ fn learned_biases_have_the_gradients_of_one_device() {
 /// Beside causal order and dropout, whose places are those of the whole.
 #[test]
 fn biases_stand_beside_causal_order_and_dropout() {
-    let data = normal(&[1, QUERIES, 4, KEYS], "bias", 0);
-    let key = RandomKey::new(3, "dropout");
-    let dropped = Dropped::new(0.3, key, [2, QUERIES, 4, KEYS], [0; 3]).unwrap();
-    let expected = by_definition(&data, true, Some(dropped));
-    let found = on_ranks(
-        [3, 2],
-        [Shard(TOKENS), Shard(HEADS)],
-        [Shard(TOKENS), Shard(HEADS)],
-        |_, device| {
+    // Also with several groups of queries and of keys in a task.
+    for (axes, queries, keys) in [([3, 2], QUERIES, KEYS), ([1, 1], 520, 1050)] {
+        let inputs = inputs(queries, keys);
+        let data = normal(&[1, queries, 4, keys], "bias", 0);
+        let key = RandomKey::new(3, "dropout");
+        let dropped = Dropped::new(0.3, key, [2, queries, 4, keys], [0; 3]).unwrap();
+        let expected = by_definition(inputs.clone(), &data, true, Some(dropped));
+        let placements = [Shard(TOKENS), Shard(HEADS)];
+        let found = on_ranks(&inputs, axes, placements, placements, |_, device| {
             let bias = Tensor::<4>::from_data(data.clone(), device).inner();
             let options = AttentionOptions::default().with_causal(true);
             Ok(options.with_bias(bias).with_dropout(0.3, key))
-        },
-    );
-    for found in found {
-        compare(&found, &expected, 1e-5, "causal, with dropout");
+        });
+        for found in found {
+            compare(&found, &expected, 1e-5, "causal, with dropout");
+        }
     }
 }
 
@@ -223,13 +231,15 @@ fn padding_may_lie_as_keys_do() {
             }),
         );
     }
-    let expected = by_definition(&TensorData::new(both, [2, 1, 4, KEYS]), false, None);
+    let inputs = inputs(QUERIES, KEYS);
+    let both = TensorData::new(both, [2, 1, 4, KEYS]);
+    let expected = by_definition(inputs.clone(), &both, false, None);
     for (axes, tokens) in [
         ([1, 3], [Shard(BATCH), Shard(TOKENS)]),
         ([2, 2], [Shard(TOKENS), Shard(TOKENS)]),
         ([2, 2], [Shard(BATCH), Shard(TOKENS)]),
     ] {
-        let found = on_ranks(axes, tokens, tokens, |mesh, device| {
+        let found = on_ranks(&inputs, axes, tokens, tokens, |mesh, device| {
             let of_keys = |dim: usize| {
                 tokens.map(|placement| match placement {
                     Shard(TOKENS) => Shard(dim),

@@ -8,6 +8,7 @@
 //! One pass over the keys computes all gradients, so that scores are computed once. Those of queries are sums over all keys:
 //! tasks that may run at the same time add to sums of their own. How many there are, which keys belong to which, and the order in
 //! which they are added, depend on shapes and the instruction set: the bits are the same for any number of threads.
+
 mod job;
 mod matrices;
 mod pairs;

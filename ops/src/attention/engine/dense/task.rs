@@ -253,7 +253,8 @@ impl<'a, E: Element> Task<'a, E> {
         starts.map(move |start| start..(start + SOURCES).min(reached.end))
     }
 
-    /// The sources of a block that some target reaches; by matrices, all if there is one.
+    /// The sources of a block that some target reaches; by matrices, all if there is one: the others have the weight zero, so
+    /// that what is not finite in them makes NaN of the block's results.
     #[inline(always)]
     pub(super) fn within(&self, block: &Range<usize>, by_matrices: bool) -> Range<usize> {
         let reached = self.reached();
