@@ -18,7 +18,7 @@ use crate::kernel::memory::{Shared, prefetch_run, with_scratch};
 use crate::kernel::products::Products;
 use crate::kernel::simd::{Element, Isa};
 
-/// Fewest channels for which matrices of three parts are multiplied where Winograd's method would serve.
+/// Fewest channels for which matrices of three parts compute results where Winograd's method would serve.
 const MANY_CHANNELS: usize = 128;
 
 impl<E: Element, N: Copy + Default + Send + Sync> Job<'_, E, N> {

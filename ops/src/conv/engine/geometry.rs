@@ -41,8 +41,8 @@ pub(crate) struct Correlation {
     pub count: Dims,
     /// The taps.
     pub taps: Vec<Tap>,
-    /// The taps before any were left out: the order of sums follows from their number.
-    pub terms: usize,
+    /// The offsets in every dim of all taps, before any were left out: the order of sums follows from them.
+    pub offsets: [Vec<isize>; 3],
 }
 
 /// One element of a kernel.
@@ -72,7 +72,7 @@ impl Conv {
             out_step: [1; 3],
             start: [0; 3],
             count,
-            terms: taps.len(),
+            offsets: offsets(&taps),
             taps,
         }
     }
@@ -128,7 +128,7 @@ impl Conv {
                 out_step: self.stride,
                 start: std::array::from_fn(|dim| first[dim] - cells[dim].start),
                 count,
-                terms: taps.len(),
+                offsets: offsets(&taps),
                 taps,
             });
         }
@@ -169,7 +169,7 @@ impl Correlation {
             start: std::array::from_fn(|dim| self.start[dim] + self.out_step[dim] * first[dim]),
             count: std::array::from_fn(|dim| lattice[dim].len()),
             taps: taps.collect(),
-            terms: self.terms,
+            offsets: self.offsets.clone(),
         }
     }
 
@@ -187,25 +187,38 @@ impl Correlation {
         self
     }
 
+    /// The number of taps before any were left out.
+    pub(crate) fn terms(&self) -> usize {
+        self.offsets.iter().map(Vec::len).product()
+    }
+
     /// The offsets of the taps in every dim, in the order of the taps, which are their product.
     pub(crate) fn places(&self) -> [Vec<isize>; 3] {
-        let mut places: [Vec<isize>; 3] = Default::default();
-        for tap in &self.taps {
-            for (places, offset) in places.iter_mut().zip(tap.offset) {
-                if !places.contains(&offset) {
-                    places.push(offset);
-                }
-            }
-        }
-        places
+        offsets(&self.taps)
     }
 
     /// The range of the taps' offsets in a dim; empty without taps.
     pub(crate) fn reach(&self, dim: usize) -> Range<isize> {
-        let offsets = || self.taps.iter().map(|tap| tap.offset[dim]);
-        let low = offsets().min().unwrap_or(0);
-        low..offsets().max().map_or(low, |high| high + 1)
+        reach(&self.places()[dim])
     }
+}
+
+fn offsets(taps: &[Tap]) -> [Vec<isize>; 3] {
+    let mut offsets: [Vec<isize>; 3] = Default::default();
+    for tap in taps {
+        for (offsets, offset) in offsets.iter_mut().zip(tap.offset) {
+            if !offsets.contains(&offset) {
+                offsets.push(offset);
+            }
+        }
+    }
+    offsets
+}
+
+/// The range of offsets in a dim; empty if there are none.
+pub(crate) fn reach(offsets: &[isize]) -> Range<isize> {
+    let low = offsets.iter().min().copied().unwrap_or(0);
+    low..offsets.iter().max().map_or(low, |high| high + 1)
 }
 
 #[cfg(test)]

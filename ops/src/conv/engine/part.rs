@@ -10,16 +10,13 @@ use super::matrices;
 use super::pack::pack;
 use super::rows::{ROWS, Recipe};
 use super::strip;
-use super::tile::{TileLayout, tile_extents};
+use super::tile::{SCRATCH_BYTES, TileLayout, tile_extents};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
 
 /// Most bytes of a tile, which stays in the second-level cache beside a block of weights.
 const TILE_BYTES: usize = 512 << 10;
-/// Most bytes of a tile with the rows between dilated taps, which are not copied, except in bf16, whose channels are not divided
-/// into blocks.
-const SCRATCH_BYTES: usize = 2 << 20;
 /// Most terms of a block of channels, whose weights for a panel stay in the first-level cache.
 const TERMS: usize = 640;
 
@@ -53,14 +50,15 @@ pub(super) enum Weights<E> {
     Matrices(matrices::Weights<E>),
 }
 
-/// Whether there is room for all channels of the smallest tile, as matrices need them.
+/// Whether matrices have room for the smallest tile, all channels of which they need at once: with a large dilation it may be
+/// many times the cells that are read. Vectors do not divide channels of bf16 numbers, either.
 pub(super) fn holds_matrices<E: Element, P: Products<E>>(
     correlation: &Correlation,
     inputs: usize,
 ) -> bool {
-    let smallest = TileLayout::new(correlation, [1, 1, matrices::COLUMNS]);
+    let smallest = TileLayout::smallest(correlation, matrices::COLUMNS);
     let elements = smallest.len(matrices::held(inputs) * P::PARTS);
-    P::PARTS == 1 || elements <= SCRATCH_BYTES / size_of::<E>()
+    P::PARTS == 1 || smallest.is_dense() || elements <= SCRATCH_BYTES / size_of::<E>()
 }
 
 impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
@@ -73,16 +71,15 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
     ) -> Self {
         let mut block = match matrices {
             true => job.inputs,
-            false => block::<E, P>(TERMS / correlation.terms.max(1), job.inputs),
+            false => block::<E, P>(TERMS / correlation.terms().max(1), job.inputs),
         };
         let lanes = E::lanes::<S>();
         let strip = match matrices {
             true => matrices::COLUMNS,
             false => strip::width::<S>(strip::height::<S>(usize::MAX, 3)) * lanes,
         };
-        // From the correlation alone, not from the box of results: the order of sums, and so their
-        // bits, are the same in any box.
-        let smallest = TileLayout::new(correlation, [1, 1, strip]);
+        // Not from the box of results: the order of sums, and so their bits, are the same in any box.
+        let smallest = TileLayout::smallest(correlation, strip);
         let once = matrices || size_of::<P::Number>() < size_of::<E>();
         while block > P::NUMBERS && !once && smallest.len(block) > SCRATCH_BYTES / size_of::<E>() {
             block /= 2;

@@ -11,7 +11,7 @@ use pulp::Simd;
 
 use super::ahead::Stretch;
 use super::cells::{clear_around, copy, copy_strided};
-use super::geometry::{Correlation, Dims};
+use super::geometry::{Correlation, Dims, reach};
 use super::pieces::{Piece, Pieces};
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
@@ -45,6 +45,9 @@ const ALIGN: usize = 16;
 pub(crate) const SKEW: usize = 16;
 /// Bytes from which on no row is joined to a stretch, so that the shares of strips are about equal.
 const STRETCH: usize = 4096;
+/// Most bytes of a tile with the rows between dilated taps, which are not copied, except in bf16, whose channels are not divided
+/// into blocks.
+pub(super) const SCRATCH_BYTES: usize = 2 << 20;
 /// Elements that a strip of vectors may read beyond a row.
 pub(crate) const MARGIN: usize = 256;
 
@@ -132,8 +135,18 @@ pub(crate) fn tile_box(index: usize, extents: Dims, count: Dims) -> [Dims; 2] {
 impl TileLayout {
     /// The layout of tiles of `lattice` results.
     pub(crate) fn new(correlation: &Correlation, lattice: Dims) -> Self {
-        let reach: [_; 3] = std::array::from_fn(|dim| correlation.reach(dim));
-        let step = correlation.step;
+        Self::of_taps(&correlation.places(), correlation.step, lattice)
+    }
+
+    /// The layout of the smallest tiles, with `columns` results. It is the same for any box of results: taps that meet no cell
+    /// have their place.
+    pub(super) fn smallest(correlation: &Correlation, columns: usize) -> Self {
+        Self::of_taps(&correlation.offsets, correlation.step, [1, 1, columns])
+    }
+
+    /// The layout for taps with these offsets.
+    fn of_taps(offsets: &[Vec<isize>; 3], step: Dims, lattice: Dims) -> Self {
+        let reach = offsets.each_ref().map(|offsets| reach(offsets));
         let cells: Dims =
             std::array::from_fn(|dim| (lattice[dim] - 1) * step[dim] + reach[dim].len());
         let residue = cells[2].div_ceil(step[2]).next_multiple_of(ALIGN);
@@ -146,7 +159,7 @@ impl TileLayout {
             // Taps are the product of their offsets in each dim, so dims can be marked separately.
             met: [0, 1].map(|dim| {
                 let mut met = vec![false; cells[dim]];
-                for offset in &correlation.places()[dim] {
+                for offset in &offsets[dim] {
                     let first = (offset - reach[dim].start) as usize;
                     let lines = met[first..].iter_mut().step_by(step[dim]);
                     lines.take(lattice[dim]).for_each(|met| *met = true);
@@ -171,6 +184,11 @@ impl TileLayout {
     pub(crate) fn copied(&self) -> usize {
         let count = |met: &Vec<bool>| met.iter().filter(|met| **met).count();
         self.row * self.met.iter().map(count).product::<usize>()
+    }
+
+    /// Whether most rows of a channel are copied: no taps lie far apart.
+    pub(super) fn is_dense(&self) -> bool {
+        2 * self.copied() > self.channel
     }
 
     /// Elements of a tile of this number of channels, with any lead.

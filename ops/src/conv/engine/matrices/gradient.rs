@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use super::{COLUMNS, dealt, pay};
 use crate::conv::engine::geometry::{Conv, Correlation, Dims};
 use crate::conv::engine::plan::{TASKS, WeightGradient, WeightJob, chunks};
-use crate::conv::engine::tile::{TileLayout, balanced, tile_extents};
+use crate::conv::engine::tile::{SCRATCH_BYTES, TileLayout, balanced, tile_extents};
 use crate::kernel::amx::{self, Factor, Place, SIDE};
 use crate::kernel::buffer::{Buffer, filled};
 use crate::kernel::memory::{Shared, with_scratch};
@@ -35,15 +35,25 @@ const OUTPUTS: usize = 128;
 const FEW_OUTPUTS: usize = 32;
 const MANY_SUMS: usize = 1 << 18;
 
-/// Fewest channels for which numbers of three parts are multiplied where Winograd's method would serve.
+/// Fewest channels for which matrices of three parts compute gradients of weights where Winograd's method would serve.
 const MANY_CHANNELS: usize = 256;
 
 /// Whether the gradient of weights is computed so.
 pub(crate) fn applies<E: Element, P: Products<E>>(job: &WeightJob<'_, P::Number>) -> bool {
-    let [.., columns] = job.cotangent.shape();
+    let [_, _, count @ ..] = job.cotangent.shape();
     let instead = job.rows().map(|_| MANY_CHANNELS);
     let channels = [job.conv.inputs, job.conv.outputs];
-    pay::<E, P>(job.method, channels, instead) && columns >= COLUMNS
+    let smallest = || TileLayout::smallest(&job.conv.forward(count), COLUMNS);
+    pay::<E, P>(job.method, channels, instead)
+        && count[2] >= COLUMNS
+        && holds::<E, P>(&smallest(), job.conv.inputs)
+}
+
+/// Whether there is room for two matrices of channels in tiles of a layout.
+pub(crate) fn holds<E: Element, P: Products<E>>(layout: &TileLayout, inputs: usize) -> bool {
+    let [of_matrix, _] = dealt(inputs);
+    let bytes = P::PARTS * layout.len(2 * of_matrix) * size_of::<u16>();
+    layout.is_dense() || bytes <= SCRATCH_BYTES
 }
 
 /// The columns of tiles: parts of a row of less than twice `most`, of whole products but for the last one.
@@ -91,7 +101,7 @@ impl<'a, N: Send + Sync> Plan<'a, N> {
         let of_range = outputs.min(together).next_multiple_of(SIDE);
         let fits = |layout: &TileLayout, tile: Dims| {
             let cotangent = tile[0] * tile[1] * tile[2].next_multiple_of(COLUMNS) * of_range;
-            held * layout.copied() <= room && cotangent <= room
+            held * layout.copied() <= room && cotangent <= room && holds::<E, P>(layout, inputs)
         };
         let tile = tile_extents(&correlation, [COLUMNS, count[2].div_ceil(COLUMNS)], 1, fits);
         let columns = parts(count[2], tile[2]);

@@ -5,9 +5,11 @@ use proptest::test_runner::Config;
 
 use crate::conv::engine::geometry::Conv;
 use crate::conv::engine::job::Job;
+use crate::conv::engine::matrices::gradient;
 use crate::conv::engine::method::Method;
 use crate::conv::engine::part::holds_matrices;
 use crate::conv::engine::pieces::Pieces;
+use crate::conv::engine::tile::TileLayout;
 use crate::kernel::memory::View;
 use crate::kernel::products::{Halves, Numbers, Pairs, Products};
 use crate::kernel::simd::Isa;
@@ -221,7 +223,29 @@ fn large_dilations_keep_scratch_small() {
     for (dilation, holds) in [(1, true), (100, false)] {
         let correlation = dilated(dilation).forward(case.count);
         assert_eq!(holds_matrices::<f32, Numbers>(&correlation, 512), holds);
+        let smallest = TileLayout::smallest(&correlation, 32);
+        assert_eq!(gradient::holds::<f32, Numbers>(&smallest, 512), holds);
     }
+    // Boxes that some taps do not reach are computed like the others.
+    let far = Conv {
+        stride: [1; 3],
+        ..dilated(40)
+    };
+    for rows in [0..180, 0..40] {
+        let boxes = far.input_gradient(&[0..1, rows, 0..180]);
+        let correlation = boxes[0].clone().meeting([1, 100, 100]);
+        assert!(!holds_matrices::<f32, Numbers>(&correlation, 64));
+    }
+    // Dense tiles are as large as they must be.
+    let many = Conv {
+        kernel: [5; 3],
+        stride: [1; 3],
+        ..dilated(1)
+    };
+    assert!(holds_matrices::<f32, Numbers>(
+        &many.forward([5, 5, 60]),
+        512
+    ));
 }
 
 #[test]

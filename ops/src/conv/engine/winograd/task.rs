@@ -69,7 +69,7 @@ impl<'a, E: Element, P: Products<E>> Part<'a, E, P> {
         let lanes = E::lanes::<S>();
         let strip = strip::width::<S>(strip::height::<S>(usize::MAX, 3)) * lanes;
         // From the taps alone: the order of sums, and so their bits, are the same in any box.
-        let block = block::<E, P>(TERMS / (correlation.terms / TAPS), job.inputs);
+        let block = block::<E, P>(TERMS / (correlation.terms() / TAPS), job.inputs);
         let room = TILE_BYTES / size_of::<E>();
         let tasks = job.tasks(correlation);
         let most = job.outputs.div_ceil(OUTPUTS);
