@@ -32,7 +32,7 @@ pub(crate) struct Factor<F> {
     pub part: usize,
 }
 
-/// Where up to two by two matrices of sums lie: those of the next rows after those of the rows before.
+/// Where up to two by two matrices of sums lie: those of the second rows begin [`SIDE`] rows below the first.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     first: *mut u8,
@@ -88,8 +88,8 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-/// The registers of this thread, as matrices of one size for each factor; released when dropped. Not to be shared with other
-/// threads, as the pointer says.
+/// The registers of this thread, as matrices of one size for each factor; released when dropped. They are not
+/// another thread's: hence the pointer.
 pub(crate) struct Matrices(PhantomData<*const ()>);
 
 impl Matrices {
@@ -121,8 +121,8 @@ impl Matrices {
         Self(PhantomData)
     }
 
-    /// Writes the sums of the products of `m` left and `n` right matrices, one or two, over `terms` terms of numbers that are split
-    /// into so many `parts`, one or three.
+    /// Writes the sums of the products of left with right matrices, one or two of each (`sizes`), over so many terms of numbers in
+    /// one or three parts (`terms`).
     ///
     /// # Safety
     /// All matrices must be readable, and the sums writable.
@@ -139,10 +139,10 @@ impl Matrices {
         unsafe { self.sums::<false>(sizes, terms, left, right, [to, to]) };
     }
 
-    /// Adds the [`products`](Self::products) to sums so far.
+    /// Reads sums so far at one place, adds the [`products`](Self::products), and writes them to the other place.
     ///
     /// # Safety
-    /// As there.
+    /// As there, and sums so far must be readable.
     #[inline(always)]
     pub(crate) unsafe fn add(
         &self,

@@ -68,7 +68,7 @@ fn results_and_gradients_are_those_of_the_definition() {
         // Widths for which matrices multiply, where the processor has them.
         ([150, 140], [4, 2], [40, 33], false),
         ([300, 300], [2, 1], [64, 32], true),
-        // Both.
+        // Several groups of queries in a task, by matrices.
         ([300, 300], [8, 8], [40, 33], true),
     ];
     let types = [(DType::F32, 1e-5), (DType::F64, 1e-13), (DType::BF16, 2e-2)];

@@ -123,10 +123,10 @@ impl<E: Element> Rows<E> {
         }
     }
 
-    /// Writes a row's packed factors of a matrix, of numbers beside each other.
+    /// Writes the factors of a row in one matrix, from two vectors of neighbouring numbers.
     ///
     /// # Safety
-    /// There must be room for them.
+    /// The rows must be [`packed`](Self::packed), with room for them.
     #[inline(always)]
     pub(crate) unsafe fn store<S: Simd, P: Products<E>>(
         self,

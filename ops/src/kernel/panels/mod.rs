@@ -105,8 +105,8 @@ impl<E: Element> Left<E> {
         // SAFETY: the caller's; factors are matrices only where the instruction set has them.
         unsafe {
             match self {
-                Self::Vectors(a) => sums.of(a).run::<S, P>(simd),
-                Self::Matrices(a) => sums.of(a).run_by_matrices::<P>(),
+                Self::Vectors(a) => sums.with_rows(a).run::<S, P>(simd),
+                Self::Matrices(a) => sums.with_rows(a).run_by_matrices::<P>(),
             }
         }
     }

@@ -199,7 +199,7 @@ pub(crate) struct Sums<E, A = Factors<E>> {
 
 impl<E> Sums<E, ()> {
     /// The sums of these rows.
-    pub(super) fn of<A>(self, a: A) -> Sums<E, A> {
+    pub(super) fn with_rows<A>(self, a: A) -> Sums<E, A> {
         let Self {
             rows,
             b,

@@ -96,8 +96,7 @@ impl<E: Element> Task<'_, E> {
         };
         // SAFETY: the caller's.
         unsafe {
-            let last = count.max(1) - 1;
-            let elements = std::slice::from_raw_parts(first, last * pitch + width);
+            let elements = std::slice::from_raw_parts(first, (count - 1) * pitch + width);
             let sources = Matrix::strided(elements, [count, width], [pitch, 1]);
             if wanted[0] {
                 packed.sources = Some(Rows::new::<S, P>(simd, sources, to));

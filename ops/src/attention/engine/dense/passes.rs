@@ -28,7 +28,7 @@ impl<E: Element> Task<'_, E> {
     /// Adds weighted values to the results so far.
     ///
     /// # Safety
-    /// Runs and copies must have room, and all tokens be there.
+    /// The room must be that of this task, and all tokens be there.
     #[inline(always)]
     pub(super) unsafe fn forward<S: Simd, P: Products<E, Number = E>>(
         &self,

@@ -52,11 +52,11 @@ pub(super) struct Room<E> {
     pub factors: Runs<E>,
     /// Blocks of sources: copies of them, or factors of sources and then of elements.
     pub blocks: [*mut E; 2],
-    /// The vectors of a target, before they are factors.
+    /// The elements of a vector of targets, before they are packed as factors.
     pub spare: *mut E,
     /// The gradients of a block of queries, in rows of whole vectors.
     pub queries: Table<E>,
-    /// All keys in such rows, or factors of the keys of each group.
+    /// The keys of each group: in rows as long as those of queries, or as factors.
     pub keys: Table<E>,
     /// The factors of weights of a block of queries for the keys of a group.
     pub turned: *mut E,

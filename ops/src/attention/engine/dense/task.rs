@@ -253,8 +253,8 @@ impl<'a, E: Element> Task<'a, E> {
         starts.map(move |start| start..(start + SOURCES).min(reached.end))
     }
 
-    /// The sources of a block that some target reaches; by matrices, all if there is one: the others have the weight zero, so
-    /// that what is not finite in them makes NaN of the block's results.
+    /// The sources of a block that some target reaches. By matrices all of them, if any is reached: the others have the weight
+    /// zero, and a number in them that is not finite makes NaN of the block's results.
     #[inline(always)]
     pub(super) fn within(&self, block: &Range<usize>, by_matrices: bool) -> Range<usize> {
         let reached = self.reached();
@@ -265,7 +265,7 @@ impl<'a, E: Element> Task<'a, E> {
         }
     }
 
-    /// Operands of a head of targets, times a factor: vectors, or factors of matrices, by way of `spare`.
+    /// Loads the operands of targets, times a factor: as vectors, or packed as factors by way of `spare`.
     ///
     /// # Safety
     /// The targets must be there, and room for them.
@@ -345,6 +345,7 @@ impl<'a, E: Element> Task<'a, E> {
         unsafe {
             match sources {
                 Copied::Piece(piece) => {
+                    debug_assert!(factor == 1.0, "operands are scaled instead");
                     let targets = self.runs::<S>(targets).map(<*mut E>::cast_const);
                     let mut offsets = [0; SOURCES];
                     let sources = piece.block(block, &mut offsets);
