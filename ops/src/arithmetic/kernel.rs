@@ -1,11 +1,11 @@
 //! Kernels of sums with scaled fields.
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{CHUNK, Function, apply, map, replace, sums};
 use crate::kernel::simd::{Element, Isa};
+use crate::kernel::tasks;
 
 /// A field as `outer · channels` rows of `inner` elements, with a factor for each channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,13 +102,12 @@ pub(crate) fn backward<E: Element>(
     // SAFETY: the pieces of all rows are all elements.
     let gradient = unsafe {
         Buffer::filled(rows.len(), |gradient| {
-            let tasks = parts.par_iter_mut().enumerate();
             let together = (CHUNK / rows.inner.max(1)).max(1);
-            tasks.with_min_len(together).for_each(|(task, part)| {
+            tasks::for_each_part(&mut parts, 1, together, |task, part| {
                 let (row, start) = (task / pieces, task % pieces * CHUNK);
                 let len = CHUNK.min(rows.inner - start);
                 let range = row * rows.inner + start..row * rows.inner + start + len;
-                *part = isa.run(Task {
+                part[0] = isa.run(Task {
                     y: &y[range.clone()],
                     scale: scale[row % rows.channels],
                     cotangent: &cotangent[range.clone()],

@@ -14,12 +14,12 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
 use halocline_core::{Error, IndexBox, Result, ShardTensor};
-use rayon::prelude::*;
 
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::slice;
+use crate::kernel::tasks;
 
 const NAME: &str = "rotary";
 /// Elements of a task.
@@ -184,8 +184,7 @@ fn kernel<E: Float>(turns: &Turns, x: &FlexTensor, sign: f64) -> Buffer<E> {
     // SAFETY: the tasks write all cells.
     unsafe {
         Buffer::filled(count * of_cell, |y| {
-            let tasks = (0..count).into_par_iter().with_min_len(together);
-            tasks.for_each(|cell| {
+            tasks::for_each(count, together, |cell| {
                 // SAFETY: the cell of this task alone, every element of which is written and none read.
                 run(slice(y, cell * of_cell..(cell + 1) * of_cell), cell);
             });

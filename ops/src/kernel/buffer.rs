@@ -4,10 +4,10 @@ use std::marker::PhantomData;
 use std::ops::{Deref, Range};
 
 use halocline_core::memory::Block;
-use rayon::prelude::*;
 
 use super::memory::Shared;
 use super::simd::Element;
+use super::tasks;
 
 /// Elements that are worth a task.
 const PART: usize = 1 << 16;
@@ -67,7 +67,7 @@ pub(crate) fn filled<E: Element>(len: usize, value: f64) -> Buffer<E> {
     unsafe {
         Buffer::filled(len, |elements| match len {
             0..PART => fill(elements, 0..len),
-            _ => (0..len.div_ceil(PART)).into_par_iter().for_each(|part| {
+            _ => tasks::for_each(len.div_ceil(PART), 1, |part| {
                 fill(elements, part * PART..len.min((part + 1) * PART));
             }),
         })
@@ -85,8 +85,7 @@ pub(crate) fn scattered<E: Element>(
     // SAFETY: the tasks write all elements, each those of its parts.
     unsafe {
         Buffer::filled(len, |elements| {
-            let parts = (0..len.div_ceil(part)).into_par_iter();
-            parts.with_min_len(together).for_each(|number| {
+            tasks::for_each(len.div_ceil(part), together, |number| {
                 let range = number * part..len.min((number + 1) * part);
                 let start: *mut E = elements.at(range.start);
                 start.write_bytes(0, range.len());

@@ -7,11 +7,11 @@
 use std::slice;
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::buffer::Buffer;
 use super::memory::Shared;
 use super::simd::{Element, Isa};
+use super::tasks;
 
 /// Most elements of a task.
 pub(crate) const CHUNK: usize = 1 << 14;
@@ -261,8 +261,7 @@ unsafe fn write<E: Element, const N: usize>(
     assert_eq!(len, rows * cells);
     let pieces = cells.div_ceil(CHUNK);
     let together = (CHUNK * rows * pieces / len.max(1)).max(1);
-    let tasks = (0..rows * pieces).into_par_iter().with_min_len(together);
-    tasks.for_each(|task| {
+    tasks::for_each(rows * pieces, together, |task| {
         let (row, start) = (task / pieces, task % pieces * CHUNK);
         let len = CHUNK.min(cells - start);
         let start = row * cells + start;
@@ -308,8 +307,7 @@ pub(crate) unsafe fn filled_bands<E: Element>(
     // SAFETY: the ranges are the bands of all planes; the rest is the caller's.
     unsafe {
         Buffer::filled(len, |elements| {
-            let tasks = (0..tasks).into_par_iter().with_min_len(together);
-            tasks.for_each(|task| {
+            tasks::for_each(tasks, together, |task| {
                 let range = range(task);
                 let start: *mut E = elements.at(range.start);
                 run(place(task), slice::from_raw_parts_mut(start, range.len()));

@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use pulp::Simd;
-use rayon::prelude::*;
 
 use super::buffer::{Buffer, scattered};
 use super::lanes::{CHUNK, WIDEST, load, store};
 use super::memory::Shared;
 use super::simd::Element;
+use super::tasks;
 
 /// Lines along one dim of a tensor: `outer · inner` of them, whose cells lie `inner` apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,10 +66,7 @@ impl Lines {
         let width = (CHUNK / self.cells.max(1)).max(1).div_ceil(vector) * vector;
         let pieces = self.inner.div_ceil(width);
         let together = (CHUNK / (self.cells * width.min(self.inner)).max(1)).max(1);
-        let tasks = (0..self.outer * pieces)
-            .into_par_iter()
-            .with_min_len(together);
-        tasks.for_each(|task| {
+        tasks::for_each(self.outer * pieces, together, |task| {
             let start = task % pieces * width;
             run(Columns {
                 outer: task / pieces,

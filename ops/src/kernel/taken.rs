@@ -8,12 +8,12 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{IndexingUpdateOp, Int, Shape, Tensor, TensorData};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
-use rayon::prelude::*;
 
 use super::buffer::Buffer;
 use super::flex::{self, Float, with_float};
 use super::lanes::CHUNK;
 use super::lines::{Lines, slice};
+use super::tasks;
 
 /// Numbers of cells, any of them and in any order.
 #[derive(Debug)]
@@ -259,7 +259,7 @@ fn rows<E: Float>(
     // SAFETY: every row is written, each by one task.
     unsafe {
         Buffer::filled(outer * count * inner, |y| {
-            (0..outer * parts).into_par_iter().for_each(|task| {
+            tasks::for_each(outer * parts, 1, |task| {
                 let (outer, start) = (task / parts, task % parts * part);
                 let rows = start..count.min(start + part);
                 let place = |row: usize| (outer * count + row) * inner;

@@ -5,12 +5,12 @@ use burn::tensor::{DType, Shape};
 use burn_std::{bf16, f16};
 use halocline_core::memory::contiguous;
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::buffer::Buffer;
 use super::lanes::CHUNK;
 use super::memory::Shared;
 use super::simd::Isa;
+use super::tasks;
 
 /// The tensor in another float type, if both types are `f32` and one of half precision.
 pub(crate) fn cast(x: &FlexTensor, dtype: DType) -> Option<FlexTensor> {
@@ -51,8 +51,8 @@ where
     };
     let isa = Isa::chosen().unwrap_or_else(|error| panic!("{error}"));
     let fill = |to: Shared<B>| {
-        let chunks = from.par_chunks(CHUNK).enumerate();
-        chunks.for_each(|(index, from)| {
+        tasks::for_each(len.div_ceil(CHUNK), 1, |index| {
+            let from = &from[index * CHUNK..len.min((index + 1) * CHUNK)];
             // SAFETY: the chunk's place in the result, which no other task has.
             let to = unsafe { std::slice::from_raw_parts_mut(to.at(index * CHUNK), from.len()) };
             isa.run(Chunk { from, to, convert });

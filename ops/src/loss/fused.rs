@@ -5,13 +5,13 @@ use burn::tensor::Tensor;
 use halocline_core::ops::{BackwardPass, Operator, apply};
 use halocline_core::{Result, ShardTensor};
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::{Penalty, Reduction, reduced};
 use crate::field::{Field, Rank};
 use crate::kernel::flex::{self, with_float};
 use crate::kernel::lanes::{Function, map, sums};
 use crate::kernel::simd::{Element, Isa};
+use crate::kernel::tasks;
 use crate::reduce::of_all;
 
 /// Elements that are summed in their own precision, before sums go on in double precision.
@@ -158,10 +158,11 @@ impl Operator for Sum {
         let y = with_float!(dtype, E => {
             let inputs = inputs.into_iter().map(flex::operand::<E>).collect::<Result<Vec<_>>>()?;
             let [x, target] = [0, 1].map(|input| flex::elements::<E>(&inputs[input]));
-            let blocks = x.par_chunks(BLOCK).zip(target.par_chunks(BLOCK)).with_min_len(8);
             let penalty = self.penalty;
-            let block = |(x, target)| isa.run(Block { penalty, inputs: [x, target] });
-            let blocks: Vec<E> = blocks.map(block).collect();
+            let blocks: Vec<E> = tasks::map(x.len().div_ceil(BLOCK), 8, |block| {
+                let range = block * BLOCK..x.len().min((block + 1) * BLOCK);
+                isa.run(Block { penalty, inputs: [&x[range.clone()], &target[range]] })
+            });
             let sum: f64 = blocks.into_iter().map(E::to_f64).sum();
             flex::small_result(vec![E::from_f64(sum * self.scale)], &[1], dtype)
         });

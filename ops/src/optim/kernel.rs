@@ -2,13 +2,13 @@
 
 use burn::tensor::{DType, Tensor};
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::FusedAdamWConfig;
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex;
 use crate::kernel::lanes::CHUNK;
 use crate::kernel::simd::Isa;
+use crate::kernel::tasks;
 
 /// The constants of a step.
 #[derive(Clone, Copy)]
@@ -67,7 +67,7 @@ pub(super) fn run<const D: usize>(
     // SAFETY: the tasks below write all elements before any is read.
     let mut results = [(); 3].map(|()| unsafe { Buffer::filled(len, |_| ()) });
     let places = results.each_mut().map(Buffer::shared);
-    (0..len.div_ceil(CHUNK)).into_par_iter().for_each(|task| {
+    tasks::for_each(len.div_ceil(CHUNK), 1, |task| {
         let start = task * CHUNK;
         let count = CHUNK.min(len - start);
         // SAFETY: a task's range is its own, and lies in the results.

@@ -6,13 +6,13 @@
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{CHUNK, load, store, sums};
 use crate::kernel::lines::{Columns, Lines, slice, vectors};
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
+use crate::kernel::tasks;
 
 /// Cells of a block of a sum where they lie side by side, and where lines do.
 const BLOCKS: [usize; 2] = [2048, 256];
@@ -131,15 +131,10 @@ pub(super) fn of_blocks<E: Element>(
     let mut partial = vec![first; lines.count() * blocks];
     let together = (CHUNK / (block.min(cells.max(1)) * inner.max(1))).max(1);
     let width = (CHUNK / block.min(cells.max(1))).max(64);
-    let parts = partial
-        .par_chunks_mut(inner.max(1))
-        .enumerate()
-        .with_min_len(together);
-    parts.for_each(|(number, values)| {
+    tasks::for_each_part(&mut partial, inner, together, |number, values| {
         let (outer, start) = (number / blocks, number % blocks * block);
         let cells = start..cells.min(start + block);
-        let pieces = values.par_chunks_mut(width).enumerate();
-        pieces.for_each(|(piece, values)| {
+        tasks::for_each_part(values, width, 1, |piece, values| {
             let start = piece * width;
             let place = Columns {
                 outer,

@@ -6,10 +6,10 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Int, Shape, Tensor, TensorData};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
-use rayon::prelude::*;
 
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::Lines;
+use crate::kernel::tasks;
 
 /// Up to so many cells are kept in order while a line is read; of more, all are sorted apart.
 const FEW: usize = 32;
@@ -90,8 +90,7 @@ fn places<E: Float>(lines: Lines, count: usize, x: &[E]) -> Vec<i64> {
     let Lines { cells, inner, .. } = lines;
     let mut found = vec![0; lines.count() * count];
     // Each task has the lines of one `outer`, whose results lie together.
-    let tasks = found.par_chunks_mut((inner * count).max(1)).enumerate();
-    tasks.for_each(|(outer, found)| {
+    tasks::for_each_part(&mut found, inner * count, 1, |outer, found| {
         for column in 0..inner {
             let at = |cell: usize| x[(outer * cells + cell) * inner + column].to_f64();
             let best = match (count <= FEW, inner) {

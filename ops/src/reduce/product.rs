@@ -5,7 +5,6 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::Float;
@@ -14,6 +13,7 @@ use crate::kernel::lines::{Columns as Place, Lines, slice, vectors};
 use crate::kernel::local::LocalOperator;
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
+use crate::kernel::tasks;
 
 /// The products up to each cell of a dim.
 #[derive(Clone, Copy, Debug)]
@@ -67,9 +67,8 @@ fn rows<E: Element>(lines: Lines, x: &[E], cotangent: Option<&[E]>) -> Buffer<E>
     // SAFETY: the tasks write all elements of their lines, which are all.
     unsafe {
         Buffer::filled(lines.len(), |result| {
-            let tasks = (0..outer.div_ceil(TOGETHER)).into_par_iter();
             let few = (CHUNK / (TOGETHER * cells).max(1)).max(1);
-            tasks.with_min_len(few).for_each(|task| {
+            tasks::for_each(outer.div_ceil(TOGETHER), few, |task| {
                 let all = task * TOGETHER..outer.min((task + 1) * TOGETHER);
                 let part = |lines: Range<usize>| {
                     let range = lines.start * cells..lines.end * cells;

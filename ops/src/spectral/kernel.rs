@@ -5,7 +5,6 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
-use rayon::prelude::*;
 use realfft::num_complex::Complex;
 use realfft::{ComplexToReal, RealFftPlanner, RealToComplex};
 use rustdct::rustfft::{Fft, FftPlanner};
@@ -14,6 +13,7 @@ use rustdct::{DctNum, DctPlanner, TransformType2And3};
 use super::line::{Frequencies, Line, Scale, Sign};
 use crate::kernel::lines::slice;
 use crate::kernel::memory::Shared;
+use crate::kernel::tasks;
 
 /// Lines that are copied together, so that reads of the cells between them are contiguous.
 const TOGETHER: usize = 16;
@@ -41,8 +41,7 @@ pub(super) unsafe fn transform<T: DctNum>(
     let blocks = inner.div_ceil(TOGETHER);
     let longest = lengths[0].max(lengths[1]);
     let least = (TASK / (longest * inner.min(TOGETHER)).max(1)).max(1);
-    let tasks = (0..outer * blocks).into_par_iter().with_min_len(least);
-    tasks.for_each_init(Scratch::default, |scratch, task| {
+    tasks::for_each_init(outer * blocks, least, Scratch::default, |scratch, task| {
         let (o, first) = (task / blocks, task % blocks * TOGETHER);
         let lines = TOGETHER.min(inner - first);
         let strides = lengths.map(apart);

@@ -21,11 +21,11 @@ use halocline_core::{
     Error, Fan, Layout, Linearity, Pairing, Placement, Replicate, Result, Role, Shard, ShardTensor,
     Term,
 };
-use rayon::prelude::*;
 
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::kernel::buffer::{Buffer, filled};
 use crate::kernel::flex::{self, Float, with_float};
+use crate::kernel::tasks;
 use crate::operand::Operand;
 use crate::reshape;
 
@@ -279,8 +279,7 @@ fn products<E: Float>(
     if length == 0 {
         return y;
     }
-    let found = y.elements_mut().par_chunks_mut(2 * length).enumerate();
-    found.for_each(|(place, sums)| {
+    tasks::for_each_part(y.elements_mut(), 2 * length, 1, |place, sums| {
         for term in 0..terms {
             let [a, b] = places(place / columns, place % columns, term);
             let a = &left[2 * a * modes..][..2 * modes];

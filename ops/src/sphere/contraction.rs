@@ -7,7 +7,6 @@ use burn::tensor::{Tensor, TensorData};
 use gemm::Parallelism;
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
-use rayon::prelude::*;
 
 use super::table::Table;
 use crate::kernel::buffer::Buffer;
@@ -15,6 +14,7 @@ use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::matrices::{self, Matrix};
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::Element;
+use crate::kernel::tasks;
 use crate::reshape;
 
 /// Orders of a task, whose cells lie together.
@@ -102,8 +102,7 @@ impl Contraction {
         // SAFETY: the tasks write all elements.
         unsafe {
             Buffer::filled(fields * after * orders * 2, |y| {
-                let tasks = (0..blocks[0] * blocks[1]).into_par_iter();
-                tasks.for_each_init(Vec::new, |room, task| {
+                tasks::for_each_init(blocks[0] * blocks[1], 1, Vec::new, |room, task| {
                     let first = [task / blocks[1] * FIELDS, task % blocks[1] * ORDERS];
                     let block = Block {
                         first,

@@ -6,7 +6,6 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 use halocline_core::Result;
 use halocline_core::ops::{self, BackwardPass, Operator, blank};
-use rayon::prelude::*;
 
 use super::dims::{HEADS, TOKENS, WIDTH};
 use super::ring::Ring;
@@ -19,6 +18,7 @@ use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::CHUNK;
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::Isa;
+use crate::kernel::tasks;
 
 /// Dense attention on one rank.
 #[derive(Clone, Debug)]
@@ -337,14 +337,14 @@ impl DenseRun {
 
 /// Divides every row by a number; rows of zero stay zero.
 fn divide<E: Float>(rows: &mut [E], numbers: &[E], width: usize) {
-    let rows = rows.par_chunks_mut(width.max(1)).zip(numbers);
-    rows.with_min_len(CHUNK / width.max(1))
-        .for_each(|(row, number)| {
-            let factor = match number.to_f64() {
-                0.0 => E::default(),
-                number => E::from_f64(1.0 / number),
-            };
-            row.iter_mut()
-                .for_each(|element| *element = *element * factor);
-        });
+    let width = width.max(1);
+    tasks::for_each_part(rows, width, CHUNK / width, |row, elements| {
+        let factor = match numbers[row].to_f64() {
+            0.0 => E::default(),
+            number => E::from_f64(1.0 / number),
+        };
+        elements
+            .iter_mut()
+            .for_each(|element| *element = *element * factor);
+    });
 }

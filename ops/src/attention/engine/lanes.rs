@@ -1,11 +1,11 @@
 //! Rows of elements as they lie in tensors, and as kernels want them: a vector for each element, a row in every lane.
 
 use pulp::Simd;
-use rayon::prelude::*;
 
 use crate::kernel::lanes::{CHUNK, WIDEST};
 use crate::kernel::math;
 use crate::kernel::simd::Element;
+use crate::kernel::tasks;
 use crate::kernel::transpose::{has_shuffles, transpose};
 
 /// Writes rows of `width` elements as vectors, one for each element and `pitch` elements from one to the next, times a
@@ -110,10 +110,9 @@ pub(super) unsafe fn weights<S: Simd, E: Element>(
 
 /// The dot product of every row of `width` elements with that of another tensor.
 pub(crate) fn row_products<E: Element>(one: &[E], other: &[E], width: usize) -> Vec<E> {
-    let rows = one
-        .par_chunks(width.max(1))
-        .zip(other.par_chunks(width.max(1)));
-    let product = |(one, other): (&[E], &[E])| {
+    let width = width.max(1);
+    let product = |row: usize| {
+        let [one, other] = [one, other].map(|rows| &rows[row * width..][..width]);
         let mut sums = [E::default(); 8];
         for (one, other) in one.chunks(8).zip(other.chunks(8)) {
             for (sum, (a, b)) in sums.iter_mut().zip(one.iter().zip(other)) {
@@ -122,7 +121,5 @@ pub(crate) fn row_products<E: Element>(one: &[E], other: &[E], width: usize) -> 
         }
         sums.into_iter().fold(E::default(), |sum, part| sum + part)
     };
-    rows.with_min_len(CHUNK / width.max(1))
-        .map(product)
-        .collect()
+    tasks::map(one.len() / width, CHUNK / width, product)
 }

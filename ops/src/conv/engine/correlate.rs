@@ -111,7 +111,7 @@ fn directly<S: Simd, E: Element, P: Products<E>>(
     matrices: bool,
 ) {
     let part = Part::<E, P>::new::<S>(simd, job, correlation, weight, matrices);
-    let tasks = 0..job.batch * job.groups * part.tiles * part.ranges;
+    let tasks = job.batch * job.groups * part.tiles * part.ranges;
     job.run_tasks(correlation, tasks, |index| {
         simd.vectorize(Task::new(job, &part, index, output));
     });

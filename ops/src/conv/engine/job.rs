@@ -1,14 +1,12 @@
 //! Work of the drivers of forward passes and input gradients.
 
-use std::ops::Range;
-
-use rayon::prelude::*;
 
 use super::geometry::{Correlation, Dims};
 use super::method::Method;
 use super::pieces::Pieces;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
+use crate::kernel::tasks;
 
 /// Tasks of a call, if it has work for as many, for balance among threads.
 const TASKS: usize = 32;
@@ -83,16 +81,11 @@ impl<E: Element, N: Sync> Job<'_, E, N> {
     }
 
     /// Runs the tasks of a part.
-    pub(super) fn run_tasks(
-        &self,
-        part: &Correlation,
-        tasks: Range<usize>,
-        run: impl Fn(usize) + Send + Sync,
-    ) {
+    pub(super) fn run_tasks(&self, part: &Correlation, tasks: usize, run: impl Fn(usize) + Sync) {
         if self.products(part) < SERIAL {
-            tasks.for_each(run);
+            (0..tasks).for_each(run);
         } else {
-            tasks.into_par_iter().with_max_len(1).for_each(run);
+            tasks::for_each(tasks, 1, run);
         }
     }
 }

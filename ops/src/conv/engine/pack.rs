@@ -1,7 +1,6 @@
 //! Weights in the order in which strips read them.
 
 use pulp::Simd;
-use rayon::prelude::*;
 
 use super::job::{Job, SERIAL};
 use super::strip::panels;
@@ -9,6 +8,7 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::Shared;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
+use crate::kernel::tasks;
 
 /// Packs `[group][block][panel][product][term][channel]`, for blocks of so many channels and rows of so many vectors. `factors`
 /// gives the factor of every product for a group and output, the inputs that it holds, and a tap.
@@ -44,11 +44,11 @@ pub(super) fn pack<S: Simd, E: Element, P: Products<E>, const PRODUCTS: usize>(
                 }
             }
         };
-        let all = 0..job.groups * blocks * panels.len();
+        let all = job.groups * blocks * panels.len();
         if len < SERIAL {
-            all.for_each(panel);
+            (0..all).for_each(panel);
         } else {
-            all.into_par_iter().for_each(panel);
+            tasks::for_each(all, 1, panel);
         }
     };
     // SAFETY: the panels of all blocks and groups write every factor once.

@@ -12,7 +12,6 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::cells::{copy, copy_strided, join};
 use super::dot::Dot;
@@ -24,6 +23,7 @@ use super::tile::tile_box;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::products::Products;
 use crate::kernel::simd::{Element, Isa};
+use crate::kernel::tasks;
 
 /// Sums that a thread adds at a time.
 const TOGETHER: usize = 1 << 13;
@@ -106,7 +106,7 @@ fn with_products<S: Simd, E: Element, P: Products<E>>(
             biases: Shared::new(&mut sums.bias),
         })
         .collect();
-    let tasks = 0..plan.chunks.len() * groups * plan.ranges;
+    let tasks = plan.chunks.len() * groups * plan.ranges;
     let run = |task: usize| {
         let (chunk, rest) = (task / (groups * plan.ranges), task % (groups * plan.ranges));
         let (group, range) = (rest / plan.ranges, rest % plan.ranges);
@@ -118,15 +118,10 @@ fn with_products<S: Simd, E: Element, P: Products<E>>(
             range,
         });
     };
-    if tasks.len() == 1 {
-        tasks.for_each(run);
-    } else {
-        tasks.into_par_iter().with_max_len(1).for_each(run);
-    }
+    tasks::for_each(tasks, 1, run);
     let mut total = sums.remove(0);
     // Every element in the order of chunks.
-    let parts = total.weight.par_chunks_mut(TOGETHER).enumerate();
-    parts.for_each(|(part, total)| {
+    tasks::for_each_part(&mut total.weight, TOGETHER, 1, |part, total| {
         for more in &sums {
             let more = &more.weight[part * TOGETHER..];
             total

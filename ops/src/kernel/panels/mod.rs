@@ -13,7 +13,6 @@ use std::any::TypeId;
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::buffer::{Buffer, filled};
 use super::lanes::{CHUNK, WIDEST};
@@ -21,6 +20,7 @@ use super::matrices::Matrix;
 use super::memory::{Shared, with_scratch};
 use super::products::Products;
 use super::simd::{Element, Isa};
+use crate::kernel::tasks;
 pub(crate) use sums::{Factors, Sums};
 use sums::{as_they_lie, factors, pack_panel};
 
@@ -135,10 +135,10 @@ fn steps_of<E: Element, P: Products<E>>(summed: usize, by_matrices: bool) -> usi
 }
 
 /// Runs tasks, on one thread if there are few multiply-adds in all.
-fn deal(tasks: usize, products: usize, run: impl Fn(usize) + Send + Sync) {
+fn deal(tasks: usize, products: usize, run: impl Fn(usize) + Sync) {
     match products {
         ..SHARED => (0..tasks).for_each(run),
-        _ => (0..tasks).into_par_iter().for_each(run),
+        _ => tasks::for_each(tasks, 1, run),
     }
 }
 
@@ -422,8 +422,7 @@ pub(crate) fn product_over_rows<E: Element, P: Products<E>>(
     );
     let fill = |to: Shared<P::Number>| {
         let together = (CHUNK / columns.max(1)).max(1);
-        let tasks = (0..features).into_par_iter().with_min_len(together);
-        tasks.for_each(|feature| {
+        tasks::for_each(features, together, |feature| {
             for column in 0..columns {
                 let shares =
                     (0..shares).map(|share| share * elements + feature * whole(columns) + column);

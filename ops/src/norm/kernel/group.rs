@@ -10,12 +10,12 @@
 //! ```
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::moments::{BLOCK, Moments, Statistic};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{CHUNK, Function, map, sums};
 use crate::kernel::simd::{Element, Isa};
+use crate::kernel::tasks;
 
 /// Sums over cells of the cotangent, and of its product with the normalised input.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -161,11 +161,7 @@ fn reduced<T: Copy + Default + Send>(
         run(row * len + start..row * len + (start + CHUNK).min(len))
     };
     let together = (CHUNK / len).max(1);
-    let parts: Vec<T> = (0..rows * pieces)
-        .into_par_iter()
-        .with_min_len(together)
-        .map(piece)
-        .collect();
+    let parts = tasks::map(rows * pieces, together, piece);
     let whole = parts.chunks(pieces);
     whole
         .map(|parts| {

@@ -1,13 +1,13 @@
 //! LayerNorm and RMSNorm over the last dim of `[rows, features]`, row by row in the first-level cache.
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::moments::{BLOCK, Moments, Statistic};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{CHUNK, apply, filled_bands, load, store, sums};
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
+use crate::kernel::tasks;
 
 /// Parts of the rows, each with its own sums for the gradients of weight and bias. A fixed number,
 /// so that the bits do not depend on the number of threads.
@@ -159,7 +159,7 @@ pub(crate) fn backward<E: Element>(
     let part = rows.div_ceil(PARTS).max(1);
     let mut sums = vec![E::default(); rows.div_ceil(part) * 2 * features];
     let fill = |input: Shared<E>| {
-        let run = |(index, sums): (usize, &mut [E])| {
+        let run = |index: usize, sums: &mut [E]| {
             let range = index * part * features..((index + 1) * part).min(rows) * features;
             // SAFETY: the parts are disjoint.
             let input =
@@ -175,8 +175,7 @@ pub(crate) fn backward<E: Element>(
             });
         };
         let together = (CHUNK / (part * features).max(1)).max(1);
-        let sums = sums.par_chunks_mut((2 * features).max(1));
-        sums.enumerate().with_min_len(together).for_each(run);
+        tasks::for_each_part(&mut sums, 2 * features, together, run);
     };
     // SAFETY: the parts are all rows, and the task writes a result for every element of its own.
     let input = unsafe { Buffer::filled(x.len(), fill) };

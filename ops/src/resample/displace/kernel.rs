@@ -14,6 +14,7 @@ use crate::kernel::buffer::{self, Buffer};
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::slice;
 use crate::kernel::simd::Isa;
+use crate::kernel::tasks;
 use crate::resample::rules::Mode;
 
 /// Outputs that one task computes.
@@ -330,7 +331,7 @@ impl<F: FnMut()> WithSimd for Compiled<F> {
 /// Runs a task for parts of the outputs of each sample.
 fn each_task(samples: usize, outputs: usize, run: impl Fn(usize, Range<usize>) + Sync) {
     let parts = outputs.div_ceil(TASK);
-    (0..samples * parts).into_par_iter().for_each(|task| {
+    tasks::for_each(samples * parts, 1, |task| {
         let start = task % parts * TASK;
         run(task / parts, start..outputs.min(start + TASK));
     });

@@ -20,7 +20,6 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use crate::kernel::amx::{self, SIDE};
 use crate::kernel::buffer::filled;
@@ -28,6 +27,7 @@ use crate::kernel::lanes::CHUNK;
 use crate::kernel::memory::with_scratch;
 use crate::kernel::products::{Numbers, Products, Rounded};
 use crate::kernel::simd::{Element, Isa};
+use crate::kernel::tasks;
 pub(crate) use job::{Backward, Bias, Dense, Dropout, LOWEST, Results, Tokens};
 use room::{GROUPS, Room, SOURCES, together};
 use task::Task;
@@ -72,12 +72,12 @@ impl<E: Element> Dense<E> {
     }
 
     /// Runs tasks, on one thread if there is little to do.
-    fn deal(&self, tasks: Range<usize>, run: impl Fn(usize) + Send + Sync) {
+    fn deal(&self, tasks: usize, run: impl Fn(usize) + Sync) {
         let products = self.queries.tokens * self.keys.tokens * self.queries.heads * self.batch;
         if products * (self.queries.width + self.values.width) < SERIAL {
-            tasks.for_each(run);
+            (0..tasks).for_each(run);
         } else {
-            tasks.into_par_iter().for_each(run);
+            tasks::for_each(tasks, 1, run);
         }
     }
 
@@ -85,7 +85,7 @@ impl<E: Element> Dense<E> {
         let Tokens { tokens, heads, .. } = self.queries;
         let length = self.tile::<S>(tokens, heads, parts);
         let tiles = tokens.div_ceil(length);
-        self.deal(0..self.batch * heads * tiles, |index| {
+        self.deal(self.batch * heads * tiles, |index| {
             // Tiles of later queries have more to do if attention is causal, and begin first.
             let tile = tiles - 1 - index / heads % tiles;
             simd.vectorize(Task {
@@ -142,7 +142,7 @@ impl<E: Element> Dense<E> {
                 }
                 None => Vec::new(),
             };
-            self.deal(0..heads * shares, |index| {
+            self.deal(heads * shares, |index| {
                 let (share, index) = (index % shares, index / shares);
                 let query = sums.get(share).copied();
                 for tile in (share..tiles).step_by(shares) {
@@ -172,7 +172,7 @@ impl<E: Element> Dense<E> {
     fn add(&self, queries: Range<usize>, to: &Tokens<E>, sums: &[Tokens<E>]) {
         let (rows, pitch) = (self.batch * queries.len(), to.pitch());
         let together = (CHUNK / pitch.max(1)).max(1);
-        self.deal(0..rows.div_ceil(together), |task| {
+        self.deal(rows.div_ceil(together), |task| {
             for row in task * together..((task + 1) * together).min(rows) {
                 let (batch, query) = (row / queries.len(), row % queries.len());
                 let at = |tokens: &Tokens<E>| tokens.at(batch, queries.start + query, 0);

@@ -15,13 +15,13 @@ mod task;
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::blocks::TARGETS;
 use super::class::Class;
 use super::tiles::{Budget, Side, Tiles};
 use crate::kernel::memory::with_scratch;
 use crate::kernel::simd::{Element, Isa};
+use crate::kernel::tasks;
 pub(crate) use job::{Backward, Results, Windows};
 use sources::Operands;
 use task::{Room, Task};
@@ -99,8 +99,9 @@ impl<E: Element> WithSimd for Whole<'_, E> {
                 tasks.extend(ranges.map(|range| (*tiles, *class, operands, range)));
             }
         }
-        let run = |(tiles, class, operands, range): (&Tiles, &Class, &Operands, Range<usize>)| {
+        let run = |(tiles, class, operands, range): &(&Tiles, &Class, &Operands, Range<usize>)| {
             let places = range
+                .clone()
                 .map(|index| tiles.place(class, index, heads))
                 .collect();
             let steps = tiles.steps();
@@ -113,9 +114,9 @@ impl<E: Element> WithSimd for Whole<'_, E> {
             });
         };
         if serial {
-            tasks.into_iter().for_each(run);
+            tasks.iter().for_each(run);
         } else {
-            tasks.into_par_iter().for_each(run);
+            tasks::for_each(tasks.len(), 1, |task| run(&tasks[task]));
         }
     }
 }

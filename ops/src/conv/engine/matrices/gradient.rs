@@ -9,7 +9,6 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::{COLUMNS, dealt, pay};
 use crate::conv::engine::geometry::{Conv, Correlation, Dims};
@@ -21,6 +20,7 @@ use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::panels::matrices::columns;
 use crate::kernel::products::{MOST_PARTS, Products, store_parts};
 use crate::kernel::simd::Element;
+use crate::kernel::tasks;
 use crate::kernel::transpose::transpose;
 
 /// Most bytes of a tile of the source, for a block of channels, and of the cotangent.
@@ -179,8 +179,7 @@ pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
     let mut sums: Buffer<E> = filled(chunks * plan.sums(), 0.0);
     let mut biases: Buffer<E> = filled(chunks * channels, 0.0);
     let (all, all_biases) = (sums.shared(), biases.shared());
-    let tasks = (0..chunks * groups * plan.ranges).into_par_iter();
-    tasks.with_max_len(1).for_each(|task| {
+    tasks::for_each(chunks * groups * plan.ranges, 1, |task| {
         let (chunk, rest) = (task / (groups * plan.ranges), task % (groups * plan.ranges));
         simd.vectorize(Task::<E, P> {
             plan: &plan,
@@ -198,7 +197,7 @@ pub(crate) fn run<S: Simd, E: Element, P: Products<E>>(
     let to = Shared::new(&mut weight);
     // Every element in the order of chunks. Sums of some outputs lie in a cache line, weights of an output one after the other.
     let blocks = outputs.div_ceil(SIDE);
-    (0..groups * blocks).into_par_iter().for_each(|index| {
+    tasks::for_each(groups * blocks, 1, |index| {
         let (group, first) = (index / blocks, index % blocks * SIDE);
         for input in 0..inputs {
             let channel = input / rows * SIDE + input % rows;

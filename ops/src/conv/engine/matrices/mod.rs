@@ -6,7 +6,6 @@ pub(crate) mod gradient;
 use std::marker::PhantomData;
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::geometry::{Correlation, Tap};
 use super::job::{Job, SERIAL};
@@ -17,6 +16,7 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, prefetch_to_write};
 use crate::kernel::products::{MOST_PARTS, Products, store_parts};
 use crate::kernel::simd::Element;
+use crate::kernel::tasks;
 
 /// Columns of a strip: two matrices.
 pub(super) const COLUMNS: usize = 2 * SIDE;
@@ -118,11 +118,11 @@ impl<E: Element> Weights<E> {
                     products: PhantomData,
                 });
             };
-            let all = 0..job.groups * count;
+            let all = job.groups * count;
             if len < SERIAL / 4 {
-                all.for_each(one);
+                (0..all).for_each(one);
             } else {
-                all.into_par_iter().for_each(one);
+                tasks::for_each(all, 1, one);
             }
         };
         Self {

@@ -32,7 +32,7 @@ pub(crate) fn correlate<S: Simd, E: Element, P: Products<E>>(
     output: Shared<P::Number>,
 ) {
     let part = Part::<E, P>::new::<S>(job, correlation, rows, weight);
-    let tasks = 0..job.batch * job.groups * part.tiles * part.ranges;
+    let tasks = job.batch * job.groups * part.tiles * part.ranges;
     job.run_tasks(correlation, tasks, |index| {
         simd.vectorize(Task::new(job, &part, index, output));
     });
