@@ -35,6 +35,7 @@ mod region;
 mod replicas;
 mod rng;
 mod settings;
+pub mod tasks;
 mod tensor;
 pub mod trace;
 mod world;

@@ -3,12 +3,12 @@
 use burn::backend::DispatchTensor;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{DType, Shape};
-use rayon::prelude::*;
 
 use crate::IndexBox;
 use crate::comm::here;
 use crate::dispatch::{blank, of_cpu, paste};
 use crate::memory::Block;
+use crate::tasks;
 
 use super::slabs::{Cells, Elements, in_slabs, share_rows};
 use super::walk::{Blocks, Dim, TASK, Walk, merged};
@@ -143,7 +143,7 @@ fn written<T: bytemuck::Pod + Send + Sync>(
     let elements = Elements(block.start().as_ptr().cast::<T>());
     if let Some(fill) = fill {
         let value: T = bytemuck::pod_read_unaligned(&fill[..size_of::<T>()]);
-        in_tasks(len.div_ceil(TASK), 1, |task| {
+        tasks::for_each(len.div_ceil(TASK), 1, |task| {
             let start = task * TASK;
             for index in start..len.min(start + TASK) {
                 // SAFETY: within the block, and of this task alone.
@@ -168,7 +168,7 @@ fn written<T: bytemuck::Pod + Send + Sync>(
         combine => {
             for copy in &copies {
                 // SAFETY: the box lies in the result, which nothing else uses.
-                in_tasks(copy.tasks, copy.blocks.together(), |task| unsafe {
+                tasks::for_each(copy.tasks, copy.blocks.together(), |task| unsafe {
                     copy.run(task, elements, combine.as_ref());
                 });
             }
@@ -176,17 +176,6 @@ fn written<T: bytemuck::Pod + Send + Sync>(
     }
     let layout = Layout::contiguous(Shape::from(shape.to_vec()));
     of_cpu(FlexTensor::new(block.into_bytes(bytes), layout, dtype))
-}
-
-/// Runs tasks, of which at least `together` are worth a thread.
-fn in_tasks(tasks: usize, together: usize, run: impl Fn(usize) + Send + Sync) {
-    match tasks <= together {
-        true => (0..tasks).for_each(run),
-        false => (0..tasks)
-            .into_par_iter()
-            .with_min_len(together)
-            .for_each(run),
-    }
 }
 
 /// Writes boxes that have no cell in common, all in one loop over their tasks.
@@ -199,7 +188,7 @@ fn in_one_loop<T: bytemuck::Pod + Send + Sync>(copies: &[Placed<'_, T>], element
     }
     let cells: usize = copies.iter().map(|copy| copy.cells).sum();
     let together = if cells <= 2 * TASK { end } else { 1 };
-    in_tasks(end, together, |group| {
+    tasks::for_each(end, together, |group| {
         let number = ends.partition_point(|end| *end <= group);
         let copy = &copies[number];
         let first = number.checked_sub(1).map_or(0, |before| ends[before]);

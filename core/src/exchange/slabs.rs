@@ -2,10 +2,10 @@
 
 use burn::backend::flex::Layout;
 use burn::tensor::Shape;
-use rayon::prelude::*;
 
 use super::walk::TASK;
 use crate::IndexBox;
+use crate::tasks;
 
 /// The elements of a result.
 #[derive(Clone, Copy)]
@@ -95,10 +95,7 @@ pub(super) unsafe fn in_slabs<T: Copy + Send + Sync>(
             }
         }
     };
-    match count {
-        0 | 1 => (0..count).for_each(run),
-        _ => (0..count).into_par_iter().for_each(run),
-    }
+    tasks::for_each(count, 1, run);
 }
 
 impl<T: Copy> Cells<'_, T> {

@@ -1,11 +1,11 @@
 //! Kernels of sums with scaled fields.
 
+use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{CHUNK, Function, apply, map, replace, sums};
 use crate::kernel::simd::{Element, Isa};
-use crate::kernel::tasks;
 
 /// A field as `outer · channels` rows of `inner` elements, with a factor for each channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

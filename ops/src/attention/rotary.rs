@@ -13,13 +13,12 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Tensor, TensorData};
 use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
-use halocline_core::{Error, IndexBox, Result, ShardTensor};
+use halocline_core::{Error, IndexBox, Result, ShardTensor, tasks};
 
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::slice;
-use crate::kernel::tasks;
 
 const NAME: &str = "rotary";
 /// Elements of a task.

@@ -8,7 +8,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
-use rayon::prelude::*;
+use halocline_core::tasks;
 
 use crate::kernel::buffer::filled;
 use crate::kernel::flex::{self, Float, with_float};
@@ -121,7 +121,7 @@ impl Attention {
         if plane == 0 {
             return y;
         }
-        y.par_chunks_mut(plane).enumerate().for_each(|(head, y)| {
+        tasks::for_each_part(&mut y, plane, 1, |head, y| {
             let [q, k, v] = Self::heads(tensors, shapes, head);
             for row in 0..rows {
                 let shares = self.shares(row, q, k);
@@ -219,11 +219,10 @@ impl Operator for Attention {
             let y = flex::elements::<E>(&y);
             let (rows, longitudes) = (shapes[0][2], shapes[0][3]);
             let plane = shapes[2][1] * rows * longitudes;
-            let heads = (0..shapes[0][0]).into_par_iter().map(|head| {
+            let heads: Vec<[Vec<f64>; 3]> = tasks::map(shapes[0][0], 1, |head| {
                 let y = Head { cells: &y[head * plane..][..plane], rows, longitudes };
                 self.backward_head(Self::heads(tensors, &shapes, head), y)
             });
-            let heads: Vec<[Vec<f64>; 3]> = heads.collect();
             let gradient = |place: usize| {
                 let mut found = filled::<E>(shapes[place].iter().product(), 0.0);
                 let values = heads.iter().flat_map(|head| &head[place]);

@@ -7,7 +7,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Int, Tensor, TensorData};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
-use rayon::prelude::*;
+use halocline_core::tasks;
 
 use super::filter::Entry;
 use crate::kernel::buffer::{Buffer, filled};
@@ -55,8 +55,7 @@ impl LocalSums {
         if plane == 0 {
             return y;
         }
-        let results = y.elements_mut().par_chunks_mut(plane).enumerate();
-        results.for_each(|(number, y)| {
+        tasks::for_each_part(y.elements_mut(), plane, 1, |number, y| {
             let x = &x[number * self.inputs.len() * wide..][..self.inputs.len() * wide];
             for row in 0..rows {
                 for entry in &self.entries.by_output[self.outputs.start + row] {
@@ -73,8 +72,7 @@ impl LocalSums {
         let ([wide, width], rows) = (self.entries.longitudes, self.outputs.len());
         let functions = self.entries.functions;
         let mut x = filled(planes * self.inputs.len() * wide, 0.0);
-        let results = x.elements_mut().par_chunks_mut(wide).enumerate();
-        results.for_each(|(place, x)| {
+        tasks::for_each_part(x.elements_mut(), wide, 1, |place, x| {
             let (plane, row) = (place / self.inputs.len(), place % self.inputs.len());
             for entry in &self.entries.by_input[self.inputs.start + row] {
                 if !self.outputs.contains(&entry.row) {

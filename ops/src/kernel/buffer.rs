@@ -4,10 +4,10 @@ use std::marker::PhantomData;
 use std::ops::{Deref, Range};
 
 use halocline_core::memory::Block;
+use halocline_core::tasks;
 
 use super::memory::Shared;
 use super::simd::Element;
-use super::tasks;
 
 /// Elements that are worth a task.
 const PART: usize = 1 << 16;

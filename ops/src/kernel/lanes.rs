@@ -6,12 +6,12 @@
 
 use std::slice;
 
+use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use super::buffer::Buffer;
 use super::memory::Shared;
 use super::simd::{Element, Isa};
-use super::tasks;
 
 /// Most elements of a task.
 pub(crate) const CHUNK: usize = 1 << 14;

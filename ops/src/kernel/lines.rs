@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
+use halocline_core::tasks;
 use pulp::Simd;
 
 use super::buffer::{Buffer, scattered};
 use super::lanes::{CHUNK, WIDEST, load, store};
 use super::memory::Shared;
 use super::simd::Element;
-use super::tasks;
 
 /// Lines along one dim of a tensor: `outer · inner` of them, whose cells lie `inner` apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

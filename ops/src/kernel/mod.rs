@@ -17,7 +17,6 @@ pub(crate) mod panels;
 pub(crate) mod products;
 pub(crate) mod simd;
 pub(crate) mod taken;
-pub(crate) mod tasks;
 #[cfg(test)]
 pub(crate) mod testing;
 pub(crate) mod transpose;

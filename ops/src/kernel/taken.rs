@@ -8,12 +8,12 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{IndexingUpdateOp, Int, Shape, Tensor, TensorData};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, Recompute, apply};
+use halocline_core::tasks;
 
 use super::buffer::Buffer;
 use super::flex::{self, Float, with_float};
 use super::lanes::CHUNK;
 use super::lines::{Lines, slice};
-use super::tasks;
 
 /// Numbers of cells, any of them and in any order.
 #[derive(Debug)]

@@ -4,13 +4,13 @@ use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{DType, Shape};
 use burn_std::{bf16, f16};
 use halocline_core::memory::contiguous;
+use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use super::buffer::Buffer;
 use super::lanes::CHUNK;
 use super::memory::Shared;
 use super::simd::Isa;
-use super::tasks;
 
 /// The tensor in another float type, if both types are `f32` and one of half precision.
 pub(crate) fn cast(x: &FlexTensor, dtype: DType) -> Option<FlexTensor> {

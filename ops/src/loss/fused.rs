@@ -3,7 +3,7 @@
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
 use halocline_core::ops::{BackwardPass, Operator, apply};
-use halocline_core::{Result, ShardTensor};
+use halocline_core::{Result, ShardTensor, tasks};
 use pulp::{Simd, WithSimd};
 
 use super::{Penalty, Reduction, reduced};
@@ -11,7 +11,6 @@ use crate::field::{Field, Rank};
 use crate::kernel::flex::{self, with_float};
 use crate::kernel::lanes::{Function, map, sums};
 use crate::kernel::simd::{Element, Isa};
-use crate::kernel::tasks;
 use crate::reduce::of_all;
 
 /// Elements that are summed in their own precision, before sums go on in double precision.

@@ -1,6 +1,7 @@
 //! A step of AdamW, number by number, in the order of burn's operators.
 
 use burn::tensor::{DType, Tensor};
+use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use super::FusedAdamWConfig;
@@ -8,7 +9,6 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::flex;
 use crate::kernel::lanes::CHUNK;
 use crate::kernel::simd::Isa;
-use crate::kernel::tasks;
 
 /// The constants of a step.
 #[derive(Clone, Copy)]

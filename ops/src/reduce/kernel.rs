@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use crate::kernel::buffer::Buffer;
@@ -12,7 +13,6 @@ use crate::kernel::lanes::{CHUNK, load, store, sums};
 use crate::kernel::lines::{Columns, Lines, slice, vectors};
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
-use crate::kernel::tasks;
 
 /// Cells of a block of a sum where they lie side by side, and where lines do.
 const BLOCKS: [usize; 2] = [2048, 256];

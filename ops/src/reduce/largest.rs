@@ -6,10 +6,10 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Int, Shape, Tensor, TensorData};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
+use halocline_core::tasks;
 
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::Lines;
-use crate::kernel::tasks;
 
 /// Up to so many cells are kept in order while a line is read; of more, all are sorted apart.
 const FEW: usize = 32;

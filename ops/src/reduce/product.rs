@@ -4,6 +4,7 @@ use std::array;
 use std::ops::Range;
 
 use burn::tensor::Tensor;
+use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use crate::kernel::buffer::Buffer;
@@ -13,7 +14,6 @@ use crate::kernel::lines::{Columns as Place, Lines, slice, vectors};
 use crate::kernel::local::LocalOperator;
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
-use crate::kernel::tasks;
 
 /// The products up to each cell of a dim.
 #[derive(Clone, Copy, Debug)]

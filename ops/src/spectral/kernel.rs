@@ -13,7 +13,7 @@ use rustdct::{DctNum, DctPlanner, TransformType2And3};
 use super::line::{Frequencies, Line, Scale, Sign};
 use crate::kernel::lines::slice;
 use crate::kernel::memory::Shared;
-use crate::kernel::tasks;
+use halocline_core::tasks;
 
 /// Lines that are copied together, so that reads of the cells between them are contiguous.
 const TOGETHER: usize = 16;

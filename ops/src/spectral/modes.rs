@@ -19,13 +19,12 @@ use burn::tensor::Tensor;
 use halocline_core::ops::{BackwardPass, Operator, apply, fan_out, fan_out_beside};
 use halocline_core::{
     Error, Fan, Layout, Linearity, Pairing, Placement, Replicate, Result, Role, Shard, ShardTensor,
-    Term,
+    Term, tasks,
 };
 
 use crate::driver::empty::{drop_empty, fill_empty};
 use crate::kernel::buffer::{Buffer, filled};
 use crate::kernel::flex::{self, Float, with_float};
-use crate::kernel::tasks;
 use crate::operand::Operand;
 use crate::reshape;
 

@@ -7,6 +7,7 @@ use burn::tensor::{Tensor, TensorData};
 use gemm::Parallelism;
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, apply};
+use halocline_core::tasks;
 
 use super::table::Table;
 use crate::kernel::buffer::Buffer;
@@ -14,7 +15,6 @@ use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::matrices::{self, Matrix};
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::Element;
-use crate::kernel::tasks;
 use crate::reshape;
 
 /// Orders of a task, whose cells lie together.

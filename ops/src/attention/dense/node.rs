@@ -6,6 +6,7 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 use halocline_core::Result;
 use halocline_core::ops::{self, BackwardPass, Operator, blank};
+use halocline_core::tasks;
 
 use super::dims::{HEADS, TOKENS, WIDTH};
 use super::ring::Ring;
@@ -18,7 +19,6 @@ use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::CHUNK;
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::Isa;
-use crate::kernel::tasks;
 
 /// Dense attention on one rank.
 #[derive(Clone, Debug)]

@@ -1,11 +1,11 @@
 //! Rows of elements as they lie in tensors, and as kernels want them: a vector for each element, a row in every lane.
 
+use halocline_core::tasks;
 use pulp::Simd;
 
 use crate::kernel::lanes::{CHUNK, WIDEST};
 use crate::kernel::math;
 use crate::kernel::simd::Element;
-use crate::kernel::tasks;
 use crate::kernel::transpose::{has_shuffles, transpose};
 
 /// Writes rows of `width` elements as vectors, one for each element and `pitch` elements from one to the next, times a

@@ -1,12 +1,11 @@
 //! Work of the drivers of forward passes and input gradients.
 
-
 use super::geometry::{Correlation, Dims};
 use super::method::Method;
 use super::pieces::Pieces;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
-use crate::kernel::tasks;
+use halocline_core::tasks;
 
 /// Tasks of a call, if it has work for as many, for balance among threads.
 const TASKS: usize = 32;

@@ -1,5 +1,6 @@
 //! Weights in the order in which strips read them.
 
+use halocline_core::tasks;
 use pulp::Simd;
 
 use super::job::{Job, SERIAL};
@@ -8,7 +9,6 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::Shared;
 use crate::kernel::products::Products;
 use crate::kernel::simd::Element;
-use crate::kernel::tasks;
 
 /// Packs `[group][block][panel][product][term][channel]`, for blocks of so many channels and rows of so many vectors. `factors`
 /// gives the factor of every product for a group and output, the inputs that it holds, and a tap.

@@ -11,6 +11,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use super::cells::{copy, copy_strided, join};
@@ -23,7 +24,6 @@ use super::tile::tile_box;
 use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::products::Products;
 use crate::kernel::simd::{Element, Isa};
-use crate::kernel::tasks;
 
 /// Sums that a thread adds at a time.
 const TOGETHER: usize = 1 << 13;

@@ -6,14 +6,14 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor, TensorData};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator, blank};
+use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::{Combine, Map, Taps};
 use crate::kernel::buffer::{self, Buffer};
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lanes::{CHUNK, WIDEST};
-use crate::kernel::lines::Lines;
+use crate::kernel::lines::{Lines, slice};
 use crate::kernel::simd::Isa;
 use crate::reshape;
 
@@ -159,12 +159,15 @@ fn is_identity(map: &Map, size: usize) -> bool {
 fn places_of(lines: Lines, chosen: &[u32], before: &[u32]) -> Vec<u32> {
     let Lines { cells, inner, .. } = lines;
     let outputs = chosen.len() / lines.outer;
-    let place = |(index, cell): (usize, &u32)| {
-        let row = index / outputs * cells + *cell as usize;
-        before[row * inner + index % inner] * cells as u32 + cell
-    };
-    let chosen = chosen.par_iter().with_min_len(CHUNK).enumerate();
-    chosen.map(place).collect()
+    let mut places = vec![0; chosen.len()];
+    tasks::for_each_part(&mut places, CHUNK / 16, 16, |part, places| {
+        let first = part * (CHUNK / 16);
+        for (index, place) in (first..).zip(places) {
+            let row = index / outputs * cells + chosen[index] as usize;
+            *place = before[row * inner + index % inner] * cells as u32 + chosen[index];
+        }
+    });
+    places
 }
 
 /// The kernel of [`along`].
@@ -183,10 +186,11 @@ fn maxima<E: Float>(
     let mut chosen = vec![0; outer * map.len() * inner];
     let mut y = buffer::filled::<E>(chosen.len(), 0.0);
     let each = map.iter().map(Vec::len).sum::<usize>() * inner / map.len();
-    let rows = y.elements_mut().par_chunks_mut(inner);
-    let rows = rows.zip(chosen.par_chunks_mut(inner)).enumerate();
-    let rows = rows.with_min_len((CHUNK / each.max(1)).max(1));
-    rows.for_each(|(row, (y, chosen))| {
+    let together = CHUNK / each.max(1);
+    let y_rows = y.shared();
+    tasks::for_each_part(&mut chosen, inner, together, |row, chosen| {
+        // SAFETY: the row of this task alone.
+        let y = unsafe { slice(y_rows, row * inner..(row + 1) * inner) };
         let start = row / map.len() * cells * inner;
         isa.run(Row {
             x: &x[start..][..cells * inner],

@@ -12,6 +12,7 @@ mod tests;
 use std::any::TypeId;
 use std::ops::Range;
 
+use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use super::buffer::{Buffer, filled};
@@ -20,7 +21,6 @@ use super::matrices::Matrix;
 use super::memory::{Shared, with_scratch};
 use super::products::Products;
 use super::simd::{Element, Isa};
-use crate::kernel::tasks;
 pub(crate) use sums::{Factors, Sums};
 use sums::{as_they_lie, factors, pack_panel};
 

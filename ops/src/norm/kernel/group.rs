@@ -9,13 +9,13 @@
 //! backward: sums → parameter gradients (add up), and → group sums → (add up) → input gradient
 //! ```
 
+use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use super::moments::{BLOCK, Moments, Statistic};
 use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{CHUNK, Function, map, sums};
 use crate::kernel::simd::{Element, Isa};
-use crate::kernel::tasks;
 
 /// Sums over cells of the cotangent, and of its product with the normalised input.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

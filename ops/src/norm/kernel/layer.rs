@@ -1,5 +1,6 @@
 //! LayerNorm and RMSNorm over the last dim of `[rows, features]`, row by row in the first-level cache.
 
+use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use super::moments::{BLOCK, Moments, Statistic};
@@ -7,7 +8,6 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::lanes::{CHUNK, apply, filled_bands, load, store, sums};
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
-use crate::kernel::tasks;
 
 /// Parts of the rows, each with its own sums for the gradients of weight and bias. A fixed number,
 /// so that the bits do not depend on the number of threads.

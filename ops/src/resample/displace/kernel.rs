@@ -5,8 +5,8 @@ use std::ops::Range;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use halocline_core::Result;
 use halocline_core::ops::{BackwardPass, Operator};
+use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::local::KEYS;
 use super::options::{Beyond, SampleOptions};
@@ -14,7 +14,6 @@ use crate::kernel::buffer::{self, Buffer};
 use crate::kernel::flex::{self, Float, with_float};
 use crate::kernel::lines::slice;
 use crate::kernel::simd::Isa;
-use crate::kernel::tasks;
 use crate::resample::rules::Mode;
 
 /// Outputs that one task computes.
@@ -231,13 +230,12 @@ impl<const N: usize> Sample<N> {
         let mut gradient = buffer::filled::<E>(planes * inputs, 0.0);
         // Each thread makes the table once; the sums of a plane do not depend on the planes beside it.
         let together = channels.div_ceil(rayon::current_num_threads());
-        let groups = gradient.elements_mut().par_chunks_mut(channels * inputs);
-        groups.enumerate().for_each(|(sample, gradient)| {
+        let elements = gradient.elements_mut();
+        tasks::for_each_part(elements, channels * inputs, 1, |sample, gradient| {
             let points = &points[sample * N * outputs..][..N * outputs];
             let cotangent = &cotangent[sample * channels * outputs..][..channels * outputs];
-            let groups = gradient.par_chunks_mut(together * inputs);
-            let groups = groups.zip(cotangent.par_chunks(together * outputs));
-            groups.for_each(|(gradient, cotangent)| {
+            tasks::for_each_part(gradient, together * inputs, 1, |group, gradient| {
+                let cotangent = &cotangent[group * together * outputs..];
                 for start in (0..outputs).step_by(TASK) {
                     let part = start..outputs.min(start + TASK);
                     isa.run(Compiled(

@@ -19,6 +19,7 @@ mod task;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use crate::kernel::amx::{self, SIDE};
@@ -27,7 +28,6 @@ use crate::kernel::lanes::CHUNK;
 use crate::kernel::memory::with_scratch;
 use crate::kernel::products::{Numbers, Products, Rounded};
 use crate::kernel::simd::{Element, Isa};
-use crate::kernel::tasks;
 pub(crate) use job::{Backward, Bias, Dense, Dropout, LOWEST, Results, Tokens};
 use room::{GROUPS, Room, SOURCES, together};
 use task::Task;

@@ -14,6 +14,7 @@ mod task;
 
 use std::ops::Range;
 
+use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use super::blocks::TARGETS;
@@ -21,7 +22,6 @@ use super::class::Class;
 use super::tiles::{Budget, Side, Tiles};
 use crate::kernel::memory::with_scratch;
 use crate::kernel::simd::{Element, Isa};
-use crate::kernel::tasks;
 pub(crate) use job::{Backward, Results, Windows};
 use sources::Operands;
 use task::{Room, Task};

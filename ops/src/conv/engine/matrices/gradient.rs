@@ -8,6 +8,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use super::{COLUMNS, dealt, pay};
@@ -20,7 +21,6 @@ use crate::kernel::memory::{Shared, with_scratch};
 use crate::kernel::panels::matrices::columns;
 use crate::kernel::products::{MOST_PARTS, Products, store_parts};
 use crate::kernel::simd::Element;
-use crate::kernel::tasks;
 use crate::kernel::transpose::transpose;
 
 /// Most bytes of a tile of the source, for a block of channels, and of the cotangent.

@@ -5,6 +5,7 @@ pub(crate) mod gradient;
 
 use std::marker::PhantomData;
 
+use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use super::geometry::{Correlation, Tap};
@@ -16,7 +17,6 @@ use crate::kernel::buffer::Buffer;
 use crate::kernel::memory::{Shared, prefetch_to_write};
 use crate::kernel::products::{MOST_PARTS, Products, store_parts};
 use crate::kernel::simd::Element;
-use crate::kernel::tasks;
 
 /// Columns of a strip: two matrices.
 pub(super) const COLUMNS: usize = 2 * SIDE;

@@ -13,16 +13,35 @@ use std::thread::Thread;
 /// Turns of waiting before the calling thread sleeps: the last tasks of others are about as long as its own.
 const SPINS: usize = 1 << 12;
 
-/// Runs `run` for every task in `0..count`, `least` of them at a time on one thread.
+/// Batches of tasks for each thread, if there are so many.
+const BATCHES: usize = 16;
+
+/// Runs `run` for every task in `0..count`, on as many threads as there are, but no more than give each `least` tasks.
 ///
 /// # Panics
 /// Panics if a task does, when all that have begun have ended.
-pub(crate) fn for_each(count: usize, least: usize, run: impl Fn(usize) + Sync) {
+///
+/// # Example
+/// ```
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+///
+/// use halocline_core::tasks;
+///
+/// let sum = AtomicUsize::new(0);
+/// tasks::for_each(1000, 10, |task| {
+///     sum.fetch_add(task, Ordering::Relaxed);
+/// });
+/// assert_eq!(sum.into_inner(), 999 * 1000 / 2);
+/// ```
+pub fn for_each(count: usize, least: usize, run: impl Fn(usize) + Sync) {
     for_each_init(count, least, || (), |(), task| run(task));
 }
 
 /// [`for_each`] with a value that each thread makes before its first task.
-pub(crate) fn for_each_init<T>(
+///
+/// # Panics
+/// As there.
+pub fn for_each_init<T>(
     count: usize,
     least: usize,
     init: impl Fn() -> T + Sync,
@@ -35,11 +54,13 @@ pub(crate) fn for_each_init<T>(
         (0..count).for_each(|task| run(&mut value, task));
         return;
     }
+    // So many are taken at a time that threads end together, though one begins late.
+    let batch = least.min(count / (BATCHES * threads)).max(1);
     let body = |shares: &Shares, own: usize| {
         let mut value = None;
         while let Some(first) = shares.next(own) {
             let value = value.get_or_insert_with(&init);
-            let tasks = first * least..count.min((first + 1) * least);
+            let tasks = first * batch..count.min((first + 1) * batch);
             tasks.for_each(|task| run(value, task));
         }
     };
@@ -47,7 +68,7 @@ pub(crate) fn for_each_init<T>(
     // SAFETY: only the lifetime changes; `Crew::help` says why the body is there when it is called.
     let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
     let crew = Arc::new(Crew {
-        shares: Shares::new(count.div_ceil(least), threads),
+        shares: Shares::new(count.div_ceil(batch), threads),
         gate: AtomicUsize::new(0),
         body,
         failure: Mutex::new(None),
@@ -61,7 +82,10 @@ pub(crate) fn for_each_init<T>(
 }
 
 /// [`for_each`] of the parts of a slice, of `size` elements but for the last one.
-pub(crate) fn for_each_part<E: Send>(
+///
+/// # Panics
+/// As there.
+pub fn for_each_part<E: Send>(
     elements: &mut [E],
     size: usize,
     least: usize,
@@ -88,7 +112,10 @@ pub(crate) fn for_each_part<E: Send>(
 }
 
 /// What [`for_each`] gives for every task.
-pub(crate) fn map<T: Send>(count: usize, least: usize, run: impl Fn(usize) -> T + Sync) -> Vec<T> {
+///
+/// # Panics
+/// As there.
+pub fn map<T: Send>(count: usize, least: usize, run: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let mut found: Vec<Option<T>> = (0..count).map(|_| None).collect();
     for_each_part(&mut found, 1, least, |task, found| {
         found[0] = Some(run(task))
