@@ -89,34 +89,35 @@ fn apart<E, const N: usize>(all: &[E], cells: usize) -> [&[E]; N] {
     array::from_fn(|line| &all[line * cells..][..cells])
 }
 
+/// In f64: products of many numbers of f32 are soon too small for its exponent, where arithmetic is slow.
 fn lines_of<E: Element, const N: usize>(
     (x, cotangent, result): (&[E], Option<&[E]>, &mut [E]),
     cells: usize,
 ) {
     let x = apart::<E, N>(x, cells);
-    let mut products = [E::from_f64(1.0); N];
+    let mut products = [1.0; N];
     for cell in 0..cells {
         for line in 0..N {
-            let next = products[line] * x[line][cell];
+            let next = products[line] * x[line][cell].to_f64();
             let kept = if cotangent.is_some() {
                 products[line]
             } else {
                 next
             };
-            result[line * cells + cell] = kept;
+            result[line * cells + cell] = E::from_f64(kept);
             products[line] = next;
         }
     }
     let Some(cotangent) = cotangent.map(|cotangent| apart::<E, N>(cotangent, cells)) else {
         return;
     };
-    let mut sums = [E::default(); N];
+    let mut sums = [0.0; N];
     for cell in (0..cells).rev() {
         for line in 0..N {
-            let all = cotangent[line][cell] + sums[line];
+            let all = cotangent[line][cell].to_f64() + sums[line];
             let gradient = &mut result[line * cells + cell];
-            *gradient = *gradient * all;
-            sums[line] = x[line][cell] * all;
+            *gradient = E::from_f64(gradient.to_f64() * all);
+            sums[line] = x[line][cell].to_f64() * all;
         }
     }
 }
