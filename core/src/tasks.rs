@@ -10,16 +10,17 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::Thread;
 
-/// Turns of waiting before the calling thread sleeps: the last tasks of others are about as long as its own.
+/// Spins before the calling thread sleeps until the last tasks end, which are usually short.
 const SPINS: usize = 1 << 12;
 
-/// Batches of tasks for each thread, if there are so many.
+/// Batches of tasks for each thread, where there are enough tasks.
 const BATCHES: usize = 16;
 
-/// Runs `run` for every task in `0..count`, on as many threads as there are, but no more than give each `least` tasks.
+/// Runs `run` for every task in `0..count`, on as many threads of the pool as get at least `least` tasks each, the calling one
+/// among them. A task must not wait for another one.
 ///
 /// # Panics
-/// Panics if a task does, when all that have begun have ended.
+/// Panics if a task does, when all others have been run or left, and if there are 2³² tasks.
 ///
 /// # Example
 /// ```
@@ -37,10 +38,21 @@ pub fn for_each(count: usize, least: usize, run: impl Fn(usize) + Sync) {
     for_each_init(count, least, || (), |(), task| run(task));
 }
 
-/// [`for_each`] with a value that each thread makes before its first task.
+/// Runs tasks as [`for_each`] does, with a value that each thread makes before its first task.
 ///
 /// # Panics
-/// As there.
+/// Panics as [`for_each`] does.
+///
+/// # Example
+/// ```
+/// use halocline_core::tasks;
+///
+/// tasks::for_each_init(100, 10, Vec::new, |scratch, task| {
+///     scratch.clear();
+///     scratch.extend(0..task);
+///     assert_eq!(scratch.len(), task);
+/// });
+/// ```
 pub fn for_each_init<T>(
     count: usize,
     least: usize,
@@ -81,10 +93,23 @@ pub fn for_each_init<T>(
     crew.lead();
 }
 
-/// [`for_each`] of the parts of a slice, of `size` elements but for the last one.
+/// Runs a task, as [`for_each`] does, for each part of a slice, of `size` elements (at least one) but for the last part.
 ///
 /// # Panics
-/// As there.
+/// Panics as [`for_each`] does.
+///
+/// # Example
+/// ```
+/// use halocline_core::tasks;
+///
+/// let mut squares = [0; 10];
+/// tasks::for_each_part(&mut squares, 4, 1, |part, squares| {
+///     for (place, square) in (4 * part..).zip(squares) {
+///         *square = place * place;
+///     }
+/// });
+/// assert_eq!(squares, [0, 1, 4, 9, 16, 25, 36, 49, 64, 81]);
+/// ```
 pub fn for_each_part<E: Send>(
     elements: &mut [E],
     size: usize,
@@ -111,23 +136,34 @@ pub fn for_each_part<E: Send>(
     });
 }
 
-/// What [`for_each`] gives for every task.
+/// The results of tasks, which run as [`for_each`] runs them, in their order.
 ///
 /// # Panics
-/// As there.
+/// Panics as [`for_each`] does.
+///
+/// # Example
+/// ```
+/// use halocline_core::tasks;
+///
+/// assert_eq!(tasks::map(5, 1, |task| task * task), [0, 1, 4, 9, 16]);
+/// ```
 pub fn map<T: Send>(count: usize, least: usize, run: impl Fn(usize) -> T + Sync) -> Vec<T> {
-    let mut found: Vec<Option<T>> = (0..count).map(|_| None).collect();
-    for_each_part(&mut found, 1, least, |task, found| {
-        found[0] = Some(run(task))
+    let mut results = Vec::with_capacity(count);
+    let places = &mut results.spare_capacity_mut()[..count];
+    for_each_part(places, 1, least, |task, place| {
+        place[0].write(run(task));
     });
-    let found = found.into_iter();
-    found
-        .map(|found| found.expect("every task has run"))
-        .collect()
+    // SAFETY: every task has run, and written its place.
+    unsafe { results.set_len(count) };
+    results
 }
 
 /// The tasks that each thread has left: those of a range, whose ends are in one word.
-struct Shares(Vec<AtomicU64>);
+struct Shares(Vec<Share>);
+
+/// On cache lines of its own: other threads write theirs meanwhile.
+#[repr(align(128))]
+struct Share(AtomicU64);
 
 impl Shares {
     fn new(count: usize, threads: usize) -> Self {
@@ -136,18 +172,21 @@ impl Shares {
         let range = |thread: usize| word(end(thread) as u64, end(thread + 1) as u64);
         Self(
             (0..threads)
-                .map(|thread| AtomicU64::new(range(thread)))
+                .map(|thread| Share(AtomicU64::new(range(thread))))
                 .collect(),
         )
     }
 
-    /// The next task of a thread: its first one, or, where it has none, that of the second half of what another has.
+    /// The next task of a thread: the first one of its share, or, if that is empty, of the second half of another share, which
+    /// is its share from then on.
     fn next(&self, own: usize) -> Option<usize> {
-        let take = |share: &AtomicU64, taken: fn(u64, u64) -> u64| {
-            share.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |found| {
-                let (start, end) = ends(found);
-                (start < end).then(|| taken(start, end))
-            })
+        let take = |share: &Share, taken: fn(u64, u64) -> u64| {
+            share
+                .0
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |found| {
+                    let (start, end) = ends(found);
+                    (start < end).then(|| taken(start, end))
+                })
         };
         if let Ok(found) = take(&self.0[own], |start, end| word(start + 1, end)) {
             return Some(ends(found).0 as usize);
@@ -158,8 +197,8 @@ impl Shares {
             if let Ok(found) = take(&self.0[other], half) {
                 let (start, end) = ends(found);
                 let first = start.midpoint(end);
-                // Nobody takes from an empty share.
-                self.0[own].store(word(first + 1, end), Ordering::Relaxed);
+                // No thread changes a share of another one that is empty.
+                self.0[own].0.store(word(first + 1, end), Ordering::Relaxed);
                 return Some(first as usize);
             }
         }
@@ -180,7 +219,7 @@ type Body<'a> = dyn Fn(&Shares, usize) + Sync + 'a;
 /// The calling thread, and those that help it.
 struct Crew {
     shares: Shares,
-    /// How many help, and [`CLOSED`] when nobody may begin any more.
+    /// How many threads help, and [`CLOSED`] when no other may begin.
     gate: AtomicUsize,
     body: *const Body<'static>,
     failure: Mutex<Option<Box<dyn Any + Send>>>,
@@ -218,8 +257,8 @@ impl Crew {
         }
     }
 
-    /// Helps, unless the gate is closed. While somebody helps, the calling thread stays in [`lead`](Self::lead), and the body is
-    /// there.
+    /// Runs tasks, unless the gate is closed. While a thread does, the calling one stays in [`lead`](Self::lead), so that the body
+    /// is there.
     fn help(&self, own: usize) {
         let enter = |gate: usize| (gate & CLOSED == 0).then_some(gate + 1);
         let entered = self
@@ -242,7 +281,12 @@ impl Crew {
                 .failure
                 .lock()
                 .unwrap_or_else(|poisoned| poisoned.into_inner());
-            first.get_or_insert(failure);
+            if first.is_none() {
+                *first = Some(failure);
+            } else {
+                // Dropping it might panic, with helpers at work.
+                std::mem::forget(failure);
+            }
         }
     }
 }
@@ -259,8 +303,8 @@ mod tests {
     }
 
     fn runs_all() {
-        for count in [0, 1, 2, 3, 7, 1000] {
-            for least in [1, 5, 2000] {
+        for count in [0, 1, 2, 3, 7, 1001] {
+            for least in [0, 1, 7, 100, 2000] {
                 let runs: Vec<_> = (0..count).map(|_| AtomicUsize::new(0)).collect();
                 for_each(count, least, |task| {
                     runs[task].fetch_add(1, Ordering::Relaxed);
@@ -268,6 +312,10 @@ mod tests {
                 assert!(runs.iter().all(|runs| runs.load(Ordering::Relaxed) == 1));
                 let tasks = map(count, least, |task| task);
                 assert!(tasks.into_iter().eq(0..count));
+                let made = AtomicUsize::new(0);
+                let init = || made.fetch_add(1, Ordering::Relaxed);
+                for_each_init(count, least, init, |_, _| ());
+                assert!(made.into_inner() <= rayon::current_num_threads());
             }
         }
     }
@@ -284,6 +332,7 @@ mod tests {
 
     #[test]
     fn parts_are_those_of_the_slice() {
+        for_each_part(&mut [0; 0], 0, 1, |_, _| unreachable!("no part"));
         let mut elements = vec![0; 23];
         for_each_part(&mut elements, 5, 1, |part, elements| {
             elements

@@ -1,16 +1,13 @@
 //! Cumulative products along a whole dim of one shard: kernels, and a node of the graph.
 
-use std::array;
-use std::ops::Range;
-
 use burn::tensor::Tensor;
 use halocline_core::tasks;
 use pulp::{Simd, WithSimd};
 
 use crate::kernel::buffer::Buffer;
 use crate::kernel::flex::Float;
-use crate::kernel::lanes::{CHUNK, load, store};
-use crate::kernel::lines::{Columns as Place, Lines, slice, vectors};
+use crate::kernel::lanes::CHUNK;
+use crate::kernel::lines::Lines;
 use crate::kernel::local::LocalOperator;
 use crate::kernel::memory::Shared;
 use crate::kernel::simd::{Element, Isa};
@@ -41,135 +38,131 @@ impl LocalOperator for CumulativeProduct {
 }
 
 /// Products of lines or, for a cotangent, their gradient: that of cell `i` is `(Π_{j < i} x[j]) · s[i]` with
-/// `s[i] = ȳ[i] + x[i + 1] · s[i + 1]`, without a quotient, so that cells may be zero.
+/// `s[i] = ȳ[i] + x[i + 1] · s[i + 1]`, without a quotient, so that cells may be zero. All in f64: products of a few hundred
+/// numbers are too small for the exponent of f32, where arithmetic is slow.
 fn products<E: Element>(isa: Isa, lines: Lines, x: &[E], cotangent: Option<&[E]>) -> Buffer<E> {
     assert_eq!(x.len(), lines.len());
-    if lines.inner == 1 {
-        return rows(lines, x, cotangent);
-    }
-    let run = |place, result| {
-        isa.run(Columns {
+    assert!(cotangent.is_none_or(|cotangent| cotangent.len() == x.len()));
+    let Lines {
+        cells,
+        inner,
+        outer,
+    } = lines;
+    let run = |first: [usize; 2], count: usize, result: Shared<E>| {
+        isa.run(Task {
             lines,
-            place,
+            first: first[0] * cells * inner + first[1],
+            count,
             x,
             cotangent,
             result,
-        })
+        });
     };
     // SAFETY: a task writes its lines and no others.
-    unsafe { lines.filled(lines.len(), run) }
-}
-
-/// Lines whose cells lie side by side, several at a time: a product waits for the one before.
-fn rows<E: Element>(lines: Lines, x: &[E], cotangent: Option<&[E]>) -> Buffer<E> {
-    const TOGETHER: usize = 8;
-    let Lines { outer, cells, .. } = lines;
-    // SAFETY: the tasks write all elements of their lines, which are all.
     unsafe {
+        if inner > 1 {
+            return lines.filled(lines.len(), |place, result| {
+                let columns = place.columns;
+                run([place.outer, columns.start], columns.len(), result);
+            });
+        }
         Buffer::filled(lines.len(), |result| {
-            let few = (CHUNK / (TOGETHER * cells).max(1)).max(1);
-            tasks::for_each(outer.div_ceil(TOGETHER), few, |task| {
-                let all = task * TOGETHER..outer.min((task + 1) * TOGETHER);
-                let part = |lines: Range<usize>| {
-                    let range = lines.start * cells..lines.end * cells;
-                    let cotangent = cotangent.map(|cotangent| &cotangent[range.clone()]);
-                    (&x[range.clone()], cotangent, slice(result, range))
-                };
-                if all.len() == TOGETHER {
-                    lines_of::<E, TOGETHER>(part(all), cells);
-                } else {
-                    all.for_each(|line| lines_of::<E, 1>(part(line..line + 1), cells));
-                }
+            let few = (CHUNK / (ROWS * cells).max(1)).max(1);
+            tasks::for_each(outer.div_ceil(ROWS), few, |task| {
+                let first = task * ROWS;
+                run([first, 0], ROWS.min(outer - first), result);
             });
         })
     }
 }
 
-fn apart<E, const N: usize>(all: &[E], cells: usize) -> [&[E]; N] {
-    array::from_fn(|line| &all[line * cells..][..cells])
-}
+/// Lines at a time, because a product waits for the one before: whose cells lie side by side, and which lie side by side.
+const ROWS: usize = 8;
+const COLUMNS: usize = 16;
 
-/// In f64: products of many numbers of f32 are soon too small for its exponent, where arithmetic is slow.
-fn lines_of<E: Element, const N: usize>(
-    (x, cotangent, result): (&[E], Option<&[E]>, &mut [E]),
-    cells: usize,
-) {
-    let x = apart::<E, N>(x, cells);
-    let mut products = [1.0; N];
-    for cell in 0..cells {
-        for line in 0..N {
-            let next = products[line] * x[line][cell].to_f64();
-            let kept = if cotangent.is_some() {
-                products[line]
-            } else {
-                next
-            };
-            result[line * cells + cell] = E::from_f64(kept);
-            products[line] = next;
-        }
-    }
-    let Some(cotangent) = cotangent.map(|cotangent| apart::<E, N>(cotangent, cells)) else {
-        return;
-    };
-    let mut sums = [0.0; N];
-    for cell in (0..cells).rev() {
-        for line in 0..N {
-            let all = cotangent[line][cell].to_f64() + sums[line];
-            let gradient = &mut result[line * cells + cell];
-            *gradient = E::from_f64(gradient.to_f64() * all);
-            sums[line] = x[line][cell].to_f64() * all;
-        }
-    }
-}
-
-/// Lines beside each other.
-struct Columns<'a, E> {
+/// Some lines, each beside the one before or after its last cell.
+struct Task<'a, E> {
     lines: Lines,
-    place: Place,
+    /// The first cell of the first line.
+    first: usize,
+    count: usize,
     x: &'a [E],
     cotangent: Option<&'a [E]>,
     result: Shared<E>,
 }
 
-impl<E: Element> WithSimd for Columns<'_, E> {
+impl<E: Element> WithSimd for Task<'_, E> {
     type Output = ();
 
-    /// A vector of lines at a time.
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Self {
-            lines,
-            place,
-            x,
-            cotangent,
-            result,
-        } = self;
-        let first = place.columns.start;
-        for part in vectors::<S, E>(place.columns.len()) {
-            let place = Place {
-                outer: place.outer,
-                columns: first + part.start..first + part.end,
-            };
-            // SAFETY: of the lines of this task.
-            let row = |cell: usize| unsafe { slice(result, lines.part(&place, cell)) };
-            let mut product = E::splat(simd, E::from_f64(1.0));
-            for cell in 0..lines.cells {
-                let next = E::times(simd, product, load(simd, &x[lines.part(&place, cell)]));
-                let kept = if cotangent.is_some() { product } else { next };
-                store(simd, row(cell), kept);
-                product = next;
+    fn with_simd<S: Simd>(self, _: S) {
+        let mut before = Vec::new();
+        let (together, apart) = match self.lines.inner {
+            1 => (ROWS, self.lines.cells),
+            _ => (COLUMNS, 1),
+        };
+        let whole = self.count / together * together;
+        // SAFETY: the lines of this task.
+        unsafe {
+            for line in (0..whole).step_by(together) {
+                let first = self.first + line * apart;
+                match self.lines.inner {
+                    1 => self.lines_from::<ROWS, false>(first, &mut before),
+                    _ => self.lines_from::<COLUMNS, true>(first, &mut before),
+                }
             }
-            let Some(cotangent) = cotangent else {
-                continue;
-            };
-            let mut sum = E::splat(simd, E::default());
-            for cell in (0..lines.cells).rev() {
-                let range = lines.part(&place, cell);
-                let all = E::plus(simd, load(simd, &cotangent[range.clone()]), sum);
-                let row = row(cell);
-                let gradient = E::times(simd, load(simd, row), all);
-                store(simd, row, gradient);
-                sum = E::times(simd, load(simd, &x[range]), all);
+            for line in whole..self.count {
+                self.lines_from::<1, true>(self.first + line * apart, &mut before);
+            }
+        }
+    }
+}
+
+impl<E: Element> Task<'_, E> {
+    /// Writes what belongs to some lines; `before` keeps the products before each cell for the way back.
+    ///
+    /// # Safety
+    /// They must be lines of this task.
+    #[inline(always)]
+    unsafe fn lines_from<const N: usize, const BESIDE: bool>(
+        &self,
+        first: usize,
+        before: &mut Vec<f64>,
+    ) {
+        let Lines { cells, inner, .. } = self.lines;
+        let apart = if BESIDE { 1 } else { cells };
+        let at = |cell: usize, line: usize| first + cell * inner + line * apart;
+        let number = |all: &[E], cell: usize, line: usize| {
+            // SAFETY: a cell of a line, all of which are in the tensor.
+            unsafe { *all.as_ptr().add(at(cell, line)) }.to_f64()
+        };
+        let write = |cell: usize, line: usize, value: f64| {
+            // SAFETY: as above, and of this task alone.
+            unsafe { *self.result.at(at(cell, line)) = E::from_f64(value) };
+        };
+        let mut products = [1.0; N];
+        before.clear();
+        for cell in 0..cells {
+            if self.cotangent.is_some() {
+                before.extend(products);
+            }
+            for (line, product) in products.iter_mut().enumerate() {
+                *product *= number(self.x, cell, line);
+                if self.cotangent.is_none() {
+                    write(cell, line, *product);
+                }
+            }
+        }
+        let Some(cotangent) = self.cotangent else {
+            return;
+        };
+        let mut sums = [0.0; N];
+        for cell in (0..cells).rev() {
+            let before = &before[cell * N..][..N];
+            for (line, (sum, before)) in sums.iter_mut().zip(before).enumerate() {
+                let all = number(cotangent, cell, line) + *sum;
+                write(cell, line, before * all);
+                *sum = number(self.x, cell, line) * all;
             }
         }
     }
@@ -186,21 +179,47 @@ mod tests {
         (0..4).for_each(|dim| check_composed(CumulativeProduct { dim }));
     }
 
+    /// Lines together are those apart, side by side or not, and products that f32 cannot hold are not lost on the way.
     #[test]
-    fn lines_together_are_those_apart() {
-        let x = random(19 * 7, 1);
-        let cotangent = random(19 * 7, 2);
-        let along = |outer| Lines {
-            outer,
-            cells: 7,
-            inner: 1,
-        };
-        for cotangent in [None, Some(&cotangent[..])] {
-            let all = rows(along(19), &x, cotangent);
-            for line in 0..19 {
-                let range = 7 * line..7 * line + 7;
-                let cotangent = cotangent.map(|cotangent| &cotangent[range.clone()]);
-                assert_eq!(*rows(along(1), &x[range.clone()], cotangent), all[range]);
+    fn lines_have_the_same_bits_however_they_lie() {
+        const CELLS: usize = 7;
+        let small = [1e-30, 1e-30, 1.0, 1e30, 1e30, 3.0, 0.5];
+        for count in [1, 8, 19, 35] {
+            let numbers = |seed| random(count * CELLS, seed).into_iter().map(|x| x as f32);
+            let mut x: Vec<f32> = numbers(1).collect();
+            x[..CELLS].copy_from_slice(&small);
+            let cotangent: Vec<f32> = numbers(2).collect();
+            let turned = |rows: &[f32]| -> Vec<f32> {
+                let place = |place: usize| rows[place % count * CELLS + place / count];
+                (0..rows.len()).map(place).collect()
+            };
+            let rows = Lines {
+                outer: count,
+                cells: CELLS,
+                inner: 1,
+            };
+            let columns = Lines {
+                outer: 1,
+                cells: CELLS,
+                inner: count,
+            };
+            for isa in Isa::available() {
+                for cotangent in [None, Some(&cotangent)] {
+                    let all = products(isa, rows, &x, cotangent.map(|all| &all[..]));
+                    let of_columns = cotangent.map(|all| turned(all));
+                    let beside = products(isa, columns, &turned(&x), of_columns.as_deref());
+                    assert_eq!(*beside, *turned(&all));
+                    for line in 0..count {
+                        let range = line * CELLS..(line + 1) * CELLS;
+                        let one = Lines { outer: 1, ..rows };
+                        let cotangent = cotangent.map(|all| &all[range.clone()]);
+                        let alone = products(isa, one, &x[range.clone()], cotangent);
+                        assert_eq!(*alone, all[range]);
+                    }
+                    if cotangent.is_none() {
+                        assert!((all[4] - 1.0).abs() < 1e-5, "{}", all[4]);
+                    }
+                }
             }
         }
     }

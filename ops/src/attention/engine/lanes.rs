@@ -110,6 +110,7 @@ pub(super) unsafe fn weights<S: Simd, E: Element>(
 
 /// The dot product of every row of `width` elements with that of another tensor.
 pub(crate) fn row_products<E: Element>(one: &[E], other: &[E], width: usize) -> Vec<E> {
+    assert_eq!(one.len(), other.len());
     let width = width.max(1);
     let product = |row: usize| {
         let [one, other] = [one, other].map(|rows| &rows[row * width..][..width]);
