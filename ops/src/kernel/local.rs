@@ -140,10 +140,20 @@ pub(crate) fn check_composed(operator: impl LocalOperator) {
 /// [`check_composed`] with a tensor of this shape.
 #[cfg(test)]
 pub(crate) fn check_composed_of(shape: [usize; 4], operator: impl LocalOperator) {
-    use burn::tensor::{Device, Distribution, Tolerance};
+    check_composed_as(shape, burn::tensor::DType::F32, operator);
+}
+
+/// [`check_composed`] with a tensor of this shape and number type.
+#[cfg(test)]
+pub(crate) fn check_composed_as(
+    shape: [usize; 4],
+    dtype: burn::tensor::DType,
+    operator: impl LocalOperator,
+) {
+    use burn::tensor::{DType, Device, Distribution, Tolerance};
 
     let device = Device::flex().autodiff();
-    let x = Tensor::<4>::random(shape, Distribution::Uniform(-3.0, 3.0), &device);
+    let x = Tensor::<4>::random(shape, Distribution::Uniform(-3.0, 3.0), &device).cast(dtype);
     let run = |composed: bool| {
         let x = x.clone().detach().require_grad();
         let y = match composed {
@@ -155,6 +165,9 @@ pub(crate) fn check_composed_of(shape: [usize; 4], operator: impl LocalOperator)
         [y.inner(), x.grad(&gradients).unwrap()].map(Tensor::into_data)
     };
     for (ours, burns) in run(false).iter().zip(&run(true)) {
-        ours.assert_approx_eq(burns, Tolerance::<f32>::rel_abs(1e-6, 2e-5));
+        match dtype {
+            DType::F64 => ours.assert_approx_eq(burns, Tolerance::<f64>::rel_abs(1e-12, 1e-12)),
+            _ => ours.assert_approx_eq(burns, Tolerance::<f32>::rel_abs(1e-6, 2e-5)),
+        }
     }
 }

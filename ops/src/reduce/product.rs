@@ -170,13 +170,17 @@ impl<E: Element> Task<'_, E> {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::DType;
+
     use super::*;
-    use crate::kernel::local::check_composed;
+    use crate::kernel::local::check_composed_as;
     use crate::kernel::testing::random;
 
     #[test]
     fn kernels_and_burns_operators_agree() {
-        (0..4).for_each(|dim| check_composed(CumulativeProduct { dim }));
+        for dim in 0..4 {
+            check_composed_as([2, 3, 8, 6], DType::F64, CumulativeProduct { dim });
+        }
     }
 
     /// Lines together are those apart, side by side or not, and products that f32 cannot hold are not lost on the way.
