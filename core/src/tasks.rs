@@ -20,7 +20,7 @@ const BATCHES: usize = 16;
 /// among them. A task must not wait for another one.
 ///
 /// # Panics
-/// Panics if a task does, when all others have been run or left, and if there are 2³² tasks.
+/// Panics if a task does, once all that have begun have ended, and if there are 2³² tasks or more.
 ///
 /// # Example
 /// ```

@@ -76,11 +76,12 @@ fn products<E: Element>(isa: Isa, lines: Lines, x: &[E], cotangent: Option<&[E]>
     }
 }
 
-/// Lines at a time, because a product waits for the one before: whose cells lie side by side, and which lie side by side.
+/// Lines that are worked on together, because a product waits for the one before: those whose cells lie side by side, and those
+/// that lie side by side themselves.
 const ROWS: usize = 8;
 const COLUMNS: usize = 16;
 
-/// Some lines, each beside the one before or after its last cell.
+/// Some lines: each beside the one before, or after the last cell of that.
 struct Task<'a, E> {
     lines: Lines,
     /// The first cell of the first line.
