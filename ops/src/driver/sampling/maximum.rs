@@ -159,10 +159,10 @@ fn is_identity(map: &Map, size: usize) -> bool {
 fn places_of(lines: Lines, chosen: &[u32], before: &[u32]) -> Vec<u32> {
     let Lines { cells, inner, .. } = lines;
     let outputs = chosen.len() / lines.outer;
+    const PART: usize = CHUNK / 16;
     let mut places = vec![0; chosen.len()];
-    tasks::for_each_part(&mut places, CHUNK / 16, 16, |part, places| {
-        let first = part * (CHUNK / 16);
-        for (index, place) in (first..).zip(places) {
+    tasks::for_each_part(&mut places, PART, 16, |part, places| {
+        for (index, place) in (part * PART..).zip(places) {
             let row = index / outputs * cells + chosen[index] as usize;
             *place = before[row * inner + index % inner] * cells as u32 + chosen[index];
         }
