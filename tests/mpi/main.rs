@@ -62,6 +62,14 @@ fn models_sharded_by_a_plan_have_the_bits_of_local_ranks() {
     job(4, "parallel", &[]).expect_success();
 }
 
+/// Also with halos that travel while queries are computed.
+#[test]
+fn attention_has_the_bits_of_local_ranks() {
+    for overlap in ["1", "0"] {
+        job(4, "attention", &[("HALOCLINE_OVERLAP", overlap)]).expect_success();
+    }
+}
+
 #[test]
 fn training_with_gradient_checkpointing_has_the_losses_of_training_without() {
     job(2, "checkpointing", &[]).expect_success();
@@ -190,6 +198,7 @@ mod by_address {
         }
         connected(4, "training", &[]).expect_success();
         connected(4, "parallel", &[]).expect_success();
+        connected(4, "attention", &[("HALOCLINE_OVERLAP", "1")]).expect_success();
         connected(2, "checkpointing", &[]).expect_success();
         connected(2, "sends_do_not_wait", &[]).expect_success();
         connected(1, "halos", &[]).expect_success();

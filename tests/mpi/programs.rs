@@ -27,6 +27,7 @@ pub(crate) fn run(case: &str) {
         "modules" => agree(tensors::modules),
         "training" => agree(tensors::training),
         "parallel" => agree(parallel::parallel),
+        "attention" => agree(parallel::attention),
         "checkpointing" => tensors::checkpointing(),
         "payloads" => agree(messages::payloads),
         "many_in_flight" => agree(messages::many_in_flight),

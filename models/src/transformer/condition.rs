@@ -39,7 +39,7 @@ pub struct ConditionEmbeddingConfig {
 /// ```
 #[derive(Module, Debug)]
 pub struct ConditionEmbedding {
-    first: Linear,
+    pub(super) first: Linear,
     second: Linear,
     waves: usize,
     longest: f64,

@@ -191,6 +191,30 @@ impl FieldTransformerConfig {
 }
 
 impl FieldTransformerConfig {
+    /// The number of parameters of a model that was not made yet.
+    ///
+    /// # Example
+    /// ```
+    /// use halocline_models::FieldTransformerConfig;
+    ///
+    /// let config = FieldTransformerConfig::new(70).with_d_model(1536).with_heads(16).with_blocks(36);
+    /// assert_eq!(config.num_params() / 1_000_000, 1020);
+    /// ```
+    pub fn num_params(&self) -> usize {
+        let linear = |from: usize, to: usize| (from + 1) * to;
+        let (width, hidden) = (self.d_model, self.expansion * self.d_model);
+        let cells: usize = self.patch.iter().product();
+        let channels = self.history * self.variables + self.constants;
+        let normalization = match self.condition {
+            0 => 2 * width,
+            condition => 2 * linear(condition, 3 * width),
+        };
+        let attention = linear(width, 3 * width) + linear(width, width) + 2 * self.tokens * width;
+        let block = normalization + attention + linear(width, hidden) + linear(hidden, width);
+        let ends = linear(channels * cells, width) + linear(width, self.variables * cells);
+        ends + self.blocks * block + width + self.variables
+    }
+
     /// The plan of tensor parallelism over a mesh axis: heads of attention, and the hidden channels of
     /// linear layers. Everything else stays whole, and may be stored in shards
     /// ([`Store`](crate::parallel::Store)).

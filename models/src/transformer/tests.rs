@@ -1,8 +1,23 @@
-use burn::tensor::{Tensor, TensorData};
+use burn::module::Param;
+use burn::tensor::{Device, Tensor, TensorData};
 use halocline_core::{Launcher, LocalGradient, Placement, Shard, ShardTensor, Traffic};
 use halocline_ops::testing::{compare, random};
 
 use super::*;
+
+/// A model whose modulations do something: new ones close the gate of every block, and let no gradient through.
+fn modulated(mut model: FieldTransformer) -> FieldTransformer {
+    let modulations = model
+        .blocks
+        .iter_mut()
+        .flat_map(|block| &mut block.modulations);
+    for (index, modulation) in modulations.enumerate() {
+        let shape = modulation.linear.weight.dims();
+        let weight = random::<2>(shape, "modulation", index);
+        modulation.linear.weight = Param::from_tensor(weight);
+    }
+    model
+}
 
 /// The forecast and the gradients of the input and of some parameters, of a model in which everything is switched on.
 fn run(
@@ -14,7 +29,7 @@ fn run(
         .seed(3)
         .collect(|world| {
             let mesh = world.mesh([("a", ranks[0]), ("b", ranks[1])])?;
-            let model = world.init(|device| config.init(device))?;
+            let model = modulated(world.init(|device| config.init(device))?);
             let embedding =
                 world.init(|device| ConditionEmbeddingConfig::new(1, 6).init(device))?;
             let shard = |name| {
@@ -42,6 +57,10 @@ fn run(
                 y.full_tensor(LocalGradient::Replicated).into_data(),
                 gradient.full_tensor(LocalGradient::Replicated).into_data(),
             ];
+            if config.condition > 0 {
+                let of_condition = embedding.first.weight.val().grad(&gradients);
+                found.push(of_condition.expect("a gradient").into_data());
+            }
             // The first attends to all patches.
             for block in &model.blocks {
                 let mut parameters =
@@ -84,6 +103,8 @@ fn a_forecast_on_shards_is_that_of_one_device() {
             ([2, 2], [Shard(3), Shard(2)]),
             ([2, 2], [Shard(0), Shard(2)]),
         ] {
+            let not_zero = |data: &TensorData| data.iter::<f32>().any(|number| number != 0.0);
+            assert!(expected.iter().all(not_zero), "a gradient of zeros");
             for found in run(ranks, placements, &config) {
                 compare(
                     &found,
@@ -103,8 +124,16 @@ fn blocks_computed_again_have_the_same_bits() {
             let placements = [Shard(2), Shard(3)];
             let kept = run(ranks, placements, &config);
             let again = run(ranks, placements, &config.clone().with_recompute(true));
-            for (kept, again) in kept.iter().flatten().zip(again.iter().flatten()) {
-                again.assert_eq(kept, true);
+            for (kept, again) in kept.iter().zip(&again) {
+                let of_condition = |index: usize| config.condition > 0 && index == 2;
+                for (index, (kept, again)) in kept.iter().zip(again).enumerate() {
+                    if of_condition(index) {
+                        // Of every block, whose gradients are added up in another order.
+                        compare(&[again.clone()], &[kept.clone()], 1e-6, "the condition");
+                    } else {
+                        again.assert_eq(kept, true);
+                    }
+                }
             }
         }
     }
@@ -158,17 +187,29 @@ fn a_plan_lists_what_is_sent_and_dense_blocks_send_again() {
     }
 }
 
-/// The sizes that the configuration's documentation names: a block has some `12 · d_model²` parameters.
+/// The sizes that the configuration's documentation names, 1 M and 1 B.
 #[test]
 fn parameters_are_as_many_as_documented() {
-    let config = FieldTransformerConfig::new(3)
-        .with_d_model(128)
-        .with_blocks(5);
-    let small = config.init(&Default::default()).num_params() as f64;
-    assert!((small / 1e6 - 1.0).abs() < 0.05, "{small}");
-    let block = |d_model: f64| 12.0 * d_model * d_model;
-    assert!((36.0 * block(1536.0) / 1e9 - 1.0).abs() < 0.05);
-    assert!((small / (5.0 * block(128.0)) - 1.0).abs() < 0.05);
+    let sized = |d_model, blocks| {
+        let config = FieldTransformerConfig::new(3).with_d_model(d_model);
+        config.with_blocks(blocks)
+    };
+    for config in [
+        sized(128, 5),
+        sized(32, 3)
+            .with_history(2)
+            .with_constants(1)
+            .with_patch([2, 3]),
+        config(),
+        config().with_condition(6).with_expansion(3),
+    ] {
+        let model = config.init(&Default::default());
+        assert_eq!(config.num_params(), model.num_params(), "{config}");
+    }
+    for (config, documented) in [(sized(128, 5), 1e6), (sized(1536, 36), 1e9)] {
+        let found = config.num_params() as f64;
+        assert!((found / documented - 1.0).abs() < 0.05, "{found}");
+    }
 }
 
 #[test]
@@ -211,6 +252,52 @@ fn positions_are_those_of_the_whole_field() {
             compare(&found, &expected, 1e-5, &format!("{ranks} ranks"));
         }
     }
+}
+
+/// Options of layers in one and three dims, on shards of several dims.
+#[test]
+fn layers_of_one_and_three_dims_may_be_sharded() {
+    fn check<const D: usize, M>(
+        shape: [usize; D],
+        placements: [Placement; 2],
+        make: impl Fn(&Device) -> M + Send + Sync,
+    ) where
+        M: Module + Layer<ShardTensor<D>, Output = ShardTensor<D>>,
+    {
+        let run = |ranks: [usize; 2]| {
+            let found = Launcher::local(ranks[0] * ranks[1])
+                .seed(5)
+                .collect(|world| {
+                    let mesh = world.mesh([("a", ranks[0]), ("b", ranks[1])])?;
+                    let layer = world.init(&make)?;
+                    let x = random::<D>(shape, "x", 0).inner();
+                    let x = ShardTensor::distribute(x, &mesh, &placements)?.require_grad();
+                    let y = x.clone().apply(&layer);
+                    let gradients = (y.clone() * y.clone()).sum().backward();
+                    let gradient = x.grad(&gradients).expect("a gradient");
+                    let whole =
+                        [y, gradient].map(|x| x.full_tensor(LocalGradient::Replicated).into_data());
+                    Ok(whole.to_vec())
+                });
+            found.unwrap()
+        };
+        let expected = run([1, 1]).remove(0);
+        for ranks in [[2, 1], [1, 3], [2, 2]] {
+            for found in run(ranks) {
+                compare(&found, &expected, 1e-5, &format!("{shape:?} on {ranks:?}"));
+            }
+        }
+    }
+    check([2, 23, 8], [Shard(0), Shard(1)], |device| {
+        let config = NeighborhoodAttention1dConfig::new(8, 4, [3]).with_key_heads(Some(2));
+        let config = config.with_dilation([2]).with_causal([true]);
+        config.with_tokens(2).init(device)
+    });
+    check([1, 5, 6, 7, 24], [Shard(1), Shard(3)], |device| {
+        let config = NeighborhoodAttention3dConfig::new(24, 2, [3, 2, 4]).with_stride([2, 1, 3]);
+        let config = config.with_periodic([false, true, false]);
+        config.with_rotary(Some(20.0)).init(device)
+    });
 }
 
 /// Angles of a periodic dim fit its length, so that a shifted field has shifted results.

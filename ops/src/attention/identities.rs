@@ -65,6 +65,69 @@ fn assert_same(found: &TensorData, expected: &Tensor<4>) {
     assert!(off < 5e-6, "{off:e}");
 }
 
+/// Options of a dim of a field, whose length they fit, from random numbers.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    length: usize,
+    kernel: usize,
+    dilation: usize,
+    stride: usize,
+    causal: bool,
+    periodic: bool,
+}
+
+fn window() -> impl Strategy<Value = Window> {
+    let kind = prop_oneof![
+        Just([false, false]),
+        Just([true, false]),
+        Just([false, true])
+    ];
+    let numbers = (2..5_usize, 1..3_usize, 1..4_usize, 0..3_usize);
+    (numbers, kind).prop_map(
+        |((kernel, dilation, stride, more), [causal, periodic])| Window {
+            length: (kernel + more) * dilation,
+            kernel,
+            dilation,
+            stride: stride.min(kernel),
+            causal,
+            periodic,
+        },
+    )
+}
+
+fn options<const N: usize>(windows: [Window; N]) -> NeighborhoodOptions<N> {
+    NeighborhoodOptions::new(windows.map(|window| window.kernel))
+        .with_dilation(windows.map(|window| window.dilation))
+        .with_stride(windows.map(|window| window.stride))
+        .with_causal(windows.map(|window| window.causal))
+        .with_periodic(windows.map(|window| window.periodic))
+}
+
+/// Attention of fields whose dims 1 and 2 are cut over the two axes of a mesh: the whole results, and the logarithms.
+fn on_planes<const D: usize, const N: usize>(
+    fields: &[Tensor<D>; 3],
+    cuts: [&Cuts; 2],
+    options: &NeighborhoodOptions<N>,
+) -> [TensorData; 2] {
+    let ranks = cuts.map(|cuts| cuts.len() + 1);
+    let found = Launcher::local(ranks[0] * ranks[1]).collect(|world| {
+        let mesh = world.mesh([("a", ranks[0]), ("b", ranks[1])])?;
+        let shard = |x: &Tensor<D>| {
+            let shape = x.dims();
+            let mut layout = Layout::new(mesh.shape(), &shape, &[Shard(1), Shard(2)])?;
+            for (dim, cuts) in [1, 2].into_iter().zip(cuts) {
+                layout = layout.with_extents(dim, &extents(cuts, shape[dim]))?;
+            }
+            ShardTensor::distribute(x.clone(), &mesh, &layout)
+        };
+        let [q, k, v] = fields;
+        let y = neighborhood_attention_with_lse(shard(q)?, shard(k)?, shard(v)?, options)?;
+        let whole = |x: ShardTensor<D>| x.full_tensor(LocalGradient::Replicated).into_data();
+        Ok([whole(y.output), whole(y.lse)])
+    });
+    found.unwrap().remove(0)
+}
+
 fn near<const D: usize, const N: usize>(
     options: NeighborhoodOptions<N>,
 ) -> impl Fn([ShardTensor<D>; 3]) -> Result<ShardTensor<D>> {
@@ -131,6 +194,60 @@ proptest! {
             Ok(neighborhood_attention(q, k, v, &options)?.roll(&[-shift], &[1]))
         });
         assert_same(&found, &y);
+    }
+
+    #[test]
+    fn a_window_of_the_whole_plane_is_attention_to_all_cells(
+        rows in 2..7_usize, columns in 2..7_usize, cuts in [cuts(), cuts()],
+    ) {
+        let fields = fields([1, rows, columns, 2, 4]);
+        let [q, k, v] = fields.clone().map(|x| x.reshape([1, rows * columns, 2, 4]));
+        let tokens = [q, k, v].map(ShardTensor::solo);
+        let [q, k, v] = tokens;
+        let dense = scaled_dot_product_attention_with_lse(q, k, v, &AttentionOptions::default()).unwrap();
+        let found = on_planes(&fields, cuts.each_ref(), &NeighborhoodOptions::new([rows, columns]));
+        for (found, expected) in found.into_iter().zip([dense.output, dense.lse]) {
+            let expected = expected.into_parts().0;
+            let shape = expected.dims();
+            assert_same(&TensorData::new(found.try_into_vec::<f32>().unwrap(), shape), &expected);
+        }
+    }
+
+    /// Values that are the same in all cells have that mean, with any options in any dims, and the result of ranks is that of
+    /// one, with the logarithms.
+    #[test]
+    fn a_constant_field_stays_as_it_is(
+        windows in [window(), window()], depth in prop::option::of(window()), cuts in [cuts(), cuts()],
+    ) {
+        fn check<const D: usize, const N: usize>(cells: [usize; N], options: &NeighborhoodOptions<N>, cuts: [&Cuts; 2]) {
+            let mut shape = [1; D];
+            shape[1..=N].copy_from_slice(&cells);
+            shape[D - 2..].copy_from_slice(&[2, 3]);
+            let [q, k, v] = fields(shape);
+            let mut one = [1; D];
+            one[D - 2..].copy_from_slice(&[2, 3]);
+            let value = field::<D>(one, "value");
+            let [constant, _] = on_planes(&[q.clone(), k.clone(), value.clone().expand(shape)], cuts, options);
+            let off = difference(&constant, &value.expand(shape).into_data());
+            assert!(off < 1e-6, "{options:?}: {off:e}");
+            let alone = [&q, &k, &v].map(|x| ShardTensor::solo(x.clone()));
+            let [own_q, own_k, own_v] = alone;
+            let expected = neighborhood_attention_with_lse(own_q, own_k, own_v, options).unwrap();
+            let found = on_planes(&[q, k, v], cuts, options);
+            for (found, expected) in found.iter().zip([expected.output, expected.lse]) {
+                let off = difference(found, &expected.into_parts().0.into_data());
+                assert!(off < 5e-6, "{options:?}: {off:e}");
+            }
+        }
+        let cells = windows.map(|window| window.length);
+        match depth {
+            None => check::<5, 2>(cells, &options(windows), cuts.each_ref()),
+            Some(depth) => check::<6, 3>(
+                [cells[0], cells[1], depth.length],
+                &options([windows[0], windows[1], depth]),
+                cuts.each_ref(),
+            ),
+        }
     }
 
     /// Parts of the keys, of which some may be none, and the queries of any ranks.

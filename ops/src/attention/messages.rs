@@ -2,9 +2,10 @@
 
 use burn::nn::attention::MultiHeadAttentionConfig;
 use halocline_core::{
-    DeviceMesh, Distribution, Launcher, Layout, Placement, RandomKey, Replicate, Result, Shard,
-    ShardTensor, Traffic,
+    DeviceMesh, Distribution, Launcher, Layout, Overlap, Placement, RandomKey, Replicate, Result,
+    Shard, ShardTensor, Traffic,
 };
+use serde_json::Value;
 
 use super::*;
 use crate::prelude::*;
@@ -225,4 +226,166 @@ fn causal_parts_go_to_later_ranks_only() {
     let backward = [part + part, 2 * part + 2 * part, 2 * part];
     let expected = [0, 1, 2].map(|rank: usize| [forward[rank], backward[rank]]);
     assert_eq!(found, expected);
+}
+
+/// Bytes that each of three ranks receives forward and backward, of a program of queries, keys and values.
+fn received<const D: usize>(
+    shapes: [[usize; D]; 3],
+    keys: Placement,
+    program: impl Fn([ShardTensor<D>; 3]) -> Result<ShardTensor<D>> + Send + Sync,
+) -> Vec<[u64; 2]> {
+    let found = Launcher::local(3).check(false).collect(|world| {
+        let mesh = world.mesh([("x", 3)])?;
+        let leaf = |shape, placement| ones(&mesh, shape, placement).map(ShardTensor::require_grad);
+        let leaves = [
+            leaf(shapes[0], Shard(1))?,
+            leaf(shapes[1], keys)?,
+            leaf(shapes[2], keys)?,
+        ];
+        let counted = || {
+            let stats = world.comm_stats();
+            let all = [Traffic::Exchange, Traffic::Reduce];
+            let backward: u64 = all
+                .map(|traffic| stats.of_backward(traffic).bytes)
+                .iter()
+                .sum();
+            let both: u64 = all.map(|traffic| stats.of(traffic).bytes).iter().sum();
+            [both - backward, backward]
+        };
+        let before = counted();
+        let y = program(leaves)?;
+        y.into_parts().0.sum().backward();
+        let after = counted();
+        Ok([after[0] - before[0], after[1] - before[1]])
+    });
+    found.unwrap()
+}
+
+/// The table of `docs/attention.md`. All ranks send what they receive.
+#[test]
+fn bytes_are_those_of_the_documentation() {
+    let (heads, widths) = (2, [4, 3]);
+    let both = (heads * (widths[0] + widths[1]) * size_of::<f32>()) as u64;
+    let options = AttentionOptions::default;
+    let dense = |[q, k, v]: [ShardTensor<4>; 3]| scaled_dot_product_attention(q, k, v, &options());
+    let tokens = |count, width| [1, count, heads, width];
+    let of_tokens = |count| {
+        [
+            tokens(9, widths[0]),
+            tokens(count, widths[0]),
+            tokens(count, widths[1]),
+        ]
+    };
+    // Gradients of replicated keys and values, of less than 16,384 numbers: those of the two other ranks.
+    let sum = 2 * both * 5;
+    assert_eq!(received(of_tokens(5), Replicate, dense), [[0, sum]; 3]);
+    let ring = [both * 6, both * (6 + 9)];
+    assert_eq!(received(of_tokens(9), Shard(1), dense), [ring; 3]);
+    let cells = |width| [1, 3, 3, heads, width];
+    let of_cells = [cells(widths[0]), cells(widths[0]), cells(widths[1])];
+    let all = |[q, k, v]: [ShardTensor<5>; 3]| cell_attention(q, k, v, &options());
+    assert_eq!(received(of_cells, Shard(1), all), [ring; 3]);
+    let learned = |[q, k, v]: [ShardTensor<5>; 3]| {
+        let token = |width| {
+            let token = ShardTensor::<4>::ones([1, 5, heads, width], q.mesh(), &[Replicate]);
+            token.map(ShardTensor::require_grad)
+        };
+        let tokens = [token(widths[0])?, token(widths[1])?];
+        cell_attention_with_tokens([q.clone(), k, v], tokens, &options())
+    };
+    let with_tokens = [ring[0], ring[1] + sum];
+    assert_eq!(received(of_cells, Shard(1), learned), [with_tokens; 3]);
+    // Halos of one and two cells, in a dim without ends.
+    let near = |[q, k, v]: [ShardTensor<4>; 3]| {
+        let options = NeighborhoodOptions::new([4]).with_periodic([true]);
+        neighborhood_attention(q, k, v, &options)
+    };
+    let halo = both * 3;
+    assert_eq!(received(of_tokens(9), Shard(1), near), [[halo; 2]; 3]);
+}
+
+/// An event of a timeline: when it began and ended, in microseconds.
+struct Event {
+    name: String,
+    rank: u64,
+    time: [f64; 2],
+}
+
+/// Communications of a program on three ranks, and stretches of work.
+fn timeline(
+    name: &str,
+    program: impl Fn(&DeviceMesh) -> Result<()> + Send + Sync,
+) -> [Vec<Event>; 2] {
+    let file = std::env::temp_dir().join(format!("{name}-{}.json", std::process::id()));
+    let launcher = Launcher::local(3).overlap(Overlap::On).trace(&file);
+    launcher
+        .run(|world| program(&world.mesh([("x", 3)])?))
+        .unwrap();
+    let text = std::fs::read(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    let document: Value = serde_json::from_slice(&text).unwrap();
+    ["exchange", "operator"].map(|kind| {
+        let events = document["traceEvents"].as_array().expect("events");
+        let events = events.iter().filter(|event| event["cat"] == kind);
+        let events = events.map(|event| {
+            let number = |key: &str| event[key].as_f64().expect("a number");
+            Event {
+                name: event["name"].as_str().expect("a name").into(),
+                rank: event["tid"].as_u64().expect("a rank"),
+                time: [number("ts"), number("ts") + number("dur")],
+            }
+        });
+        events.collect()
+    })
+}
+
+/// Checks that during so many communications of a name, on every rank, work of another name is done.
+fn assert_meanwhile([sent, work]: &[Vec<Event>; 2], name: &str, count: usize, during: &str) {
+    for rank in 0..3 {
+        let named = |event: &&Event, name: &str| event.rank == rank && event.name == name;
+        let has_work = |message: &&Event| {
+            let [begin, end] = message.time;
+            let mut work = work.iter().filter(|event| named(event, during));
+            work.any(|event| begin <= event.time[0] && event.time[1] <= end)
+        };
+        let sent = sent.iter().filter(|event| named(event, name));
+        assert_eq!(
+            sent.filter(has_work).count(),
+            count,
+            "{name} of rank {rank}"
+        );
+    }
+}
+
+#[test]
+fn queries_within_the_shard_are_computed_while_halos_travel() {
+    let events = timeline("halos", |mesh| {
+        let field = || ShardTensor::<4>::ones([1, 60, 2, 4], mesh, &[Shard(1)]);
+        let field = || field().map(ShardTensor::require_grad);
+        let options = NeighborhoodOptions::new([5]);
+        let y = neighborhood_attention(field()?, field()?, field()?, &options)?;
+        y.into_parts().0.sum().backward();
+        Ok(())
+    });
+    let name = "na1d";
+    assert_meanwhile(&events, name, 1, "attention meanwhile");
+    let backward = "attention meanwhile (backward)";
+    assert_meanwhile(&events, &format!("{name} (backward)"), 1, backward);
+}
+
+#[test]
+fn a_block_is_computed_with_while_the_next_one_travels() {
+    let events = timeline("ring", |mesh| {
+        let tokens = || ShardTensor::<4>::ones([1, 60, 2, 4], mesh, &[Shard(1)]);
+        let tokens = || tokens().map(ShardTensor::require_grad);
+        let options = AttentionOptions::default();
+        let y = scaled_dot_product_attention(tokens()?, tokens()?, tokens()?, &options)?;
+        y.into_parts().0.sum().backward();
+        Ok(())
+    });
+    let (name, work) = ("scaled_dot_product_attention", "attention to a block");
+    assert_meanwhile(&events, name, 2, work);
+    // Two blocks, and the gradients of the first two; those of the last one go to their owner when all is computed.
+    let backward = |name: &str| format!("{name} (backward)");
+    assert_meanwhile(&events, &backward(name), 4, &backward(work));
 }

@@ -1,8 +1,9 @@
-//! Models whose parameters are sharded.
+//! Models whose parameters are sharded, and attention.
 
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::TensorData;
+use burn::tensor::{Bool, Tensor, TensorData};
+use halocline::models::FieldTransformerConfig;
 use halocline::models::parallel::{Plan, Store, Style, parallelize_module};
 use halocline_core::{Along, Distribution, Error, RandomKey, Result, Shard, ShardTensor, World};
 use halocline_ops::loss_value;
@@ -50,4 +51,58 @@ pub(super) fn parallel(world: World) -> Result<Found> {
     }
     let shard = model.layers[0].mha.query.weight.base().into_data();
     Ok(vec![TensorData::new(losses, [10]), shard])
+}
+
+/// A model of neighborhood and dense attention with tokens whose blocks are computed again, and a ring with key padding, a bias
+/// and dropout: results, and gradients of what they are made of.
+pub(super) fn attention(world: World) -> Result<Found> {
+    let mesh = world.mesh([("lat", world.size() / 2), ("lon", 2)])?;
+    let normal = Distribution::Normal {
+        mean: 0.0,
+        std: 1.0,
+    };
+    let config = FieldTransformerConfig::new(2)
+        .with_d_model(16)
+        .with_heads(2)
+        .with_blocks(2)
+        .with_dense_blocks(1)
+        .with_tokens(2)
+        .with_kernel([3, 4])
+        .with_recompute(true);
+    let model = world.init(|device| config.init(device))?;
+    let key = RandomKey::new(0, "cells");
+    let cells = [Shard(2), Shard(3)];
+    let x = ShardTensor::<4>::random([1, 2, 26, 28], normal, key, &mesh, &cells)?.require_grad();
+    let y = x.clone().apply(&model);
+    let gradients = (y.clone() * y.clone()).sum().backward();
+    let of_x = x.grad(&gradients).expect("a gradient");
+    let mut found = vec![y.local().to_data(), of_x.into_parts().0.into_data()];
+
+    let tokens = [Shard(1), Shard(1)];
+    let leaf = |name: &str, heads: usize| {
+        let key = RandomKey::new(0, name);
+        let x = ShardTensor::<4>::random([2, 23, heads, 6], normal, key, &mesh, &tokens);
+        x.map(ShardTensor::require_grad)
+    };
+    let leaves = [leaf("q", 4)?, leaf("k", 2)?, leaf("v", 2)?];
+    let hidden = (0..2 * 23).map(|key| key % 7 == 3).collect::<Vec<bool>>();
+    let hidden = TensorData::new(hidden, [2, 23]);
+    let hidden = Tensor::<2, Bool>::from_data(hidden, &world.device().clone().inner());
+    let hidden = ShardTensor::distribute(hidden, &mesh, &tokens)?;
+    let key = RandomKey::new(0, "bias");
+    let bias = ShardTensor::random([1, 1, 4, 23], normal, key, &mesh, &[Shard(3), Shard(3)])?;
+    let options = AttentionOptions::default()
+        .with_causal(true)
+        .with_key_padding(hidden)
+        .with_bias(bias.inner())
+        .with_dropout(0.2, RandomKey::new(0, "dropout"));
+    let [q, k, v] = leaves.clone();
+    let y = q.scaled_dot_product_attention(k, v, &options);
+    let gradients = (y.clone() * y.clone()).sum().backward();
+    found.push(y.local().to_data());
+    found.extend(leaves.map(|leaf| {
+        let gradient = leaf.grad(&gradients).expect("a gradient");
+        gradient.into_parts().0.into_data()
+    }));
+    Ok(found)
 }

@@ -263,6 +263,35 @@ fn padding_may_lie_as_keys_do() {
     }
 }
 
+/// A sample without keys has results of zero and no gradients; the other one those that it has alone.
+#[test]
+fn queries_without_keys_have_results_of_zero() {
+    let inputs = inputs(QUERIES, KEYS);
+    let hidden = (0..2 * KEYS).map(|cell| cell < KEYS);
+    let hidden = TensorData::new(hidden.collect::<Vec<_>>(), [2, KEYS]);
+    let bias = TensorData::zeros::<f32, _>([1, 1, 1, KEYS]);
+    let mut expected = by_definition(inputs.clone(), &bias, false, None);
+    for data in &mut expected {
+        let first = data.num_elements() / 2;
+        data.as_mut_slice::<f32>().unwrap()[..first].fill(0.0);
+    }
+    let tokens = [Shard(TOKENS), Shard(TOKENS)];
+    for (axes, keys) in [([1, 1], tokens), ([2, 2], tokens), ([2, 2], [Replicate; 2])] {
+        let found = on_ranks(&inputs, axes, tokens, keys, |mesh, device| {
+            let hidden = Tensor::<2, Bool>::from_data(hidden.clone(), device).inner();
+            let of_keys = keys.map(|placement| match placement {
+                Shard(_) => Shard(1),
+                other => other,
+            });
+            let hidden = ShardTensor::distribute(hidden, mesh, &of_keys)?;
+            Ok(AttentionOptions::default().with_key_padding(hidden))
+        });
+        for found in found {
+            compare(&found, &expected, 1e-5, &format!("{axes:?} {keys:?}"));
+        }
+    }
+}
+
 #[test]
 fn a_bias_that_lies_otherwise_is_refused() {
     let refused = |placement: Placement, shape: [usize; 4]| {

@@ -130,6 +130,17 @@ fn attention(
     let fans = check(&q, &k, &v)?;
     #[cfg(feature = "cube")]
     super::cube::check(NAME, &q.device(), q.local().dtype())?;
+    let own = q.layout().local_box(q.mesh().position());
+    let own: Vec<usize> = own.ranges().iter().map(|range| range.start).collect();
+    let [batch, queries, heads, width] = q.dims();
+    let dropout = options
+        .dropout
+        .filter(|(probability, _)| *probability != 0.0);
+    let dropout = dropout.map(|(probability, key)| {
+        let shape = [batch, queries, heads, k.dims()[TOKENS]];
+        Dropped::new(probability, key, shape, [own[0], own[1], own[2]])
+    });
+    let dropout = dropout.transpose()?;
     let bias = options.bias.as_ref();
     let bias = bias.map(|bias| check_bias(bias, &q, &k)).transpose()?;
     Isa::chosen()?;
@@ -152,22 +163,12 @@ fn attention(
     };
     let beside_keys = beside_keys.map(constant);
     let mesh = q.mesh().clone();
-    let own = q.layout().local_box(mesh.position());
-    let own: Vec<usize> = own.ranges().iter().map(|range| range.start).collect();
-    let [batch, queries, heads, width] = q.dims();
-    let dropout = options
-        .dropout
-        .filter(|(probability, _)| *probability != 0.0);
-    let dropout = dropout.map(|(probability, key)| {
-        let shape = [batch, queries, heads, k.dims()[TOKENS]];
-        Dropped::new(probability, key, shape, [own[0], own[1], own[2]])
-    });
     let scores = Scores {
         scale: options.scale.unwrap_or(1.0 / (width as f64).sqrt()),
         with_lse,
         causal: options.causal.then_some(own[TOKENS]),
         bias,
-        dropout: dropout.transpose()?,
+        dropout,
     };
     if !runs_kernels {
         return composed::attention(q, k, v, &scores);

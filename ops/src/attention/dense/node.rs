@@ -7,6 +7,7 @@ use burn::tensor::{DType, Tensor};
 use halocline_core::Result;
 use halocline_core::ops::{self, BackwardPass, Operator, blank};
 use halocline_core::tasks;
+use halocline_core::trace::span;
 
 use super::dims::{HEADS, TOKENS, WIDTH};
 use super::ring::Ring;
@@ -218,6 +219,7 @@ impl DenseRun {
         let bias = self.bias::<E>()?;
         self.around::<E>(self.travel.as_ref(), [k, v], |round| {
             if let Some(part) = round.part {
+                let _work = span("attention to a block");
                 // SAFETY: all tensors are there, and the results nowhere else.
                 unsafe { self.job((&q, dtype), part, bias.as_ref(), results).run(isa) };
             }
@@ -286,6 +288,7 @@ impl DenseRun {
         self.around::<E>(travel.as_ref(), [key, value], |round| {
             let mut sums = Vec::new();
             if let Some(part) = round.part {
+                let _work = span("attention to a block (backward)");
                 let mut of_part = [0, 1].map(|tensor| {
                     let cells = part.keys[tensor].shape().iter().product();
                     wanted[1 + tensor].then(|| filled::<E>(cells, 0.0))

@@ -7,6 +7,7 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 use halocline_core::ops::{BackwardPass, Boxes, add_box, cut};
+use halocline_core::trace::span;
 use halocline_core::{Exchange, IndexBox, Result, Transfer};
 
 use super::places::{
@@ -50,6 +51,7 @@ impl NeighborhoodRun {
                 boxes.in_background();
                 on_their_way = Some(boxes);
             }
+            let _meanwhile = span("attention meanwhile (backward)");
             gradients.run(isa, Whose::Own);
             sums = Some(gradients.finish(dtype));
         }

@@ -7,6 +7,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 use halocline_core::ops::cut;
+use halocline_core::trace::span;
 use halocline_core::{IndexBox, Result};
 
 use super::places::{spatial, with_width};
@@ -96,7 +97,9 @@ impl NeighborhoodRun {
         let late = match self.early(&boxes) {
             None => vec![whole],
             Some(early) => {
+                let meanwhile = span("attention meanwhile");
                 compute(&[], std::slice::from_ref(&early));
+                drop(meanwhile);
                 let whole = IndexBox::new(whole.to_vec());
                 let around = whole.around(&IndexBox::new(early.to_vec()));
                 let ranges = around.iter().map(|part| part.ranges().to_vec());

@@ -1,5 +1,5 @@
 //! The table of NATTEN's own tests, with its tolerances: 1e-4 for results in f32, 1e-2 for gradients of queries, 1e-4 for
-//! those of keys and values.
+//! those of keys and values; 1e-2 in f16 and 5e-2 in bf16.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -7,19 +7,20 @@ use super::NeighborhoodOptions;
 use crate::attention::AttentionField;
 use crate::testing::normal;
 
-/// Result and gradients of inputs, which are normal; the cotangent is, too, times 0.05.
+/// Result and gradients of inputs, which are normal, and of a type's numbers; the cotangent is normal, too, times 0.05.
 fn results<const D: usize, const N: usize>(
     shape: [usize; D],
     key_heads: usize,
     value_width: usize,
     options: &NeighborhoodOptions<N>,
-    dtype: DType,
+    [rounded, dtype]: [DType; 2],
 ) -> [TensorData; 4] {
     let device = Device::flex().autodiff();
     let leaf = |name: &str, heads: usize, width: usize| {
         let mut shape = shape;
         (shape[D - 2], shape[D - 1]) = (heads, width);
-        let data = normal(&shape, name, 0).convert_dtype(dtype);
+        let data = normal(&shape, name, 0);
+        let data = data.convert_dtype(rounded).convert_dtype(dtype);
         Tensor::<D>::from_data(data, (&device, dtype)).require_grad()
     };
     let q = leaf("q", shape[D - 2], shape[D - 1]);
@@ -37,7 +38,7 @@ fn results<const D: usize, const N: usize>(
     [y.inner(), q, k, v].map(Tensor::into_data)
 }
 
-/// Every combination of causal flags, in f32 against f64, which is tested against the definition.
+/// Every combination of causal flags in f32, and none in half precision, against f64, which is tested against the definition.
 fn check<const D: usize, const N: usize>(
     [batch, heads, key_heads, width]: [usize; 4],
     shape: [usize; N],
@@ -53,17 +54,25 @@ fn check<const D: usize, const N: usize>(
         let causal = std::array::from_fn(|dim| flags >> dim & 1 == 1);
         let options = options.with_causal(causal);
         let value_width = [width, 8, 2 * width, 24][flags % 4];
-        let run = |dtype| results(whole, key_heads, value_width, &options, dtype);
-        let (found, expected) = (run(DType::F32), run(DType::F64));
-        for (which, tolerance) in [1e-4, 1e-2, 1e-4, 1e-4].into_iter().enumerate() {
-            let pairs = found[which]
-                .iter::<f64>()
-                .zip(expected[which].iter::<f64>());
-            let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-            assert!(
-                off <= tolerance,
-                "{whole:?}, {options:?}: result {which} is off by {off:e}"
-            );
+        let types = [
+            (DType::F32, [1e-4, 1e-2, 1e-4, 1e-4]),
+            (DType::F16, [1e-2; 4]),
+            (DType::BF16, [5e-2; 4]),
+        ];
+        for (dtype, tolerances) in &types[..if flags == 0 { 3 } else { 1 }] {
+            let run =
+                |computed| results(whole, key_heads, value_width, &options, [*dtype, computed]);
+            let (found, expected) = (run(*dtype), run(DType::F64));
+            for (which, tolerance) in tolerances.iter().enumerate() {
+                let pairs = found[which]
+                    .iter::<f64>()
+                    .zip(expected[which].iter::<f64>());
+                let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                assert!(
+                    off <= *tolerance,
+                    "{whole:?}, {options:?}, {dtype:?}: result {which} is off by {off:e}"
+                );
+            }
         }
     }
 }

@@ -1,14 +1,15 @@
 use std::collections::HashMap;
 
 use burn::tensor::{DType, Tensor, TensorData};
-use halocline_core::ShardTensor;
+use halocline_core::{Error, Launcher, LocalGradient, Shard, ShardTensor};
 use proptest::prelude::*;
 
 use super::*;
 use crate::attention::{AttentionField, OPERATORS};
 use crate::driver::Neighborhood;
 use crate::golden::{Arguments, Attributes};
-use crate::testing::{check_golden, difference, normal};
+use crate::prelude::*;
+use crate::testing::{check_golden, compare, difference, normal, random};
 
 fn arguments(
     shape: &[usize],
@@ -41,11 +42,11 @@ fn operator(name: &str) -> &'static crate::golden::Golden {
     all.find(|golden| golden.name == name).expect("an operator")
 }
 
-/// The definition, in f64: every query and key one by one.
+/// The result and the logarithms of sums of exponentials, by the definition in f64: every query and key one by one.
 fn by_definition<const N: usize>(
     arguments: &Arguments,
     options: &NeighborhoodOptions<N>,
-) -> TensorData {
+) -> [TensorData; 2] {
     let [q, k, v] = [0, 1, 2].map(|input| {
         let (_, data) = &arguments.inputs[input];
         (
@@ -81,7 +82,7 @@ fn by_definition<const N: usize>(
         times.product()
     };
     let scale = options.scale.unwrap_or(1.0 / (width as f64).sqrt());
-    let mut y = Vec::new();
+    let (mut y, mut lse) = (Vec::new(), Vec::new());
     for b in 0..batch {
         for query in 0..cells {
             for h in 0..heads {
@@ -108,18 +109,21 @@ fn by_definition<const N: usize>(
                         .for_each(|(mean, value)| *mean += weight / sum * value);
                 }
                 y.extend(mean);
+                lse.push(sum.ln());
             }
         }
     }
     let mut shape = shape;
-    shape[N + 2] = value_width;
-    TensorData::new(y, shape)
+    [(y, value_width), (lse, 1)].map(|(numbers, width)| {
+        shape[N + 2] = width;
+        TensorData::new(numbers, shape.clone())
+    })
 }
 
 fn on_one_rank<const D: usize, const N: usize>(
     arguments: &Arguments,
     options: &NeighborhoodOptions<N>,
-) -> Result<TensorData> {
+) -> [TensorData; 2] {
     let device = burn::tensor::Device::default();
     let inputs = [0, 1, 2].map(|input| {
         let data = arguments.inputs[input].1.clone();
@@ -127,10 +131,16 @@ fn on_one_rank<const D: usize, const N: usize>(
         ShardTensor::solo(Tensor::<D>::from_data(data, (&device, dtype)))
     });
     let [q, k, v] = inputs;
-    Ok(neighborhood_attention(q, k, v, options)?
-        .into_parts()
-        .0
-        .into_data())
+    let y = neighborhood_attention_with_lse(q, k, v, options).unwrap();
+    [y.output, y.lse].map(|x| x.into_parts().0.into_data())
+}
+
+/// The larger difference of results and of logarithms.
+fn off(found: &[TensorData; 2], expected: &[TensorData; 2]) -> f64 {
+    let pairs = found.iter().zip(expected);
+    pairs
+        .map(|(found, expected)| difference(found, expected))
+        .fold(0.0, f64::max)
 }
 
 #[test]
@@ -180,12 +190,12 @@ fn the_result_is_that_of_the_definition() {
     for (shape, key_heads, value_width, options) in cases {
         let arguments = arguments(&shape, key_heads, value_width, &[]);
         let expected = by_definition(&arguments, &options);
-        let found = on_one_rank::<5, 2>(&arguments, &options).unwrap();
-        let off = difference(&found, &expected);
+        let found = on_one_rank::<5, 2>(&arguments, &options);
+        let off = off(&found, &expected);
         assert!(off < 2e-6, "{shape:?}, {options:?}: {off:e}");
         let exact = arguments.cast(DType::F64);
-        let found = on_one_rank::<5, 2>(&exact, &options).unwrap();
-        let off = difference(&found, &expected);
+        let found = on_one_rank::<5, 2>(&exact, &options);
+        let off = self::off(&found, &expected);
         assert!(off < 1e-13, "{shape:?}, {options:?}: {off:e}");
     }
 }
@@ -233,6 +243,37 @@ fn shards_give_the_result_and_gradients_of_one_rank() {
         ],
     );
     check_golden(operator("na3d"), &cube, &[2, 8], 1e-5);
+}
+
+/// A rank's heads of queries are those that its heads of keys serve.
+#[test]
+fn heads_of_grouped_queries_may_be_sharded() {
+    let options = NeighborhoodOptions::new([3, 4]).with_periodic([false, true]);
+    let run = |axes: [usize; 2]| {
+        let found = Launcher::local(axes[0] * axes[1]).collect(|world| {
+            let mesh = world.mesh([("heads", axes[0]), ("lat", axes[1])])?;
+            let leaf = |name: &str, heads: usize, width: usize| {
+                let x = random::<5>([1, 9, 6, heads, width], name, 0).inner();
+                let x = ShardTensor::distribute(x, &mesh, &[Shard(3), Shard(1)])?;
+                Ok::<_, Error>(x.require_grad())
+            };
+            let leaves = [leaf("q", 6, 4)?, leaf("k", 2, 4)?, leaf("v", 2, 3)?];
+            let [q, k, v] = leaves.clone();
+            let y = neighborhood_attention(q, k, v, &options)?;
+            let gradients = (y.clone() * y.clone()).sum().backward();
+            let gradients = leaves.map(|leaf| leaf.grad(&gradients).expect("a gradient"));
+            let whole = std::iter::once(y).chain(gradients);
+            let whole = whole.map(|x| x.full_tensor(LocalGradient::Replicated).into_data());
+            Ok(whole.collect::<Vec<_>>())
+        });
+        found.unwrap()
+    };
+    let expected = run([1, 1]).remove(0);
+    for axes in [[2, 1], [2, 2]] {
+        for found in run(axes) {
+            compare(&found, &expected, 1e-5, &format!("{axes:?}"));
+        }
+    }
 }
 
 /// The gradient of a random direction is what differences say, in f64.
@@ -393,14 +434,14 @@ proptest! {
     #[test]
     fn random_neighborhoods_are_those_of_the_definition((options, [height, width]) in case(), heads in 1..4_usize) {
         let arguments = arguments(&[1, height, width, heads, 3], 1, 2, &[]);
-        let found = on_one_rank::<5, 2>(&arguments, &options).unwrap();
-        let off = difference(&found, &by_definition(&arguments, &options));
+        let found = on_one_rank::<5, 2>(&arguments, &options);
+        let off = off(&found, &by_definition(&arguments, &options));
         prop_assert!(off < 5e-6, "{off:e}");
         let mut constant = arguments;
         let shape = constant.inputs[2].1.shape().to_vec();
         let count = shape.iter().product();
         constant.inputs[2].1 = TensorData::new(vec![1.5_f32; count], shape);
-        let found = on_one_rank::<5, 2>(&constant, &options).unwrap();
+        let [found, _] = on_one_rank::<5, 2>(&constant, &options);
         for value in found.iter::<f64>() {
             prop_assert!((value - 1.5).abs() < 1e-5, "{value}");
         }
