@@ -4,12 +4,12 @@
 //! letters that the result lacks are summed over.
 //!
 //! # Placement
-//! That of [`matmul`](super::matmul): on each axis the operands are sharded in one common letter, or one of them is replicated
-//! and lacks it. If the result lacks it, too, it is a partial sum.
+//! On each axis the operands are sharded in one common letter, or one of them is replicated. If the result lacks the letter, it
+//! is a partial sum. Of a replicated operand that has the letter each rank takes its part: nothing is sent.
 //!
 //! # Adjoint
 //! The contractions of the cotangent with the other operand. The gradient of a replicated operand is summed over the axes on
-//! which the other one is sharded.
+//! which the other one is sharded in a letter that it lacks, and gathered over those of a common letter.
 
 use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
@@ -31,13 +31,14 @@ const NAME: &str = "einsum";
 ///
 /// # Example
 /// ```
+/// use burn::tensor::Tensor;
 /// use halocline_core::{Launcher, Partial, ReduceOp, Shard, ShardTensor};
 /// use halocline_ops::matmul::einsum;
 ///
 /// Launcher::local(2).run(|world| {
 ///     let mesh = world.mesh([("lat", 2)])?;
 ///     let x = ShardTensor::<4>::ones([2, 3, 5, 7], &mesh, &[Shard(2)])?;
-///     let areas = ShardTensor::<1>::ones([5], &mesh, &[Shard(0)])?;
+///     let areas = Tensor::<1>::ones([5], world.device());
 ///     let y: ShardTensor<2> = einsum("bchw,h->bc", x, areas)?; // nothing is sent
 ///     assert_eq!((y.dims(), y.placements()), ([2, 3], &[Partial(ReduceOp::Sum)][..]));
 ///     Ok(())
@@ -51,12 +52,40 @@ pub fn einsum<const A: usize, const B: usize, const R: usize>(
 ) -> Result<ShardTensor<R>> {
     let b = b.into().beside(&a)?;
     let equation = Equation::parse(equation, [&a.dims(), &b.dims()], R)?;
+    let [of_a, of_b, _] = equation.letters.each_ref().map(Vec::as_slice);
+    let b = aligned((b, of_b), (&a, of_a))?;
+    let a = aligned((a, of_a), (&b, of_b))?;
     let [roles_a, roles_b, result] = equation.letters.each_ref().map(|letters| {
         let roles = letters.iter().map(|letter| Role::Common(*letter as usize));
         roles.collect::<Vec<_>>()
     });
     let contract = |a, b| equation.contract(a, b);
     contracted(NAME, (a, &roles_a), (b, &roles_b), &result, contract)
+}
+
+/// An operand that is sharded in letters of another one, where it is replicated and the other one is sharded in them.
+fn aligned<const A: usize, const B: usize>(
+    (x, letters): (ShardTensor<A>, &[char]),
+    (other, others): (&ShardTensor<B>, &[char]),
+) -> Result<ShardTensor<A>> {
+    if x.layout().mesh() != other.layout().mesh() {
+        return Ok(x);
+    }
+    let mut placements = x.placements().to_vec();
+    let mut extents = x.layout().all_extents().to_vec();
+    for (axis, placement) in other.placements().iter().enumerate() {
+        let Shard(dim) = *placement else { continue };
+        let place = letters.iter().position(|letter| *letter == others[dim]);
+        if let Some(place) = place
+            && placements[axis] == Replicate
+            && !x.placements().contains(&Shard(place))
+        {
+            placements[axis] = Shard(place);
+            extents[place] = other.layout().extents(dim).to_vec();
+        }
+    }
+    let layout = x.layout().derive(placements, extents);
+    x.try_redistribute(&layout)
 }
 
 /// The letters of the dims of both operands and of the result.
@@ -209,7 +238,7 @@ pub(super) const GOLDEN: Golden = Golden::new(NAME, run).with_travels([
 /// dims of the result.
 const MOST: usize = 6;
 
-/// Contracts with a parameter that lies as the input does, in the letters that both have.
+/// Contracts with a replicated parameter.
 fn run(case: &Case) -> Result<Box<dyn Output>> {
     let equation = case.attributes.text("equation");
     let (operands, result) = equation.split_once("->").unwrap_or_default();
@@ -220,27 +249,7 @@ fn run(case: &Case) -> Result<Box<dyn Output>> {
     let mut pad =
         |letters: &str| -> String { letters.chars().chain(unused.by_ref()).take(MOST).collect() };
     let equation = format!("{},{}->{result}", pad(left), pad(right));
-    with_dims!(result.len(), R => {
-        let Equation { letters } = Equation::parse(&equation, [&a.dims(), &b.dims()], R)?;
-        let common = |dim: usize| {
-            letters[1]
-                .iter()
-                .position(|letter| *letter == letters[0][dim])
-        };
-        let placements = a.placements().iter().map(|placement| match placement {
-            Shard(dim) => common(*dim).map_or(Replicate, Shard),
-            _ => Replicate,
-        });
-        let mut extents: Vec<Vec<usize>> = b.dims().iter().map(|size| vec![*size]).collect();
-        for (dim, of_a) in a.layout().all_extents().iter().enumerate() {
-            if let Some(place) = common(dim) {
-                extents[place].clone_from(of_a);
-            }
-        }
-        let layout = a.layout().derive(placements.collect(), extents);
-        let b = b.try_redistribute(&layout)?;
-        output(einsum::<MOST, MOST, R>(&equation, a, b))
-    })
+    with_dims!(result.len(), R => output(einsum::<MOST, MOST, R>(&equation, a, b)))
 }
 
 /// A tensor with dims of one cell after its own.
@@ -271,6 +280,20 @@ mod tests {
     #[test]
     fn letters_of_one_operand_are_summed_over_where_they_are() {
         check_op(&Mixed, &[[3, 4, 7]], &[[5, 2, 4]], &[0, 2], 1e-5);
+    }
+
+    /// A replicated operand of letters that are sharded in the other one, one of which is summed over.
+    struct Profile;
+
+    impl Operator<3, 2> for Profile {
+        fn apply<X: Field<3>>(&self, mut x: Vec<X>, mut w: Vec<Tensor<3>>) -> Rank<X, 2> {
+            x.remove(0).einsum::<3, 2>("bcx,xoc->bc", w.remove(0))
+        }
+    }
+
+    #[test]
+    fn ranks_take_their_parts_of_a_replicated_operand() {
+        check_op(&Profile, &[[3, 4, 7]], &[[7, 2, 4]], &[0, 1, 2], 1e-5);
     }
 
     struct Both;
