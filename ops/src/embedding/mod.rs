@@ -32,6 +32,7 @@ use crate::kernel::flex;
 use crate::layer::Layer;
 use crate::matmul::linear;
 use crate::operand::Operand;
+use crate::precision::{cast, widened};
 use crate::rearrange::permute;
 
 const NAME: &str = "embedding";
@@ -102,6 +103,12 @@ pub fn embedding<const D: usize, const E: usize>(
     let (weight, layout_weight, _) = weight.into_parts();
     let weight = fan_out(weight, &mesh, pairing.fan_out(1), NAME);
     let weight = fill_empty(weight, &layout_weight, &[0, 1], NAME, 0.0)?;
+    // Gradients of a row add up in f32.
+    let dtype = weight.dtype();
+    let weight = match weight.is_tracked() {
+        true => widened(weight),
+        false => weight,
+    };
     let (index, _, _) = index.into_parts();
     if flex::runs_on(&index.device()) {
         check(&index, rows)?;
@@ -131,7 +138,7 @@ pub fn embedding<const D: usize, const E: usize>(
         y.mask_fill(elsewhere, 0.0)
     };
     let y = drop_empty(
-        y.reshape(Shape::from(shape)),
+        cast(y, dtype).reshape(Shape::from(shape)),
         &layout,
         mesh.position(),
         NAME,
@@ -250,7 +257,7 @@ pub(crate) const OPERATORS: &[Golden] = &[Golden::new("embedding", |case| {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::TensorData;
+    use burn::tensor::{DType, FloatDType, TensorData};
     use halocline_core::{Launcher, LocalGradient, Partial, Placement, ReduceOp};
 
     use super::*;
@@ -315,6 +322,21 @@ mod tests {
         let table = Tensor::<2>::ones([7, 2], &Default::default());
         let error = embedding::<1, 2>(index, table).unwrap_err().to_string();
         assert!(error.contains("index 7 of a table of 7 rows"), "{error}");
+    }
+
+    /// In bf16 a sum of ones would stay at 256.
+    #[test]
+    fn gradients_of_a_row_in_half_precision_add_up_in_f32() {
+        let device = burn::tensor::Device::flex().autodiff();
+        let table = Tensor::<2>::ones([2, 1], (&device, DType::BF16)).require_grad();
+        let index = Tensor::<1, Int>::ones([1000], &device.clone().inner());
+        let y: ShardTensor<2> =
+            embedding(ShardTensor::solo(index), ShardTensor::solo(table.clone())).unwrap();
+        assert_eq!(y.local().dtype(), DType::BF16);
+        let gradients = y.into_parts().0.sum().backward();
+        let found = table.grad(&gradients).expect("a gradient");
+        let found = found.cast(FloatDType::F32).into_data();
+        found.assert_eq(&[[0.0_f32], [1000.0]].into(), true);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::driver::empty::{drop_empty, fill_empty};
 use crate::driver::place::require_dim;
 use crate::golden::{Dims, Golden, output, with_dims};
 use crate::kernel::flex;
+use crate::precision::{cast, widened};
 
 /// Takes, at every place of `index`, the cell of a dim of `x` with this index. See the [module](self).
 ///
@@ -54,7 +55,10 @@ pub fn gather<const D: usize>(
     let index = places(NAME, index, size)?;
     let all: Vec<usize> = (0..D).collect();
     let local = fill_empty(local, &from, &all, NAME, 0.0)?;
-    let local = drop_empty(local.gather(dim, index), &layout, mesh.position(), NAME)?;
+    // Gradients add up in f32.
+    let dtype = local.dtype();
+    let taken = cast(widened(local).gather(dim, index), dtype);
+    let local = drop_empty(taken, &layout, mesh.position(), NAME)?;
     Ok(ShardTensor::from_parts(local, layout, mesh))
 }
 
@@ -85,7 +89,11 @@ pub fn scatter_add<const D: usize>(
     index: ShardTensor<D, Int>,
     values: ShardTensor<D>,
 ) -> Result<ShardTensor<D>> {
-    let add = |x: Tensor<D>, index, values| x.scatter(dim, index, values, IndexingUpdateOp::Add);
+    let add = |x: Tensor<D>, index, values| {
+        let (dtype, values) = (x.dtype(), widened(values));
+        let sum = widened(x).scatter(dim, index, values, IndexingUpdateOp::Add);
+        cast(sum, dtype)
+    };
     scattered("scatter_add", x, dim, index, values, add)
 }
 
@@ -239,9 +247,34 @@ pub(super) const GOLDEN: [Golden; 3] = [
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::{DType, FloatDType};
     use halocline_core::{Launcher, Shard};
 
     use super::*;
+
+    /// In bf16 a sum of ones would stay at 256.
+    #[test]
+    fn sums_in_half_precision_add_up_in_f32() {
+        let device = burn::tensor::Device::flex().autodiff();
+        let ones = |cells: usize| Tensor::<1>::ones([cells], (&device, DType::BF16));
+        let index = Tensor::<1, Int>::ones([1000], &device.clone().inner());
+        let of = |x: &Tensor<1>| ShardTensor::solo(x.clone());
+        let x = ones(2).require_grad();
+        let y = gather(of(&x), 0, ShardTensor::solo(index.clone())).unwrap();
+        assert_eq!(y.local().dtype(), DType::BF16);
+        let gradients = y.into_parts().0.sum().backward();
+        let gradient = x.grad(&gradients).expect("a gradient");
+        let sum = scatter_add(
+            of(&(x.clone() * 0.0)),
+            0,
+            ShardTensor::solo(index),
+            of(&ones(1000)),
+        );
+        for found in [gradient, sum.unwrap().into_parts().0.inner()] {
+            let found = found.cast(FloatDType::F32).into_data();
+            found.assert_eq(&[0.0_f32, 1000.0].into(), true);
+        }
+    }
 
     #[test]
     fn misuse_is_told() {
