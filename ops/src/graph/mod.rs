@@ -5,6 +5,7 @@
 //!
 //! - [`take_cells`]: the cells with these numbers, from any ranks: halos by lists of cells ([`CellMap`]), among them
 //!   [`healpix_padding`] and [`tripolar_fold`].
+//! - [`Icosphere`]: icosahedral grids, and graphs of their neighbours on all levels.
 //! - [`pad_healpix`]: the halo of HEALPix faces that are a dim of their own.
 //! - [`Graph`], [`EdgeShards`]: messages along edges, and their sums, means or extrema at the targets.
 //! - [`nearest_neighbours`], [`neighbours_within`]: graphs of points that are close to each other, and [`distances`].
@@ -15,6 +16,7 @@
 mod cells;
 mod edges;
 pub mod healpix;
+mod icosphere;
 mod maps;
 pub mod neighbours;
 mod plan;
@@ -23,6 +25,7 @@ mod reduce;
 pub use cells::{CellMap, take_cells};
 pub use edges::{EdgeShards, Graph};
 pub use healpix::pad_healpix;
+pub use icosphere::Icosphere;
 pub use maps::{Fold, healpix_padding, tripolar_fold};
 pub use neighbours::{distances, nearest_neighbours, neighbours_within};
 pub use reduce::Aggregate;
